@@ -7,7 +7,7 @@
 >>> job.comm.allreduce(1)
 1
 
-Everything is loaded when it is first used, so that the import itself takes little time.
+Everything is loaded on first use, so the import itself is fast.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""Threads that run functions of the program for a run that waits for them: of a query, of a graph.
+"""Marks threads that run a user function for a waiting run: of a query, of a graph.
 
-Such a function runs when and where there are rows for it. What all workers do together cannot begin in it: the others would not come.
+Such a function runs when and where there are rows for it. It cannot start a collective operation: the other workers
+would not join it.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ _thread = threading.local()
 
 
 def run_in_callback(what: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function, during which this thread is in `what`, such as "a function of a query"."""
+    """Wrap the function: during a call, its thread counts as being in `what`, such as "a function of a query"."""
 
     def call(*arguments: Any) -> Any:
         # On one worker a function may run a query, and that a function on the same thread.
@@ -33,19 +34,19 @@ def run_in_callback(what: str, function: Callable[..., Any]) -> Callable[..., An
 
 
 def enter_task(copies: int, workers: int) -> None:
-    """Note that the calling thread is that of a task's copy, until it ends."""
+    """Mark the calling thread as that of a task's copy, until the thread ends."""
     _thread.task = True
     # With a copy on every worker these are as good as the workers themselves.
     _thread.what = None if copies == workers else "a task that has not one copy on each worker"
 
 
 def is_task() -> bool:
-    """Whether this is the thread of a task's copy."""
+    """Return whether this is the thread of a task's copy."""
     return getattr(_thread, "task", False)
 
 
 def check_outside(error: type[TidemillError]) -> None:
-    """Raise where a call that needs all workers would wait for them for ever."""
+    """Raise if a call that needs all workers would wait for them forever."""
     what = getattr(_thread, "what", None)
     if what is not None and init().size > 1:
         raise error(

@@ -1,4 +1,4 @@
-"""Work that may fail on one rank only: then all raise, so that nobody waits for one that has left."""
+"""Work that may fail on one rank only: then all ranks raise, so that none waits for one that has left."""
 
 from __future__ import annotations
 
@@ -25,23 +25,25 @@ def fail_together(
     catches: type[Exception] | tuple[type[Exception], ...] = Exception,
     says: Callable[[Any], str] = str,
 ) -> T:
-    """What `work` returns on this rank, if it has not failed on any. Collective.
+    """Return the result of `work` on this rank if it failed on no rank. Collective.
 
     Parameters
     ----------
     comm : communicator
     work : callable
     error : callable
-        The exception to raise, of the message of the first rank that has failed and its number; None, if all ranks say the same.
+        Takes the message of the first rank that failed, and the number of that rank (None if all ranks failed with the
+        same message). Returns the exception to raise.
     catches : exception or tuple of them, default=Exception
-        What `work` may fail with. Of anything else the others hear as of a program that fails.
+        Exceptions of `work` to report. Any other one ends the program, as usual.
     says : callable, default=str
-        The message of what it failed with.
+        Turns the exception of `work` into a message.
 
     Raises
     ------
     Exception
-        On every rank: what `error` makes; where `work` failed, with that as its cause, unless the message shows its traceback.
+        On every rank: the result of `error`. Where `work` failed, that exception is the cause, unless the message
+        contains its traceback.
     """
     made: list[T] = []
     caught: Exception | None = None

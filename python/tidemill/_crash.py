@@ -1,4 +1,4 @@
-"""What a worker leaves behind when an exception ends it.
+"""Reports the exception that ends a worker.
 
 Under ``tidemill run`` an uncaught exception is written to the job's crash folder instead of being printed, so that the
 launcher can show the traceback of the worker where the trouble began, once, instead of one from every worker. Without a
@@ -29,13 +29,13 @@ _notify: Callable[[str], None] | None = None
 def install(notify: Callable[[str], None] | None = None) -> None:
     """Report the exception that ends this worker, if one does.
 
-    Reads ``TIDEMILL_CRASH_DIR`` and ``TIDEMILL_RANK``, and takes the former out of the environment, so that programs
-    which this worker starts do not report in its name. Installing again in the same process only sets `notify`.
+    Reads ``TIDEMILL_CRASH_DIR`` and ``TIDEMILL_RANK``, and removes the former from the environment, so that programs
+    that this worker starts do not report in its name. Installing again in the same process only sets `notify`.
 
     Parameters
     ----------
     notify : callable taking str, optional
-        Called with the formatted traceback when the trouble began in this worker: the place to tell the others.
+        Called with the formatted traceback if the trouble began in this worker, to tell the other workers.
     """
     global _installed_in, _notify
     process = os.getpid()
@@ -75,7 +75,7 @@ def _report(rank: int, error: BaseException, text: str, origin: bool) -> dict[st
 
 
 def _shortened(text: str, length_max: int) -> str:
-    """Return the text, without its middle if it is longer: people read the two ends."""
+    """Return the text, without its middle if it is too long: people read the two ends."""
     if len(text) <= length_max:
         return text
     half = length_max // 2
@@ -83,7 +83,7 @@ def _shortened(text: str, length_max: int) -> str:
 
 
 def _write(folder: str, rank: int, report: dict[str, object]) -> bool:
-    """Write the report so that it is there whole or not at all; whether it is there."""
+    """Write the report atomically; returns whether it exists."""
     try:
         # A worker that does not fail starts sooner without these. They may fail to load where no file can be opened.
         import json

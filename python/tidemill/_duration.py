@@ -1,4 +1,4 @@
-"""Durations, as people write them."""
+"""Parses durations as people write them."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 
 __all__ = ["Duration", "micros"]
 
-#: A text such as ``"250ms"``, ``"10s"``, ``"5m"``, ``"1h30m"``, ``"1d"``; a number of seconds; a `datetime.timedelta`. Numbers and
-#: lengths of time may be those of NumPy and pandas.
+#: A string such as ``"250ms"``, ``"10s"``, ``"5m"``, ``"1h30m"``, ``"1d"``; a number of seconds; or a
+#: `datetime.timedelta`. NumPy and pandas numbers and durations are accepted, too.
 Duration = str | int | float | timedelta
 
 _UNITS = {"us": 1, "ms": 1_000, "s": 1_000_000, "m": 60_000_000, "h": 3_600_000_000, "d": 86_400_000_000}
@@ -26,9 +26,9 @@ def micros(length: Duration, what: str, error: type[Exception]) -> int:
     ----------
     length : str, number of seconds or timedelta
     what : str
-        What errors call it: the name of the argument.
+        Name of the argument, for errors.
     error : type
-        What is raised for something else, and for durations that are negative or too long.
+        Exception to raise if `length` is not a duration, is negative, or is too long.
     """
     us = _micros(length)
     # A NaN equals nothing.
@@ -42,7 +42,7 @@ def micros(length: Duration, what: str, error: type[Exception]) -> int:
 
 
 def _micros(length: Any) -> float | None:
-    """Microseconds of a length of time, whatever they are; None if it is none."""
+    """Return a duration in microseconds; None if it is not a duration."""
     if hasattr(length, "dtype"):
         length = _of_numpy(length)
     if isinstance(length, timedelta):
@@ -57,7 +57,7 @@ def _micros(length: Any) -> float | None:
 
 
 def _of_numpy(length: Any) -> Any:
-    """Convert a scalar of NumPy to a Python value; None if it is not a duration."""
+    """Convert a NumPy scalar to a Python value; None if it is not a duration."""
     import numpy as np
 
     if not isinstance(length, np.timedelta64):

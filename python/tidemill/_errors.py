@@ -1,7 +1,7 @@
 """The exceptions of Tidemill, and the MPI error classes they belong to.
 
-Every error of communication is a `CommError`, which is what `tidemill.mpi` calls ``MPI.Exception``; so a program may
-catch either Tidemill's name for what happened or MPI's. The native code raises these very classes.
+Every communication error is a `CommError`, which `tidemill.mpi` calls ``MPI.Exception``; so you can catch either
+Tidemill's or MPI's name for it. Native code raises these same classes.
 
 Source: MPI 4.1 section 9.4 (error classes).
 """
@@ -103,14 +103,14 @@ added_classes: dict[int, int] = {}
 
 
 def error_string(code: int) -> str:
-    """What an error code or class means."""
+    """Return the meaning of an error code or class."""
     if code in added_classes:
         return added_strings.get(code, "")
     return _MEANINGS.get(code) or _MEANINGS[ERROR_CLASSES["ERR_UNKNOWN"]]
 
 
 def error_class(code: int) -> int:
-    """The class an error code belongs to; a class is its own."""
+    """Return the class of an error code; the class of a class is itself."""
     return added_classes.get(code, code)
 
 
@@ -119,14 +119,14 @@ class TidemillError(Exception):
 
 
 class CommError(TidemillError, RuntimeError):
-    """Communication failed or was asked for wrongly; ``MPI.Exception`` in `tidemill.mpi`.
+    """Communication failed, or a call was invalid; ``MPI.Exception`` in `tidemill.mpi`.
 
     Parameters
     ----------
     ierr : int or str, default=0
-        An MPI error code; or a message, and then the code is that of the class of the exception.
+        An MPI error code, or a message. With a message, the code is that of the exception's class.
     message : str, optional
-        What happened, in place of the general meaning of the code.
+        Replaces the general meaning of the code.
     """
 
     #: The error class where none is given.
@@ -178,15 +178,15 @@ class CommError(TidemillError, RuntimeError):
         return self.ierr >= int(other)
 
     def Get_error_code(self) -> int:
-        """The error code."""
+        """Return the error code."""
         return self.ierr
 
     def Get_error_class(self) -> int:
-        """The error class, one of ``MPI.ERR_*``."""
+        """Return the error class, one of ``MPI.ERR_*``."""
         return error_class(self.ierr)
 
     def Get_error_string(self) -> str:
-        """What happened."""
+        """Return the error message."""
         return str(self)
 
     error_code = property(Get_error_code, doc="The error code.")
@@ -214,14 +214,14 @@ class WorkerLost(CommError):
 
 
 class PeerFailed(CommError):
-    """A worker's program raised an exception, or left the job, or its function returned, while it was still needed.
+    """A worker's program raised an exception, or returned or left the job, while others still needed it.
 
     Attributes
     ----------
     rank : int
         The worker where the trouble began, by its rank in the job.
     traceback : str
-        The traceback there, as text; empty when the worker ended without one.
+        The traceback on that worker, as text; empty if it ended without one.
     """
 
     default_code = ERROR_CLASSES["ERR_PROC_FAILED"]
@@ -236,13 +236,13 @@ class PeerFailed(CommError):
 
 
 class MismatchError(CommError):
-    """Ranks of one communicator made different collective calls where the same was due; the message names them."""
+    """Ranks of one communicator called different collectives where all must call the same one; the message names them."""
 
     default_code = ERROR_CLASSES["ERR_NOT_SAME"]
 
 
 class BufferMismatchError(CommError, ValueError):
-    """The buffers of one call do not fit each other: other datatypes, other counts."""
+    """The buffers of one call do not match: their datatypes or counts differ."""
 
     default_code = ERROR_CLASSES["ERR_COUNT"]
 
@@ -254,13 +254,13 @@ class TruncationError(CommError):
 
 
 class OperationError(CommError):
-    """A reduction operation is not defined for the datatype, or a user's own operation failed."""
+    """A reduction operation is not defined for the datatype, or your own operation failed."""
 
     default_code = ERROR_CLASSES["ERR_OP"]
 
 
 class UnsupportedError(CommError, NotImplementedError):
-    """A part of MPI that Tidemill does not have; the message names it."""
+    """Tidemill does not support this part of MPI; the message names it."""
 
     default_code = ERROR_CLASSES["ERR_UNSUPPORTED_OPERATION"]
 
@@ -271,5 +271,5 @@ for _error in TidemillError.__subclasses__() + CommError.__subclasses__() + [Tid
 
 
 def fail(name: str, message: str) -> CommError:
-    """The error of class ``MPI.<name>`` with a message of its own; for ``raise fail(...)``."""
+    """Return the error of class ``MPI.<name>`` with a message of its own; for ``raise fail(...)``."""
     return CommError(ERROR_CLASSES[name], message)

@@ -1,4 +1,4 @@
-"""The job, as a program sees it: its workers, and the communicator of them all."""
+"""The job as a program sees it: its workers, and the communicator of them all."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ _job: Job | None = None
 
 
 class Job:
-    """A job seen from one of its workers. Made by `tidemill.init`.
+    """The job, seen from one of its workers. Returned by `tidemill.init`.
 
     Attributes
     ----------
     rank : int
         This worker's number, ``0 <= rank < size``.
     size : int
-        How many workers there are.
+        Number of workers.
     comm : tidemill.mpi.Intracomm
         The communicator of all workers, ``MPI.COMM_WORLD``.
     """
@@ -45,30 +45,37 @@ class Job:
 
     @property
     def workers(self) -> list[dict[str, Any]]:
-        """Where each worker runs and how it is reached from here.
+        """Each worker's location, and how this worker reaches it.
 
-        A dict for each rank: ``rank``, ``host``, ``host_id`` (equal on workers that share a host), ``location`` (where that is
-        in the network, such as ``"zone-a/rack-3/host-7"``, or ``None``), ``pid``, ``cores`` (that it may keep busy), ``socket`` and ``core`` (if it is bound to one), ``transport`` (``"shm"`` or ``"tcp"``;
-        ``None`` for this worker itself), ``shares_memory``, ``single_copy`` (whether large messages are copied once), and
-        ``lack``: why a worker of this host is reached by less than the best, or ``None``.
+        A dict for each rank:
+
+        - ``rank``, ``host``, ``pid``
+        - ``host_id``: equal on workers that share a host
+        - ``location``: the host's place in the network, such as ``"zone-a/rack-3/host-7"``, or ``None``
+        - ``cores``: number of cores that it may keep busy
+        - ``socket`` and ``core``: set if it is bound to one
+        - ``transport``: ``"shm"`` or ``"tcp"``; ``None`` for this worker itself
+        - ``shares_memory``
+        - ``single_copy``: whether large messages are copied only once
+        - ``lack``: why a worker of this host is not reached by the fastest way, or ``None``
         """
         return self._worker.workers()
 
 
 def init(*, transport: str | None = None, stall_warning: Duration | None = None) -> Job:
-    """Joins the job that this process was started in, or returns it if it has been joined.
+    """Join the job that this process was started in, or return it if it has already been joined.
 
-    A process started by ``tidemill run``, ``mpirun``, ``srun`` or with ``RANK``, ``WORLD_SIZE`` and ``MASTER_ADDR`` in its
-    environment joins its job; any other is a job of one worker. Returns when all workers have joined.
+    A process started by ``tidemill run``, ``mpirun``, ``srun`` or with ``RANK``, ``WORLD_SIZE`` and ``MASTER_ADDR`` in
+    its environment joins its job; any other process is a job of one worker. Returns when all workers have joined.
 
     Parameters
     ----------
     transport : {"auto", "shm", "tcp"}, optional
-        How workers on one host reach each other; default ``TIDEMILL_TRANSPORT``, else ``"auto"``. It only counts in the
-        first call.
+        How workers on one host reach each other; default ``TIDEMILL_TRANSPORT``, else ``"auto"``. Only the first call
+        uses it.
     stall_warning : str, number of seconds or timedelta, optional
-        How long a wait may take before it is explained on standard error; 0 explains none. Default ``TIDEMILL_STALL_WARNING``
-        (seconds), else ``"10s"``. It only counts in the first call.
+        When a wait takes longer than this, a message on standard error explains it; 0 turns this off. Default
+        ``TIDEMILL_STALL_WARNING`` (seconds), else ``"10s"``. Only the first call uses it.
 
     Returns
     -------

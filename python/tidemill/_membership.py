@@ -1,8 +1,8 @@
-"""The job: joining it, this worker's place in it, leaving it, and telling the others when this worker fails.
+"""Joining the job, this worker's place in it, leaving it, and telling the others when this worker fails.
 
-`join` is idempotent and happens by itself when a communicator is first used. At the end of the program the worker leaves:
-what is queued is sent, and the others learn that it is done. An exception that ends the program, in any thread, is told to
-the others first: their blocked and later calls raise `PeerFailed` with its traceback.
+`join` is idempotent and runs when a communicator is first used. At the end of the program the worker leaves: queued
+messages are sent, and the others learn that it is done. If an exception ends the program, in any thread, the others
+learn that first: their blocked and later calls raise `PeerFailed` with its traceback.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ class Member:
     Attributes
     ----------
     worker : Worker
-        The native code's.
+        The native worker.
     process : int
-        Which process has joined: a child made by `os.fork` is none of the job's.
+        Id of the process that joined: a child made by `os.fork` is not part of the job.
     world, solo : Comm
         The native communicators of all workers, and of this one.
     rank, size : int
@@ -50,7 +50,7 @@ class Member:
 
 
 def join(transport: str | None = None, stall_warning: Duration | None = None) -> Member:
-    """Join the job, or return what has joined; as `tidemill.init`."""
+    """Join the job, or return the member that has already joined; see `tidemill.init`."""
     global _member
     with _lock:
         if _left:
@@ -91,7 +91,7 @@ _OTHERS = (
     "MASTER_PORT",
 )
 _MARK = "TIDEMILL_JOINED"
-#: Variables of one worker of one job. All others are settings, which go for programs that it starts as well.
+#: Variables of one worker of one job. All others are settings, which also apply to programs that it starts.
 OF_A_WORKER = frozenset(
     f"TIDEMILL_{name}"
     for name in (*_OURS, "BOOTSTRAP", "BOUND", "CRASH_DIR", "JOINED", "RESTART", "TERMINAL", "THREADS")
@@ -103,14 +103,14 @@ def _place() -> str:
 
 
 def _keep_from_children() -> None:
-    """Keeps programs that this worker starts from taking its place in the job."""
+    """Keep programs that this worker starts from taking its place in the job."""
     for name in _OURS:
         os.environ.pop(f"TIDEMILL_{name}", None)
     os.environ[_MARK] = f"{os.getpid()} {_place()}"
 
 
 def _is_child_of_worker() -> bool:
-    """Whether a worker has joined as what the environment describes, and this process is not that worker."""
+    """Return whether a worker has joined with this environment, and this process is not that worker."""
     pid, _, place = os.environ.get(_MARK, "").partition(" ")
     return "TIDEMILL_RANK" not in os.environ and bool(pid) and pid != str(os.getpid()) and place == _place()
 
@@ -121,32 +121,32 @@ def current_rank() -> int:
 
 
 def current_size() -> int:
-    """The number of workers of the job."""
+    """Return the number of workers of the job."""
     return join().size
 
 
 def hosts() -> list[int]:
-    """For each worker a number of its host: that of the first worker there."""
+    """Return a number for each worker's host: the rank of the first worker on it."""
     workers = join().worker.workers()
     first: dict[Any, int] = {}
     return [first.setdefault(worker["host_id"], worker["rank"]) for worker in workers]
 
 
 class Share(NamedTuple):
-    """A worker's part of the CPUs of its host, on which other workers may run as well.
+    """A worker's share of the CPUs of its host, which may run other workers, too.
 
     Attributes
     ----------
     cpus : int
-        How many its affinity allows.
+        Number of CPUs that its affinity allows.
     workers : int
-        How many workers may use some of these, this one included.
+        Number of workers that may use some of these, including this one.
     place : int
-        Which of these workers it is, from 0.
+        Index of this worker among them, from 0.
     room : int
-        How many threads each worker can have, so that every thread has a CPU and the quota of the container lasts. May be 0.
+        Threads that each worker can have so that every thread gets a CPU within the quota of the container. May be 0.
     threads : int
-        How many threads it should have where the user does not say. At least 1.
+        Threads to use unless the user sets a number. At least 1.
     """
 
     cpus: int
@@ -161,9 +161,10 @@ _BOUND = ("TIDEMILL_BOUND", "OMPI_MCA_orte_bound_at_launch")
 
 
 def share() -> Share:
-    """Return this worker's part of the CPUs of its host.
+    """Return this worker's share of the CPUs of its host.
 
-    In a job, all workers have said where they may run. Before it is joined, the launcher's variables say who else is on this host.
+    In a job, all workers have reported where they may run. Before it is joined, the launcher's variables tell which
+    workers share this host.
     """
     from tidemill import _tidemill
 
@@ -173,12 +174,12 @@ def share() -> Share:
 
 
 def chosen_threads(error: type[Exception]) -> int | None:
-    """Return the number of threads in ``TIDEMILL_THREADS``; None where the user has not said.
+    """Return the number of threads in ``TIDEMILL_THREADS``; None if it is not set.
 
     Parameters
     ----------
     error : type
-        What is raised if it is not a positive integer.
+        Exception to raise if it is not a positive integer.
     """
     text = os.environ.get("TIDEMILL_THREADS", "")
     if not text:
@@ -189,12 +190,12 @@ def chosen_threads(error: type[Exception]) -> int | None:
 
 
 def is_left() -> bool:
-    """Whether the job has been left."""
+    """Return whether the job has been left."""
     return _left
 
 
 def leave() -> None:
-    """Leaves the job, if it was joined. No communication is possible afterwards."""
+    """Leave the job, if it was joined. No communication is possible afterwards."""
     global _left
     with _lock:
         if _left:
@@ -205,7 +206,7 @@ def leave() -> None:
 
 
 def abort(code: int, name: str) -> NoReturn:
-    """Ends this process at once and the whole job with it."""
+    """End this process, and the whole job with it, at once."""
     member = join()
     where = "".join(traceback.format_stack(sys._getframe(2)))
     text = f"MPI_Abort({code}) was called on rank {member.rank} in {name}\n{where}"
@@ -218,16 +219,17 @@ def abort(code: int, name: str) -> NoReturn:
 
 
 def tell_others(traceback_text: str) -> None:
-    """Tells the other workers that this one's program has failed.
+    """Tell the other workers that this one's program has failed.
 
-    One that is alone goes on: in a notebook, or at a prompt, what failed is a thread or a line, and the next one may call Tidemill again.
+    A worker that is alone continues: in a notebook or at a prompt, only a thread or a line failed, and the next one may
+    call Tidemill again.
     """
     if _member is not None and _member.process == os.getpid() and _member.size > 1:
         _member.worker.report_failure(traceback_text)
 
 
 def _watch(member: Member) -> None:
-    """Tells the others of an exception that ends this worker, and leaves the job at its end."""
+    """Tell the others of an exception that ends this worker, and leave the job at its end."""
     from tidemill import _crash
 
     process = os.getpid()
@@ -246,7 +248,7 @@ def _watch(member: Member) -> None:
 
 
 def is_consequence(error: BaseException | None) -> bool:
-    """Whether an error only tells that another worker failed."""
+    """Return whether an error only reports that another worker failed."""
     from tidemill._errors import PeerFailed, WorkerLost
 
     return isinstance(error, (PeerFailed, WorkerLost))
@@ -260,7 +262,7 @@ def _at_exit(process: int) -> None:
 
 
 def _locate() -> str | None:
-    """Where the main thread is, outside of this package: ``"app.py:88"``."""
+    """Return where the main thread is, outside of this package: ``"app.py:88"``."""
     # Nothing is imported here: a thread of the native code calls this, maybe while the interpreter ends.
     package = __file__.rpartition(os.sep)[0] + os.sep
     frame = sys._current_frames().get(threading.main_thread().ident or 0)

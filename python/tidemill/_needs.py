@@ -1,4 +1,4 @@
-"""Optional packages: what to install where one is needed and missing."""
+"""Optional packages: names what to install if one is missing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Progress on worker 0's terminal: a bar, what an action has read; and the time that each phase takes."""
+"""Progress on worker 0's terminal: a bar, rows read by an action, and the time of each phase."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _LONG_S = 1.0
 
 
 class Bar:
-    """One line that is drawn over and over on a terminal; nothing elsewhere, so that logs stay short."""
+    """A line that is redrawn in place on a terminal; nothing elsewhere, so that logs stay short."""
 
     def __init__(self, shown: bool) -> None:
         # Behind `tidemill run` standard error is a pipe; the launcher says so if a terminal is at its other end.
@@ -30,7 +30,7 @@ class Bar:
         self._drawn = False
 
     def update(self, part: float | None, text: str) -> None:
-        """Show that `part` of 1 is done; None if nobody knows what all is."""
+        """Show the completed fraction `part` (0 to 1); None if the total is unknown."""
         now = time.monotonic()
         if not self.shown or now - self._last < _EVERY_S:
             return
@@ -45,7 +45,7 @@ class Bar:
         self._drawn = True
 
     def clear(self) -> None:
-        """Take the line away."""
+        """Remove the line."""
         if self._drawn:
             sys.stderr.write("\r" + " " * max(20, self.columns - 8) + "\r")
             sys.stderr.flush()
@@ -54,7 +54,9 @@ class Bar:
 
 @contextmanager
 def reading(shown: bool) -> Iterator[Callable[[int, int | None], None] | None]:
-    """Show the rows that an action reads, if it takes long: what is called with them, and with how many there are or None."""
+    """Context manager that gives a callback, which shows the rows that an action has read if it takes long. The
+    callback takes the rows read and the total, or None.
+    """
     bar = Bar(shown)
     if not bar.shown:
         yield None

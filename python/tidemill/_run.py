@@ -1,11 +1,13 @@
-"""`tidemill.run` and `tidemill.Workers`: functions on workers of their own, from a script or a notebook.
+"""`tidemill.run` and `tidemill.Workers`: run functions on new workers, from a script or a notebook.
 
-The workers are new processes (never forks of this one), joined to a job of their own. Each gets the function by
-cloudpickle through its standard input, which also is its lifeline: when it closes, because this process has ended in
-whatever way, the worker ends. Results come back through another pipe, and what workers print appears here, line by line.
+The workers are new processes (never forks of this one), joined to a job of their own. Each gets the function, pickled
+by cloudpickle, through its standard input. This pipe also is its lifeline: when it closes, because this process has
+ended in any way, the worker ends. Results come back through another pipe, and the workers' output appears here, line by
+line.
 
-`run` starts workers for one call. `Workers` keeps them for the next one as long as every rank returns. An exception on one
-rank may leave the others in the middle of a collective, so it ends the processes, and the next call starts new ones.
+`run` starts workers for one call. `Workers` keeps them for the next call as long as every rank returns. An exception on
+one rank may leave the others in the middle of a collective, so it ends the processes, and the next call starts new
+ones.
 """
 
 from __future__ import annotations
@@ -45,7 +47,7 @@ _LIBRARY_THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"
 
 
 class RemoteTraceback(Exception):
-    """The traceback of an exception in the worker where it was raised; the ``__cause__`` of what `run` raises."""
+    """The traceback of an exception on the worker that raised it; the ``__cause__`` of the exception that `run` raises."""
 
     def __init__(self, rank: int, text: str) -> None:
         super().__init__(rank, text)
@@ -65,40 +67,41 @@ def run(
     memory: str | int | None = None,
     spill_dir: str | os.PathLike[str] | None = None,
 ) -> list[R]:
-    """Runs a function on new workers and returns their results. Needs cloudpickle (``pip install "tidemill[run]"``).
+    """Run a function on new workers and return their results. Needs cloudpickle (``pip install "tidemill[run]"``).
 
     Parameters
     ----------
     fn : callable
-        What every worker runs, ``fn(*args, **kwargs)``. It may be defined in a script or a notebook, and reaches the
-        other workers through ``tidemill.init().comm`` or `tidemill.mpi`.
+        Function that every worker calls, ``fn(*args, **kwargs)``. It may be defined in a script or a notebook, and
+        reaches the other workers through ``tidemill.init().comm`` or `tidemill.mpi`.
     *args
         Positional arguments, the same for every worker.
     workers : int, default=4
-        How many workers to start on this host.
+        Number of workers to start on this host.
     kwargs : mapping, optional
         Keyword arguments, the same for every worker.
     threads : int, optional
-        Threads of numerical libraries in each worker; default the worker's share of the cores.
+        Threads of numerical libraries in each worker; by default the worker's share of the cores.
     transport : {"auto", "shm", "tcp"}, optional
         How the workers reach each other.
     memory : str or int, optional
-        Memory of each worker's queries and exchanges, such as ``"2GiB"`` or in bytes, or ``"none"`` for no limit: beyond it they spill
-        to disk. By default ``TIDEMILL_MEMORY``, else four fifths of the machine's, shared among the workers.
+        Memory for each worker's queries and exchanges, such as ``"2GiB"`` or a number of bytes, or ``"none"`` for no
+        limit. Beyond it they spill to disk. By default ``TIDEMILL_MEMORY``, else four fifths of the machine's memory,
+        shared among the workers.
     spill_dir : path, optional
-        Where they spill to; by default ``TIDEMILL_SPILL_DIR``, else the system's folder for temporary files.
+        Folder to spill to; by default ``TIDEMILL_SPILL_DIR``, else the system's folder for temporary files.
 
     Returns
     -------
     list
-        What each worker returned, by rank.
+        Each worker's result, by rank.
 
     Raises
     ------
     Exception
-        What the function raised, if it raised on a worker: the exception where the trouble began, with its rank and
-        traceback in a `RemoteTraceback` as its cause. `DataSetError` if the function, its arguments or its result has a DataSet in it,
-        which belongs to the process that made it. `PeerFailed` if it cannot be pickled or is no `Exception`
+        The exception that the function raised on a worker: the first one, caused by a `RemoteTraceback` with its rank
+        and traceback. `DataSetError` if the function, its arguments or its result contain a DataSet, which belongs to
+        the process that made it. `PeerFailed` if the exception cannot be pickled or is not an `Exception`
         (``sys.exit``).
     TypeError
         If the function or its arguments cannot be pickled.
@@ -107,7 +110,7 @@ def run(
 
     See Also
     --------
-    Workers : workers that stay for several calls.
+    Workers : workers that are kept for several calls.
 
     Examples
     --------
@@ -129,29 +132,29 @@ def run(
 
 
 class Workers:
-    """Workers that stay, to run one function after another. Needs cloudpickle (``pip install "tidemill[run]"``).
+    """Workers that are kept, to run one function after another. Needs cloudpickle (``pip install "tidemill[run]"``).
 
-    Starting a job takes about a second, most of it imports. ``Workers`` pays for that once; use it as a context manager, or end the
-    processes with `close`. They also end when the object is garbage collected, and when this process ends. Waiting for the next
-    call takes no processor time.
+    Starting a job takes about a second, most of it imports. ``Workers`` pays for that once; use it as a context
+    manager, or end the processes with `close`. They also end when the object is garbage collected, and when this
+    process ends. Workers that wait for the next call use no processor time.
 
     Parameters
     ----------
     size : int, default=4
-        How many workers to start on this host.
+        Number of workers to start on this host.
     threads : int, optional
-        Threads of numerical libraries in each worker; default the worker's share of the cores.
+        Threads of numerical libraries in each worker; by default the worker's share of the cores.
     transport : {"auto", "shm", "tcp"}, optional
         How the workers reach each other.
     memory : str or int, optional
-        Memory of each worker's queries and exchanges, as in `tidemill.run`.
+        Memory for each worker's queries and exchanges, as in `tidemill.run`.
     spill_dir : path, optional
-        Where queries spill to beyond it, as in `tidemill.run`.
+        Folder to spill to beyond it, as in `tidemill.run`.
 
     Attributes
     ----------
     size : int
-        How many workers there are.
+        Number of workers.
 
     Raises
     ------
@@ -160,10 +163,10 @@ class Workers:
 
     Notes
     -----
-    All functions run in the same processes and the same job: modules, global variables, the environment and what they cache stay
-    from one call to the next. Workers start with this process's environment and current folder; they follow its
-    ``sys.path`` at each call. What workers print between two calls appears with the next one. A function must complete the requests
-    and receive the messages that it starts: the next one would find them.
+    All functions run in the same processes and the same job: modules, global variables, the environment and caches are
+    kept from one call to the next. Workers start with this process's environment and current folder; they follow its
+    ``sys.path`` at each call. Output that workers print between two calls appears with the next one. A function must
+    complete its requests and receive all messages sent to it: otherwise the next function would receive them.
 
     See Also
     --------
@@ -207,32 +210,32 @@ class Workers:
     def run(
         self, fn: Callable[..., R], *args: Any, kwargs: Mapping[str, Any] | None = None, timeout: Duration | None = None
     ) -> list[R]:
-        """Runs a function on all workers and returns their results. Calls from several threads take turns.
+        """Run a function on all workers and return their results. Calls from several threads take turns.
 
-        After an exception, a timeout or Ctrl-C the processes are ended, since some may be waiting for others; the next call starts
-        new ones, which have nothing of what functions left in the old ones.
+        After an exception, a timeout or Ctrl-C the processes are ended, since some may be waiting for others; the next
+        call starts new ones, without the state of the old ones.
 
         Parameters
         ----------
         fn : callable
-            What every worker runs, ``fn(*args, **kwargs)``, as in `tidemill.run`. Every rank must take part in the same
-            collectives.
+            Function that every worker calls, ``fn(*args, **kwargs)``, as in `tidemill.run`. Every rank must take part
+            in the same collectives.
         *args
             Positional arguments, the same for every worker.
         kwargs : mapping, optional
             Keyword arguments, the same for every worker.
         timeout : str, number of seconds or timedelta, optional
-            How long the function may take, for example ``"1m"`` or 60; without limit by default.
+            Time limit for the function, for example ``"1m"`` or 60; no limit by default.
 
         Returns
         -------
         list
-            What each worker returned, by rank.
+            Each worker's result, by rank.
 
         Raises
         ------
         Exception
-            What the function raised, as in `tidemill.run`.
+            The exception that the function raised, as in `tidemill.run`.
         TypeError
             If the function or its arguments cannot be pickled.
         ValueError
@@ -240,9 +243,9 @@ class Workers:
         TimeoutError
             If the function took longer than `timeout`; the message names the ranks that have not returned.
         WorkerLost
-            If a worker's process has ended, in this call or before. This object is of no more use then.
+            If a worker's process has ended, in this call or before. You cannot use this object afterwards.
         CommError
-            If the workers have been closed, or belong to another process: this one was forked from it.
+            If the workers have been closed, or belong to the process that this one was forked from.
         """
         timeout_s = None if timeout is None else micros(timeout, "timeout", ValueError) / 1_000_000
         payload = _payload("tidemill.Workers.run", fn, args, kwargs)
@@ -271,7 +274,7 @@ class Workers:
                 self._is_running = False
 
     def close(self) -> None:
-        """Ends the workers. A function that another thread runs on them is stopped; its call raises `CommError`."""
+        """End the workers. A function that another thread runs on them is stopped; its call raises `CommError`."""
         self._is_closed = True
         if os.getpid() != self._owner:
             return
@@ -345,7 +348,7 @@ def _payload(call: str, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: M
 
 
 def _settings(memory: str | int | None, spill_dir: str | os.PathLike[str] | None) -> dict[str, str]:
-    """Settings of the workers, as variables."""
+    """Return the workers' settings as environment variables."""
     settings: dict[str, str] = {}
     if memory is not None:
         from tidemill._tables.engine import bytes_of
@@ -376,11 +379,11 @@ class _Worker:
 
     @property
     def is_over(self) -> bool:
-        """Whether there is a result, or none will come."""
+        """True if there is a result, or none will come."""
         return self.answer is not None or self.pipe.closed
 
     def take_answer(self) -> None:
-        """Looks whether the result is there whole."""
+        """Check whether the result is complete."""
         while self.answer is None and len(self.received) >= _LENGTH.size:
             (length,) = _LENGTH.unpack_from(self.received)
             end = _LENGTH.size + length
@@ -395,7 +398,7 @@ class _Worker:
 
 
 class _Processes:
-    """The processes of one job: started on entry, gone on exit."""
+    """The processes of one job: started on entry, ended on exit."""
 
     def __init__(self, count: int, threads: int | None, transport: str | None, settings: Mapping[str, str]) -> None:
         self.count, self.threads, self.transport, self.settings = count, threads, transport, settings
@@ -479,7 +482,9 @@ class _Processes:
             self.selector.register(pipe, selectors.EVENT_READ, (worker, number))
 
     def check(self) -> None:
-        """Raises if a process has ended since the last call. One that could not join the job says so itself, as its answer."""
+        """Raise if a process has ended since the last call. One that could not join the job reports this itself, as its
+        answer.
+        """
         self._take_all()
         for worker in self.all:
             if worker.answer is None and (worker.pipe.closed or worker.process.poll() is not None):
@@ -492,11 +497,13 @@ class _Processes:
         raise WorkerLost(how, worker.rank)
 
     def warm_up(self) -> None:
-        """Makes the workers join their job while this process goes on."""
+        """Make the workers join their job while this process continues."""
         self._send(None, is_last=False)
 
     def give(self, payload: bytes, *, is_last: bool) -> None:
-        """Sends the function to every worker, whose standard input stays open afterwards. Behind the last one the worker leaves the job."""
+        """Send the function to every worker, whose standard input stays open afterwards. After the last function, the
+        worker leaves the job.
+        """
         self._send(payload, is_last=is_last)
 
     def _send(self, payload: bytes | None, *, is_last: bool) -> None:
@@ -509,7 +516,7 @@ class _Processes:
                 worker.process.stdin.flush()
 
     def results(self, timeout: float | None = None) -> list[Any]:
-        """Waits for all workers; their results, or the exception where trouble began."""
+        """Wait for all workers; return their results, or raise the exception where trouble began."""
         deadline = None if timeout is None else time.monotonic() + timeout
         has_failed = False
         while not all(worker.is_over for worker in self.all):
@@ -536,7 +543,7 @@ class _Processes:
         return worker.pipe.closed
 
     def _read(self, timeout: float | None) -> bool:
-        """Takes what has come, waiting for something if there is nothing; whether there was anything."""
+        """Read available output, waiting if there is none; return whether there was any."""
         events = self.selector.select(timeout)
         for key, _ in events:
             worker, number = key.data
@@ -552,7 +559,7 @@ class _Processes:
         return bool(events)
 
     def _show(self, worker: _Worker, number: int, data: bytes) -> None:
-        """Prints whole lines with the rank in front, where this process prints."""
+        """Print complete lines with the rank in front, where this process prints."""
         *lines, rest = (worker.lines[number] + data).split(b"\n")
         if not data and rest:
             lines, rest = [*lines, rest], b""
@@ -564,7 +571,7 @@ class _Processes:
             target.flush()
 
     def show_output(self) -> None:
-        """Shows what workers that stay have printed up to now, with a last line that has no end."""
+        """Show the output of idle workers so far, including an incomplete last line."""
         self._take_all()
         for worker in self.all:
             for number, rest in worker.lines.items():
@@ -572,20 +579,20 @@ class _Processes:
                     self._show(worker, number, b"\n")
 
     def _take_all(self) -> None:
-        """Takes all that has come, but not for ever from a worker that goes on printing."""
+        """Read all available output, but not forever if a worker keeps printing."""
         end = time.monotonic() + _DRAIN_S
         while self.selector.get_map() and self._read(0) and time.monotonic() < end:
             pass
 
     def hang_up(self) -> None:
-        """Closes the lifelines."""
+        """Close the lifelines."""
         for worker in self.all:
             if worker.process.stdin is not None:
                 with contextlib.suppress(OSError):
                     worker.process.stdin.close()
 
     def finish_output(self) -> None:
-        """Reads what workers that are over have printed last."""
+        """Read the last output of workers that have ended."""
         self.hang_up()
         end = time.monotonic() + _DRAIN_S
         while self.selector.get_map() and (left := end - time.monotonic()) > 0:
@@ -613,7 +620,7 @@ class _Processes:
         return [pickle.loads(pickled) for _, pickled, _ in answers]
 
     def stop(self) -> None:
-        """Ends whoever is left: first by closing the lifeline, then by force."""
+        """End the remaining workers: first by closing the lifeline, then by force."""
         # A forked child has copies of all this, and the processes are not its own.
         if self.is_stopped or os.getpid() != self.owner:
             return
@@ -639,7 +646,9 @@ class _Processes:
         self.selector.close()
 
     def let_go(self) -> None:
-        """Closes a forked child's copies of the pipes: with the lifelines open there, workers would outlive their parent."""
+        """Close a forked child's copies of the pipes: if the lifelines stayed open there, workers would outlive their
+        parent.
+        """
         self.selector.close()
         for worker in self.all:
             for pipe in (worker.process.stdin, worker.pipe, worker.process.stdout, worker.process.stderr):
@@ -666,7 +675,7 @@ def _ranks(ranks: list[int]) -> str:
 
 
 def _with_path(environment: Mapping[str, str]) -> dict[str, str]:
-    """An environment in which the workers find this very package."""
+    """Return an environment in which the workers find this package."""
     package = str(Path(__file__).absolute().parent.parent)
     before = environment.get("PYTHONPATH", "")
     known = before.split(os.pathsep) if before else []

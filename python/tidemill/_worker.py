@@ -1,4 +1,6 @@
-"""A worker of `tidemill.run` and `tidemill.Workers`: gets functions on standard input, and sends what came of each down a pipe."""
+"""A worker of `tidemill.run` and `tidemill.Workers`: reads functions from standard input, and writes their results to a
+pipe.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,7 @@ _LENGTH = struct.Struct("<Q")
 
 
 def main() -> int:
-    """Runs the functions that this process is given, until its standard input closes or one of them is the last."""
+    """Run the functions sent to this process, until its standard input closes or one of them is the last."""
     results = int(sys.argv[1])
     os.set_inheritable(results, False)
     lifeline = os.dup(0)
@@ -48,7 +50,7 @@ _Call = tuple[list[str], bytes | None, bool]
 
 
 def _listen(lifeline: int, calls: queue.Queue[_Call | None]) -> None:
-    """Takes calls, and ends this process when the parent's end of the pipe closes and a function is still running."""
+    """Receive calls, and end this process if the parent's end of the pipe closes while a function is running."""
     while (header := _read(lifeline, _LENGTH.size)) is not None:
         message = _read(lifeline, *_LENGTH.unpack(header))
         if message is None:
@@ -62,7 +64,7 @@ def _listen(lifeline: int, calls: queue.Queue[_Call | None]) -> None:
 
 
 def _read(file: int, length: int) -> bytearray | None:
-    """So many bytes of a pipe, or nothing if it closes before that."""
+    """Read this many bytes from a pipe; empty if it closes first."""
     found = bytearray(length)
     view = memoryview(found)
     while view:
@@ -74,7 +76,7 @@ def _read(file: int, length: int) -> bytearray | None:
 
 
 def _answer(payload: bytes | None, pipe: IO[bytes] | None) -> tuple[Any, ...] | None:
-    """Runs a function, or only joins the job; what to tell the parent. With `pipe`, other functions will follow."""
+    """Run a function, or only join the job; return the answer for the parent. With `pipe`, other functions will follow."""
     try:
         from tidemill import _job, _membership
 
@@ -114,7 +116,7 @@ def _dumped(value: Any) -> bytes:
 
 
 def _pickled(error: BaseException) -> bytes | None:
-    """The exception, if it can travel and come back as it was."""
+    """Return the exception if it survives pickling unchanged."""
     try:
         found = _dumped(error)
         pickle.loads(found)

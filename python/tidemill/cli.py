@@ -1,4 +1,4 @@
-"""The console script ``tidemill``: hands its arguments to the launcher, which is native code."""
+"""The console script ``tidemill``: passes its arguments to the launcher, which is native code."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def main(argv: list[str] | None = None) -> int:
     Parameters
     ----------
     argv : list of str, optional
-        Arguments without the name of the command; default ``sys.argv[1:]``.
+        Arguments without the name of the command; by default ``sys.argv[1:]``.
 
     Returns
     -------

@@ -1,6 +1,7 @@
-"""Functions of SQL that the top level has no name for: ranks of rows in a window, and any other function by its name.
+"""SQL functions without a name at the top level: ranks of rows in a window, and any other function by name.
 
-What most programs need (`tidemill.col`, `tidemill.when`, `tidemill.sum`, `tidemill.coalesce`, ...) is at the top level.
+The functions that most programs need (`tidemill.col`, `tidemill.when`, `tidemill.sum`, `tidemill.coalesce`, ...) are at
+the top level.
 
 >>> import tidemill as tm
 >>> data = tm.from_dict({"k": ["a", "a", "b"], "x": [3, 1, 2]})

@@ -15,35 +15,35 @@ pub const APPS: &[App] = &[
     App {
         name: "checkpoints",
         module: "tidemill.apps.checkpoints",
-        about: "List the checkpoints of a stream, and whether they are whole; copy one",
+        about: "List and check the checkpoints of a stream, or copy one",
     },
     App { name: "kmeans", module: "tidemill.apps.kmeans", about: "Cluster the rows of a file with k-means" },
-    App { name: "nexmark", module: "tidemill.apps.nexmark", about: "Run queries of Nexmark over streams" },
+    App { name: "nexmark", module: "tidemill.apps.nexmark", about: "Run Nexmark queries over streams" },
     App {
         name: "series",
         module: "tidemill.apps.series",
-        about: "Show time series, such as a stock market, as points that move",
+        about: "Show time series, such as a stock market, as moving points",
     },
     // Not run as a job: the console script takes it before.
-    App { name: "stop", module: "tidemill.apps.stop", about: "Let a stream make a last checkpoint and end" },
-    App { name: "teragen", module: "tidemill.apps.teragen", about: "Make records of 100 bytes to be sorted" },
+    App { name: "stop", module: "tidemill.apps.stop", about: "Make a stream take a last checkpoint and end" },
+    App { name: "teragen", module: "tidemill.apps.teragen", about: "Generate 100-byte records for terasort" },
     App {
         name: "terasort",
         module: "tidemill.apps.terasort",
-        about: "Sort records of 100 bytes, larger than memory too",
+        about: "Sort 100-byte records, even more than fit in memory",
     },
     App {
         name: "teravalidate",
         module: "tidemill.apps.teravalidate",
-        about: "Check that records are in order, and none is lost",
+        about: "Check that records are in order and none is lost",
     },
     // Neither is this.
     App { name: "top", module: "tidemill.apps.top", about: "Show the streams that run on this machine" },
-    App { name: "tpch", module: "tidemill.apps.tpch", about: "Run the queries of TPC-H" },
+    App { name: "tpch", module: "tidemill.apps.tpch", about: "Run TPC-H queries" },
     App {
         name: "tune",
         module: "tidemill.apps.tune",
-        about: "Measure the collectives here, so that the fastest algorithms are chosen",
+        about: "Measure the collectives and save the fastest algorithms",
     },
     // Nor this.
     App { name: "view", module: "tidemill.apps.view", about: "Show moving points in the browser" },

@@ -8,7 +8,7 @@ use clap::{Arg, ArgAction, Args, Command, FromArgMatches, ValueEnum, value_parse
 
 use crate::apps::{APPS, App};
 
-/// What the user asked for.
+/// The parsed command line.
 pub enum CliRequest {
     /// `tidemill run`: any program.
     Run(RunArgs),
@@ -29,38 +29,38 @@ pub struct JobOptions {
     #[arg(long, value_name = "T", value_parser = value_parser!(u32).range(1..))]
     pub threads: Option<u32>,
 
-    /// Memory of each worker, such as 512MiB or 2GiB: beyond it queries and exchanges spill to disk; none for no limit
-    /// [default: 80 % of the machine's, shared by its workers]
+    /// Memory of each worker, such as 512MiB or 2GiB, or none for no limit; beyond it, queries and exchanges spill to
+    /// disk [default: 80 % of the machine's memory, shared by its workers]
     #[arg(long, value_name = "SIZE", value_parser = parse_memory)]
     pub memory: Option<MemoryOption>,
 
-    /// Where they spill to [default: the system's folder for temporary files]
+    /// Folder to spill to [default: the system's folder for temporary files]
     #[arg(long, value_name = "DIR")]
     pub spill_dir: Option<PathBuf>,
 
-    /// Where running streams show their figures to Prometheus, such as 127.0.0.1:9100; without a host it is loopback
+    /// Address where running streams serve Prometheus metrics, such as 127.0.0.1:9100; loopback if no host is given
     #[arg(long, value_name = "ADDRESS")]
     pub metrics: Option<String>,
 
-    /// Leave workers to the system's scheduler; by default each gets an equal share of the cores for itself, if there
-    /// are enough
+    /// Leave placing workers to the system's scheduler; by default each gets an equal share of the cores to itself, if
+    /// there are enough
     #[arg(long, action = ArgAction::SetTrue)]
     pub no_bind: bool,
 
-    /// How workers of this host talk [default: auto, the fastest that works]
+    /// How workers on this host communicate [default: auto, the fastest that works]
     #[arg(long, value_enum, value_name = "KIND")]
     pub transport: Option<TransportKind>,
 
-    /// Say who waits for whom when a wait takes longer than this; 0 never says it [default: 10]
+    /// Report which worker waits for which when a wait takes longer than this; 0 turns it off [default: 10]
     #[arg(long, value_name = "SECONDS", value_parser = parse_seconds)]
     pub stall_warning: Option<Duration>,
 
-    /// Time workers have to end after being told to, before they are killed
+    /// Time workers get to end after being told to, before they are killed
     /// [default: 2 after a failure, 10 after a signal]
     #[arg(long, value_name = "SECONDS", value_parser = parse_seconds)]
     pub grace: Option<Duration>,
 
-    /// Start all workers again when one fails, at most so often [default: 0]; programs go on from their checkpoints
+    /// Restart all workers when one fails, at most N times [default: 0]; programs resume from their checkpoints
     #[arg(long, alias = "restart", value_name = "N", default_value_t = 0, hide_default_value = true)]
     pub restarts: u32,
 
@@ -74,9 +74,9 @@ pub struct JobOptions {
 pub enum TransportKind {
     /// Shared memory on one host, TCP between hosts
     Auto,
-    /// Shared memory only; refuses a job that spans hosts
+    /// Shared memory only; rejects a job that spans hosts
     Shm,
-    /// TCP only, also on one host
+    /// TCP only, even on one host
     Tcp,
 }
 
@@ -114,7 +114,7 @@ pub struct RunArgs {
     #[command(flatten)]
     pub options: JobOptions,
 
-    /// A Python file, `-m module`, or any other program; what follows it is passed on untouched
+    /// A Python file, `-m module`, or any other program; its arguments are passed on unchanged
     // One trailing list, so that nothing after the program is taken for an option of ours; `-m` is its first word.
     #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true, value_name = "PROGRAM")]
     pub command: Vec<OsString>,
@@ -135,7 +135,7 @@ pub struct InfoArgs {
     pub options: JobOptions,
 }
 
-/// Arguments of an application: our options may stand anywhere, the rest is the application's.
+/// Arguments of an application: job options may be anywhere, the rest are the application's.
 #[derive(Debug)]
 pub struct AppArgs {
     pub options: JobOptions,
@@ -145,7 +145,7 @@ pub struct AppArgs {
 /// Parses `args`, of which the first is the name of the command.
 ///
 /// # Errors
-/// What is to be printed instead: usage errors, and the texts of `--help` and `--version`.
+/// The text to print instead: usage errors, and the output of `--help` and `--version`.
 pub fn parse(args: Vec<OsString>) -> Result<CliRequest, clap::Error> {
     if let Some(file) = args.get(1).filter(|word| word.as_encoded_bytes().ends_with(b".py")) {
         let text = format!("start programs with `run`: tidemill run {}\n", file.to_string_lossy());
@@ -170,14 +170,14 @@ pub fn parse(args: Vec<OsString>) -> Result<CliRequest, clap::Error> {
 fn command() -> Command {
     // `about` last: the attributes of the structs would overwrite it.
     let run = RunArgs::augment_args(Command::new("run"))
-        .about("Start the workers of a job and stay with them until they end")
+        .about("Start the workers of a job and wait until they end")
         .override_usage(
             "tidemill run [OPTIONS] app.py [ARGS]...\n       tidemill run [OPTIONS] -m module [ARGS]...\n       \
              tidemill run [OPTIONS] program [ARGS]...",
         )
         .after_help(RUN_HELP);
-    let info = InfoArgs::augment_args(Command::new("info"))
-        .about("Describe this machine, its limits, and what is wrong with them");
+    let info =
+        InfoArgs::augment_args(Command::new("info")).about("Describe this machine and its limits, and report problems");
     let mut command = Command::new("tidemill")
         .version(crate::VERSION)
         .about("Streaming, batch and bulk-synchronous programs in one job on one set of workers.")
@@ -242,14 +242,14 @@ fn take_ours(words: Vec<OsString>) -> (Vec<OsString>, Vec<OsString>) {
     (ours, rest)
 }
 
-/// What an application's own help does not know.
+/// Job options, for the help of applications, which do not know them.
 pub const APP_HELP: &str = "
-options of the job, anywhere among the others; `tidemill run --help` explains them:
+job options, in any position (see `tidemill run --help`):
   -n N, --threads T, --memory SIZE, --spill-dir DIR, --metrics ADDRESS, --no-bind, --transport KIND, --stall-warning SECONDS,
   --grace SECONDS, --restarts N, --no-prefix";
 
 const RUN_HELP: &str = "\
-Each line that a worker prints gets its rank in front; standard input goes to rank 0. Ctrl-C and SIGTERM are passed on;
+Each output line of a worker is prefixed with its rank; standard input goes to rank 0. Ctrl-C and SIGTERM are passed on;
 a second Ctrl-C kills at once. When a worker fails, the others are stopped, its traceback is printed once, and its exit
 code (128 + signal if one killed it) becomes that of the job.
 

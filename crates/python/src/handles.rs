@@ -142,7 +142,7 @@ fn call_user_function(
     Ok(())
 }
 
-/// What a completed receive was.
+/// Status of a completed receive.
 #[pyclass(subclass, frozen, module = "tidemill._tidemill")]
 pub struct Status {
     pub source: AtomicI32,
@@ -168,42 +168,42 @@ impl Status {
         this
     }
 
-    /// The rank the message came from.
+    /// Return the rank that sent the message.
     fn Get_source(&self) -> i32 {
         self.source.load(Ordering::Relaxed)
     }
 
-    /// Sets the source, as generalized requests do.
+    /// Set the source, as generalized requests do.
     fn Set_source(&self, source: i32) {
         self.source.store(source, Ordering::Relaxed);
     }
 
-    /// The tag of the message.
+    /// Return the tag of the message.
     fn Get_tag(&self) -> i32 {
         self.tag.load(Ordering::Relaxed)
     }
 
-    /// Sets the tag.
+    /// Set the tag.
     fn Set_tag(&self, tag: i32) {
         self.tag.store(tag, Ordering::Relaxed);
     }
 
-    /// The error code of this message.
+    /// Return the error code of this message.
     fn Get_error(&self) -> i32 {
         self.error.load(Ordering::Relaxed)
     }
 
-    /// Sets the error code.
+    /// Set the error code.
     fn Set_error(&self, error: i32) {
         self.error.store(error, Ordering::Relaxed);
     }
 
-    /// Whether the request was cancelled.
+    /// Return whether the request was cancelled.
     fn Is_cancelled(&self) -> bool {
         self.cancelled.load(Ordering::Relaxed) != 0
     }
 
-    /// Sets whether the request was cancelled.
+    /// Set whether the request was cancelled.
     pub fn Set_cancelled(&self, flag: bool) {
         self.cancelled.store(flag.into(), Ordering::Relaxed);
     }

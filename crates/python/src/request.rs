@@ -91,7 +91,7 @@ pub enum RequestStage {
     Over(RequestOutcome),
 }
 
-/// An operation under way, or none.
+/// An operation in progress, or none.
 ///
 /// The weak reference list is here: the Python subclass adds no field to an instance, so that `make` can build one.
 #[pyclass(subclass, frozen, weakref, module = "tidemill._tidemill")]
@@ -304,7 +304,7 @@ impl Request {
         Ok(Request { state: Mutex::new(RequestStage::Idle), persistent, original })
     }
 
-    /// Waits until the operation is over; the object of a lower-case receive, else `None`.
+    /// Wait until the operation completes; return the object of a lower-case receive, else `None`.
     #[pyo3(signature = (status=None))]
     fn _wait(&self, py: Python<'_>, status: Option<&Bound<'_, Status>>) -> PyResult<Option<Py<PyAny>>> {
         self.end(py, status)
@@ -312,14 +312,14 @@ impl Request {
 
     /// Waits until the operation is over.
     ///
-    /// Returns `True`. Source: MPI 4.1 section 3.7.3.
+    /// Always returns `True`. Source: MPI 4.1 section 3.7.3.
     #[pyo3(signature = (status=None))]
     fn Wait(&self, py: Python<'_>, status: Option<&Bound<'_, Status>>) -> PyResult<bool> {
         self.end(py, status)?;
         Ok(true)
     }
 
-    /// Whether the operation is over; makes a bit of progress. Source: MPI 4.1 section 3.7.3.
+    /// Make some progress; return whether the operation has completed. Source: MPI 4.1 section 3.7.3.
     #[pyo3(signature = (status=None))]
     fn Test(&self, py: Python<'_>, status: Option<&Bound<'_, Status>>) -> PyResult<bool> {
         match self.drive(py, false)? {
@@ -328,12 +328,12 @@ impl Request {
         }
     }
 
-    /// Makes a bit of progress; whether the operation is over. The outcome stays.
+    /// Make some progress; return whether the operation has completed. The result stays.
     fn _poll(&self, py: Python<'_>) -> PyResult<bool> {
         self.poll(py, |_| ())
     }
 
-    /// Whether the operation is over, without ending the request. Source: MPI 4.1 section 3.7.6.
+    /// Return whether the operation has completed, without freeing the request. Source: MPI 4.1 section 3.7.6.
     #[pyo3(signature = (status=None))]
     fn Get_status(&self, py: Python<'_>, status: Option<&Bound<'_, Status>>) -> PyResult<bool> {
         self.poll(py, |outcome| outcome.report(status))
@@ -400,9 +400,9 @@ impl Request {
         result
     }
 
-    /// Withdraws a receive that no message has matched. Complete the request with a wait or test afterwards.
+    /// Cancel a receive that no message has matched. Complete the request with a wait or test afterwards.
     ///
-    /// Source: MPI 4.1 section 3.8.4. Sends and collectives are not cancelled.
+    /// Source: MPI 4.1 section 3.8.4. Sends and collectives cannot be cancelled.
     fn Cancel(&self, py: Python<'_>) -> PyResult<()> {
         let mut state = self.holder().state.lock();
         match &mut *state {

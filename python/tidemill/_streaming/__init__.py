@@ -1,5 +1,5 @@
-"""Streams that run: sinks, checkpoints, functions with state, figures.
+"""Running streams: sinks, checkpoints, functions with state, metrics.
 
-A stream is a native query here. `tidemill.dataset` has the methods that run one, `tidemill.stream` the sources and windows to make one of, and
-all public names.
+A stream is a native query here. `tidemill.dataset` has the methods that run one, `tidemill.stream` the sources and
+windows to build one, and all public names.
 """

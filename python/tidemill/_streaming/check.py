@@ -1,4 +1,6 @@
-"""What is looked at before a job begins: sinks that are in each other's way, and rows that would come back to the sink that wrote them."""
+"""Checks before a job starts: sinks that would interfere with each other, and rows that would return to the sink that
+wrote them.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ Spec = Mapping[str, Any]
 
 
 def look_at_sinks(described: Iterable[tuple[str, Iterable[str]]], *, loops: bool = False) -> None:
-    """Raise where a job must not begin, unless it may have `loops`; `described` are its sinks, each with the sources that its rows come from."""
+    """Raise if a job must not start; `loops` allows rows to return. `described` are its sinks, each with the sources of
+    its rows.
+    """
     sinks = [(json.loads(sink), [json.loads(source) for source in sources]) for sink, sources in described]
     _check_apart([sink for sink, _ in sinks])
     if not loops:
@@ -25,7 +29,7 @@ def look_at_sinks(described: Iterable[tuple[str, Iterable[str]]], *, loops: bool
 
 
 def _check_apart(sinks: list[Spec]) -> None:
-    """Raise where two sinks of a job would take each other's files, or what they have committed for their own."""
+    """Raise if two sinks of a job would overwrite each other's files, or mistake each other's commits for their own."""
     seen: set[tuple[str, object]] = set()
     for sink in sinks:
         own = (sink["kind"], _folder(sink) if sink["kind"] == "files" else sink.get("id"))
@@ -37,7 +41,7 @@ def _check_apart(sinks: list[Spec]) -> None:
 
 
 class Way(NamedTuple):
-    """How rows of a sink come to a source."""
+    """A path by which rows of a sink reach a source."""
 
     words: str
     #: Where to write instead.
@@ -45,7 +49,9 @@ class Way(NamedTuple):
 
 
 def _check_loops(sinks: list[tuple[Spec, list[Spec]]]) -> None:
-    """Raise where rows would come back to the sink that has written them, as they may go round for ever: from what it writes, or by way of others."""
+    """Raise if rows would return to the sink that wrote them, directly or through other sinks, since they might
+    circulate forever.
+    """
     for first in range(len(sinks)):
         # Where rows of the first sink come to, from which sink and which way.
         came: dict[int, tuple[int, Way]] = {}
@@ -70,7 +76,7 @@ def _check_loops(sinks: list[tuple[Spec, list[Spec]]]) -> None:
 
 
 def _way(sink: Spec, source: Spec) -> Way | None:
-    """How rows that a sink writes come to a source; None: they do not, as far as can be told from what both are given."""
+    """Return the path by which rows of a sink reach a source; None if they do not, as far as the options of both tell."""
     if sink["kind"] != source["kind"] or sink["kind"] not in _WAYS:
         return None
     return _WAYS[sink["kind"]](sink, source)
@@ -88,13 +94,13 @@ def _files(sink: Spec, source: Spec) -> Way | None:
 
 
 def _folder(sink: Spec) -> str:
-    """Where a sink of files writes."""
+    """Return the folder of a sink of files."""
     path: str = sink["path"]
     return path.rstrip("/") if "://" in path else os.path.realpath(path)
 
 
 def _endpoints(spec: Spec) -> dict[str, str]:
-    """What a connector of files has been told of where its store is."""
+    """Return the endpoint options of a file connector's store."""
     options: Mapping[str, str] = spec.get("storage_options", {})
     return {name.lower(): value for name, value in options.items() if "endpoint" in name.lower()}
 
@@ -131,7 +137,7 @@ def _rabbitmq(sink: Spec, source: Spec) -> Way | None:
 
 
 def _server(spec: Spec, port: int) -> tuple[str, str]:
-    """Host and port of a URL, and what it names there."""
+    """Return host and port of a URL, and the name of the resource there."""
     url: SplitResult = urlsplit(spec["url"])
     default = port - 1 if url.scheme == "amqps" else port
     return f"{url.hostname}:{url.port or default}", unquote(url.path).strip("/")

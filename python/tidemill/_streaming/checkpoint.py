@@ -1,4 +1,4 @@
-"""Where a stream's checkpoints are, and how they are made."""
+"""Location and options of a stream's checkpoints."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["Checkpoint", "as_checkpoint"]
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """Where a stream's checkpoints are, and how they are made: ``checkpoint=`` of `DataSet.write_stream`.
+    """Location and options of a stream's checkpoints, for ``checkpoint=`` of `DataSet.write_stream`.
 
     A path alone stands for ``Checkpoint(path)``.
 
@@ -28,22 +28,23 @@ class Checkpoint:
     path : str or Path
         A folder that all workers share, or the URL of one in an object store (``s3://bucket/jobs/mine``).
     interval : str, number of seconds or timedelta, optional
-        Time from the start of one checkpoint to the start of the next; more than zero. By default 10 seconds, or 0.1 seconds
-        for a job that runs at most once, because its rows wait for checkpoints.
+        Time from the start of one checkpoint to the start of the next; more than zero. By default 10 seconds, or 0.1
+        seconds with ``guarantee="at_most_once"``, because rows then wait for checkpoints.
     keep : int, default=3
-        How many checkpoints to keep.
+        Number of checkpoints to keep.
     unaligned_after : str, number of seconds or timedelta, or None, default="interval"
-        When rows that wait for slow steps hold up a checkpoint for longer than this, the checkpoint overtakes them and saves
-        them as part of it. By default as long as `interval`, between 1 and 10 seconds. With ``None`` it always waits.
+        When rows that wait for slow steps hold up a checkpoint for longer than this, the checkpoint overtakes these
+        rows and saves them, too. By default as long as `interval`, between 1 and 10 seconds. With ``None``, checkpoints
+        never overtake rows.
     timeout : str, number of seconds or timedelta, default="10m"
         A checkpoint that takes longer is abandoned, with a warning; more than zero.
     storage_options : mapping of str to str, optional
-        Options of the object store, as for `tidemill.read_csv`. They are not shown in the object's ``repr``.
+        Options of the object store, as in `tidemill.read_csv`. The object's ``repr`` does not show them.
 
     Raises
     ------
     DataSetError
-        If an option has no meaning, such as ``keep=0``.
+        If an option is invalid, such as ``keep=0``.
 
     Examples
     --------
@@ -74,7 +75,7 @@ class Checkpoint:
             raise DataSetError(f'timeout={self.timeout!r} must be greater than zero, for example "10m"')
 
     def _native(self, *, at_most_once: bool, drop_state: list[str]) -> dict[str, Any]:
-        """The settings as the engine takes them, times in seconds."""
+        """Return the settings as the engine takes them, times in seconds."""
         default_s = 0.1 if at_most_once else 10.0
         interval_s = default_s if self.interval is None else seconds(self.interval, "interval")
         unaligned_s: float | None = None
@@ -95,7 +96,7 @@ class Checkpoint:
 
 
 def as_checkpoint(given: Checkpoint | str | Path | None) -> Checkpoint | None:
-    """What ``checkpoint=`` says: a path alone has the default options."""
+    """Return the argument ``checkpoint=`` as a `Checkpoint`: a path alone has the default options."""
     if given is None or isinstance(given, Checkpoint):
         return given
     if not isinstance(given, str | os.PathLike):

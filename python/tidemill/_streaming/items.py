@@ -1,8 +1,10 @@
-"""Lists, maps and aggregates that a function keeps of a key: a checkpoint saves of them what has changed, however much there is.
+"""Lists, maps and aggregates that a function keeps for a key. A checkpoint saves only their changes, whatever their
+size.
 
-Items may have a time to live: then it is noted when each was put, in that order, and the first are the first to go. How late the rows are that
-put them is known when time has gone on to them: an item counts from then. Counted from the time before, which may be long ago, it could be
-forgotten as soon as it was put.
+Items may have a time to live, so the time of each insertion is recorded, in this order: the first items expire first.
+How late the rows were that inserted an item is known only once the stream's time has advanced to them, so an item's
+time to live starts then. If it started at the time before, which may lie far in the past, an item could expire as soon
+as it is inserted.
 """
 
 from __future__ import annotations
@@ -33,22 +35,22 @@ __all__ = [
     "of_kind",
 ]
 
-#: What the engine says of time before there is any; of an item, that time has not gone on since it was put.
+#: The engine's value for a time before any is known; for an item, that time has not advanced since it was put.
 NEVER = -(2**63)
 
 #: What nobody can change in place.
 _FIXED = frozenset((type(None), bool, int, float, str, bytes, Decimal, date, datetime, time, timedelta))
 
 
-#: What items can be; saved as these numbers.
+#: Kinds of items, saved as these numbers.
 MAP, LIST, AGGREGATE = 0, 1, 2
 
-#: An accumulator and a value to the accumulator with that value.
+#: Combines an accumulator and a value into a new accumulator.
 Fold = Callable[[Any, Any], Any]
 
 
 class Part(NamedTuple):
-    """What is saved of a list, a map or an aggregate: all of it, or what has changed."""
+    """The saved part of a list, a map or an aggregate: all of it, or its changes."""
 
     kind: int
     #: Whether nothing of what was there before is left.
@@ -60,7 +62,7 @@ class Part(NamedTuple):
     times: dict[Any, int] = {}  # noqa: RUF012 (nobody changes it)
 
     def after(self, before: Part | None) -> Part:
-        """All of it, given what it was before, which is used up."""
+        """Return all of it, given the previous state, which is consumed."""
         values = {} if before is None or self.cleared else before.values
         values.update(_found_again(self.values))
         # What is used up may be changed; nothing else has it, unless it is the empty one.
@@ -108,7 +110,7 @@ class Items:
         self._changed[name] = None
 
     def _live(self, ttl: int | None, times: dict[Any, int] | None = None) -> None:
-        """Say how long items live, and when each was put, if that was saved."""
+        """Set the time to live of items and, if saved, their insertion times."""
         if times is None:
             if ttl == self._ttl:
                 return
@@ -122,11 +124,11 @@ class Items:
         self._times = OrderedDict(sorted(known.items(), key=lambda item: (item[1] == NEVER, item[1])))
 
     def _is_fresh(self) -> bool:
-        """Whether any was put since time went on last."""
+        """Return whether any item was put since time last advanced."""
         return next(reversed(self._times.values()), None) == NEVER
 
     def _count_from(self, now: int) -> bool:
-        """Time has gone on: what was put since it last did has its time to live from now on. Whether there is any."""
+        """Start the time to live of items put since time last advanced, and return whether there are any."""
         fresh = list(itertools.takewhile(lambda name: self._times[name] == NEVER, reversed(self._times)))
         self._times.update(dict.fromkeys(fresh, now))
         # Else who goes on gives them their time to live anew.
@@ -134,7 +136,7 @@ class Items:
         return bool(fresh)
 
     def _expire(self, now: int) -> None:
-        """Forget items that were put too long ago."""
+        """Forget expired items."""
         if self._ttl is None:
             return
         has_had = bool(self._values)
@@ -148,7 +150,7 @@ class Items:
             self.clear()
 
     def _expires(self, now: int) -> int | None:
-        """When the next item has to go, or is to be looked at again."""
+        """Return when the next item expires or must be checked again."""
         if self._ttl is None or not self._times:
             return None
         first = next(iter(self._times.values()))
@@ -172,7 +174,7 @@ class Items:
         self._cleared = True
 
     def _part(self, whole: bool) -> Part:
-        """What is to be saved; `whole`: all of it."""
+        """Return the part to save; `whole`: all of it."""
         if whole:
             return Part(self._kind, True, self._values, [], self._ttl, dict(self._times))
         values = {name: self._values[name] for name in self._changed if name in self._values}
@@ -181,24 +183,24 @@ class Items:
         return Part(self._kind, self._cleared, values, gone, self._ttl, times)
 
     def _saved(self) -> None:
-        """What has changed so far is saved, or need not be."""
+        """Mark all changes as saved."""
         self._changed.clear()
         self._cleared = False
 
 
 class ListState(Items):
-    """A list that a function keeps of a key; see `KeyContext.list_state`."""
+    """A list that a function keeps for a key; see `KeyContext.list_state`."""
 
     __slots__ = ()
     _kind = LIST
 
     def append(self, value: Any) -> None:
-        """Add a value: anything that can be pickled."""
+        """Append a value: any object that can be pickled."""
         # Names are numbers, in order.
         self._put(next(reversed(self._values), -1) + 1, value)
 
     def extend(self, values: Iterable[Any]) -> None:
-        """Add values."""
+        """Append several values."""
         for value in values:
             self.append(value)
 
@@ -210,7 +212,7 @@ class ListState(Items):
 
 
 class MapState(Items, MutableMapping[Any, Any]):
-    """A map that a function keeps of a key, which is used like a dict; see `KeyContext.map_state`."""
+    """A map that a function keeps for a key, used like a dict; see `KeyContext.map_state`."""
 
     __slots__ = ()
     _kind = MAP
@@ -248,7 +250,7 @@ _ONLY = 0
 
 
 class AggregateState(Items):
-    """What has been made of the values that a function has added for a key; see `KeyContext.aggregate_state`."""
+    """An accumulator of the values that a function has added for a key; see `KeyContext.aggregate_state`."""
 
     __slots__ = ("_fold", "_initial", "_skips_none")
     _kind = AGGREGATE
@@ -261,7 +263,7 @@ class AggregateState(Items):
         self._skips_none = False
 
     def _fold_by(self, name: str, fold: str | Fold, initial: Any) -> None:
-        """Say how values are added."""
+        """Set how to add values."""
         if callable(fold):
             self._fold, self._initial, self._skips_none = fold, initial, False
             return
@@ -274,7 +276,7 @@ class AggregateState(Items):
         self._initial = 0 if fold == "count" and initial is None else initial
 
     def add(self, value: Any) -> None:
-        """Add a value to the accumulator. Of ``"count"``, ``"sum"``, ``"min"`` and ``"max"`` None is no value."""
+        """Add a value to the accumulator. ``"count"``, ``"sum"``, ``"min"`` and ``"max"`` ignore None."""
         if value is None and self._skips_none:
             return
         before = self.get()
@@ -282,7 +284,9 @@ class AggregateState(Items):
         self._put(_ONLY, value if is_first else self._fold(before, value))
 
     def get(self) -> Any:
-        """Return the accumulator; before any value was added `initial`, which is 0 for ``"count"``, and else by default None."""
+        """Return the accumulator. Before the first value it is `initial`, by default 0 for ``"count"`` and None
+        otherwise.
+        """
         if self._values:
             return self._read(_ONLY)
         # Whoever has it may change it in place, and it is that of all keys.
@@ -293,21 +297,21 @@ class AggregateState(Items):
 
 
 def of_kind(kind: int, values: dict[Any, Any]) -> ListState | MapState | AggregateState:
-    """What was saved."""
+    """Return saved items as an object of their kind."""
     if kind == AGGREGATE:
         return AggregateState(values)
     return ListState(values) if kind == LIST else MapState(values)
 
 
 def _name(name: Any) -> Any:
-    """A name as it is kept: a NaN is unlike any other, but one that is always the same object is like itself."""
+    """Return a name in canonical form: NaN is unequal to any value, but a single NaN object is found again."""
     if isinstance(name, float) and name != name:
         return math.nan
     return tuple(map(_name, name)) if type(name) is tuple else name
 
 
 def _found_again(values: dict[Any, Any]) -> dict[Any, Any]:
-    """Items that were pickled, by names as they are kept."""
+    """Return unpickled items, with their names in canonical form."""
     if any(issubclass(kind, (float, tuple)) for kind in set(map(type, values))):
         return {_name(name): value for name, value in values.items()}
     return values

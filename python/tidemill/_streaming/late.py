@@ -11,11 +11,13 @@ __all__ = ["LateRowsWarning", "NoTimeWarning", "total", "warn_of"]
 
 
 class LateRowsWarning(UserWarning):
-    """Rows of a stream came too late for a step, and were left out; the message says how many for which."""
+    """Rows of a stream came too late for a step and were left out; the message gives their number for each step."""
 
 
 class NoTimeWarning(UserWarning):
-    """Rows of a stream have null as their time, so that a step that goes by it left them out; the message says how many for which."""
+    """Rows of a stream were left out by a step that needs a time, because theirs is null; the message gives their
+    number for each step.
+    """
 
 
 def total(counts: list[tuple[str, int, int]]) -> tuple[Counter[str], Counter[str]]:
@@ -31,7 +33,7 @@ def total(counts: list[tuple[str, int, int]]) -> tuple[Counter[str], Counter[str
 
 
 def warn_of(late: Counter[str], untimed: Counter[str]) -> None:
-    """Warn of them, on worker 0."""
+    """Warn about them, on worker 0."""
     if init().rank != 0:
         return
     if late.total():

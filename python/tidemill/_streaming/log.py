@@ -1,4 +1,4 @@
-"""What a job reports, for Python's logging: beside standard error, to loggers below ``tidemill.stream``."""
+"""Passes a job's messages to Python's logging, in addition to standard error: to loggers below ``tidemill.stream``."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ _left_out = logging.getLogger("tidemill.stream.left_out")
 
 
 def tell(said: list[str], made: tuple[int, float, int] | None) -> None:
-    """Log lines that the job has printed, and the last checkpoint: its number, the seconds it took, and bytes of state."""
+    """Log lines that the job has printed, and the last checkpoint: its number, the seconds it took, and the bytes of
+    state.
+    """
     for line in said:
         if " resumes from checkpoint " in line:
             _checkpoints.info(line)

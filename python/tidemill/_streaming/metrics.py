@@ -1,4 +1,6 @@
-"""Figures of a running job for Prometheus: an HTTP endpoint of worker 0 that shows what workers tell `tidemill top`."""
+"""Prometheus metrics of a running job: an HTTP endpoint on worker 0 with the figures that workers report to `tidemill
+top`.
+"""
 
 from __future__ import annotations
 
@@ -41,12 +43,12 @@ _Samples = dict[str, list[tuple[dict[str, Any], float]]]
 
 
 def address(given: str) -> tuple[str, int]:
-    """Host and port of ``HOST:PORT``, ``:PORT`` or ``PORT``; without a host it is loopback.
+    """Return host and port of ``HOST:PORT``, ``:PORT`` or ``PORT``; without a host it is loopback.
 
     Raises
     ------
     DataSetError
-        If it is neither.
+        If it has none of these forms.
     """
     host, _, port = given.strip().rpartition(":")
     if not port.isdecimal() or int(port) > 65535:
@@ -55,7 +57,7 @@ def address(given: str) -> tuple[str, int]:
 
 
 def text(told: list[dict[str, Any]]) -> str:
-    """What workers tell, in Prometheus' text format."""
+    """Return the figures that workers report, in Prometheus text format."""
     samples: _Samples = {name: [] for name in _KINDS}
     for status in told:
         _of_worker(status, samples)
@@ -111,12 +113,12 @@ def _labels(labels: Mapping[str, Any]) -> str:
 
 @contextmanager
 def serving(job_id: str) -> Iterator[None]:
-    """Serve a job's figures at ``TIDEMILL_METRICS``, if it is set, for as long as this lasts. On worker 0.
+    """Serve a job's metrics at ``TIDEMILL_METRICS``, if it is set, for the duration of the context. On worker 0.
 
     Raises
     ------
     DataSetError
-        If the address cannot be listened at.
+        If it cannot listen on this address.
     """
     given = os.environ.get("TIDEMILL_METRICS")
     if not given:
@@ -137,7 +139,7 @@ def serving(job_id: str) -> Iterator[None]:
             self.wfile.write(body)
 
         def log_message(self, format: str, *values: Any) -> None:
-            """Say nothing: each look would be a line on standard error."""
+            """Do nothing: each request would be a line on standard error."""
 
     try:
         server = http.server.ThreadingHTTPServer(where, Handler)

@@ -1,6 +1,6 @@
-"""Functions of programs over the rows of each key of a stream, with a state for each key and timers.
+"""User functions over the rows of each key of a stream, with state and timers for each key.
 
-The engine keeps the keys, their timers and their states; here is what it calls: the function, and how its states are pickled.
+The engine keeps the keys, their timers and their states. It calls what is here: the function, and the pickling of its states.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _Called = tuple["KeyState | None", list[tuple[bool, int, bool]], bool, int | Non
 
 
 class KeyState:
-    """What a function keeps of a key."""
+    """The state of a key in memory."""
 
     __slots__ = ("items", "key", "value")
 
@@ -56,7 +56,7 @@ class KeyState:
         return self.value is None and not any(self.items.values())
 
     def lifetimes(self, now: int) -> tuple[bool, int | None]:
-        """Return whether any item was put since time went on last, and when the first has to go or is to be looked at again."""
+        """Return whether any item was put since time last advanced, and when the first expires or must be checked again."""
         if not self.items:
             return False, None
         expires = min((at for items in self.items.values() if (at := items._expires(now)) is not None), default=None)
@@ -64,22 +64,22 @@ class KeyState:
 
 
 class KeyContext:
-    """What a function knows of the key that it is called for; for the time of the call.
+    """State and timers of the key for which a function is called; valid during the call.
 
     Attributes
     ----------
     state : object
-        What the function keeps of the key: anything that can be pickled, or with ``state=`` a dict of its fields; ``None`` at first
-        and to forget it. It may be changed in place.
+        The function's state for the key: any object that can be pickled, or with ``state=`` a dict of its fields.
+        ``None`` at first; set it to ``None`` to forget it. You may change it in place.
     time : datetime or None
-        The stream's time (UTC): every earlier row has come. None before any is known. At the end, when all timers go off, it is that of
-        the latest row, or of the timer where that is later.
+        The stream's time (UTC): every earlier row has come. None before any is known. At the end, when all timers fire,
+        it is that of the latest row, or of the timer if that is later.
     timers : list of datetime
-        The timers that have gone off: that is why the function is called. Empty when it is called for rows.
+        The timers that have fired and caused this call. Empty when the function is called for rows.
     alarms : list of datetime
-        The same of alarms.
+        The alarms that have fired and caused this call.
 
-    A key of which there is neither a state nor a timer, an alarm, an item of a list or map or an aggregate is forgotten.
+    A key is forgotten when it has no state, timer, alarm, list or map item, or aggregate.
     """
 
     __slots__ = ("_changes", "_clock", "_declared", "_key_state", "_now", "alarms", "state", "time", "timers")
@@ -110,56 +110,59 @@ class KeyContext:
         return _EPOCH + self._clock() * _US
 
     def list_state(self, name: str, ttl: Duration | None = None) -> ListState:
-        """Return a list of the key's own: it can be appended to, iterated over and cleared, and is empty at first.
+        """Return a list of this key: you can append to it, iterate over it and clear it. It is empty at first.
 
-        Checkpoints save what was appended since the last, and items that were read and could have been changed in place. With `ttl` an
-        item is forgotten when the stream's time has gone on for so long since it first went on after the item was appended; what was said
-        last holds.
+        Checkpoints save the items that were appended since the last one, and items that were read and so may have been
+        changed in place. With `ttl`, an item is forgotten when the stream's time has advanced by this much since it
+        first advanced after the item was appended; the `ttl` of the latest call applies.
 
         Raises
         ------
         DataSetError
-            If the key has a map or an aggregate by this name, or ``lists=`` of `process` names no such list.
+            If the key has a map or an aggregate with this name, or ``lists=`` of `process` has no such list.
         """
         return self._items(name, ListState, ttl)
 
     def map_state(self, name: str, ttl: Duration | None = None) -> MapState:
-        """Return a map of the key's own, which is used like a dict and empty at first; the order of its items is not kept.
+        """Return a map of this key, which you use like a dict. It is empty at first; the order of items is not
+        preserved.
 
-        Checkpoints save the items that were put, removed, or read and could have been changed in place since the last. With `ttl` an
-        item is forgotten when the stream's time has gone on for so long since it first went on after the item was put; what was said last
-        holds.
+        Checkpoints save the items that were put, removed, or read (and so may have been changed in place) since the
+        last one. With `ttl`, an item is forgotten when the stream's time has advanced by this much since it first
+        advanced after the item was put; the `ttl` of the latest call applies.
 
         Raises
         ------
         DataSetError
-            If the key has a list or an aggregate by this name, or ``maps=`` of `process` names no such map.
+            If the key has a list or an aggregate with this name, or ``maps=`` of `process` has no such map.
         """
         return self._items(name, MapState, ttl)
 
     def aggregate_state(
         self, name: str, fold: str | Fold, initial: Any = None, ttl: Duration | None = None
     ) -> AggregateState:
-        """Return an aggregate of the key's own: of the values that are added (`add`) it keeps what `fold` makes of them (`get`).
+        """Return an aggregate of this key: it combines the values you `add` with `fold`, and `get` returns the result.
 
         Parameters
         ----------
         name : str
-            One of the key.
+            Name of the aggregate within the key.
         fold : str or callable
-            ``"count"``, ``"sum"``, ``"min"``, ``"max"``, or a function that is called as ``fold(accumulator, value)`` and returns the
-            accumulator with the value, which may be the same object, changed. It is not saved: each call says it anew.
+            ``"count"``, ``"sum"``, ``"min"``, ``"max"``, or a function called as ``fold(accumulator, value)`` that
+            returns the new accumulator, which may be the same object, changed in place. It is not saved: pass it in
+            each call.
         initial : object, optional
-            The accumulator before the first value, a copy for each key; anything that can be pickled. Without it the first value is the
-            accumulator that the second is added to.
+            The accumulator before the first value, copied for each key; any object that can be pickled. By default the
+            first value becomes the accumulator.
         ttl : str, number of seconds or timedelta, optional
-            Forget the accumulator when the stream's time has gone on for so long since it first went on after a value was added; what was
-            said last holds.
+            Forget the accumulator when the stream's time has advanced by this much since it first advanced after a
+            value was added; the `ttl` of the latest call applies.
 
         Raises
         ------
         DataSetError
-            If the key has a list or a map by this name, `fold` is none, or ``aggregates=`` of `process` names no such aggregate.
+            If the key has a list or a map with this name, `fold` is invalid, or ``aggregates=`` of `process` has no
+            such aggregate.
         """
         state = self._items(name, AggregateState, ttl)
         state._fold_by(name, fold, initial)
@@ -183,27 +186,29 @@ class KeyContext:
         return items
 
     def set_timer(self, at: datetime) -> None:
-        """Call the function for this key when the stream's time passes `at`; at once, if it has. One for each time.
+        """Call the function for this key when the stream's time passes `at`; at once, if it already has. There is one
+        timer for each time.
 
-        Before the end the stream's time goes on to its latest row. At the end all timers go off that have been set before, and
-        none that are set then. A source without ``time=`` has no time before its end: set alarms there.
+        Until the end, the stream's time advances to its latest row. At the end all timers fire that were set before,
+        but none that are set then. A source without ``time=`` has no time until it ends: use alarms instead.
         """
         self._changes.append((False, _micros(at, "set_timer"), True))
 
     def delete_timer(self, at: datetime) -> None:
-        """Forget a timer; it is no error if there is none."""
+        """Delete a timer; does nothing if it does not exist."""
         self._changes.append((False, _micros(at, "delete_timer"), False))
 
     def set_alarm(self, at: datetime) -> None:
-        """Call the function for this key when the machine's clock (`now`) passes `at`, within a twentieth of a second or so.
+        """Call the function for this key when the machine's clock (`now`) passes `at`, to within about a twentieth of a
+        second.
 
-        One for each time. A job that goes on after a failure goes on with its alarms: those whose time has passed meanwhile go off
-        at once. At the end of the stream all go off that have been set before, whatever the clock says.
+        There is one alarm for each time. A job that resumes after a failure keeps its alarms: those whose time has
+        passed meanwhile fire at once. At the end of the stream all alarms fire that were set before, whatever the time.
         """
         self._changes.append((True, _micros(at, "set_alarm"), True))
 
     def delete_alarm(self, at: datetime) -> None:
-        """Forget an alarm; it is no error if there is none."""
+        """Delete an alarm; does nothing if it does not exist."""
         self._changes.append((True, _micros(at, "delete_alarm"), False))
 
 
@@ -212,7 +217,7 @@ Function = Callable[[Row, list[Row], KeyContext], "Row | Iterable[Row] | None"]
 
 
 class KeyedLogic:
-    """Calls a function for keys, and pickles what it keeps; one for each copy of the task. The engine calls its methods, one at a time."""
+    """Calls a function for keys and pickles its states; one for each copy of the task. The engine calls its methods, one at a time."""
 
     def __init__(
         self,
@@ -236,7 +241,7 @@ class KeyedLogic:
         self._made: list[Any] = []
 
     def on_batch(self, keys: NativeTable, rows: NativeTable) -> None:
-        """Rows of some keys have come."""
+        """Take the rows of a batch, for the calls of `on_rows` that follow."""
         self._keys = _key_tuples(keys)
         self._rows = Table(rows).to_pylist()
 
@@ -247,7 +252,7 @@ class KeyedLogic:
     def on_timer(
         self, key: NativeTable | None, by_clock: bool, at: int, state: KeyState | None, time: int | None, now: int
     ) -> _Called:
-        """Call the function for a timer; of a key that has no state, its columns are given."""
+        """Call the function for a timer. `key` has the columns of the key if it has no state."""
         if state is None:
             assert key is not None
             state = KeyState(_key_tuples(key)[0])
@@ -279,12 +284,12 @@ class KeyedLogic:
         return (None if state.is_empty() else state, context._changes, *state.lifetimes(now))
 
     def take_rows(self) -> list[NativeTable]:
-        """Return the rows that the function has made since this was called last."""
+        """Return the rows that the function has returned since the last call."""
         made, self._made, self._rows, self._keys = self._made, [], [], []
         return [table_of_rows(made, self._schema)] if made else []
 
     def encode(self, state: KeyState, whole: bool) -> bytes:
-        """Pickle a state; not `whole`: of its lists, maps and aggregates what has changed since `saved`."""
+        """Pickle a state; unless `whole`, only the changes of its lists, maps and aggregates since `saved`."""
         parts = ((name, items._part(whole)) for name, items in state.items.items())
         some = {name: tuple(part) for name, part in parts if part.values or part.gone or (part.cleared and not whole)}
         try:
@@ -293,12 +298,12 @@ class KeyedLogic:
             raise DataSetError(f"{self._name}: a state cannot be pickled: {error}") from error
 
     def saved(self, state: KeyState) -> None:
-        """Note that a snapshot has the state, or that there are none."""
+        """Mark a state as saved."""
         for items in state.items.values():
             items._saved()
 
     def decode(self, parts: list[bytes]) -> KeyState:
-        """Return the state that was pickled: a whole, and what has changed since."""
+        """Return the state from its pickles: a whole, and the changes since."""
         key, value = (), None
         saved: dict[str, Part] = {}
         for pickled in parts:
@@ -313,20 +318,22 @@ class KeyedLogic:
         return KeyState(key, value if self._fields is None else self._fields.filled(value), items)
 
     def bytes(self, state: KeyState) -> int:
-        """Return what a state takes in memory, about."""
+        """Return the approximate size of a state in memory."""
         items = state.items.values()
-        return _STATE_BYTES + int(_bytes_of([state.key, state.value, *(kept for one in items for kept in (one._values, one._times))]))
+        return _STATE_BYTES + int(
+            _bytes_of([state.key, state.value, *(kept for one in items for kept in (one._values, one._times))])
+        )
 
     def lifetimes(self, state: KeyState, now: int) -> tuple[bool, int | None]:
         """See `KeyState.lifetimes`."""
         return state.lifetimes(now)
 
     def count_from(self, state: KeyState, now: int) -> bool:
-        """Time has gone on: what was put since it last did lives from now on. Returns whether items changed by that."""
+        """Start the time to live of items put since time last advanced. Returns whether items changed."""
         return sum(items._count_from(now) for items in state.items.values()) > 0
 
     def expire(self, state: KeyState, now: int) -> KeyState | None:
-        """Forget items that were put too long ago. Returns None if nothing is left."""
+        """Remove expired items. Returns None if nothing is left."""
         for items in state.items.values():
             items._expire(now)
         return None if state.is_empty() else state
@@ -338,7 +345,7 @@ def _key_tuples(keys: NativeTable) -> list[tuple[Any, ...]]:
 
 
 def _bytes_of(one: object, level: int = 0) -> float:
-    """What an object and all that is in it take in memory, about: of much a part is looked at."""
+    """Return the approximate size in memory of an object with everything in it; large containers are sampled."""
     size = float(sys.getsizeof(one))
     if isinstance(one, Mapping):
         inside: Iterable[object] = itertools.chain.from_iterable(one.items())

@@ -1,4 +1,4 @@
-"""A stream that runs, as the program sees it that watches it."""
+"""A running stream, as seen by the program that monitors it."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ __all__ = ["Move", "Running"]
 
 @dataclass(frozen=True)
 class Move:
-    """What has come of a `Running.rebalance`.
+    """Progress and result of a `Running.rebalance`.
 
     Attributes
     ----------
     task : str
     done : bool
-        Whether it is over; else it is under way, and nothing else is known.
+        Whether it is over; while it is not, nothing else is known.
     error : str or None
-        Why it was refused.
+        Why it was rejected.
     epoch, buckets, moved_bytes : int
-        The checkpoint at which buckets moved, how many, and how much state of theirs.
+        The checkpoint at which buckets moved, their number, and the bytes of their state.
     waited_s : float
-        The longest that one of the task's copies took no rows, in seconds.
+        The longest time that one of the task's copies accepted no rows, in seconds.
     """
 
     task: str
@@ -39,7 +39,7 @@ class Move:
 
 
 class Running:
-    """A stream that runs. The keys of its rows are dealt to *buckets* by their hash, and buckets to copies of tasks."""
+    """A running stream. Keys are hashed to *buckets*, and buckets are assigned to copies of tasks."""
 
     def __init__(self, native: NativeRunning, copies: int) -> None:
         self._native = native
@@ -48,12 +48,12 @@ class Running:
 
     @property
     def owners(self) -> dict[str, list[int]]:
-        """By task with keys, the copy that owns each bucket; of those that are moving, the new owner."""
+        """The copy that owns each bucket, for each task with keys; for buckets on the move, the new owner."""
         return self._native.owners()
 
     @property
     def moves(self) -> list[Move]:
-        """Every rebalance that has been asked for, in their order."""
+        """All rebalances requested so far, in order."""
         found = []
         for task, error, moved in self._native.outcomes():
             if moved is None:
@@ -65,21 +65,21 @@ class Running:
         return found
 
     def rebalance(self, task: str, owners: Sequence[int]) -> None:
-        """Move buckets of a task, and what is kept of their keys, to other copies while the stream goes on.
+        """Move buckets of a task, with the state of their keys, to other copies while the stream runs.
 
-        Nothing is lost or counted twice, and rows of a key stay in their order. `moves` says what comes of it.
+        Nothing is lost or counted twice, and rows of a key stay in order. `moves` shows the progress and the result.
 
         Parameters
         ----------
         task : str
             One of `owners`.
         owners : sequence of int
-            The copy that is to own each bucket.
+            The new owner of each bucket, as the number of a copy.
 
         Raises
         ------
         DataSetError
-            If there is no such task, or `owners` are not as many copies as there are buckets.
+            If the task does not exist, or `owners` does not have one copy for each bucket.
         """
         now = self.owners.get(task)
         if now is not None and len(owners) != len(now):

@@ -1,4 +1,4 @@
-"""A look at a stream: its first rows."""
+"""Display of a stream's first rows."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _ENOUGH = "tidemill-show-has-enough-rows"
 
 
 class _First:
-    """A sink for so many rows, all on worker 0."""
+    """A sink for a number of rows, all on worker 0."""
 
     #: Read by the engine.
     _copies_max = 1
@@ -33,9 +33,9 @@ class _First:
 
 
 def first_rows(stream: NativeDataSet, count: int) -> Table:
-    """Run a stream until it has given so many rows, or has ended. Collective; worker 0 has them, others none.
+    """Run a stream until it has produced this many rows, or has ended. Collective; only worker 0 gets the rows.
 
-    Nothing is committed: a source that can be read again is where it was.
+    Nothing is committed: a source that can be read again stays where it was.
     """
     sink = _First(count)
     if count > 0:

@@ -1,4 +1,4 @@
-"""Sinks of streams as the engine takes them."""
+"""Sinks of streams, as the engine takes them."""
 
 from __future__ import annotations
 
@@ -14,31 +14,33 @@ from tidemill._tidemill import NativeTable
 
 __all__ = ["Connector", "Guarantee", "Sink", "native_sink", "sink_name"]
 
-#: What becomes of a row when its job fails and goes on.
+#: Delivery guarantee for rows when a job fails and resumes.
 Guarantee = Literal["exactly_once", "at_least_once", "at_most_once"]
 
 
 class Sink(Protocol):
-    """Where a stream goes, exactly once. Each thread of each worker has one of its own, made by `copy.deepcopy`:
-    what cannot be copied, such as an open file, is for the first `write`.
+    """A sink that writes each row exactly once. Each thread of each worker has its own, created by `copy.deepcopy`:
+    create objects that cannot be copied, such as open files, in the first `write`.
 
-    What `prepare` returns becomes part of the checkpoint; `commit` gets it when the checkpoint is durable, and again when a job
-    goes on from there: the second time must change nothing.
+    The result of `prepare` becomes part of the checkpoint; `commit` gets it when the checkpoint is durable, and again
+    when a job resumes from this checkpoint: the second call must change nothing.
     """
 
     def write(self, rows: Table, /) -> None:
-        """Take rows; they need not appear anywhere yet."""
+        """Accept rows; they need not become visible yet."""
 
     def prepare(self, epoch: int, /) -> bytes:
-        """Make what was written since the last call ready, and return what `commit` needs; nothing, if there is nothing."""
+        """Make the rows written since the last call ready to commit, and return what `commit` needs; empty bytes if
+        there are none.
+        """
 
     def commit(self, prepared: bytes, /) -> None:
-        """Make what was prepared appear."""
+        """Make the prepared rows visible."""
 
 
 @dataclass(frozen=True)
 class Connector:
-    """A sink of the engine's own; made by `to_files` and its like."""
+    """A built-in sink; returned by `to_files` and similar functions."""
 
     #: Not shown: it may have a password.
     spec: str = field(repr=False)
@@ -52,12 +54,12 @@ if TYPE_CHECKING:
 
 
 def sink_name(sink: Any) -> str:
-    """What it is called in messages."""
+    """Return the sink's name for messages."""
     return str(getattr(sink, "__name__", type(sink).__name__))
 
 
 def native_sink(sink: AnySink) -> Any:
-    """The sink with tables as people know them, or what describes it."""
+    """Return a sink that takes native tables, or the description of a built-in sink."""
     if isinstance(sink, Connector):
         return sink.spec
     if not hasattr(sink, "prepare"):

@@ -1,4 +1,6 @@
-"""States, lists, maps and aggregates with names and types: what a function may keep of a key, and what becomes of that of a program before."""
+"""Named and typed states, lists, maps and aggregates: what a function may keep for a key, and how to restore those of
+an earlier program.
+"""
 
 from __future__ import annotations
 
@@ -28,9 +30,9 @@ _CLASSES: tuple[tuple[str, tuple[type, ...]], ...] = (
 )
 
 
-#: What an item of a list or a map is: one value of a type, or a dict with fields.
+#: Type of an item of a list or a map: one value of a type, or a dict with fields.
 ItemType = str | Mapping[str, str]
-#: Fields with their types as Arrow names them.
+#: Fields with the names of their Arrow types.
 Resolve = Callable[[Mapping[str, str]], list[tuple[str, str]]]
 
 
@@ -46,7 +48,7 @@ class StateFields:
         }
 
     def wrong(self, state: object) -> str | None:
-        """In words what is wrong with a state, if anything is. ``None`` is none, and so are fields that are not there."""
+        """Return what is wrong with a state, in words, if anything is. ``None`` means no state; fields may be missing."""
         if state is None:
             return None
         if not isinstance(state, dict):
@@ -63,14 +65,16 @@ class StateFields:
         return None
 
     def filled(self, state: Any) -> Any:
-        """A state that was saved, perhaps before it had all of these fields."""
+        """Return a saved state, with None for fields that it did not have yet."""
         if state is None:
             return None
         return {**dict.fromkeys(self._types), **state}
 
 
 class _Items:
-    """What items of one list or map are, names of a map, and an aggregate: fields, or one without a name for a value that is none."""
+    """Types of the items of a list or map, of the names of a map, and of an aggregate: fields, or a single type without
+    a name.
+    """
 
     def __init__(self, what: str, of: ItemType, resolve: Resolve, *, has_items: bool = True) -> None:
         if not isinstance(of, (str, Mapping)) or not of:
@@ -83,18 +87,18 @@ class _Items:
         self._fields = StateFields(resolve(self._types), "the program")
 
     def columns(self) -> list[tuple[str, str]]:
-        """What a checkpoint says of them."""
+        """Return their schema, for a checkpoint."""
         return [(f"{self._what}, {name}" if name else self._what, of) for name, of in self._types.items()]
 
     def check(self, value: Any) -> None:
-        """Raise what is wrong with a value, if anything is."""
+        """Raise if a value is invalid."""
         wrong = self._fields.wrong({"": value} if self._is_plain else value)
         if wrong is not None:
             wrong = f"is {value!r}, but must be {self._types['']}" if self._is_plain else wrong
             raise DataSetError(f"{self._value} {wrong}")
 
     def filled(self, value: Any) -> Any:
-        """A value that was saved, perhaps before it had all of these fields."""
+        """Return a saved value, with None for fields that it did not have yet."""
         return value if self._is_plain else self._fields.filled(value)
 
 
@@ -103,8 +107,8 @@ _ARGUMENTS = {LIST: "lists=", MAP: "maps=", AGGREGATE: "aggregates="}
 
 
 class Declared:
-    """What a function says that it keeps of a key: the fields of its state, its lists, maps and aggregates. What it says nothing of may be
-    anything.
+    """A function's declarations for a key: the fields of its state, its lists, maps and aggregates. Anything undeclared
+    may have any type.
     """
 
     def __init__(
@@ -135,17 +139,17 @@ class Declared:
             }
 
     def columns(self) -> list[tuple[str, str]]:
-        """What a checkpoint says of lists, maps and aggregates."""
+        """Return the schemas of lists, maps and aggregates, for a checkpoint."""
         found = [pair for of in self._items.values() for pair in (of or {}).values()]
         return [column for pair in found for items in pair if items is not None for column in items.columns()]
 
     def check(self, name: str, kind: int) -> Callable[[Any, Any], None] | None:
-        """What looks at names and values of a list, a map or an aggregate; None where they may be anything.
+        """Return the check for names and values of a list, a map or an aggregate; None if they may be anything.
 
         Raises
         ------
         DataSetError
-            If there is no such one.
+            If it was not declared.
         """
         of = self._items[kind]
         if of is None:
@@ -162,6 +166,6 @@ class Declared:
         return check
 
     def filled(self, name: str, kind: int, values: dict[Any, Any]) -> dict[Any, Any]:
-        """Items that were saved, perhaps before they had all of their fields."""
+        """Return saved items, with None for fields that they did not have yet."""
         of = (self._items[kind] or {}).get(name)
         return values if of is None else {name: of[1].filled(value) for name, value in values.items()}

@@ -1,6 +1,6 @@
-"""Where running streams tell of themselves: a small file for each worker, in a folder of the user on its machine.
+"""Status files of running streams: a small file for each worker, in a folder of the user on the worker's machine.
 
-Worker 0 hears from the others over the links between workers, and its file has what all of them tell.
+Worker 0 gets the status of the others over the links between workers, and writes all of it to its file.
 """
 
 from __future__ import annotations
@@ -33,15 +33,17 @@ _BYTES_MAX = 256 << 20
 
 
 def folder() -> Path:
-    """Where the files are, whether it is there or not."""
+    """Return the folder of the status files, whether it exists or not."""
     base = os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir()
     return Path(base) / f"tidemill-{os.getuid()}" / "streams"
 
 
 def place(job: str, comm: Any) -> tuple[str | None, str]:
-    """A worker's file, and what is the same in it all the time. No file where there can be none, which a job can do without.
+    """Return a worker's file, and the constant part of its content. No file if none can be created; a job works without
+    it.
 
-    Collective: other streams may have the same name, so worker 0 draws a number, which all workers tell, and where it is itself.
+    Collective: other streams may have the same name, so worker 0 draws a number, which all workers report, along with
+    worker 0's location.
     """
     member = init()
     host = member.workers[member.rank]["host"]
@@ -61,7 +63,7 @@ def place(job: str, comm: Any) -> tuple[str | None, str]:
 
 
 def _file() -> str | None:
-    """A file of this process that is not there yet. What killed workers have left behind is removed meanwhile."""
+    """Return a new file of this process, and remove files that killed workers have left behind."""
     where = folder()
     try:
         # The umask may have taken away from the mode, never added to it.
@@ -76,9 +78,9 @@ def _file() -> str | None:
 
 
 def _is_own(where: Path) -> bool:
-    """Whether a folder and the one that it is in are this user's, and nobody else can write there.
+    """Return whether a folder and its parent belong to this user, and nobody else can write there.
 
-    In the folder for temporary files somebody else may have been first, with a link, or with a folder of files of their own.
+    In the folder for temporary files, another user may have created a link, or a folder with their own files.
     """
     for path in (where.parent, where):
         try:
@@ -91,14 +93,14 @@ def _is_own(where: Path) -> bool:
 
 
 def _told(file: Path) -> list[dict[str, Any]]:
-    """The lines of a file, which has to be this user's own.
+    """Return the lines of a file, which must belong to this user.
 
     Raises
     ------
     OSError
-        It is gone, a link, or of somebody else.
+        If it does not exist, is a link, or belongs to another user.
     ValueError
-        It is no such file.
+        If it is not a status file.
     """
     with os.fdopen(os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as data:
         found = os.fstat(data.fileno())
@@ -113,14 +115,15 @@ def _told(file: Path) -> list[dict[str, Any]]:
 
 
 def _up_s() -> float:
-    """The seconds since this machine was started, which nobody can set."""
+    """Return the seconds since this machine was started, a clock that nobody can set."""
     return float(Path("/proc/uptime").read_text().split()[0])
 
 
 def _silent_s(status: dict[str, Any]) -> float:
-    """The seconds since a worker of this machine has written `status`.
+    """Return the seconds since a worker of this machine has written `status`.
 
-    By its clock, set forward by a day, all workers would look as if they had been silent for a day, and their files would be removed.
+    With the wall clock, setting it a day ahead would make all workers look silent for a day, and their files would be
+    removed.
     """
     told_s: float | None = status.get("up_s")
     if told_s is not None and (silent_s := _up_s() - told_s) > -1:
@@ -130,10 +133,11 @@ def _silent_s(status: dict[str, Any]) -> float:
 
 
 def jobs() -> list[dict[str, Any]]:
-    """What workers tell now: those on this machine, and all others of jobs whose worker 0 is on it.
+    """Return the current status of workers: those on this machine, and all others of jobs whose worker 0 is on it.
 
-    Those on this machine also in which file. Each with ``silent_s``, the seconds since it has told anything, and ``over``, whether its
-    part of the job is: then it tells nothing more. Files that killed workers have left behind are removed.
+    Those on this machine also have their file. Each has ``silent_s``, the seconds since its last report, and ``over``,
+    whether its part of the job has ended, so that it reports nothing more. Files that killed workers have left behind
+    are removed.
     """
     here: list[dict[str, Any]] = []
     others: list[dict[str, Any]] = []
@@ -167,7 +171,7 @@ def jobs() -> list[dict[str, Any]]:
 
 
 def _clear() -> None:
-    """Remove what jobs that were asked to stop have left behind, when nobody waits for it any more."""
+    """Remove files that stopped jobs have left behind, when nobody waits for them any more."""
     for kind in ("stop", "stopped", "new"):
         for file in folder().glob(f"*.{kind}"):
             if not _OURS.fullmatch(file.name):
@@ -182,6 +186,6 @@ def _clear() -> None:
 
 
 def stopping(status: dict[str, Any]) -> tuple[Path, Path]:
-    """The file that asks a job to stop, given what its worker 0 tells, and the one that says that it has."""
+    """Return the file that asks a job to stop, given its worker 0's status, and the file that confirms it."""
     file = Path(status["file"])
     return file.with_suffix(".stop"), file.with_suffix(".stopped")

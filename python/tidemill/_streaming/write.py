@@ -27,7 +27,7 @@ __all__ = ["explain", "run", "run_plainly"]
 
 
 def explain(queries: list[tuple[NativeDataSet, Any]]) -> str:
-    """The tasks of the job that `run` would run, and what each sink has of its rows; collective. A sink may be None."""
+    """Return the tasks of the job that `run` would run, and the guarantee of each sink; collective. A sink may be None."""
     pairs = [(query, None if sink is None else native_sink(sink), sink_name(sink)) for query, sink in queries]
     return explain_stream(engine(), init().comm, pairs)
 
@@ -45,7 +45,7 @@ def run(
     allow_loops: bool,
     drop_state: Iterable[str],
 ) -> dict[str, Any]:
-    """What `write` and `DataSet.write_stream` do; whoever called them is who warnings are for."""
+    """Run `write` and `DataSet.write_stream`; warnings point at their caller."""
     if not isinstance(name, str) or not name:
         raise DataSetError(f"name must be a non-empty string, not {name!r}")
     if guarantee is not None and guarantee not in get_args(Guarantee):
@@ -122,7 +122,7 @@ def run_plainly(call: str, query: NativeDataSet, sink: Any) -> None:
 
 @contextmanager
 def _figures(job_id: str) -> Iterator[None]:
-    """Serve figures of the job from worker 0, if they are wanted; that it cannot is an error on every worker. Collective."""
+    """Serve metrics of the job from worker 0, if requested; failure is an error on every worker. Collective."""
     job = init()
     with ExitStack() as serving:
         failed: str | None = None
@@ -139,7 +139,7 @@ def _figures(job_id: str) -> Iterator[None]:
 
 
 def _late_sinks(late_output: Any) -> list[tuple[str | None, Any]]:
-    """Where late rows go: by step, or one sink for all windows."""
+    """Return the sinks for late rows: by step, or one for all windows."""
     if late_output is None:
         return []
     if not isinstance(late_output, Mapping):

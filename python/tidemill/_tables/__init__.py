@@ -1,4 +1,4 @@
-"""Tables in memory, the engine of this process, and what all workers do with them together.
+"""Tables in memory, the engine of this process, and the actions that all workers perform together.
 
-Nothing here knows of queries (`tidemill.dataset`), graphs or streams.
+Nothing here depends on queries (`tidemill.dataset`), graphs or streams.
 """

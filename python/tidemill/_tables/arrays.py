@@ -1,4 +1,4 @@
-"""Tables of NumPy's arrays: what `Table.to_numpy` gives, and what else can be a column."""
+"""Tables of NumPy arrays: the conversions of `Table.to_numpy` and `Table.from_numpy`."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ _UNITS = {"D": "s", "h": "s", "m": "s", "s": "s", "ms": "ms", "us": "us", "ns": 
 
 
 def table_of_arrays(columns: Mapping[str, Any]) -> NativeTable:
-    """A table of arrays, or of what NumPy makes arrays of, of one length.
+    """Return a table of arrays, or of sequences that NumPy can convert, of one length.
 
     Raises
     ------
     DataSetError
         If a column cannot be made of an array, or lengths differ.
     TypeError
-        If there are no arrays by name.
+        If `columns` is not a mapping of names to arrays.
     """
     if not isinstance(columns, Mapping):
         raise TypeError(f'from_numpy takes arrays by column, {{"x": array}}, not a {type(columns).__name__}')
@@ -81,7 +81,7 @@ def _array(name: str, values: Any) -> numpy.ndarray:
 
 
 def _one(name: str, array: numpy.ndarray) -> NativeTable:
-    """A table of this column."""
+    """Return a table with this column."""
     import numpy as np
 
     if isinstance(array, np.ma.MaskedArray):
@@ -116,7 +116,7 @@ def _listed(name: str, values: list[Any]) -> NativeTable:
 
 
 def _lists(name: str, array: numpy.ndarray) -> NativeTable:
-    """Rows of arrays of two axes or more as lists of a fixed size, as `to_numpy` gives those of numbers."""
+    """Convert rows of arrays with two or more axes to fixed-size lists, the inverse of `to_numpy` for numbers."""
     rows, size = array.shape[0], array.shape[1]
     if array.dtype.kind == "O" or size == 0:
         return _listed(name, array.tolist())
@@ -124,7 +124,7 @@ def _lists(name: str, array: numpy.ndarray) -> NativeTable:
 
 
 def _times(name: str, array: numpy.ndarray) -> NativeTable:
-    """Times by their counts, which are exact in any unit; NaT is null."""
+    """Convert times by their counts, which are exact in any unit; NaT is null."""
     import numpy as np
 
     unit, _ = np.datetime_data(array.dtype)

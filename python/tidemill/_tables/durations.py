@@ -1,4 +1,4 @@
-"""Durations, as queries and streams take them."""
+"""Durations, as arguments of queries and streams."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ __all__ = ["Duration", "micros", "seconds"]
 
 
 def micros(length: Duration, what: str) -> int:
-    """Microseconds of a duration; `what` names it in errors."""
+    """Convert a duration to microseconds; `what` names it in errors."""
     return _duration.micros(length, what, DataSetError)
 
 
 def seconds(length: Duration, what: str) -> float:
-    """Seconds of a duration; `what` names it in errors."""
+    """Convert a duration to seconds; `what` names it in errors."""
     return micros(length, what) / 1_000_000

@@ -1,8 +1,10 @@
-"""The engine of this process: made when it is first needed, kept until the process ends.
+"""The engine of this process: created on first use, kept until the process ends.
 
-How many threads: ``TIDEMILL_THREADS``, else the CPUs of a host, within the quota of its container, shared among its workers. How much memory
-queries may hold before they spill: ``TIDEMILL_MEMORY`` (such as ``2GiB``, or ``none`` for no limit), else four fifths of what the
-machine or container has, shared among its workers, less 48 MiB for each worker's interpreter, and half of what ``ulimit -v`` leaves. Where to: ``TIDEMILL_SPILL_DIR``, else the system's folder for temporary files.
+- Threads: ``TIDEMILL_THREADS``, else the CPUs of a host, within the quota of its container, shared among its workers.
+- Memory that queries may hold before they spill: ``TIDEMILL_MEMORY`` (such as ``2GiB``, or ``none`` for no limit), else
+  four fifths of the memory of the machine or container, shared among its workers, less 48 MiB for each worker's
+  interpreter, and half of what ``ulimit -v`` leaves.
+- Folder to spill to: ``TIDEMILL_SPILL_DIR``, else the system's folder for temporary files.
 """
 
 from __future__ import annotations
@@ -35,7 +37,7 @@ _UNITS = {"": 1, "K": 1024, "M": 1024**2, "G": 1024**3, "T": 1024**4}
 
 
 def engine() -> QueryEngine:
-    """The engine of this process."""
+    """Return the engine of this process."""
     if not _engines:
         with _lock:
             if not _engines:
@@ -45,23 +47,25 @@ def engine() -> QueryEngine:
 
 
 def copies() -> int:
-    """How many copies a task of a query has at most: one for each thread of each worker."""
+    """Return the maximum number of copies of a query's task: one for each thread of each worker."""
     job = init()
     return query_threads(job) * job.size
 
 
 def new_engine(job: Job, threads: int, workers: int) -> QueryEngine:
-    """An engine of so many workers, with this worker's share of memory."""
+    """Return an engine for this many workers, with this worker's share of memory."""
     return QueryEngine(threads, workers, memory_budget(job), os.environ.get("TIDEMILL_SPILL_DIR") or None)
 
 
 def query_threads(job: Job) -> int:
-    """Threads that run queries: the same on all workers, for tables are cut into as many parts."""
+    """Return the number of threads that run queries: the same on all workers, since tables are split into as many
+    parts.
+    """
     return chosen_threads(DataSetError) or max(job._worker.threads())
 
 
 def memory_budget(job: Job) -> int | None:
-    """Bytes that this worker's queries and graphs may hold; None: no limit."""
+    """Return the bytes that this worker's queries and graphs may hold; None for no limit."""
     text = os.environ.get("TIDEMILL_MEMORY", "")
     if text == "none":
         return None
@@ -83,7 +87,7 @@ def memory_budget(job: Job) -> int | None:
 
 
 def bytes_of(text: str) -> int:
-    """The bytes of a size such as ``2GiB``; `ValueError` if it is none."""
+    """Parse a size such as ``2GiB`` and return its bytes; raise `ValueError` if it is not a size."""
     found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?", text.strip(), re.IGNORECASE)
     if not found:
         raise ValueError(text)

@@ -12,7 +12,9 @@ class DataSetError(TidemillError):
 
 
 class BadRowsWarning(UserWarning):
-    """Rows of files or streams could not be read, and were left out as ``on_error`` asks; the message says how many, and names the first."""
+    """Rows of files or streams could not be read and were left out, as ``on_error`` requests; the message gives their
+    number and describes the first one.
+    """
 
 
 # Programs and tracebacks name them as the package shows them.

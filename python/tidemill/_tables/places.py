@@ -1,4 +1,4 @@
-"""Where files are: paths and URLs as people write them, and options of object stores."""
+"""Locations of files: paths and URLs as people write them, and options of object stores."""
 
 from __future__ import annotations
 
@@ -11,30 +11,31 @@ from typing import Any
 
 __all__ = ["StorageOptions", "as_options", "at_home", "is_read", "is_url"]
 
-#: What an object store has to be told, beside what the environment says: ``{"aws_region": "eu-central-1"}``.
+#: Options of an object store, in addition to environment variables: ``{"aws_region": "eu-central-1"}``.
 StorageOptions = Mapping[str, Any]
 
 
 def at_home(path: str | os.PathLike[str]) -> str:
-    """The path with a leading ``~`` replaced; `Path.expanduser` would take a slash out of URLs."""
+    """Return the path with a leading ``~`` expanded; `Path.expanduser` would remove a slash from URLs."""
     return os.path.expanduser(os.fspath(path))  # noqa: PTH111
 
 
 def as_options(options: StorageOptions | None) -> dict[str, str]:
-    """Options as texts: true and false in the words that stores know."""
+    """Return options as strings: booleans in the words that stores know."""
     given = (options or {}).items()
     return {name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in given}
 
 
 def is_url(path: str | os.PathLike[str]) -> bool:
-    """Whether this is a URL, and not a path."""
+    """Return whether this is a URL rather than a path."""
     return isinstance(path, str) and re.match(r"[A-Za-z0-9+.-]+://", path) is not None
 
 
 def is_read(file: str, path: str, *, folders: bool = True) -> bool:
-    """Whether who reads `path` (a file, a folder, a glob, or a URL that keys of objects begin with) would read `file`, once it is there.
+    """Return whether reading `path` (a file, a folder, a glob, or a URL prefix of object keys) would read `file` once
+    it exists.
 
-    `folders` says whether a glob stands for all that is in a folder that it matches, too.
+    `folders` says whether a glob also matches everything in a folder that it matches.
     """
     if is_url(file) and is_url(path):
         read, parts = path.rstrip("/").split("/"), file.split("/")
@@ -58,7 +59,7 @@ def _is_hidden(name: str) -> bool:
 
 
 def _matches(parts: Sequence[str], pattern: Sequence[str]) -> bool:
-    """Whether the parts of a path are those of a glob, of which ``**`` is any number of them."""
+    """Return whether the parts of a path match those of a glob, in which ``**`` stands for any number of them."""
     if not pattern:
         return not parts
     if pattern[0] == "**":

@@ -1,4 +1,4 @@
-"""What the last action or stream left out."""
+"""Counts of the rows that the last action or stream left out."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ __all__ = ["RowReport", "last_report", "remember"]
 
 @dataclass(frozen=True)
 class RowReport:
-    """How many rows an action or a stream left out, on all workers; returned by `last_report`.
+    """Number of rows that an action or a stream left out, on all workers; returned by `last_report`.
 
     A job that resumes from a checkpoint starts again from 0.
 
     Attributes
     ----------
     skipped_rows : int
-        Rows and records that could not be read, with ``on_error="skip"`` or ``"quarantine"``. Each action reads its files again,
-        and counts what it finds there again.
+        Rows and records that could not be read, with ``on_error="skip"`` or ``"quarantine"``. Each action reads its
+        files again, and counts their bad rows again.
     late_rows : int
         Rows of a stream that came too late for a step. Those that went to ``late_output`` are not counted.
     rows_without_time : int
-        Rows of a stream whose time is null, so that a step that depends on it left them out.
+        Rows of a stream that a step left out because their time is null.
     """
 
     skipped_rows: int = 0
@@ -49,6 +49,6 @@ def last_report() -> RowReport:
 
 
 def remember(report: RowReport) -> None:
-    """Make a report the last one."""
+    """Store a report as the last one."""
     global _last
     _last = report

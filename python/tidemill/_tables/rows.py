@@ -1,4 +1,4 @@
-"""Tables of what programs give: rows that are dicts, tables of other libraries, schemas; and what programs' functions are called."""
+"""Tables from user data: dicts as rows, tables of other libraries, schemas; and names of user functions."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ __all__ = [
 
 #: A row: values by column.
 Row = dict[str, Any]
-#: Types by column, or what has ``__arrow_c_schema__``, such as a ``pyarrow.Schema``.
+#: Types by column, or an object with ``__arrow_c_schema__``, such as a ``pyarrow.Schema``.
 Schema = Mapping[str, str] | Any
 
 
@@ -36,7 +36,7 @@ class ArrowStream(Protocol):
 
 
 def parse_schema(schema: Schema, what: str = "schema") -> Any:
-    """A schema as the engine takes it; `what` names the argument in errors."""
+    """Return a schema as the engine takes it; `what` names the argument in errors."""
     if not isinstance(schema, Mapping):
         if not hasattr(schema, "__arrow_c_schema__"):
             raise DataSetError(f'{what}= must be types by column, {{"n": "int64"}}, or an Arrow schema, not {schema!r}')
@@ -48,20 +48,20 @@ def parse_schema(schema: Schema, what: str = "schema") -> Any:
 
 
 def function_name(function: Callable[..., Any]) -> str:
-    """Return what errors call a function."""
+    """Return the name of a function for errors."""
     return getattr(function, "__qualname__", None) or type(function).__qualname__
 
 
 def describe_error(error: BaseException) -> str:
-    """The message of an exception in one line, with what was noted on its way, such as the column."""
+    """Return the message of an exception in one line, with the notes added on the way, such as the column."""
     if isinstance(error, SystemExit):
         return f"it called exit({'' if error.code is None else repr(error.code)})"
     return " ".join([str(error), *getattr(error, "__notes__", [])])
 
 
 def table_of_rows(rows: list[Row], schema: Schema | None, found: NativeTable | None = None) -> NativeTable:
-    """A table of rows, with the columns of `schema`, if that is given, or those that were `found` in rows before, null where a row
-    does not have one.
+    """Return a table of rows, with the columns of `schema` if given, else those `found` in earlier rows; values that a
+    row does not have are null.
     """
     if schema is None and found is None:
         columns = dict.fromkeys(name for row in rows for name in check_row(row))
@@ -88,7 +88,7 @@ def table_of_rows(rows: list[Row], schema: Schema | None, found: NativeTable | N
 
 
 def check_row(row: Any) -> Mapping[str, Any]:
-    """Return a row, if it is one."""
+    """Return the argument if it is a row; otherwise raise."""
     if not isinstance(row, Mapping):
         raise DataSetError(f"a row must be a dict, not {type(row).__name__}")
     return row
@@ -102,7 +102,7 @@ def _fields(schema: Any) -> list[tuple[str, str]]:
 
 
 def as_list(made: Any) -> Iterable[Any]:
-    """Return what a function returned as a list: one thing, several, or None."""
+    """Return the result of a function as a list: of one item, several, or none for None."""
     if made is None:
         return []
     return made if isinstance(made, list) else [made]

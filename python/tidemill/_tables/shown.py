@@ -1,4 +1,4 @@
-"""Rows on display: the `repr` of tables and DataSets, and their HTML in notebooks."""
+"""Display of rows: the `repr` of tables and DataSets, and their HTML in notebooks."""
 
 from __future__ import annotations
 
@@ -27,24 +27,24 @@ _CELL_MAX = 80
 
 
 class _TooLong(Exception):
-    """A query takes longer than a display may."""
+    """A query takes longer than a display may take."""
 
 
 def table_text(table: NativeTable) -> str:
-    """The first rows as text, with types."""
+    """Return the first rows as text, with types."""
     shown = table.slice(0, _TABLE_ROWS).format(types=True)
     rest = table.num_rows - _TABLE_ROWS
     return f"{shown}\n... {rest} more rows" if rest > 0 else shown
 
 
 def table_html(table: NativeTable) -> str:
-    """The first rows as HTML, with types."""
+    """Return the first rows as HTML, with types."""
     rest = table.num_rows - _TABLE_ROWS
     return _html(table.slice(0, _TABLE_ROWS), f"... {rest} more rows" if rest > 0 else None)
 
 
 def dataset_text(data: NativeDataSet) -> str:
-    """The schema, and the first rows where they can be had here and now."""
+    """Return the schema, and the first rows if they are available here and now."""
     found = _first_rows(data)
     if isinstance(found, str):
         return f"<DataSet {', '.join(f'{name}: {kind}' for name, kind in data.fields)}; {found}>"
@@ -52,7 +52,7 @@ def dataset_text(data: NativeDataSet) -> str:
 
 
 def dataset_html(data: NativeDataSet) -> str:
-    """The same as HTML."""
+    """Return the same as HTML."""
     found = _first_rows(data)
     if isinstance(found, str):
         return _html(data.empty(), f"DataSet; {found}")
@@ -64,10 +64,10 @@ def _more(found: NativeTable) -> str:
 
 
 def _first_rows(data: NativeDataSet) -> NativeTable | str:
-    """A row more than are shown, or why there are none.
+    """Return one row more than is shown, or why there are none.
 
-    An object is displayed by one worker, a debugger or a traceback, at any time: it runs nothing that others take part in, that takes
-    long, that leaves something behind, or that fails.
+    An object may be displayed by one worker, a debugger or a traceback, at any time: displaying must not run anything
+    collective, slow or with side effects, and must not fail.
     """
     if data.is_stream():
         return "a stream: write_stream(print) shows its rows"

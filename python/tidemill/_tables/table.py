@@ -20,16 +20,16 @@ __all__ = ["Table"]
 
 
 class Table:
-    """Rows in memory. Any library that speaks the Arrow PyCapsule interface takes it, without copying.
+    """Rows in memory. Any library that supports the Arrow PyCapsule interface can use it without copying.
 
     Attributes
     ----------
     num_rows : int
     columns : list of str
     schema : dict of str to str
-        Arrow's types by column.
+        Arrow types by column.
     nbytes : int
-        Memory held.
+        Size in memory.
     """
 
     __slots__ = ("_native",)
@@ -39,22 +39,22 @@ class Table:
 
     @property
     def num_rows(self) -> int:
-        """How many rows there are."""
+        """Number of rows."""
         return self._native.num_rows
 
     @property
     def schema(self) -> dict[str, str]:
-        """Arrow's types by column."""
+        """Arrow types by column."""
         return dict(self._native.fields)
 
     @property
     def columns(self) -> list[str]:
-        """The columns' names, in order."""
+        """Column names, in order."""
         return [name for name, _ in self._native.fields]
 
     @property
     def nbytes(self) -> int:
-        """Bytes of memory held."""
+        """Size in memory, in bytes."""
         return self._native.nbytes
 
     def __len__(self) -> int:
@@ -69,7 +69,7 @@ class Table:
         return iter(self.to_pylist())
 
     def __repr__(self) -> str:
-        """The first twenty rows, with types; nulls are ``null``."""
+        """Return the first twenty rows, with types; nulls are ``null``."""
         return _shown.table_text(self._native)
 
     def _repr_html_(self) -> str:
@@ -86,7 +86,9 @@ class Table:
         return self._native.__arrow_c_schema__()
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> numpy.ndarray:
-        """An array of shape (rows, columns), for what takes matrices, such as the estimators of `tidemill.ml`; always a copy."""
+        """Return an array of shape (rows, columns), for functions that take matrices, such as the estimators of
+        `tidemill.ml`; always a copy.
+        """
         import numpy as np
 
         if copy is False:
@@ -97,19 +99,20 @@ class Table:
 
     @staticmethod
     def from_numpy(columns: Mapping[str, Any]) -> Table:
-        """A table of arrays by column, of one length; they are copied. It takes back what `to_numpy` gives.
+        """Return a table of arrays by column, all of one length; the arrays are copied. The inverse of `to_numpy`.
 
         Parameters
         ----------
         columns : mapping of str to numpy.ndarray or sequence
-            Arrays of numbers, booleans, texts, bytes, ``datetime64`` and ``timedelta64`` (NaT is null), or of Python's objects, None for
-            null; masked arrays (what is masked is null); arrays of several axes, whose rows become lists; and lists of Python's values.
-            Dates and times of days, weeks, months and years are dates.
+            Arrays of numbers, booleans, strings, bytes, ``datetime64`` and ``timedelta64`` (NaT is null), or of Python
+            objects (None is null); masked arrays (masked elements are null); arrays with several axes, whose rows
+            become lists; and lists of Python values. ``datetime64`` with a unit of days, weeks, months or years becomes
+            a date.
 
         Raises
         ------
         DataSetError
-            If lengths differ, or an array is of what tables have not, such as complex numbers.
+            If lengths differ, or an array's type has no equivalent in tables, such as complex numbers.
 
         Examples
         --------
@@ -126,11 +129,11 @@ class Table:
         return Table(native)
 
     def to_numpy(self) -> dict[str, numpy.ndarray]:
-        """An array of shape (rows,) for each column, with memory of its own.
+        """Return an array of shape (rows,) for each column, with memory of its own.
 
-        Numbers and booleans have their own dtype; dates, datetimes and durations are ``datetime64`` and ``timedelta64`` of their unit,
-        those of a time zone in UTC. Of lists of a fixed size, of numbers, it is an array of shape (rows, size). Anything else, and columns
-        with nulls, are objects, None for null.
+        Numbers and booleans keep their dtype; dates, datetimes and durations are ``datetime64`` and ``timedelta64`` of
+        their unit, in UTC if they have a time zone. A column of fixed-size lists of numbers becomes an array of shape
+        (rows, size). Other columns, and columns with nulls, become objects, None for null.
         """
         times = {name: found for name, kind in self._native.fields if (found := _time_type(kind)) is not None}
         # A cast to a schema is a choice of its columns, too.
@@ -147,38 +150,38 @@ class Table:
         return arrays
 
     def slice(self, skip: int, count: int) -> Table:
-        """At most `count` rows after the first `skip`, without copying."""
+        """Return at most `count` rows after skipping the first `skip`, without copying."""
         return Table(self._native.slice(skip, count))
 
     def to_dict(self) -> dict[str, list[Any]]:
-        """A list of Python values for each column; nulls are None."""
+        """Return a list of Python values for each column; nulls are None."""
         return self._native.to_dict()
 
     def to_pylist(self) -> list[dict[str, Any]]:
-        """A dict for each row."""
+        """Return a dict for each row."""
         columns = self.to_dict()
         return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
     def to_arrow(self) -> pyarrow.Table:
-        """As a ``pyarrow.Table``, without copying; needs pyarrow (``pip install "tidemill[files]"``)."""
+        """Return a ``pyarrow.Table``, without copying; needs pyarrow (``pip install "tidemill[files]"``)."""
         pyarrow = needed("pyarrow", "to_arrow")
         # `pyarrow.table` asks whether this is a frame of pandas, and imports pandas for that: a third of a second.
         return pyarrow.RecordBatchReader.from_stream(self).read_all()
 
     def to_pandas(self, **options: Any) -> pandas.DataFrame:
-        """As a pandas frame; needs pyarrow and pandas. `options` go to ``pyarrow.Table.to_pandas``."""
+        """Return a pandas DataFrame; needs pyarrow and pandas. `options` are passed to ``pyarrow.Table.to_pandas``."""
         needed("pandas", "to_pandas")
         needed("pyarrow", "to_pandas")
         return self.to_arrow().to_pandas(**options)
 
     def to_polars(self) -> polars.DataFrame:
-        """As a Polars frame, without copying; needs Polars."""
+        """Return a Polars DataFrame, without copying; needs Polars."""
         frame: polars.DataFrame = needed("polars", "to_polars").DataFrame(self)
         return frame
 
 
 def _time_type(kind: str) -> str | None:
-    """NumPy's type for one of Arrow's that counts units of time."""
+    """Return the NumPy dtype of an Arrow type that counts units of time."""
     if kind.startswith("Date"):
         return {"Date32": "M8[D]", "Date64": "M8[ms]"}[kind]
     found = re.match(r"(Timestamp|Duration)\((s|ms|µs|ns)\b", kind)
@@ -186,7 +189,7 @@ def _time_type(kind: str) -> str | None:
 
 
 def _of_values(values: list[Any], kind: str) -> numpy.ndarray:
-    """An array of Python values of a type of Arrow's: of lists of numbers that have one length, one of two axes."""
+    """Return an array of Python values of an Arrow type; with two axes for lists of numbers of equal length."""
     import numpy as np
 
     found = re.fullmatch(r"FixedSizeList\((\d+) x (?:non-null )?(U?Int\d+|Float\d+|Boolean)\)", kind)

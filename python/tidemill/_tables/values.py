@@ -1,4 +1,4 @@
-"""Python values as columns, NumPy's arrays among them as lists."""
+"""Python values as columns, with NumPy arrays as lists."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["MonthDayNano", "from_values"]
 
 
 class MonthDayNano(NamedTuple):
-    """An interval of the calendar, as pyarrow has it: how long a month or a day is depends on where it begins."""
+    """A calendar interval, as in pyarrow: the length of a month or a day depends on where it begins."""
 
     months: int
     days: int
@@ -20,7 +20,7 @@ class MonthDayNano(NamedTuple):
 
 
 def from_values(make: Callable[[list[list[Any]]], NativeTable], columns: list[list[Any]]) -> NativeTable:
-    """What `make` makes of the columns' values."""
+    """Return the result of `make` for the columns' values."""
     try:
         return make(columns)
     except TypeError as error:
@@ -35,7 +35,7 @@ def from_values(make: Callable[[list[list[Any]]], NativeTable], columns: list[li
 
 
 def _plain(value: Any) -> Any:
-    """The value with lists in place of arrays, wherever they are in it; itself if there is none."""
+    """Return the value with lists instead of arrays, at any depth; the value itself if it has none."""
     import numpy as np
 
     if isinstance(value, np.ndarray):

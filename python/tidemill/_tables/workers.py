@@ -1,4 +1,4 @@
-"""Actions of a job: one worker runs a query by itself, several run it together, each calling the same."""
+"""Actions of a job: one worker runs a query by itself, or several run it together, each making the same call."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ T = TypeVar("T")
 
 
 def comm() -> Comm | None:
-    """The job's communicator, if the job has several workers."""
+    """Return the job's communicator if the job has several workers."""
     job = init()
     return job.comm if job.size > 1 else None
 
 
 def check_alike(call: str, **arguments: str) -> None:
-    """Raise, on every worker, if what they give a call differs; in words, by argument. Collective."""
+    """Raise, on every worker, if their arguments of a call differ; the message names the arguments. Collective."""
     job = init()
     if job.size == 1:
         return
@@ -56,7 +56,7 @@ def check_alike(call: str, **arguments: str) -> None:
 
 
 def from_first(make: Callable[[], T], says: Callable[[Exception], str] = str) -> T:
-    """What worker 0 makes, on every worker; if it cannot, all raise why, as `says` has it. Collective."""
+    """Return worker 0's result on every worker; if worker 0 fails, all raise its error, worded by `says`. Collective."""
     job = init()
 
     def made() -> T | None:
@@ -67,7 +67,9 @@ def from_first(make: Callable[[], T], says: Callable[[Exception], str] = str) ->
 
 
 def reading() -> AbstractContextManager[Callable[[int, int | None], None] | None]:
-    """For an action, which must not be in a function of another: shows on worker 0's terminal what is read, if it takes long."""
+    """Show on worker 0's terminal the rows that an action reads, if it takes long. An action must not run inside a
+    function of another one.
+    """
     check_outside(DataSetError)
     return _progress.reading(shown=init().rank == 0)
 
@@ -78,7 +80,7 @@ def collect(data: NativeDataSet, root: int | None = None) -> Table:
     Raises
     ------
     DataSetError
-        What went wrong, on every worker.
+        On every worker if the query fails; the message says why.
     """
     job = init()
     if root is not None and not 0 <= root < job.size:
@@ -91,8 +93,8 @@ def collect(data: NativeDataSet, root: int | None = None) -> Table:
 def collect_first(data: NativeDataSet, rows: int) -> Table:
     """Run a query for its first rows, at most `rows`, which worker 0 gets. Collective.
 
-    Of a source, with rows left out and columns made anew, they are those that come first, whatever the number of workers; of a query
-    that mixes rows, any.
+    If the query only filters rows and computes columns, they are the first rows of its source, whatever the number of
+    workers; if it mixes rows, they are any rows.
     """
     with reading() as watch:
         table = data.collect_first(engine(), comm(), rows, watch)
@@ -101,7 +103,9 @@ def collect_first(data: NativeDataSet, rows: int) -> Table:
 
 
 def collect_local(data: NativeDataSet) -> Table:
-    """Run a query; every worker gets the rows that it has made, on its disk what does not fit into its memory. Collective."""
+    """Run a query; every worker keeps the rows that it has produced, spilling to disk those that do not fit in memory.
+    Collective.
+    """
     with reading() as watch:
         table = data.collect_on(engine(), init().comm, "each", watch)
     report_bad_rows(data)
@@ -109,12 +113,14 @@ def collect_local(data: NativeDataSet) -> Table:
 
 
 def collect_in_order(data: NativeDataSet, *, alone: bool = False) -> tuple[NativeTable, list[int]]:
-    """Run a query; every worker gets the rows that it has made, and how many of them are in each partition. Collective.
+    """Run a query; every worker keeps the rows that it has produced, and the number of rows in each partition.
+    Collective.
 
-    `alone`: not collective; this worker runs the query by itself, and has all of its rows.
+    `alone`: not collective; this worker runs the query by itself and keeps all of its rows.
 
-    If ``data.is_in_order``, partitions follow each other in the order of the source: files in the order of their paths, and places in
-    them. Which worker has which partition says nothing; with several threads each has some from here and there.
+    If ``data.is_in_order``, partitions follow each other in the order of the source: files sorted by path, and
+    positions in them. Which worker has which partition is unspecified; with several threads each has parts from all
+    over.
     """
     job = init()
     if alone:
@@ -134,7 +140,7 @@ def _run(data: NativeDataSet, to: int | str) -> NativeTable:
 
 
 def report_bad_rows(data: NativeDataSet) -> None:
-    """After an action: count the rows that all workers have left out, and warn of them on worker 0. Collective."""
+    """After an action: count the rows that all workers have left out, and warn on worker 0. Collective."""
     if not data.is_lenient:
         return
     mine = engine().take_bad_rows()
@@ -150,14 +156,14 @@ def report_bad_rows(data: NativeDataSet) -> None:
 
 
 def total_bad_records(count: int, first: str | None) -> tuple[int, str | None]:
-    """Add up, after a stream, the records that all workers have left out; with the first of them. Collective."""
+    """Add up, after a stream, the records that all workers have left out, and return the first of them. Collective."""
     job = init()
     everybody = [(count, first)] if job.size == 1 else job.comm.allgather((count, first))
     return sum(count for count, _ in everybody), next((first for _, first in everybody if first is not None), None)
 
 
 def warn_of_bad_records(count: int, first: str | None) -> None:
-    """Warn of them, on worker 0."""
+    """Warn about them, on worker 0."""
     if count and init().rank == 0:
         records = "1 record that is not a row was" if count == 1 else f"{count} records that are not rows were"
         warnings.warn(f"{records} left out; the first: {first}", BadRowsWarning, stacklevel=4)

@@ -1,4 +1,4 @@
-"""Command lines of the applications."""
+"""Command-line parsing for the applications."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ __all__ = ["Parser", "duration_s", "queries"]
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser for programs that every worker runs: what is wrong with the command line is said once, by rank 0."""
+    """A parser for programs that every worker runs: rank 0 alone reports errors in the command line."""
 
     def error(self, message: str) -> NoReturn:
-        """Ends all workers with exit code 2. Every worker has the same command line, so every worker comes here."""
+        """End all workers with exit code 2. Every worker has the same command line, so every worker gets here."""
         job = tm.init()
         if job.rank == 0:
             self.print_usage(sys.stderr)
@@ -29,7 +29,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def queries(text: str, numbers: Sequence[int]) -> list[int]:
-    """The queries that a list like ``1,6,10-12`` names, of those that there are, which have numbers without gaps."""
+    """Parse a list of queries such as ``1,6,10-12``; `numbers` has the existing ones, without gaps."""
     chosen: list[int] = []
     for word in text.split(","):
         found = re.fullmatch(r"\s*(\d{1,2})(?:\s*-\s*(\d{1,2}))?\s*", word)
@@ -41,7 +41,7 @@ def queries(text: str, numbers: Sequence[int]) -> list[int]:
 
 
 def duration_s(text: str) -> float:
-    """The seconds of a duration on the command line: ``"250ms"``, ``"10s"``, ``"1h30m"``, or a number of seconds."""
+    """Parse a duration on the command line into seconds: ``"250ms"``, ``"10s"``, ``"1h30m"``, or a number of seconds."""
     try:
         given: Duration = float(text)
     except ValueError:

@@ -1,4 +1,4 @@
-"""Streams by URL, for commands that follow them: which server, and what of it."""
+"""Streams by URL, for commands that follow them: server and stream."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tidemill.dataset import DataSet, DataSetError
 
 __all__ = ["SHAPES", "from_url", "is_stream", "named", "why_not_followed"]
 
-#: By scheme, what a URL looks like.
+#: Forms of URLs, by scheme.
 SHAPES = {
     "redis": "redis://HOST:PORT/NUMBER?streams=KEY,KEY",
     "rediss": "rediss://HOST:PORT/NUMBER?streams=KEY,KEY",
@@ -27,12 +27,12 @@ _HANDED_OUT_ONCE = {"amqp": "RabbitMQ", "amqps": "RabbitMQ", "http": "a webhook"
 
 
 def is_stream(text: str) -> bool:
-    """Whether a text is the URL of a stream rather than a path."""
+    """Return whether a string is the URL of a stream rather than a path."""
     return text.partition("://")[0] in SHAPES and "://" in text
 
 
 def named(text: str) -> str:
-    """A path as it is, or the URL of a stream without user and password, which are nobody else's."""
+    """Return a path unchanged, or the URL of a stream without user and password, which must not be shown."""
     if not is_stream(text) and why_not_followed(text) is None:
         return text
     parts = urllib.parse.urlsplit(text)
@@ -40,7 +40,9 @@ def named(text: str) -> str:
 
 
 def why_not_followed(text: str) -> str | None:
-    """Why a URL names a source that is not followed although there are such streams, and what to do; None for all others."""
+    """Return why a source cannot be followed by URL although such streams exist, and what to do; None for all other
+    URLs.
+    """
     scheme, told, _ = text.partition("://")
     source = _HANDED_OUT_ONCE.get(scheme) if told else None
     if source is None:
@@ -54,7 +56,8 @@ def why_not_followed(text: str) -> str | None:
 def from_url(
     url: str, schema: Mapping[str, str], time: str, settle_s: float, *, on_error: Literal["raise", "skip"] = "raise"
 ) -> DataSet:
-    """Open a stream: entries of streams of Redis by their fields; records of Kafka, lines of a TCP server and messages of a WebSocket as JSON.
+    """Open a stream: entries of Redis streams by their fields; Kafka records, lines of a TCP server and WebSocket
+    messages as JSON.
 
     Parameters
     ----------
@@ -63,16 +66,17 @@ def from_url(
     schema : mapping of str to str
         Types by column.
     time : str
-        The column of event times.
+        Column of event times.
     settle_s : float
-        A part of the stream that has had nothing for so long, such as a partition, holds time back no longer.
+        A split of the stream, such as a partition, that has had no rows for this long no longer holds back the stream's
+        time.
     on_error : {"raise", "skip"}, default="raise"
-        Whether records that cannot be read are left out.
+        Whether unreadable records are errors or are left out.
 
     Raises
     ------
     DataSetError
-        The URL names no stream.
+        If the URL is not the URL of a stream.
     """
     parts = urllib.parse.urlsplit(url)
     query = dict(urllib.parse.parse_qsl(parts.query))

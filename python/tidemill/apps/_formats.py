@@ -1,7 +1,8 @@
-"""Reading each rank's share of a table: CSV (``.gz`` too), Parquet, ``.npy``, and the IDX files of MNIST.
+"""Reads each rank's share of a table: CSV (also ``.gz``), Parquet, ``.npy``, and the IDX files of MNIST.
 
-Text is shared by bytes, and a line belongs to the rank in whose part it begins; Parquet by row groups; ``.npy`` and IDX
-by rows. A compressed file cannot be entered in the middle, so each rank unpacks it up to the end of its part.
+Text is divided by bytes, and a line belongs to the rank in whose part it begins; Parquet is divided by row groups;
+``.npy`` and IDX by rows. A compressed file cannot be entered in the middle, so each rank decompresses it up to the end
+of its part.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ _DELIMITERS = ",\t;|"
 
 @dataclass(frozen=True)
 class Layout:
-    """How a text file is written."""
+    """Layout of a text file."""
 
     delimiter: str
     header: bool
@@ -50,14 +51,15 @@ def read(comm: Comm, path: Path, choose: Choose, *, delimiter: str | None = None
     Parameters
     ----------
     path : Path
-        The kind of file is found by its name: ``.npy``, ``.parquet`` or ``.pq``, ``idx?-ubyte``, else text.
+        The file name determines the format: ``.npy``, ``.parquet`` or ``.pq``, ``idx?-ubyte``, else text.
     delimiter, header : optional
-        For text: what separates fields, and whether the first line names them; found from the first lines if not given.
+        For text: the field separator, and whether the first line has the column names; by default detected from the
+        first lines.
 
     Raises
     ------
     TableError
-        If the file is missing, empty or not what its name says.
+        If the file is missing, empty or does not match its name.
     """
     name = path.name.removesuffix(".gz")
 
@@ -80,7 +82,7 @@ def _bounds(comm: Comm, total: int) -> tuple[int, int]:
 
 
 def _number_share(path: Path, array: NDArray[Any], names: list[str], choose: Choose) -> Share:
-    """A share from a matrix of numbers; rows with a value that is not finite are bad."""
+    """Return a share from a matrix of numbers; rows with a value that is not finite are bad."""
     columns = [Column(name, text=False) for name in names]
     chosen = choose(columns)
     values = np.ascontiguousarray(array[:, chosen], dtype=np.float64)
@@ -178,7 +180,7 @@ def _open(path: Path) -> BinaryIO:
 
 
 def _size(path: Path) -> int:
-    """Bytes of text, unpacked. What a ``.gz`` says of its length cannot be trusted, so it is unpacked to see."""
+    """Return the bytes of decompressed text. The length in a ``.gz`` cannot be trusted, so it is decompressed."""
     if path.suffix != ".gz":
         return path.stat().st_size
     total = 0
@@ -189,12 +191,12 @@ def _size(path: Path) -> int:
 
 
 def _rows(lines: list[str], delimiter: str) -> list[list[str]]:
-    """The fields of each line; none for a line with nothing.
+    """Yield the fields of each line; none for an empty line.
 
     Raises
     ------
     csv.Error
-        Also if a row takes several lines, by a quoted line break: such rows cannot be shared by bytes.
+        Also if a row spans several lines, by a quoted line break: such rows cannot be divided by bytes.
     """
     rows = list(csv.reader(lines, delimiter=delimiter, skipinitialspace=True))
     if len(rows) != len(lines):
@@ -203,7 +205,7 @@ def _rows(lines: list[str], delimiter: str) -> list[list[str]]:
 
 
 def _rows_one_by_one(lines: list[bytes], delimiter: str) -> list[list[str] | None]:
-    """As `_rows` for lines of which some cannot be read, and are ``None``."""
+    """Like `_rows`, with ``None`` for lines that cannot be read."""
     rows: list[list[str] | None] = []
     for line in lines:
         try:
@@ -221,7 +223,7 @@ def _is_number(field: str) -> bool:
 
 
 def _sniff(path: Path, delimiter: str | None, header: bool | None) -> Layout:
-    """Delimiter, header and kinds from the first lines."""
+    """Detect delimiter, header and kinds from the first lines."""
     with _open(path) as file:
         lines = [line.rstrip(b"\r\n") for line in itertools.islice(file, _SAMPLE_LINES)]
     if not any(line.strip() for line in lines):
@@ -269,7 +271,7 @@ _RISING_MIN = 6
 
 
 def _is_header(first: list[str], body: list[list[str]], number_columns: list[bool]) -> tuple[bool, str | None]:
-    """Whether the first line names columns, and what to tell the user if that is a guess.
+    """Return whether the first line has column names, and a message for the user if that is a guess.
 
     `body` has the other lines of the sample, all as wide as `number_columns`.
     """
@@ -314,13 +316,13 @@ _MISSING = frozenset(
 
 
 def _is_whole(field: str) -> bool:
-    """Whether a field is written as a whole number, without sign or fraction."""
+    """Return whether a field is written as an unsigned integer."""
     field = field.strip()
     return field.isascii() and field.isdigit()
 
 
 def _counts(fields: Iterable[str]) -> bool:
-    """Whether fields are whole numbers that count up by one: 0, 1, 2 or 2019, 2020."""
+    """Return whether fields are integers that count up by one: 0, 1, 2 or 2019, 2020."""
     fields = list(fields)
     if not fields or not all(map(_is_whole, fields)):
         return False
@@ -329,7 +331,7 @@ def _counts(fields: Iterable[str]) -> bool:
 
 
 def _rises(fields: Iterable[str]) -> bool:
-    """Whether fields are numbers, each larger than the one before."""
+    """Return whether fields are increasing numbers."""
     fields = list(fields)
     return all(map(_is_number, fields)) and all(float(a) < float(b) for a, b in itertools.pairwise(fields))
 
@@ -359,7 +361,7 @@ def _read_text(comm: Comm, path: Path, choose: Choose, delimiter: str | None, he
 
 
 class _Parser:
-    """Turns lines into columns, batch by batch."""
+    """Parses lines into columns, batch by batch."""
 
     def __init__(self, layout: Layout, chosen: list[int]) -> None:
         self.layout = layout
@@ -370,7 +372,7 @@ class _Parser:
         self.values: list[list[Any]] = [[] for _ in chosen]
 
     def take(self, block: bytes, skip: int) -> None:
-        """Read the lines of `block` but the first `skip`."""
+        """Read the lines of `block` except the first `skip`."""
         block = block.removesuffix(b"\n")
         rows: Sequence[list[str] | None]
         try:

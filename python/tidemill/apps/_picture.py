@@ -1,4 +1,4 @@
-"""A picture of clusters as SVG, in the two directions in which the data spreads most; needs nothing but NumPy."""
+"""An SVG picture of clusters, in the two directions of largest variance; needs only NumPy."""
 
 from __future__ import annotations
 
@@ -35,7 +35,9 @@ _COLOURS = (
 
 
 class Plane:
-    """Two axes to look along: the columns themselves if there are at most two, else the first principal components."""
+    """Two axes to project onto: the columns themselves if there are at most two, else the first two principal
+    components.
+    """
 
     def __init__(self, comm: Comm, x: Array, names: list[str]) -> None:
         d = x.shape[1]
@@ -60,13 +62,13 @@ class Plane:
         )
 
     def project(self, x: Array) -> Array:
-        """(n, 2)."""
+        """Return the projection, (n, 2)."""
         result: Array = (x - self.mean) @ self.axes
         return result
 
 
 def sample_rows(comm: Comm, n: int, most: int = POINTS_MAX) -> NDArray[np.intp]:
-    """Some of this rank's `n` rows: at most `most` over all ranks, evenly spread."""
+    """Sample some of this rank's `n` rows: at most `most` over all ranks, evenly spread."""
     counts = comm.allgather(n)
     offset, total = sum(counts[: comm.rank]), sum(counts)
     step = max(1, -(-total // most))
@@ -88,9 +90,9 @@ def _ticks(low: float, high: float) -> list[float]:
 
 
 def scatter(points: Array, labels: NDArray[np.int32], centres: Array, title: str, axes: tuple[str, str]) -> str:
-    """An SVG of points (n, 2) coloured by label, and centres (k, 2).
+    """Return an SVG of points (n, 2) colored by label, and centers (k, 2).
 
-    The axes leave out the outermost 0.5 % on each side if those would take more than half of the room.
+    The axes leave out the outermost 0.5 % on each side if those would take more than half of the space.
     """
     width, height = _SIZE
     left, top, right, bottom = _MARGIN

@@ -1,4 +1,4 @@
-"""Texts of jobs and of others, for a terminal: none of them may move its cursor, change its title, or hide what is in them."""
+"""Untrusted text for a terminal: it must not move the cursor, change the title, or hide its content."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _HIDDEN = ("Cc", "Cf", "Cs", "Co", "Zl", "Zp")
 
 
 def plain(text: str) -> str:
-    r"""Return a line with escapes, as ``\x1b``, in the place of characters that a terminal would obey or not show.
+    r"""Return a line in which escapes, such as ``\x1b``, replace characters that a terminal would interpret or not show.
 
     >>> plain("job \x1b[2J")
     'job \\x1b[2J'

@@ -1,7 +1,7 @@
-"""What a worker reads of a table: its share of the rows, which of them are bad, and why.
+"""A worker's part of a table: its share of the rows, which of them are bad, and why.
 
-A share is contiguous and shares follow one another in rank order, so that row numbers do not depend on how many workers
-read. Formats are in `_formats`.
+A share is contiguous and shares follow one another in rank order, so that row numbers do not depend on the number of
+workers. Formats are in `_formats`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _BAD_SHOWN = 20
 
 
 class TableError(ValueError):
-    """A table cannot be used as asked; the message says what to do."""
+    """A table cannot be used as requested; the message names the remedy."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Column:
 
 @dataclass(frozen=True)
 class Bad:
-    """A row that cannot be used. `place` is its line or row number, from 1; within the share until `locate_bad`."""
+    """An unusable row. `place` is its line or row number, from 1; within the share until `locate_bad`."""
 
     place: int
     reason: str
@@ -68,9 +68,9 @@ class Features:
 
 
 def select(columns: Sequence[Column], keep: str | None, drop: str | None) -> list[int]:
-    """The numbers of the columns that two lists like ``"0,3-5,width"`` keep and drop.
+    """Return the numbers of the columns that two lists like ``"0,3-5,width"`` keep and drop.
 
-    A word is a name, else a number from 0, else a range of numbers. Without `keep` all are kept.
+    A word is a name, else a number from 0, else a range of numbers. Without `keep`, all are kept.
     """
     names = [column.name for column in columns]
 
@@ -104,7 +104,7 @@ def _listed(names: Sequence[str], most: int = 12) -> str:
 
 
 def locate_bad(comm: Comm, share: Share) -> tuple[list[Bad], int]:
-    """The first bad rows of all ranks with their places in the file, and how many there are in all."""
+    """Return the first bad rows of all ranks with their positions in the file, and the total number."""
     told = [(bad.place, bad.reason) for bad in share.bad[:_BAD_SHOWN]]
     everyone = comm.allgather((share.places, len(share.bad), told))
     found: list[Bad] = []
@@ -116,12 +116,13 @@ def locate_bad(comm: Comm, share: Share) -> tuple[list[Bad], int]:
 
 
 def encode(comm: Comm, share: Share, text: str, categories_max: int) -> Features:
-    """Numbers from the columns of all ranks: text becomes one column for each value (``"one-hot"``) or is left out.
+    """Return the columns of all ranks as numbers: text becomes one column for each value (``"one-hot"``) or is left
+    out.
 
     Raises
     ------
     TableError
-        On every rank, if a column has more than `categories_max` different texts, or nothing is left.
+        On every rank, if a column has more than `categories_max` distinct strings, or no column is left.
     """
     notes: list[str] = []
     blocks: list[NDArray[np.float64]] = []
@@ -156,9 +157,10 @@ def encode(comm: Comm, share: Share, text: str, categories_max: int) -> Features
 def standardize(
     comm: Comm, x: NDArray[np.float64]
 ) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
-    """`x` less the mean and divided by the standard deviation of each column, over all ranks; and those two, (d,) each.
+    """Return `x` minus the mean and divided by the standard deviation of each column, over all ranks; and those two,
+    (d,) each.
 
-    A column of equal values is only centred. Two passes, so that a large mean costs no digits.
+    A constant column is only centered. Two passes avoid a loss of precision for large means.
     """
     sums = allreduce(comm, np.append(x.sum(axis=0), len(x)))
     mean = sums[:-1] / max(sums[-1], 1.0)
@@ -171,7 +173,7 @@ def standardize(
 
 
 def fail_together(comm: Comm, work: Any) -> Any:
-    """Give this rank's result of `work`; if it fails on one rank, all raise `TableError`."""
+    """Return this rank's result of `work`; if it fails on one rank, all raise `TableError`."""
     return _collective_errors.fail_together(
         comm, work, lambda said, _: TableError(said), catches=(OSError, EOFError, ValueError)
     )

@@ -1,4 +1,5 @@
-"""What the terasort commands share: records of the sort benchmark, 10 bytes of key and 90 of value, and their checksum.
+"""Common parts of the terasort commands: records of the sort benchmark, with a key of 10 bytes and a value of 90, and
+their checksum.
 
 Source: the rules of sortbenchmark.org.
 """
@@ -20,7 +21,7 @@ _HEX = np.frombuffer(b"0123456789ABCDEF", np.uint8)
 
 
 def records(start: int, count: int, seed: int) -> NDArray[np.uint8]:
-    """Records `start` to ``start + count``: random keys, values that tell the number.
+    """Return records `start` to ``start + count``: random keys, and values that contain the record number.
 
     Returns
     -------
@@ -39,14 +40,14 @@ def records(start: int, count: int, seed: int) -> NDArray[np.uint8]:
 
 
 def keys(block: NDArray[np.uint8]) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
-    """The keys as numbers: their first eight bytes and their last two."""
+    """Return the keys as numbers: their first eight bytes and their last two."""
     high = block[:, :8].copy().view(">u8")[:, 0].astype(np.uint64)
     low = block[:, 8:10].copy().view(">u2")[:, 0].astype(np.uint64)
     return high, low
 
 
 def checksum(block: NDArray[np.uint8]) -> int:
-    """A number that does not depend on the order of records: the sum, modulo 2**64, of a hash of each."""
+    """Return a checksum that does not depend on the order of records: the sum, modulo 2**64, of a hash of each."""
     words = np.zeros((len(block), 13), np.uint64)
     words[:, :12] = block[:, :96].copy().view(np.uint64)
     words[:, 12] = block[:, 96:].copy().view(np.uint32)[:, 0]
@@ -57,7 +58,7 @@ def checksum(block: NDArray[np.uint8]) -> int:
 
 
 def files_of(folder: Path) -> list[Path]:
-    """The files of records in a folder, in their order, or the file itself."""
+    """Return the record files of a folder, in order, or the file itself."""
     if not folder.is_dir():
         return [folder]
     return sorted(path for path in folder.rglob("*") if path.is_file() and not path.name.startswith((".", "_")))

@@ -1,4 +1,4 @@
-"""``tidemill checkpoints``: the checkpoints of a stream, whether each is whole, and a copy of one."""
+"""``tidemill checkpoints``: lists the checkpoints of a stream, verifies them, and copies one."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ __all__ = ["main"]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command; returns the exit code: 1 where a checkpoint is damaged."""
+    """Run the command; returns the exit code: 1 if a checkpoint is damaged."""
     parser = Parser(
-        prog="tidemill checkpoints", description="List the checkpoints of a stream, the newest first, or copy one."
+        prog="tidemill checkpoints", description="List the checkpoints of a stream, newest first, or copy one."
     )
-    parser.add_argument("place", help="the folder or URL that was given to write_stream")
+    parser.add_argument("place", help="folder or URL that was passed to write_stream")
     parser.add_argument("--state", action="store_true", help="show the state that each task keeps, and its version")
     parser.add_argument(
         "--quick",
         action="store_true",
-        help="read only the manifests, and not all that they refer to, to see whether it is whole",
+        help="read only the manifests; do not check that the files they refer to are complete",
     )
     parser.add_argument(
         "--copy",
         metavar="TO",
-        help="copy the newest checkpoint to this folder or URL, where it is kept; a job can resume from the copy",
+        help="copy the newest checkpoint to this folder or URL; a job can resume from the copy, which is never removed automatically",
     )
     parser.add_argument(
         "--storage-option",
@@ -39,10 +39,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         type=_option,
         default=[],
         metavar="KEY=VALUE",
-        help="what the store of a URL has to be told, as storage_options= of tidemill.stream.Checkpoint, again for each; with --copy both stores are told. "
-        "Secrets are better left to the environment: who lists processes sees a command line",
+        help="option for the store of a URL, as in storage_options= of tidemill.stream.Checkpoint; repeat for each option. With --copy, both stores get it. "
+        "Pass secrets through the environment: anyone who can list processes can see the command line",
     )
-    parser.add_argument("--epoch", type=int, metavar="N", help="with --copy: not the newest, but that of this epoch")
+    parser.add_argument(
+        "--epoch", type=int, metavar="N", help="with --copy: copy the checkpoint of this epoch instead of the newest"
+    )
     # It is no job of several workers; the launcher's option is taken as others take it.
     parser.add_argument("-n", "--workers", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args(argv)
@@ -89,7 +91,7 @@ def _option(text: str) -> tuple[str, str]:
 
 
 def _plain(text: str) -> str:
-    """A text in one line: names may hold what a terminal takes for commands."""
+    """Return text in one line: names may contain terminal commands."""
     return "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in text)
 
 

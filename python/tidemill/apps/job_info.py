@@ -1,4 +1,4 @@
-"""``tidemill info --job``: where the workers of a job run, how they reach each other, and how fast that is."""
+"""``tidemill info --job``: placement of a job's workers, the links between them, and their speed."""
 
 from __future__ import annotations
 
@@ -21,7 +21,9 @@ _ROUNDS = 5
 
 
 def _one_way(comm: Any, peer: int, nbytes: int, repeats: int) -> float:
-    """Seconds for one message of ``nbytes`` between rank 0 and ``peer``: the median of a few rounds of ping-pong."""
+    """Return the seconds for one message of ``nbytes`` between rank 0 and ``peer``: the median of a few rounds of
+    ping-pong.
+    """
     data = np.zeros(nbytes, np.uint8)
     times = []
     for _ in range(_ROUNDS):
@@ -48,7 +50,7 @@ def _reason(worker: dict[str, Any], here: dict[str, Any]) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the command on this worker; returns its exit code."""
+    """Run the command on this worker; returns its exit code."""
     parser = Parser(prog="tidemill info --job", description="Measure the links of a job.")
     parser.add_argument("--json", action="store_true", help="print JSON")
     options = parser.parse_args(argv)

@@ -1,7 +1,6 @@
 """``tidemill kmeans``: cluster a table with k-means on several workers, and draw the clusters.
 
-Each worker reads its own share of the file; nothing is sent between workers but sums. Without a file it clusters a
-generated set.
+Each worker reads its own share of the file; workers exchange only sums. Without a file, it clusters a generated set.
 """
 
 from __future__ import annotations
@@ -40,48 +39,81 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = Parser(
         prog="tidemill kmeans",
         description="Cluster the rows of a table with k-means, on all workers of the job.",
-        epilog="Columns are named as in the header, or numbered from 0: --columns 0,4-10,width",
+        epilog="Name columns as in the header, or number them from 0: --columns 0,4-10,width",
     )
     add = parser.add_argument
     add(
         "file",
         nargs="?",
         type=Path,
-        help=".csv, .tsv or other text (.gz too), .parquet, .npy, or MNIST's idx-ubyte; a generated set if left out",
+        help=".csv, .tsv or other text (also .gz), .parquet, .npy, or MNIST's idx-ubyte (default: a generated set)",
     )
-    add("-k", "--clusters", type=int, metavar="K", help="clusters (default 8; 12 for the generated set)")
+    add("-k", "--clusters", type=int, metavar="K", help="number of clusters (default 8; 12 for the generated set)")
     add("--columns", metavar="LIST", help="columns to use (default: all)")
     add("--drop", metavar="LIST", help="columns to leave out, such as a label")
     add(
         "--text",
         choices=("drop", "one-hot"),
         default="drop",
-        help="text columns: leave out, or one column of 0 and 1 for each value (default %(default)s)",
+        help="text columns: leave them out, or encode each value as a column of 0 and 1 (default %(default)s)",
     )
     add(
         "--categories-max",
         type=int,
         default=200,
         metavar="N",
-        help="most values of a text column with --text one-hot (default %(default)s)",
+        help="maximum number of values of a text column with --text one-hot (default %(default)s)",
     )
     add("--standardize", action="store_true", help="scale each column to mean 0 and standard deviation 1")
     add(
         "--bad-rows",
         choices=("raise", "skip"),
         default="raise",
-        help="rows that cannot be used: stop, or skip and report them (default %(default)s)",
+        help="what to do with rows that cannot be used: stop, or skip and report them (default %(default)s)",
     )
     add("--delimiter", metavar="C", help="field separator of text files (default: detected)")
-    add("--header", choices=("auto", "yes", "no"), default="auto", help="whether the first line names columns")
+    add(
+        "--header",
+        choices=("auto", "yes", "no"),
+        default="auto",
+        help="whether the first line has the column names (default %(default)s)",
+    )
     add("--dtype", choices=("float32", "float64"), default="float32", help="precision of rows (default %(default)s)")
-    add("--init", choices=("k-means||", "k-means++", "random"), default="k-means||", help="where to start")
-    add("--n-init", type=int, default=1, metavar="N", help="starts; the best wins (default %(default)s)")
+    add(
+        "--init",
+        choices=("k-means||", "k-means++", "random"),
+        default="k-means||",
+        help="initial centers (default %(default)s)",
+    )
+    add(
+        "--n-init",
+        type=int,
+        default=1,
+        metavar="N",
+        help="number of starts; the best result is kept (default %(default)s)",
+    )
     add("--max-iter", type=int, default=300, metavar="N", help="maximum number of iterations (default %(default)s)")
-    add("--tol", type=float, default=1e-4, metavar="X", help="stop when centres move less (default %(default)s)")
-    add("--algorithm", choices=("auto", "lloyd", "hamerly", "tree"), default="auto", help="same result, other speed")
+    add(
+        "--tol",
+        type=float,
+        default=1e-4,
+        metavar="X",
+        help="stop when centers move less than this (default %(default)s)",
+    )
+    add(
+        "--algorithm",
+        choices=("auto", "lloyd", "hamerly", "tree"),
+        default="auto",
+        help="algorithm; affects only the speed (default %(default)s)",
+    )
     add("--seed", type=int, default=0, metavar="N", help="random seed (default %(default)s)")
-    add("--sample-rows", type=int, default=200_000, metavar="N", help="rows of the generated set")
+    add(
+        "--sample-rows",
+        type=int,
+        default=200_000,
+        metavar="N",
+        help="number of rows of the generated set (default %(default)s)",
+    )
     add(
         "--out",
         type=Path,
@@ -129,7 +161,7 @@ class _Shown(KMeans):
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command; the exit code is 0, or 1 if the input cannot be used, which rank 0 explains."""
+    """Run the command; the exit code is 0, or 1 if the input cannot be used; rank 0 reports why."""
     arguments = _arguments(argv)
     comm = active()
     try:
@@ -214,7 +246,7 @@ def _silent(_: str) -> None:
 
 
 def _load(comm: Comm, arguments: argparse.Namespace) -> tuple[Features, NDArray[np.bool_], list[Bad], int]:
-    """Read this rank's numbers, which of its rows they are, and the bad rows of all ranks."""
+    """Read this rank's numbers, their row numbers, and the bad rows of all ranks."""
     if arguments.file is None:
         x = _generate(comm, arguments.sample_rows, arguments.seed)
         return Features(x, ["x", "y"], []), np.ones(len(x), dtype=bool), [], 0
@@ -243,9 +275,9 @@ def _listed(file: Path, bad: list[Bad], count: int, most: int = 10) -> str:
 
 
 def _generate(comm: Comm, rows: int, seed: int) -> Array:
-    """Make this rank's part of the generated set: a dozen round and stretched clouds in the plane.
+    """Generate this rank's part of the data set: a dozen round and elongated clouds in the plane.
 
-    Every rank makes all and keeps its part, so that the set does not depend on the number of workers.
+    Every rank generates all and keeps its part, so that the set does not depend on the number of workers.
     """
     rng = np.random.default_rng(seed)
     middles = rng.uniform(-10, 10, (_CLOUDS, 2))
@@ -273,7 +305,7 @@ def _write(
     summary: dict[str, Any],
     title: str,
 ) -> None:
-    """Labels from every rank into one file, each in its place; the rest by rank 0."""
+    """Write labels from every rank to one file, each in its place; rank 0 writes the rest."""
     counts = comm.allgather(len(good))
     labels_file = out / "labels.npy"
 

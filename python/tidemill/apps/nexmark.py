@@ -1,6 +1,6 @@
-"""``tidemill nexmark``: run queries of Nexmark over streams on all workers, and compare the answers with DuckDB's.
+"""``tidemill nexmark``: run Nexmark queries over streams on all workers, and compare the answers with DuckDB's.
 
-Events are made by all workers while a query runs, each from its number, so that every run has the same.
+All workers generate events while a query runs, each from its number, so that every run has the same events.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ __all__ = ["main"]
 
 
 def _numbers(text: str) -> list[int]:
-    """The queries that a list like ``0,3-5`` names."""
+    """Parse a list of queries like ``0,3-5``."""
     return queries(text, list(QUERIES))
 
 
@@ -62,19 +62,25 @@ def _step(text: str) -> int:
 def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = Parser(
         prog="tidemill nexmark",
-        description="Run queries of Nexmark over streams on all workers of the job.",
+        description="Run Nexmark queries over streams on all workers of the job.",
         epilog="tidemill nexmark -n 2 --events 1000000 --queries 0-5,8 --check",
     )
     add = parser.add_argument
-    add("--events", type=_count, default=1_000_000, metavar="N", help="how many there are (default 1000000)")
-    add("--queries", type=_numbers, default=list(QUERIES), metavar="LIST", help="which, as 0,3-5 (default: all)")
+    add("--events", type=_count, default=1_000_000, metavar="N", help="number of events (default 1000000)")
+    add(
+        "--queries",
+        type=_numbers,
+        default=list(QUERIES),
+        metavar="LIST",
+        help="queries to run, such as 0,3-5 (default: all)",
+    )
     add("--step", type=_step, default=100, metavar="TIME", help="event time between two events (default 100us)")
     add(
         "--rate",
         type=_rate,
         default=0.0,
         metavar="X",
-        help="events that come in a second (default: as fast as they go)",
+        help="events per second (default: as fast as possible)",
     )
     add("--check", action="store_true", help="compare each answer with DuckDB's")
     return parser.parse_args(argv)
@@ -103,7 +109,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(job: Any, events: Events, arguments: argparse.Namespace, answers: _Answers | None) -> int:
-    """Run the queries one after the other; the exit code."""
+    """Run the queries one after the other; returns the exit code."""
     say = print if job.rank == 0 else _silent
     say(f"{events.count:,} events of {events.count * events.step_us / 1e6:,.1f} s on {job.size} worker(s)")
     wrong: list[int] = []
@@ -148,7 +154,7 @@ def _silent(*_: object, **__: object) -> None:
 
 
 class _Answers:
-    """DuckDB with the events as tables, on worker 0. All workers call what it has."""
+    """DuckDB with the events as tables, on worker 0. All workers call its methods."""
 
     def __init__(self, job: Any, events: Events) -> None:
         self._job = job
@@ -162,13 +168,13 @@ class _Answers:
                 self._duckdb.execute(f"create table {name} as select * from given")
 
     def difference(self, number: int, tables: list[tm.Table]) -> str:
-        """Say where the rows of all workers are not those of DuckDB."""
+        """Return how the rows of all workers differ from those of DuckDB."""
         everybody = self._job.comm.gather(tables, root=0)
         found = "" if everybody is None else self._compare(number, [table for part in everybody for table in part])
         return str(self._job.comm.bcast(found, root=0))
 
     def _compare(self, number: int, tables: list[tm.Table]) -> str:
-        """Rows are compared as they are: sums of whole cents are exact in floats, in any order."""
+        """Compare rows exactly: sums of whole cents are exact in floats, in any order."""
         text = ANSWERS.get(number) or QUERIES[number]
         self._duckdb.execute(f"create or replace table expected as {text}")
         self._duckdb.execute("create or replace table rows as select * from expected limit 0")

@@ -1,7 +1,7 @@
-"""The events of Nexmark: persons who enter, auctions that they open, and bids, each made from its number alone.
+"""The events of Nexmark: new persons, auctions that they open, and bids, each generated from its number alone.
 
-Of 50 events in a row the first is a person, three are auctions and 46 are bids. Numbers, proportions and what is hot are those of
-the generator of Apache Beam, which everybody else's follows; its random numbers are not, so the rows are others.
+Of 50 events in a row the first is a person, three are auctions and 46 are bids. Numbers, proportions and hot keys are
+those of the generator of Apache Beam, which other implementations follow; random numbers are not, so the rows differ.
 
 Source: P. Tucker, K. Tufte, V. Papadimos, D. Maier: NEXMark, a benchmark for queries over data streams (2008), and
 org.apache.beam.sdk.nexmark.sources.generator.
@@ -44,7 +44,7 @@ _STATES = "AZ,CA,ID,OR,WA,WY"
 
 
 def _bits(of: str, skip: int, count: int) -> str:
-    """So many bits of a number, which may be negative: a number that is not."""
+    """Return some bits of a number, which may be negative, as a nonnegative number."""
     return f"(({of} >> {skip}) & {(1 << count) - 1})"
 
 
@@ -53,13 +53,13 @@ def _one_of(words: str, number: str) -> str:
 
 
 def _text(at: str, length: object) -> str:
-    """A text of at most 512 letters; `at` is below 1024."""
+    """Return a string of at most 512 letters; `at` is below 1024."""
     # Of a view, texts are slices: nothing is copied.
     return f"substr(arrow_cast('{_LETTERS}', 'Utf8View'), 1 + {at}, {length})"
 
 
 def _price(bits: str) -> str:
-    """Cents, from a dollar to a million of them: as many of each order of magnitude. Made of 20 bits."""
+    """Return a price in cents, from one dollar to a million, uniform over orders of magnitude, from 20 bits."""
     return f"cast(round(100 * power(10.0, 6.0 * {bits} / {1 << 20}.0)) as bigint)"
 
 
@@ -92,7 +92,7 @@ _PERSON = f"""
 
 
 def _person_of(hot: str, chosen: str, hot_place: int) -> str:
-    """The id of a hot person, or of any that is active."""
+    """Return the id of a hot person, or of any active one."""
     active = f"least(epoch + 1, {_ACTIVE_PERSONS})"
     anybody = f"epoch + 1 - {active} + {chosen} % ({active} + {_LEAD})"
     return f"{_FIRST_ID} + case when {hot} > 0 then epoch / {_HOT_OF} * {_HOT_OF} + {hot_place} else {anybody} end"
@@ -133,18 +133,18 @@ _BID = f"""
 
 @dataclass(frozen=True)
 class Events:
-    """So many events, each so many microseconds of event time after the one before."""
+    """A number of events, each a number of microseconds of event time after the one before."""
 
     count: int
     step_us: int = 100
 
     def streams(self, per_s: float = 0, splits: int = 1) -> dict[str, tm.DataSet]:
-        """Streams ``person``, ``auction`` and ``bid``: as fast as they are taken, or at a rate."""
+        """Return streams ``person``, ``auction`` and ``bid``: at a given rate, or as fast as they are processed."""
         numbers = tm.stream.from_generator(per_s, rows=self.count, splits=splits, step=self.step_us / 1_000_000)
         return self._of(numbers)
 
     def tables(self) -> dict[str, tm.DataSet]:
-        """The same rows as tables."""
+        """Return the same rows as tables."""
         time = f"arrow_cast({_START_US} + value * {self.step_us}, 'Timestamp(Microsecond, None)')"
         return self._of(tm.sql(f"select value as number, {time} as time from range(0, {self.count})"))
 

@@ -1,9 +1,11 @@
-"""Queries 0 to 8 of Nexmark over streams ``person``, ``auction`` and ``bid``, and what they are of tables, in DuckDB's SQL.
+"""Queries 0 to 8 of Nexmark over streams ``person``, ``auction`` and ``bid``, and the same queries over tables, in
+DuckDB's SQL.
 
-Windows are those of the benchmark of Apache Flink's community: 10 seconds, for query 5 sliding by 2. A stream has no result before it is
-final, so two queries say when that is: the winning bid of an auction is known when the ten seconds are over that the auction
-ends in. Query 4 gives averages of the auctions that end in each ten seconds, where Nexmark corrects one average of all auctions
-so far with each bid; query 6 gives a row for each auction that ends.
+Windows are those of the benchmark of Apache Flink's community: 10 seconds, for query 5 sliding by 2. A stream emits
+only final results, so two queries define when a result is final: the winning bid of an auction is known at the end of
+the ten-second window in which the auction ends. Query 4 returns averages of the auctions that end in each window,
+whereas Nexmark updates one average of all auctions so far with each bid; query 6 returns a row for each auction that
+ends.
 """
 
 from __future__ import annotations
@@ -86,19 +88,19 @@ QUERIES: dict[int, str | Callable[[Streams], tm.DataSet]] = {
 
 
 def query(number: int, streams: Streams) -> tm.DataSet:
-    """The query of a number over these streams."""
+    """Return the query with this number over these streams."""
     of = QUERIES[number]
     return tm.sql(of, **streams) if isinstance(of, str) else of(streams)
 
 
 def _average_of_last_ten(winning: tm.DataSet) -> tm.DataSet:
-    """Of each auction that has ended: the average price of the last ten of its seller, itself included."""
+    """For each auction that has ended: the average price of the last ten of its seller, including itself."""
     schema = {"seller": "int64", "auction": "int64", "price": "float64"}
     return winning.key_by("seller").process(_last_ten, schema)
 
 
 def _last_ten(key: dict[str, Any], rows: list[dict[str, Any]], context: tm.stream.KeyContext) -> list[dict[str, Any]]:
-    """Auctions of ten seconds come in any order, so they wait until these are over."""
+    """Auctions within ten seconds come in any order, so they wait for the end of these."""
     state: tuple[list[tuple[Any, ...]], list[int]] = context.state or ([], [])
     waiting, prices = state
     for row in rows:
@@ -121,7 +123,7 @@ _WON = f"""
     group by all
 """
 
-#: What DuckDB is asked where the query itself is not what it understands.
+#: DuckDB's version of queries that it does not understand.
 ANSWERS: dict[int, str] = {
     4: f"select category, closing, avg(price) from ({_WON}) group by all",
     5: """

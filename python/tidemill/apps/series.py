@@ -1,7 +1,7 @@
-"""``tidemill series``: years of prices as points that move, from a file to the browser.
+"""``tidemill series``: years of prices as moving points, from a file to the browser.
 
-Rows are cleaned, cut into windows, each window is embedded in space and aligned to the one before, and the frames lie in a folder for
-``tidemill view``. Without a file it shows a generated market.
+Rows are cleaned and divided into windows; each window is embedded in space and aligned with the one before; and the
+frames are written to a folder for ``tidemill view``. Without a file, it shows a generated market.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ _EPOCH, _EPOCH_MS_MAX, _EPOCH_US_MAX = (np.datetime64(day, "us") for day in ("19
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command; the exit code is 0, or 1 if the input cannot be used, which rank 0 explains."""
+    """Run the command; the exit code is 0, or 1 if the input cannot be used; rank 0 reports why."""
     options = arguments(argv)
     rank = tidemill.init().rank
     try:
@@ -145,7 +145,7 @@ class _Command:
                 raise series.SeriesError(f"{options.out} has frames already; --overwrite replaces them")
 
     def _sources(self) -> tuple[list[str], str | None]:
-        """The files, and that of groups; the generated market lies beside its frames."""
+        """Return the input files and the file of groups; the generated market is stored beside its frames."""
         options = self.options
         if options.file:
             return options.file, options.groups
@@ -194,7 +194,7 @@ class _Command:
             ) from error
 
     def _write_common(self) -> None:
-        """Leave the common points beside the frames, for another run to align to."""
+        """Store the common points beside the frames, so that other runs can align to them."""
         common = self.embedder.fixed
         if self.options.align == "common" and common is not None and self.comm.rank == 0:
             write_positions(self.options.out / "common.csv", common)
@@ -215,7 +215,7 @@ class _Command:
             self._following(follower, named(path))
 
     def _stream(self, url: str) -> tidemill.DataSet:
-        """The stream of a URL, with those columns that were named, and id, time and value."""
+        """Return the stream of a URL, with the named columns, and id, time and value."""
         names = {role: getattr(self.options, role) for role in ROLES}
         names |= {role: names[role] or role for role in ("id", "time", "value")}
         types = {"id": "str", "time": "timestamp[us]"}
@@ -281,7 +281,9 @@ class _Command:
                 self._write_summary(follower.report, 0.0, self.phases.seconds)
 
     def _check_times(self, times: NDArray[Any], name: str) -> None:
-        """Refuse numbers of JSON that are no microseconds since 1970, as which streams read them: seconds and milliseconds are then of 1970."""
+        """Refuse JSON numbers that are not microseconds since 1970, which streams read them as: seconds and
+        milliseconds would be in 1970.
+        """
         if not name.startswith(("kafka:", "tcp:", "ws:", "wss:")):
             return
         odd = (times >= _EPOCH) & (times < _EPOCH_MS_MAX) & (times != times.astype("datetime64[D]"))
@@ -330,7 +332,7 @@ class _Command:
         self.folder.phases = self.phases
 
     def _written(self, frames: Iterator[series.Frame]) -> Iterator[series.Frame]:
-        """Write frames as they come; when the first is there, serve them."""
+        """Write frames as they come; when the first exists, serve them."""
         assert self.folder is not None, "it is made by _begin"
         for frame in self.folder.write_all(frames):
             # Of past frames only the figures are needed.
@@ -355,7 +357,7 @@ class _Command:
             time.sleep(0.1)
 
     def _noted(self, frames: Iterator[series.Frame], follower: series.Follower) -> Iterator[series.Frame]:
-        """Tell the journal of each frame before it is written."""
+        """Record each frame in the journal before it is written."""
         panel = follower.panel
         assert panel is not None
         for frame in frames:
@@ -370,7 +372,7 @@ class _Command:
             yield frame
 
     def _go_on(self, standing: Standing, follower: series.Follower, windows: list[series.Window]) -> int:
-        """Take up what was there when following ended; returns how many windows are done with, 0 if all are to be made anew."""
+        """Restore the state when following ended; returns the number of finished windows, 0 to start over."""
         panel = follower.panel
         assert panel is not None
         for line in standing.lines:
@@ -389,7 +391,7 @@ class _Command:
         return int(standing.lines[-1]["window"]) + 1
 
     def _summary(self, report: series.Report, embedding: float) -> None:
-        """Print and write what was done, the frames in `embedding` seconds."""
+        """Print and write a summary; the frames took `embedding` seconds."""
         seconds = time.perf_counter() - self.begin
         self.phases.seconds["all"] = seconds
         slowest = self._slowest(embedding)
@@ -420,7 +422,7 @@ class _Command:
             self.say(f"tidemill view {self.options.out} shows them")
 
     def _slowest(self, embedding: float) -> dict[str, float]:
-        """Seconds by phase of the slowest worker in each, and the share of communication of all."""
+        """Return the seconds of the slowest worker in each phase, and the share of communication in all."""
         everybody = self.comm.allgather((self.phases.seconds, self.embedder.communication_s))
         self.share = sum(spent for _, spent in everybody) / (self.comm.size * embedding)
         # Of few windows worker 0 may have made none.
@@ -459,12 +461,12 @@ class _Command:
 
 
 def _told(fit: float | None) -> str:
-    """How well frames lie on each other; of a first one, or without four common ids, there is nothing to say."""
+    """Return the goodness of fit between frames; there is none for a first one, or without four common ids."""
     return "none" if fit is None or not math.isfinite(fit) else f"{fit:.3f}"
 
 
 def _title(name: str) -> str:
-    """A file's name without what says how it is written."""
+    """Return a file's name without the part that names its format."""
     path = Path(name)
     while path.suffix.lower() in (*FORMATS, *PACKED):
         path = path.with_suffix("")

@@ -1,4 +1,4 @@
-"""``tidemill stop``: a stream that runs on this machine makes a last checkpoint and ends."""
+"""``tidemill stop``: make a stream on this machine take a last checkpoint and end."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ _LOOK_S = 0.1
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command; the exit code is 0 when the stream has stopped, 1 when it has not or cannot, which is explained."""
+    """Run the command; the exit code is 0 when the stream has stopped, 1 otherwise, with a message that says why."""
     parser = argparse.ArgumentParser(
         prog="tidemill stop",
-        description="Let a stream make a last checkpoint, commit, and end; started again it goes on from there. To be called on the "
-        "machine of its worker 0.",
+        description="Make a stream take a last checkpoint, commit, and end. Started again, it resumes from that checkpoint. Run this "
+        "on the machine of the stream's worker 0.",
     )
     add = parser.add_argument
-    add("name", nargs="?", help="name of the job, as given to write_stream(name=); not needed if only one stream runs")
-    add("--pid", type=int, help="the process of its worker 0, where several have one name")
+    add("name", nargs="?", help="name of the job, as passed to write_stream(name=); optional if only one stream runs")
+    add("--pid", type=int, help="process id of its worker 0, if several streams share a name")
     add(
         "--timeout",
         type=duration_s,
         metavar="TIME",
-        help="how long to wait until it has stopped, such as 60s (default: forever)",
+        help="how long to wait for it to stop, such as 60s (default: no limit)",
     )
     options = parser.parse_args(argv)
     told = _status.jobs()

@@ -1,4 +1,4 @@
-"""``tidemill teragen``: make records for ``tidemill terasort``, a file on each worker's behalf."""
+"""``tidemill teragen``: generate records for ``tidemill terasort``, one file for each worker."""
 
 from __future__ import annotations
 
@@ -23,10 +23,12 @@ _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; returns the exit code."""
-    parser = Parser(prog="tidemill teragen", description="Make random records of 100 bytes, on all workers of the job.")
-    parser.add_argument("folder", type=Path, help="where to; must not exist")
-    parser.add_argument("--records", type=int, required=True, metavar="N", help="how many; ten million are a gigabyte")
-    parser.add_argument("--seed", type=int, default=0, help="another seed makes other records (default %(default)s)")
+    parser = Parser(prog="tidemill teragen", description="Generate random 100-byte records on all workers of the job.")
+    parser.add_argument("folder", type=Path, help="output folder; must not exist")
+    parser.add_argument(
+        "--records", type=int, required=True, metavar="N", help="number of records; ten million are 1 GB"
+    )
+    parser.add_argument("--seed", type=int, default=0, help="random seed (default %(default)s)")
     options = parser.parse_args(argv)
     if options.records < 0:
         parser.error("--records cannot be negative")

@@ -1,4 +1,6 @@
-"""``tidemill terasort``: sort records of 100 bytes by their first 10, on all workers, on disk where memory does not do."""
+"""``tidemill terasort``: sort 100-byte records by their first 10 bytes, on all workers, spilling to disk if memory is
+short.
+"""
 
 from __future__ import annotations
 
@@ -17,11 +19,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; returns the exit code."""
     parser = Parser(
         prog="tidemill terasort",
-        description="Sort records of 100 bytes by their first 10, on all workers of the job.",
-        epilog="--memory bounds each worker; beyond it sorted runs go to --spill-dir",
+        description="Sort 100-byte records by their first 10 bytes on all workers of the job.",
+        epilog="--memory limits each worker; beyond it, sorted runs spill to --spill-dir",
     )
-    parser.add_argument("input", type=Path, help="a folder of files of records, as teragen makes it, or one file")
-    parser.add_argument("output", type=Path, help="a new folder: a file for each range of keys, in their order")
+    parser.add_argument("input", type=Path, help="folder of record files, as written by teragen, or a single file")
+    parser.add_argument("output", type=Path, help="new folder, with one file per key range, in key order")
     parser.add_argument("--overwrite", action="store_true", help="replace the output if it exists")
     options = parser.parse_args(argv)
     job = tm.init()

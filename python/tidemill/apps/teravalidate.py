@@ -1,4 +1,6 @@
-"""``tidemill teravalidate``: whether records are in order, how many, and their checksum, which sorting does not change."""
+"""``tidemill teravalidate``: check that records are in order, and print their number and checksum, which sorting does
+not change.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,7 @@ Key = tuple[int, int]
 
 
 class Found(NamedTuple):
-    """What a file holds."""
+    """Summary of a file."""
 
     records: int
     checksum: int
@@ -55,10 +57,10 @@ def look(path: Path) -> Found:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command; returns the exit code: 1 where records are out of order."""
-    parser = Parser(prog="tidemill teravalidate", description="Check the order of records, on all workers of the job.")
+    """Run the command; returns the exit code: 1 if records are out of order."""
+    parser = Parser(prog="tidemill teravalidate", description="Check the order of records on all workers of the job.")
     parser.add_argument(
-        "folder", type=Path, help="a folder of files of records, in the order of their paths, or one file"
+        "folder", type=Path, help="folder of record files, in the order of their paths, or a single file"
     )
     options = parser.parse_args(argv)
     job = tm.init()

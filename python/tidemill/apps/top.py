@@ -1,4 +1,4 @@
-"""``tidemill top``: the streams that run on this machine, as they are now."""
+"""``tidemill top``: show the streams that run on this machine."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from tidemill.apps._plain import plain
 __all__ = ["main"]
 
 Status = dict[str, Any]
-#: What a worker told before, if that is known, and what it tells now: rates are what they differ by.
+#: A worker's previous status, if known, and its current one: rates are computed from their difference.
 Look = tuple[Status | None, Status]
-#: Looks by the job and the worker.
+#: Samples by job and worker.
 Looks = dict[tuple[str, int], Look]
 
 _FLOW = ("rows/s", "remote/s", "queued", "blocked")
@@ -41,7 +41,9 @@ _QUIET_S_PER_WORKER = 0.01
 
 @dataclass
 class _Flow:
-    """What goes over edges: rows and bytes to other workers each second, bytes that wait, and the most that any worker's senders wait."""
+    """Flow over edges: rows and bytes per second to other workers, queued bytes, and the longest wait of any worker's
+    senders.
+    """
 
     rows: float = 0.0
     remote: float = 0.0
@@ -55,7 +57,7 @@ class _Flow:
         self.blocked = max(self.blocked, other.blocked)
 
     def cells(self) -> tuple[str, ...]:
-        """As in the table, below `_FLOW`."""
+        """Return the cells of a table row, below `_FLOW`."""
         return (
             f"{self.rows:,.0f}",
             _bytes(self.remote),
@@ -65,17 +67,15 @@ class _Flow:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command; the exit code is 0, or 1 with ``--once`` or ``--json`` where no stream runs."""
+    """Run the command; the exit code is 0, or 1 with ``--once`` or ``--json`` if no stream runs."""
     parser = Parser(
         prog="tidemill top",
-        description="Show the streams that run on this machine: rates, queues, back-pressure, event time, checkpoints. On the machine of a "
-        "job's worker 0 all its workers are shown, on others those that are there.",
+        description="Show the streams that run on this machine: rates, queues, backpressure, event time, checkpoints. On the machine of a "
+        "job's worker 0, this includes all of its workers; on other machines, only the local ones.",
     )
-    parser.add_argument(
-        "--every", type=duration_s, metavar="TIME", help="time between two looks, such as 500ms (default 1s)"
-    )
+    parser.add_argument("--every", type=duration_s, metavar="TIME", help="refresh interval, such as 500ms (default 1s)")
     parser.add_argument("--once", action="store_true", help="take two samples, print the difference, and exit")
-    parser.add_argument("--workers", action="store_true", help="show each worker by itself, too")
+    parser.add_argument("--workers", action="store_true", help="also show each worker")
     parser.add_argument("--json", action="store_true", help="print one sample of the metrics as JSON and exit")
     options = parser.parse_args(argv)
     if options.json and options.every is not None:
@@ -111,19 +111,19 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _told_s(status: Status) -> float:
-    """When a worker has told it, in seconds that only go on: its machine's clock may be set meanwhile."""
+    """Return when a worker last reported, on a monotonic clock: its machine's clock may be changed meanwhile."""
     return float(status.get("up_s") or status["at_s"])
 
 
 def _running_s(status: Status) -> float:
-    """How long a stream has run on a worker."""
+    """Return how long a stream has run on a worker, in seconds."""
     if status.get("up_s") and status.get("begun_up_s"):
         return float(status["up_s"] - status["begun_up_s"])
     return float(status["at_s"] - status["begun_s"])
 
 
 def _looked(looks: Looks, told: Iterable[Status]) -> Looks:
-    """What is known after another look; who has told nothing new since the last one still goes at the rates of that."""
+    """Return the state after another sample; workers that have reported nothing new keep their rates."""
     known: Looks = {}
     for status in told:
         worker = (status["job_id"], status["worker"])
@@ -133,12 +133,12 @@ def _looked(looks: Looks, told: Iterable[Status]) -> Looks:
 
 
 def _lacks_rates(looks: Looks) -> bool:
-    """Whether somebody has told once, and is about to tell more."""
+    """Return whether a worker has reported only once, so that more is about to come."""
     return any(before is None and not status["over"] and not _is_quiet(status) for before, status in looks.values())
 
 
 def _grouped(looks: Looks) -> list[list[Look]]:
-    """Workers of the same job together, in their order: others may have its name."""
+    """Group workers of the same job, in order: other jobs may have its name."""
     groups: dict[str, list[Look]] = {}
     for (job_id, _), look in looks.items():
         groups.setdefault(job_id, []).append(look)
@@ -146,7 +146,7 @@ def _grouped(looks: Looks) -> list[list[Look]]:
 
 
 def _lines(looks: list[Look], each_worker: bool) -> list[str]:
-    """What is shown of a job."""
+    """Return the display of a job."""
     job = [status for _, status in looks]
     steps = _steps(looks)
     lines = [_heading(job), *_elsewhere(job), *_quiet(job), *_overdue(job, steps)]
@@ -183,14 +183,14 @@ def _heading(job: list[Status]) -> str:
 
 
 def _elsewhere(job: list[Status]) -> list[str]:
-    """Where all workers are shown, if that is not here."""
+    """Return the machine that shows all workers, if it is not this one."""
     if job[0]["worker"] == 0:
         return []
     return [f"  tidemill top shows all workers on host {job[0]['first_host']}, where worker 0 is"]
 
 
 def _quiet(job: list[Status]) -> list[str]:
-    """Of whom nothing is heard any more."""
+    """Return the workers that no longer report."""
     lines = []
     for ats in _hosts(job).values():
         of_host = [job[at] for at in ats]
@@ -207,7 +207,7 @@ def _is_quiet(status: Status) -> bool:
 
 
 def _hosts(job: list[Status]) -> dict[str, list[int]]:
-    """By host, which of `job` are there."""
+    """Return the members of `job` by host."""
     hosts: dict[str, list[int]] = {}
     for at, status in enumerate(job):
         hosts.setdefault(status["host"], []).append(at)
@@ -215,7 +215,7 @@ def _hosts(job: list[Status]) -> dict[str, list[int]]:
 
 
 def _named(workers: list[Status]) -> str:
-    """Workers of a host, such as ``workers 0-3, 8 on node1``."""
+    """Return the workers of a host, such as ``workers 0-3, 8 on node1``."""
     runs: list[list[int]] = []
     for worker in (status["worker"] for status in workers):
         if runs and runs[-1][-1] == worker - 1:
@@ -227,7 +227,7 @@ def _named(workers: list[Status]) -> str:
 
 
 def _flows(look: Look) -> dict[str, _Flow]:
-    """What goes over each edge of one worker."""
+    """Return the flow over each edge of one worker."""
     before, status = look
     olds = {edge["edge"]: edge for edge in before["edges"]} if before else {}
     # What who is silent does now, nobody knows.
@@ -245,7 +245,9 @@ def _flows(look: Look) -> dict[str, _Flow]:
 
 @dataclass
 class _Step:
-    """How a step works: on the worker where it has most to do, as a part of the time of its copies there; rows of all workers."""
+    """Load of a step: on the worker where it is busiest, as a fraction of the time of its copies there; and rows of all
+    workers.
+    """
 
     name: str
     busy: float = 0.0
@@ -254,22 +256,22 @@ class _Step:
 
     @property
     def is_function(self) -> bool:
-        """Whether it is a function of the program within a task."""
+        """Return whether it is a user function within a task."""
         return " in " in self.name
 
     def row_ms(self) -> float | None:
-        """How long a row takes."""
+        """Return the time per row."""
         return 1e3 * self.busy_s / self.rows if self.rows > 0 else None
 
     def cells(self) -> tuple[str, ...]:
-        """As in the table, below `_STEPS`."""
+        """Return the cells of a table row, below `_STEPS`."""
         row_ms = self.row_ms()
         taken = "" if row_ms is None else f"{row_ms:.1f}" if row_ms >= 10 else f"{row_ms:.2g}"
         return self.name, f"{100 * min(self.busy, 1):.0f}%", f"{self.rows:,.0f}", taken
 
 
 def _steps(looks: list[Look]) -> list[_Step]:
-    """How busy each step is, those that are most first; none before a second look."""
+    """Return the load of each step, busiest first; none before a second sample."""
     steps: dict[str, _Step] = {}
     for before, status in looks:
         seconds = status["at_s"] - before["at_s"] if before else 0.0
@@ -287,7 +289,7 @@ def _steps(looks: list[Look]) -> list[_Step]:
 
 
 def _overdue(job: list[Status], steps: list[_Step]) -> list[str]:
-    """That the newest checkpoint is long overdue, and which step is slow."""
+    """Return a warning if the newest checkpoint is long overdue, with the slow step."""
     first = job[0]
     every_s = first.get("every_s")
     if not every_s or first["durable"] is None or first["worker"] != 0:
@@ -306,7 +308,7 @@ def _overdue(job: list[Status], steps: list[_Step]) -> list[str]:
 
 
 def _edges(job: list[Status], flows: list[dict[str, _Flow]]) -> list[tuple[str, ...]]:
-    """The rows of the table of edges."""
+    """Return the rows of the table of edges."""
     of_edges: dict[str, _Flow] = {}
     times: dict[str, tuple[int, int | None]] = {}
     for status, of_worker in zip(job, flows, strict=True):
@@ -327,7 +329,7 @@ def _edges(job: list[Status], flows: list[dict[str, _Flow]]) -> list[tuple[str, 
 
 
 def _parts(parts: dict[str, list[int]], job: list[Status], flows: list[dict[str, _Flow]]) -> list[tuple[str, ...]]:
-    """The rows of the table of workers, or hosts: what goes over all edges there."""
+    """Return the rows of the table of workers, or hosts, with the flow over all edges there."""
     rows = []
     for name, ats in parts.items():
         total = _Flow()
@@ -338,7 +340,7 @@ def _parts(parts: dict[str, list[int]], job: list[Status], flows: list[dict[str,
 
 
 def _table(rows: list[tuple[str, ...]], texts: tuple[int, ...]) -> list[str]:
-    """Lines with cells below each other; those of `texts` begin at the left."""
+    """Align cells in columns; those of `texts` are left-aligned."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = []
     for row in rows:
@@ -351,7 +353,7 @@ def _table(rows: list[tuple[str, ...]], texts: tuple[int, ...]) -> list[str]:
 
 
 def _checkpoint(job: list[Status]) -> str:
-    """The last checkpoint; worker 0 knows when it was made, and how much state it refers to."""
+    """Return the last checkpoint; worker 0 knows its time and the size of its state."""
     if job[0]["durable"] is None:
         return "no checkpoints"
     durable = max(status["durable"] for status in job)
@@ -365,7 +367,7 @@ def _checkpoint(job: list[Status]) -> str:
 
 
 def _held_back(sources: list[dict[str, Any]]) -> list[str]:
-    """Of each source the split that is furthest behind, if others are ahead of it."""
+    """Return the split of each source that is furthest behind, if others are ahead of it."""
     lines = []
     for task in dict.fromkeys(source["task"] for source in sources):
         if any(source["untimed"] for source in sources if source["task"] == task):
@@ -384,7 +386,7 @@ def _held_back(sources: list[dict[str, Any]]) -> list[str]:
 
 
 def _held(edge: str, copy: int, splits: dict[tuple[str, int], str | None]) -> str:
-    """Who holds time back: of a source of these workers also which split."""
+    """Return the workers that hold back time; for a source of these workers, also the split."""
     split = next((split for (task, of), split in splits.items() if of == copy and edge.startswith(f"{task}.")), None)
     return f"copy {copy}" if split is None else f"copy {copy}: {split}"
 

@@ -1,7 +1,7 @@
-"""``tidemill tpch``: run the queries of TPC-H on all workers, and compare the answers with DuckDB's.
+"""``tidemill tpch``: run TPC-H queries on all workers, and compare the answers with DuckDB's.
 
-The data are made once, by worker 0, with the program ``tpchgen-cli``. The queries and data are those of TPC-H, but this is
-no TPC-H benchmark: the times cannot be compared with published results.
+Worker 0 generates the data once, with the program ``tpchgen-cli``. The queries and data are those of TPC-H, but this is
+not a TPC-H benchmark: the times cannot be compared with published results.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ Row = tuple[Any, ...]
 
 
 def _numbers(text: str) -> list[int]:
-    """The queries that a list like ``1,6,10-12`` names."""
+    """Parse a list of queries like ``1,6,10-12``."""
     return queries(text, list(QUERIES))
 
 
 def _scale(text: str) -> float:
-    """A scale that every table has rows at."""
+    """Parse a scale at which every table has rows."""
     try:
         scale = float(text)
     except ValueError:
@@ -57,7 +57,7 @@ def _scale(text: str) -> float:
 
 
 def _cache(scale: float) -> Path:
-    """Where data of a scale are kept."""
+    """Return the folder for data of a scale."""
     home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(home) / "tidemill" / "tpch" / f"scale-{scale:g}"
 
@@ -65,19 +65,25 @@ def _cache(scale: float) -> Path:
 def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = Parser(
         prog="tidemill tpch",
-        description="Run the queries of TPC-H on all workers of the job.",
+        description="Run TPC-H queries on all workers of the job.",
         epilog="tidemill tpch -n 2 --scale 0.1 --queries 1,6,10-12 --check",
     )
     add = parser.add_argument
     add("--scale", type=_scale, default=0.1, metavar="X", help="size of the data, about X GB as text (default 0.1)")
-    add("--queries", type=_numbers, default=list(QUERIES), metavar="LIST", help="which, as 1,6,10-12 (default: all)")
+    add(
+        "--queries",
+        type=_numbers,
+        default=list(QUERIES),
+        metavar="LIST",
+        help="queries to run, such as 1,6,10-12 (default: all)",
+    )
     add(
         "--data",
         type=Path,
         metavar="DIR",
-        help="folder with the tables as Parquet; made if it is not there (default: ~/.cache/tidemill/tpch/scale-X)",
+        help="folder with the tables as Parquet; created if missing (default: ~/.cache/tidemill/tpch/scale-X)",
     )
-    add("--cached", action="store_true", help="read all tables into the workers' memory first, and query those")
+    add("--cached", action="store_true", help="first read all tables into the workers' memory")
     add("--check", action="store_true", help="compare each answer with DuckDB's")
     return parser.parse_args(argv)
 
@@ -119,7 +125,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(job: Any, tables: dict[str, tm.DataSet], arguments: argparse.Namespace, folder: Path) -> int:
-    """Run the queries one after the other; the exit code."""
+    """Run the queries one after the other; returns the exit code."""
     say = print if job.rank == 0 else _silent
     say(f"scale {arguments.scale:g} on {job.size} worker(s), from {folder}{' in memory' * arguments.cached}")
     wrong: list[int] = []
@@ -157,18 +163,18 @@ def _silent(*_: object, **__: object) -> None:
 
 
 def _source(folder: Path, table: str) -> Path:
-    """A table's folder or file."""
+    """Return a table's folder or file."""
     file = folder / f"{table}.parquet"
     return file if file.is_file() else folder / table
 
 
 def _make(folder: Path, scale: float) -> None:
-    """Make the data, unless they are there.
+    """Generate the data, unless they exist.
 
     Raises
     ------
     ValueError
-        If there is a folder without all tables, or the data cannot be made.
+        If a folder exists without all tables, or the data cannot be generated.
     """
     if folder.is_dir() and any(folder.iterdir()):
         missing = [name for name in TABLES if not _source(folder, name).exists()]
@@ -197,7 +203,7 @@ def _make(folder: Path, scale: float) -> None:
 
 
 def _duckdb(folder: Path, text: str) -> list[Row]:
-    """DuckDB's answer."""
+    """Return DuckDB's answer."""
     import duckdb
 
     with duckdb.connect() as connection:
@@ -213,13 +219,13 @@ def _rows(table: tm.Table) -> list[Row]:
 
 
 def _order(text: str, columns: Sequence[str]) -> list[int]:
-    """The columns that a query's rows are sorted by."""
+    """Return the columns that a query's rows are sorted by."""
     found = re.search(r"order by ([\w\s,]+?)(?:\s+limit \d+)?\s*$", text)
     return [columns.index(word.split()[0]) for word in found[1].split(",")] if found else []
 
 
 def _difference(rows: list[Row], expected: list[Row], order: Iterable[int]) -> str:
-    """Say where rows are not the expected ones or, in the columns that sort them, not in the expected order."""
+    """Return how rows differ from the expected ones or, in the sort columns, from the expected order."""
     for row, other in zip_longest(sorted(rows, key=_key), sorted(expected, key=_key)):
         if row is None or other is None or len(row) != len(other) or not all(map(_same, row, other)):
             return f"{_shown(row)} here, {_shown(other)} of DuckDB"
@@ -238,13 +244,13 @@ def _is_fraction(value: object) -> bool:
 
 
 def _key(row: Row) -> tuple[Any, ...]:
-    """What rows are sorted by: what is exact comes first, so that roundings do not change the order."""
+    """Sort key for rows: exact values come first, so that rounding does not change the order."""
     exact = [(value is None, str(value)) for value in row if not _is_fraction(value)]
     return exact, [float(value) for value in row if _is_fraction(value)]
 
 
 def _same(value: Any, other: Any) -> bool:
-    """Whether two values are equal but for rounding: of floats in general, of decimals in their last place."""
+    """Return whether two values are equal up to rounding: floats in general, decimals in their last place."""
     if not (_is_fraction(value) and _is_fraction(other)):
         return bool(value == other)
     # An average of decimals is a decimal of limited places here, and a float in DuckDB.

@@ -1,8 +1,8 @@
 """The 22 queries of TPC-H, with the substitution values that the specification gives for validation.
 
-Source: TPC Benchmark H, Standard Specification, revision 3.0.1, section 2.4 (queries are named there as here). Two things are
-written differently: the view of query 15 is a ``with`` clause, and where a query asks for its first rows only, there is a
-``limit``. Query 11 depends on the scale of the data; ``query(11, scale)`` puts it in.
+Source: TPC Benchmark H, Standard Specification, revision 3.0.1, section 2.4 (with the same query numbers). Two things
+differ: the view of query 15 is a ``with`` clause, and queries that ask only for their first rows have a ``limit``.
+Query 11 depends on the scale of the data; ``query(11, scale)`` inserts it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ TABLES = ("customer", "lineitem", "nation", "orders", "part", "partsupp", "regio
 
 
 def query(number: int, scale: float) -> str:
-    """The text of a query for data of a scale, where 1 is about a gigabyte."""
+    """Return the text of a query for data of a scale, where 1 is about a gigabyte."""
     return QUERIES[number].replace("{fraction}", f"{0.0001 / scale:.10f}")
 
 

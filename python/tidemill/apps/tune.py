@@ -1,7 +1,7 @@
-"""``tidemill tune``: measure every collective algorithm on the workers of a job, and write down the best.
+"""``tidemill tune``: measure every collective algorithm on the workers of a job, and save the best.
 
-Jobs of this user read the table at their start (rank 0 tells the others). Run it once per kind of machine, and once for
-each number of workers that matters: rules for other numbers of workers are kept.
+Jobs of this user read the table at startup (rank 0 sends it to the others). Run it once for each kind of machine, and
+once for each number of workers that you use: rules for other numbers of workers are kept.
 """
 
 from __future__ import annotations
@@ -25,19 +25,21 @@ def _size(count: int) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the command on this worker; returns its exit code."""
+    """Run the command on this worker; returns its exit code."""
     parser = Parser(
         prog="tidemill tune",
-        description="Measure the collectives on the workers of this job, so that the fastest algorithms are chosen.",
-        epilog="tidemill tune -n 4: with 4 workers.",
+        description="Measure the collectives on the workers of this job and save the fastest algorithms.",
+        epilog="Example: tidemill tune -n 4",
     )
     parser.add_argument(
-        "--out", metavar="FILE", help="the table (default: $TIDEMILL_TUNE or ~/.config/tidemill/tune.toml)"
+        "--out", metavar="FILE", help="file for the table (default: $TIDEMILL_TUNE or ~/.config/tidemill/tune.toml)"
     )
     parser.add_argument(
-        "--budget", type=duration_s, default=0.02, metavar="TIME", help="time for each measurement (20ms)"
+        "--budget", type=duration_s, default=0.02, metavar="TIME", help="time for each measurement (default 20ms)"
     )
-    parser.add_argument("--largest", type=int, default=8 << 20, metavar="BYTES", help="largest size measured (8 MiB)")
+    parser.add_argument(
+        "--largest", type=int, default=8 << 20, metavar="BYTES", help="largest message size to measure (default 8 MiB)"
+    )
     options = parser.parse_args(argv)
 
     job = tm.init()

@@ -1,4 +1,4 @@
-"""``tidemill view``: frames of moving points, or a library of plots, in the browser."""
+"""``tidemill view``: show frames of moving points, or a library of plots, in the browser."""
 
 from __future__ import annotations
 
@@ -24,7 +24,9 @@ _END_S_MAX = 10.0
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command until Ctrl-C or SIGTERM; the exit code is 0, or 1 if there is nothing to show, which is explained."""
+    """Run the command until Ctrl-C or SIGTERM; the exit code is 0, or 1 if there is nothing to show, with a message
+    that says why.
+    """
     # No worker runs it, so argparse itself says what is wrong with the command line.
     parser = argparse.ArgumentParser(
         prog="tidemill view", description="Show a folder of frames, or a library of plots, in the browser."
@@ -34,23 +36,27 @@ def main(argv: Sequence[str] | None = None) -> int:
         "folder",
         type=Path,
         nargs="?",
-        help="what tidemill.viz.FrameWriter or another command has written; may still grow",
+        help="frames written by tidemill.viz.FrameWriter or another command; may still be growing",
     )
-    add("--library", type=Path, metavar="DIR", help="a library of plots instead, made if it is not there")
-    add("--export", type=Path, metavar="FILE", help="write the frames and the page into one HTML file, and end")
-    add("--plot", metavar="ID", help="the plot of the library that --export writes, with its versions")
+    add("--library", type=Path, metavar="DIR", help="show a library of plots instead; created if missing")
+    add("--export", type=Path, metavar="FILE", help="write the frames and the page to one HTML file, and exit")
+    add("--plot", metavar="ID", help="plot of the library for --export, with its versions")
     add("--demo", action="store_true", help="write a generated market into the folder first")
     add("--points", type=int, default=600, metavar="N", help="points of the generated market (default %(default)s)")
     add("--frames", type=int, default=120, metavar="N", help="frames of the generated market (default %(default)s)")
-    add("--host", default="127.0.0.1", help="where to listen (default %(default)s); elsewhere than here wants --token")
+    add(
+        "--host",
+        default="127.0.0.1",
+        help="address to listen on (default %(default)s); any address other than loopback requires --token, --token-file or TIDEMILL_TOKEN",
+    )
     add("--port", type=int, default=0, help="port to listen on (default: a free one)")
     add(
         "--token",
-        help="what the URL must have, at least 16 characters (default: the environment's TIDEMILL_TOKEN, else random); others on this "
-        "machine see it in the list of processes, so rather use --token-file or TIDEMILL_TOKEN",
+        help="token that the URL must contain, at least 16 characters (default: TIDEMILL_TOKEN from the environment, else random). Other users "
+        "of this machine can see it in the process list; prefer --token-file or TIDEMILL_TOKEN",
     )
-    add("--token-file", type=Path, metavar="FILE", help="a file that has the token")
-    add("--open", action="store_true", help="open a tab of the browser")
+    add("--token-file", type=Path, metavar="FILE", help="file that contains the token")
+    add("--open", action="store_true", help="open a browser tab")
     options = parser.parse_args(argv)
     if (options.folder is None) == (options.library is None):
         parser.error("give a folder of frames, or --library DIR")
@@ -96,17 +102,17 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _token(options: argparse.Namespace) -> str | None:
-    """The token that was given in any way."""
+    """Return the token, given in any way."""
     if options.token_file is not None:
         return str(options.token_file.read_text().strip())
     return options.token or os.environ.get("TIDEMILL_TOKEN") or None
 
 
 def _be_interrupted() -> None:
-    """Let Ctrl-C and SIGTERM interrupt what is done from now on, the second of them end the process; and see that it does end.
+    """Let Ctrl-C and SIGTERM interrupt the program from now on, and a second one end the process for certain.
 
-    Also where whoever started the process has SIGINT ignored or blocked, as scripts have in what they start in the background: who sends
-    it means this server.
+    This works even if the parent process ignores or blocks SIGINT, as scripts do for background processes: a signal
+    sent to this process is meant for this server.
     """
 
     def interrupt(*_: object) -> None:

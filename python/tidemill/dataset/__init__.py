@@ -1,7 +1,7 @@
 """DataSets: lazy tables with expressions and SQL, run by Apache DataFusion.
 
-Nothing is read before an action (``collect``, ``count``, ``show``, ``write_*``) runs the steps that lead to it. All names
-here are names of `tidemill` too.
+Nothing is read until an action (``collect``, ``count``, ``show``, ``write_*``) runs the steps that lead to it. All
+names here are also names of `tidemill`.
 
 >>> import tidemill as tm
 >>> trades = tm.from_dict({"symbol": ["A", "B", "A"], "price": [1.0, 2.0, 4.0]})

@@ -1,7 +1,7 @@
-"""Functions that talk to each other, one on each worker.
+"""Functions that communicate with each other, one on each worker.
 
-Each is a copy of a task of a graph: that gives them a communicator of their own, ends the calls that the others wait in when one
-fails, and tells all workers the same.
+Each is a copy of a graph task. The graph gives them a communicator of their own, ends the calls in which others wait
+when one fails, and raises the same error on all workers.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ __all__ = ["run"]
 
 
 def run(function: Callable[[Any, Table], Any], table: Table) -> DataSet:
-    """See `DataSet.bsp`; `table` is this worker's."""
+    """See `DataSet.bsp`; `table` holds this worker's rows."""
     from tidemill._tables.rows import take_table
     from tidemill.dataset._read import from_local
     from tidemill.graph import Graph, GraphError, exchange

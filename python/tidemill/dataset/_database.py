@@ -1,6 +1,7 @@
-"""Tables of databases: read and written through ADBC, Arrow's interface to them.
+"""Database tables, read and written through ADBC (Arrow Database Connectivity).
 
-Drivers are loaded by each worker that reads or writes. What ADBC has no driver for is read through any connection of Python's DB-API.
+Each worker that reads or writes loads the driver. Databases without an ADBC driver are read through any DB-API
+connection.
 """
 
 from __future__ import annotations
@@ -42,21 +43,22 @@ def read_database(
     *,
     partition_on: str | None = None,
 ) -> DataSet:
-    """Read what a query of a database gives, into memory. Collective: every worker makes the call.
+    """Read the result of a database query into memory. Collective: every worker makes the call.
 
-    Needs ``pip install "tidemill[database]"``, which has the drivers of SQLite and PostgreSQL.
+    Needs ``pip install "tidemill[database]"``, which includes drivers for SQLite and PostgreSQL.
 
     Parameters
     ----------
     query : str
-        In the database's own SQL.
+        Query in the database's own SQL.
     connection : str or callable
-        A URI, ``"sqlite:///path/to.db"`` or ``"postgresql://user@host/name"``; or a function without arguments that opens a connection of
-        ADBC (``adbc_driver_manager.dbapi``, for which there are drivers of many databases) or of Python's DB-API, such as ``sqlite3``. In a
-        job of one worker an open connection will do, too, and stays open.
+        A URI, ``"sqlite:///path/to.db"`` or ``"postgresql://user@host/name"``; or a function without arguments that
+        opens an ADBC connection (``adbc_driver_manager.dbapi``, which has drivers for many databases) or a DB-API
+        connection, such as ``sqlite3``. In a job of one worker you can also pass an open connection, which stays open.
     partition_on : str, optional
-        A column of the result, of whole numbers, floats, dates or times: its range is cut into as many parts as there are workers, and
-        each worker reads one, by a query of its own. Without, worker 0 reads everything, and its rows are dealt to the others.
+        A column of the result with integers, floats, dates or times. Its range is split into one part per worker, and
+        each worker reads its part with a query of its own. Without it, worker 0 reads all rows and distributes them to
+        the others.
 
     Returns
     -------
@@ -66,13 +68,14 @@ def read_database(
     Raises
     ------
     DataSetError
-        On every worker: what the database says.
+        On every worker: the database's error.
     ModuleNotFoundError
-        If there is no driver; the message says what to install.
+        If the driver is missing; the message says what to install.
 
     Notes
     -----
-    With `partition_on` each worker reads in a transaction of its own: rows that change meanwhile may be seen twice, or not at all.
+    With `partition_on` each worker reads in a transaction of its own: rows that change meanwhile may be read twice or
+    not at all.
 
     >>> import sqlite3, tidemill as tm
     >>> made = sqlite3.connect(":memory:")
@@ -134,7 +137,7 @@ def write(data: DataSet, table: str, connection: Connection, if_exists: Literal[
 
 
 def _together(work: Callable[[], Any], call: str) -> Any:
-    """What `work` makes, if it fails on no worker. Collective."""
+    """Return the result of `work` if it fails on no worker. Collective."""
     missing: list[ModuleNotFoundError] = []
 
     def error(said: str, rank: int | None) -> Exception:
@@ -160,7 +163,7 @@ def _together(work: Callable[[], Any], call: str) -> Any:
 
 
 def _opened(connection: Connection) -> Any:
-    """A context with the connection, which ends with it unless it was given open."""
+    """Context manager for the connection, which closes it unless it was passed open."""
     if isinstance(connection, str):
         scheme, colon, rest = connection.partition(":")
         driver = _DRIVERS.get(scheme.lower())
@@ -205,7 +208,7 @@ def _read(connection: Connection, query: str) -> Table:
 
 
 def _parts(connection: Connection, query: str, column: str, count: int) -> list[str]:
-    """A query for each worker, which together have all rows."""
+    """Return a query for each worker, which together return all rows."""
     name = '"' + column.replace('"', '""') + '"'
     inner = f"({query.strip().rstrip(';')}\n) as tidemill_rows"  # it may end with a comment
     found = _read(connection, f"select min({name}) as low, max({name}) as high from {inner}").to_pylist()[0]
@@ -228,7 +231,7 @@ def _parts(connection: Connection, query: str, column: str, count: int) -> list[
 
 
 def _between(low: Any, high: Any, at: int, count: int) -> Any:
-    """The end of part `at` of `count`."""
+    """Return the end of part `at` of `count`."""
     if isinstance(low, int):
         return low + (high - low + 1) * at // count
     if isinstance(low, float):
@@ -245,9 +248,9 @@ def _literal(value: Any) -> str:
 
 
 def _alike(part: Table) -> Table:
-    """The same rows, of types that all workers' parts have in common. Collective.
+    """Return the same rows, with common types of all workers' parts. Collective.
 
-    A database without types, such as SQLite, gives those of the rows it has found.
+    Databases without types, such as SQLite, derive them from the rows they return.
     """
     comm = init().comm
     empty, rows = part.slice(0, 0), len(part)

@@ -1,4 +1,4 @@
-"""`DataSet`: a lazy table. Methods add steps, actions run them."""
+"""`DataSet`: a lazy table. Methods add steps; actions run them."""
 
 from __future__ import annotations
 
@@ -49,18 +49,19 @@ _OF_STREAMS = frozenset(("step_name", "write_stream"))
 
 
 class DataSet(DataSetWriters):
-    """A lazy table; made by `read_csv` and its like, `from_arrow`, `sql`, and by the methods of another.
+    """A lazy table; returned by `read_csv` and similar functions, `from_arrow`, `sql`, and by methods of other
+    DataSets.
 
-    Methods return a new DataSet and read nothing; a column that does not exist is an error at once. Rows have no order but
-    that of `sort`. Actions (`collect`, ``to_*``, `count`, `show`, ``write_*``, `explain`) are collective: every worker of the
-    job calls the same ones in the same order, and gets the same.
+    Methods return a new DataSet and read nothing; a column that does not exist raises at once. Rows have no order
+    except after `sort`. Actions (`collect`, ``to_*``, `count`, `show`, ``write_*``, `explain`) are collective: every
+    worker of the job makes the same calls in the same order, and gets the same result.
 
     Attributes
     ----------
     schema : dict of str to str
-        Arrow's types by column.
+        Arrow types by column.
     columns : list of str
-        The columns' names, in order.
+        Column names, in order.
     """
 
     __slots__ = ()
@@ -73,10 +74,10 @@ class DataSet(DataSetWriters):
         return DataSet(native)
 
     def __repr__(self) -> str:
-        """Columns, types and the first ten rows.
+        """Return columns, types and the first ten rows.
 
-        In a job of one worker that runs the query, for two seconds at most. With several workers, and of streams, there are no rows: a
-        display must not wait for the other workers.
+        In a job of one worker this runs the query, for at most two seconds. With several workers, and for streams, no
+        rows are shown: displaying a DataSet must not wait for other workers.
         """
         return _shown.dataset_text(self._native)
 
@@ -85,7 +86,7 @@ class DataSet(DataSetWriters):
         return _shown.dataset_html(self._native)
 
     def __dir__(self) -> list[str]:
-        """Attributes for completion: a stream does not offer what only tables can do, and a table not what streams are for."""
+        """Return attributes for completion: those of streams only for a stream, those of tables only for a table."""
         hidden = _OF_TABLES if self._native.is_stream() else _OF_STREAMS
         return [name for name in super().__dir__() if name not in hidden]
 
@@ -97,25 +98,25 @@ class DataSet(DataSetWriters):
 
     @property
     def schema(self) -> dict[str, str]:
-        """Arrow's types by column."""
+        """Arrow types by column."""
         return dict(self._native.fields)
 
     @property
     def columns(self) -> list[str]:
-        """The columns' names, in order."""
+        """Column names, in order."""
         return self._native.names
 
     # Columns.
 
     def select(self, *exprs: IntoExpr | Iterable[IntoExpr], **named: Any) -> DataSet:
-        """These columns and no others; with aggregates, one row over the whole table.
+        """Select columns; if they are aggregates, compute one row for the whole table.
 
         Parameters
         ----------
         *exprs : str, Expr or iterable of them
-            Strings are columns.
+            Strings are column names.
         **named
-            Expressions by the names that they get.
+            Expressions by the names of their columns.
 
         Examples
         --------
@@ -126,28 +127,28 @@ class DataSet(DataSetWriters):
         return self._step(self._native.select(columns(exprs, named)))
 
     def with_columns(self, *exprs: IntoExpr | Iterable[IntoExpr], **named: Any) -> DataSet:
-        """All columns and these; one with an existing name takes its place."""
+        """Add columns; one with an existing name replaces that column."""
         return self._step(self._native.with_columns(columns(exprs, named)))
 
     def drop(self, *names: str | Iterable[str]) -> DataSet:
-        """All columns but these."""
+        """Remove these columns."""
         return self._step(self._native.drop(names_of(names, "drop")))
 
     def rename(self, names: Mapping[str, str]) -> DataSet:
-        """The same columns, those that are keys of `names` by their new names."""
+        """Rename columns: `names` maps old names to new ones."""
         return self._step(self._native.rename(list(names.items())))
 
     # Rows.
 
     def filter(self, *predicates: Expr | Callable[[Row], object], retries: int = 0) -> DataSet:
-        """The rows for which all predicates are true (neither false nor null).
+        """Keep the rows for which all predicates are true (neither false nor null).
 
         Parameters
         ----------
         *predicates : Expr or callable
-            A function gets each row as a dict; expressions are much faster.
+            Expressions, or functions that take a row as a dict; expressions are much faster.
         retries : int
-            Of functions, as for `map_batches`.
+            For functions, as in `map_batches`.
         """
         data = self
         for predicate in predicates:
@@ -166,16 +167,16 @@ class DataSet(DataSetWriters):
         descending: bool | Iterable[bool] = False,
         nulls_last: bool | Iterable[bool] = True,
     ) -> DataSet:
-        """Sorted rows. What comes after may mix them again, but for `limit` and a choice of columns: sort last.
+        """Sort rows. Later steps may change the order again, except `limit` and selecting columns: sort last.
 
         Parameters
         ----------
         by, *more : str or Expr
-            What to sort by; later ones decide between equals.
+            Sort keys; later ones break ties.
         descending : bool or iterable of bool, default=False
-            The direction of all, or of each.
+            Direction of all keys, or of each.
         nulls_last : bool or iterable of bool, default=True
-            Whether nulls come after everything else, in both directions; of all, or of each.
+            Whether nulls come after all other values, in both directions; for all keys, or for each.
         """
         keys = sort_keys([*listed(by), *more], descending, nulls_last)
         if not keys:
@@ -183,7 +184,9 @@ class DataSet(DataSetWriters):
         return self._step(self._native.sort(keys))
 
     def limit(self, count: int, skip: int = 0, *, offset: int | None = None) -> DataSet:
-        """At most `count` rows after the first `skip`: of a sorted table the first, else any. `offset` is another name of `skip`."""
+        """Return at most `count` rows after skipping the first `skip`: of a sorted table the first, else any. `offset`
+        is an alias of `skip`.
+        """
         if offset is not None:
             if skip:
                 raise ValueError("limit: skip and offset are the same; pass only one")
@@ -193,18 +196,19 @@ class DataSet(DataSetWriters):
         return self._step(self._native.limit(skip, count))
 
     def head(self, count: int = 5) -> DataSet:
-        """At most `count` rows."""
+        """Return at most `count` rows."""
         return self.limit(count)
 
     def sample(self, fraction: float) -> DataSet:
-        """About this fraction of the rows, each kept or not by chance; others every time, also where one query has it twice.
+        """Keep about this fraction of the rows, each chosen at random. Every use draws a new sample, even two uses in
+        one query.
 
-        ``data.sample(0.1).cache()`` keeps those that were drawn.
+        ``data.sample(0.1).cache()`` keeps one sample.
 
         Raises
         ------
         ValueError
-            If `fraction` is not within 0 and 1.
+            If `fraction` is not between 0 and 1.
         """
         if not 0 <= fraction <= 1:
             raise ValueError(f"fraction must be between 0 and 1, not {fraction}")
@@ -213,16 +217,17 @@ class DataSet(DataSetWriters):
         return self.filter(scalar("random") < fraction)
 
     def distinct(self, *subset: str | Iterable[str], ttl: Duration | None = None) -> DataSet:
-        """Each different row once; with `subset`, one row, any, for each different value of those columns.
+        """Keep each different row once; with `subset`, keep any one row for each different value of those columns.
 
-        With `ttl`, of a stream whose rows tell time: the first, and each that is at least so much later than the last of its kind
-        which was given. What is older than that is not remembered. Rows without a time (null) are left out, and counted.
+        For a stream whose rows have a time, `ttl` limits how long a row is remembered: the first row of a kind is kept,
+        and each one that comes at least `ttl` after the last kept one. Rows without a time (null) are left out and
+        counted.
         """
         names = names_of(subset, "distinct")
         return self._step(self._native.distinct(names, None if ttl is None else micros(ttl, "ttl")))
 
     def with_row_index(self, name: str = "index", offset: int = 0, *, order_by: Order = ()) -> DataSet:
-        """All rows with a number in front, a column `name` from `offset` on.
+        """Add a first column `name` that numbers the rows, starting at `offset`.
 
         Parameters
         ----------
@@ -230,17 +235,17 @@ class DataSet(DataSetWriters):
         offset : int, default=0
             The first number.
         order_by : str, Expr or list of them
-            The order that rows are numbered in. By default that of `sort`, if it was the step before this one (or before a `limit`
-            before this one); else rows have no order, and each may get another number each time.
+            The order in which rows are numbered. By default that of `sort`, if it was the previous step (or came before
+            a `limit` that was). Otherwise rows have no order, and numbers may differ from run to run.
 
         Returns
         -------
         DataSet
-            Sorted by the number, if there was an order.
+            Sorted by the number, if the rows had an order.
 
         Notes
         -----
-        Numbers without gaps need all rows in one place: one worker numbers them.
+        One worker numbers all rows, since numbers without gaps need all rows in one place.
 
         >>> import tidemill as tm
         >>> tm.from_dict({"x": [3, 1, 2]}).sort("x").with_row_index().to_dict()
@@ -251,15 +256,15 @@ class DataSet(DataSetWriters):
         return self._step(self._native.with_row_index(name, offset, sort_keys(order_by)))
 
     def fill_null(self, value: Any, *subset: str | Iterable[str]) -> DataSet:
-        """The same rows with `value` in place of nulls.
+        """Replace nulls with `value`.
 
         Parameters
         ----------
         value : object
             A value, or a mapping of values by column.
         *subset : str or iterable of str
-            The columns that it is for. By default those whose type it fits: a number is for columns of numbers, a text for those of
-            texts, and so on. Whole numbers keep the column's type.
+            Columns to fill. By default those whose type matches: a number fills columns of numbers, a string those of
+            strings, and so on. Integers keep the column's type.
 
         Examples
         --------
@@ -273,7 +278,8 @@ class DataSet(DataSetWriters):
         return _shape.filled(self, value, subset)
 
     def value_counts(self, *names: str | Iterable[str]) -> DataSet:
-        """How many rows there are of each value of these columns (of each different row without names), as ``count``; the most first.
+        """Count the rows for each value of these columns (by default, for each different row), as ``count``; largest
+        count first.
 
         >>> import tidemill as tm
         >>> tm.from_dict({"x": ["a", "b", "a"]}).value_counts("x").to_dict()
@@ -287,13 +293,15 @@ class DataSet(DataSetWriters):
         return counted.sort("count", *wanted, descending=[True, *(False for _ in wanted)])
 
     def drop_nulls(self, *subset: str | Iterable[str]) -> DataSet:
-        """The rows without nulls (in those columns)."""
+        """Remove rows that have a null in these columns (by default, in any)."""
         from tidemill.dataset._expr import col
 
         return self.filter(*(col(name).is_not_null() for name in names_of(subset, "drop_nulls") or self.columns))
 
     def explode(self, *names: str | Iterable[str]) -> DataSet:
-        """One row for each element of the lists in these columns, none for an empty one or null; other columns are repeated."""
+        """Return one row for each element of the lists in these columns, and none for an empty or null list; other
+        columns are repeated.
+        """
         return self._step(self._native.explode(names_of(names, "explode")))
 
     # Functions of the program. They run on every worker, which must be able to call them at any time.
@@ -304,23 +312,23 @@ class DataSet(DataSetWriters):
         Parameters
         ----------
         function : callable
-            It gets a ``pyarrow.RecordBatch`` of some rows and returns one, a ``pyarrow.Table``, any table that `from_arrow`
-            takes, or a list of them, or None. Needs pyarrow.
+            Takes a ``pyarrow.RecordBatch`` of some rows and returns a ``pyarrow.RecordBatch``, a ``pyarrow.Table``, any
+            table that `from_arrow` accepts, a list of these, or None. Needs pyarrow.
         schema : mapping of str to str, or pyarrow.Schema, optional
-            What it returns; by default found out by calling it with the first hundred rows, which is an action.
+            Schema of its result; by default inferred by calling it with the first hundred rows, which is an action.
         retries : int
-            How often it is called again with the same rows when it raises an exception; each time is a warning. For functions
-            that ask other services.
+            How often to call it again with the same rows after an exception; each retry is a warning. For functions
+            that call other services.
 
         Raises
         ------
         DataSetError
-            By the action: with the traceback of the function and the worker it ran on.
+            By the action, if the function fails: with its traceback and the worker it ran on.
         """
         return _map.map_batches(self, function, schema, retries)
 
     def map(self, function: Callable[[Row], Row], schema: Schema | None = None, *, retries: int = 0) -> DataSet:
-        """Apply a function to each row; it takes a dict and returns a dict. `retries` as for `map_batches`.
+        """Apply a function to each row; it takes a dict and returns a dict. `retries` as in `map_batches`.
 
         >>> import tidemill as tm
         >>> tm.from_dict({"x": [1, 2]}).map(lambda row: {"y": row["x"] ** 2}).sort("y").to_dict()
@@ -331,7 +339,9 @@ class DataSet(DataSetWriters):
     def flat_map(
         self, function: Callable[[Row], Iterable[Row]], schema: Schema | None = None, *, retries: int = 0
     ) -> DataSet:
-        """The rows that a function makes of each row: any number of dicts of a dict. `retries` as for `map_batches`."""
+        """Apply a function to each row that returns any number of rows: it takes a dict and returns dicts. `retries` as
+        in `map_batches`.
+        """
         return _map.map_rows(self, function, schema, retries, several=True)
 
     def lookup(
@@ -345,30 +355,32 @@ class DataSet(DataSetWriters):
         cache_for: Duration | None = None,
         retries: int = 0,
     ) -> DataSet:
-        """The rows with what a function finds for their keys, somewhere outside: a join with a service or a database.
+        """Add columns that a function looks up by key: a join with a service or a database.
 
         Parameters
         ----------
         source : callable
-            It is called with a list of different keys, values of the column `on` or tuples of several, and gives for each a dict
-            with the columns of `schema`, or None: a list in the order of the keys, or a dict by key. Several threads call it.
-            `tidemill.stream.redis_lookup` makes one.
+            Takes a list of distinct keys: values of the column `on`, or tuples if there are several columns. For each
+            key it returns a dict with the columns of `schema`, or None: as a list in the order of the keys, or as a
+            dict by key. Several threads call it. `tidemill.stream.redis_lookup` returns such a function.
         on : str or iterable of str
-            The columns that are the key. Of a null nothing is found.
+            The key columns. A null key finds nothing.
         schema : mapping of str to str, or Arrow schema
-            The columns that are added. Values are cast to their types: texts may be numbers.
+            The columns to add. Values are cast to their types, so strings may hold numbers.
         how : {"left", "inner"}, default="left"
-            Whether rows are kept for which nothing is found, with nulls.
+            ``"left"`` keeps rows for which nothing is found, with nulls; ``"inner"`` drops them.
         cache_rows : int, default=100000
-            How many keys each worker remembers, with what was found or that nothing was: those used last. 0 remembers none.
+            Number of most recently used keys that each worker caches, including those for which nothing was found. 0
+            turns the cache off.
         cache_for : str, number of seconds or timedelta, optional
-            For how long; by default for as long as there is this DataSet.
+            How long answers stay in the cache; by default as long as this DataSet exists.
         retries : int
-            As for `map_batches`.
+            As in `map_batches`.
 
         Notes
         -----
-        What is found may change between two calls: a row that is read again after a failure may find something else.
+        The function may return a different answer when it is called again, for example when rows are read again after a
+        failure.
 
         >>> import tidemill as tm
         >>> names = {1: {"name": "one"}, 2: {"name": "two"}}
@@ -388,24 +400,24 @@ class DataSet(DataSetWriters):
         return _map.lookup(self, source, keys, schema, how, cache_rows, cache_s, retries)
 
     def reduce(self, function: Callable[[Row, Row], Row], *, retries: int = 0) -> Row | None:
-        """One row of all: ``function(row, row)`` makes one of two, again and again, in any order. An action. `retries` as for
-        `map_batches`.
+        """Combine all rows into one: ``function(row, row)`` combines two rows into one, repeatedly, in any order. An
+        action. `retries` as in `map_batches`.
 
         Returns
         -------
         dict or None
-            None of no rows.
+            None if there are no rows.
         """
         return _map.reduce_rows(self, function, retries)
 
     def key_by(self, *keys: str | Iterable[str]) -> KeyedRows:
-        """The rows by the values of these columns, for functions of the program: its ``reduce`` and ``apply``."""
+        """Key the rows by the values of these columns, for your own functions in ``reduce`` and ``apply``."""
         return KeyedRows(self, tuple(names_of(keys, "key_by")))
 
     # Several rows, several tables.
 
     def group_by(self, *keys: IntoExpr) -> GroupBy:
-        """Groups of rows with the same keys; its ``agg`` says what is wanted of each."""
+        """Group rows with the same keys; pass aggregates to ``agg`` of the result."""
         return GroupBy(self, keys)
 
     def join(
@@ -420,26 +432,28 @@ class DataSet(DataSetWriters):
         where: Expr | None = None,
         ttl: Duration | None = None,
     ) -> DataSet:
-        """Rows of this table with those of `other` that have the same keys; a null equals nothing.
+        """Join with the rows of `other` that have the same keys; null keys never match.
 
         Parameters
         ----------
         other : DataSet
         on : str or iterable of str
-            Keys that have the same names in both.
+            Keys with the same name in both tables.
         how : {"inner", "left", "right", "full", "semi", "anti", "cross"}, default="inner"
-            Which rows are kept: ``left`` and ``right`` keep all of one table, ``full`` (or ``outer``) of both; ``semi`` keeps
-            the rows of this table that have a partner, ``anti`` those that have none; ``cross`` makes every pair.
+            Which rows to keep: ``left`` and ``right`` keep all rows of one table, ``full`` (or ``outer``) of both;
+            ``semi`` keeps the rows of this table that have a match, ``anti`` those without; ``cross`` returns every
+            pair.
         left_on, right_on : str or iterable of str
-            Keys with different names, in place of `on`.
+            Keys with different names, instead of `on`.
         suffix : str, default="_right"
-            What columns of `other` get whose names this table has too.
+            Suffix for columns of `other` whose names this table has, too.
         where : Expr, optional
-            What else must hold of two rows, by the columns' names in the result; those of `other` with `suffix` where this
-            table has them too, keys as well. Of two streams it bounds the time from one to the other.
+            A further condition on both rows. Use the column names of the result; columns of `other`, including keys,
+            have `suffix` if this table has the name, too. For two streams, it bounds the time between two matching
+            rows.
         ttl : str, number of seconds or timedelta, optional
-            Of two streams whose rows tell time: for how long rows are remembered. Partners are less than that apart, by the times of rows,
-            so no row is kept forever; one without a time (null) finds no partner.
+            For two streams whose rows have a time: how long rows are remembered. Matching rows are less than `ttl`
+            apart in event time, so no row is kept forever; a row without a time (null) never matches.
 
         Returns
         -------
@@ -460,7 +474,7 @@ class DataSet(DataSetWriters):
         return self._step(self._native.join(other._native, pairs, how, suffix, condition, remembered))
 
     def union(self, *others: DataSet) -> DataSet:
-        """The rows of all; they have the same columns, in any order."""
+        """Return the rows of all tables; they must have the same columns, in any order."""
         native = self._native
         for other in others:
             if not isinstance(other, DataSet):
@@ -477,20 +491,21 @@ class DataSet(DataSetWriters):
         aggregate: Literal["first", "last", "sum", "mean", "min", "max", "median", "count"] = "first",
         on_values: Iterable[Any] | None = None,
     ) -> DataSet:
-        """A wide table: a row for each value of `index`, a column for each value of `on`.
+        """Reshape to a wide table: a row for each value of `index`, a column for each value of `on`.
 
         Parameters
         ----------
         on : str
-            The column whose values become columns, called as the values are written.
+            The column whose values become column names.
         index : str or iterable of str
-            The columns that say which row a value is in.
+            The columns that identify the row of a value.
         values : str
-            The column whose values fill the cells; where there is none, a cell is null.
+            The column whose values fill the cells; a cell without a value is null.
         aggregate : {"first", "last", "sum", "mean", "min", "max", "median", "count"}, default="first"
-            What a cell holds if there are several.
+            How to combine several values of one cell.
         on_values : iterable, optional
-            The values of `on` that become columns, in this order. By default all of them, sorted; to find them out is an action.
+            The values of `on` that become columns, in this order. By default all of them, sorted; finding them is an
+            action.
 
         Examples
         --------
@@ -509,16 +524,16 @@ class DataSet(DataSetWriters):
         variable_name: str = "variable",
         value_name: str = "value",
     ) -> DataSet:
-        """A long table: a row for each cell of the columns `on`, with the column's name and the value.
+        """Reshape to a long table: a row for each cell of the columns `on`, with the column's name and the value.
 
         Parameters
         ----------
         on : str or iterable of str, optional
-            The columns that become rows; by default all but `index`. Their types have one in common.
+            The columns that become rows; by default all but `index`. Their types must have a common type.
         index : str or iterable of str, optional
-            The columns that are kept; by default none.
+            The columns to keep; by default none.
         variable_name, value_name : str
-            What the two new columns are called.
+            Names of the two new columns.
 
         Examples
         --------
@@ -530,17 +545,18 @@ class DataSet(DataSetWriters):
         return _shape.unpivoted(self, on, index, variable_name, value_name)
 
     def repartition(self, partitions: int, *by: IntoExpr) -> DataSet:
-        """Put the rows into another number of partitions.
+        """Redistribute the rows over a number of partitions.
 
-        Partition ``i`` runs on worker ``i % workers``. Steps that work row by row, such as `filter`, `select` and `map`, leave rows where
-        they are; joins, groups, sorts and windows may move them.
+        Partition ``i`` runs on worker ``i % workers``. Steps that work row by row, such as `filter`, `select` and
+        `map`, keep rows in place; joins, groups, sorts and windows may move them.
 
         Parameters
         ----------
         partitions : int
-            How many, at least 1.
+            Number of partitions, at least 1.
         *by : str or Expr
-            Rows with equal values of these are in one partition. Without any, each partition has as many rows, give or take a few.
+            Rows with equal values of these go to one partition. Without any, partitions have nearly the same number of
+            rows.
 
         Returns
         -------
@@ -549,7 +565,7 @@ class DataSet(DataSetWriters):
         Raises
         ------
         DataSetError
-            If `partitions` is less than 1, there is no such column, or the rows are those of a stream.
+            If `partitions` is less than 1, a column does not exist, or this is a stream.
         """
         if partitions < 1:
             raise DataSetError(f"repartition({partitions}): rows need at least one partition")
@@ -562,8 +578,8 @@ class DataSet(DataSetWriters):
         return self._step(self._native.repartition(partitions, columns(by, {})))
 
     def cache(self) -> DataSet:
-        """Run the steps so far, and keep the rows for all that comes after, each on the worker that made it: in memory as long as its
-        budget allows, then on its disk, in ``TIDEMILL_SPILL_DIR``. An action.
+        """Run the steps so far and keep the rows for later use, each on the worker that produced it: in memory within
+        its budget, beyond it on its disk, in ``TIDEMILL_SPILL_DIR``. An action.
         """
         from tidemill._job import init
 
@@ -571,24 +587,24 @@ class DataSet(DataSetWriters):
         return self._step(engine().part(self.collect_local()._native, job.rank, job.size))
 
     def materialize(self, path: str | Path, *, storage_options: StorageOptions | None = None) -> DataSet:
-        """Read the rows of the steps so far from the folder `path`, if an earlier run left them there; otherwise compute them now
-        and write them there as Parquet. An action.
+        """Read the result of the steps so far from the folder `path` if an earlier run stored it; otherwise compute it
+        now and store it there as Parquet. An action.
 
-        A job that is started again resumes from the folders that it has materialized. A folder appears when it is complete. If you
-        change the steps or their input, remove it.
+        A restarted job resumes from the folders that it has materialized. A folder appears only when it is complete. If
+        you change the steps or their input, remove it.
 
         Parameters
         ----------
         path : str or Path
-            As for `write_csv`. In an object store, what a job has left that was killed while it appeared is made anew: at once if it
-            was a process of this machine, else when nothing has changed there for 15 seconds.
+            As in `write_csv`. In an object store, a folder that a killed job left half finished is written again: at
+            once if that job ran on this machine, otherwise when nothing has changed there for 15 seconds.
         storage_options : mapping of str to str, optional
-            As for `read_csv`.
+            As in `read_csv`.
 
         Raises
         ------
         DataSetError
-            On every worker: also if it cannot be told whether the folder is there.
+            On every worker; also if the store does not tell whether the folder exists.
         """
         from tidemill._tables.places import as_options, at_home
         from tidemill.dataset._read import read_parquet
@@ -607,7 +623,7 @@ class DataSet(DataSetWriters):
         Parameters
         ----------
         root : int, optional
-            The only worker that gets the rows; the others get an empty table. By default all do.
+            The only worker that gets the rows; the others get an empty table. By default all workers get them.
 
         Returns
         -------
@@ -616,43 +632,44 @@ class DataSet(DataSetWriters):
         Raises
         ------
         DataSetError
-            What went wrong, on every worker.
+            On every worker if the query fails; the message says why.
         """
         return _workers.collect(self._native, root)
 
     def collect_local(self) -> Table:
-        """Run the query and keep its rows where they were made: every row is on one worker.
+        """Run the query and keep its rows where they were produced: every row is on one worker.
 
-        The rows of a small table are spread evenly over the workers, unless they are sorted or `repartition` has placed them.
-        For what comes next is up to each worker, such as an algorithm with a communicator; `from_local` leads back.
+        The rows of a small table are spread evenly over the workers, unless they are sorted or `repartition` has placed
+        them. Use it for code that runs on each worker, such as an algorithm with a communicator; `from_local` is the
+        inverse.
 
         Returns
         -------
         Table
-            This worker's rows; of a job of one worker all.
+            This worker's rows; all rows in a job of one worker.
         """
         return _workers.collect_local(self._native)
 
     def persist_local(self) -> dict[str, Any]:
-        """Run the query and give each worker its rows as arrays that it may change in place, for iterative algorithms.
+        """Run the query and return this worker's rows as arrays that you may change in place, for iterative algorithms.
 
         Returns
         -------
         dict of str to numpy.ndarray
-            An array for each column, as `Table.to_numpy` makes them. All own their memory.
+            An array for each column, as `Table.to_numpy` returns them. All own their memory.
         """
         return self.collect_local().to_numpy()
 
     def bsp(self, function: Callable[[Any, Table], Any]) -> DataSet:
-        """Run a function on every worker, on the rows that this worker has made, with a communicator: bulk-synchronous code
-        within a query. An action.
+        """Run a function on every worker, on this worker's rows, with a communicator: bulk-synchronous code within a
+        query. An action.
 
         Parameters
         ----------
         function : callable
-            ``function(comm, table)``, called once on each worker, on a thread of its own; ``comm`` is a communicator of all
-            workers for this call, with their ranks, and what ``function`` returns becomes this worker's part of the result:
-            anything that `from_local` takes, a `Table` for example, with the same columns on every worker.
+            ``function(comm, table)``, called once on each worker, on a thread of its own; ``comm`` is a communicator of
+            all workers for this call, with the ranks of the job. The return value becomes this worker's part of the
+            result: anything that `from_local` accepts, for example a `Table`, with the same columns on every worker.
 
         Returns
         -------
@@ -661,9 +678,9 @@ class DataSet(DataSetWriters):
         Raises
         ------
         DataSetError
-            On every worker, if ``function`` raises on one: calls in ``comm`` that others wait in are ended by a
-            `tidemill.Cancelled`. Also if it returns on one while others still wait for it in ``comm``, or if what it
-            returns differs in its columns.
+            On every worker, if ``function`` raises on one: others that wait in a call of ``comm`` get
+            `tidemill.Cancelled`. Also if it returns on one worker while others still wait for it in ``comm``, or if
+            columns differ between workers.
 
         Examples
         --------
@@ -685,19 +702,21 @@ class DataSet(DataSetWriters):
         return rows
 
     def describe(self, *, root: int | None = None) -> Table:
-        """Statistics of each column: how many values and nulls, mean, standard deviation, quartiles, least and greatest. An action.
+        """Compute statistics of each column: number of values and nulls, mean, standard deviation, quartiles, minimum
+        and maximum. An action.
 
         Parameters
         ----------
         root : int, optional
-            As for `collect`.
+            As in `collect`.
 
         Returns
         -------
         Table
-            A row for each of ``count``, ``null_count``, ``mean``, ``std``, ``min``, ``25%``, ``50%``, ``75%``, ``max``, which the column
-            ``statistic`` names, and a column for each of this table. Those of numbers and booleans are ``float64``; those of texts,
-            dates and times are texts, with ``min`` and ``max``, and ``mean`` of dates and times. What a column has not is null.
+            A row for each of ``count``, ``null_count``, ``mean``, ``std``, ``min``, ``25%``, ``50%``, ``75%``, ``max``,
+            named in the column ``statistic``, and a column for each column of this table. Statistics of numbers and
+            booleans are ``float64``. Those of strings, dates and times are strings: ``min`` and ``max``, and for dates
+            and times also ``mean``. A statistic that a column does not have is null.
 
         Notes
         -----
@@ -719,35 +738,36 @@ class DataSet(DataSetWriters):
         *,
         if_exists: Literal["fail", "append", "replace"] = "fail",
     ) -> int:
-        """Write the rows into a table of a database, in one transaction; an action. Worker 0 writes them.
+        """Write the rows into a database table, in one transaction. An action; worker 0 writes them.
 
         Parameters
         ----------
         table : str
-            The table's name.
+            Name of the table.
         connection : str or callable
-            As for `read_database`.
+            As in `read_database`.
         if_exists : {"fail", "append", "replace"}, default="fail"
-            What becomes of a table that is there already.
+            What to do if the table already exists.
 
         Returns
         -------
         int
-            How many rows were written, on every worker.
+            Number of rows written, on every worker.
 
         Raises
         ------
         DataSetError
-            On every worker: what the database says. Then nothing is written.
+            On every worker: the database's error. In that case nothing is written.
         """
         from tidemill.dataset._database import write
 
         return write(self, table, connection, if_exists)
 
     def show(self, count: int = 20) -> None:
-        """Print at most `count` rows, on worker 0; a null is ``null``, a text without characters nothing.
+        """Print at most `count` rows, on worker 0. A null prints as ``null``, an empty string as nothing.
 
-        A stream runs until it has given so many, or ends; nothing is committed, so sources that can be read again are where they were.
+        A stream runs until it has produced this many rows, or ends. It commits nothing, so sources that can be read
+        again stay where they were.
         """
         if self._native.is_stream():
             from tidemill._streaming.show import first_rows
@@ -764,10 +784,10 @@ class DataSet(DataSetWriters):
         *,
         sink: AnySink | None = None,
     ) -> str:
-        """What will be done; with ``"analyze"`` it is done, and rows and times of each step are told.
+        """Return the query plan; ``"analyze"`` runs the query and adds the rows and time of each step.
 
-        Of a stream: its tasks, and what becomes of its rows when the job fails and goes on; with `sink`, what this sink of
-        `write_stream` has of them. Collective.
+        For a stream: its tasks, and what happens to its rows when the job fails and resumes; with `sink`, also for this
+        sink of `write_stream`. Collective.
         """
         if self._native.is_stream() and how == "physical":
             from tidemill._streaming.write import explain
@@ -782,23 +802,25 @@ class DataSet(DataSetWriters):
             return self._native.explain_on(engine(), workers, how == "analyze", watch)
 
     def to_dict(self, *, root: int | None = None) -> dict[str, list[Any]]:
-        """A list of Python values for each column; `root` as for `collect`."""
+        """Return a list of Python values for each column; `root` as in `collect`."""
         return self.collect(root=root).to_dict()
 
     def to_pylist(self, *, root: int | None = None) -> list[dict[str, Any]]:
-        """A dict for each row; `root` as for `collect`."""
+        """Return a dict for each row; `root` as in `collect`."""
         return self.collect(root=root).to_pylist()
 
     def to_arrow(self, *, root: int | None = None) -> pyarrow.Table:
-        """A ``pyarrow.Table``; needs pyarrow. `root` as for `collect`."""
+        """Return a ``pyarrow.Table``; needs pyarrow. `root` as in `collect`."""
         return self.collect(root=root).to_arrow()
 
     def to_pandas(self, *, root: int | None = None, **options: Any) -> pandas.DataFrame:
-        """A pandas frame; needs pyarrow and pandas. `root` as for `collect`, `options` as for `Table.to_pandas`."""
+        """Return a pandas DataFrame; needs pyarrow and pandas. `root` as in `collect`, `options` as in
+        `Table.to_pandas`.
+        """
         return self.collect(root=root).to_pandas(**options)
 
     def to_polars(self, *, root: int | None = None) -> polars.DataFrame:
-        """A Polars frame; needs Polars. `root` as for `collect`."""
+        """Return a Polars DataFrame; needs Polars. `root` as in `collect`."""
         return self.collect(root=root).to_polars()
 
     def __arrow_c_stream__(self, requested_schema: object = None) -> object:
@@ -811,16 +833,17 @@ class DataSet(DataSetWriters):
         return iter(self.collect())
 
     def step_name(self, name: str) -> DataSet:
-        """Name the last step of a stream that keeps state (windows, a join, `distinct`, `process`), or else its source.
+        """Name the last step of a stream that keeps state (windows, a join, `distinct`, `process`), or its source if
+        there is no such step.
 
-        Checkpoints, plans, errors and `late_output=` use that name. A step without a name is found again by its kind and its number in the
-        order of the program; one that has a name is found by that, wherever it comes, and has no number: a step that gets a name later moves
-        the numbers of those behind it.
+        Checkpoints, plans, errors and `late_output=` use that name. A checkpoint identifies a named step by its name,
+        wherever the step is in the program, and an unnamed one by its kind and its number in program order. Named steps
+        have no number, so naming a step later changes the numbers of those after it.
 
         Parameters
         ----------
         name : str
-            One of the job's own.
+            A name that no other step of the job has.
 
         Returns
         -------
@@ -830,8 +853,8 @@ class DataSet(DataSetWriters):
         Raises
         ------
         DataSetError
-            If this is no stream. When it is written: if the name is another step's, or rows come from several steps or from one that several
-            queries have in common.
+            If this is not a stream. When the stream is written: if another step has the name, or the rows come from
+            several steps or from one that several queries share.
 
         Examples
         --------
@@ -862,54 +885,57 @@ class DataSet(DataSetWriters):
         allow_loops: bool = False,
         drop_state: Iterable[str] = (),
     ) -> dict[str, Any]:
-        """Write a stream until it ends; collective. Several queries at once are written by `tidemill.stream.write`.
+        """Write a stream until it ends; collective. To write several queries at once, use `tidemill.stream.write`.
 
         Parameters
         ----------
         sink : callable, Connector or Sink
-            A function that is called with each table of rows; a sink of the engine's own, such as `tidemill.stream.to_files`; or
-            an object with ``write``, ``prepare`` and ``commit``, which
-            makes rows appear once, whatever fails in between: see `tidemill.stream.Sink`.
+            A function that is called with each table of rows; a built-in sink, such as `tidemill.stream.to_files`; or
+            an object with ``write``, ``prepare`` and ``commit``, which writes each row exactly once even after
+            failures: see `tidemill.stream.Sink`.
         late_output : callable, Connector or Sink, or mapping of str to them, optional
-            Where rows go that come too late for a window, as they come to its `group_by`; without it, they are counted and left
-            out. Rows are then sent to the owners of their keys as they are, without pre-aggregation where they are read. Or a mapping
-            of sinks by the names of steps, as warnings and `explain` show them: ``{"window 2": sink}``, and ``{"join 1 left": sink}``
-            for rows of the left side of a join that bounds the time of partners.
+            Sink for rows that come too late for a window, in the form in which they reach its `group_by`; without it,
+            they are counted and left out. With it, rows are sent to the owners of their keys without pre-aggregation
+            where they are read. You can also pass a mapping of sinks by the names of steps, as warnings and `explain`
+            show them: ``{"window 2": sink}``, and ``{"join 1 left": sink}`` for rows of the left side of a join that
+            bounds the time between matches.
         name : str, default="stream"
-            The job's name: checkpoints belong to it.
+            Name of the job; its checkpoints belong to this name.
         checkpoint : tidemill.stream.Checkpoint, str or Path, optional
-            Where the job's checkpoints are and how they are made; a folder, or the URL of one in an object store, stands for
-            ``Checkpoint(path)``. The job resumes from the newest checkpoint there, if there is one, also with another number of workers.
-            Without it, a failure loses what was on its way.
+            Location and options of the job's checkpoints; a folder, or the URL of one in an object store, stands for
+            ``Checkpoint(path)``. The job resumes from the newest checkpoint there, if any, even with a different number
+            of workers. Without checkpoints, a failure loses rows in flight.
         stop_when : callable, optional
-            Called on worker 0 about ten times a second: as soon as it returns true, the job makes a last checkpoint, commits, and
-            returns. It resumes from there when it is started again. Needs `checkpoint`.
+            Called on worker 0 about ten times a second: as soon as it returns true, the job takes a last checkpoint,
+            commits, and returns. Started again, it resumes from there. Needs `checkpoint`.
         guarantee : {"exactly_once", "at_least_once", "at_most_once"}, optional
-            How often each row reaches the sink when the job fails and resumes. The first two are the least that you accept: a
-            job whose sources, sink and options cannot give it does not start, and says why; by default it gives what it can. A job
-            that must give exactly once does not fall back to an older checkpoint when the newest is damaged, either. At most once
-            works differently: rows are held until a checkpoint says that they were read, no step's state is saved,
-            and sinks commit at once; what a failure interrupts is lost, and nothing comes twice.
+            How often each row reaches the sink when the job fails and resumes. The first two are minimum requirements:
+            a job whose sources, sink and options cannot meet them does not start, and says why. By default the job
+            gives the best guarantee that it can. With ``"exactly_once"``, the job also does not fall back to an older
+            checkpoint when the newest is damaged. ``"at_most_once"`` works differently: rows are held until a
+            checkpoint records that they were read, no state is saved, and sinks commit at once. A failure loses rows in
+            flight, and no row comes twice.
         on_progress : callable, optional
-            Called on worker 0 about ten times a second with the running job, a `tidemill.stream.Running`, which can move
-            keys to other workers. Needs `checkpoint`.
+            Called on worker 0 about ten times a second with the running job, a `tidemill.stream.Running`, through which
+            you can move keys to other workers. Needs `checkpoint`.
         allow_loops : bool, default=False
-            Whether rows may come back to the topic, queue, stream or folder that the job has written them into, for example to retry
-            them. By default such a job does not start, because rows could go round forever.
+            Whether the job may read the topic, queue, stream or folder that it writes, for example to retry rows. By
+            default such a job does not start, because rows could circulate forever.
         drop_state : iterable of str, optional
-            Names of steps and sources, as in errors and `tidemill checkpoints --state`, that the program no longer has and whose
-            state in the checkpoint you no longer need. Without it, such a job does not start. Needs `checkpoint`.
+            Names of steps and sources, as in errors and `tidemill checkpoints --state`, that you have removed from the
+            program and whose state in the checkpoint may be dropped. Without it, a job whose checkpoint has such state
+            does not start. Needs `checkpoint`.
 
         Returns
         -------
         dict
-            What this worker saw on each edge, and how long it took.
+            This worker's counts for each edge, and the time taken.
 
         Raises
         ------
         DataSetError
-            On every worker: a step that a stream cannot have, what a source, a function or the sink failed with, checkpoints
-            that are another job's or cannot be read.
+            On every worker: if a step is not supported in streams; if a source, a function or the sink fails; if
+            checkpoints belong to another job or cannot be read.
         """
         from tidemill._streaming.write import run
 

@@ -1,4 +1,4 @@
-"""`DataSet.describe`: what there is to know of each column, in one table."""
+"""`DataSet.describe`: statistics of each column, in one table."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def described(data: DataSet, root: int | None) -> Table:
 
 
 def _asked(name: str, kind: str, is_exact: bool) -> list[tuple[str, Expr]]:
-    """What is asked of a column of this type, by what it is called."""
+    """Return the statistics of a column of this type, by name."""
     column = col(name)
     if kind.startswith(_NUMBERS) or kind == "Boolean":
         number = column.cast("int64") if kind == "Boolean" else column

@@ -1,7 +1,8 @@
-"""Files that hosts have of their own (``each_host=True``): which worker reads which, and whether they go together.
+"""Files that each host has of its own (``each_host=True``): assigns them to workers, and checks that their schemas
+match.
 
-A file is the same on two hosts if its path, its size and the time of its last change are. Every file is read once, by a worker of a
-host that has it.
+Files on two hosts are the same if their path, size and modification time are the same. Every file is read once, by a
+worker of a host that has it.
 """
 
 from __future__ import annotations
@@ -28,21 +29,21 @@ _File = tuple[str, int, int]
 def own_files(
     paths: list[str], read: Callable[[list[str], object], NativeDataSet], *, schema: object, one_header: bool
 ) -> NativeDataSet:
-    """The rows of the files that paths stand for on any host. Collective in a job on several hosts.
+    """Return the rows of the files that match `paths` on any host. Collective in a job on several hosts.
 
     Parameters
     ----------
     paths : list of str
     read : callable
-        Reads some files, with a schema or none: `schema`, or, where hosts have columns of other types, one for all.
+        Reads some files, with an optional schema: `schema`, or a common one if types differ between hosts.
     schema : object
     one_header : bool
-        Whether all files have the same columns: of CSV those that others have are no part of a file's schema.
+        Whether all files must have the same columns in the same order, as for CSV.
 
     Raises
     ------
     DataSetError
-        On every worker: if no host has a file, one cannot be read, or columns do not go together.
+        On every worker: if no host has a matching file, one cannot be read, or columns are incompatible.
     """
     job = init()
     hosts = [worker["host_id"] for worker in job.workers]
@@ -80,7 +81,7 @@ def own_files(
 
 
 def _check_headers(schemas: Sequence[NativeTable], files: Sequence[str]) -> None:
-    """Refuse columns of other names, or in another order: values would come to other columns."""
+    """Raise if columns have other names or another order: values would go to other columns."""
     wanted = [name for name, _ in schemas[0].fields]
     for schema, file in zip(schemas, files, strict=True):
         names = [name for name, _ in schema.fields]
@@ -92,7 +93,7 @@ def _check_headers(schemas: Sequence[NativeTable], files: Sequence[str]) -> None
 
 
 def _told(job: Job, make: Callable[[], T]) -> list[T]:
-    """What every worker makes; where one cannot, all say why, and on which host."""
+    """Return every worker's result; if one fails, all raise its error with its host."""
 
     def error(said: str, rank: int | None) -> DataSetError:
         return DataSetError(said if rank is None else f"{said} (on host {job.workers[rank]['host']})")
@@ -101,7 +102,7 @@ def _told(job: Job, make: Callable[[], T]) -> list[T]:
 
 
 def _shares(found: Sequence[Sequence[_File]], hosts: Sequence[int]) -> list[list[str]]:
-    """Of each worker the files that it reads: the largest first, each by whoever of a host that has it has the least to read."""
+    """Assign files to workers: largest first, each to the worker with the least to read on a host that has it."""
     there: dict[_File, set[int]] = {}
     for host, files in enumerate(found):
         for file in files:

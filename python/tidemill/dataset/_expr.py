@@ -1,4 +1,4 @@
-"""Expressions: what to compute from the columns of a row, of a group, or of a window."""
+"""Expressions: computations on the columns of a row, a group, or a window."""
 
 from __future__ import annotations
 
@@ -15,19 +15,20 @@ if TYPE_CHECKING:
 
 __all__ = ["Expr", "GroupKey", "IntoExpr", "as_expr", "call", "col", "columns", "flat", "lit", "names_of", "sort_keys"]
 
-#: A column's name where a column is meant, else a literal.
+#: A column name where a column is expected, otherwise a literal.
 IntoExpr = Union["Expr", str, Any]
-#: What `str` means outside of `Expr`, where it is a property.
+#: The type `str`, for use in `Expr`, where `str` is a property.
 Text = str
 
 
 class Expr:
-    """An expression. Made by `col`, `lit`, `when` and the methods here; it knows no data until a DataSet uses it.
+    """An expression. Create it with `col`, `lit`, `when` and the methods here; it has no data until a DataSet evaluates
+    it.
 
     Operators work as in Python: ``/`` is true division, ``//`` and ``%`` round down. Comparisons give expressions, and
-    ``&``, ``|``, ``^``, ``~`` combine them: ``(col("a") > 1) & (col("b") == "x")``. With a null on either side the result is null.
-    ``col("s") + "text"`` joins texts; for texts of several columns there is `concat_str`.
-    An expression is called after its leftmost column unless `alias` says otherwise.
+    ``&``, ``|``, ``^``, ``~`` combine them: ``(col("a") > 1) & (col("b") == "x")``. A null on either side gives null.
+    ``col("s") + "text"`` concatenates strings; use `concat_str` for several columns. An expression has the name of its
+    leftmost column unless you rename it with `alias`.
     """
 
     __slots__ = ("_native",)
@@ -153,7 +154,7 @@ class Expr:
     # Names and types.
 
     def alias(self, name: Text) -> Expr:
-        """The same values, called `name`."""
+        """Rename the result to `name`."""
         return Expr(self._native.alias(name))
 
     @property
@@ -162,14 +163,14 @@ class Expr:
         return self._native.output_name
 
     def cast(self, dtype: Text, *, strict: bool = True) -> Expr:
-        """The values as another type.
+        """Convert the values to another type.
 
         Parameters
         ----------
         dtype : str
             Such as ``"int64"``, ``"float32"``, ``"str"``, ``"date"``, ``"datetime[ns]"``, ``"decimal(12, 2)"``.
         strict : bool, default=True
-            Whether a value that does not fit is an error; else it becomes null.
+            If True, a value that does not fit is an error; otherwise it becomes null.
         """
         return Expr(self._native.cast(dtype, strict))
 
@@ -184,7 +185,7 @@ class Expr:
         return ~self.is_null()
 
     def fill_null(self, value: object) -> Expr:
-        """The value, or `value` where it is null."""
+        """Replace nulls with `value`."""
         return call("coalesce", self, as_value(value))
 
     def eq_missing(self, other: object) -> Expr:
@@ -202,31 +203,31 @@ class Expr:
     # Numbers.
 
     def abs(self) -> Expr:
-        """Without its sign."""
+        """Return the absolute value."""
         return call("abs", self)
 
     def round(self, decimals: int = 0) -> Expr:
-        """Rounded to so many decimals, halves away from zero."""
+        """Round to `decimals` places, halves away from zero."""
         return call("round", self, lit(decimals))
 
     def floor(self) -> Expr:
-        """The next whole number below."""
+        """Round down to an integer."""
         return call("floor", self)
 
     def ceil(self) -> Expr:
-        """The next whole number above."""
+        """Round up to an integer."""
         return call("ceil", self)
 
     def sqrt(self) -> Expr:
-        """The square root."""
+        """Return the square root."""
         return call("sqrt", self)
 
     def exp(self) -> Expr:
-        """*e* to this power."""
+        """Return *e* to the power of the value."""
         return call("exp", self)
 
     def log(self, base: float | None = None) -> Expr:
-        """The logarithm, natural unless `base` is given."""
+        """Return the logarithm, natural unless `base` is given."""
         return call("ln", self) if base is None else call("log", lit(float(base)), self)
 
     def is_nan(self) -> Expr:
@@ -240,19 +241,19 @@ class Expr:
         return Expr(engine().aggregate(name, args, distinct, None if where is None else where._native))
 
     def sum(self, *, where: Expr | None = None) -> Expr:
-        """The sum of the values (for which `where` holds); an error if it is beyond the range of its type."""
+        """Return the sum of the values (for which `where` holds); overflow of the type is an error."""
         return self._aggregate("sum", where=where)
 
     def mean(self, *, where: Expr | None = None) -> Expr:
-        """Their mean."""
+        """Return the mean."""
         return self._aggregate("avg", where=where)
 
     def min(self, *, where: Expr | None = None) -> Expr:
-        """The smallest."""
+        """Return the minimum."""
         return self._aggregate("min", where=where)
 
     def max(self, *, where: Expr | None = None) -> Expr:
-        """The largest."""
+        """Return the maximum."""
         return self._aggregate("max", where=where)
 
     def count(self, *, where: Expr | None = None) -> Expr:
@@ -264,19 +265,21 @@ class Expr:
         return self._aggregate("count", where=where, distinct=True)
 
     def std(self, *, where: Expr | None = None) -> Expr:
-        """The sample standard deviation (``ddof=1``)."""
+        """Return the sample standard deviation (``ddof=1``)."""
         return self._aggregate("stddev", where=where)
 
     def var(self, *, where: Expr | None = None) -> Expr:
-        """The sample variance (``ddof=1``)."""
+        """Return the sample variance (``ddof=1``)."""
         return self._aggregate("var", where=where)
 
     def median(self, *, where: Expr | None = None) -> Expr:
-        """The median; of an even number of values the mean of the middle two."""
+        """Return the median; for an even number of values, the mean of the middle two."""
         return self._aggregate("median", where=where)
 
     def quantile(self, q: float, *, where: Expr | None = None) -> Expr:
-        """The value below which a share `q` lies, ``0 <= q <= 1``, interpolated: to a millionth of what is between two values."""
+        """Return the `q`-quantile, ``0 <= q <= 1``, interpolated linearly to within a millionth of the distance between
+        two values.
+        """
         return self._aggregate("percentile_cont", lit(float(q)), where=where)
 
     def any(self, *, where: Expr | None = None) -> Expr:
@@ -288,15 +291,19 @@ class Expr:
         return self._aggregate("bool_and", where=where)
 
     def first(self, order_by: Order = (), *, where: Expr | None = None) -> Expr:
-        """The first value in the order of `order_by`; without it, any, or with `over` the first of the window."""
+        """Return the first value in the order of `order_by`; without it, any value, or with `over` the first of the
+        window.
+        """
         return self._ordered("first_value", order_by, where)
 
     def last(self, order_by: Order = (), *, where: Expr | None = None) -> Expr:
-        """The last value in the order of `order_by`; without it, any, or with `over` the last of the window."""
+        """Return the last value in the order of `order_by`; without it, any value, or with `over` the last of the
+        window.
+        """
         return self._ordered("last_value", order_by, where)
 
     def to_list(self, order_by: Order = (), *, where: Expr | None = None) -> Expr:
-        """All values, nulls too, as one list."""
+        """Collect all values, including nulls, into one list."""
         return self._ordered("array_agg", order_by, where)
 
     def _ordered(self, name: Text, order_by: Order, where: Expr | None) -> Expr:
@@ -319,32 +326,34 @@ class Expr:
         Parameters
         ----------
         partition_by : str, Expr or list of them
-            The window has the rows with the same values of these.
+            The window contains the rows with the same values of these.
         order_by : str, Expr or list of them
-            With an order, the window ends with the current row (and its equals): a running total.
+            With an order, the window ends with the current row (and rows that are equal to it): a running total.
         descending : bool or iterable of bool, default=False
-            The direction of `order_by`, or of each of its columns.
+            Direction of `order_by`, or of each of its columns.
         nulls_last : bool or iterable of bool, default=True
-            Whether nulls come after everything else, in both directions; of all columns, or of each.
+            Whether nulls come after all other values, in both directions; for all columns, or for each.
         rows : (int or None, int or None), optional
-            First and last row of the window relative to the current one: ``(-2, 0)`` are three rows, ``(None, None)`` all.
+            First and last row of the window relative to the current one: ``(-2, 0)`` means three rows, ``(None, None)``
+            all.
         """
         partition = [as_expr(key)._native for key in listed(partition_by)]
         return Expr(self._native.over(partition, sort_keys(order_by, descending, nulls_last), rows))
 
     def shift(self, rows: int = 1) -> Expr:
-        """The value so many rows earlier (negative: later) in a window: give it one with `over`, and an order.
+        """Return the value this many rows earlier (negative: later) in the window. Use it with `over` and an order.
 
-        Without, it is that of all rows in whatever order they come, which may be another each time.
+        Without `over`, the window is all rows in arbitrary order, which may differ from run to run.
         """
         name = "lag" if rows >= 0 else "lead"
         return Expr(engine().window(name, [self._native, lit(abs(rows))._native]))
 
     def nth_value(self, n: int, *, where: Expr | None = None) -> Expr:
-        """The value in the `n`th row of the window (of those for which `where` holds), from 1, or from its end, as -1 is the last; null while
-        it has fewer. Give it a window with `over`, and an order: without `rows` that ends with the current row.
+        """Return the `n`-th value of the window (of the rows for which `where` holds), counted from 1, or from the end
+        with -1 as the last; null if there are fewer. Use it with `over` and an order: unless you give `rows`, an
+        ordered window ends with the current row.
 
-        `first` and `last` have windows, too.
+        `first` and `last` accept windows, too.
         """
         if isinstance(n, bool) or not isinstance(n, int) or n == 0:
             raise DataSetError(f"nth_value: rows are counted from 1, or -1 from the end, not {n!r}")
@@ -376,22 +385,23 @@ class Expr:
         return Lists(self)
 
     def field(self, name: Text) -> Expr:
-        """The field of a struct."""
+        """Return a field of a struct."""
         return call("get_field", self, lit(name)).alias(name)
 
 
 class GroupKey(Expr):
-    """A key of `DataSet.group_by` that has a say in how groups are made: the windows of `tidemill.stream`."""
+    """A key of `DataSet.group_by` that controls how groups are formed: the windows of `tidemill.stream`."""
 
     __slots__ = ()
 
     def aggregated(self, data: DataSet, keys: list[Expr], aggregates: list[NativeExpr]) -> DataSet | None:
-        """Return the groups of `data` by `keys`, this one among them, with their aggregates; None: those by the keys' values.
+        """Return the groups of `data` by `keys`, which include this one, with their aggregates; None to group by the
+        keys' values.
 
         Raises
         ------
         DataSetError
-            If this key cannot be with the others.
+            If this key cannot be combined with the others.
         """
         raise NotImplementedError
 
@@ -401,39 +411,41 @@ Order = str | Expr | Iterable[str | Expr]
 
 
 def col(name: str) -> Expr:
-    """The column called `name`, exactly as written."""
+    """Return the column called `name`, exactly as written."""
     return Expr(NativeExpr.column(name))
 
 
 def lit(value: object) -> Expr:
-    """A literal: None, bool, int, float, str, bytes, date, datetime, time, timedelta, Decimal, or a NumPy scalar."""
+    """Return a literal: None, bool, int, float, str, bytes, date, datetime, time, timedelta, Decimal, or a NumPy
+    scalar.
+    """
     return Expr(NativeExpr.literal(value))
 
 
 def as_expr(value: IntoExpr) -> Expr:
-    """Where columns are expected: a string is a column's name."""
+    """Return an argument as an expression where columns are expected: a string is a column name."""
     if isinstance(value, Expr):
         return value
     return col(value) if isinstance(value, str) else lit(value)
 
 
 def as_value(value: object) -> Expr:
-    """Where values are expected: a string is itself."""
+    """Return an argument as an expression where values are expected: a string is a literal."""
     return value if isinstance(value, Expr) else lit(value)
 
 
 def call(name: str, *args: Expr) -> Expr:
-    """A scalar function of DataFusion."""
+    """Call a scalar function of DataFusion."""
     return Expr(engine().call(name, [arg._native for arg in args]))
 
 
 def listed(given: Order) -> list[str | Expr]:
-    """One thing or several as a list."""
+    """Return one item or several as a list."""
     return [given] if isinstance(given, (str, Expr)) else list(given)
 
 
 def flat(exprs: Iterable[IntoExpr | Iterable[IntoExpr]]) -> list[Expr]:
-    """Columns, and lists of columns, as expressions."""
+    """Return columns, and lists of columns, as a flat list of expressions."""
     found: list[Expr] = []
     for expr in exprs:
         if isinstance(expr, Iterable) and not isinstance(expr, (str, bytes, Expr)):
@@ -444,13 +456,15 @@ def flat(exprs: Iterable[IntoExpr | Iterable[IntoExpr]]) -> list[Expr]:
 
 
 def columns(exprs: Iterable[IntoExpr | Iterable[IntoExpr]], named: dict[str, Any]) -> list[NativeExpr]:
-    """The arguments of select and its like: columns, lists of columns, and ``name=expression``."""
+    """Return the arguments of `select` and similar methods (columns, lists of columns, and ``name=expression``) as
+    expressions.
+    """
     all_named = (as_expr(expr).alias(name) for name, expr in named.items())
     return [expr._native for expr in (*flat(exprs), *all_named)]
 
 
 def names_of(given: Iterable[str | Iterable[str]], call: str) -> list[str]:
-    """Names of columns, and of those in lists."""
+    """Return column names, including those in lists."""
     names: list[str] = []
     for one in given:
         names += [one] if isinstance(one, str) or not isinstance(one, Iterable) else one
@@ -464,7 +478,7 @@ def names_of(given: Iterable[str | Iterable[str]], call: str) -> list[str]:
 def sort_keys(
     by: Order, descending: bool | Iterable[bool] = False, nulls_last: bool | Iterable[bool] = True
 ) -> list[tuple[NativeExpr, bool, bool]]:
-    """Sort keys with their directions, and whether nulls come last; `ValueError` if there are not as many of these as keys."""
+    """Return sort keys with their directions, and whether nulls come last; `ValueError` if their numbers differ."""
     keys = [as_expr(key)._native for key in listed(by)]
 
     def of_each(given: bool | Iterable[bool], name: str) -> list[bool]:

@@ -1,4 +1,4 @@
-"""Functions that make expressions out of several, or out of none."""
+"""Functions that build expressions from several others, or from none."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ __all__ = [
 
 
 class When:
-    """A choice being written down: ``when(a).then(x).when(b).then(y).otherwise(z)``.
+    """An unfinished conditional expression: ``when(a).then(x).when(b).then(y).otherwise(z)``.
 
-    It is an expression of its own once it has a value: null where no condition holds and there is no ``otherwise``.
+    It becomes an expression once it has a value: null where no condition holds, unless there is an ``otherwise``.
     """
 
     def __init__(self, branches: list[tuple[Expr, Expr]], condition: Expr) -> None:
@@ -45,12 +45,12 @@ class When:
         self._condition = condition
 
     def then(self, value: object) -> Then:
-        """The value where the condition holds; a string is itself, not a column."""
+        """Set the value where the condition holds; a string is a literal, not a column."""
         return Then([*self._branches, (self._condition, as_value(value))])
 
 
 class Then(Expr):
-    """A choice with at least one value."""
+    """A conditional expression with at least one value."""
 
     __slots__ = ("_branches",)
 
@@ -62,16 +62,16 @@ class Then(Expr):
         return NativeExpr.case([(when._native, then._native) for when, then in self._branches], otherwise)
 
     def when(self, condition: Expr) -> When:
-        """Another condition, for rows where none before holds."""
+        """Add a condition, for rows where none of the earlier ones holds."""
         return When(self._branches, condition)
 
     def otherwise(self, value: object) -> Expr:
-        """The value where no condition holds."""
+        """Set the value where no condition holds."""
         return Expr(self._case(as_value(value)._native))
 
 
 def when(condition: Expr) -> When:
-    """Begin a choice: ``when(col("x") > 0).then("plus").otherwise("minus")``."""
+    """Begin a conditional expression: ``when(col("x") > 0).then("plus").otherwise("minus")``."""
     return When([], condition)
 
 
@@ -83,95 +83,99 @@ def count(*, where: Expr | None = None) -> Expr:
 
 
 def sum(column: str | Expr, *, where: Expr | None = None) -> Expr:
-    """The sum of a column's values, as ``col(column).sum()``."""
+    """Return the sum of a column, like ``col(column).sum()``."""
     return as_expr(column).sum(where=where)
 
 
 def mean(column: str | Expr, *, where: Expr | None = None) -> Expr:
-    """The mean of a column's values, as ``col(column).mean()``."""
+    """Return the mean of a column, like ``col(column).mean()``."""
     return as_expr(column).mean(where=where)
 
 
 def min(column: str | Expr, *, where: Expr | None = None) -> Expr:
-    """The smallest of a column's values, as ``col(column).min()``."""
+    """Return the minimum of a column, like ``col(column).min()``."""
     return as_expr(column).min(where=where)
 
 
 def max(column: str | Expr, *, where: Expr | None = None) -> Expr:
-    """The largest of a column's values, as ``col(column).max()``."""
+    """Return the maximum of a column, like ``col(column).max()``."""
     return as_expr(column).max(where=where)
 
 
 def median(column: str | Expr, *, where: Expr | None = None) -> Expr:
-    """The median of a column's values, as ``col(column).median()``."""
+    """Return the median of a column, like ``col(column).median()``."""
     return as_expr(column).median(where=where)
 
 
 def std(column: str | Expr, *, where: Expr | None = None) -> Expr:
-    """The sample standard deviation of a column's values, as ``col(column).std()``."""
+    """Return the sample standard deviation of a column, like ``col(column).std()``."""
     return as_expr(column).std(where=where)
 
 
 def var(column: str | Expr, *, where: Expr | None = None) -> Expr:
-    """The sample variance of a column's values, as ``col(column).var()``."""
+    """Return the sample variance of a column, like ``col(column).var()``."""
     return as_expr(column).var(where=where)
 
 
 def n_unique(column: str | Expr, *, where: Expr | None = None) -> Expr:
-    """Count the distinct values of a column, as ``col(column).n_unique()``."""
+    """Count the distinct values of a column, like ``col(column).n_unique()``."""
     return as_expr(column).n_unique(where=where)
 
 
 def first(column: str | Expr, order_by: Order = (), *, where: Expr | None = None) -> Expr:
-    """The first value of a column in the order of `order_by`, as ``col(column).first()``."""
+    """Return the first value of a column in the order of `order_by`, like ``col(column).first()``."""
     return as_expr(column).first(order_by, where=where)
 
 
 def last(column: str | Expr, order_by: Order = (), *, where: Expr | None = None) -> Expr:
-    """The last value of a column in the order of `order_by`, as ``col(column).last()``."""
+    """Return the last value of a column in the order of `order_by`, like ``col(column).last()``."""
     return as_expr(column).last(order_by, where=where)
 
 
 def coalesce(*exprs: IntoExpr) -> Expr:
-    """The first that is not null; strings are columns."""
+    """Return the first value that is not null; strings are columns."""
     return call("coalesce", *(as_expr(expr) for expr in exprs))
 
 
 def concat_str(*exprs: IntoExpr, separator: str = "") -> Expr:
-    """The texts of all, one after the other; nulls are left out, strings are columns. Tables are put together by `concat`."""
+    """Concatenate strings; nulls are left out, strings are column names. To concatenate tables, use `concat`."""
     return call("concat_ws", as_value(separator), *(as_expr(expr) for expr in exprs)).alias(
         as_expr(exprs[0]).output_name if exprs else "literal"
     )
 
 
 def row_number() -> Expr:
-    """The row's number in its window, from 1; without ``over`` of all rows, in whatever order they come."""
+    """Return the row's number in its window, from 1; without ``over``, among all rows in arbitrary order."""
     return Expr(engine().window("row_number", []))
 
 
 def rank() -> Expr:
-    """The row's rank in its window's order, from 1; equals share the first one's. Needs ``over``."""
+    """Return the row's rank in the order of its window, from 1; equal rows share the rank of the first. Needs ``over``."""
     return Expr(engine().window("rank", []))
 
 
 def dense_rank() -> Expr:
-    """The row's rank, without gaps after equals. Needs ``over``."""
+    """Return the row's rank, without gaps after equal rows. Needs ``over``."""
     return Expr(engine().window("dense_rank", []))
 
 
 def percent_rank() -> Expr:
-    """The row's rank within 0 and 1: of the other rows of its partition, the share that comes before it and its equals. Needs ``over``."""
+    """Return the row's rank from 0 to 1: the fraction of the other rows in its partition that come before it and its
+    equals. Needs ``over``.
+    """
     return Expr(engine().window("percent_rank", []))
 
 
 def cume_dist() -> Expr:
-    """Of the rows of its partition, the share that comes before the row, or with it as its equals and itself do. Needs ``over``."""
+    """Return the fraction of the partition's rows that come before the row or are equal to it, including itself. Needs
+    ``over``.
+    """
     return Expr(engine().window("cume_dist", []))
 
 
 def ntile(parts: int) -> Expr:
-    """Which of `parts` the row is in, from 1, when its partition is cut into so many in their order, the first ones a row longer where they do
-    not come out even. Needs ``over``.
+    """Split each partition, in order, into `parts` buckets and return the row's bucket, from 1. If sizes are uneven,
+    the first buckets have one row more. Needs ``over``.
     """
     if isinstance(parts, bool) or not isinstance(parts, int) or parts < 1:
         raise DataSetError(f"ntile cuts into at least one part, not {parts!r}")

@@ -1,4 +1,4 @@
-"""Groups of rows, and what is computed of each."""
+"""Groups of rows, and their aggregates."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ __all__ = ["GroupBy"]
 
 
 class GroupBy:
-    """The rows of a DataSet by the values of its keys; made by `DataSet.group_by`."""
+    """The rows of a DataSet grouped by the values of keys; returned by `DataSet.group_by`."""
 
     def __init__(self, data: DataSet, keys: tuple[IntoExpr, ...]) -> None:
         self._data = data
         self._keys = keys
 
     def agg(self, *aggregates: IntoExpr | Iterable[IntoExpr], **named: Expr) -> DataSet:
-        """One row for each group: the keys, then these aggregates.
+        """Return one row for each group: the keys, then these aggregates.
 
         >>> import tidemill as tm
         >>> data = tm.from_dict({"k": ["a", "b", "a"], "x": [1, 2, 3]})

@@ -1,4 +1,4 @@
-"""Joins with what lies outside, by key: a service, a database, a cache; answers are remembered."""
+"""Joins by key with external data: a service, a database, a cache. Answers are cached."""
 
 from __future__ import annotations
 
@@ -13,28 +13,28 @@ from tidemill._tidemill import NativeTable
 
 __all__ = ["Lookup", "Source"]
 
-#: Rows of some keys, each a dict or None: in their order, or by key. One that has a method ``of_rows`` is called by that, with a table and
-#: the names of the columns that are its rows' keys: for who has to know the types of values.
+#: Returns rows for keys, each a dict or None: in the order of the keys, or by key. If it has a method ``of_rows``, that
+#: is called instead, with a table and the names of its key columns, for sources that need the types of values.
 Source = Callable[[list[Any]], "Mapping[Any, Mapping[str, Any] | None] | Iterable[Mapping[str, Any] | None]"]
 
 
 class Lookup:
-    """The step of `DataSet.lookup`: batches with the columns that were found beside them.
+    """The step of `DataSet.lookup`: adds the looked-up columns to batches.
 
     Parameters
     ----------
     source
-        As there; or, if it `takes_rows`, the ``of_rows`` of one.
+        As in `DataSet.lookup`; or, if it `takes_rows`, the ``of_rows`` of such a function.
     keys, how
-        As there.
+        As in `DataSet.lookup`.
     added : NativeTable
-        Of the columns that are added, without rows.
+        The schema of the added columns, as a table without rows.
     cache_rows : int
-        How many keys are remembered, with what was found or that nothing was; those that were used last.
+        Number of most recently used keys to cache, including those for which nothing was found.
     cache_s : float, optional
-        For how long.
+        How long answers stay in the cache, in seconds.
     takes_rows : bool, default=False
-        Whether the source is called with the rows that have the keys.
+        Whether the source takes the rows of the keys.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class Lookup:
         return [rows.beside(beside.cast(self._added))]
 
     def _find(self, rows: NativeTable, keys: list[Any]) -> dict[Any, Mapping[str, Any] | None]:
-        """What is known, or found, of the keys of rows."""
+        """Return the cached or found answers for the keys of rows."""
         # A key that is null is no key.
         wanted = [key for key in dict.fromkeys(keys) if not _is_null(key)]
         found, missing = {}, []

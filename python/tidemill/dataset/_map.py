@@ -1,4 +1,4 @@
-"""Functions of programs as steps of a query: on batches, on rows, on groups of rows."""
+"""User functions as steps of a query: on batches, on rows, on groups of rows."""
 
 from __future__ import annotations
 
@@ -48,7 +48,8 @@ __all__ = [
 # Query threads call functions of the program; none may be doing so when the interpreter ends.
 atexit.register(end_calls)
 
-#: What makes tables of a table; the second, where it is there, is one without rows that says what columns were found at first.
+#: Returns tables for a table; the second argument, if present, is a table without rows that has the columns found at
+#: first.
 OnTable = Callable[[NativeTable, "NativeTable | None"], list[NativeTable]]
 
 #: Rows that are looked at to find out what a function returns.
@@ -166,7 +167,7 @@ def reduce_rows(data: DataSet, function: Callable[[Row, Row], Row], retries: int
 
 
 class KeyedRows:
-    """The rows of a DataSet by the values of some columns; made by `DataSet.key_by`."""
+    """The rows of a DataSet by the values of some columns; returned by `DataSet.key_by`."""
 
     def __init__(self, data: DataSet, keys: tuple[str, ...]) -> None:
         if not keys:
@@ -175,13 +176,13 @@ class KeyedRows:
         self._keys = keys
 
     def reduce(self, function: Callable[[Row, Row], Row], *, retries: int = 0) -> DataSet:
-        """One row for each key: ``function(row, row)`` makes one of two, again and again, in any order. `retries` as for
-        `DataSet.map_batches`.
+        """Combine the rows of each key into one: ``function(row, row)`` combines two rows into one, repeatedly, in any
+        order. `retries` as in `DataSet.map_batches`.
 
         Returns
         -------
         DataSet
-            The same columns.
+            One row for each key, with the same columns.
 
         Examples
         --------
@@ -221,12 +222,12 @@ class KeyedRows:
         Parameters
         ----------
         function : callable
-            Called once for each key, a dict of the key columns, with a `Table` of its rows, in no order. It returns a row (a
-            dict), a list of rows, or a table that `from_arrow` takes.
+            Called once for each key, with a dict of the key columns and a `Table` of the rows, in no particular order.
+            It returns a row (a dict), a list of rows, or a table that `from_arrow` accepts.
         schema : mapping of str to str, or pyarrow.Schema, optional
-            What it returns; by default found out by calling it for some keys.
+            Schema of its result; by default inferred by calling it for some keys.
         retries : int
-            As for `DataSet.map_batches`.
+            As in `DataSet.map_batches`.
 
         Examples
         --------
@@ -260,36 +261,38 @@ class KeyedRows:
     ) -> DataSet:
         """Apply ``function(key, rows, context)`` to a stream's rows of each key, with per-key state and timers.
 
-        It is called with the key, a dict of the key columns, and a list of rows (dicts) that have come, in their order; and with
-        no rows when a timer or an alarm goes off. What it keeps is part of checkpoints.
+        The function is called with the key (a dict of the key columns) and a list of new rows (dicts) in order, and
+        with no rows when a timer or an alarm fires. Its state is part of checkpoints.
 
         Parameters
         ----------
         function : callable
-            It returns a row (a dict), rows, or None. `tidemill.stream.KeyContext` says what its third argument has.
+            Returns a row (a dict), a list of rows, or None. Its third argument is a `tidemill.stream.KeyContext`.
         schema : mapping of str to str, or Arrow schema
-            What it returns.
+            Schema of its result.
         ttl : str, number of seconds or timedelta, optional
-            Forget all that is kept of a key, its timers and alarms too, when the stream's time has gone on for so long since it
-            first went on after the last row of it; by default never. Rows that are read together come together, however far apart their times are. A
-            source without ``time=`` has no time before its end, so nothing is forgotten; `explain` and a warning name it.
+            Forget a key's state, including timers and alarms, when the stream's time has advanced by this much since it
+            first advanced after the key's last row; by default never. Rows that are read together arrive together,
+            however far apart their times are. A source without ``time=`` has no time until it ends, so nothing is
+            forgotten; `explain` and a warning name such a source.
         state : mapping of str to str, or Arrow schema, optional
-            What the state of a key has, which is then a dict of these: other names and types are an error. A program whose state
-            has more of them than its checkpoint goes on from that, with None for what is new; one whose state has less, or has
-            other types, does not begin. By default a state is anything that can be pickled, and the program has to know what to do
-            with that of a program before.
+            Fields of a key's state, which then must be a dict of them: other names and types are an error. If you add
+            fields, the program resumes from an older checkpoint with None for the new ones; if you remove fields or
+            change types, it does not start. By default the state is any object that can be pickled, and your program
+            must handle the state that an earlier version has saved.
         lists : mapping of str to str, or to mapping of str to str, optional
-            The key's lists (`KeyContext.list_state`), and what their items are: values of a type, or dicts with fields. They are looked at when they are
-            put, and there are no other lists. Fields may become more, as those of `state` may, and so may lists.
+            The key's lists (`KeyContext.list_state`) and the types of their items: values of one type, or dicts with
+            fields. Items are checked when you add them, and no other lists are allowed. You can add fields later, as
+            for `state`, and lists.
         maps : mapping of str to tuple, optional
-            The same of its maps: of each the type of its names, and what its items are.
+            The key's maps: for each, the type of its names and the types of its items, as for `lists`.
         aggregates : mapping of str to str, or to mapping of str to str, optional
-            The same of its aggregates (`KeyContext.aggregate_state`): what their accumulators are.
+            The key's aggregates (`KeyContext.aggregate_state`) and the types of their accumulators, as for `lists`.
 
         Raises
         ------
         DataSetError
-            If this is no stream: a function on all rows of a key is what `apply` takes.
+            If this is not a stream: use `apply` for a function on all rows of a key.
         """
         from tidemill._streaming.process import KeyedLogic
         from tidemill._streaming.state import Declared
@@ -380,7 +383,7 @@ def map_tables(data: DataSet, name: str, function: OnTable, schema: Schema | Non
 
 
 def _sampled(data: DataSet, name: str, on_table: OnTable) -> NativeTable:
-    """What the function makes of some rows, for its schema. An action; worker 0 finds out for all."""
+    """Return the function's result for some rows, for its schema. An action; worker 0 runs it for all."""
     if data._native.is_stream():
         raise DataSetError(
             f"{name}: a stream has no first rows to find out from; give schema={{...}}, as types by column"
@@ -419,7 +422,9 @@ def _called(function: Callable[[Row], Any], row: Row, name: str) -> Any:
 
 
 def _first_wrong(make: Callable[[int], object], count: int, error: Exception) -> tuple[int, Exception]:
-    """The first of `count` things that cannot be with those before it, and why: ``make(count)`` has failed with `error`."""
+    """Return the first of `count` things that is incompatible with those before it, and why: ``make(count)`` has failed
+    with `error`.
+    """
     fine = 0
     while fine + 1 < count:
         half = (fine + count) // 2
@@ -432,9 +437,10 @@ def _first_wrong(make: Callable[[int], object], count: int, error: Exception) ->
 
 
 def _retried(function: Callable[..., Any], retries: int, name: str) -> Callable[..., Any]:
-    """The function, called again with the same arguments when it fails, `retries` times at most.
+    """Return the function with retries: it is called again with the same arguments when it fails, at most `retries`
+    times.
 
-    Rows, keys and lists are the same each time, also where a call before has changed those that it was given.
+    Rows, keys and lists are the same each time, even if an earlier call has modified its arguments.
     """
     if isinstance(retries, bool) or not isinstance(retries, int) or retries < 0:
         raise DataSetError(f"retries must be a non-negative integer, not {retries!r}")
@@ -472,7 +478,7 @@ def _folded(function: Callable[[Row, Row], Row], rows: list[Row], name: str) -> 
 
 
 def _reduced(rows: list[Row], schema: Schema, name: str) -> NativeTable:
-    """A table of rows that a function has made of several each."""
+    """Return a table of rows, each of which a function has combined from several."""
     try:
         return table_of_rows(rows, schema)
     except Exception as error:
@@ -481,7 +487,7 @@ def _reduced(rows: list[Row], schema: Schema, name: str) -> NativeTable:
 
 
 def _hashable(value: Any) -> Any:
-    """The same of lists, and of structs, which are dicts here."""
+    """Return a hashable equivalent of lists, and of structs, which are dicts here."""
     if isinstance(value, list):
         return tuple(map(_hashable, value))
     if isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""What expressions of strings, dates and lists can do: ``col("x").str``, ``.dt`` and ``.list``."""
+"""Expression methods for strings, dates and lists: ``col("x").str``, ``.dt`` and ``.list``."""
 
 from __future__ import annotations
 
@@ -14,29 +14,29 @@ _STRFTIME = "aAbBcCdDeFfgGhHIjklmMnpPrRsStTuUvVwWxXyYzZ%"
 
 
 class Strings:
-    """Functions of strings. Positions count characters from 0, patterns of ``match`` are regular expressions."""
+    """String functions. Positions count characters from 0; patterns of ``match`` are regular expressions."""
 
     def __init__(self, expr: Expr) -> None:
         self._expr = expr
 
     def upper(self) -> Expr:
-        """In upper case."""
+        """Convert to upper case."""
         return call("upper", self._expr)
 
     def lower(self) -> Expr:
-        """In lower case."""
+        """Convert to lower case."""
         return call("lower", self._expr)
 
     def strip(self, characters: str | None = None) -> Expr:
-        """Without blanks (or any of `characters`) at both ends."""
+        """Remove blanks (or any of `characters`) from both ends."""
         return self._strip("btrim", characters)
 
     def lstrip(self, characters: str | None = None) -> Expr:
-        """Without them at the beginning."""
+        """Remove blanks (or any of `characters`) from the beginning."""
         return self._strip("ltrim", characters)
 
     def rstrip(self, characters: str | None = None) -> Expr:
-        """Without them at the end."""
+        """Remove blanks (or any of `characters`) from the end."""
         return self._strip("rtrim", characters)
 
     def _strip(self, name: str, characters: str | None) -> Expr:
@@ -75,44 +75,46 @@ class Strings:
         return call("regexp_count", self._expr, lit(pattern))
 
     def replace(self, old: str | Expr, new: str | Expr) -> Expr:
-        """With every `old` replaced, as it is; an empty one is between all characters, as in Python."""
+        """Replace every occurrence of `old`, taken literally; an empty `old` matches between all characters, as in
+        Python.
+        """
         if isinstance(old, str) and isinstance(new, str) and not old:
             # The engine's function finds nothing empty.
             return call("regexp_replace", self._expr, lit(""), lit(_literally(new)), lit("g"))
         return call("replace", self._expr, as_value(old), as_value(new))
 
     def replace_match(self, pattern: str, new: str) -> Expr:
-        r"""With everything that `pattern` finds replaced; ``\1`` in `new` is what the first parentheses found, ``\\`` a backslash."""
+        r"""Replace everything that `pattern` matches; in `new`, ``\1`` is the first group and ``\\`` a backslash."""
         return call("regexp_replace", self._expr, lit(pattern), lit(_literally(new, groups=True)), lit("g"))
 
     def slice(self, start: int, length: int | None = None) -> Expr:
-        """The characters from `start` (0 is the first) on, at most `length`."""
+        """Return at most `length` characters from `start` (0 is the first)."""
         if start < 0:
             raise ValueError("start counts from the beginning and cannot be negative")
         return call("substr", self._expr, lit(start + 1), *([] if length is None else [lit(length)]))
 
     def split(self, by: str) -> Expr:
-        """A list of the parts between `by`; of an empty text a list without elements."""
+        """Split at each `by` into a list; an empty string gives an empty list."""
         return call("string_to_array", self._expr, lit(by))
 
     def split_part(self, by: str, index: int) -> Expr:
-        """Part `index` (0 is the first, -1 the last) between `by`; empty if there is none."""
+        """Split at each `by` and return part `index` (0 is the first, -1 the last); empty if it does not exist."""
         return call("split_part", self._expr, lit(by), lit(index + 1 if index >= 0 else index))
 
     def find(self, text: str | Expr) -> Expr:
-        """Where `text` first is; -1 if nowhere."""
+        """Return the position of the first `text`; -1 if not found."""
         return (call("strpos", self._expr, as_value(text)) - 1).cast("int64")
 
     def pad_start(self, length: int, fill: str = " ") -> Expr:
-        """Filled at the beginning, or cut at the end, to `length` characters."""
+        """Pad at the beginning, or cut at the end, to `length` characters."""
         return call("lpad", self._expr, lit(length), lit(fill))
 
     def pad_end(self, length: int, fill: str = " ") -> Expr:
-        """Filled or cut at the end to `length` characters."""
+        """Pad or cut at the end to `length` characters."""
         return call("rpad", self._expr, lit(length), lit(fill))
 
     def reverse(self) -> Expr:
-        """Backwards."""
+        """Reverse the string."""
         return call("reverse", self._expr)
 
     def to_date(self, *formats: str, strict: bool = True) -> Expr:
@@ -121,7 +123,7 @@ class Strings:
         Parameters
         ----------
         *formats : str
-            As in ``strptime``: the first that fits is meant. Without, ISO 8601.
+            As in ``strptime``; the first that matches is used. By default ISO 8601.
         strict : bool, default=True
             If True, a string that is not a date is an error; otherwise it becomes null.
         """
@@ -135,8 +137,8 @@ class Strings:
         Parameters
         ----------
         *formats : str
-            As in ``strptime``: the first that fits is meant. Without, ISO 8601. With ``%z`` the time is that of UTC; ``%y`` is of 1969 to
-            2068.
+            As in ``strptime``; the first that matches is used. By default ISO 8601. With ``%z`` the result is in UTC;
+            ``%y`` means 1969 to 2068.
         strict : bool, default=True
             If True, a string that is not a time is an error; otherwise it becomes null.
 
@@ -157,14 +159,16 @@ class Strings:
 
 
 def _literally(new: str, *, groups: bool = False) -> str:
-    """What the engine is to put in place of a match, for which a dollar sign is special, too; with Python's references to `groups`."""
+    """Return a replacement for the engine, to which a dollar sign is special, too; with Python's references to
+    `groups`.
+    """
     if not groups:
         return new.replace("$", "$$")
     return re.sub(r"\\(\d+)|\\(\\)|\$", lambda found: f"${{{found[1]}}}" if found[1] else found[2] or "$$", new)
 
 
 class DateTimes:
-    """Functions of dates, datetimes and durations."""
+    """Functions for dates, datetimes and durations."""
 
     def __init__(self, expr: Expr) -> None:
         self._expr = expr
@@ -173,58 +177,59 @@ class DateTimes:
         return call("date_part", lit(name), self._expr).alias(self._expr.output_name)
 
     def year(self) -> Expr:
-        """The year."""
+        """Return the year."""
         return self._part("year")
 
     def quarter(self) -> Expr:
-        """The quarter, 1 to 4."""
+        """Return the quarter, 1 to 4."""
         return self._part("quarter")
 
     def month(self) -> Expr:
-        """The month, 1 to 12."""
+        """Return the month, 1 to 12."""
         return self._part("month")
 
     def week(self) -> Expr:
-        """The ISO 8601 week, 1 to 53."""
+        """Return the ISO 8601 week, 1 to 53."""
         return self._part("week")
 
     def day(self) -> Expr:
-        """The day of the month, 1 to 31."""
+        """Return the day of the month, 1 to 31."""
         return self._part("day")
 
     def weekday(self) -> Expr:
-        """The day of the week, Monday is 0, as in ``datetime.date.weekday``."""
+        """Return the day of the week; Monday is 0, as in ``datetime.date.weekday``."""
         return (self._part("dow") + 6) % 7
 
     def ordinal_day(self) -> Expr:
-        """The day of the year, 1 to 366."""
+        """Return the day of the year, 1 to 366."""
         return self._part("doy")
 
     def hour(self) -> Expr:
-        """The hour, 0 to 23."""
+        """Return the hour, 0 to 23."""
         return self._part("hour")
 
     def minute(self) -> Expr:
-        """The minute, 0 to 59."""
+        """Return the minute, 0 to 59."""
         return self._part("minute")
 
     def second(self) -> Expr:
-        """The second, 0 to 59."""
+        """Return the second, 0 to 59."""
         return self._part("second").cast("int32")
 
     def epoch(self) -> Expr:
-        """Seconds since 1970, with their fraction."""
+        """Return the seconds since 1970, including the fraction."""
         return self._part("epoch")
 
     def truncate(self, unit: str) -> Expr:
-        """The beginning of its ``"second"``, ``"minute"``, ``"hour"``, ``"day"``, ``"week"``, ``"month"``, ``"quarter"``, ``"year"``.
+        """Round down to a ``"second"``, ``"minute"``, ``"hour"``, ``"day"``, ``"week"``, ``"month"``, ``"quarter"`` or
+        ``"year"``.
 
-        Of a date it is a datetime of microseconds.
+        A date becomes a datetime in microseconds.
         """
         return call("date_trunc", lit(unit), self._expr).alias(self._expr.output_name)
 
     def date(self) -> Expr:
-        """Without its time."""
+        """Return the date, without the time."""
         return self._expr.cast("date")
 
     def format(self, format: str) -> Expr:
@@ -239,7 +244,7 @@ class DateTimes:
 
 
 class Lists:
-    """Functions of lists."""
+    """List functions."""
 
     def __init__(self, expr: Expr) -> None:
         self._expr = expr
@@ -249,7 +254,7 @@ class Lists:
         return call("cardinality", self._expr)
 
     def get(self, index: int) -> Expr:
-        """Element `index`, 0 is the first and -1 the last; null if there is none."""
+        """Return element `index` (0 is the first, -1 the last); null if it does not exist."""
         return call("array_element", self._expr, lit(index + 1 if index >= 0 else index))
 
     def contains(self, value: object) -> Expr:
@@ -257,13 +262,13 @@ class Lists:
         return call("array_has", self._expr, as_value(value))
 
     def join(self, by: str) -> Expr:
-        """The elements as one string, with `by` between."""
+        """Join the elements into one string, separated by `by`."""
         return call("array_to_string", self._expr, lit(by))
 
     def sort(self) -> Expr:
-        """In ascending order."""
+        """Sort in ascending order."""
         return call("array_sort", self._expr)
 
     def unique(self) -> Expr:
-        """Each different element once."""
+        """Return each distinct element once."""
         return call("array_distinct", self._expr)

@@ -1,4 +1,4 @@
-"""DataSets of files, of tables in memory, and of SQL queries."""
+"""DataSets of files, tables in memory, and SQL queries."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class ArrowSchema(Protocol):
 
 Schema = Mapping[str, str] | ArrowSchema
 
-#: What becomes of rows that cannot be read.
+#: How to handle rows that cannot be read.
 OnError = Literal["raise", "skip", "quarantine"]
 
 
@@ -66,7 +66,7 @@ def _read(
     one_header: bool = False,
     partition_schema: Mapping[str, str] | None = None,
 ) -> DataSet:
-    """The rows of files that `read` reads: the same on all hosts, or those of each."""
+    """Return the rows of the files that `read` reads: the same on all hosts, or those of each."""
     given = optional_schema(schema)
     if each_host:
         data = DataSet(own_files(paths, read, schema=given, one_header=one_header))
@@ -76,7 +76,7 @@ def _read(
 
 
 def _with_partitions(data: DataSet, schema: Mapping[str, str]) -> DataSet:
-    """Columns that folders name, which are texts, as other types."""
+    """Convert columns from folder names, which are strings, to other types."""
     missing = [name for name in schema if name not in data.columns]
     if missing:
         raise DataSetError(
@@ -93,9 +93,10 @@ def quarantine_folder(
     *,
     folders: bool = True,
 ) -> str | None:
-    """The folder for bad rows, which must not be among the files that are read: the next read would take them for data.
+    """Return the folder for bad rows. It must not be among the files that are read, or the next read would take them
+    for data.
 
-    `file` is what one of its files is called, and `folders` as for `is_read`.
+    `file` is the name of one of its files; `folders` as in `is_read`.
     """
     if folder is None:
         return None
@@ -140,63 +141,66 @@ def read_csv(
     each_host: bool = False,
     storage_options: StorageOptions | None = None,
 ) -> DataSet:
-    r"""Read CSV files; compressed ones (``.gz``, ``.bz2``, ``.xz``, ``.zst``) too.
+    """Read CSV files, also compressed ones (``.gz``, ``.bz2``, ``.xz``, ``.zst``).
 
     Parameters
     ----------
     paths : str, path-like, or iterable of them
-        Files, folders (with everything below that is not hidden) and globs, local or of an object store: ``s3://bucket/...``,
-        ``gs://``, ``az://``, ``abfss://``, ``http(s)://`` (one file), ``file:///``. The same on every worker.
+        Files, folders (including everything below them that is not hidden) and globs, local or in an object store:
+        ``s3://bucket/...``, ``gs://``, ``az://``, ``abfss://``, ``http(s)://`` (one file), ``file:///``. The same on
+        every worker.
     schema : mapping of str to str, or Arrow schema, optional
-        Types by column; by default they are found out from the first rows.
+        Types by column; by default inferred from the first rows.
     schema_overrides : mapping of str to str, or Arrow schema, optional
-        Types of some columns; those of the others are found in the files.
+        Types of some columns; those of the others are inferred.
     header : bool, default=True
-        Whether the first line names the columns; without, they are ``column_1``, ``column_2``, ...
+        Whether the first line has the column names; otherwise they are ``column_1``, ``column_2``, ...
     delimiter, quote : str
         One ASCII character each.
     comment : str, optional
-        Lines that begin with this character are left out.
+        Skip lines that begin with this character.
     null : str or sequence of str, optional
-        Texts that stand for null, such as ``["N/A", "-"]``. A value has to equal one of them exactly. Empty values are null too.
+        Strings that mean null, such as ``["N/A", "-"]``. A value must equal one of them exactly. Empty values are null,
+        too.
     columns : sequence of str, optional
         Read only these columns, in this order; by default all.
     newlines_in_values : bool, default=False
-        Whether quoted values may contain line ends; files are then not read in pieces.
+        Whether quoted values may contain line ends; if so, files are not split for parallel reading.
     encoding : str, default="utf-8"
-        Of the files: ``"utf-16"``, ``"latin-1"``, ``"windows-1252"``, ``"shift_jis"``, ... Files in another encoding than UTF-8 are
-        read whole, each by one thread. Bytes that are not text in the encoding are an error.
+        Encoding of the files: ``"utf-16"``, ``"latin-1"``, ``"windows-1252"``, ``"shift_jis"``, ... Each file in
+        another encoding than UTF-8 is read by a single thread. Bytes that are invalid in the encoding are an error.
     infer : {"relaxed", "strict"}, default="relaxed"
-        How types are found. ``"relaxed"``: whole numbers with zeros before them or a plus sign (``007``) are codes, so their column is
-        text. ``"strict"``: so is every number that would print differently (``1.10``, ``1E5``, ``TRUE``), and one that comes after
-        the first `infer_rows` rows is an error.
+        How to infer types. ``"relaxed"``: integers with leading zeros or a plus sign (``007``) are codes, so their
+        column becomes ``str``. ``"strict"``: so does a column with any value that would print differently (``1.10``,
+        ``1E5``, ``TRUE``); such a value after the first `infer_rows` rows is an error.
     infer_rows : int, default=1000
-        Rows of a file that its types are found out from. A later value that its type would cut (a time of day in a column of
-        dates, ``1.7`` among whole numbers) is an error.
+        Number of rows of a file from which to infer types. A later value that would lose information in its type (a
+        time of day in a column of dates, ``1.7`` among integers) is an error.
     partition_schema : mapping of str to str, optional
-        Types of columns that folders named ``column=value`` give; by default they are text.
+        Types of columns that come from folder names ``column=value``; by default ``str``.
     file_column : str, optional
-        The name of a column to add with the path or URL of each row's file.
+        Name of a column to add with the path or URL of each row's file.
     on_error : {"raise", "skip", "quarantine"}, default="raise"
-        What becomes of a row with more or fewer values than columns, a value that is not of its column's type, a quote that is
-        not closed, or bytes that are not UTF-8. ``"raise"``: the action fails, and names file and line. ``"skip"``: the row
-        is left out; a `BadRowsWarning` at the end of the action tells how many were, and so does `last_report`.
-        ``"quarantine"``: the same, and the rows are written into files in `quarantine`.
+        How to handle a bad row: one with more or fewer values than columns, a value that does not match its column's
+        type, an unclosed quote, or bytes that are not UTF-8. ``"raise"``: the action fails, and names file and line.
+        ``"skip"``: the row is left out; a `BadRowsWarning` at the end of the action gives their number, and so does
+        `last_report`. ``"quarantine"``: like ``"skip"``, and the rows are written to files in `quarantine`.
     quarantine : str or path-like, optional
-        A local folder, that all workers share, for files of JSON lines: ``file``, ``line``, ``reason`` and ``text`` of each
-        bad row. None within those that are read.
+        A local folder that all workers share, for JSON-lines files with ``file``, ``line``, ``reason`` and ``text`` of
+        each bad row. It must be outside the folders that are read.
     each_host : bool, default=False
-        For files that hosts have of their own, such as logs: the DataSet has the rows of the files of all hosts, each file once,
-        read by a worker of a host that has it. A host may have none. Files of one path are one file if they have the same size
-        and time of the last change. In a job on several hosts the call is collective; on one host it changes nothing.
+        For files that differ between hosts, such as logs: the DataSet has the rows of the files of all hosts. Each file
+        is read once, by a worker of a host that has it. A host may have none. Files on several hosts are the same file
+        if they have the same path, size and modification time. In a job on several hosts the call is collective; on one
+        host this option has no effect.
     storage_options : mapping of str to str, optional
-        What an object store has to be told, such as ``{"aws_region": "eu-central-1"}``; it goes before what the environment
-        says (``AWS_ACCESS_KEY_ID``, ``AWS_ENDPOINT_URL``, ``GOOGLE_SERVICE_ACCOUNT``, ``AZURE_STORAGE_ACCOUNT_NAME``, ...).
+        Options of the object store, such as ``{"aws_region": "eu-central-1"}``; they override environment variables
+        (``AWS_ACCESS_KEY_ID``, ``AWS_ENDPOINT_URL``, ``GOOGLE_SERVICE_ACCOUNT``, ``AZURE_STORAGE_ACCOUNT_NAME``, ...).
 
     Raises
     ------
     DataSetError
-        If there is no such file, the store does not give it, or it is no CSV.
+        If a file does not exist, cannot be read from the store, or is not CSV.
     """
     if infer not in ("relaxed", "strict"):
         raise DataSetError(f'infer={infer!r}: use "relaxed" or "strict"')
@@ -233,14 +237,14 @@ def read_csv(
 
 
 def null_pattern(null: str | Sequence[str] | None) -> str | None:
-    """A regular expression of the texts that stand for null.
+    """Return a regular expression that matches the strings that mean null.
 
-    The engine searches for it where it infers types, hence the anchors. Empty values stay null beside the texts.
+    The engine searches for it when it infers types, hence the anchors. Empty values stay null, too.
 
     Raises
     ------
     DataSetError
-        `null` is neither a text nor several.
+        If `null` is neither a string nor a list of strings.
     """
     if null is None:
         return None
@@ -265,11 +269,11 @@ def read_json(
     each_host: bool = False,
     storage_options: StorageOptions | None = None,
 ) -> DataSet:
-    """Read files with a JSON object in each line; otherwise like `read_csv`.
+    """Read files with a JSON object on each line; otherwise like `read_csv`.
 
-    Without `schema` there are the columns of the first `infer_rows` objects: those that only later ones have are left out.
-    A line that is no whole object is a bad row, and so is one with a value that its column's type would cut: a number that has a fraction
-    in a column of whole numbers, a time of day in one of dates.
+    Without `schema`, the columns are those of the first `infer_rows` objects: fields that only later ones have are
+    ignored. A line that is not a complete JSON object is a bad row, and so is one with a value that would lose
+    information in its column's type: a number with a fraction in a column of integers, a time of day in one of dates.
     """
     given = _paths(paths)
     bad_rows = quarantine_folder(quarantine, given, each_host)
@@ -301,28 +305,28 @@ def read_parquet(
     each_host: bool = False,
     storage_options: StorageOptions | None = None,
 ) -> DataSet:
-    """Read Parquet files; only the columns and row groups that a query needs are read.
+    """Read Parquet files. Queries read only the columns and row groups that they need.
 
     Parameters
     ----------
     paths : str, path-like, or iterable of them
-        As for `read_csv`. The DataSet has the columns of all files, null in those that lack one, of types that have the values of
-        all: of `int32` and `int64` it is `int64`.
+        As in `read_csv`. The DataSet has the columns of all files, with nulls for files that lack one, in types that
+        can represent all values: `int64` for `int32` and `int64`.
     schema : mapping of str to str, or Arrow schema, optional
-        Columns and types to have instead. A value that has no place in its type is an error, when it is read.
+        Columns and types to use instead. A value that does not fit its type is an error when it is read.
     partition_schema : mapping of str to str, optional
-        Types of columns that folders named ``column=value`` give; by default they are text.
+        Types of columns that come from folder names ``column=value``; by default ``str``.
     file_column : str, optional
-        The name of a column to add with the path or URL of each row's file.
+        Name of a column to add with the path or URL of each row's file.
     each_host : bool, default=False
-        As for `read_csv`.
+        As in `read_csv`.
     storage_options : mapping of str to str, optional
-        As for `read_csv`.
+        As in `read_csv`.
 
     Raises
     ------
     DataSetError
-        If there is no such file, it is no Parquet, or the types of a column in two files have none in common.
+        If a file does not exist or is not Parquet, or the types of a column in two files have no common type.
     """
     return _read(
         _paths(paths),
@@ -344,7 +348,9 @@ def read_ipc(
     each_host: bool = False,
     storage_options: StorageOptions | None = None,
 ) -> DataSet:
-    """Read Arrow IPC files (also called Feather 2) or streams. Arguments, and files with other columns, as for `read_parquet`."""
+    """Read Arrow IPC files (also called Feather 2) or streams. Arguments, and files with differing columns, as in
+    `read_parquet`.
+    """
     return _read(
         _paths(paths),
         each_host,
@@ -366,9 +372,9 @@ def read_text(
     each_host: bool = False,
     storage_options: StorageOptions | None = None,
 ) -> DataSet:
-    r"""Read text as one column ``line``, without the line ends (``\n`` or ``\r\n``); compressed files too.
+    r"""Read text as one column ``line``, without the line ends (``\n`` or ``\r\n``); also compressed files.
 
-    Otherwise like `read_csv`; a line that is not in its encoding is a bad row.
+    Otherwise like `read_csv`; a line that is invalid in its encoding is a bad row.
     """
     given = _paths(paths)
     bad_rows = quarantine_folder(quarantine, given, each_host)
@@ -394,29 +400,32 @@ def read_npy(
     each_host: bool = False,
     storage_options: StorageOptions | None = None,
 ) -> DataSet:
-    """Read arrays of NumPy's ``.npy`` format: of shape (n,) as one column, of shape (n, d) as d columns, of records as their fields.
+    """Read arrays in NumPy's ``.npy`` format: shape (n,) as one column, shape (n, d) as d columns, records as their
+    fields.
 
-    Rows are read when a query needs them, in shares: a worker reads its part of each array. Arrays in C's order are read row by row, and the
-    columns copied that the query needs; of those in Fortran's no others are read, which from an object store is a request for each
-    column and some MiB. To count rows nothing is read.
+    Rows are read when a query needs them, and each worker reads its share of each array. Arrays in C order are read row
+    by row, and only the columns that the query needs are copied. Of arrays in Fortran order, only those columns are
+    read; from an object store this takes a request and a few MiB of memory for each column. Counting rows reads no
+    data.
 
     Parameters
     ----------
     paths : str, path-like, or iterable of them
-        As for `read_csv`: also a folder that `DataSet.write_npy` has written. Several arrays, one below the other, are of the same
-        type and number of columns.
+        As in `read_csv`; also a folder written by `DataSet.write_npy`. Several arrays are stacked vertically and must
+        have the same type and number of columns.
     columns : sequence of str, optional
-        Their names; by default ``value``, or ``column_1``, ``column_2``, ..., or those of the fields.
+        Column names; by default ``value``, or ``column_1``, ``column_2``, ..., or those of the fields.
     each_host : bool, default=False
-        As for `read_csv`.
+        As in `read_csv`.
     storage_options : mapping of str to str, optional
-        As for `read_csv`.
+        As in `read_csv`.
 
     Raises
     ------
     DataSetError
-        If a file is no such array, or not all of one, or is compressed; or the type of its values is none of bool, integers and floats of
-        up to 64 bits, ``datetime64`` and ``timedelta64`` in ``s``, ``ms``, ``us`` or ``ns``. Their ``NaT`` is null.
+        If a file is not an array, is truncated, or is compressed; or if its type is not supported. Supported types are
+        bool, integers and floats of up to 64 bits, and ``datetime64`` and ``timedelta64`` in ``s``, ``ms``, ``us`` or
+        ``ns``, whose ``NaT`` becomes null.
     """
     names = None if columns is None else list(columns)
 
@@ -443,24 +452,24 @@ def read_records(
     each_host: bool = False,
     storage_options: StorageOptions | None = None,
 ) -> DataSet:
-    """Read files of records of a fixed length, without headers.
+    """Read files of fixed-length records without headers.
 
     Parameters
     ----------
     paths : str, path-like, or iterable of them
-        As for `read_csv`.
+        As in `read_csv`.
     columns : mapping of str to int
-        The bytes of each column, in their order in a record.
+        Length of each column in bytes, in record order.
     each_host : bool, default=False
-        As for `read_csv`.
+        As in `read_csv`.
     storage_options : mapping of str to str, optional
-        As for `read_csv`.
+        As in `read_csv`.
 
     Raises
     ------
     DataSetError
-        If there is no such file, one does not hold whole records, or its name says that it is compressed (``.gz``, ``.bz2``, ``.xz``,
-        ``.zst``).
+        If a file does not exist, does not hold a whole number of records, or has the name of a compressed file
+        (``.gz``, ``.bz2``, ``.xz``, ``.zst``).
     """
     return _read(
         _paths(paths),
@@ -470,12 +479,12 @@ def read_records(
 
 
 def from_arrow(table: ArrowStream) -> DataSet:
-    """Take a table of any library with the Arrow PyCapsule interface, without copying.
+    """Use a table of any library with the Arrow PyCapsule interface, without copying.
 
-    Run-end encoded columns are written out, and keys of dictionaries that have less than 32 bits get 32.
+    Run-end encoded columns are expanded, and dictionary keys of less than 32 bits are widened to 32.
 
-    Every worker of a job gives the same table, of which each reads a share; `from_local` is for workers that have different
-    ones.
+    Every worker of a job passes the same table, and each reads a share of it; if workers have different tables, use
+    `from_local`.
 
     Parameters
     ----------
@@ -490,12 +499,13 @@ def from_arrow(table: ArrowStream) -> DataSet:
 
 
 def from_local(table: ArrowStream) -> DataSet:
-    """Take this worker's part of a table; the DataSet has the rows of all workers. Each part stays where it is.
+    """Use this worker's part of a table; the DataSet has the rows of all workers. Each part stays where it is.
 
     Parameters
     ----------
     table : pyarrow.Table, polars.DataFrame, pandas.DataFrame, `Table`, ...
-        As for `from_arrow`; the same columns on every worker, else an action is an error that says which differ.
+        As in `from_arrow`; columns must be the same on every worker, otherwise actions raise an error that names the
+        differences.
     """
     from tidemill._job import init
 
@@ -506,12 +516,12 @@ def from_local(table: ArrowStream) -> DataSet:
 
 
 def from_dict(columns: Mapping[str, Sequence[Any]], schema: Mapping[str, str] | None = None) -> DataSet:
-    """Make a table of lists of Python values, one for each column; for small ones.
+    """Build a small table from lists of Python values, one for each column.
 
     Parameters
     ----------
     columns : mapping of str to sequence
-        All of one length; None is null.
+        Lists of the same length; None is null.
     schema : mapping of str to str, optional
         Types of some or all columns; by default that of the first value that is not None.
     """
@@ -519,14 +529,15 @@ def from_dict(columns: Mapping[str, Sequence[Any]], schema: Mapping[str, str] | 
 
 
 def from_pylist(rows: Iterable[Mapping[str, Any]], schema: Mapping[str, str] | None = None) -> DataSet:
-    """Make a table of dicts of Python values, one for each row; for small ones. `Table.to_pylist` leads back.
+    """Build a small table from dicts of Python values, one for each row. `Table.to_pylist` is the inverse.
 
     Parameters
     ----------
     rows : iterable of mapping
-        A row need not have all columns: what it has not is null. Columns come in the order in which they are first seen.
+        Columns that a row does not have are null. Columns come in the order in which they first appear.
     schema : mapping of str to str, optional
-        Types of some or all columns; by default that of the first value that is not None. Columns that no row has are made, too.
+        Types of some or all columns; by default that of the first value that is not None. Columns that no row has are
+        added, too.
 
     Examples
     --------
@@ -568,7 +579,7 @@ def _listed(engine: QueryEngine, columns: Mapping[str, Sequence[Any]], schema: M
 
 
 def sql(query: str, /, **tables: DataSet | ArrowStream) -> DataSet:
-    """Run a SQL query over DataSets, by the names given here, and over files, as ``'path/of.parquet'``.
+    """Run a SQL query over DataSets, by the names given here, and over files, written as ``'path/of.parquet'``.
 
     >>> import tidemill as tm
     >>> trades = tm.from_dict({"symbol": ["A", "B", "A"], "price": [1.0, 2.0, 4.0]})
@@ -578,15 +589,15 @@ def sql(query: str, /, **tables: DataSet | ArrowStream) -> DataSet:
     Parameters
     ----------
     query : str
-        In DataFusion's SQL; names are case-sensitive. In its order nulls are larger than everything else: ``desc`` has them first,
-        unless it says ``nulls last``.
+        Query in DataFusion's SQL; names are case-sensitive. Nulls sort as larger than all values: with ``desc`` they
+        come first, unless you write ``nulls last``.
     **tables
-        DataSets, or tables that `from_arrow` takes.
+        DataSets, or tables that `from_arrow` accepts.
 
     Raises
     ------
     DataSetError
-        If it does not parse, is not a query, or names what is not there.
+        If the text does not parse, is not a query, or uses an unknown name.
     """
     given = [(name, table if isinstance(table, DataSet) else from_arrow(table)) for name, table in tables.items()]
     try:

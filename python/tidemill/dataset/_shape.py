@@ -1,4 +1,4 @@
-"""Tables of other shapes: put one below the other, made wide or long."""
+"""Reshaping tables: concatenate, pivot and unpivot."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = ["concat", "filled", "pivoted", "plain_kind", "unpivoted"]
 
-#: What a cell of a pivoted table may be made of its values.
+#: Aggregates for the cells of a pivoted table.
 Made = Literal["first", "last", "sum", "mean", "min", "max", "median", "count"]
 
 #: Beyond this a pivoted table is a mistake most likely, and slow to plan.
@@ -25,19 +25,20 @@ _PIVOTED_MAX = 1000
 
 
 def concat(tables: Iterable[DataSet | ArrowStream], *, how: Literal["vertical", "diagonal"] = "vertical") -> DataSet:
-    """Put tables below each other. Texts of several columns are joined by `concat_str`.
+    """Concatenate tables vertically. To concatenate strings of several columns, use `concat_str`.
 
     Parameters
     ----------
     tables : iterable of DataSet
-        Or of tables that `from_arrow` takes; one at least.
+        At least one DataSet, or table that `from_arrow` accepts.
     how : {"vertical", "diagonal"}, default="vertical"
-        ``vertical``: all have the same columns, in any order; ``diagonal``: the columns of all, null where a table has none.
+        ``vertical``: all tables have the same columns, in any order; ``diagonal``: the result has the columns of all
+        tables, with nulls for tables that lack one.
 
     Raises
     ------
     DataSetError
-        If the columns differ, or have types that do not go together.
+        If the columns differ, or their types are incompatible.
 
     Examples
     --------
@@ -126,13 +127,13 @@ def unpivoted(
 
 
 def plain_kind(kind: str) -> str:
-    """The type of the values, where they lie in a dictionary."""
+    """Return the type of the values, also if they are dictionary-encoded."""
     found = re.fullmatch(r"Dictionary\(\w+, (.*)\)", kind)
     return found[1] if found else kind
 
 
 def _family(kind: str) -> str:
-    """Types that an array has together."""
+    """Return the name of the family of types that one array can hold."""
     kind = plain_kind(kind)
     if kind.startswith(("Int", "UInt", "Float", "Decimal")):
         return "number"

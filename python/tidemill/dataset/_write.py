@@ -1,4 +1,4 @@
-"""Writing tables: the methods of `DataSet` that write files, and what they have in common."""
+"""Writing tables: the methods of `DataSet` that write files, and their common parts."""
 
 from __future__ import annotations
 
@@ -35,7 +35,9 @@ _PARQUET_CODECS = {
 
 
 class DataSetWriters:
-    """A `DataSet`, as what can be written. The folder appears when all is written; without `overwrite` it must not exist."""
+    """The writing methods of `DataSet`. The folder appears when everything is written; unless you set `overwrite`, it
+    must not exist.
+    """
 
     __slots__ = ("_native",)
 
@@ -55,35 +57,37 @@ class DataSetWriters:
     ) -> int:
         """Write CSV files into the new folder `path`, all or nothing.
 
-        A null is nothing, as a text without characters is: `read_csv` makes both null.
+        Nulls and empty strings are both written as empty values: `read_csv` reads both as null.
 
         Parameters
         ----------
         path : str or Path
-            A local folder, or a URL of one in an object store: ``s3://bucket/folder``, ``gs://``, ``az://``, ``abfss://``.
+            A local folder, or the URL of one in an object store: ``s3://bucket/folder``, ``gs://``, ``az://``,
+            ``abfss://``.
         delimiter : str, default=","
         header : bool, default=True
-            Whether files begin with the columns' names.
+            Whether files begin with the column names.
         compression : {"gzip", "bzip2", "xz", "zstd"}, optional
         partition_by : iterable of str
-            A folder ``column=value`` for each different value of these columns, which then are not in the files.
+            Columns to partition by: each distinct value gets a folder ``column=value``, and the files do not contain
+            these columns.
         single_file : bool, default=False
-            Write one file, `path` itself, in place of a folder: on a file system that all workers share. What workers wrote is put together
-            on worker 0, so it takes longer.
+            Write one file, `path` itself, instead of a folder, on a file system that all workers share. Worker 0 joins
+            the workers' parts, so it takes longer.
         overwrite : bool, default=False
-            Whether an existing folder, or file, is replaced, at the very end.
+            Whether to replace an existing folder or file, at the very end.
         storage_options : mapping of str to str, optional
-            As for `read_csv`.
+            As in `read_csv`.
 
         Returns
         -------
         int
-            How many rows were written.
+            Number of rows written.
 
         Raises
         ------
         DataSetError
-            On every worker; then nothing is left behind, and an existing folder is as it was.
+            On every worker; in that case nothing is left behind, and an existing folder is unchanged.
         """
         layout: dict[str, Any] = {"delimiter": delimiter, "header": header}
         to = (path, "csv", compression or "", partition_by, overwrite, storage_options)
@@ -99,9 +103,9 @@ class DataSetWriters:
         overwrite: bool = False,
         storage_options: StorageOptions | None = None,
     ) -> int:
-        """Write files with a JSON object in each line; otherwise like `write_csv`.
+        """Write files with a JSON object on each line; otherwise like `write_csv`.
 
-        JSON has no NaN and no infinity: they become null.
+        NaN and infinity, which JSON does not have, become null.
         """
         to = (path, "json", compression or "", partition_by, overwrite, storage_options)
         return _write_one(self._native, *to) if single_file else _write(self._native, *to)
@@ -121,8 +125,8 @@ class DataSetWriters:
         Parameters
         ----------
         compression : str or None, default="zstd"
-            ``"snappy"``, ``"lz4"``, ``"gzip"``, ``"brotli"`` or ``"zstd"``, the last three also with a level: ``"zstd(3)"``; None or
-            ``"none"`` for none.
+            ``"snappy"``, ``"lz4"``, ``"gzip"``, ``"brotli"`` or ``"zstd"``, the last three optionally with a level,
+            such as ``"zstd(3)"``; None or ``"none"`` for no compression.
         """
         kind = "none" if compression is None else compression
         codec = _PARQUET_CODECS.get(kind, kind)
@@ -144,7 +148,7 @@ class DataSetWriters:
         Parameters
         ----------
         compression : {"lz4", "zstd"} or None, default="lz4"
-            Of each buffer; files without any can be mapped into memory and used as they are.
+            Compression of each buffer; uncompressed files can be memory-mapped and used as they are.
         """
         to = (path, "ipc", compression or "none", partition_by, overwrite, storage_options)
         return _write_one(self._native, *to) if single_file else _write(self._native, *to)
@@ -152,7 +156,9 @@ class DataSetWriters:
     def write_records(
         self, path: str | Path, *, overwrite: bool = False, storage_options: StorageOptions | None = None
     ) -> int:
-        """Write records of a fixed length, a file for each partition, in their order; all columns are of fixed bytes."""
+        """Write fixed-length records, one file for each partition, in the order of partitions; all columns must be of
+        fixed-size binary type.
+        """
         return _write(self._native, path, "records", "", (), overwrite, storage_options)
 
     def write_text(
@@ -163,37 +169,39 @@ class DataSetWriters:
         overwrite: bool = False,
         storage_options: StorageOptions | None = None,
     ) -> int:
-        r"""Write the only column, of texts, as lines: what `read_text` reads; otherwise like `write_csv`.
+        r"""Write the only column, of type ``str``, as lines, for `read_text`; otherwise like `write_csv`.
 
-        There is a file for each partition, in their order. Lines end with ``\n``.
+        There is one file for each partition, in the order of partitions. Lines end with ``\n``.
 
         Raises
         ------
         DataSetError
-            Also for a null, and for a text that has a line end in it (``\n``, or ``\r`` at its end), which would be read as other
-            lines; the error names row and file.
+            Also for a null, and for a string that contains a line end (``\n``, or ``\r`` at its end), which would be
+            read as several lines; the error names row and file.
         """
         return _write(self._native, path, "text", compression or "", (), overwrite, storage_options)
 
     def write_npy(
         self, path: str | Path, *, overwrite: bool = False, storage_options: StorageOptions | None = None
     ) -> int:
-        """Write NumPy's ``.npy`` files: what `read_npy` reads; otherwise like `write_csv`.
+        """Write NumPy ``.npy`` files, for `read_npy`; otherwise like `write_csv`.
 
-        There is a file for each partition, in their order: an array of shape (rows, columns), of one column of shape (rows,). All
-        columns are of bool, integers and floats; of different types, they become the one that NumPy makes of them (``float64``
-        of ``int64`` and ``float32``, say). Rows that are sorted keep their order if they are of one type before they are sorted.
+        There is one file for each partition, in the order of partitions: an array of shape (rows, columns), or (rows,)
+        if there is one column. Columns must be bool, integers or floats; different types are promoted as in NumPy
+        (``int64`` and ``float32`` to ``float64``, for example). Sorted rows keep their order if all columns had the
+        same type before sorting.
 
         Raises
         ------
         DataSetError
-            Also for a column of another type, and for a null, which no array can have; the error names row and file.
+            Also for a column of another type, and for a null, which arrays cannot represent; the error names row and
+            file.
         """
         return _write(_as_one_type(self._native), path, "npy", "", (), overwrite, storage_options)
 
 
 def _as_one_type(data: NativeDataSet) -> NativeDataSet:
-    """With all columns of the type that NumPy makes of theirs, if there is one."""
+    """Return the data with all columns promoted to NumPy's common type, if there is one."""
     import numpy as np
 
     kinds = [kind.lower().replace("boolean", "bool") for _, kind in data.fields]
@@ -250,7 +258,7 @@ def _write_one(
     storage_options: StorageOptions | None,
     **layout: Any,
 ) -> int:
-    """Write one file: a folder beside it, which worker 0 then puts together. Collective."""
+    """Write one file: write a folder beside it, which worker 0 then joins. Collective."""
     from tidemill._job import init
 
     place = at_home(path)
@@ -264,7 +272,7 @@ def _write_one(
     job, file = init(), Path(place)
 
     def agreed(work: Callable[[], Any]) -> Any:
-        """What worker 0 does or fails with, on all."""
+        """Return worker 0's result on all workers, or raise its error."""
         done: tuple[Any, str | None] = (None, None)
         if job.rank == 0:
             try:
@@ -317,7 +325,7 @@ def _write_one(
 
 
 def _by_numbers(file: Path) -> list[tuple[int, str]]:
-    """Sorts ``part-2`` before ``part-10``."""
+    """Sort key that puts ``part-2`` before ``part-10``."""
     words = re.split(r"(\d+)", file.name)
     return [(int(word), "") if word.isdecimal() else (-1, word) for word in words]
 
@@ -331,7 +339,7 @@ def _header(names: list[str], delimiter: str) -> bytes:
 
 
 def _compressed(text: bytes, compression: str) -> bytes:
-    """As a part of its own, which may be put before others of its kind."""
+    """Compress data as a self-contained part, so that parts can be concatenated."""
     if not compression:
         return text
     # Some builds of Python lack one.

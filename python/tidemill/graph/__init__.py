@@ -1,6 +1,6 @@
-"""Task graphs: tasks whose functions are Python's, and exchanges between them; the level below DataSets.
+"""Task graphs: tasks with Python functions, and exchanges between them; the level below DataSets.
 
-`tidemill.Graph` builds and runs them, `tidemill.exchange` has the exchanges.
+`tidemill.Graph` builds and runs them; `tidemill.exchange` has the exchanges.
 
 >>> import tidemill as tm
 >>> graph = tm.Graph()

@@ -10,14 +10,14 @@ __all__ = ["Cancelled", "GraphError"]
 
 
 class GraphError(TidemillError):
-    """A graph makes no sense, or one of its tasks has failed; the same on every worker.
+    """A graph is invalid, or one of its tasks has failed; the same on every worker.
 
     Attributes
     ----------
     task : str or None
-        The task that failed; None where the graph as a whole is at fault.
+        The task that failed; None if the error concerns the whole graph.
     copy, worker : int or None
-        Which of its copies, and the worker it ran on.
+        The copy that failed, and the worker it ran on.
     """
 
     def __init__(
@@ -33,9 +33,9 @@ class GraphError(TidemillError):
 
 
 class Cancelled(BaseException):
-    """Raised in a task's function once its run is given up, because another task failed or somebody pressed Ctrl-C.
+    """Raised in a task's function when its run is aborted, because another task failed or the user pressed Ctrl-C.
 
-    No `Exception`: ``except Exception`` lets it pass, as it should. Let it end the function.
+    It is not an `Exception`, so ``except Exception`` does not catch it. Let it end the function.
     """
 
 

@@ -47,13 +47,13 @@ class Port:
 
 
 class Task:
-    """A task of a graph; made by `Graph.source`, `Graph.compute` and `Graph.sink`.
+    """A task of a graph; returned by `Graph.source`, `Graph.compute` and `Graph.sink`.
 
     Attributes
     ----------
     name : str
     inputs, outputs : list of str
-        The names of its ports.
+        Names of its ports.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class Task:
 
     @property
     def outputs(self) -> list[str]:
-        """The names of its output ports."""
+        """Names of its output ports."""
         return list(self._outputs)
 
     def __getitem__(self, port: str) -> Port:
@@ -82,15 +82,15 @@ class Task:
 
 
 class Graph:
-    """A graph of tasks whose functions are Python's; all workers of the job run it together.
+    """A graph of tasks with Python functions; all workers of the job run it together.
 
-    Every worker builds the same graph and calls `run`; copies of the tasks run on the workers, each function on a thread of
-    its own, and exchanges move what they send.
+    Every worker builds the same graph and calls `run`. Copies of the tasks run on the workers, each on its own thread,
+    and exchanges move the messages between them.
 
     Parameters
     ----------
     name : str, default="graph"
-        Its name in messages.
+        Name of the graph in messages.
 
     Examples
     --------
@@ -128,38 +128,38 @@ class Graph:
         comm: bool = False,
         retries: int = 0,
     ) -> Task:
-        """Adds a task that only sends; ``function(out, context)`` runs once in every copy.
+        """Add a task that only sends; ``function(out, context)`` runs once in every copy.
 
         Parameters
         ----------
         name : str
-            Its name; every task of a graph has another.
+            Name of the task, unique within the graph.
         function : callable
-            Called with an `Output` for each output port, then a `Context`. What it returns is in the `Result`.
+            Called with an `Output` for each output port, then a `Context`. Its return value is in the `Result`.
         schema : mapping of str to str, Arrow schema, ``"arrays"`` or ``"objects"``, optional
-            What the output port ``"out"`` sends: tables with these columns, arrays, or, by default, any objects.
+            Messages of the output port ``"out"``: tables with these columns, arrays, or, by default, any objects.
         outputs : mapping, optional
-            In place of `schema`, the schema of each output port by its name.
+            Instead of `schema`: the schema of each output port, by name.
         parallelism : int, optional
-            How many copies run in all,
+            Total number of copies.
         per_worker : int, default=1
-            or, without it, on every worker.
+            Number of copies on every worker, if `parallelism` is not set.
         cores : float
-            What a copy needs, for placements that look at it,
+            Cores that a copy needs, for placements that consider them.
         memory : int or str
-            as well as how many bytes, such as ``"2GiB"``,
+            Memory that a copy needs, in bytes or such as ``"2GiB"``, for placements that consider it.
         locations : sequence of sequence of str
-            and, for each copy, the hosts that hold its data, by name or as paths such as ``"zone-a/rack-3/host-7"``.
+            For each copy, the hosts that hold its data, by name or as paths such as ``"zone-a/rack-3/host-7"``.
         comm : bool, default=False
-            Gives the copies a communicator of their own, `Context.comm`; each must be on a worker of its own.
+            Give the copies a communicator of their own, `Context.comm`; each copy must run on a different worker.
         retries : int, default=0
-            How often a copy's function is called again when it raises an exception before it has taken or sent anything, as when it cannot
-            open what it reads. Not with `comm`.
+            How often to call a copy's function again if it raises an exception before it has received or sent anything,
+            for example because it cannot open its input. Not with `comm`.
 
         Raises
         ------
         GraphError
-            If a setting makes no sense, or the function does not take these arguments.
+            If an argument is invalid, or the function does not take these arguments.
         """
         ports = _outputs(name, schema, outputs)
         return self._add(
@@ -183,28 +183,28 @@ class Graph:
         each: bool = False,
         retries: int = 0,
     ) -> Task:
-        """Adds a task that receives and sends; ``function(rows, out, context)`` runs once in every copy.
+        """Add a task that receives and sends; ``function(rows, out, context)`` runs once in every copy.
 
         Parameters
         ----------
         name, schema, outputs, parallelism, per_worker, cores, memory, locations, comm
-            As for `source`.
+            As in `source`.
         function : callable
             Called with an `Input` for each input port, an `Output` for each output port, and a `Context`.
         inputs : iterable of str, or mapping, default=("in",)
-            The names of the input ports; or the schema of each, None where it takes anything: what does not fit is an error
+            Names of the input ports; or a mapping with the schema of each, or None for any. A mismatch is an error
             before the graph runs.
         each : bool, default=False
-            Calls the function with every message by itself, ``function(message, out, context)``, in place of once in every copy. There
-            is one input port; what the function returns is dropped.
+            Call the function for every message, ``function(message, out, context)``, instead of once in every copy. The
+            task then has one input port, and return values are dropped.
         retries : int, default=0
-            As for `source`; with `each`, how often the function is called again with a message for which it raised an exception. Then
-            what it sends leaves when it has returned: of a call that failed nothing is seen.
+            As in `source`; with `each`, how often to call the function again with a message for which it raised an
+            exception. Its output is then sent only after it has returned, so failed calls send nothing.
 
         Raises
         ------
         GraphError
-            As `source`.
+            As in `source`.
         """
         ports = _outputs(name, schema, outputs)
         return self._add(
@@ -237,20 +237,20 @@ class Graph:
         each: bool = False,
         retries: int = 0,
     ) -> Task:
-        """Adds a task that only receives; ``function(rows, context)`` runs once in every copy.
+        """Add a task that only receives; ``function(rows, context)`` runs once in every copy.
 
         Parameters
         ----------
         name, inputs, parallelism, per_worker, cores, memory, locations, comm, each, retries
-            As for `compute`; with `each`, ``function(message, context)``.
+            As in `compute`; with `each`, ``function(message, context)``.
         function : callable, optional
-            Called with an `Input` for each input port, and a `Context`. By default all that comes is returned: a `Table`, or a
-            list of arrays or objects.
+            Called with an `Input` for each input port, and a `Context`. By default the task returns everything it
+            receives: a `Table`, or a list of arrays or objects.
 
         Raises
         ------
         GraphError
-            As `source`.
+            As in `source`.
         """
         if function is None and each:
             raise GraphError(f"task {name!r}: each=True needs a function, which is called with every message", name)
@@ -262,23 +262,24 @@ class Graph:
     def connect(
         self, source: Task | Port | Sequence[Task | Port], target: Task | Port, exchange: Exchange | None = None
     ) -> None:
-        """Sends what leaves `source` to `target`.
+        """Send the output of `source` to `target`.
 
-        An output with several edges gives each everything; an input with several edges gets what all of them bring.
+        An output with several edges sends everything on each; an input with several edges receives from all of them.
 
         Parameters
         ----------
         source : Task, Port, or sequence of them
-            A port, ``task["name"]``, or a task with one output port. Several for exchanges such as `tidemill.exchange.join`.
+            A port, ``task["name"]``, or a task with one output port. Several for exchanges such as
+            `tidemill.exchange.join`.
         target : Task or Port
             A port, or a task with one input port.
         exchange : Exchange, optional
-            Who gets what; `tidemill.exchange.direct` by default.
+            Which copies get which messages; `tidemill.exchange.direct` by default.
 
         Raises
         ------
         GraphError
-            If there is no such port, or the exchange cannot move what the port sends.
+            If a port does not exist, or the exchange does not support the port's messages.
         """
         given = [source] if isinstance(source, (Task, Port)) else _listed(source)
         if not given:
@@ -299,36 +300,36 @@ class Graph:
         )
 
     def plan(self, placement: Placement = "round_robin") -> Plan:
-        """Where every copy would run: for each task the worker of each of its copies. Any worker may ask.
+        """Return where every copy would run: for each task, the worker of each of its copies. Any worker may call it.
 
-        Before the first `run` of a graph in the job, all workers are taken to have the memory budget of this one.
+        Before the first `run` of a graph in the job, all workers are assumed to have the memory budget of this one.
 
         Parameters
         ----------
         placement : str, mapping or callable
-            As for `run`.
+            As in `run`.
 
         Raises
         ------
         GraphError
-            What is wrong with the graph, all of it; or the placement cannot be done.
+            If the graph has errors, all of which are named, or the placement is impossible.
         """
         return dict(self._planned(init(), placement))
 
     def explain(self, format: str = "text", placement: Placement = "round_robin") -> str:
-        """The graph with what runs where. Any worker may ask.
+        """Return the graph and its placement. Any worker may call it.
 
         Parameters
         ----------
         format : {"text", "dot", "svg"}
-            For people; for Graphviz; a picture.
+            Text for people, Graphviz source, or an image.
         placement : str, mapping or callable
-            As for `run`.
+            As in `run`.
 
         Raises
         ------
         GraphError
-            As `plan`.
+            As in `plan`.
         """
         job = init()
         try:
@@ -337,17 +338,18 @@ class Graph:
             raise GraphError(str(error)) from None
 
     def run(self, *, placement: Placement = "round_robin", share: bool = True) -> Result:
-        """Runs the graph to its end. Collective: every worker calls it with the same graph and placement.
+        """Run the graph to its end. Collective: every worker calls it with the same graph and placement.
 
         Parameters
         ----------
         placement : str, mapping or callable, default="round_robin"
-            ``"round_robin"``: copies in turn; ``"first_fit"``: on the first worker that still has the cores and memory;
-            ``"locality"``: beside their data, or near it. A plan as `plan` gives it. Or ``placement(tasks, workers)``, which makes a plan of
-            lists of `TaskInfo` and `WorkerInfo`, the same on every worker.
+            ``"round_robin"``: copies are assigned to workers in turn; ``"first_fit"``: to the first worker with enough
+            free cores and memory; ``"locality"``: to the hosts of their data, or close to them. You can also pass a
+            plan as returned by `plan`, or a function ``placement(tasks, workers)`` that computes a plan from lists of
+            `TaskInfo` and `WorkerInfo`, the same on every worker.
         share : bool, default=True
-            Whether every worker gets what the copies of all have returned (which must then be possible to pickle), or each
-            only what its own have.
+            Whether every worker gets the return values of all copies (which must support pickle), or only those of its
+            own.
 
         Returns
         -------
@@ -356,10 +358,10 @@ class Graph:
         Raises
         ------
         GraphError
-            What is wrong with the graph, before anything runs; or what a task failed with, with its traceback, copy and worker.
-            The same on every worker. The graph can run again.
+            If the graph has errors, before anything runs; or if a task fails, with its traceback, copy and worker. The
+            same on every worker. The graph can run again.
         WorkerLost, PeerFailed
-            If a worker ends meanwhile.
+            If a worker ends during the run.
         """
         if is_task():
             raise GraphError("a task's function cannot run a graph: its own waits for it; add tasks to that one")
@@ -470,7 +472,7 @@ class Graph:
             raise GraphError(str(error)) from None
 
     def _agree(self, job: Job, make: Callable[[], Any]) -> Any:
-        """What every worker makes for itself; where one cannot, all say why."""
+        """Return this worker's result if all succeed; otherwise all raise."""
 
         def says(error: Exception) -> str:
             if isinstance(error, GraphError):
@@ -533,7 +535,7 @@ def _memory(given: Any) -> int:
 
 
 def _check_calls(each: bool, retries: Any, comm: bool, inputs: list[str]) -> None:
-    """How often a function is called."""
+    """Check how often a function is called."""
     if isinstance(retries, bool) or not isinstance(retries, int) or retries < 0:
         raise GraphError(f"retries={retries!r} must be a non-negative number of calls")
     if retries and comm:
@@ -545,7 +547,7 @@ def _check_calls(each: bool, retries: Any, comm: bool, inputs: list[str]) -> Non
 
 
 def _hosts(given: Any) -> list[list[str]]:
-    """The hosts of each copy's data."""
+    """Return the hosts of each copy's data."""
     found = _parts(given)
     hosts = None if found is None else [_parts(one) for one in found]
     made = [] if hosts is None else [one for one in hosts if one is not None]
@@ -555,7 +557,7 @@ def _hosts(given: Any) -> list[list[str]]:
 
 
 def _parts(given: Any) -> list[Any] | None:
-    """What is in a sequence; of a text, which is one of letters, nothing was meant."""
+    """Return the items of a sequence; a string, which is a sequence of letters, is rejected."""
     return list(given) if isinstance(given, Iterable) and not isinstance(given, str) else None
 
 
@@ -581,7 +583,7 @@ def _outputs(task: str, schema: object, outputs: Mapping[str, object] | None) ->
 
 
 def _check_function(task: str, function: Callable[..., Any], ports: list[str]) -> None:
-    """Whether a function takes its ports and the context: else every copy would fail."""
+    """Check that a function takes its ports and the context: otherwise every copy would fail."""
     if not callable(function):
         raise GraphError(f"task {task!r}: {function!r} is not callable", task)
     for one in function, type(function).__call__:
@@ -605,7 +607,7 @@ def _failed(said: str, rank: int | None) -> GraphError:
 
 
 def _shared(job: Job, values: dict[str, dict[int, Any]]) -> dict[str, dict[int, Any]]:
-    """What the copies of all workers have returned."""
+    """Return the results of the copies of all workers."""
 
     def says(error: Exception) -> str:
         tasks = ", ".join(values)

@@ -1,4 +1,4 @@
-"""What travels along an edge: tables, arrays, or any object that can be pickled."""
+"""Messages on an edge: tables, arrays, or any objects that can be pickled."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["PortType", "decode", "encode", "encode_one"]
 
 
 class PortType:
-    """What an output port sends.
+    """The type of an output port's messages.
 
     Attributes
     ----------
@@ -52,12 +52,12 @@ class PortType:
 
     @property
     def columns(self) -> list[str]:
-        """The names of its columns."""
+        """Names of its columns."""
         return [name for name, _ in self.schema.fields]
 
 
 def decode(table: NativeTable) -> list[Any]:
-    """The messages in what has arrived."""
+    """Return the messages in received data."""
     kind, found = payloads(table)
     if kind == "objects":
         return [pickle.loads(data) for data in found]
@@ -67,12 +67,12 @@ def decode(table: NativeTable) -> list[Any]:
 
 
 def encode_one(kind: str, message: Any) -> NativeTable:
-    """What is sent for a message."""
+    """Return the native form of a message."""
     return _table(message) if kind == "table" else encode(kind, [message])
 
 
 def encode(kind: str, messages: Sequence[Any]) -> NativeTable:
-    """Objects or arrays, a row for each."""
+    """Return objects or arrays in native form, one row each."""
     if kind == "objects":
         return object_table([np.frombuffer(pickle.dumps(message, protocol=5), np.uint8) for message in messages])
     return array_table([_array(message) for message in messages])

@@ -1,4 +1,4 @@
-"""Which worker runs which copy: what a placement of the program's own is given, and what becomes of its answer."""
+"""Placement: which worker runs which copy; the input of user-defined placements, and checks of their result."""
 
 from __future__ import annotations
 
@@ -10,25 +10,26 @@ from tidemill.graph._errors import GraphError
 
 __all__ = ["Placement", "Plan", "TaskInfo", "WorkerInfo", "checked"]
 
-#: For each task the worker of each of its copies.
+#: For each task, the worker of each of its copies.
 Plan = dict[str, list[int]]
 
 
 @dataclass(frozen=True)
 class TaskInfo:
-    """What a placement knows of a task.
+    """A task, as a placement function sees it.
 
     Attributes
     ----------
     name : str
     copies : int
     per_worker : bool
-        Whether its copies are on every worker: copy ``i`` on worker ``i % workers``. A placement leaves it out.
+        Whether its copies are on every worker: copy ``i`` on worker ``i % workers``. A placement omits such tasks.
     cores : float
     memory_bytes : int
-        What a copy needs.
+        Resources that a copy needs.
     locations : list of list of str
-        For each copy the hosts that hold its data, by name or as paths; none, or fewer than copies, where it may be anywhere.
+        For each copy the hosts that hold its data, by name or as paths. If empty, or shorter than `copies`, the data
+        may be anywhere.
     """
 
     name: str
@@ -41,7 +42,7 @@ class TaskInfo:
 
 @dataclass(frozen=True)
 class WorkerInfo:
-    """What a placement knows of a worker.
+    """A worker, as a placement function sees it.
 
     Attributes
     ----------
@@ -49,11 +50,11 @@ class WorkerInfo:
     host : str
         The same for workers of one host.
     cores : float
-        Cores it may use.
+        Number of cores it may use.
     memory_bytes : int
-        Its memory budget; 0 where there is none.
+        Its memory budget; 0 if there is none.
     location : str or None
-        Where its host is in the network, from the outside in, such as ``"zone-a/rack-3/host-7"``, where that is known.
+        Position of its host in the network, from the outside in, such as ``"zone-a/rack-3/host-7"``, if known.
     """
 
     rank: int
@@ -63,14 +64,14 @@ class WorkerInfo:
     location: str | None = None
 
 
-#: A placement by name, a plan, or a function that makes one; the same on every worker.
+#: The name of a placement, a plan, or a function that returns one; the same on every worker.
 Placement = (
     str | Mapping[str, Sequence[int]] | Callable[[list[TaskInfo], list[WorkerInfo]], Mapping[str, Sequence[int]]]
 )
 
 
 def checked(given: Mapping[str, Sequence[int]], tasks: Sequence[TaskInfo], workers: int) -> list[tuple[str, list[int]]]:
-    """A plan in the order of the tasks; those that are on every worker may be left out."""
+    """Return a plan in the order of the tasks; tasks that are on every worker may be omitted."""
     if not isinstance(given, Mapping):
         raise GraphError(
             f"a placement must return a dict with the workers of each task's copies, not {type(given).__name__}"

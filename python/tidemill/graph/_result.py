@@ -1,4 +1,4 @@
-"""What a run leaves behind: what functions have returned, and what was counted on edges."""
+"""Results of a run: return values of functions, and counters of edges."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["EdgeReport", "Result"]
 
 @dataclass(frozen=True)
 class EdgeReport:
-    """What this worker saw on one edge, or on one part of an exchange that has several.
+    """Counters of this worker for one edge, or for one part of an exchange that has several.
 
     Attributes
     ----------
@@ -22,18 +22,18 @@ class EdgeReport:
     rows_sent, rows_received : int
         By this worker's copies; a row that is broadcast is sent once and received by each copy.
     local_blocks, local_bytes : int
-        Batches handed to copies of the same worker, and their bytes.
+        Batches passed to copies of the same worker, and their bytes.
     remote_blocks, remote_bytes : int
         Blocks sent to other workers, and their bytes on the wire.
     blocked_s : float
-        Seconds that its copies waited for a receiver, together.
+        Total seconds that its copies waited for a receiver.
     queue_bytes_max : int
-        The most bytes that waited in front of one copy.
+        Maximum number of bytes queued for one copy.
     bucket_rows, bucket_bytes : list of int
-        Of edges by key what was sent to each bucket; else empty.
+        For edges by key: rows and bytes sent to each bucket; otherwise empty.
     bucket_work_s : list of float
-        Of edges by key about how many seconds this worker's copies have worked on what each bucket brought, what they waited for room
-        further down included: one batch in sixteen is looked at, and some of its rows. Else empty.
+        For edges by key: approximate seconds that this worker's copies have spent on the rows of each bucket, including
+        waits for downstream receivers. One batch in sixteen is sampled, and some of its rows. Otherwise empty.
     """
 
     edge: str
@@ -51,16 +51,16 @@ class EdgeReport:
 
 
 class Result:
-    """What a run leaves behind; ``result["total"][0]`` is what copy 0 of task ``"total"`` has returned.
+    """Results of a run; ``result["total"][0]`` is the return value of copy 0 of task ``"total"``.
 
     Attributes
     ----------
     values : dict of str to dict of int to object
-        What functions have returned, by task and copy; nothing of those that returned None.
+        Return values of functions, by task and copy, except None.
     edges : list of EdgeReport
-        What this worker saw on every edge, those inside exchanges included.
+        This worker's counters for every edge, including those inside exchanges.
     spilled_bytes : int
-        What this worker wrote to disk.
+        Bytes that this worker wrote to disk.
     wall_s : float
         Seconds from the first copy's start to the last worker's end.
     """
@@ -77,7 +77,7 @@ class Result:
         return self.values[task]
 
     def edge(self, part: str) -> EdgeReport:
-        """The first edge whose name contains `part`.
+        """Return the first edge whose name contains `part`.
 
         Raises
         ------

@@ -1,4 +1,4 @@
-"""Running copies of tasks: what their functions are given, and the threads they run on."""
+"""Running copies of tasks: the arguments of their functions, and their threads."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ _thread = threading.local()
 
 
 class Input:
-    """An input port of a running copy: an iterator over what comes, from whichever sender it comes first.
+    """An input port of a running copy: an iterator over messages, in order of arrival from any sender.
 
-    It ends when all senders have. A message is a `Table` of some rows, a read-only array, or an object, as the port it comes
-    from says.
+    It ends when all senders have ended. A message is a `Table` of some rows, a read-only array, or an object, depending
+    on the port that sends it.
 
     Attributes
     ----------
@@ -58,7 +58,7 @@ class Input:
         return self._pending.popleft()
 
     def _next(self) -> NativeTable | None:
-        """What comes next, as it came."""
+        """Return the next message in native form."""
         self._used = True
         came = self._copy.receive(self._port)
         return None if came is None else came[1]
@@ -86,29 +86,31 @@ class Output:
         self._used = False
 
     def send(self, message: Any) -> None:
-        """Sends a message on all edges that begin here; waits while a receiver has more than it can take.
+        """Send a message on all edges that begin here; wait while a receiver's queue is full.
 
         Parameters
         ----------
         message : object
-            For a port of tables, anything with the Arrow PyCapsule interface (not copied), a `Table`, or a dict of columns. For
-            one of arrays, an array of numbers (copied). Else any object that can be pickled.
+            For a port of tables, any object with the Arrow PyCapsule interface (not copied), a `Table`, or a dict of
+            columns. For a port of arrays, an array of numbers (copied). Otherwise any object that can be pickled.
 
         Raises
         ------
         GraphError
-            If the message is none that the port sends; it names the column at fault.
+            If the message does not match the port's schema; the error names the column.
         """
         table = encode_one(self._kind, message)
         self._do(lambda: self._copy.send(self._port, table))
 
     @property
     def wanted(self) -> bool:
-        """Whether any receiver still takes messages: a source without an end ends when none does."""
+        """True if any receiver still accepts messages: an unbounded source should end when none does."""
         return self._copy.wanted(self._port)
 
     def flush(self) -> None:
-        """Sends at once what waits to be sent with more, a millisecond at most. The end does it anyway."""
+        """Send buffered messages at once; otherwise they wait at most a millisecond for more. The end of the function
+        also sends them.
+        """
         self._do(lambda: self._copy.flush(self._port))
 
     def _do(self, work: Callable[[], None]) -> None:
@@ -123,16 +125,16 @@ class Output:
 
 
 class Context:
-    """What a running copy knows of itself.
+    """Information about a running copy, for its function.
 
     Attributes
     ----------
     task : str
-        The task's name.
+        Name of the task.
     copy, copies : int
-        Which copy this is, from 0, and how many there are.
+        Number of this copy, from 0, and number of copies.
     worker, workers : int
-        The worker it runs on, from 0, and how many there are.
+        The worker it runs on, from 0, and number of workers.
     comm : tidemill.mpi.Intracomm or None
         The communicator of the task's copies, whose ranks are their numbers; for tasks with ``comm=True``.
     """
@@ -153,14 +155,14 @@ class Context:
 
     @property
     def cancelled(self) -> bool:
-        """Whether the run is given up: a function that computes for long may look, and return."""
+        """True if the run has been aborted: a long-running function should check this and return."""
         return self._copy.cancelled
 
     def receive(self) -> tuple[str, Any] | None:
-        """What comes next at any input port: the port's name and the message; None when all ports have ended.
+        """Return the next message of any input port, with the port's name; None when all ports have ended.
 
-        A function that reads one port to its end lets the others wait; where both come from one task further up, that
-        task would wait too, and neither end: take from both.
+        If a function reads one port to its end before the others, those wait. If both are fed by the same upstream
+        task, that task waits, too, and neither ends: use `receive`.
         """
         if self._each:
             raise GraphError("with each=True a function is given every message, and receives none by itself")
@@ -180,7 +182,7 @@ class Context:
 
 
 def collect(rows: Input, context: Context) -> Any:
-    """What a sink without a function returns: a `Table` of all rows, or a list of messages."""
+    """Return the result of a sink without a function: a `Table` of all rows, or a list of messages."""
     tables: list[NativeTable] = []
     messages: list[Any] = []
     for message in rows:
@@ -195,9 +197,10 @@ def collect(rows: Input, context: Context) -> Any:
 def starter(
     function: Callable[..., Any], inputs: Sequence[str], outputs: Sequence[tuple[str, str]], *, each: bool, retries: int
 ) -> Callable[[NativeCopy], None]:
-    """What starts a copy's thread; `outputs` are names and kinds, `each` and `retries` as for `Graph.compute`.
+    """Return a function that starts a copy's thread; `outputs` are names and kinds, `each` and `retries` as in
+    `Graph.compute`.
 
-    A daemon: a function that never returns must not keep the program from its end.
+    The thread is a daemon: a function that never returns must not keep the program from ending.
     """
 
     def body(copy: NativeCopy) -> Any:
@@ -227,7 +230,7 @@ def starter(
 def _with_each(
     function: Callable[..., Any], rows: Input, outs: Sequence[Output], context: Context, retries: int
 ) -> None:
-    """Calls a function with every message. What it sends leaves when it has returned, where it may be called again."""
+    """Call a function for every message. If it may be called again, its output is sent only after it has returned."""
     held: list[Callable[[], None]] = []
     for out in outs:
         out._held = held if retries else None
@@ -252,7 +255,7 @@ def _with_each(
 
 
 def _done(work: Callable[[], None]) -> None:
-    """What a port does; of an exchange's function that fails in it, its own exception."""
+    """Perform an operation of a port; raise the original exception if a function of an exchange fails in it."""
     try:
         work()
     except GraphError:
@@ -266,7 +269,7 @@ def _warn(context: Context, error: Exception, again: int, retries: int) -> None:
 
 
 def keep(error: BaseException) -> None:
-    """Keeps what a function of an exchange has raised, for who is sending: native code knows it only as text."""
+    """Keep the exception of an exchange's function for the sender: native code passes it on only as text."""
     _thread.raised = error
 
 
@@ -298,7 +301,7 @@ def _call(copy: NativeCopy, body: Callable[[NativeCopy], Any]) -> None:
 
 
 def _told(error: BaseException) -> str:
-    """What happened in a line, and where below it, beginning with the program's own code."""
+    """Return an exception in one line, and its location below, starting in the user's code."""
     summary = "".join(traceback.format_exception_only(type(error), error)).strip()
     where: TracebackType | None = error.__traceback__
     while where is not None and where.tb_frame.f_code.co_filename.startswith(_PACKAGE):

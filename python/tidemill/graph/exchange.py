@@ -1,7 +1,7 @@
-"""How what leaves one task of a graph reaches another: `tidemill.exchange`.
+"""Exchanges: how messages of one task of a graph reach another (`tidemill.exchange`).
 
-Each function gives an `Exchange` for `Graph.connect`. Those that look at columns (partition, reduce, sort, join by a column) need
-a port of tables; the others move tables, arrays and objects alike.
+Each function returns an `Exchange` for `Graph.connect`. Exchanges that use columns (partition, reduce, sort or join by
+a column) need a port of tables; the others also move arrays and objects.
 
 >>> import tidemill as tm
 >>> tm.exchange.partition("word")
@@ -41,19 +41,19 @@ __all__ = [
 
 #: A column, or several.
 Columns: TypeAlias = "str | Sequence[str]"
-#: Operations by column; one operation, or a function of two, for whole messages.
+#: Operations by column; or one operation, or a function of two, for whole messages.
 How: TypeAlias = "Mapping[str, str] | str | Callable[[Any, Any], Any]"
 
 
 class Exchange:
-    """A way from the copies of one task to those of another; made by the functions of `tidemill.exchange`."""
+    """A route from the copies of one task to those of another; returned by the functions of `tidemill.exchange`."""
 
     def __init__(self, make: Callable[[PortType | None], NativeExchange], by_column: bool = False) -> None:
         self._make = make
         self._by_column = by_column
 
     def _native(self, source: PortType) -> NativeExchange:
-        """The exchange of what a port sends."""
+        """Return the native exchange for a port's messages."""
         if self._by_column and source.kind != "table":
             raise GraphError(
                 f"{self!r} needs columns, but the port sends {source.kind}; give it a schema of columns, such as "
@@ -66,12 +66,15 @@ class Exchange:
 
 
 def direct() -> Exchange:
-    """Each copy to the copy with its number; both tasks have as many. What a worker's copies send each other is not copied."""
+    """Send from each copy to the copy with the same number; both tasks must have as many copies. Messages within a
+    worker are not copied.
+    """
     return Exchange(lambda _: NativeExchange.direct())
 
 
 def broadcast(*, along: str = "binomial") -> Exchange:
-    """Everything to every copy, along a tree of workers; a worker receives a batch once however many copies it runs.
+    """Send everything to every copy, along a tree of workers; a worker receives each batch once, however many copies it
+    runs.
 
     Parameters
     ----------
@@ -82,20 +85,20 @@ def broadcast(*, along: str = "binomial") -> Exchange:
 
 
 def all_gather(*, along: str = "binomial") -> Exchange:
-    """What all copies send, to every copy: `broadcast` from several copies."""
+    """Send the messages of all copies to every copy: `broadcast` from several copies."""
     return broadcast(along=along)
 
 
 def gather(to: int = 0, *, along: str | None = None) -> Exchange:
-    """Everything to copy `to`; the others get nothing.
+    """Send everything to copy `to`; the others get nothing.
 
     Parameters
     ----------
     to : int, default=0
-        The copy.
+        Number of the receiving copy.
     along : {"binomial", "binary", "flat", "chain"}, optional
-        A tree of workers, hosts first, each of which hands on what those below it send, small messages together: for little from many
-        workers on many hosts. By default every copy sends to `to` by itself.
+        Send along a tree of workers, hosts first, which combines small messages: use it for little data from many
+        workers on many hosts. By default every copy sends to `to` directly.
     """
     copy = _number("gather: to", to)
     return Exchange(lambda _: NativeExchange.gather(copy, along))
@@ -108,20 +111,22 @@ def partition(
     buckets: int | None = None,
     owners: Sequence[int] | None = None,
 ) -> Exchange:
-    """Each row, or message, to one copy.
+    """Send each row, or message, to one copy.
 
     Parameters
     ----------
     by : str, sequence of str, or callable, optional
-        Columns: rows with equal values go to one copy; any types that can be hashed, nulls and NaNs equal to each other. A
-        function ``by(table, copies)`` names the copy of each row, in an array of whole numbers; for arrays and objects,
-        ``by(message, copies)`` names one. By default messages go to the copies in turn.
+        Columns: rows with equal values go to the same copy. All hashable types are supported; nulls equal each other,
+        and so do NaNs. Or a function ``by(table, copies)`` that returns the copy of each row as an array of integers;
+        for arrays and objects, ``by(message, copies)`` returns one copy. By default messages go to the copies in turn.
     ranges : str or sequence of str, optional
-        Columns: every copy gets a range of their values, about as many rows each, copy 0 the smallest.
+        Columns: every copy gets a range of their values with about the same number of rows; copy 0 gets the smallest
+        values.
     buckets : int, optional
-        Keys of columns are hashed to so many buckets, from 1 to 1048576 and by default 1024, which are dealt to the copies evenly,
+        Number of buckets that keys are hashed to, from 1 to 1048576, by default 1024. Buckets are distributed evenly
+        over the copies.
     owners : sequence of int, optional
-        or as this says: the copy of each bucket.
+        The copy of each bucket, instead of an even distribution.
     """
     if by is not None and ranges is not None:
         raise GraphError("partition: pass columns, a function, or ranges, but only one of them")
@@ -144,17 +149,18 @@ def partition(
 
 
 def reduce(how: How, *, to: int = 0, along: str = "binomial") -> Exchange:
-    """All rows, or messages, become one, which goes to copy `to`; nothing does if there are none. Reduced wherever they meet.
+    """Combine all rows, or messages, into one for copy `to`, reducing along the way. If there are none, nothing is
+    sent.
 
     Parameters
     ----------
     how : mapping of str to str, str, or callable
-        For tables ``{"column": "sum"}``, or ``"product"``, ``"min"``, ``"max"``, ``"any"``; other columns are left out, and decimals have
-        no product. Or a function of two rows, as dicts, that gives one with the same columns. For arrays and objects one of ``"sum"``,
-        ``"product"``, ``"min"``, ``"max"``, of arrays element by element, or a function of two messages. Functions are
-        called in any order.
+        For tables ``{"column": "sum"}``, or ``"product"``, ``"min"``, ``"max"``, ``"any"``; other columns are dropped;
+        ``"product"`` does not support decimals. Or a function of two rows, as dicts, that returns one with the same
+        columns. For arrays and objects one of ``"sum"``, ``"product"``, ``"min"``, ``"max"`` (elementwise for arrays),
+        or a function of two messages. Functions are called in any order.
     to : int, default=0
-        The copy.
+        Number of the receiving copy.
     along : {"binomial", "binary", "flat", "chain"}
         The kind of tree.
     """
@@ -163,21 +169,21 @@ def reduce(how: How, *, to: int = 0, along: str = "binomial") -> Exchange:
 
 
 def all_reduce(how: How, *, along: str = "binomial") -> Exchange:
-    """As `reduce`, to every copy."""
+    """Like `reduce`, to every copy."""
     return Exchange(lambda source: NativeExchange.all_reduce(_reduction(how, source), along))
 
 
 def keyed_reduce(by: Columns, how: How | None = None, *, buckets: int = 1024) -> Exchange:
-    """The rows of each key become one, at the copy that owns the key; at the senders first.
+    """Combine the rows of each key into one, at the copy that owns the key, after combining at the senders.
 
     Parameters
     ----------
     by : str or sequence of str
-        The key's columns.
+        Key columns.
     how : mapping of str to str, or callable, optional
-        As for `reduce`; by default nothing, which leaves the distinct keys.
+        As in `reduce`; by default empty, which returns the distinct keys.
     buckets : int, default=1024
-        As for `partition`.
+        As in `partition`.
     """
     columns, count = _columns(by), _number("keyed_reduce: buckets", buckets)
     what: How = {} if how is None else how
@@ -187,14 +193,14 @@ def keyed_reduce(by: Columns, how: How | None = None, *, buckets: int = 1024) ->
 
 
 def keyed_gather(by: Columns, *, buckets: int = 1024) -> Exchange:
-    """All rows of a key to the copy that owns it, one key after the other: a key that is over does not come again.
+    """Send all rows of a key to the copy that owns it, one key after the other: the rows of each key are contiguous.
 
     Parameters
     ----------
     by : str or sequence of str
-        The key's columns.
+        Key columns.
     buckets : int, default=1024
-        As for `partition`.
+        As in `partition`.
     """
     columns, count = _columns(by), _number("keyed_gather: buckets", buckets)
     return Exchange(lambda _: NativeExchange.keyed_gather(columns, count), by_column=True)
@@ -203,19 +209,19 @@ def keyed_gather(by: Columns, *, buckets: int = 1024) -> Exchange:
 def join(
     on: Columns | Mapping[str, str], how: str = "inner", *, broadcast_right: bool = False, buckets: int = 1024
 ) -> Exchange:
-    """Rows of two sources that have equal keys, side by side; an edge from two ports, the left and the right.
+    """Join the rows of two sources with equal keys; an edge from two ports, the left and the right.
 
     Parameters
     ----------
     on : str, sequence of str, or mapping of str to str
-        Columns that are equal, or the right column for each left one. A null equals nothing. Where both sides' columns arrive
-        side by side, they all have different names, keys too.
+        Key columns with the same name, or a mapping from left to right columns. Null keys never match. If the result
+        has columns of both sides, all their names must differ, including those of keys.
     how : {"inner", "left", "right", "full", "semi", "anti"}
-        Which rows without partner are kept; of `semi` and `anti` only the left rows, with and without partner.
+        Which rows without a match to keep; ``semi`` and ``anti`` return only left rows, with and without a match.
     broadcast_right : bool, default=False
-        Sends the right side, which should be small, to all copies, and leaves the left side where it is.
+        Send the right side, which should be small, to all copies, and leave the left side in place.
     buckets : int, default=1024
-        As for `partition`, of both sides; nothing with `broadcast_right`.
+        As in `partition`, for both sides; no effect with `broadcast_right`.
     """
     count = _number("join: buckets", buckets)
     pairs = list(on.items()) if isinstance(on, Mapping) else [(name, name) for name in _columns(on)]
@@ -229,18 +235,19 @@ def sort(
     nulls_first: bool | None = None,
     sample_all: bool = False,
 ) -> Exchange:
-    """A global order: every copy gets a range, sorted, and copy 0's rows come before copy 1's. On disk beyond the budget.
+    """Sort globally: every copy gets a sorted range, and copy 0's rows come before copy 1's. Spills to disk beyond the
+    memory budget.
 
     Parameters
     ----------
     by : str or sequence of str
-        Columns, the first first.
+        Sort columns, most significant first.
     descending : bool or sequence of bool, default=False
-        Largest first; for all columns or for each.
+        Whether to sort in descending order; for all columns or for each.
     nulls_first : bool, optional
-        By default nulls are smallest.
+        Whether nulls come first; by default they sort as the smallest values.
     sample_all : bool, default=False
-        Draws the ranges from all rows, not from the first 64 MiB of each copy.
+        Sample the ranges from all rows, not only from the first 64 MiB of each copy.
     """
     columns = _columns(by)
     falling = [descending] * len(columns) if isinstance(descending, bool) else list(descending)
@@ -251,12 +258,12 @@ def sort(
 
 
 def union(by: Exchange | None = None) -> Exchange:
-    """Everything that several ports send, in no order; an edge from several ports.
+    """Combine the messages of several ports, in no particular order; an edge from several ports.
 
     Parameters
     ----------
     by : Exchange, optional
-        How each of them is moved; `direct` by default.
+        Exchange for each of them; `direct` by default.
     """
     each = direct() if by is None else by
     if not isinstance(each, Exchange):

@@ -1,7 +1,9 @@
-"""Machine learning over the workers of a job: estimators with scikit-learn's conventions, each rank with its own rows.
+"""Machine learning over the workers of a job: estimators with scikit-learn's conventions, where each rank passes its
+own rows.
 
-`KMeans` clusters, `StandardScaler` brings features to one scale, `MDS` places points by their distances, `procrustes` brings one such picture over another. `using` chooses the communicator for a block;
-without it an estimator uses that of the whole job.
+`KMeans` clusters, `StandardScaler` standardizes features, `MDS` embeds points by their distances, `procrustes` aligns
+one set of points with another. `using` sets the communicator for a block; otherwise an estimator uses that of the whole
+job.
 """
 
 from __future__ import annotations

@@ -1,10 +1,11 @@
-"""Anderson acceleration of a fixed-point iteration: the next point from several steps that were made, not from the last alone.
+"""Anderson acceleration of a fixed-point iteration: extrapolates from several past steps instead of the last one alone.
 
-All sums are formed in order and all small systems solved in Python's floats, so that ranks that have the same points get the same ones to the bit,
-whatever their processors and libraries are.
+All sums are formed in order and all small systems are solved in Python floats, so that ranks with the same points
+compute bitwise equal results, whatever their processors and libraries.
 
-Source: Anderson (1965); Walker and Ni, "Anderson acceleration for fixed-point iterations" (2011), in the form with differences. That a step counts only if it
-lessens the objective is as in Peng and others, "Anderson acceleration for geometry optimization and physics simulation" (2018).
+Source: Anderson (1965); Walker and Ni, "Anderson acceleration for fixed-point iterations" (2011), in the form with
+differences. Rejecting steps that do not decrease the objective follows Peng and others, "Anderson acceleration for
+geometry optimization and physics simulation" (2018).
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ class Anderson:
         self.forget()
 
     def forget(self) -> None:
-        """Begin anew, as when a step has failed or g has become another."""
+        """Drop the history, for example after a step has failed or g has changed."""
         self._step: Array | None = None
         self._image: Array | None = None
         #: Differences of steps g(x) - x and of images g(x), each in a row; which row is the next one's; and the products of the former.
@@ -45,7 +46,7 @@ class Anderson:
         self._products: list[list[float]] = []
 
     def extrapolate(self, x: Array, image: Array) -> Array | None:
-        """Take in that g(`x`) is `image`; returns a point that may be further on, None while too little is known."""
+        """Record that g(`x`) is `image`; return an extrapolated point, None while too few steps are known."""
         flat = image.ravel()
         step = flat - x.ravel()
         if self._step is None or self._image is None:
@@ -74,13 +75,13 @@ class Anderson:
 
 
 def _sums(rows: Array) -> list[float]:
-    """The sum of each row, in order."""
+    """Return the sum of each row, in order."""
     sums: list[float] = np.add.accumulate(rows, axis=1)[:, -1].tolist()
     return sums
 
 
 def _solved(products: list[list[float]], right: list[float]) -> list[float] | None:
-    """Solve the normal equations by Cholesky's method; None where they are singular."""
+    """Solve the normal equations by Cholesky's method; None if they are singular."""
     count = len(right)
     added = _REGULAR * sum(products[place][place] for place in range(count))
     lower: list[list[float]] = []

@@ -1,7 +1,9 @@
-"""Classical scaling over all ranks: the leading eigenvectors of the doubly centred squared distances, as a start for SMACOF.
+"""Classical scaling over all ranks: the leading eigenvectors of the doubly centered squared distances, as a start for
+SMACOF.
 
-By a block Krylov subspace: the matrix is never formed, each step is one reading of the distances, and a few steps are enough for a start. The small algebra
-is done by rank 0 and told to the others. Source: Torgerson (1952); Musco and Musco, "Randomized block Krylov methods" (2015).
+Uses a block Krylov subspace: the matrix is never formed, each step reads the distances once, and a few steps suffice
+for a start. Rank 0 does the small linear algebra and sends the results to the others. Source: Torgerson (1952); Musco
+and Musco, "Randomized block Krylov methods" (2015).
 """
 
 from __future__ import annotations
@@ -21,10 +23,10 @@ _NEGLIGIBLE = 1e-6
 
 
 def classical_start(problem: Problem, k: int, rng: np.random.Generator) -> Array:
-    """Positions (n, k) of classical scaling, in the problem's unit, the same on every rank; collective.
+    """Return positions (n, k) of classical scaling, in the problem's unit, the same on every rank; collective.
 
-    A missing distance counts as the root mean square of those that its two points have. Coordinates that no positive eigenvalue is left for
-    are drawn by `rng`, and small; that of rank 0 counts.
+    A missing distance is replaced by the root mean square of its two points' known ones. Coordinates without a positive
+    eigenvalue are small random numbers from `rng`; that of rank 0 is used.
     """
     comm, n = problem.comm, problem.n
     krylov = _Krylov(n, k, rng) if comm.rank == 0 else None
@@ -43,7 +45,7 @@ def classical_start(problem: Problem, k: int, rng: np.random.Generator) -> Array
 
 
 class _Gram:
-    """-1/2 J D J, D the squared distances and J centring; without points that have no weight."""
+    """-1/2 J D J, where D holds the squared distances and J is centering; without points that have no weight."""
 
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
@@ -67,13 +69,13 @@ class _Gram:
         return result
 
     def _product(self, coefficients: str, points: Array) -> Array:
-        """The coefficients times `points`, from their Laplacian."""
+        """Return the coefficients times `points`, from their Laplacian."""
         found = self._laplacian(coefficients, points)
         result: Array = np.ascontiguousarray(found[:, -1:] * points - found[:, :-1])
         return result
 
     def times(self, points: Array) -> Array:
-        """The product with (n, b); collective."""
+        """Return the product with (n, b); collective."""
         points = self._centred(points)
         product = self._product("squares", points)
         if self.missing:
@@ -84,7 +86,7 @@ class _Gram:
 
 
 class _Krylov:
-    """Rank 0's part: the basis so far, and what the leading eigenvectors in it are."""
+    """Rank 0's part: the basis so far, and its leading eigenvectors."""
 
     def __init__(self, n: int, k: int, rng: np.random.Generator) -> None:
         self.k, self.rng, self.steps = k, rng, 0
@@ -96,7 +98,7 @@ class _Krylov:
         self.result: Array | None = None
 
     def take(self, product: Array) -> None:
-        """Take in the product with the block, and make the next block or the result."""
+        """Add the product with the block, and return the next block or the result."""
         self.steps += 1
         self.basis = np.concatenate([self.basis, self.block], axis=1)
         self.products = np.concatenate([self.products, product], axis=1)

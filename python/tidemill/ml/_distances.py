@@ -1,7 +1,7 @@
-"""The distances of one rank's points to all points: looked through, kept by the kernels, and compared across the diagonal.
+"""Distances from one rank's points to all points: checked, stored for the kernels, and compared across the diagonal.
 
-Whatever is refused is refused on every rank, with the cell named. Input is read in blocks of rows, so that a matrix in a file that is larger than
-memory will do.
+Invalid input is rejected on every rank, and the error names the cell. Input is read in blocks of rows, so that it may
+be a file that is larger than memory.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ __all__ = [
 
 Array = NDArray[np.float64]
 
-#: From here on squares may overflow float64, or the sum of many.
+#: Above this, squares or sums of many may overflow float64.
 SQUARED_MAX = 1e150
 
 #: Bytes of the blocks that input is read in, and that ranks exchange.
 _BLOCK_BYTES = 8 << 20
 
-#: Part of the largest distance by which those of a pair may differ, and that of a point to itself be off 0: what rounding leaves of distances
-#: that were formed from large squares, in float32 and in float64.
+#: Tolerance, as a fraction of the largest distance, for the asymmetry of a pair and for nonzero diagonal elements: the
+#: rounding error of distances computed from large squares, in float32 and in float64.
 ROUNDING = 1e-4
 _ROUNDING_FLOAT64 = 1e-6
 #: The same of weights, in parts of the largest.
@@ -52,7 +52,7 @@ _WEIGHTS_TOLERANCE = 1e-4
 
 
 class Rows:
-    """Rows of anything that is sliced like an array, in blocks of float32 or float64."""
+    """Rows of any object that can be sliced like an array, in blocks of float32 or float64."""
 
     def __init__(self, source: Any) -> None:
         self.source = source
@@ -60,22 +60,23 @@ class Rows:
         self.dtype: np.dtype[Any] = np.dtype(np.float32 if source.dtype in (np.float16, np.float32) else np.float64)
 
     def block(self, first: int, last: int, dtype: Any = None) -> NDArray[Any]:
-        """Some rows, C-contiguous."""
+        """Return some rows, C-contiguous."""
         return np.ascontiguousarray(self.source[first:last], dtype=dtype or self.dtype)
 
     def ranges(self) -> Iterator[tuple[int, int]]:
-        """The blocks to read, as ranges of rows."""
+        """Return the blocks to read, as ranges of rows."""
         step = max(1, _BLOCK_BYTES // (8 * max(1, self.shape[1])))
         for first in range(0, self.shape[0], step):
             yield first, min(first + step, self.shape[0])
 
 
-#: Distances (m, n) between the rows of two arrays (m, d) and (n, d), float64; as ``scipy.spatial.distance.cdist`` gives them.
+#: Returns distances (m, n) between the rows of two arrays (m, d) and (n, d), float64; like
+#: ``scipy.spatial.distance.cdist``.
 Metric = Callable[[Array, Array], Any]
 
 
 class Computed:
-    """Distances between rows by a function of the user's, computed whenever they are read; sliced like an array."""
+    """Distances between rows by a user function, computed on each read; can be sliced like an array."""
 
     dtype = np.dtype(np.float64)
 
@@ -96,12 +97,13 @@ class Computed:
 
 
 def rows_of(x: Any, estimator: str, empty_allowed: bool) -> tuple[Rows, NDArray[np.object_] | None]:
-    """`x` as rows, without a copy of arrays, memory maps and what is sliced like them; and its column names.
+    """Return `x` as rows, and its column names. Arrays, memory maps and objects that can be sliced like them are not
+    copied.
 
     Raises
     ------
     ValueError, TypeError
-        With scikit-learn's words, for anything that is not a matrix of real numbers.
+        With scikit-learn's messages, for anything that is not a matrix of real numbers.
     """
     lazy = not isinstance(x, np.ndarray) and hasattr(x, "dtype") and hasattr(x, "__getitem__")
     lazy = lazy and not any(hasattr(x, name) for name in ("columns", "toarray", "__array_function__"))
@@ -114,7 +116,7 @@ def rows_of(x: Any, estimator: str, empty_allowed: bool) -> tuple[Rows, NDArray[
 
 @dataclass(frozen=True)
 class Weights:
-    """How much each pair counts: ``u_i u_j`` (`columns`, (n,), the largest 1), or rows of a matrix, in units of `unit`."""
+    """Weight of each pair: ``u_i u_j`` (`columns`, (n,), the largest 1), or rows of a matrix, in units of `unit`."""
 
     columns: Array | None
     rows: Rows | None
@@ -126,7 +128,7 @@ class Weights:
 
 @dataclass
 class Problem:
-    """Distances and weights as the kernels keep them, and where this rank's rows are among all."""
+    """Distances and weights as the kernels store them, and the position of this rank's rows among all."""
 
     comm: Comm
     pool: native.KernelPool
@@ -140,7 +142,7 @@ class Problem:
     largest: float
 
     def find_largest(self) -> None:
-        """Find the largest distance, where only a bound is known; collective."""
+        """Find the largest distance if only a bound is known; collective."""
         mine, n = self.counts[self.comm.rank], self.n
         step = max(1, _BLOCK_BYTES // (4 * n))
         blocks = (self.cells.block(False, (at, min(at + step, mine)), (0, n)) for at in range(0, mine, step))
@@ -149,22 +151,22 @@ class Problem:
 
     @property
     def n(self) -> int:
-        """Points."""
+        """Number of points."""
         return sum(self.counts)
 
     @property
     def own(self) -> slice:
-        """Where the rows of this rank are among all."""
+        """The range of this rank's rows among all."""
         first = sum(self.counts[: self.comm.rank])
         return slice(first, first + self.counts[self.comm.rank])
 
     def gather(self, local: Array) -> Array:
-        """The rows of all ranks, (n, c), from those of each; collective."""
+        """Return the rows of all ranks, (n, c), from those of each; collective."""
         return gather(self.comm, local, self.counts)
 
 
 def gather(comm: Comm, local: NDArray[Any], counts: list[int]) -> NDArray[Any]:
-    """The rows of all ranks, in order; collective."""
+    """Return the rows of all ranks, in order; collective."""
     if comm.size == 1:
         return local
     width = local.shape[1]
@@ -175,12 +177,12 @@ def gather(comm: Comm, local: NDArray[Any], counts: list[int]) -> NDArray[Any]:
 
 # --- reading ---------------------------------------------------------------------------------------------------------
 def weights_of(comm: Comm, pool: native.KernelPool, given: Any, counts: list[int], storage: str) -> Weights:
-    """The weights that users gave: nothing, a vector of all or of this rank's points, or rows of a matrix. Collective.
+    """Return the user's weights: None, a vector for all or for this rank's points, or rows of a matrix. Collective.
 
     Raises
     ------
     ValueError
-        On every rank: for shapes that do not fit, numbers that are no weights, or none above zero.
+        On every rank: for shapes that do not match, invalid weights, or weights that are all zero.
     """
     n, m = sum(counts), counts[comm.rank]
     first = sum(counts[: comm.rank])
@@ -241,12 +243,14 @@ def weights_of(comm: Comm, pool: native.KernelPool, given: Any, counts: list[int
 def table(
     rows: Rows, pool: native.KernelPool, first: int | None, weights: Weights, at: int = 0, rounding: float = ROUNDING
 ) -> float:
-    """Look at all distances; the largest. `first` is the number of row 0 among the columns, `at` that of row 0 in messages.
+    """Check all distances and return the largest. `first` is the column number of row 0, `at` the number of row 0 in
+    messages.
 
     Raises
     ------
     ValueError
-        Naming the first pair whose distance is NaN without being missing, infinite or negative, or a point off itself.
+        Naming the first pair whose distance is negative, infinite, or NaN although it is not missing, or the first
+        nonzero diagonal element.
     """
     largest, off = 0.0, (0.0, 0)
     for begin, end in rows.ranges():
@@ -287,12 +291,12 @@ def from_table(
     storage: str,
     rounding: float | None = None,
 ) -> Problem:
-    """Keep this rank's rows of a matrix of distances; collective. `rounding`: see `ROUNDING`; by default what the type leaves.
+    """Store this rank's rows of a distance matrix; collective. `rounding`: see `ROUNDING`; by default that of the type.
 
     Raises
     ------
     ValueError
-        On every rank: for distances that are none, not the same in both directions, or too few to hold all points together.
+        On every rank: for invalid distances, an asymmetric matrix, or too few distances to connect all points.
     """
     first = sum(counts[: comm.rank])
 
@@ -326,7 +330,9 @@ def from_table(
 def from_vectors(
     comm: Comm, pool: native.KernelPool, x: NDArray[np.float32], counts: list[int], weights: Weights, unit: float
 ) -> tuple[Problem, NDArray[np.float32]]:
-    """Distances between vectors, about their mean and in units of `unit`, of this rank and all; and the vectors of all. Collective."""
+    """Return distances between vectors, centered and in units of `unit`, of this rank and all; and the vectors of all.
+    Collective.
+    """
     first = sum(counts[: comm.rank])
     columns = gather(comm, x, counts)
 
@@ -339,14 +345,16 @@ def from_vectors(
 
 
 def unit_of(largest: float, storage: str) -> float:
-    """The unit in which no distance exceeds 1: a power of two, which rounds nothing; of fixed point the largest distance."""
+    """Return the unit in which no distance exceeds 1: a power of two, which causes no rounding; for fixed point, the
+    largest distance.
+    """
     if not largest > 0:
         return 1.0
     return largest if storage == "fixed16" else 2.0 ** math.ceil(math.log2(largest))
 
 
 def fill(cells: native.MdsDistances, pool: native.KernelPool, rows: Rows | None, weights: Weights, unit: float) -> None:
-    """Give `cells` distances and weights, block by block."""
+    """Fill `cells` with distances and weights, block by block."""
     if rows is not None:
         for begin, end in rows.ranges():
             cells.fill(pool, begin, rows.block(begin, end), unit)
@@ -357,7 +365,7 @@ def fill(cells: native.MdsDistances, pool: native.KernelPool, rows: Rows | None,
 
 
 def _here(comm: Comm, work: Callable[[], native.MdsDistances]) -> native.MdsDistances:
-    """The result of `work` on this rank; where it fails on one, every rank raises."""
+    """Return the result of `work` on this rank; if it fails on one, every rank raises."""
     mine: list[native.MdsDistances] = []
     collective_try(comm, lambda: mine.append(work()))
     return mine[0]
@@ -378,8 +386,8 @@ def _checked(problem: Problem, storage: str | None = None, rounding: float = ROU
 def _check_symmetry(problem: Problem, weights: bool, tolerance: float) -> None:
     """Raise on every rank unless each pair has the same distance, or weight, in both directions.
 
-    Each two ranks exchange what they hold of each other's points, in pieces: rank r sends to r + s what r + s compares, for each distance
-    s half round the ring.
+    Each pair of ranks exchanges its parts of each other's points, in pieces: rank r sends to r + s what r + s compares,
+    for each distance s halfway around the ring.
     """
     comm, cells, counts = problem.comm, problem.cells, problem.counts
     starts = np.concatenate([[0], np.cumsum(counts)])
@@ -427,7 +435,7 @@ def _check_symmetry(problem: Problem, weights: bool, tolerance: float) -> None:
 
 
 def _check_connected(problem: Problem) -> None:
-    """Raise on every rank unless weights hold all points together: otherwise parts could lie anywhere."""
+    """Raise on every rank unless weights connect all points: otherwise parts could be anywhere."""
     comm = problem.comm
     parents: NDArray[np.uint32] = problem.cells.components()
     for other in comm.allgather(parents) if comm.size > 1 else ():
@@ -446,7 +454,7 @@ def _check_connected(problem: Problem) -> None:
 
 
 def _join(a: NDArray[np.uint32], b: NDArray[np.uint32]) -> NDArray[np.uint32]:
-    """The finest partition that both are finer than; each names for every point the first of its part."""
+    """Return the finest partition that is coarser than both; each maps every point to the first of its part."""
     while True:
         joined = a.copy()
         # The least part that any point of a part of `b` is in, and the other way round, until nothing changes.

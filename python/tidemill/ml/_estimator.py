@@ -1,7 +1,7 @@
-"""What scikit-learn expects of an estimator, without scikit-learn: parameters, representation, tags, checked input.
+"""scikit-learn's conventions for estimators, without scikit-learn: parameters, representation, tags, input checks.
 
-scikit-learn is optional. Where it is loaded, its exception and warning classes are raised, so that code written for it
-catches them; tags are made from its classes when it asks for them.
+scikit-learn is optional. If it is loaded, its exception and warning classes are raised, so that code written for it
+catches them; tags use its classes when it asks for them.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ class NotFittedError(ValueError, AttributeError):
 
 
 class ConvergenceWarning(UserWarning):
-    """A fit ended with less than was asked for."""
+    """A fit ended before it converged."""
 
 
 def _sklearn_class(name: str, ours: type[Any]) -> type[Any]:
-    """Our class, made also scikit-learn's of the same name where scikit-learn is loaded."""
+    """Return our class, derived also from scikit-learn's class of the same name if scikit-learn is loaded."""
     module = sys.modules.get("sklearn.exceptions")
     if module is None:
         return ours
@@ -44,18 +44,20 @@ def _sklearn_class(name: str, ours: type[Any]) -> type[Any]:
 
 
 def not_fitted(estimator: Estimator) -> Exception:
-    """The error for `estimator` used before ``fit``."""
+    """Return the error for `estimator` used before ``fit``."""
     message = f"This {type(estimator).__name__} instance is not fitted yet. Call 'fit' before using this estimator."
     return cast(Exception, _sklearn_class("NotFittedError", NotFittedError)(message))
 
 
 def warning_class() -> type[Warning]:
-    """The class of convergence warnings."""
+    """Return the class of convergence warnings."""
     return _sklearn_class("ConvergenceWarning", ConvergenceWarning)
 
 
 class Estimator:
-    """Parameters are the arguments of ``__init__``, kept as given in attributes of the same names."""
+    """Base of estimators. Parameters are the arguments of ``__init__``, stored unchanged in attributes of the same
+    names.
+    """
 
     @classmethod
     def _parameters(cls) -> dict[str, inspect.Parameter]:
@@ -63,7 +65,7 @@ class Estimator:
         return {name: parameter for name, parameter in signature.parameters.items() if name != "self"}
 
     def get_params(self, deep: bool = True) -> dict[str, Any]:
-        """The parameters by name; `deep` is accepted for scikit-learn's sake."""
+        """Return the parameters by name; `deep` is accepted for compatibility with scikit-learn."""
         return {name: getattr(self, name) for name in sorted(self._parameters())}
 
     def set_params(self: Self, **params: Any) -> Self:
@@ -72,7 +74,7 @@ class Estimator:
         Raises
         ------
         ValueError
-            If there is no parameter of a name.
+            If a parameter does not exist.
         """
         valid = self._parameters()
         for name, value in params.items():
@@ -105,7 +107,7 @@ class Estimator:
 
 
 def _names(x: object) -> NDArray[np.object_] | None:
-    """The column names of a table, if it has them and all are strings."""
+    """Return the column names of a table, if it has them and all are strings."""
     columns = getattr(x, "columns", None)
     if columns is None or callable(columns):
         return None
@@ -123,14 +125,15 @@ def _names(x: object) -> NDArray[np.object_] | None:
 
 
 def matrix(x: Any, estimator: str, empty_allowed: bool = False) -> tuple[NDArray[Any], NDArray[np.object_] | None]:
-    """`x` as a C-contiguous array of shape (n, d), float32 if it is that already, else float64; and its column names.
+    """Return `x` as a C-contiguous array of shape (n, d), float32 if `x` is float32, else float64; and its column
+    names.
 
-    A copy is made only where layout or type require it. Values are not looked at; see `not_finite`.
+    It is copied only if layout or type require this. Values are not checked; see `not_finite`.
 
     Raises
     ------
     ValueError, TypeError
-        With scikit-learn's words, for anything that is not a matrix of real numbers.
+        With scikit-learn's messages, for anything that is not a matrix of real numbers.
     """
     if getattr(x, "format", None) is not None and hasattr(x, "toarray"):
         raise TypeError(
@@ -172,7 +175,7 @@ def matrix(x: Any, estimator: str, empty_allowed: bool = False) -> tuple[NDArray
 
 
 def not_finite(x: NDArray[Any], estimator: str) -> ValueError:
-    """The error for a matrix that has a value which is not finite: which kind, and where the first one is."""
+    """Return the error for a matrix with a value that is not finite: its kind, and the position of the first one."""
     row, column = (int(i) for i in np.argwhere(~np.isfinite(x))[0])
     where = f"The first is at row {row}, column {column}."
     if np.isnan(x).any():
@@ -184,12 +187,12 @@ def not_finite(x: NDArray[Any], estimator: str) -> ValueError:
 
 
 def check_weights(weights: Any, n: int) -> NDArray[np.float64] | None:
-    """Sample weights as float64, or ``None`` where all are 1.
+    """Return sample weights as float64, or ``None`` if all are 1.
 
     Raises
     ------
     ValueError
-        If there is not one for each row, or one is negative or not finite.
+        If their number differs from that of rows, or one is negative or not finite.
     """
     if weights is None:
         return None

@@ -1,4 +1,4 @@
-"""The communicator an estimator works on, and what estimators need from one: failing together and small sums."""
+"""The communicator that an estimator uses, and helpers on it: failing together, and small sums."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ _alone = _Alone()
 
 
 def active() -> Comm:
-    """The communicator of the innermost `using` block, else that of the job."""
+    """Return the communicator of the innermost `using` block, else that of the job."""
     chosen = _chosen.get()
     if chosen is None:
         chosen = init().comm
@@ -72,12 +72,12 @@ def active() -> Comm:
 
 @contextmanager
 def using(comm: Comm | None) -> Iterator[None]:
-    """Let the estimators of a block work on the ranks of `comm`.
+    """Run the estimators of a block on the ranks of `comm`.
 
     Parameters
     ----------
     comm : communicator or None
-        Any with mpi4py's shape, for example a part of the job's made by ``Split``. ``None`` stands for the caller alone.
+        Any communicator with mpi4py's API, for example one returned by ``Split``. ``None`` means this process alone.
 
     Examples
     --------
@@ -94,7 +94,7 @@ def using(comm: Comm | None) -> Iterator[None]:
 
 
 def allreduce(comm: Comm, local: NDArray[np.float64]) -> NDArray[np.float64]:
-    """The elementwise sum of `local` over all ranks."""
+    """Return the elementwise sum of `local` over all ranks."""
     if comm.size == 1:
         return local
     total = np.empty_like(local)
@@ -108,8 +108,8 @@ def collective_try(comm: Comm, work: Callable[[], T]) -> list[T]:
     Raises
     ------
     Exception
-        Where `work` failed, what it raised; elsewhere `ValueError` with the number of the first rank that failed and its
-        message. So nobody waits for a rank that has left.
+        Where `work` failed, its exception; elsewhere `ValueError` with the number of the first rank that failed and its
+        message. So no rank waits for one that has left.
     """
     error: Exception | None = None
     result: Any = None

@@ -21,7 +21,7 @@ _CANCELLED = 1e-3
 
 @dataclass(frozen=True)
 class Iteration:
-    """What one iteration did; the same on every rank."""
+    """Summary of one iteration; the same on every rank."""
 
     number: int
     inertia: float
@@ -33,7 +33,7 @@ class Iteration:
 
 @dataclass(frozen=True)
 class Result:
-    """Where Lloyd's iterations ended."""
+    """Result of Lloyd's iterations."""
 
     #: (k, d), less the shift, as `settle` rounds them.
     centres: Array
@@ -57,19 +57,19 @@ def lloyd(
     settle: Callable[[Array], Array],
     report: Callable[[Iteration], None],
 ) -> Result:
-    """Iterate from `centres` until no label changes, the centres move less than `tol`, or `max_iter`.
+    """Iterate from `centres` until no label changes, the centers move less than `tol`, or `max_iter` is reached.
 
     Parameters
     ----------
     centres : ndarray of shape (k, d), less the shift
     tol : float
-        Bound of the squared length of the way all centres move together.
+        Upper bound for the squared distance that all centers move together.
     squares : float
-        The weighted sum of squared norms of all ranks' shifted rows.
+        Weighted sum of squared norms of all ranks' shifted rows.
     settle : callable
-        Rounds centres to what the user will see; labels and inertia are those of the rounded ones.
+        Rounds centers to the values that the user gets; labels and inertia are those of the rounded ones.
     report : callable
-        Told of each iteration, on every rank.
+        Called with each iteration, on every rank.
     """
     k, d = centres.shape
     fit = native.KMeansFit(shard.pool, shard.x, shard.shift, shard.weights, k, algorithm, max_iter)
@@ -112,10 +112,10 @@ def lloyd(
 
 
 def _refill(shard: Shard, fit: native.KMeansFit, centres: Array, sums: Array, totals: Array) -> None:
-    """Give each empty cluster one of the rows that are farthest from their centres, as scikit-learn does.
+    """Give each empty cluster one of the rows that are farthest from their centers, like scikit-learn.
 
-    Changes `sums` and `totals`, alike on every rank. A row that is alone in its cluster stays there. Where fewer rows
-    than empty clusters lie off their centres, the rest stay empty.
+    Changes `sums` and `totals` identically on every rank. A row that is alone in its cluster stays there. If fewer rows
+    than empty clusters differ from their centers, the remaining clusters stay empty.
     """
     k = len(totals)
     empty = np.flatnonzero(totals <= 0)

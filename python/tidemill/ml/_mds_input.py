@@ -1,4 +1,6 @@
-"""What users give to `MDS`: parameters, distances or vectors, weights and a start, checked on all ranks before one of them waits for others."""
+"""Checks the input of `MDS` (parameters, distances or vectors, weights and a start) on all ranks before any rank waits
+for others.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +54,7 @@ _SHARED = (
 
 @dataclass(frozen=True)
 class Prepared:
-    """Input that has been looked at; the same on every rank, but for the rows."""
+    """Checked input; the same on every rank, except for the rows."""
 
     problem: Problem
     #: What this rank was given.
@@ -66,7 +68,7 @@ class Prepared:
 
 @dataclass(frozen=True)
 class _Seen:
-    """What a rank's input is found to be, for all to know."""
+    """Properties of a rank's input, shared with all."""
 
     shape: tuple[int, int]
     names: NDArray[np.object_] | None
@@ -75,7 +77,7 @@ class _Seen:
 
 
 class Input(Estimator):
-    """The part of `MDS` that looks at what it is given."""
+    """The part of `MDS` that checks its input."""
 
     n_components: int
     metric: str | Metric
@@ -127,7 +129,9 @@ class Input(Estimator):
                 refuse(name, f"a str among {set(values)}{'.' if hint else ''}{hint}".rstrip("."))
 
     def _prepare(self, comm: Comm, X: Any, weights: Any, rounding: float | None = None) -> Prepared:
-        """Check input and parameters on all ranks, and keep this rank's distances; `rounding`: see `from_table`. Collective."""
+        """Check input and parameters on all ranks, and store this rank's distances; `rounding`: see `from_table`.
+        Collective.
+        """
         name = type(self).__name__
         given: list[Rows] = []
         threads: list[native.KernelPool] = []
@@ -191,7 +195,7 @@ class Input(Estimator):
         names: NDArray[np.object_] | None,
         rounding: float | None,
     ) -> Prepared:
-        """Distances by the user's function, of this rank's rows from all; collective."""
+        """Compute distances of this rank's rows to all, with the user's function; collective."""
         name, kept = type(self).__name__, []
 
         def look() -> int:
@@ -255,7 +259,7 @@ class Input(Estimator):
         return problem
 
     def _given(self, comm: Comm, init: Any, n: int) -> Array | None:
-        """Positions to start from: rank 0's, if they were given."""
+        """Return rank 0's initial positions, if given."""
 
         def check() -> Array | None:
             if init is None:
@@ -277,7 +281,7 @@ class Input(Estimator):
 
 
 def refuse_not_finite(rows: Rows, name: str) -> None:
-    """Raise if a number is not finite: who gives NaN in a matrix of the wrong shape should hear of both, this first."""
+    """Raise if a number is not finite: a matrix with NaN and the wrong shape should report NaN first."""
     for first, last in rows.ranges():
         block = rows.block(first, last)
         if not np.isfinite(block).all():

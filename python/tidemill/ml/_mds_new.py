@@ -1,4 +1,4 @@
-"""New points among those that `MDS` has placed."""
+"""Adds new points to those that `MDS` has placed."""
 
 from __future__ import annotations
 
@@ -32,31 +32,33 @@ class NewPoints(Input):
     _columns: Array
 
     def get_feature_names_out(self, input_features: object = None) -> NDArray[np.object_]:
-        """Names of the columns that `transform` makes: ``mds0`` and so on."""
+        """Return the names of the columns of `transform`: ``mds0`` and so on."""
         self._check_fitted()
         return np.array([f"mds{i}" for i in range(self.positions_.shape[1])], dtype=object)
 
     def transform(self, X: Any, weights: ArrayLike | None = None) -> Any:
-        """Place new points among the fitted ones, which stay: each where its own weighted stress is least. Local; of a DataSet of
-        vectors a step of the query.
+        """Place new points among the fitted ones, which do not move, at the minimum of each new point's weighted
+        stress. Local; for a DataSet of vectors a step of the query.
 
         Parameters
         ----------
         X : array-like of shape (n_new, n_points) or (n_new, n_features), Table or DataSet
             Distances of the new points to all fitted ones, or vectors.
         weights : array-like of shape (n_points,) or (n_new, n_points), optional
-            How much the fitted points count, or each distance; by default as in `fit` if weights were a vector, else all alike.
+            Weights of the fitted points, or of each distance; by default those of `fit` if they were a vector, else all
+            equal.
 
         Returns
         -------
-        ndarray of shape (n_new, n_components), float64; of a DataSet a DataSet
-            The columns of `X`, and ``mds0`` and so on.
+        ndarray of shape (n_new, n_components), float64; for a DataSet a DataSet
+            The positions; for a DataSet its columns, and ``mds0`` and so on.
 
         Notes
         -----
-        Majorization of the stress of one point, as in Bae, Qiu and Fox (2010) and with weights in Ruan and Fox (2013). It begins at the nearest
-        fitted point, and once more where the spheres of its distances would meet; and if the fitted points lie in a plane, on a line or in one
-        place, also on one side of that, as far as the distances say. The best end is taken.
+        Majorization of the stress of one point, as in Bae, Qiu and Fox (2010) and with weights in Ruan and Fox (2013).
+        It starts at the nearest fitted point, and again at the intersection of the spheres of its distances. If the
+        fitted points lie in a plane, on a line or at one point, it also starts to one side of that, at the distance
+        that the input implies. The best result is kept.
         """
         self._check_fitted()
         name = type(self).__name__
@@ -90,7 +92,7 @@ class NewPoints(Input):
         return self._among(rows, self._new_weights(weights, rows.shape[0]))
 
     def _among(self, rows: Rows, given: Weights) -> Array:
-        """`transform` of what has been looked at."""
+        """Run `transform` on checked input."""
         threads, n = pool(self.n_threads), len(self.positions_)
         positions = self.positions_ / self._unit
         out = np.empty((rows.shape[0], self.n_components))
@@ -134,7 +136,9 @@ class NewPoints(Input):
     def _new_cells(
         self, threads: native.KernelPool, rows: Rows, weights: Weights, first: int
     ) -> tuple[native.MdsDistances, Array]:
-        """Distances of some new points, the first of which is `first`: as kernels keep them, and as numbers; both in the unit."""
+        """Return distances of some new points, the first of which is `first`: as kernels store them, and as numbers;
+        both in the unit.
+        """
         count, n = rows.shape[0], len(self.positions_)
         if self._vectors is None or self._mean is None:
             largest = table(rows, threads, None, weights, at=first)

@@ -1,4 +1,4 @@
-"""`procrustes`: the rotation, reflection, translation and scale that bring points nearest to others."""
+"""`procrustes`: the rotation, reflection, translation and scale that best align one set of points with another."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _NEGLIGIBLE = 1e-12
 
 @dataclass(frozen=True)
 class Procrustes:
-    """What `procrustes` found: `apply` maps points as ``scale * points @ rotation + translation``."""
+    """Result of `procrustes`: `apply` maps points as ``scale * points @ rotation + translation``."""
 
     #: (k, k), orthogonal.
     rotation: Array
@@ -33,7 +33,7 @@ class Procrustes:
 
     @property
     def determinant(self) -> int:
-        """1 for a rotation, -1 where it includes a reflection."""
+        """1 for a rotation, -1 if it includes a reflection."""
         return 1 if np.linalg.det(self.rotation) > 0 else -1
 
     def apply(self, points: ArrayLike) -> Array:
@@ -50,18 +50,18 @@ def procrustes(
     scale: bool = False,
     reflection: bool = True,
 ) -> Procrustes:
-    """Bring `moving` nearest to `fixed`, point by point, by a rigid motion: least squares. Local.
+    """Align `moving` with `fixed`, point by point, by the rigid motion with the least squared error. Local.
 
     Parameters
     ----------
     moving, fixed : array-like of shape (n, k)
-        Points that belong together, row by row.
+        Corresponding points, row by row.
     weights : array-like of shape (n,), optional
-        How much each pair counts; all 1 by default. Pairs of weight 0 may hold NaN.
+        Weight of each pair; all 1 by default. Pairs of weight 0 may contain NaN.
     scale : bool, default=False
-        Whether to stretch or shrink as well.
+        Whether to scale as well.
     reflection : bool, default=True
-        Whether a mirror image will do.
+        Whether to allow reflections.
 
     Returns
     -------
@@ -70,14 +70,15 @@ def procrustes(
     Raises
     ------
     ValueError
-        If shapes do not fit, a number is not finite, or no pair has weight.
+        If shapes do not match, a number is not finite, or all weights are 0.
 
     Notes
     -----
-    In closed form: with both sets about their weighted means, ``U S V' = moving' W fixed`` gives the rotation ``U V'``; without
-    reflection the last column of ``U`` changes its sign if the determinant is negative. This is the global optimum, so that no start from other
-    positions can do better, and it costs one pass over the points. Of rotations that are equally good (points on a line, or one point) it is the one nearest
-    to the identity, so that frames of a moving picture do not spin. Source: Schönemann (1966); Kabsch (1976); Umeyama (1991).
+    Computed in closed form: with both sets centered at their weighted means, ``U S V' = moving' W fixed`` gives the
+    rotation ``U V'``; without reflection, the last column of ``U`` changes its sign if the determinant is negative.
+    This is the global optimum, and takes one pass over the points. If several rotations are equally good (points on a
+    line, or one point), the result is the one closest to the identity, so that frames of an animation do not spin.
+    Source: Schönemann (1966); Kabsch (1976); Umeyama (1991).
 
     Examples
     --------
@@ -124,7 +125,9 @@ def procrustes(
 
 
 def _nearest_to_identity(u: Array, vt: Array, rank: int, mirrored: bool = False) -> Array:
-    """``U V'``, with the directions beyond `rank`, which may be turned freely, as near to the identity as they can be."""
+    """Return ``U V'``, with the directions beyond `rank`, which may be rotated freely, as close to the identity as
+    possible.
+    """
     k = len(u)
     core = u[:, :rank] @ vt[:rank]
     if rank == k:

@@ -1,8 +1,8 @@
-"""Where k-means starts: k-means||, greedy k-means++ or random rows, over the rows of all ranks.
+"""Initial centers of k-means over the rows of all ranks: k-means||, greedy k-means++ or random rows.
 
-A row's chance depends on its number among all rows, never on its rank: seeds are the same for any number of workers, up
-to rounding of sums. Numbers that all ranks must agree on come from one generator that is seeded alike everywhere, and are
-drawn in the same order.
+A row's probability depends on its number among all rows, never on its rank: seeds are the same for any number of
+workers, up to rounding of sums. Numbers that all ranks must agree on come from one generator that is seeded identically
+everywhere, and are drawn in the same order.
 
 Source: Arthur and Vassilvitskii, "k-means++" (2007); Bahmani et al., "Scalable k-means++" (2012).
 """
@@ -26,7 +26,7 @@ _OVERSAMPLING = 2.0
 
 
 class _Closest:
-    """Each row's squared distance to the nearest seed so far, and which one it is."""
+    """Each row's squared distance to the nearest seed so far, and the index of that seed."""
 
     def __init__(self, shard: Shard) -> None:
         self.shard = shard
@@ -36,7 +36,7 @@ class _Closest:
         self.seeds = np.empty((0, shard.d))
 
     def add(self, seeds: Array) -> float:
-        """Take in more seeds; the new sum of weight times distance over all ranks."""
+        """Add seeds; return the new sum of weight times distance over all ranks."""
         if len(self.seeds) == 0:
             self.distances.fill(np.inf)
         s = self.shard
@@ -48,13 +48,13 @@ class _Closest:
         return float(allreduce(s.comm, np.array([self.potential]))[0])
 
     def potentials(self, trials: Array) -> Array:
-        """What `add` would return for each of the trials alone."""
+        """Return the result that `add` would have for each of the trials alone."""
         s = self.shard
         local = native.kmeans_potentials(s.pool, s.x, s.shift, s.weights, trials, self.distances)
         return allreduce(s.comm, np.array(local))
 
     def pick(self, chances: NDArray[np.float64]) -> NDArray[np.int64]:
-        """For each number in [0, 1) the row at that part of the running sum of weight times distance."""
+        """Return, for each number in [0, 1), the row at that fraction of the running sum of weight times distance."""
         s = self.shard
         ends = np.cumsum(s.comm.allgather(self.potential))
         targets = chances * ends[-1]
@@ -71,9 +71,9 @@ class _Closest:
 
 
 def plus_plus(shard: Shard, k: int, rng: np.random.Generator, start: Array | None = None) -> Array:
-    """Greedy k-means++: each next seed is the best of a few drawn in proportion to the distance from those before.
+    """Greedy k-means++: each next seed is the best of a few drawn in proportion to the distance from earlier ones.
 
-    Returns (k, d), less the shift. `start` are seeds to begin with.
+    Returns (k, d), minus the shift. `start` are seeds to begin with.
     """
     closest = _Closest(shard)
     if start is not None and len(start):
@@ -95,9 +95,9 @@ def plus_plus(shard: Shard, k: int, rng: np.random.Generator, start: Array | Non
 
 
 def parallel(shard: Shard, k: int, rng: np.random.Generator) -> Array:
-    """k-means||: a few rounds that draw many candidates at once, which k-means++ then thins out to k.
+    """k-means||: a few rounds that draw many candidates at once, which k-means++ then reduces to k.
 
-    Returns (k, d), less the shift.
+    Returns (k, d), minus the shift.
     """
     seed = int(rng.integers(2**63))
     closest = _Closest(shard)
@@ -124,7 +124,7 @@ def parallel(shard: Shard, k: int, rng: np.random.Generator) -> Array:
 
 
 def _thin_out(shard: Shard, candidates: Array, weights: Array, k: int, rng: np.random.Generator) -> Array:
-    """K of the weighted candidates, by k-means++ and a few steps of Lloyd's on them; on one rank alone."""
+    """Return k of the weighted candidates, by k-means++ and a few steps of Lloyd's on them; on one rank alone."""
     from tidemill.ml._job import active, using
 
     with using(None):
@@ -141,7 +141,7 @@ def _thin_out(shard: Shard, candidates: Array, weights: Array, k: int, rng: np.r
 
 
 def random_rows(shard: Shard, k: int, rng: np.random.Generator) -> Array:
-    """K different rows, by weight; (k, d), less the shift.
+    """Draw k distinct rows, by weight; returns (k, d), minus the shift.
 
     Each row draws a waiting time with its weight as rate, and the k shortest win (Efraimidis and Spirakis, 2006).
     """

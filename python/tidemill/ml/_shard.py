@@ -1,4 +1,4 @@
-"""The rows of one rank as the kernels want them, and the sums over all ranks that k-means needs."""
+"""The rows of one rank in the form that kernels need, and the sums over all ranks for k-means."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Array = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Moments:
-    """Weight of some rows, and of each feature the weighted sum and sum of squares about `centre`; all (d,)."""
+    """Weight of some rows, and for each feature the weighted sum and sum of squares about `centre`; all (d,)."""
 
     weight: float
     centre: Array
@@ -26,21 +26,21 @@ class Moments:
     squares: Array
 
     def total(self) -> Array:
-        """The weighted sum of each feature."""
+        """Weighted sum of each feature."""
         result: Array = self.weight * self.centre + self.sums
         return result
 
     def squares_about(self, centre: Array) -> Array:
-        """The weighted sum of squares of each feature about another centre."""
+        """Return the weighted sum of squares of each feature about another center."""
         way = centre - self.centre
         result: Array = self.squares - 2 * way * self.sums + self.weight * way**2
         return result
 
 
 def moments(pool: native.KernelPool, x: NDArray[Any], weights: Array | None) -> tuple[Moments, Moments, bool]:
-    """Moments of rows (n, d) without and with weights, and whether all values are finite; in one pass.
+    """Return the moments of rows (n, d) without and with weights, and whether all values are finite; in one pass.
 
-    They are about the mean of a few rows, so that squares do not drown the spread of data far from the origin.
+    They are about the mean of a few rows, to avoid cancellation for data far from the origin.
     """
     sample = x[:: max(1, len(x) // 1000)]
     with np.errstate(all="ignore"):
@@ -52,7 +52,7 @@ def moments(pool: native.KernelPool, x: NDArray[Any], weights: Array | None) -> 
 
 @dataclass
 class Shard:
-    """Rows of this rank, seen less `shift`: see the kernels' documentation for why."""
+    """Rows of this rank, minus `shift`: the kernels' documentation explains why."""
 
     comm: Comm
     pool: native.KernelPool
@@ -68,16 +68,16 @@ class Shard:
 
     @property
     def n(self) -> int:
-        """Rows of this rank."""
+        """Number of rows of this rank."""
         return int(self.x.shape[0])
 
     @property
     def d(self) -> int:
-        """Features."""
+        """Number of features."""
         return int(self.x.shape[1])
 
     def weight(self, rows: NDArray[np.intp]) -> Array:
-        """The weights of some rows of this rank."""
+        """Return the weights of some rows of this rank."""
         return np.ones(len(rows)) if self.weights is None else self.weights[rows]
 
     def weight_total(self) -> float:
@@ -85,22 +85,22 @@ class Shard:
         return float(self.n) if self.weights is None else float(self.weights.sum())
 
     def shifted(self, rows: NDArray[np.intp]) -> Array:
-        """Some rows of this rank less the shift, (m, d) float64."""
+        """Return some rows of this rank minus the shift, (m, d) float64."""
         result: Array = (self.x[rows] - self.shift).astype(np.float64)
         return result
 
     def gather(self, numbers: NDArray[np.int64]) -> Array:
-        """The rows with these numbers, less the shift, (m, d), on every rank; all ranks call with the same numbers."""
+        """Return the rows with these numbers, minus the shift, (m, d), on every rank; all ranks pass the same numbers."""
         out = np.zeros((len(numbers), self.d))
         mine = (numbers >= self.offset) & (numbers < self.offset + self.n)
         out[mine] = self.shifted((numbers[mine] - self.offset).astype(np.intp))
         return allreduce(self.comm, out)
 
     def assign(self, centres: Array) -> NDArray[np.int32]:
-        """The nearest centre of each row of this rank."""
+        """Return the nearest center of each row of this rank."""
         return native.kmeans_assign(self.pool, self.x, self.shift, centres)
 
     def inertia(self, centres: Array, labels: NDArray[np.int32]) -> float:
-        """The weighted sum of squared distances of all ranks' rows to the centres of their labels."""
+        """Return the weighted sum of squared distances of all ranks' rows to the centers of their labels."""
         local = native.kmeans_inertia(self.pool, self.x, self.shift, self.weights, centres, labels)
         return float(allreduce(self.comm, np.array([local]))[0])

@@ -1,10 +1,11 @@
-"""SMACOF over all ranks: majorization of the stress, conjugate gradients for its system, annealing, and interpolation of new points.
+"""SMACOF over all ranks: majorization of the stress, conjugate gradients for its system, annealing, and interpolation
+of new points.
 
-Positions are those of all points, (n, k) float64 in the problem's unit, and the same on every rank to the bit: each rank computes the rows of its points,
-and one Allgatherv of k + 1 numbers a point tells all. Sums that decide something are formed in the points' order, never by a library that may add
-differently on another processor.
+Positions are those of all points, (n, k) float64 in the problem's unit, and bitwise equal on every rank: each rank
+computes the rows of its points, and one Allgatherv of k + 1 numbers per point shares them. Sums that affect decisions
+are formed in the order of points, never by a library that may add differently on another processor.
 
-Numbers in brackets are those of the steps in ``docs/mds.md``.
+Numbers in parentheses refer to the steps in ``docs/mds.md``.
 
 Source: de Leeuw (1977); de Leeuw and Mair (2009); Bae, Qiu and Fox (2010); Ruan and Fox (2013).
 """
@@ -45,7 +46,7 @@ _PLANE = 1e-6
 
 @dataclass(frozen=True)
 class Iteration:
-    """What one iteration did; the same on every rank."""
+    """Summary of one iteration; the same on every rank."""
 
     number: int
     #: Weighted stress, in the user's units; of the distances at this temperature.
@@ -58,7 +59,7 @@ class Iteration:
 
 @dataclass
 class Result:
-    """Where the iterations ended."""
+    """Result of the iterations."""
 
     #: (n, k), in the problem's unit.
     positions: Array
@@ -74,18 +75,18 @@ class Result:
 
 
 def total(values: Array) -> float:
-    """The sum in order, to the bit the same on every rank."""
+    """Return the sum in order, bitwise equal on every rank."""
     return float(np.add.accumulate(values)[-1]) if len(values) else 0.0
 
 
 def totals(values: Array) -> Array:
-    """Sums of the columns of (n, k) in order, to the bit the same on every rank."""
+    """Return the sums of the columns of (n, k) in order, bitwise equal on every rank."""
     result: Array = np.add.accumulate(values, axis=0)[-1]
     return result
 
 
 class _Passes:
-    """One reading of all distances, or weights, each."""
+    """Operations that read all distances, or weights, once each."""
 
     def __init__(self, problem: Problem, k: int) -> None:
         self.problem = problem
@@ -107,13 +108,15 @@ class _Passes:
         return rows.copy() if rows is self.local else rows
 
     def laplacian(self, points: Array) -> Array:
-        """V (3) times `points`, and the degrees in one more column."""
+        """Return V (3) times `points`, and the degrees in one more column."""
         p = self.problem
         p.cells.laplacian(p.pool, "weights", np.ascontiguousarray(points), self.local)
         return self._gathered()
 
     def guttman(self, z: Array, shift: float = 0.0) -> tuple[Array, float]:
-        """B(Z) Z (4) and the stress (1) of `z`, both of distances less `shift` (9). Of weights of columns, each row of the former less the row's own weight."""
+        """Return B(Z) Z (4) and the stress (1) of `z`, both for distances minus `shift` (9). For column weights, the
+        rows of the former omit the factor of the row's own weight.
+        """
         p = self.problem
         p.cells.guttman(p.pool, z[p.own], z, self.columns, shift, self.local)
         rows = self._gathered()
@@ -121,14 +124,14 @@ class _Passes:
         return rows[:, :-1], 0.5 * total(stresses)
 
     def solve(self, b: Array, z: Array) -> Array:
-        """The X that minimizes the majorizing function: V X = B(Z) Z (5)."""
+        """Return the X that minimizes the majorizing function: V X = B(Z) Z (5)."""
         if self.columns is not None:
             # (7), and where all are 1 (6): w_ij = u_i u_j makes V = m diag(u) - u u', m the sum of u. Where u'X = 0, which a translation brings about, V X = m diag(u) X.
             return b / self.mass
         return self._conjugate_gradients(b, z)
 
     def _conjugate_gradients(self, b: Array, z: Array) -> Array:
-        """(8), for all coordinates at once, preconditioned by the degrees (Jacobi)."""
+        """Solve by conjugate gradients (8), for all coordinates at once, preconditioned by the degrees (Jacobi)."""
         x = z.copy()
         residual = b - self.laplacian(x)[:, :-1]
         preconditioned = residual / self.degrees
@@ -156,7 +159,9 @@ class _Passes:
 
 
 def sum_of_squares(problem: Problem) -> float:
-    """The weighted sum over pairs of squared distances, which is the stress of points that all coincide; 0 where all that count are 0."""
+    """Return the weighted sum over pairs of squared distances: the stress if all points coincide; 0 if all weighted
+    distances are 0.
+    """
     passes = _Passes(problem, 1)
     squares = passes.guttman(np.zeros((problem.n, 1)))[1]
     pairs = passes.mass if problem.weights.columns is None else passes.mass**2
@@ -164,10 +169,10 @@ def sum_of_squares(problem: Problem) -> float:
 
 
 def temperatures(problem: Problem, k: int, alpha: float, t_min: float | None) -> list[float]:
-    """The falling temperatures of annealing (10), in the problem's unit, without the 0 at the end.
+    """Return the falling temperatures of annealing (10), in the problem's unit, without the 0 at the end.
 
-    They begin below that at which all distances vanish, ``largest / sqrt(2 k)``, fall by the factor `alpha`, and end before `t_min`, by default a
-    hundredth of the first.
+    They start below the temperature at which all distances vanish, ``largest / sqrt(2 k)``, fall by the factor `alpha`,
+    and end before `t_min`, by default a hundredth of the first.
     """
     first = problem.largest / math.sqrt(2 * k)
     least = 0.01 * first if t_min is None else t_min / problem.unit
@@ -180,15 +185,17 @@ def temperatures(problem: Problem, k: int, alpha: float, t_min: float | None) ->
 
 
 def random_start(problem: Problem, k: int, rng: np.random.Generator, size: float = 0.5) -> Array:
-    """Normal positions, drawn by rank 0; (n, k)."""
+    """Return normal positions, drawn by rank 0; (n, k)."""
     drawn = rng.standard_normal((problem.n, k)) * size if problem.comm.rank == 0 else None
     return drawn if problem.comm.size == 1 and drawn is not None else problem.comm.bcast(drawn, root=0)
 
 
 def spread_out(problem: Problem, start: Array, squares: float) -> Array:
-    """`start`, moved off the place, the line or the plane that its points lie in, if they do and could lie better; collective.
+    """Return `start`, moved off the point, line or plane in which its points lie, if leaving it can improve them;
+    collective.
 
-    B(Z) Z has no coordinate that Z has not, so that SMACOF would never leave it. The moves are the same every time, and the larger the worse the distances are.
+    B(Z) Z has no coordinate that Z does not have, so SMACOF would never leave it. The moves are deterministic, and grow
+    with the error of the distances.
     """
     n, k = start.shape
     flat: Array | None = None
@@ -226,7 +233,8 @@ def smacof(
     rng: np.random.Generator,
     report: Callable[[Iteration], None],
 ) -> Result:
-    """Iterate from `start` at each temperature of `falling` and then at 0, until the stress falls by less than `tol` of itself or `max_iter`.
+    """Iterate from `start` at each temperature of `falling` and then at 0, until the relative decrease of the stress is
+    below `tol` or `max_iter` is reached.
 
     Parameters
     ----------
@@ -234,13 +242,13 @@ def smacof(
     squares : float
         The `sum_of_squares`.
     max_iter : int
-        Most iterations at each temperature.
+        Maximum number of iterations at each temperature.
     acceleration : int
-        Iterations that the acceleration looks back on; 0 for none.
+        Number of past iterations that the acceleration uses; 0 for none.
     rng : Generator
-        For the jitter of annealing; that of rank 0 counts.
+        For the jitter of annealing; that of rank 0 is used.
     report : callable
-        Told of each iteration, on every rank.
+        Called with each iteration, on every rank.
     """
     k = start.shape[1]
     passes = _Passes(problem, k)
@@ -303,18 +311,20 @@ def interpolate(
     max_iter: int,
     tol: float,
 ) -> Array:
-    """Where new points lie best among others that stay (12): (q, k), in the unit of `positions` (n, k).
+    """Return the best positions of new points among others that do not move (12): (q, k), in the unit of `positions`
+    (n, k).
 
-    Each new point minimizes its own weighted stress by majorization, from two starts: the position of its nearest neighbour, and where the distances would
-    intersect if they were exact; and where the others lie in a plane, on a line or in one place, off it. The best end counts.
+    Each new point minimizes its own weighted stress by majorization, from two starts: the position of its nearest
+    neighbor, and the point where the distances would intersect if they were exact; if the other points lie in a plane,
+    on a line or at one point, also from a point off it. The best result is kept.
 
     Parameters
     ----------
     cells, distances
-        The distances (q, n) of the new points, as the kernels keep them and as numbers.
+        The distances (q, n) of the new points, as the kernels store them and as numbers.
     weights : ndarray of shape (n,) or (q, n)
     weighted : bool
-        Whether `cells` have the weights.
+        Whether `cells` contain the weights.
     """
     masses = np.broadcast_to(weights, distances.shape).sum(axis=1)
     nearest = positions[np.where(weights > 0, distances, np.inf).argmin(axis=1)]
@@ -345,7 +355,9 @@ def _majorize(
     max_iter: int,
     tol: float,
 ) -> tuple[Array, Array]:
-    """Each row's positions and stress after iterating (13) until none moves by more than `tol` of its root mean squared error."""
+    """Return each row's positions and stress after iterating (13) until none moves by more than `tol` of its root mean
+    squared error.
+    """
     z = np.ascontiguousarray(start)
     out = np.empty((len(z), z.shape[1] + 1))
     cells.guttman(pool, z, positions, columns, 0.0, out)
@@ -362,7 +374,9 @@ def _majorize(
 
 
 def _intersection(positions: Array, distances: Array, weights: Array) -> Array:
-    """Where |x - x_j|^2 = delta_j^2 would hold, as equations linear in x and |x|^2, by weighted least squares; (q, k) (Gower, 1968)."""
+    """Return where |x - x_j|^2 = delta_j^2 would hold, as equations linear in x and |x|^2, by weighted least squares;
+    (q, k) (Gower, 1968).
+    """
     k = positions.shape[1]
     squares = np.einsum("nk,nk->n", positions, positions)
     rows = np.concatenate([2 * positions, -np.ones((len(positions), 1))], axis=1)
@@ -374,8 +388,9 @@ def _intersection(positions: Array, distances: Array, weights: Array) -> Array:
 
 
 def _off_hull(meeting: Array, positions: Array, distances: Array, weights: Array) -> list[Array]:
-    """One more start, if for some rows the x_j that count lie in a plane, on a line or in one place, which neither majorization nor the equations of
-    `_intersection` lead off: these rows of `meeting`, as far off it as is left of the squared distances.
+    """Return another start if for some rows the x_j with weight lie in a plane, on a line or at one point, which
+    neither majorization nor the equations of `_intersection` leave: these rows of `meeting`, moved off it by the
+    remainder of the squared distances.
     """
     lifted = None
     everything = np.broadcast_to(weights, distances.shape)

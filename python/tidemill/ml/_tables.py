@@ -1,4 +1,4 @@
-"""Rows of DataSets and Tables as matrices for estimators, and what estimators find as columns beside them."""
+"""Rows of DataSets and Tables as matrices for estimators, and results of estimators as additional columns."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _NUMBERS = ("Int", "UInt", "Float", "Decimal")
 
 
 class LocalRows:
-    """The rows of a table that are on this worker, as a matrix with names of columns."""
+    """The rows of a table on this worker, as a matrix with column names."""
 
     def __init__(self, table: Table, columns: Sequence[str]) -> None:
         self.table = table
@@ -35,7 +35,7 @@ class LocalRows:
         self._array: NDArray[Any] | None = None
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
-        """The matrix (n, d): float32 if all its columns are, else float64; made when it is first asked for.
+        """Return the matrix (n, d): float32 if all its columns are, else float64; computed on first use.
 
         Raises
         ------
@@ -48,7 +48,7 @@ class LocalRows:
 
 
 class NamedRows:
-    """A matrix with names of columns."""
+    """A matrix with column names."""
 
     def __init__(self, x: NDArray[Any], columns: Sequence[str]) -> None:
         self.x, self.columns = x, list(columns)
@@ -58,7 +58,7 @@ class NamedRows:
 
 
 def fitted_columns(estimator: Any, x: DataSet | Table) -> list[str]:
-    """The columns of a table that `estimator` was fitted to: by their names, or if it knows none, those that hold numbers."""
+    """Return the columns of a table that `estimator` was fitted on: by name, or if it has no names, those with numbers."""
     name, names = type(estimator).__name__, getattr(estimator, "feature_names_in_", None)
     found = _features(x, None if names is None else [str(column) for column in names], name, None)
     if len(found) != estimator.n_features_in_:
@@ -70,7 +70,7 @@ def fitted_columns(estimator: Any, x: DataSet | Table) -> list[str]:
 
 
 def no_distances(estimator: str) -> TypeError:
-    """The error for a DataSet where a matrix of distances is wanted."""
+    """Return the error for a DataSet where a distance matrix is needed."""
     return TypeError(
         f"X is a DataSet, whose rows have no order, so {estimator} cannot tell which column is whose distance: give metric='euclidean' or a "
         "function if its rows are vectors, or an array of distances"
@@ -78,24 +78,24 @@ def no_distances(estimator: str) -> TypeError:
 
 
 def is_table(x: object) -> TypeGuard[DataSet | Table]:
-    """Whether these are rows with named columns that are Tidemill's."""
+    """Return whether `x` is a Tidemill table: a DataSet or a Table."""
     return isinstance(x, DataSet | Table)
 
 
 def local_rows(
     x: DataSet | Table, columns: Sequence[str] | None, estimator: str, without: str | None = None
 ) -> LocalRows:
-    """Rows of this worker. Of a DataSet the query runs: collective.
+    """Return the rows of this worker. For a DataSet, runs the query: collective.
 
     Parameters
     ----------
     columns : sequence of str, optional
-        The features; by default all columns of numbers, but `without`.
+        The features; by default all numeric columns, except `without`.
 
     Raises
     ------
     ValueError, TypeError
-        The same on every worker: a column that is not there or does not hold numbers, or no column of numbers.
+        The same on every worker: if a column does not exist or is not numeric, or there is no numeric column.
     """
     names = _features(x, columns, estimator, without)
     table = x.collect_local() if isinstance(x, DataSet) else x
@@ -146,7 +146,7 @@ def _matrix(table: Table, names: Sequence[str]) -> NDArray[Any]:
 def weights_and_rest(
     x: DataSet | Table, columns: Sequence[str] | None, weights: Any, estimator: str
 ) -> tuple[LocalRows, Any]:
-    """As `local_rows`, and weights: those of a column if `weights` is its name, else as they are."""
+    """Like `local_rows`, and return weights: those of a column if `weights` is its name, else unchanged."""
     if not isinstance(weights, str):
         return local_rows(x, columns, estimator), weights
     _features(x, [weights], estimator, None)
@@ -155,7 +155,7 @@ def weights_and_rest(
 
 
 def _beside(table: Table, found: dict[str, NDArray[Any]]) -> NativeTable:
-    """The columns of a table, and arrays as more of them."""
+    """Return the columns of a table, with arrays as additional ones."""
     taken = [name for name in found if name in table.schema]
     if taken:
         raise ValueError(f"there is a column {taken[0]!r} already: drop it, or give the result another name")
@@ -170,8 +170,8 @@ def mapped(
     function: Callable[[NDArray[Any]], NDArray[Any]],
     fields: Sequence[tuple[str, str]],
 ) -> DataSet:
-    """The rows of `data` with what `function` makes of their features, (n, d) -> (n,) or (n, len(fields)), as columns of these
-    names and types. Lazy; a column that is there already is replaced.
+    """Return the rows of `data` with the results of `function` on their features, (n, d) -> (n,) or (n, len(fields)),
+    as columns of these names and types. Lazy; existing columns are replaced.
     """
     there = set(data.columns)
     # What replaces a column lies beside it until it is chosen.
@@ -198,5 +198,5 @@ def mapped(
 
 
 def with_columns(table: Table, found: dict[str, NDArray[Any]]) -> DataSet:
-    """A DataSet of each worker's rows of a table, and arrays beside them."""
+    """Return a DataSet of each worker's rows of a table, with arrays as additional columns."""
     return from_local(Table(_beside(table, found)) if found else table)

@@ -1,10 +1,10 @@
-"""The threads of this worker on which kernels run: one pool for each setting, kept until the process ends.
+"""The threads of this worker that run kernels: one pool for each setting, kept until the process ends.
 
-How many: the estimator's ``n_threads``, else ``TIDEMILL_THREADS`` (set by ``tidemill run --threads``), else this worker's share of
-the CPUs of its host, within the CPU quota of its container (`tidemill._membership.share`). ``TIDEMILL_THREAD_MODE`` is ``bsp`` (threads
-stay and meet at spin barriers; the default) or ``fork-join``. ``TIDEMILL_AFFINITY`` is ``auto``, ``core``, ``socket`` or ``none``.
-Without it, it is ``auto`` when the threads of the workers fill the CPUs exactly: they are bound to cores until other programs take
-these.
+Number of threads: the estimator's ``n_threads``, else ``TIDEMILL_THREADS`` (set by ``tidemill run --threads``), else
+this worker's share of the CPUs of its host, within the CPU quota of its container (`tidemill._membership.share`).
+``TIDEMILL_THREAD_MODE`` is ``bsp`` (threads are kept and meet at spin barriers; the default) or ``fork-join``.
+``TIDEMILL_AFFINITY`` is ``auto``, ``core``, ``socket`` or ``none``. The default is ``auto`` if the threads of the
+workers fill the CPUs exactly: they are bound to cores until other programs use these.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _SPINS = 2000
 
 
 def pool(n_threads: int | None = None) -> KernelPool:
-    """The pool of `n_threads` threads, the calling one included."""
+    """Return the pool of `n_threads` threads, including the calling one."""
     mine = share()
     threads = n_threads or chosen_threads(ValueError) or mine.threads
     mode = os.environ.get("TIDEMILL_THREAD_MODE") or "bsp"

@@ -46,47 +46,46 @@ Init = str | ArrayLike | Callable[..., ArrayLike]
 class KMeans(Estimator):
     """Lloyd's k-means over the ranks of the active communicator; each rank passes its own rows of ``X``.
 
-    The conventions are scikit-learn's: so are the parameters, attributes and messages that both have. With one worker it
-    does the same as ``sklearn.cluster.KMeans``, up to seeding. With several, `fit`, `fit_predict`, `fit_transform` and
-    `score` are collective: every rank calls them, a rank may have no rows, and every rank ends with the same centres.
-    The number of ranks, and how rows are spread over them in order, change the result by rounding only. `predict` and
-    `transform` are local.
+    It follows scikit-learn's conventions; parameters, attributes and messages that both have are the same. With one
+    worker it computes the same as ``sklearn.cluster.KMeans``, up to seeding. With several, `fit`, `fit_predict`,
+    `fit_transform` and `score` are collective: every rank calls them, a rank may have no rows, and every rank gets the
+    same centers. The number of ranks, and the distribution of rows over them in order, change the result only by
+    rounding. `predict` and `transform` are local.
 
     Parameters
     ----------
     n_clusters : int, default=8
-    init : {"k-means||", "k-means++", "random"}, array-like of shape (n_clusters, n_features) or callable, \
-default="k-means||"
-        Where to start. A callable gets ``(X, n_clusters, random_state=RandomState)`` with the rows of rank 0. Array and
-        callable are taken from rank 0.
+    init : {"k-means||", "k-means++", "random"}, array-like of shape (n_clusters, n_features) or callable, default="k-means||"
+        Initial centers. A callable gets ``(X, n_clusters, random_state=RandomState)`` with the rows of rank 0. An array
+        or a callable is taken from rank 0.
     n_init : "auto" or int, default="auto"
-        How many starts to try; the result with the least inertia wins. ``"auto"`` is 10 for ``"random"`` and a callable,
+        Number of starts; the result with the lowest inertia is kept. ``"auto"`` is 10 for ``"random"`` and a callable,
         else 1.
     max_iter : int, default=300
-        Most iterations of one start.
+        Maximum number of iterations of one start.
     tol : float, default=1e-4
-        Stop when the squared length of the way all centres moved together is at most this times the mean variance of the
+        Stop when the squared distance that all centers moved together is at most this times the mean variance of the
         features.
     verbose : int, default=0
         Print each iteration, on rank 0.
     random_state : int, RandomState, Generator or None, default=None
         Seed; taken from rank 0.
     algorithm : {"auto", "lloyd", "hamerly", "elkan", "tree"}, default="auto"
-        How distances are avoided; labels and centres are the same with each. ``"lloyd"`` computes all, ``"hamerly"`` keeps
-        bounds, ``"tree"`` keeps a k-d tree over the rows and takes up to 6 features. ``"elkan"``, scikit-learn's name for
-        keeping bounds, means ``"hamerly"`` here: two bounds a row, not one for each centre. ``"auto"`` chooses by rows,
-        features and clusters.
+        How to skip distance computations; labels and centers are the same with each. ``"lloyd"`` computes all
+        distances, ``"hamerly"`` keeps bounds, ``"tree"`` uses a k-d tree over the rows and supports up to 6 features.
+        ``"elkan"``, scikit-learn's name for keeping bounds, means ``"hamerly"`` here: two bounds per row, not one for
+        each center. ``"auto"`` chooses by the numbers of rows, features and clusters.
     n_threads : int or None, default=None
-        Threads of each rank; ``None`` for what the launcher was told, else all processors of the host, shared among its
+        Threads of each rank; ``None`` for the launcher's setting, else all processors of the host, shared among its
         workers.
 
     Attributes
     ----------
     cluster_centers_ : ndarray of shape (n_clusters, n_features), dtype of ``X``; the same on every rank
     labels_ : ndarray of shape (n_samples,), int32
-        The nearest centre of each row of this rank; of equally near ones the first.
+        The nearest center of each row of this rank; in a tie, the first.
     inertia_ : float
-        The weighted sum of squared distances of all ranks' rows to their centres.
+        Weighted sum of squared distances of all ranks' rows to their centers.
     n_iter_ : int
     n_features_in_ : int
     feature_names_in_ : ndarray of shape (n_features,)
@@ -95,7 +94,7 @@ default="k-means||"
     Raises
     ------
     ValueError, TypeError
-        On every rank, if input or a parameter is refused on one: a message that names the rank.
+        On every rank, if input or a parameter is invalid on one; the message names the rank.
 
     Notes
     -----
@@ -161,14 +160,14 @@ default="k-means||"
         Parameters
         ----------
         X : array-like of shape (n_samples, n_features), DataSet or Table
-            The rows of this rank; float32 stays float32, all else becomes float64. Not changed, and copied only if it is
-            not C-contiguous. Of a DataSet the query runs, and each worker takes the rows that it gets.
+            The rows of this rank; float32 stays float32, other types become float64. Not modified, and copied only if
+            it is not C-contiguous. For a DataSet, the query runs, and each worker uses the rows that it produces.
         y : ignored
         sample_weight : array-like of shape (n_samples,), or str, optional
-            Weights of the rows of this rank; of a DataSet or Table the name of a column.
+            Weights of the rows of this rank; for a DataSet or Table, the name of a column.
         columns : sequence of str, optional
-            Of a DataSet or Table the columns that are features; by default all columns of numbers. `predict` and `transform`
-            find them by their names.
+            For a DataSet or Table, the feature columns; by default all numeric columns. `predict` and `transform` find
+            them by name.
 
         Returns
         -------
@@ -221,19 +220,19 @@ default="k-means||"
     @overload
     def predict(self, X: ArrayLike | Table, *, label: str = "cluster") -> NDArray[np.int32]: ...
     def predict(self, X: Rows, *, label: str = "cluster") -> NDArray[np.int32] | DataSet:
-        """The nearest centre of each row; of equally near ones the first. Local; of a DataSet a step of the query.
+        """Return the nearest center of each row; in a tie, the first. Local; for a DataSet a step of the query.
 
         Parameters
         ----------
         X : array-like of shape (n_samples, n_features), Table or DataSet
-            Of a table the columns that the model was fitted to are found by their names; others may be there.
+            In a table, the columns that the model was fitted on are found by name; it may have others.
         label : str, default="cluster"
-            Of a DataSet, what the new column is called.
+            For a DataSet, the name of the new column.
 
         Returns
         -------
-        ndarray of shape (n_samples,), int32; of a DataSet a DataSet
-            The columns of `X` and the clusters, int32, which are found when the query runs.
+        ndarray of shape (n_samples,), int32; for a DataSet a DataSet
+            The clusters; for a DataSet its columns and the clusters, int32, which are computed when the query runs.
         """
         if isinstance(X, DataSet):
             columns = self._fitted_columns(X)
@@ -247,7 +246,7 @@ default="k-means||"
     @overload
     def transform(self, X: ArrayLike | Table) -> NDArray[Any]: ...
     def transform(self, X: Rows) -> NDArray[Any] | DataSet:
-        """The distance of each row from each centre. Local; of a DataSet a step of the query.
+        """Return the distance of each row from each center. Local; for a DataSet a step of the query.
 
         Parameters
         ----------
@@ -255,8 +254,8 @@ default="k-means||"
 
         Returns
         -------
-        ndarray of shape (n_samples, n_clusters), float32 or float64 as ``X``; of a DataSet a DataSet
-            The columns of `X`, and ``kmeans0`` and so on, float64.
+        ndarray of shape (n_samples, n_clusters), float32 or float64 as ``X``; for a DataSet a DataSet
+            The distances; for a DataSet its columns, and ``kmeans0`` and so on, float64.
         """
         if isinstance(X, DataSet):
             columns = self._fitted_columns(X)
@@ -265,14 +264,14 @@ default="k-means||"
         return self._distances(self._shard(self._chosen(X)))
 
     def score(self, X: Rows, y: object = None, sample_weight: ArrayLike | str | None = None) -> float:
-        """Less the inertia of the rows of all ranks. Collective.
+        """Return the negative inertia of the rows of all ranks. Collective.
 
         Parameters
         ----------
         X : array-like of shape (n_samples, n_features), DataSet or Table
         y : ignored
         sample_weight : array-like of shape (n_samples,), or str, optional
-            As for `fit`.
+            As in `fit`.
         """
         if is_table(X):
             X, sample_weight = self._taken(X, sample_weight, self._fitted_columns(X))
@@ -284,13 +283,15 @@ default="k-means||"
         return -shard.inertia(centres, shard.assign(centres))
 
     def fit_predict(self, X: Rows, y: object = None, sample_weight: ArrayLike | str | None = None) -> Any:
-        """`fit`, then ``labels_``; of a DataSet its rows with a column ``cluster``, where they are. Collective."""
+        """Call `fit` and return ``labels_``; for a DataSet, return its rows with a column ``cluster``, in place.
+        Collective.
+        """
         taken, weights = self._taken(X, sample_weight, None)
         labels = self.fit(taken, sample_weight=weights).labels_
         return with_columns(taken.table, {"cluster": labels}) if isinstance(X, DataSet) else labels
 
     def fit_transform(self, X: Rows, y: object = None, sample_weight: ArrayLike | str | None = None) -> Any:
-        """`fit`, then `transform`. Collective."""
+        """Call `fit`, then `transform`. Collective."""
         taken, weights = self._taken(X, sample_weight, None)
         self.fit(taken, sample_weight=weights)
         distances = self._distances(self._shard(taken, empty_allowed=True))
@@ -300,12 +301,14 @@ default="k-means||"
         return distances
 
     def get_feature_names_out(self, input_features: object = None) -> NDArray[np.object_]:
-        """Names of the columns that `transform` makes: ``kmeans0`` and so on."""
+        """Return the names of the columns of `transform`: ``kmeans0`` and so on."""
         self._check_fitted()
         return np.array([f"kmeans{i}" for i in range(len(self.cluster_centers_))], dtype=object)
 
     def _taken(self, X: Any, sample_weight: Any, columns: Sequence[str] | None) -> tuple[Any, Any]:
-        """Rows and weights of this worker. Of a DataSet the query runs here, before anything can fail on one worker only."""
+        """Return rows and weights of this worker. For a DataSet the query runs here, before anything can fail on one
+        worker only.
+        """
         if is_table(X):
             return weights_and_rest(X, columns, sample_weight, type(self).__name__)
         if columns is not None:
@@ -313,21 +316,21 @@ default="k-means||"
         return X, sample_weight
 
     def _fitted_columns(self, X: Any) -> list[str]:
-        """The columns of a table that the model was fitted to."""
+        """Return the columns of a table that the model was fitted on."""
         self._check_fitted()
         return fitted_columns(self, X)
 
     def _chosen(self, X: Any) -> Any:
-        """Of a Table the columns that the model was fitted to."""
+        """Return the columns of a Table that the model was fitted on."""
         return local_rows(X, self._fitted_columns(X), type(self).__name__) if is_table(X) else X
 
     def _rows(self, x: NDArray[Any]) -> Shard:
-        """Rows of a query, whose columns were chosen by name."""
+        """Return rows of a query, whose columns were chosen by name."""
         names = getattr(self, "feature_names_in_", None)
         return self._shard(x if names is None else NamedRows(x, list(names)))
 
     def __sklearn_tags__(self) -> Any:
-        """What scikit-learn asks estimators about themselves; needs scikit-learn."""
+        """Return the estimator tags of scikit-learn; needs scikit-learn."""
         from sklearn.utils import Tags, TargetTags, TransformerTags
 
         return Tags(
@@ -337,7 +340,7 @@ default="k-means||"
         )
 
     def _report(self, iteration: Iteration) -> None:
-        """Told of each iteration, on every rank; a subclass may show progress."""
+        """Called for each iteration, on every rank; a subclass may show progress."""
         if self.verbose and active().rank == 0:
             print(f"Iteration {iteration.number}, inertia {iteration.inertia:.6g}, {iteration.changed} rows moved.")
 
@@ -380,7 +383,9 @@ default="k-means||"
     def _prepare(
         self, X: Any, sample_weight: ArrayLike | None
     ) -> tuple[Shard, float, float, NDArray[np.object_] | None]:
-        """Check input and parameters on all ranks; the rows, their sum of squares, the tolerance and column names."""
+        """Check input and parameters on all ranks; return the rows, their sum of squares, the tolerance and column
+        names.
+        """
         comm = active()
         name = type(self).__name__
 
@@ -439,7 +444,7 @@ default="k-means||"
         return shard, squares, float(self.tol * max(variances.mean(), 0.0)), names
 
     def _start(self, shard: Shard, rng: np.random.Generator) -> Array:
-        """Centres to start from, less the shift, the same on every rank."""
+        """Return initial centers, minus the shift, the same on every rank."""
         k = self.n_clusters
         if isinstance(self.init, str):
             method = {
@@ -470,7 +475,7 @@ default="k-means||"
 
     @staticmethod
     def _seen(shard: Shard, centres: Array) -> Array:
-        """Centres with the shift, rounded to the dtype of the rows."""
+        """Return centers with the shift, rounded to the dtype of the rows."""
         result: Array = (centres + shard.shift).astype(shard.x.dtype).astype(np.float64)
         return result
 
@@ -482,7 +487,7 @@ default="k-means||"
         return np.ascontiguousarray(centres - self._shift.astype(np.float64))
 
     def _shard(self, X: Any, sample_weight: ArrayLike | None = None, empty_allowed: bool = False) -> Shard:
-        """Rows to be compared with the centres of a fitted model, alone."""
+        """Return rows to compare with the centers of a fitted model, on this rank alone."""
         self._check_fitted()
         x, names = matrix(X, type(self).__name__, empty_allowed)
         if empty_allowed and len(x) == 0:
@@ -501,7 +506,7 @@ default="k-means||"
 
 @dataclass
 class _Checked:
-    """What a rank's input is found to be; all but the arrays is told to the others."""
+    """Properties of a rank's input; the others get everything except the arrays."""
 
     n: int
     d: int
@@ -518,7 +523,7 @@ class _Checked:
 
 
 def draw_seed(random_state: object) -> int:
-    """A seed from anything that scikit-learn takes as random state."""
+    """Return a seed from anything that scikit-learn accepts as random state."""
     if random_state is None:
         return int(np.random.default_rng().integers(2**63))
     if isinstance(random_state, np.random.Generator):

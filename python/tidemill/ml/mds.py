@@ -31,66 +31,76 @@ _LONG_S = 1.0
 
 
 class MDS(NewPoints):
-    """Multidimensional scaling: points in a few dimensions whose distances are nearest to given ones.
+    """Multidimensional scaling: embed points in a few dimensions so that their distances approximate given ones.
 
-    Minimizes the weighted stress, the sum over pairs of ``w_ij (|x_i - x_j| - delta_ij)^2``, by SMACOF over the ranks of the active communicator.
-    Each rank passes its own rows, in rank order; `fit` and `fit_transform` are collective, and a rank may have no rows. The number of ranks and threads does
-    not change the result by a bit on processors of one kind. `transform` is local.
+    It minimizes the weighted stress, the sum over pairs of ``w_ij (|x_i - x_j| - delta_ij)^2``, by SMACOF over the
+    ranks of the active communicator. Each rank passes its own rows, in rank order; `fit` and `fit_transform` are
+    collective, and a rank may have no rows. On processors of the same kind, results are bitwise equal for any number of
+    ranks and threads. `transform` is local.
 
     Parameters
     ----------
     n_components : int, default=3
-        Coordinates of a point.
+        Number of coordinates of a point.
     metric : {"precomputed", "euclidean"} or callable, default="precomputed"
-        What rows are: distances to all points, or vectors, between which distances are computed whenever they are needed and never kept. A function gets
-        two arrays of vectors, (m, d) and (n, d) in float64, and returns the distances between their rows, (m, n), as ``scipy.spatial.distance.cdist`` does;
-        it is called for blocks of rows, and its distances are kept.
+        Meaning of rows: distances to all points, or vectors, whose distances are computed when needed and never stored.
+        A function takes two arrays of vectors, (m, d) and (n, d) in float64, and returns the distances between their
+        rows, (m, n), like ``scipy.spatial.distance.cdist``; it is called for blocks of rows, and its distances are
+        stored.
     init : {"classical", "random"}, default="classical"
-        Where to start: classical scaling, or normal positions. Positions are given to `fit`.
+        Initial positions: classical scaling, or normally distributed. To set them yourself, pass them to `fit`.
     n_init : int, default=1
-        Random starts to try; the result with the least stress wins. Other starts are tried once.
+        Number of random starts; the result with the lowest stress is kept. Other starts are used once.
     max_iter : int, default=300
-        Most iterations; with annealing, at each temperature. A fit that ends by it says so with a ``ConvergenceWarning``, unless `tol` is 0.
+        Maximum number of iterations; with annealing, at each temperature. A fit that reaches it warns with
+        ``ConvergenceWarning``, unless `tol` is 0.
     tol : float, default=1e-6
-        Stop when an iteration lessens the stress by at most this part of it.
+        Stop when the relative decrease of the stress in an iteration is at most this.
     annealing : bool, default=False
-        Deterministic annealing: distances begin shortened by the temperature and grow to their full length, which leads past many local optima.
+        Deterministic annealing: distances start out shortened by the temperature and grow to their full length, which
+        avoids many local optima.
     alpha : float, default=0.95
-        Factor by which each temperature is lower than the one before.
+        Ratio of each temperature to the one before.
     t_min : float or None, default=None
-        Temperature, in the unit of the distances, below which annealing goes to 0 at once; ``None`` for a hundredth of the highest.
+        Temperature, in the unit of the distances, below which annealing goes directly to 0; ``None`` for a hundredth of
+        the highest.
     acceleration : int, default=0
-        Iterations that Anderson acceleration looks back on, such as 5; 0: plain SMACOF. A step that does not lessen the stress is made anew without it. It
-        needs a fraction of the iterations, and at the same `tol` ends at about the same stress, in another place of a flat valley.
+        Number of past iterations that Anderson acceleration uses, such as 5; 0 for plain SMACOF. A step that does not
+        decrease the stress is repeated without acceleration. Acceleration needs a fraction of the iterations, and for
+        the same `tol` ends with about the same stress, at a different point of a flat valley.
     storage : {"float32", "float16", "fixed16"}, default="float32"
-        How precomputed distances are kept: with 24 or 11 significant bits each, or as 1/65535ths of the largest, off by at most half of that.
+        Storage type of precomputed distances: with 24 or 11 significant bits each, or in steps of 1/65535 of the
+        largest, with an error of at most half a step.
     weight_storage : {"float32", "float16", "fixed16"}, default="float32"
-        How a matrix of weights is kept, likewise; a weight above 0 stays above 0. A vector of weights takes 8 bytes a point, however large the product.
+        Storage type of a weight matrix; a weight above 0 stays above 0. A vector of weights takes 8 bytes per point,
+        however large the product.
     random_state : int, RandomState, Generator or None, default=None
         Seed of random starts and of annealing; taken from rank 0.
     n_threads : int or None, default=None
-        Threads of each rank; ``None`` for what the launcher was told, else all processors of the host, shared among its workers.
+        Threads of each rank; ``None`` for the launcher's setting, else all processors of the host, shared among its
+        workers.
     verbose : int, default=0
-        Print each iteration, on rank 0. Without it a fit that takes long shows a bar on a terminal.
+        Print each iteration, on rank 0. If 0, a long fit shows a progress bar on a terminal.
 
     Attributes
     ----------
     embedding_ : ndarray of shape (n_samples, n_components), float64
         Positions of this rank's points. The mean of all is 0, weighted if weights were a vector.
     positions_ : ndarray of shape (n_points, n_components), float64
-        Those of all points, on every rank.
+        Positions of all points, on every rank.
     stress_ : float
         The weighted stress of all pairs, in squared units of the distances; the same on every rank.
     normalized_stress_ : float
-        Its root, over that of the weighted sum of squared distances: 0 is perfect, 1 no better than all points in one place.
+        Square root of the stress, divided by that of the weighted sum of squared distances: 0 is perfect, 1 is as bad
+        as all points in one place.
     n_iter_ : int
-        Iterations of the best start, over all temperatures.
+        Number of iterations of the best start, over all temperatures.
     history_ : ndarray of shape (n_iter_,)
-        The stress after each, of the distances at its temperature.
+        The stress after each iteration, for the distances at its temperature.
     temperatures_ : ndarray of shape (n_iter_,)
-        The temperature of each, in the unit of the distances; 0 without annealing.
+        The temperature of each iteration, in the unit of the distances; 0 without annealing.
     cg_iterations_ : int
-        Steps of conjugate gradients over all iterations; 0 where weights have a closed form.
+        Number of conjugate gradient steps over all iterations; 0 if the weights allow a closed form.
     n_features_in_ : int
     feature_names_in_ : ndarray of shape (n_features,)
         Only if ``X`` has column names that are all strings.
@@ -98,14 +108,15 @@ class MDS(NewPoints):
     Raises
     ------
     ValueError, TypeError
-        On every rank, if input or a parameter is refused on one: a message that names the rank, and the cell.
+        On every rank, if input or a parameter is invalid on one; the message names the rank and the cell.
 
     Notes
     -----
-    An iteration reads each distance once, and tells all ranks ``k + 1`` float64 a point. With a matrix of weights each step of conjugate gradients reads
-    the weights, and tells as much. ``docs/mds.md`` says which equation is which step.
+    An iteration reads each distance once and sends ``k + 1`` float64 per point to all ranks. With a weight matrix, each
+    conjugate gradient step reads the weights and sends as much. ``docs/mds.md`` maps equations to steps.
 
-    Source: de Leeuw (1977); Ruan and Fox, "A robust and scalable solution for interpolative multidimensional scaling with weighting" (2013).
+    Source: de Leeuw (1977); Ruan and Fox, "A robust and scalable solution for interpolative multidimensional scaling
+    with weighting" (2013).
 
     Examples
     --------
@@ -178,16 +189,17 @@ class MDS(NewPoints):
         Parameters
         ----------
         X : array-like of shape (n_samples, n_points) or (n_samples, n_features), Table or DataSet
-            This rank's rows: distances to all points, or vectors. Not changed. Distances are read in blocks of rows and not copied as a whole: an array,
-            a memory map, or what is sliced like one. A DataSet holds vectors; its query runs, and each worker takes the rows that it gets.
+            This rank's rows: distances to all points, or vectors. Not modified. Distances may be an array, a memory
+            map, or any object that can be sliced like one; they are read in blocks of rows and not copied as a whole. A
+            DataSet holds vectors; its query runs, and each worker uses the rows that it produces.
         y : ignored
         init : array-like of shape (n_points, n_components), optional
-            Positions of all points to start from, the same on every rank; those of rank 0 count.
+            Initial positions of all points, the same on every rank; those of rank 0 are used.
         weights : array-like, optional
-            ``None``: all 1. Shape (n_points,), or (n_samples,) for this rank's: ``w_ij = u_i u_j``. Shape (n_samples, n_points): one for each
-            distance, symmetric; where it is 0 the distance is missing and may be NaN.
+            ``None``: all 1. Shape (n_points,), or (n_samples,) for this rank's points: ``w_ij = u_i u_j``. Shape
+            (n_samples, n_points): one for each distance, symmetric; 0 marks a missing distance, which may be NaN.
         columns : sequence of str, optional
-            Of a DataSet or a Table of vectors the columns that are features; by default all columns of numbers.
+            For a DataSet or a Table of vectors, the feature columns; by default all numeric columns.
 
         Returns
         -------
@@ -205,7 +217,7 @@ class MDS(NewPoints):
         return self
 
     def _place(self: Self, prepared: Prepared, init: Any) -> Self:
-        """`fit`, of input that has been looked at: all that depends on where it starts. Collective."""
+        """Run `fit` on checked input: everything that depends on the start. Collective."""
         comm, problem, everything = prepared.problem.comm, prepared.problem, prepared.squares
         start = self._given(comm, init, problem.n)
         rng = np.random.default_rng(self._seed)
@@ -259,7 +271,9 @@ class MDS(NewPoints):
         return self
 
     def _follow(self, prepared: Prepared) -> None:
-        """Place the points whose own weight is 0 among the others, as if they were new: the loop ends when the others lie where they should. Collective."""
+        """Place the points whose own weight is 0 among the others, as if they were new: the loop ends when the others
+        are placed. Collective.
+        """
         problem, u = prepared.problem, self._columns
         if u.all() or not u.any():
             return
@@ -282,7 +296,9 @@ class MDS(NewPoints):
     def fit_transform(
         self, X: Any, y: object = None, *, init: ArrayLike | None = None, weights: ArrayLike | None = None
     ) -> Any:
-        """`fit`, then ``embedding_``; of a DataSet its rows with columns ``mds0`` and so on, where they are. Collective."""
+        """Call `fit` and return ``embedding_``; for a DataSet, return its rows with columns ``mds0`` and so on, in
+        place. Collective.
+        """
         taken = self._taken(X, None)
         embedding = self.fit(taken, init=init, weights=weights).embedding_
         if isinstance(X, DataSet):
@@ -291,7 +307,9 @@ class MDS(NewPoints):
         return embedding
 
     def _taken(self, X: Any, columns: Sequence[str] | None) -> Any:
-        """Rows of this worker. Of a DataSet the query runs here, before anything can fail on one worker only."""
+        """Return the rows of this worker. For a DataSet the query runs here, before anything can fail on one worker
+        only.
+        """
         name = type(self).__name__
         if is_table(X) and self.metric != "precomputed":
             return local_rows(X, columns, name)
@@ -302,7 +320,7 @@ class MDS(NewPoints):
         return X
 
     def __sklearn_tags__(self) -> Any:
-        """What scikit-learn asks estimators about themselves; needs scikit-learn."""
+        """Return the estimator tags of scikit-learn; needs scikit-learn."""
         from sklearn.utils import InputTags, Tags, TargetTags, TransformerTags
 
         return Tags(
@@ -313,14 +331,14 @@ class MDS(NewPoints):
         )
 
     def _report(self, iteration: Iteration) -> None:
-        """Told of each iteration, on every rank; a subclass may show progress."""
+        """Called for each iteration, on every rank; a subclass may show progress."""
         if self.verbose and active().rank == 0:
             at = f", temperature {iteration.temperature:.4g}" if iteration.temperature else ""
             print(f"Iteration {iteration.number}, stress {iteration.stress:.6g}{at}.")
 
 
 class _Watched:
-    """Tells the estimator of each iteration, and shows a bar on rank 0's terminal if the fit takes long."""
+    """Reports each iteration to the estimator, and shows a bar on rank 0's terminal if the fit takes long."""
 
     def __init__(self, estimator: MDS, comm: Comm, n: int, starts: int) -> None:
         self.estimator, self.n, self.starts = estimator, n, starts

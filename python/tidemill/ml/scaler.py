@@ -26,14 +26,16 @@ _BLOCK_ROWS = 4096
 
 @dataclass(frozen=True)
 class _Parts:
-    """Of each feature (d,): the weight of its values that are there, their mean, and the sum of squares about it."""
+    """For each feature (d,): the weight of its non-missing values, their mean, and the sum of squares about it."""
 
     weight: Array
     mean: Array
     squares: Array
 
     def merged(self, other: _Parts) -> _Parts:
-        """The parts of both. Source: Chan, Golub and LeVeque, "Updating formulae and a pairwise algorithm" (1979)."""
+        """Return the merged parts. Source: Chan, Golub and LeVeque, "Updating formulae and a pairwise algorithm"
+        (1979).
+        """
         weight = self.weight + other.weight
         share = np.divide(other.weight, weight, out=np.zeros_like(weight), where=weight > 0)
         way = other.mean - self.mean
@@ -41,7 +43,7 @@ class _Parts:
 
 
 def _parts(x: NDArray[Any], weights: Array | None) -> _Parts:
-    """The parts of some rows (n, d), block by block; NaN is no value."""
+    """Return the parts of some rows (n, d), block by block; NaN counts as missing."""
     d = x.shape[1]
     total = _Parts(np.zeros(d), np.zeros(d), np.zeros(d))
     for first in range(0, len(x), _BLOCK_ROWS):
@@ -63,25 +65,26 @@ def _parts(x: NDArray[Any], weights: Array | None) -> _Parts:
 
 
 class StandardScaler(Estimator):
-    """Takes the mean from each feature and divides it by its standard deviation, both over the rows of all ranks.
+    """Standardize features: subtract the mean and divide by the standard deviation, both over the rows of all ranks.
 
-    The conventions are those of ``sklearn.preprocessing.StandardScaler``: NaN is no value, and stays NaN; a feature that does not
-    vary is not scaled; the variance is that of all rows (divided by n). `fit`, `partial_fit` and `fit_transform` are collective:
-    each rank passes its own rows, and may have none. `transform` and `inverse_transform` are local.
+    It follows the conventions of ``sklearn.preprocessing.StandardScaler``: NaN counts as missing and stays NaN; a
+    constant feature is not scaled; the variance is the population variance (divided by n). `fit`, `partial_fit` and
+    `fit_transform` are collective: each rank passes its own rows, and may have none. `transform` and
+    `inverse_transform` are local.
 
     Parameters
     ----------
     copy : bool, default=True
-        False scales float32 and float64 arrays where they are.
+        If False, scale float32 and float64 arrays in place.
     with_mean, with_std : bool, default=True
-        Whether the mean is taken away, and whether features are scaled.
+        Whether to subtract the mean, and whether to scale.
 
     Attributes
     ----------
     mean_, var_, scale_ : ndarray of shape (n_features,), float64
-        ``None`` where `with_mean` or `with_std` is false, as in scikit-learn; the same on every rank.
+        ``None`` if `with_mean` or `with_std` is False, as in scikit-learn; the same on every rank.
     n_samples_seen_ : int or float, or ndarray of shape (n_features,)
-        Rows, or their weight; of each feature where NaN makes them differ.
+        Number of rows, or their total weight; for each feature if NaN makes them differ.
     n_features_in_ : int
     feature_names_in_ : ndarray of shape (n_features,)
         Only if ``X`` has column names that are all strings.
@@ -89,12 +92,12 @@ class StandardScaler(Estimator):
     Raises
     ------
     ValueError, TypeError
-        On every rank, if input is refused on one: a message that names the rank.
+        On every rank, if input is invalid on one; the message names the rank.
 
     Notes
     -----
-    Each rank sums its own rows in float64 about their mean, and one all-gather of ``3 d`` float64 tells all the parts, which every
-    rank merges in rank order: the result is the same to the bit on every rank.
+    Each rank sums its own rows in float64 about their mean. One all-gather of ``3 d`` float64 shares the parts, which
+    every rank merges in rank order: the result is bitwise equal on every rank.
 
     Examples
     --------
@@ -126,17 +129,17 @@ class StandardScaler(Estimator):
         *,
         columns: Sequence[str] | None = None,
     ) -> Self:
-        """Find mean and variance of the rows of all ranks. Collective.
+        """Compute mean and variance of the rows of all ranks. Collective.
 
         Parameters
         ----------
         X : array-like of shape (n_samples, n_features), DataSet or Table
-            The rows of this rank. Of a DataSet the query runs, and each worker takes the rows that it gets.
+            The rows of this rank. For a DataSet, the query runs, and each worker uses the rows that it produces.
         y : ignored
         sample_weight : array-like of shape (n_samples,), or str, optional
-            Of a DataSet or Table the name of a column.
+            For a DataSet or Table, the name of a column.
         columns : sequence of str, optional
-            Of a DataSet or Table the columns that are features; by default all columns of numbers.
+            For a DataSet or Table, the feature columns; by default all numeric columns.
 
         Returns
         -------
@@ -153,7 +156,7 @@ class StandardScaler(Estimator):
         *,
         columns: Sequence[str] | None = None,
     ) -> Self:
-        """Add more rows to those that were seen. Collective; see `fit`."""
+        """Add more rows to those seen so far. Collective; see `fit`."""
         name = type(self).__name__
         if is_table(X):
             if columns is None and self.__sklearn_is_fitted__():
@@ -198,18 +201,18 @@ class StandardScaler(Estimator):
     @overload
     def transform(self, X: ArrayLike | Table, copy: bool | None = None) -> NDArray[Any]: ...
     def transform(self, X: Rows, copy: bool | None = None) -> NDArray[Any] | DataSet:
-        """Center and scale. Local; of a DataSet a step of the query.
+        """Center and scale. Local; for a DataSet a step of the query.
 
         Parameters
         ----------
         X : array-like of shape (n_samples, n_features), Table or DataSet
         copy : bool, optional
-            In place of the parameter of the same name.
+            Overrides the parameter `copy` of the constructor.
 
         Returns
         -------
-        ndarray of shape (n_samples, n_features), float32 or float64 as `X`; of a DataSet a DataSet
-            Its columns, the features in float64 and scaled.
+        ndarray of shape (n_samples, n_features), float32 or float64 as `X`; for a DataSet a DataSet
+            The scaled features; for a DataSet its columns, with the features scaled and in float64.
         """
         found: NDArray[Any] | DataSet = self._applied(X, self._scaled, "StandardScaler.transform", copy)
         return found
@@ -219,12 +222,12 @@ class StandardScaler(Estimator):
     @overload
     def inverse_transform(self, X: ArrayLike | Table, copy: bool | None = None) -> NDArray[Any]: ...
     def inverse_transform(self, X: Rows, copy: bool | None = None) -> NDArray[Any] | DataSet:
-        """Undo `transform`; see there. Local."""
+        """Undo `transform`; same arguments. Local."""
         found: NDArray[Any] | DataSet = self._applied(X, self._unscaled, "StandardScaler.inverse_transform", copy)
         return found
 
     def fit_transform(self, X: Rows, y: object = None, sample_weight: ArrayLike | str | None = None) -> Any:
-        """`fit`, then `transform`; of a DataSet its rows stay where the query has left them. Collective."""
+        """Call `fit`, then `transform`; rows of a DataSet stay where the query has produced them. Collective."""
         if isinstance(X, DataSet):
             rows = local_rows(X, None, type(self).__name__, sample_weight if isinstance(sample_weight, str) else None)
             self.fit(rows.table, sample_weight=sample_weight, columns=rows.columns)
@@ -232,7 +235,7 @@ class StandardScaler(Estimator):
         return self.fit(X, sample_weight=sample_weight).transform(X)
 
     def get_feature_names_out(self, input_features: Any = None) -> NDArray[np.object_]:
-        """Names of the columns that `transform` makes: those of the features, else ``x0`` and so on."""
+        """Return the names of the columns of `transform`: those of the features, else ``x0`` and so on."""
         self._check_fitted()
         fitted = getattr(self, "feature_names_in_", None)
         if input_features is None:
@@ -248,7 +251,7 @@ class StandardScaler(Estimator):
         return names
 
     def __sklearn_tags__(self) -> Any:
-        """What scikit-learn asks estimators about themselves; needs scikit-learn."""
+        """Return the estimator tags of scikit-learn; needs scikit-learn."""
         from sklearn.utils import InputTags, Tags, TargetTags, TransformerTags
 
         return Tags(

@@ -1,4 +1,4 @@
-"""NumPy arrays with an interface of MPI's own: memory of bytes, and the integers of a status."""
+"""NumPy arrays with MPI's own interface: byte memory, and the integers of a status."""
 
 from __future__ import annotations
 
@@ -17,8 +17,9 @@ if TYPE_CHECKING:
 class buffer(np.ndarray[Any, np.dtype[np.uint8]]):
     """Bytes of memory, shared and not copied: ``MPI.buffer``, also ``MPI.memory``.
 
-    It has the interface of mpi4py's, and is a `numpy.ndarray` underneath, so that everything which takes a buffer takes it,
-    also on Pythons that cannot define buffers in Python. ``buffer(obj)`` shares the memory of an object; ``buffer()`` has no bytes.
+    It has the interface of mpi4py's class and is a `numpy.ndarray`, so that any function that takes a buffer accepts
+    it, also on Python versions that cannot define buffers in Python. ``buffer(obj)`` shares the memory of an object;
+    ``buffer()`` is empty.
     """
 
     def __new__(cls, buf: Any = None, /) -> buffer:
@@ -29,14 +30,14 @@ class buffer(np.ndarray[Any, np.dtype[np.uint8]]):
 
     @staticmethod
     def allocate(nbytes: int, clear: bool = False) -> buffer:
-        """New memory, zero if `clear`."""
+        """Allocate memory, filled with zeros if `clear`."""
         if nbytes < 0:
             raise ValueError("expecting non-negative buffer length")
         return (np.zeros if clear else np.empty)(nbytes, np.uint8).view(buffer)
 
     @staticmethod
     def frombuffer(obj: Any, readonly: bool = False) -> buffer:
-        """The memory of an object, which must be writable unless `readonly`."""
+        """Return the memory of an object, which must be writable unless `readonly`."""
         try:
             flat = bytes_of(obj, writable=not readonly)
         except ValueError as error:
@@ -49,7 +50,7 @@ class buffer(np.ndarray[Any, np.dtype[np.uint8]]):
 
     @staticmethod
     def fromaddress(address: int, nbytes: int, readonly: bool = False) -> buffer:
-        """The memory at an address, which must stay valid as long as this is used."""
+        """Return the memory at an address, which must stay valid as long as the result is used."""
         if nbytes < 0:
             raise ValueError("expecting non-negative buffer length")
         if nbytes == 0:
@@ -63,12 +64,12 @@ class buffer(np.ndarray[Any, np.dtype[np.uint8]]):
 
     @property
     def address(self) -> int:
-        """Where the memory begins; 0 if there is none."""
+        """Address of the first byte; 0 if there is none."""
         return int(self.ctypes.data) if self.size else 0
 
     @property
     def obj(self) -> Any:
-        """The object whose memory it is."""
+        """The object that owns the memory."""
         return self._obj
 
     def __array_finalize__(self, obj: Any) -> None:
@@ -79,12 +80,12 @@ class buffer(np.ndarray[Any, np.dtype[np.uint8]]):
 
     @property
     def readonly(self) -> bool:
-        """Whether it must not be written."""
+        """True if the memory must not be written."""
         return not self.flags.writeable
 
     @property
     def format(self) -> str:
-        """The format of an item: bytes."""
+        """Format of an item: bytes."""
         return "B"
 
     def __getitem__(self, item: Any) -> Any:
@@ -97,17 +98,17 @@ class buffer(np.ndarray[Any, np.dtype[np.uint8]]):
         super().__setitem__(item, value)
 
     def cast(self, format: str, shape: Any = ...) -> memoryview:
-        """A memoryview with another format and, if given, shape."""
+        """Return a memoryview with another format and, if given, shape."""
         view: memoryview = self.data
         found: memoryview = view.cast(format) if shape is ... else view.cast(format, shape)  # type: ignore[call-overload]
         return found
 
     def toreadonly(self) -> buffer:
-        """The same memory, read-only."""
+        """Return the same memory, read-only."""
         return buffer.frombuffer(self, readonly=True)
 
     def release(self) -> None:
-        """Does nothing: memory is released when nobody uses it."""
+        """Do nothing: memory is released when it is no longer used."""
 
     def __eq__(self, other: object) -> Any:
         return (
@@ -122,14 +123,14 @@ class buffer(np.ndarray[Any, np.dtype[np.uint8]]):
 
 
 class StatusMemory(np.ndarray[Any, np.dtype[np.int64]]):
-    """The integers of a status, which follows assignments to them."""
+    """The integers of a status; assigning to them updates the status."""
 
     _status: Status | None = None
     _names: Sequence[str] = ()
 
     @staticmethod
     def of(status: Status, names: Sequence[str]) -> StatusMemory:
-        """The integers of a status, whose attributes have these names."""
+        """Return the integers of a status, whose attributes have these names."""
         memory = np.array(status._state(), np.int64).view(StatusMemory)
         memory._status, memory._names = status, names
         return memory

@@ -1,8 +1,8 @@
-"""The slow path of messages: everything a caller may pass that is not a plain array.
+"""The slow path of messages: every buffer argument that is not a plain array.
 
-The native code reads plain contiguous arrays, ``[array, MPI.DOUBLE]`` and ``[array, count, MPI.DOUBLE]`` by itself and
+Native code reads plain contiguous arrays, ``[array, MPI.DOUBLE]`` and ``[array, count, MPI.DOUBLE]`` by itself and
 calls `resolve` for the rest: other objects with a buffer, counts with displacements, type characters, and derived
-datatypes, whose items are gathered into a packed array before they leave and scattered after they have arrived.
+datatypes, whose items are packed into an array before sending and unpacked after receiving.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class _Constant:
-    """A constant of its own type, equal to itself alone, also after pickling."""
+    """A constant with its own type, equal only to itself, even after pickling."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -46,11 +46,11 @@ class _Constant:
 
 
 class InPlaceType(_Constant):
-    """The type of ``MPI.IN_PLACE``, which stands for the send buffer of a collective in place."""
+    """Type of ``MPI.IN_PLACE``, which replaces the send buffer of an in-place collective."""
 
 
 class BottomType(_Constant):
-    """The type of ``MPI.BOTTOM``, which stands for no memory."""
+    """Type of ``MPI.BOTTOM``, which stands for no memory."""
 
     def __int__(self) -> int:
         return 0
@@ -59,7 +59,7 @@ class BottomType(_Constant):
 
 
 class BufferAutomaticType(_Constant):
-    """The type of ``MPI.BUFFER_AUTOMATIC``: let buffered sends take what they need, which they always do here."""
+    """Type of ``MPI.BUFFER_AUTOMATIC``: lets buffered sends allocate what they need, which they always do in Tidemill."""
 
 
 IN_PLACE: Final = InPlaceType("IN_PLACE")
@@ -80,22 +80,22 @@ def _no_buffer(given: object) -> str:
 
 
 def bytes_of(buffer: Any, *, writable: bool) -> Bytes:
-    """The memory of an object as a flat array of bytes that shares it.
+    """Return the memory of an object as a flat byte array that shares it.
 
     Raises
     ------
     TypeError
-        If the object has no memory to share, or that of a GPU.
+        If the object has no memory to share, or the memory is on a GPU.
     ValueError
-        If the memory is not contiguous, or read-only where it is to be written.
+        If the memory is not contiguous, or is read-only but must be written.
     BufferError
-        In these cases, if the memory is offered by DLPack.
+        In these cases, if the memory comes from DLPack.
     """
     return _memory(buffer, writable)[0]
 
 
 def _memory(buffer: Any, writable: bool) -> tuple[Bytes, str | None]:
-    """Bytes of a buffer, and the code of the datatype it implies (``None``: none)."""
+    """Return the bytes of a buffer, and the code of the datatype it implies (``None`` if none)."""
     array = _array_of(buffer)
     if array is None:
         raise TypeError(_no_buffer(buffer))
@@ -122,7 +122,9 @@ def _empty() -> Bytes:
 
 
 def _unusable(array: NDArray[Any], text: str) -> Exception:
-    """The error of memory that cannot be sent as it is, as mpi4py raises it: of NumPy's class, or DLPack's for its tensors."""
+    """Return the error for memory that cannot be sent as it is, as in mpi4py: NumPy's class, or DLPack's for its
+    tensors.
+    """
     from tidemill.mpi._dlpack import TensorMemory
 
     return BufferError(text) if isinstance(array.base, TensorMemory) else ValueError(text)
@@ -158,12 +160,12 @@ def _array_of(buffer: Any) -> NDArray[Any] | None:
 
 
 def datatype_of(given: Any) -> Datatype:
-    """A datatype given as one or by its code.
+    """Return a datatype, given as such or by its code.
 
     Raises
     ------
     KeyError
-        If there is no such datatype.
+        If the datatype does not exist.
     """
     if isinstance(given, Datatype):
         return given
@@ -174,7 +176,7 @@ def datatype_of(given: Any) -> Datatype:
 
 
 class _Spec:
-    """The parts of a message: buffer, counts, displacements, datatype; those not given are ``None``."""
+    """The parts of a message: buffer, counts, displacements, datatype; omitted ones are ``None``."""
 
     def __init__(self, spec: Any, *, vector: bool, writable: bool) -> None:
         counts: Any = None
@@ -224,7 +226,7 @@ class _Spec:
         self.layout: Layout = self.datatype._laid()
 
     def default_count(self) -> int:
-        """Items in the memory, when no count is given."""
+        """Return the number of items in the memory, if no count is given."""
         return self._items_after(0)
 
     def _items_after(self, offset_bytes: int) -> int:
@@ -240,7 +242,7 @@ class _Spec:
         return length // extent
 
     def check(self, offset_bytes: int, count: int) -> None:
-        """That `count` items from `offset_bytes` lie within the memory."""
+        """Check that `count` items from `offset_bytes` are within the memory."""
         if count == 0:
             return
         if not self.has_memory:
@@ -253,7 +255,7 @@ class _Spec:
 
 
 def _element(datatype: Datatype) -> tuple[str, int]:
-    """What a contiguous datatype is made of for the native code, and how many of it."""
+    """Return the element type of a contiguous datatype for native code, and the number of elements."""
     if datatype._element is not None:
         return datatype._element, 1
     layout = datatype._laid()
@@ -264,7 +266,7 @@ def _element(datatype: Datatype) -> tuple[str, int]:
 
 
 def _single_base(datatype: Datatype) -> Datatype | None:
-    """The predefined datatype that a derived one repeats, if it is only one."""
+    """Return the predefined datatype that a derived one repeats, if it is only one."""
     if datatype.is_named:
         return datatype
     bases = {id(base): base for base in map(_single_base, datatype.Get_contents()[3])}
@@ -276,19 +278,19 @@ def _single_base(datatype: Datatype) -> Datatype | None:
 
 
 def resolve(spec: Any, write: bool, update: bool, blocks: int) -> Resolved:
-    """The memory of one message, or of `blocks` equal ones one after another.
+    """Return the memory of one message, or of `blocks` equal consecutive ones.
 
     Parameters
     ----------
     spec : buffer or sequence
-        ``buffer``, ``[buffer, datatype]``, ``[buffer, count]``, ``[buffer, (count, displacement)]``, these with a
-        datatype behind, or ``[buffer, count, displacement, datatype]``. The count is that of one block.
+        ``buffer``, ``[buffer, datatype]``, ``[buffer, count]``, ``[buffer, (count, displacement)]``, these followed by
+        a datatype, or ``[buffer, count, displacement, datatype]``. The count is that of one block.
     write : bool
-        Whether the memory is received into.
+        Whether the call receives into the memory.
     update : bool
-        Whether what is there already is part of the call.
+        Whether the call also reads the memory's current content.
     blocks : int
-        Blocks of the call.
+        Number of blocks of the call.
     """
     message = _Spec(spec, vector=False, writable=write)
     layout, datatype = message.layout, message.datatype
@@ -351,14 +353,14 @@ def _is_integer(value: Any) -> bool:
 
 
 def resolve_blocks(spec: Any, write: bool, update: bool, size: int) -> ResolvedBlocks:
-    """The memory of a block for each of `size` ranks.
+    """Return the memory of one block for each of `size` ranks.
 
     Parameters
     ----------
     spec : buffer or sequence
-        ``[buffer, counts]``, ``[buffer, (counts, displacements)]``, these with a datatype behind, or
-        ``[buffer, counts, displacements, datatype]``. One number as counts is the count of every rank; without counts
-        the memory is split evenly, the first ranks getting one more. Without displacements the blocks follow each other.
+        ``[buffer, counts]``, ``[buffer, (counts, displacements)]``, these followed by a datatype, or ``[buffer, counts,
+        displacements, datatype]``. A single number as counts applies to every rank; without counts the memory is split
+        evenly, and the first ranks get the remainder. Without displacements the blocks are consecutive.
     """
     message = _Spec(spec, vector=True, writable=write)
     layout = message.layout
@@ -392,7 +394,7 @@ def _starts(counts: list[int]) -> list[int]:
 
 
 class _Part:
-    """`count` items of a layout at the start of `memory`."""
+    """The first `count` items of a layout in `memory`."""
 
     def __init__(self, layout: Layout, memory: Bytes, count: int) -> None:
         self.layout, self.memory, self.count = layout, memory, count
@@ -403,7 +405,7 @@ class _Part:
 
 
 def _packed_blocks(parts: Sequence[_Part], write: bool, update: bool, element: str, each: int) -> ResolvedBlocks:
-    """Blocks one after another in memory of their own."""
+    """Consecutive blocks in memory of their own."""
     starts = _starts([part.nbytes for part in parts])
     packed: Bytes = np.zeros(sum(part.nbytes for part in parts), np.uint8)
     if update or not write:
@@ -419,13 +421,14 @@ def _packed_blocks(parts: Sequence[_Part], write: bool, update: bool, element: s
 
 
 def resolve_typed(spec: Any, write: bool, update: bool, size: int) -> ResolvedBlocks:
-    """The memory of a block for each of `size` ranks, each with a datatype of its own; displacements in bytes.
+    """Return the memory of one block for each of `size` ranks, each with its own datatype; displacements in bytes.
 
     Parameters
     ----------
     spec : sequence
         ``[buffer, datatypes]`` (one item each, all at the start), ``[buffer, (counts, displacements), datatypes]`` or
-        ``[buffer, counts, displacements, datatypes]``. Counts or displacements that are ``None`` are as in the first form.
+        ``[buffer, counts, displacements, datatypes]``. Counts or displacements that are ``None`` are as in the first
+        form.
     """
     counts: Any = None
     displacements: Any = None
@@ -468,7 +471,7 @@ _BY_ELEMENT: dict[str, Datatype] = {}
 def apply_user_function(
     function: Callable[[Any, Any, Any], None], left: int, right: int, nbytes: int, datatype: Any, element: str
 ) -> None:
-    """Calls a user's operation on `nbytes` at two addresses; the result is left at the second."""
+    """Call a user's operation on `nbytes` bytes at two addresses; the second gets the result."""
     from tidemill.mpi._buffer import buffer
 
     if datatype is None:
@@ -481,6 +484,6 @@ def apply_user_function(
 
 
 def check_predefined(op: Any, datatype: Datatype) -> None:
-    """That an operation and a derived datatype go together."""
+    """Raise if an operation does not support a derived datatype."""
     if op.is_predefined and not datatype.is_predefined:
         raise fail("ERR_OP", "predefined operations need predefined datatypes")

@@ -1,4 +1,4 @@
-"""Communicators of one group. The upper-case calls on buffers are native; here is all the rest.
+"""Communicators of one group. The upper-case calls on buffers are native; everything else is here.
 
 Source: MPI 4.1 chapters 3, 6 and 7.
 """
@@ -36,7 +36,7 @@ _NAMES = {"world": "MPI_COMM_WORLD", "self": "MPI_COMM_SELF"}
 
 
 class _State:
-    """What handles of one communicator share besides the native one."""
+    """State that handles of one communicator share, in addition to the native one."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -48,9 +48,9 @@ class _State:
 
 
 class Comm(_tidemill.Comm, Attributes["Comm"]):
-    """A group of processes that talk among themselves.
+    """A group of processes that communicate with each other.
 
-    Upper-case calls move buffers and are native code; lower-case calls move any Python object.
+    Upper-case methods send buffers and are native code; lower-case methods send any Python object.
     """
 
     _kind = "comm"
@@ -75,7 +75,7 @@ class Comm(_tidemill.Comm, Attributes["Comm"]):
 
     @classmethod
     def _takes(cls, comm: Comm) -> bool:
-        """Whether another communicator can be one of this class."""
+        """Return whether another communicator can have this class."""
         return True
 
     def _identity(self) -> object:
@@ -92,35 +92,35 @@ class Comm(_tidemill.Comm, Attributes["Comm"]):
 
     @property
     def group(self) -> Group:
-        """The group of its processes."""
+        """The group of this communicator."""
         return self.Get_group()
 
     def Get_group(self) -> Group:
-        """The group of its processes."""
+        """Return the group of this communicator."""
         return Group._of(self._world_ranks())  # type: ignore[no-any-return]
 
     def Is_inter(self) -> bool:
-        """Whether it connects two groups."""
+        """Return whether this is an intercommunicator."""
         self._check_usable()
         return False
 
     def Is_intra(self) -> bool:
-        """Whether it is of one group."""
+        """Return whether this is an intracommunicator."""
         self._check_usable()
         return not self.Is_inter()
 
     @property
     def is_inter(self) -> bool:
-        """Whether it connects two groups."""
+        """True if this is an intercommunicator."""
         return self.Is_inter()
 
     @property
     def is_intra(self) -> bool:
-        """Whether it is of one group."""
+        """True if this is an intracommunicator."""
         return self.Is_intra()
 
     def Get_topology(self) -> int:
-        """``MPI.CART``, ``MPI.GRAPH``, ``MPI.DIST_GRAPH`` or ``MPI.UNDEFINED``."""
+        """Return ``MPI.CART``, ``MPI.GRAPH``, ``MPI.DIST_GRAPH`` or ``MPI.UNDEFINED``."""
         self._check_usable()
         return c.UNDEFINED if self._state.topology is None else int(self._state.topology.kind)
 
@@ -128,7 +128,7 @@ class Comm(_tidemill.Comm, Attributes["Comm"]):
 
     @property
     def is_topo(self) -> bool:
-        """Whether it has a topology."""
+        """True if this communicator has a topology."""
         return self.Get_topology() != c.UNDEFINED
 
     @classmethod
@@ -137,7 +137,7 @@ class Comm(_tidemill.Comm, Attributes["Comm"]):
         return c.CONGRUENT if found == c.IDENT else found
 
     def Compare(self, comm: Comm) -> int:
-        """``MPI.IDENT``, ``MPI.CONGRUENT`` (same group), ``MPI.SIMILAR`` (other order) or ``MPI.UNEQUAL``."""
+        """Return ``MPI.IDENT``, ``MPI.CONGRUENT`` (same group), ``MPI.SIMILAR`` (other order) or ``MPI.UNEQUAL``."""
         self._check_usable()
         comm._check_usable()
         if self == comm:
@@ -147,29 +147,29 @@ class Comm(_tidemill.Comm, Attributes["Comm"]):
         return self._compare_groups(self.Get_group(), comm.Get_group())
 
     def Get_name(self) -> str:
-        """The name, for people."""
+        """Return the name."""
         return self._state.name
 
     def Set_name(self, name: str) -> None:
-        """Names the communicator on this process; error messages and stall reports use the name."""
+        """Set the communicator's name on this process; error messages and stall reports use it."""
         self._rename(name)
         self._state.name = name
 
     name = property(Get_name, Set_name, doc="The name of the communicator.")
 
     def Get_info(self) -> Info:
-        """A copy of its hints."""
+        """Return a copy of the hints."""
         self._check_usable()
         return self._state.info.Dup()  # type: ignore[no-any-return]
 
     def Set_info(self, info: Info) -> None:
-        """Sets hints. None has a meaning here."""
+        """Set hints. Tidemill ignores all of them."""
         self._check_usable()
         self._state.info.update(info)
 
     @property
     def info(self) -> Info:
-        """A copy of its hints."""
+        """A copy of the hints."""
         return self.Get_info()
 
     @info.setter
@@ -177,7 +177,7 @@ class Comm(_tidemill.Comm, Attributes["Comm"]):
         self.Set_info(info)
 
     def Get_attr(self, keyval: int) -> Any:
-        """The value of an attribute; ``MPI.TAG_UB`` and the other predefined ones too."""
+        """Return the value of an attribute, or of a predefined one such as ``MPI.TAG_UB``."""
         self._check_usable()
         if keyval < 0:
             return _predefined_attribute(keyval)
@@ -187,16 +187,16 @@ class Comm(_tidemill.Comm, Attributes["Comm"]):
 
     @classmethod
     def Create_errhandler(cls, errhandler_fn: Callable[[Any, int], None]) -> Errhandler:
-        """An error handler, for `Call_errhandler`. Errors are raised as exceptions, whatever the handler."""
+        """Return an error handler for `Call_errhandler`. Errors are raised as exceptions, whatever the handler."""
         return Errhandler._of(errhandler_fn)
 
     def Get_errhandler(self) -> Errhandler:
-        """The error handler."""
+        """Return the error handler."""
         self._check_usable()
         return Errhandler(self._state.errhandler)
 
     def Set_errhandler(self, errhandler: Errhandler) -> None:
-        """Sets the error handler. Errors are raised as exceptions, whatever the handler."""
+        """Set the error handler. Errors are raised as exceptions, whatever the handler."""
         self._check_usable()
         if not errhandler:
             raise fail("ERR_ARG", "the error handler is ERRHANDLER_NULL")
@@ -204,7 +204,7 @@ class Comm(_tidemill.Comm, Attributes["Comm"]):
         self._state.errhandler = Errhandler(errhandler)
 
     def Call_errhandler(self, errorcode: int) -> None:
-        """Calls the error handler: a function of the program's own; else the error is raised, unless errors are returned."""
+        """Call the error handler if it is your own function; otherwise raise the error, unless errors are returned."""
         self._check_usable()
         if self._state.errhandler._function is not None:
             self._state.errhandler._function(self, errorcode)
@@ -212,7 +212,7 @@ class Comm(_tidemill.Comm, Attributes["Comm"]):
             raise CommError(errorcode, error_string(errorcode))
 
     def Abort(self, errorcode: int = 0) -> NoReturn:
-        """Ends the whole job at once. The others raise `PeerFailed`; this process exits with `errorcode`."""
+        """End the whole job at once. The other processes raise `PeerFailed`; this process exits with `errorcode`."""
         from tidemill._membership import abort
 
         abort(errorcode, self._state.name)
@@ -220,42 +220,44 @@ class Comm(_tidemill.Comm, Attributes["Comm"]):
     # New ones.
 
     def _make(self, native: _tidemill.Comm | None, kind: type[Comm] | None = None) -> Any:
-        """A handle for a new native communicator, ``COMM_NULL`` for none."""
+        """Return a handle for a new native communicator, ``COMM_NULL`` for none."""
         kind = kind or type(self)
         if native is None:
             return COMM_NULL if kind is Comm else kind()
         return kind._wrap(native)
 
     def Clone(self) -> Any:
-        """A communicator of the same group, without attributes and hints. Collective."""
+        """Return a communicator of the same group, without attributes and hints. Collective."""
         return self._inherit(self._make(self._dup()))
 
     def _inherit(self, new: Any) -> Any:
-        """Passes on the topology."""
+        """Pass on the topology."""
         new._state.topology = self._state.topology
         return new
 
     def Dup(self, info: Info | None = None) -> Any:
-        """A communicator of the same group, with attributes copied by their keys' functions. Collective."""
+        """Return a communicator of the same group; the functions of attribute keys copy the attributes. Collective."""
         new = self.Clone()
         self._copy_attributes(new)
         new._state.info.update(self._state.info if info is None else info)
         return new
 
     def Dup_with_info(self, info: Info) -> Any:
-        """The same as `Dup`."""
+        """Same as `Dup`."""
         return self.Dup(info)
 
     def Idup(self, info: Info | None = None) -> tuple[Any, Request]:
-        """`Dup`, which is over when this returns, and a request that is over too."""
+        """Call `Dup`, which completes before this returns, and return the result with a completed request."""
         return self.Dup(info), self.Isend([BOTTOM, 0, datatypes["BYTE"]], c.PROC_NULL)
 
     def Idup_with_info(self, info: Info) -> tuple[Any, Request]:
-        """The same as `Idup`."""
+        """Same as `Idup`."""
         return self.Idup(info)
 
     def Create(self, group: Group) -> Any:
-        """A communicator of a part of the group, ``COMM_NULL`` outside. Collective; groups may differ if disjoint."""
+        """Return a communicator of a part of the group, ``COMM_NULL`` outside it. Collective; ranks may pass different
+        groups if these are disjoint.
+        """
         members = group._workers()
         mine = self._world_ranks()
         place = {worker: rank for rank, worker in enumerate(mine)}
@@ -268,13 +270,13 @@ class Comm(_tidemill.Comm, Attributes["Comm"]):
 
     @classmethod
     def _plain(cls) -> type[Comm]:
-        """The class of parts of it: without the topology."""
+        """Return the class of its parts: without the topology."""
         return Intracomm
 
     def Split(self, color: int = 0, key: int = 0) -> Any:
-        """One communicator for each colour, ranked by `key`, then by rank here. Collective.
+        """Return one communicator for each color, ranked by `key`, then by rank in this one. Collective.
 
-        Returns ``COMM_NULL`` for the colour ``MPI.UNDEFINED``.
+        The color ``MPI.UNDEFINED`` gives ``COMM_NULL``.
         """
         if color == c.UNDEFINED:
             return self._make(self._split(None, key), self._plain())
@@ -283,7 +285,7 @@ class Comm(_tidemill.Comm, Attributes["Comm"]):
         return self._make(self._split(color, key), self._plain())
 
     def Split_type(self, split_type: int, key: int = 0, info: Info = INFO_NULL) -> Any:
-        """One communicator for each host (``MPI.COMM_TYPE_SHARED``). Collective."""
+        """Return one communicator for each host (``MPI.COMM_TYPE_SHARED``). Collective."""
         if split_type not in (c.COMM_TYPE_SHARED, c.UNDEFINED, c.COMM_TYPE_HW_GUIDED, c.COMM_TYPE_HW_UNGUIDED):
             raise fail("ERR_ARG", f"{split_type} is not a type to split by")
         by_resource = bool(info) and info.Get("mpi_hw_resource_type") == "mpi_shared_memory"
@@ -294,7 +296,7 @@ class Comm(_tidemill.Comm, Attributes["Comm"]):
         return self.Split(hosts()[self._world_ranks()[self.rank]], key)
 
     def Free(self) -> None:
-        """Turns this handle into ``COMM_NULL``; the native communicator ends when nothing uses it any more."""
+        """Set this handle to ``COMM_NULL``; the native communicator is freed when it is no longer used."""
         self._check_usable()
         if self._predefined_name is not None:
             raise fail("ERR_COMM", f"{self._state.name} is predefined and cannot be freed")
@@ -302,12 +304,12 @@ class Comm(_tidemill.Comm, Attributes["Comm"]):
         self._free()
 
     def free(self) -> None:
-        """Frees the communicator unless it is null or predefined."""
+        """Free the communicator unless it is null or predefined."""
         if self and self._predefined_name is None:
             self.Free()
 
     def Disconnect(self) -> None:
-        """Waits for the others, then frees the communicator. Collective."""
+        """Wait for the other processes, then free the communicator. Collective."""
         self.Barrier()
         self.Free()
 
@@ -322,7 +324,7 @@ class Comm(_tidemill.Comm, Attributes["Comm"]):
         recvtag: int = c.ANY_TAG,
         status: Status | None = None,
     ) -> None:
-        """Sends a buffer and receives another message into it."""
+        """Send a buffer and receive another message into it."""
         request = self.Ibsend(buf, dest, sendtag)
         self.Recv(buf, source, recvtag, status)
         request.Wait()
@@ -336,48 +338,48 @@ class Comm(_tidemill.Comm, Attributes["Comm"]):
         source: int = c.ANY_SOURCE,
         recvtag: int = c.ANY_TAG,
     ) -> Request:
-        """Begins to send one message and to receive another."""
+        """Start sending one message and receiving another."""
         return _both(self.Irecv(recvbuf, source, recvtag), self.Isend(sendbuf, dest, sendtag))
 
     def Isendrecv_replace(
         self, buf: Any, dest: int, sendtag: int = 0, source: int = c.ANY_SOURCE, recvtag: int = c.ANY_TAG
     ) -> Request:
-        """Begins to send a buffer and to receive another message into it."""
+        """Start sending a buffer and receiving another message into it."""
         sending = self.Ibsend(buf, dest, sendtag)
         return _both(self.Irecv(buf, source, recvtag), sending)
 
     def Mprobe(self, source: int = c.ANY_SOURCE, tag: int = c.ANY_TAG, status: Status | None = None) -> Message:
-        """Waits for a message and takes it out of matching."""
+        """Wait for a message and remove it from matching."""
         message = Message()
         self._match(message, source, tag, status, True)
         return message
 
     def Improbe(self, source: int = c.ANY_SOURCE, tag: int = c.ANY_TAG, status: Status | None = None) -> Message | None:
-        """Takes a message out of matching, if there is one."""
+        """Remove a message from matching, if there is one."""
         message = Message()
         return message if self._match(message, source, tag, status, False) else None
 
     def send(self, obj: Any, dest: int, tag: int = 0) -> None:
-        """Sends an object. Large arrays inside it are not copied."""
+        """Send an object. Large arrays in it are not copied."""
         _objects.send(self, obj, dest, tag)
 
     def bsend(self, obj: Any, dest: int, tag: int = 0) -> None:
-        """Sends a copy of an object and returns at once."""
+        """Send a copy of an object and return at once."""
         self.Ibsend(pickle.dumps(obj), dest, tag)
 
     def ssend(self, obj: Any, dest: int, tag: int = 0) -> None:
-        """Sends an object; returns when its receive has begun."""
+        """Send an object; return when its receive has started."""
         _objects.send(self, obj, dest, tag, synchronous=True)
 
     def recv(
         self, buf: Any = None, source: int = c.ANY_SOURCE, tag: int = c.ANY_TAG, status: Status | None = None
     ) -> Any:
-        """Receives an object. `buf` is not needed here: there is room for any message.
+        """Receive an object. `buf` is not needed: any message fits.
 
         Warns
         -----
         UserWarning
-            If `buf` is a buffer, as in mpi4py. A number, once its size, is ignored.
+            If `buf` is a buffer, as in mpi4py. A number (a size, in earlier versions of mpi4py) is ignored.
         """
         if buf is not None and not isinstance(buf, int):
             warnings.warn("recv: the argument buf is deprecated and not used", UserWarning, stacklevel=2)
@@ -393,102 +395,102 @@ class Comm(_tidemill.Comm, Attributes["Comm"]):
         recvtag: int = c.ANY_TAG,
         status: Status | None = None,
     ) -> Any:
-        """Sends one object and receives another."""
+        """Send one object and receive another."""
         request = _objects.isend(self, sendobj, dest, sendtag)
         found = _objects.recv(self, source, recvtag, status)
         request.Wait()
         return found
 
     def isend(self, obj: Any, dest: int, tag: int = 0) -> Request:
-        """Begins to send an object, whose arrays must not change until the request is over."""
+        """Start sending an object. Its arrays must not change until the request completes."""
         return _objects.isend(self, obj, dest, tag)
 
     def ibsend(self, obj: Any, dest: int, tag: int = 0) -> Request:
-        """Begins to send a copy of an object: the request is over at once."""
+        """Start sending a copy of an object: the request completes at once."""
         request: Request = self.Ibsend(pickle.dumps(obj), dest, tag)
         return request
 
     def issend(self, obj: Any, dest: int, tag: int = 0) -> Request:
-        """Begins a synchronous send of an object: the request is over when the receive has begun."""
+        """Start a synchronous send of an object: the request completes when the receive has started."""
         return _objects.isend(self, obj, dest, tag, synchronous=True)
 
     def irecv(self, buf: Any = None, source: int = c.ANY_SOURCE, tag: int = c.ANY_TAG) -> Request:
-        """Begins to receive an object, which `Request.wait` returns. `buf` is not needed here."""
+        """Start receiving an object; `Request.wait` returns it. `buf` is not needed."""
         return _objects.irecv(self, source, tag)
 
     def probe(self, source: int = c.ANY_SOURCE, tag: int = c.ANY_TAG, status: Status | None = None) -> bool:
-        """Waits for a message that a receive would take."""
+        """Wait for a message that a receive would match."""
         return bool(self.Probe(source, tag, status))
 
     def iprobe(self, source: int = c.ANY_SOURCE, tag: int = c.ANY_TAG, status: Status | None = None) -> bool:
-        """Whether there is a message that a receive would take."""
+        """Return whether there is a message that a receive would match."""
         return bool(self.Iprobe(source, tag, status))
 
     def mprobe(self, source: int = c.ANY_SOURCE, tag: int = c.ANY_TAG, status: Status | None = None) -> Message:
-        """Waits for a message and takes it out of matching."""
+        """Wait for a message and remove it from matching."""
         return self.Mprobe(source, tag, status)
 
     def improbe(self, source: int = c.ANY_SOURCE, tag: int = c.ANY_TAG, status: Status | None = None) -> Message | None:
-        """Takes a message out of matching, if there is one."""
+        """Remove a message from matching, if there is one."""
         return self.Improbe(source, tag, status)
 
     # Buffered sends need no buffer here.
 
     def Attach_buffer(self, buf: Any) -> None:
-        """Accepted for compatibility: buffered sends take the memory they need."""
+        """Accept a buffer for compatibility: buffered sends allocate the memory they need."""
         self._check_usable()
         self._state.buffer = attached(buf)
 
     def Detach_buffer(self) -> Any:
-        """Returns what `Attach_buffer` was given."""
+        """Return the buffer passed to `Attach_buffer`."""
         self._check_usable()
         found, self._state.buffer = self._state.buffer, None
         return found
 
     def Flush_buffer(self) -> None:
-        """Accepted for compatibility."""
+        """Do nothing; for compatibility."""
         self._check_usable()
 
     def Iflush_buffer(self) -> Request:
-        """Accepted for compatibility: a request that is over."""
+        """Return a completed request; for compatibility."""
         return self.Isend([BOTTOM, 0, datatypes["BYTE"]], c.PROC_NULL)
 
     # Objects among all.
 
     def barrier(self) -> None:
-        """Waits until every rank has called it."""
+        """Wait until every rank has called it."""
         self.Barrier()
 
     def bcast(self, obj: Any, root: int = 0) -> Any:
-        """The root's object to everybody."""
+        """Send the root's object to all ranks."""
         self._check_root(root)
         return _objects.bcast(self, obj, root)
 
     def gather(self, sendobj: Any, root: int = 0) -> list[Any] | None:
-        """Everybody's object to the root, as a list by rank."""
+        """Collect all ranks' objects at the root, as a list by rank."""
         self._check_root(root)
         return _objects.gather(self, sendobj, root)
 
     def scatter(self, sendobj: Sequence[Any] | None, root: int = 0) -> Any:
-        """Object i of the root to rank i."""
+        """Send the root's object i to rank i."""
         self._check_root(root)
         return _objects.scatter(self, sendobj, root)
 
     def allgather(self, sendobj: Any) -> list[Any]:
-        """Everybody's object to everybody, as a list by rank."""
+        """Collect all ranks' objects on all ranks, as a list by rank."""
         return _objects.allgather(self, sendobj)
 
     def alltoall(self, sendobj: Sequence[Any]) -> list[Any]:
-        """Object i of rank j becomes object j of rank i."""
+        """Exchange objects: object i of rank j becomes object j of rank i."""
         return _objects.alltoall(self, sendobj)
 
     def reduce(self, sendobj: Any, op: Combine = SUM, root: int = 0) -> Any:
-        """Combines everybody's object in rank order; the result goes to the root, the others get ``None``."""
+        """Combine all ranks' objects in rank order; the root gets the result, other ranks get ``None``."""
         self._check_root(root)
         return _objects.reduce(self, sendobj, op, root)
 
     def allreduce(self, sendobj: Any, op: Combine = SUM) -> Any:
-        """Combines everybody's object in rank order; the result goes to everybody."""
+        """Combine all ranks' objects in rank order; all ranks get the result."""
         return _objects.allreduce(self, sendobj, op)
 
     def _check_root(self, root: int) -> None:
@@ -499,7 +501,7 @@ class Comm(_tidemill.Comm, Attributes["Comm"]):
 
     @classmethod
     def Get_parent(cls) -> Any:
-        """``COMM_NULL``: there are no dynamic processes."""
+        """Return ``COMM_NULL``: dynamic processes are not supported."""
         from tidemill.mpi._inter import Intercomm
 
         return Intercomm()
@@ -514,7 +516,7 @@ class Comm(_tidemill.Comm, Attributes["Comm"]):
         missing("Comm.Revoke", "recovery from lost processes")
 
     def Is_revoked(self) -> bool:
-        """False: communicators are not revoked."""
+        """Return False: communicators are never revoked."""
         self._check_usable()
         return False
 
@@ -552,7 +554,7 @@ class Comm(_tidemill.Comm, Attributes["Comm"]):
 
 
 class _Both:
-    """Drives the request of a receive and a send that go together."""
+    """Drives the request of a combined receive and send."""
 
     def __init__(self, receive: Request, send: Request) -> None:
         self.requests = [receive, send]
@@ -579,7 +581,9 @@ def _both(receive: Request, send: Request) -> Request:
 
 
 def _add_persistent() -> None:
-    """``Send_init`` and its like: a persistent request starts the non-blocking call of the same name again and again."""
+    """Add ``Send_init`` and the like: a persistent request that starts the nonblocking call of the same name
+    repeatedly.
+    """
     names = ["Send", "Recv", "Bsend", "Ssend", "Rsend"]
     names += ["Barrier", "Bcast", "Gather", "Gatherv", "Scatter", "Scatterv", "Allgather", "Allgatherv", "Alltoall"]
     names += ["Alltoallv", "Alltoallw", "Reduce", "Allreduce", "Reduce_scatter_block", "Reduce_scatter"]
@@ -588,7 +592,7 @@ def _add_persistent() -> None:
 
 
 def persistent(name: str) -> Callable[..., Prequest]:
-    """The persistent variant of a call."""
+    """Return the persistent variant of a call."""
     nonblocking = "I" + name[0].lower() + name[1:]
 
     def call(self: Comm, *args: Any, **kwargs: Any) -> Prequest:
@@ -598,7 +602,7 @@ def persistent(name: str) -> Callable[..., Prequest]:
 
     call.__name__, call.__qualname__ = f"{name}_init", f"Comm.{name}_init"
     call.__doc__ = (
-        f"A persistent request that does `{nonblocking}` with these arguments whenever it is started.\n\n"
+        f"Return a persistent request that runs `{nonblocking}` with these arguments each time it is started.\n\n"
         "Source: MPI 4.1 sections 3.9 and 6.13."
     )
     return call
@@ -635,7 +639,7 @@ class Intracomm(Comm):
         return not comm.Is_inter()
 
     def Create_group(self, group: Group, tag: int = 0) -> Any:
-        """A communicator of a part of the group, called by its members only."""
+        """Return a communicator of a part of the group; only its members call this."""
         place = {worker: rank for rank, worker in enumerate(self._world_ranks())}
         members = group._workers()
         if any(worker not in place for worker in members):
@@ -653,7 +657,7 @@ class Intracomm(Comm):
         info: Info = INFO_NULL,
         errhandler: Errhandler | None = None,
     ) -> Any:
-        """A communicator of a group, called by its members only."""
+        """Return a communicator of a group; only its members call this."""
         import zlib
 
         from tidemill import mpi
@@ -661,11 +665,11 @@ class Intracomm(Comm):
         return mpi.COMM_WORLD.Create_group(group, zlib.crc32(stringtag.encode()) & 0x7FFFFFFF)
 
     def scan(self, sendobj: Any, op: Combine = SUM) -> Any:
-        """Combines the objects of ranks up to and including this one."""
+        """Combine the objects of ranks up to and including this one."""
         return _objects.scan(self, sendobj, op)
 
     def exscan(self, sendobj: Any, op: Combine = SUM) -> Any:
-        """Combines the objects of lower ranks; ``None`` on rank 0."""
+        """Combine the objects of lower ranks; ``None`` on rank 0."""
         return _objects.exscan(self, sendobj, op)
 
     # Topologies.
@@ -673,14 +677,14 @@ class Intracomm(Comm):
     def Create_cart(
         self, dims: Sequence[int], periods: Sequence[bool] | bool | None = None, reorder: bool = False
     ) -> Any:
-        """A communicator whose ranks lie in a grid of `dims`; ``COMM_NULL`` for ranks outside. Collective.
+        """Return a communicator whose ranks form a grid of `dims`; ``COMM_NULL`` for ranks outside it. Collective.
 
         Parameters
         ----------
         dims : sequence of int
-            Ranks along each dimension.
+            Number of ranks along each dimension.
         periods : sequence of bool or bool, optional
-            Which dimensions wrap around; default none.
+            Dimensions that wrap around; none by default.
         reorder : bool, default=False
             Accepted for compatibility; ranks keep their order.
         """
@@ -689,7 +693,7 @@ class Intracomm(Comm):
         return create_cart(self, dims, periods)
 
     def Create_graph(self, index: Sequence[int], edges: Sequence[int], reorder: bool = False) -> Any:
-        """A communicator with a graph that every rank knows whole. Collective."""
+        """Return a communicator with a graph that every rank knows in full. Collective."""
         from tidemill.mpi._topology import create_graph
 
         return create_graph(self, index, edges)
@@ -703,7 +707,7 @@ class Intracomm(Comm):
         info: Info = INFO_NULL,
         reorder: bool = False,
     ) -> Any:
-        """A communicator with a graph of which every rank knows its own edges. Collective."""
+        """Return a communicator with a graph; every rank specifies its own edges. Collective."""
         from tidemill.mpi._topology import create_dist_graph_adjacent
 
         return create_dist_graph_adjacent(self, sources or [], destinations or [], sourceweights, destweights)
@@ -717,25 +721,27 @@ class Intracomm(Comm):
         info: Info = INFO_NULL,
         reorder: bool = False,
     ) -> Any:
-        """A communicator with a graph whose edges any rank may name. Collective."""
+        """Return a communicator with a graph; any rank may specify any edges. Collective."""
         from tidemill.mpi._topology import create_dist_graph
 
         return create_dist_graph(self, sources, degrees, destinations, weights)
 
     def Create_intercomm(self, local_leader: int, peer_comm: Intracomm, remote_leader: int, tag: int = 0) -> Any:
-        """An intercommunicator between this group and another, whose leaders know each other. Collective over both."""
+        """Return an intercommunicator between this group and another; the leaders of both must know each other.
+        Collective over both.
+        """
         from tidemill.mpi._inter import create_intercomm
 
         return create_intercomm(self, local_leader, peer_comm, remote_leader, tag)
 
     def Cart_map(self, dims: Sequence[int], periods: Sequence[bool] | bool | None = None) -> int:
-        """Return the rank's place in a grid: its rank, ``MPI.UNDEFINED`` outside."""
+        """Return the rank's position in a grid: its rank, ``MPI.UNDEFINED`` outside."""
         import math
 
         return self.rank if self.rank < math.prod(dims) else c.UNDEFINED
 
     def Graph_map(self, index: Sequence[int], edges: Sequence[int]) -> int:
-        """Return the rank's place in a graph: its rank, ``MPI.UNDEFINED`` outside."""
+        """Return the rank's position in a graph: its rank, ``MPI.UNDEFINED`` outside."""
         return self.rank if self.rank < len(index) else c.UNDEFINED
 
     # Dynamic processes.

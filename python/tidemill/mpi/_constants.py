@@ -1,4 +1,4 @@
-"""The integers of MPI: wildcards, kinds and limits. Their values are Tidemill's own; programs use the names.
+"""Integer constants of MPI: wildcards, kinds and limits. The values are specific to Tidemill; use the names.
 
 Source: MPI 4.1 appendix A.1.
 """
@@ -77,7 +77,7 @@ THREAD_FUNNELED: Final = 1
 THREAD_SERIALIZED: Final = 2
 THREAD_MULTIPLE: Final = 3
 
-#: The version of the standard whose calls are offered (those this package has, see `tidemill.mpi`).
+#: Version of the MPI standard whose calls are provided (as far as this package supports them, see `tidemill.mpi`).
 VERSION: Final = 4
 SUBVERSION: Final = 0
 

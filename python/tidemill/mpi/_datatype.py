@@ -1,8 +1,8 @@
 """Datatypes: the predefined ones, and derived ones as runs of bytes.
 
-A derived datatype is two arrays: where each run of bytes begins, relative to the buffer, and how long it is, in the order
-in which the bytes travel. Contiguous types need no packing; the others are gathered into a packed array before a message
-leaves and scattered after one has arrived.
+A derived datatype is two arrays: the start of each run of bytes, relative to the buffer, and its length, in the order
+of transfer. Contiguous types need no packing; others are packed into an array before sending and unpacked after
+receiving.
 
 Source: MPI 4.1 chapter 5.
 """
@@ -129,14 +129,14 @@ _PAIRS = {
 
 
 class Layout:
-    """Where the bytes of one item lie: its runs in the order of travel, and its bounds.
+    """Position of the bytes of one item: its runs in the order of transfer, and its bounds.
 
     Attributes
     ----------
     starts, lengths : ndarray of int64, shape (runs,)
         Bytes, relative to the buffer.
     elements : ndarray of int64, shape (runs, )
-        Bytes of one basic element in each run, for counting elements.
+        Size in bytes of one basic element in each run, for counting elements.
     lower, extent : int
         Lower bound and distance to the next item, in bytes.
     """
@@ -170,7 +170,7 @@ class Layout:
 
     @property
     def is_contiguous(self) -> bool:
-        """Whether items one after another are plain bytes from the start of the buffer."""
+        """True if consecutive items are plain bytes from the start of the buffer."""
         if not self.starts.size:
             return self.extent == 0
         ends = self.starts + self.lengths
@@ -178,7 +178,7 @@ class Layout:
         return in_order and self.starts[0] == 0 and self.size == self.extent
 
     def placed(self, displacements: Any, counts: Any) -> tuple[Offsets, Offsets, Offsets]:
-        """Runs of `counts[i]` items at each of `displacements[i]` (bytes), neighbours merged."""
+        """Return the runs of `counts[i]` items at each of `displacements[i]` (bytes), with adjacent runs merged."""
         counts = np.asarray(counts, np.int64)
         if self.is_contiguous and self.starts.size and (self.elements == self.elements[0]).all():
             # One run a block, however long.
@@ -193,7 +193,7 @@ class Layout:
         return merged(starts, lengths, elements)
 
     def index(self) -> tuple[int, Offsets]:
-        """Unit in bytes and, in units, the place of every unit of one item in the order of travel."""
+        """Return the unit in bytes and, in units, the position of every unit of one item in the order of transfer."""
         if self._index is None:
             unit = math.gcd(8, self.extent, *map(int, np.unique(self.starts)), *map(int, np.unique(self.lengths)))
             parts = [np.arange(s, s + n) for s, n in zip(self.starts // unit, self.lengths // unit, strict=True)]
@@ -201,7 +201,7 @@ class Layout:
         return self._index
 
     def units(self, buffer: Bytes, count: int) -> tuple[NDArray[Any], Offsets]:
-        """The buffer as units, and which of them `count` items take."""
+        """Return the buffer as units, and the indices of those that `count` items cover."""
         if self.true_lower < 0:
             raise fail("ERR_TYPE", "datatypes that reach below the start of the buffer are not supported")
         unit, index = self.index()
@@ -210,12 +210,12 @@ class Layout:
         return whole, (items[:, None] + index[None, :]).ravel()
 
     def pack(self, buffer: Bytes, count: int) -> Bytes:
-        """`count` items of `buffer` as plain bytes, shape (count * size,)."""
+        """Return `count` items of `buffer` as plain bytes, shape (count * size,)."""
         whole, index = self.units(buffer, count)
         return whole[index].view(np.uint8)
 
     def unpack(self, packed: Bytes, buffer: Bytes, count: int) -> None:
-        """The reverse of `pack`; `packed` may hold fewer bytes than all items, then the rest stays as it is."""
+        """Reverse `pack`; if `packed` holds fewer bytes than all items, the rest stays unchanged."""
         whole, index = self.units(buffer, count)
         unit = whole.dtype.itemsize
         filled = packed.size // unit
@@ -223,7 +223,7 @@ class Layout:
 
 
 def merged(starts: Offsets, lengths: Offsets, elements: Offsets) -> tuple[Offsets, Offsets, Offsets]:
-    """The same runs with neighbours joined and empty ones dropped."""
+    """Return the same runs with adjacent ones merged and empty ones dropped."""
     keep = lengths > 0
     starts, lengths, elements = starts[keep], lengths[keep], elements[keep]
     if starts.size < 2:
@@ -235,10 +235,10 @@ def merged(starts: Offsets, lengths: Offsets, elements: Offsets) -> tuple[Offset
 
 
 class Datatype(_tidemill.Datatype, Attributes["Datatype"]):
-    """What the elements of a message are. ``MPI.DOUBLE`` and its like are predefined; ``Create_*`` derive new ones.
+    """The type of a message's elements. ``MPI.DOUBLE`` and others are predefined; ``Create_*`` derive new ones.
 
-    Derived datatypes work in point to point and in every collective that moves data. A reduction takes them with an
-    operation of the program's own.
+    Derived datatypes work in point-to-point calls and in every collective that moves data. Reductions accept them with
+    a user-defined operation.
     """
 
     _kind = "datatype"
@@ -304,14 +304,14 @@ class Datatype(_tidemill.Datatype, Attributes["Datatype"]):
         return self._layout
 
     def free(self) -> None:
-        """Frees the datatype unless it is null or one of the names of MPI."""
+        """Free the datatype unless it is null or predefined."""
         if self and not self.is_predefined:
             self.Free()
         elif not self._is_constant():
             self._layout = self._token = None
 
     def Free(self) -> None:
-        """Turns this handle into ``MPI.DATATYPE_NULL``. Messages under way are not affected."""
+        """Set this handle to ``MPI.DATATYPE_NULL``. Messages in transit are not affected."""
         self._check_usable()
         if self.is_predefined:
             raise fail("ERR_TYPE", f"{self._name} is predefined and cannot be freed")
@@ -319,21 +319,21 @@ class Datatype(_tidemill.Datatype, Attributes["Datatype"]):
         self._layout = self._token = None
 
     def Commit(self) -> Any:
-        """Makes the datatype ready for messages; here every datatype is. Returns the datatype."""
+        """Make the datatype ready for messages, which every datatype already is. Returns the datatype."""
         self._check_usable()
         return self
 
     def Get_size(self) -> int:
-        """Bytes of data in one item."""
+        """Return the bytes of data in one item."""
         return self._laid().size
 
     def Get_extent(self) -> tuple[int, int]:
-        """Lower bound, and distance from one item to the next, in bytes."""
+        """Return the lower bound and the distance from one item to the next, in bytes."""
         layout = self._laid()
         return layout.lower, layout.extent
 
     def Get_true_extent(self) -> tuple[int, int]:
-        """Lower bound and width of the data itself, in bytes."""
+        """Return the lower bound and the width of the data itself, in bytes."""
         layout = self._laid()
         return layout.true_lower, layout.true_upper - layout.true_lower
 
@@ -346,11 +346,11 @@ class Datatype(_tidemill.Datatype, Attributes["Datatype"]):
     true_ub = property(lambda self: sum(self.Get_true_extent()), doc="Where the data ends, in bytes.")
 
     def Get_name(self) -> str:
-        """The name, ``"MPI_DOUBLE"`` for ``MPI.DOUBLE``."""
+        """Return the name: ``"MPI_DOUBLE"`` for ``MPI.DOUBLE``."""
         return self._name
 
     def Set_name(self, name: str) -> None:
-        """Names the datatype, for people."""
+        """Set the name."""
         self._check_usable()
         self._name = name
 
@@ -358,25 +358,27 @@ class Datatype(_tidemill.Datatype, Attributes["Datatype"]):
 
     @property
     def is_predefined(self) -> bool:
-        """Whether this is one of the datatypes of MPI itself."""
+        """True if the datatype is predefined by MPI."""
         return self._token is None or self._predefined_name is not None or self._combiner in _F90
 
     @property
     def is_named(self) -> bool:
-        """Whether this is one of the datatypes of MPI itself."""
+        """True if the datatype is predefined by MPI."""
         self._check_usable()
         return self._combiner == c.COMBINER_NAMED
 
     # How it was made.
 
     def Get_envelope(self) -> tuple[int, int, int, int, int]:
-        """Numbers of integers, addresses, counts and datatypes it was made from, and how (``MPI.COMBINER_*``)."""
+        """Return the numbers of integers, addresses, counts and datatypes it was created from, and how
+        (``MPI.COMBINER_*``).
+        """
         self._check_usable()
         integers, addresses, counts, datatypes = self._contents
         return len(integers), len(addresses), len(counts), len(datatypes), self._combiner
 
     def Get_contents(self) -> tuple[list[int], list[int], list[int], list[Datatype]]:
-        """The integers, addresses, counts and datatypes it was made from; the caller may free the datatypes."""
+        """Return the integers, addresses, counts and datatypes it was created from; the caller may free the datatypes."""
         if self.is_named:
             raise fail("ERR_TYPE", "a predefined datatype has no contents")
         integers, addresses, counts, datatypes = self._contents
@@ -387,11 +389,11 @@ class Datatype(_tidemill.Datatype, Attributes["Datatype"]):
 
     @property
     def combiner(self) -> int:
-        """How it was made, one of ``MPI.COMBINER_*``."""
+        """The way it was created, one of ``MPI.COMBINER_*``."""
         return self.Get_envelope()[-1]
 
     def decode(self) -> tuple[Datatype, str, dict[str, Any]]:
-        """The datatype it was made from, how, and the arguments by name."""
+        """Return the datatype it was created from, how, and the arguments by name."""
         return _decode(self)
 
     # New ones.
@@ -406,7 +408,7 @@ class Datatype(_tidemill.Datatype, Attributes["Datatype"]):
         *,
         bounds: tuple[int, int] | None = None,
     ) -> Any:
-        """`counts[i]` items at each of `displacements[i]` bytes; bounds from the items unless given."""
+        """Return `counts[i]` items at each of `displacements[i]` bytes; bounds from the items unless given."""
         layout = self._laid()
         displacements, counts = np.asarray(displacements, np.int64), np.asarray(counts, np.int64)
         if displacements.size != counts.size:
@@ -426,7 +428,7 @@ class Datatype(_tidemill.Datatype, Attributes["Datatype"]):
         return result
 
     def Dup(self) -> Any:
-        """An equal datatype of its own."""
+        """Return an independent copy."""
         self._check_usable()
         result = type(self)._derive(self._laid(), c.COMBINER_DUP, ([], [], [], [Datatype(self)]))
         result._code, result._typestr, result._sized = self._code, self._typestr, self._sized
@@ -434,19 +436,19 @@ class Datatype(_tidemill.Datatype, Attributes["Datatype"]):
         return result
 
     def Create_dup(self) -> Any:
-        """The same as `Dup`."""
+        """Same as `Dup`."""
         return self.Dup()
 
     def Create_contiguous(self, count: int) -> Any:
-        """`count` items one after another."""
+        """Return a datatype of `count` consecutive items."""
         return self._made(c.COMBINER_CONTIGUOUS, [0], [count], [count])
 
     def Create_vector(self, count: int, blocklength: int, stride: int) -> Any:
-        """`count` blocks of `blocklength` items; from one block to the next `stride` items."""
+        """Return a datatype of `count` blocks of `blocklength` items, `stride` items from one block to the next."""
         return self._strided(c.COMBINER_VECTOR, count, blocklength, stride, stride * self._laid().extent)
 
     def Create_hvector(self, count: int, blocklength: int, stride: int) -> Any:
-        """`count` blocks of `blocklength` items; from one block to the next `stride` bytes."""
+        """Return a datatype of `count` blocks of `blocklength` items, `stride` bytes from one block to the next."""
         return self._strided(c.COMBINER_HVECTOR, count, blocklength, stride, stride)
 
     def _strided(self, combiner: int, count: int, blocklength: int, stride: int, step_bytes: int) -> Any:
@@ -458,24 +460,24 @@ class Datatype(_tidemill.Datatype, Attributes["Datatype"]):
         return self._made(combiner, places, [blocklength] * count, [count, blocklength], [stride])
 
     def Create_indexed(self, blocklengths: Sequence[int], displacements: Sequence[int]) -> Any:
-        """Blocks of `blocklengths[i]` items at `displacements[i]` items."""
+        """Return a datatype of blocks of `blocklengths[i]` items at `displacements[i]` items."""
         places = np.asarray(displacements, np.int64) * self._laid().extent
         integers = [len(blocklengths), *blocklengths, *displacements]
         return self._made(c.COMBINER_INDEXED, places, blocklengths, integers)
 
     def Create_hindexed(self, blocklengths: Sequence[int], displacements: Sequence[int]) -> Any:
-        """Blocks of `blocklengths[i]` items at `displacements[i]` bytes."""
+        """Return a datatype of blocks of `blocklengths[i]` items at `displacements[i]` bytes."""
         integers = [len(blocklengths), *blocklengths]
         return self._made(c.COMBINER_HINDEXED, displacements, blocklengths, integers, list(displacements))
 
     def Create_indexed_block(self, blocklength: int, displacements: Sequence[int]) -> Any:
-        """Blocks of `blocklength` items at `displacements[i]` items."""
+        """Return a datatype of blocks of `blocklength` items at `displacements[i]` items."""
         places = np.asarray(displacements, np.int64) * self._laid().extent
         integers = [len(displacements), blocklength, *displacements]
         return self._made(c.COMBINER_INDEXED_BLOCK, places, [blocklength] * len(displacements), integers)
 
     def Create_hindexed_block(self, blocklength: int, displacements: Sequence[int]) -> Any:
-        """Blocks of `blocklength` items at `displacements[i]` bytes."""
+        """Return a datatype of blocks of `blocklength` items at `displacements[i]` bytes."""
         integers, addresses = [len(displacements), blocklength], list(displacements)
         return self._made(c.COMBINER_HINDEXED_BLOCK, displacements, [blocklength] * len(addresses), integers, addresses)
 
@@ -483,8 +485,8 @@ class Datatype(_tidemill.Datatype, Attributes["Datatype"]):
     def Create_struct(
         cls, blocklengths: Sequence[int], displacements: Sequence[int], datatypes: Sequence[Datatype]
     ) -> Any:
-        """`blocklengths[i]` items of `datatypes[i]` at `displacements[i]` bytes: a C struct, without its last padding
-        (add it with `Create_resized`).
+        """Return a datatype of `blocklengths[i]` items of `datatypes[i]` at `displacements[i]` bytes: a C struct,
+        without the padding at its end (add it with `Create_resized`).
         """
         if not len(blocklengths) == len(displacements) == len(datatypes):
             raise ValueError("block lengths, displacements and datatypes must be equally many")
@@ -511,7 +513,9 @@ class Datatype(_tidemill.Datatype, Attributes["Datatype"]):
     def Create_subarray(
         self, sizes: Sequence[int], subsizes: Sequence[int], starts: Sequence[int], order: int = c.ORDER_C
     ) -> Any:
-        """A box of `subsizes` items at `starts` in an array of `sizes` items; its extent is that of the whole array."""
+        """Return a datatype of a box of `subsizes` items at `starts` in an array of `sizes` items; its extent is that
+        of the whole array.
+        """
         ndims = len(sizes)
         if not ndims or len(subsizes) != ndims or len(starts) != ndims:
             raise fail("ERR_ARG", "sizes, subsizes and starts must be equally many, and some")
@@ -536,18 +540,18 @@ class Datatype(_tidemill.Datatype, Attributes["Datatype"]):
         raise UnsupportedError("Tidemill has no Datatype.Create_darray; use Create_subarray or Create_indexed")
 
     def Create_resized(self, lb: int, extent: int) -> Any:
-        """The same data with other bounds: where an item begins and the distance to the next, in bytes."""
+        """Return a datatype of the same data with another lower bound and extent, in bytes."""
         layout = self._laid()
         resized = Layout(layout.starts, layout.lengths, layout.elements, lb, extent)
         return type(self)._derive(resized, c.COMBINER_RESIZED, ([], [lb, extent], [], [Datatype(self)]))
 
     def Resized(self, lb: int, extent: int) -> Any:
-        """The same as `Create_resized`."""
+        """Same as `Create_resized`."""
         return self.Create_resized(lb, extent)
 
     @classmethod
     def Get_value_index(cls, value: Datatype, index: Datatype) -> Datatype:
-        """The pair datatype of `MPI.MINLOC` with these members, or ``DATATYPE_NULL``."""
+        """Return the pair datatype of `MPI.MINLOC` with these members, or ``DATATYPE_NULL``."""
         value._check_usable()
         index._check_usable()
         for pair, member in (
@@ -564,7 +568,7 @@ class Datatype(_tidemill.Datatype, Attributes["Datatype"]):
 
     @classmethod
     def Match_size(cls, typeclass: int, size: int) -> Datatype:
-        """The predefined datatype of a class (``MPI.TYPECLASS_*``) with `size` bytes."""
+        """Return the predefined datatype of a class (``MPI.TYPECLASS_*``) with `size` bytes."""
         names = {
             c.TYPECLASS_INTEGER: {1: "INTEGER1", 2: "INTEGER2", 4: "INTEGER4", 8: "INTEGER8"},
             c.TYPECLASS_REAL: {2: "REAL2", 4: "REAL4", 8: "REAL8"},
@@ -578,7 +582,7 @@ class Datatype(_tidemill.Datatype, Attributes["Datatype"]):
 
     @classmethod
     def Create_f90_integer(cls, r: int) -> Datatype:
-        """The integer datatype with `r` decimal digits: predefined, and the same for the same digits."""
+        """Return the integer datatype with `r` decimal digits: predefined, and the same for the same digits."""
         bits = next((bits for bits in (8, 16, 32, 64) if 10**r <= 2 ** (bits - 1)), None)
         if bits is None:
             raise fail("ERR_ARG", f"no integer datatype has {r} decimal digits")
@@ -586,19 +590,19 @@ class Datatype(_tidemill.Datatype, Attributes["Datatype"]):
 
     @classmethod
     def Create_f90_real(cls, p: int, r: int) -> Datatype:
-        """The real datatype with `p` decimal digits and decimal exponents up to `r`."""
+        """Return the real datatype with `p` decimal digits and decimal exponents up to `r`."""
         return _f90(c.COMBINER_F90_REAL, f"REAL{_float_bytes(p, r)}", (p, r))
 
     @classmethod
     def Create_f90_complex(cls, p: int, r: int) -> Datatype:
-        """The complex datatype with `p` decimal digits and decimal exponents up to `r`."""
+        """Return the complex datatype with `p` decimal digits and decimal exponents up to `r`."""
         return _f90(c.COMBINER_F90_COMPLEX, f"COMPLEX{2 * _float_bytes(p, r)}", (p, r))
 
     # Characters.
 
     @property
     def typechar(self) -> str:
-        """The character of `numpy.dtype.char` that stands for it; ``"V"`` for none."""
+        """Its character in `numpy.dtype.char`; ``"V"`` if there is none."""
         self._check_usable()
         return self._code or "V"
 
@@ -609,12 +613,12 @@ class Datatype(_tidemill.Datatype, Attributes["Datatype"]):
         return self._typestr or f"V{self.Get_extent()[1]}"
 
     def tocode(self) -> str:
-        """The character of this datatype in ``[buffer, "d"]``.
+        """Return the character of this datatype, as in ``[buffer, "d"]``.
 
         Raises
         ------
         ValueError
-            When it has none.
+            If it has none.
         """
         if self._layout is None or self._code is None:
             raise ValueError("cannot map to character code or type string")
@@ -622,12 +626,12 @@ class Datatype(_tidemill.Datatype, Attributes["Datatype"]):
 
     @classmethod
     def fromcode(cls, code: str) -> Datatype:
-        """The datatype of a character or type string such as ``"d"`` or ``"f8"``.
+        """Return the datatype of a character or type string such as ``"d"`` or ``"f8"``.
 
         Raises
         ------
         ValueError
-            When there is none.
+            If there is none.
         """
         try:
             return by_code[code]
@@ -637,7 +641,7 @@ class Datatype(_tidemill.Datatype, Attributes["Datatype"]):
     # Packing by hand.
 
     def Pack(self, inbuf: Any, outbuf: Any, position: int, comm: Any) -> int:
-        """Appends all items in `inbuf` to the bytes of `outbuf` at `position`; returns the position behind them."""
+        """Append all items of `inbuf` to the bytes of `outbuf` at `position`; return the position after them."""
         from tidemill.mpi._buffers import bytes_of
 
         layout = self._laid()
@@ -649,7 +653,7 @@ class Datatype(_tidemill.Datatype, Attributes["Datatype"]):
         return int(position + packed.size)
 
     def Unpack(self, inbuf: Any, position: int, outbuf: Any, comm: Any) -> int:
-        """Fills `outbuf` with items from the bytes of `inbuf` at `position`; returns the position behind them."""
+        """Fill `outbuf` with items from the bytes of `inbuf` at `position`; return the position after them."""
         from tidemill.mpi._buffers import bytes_of
 
         layout = self._laid()
@@ -662,19 +666,19 @@ class Datatype(_tidemill.Datatype, Attributes["Datatype"]):
         return int(end)
 
     def Pack_size(self, count: int, comm: Any) -> int:
-        """Bytes that `count` items take when packed."""
+        """Return the number of bytes of `count` packed items."""
         return count * self._laid().size
 
     def Pack_external(self, datarep: str, inbuf: Any, outbuf: Any, position: int) -> int:
-        """Not available: the portable representation ``external32`` is missing."""
+        """Not available: the portable representation ``external32`` is not supported."""
         raise UnsupportedError("Tidemill has no Datatype.Pack_external (the external32 representation); use Pack")
 
     def Unpack_external(self, datarep: str, inbuf: Any, position: int, outbuf: Any) -> int:
-        """Not available: the portable representation ``external32`` is missing."""
+        """Not available: the portable representation ``external32`` is not supported."""
         raise UnsupportedError("Tidemill has no Datatype.Unpack_external (the external32 representation); use Unpack")
 
     def Pack_external_size(self, datarep: str, count: int) -> int:
-        """Not available: the portable representation ``external32`` is missing."""
+        """Not available: the portable representation ``external32`` is not supported."""
         raise UnsupportedError("Tidemill has no Datatype.Pack_external_size (external32); use Pack_size")
 
 
@@ -690,7 +694,9 @@ _f90_made: dict[tuple[int, tuple[int, ...]], Datatype] = {}
 
 
 def _f90(combiner: int, name: str, digits: tuple[int, ...]) -> Datatype:
-    """A datatype chosen by digits: a handle of its own, that is predefined but has no name. Source: MPI 4.1 section 19.1.5."""
+    """Return a datatype chosen by digits: a separate handle, predefined but without a name. Source: MPI 4.1 section
+    19.1.5.
+    """
     made = _f90_made.get((combiner, digits))
     if made is None:
         made = _f90_made[combiner, digits] = Datatype(predefined[name])
@@ -700,7 +706,7 @@ def _f90(combiner: int, name: str, digits: tuple[int, ...]) -> Datatype:
 
 
 def items_in(layout: Layout, nbytes: int) -> int:
-    """How many whole items a buffer of `nbytes` holds; the last may lack the padding behind its data."""
+    """Return the number of whole items in a buffer of `nbytes`; the last one may lack its trailing padding."""
     if layout.extent <= 0:
         return 0
     count = nbytes // layout.extent
@@ -708,7 +714,9 @@ def items_in(layout: Layout, nbytes: int) -> int:
 
 
 def elements_in(datatype: Datatype, nbytes: int) -> int | None:
-    """Basic elements in the first `nbytes` bytes of travel; ``None`` when they end within one."""
+    """Return the number of basic elements in the first `nbytes` transferred bytes; ``None`` if they end within an
+    element.
+    """
     layout = datatype._laid()
     if layout.size == 0:
         return 0
@@ -758,7 +766,7 @@ def _decode(datatype: Datatype) -> tuple[Datatype, str, dict[str, Any]]:
 
 
 def _remade(kind: type[Datatype], combiner: str, base: Datatype, arguments: dict[str, Any], name: str) -> Any:
-    """Makes a derived datatype again after pickling."""
+    """Restore a derived datatype after pickling."""
     if combiner == "STRUCT":
         made = kind.Create_struct(**arguments)
     elif combiner == "DUP":

@@ -1,7 +1,8 @@
-"""Reads arrays of other libraries by DLPack: the memory of the host behind a capsule, without taking it over.
+"""Reads arrays of other libraries through DLPack: the host memory of a capsule, without consuming it.
 
-NumPy's ``from_dlpack`` refuses element types that NumPy lacks, such as bfloat16, and takes the capsule over. A message only
-needs to know where the bytes are, so the structure is read directly, and the capsule kept alive as long as the array.
+NumPy's ``from_dlpack`` rejects element types that NumPy lacks, such as bfloat16, and consumes the capsule. A message
+only needs to know where the bytes are, so this module reads the structure directly, and keeps the capsule alive as long
+as the array.
 
 Source: DLPack 1.1, ``dlpack.h``.
 """
@@ -58,7 +59,7 @@ class _Versioned(ctypes.Structure):
 
 
 class TensorMemory:
-    """The memory of a tensor as NumPy asks for it; keeps the capsule, and with it the tensor."""
+    """The memory of a tensor in NumPy's array interface; keeps the capsule, and so the tensor, alive."""
 
     def __init__(self, capsule: Any, interface: dict[str, Any]) -> None:
         self._capsule = capsule
@@ -72,13 +73,13 @@ _pointer.restype, _pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes
 
 
 def array_of_capsule(capsule: Any) -> NDArray[Any]:
-    """The array behind what ``__dlpack__`` returned; it shares the memory.
+    """Return the array in the result of ``__dlpack__``; it shares the memory.
 
     Raises
     ------
     BufferError
-        If it is no capsule of a tensor, or one that was taken over already, of a later major version, or of a shape that
-        makes no sense.
+        If it is not a capsule of a tensor, has already been consumed, has a later major version, or has an invalid
+        shape.
     """
     readonly = False
     if _valid(capsule, b"dltensor_versioned"):

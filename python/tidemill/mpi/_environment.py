@@ -14,27 +14,27 @@ _added = [(1 << 16) + 1]
 
 
 def Init() -> None:
-    """Joins the job. Importing and using ``COMM_WORLD`` does so too. Source: MPI 4.1 section 11.2.1."""
+    """Join the job. Using ``COMM_WORLD`` also does so. Source: MPI 4.1 section 11.2.1."""
     from tidemill._membership import join
 
     join()
 
 
 def Init_thread(required: int = c.THREAD_MULTIPLE) -> int:
-    """Joins the job; any thread may communicate. Source: MPI 4.1 section 11.6.2."""
+    """Join the job; any thread may communicate. Source: MPI 4.1 section 11.6.2."""
     Init()
     return c.THREAD_MULTIPLE
 
 
 def Finalize() -> None:
-    """Leaves the job: no communication is possible afterwards. Happens by itself at the end of the program."""
+    """Leave the job: no communication is possible afterwards. Called automatically at the end of the program."""
     from tidemill._membership import leave
 
     leave()
 
 
 def Is_initialized() -> bool:
-    """True until `Finalize`: whoever asks is a worker, and joins its job if it has not yet."""
+    """Return True until `Finalize`; join the job if this has not happened yet."""
     from tidemill._membership import is_left
 
     if not is_left():
@@ -43,66 +43,66 @@ def Is_initialized() -> bool:
 
 
 def Is_finalized() -> bool:
-    """Whether this worker has left its job."""
+    """Return whether this worker has left its job."""
     from tidemill._membership import is_left
 
     return is_left()
 
 
 def Query_thread() -> int:
-    """``MPI.THREAD_MULTIPLE``."""
+    """Return ``MPI.THREAD_MULTIPLE``."""
     return c.THREAD_MULTIPLE
 
 
 def Is_thread_main() -> bool:
-    """Whether this is the main thread."""
+    """Return whether this is the main thread."""
     return threading.current_thread() is threading.main_thread()
 
 
 def Wtime() -> float:
-    """Seconds since some moment in the past."""
+    """Return the seconds since a fixed moment in the past."""
     return time.perf_counter()
 
 
 def Wtick() -> float:
-    """The resolution of `Wtime`, in seconds."""
+    """Return the resolution of `Wtime`, in seconds."""
     return time.get_clock_info("perf_counter").resolution
 
 
 def Get_processor_name() -> str:
-    """The name of this host."""
+    """Return the name of this host."""
     return os.uname().nodename
 
 
 def Get_version() -> tuple[int, int]:
-    """The version of the standard whose calls are offered."""
+    """Return the version of the MPI standard whose calls are provided."""
     return c.VERSION, c.SUBVERSION
 
 
 def Get_library_version() -> str:
-    """The name and version of the library."""
+    """Return the name and version of the library."""
     from tidemill._tidemill import __version__
 
     return f"Tidemill {__version__}"
 
 
 def Get_abi_version() -> tuple[int, int]:
-    """``(-1, -1)``: there is no binary interface of MPI here."""
+    """Return ``(-1, -1)``: there is no MPI ABI."""
     return -1, -1
 
 
 def Get_abi_info() -> Any:
-    """Nothing: there is no binary interface of MPI here."""
+    """Return an empty info: there is no MPI ABI."""
     return Get_hw_resource_info()
 
 
 def Get_abi_fortran_info() -> Any:
-    """Nothing: there is no Fortran here."""
+    """Return an empty info: Fortran is not supported."""
     return Get_hw_resource_info()
 
 
 def get_vendor() -> tuple[str, tuple[int, int, int]]:
-    """The name and version of the library."""
+    """Return the name and version of the library."""
     from tidemill._tidemill import __version__
 
     major, minor, patch = (int(part) for part in __version__.split("+")[0].split("-")[0].split("."))
@@ -110,33 +110,33 @@ def get_vendor() -> tuple[str, tuple[int, int, int]]:
 
 
 def Pcontrol(level: int) -> None:
-    """Does nothing: there is no profiler."""
+    """Do nothing: there is no profiler."""
 
 
 def Get_hw_resource_info() -> Any:
-    """Nothing is known under the names of the standard."""
+    """Return an empty info: Tidemill does not provide the standard's hardware resources."""
     from tidemill.mpi._info import Info
 
     return Info.Create()
 
 
 def Get_error_class(errorcode: int) -> int:
-    """The class of an error code."""
+    """Return the class of an error code."""
     return error_class(errorcode)
 
 
 def Get_error_string(errorcode: int) -> str:
-    """What an error code means."""
+    """Return the meaning of an error code."""
     return error_string(errorcode)
 
 
 def Add_error_class() -> int:
-    """A new error class of the program's own."""
+    """Create an error class."""
     return _add(None)
 
 
 def Add_error_code(errorclass: int) -> int:
-    """A new error code of a class."""
+    """Create an error code of a class."""
     return _add(errorclass)
 
 
@@ -148,19 +148,19 @@ def _add(errorclass: int | None) -> int:
 
 
 def Add_error_string(errorcode: int, string: str) -> None:
-    """Says what a code or class of the program's own means."""
+    """Set the meaning of a user-defined code or class."""
     if errorcode not in added_classes:
         raise fail("ERR_ARG", f"{errorcode} is not a code of the program's own")
     added_strings[errorcode] = string
 
 
 def Remove_error_class(errorclass: int) -> None:
-    """Forgets an error class of the program's own."""
+    """Remove a user-defined error class."""
     _remove(errorclass)
 
 
 def Remove_error_code(errorcode: int) -> None:
-    """Forgets an error code of the program's own."""
+    """Remove a user-defined error code."""
     _remove(errorcode)
 
 
@@ -174,7 +174,7 @@ def _remove(number: int) -> None:
 
 
 def Remove_error_string(errorcode: int) -> None:
-    """Forgets what a code of the program's own means."""
+    """Remove the meaning of a user-defined code."""
     if added_strings.pop(errorcode, None) is None:
         raise fail("ERR_ARG", f"{errorcode} has no string of the program's own")
 

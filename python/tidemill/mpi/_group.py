@@ -49,11 +49,11 @@ class Group(Handle):
         return self._members
 
     def Get_size(self) -> int:
-        """How many processes there are."""
+        """Return the number of processes."""
         return len(self._workers())
 
     def Get_rank(self) -> int:
-        """The rank of this process, ``MPI.UNDEFINED`` if it is not a member."""
+        """Return the rank of this process, ``MPI.UNDEFINED`` if it is not a member."""
         from tidemill._membership import current_rank
 
         return self._index().get(current_rank(), c.UNDEFINED)
@@ -65,7 +65,7 @@ class Group(Handle):
         return {worker: rank for rank, worker in enumerate(self._workers())}
 
     def Translate_ranks(self, ranks: Sequence[int] | None = None, group: Group | None = None) -> list[int]:
-        """The ranks in `group` (default: all of the job's) of these ranks here (default: all)."""
+        """Return the ranks in `group` (by default, the whole job) of these ranks in this group (by default, all)."""
         mine = self._workers()
         if group is None:
             from tidemill._membership import current_size
@@ -84,78 +84,78 @@ class Group(Handle):
         return rank
 
     def Compare(self, group: Group) -> int:
-        """``MPI.IDENT``, ``MPI.SIMILAR`` (other order) or ``MPI.UNEQUAL``."""
+        """Return ``MPI.IDENT``, ``MPI.SIMILAR`` (other order) or ``MPI.UNEQUAL``."""
         mine, theirs = self._workers(), group._workers()
         if mine == theirs:
             return c.IDENT
         return c.SIMILAR if sorted(mine) == sorted(theirs) else c.UNEQUAL
 
     def Dup(self) -> Any:
-        """An equal group."""
+        """Return an equal group."""
         return type(self)._of(self._workers())
 
     @classmethod
     def Union(cls, group1: Group, group2: Group) -> Any:
-        """The members of the first, then those of the second that are not among them."""
+        """Return the members of the first group, followed by those of the second that are not in the first."""
         return cls._of(dict.fromkeys(group1._workers() + group2._workers()))
 
     @classmethod
     def Intersection(cls, group1: Group, group2: Group) -> Any:
-        """The members of the first that are members of the second."""
+        """Return the members of the first group that are also in the second."""
         others = set(group2._workers())
         return cls._of(worker for worker in group1._workers() if worker in others)
 
     @classmethod
     def Intersect(cls, group1: Group, group2: Group) -> Any:
-        """The same as `Intersection`."""
+        """Same as `Intersection`."""
         return cls.Intersection(group1, group2)
 
     @classmethod
     def Difference(cls, group1: Group, group2: Group) -> Any:
-        """The members of the first that are not members of the second."""
+        """Return the members of the first group that are not in the second."""
         others = set(group2._workers())
         return cls._of(worker for worker in group1._workers() if worker not in others)
 
     def Incl(self, ranks: Sequence[int]) -> Any:
-        """The members with these ranks, in this order."""
+        """Return the members with these ranks, in this order."""
         mine, wanted = self._workers(), list(ranks)
         if len(set(wanted)) != len(wanted):
             raise fail("ERR_RANK", "a rank is given twice")
         return type(self)._of(mine[self._valid(rank)] for rank in wanted)
 
     def Excl(self, ranks: Sequence[int]) -> Any:
-        """The members without these ranks."""
+        """Return the members without these ranks."""
         left_out = {self._valid(rank) for rank in ranks}
         if len(left_out) != len(list(ranks)):
             raise fail("ERR_RANK", "a rank is given twice")
         return type(self)._of(worker for rank, worker in enumerate(self._workers()) if rank not in left_out)
 
     def Range_incl(self, ranks: Sequence[tuple[int, int, int]]) -> Any:
-        """The members in ranges ``(first, last, stride)``, both ends included."""
+        """Return the members in ranges ``(first, last, stride)``, both ends included."""
         return self.Incl(_unrolled(ranks))
 
     def Range_excl(self, ranks: Sequence[tuple[int, int, int]]) -> Any:
-        """The members outside ranges ``(first, last, stride)``, both ends included."""
+        """Return the members outside ranges ``(first, last, stride)``, both ends included."""
         return self.Excl(_unrolled(ranks))
 
     @classmethod
     def Create_from_session_pset(cls, session: Any, pset_name: str) -> Group:
-        """Not available: there are no sessions."""
+        """Not available: sessions are not supported."""
         raise UnsupportedError("Tidemill has no Group.Create_from_session_pset (sessions); use COMM_WORLD.Get_group()")
 
     def Free(self) -> None:
-        """Turns this handle into ``MPI.GROUP_NULL``."""
+        """Set this handle to ``MPI.GROUP_NULL``."""
         self._workers()
         self._members = None
 
     def free(self) -> None:
-        """Frees the group unless it is null or predefined."""
+        """Free the group unless it is null or predefined."""
         if self and self._predefined_name is None:
             self.Free()
 
 
 def _members_of(kind: type[Group] | None, name: str) -> Group:
-    """Makes a predefined group, or a copy of one, again after pickling."""
+    """Restore a predefined group, or a copy of one, after pickling."""
     from tidemill.mpi._handle import _predefined
 
     found: Group = _predefined(name)

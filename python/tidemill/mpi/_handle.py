@@ -1,4 +1,4 @@
-"""What all MPI handles share: null or not, equality by what they stand for, integer forms, attributes.
+"""Common parts of all MPI handles: null handles, equality, integer forms, attributes.
 
 Source: MPI 4.1 sections 2.5.1 (opaque objects) and 7.7 (caching).
 """
@@ -15,12 +15,13 @@ from tidemill.mpi._constants import KEYVAL_INVALID
 
 
 def called(function: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
-    """What a function returns that the program has given to a handle.
+    """Return the result of a user function that was attached to a handle.
 
     Raises
     ------
     CommError
-        With ``ERR_OTHER`` if it raises something else, as in mpi4py; the traceback is printed, and it is the error's cause.
+        With ``ERR_OTHER`` if it raises another exception, as in mpi4py; the traceback is printed, and the exception is
+        the cause.
     """
     try:
         return function(*arguments, **named)
@@ -39,9 +40,9 @@ _numbers = itertools.count(1)
 
 
 class Handle:
-    """Base of communicators, groups, datatypes and the like.
+    """Base of communicators, groups, datatypes and other handles.
 
-    Two handles are equal when they stand for the same thing; a freed one stands for nothing, as ``MPI.*_NULL`` does.
+    Two handles are equal if they refer to the same object; a freed one is null, like ``MPI.*_NULL``.
     """
 
     _kind: ClassVar[str] = "handle"
@@ -50,7 +51,7 @@ class Handle:
     _number: int = 0
 
     def _identity(self) -> object:
-        """What is compared; ``None`` for null handles."""
+        """Return the identity to compare; ``None`` for null handles."""
         raise NotImplementedError
 
     def __bool__(self) -> bool:
@@ -80,13 +81,13 @@ class Handle:
         return self.__reduce_ex__(2)
 
     def _is_constant(self) -> bool:
-        """Whether this is one of the names of the module itself, and no copy of it."""
+        """Return whether this is one of the names of the module itself, not a copy of it."""
         from tidemill.mpi import MPI
 
         return self._predefined_name is not None and vars(MPI).get(self._predefined_name) is self
 
     def toint(self) -> int:
-        """A number that stands for this handle in this process; 0 for null handles."""
+        """Return a number that identifies this handle in this process; 0 for null handles."""
         if self._identity() is None:
             return 0
         if not self._number:
@@ -96,7 +97,7 @@ class Handle:
 
     @classmethod
     def fromint(cls, arg: int, /) -> Any:
-        """The handle of a number that `toint` gave."""
+        """Return the handle of a number from `toint`."""
         if arg == 0:
             return cls()
         found = Handle._by_number.get((cls._kind, arg))
@@ -105,43 +106,43 @@ class Handle:
         return found
 
     def py2f(self) -> int:
-        """The same as `toint`; there is no Fortran here."""
+        """Same as `toint`; Fortran is not supported."""
         return self.toint()
 
     @classmethod
     def f2py(cls, arg: int) -> Any:
-        """The same as `fromint`."""
+        """Same as `fromint`."""
         return cls.fromint(arg)
 
     def tohandle(self) -> int:
-        """The same as `toint`."""
+        """Same as `toint`."""
         return self.toint()
 
     @classmethod
     def fromhandle(cls, handle: int) -> Any:
-        """The same as `fromint`."""
+        """Same as `fromint`."""
         return cls.fromint(handle)
 
     @property
     def handle(self) -> int:
-        """The same as `toint`."""
+        """Same as `toint`."""
         return self.toint()
 
 
 def _predefined(name: str) -> Any:
-    """Finds a predefined handle again after pickling."""
+    """Find a predefined handle after pickling."""
     from tidemill import mpi
 
     return getattr(mpi, name)
 
 
 def _copy(kind: type[Handle], name: str) -> Any:
-    """Makes a copy of a predefined handle again after pickling."""
+    """Copy a predefined handle after pickling."""
     return kind(_predefined(name))  # type: ignore[call-arg]
 
 
 class Keyval:
-    """An attribute key: what to do with a value when its object is copied or freed."""
+    """An attribute key: how to copy or delete a value when its object is copied or freed."""
 
     def __init__(
         self,
@@ -157,19 +158,19 @@ _keyval_numbers = itertools.count(1)
 
 
 class Attributes(Handle, Generic[HandleT]):
-    """Handles that carry attributes: values that a program or library attaches under a key (MPI 4.1 section 7.7)."""
+    """Handles with attributes: values that a program or library attaches under a key (MPI 4.1 section 7.7)."""
 
     _attributes: dict[int, Any]
 
     def Get_attr(self, keyval: int) -> Any:
-        """The value under a key, or ``None``."""
+        """Return the value under a key, or ``None``."""
         self._check_usable()
         if keyval not in _keyvals:
             raise fail("ERR_KEYVAL", f"{keyval} is not an attribute key")
         return self._attributes.get(keyval)
 
     def Set_attr(self, keyval: int, attrval: Any) -> None:
-        """Attaches a value; one that was there is deleted first."""
+        """Attach a value; an existing one is deleted first."""
         self._check_usable()
         if keyval not in _keyvals:
             raise fail("ERR_KEYVAL", f"{keyval} is not an attribute key")
@@ -178,7 +179,7 @@ class Attributes(Handle, Generic[HandleT]):
         self._attributes[keyval] = attrval
 
     def Delete_attr(self, keyval: int) -> None:
-        """Removes a value after calling its key's delete function."""
+        """Remove a value after calling its key's delete function."""
         self._check_usable()
         if keyval not in self._attributes:
             raise fail("ERR_KEYVAL", f"no attribute with key {keyval}")
@@ -194,15 +195,15 @@ class Attributes(Handle, Generic[HandleT]):
         delete_fn: Callable[[Any, int, Any], None] | None = None,
         nopython: bool = False,
     ) -> int:
-        """A new attribute key.
+        """Create an attribute key.
 
         Parameters
         ----------
         copy_fn : callable(handle, keyval, value) or bool, optional
-            Called when the object is duplicated; what it returns goes to the copy, unless that is ``NotImplemented``.
-            Without one, and with false, copies do not get the attribute; with true they share the value.
+            Called when the object is duplicated; the copy gets its result, unless that is ``NotImplemented``. By
+            default, and with False, copies do not get the attribute; with True they share the value.
         delete_fn : callable(handle, keyval, value), optional
-            Called when the attribute is deleted or its object freed.
+            Called when the attribute is deleted or its object is freed.
         nopython : bool, default=False
             Accepted for compatibility.
         """
@@ -212,7 +213,7 @@ class Attributes(Handle, Generic[HandleT]):
 
     @classmethod
     def Free_keyval(cls, keyval: int) -> int:
-        """Forgets a key; returns ``MPI.KEYVAL_INVALID``."""
+        """Remove a key; return ``MPI.KEYVAL_INVALID``."""
         if _keyvals.pop(keyval, None) is None:
             raise fail("ERR_KEYVAL", f"{keyval} is not an attribute key")
         return KEYVAL_INVALID

@@ -1,4 +1,4 @@
-"""Info objects, error handlers: what programs carry around and Tidemill mostly does not need.
+"""Info objects and error handlers, which Tidemill supports but mostly does not need.
 
 Source: MPI 4.1 chapter 10 (info) and section 9.3 (error handlers).
 """
@@ -15,7 +15,7 @@ from tidemill.mpi._handle import Handle
 
 
 class Info(Handle):
-    """Hints: an ordered mapping from text to text. Tidemill knows no hint, and ignores them as the standard allows."""
+    """Hints: an ordered mapping from strings to strings. Tidemill ignores all hints, as the standard allows."""
 
     _kind = "info"
     _items: dict[str, str] | None
@@ -43,7 +43,7 @@ class Info(Handle):
 
     @classmethod
     def Create(cls, items: Info | Mapping[str, str] | Iterable[tuple[str, str]] | None = None) -> Any:
-        """A new info object."""
+        """Create an info object."""
         self = super().__new__(cls)
         self._items = {}
         if items is not None:
@@ -52,34 +52,34 @@ class Info(Handle):
 
     @classmethod
     def Create_env(cls, args: Sequence[str] | None = None) -> Any:
-        """What is known about how the program was started."""
+        """Return information about how the program was started."""
         words = sys.argv if args is None else list(args)
         return cls.Create({"command": words[0], "argv": " ".join(words[1:])} if words else {})
 
     def Free(self) -> None:
-        """Turns this handle into ``MPI.INFO_NULL``."""
+        """Set this handle to ``MPI.INFO_NULL``."""
         self._held()
         if self._predefined_name is not None:
             raise fail("ERR_INFO", "a predefined info object cannot be freed")
         self._items = None
 
     def free(self) -> None:
-        """Frees the info object unless it is null or one of the names of MPI."""
+        """Free the info object unless it is null or predefined."""
         if self and self._predefined_name is None:
             self.Free()
         elif not self._is_constant():
             self._items = self._predefined_name = None
 
     def Dup(self) -> Any:
-        """An equal one of its own."""
+        """Return an independent copy."""
         return type(self).Create(dict(self._held()))
 
     def Get(self, key: str) -> str | None:
-        """The value under a key, or ``None``."""
+        """Return the value under a key, or ``None``."""
         return self._held().get(key)
 
     def Set(self, key: str, value: str) -> None:
-        """Sets the value under a key."""
+        """Set the value under a key."""
         if not 0 < len(key) <= c.MAX_INFO_KEY:
             raise fail("ERR_INFO_KEY", f"a key has 1 to {c.MAX_INFO_KEY} characters")
         if len(value) > c.MAX_INFO_VAL:
@@ -87,16 +87,16 @@ class Info(Handle):
         self._held()[key] = value
 
     def Delete(self, key: str) -> None:
-        """Removes a key."""
+        """Remove a key."""
         if self._held().pop(key, None) is None:
             raise fail("ERR_INFO_NOKEY", f"there is no key {key!r}")
 
     def Get_nkeys(self) -> int:
-        """How many keys there are."""
+        """Return the number of keys."""
         return len(self._held())
 
     def Get_nthkey(self, n: int) -> str:
-        """The key set as number `n`."""
+        """Return the key number `n`, in order of insertion."""
         keys = list(self._held())
         if not 0 <= n < len(keys):
             raise fail("ERR_INFO_KEY", f"there is no key number {n}")
@@ -133,30 +133,30 @@ class Info(Handle):
         return self._items
 
     def get(self, key: str, default: str | None = None) -> str | None:
-        """The value under a key, or `default`."""
+        """Return the value under a key, or `default`."""
         return (self._items or {}).get(key, default)
 
     def keys(self) -> list[str]:
-        """All keys."""
+        """Return all keys."""
         return list(self._items or {})
 
     def values(self) -> list[str]:
-        """All values."""
+        """Return all values."""
         return list((self._items or {}).values())
 
     def items(self) -> list[tuple[str, str]]:
-        """All keys and values."""
+        """Return all keys and values."""
         return list((self._items or {}).items())
 
     def update(self, items: Info | Mapping[str, str] | Iterable[tuple[str, str]] = (), **kwds: str) -> None:
-        """Sets several."""
+        """Set several values."""
         self._writable()
         pairs = items.items() if isinstance(items, (Info, Mapping)) else items
         for key, value in [*pairs, *kwds.items()]:
             self.Set(key, value)
 
     def pop(self, key: str, *default: str) -> str:
-        """Removes a key and returns its value, or `default`."""
+        """Remove a key and return its value, or `default`."""
         if key not in self:
             if default:
                 return default[0]
@@ -164,17 +164,17 @@ class Info(Handle):
         return self._held().pop(key)
 
     def popitem(self) -> tuple[str, str]:
-        """Removes the last key and returns it with its value."""
+        """Remove the last key and return it with its value."""
         if not self._items:
             raise KeyError("popitem(): info is empty")
         return self._items.popitem()
 
     def copy(self) -> Any:
-        """An equal one of its own."""
+        """Return an independent copy."""
         return self.Dup() if self else type(self)()
 
     def clear(self) -> None:
-        """Removes all keys."""
+        """Remove all keys."""
         if self._items is not None:
             self._items.clear()
 
@@ -186,9 +186,7 @@ INFO_ENV._predefined_name = "INFO_ENV"
 
 
 class Errhandler(Handle):
-    """What happens with errors. Errors are always raised as exceptions here; handlers of a program's own are called by
-    ``Call_errhandler`` alone.
-    """
+    """An error handler. Errors are always raised as exceptions; only ``Call_errhandler`` calls user-defined handlers."""
 
     _kind = "errhandler"
     _token: object | None
@@ -213,13 +211,13 @@ class Errhandler(Handle):
         return self._token
 
     def Free(self) -> None:
-        """Turns this handle into ``MPI.ERRHANDLER_NULL``."""
+        """Set this handle to ``MPI.ERRHANDLER_NULL``."""
         if self._token is None:
             raise fail("ERR_ERRHANDLER", "the error handler is ERRHANDLER_NULL (or was freed)")
         self._token = None
 
     def free(self) -> None:
-        """Frees the handler unless it is null or one of the names of MPI."""
+        """Free the handler unless it is null or predefined."""
         if not self._is_constant():
             self._token = self._predefined_name = None
 

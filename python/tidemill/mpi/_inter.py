@@ -1,8 +1,8 @@
-"""Intercommunicators: two groups that talk to each other. Source: MPI 4.1 section 7.6.
+"""Intercommunicators: two groups that communicate with each other. Source: MPI 4.1 section 7.6.
 
-An intercommunicator is a communicator of both groups, called the bridge here, in which the group with the smaller first
-worker comes first. Ranks of the other group are ranks of the bridge less an offset. Collectives move one group's part to
-its first rank, across, and out to the other group.
+An intercommunicator is a communicator of both groups, called the bridge here, in which the group with the lower first
+worker comes first. Ranks of the other group are ranks of the bridge minus an offset. Collectives gather one group's
+data at its first rank, send it across, and distribute it in the other group.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ _DATA, _DOWN = -(1 << 30) - 201, -(1 << 30) - 202
 
 
 class Intercomm(Comm):
-    """A communicator between two groups: messages and results of collectives go to the other one.
+    """A communicator between two groups: messages and results of collectives go to the other group.
 
-    The native communicator underneath is the one of both groups, the bridge.
+    The native communicator underneath, the bridge, contains both groups.
     """
 
     _local: Intracomm
@@ -79,16 +79,16 @@ class Intercomm(Comm):
         info: Any = None,
         errhandler: Any = None,
     ) -> Any:
-        """An intercommunicator between two groups. Collective over both."""
+        """Return an intercommunicator between two groups. Collective over both."""
         return create_from_groups(cls, local_group, remote_group, stringtag)
 
     def Get_size(self) -> int:
-        """How many processes this group has."""
+        """Return the number of processes in this group."""
         self._rename_check()
         return self._local.Get_size()
 
     def Get_rank(self) -> int:
-        """The rank of this process in its own group."""
+        """Return the rank of this process in its own group."""
         self._rename_check()
         return self._local.Get_rank()
 
@@ -100,30 +100,30 @@ class Intercomm(Comm):
     rank = property(Get_rank, doc="This process's rank in its own group.")
 
     def Get_remote_size(self) -> int:
-        """How many processes the other group has."""
+        """Return the number of processes in the other group."""
         self._rename_check()
         return self._remote
 
     remote_size = property(Get_remote_size, doc="How many processes the other group has.")
 
     def Get_group(self) -> Group:
-        """The group of this side."""
+        """Return this process's group."""
         return self._local.Get_group()
 
     def Get_remote_group(self) -> Group:
-        """The other group."""
+        """Return the other group."""
         workers = self._world_ranks()
         return Group._of(workers[self._offset : self._offset + self._remote])  # type: ignore[no-any-return]
 
     remote_group = property(Get_remote_group, doc="The other group.")
 
     def Is_inter(self) -> bool:
-        """True."""
+        """Return True."""
         self._rename_check()
         return True
 
     def Compare(self, comm: Comm) -> int:
-        """As `Comm.Compare`, for both groups."""
+        """Compare both groups, like `Comm.Compare`."""
         found = super().Compare(comm)
         if not isinstance(comm, Intercomm) or found == c.IDENT:
             return found
@@ -131,18 +131,18 @@ class Intercomm(Comm):
         return max(found, other)
 
     def Free(self) -> None:
-        """Turns this handle into ``COMM_NULL``."""
+        """Set this handle to ``COMM_NULL``."""
         self._rename_check()
         self._delete_attributes()
         self._free()
 
     def Clone(self) -> Any:
-        """An intercommunicator of the same groups. Collective over both."""
+        """Return an intercommunicator of the same groups. Collective over both."""
         bridge = _Bridge(self).Dup()
         return type(self)._across(bridge, self._local.Clone(), self._offset > 0)
 
     def Merge(self, high: bool = False) -> Intracomm:
-        """A communicator of both groups; those who say `high` come last. Collective over both."""
+        """Return a communicator of both groups; the group that passes `high` comes last. Collective over both."""
         flags = _Bridge(self).allgather(bool(high))
         # Equal flags: the group of the bridge's first ranks comes first.
         first = self._offset > 0
@@ -152,11 +152,11 @@ class Intercomm(Comm):
         return Intracomm._wrap(native)  # type: ignore[no-any-return]
 
     def Split(self, color: int = 0, key: int = 0) -> Any:
-        """An intercommunicator for each colour that both groups have. Collective over both."""
+        """Return an intercommunicator for each color that both groups have. Collective over both."""
         return self._part(None if color == c.UNDEFINED else color, key)
 
     def Create(self, group: Group) -> Any:
-        """An intercommunicator of parts of both groups. Collective over both."""
+        """Return an intercommunicator of parts of both groups. Collective over both."""
         rank = group.Get_rank()
         return self._part(None if rank == c.UNDEFINED else 0, rank)
 
@@ -195,11 +195,11 @@ class Intercomm(Comm):
             raise fail("ERR_ROOT", f"root {root} is not in a remote group of {self._remote}")
 
     def Barrier(self, *, algorithm: str | None = None) -> None:
-        """Waits until every rank of both groups has called it."""
+        """Wait until every rank of both groups has called it."""
         _Bridge(self).Barrier()
 
     def bcast(self, obj: Any, root: int = 0) -> Any:
-        """The root's object to everybody in the other group."""
+        """Send the root's object to all ranks of the other group."""
         self._check_root(root)
         if root == c.PROC_NULL:
             return None
@@ -210,7 +210,7 @@ class Intercomm(Comm):
         return self._local.bcast(received, 0)
 
     def gather(self, sendobj: Any, root: int = 0) -> list[Any] | None:
-        """The objects of the other group to the root."""
+        """Collect the objects of the other group at the root."""
         self._check_root(root)
         if root == c.PROC_NULL:
             return None
@@ -223,7 +223,7 @@ class Intercomm(Comm):
         return None
 
     def scatter(self, sendobj: Sequence[Any] | None, root: int = 0) -> Any:
-        """Object i of the root to rank i of the other group."""
+        """Send the root's object i to rank i of the other group."""
         self._check_root(root)
         if root == c.PROC_NULL:
             return None
@@ -235,23 +235,23 @@ class Intercomm(Comm):
         return self._local.scatter(received, 0)
 
     def allgather(self, sendobj: Any) -> list[Any]:
-        """The objects of the other group to everybody."""
+        """Collect the objects of the other group on all ranks."""
         everybody: list[Any] = _Bridge(self).allgather(sendobj)
         return everybody[self._offset : self._offset + self._remote]
 
     def alltoall(self, sendobj: Sequence[Any]) -> list[Any]:
-        """Object i of rank j becomes object j of rank i of the other group."""
+        """Exchange objects: object i of rank j becomes object j of rank i of the other group."""
         objects = as_many(self.Get_remote_size(), sendobj)
         others = [self._offset + rank for rank in range(self._remote)]
         return _objects.exchange(_Bridge(self), objects, others, others)
 
     def reduce(self, sendobj: Any, op: Combine = SUM, root: int = 0) -> Any:
-        """Combines the objects of the other group; the result goes to the root."""
+        """Combine the objects of the other group; the root gets the result."""
         objects = self.gather(sendobj, root)
         return None if objects is None else fold(objects, op)
 
     def allreduce(self, sendobj: Any, op: Combine = SUM) -> Any:
-        """Combines the objects of the other group; the result goes to everybody."""
+        """Combine the objects of the other group; all ranks get the result."""
         return fold(self.allgather(sendobj), op)
 
     # Buffers travel as blocks of bytes between each rank and those it needs.
@@ -265,7 +265,7 @@ class Intercomm(Comm):
             unpack(None)
 
     def Bcast(self, buf: Any, root: int = 0, **_: Any) -> None:
-        """The root's buffer to everybody in the other group."""
+        """Send the root's buffer to all ranks of the other group."""
         self._check_root(root)
         if root == c.PROC_NULL:
             return
@@ -277,11 +277,11 @@ class Intercomm(Comm):
             self._exchange([], [(root, room)], unpack)
 
     def Gather(self, sendbuf: Any, recvbuf: Any, root: int = 0, **_: Any) -> None:
-        """The arrays of the other group to the root."""
+        """Collect the arrays of the other group at the root."""
         self._gather(sendbuf, lambda: _equal(recvbuf, True, self._remote), root)
 
     def Gatherv(self, sendbuf: Any, recvbuf: Any, root: int = 0, **_: Any) -> None:
-        """As `Gather` with blocks of different lengths."""
+        """Like `Gather`, with blocks of different lengths."""
         self._gather(sendbuf, lambda: _blocks(resolve_blocks, recvbuf, True, self._remote), root)
 
     def _gather(self, sendbuf: Any, rooms: Any, root: int) -> None:
@@ -293,11 +293,11 @@ class Intercomm(Comm):
             self._exchange([(root, _whole(sendbuf, False)[0])], [])
 
     def Scatter(self, sendbuf: Any, recvbuf: Any, root: int = 0, **_: Any) -> None:
-        """Block i of the root's array to rank i of the other group."""
+        """Send block i of the root's array to rank i of the other group."""
         self._scatter(lambda: _equal(sendbuf, False, self._remote), recvbuf, root)
 
     def Scatterv(self, sendbuf: Any, recvbuf: Any, root: int = 0, **_: Any) -> None:
-        """As `Scatter` with blocks of different lengths."""
+        """Like `Scatter`, with blocks of different lengths."""
         self._scatter(lambda: _blocks(resolve_blocks, sendbuf, False, self._remote), recvbuf, root)
 
     def _scatter(self, parts: Any, recvbuf: Any, root: int) -> None:
@@ -309,11 +309,11 @@ class Intercomm(Comm):
             self._exchange([], [(root, room)], unpack)
 
     def Allgather(self, sendbuf: Any, recvbuf: Any, **_: Any) -> None:
-        """The arrays of the other group to everybody."""
+        """Collect the arrays of the other group on all ranks."""
         self._all(sendbuf, *_equal(recvbuf, True, self._remote))
 
     def Allgatherv(self, sendbuf: Any, recvbuf: Any, **_: Any) -> None:
-        """As `Allgather` with blocks of different lengths."""
+        """Like `Allgather`, with blocks of different lengths."""
         self._all(sendbuf, *_blocks(resolve_blocks, recvbuf, True, self._remote))
 
     def _all(self, sendbuf: Any, rooms: list[Bytes], unpack: Any) -> None:
@@ -321,16 +321,16 @@ class Intercomm(Comm):
         self._exchange([(rank, part) for rank in range(self._remote)], list(enumerate(rooms)), unpack)
 
     def Alltoall(self, sendbuf: Any, recvbuf: Any, **_: Any) -> None:
-        """Block j of rank i becomes block i of rank j of the other group."""
+        """Exchange blocks: block j of rank i becomes block i of rank j of the other group."""
         rooms, unpack = _equal(recvbuf, True, self._remote)
         self._exchange(list(enumerate(_equal(sendbuf, False, self._remote)[0])), list(enumerate(rooms)), unpack)
 
     def Alltoallv(self, sendbuf: Any, recvbuf: Any, **_: Any) -> None:
-        """As `Alltoall` with blocks of different lengths."""
+        """Like `Alltoall`, with blocks of different lengths."""
         self._alltoall_blocks(resolve_blocks, sendbuf, recvbuf)
 
     def Alltoallw(self, sendbuf: Any, recvbuf: Any, **_: Any) -> None:
-        """As `Alltoallv` with a datatype for each rank and displacements in bytes."""
+        """Like `Alltoallv`, with a datatype for each rank and displacements in bytes."""
         self._alltoall_blocks(resolve_typed, sendbuf, recvbuf)
 
     def _alltoall_blocks(self, resolver: Any, sendbuf: Any, recvbuf: Any) -> None:
@@ -339,7 +339,7 @@ class Intercomm(Comm):
         self._exchange(list(enumerate(parts)), list(enumerate(rooms)), unpack)
 
     def Reduce(self, sendbuf: Any, recvbuf: Any, op: Operation | None = SUM, root: int = 0, **_: Any) -> None:
-        """Combines the arrays of the other group; the result goes to the root."""
+        """Combine the arrays of the other group; the root gets the result."""
         self._check_root(root)
         if root == c.PROC_NULL:
             return
@@ -353,7 +353,7 @@ class Intercomm(Comm):
             self._exchange([(root, _whole(total, False)[0])], [])
 
     def Allreduce(self, sendbuf: Any, recvbuf: Any, op: Operation | None = SUM, **_: Any) -> None:
-        """Combines the arrays of the other group; the result goes to everybody."""
+        """Combine the arrays of the other group; all ranks get the result."""
         total = _like(sendbuf)
         self._local.Allreduce(sendbuf, total, op)
         room, unpack = _whole(recvbuf, True)
@@ -363,13 +363,13 @@ class Intercomm(Comm):
         self._exchange(sends, [(self.rank % self._remote, room)], unpack)
 
     def Reduce_scatter_block(self, sendbuf: Any, recvbuf: Any, op: Operation | None = SUM, **_: Any) -> None:
-        """Combines the arrays of the other group and leaves block i of the result on rank i."""
+        """Combine the arrays of the other group; rank i gets block i of the result."""
         self._reduce_scatter(sendbuf, recvbuf, op)
 
     def Reduce_scatter(
         self, sendbuf: Any, recvbuf: Any, recvcounts: Sequence[int] | None = None, op: Operation | None = SUM, **_: Any
     ) -> None:
-        """As `Reduce_scatter_block` with blocks of different lengths."""
+        """Like `Reduce_scatter_block`, with blocks of different lengths."""
         self._reduce_scatter(sendbuf, recvbuf, op)
 
     def _reduce_scatter(self, sendbuf: Any, recvbuf: Any, op: Operation | None) -> None:
@@ -387,7 +387,7 @@ class Intercomm(Comm):
 
 
 def _point_to_point() -> None:
-    """Point to point on the bridge, with ranks moved by the offset."""
+    """Point-to-point call on the bridge, with ranks moved by the offset."""
 
     def sending(name: str) -> Any:
         native = getattr(Comm, name)
@@ -399,7 +399,7 @@ def _point_to_point() -> None:
 
     for name in ("Send", "Bsend", "Ssend", "Rsend", "Isend", "Ibsend", "Issend", "Irsend"):
         call = sending(name)
-        call.__name__, call.__doc__ = name, f"As `Comm.{name}`, to a rank of the other group."
+        call.__name__, call.__doc__ = name, f"Like `Comm.{name}`, with a rank of the other group."
         setattr(Intercomm, name, call)
 
     def parcels(name: str) -> Any:
@@ -425,12 +425,12 @@ def _receiving() -> None:
     def receive(
         self: Intercomm, buf: Any, source: int = c.ANY_SOURCE, tag: int = c.ANY_TAG, status: Status | None = None
     ) -> None:
-        """As `Comm.Recv`, from the other group."""
+        """Like `Comm.Recv`, from the other group."""
         Comm.Recv(self, buf, self._to(source), tag, status)
         self._from(status)
 
     def irecv(self: Intercomm, buf: Any, source: int = c.ANY_SOURCE, tag: int = c.ANY_TAG) -> Request:
-        """As `Comm.Irecv`, from the other group."""
+        """Like `Comm.Irecv`, from the other group."""
         return _moved(self, Comm.Irecv(self, buf, self._to(source), tag))
 
     def irecv_parcel(self: Intercomm, source: int, tag: int, finish: Any) -> Request:
@@ -446,18 +446,18 @@ def _receiving() -> None:
         recvtag: int = c.ANY_TAG,
         status: Status | None = None,
     ) -> None:
-        """As `Comm.Sendrecv`, with the other group."""
+        """Like `Comm.Sendrecv`, with the other group."""
         Comm.Sendrecv(self, sendbuf, self._to(dest), sendtag, recvbuf, self._to(source), recvtag, status)
         self._from(status)
 
     def probe(self: Intercomm, source: int = c.ANY_SOURCE, tag: int = c.ANY_TAG, status: Status | None = None) -> bool:
-        """As `Comm.Probe`, from the other group."""
+        """Like `Comm.Probe`, from the other group."""
         found = Comm.Probe(self, self._to(source), tag, status)
         self._from(status)
         return bool(found)
 
     def iprobe(self: Intercomm, source: int = c.ANY_SOURCE, tag: int = c.ANY_TAG, status: Status | None = None) -> bool:
-        """As `Comm.Iprobe`, from the other group."""
+        """Like `Comm.Iprobe`, from the other group."""
         found = bool(Comm.Iprobe(self, self._to(source), tag, status))
         if found:
             self._from(status)
@@ -486,7 +486,7 @@ _receiving()
 
 
 class _Moved:
-    """Drives a receive whose status is told in ranks of the other group."""
+    """Drives a receive whose status uses ranks of the other group."""
 
     def __init__(self, comm: Intercomm, request: Request) -> None:
         self.offset, self.request = comm._offset, request
@@ -542,7 +542,7 @@ def _blocks(resolver: Any, spec: Any, write: bool, blocks: int) -> tuple[list[By
 
 
 def _like(spec: Any) -> Any:
-    """Room for the result of a reduction of such a message."""
+    """Allocate memory for the result of a reduction of such a message."""
     _memory, count, element, _, datatype = resolve(spec, False, False, 1)
     return [np.zeros(count * _size(element), np.uint8), datatype]
 

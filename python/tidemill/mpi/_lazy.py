@@ -1,6 +1,7 @@
-"""NumPy, imported when it is first used.
+"""NumPy, imported on first use.
 
-A worker joins its job without NumPy, whose import takes three quarters of the start of one that does not need it.
+A worker joins its job without NumPy, whose import would take three quarters of the startup time of programs that do not
+need it.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ __all__ = ["np"]
 
 
 class _Numpy(types.ModuleType):
-    """Stands for NumPy; what has been used once is found as fast as in a module."""
+    """Stands for NumPy; attributes that have been used once are found as fast as in a module."""
 
     def __getattr__(self, name: str) -> Any:
         value = getattr(importlib.import_module("numpy"), name)

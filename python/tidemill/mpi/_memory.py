@@ -1,4 +1,4 @@
-"""Memory as MPI programs handle it: allocated, at an address, or attached for buffered sends."""
+"""Memory in MPI programs: allocated, at an address, or attached for buffered sends."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ if TYPE_CHECKING:
 
 
 def Alloc_mem(size: int, info: Any = None) -> buffer:
-    """New memory of `size` bytes. Source: MPI 4.1 section 9.2."""
+    """Allocate `size` bytes of memory. Source: MPI 4.1 section 9.2."""
     from tidemill.mpi._buffer import buffer
 
     return buffer.allocate(size)
 
 
 def Free_mem(mem: Any) -> None:
-    """Does nothing: memory is freed when nobody uses it. Source: MPI 4.1 section 9.2."""
+    """Do nothing: memory is freed when it is no longer used. Source: MPI 4.1 section 9.2."""
     if not isinstance(mem, np.ndarray):
         raise fail("ERR_BASE", "not memory of Alloc_mem")
 
 
 def Get_address(location: Any) -> int:
-    """The address of a buffer. Source: MPI 4.1 section 5.1.5."""
+    """Return the address of a buffer. Source: MPI 4.1 section 5.1.5."""
     return (
         0
         if location is None or isinstance(location, BottomType)
@@ -35,12 +35,12 @@ def Get_address(location: Any) -> int:
 
 
 def Aint_add(base: int, disp: int) -> int:
-    """The sum of an address and a displacement."""
+    """Return the sum of an address and a displacement."""
     return base + disp
 
 
 def Aint_diff(addr1: int, addr2: int) -> int:
-    """The difference of two addresses."""
+    """Return the difference of two addresses."""
     return addr1 - addr2
 
 
@@ -48,7 +48,7 @@ _attached: list[Any] = [None]
 
 
 def attached(buf: Any) -> Any:
-    """A buffer for buffered sends as it is given back."""
+    """Return a buffer for buffered sends as `Detach_buffer` returns it."""
     if buf is None or isinstance(buf, BufferAutomaticType):
         return buf
     from tidemill.mpi._buffer import buffer
@@ -57,24 +57,24 @@ def attached(buf: Any) -> Any:
 
 
 def Attach_buffer(buf: Any) -> None:
-    """Accepted for compatibility: buffered sends take the memory they need. Source: MPI 4.1 section 3.6."""
+    """Accept a buffer for compatibility: buffered sends allocate the memory they need. Source: MPI 4.1 section 3.6."""
     if _attached[0] is not None:
         raise fail("ERR_BUFFER", "a buffer is attached already")
     _attached[0] = attached(buf)
 
 
 def Detach_buffer() -> Any:
-    """Returns what `Attach_buffer` was given. Source: MPI 4.1 section 3.6."""
+    """Return the buffer passed to `Attach_buffer`. Source: MPI 4.1 section 3.6."""
     found, _attached[0] = _attached[0], None
     return found
 
 
 def Flush_buffer() -> None:
-    """Does nothing: buffered sends own their memory. Source: MPI 4.1 section 3.6."""
+    """Do nothing: buffered sends own their memory. Source: MPI 4.1 section 3.6."""
 
 
 def Iflush_buffer() -> Any:
-    """A request that is over: buffered sends own their memory. Source: MPI 4.1 section 3.6."""
+    """Return a completed request: buffered sends own their memory. Source: MPI 4.1 section 3.6."""
     from tidemill.mpi._request import Grequest
 
     request = Grequest.Start()

@@ -1,4 +1,4 @@
-"""Messages taken out of matching. Source: MPI 4.1 section 3.8.2."""
+"""Messages removed from matching. Source: MPI 4.1 section 3.8.2."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Message(_tidemill.MatchedMessage, Numbered):
-    """A message that a matching probe has taken; only this handle and its copies, ``MPI.Message(other)``, can receive it."""
+    """A message from a matching probe; only this handle and its copies, ``MPI.Message(other)``, can receive it."""
 
     def __bool__(self) -> bool:
         return not self._is_null
@@ -47,7 +47,7 @@ class Message(_tidemill.MatchedMessage, Numbered):
     def Probe(
         cls, comm: Comm, source: int = c.ANY_SOURCE, tag: int = c.ANY_TAG, status: Status | None = None
     ) -> Message:
-        """Waits for a message and takes it out of matching."""
+        """Wait for a message and remove it from matching."""
         message = cls()
         comm._match(message, source, tag, status, True)
         return message
@@ -56,7 +56,7 @@ class Message(_tidemill.MatchedMessage, Numbered):
     def Iprobe(
         cls, comm: Comm, source: int = c.ANY_SOURCE, tag: int = c.ANY_TAG, status: Status | None = None
     ) -> Message | None:
-        """Takes a message out of matching, if there is one."""
+        """Remove a message from matching, if there is one."""
         message = cls()
         return message if comm._match(message, source, tag, status, False) else None
 
@@ -64,16 +64,18 @@ class Message(_tidemill.MatchedMessage, Numbered):
     iprobe = Iprobe
 
     def recv(self, status: Status | None = None) -> Any:
-        """Receives the object of the message."""
+        """Receive the object of the message."""
         return _objects.opened(self._recv_parcel(), status)
 
     def irecv(self) -> Request:
-        """Begins to receive the object of the message."""
+        """Start receiving the object of the message."""
         request: Request = self._irecv_parcel(_objects.unpickle)
         return request
 
     def free(self) -> None:
-        """Turns a copy of ``MPI.MESSAGE_NO_PROC`` into ``MPI.MESSAGE_NULL``; any other message is received or lost."""
+        """Set a copy of ``MPI.MESSAGE_NO_PROC`` to ``MPI.MESSAGE_NULL``; any other message must be received, or is
+        lost.
+        """
         if self._is_nobody and self is not MESSAGE_NO_PROC:
             self._recv_parcel()
 

@@ -1,4 +1,4 @@
-"""The parts of MPI that Tidemill does not have: they can be named and imported; using one says what is missing."""
+"""Unsupported parts of MPI: you can name and import them; using one raises an error that names it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _ABOUT = {
 
 
 def missing(name: str, about: str) -> NoReturn:
-    """Raises the error for a call that is not there."""
+    """Raise the error for an unsupported call."""
     raise UnsupportedError(
         f"Tidemill has no MPI.{name}: {about} is outside of what tidemill.mpi offers "
         "(communicators, point to point, collectives)"
@@ -23,7 +23,7 @@ def missing(name: str, about: str) -> NoReturn:
 
 
 class _Missing(Handle):
-    """A handle whose every call is missing. Only its null value exists."""
+    """A handle whose every call is unsupported. Only its null value exists."""
 
     def __new__(cls, handle: Any = None, /) -> Any:
         if handle is not None and getattr(handle, "_kind", None) != cls._kind:
@@ -34,7 +34,7 @@ class _Missing(Handle):
         return None
 
     def free(self) -> None:
-        """Does nothing: only null handles exist."""
+        """Do nothing: only null handles exist."""
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):
@@ -43,7 +43,7 @@ class _Missing(Handle):
 
 
 def _classmethods(kind: str, *names: str) -> dict[str, Any]:
-    """Class methods that raise, with names and docstrings of their own."""
+    """Return class methods that raise, with their own names and docstrings."""
 
     def make(name: str) -> Any:
         def call(cls: type, *args: Any, **kwargs: Any) -> NoReturn:

@@ -1,4 +1,4 @@
-"""Predefined datatypes, operations and error classes by their names in `tidemill.mpi`, for people and type checkers."""
+"""Predefined datatypes, operations and error classes by their names in `tidemill.mpi`, for readers and type checkers."""
 
 from __future__ import annotations
 

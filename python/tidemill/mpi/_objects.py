@@ -1,10 +1,10 @@
-"""Object messages: any Python object by pickle, large arrays apart from the rest and without a copy.
+"""Object messages: any Python object, pickled, with large arrays sent separately and without a copy.
 
-A message is the pickle (protocol 5) of an object. Arrays of 16 KiB and more inside it are no part of the pickle: they are
-sent from where they are and received where they will stay, as a parcel of the native code.
+A message is the pickle (protocol 5) of an object. Arrays of 16 KiB and more in it are not part of the pickle: they are
+sent from their own memory and received into their final memory, as a parcel of the native code.
 
-Collectives begin with one native collective of fixed-size slots, in which small objects travel whole; so a mismatch between
-ranks is noticed there. What is large follows, from who has it to who needs it.
+Collectives begin with one native collective of fixed-size slots, which contain small objects in full; so a mismatch
+between ranks is detected there. Large objects follow, from the ranks that have them to the ranks that need them.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 Combine = Op | Callable[[Any, Any], Any]
 
-#: Bytes of a slot; the first two say how much of it is used.
+#: Bytes of a slot; the first two give the used length.
 SLOT_BYTES = 512
 _LARGE = 0xFFFF
 #: Tags of the hidden traffic. Order per pair makes one enough for each pattern.
@@ -36,7 +36,7 @@ _GATHER, _SCATTER, _ALLTOALL, _REDUCE, _NEIGHBOURS = (-(1 << 30) - n for n in ra
 
 
 class Pickled:
-    """An object ready to travel: the pickle, and the memory of the arrays that travel apart."""
+    """An object ready to send: the pickle, and the memory of the arrays that are sent separately."""
 
     __slots__ = ("arrays", "body")
 
@@ -44,12 +44,12 @@ class Pickled:
         self.body, self.arrays = pickle._apart(obj)
 
     def copied(self) -> Any:
-        """A copy of the object, as if it had travelled."""
+        """Return a copy of the object, as if it had been sent."""
         return pickle.loads_oob(self.body, [bytearray(array) for array in self.arrays])
 
 
 def unpickle(body: Any, arrays: Sequence[Any]) -> Any:
-    """The object of a parcel; ``None`` of an empty message, which an upper-case send may have sent."""
+    """Return the object of a parcel; ``None`` for an empty message, which an upper-case send may have sent."""
     return pickle.loads_oob(body, arrays) if len(body) else None
 
 
@@ -57,14 +57,14 @@ def unpickle(body: Any, arrays: Sequence[Any]) -> Any:
 
 
 def send(comm: Comm, obj: Any, dest: int, tag: int, synchronous: bool = False) -> None:
-    """Sends an object."""
+    """Send an object."""
     comm._check_tag(tag, False)
     pickled = Pickled(obj)
     comm._send_parcel(pickled.body, pickled.arrays, dest, tag, synchronous)
 
 
 def isend(comm: Comm, obj: Any, dest: int, tag: int, synchronous: bool = False) -> Request:
-    """Begins to send an object."""
+    """Start sending an object."""
     comm._check_tag(tag, False)
     pickled = Pickled(obj)
     request: Request = comm._isend_parcel(pickled.body, pickled.arrays, dest, tag, synchronous)
@@ -72,13 +72,13 @@ def isend(comm: Comm, obj: Any, dest: int, tag: int, synchronous: bool = False) 
 
 
 def recv(comm: Comm, source: int, tag: int, status: Status | None) -> Any:
-    """Receives an object."""
+    """Receive an object."""
     comm._check_tag(tag, True)
     return opened(comm._recv_parcel(source, tag), status)
 
 
 def opened(parcel: Any, status: Status | None) -> Any:
-    """The object of a parcel, ``None`` of nobody's; fills the status."""
+    """Return the object of a parcel, ``None`` from ``PROC_NULL``; fill the status."""
     if parcel is None:
         body, arrays, source, tag, nbytes = None, [], c.PROC_NULL, c.ANY_TAG, 0
     else:
@@ -90,7 +90,7 @@ def opened(parcel: Any, status: Status | None) -> Any:
 
 
 def irecv(comm: Comm, source: int, tag: int) -> Request:
-    """Begins to receive an object."""
+    """Start receiving an object."""
     comm._check_tag(tag, True)
     request: Request = comm._irecv_parcel(source, tag, unpickle)
     return request
@@ -109,7 +109,9 @@ def _take(comm: Comm, source: int, tag: int) -> Any:
 
 
 class Slot:
-    """An object's place in a collective of fixed-size slots: whole if it is small, else only that it is large."""
+    """An object's slot in a collective of fixed-size slots: the whole object if it is small, else a mark that it is
+    large.
+    """
 
     __slots__ = ("is_large", "memory", "pickled")
 
@@ -129,7 +131,7 @@ def _slots(count: int) -> Memory:
 
 
 def _read(slots: Memory) -> Iterator[bytes | None]:
-    """The pickle in every slot; ``None`` for large ones."""
+    """Return the pickle in every slot; ``None`` for large ones."""
     memory = slots.tobytes()
     for start in range(0, len(memory), SLOT_BYTES):
         used = memory[start] | memory[start + 1] << 8
@@ -137,7 +139,7 @@ def _read(slots: Memory) -> Iterator[bytes | None]:
 
 
 def bcast(comm: Comm, obj: Any, root: int) -> Any:
-    """The root's object to everybody."""
+    """Send the root's object to all ranks."""
     if comm.rank == root:
         slot = Slot(obj)
         comm.Bcast(slot.bytes(), root)
@@ -151,7 +153,7 @@ def bcast(comm: Comm, obj: Any, root: int) -> Any:
 
 
 def _bcast_large(comm: Comm, pickled: Pickled | None, root: int) -> Any:
-    """Broadcasts the lengths of pickle and arrays, the pickle, and each array into its final memory."""
+    """Broadcast the lengths of pickle and arrays, the pickle, and each array into its final memory."""
     if pickled is not None:
         lengths = np.array([len(pickled.body), *(array.nbytes for array in pickled.arrays)], np.int64)
         comm.Bcast(np.array([lengths.size]), root)
@@ -171,7 +173,7 @@ def _bcast_large(comm: Comm, pickled: Pickled | None, root: int) -> Any:
 
 
 def gather(comm: Comm, obj: Any, root: int) -> list[Any] | None:
-    """Everybody's object to the root."""
+    """Collect all ranks' objects at the root."""
     slot = Slot(obj)
     if comm.rank != root:
         comm.Gather(slot.bytes(), None, root)
@@ -184,14 +186,14 @@ def gather(comm: Comm, obj: Any, root: int) -> list[Any] | None:
 
 
 def _found(comm: Comm, rank: int, body: bytes | None, own: Slot, tag: int) -> Any:
-    """A rank's object: from its slot, this rank's own, or received now."""
+    """Return a rank's object: from its slot, this rank's own, or received now."""
     if body is not None:
         return pickle.loads(body)
     return own.pickled.copied() if rank == comm.rank else _take(comm, rank, tag)
 
 
 def scatter(comm: Comm, objs: Sequence[Any] | None, root: int) -> Any:
-    """Object i of the root to rank i."""
+    """Send the root's object i to rank i."""
     room = _slots(1)
     if comm.rank != root:
         comm.Scatter(None, room, root)
@@ -204,7 +206,7 @@ def scatter(comm: Comm, objs: Sequence[Any] | None, root: int) -> Any:
 
 
 def _give_large(comm: Comm, slots: Sequence[Slot], tag: int) -> Callable[[], Any]:
-    """Begins to send the large objects to their ranks; what it returns waits for that."""
+    """Start sending the large objects to their ranks; the result waits for completion."""
     sends = [
         _give(comm, slot.pickled, rank, tag) for rank, slot in enumerate(slots) if slot.is_large and rank != comm.rank
     ]
@@ -212,7 +214,7 @@ def _give_large(comm: Comm, slots: Sequence[Slot], tag: int) -> Callable[[], Any
 
 
 def as_many(size: int, objs: Sequence[Any] | None) -> list[Any]:
-    """`size` objects, or an error. As in mpi4py ``None`` is ``None`` for everybody."""
+    """Return `size` objects, or raise. As in mpi4py, ``None`` means ``None`` for all ranks."""
     found = [None] * size if objs is None else list(objs)
     if len(found) != size:
         raise ValueError(f"expecting {size} items, got {len(found)}")
@@ -220,14 +222,14 @@ def as_many(size: int, objs: Sequence[Any] | None) -> list[Any]:
 
 
 def _gathered(comm: Comm, slot: Slot) -> list[bytes | None]:
-    """Everybody's pickle, if it is small."""
+    """Return all ranks' pickles, where small."""
     room = _slots(comm.size)
     comm.Allgather(slot.bytes(), room)
     return list(_read(room))
 
 
 def allgather(comm: Comm, obj: Any) -> list[Any]:
-    """Everybody's object to everybody."""
+    """Collect all ranks' objects on all ranks."""
     slot = Slot(obj)
     objects: list[Any] = []
     for rank, body in enumerate(_gathered(comm, slot)):
@@ -242,7 +244,7 @@ def allgather(comm: Comm, obj: Any) -> list[Any]:
 
 
 def alltoall(comm: Comm, objs: Sequence[Any]) -> list[Any]:
-    """Object i of rank j becomes object j of rank i."""
+    """Exchange objects: object i of rank j becomes object j of rank i."""
     slots = [Slot(obj) for obj in as_many(comm.size, objs)]
     room = _slots(comm.size)
     comm.Alltoall(b"".join(slot.bytes() for slot in slots), room)
@@ -253,7 +255,7 @@ def alltoall(comm: Comm, objs: Sequence[Any]) -> list[Any]:
 
 
 def fold(objects: Sequence[Any], op: Combine) -> Any:
-    """Combines in rank order."""
+    """Combine objects in rank order."""
     result = objects[0]
     for obj in objects[1:]:
         result = op(result, obj)
@@ -261,7 +263,7 @@ def fold(objects: Sequence[Any], op: Combine) -> Any:
 
 
 def _all_if_small(comm: Comm, slot: Slot) -> list[Any] | None:
-    """All objects if everybody's is small; else none, on every rank."""
+    """Return all objects if all ranks' are small; otherwise none, on every rank."""
     bodies = _gathered(comm, slot)
     small = [body for body in bodies if body is not None]
     return [pickle.loads(body) for body in small] if len(small) == len(bodies) else None
@@ -269,7 +271,7 @@ def _all_if_small(comm: Comm, slot: Slot) -> list[Any] | None:
 
 @contextmanager
 def _telling() -> Iterator[None]:
-    """Others wait for what is made here: they are told when the operation or a pickle raises."""
+    """Context in which other ranks wait for this rank's data: if the operation or a pickle raises, they learn about it."""
     try:
         yield
     except BaseException as error:
@@ -279,7 +281,7 @@ def _telling() -> Iterator[None]:
 
 
 def _reduce_in_tree(comm: Comm, obj: Any, op: Combine) -> Any:
-    """Combines large objects towards rank 0 along a binomial tree, in rank order. The result is rank 0's alone."""
+    """Combine large objects along a binomial tree towards rank 0, in rank order. Only rank 0 gets the result."""
     rank, size, distance = comm.rank, comm.size, 1
     while distance < size:
         if rank & distance:
@@ -292,7 +294,7 @@ def _reduce_in_tree(comm: Comm, obj: Any, op: Combine) -> Any:
 
 
 def reduce(comm: Comm, obj: Any, op: Combine, root: int) -> Any:
-    """Combines everybody's object; the result goes to the root."""
+    """Combine all ranks' objects; the root gets the result."""
     slot = Slot(obj)
     objects = _all_if_small(comm, slot)
     if objects is not None:
@@ -308,7 +310,7 @@ def reduce(comm: Comm, obj: Any, op: Combine, root: int) -> Any:
 
 
 def allreduce(comm: Comm, obj: Any, op: Combine) -> Any:
-    """Combines everybody's object; the result goes to everybody."""
+    """Combine all ranks' objects; all ranks get the result."""
     slot = Slot(obj)
     objects = _all_if_small(comm, slot)
     if objects is not None:
@@ -320,7 +322,7 @@ def allreduce(comm: Comm, obj: Any, op: Combine) -> Any:
 
 
 def scan(comm: Comm, obj: Any, op: Combine) -> Any:
-    """Combines the objects of ranks up to and including this one."""
+    """Combine the objects of ranks up to and including this one."""
     slot = Slot(obj)
     objects = _all_if_small(comm, slot)
     if objects is not None:
@@ -333,7 +335,7 @@ def scan(comm: Comm, obj: Any, op: Combine) -> Any:
 
 
 def exscan(comm: Comm, obj: Any, op: Combine) -> Any:
-    """Combines the objects of lower ranks; ``None`` on rank 0."""
+    """Combine the objects of lower ranks; ``None`` on rank 0."""
     objects = _all_if_small(comm, Slot(obj))
     if objects is not None:
         return fold(objects[: comm.rank], op) if comm.rank else None
@@ -346,7 +348,9 @@ def exscan(comm: Comm, obj: Any, op: Combine) -> Any:
 
 
 def exchange(comm: Comm, objs: Sequence[Any], dests: Sequence[int], sources: Sequence[int]) -> list[Any]:
-    """Object i to `dests[i]`; returns one from each of `sources`, ``None`` from nobody. For topologies."""
+    """Send object i to `dests[i]`; return one object from each of `sources`, ``None`` from ``PROC_NULL``. For
+    topologies.
+    """
     sends = [_give(comm, Pickled(obj), dest, _NEIGHBOURS) for obj, dest in zip(objs, dests, strict=True)]
     found = [_take(comm, source, _NEIGHBOURS) for source in sources]
     Request.Waitall(sends)

@@ -11,7 +11,7 @@ from tidemill.mpi._handle import Handle
 
 
 def _located(better: Callable[[Any, Any], bool]) -> Callable[[Any, Any], Any]:
-    """The pair with the better value; of equal values, the one with the lower index."""
+    """Return the pair with the better value; of equal values, the one with the lower index."""
 
     def choose(x: Any, y: Any) -> Any:
         (u, i), (v, j) = x, y
@@ -44,7 +44,7 @@ _ON_OBJECTS: dict[str, Callable[[Any, Any], Any]] = {
 
 
 class Op(_tidemill.Operation, Handle):
-    """How two values become one: ``MPI.SUM`` and its like, or a function of the program's own (`Op.Create`)."""
+    """A reduction operation: a predefined one such as ``MPI.SUM``, or your own function (`Op.Create`)."""
 
     _kind = "op"
     _token: object | None
@@ -72,15 +72,15 @@ class Op(_tidemill.Operation, Handle):
 
     @classmethod
     def Create(cls, function: Callable[[Any, Any, Any], None], commute: bool = False) -> Op:
-        """An operation of the program's own.
+        """Create an operation from your own function.
 
         Parameters
         ----------
         function : callable(a, b, datatype)
-            Combines two pieces of memory elementwise and leaves the result in `b`; `a` holds the values of lower ranks.
-            It must be associative and may be called on any part of the arrays, from a thread of Tidemill.
+            Combines two buffers elementwise and stores the result in `b`; `a` holds the values of lower ranks. It must
+            be associative. Tidemill may call it on any part of the arrays, from one of its own threads.
         commute : bool, default=False
-            Whether the operands may be exchanged. If not, results equal those of combining in rank order.
+            Whether the operation is commutative. If not, results equal those of combining in rank order.
         """
         if not callable(function):
             raise TypeError("expecting a callable")
@@ -97,7 +97,7 @@ class Op(_tidemill.Operation, Handle):
         return Op.Create, (self._function, self._is_commutative())
 
     def __call__(self, x: Any, y: Any, /) -> Any:
-        """Combines two Python objects."""
+        """Combine two Python objects."""
         if self._predefined_name is not None and self._predefined_name in _ON_OBJECTS:
             return _ON_OBJECTS[self._predefined_name](x, y)
         if self._function is not None:
@@ -106,34 +106,34 @@ class Op(_tidemill.Operation, Handle):
         raise ValueError("the operation is OP_NULL (or was freed)")
 
     def Free(self) -> None:
-        """Turns this handle into ``MPI.OP_NULL``."""
+        """Set this handle to ``MPI.OP_NULL``."""
         if self._token is None or self.is_predefined:
             raise fail("ERR_OP", "a predefined operation (or OP_NULL) cannot be freed")
         self._token = None
 
     def free(self) -> None:
-        """Frees the operation unless it is null or one of the names of MPI."""
+        """Free the operation unless it is null or predefined."""
         if not self._is_constant():
             self._token = None
 
     def Is_commutative(self) -> bool:
-        """Whether operands may be exchanged."""
+        """Return whether the operation is commutative."""
         if self._token is None:
             raise fail("ERR_OP", "the operation is OP_NULL (or was freed)")
         return bool(self._is_commutative())
 
     @property
     def is_commutative(self) -> bool:
-        """Whether operands may be exchanged."""
+        """True if the operation is commutative."""
         return self.Is_commutative()
 
     @property
     def is_predefined(self) -> bool:
-        """Whether this is one of the operations of MPI itself."""
+        """True if the operation is predefined by MPI."""
         return self._token is None or self._predefined_name is not None
 
     def Reduce_local(self, inbuf: Any, inoutbuf: Any) -> None:
-        """Combines two local arrays, `inoutbuf = op(inbuf, inoutbuf)`. Source: MPI 4.1 section 6.9.7."""
+        """Combine two local arrays, `inoutbuf = op(inbuf, inoutbuf)`. Source: MPI 4.1 section 6.9.7."""
         _tidemill.reduce_local(inbuf, inoutbuf, self)
 
 

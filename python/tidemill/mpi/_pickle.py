@@ -1,6 +1,6 @@
-"""How objects become bytes: pickle, or what the program puts in its place.
+"""Serialization of objects: pickle, or your replacement for it.
 
-``MPI.pickle`` is the one that object messages use; ``MPI.pickle.__init__(dill.dumps, dill.loads)`` changes it, as in mpi4py.
+Object messages use ``MPI.pickle``; ``MPI.pickle.__init__(dill.dumps, dill.loads)`` changes it, as in mpi4py.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ _APART_BYTES = 16384
 
 
 class Pickle:
-    """A way of making bytes of objects and objects of bytes.
+    """A pair of functions that convert objects to bytes and back.
 
     Parameters
     ----------
     dumps : callable(obj) or callable(obj, protocol), optional
-        Default `pickle.dumps`.
+        By default `pickle.dumps`.
     loads : callable(bytes), optional
-        Default `pickle.loads`.
+        By default `pickle.loads`.
     protocol : int, optional
-        Passed to `dumps`; default the highest for pickle, nothing for others.
+        Passed to `dumps`; by default the highest for pickle, and not passed to other functions.
     threshold : int, optional
-        Bytes from which on an array travels apart from the pickle, without a copy; default 16 KiB.
+        Size in bytes from which an array is sent separately from the pickle, without a copy; by default 16 KiB.
     """
 
     def __init__(
@@ -42,7 +42,9 @@ class Pickle:
 
     @property
     def PROTOCOL(self) -> int | None:
-        """Passed to `dumps`; ``None``: nothing is. Setting it to ``None`` gives pickle its highest one."""
+        """Protocol passed to `dumps`; ``None`` if none is passed. Setting it to ``None`` gives pickle its highest
+        protocol.
+        """
         return self._protocol
 
     @PROTOCOL.setter
@@ -52,7 +54,9 @@ class Pickle:
 
     @property
     def THRESHOLD(self) -> int:
-        """Bytes from which on an array travels apart from the pickle. Setting it to ``None`` gives the default."""
+        """Size in bytes from which an array is sent separately from the pickle. Setting it to ``None`` restores the
+        default.
+        """
         return self._threshold
 
     @THRESHOLD.setter
@@ -60,17 +64,17 @@ class Pickle:
         self._threshold = _APART_BYTES if threshold is None else threshold
 
     def dumps(self, obj: Any) -> bytes:
-        """The object as bytes."""
+        """Return the object as bytes."""
         return self._dumps(obj) if self.PROTOCOL is None else self._dumps(obj, self.PROTOCOL)
 
     def loads(self, data: Any) -> Any:
-        """The object of bytes."""
+        """Return the object of bytes."""
         return self._loads(data)
 
     def dumps_oob(self, obj: Any) -> tuple[bytes, list[Any]]:
-        """The object as bytes, and the memory of its large arrays (`MPI.buffer`), which are not among them.
+        """Return the object as bytes, without its large arrays, and the memory of these (`MPI.buffer`).
 
-        Of pickle's protocols this takes at least 5, the first that can do it.
+        Uses at least pickle protocol 5, the first one that supports this.
         """
         from tidemill.mpi._buffer import buffer
 
@@ -78,7 +82,9 @@ class Pickle:
         return body, [buffer.frombuffer(array, array.readonly) for array in arrays]
 
     def _apart(self, obj: Any, protocol_min: int = 0) -> tuple[bytes, list[memoryview]]:
-        """The same as `dumps_oob`, with the memory as a message takes it; no array is apart in a protocol before 5."""
+        """Like `dumps_oob`, with the memory in the form that messages take; protocols before 5 keep all arrays in the
+        pickle.
+        """
         arrays: list[memoryview] = []
         protocol = -1 if self._protocol is None else self._protocol
         if protocol >= 0:
@@ -99,7 +105,7 @@ class Pickle:
         return _pickle.dumps(obj, protocol, buffer_callback=keep_in_pickle), arrays
 
     def loads_oob(self, data: Any, buffers: Sequence[Any]) -> Any:
-        """The object of bytes and the memory of its large arrays."""
+        """Return the object of bytes and the memory of its large arrays."""
         return _pickle.loads(data, buffers=buffers) if buffers else self._loads(data)
 
 

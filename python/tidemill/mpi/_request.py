@@ -1,4 +1,4 @@
-"""Requests: operations under way. Source: MPI 4.1 sections 3.7 and 3.9."""
+"""Requests: operations in progress. Source: MPI 4.1 sections 3.7 and 3.9."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ T = TypeVar("T")
 
 
 class Numbered:
-    """Handles that a number can stand for in this process."""
+    """Handles that a number can identify in this process."""
 
     __slots__ = ()
 
     def toint(self) -> int:
-        """A number that stands for this handle in this process; 0 for null ones."""
+        """Return a number that identifies this handle in this process; 0 for null handles."""
         if not self:
             return 0
         Handle._by_number[type(self).__name__, id(self)] = self
@@ -33,7 +33,7 @@ class Numbered:
 
     @classmethod
     def fromint(cls, arg: int, /) -> Any:
-        """The handle of a number that `toint` gave."""
+        """Return the handle of a number from `toint`."""
         if arg == 0:
             return cls()
         found = Handle._by_number.get((cls.__name__, arg))
@@ -42,33 +42,33 @@ class Numbered:
         return found
 
     def py2f(self) -> int:
-        """The same as `toint`; there is no Fortran here."""
+        """Same as `toint`; Fortran is not supported."""
         return self.toint()
 
     @classmethod
     def f2py(cls, arg: int) -> Any:
-        """The same as `fromint`."""
+        """Same as `fromint`."""
         return cls.fromint(arg)
 
     def tohandle(self) -> int:
-        """The same as `toint`."""
+        """Same as `toint`."""
         return self.toint()
 
     @classmethod
     def fromhandle(cls, handle: int) -> Any:
-        """The same as `fromint`."""
+        """Same as `fromint`."""
         return cls.fromint(handle)
 
     @property
     def handle(self) -> int:
-        """The same as `toint`."""
+        """Same as `toint`."""
         return self.toint()
 
 
 class Request(_tidemill.Request, Numbered):
-    """An operation under way; ``MPI.REQUEST_NULL`` (false) once its outcome has been fetched.
+    """An operation in progress; ``MPI.REQUEST_NULL`` (false) once its result has been fetched.
 
-    ``MPI.Request(other)`` stands for the same operation as `other`. When one of the two is waited for, both become null.
+    ``MPI.Request(other)`` refers to the same operation as `other`. Completing either sets both to null.
     """
 
     __slots__ = ()
@@ -98,29 +98,29 @@ class Request(_tidemill.Request, Numbered):
     # One request.
 
     def wait(self, status: Status | None = None) -> Any:
-        """Waits until the operation is over; returns the object received, ``None`` for others."""
+        """Wait until the operation completes; return the received object, or ``None`` for other operations."""
         return self._wait(status)
 
     def test(self, status: Status | None = None) -> tuple[bool, Any]:
-        """Whether the operation is over, and the object received."""
+        """Return whether the operation has completed, and the received object."""
         if not self._poll():
             return False, None
         return True, self._wait(status)
 
     def get_status(self, status: Status | None = None) -> bool:
-        """The same as `Get_status`."""
+        """Same as `Get_status`."""
         return self.Get_status(status)
 
     def cancel(self) -> None:
-        """The same as `Cancel`."""
+        """Same as `Cancel`."""
         self.Cancel()
 
     def Free(self) -> None:
-        """Lets the operation go on by itself and turns this into ``MPI.REQUEST_NULL``."""
+        """Set this handle to ``MPI.REQUEST_NULL``; the operation continues in the background."""
         self._release()
 
     def free(self) -> None:
-        """Frees the request unless it is null."""
+        """Free the request unless it is null."""
         if self:
             self.Free()
 
@@ -128,19 +128,19 @@ class Request(_tidemill.Request, Numbered):
 
     @classmethod
     def Waitall(cls, requests: Sequence[Request], statuses: list[Status] | None = None) -> Literal[True]:
-        """Waits until all are over. Returns ``True``."""
+        """Wait until all requests complete. Returns ``True``."""
         _tidemill.Request._wait_all(requests, _room(statuses, len(requests)))
         return True
 
     @classmethod
     def waitall(cls, requests: Sequence[Request], statuses: list[Status] | None = None) -> list[Any]:
-        """Waits until all are over; returns the objects received."""
+        """Wait until all requests complete; return the received objects."""
         room = _room(statuses, len(requests))
         return [request._wait(room[i] if room else None) for i, request in enumerate(requests)]
 
     @classmethod
     def Testall(cls, requests: Sequence[Request], statuses: list[Status] | None = None) -> bool:
-        """Whether all are over; if not, none is ended."""
+        """Return whether all requests have completed; if not, all stay active."""
         if not all(request._poll() for request in requests):
             return False
         return cls.Waitall(requests, statuses)
@@ -149,14 +149,14 @@ class Request(_tidemill.Request, Numbered):
     def testall(
         cls, requests: Sequence[Request], statuses: list[Status] | None = None
     ) -> tuple[bool, list[Any] | None]:
-        """Whether all are over, and the objects received."""
+        """Return whether all requests have completed, and the received objects."""
         if not all(request._poll() for request in requests):
             return False, None
         return True, cls.waitall(requests, statuses)
 
     @classmethod
     def Get_status_all(cls, requests: Sequence[Request], statuses: list[Status] | None = None) -> bool:
-        """Whether all are over, without ending them."""
+        """Return whether all requests have completed, without freeing them."""
         room = _room(statuses, len(requests))
         if not all(request._poll() for request in requests):
             return False
@@ -164,23 +164,23 @@ class Request(_tidemill.Request, Numbered):
 
     @classmethod
     def Waitany(cls, requests: Sequence[Request], status: Status | None = None) -> int:
-        """Waits until one is over and ends it; returns its index, ``MPI.UNDEFINED`` if none is active."""
+        """Wait until one request completes and free it; return its index, ``MPI.UNDEFINED`` if none is active."""
         return cls.waitany(requests, status)[0]
 
     @classmethod
     def waitany(cls, requests: Sequence[Request], status: Status | None = None) -> tuple[int, Any]:
-        """Waits until one is over and ends it; returns its index and the object received."""
+        """Wait until one request completes and free it; return its index and the received object."""
         index, _, found = _waiting(lambda: cls.testany(requests, status), lambda answer: answer[1], requests)
         return index, found
 
     @classmethod
     def Testany(cls, requests: Sequence[Request], status: Status | None = None) -> tuple[int, bool]:
-        """Index of one that is over, which is ended, and whether there is one (or none is active)."""
+        """Return the index of a completed request, which is freed, and whether there is one (or none is active)."""
         return cls.testany(requests, status)[:2]
 
     @classmethod
     def testany(cls, requests: Sequence[Request], status: Status | None = None) -> tuple[int, bool, Any]:
-        """Index of one that is over, whether there is one (or none is active), and the object received."""
+        """Return the index of a completed request, whether there is one (or none is active), and the received object."""
         active = False
         for index, request in enumerate(requests):
             if request._is_idle:
@@ -194,7 +194,7 @@ class Request(_tidemill.Request, Numbered):
 
     @classmethod
     def Get_status_any(cls, requests: Sequence[Request], status: Status | None = None) -> tuple[int, bool]:
-        """Index of one that is over, which is not ended, and whether there is one (or none is active)."""
+        """Return the index of a completed request, which is not freed, and whether there is one (or none is active)."""
         active = [(index, request) for index, request in enumerate(requests) if request]
         for index, request in active:
             if request.Get_status(status):
@@ -205,26 +205,30 @@ class Request(_tidemill.Request, Numbered):
 
     @classmethod
     def Waitsome(cls, requests: Sequence[Request], statuses: list[Status] | None = None) -> list[int] | None:
-        """Waits until at least one is over and ends all that are; returns their indices, ``None`` if none is active."""
+        """Wait until at least one request completes and free all that have; return their indices, ``None`` if none is
+        active.
+        """
         return cls.waitsome(requests, statuses)[0]
 
     @classmethod
     def waitsome(
         cls, requests: Sequence[Request], statuses: list[Status] | None = None
     ) -> tuple[list[int] | None, list[Any] | None]:
-        """Waits until at least one is over and ends all that are; returns their indices and the objects received."""
+        """Wait until at least one request completes and free all that have; return their indices and the received
+        objects.
+        """
         return _waiting(lambda: cls.testsome(requests, statuses), lambda answer: answer[0] != [], requests)
 
     @classmethod
     def Testsome(cls, requests: Sequence[Request], statuses: list[Status] | None = None) -> list[int] | None:
-        """Ends all that are over; returns their indices, ``None`` if none is active."""
+        """Free all completed requests; return their indices, ``None`` if none is active."""
         return cls.testsome(requests, statuses)[0]
 
     @classmethod
     def testsome(
         cls, requests: Sequence[Request], statuses: list[Status] | None = None
     ) -> tuple[list[int] | None, list[Any] | None]:
-        """Ends all that are over; returns their indices and the objects received."""
+        """Free all completed requests; return their indices and the received objects."""
         active = [index for index, request in enumerate(requests) if not request._is_idle]
         if not active:
             return None, None
@@ -235,7 +239,7 @@ class Request(_tidemill.Request, Numbered):
 
     @classmethod
     def Get_status_some(cls, requests: Sequence[Request], statuses: list[Status] | None = None) -> list[int] | None:
-        """Indices of those that are over, without ending them; ``None`` if none is active."""
+        """Return the indices of completed requests, without freeing them; ``None`` if none is active."""
         active = [index for index, request in enumerate(requests) if request]
         if not active:
             return None
@@ -251,7 +255,7 @@ class Request(_tidemill.Request, Numbered):
 
 
 def _room(statuses: list[Status] | None, count: int) -> list[Status]:
-    """A status for each of `count` requests, added to the caller's list as needed; empty if he wants none."""
+    """Return a status for each of `count` requests, added to the caller's list as needed; empty if there is no list."""
     if statuses is None:
         return []
     more = [Status() for _ in range(count - len(statuses))]
@@ -262,7 +266,7 @@ def _room(statuses: list[Status] | None, count: int) -> list[Status]:
 
 
 def _waiting(look: Callable[[], T], done: Callable[[T], bool], requests: Sequence[Request] = ()) -> T:
-    """Looks until done. Between looks it sleeps until one of `requests` is over, if all are native; else it naps."""
+    """Poll until done. Between polls, sleep until one of `requests` completes, if all are native; else sleep briefly."""
     looks = 0
     while not done(answer := look()):
         if requests and _tidemill.Request._wait_any(requests):
@@ -279,7 +283,7 @@ REQUEST_NULL = Request()
 
 
 class Prequest(Request):
-    """A persistent request: started again and again with the same arguments."""
+    """A persistent request, which you can start repeatedly with the same arguments."""
 
     __slots__ = ("_begin", "_freed")
     _begin: Callable[[], Request]
@@ -314,7 +318,7 @@ class Prequest(Request):
     __hash__ = Request.__hash__
 
     def Start(self) -> None:
-        """Starts the operation. Source: MPI 4.1 section 3.9."""
+        """Start the operation. Source: MPI 4.1 section 3.9."""
         if self._freed:
             raise fail("ERR_REQUEST", "the request is REQUEST_NULL")
         if not self._is_idle:
@@ -323,12 +327,12 @@ class Prequest(Request):
 
     @classmethod
     def Startall(cls, requests: Sequence[Prequest]) -> None:
-        """Starts several. Source: MPI 4.1 section 3.9."""
+        """Start several operations. Source: MPI 4.1 section 3.9."""
         for request in requests:
             request.Start()
 
     def Free(self) -> None:
-        """Turns this into ``MPI.REQUEST_NULL``; an operation under way goes on by itself."""
+        """Set this handle to ``MPI.REQUEST_NULL``; an active operation continues in the background."""
         if self._freed:
             raise fail("ERR_REQUEST", "the request is REQUEST_NULL")
         self._release()
@@ -352,7 +356,7 @@ class Prequest(Request):
 
 
 class _General:
-    """What a generalized request consists of; drives its `Grequest`."""
+    """The state of a generalized request; drives its `Grequest`."""
 
     def __init__(self, functions: Sequence[Callable[..., Any] | None], args: Any, kwargs: Any) -> None:
         self.query_fn, self.free_fn, self.cancel_fn = functions
@@ -382,7 +386,7 @@ class _General:
 
 
 class Grequest(Request):
-    """An operation of the program's own that is waited for like any other. Source: MPI 4.1 section 13.2."""
+    """A user-defined operation that you can wait for like any other. Source: MPI 4.1 section 13.2."""
 
     __slots__ = ("_general",)
     _general: _General
@@ -404,18 +408,18 @@ class Grequest(Request):
         args: tuple[Any, ...] | None = None,
         kwargs: dict[str, Any] | None = None,
     ) -> Grequest:
-        """A new one.
+        """Create a generalized request.
 
         Parameters
         ----------
         query_fn : callable(status, *args, **kwargs), optional
-            Fills the status when the request is over.
+            Fills the status when the request completes.
         free_fn : callable(*args, **kwargs), optional
             Called when the request is freed.
         cancel_fn : callable(completed, *args, **kwargs), optional
             Called to cancel it.
         args, kwargs : optional
-            More arguments for these functions.
+            Additional arguments for these functions.
         """
         self = cls()
         self._general = _General((query_fn, free_fn, cancel_fn), args, kwargs)
@@ -423,11 +427,11 @@ class Grequest(Request):
         return self
 
     def Complete(self) -> None:
-        """Says that the operation is over."""
+        """Mark the operation as complete."""
         self.complete()
 
     def complete(self, obj: Any = None) -> None:
-        """Says that the operation is over, with the object that `wait` returns."""
+        """Mark the operation as complete, with the object that `wait` returns."""
         if self._general.complete:
             raise fail("ERR_REQUEST", "the generalized request is complete already")
         self._general.result = obj

@@ -1,4 +1,4 @@
-"""What a completed receive was. Source: MPI 4.1 section 3.2.5."""
+"""Status of a completed receive. Source: MPI 4.1 section 3.2.5."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Status(_tidemill.Status):
     """Source, tag, length and error of a message; filled by receives, probes and waits."""
 
     def Get_count(self, datatype: Datatype = predefined["BYTE"]) -> int:
-        """Items of `datatype` in the message; ``MPI.UNDEFINED`` if it is no whole number."""
+        """Return the number of items of `datatype` in the message; ``MPI.UNDEFINED`` if it is not a whole number."""
         size = datatype.Get_size()
         if size == 0:
             return 0 if self._nbytes == 0 else c.UNDEFINED
@@ -27,12 +27,12 @@ class Status(_tidemill.Status):
         return c.UNDEFINED if rest else items
 
     def Get_elements(self, datatype: Datatype) -> int:
-        """Predefined elements of `datatype` in the message, also of a last item that is not whole."""
+        """Return the number of basic elements of `datatype` in the message, including those of an incomplete last item."""
         found = elements_in(datatype, self._nbytes)
         return c.UNDEFINED if found is None else found
 
     def Set_elements(self, datatype: Datatype, count: int) -> None:
-        """Sets the length, as generalized requests do."""
+        """Set the length, as generalized requests do."""
         layout = datatype._laid()
         per_item = int((layout.lengths // layout.elements).sum())
         self._nbytes = count * layout.size // max(per_item, 1)
@@ -46,7 +46,7 @@ class Status(_tidemill.Status):
 
     @property
     def count(self) -> int:
-        """Bytes of the message."""
+        """Length of the message in bytes."""
         return int(self._nbytes)
 
     @count.setter
@@ -75,12 +75,12 @@ class Status(_tidemill.Status):
         return type(self), (), self.__getstate__()
 
     def py2f(self) -> list[int]:
-        """As a list of integers."""
+        """Return the status as a list of integers."""
         return list(self._state())
 
     @classmethod
     def f2py(cls, arg: list[int]) -> Status:
-        """From what `py2f` gave."""
+        """Return the status of a list from `py2f`."""
         if len(arg) != F_STATUS_SIZE:
             raise fail("ERR_ARG", f"expecting {F_STATUS_SIZE} integers")
         status = cls()
@@ -89,7 +89,7 @@ class Status(_tidemill.Status):
         return status
 
     def tomemory(self) -> StatusMemory:
-        """As memory of integers, in the order of `py2f`: what is assigned to an item is in the status."""
+        """Return the status as memory of integers, in the order of `py2f`; assigning to an item updates the status."""
         from tidemill.mpi._buffer import StatusMemory
 
         return StatusMemory.of(self, _NAMES)

@@ -1,7 +1,7 @@
-"""Communicators whose ranks have neighbours. Source: MPI 4.1 chapter 8.
+"""Communicators with topologies. Source: MPI 4.1 chapter 8.
 
-Ranks keep their order, so a topology is arithmetic; collectives among neighbours are messages in the hidden traffic of the
-communicator, posted all at once.
+Ranks keep their order, so a topology is arithmetic. Neighborhood collectives are internal messages of the
+communicator, all posted at once.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Grid:
         return found[::-1]
 
     def rank(self, coords: Sequence[int]) -> int:
-        """The rank at coordinates; ``PROC_NULL`` beyond an end."""
+        """Return the rank at coordinates; ``PROC_NULL`` beyond the edge."""
         found = 0
         for coordinate, extent, wraps in zip(coords, self.dims, self.periods, strict=True):
             if not wraps and not 0 <= coordinate < extent:
@@ -57,7 +57,7 @@ class Grid:
 
 
 class Graph:
-    """A graph that every rank knows whole."""
+    """A graph that every rank knows in full."""
 
     kind = c.GRAPH
 
@@ -74,7 +74,7 @@ class Graph:
 
 
 class DistGraph:
-    """A graph of which a rank knows its own edges."""
+    """A graph of which a rank knows only its own edges."""
 
     kind = c.DIST_GRAPH
 
@@ -88,14 +88,14 @@ class DistGraph:
 
 
 class Topocomm(Intracomm):
-    """A communicator whose ranks have neighbours."""
+    """A communicator with a topology: each rank has neighbors."""
 
     @classmethod
     def _takes(cls, comm: Comm) -> bool:
         return comm.Get_topology() != c.UNDEFINED
 
     def _neighbours(self) -> tuple[list[int], list[int]]:
-        """Ranks to receive from, and to send to."""
+        """Return the ranks to receive from, and to send to."""
         topology = self._state.topology
         if topology is None:
             raise fail("ERR_TOPOLOGY", "the communicator has no topology")
@@ -104,7 +104,7 @@ class Topocomm(Intracomm):
 
     @property
     def degrees(self) -> tuple[int, int]:
-        """How many ranks this one receives from and sends to."""
+        """The numbers of ranks that this one receives from and sends to."""
         sources, dests = self._neighbours()
         return len(sources), len(dests)
 
@@ -113,7 +113,7 @@ class Topocomm(Intracomm):
 
     @property
     def inoutedges(self) -> tuple[list[int], list[int]]:
-        """The ranks this one receives from and sends to."""
+        """The ranks that this one receives from and sends to."""
         sources, dests = self._neighbours()
         return list(sources), list(dests)
 
@@ -123,58 +123,58 @@ class Topocomm(Intracomm):
     # Among neighbours.
 
     def neighbor_allgather(self, sendobj: Any) -> list[Any]:
-        """An object to its neighbours; returns theirs."""
+        """Send an object to all neighbors; return theirs."""
         sources, dests = self._neighbours()
         return _objects.exchange(self, [sendobj] * len(dests), dests, sources)
 
     def neighbor_alltoall(self, sendobj: Sequence[Any]) -> list[Any]:
-        """Object i to neighbour i; returns theirs."""
+        """Send object i to neighbor i; return theirs."""
         sources, dests = self._neighbours()
         return _objects.exchange(self, _objects.as_many(len(dests), sendobj), dests, sources)
 
     def Neighbor_allgather(self, sendbuf: Any, recvbuf: Any) -> None:
-        """An array to its neighbours; theirs arrive one after another in `recvbuf`."""
+        """Send an array to all neighbors; theirs arrive one after another in `recvbuf`."""
         self.Ineighbor_allgather(sendbuf, recvbuf).Wait()
 
     def Neighbor_allgatherv(self, sendbuf: Any, recvbuf: Any) -> None:
-        """As `Neighbor_allgather` with blocks of different lengths."""
+        """Like `Neighbor_allgather`, with blocks of different lengths."""
         self.Ineighbor_allgatherv(sendbuf, recvbuf).Wait()
 
     def Neighbor_alltoall(self, sendbuf: Any, recvbuf: Any) -> None:
-        """Block i of `sendbuf` to neighbour i; theirs arrive one after another in `recvbuf`."""
+        """Send block i of `sendbuf` to neighbor i; theirs arrive one after another in `recvbuf`."""
         self.Ineighbor_alltoall(sendbuf, recvbuf).Wait()
 
     def Neighbor_alltoallv(self, sendbuf: Any, recvbuf: Any) -> None:
-        """As `Neighbor_alltoall` with blocks of different lengths."""
+        """Like `Neighbor_alltoall`, with blocks of different lengths."""
         self.Ineighbor_alltoallv(sendbuf, recvbuf).Wait()
 
     def Neighbor_alltoallw(self, sendbuf: Any, recvbuf: Any) -> None:
-        """As `Neighbor_alltoallv` with a datatype for each neighbour and displacements in bytes."""
+        """Like `Neighbor_alltoallv`, with a datatype for each neighbor and displacements in bytes."""
         self.Ineighbor_alltoallw(sendbuf, recvbuf).Wait()
 
     def Ineighbor_allgather(self, sendbuf: Any, recvbuf: Any) -> Request:
-        """Begins `Neighbor_allgather`."""
+        """Start `Neighbor_allgather`."""
         sources, dests = self._neighbours()
         return self._exchange(_copies(sendbuf, len(dests)), _equal(recvbuf, True, len(sources)))
 
     def Ineighbor_allgatherv(self, sendbuf: Any, recvbuf: Any) -> Request:
-        """Begins `Neighbor_allgatherv`."""
+        """Start `Neighbor_allgatherv`."""
         sources, dests = self._neighbours()
         return self._exchange(_copies(sendbuf, len(dests)), _blocks(resolve_blocks, recvbuf, True, len(sources)))
 
     def Ineighbor_alltoall(self, sendbuf: Any, recvbuf: Any) -> Request:
-        """Begins `Neighbor_alltoall`."""
+        """Start `Neighbor_alltoall`."""
         sources, dests = self._neighbours()
         return self._exchange(_equal(sendbuf, False, len(dests)), _equal(recvbuf, True, len(sources)))
 
     def Ineighbor_alltoallv(self, sendbuf: Any, recvbuf: Any) -> Request:
-        """Begins `Neighbor_alltoallv`."""
+        """Start `Neighbor_alltoallv`."""
         sources, dests = self._neighbours()
         sends = _blocks(resolve_blocks, sendbuf, False, len(dests))
         return self._exchange(sends, _blocks(resolve_blocks, recvbuf, True, len(sources)))
 
     def Ineighbor_alltoallw(self, sendbuf: Any, recvbuf: Any) -> Request:
-        """Begins `Neighbor_alltoallw`."""
+        """Start `Neighbor_alltoallw`."""
         sources, dests = self._neighbours()
         sends = _blocks(resolve_typed, sendbuf, False, len(dests))
         return self._exchange(sends, _blocks(resolve_typed, recvbuf, True, len(sources)))
@@ -203,7 +203,7 @@ for _name in ("allgather", "allgatherv", "alltoall", "alltoallv", "alltoallw"):
 
 
 class _Neighbours:
-    """Drives the request of a collective among neighbours."""
+    """Drives the request of a neighborhood collective."""
 
     source = None
     tag = nbytes = 0
@@ -223,11 +223,11 @@ class _Neighbours:
         return True
 
     def cancel(self) -> None:
-        """Collectives are not cancelled."""
+        """Do nothing: collectives are not cancelled."""
 
 
 def _equal(spec: Any, write: bool, blocks: int) -> tuple[list[Any], Any]:
-    """Equal blocks of a message."""
+    """Return equal blocks of a message."""
     if blocks == 0:
         return [], None
     memory, count, element, unpack, _ = resolve(spec, write, write, blocks)
@@ -236,13 +236,13 @@ def _equal(spec: Any, write: bool, blocks: int) -> tuple[list[Any], Any]:
 
 
 def _copies(spec: Any, blocks: int) -> tuple[list[Any], Any]:
-    """The same message for everybody."""
+    """Return the same message for all."""
     memory, count, element, _, _ = resolve(spec, False, False, 1)
     return [memory[: count * _size(element)]] * blocks, None
 
 
 def _blocks(resolver: Any, spec: Any, write: bool, blocks: int) -> tuple[list[Any], Any]:
-    """Blocks of different lengths."""
+    """Return blocks of different lengths."""
     if blocks == 0:
         return [], None
     memory, counts, displacements, element, unpack = resolver(spec, write, write, blocks)
@@ -258,7 +258,7 @@ _SIZES = {datatype._element: datatype._element_bytes for datatype in predefined.
 
 
 class Cartcomm(Topocomm):
-    """A communicator whose ranks lie in a grid."""
+    """A communicator whose ranks form a grid."""
 
     @classmethod
     def _takes(cls, comm: Comm) -> bool:
@@ -270,14 +270,14 @@ class Cartcomm(Topocomm):
         return grid
 
     def Get_dim(self) -> int:
-        """Dimensions of the grid."""
+        """Return the number of dimensions of the grid."""
         return len(self._grid().dims)
 
     dim = property(Get_dim, doc="Dimensions of the grid.")
     ndim = property(Get_dim, doc="Dimensions of the grid.")
 
     def Get_topo(self) -> tuple[list[int], list[int], list[int]]:
-        """Ranks along each dimension, which ones wrap around, and this rank's coordinates."""
+        """Return the number of ranks along each dimension, which dimensions wrap around, and this rank's coordinates."""
         grid = self._grid()
         return list(grid.dims), [int(p) for p in grid.periods], grid.coords(self.rank)
 
@@ -287,7 +287,7 @@ class Cartcomm(Topocomm):
     coords = property(lambda self: self.Get_topo()[2], doc="This rank's coordinates.")
 
     def Get_cart_rank(self, coords: Sequence[int]) -> int:
-        """The rank at coordinates; those of dimensions that wrap around may lie outside."""
+        """Return the rank at coordinates, which may lie outside the grid in dimensions that wrap around."""
         grid = self._grid()
         if len(coords) != len(grid.dims):
             raise fail("ERR_ARG", f"expecting {len(grid.dims)} coordinates, got {len(coords)}")
@@ -297,20 +297,20 @@ class Cartcomm(Topocomm):
         return found
 
     def Get_coords(self, rank: int) -> list[int]:
-        """The coordinates of a rank."""
+        """Return the coordinates of a rank."""
         if not 0 <= rank < self.size:
             raise fail("ERR_RANK", f"rank {rank} is not in a communicator of {self.size} ranks")
         return self._grid().coords(rank)
 
     def Shift(self, direction: int, disp: int) -> tuple[int, int]:
-        """The ranks to receive from and to send to for a shift along a dimension; ``PROC_NULL`` beyond an end."""
+        """Return the ranks to receive from and to send to for a shift along a dimension; ``PROC_NULL`` beyond the edge."""
         grid = self._grid()
         if not 0 <= direction < len(grid.dims):
             raise fail("ERR_DIMS", f"the grid has no dimension {direction}")
         return grid.shifted(self.rank, direction, -disp), grid.shifted(self.rank, direction, disp)
 
     def Sub(self, remain_dims: Sequence[bool]) -> Cartcomm:
-        """The part of the grid through this rank in which the other dimensions are fixed. Collective."""
+        """Return the subgrid through this rank with the other dimensions fixed. Collective."""
         grid = self._grid()
         keep = [bool(k) for k in remain_dims]
         if len(keep) != len(grid.dims):
@@ -327,7 +327,7 @@ class Cartcomm(Topocomm):
 
 
 class Graphcomm(Topocomm):
-    """A communicator with a graph that every rank knows whole."""
+    """A communicator with a graph that every rank knows in full."""
 
     @classmethod
     def _takes(cls, comm: Comm) -> bool:
@@ -339,19 +339,19 @@ class Graphcomm(Topocomm):
         return graph
 
     def Get_dims(self) -> tuple[int, int]:
-        """Numbers of nodes and edges."""
+        """Return the numbers of nodes and edges."""
         return len(self._graph().index), len(self._graph().edges)
 
     def Get_topo(self) -> tuple[list[int], list[int]]:
-        """Where the edges of each node end in the list of edges, and that list."""
+        """Return the end of each node's edges in the list of edges, and that list."""
         return list(self._graph().index), list(self._graph().edges)
 
     def Get_neighbors_count(self, rank: int) -> int:
-        """How many neighbours a rank has."""
+        """Return the number of neighbors of a rank."""
         return len(self._graph().of(rank))
 
     def Get_neighbors(self, rank: int) -> list[int]:
-        """The neighbours of a rank."""
+        """Return the neighbors of a rank."""
         return self._graph().of(rank)
 
     dims = property(Get_dims, doc="Numbers of nodes and edges.")
@@ -365,19 +365,19 @@ class Graphcomm(Topocomm):
 
 
 class Distgraphcomm(Topocomm):
-    """A communicator with a graph of which a rank knows its own edges."""
+    """A communicator with a graph of which a rank knows only its own edges."""
 
     @classmethod
     def _takes(cls, comm: Comm) -> bool:
         return comm.Get_topology() == c.DIST_GRAPH
 
     def Get_dist_neighbors_count(self) -> tuple[int, int, bool]:
-        """Numbers of ranks to receive from and to send to, and whether the edges have weights."""
+        """Return the numbers of ranks to receive from and to send to, and whether the edges have weights."""
         graph: DistGraph = self._state.topology
         return len(graph.sources), len(graph.dests), graph.weights is not None
 
     def Get_dist_neighbors(self) -> tuple[list[int], list[int], tuple[list[int], list[int]] | None]:
-        """The ranks to receive from and to send to, and the weights of these edges."""
+        """Return the ranks to receive from and to send to, and the weights of these edges."""
         graph: DistGraph = self._state.topology
         return list(graph.sources), list(graph.dests), graph.weights
 
@@ -454,7 +454,7 @@ def create_dist_graph(
 
 
 def _with_topology(comm: Intracomm, count: int, kind: type[Topocomm], topology: Any) -> Any:
-    """A communicator of the first `count` ranks, in order, with a topology."""
+    """Return a communicator of the first `count` ranks, in order, with a topology."""
     native = comm._split(0 if comm.rank < count else None, comm.rank)
     if native is None:
         return COMM_NULL
@@ -464,14 +464,15 @@ def _with_topology(comm: Intracomm, count: int, kind: type[Topocomm], topology: 
 
 
 def Compute_dims(nnodes: int, dims: int | Sequence[int]) -> list[int]:
-    """Ranks along each dimension of a grid for `nnodes`, as equal as possible and in decreasing order.
+    """Return the number of ranks along each dimension of a grid for `nnodes`, as equal as possible and in decreasing
+    order.
 
     Parameters
     ----------
     nnodes : int
-        Ranks to be placed.
+        Number of ranks to place.
     dims : int or sequence of int
-        Number of dimensions; or the sizes of them, in which zeros are filled in.
+        Number of dimensions, or their sizes, in which zeros are filled in.
     """
     sizes = [0] * dims if isinstance(dims, int) else [int(n) for n in dims]
     if any(n < 0 for n in sizes):
@@ -485,7 +486,7 @@ def Compute_dims(nnodes: int, dims: int | Sequence[int]) -> list[int]:
 
 
 def _most_equal(total: int, parts: int) -> tuple[int, ...]:
-    """Factors of `total` whose largest is smallest, and so on."""
+    """Return factors of `total` whose largest is smallest, and so on."""
     if parts == 0:
         return ()
     best: tuple[int, ...] | None = None

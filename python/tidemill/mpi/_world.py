@@ -1,4 +1,4 @@
-"""The communicators that every worker of a job has from the beginning."""
+"""The communicators that every worker of a job has from the start."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _made: list[Intracomm] = []
 
 
 def communicators() -> tuple[Intracomm, Intracomm]:
-    """Return ``COMM_WORLD`` and ``COMM_SELF``, always the same; joins the job, if it has not been joined."""
+    """Return ``COMM_WORLD`` and ``COMM_SELF``, always the same objects; join the job if this has not happened yet."""
     member = join()
     with _lock:
         if not _made:

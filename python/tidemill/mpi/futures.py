@@ -1,4 +1,4 @@
-"""mpi4py's executors, which Tidemill does not have: using one says what there is instead."""
+"""mpi4py's executors, which Tidemill does not have: using one raises an error that names the alternative."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""mpi4py's options of its start. They can be set and change nothing: a job is joined when it is first used, left at the
+"""mpi4py's startup options. You can set them, but they have no effect: a job is joined on first use and left at the
 program's end, and all threads may communicate.
 """
 

@@ -1,4 +1,4 @@
-"""Time series as points that move: a long table is cleaned, cut into windows, and every window embedded in space.
+"""Time series as moving points: clean a long table, divide it into windows, and embed every window in space.
 
 >>> import numpy as np
 >>> from tidemill import series
@@ -9,9 +9,9 @@
 >>> [frame.window.label for frame in frames], frames[0].positions.shape
 (['2024-01-20', '2024-01-25', '2024-01-30'], (6, 3))
 
-`clean` makes a `Panel` of a file, a DataSet or an Arrow table, and reports what it did; `windows` lays windows over its times;
-`embed` makes a `Frame` of each; `FrameFolder` writes them for ``tidemill view``. All are called by every worker of a job.
-``tidemill series`` is the command; ``docs/series.md`` tells it all.
+`clean` turns a file, a DataSet or an Arrow table into a `Panel` and reports its changes; `windows` computes windows
+over its times; `embed` computes a `Frame` of each; `FrameFolder` writes them for ``tidemill view``. Every worker of a
+job calls these functions. ``tidemill series`` is the command; ``docs/series.md`` is the guide.
 """
 
 from __future__ import annotations

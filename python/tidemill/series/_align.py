@@ -1,4 +1,4 @@
-"""Alignment: points are rotated, reflected and shifted to lie on others; and tables of points to align to."""
+"""Alignment: rotates, reflects and shifts points to match others; and tables of points to align to."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tidemill.series._relay import Base
 
 __all__ = ["IDS_MIN", "base_of", "read_positions", "turned", "write_positions"]
 
-#: With fewer points three dimensions say nothing.
+#: With fewer points, three dimensions carry no information.
 IDS_MIN = 4
 _AXES = ("x", "y", "z")
 
@@ -26,9 +26,10 @@ _AXES = ("x", "y", "z")
 def turned(
     ids: NDArray[np.str_], positions: Array, base: Base | None, weight: Array, *, fit_scaled: bool = False
 ) -> tuple[Array, float]:
-    """Turn positions (n, 3) to lie on what they are aligned to, and say how well they do; NaN if there is nothing.
+    """Align positions (n, 3) with their base, and return the goodness of fit; NaN if there is no base.
 
-    With `fit_scaled` that is how well they would if they were stretched too, which they are not: for a base that may be of another size.
+    With `fit_scaled`, the fit is computed as if the points were scaled, too, although they are not: for a base that may
+    have another size.
     """
     if base is not None:
         moving, fixed = _common(ids, base.ids)
@@ -41,7 +42,7 @@ def turned(
 
 
 def _common(ids: NDArray[np.str_], others: NDArray[np.str_]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Where those are that are in both, in each."""
+    """Return the positions of the common ids, in each."""
     if np.array_equal(ids, others):
         return np.arange(len(ids)), np.arange(len(ids))
     known = {name: place for place, name in enumerate(others.tolist())}
@@ -51,12 +52,12 @@ def _common(ids: NDArray[np.str_], others: NDArray[np.str_]) -> tuple[NDArray[np
 
 
 def base_of(positions: Mapping[str, ArrayLike]) -> Base:
-    """Points to align to, from their positions by id.
+    """Return points to align to, from their positions by id.
 
     Raises
     ------
     SeriesError
-        There are fewer than four, or one has not three finite coordinates.
+        If there are fewer than four, or one does not have three finite coordinates.
     """
     points = {str(name): np.asarray(point, dtype=np.float64) for name, point in positions.items()}
     for name, point in points.items():
@@ -73,14 +74,15 @@ def read_positions(source: Source, *, id: str | None = None) -> dict[str, list[f
     Parameters
     ----------
     source : path, DataSet or Arrow table
-        A row for each id: a column of ids, which is called like one (``id``, ``ticker``, ``symbol``, ...), and columns ``x``, ``y`` and ``z``.
+        A row for each id: a column of ids with a usual name (``id``, ``ticker``, ``symbol``, ...), and columns ``x``,
+        ``y`` and ``z``.
     id : str, optional
         The column of ids.
 
     Raises
     ------
     SeriesError
-        On every worker: no such columns, a coordinate that is no number, or an id with two rows.
+        On every worker: if columns are missing, a coordinate is not a number, or an id has two rows.
     """
     data = source if isinstance(source, DataSet) else open_texts(source)
     lower = {name.lower(): name for name in reversed(data.columns)}
@@ -108,7 +110,7 @@ def read_positions(source: Source, *, id: str | None = None) -> dict[str, list[f
 
 
 def write_positions(path: Path, base: Base) -> None:
-    """Write points as a table that `read_positions` reads. Local."""
+    """Write points as a table for `read_positions`. Local."""
     with path.open("w", newline="", encoding="utf-8") as file:
         table = csv.writer(file, lineterminator="\n")
         table.writerow(["id", *_AXES])

@@ -1,10 +1,11 @@
-"""Rows of a stream (`tidemill.stream`), as worker 0 of a `Follower` sees them.
+"""Rows of a stream (`tidemill.stream`), as worker 0 of a `Follower` gets them.
 
-Worker 0 runs the stream by itself, in a thread: prices are few beside what is made of them, and all workers need all of them, in step. A time of
-the panel is a window of one microsecond, so that it is over when the stream's time says so, however many partitions rows come from; and
-early results tell what it has so far, for a last time that is over because nothing comes any more.
+Worker 0 runs the stream by itself, on a thread: prices are few compared to the data computed from them, and all workers
+need all of them, in step. A time of the panel is a window of one microsecond, so that it ends when the stream's time
+says so, however many partitions rows come from; and early results give its current rows, in case it is the last time
+because nothing more comes.
 
-Nothing of it is saved: a job that is started again reads the stream from where its source begins, as it would a file.
+Nothing of it is saved: a restarted job reads the stream from the beginning of its source, as it would a file.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ _Cells = dict[str, list[Any]]
 
 
 class _Closed(Exception):
-    """Ends the stream when nobody wants its rows any more."""
+    """Ends the stream when its rows are no longer needed."""
 
 
 class StreamTail:
@@ -51,11 +52,11 @@ class StreamTail:
     Parameters
     ----------
     stream : DataSet
-        Whose event time is the column of times.
+        A stream whose event time is the column of times.
     chosen : dict of str to str
         Columns by role.
     settle_s : float
-        When nothing has come for so long, the last time is over.
+        When nothing has come for this long, the last time is complete.
     """
 
     def __init__(self, stream: DataSet, chosen: dict[str, str | None], settle_s: float) -> None:
@@ -221,7 +222,7 @@ class StreamTail:
 
 
 def _told(failure: Exception) -> str:
-    """What a stream failed with, in the words of series."""
+    """Return a stream's error in the terms of series."""
     return str(failure).replace(
         'on_error "skip" or "quarantine" continues', '--bad-rows skip (on_error="skip" of the source) continues'
     )

@@ -1,11 +1,11 @@
-"""Cleaning: rows of a long table become a panel, and every rule counts what it did.
+"""Cleaning: turns rows of a long table into a panel; every rule counts its changes.
 
-The rules are those of the source work on daily stock prices (Kamburugamuve and others, "TSmap3D: Browser visualization of
-high dimensional time series data", 2016): a negative price is the mean of bid and ask, a missing one is that of the day before,
-prices are adjusted for splits, of two records of a day the earlier counts.
+The rules are those of the source work on daily stock prices (Kamburugamuve and others, "TSmap3D: Browser visualization
+of high dimensional time series data", 2016): a negative price is the mean of bid and ask, a missing one is that of the
+day before, prices are adjusted for splits, and the earlier of two records of a day is used.
 
-Workers share the work by series: each reads its part of the rows, sends every row to the worker that has its id, and
-cleans the ids that it has.
+Workers divide the series: each reads its part of the rows, sends every row to the worker that owns its id, and
+cleans its own ids.
 """
 
 from __future__ import annotations
@@ -55,24 +55,32 @@ def clean(
     null: str | Sequence[str] | None = None,
     on_error: Literal["raise", "skip"] = "raise",
 ) -> tuple[Panel, Report]:
-    """Read a long table, clean it, and make a panel of it. Collective.
+    """Read a long table, clean it, and return a panel. Collective.
 
     Parameters
     ----------
     source : path, iterable of paths, DataSet or Arrow table
-        With a row for each id and time. Files are CSV (``.gz``, ``.bz2``, ``.xz``, ``.zst`` too), Parquet, Arrow IPC or JSON lines by their
-        names; the same on every worker. The earliest of two rows is the first in the file, of several files in that whose path sorts first. Rows
-        of a DataSet have the order of its source or of its last `sort`; with other steps than `filter`, `select` and new columns behind that
-        they have none, and of different values the least counts.
+        A row for each id and time. Files are CSV (also ``.gz``, ``.bz2``, ``.xz``, ``.zst``), Parquet, Arrow IPC or
+        JSON lines, by their names; the same on every worker. Of duplicate rows, the earliest is used: the first in the
+        file, or in the file whose path sorts first. Rows of a DataSet have the order of its source or of its last
+        `sort`. If steps other than `filter`, `select` and new columns follow, they have no order, and of different
+        values the smallest is used.
     rules : Rules, optional
     id, time, value, cap, shares, volume, split, split_shares, price : str, optional
-        Columns; by default found by their usual names. For weights `cap` is what the series is worth; without it, it is price x `shares`
-        outstanding, else price x `volume`, as traded. `price`: what was paid for a piece, which is the value, but beside one that is
-        adjusted (such as ``adj_close``) the column ``close``. With an adjusted value, a column of splits counts only if it is named here.
-        `split_shares`: the factor of shares beside the one of prices in `split`, as FACSHR beside FACPR of CRSP; rows in which the two
-        differ are left out. It is only found by its name given here. Times are dates, with or without a time of day, or whole numbers, of which 20161230 is a date if all are such; or texts of these.
+        Names of columns; by default found by their usual names.
+
+        Times are dates, with or without a time of day, or integers, which are dates like 20161230 if all of them are
+        valid as such; or strings of these.
+
+        For weights, `cap` is the worth of the series; without it, the worth is price x `shares` outstanding, else price
+        x `volume`, as traded. `price` is the price paid, which is the value, unless the value is adjusted (such as
+        ``adj_close``): then it is the column ``close``.
+
+        With an adjusted value, a column of splits is used only if you name it here. `split_shares` is the factor of
+        shares beside the factor of prices in `split`, as FACSHR beside FACPR in CRSP; rows in which the two differ are
+        left out. It is used only if you name it here.
     delimiter, null, on_error : optional
-        Of CSV, as for `tidemill.read_csv`.
+        For CSV, as in `tidemill.read_csv`.
 
     Returns
     -------
@@ -82,7 +90,7 @@ def clean(
     Raises
     ------
     SeriesError, tidemill.DataSetError
-        On every worker: what is wrong with the source, and how to name what was not found.
+        On every worker, if the source is invalid; if a column was not found, the message says how to name it.
     """
     chosen = {
         "id": id,
@@ -113,7 +121,7 @@ def clean(
 
 @dataclass(frozen=True)
 class _Cleaning:
-    """What every step of `clean` needs: who works, by which rules, and where it says what it did."""
+    """Common data of all steps of `clean`: the communicator, the rules, and the counts."""
 
     comm: Any
     rules: Rules
@@ -135,7 +143,9 @@ class _Rows:
 
 @dataclass(frozen=True)
 class _Numbered:
-    """The rows that this worker has read, and the ids and times of all workers, by which rows are numbered alike everywhere."""
+    """The rows that this worker has read, and the ids and times of all workers, which define the same numbers
+    everywhere.
+    """
 
     rows: _Rows
     ids: list[str]
@@ -193,7 +203,7 @@ def _numbered(cleaning: _Cleaning, rows: Rows) -> _Numbered:
 
 
 def _exchanged(cleaning: _Cleaning, numbered: _Numbered) -> _Rows:
-    """Send each row to the worker that has its id; rows come in their order, or if they have none, in that of their values."""
+    """Send each row to the worker that owns its id; rows keep their order, or are ordered by value if they have none."""
     comm, rows = cleaning.comm, numbered.rows
     codes, places, order, numbers = rows.codes, rows.places, rows.order, rows.numbers
     columns: list[NDArray[Any]] = [codes, places, *([] if order is None else [order]), *numbers.values()]
@@ -218,7 +228,7 @@ def _exchanged(cleaning: _Cleaning, numbered: _Numbered) -> _Rows:
 
 
 def _pivoted(cleaning: _Cleaning, numbered: _Numbered, rows: _Rows) -> _Own:
-    """Clean the rows of this worker's ids, and put them where they belong."""
+    """Clean the rows of this worker's ids, and arrange them by series and time."""
     ids, times, own = numbered.ids[numbered.own], numbered.times, numbered.own
 
     def shaped() -> tuple[Array, Array | None, list[Split], dict[str, int]]:
@@ -231,7 +241,9 @@ def _pivoted(cleaning: _Cleaning, numbered: _Numbered, rows: _Rows) -> _Own:
 
 
 def _adjusted(cleaning: _Cleaning, numbered: _Numbered, own: _Own) -> None:
-    """Divide values before splits by their ratios, in place, and say which splits were found and which are flat."""
+    """Divide values before splits by their ratios, in place, and return the splits that were found and those that are
+    flat.
+    """
     comm, rules, report = cleaning.comm, cleaning.rules, cleaning.report
     flat: list[Split] = []
     if rules.splits == "column":
@@ -251,7 +263,7 @@ def _adjusted(cleaning: _Cleaning, numbered: _Numbered, own: _Own) -> None:
 
 
 def _counted(cleaning: _Cleaning, own: _Own, *, is_in_order: bool) -> None:
-    """Count gaps, and add up what all workers have counted."""
+    """Count gaps, and add up the counts of all workers."""
     report = cleaning.report
     filled = ~np.isnan(own.values)
     lives = filled.any(axis=1)
@@ -277,15 +289,15 @@ def pivot(
     ids: list[str],
     times: NDArray[Any],
 ) -> tuple[Array, Array | None, list[Split], dict[str, int]]:
-    """Clean rows and put them where they belong.
+    """Clean rows and arrange them by series and time.
 
     Parameters
     ----------
     codes, places : ndarray of shape (n,)
-        The series and the time of each row, both numbered from 0.
+        Series and time of each row, both numbered from 0.
     numbers : dict of str to ndarray of shape (n,)
     series, width : int
-        How many series and times there are.
+        Numbers of series and times.
     ids, times : the series' names and the times, for messages.
 
     Returns
@@ -293,7 +305,7 @@ def pivot(
     values : ndarray of shape (series, width)
     caps : ndarray of shape (series, width) or None
     splits : list of Split
-        Those of the column; values are not adjusted yet.
+        Splits of the column; values are not adjusted yet.
     counts : dict of str to int
     """
     counts = dict.fromkeys(
@@ -349,7 +361,7 @@ def pivot(
 
 
 def _worth(numbers: dict[str, Array], value: Array) -> Array | None:
-    """What each row says that its series is worth; NaN where it does not, None where no row can."""
+    """Return the worth of the series in each row; NaN if unknown, None if no row can have one."""
     if "cap" in numbers:
         return numbers["cap"]
     price = np.abs(numbers.get("price", value))
@@ -361,7 +373,7 @@ def _worth(numbers: dict[str, Array], value: Array) -> Array | None:
 
 
 def _gathered(comm: Any, stamps: NDArray[Any], ids: list[str], values: Array, caps: Array | None) -> Panel:
-    """The whole panel on every worker, without series and times that have no value at all."""
+    """Return the whole panel on every worker, without series and times that have no values at all."""
 
     def whole(own: Array) -> Array:
         if comm.size == 1:
@@ -384,5 +396,5 @@ def _gathered(comm: Any, stamps: NDArray[Any], ids: list[str], values: Array, ca
 
 
 def caps_name(columns: Columns) -> str:
-    """What the `caps` of a panel of these columns are."""
+    """Return the name of a panel's `caps`, given its columns."""
     return "traded value" if columns.cap is None and columns.shares is None else "capital"

@@ -1,4 +1,4 @@
-"""Distances between series in a window, how much each weighs, and series to compare with."""
+"""Distances between series in a window, weights of series, and reference series."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ __all__ = [
 
 Array = NDArray[np.float64]
 
-#: What is compared: day-to-day changes of the logarithm, differences, or the values themselves.
+#: Quantity to compare: changes of the logarithm from one time to the next, differences, or the values themselves.
 Of = Literal["changes", "differences", "values"]
 #: L in the distance: 1, or 10 |log(last / first)|.
 Length = Literal["one", "log"]
@@ -33,7 +33,8 @@ Length = Literal["one", "log"]
 Function = Callable[[Array, slice], Array]
 Kind = Literal["correlation", "euclidean"] | Function
 
-#: Series to compare with, by name, and the rate a of each: one that rises grows by the factor 1 + a/250 a day, one that falls shrinks by it.
+#: Reference series by name, with the rate a of each: a rising one grows by the factor 1 + a/250 per day, a falling one
+#: shrinks by it.
 REFERENCES: dict[str, float] = {
     "constant": 0.0,
     "+0.1 a year": 0.1,
@@ -58,34 +59,36 @@ def distances(
 ) -> Array:
     """Compute distances between series in a window.
 
-    ``"correlation"``: d_ij = sqrt(L_i^2 + L_j^2 - 2 L_i L_j c_ij), the length of the third side between two of lengths L_i and L_j
-    at an angle of which the Pearson correlation c_ij is the cosine. With L = 1 that is sqrt(2 (1 - c)), from 0 to 2.
+    ``"correlation"``: d_ij = sqrt(L_i^2 + L_j^2 - 2 L_i L_j c_ij), the third side of a triangle with sides L_i and L_j
+    and an angle whose cosine is the Pearson correlation c_ij. With L = 1 that is sqrt(2 (1 - c)), from 0 to 2.
 
     Parameters
     ----------
     values : ndarray of shape (w, n)
         Without gaps.
     kind : {"correlation", "euclidean"} or callable, default="correlation"
-        ``"euclidean"``: the root of the summed squares of differences. A function gets `values` and `rows`, and returns
-        an array (m, n) of numbers from 0 on: the distances of those series to all. It is symmetric, and 0 on the diagonal.
+        ``"euclidean"``: the root of the sum of squared differences. A function takes `values` and `rows`, and returns
+        an array (m, n) of nonnegative numbers: the distances of those series to all. It must be symmetric, and 0 on the
+        diagonal.
     of : {"changes", "differences", "values"}, default="changes"
-        What is compared: log(v_t / v_{t-1}), for which values must be above 0; v_t - v_{t-1}; or v_t. Two series that both rise
-        over a window have values that correlate, whatever else they do; that they move together from day to day is
-        told by their changes, which show the sectors of a market best.
+        Quantity to compare: log(v_t / v_{t-1}), for which values must be above 0; v_t - v_{t-1}; or v_t. The values of
+        any two series that rise over a window correlate; changes measure whether they move together from day to day,
+        and show the sectors of a market best.
     length : {"one", "log"}, default="one"
-        Of correlation: L_i = 1, or 10 abs(log(last / first)) with the ratio cut to [0.1, 10]: then a series that ends where it began is at the origin.
+        For correlation: L_i = 1, or 10 abs(log(last / first)) with the ratio clipped to [0.1, 10], which puts a series
+        that ends where it began at the origin.
     rows : slice, optional
-        The series whose distances are wanted; default all.
+        The series whose distances to compute; by default all.
 
     Returns
     -------
     ndarray of shape (m, n)
-        c is 0 between a series that does not change and one that does, and 1 between two that do not.
+        c is 0 between a constant series and one that changes, and 1 between two constant ones.
 
     Raises
     ------
     SeriesError
-        Values that must be above 0 and are not, too few times, or what a function returns has another shape.
+        If values are not above 0 but must be, there are too few times, or a function returns an array of another shape.
     """
     check_length(kind, length)
     wanted = rows if rows is not None else slice(0, values.shape[1])
@@ -131,7 +134,7 @@ def distances(
 
 
 def check_length(kind: Kind, length: Length) -> None:
-    """Refuse an L that is none, or that would not be used."""
+    """Raise if L is unknown, or would have no effect."""
     if length not in ("one", "log"):
         raise SeriesError(f"length is 'one' or 'log', not {length!r}")
     if length == "log" and kind != "correlation":
@@ -160,7 +163,8 @@ def _above_zero(values: Array, what: str, remedy: str) -> None:
 
 
 def _scale(values: Array, of: Of) -> Array:
-    """The size (n,) of the numbers that were rounded before they were compared, on which it depends what a spread of rounding is.
+    """Return the magnitude (n,) of the numbers that were rounded before they were compared, which determines their
+    rounding error.
 
     Changes are differences of logarithms of numbers that were rounded themselves.
     """
@@ -172,9 +176,10 @@ def _scale(values: Array, of: Of) -> Array:
 
 
 def _standard(values: Array, scale: Array) -> tuple[Array, NDArray[np.bool_]]:
-    """Columns of mean 0 and length 1, so that products of them are correlations; 0 where a column is constant, and which are.
+    """Return columns of mean 0 and length 1, whose products are correlations, 0 for constant columns; and which columns
+    are constant.
 
-    A column is constant if it spreads by no more than rounding does in numbers as large as `scale` (n,).
+    A column is constant if its spread is no more than the rounding error of numbers as large as `scale` (n,).
     """
     centred = values - values.mean(axis=0)
     # The mean of large numbers is rounded by more than these differ.
@@ -187,7 +192,7 @@ def _standard(values: Array, scale: Array) -> tuple[Array, NDArray[np.bool_]]:
 
 
 def lengths(values: Array, length: Length) -> Array:
-    """L of each series of a window (w, n), as an array (n,); see `distances`."""
+    """Return L of each series of a window (w, n), as an array (n,); see `distances`."""
     if length == "one":
         return np.ones(values.shape[1])
     if length != "log":
@@ -198,19 +203,19 @@ def lengths(values: Array, length: Length) -> Array:
 
 
 def weights(caps: Array | None, count: int) -> Array:
-    """Weigh series by what they are worth: w_i = max(0.05 max M, M_i)^(1/4); the weight of a pair is w_i w_j.
+    """Return weights of series by their worth: w_i = max(0.05 max M, M_i)^(1/4); the weight of a pair is w_i w_j.
 
     Parameters
     ----------
     caps : ndarray of shape (n,) or None
-        M: capital, or mean traded value; what is not known counts as 0. None: all weigh 1.
+        M: capital, or mean traded value; NaN counts as 0. None: all weights are 1.
     count : int
         n.
 
     Returns
     -------
     ndarray of shape (n,)
-        Scaled so that the least is 1, which changes no embedding.
+        Scaled so that the minimum is 1, which does not change embeddings.
     """
     if caps is None:
         return np.ones(count)
@@ -224,10 +229,10 @@ def weights(caps: Array | None, count: int) -> Array:
 
 
 def why_no_references(kind: Kind, of: Of, length: Length) -> str | None:
-    """Say why the series of `REFERENCES` have no meaning among distances of that kind; None where they have one.
+    """Return why the series of `REFERENCES` are meaningless for this kind of distances; None if they are meaningful.
 
-    Correlation with ``of="values"`` tells who rises and falls like an even rise, and ``length="log"`` who ends as far from where it
-    began. Euclidean distance with ``of="changes"`` tells who moves little: the references hardly do.
+    Correlation with ``of="values"`` measures how evenly a series rises and falls, and ``length="log"`` how far it ends
+    from its beginning. Euclidean distance with ``of="changes"`` measures how much it moves: the references hardly do.
     """
     if callable(kind):
         return "only who wrote the function of distances knows what they mean in it"
@@ -240,11 +245,11 @@ def why_no_references(kind: Kind, of: Of, length: Length) -> str | None:
 
 
 def references(times: NDArray[Any]) -> Array:
-    """Make the series of `REFERENCES` along the times of a window: (w, 5), each beginning at 1.
+    """Return the series of `REFERENCES` along the times of a window: (w, 5), each beginning at 1.
 
-    Each day that has data is one step, and a year has 250: a rise at rate a multiplies by 1 + a/250, and the fall at that rate divides by the
-    same, so the two mirror each other in logarithms. Weekends and holidays are no steps. The times of days that have several share the
-    steps evenly; where times are numbers, each is a step.
+    Each day with data is one step, and a year has 250: a rise at rate a multiplies by 1 + a/250, and the fall at that
+    rate divides by the same, so the two mirror each other in logarithms. Weekends and holidays are not steps. If days
+    have several times, these divide the step evenly; if times are integers, each is a step.
     """
     days = len(np.unique(times.astype("datetime64[D]"))) if times.dtype.kind == "M" else len(times)
     # Even steps: a series that moved only at the first time of a day would correlate with whatever else does.

@@ -1,9 +1,11 @@
-"""Windows become frames: distances, an embedding in three dimensions, and its alignment to the frame before, or to another.
+"""Turns windows into frames: distances, an embedding in three dimensions, and its alignment with the previous frame, or
+another.
 
-With ``start="previous"`` every `key_every`-th window, a key, starts from the key before it, and each other window from the window before it. Workers
-make the chains from key to key at the same time (`_relay`), and then turn each to lie on the one before. Which windows are keys depends on their places
-alone, so frames are the same to the bit for any number of workers. Of many series all workers share each window by rows of its distances, and every
-window starts from the one before; there sums of its parts may round otherwise.
+With ``start="previous"`` every `key_every`-th window, a key, starts from the key before it, and each other window from
+the window before it. Workers compute the chains from key to key in parallel (`_relay`), and then align each with the
+one before. Which windows are keys depends only on their positions, so frames are bitwise equal for any number of
+workers. If there are many series, all workers share each window by rows of its distances, and every window starts from
+the one before; in this case sums of its parts may be rounded differently.
 """
 
 from __future__ import annotations
@@ -46,17 +48,17 @@ __all__ = ["KEY_EVERY", "Embedder", "Frame", "embed"]
 
 N = TypeVar("N")
 
-#: Cells along a side of a heat map, at least and at most.
+#: Minimum and maximum number of cells along a side of a heat map.
 HEAT_SIDE_MIN, HEAT_SIDE_MAX = 8, 40
 #: Rows of distances between points that are counted at a time.
 _BLOCK_ROWS = 64
-#: With more series all workers share each window.
+#: With more series than this, all workers share each window.
 ALONE_IDS_MAX = 2000
 #: Placed series that a new one is put between.
 _NEIGHBOURS = 5
 #: Points no farther from each other than this part of their coordinates are in one place, but for rounding.
 _ONE_PLACE = 1e-12
-#: Every so many windows one starts from the key before it.
+#: One in this many windows starts from the key before it.
 KEY_EVERY = 8
 #: Iterations that the embedding looks back on.
 _ACCELERATION = 3
@@ -64,7 +66,7 @@ _ACCELERATION = 3
 
 @dataclass
 class Frame:
-    """One window as points in space; the same on every worker.
+    """A window as points in space; the same on every worker.
 
     Attributes
     ----------
@@ -74,24 +76,25 @@ class Frame:
     positions : ndarray of shape (n, 3)
         Aligned.
     change : ndarray of shape (n,)
-        Last value / first value - 1; NaN where the first is not above 0.
+        Last value / first value - 1; NaN if the first is not above 0.
     caps : ndarray of shape (n,) or None
     stress : float
-        The root of the sum of w (d - delta)^2 over that of w d^2, of all pairs: 0 is perfect.
+        Square root of the sum of w (d - delta)^2 divided by that of w d^2, over all pairs: 0 is perfect.
     fit : float
-        How well the frame lies on the one it is aligned to: 1 - sum w |x - y|^2 / sum w |y - mean y|^2 over the ids in both; NaN if there
-        is none. On common points, or given ones, it is how well it would lie if it were stretched as well.
+        Goodness of fit with the frame it is aligned to: 1 - sum w |x - y|^2 / sum w |y - mean y|^2 over the ids in
+        both; NaN if there is none. For common points, or given ones, it is the fit that it would have with scaling.
     mean_distance : float
         Mean of the original distances.
     iterations : int
     heat_map : ndarray of shape (side, side) of int
-        Pairs by projected distance (rows) and original distance (columns), each from 0 to `heat_max`. The side is the root of the number of
-        points, but from 8 to 40: a map of few pairs says no more in more cells, and would take most of a frame's bytes.
+        Pairs by projected distance (rows) and original distance (columns), each from 0 to `heat_max`. The side is the
+        square root of the number of points, limited to 8 to 40: more cells would add no information if there are few
+        pairs, and would take most of a frame's bytes.
     heat_max : float
     filled, dropped : int
         As in `Segment`.
     caps_name : str
-        As of the `Panel`.
+        As in `Panel`.
     """
 
     window: Window
@@ -110,7 +113,7 @@ class Frame:
     caps_name: str = "capital"
 
     def figures(self) -> dict[str, Any]:
-        """What a summary says of the frame, for JSON."""
+        """Return the metrics of a frame for a summary in JSON."""
         return {
             "time": self.window.label,
             "ids": len(self.ids),
@@ -125,7 +128,7 @@ class Frame:
 
 @dataclass(frozen=True)
 class _Raw:
-    """A frame that is not turned yet, and what turns it."""
+    """A frame that is not yet aligned, and the data to align it."""
 
     frame: Frame
     weight: Array
@@ -133,7 +136,7 @@ class _Raw:
 
 @dataclass(frozen=True)
 class _Placed:
-    """A frame in its place, and where its window ended, before it was turned."""
+    """An aligned frame, and the positions of its window before alignment."""
 
     frame: Frame
     ended: Base
@@ -141,34 +144,38 @@ class _Placed:
 
 @dataclass
 class Embedder:
-    """Makes frames of windows, each from where others before it were left; for panels that grow, else `embed` is enough.
+    """Compute frames of windows, continuing from earlier ones, for panels that grow; otherwise use `embed`.
 
     Parameters
     ----------
     kind, of, length : optional
-        As for `distances`.
+        As in `distances`.
     missing_max : float, default=0.05
-        As for `Panel.segment`.
+        As in `Panel.segment`.
     with_references : bool, optional
-        Whether the five series of `REFERENCES` are points too. Default: where they have a meaning, which is with correlation
-        of values or ``length="log"``, and with Euclidean distance of changes. Elsewhere there is none: an even rise has no changes to
-        correlate, it begins at 1 whatever prices are, and of a function of one's own nobody else knows.
+        Whether to add the five series of `REFERENCES` as points. By default they are added if they are meaningful: for
+        correlation of values or with ``length="log"``, and for Euclidean distance of changes. Otherwise they are not: a
+        steady rise has no changes to correlate, it begins at 1 whatever the prices, and the meaning of your own
+        function is unknown.
     weighted : bool, default=True
-        Whether pairs weigh as `weights` says, if the panel has `caps`.
+        Whether to weight pairs with `weights`, if the panel has `caps`.
     start : {"previous", "independent"}, default="previous"
-        From the solution of a window before, new ids between the nearest ones; or each from classical scaling of its own.
+        Start from the solution of an earlier window, with new ids between their nearest ones; or start each window from
+        its own classical scaling.
     key_every : int, default=8
-        With ``start="previous"``: every so many windows one is a key, which starts from the key before it; each other window starts from the
-        window before it. Workers make the windows from one key to the next at the same time. With 1 every window starts from the one before:
-        points move most smoothly, but more than three or four workers wait for each other. The number of workers does not change frames.
+        With ``start="previous"``: one in this many windows is a key, which starts from the key before it; each other
+        window starts from the window before it. Workers compute the windows between keys in parallel. With 1, every
+        window starts from the one before: points move most smoothly, but more than three or four workers wait for each
+        other. The number of workers does not change frames.
     align : {"previous", "first", "common"} or mapping of str to array-like of shape (3,), default="previous"
-        What a frame is turned to, by rotation, reflection and shift: the frame before, the first one, or ``"common"`` points: the ids that all
-        windows have, embedded once over all times of these windows, the first time that frames are made. Or positions by id, as `Frame` has
-        them. Frames aligned to points that do not change depend on no frame before.
+        Base to align frames to, by rotation, reflection and shift: the previous frame, the first one, or ``"common"``
+        points: the ids that all windows have, embedded over all times of these windows when the first frames are
+        computed. You can also pass positions by id, as in `Frame`. Frames aligned to fixed points do not depend on
+        earlier frames.
     annealing : bool, default=False
-        Deterministic annealing in windows that are not started from one before.
+        Deterministic annealing in windows that do not start from an earlier one.
     max_iter, tol : optional
-        As for `tidemill.ml.MDS`.
+        As in `tidemill.ml.MDS`.
     random_state : int, default=0
     """
 
@@ -210,12 +217,13 @@ class Embedder:
             self.with_references = why_no_references(self.kind, self.of, self.length) is None
 
     def frames(self, panel: Panel, windows: Iterable[Window]) -> Iterator[Frame]:
-        """Make a frame of each window, in their order; every worker gets all of them. Collective, to its end.
+        """Compute a frame of each window, in order; every worker gets all of them. Collective, to its end.
 
         Raises
         ------
         SeriesError
-            On every worker: distances that cannot be computed, no window has four ids, one of `REFERENCES` is called like an id, or
+            On every worker: distances that cannot be computed, no window has four ids, one of `REFERENCES` is called
+            like an id, or
         fewer than four ids are common to all windows.
         """
         known = self.past.last is not None
@@ -230,25 +238,27 @@ class Embedder:
         self._check_made(known or not wanted)
 
     def each(self, panel: Panel, windows: Iterable[Window], finish: Callable[[int, Frame], N]) -> Iterator[N]:
-        """Make a frame of each window, and finish it where it was made: no worker gets the frames of others. Collective, to its end.
+        """Compute a frame of each window, and finish it on the worker that computed it: workers do not get each other's
+        frames. Collective, to its end.
 
         Parameters
         ----------
         panel : Panel
         windows : iterable of Window
         finish : callable
-            Called with the number of a frame, counted from the first of this `Embedder`, and the frame, on the worker that made it. What it
-            returns is sent to worker 0. Where all workers share each window, worker 0 alone calls it.
+            Called with the number of a frame, counted from the first of this `Embedder`, and the frame, on the worker
+            that computed it. Its result is sent to worker 0. If all workers share each window, only worker 0 calls it.
 
         Yields
         ------
-        what `finish` returned
-            On worker 0, in the order of windows; nothing on the others, which work until all is done.
+        object
+            On worker 0, the results of `finish` in the order of windows; nothing on the others, which work until
+            everything is done.
 
         Raises
         ------
         SeriesError
-            As `frames`; and where `finish` raised `ValueError` or `OSError`.
+            As in `frames`; also if `finish` raises `ValueError` or `OSError`.
         """
         comm, known = init().comm, self.past.last is not None
         wanted = self._wanted(panel, windows)
@@ -262,7 +272,9 @@ class Embedder:
         self._check_made(known or not wanted)
 
     def news(self, panel: Panel, windows: Iterable[Window]) -> list[NDArray[np.str_]]:
-        """For the frame of each window that has one, the ids of its points that are in no frame before; references behind the others."""
+        """Return, for each window with a frame, the ids of its points that are in no earlier frame; references come
+        last.
+        """
         times_min = self._times_min()
         kept = panel.seen([one for one in windows if one.end - one.begin >= times_min], self.missing_max)
         kept = kept[kept.sum(axis=1) >= IDS_MIN]
@@ -274,7 +286,7 @@ class Embedder:
         return found
 
     def _wanted(self, panel: Panel, windows: Iterable[Window]) -> list[Window]:
-        """The windows that are long enough; the others are left out. Finds what their frames are aligned to. Collective."""
+        """Return the windows that are long enough, without the others. Finds the base of their frames. Collective."""
         taken = [name for name in REFERENCES if self.with_references and name in panel.ids]
         if taken:
             raise SeriesError(
@@ -295,7 +307,9 @@ class Embedder:
         return wanted
 
     def _common(self, panel: Panel, wanted: list[Window]) -> Base | None:
-        """The ids that all windows with a frame have, embedded over all of their times; None if no window has one. Collective."""
+        """Return the ids that all windows with a frame have, embedded over all of their times; None if no window has a
+        frame. Collective.
+        """
         comm = init().comm
         seen = panel.seen(wanted, self.missing_max)
         framed = seen.sum(axis=1) >= IDS_MIN
@@ -326,7 +340,7 @@ class Embedder:
         return found
 
     def _check_made(self, fine: bool) -> None:
-        """Raise where there is no frame at all."""
+        """Raise if there is no frame at all."""
         if not fine and self.past.last is None:
             raise SeriesError(
                 f"no window has {IDS_MIN} ids of which at most {100 * self.missing_max:g} % of the values are missing; "
@@ -334,29 +348,33 @@ class Embedder:
             )
 
     def _is_shared(self, panel: Panel) -> bool:
-        """Whether all workers share each window."""
+        """Return whether all workers share each window."""
         return self.start == "previous" and len(panel.ids) > ALONE_IDS_MAX
 
     def _sharing(self, panel: Panel) -> Any:
-        """The communicator of those who make a window together, with a clock; None where each window has one worker."""
+        """Return the communicator of the workers that compute a window together, with a clock; None if each window has
+        one worker.
+        """
         if not self._is_shared(panel):
             return None
         comm = init().comm
         return comm if comm.size == 1 else _Timed(comm, self)
 
     def _keys(self, panel: Panel) -> int:
-        """Every how many windows one is a key: where all share each window, nobody waits for one."""
+        """Return the interval between keys: if all workers share each window, none waits for one."""
         return 1 if self._is_shared(panel) else self.key_every
 
     def _times_min(self) -> int:
-        """How many times a window has at least: of fewer than two numbers all series correlate alike."""
+        """Return the minimum number of times in a window: with fewer than two numbers, all series correlate equally."""
         compared = 1 if callable(self.kind) or self.kind == "euclidean" else 2
         return compared if callable(self.kind) or self.of == "values" else compared + 1
 
     def _made(
         self, panel: Panel, wanted: list[Window], finish: Callable[[int, _Placed], N], everywhere: bool
     ) -> Iterator[N | None]:
-        """What becomes of each window: on every worker if `everywhere`, else on worker 0, and the others yield nothing."""
+        """Yield the result for each window: on every worker if `everywhere`, else on worker 0, and the others yield
+        nothing.
+        """
         comm = init().comm
         shared, key_every = self._is_shared(panel), self._keys(panel)
         if comm.size > 1 and not shared:
@@ -397,7 +415,7 @@ class Embedder:
                 yield made
 
     def _settled(self, past: Past, raw: _Raw | None, key_every: int) -> tuple[Past, _Placed | None]:
-        """Turn a frame to lie on one before; and what is past behind it."""
+        """Align a frame with an earlier one; also return the past after it."""
         if raw is None:
             return past.behind(None, None, key_every), None
         frame = raw.frame
@@ -410,7 +428,7 @@ class Embedder:
         return past.behind(ended, Base(frame.ids, positions), key_every), _Placed(frame, ended)
 
     def _frame(self, comm: Any, panel: Panel, window: Window) -> Making[_Raw | None]:
-        """Cut, measure and embed a window, by the workers of `comm`; None: by this one."""
+        """Cut, measure and embed a window, by the workers of `comm`; None for this worker alone."""
         with self.phases.timed("distances"):
             segment = panel.segment(window, self.missing_max)
         if len(segment.ids) < IDS_MIN:
@@ -477,7 +495,7 @@ class Embedder:
         return _Raw(frame, weight)
 
     def _points(self, panel: Panel, segment: Segment) -> tuple[NDArray[np.str_], Array, Array | None]:
-        """Ids, values and caps of a window, references behind the others."""
+        """Return ids, values and caps of a window, with references last."""
         if not self.with_references:
             return segment.ids, segment.values, segment.caps
         times = panel.times[segment.window.begin : segment.window.end]
@@ -488,7 +506,7 @@ class Embedder:
         return ids, values, caps
 
     def _compare(self, comm: Any, apart: Array, positions: Array, own: slice) -> tuple[NDArray[np.int64], float, float]:
-        """Heat map, its range, and the mean distance, of all workers."""
+        """Return heat map, its range, and the mean distance, over all workers."""
         top = 2.0
         if self.kind != "correlation" or self.length != "one":
             top = float(max(apart.max(initial=0.0), *(block.max() for _, block in _shown(positions, own)), 0.0))
@@ -514,14 +532,14 @@ class Embedder:
 
 
 def embed(panel: Panel, windows: Iterable[Window], **options: Any) -> Iterator[Frame]:
-    """Make a frame of each window of a panel, in their order. Collective, to its end.
+    """Compute a frame of each window of a panel, in order. Collective, to its end.
 
     Parameters
     ----------
     panel : Panel
     windows : iterable of Window
     **options
-        As for `Embedder`.
+        As in `Embedder`.
 
     Yields
     ------
@@ -533,7 +551,7 @@ def embed(panel: Panel, windows: Iterable[Window], **options: Any) -> Iterator[F
 
 @contextmanager
 def _naming(window: Window, ids: NDArray[np.str_]) -> Iterator[None]:
-    """Say of errors in which window they are, and call points by their ids."""
+    """Add the window to errors, and name points by their ids."""
     try:
         yield
     except ValueError as error:
@@ -542,7 +560,9 @@ def _naming(window: Window, ids: NDArray[np.str_]) -> Iterator[None]:
 
 
 def _shown(positions: Array, own: slice) -> Iterator[tuple[slice, Array]]:
-    """Distances of points to all, of a few rows at a time: what is made of them is still in the processor's cache."""
+    """Yield distances of points to all, a few rows at a time, so that they are still in the processor's cache when
+    used.
+    """
     squares = (positions**2).sum(axis=1)
     for begin in range(own.start, own.stop, _BLOCK_ROWS):
         rows = slice(begin, min(own.stop, begin + _BLOCK_ROWS))
@@ -553,14 +573,14 @@ def _shown(positions: Array, own: slice) -> Iterator[tuple[slice, Array]]:
 
 
 def _cells(apart: Array, top: float, side: int) -> NDArray[np.intp]:
-    """The place of each distance along a side of a heat map that ends at `top`."""
+    """Return the index of each distance along a side of a heat map that ends at `top`."""
     places = apart * (side / top)
     return np.minimum(places, side - 1, out=places).astype(np.intp)
 
 
 def _placed(comm: Any, ids: NDArray[np.str_], own: slice, apart: Array, previous: Base | None) -> Array | None:
-    """Where an embedding starts: (n, 3), ids of the frame before where they were, new ones among their nearest; None without one, or if it
-    has them all in one place.
+    """Return the start of an embedding: (n, 3), with ids of the earlier frame at their positions and new ones among
+    their nearest; None without an earlier frame, or if it has all of them at one point.
     """
     if previous is None:
         return None
@@ -594,7 +614,7 @@ def _placed(comm: Any, ids: NDArray[np.str_], own: slice, apart: Array, previous
 
 
 class _Timed:
-    """A communicator that adds up what its calls take, waiting for other workers included."""
+    """A communicator that adds up the time of its calls, including waits for other workers."""
 
     def __init__(self, comm: Any, owner: Embedder) -> None:
         self._comm, self._owner = comm, owner

@@ -1,4 +1,4 @@
-"""The error of series."""
+"""The exception of `tidemill.series`."""
 
 from __future__ import annotations
 
@@ -6,4 +6,4 @@ __all__ = ["SeriesError"]
 
 
 class SeriesError(ValueError):
-    """Series that cannot be read, cleaned or shown as asked for; the message names what is wrong and the remedy."""
+    """Series cannot be read, cleaned or shown as requested; the message names the problem and the remedy."""

@@ -1,10 +1,10 @@
-"""Panels that grow: with files that rows are appended to, folders that files come into, and streams.
+"""Growing panels: files that rows are appended to, folders with new files, and streams.
 
-Worker 0 looks every now and then for rows that are new (`Tail`), and hands them to all; so all workers have the same panel at the same moment,
-and may embed the next window together. (By itself a stream would give each worker other rows, when they come.)
+Worker 0 looks for new rows periodically (`Tail`), and sends them to all; so all workers have the same panel at the same
+moment, and can embed the next window together. (A stream by itself would give each worker different rows, at any time.)
 
-A time is over when a later one has come, or when no row has come for a while (`settle`). Then it becomes a row of the panel. A row
-that comes for a time that is over is left out, and counted.
+A time is complete when a later one has come, or when no row has come for a while (`settle`). Then it becomes a row of
+the panel. A row that comes for a complete time is left out and counted.
 """
 
 from __future__ import annotations
@@ -39,33 +39,35 @@ _BEFORE = 40
 
 
 class Follower:
-    """A panel that grows. Collective: every worker makes one, and calls the same methods.
+    """A growing panel. Collective: every worker creates one and calls the same methods.
 
     Parameters
     ----------
     source : path or DataSet
-        A CSV file, a folder (all files below it), or a glob. Worker 0 must see it. It may be empty, or not there yet. CSV is plain
-        text with a header in each file; Parquet files do not grow, but may come. Or a stream, such as of `tidemill.stream.from_kafka`, with steps that work on each batch as it comes; its event time is
-        the column of times. Worker 0 alone reads it, from where its source begins.
+        A CSV file, a folder (all files below it), or a glob. Worker 0 must have access. It may be empty or not exist
+        yet. CSV must be uncompressed, with a header in each file; Parquet files cannot grow, but new ones may appear.
+        Or a stream, for example from `tidemill.stream.from_kafka`, with steps that process each batch by itself; its
+        event time is the column of times. Only worker 0 reads it, from the beginning of its source.
     rules : Rules, optional
     columns : mapping of str to str, optional
-        By role, as for `clean`.
+        Names by role, as in `clean`.
     settle : str, number of seconds or timedelta, default="2s"
-        When no row has come for this long, the last time is over; of a file, unless its last line has no line feed yet.
+        When no row has come for this long, the last time is complete; for a file, unless its last line has no line feed
+        yet.
     poll_interval : str, number of seconds or timedelta, default="200ms"
-        How long worker 0 waits before it looks for new rows again; more than zero.
+        Interval at which worker 0 looks for new rows; more than zero.
     delimiter, null, on_error : optional
-        Of files, as for `clean`. A stream's source has such options of its own.
+        For files, as in `clean`. For a stream, set them at its source.
 
     Attributes
     ----------
     panel : Panel or None
-        None until the first time is over.
+        None until the first time is complete.
     report : Report or None
     note : str
-        Why nothing becomes of the rows that a stream has had so far, such as that they have no time; else empty.
+        Why the stream's rows so far have had no effect, for example because they have no time; otherwise empty.
     ended : bool
-        Whether the stream has ended, and all of it is in the panel. Files never end.
+        Whether the stream has ended and is completely in the panel. Files never end.
 
     Examples
     --------
@@ -122,7 +124,7 @@ class Follower:
         self._tail = collective_try(self._comm, opened)
 
     def close(self) -> None:
-        """End a stream that is followed."""
+        """Stop following a stream."""
         if self._tail is not None:
             self._tail.close()
 
@@ -133,16 +135,19 @@ class Follower:
         self.close()
 
     def fingerprint(self, time: Any) -> str:
-        """Tell what rows were taken up to a time of the panel: texts that are alike for the same rows, however they came."""
+        """Return a fingerprint of the rows up to a time of the panel: strings that are equal for the same rows, however
+        they arrived.
+        """
         return self._digests[int(np.asarray(time).astype(np.int64))]
 
     def poll(self) -> bool:
-        """Wait for a moment, then take what has come. Returns whether the panel may have grown.
+        """Wait for a moment, then add the rows that have come. Returns whether the panel may have grown.
 
         Raises
         ------
         SeriesError
-            On every worker: a line that is no row, with file and line; a file that has become shorter; what a stream failed with.
+            On every worker: if a line is not a row, with file and line; if a file has become shorter; if a stream
+            fails.
         """
 
         def look() -> tuple[NewRows | None, Columns | None, dict[str, int], str, bool] | None:
@@ -232,7 +237,9 @@ class Follower:
             self._count()
 
     def _take_digests(self, rows: NewRows) -> None:
-        """Chain what the rows of each new time are to what was before, by id and, of one id, as they came."""
+        """Chain the digest of the rows of each new time with the previous one, by id and, within an id, in order of
+        arrival.
+        """
         names = np.array(rows.ids)[rows.codes]
         order = np.lexsort((names, rows.times))
         names, times = names[order], rows.times[order]

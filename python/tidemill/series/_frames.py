@@ -1,4 +1,4 @@
-"""Frames into a folder for the viewer: groups by sector and by change, glyphs, figures; written by worker 0."""
+"""Writes frames into a folder for the viewer: groups by sector and by change, glyphs, metrics. Worker 0 writes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tidemill.viz._write import FrameRecorder, Recorded
 
 __all__ = ["CHANGE_BINS", "ChangeBins", "FrameFolder", "Groups", "read_groups"]
 
-#: Edges of the bins of relative change in value, in percent, up and down alike.
+#: Edges of the bins of relative change in value, in percent, symmetric about 0.
 CHANGE_BINS = (10.0, 20.0, 50.0)
 #: Columns of a table of groups that have names of series rather than groups of them.
 _LABELS = ("label", "name", "company", "security", "description", "title")
@@ -38,16 +38,16 @@ _REFERENCE_GLYPHS = dict(zip(REFERENCES, ("circle", "triangle", "diamond", "tria
 
 @dataclass
 class Groups:
-    """Which series belong together, and what they are called; made by `read_groups`.
+    """Groups and labels of series; returned by `read_groups`.
 
     Attributes
     ----------
     groupings : dict of str to dict of str to str
-        For each grouping the category of each id.
+        The category of each id, for each grouping.
     labels : dict of str to str
-        Longer names by id.
+        Longer names, by id.
     notes : list of str
-        What an analyst should know, such as ids without a group.
+        Remarks for the user, such as ids without a group.
     """
 
     groupings: dict[str, dict[str, str]] = field(default_factory=dict)
@@ -56,12 +56,12 @@ class Groups:
 
 
 class ChangeBins:
-    """Bins of relative change in value: up and down alike, by the edges above 0, in percent.
+    """Bins of relative change in value, symmetric about 0, given by the edges above 0, in percent.
 
     Raises
     ------
     SeriesError
-        Edges that do not increase from above 0.
+        If edges are not positive and increasing.
     """
 
     def __init__(self, edges: Sequence[float] = CHANGE_BINS) -> None:
@@ -76,32 +76,34 @@ class ChangeBins:
         self.names = (f"below {low} %", *(f"{a} to {b} %" for a, b in pairwise(told)), f"over {high} %")
 
     def of(self, change: NDArray[np.float64]) -> NDArray[np.str_]:
-        """The bin of each relative change (0.1 is 10 %); "" for NaN."""
+        """Return the bin of each relative change (0.1 is 10 %); "" for NaN."""
         place = np.searchsorted(self._edges / 100, change, side="right")
         found: NDArray[np.str_] = np.array([*self.names, ""])[np.where(np.isnan(change), len(self.names), place)]
         return found
 
 
 def read_groups(source: Source, ids: Iterable[str], *, id: str | None = None, growing: bool = False) -> Groups:
-    """Read a table with a row for each id and its groups in further columns, such as sectors. Collective.
+    """Read a table with a row for each id, and its groups in further columns, such as sectors. Collective.
 
     Parameters
     ----------
     source : path, DataSet or Arrow table
-        A column of ids, which is called like one (``id``, ``ticker``, ``symbol``, ...) or the first; one called ``name``, ``label`` or
-        ``company`` has longer names; each other one is a grouping. Values are texts; nothing is no category.
+        A column of ids with a usual name (``id``, ``ticker``, ``symbol``, ...), else the first column. A column
+        ``name``, ``label`` or ``company`` has longer names; every other column is a grouping. Values are strings; an
+        empty value means no category.
     ids : iterable of str
-        Of the panel.
+        Ids of the panel.
     id : str, optional
         The column of ids.
     growing : bool, default=False
-        More ids may come, as those of a `Follower` that has not ended: that none of them is in the table is a note, and no error.
+        Whether more ids may come, as with a `Follower` that has not ended. If so, it is not an error, only a note, if
+        none of `ids` is in the table.
 
     Raises
     ------
     SeriesError
-        On every worker: no such column, an id with two different rows, no id of the panel is in the table, or there is
-        nothing in it but ids.
+        On every worker: if the column does not exist, an id has two different rows, no id of the panel is in the table,
+        or it has only ids.
     """
     data = source if isinstance(source, DataSet) else open_texts(source)
     names = data.columns
@@ -154,28 +156,28 @@ def _some(names: list[str], most: int = 5) -> str:
 
 
 class FrameFolder:
-    """A folder of frames that ``tidemill view`` shows; every worker makes one, worker 0 puts files into the folder.
+    """A folder of frames for ``tidemill view``; every worker creates an object, worker 0 writes the files.
 
     Parameters
     ----------
     folder : path
     groups : Groups, optional
     glyphs : mapping of id to str, optional
-        As for `tidemill.viz.FrameWriter`; references have their own.
+        As in `tidemill.viz.FrameWriter`; references have their own.
     title : str, default=""
     overwrite : bool, default=False
-        Replace frames that are there; else they are an error.
+        Replace existing frames; otherwise they are an error.
     append : bool, default=False
-        Go on behind frames that are there.
+        Append to existing frames.
     change_bins : sequence of float, default=(10, 20, 50)
-        Edges of the bins of relative change, in percent, up and down alike. The shorter windows are, the smaller they should be.
+        Edges of the bins of relative change, in percent, symmetric about 0. Use smaller edges for shorter windows.
     lazily : bool, default=False
-        Make the folder, and replace what is in it, when the first frame is written.
+        Create the folder, or replace its content, only when the first frame is written.
 
     Raises
     ------
     SeriesError
-        On every worker: there are frames, or the folder cannot be written.
+        On every worker: if there are frames, or the folder cannot be written.
     """
 
     def __init__(
@@ -229,25 +231,25 @@ class FrameFolder:
             self._writer = collective_try(self._comm, lambda: open_folder() if self._comm.rank == 0 else None)
 
     def write(self, frame: Frame) -> None:
-        """Write a frame behind the others. Collective.
+        """Append a frame. Collective.
 
         Raises
         ------
         SeriesError
-            On every worker: it cannot be written.
+            On every worker: if it cannot be written.
         """
         self._put(frame)
         self._meet()
 
     def write_all(self, frames: Iterable[Frame]) -> Iterator[Frame]:
-        """Write frames as they come, and hand them on. Collective, to its end.
+        """Write frames as they come, and pass them on. Collective, to its end.
 
-        Worker 0 alone writes, while the others go on to make frames; `embed_all` shares that work too.
+        Only worker 0 writes, while the others continue to compute frames; `embed_all` also distributes the writing.
 
         Raises
         ------
         SeriesError
-            On every worker: one cannot be written; some frames later, or at the end.
+            On every worker: if one cannot be written; raised some frames later, or at the end.
         """
         for number, frame in enumerate(frames, 1):
             self._put(frame)
@@ -257,20 +259,21 @@ class FrameFolder:
         self._meet()
 
     def embed_all(self, embedder: Embedder, panel: Panel, windows: Sequence[Window]) -> Iterator[dict[str, Any]]:
-        """Make a frame of each window and write it; the worker that makes a frame also makes its files. Collective, to its end.
+        """Compute a frame of each window and write it; the worker that computes a frame also prepares its files.
+        Collective, to its end.
 
-        Only files, of some 11 bytes a point, and figures go to worker 0, which puts them into the folder. Frames are those of
-        `Embedder.frames`, and the folder must have none before.
+        Worker 0 gets only the files, of about 11 bytes per point, and metrics, and stores them in the folder. Frames
+        are those of `Embedder.frames`; the folder must have none before.
 
         Yields
         ------
         dict
-            On worker 0 the figures of each frame, as `Frame.figures`, when it is in the folder; nothing on the others.
+            On worker 0 the metrics of each frame, as `Frame.figures`, when it is in the folder; nothing on the others.
 
         Raises
         ------
         SeriesError
-            On every worker: as `Embedder.each`, or a file cannot be written, at the end.
+            On every worker: as in `Embedder.each`; also if a file cannot be written, at the end.
         """
         news = embedder.news(panel, windows)
         recorder = FrameRecorder(categories=self._categories)
@@ -303,7 +306,7 @@ class FrameFolder:
             writer.add_points(ids, labels=labels, groups=groups)
 
     def _meet(self) -> None:
-        """Hear whether all could be written."""
+        """Check on all workers whether all could be written."""
 
         def told() -> None:
             failure, self._failure = self._failure, None
@@ -327,7 +330,7 @@ class FrameFolder:
                 self._failure = error
 
     def _columns(self, frame: Frame) -> dict[str, Any]:
-        """What a frame is to a `FrameWriter`."""
+        """Return the columns of a frame for a `FrameWriter`."""
         groups, labels = self._said_of(frame.ids)
         values = {self._own_name("change in %"): 100 * frame.change}
         if frame.caps is not None:
@@ -345,13 +348,13 @@ class FrameFolder:
         }
 
     def _own_name(self, name: str) -> str:
-        """What a column that is added is called: another one if the groups have one of its name."""
+        """Return the name of an added column: a different one if the groups already have it."""
         while name in self._groups.groupings:
             name += " (computed)"
         return name
 
     def _said_of(self, ids: NDArray[np.str_]) -> tuple[dict[str, NDArray[np.str_]], list[str]]:
-        """The groups and labels of ids; of most frames they are those of the frame before."""
+        """Return the groups and labels of ids, which for most frames are those of the previous one."""
         if self._said is None or not np.array_equal(self._said[0], ids):
             names = ids.tolist()
             groups = {

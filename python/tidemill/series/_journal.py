@@ -1,8 +1,10 @@
-"""What following needs to go on where it was: beside the frames, what each of them was made of, and the last positions to the bit.
+"""State needed to resume following: the input of each frame, and the last positions without rounding, stored beside the
+frames.
 
-``following.jsonl`` begins with the options, and has a line for each frame: its figures, and a fingerprint of all rows up to the end of its window.
-``following.npz`` has what the next frames are started from and aligned to. Both are written before the frame is, so that a worker that is
-killed in between leaves at most one line too many, and what was before that is kept too. Worker 0 alone calls all this.
+``following.jsonl`` begins with the options, and has a line for each frame: its metrics, and a fingerprint of all rows
+up to the end of its window. ``following.npz`` has the start and the base of the next frames. Both are written before
+the frame is, so that a worker that is killed in between leaves at most one line too many; the state before that line is
+kept, too. Only worker 0 calls these functions.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ _BASES = ("first", "last", "key", "before")
 
 @dataclass
 class Standing:
-    """Where following was: what the lines of the frames that are there say, and what is past for the next one."""
+    """The state of following: the lines of existing frames, and the past of the next one."""
 
     lines: list[dict[str, Any]]
     past: Past
@@ -41,7 +43,7 @@ class Journal:
     ----------
     folder : path
     options : dict
-        For JSON: all that frames depend on, but the rows.
+        For JSON: everything that frames depend on, except the rows.
     """
 
     def __init__(self, folder: Path, options: dict[str, Any]) -> None:
@@ -50,13 +52,13 @@ class Journal:
         self._past = Past()
 
     def begin(self) -> None:
-        """Begin anew."""
+        """Start a new journal."""
         self._frames, self._past = 0, Past()
         self._folder.mkdir(parents=True, exist_ok=True)
         (self._folder / LINES).write_text(json.dumps({"options": self._options}) + "\n", encoding="utf-8")
 
     def note(self, line: dict[str, Any], past: Past) -> None:
-        """Say what the next frame is, and what is past behind it; before it is written."""
+        """Record the next frame, and the past after it, before the frame is written."""
         with (self._folder / LINES).open("a", encoding="utf-8") as file:
             file.write(json.dumps(line, allow_nan=False) + "\n")
         arrays: dict[str, Any] = {"frames": np.array(self._frames + 1)}
@@ -73,12 +75,12 @@ class Journal:
         self._frames, self._past = self._frames + 1, past
 
     def read(self) -> Standing | None:
-        """Where following was; None where nothing was followed, or no frame was made.
+        """Return the state of following; None if nothing was followed, or no frame was computed.
 
         Raises
         ------
         SeriesError
-            The frames were made with other options, or are not those of the journal.
+            If the frames were computed with other options, or do not belong to the journal.
         """
         path = self._folder / LINES
         try:

@@ -1,4 +1,4 @@
-"""A generated stock market, with all that makes real prices hard: the data of ``make demo``, the same for a seed everywhere."""
+"""A generated stock market with the difficulties of real prices: the data of ``make demo``, reproducible for a seed."""
 
 from __future__ import annotations
 
@@ -23,16 +23,17 @@ _SPLIT_ABOVE = 120.0
 def write_market(folder: str | PathLike[str], ids: int = 240, days: int = 1000, seed: int = 0) -> tuple[Path, Path]:
     """Write ``prices.csv`` and ``sectors.csv`` of a generated market.
 
-    A stock's day is the market's, its sector's and its own. A crash at six tenths of the time makes the market's part several times
-    as large, for a hundred days. Prices have splits (in a column ``split``), days without trade, negative ones that stand for the
-    mean of bid and ask, doubled rows; and some stocks come late or go early.
+    A stock's daily change is the sum of changes of the market, of its sector and its own. A crash after six tenths of
+    the time makes the market's part several times as large, for a hundred days. Prices have splits (in a column
+    ``split``), days without trade, negative values that mark a mean of bid and ask, and duplicate rows; some stocks
+    start late or end early.
 
     Parameters
     ----------
     folder : path
-        Made if it is not there.
+        Created if it does not exist.
     ids, days : int
-        Stocks and trading days, at least 10 and 30.
+        Number of stocks and of trading days, at least 10 and 30.
     seed : int, default=0
 
     Returns
@@ -113,7 +114,7 @@ def write_market(folder: str | PathLike[str], ids: int = 240, days: int = 1000, 
 
 
 def _tickers(rng: np.random.Generator, count: int) -> list[str]:
-    """Different words of three or four letters."""
+    """Return distinct words of three or four letters."""
     letters = np.array(list("ABCDEFGHIJKLMNOPQRSTUVWXYZ"))
     found: dict[str, None] = {}
     while len(found) < count:

@@ -1,4 +1,4 @@
-"""A panel: values of many series at common times, the same on every worker; and what of it a window sees."""
+"""A panel: values of many series at common times, the same on every worker; and the segments that windows cut from it."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ Array = NDArray[np.float64]
 class Panel:
     """Values of many series at common times; the same on every worker.
 
-    Memory is 8 bytes for each time and series on every worker, twice that with `caps`: to read, clean and pivot is what workers
-    share; windows overlap so much that sending them anew would cost more than it saves.
+    Memory is 8 bytes for each time and series on every worker, twice that with `caps`: workers share only reading,
+    cleaning and pivoting, since windows overlap so much that sending their data would cost more than it saves.
 
     Attributes
     ----------
     times : ndarray of shape (T,)
-        Increasing; ``datetime64[us]``, or int64 where times are whole numbers.
+        Increasing; ``datetime64[us]``, or int64 if times are integers.
     ids : ndarray of shape (n,) of str
         Sorted.
     values : ndarray of shape (T, n)
-        NaN where a series has no value.
+        NaN for missing values.
     caps : ndarray of shape (T, n) or None
-        What weights come from: the column of capital, else price x shares outstanding, else price x volume; NaN where it is not known.
-        None: there is none of these.
+        Basis of weights: the column of capital, else price x shares outstanding, else price x volume; NaN if unknown.
+        None if there is none of these.
     caps_name : str, default="capital"
-        What `caps` are called where they are shown; of a panel that was cleaned ``"traded value"`` where they are price x volume.
+        Display name of `caps`; ``"traded value"`` for a cleaned panel in which they are price x volume.
     """
 
     times: NDArray[Any]
@@ -65,7 +65,7 @@ class Panel:
         return f"Panel of {len(self.ids)} series at {len(self.times)} times, {label(self.times[0])} to {label(self.times[-1])}"
 
     def seen(self, windows: Sequence[Window], missing_max: float = 0.05) -> NDArray[np.bool_]:
-        """Say which series are in the segment of each window: (windows, n)."""
+        """Return which series are in the segment of each window: (windows, n)."""
         check_missing(missing_max)
         # Missing values up to each time.
         missing = np.zeros((len(self.times) + 1, len(self.ids)), np.int32)
@@ -76,16 +76,16 @@ class Panel:
         return kept
 
     def segment(self, window: Window, missing_max: float = 0.05) -> Segment:
-        """Cut out what a window sees: the series that are there for most of it, without gaps.
+        """Return the segment of a window: the series that have values for most of it, without gaps.
 
-        A gap is filled with the value before it; at the window's beginning, where none is before, with the first that there is.
-        Only values of the window itself are used, so that a window says the same wherever the panel begins.
+        A gap is filled with the value before it; at the window's beginning, with the first value. Only values of the
+        window itself are used, so that a window is the same wherever the panel begins.
 
         Parameters
         ----------
         window : Window
         missing_max : float, default=0.05
-            Series of which a larger part of the window's times has no value are left out of it.
+            Series with a larger fraction of missing values in the window are left out.
         """
         check_missing(missing_max)
         part = self.values[window.begin : window.end].T
@@ -111,20 +111,20 @@ class Panel:
 
 @dataclass
 class Segment:
-    """What a window sees of a panel; made by `Panel.segment`.
+    """The part of a panel in a window; returned by `Panel.segment`.
 
     Attributes
     ----------
     window : Window
     ids : ndarray of shape (n,) of str
     index : ndarray of shape (n,)
-        Their places among the panel's ids.
+        Their positions among the panel's ids.
     values : ndarray of shape (w, n)
         Without gaps.
     caps : ndarray of shape (n,) or None
         Means over the window.
     filled, dropped : int
-        Values that were filled in; series that were left out though they have some value in the window.
+        Number of values that were filled in, and of series that were left out although they have values in the window.
     """
 
     window: Window
@@ -137,7 +137,7 @@ class Segment:
 
 
 def check_missing(missing_max: float) -> None:
-    """Refuse what is no part of a window's times."""
+    """Raise if this is not a fraction of a window's times."""
     if not 0 <= missing_max < 1:
         raise SeriesError(
             f"--missing (missing_max) is a part of a window's times, from 0 to below 1, not {missing_max:g}"
@@ -145,7 +145,9 @@ def check_missing(missing_max: float) -> None:
 
 
 def fill(rows: Array) -> Array:
-    """Fill gaps in rows (n, w), each with at least one value: with the value before, at the beginning with the first one."""
+    """Fill gaps in rows (n, w), each with at least one value: with the value before, at the beginning with the first
+    one.
+    """
     gaps = np.isnan(rows).any(axis=1)
     if not gaps.any():
         return rows

@@ -1,7 +1,7 @@
 """Rows of a long table (id, time, value, further columns) from files, DataSets and Arrow tables.
 
-Each worker gets the rows that it has read, and with each where it stands in the source. So "the earliest" of two rows means the one that stands
-first in the files, however many workers and threads read them.
+Each worker gets the rows that it has read, with the position of each in the source. So "the earliest" of two rows is
+the one that comes first in the files, however many workers and threads read them.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ T = TypeVar("T")
 #: A file, a folder, a glob, several of them, a DataSet, or a table of any library with the Arrow PyCapsule interface.
 Source = Any
 
-#: Names that columns are looked for by, without regard to case, spaces and underscores; the first one found counts.
+#: Usual names of columns, ignoring case, spaces and underscores; the first match is used.
 KNOWN: dict[str, tuple[str, ...]] = {
     "id": ("id", "ticker", "symbol", "permno", "series", "name", "key"),
     "time": ("time", "date", "datetime", "timestamp", "day"),
@@ -77,7 +77,7 @@ KNOWN: dict[str, tuple[str, ...]] = {
 }
 _NEEDED = ("id", "time", "value")
 
-#: What files are, by how their names end, before what tells that they are compressed; all others are CSV.
+#: Formats by file name suffix, before any suffix for compression; all other files are CSV.
 FORMATS = {
     **dict.fromkeys((".parquet", ".pq"), "parquet"),
     **dict.fromkeys((".arrow", ".ipc", ".feather", ".arrows"), "ipc"),
@@ -94,7 +94,7 @@ _PARTITION = 1 << 40
 
 @dataclass(frozen=True)
 class Columns:
-    """Which column is what; None: there is none. `notes` say what was left alone, and why."""
+    """Columns by role; None if there is none. `notes` name ignored columns, and why."""
 
     id: str
     time: str
@@ -108,7 +108,7 @@ class Columns:
     notes: tuple[str, ...] = ()
 
     def named(self) -> dict[str, str]:
-        """The columns that there are, by their role."""
+        """Existing columns, by their role."""
         return {role: getattr(self, role) for role in KNOWN if getattr(self, role) is not None}
 
 
@@ -131,7 +131,7 @@ class Rows:
     numbers: dict[str, NDArray[np.float64]]
 
     def where(self, kept: NDArray[np.bool_]) -> Rows:
-        """The rows for which `kept` (n,) is true."""
+        """Return the rows for which `kept` (n,) is true."""
         return replace(
             self,
             codes=self.codes[kept],
@@ -146,19 +146,20 @@ def _plain(name: str) -> str:
 
 
 def _plural(role: str) -> str:
-    """What a message calls the numbers of a role."""
+    """Return how messages name the numbers of a role."""
     return {"shares": "shares", "split_shares": "second factors of splits"}.get(role, f"{role}s")
 
 
 def find_columns(names: Sequence[str], chosen: Mapping[str, str | None]) -> Columns:
-    """Find out which column is what: by the names chosen by role, else by names that are usual.
+    """Assign roles to columns: by the names chosen for roles, else by usual names.
 
-    Beside values that are adjusted, by their name, splits count only if they are chosen; and what was paid is in another column.
+    If values are adjusted, according to their name, splits are used only if chosen, and the price paid is in another
+    column.
 
     Raises
     ------
     SeriesError
-        A chosen column is not there, or no column of ids, times or values can be told by its name.
+        If a chosen column does not exist, or no column has a usual name for ids, times or values.
     """
     there = ", ".join(names)
     found: dict[str, str] = {}
@@ -211,12 +212,12 @@ def open_source(
     null: str | Sequence[str] | None = None,
     on_error: Literal["raise", "skip"] = "raise",
 ) -> tuple[DataSet, Columns]:
-    """Open what series come from, and find its columns. The same on every worker.
+    """Open the source of series, and find its columns. The same on every worker.
 
     Raises
     ------
     DataSetError
-        There is no such file, or it cannot be read.
+        If a file does not exist, or cannot be read.
     SeriesError
         See `find_columns`.
     """
@@ -256,18 +257,19 @@ def open_source(
 
 
 def _offset(text: str) -> str | None:
-    """The offset from UTC of a time that is a text; None if there is none."""
+    """Return the offset from UTC of a time given as a string; None if there is none."""
     found = re.search(r"\d\d:\d\d.*([+-]\d\d:?\d\d)$", text.strip())
     return None if found is None or not found[1].strip("+-0:") else found[1]
 
 
 def files_of(path: str) -> list[str]:
-    """The files that a local path stands for, by the rules of the readers of files and in their order; empty if there are none yet.
+    """Return the files of a local path, by the rules of the file readers and in their order; empty if there are none
+    yet.
 
     Raises
     ------
     SeriesError
-        The path is no glob, or a folder cannot be listed.
+        If the path is not a valid glob, or a folder cannot be listed.
     """
     try:
         # A query orders all files by their whole paths.
@@ -279,7 +281,7 @@ def files_of(path: str) -> list[str]:
 
 
 def format_of(path: str) -> str:
-    """The format of a file, or of the first file of a folder, by its name."""
+    """Return the format of a file, or of the first file of a folder, by its name."""
     place = Path(path)
     if "://" not in path and place.is_dir():
         inside = files_of(path)
@@ -293,12 +295,14 @@ def format_of(path: str) -> str:
 
 
 def delimiter_of(path: str) -> str:
-    """What separates fields of a CSV, by its name."""
+    """Return the field separator of a CSV, by its file name."""
     return "\t" if format_of(path) == "tsv" else ","
 
 
 def _time_type(texts: DataSet, name: str, *, alone: bool = False) -> tuple[str, str]:
-    """The type of times that are texts, by what the first ones look like, and one that says so. Collective, or `alone`, as for `read_rows`."""
+    """Return the type of times given as strings, judging by the first ones, and an example of it. Collective, or
+    `alone`, as in `read_rows`.
+    """
     texts = texts.select(col(name).cast("str")).filter(col(name).is_not_null()).limit(20)
     if alone:
         first = collect_in_order(texts._native, alone=True)[0].column(name)
@@ -314,14 +318,15 @@ def _time_type(texts: DataSet, name: str, *, alone: bool = False) -> tuple[str, 
 
 
 def read_rows(data: DataSet, columns: Columns, *, alone: bool = False) -> Rows:
-    """Read this worker's share of the rows. Collective; or, if it is `alone`, all of them, and no other worker need call it.
+    """Read this worker's share of the rows. Collective; or, if it is `alone`, read all of them, and other workers need
+    not call it.
 
     Raises
     ------
     SeriesError
-        On every worker: times are neither dates nor whole numbers, nor texts of such.
+        On every worker: if times are neither dates nor integers, nor strings of these.
     DataSetError
-        On every worker: rows that cannot be read; file, line and reason of the first.
+        On every worker: if rows cannot be read; with file, line and reason of the first.
     """
     kind, stamps = data.schema[columns.time], col(columns.time)
     dated, is_text = kind.startswith(("Date", "Timestamp")), "Utf8" in kind
@@ -371,19 +376,21 @@ def read_rows(data: DataSet, columns: Columns, *, alone: bool = False) -> Rows:
 
 
 def plain_id(text: str) -> str:
-    """An id as it is called: without spaces around it, and a whole number without the ``.0`` of those that became floats, as in pandas."""
+    """Return a normalized id: without surrounding spaces, and integers without the ``.0`` of those that became floats,
+    as in pandas.
+    """
     text = text.strip()
     return text[:-2] if text.endswith(".0") and text[:-2].isdecimal() else text
 
 
 def _coded(table: NativeTable, column: str) -> tuple[NDArray[np.int32], list[Any]]:
-    """A column as numbers of its distinct values, and these: no Python object for each row."""
+    """Return a column as numbers of its distinct values, and these values: avoids a Python object for each row."""
     codes, distinct = table.codes(column)
     return np.frombuffer(codes, dtype=np.int32), [value for value in distinct.column(column) if value is not None]
 
 
 def steps_or_dates(times: NDArray[np.int64]) -> NDArray[np.int64] | None:
-    """Take whole numbers such as 20161230 as dates, if every one is one: microseconds since 1970, else None."""
+    """Return integers such as 20161230 as dates, if all are valid dates: microseconds since 1970, else None."""
     if not len(times) or times.min() < 1900_01_01 or times.max() > 2199_12_31:
         return None
     year, month, day = times // 10000, times // 100 % 100, times % 100
@@ -399,7 +406,7 @@ def steps_or_dates(times: NDArray[np.int64]) -> NDArray[np.int64] | None:
 
 
 def collective_try(comm: Any, work: Callable[[], T]) -> T:
-    """Do what may fail on one worker only; then all raise, so that nobody waits for one that has left.
+    """Run work that may fail on one worker only; then all raise, so that none waits for one that has left.
 
     Raises
     ------
@@ -410,7 +417,7 @@ def collective_try(comm: Any, work: Callable[[], T]) -> T:
 
 
 def open_texts(source: Source) -> DataSet:
-    """Open a table of which all columns of a CSV are texts."""
+    """Open a table, with all columns of a CSV as strings."""
     if hasattr(source, "__arrow_c_stream__"):
         return from_arrow(source)
     path = os.fspath(source)

@@ -1,19 +1,21 @@
-"""Windows become frames on several workers, which hand on what one window needs of those before it.
+"""Turns windows into frames on several workers, which pass on the data that one window needs of earlier ones.
 
-Every `key_every`-th window is a *key*: it starts from the key before it. Each other window starts from the window before it. A key and the windows
-up to the next one are a chain, and chains are dealt to the workers in turn, so that each worker has a chain of its own to work on. Two things go from
-chain to chain: where its key ended, as soon as it did, for the next key; and, when all of its windows are done, the last frame, which the next chain's
-first frame is turned to lie on. Both are short, and the second costs no embedding. Which window is a key depends on its place alone, so any number of
-workers makes the same frames.
+Every `key_every`-th window is a *key*: it starts from the key before it. Each other window starts from the window
+before it. A key and the windows up to the next one are a chain. Chains are assigned to the workers in turn, so that
+each worker has a chain of its own to work on. Two messages pass from chain to chain: the result of its key, as soon as
+it is ready, for the next key; and, when all of its windows are done, the last frame, with which the next chain's first
+frame is aligned. Both are short, and the second needs no embedding. Whether a window is a key depends only on its
+position, so any number of workers computes the same frames.
 
-A frame that is in its place is finished by the worker that made it, and what comes of that goes to all workers or to worker 0 only.
+A frame in its final position is finished by the worker that computed it, and the result goes to all workers or only to
+worker 0.
 
-A worker does not wait for a message while it has other work. What others wait for comes first: chains that can be turned, then a key. Where frames go
-to all workers, one that takes them slowly is not overrun: it turns no chain while it has frames to give out, and the others cannot get further than to
-its next chain.
+A worker does not wait for a message while it has other work. Work that others wait for comes first: chains that can be
+aligned, then a key. If frames go to all workers, a slow consumer is not overrun: it aligns no chain while it has frames
+to yield, and the others cannot get further than its next chain.
 
-When a window fails, all frames before it still come, and then why it failed: every worker raises the same error, and nobody waits for a frame
-that does not come.
+When a window fails, all frames before it are still yielded, followed by the error: every worker raises the same error,
+and none waits for a frame that does not come.
 """
 
 from __future__ import annotations
@@ -48,7 +50,7 @@ _WRITING = 60
 
 @dataclass(frozen=True)
 class Base:
-    """What a window is started from, or its frame aligned to."""
+    """Points that a window starts from, or that its frame is aligned to."""
 
     ids: NDArray[np.str_]
     #: (n, 3)
@@ -57,7 +59,7 @@ class Base:
 
 @dataclass(frozen=True)
 class Past:
-    """What a window needs of those before it."""
+    """The data that a window needs of earlier ones."""
 
     #: Windows so far, and how many of them have a frame.
     windows: int = 0
@@ -70,11 +72,11 @@ class Past:
     before: Base | None = None
 
     def start(self, key_every: int) -> Base | None:
-        """Where the next window starts."""
+        """Start of the next window."""
         return self.key if self.windows % key_every == 0 else self.before
 
     def behind(self, ended: Base | None, aligned: Base | None, key_every: int) -> Past:
-        """What is past behind one more window, with where it ended and its frame; None where it has no frame."""
+        """Return the past after one more window, given its result and its frame, or None if it has no frame."""
         start = self.start(key_every)
         return Past(
             windows=self.windows + 1,
@@ -86,13 +88,13 @@ class Past:
         )
 
 
-#: A window in the making: yields False where it may be left for other work, True when it needs its start, is sent that, yields where it ended
-#: (None if it has no frame), and goes on to its end.
+#: A window being computed: yields False if it may be suspended for other work; yields True when it needs its start,
+#: which is then sent to it; yields its result (None if it has no frame); and runs to its end.
 Making = Generator["bool | Base | None", "Base | None", M]
 
 
 def make(making: Making[M], start: Base | None) -> M:
-    """Make one window by itself."""
+    """Compute one window by itself."""
     while not next(making):
         pass
     making.send(start)
@@ -109,7 +111,7 @@ def _end(making: Making[M]) -> M:
 
 
 def owner(number: int, size: int) -> int:
-    """Whose chain it is. Every worker has some, so that nobody can get far ahead of one."""
+    """Return the worker of a chain. Every worker has some, so that none can get far ahead of another."""
     length = max(2, -(-_WRITING // size)) * size - 1
     return (number % length + 1) % size
 
@@ -137,31 +139,31 @@ class _Chain(Generic[M]):
 
     @property
     def is_begun(self) -> bool:
-        """Whether its first window has been placed."""
+        """True if its first window has been placed."""
         return bool(self.made) or self.stage == "placed" or self.failure is not None
 
 
 class Relay(Generic[M, F, N]):
-    """`count` windows, made by several workers. Every worker makes one. Collective.
+    """`count` windows, computed by several workers. Every worker creates one. Collective.
 
     Parameters
     ----------
     comm : communicator
     count : int
     past : Past
-        Before the first window; the same on every worker.
+        The past before the first window; the same on every worker.
     key_every : int
-        Which windows are keys, counted from the first of all.
+        One in this many windows is a key, counted from the first of all.
     chained : bool
         Whether windows start from others.
     begin : callable
-        Begins to make a window, by its number.
+        Starts computing a window, by its number.
     settle : callable
-        Gets what is past and what was made of a window; returns what is past behind it, and its frame or None. Called in order.
+        Takes the past and the result of a window; returns the past after it, and its frame or None. Called in order.
     finish : callable
-        Gets the number of a frame and the frame, on the worker that made it; returns what is given out.
+        Takes the number of a frame and the frame, on the worker that computed it; returns the item to yield.
     everywhere : bool
-        Whether all workers give that out, or worker 0 alone.
+        Whether all workers yield the items, or only worker 0.
     """
 
     def __init__(
@@ -212,14 +214,15 @@ class Relay(Generic[M, F, N]):
         self.sent: dict[str, tuple[int, int]] = {}
 
     def run(self) -> Iterator[N | None]:
-        """Make this worker's windows, and give out what comes of all, in order; None of a window without a frame.
+        """Compute this worker's windows, and yield the items of all, in order; None for a window without a frame.
 
-        Where frames go to worker 0 only, the others give out nothing, and are done when all windows are.
+        If items go to worker 0 only, the others yield nothing, and are done when all windows are.
 
         Raises
         ------
         SeriesError
-            A window, or finishing its frame, raised `ValueError` or `OSError`; on every worker, behind the windows before it.
+            If a window, or finishing its frame, raised `ValueError` or `OSError`; on every worker, after the windows
+            before it.
         """
         try:
             for number in range(self._count if self._takes else 0):
@@ -244,7 +247,9 @@ class Relay(Generic[M, F, N]):
             self._leave()
 
     def _part(self) -> None:
-        """Wait until all have come to the end, as what a worker has sent may be lost when its program ends; and fail if one has failed."""
+        """Wait until all workers have come to the end, since messages of a worker may be lost when its program ends;
+        raise if one has failed.
+        """
         begin = time.perf_counter()
         failed = [one for one in self._comm.allgather(self._failed) if one is not None]
         self.waited_s += time.perf_counter() - begin
@@ -252,7 +257,9 @@ class Relay(Generic[M, F, N]):
             raise SeriesError(min(failed)[1])
 
     def _leave(self) -> None:
-        """Leave nothing behind, also where frames are not taken to their end, or something has failed; without waiting for others."""
+        """Leave nothing behind, even if frames are not consumed to the end, or something has failed; without waiting
+        for others.
+        """
         # A job that has failed, or is over, has said so, or will.
         with suppress(CommError):
             while self._comm.iprobe():
@@ -261,37 +268,37 @@ class Relay(Generic[M, F, N]):
 
     # --- what there is to do ---------------------------------------------------------------------------------------------
     def _is_lost(self, number: int) -> bool:
-        """Whether nothing will come of a window, as it or one before it has failed."""
+        """Return whether a window has no result, because it or one before it has failed."""
         return self._failed is not None and number >= self._failed[0]
 
     def _is_over(self) -> bool:
-        """Whether others need nothing more of this worker, nor it of them."""
+        """Return whether this worker and the others need nothing more of each other."""
         if self._turned or (self._failed is None and self.past is None):
             return False
         return not self._begun and not self._left
 
     def _is_due(self) -> bool:
-        """Whether a chain can be turned."""
+        """Return whether a chain can be aligned."""
         return bool(self._begun) and self._begun[0].is_done and self._begun[0].number in self._pasts
 
     def _may_begin(self) -> bool:
-        """Whether a chain can be begun: others wait for its key."""
+        """Return whether a chain can be started: others wait for its key."""
         if not self._left or len(self._begun) >= _BEGUN_MAX:
             return False
         return not self._chained or self._left[0].number in self._starts
 
     def _may_measure(self) -> bool:
-        """Whether the next chain's first window can be taken further to where it needs its start."""
+        """Return whether the next chain's first window can be advanced to the point where it needs its start."""
         if not self._left or len(self._begun) >= _BEGUN_MAX:
             return False
         return self._left[0].failure is None and self._left[0].stage != "ready"
 
     def _is_urgent(self) -> bool:
-        """Whether others wait for what this worker could do, or will."""
+        """Return whether others wait, or will wait, for work of this worker."""
         return self._is_due() or self._may_begin()
 
     def _work(self) -> bool:
-        """Do one thing, what others wait for first; False if there is nothing to do."""
+        """Do one piece of work, starting with work that others wait for; False if there is nothing to do."""
         if self._is_due():
             self._turn(self._begun.popleft())
         elif self._may_begin():
@@ -308,7 +315,7 @@ class Relay(Generic[M, F, N]):
         return True
 
     def _open(self, chain: _Chain[M]) -> None:
-        """Begin a chain: place its key."""
+        """Start a chain: place its key."""
         chain.start = self._starts.pop(chain.number) if self._chained else None
         while not chain.is_begun:
             self._step(chain)
@@ -316,7 +323,7 @@ class Relay(Generic[M, F, N]):
         self._begun.append(self._left.popleft())
 
     def _step(self, chain: _Chain[M]) -> None:
-        """Take the next window of a chain a step further."""
+        """Advance the next window of a chain by one step."""
         number = chain.begin + len(chain.made)
         try:
             if chain.making is None:
@@ -339,7 +346,7 @@ class Relay(Generic[M, F, N]):
             chain.failure = str(error)
 
     def _turn(self, chain: _Chain[M]) -> None:
-        """Put the windows of a chain behind those before it, and hand on what is past."""
+        """Align the windows of a chain with those before it, and pass on the past."""
         past, number = self._pasts.pop(chain.number), chain.begin
         failure = chain.failure
         for made in chain.made:
@@ -359,7 +366,7 @@ class Relay(Generic[M, F, N]):
             self._send(owner(chain.number + 1, self._comm.size), "past", chain.number + 1, past)
 
     def _end_one(self) -> None:
-        """Finish a frame, and tell who gives it out."""
+        """Finish a frame, and notify the worker that yields it."""
         number, place, frame = self._turned.popleft()
         try:
             made = None if frame is None else self._finish(place, frame)
@@ -379,7 +386,7 @@ class Relay(Generic[M, F, N]):
 
     # --- messages --------------------------------------------------------------------------------------------------------
     def _take_in(self) -> None:
-        """Receive all that has come."""
+        """Receive all messages that have arrived."""
         while self._comm.iprobe():
             self._receive()
 
@@ -392,7 +399,7 @@ class Relay(Generic[M, F, N]):
         self._note(*pickle.loads(self._comm.recv()))
 
     def _note(self, kind: str, number: int, what: Any) -> None:
-        """Take in a message: of a chain ("key", "past") or of a window."""
+        """Process a message: of a chain ("key", "past") or of a window."""
         if kind == "key":
             self._starts[number] = what
         elif kind == "past":

@@ -1,4 +1,4 @@
-"""By which rules rows are cleaned, and the report of what each rule did."""
+"""The rules for cleaning rows, and the report of what each rule did."""
 
 from __future__ import annotations
 
@@ -12,21 +12,24 @@ __all__ = ["RULES", "Report", "Rules"]
 
 @dataclass(frozen=True)
 class Rules:
-    """How rows are cleaned.
+    """Rules for cleaning rows.
 
     Parameters
     ----------
     negative : {"absolute", "missing", "keep"}, default="absolute"
-        What a value below 0 is: a price that stands for the mean of bid and ask, as in the prices of CRSP, so that its
-        absolute value counts; no value; or a value like others. Unless they are kept, a value of 0 is no value either.
+        How to treat a value below 0. ``"absolute"``: it marks a price that is the mean of bid and ask, as in CRSP, and
+        its absolute value is used. ``"missing"``: it is missing. ``"keep"``: it is a normal value. Unless values are
+        kept, 0 counts as missing, too.
     splits : {"column", "detect", "keep"}, default="column"
-        Values before a split are divided by its ratio, new shares for an old one: 2 where one share became two. ``"column"``: the
-        ratio is in the column ``split`` in the row of the first day at the new price, if there is such a column; 0, 1 or nothing mean
-        that there is none. Where the value does not jump by about the ratio, it is adjusted already, and is left alone. ``"detect"``: it is found where a value jumps by a usual ratio, far beyond what the
-        series does on other days; the report lists what was found. ``"keep"``: values stay as they are.
+        Values before a split are divided by its ratio of new shares to old ones: 2 if one share became two.
+        ``"column"``: the ratio is in the column ``split``, if it exists, in the row of the first day at the new price;
+        0, 1 or an empty value mean no split. If the value does not jump by about the ratio, it is already adjusted, and
+        stays unchanged. ``"detect"``: splits are detected where a value jumps by a usual ratio, far more than on other
+        days of the series; the report lists them. ``"keep"``: values stay unchanged.
     split_is : {"ratio", "added"}, default="ratio"
-        What the column ``split`` says: new shares for an old one, or how many were added to each, as FACPR of CRSP does: 1 where one
-        share became two, 0.5 where two became three, -0.9 where ten became one; 0, -1 or nothing mean that there is none.
+        Meaning of the column ``split``: the ratio of new shares to old ones, or the number of shares added to each, as
+        FACPR in CRSP: 1 if one share became two, 0.5 if two became three, -0.9 if ten became one; 0, -1 or an empty
+        value mean no split.
     """
 
     negative: Literal["absolute", "missing", "keep"] = "absolute"
@@ -42,7 +45,7 @@ class Rules:
             raise SeriesError(f"split_is is 'ratio' or 'added', not {self.split_is!r}")
 
 
-#: Each rule, and what it did, in the order in which they are applied.
+#: Each rule and its effect, in the order in which they are applied.
 RULES = {
     "unreadable": "rows that cannot be read: left out",
     "without_key": "rows without id or time: left out",
@@ -60,21 +63,21 @@ RULES = {
 
 @dataclass
 class Report:
-    """What cleaning did; the same on every worker.
+    """Report of the cleaning; the same on every worker.
 
     Attributes
     ----------
     columns : dict of str to str
-        Which column was what.
+        Columns by role.
     rows, ids, times : int
     first, last : str
-        Times.
+        First and last time.
     counts : dict of str to int
-        For each rule how often it did something.
+        Number of applications of each rule.
     found : list of (id, time, ratio)
-        Splits that were detected.
+        Detected splits.
     flat : list of (id, time, ratio)
-        Splits that were told, at which the value does not jump.
+        Splits of the column at which the value does not jump.
     notes : list of str
     """
 
@@ -90,7 +93,7 @@ class Report:
     notes: list[str] = field(default_factory=list)
 
     def to_dict(self) -> dict[str, Any]:
-        """All of it, for JSON."""
+        """Return the whole report, for JSON."""
         return asdict(self)
 
     def __str__(self) -> str:
@@ -107,7 +110,7 @@ class Report:
         return "\n".join(lines)
 
     def check_splits(self, column: str | None) -> None:
-        """Refuse a column of splits that was named, if values do not jump at most of what it tells.
+        """Raise if the user named a column of splits but values do not jump at most of them.
 
         Raises
         ------

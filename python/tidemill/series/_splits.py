@@ -1,8 +1,9 @@
-"""Splits of shares: told by a column, or found by their jumps; values before them are divided by the ratio.
+"""Share splits: given by a column, or detected by their jumps; values before them are divided by the ratio.
 
-Many tables have splits beside prices that are adjusted for them already. So at a split that is told, the value must jump. Of a large one that is seen
-in the two values around it. A small one, such as a dividend of shares, may hide in what a value does on any day; but a table whose values are
-adjusted is so throughout, so what all splits up to then show together decides. What rows show that come later changes nothing.
+Many tables have splits beside prices that are already adjusted for them. So at a given split, the value must jump. For
+a large split, the two values around it show this. A small one, such as a stock dividend, may be hidden in normal daily
+changes; but a table is either adjusted throughout or not at all, so all splits up to that time decide together. Later
+rows change nothing.
 """
 
 from __future__ import annotations
@@ -40,7 +41,9 @@ _SEEN = np.log(1.25)
 
 @dataclass(frozen=True)
 class Split:
-    """Series and place among the times, both numbered from 0, of the first value after a split; new shares for an old one."""
+    """Series and time index, both numbered from 0, of the first value after a split; and the ratio of new shares to old
+    ones.
+    """
 
     series: int
     place: int
@@ -55,12 +58,12 @@ def given(
     times: NDArray[Any],
     split_is: Literal["ratio", "added"] = "ratio",
 ) -> list[Split]:
-    """The splits that rows tell of: the first of each series and time. `split_is`: see `Rules`.
+    """Return the splits in rows: the first of each series and time. `split_is`: see `Rules`.
 
     Raises
     ------
     SeriesError
-        A ratio that is below 0.
+        If a ratio is below 0.
     """
     ratios = told + 1 if split_is == "added" else told
     found: dict[tuple[int, int], float] = {}
@@ -77,7 +80,7 @@ def given(
 
 
 def same_factors(one: Array, other: Array, split_is: Literal["ratio", "added"] = "ratio") -> NDArray[np.bool_]:
-    """Say of each row (n,) whether two columns of splits tell the same. Whatever tells of no split is alike."""
+    """Return for each row (n,) whether two columns of splits agree. Values that mean no split are equal."""
 
     def ratios(told: Array) -> Array:
         found = told + 1 if split_is == "added" else told
@@ -89,10 +92,10 @@ def same_factors(one: Array, other: Array, split_is: Literal["ratio", "added"] =
 
 
 def weigh(values: Array, splits: Sequence[Split]) -> list[float]:
-    """How much each split shows in the values (series, times), which are not adjusted for it.
+    """Return the evidence for each split in the values (series, times), which are not adjusted for it.
 
-    That is the square of the change from the value before, less the square of what is left of it without the split: above 0 where the value
-    jumps rather than not. The larger a split is the more it counts; all large ones count alike. NaN: a value is missing.
+    It is the square of the change from the previous value, minus the square of the change that remains without the
+    split: above 0 if the value jumps. Larger splits count more, up to a limit. NaN if a value is missing.
     """
     found = []
     for split in splits:
@@ -107,14 +110,14 @@ def weigh(values: Array, splits: Sequence[Split]) -> list[float]:
 
 
 class Evidence:
-    """What the splits of a table show together, up to each time.
+    """Combined evidence of a table's splits, up to each time.
 
     Parameters
     ----------
     parts : iterable of (int, float)
-        Place, and what was `weigh`ed, of all splits of all series.
+        Time index and result of `weigh`, for all splits of all series.
     before : float
-        What those at earlier times than these show.
+        Evidence of splits at earlier times.
     """
 
     def __init__(self, parts: Iterable[tuple[int, float]], before: float = 0.0) -> None:
@@ -125,18 +128,18 @@ class Evidence:
 
     @property
     def all(self) -> float:
-        """Of all splits."""
+        """Evidence of all splits."""
         return float(self._sums[-1])
 
     def up_to(self, place: int) -> float:
-        """Of all splits at `place` or before."""
+        """Return the evidence of all splits at time index `place` or before."""
         return float(self._sums[np.searchsorted(self._places, place, side="right")])
 
     def flat(self, splits: Sequence[Split], each: Sequence[float]) -> list[Split]:
-        """Those at which the value does not jump.
+        """Return the splits at which the value does not jump.
 
-        A large one shows that itself; of a small one, or where a value is missing, all those of the table do that are not later. If
-        nothing shows, it jumps.
+        A large one decides by itself; for a small one, or if a value is missing, all splits of the table up to that
+        time decide. Without evidence, it counts as a jump.
         """
 
         def jumps(split: Split, part: float) -> bool:
@@ -148,7 +151,7 @@ class Evidence:
 
 
 def adjust(values: Array, splits: Iterable[Split], flat: Iterable[Split] = ()) -> None:
-    """Divide the values (series, times) before each split by its ratio, in place; but for those that are `flat`."""
+    """Divide the values (series, times) before each split by its ratio, in place; except for splits that are `flat`."""
     for split in sorted({*splits} - {*flat}, key=_order):
         values[split.series, : split.place] /= split.ratio
 
@@ -158,10 +161,11 @@ def _order(split: Split) -> tuple[int, int]:
 
 
 def detect(values: Array, begin: int = 1) -> list[Split]:
-    """Find splits by their jumps in values (series, times), at places from `begin` on.
+    """Detect splits by their jumps in values (series, times), at time indices from `begin` on.
 
-    A jump is a split if it is by a usual ratio, up to what the series does on any day, and far beyond that itself. The
-    fall of a share by half, as in a crash, comes in days of large changes, and is rarely as near to a ratio.
+    A jump is a split if it has a usual ratio, to within the normal daily changes of the series, and is itself far
+    larger than these. The fall of a share by half, as in a crash, comes in days of large changes, and is rarely as
+    close to a ratio.
     """
     found: list[Split] = []
     for series, row in enumerate(values):

@@ -1,11 +1,13 @@
-"""Files that grow, and folders that files come into, as worker 0 of a `Follower` sees them.
+"""Growing files, and folders with new files, as worker 0 of a `Follower` reads them.
 
-Lines become the rows that `tidemill.series.clean` makes of them: what it leaves out is left out, what it refuses is refused. A line is whole when its
-line feed is there, however long that takes: half of one may look like a row, of another value. Only when a later file of the folder has come and
-this one does not grow, its last line needs none. Until then later files wait, as their days would end its. For the same reason no day is
-over before all files that are there have been read: each may have rows of any day, as where a folder has one for each series.
+Lines become the same rows as in `tidemill.series.clean`: rows that it leaves out are left out, and errors are the same.
+A line is complete when its line feed has been written, however long that takes: half a line may look like a row with
+another value. Only if a later file of the folder has appeared and this one does not grow, its last line needs no line
+feed. Until then later files wait, since their days would complete this file's. For the same reason no day is complete
+before all existing files have been read: each may have rows of any day, for example if a folder has one file for each
+series.
 
-A Parquet file is read once, when it is there as a whole, which its last bytes say.
+A Parquet file is read once, when it is complete, as its last bytes show.
 """
 
 from __future__ import annotations
@@ -51,7 +53,7 @@ _Row = tuple[int, int, tuple[float, ...]]
 
 @dataclass
 class NewRows:
-    """Rows that have come: ids by code, times in microseconds or whole numbers, numbers by role."""
+    """New rows: ids by code, times in microseconds or integers, numbers by role."""
 
     ids: list[str]
     codes: NDArray[np.int64]
@@ -61,7 +63,7 @@ class NewRows:
 
 
 class Tail(Protocol):
-    """Where the rows of a `Follower` come from; on worker 0 alone."""
+    """Source of the rows of a `Follower`; only on worker 0."""
 
     #: None before anything is known of them.
     columns: Columns | None
@@ -71,24 +73,24 @@ class Tail(Protocol):
     ended: bool
 
     def take(self) -> NewRows | None:
-        """The rows of times that are over and have not been taken, and rows that are late. Does not wait.
+        """Return new rows of complete times, and late rows. Does not wait.
 
         Raises
         ------
         SeriesError
-            They cannot be read.
+            If they cannot be read.
         """
 
     def note(self) -> str:
-        """Why nothing becomes of the rows that have come so far; empty if something does, or will."""
+        """Return why the rows so far have had no effect; empty if they have, or will have."""
 
     def close(self) -> None:
-        """Let go of what they come from."""
+        """Release the source."""
 
 
 @dataclass
 class _File:
-    """How far a file has been read."""
+    """Reading position in a file."""
 
     offset: int = 0
     line: int = 0
@@ -110,12 +112,12 @@ class FileTail:
     chosen : dict of str to str
         Columns by role.
     settle_s : float
-        When nothing has come for so long, the last time is over.
+        When nothing has come for this long, the last time is complete.
     delimiter : str, optional
     null : str or sequence of str, optional
-        Texts that stand for null.
+        Strings that mean null.
     lenient : bool
-        Whether a line that is no row is left out.
+        Whether to leave out lines that are not rows.
     """
 
     ended = False
@@ -187,17 +189,17 @@ class FileTail:
         )
 
     def note(self) -> str:
-        """A file without the columns that are needed is an error."""
+        """Return an empty string: a file without the required columns is an error."""
         return ""
 
     def close(self) -> None:
-        """Files are open only while they are read."""
+        """Do nothing: files are open only while they are read."""
 
     def _is_quiet(self) -> bool:
         return not self._is_behind and time.monotonic() - self._quiet_since >= self._settle_s
 
     def _read(self, settled: bool) -> None:
-        """Let the whole lines that are new wait, as rows; at most `_PIECE_BYTES` of a file at a time."""
+        """Queue new complete lines as rows; at most `_PIECE_BYTES` of a file at a time."""
         paths = files_of(self._path)
         self._order = {path: place for place, path in enumerate(paths)}
         self._is_behind = self._is_partial = self._is_cut = False
@@ -254,7 +256,7 @@ class FileTail:
             self._waiting.setdefault(path, []).extend(rows)
 
     def _table(self, path: str, state: _File) -> list[_Row]:
-        """The rows of a Parquet file."""
+        """Return the rows of a Parquet file."""
         if state.offset:
             raise SeriesError(f"{path} has grown since it was read: rows that are new go into a file of their own")
         try:
@@ -273,7 +275,7 @@ class FileTail:
         return [(codes[code], times[place], row) for code, place, row in places]
 
     def _agree(self, path: str, columns: Columns) -> None:
-        """All files have the same columns."""
+        """Check that all files have the same columns."""
         if self.columns is not None and columns != self.columns:
             raise SeriesError(
                 f"{path} has other columns than the files before: {columns.named()}, not {self.columns.named()}"
@@ -341,7 +343,7 @@ class FileTail:
         state.width = len(names)
 
     def _row(self, state: _File, fields: list[str]) -> _Row | None:
-        """A row; None if it has no id or no time."""
+        """Return a row; None if it has no id or no time."""
         assert state.fields is not None
         if len(fields) != state.width:
             raise ValueError(f"{state.width} values expected, {len(fields)} found")
@@ -360,7 +362,7 @@ class FileTail:
         return text in self._null
 
     def _time(self, text: str) -> int:
-        """A time; what the first one is, all are: a date, or a whole number, of which those like 20161230 are dates."""
+        """Return a time. All have the type of the first one: a date, or an integer; integers like 20161230 are dates."""
         is_whole = re.fullmatch(r"-?\d+", text) is not None
         micros = date_of_number(int(text)) if is_whole else _date(text)
         if self._dated is None:
@@ -375,7 +377,7 @@ class FileTail:
 
 
 def _is_whole(file: BinaryIO, size: int) -> bool:
-    """Whether the end of a Parquet file is there."""
+    """Return whether the end of a Parquet file exists."""
     if size < _PARQUET_BYTES_MIN:
         return False
     file.seek(-len(_PARQUET), os.SEEK_END)
@@ -383,13 +385,13 @@ def _is_whole(file: BinaryIO, size: int) -> bool:
 
 
 def date_of_number(number: int) -> int | None:
-    """Microseconds since 1970 of a number such as 20161230; None for one that is no date."""
+    """Return a number such as 20161230 as microseconds since 1970; None if it is not a date."""
     dates = steps_or_dates(np.array([number])) if abs(number) < 2**63 else None
     return None if dates is None else int(dates[0])
 
 
 def _date(text: str) -> int | None:
-    """Microseconds since 1970, in UTC."""
+    """Return microseconds since 1970, in UTC."""
     found = _TIME.fullmatch(text)
     if found is None:
         return None

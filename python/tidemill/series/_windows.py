@@ -1,4 +1,4 @@
-"""Windows of time over a panel: how long, how far apart, sliding or accumulating."""
+"""Time windows over a panel: length, shift, sliding or accumulating."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ _NAMED = {"length": "--window (length=)", "shift": "--shift (shift=)"}
 
 @dataclass(frozen=True)
 class Window:
-    """Rows ``begin`` to ``end`` (exclusive) of a panel, called after its last time.
+    """Rows ``begin`` to ``end`` (exclusive) of a panel, named after its last time.
 
     Attributes
     ----------
     number : int
-        Which window it is, counted from the first that fits.
+        Number of the window, counted from the first full one.
     begin, end : int
     label : str
-        The last time in it.
+        Its last time.
     """
 
     number: int
@@ -45,7 +45,7 @@ class _Span:
 
     @classmethod
     def of(cls, text: str | int, what: str) -> _Span:
-        """Read one as people write it."""
+        """Parse a length as people write it."""
         found = re.fullmatch(r"\s*(\d+)\s*(d|r|w|mo|y)?\s*", str(text))
         if not found or int(found[1]) < 1:
             raise SeriesError(
@@ -55,22 +55,22 @@ class _Span:
 
     @property
     def months(self) -> int:
-        """How many, of years and months; else 0."""
+        """Number of months, for years and months; else 0."""
         return self.count * {"mo": 1, "y": 12}.get(self.unit, 0)
 
     @property
     def weeks(self) -> int:
-        """How many, of weeks; else 0."""
+        """Number of weeks; 0 for other units."""
         return self.count if self.unit == "w" else 0
 
     @property
     def by_calendar(self) -> bool:
-        """Whether it is weeks, months or years."""
+        """True for weeks, months and years."""
         return self.unit in ("w", "mo", "y")
 
 
 def label(time: Any) -> str:
-    """A time as people write it: without hours if it is midnight."""
+    """Format a time: without hours if it is midnight."""
     if not isinstance(time, np.datetime64):
         return str(time)
     return str(np.datetime_as_string(time, unit="D" if time == time.astype("datetime64[D]") else "s"))
@@ -84,30 +84,32 @@ def windows(
     accumulate: bool = False,
     growing: bool = False,
 ) -> list[Window]:
-    """Lay windows over times, from the first time on, as many as are full.
+    """Return all full windows over times, starting at the first time.
 
     Parameters
     ----------
     times : array-like of shape (T,)
-        Increasing: ``datetime64``, or whole numbers, which have no days.
+        Increasing: ``datetime64``, or integers, which have no days.
     length, shift : str or int
-        ``"250d"`` or 250: days that have data, which are trading days, each with all of its times; ``"500r"``: rows, the times
-        themselves; ``"4w"``, ``"6mo"``, ``"1y"``: by the calendar. Both count alike: a calendar length has a calendar shift.
+        ``"250d"`` or 250: days with data (trading days), each with all of its times; ``"500r"``: rows, one for each
+        time; ``"4w"``, ``"6mo"``, ``"1y"``: by the calendar. A calendar length needs a calendar shift.
     accumulate : bool, default=False
-        All windows begin at the first time, and each is longer than the one before by `shift`; else they slide.
+        If True, all windows begin at the first time, and each is longer than the one before by `shift`; otherwise they
+        slide.
     growing : bool, default=False
-        More times may follow, as those of a `Follower` that has not ended. The last day may then have further times, unless every
-        day has one at the same time of day; so a window of days, or by the calendar, is full when there is a later day.
+        Whether more times may follow, as with a `Follower` that has not ended. If so, the last day may get further
+        times, unless every day has a single one at the same time of day; so a window of days, or by the calendar, is
+        full only when there is a later day.
 
     Returns
     -------
     list of Window
-        With `growing`, the n-th is where it is however many times follow: windows of a growing panel only become more.
+        With `growing`, further times do not change existing windows, but only add new ones.
 
     Raises
     ------
     SeriesError
-        A length that is none, or no window is full.
+        If a length is invalid, or no window is full.
 
     Examples
     --------
@@ -151,14 +153,18 @@ def _extent(stamps: NDArray[Any]) -> str:
 
 
 def _may_go_on(stamps: NDArray[Any]) -> bool:
-    """Whether the last day may get further times: not where all times so far are at the same time of day, as of daily data."""
+    """Return whether the last day may get further times: not if all times so far are at the same time of day, as in
+    daily data.
+    """
     clock = stamps - stamps.astype("datetime64[D]")
     # One time alone tells nothing.
     return len(stamps) < 2 or bool((clock != clock[0]).any())
 
 
 def _by_count(stamps: NDArray[Any], span: _Span, step: _Span, is_open: bool) -> list[tuple[int, int]]:
-    """Edges in rows. Where days are counted, each counted thing is a day, with all rows of it; `is_open`: the last may get more."""
+    """Return edges in rows. If days are counted, each item is a day, with all of its rows; `is_open`: the last may get
+    more.
+    """
     whole = len(stamps)
     if "d" in (span.unit, step.unit):
         if span.unit != step.unit:
@@ -174,8 +180,8 @@ def _by_count(stamps: NDArray[Any], span: _Span, step: _Span, is_open: bool) -> 
 
 
 def _by_calendar(stamps: NDArray[Any], span: _Span, step: _Span, is_open: bool) -> list[tuple[int, int]]:
-    """Edges in rows of windows that last so many weeks, months or years. The last may lack the day that would begin the next, unless its
-    own last day `is_open`.
+    """Return edges in rows of windows that last a number of weeks, months or years. The last may lack the day that
+    would begin the next, unless its own last day `is_open`.
     """
     if not len(stamps):
         return []

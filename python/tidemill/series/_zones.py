@@ -1,4 +1,4 @@
-"""Times of a column with a time zone, by the clock of that zone: its days are those that windows count."""
+"""Times of a column with a time zone, in local time of that zone, whose days windows count."""
 
 from __future__ import annotations
 
@@ -18,18 +18,21 @@ _MICROSECOND = timedelta(microseconds=1)
 
 
 def zone_of(kind: str) -> str | None:
-    """The zone of a column's type, such as ``Timestamp(µs, "Australia/Sydney")``; None if it has none, or is in UTC."""
+    """Return the zone of a column's type, such as ``Timestamp(µs, "Australia/Sydney")``; None if it has none, or is in
+    UTC.
+    """
     found = re.search(r'"(.+)"', kind)
     return None if found is None or found[1] in ("UTC", "Etc/UTC", "Z", "+00:00") else found[1]
 
 
 def wall(micros: NDArray[np.int64], zone: str | None) -> NDArray[np.int64]:
-    """What clocks of a zone show at times in microseconds since 1970 in UTC; as such numbers, in the same order, and all apart.
+    """Convert times in microseconds since 1970 in UTC to local times of a zone, in the same unit, the same order, and
+    all distinct.
 
     Raises
     ------
     SeriesError
-        The zone is not known here, or a time is not of the years 1 to 9999.
+        If the zone is unknown, or a time is outside of the years 1 to 9999.
     """
     if zone is None:
         return micros

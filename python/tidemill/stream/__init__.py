@@ -1,4 +1,4 @@
-"""Streams: DataSets whose rows have no end, sources that they come from and sinks that they go to.
+"""Streams: DataSets with unbounded rows, their sources and their sinks.
 
 The guide is ``docs/streams.md``.
 """
@@ -97,29 +97,29 @@ def from_table(
     rows_per_s: float = 0,
     name: str = "table",
 ) -> DataSet:
-    """Take a table in memory as a stream that ends with it: to try a query out, to test it, to measure it.
+    """Read a table in memory as a bounded stream: to try out, test or measure a query.
 
     Parameters
     ----------
     table : Table, or any table with the Arrow PyCapsule interface
-        The same on every worker.
+        The table, the same on every worker.
     time : str, `processing_time` or `punctuated_watermarks`, optional
-        The column with each row's event time, a timestamp or a date. Windows need one.
+        The column with each row's event time, a timestamp or a date. Windows need a time.
     max_out_of_orderness : str, number of seconds or timedelta, default=0
-        How much earlier a row may be than the latest before it; rows that are later than that are late.
+        How far a row's time may lie behind the latest time before it; rows further behind are late.
     idle_after : str, number of seconds or timedelta, default="1s"
-        How long a part of the source may have nothing before it holds time back no longer.
+        How long a split of the source may have no rows before it no longer holds back the stream's time.
     rows_per_batch : int, default=8192
-        Rows that come together.
+        Number of rows per batch.
     rows_per_s : float, default=0
-        How fast they come; 0 is as fast as they are taken.
+        Rate of rows per second; 0 means as fast as they are processed.
     name : str, default="table"
-        For plans and checkpoints.
+        Name of the source in plans and checkpoints.
 
     Raises
     ------
     DataSetError
-        If `time` is no column, or none of times, or an option makes no sense.
+        If `time` is not a column of times, or an option is invalid.
     """
     native = table._native if isinstance(table, Table) else take_table(table)
     told = times(time, max_out_of_orderness, idle_after)

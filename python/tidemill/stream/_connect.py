@@ -1,4 +1,4 @@
-"""Connectors: streams that come from outside, and sinks that rows leave by."""
+"""Connectors: sources of external streams, and sinks."""
 
 from __future__ import annotations
 
@@ -43,21 +43,21 @@ __all__ = [
     "to_kafka",
 ]
 
-#: How brokers of Kafka are told user and password.
+#: SASL mechanism for Kafka brokers.
 Sasl = Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"]
-#: What is known of a record of Kafka besides its value.
+#: Fields of a Kafka record other than its value.
 Metadata = Literal["topic", "partition", "offset", "timestamp", "key", "headers"]
-#: Where headers come from: a column that has all of a record, columns by the names of headers, or several of these.
+#: Source of headers: a column that holds all headers of a record, columns by header name, or several of these.
 Headers: TypeAlias = "str | Mapping[str, str] | Iterable[str | Mapping[str, str]]"
 
 
 def described(kind: str, **options: Any) -> str:
-    """What the engine is told of a connector; an option that is None is left out."""
+    """Return a connector's options for the engine, without those that are None."""
     return json.dumps({"kind": kind, **{name: value for name, value in options.items() if value is not None}})
 
 
 def bad(on_error: OnError, quarantine: Quarantine | None, path: str | None = None) -> str | dict[str, str]:
-    """What becomes of records that are no rows, as the engine takes it; of files, `path` says which are read."""
+    """Return how to handle bad records, as the engine takes it; for files, `path` says which are read."""
     if (on_error == "quarantine") != (quarantine is not None):
         raise DataSetError('on_error="quarantine" and quarantine=, a folder or sink for bad records, need each other')
     if quarantine is not None and not isinstance(quarantine, str | os.PathLike):
@@ -69,13 +69,13 @@ def bad(on_error: OnError, quarantine: Quarantine | None, path: str | None = Non
 
 
 def _takes_texts(sink: object) -> bool:
-    """Whether a sink has no way to write bytes and lists."""
+    """Return whether a sink cannot write bytes and lists."""
     spec = json.loads(sink.spec) if isinstance(sink, Connector) else {}
     return spec.get("kind") == "redis" or (spec.get("kind"), spec.get("format")) == ("files", "csv")
 
 
 def bad_to(quarantine: Quarantine | None) -> tuple[object, str] | None:
-    """The sink that records go to that are no rows, as the engine takes it, and its name; None, if they go to none."""
+    """Return the sink for bad records, as the engine takes it, and its name; None if there is none."""
     if quarantine is None or isinstance(quarantine, str | os.PathLike):
         return None
     if not (isinstance(quarantine, Connector) or callable(quarantine) or hasattr(quarantine, "prepare")):
@@ -86,7 +86,7 @@ def bad_to(quarantine: Quarantine | None) -> tuple[object, str] | None:
 
 
 def speed(rows_per_s: float) -> float:
-    """Rows a second, as the engine takes them."""
+    """Return a rate in rows per second, as the engine takes it."""
     if not isinstance(rows_per_s, Real) or not 0 <= rows_per_s < float("inf"):
         raise DataSetError(f"rows_per_s={rows_per_s!r} must be positive, or 0 for as fast as possible")
     return float(rows_per_s)
@@ -103,25 +103,26 @@ def from_generator(
     max_out_of_orderness: Duration = 0,
     idle_after: Duration = "1s",
 ) -> DataSet:
-    """Make rows at a rate: columns ``number``, ``time`` and ``key``, the same ones again whenever they are asked for.
+    """Generate rows at a given rate: columns ``number``, ``time`` and ``key``, with the same values in every run.
 
     Parameters
     ----------
     rows_per_s : float, default=0
-        Of all workers together; 0 is as fast as they are taken.
+        Rows per second of all workers together; 0 means as fast as they are processed.
     rows : int, optional
-        How many there are; without it they have no end.
+        Number of rows; by default unlimited.
     keys : int, default=1000
         ``key`` is from 0 to this, exclusive, by a hash of the number.
     splits : int, optional
-        Into how many shares the rows are dealt, each with an event time of its own; no more threads than this make rows. By default
-        one share for each thread of each worker. A job that resumes from a checkpoint keeps the number it began with.
+        Number of splits, each with its own event time; no more threads than this generate rows. By default one split
+        for each thread of each worker. A job that resumes from a checkpoint keeps the number that it began with.
     seed : int, default=0
-        Other seeds make other keys.
+        Seed of the keys.
     step : str, number of seconds or timedelta, optional
-        From one row's ``time`` to the next one's, counted from 2026-01-01; by default what `rows_per_s` says, or a microsecond.
+        Difference between the ``time`` of consecutive rows, which starts at 2026-01-01; by default derived from
+        `rows_per_s`, or a microsecond.
     max_out_of_orderness, idle_after : str, number of seconds or timedelta
-        As for `from_table`.
+        As in `from_table`.
     """
     if splits is not None and (isinstance(splits, bool) or not isinstance(splits, int) or splits < 1):
         raise DataSetError(f"splits={splits!r} must be at least 1, or None for one per thread")
@@ -148,52 +149,58 @@ def from_files(
     poll_interval: Duration = "100ms",
     storage_options: Mapping[str, str] | None = None,
 ) -> DataSet:
-    """Read files that grow, and those that come: every line is a row, as soon as its end is written.
+    """Read files that grow, and new files as they appear: every line is a row, as soon as its line end is written.
 
-    Where there is none yet, a warning says so: the path may be a wrong one.
-    Objects of a store are read, too, each once and as a whole, as they come.
+    If there are no files yet, a warning says so, since the path may be wrong.
+    Objects in a store are read, too: each one once and as a whole, as they appear.
 
     Parameters
     ----------
     path : str or path-like
-        A local file, a folder (everything below it) or a glob, that all workers share; or the URL of an object (``s3://``, ``gs://``,
-        ``az://``), or of all whose keys begin with it and a slash.
+        A local file, a folder (everything below it) or a glob, which all workers share; or the URL of an object
+        (``s3://``, ``gs://``, ``az://``), or of all objects whose keys begin with it and a slash.
     schema : mapping of str to str, or Arrow schema
-        Types by column; ``"text"`` has one column, ``line`` unless a schema of one names it.
+        Types by column; ``"text"`` has one column, called ``line`` unless the schema names it.
     format : {"json", "csv", "text"}, default="json"
-        JSON objects, CSV or anything, a line each, and not compressed. In JSON a time is a text, or a number in the unit of its column.
+        JSON objects, CSV or plain text, one per line, uncompressed. In JSON a time is a string, or a number in the unit
+        of its column.
     time, max_out_of_orderness, idle_after
-        As for `from_table`; each share of the files is a split.
+        As in `from_table`; each share of the files is a split.
     stop_at_end : bool, default=False
-        End when everything that is there has been read.
+        End when everything that exists has been read.
     header : bool, default=True
-        Of CSV: whether the first line of each file names its columns.
+        For CSV: whether the first line of each file has the column names.
     delimiter : str, default=","
-        Of CSV.
+        For CSV.
     on_error : {"raise", "skip", "quarantine"}, default="raise"
-        What becomes of a line that is no row of the schema. ``"raise"``: the job fails, and names file and byte. ``"skip"``: it is left out; a line every ten
-        seconds and a `BadRowsWarning` at the end tell how many were, and so does `tidemill.last_report`. ``"quarantine"``: the same,
-        and it goes to `quarantine`.
+        How to handle a line that does not match the schema. ``"raise"``: the job fails, and names file and byte.
+        ``"skip"``: the line is left out; a message every ten seconds and a `BadRowsWarning` at the end give the number
+        of such lines, and so does `tidemill.last_report`. ``"quarantine"``: like ``"skip"``, and the line goes to
+        `quarantine`.
     quarantine : str or path-like, or Connector, callable or Sink, optional
-        A sink as `DataSet.write_stream` takes it, which has each bad record as surely as the job's sinks have rows: exactly once with a
-        checkpoint and a sink that commits, or ``to_kafka(..., id=)``. They come to it as rows of ``source`` (str: the file), ``place`` (str: JSON, all that
-        says where it is), ``partition`` (int32), ``offset`` (int64: its first byte), ``timestamp`` (timestamp[ms]), ``key``, ``value`` (binary),
-        ``headers`` (list of structs of ``name``, str, and ``value``, binary) and ``reason`` (str), with null for what a source does not know.
-        Or a local folder of this source alone, and not within `path`, for files of JSON lines: ``file``, ``byte``, ``reason``, and ``text`` or, of
-        what is no UTF-8, ``hex``. A job that goes on after a failure may write one again there, so where it is to give exactly once it is refused with
-        one of Tidemill's own sinks.
+        A sink as in `DataSet.write_stream`, or a local folder.
+
+        A sink gets bad records with the same guarantee as the job's sinks get rows: exactly once with a checkpoint and
+        a sink that commits, or ``to_kafka(..., id=)``. Their columns are ``source`` (str: the file), ``place`` (str:
+        JSON with the full position), ``partition`` (int32), ``offset`` (int64: its first byte), ``timestamp``
+        (timestamp[ms]), ``key``, ``value`` (binary), ``headers`` (list of structs of ``name``, str, and ``value``,
+        binary) and ``reason`` (str), with nulls for columns that do not apply to a source.
+
+        A folder, for this source alone and outside `path`, gets files of JSON lines: ``file``, ``byte``, ``reason``,
+        and ``text`` or, for invalid UTF-8, ``hex``. A job that resumes after a failure may write a record there again,
+        so a folder is rejected if the job must give exactly once with one of Tidemill's own sinks.
     discovery_interval : str, number of seconds or timedelta, optional
-        Between looks for new files; by default a second, and five for the objects of a store.
+        How often to look for new files; by default every second, and every five seconds in an object store.
     poll_interval : str, number of seconds or timedelta, default="100ms"
-        Between looks for what was appended to those that are known.
+        How often to look for appended lines in known files.
     storage_options : mapping of str to str, optional
-        Of a URL: what the store has to be told, as for `tidemill.read_csv`.
+        For a URL: options of the store, as in `tidemill.read_csv`.
 
     Raises
     ------
     DataSetError
-        If an option makes no sense, or `quarantine` lies within what is read. What is wrong with a line or a file is an error of the job, and
-        names it.
+        If an option is invalid, or `quarantine` lies within the files that are read. Errors in a line or a file are
+        errors of the job, which name it.
     """
     csv = {"has_header": header, "delimiter": delimiter} if format == "csv" else {}
     skipping = bad(on_error, quarantine, at_home(path))
@@ -222,14 +229,14 @@ def from_files(
 
 
 def _whole_millis(length: Duration, name: str) -> int:
-    """Milliseconds of a pause, which is one at least."""
+    """Return the milliseconds of an interval, at least one."""
     if micros(length, name) < 1000:
         raise DataSetError(f"{name}={length!r} is too short a pause: use at least a millisecond")
     return micros(length, name) // 1000
 
 
 def _is_there(path: str) -> bool:
-    """Whether a path or a glob names something; not looked for in stores."""
+    """Return whether a path or a glob matches anything; stores are not checked."""
     # A pattern may be absolute, which `Path.glob` refuses.
     return "://" in path or Path(path).exists() or any(True for _ in glob.iglob(path, recursive=True))  # noqa: PTH207
 
@@ -242,27 +249,29 @@ def to_files(
     partition_by: str | Iterable[str] = (),
     storage_options: Mapping[str, str] | None = None,
 ) -> Connector:
-    """A sink of `DataSet.write_stream`: files in a folder, or objects of a store, each row once.
+    """Write files in a folder, or objects of a store, with each row exactly once. A sink of `DataSet.write_stream`.
 
-    A file appears, whole, when the checkpoint that its rows belong to is durable. In JSON nulls are left out, and a NaN or an infinity is a text (``"NaN"``,
-    ``"Infinity"``, ``"-Infinity"``), which `from_files` reads as a number.
+    A file appears, complete, when the checkpoint of its rows is durable. In JSON, nulls are left out, and NaN and
+    infinities are strings (``"NaN"``, ``"Infinity"``, ``"-Infinity"``), which `from_files` reads as numbers.
 
     Parameters
     ----------
     path : str or path-like
-        A folder for this sink alone, that all workers share and no query that its rows come from reads; or a URL (``s3://``, ``gs://``, ``az://``). In a store rows are uploaded in parts as
-        they come, which nobody sees before the upload is completed; what a run that fails has begun stays so, until the store's
-        own rules remove uploads that do not end.
+        A folder for this sink alone, which all workers share and which the query does not read; or a URL (``s3://``,
+        ``gs://``, ``az://``). In a store, rows are uploaded in parts as they come; they become visible when the upload
+        is completed. Uploads of a failed run stay incomplete until the store's own rules remove them.
     format : {"json", "csv", "parquet"}, default="json"
-        Each thread writes one file for each checkpoint (without checkpoints, for each second). Parquet files hold up to 32 MB of rows
-        in memory before these go to disk; make checkpoints less often (``Checkpoint(path, interval="1m")``) for fewer and larger files.
+        Each thread writes one file for each checkpoint (without checkpoints, for each second). Parquet files hold up to
+        32 MB of rows in memory before these go to disk; take checkpoints less often (``Checkpoint(path,
+        interval="1m")``) for fewer and larger files.
     prefix : str, default="part"
-        What names of files begin with. Of two sinks with one folder each needs its own.
+        Beginning of file names. Two sinks that share a folder need different prefixes.
     partition_by : str or iterable of str, optional
-        A folder ``column=value`` for each different value of these columns, which then are not in the files: what `tidemill.read_parquet`,
-        Hive, Spark and DuckDB read. A null is ``column=__HIVE_DEFAULT_PARTITION__``.
+        Columns to partition by: each distinct value gets a folder ``column=value``, and the files do not contain these
+        columns. `tidemill.read_parquet`, Hive, Spark and DuckDB read this layout. A null is
+        ``column=__HIVE_DEFAULT_PARTITION__``.
     storage_options : mapping of str to str, optional
-        Of a URL: what the store has to be told, as for `tidemill.read_csv`.
+        For a URL: options of the store, as in `tidemill.read_csv`.
     """
     storage = dict(storage_options) if storage_options else None
     keys = [partition_by] if isinstance(partition_by, str) else list(partition_by)
@@ -297,65 +306,71 @@ def from_kafka(
     sasl: Sasl | None = None,
     config: Mapping[str, Any] | None = None,
 ) -> DataSet:
-    """Read a topic of Kafka: each partition is a split, whose offset is part of checkpoints; no consumer group is used.
+    """Read a Kafka topic: each partition is a split, whose offset is part of checkpoints; no consumer group is used.
 
     It is an error if the topic was deleted and recreated while the job was down.
 
     Parameters
     ----------
     servers : str
-        ``host:port``, several with commas between.
+        ``host:port``, several separated by commas.
     topic : str
     schema : mapping of str to str, or Arrow schema
-        Types by column of JSON objects; ``"avro"`` has those of `avro_schema`, ``"text"`` one column, ``value`` unless a schema of one names
-        it; ``"raw"`` has ``key``, ``value``, ``partition``, ``offset`` and ``timestamp``.
+        Types by column of JSON objects. ``"avro"`` has those of `avro_schema`; ``"text"`` has one column, called
+        ``value`` unless the schema names it; ``"raw"`` has ``key``, ``value``, ``partition``, ``offset`` and
+        ``timestamp``.
     format : {"json", "avro", "text", "raw"}, default="json"
-        What a record's value is; ``"raw"`` is its bytes as they are.
+        Format of record values; ``"raw"`` gives their bytes unchanged.
     confluent_header : bool, default=False
-        Of JSON without `registry`: values begin with Confluent's header, five bytes that are passed over.
+        For JSON without `registry`: values begin with Confluent's header of five bytes, which is skipped.
     avro_schema : str or mapping, optional
-        Of Avro: the schema that values are read as, in JSON. Without `avro_writers` and `registry` they were written with the same;
-        with `registry`, it is by default the newest of the subject ``TOPIC-value`` when the job begins.
+        For Avro: the reader schema, in JSON. Without `avro_writers` and `registry` it is the writer schema, too;
+        with `registry`, it is by default the newest schema of the subject ``TOPIC-value`` when the job starts.
     avro_writers : mapping of int to str or mapping, optional
-        Of Avro in Confluent's wire format: the schemas that values were written with, by their numbers, where no registry is to
-        be asked. A value whose schema has another number is bad.
+        For Avro in Confluent's wire format without a registry: the writer schemas by their ids. A value with another
+        schema id is bad.
     registry : str, optional
-        ``http://HOST:PORT`` or ``https:`` of a schema registry, for Avro and JSON in Confluent's wire format: it is asked for each
-        schema that values were written with, once. A value whose schema it does not know, or whose schema is of another kind, is bad.
-        Who asks is in the URL, else in ``TIDEMILL_REGISTRY_USER`` and ``TIDEMILL_REGISTRY_PASSWORD``.
+        ``http://HOST:PORT`` or ``https:`` URL of a schema registry, for Avro and JSON in Confluent's wire format. Each
+        writer schema is requested once. A value is bad if the registry does not know its schema, or the schema is of
+        another kind. User and password are those in the URL, else ``TIDEMILL_REGISTRY_USER`` and
+        ``TIDEMILL_REGISTRY_PASSWORD``.
     time, max_out_of_orderness, idle_after
-        As for `from_table`.
+        As in `from_table`.
     start : {"earliest", "latest"} or datetime, default="earliest"
-        Where a job begins that goes on from no checkpoint; of each partition at the first record that is not older than a time (UTC
-        without a time zone), or at its end where there is none.
+        Where a job starts reading if it does not resume from a checkpoint. A time (UTC if it has no time zone) means
+        the first record of each partition that is not older, or the partition's end if there is none.
     metadata : mapping of str to str, optional
-        More columns, behind those of values: what each is called, and which of these it has: ``"topic"`` (str), ``"partition"``
-        (int32), ``"offset"`` (int64), ``"timestamp"`` (timestamp[ms], when the record was written; `time` may name it), ``"key"`` (binary),
-        ``"headers"`` (list of structs of ``name``, str, and ``value``, binary). ``"raw"`` has most of them without being asked.
+        Columns to add after those of values: names, each with one of these fields: ``"topic"`` (str), ``"partition"``
+        (int32), ``"offset"`` (int64), ``"timestamp"`` (timestamp[ms], when the record was written; `time` may name it),
+        ``"key"`` (binary), ``"headers"`` (list of structs of ``name``, str, and ``value``, binary). ``"raw"`` has most
+        of them already.
     stop_at_end : bool, default=False
-        End when every partition has been read as far as there is anything.
+        End when every partition has been read to its end.
     on_error, quarantine
-        As for `from_files`; a bad record is named by topic, partition and offset, and written down with its ``timestamp`` (in files milliseconds since
-        1970), its ``key`` and ``headers``, if it has them, so that it can be produced again. ``quarantine=to_kafka(servers, "dead", id="dead",
-        key="key", value="value")`` is a dead-letter topic that has key and value as they were.
+        As in `from_files`. A bad record is identified by topic, partition and offset, and is written with its
+        ``timestamp`` (in files as milliseconds since 1970), ``key`` and ``headers``, if it has them, so that you can
+        produce it again. ``quarantine=to_kafka(servers, "dead", id="dead", key="key", value="value")`` is a dead-letter
+        topic that preserves key and value.
     isolation : {"read_committed", "read_uncommitted"}, default="read_committed"
-        Whether records of transactions are read when these are committed, or at once, also those that are given up later.
+        Whether records of transactions are read once these are committed, or at once, including those that are aborted
+        later.
     discovery_interval : str, number of seconds or timedelta, default="30s"
-        Between looks for new partitions; 0 is never.
+        How often to look for new partitions; 0 means never.
     connect_timeout : str, number of seconds or timedelta, default="30s"
-        How long brokers and registry may keep silent when the job begins; brokers that go away later are waited for.
+        How long to wait for brokers and registry when the job starts. A job waits without limit for brokers that become
+        unreachable later.
     tls : Tls, optional
-        Speak TLS with the brokers, with these certificates; ``Tls()`` takes those of the environment.
+        Use TLS with the brokers, with these certificates; ``Tls()`` takes those of the environment.
     sasl : {"PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"}, optional
-        How brokers are told the user and password of ``TIDEMILL_KAFKA_USER`` and ``TIDEMILL_KAFKA_PASSWORD``, if these are set; ``"PLAIN"``, which shows
-        the password to who listens without TLS, unless it is said.
+        SASL mechanism for the user and password in ``TIDEMILL_KAFKA_USER`` and ``TIDEMILL_KAFKA_PASSWORD``, if these
+        are set; by default ``"PLAIN"``, which without TLS exposes the password to anyone on the network.
     config : mapping, optional
-        What else the client is to be told, by the names of librdkafka.
+        Further options of the client, by their names in librdkafka.
 
     Raises
     ------
     DataSetError
-        If an option makes no sense. What is wrong with a record is an error of the job that names its partition and offset.
+        If an option is invalid. Errors in a record are errors of the job, which name its partition and offset.
     """
     spec = described(
         "kafka",
@@ -391,7 +406,7 @@ def _topic(topic: str) -> str:
 
 
 def _start(start: str | datetime) -> Any:
-    """Where reading begins, as the engine takes it."""
+    """Return where reading begins, as the engine takes it."""
     if isinstance(start, datetime):
         return {"timestamp_ms": _millis(start)}
     if start not in ("earliest", "latest"):
@@ -400,7 +415,7 @@ def _start(start: str | datetime) -> Any:
 
 
 def _millis(at: datetime) -> int:
-    """The first millisecond that is not before a time; brokers know none before 1970."""
+    """Return the first millisecond that is not before a time; brokers know none before 1970."""
     at = at if at.tzinfo is not None else at.replace(tzinfo=timezone.utc)
     return max(0, -((datetime(1970, 1, 1, tzinfo=timezone.utc) - at) // timedelta(milliseconds=1)))
 
@@ -424,54 +439,59 @@ def to_kafka(
     sasl: Sasl | None = None,
     config: Mapping[str, Any] | None = None,
 ) -> Connector:
-    """A sink of `DataSet.write_stream`: records of a topic, each once for who reads what is committed.
+    """Write records to a Kafka topic, each exactly once for consumers that read committed records. A sink of
+    `DataSet.write_stream`.
 
-    Rows are part of the checkpoint; when it is durable, one transaction writes them and notes that it has. At half of `epoch_bytes_max` of
-    them, of one thread, a checkpoint is made sooner. Brokers keep the note for as long as offsets of groups without members
-    (``offsets.retention.minutes``, a week by default): a job that goes on after longer may write its last checkpoint's rows again.
+    Rows are part of the checkpoint. When it is durable, one transaction writes them and records that it has done so.
+    When a thread holds half of `epoch_bytes_max`, a checkpoint is taken early. Brokers keep this record as long as
+    offsets of groups without members (``offsets.retention.minutes``, a week by default): a job that resumes later than
+    that may write its last checkpoint's rows again.
 
     Parameters
     ----------
     servers, topic : str
     id : str, optional
-        What the job is called at the brokers, where nobody else may be called so: two jobs of one name fail. Without it rows come at
-        least once.
+        Unique name of the job at the brokers: two jobs with the same id fail. Without it, rows are written at least
+        once.
     key : str, optional
-        The column that is a record's key.
+        The column with record keys.
     value : str, optional
-        The column whose bytes or text are a record's value; by default all columns that are no `headers`, as `format` says.
+        The column whose bytes or strings are record values; by default all columns except `headers`, in `format`.
     headers : str or mapping of str to str, or iterable of these, optional
-        A column that has all headers of a record: a list of structs of ``name`` (text) and ``value`` (bytes or text; null is a header
-        without a value), as `from_kafka` gives them with ``metadata={"headers": "headers"}``, or a map. Or columns by the names of headers, each with
-        one value; where it is null the record has no such header. Of several, such as ``["headers", {"trace": "trace_id"}]``, records have all, in their order.
+        A column that holds all headers of a record: a list of structs of ``name`` (str) and ``value`` (bytes or str;
+        null is a header without a value), as `from_kafka` returns them with ``metadata={"headers": "headers"}``, or a
+        map. Or a mapping from header names to columns, each with one value; a null means that the record does not have
+        this header. With several, such as ``["headers", {"trace": "trace_id"}]``, records have all of them, in this
+        order.
     format : {"json", "avro"}, default="json"
-        A JSON object, as of `to_files`, or an Avro record, which needs a registry.
+        A JSON object, as in `to_files`, or an Avro record, which needs a registry.
     registry : str, optional
-        A schema registry, as for `from_kafka`: the schema of the rows is registered for the subject ``TOPIC-value``, and its number is
-        in front of values, as Confluent's serializers write them.
+        A schema registry, as in `from_kafka`: the schema of the rows is registered for the subject ``TOPIC-value``, and
+        its id precedes values, as Confluent's serializers write them.
     avro_schema : str or mapping, optional
-        Of Avro: by which schema; by default one that is made of the columns, and called as the topic.
+        For Avro: the schema to write with; by default one derived from the columns, with the name of the topic.
     transaction_timeout : str, number of seconds or timedelta, default="1m"
-        How long brokers let the transaction of one checkpoint take; no longer than their ``transaction.max.timeout.ms``. It is opened when
-        all of its rows are there, so it need not be as long as a checkpoint takes.
+        Limit for the transaction of one checkpoint; at most the brokers' ``transaction.max.timeout.ms``. The
+        transaction begins when all of its rows have arrived, so it may be shorter than the checkpoint interval.
     record_bytes_max : int, default=1000000
-        A row that makes more is an error; brokers take no more than ``max.message.bytes`` of the topic.
+        A row whose record is larger is an error; brokers accept at most ``max.message.bytes`` of the topic.
     epoch_bytes_max : int, default=268435456
-        With `id`: what a thread may keep of rows from one checkpoint to the next.
+        With `id`: bytes of rows that a thread may hold between two checkpoints.
     connect_timeout : str, number of seconds or timedelta, default="1m"
-        As for `from_redis`.
+        As in `from_redis`.
     tls : Tls, optional
-        Speak TLS with the brokers, with these certificates; ``Tls()`` takes those of the environment.
+        Use TLS with the brokers, with these certificates; ``Tls()`` takes those of the environment.
     sasl : {"PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"}, optional
-        How brokers are told the user and password of ``TIDEMILL_KAFKA_USER`` and ``TIDEMILL_KAFKA_PASSWORD``, if these are set; ``"PLAIN"``, which shows
-        the password to who listens without TLS, unless it is said.
+        SASL mechanism for the user and password in ``TIDEMILL_KAFKA_USER`` and ``TIDEMILL_KAFKA_PASSWORD``, if these
+        are set; by default ``"PLAIN"``, which without TLS exposes the password to anyone on the network.
     config : mapping, optional
-        What else the client is to be told, by the names of librdkafka.
+        Further options of the client, by their names in librdkafka.
 
     Raises
     ------
     TypeError
-        If `headers` names no columns. That a column is not there, or has no headers, is an error of `DataSet.write_stream`.
+        If `headers` is neither a column name nor a mapping. If a column does not exist or does not hold headers,
+        `DataSet.write_stream` raises.
     """
     guarantee = "exactly_once" if id is not None else "at_least_once"
     spec = described(
@@ -498,7 +518,7 @@ def to_kafka(
 
 
 def _headers(given: Headers) -> list[tuple[str | None, str]]:
-    """Columns with the names of their headers; None is the name of one that has names, too."""
+    """Return columns with the names of their headers; None for a column that contains names, too."""
     columns: list[tuple[str | None, str]] = []
     for part in [given] if isinstance(given, str | Mapping) or not isinstance(given, Iterable) else given:
         columns += part.items() if isinstance(part, Mapping) else [(None, part)]

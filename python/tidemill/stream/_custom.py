@@ -1,8 +1,8 @@
-"""Windows that a function of the program gives.
+"""Windows that a user function assigns.
 
-A window that has an end takes no row after it, so to the engine such windows are ends: each is a tumbling window of a microsecond,
-the last before its end, and its start is one more key. Panes, late rows, early results, checkpoints and keys that move are those of
-the other windows.
+A window with a fixed end takes no row after it, so to the engine such windows are just their ends: each is a tumbling
+window of one microsecond, the last one before its end, and its start is an additional key. Panes, late rows, early
+results, checkpoints and key migration work as for other windows.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Assign", "CustomWindow", "assigned"]
 
-#: Times of rows, and columns, to starts and ends of windows.
+#: Maps times of rows, and columns, to starts and ends of windows.
 Assign = Callable[..., tuple[Any, Any]]
 
 #: Columns of rows that have been put into windows.
@@ -36,7 +36,7 @@ _MICROSECOND = timedelta(microseconds=1)
 
 
 class CustomWindow(WindowKey):
-    """A key of `group_by` whose windows a function gives. It is no value of its own."""
+    """A key of `group_by` whose windows a function assigns. It cannot be used as a value."""
 
     __slots__ = ("assign", "early", "emit_early_rows", "given", "lateness", "time")
 
@@ -63,13 +63,13 @@ class CustomWindow(WindowKey):
         )
 
     def aggregated(self, data: DataSet, keys: list[Expr], aggregates: list[NativeExpr]) -> DataSet:
-        """Groups by the windows that the function gives."""
+        """Group by the windows that the function assigns."""
         find(keys, aggregates)
         return _aggregated(data, keys, aggregates, self)
 
 
 def _aggregated(data: DataSet, keys: list[Expr], aggregates: list[NativeExpr], window: CustomWindow) -> DataSet:
-    """Groups by `keys`, of which one is the window, and what is wanted of each."""
+    """Group by `keys`, one of which is the window, and aggregate."""
     data = assigned(data, window)
     how = ("sliding", 1, 1, window.lateness, window.early, None, window.emit_early_rows)
     native = window_of((col(_END) - _MICROSECOND)._native, *how)
@@ -81,7 +81,7 @@ def _aggregated(data: DataSet, keys: list[Expr], aggregates: list[NativeExpr], w
 
 
 def assigned(data: DataSet, window: CustomWindow) -> DataSet:
-    """The rows with their windows, a row for each."""
+    """Return the rows with their windows, one row for each window."""
     for name in (_START, _END):
         if name in data.columns:
             raise DataSetError(f"column {name!r} already exists, but windows add one; rename it first")
@@ -172,7 +172,7 @@ def _without_time(batch: pyarrow.RecordBatch, names: list[str]) -> pyarrow.Recor
 
 
 def _array(pyarrow: Any, array: Any) -> Any:
-    """An array of Arrow, of anything that is one, or can be made into one."""
+    """Return an Arrow array, converting if necessary."""
     if isinstance(array, pyarrow.ChunkedArray):
         return array.combine_chunks()
     return array if isinstance(array, pyarrow.Array) else pyarrow.array(array)

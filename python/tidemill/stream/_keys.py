@@ -1,4 +1,4 @@
-"""Windows among the keys of `DataSet.group_by`: one at most, whose columns nothing else is called."""
+"""Windows as keys of `DataSet.group_by`: at most one, whose column names must be unused."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["WindowKey", "find"]
 
 
 class WindowKey(GroupKey):
-    """The window of a row, as an expression. `named`: what it is to be called."""
+    """The window of a row, as an expression. `named`: name of the result."""
 
     __slots__ = ("has_early", "named")
 
@@ -26,22 +26,22 @@ class WindowKey(GroupKey):
         self.named = named
 
     def alias(self, name: str) -> Expr:
-        """The same window, called `name`; not as a key of `group_by`, where it is two columns."""
+        """Rename the window to `name`; not allowed for a key of `group_by`, where it is two columns."""
         return WindowKey(self._native.alias(name), self.has_early, name)
 
     def aggregated(self, data: DataSet, keys: list[Expr], aggregates: list[NativeExpr]) -> DataSet | None:
-        """Look that the window can be among these keys; its groups are those of its value."""
+        """Check that the window can be combined with the other keys; it groups by its value."""
         find(keys, aggregates)
         return None
 
 
 def find(keys: Sequence[Expr], aggregates: Sequence[NativeExpr]) -> WindowKey | None:
-    """The window among `keys`, if there is one.
+    """Return the window among `keys`, if there is one.
 
     Raises
     ------
     DataSetError
-        If there are several, or names that cannot be.
+        If there are several, or names are invalid.
     """
     windows = [key for key in keys if isinstance(key, WindowKey)]
     if not windows:

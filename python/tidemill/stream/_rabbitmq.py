@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = ["from_rabbitmq", "to_rabbitmq"]
 
-#: What is known of a message besides its bytes.
+#: Fields of a message other than its body.
 Metadata = Literal["exchange", "routing_key", "timestamp", "message_id", "correlation_id", "redelivered", "headers"]
 
 
@@ -43,48 +43,51 @@ def from_rabbitmq(
     connect_timeout: Duration = "1m",
     tls: Tls | None = None,
 ) -> DataSet:
-    """Read a queue of RabbitMQ: messages are acknowledged when the checkpoint that they belong to is durable.
+    """Read a RabbitMQ queue: messages are acknowledged when the checkpoint that they belong to is durable.
 
-    After a failure, and when the connection is lost, what was not acknowledged comes again: each message is a row at least
-    once. With `id` it is a row exactly once, if every message has an id that no other has, comes again within an hour, and
-    the server loses no acknowledgement that it has had for ten seconds; one thread reads the queue then. Without ``checkpoint=`` messages are acknowledged as they are read.
+    After a failure, or when the connection is lost, unacknowledged messages are delivered again: each message is a row
+    at least once. With `id`, it is a row exactly once, provided that every message has a unique id, is redelivered
+    within an hour, and the server loses no acknowledgement that is older than ten seconds; one thread reads the queue
+    in this case. Without ``checkpoint=``, messages are acknowledged as they are read.
 
     Parameters
     ----------
     url : str
-        ``amqp://HOST:PORT/VHOST``, or ``amqps:`` for TLS. User and password are those in it, else ``TIDEMILL_RABBITMQ_USER`` and
-        ``TIDEMILL_RABBITMQ_PASSWORD`` of the environment.
+        ``amqp://HOST:PORT/VHOST``, or ``amqps:`` for TLS. User and password are those in the URL, else
+        ``TIDEMILL_RABBITMQ_USER`` and ``TIDEMILL_RABBITMQ_PASSWORD`` from the environment.
     queue : str
-        It has to be there.
+        Name of an existing queue.
     schema : mapping of str to str, or Arrow schema
-        Types by column of JSON objects; ``"text"`` and ``"raw"`` have one column, ``value`` unless a schema of one names it.
+        Types by column of JSON objects; ``"text"`` and ``"raw"`` have one column, called ``value`` unless the schema
+        names it.
     format : {"json", "text", "raw"}, default="json"
-        What a message is; ``"raw"`` is its bytes as they are.
+        Format of messages; ``"raw"`` gives their bytes unchanged.
     id : {"message_id", "correlation_id"}, optional
-        The property that tells messages apart.
+        The property that identifies messages.
     time, max_out_of_orderness, idle_after
-        As for `from_table`.
+        As in `from_table`.
     prefetch : int, default=50000
-        How many messages a thread may have that are not acknowledged: no more than these are read from one checkpoint to the
-        next.
+        Number of unacknowledged messages that a thread may have, and so the most that it reads between two checkpoints.
     metadata : mapping of str to str, optional
-        More columns, behind those of messages: what each is called, and which of these it has: ``"exchange"``, ``"routing_key"`` (str),
-        ``"timestamp"`` (timestamp[s], when it was sent, if its sender says so; `time` may name it), ``"message_id"``, ``"correlation_id"`` (str),
-        ``"redelivered"`` (bool), ``"headers"`` (list of structs of ``name`` and ``value``, str; what is no text is JSON).
+        Columns to add after those of messages: names, each with one of these fields: ``"exchange"``, ``"routing_key"``
+        (str), ``"timestamp"`` (timestamp[s], when the message was sent, if the sender sets it; `time` may name it),
+        ``"message_id"``, ``"correlation_id"`` (str), ``"redelivered"`` (bool), ``"headers"`` (list of structs of
+        ``name`` and ``value``, str; values that are not strings become JSON).
     stop_at_end : bool, default=False
-        End when the queue has nothing more to give.
+        End when the queue is empty.
     on_error, quarantine
-        As for `from_files`; a bad message is named by queue and id, and written down with its ``routing_key``, where that is not the queue's
-        name, and its ``headers``, if it has any. To a sink it comes with its ``timestamp``, and values of headers that are no texts as JSON.
+        As in `from_files`. A bad message is identified by queue and id, and is written with its ``routing_key``, unless
+        that is the queue's name, and its ``headers``, if any. A sink also gets its ``timestamp``, and header values
+        that are not strings as JSON.
     connect_timeout : str, number of seconds or timedelta, default="1m"
-        As for `from_redis`.
+        As in `from_redis`.
     tls : Tls, optional
         Certificates, for ``amqps:``.
 
     Raises
     ------
     DataSetError
-        If an option makes no sense. What is wrong with a message or the queue is an error of the job, and names it.
+        If an option is invalid. Errors in a message or the queue are errors of the job, which name it.
     """
     spec = described(
         "rabbitmq",
@@ -119,30 +122,32 @@ def to_rabbitmq(
     connect_timeout: Duration = "1m",
     tls: Tls | None = None,
 ) -> Connector:
-    """A sink of `DataSet.write_stream`: persistent messages for a queue or an exchange, each at least once.
+    """Publish persistent messages to a RabbitMQ queue or exchange, each at least once. A sink of
+    `DataSet.write_stream`.
 
-    Rows are part of the checkpoint; when it is durable, they are published, and the server confirms each. What is published
-    again, after a failure or a lost connection, has the same ``message_id`` as before. A message that no queue takes is an
-    error. A queue that is not durable loses its messages with the server, which is printed.
+    Rows are part of the checkpoint; when it is durable, they are published, and the server confirms each. Messages that
+    are published again, after a failure or a lost connection, have the same ``message_id`` as before. A message that is
+    routed to no queue is an error. If the queue is not durable, and so loses its messages when the server stops, a
+    message on the terminal says so.
 
     Parameters
     ----------
     url : str
-        As for `from_rabbitmq`.
+        As in `from_rabbitmq`.
     queue : str, optional
-        The queue; or
+        The queue; alternatively set `exchange`.
     exchange, routing_key : str, optional
-        the exchange, and what it goes by.
+        The exchange, and the routing key of messages.
     key : str, optional
-        The column that has each row's routing key instead.
+        The column with each row's routing key, instead of `routing_key`.
     value : str, optional
-        The column whose bytes or text are a message; by default all columns as a JSON object.
+        The column whose bytes or strings are the messages; by default all columns as a JSON object.
     record_bytes_max : int, default=16777216
-        A row that makes more is an error; servers take no more than their ``max_message_size``.
+        A row whose message is larger is an error; servers accept at most their ``max_message_size``.
     epoch_bytes_max : int, default=268435456
-        What a thread may keep of rows from one checkpoint to the next: at half of it one is made sooner.
+        Bytes of rows that a thread may hold between two checkpoints; at half of it, a checkpoint is taken early.
     connect_timeout : str, number of seconds or timedelta, default="1m"
-        As for `from_redis`.
+        As in `from_redis`.
     tls : Tls, optional
         Certificates, for ``amqps:``.
     """

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = ["from_redis", "redis_lookup", "to_redis"]
 
-#: The fields of a hash by name, or that there is none.
+#: The fields of a hash by name; None if it does not exist.
 Found = Mapping[str, str | None] | None
 
 
@@ -42,41 +42,44 @@ def from_redis(
     connect_timeout: Duration = "1m",
     tls: Tls | None = None,
 ) -> DataSet:
-    """Read streams of Redis: each is a split, and the id of its last entry is part of checkpoints; no consumer group is used.
+    """Read Redis streams: each is a split, and the id of its last entry is part of checkpoints; no consumer group is
+    used.
 
-    Entries that the server drops before they are read are an error (of Redis 7 and later, which counts them): let it keep them for longer
-    than a job may be away. Who reads needs ``XREAD`` and ``XINFO``.
+    If the server drops entries before they are read, the job fails (with Redis 7 and later, which count them):
+    configure it to keep entries for longer than a job may be down. The user needs permission for ``XREAD`` and
+    ``XINFO``.
 
     Parameters
     ----------
     url : str
-        ``redis://HOST:PORT/NUMBER``, or ``rediss:`` for TLS. User and password are those in it, else ``TIDEMILL_REDIS_USER`` and
-        ``TIDEMILL_REDIS_PASSWORD`` of the environment.
+        ``redis://HOST:PORT/NUMBER``, or ``rediss:`` for TLS. User and password are those in the URL, else
+        ``TIDEMILL_REDIS_USER`` and ``TIDEMILL_REDIS_PASSWORD`` from the environment.
     streams : str or iterable of str
-        Their keys.
+        Keys of the streams.
     schema : mapping of str to str, or Arrow schema
         Types by column.
     format : {"fields", "json"}, default="fields"
-        An entry's fields are the columns, their values as text; or one field is a JSON object with the columns.
+        ``"fields"``: an entry's fields are the columns, with string values; ``"json"``: one field is a JSON object with
+        the columns.
     field : str, default="value"
-        Which one, of JSON.
+        For ``"json"``: the name of that field.
     time, max_out_of_orderness, idle_after
-        As for `from_table`.
+        As in `from_table`.
     start : {"earliest", "latest"}, default="earliest"
         Where a job starts reading if it does not resume from a checkpoint.
     stop_at_end : bool, default=False
-        End when every stream has been read as far as there is anything.
+        End when every stream has been read to its end.
     on_error, quarantine
-        As for `from_files`; a bad entry is named by stream and id.
+        As in `from_files`; a bad entry is identified by stream and id.
     connect_timeout : str, number of seconds or timedelta, default="1m"
-        How long the server may be away, or keep silent, before the job fails: until then it is tried again.
+        How long the server may be unreachable or silent before the job fails; until then, the connection is retried.
     tls : Tls, optional
         Certificates, for ``rediss:``.
 
     Raises
     ------
     DataSetError
-        If an option makes no sense. What is wrong with an entry is an error of the job that names its stream and id.
+        If an option is invalid. Errors in an entry are errors of the job, which name its stream and id.
     """
     spec = described(
         "redis",
@@ -111,38 +114,39 @@ def to_redis(
     connect_timeout: Duration = "1m",
     tls: Tls | None = None,
 ) -> Connector:
-    r"""A sink of `DataSet.write_stream`: hashes of Redis, one for each `key`, or entries of a stream.
+    r"""Write Redis hashes, one for each `key`, or entries of a Redis stream. A sink of `DataSet.write_stream`.
 
-    With `id`, each row is written once: rows are part of the checkpoint; when it is durable, one transaction of the server
-    writes them and notes that it has, in a key ``tidemill:ID:...``. At half of `epoch_bytes_max` of them, of one thread, a
-    checkpoint is made sooner. One server, no cluster, that keeps what it has: ``appendonly yes``, and no eviction; where it does not, that is printed.
-    Without `id`, rows are written as they come, and again after a failure: a hash that is set again is as it was, entries of a
-    stream come again.
+    With `id`, each row is written exactly once: rows are part of the checkpoint, and when it is durable, one
+    transaction of the server writes them and records this in a key ``tidemill:ID:...``. When a thread holds half of
+    `epoch_bytes_max`, a checkpoint is taken early. This needs a single server, not a cluster, with ``appendonly yes``
+    and no eviction; otherwise a message on the terminal warns you. Without `id`, rows are written as they come, and
+    again after a failure: hashes end up the same, while entries of a stream are duplicated.
 
     Parameters
     ----------
     url : str
-        As for `from_redis`.
+        As in `from_redis`.
     key : str or iterable of str, optional
-        Of hashes: the columns whose values, with colons between, are a hash's key. The others are its fields; a null removes
-        one. So that other values have other keys, a colon or a backslash in a text that is not the last has a backslash before it,
-        and a text that is null is ``\N``.
+        For hashes: the columns whose values, joined by colons, are a hash's key. The other columns are its fields; a
+        null removes a field. To keep keys distinct, a colon or a backslash in any string except the last is escaped
+        with a backslash, and a null string is ``\N``.
     stream : str, optional
-        The stream that rows are added to, instead. Nulls are left out; a row of nulls is an entry whose one field has no name.
+        The stream to add rows to, instead of hashes. Nulls are left out; a row of nulls becomes an entry with one field
+        without a name.
     id : str, optional
-        What the job is called at the server, where nobody else may be called so.
+        Unique name of the job at the server.
     prefix : str, default=""
-        Of hashes: what their keys begin with.
+        For hashes: beginning of their keys.
     increment : str or iterable of str, optional
-        Of hashes: columns of numbers that are added to what is there. Needs `id`.
+        For hashes: columns of numbers that are added to the stored values. Needs `id`.
     expire : str, number of seconds or timedelta, optional
-        Of hashes: how long one stays after it was written last; whole seconds.
+        For hashes: how long one is kept after it was last written; whole seconds.
     entries_max : int, optional
-        Of a stream: about so many entries are kept.
+        For a stream: approximate number of entries to keep.
     epoch_bytes_max : int, default=67108864
-        With `id`: what a thread may keep of rows from one checkpoint to the next.
+        With `id`: bytes of rows that a thread may hold between two checkpoints.
     connect_timeout : str, number of seconds or timedelta, default="1m"
-        As for `from_redis`.
+        As in `from_redis`.
     tls : Tls, optional
         Certificates, for ``rediss:``.
     """
@@ -165,29 +169,29 @@ def to_redis(
 def redis_lookup(
     url: str, fields: str | Iterable[str], *, prefix: str = "", connect_timeout: Duration = "1m", tls: Tls | None = None
 ) -> Callable[[Any], list[Found]]:
-    """Fields of hashes of Redis by key, for `DataSet.lookup`: those of a batch with one request.
+    """Look up fields of Redis hashes by key, for `DataSet.lookup`: one request for each batch.
 
-    The function may also be called by hand, with a list of keys (values, or tuples of them), or with an Arrow table whose rows are keys; that
-    one tells of what type a null is.
+    You can also call the function yourself, with a list of keys (values, or tuples of them), or with an Arrow table
+    whose rows are keys; the table also gives the types of nulls.
 
     Parameters
     ----------
     url : str
-        As for `from_redis`.
+        As in `from_redis`.
     fields : str or iterable of str
-        Which; a hash that has none of them is as one that is not there.
+        The fields to return; a hash that has none of them counts as missing.
     prefix : str, default=""
-        What the hashes' keys begin with; behind it the values of the row's key, with colons between, as `to_redis` writes columns of
-        the same types.
+        Beginning of the hashes' keys. It is followed by the values of the row's key, joined by colons, as `to_redis`
+        writes columns of the same types.
     connect_timeout : str, number of seconds or timedelta, default="1m"
-        As for `from_redis`.
+        As in `from_redis`.
     tls : Tls, optional
         Certificates, for ``rediss:``.
 
     Raises
     ------
     DataSetError
-        If an option makes no sense; of the function, if it is called with keys that do not tell their types.
+        If an option is invalid. The function raises it for keys whose types cannot be inferred.
     """
     names = _listed(fields)
     more = {"prefix": prefix or None, "patience_s": seconds(connect_timeout, "connect_timeout"), "tls": files(tls)}
@@ -195,25 +199,25 @@ def redis_lookup(
 
 
 class RedisLookup:
-    """Fields of hashes by key; made by `redis_lookup`."""
+    """Looks up fields of hashes by key; returned by `redis_lookup`."""
 
     def __init__(self, spec: str, fields: list[str]) -> None:
         self._native = NativeRedisHashes(spec)
         self._fields = fields
 
     def __call__(self, keys: Any) -> list[Found]:
-        """Those of a list of keys, or of a table whose rows are keys."""
+        """Return the fields for a list of keys, or for a table whose rows are keys."""
         table = NativeTable.take(keys) if hasattr(keys, "__arrow_c_stream__") else _table(keys)
         return self.of_rows(table, [name for name, _ in table.fields])
 
     def of_rows(self, rows: NativeTable, on: Sequence[str]) -> list[Found]:
-        """Those of rows whose keys are the columns `on`: the types tell how the sink wrote a null."""
+        """Return the fields for rows whose keys are the columns `on`: their types tell how the sink wrote a null."""
         found = self._native.get(rows, on)
         return [None if values is None else dict(zip(self._fields, values, strict=True)) for values in found]
 
 
 def _table(keys: list[Any]) -> NativeTable:
-    """Keys as rows; of what types they are is seen from the values."""
+    """Return keys as rows, with types inferred from the values."""
     columns = zip(*(key if isinstance(key, tuple) else (key,) for key in keys), strict=True)
     table = NativeTable.from_lists([(str(at), list(values), None) for at, values in enumerate(columns)])
     for name, kind in table.fields:

@@ -1,4 +1,4 @@
-"""What comes over a connection and cannot be asked for again: lines of a server, messages of a WebSocket, posts."""
+"""Sources that read from a connection and cannot read again: lines from a server, messages of a WebSocket, HTTP posts."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ __all__ = ["from_socket", "from_webhook", "from_websocket"]
 
 
 def _port(port: int) -> int:
-    """The number of a port. Of 0 the system would choose one, and nobody would be told which."""
+    """Return the number of a port. Port 0 is refused: the system would choose one that nobody would know."""
     if isinstance(port, bool) or not isinstance(port, Integral) or not 1 <= port <= 65_535:
         raise DataSetError(f"port={port!r} must be a port, an integer from 1 to 65535")
     return int(port)
@@ -46,10 +46,10 @@ def from_socket(
     connect_timeout: Duration = "1m",
     tls: Tls | None = None,
 ) -> DataSet:
-    """Connect to a TCP server, and read the lines that it sends: one thread of one worker does.
+    """Connect to a TCP server and read the lines that it sends. One thread of one worker reads.
 
-    At most once: what was read since the last checkpoint is lost with the job, and so is what the server sends while there is
-    no connection. It is made again for as long as `connect_timeout`, and a line tells when it was lost.
+    At most once: lines read since the last checkpoint are lost if the job fails, and so are lines that the server sends
+    while there is no connection. A lost connection is reported on the terminal and retried for `connect_timeout`.
 
     Parameters
     ----------
@@ -57,28 +57,28 @@ def from_socket(
     port : int
         From 1 to 65535.
     schema : mapping of str to str, or Arrow schema
-        Types by column; ``"text"`` has one column, ``line`` unless a schema of one names it.
+        Types by column; ``"text"`` has one column, called ``line`` unless the schema names it.
     format : {"json", "csv", "text"}, default="json"
-        JSON objects, CSV without a header or anything, a line each.
+        JSON objects, CSV without a header, or plain text, one per line.
     delimiter : str, default=","
-        Of CSV.
+        For CSV.
     time, max_out_of_orderness, idle_after
-        As for `from_table`.
+        As in `from_table`.
     stop_at_end : bool, default=False
         End when the server closes the connection.
     on_error, quarantine
-        As for `from_files`; a bad line is named by address and number.
+        As in `from_files`; a bad line is identified by address and number.
     line_bytes_max : int, default=1048576
-        A line that is longer is bad.
+        A longer line is bad.
     connect_timeout : str, number of seconds or timedelta, default="1m"
-        As for `from_redis`.
+        As in `from_redis`.
     tls : Tls, optional
-        The server speaks TLS, and its certificate is for `host`.
+        Use TLS; the server's certificate must be valid for `host`.
 
     Raises
     ------
     DataSetError
-        If an option makes no sense. What is wrong with a line or the connection is an error of the job, and names it.
+        If an option is invalid. Errors in a line or the connection are errors of the job, which name it.
     """
     csv = {"delimiter": delimiter} if format == "csv" else {}
     limits = {"line_bytes_max": line_bytes_max, "patience_s": seconds(connect_timeout, "connect_timeout")}
@@ -108,38 +108,39 @@ def from_websocket(
     connect_timeout: Duration = "1m",
     tls: Tls | None = None,
 ) -> DataSet:
-    """Read the messages of a WebSocket, each a row; at most once, as `from_socket`.
+    """Read the messages of a WebSocket, one row each; at most once, like `from_socket`.
 
     Parameters
     ----------
     url : str
         ``ws://HOST:PORT/PATH``, or ``wss:`` for TLS.
     schema : mapping of str to str, or Arrow schema
-        Types by column; ``"text"`` and ``"raw"`` have one column, ``value`` unless a schema of one names it.
+        Types by column; ``"text"`` and ``"raw"`` have one column, called ``value`` unless the schema names it.
     format : {"json", "text", "raw"}, default="json"
-        What a message is, whether it comes as text or as bytes; ``"raw"`` is its bytes as they are.
+        Format of messages, whether they come as text or as bytes; ``"raw"`` gives their bytes unchanged.
     headers : mapping of str to str, optional
-        What the request for the connection has, such as ``{"X-Api-Key": key}``; no message shows values. Without an ``Authorization`` among them
-        it is ``Bearer`` and the token of ``TIDEMILL_WEBSOCKET_TOKEN``, if that is set: let `url` be ``wss:`` then.
+        Headers of the request for the connection, such as ``{"X-Api-Key": key}``; error messages never show their
+        values. Unless you set ``Authorization``, it is ``Bearer`` with the token in ``TIDEMILL_WEBSOCKET_TOKEN``, if
+        that is set: use ``wss:`` in this case.
     send : str or iterable of str, optional
-        Messages that are sent after connecting, such as what to subscribe to.
+        Messages to send after connecting, such as subscriptions.
     time, max_out_of_orderness, idle_after
-        As for `from_table`.
+        As in `from_table`.
     stop_at_end : bool, default=False
         End when the server closes the connection.
     on_error, quarantine
-        As for `from_files`; a bad message is named by address and number.
+        As in `from_files`; a bad message is identified by address and number.
     message_bytes_max : int, default=1048576
-        A message that is longer loses the connection.
+        A longer message closes the connection.
     connect_timeout : str, number of seconds or timedelta, default="1m"
-        As for `from_redis`.
+        As in `from_redis`.
     tls : Tls, optional
         Certificates, for ``wss:``.
 
     Raises
     ------
     DataSetError
-        If an option makes no sense. What is wrong with a message or the connection is an error of the job, and names it.
+        If an option is invalid. Errors in a message or the connection are errors of the job, which name it.
     """
     spec = described(
         "websocket",
@@ -176,46 +177,48 @@ def from_webhook(
     max_out_of_orderness: Duration = 0,
     idle_after: Duration = "1s",
 ) -> DataSet:
-    """Be a web server that others post rows to, on one worker: JSON objects, one behind the other or in an array.
+    """Run a web server, on one worker, to which clients post rows: JSON objects, concatenated or in an array.
 
-    It answers 200 when all rows of a post were taken; 400 with the reason, if one is no row of the schema, and takes none of
-    them; 401 if it lacks what `auth` wants; 408 if the body does not come; 413 if it is too long; 415 if it is compressed; 503 and ``Retry-After`` when
-    the job takes no more just now. It listens on loopback unless `host` says otherwise. With ``tls=Tls(ca=...)`` only who has a certificate can
-    post.
+    Responses are 200 when all rows of a post were accepted; 400 with the reason if a row does not match the schema, in
+    which case none is accepted; 401 if the post fails `auth`; 408 if the body does not arrive; 413 if it is too long;
+    415 if it is compressed; 503 with ``Retry-After`` when the job cannot accept more at the moment. The server listens
+    on loopback unless you set `host`. With ``tls=Tls(ca=...)``, clients need a certificate to post.
 
     Parameters
     ----------
     port : int
-        From 1 to 65535, one that nobody else listens on.
+        An unused port from 1 to 65535.
     schema : mapping of str to str, or Arrow schema
         Types by column.
     path : str, default="/"
-        Where rows are posted; other paths are answered 404.
+        The path to post rows to; other paths give 404.
     host : str, default="127.0.0.1"
         The address to listen on.
     answer : {"taken", "durable"}, default="taken"
-        When 200 is said. ``"taken"``: at once; what came since the last checkpoint is lost with the job, so rows come at
-        most once. ``"durable"``: when a checkpoint has the rows; who has no answer posts again, so they come at least once.
-        The answer takes as long as from one checkpoint to the next.
+        When to respond with 200. ``"taken"``: at once; rows since the last checkpoint are lost if the job fails, so
+        each row is read at most once. ``"durable"``: when the rows are in a durable checkpoint; clients that get no
+        response post again, so each row is read at least once. A response then takes up to one checkpoint interval.
     auth : {"token", "signature"}, optional
-        What a post has to carry. ``"token"``: ``Authorization: Bearer`` and the token of ``TIDEMILL_WEBHOOK_TOKEN``. ``"signature"``: the HMAC-SHA256
-        of its body with the secret of ``TIDEMILL_WEBHOOK_SECRET``, in hexadecimal digits with or without ``sha256=`` before them, as
-        GitHub signs. By default the one whose variable is set; nothing, if none is.
+        How posts are authenticated. ``"token"``: ``Authorization: Bearer`` with the token in
+        ``TIDEMILL_WEBHOOK_TOKEN``. ``"signature"``: the HMAC-SHA256 of the body with the secret in
+        ``TIDEMILL_WEBHOOK_SECRET``, in hexadecimal, optionally with the prefix ``sha256=``, as GitHub signs. By default
+        the one whose variable is set; if neither is set, posts are not authenticated.
     signature_header : str, default="X-Hub-Signature-256"
-        The header that has the signature.
+        The header with the signature.
     body_bytes_max : int, default=1048576
-        A post that is longer is refused.
+        A longer post is rejected.
     body_timeout : str, number of seconds or timedelta, default="30s"
-        How long a body may take to come.
+        Time limit for receiving a body.
     tls : Tls, optional
-        Speak TLS only, with `certificate` and `key`; if `ca` is given, clients need a certificate by one of these authorities.
+        Use TLS only, with `certificate` and `key`; if `ca` is given, clients need a certificate issued by one of these
+        authorities.
     time, max_out_of_orderness, idle_after
-        As for `from_table`.
+        As in `from_table`.
 
     Raises
     ------
     DataSetError
-        If an option makes no sense, or the secret that `auth` needs is not in the environment.
+        If an option is invalid, or the secret that `auth` needs is not in the environment.
     """
     spec = described(
         "webhook",

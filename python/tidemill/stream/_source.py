@@ -1,4 +1,4 @@
-"""Streams that a function of the program reads: from servers and files of which Tidemill knows nothing."""
+"""Streams read by a user function, for servers and files without a built-in connector."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from tidemill.stream._time import Time, times
 
 __all__ = ["Read", "from_function"]
 
-#: Called with a split and the position that it goes on behind, which is None at the split's beginning. It gives, again and again, rows and
-#: the position behind them, or None when there is nothing at the moment; when it ends, the split has.
+#: Called with a split and the position to resume after, which is None at the beginning of the split. Yields rows with
+#: the position after them, or None when there is nothing at the moment; the split ends when it returns.
 Read = Callable[[str, Any], Iterable["tuple[list[Row] | Table | Any, Any] | None"]]
 
 
@@ -38,41 +38,44 @@ def from_function(
     acknowledge: Callable[[str, Any], object] | None = None,
     name: str | None = None,
 ) -> DataSet:
-    """Take a stream of what a function reads, which goes on where a checkpoint says: for whatever has no connector of its own.
+    """Read a stream with your own function, which can resume from a checkpoint: for sources without a connector.
 
     Parameters
     ----------
     read : callable
-        ``read(split, position)`` returns an iterator, so it is a generator mostly. It yields pairs of rows and a position: rows are a list
-        of dicts, a `Table`, or a table with the Arrow PyCapsule interface; a position is whatever `read` needs to go on behind these rows,
-        and can be pickled. It yields ``None`` when there is nothing at the moment, and returns at the end of the split. At first
-        ``position`` is None; when the job goes on from a checkpoint it is that of the last rows which the checkpoint has. It may block:
-        each split has a thread of its own, on which all of this happens.
+        ``read(split, position)`` returns an iterator; usually it is a generator. It yields pairs of rows and a
+        position: rows are a list of dicts, a `Table`, or a table with the Arrow PyCapsule interface; a position is any
+        object that can be pickled from which `read` can resume after these rows. It yields ``None`` when there are no
+        rows at the moment, and returns at the end of the split. At first ``position`` is None; when the job resumes
+        from a checkpoint, it is that of the last rows in the checkpoint. It may block: it runs on a separate thread for
+        each split.
     schema : mapping of str to str, or Arrow schema
-        What rows are.
+        Types by column.
     splits : iterable of str, default=("all",)
-        The parts that can be read apart, such as shards, the same on every worker: they are dealt to the threads of all workers, and a call
-        of `read` is of one. A job may go on with more than it had, and without those that were over. One that was over
-        may be asked once more when the job goes on.
+        The parts that can be read separately, such as shards; the same on every worker. They are distributed over the
+        threads of all workers, and each call of `read` reads one. When a job resumes, you can add splits and remove
+        those that have ended. `read` may be called once more for a split that has ended.
     time, max_out_of_orderness, idle_after
-        As for `from_table`. A split is idle by what `read` yields: a None; while it waits, nothing is known of it.
+        As in `from_table`. A split counts as idle only when `read` yields None, not while `read` blocks.
     poll_interval : str, number of seconds or timedelta, default="100ms"
-        How long after a None `read` is asked again.
+        How long to wait after a None before reading on.
     guarantee : {"exactly_once", "at_least_once", "at_most_once"}, default="exactly_once"
-        What becomes of rows when a job fails and goes on from a checkpoint. Exactly once if the same rows come behind a position whenever
-        they are read. At least once if some come again, as from a queue that gives again what was not acknowledged; at most once if what came
-        since the checkpoint is lost. A job that is to give more does not begin.
+        What the source guarantees when a job fails and resumes from a checkpoint. Exactly once: the same rows follow a
+        position whenever it is read. At least once: rows may come again, as from a queue that redelivers unacknowledged
+        messages. At most once: rows since the checkpoint are lost. A job that requires more does not start.
     acknowledge : callable, optional
-        ``acknowledge(split, position)`` is called when a checkpoint that has this position is durable, so nothing before it is asked for
-        again; without checkpoints at the end. Of several positions that have become durable since it was called only the last is told. What
-        was not told when a job failed is told when it goes on, with the next checkpoint.
+        ``acknowledge(split, position)`` is called when a checkpoint with this position is durable, so that nothing
+        before it will be read again; without checkpoints, at the end. If several positions have become durable since
+        the last call, it gets only the last one. If a job fails before the call, the call follows when it has resumed,
+        with the next checkpoint.
     name : str, optional
-        For plans and checkpoints; by default the function's.
+        Name of the source in plans and checkpoints; by default the function's name.
 
     Raises
     ------
     DataSetError
-        If an option makes no sense. What `read` fails with, and rows that are none of `schema`, are errors of the job, which name the split.
+        If an option is invalid. Exceptions of `read`, and rows that do not match `schema`, are errors of the job, which
+        name the split.
 
     Examples
     --------
@@ -130,7 +133,7 @@ _END = object()
 
 @contextmanager
 def _named(of: str) -> Iterator[None]:
-    """Errors of the function say which split it was."""
+    """Add the split to errors of the function."""
     try:
         yield
     except Exception as error:
@@ -142,7 +145,7 @@ _UNITS = {"s": 0, "ms": 1, "us": 2, "\N{MICRO SIGN}s": 2, "ns": 3}
 
 
 def _may_be(found: str, wanted: str) -> bool:
-    """Whether values of a type, as Arrow calls it, are none but those of another one when they are cast."""
+    """Return whether all values of one Arrow type survive a cast to another."""
     if found.startswith("Dictionary("):
         # Of its indexes and its values.
         return _may_be(found[:-1].partition(", ")[2], wanted)
@@ -166,7 +169,7 @@ def _may_be(found: str, wanted: str) -> bool:
 
 
 class _Reader:
-    """What reads a split, called by the engine."""
+    """Reads a split; called by the engine."""
 
     def __init__(
         self,
@@ -191,7 +194,7 @@ class _Reader:
         self._rows = iter(found)
 
     def next(self) -> tuple[NativeTable | None, bytes] | None:
-        """Rows and the position behind them; no rows, if there are none at the moment; None at the end."""
+        """Return rows and the position after them; no rows if there are none at the moment; None at the end."""
         with _named(self._of):
             found = next(self._rows, _END)
         if found is _END:

@@ -1,4 +1,4 @@
-"""TLS of connectors: who is trusted, and who we are."""
+"""TLS for connectors: trusted authorities and own certificates."""
 
 from __future__ import annotations
 
@@ -10,17 +10,18 @@ __all__ = ["Tls", "files"]
 
 @dataclass(frozen=True)
 class Tls:
-    """Files in PEM for a connector that speaks TLS; what is not given is the environment's.
+    """PEM files for connectors that use TLS; those you do not set come from the environment.
 
     Parameters
     ----------
     ca : str or path-like, optional
-        Certificates of the authorities that are trusted; else ``TIDEMILL_TLS_CA``, else the system's. Of a server of ours
-        (`from_webhook`): if it is given, clients need a certificate by one of them.
+        Certificates of trusted authorities; by default ``TIDEMILL_TLS_CA``, else those of the system. For a server that
+        Tidemill runs (`from_webhook`): if set, clients need a certificate issued by one of them.
     certificate : str or path-like, optional
-        Who we are, with any certificates between it and its authority; else ``TIDEMILL_TLS_CERTIFICATE``. Servers of ours need one.
+        Own certificate, with any certificates between it and its authority; by default ``TIDEMILL_TLS_CERTIFICATE``.
+        Servers need one.
     key : str or path-like, optional
-        The private key of `certificate`, without a password; else ``TIDEMILL_TLS_KEY``.
+        The private key of `certificate`, without a password; by default ``TIDEMILL_TLS_KEY``.
     """
 
     ca: str | os.PathLike[str] | None = None
@@ -29,7 +30,7 @@ class Tls:
 
 
 def files(tls: Tls | None) -> dict[str, str] | None:
-    """What the engine is told of it."""
+    """Return the files, as the engine takes them."""
     if tls is None:
         return None
     if not isinstance(tls, Tls):

@@ -1,4 +1,4 @@
-"""Windows of time, and of so many rows."""
+"""Windows by time, and by number of rows."""
 
 from __future__ import annotations
 
@@ -32,7 +32,9 @@ _DAY_US = 86_400_000_000
 
 @dataclass(frozen=True)
 class Windows:
-    """Which windows there are; made by `tumbling`, `sliding`, `calendar_window`, `session`, `count_window` and `custom_window`."""
+    """A way to form windows; returned by `tumbling`, `sliding`, `calendar_window`, `session`, `count_window` and
+    `custom_window`.
+    """
 
     kind: str
     #: In microseconds, in rows, or in units of a calendar.
@@ -48,33 +50,33 @@ class Windows:
 
 
 def tumbling(size: Duration) -> Windows:
-    """Windows of one size, one after the other, from midnight of 1970-01-01 UTC on.
+    """Return windows of one size, one after the other, aligned to 1970-01-01 00:00 UTC.
 
     Parameters
     ----------
     size : str, number of seconds or timedelta
-        How long one is: ``"10s"``, ``"250ms"``, ``"1h30m"``.
+        Length of a window, for example ``"10s"``, ``"250ms"``, ``"1h30m"``.
     """
     return sliding(size, size)
 
 
 def sliding(size: Duration, slide: Duration) -> Windows:
-    """Windows of one size, one beginning every `slide`: a row is in all that contain it."""
+    """Return windows of one size that begin every `slide`: a row is in all windows that contain its time."""
     return Windows("sliding", micros(size, "size"), micros(slide, "slide"))
 
 
 def session(gap: Duration) -> Windows:
-    """Sessions: of each key, rows that follow each other in less than `gap`. One ends `gap` after its last row."""
+    """Return session windows: for each key, rows less than `gap` apart. A session ends `gap` after its last row."""
     return Windows("session", micros(gap, "gap"), 0)
 
 
 def calendar_window(length: str, tz: str = "UTC") -> Windows:
-    """Windows of whole days, weeks, months or years of a calendar, one after the other, from midnight in a time zone.
+    """Return windows of whole calendar days, weeks, months or years, one after the other, from midnight in a time zone.
 
     Parameters
     ----------
     length : str
-        ``"1d"``, ``"1w"`` (from Monday on), ``"1mo"``, ``"3mo"`` (quarters), ``"1y"``.
+        ``"1d"``, ``"1w"`` (starting on Monday), ``"1mo"``, ``"3mo"`` (quarters), ``"1y"``.
     tz : str, default="UTC"
         A time zone such as ``"Europe/Berlin"``, or an offset such as ``"+01:00"``.
     """
@@ -85,25 +87,28 @@ def calendar_window(length: str, tz: str = "UTC") -> Windows:
 
 
 def count_window(size: int, slide: int | None = None, *, ttl: Duration | None = None) -> Windows:
-    """Windows of a number of rows of each key, in the order in which they come: one after the other, or one starting every `slide` rows.
+    """Return windows of a number of rows for each key, in order of arrival: one after the other, or one starting every
+    `slide` rows.
 
-    Their ``window_start`` and ``window_end`` are row numbers of the key: of the first row, and of the first row after the last. A
-    window gives its result with its last row; windows that are not full when the stream ends give none.
+    Their ``window_start`` and ``window_end`` are row numbers of the key: of the first row, and of the first row after
+    the last. A window produces its result with its last row; windows that are not full when the stream ends produce
+    none.
 
     Parameters
     ----------
     size : int
-        Rows of a window.
+        Number of rows in a window.
     slide : int, optional
-        Rows from the start of one window to the start of the next; by default `size`.
+        Number of rows from the start of one window to the start of the next; by default `size`.
     ttl : str, number of seconds or timedelta, optional
-        Forget how many rows a key has had when no row of it has come for this long, by the rows' times, which `window` gets with `on`.
-        A later row starts from 0 again, and windows of the key that were not full give nothing. Rows whose time is null are then left
-        out, and counted. By default keys are remembered forever.
+        Forget the row count of a key when none of its rows has come for this long, by the rows' times, which you pass
+        to `window` as `on`. A later row starts from 0 again, and windows of the key that were not full produce nothing.
+        Rows whose time is null are left out and counted in this case. By default keys are remembered forever.
 
     Notes
     -----
-    In SQL these are ``counting(size)``, ``counting(size, slide)``, ``counting(time, size, ttl)`` and ``counting(time, size, slide, ttl)``.
+    In SQL, write ``counting(size)``, ``counting(size, slide)``, ``counting(time, size, ttl)`` and ``counting(time,
+    size, slide, ttl)``.
     """
     for number in (size, slide):
         if number is not None and not _is_whole(number):
@@ -118,23 +123,24 @@ def _is_whole(number: object) -> bool:
 
 
 def custom_window(assign: Assign, columns: str | Iterable[str] = ()) -> Windows:
-    """Windows that a function assigns to batches of rows, from their times and columns.
+    """Return windows that a function assigns to batches of rows, from their times and columns.
 
     Parameters
     ----------
     assign : callable
-        It is called as ``assign(times, *columns)`` with arrays of pyarrow: the times of some rows, a ``timestamp[us]`` without nulls,
-        and the same rows' columns. It returns two arrays, of starts and of ends, with a timestamp for each row: a row is in the window from
-        its start, inclusive, to its end, exclusive. For rows in several windows these are arrays of lists, and a window that is given twice
-        counts once; with null as its start a row is in no window. The same rows must be put into the same windows whenever they come:
-        after a failure they come again. Several threads call it. Needs pyarrow.
+        Called as ``assign(times, *columns)`` with pyarrow arrays: the times of some rows, ``timestamp[us]`` without
+        nulls, and the same rows' columns. It returns two arrays, of starts and of ends, with a timestamp for each row:
+        a row is in the window from its start, inclusive, to its end, exclusive. For rows in several windows, return
+        arrays of lists; duplicate windows count once. A row with a null start is in no window. The function must be
+        deterministic, since rows come again after a failure. Several threads call it. Needs pyarrow.
     columns : str or iterable of str, optional
-        What else it is given.
+        Columns to pass to it.
 
     Notes
     -----
-    A window gives its result when time has passed its end. `allowed_lateness=`, `emit_early_every=` and `emit_early_rows=` work as they do for windows of one length;
-    `emit_early_event_time=` is not supported. State is kept by key and window start, so different workers may keep two windows of one key.
+    A window produces its result when time has passed its end. `allowed_lateness=`, `emit_early_every=` and
+    `emit_early_rows=` work as they do for windows of one length; `emit_early_event_time=` is not supported. State is
+    kept by key and window start, so different workers may keep two windows of one key.
     """
     if not callable(assign):
         raise TypeError(f"custom_window takes a function, not {assign!r}")
@@ -150,31 +156,34 @@ def window(
     emit_early_event_time: Duration | None = None,
     emit_early_rows: int | None = None,
 ) -> Expr:
-    """The window of a row, as a key of `DataSet.group_by`; the result has columns ``window_start`` and ``window_end``.
+    """Return the window of a row, as a key of `DataSet.group_by`; the result has columns ``window_start`` and
+    ``window_end``.
 
     Parameters
     ----------
     windows : Windows
         `tumbling`, `sliding`, `calendar_window`, `session`, `count_window` or `custom_window`.
     on : str or Expr
-        Each row's time: a timestamp or a date. None for `count_window`, whose windows go by the order in which rows come, unless it has a
-        `ttl`.
+        Each row's time: a timestamp or a date. None for `count_window`, whose windows follow the order of arrival,
+        unless it has a `ttl`.
     allowed_lateness : str, number of seconds or timedelta, default=0
-        How long after its end a window still takes late rows. Each of them makes the window's result come again, corrected. Rows
-        that come later than that are left out, or go to ``late_output`` of `DataSet.write_stream`; rows without a time are left out, and counted.
-        A session that a late row makes longer, or that becomes one with another, comes again with another window: a result replaces
-        those before it of the same key whose windows lie within its own.
+        How long after its end a window still accepts late rows. Each late row produces the window's result again,
+        corrected. Rows that come later than that are left out, or go to ``late_output`` of `DataSet.write_stream`; rows
+        without a time are left out and counted. If a late row extends a session or merges two, the result comes again
+        with a different window: a result replaces earlier ones of the same key whose windows lie within its own.
     emit_early_every : str, number of seconds or timedelta, optional
-        Also emit what a window has so far, at this interval of the machine's clock, if it has changed since. The result then has a
-        column ``window_final``: false in early results, true when the window is over.
+        Also emit the current result of a window at this interval of the machine's clock, if it has changed. The result
+        then has a column ``window_final``: false in early results, true when the window is over.
     emit_early_event_time : str, number of seconds or timedelta, optional
-        Instead of `emit_early_every`: emit what a window has of a key each time that so much more of the window's event time has passed, if the
-        key has had rows in that time: those before that time, exactly. Such results are as sure as others: a failure, or how fast rows come, changes
-        nothing. A row that comes when its time has passed is in the next result. Not of sessions.
+        Instead of `emit_early_every`: emit the current result of a key each time this much more of the window's event
+        time has passed, if the key has had rows in that interval. The result covers exactly the rows before that time.
+        Such results are deterministic: failures and the rate of rows do not change them. A row that comes after its
+        interval has passed is in the next result. Not available for sessions.
     emit_early_rows : int, optional
-        Instead of `emit_early_every`: emit what a window has so far of a key with every so many of the key's rows in it, exactly these, and at
-        its end as ever. Such results are as sure as others: a failure changes nothing. Of sessions: when it has so many rows that no
-        result has had; of others not with `allowed_lateness`.
+        Instead of `emit_early_every`: emit the current result of a key after every this many of its rows in the window,
+        with exactly these rows, and at the end of the window as usual. Such results are deterministic: failures do not
+        change them. For sessions: whenever a session has this many rows that no result has included. For other windows,
+        it cannot be combined with `allowed_lateness`.
 
     Examples
     --------
@@ -221,11 +230,13 @@ def window(
 
 
 def bounded_delay(time: IntoExpr, by: Duration) -> Expr:
-    """Declare that a time column is never more than `by` behind the stream's time, for windows over a time that is not the source's.
+    """Declare that a time column is never more than `by` behind the stream's time, for windows over another time column
+    than the source's.
 
-    The column itself stays as it is. Windows know how far the column has come that ``time=`` of the source names, also plus or minus a
-    constant duration, cast to coarser units, or truncated to hours or days. Of any other column they do not know it, and are refused,
-    because they would end before their rows have come. A row that is further behind is late. Over a table this changes nothing.
+    The column itself does not change. Windows know the progress of the column that ``time=`` of the source names, also
+    if it is shifted by a constant duration, cast to coarser units, or truncated to hours or days. Windows over any
+    other column are rejected, because they would end before their rows have come. A row that is further behind than
+    `by` is late. For a table this has no effect.
 
     Parameters
     ----------

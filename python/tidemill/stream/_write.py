@@ -34,27 +34,28 @@ def write(
 ) -> dict[str, Any]:
     """Write several queries over streams, each to a sink of its own, as one job, until all have ended; collective.
 
-    The job has one checkpoint for all of them, so that sinks that commit have each row once together, and is stopped, goes on and
-    is looked at as one. What queries have in common, the DataSet that they are made from, is done once: one
-    ``tm.stream.from_kafka(...)`` is read once, a window that two of them build on is counted once. Where the same topic is read by
-    two calls there are two sources.
+    The job takes one checkpoint for all queries, so that all sinks that commit do so together; you stop, resume and
+    monitor it as one job. Steps that queries share, through a common DataSet, run once: a single
+    ``tm.stream.from_kafka(...)`` is read once, and a window that two queries build on is computed once. Two calls that
+    read the same topic are two sources.
 
     Parameters
     ----------
     queries : iterable of (DataSet, sink)
-        Sinks are those of `DataSet.write_stream`.
+        Sinks as in `DataSet.write_stream`.
     late_output, name, checkpoint, stop_when, guarantee, on_progress, allow_loops, drop_state
-        As for `DataSet.write_stream`. `late_output` is for the windows of all queries, or for steps by their names, and `guarantee` what every sink must give.
+        As in `DataSet.write_stream`. `late_output` applies to the windows of all queries, or to steps by their names,
+        and `guarantee` to every sink.
 
     Returns
     -------
     dict
-        What this worker saw on each edge, and how long it took.
+        This worker's counts for each edge, and the time taken.
 
     Raises
     ------
     DataSetError
-        On every worker, as for `DataSet.write_stream`; what is wrong with a query names its sink.
+        On every worker, as in `DataSet.write_stream`; an error in a query names its sink.
 
     Examples
     --------
@@ -83,7 +84,9 @@ def write(
 
 
 def explain(queries: Iterable[tuple[DataSet, AnySink]]) -> str:
-    """The tasks of the job that `write` would run, which of them several queries share, and what each sink has of its rows; collective."""
+    """Return the tasks of the job that `write` would run, which of them several queries share, and the guarantee of
+    each sink; collective.
+    """
     return _write.explain(_pairs(queries))
 
 

@@ -1,4 +1,4 @@
-"""Moving points in the browser: frames are written into a folder, and ``tidemill view FOLDER`` shows them.
+"""Animated points in the browser: write frames into a folder, and show them with ``tidemill view FOLDER``.
 
 >>> import numpy as np, tempfile
 >>> from tidemill import viz
@@ -9,7 +9,7 @@
 >>> viz.FrameReader(folder + "/map")[1].time
 'Tuesday'
 
-``docs/viewer.md`` says what the page can do and what lies in the files; ``docs/library.md`` is about libraries of plots.
+``docs/viewer.md`` describes the page and the file format; ``docs/library.md`` is about libraries of plots.
 """
 
 from __future__ import annotations

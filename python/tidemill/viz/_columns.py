@@ -1,4 +1,4 @@
-"""Columns of a table as what is shown of points, by their names."""
+"""Selects the columns of a table that describe points, by name."""
 
 from __future__ import annotations
 
@@ -14,14 +14,15 @@ __all__ = ["by_name"]
 def by_name(
     points: Any, ids: Any, labels: Any, groups: Any, values: Any, coordinates: Sequence[str] | None
 ) -> tuple[Any, Any, Any, Any, Any]:
-    """Points, ids, labels, groups and values, with columns of the table `points` in the place of their names.
+    """Return points, ids, labels, groups and values, with names replaced by columns of the table `points`.
 
-    Where no name is given all is as it was.
+    Arguments without names are returned unchanged.
 
     Raises
     ------
     ValueError
-        A column that is not there, does not hold numbers where these are needed, or no column that says where points are.
+        If a column does not exist, does not hold numbers where these are needed, or no column gives the positions of
+        points.
     """
     columns = _columns(points)
     grouped, valued = _names(groups, columns), _names(values, columns)
@@ -60,13 +61,15 @@ def by_name(
 
 
 def _columns(points: Any) -> list[str] | None:
-    """The names of a table's columns. pandas, Polars and Tidemill say ``columns``; of Arrow these are the arrays."""
+    """Return the names of a table's columns. pandas, Polars and Tidemill have ``columns``, which in Arrow are the
+    arrays.
+    """
     names = getattr(points, "column_names", getattr(points, "columns", None))
     return None if names is None or callable(names) else [str(name) for name in names]
 
 
 def _names(given: Any, columns: list[str] | None) -> dict[str, str] | None:
-    """What columns are called, and their names; None if these are no names of columns."""
+    """Return the titles of columns, and their names; None if these are not names of columns."""
     if isinstance(given, str):
         return {given: given}
     if isinstance(given, Mapping) and given and all(isinstance(name, str) for name in given.values()):
@@ -87,7 +90,7 @@ def _column(points: Any, name: str) -> NDArray[Any]:
 
 
 def _numbers(column: NDArray[Any]) -> NDArray[np.float64] | None:
-    """A column as numbers, NaN where there is none; None if it holds something else."""
+    """Return a column as numbers, NaN for nulls; None if it holds something else."""
     if column.dtype.kind in "fiu":
         return column.astype(np.float64)
     if column.dtype != object or not all(

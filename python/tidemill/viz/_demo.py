@@ -1,4 +1,4 @@
-"""A generated market that moves: what the viewer shows when there is nothing else to show."""
+"""A generated animated market, which the viewer shows if there is nothing else to show."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A page with its frames in it: one HTML file that opens without a server, and loads nothing from anywhere."""
+"""A page with its frames embedded: one HTML file that opens without a server and loads nothing else."""
 
 from __future__ import annotations
 
@@ -19,35 +19,35 @@ from tidemill.viz._write import OURS
 
 __all__ = ["export_html", "write_page"]
 
-#: Most that frames may take: browsers hold a page as text, and base64 takes a third more.
+#: Maximum size of frames: browsers hold a page as text, and base64 adds a third.
 BYTES_MAX = 256 << 20
-#: What the page calls that which a library knows of the plot.
+#: The page's name for a library's information about the plot.
 ABOUT = "about.json"
 
 
 def export_html(folder: str | PathLike[str], path: str | PathLike[str]) -> None:
-    """Write the frames of a folder and the page that shows them into one HTML file.
+    """Write the frames of a folder, and the page that shows them, to one HTML file.
 
-    All frames, groups that readers made, and trajectories are in it, and all of the page's tools. A file can keep no groups: those
-    that are made in it can be saved as a file of their own, and loaded again.
+    It contains all frames, viewers' groups, trajectories, and all of the page's tools. It cannot store new groups, but
+    you can save those to a separate file and load them again.
 
     Parameters
     ----------
     folder : path
-        What `FrameWriter` has written.
+        Folder written by `FrameWriter`.
     path : path
-        Where the page goes; what is there is replaced.
+        Output file; an existing file is replaced.
 
     Raises
     ------
     FrameError
-        There are no frames, they take more than 256 MiB, or the page was not built.
+        If there are no frames, they take more than 256 MiB, or the page was not built.
     """
     write_page(Path(folder), Path(path))
 
 
 def write_page(folder: Path, path: Path, about: Mapping[str, Any] | None = None) -> None:
-    """`export_html`; `about` is what a library knows of the plot, its versions with their changes."""
+    """Run `export_html`; `about` is a library's information about the plot: its versions with their changes."""
     reader = FrameReader(folder)
     if not len(reader):
         raise FrameError(f"{folder} has no frame yet")

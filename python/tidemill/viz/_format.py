@@ -1,7 +1,7 @@
-"""The bytes of frames: files of tensors, an index that only grows, and positions in 16 bits.
+"""The binary format of frames: tensor files, an append-only index, and positions in 16 bits.
 
-A file of tensors is in the safetensors format (https://github.com/huggingface/safetensors): the length of a header in eight bytes, the
-header in JSON, the tensors. That is little enough to write here, and anybody's reader opens it.
+A tensor file is in the safetensors format (https://github.com/huggingface/safetensors): the length of a header in eight
+bytes, the header in JSON, the tensors. The format is simple enough to write here, and any reader can open it.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ INDEX = "index.jsonl"
 FORMAT = "tidemill-frames"
 VERSION = 1
 
-#: Steps of a quantized number: what a coordinate is off by is at most half of its box / STEPS.
+#: Steps of a quantized number: the error of a coordinate is at most half of its box / STEPS.
 STEPS = 65_534
-#: A quantized value that is not there, and the code of a point that is in no category.
+#: Marks a missing quantized value, and is the code of a point without a category.
 MISSING = 65_535
 
 #: Longest header of a file of tensors that is read.
@@ -63,20 +63,20 @@ _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 
 
 class FrameError(TidemillError, ValueError):
-    """Frames that cannot be written as asked, or a folder of frames that cannot be read."""
+    """Frames cannot be written as requested, or a folder of frames cannot be read."""
 
 
 class Busy(FrameError):
-    """Another program holds what is needed, for longer than is waited for; later it may be there."""
+    """Another program has held a resource for longer than the time limit; try again later."""
 
 
 def write_tensors(path: Path, tensors: Mapping[str, NDArray[Any]]) -> None:
-    """Write a file of tensors. It appears whole or not at all."""
+    """Write a tensor file, atomically."""
     write_parts(path, tensor_parts(tensors))
 
 
 def write_parts(path: Path, parts: Iterable[bytes | memoryview]) -> None:
-    """Write a file of these bytes. It appears whole or not at all."""
+    """Write a file of these bytes, atomically."""
     made = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         with made.open("wb") as file:
@@ -88,7 +88,7 @@ def write_parts(path: Path, parts: Iterable[bytes | memoryview]) -> None:
 
 
 def tensor_parts(tensors: Mapping[str, NDArray[Any]]) -> list[bytes | memoryview]:
-    """Return the bytes of a file of tensors, one part behind the other; those of the tensors are not copied."""
+    """Return the bytes of a tensor file as consecutive parts; those of the tensors are not copied."""
     header: dict[str, Any] = {}
     parts: list[bytes | memoryview] = []
     end = 0
@@ -105,12 +105,12 @@ def tensor_parts(tensors: Mapping[str, NDArray[Any]]) -> list[bytes | memoryview
 
 
 def read_tensors(path: Path) -> dict[str, NDArray[Any]]:
-    """Map a file of tensors into memory; nothing is read before it is used.
+    """Map a tensor file into memory; data is read only when used.
 
     Raises
     ------
     FrameError
-        The file is not there, is cut off, or is no file of tensors.
+        If the file does not exist, is truncated, or is not a tensor file.
     """
     try:
         size = path.stat().st_size
@@ -144,7 +144,7 @@ def read_tensors(path: Path) -> dict[str, NDArray[Any]]:
 
 
 def run_of(folder: Path) -> str | None:
-    """Which run of a writer the frames are of, as their index says; None where it does not, or where there is no index."""
+    """Return the id of the writer's run that the index names; None if it names none, or there is no index."""
     try:
         with (folder / INDEX).open("rb") as file:
             run = json.loads(file.readline()).get("run")
@@ -154,12 +154,12 @@ def run_of(folder: Path) -> str | None:
 
 
 def read_index(folder: Path, begin: int = 0) -> tuple[list[dict[str, Any]], int]:
-    """Read the whole lines of a folder's index from byte `begin` on, and where they end.
+    """Read the complete lines of a folder's index from byte `begin` on, and return where they end.
 
     Raises
     ------
     FrameError
-        There is no index, or a line of it is no JSON object.
+        If there is no index, or a line is not a JSON object.
     """
     path = folder / INDEX
     try:
@@ -190,21 +190,21 @@ def read_index(folder: Path, begin: int = 0) -> tuple[list[dict[str, Any]], int]
 
 
 def quantize(values: NDArray[Any], low: NDArray[Any] | float, high: NDArray[Any] | float) -> NDArray[np.uint16]:
-    """Round to the nearest of the steps from `low` to `high`; what is NaN becomes `MISSING`."""
+    """Round to the nearest of the steps from `low` to `high`; NaN becomes `MISSING`."""
     step = (np.asarray(high, float) - low) / STEPS
     scaled = (values - low) / np.where(step > 0, step, 1)
     return np.where(np.isnan(scaled), MISSING, np.rint(np.clip(scaled, 0, STEPS))).astype(np.uint16)
 
 
 def dequantize(steps: NDArray[np.uint16], low: Any, high: Any) -> NDArray[np.float32]:
-    """Return the values that were quantized, off by at most half a step; NaN where there was none."""
+    """Return the values that were quantized, off by at most half a step; NaN for `MISSING`."""
     low = np.asarray(low, float)
     values = low + steps * ((np.asarray(high, float) - low) / STEPS)
     return np.where(steps == MISSING, np.nan, values).astype(np.float32)
 
 
 def pack_codes(codes: NDArray[np.uint16], categories: int) -> NDArray[Any]:
-    """Return codes of so many categories in 8 bits, if these are enough: of most groupings they are."""
+    """Return codes of this many categories, in 8 bits if these suffice, as for most groupings."""
     if categories > _MISSING_8:
         return codes
     packed = codes.astype(np.uint8)
@@ -213,7 +213,7 @@ def pack_codes(codes: NDArray[np.uint16], categories: int) -> NDArray[Any]:
 
 
 def unpack_codes(packed: NDArray[Any]) -> NDArray[np.uint16]:
-    """Return the codes that `pack_codes` has packed."""
+    """Return the codes packed by `pack_codes`."""
     if packed.dtype != np.uint8:
         return packed
     codes = packed.astype(np.uint16)
@@ -222,7 +222,7 @@ def unpack_codes(packed: NDArray[Any]) -> NDArray[np.uint16]:
 
 
 def pack_texts(name: str, texts: list[str]) -> dict[str, NDArray[Any]]:
-    """Return texts as tensors: where each begins, and their UTF-8 one after the other."""
+    """Return strings as tensors: the start of each, and their concatenated UTF-8."""
     encoded = [text.encode() for text in texts]
     offsets = np.zeros(len(texts) + 1, np.uint32)
     np.cumsum([len(text) for text in encoded], out=offsets[1:])
@@ -230,7 +230,7 @@ def pack_texts(name: str, texts: list[str]) -> dict[str, NDArray[Any]]:
 
 
 def unpack_texts(name: str, tensors: Mapping[str, NDArray[Any]]) -> list[str]:
-    """Return the texts that `pack_texts` has packed."""
+    """Return the strings packed by `pack_texts`."""
     data = tensors[f"{name}.bytes"].tobytes()
     ends = tensors[f"{name}.offsets"].tolist()
     return [data[begin:end].decode() for begin, end in itertools.pairwise(ends)]

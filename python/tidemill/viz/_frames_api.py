@@ -1,6 +1,7 @@
-"""The API of one folder of frames: its index as it grows, its files, points by row, id or text, and their ways through all frames.
+"""The API of one folder of frames: its growing index, its files, points by row, id or text, and their trajectories.
 
-A page says with ``run=`` which frames it has. When they were written anew, under the same names, it is told so (409), and is never given any of the others.
+A page says with ``run=`` which frames it has. If they have been rewritten under the same names, it gets status 409, and
+never any data of the new ones.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ _ROWS_MAX = 256
 
 
 def answer(ask: Ask, folder: Path, path: str, query: dict[str, str]) -> None:
-    """Answer a question about the folder's frames."""
+    """Answer a request for the folder's frames."""
     if ask.command != "GET":
         raise Refused(HTTPStatus.NOT_FOUND, "frames can only be read")
     if path == "index":
@@ -52,16 +53,16 @@ def answer(ask: Ask, folder: Path, path: str, query: dict[str, str]) -> None:
 
 
 def check_run(folder: Path, query: dict[str, str]) -> None:
-    """Refuse to answer of other frames than the page has."""
+    """Refuse requests for other frames than the folder has now."""
     if "run" in query and query["run"] != run_of(folder):
         raise Refused(HTTPStatus.CONFLICT, "the frames were rewritten; reload the page")
 
 
 @contextmanager
 def of_run(folder: Path, query: dict[str, str]) -> Iterator[None]:
-    """Let files be opened and read, and see afterwards that they were the frames that the page has.
+    """Let files be opened and read, and check afterwards that they belong to the frames that the page has.
 
-    Writers take the index away before anything else: while it is there, so is all that it names.
+    Writers remove the index first: while it exists, so do all files that it names.
     """
     try:
         yield
@@ -116,7 +117,7 @@ def _index(ask: Ask, folder: Path, query: dict[str, str]) -> None:
 
 
 def _points(folder: Path, query: dict[str, str]) -> list[dict[str, Any]]:
-    """What points are called and their categories: of rows, of ids, or of those that a text is found in."""
+    """Return the names and categories of points: by row, by id, or those that match a text."""
     reader = FrameReader(folder)
     if "rows" in query:
         rows = [row for row in _rows(query["rows"]) if row < reader.points]

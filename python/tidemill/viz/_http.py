@@ -1,7 +1,7 @@
-"""The HTTP of the viewer: the page's own files for anybody, and whatever begins with ``/api/`` for who has a token.
+"""The viewer's HTTP server: the page's own files are public; paths that begin with ``/api/`` need a token.
 
-The token comes as ``Authorization: Bearer TOKEN``. As no cookie is involved, no other site can make a browser ask for anything;
-that a question comes from this very page, and for this very host, is looked at all the same.
+The token comes as ``Authorization: Bearer TOKEN``. Since no cookie is involved, no other site can make a browser send
+requests; the server still checks that a request comes from this page and is addressed to this host.
 """
 
 from __future__ import annotations
@@ -60,20 +60,20 @@ _HEADERS = {
 
 
 class Site(Protocol):
-    """What is served: pages of the built ones, and an API."""
+    """The content of a server: some of the built pages, and an API."""
 
     #: The folder that is served, which messages do not name.
     place: str
 
     def page(self, path: str) -> str | None:
-        """Return which built page answers a path, if it is none of a file."""
+        """Return the built page for a path, if it is not the path of a file."""
 
     def api(self, ask: Ask, path: str, query: dict[str, str]) -> None:
-        """Answer a question behind ``/api/``, or raise `Refused`."""
+        """Answer a request below ``/api/``, or raise `Refused`."""
 
 
 class Refused(Exception):
-    """A question that gets no answer, and why."""
+    """A request was refused; says why."""
 
     def __init__(self, status: HTTPStatus, reason: str) -> None:
         super().__init__(reason)
@@ -81,7 +81,7 @@ class Refused(Exception):
 
 
 class Http(ThreadingHTTPServer):
-    """Listens, and answers each connection in a thread of its own."""
+    """Listens, and handles each connection on its own thread."""
 
     daemon_threads = True
     closing = False
@@ -98,17 +98,17 @@ class Http(ThreadingHTTPServer):
         self.socket.setblocking(False)
 
     def without_place(self, text: str) -> str:
-        """Return a message without where things lie on this machine, which who looks need not know."""
+        """Return a message without paths of this machine, which clients need not know."""
         return text.replace(str(STATIC.parent), "the viewer").replace(self.site.place, "the folder")
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Say what went wrong in a handler; a browser that has closed its connection is nothing wrong."""
+        """Report errors of a handler; a closed connection is not an error."""
         if not isinstance(sys.exc_info()[1], ConnectionError | TimeoutError):
             super().handle_error(request, client_address)
 
 
 class Ask(BaseHTTPRequestHandler):
-    """A question and the ways to answer it."""
+    """A request, and methods to answer it."""
 
     protocol_version = "HTTP/1.1"
     server_version = "tidemill"
@@ -118,7 +118,7 @@ class Ask(BaseHTTPRequestHandler):
     server: Http
 
     def do_GET(self) -> None:
-        """Answer; so do the others."""
+        """Answer the request; the other methods do the same."""
         self._unread = self._length()
         #: HEAD asks for what GET would answer, without the answer itself: so do proxies that look whether a server is there.
         self._only_head = self.command == "HEAD"
@@ -155,7 +155,7 @@ class Ask(BaseHTTPRequestHandler):
 
     @property
     def token(self) -> str:
-        """The token that came with the question, or ``""``."""
+        """The token of the request, or ``""``."""
         return self.headers.get("Authorization", "").removeprefix("Bearer ")
 
     def _asked(self) -> tuple[urllib.parse.SplitResult, dict[str, str]]:
@@ -201,11 +201,11 @@ class Ask(BaseHTTPRequestHandler):
         return int(told) if re.fullmatch(r"\d{1,15}", told) else -1
 
     def body(self, most: int, what: str) -> bytes:
-        """Read what came with the question, at most `most` bytes of it."""
+        """Read the body of the request, at most `most` bytes."""
         return b"".join(self.parts(most, what))
 
     def parts(self, most: int, what: str) -> Iterator[bytes]:
-        """Read what came with the question piece by piece; more than `most` bytes are refused before any is read."""
+        """Read the body of the request piece by piece; more than `most` bytes are refused before any is read."""
         if not 0 < self._unread <= most:
             raise Refused(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"{what} at least one byte, and at most {most}")
         while self._unread:
@@ -216,7 +216,7 @@ class Ask(BaseHTTPRequestHandler):
             yield part
 
     def json(self, most: int, what: str) -> dict[str, Any]:
-        """Read a JSON object that came with the question."""
+        """Read a JSON object from the body of the request."""
         try:
             told = json.loads(self.body(most, what))
         except (ValueError, RecursionError):
@@ -239,7 +239,7 @@ class Ask(BaseHTTPRequestHandler):
         kind: str = "application/octet-stream",
         compressed_max: int = _COMPRESSED_BYTES_MAX,
     ) -> None:
-        """Answer with data that lies in several places, compressed where that pays and the browser takes it."""
+        """Answer with data in several buffers, compressed if this helps and the browser accepts it."""
         length = sum(len(part) for part in parts)
         encoding: list[tuple[str, str]] = []
         if _COMPRESSED_BYTES_MIN <= length <= compressed_max and "gzip" in self.headers.get("Accept-Encoding", ""):
@@ -291,11 +291,11 @@ class Ask(BaseHTTPRequestHandler):
         self.end_headers()
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Say nothing: URLs have the token, and logs are kept."""
+        """Do nothing: URLs contain the token, and logs are kept."""
 
 
 def number(query: dict[str, str], name: str, most: int) -> int:
-    """Return a number of the query, 0 if it is not there."""
+    """Return a number of the query, 0 if it is missing."""
     text = query.get(name, "0")
     if not re.fullmatch(r"\d{1,16}", text) or int(text) > most:
         raise Refused(HTTPStatus.BAD_REQUEST, f"{name} is a number up to {most}")
@@ -303,7 +303,7 @@ def number(query: dict[str, str], name: str, most: int) -> int:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only programs of this machine can reach a host of that name."""
+    """Return whether only programs on this machine can reach a host of that name."""
     if host == "localhost":
         return True
     try:

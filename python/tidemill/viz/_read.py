@@ -1,4 +1,4 @@
-"""Reads a folder of frames, also one that grows."""
+"""Reads a folder of frames, even while it grows."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = ["Frame", "FrameReader"]
 
 @dataclass
 class Frame:
-    """One frame: the points that are in it, in the order in which they were first seen."""
+    """One frame: its points, in the order in which they were first seen."""
 
     time: str
     rows: NDArray[np.int64]
@@ -50,18 +50,18 @@ class FrameReader:
     title : str
     axes : list of str
     glyphs : dict of str to str
-        How points are drawn that are marked from the start.
+        Shapes of points that are marked from the start.
     run : str or None
-        Another one whenever the frames are written anew; None of folders of earlier releases.
+        Changes whenever the frames are rewritten; None for folders of earlier releases.
     points : int
-        Points that occur in any frame.
+        Number of points that occur in any frame.
     categories : dict of str to list of str
-        For each grouping its categories, in the order of their codes.
+        Categories of each grouping, in the order of their codes.
 
     Raises
     ------
     FrameError
-        There are no frames, or they cannot be read.
+        If there are no frames, or they cannot be read.
     """
 
     def __init__(self, folder: str | PathLike[str]) -> None:
@@ -86,43 +86,45 @@ class FrameReader:
         self._take(lines[1:])
 
     def refresh(self) -> int:
-        """Look for frames that were written since; returns how many there are now."""
+        """Look for new frames; returns the current number of frames."""
         lines, self._end = _format.read_index(self.folder, self._end)
         self._take(lines)
         return len(self)
 
     @property
     def named(self) -> bool:
-        """Whether points have ids of their own."""
+        """True if points have ids of their own."""
         return not self._ids.empty
 
     @property
     def ids(self) -> list[str]:
-        """The name of each point; its number if it has none."""
+        """Id of each point; its number if it has none."""
         if self._decoded is None or len(self._decoded) < self.points:
             self._decoded = self._ids.all() if self.named else [str(row) for row in range(self.points)]
         return self._decoded
 
     @property
     def labels(self) -> list[str]:
-        """The longer name of each point; its id if it has none."""
+        """Label of each point; its id if it has none."""
         return [label or name for label, name in zip(self._labels.all(), self.ids, strict=True)]
 
     @property
     def own_labels(self) -> list[str]:
-        """The longer name of each point; ``""`` if it has none."""
+        """Label of each point; ``""`` if it has none."""
         return self._labels.all()
 
     def id(self, row: int) -> str:
-        """Return the name of one point, without reading the others."""
+        """Return the id of one point, without reading the others."""
         return self._ids[row] if self.named else str(row)
 
     def own_label(self, row: int) -> str:
-        """Return the longer name of one point; ``""`` if it has none."""
+        """Return the label of one point; ``""`` if it has none."""
         return self._labels[row]
 
     def find(self, text: str, most: int) -> list[int]:
-        """Return rows of points whose id or label has the text, those whose id begins with it first; at most `most`."""
+        """Return rows of points whose id or label contains the text, those whose id begins with it first; at most
+        `most`.
+        """
         text = text.strip()
         if text == "":
             return []
@@ -136,7 +138,7 @@ class FrameReader:
         return (first + [row for row in later if row not in first])[:most]
 
     def rows_of(self, ids: Sequence[str]) -> list[int]:
-        """Return the rows of points by their ids, in the order of the ids; those that there are not are left out."""
+        """Return the rows of points by their ids, in the order of the ids; unknown ids are left out."""
         if not self.named:
             return [int(one) for one in ids if re.fullmatch(r"0|[1-9][0-9]{0,9}", one) and int(one) < self.points]
         found = self._ids.rows_of(ids)
@@ -144,12 +146,12 @@ class FrameReader:
 
     @property
     def value_names(self) -> set[str]:
-        """The names of the values of all frames."""
+        """Names of the values in all frames."""
         return {name for line in self._lines for name in line.get("values", {})}
 
     @property
     def times(self) -> list[str]:
-        """What each frame is called."""
+        """Time of each frame, as text."""
         return [line["time"] for line in self._lines]
 
     def __len__(self) -> int:
@@ -184,9 +186,9 @@ class FrameReader:
         )
 
     def trajectories(self, rows: list[int]) -> NDArray[np.float32]:
-        """Return where points are in all frames, shape (frames, points, 3); NaN where a point is not there.
+        """Return the positions of points in all frames, shape (frames, points, 3); NaN in frames without the point.
 
-        Of each frame only these points are read.
+        Reads only these points of each frame.
         """
         path = np.full((len(self), len(rows), 3), np.nan, np.float32)
         for number, line in enumerate(self._lines):

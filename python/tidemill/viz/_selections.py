@@ -1,7 +1,7 @@
-"""Groups of points that readers of the page have made, kept beside the frames in ``selections.json``.
+"""Groups of points that viewers have made in the page, stored beside the frames in ``selections.json``.
 
-Whoever changes them, a server for a reader or a writer that writes the frames anew, reads and replaces the file with a lock held: two readers that
-save a group each, at the same time, have both of them saved.
+Every change, by a server for a viewer or by a writer that rewrites the frames, reads and replaces the file while it
+holds a lock: if two viewers save a group at the same time, both are saved.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ __all__ = ["BYTES_MAX", "GROUPING", "NAME", "Groups", "change", "checked", "dele
 
 NAME = "selections.json"
 
-#: What the page calls them as a grouping.
+#: The page's name for them as a grouping.
 GROUPING = "my groups"
 
-#: Most that all groups of a folder may take.
+#: Maximum size of all groups of a folder.
 BYTES_MAX = 32 << 20
 _GROUPS_MAX = 64
 _NAME_CHARACTERS_MAX = 80
 
-#: Rows of points by the name of their group, in the order in which groups were made.
+#: Rows of points by the name of their group, in the order of creation.
 Groups = dict[str, list[int]]
 
 
@@ -38,7 +38,7 @@ def read(folder: Path) -> Groups:
     Raises
     ------
     FrameError
-        The file holds something else.
+        If the file is invalid.
     """
     path = folder / NAME
     try:
@@ -55,12 +55,12 @@ def checked(text: bytes, points: int = 2**32) -> Groups:
     Parameters
     ----------
     points : int
-        How many there are.
+        Number of points.
 
     Raises
     ------
     ValueError
-        It is something else.
+        If the data is invalid.
     """
     try:
         told = json.loads(text)
@@ -78,14 +78,15 @@ def checked(text: bytes, points: int = 2**32) -> Groups:
 
 
 def change(folder: Path, make: Callable[[Groups], Groups]) -> bytes:
-    """Replace the groups by what `make` makes of them; all at once, one change after the other. Returns them as they are in the file.
+    """Replace the groups by the result of `make`, atomically; changes are serialized. Returns the groups as they are in
+    the file.
 
     Raises
     ------
     ValueError
-        What `make` raises; or there are too many groups, or names that are too long. Nothing is changed then.
+        From `make`; or if there are too many groups, or names are too long. In these cases nothing changes.
     FrameError
-        The groups cannot be read.
+        If the groups cannot be read.
     """
     with locked(folder):
         text = told(_within(make(read(folder))))
@@ -98,12 +99,12 @@ def change(folder: Path, make: Callable[[Groups], Groups]) -> bytes:
 
 
 def put(name: str, text: bytes, points: int) -> Callable[[Groups], Groups]:
-    """The change that adds a group, or replaces its rows: ``{"rows": [...]}``.
+    """Return the change that adds a group, or replaces its rows: ``{"rows": [...]}``.
 
     Raises
     ------
     ValueError
-        It is something else.
+        If the data is invalid.
     """
     try:
         group = json.loads(text)
@@ -114,12 +115,12 @@ def put(name: str, text: bytes, points: int) -> Callable[[Groups], Groups]:
 
 
 def delete(name: str) -> Callable[[Groups], Groups]:
-    """The change that removes a group; one that is gone already stays so."""
+    """Return the change that removes a group; does nothing if it does not exist."""
     return lambda groups: {other: rows for other, rows in groups.items() if other != name}
 
 
 def told(groups: Groups) -> bytes:
-    """Groups as they are in the file."""
+    """Return groups as they are in the file."""
     return json.dumps([{"name": name, "rows": rows} for name, rows in groups.items()], separators=(",", ":")).encode()
 
 
@@ -141,12 +142,12 @@ def _within(groups: Groups) -> Groups:
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Keep others from changing the groups, and from writing the frames anew.
+    """Keep others from changing the groups, and from rewriting the frames.
 
     Raises
     ------
     FileNotFoundError
-        There are no frames.
+        If there are no frames.
     """
     while True:
         # The index is there as long as the frames are, and never replaced but with all of them.

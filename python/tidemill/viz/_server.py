@@ -1,4 +1,4 @@
-"""Serves a folder of frames, or a library of plots, to whoever knows the token."""
+"""Serves a folder of frames, or a library of plots, to clients with the token."""
 
 from __future__ import annotations
 
@@ -22,30 +22,32 @@ __all__ = ["Server"]
 
 
 class Server:
-    """A server of one folder of frames, or of a library, in threads of its own until `close`.
+    """A server for one folder of frames, or for a library, on its own threads until `close`.
 
     Parameters
     ----------
     what : path or Library
-        A folder, written by `FrameWriter`, that may still grow; or a library, which whoever has the token may also change.
+        A folder written by `FrameWriter`, which may still grow; or a library, which clients with the token may also
+        change.
     host : str, default="127.0.0.1"
-        Where to listen. Anything but loopback wants a `token` of your own, as whoever knows it can look.
+        Address to listen on. Any address other than loopback requires that you set `token`, since anyone who knows the
+        token has access.
     port : int, default=0
-        0: one that is free.
+        Port to listen on; 0 means any free port.
     token : str, optional
-        At least 16 characters; default: a random one.
+        At least 16 characters; random by default.
 
     Attributes
     ----------
     url : str
-        What a browser opens, token included.
+        URL for the browser, including the token.
 
     Raises
     ------
     FrameError
-        The folder has no frames, or the page was not built.
+        If the folder has no frames, or the page was not built.
     ValueError
-        The host is reachable from elsewhere and there is no token, or the token is too short.
+        If the host is not loopback and there is no token, or the token is too short.
     """
 
     def __init__(
@@ -80,7 +82,7 @@ class Server:
             self._thread.join(1.0)
 
     def close(self) -> None:
-        """Stop listening, within a second. Questions that are still open are answered for as long as the program goes on."""
+        """Stop listening, within a second. Pending requests are still answered while the program runs."""
         self._http.closing = True
         self._http.shutdown()
         self._http.server_close()
@@ -93,7 +95,7 @@ class Server:
 
 
 class _FolderSite:
-    """One folder of frames, and the groups that its readers make."""
+    """A folder of frames, and its viewers' groups."""
 
     def __init__(self, folder: Path, token: str) -> None:
         self.folder, self.token = folder, token
@@ -114,7 +116,7 @@ class _FolderSite:
             _frames_api.answer(ask, self.folder, path, query)
 
     def _selections(self, ask: Ask, name: str, query: dict[str, str]) -> bytes:
-        """All groups, after the change that was asked for."""
+        """Return all groups, after making the requested change."""
         folder = self.folder
         if ask.command == "GET" and not name:
             return _selections.told(_selections.read(folder))

@@ -23,9 +23,9 @@ from tidemill.viz._write import FrameWriter, check_size
 
 __all__ = ["View", "save_html", "show"]
 
-#: Where points are: an array, or a table whose columns can be named.
+#: Positions of points: an array, or a table whose columns can be named.
 Points = ArrayLike | DataSet | Table
-#: Categories or numbers of points: an array, arrays by name or for each frame; or of a table names of columns.
+#: Categories or numbers of points: an array, arrays by name or for each frame; or for a table, names of columns.
 Columns = ArrayLike | Mapping[str, ArrayLike] | Sequence[ArrayLike] | str | Sequence[str] | Mapping[str, str]
 
 #: Most that a page in a notebook may take: it is kept in the notebook's file, and sent whole.
@@ -33,12 +33,12 @@ _EMBED_BYTES_MAX = 32 << 20
 
 
 class View:
-    """A view that is open until `close`, or until the program ends. A notebook shows it inline.
+    """A view that stays open until `close`, or until the program ends. Notebooks show it inline.
 
     Attributes
     ----------
     url : str
-        What a browser of this machine opens, token included.
+        URL for a browser on this machine, including the token.
     """
 
     def __init__(self, server: Server, folder: tempfile.TemporaryDirectory[str], page: str | None = None) -> None:
@@ -46,23 +46,25 @@ class View:
         self.url = server.url
 
     def save_html(self, path: str | PathLike[str]) -> None:
-        """Write the page with all frames into one HTML file, which opens anywhere without a server; as `export_html`."""
+        """Write the page with all frames to one HTML file, which opens anywhere without a server; see `export_html`."""
         export_html(self._folder.name, path)
 
     def close(self) -> None:
-        """End the server and remove the frames."""
+        """Stop the server and remove the frames."""
         self._server.close()
         self._folder.cleanup()
 
     def wait(self) -> None:
-        """Keep a script from ending, until Ctrl-C."""
+        """Keep a script from ending until Ctrl-C."""
         try:
             self._server.wait()
         except KeyboardInterrupt:
             self.close()
 
     def _repr_html_(self) -> str:
-        """Show the page in a notebook: by its URL, which the browser has to reach, or with ``embed=True`` as part of the notebook."""
+        """Show the page in a notebook: by its URL, which the browser must reach, or with ``embed=True`` as part of the
+        notebook.
+        """
         source = f'src="{html.escape(self.url)}"' if self._page is None else f'srcdoc="{html.escape(self._page)}"'
         return f'<iframe {source} width="100%" height="620" style="border:0" allowfullscreen></iframe>'
 
@@ -84,33 +86,35 @@ def show(
     open_browser: bool = False,
     embed: bool = False,
 ) -> View:
-    """Show points in the browser, or frames of them that it moves between.
+    """Show points in the browser, or an animation of several frames.
 
     Parameters
     ----------
     points : array-like or table of shape (n, d), optional
-        With one or two columns the rest is 0; of more than three, the first three principal components are shown. Of a DataSet the
-        query runs, which is an action: every worker calls this.
+        With one or two columns, missing coordinates are 0; with more than three, the first three principal components
+        are shown. For a DataSet, the query runs, which is an action: every worker calls this.
     frames : sequence of array-like of shape (n, d), optional
-        In place of `points`: where the same points are, one time after the other.
+        Instead of `points`: positions of the same points at consecutive times.
     times : sequence of objects, optional
-        What each of `frames` is called, as text; default their numbers.
+        Name of each of `frames`, as text; by default their numbers.
     ids, labels : sequence of n, or str, optional
-        As in `FrameWriter.write_frame`. Of a table the name of a column.
+        As in `FrameWriter.write_frame`. For a table, the name of a column.
     groups : array-like of n, or mapping of names to such, or table, optional
-        Categories, such as ``labels_`` of a clustering. With `frames`, in place of each array there may be a sequence of arrays, one for
-        each frame, where categories change. Of a table the name of a column, a list of names, or a mapping of what they are called to
-        names.
+        Categories, such as ``labels_`` of a clustering. With `frames`, if categories change, pass a sequence of arrays,
+        one for each frame, instead of each array. For a table, the name of a column, a list of names, or a mapping from
+        titles to names.
     values : array-like of n, or mapping of names to such, or table, optional
-        Numbers to colour by; for each frame and of a table as in `groups`.
+        Numbers to color by; for several frames and for a table as in `groups`.
     coordinates : sequence of str, optional
-        Of a table the columns that say where points are. By default, where other columns are named, all columns of numbers that are not.
+        For a table, the columns with the positions of points. By default, if other columns are named, all other numeric
+        columns.
     title : str, default=""
     open_browser : bool, default=False
-        Open a tab; else print or show what is returned, which has the ``url``.
+        Open a browser tab; otherwise print or show the result, which has the ``url``.
     embed : bool, default=False
-        In a notebook show a page that has the frames in it, and needs no server: where the browser does not reach the notebook's host,
-        as with JupyterHub, and in saved notebooks. At most 32 MiB; 6 bytes for each point and frame make 8 of them.
+        In a notebook, show a page that contains the frames and needs no server: for saved notebooks, and if the browser
+        cannot reach the notebook's host, as with JupyterHub. At most 32 MiB; each point and frame takes 6 bytes, which
+        become 8 in the page.
 
     Returns
     -------
@@ -119,11 +123,12 @@ def show(
     Raises
     ------
     ValueError
-        Shapes or numbers of frames that do not fit, or a point that is not finite; it names frame and row.
+        If shapes or numbers of frames do not match, or a point is not finite; the message names frame and row.
     TypeError
-        What is no array of numbers, such as an estimator.
+        If an argument is not an array of numbers, such as an estimator.
     FrameError
-        A number of more than 1e37 in size, what `FrameWriter.write_frame` refuses, or more than can be embedded.
+        If a number exceeds 1e37 in magnitude, `FrameWriter.write_frame` rejects the data, or there is too much to
+        embed.
 
     Examples
     --------
@@ -158,19 +163,20 @@ def save_html(
     coordinates: Sequence[str] | None = None,
     title: str = "",
 ) -> None:
-    """Write what `show` would show into one HTML file, which opens anywhere without a server.
+    """Write the page of `show` to one HTML file, which opens anywhere without a server.
 
     Parameters
     ----------
     path : path
-        Where the page goes; what is there is replaced. Of a DataSet, whose query all workers run, worker 0 writes it.
+        Output file; an existing file is replaced. For a DataSet, all workers run the query and worker 0 writes the
+        file.
     points, frames, times, ids, labels, groups, values, coordinates, title
-        As for `show`.
+        As in `show`.
 
     Raises
     ------
     ValueError, TypeError, FrameError
-        As for `show` and `export_html`.
+        As in `show` and `export_html`.
     """
     with tempfile.TemporaryDirectory(prefix="tidemill-view-") as folder:
         _write(Path(folder), points, frames, times, ids, labels, groups, values, coordinates, title)
@@ -191,7 +197,7 @@ def _write(
     coordinates: Sequence[str] | None,
     title: str,
 ) -> None:
-    """Check what `show` was given, and write it as frames into a folder."""
+    """Check the arguments of `show`, and write them as frames into a folder."""
     if (points is None) == (frames is None):
         raise ValueError("show points or frames: give one of them")
     if points is not None:
@@ -257,7 +263,7 @@ def _points(name: str, given: Any) -> NDArray[np.float64]:
 
 
 def _embedded(folder: Path) -> str:
-    """The page with the frames in it."""
+    """Return the page with the frames in it."""
     with tempfile.TemporaryDirectory(prefix="tidemill-page-") as made:
         path = Path(made) / "page.html"
         export_html(folder, path)
@@ -271,7 +277,9 @@ def _embedded(folder: Path) -> str:
 
 
 def _by_frame(name: str, given: Any, frames: int | None) -> Callable[[int], dict[str, Any]]:
-    """Return what gives the columns of each frame; `frames` is None where there is one array of points, and so nothing to choose from."""
+    """Return a function that gives the columns of each frame; `frames` is None if there is a single array of points,
+    and so no choice.
+    """
     columns = _named(name, given)
     changing = {column for column, array in columns.items() if frames is not None and _is_sequence(array)}
     for column in changing:
@@ -294,14 +302,14 @@ def _named(name: str, given: Any) -> dict[str, Any]:
 
 
 def _is_sequence(given: Any) -> bool:
-    """Whether these are arrays, and not categories or numbers."""
+    """Return whether these are arrays, not categories or numbers."""
     if isinstance(given, list | tuple):
         return len(given) > 0 and np.ndim(given[0]) == 1
     return isinstance(given, np.ndarray) and given.ndim == 2
 
 
 def _projection(first: Any) -> Any:
-    """Return a function onto three columns: the same for all frames, so that what moves has moved."""
+    """Return a projection onto three columns: the same for all frames, so that points move only if they have changed."""
     width = first.shape[1]
     if width <= 3:
         return lambda array: np.pad(array, ((0, 0), (0, 3 - width)))

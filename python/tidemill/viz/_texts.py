@@ -1,7 +1,8 @@
-"""Names of points, left in their files: of ten million a reader wants to know a few.
+"""Names of points, left in their files, since viewers need only few of millions.
 
-Texts lie one after the other in UTF-8, with where each begins (`_format.pack_texts`); files are mapped, so what is not looked at is not read.
-Searching compares bytes of many texts at once. ASCII letters are found in either case; other letters too, but text by text.
+Strings are stored as concatenated UTF-8 with the start of each (`_format.pack_texts`). Files are mapped, so that only
+the strings in use are read. Searches compare bytes of many strings at once. They ignore the case of ASCII letters, and
+also that of other letters, but one string at a time.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ _FOLDED = np.frombuffer(bytes(range(256)).lower(), np.uint8)
 
 
 class Texts:
-    """Texts of points by row, over several files; a row may have none."""
+    """Strings of points by row, over several files; a row may have none."""
 
     def __init__(self) -> None:
         self.rows = 0
@@ -36,16 +37,16 @@ class Texts:
 
     @property
     def empty(self) -> bool:
-        """Whether no row has a text."""
+        """True if no row has a string."""
         return not self._parts
 
     def add(self, name: str, count: int, tensors: Mapping[str, NDArray[Any]]) -> None:
-        """Take the texts of the next `count` rows, if the file has any.
+        """Add the strings of the next `count` rows, if the file has any.
 
         Raises
         ------
         FrameError
-            They do not fit together.
+            If the file is inconsistent.
         """
         if f"{name}.bytes" in tensors:
             offsets, data = tensors[f"{name}.offsets"], tensors[f"{name}.bytes"]
@@ -56,7 +57,7 @@ class Texts:
         self.rows += count
 
     def __getitem__(self, row: int) -> str:
-        """Return the text of a row, ``""`` where it has none."""
+        """Return the string of a row, ``""`` if it has none."""
         part = bisect_right(self._begins, row) - 1
         if part < 0:
             return ""
@@ -65,7 +66,7 @@ class Texts:
         return data[offsets[at] : offsets[at + 1]].tobytes().decode() if at + 1 < len(offsets) else ""
 
     def all(self) -> list[str]:
-        """Return the text of every row."""
+        """Return the strings of all rows."""
         texts = [""] * self.rows
         for begin, (offsets, data) in zip(self._begins, self._parts, strict=True):
             found = _format.unpack_texts("", {".offsets": offsets, ".bytes": data})
@@ -73,11 +74,11 @@ class Texts:
         return texts
 
     def beginning(self, wanted: str, most: int) -> list[int]:
-        """Return the first rows whose texts begin so, whatever the case of letters; at most `most`."""
+        """Return the first rows whose strings begin with this text, ignoring case; at most `most`."""
         return self._found(wanted, most, _beginning, str.startswith)
 
     def having(self, wanted: str, most: int) -> list[int]:
-        """Return the first rows whose texts have this in them, whatever the case of letters; at most `most`."""
+        """Return the first rows whose strings contain this text, ignoring case; at most `most`."""
         return self._found(wanted, most, _having, str.__contains__)
 
     def _found(
@@ -87,7 +88,7 @@ class Texts:
         rows_of: Callable[[NDArray[np.uint32], NDArray[np.uint8], bytes, int], list[int]],
         fits: Callable[[str, str], bool],
     ) -> list[int]:
-        """The first rows whose texts fit, by their bytes or, of other letters than ASCII, one by one."""
+        """Return the first rows whose strings match, by their bytes or, if the text has non-ASCII letters, one by one."""
         found: list[int] = []
         folded = wanted.lower()
         for begin, offsets, data in self._pieces():
@@ -102,7 +103,7 @@ class Texts:
         return found
 
     def rows_of(self, wanted: Sequence[str]) -> dict[str, int]:
-        """Return the rows of these very texts, of those that there are."""
+        """Return the rows of exactly these strings, without those that do not exist."""
         left: dict[int, list[bytes]] = {}
         for text in {text.encode() for text in wanted}:
             left.setdefault(len(text), []).append(text)
@@ -118,7 +119,7 @@ class Texts:
         return found
 
     def _pieces(self) -> Iterator[tuple[int, NDArray[np.uint32], NDArray[np.uint8]]]:
-        """The first row, offsets and bytes of some texts at a time."""
+        """Yield the first row, offsets and bytes of some strings at a time."""
         for begin, (offsets, data) in zip(self._begins, self._parts, strict=True):
             for first in range(0, len(offsets) - 1, _ROWS_AT_ONCE):
                 yield begin + first, np.asarray(offsets[first : first + _ROWS_AT_ONCE + 1]), data
@@ -131,7 +132,7 @@ def _same(
     wanted: bytes,
     folded: NDArray[np.uint8] | None = None,
 ) -> NDArray[np.int64]:
-    """Return those of the rows whose texts, long enough, begin with these bytes."""
+    """Return the rows whose strings, which are long enough, begin with these bytes."""
     for place, letter in enumerate(wanted):
         if not rows.size:
             break

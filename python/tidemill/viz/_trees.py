@@ -1,4 +1,4 @@
-"""Trees between points, to be drawn as edges of frames: the shortest one, or a given one in Newick's format."""
+"""Trees between points, drawn as edges of frames: the minimum spanning tree, or a tree in Newick format."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ __all__ = ["Tree", "minimum_spanning_tree", "place_tree", "read_newick"]
 
 
 def minimum_spanning_tree(points: ArrayLike) -> NDArray[np.int64]:
-    """Return the edges of the shortest tree that connects all points.
+    """Return the edges of the minimum spanning tree of all points.
 
-    Prim's algorithm on all distances, which are computed as they are needed: time in the square of the number of points (some
-    seconds for 20,000), memory linear in it.
+    Uses Prim's algorithm on all distances, which are computed when needed: time is quadratic in the number of points (a
+    few seconds for 20,000), memory linear.
 
     Parameters
     ----------
@@ -59,7 +59,7 @@ def minimum_spanning_tree(points: ArrayLike) -> NDArray[np.int64]:
 
 @dataclass
 class Tree:
-    """A rooted tree. Node 0 is the root; every other node comes behind its parent."""
+    """A rooted tree. Node 0 is the root; every other node comes after its parent."""
 
     names: list[str] = field(default_factory=list)
     """``""`` for a node without a name."""
@@ -79,14 +79,14 @@ _TOKEN = re.compile(r"\s*('(?:[^']|'')*'|\[[^\]]*\]|[(),:;]|[^\s(),:;\[\]']+)")
 
 
 def read_newick(text: str) -> Tree:
-    """Read a tree in Newick's format, such as ``((a:1,b:2)x:0.5,c:3);``.
+    """Read a tree in Newick format, such as ``((a:1,b:2)x:0.5,c:3);``.
 
-    Names may be quoted (``'it''s'``), underscores in others stand for blanks, comments in brackets are passed over.
+    Names may be quoted (``'it''s'``); underscores in unquoted names mean blanks; comments in brackets are ignored.
 
     Raises
     ------
     FrameError
-        The text is no such tree; the message says where.
+        If the text is not a valid tree; the message gives the position.
 
     References
     ----------
@@ -150,20 +150,21 @@ def place_tree(
 ) -> tuple[list[str], NDArray[np.float64], list[tuple[str, str]]]:
     """Place the inner nodes of a tree whose leaves are points, so that it can be drawn among them.
 
-    Branches are springs, the shorter the stiffer: inner nodes lie where the sum of squared lengths, each divided by the branch's own length, is least.
-    On a tree that is solved exactly in two passes.
+    Branches act as springs, shorter ones stiffer: the positions of inner nodes minimize the sum of squared lengths,
+    each divided by the branch's own length. For a tree, two passes solve this exactly.
 
     Parameters
     ----------
     tree : Tree
     ids : sequence of n
-        Names of the points; all named leaves of the tree must be among them. An inner node of that name stays where its point is.
+        Names of the points; all named leaves of the tree must be among them. An inner node with the name of a point
+        keeps its position.
     points : array-like of shape (n, 3)
 
     Returns
     -------
     ids : list of str
-        Those given, and the inner nodes: by their names, or ``node 5``.
+        The given ids, and those of inner nodes: their names, or ``node 5``.
     points : ndarray of shape (n + inner nodes, 3)
     edges : list of pairs of ids
         For ``write_frame(edges=)``.
@@ -171,7 +172,7 @@ def place_tree(
     Raises
     ------
     FrameError
-        A leaf is no point, or two nodes have the same name.
+        If a leaf is not a point, or two nodes have the same name.
     """
     where = np.asarray(points, dtype=np.float64)
     names = [str(name) for name in ids]

@@ -1,4 +1,4 @@
-"""Writes frames into a folder, one file each; what reads the folder meanwhile sees whole frames only."""
+"""Writes frames into a folder, one file each; programs that read the folder meanwhile see only complete frames."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tidemill.viz._read import FrameReader
 
 __all__ = ["GLYPHS", "OURS", "FrameRecorder", "FrameWriter", "Recorded", "check_size"]
 
-#: How a chosen point may be drawn.
+#: Shapes of marked points.
 GLYPHS = ("circle", "square", "diamond", "triangle", "star", "cross")
 
 #: Largest size of a position or value. Pages and readers keep these in 32 bits, which end at 3.4e38, and subtract them.
@@ -33,7 +33,7 @@ _NUMBER_MAX = 1e37
 #: Longest side of a heat map.
 HEAT_SIDE_MAX = 1024
 
-#: Frames of more points than this have a sample beside them, of about so many points, which the page shows while things move.
+#: Frames of more points than this also have a sample of about `_SAMPLE_POINTS`, which the page shows during animation.
 SAMPLE_FROM = 1_000_000
 _SAMPLE_POINTS = 200_000
 #: Rows are dealt out to so many heaps (the page has them in memory one behind the other); a sample is the first few heaps.
@@ -47,33 +47,33 @@ OURS = re.compile(r"(frame|points|edges|sample)-\d{6,}\.safetensors|index\.jsonl
 
 
 class FrameWriter:
-    """Writes frames of points into a folder, which ``tidemill view`` shows, also while it grows.
+    """Write frames of points into a folder, which ``tidemill view`` shows even while it grows.
 
-    Points have ids; they may come and go from frame to frame. Positions take 6 bytes a point and frame: 16 bits a
+    Points have ids; they may come and go from frame to frame. Positions take 6 bytes per point and frame: 16 bits per
     coordinate within the frame's own box, so that a coordinate is off by at most 1/131068 of the box's side.
 
     Parameters
     ----------
     folder : path
-        Made if it is not there.
+        Created if it does not exist.
     title : str, default=""
-        What the page is called.
+        Title of the page.
     axes : sequence of str, default=("x", "y", "z")
     glyphs : mapping of id to str, optional
-        Points that are drawn large and with their label from the start, and how: ``circle``, ``square``, ``diamond``,
+        Points to draw large and with their label from the start, and their shapes: ``circle``, ``square``, ``diamond``,
         ``triangle``, ``star`` or ``cross``.
     categories : mapping of str to sequence of str, optional
-        Of some groupings all categories, in the order that the legend shows them in, such as bins, which then are coloured from one end to
-        the other; others have the order in which they come.
+        For some groupings, all categories in the order of the legend, such as bins, which are then colored along a
+        scale; categories of other groupings have the order of their first appearance.
     mode : {"x", "w", "a"}, default="x"
-        If there are frames in the folder: refuse, replace them, or go on behind them. To go on, ``title``, ``axes``,
-        ``glyphs`` and known categories stay what they were. Groups that readers have made are kept; where frames are replaced, they
-        have those of their points that come again, by id, and pages that show the old frames are told to load anew.
+        If the folder has frames: fail, replace them, or append to them. When appending, ``title``, ``axes``, ``glyphs``
+        and known categories stay as they were. Viewers' groups are kept. If frames are replaced, groups keep the points
+        that occur again, by id, and pages that show the old frames reload.
 
     Raises
     ------
     FrameError
-        The folder has frames and `mode` is ``"x"``, or frames that cannot be read and `mode` is ``"a"``.
+        If the folder has frames and `mode` is ``"x"``, or has unreadable frames and `mode` is ``"a"``.
     """
 
     def __init__(
@@ -106,7 +106,7 @@ class FrameWriter:
         self._know(categories or {})
 
     def _set_up(self, categories: Mapping[str, Sequence[str]]) -> None:
-        """Begin without points, frames and categories; `categories` are those that will be known."""
+        """Start without points, frames and categories; `categories` are those known in advance."""
         self._rows: dict[str, int] = {}
         #: Points known so far. If they have no ids of their own, `_rows` stays empty.
         self._known = 0
@@ -134,7 +134,7 @@ class FrameWriter:
         self._check_names("categories", categories, {})
 
     def _know(self, categories: Mapping[str, Sequence[str]]) -> None:
-        """Take in categories behind those that are known."""
+        """Add categories after the known ones."""
         for grouping, names in categories.items():
             known = self._categories.setdefault(grouping, {})
             for name in names:
@@ -157,7 +157,7 @@ class FrameWriter:
         self._append(header)
 
     def _take_groups(self) -> None:
-        """Note what readers' groups are of, by id, before the frames are replaced."""
+        """Note the members of viewers' groups, by id, before the frames are replaced."""
         try:
             groups = _selections.read(self.folder)
             old = FrameReader(self.folder) if groups else None
@@ -200,43 +200,45 @@ class FrameWriter:
         heat_map_range: ArrayLike | None = None,
         edges: ArrayLike | Sequence[tuple[Any, Any]] | None = None,
     ) -> None:
-        """Write a frame behind the others.
+        """Append a frame.
 
         Parameters
         ----------
         positions : array-like of shape (n, 2) or (n, 3)
-            Finite numbers, at most 1e37 in size.
+            Finite numbers, at most 1e37 in magnitude.
         ids : sequence of n, optional
-            Names of the points, all different; the same name is the same point in all frames. Without ids, the
-            points are numbered from 0.
+            Unique names of the points; the same name means the same point in all frames. By default, points are
+            numbered from 0.
         time : object, optional
-            What the page calls the frame, as text; default its number.
+            Name of the frame in the page, as text; by default its number.
         labels : sequence of n str, optional
-            A longer name of each point; the one in the point's first frame is kept.
+            A longer name for each point; the one in the point's first frame is kept.
         groups : mapping of str to array-like of n, optional
-            Groupings: a category for each point, as text or number; None, NaN, ``pandas.NA`` and ``""`` are no category. At most
-            65535 categories each. A category costs nothing while it stays what it was in the point's first frame, else a byte, or two where
-            there are more than 255 of them.
+            Groupings: a category for each point, as text or number; None, NaN, ``pandas.NA`` and ``""`` mean no
+            category. At most 65535 categories each. A category takes no space while it is the same as in the point's
+            first frame; otherwise it takes one byte, or two if there are more than 255 categories.
         values : mapping of str to array-like of n, optional
-            Numbers that points can be coloured by, at most 1e37 in size; NaN where there is none. Kept in 16 bits: two bytes each. The page's
-            colours go from where 5 % of the points lie below to where 5 % lie above, or to the ends if these are near; by logarithms if most
-            points would be alike otherwise; and alike to both sides of 0 if there are points on both.
+            Numbers to color points by, at most 1e37 in magnitude; NaN for none. Stored in 16 bits: two bytes each. The
+            page's color scale spans the 5th to the 95th percentile, or the full range if that is close; it is
+            logarithmic if most points would otherwise look the same, and symmetric about 0 if there are points on both
+            sides.
         metrics : mapping of str to float, optional
-            Figures of the frame, such as its stress, which the page plots over time.
+            Metrics of the frame, such as its stress, which the page plots over time.
         heat_map : array-like of shape (h, w), optional
-            Counts that the page shows as a picture, such as projected (rows) against original distance (columns). Row 0 is the lowest.
+            Counts that the page shows as an image, such as projected (rows) against original distance (columns). Row 0
+            is the lowest.
         heat_map_range : array-like of shape (2, 2), optional
-            What its edges stand for: least and greatest of the rows, then of the columns.
+            Range of the axes: minimum and maximum of the rows, then of the columns.
         edges : array-like of shape (m, 2), optional
-            Lines between points of this frame, such as those of a tree: pairs of ids, or of numbers where points have no ids.
-            The same edges in frames that follow each other are stored once, 8 bytes each.
+            Lines between points of this frame, such as those of a tree: pairs of ids, or of numbers if points have no
+            ids. Equal edges of consecutive frames are stored once, 8 bytes each.
 
         Raises
         ------
         FrameError
-            Shapes that do not fit, positions that are not finite, numbers that are too large, an id twice, an edge to a point that is
-            not in the frame, a name that is both a grouping and a value, or a grouping called ``my groups``, as the page calls those of its
-            readers. Nothing is written then.
+            If shapes do not match, positions are not finite, numbers are too large, an id occurs twice, an edge leads
+            to a point that is not in the frame, a name is both a grouping and a value, or a grouping is called ``my
+            groups``, which the page uses for viewers' groups. In these cases nothing is written.
         """
         self._check_there()
         place = f"frame {self._frames}"
@@ -338,12 +340,12 @@ class FrameWriter:
         labels: Sequence[str] | NDArray[Any] | None = None,
         groups: Mapping[str, ArrayLike] | None = None,
     ) -> None:
-        """Name points before the first frame that has them; those that are known stay as they are.
+        """Add points before their first frame; known points do not change.
 
         Parameters
         ----------
         ids, labels, groups
-            As for `write_frame`. In a grouping that is left out the points have no category until a frame says otherwise.
+            As in `write_frame`. In a grouping that you leave out, the points have no category until a frame sets it.
         """
         count = len(ids)
         groupings = {name: self._texts("the points", name, column, count) for name, column in (groups or {}).items()}
@@ -356,16 +358,16 @@ class FrameWriter:
 
     @property
     def points(self) -> int:
-        """Points that are known."""
+        """Number of known points."""
         return self._known
 
     def put(self, recorded: Recorded) -> None:
-        """Write a frame that a `FrameRecorder` has made behind the others.
+        """Append a frame that a `FrameRecorder` has created.
 
         Raises
         ------
         FrameError
-            The frame has another number than the next one, or the folder has lost its index.
+            If the frame's number is not the next one, or the folder has lost its index.
         """
         self._check_there()
         if recorded.number != self._frames:
@@ -381,7 +383,7 @@ class FrameWriter:
             raise FrameError(f"{self.folder} has lost its {INDEX}: were the frames removed while they were written?")
 
     def _check_names(self, place: str, groups: Collection[str], values: Collection[str]) -> None:
-        """Refuse names of groupings and values that the page could not tell apart."""
+        """Refuse names of groupings and values that the page could not distinguish."""
         if _selections.GROUPING in groups:
             raise FrameError(
                 f"{place}: {_selections.GROUPING!r} is what the page calls the groups that its readers make; give the grouping another name"
@@ -391,7 +393,7 @@ class FrameWriter:
             raise FrameError(f"{place}: {min(both)!r} is both a grouping and a value; give one of them another name")
 
     def _find(self, place: str, ids: Any, count: int) -> tuple[NDArray[np.int64], list[str] | None]:
-        """Return the row of each point, new ones counted on behind the known, and the names that are new."""
+        """Return the row of each point, with new points numbered after the known ones, and the new names."""
         if self._named is not None and self._named != (ids is not None):
             had = "had" if self._named else "had no"
             raise FrameError(f"{place}: earlier frames {had} ids, so all must have {'ids' if self._named else 'none'}")
@@ -420,7 +422,7 @@ class FrameWriter:
         return rows, list(added)
 
     def _sample(self, tensors: Mapping[str, NDArray[Any]], rows: NDArray[np.int64]) -> dict[str, Any]:
-        """Write an even sample of a frame; returns what the index says of it."""
+        """Write an even sample of a frame; returns its entry for the index."""
         strata = min(_STRATA, max(1, round(_STRATA * _SAMPLE_POINTS / self._known)))
         taken = rows % _STRATA < strata
         part = {name: tensor if name in ("heat_map", "present") else tensor[taken] for name, tensor in tensors.items()}
@@ -457,7 +459,9 @@ class FrameWriter:
         return pairs
 
     def _texts(self, place: str, name: str, column: ArrayLike, count: int) -> tuple[NDArray[np.uint16], dict[str, int]]:
-        """Return the codes of categories, and all that there are then: new ones get codes behind those that there are."""
+        """Return the codes of categories, and the resulting list of all categories: new ones get codes after the
+        existing ones.
+        """
         given = np.asarray(column)
         if given.shape != (count,):
             raise FrameError(f"{place}: grouping {name!r} has shape {given.shape} for {count} points")
@@ -488,7 +492,7 @@ class FrameWriter:
         labels: Any,
         groupings: dict[str, NDArray[np.uint16]],
     ) -> None:
-        """Write the points that were not there before, and the categories that are new."""
+        """Write the new points, and the new categories."""
         count = int(new.sum())
         for grouping, known in self._categories.items():
             told = self._told.get(grouping, 0)
@@ -530,7 +534,7 @@ class FrameWriter:
         return _format.pack_codes(codes, len(self._categories[grouping]))
 
     def _carry(self, names: list[str] | None, count: int) -> None:
-        """Put points that have come into the groups that readers had made of them in the frames before."""
+        """Put new points into the viewers' groups of which they were members in the earlier frames."""
         if (names is not None) != self._carried_named:
             return
         begin = self._known - count
@@ -549,7 +553,7 @@ class FrameWriter:
             warnings.warn(f"{self.folder}: groups that readers had made are lost: {error}", stacklevel=4)
 
     def _append(self, line: dict[str, Any]) -> None:
-        """Add a line to the index, in one write: a reader takes no line whose end is not there."""
+        """Append a line to the index in one write: readers ignore an incomplete line."""
         self._append_text(json.dumps(line, ensure_ascii=False, allow_nan=False, separators=(",", ":")) + "\n")
 
     def _append_text(self, text: str) -> None:
@@ -560,7 +564,9 @@ class FrameWriter:
         _format.write_tensors(self.folder / name, tensors)
 
     def close(self) -> None:
-        """Say what is lost, if frames were replaced: every frame is whole when `write_frame` returns, and there is nothing else left to do."""
+        """Report what is lost if frames were replaced. There is nothing else to do: every frame is complete when
+        `write_frame` returns.
+        """
         if self._carried:
             groups = sorted({group for names in self._carried.values() for group in names})
             warnings.warn(
@@ -580,7 +586,9 @@ class FrameWriter:
 
 @dataclass
 class Recorded:
-    """A frame as a `FrameWriter` writes it: its files, and its lines of the index; `FrameWriter.put` puts it into a folder."""
+    """A frame as a `FrameWriter` writes it: its files, and its lines of the index. `FrameWriter.put` stores it in a
+    folder.
+    """
 
     number: int
     files: list[tuple[str, bytes]] = field(default_factory=list)
@@ -588,14 +596,16 @@ class Recorded:
 
 
 class FrameRecorder(FrameWriter):
-    """Makes frames for a `FrameWriter` elsewhere, in any order, so that several processes share that work; it needs no folder.
+    """Create frames for a `FrameWriter` in another process, in any order, so that several processes share the work.
+    Needs no folder.
 
-    All points are named first, with `add_points`. The `FrameWriter` must be told the same ones in the same order, each before the first frame that has it.
+    Add all points first, with `add_points`. The `FrameWriter` must get the same points in the same order, each before
+    its first frame.
 
     Parameters
     ----------
     categories : mapping of str to sequence of str, optional
-        As of the `FrameWriter`.
+        As in `FrameWriter`.
     """
 
     def __init__(self, *, categories: Mapping[str, Sequence[str]] | None = None) -> None:
@@ -604,12 +614,12 @@ class FrameRecorder(FrameWriter):
         self._recorded = Recorded(0)
 
     def record(self, number: int, points: int, positions: ArrayLike, **columns: Any) -> Recorded:
-        """Make frame `number`, when `points` points are known; `columns` are as of `write_frame`, but edges.
+        """Create frame `number`, when `points` points are known; `columns` are those of `write_frame`, except edges.
 
         Raises
         ------
         FrameError
-            As `write_frame`; and a point or a category that was not named before.
+            As in `write_frame`; also for a point or a category that was not added before.
         """
         self._frames, self._recorded = number, Recorded(number)
         all_points, self._known = self._known, points
@@ -633,7 +643,7 @@ class FrameRecorder(FrameWriter):
 
 
 def _is_none(kind: object) -> bool:
-    """Whether there is no category: None, or NaN, which alone differs from itself, or what pandas has in place of both."""
+    """Return whether a value means no category: None, or NaN, the only value unequal to itself, or pandas' NA."""
     try:
         return kind is None or bool(kind != kind)
     except TypeError:
@@ -652,13 +662,13 @@ def _numbers(place: str, name: str, column: ArrayLike, count: int) -> NDArray[np
 
 
 def _usual(numbers: NDArray[np.float64]) -> list[float]:
-    """Return below which numbers 5 % of them lie, half, and 95 %, in 32 bits' digits: the page lays its colours between these."""
+    """Return the 5th, 50th and 95th percentiles, in 32-bit precision: the page's color scale spans them."""
     few = numbers[:: len(numbers) // _QUANTILES_OF + 1]
     return [float(f"{number:.7g}") for number in np.quantile(few, [0.05, 0.5, 0.95])]
 
 
 def check_size(place: str, what: str, numbers: NDArray[np.float64]) -> None:
-    """Refuse a number that is too large, of one row a point."""
+    """Raise if a number is too large, for one row per point."""
     large = np.argwhere((numbers > _NUMBER_MAX) | (numbers < -_NUMBER_MAX))
     if len(large):
         found = numbers[tuple(large[0])]

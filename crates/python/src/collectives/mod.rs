@@ -1,7 +1,7 @@
-//! The upper-case collectives: what the caller passes becomes one native `CollectiveCall`.
+//! The upper-case collectives: convert the caller's arguments to a native `CollectiveCall`.
 //!
-//! Every method exists twice, blocking and non-blocking, and differs only in how its arguments become a
-//! `CollectiveCall`; the functions of the files beside this one do that once for both.
+//! Every method has a blocking and a nonblocking form. The functions of the files beside this one convert the arguments
+//! to a `CollectiveCall`, once for both.
 
 #![allow(non_snake_case)] // MPI and mpi4py write them so.
 
@@ -26,7 +26,7 @@ use vectors::{alltoallv, gatherv, scatterv};
 
 pub use reductions::reduce_local;
 
-/// Whether the method returns when the operation is over, or a request.
+/// Whether the method waits until the operation completes, or returns a request.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum CallMode {
     Blocking,
@@ -188,7 +188,7 @@ macro_rules! twice {
                     $body.map(|_: Option<Bound<'py, PyAny>>| ())
                 }
 
-                #[doc = concat!("Begins `", stringify!($name), "` and returns its request. The buffers belong to the request until it is over.")]
+                #[doc = concat!("Start `", stringify!($name), "` and return its request, which uses the buffers until it completes.")]
                 #[doc = ""]
                 #[doc = concat!("Source: MPI 4.1 section 6.12 and ", $source, ".")]
                 #[pyo3(signature = ($($arg $(= $default)?),*, *, algorithm=None, repeatable=false))]
@@ -203,84 +203,84 @@ macro_rules! twice {
 }
 
 twice! {
-    /// Copies the root's buffer to everybody's, which has the same length.
+    /// Broadcast the root's buffer to the buffers of all ranks, which have the same length.
     Bcast, Ibcast, "6.4",
     (buf: &Bound<'py, PyAny>, root: i32 = 0),
     |py, comm, how, mode| bcast(py, comm, buf, root, how, mode);
 
-    /// Combines everybody's array elementwise with `op`; the result goes to the root. `recvbuf` may be `None`
-    /// elsewhere.
+    /// Combine the arrays of all ranks elementwise with `op`; the root gets the result. `recvbuf` may be `None` on
+    /// other ranks.
     Reduce, Ireduce, "6.9.1",
     (sendbuf: &Bound<'py, PyAny>, recvbuf: Option<&Bound<'py, PyAny>>, op: Option<&Bound<'py, Operation>> = None, root: i32 = 0),
     |py, comm, how, mode| reduce(py, comm, sendbuf, recvbuf, op, root, how, mode);
 
-    /// Combines everybody's array elementwise with `op`; the result goes to everybody, the same bits everywhere.
+    /// Combine the arrays of all ranks elementwise with `op`; all ranks get the result, bitwise equal.
     Allreduce, Iallreduce, "6.9.6",
     (sendbuf: &Bound<'py, PyAny>, recvbuf: &Bound<'py, PyAny>, op: Option<&Bound<'py, Operation>> = None),
     |py, comm, how, mode| reduce_to_all(py, comm, Collective::Allreduce, sendbuf, recvbuf, op, how, mode);
 
-    /// Combines the arrays of ranks up to and including this one.
+    /// Combine the arrays of ranks up to and including this one.
     Scan, Iscan, "6.11.1",
     (sendbuf: &Bound<'py, PyAny>, recvbuf: &Bound<'py, PyAny>, op: Option<&Bound<'py, Operation>> = None),
     |py, comm, how, mode| reduce_to_all(py, comm, Collective::Scan, sendbuf, recvbuf, op, how, mode);
 
-    /// Combines the arrays of lower ranks; rank 0's result is left alone.
+    /// Combine the arrays of lower ranks; the receive buffer of rank 0 does not change.
     Exscan, Iexscan, "6.11.2",
     (sendbuf: &Bound<'py, PyAny>, recvbuf: &Bound<'py, PyAny>, op: Option<&Bound<'py, Operation>> = None),
     |py, comm, how, mode| reduce_to_all(py, comm, Collective::Exscan, sendbuf, recvbuf, op, how, mode);
 
-    /// Combines everybody's array and leaves block i of the result on rank i; all blocks have one length.
+    /// Combine the arrays of all ranks; rank i gets block i of the result. All blocks have the same length.
     Reduce_scatter_block, Ireduce_scatter_block, "6.10.1",
     (sendbuf: &Bound<'py, PyAny>, recvbuf: &Bound<'py, PyAny>, op: Option<&Bound<'py, Operation>> = None),
     |py, comm, how, mode| reduce_scatter_block(py, comm, sendbuf, recvbuf, op, how, mode);
 
-    /// Combines everybody's array and leaves block i of the result, `recvcounts[i]` elements, on rank i.
+    /// Combine the arrays of all ranks; rank i gets block i of the result, `recvcounts[i]` elements.
     Reduce_scatter, Ireduce_scatter, "6.10.2",
     (sendbuf: &Bound<'py, PyAny>, recvbuf: &Bound<'py, PyAny>, recvcounts: Option<Vec<usize>> = None, op: Option<&Bound<'py, Operation>> = None),
     |py, comm, how, mode| reduce_scatter(py, comm, sendbuf, recvbuf, recvcounts, op, how, mode);
 
-    /// Everybody's array to the root, in rank order. `recvbuf` may be `None` elsewhere.
+    /// Collect the arrays of all ranks at the root, in rank order. `recvbuf` may be `None` on other ranks.
     Gather, Igather, "6.5",
     (sendbuf: &Bound<'py, PyAny>, recvbuf: Option<&Bound<'py, PyAny>>, root: i32 = 0),
     |py, comm, how, mode| gather(py, comm, sendbuf, recvbuf, root, how, mode);
 
-    /// As `Gather` with blocks of different lengths: `recvbuf` is ``[buffer, counts]``,
-    /// ``[buffer, (counts, displacements), datatype]``.
+    /// Like `Gather`, with blocks of different lengths: `recvbuf` is ``[buffer, counts]`` or ``[buffer, (counts,
+    /// displacements), datatype]``.
     Gatherv, Igatherv, "6.5",
     (sendbuf: &Bound<'py, PyAny>, recvbuf: Option<&Bound<'py, PyAny>>, root: i32 = 0),
     |py, comm, how, mode| gatherv(py, comm, sendbuf, recvbuf, Some(root), how, mode);
 
-    /// Everybody's array to everybody, in rank order.
+    /// Collect the arrays of all ranks on all ranks, in rank order.
     Allgather, Iallgather, "6.7",
     (sendbuf: &Bound<'py, PyAny>, recvbuf: &Bound<'py, PyAny>),
     |py, comm, how, mode| allgather(py, comm, sendbuf, recvbuf, how, mode);
 
-    /// As `Allgather` with blocks of different lengths.
+    /// Like `Allgather`, with blocks of different lengths.
     Allgatherv, Iallgatherv, "6.7",
     (sendbuf: &Bound<'py, PyAny>, recvbuf: &Bound<'py, PyAny>),
     |py, comm, how, mode| gatherv(py, comm, sendbuf, Some(recvbuf), None, how, mode);
 
-    /// Block i of the root's array to rank i. `sendbuf` may be `None` elsewhere.
+    /// Send block i of the root's array to rank i. `sendbuf` may be `None` on other ranks.
     Scatter, Iscatter, "6.6",
     (sendbuf: Option<&Bound<'py, PyAny>>, recvbuf: &Bound<'py, PyAny>, root: i32 = 0),
     |py, comm, how, mode| scatter(py, comm, sendbuf, recvbuf, root, how, mode);
 
-    /// As `Scatter` with blocks of different lengths.
+    /// Like `Scatter`, with blocks of different lengths.
     Scatterv, Iscatterv, "6.6",
     (sendbuf: Option<&Bound<'py, PyAny>>, recvbuf: &Bound<'py, PyAny>, root: i32 = 0),
     |py, comm, how, mode| scatterv(py, comm, sendbuf, recvbuf, root, how, mode);
 
-    /// Block j of rank i becomes block i of rank j.
+    /// Exchange blocks: block j of rank i becomes block i of rank j.
     Alltoall, Ialltoall, "6.8",
     (sendbuf: &Bound<'py, PyAny>, recvbuf: &Bound<'py, PyAny>),
     |py, comm, how, mode| alltoall(py, comm, sendbuf, recvbuf, how, mode);
 
-    /// As `Alltoall` with blocks of different lengths.
+    /// Like `Alltoall`, with blocks of different lengths.
     Alltoallv, Ialltoallv, "6.8",
     (sendbuf: &Bound<'py, PyAny>, recvbuf: &Bound<'py, PyAny>),
     |py, comm, how, mode| alltoallv(py, comm, sendbuf, recvbuf, false, how, mode);
 
-    /// As `Alltoallv` with a datatype for each rank and displacements in bytes.
+    /// Like `Alltoallv`, with a datatype for each rank and displacements in bytes.
     Alltoallw, Ialltoallw, "6.8",
     (sendbuf: &Bound<'py, PyAny>, recvbuf: &Bound<'py, PyAny>),
     |py, comm, how, mode| alltoallv(py, comm, sendbuf, recvbuf, true, how, mode);
@@ -288,7 +288,7 @@ twice! {
 
 #[pymethods]
 impl Comm {
-    /// Waits until every rank has called it.
+    /// Wait until every rank has called it.
     ///
     /// Source: MPI 4.1 section 6.3.
     #[pyo3(signature = (*, algorithm=None))]
@@ -296,7 +296,7 @@ impl Comm {
         barrier(py, self.get(py)?, options(algorithm, false)?, Blocking).map(|_| ())
     }
 
-    /// Begins `Barrier` and returns its request.
+    /// Start `Barrier` and return its request.
     ///
     /// Source: MPI 4.1 section 6.12.1.
     #[pyo3(signature = (*, algorithm=None))]

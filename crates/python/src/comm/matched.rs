@@ -1,4 +1,4 @@
-//! Messages that a probe takes out of matching, to be received later by whoever has the handle.
+//! Messages that a probe removes from matching; whoever has the handle can receive them later.
 
 use std::sync::atomic::{AtomicU8, Ordering};
 
@@ -15,7 +15,7 @@ use crate::parcel;
 use crate::request::{self, ParcelContents, ReceiveOutcome};
 use crate::wait::{blocking, detach};
 
-/// A message taken out of matching by `Mprobe`.
+/// A message that `Mprobe` has removed from matching.
 #[pyclass(subclass, frozen, module = "tidemill._tidemill")]
 pub struct MatchedMessage {
     taken: Mutex<Option<(ProbedMessage, Py<Comm>)>>,
@@ -59,7 +59,7 @@ impl MatchedMessage {
         MatchedMessage { taken: Mutex::new(None), nobody: nobody.into(), original }
     }
 
-    /// Receives the message. Source: MPI 4.1 section 3.8.3.
+    /// Receive the message. Source: MPI 4.1 section 3.8.3.
     #[pyo3(signature = (buf, status=None))]
     fn Recv(&self, py: Python<'_>, buf: &Bound<'_, PyAny>, status: Option<&Bound<'_, Status>>) -> PyResult<()> {
         match self.take(py)? {
@@ -71,7 +71,7 @@ impl MatchedMessage {
         }
     }
 
-    /// Begins to receive the message. Source: MPI 4.1 section 3.8.3.
+    /// Start receiving the message. Source: MPI 4.1 section 3.8.3.
     fn Irecv<'py>(&self, py: Python<'py>, buf: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
         let Some((matched, comm)) = self.take(py)? else { return with_nobody(py, true) };
         let comm = comm.get().get(py)?;

@@ -170,17 +170,17 @@ impl Comm {
 
 #[pymethods]
 impl Comm {
-    /// Sends a buffer; returns when it may be reused.
+    /// Send a buffer; return when it may be reused.
     ///
     /// `buf` is a contiguous array or ``[buffer, count, datatype]`` (see `tidemill.mpi`). Raises `MPI.Exception` with
-    /// class ``ERR_RANK`` or ``ERR_TAG``; `WorkerLost` and `PeerFailed` when the receiver is gone.
-    /// Source: MPI 4.1 section 3.2.
+    /// class ``ERR_RANK`` or ``ERR_TAG``; `WorkerLost` and `PeerFailed` if the receiver is gone. Source: MPI 4.1
+    /// section 3.2.
     #[pyo3(signature = (buf, dest, tag=0))]
     fn Send(&self, py: Python<'_>, buf: &Bound<'_, PyAny>, dest: i32, tag: i32) -> PyResult<()> {
         self.blocking_send(py, buf, dest, tag, SendCompletion::Locally)
     }
 
-    /// As `Send`; buffering needs no attached buffer here, so it only differs in name. Source: MPI 4.1 section 3.4.
+    /// Same as `Send`: buffering needs no attached buffer. Source: MPI 4.1 section 3.4.
     #[pyo3(signature = (buf, dest, tag=0))]
     fn Bsend(&self, py: Python<'_>, buf: &Bound<'_, PyAny>, dest: i32, tag: i32) -> PyResult<()> {
         let request = self.Ibsend(py, buf, dest, tag)?;
@@ -188,25 +188,25 @@ impl Comm {
         Ok(())
     }
 
-    /// Sends a buffer; returns when its receive has begun. Source: MPI 4.1 section 3.4.
+    /// Send a buffer; return when its receive has started. Source: MPI 4.1 section 3.4.
     #[pyo3(signature = (buf, dest, tag=0))]
     fn Ssend(&self, py: Python<'_>, buf: &Bound<'_, PyAny>, dest: i32, tag: i32) -> PyResult<()> {
         self.blocking_send(py, buf, dest, tag, SendCompletion::Received)
     }
 
-    /// As `Send`, for a receive that is known to be posted. Source: MPI 4.1 section 3.4.
+    /// Same as `Send`, for a receive that is known to be posted. Source: MPI 4.1 section 3.4.
     #[pyo3(signature = (buf, dest, tag=0))]
     fn Rsend(&self, py: Python<'_>, buf: &Bound<'_, PyAny>, dest: i32, tag: i32) -> PyResult<()> {
         self.blocking_send(py, buf, dest, tag, SendCompletion::Locally)
     }
 
-    /// Begins to send a buffer, which must not change until the request is over. Source: MPI 4.1 section 3.7.2.
+    /// Start sending a buffer, which must not change until the request completes. Source: MPI 4.1 section 3.7.2.
     #[pyo3(signature = (buf, dest, tag=0))]
     fn Isend<'py>(&self, py: Python<'py>, buf: &Bound<'py, PyAny>, dest: i32, tag: i32) -> PyResult<Bound<'py, PyAny>> {
         self.nonblocking_send(py, buf, dest, tag, SendCompletion::Locally)
     }
 
-    /// Begins to send a copy of a buffer: the request is over at once. Source: MPI 4.1 section 3.7.2.
+    /// Start sending a copy of a buffer: the request completes at once. Source: MPI 4.1 section 3.7.2.
     #[pyo3(signature = (buf, dest, tag=0))]
     fn Ibsend<'py>(
         &self,
@@ -234,7 +234,7 @@ impl Comm {
         request::make(py, RequestStage::Over(RequestOutcome::default()))
     }
 
-    /// Begins a synchronous send: the request is over when the receive has begun. Source: MPI 4.1 section 3.7.2.
+    /// Start a synchronous send: the request completes when the receive has started. Source: MPI 4.1 section 3.7.2.
     #[pyo3(signature = (buf, dest, tag=0))]
     fn Issend<'py>(
         &self,
@@ -246,7 +246,7 @@ impl Comm {
         self.nonblocking_send(py, buf, dest, tag, SendCompletion::Received)
     }
 
-    /// As `Isend`, for a receive that is known to be posted. Source: MPI 4.1 section 3.7.2.
+    /// Same as `Isend`, for a receive that is known to be posted. Source: MPI 4.1 section 3.7.2.
     #[pyo3(signature = (buf, dest, tag=0))]
     fn Irsend<'py>(
         &self,
@@ -258,10 +258,9 @@ impl Comm {
         self.nonblocking_send(py, buf, dest, tag, SendCompletion::Locally)
     }
 
-    /// Receives a message into a buffer, which may be longer than the message.
+    /// Receive a message into a buffer, which may be longer than the message.
     ///
-    /// Raises `MPI.Exception` with class ``ERR_TRUNCATE`` when the message is longer.
-    /// Source: MPI 4.1 section 3.2.4.
+    /// Raises `MPI.Exception` with class ``ERR_TRUNCATE`` if the message is longer. Source: MPI 4.1 section 3.2.4.
     #[pyo3(signature = (buf, source=ANY, tag=ANY, status=None))]
     fn Recv(
         &self,
@@ -288,7 +287,7 @@ impl Comm {
         Ok(())
     }
 
-    /// Begins to receive a message. Source: MPI 4.1 section 3.7.2.
+    /// Start receiving a message. Source: MPI 4.1 section 3.7.2.
     #[pyo3(signature = (buf, source=ANY, tag=ANY))]
     fn Irecv<'py>(
         &self,
@@ -309,7 +308,7 @@ impl Comm {
         request::started(py, comm, started, resources(&message, true))
     }
 
-    /// Sends one message and receives another at the same time. Source: MPI 4.1 section 3.10.
+    /// Send one message and receive another at the same time. Source: MPI 4.1 section 3.10.
     #[pyo3(signature = (sendbuf, dest, sendtag=0, recvbuf=None, source=ANY, recvtag=ANY, status=None))]
     #[allow(clippy::too_many_arguments)] // The standard's own list.
     fn Sendrecv(
@@ -366,7 +365,7 @@ impl Comm {
         failed.map_or(Ok(()), Err)
     }
 
-    /// Waits for a message that a receive would take, and looks at it. Source: MPI 4.1 section 3.8.1.
+    /// Wait for a message that a receive would match, and return its status. Source: MPI 4.1 section 3.8.1.
     #[pyo3(signature = (source=ANY, tag=ANY, status=None))]
     fn Probe(&self, py: Python<'_>, source: i32, tag: i32, status: Option<&Bound<'_, Status>>) -> PyResult<bool> {
         let comm = self.get(py)?;
@@ -391,7 +390,7 @@ impl Comm {
         }
     }
 
-    /// Whether there is a message that a receive would take. Source: MPI 4.1 section 3.8.1.
+    /// Return whether there is a message that a receive would match. Source: MPI 4.1 section 3.8.1.
     #[pyo3(signature = (source=ANY, tag=ANY, status=None))]
     fn Iprobe(&self, py: Python<'_>, source: i32, tag: i32, status: Option<&Bound<'_, Status>>) -> PyResult<bool> {
         let comm = self.get(py)?;

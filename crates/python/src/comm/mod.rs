@@ -58,25 +58,25 @@ impl Comm {
         Comm { shared: comm.and_then(|c| c.get().shared.clone()) }
     }
 
-    /// This process's rank.
+    /// The rank of this process.
     #[inline]
     fn Get_rank(&self, py: Python<'_>) -> PyResult<u32> {
         Ok(self.get(py)?.rank())
     }
 
-    /// How many ranks there are.
+    /// The number of ranks.
     #[inline]
     fn Get_size(&self, py: Python<'_>) -> PyResult<u32> {
         Ok(self.get(py)?.size())
     }
 
-    /// This process's rank.
+    /// The rank of this process.
     #[getter]
     fn rank(&self, py: Python<'_>) -> PyResult<u32> {
         self.Get_rank(py)
     }
 
-    /// How many ranks there are.
+    /// The number of ranks.
     #[getter]
     fn size(&self, py: Python<'_>) -> PyResult<u32> {
         self.Get_size(py)

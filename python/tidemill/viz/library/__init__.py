@@ -1,6 +1,7 @@
-"""A library of plots: files of points are taken in, described, found again, changed in versions, and shared.
+"""A library of plots: files of points are imported, described, searched, changed in versions, and shared.
 
-Points lie in folders of frames; all else is in a SQLite database beside them. ``docs/library.md`` is the guide.
+Points are stored in folders of frames; everything else is in a SQLite database beside them. ``docs/library.md`` is the
+guide.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""Decodes an upload in a process of its own: a file from somebody else may want any amount of memory or time, or end the process.
+"""Decodes an upload in a separate process: an untrusted file may need any amount of memory or time, or crash the
+process.
 
-The process reads what to do from its standard input and answers on its standard output, both JSON.
+The process reads its task from standard input and answers on standard output, both in JSON.
 """
 
 from __future__ import annotations
@@ -32,12 +33,12 @@ _PR_SET_PDEATHSIG = 1
 
 
 def read_apart(files: Mapping[str, Path], folder: Path, limits: Limits) -> Upload:
-    """Write the frames of an upload into a folder; as `read_upload`.
+    """Write the frames of an upload into a folder; like `read_upload`.
 
     Raises
     ------
     UploadError
-        Also if it takes more memory or time than `limits` says, or ends the process that decodes it.
+        Also if it takes more memory or time than `limits` allows, or crashes the process that decodes it.
     """
     name = next(iter(files), "the upload")
     timeout_s = micros(limits.timeout, "timeout", ValueError) / 1_000_000

@@ -1,6 +1,6 @@
-"""What people change about a plot: a log over the original, from which any version is made again.
+"""Users' changes of a plot: a log over the original, from which any version can be restored.
 
-A change is a JSON object; the last one about the same thing counts, and ``null`` brings back what was there before any.
+A change is a JSON object. The last change of a thing applies, and ``null`` restores its original state.
 
     {"set": "colour", "grouping": "cluster", "category": "1", "value": "#ff8000"}
     {"set": "hidden", "grouping": "cluster", "category": "1", "value": true}
@@ -10,7 +10,7 @@ A change is a JSON object; the last one about the same thing counts, and ``null`
     {"set": "group",  "name": "mine", "value": [0, 5, 7]}
     {"set": "view",   "value": "frame=3&camera=..."}
 
-The numbers of a group are rows of points; a view is what stands behind ``#`` in a link to it.
+The numbers of a group are rows of points; a view is the part of its link after ``#``.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from tidemill.viz._write import GLYPHS
 
 __all__ = ["BYTES_MAX", "checked", "folded"]
 
-#: Most that the changes of a version may take as JSON.
+#: Maximum size of a version's changes as JSON.
 BYTES_MAX = 16 << 20
 _COUNT_MAX = 100_000
 _TEXT_MAX = 1000
@@ -43,12 +43,12 @@ _ABOUT = {
 
 
 def checked(changes: Any) -> list[dict[str, Any]]:
-    """Return changes with nothing in them but what belongs there.
+    """Return changes with only the fields that belong there.
 
     Raises
     ------
     ValueError
-        Names the first that makes no sense.
+        Naming the first invalid change.
     """
     if not isinstance(changes, (list, tuple)) or len(changes) > _COUNT_MAX:
         raise ValueError(f"changes are a list of at most {_COUNT_MAX}")
@@ -89,7 +89,7 @@ def _fits(kind: str, value: Any) -> bool:
 
 
 def folded(logs: Iterable[Sequence[dict[str, Any]]]) -> list[dict[str, Any]]:
-    """Return what is left of logs that follow each other: of each thing the last change, without those to null."""
+    """Return the effective changes of consecutive logs: the last change of each thing, without those to null."""
     last: dict[tuple[str, ...], dict[str, Any]] = {}
     for log in logs:
         for change in log:

@@ -1,4 +1,4 @@
-"""What every reader of an upload makes of its file: clouds of points, one for each frame."""
+"""The common result of all readers of uploads: point clouds, one for each frame."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ __all__ = ["Cloud", "Limits", "UploadError", "clouds_of_columns", "name_is_text"
 
 
 class UploadError(FrameError):
-    """A file that cannot be taken into a library; the message names file, line or field, and the remedy."""
+    """A file cannot be imported into a library; the message names file, line or field, and the remedy."""
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What an upload may be at most."""
+    """Limits of an upload."""
 
     bytes: int = 512 << 20
     """Of the upload, and of all that is packed into it once it is unpacked."""
@@ -38,7 +38,7 @@ class Limits:
 
 @dataclass
 class Cloud:
-    """The points of one frame, as one file or a part of it has them."""
+    """The points of one frame, as given by one file or a part of it."""
 
     positions: NDArray[np.float64]
     """Shape (n, 3), finite."""
@@ -64,26 +64,27 @@ _GROUPS = ("cluster", "clusterkey", "group", "class", "category")
 
 
 def name_is_text(name: str) -> bool:
-    """Whether a column of this name is taken as the texts that are written."""
+    """Return whether a column of this name is read as text."""
     return name.strip().lower() in {*_IDS, *_LABELS, *_TIMES, *_GROUPS}
 
 
 def clouds_of_columns(file: str, columns: Mapping[str, Sequence[Any]]) -> list[Cloud]:
-    """Make clouds of named columns of equal length: one, or one for each time if there is such a column.
+    """Return clouds of named columns of equal length: one, or one for each time if there is a column of times.
 
     Parameters
     ----------
     file : str
-        What messages call the file.
+        Name of the file in messages.
     columns : mapping of str to sequence
-        ``x``, ``y`` and perhaps ``z``; the first of ``id``, ``key``, ``index``, ``name`` names points, ``label`` is their longer name,
-        the first of ``time``, ``frame``, ``date`` tells frames apart. Others with numbers are values; those with texts or
-        truth values, and any called ``cluster``, ``group`` or the like, are groupings.
+        ``x``, ``y`` and optionally ``z``; the first of ``id``, ``key``, ``index``, ``name`` identifies points,
+        ``label`` is their longer name, the first of ``time``, ``frame``, ``date`` identifies frames. Other numeric
+        columns are values; columns with strings or booleans, and any called ``cluster``, ``group`` or similar, are
+        groupings.
 
     Raises
     ------
     UploadError
-        A column is missing, or a row has no position.
+        If a column is missing, or a row has no position.
     """
     by_name: dict[str, str] = {}
     for name in columns:
@@ -120,7 +121,7 @@ def clouds_of_columns(file: str, columns: Mapping[str, Sequence[Any]]) -> list[C
 
 
 def _frames(file: str, whole: Cloud, times: Sequence[Any]) -> list[Cloud]:
-    """Take points apart by their time: numbers and dates in their order, texts in that of the file."""
+    """Split points by their time: numbers and dates in order, strings in the order of the file."""
     if any(_is_none(time) for time in times):
         row = next(number for number, time in enumerate(times, 1) if _is_none(time))
         raise UploadError(f"{file}, row {row}: the time is empty; give each row one, or leave out the column")
@@ -204,7 +205,7 @@ def _is_none(value: Any) -> bool:
 
 
 def _text(value: Any) -> str:
-    """Return a cell as people write it: a whole number without the point that a column with gaps gives it."""
+    """Return a cell as people write it: an integer without the decimal point that a column with gaps gives it."""
     if value is None or value != value:
         return ""
     return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value).strip()

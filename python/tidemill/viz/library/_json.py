@@ -5,8 +5,9 @@
      "points": [{"id": "a", "x": 0, "y": 0, "z": 0, "cluster": 1, "label": "...", "height": 2.5}],
      "edges": [["a", "b"]]}
 
-A point is an object (any more fields of it become values and groupings, as columns of a table do) or a list of two or three
-numbers. In place of ``points`` there may be ``frames``: a list of ``{"time": ..., "points": [...], "edges": [...]}``. A list alone is points.
+A point is an object (additional fields become values and groupings, like columns of a table) or a list of two or three
+numbers. Instead of ``points`` there may be ``frames``: a list of ``{"time": ..., "points": [...], "edges": [...]}``. A
+list alone means points.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from tidemill.viz.library._cloud import Cloud, Limits, UploadError, clouds_of_co
 
 __all__ = ["BYTES_MAX", "read_json"]
 
-#: JSON is taken into memory whole, where it needs a multiple of its size.
+#: JSON is read into memory as a whole, where it needs a multiple of its size.
 BYTES_MAX = 128 << 20
 
 
@@ -29,7 +30,7 @@ def read_json(file: str, data: IO[bytes], limits: Limits) -> list[Cloud]:
     Raises
     ------
     UploadError
-        Names line and column, or the field.
+        Naming line and column, or the field.
     """
     text = data.read(BYTES_MAX + 1)
     if len(text) > BYTES_MAX:

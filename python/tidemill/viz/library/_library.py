@@ -1,4 +1,4 @@
-"""The library itself: what the page and programs do with plots, each call whole or not at all."""
+"""The library itself: operations of the page and of programs on plots, each atomic."""
 
 from __future__ import annotations
 
@@ -55,14 +55,14 @@ class Library(Said):
     Parameters
     ----------
     folder : path
-        Made if it is not there.
+        Created if it does not exist.
     limits : Limits, optional
-        What an upload may be at most.
+        Limits of uploads.
 
     Raises
     ------
     FrameError
-        The folder has something else in it, or a library of another release.
+        If the folder contains something else, or a library of another release.
     """
 
     def __init__(self, folder: str | PathLike[str], *, limits: Limits | None = None) -> None:
@@ -92,23 +92,23 @@ class Library(Said):
         tags: Iterable[str] = (),
         collection: str = "",
     ) -> Plot:
-        """Take in a file, several files that are frames of one plot, an archive of them, or a folder of frames.
+        """Import a file, several files that are frames of one plot, an archive of them, or a folder of frames.
 
         Parameters
         ----------
         source : path, or iterable of paths
-            Formats are in ``docs/library.md``.
+            ``docs/library.md`` lists the formats.
         title : str, optional
-            Default: the one in the file, else the file's name.
+            By default the title in the file, else the file's name.
         description, collection : str, optional
         tags : iterable of str, optional
 
         Raises
         ------
         UploadError
-            It cannot be read; the message names file, line or field, and the remedy. Nothing is stored.
+            If it cannot be read; the message names file, line or field, and the remedy. Nothing is stored.
         FrameError
-            The folder has no frames.
+            If the folder has no frames.
         """
         paths = [Path(source)] if isinstance(source, (str, PathLike)) else [Path(path) for path in source]
         if len(paths) == 1 and paths[0].is_dir():
@@ -131,10 +131,10 @@ class Library(Said):
         collection: str = "",
         apart: bool = False,
     ) -> Plot:
-        """Take in files that are called otherwise than where they lie; else as `add`.
+        """Import files under other names than they have on disk; otherwise like `add`.
 
-        With `apart` a process of its own decodes them, within `Limits.memory_bytes` and `Limits.timeout`: whatever they do to it, this
-        program goes on.
+        With `apart`, a separate process decodes them, within `Limits.memory_bytes` and `Limits.timeout`: if they crash
+        it, this program continues.
         """
         kept = described(title, description, tags, collection)
         if not files:
@@ -164,7 +164,7 @@ class Library(Said):
 
     @contextlib.contextmanager
     def _making(self) -> Any:
-        """Give a folder to make a plot in, which is gone afterwards unless it was moved to where plots are."""
+        """Provide a folder to create a plot in, which is removed afterwards unless it was moved to the plots."""
         made = self._plots / f".new-{secrets.token_hex(8)}"
         with self.uploading():
             try:
@@ -174,7 +174,7 @@ class Library(Said):
 
     @contextlib.contextmanager
     def uploading(self) -> Iterator[None]:
-        """Let other programs know that what lies in hidden folders is in use."""
+        """Let other programs know that the hidden folders are in use."""
         with _locked(self.folder, fcntl.LOCK_SH):
             yield
 
@@ -206,13 +206,13 @@ class Library(Said):
     def plots(
         self, search: str = "", *, tag: str = "", collection: str = "", limit: int = 1000, offset: int = 0
     ) -> list[Plot]:
-        """Return the plots that match, those that were changed last first.
+        """Return the plots that match, most recently changed first.
 
         Parameters
         ----------
         search : str, optional
-            Words that must all occur, or begin a word that does: in title, description, tags, comments, names of points and of
-            categories. ``tag:NAME`` and ``in:NAME`` ask for a tag and a collection.
+            Words, or beginnings of words, that must all occur in title, description, tags, comments, or names of points
+            and categories. ``tag:NAME`` and ``in:NAME`` search for a tag and a collection.
         tag, collection : str, optional
         limit, offset : int, optional
         """
@@ -224,18 +224,18 @@ class Library(Said):
             return [_plot(row) for row in rows]
 
     def count(self, search: str = "", *, tag: str = "", collection: str = "") -> int:
-        """Return how many plots match; as `plots`."""
+        """Return the number of plots that match; arguments as in `plots`."""
         with connected(self._path) as db:
             where, values = _search.condition(search, tag, collection)
             return int(db.execute(f"SELECT count(*) FROM plot WHERE {where}", values).fetchone()[0])
 
     def tags(self) -> dict[str, int]:
-        """Return how many plots each tag has."""
+        """Return the number of plots for each tag."""
         with connected(self._path) as db:
             return dict(map(tuple, db.execute("SELECT name, count(*) FROM tag GROUP BY name ORDER BY name")))
 
     def collections(self) -> dict[str, int]:
-        """Return how many plots are in each collection."""
+        """Return the number of plots in each collection."""
         with connected(self._path) as db:
             rows = db.execute(
                 "SELECT collection, count(*) FROM plot WHERE collection != '' GROUP BY collection ORDER BY collection"
@@ -248,7 +248,7 @@ class Library(Said):
         Raises
         ------
         KeyError
-            There is none of that id; so do all calls that take one.
+            If the id does not exist; also in all other calls that take one.
         """
         with connected(self._path) as db:
             return _plot(db.execute(f"{_PLOTS} WHERE number = ?", (number_of(db, id),)).fetchone())
@@ -260,14 +260,16 @@ class Library(Said):
         return self._plots / id
 
     def export_html(self, id: str, path: str | PathLike[str]) -> None:
-        """Write a plot with all its versions, and the page that shows them, into one HTML file, which opens without a server.
+        """Write a plot with all its versions, and the page that shows them, to one HTML file, which opens without a
+        server.
 
-        It shows the newest version first, and can change none; comments and links stay here. What is at `path` is replaced.
+        It shows the newest version first and is read-only; it does not contain comments and links. An existing file at
+        `path` is replaced.
 
         Raises
         ------
         FrameError
-            As `tidemill.viz.export_html`.
+            As in `tidemill.viz.export_html`.
         """
         versions = [asdict(version) for version in self.versions(id)]
         about = {"plot": asdict(self.plot(id)), "versions": versions, "logs": self.logs(id)}
@@ -282,7 +284,7 @@ class Library(Said):
         tags: Iterable[str] | None = None,
         collection: str | None = None,
     ) -> Plot:
-        """Describe a plot anew; what is not given stays."""
+        """Change a plot's description; arguments that you omit keep their values."""
         with connected(self._path, write=True) as db:
             number = number_of(db, id)
             old = db.execute("SELECT title, description, collection FROM plot WHERE number = ?", (number,)).fetchone()
@@ -317,7 +319,7 @@ class Library(Said):
         shutil.rmtree(gone, ignore_errors=True)
 
     def _tidy(self) -> None:
-        """Remove what is left of uploads that never ended; while others are at work, only what is old."""
+        """Remove the remains of interrupted uploads; while other programs are at work, only old ones."""
         try:
             with _locked(self.folder, fcntl.LOCK_EX | fcntl.LOCK_NB):
                 self._remove_left(0.0)

@@ -1,4 +1,4 @@
-"""What a library keeps of plots, and the texts and rows that it is made of."""
+"""A library's records of plots, and the strings and rows they consist of."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ TAGS_MAX = 50
 
 @dataclass(frozen=True)
 class Plot:
-    """What a library knows of a plot. Times are UTC, as ISO 8601."""
+    """A library's record of a plot. Times are UTC, as ISO 8601."""
 
     id: str
     title: str
@@ -59,7 +59,7 @@ class Plot:
 
 @dataclass(frozen=True)
 class Version:
-    """A version: number 0 is the original, each other is built on its parent."""
+    """A version: number 0 is the original; every other version is based on its parent."""
 
     number: int
     parent: int | None
@@ -71,7 +71,7 @@ class Version:
 
 @dataclass(frozen=True)
 class Comment:
-    """What somebody said about a plot."""
+    """A comment on a plot."""
 
     number: int
     author: str
@@ -81,7 +81,7 @@ class Comment:
 
 @dataclass(frozen=True)
 class Share:
-    """A link that shows one plot, or one version of it, and can do nothing else."""
+    """A link that shows one plot, or one version of it, and permits nothing else."""
 
     number: int
     version: int | None
@@ -129,7 +129,7 @@ def described(title: str, description: str, tags: Iterable[str], collection: str
 
 
 def line(what: str, text: str, most: int, *, lines: bool = False) -> str:
-    """Return a text without blanks around it; one that is too long, or has characters that no text has, is refused."""
+    """Return a string without surrounding blanks; refuse one that is too long or contains invalid characters."""
     text = text.strip()
     if len(text) > most:
         raise ValueError(f"{what} has at most {most} characters")
@@ -141,7 +141,7 @@ def line(what: str, text: str, most: int, *, lines: bool = False) -> str:
 
 
 def cut(text: str, most: int) -> str:
-    """Return a text that comes from a file as a title: on one line, and no longer than that may be."""
+    """Return a string from a file as a title: on one line, and cut to the maximum length."""
     return "".join(letter for letter in " ".join(text.split()) if letter.isprintable())[:most]
 
 

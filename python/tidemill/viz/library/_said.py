@@ -1,4 +1,4 @@
-"""What people say about a plot: comments, versions as logs of changes over the original, links that only show."""
+"""Users' additions to a plot: comments, versions as logs of changes over the original, and read-only links."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _VERSIONS = "SELECT number, parent, name, note, author, created FROM version WHE
 
 
 class Said:
-    """The part of a library that keeps what is said about its plots; each call happens whole or not at all."""
+    """The part of a library with users' additions to its plots; each call is atomic."""
 
     #: The database.
     _path: Path
@@ -41,7 +41,7 @@ class Said:
     # ---- comments
 
     def comments(self, id: str) -> list[Comment]:
-        """Return what was said about a plot, in order."""
+        """Return the comments on a plot, in order."""
         with connected(self._path) as db:
             rows = db.execute(
                 "SELECT number, author, text, created FROM comment WHERE plot = ? ORDER BY number", (number_of(db, id),)
@@ -49,7 +49,7 @@ class Said:
             return [Comment(**row) for row in map(dict, rows)]
 
     def comment(self, id: str, text: str, *, author: str = "") -> Comment:
-        """Say something about a plot."""
+        """Add a comment to a plot."""
         text, author = line("a comment", text, TEXT_MAX, lines=True), line("an author", author, TAG_MAX)
         if not text:
             raise ValueError("a comment has a text")
@@ -64,7 +64,7 @@ class Said:
         return Comment(added, author, text, now)
 
     def remove_comment(self, id: str, number: int) -> None:
-        """Take a comment back."""
+        """Remove a comment."""
         with connected(self._path, write=True) as db:
             plot = number_of(db, id)
             deleted(db.execute("DELETE FROM comment WHERE plot = ? AND number = ?", (plot, number)), "comment", number)
@@ -82,9 +82,9 @@ class Said:
             return [Version(**row) for row in map(dict, rows)]
 
     def changes(self, id: str, version: int = 0) -> list[dict[str, Any]]:
-        """Return all that a version changes about the data: what is left of the logs from the original to it.
+        """Return all changes of a version to the data: the effective changes of all logs from the original to it.
 
-        The shape of changes is in ``docs/library.md``.
+        ``docs/library.md`` describes the form of changes.
         """
         with connected(self._path) as db:
             plot = number_of(db, id)
@@ -101,7 +101,7 @@ class Said:
             return _changes.folded(reversed(logs))
 
     def logs(self, id: str) -> dict[int, list[dict[str, Any]]]:
-        """Return for each version, by its number, what it changes about its parent."""
+        """Return for each version, by number, its changes relative to its parent."""
         with connected(self._path) as db:
             rows = db.execute(
                 "SELECT number, changes FROM version WHERE plot = ? AND name <> '' ORDER BY number",
@@ -119,12 +119,12 @@ class Said:
         note: str = "",
         author: str = "",
     ) -> Version:
-        """Keep changes as a version that is built on another.
+        """Save changes as a version based on another.
 
         Raises
         ------
         ValueError
-            A change makes no sense, or there is no name.
+            If a change is invalid, or there is no name.
         """
         kept = _changes.checked(changes)
         name, author = line("a name", name, TITLE_MAX), line("an author", author, TAG_MAX)
@@ -144,12 +144,12 @@ class Said:
         return Version(number, parent, name, note, author, now)
 
     def update_version(self, id: str, number: int, *, name: str | None = None, note: str | None = None) -> Version:
-        """Change what a version is called, or what is noted of it; what it changes about the data stays.
+        """Change a version's name or notes; its changes to the data stay.
 
         Raises
         ------
         ValueError
-            The name is empty.
+            If the name is empty.
         """
         told = {}
         if name is not None:
@@ -168,12 +168,12 @@ class Said:
         return Version(**dict(row))
 
     def remove_version(self, id: str, number: int) -> None:
-        """Remove a version, and withdraw the shares that show only it. Versions that are built on it stay what they are.
+        """Remove a version, and withdraw the shares that show only it. Versions based on it do not change.
 
         Raises
         ------
         ValueError
-            It is the original.
+            If it is the original.
         """
         if number == 0:
             raise ValueError("version 0 is the original, and stays as long as the plot does")
@@ -202,7 +202,7 @@ class Said:
     # ---- shares
 
     def shares(self, id: str) -> list[Share]:
-        """Return the links to a plot that were given away and not withdrawn, without their tokens."""
+        """Return a plot's active links, without their tokens."""
         with connected(self._path) as db:
             rows = db.execute(
                 "SELECT number, version, name, created FROM share WHERE plot = ? ORDER BY number", (number_of(db, id),)
@@ -210,15 +210,15 @@ class Said:
             return [Share(**row) for row in map(dict, rows)]
 
     def share(self, id: str, *, version: int | None = None, name: str = "") -> Share:
-        """Make a token that shows a plot and can do nothing else, until it is withdrawn.
+        """Create a token that shows a plot and permits nothing else, until it is withdrawn.
 
         Parameters
         ----------
         id : str
         version : int, optional
-            Show only this one; default: all.
+            Show only this version; by default all.
         name : str, optional
-            Whom it is for, to tell it from others.
+            Name of the share, such as its recipient.
         """
         name, token, now = line("a name", name, TITLE_MAX), secrets.token_urlsafe(24), utc_now()
         with connected(self._path, write=True) as db:
@@ -233,13 +233,13 @@ class Said:
         return Share(number, version, name, now, token)
 
     def withdraw(self, id: str, number: int) -> None:
-        """Take a share back: its link shows nothing any more."""
+        """Withdraw a share: its link no longer works."""
         with connected(self._path, write=True) as db:
             plot = number_of(db, id)
             deleted(db.execute("DELETE FROM share WHERE plot = ? AND number = ?", (plot, number)), "share", number)
 
     def shared(self, token: str) -> tuple[str, int | None] | None:
-        """Return the plot, and the only version if there is but one, that a share's token shows."""
+        """Return the plot of a share's token, and the version if the share is limited to one."""
         with connected(self._path) as db:
             row = db.execute(
                 "SELECT id, version FROM share JOIN plot ON plot.number = share.plot WHERE hash = ?", (_hash(token),)

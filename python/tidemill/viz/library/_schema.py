@@ -1,4 +1,4 @@
-"""The tables of a library, in SQLite: all but the points, which lie in folders of frames beside it."""
+"""The tables of a library, in SQLite: everything except the points, which are in folders of frames beside it."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ CREATE VIRTUAL TABLE words USING fts5 (title, description, tags, comments, conte
 
 @contextlib.contextmanager
 def connected(path: Path, *, write: bool = False) -> Iterator[sqlite3.Connection]:
-    """Open the database for one piece of work, which sees one state of it and happens whole or not at all."""
+    """Open the database for one transaction, which sees a consistent state and is atomic."""
     connection = sqlite3.connect(path, timeout=_WAIT_S, isolation_level=None)
     try:
         connection.row_factory = sqlite3.Row
@@ -65,12 +65,12 @@ def connected(path: Path, *, write: bool = False) -> Iterator[sqlite3.Connection
 
 
 def prepare(path: Path) -> None:
-    """Make the tables if they are not there.
+    """Create the tables if they do not exist.
 
     Raises
     ------
     FrameError
-        The file is no library, or of another release.
+        If the file is not a library, or one of another release.
     """
     new = not path.exists()
     with connected(path, write=True) as db:

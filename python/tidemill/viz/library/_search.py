@@ -1,4 +1,4 @@
-"""Search: what words of a plot are indexed, and what a search asks for."""
+"""Search: the words of a plot that are indexed, and the parsing of search strings."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _WORDS_MAX = 20
 
 
 def contents(reader: FrameReader) -> str:
-    """Return the texts in a plot: names of frames, categories and points."""
+    """Return the strings in a plot: names of frames, categories and points."""
     parts = [reader.title, *reader.times, *(name for names in reader.categories.values() for name in names)]
     if reader.named:
         parts += reader.ids
@@ -24,12 +24,12 @@ def contents(reader: FrameReader) -> str:
 
 
 def insert(db: sqlite3.Connection, number: int, contents: str) -> None:
-    """Index what does not change; `update` does the rest."""
+    """Index the constant part of a plot; `update` does the rest."""
     db.execute("INSERT INTO words (rowid, contents) VALUES (?, ?)", (number, contents))
 
 
 def update(db: sqlite3.Connection, number: int) -> None:
-    """Index what people have written about a plot."""
+    """Index users' descriptions of a plot."""
     row = db.execute(
         "SELECT title, description || ' ' || collection || ' ' || source, "
         "(SELECT group_concat(name, ' ') FROM tag WHERE plot = plot.number), "
@@ -43,7 +43,7 @@ def update(db: sqlite3.Connection, number: int) -> None:
 
 
 def condition(search: str, tag: str = "", collection: str = "") -> tuple[str, list[str]]:
-    """Return what a search asks for as an SQL condition and its values."""
+    """Return a search string as a SQL condition and its values."""
     tags, collections, words = [tag] if tag else [], [collection] if collection else [], []
     for quoted, plain in re.findall(r'((?:tag|in):"[^"]*")|(\S+)', search):
         kind, _, rest = (quoted or plain).partition(":")

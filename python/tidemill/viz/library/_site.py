@@ -1,6 +1,6 @@
-"""The library over HTTP: a few REST routes over `Library`, and what a share's token may ask of them.
+"""The library over HTTP: a few REST routes over `Library`, and the permissions of a share's token.
 
-``docs/library.md`` lists the routes. Each question is answered by one call of the library, which happens whole or not at all.
+``docs/library.md`` lists the routes. Each request is answered by one call of the library, which is atomic.
 """
 
 from __future__ import annotations
@@ -32,20 +32,20 @@ _PLOT = re.compile(r"plots/([0-9a-f]{16})(?:/(.*))?")
 
 
 class LibrarySite:
-    """A library for who has its token, and single plots for who has the token of a share."""
+    """A library for clients with its token, and single plots for clients with the token of a share."""
 
     def __init__(self, library: Library, token: str) -> None:
         self.library, self.token = library, token
         self.place = str(library.folder)
 
     def page(self, path: str) -> str | None:
-        """The list of plots, or the viewer of one."""
+        """Return the list of plots, or the viewer of one."""
         if path == "/":
             return "library.html"
         return "index.html" if re.fullmatch(r"/plots/[0-9a-f]{16}", path) else None
 
     def api(self, ask: Ask, path: str, query: dict[str, str]) -> None:
-        """Answer, if the token allows it."""
+        """Answer, if the token permits it."""
         found = _PLOT.fullmatch(path)
         if hmac.compare_digest(ask.token.encode(), self.token.encode()):
             answer = self._of_plot if found else self._of_library
@@ -175,7 +175,7 @@ class LibrarySite:
 
 
 class _Looking:
-    """What the token of a share may ask."""
+    """The requests that the token of a share permits."""
 
     def __init__(self, library: Library, version: int | None) -> None:
         self.library, self.version = library, version
@@ -193,7 +193,7 @@ def _shown(library: Library, id: str, only: int | None) -> dict[str, Any]:
 
 
 def _looked(library: Library, ask: Ask, id: str, query: dict[str, str], rest: str, only: int | None) -> None:
-    """Answer what only looks: a version's changes, or frames."""
+    """Answer read-only requests: a version's changes, or frames."""
     kind, _, which = rest.partition("/")
     if kind == "frames":
         _frames_api.answer(ask, library.frames(id), which, query)
@@ -206,7 +206,7 @@ def _looked(library: Library, ask: Ask, id: str, query: dict[str, str], rest: st
 
 
 def _fields(told: dict[str, Any], **types: type) -> dict[str, Any]:
-    """Return the fields that were told; one that is unknown or of another type is refused."""
+    """Return the given fields; an unknown one, or one of another type, is refused."""
     kept = {}
     for name, value in told.items():
         kind = types.get(name)

@@ -1,4 +1,4 @@
-"""Tables of points: CSV, Parquet and Arrow, read by what reads them for datasets."""
+"""Tables of points: CSV, Parquet and Arrow, read with the readers of DataSets."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ _HEADER_BYTES_MAX = 1 << 16
 
 
 def read_table(file: str, path: Path, kind: str, limits: Limits) -> list[Cloud]:
-    """Read a table: one cloud, or one for each value of its column of times. Columns are as for `clouds_of_columns`.
+    """Read a table: one cloud, or one for each value of its column of times. Columns are as in `clouds_of_columns`.
 
     Parameters
     ----------
     file : str
-        What messages call it.
+        Name of the file in messages.
     path : Path
-        Where it lies.
+        Path of the file.
     kind : {"csv", "tsv", "parquet", "ipc"}
 
     Raises
     ------
     UploadError
-        It is no such file; for CSV the message has the line.
+        If the file is invalid; for CSV the message gives the line.
     """
     from tidemill import dataset
 
@@ -65,7 +65,7 @@ def read_table(file: str, path: Path, kind: str, limits: Limits) -> list[Cloud]:
 
 
 def _check_header(file: str, path: Path, delimiter: str) -> None:
-    """Look at the first line of a CSV: what programs save as another encoding, and what has no names in it."""
+    """Check the first line of a CSV for another encoding, as some programs save, and for missing column names."""
     with path.open("rb") as data:
         line = data.readline(_HEADER_BYTES_MAX)
     # In UTF-16 each letter of a name has a zero byte beside it.
@@ -85,7 +85,7 @@ def _check_header(file: str, path: Path, delimiter: str) -> None:
 
 
 def _check_footer(file: str, path: Path) -> None:
-    """Look at the end of a Parquet file: the length of what is before it, and a mark. The library trusts that length."""
+    """Check the end of a Parquet file: the length of the metadata, and a magic number. The library trusts that length."""
     with path.open("rb") as data:
         size = data.seek(0, 2)
         data.seek(max(0, size - 8))
@@ -95,7 +95,7 @@ def _check_footer(file: str, path: Path) -> None:
 
 
 def _said(error: Exception, path: Path) -> str:
-    """The message without where the file lies here, which is nobody's business."""
+    """Return the message without the path of the file, which users must not see."""
     text = str(error).replace(str(path.absolute()), "the file").replace(str(path.absolute()).lstrip("/"), "the file")
     return text.replace(str(path), "the file").replace(path.name, "the file").partition("\n")[0][:500]
 

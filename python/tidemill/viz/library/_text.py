@@ -21,13 +21,13 @@ _SHAPE = "a line is: index x y z cluster [label], with tabs or blanks between"
 def read_text(file: str, data: IO[bytes], limits: Limits) -> list[Cloud]:
     """Read a point file: one cloud.
 
-    With tabs in a line only tabs divide it; otherwise blanks do, and the label is the rest of the line. Empty lines and those that
-    begin with ``#`` are passed over. The index names the point, the cluster is a whole number.
+    A line with tabs is split only at tabs; otherwise at blanks, and the label is the rest of the line. Empty lines and
+    those that begin with ``#`` are skipped. The index is the point's id, the cluster is an integer.
 
     Raises
     ------
     UploadError
-        Names the line.
+        Naming the line.
     """
     places: list[tuple[float, float, float]] = []
     labels: list[str] = []
@@ -72,7 +72,7 @@ def read_text(file: str, data: IO[bytes], limits: Limits) -> list[Cloud]:
 
 
 def lines_of(file: str, data: IO[bytes]) -> Iterator[tuple[int, str]]:
-    """Yield number and text of each line, without blanks at its end; it must be UTF-8."""
+    """Yield number and text of each line, without trailing blanks; it must be UTF-8."""
     number = 0
     while line := data.readline(_LINE_BYTES_MAX + 1):
         number += 1

@@ -1,6 +1,6 @@
-"""Finds out what an upload is, and makes a folder of frames of it: a file, several files, or an archive of them.
+"""Detects the type of an upload and converts it to a folder of frames: a file, several files, or an archive of them.
 
-Nothing of an archive is written under a name that it gives: what lies in it is found by name, and unpacked into files that are numbered.
+Names in an archive are never used as paths: its members are found by name, and unpacked into numbered files.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from tidemill.viz.library._xml import read_xml
 
 __all__ = ["FORMATS", "Upload", "read_upload"]
 
-#: What files are, by the end of their names.
+#: Formats by file name suffix.
 FORMATS: Mapping[str, str] = {
     ".csv": "csv",
     ".tsv": "tsv",
@@ -50,7 +50,7 @@ _RATIO_MAX = 200
 
 @dataclass(frozen=True)
 class Upload:
-    """What became of an upload."""
+    """Result of an upload."""
 
     kind: str
     """Its format: ``csv``, ``text``, ..., or ``series`` of several files."""
@@ -65,16 +65,16 @@ def read_upload(files: Mapping[str, Path], folder: Path, limits: Limits) -> Uplo
     Parameters
     ----------
     files : mapping of str to Path
-        What each file is called, and where it lies. One of them is a plot or an archive; several are a series: the frames
-        of a time-series index if there is one, else in the order of their names.
+        Paths of the files by name. A single file is a plot or an archive; several are a series: the frames of a
+        time-series index if there is one, else in the order of their names.
     folder : Path
-        Where the frames go; nothing in it is of use if this raises.
+        Output folder for the frames; its content is unusable if this raises.
     limits : Limits
 
     Raises
     ------
     UploadError
-        Names the file, the line or field, and the remedy.
+        Naming the file, the line or field, and the remedy.
     """
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".unpacked-") as unpacked:
         if len(files) == 1 and _kind(next(iter(files))) == "zip":
@@ -132,7 +132,7 @@ def _kind(name: str) -> str:
 
 
 def _series(files: Mapping[str, Path]) -> list[tuple[str, str | None]]:
-    """Return the files that are frames, in their order, and what the frames are called."""
+    """Return the files that are frames, in order, and the names of the frames."""
     if not files:
         raise UploadError("the upload has no file in it")
     names = list(files)
@@ -149,7 +149,7 @@ def _series(files: Mapping[str, Path]) -> list[tuple[str, str | None]]:
 
 
 def _indexed(index: str, files: Mapping[str, Path]) -> list[tuple[str, str | None]]:
-    """Read a time-series index: on each line the name of a file, and behind a tab what the frame is called."""
+    """Read a time-series index: on each line the name of a file and, after a tab, the name of the frame."""
     # Names are those of files beside the index, wherever in an archive that is.
     beside = PurePosixPath(index).parent
     left = dict.fromkeys(name for name in files if name != index)
@@ -178,7 +178,7 @@ def _indexed(index: str, files: Mapping[str, Path]) -> list[tuple[str, str | Non
 
 
 def _natural(name: str) -> list[tuple[int, int, str]]:
-    """Order names as people do: 2 before 10."""
+    """Sort key that orders names as people do: 2 before 10."""
     parts = re.split(r"(\d{1,18})", name)
     return [(0, int(part), "") if part.isdecimal() else (1, 0, part) for part in parts]
 

@@ -11,8 +11,8 @@
       <edges><edge><key>0</key><vertices><vertex key="0"/><vertex key="5"/></vertices></edge></edges>
     </plotviz>
 
-What else such a file says (camera, size and shape of clusters, point size) is passed over. A document type is refused: it could define
-entities that take up all memory, or that read files.
+Other elements (camera, size and shape of clusters, point size) are ignored. A document type is refused, since it could
+define entities that exhaust memory or read files.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def read_xml(file: str, data: IO[bytes], limits: Limits) -> list[Cloud]:
     Raises
     ------
     UploadError
-        It is no XML, no such file, or lacks a field; the message has the line.
+        If the file is not XML, has another structure, or lacks a field; the message gives the line.
     """
     reader = _Reader(file, limits)
     parser = expat.ParserCreate()
@@ -71,7 +71,7 @@ def read_xml(file: str, data: IO[bytes], limits: Limits) -> list[Cloud]:
 
 
 class _Reader:
-    """Takes elements as they come; what a point or cluster has so far lies in `fields`."""
+    """Handles elements as they come; `fields` holds the fields of the current point or cluster."""
 
     def __init__(self, file: str, limits: Limits) -> None:
         self.file, self.limits = file, limits
