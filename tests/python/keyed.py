@@ -25,7 +25,7 @@ def engine(
     """An engine of keys `k`, of the type that `schema` gives it."""
     options = {} if clock is None else {"clock": clock}
     logic = KeyedLogic(function, function.__name__, ("k",), schema, declared, **options)
-    return NativeKeyedEngine(logic, {"k": schema["k"]}, ttl, saves, None if folder is None else str(folder), clock)
+    return NativeKeyedEngine(logic, [("k", schema["k"])], ttl, saves, None if folder is None else str(folder), clock)
 
 
 def tables(keys: dict[str, list[Any]], rows: dict[str, list[Any]] | None = None) -> tuple[NativeTable, NativeTable]:
@@ -46,4 +46,4 @@ def listed(made: list[NativeTable]) -> list[dict[str, Any]]:
 
 def states(one: NativeKeyedEngine) -> dict[Any, KeyState | None]:
     """States in memory, by key."""
-    return {tm.Table(key)["k"].to_pylist()[0]: state for key, _, state, *_ in one.entries()}
+    return {tm.Table(key)["k"][0]: state for key, _, state, *_ in one.entries()}

@@ -221,7 +221,7 @@ def test_a_key_is_not_forgotten_too_early(tmp_path: Any) -> None:
     rows = pa.table({"k": list(keys), "at": pa.array(times, pa.timestamp("s")).cast(pa.timestamp("us"))})
 
     def processor(folder: str) -> NativeKeyedEngine:
-        return engine(count, schema, 10_000_000, tmp_path / folder)
+        return engine(count, schema, 10_000_000, tmp_path)
 
     expected = [1, 1, 2, 3, 1, 1]
     assert [row["n"] for row in driven(processor("one"), rows)] == expected
@@ -488,7 +488,7 @@ def test_items_are_not_forgotten_too_early(tmp_path: Any) -> None:
 
     def processor(folder: str) -> NativeKeyedEngine:
         schema = {"k": "str", "seen": "int64", "last": "int64", "total": "int64"}
-        return engine(keep, schema, None, tmp_path / folder)
+        return engine(keep, schema, None, tmp_path)
 
     rows = pa.table({"k": [*"xaaaxa"], "at": pa.array([0, 1000, 1005, 1014, 1025, 1026], pa.timestamp("s"))})
     one = processor("one")

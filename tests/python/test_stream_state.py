@@ -213,7 +213,7 @@ def test_states_in_the_store(tmp_path: Path) -> None:
         for key, bucket, state, timers, alarms, touched in one.entries():
             items = {name: dict(items._values) for name, items in state.items.items() if len(items)} if state else {}
             value = (state.value if state else None, timers, alarms, items)
-            found[tm.Table(key)["k"].to_pylist()[0]] = (*value, touched, bucket) if full else value
+            found[tm.Table(key)["k"][0]] = (*value, touched, bucket) if full else value
         return found
 
     spilling, model = one_engine(), one_engine()

@@ -13,6 +13,7 @@ use tidemill_dataflow::checkpoint::{Buckets, Part};
 use tidemill_dataflow::memory::{Governor, MemorySettings};
 use tidemill_dataflow::wait_in_copy;
 use tidemill_dataset::datafusion::arrow::array::RecordBatch;
+use tidemill_dataset::datafusion::arrow::compute::concat_batches;
 use tidemill_stream::{
     KeyContext, KeyLogic, KeyedBatch, KeyedEngine, KeyedFunction, KeyedOptions, Lifetimes, MakeKeyedFunction, Timer,
 };
@@ -210,11 +211,8 @@ impl NativeKeyedEngine {
     }
 }
 
-fn only(table: &NativeTable) -> PyResult<RecordBatch> {
-    match &table.batches[..] {
-        [rows] => Ok(rows.clone()),
-        batches => Err(PyValueError::new_err(format!("a table of one batch is needed, not of {}", batches.len()))),
-    }
+fn together(table: &NativeTable) -> PyResult<RecordBatch> {
+    concat_batches(&table.schema, &table.batches).map_err(|error| PyValueError::new_err(error.to_string()))
 }
 
 /// Bytes by bucket; of a snapshot, and whether they are all of it.
@@ -256,7 +254,7 @@ impl NativeKeyedEngine {
         ends: Vec<usize>,
         rows: &NativeTable,
     ) -> PyResult<Vec<NativeTable>> {
-        let batch = KeyedBatch { keys: only(keys)?, buckets, ends, rows: only(rows)? };
+        let batch = KeyedBatch { keys: together(keys)?, buckets, ends, rows: together(rows)? };
         self.run(|engine| engine.rows(batch)).map(Self::tables)
     }
 

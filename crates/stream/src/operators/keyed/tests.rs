@@ -135,7 +135,7 @@ fn to_clock(copy: &mut KeyedEngine<RecordingLogic>, clock: i64) {
 /// says, once each; and nothing is held when there is nothing.
 #[test]
 fn timers_are_those_of_a_plain_set() {
-    for seed in share_of_seeds(8) {
+    for seed in 0..share_of_seeds(20) {
         println!("seed {seed}");
         timers_by_seed(seed);
     }
