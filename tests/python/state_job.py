@@ -6,7 +6,6 @@ pids to FOLDER/pids; with ``checkpoints``, these to FOLDER/checkpoints; with ``m
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from collections.abc import Callable
@@ -17,7 +16,6 @@ from typing import Any
 import pyarrow as pa
 import stream_job
 import tidemill as tm
-from tidemill._streaming import process
 
 #: Of each worker. Interpreter and libraries are not counted, yet what threads and queues take is more than that: so there is never
 #: enough, and whatever is large enough for a file goes into one.
@@ -215,19 +213,10 @@ def main() -> None:
     folder, query = Path(sys.argv[1]), sys.argv[2]
     rank = tm.init().rank
     (folder / "pids" / f"{rank}.pid").write_text(f"{os.getpid()}\n")
-    stored = []
 
-    class Counted(process.Store):
-        def put(self, states: Any) -> None:
-            super().put(states)
-            stored.append(len(self))
-            note()
+    def note(report: Any) -> None:
+        (folder / "spilled" / str(rank)).write_text(str(report["spilled_bytes"]))
 
-    def note(report: Any = None) -> None:
-        bytes_ = report["spilled_bytes"] if report else 0
-        (folder / "spilled" / str(rank)).write_text(json.dumps([bytes_, max(stored, default=0)]))
-
-    process.Store = Counted  # type: ignore[misc]
     options: dict[str, Any] = {}
     if "checkpoints" in sys.argv:
         options = {"checkpoint": tm.stream.Checkpoint(folder / "checkpoints", interval="300ms")}

@@ -14,13 +14,14 @@ from typing import Any
 import pyarrow as pa
 import pytest
 import tidemill as tm
+from keyed import NativeKeyedEngine, call, engine, listed, states
 from tidemill._streaming.items import ListState, MapState, Part
-from tidemill._streaming.process import _CHANGES_MAX, Processor
-from tidemill._streaming.store import Store
 
 SECOND = timedelta(seconds=1)
 START = datetime(1970, 1, 1)
 Rows = list[dict[str, Any]]
+#: So many changes of a bucket are saved before all of it is saved again.
+CHANGES_MAX = 300
 
 
 def table(rows: int = 2000) -> pa.Table:
@@ -39,16 +40,17 @@ def stream(of: pa.Table, **options: Any) -> tm.DataSet:
     return tm.stream.from_table(of, time="at", rows_per_batch=options.pop("rows_per_batch", 50), **options)
 
 
-def driven(one: Processor, of: pa.Table) -> Rows:
-    """What a processor gives for rows, each followed by its time; with `written` it depends on speed what time it is at a row."""
+def driven(one: NativeKeyedEngine, of: pa.Table) -> Rows:
+    """What an engine gives for rows, each followed by its time; with `written` it depends on speed what time it is at a row."""
     made = []
     for row in of.to_pylist():
-        rows = tm.from_dict({name: [value] for name, value in row.items()}).collect()
-        keys = tm.from_dict({"k": [row["k"]]}).collect()
-        made += one.rows(keys._native, [1], [1], rows._native)
-        made += one.time((row["at"] - START) // timedelta(microseconds=1))[0]
-    made += one.time(2**63 - 1)[0]
-    return [row for native in made for row in tm.Table(native).to_pylist()]
+        made += call(one, row["k"], {name: [value] for name, value in row.items()})
+        made += listed(one.time(micros(row["at"]))[0])
+    return made + listed(one.time(2**63 - 1)[0])
+
+
+def micros(at: datetime) -> int:
+    return (at - START) // timedelta(microseconds=1)
 
 
 def written(data: tm.DataSet, into: Rows | None = None, **options: Any) -> Rows:
@@ -102,7 +104,7 @@ def test_timers_go_off_when_time_has_passed(tmp_path: Any) -> None:
     at = [0, 10, 20, 200, 250, 500, 520, 1000]
     rows = among_others(zip(at, ["a", "b", "a", "a", "b", "a", "a", "b"], strict=True))
     schema = {"k": "str", "n": "int64", "until": "timestamp[us]"}
-    seen = driven(Processor(idle, "idle", ("k",), schema, None, str(tmp_path), False), rows)
+    seen = driven(engine(idle, schema, None, tmp_path, saves=False), rows)
     found = sorted((row["k"], row["n"], round((row["until"] - START) / SECOND * 1000)) for row in seen)
     found = [row for row in found if row[0] != "other"]
     assert found == [("a", 1, 200), ("a", 2, 20), ("a", 2, 520), ("b", 1, 10), ("b", 1, 250), ("b", 1, 1000)]
@@ -153,7 +155,7 @@ def test_a_timer_that_is_set_by_the_time(tmp_path: Any) -> None:
     # At the end time goes on to the timers that are left.
     last = rows["at"].to_pylist()[-1]
     times.clear()
-    driven(Processor(every_second, "every_second", ("k",), schema, None, str(tmp_path), False), rows)
+    driven(engine(every_second, schema, None, tmp_path, saves=False), rows)
     assert times[-1] == times[-2] + SECOND > last
 
     def at_the_end(key: dict[str, Any], rows: Rows, context: tm.stream.KeyContext) -> Any:
@@ -162,7 +164,7 @@ def test_a_timer_that_is_set_by_the_time(tmp_path: Any) -> None:
             return None
         return {**key, "at": context.time}
 
-    kept = Processor(at_the_end, "at_the_end", ("k",), schema, None, str(tmp_path), True)
+    kept = engine(at_the_end, schema, None, tmp_path)
     assert [row["at"] for row in driven(kept, rows) if row["k"] == "a"] == [last] * 3
     timeless = tm.stream.from_table(rows).key_by("k").process(at_the_end, schema)
     assert {row["at"] for row in written(timeless)} == {None}
@@ -196,7 +198,7 @@ def test_states_are_forgotten(tmp_path: Any) -> None:
     rows = among_others(zip([0, 30, 50, 400, 450, 800], ["a", "a", "b", "b", "a", "b"], strict=True))
 
     def counts(ttl: int | None) -> list[tuple[str, int]]:
-        made = driven(Processor(count, "count", ("k",), schema, ttl, str(tmp_path), False), rows)
+        made = driven(engine(count, schema, ttl, tmp_path, saves=False), rows)
         return sorted((row["k"], row["n"]) for row in made if row["k"] != "other")
 
     assert counts(None) == [("a", 1), ("a", 2), ("a", 3), ("b", 1), ("b", 2), ("b", 3)]
@@ -218,33 +220,29 @@ def test_a_key_is_not_forgotten_too_early(tmp_path: Any) -> None:
     times, keys = [0, 1000, 1005, 1014, 1025, 1026], "xaaaxa"
     rows = pa.table({"k": list(keys), "at": pa.array(times, pa.timestamp("s")).cast(pa.timestamp("us"))})
 
-    def processor(folder: str) -> Processor:
-        return Processor(count, "count", ("k",), schema, 10_000_000, str(tmp_path / folder), True)
+    def processor(folder: str) -> NativeKeyedEngine:
+        return engine(count, schema, 10_000_000, tmp_path)
 
     expected = [1, 1, 2, 3, 1, 1]
     assert [row["n"] for row in driven(processor("one"), rows)] == expected
     # The same over checkpoints, and no sooner where all goes to disk, each time between a row and the time after it.
     for spills in (True, False):
-        one, made = processor("two"), Rows()
+        one, made, now = processor("two"), Rows(), -(2**63)
         for row in rows.to_pylist():
-            part = tm.from_dict({name: [value] for name, value in row.items()}).collect()
-            key = tm.from_dict({"k": [row["k"]]}).collect()
-            made += [
-                row for native in one.rows(key._native, [1], [1], part._native) for row in tm.Table(native).to_pylist()
-            ]
+            made += call(one, row["k"], {name: [value] for name, value in row.items()})
             if spills:
-                one._store = one._store or Store(str(tmp_path))
-                one._store.put(map(one._evict, list(one._entries)))
+                one.spill(len(one.entries()))
             else:
                 before, one = one, processor("three")
                 for bucket, _, saved in before.snapshot(True):
-                    one.restore(before._now, bucket, [saved])
-            one.time((row["at"] - START) // timedelta(microseconds=1))
+                    one.restore(now, bucket, [saved] if saved else [])
+            now = micros(row["at"])
+            one.time(now)
         counts = [row["n"] for row in made]
         assert counts[:4] == expected[:4] and (spills or counts == expected)
         one.time(1_100_000_000)
         one.time(1_200_000_000)
-        assert not one._entries and not one._buckets()
+        assert not one.entries() and not one.stored()
 
 
 def test_rows_that_come_together_are_given_together(tmp_path: Any) -> None:
@@ -257,7 +255,7 @@ def test_rows_that_come_together_are_given_together(tmp_path: Any) -> None:
 
     schema = {"k": "str", "n": "int64"}
     at_once = written(stream(rows).key_by("k").process(count, schema, ttl="10s"))
-    alone = driven(Processor(count, "count", ("k",), schema, 10_000_000, str(tmp_path), False), rows)
+    alone = driven(engine(count, schema, 10_000_000, tmp_path, saves=False), rows)
     assert sorted(row["n"] for row in at_once if row["k"] == "a") == [2]
     assert [row["n"] for row in alone if row["k"] == "a"] == [1, 1]
 
@@ -301,19 +299,15 @@ def test_items_are_forgotten(tmp_path: Any) -> None:
     expected = remembered(rows)
     assert {row["tenths"] for row in expected} >= {1, 2, 3} and {row["times"] for row in expected} > {1, 5}
 
-    def processor() -> Processor:
-        return Processor(remember, "remember", ("k",), REMEMBERED, None, str(tmp_path), True)
+    def processor() -> NativeKeyedEngine:
+        return engine(remember, REMEMBERED, None, tmp_path)
 
     assert driven(processor(), rows) == expected
     # The same with a new processor after every few rows, from snapshots of which some have only what has changed; or from disk.
     one, made, parts = processor(), Rows(), list[bytes]()
     for at, row in enumerate(rows.to_pylist()):
-        table = tm.from_dict({name: [value] for name, value in row.items()}).collect()
-        key = tm.from_dict({"k": [row["k"]]}).collect()
-        made += [
-            row for native in one.rows(key._native, [1], [1], table._native) for row in tm.Table(native).to_pylist()
-        ]
-        now = (row["at"] - START) // timedelta(microseconds=1)
+        made += call(one, row["k"], {name: [value] for name, value in row.items()})
+        now = micros(row["at"])
         one.time(now)
         if at % 3 == 0:
             for _, whole, part in one.snapshot(whole=at % 33 == 0):
@@ -322,16 +316,14 @@ def test_items_are_forgotten(tmp_path: Any) -> None:
             one = processor()
             one.restore(now, 1, parts)
         elif at % 5 == 0:
-            one._store = one._store or Store(str(tmp_path))
-            one._store.put([one._evict(key) for key in list(one._entries)])
+            one.spill(len(one.entries()))
     assert made == expected
     # Nothing comes any more, but time goes on: nothing is left, in memory or on disk.
     one.time(now + 100_000)
-    assert one._entries
-    one._store = one._store or Store(str(tmp_path))
-    one._store.put([one._evict(key) for key in list(one._entries)[:1]])
+    assert one.entries()
+    one.spill(1)
     one.time(now + 400_000)
-    assert not one._entries and not any(one._store.values(1, changed=False))
+    assert not one.entries() and not one.stored()
 
 
 def told_again(parts: list[Part]) -> Part:
@@ -397,17 +389,18 @@ def test_names_that_are_no_numbers_keep_their_time_on_disk(tmp_path: Any) -> Non
     def put(key: dict[str, Any], rows: Rows, context: tm.stream.KeyContext) -> Any:
         context.map_state("m", ttl=timedelta(microseconds=1000))[math.nan] = rows[0]["x"]
 
-    one = Processor(put, "put", ("k",), {"k": "int64"}, None, str(tmp_path), True)
-    table = tm.from_dict({"k": [1], "x": [2]}).collect()
+    one = engine(put, {"k": "int64"}, None, tmp_path)
     one.time(100)
-    assert not one.rows(tm.from_dict({"k": [1]}).collect()._native, [1], [1], table._native)
+    assert not call(one, 1, {"x": [2]})
     one.time(200)
     one.time(900)
-    one._store = Store(str(tmp_path))
-    one._store.put([one._evict(key) for key in list(one._entries)])
-    assert [list(entry.items["m"]._times.values()) for key in [(1,)] if (entry := one._fetch(key)) is not None] == [
-        [200]
-    ]
+    one.spill(1)
+    assert not one.entries()
+    one.time(1199)
+    assert not one.entries()
+    one.time(1200)
+    # It came back to be forgotten.
+    assert not one.entries() and not one.stored()
 
 
 def test_times_that_were_saved_are_not_copied_for_each_change() -> None:
@@ -427,7 +420,7 @@ def test_when_items_were_put_takes_memory_too(tmp_path: Any) -> None:
         def keep(key: dict[str, Any], rows: Rows, context: tm.stream.KeyContext) -> Any:
             context.map_state("m", ttl=ttl).update(dict.fromkeys(range(10_000), 1.5))
 
-        one = Processor(keep, "keep", ("k",), {"k": "int64"}, None, str(tmp_path), True)
+        one = engine(keep, {"k": "int64"}, None, tmp_path)
         key = tm.from_dict({"k": [1]}).collect()._native
         one.time(100)
         one.rows(key, [1], [1], key)
@@ -493,9 +486,9 @@ def test_items_are_not_forgotten_too_early(tmp_path: Any) -> None:
             total.add(1)
         return {**key, "seen": len(seen), "last": len(last), "total": total.get()}
 
-    def processor(folder: str) -> Processor:
+    def processor(folder: str) -> NativeKeyedEngine:
         schema = {"k": "str", "seen": "int64", "last": "int64", "total": "int64"}
-        return Processor(keep, "keep", ("k",), schema, None, str(tmp_path / folder), True)
+        return engine(keep, schema, None, tmp_path)
 
     rows = pa.table({"k": [*"xaaaxa"], "at": pa.array([0, 1000, 1005, 1014, 1025, 1026], pa.timestamp("s"))})
     one = processor("one")
@@ -513,13 +506,13 @@ def test_items_are_not_forgotten_too_early(tmp_path: Any) -> None:
         one.time(0)
         one.time(-5)
     one.time(1_000_000_000)
-    assert len(one._entries) == 1
+    assert len(one.entries()) == 1
     parts = [part for _, _, part in one.snapshot(whole=False)]
     assert parts
     one.time(1_009_999_999)
-    assert len(one._entries) == 1
+    assert len(one.entries()) == 1
     one.time(1_010_000_000)
-    assert not one._entries
+    assert not one.entries()
 
 
 def test_a_time_to_live_without_time_is_told_of() -> None:
@@ -544,14 +537,14 @@ def test_what_a_timer_puts_does_not_keep_the_key(tmp_path: Any, ttl: str | None)
         calls.append(context.time)
         context.set_timer(context.time + 5 * SECOND)
 
-    one = Processor(again, "again", ("k",), {"k": "str"}, 12_000_000, str(tmp_path), True)
+    one = engine(again, {"k": "str"}, 12_000_000, tmp_path)
     one.time(0)
     key = tm.from_dict({"k": ["a"]}).collect()._native
     one.rows(key, [1], [1], key)
     for second in range(1, 100):
         one.time(second * 1_000_000)
     assert [(at - datetime(1970, 1, 1)).seconds for at in calls] == [0, 5, 10]
-    assert not one._entries
+    assert not one.entries()
 
 
 def test_keys_of_all_kinds() -> None:
@@ -610,11 +603,11 @@ def test_lists_and_maps(tmp_path: Any) -> None:
                 del times[-row["x"]]
                 last.clear()
 
-    one = Processor(empty, "empty", ("k",), {"k": "int64"}, None, str(tmp_path), False)
+    one = engine(empty, {"k": "int64"}, None, tmp_path, saves=False)
     key = tm.from_dict({"k": [1]}).collect()._native
     for x in (3, -3):
         one.rows(key, [5], [1], tm.from_dict({"k": [1], "x": [x]}).collect()._native)
-        assert list(one._entries) == ([(1,)] if x > 0 else [])
+        assert list(states(one)) == ([1] if x > 0 else [])
 
     def both(key: dict[str, Any], rows: Rows, context: tm.stream.KeyContext) -> Any:
         context.map_state("items")["a"] = 1
@@ -661,8 +654,8 @@ def test_aggregates(tmp_path: Any) -> None:
             assert not any(states)
         return made
 
-    def processor() -> Processor:
-        return Processor(fold, "fold", ("k",), {"k": "int64", "all": "str"}, None, str(tmp_path), True)
+    def processor() -> NativeKeyedEngine:
+        return engine(fold, {"k": "int64", "all": "str"}, None, tmp_path)
 
     dice = random.Random(4)
     one, parts, of_key = processor(), list[bytes](), dict[int, list[int]]()
@@ -688,8 +681,7 @@ def test_aggregates(tmp_path: Any) -> None:
             one = processor()
             one.restore(0, 1, parts)
         elif turn % 7 == 0:
-            one._store = one._store or Store(str(tmp_path))
-            one._store.put([one._evict(key) for key in list(one._entries)])
+            one.spill(len(one.entries()))
             spilled += 1
     assert spilled > 10
     # What is changed in place outside of `add` is saved, too.
@@ -698,7 +690,7 @@ def test_aggregates(tmp_path: Any) -> None:
     def get(key: dict[str, Any], rows: Rows, context: tm.stream.KeyContext) -> Any:
         context.aggregate_state("every", add, initial=[]).get().append("got")
 
-    changing = Processor(get, "get", ("k",), {"k": "int64"}, None, str(tmp_path), True)
+    changing = engine(get, {"k": "int64"}, None, tmp_path)
     changing.restore(0, 1, parts)
     k = next(k for k, values in of_key.items() if values)
     key = tm.from_dict({"k": [k]}).collect()._native
@@ -706,7 +698,7 @@ def test_aggregates(tmp_path: Any) -> None:
     parts += [part for _, _, part in changing.snapshot(whole=False)]
     again = processor()
     again.restore(0, 1, parts)
-    assert again._entries[k,].items["every"]._values == {0: [*of_key[k], "got"]}
+    assert states(again)[k].items["every"]._values == {0: [*of_key[k], "got"]}
 
 
 def test_aggregates_are_forgotten(tmp_path: Any) -> None:
@@ -718,10 +710,10 @@ def test_aggregates_are_forgotten(tmp_path: Any) -> None:
             total.add(row["x"])
         return {**key, "total": total.get()}
 
-    def processor() -> Processor:
-        return Processor(fold, "fold", ("k",), {"k": "int64", "total": "int64"}, None, str(tmp_path), True)
+    def processor() -> NativeKeyedEngine:
+        return engine(fold, {"k": "int64", "total": "int64"}, None, tmp_path)
 
-    def add(of: Processor, x: int) -> int:
+    def add(of: NativeKeyedEngine, x: int) -> int:
         key = tm.from_dict({"k": [1]}).collect()._native
         made = of.rows(key, [1], [1], tm.from_dict({"k": [1], "x": [x]}).collect()._native)
         return int(tm.Table(made[0]).to_pylist()[0]["total"])
@@ -737,16 +729,16 @@ def test_aggregates_are_forgotten(tmp_path: Any) -> None:
     assert add(one, 3) == 6
     one.time(18_000_001)
     one.time(28_000_000)
-    assert one._entries
+    assert one.entries()
     one.time(28_000_001)
-    assert not one._entries
+    assert not one.entries()
     assert add(one, 4) == 4
     again = processor()
     again.restore(9_000_001, 1, parts)
     again.time(19_000_000)
-    assert again._entries
+    assert again.entries()
     again.time(19_000_001)
-    assert not again._entries
+    assert not again.entries()
 
 
 def test_aggregates_that_cannot_be() -> None:
@@ -785,12 +777,12 @@ def test_what_is_saved_of_a_large_map(tmp_path: Any) -> None:
                 items[0].append(row["x"])
                 del items[1]
 
-    def rows(of: Processor, numbers: list[int]) -> None:
+    def rows(of: NativeKeyedEngine, numbers: list[int]) -> None:
         keys = tm.from_dict({"k": [1]}).collect()._native
         of.rows(keys, [5], [len(numbers)], tm.from_dict({"k": [1] * len(numbers), "x": numbers}).collect()._native)
 
-    def processor() -> Processor:
-        return Processor(keep, "keep", ("k",), {"k": "int64"}, None, str(tmp_path), True)
+    def processor() -> NativeKeyedEngine:
+        return engine(keep, {"k": "int64"}, None, tmp_path)
 
     first = processor()
     rows(first, list(range(10_000)))
@@ -800,7 +792,7 @@ def test_what_is_saved_of_a_large_map(tmp_path: Any) -> None:
     assert len(parts) == 2 and len(parts[1]) * 100 < len(parts[0])
     again = processor()
     again.restore(0, 5, parts)
-    (entry,) = again._entries.values()
+    (entry,) = states(again).values()
     expected = {number: [number] for number in [*range(10_000), 20_000] if number != 1} | {0: [0, -1]}
     assert dict(entry.items["items"]._values) == expected
 
@@ -820,16 +812,16 @@ def test_a_map_with_nan_for_a_name(tmp_path: Any) -> None:
                 assert pair in items
                 del items[name], items[pair]
 
-    def rows(of: Processor, x: int) -> None:
+    def rows(of: NativeKeyedEngine, x: int) -> None:
         of.rows(key, [5], [1], tm.from_dict({"k": [1], "x": [x]}).collect()._native)
 
-    def processor() -> Processor:
-        return Processor(change, "change", ("k",), {"k": "int64"}, None, str(tmp_path), True)
+    def processor() -> NativeKeyedEngine:
+        return engine(change, {"k": "int64"}, None, tmp_path)
 
-    def items(of: Processor) -> list[Any]:
-        return [list(entry.items["items"]._values.values()) for entry in of._entries.values()]
+    def items(of: NativeKeyedEngine) -> list[Any]:
+        return [list(state.items["items"]._values.values()) for state in states(of).values()]
 
-    def restored() -> Processor:
+    def restored() -> NativeKeyedEngine:
         again = processor()
         again.restore(0, 5, parts)
         return again
@@ -847,8 +839,7 @@ def test_a_map_with_nan_for_a_name(tmp_path: Any) -> None:
         one = restored()
     # To disk, and back.
     rows(one, 7)
-    one._store = Store(str(tmp_path))
-    one._store.put([one._evict((1,))])
+    one.spill(1)
     rows(one, 10)
     assert items(one) == [[17, 10]]
 
@@ -861,15 +852,15 @@ def test_small_changes_of_a_large_state(tmp_path: Any) -> None:
         for row in rows:
             items[row["x"] % 1000] = row["x"]
 
-    def rows(of: Processor, key: int, numbers: range) -> None:
+    def rows(of: NativeKeyedEngine, key: int, numbers: range) -> None:
         keys = tm.from_dict({"k": [key]}).collect()._native
         all_rows = tm.from_dict({"k": [key] * len(numbers), "x": list(numbers)}).collect()
         of.rows(keys, [key], [len(numbers)], all_rows._native)
 
-    def processor() -> Processor:
-        return Processor(put, "put", ("k",), {"k": "int64"}, None, str(tmp_path), True)
+    def processor() -> NativeKeyedEngine:
+        return engine(put, {"k": "int64"}, None, tmp_path)
 
-    def take(of: Processor) -> set[int]:
+    def take(of: NativeKeyedEngine) -> set[int]:
         """Take a snapshot; returns which buckets were saved whole."""
         wholes = set()
         for bucket, whole, part in of.snapshot(whole=False):
@@ -877,14 +868,14 @@ def test_small_changes_of_a_large_state(tmp_path: Any) -> None:
             wholes |= {bucket} if whole else set()
         return wholes
 
-    def restored() -> Processor:
+    def restored() -> NativeKeyedEngine:
         again = processor()
         for bucket, parts in saved.items():
             again.restore(0, bucket, parts)
         return again
 
-    def items(of: Processor) -> dict[Any, Any]:
-        return {key: dict(entry.items["items"]._values) for key, entry in of._entries.items()}
+    def items(of: NativeKeyedEngine) -> dict[Any, Any]:
+        return {key: dict(state.items["items"]._values) for key, state in states(of).items()}
 
     first, saved, wholes, longest = processor(), dict[int, list[bytes]](), [], 0
     rows(first, 1, range(1000))
@@ -895,12 +886,12 @@ def test_small_changes_of_a_large_state(tmp_path: Any) -> None:
             rows(first, 2, range(number, number + 1))
         wholes.append(take(first))
         longest = max(longest, *map(len, saved.values()))
-    assert longest <= 1 + _CHANGES_MAX < 500
+    assert longest <= 1 + CHANGES_MAX < 500
     assert 0 < sum(1 in whole for whole in wholes) < 10 and not any(2 in whole for whole in wholes)
     again = restored()
     assert items(again) == items(first)
     # Who goes on from many parts, of another version of the program perhaps, does not add to them.
-    saved[2] += [b""] * _CHANGES_MAX
+    saved[2] += [b""] * CHANGES_MAX
     again = restored()
     rows(again, 1, range(1))
     assert 2 in take(again) and len(saved[2]) == 1
@@ -925,8 +916,8 @@ def test_what_is_deleted_takes_no_memory(tmp_path: Any, step_ms: int, ttl: int |
         context.set_alarm(context.state)
         return None
 
-    options = (ttl, str(tmp_path), True, None, lambda: clock)
-    one = Processor(put_off, "put_off", ("k",), {"k": "int64", "timers": "int64", "alarms": "int64"}, *options)
+    schema = {"k": "int64", "timers": "int64", "alarms": "int64"}
+    one = engine(put_off, schema, ttl, tmp_path, clock=lambda: clock)
     one.time(0)
     keys, ends = 3, [1, 2, 3]
     names = tm.from_dict({"k": list(range(keys))}).collect()._native
@@ -936,7 +927,7 @@ def test_what_is_deleted_takes_no_memory(tmp_path: Any, step_ms: int, ttl: int |
     assert one.held_bytes() < 1_000_000
     one.time(1)
     one.time(3_600_000_000 - 1)
-    assert len(one._entries) == (keys if ttl is None else 0)
+    assert len(one.entries()) == (keys if ttl is None else 0)
     if ttl is None:
         made, _ = one.time(3_600_000_000 + clock)
         assert [tuple(row.values()) for native in made for row in tm.Table(native).to_pylist()] == [
@@ -954,17 +945,17 @@ def test_a_timer_when_a_key_is_forgotten(tmp_path: Any) -> None:
             context.set_timer(START + 7 * SECOND)
         return [{**key, "n": 1} for _ in context.timers]
 
-    one = Processor(again, "again", ("k",), {"k": "int64", "n": "int64"}, 7_000_000, str(tmp_path), True)
+    one = engine(again, {"k": "int64", "n": "int64"}, 7_000_000, tmp_path)
     one.time(0)
     key = tm.from_dict({"k": [1]}).collect()._native
     one.rows(key, [1], [1], key)
-    assert len(one._timers) == 1
+    assert one.due()[0] == 1
     one.time(1)
     made, _ = one.time(7_000_000)
     assert len(made) == 1
     # Its rows count from a microsecond later.
     one.time(7_000_001)
-    assert not one._entries
+    assert not one.entries()
 
 
 def test_alarms_go_off_by_the_clock(tmp_path: Any) -> None:
@@ -1002,28 +993,25 @@ def test_alarms_when_the_clock_is_set(tmp_path: Any, where: str) -> None:
         context.set_alarm(context.now + 10 * SECOND)
         return None
 
-    def processor() -> Processor:
+    def processor() -> NativeKeyedEngine:
         schema = {"k": "int64", "at": "timestamp[us]"}
-        return Processor(wait, "wait", ("k",), schema, None, str(tmp_path), True, None, lambda: clock)
+        return engine(wait, schema, None, tmp_path, clock=lambda: clock)
 
-    def came(of: Processor, key: int) -> None:
+    def came(of: NativeKeyedEngine, key: int) -> None:
         names = tm.from_dict({"k": [key]}).collect()._native
         assert of.rows(names, [key], [1], names) == []
 
-    def rung(of: Processor) -> list[tuple[int, int]]:
+    def rung(of: NativeKeyedEngine) -> list[tuple[int, int]]:
         """The keys whose alarms have gone off, and how many seconds ago they were due."""
         made, more = of.ring()
         assert not more or of.ring() == ([], False)
         rows = [row for native in made for row in tm.Table(native).to_pylist()]
         return [(row["k"], (clock - round((row["at"] - START) / SECOND * 10**6)) // 10**6) for row in rows]
 
-    def moved(of: Processor) -> Processor:
+    def moved(of: NativeKeyedEngine) -> NativeKeyedEngine:
         """The same, after what it keeps has been elsewhere."""
         if where == "on disk":
-            of._store = of._store or Store(str(tmp_path))
-            of._store.put([of._evict(key) for key in list(of._entries)])
-            of._alarms.keep(of._is_alarm)
-            of._stored_alarm = of._store.first_alarm()
+            of.spill(len(of.entries()))
         if where != "in a checkpoint":
             return of
         again = processor()

@@ -19,7 +19,7 @@
 //! | [`task`]            | what a copy knows of itself and of its run, and how it is cancelled               |
 //! | [`flow`]            | what a graph is lowered to: copies, movers, and both halves of a batch's trip     |
 //! | [`operator`]        | tasks without a loop of their own                                                 |
-//! | [`stream`]          | the loops of sources and sinks, and keyed state with timers                       |
+//! | [`stream`]          | the loops of sources and sinks                                                    |
 //! | [`exchange`]        | how what leaves one task reaches another, one file each                           |
 //! | [`graph`]           | tasks, ports, edges: what every worker builds in the same way, checked before it runs |
 //! | [`placement`]       | which worker runs which copy; graphs printed and drawn                            |

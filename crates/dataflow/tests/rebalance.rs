@@ -10,15 +10,17 @@ use std::time::Duration;
 
 use arrow::array::{ArrayRef, AsArray, Int64Array, RecordBatch};
 use arrow::datatypes::{Int64Type, TimestampMillisecondType};
+use bytes::Bytes;
 use common::counting::{KEYS, Numbers, Outside, SPLITS, World, check, events, graph, run, run_graph, totals};
+use tidemill_dataflow::checkpoint::{Part, Snapshot};
 use tidemill_dataflow::exchange::{Direct, Partition};
-use tidemill_dataflow::operator::Flow;
+use tidemill_dataflow::keys::KeyHasher;
+use tidemill_dataflow::operator::{Flow, Released};
 use tidemill_dataflow::rebalance::{Moved, Rebalancing};
 use tidemill_dataflow::route_map::{BUCKETS, RouteMap};
-use tidemill_dataflow::stream::keyed::{KeyContext, KeyLogic, KeyOperator, Timer};
 use tidemill_dataflow::stream::source::EventTimes;
 use tidemill_dataflow::stream::{Control, EventTime};
-use tidemill_dataflow::{Emit, Graph, Operator, Progress, TaskError, TaskSpec};
+use tidemill_dataflow::{Emit, Graph, Operator, Progress, TaskContext, TaskError, TaskSpec};
 
 fn random(seed: u64) -> impl FnMut(u64) -> u64 {
     let mut state = seed;
@@ -343,45 +345,95 @@ fn a_run_without_checkpoints_refuses() {
 const BIN_MS: i64 = 100;
 const BIN_BITS: u32 = 32;
 
-/// Counts the rows of a key in each tenth of a second, and gives the count when that has passed. Its state is these
-/// counts.
-struct Bins;
-
-fn counts_of(state: &[u8]) -> BTreeMap<i64, i64> {
-    let word = |bytes: &[u8]| i64::from_le_bytes(bytes.try_into().unwrap());
-    state.chunks_exact(16).map(|pair| (word(&pair[..8]), word(&pair[8..]))).collect()
+/// Counts the rows of each key in each tenth of a second, and gives the count when that has passed.
+struct Bins {
+    route: RouteMap,
+    /// By bucket, bin and key.
+    counts: BTreeMap<u32, BTreeMap<(i64, i64), i64>>,
+    now: i64,
 }
 
-fn bytes_of(counts: &BTreeMap<i64, i64>) -> Vec<u8> {
-    counts.iter().flat_map(|(bin, count)| [*bin, *count]).flat_map(i64::to_le_bytes).collect()
-}
-
-impl KeyLogic for Bins {
-    fn on_rows(&mut self, rows: &RecordBatch, key: &mut KeyContext<'_>, _: &mut Emit) -> Result<(), TaskError> {
-        let mut counts = counts_of(key.state());
-        for at in rows.column(2).as_primitive::<TimestampMillisecondType>().values() {
-            let bin = at / BIN_MS;
-            *counts.entry(bin).or_default() += 1;
-            key.set(Timer::Event(EventTime((bin + 1) * BIN_MS * 1000)));
+impl Bins {
+    fn new(context: &TaskContext) -> Result<Self, TaskError> {
+        let mut new = Bins { route: RouteMap::even(BUCKETS, 1), counts: BTreeMap::new(), now: i64::MIN };
+        if let Some(restored) = context.restored() {
+            for (&bucket, parts) in &restored.buckets {
+                new.counts.insert(bucket, Bins::decode(&parts[0]));
+            }
         }
-        *key.state() = bytes_of(&counts);
-        Ok(())
+        Ok(new)
     }
 
-    fn on_timer(&mut self, timer: Timer, key: &mut KeyContext<'_>, emit: &mut Emit) -> Result<(), TaskError> {
-        let Timer::Event(EventTime(at)) = timer else { return Err("nobody has set that".into()) };
-        let bin = at / 1000 / BIN_MS - 1;
-        let mut counts = counts_of(key.state());
-        let count = counts.remove(&bin).ok_or("a timer without a count")?;
-        *key.state() = bytes_of(&counts);
-        let count = Arc::new(Int64Array::from(vec![bin << BIN_BITS | count]));
-        let columns: Vec<ArrayRef> = vec![Arc::clone(key.key().column(0)), count];
-        emit.send(RecordBatch::try_new(totals(), columns)?);
-        Ok(())
+    fn encode(counts: &BTreeMap<(i64, i64), i64>) -> Bytes {
+        let numbers = counts.iter().flat_map(|((bin, key), count)| [*bin, *key, *count]);
+        numbers.flat_map(i64::to_le_bytes).collect::<Vec<u8>>().into()
+    }
+
+    fn decode(bytes: &Bytes) -> BTreeMap<(i64, i64), i64> {
+        let word = |bytes: &[u8]| i64::from_le_bytes(bytes.try_into().unwrap());
+        bytes.chunks_exact(24).map(|row| ((word(&row[..8]), word(&row[8..16])), word(&row[16..]))).collect()
+    }
+
+    fn fire(&mut self, emit: &mut Emit) -> Result<Flow, TaskError> {
+        for counts in self.counts.values_mut() {
+            while let Some(entry) = counts.first_entry() {
+                let (bin, key) = *entry.key();
+                if (bin + 1).saturating_mul(BIN_MS * 1000) > self.now {
+                    break;
+                }
+                let count = Arc::new(Int64Array::from(vec![bin << BIN_BITS | entry.remove()]));
+                let columns: Vec<ArrayRef> = vec![Arc::new(Int64Array::from(vec![key])), count];
+                emit.send(RecordBatch::try_new(totals(), columns)?);
+            }
+        }
+        Ok(Flow::Done)
     }
 }
 
-/// Timers of keys go off once each, with what their keys had kept, while buckets move all the time, and copies fail and
+impl Operator for Bins {
+    fn on_batch(&mut self, _: usize, rows: RecordBatch, emit: &mut Emit) -> Result<Flow, TaskError> {
+        let mut hashes = Vec::new();
+        KeyHasher::new(vec![0]).hash(&rows, &mut hashes)?;
+        let keys = rows.column(0).as_primitive::<Int64Type>().values();
+        let times = rows.column(2).as_primitive::<TimestampMillisecondType>().values();
+        for ((hash, &key), at) in hashes.into_iter().zip(keys).zip(times) {
+            let counts = self.counts.entry(self.route.bucket(hash)).or_default();
+            *counts.entry((at / BIN_MS, key)).or_default() += 1;
+        }
+        self.fire(emit)
+    }
+
+    fn on_watermark(&mut self, time: EventTime, emit: &mut Emit) -> Result<Flow, TaskError> {
+        self.now = self.now.max(time.0);
+        self.fire(emit)
+    }
+
+    fn on_end(&mut self, emit: &mut Emit) -> Result<Flow, TaskError> {
+        self.now = i64::MAX;
+        self.fire(emit)
+    }
+
+    fn moves() -> bool {
+        true
+    }
+
+    fn release(&mut self, buckets: &[u32]) -> Result<Released, TaskError> {
+        let released = buckets.iter().filter_map(|bucket| Some((*bucket, Bins::encode(&self.counts.remove(bucket)?))));
+        Ok(released.collect::<Vec<_>>().into())
+    }
+
+    fn acquire(&mut self, parts: Vec<(u32, Bytes)>) -> Result<(), TaskError> {
+        self.counts.extend(parts.iter().map(|(bucket, part)| (*bucket, Bins::decode(part))));
+        Ok(())
+    }
+
+    fn snapshot(&mut self, _: bool) -> Result<Snapshot, TaskError> {
+        let buckets = self.counts.iter().map(|(bucket, counts)| (*bucket, Part::Whole(Bins::encode(counts))));
+        Ok(Snapshot { buckets: buckets.collect(), ..Snapshot::default() })
+    }
+}
+
+/// What keys wait for comes once each, with what their keys had kept, while buckets move all the time, and copies fail and
 /// the job goes on with others.
 #[test]
 fn timers_move_with_their_keys() {
@@ -399,7 +451,7 @@ fn timers_move_with_their_keys() {
             let source =
                 TaskSpec::source("numbers", Some(times), move |context| Ok(Numbers::new(context, rows, fuse.clone())));
             let source = graph.add(source.output("out", events()));
-            let bins = TaskSpec::operator("bins", |context| KeyOperator::new(Bins, &events(), &[0], context));
+            let bins = TaskSpec::operator("bins", Bins::new);
             let bins = graph.add(bins.streaming().input("in").output("out", totals()));
             let outside = Arc::clone(&world);
             let sink = TaskSpec::sink("outside", move |context| Ok(Outside::new(&outside, context.copy())));

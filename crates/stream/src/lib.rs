@@ -27,7 +27,11 @@ use tidemill_dataflow::{Look, RunReport};
 use tidemill_dataset::extend::failed;
 use tidemill_dataset::{ActionError, DataSet, DataSetError, Engine, WorkerGroup};
 
-pub use operators::process::{KeyedBatch, KeyedFunction, MakeKeyedFunction, process};
+pub use operators::keyed::{
+    KeyContext, KeyLogic, KeyOperator, KeyedBatch, KeyedEngine, KeyedEntry, KeyedFunction, KeyedOptions, KeyedSetup,
+    Lifetimes, MakeKeyedFunction, Timer,
+};
+pub use operators::process::process;
 pub use plan::late_output::{LateTo, MakeLateSink};
 pub use plan::memory::table_stream;
 pub use plan::step_names::named;

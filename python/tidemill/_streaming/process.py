@@ -1,180 +1,66 @@
-"""User functions over the rows of each key of a stream, with state and timers for each key."""
+"""User functions over the rows of each key of a stream, with state and timers for each key.
+
+The engine keeps the keys, their timers and their states. It calls what is here: the function, and the pickling of its states.
+"""
 
 from __future__ import annotations
 
-import heapq
-import io
 import itertools
-import math
 import pickle
 import sys
 import time
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime, timedelta
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 from tidemill._streaming.items import NEVER as _NEVER
 from tidemill._streaming.items import AggregateState, Fold, ListState, MapState, Part, of_kind
 from tidemill._streaming.state import Declared
-from tidemill._streaming.store import Store, Stored
 from tidemill._tables.durations import Duration, micros
 from tidemill._tables.errors import DataSetError
 from tidemill._tables.rows import Row, Schema, table_of_rows
 from tidemill._tables.table import Table
 from tidemill._tidemill import NativeTable
 
-__all__ = ["Function", "KeyContext", "Processor"]
+__all__ = ["Function", "KeyContext", "KeyState", "KeyedLogic"]
 
 _EPOCH = datetime(1970, 1, 1)
 _US = timedelta(microseconds=1)
 #: What the engine says of time at the end.
 _END = 2**63 - 1
-#: States are saved whole again when changes since then take twice as much, and so many bytes more.
-_CHANGED_BYTES_MIN = 1 << 20
-#: So are those of a bucket when there are so many changes, however small: every checkpoint names all of them, and who goes on reads all.
-_CHANGES_MAX = 300
-#: What a key takes in memory besides its state, a timer, and a key that is gone, about, in bytes.
-_KEY_BYTES, _TIMER_BYTES, _GONE_BYTES = 600, 150, 200
-#: The state of one call in so many is measured, by so many things in it, in these, and so on.
-_MEASURE_EVERY, _MEASURED = 32, (30, 10, 3, 1)
-#: So many keys stay in memory, whatever there is of it.
-_KEYS_MIN = 64
-#: Timers are not looked through for those that have been deleted before there are so many.
-_DUE_MIN = 1000
+#: What an empty state takes in memory, about, in bytes.
+_STATE_BYTES = 200
+#: So many things in a state are measured, in these, and so on.
+_MEASURED = (30, 10, 3, 1)
 
-_Key = tuple[Hashable, ...]
 _Items = ListState | MapState | AggregateState
 _Kind = TypeVar("_Kind", ListState, MapState, AggregateState)
+#: A state; timers that were set (or deleted): whether by the machine's clock, and when; whether something was put that has a time to
+#: live; and when the first item has to go.
+_Called = tuple["KeyState | None", list[tuple[bool, int, bool]], bool, int | None]
 
 
-class _Kept(NamedTuple):
-    """The saved data of a key: pickled as a tuple, without trailing default values."""
+class KeyState:
+    """The state of a key in memory."""
 
-    state: Any
-    timers: list[int]
-    touched: int
-    alarms: list[int] = []  # noqa: RUF012 (nobody changes it)
-    #: Whether these are all lists, maps and aggregates, and not those that have changed.
-    whole: bool = True
-    items: dict[str, tuple[Any, ...]] = {}  # noqa: RUF012
+    __slots__ = ("items", "key", "value")
 
-    def after(self, before: _Kept | None) -> _Kept:
-        """Return all data, given the previous data, which is consumed."""
-        items = {} if self.whole or before is None else dict(before.items)
-        for name, part in self.items.items():
-            old = items.get(name)
-            items[name] = Part(*part).after(None if old is None else Part(*old))
-        return self._replace(whole=True, items=items)
-
-
-@dataclass(slots=True)
-class _Entry:
-    """The data of a key in memory."""
-
-    bucket: int
-    state: Any = None
-    #: Lists, maps and aggregates, by name.
-    items: dict[str, _Items] = field(default_factory=dict)
-    #: Whether a snapshot may not build on what was saved of them before.
-    whole: bool = True
-    timers: set[int] = field(default_factory=set)
-    alarms: set[int] = field(default_factory=set)
-    #: When rows came last, and when that is looked at next. Never: since time went on last, or before there was any.
-    touched: int = _NEVER
-    looked_at: int | None = None
-    #: When items are looked at that have a time to live.
-    expires: int | None = None
-
-    def next_expiry(self, now: int) -> int | None:
-        """Return when the first of its items expires or must be checked again."""
-        return min((at for items in self.items.values() if (at := items._expires(now)) is not None), default=None)
-
-    def has_fresh(self) -> bool:
-        """Return whether any of its items was put since time last advanced."""
-        return any(items._is_fresh() for items in self.items.values())
-
-    def count_from(self, now: int) -> bool:
-        """Start the time to live of items put since time last advanced. Returns whether items changed."""
-        if self.touched == _NEVER:
-            self.touched = now
-        return sum(items._count_from(now) for items in self.items.values()) > 0
+    def __init__(self, key: tuple[Any, ...], value: Any = None, items: dict[str, _Items] | None = None) -> None:
+        self.key = key
+        self.value = value
+        #: Lists, maps and aggregates, by name.
+        self.items = {} if items is None else items
 
     def is_empty(self) -> bool:
         """Return whether there is nothing to keep."""
-        return self.state is None and not self.timers and not self.alarms and not any(self.items.values())
+        return self.value is None and not any(self.items.values())
 
-    def kept(self, whole: bool) -> tuple[Any, ...]:
-        """Return the data to save; unless `whole`, only changes of lists, maps and aggregates."""
-        whole = whole or self.whole
-        timers, alarms = sorted(self.timers), sorted(self.alarms)
-        if not self.items and not alarms:
-            return (self.state, timers, self.touched)
-        parts = ((name, items._part(whole)) for name, items in self.items.items())
-        some = {name: tuple(part) for name, part in parts if part.values or part.gone or (part.cleared and not whole)}
-        return (self.state, timers, self.touched, alarms, whole, some)
-
-    def saved(self) -> None:
-        """Mark the entry as saved."""
-        self.whole = False
-        for items in self.items.values():
-            items._saved()
-
-
-@dataclass(slots=True)
-class _Saved:
-    """The data of a bucket in snapshots: a whole, and changes since."""
-
-    whole_bytes: int = 0
-    changed_bytes: int = 0
-    changes: int = 0
-
-
-class _Due:
-    """Keys by the time at which something of them is due. Stale entries stay until they are purged (`keep`)."""
-
-    def __init__(self) -> None:
-        self._heap: list[tuple[int, int, _Key]] = []
-        self._keep_at = _DUE_MIN
-        # Breaks ties: keys may have no order.
-        self._count = 0
-
-    def __len__(self) -> int:
-        return len(self._heap)
-
-    def add(self, at: int, key: _Key) -> None:
-        """Add a time of a key."""
-        self._count += 1
-        heapq.heappush(self._heap, (at, self._count, key))
-
-    def first(self) -> int | None:
-        """Return the earliest time."""
-        return self._heap[0][0] if self._heap else None
-
-    def until(self, now: int) -> Iterator[tuple[int, _Key]]:
-        """Iterate over keys that are due by now, including those added meanwhile; and then over those that exist at the
-        end.
-        """
-        if now == _END:
-            # A function that sets its next timer each time would go on for ever.
-            heap, self._heap = sorted(self._heap), []
-            yield from ((at, key) for at, _, key in heap)
-            return
-        while self._heap and self._heap[0][0] <= now:
-            at, _, key = heapq.heappop(self._heap)
-            yield at, key
-
-    def has_doubled(self) -> bool:
-        """Return whether there are twice as many entries as `keep` left, so that many may be stale."""
-        return len(self._heap) > self._keep_at
-
-    def keep(self, is_due: Callable[[int, _Key], bool]) -> None:
-        """Remove stale and duplicate entries, which come from times that were deleted and set again."""
-        # Of these the first.
-        left = {(at, key): count for at, count, key in sorted(self._heap, reverse=True) if is_due(at, key)}
-        # In order it is a heap.
-        self._heap = sorted((at, count, key) for (at, key), count in left.items())
-        self._keep_at = max(2 * len(self._heap), _DUE_MIN)
+    def lifetimes(self, now: int) -> tuple[bool, int | None]:
+        """Return whether any item was put since time last advanced, and when the first expires or must be checked again."""
+        if not self.items:
+            return False, None
+        expires = min((at for items in self.items.values() if (at := items._expires(now)) is not None), default=None)
+        return any(items._is_fresh() for items in self.items.values()), expires
 
 
 class KeyContext:
@@ -196,32 +82,27 @@ class KeyContext:
     A key is forgotten when it has no state, timer, alarm, list or map item, or aggregate.
     """
 
-    __slots__ = ("_alarms", "_clock", "_declared", "_entry", "_now", "_set", "alarms", "state", "time", "timers")
+    __slots__ = ("_changes", "_clock", "_declared", "_key_state", "_now", "alarms", "state", "time", "timers")
 
     def __init__(
         self,
-        entry: _Entry,
+        state: KeyState,
+        time: int | None,
         now: int,
         declared: Declared | None,
         clock: Callable[[], int],
-        latest: int = _NEVER,
-        timers: list[datetime] | None = None,
-        alarms: list[datetime] | None = None,
+        timers: list[datetime],
+        alarms: list[datetime],
     ) -> None:
-        self.state = entry.state
-        # The end has no time of its own that could be reckoned with.
-        known = latest if now == _END else now
-        self.time = None if known == _NEVER else _EPOCH + known * _US
-        if now == _END and timers:
-            self.time = timers[0] if self.time is None else max(self.time, timers[0])
-        self.timers = timers or []
-        self.alarms = alarms or []
-        self._entry = entry
+        self.state = state.value
+        self.time = None if time is None else _EPOCH + time * _US
+        self.timers = timers
+        self.alarms = alarms
+        self._key_state = state
         self._now = now
         self._declared = declared
         self._clock = clock
-        self._set: list[int] = []
-        self._alarms: list[int] = []
+        self._changes: list[tuple[bool, int, bool]] = []
 
     @property
     def now(self) -> datetime:
@@ -288,9 +169,9 @@ class KeyContext:
         return state
 
     def _items(self, name: str, kind: type[_Kind], ttl: Duration | None) -> _Kind:
-        items = self._entry.items.get(name)
+        items = self._key_state.items.get(name)
         if items is None:
-            items = self._entry.items[name] = kind()
+            items = self._key_state.items[name] = kind()
         if not isinstance(items, kind):
             raise DataSetError(f"{name!r} is a {type(items).__name__} of the key, not a {kind.__name__}")
         if self._declared is not None and items._check is None:
@@ -311,14 +192,11 @@ class KeyContext:
         Until the end, the stream's time advances to its latest row. At the end all timers fire that were set before,
         but none that are set then. A source without ``time=`` has no time until it ends: use alarms instead.
         """
-        time = _micros(at, "set_timer")
-        if time not in self._entry.timers:
-            self._entry.timers.add(time)
-            self._set.append(time)
+        self._changes.append((False, _micros(at, "set_timer"), True))
 
     def delete_timer(self, at: datetime) -> None:
         """Delete a timer; does nothing if it does not exist."""
-        self._entry.timers.discard(_micros(at, "delete_timer"))
+        self._changes.append((False, _micros(at, "delete_timer"), False))
 
     def set_alarm(self, at: datetime) -> None:
         """Call the function for this key when the machine's clock (`now`) passes `at`, to within about a twentieth of a
@@ -327,27 +205,19 @@ class KeyContext:
         There is one alarm for each time. A job that resumes after a failure keeps its alarms: those whose time has
         passed meanwhile fire at once. At the end of the stream all alarms fire that were set before, whatever the time.
         """
-        time = _micros(at, "set_alarm")
-        if time not in self._entry.alarms:
-            self._entry.alarms.add(time)
-            self._alarms.append(time)
+        self._changes.append((True, _micros(at, "set_alarm"), True))
 
     def delete_alarm(self, at: datetime) -> None:
         """Delete an alarm; does nothing if it does not exist."""
-        self._entry.alarms.discard(_micros(at, "delete_alarm"))
+        self._changes.append((True, _micros(at, "delete_alarm"), False))
 
 
 #: Called as ``function(key, rows, context)``; it returns a row, rows, or None.
 Function = Callable[[Row, list[Row], KeyContext], "Row | Iterable[Row] | None"]
 
 
-class Processor:
-    """Calls a function for keys; one for each thread. The engine calls its methods, one at a time.
-
-    State is held in memory in order of last use. When the engine signals that memory runs out (`spill`), the least
-    recently used keys move to a store in `folder`, with their timers; they come back when a row of theirs arrives or a
-    timer of theirs fires. `saves` says whether there are snapshots.
-    """
+class KeyedLogic:
+    """Calls a function for keys and pickles its states; one for each copy of the task. The engine calls its methods, one at a time."""
 
     def __init__(
         self,
@@ -355,9 +225,6 @@ class Processor:
         name: str,
         keys: tuple[str, ...],
         schema: Schema,
-        ttl: int | None,
-        folder: str,
-        saves: bool,
         declared: Declared | None = None,
         clock: Callable[[], int] = lambda: time.time_ns() // 1000,
     ) -> None:
@@ -365,397 +232,116 @@ class Processor:
         self._name = name
         self._names = keys
         self._schema = schema
-        self._ttl = ttl
-        self._folder = folder
-        self._saves = saves
         self._declared = declared
         self._fields = None if declared is None else declared.fields
-        self._entries: dict[_Key, _Entry] = {}
-        self._store: Store | None = None
         self._clock = clock
-        self._timers, self._alarms = _Due(), _Due()
-        # In the store none is earlier.
-        self._stored_alarm: int | None = None
-        self._now = _NEVER
-        # Time before the end.
-        self._latest = _NEVER
-        # Keys that rows have come of, or items were put of that have a time to live, since time went on last.
-        self._fresh: set[_Key] = set()
-        # Of each key the bucket, for those that are gone.
-        self._changed: dict[_Key, int] = {}
-        # By bucket.
-        self._saved: dict[int, _Saved] = {}
-        # What states take, on average.
-        self._calls = 0
-        self._state_bytes = 0.0
+        # Of the batch.
+        self._keys: list[tuple[Any, ...]] = []
+        self._rows: list[Row] = []
+        self._made: list[Any] = []
 
-    def rows(self, keys: NativeTable, buckets: list[int], ends: list[int], rows: NativeTable) -> list[NativeTable]:
-        """Process new rows: for each key, those up to its end."""
-        made: list[Row] = []
-        found = Table(rows).to_pylist()
-        columns = [keys.column(name) for name, _ in keys.fields]
-        start = 0
-        for values, bucket, end in zip(zip(*columns, strict=True), buckets, ends, strict=True):
-            key = _key(values)
-            entry = self._entries.pop(key, None) or self._fetch(key) or _Entry(bucket)
-            # Behind all that were touched before.
-            self._entries[key] = entry
-            if self._ttl is not None:
-                # How late its rows are is known when time has gone on to them: counted from the time before them, which may be long
-                # ago, the key could be forgotten as soon as they have come.
-                entry.touched = _NEVER
-                self._fresh.add(key)
-                self._look_at(entry, key)
-            made += self._call(key, entry, found[start:end])
-            start = end
-        made += self._due()
-        return self._made(made)
+    def on_batch(self, keys: NativeTable, rows: NativeTable) -> None:
+        """Take the rows of a batch, for the calls of `on_rows` that follow."""
+        self._keys = _key_tuples(keys)
+        self._rows = Table(rows).to_pylist()
 
-    def time(self, now: int) -> tuple[list[NativeTable], bool]:
-        """Advance the stream's time, in microseconds. Also returns whether to call this again."""
-        # Who goes on may be told a time again that was before its rows.
-        goes_on = now > self._now
-        self._now = max(now, self._now)
-        if self._now < _END:
-            self._latest = self._now
-        more = self._bring("due", self._now)
-        if goes_on and self._now < _END:
-            for key in self._fresh & self._entries.keys():
-                entry = self._entries[key]
-                if entry.count_from(self._now):
-                    self._change(key, entry)
-            self._fresh.clear()
-        if self._now == _END:
-            # Before anything goes off: of what goes back to the store meanwhile nothing is due any more.
-            more = self._bring("alarm", _END) or more
-        made = self._due()
-        if self._now == _END:
-            made += self._ring(_END)
-        return self._made(made), more
+    def on_rows(self, number: int, start: int, end: int, state: KeyState | None, time: int | None, now: int) -> _Called:
+        """Call the function for a key of the batch, by its number, and its rows."""
+        return self._call(state or KeyState(self._keys[number]), self._rows[start:end], time, now)
 
-    def next_alarm(self) -> int | None:
-        """Return when to call `ring`, in microseconds of the machine's clock; None for not before another call."""
-        return min((at for at in (self._alarms.first(), self._stored_alarm) if at is not None), default=None)
+    def on_timer(
+        self, key: NativeTable | None, by_clock: bool, at: int, state: KeyState | None, time: int | None, now: int
+    ) -> _Called:
+        """Call the function for a timer. `key` has the columns of the key if it has no state."""
+        if state is None:
+            assert key is not None
+            state = KeyState(_key_tuples(key)[0])
+        gone_off = [_EPOCH + at * _US]
+        return self._call(state, [], time, now, *(([], gone_off) if by_clock else (gone_off, [])))
 
-    def ring(self) -> tuple[list[NativeTable], bool]:
-        """Let due alarms fire. Also returns whether to call this again."""
-        now = self._clock()
-        more = self._bring("alarm", now)
-        if self._store is not None:
-            self._stored_alarm = self._store.first_alarm()
-        return self._made(self._ring(now)), more
-
-    def _bring(self, column: Literal["due", "alarm"], now: int) -> bool:
-        """Load due keys from the store. Returns whether there were any."""
-        stored = [] if self._store is None else self._store.take_due(column, now)
-        for state in stored:
-            self._keep(state)
-        return bool(stored)
-
-    def held_bytes(self) -> int:
-        """Return the approximate size of the state in memory, in bytes."""
-        each = _KEY_BYTES + int(self._state_bytes)
-        timers = len(self._timers) + len(self._alarms)
-        return len(self._entries) * each + timers * _TIMER_BYTES + len(self._changed) * _GONE_BYTES
-
-    def spill(self) -> None:
-        """Move half of the state in memory to the store."""
-        count = len(self._entries) // 2
-        gone = [key for key in self._changed if key not in self._entries]
-        if count < _KEYS_MIN and len(gone) < _KEYS_MIN:
-            return
-        if self._store is None:
-            self._store = Store(self._folder)
-        evicted = list(itertools.islice(self._entries, count))
-        self._store.put(itertools.chain(map(self._evict, evicted), map(self._evict, gone)))
-        self._timers.keep(self._is_timer)
-        self._alarms.keep(self._is_alarm)
-        self._stored_alarm = self._store.first_alarm()
-
-    def _evict(self, key: _Key) -> Stored:
-        entry = self._entries.pop(key, None)
-        # When it comes back it counts as touched then: it may stay for longer, but goes no sooner.
-        self._fresh.discard(key)
-        changed = self._changed.pop(key, None)
-        if entry is None:
-            return Stored(_name(key), changed or 0, None, None, True, True, self._pickled((key, None)))
-        due = alarm = None
-        # At the end no timer goes off that is still there.
-        if self._now < _END:
-            due, alarm = min(entry.timers, default=None), min(entry.alarms, default=None)
-            if self._ttl is not None:
-                looked_at = self._touched(entry) + self._ttl if entry.looked_at is None else entry.looked_at
-                due = looked_at if due is None else min(due, looked_at)
-            if (expires := entry.next_expiry(self._now)) is not None:
-                due = expires if due is None else min(due, expires)
-        value = self._pickled((key, entry.kept(whole=True)))
-        return Stored(_name(key), entry.bucket, due, alarm, changed is not None, False, value)
-
-    def _fetch(self, key: _Key) -> _Entry | None:
-        """Return the entry of a key that may be in the store."""
-        stored = None if self._store is None else self._store.take(_name(key))
-        if stored is None:
-            return None
-        self._keep(stored)
-        return self._entries.get(key)
-
-    def _keep(self, stored: Stored) -> None:
-        """Keep in memory an entry that was in the store."""
-        key, kept = pickle.loads(stored.value)
-        key = _key(key)
-        if stored.changed:
-            self._changed[key] = stored.bucket
-        if kept is not None:
-            # Which items have changed is not kept there.
-            self._add(key, stored.bucket, _Kept(*kept), whole=stored.changed)
-
-    def _add(self, key: _Key, bucket: int, kept: _Kept, whole: bool = False) -> None:
-        items: dict[str, _Items] = {}
-        for name, saved in kept.items.items():
-            part = Part(*saved)
-            values = part.values
-            if self._declared is not None:
-                values = self._declared.filled(name, part.kind, values)
-            items[name] = of_kind(part.kind, values)
-            items[name]._live(part.ttl, part.times)
-        timers, alarms = set(kept.timers), set(kept.alarms)
-        entry = self._entries[key] = _Entry(bucket, kept.state, items, whole, timers, alarms, kept.touched)
-        for at in kept.timers:
-            self._timers.add(at, key)
-        for at in kept.alarms:
-            self._alarms.add(at, key)
-        if self._ttl is not None:
-            if entry.touched == _NEVER:
-                self._fresh.add(key)
-            self._look_at(entry, key)
-        if entry.has_fresh():
-            self._fresh.add(key)
-        self._expire_later(entry, key)
-
-    def snapshot(self, whole: bool) -> Iterator[tuple[int, bool, bytes]]:
-        """Return the state by bucket: its changes, or all of it (`whole`: of each bucket); without bytes if there is
-        nothing.
-        """
-        store, saved = self._store, self._saved
-        changed_bytes = sum(one.changed_bytes for one in saved.values())
-        whole = whole or changed_bytes > 2 * sum(one.whole_bytes for one in saved.values()) + _CHANGED_BYTES_MIN
-        anew = self._buckets() | saved.keys() if whole else self._long()
-        parts: dict[int, list[tuple[Any, ...]]] = {}
-        if not whole:
-            for key, bucket in self._changed.items():
-                if bucket not in anew:
-                    entry = self._entries.get(key)
-                    parts.setdefault(bucket, []).append((key, None if entry is None else entry.kept(whole=False)))
-        if anew:
-            for key, entry in self._entries.items():
-                if entry.bucket in anew:
-                    parts.setdefault(entry.bucket, []).append((key, entry.kept(whole=True)))
-        changed = set() if whole or store is None else store.buckets(changed=True)
-        for bucket in sorted(anew | parts.keys() | changed):
-            is_whole = bucket in anew
-            part = io.BytesIO()
-            if states := parts.pop(bucket, None):
-                part.write(self._pickled(states))
-            if store is not None:
-                part.writelines(store.values(bucket, changed=not is_whole))
-            if not is_whole:
-                one = saved.setdefault(bucket, _Saved())
-                one.changed_bytes += part.tell()
-                one.changes += 1
-            elif part.tell():
-                saved[bucket] = _Saved(whole_bytes=part.tell())
-            else:
-                saved.pop(bucket, None)
-            yield bucket, is_whole, part.getvalue()
-        for key in self._changed:
-            if key in self._entries:
-                self._entries[key].saved()
-        self._changed.clear()
-        if store is not None:
-            store.saved()
-
-    def _buckets(self) -> set[int]:
-        """Return the buckets that contain anything."""
-        stored = set() if self._store is None else self._store.buckets(changed=False)
-        return stored | {entry.bucket for entry in self._entries.values()}
-
-    def _long(self) -> set[int]:
-        """Return the buckets with too many saved changes. Saving any whole iterates over all keys, so if there is one,
-        buckets that are close to the limit are included.
-        """
-        if all(one.changes < _CHANGES_MAX for one in self._saved.values()):
-            return set()
-        return {bucket for bucket, one in self._saved.items() if one.changes >= _CHANGES_MAX // 2}
-
-    def _pickled(self, what: object) -> bytes:
-        try:
-            return pickle.dumps(what)
-        except Exception as error:
-            raise DataSetError(f"{self._name}: a state cannot be pickled: {error}") from error
-
-    def release(self, buckets: list[int]) -> Iterator[tuple[int, bytes]]:
-        """Drop the state of these buckets, for another processor's `restore`."""
-        parts: dict[int, list[tuple[Any, ...]]] = {bucket: [] for bucket in buckets}
-        for key, entry in list(self._entries.items()):
-            if entry.bucket in parts:
-                parts[entry.bucket].append((key, entry.kept(whole=True)))
-                del self._entries[key]
-        self._changed = {key: bucket for key, bucket in self._changed.items() if bucket not in parts}
-        for bucket in buckets:
-            self._saved.pop(bucket, None)
-        for bucket, states in parts.items():
-            part = io.BytesIO()
-            if states:
-                part.write(self._pickled(states))
-            if self._store is not None:
-                part.writelines(self._store.values(bucket, changed=False))
-                self._store.drop(bucket)
-            if value := part.getvalue():
-                yield bucket, value
-
-    def restore(self, now: int, bucket: int, parts: list[bytes]) -> None:
-        """Take over saved state: a whole, and the changes since."""
-        self._now = now
-        if now < _END:
-            self._latest = now
-        self._saved[bucket] = _Saved(sum(map(len, parts[:1])), sum(map(len, parts[1:])), len(parts[1:]))
-        kept: dict[_Key, _Kept] = {}
-        for part in parts:
-            for values, state in _states(part):
-                key = _key(values)
-                before = kept.pop(key, None)
-                if state is not None:
-                    kept[key] = _Kept(*state).after(before)
-        for key, one in kept.items():
-            self._add(key, bucket, one if self._fields is None else one._replace(state=self._fields.filled(one.state)))
-
-    def _is_timer(self, at: int, key: _Key) -> bool:
-        """Return whether something of a key in memory is still due at that time: functions delete timers, and keys
-        disappear.
-        """
-        entry = self._entries.get(key)
-        return entry is not None and (at in entry.timers or at in (entry.looked_at, entry.expires))
-
-    def _is_alarm(self, at: int, key: _Key) -> bool:
-        entry = self._entries.get(key)
-        return entry is not None and at in entry.alarms
-
-    def _look_at(self, entry: _Entry, key: _Key) -> None:
-        """Make sure that a key is forgotten when nothing has come for too long."""
-        if entry.looked_at is None and self._ttl is not None:
-            entry.looked_at = self._touched(entry) + self._ttl
-            self._timers.add(entry.looked_at, key)
-
-    def _touched(self, entry: _Entry) -> int:
-        """Return when rows last came, or the time before them if that is not known yet."""
-        return self._now if entry.touched == _NEVER else entry.touched
-
-    def _expire_later(self, entry: _Entry, key: _Key) -> None:
-        """Make sure that items are forgotten when they expire."""
-        at = entry.next_expiry(self._now)
-        if at is not None and (entry.expires is None or at < entry.expires):
-            entry.expires = at
-            self._timers.add(at, key)
-
-    def _due(self) -> list[Row]:
-        """Call the function for timers that have fired; forget keys that have been idle for too long."""
-        made: list[Row] = []
-        for at, key in self._timers.until(self._now):
-            entry = self._entries.get(key)
-            if entry is not None and at in entry.timers:
-                entry.timers.remove(at)
-                made += self._call(key, entry, [], timers=[_EPOCH + at * _US])
-                # It may be both: what is due twice may be there once.
-                entry = self._entries.get(key)
-            if entry is not None and at == entry.looked_at and self._ttl is not None and self._now < _END:
-                entry.looked_at = None
-                if self._touched(entry) + self._ttl <= self._now:
-                    del self._entries[key]
-                    self._change(key, entry)
-                    entry = None
-                else:
-                    self._look_at(entry, key)
-            if entry is not None and at == entry.expires and self._now < _END:
-                entry.expires = None
-                for items in entry.items.values():
-                    items._expire(self._now)
-                self._change(key, entry)
-                if entry.is_empty():
-                    del self._entries[key]
-                else:
-                    self._expire_later(entry, key)
-        return made
-
-    def _ring(self, now: int) -> list[Row]:
-        """Call the function for alarms that have fired."""
-        made: list[Row] = []
-        for at, key in self._alarms.until(now):
-            entry = self._entries.get(key)
-            if entry is not None and at in entry.alarms:
-                entry.alarms.remove(at)
-                made += self._call(key, entry, [], alarms=[_EPOCH + at * _US])
-        return made
-
-    def _call(self, key: _Key, entry: _Entry, rows: list[Row], **gone_off: list[datetime]) -> Iterable[Row]:
-        context = KeyContext(entry, self._now, self._declared, self._clock, self._latest, **gone_off)
-        named = dict(zip(self._names, key, strict=True))
+    def _call(
+        self,
+        state: KeyState,
+        rows: list[Row],
+        time: int | None,
+        now: int,
+        timers: list[datetime] | None = None,
+        alarms: list[datetime] | None = None,
+    ) -> _Called:
+        context = KeyContext(state, time, now, self._declared, self._clock, timers or [], alarms or [])
+        named = dict(zip(self._names, state.key, strict=True))
         try:
             returned = self._function(named, rows, context)
-            made: list[Any] = [returned] if isinstance(returned, Mapping) else list(returned or [])
+            if isinstance(returned, Mapping):
+                self._made.append(returned)
+            elif returned is not None:
+                self._made += returned
         except Exception as error:
             raise DataSetError(f"{self._name} failed on the key {named!r}: {error}") from error
         if self._fields is not None and (wrong := self._fields.wrong(context.state)):
             raise DataSetError(f"{self._name}: the state of the key {named!r} {wrong}")
-        entry.state = context.state
-        if self._calls % _MEASURE_EVERY == 0:
-            size = _bytes_of(
-                [entry.state, *(kept for items in entry.items.values() for kept in (items._values, items._times))]
-            )
-            self._state_bytes += (size - self._state_bytes) / min(self._calls // _MEASURE_EVERY + 1, 50)
-        self._calls += 1
-        if entry.has_fresh():
-            self._fresh.add(key)
-        if self._now < _END:
-            self._expire_later(entry, key)
-            for at in context._set:
-                self._timers.add(at, key)
-            for at in context._alarms:
-                self._alarms.add(at, key)
-            if self._timers.has_doubled():
-                self._timers.keep(self._is_timer)
-            if self._alarms.has_doubled():
-                self._alarms.keep(self._is_alarm)
-        self._change(key, entry)
-        if entry.is_empty():
-            self._entries.pop(key, None)
-        return made
+        state.value = context.state
+        return (None if state.is_empty() else state, context._changes, *state.lifetimes(now))
 
-    def _change(self, key: _Key, entry: _Entry) -> None:
-        if self._saves:
-            self._changed[key] = entry.bucket
-        else:
-            entry.saved()
+    def take_rows(self) -> list[NativeTable]:
+        """Return the rows that the function has returned since the last call."""
+        made, self._made, self._rows, self._keys = self._made, [], [], []
+        return [table_of_rows(made, self._schema)] if made else []
 
-    def _made(self, rows: list[Row]) -> list[NativeTable]:
-        return [table_of_rows(rows, self._schema)] if rows else []
+    def encode(self, state: KeyState, whole: bool) -> bytes:
+        """Pickle a state; unless `whole`, only the changes of its lists, maps and aggregates since `saved`."""
+        parts = ((name, items._part(whole)) for name, items in state.items.items())
+        some = {name: tuple(part) for name, part in parts if part.values or part.gone or (part.cleared and not whole)}
+        try:
+            return pickle.dumps((state.key, state.value, some))
+        except Exception as error:
+            raise DataSetError(f"{self._name}: a state cannot be pickled: {error}") from error
+
+    def saved(self, state: KeyState) -> None:
+        """Mark a state as saved."""
+        for items in state.items.values():
+            items._saved()
+
+    def decode(self, parts: list[bytes]) -> KeyState:
+        """Return the state from its pickles: a whole, and the changes since."""
+        key, value = (), None
+        saved: dict[str, Part] = {}
+        for pickled in parts:
+            key, value, some = pickle.loads(pickled)
+            for name, changed in some.items():
+                saved[name] = Part(*changed).after(saved.get(name))
+        items: dict[str, _Items] = {}
+        for name, part in saved.items():
+            values = part.values if self._declared is None else self._declared.filled(name, part.kind, part.values)
+            items[name] = of_kind(part.kind, values)
+            items[name]._live(part.ttl, part.times)
+        return KeyState(key, value if self._fields is None else self._fields.filled(value), items)
+
+    def bytes(self, state: KeyState) -> int:
+        """Return the approximate size of a state in memory."""
+        items = state.items.values()
+        return _STATE_BYTES + int(
+            _bytes_of([state.key, state.value, *(kept for one in items for kept in (one._values, one._times))])
+        )
+
+    def lifetimes(self, state: KeyState, now: int) -> tuple[bool, int | None]:
+        """See `KeyState.lifetimes`."""
+        return state.lifetimes(now)
+
+    def count_from(self, state: KeyState, now: int) -> bool:
+        """Start the time to live of items put since time last advanced. Returns whether items changed."""
+        return sum(items._count_from(now) for items in state.items.values()) > 0
+
+    def expire(self, state: KeyState, now: int) -> KeyState | None:
+        """Remove expired items. Returns None if nothing is left."""
+        for items in state.items.values():
+            items._expire(now)
+        return None if state.is_empty() else state
 
 
-def _key(values: Iterable[Any]) -> _Key:
-    # A NaN is unlike any other; one that is always the same object is like itself.
-    return tuple(math.nan if isinstance(value, float) and value != value else value for value in values)
-
-
-def _name(key: _Key) -> str:
-    # Pickled, equal keys may differ, by what of them is one object. Minus zero equals zero.
-    return repr(tuple(0.0 if isinstance(value, float) and value == 0 else value for value in key))
-
-
-def _states(part: bytes) -> Iterator[tuple[Iterable[Any], tuple[Any, list[int], int] | None]]:
-    """Yield consecutive pickles: keys with their data, and lists of these."""
-    file = io.BytesIO(part)
-    while file.tell() < len(part):
-        found = pickle.load(file)
-        yield from found if isinstance(found, list) else [found]
+def _key_tuples(keys: NativeTable) -> list[tuple[Any, ...]]:
+    columns = [keys.column(name) for name, _ in keys.fields]
+    return list(zip(*columns, strict=True))
 
 
 def _bytes_of(one: object, level: int = 0) -> float:

@@ -294,7 +294,7 @@ class KeyedRows:
         DataSetError
             If this is not a stream: use `apply` for a function on all rows of a key.
         """
-        from tidemill._streaming.process import Processor
+        from tidemill._streaming.process import KeyedLogic
         from tidemill._streaming.state import Declared
         from tidemill._tables.durations import micros
 
@@ -332,12 +332,10 @@ class KeyedRows:
 
         called = run_in_callback("a function of process", function)
 
-        def processor(folder: str, saves: bool) -> Processor:
-            return Processor(called, name, self._keys, schema, kept, folder, saves, declared)
+        def logic() -> KeyedLogic:
+            return KeyedLogic(called, name, self._keys, schema, declared)
 
-        return self._data._step(
-            self._data._native.process(name, list(self._keys), processor, given, keeps, ttl is not None)
-        )
+        return self._data._step(self._data._native.process(name, list(self._keys), logic, given, keeps, kept))
 
     def _apply(
         self, name: str, made: Callable[[Row, Table, NativeTable | None], list[NativeTable]], schema: Schema | None

@@ -6,13 +6,11 @@
 //! | `clock`      | the time of a source                                                       |
 //! | `held`       | rows that wait where they were read: at most once                          |
 //! | `standing`   | where sources' time stands, which split holds it back, and when to warn    |
-//! | [`keyed`]    | functions on the rows of each key, with a state and timers                 |
 //! | [`source`]   | what streams come from: splits, their event times, where they stand        |
 //! | [`sink`]     | where they go: rows that appear when their checkpoint is durable           |
 
 mod clock;
 mod held;
-pub mod keyed;
 pub mod sink;
 pub mod source;
 

@@ -193,8 +193,8 @@ impl NativeDataSet {
     }
 
     /// What an object makes of the rows of each key of a stream; `factory` makes one for each thread. `keeps` names
-    /// what it keeps.
-    #[pyo3(signature = (name, keys, factory, schema, keeps = None, waits = false))]
+    /// what it keeps; a key is forgotten after `ttl` microseconds without rows.
+    #[pyo3(signature = (name, keys, factory, schema, keeps = None, ttl = None))]
     #[expect(clippy::too_many_arguments, reason = "arguments of a private method")]
     fn process(
         &self,
@@ -204,11 +204,12 @@ impl NativeDataSet {
         factory: Py<PyAny>,
         schema: GivenSchema,
         keeps: Option<GivenSchema>,
-        waits: bool,
+        ttl: Option<i64>,
     ) -> PyResult<Self> {
         let schema = schema.resolve(py)?;
         let keeps = keeps.map(|keeps| keeps.resolve(py)).transpose()?;
-        Self::step(py, || tidemill_stream::process(&self.0, name, &keys, keyed_function(factory), schema, keeps, waits))
+        let function = keyed_function(factory, ttl);
+        Self::step(py, || tidemill_stream::process(&self.0, name, &keys, function, schema, keeps, ttl.is_some()))
     }
 
     /// The same rows, by a name for the last step of the stream.

@@ -39,6 +39,7 @@ pub fn register(m: &Bound<'_, PyModule>) -> PyResult<()> {
     m.add_function(wrap_pyfunction!(stream::window_of, m)?)?;
     m.add_function(wrap_pyfunction!(stream::write_stream, m)?)?;
     m.add_function(wrap_pyfunction!(stream::explain_stream, m)?)?;
+    m.add_class::<process::NativeKeyedEngine>()?;
     m.add_class::<running::NativeRunning>()?;
     m.add_class::<lookup::NativeRedisHashes>()?;
     m.add_function(wrap_pyfunction!(stream::list_checkpoints, m)?)?;

@@ -1,195 +1,335 @@
-//! Functions of the program over the rows of each key of a stream: an object in Python keeps states and timers.
+//! Functions of the program over the rows of each key of a stream: an object in Python calls them, and pickles what
+//! they keep; the rest is the engine's.
 
 use std::ops::Range;
 use std::sync::Arc;
 
 use bytes::Bytes;
-use pyo3::exceptions::PyOSError;
+use parking_lot::Mutex;
+use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyList};
 use tidemill_dataflow::checkpoint::{Buckets, Part};
-use tidemill_dataflow::memory::{Governor, MapWriter};
-use tidemill_dataflow::stream::EventTime;
-use tidemill_dataflow::{BatchError, wait_in_copy};
+use tidemill_dataflow::memory::{Governor, MemorySettings};
+use tidemill_dataflow::wait_in_copy;
 use tidemill_dataset::datafusion::arrow::array::RecordBatch;
-use tidemill_stream::{KeyedBatch, KeyedFunction, MakeKeyedFunction};
+use tidemill_dataset::datafusion::arrow::compute::concat_batches;
+use tidemill_stream::{
+    KeyContext, KeyLogic, KeyedBatch, KeyedEngine, KeyedFunction, KeyedOptions, Lifetimes, MakeKeyedFunction, Timer,
+};
 
 use super::calls;
+use super::engine::GivenSchema;
 use super::frame::exception_text;
 use super::table::NativeTable;
 
-/// An object with the methods of [`KeyedFunction`], of one copy.
-struct PythonKeyed {
-    object: Arc<Py<PyAny>>,
-    governor: Governor,
-    /// As the object said last.
-    alarm: Option<i64>,
+/// A state; timers that were set (true) or deleted: whether by the machine's clock, and when; whether something was put
+/// that has a time to live; and when the first has to go.
+type Called = (Option<Py<PyAny>>, Vec<(bool, i64, bool)>, bool, Option<i64>);
+
+/// An object with the methods of `tidemill._streaming.process.KeyedLogic`. Its states are Python's objects.
+struct PythonLogic(Py<PyAny>);
+
+impl PythonLogic {
+    fn call<T>(&self, work: impl FnOnce(Python<'_>, &Bound<'_, PyAny>) -> PyResult<T>) -> Result<T, String> {
+        Python::attach(|py| work(py, self.0.bind(py)).map_err(|error| exception_text(py, &error)))
+    }
+
+    fn finish(called: Called, key: &mut KeyContext<'_, Py<PyAny>>) {
+        let (state, timers, has_fresh, expires) = called;
+        key.state = state;
+        key.lifetimes = Lifetimes { has_fresh, expires };
+        for (by_clock, at, is_set) in timers {
+            let timer = if by_clock { Timer::Clock(at) } else { Timer::Event(at) };
+            if is_set { key.set(timer) } else { key.delete(timer) }
+        }
+    }
 }
+
+fn table(rows: RecordBatch) -> NativeTable {
+    NativeTable { schema: rows.schema(), batches: vec![rows] }
+}
+
+impl KeyLogic for PythonLogic {
+    type State = Py<PyAny>;
+
+    fn on_batch(&mut self, batch: &KeyedBatch) -> Result<(), String> {
+        let (keys, rows) = (table(batch.keys.clone()), table(batch.rows.clone()));
+        self.call(|_, logic| logic.call_method1("on_batch", (keys, rows)).map(drop))
+    }
+
+    fn on_rows(
+        &mut self,
+        _batch: &KeyedBatch,
+        number: usize,
+        rows: Range<usize>,
+        key: &mut KeyContext<'_, Py<PyAny>>,
+    ) -> Result<(), String> {
+        let arguments = (number, rows.start, rows.end, key.state.take(), key.time(), key.raw_time());
+        let called = self.call(|_, logic| logic.call_method1("on_rows", arguments)?.extract::<Called>())?;
+        PythonLogic::finish(called, key);
+        Ok(())
+    }
+
+    fn on_timer(&mut self, timer: Timer, key: &mut KeyContext<'_, Py<PyAny>>) -> Result<(), String> {
+        let (by_clock, at) = match timer {
+            Timer::Event(at) => (false, at),
+            Timer::Clock(at) => (true, at),
+        };
+        // A state knows its key.
+        let columns = if key.state.is_none() { Some(table(key.columns()?)) } else { None };
+        let arguments = (columns, by_clock, at, key.state.take(), key.time(), key.raw_time());
+        let called = self.call(|_, logic| logic.call_method1("on_timer", arguments)?.extract::<Called>())?;
+        PythonLogic::finish(called, key);
+        Ok(())
+    }
+
+    fn take_rows(&mut self) -> Result<Vec<RecordBatch>, String> {
+        self.call(|_, logic| {
+            let made = logic.call_method0("take_rows")?;
+            let tables = made.extract::<Vec<PyRef<'_, NativeTable>>>()?;
+            Ok(tables.iter().flat_map(|table| table.batches.clone()).collect())
+        })
+    }
+
+    fn encode(&mut self, state: &Py<PyAny>, whole: bool) -> Result<Vec<u8>, String> {
+        self.call(|_, logic| logic.call_method1("encode", (state, whole))?.extract())
+    }
+
+    fn saved(&mut self, state: &mut Py<PyAny>) -> Result<(), String> {
+        self.call(|_, logic| logic.call_method1("saved", (&*state,)).map(drop))
+    }
+
+    fn decode(&mut self, parts: &[Vec<u8>]) -> Result<Py<PyAny>, String> {
+        self.call(|py, logic| {
+            let parts = PyList::new(py, parts.iter().map(|part| PyBytes::new(py, part)))?;
+            logic.call_method1("decode", (parts,)).map(Bound::unbind)
+        })
+    }
+
+    fn bytes(&mut self, state: &Py<PyAny>) -> Result<usize, String> {
+        self.call(|_, logic| logic.call_method1("bytes", (state,))?.extract())
+    }
+
+    fn lifetimes(&mut self, state: &Py<PyAny>, now: i64) -> Result<Lifetimes, String> {
+        let (has_fresh, expires) = self.call(|_, logic| logic.call_method1("lifetimes", (state, now))?.extract())?;
+        Ok(Lifetimes { has_fresh, expires })
+    }
+
+    fn count_from(&mut self, state: &mut Py<PyAny>, now: i64) -> Result<bool, String> {
+        self.call(|_, logic| logic.call_method1("count_from", (&*state, now))?.extract())
+    }
+
+    fn expire(&mut self, state: Py<PyAny>, now: i64) -> Result<Option<Py<PyAny>>, String> {
+        self.call(|_, logic| {
+            let left = logic.call_method1("expire", (state, now))?;
+            Ok((!left.is_none()).then(|| left.unbind()))
+        })
+    }
+}
+
+/// The engine of one copy, on threads that may block: the function may do so for longer than its run is there.
+struct PythonKeyed(Arc<Mutex<KeyedEngine<PythonLogic>>>);
 
 impl PythonKeyed {
-    /// Calls the object.
     fn call<T: Send + 'static>(
         &self,
-        work: impl FnOnce(Python<'_>, &Py<PyAny>) -> PyResult<T> + Send + 'static,
+        work: impl FnOnce(&mut KeyedEngine<PythonLogic>) -> Result<T, String> + Send + 'static,
     ) -> Result<T, String> {
-        let object = Arc::clone(&self.object);
-        call(move |py| work(py, &object))
-    }
-
-    /// The same, where it may set alarms.
-    fn run<T: Send + 'static>(
-        &mut self,
-        work: impl FnOnce(Python<'_>, &Py<PyAny>) -> PyResult<T> + Send + 'static,
-    ) -> Result<T, String> {
-        let (done, alarm) = self.call(|py, object| {
-            let done = work(py, object)?;
-            Ok((done, object.call_method0(py, "next_alarm")?.extract(py)?))
-        })?;
-        self.alarm = alarm;
-        Ok(done)
+        let engine = Arc::clone(&self.0);
+        call(move |_| work(&mut engine.lock()))
     }
 }
 
-/// Makes one by calling `factory`.
-pub fn keyed_function(factory: Py<PyAny>) -> MakeKeyedFunction {
+/// Makes one by calling `factory`, which makes the object.
+pub fn keyed_function(factory: Py<PyAny>, ttl: Option<i64>) -> MakeKeyedFunction {
     let factory = Arc::new(factory);
-    Arc::new(move |context| {
-        let (factory, governor) = (Arc::clone(&factory), context.governor().clone());
-        let given = (governor.settings().spill_dir.clone(), context.makes_checkpoints());
-        let object = Arc::new(call(move |py| factory.call1(py, given))?);
-        Ok(Box::new(PythonKeyed { object, governor, alarm: None }) as Box<dyn KeyedFunction>)
+    Arc::new(move |setup| {
+        let factory = Arc::clone(&factory);
+        let logic = call(move |py| factory.call0(py).map_err(|error| exception_text(py, &error)))?;
+        let (keys, saves) = (Arc::clone(&setup.keys), setup.context.makes_checkpoints());
+        let options = KeyedOptions { keys, ttl, saves, clock: None };
+        let engine = KeyedEngine::new(PythonLogic(logic), options, setup.context)?;
+        Ok(Box::new(PythonKeyed(Arc::new(Mutex::new(engine)))) as Box<dyn KeyedFunction>)
     })
 }
 
-/// On a thread of its own: the function may block for longer than its run is there.
-fn call<T: Send + 'static>(work: impl FnOnce(Python<'_>) -> PyResult<T> + Send + 'static) -> Result<T, String> {
-    let called = calls::call(move |py| work(py).map_err(|error| exception_text(py, &error)));
-    wait_in_copy(called).map_err(|error| error.to_string())?
-}
-
-fn batches(py: Python<'_>, made: &Py<PyAny>) -> PyResult<Vec<RecordBatch>> {
-    let tables = made.extract::<Vec<PyRef<'_, NativeTable>>>(py)?;
-    Ok(tables.iter().flat_map(|table| table.batches.clone()).collect())
+fn call<T: Send + 'static>(work: impl FnOnce(Python<'_>) -> Result<T, String> + Send + 'static) -> Result<T, String> {
+    wait_in_copy(calls::call(work)).map_err(|error| error.to_string())?
 }
 
 impl KeyedFunction for PythonKeyed {
     fn rows(&mut self, batch: KeyedBatch) -> Result<Vec<RecordBatch>, String> {
-        let table = |rows: RecordBatch| NativeTable { schema: rows.schema(), batches: vec![rows] };
-        let KeyedBatch { keys, buckets, ends, rows } = batch;
-        let arguments = (table(keys), buckets, ends, table(rows));
-        self.run(|py, object| batches(py, &object.call_method1(py, "rows", arguments)?))
+        self.call(|engine| engine.rows(batch))
     }
 
-    fn time(&mut self, now: EventTime) -> Result<(Vec<RecordBatch>, bool), String> {
-        self.run(move |py, object| {
-            let (made, more): (Py<PyAny>, bool) = object.call_method1(py, "time", (now.0,))?.extract(py)?;
-            Ok((batches(py, &made)?, more))
-        })
+    fn time(&mut self, now: i64) -> Result<(Vec<RecordBatch>, bool), String> {
+        self.call(move |engine| engine.time(now))
     }
 
     fn next_alarm(&self) -> Option<i64> {
-        self.alarm
+        self.0.lock().next_alarm()
     }
 
     fn ring(&mut self) -> Result<(Vec<RecordBatch>, bool), String> {
-        self.run(|py, object| {
-            let (made, more): (Py<PyAny>, bool) = object.call_method0(py, "ring")?.extract(py)?;
-            Ok((batches(py, &made)?, more))
-        })
+        self.call(|engine| engine.ring())
     }
 
     fn bytes(&self) -> Result<usize, String> {
-        self.call(|py, object| object.call_method0(py, "held_bytes")?.extract(py))
+        self.0.lock().bytes()
     }
 
     fn spill(&mut self) -> Result<(), String> {
-        self.call(|py, object| object.call_method0(py, "spill").map(drop))
+        self.call(|engine| engine.spill())
     }
 
     fn snapshot(&mut self, whole: bool) -> Result<Buckets, String> {
-        let mut gathered = GatheredParts::new(&self.governor);
-        let (wholes, gathered) = self.call(move |py, object| {
-            let saved = object.call_method1(py, "snapshot", (whole,))?;
-            let mut wholes: Vec<(u32, bool)> = Vec::new();
-            for part in saved.bind(py).try_iter()? {
-                let (bucket, whole, bytes): (u32, bool, Bound<'_, PyBytes>) = part?.extract()?;
-                gathered.add(bytes.as_bytes())?;
-                wholes.push((bucket, whole));
-            }
-            Ok((wholes, gathered))
-        })?;
-        let part = |((bucket, whole), bytes)| (bucket, if whole { Part::Whole(bytes) } else { Part::Change(bytes) });
-        Ok(wholes.into_iter().zip(gathered.finish()?).map(part).collect())
+        self.call(move |engine| engine.snapshot(whole))
     }
 
     fn release(&mut self, buckets: &[u32]) -> Result<Vec<(u32, Bytes)>, String> {
-        let (mut gathered, buckets) = (GatheredParts::new(&self.governor), buckets.to_vec());
-        let (released, gathered) = self.call(move |py, object| {
-            let parts = object.call_method1(py, "release", (buckets,))?;
-            let mut released: Vec<u32> = Vec::new();
-            for part in parts.bind(py).try_iter()? {
-                let (bucket, bytes): (u32, Bound<'_, PyBytes>) = part?.extract()?;
-                gathered.add(bytes.as_bytes())?;
-                released.push(bucket);
-            }
-            Ok((released, gathered))
-        })?;
-        Ok(released.into_iter().zip(gathered.finish()?).collect())
+        let buckets = buckets.to_vec();
+        self.call(move |engine| engine.release(&buckets))
     }
 
-    fn restore(&mut self, now: EventTime, buckets: Vec<(u32, Vec<Bytes>)>) -> Result<(), String> {
-        self.run(move |py, object| {
-            for (bucket, parts) in buckets {
-                let parts = PyList::new(py, parts.iter().map(|part| PyBytes::new(py, part)))?;
-                object.call_method1(py, "restore", (now.0, bucket, parts))?;
-            }
-            Ok(())
+    fn restore(&mut self, now: i64, buckets: Vec<(u32, Vec<Bytes>)>) -> Result<(), String> {
+        self.call(move |engine| engine.restore(now, buckets))
+    }
+}
+
+/// The engine of one copy by itself, to be looked at closely: without a stream around it.
+#[pyclass(module = "tidemill._tidemill")]
+pub struct NativeKeyedEngine(Mutex<KeyedEngine<PythonLogic>>);
+
+impl NativeKeyedEngine {
+    fn run<T>(&self, work: impl FnOnce(&mut KeyedEngine<PythonLogic>) -> Result<T, String>) -> PyResult<T> {
+        work(&mut self.0.lock()).map_err(PyValueError::new_err)
+    }
+
+    fn tables(rows: Vec<RecordBatch>) -> Vec<NativeTable> {
+        rows.into_iter().map(table).collect()
+    }
+}
+
+fn together(table: &NativeTable) -> PyResult<RecordBatch> {
+    concat_batches(&table.schema, &table.batches).map_err(|error| PyValueError::new_err(error.to_string()))
+}
+
+/// Bytes by bucket; of a snapshot, and whether they are all of it.
+type PartBytes<'py> = Vec<(u32, bool, Bound<'py, PyBytes>)>;
+
+#[pymethods]
+impl NativeKeyedEngine {
+    #[new]
+    #[pyo3(signature = (logic, keys, ttl = None, saves = false, spill_dir = None, clock = None))]
+    fn new(
+        py: Python<'_>,
+        logic: Py<PyAny>,
+        keys: GivenSchema,
+        ttl: Option<i64>,
+        saves: bool,
+        spill_dir: Option<std::path::PathBuf>,
+        clock: Option<Py<PyAny>>,
+    ) -> PyResult<Self> {
+        let mut settings = MemorySettings::default();
+        if let Some(spill_dir) = spill_dir {
+            settings.spill_dir = spill_dir;
+        }
+        let clock = clock.map(|clock| {
+            let now = move || {
+                Python::attach(|py| clock.call0(py)?.extract::<i64>(py)).expect("a clock of a test returns its time")
+            };
+            Box::new(now) as Box<dyn Fn() -> i64 + Send>
+        });
+        let options = KeyedOptions { keys: keys.resolve(py)?, ttl, saves, clock };
+        let engine = KeyedEngine::alone(PythonLogic(logic), options, &Governor::new(settings));
+        Ok(NativeKeyedEngine(Mutex::new(engine.map_err(|error| PyValueError::new_err(error.to_string()))?)))
+    }
+
+    /// Rows have come: of each key those up to its end.
+    fn rows(
+        &self,
+        keys: &NativeTable,
+        buckets: Vec<u32>,
+        ends: Vec<usize>,
+        rows: &NativeTable,
+    ) -> PyResult<Vec<NativeTable>> {
+        let batch = KeyedBatch { keys: together(keys)?, buckets, ends, rows: together(rows)? };
+        self.run(|engine| engine.rows(batch)).map(Self::tables)
+    }
+
+    /// Time has passed, in microseconds. Returns also whether this must be called again.
+    fn time(&self, now: i64) -> PyResult<(Vec<NativeTable>, bool)> {
+        self.run(|engine| engine.time(now)).map(|(rows, more)| (Self::tables(rows), more))
+    }
+
+    /// When `ring` is to be called, in microseconds of the machine's clock.
+    fn next_alarm(&self) -> Option<i64> {
+        self.0.lock().next_alarm()
+    }
+
+    /// Alarms may go off. Returns also whether this must be called again.
+    fn ring(&self) -> PyResult<(Vec<NativeTable>, bool)> {
+        self.run(|engine| engine.ring()).map(|(rows, more)| (Self::tables(rows), more))
+    }
+
+    /// What is in memory takes so many bytes, about.
+    fn held_bytes(&self) -> PyResult<usize> {
+        self.run(|engine| engine.bytes())
+    }
+
+    /// Puts half of the keys on disk, or so many.
+    #[pyo3(signature = (keys = None))]
+    fn spill(&self, keys: Option<usize>) -> PyResult<()> {
+        self.run(|engine| match keys {
+            None => engine.spill(),
+            Some(keys) => engine.spill_keys(keys).map_err(|error| error.to_string()),
         })
     }
-}
 
-/// Parts that may be more than fits in memory: under a budget they lie on disk.
-struct GatheredParts {
-    governor: Governor,
-    memory: Vec<Bytes>,
-    bytes: usize,
-    file: Option<MapWriter>,
-    places: Vec<Range<usize>>,
-}
-
-/// So much is gathered in memory.
-const GATHERED_BYTES_MAX: usize = 4 << 20;
-
-impl GatheredParts {
-    fn new(governor: &Governor) -> Self {
-        GatheredParts { governor: governor.clone(), memory: Vec::new(), bytes: 0, file: None, places: Vec::new() }
-    }
-
-    fn add(&mut self, part: &[u8]) -> PyResult<()> {
-        let failed = |error: BatchError| PyOSError::new_err(error.to_string());
-        let limited = self.governor.settings().budget_bytes > 0;
-        if self.file.is_none() && !(limited && self.bytes + part.len() > GATHERED_BYTES_MAX) {
-            self.bytes += part.len();
-            self.memory.push(Bytes::copy_from_slice(part));
-            return Ok(());
-        }
-        let file = match &mut self.file {
-            Some(file) => file,
-            None => self.file.insert(MapWriter::new(&self.governor).map_err(failed)?),
+    /// Bytes by bucket, and whether they are all that is kept of it.
+    fn snapshot<'py>(&self, py: Python<'py>, whole: bool) -> PyResult<PartBytes<'py>> {
+        let parts = self.run(|engine| engine.snapshot(whole))?;
+        let part = |(bucket, part)| match part {
+            Part::Whole(bytes) => (bucket, true, PyBytes::new(py, &bytes)),
+            Part::Change(bytes) => (bucket, false, PyBytes::new(py, &bytes)),
         };
-        let start = file.len();
-        file.write(part).map_err(failed)?;
-        self.places.push(start..file.len());
-        Ok(())
+        Ok(parts.into_iter().map(part).collect())
     }
 
-    /// The parts, in order.
-    fn finish(self) -> Result<Vec<Bytes>, String> {
-        let GatheredParts { mut memory, file, places, .. } = self;
-        if let Some(file) = file {
-            let all = file.finish().map_err(|error| error.to_string())?;
-            memory.extend(places.into_iter().map(|place| all.slice(place)));
-        }
-        Ok(memory)
+    /// Bytes of buckets that are no longer kept here.
+    fn release<'py>(&self, py: Python<'py>, buckets: Vec<u32>) -> PyResult<Vec<(u32, Bound<'py, PyBytes>)>> {
+        let parts = self.run(|engine| engine.release(&buckets))?;
+        Ok(parts.into_iter().map(|(bucket, bytes)| (bucket, PyBytes::new(py, &bytes))).collect())
+    }
+
+    /// Takes what was kept of a bucket: a whole, and the changes since.
+    fn restore(&self, now: i64, bucket: u32, parts: Vec<Vec<u8>>) -> PyResult<()> {
+        let parts = parts.into_iter().map(Bytes::from).collect();
+        self.run(|engine| engine.restore(now, vec![(bucket, parts)]))
+    }
+
+    /// The keys in memory: each as a table of one row, its bucket, its state, its timers, its alarms, and when it was
+    /// touched.
+    #[expect(clippy::type_complexity, reason = "read by tests alone")]
+    fn entries(&self, py: Python<'_>) -> PyResult<Vec<(NativeTable, u32, Option<Py<PyAny>>, Vec<i64>, Vec<i64>, i64)>> {
+        self.run(|engine| {
+            let entries = engine.entries().map(|entry| {
+                let state = entry.state.map(|state| state.clone_ref(py));
+                let key = table(entry.key.map_err(|error| error.to_string())?);
+                Ok((key, entry.bucket, state, entry.timers, entry.alarms, entry.touched))
+            });
+            entries.collect()
+        })
+    }
+
+    /// How many keys are on disk.
+    fn stored(&self) -> usize {
+        self.0.lock().stored()
+    }
+
+    /// How many times something is due at in memory, by the stream's time and by the machine's clock.
+    fn due(&self) -> (usize, usize) {
+        self.0.lock().due()
     }
 }

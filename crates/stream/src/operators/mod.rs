@@ -1,6 +1,6 @@
 //! Operators: tasks that keep state.
 //!
-//! None of these modules uses another.
+//! Of these modules only `process` uses another, `keyed`.
 //!
 //! | module           | what is in it                                                |
 //! |------------------|--------------------------------------------------------------|
@@ -9,6 +9,7 @@
 //! | `count_windows`  | aggregates of count windows                                  |
 //! | `distinct`       | each key once                                                |
 //! | `join`           | joins of two streams                                         |
+//! | `keyed`          | the engine for functions on the rows of each key             |
 //! | `process`        | user functions over the rows of each key                     |
 //! | `sessions`       | aggregates of sessions                                       |
 //! | `count_triggers` | aggregates of windows with early results by row count        |
@@ -17,6 +18,7 @@ pub(crate) mod count_triggers;
 pub(crate) mod count_windows;
 pub(crate) mod distinct;
 pub(crate) mod join;
+pub(crate) mod keyed;
 pub(crate) mod process;
 pub(crate) mod sessions;
 pub(crate) mod time_windows;

@@ -5,110 +5,24 @@
 
 use std::fmt;
 use std::sync::Arc;
-use std::time::{Duration, SystemTime};
 
-use arrow::array::{RecordBatch, UInt32Array};
-use arrow::compute::take_record_batch;
+use arrow::array::RecordBatch;
 use arrow::datatypes::SchemaRef;
 use async_trait::async_trait;
-use bytes::Bytes;
 use datafusion::catalog::{Session, TableProvider};
 use datafusion::dataframe::DataFrame;
 use datafusion::datasource::{TableType, provider_as_source};
 use datafusion::error::{DataFusionError, Result};
 use datafusion::logical_expr::{Expr, LogicalPlan, LogicalPlanBuilder};
 use datafusion::physical_plan::ExecutionPlan;
-use tidemill_dataflow::checkpoint::{Buckets, Snapshot, StateSchema};
-use tidemill_dataflow::operator::{Flow, Released};
-use tidemill_dataflow::stream::EventTime;
-use tidemill_dataflow::{Emit, Operator, TaskContext as CopyContext, TaskError};
-use tidemill_dataset::extend::{
-    StepProvider, StepTable, StreamStep, StreamStepExec, fitted, group_values, planned_below,
-};
+use tidemill_dataflow::checkpoint::StateSchema;
+use tidemill_dataflow::{TaskContext as CopyContext, TaskError};
+use tidemill_dataset::extend::{StepProvider, StepTable, StreamStep, StreamStepExec, fitted, planned_below};
 use tidemill_dataset::{DataSet, DataSetError};
 
+use crate::operators::keyed::{KeyOperator, KeyedColumns, KeyedSetup, MakeKeyedFunction};
 use crate::rows::keyed::KeyedRows;
-use crate::state::groups::batch;
-use crate::state::operator_memory::{OperatorMemory, SpillableState, WEIGH_EVERY_ROWS};
-use crate::state::snapshot_codec::buckets_of;
-use crate::state::state_layout::{StateLayout, fired_of, shared};
-use crate::time::window::Micros;
-
-/// Rows of several keys, those of each together.
-#[derive(Debug)]
-pub struct KeyedBatch {
-    /// The columns of the keys, a row each.
-    pub keys: RecordBatch,
-    /// The bucket of each key, which its state is saved in.
-    pub buckets: Vec<u32>,
-    /// Where the rows of each key end among `rows`.
-    pub ends: Vec<usize>,
-    /// In the order of the keys; of each, in the order in which they came.
-    pub rows: RecordBatch,
-}
-
-/// A function on keys and what it keeps of them. Each copy of its task has one, and calls come one at a time; an error
-/// is told with its text.
-pub trait KeyedFunction: Send {
-    /// Rows have come; returns the rows that go on.
-    ///
-    /// # Errors
-    /// Fails the job.
-    fn rows(&mut self, batch: KeyedBatch) -> std::result::Result<Vec<RecordBatch>, String>;
-
-    /// Time has passed: every row with an earlier event time has come. Returns rows, and whether there is more to do at
-    /// that time: then this is called again.
-    ///
-    /// # Errors
-    /// Fails the job.
-    fn time(&mut self, now: EventTime) -> std::result::Result<(Vec<RecordBatch>, bool), String>;
-
-    /// When it wants `ring` to be called, in microseconds of the machine's clock since 1970; `None`: not before another
-    /// call.
-    fn next_alarm(&self) -> Option<i64>;
-
-    /// The machine's clock has come to [`KeyedFunction::next_alarm`]. Returns rows, and whether there is more to do:
-    /// then this is called again.
-    ///
-    /// # Errors
-    /// Fails the job.
-    fn ring(&mut self) -> std::result::Result<(Vec<RecordBatch>, bool), String>;
-
-    /// What it keeps in memory, in bytes, about.
-    ///
-    /// # Errors
-    /// Fails the job.
-    fn bytes(&self) -> std::result::Result<usize, String>;
-
-    /// Memory runs out: puts part of what it keeps on disk.
-    ///
-    /// # Errors
-    /// Fails the job.
-    fn spill(&mut self) -> std::result::Result<(), String>;
-
-    /// What it keeps, by bucket: what has changed since the last snapshot, or all, also of buckets that have become
-    /// empty.
-    ///
-    /// # Errors
-    /// Fails the job.
-    fn snapshot(&mut self, whole: bool) -> std::result::Result<Buckets, String>;
-
-    /// Lets go of what it keeps in these buckets, for another's `restore`.
-    ///
-    /// # Errors
-    /// Fails the job.
-    fn release(&mut self, buckets: &[u32]) -> std::result::Result<Vec<(u32, Bytes)>, String>;
-
-    /// Takes what was kept at a time, by bucket: a whole, and the changes since.
-    ///
-    /// # Errors
-    /// Fails the job.
-    fn restore(&mut self, now: EventTime, buckets: Vec<(u32, Vec<Bytes>)>) -> std::result::Result<(), String>;
-}
-
-/// Makes one for a copy.
-pub type MakeKeyedFunction =
-    Arc<dyn Fn(&CopyContext) -> std::result::Result<Box<dyn KeyedFunction>, String> + Send + Sync>;
+use crate::state::state_layout::StateLayout;
 
 /// What a function makes of a stream's rows by key: rows with `schema`. `keeps` says what it keeps of a key, if
 /// that is to be known: then a checkpoint's states are those of the function as it is now, or refused. `name` stands
@@ -246,171 +160,23 @@ impl StreamStep for ProcessExec {
     }
 }
 
-/// Between two looks at the machine's clock.
-const CLOCK_INTERVAL: Duration = Duration::from_millis(20);
-
-/// See the module.
-pub(crate) struct ProcessTask {
-    process: Arc<ProcessQuery>,
-    projection: Option<Vec<usize>>,
-    keyed: Arc<KeyedRows>,
-    /// What the function is to see of a row.
-    rows: SchemaRef,
-    function: Box<dyn KeyedFunction>,
-    now: Micros,
-    /// What the function is being told.
-    telling: EventTime,
-    /// Whether it is being told that the machine's clock has come to an alarm.
-    ringing: bool,
-    held: OperatorMemory,
-}
-
-impl SpillableState for ProcessTask {
-    fn held(&mut self) -> &mut OperatorMemory {
-        &mut self.held
-    }
-
-    fn bytes(&self) -> Result<usize, TaskError> {
-        Ok(self.function.bytes()?)
-    }
-
-    fn spill(&mut self) -> Result<(), TaskError> {
-        Ok(self.function.spill()?)
-    }
-}
-
-impl ProcessTask {
-    pub(crate) fn new(
-        exec: (&Arc<ProcessQuery>, &Option<Vec<usize>>),
-        keyed: &Arc<KeyedRows>,
-        rows: &SchemaRef,
-        context: &CopyContext,
-    ) -> Result<Self, TaskError> {
-        let process = Arc::clone(exec.0);
-        let function = (process.function)(context)?;
-        let (held, telling) = (OperatorMemory::new(context), EventTime(Micros::MIN));
-        let (keyed, rows) = (Arc::clone(keyed), Arc::clone(rows));
-        let (projection, now) = (exec.1.clone(), Micros::MIN);
-        let ringing = false;
-        let mut new = ProcessTask { process, projection, keyed, rows, function, now, telling, ringing, held };
-        if let Some(restored) = context.restored() {
-            new.now = fired_of(restored)?;
-            for (&bucket, parts) in &restored.buckets {
-                new.restore(bucket, parts.clone())?;
-            }
-        }
-        Ok(new)
-    }
-
-    fn restore(&mut self, bucket: u32, parts: Vec<Bytes>) -> Result<(), TaskError> {
-        // Buckets are many and small: a state or so of each of these lengths.
-        let states = parts.iter().map(Bytes::len).sum::<usize>() / 64;
-        self.function.restore(EventTime(self.now), vec![(bucket, parts)])?;
-        self.weigh(states)
-    }
-
-    /// Tells the function what time it is.
-    fn tell(&mut self, emit: &mut Emit) -> Result<Flow, TaskError> {
-        let (made, more) = match self.ringing {
-            true => self.function.ring()?,
-            false => self.function.time(self.telling)?,
-        };
-        self.send(made, emit)?;
-        if more {
-            self.weigh(WEIGH_EVERY_ROWS)?;
-        }
-        Ok(if more { Flow::More } else { Flow::Done })
-    }
-
-    fn send(&self, made: Vec<RecordBatch>, emit: &mut Emit) -> Result<(), TaskError> {
-        for rows in made.into_iter().filter(|rows| rows.num_rows() > 0) {
-            let rows = fitted(rows, &self.process.schema).map_err(|error| format!("{}: {error}", self.process.name))?;
-            emit.send(match &self.projection {
-                Some(columns) => rows.project(columns)?,
-                None => rows,
-            });
-        }
-        Ok(())
-    }
-}
-
-impl Operator for ProcessTask {
-    fn calls_program(&self) -> bool {
-        true
-    }
-
-    fn on_batch(&mut self, _input: usize, rows: RecordBatch, emit: &mut Emit) -> Result<Flow, TaskError> {
-        let columns = self.keyed.keys();
-        let keys = rows.project(&columns)?;
-        let mut of = Vec::new();
-        group_values(&keys.schema())?.intern(keys.columns(), &mut of)?;
-        let mut order: Vec<u32> = (0..rows.num_rows() as u32).collect();
-        // Rows of a key stay in their order.
-        order.sort_by_key(|&row| of[row as usize]);
-        let (mut first, mut ends) = (Vec::new(), Vec::new());
-        for (at, &row) in order.iter().enumerate() {
-            if at == 0 || of[row as usize] != of[order[at - 1] as usize] {
-                first.push(row);
-                ends.push(at);
-            }
-        }
-        ends.push(order.len());
-        ends.remove(0);
-        let keys = take_record_batch(&keys, &UInt32Array::from(first))?;
-        let buckets = buckets_of(&keys, &(0..columns.len()).collect::<Vec<_>>())?;
-        let sorted = take_record_batch(&rows, &UInt32Array::from(order))?;
-        let count = sorted.num_rows();
-        let rows = batch(&self.rows, sorted.columns()[..self.keyed.width].to_vec(), count)?;
-        let made = self.function.rows(KeyedBatch { keys, buckets, ends, rows })?;
-        self.send(made, emit)?;
-        self.weigh(count)?;
-        Ok(Flow::Done)
-    }
-
-    fn on_watermark(&mut self, time: EventTime, emit: &mut Emit) -> Result<Flow, TaskError> {
-        self.now = self.now.max(time.0);
-        (self.telling, self.ringing) = (time, false);
-        self.tell(emit)
-    }
-
-    fn ticks(&self) -> Option<Duration> {
-        Some(CLOCK_INTERVAL)
-    }
-
-    fn on_tick(&mut self, emit: &mut Emit) -> Result<Flow, TaskError> {
-        let Some(alarm) = self.function.next_alarm() else { return Ok(Flow::Done) };
-        let now = SystemTime::UNIX_EPOCH.elapsed().map_or(0, |since| since.as_micros() as i64);
-        if alarm > now {
-            return Ok(Flow::Done);
-        }
-        self.ringing = true;
-        self.tell(emit)
-    }
-
-    fn on_end(&mut self, emit: &mut Emit) -> Result<Flow, TaskError> {
-        (self.telling, self.ringing) = (EventTime::MAX, false);
-        self.tell(emit)
-    }
-
-    fn more(&mut self, emit: &mut Emit) -> Result<Flow, TaskError> {
-        self.tell(emit)
-    }
-
-    fn moves() -> bool {
-        true
-    }
-
-    fn release(&mut self, buckets: &[u32]) -> Result<Released, TaskError> {
-        Ok(self.function.release(buckets)?.into())
-    }
-
-    fn acquire(&mut self, parts: Vec<(u32, Bytes)>) -> Result<(), TaskError> {
-        parts.into_iter().try_for_each(|(bucket, part)| self.restore(bucket, vec![part]))
-    }
-
-    fn snapshot(&mut self, whole: bool) -> Result<Snapshot, TaskError> {
-        let mut snapshot = shared(self.now);
-        snapshot.buckets = self.function.snapshot(whole)?;
-        Ok(snapshot)
-    }
+/// The task of a function; `rows` says what the function is to see of a row.
+pub(crate) fn process_task(
+    exec: (&Arc<ProcessQuery>, &Option<Vec<usize>>),
+    keyed: &Arc<KeyedRows>,
+    rows: &SchemaRef,
+    context: &CopyContext,
+) -> Result<KeyOperator, TaskError> {
+    let keys = Arc::new(keyed.schema.project(&keyed.keys())?);
+    let function = (exec.0.function)(&KeyedSetup { context, keys })?;
+    let (process, projection) = (Arc::clone(exec.0), exec.1.clone());
+    let finish = move |made: RecordBatch| {
+        let rows = fitted(made, &process.schema).map_err(|error| format!("{}: {error}", process.name))?;
+        Ok(match &projection {
+            Some(columns) => rows.project(columns)?,
+            None => rows,
+        })
+    };
+    let columns = KeyedColumns { keys: keyed.keys(), rows: Arc::clone(rows) };
+    KeyOperator::calling_program(function, columns, Box::new(finish), context)
 }

@@ -27,7 +27,7 @@ const BITS_MIN: u32 = 8;
 
 /// See the module. A row's number, more by one, is the low half of its cell; zero: nothing is there.
 #[derive(Default)]
-struct HashIndex {
+pub(crate) struct HashIndex {
     cells: Cells<u64>,
     bits: u32,
     count: usize,
@@ -40,6 +40,21 @@ fn half(hash: u64) -> u32 {
 }
 
 impl HashIndex {
+    /// Bytes in memory.
+    pub(crate) fn bytes(&self) -> usize {
+        self.cells.bytes()
+    }
+
+    /// How many keys it has.
+    pub(crate) fn len(&self) -> usize {
+        self.count
+    }
+
+    /// Puts it on disk, where it stays.
+    pub(crate) fn spill(&mut self, disk: &SpillArea) -> Result<(), TaskError> {
+        Ok(self.cells.spill(disk.governor())?)
+    }
+
     fn place(&self, half: u32) -> usize {
         (half >> (32 - self.bits)) as usize
     }
@@ -75,7 +90,7 @@ impl HashIndex {
     }
 
     /// Adds keys that are not there, whose rows have these numbers.
-    fn add(
+    pub(crate) fn add(
         &mut self,
         hashes: impl ExactSizeIterator<Item = u64>,
         numbers: impl IntoIterator<Item = u32>,
@@ -98,8 +113,24 @@ impl HashIndex {
         cells[at] = u64::from(half) << 32 | u64::from(new + 1);
     }
 
+    /// As [`KeyIndex::renumber_all`].
+    pub(crate) fn renumber_all(&mut self, most: usize, new: impl Fn(u32) -> Option<u32>) -> Result<(), TaskError> {
+        let old = std::mem::take(self);
+        if let Some(governor) = old.cells.governor() {
+            self.cells.spill(governor)?;
+        }
+        self.reserve(most.min(old.count))?;
+        for &cell in old.cells.iter().filter(|&&cell| cell != 0) {
+            if let Some(number) = new(cell as u32 - 1) {
+                self.put((cell >> 32) as u32, number + 1);
+                self.count += 1;
+            }
+        }
+        Ok(())
+    }
+
     /// The rows that have some keys. `gather` gives a column of rows, by their numbers.
-    fn find(
+    pub(crate) fn find(
         &self,
         keys: &[ArrayRef],
         hashes: &[u64],
@@ -252,18 +283,7 @@ impl KeyIndex {
     /// All rows have other numbers now, as `new` says of each, or none: then its key is forgotten. No more than `most`
     /// have one.
     pub(crate) fn renumber_all(&mut self, most: usize, new: impl Fn(u32) -> Option<u32>) -> Result<(), TaskError> {
-        let old = std::mem::take(&mut self.index);
-        if let Some(governor) = old.cells.governor() {
-            self.index.cells.spill(governor)?;
-        }
-        self.index.reserve(most.min(old.count))?;
-        for &cell in old.cells.iter().filter(|&&cell| cell != 0) {
-            if let Some(number) = new(cell as u32 - 1) {
-                self.index.put((cell >> 32) as u32, number + 1);
-                self.index.count += 1;
-            }
-        }
-        Ok(())
+        self.index.renumber_all(most, new)
     }
 
     /// The index of all that is kept, where no key is twice, by its first columns.
@@ -285,11 +305,11 @@ impl KeyIndex {
 
     /// Bytes in memory.
     pub(crate) fn bytes(&self) -> usize {
-        self.index.cells.bytes()
+        self.index.bytes()
     }
 
     pub(crate) fn spill(&mut self, disk: &SpillArea) -> Result<(), TaskError> {
-        Ok(self.index.cells.spill(disk.governor())?)
+        self.index.spill(disk)
     }
 }
 

@@ -11,11 +11,15 @@
 //! | `expiring_rows`   | rows that are kept until a time has passed                             |
 //! | `sorted_states`   | states that no longer change, sorted by bucket                         |
 //! | `keys`            | which keys there are                                                   |
+//! | `key_records`     | what is kept of keys, as rows                                          |
+//! | `key_store`       | keys on disk that nothing has come of for a while                      |
 //! | `panes`           | what is held of a stretch of time                                      |
 //! | `row_lists`       | kept rows, those of each key in a chain                                |
 
 pub(crate) mod expiring_rows;
 pub(crate) mod groups;
+pub(crate) mod key_records;
+pub(crate) mod key_store;
 pub(crate) mod keys;
 pub(crate) mod operator_memory;
 pub(crate) mod panes;

@@ -109,7 +109,7 @@ pub(crate) struct SpillArea {
 }
 
 impl SpillArea {
-    fn of(context: &TaskContext) -> Self {
+    pub(crate) fn of(context: &TaskContext) -> Self {
         let governor = context.governor().clone();
         let copies = u64::from(context.copies().div_ceil(context.workers().max(1)).max(1));
         let run_bytes = match governor.settings().budget_bytes {
@@ -117,6 +117,15 @@ impl SpillArea {
             budget => (budget / copies / RUN_SHARE).clamp(RUN_BYTES_MIN, RUN_BYTES_MAX) as usize,
         };
         SpillArea { governor, run_bytes }
+    }
+
+    /// That of a governor, for who is no copy of a task.
+    pub(crate) fn alone(governor: &Governor) -> Self {
+        let run_bytes = match governor.settings().budget_bytes {
+            0 => usize::MAX,
+            budget => (budget / RUN_SHARE).clamp(RUN_BYTES_MIN, RUN_BYTES_MAX) as usize,
+        };
+        SpillArea { governor: governor.clone(), run_bytes }
     }
 
     /// Bytes that may be put together in memory at once.

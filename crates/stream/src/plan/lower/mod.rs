@@ -47,7 +47,7 @@ pub(crate) use self::source::SourceTask;
 
 use self::plan::PlannedQueries;
 use self::ranked::partitions;
-use crate::operators::process::{ProcessExec, ProcessTask};
+use crate::operators::process::{ProcessExec, process_task};
 use crate::plan::common_subplans::PartExec;
 use crate::plan::late_output::{LateTo, MakeLateSink};
 use crate::plan::step_names::NamedExec;
@@ -480,9 +480,8 @@ impl<'a> JobLowering<'a> {
         let (process, projection) = (Arc::clone(&exec.process), exec.projection.clone());
         let (shape, schema) = (Arc::clone(&keyed), Arc::clone(&rows.schema));
         let (state, sources) = (process.state(&keyed), rows.sources.clone());
-        let task = TaskSpec::operator(name.clone(), move |copy| {
-            ProcessTask::new((&process, &projection), &shape, &schema, copy)
-        });
+        let task =
+            TaskSpec::operator(name.clone(), move |copy| process_task((&process, &projection), &shape, &schema, copy));
         let task =
             task.streaming().state(state).detail(exec.process.name.clone()).input("rows").output(ROWS, plan.schema());
         let task = self.graph.add(task.copies(self.copies));

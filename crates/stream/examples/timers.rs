@@ -1,25 +1,26 @@
 //! Timers by key, in Rust: which machines have not been heard of for ten seconds, and how many messages they had sent.
 //!
-//! `cargo run --release -p tidemill-dataflow --example timers`: two workers, which are threads of one process here. A
+//! `cargo run --release -p tidemill-stream --example timers`: two workers, which are threads of one process here. A
 //! job of processes has a communicator that it has joined in place of those of [`run_ranks`]; nothing else is
 //! different.
 
 use std::future::ready;
+use std::ops::Range;
 use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll};
 
 use arrow::array::{ArrayRef, AsArray, Int64Array, RecordBatch, StringArray, TimestampMicrosecondArray};
 use arrow::datatypes::{DataType, Field, Int64Type, Schema, SchemaRef, TimeUnit, TimestampMicrosecondType};
 use bytes::Bytes;
-use futures_util::future::BoxFuture;
+use futures::future::BoxFuture;
 use tidemill_collective::run_ranks;
 use tidemill_dataflow::exchange::{Direct, Partition};
 use tidemill_dataflow::placement::RoundRobin;
 use tidemill_dataflow::stream::EventTime;
-use tidemill_dataflow::stream::keyed::{KeyContext, KeyLogic, KeyOperator, Timer};
 use tidemill_dataflow::stream::sink::Sink;
 use tidemill_dataflow::stream::source::{EventTimes, Next, Source};
-use tidemill_dataflow::{DataflowError, Emit, Graph, Runner, Settings, TaskError, TaskSpec};
+use tidemill_dataflow::{DataflowError, Graph, Runner, Settings, TaskError, TaskSpec};
+use tidemill_stream::{KeyContext, KeyLogic, KeyOperator, KeyedBatch, Timer};
 
 const SECOND_US: i64 = 1_000_000;
 const SILENT_US: i64 = 10 * SECOND_US;
@@ -57,52 +58,81 @@ impl Source for Messages {
     }
 }
 
-/// What is done with the messages of each machine. It keeps nothing itself: what is known of a machine is in the key's
-/// state, which is bytes, so that it can be saved and move to other workers. Here they are two numbers: how many
-/// messages, and when the last was sent.
-struct Silent;
+/// What is known of a machine: how many messages, and when the last was sent.
+type Known = (i64, i64);
 
-fn known(state: &[u8]) -> Option<(i64, i64)> {
-    let (numbers, []) = state.as_chunks() else { return None };
-    match numbers {
-        [count, last] => Some((i64::from_le_bytes(*count), i64::from_le_bytes(*last))),
-        _ => None,
+/// What is done with the messages of each machine. What is known of a machine is in the key's state, so that it can be
+/// saved, go to disk, and move to other workers. It keeps nothing itself but the rows that it has made.
+#[derive(Default)]
+struct Silent(Vec<RecordBatch>);
+
+impl Silent {
+    /// Tells of a machine that was silent.
+    fn tell(&mut self, (count, last): Known, key: &KeyContext<'_, Known>) -> Result<(), String> {
+        let numbers = [count, last / SECOND_US].map(|number| Arc::new(Int64Array::from(vec![number])) as ArrayRef);
+        let columns = key.columns()?.columns().iter().cloned().chain(numbers).collect();
+        self.0.push(RecordBatch::try_new(silent_machines(), columns).map_err(|error| error.to_string())?);
+        Ok(())
     }
 }
 
-/// Tells of a machine that was silent.
-fn tell((count, last): (i64, i64), key: &KeyContext<'_>, emit: &mut Emit) -> Result<(), TaskError> {
-    let numbers = [count, last / SECOND_US].map(|number| Arc::new(Int64Array::from(vec![number])) as ArrayRef);
-    let columns = key.key().columns().iter().cloned().chain(numbers).collect();
-    emit.send(RecordBatch::try_new(silent_machines(), columns)?);
-    Ok(())
-}
-
 impl KeyLogic for Silent {
-    fn on_rows(&mut self, rows: &RecordBatch, key: &mut KeyContext<'_>, emit: &mut Emit) -> Result<(), TaskError> {
-        for &at in rows.column(1).as_primitive::<TimestampMicrosecondType>().values() {
+    type State = Known;
+
+    fn on_rows(
+        &mut self,
+        batch: &KeyedBatch,
+        _number: usize,
+        rows: Range<usize>,
+        key: &mut KeyContext<'_, Known>,
+    ) -> Result<(), String> {
+        for &at in &batch.rows.column(1).as_primitive::<TimestampMicrosecondType>().values()[rows] {
             let mut count = 1;
-            if let Some((before, last)) = known(key.state()) {
-                key.delete(Timer::Event(EventTime(last + SILENT_US)));
+            if let Some((before, last)) = key.state {
+                key.delete(Timer::Event(last + SILENT_US));
                 // Rows may come before the stream's time does: that has to wait for those of other splits.
                 if at > last + SILENT_US {
-                    tell((before, last), key, emit)?;
+                    self.tell((before, last), key)?;
                 } else {
                     count += before;
                 }
             }
             // It goes off when every row before that time has come. `Timer::Clock` would go by the machine's clock.
-            key.set(Timer::Event(EventTime(at + SILENT_US)));
-            *key.state() = [count, at].map(i64::to_le_bytes).concat();
+            key.set(Timer::Event(at + SILENT_US));
+            key.state = Some((count, at));
         }
         Ok(())
     }
 
-    fn on_timer(&mut self, _: Timer, key: &mut KeyContext<'_>, emit: &mut Emit) -> Result<(), TaskError> {
-        let silent = known(key.state()).ok_or("a machine without messages")?;
+    fn on_timer(&mut self, _: Timer, key: &mut KeyContext<'_, Known>) -> Result<(), String> {
         // A key of which there is neither a state nor a timer is forgotten.
-        key.state().clear();
-        tell(silent, key, emit)
+        let silent = key.state.take().ok_or("a machine without messages")?;
+        self.tell(silent, key)
+    }
+
+    fn take_rows(&mut self) -> Result<Vec<RecordBatch>, String> {
+        Ok(std::mem::take(&mut self.0))
+    }
+
+    fn encode(&mut self, &(count, last): &Known, _whole: bool) -> Result<Vec<u8>, String> {
+        // It is small: what has changed of it is all of it.
+        Ok([count, last].map(i64::to_le_bytes).concat())
+    }
+
+    fn saved(&mut self, _: &mut Known) -> Result<(), String> {
+        Ok(())
+    }
+
+    fn decode(&mut self, parts: &[Vec<u8>]) -> Result<Known, String> {
+        let numbers = parts.last().map(|part| part.as_chunks().0);
+        match numbers {
+            Some([count, last]) => Ok((i64::from_le_bytes(*count), i64::from_le_bytes(*last))),
+            _ => Err("a state of a machine that has no two numbers".into()),
+        }
+    }
+
+    fn bytes(&mut self, _: &Known) -> Result<usize, String> {
+        Ok(size_of::<Known>())
     }
 }
 
@@ -141,7 +171,8 @@ pub fn silent(workers: u32) -> Result<Vec<Found>, DataflowError> {
     let source = TaskSpec::source("messages", Some(EventTimes::of("at")), |_| Ok(Messages(0)));
     let source = graph.add(source.output("rows", messages()).copies(1));
     // Column 0 is the key: of the operator, and of the partition that brings it its rows.
-    let silent = TaskSpec::operator("silent", |context| KeyOperator::new(Silent, &messages(), &[0], context));
+    let silent =
+        TaskSpec::operator("silent", |context| KeyOperator::new(Silent::default(), &messages(), &[0], context));
     let silent = graph.add(silent.streaming().input("rows").output("silent", silent_machines()));
     let into = Arc::clone(&found);
     let sink = TaskSpec::sink("collect", move |_| Ok(Collect(Arc::clone(&into))));
