@@ -6,18 +6,17 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from tidemill._streaming.sinks import Connector
-from tidemill._tables.durations import Duration, micros, seconds
-from tidemill._tables.engine import engine
+from tidemill._tables.durations import Duration, micros
 from tidemill._tables.errors import DataSetError
-from tidemill._tidemill import NativeRedisHashes, NativeTable, stream_of
+from tidemill._tidemill import NativeRedisHashes, NativeTable
 from tidemill.dataset._dataset import DataSet
-from tidemill.dataset._read import OnError, Schema, optional_schema
-from tidemill.stream._connect import bad, bad_to, described
-from tidemill.stream._time import Time, times
-from tidemill.stream._tls import Tls, files
+from tidemill.dataset._read import OnError, Schema
+from tidemill.stream._options import ReadOptions, as_list, connection, described, guarantee
+from tidemill.stream._time import Time
+from tidemill.stream._tls import Tls
 
 if TYPE_CHECKING:
-    from tidemill.stream._connect import Quarantine
+    from tidemill.stream._options import Quarantine
 
 __all__ = ["from_redis", "redis_lookup", "to_redis"]
 
@@ -78,22 +77,15 @@ def from_redis(
     DataSetError
         If an option makes no sense. What is wrong with an entry is an error of the job that names its stream and id.
     """
-    spec = described(
+    return ReadOptions(time, max_out_of_orderness, idle_after, stop_at_end, on_error, quarantine).stream(
         "redis",
+        schema,
+        **connection(connect_timeout, tls),
         url=url,
-        streams=_listed(streams),
+        streams=as_list(streams),
         format=format,
         field=field,
         start=start,
-        stop_at_end=stop_at_end,
-        on_error=bad(on_error, quarantine),
-        patience_s=seconds(connect_timeout, "connect_timeout"),
-        tls=files(tls),
-    )
-    return DataSet(
-        stream_of(
-            engine(), spec, optional_schema(schema), times(time, max_out_of_orderness, idle_after), bad_to(quarantine)
-        )
     )
 
 
@@ -141,25 +133,19 @@ def to_redis(
         Of a stream: about so many entries are kept.
     epoch_bytes_max : int, default=67108864
         With `id`: what a thread may keep of rows from one checkpoint to the next.
-    connect_timeout : str, number of seconds or timedelta, default="1m"
+    connect_timeout, tls
         As for `from_redis`.
-    tls : Tls, optional
-        Certificates, for ``rediss:``.
     """
     options = {
-        "key": None if key is None else _listed(key),
+        "key": None if key is None else as_list(key),
         "stream": stream,
-        "id": id,
         "prefix": prefix or None,
-        "increment": _listed(increment) or None,
+        "increment": as_list(increment) or None,
         "expire_s": None if expire is None else _whole_seconds(expire, "expire"),
         "entries_max": entries_max,
         "epoch_bytes_max": epoch_bytes_max,
-        "patience_s": seconds(connect_timeout, "connect_timeout"),
-        "tls": files(tls),
     }
-    guarantee = "exactly_once" if id is not None else "at_least_once"
-    return Connector(described("redis", url=url, guarantee=guarantee, **options))
+    return Connector(described("redis", url=url, **guarantee(id), **connection(connect_timeout, tls), **options))
 
 
 def redis_lookup(
@@ -179,18 +165,16 @@ def redis_lookup(
     prefix : str, default=""
         What the hashes' keys begin with; behind it the values of the row's key, with colons between, as `to_redis` writes columns of
         the same types.
-    connect_timeout : str, number of seconds or timedelta, default="1m"
+    connect_timeout, tls
         As for `from_redis`.
-    tls : Tls, optional
-        Certificates, for ``rediss:``.
 
     Raises
     ------
     DataSetError
         If an option makes no sense; of the function, if it is called with keys that do not tell their types.
     """
-    names = _listed(fields)
-    more = {"prefix": prefix or None, "patience_s": seconds(connect_timeout, "connect_timeout"), "tls": files(tls)}
+    names = as_list(fields)
+    more = {"prefix": prefix or None, **connection(connect_timeout, tls)}
     return RedisLookup(described("redis", url=url, fields=names, **more), names)
 
 
@@ -223,10 +207,6 @@ def _table(keys: list[Any]) -> NativeTable:
                 "give the keys as an Arrow table, whose columns have types"
             )
     return table
-
-
-def _listed(names: str | Iterable[str]) -> list[str]:
-    return [names] if isinstance(names, str) else list(names)
 
 
 def _whole_seconds(duration: Duration, name: str) -> int:
