@@ -7,9 +7,29 @@ use serde::{Deserialize, Serialize};
 use tidemill_dataflow::TaskError;
 
 use super::key::{KeyTemplate, texts};
-use super::sink::RedisSinkOptions;
 use crate::options;
 use crate::prepared_commit::put;
+
+/// Where rows go, and what they change there.
+#[derive(Clone, Deserialize)]
+pub(super) struct ChangeOptions {
+    /// The stream that rows are added to; without it they go into hashes.
+    pub(super) stream: Option<String>,
+    /// Of the stream: about so many entries are kept.
+    entries_max: Option<u64>,
+    /// Of hashes: the columns whose values, with colons between, are a hash's key, see `KeyTemplate`. The others are
+    /// its fields.
+    #[serde(default)]
+    key: Vec<String>,
+    /// Of hashes: what their keys begin with.
+    #[serde(default)]
+    pub(super) prefix: String,
+    /// Of hashes: columns that are added to what is there.
+    #[serde(default)]
+    pub(super) increment: Vec<String>,
+    /// Of hashes: how long one stays after it was written last.
+    expire_s: Option<u64>,
+}
 
 /// What is done to a key.
 #[derive(Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -17,20 +37,20 @@ use crate::prepared_commit::put;
 pub(super) struct KeyChange {
     /// Fields that a hash has from now on.
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub(super) set: Vec<(String, String)>,
+    set: Vec<(String, String)>,
     /// Fields that it has no more.
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub(super) unset: Vec<String>,
+    unset: Vec<String>,
     /// Whole numbers, and others, that are added to its fields.
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub(super) add: Vec<(String, String, bool)>,
+    add: Vec<(String, String, bool)>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(super) expire_s: Option<u64>,
+    expire_s: Option<u64>,
     /// Fields of an entry of a stream.
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub(super) entry: Vec<(String, String)>,
+    entry: Vec<(String, String)>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(super) entries_max: Option<u64>,
+    entries_max: Option<u64>,
 }
 
 impl KeyChange {
@@ -61,17 +81,17 @@ impl KeyChange {
 /// How rows are changes.
 #[derive(Clone)]
 pub(super) struct ChangeEncoder {
-    pub(super) schema: SchemaRef,
-    pub(super) stream: Option<String>,
-    pub(super) entries_max: Option<u64>,
-    pub(super) key: KeyTemplate,
-    pub(super) prefix: String,
-    pub(super) increment: Vec<usize>,
+    schema: SchemaRef,
+    stream: Option<String>,
+    entries_max: Option<u64>,
+    key: KeyTemplate,
+    prefix: String,
+    increment: Vec<usize>,
     pub(super) expire_s: Option<u64>,
 }
 
 impl ChangeEncoder {
-    pub(super) fn new(given: &RedisSinkOptions, schema: &SchemaRef) -> Result<Self, String> {
+    pub(super) fn new(given: &ChangeOptions, schema: &SchemaRef) -> Result<Self, String> {
         let columns = |option: &str, names: &[String]| -> Result<Vec<usize>, String> {
             names.iter().map(|name| options::column(schema, option, name)).collect()
         };

@@ -1,15 +1,13 @@
 //! Asks the server for entries, on a connection that it keeps.
 
-use std::sync::Arc;
 use std::time::Instant;
 
 use redis::RedisResult;
 use redis::aio::MultiplexedConnection;
 use tidemill_dataflow::TaskError;
 
-use super::client::{PAUSE, RedisServer, passes, told};
-use super::position::{StreamInfo, StreamPosition, info};
-use super::source::RedisSourceOptions;
+use super::client::RedisServer;
+use super::position::{RedisStart, StreamInfo, StreamPosition, info};
 
 /// Entries asked for at a time, of each stream.
 const COUNT: usize = 1000;
@@ -34,12 +32,17 @@ pub(super) struct StreamBounds {
 
 /// Asks the server, on a connection that it keeps.
 pub(super) struct RedisReader {
-    pub(super) server: RedisServer,
-    pub(super) connection: Option<MultiplexedConnection>,
-    pub(super) options: Arc<RedisSourceOptions>,
+    server: RedisServer,
+    connection: Option<MultiplexedConnection>,
+    start: RedisStart,
+    stop_at_end: bool,
 }
 
 impl RedisReader {
+    pub(super) fn new(server: RedisServer, start: RedisStart, stop_at_end: bool) -> Self {
+        RedisReader { server, connection: None, start, stop_at_end }
+    }
+
     pub(super) async fn read(
         mut self,
         streams: Vec<(String, Option<StreamPosition>)>,
@@ -49,21 +52,17 @@ impl RedisReader {
             match self.attempt(&streams).await {
                 Ok(Ok((first, entries))) => return Ok(StreamBounds { reader: self, first, entries }),
                 Ok(Err(lost)) => return Err(lost.into()),
-                Err(error) if passes(&error) && begun.elapsed().as_secs_f64() < self.options.patience_s => {
+                Err(error) => {
                     self.connection = None;
-                    tokio::time::sleep(PAUSE).await;
+                    self.server.wait(begun, &error).await?;
                 }
-                Err(error) => return Err(format!("redis {}: {}", self.server.name, told(&error)).into()),
             }
         }
     }
 
     /// Entries, and where streams begin that had no place; inside, in words, that some are lost.
     async fn attempt(&mut self, streams: &[(String, Option<StreamPosition>)]) -> RedisResult<Result<Read, String>> {
-        let connection = match &mut self.connection {
-            Some(connection) => connection,
-            None => self.connection.insert(self.server.connect().await?),
-        };
+        let connection = self.server.connected(&mut self.connection).await?;
         let mut places: Vec<(&String, StreamPosition)> = Vec::new();
         let mut first = Vec::new();
         for (name, place) in streams {
@@ -71,8 +70,8 @@ impl RedisReader {
                 Some(place) => place.clone(),
                 None => {
                     let info = StreamInfo::of(info(name).query_async(connection).await)?;
-                    first.push((name.clone(), info.start(self.options.start)));
-                    info.start(self.options.start)
+                    first.push((name.clone(), info.start(self.start)));
+                    info.start(self.start)
                 }
             };
             places.push((name, place));
@@ -108,7 +107,7 @@ impl RedisReader {
                 return Ok(Err(lost));
             }
         }
-        if entries.is_none() && !self.options.stop_at_end {
+        if entries.is_none() && !self.stop_at_end {
             entries = read(true).query_async(connection).await?;
         }
         Ok(Ok((first, entries.unwrap_or_default())))

@@ -18,7 +18,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use arrow::array::RecordBatch;
 use arrow::datatypes::SchemaRef;
@@ -26,114 +26,48 @@ use bytes::Bytes;
 use futures_util::future::BoxFuture;
 use redis::aio::MultiplexedConnection;
 use redis::{Pipeline, RedisResult};
-use serde::Deserialize;
 use serde_json::Value;
 use tidemill_dataflow::stream::sink::Sink;
 use tidemill_dataflow::{TaskContext, TaskError};
 
-use super::change::{ChangeEncoder, KeyChange};
-use super::client::{PAUSE, RedisServer, passes, told};
+use super::change::{ChangeEncoder, ChangeOptions, KeyChange};
+use super::client::{RedisServer, passes};
 use super::risks::{SETTINGS, risks};
+use crate::connection::{Credentials, ServerOptions};
 use crate::error::ConnectError;
-use crate::options::{self, SecretText};
-use crate::prepared_commit::{CommitMarker, PreparedHeader, open, records, seal};
-use crate::tls::TlsOptions;
-use crate::{Guarantee, SinkSpec, hash};
+use crate::prepared_commit::{CommitMarker, CommitOptions, EpochBuffer, PreparedHeader, open, records};
+use crate::{Guarantee, SinkSpec, options};
 
 const NAME: &str = "redis sink";
 
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub(super) enum RedisGuarantee {
-    #[default]
-    ExactlyOnce,
-    AtLeastOnce,
-}
-
-#[derive(Clone, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub(super) struct RedisSinkOptions {
-    /// `redis://HOST:PORT/NUMBER`, or `rediss:` for TLS.
-    pub(super) url: SecretText,
-    /// Files of certificates.
-    pub(super) tls: Option<TlsOptions>,
-    /// Else the URL's, else `TIDEMILL_REDIS_USER` and `TIDEMILL_REDIS_PASSWORD`.
-    pub(super) user: Option<String>,
-    pub(super) password: Option<SecretText>,
-    /// The stream that rows are added to; without it they go into hashes.
-    pub(super) stream: Option<String>,
-    /// Of the stream: about so many entries are kept.
-    pub(super) entries_max: Option<u64>,
-    /// Of hashes: the columns whose values, with colons between, are a hash's key, see `KeyTemplate`. The others are
-    /// its fields.
-    #[serde(default)]
-    pub(super) key: Vec<String>,
-    /// Of hashes: what their keys begin with.
-    #[serde(default)]
-    pub(super) prefix: String,
-    /// Of hashes: columns that are added to what is there.
-    #[serde(default)]
-    pub(super) increment: Vec<String>,
-    /// Of hashes: how long one stays after it was written last.
-    pub(super) expire_s: Option<u64>,
-    #[serde(default)]
-    pub(super) guarantee: RedisGuarantee,
-    /// With exactly once: what the job is called at the server, where nobody else may be called so.
-    pub(super) id: Option<String>,
-    /// Of one copy between two checkpoints: at half of it one is asked for, and at all of it rows wait for that.
-    #[serde(default = "epoch_bytes_max_default")]
-    pub(super) epoch_bytes_max: usize,
-    /// How long the server may keep silent before the job fails.
-    #[serde(default = "options::a_minute")]
-    pub(super) patience_s: f64,
-}
-
-fn epoch_bytes_max_default() -> usize {
-    64 << 20
-}
+/// Of one copy between two checkpoints, unless told.
+const EPOCH_BYTES_MAX: usize = 64 << 20;
 
 pub(crate) fn sink(spec: &Value, schema: &SchemaRef) -> Result<SinkSpec, ConnectError> {
-    let options: RedisSinkOptions = options::read(NAME, spec)?;
+    type Groups = (ChangeOptions, ServerOptions, Credentials, CommitOptions);
+    let (changes, server, credentials, commits) = options::read_groups::<Groups>(NAME, spec)?;
     let wrong = |reason: String| ConnectError::option(NAME, reason);
-    let server = RedisServer::new(&options.url, options.user.clone(), options.password.clone(), options.tls.as_ref())
-        .map_err(wrong)?;
-    let encoder = ChangeEncoder::new(&options, schema).map_err(wrong)?;
-    let (guarantee, id) = match (options.guarantee, options.id.clone().filter(|id| !id.is_empty())) {
-        (RedisGuarantee::ExactlyOnce, None) => {
-            return Err(wrong(
-                "exactly once needs `id`, a name that only this job uses at the server and keeps".into(),
-            ));
-        }
-        (RedisGuarantee::AtLeastOnce, _) if !options.increment.is_empty() => {
-            return Err(wrong("`increment` with at least once would count rows twice".into()));
-        }
-        (RedisGuarantee::ExactlyOnce, id) => (Guarantee::ExactlyOnce, id),
-        (RedisGuarantee::AtLeastOnce, _) => (Guarantee::AtLeastOnce, None),
-    };
-    let target = options.stream.clone().unwrap_or_else(|| format!("{}*", options.prefix));
+    let server = RedisServer::new(&server, credentials).map_err(wrong)?;
+    let encoder = ChangeEncoder::new(&changes, schema).map_err(wrong)?;
+    let id = commits.id("the server").map_err(wrong)?;
+    if id.is_none() && !changes.increment.is_empty() {
+        return Err(wrong("`increment` with at least once would count rows twice".into()));
+    }
+    let guarantee = if id.is_some() { Guarantee::ExactlyOnce } else { Guarantee::AtLeastOnce };
+    let bytes_max = commits.epoch_bytes_max.unwrap_or(EPOCH_BYTES_MAX);
+    let target = changes.stream.clone().unwrap_or_else(|| format!("{}*", changes.prefix));
     Ok(SinkSpec {
         name: format!("redis {target}"),
         copies_max: 0,
         guarantee,
         make: Arc::new(move |context: &TaskContext| {
-            let header = id.clone().map(|id| PreparedHeader {
-                id,
-                target: target.clone(),
-                origin: context.copy(),
-                run: hash::unique(),
-                epoch: 0,
-                records: 0,
-                headed: false,
-            });
+            let buffer = |id: &String| EpochBuffer::new(id.clone(), target.clone(), context.copy(), false, bytes_max);
             Ok(Box::new(RedisSink {
                 encoder: encoder.clone(),
                 server: server.clone(),
                 connection: None,
-                header,
-                bytes: Vec::new(),
-                epoch_bytes_max: options.epoch_bytes_max,
-                patience: Duration::from_secs_f64(options.patience_s.clamp(0.0, 1e6)),
-                once: context.at_most_once() && options.stream.is_some(),
+                buffer: id.as_ref().map(buffer),
+                once: context.at_most_once() && changes.stream.is_some(),
                 is_first: context.copy() == 0,
             }))
         }),
@@ -146,10 +80,7 @@ struct RedisSink {
     server: RedisServer,
     connection: Option<MultiplexedConnection>,
     /// With exactly once.
-    header: Option<PreparedHeader>,
-    bytes: Vec<u8>,
-    epoch_bytes_max: usize,
-    patience: Duration,
+    buffer: Option<EpochBuffer>,
     /// Whether nothing may be sent twice: what may have arrived, and would be added again.
     once: bool,
     /// One copy says for all what the server may lose.
@@ -168,21 +99,17 @@ impl RedisSink {
                     }
                     return Ok(());
                 }
-                Err(error) if passes(&error) && begun.elapsed() < self.patience => {
+                Err(error) => {
                     self.connection = None;
-                    tokio::time::sleep(PAUSE).await;
+                    self.server.wait(begun, &error).await?;
                 }
-                Err(error) => return Err(format!("redis {}: {}", self.server.name, told(&error)).into()),
             }
         }
     }
 
     async fn risks(&mut self) -> RedisResult<Vec<String>> {
-        let connection = match &mut self.connection {
-            Some(connection) => connection,
-            None => self.connection.insert(self.server.connect().await?),
-        };
-        if self.header.is_none() || !self.is_first {
+        let connection = self.server.connected(&mut self.connection).await?;
+        if self.buffer.is_none() || !self.is_first {
             return Ok(Vec::new());
         }
         let mut found = BTreeMap::new();
@@ -200,13 +127,13 @@ impl RedisSink {
     }
 
     async fn write(&mut self, rows: &RecordBatch) -> Result<(), TaskError> {
-        let Some(header) = &mut self.header else {
+        let Some(buffer) = &mut self.buffer else {
             let mut bytes = Vec::new();
             self.encoder.encode(rows, &mut bytes)?;
             return self.send(&bytes, None).await;
         };
-        self.encoder.encode(rows, &mut self.bytes)?;
-        header.records += rows.num_rows() as u64;
+        self.encoder.encode(rows, &mut buffer.bytes)?;
+        buffer.count(rows.num_rows());
         Ok(())
     }
 
@@ -234,10 +161,7 @@ impl RedisSink {
                         eprintln!("tidemill: redis {}: {error}; {found} entries may be lost", self.server.name);
                         return Ok(());
                     }
-                    if !passes(&error) || begun.elapsed() >= self.patience {
-                        return Err(format!("redis {}: {}", self.server.name, told(&error)).into());
-                    }
-                    tokio::time::sleep(PAUSE).await;
+                    self.server.wait(begun, &error).await?;
                 }
             }
         }
@@ -245,10 +169,7 @@ impl RedisSink {
 
     /// False: somebody else has moved the marker meanwhile.
     async fn attempt(&mut self, pipeline: &Pipeline, marker: Option<(&str, &PreparedHeader)>) -> RedisResult<bool> {
-        let connection = match &mut self.connection {
-            Some(connection) => connection,
-            None => self.connection.insert(self.server.connect().await?),
-        };
+        let connection = self.server.connected(&mut self.connection).await?;
         let Some((key, header)) = marker else {
             pipeline.exec_async(connection).await?;
             return Ok(true);
@@ -278,14 +199,8 @@ impl Sink for RedisSink {
     }
 
     fn prepare(&mut self, epoch: u64) -> BoxFuture<'_, Result<Bytes, TaskError>> {
-        let bytes = std::mem::take(&mut self.bytes);
-        let mut sealed = Bytes::new();
-        if let Some(header) = self.header.as_mut().filter(|header| header.records > 0) {
-            header.epoch = epoch;
-            sealed = seal(header, &bytes);
-            header.records = 0;
-        }
-        Box::pin(std::future::ready(Ok(sealed)))
+        let sealed = self.buffer.as_mut().map(|buffer| buffer.seal(epoch));
+        Box::pin(std::future::ready(Ok(sealed.unwrap_or_default())))
     }
 
     fn commit(&mut self, prepared: Bytes) -> BoxFuture<'_, Result<(), TaskError>> {
@@ -297,6 +212,6 @@ impl Sink for RedisSink {
     }
 
     fn fullness(&self) -> f64 {
-        self.bytes.len() as f64 / self.epoch_bytes_max as f64
+        self.buffer.as_ref().map_or(0.0, EpochBuffer::fullness)
     }
 }

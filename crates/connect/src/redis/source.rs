@@ -26,13 +26,13 @@ use tidemill_dataflow::{TaskContext, TaskError};
 use super::client::RedisServer;
 use super::position::{RedisStart, StreamPosition};
 use super::reader::{Entry, RedisReader, StreamBounds};
-use crate::bad_records::{BadRecordHandler, BadRecords, Decoded, OnError};
+use crate::bad_records::{BadRecordHandler, BadRecordPolicy, Decoded};
+use crate::connection::{Credentials, ServerOptions};
 use crate::decode::{RecordDecoder, RecordLayout};
 use crate::error::ConnectError;
 use crate::idleness::IdleSplit;
-use crate::options::{self, SecretText};
-use crate::tls::TlsOptions;
-use crate::{Guarantee, SourceSpec};
+use crate::read_options::ReadOptions;
+use crate::{Guarantee, MakeSource, SourceSpec, options};
 
 const NAME: &str = "redis source";
 /// The name of what copies share.
@@ -49,15 +49,7 @@ enum RedisFormat {
 }
 
 #[derive(Clone, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub(super) struct RedisSourceOptions {
-    /// `redis://HOST:PORT/NUMBER`, or `rediss:` for TLS.
-    url: SecretText,
-    /// Files of certificates.
-    tls: Option<TlsOptions>,
-    /// Else the URL's, else `TIDEMILL_REDIS_USER` and `TIDEMILL_REDIS_PASSWORD`.
-    user: Option<String>,
-    password: Option<SecretText>,
+struct RedisSourceOptions {
     streams: Vec<String>,
     #[serde(default)]
     format: RedisFormat,
@@ -66,15 +58,7 @@ pub(super) struct RedisSourceOptions {
     field: String,
     /// Where a job begins that goes on from no checkpoint.
     #[serde(default)]
-    pub(super) start: RedisStart,
-    /// Ends when every stream has been read as far as there is anything.
-    #[serde(default)]
-    pub(super) stop_at_end: bool,
-    #[serde(default)]
-    on_error: OnError,
-    /// How long the server may keep silent.
-    #[serde(default = "options::a_minute")]
-    pub(super) patience_s: f64,
+    start: RedisStart,
 }
 
 fn value() -> String {
@@ -82,47 +66,38 @@ fn value() -> String {
 }
 
 pub(crate) fn source(spec: &Value, schema: Option<SchemaRef>) -> Result<SourceSpec, ConnectError> {
-    let options: Arc<RedisSourceOptions> = Arc::new(options::read(NAME, spec)?);
+    type Groups = (RedisSourceOptions, ServerOptions, Credentials, ReadOptions);
+    let (options, server, credentials, reading) = options::read_groups::<Groups>(NAME, spec)?;
+    let options = Arc::new(options);
     let wrong = |reason: String| ConnectError::option(NAME, reason);
     let schema = options::needed(NAME, schema)?;
     let names: BTreeSet<&String> = options.streams.iter().collect();
     if names.is_empty() || names.len() < options.streams.len() {
         return Err(wrong("`streams` must name at least one stream, and none twice".into()));
     }
-    let server = RedisServer::new(&options.url, options.user.clone(), options.password.clone(), options.tls.as_ref())
-        .map_err(wrong)?;
+    let server = RedisServer::new(&server, credentials).map_err(wrong)?;
     let decoder = RecordDecoder::new(RecordLayout::Json, SchemaRef::clone(&schema)).map_err(wrong)?;
-    let bad: Arc<BadRecords> = Arc::default();
-    let counted = Arc::clone(&bad);
-    Ok(SourceSpec {
-        name: format!("redis {}", options.streams.join(", ")),
-        schema,
-        copies_max: options.streams.len() as u32,
-        guarantee: Guarantee::ExactlyOnce,
-        bad,
-        bad_schema: options.on_error.schema(),
-        bad_folder: options.on_error.folder(),
-        files: None,
-        make: Arc::new(move |context| {
-            let copy = format!("{}-{}", context.task(), context.copy());
-            let bad = BadRecordHandler::new(options.on_error.clone(), &counted, copy);
-            let (streams, held) = streams(&options, context)?;
-            let reader = RedisReader { server: server.clone(), connection: None, options: Arc::clone(&options) };
-            Ok(Box::new(RedisSource {
-                options: Arc::clone(&options),
-                decoder: decoder.clone(),
-                bad,
-                streams,
-                held,
-                has_begun: false,
-                found: Vec::new(),
-                empty: Vec::new(),
-                asked: Instant::now(),
-                reader: Some(reader),
-                reading: None,
-            }))
-        }),
-    })
+    let (stop_at_end, bad) = (reading.stop_at_end, BadRecordPolicy::new(reading.on_error));
+    let (name, copies_max) = (format!("redis {}", options.streams.join(", ")), options.streams.len() as u32);
+    let handlers = bad.clone();
+    let make: MakeSource = Arc::new(move |context| {
+        let (streams, held) = streams(&options, context)?;
+        Ok(Box::new(RedisSource {
+            options: Arc::clone(&options),
+            stop_at_end,
+            decoder: decoder.clone(),
+            bad: handlers.handler(format!("{}-{}", context.task(), context.copy())),
+            streams,
+            held,
+            has_begun: false,
+            found: Vec::new(),
+            empty: Vec::new(),
+            asked: Instant::now(),
+            reader: Some(RedisReader::new(server.clone(), options.start, stop_at_end)),
+            reading: None,
+        }))
+    });
+    Ok(SourceSpec { copies_max, ..SourceSpec::new(name, schema, Guarantee::ExactlyOnce, &bad, make) })
 }
 
 /// A stream that a copy reads.
@@ -168,6 +143,7 @@ fn streams(
 /// The source of one copy.
 struct RedisSource {
     options: Arc<RedisSourceOptions>,
+    stop_at_end: bool,
     decoder: RecordDecoder,
     bad: BadRecordHandler,
     streams: Vec<ReadStream>,
@@ -196,7 +172,7 @@ impl Source for RedisSource {
                 None => Next::CaughtUp { split: 0, at: Instant::now() },
             }));
         }
-        if self.streams.is_empty() && !self.options.stop_at_end {
+        if self.streams.is_empty() && !self.stop_at_end {
             // One that has ended would have nothing to read for good, also of streams that are named later.
             return Poll::Pending;
         }
@@ -216,7 +192,7 @@ impl Source for RedisSource {
             }
             if let Some(at) = self.empty.pop() {
                 let (stream, split) = (&mut self.streams[at], at as u32);
-                if self.options.stop_at_end {
+                if self.stop_at_end {
                     stream.is_over = true;
                     return Poll::Ready(Ok(Next::SplitEnd { split }));
                 }

@@ -21,7 +21,7 @@ mod reader;
 mod spec;
 
 use std::collections::BTreeMap;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
 use std::time::Instant;
 
 use arrow::array::RecordBatch;
@@ -110,11 +110,7 @@ impl FolderSource {
 impl Source for FolderSource {
     fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<Result<Next, TaskError>> {
         loop {
-            let event = match self.feed.poll(context) {
-                Poll::Pending => return Poll::Pending,
-                Poll::Ready(event) => event?,
-            };
-            return Poll::Ready(Ok(match event {
+            return Poll::Ready(Ok(match ready!(self.feed.poll(context))? {
                 None => Next::End,
                 Some(FileEvent::New(paths)) => {
                     for path in &paths {

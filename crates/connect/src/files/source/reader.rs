@@ -12,7 +12,6 @@ use tokio::runtime::Handle;
 use super::super::list::FilePattern;
 use super::super::position::FilePosition;
 use super::super::tail::{FileTail, TailPiece};
-use super::spec::FileSourceOptions;
 use super::{FileEvent, shelf};
 use crate::bad_records::{BadRecordHandler, Decoded};
 use crate::decode::{RecordDecoder, RecordLayout, compressed};
@@ -24,12 +23,11 @@ const MISSING_MAX: usize = 1000;
 
 /// So many files are kept open by all copies together, and some by each: those that came last, for they are those that
 /// are rotated. The others are opened whenever they have more.
-pub(super) const OPEN_MAX: usize = 256;
-
-pub(super) const OPEN_MIN: usize = 8;
+const OPEN_MAX: usize = 256;
+const OPEN_MIN: usize = 8;
 
 /// A file that is read.
-pub(super) struct FileRead {
+struct FileRead {
     file: u32,
     tail: FileTail,
     /// Of CSV with a header: how its lines are rows.
@@ -44,27 +42,54 @@ struct FileColumns {
     projection: Vec<usize>,
 }
 
-/// Reads on a thread of its own.
-pub(super) struct FolderReader {
-    pub(super) options: FileSourceOptions,
+/// What the readers of all copies have.
+#[derive(Clone)]
+pub(super) struct FolderReaderPlan {
     pub(super) place: FilePattern,
-    /// For what is asked of a store.
-    pub(super) pool: Handle,
     pub(super) layout: RecordLayout,
     pub(super) decoder: RecordDecoder,
-    pub(super) bad: BadRecordHandler,
+    /// Of CSV: the first line of each file names its columns.
+    pub(super) has_header: bool,
+    pub(super) stop_at_end: bool,
+    /// Between looks for new files.
+    pub(super) list_interval: Duration,
+    /// Between looks for what was appended.
+    pub(super) poll_interval: Duration,
+}
+
+/// Reads on a thread of its own.
+pub(super) struct FolderReader {
+    plan: FolderReaderPlan,
+    bad: BadRecordHandler,
+    /// For what is asked of a store.
+    pool: Handle,
     pub(super) shelves: HashSet<u32>,
-    pub(super) files: Vec<FileRead>,
+    files: Vec<FileRead>,
     /// Paths that are read, or are over.
-    pub(super) names: HashSet<String>,
+    names: HashSet<String>,
     /// Of the checkpoint; what is read is not in it any more.
-    pub(super) known: BTreeMap<String, FilePosition>,
+    known: BTreeMap<String, FilePosition>,
     /// A file has lost its path: there may be another one at it.
-    pub(super) some_gone: bool,
-    pub(super) open_max: usize,
+    some_gone: bool,
+    open_max: usize,
 }
 
 impl FolderReader {
+    /// Of one of `copies`, without shelves so far.
+    pub(super) fn new(plan: FolderReaderPlan, bad: BadRecordHandler, pool: Handle, copies: u32) -> Self {
+        FolderReader {
+            plan,
+            bad,
+            pool,
+            shelves: HashSet::new(),
+            files: Vec::new(),
+            names: HashSet::new(),
+            known: BTreeMap::new(),
+            some_gone: false,
+            open_max: (OPEN_MAX / copies as usize).max(OPEN_MIN),
+        }
+    }
+
     pub(super) fn run(
         mut self,
         known: BTreeMap<String, FilePosition>,
@@ -75,12 +100,11 @@ impl FolderReader {
         let mut looked = None;
         let mut number = 0;
         let waiter = feeder.waiter(&self.pool);
-        let list_interval = self.options.list_interval_ms.unwrap_or(if self.place.grows() { 1000 } else { 5000 });
         loop {
             let round = Instant::now();
-            let is_due = looked.is_none_or(|at: Instant| at.elapsed() >= Duration::from_millis(list_interval));
+            let is_due = looked.is_none_or(|at: Instant| at.elapsed() >= self.plan.list_interval);
             if std::mem::take(&mut self.some_gone) || is_due {
-                let paths = self.place.files(&waiter)?;
+                let paths = self.plan.place.files(&waiter)?;
                 if looked.is_none() {
                     let there: HashSet<&String> = paths.iter().collect();
                     let gone: Vec<&String> = self.known.keys().filter(|path| !there.contains(path)).collect();
@@ -94,7 +118,7 @@ impl FolderReader {
                 }
                 // A listing may take long in a large folder: a tenth of the time is enough for it.
                 looked = Some(Instant::now() + round.elapsed() * 9);
-                if !self.place.grows() && !self.forget(&paths, feeder)? {
+                if !self.plan.place.grows() && !self.forget(&paths, feeder)? {
                     return Ok(());
                 }
                 let new: Vec<String> = paths
@@ -108,7 +132,7 @@ impl FolderReader {
                     let numbers = (number..number + new.len() as u32).rev();
                     number += new.len() as u32;
                     for (path, file) in new.iter().zip(numbers) {
-                        let held = self.place.held(path, &waiter);
+                        let held = self.plan.place.held(path, &waiter);
                         let tail = FileTail::new(path.clone(), held, self.known.remove(path).unwrap_or_default());
                         self.files.push(FileRead { file, tail, columns: None, quiet: None });
                     }
@@ -117,7 +141,7 @@ impl FolderReader {
                     }
                 }
             }
-            if !self.options.stop_at_end {
+            if !self.plan.stop_at_end {
                 let is_new = nothing.is_none() && self.files.is_empty();
                 if is_new {
                     nothing = Some((number, IdleSplit::new(round)));
@@ -134,10 +158,10 @@ impl FolderReader {
             if progress {
                 continue;
             }
-            if self.options.stop_at_end {
+            if self.plan.stop_at_end {
                 return Ok(());
             }
-            let pause = Duration::from_millis(self.options.poll_interval_ms).max(round.elapsed() * 9);
+            let pause = self.plan.poll_interval.max(round.elapsed() * 9);
             if !feeder.rest(pause) {
                 return Ok(());
             }
@@ -150,7 +174,7 @@ impl FolderReader {
         let read: HashSet<&String> = self.files.iter().map(|reading| &reading.tail.path).collect();
         let is_missing = |path: &&String| listed.binary_search(path).is_err() && !read.contains(path);
         let missing = self.names.iter().chain(self.known.keys()).filter(is_missing).take(MISSING_MAX);
-        let gone = self.place.gone(missing.cloned().collect(), &feeder.waiter(&self.pool))?;
+        let gone = self.plan.place.gone(missing.cloned().collect(), &feeder.waiter(&self.pool))?;
         if gone.is_empty() {
             return Ok(true);
         }
@@ -182,7 +206,7 @@ impl FolderReader {
                     reading.quiet = None;
                     FileEvent::Rows { file, rows, bad, position }
                 }
-                ReadOutcome::Gone if !self.place.grows() => {
+                ReadOutcome::Gone if !self.plan.place.grows() => {
                     over.push(number);
                     FileEvent::Over { file, is_gone: false }
                 }
@@ -195,7 +219,7 @@ impl FolderReader {
                     self.names.remove(&reading.tail.path);
                     FileEvent::Over { file, is_gone: true }
                 }
-                ReadOutcome::Nothing if self.options.stop_at_end || !self.place.grows() => {
+                ReadOutcome::Nothing if self.plan.stop_at_end || !self.plan.place.grows() => {
                     over.push(number);
                     FileEvent::Over { file, is_gone: false }
                 }
@@ -214,8 +238,8 @@ impl FolderReader {
     }
 
     fn read(&mut self, reading: &mut FileRead) -> Result<ReadOutcome, TaskError> {
-        let has_header = matches!(self.layout, RecordLayout::Csv { .. }) && self.options.has_header;
-        let ended = self.options.stop_at_end || !self.place.grows();
+        let has_header = matches!(self.plan.layout, RecordLayout::Csv { .. }) && self.plan.has_header;
+        let ended = self.plan.stop_at_end || !self.plan.place.grows();
         if has_header && reading.columns.is_none() && reading.tail.position.offset > 0 {
             // It goes on behind its header.
             let mut start = reading.tail.rewound();
@@ -234,7 +258,7 @@ impl FolderReader {
         for (at, line) in lines.iter() {
             // A byte-order mark, which some programs begin a file with.
             let line = line.strip_prefix(b"\xef\xbb\xbf").filter(|_| at == 0).unwrap_or(line);
-            if self.layout != RecordLayout::Text && is_blank(line) {
+            if self.plan.layout != RecordLayout::Text && is_blank(line) {
                 continue;
             }
             if has_header && reading.columns.is_none() {
@@ -249,7 +273,7 @@ impl FolderReader {
 
     fn rows(&mut self, reading: &FileRead, records: &[(u64, &[u8])]) -> Result<Decoded, TaskError> {
         let texts: Vec<&[u8]> = records.iter().map(|(_, line)| *line).collect();
-        let decoder = reading.columns.as_ref().map_or(&self.decoder, |columns| &columns.decoder);
+        let decoder = reading.columns.as_ref().map_or(&self.plan.decoder, |columns| &columns.decoder);
         let bad = &mut self.bad;
         let path = &reading.tail.path;
         let rows = decoder.decode(&texts, |at, reason| {
@@ -271,8 +295,9 @@ impl FolderReader {
             return Err(failed(reason.into()));
         }
         let header = header.strip_prefix(b"\xef\xbb\xbf").unwrap_or(header);
-        let names = csv_values(header, self.options.delimiter as u8).map_err(failed)?;
-        let wanted = self.decoder.schema();
+        let RecordLayout::Csv { delimiter } = self.plan.layout else { unreachable!("nothing else has a header") };
+        let names = csv_values(header, delimiter).map_err(failed)?;
+        let wanted = self.plan.decoder.schema();
         let projection = wanted.fields().iter().map(|field| {
             names.iter().position(|name| name == field.name()).ok_or_else(|| {
                 failed(format!("its header has no column \"{}\"; it has {}", field.name(), names.join(", ")))
@@ -284,7 +309,7 @@ impl FolderReader {
             None => Field::new(name, DataType::Utf8, true),
         };
         let schema = Schema::new(names.iter().enumerate().map(field).collect::<Vec<_>>());
-        let decoder = RecordDecoder::new(self.layout, Arc::new(schema)).map_err(failed)?;
+        let decoder = RecordDecoder::new(self.plan.layout, Arc::new(schema)).map_err(failed)?;
         Ok(FileColumns { decoder, projection })
     }
 }
@@ -330,25 +355,20 @@ mod tests {
         };
         let objects =
             ObjectFolder { store: store.clone(), uploads: store.clone(), path: "in".into(), name: "memory://".into() };
-        let options = json!({"path": "memory:///in", "format": "text", "list_interval_ms": 0, "poll_interval_ms": 0});
-        let reader = FolderReader {
-            options: serde_json::from_value(options).unwrap(),
+        let layout = RecordLayout::Text;
+        let schema = format::schema("files", layout, "line", None).unwrap();
+        let plan = FolderReaderPlan {
             place: FilePattern::Objects(objects),
-            pool: runtime.handle().clone(),
-            layout: RecordLayout::Text,
-            decoder: RecordDecoder::new(
-                RecordLayout::Text,
-                format::schema("files source", RecordLayout::Text, "line", None).unwrap(),
-            )
-            .unwrap(),
-            bad: BadRecordHandler::new(OnError::Raise, &Arc::default(), "bad".into()),
-            shelves: (0..SHELVES).collect(),
-            files: Vec::new(),
-            names: HashSet::new(),
-            known: BTreeMap::new(),
-            some_gone: false,
-            open_max: OPEN_MIN,
+            layout,
+            decoder: RecordDecoder::new(layout, schema).unwrap(),
+            has_header: false,
+            stop_at_end: false,
+            list_interval: Duration::ZERO,
+            poll_interval: Duration::ZERO,
         };
+        let bad = BadRecordHandler::new(OnError::Raise, &Arc::default(), "bad".into());
+        let mut reader = FolderReader::new(plan, bad, runtime.handle().clone(), 1);
+        reader.shelves = (0..SHELVES).collect();
         put("in/a");
         put("in/b");
         // One of a checkpoint, which went away before the job went on.

@@ -1,7 +1,8 @@
 //! What people write to describe a source, and what is made of it.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::Duration;
 
 use arrow::datatypes::SchemaRef;
 use serde::Deserialize;
@@ -10,93 +11,69 @@ use tidemill_dataflow::without_passwords;
 use tokio::runtime::Handle;
 
 use super::super::list::FilePattern;
-use crate::bad_records::{BadRecordHandler, BadRecords, OnError};
+use super::reader::{FolderReader, FolderReaderPlan};
+use super::{FolderSource, SHELVES};
+use crate::bad_records::BadRecordPolicy;
 use crate::decode::RecordDecoder;
 use crate::error::ConnectError;
-use crate::format::{self, LineFormat};
+use crate::format::{self, LineOptions};
 use crate::objects::OpenObjects;
-use crate::{Guarantee, SourceSpec, options};
-
-use super::reader::{FolderReader, OPEN_MAX, OPEN_MIN};
-use super::{FolderSource, SHELVES};
+use crate::read_options::ReadOptions;
+use crate::{Guarantee, MakeSource, SourceSpec, options};
 
 const NAME: &str = "files source";
 
-#[derive(Clone, Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub(super) struct FileSourceOptions {
+/// Between looks for new files, and for new objects, unless told.
+const LIST_INTERVAL_MS: u64 = 1000;
+const OBJECTS_INTERVAL_MS: u64 = 5000;
+/// Between looks for what was appended, unless told.
+const POLL_INTERVAL_MS: u64 = 100;
+
+#[derive(Deserialize)]
+struct FileSourceOptions {
     /// A file, a folder with everything below, or a glob; or the URL of an object, or of all whose keys begin with it.
-    pub(super) path: String,
+    path: String,
     /// What the store of a URL has to be told.
     #[serde(default)]
-    pub(super) storage_options: BTreeMap<String, String>,
-    #[serde(default)]
-    pub(super) format: LineFormat,
-    /// Ends when all that is there at some moment has been read.
-    #[serde(default)]
-    pub(super) stop_at_end: bool,
-    /// Between looks for new files; by default a second, and five for objects.
-    pub(super) list_interval_ms: Option<u64>,
+    storage_options: BTreeMap<String, String>,
+    /// Between looks for new files.
+    list_interval_ms: Option<u64>,
     /// Between looks for what was appended.
-    #[serde(default = "tenth")]
-    pub(super) poll_interval_ms: u64,
-    #[serde(default)]
-    pub(super) on_error: OnError,
-    /// Of CSV: the first line of each file names its columns, in any order; others than the schema's are passed over.
-    #[serde(default = "yes")]
-    pub(super) has_header: bool,
-    /// Of CSV.
-    #[serde(default = "options::comma")]
-    pub(super) delimiter: char,
-}
-
-fn tenth() -> u64 {
-    100
-}
-
-fn yes() -> bool {
-    true
+    poll_interval_ms: Option<u64>,
+    /// Of CSV: the first line of each file names its columns, in any order, which is so unless told; others than the
+    /// schema's are passed over.
+    has_header: Option<bool>,
 }
 
 pub(crate) fn source(spec: &Value, schema: Option<SchemaRef>, open: &OpenObjects) -> Result<SourceSpec, ConnectError> {
-    let options: FileSourceOptions = options::read(NAME, spec)?;
+    type Groups = (FileSourceOptions, LineOptions, ReadOptions);
+    let (options, lines, reading) = options::read_groups::<Groups>(NAME, spec)?;
     let wrong = |reason: String| ConnectError::option(NAME, reason);
     let place = FilePattern::of(&options.path, |url| open(url, &options.storage_options)).map_err(wrong)?;
-    let layout = options.format.layout(options.delimiter).map_err(wrong)?;
+    let layout = lines.layout().map_err(wrong)?;
     let schema = format::schema(NAME, layout, "line", schema)?;
-    if options.poll_interval_ms == 0 {
+    let poll_interval_ms = options.poll_interval_ms.unwrap_or(POLL_INTERVAL_MS);
+    if poll_interval_ms == 0 {
         return Err(wrong("`poll_interval_ms` must be at least 1".into()));
     }
-    let decoder = RecordDecoder::new(layout, SchemaRef::clone(&schema)).map_err(wrong)?;
-    let bad: Arc<BadRecords> = Arc::default();
-    let counted = Arc::clone(&bad);
-    Ok(SourceSpec {
-        name: format!("files {}", without_passwords(&options.path)),
-        schema,
-        copies_max: SHELVES,
-        guarantee: Guarantee::ExactlyOnce,
-        bad,
-        bad_schema: options.on_error.schema(),
-        bad_folder: options.on_error.folder(),
-        files: place.local_files(),
-        make: Arc::new(move |context| {
-            let copy = format!("{}-{}", context.task(), context.copy());
-            let bad = BadRecordHandler::new(options.on_error.clone(), &counted, copy);
-            let reader = FolderReader {
-                options: options.clone(),
-                place: place.clone(),
-                pool: Handle::current(),
-                layout,
-                decoder: decoder.clone(),
-                bad,
-                shelves: HashSet::new(),
-                files: Vec::new(),
-                names: HashSet::new(),
-                known: BTreeMap::new(),
-                some_gone: false,
-                open_max: (OPEN_MAX / context.copies() as usize).max(OPEN_MIN),
-            };
-            Ok(Box::new(FolderSource::new(reader, context)?))
-        }),
-    })
+    let list_interval_ms = if place.grows() { LIST_INTERVAL_MS } else { OBJECTS_INTERVAL_MS };
+    let files = place.local_files();
+    let plan = FolderReaderPlan {
+        place,
+        layout,
+        decoder: RecordDecoder::new(layout, SchemaRef::clone(&schema)).map_err(wrong)?,
+        has_header: options.has_header.unwrap_or(true),
+        stop_at_end: reading.stop_at_end,
+        list_interval: Duration::from_millis(options.list_interval_ms.unwrap_or(list_interval_ms)),
+        poll_interval: Duration::from_millis(poll_interval_ms),
+    };
+    let bad = BadRecordPolicy::new(reading.on_error);
+    let (handlers, name) = (bad.clone(), format!("files {}", without_passwords(&options.path)));
+    let make: MakeSource = Arc::new(move |context| {
+        let bad = handlers.handler(format!("{}-{}", context.task(), context.copy()));
+        let reader = FolderReader::new(plan.clone(), bad, Handle::current(), context.copies());
+        Ok(Box::new(FolderSource::new(reader, context)?))
+    });
+    let spec = SourceSpec::new(name, schema, Guarantee::ExactlyOnce, &bad, make);
+    Ok(SourceSpec { copies_max: SHELVES, files, ..spec })
 }

@@ -21,7 +21,7 @@ mod rows;
 mod spec;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::task::{Context as Wakes, Poll};
+use std::task::{Context as Wakes, Poll, ready};
 use std::time::Instant;
 
 use arrow::array::RecordBatch;
@@ -31,11 +31,15 @@ use serde::{Deserialize, Serialize};
 use tidemill_dataflow::stream::source::{Next, Source};
 use tidemill_dataflow::{TaskContext, TaskError};
 
+use self::reader::{KafkaReader, KafkaReaderPlan};
 use super::position::PartitionPosition;
+use crate::bad_records::BadRecordHandler;
 use crate::read_ahead::FeedReceiver;
 
 pub(crate) use spec::source;
 
+/// Batches that are read ahead.
+const QUEUE: usize = 4;
 /// The name of what copies share.
 const SHARED: &str = "partitions";
 
@@ -117,14 +121,28 @@ struct KafkaSource {
     initial: Option<i32>,
 }
 
+impl KafkaSource {
+    /// Starts the thread that reads for the copy of `context`, which is called `copy`.
+    fn start(
+        plan: KafkaReaderPlan,
+        bad: BadRecordHandler,
+        copy: String,
+        restored: RestoredPositions,
+        context: &TaskContext,
+    ) -> Result<Self, TaskError> {
+        let RestoredPositions { places, held, initial } = restored;
+        let (topic, schema) = (plan.topic.clone(), SchemaRef::clone(&plan.schema));
+        let reader = KafkaReader::new(plan, bad, &copy, context, (held, initial));
+        let begun = places.clone();
+        let feed = FeedReceiver::start(copy, QUEUE, move |feeder| reader.run(begun, feeder))?;
+        Ok(KafkaSource { topic, feed, schema, numbers: BTreeMap::new(), places, initial })
+    }
+}
+
 impl Source for KafkaSource {
     fn poll_next(&mut self, context: &mut Wakes<'_>) -> Poll<Result<Next, TaskError>> {
         loop {
-            let event = match self.feed.poll(context) {
-                Poll::Pending => return Poll::Pending,
-                Poll::Ready(event) => event?,
-            };
-            return Poll::Ready(Ok(match event {
+            return Poll::Ready(Ok(match ready!(self.feed.poll(context))? {
                 None => Next::End,
                 Some(KafkaEvent::Assigned { places, initial }) => {
                     let mut last = None;

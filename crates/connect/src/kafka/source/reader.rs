@@ -9,7 +9,7 @@ use rdkafka::consumer::{BaseConsumer, Consumer};
 use rdkafka::error::{KafkaError, RDKafkaErrorCode};
 use rdkafka::message::{BorrowedMessage, Headers};
 use rdkafka::topic_partition_list::{Offset, TopicPartitionList};
-use tidemill_dataflow::TaskError;
+use tidemill_dataflow::{TaskContext, TaskError};
 
 use super::super::client::{KafkaConnection, KafkaContext, failed, partitions, plain};
 use super::super::metadata::KafkaMetadata;
@@ -38,42 +38,84 @@ const ANSWER: Duration = Duration::from_secs(5);
 /// For one that may as well come another time.
 const ASK: Duration = Duration::from_secs(2);
 
+/// What the readers of all copies have.
+#[derive(Clone)]
+pub(super) struct KafkaReaderPlan {
+    pub(super) options: KafkaSourceOptions,
+    pub(super) topic: String,
+    pub(super) stop_at_end: bool,
+    /// How long the brokers may keep silent at the start.
+    pub(super) patience: Duration,
+    /// Between looks for new partitions; zero is never.
+    pub(super) discovery_interval: Duration,
+    pub(super) connection: KafkaConnection,
+    /// Raw records have none.
+    pub(super) decoder: Option<RecordDecoder>,
+    /// Of the rows, with metadata.
+    pub(super) schema: SchemaRef,
+    pub(super) registry: Option<SchemaRegistry>,
+}
+
 /// Reads on a thread of its own.
 pub(super) struct KafkaReader {
-    pub(super) options: KafkaSourceOptions,
-    pub(super) connection: KafkaConnection,
-    pub(super) decoder: Option<RecordDecoder>,
-    pub(super) schema: SchemaRef,
+    pub(super) plan: KafkaReaderPlan,
     pub(super) bad: BadRecordHandler,
-    pub(super) name: String,
-    pub(super) copy: i32,
-    pub(super) copies: i32,
-    pub(super) initial: Option<i32>,
-    pub(super) held: BTreeSet<i32>,
-    pub(super) registry: Option<SchemaRegistry>,
+    name: String,
+    copy: i32,
+    copies: i32,
+    /// How many partitions there were when the job began.
+    initial: Option<i32>,
+    /// The partitions of all copies.
+    held: BTreeSet<i32>,
     /// Of the registry.
     pub(super) schemas: Option<SchemaCache>,
     /// Of partitions that have just been assigned: the offset they go on from, and what has to be the record before it.
-    pub(super) marks: BTreeMap<i32, (i64, RecordFingerprint)>,
-    pub(super) buffers: BTreeMap<i32, PartitionBuffer>,
+    marks: BTreeMap<i32, (i64, RecordFingerprint)>,
+    buffers: BTreeMap<i32, PartitionBuffer>,
     /// Rows and bytes in all buffers.
-    pub(super) waiting: (usize, usize),
+    waiting: (usize, usize),
     /// Behind the last record of each partition.
-    pub(super) next: BTreeMap<i32, i64>,
+    next: BTreeMap<i32, i64>,
     /// Partitions that have been read as far as there is anything.
-    pub(super) quiet: BTreeMap<i32, IdleSplit>,
+    quiet: BTreeMap<i32, IdleSplit>,
 }
 
 impl KafkaReader {
+    /// For the copy of `context`, which is called `name`. `held` are the partitions of all copies, and `initial` is how
+    /// many there were when the job began, if it goes on from a checkpoint.
+    pub(super) fn new(
+        plan: KafkaReaderPlan,
+        bad: BadRecordHandler,
+        name: &str,
+        context: &TaskContext,
+        (held, initial): (BTreeSet<i32>, Option<i32>),
+    ) -> Self {
+        KafkaReader {
+            plan,
+            bad,
+            name: name.to_owned(),
+            copy: context.copy() as i32,
+            copies: context.copies() as i32,
+            initial,
+            held,
+            schemas: None,
+            marks: BTreeMap::new(),
+            buffers: BTreeMap::new(),
+            waiting: (0, 0),
+            next: BTreeMap::new(),
+            quiet: BTreeMap::new(),
+        }
+    }
+
     pub(super) fn run(
         mut self,
         restored: BTreeMap<i32, PartitionPosition>,
         feeder: &FeedSender<KafkaEvent>,
     ) -> Result<(), TaskError> {
-        let kind = if self.options.format == KafkaSourceFormat::Avro { "AVRO" } else { "JSON" };
-        self.schemas = self.registry.take().map(|registry| SchemaCache::new(registry, kind)).transpose()?;
+        let kind = if self.plan.options.format == KafkaSourceFormat::Avro { "AVRO" } else { "JSON" };
+        self.schemas = self.plan.registry.take().map(|registry| SchemaCache::new(registry, kind)).transpose()?;
         let consumer = self.consumer()?;
-        let patience = Duration::from_secs_f64(self.options.patience_s);
+        let patience = self.plan.patience;
         // Nothing is read yet, so no record is lost; one call may return after the first thing that was said.
         let serve = |time| {
             let begun = Instant::now();
@@ -81,7 +123,7 @@ impl KafkaReader {
                 drop(consumer.poll(time.saturating_sub(begun.elapsed())));
             }
         };
-        let count = partitions(consumer.client(), &self.connection, &self.options.topic, patience, serve)?;
+        let count = partitions(consumer.client(), &self.plan.connection, &self.plan.topic, patience, serve)?;
         let initial = *self.initial.get_or_insert(count);
         if let Some(partition) = restored.keys().find(|partition| **partition >= count) {
             let text = format!("it has {count} partitions, but the checkpoint has partition {partition}");
@@ -93,20 +135,20 @@ impl KafkaReader {
         if !self.assign(&consumer, places, initial, feeder)? {
             return Ok(());
         }
-        if reading.is_empty() && !self.options.stop_at_end && !feeder.give(KafkaEvent::Nothing) {
+        if reading.is_empty() && !self.plan.stop_at_end && !feeder.give(KafkaEvent::Nothing) {
             return Ok(());
         }
-        let interval = Duration::from_secs_f64(self.options.discover_interval_s);
+        let interval = self.plan.discovery_interval;
         let mut looked = Instant::now();
         while feeder.is_wanted() {
-            if self.options.stop_at_end && reading.is_empty() {
+            if self.plan.stop_at_end && reading.is_empty() {
                 return Ok(());
             }
-            if !interval.is_zero() && !self.options.stop_at_end && looked.elapsed() >= interval {
+            if !interval.is_zero() && !self.plan.stop_at_end && looked.elapsed() >= interval {
                 looked = Instant::now();
                 // It is tried again: a broker that is away comes back.
-                let topic = &self.options.topic;
-                let count = partitions(consumer.client(), &self.connection, topic, Duration::ZERO, |_| ());
+                let topic = &self.plan.topic;
+                let count = partitions(consumer.client(), &self.plan.connection, topic, Duration::ZERO, |_| ());
                 if let Ok(count) = count {
                     let places = self.first_places(&consumer, count, patience)?;
                     reading.extend(places.iter().map(|(partition, _)| *partition));
@@ -138,7 +180,7 @@ impl KafkaReader {
                     if !reading.contains(&partition) {
                         continue;
                     }
-                    let event = match self.options.stop_at_end {
+                    let event = match self.plan.stop_at_end {
                         true => {
                             reading.remove(&partition);
                             KafkaEvent::Over { partition }
@@ -160,11 +202,11 @@ impl KafkaReader {
     }
 
     fn consumer(&self) -> Result<BaseConsumer<KafkaContext>, TaskError> {
-        let isolation = match self.options.isolation {
+        let isolation = match self.plan.options.isolation {
             IsolationLevel::ReadCommitted => "read_committed",
             IsolationLevel::ReadUncommitted => "read_uncommitted",
         };
-        let config = self.connection.config(&[
+        let config = self.plan.connection.config(&[
             // It has to have one, and joins none.
             ("group.id", "tidemill"),
             ("enable.auto.commit", "false"),
@@ -173,8 +215,8 @@ impl KafkaReader {
             ("enable.partition.eof", "true"),
             ("isolation.level", isolation),
         ]);
-        let consumer = config.create_with_context(self.connection.context(&self.name));
-        consumer.map_err(|error| failed(&self.options.topic, &error))
+        let consumer = config.create_with_context(self.plan.connection.context(&self.name));
+        consumer.map_err(|error| failed(&self.plan.topic, &error))
     }
 
     /// Of `count` partitions those that nobody has and this copy is to take, and where they are read from.
@@ -190,7 +232,7 @@ impl KafkaReader {
                 continue;
             }
             let was_there = self.initial.is_none_or(|initial| partition < initial);
-            let start = if was_there { self.options.start } else { KafkaStart::Earliest };
+            let start = if was_there { self.plan.options.start } else { KafkaStart::Earliest };
             let offset = self.retry(patience, || self.first_offset(consumer, partition, start))?;
             places.push((partition, PartitionPosition::at(offset)));
         }
@@ -203,7 +245,7 @@ impl KafkaReader {
         loop {
             match question() {
                 Ok(answer) => return Ok(answer),
-                Err(error) if begun.elapsed() >= patience => return Err(failed(&self.options.topic, &error)),
+                Err(error) if begun.elapsed() >= patience => return Err(failed(&self.plan.topic, &error)),
                 Err(_) => std::thread::sleep(Duration::from_millis(200)),
             }
         }
@@ -217,7 +259,7 @@ impl KafkaReader {
         start: KafkaStart,
     ) -> Result<i64, KafkaError> {
         let timeout = ANSWER;
-        let topic = &self.options.topic;
+        let topic = &self.plan.topic;
         if let KafkaStart::TimestampMs(timestamp_ms) = start {
             let mut wanted = TopicPartitionList::new();
             wanted.add_partition_offset(topic, partition, Offset::Offset(timestamp_ms))?;
@@ -240,8 +282,8 @@ impl KafkaReader {
         initial: i32,
         feeder: &FeedSender<KafkaEvent>,
     ) -> Result<bool, TaskError> {
-        let topic = &self.options.topic;
-        let patience = Duration::from_secs_f64(self.options.patience_s);
+        let topic = &self.plan.topic;
+        let patience = self.plan.patience;
         let (mut list, mut marks) = (TopicPartitionList::new(), BTreeMap::new());
         for &(partition, PartitionPosition { next, last }) in &places {
             let mut offset = next;
@@ -285,7 +327,7 @@ impl KafkaReader {
     }
 
     fn topic_recreated(&self, reason: &str) -> TaskError {
-        let topic = &self.options.topic;
+        let topic = &self.plan.topic;
         format!(
             "kafka topic \"{topic}\" was recreated: {reason}; start without this checkpoint to read it from the \
              beginning"
@@ -296,7 +338,7 @@ impl KafkaReader {
     /// What a consumer says instead of a record.
     fn classify_error(&self, error: &KafkaError, context: &KafkaContext) -> Result<(), TaskError> {
         use RDKafkaErrorCode as E;
-        let topic = &self.options.topic;
+        let topic = &self.plan.topic;
         match error.rdkafka_error_code() {
             // It looks for them on its own, and says so in its log.
             Some(
@@ -318,7 +360,7 @@ impl KafkaReader {
             // A broker that restarts says the like in the middle of a handshake; what will not change has been heard
             // with its reason.
             Some(E::Authentication | E::SSL) => match context.distrust() {
-                Some(why) => Err(format!("kafka {}: {why}", self.connection.servers).into()),
+                Some(why) => Err(format!("kafka {}: {why}", self.plan.connection.servers).into()),
                 None => Ok(()),
             },
             Some(E::AutoOffsetReset | E::OffsetOutOfRange) => Err(format!(
@@ -340,10 +382,9 @@ impl KafkaReader {
             Some(buffer.bytes.len())
         };
         // A bad record is written down with all that it takes to send it again.
-        let wants = |what: KafkaMetadata| {
-            self.options.on_error.keeps() || self.options.metadata.iter().any(|(_, of)| *of == what)
-        };
-        let key = put(if self.decoder.is_none() || wants(KafkaMetadata::Key) { message.key() } else { None });
+        let wants =
+            |what: KafkaMetadata| self.bad.keeps() || self.plan.options.metadata.iter().any(|(_, of)| *of == what);
+        let key = put(if self.plan.decoder.is_none() || wants(KafkaMetadata::Key) { message.key() } else { None });
         let value = put(message.payload());
         let headers = message.headers().filter(|_| wants(KafkaMetadata::Headers));
         let headers = headers.into_iter().flat_map(|headers| headers.iter());
@@ -370,7 +411,7 @@ impl KafkaReader {
     /// partition it has none, and it is where reading began.
     fn emit_idle(&mut self, asking: Option<&BaseConsumer<KafkaContext>>, feeder: &FeedSender<KafkaEvent>) -> bool {
         let now = Instant::now();
-        let topic = &self.options.topic;
+        let topic = &self.plan.topic;
         for (&partition, quiet) in &mut self.quiet {
             if !quiet.goes_on(now) {
                 continue;
@@ -401,7 +442,7 @@ impl KafkaReader {
             let Some(buffer) = self.buffers.remove(&partition) else { continue };
             self.waiting.0 -= buffer.records.len();
             self.waiting.1 -= buffer.size;
-            let (rows, bad) = match self.decoder.is_some() {
+            let (rows, bad) = match self.plan.decoder.is_some() {
                 true => self.decode(partition, &buffer)?,
                 false => (self.raw(partition, &buffer)?, None),
             };

@@ -10,13 +10,14 @@ use tidemill_dataflow::TaskError;
 
 use super::super::buffer::PartitionBuffer;
 use super::super::metadata::RecordColumns;
-use super::reader::KafkaReader;
+use super::reader::{KafkaReader, KafkaReaderPlan};
 use super::spec::KafkaSourceFormat;
 use crate::bad_records::Decoded;
 
 impl KafkaReader {
     pub(super) fn decode(&mut self, partition: i32, buffer: &PartitionBuffer) -> Result<Decoded, TaskError> {
-        let KafkaReader { bad, options, decoder, schemas, schema, .. } = self;
+        let KafkaReader { plan, bad, schemas, .. } = self;
+        let KafkaReaderPlan { options, topic, decoder, schema, .. } = plan;
         let decoder = decoder.as_mut().expect("asked for by who has one");
         let is_json = options.format == KafkaSourceFormat::Json;
         let strips = (options.confluent_header || schemas.is_some()) && is_json;
@@ -57,7 +58,7 @@ impl KafkaReader {
         wrong.sort_unstable_by_key(|(record, ..)| record.offset);
         for (record, key, reason, bytes) in wrong {
             let offset = json!(record.offset);
-            let place = [("topic", json!(options.topic)), ("partition", json!(partition)), ("offset", offset)];
+            let place = [("topic", json!(topic)), ("partition", json!(partition)), ("offset", offset)];
             bad.bad_with(&place, &reason, bytes, || record.besides(key))?;
         }
         let bad = bad.flush()?;
@@ -65,7 +66,7 @@ impl KafkaReader {
             return Ok((rows, bad));
         }
         let records = records.into_iter().zip(is_row).filter(|(_, is_row)| *is_row).map(|(record, _)| record).collect();
-        let found = RecordColumns { topic: &options.topic, partition, records };
+        let found = RecordColumns { topic, partition, records };
         let more = options.metadata.iter().map(|(_, what)| found.column(*what));
         let columns = rows.columns().iter().cloned().chain(more).collect();
         Ok((RecordBatch::try_new(SchemaRef::clone(schema), columns)?, bad))
@@ -86,9 +87,9 @@ impl KafkaReader {
             Arc::new(records().map(|record| record.timestamp_ms).collect::<TimestampMillisecondArray>()),
         ];
         let records = buffer.iter().map(|(record, key, _)| (record, key)).collect();
-        let found = RecordColumns { topic: &self.options.topic, partition, records };
-        let more = self.options.metadata.iter().map(|(_, what)| found.column(*what));
+        let found = RecordColumns { topic: &self.plan.topic, partition, records };
+        let more = self.plan.options.metadata.iter().map(|(_, what)| found.column(*what));
         let columns = columns.into_iter().chain(more).collect();
-        Ok(RecordBatch::try_new(SchemaRef::clone(&self.schema), columns)?)
+        Ok(RecordBatch::try_new(SchemaRef::clone(&self.plan.schema), columns)?)
     }
 }

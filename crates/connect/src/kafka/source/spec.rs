@@ -2,31 +2,28 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::time::Duration;
 
 use arrow::datatypes::{DataType, Field, Schema, SchemaRef, TimeUnit};
 use serde::Deserialize;
 use serde_json::Value;
 
-use super::super::client::{KafkaConnection, SaslMechanism};
+use super::super::client::{KafkaConnection, TopicOptions};
 use super::super::metadata::KafkaMetadata;
 use super::super::registry::{SchemaCache, SchemaRegistry};
+use super::reader::KafkaReaderPlan;
+use super::{KafkaSource, RestoredPositions};
 use crate::avro::AvroSchemas;
-use crate::bad_records::{BadRecordHandler, BadRecords, OnError};
+use crate::bad_records::BadRecordPolicy;
+use crate::connection::Credentials;
 use crate::decode::{RecordDecoder, RecordLayout};
 use crate::error::ConnectError;
-use crate::options::{self, SecretText};
-use crate::read_ahead::FeedReceiver;
-use crate::tls::TlsOptions;
-use crate::{Guarantee, SourceSpec, format};
-
-use super::reader::KafkaReader;
-use super::{KafkaSource, RestoredPositions};
+use crate::read_options::ReadOptions;
+use crate::{Guarantee, MakeSource, SourceSpec, format, options};
 
 const NAME: &str = "kafka source";
-
-/// Batches that are read ahead.
-const QUEUE: usize = 4;
+/// How long the brokers may keep silent at the start, unless told.
+const PATIENCE_S: f64 = 30.0;
+const DISCOVERY_INTERVAL_S: f64 = 30.0;
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -57,150 +54,103 @@ pub(super) enum IsolationLevel {
 }
 
 #[derive(Clone, Deserialize)]
-#[serde(deny_unknown_fields)]
 pub(super) struct KafkaSourceOptions {
-    /// `host:port`, several with commas between.
-    pub(super) servers: String,
-    pub(super) topic: String,
     #[serde(default)]
     pub(super) format: KafkaSourceFormat,
     /// Of JSON: values begin with a zero and a schema's number of four bytes, as Confluent's serializers write them.
     #[serde(default)]
     pub(super) confluent_header: bool,
-    /// The schema registry that knows the schemas of Avro values, and of JSON, whose numbers are in Confluent's header.
-    pub(super) registry: Option<SecretText>,
     /// Columns behind those of values: what each is called, and what of a record it has.
     #[serde(default)]
     pub(super) metadata: Vec<(String, KafkaMetadata)>,
     /// Of Avro: what values are read as; with a registry, by default the newest schema of the topic's values.
-    pub(super) avro_schema: Option<Value>,
+    avro_schema: Option<Value>,
     /// Of Avro values with Confluent's header: the schemas they were written with, by number.
     #[serde(default)]
-    pub(super) avro_writers: BTreeMap<u32, Value>,
+    avro_writers: BTreeMap<u32, Value>,
     /// Where a job begins that goes on from no checkpoint.
     #[serde(default)]
     pub(super) start: KafkaStart,
     #[serde(default)]
     pub(super) isolation: IsolationLevel,
     /// Between looks for new partitions; 0 is never.
-    #[serde(default = "half_a_minute")]
-    pub(super) discover_interval_s: f64,
-    /// Ends when every partition has been read as far as there is anything.
-    #[serde(default)]
-    pub(super) stop_at_end: bool,
-    #[serde(default)]
-    pub(super) on_error: OnError,
-    /// How long the brokers may keep silent at the start.
-    #[serde(default = "half_a_minute")]
-    pub(super) patience_s: f64,
-    /// For SASL; else `TIDEMILL_KAFKA_USER` and `TIDEMILL_KAFKA_PASSWORD`.
-    pub(super) user: Option<String>,
-    pub(super) password: Option<SecretText>,
-    /// By which mechanism; PLAIN unless it is said.
-    pub(super) sasl: Option<SaslMechanism>,
-    /// With TLS: files of certificates.
-    pub(super) tls: Option<TlsOptions>,
-    /// What else librdkafka is to be told.
-    #[serde(default)]
-    pub(super) config: BTreeMap<String, Value>,
-}
-
-fn half_a_minute() -> f64 {
-    30.0
+    discover_interval_s: Option<f64>,
 }
 
 pub(crate) fn source(spec: &Value, schema: Option<SchemaRef>) -> Result<SourceSpec, ConnectError> {
-    let options: KafkaSourceOptions = options::read(NAME, spec)?;
+    type Groups = (KafkaSourceOptions, TopicOptions, Credentials, ReadOptions);
+    let (options, topic, credentials, reading) = options::read_groups::<Groups>(NAME, spec)?;
     let wrong = |reason: String| ConnectError::option(NAME, reason);
-    for (name, seconds) in [("discover_interval_s", options.discover_interval_s), ("patience_s", options.patience_s)] {
-        if !(0.0..=1e9).contains(&seconds) {
-            return Err(wrong(format!("`{name}` must be 0 or more")));
-        }
-    }
-    if options.format != KafkaSourceFormat::Avro && (options.avro_schema.is_some() || !options.avro_writers.is_empty())
-    {
+    let interval_s = options.discover_interval_s.unwrap_or(DISCOVERY_INTERVAL_S);
+    let discovery_interval = options::seconds("discover_interval_s", interval_s, 0.0).map_err(wrong)?;
+    let patience = options::seconds("patience_s", topic.patience_s.unwrap_or(PATIENCE_S), 0.0).map_err(wrong)?;
+    let registry = topic.registry(patience).map_err(wrong)?;
+    let (values, decoder) = rows(&options, &topic.topic, registry.as_ref(), schema)?;
+    let metadata = options.metadata.iter().map(|(name, what)| (name.as_str(), what.data_type()));
+    let schema = options::with_metadata(&values, metadata).map_err(wrong)?;
+    let connection = KafkaConnection::new(&topic, credentials).map_err(wrong)?;
+    let bad = BadRecordPolicy::new(reading.on_error);
+    let (handlers, name) = (bad.clone(), format!("kafka {}", topic.topic));
+    let plan = KafkaReaderPlan {
+        options,
+        topic: topic.topic,
+        stop_at_end: reading.stop_at_end,
+        patience,
+        discovery_interval,
+        connection,
+        decoder,
+        schema: SchemaRef::clone(&schema),
+        registry,
+    };
+    let make: MakeSource = Arc::new(move |context| {
+        let copy = format!("{}-{}", context.task(), context.copy());
+        let restored = RestoredPositions::of(context)?;
+        Ok(Box::new(KafkaSource::start(plan.clone(), handlers.handler(copy.clone()), copy, restored, context)?))
+    });
+    Ok(SourceSpec::new(name, schema, Guarantee::ExactlyOnce, &bad, make))
+}
+
+/// What rows are besides metadata, and how values become them; raw ones need not.
+fn rows(
+    options: &KafkaSourceOptions,
+    topic: &str,
+    registry: Option<&SchemaRegistry>,
+    schema: Option<SchemaRef>,
+) -> Result<(SchemaRef, Option<RecordDecoder>), ConnectError> {
+    let wrong = |reason: String| ConnectError::option(NAME, reason);
+    let KafkaSourceOptions { format, avro_schema, avro_writers, .. } = options;
+    if *format != KafkaSourceFormat::Avro && (avro_schema.is_some() || !avro_writers.is_empty()) {
         return Err(wrong("`avro_schema` and `avro_writers` are for `format` avro".into()));
     }
-    let patience = Duration::from_secs_f64(options.patience_s);
-    let registry = options.registry.as_ref().map(|url| SchemaRegistry::new(url, options.tls.as_ref(), patience));
-    let registry = registry.transpose().map_err(wrong)?;
     if registry.is_some()
-        && !(matches!(options.format, KafkaSourceFormat::Json | KafkaSourceFormat::Avro)
-            && options.avro_writers.is_empty())
+        && !(matches!(format, KafkaSourceFormat::Json | KafkaSourceFormat::Avro) && avro_writers.is_empty())
     {
         return Err(wrong("`registry` is for `format` json and avro, and without `avro_writers`".into()));
     }
-    let layout = match options.format {
-        KafkaSourceFormat::Json => Some(RecordLayout::Json),
-        KafkaSourceFormat::Text => Some(RecordLayout::Text),
-        KafkaSourceFormat::Avro | KafkaSourceFormat::Raw => None,
+    let own_columns = || wrong(format!("{format:?} has its own columns: omit the schema"));
+    let in_layout = |layout| -> Result<RecordDecoder, ConnectError> {
+        let schema = format::schema(NAME, layout, "value", schema.clone())?;
+        RecordDecoder::new(layout, schema).map_err(wrong)
     };
-    let schema = match (layout, schema) {
-        (Some(layout), schema) => format::schema(NAME, layout, "value", schema)?,
-        (None, None) => raw_schema(),
-        (None, Some(schema)) if options.format == KafkaSourceFormat::Raw && schema == raw_schema() => schema,
-        (None, Some(_)) => {
-            return Err(wrong(format!("{:?} has its own columns: omit the schema", options.format)));
+    let decoder = match format {
+        KafkaSourceFormat::Json => in_layout(RecordLayout::Json)?,
+        KafkaSourceFormat::Text => in_layout(RecordLayout::Text)?,
+        KafkaSourceFormat::Raw if schema.as_ref().is_some_and(|schema| *schema != raw_schema()) => {
+            return Err(own_columns());
         }
-    };
-    let decoder = match (options.format, layout) {
-        (KafkaSourceFormat::Avro, _) => {
-            let schema = match (&options.avro_schema, &registry) {
+        KafkaSourceFormat::Raw => return Ok((raw_schema(), None)),
+        KafkaSourceFormat::Avro if schema.is_some() => return Err(own_columns()),
+        KafkaSourceFormat::Avro => {
+            let schema = match (avro_schema, registry) {
                 (Some(schema), _) => schema.clone(),
-                (None, Some(registry)) => SchemaCache::latest(registry, &options.topic, "AVRO").map_err(wrong)?.into(),
+                (None, Some(registry)) => SchemaCache::latest(registry, topic, "AVRO").map_err(wrong)?.into(),
                 (None, None) => return Err(wrong("avro needs `avro_schema`, or a `registry` that has it".into())),
             };
-            let avro = AvroSchemas::new(&schema, &options.avro_writers).map_err(wrong)?;
-            Some(RecordDecoder::of_avro(if registry.is_some() { avro.learning() } else { avro }))
+            let avro = AvroSchemas::new(&schema, avro_writers).map_err(wrong)?;
+            RecordDecoder::of_avro(if registry.is_some() { avro.learning() } else { avro })
         }
-        (_, Some(layout)) => Some(RecordDecoder::new(layout, SchemaRef::clone(&schema)).map_err(wrong)?),
-        (_, None) => None,
     };
-    let values = decoder.as_ref().map_or(&schema, RecordDecoder::schema);
-    let metadata = options.metadata.iter().map(|(name, what)| (name.as_str(), what.data_type()));
-    let schema = options::with_metadata(values, metadata).map_err(wrong)?;
-    let KafkaSourceOptions { servers, user, password, sasl, tls, config, .. } = options.clone();
-    let connection = KafkaConnection::new(servers, (user, password, sasl), tls.as_ref(), config).map_err(wrong)?;
-    let bad: Arc<BadRecords> = Arc::default();
-    let counted = Arc::clone(&bad);
-    let made = SchemaRef::clone(&schema);
-    Ok(SourceSpec {
-        name: format!("kafka {}", options.topic),
-        schema,
-        copies_max: 0,
-        guarantee: Guarantee::ExactlyOnce,
-        bad,
-        bad_schema: options.on_error.schema(),
-        bad_folder: options.on_error.folder(),
-        files: None,
-        make: Arc::new(move |context| {
-            let copy = format!("{}-{}", context.task(), context.copy());
-            let restored = RestoredPositions::of(context)?;
-            let reader = KafkaReader {
-                options: options.clone(),
-                connection: connection.clone(),
-                decoder: decoder.clone(),
-                schema: SchemaRef::clone(&made),
-                bad: BadRecordHandler::new(options.on_error.clone(), &counted, copy.clone()),
-                name: copy.clone(),
-                copy: context.copy() as i32,
-                copies: context.copies() as i32,
-                initial: restored.initial,
-                held: restored.held.clone(),
-                registry: registry.clone(),
-                schemas: None,
-                marks: BTreeMap::new(),
-                buffers: BTreeMap::new(),
-                waiting: (0, 0),
-                next: BTreeMap::new(),
-                quiet: BTreeMap::new(),
-            };
-            let (places, initial) = (restored.places.clone(), restored.initial);
-            let feed = FeedReceiver::start(copy, QUEUE, move |feeder| reader.run(restored.places, feeder))?;
-            let (schema, numbers, topic) = (SchemaRef::clone(&made), BTreeMap::new(), options.topic.clone());
-            Ok(Box::new(KafkaSource { topic, feed, schema, numbers, places, initial }))
-        }),
-    })
+    Ok((SchemaRef::clone(decoder.schema()), Some(decoder)))
 }
 
 fn raw_schema() -> SchemaRef {
