@@ -10,7 +10,7 @@ import pytest
 import tidemill as tm
 from test_stream_connectors import SCHEMA, lines
 from tidemill._streaming.check import look_at_sinks
-from tidemill.stream._connect import described
+from tidemill.stream._options import described
 
 
 @pytest.mark.filterwarnings("ignore:from_files")

@@ -87,11 +87,6 @@ impl BadRecords {
 }
 
 impl OnError {
-    /// Whether what is known of a record besides its bytes is wanted when it is bad.
-    pub(crate) fn keeps(&self) -> bool {
-        matches!(self, OnError::Quarantine(_) | OnError::Sink(_))
-    }
-
     /// What bad records are to a sink, if they go to one.
     pub(crate) fn schema(&self) -> Option<SchemaRef> {
         match self {
@@ -157,6 +152,33 @@ struct BadRow {
     reason: String,
 }
 
+/// What all copies of a source do with bad records, and how many they have met in this process.
+#[derive(Clone, Default)]
+pub(crate) struct BadRecordPolicy {
+    on_error: OnError,
+    counted: Arc<BadRecords>,
+}
+
+impl BadRecordPolicy {
+    pub(crate) fn new(on_error: OnError) -> Self {
+        BadRecordPolicy { on_error, counted: Arc::default() }
+    }
+
+    pub(crate) fn on_error(&self) -> &OnError {
+        &self.on_error
+    }
+
+    /// The records that were left out.
+    pub(crate) fn counted(&self) -> Arc<BadRecords> {
+        Arc::clone(&self.counted)
+    }
+
+    /// What one copy uses, by its name.
+    pub(crate) fn handler(&self, copy: String) -> BadRecordHandler {
+        BadRecordHandler::new(self.on_error.clone(), &self.counted, copy)
+    }
+}
+
 /// Does with the bad records of one copy what was asked for.
 pub(crate) struct BadRecordHandler {
     on_error: OnError,
@@ -183,6 +205,11 @@ impl BadRecordHandler {
             lines: Vec::new(),
             rows: Vec::new(),
         }
+    }
+
+    /// Whether what is known of a record besides its bytes is wanted when it is bad.
+    pub(crate) fn keeps(&self) -> bool {
+        matches!(self.on_error, OnError::Quarantine(_) | OnError::Sink(_))
     }
 
     /// A bad record was met at `place`.

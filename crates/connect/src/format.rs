@@ -33,23 +33,39 @@ impl MessageFormat {
 /// Of lines, each of which is a row.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub(crate) enum LineFormat {
+enum LineFormat {
     #[default]
     Json,
     Csv,
     Text,
 }
 
-impl LineFormat {
-    /// With what is between the values of CSV.
+/// Options of what has lines.
+#[derive(Clone, Copy, Debug, Deserialize)]
+#[serde(default)]
+pub(crate) struct LineOptions {
+    format: LineFormat,
+    /// Of CSV: what is between values.
+    delimiter: char,
+}
+
+impl Default for LineOptions {
+    fn default() -> Self {
+        LineOptions { format: LineFormat::default(), delimiter: ',' }
+    }
+}
+
+impl LineOptions {
+    /// How lines are decoded.
     ///
     /// # Errors
-    /// In words, when that is more than a byte.
-    pub(crate) fn layout(self, delimiter: char) -> Result<RecordLayout, String> {
+    /// In words, when the delimiter is more than a byte.
+    pub(crate) fn layout(self) -> Result<RecordLayout, String> {
+        let LineOptions { format, delimiter } = self;
         if !delimiter.is_ascii() {
             return Err("`delimiter` must be one ASCII character".into());
         }
-        Ok(match self {
+        Ok(match format {
             LineFormat::Json => RecordLayout::Json,
             LineFormat::Csv => RecordLayout::Csv { delimiter: delimiter as u8 },
             LineFormat::Text => RecordLayout::Text,

@@ -19,14 +19,16 @@
 //! | `prepared_commit` | What checkpoints keep of sinks                                |
 //! | `headers`         | Headers of records, as a column                               |
 //! | `tls`             | Certificates and keys, for all connectors                     |
+//! | `connection`      | Options of connections                                        |
 //! | `idleness`        | Splits that have nothing at the moment                        |
 //! | `encode`          | Rows to bytes                                                 |
 //! | `read_ahead`      | A thread that reads ahead                                     |
-//! | `rate`            | The generator                                                 |
 //! | `avro`            | Avro records                                                  |
 //! | `decode`          | Bytes to rows                                                 |
 //! | `format`          | The formats that several sources share                        |
 //! | `bad_records`     | Records that cannot be decoded                                |
+//! | `rate`            | The generator                                                 |
+//! | `read_options`    | Options of sources                                            |
 //! | `files`           | Folders and objects, as sources and sinks                     |
 //! | `redis`           | Redis streams, lists and hashes                               |
 //! | `sockets`         | TCP servers, WebSockets and webhooks                          |
@@ -53,6 +55,7 @@
 
 mod avro;
 mod bad_records;
+mod connection;
 mod decode;
 mod encode;
 mod error;
@@ -67,6 +70,7 @@ mod prepared_commit;
 mod rabbitmq;
 mod rate;
 mod read_ahead;
+mod read_options;
 mod record;
 mod redis;
 mod sockets;
@@ -83,6 +87,7 @@ pub use tidemill_dataflow::stream::source::{ListFiles, MakeSource};
 use tidemill_storage::ObjectStores;
 
 pub use self::redis::RedisHashes;
+use bad_records::BadRecordPolicy;
 pub use bad_records::BadRecords;
 pub use error::ConnectError;
 
@@ -110,6 +115,23 @@ pub struct SourceSpec {
     pub files: Option<ListFiles>,
     /// Makes one.
     pub make: MakeSource,
+}
+
+impl SourceSpec {
+    /// A source that any number of copies may read, and that is of no local files.
+    fn new(name: String, schema: SchemaRef, guarantee: Guarantee, bad: &BadRecordPolicy, make: MakeSource) -> Self {
+        SourceSpec {
+            name,
+            schema,
+            copies_max: 0,
+            guarantee,
+            bad: bad.counted(),
+            bad_schema: bad.on_error().schema(),
+            bad_folder: bad.on_error().folder(),
+            files: None,
+            make,
+        }
+    }
 }
 
 impl fmt::Debug for SourceSpec {

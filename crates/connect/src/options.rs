@@ -2,28 +2,19 @@
 
 use std::fmt;
 use std::sync::Arc;
+use std::time::Duration;
 
 use arrow::datatypes::{DataType, Field, Schema, SchemaRef};
-use serde::de::{DeserializeOwned, Error as _};
+use serde::de::{DeserializeOwned, Error as _, Visitor};
 use serde::{Deserialize, Deserializer};
-use serde_json::Value;
+use serde_json::{Map, Value};
 
 use crate::error::ConnectError;
 
-/// How many seconds a server may be away, unless told.
-pub(crate) fn a_minute() -> f64 {
-    60.0
-}
-
 /// The most bytes of a message, unless told.
-pub(crate) fn a_megabyte() -> usize {
-    1 << 20
-}
-
-/// Between the fields of CSV, unless told.
-pub(crate) fn comma() -> char {
-    ','
-}
+pub(crate) const MESSAGE_BYTES_MAX: usize = 1 << 20;
+/// The longest time that an option may name: 30 years.
+const SECONDS_MAX: f64 = 1e9;
 
 /// The kind that `spec` names, which is one of `known`.
 pub(crate) fn kind(spec: &Value, role: &'static str, known: &[&'static str]) -> Result<&'static str, ConnectError> {
@@ -36,24 +27,122 @@ pub(crate) fn kind(spec: &Value, role: &'static str, known: &[&'static str]) -> 
 }
 
 /// The options of `spec`. `connector` is for errors.
+///
+/// # Errors
+/// `Option` names the option that is unknown, missing or wrong, and what would be right.
 pub(crate) fn read<T: DeserializeOwned>(connector: &str, spec: &Value) -> Result<T, ConnectError> {
-    let mut spec = spec.clone();
-    if let Some(object) = spec.as_object_mut() {
-        object.remove("kind");
+    read_groups::<(T,)>(connector, spec).map(|(options,)| options)
+}
+
+/// As [`read`], for options in several structs: what only this connector has, and what it shares with others, such as
+/// `ServerOptions`. The user writes all of them side by side. (serde's `flatten` does the same, but cannot say which
+/// names it knows when it meets one that it does not.)
+///
+/// # Errors
+/// As [`read`].
+pub(crate) fn read_groups<T: OptionGroups>(connector: &str, spec: &Value) -> Result<T, ConnectError> {
+    let mut given = spec.as_object().cloned().unwrap_or_default();
+    given.remove("kind");
+    let names = T::names();
+    if let Some(unknown) = given.keys().find(|name| !names.contains(&name.as_str())) {
+        let names: Vec<String> = names.iter().map(|name| format!("`{name}`")).collect();
+        let reason = format!("no option `{unknown}`, expected one of {}", names.join(", "));
+        return Err(ConnectError::option(connector, reason));
     }
-    let failure = |spec: &Value| serde_json::from_value::<T>(spec.clone()).err().map(|error| error.to_string());
-    let error = match serde_json::from_value(spec.clone()) {
-        Ok(options) => return Ok(options),
-        Err(error) => error.to_string(),
+    T::read(&given).map_err(|reason| ConnectError::option(connector, reason))
+}
+
+/// Structs whose fields are options. No two of them may have an option of the same name.
+pub(crate) trait OptionGroups: Sized {
+    /// The names of all options.
+    fn names() -> Vec<&'static str>;
+
+    /// The options by their values.
+    ///
+    /// # Errors
+    /// In words, for an option that is missing or wrong.
+    fn read(given: &Map<String, Value>) -> Result<Self, String>;
+}
+
+macro_rules! option_groups {
+    ($($group:ident)+) => {
+        impl<$($group: DeserializeOwned),+> OptionGroups for ($($group,)+) {
+            fn names() -> Vec<&'static str> {
+                [$(names_of::<$group>()),+].concat()
+            }
+
+            fn read(given: &Map<String, Value>) -> Result<Self, String> {
+                Ok(($(read_group::<$group>(given)?,)+))
+            }
+        }
     };
-    // Which option it is about is not said: it is the one without which there is no such error.
-    let is_about = |name: &&String| {
-        let mut others = spec.clone();
-        others.as_object_mut().and_then(|options| options.remove(*name));
-        failure(&others).is_none_or(|other| other != error)
-    };
-    let about = spec.as_object().and_then(|options| options.keys().find(is_about));
-    Err(ConnectError::option(connector, plain(&error, about.map(String::as_str))))
+}
+
+option_groups!(A);
+option_groups!(A B);
+option_groups!(A B C);
+option_groups!(A B C D);
+
+/// The names of a struct's options: those that its `Deserialize` asks for.
+fn names_of<T: DeserializeOwned>() -> &'static [&'static str] {
+    struct NameFinder<'a>(&'a mut &'static [&'static str]);
+
+    impl<'de> Deserializer<'de> for NameFinder<'_> {
+        type Error = serde::de::value::Error;
+
+        fn deserialize_struct<V: Visitor<'de>>(
+            self,
+            _: &'static str,
+            fields: &'static [&'static str],
+            _: V,
+        ) -> Result<V::Value, Self::Error> {
+            *self.0 = fields;
+            Err(Self::Error::custom("the names are all that was wanted"))
+        }
+
+        fn deserialize_any<V: Visitor<'de>>(self, _: V) -> Result<V::Value, Self::Error> {
+            Err(Self::Error::custom("options are fields of a struct"))
+        }
+
+        serde::forward_to_deserialize_any! {
+            bool i8 i16 i32 i64 u8 u16 u32 u64 f32 f64 char str string bytes byte_buf option unit unit_struct
+            newtype_struct seq tuple tuple_struct map enum identifier ignored_any
+        }
+    }
+
+    let mut names: &'static [&'static str] = &[];
+    // It always fails: it is asked for its names alone.
+    drop(T::deserialize(NameFinder(&mut names)));
+    names
+}
+
+/// One struct's options among those given.
+fn read_group<T: DeserializeOwned>(given: &Map<String, Value>) -> Result<T, String> {
+    let names = names_of::<T>();
+    let own = given.iter().filter(|(name, _)| names.contains(&name.as_str()));
+    let own: Map<String, Value> = own.map(|(name, value)| (name.clone(), value.clone())).collect();
+    let of =
+        |options: Map<String, Value>| serde_json::from_value::<T>(options.into()).map_err(|error| error.to_string());
+    of(own.clone()).map_err(|error| {
+        // Which option it is about is not said: it is the one without which there is no such error.
+        let is_about = |name: &&String| {
+            let mut others = own.clone();
+            others.remove(*name);
+            of(others).err().is_none_or(|other| other != error)
+        };
+        plain(&error, own.keys().find(is_about).map(String::as_str))
+    })
+}
+
+/// The length of time that an option gives in seconds: `min_s` at least.
+///
+/// # Errors
+/// In words, when it is shorter or longer than 30 years.
+pub(crate) fn seconds(option: &str, given_s: f64, min_s: f64) -> Result<Duration, String> {
+    if !(min_s..=SECONDS_MAX).contains(&given_s) {
+        return Err(format!("`{option}` is {given_s}, but must be from {min_s} to {SECONDS_MAX} seconds"));
+    }
+    Ok(Duration::from_secs_f64(given_s))
 }
 
 /// What is wrong with an option, in words for who has given it.
@@ -157,7 +246,6 @@ mod tests {
     use super::*;
 
     #[derive(Debug, Deserialize)]
-    #[serde(deny_unknown_fields)]
     struct Some {
         #[allow(dead_code)]
         password: Option<SecretText>,
@@ -188,6 +276,36 @@ mod tests {
         assert_eq!(word, "some source: `how` is `fsat`, but must be `fast` or `slow`");
         let kind = kind(&json!({"kind": "soem"}), "source", &["some", "other"]).unwrap_err().to_string();
         assert_eq!(kind, "unknown kind of source: `soem`; use one of some, other");
+    }
+
+    #[derive(Debug, Deserialize)]
+    struct Others {
+        name: String,
+        #[serde(default)]
+        keys: Vec<String>,
+    }
+
+    /// Options that several connectors share must be as strict as a connector's own.
+    #[test]
+    fn groups_are_read_side_by_side() {
+        let read = |spec| read_groups::<(Some, Others)>("x", &spec).map_err(|error| error.to_string());
+        let (some, others) = read(json!({"kind": "x", "rows": 2, "name": "n", "how": "slow"})).unwrap();
+        assert_eq!((some.rows, others.name.as_str(), others.keys.len()), (2, "n", 0));
+        let error = |spec| read(spec).unwrap_err();
+        let unknown = error(json!({"rows": 1, "naem": "n"}));
+        assert_eq!(unknown, "x: no option `naem`, expected one of `password`, `rows`, `how`, `name`, `keys`");
+        assert_eq!(error(json!({"rows": 1})), "x: missing option `name`");
+        assert_eq!(error(json!({"name": "n"})), "x: missing option `rows`");
+        assert_eq!(error(json!({"rows": 1, "name": ["n"]})), "x: `name` is a list, but must be a string");
+    }
+
+    #[test]
+    fn times_have_bounds() {
+        assert_eq!(seconds("wait_s", 0.5, 0.1), Ok(Duration::from_millis(500)));
+        for wrong in [-1.0, 0.05, 1e10, f64::NAN] {
+            let error = seconds("wait_s", wrong, 0.1).unwrap_err();
+            assert_eq!(error, format!("`wait_s` is {wrong}, but must be from 0.1 to 1000000000 seconds"));
+        }
     }
 
     /// A password in a message ends up in logs.

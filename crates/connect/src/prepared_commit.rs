@@ -10,6 +10,8 @@ use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 use tidemill_dataflow::TaskError;
 
+use crate::hash;
+
 /// What is prepared, but for the records.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct PreparedHeader {
@@ -26,6 +28,88 @@ pub(crate) struct PreparedHeader {
     /// Whether each record has headers.
     #[serde(default)]
     pub(crate) headed: bool,
+}
+
+/// The records of one copy of a sink since the last checkpoint, on their way into the next one.
+pub(crate) struct EpochBuffer {
+    header: PreparedHeader,
+    /// The records, as `put` appends them.
+    pub(crate) bytes: Vec<u8>,
+    /// At half of it a checkpoint is asked for, and at all of it rows wait for that.
+    bytes_max: usize,
+}
+
+impl EpochBuffer {
+    /// Of copy `origin` of a sink that is called `id` where its records go, which is `target`. `headed`: whether each
+    /// record has headers.
+    pub(crate) fn new(id: String, target: String, origin: u32, headed: bool, bytes_max: usize) -> Self {
+        let header = PreparedHeader { id, target, origin, run: hash::unique(), epoch: 0, records: 0, headed };
+        EpochBuffer { header, bytes: Vec::new(), bytes_max }
+    }
+
+    /// Where the records go.
+    pub(crate) fn target(&self) -> &str {
+        &self.header.target
+    }
+
+    /// The copy that they are of.
+    pub(crate) fn origin(&self) -> u32 {
+        self.header.origin
+    }
+
+    /// So many records have been appended to `bytes`.
+    pub(crate) fn count(&mut self, records: usize) {
+        self.header.records += records as u64;
+    }
+
+    /// What the checkpoint of `epoch` keeps: nothing, if there are no records. Then the buffer is empty.
+    pub(crate) fn seal(&mut self, epoch: u64) -> Bytes {
+        self.header.epoch = epoch;
+        let bytes = std::mem::take(&mut self.bytes);
+        let sealed = if self.header.records == 0 { Bytes::new() } else { seal(&self.header, &bytes) };
+        self.header.records = 0;
+        sealed
+    }
+
+    /// How full it is: 1 is full.
+    pub(crate) fn fullness(&self) -> f64 {
+        self.bytes.len() as f64 / self.bytes_max as f64
+    }
+}
+
+/// Which guarantee a sink gives that can commit, and under which name.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
+pub(crate) struct CommitOptions {
+    guarantee: CommitGuarantee,
+    /// With exactly once: what the job is called where rows go, where nobody else may be called so.
+    id: Option<String>,
+    /// Of one copy between two checkpoints, see [`EpochBuffer`].
+    pub(crate) epoch_bytes_max: Option<usize>,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum CommitGuarantee {
+    #[default]
+    ExactlyOnce,
+    AtLeastOnce,
+}
+
+impl CommitOptions {
+    /// The job's name, with exactly once; nothing, with at least once. `at` is where rows go.
+    ///
+    /// # Errors
+    /// In words, when exactly once lacks the name.
+    pub(crate) fn id(&self, at: &str) -> Result<Option<String>, String> {
+        match (self.guarantee, self.id.clone().filter(|id| !id.is_empty())) {
+            (CommitGuarantee::AtLeastOnce, _) => Ok(None),
+            (CommitGuarantee::ExactlyOnce, Some(id)) => Ok(Some(id)),
+            (CommitGuarantee::ExactlyOnce, None) => {
+                Err(format!("exactly once needs `id`, a name that only this job uses at {at} and keeps"))
+            }
+        }
+    }
 }
 
 /// In a marker.
@@ -74,7 +158,7 @@ pub(crate) fn put(bytes: Option<&[u8]>, out: &mut Vec<u8>) {
 }
 
 /// What a checkpoint keeps.
-pub(crate) fn seal(header: &PreparedHeader, records: &[u8]) -> Bytes {
+fn seal(header: &PreparedHeader, records: &[u8]) -> Bytes {
     let header = serde_json::to_vec(header).expect("it is made of numbers and texts");
     let mut bytes = (header.len() as u32).to_le_bytes().to_vec();
     bytes.extend_from_slice(&header);

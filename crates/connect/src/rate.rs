@@ -18,9 +18,10 @@ use tidemill_dataflow::stream::source::{Next, Source};
 use tidemill_dataflow::{TaskContext, TaskError};
 use tokio::time::{Instant, Sleep, sleep_until};
 
+use crate::bad_records::BadRecordPolicy;
 use crate::error::ConnectError;
 use crate::hash::mix;
-use crate::{Guarantee, SourceSpec, options};
+use crate::{Guarantee, MakeSource, SourceSpec, options};
 
 const NAME: &str = "generator";
 /// At a given rate rows come at most so often, and more at a time.
@@ -40,7 +41,7 @@ enum RateTimes {
 }
 
 #[derive(Clone, Debug, Deserialize)]
-#[serde(deny_unknown_fields, default)]
+#[serde(default)]
 struct RateOptions {
     /// How many there are in all; without it they have no end.
     rows: Option<u64>,
@@ -128,20 +129,14 @@ pub(crate) fn source(spec: &Value, schema: Option<SchemaRef>) -> Result<SourceSp
         return wrong("it has its own columns (number int64, time timestamp[us], key int64): omit the schema");
     }
     let (copies_max, schema) = (options.splits, SchemaRef::clone(&made));
-    Ok(SourceSpec {
-        name: "generator".into(),
-        schema,
-        copies_max,
-        guarantee: match options.times {
-            RateTimes::Counted => Guarantee::ExactlyOnce,
-            RateTimes::Clock => Guarantee::AtMostOnce,
-        },
-        bad: Arc::default(),
-        bad_schema: None,
-        bad_folder: None,
-        files: None,
-        make: Arc::new(move |context| Ok(Box::new(RateSource::new(options.clone(), &made, context)?))),
-    })
+    let guarantee = match options.times {
+        RateTimes::Counted => Guarantee::ExactlyOnce,
+        RateTimes::Clock => Guarantee::AtMostOnce,
+    };
+    // There are no bad records.
+    let bad = BadRecordPolicy::default();
+    let make: MakeSource = Arc::new(move |context| Ok(Box::new(RateSource::new(options.clone(), &made, context)?)));
+    Ok(SourceSpec { copies_max, ..SourceSpec::new("generator".into(), schema, guarantee, &bad, make) })
 }
 
 /// A split's place. Copies number theirs from 0.

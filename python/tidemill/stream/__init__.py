@@ -20,7 +20,8 @@ from tidemill._tables.rows import take_table
 from tidemill._tables.table import Table
 from tidemill._tidemill import stream_of_table
 from tidemill.dataset._dataset import DataSet
-from tidemill.stream._connect import from_files, from_generator, from_kafka, speed, to_files, to_kafka
+from tidemill.stream._connect import from_files, from_generator, speed, to_files
+from tidemill.stream._kafka import from_kafka, to_kafka
 from tidemill.stream._rabbitmq import from_rabbitmq, to_rabbitmq
 from tidemill.stream._redis import from_redis, redis_lookup, to_redis
 from tidemill.stream._sockets import from_socket, from_webhook, from_websocket

@@ -6,18 +6,16 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Literal
 
 from tidemill._streaming.sinks import Connector
-from tidemill._tables.durations import Duration, seconds
-from tidemill._tables.engine import engine
+from tidemill._tables.durations import Duration
 from tidemill._tables.errors import DataSetError
-from tidemill._tidemill import stream_of
 from tidemill.dataset._dataset import DataSet
-from tidemill.dataset._read import OnError, Schema, optional_schema
-from tidemill.stream._connect import bad, bad_to, described
-from tidemill.stream._time import Time, times
-from tidemill.stream._tls import Tls, files
+from tidemill.dataset._read import OnError, Schema
+from tidemill.stream._options import ReadOptions, connection, described
+from tidemill.stream._time import Time
+from tidemill.stream._tls import Tls
 
 if TYPE_CHECKING:
-    from tidemill.stream._connect import Quarantine
+    from tidemill.stream._options import Quarantine
 
 __all__ = ["from_rabbitmq", "to_rabbitmq"]
 
@@ -89,23 +87,16 @@ def from_rabbitmq(
     DataSetError
         If an option is invalid. Errors in a message or the queue are errors of the job, which name it.
     """
-    spec = described(
+    return ReadOptions(time, max_out_of_orderness, idle_after, stop_at_end, on_error, quarantine).stream(
         "rabbitmq",
+        schema,
+        **connection(connect_timeout, tls),
         url=url,
         queue=queue,
         format=format,
         id=id,
         prefetch=prefetch,
         metadata=list(metadata.items()) if metadata else None,
-        stop_at_end=stop_at_end,
-        on_error=bad(on_error, quarantine),
-        patience_s=seconds(connect_timeout, "connect_timeout"),
-        tls=files(tls),
-    )
-    return DataSet(
-        stream_of(
-            engine(), spec, optional_schema(schema), times(time, max_out_of_orderness, idle_after), bad_to(quarantine)
-        )
     )
 
 
@@ -146,15 +137,11 @@ def to_rabbitmq(
         A row whose message is larger is an error; servers accept at most their ``max_message_size``.
     epoch_bytes_max : int, default=268435456
         Bytes of rows that a thread may hold between two checkpoints; at half of it, a checkpoint is taken early.
-    connect_timeout : str, number of seconds or timedelta, default="1m"
-        As in `from_redis`.
-    tls : Tls, optional
-        Certificates, for ``amqps:``.
+    connect_timeout, tls
+        As in `from_rabbitmq`.
     """
     if (queue is None) == (exchange is None) or (queue is not None and (routing_key or key) is not None):
         raise DataSetError("to_rabbitmq takes a queue, or an exchange with routing_key= or key=")
-    options = {"exchange": exchange, "routing_key": queue or routing_key, "key": key, "value": value, "tls": files(tls)}
+    options = {"exchange": exchange, "routing_key": queue or routing_key, "key": key, "value": value}
     limits = {"record_bytes_max": record_bytes_max, "epoch_bytes_max": epoch_bytes_max}
-    return Connector(
-        described("rabbitmq", url=url, **options, **limits, patience_s=seconds(connect_timeout, "connect_timeout"))
-    )
+    return Connector(described("rabbitmq", url=url, **options, **limits, **connection(connect_timeout, tls)))

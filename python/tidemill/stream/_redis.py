@@ -6,18 +6,17 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from tidemill._streaming.sinks import Connector
-from tidemill._tables.durations import Duration, micros, seconds
-from tidemill._tables.engine import engine
+from tidemill._tables.durations import Duration, micros
 from tidemill._tables.errors import DataSetError
-from tidemill._tidemill import NativeRedisHashes, NativeTable, stream_of
+from tidemill._tidemill import NativeRedisHashes, NativeTable
 from tidemill.dataset._dataset import DataSet
-from tidemill.dataset._read import OnError, Schema, optional_schema
-from tidemill.stream._connect import bad, bad_to, described
-from tidemill.stream._time import Time, times
-from tidemill.stream._tls import Tls, files
+from tidemill.dataset._read import OnError, Schema
+from tidemill.stream._options import ReadOptions, as_list, connection, described, guarantee
+from tidemill.stream._time import Time
+from tidemill.stream._tls import Tls
 
 if TYPE_CHECKING:
-    from tidemill.stream._connect import Quarantine
+    from tidemill.stream._options import Quarantine
 
 __all__ = ["from_redis", "redis_lookup", "to_redis"]
 
@@ -81,22 +80,15 @@ def from_redis(
     DataSetError
         If an option is invalid. Errors in an entry are errors of the job, which name its stream and id.
     """
-    spec = described(
+    return ReadOptions(time, max_out_of_orderness, idle_after, stop_at_end, on_error, quarantine).stream(
         "redis",
+        schema,
+        **connection(connect_timeout, tls),
         url=url,
-        streams=_listed(streams),
+        streams=as_list(streams),
         format=format,
         field=field,
         start=start,
-        stop_at_end=stop_at_end,
-        on_error=bad(on_error, quarantine),
-        patience_s=seconds(connect_timeout, "connect_timeout"),
-        tls=files(tls),
-    )
-    return DataSet(
-        stream_of(
-            engine(), spec, optional_schema(schema), times(time, max_out_of_orderness, idle_after), bad_to(quarantine)
-        )
     )
 
 
@@ -145,25 +137,19 @@ def to_redis(
         For a stream: approximate number of entries to keep.
     epoch_bytes_max : int, default=67108864
         With `id`: bytes of rows that a thread may hold between two checkpoints.
-    connect_timeout : str, number of seconds or timedelta, default="1m"
+    connect_timeout, tls
         As in `from_redis`.
-    tls : Tls, optional
-        Certificates, for ``rediss:``.
     """
     options = {
-        "key": None if key is None else _listed(key),
+        "key": None if key is None else as_list(key),
         "stream": stream,
-        "id": id,
         "prefix": prefix or None,
-        "increment": _listed(increment) or None,
+        "increment": as_list(increment) or None,
         "expire_s": None if expire is None else _whole_seconds(expire, "expire"),
         "entries_max": entries_max,
         "epoch_bytes_max": epoch_bytes_max,
-        "patience_s": seconds(connect_timeout, "connect_timeout"),
-        "tls": files(tls),
     }
-    guarantee = "exactly_once" if id is not None else "at_least_once"
-    return Connector(described("redis", url=url, guarantee=guarantee, **options))
+    return Connector(described("redis", url=url, **guarantee(id), **connection(connect_timeout, tls), **options))
 
 
 def redis_lookup(
@@ -183,18 +169,16 @@ def redis_lookup(
     prefix : str, default=""
         Beginning of the hashes' keys. It is followed by the values of the row's key, joined by colons, as `to_redis`
         writes columns of the same types.
-    connect_timeout : str, number of seconds or timedelta, default="1m"
+    connect_timeout, tls
         As in `from_redis`.
-    tls : Tls, optional
-        Certificates, for ``rediss:``.
 
     Raises
     ------
     DataSetError
         If an option is invalid. The function raises it for keys whose types cannot be inferred.
     """
-    names = _listed(fields)
-    more = {"prefix": prefix or None, "patience_s": seconds(connect_timeout, "connect_timeout"), "tls": files(tls)}
+    names = as_list(fields)
+    more = {"prefix": prefix or None, **connection(connect_timeout, tls)}
     return RedisLookup(described("redis", url=url, fields=names, **more), names)
 
 
@@ -227,10 +211,6 @@ def _table(keys: list[Any]) -> NativeTable:
                 "give the keys as an Arrow table, whose columns have types"
             )
     return table
-
-
-def _listed(names: str | Iterable[str]) -> list[str]:
-    return [names] if isinstance(names, str) else list(names)
 
 
 def _whole_seconds(duration: Duration, name: str) -> int:

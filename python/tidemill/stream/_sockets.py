@@ -12,12 +12,12 @@ from tidemill._tables.errors import DataSetError
 from tidemill._tidemill import stream_of
 from tidemill.dataset._dataset import DataSet
 from tidemill.dataset._read import OnError, Schema, optional_schema
-from tidemill.stream._connect import bad, bad_to, described
+from tidemill.stream._options import ReadOptions, as_list, connection, described
 from tidemill.stream._time import Time, times
 from tidemill.stream._tls import Tls, files
 
 if TYPE_CHECKING:
-    from tidemill.stream._connect import Quarantine
+    from tidemill.stream._options import Quarantine
 
 __all__ = ["from_socket", "from_webhook", "from_websocket"]
 
@@ -81,13 +81,15 @@ def from_socket(
         If an option is invalid. Errors in a line or the connection are errors of the job, which name it.
     """
     csv = {"delimiter": delimiter} if format == "csv" else {}
-    limits = {"line_bytes_max": line_bytes_max, "patience_s": seconds(connect_timeout, "connect_timeout")}
-    more = {"on_error": bad(on_error, quarantine), "tls": files(tls), **limits, **csv}
-    spec = described("socket", host=host, port=_port(port), format=format, stop_at_end=stop_at_end, **more)
-    return DataSet(
-        stream_of(
-            engine(), spec, optional_schema(schema), times(time, max_out_of_orderness, idle_after), bad_to(quarantine)
-        )
+    return ReadOptions(time, max_out_of_orderness, idle_after, stop_at_end, on_error, quarantine).stream(
+        "socket",
+        schema,
+        **connection(connect_timeout, tls),
+        host=host,
+        port=_port(port),
+        format=format,
+        line_bytes_max=line_bytes_max,
+        **csv,
     )
 
 
@@ -142,22 +144,15 @@ def from_websocket(
     DataSetError
         If an option is invalid. Errors in a message or the connection are errors of the job, which name it.
     """
-    spec = described(
+    return ReadOptions(time, max_out_of_orderness, idle_after, stop_at_end, on_error, quarantine).stream(
         "websocket",
+        schema,
+        **connection(connect_timeout, tls),
         url=url,
         headers=dict(headers) if headers else None,
-        send=[send] if isinstance(send, str) else list(send),
+        send=as_list(send),
         format=format,
-        stop_at_end=stop_at_end,
-        on_error=bad(on_error, quarantine),
         message_bytes_max=message_bytes_max,
-        patience_s=seconds(connect_timeout, "connect_timeout"),
-        tls=files(tls),
-    )
-    return DataSet(
-        stream_of(
-            engine(), spec, optional_schema(schema), times(time, max_out_of_orderness, idle_after), bad_to(quarantine)
-        )
     )
 
 

@@ -51,7 +51,6 @@ const PAUSE: Duration = Duration::from_millis(100);
 const OWN: &str = "each job needs a folder of its own, or another `prefix`";
 
 #[derive(Clone, Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
 struct FileSinkOptions {
     /// A local folder, or the URL of one in an object store, for this sink alone (or for those with another prefix).
     path: PathBuf,

@@ -6,19 +6,18 @@
 //! inodes. A file stays open while it is read, so that what was written just before it lost its name, and shortly
 //! after, is read to its end.
 
-use std::fs::{File, Metadata};
+use std::fs::File;
 use std::io;
 use std::ops::Range;
-use std::os::unix::fs::{FileExt, MetadataExt};
-use std::time::{Duration, Instant, UNIX_EPOCH};
+use std::os::unix::fs::FileExt;
+use std::time::{Duration, Instant};
 
 use object_store::ObjectStoreExt;
 use object_store::path::Path;
-use serde::{Deserialize, Serialize};
 use tidemill_dataflow::TaskError;
 use tidemill_storage::ObjectFolder;
 
-use crate::hash;
+use super::position::{FileId, FilePosition, PrefixHash};
 use crate::read_ahead::PoolWaiter;
 
 /// Read at a time; of a store more, as each request takes a while.
@@ -30,99 +29,6 @@ pub(crate) const LINE_BYTES_MAX: usize = 64 << 20;
 const MARK_BYTES: usize = 256;
 /// How long a file that has lost its name is still looked at: who writes it opens the next one a little later.
 const GRACE: Duration = Duration::from_secs(2);
-
-/// Which file it is, whatever it is called.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct FileId {
-    device: u64,
-    inode: u64,
-    /// Since 1970, where the file system keeps it.
-    born_ns: Option<u64>,
-}
-
-impl FileId {
-    fn of(metadata: &Metadata) -> Self {
-        let born = metadata.created().ok().and_then(|born| born.duration_since(UNIX_EPOCH).ok());
-        FileId {
-            device: metadata.dev(),
-            inode: metadata.ino(),
-            born_ns: born.and_then(|born| born.as_nanos().try_into().ok()),
-        }
-    }
-
-    /// Whether it is the same for all that is known: not every look tells when a file was made.
-    fn is(self, other: FileId) -> bool {
-        let born_together = self.born_ns.zip(other.born_ns).is_none_or(|(one, two)| one == two);
-        (self.device, self.inode) == (other.device, other.inode) && born_together
-    }
-
-    /// Whether it surely is, but for the device, which may have another number since the machine was started.
-    fn is_like(self, other: FileId) -> bool {
-        self.born_ns.is_some() && (self.inode, self.born_ns) == (other.inode, other.born_ns)
-    }
-}
-
-/// What stood before an offset: so many bytes, and their hash.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct PrefixHash {
-    len: u32,
-    hash: u64,
-}
-
-impl PrefixHash {
-    fn of(bytes: &[u8]) -> Self {
-        PrefixHash { len: bytes.len() as u32, hash: hash::of_bytes(bytes) }
-    }
-}
-
-/// How far a file has been read, and which one, if it is known. Checkpoints of earlier releases have the offset alone.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(from = "SavedPosition", into = "SavedPosition")]
-pub(crate) struct FilePosition {
-    /// Behind the last line that was read.
-    pub(crate) offset: u64,
-    id: Option<FileId>,
-    mark: Option<PrefixHash>,
-}
-
-#[derive(Serialize, Deserialize)]
-#[serde(untagged)]
-enum SavedPosition {
-    Offset(u64),
-    /// Offset; device, inode and birth; bytes of the mark and their hash.
-    File(u64, (u64, u64, Option<u64>), Option<(u32, u64)>),
-}
-
-impl From<SavedPosition> for FilePosition {
-    fn from(saved: SavedPosition) -> Self {
-        match saved {
-            SavedPosition::Offset(offset) => FilePosition::at(offset),
-            SavedPosition::File(offset, (device, inode, born_ns), mark) => FilePosition {
-                offset,
-                id: Some(FileId { device, inode, born_ns }),
-                mark: mark.map(|(len, hash)| PrefixHash { len, hash }),
-            },
-        }
-    }
-}
-
-impl From<FilePosition> for SavedPosition {
-    fn from(FilePosition { offset, id, mark }: FilePosition) -> Self {
-        match id {
-            None => SavedPosition::Offset(offset),
-            Some(FileId { device, inode, born_ns }) => {
-                SavedPosition::File(offset, (device, inode, born_ns), mark.map(|PrefixHash { len, hash }| (len, hash)))
-            }
-        }
-    }
-}
-
-impl FilePosition {
-    /// Of whichever file it is.
-    pub(crate) fn at(offset: u64) -> Self {
-        FilePosition { offset, ..FilePosition::default() }
-    }
-}
 
 /// What holds a file's bytes.
 #[derive(Clone, Debug)]

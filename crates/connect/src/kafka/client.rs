@@ -14,6 +14,8 @@ use serde::Deserialize;
 use serde_json::Value;
 use tidemill_dataflow::TaskError;
 
+use super::registry::SchemaRegistry;
+use crate::connection::Credentials;
 use crate::options::SecretText;
 use crate::tls::TlsOptions;
 
@@ -50,29 +52,53 @@ pub(crate) struct KafkaConnection {
     tls: Option<TlsOptions>,
 }
 
+/// A topic, and how its brokers and its registry are reached.
+#[derive(Clone, Deserialize)]
+pub(crate) struct TopicOptions {
+    /// `host:port`, several with commas between.
+    servers: String,
+    pub(crate) topic: String,
+    /// The schema registry of the topic's values.
+    registry: Option<SecretText>,
+    /// By which mechanism brokers are told the user; PLAIN unless it is said.
+    sasl: Option<SaslMechanism>,
+    /// With TLS: files of certificates.
+    tls: Option<TlsOptions>,
+    /// What else librdkafka is to be told.
+    #[serde(default)]
+    config: BTreeMap<String, Value>,
+    /// How long the brokers may keep silent; sources and sinks have defaults of their own.
+    pub(crate) patience_s: Option<f64>,
+}
+
+impl TopicOptions {
+    /// The client of the registry, if there is one.
+    ///
+    /// # Errors
+    /// In words, when its URL is none, or a file of `tls` is not what it should be.
+    pub(crate) fn registry(&self, patience: Duration) -> Result<Option<SchemaRegistry>, String> {
+        self.registry.as_ref().map(|url| SchemaRegistry::new(url, self.tls.as_ref(), patience)).transpose()
+    }
+}
+
 impl KafkaConnection {
-    /// User and password from the environment, where they are not given. With TLS if `tls` is given, or `config` says
-    /// so.
+    /// User and password come from `TIDEMILL_KAFKA_USER` and `TIDEMILL_KAFKA_PASSWORD` where they are not given. With
+    /// TLS if `tls` is given, or `config` says so.
     ///
     /// # Errors
     /// In words, naming a file of `tls` that is not what it should be, or what of a user is missing.
-    pub(crate) fn new(
-        servers: String,
-        (user, password, mechanism): (Option<String>, Option<SecretText>, Option<SaslMechanism>),
-        tls: Option<&TlsOptions>,
-        config: BTreeMap<String, Value>,
-    ) -> Result<Self, String> {
+    pub(crate) fn new(options: &TopicOptions, credentials: Credentials) -> Result<Self, String> {
+        let TopicOptions { servers, sasl: mechanism, tls, config, .. } = options.clone();
         let protocol = config.get("security.protocol").and_then(Value::as_str).unwrap_or_default().to_lowercase();
         if tls.is_some() && protocol.ends_with("plaintext") {
             return Err("`tls` contradicts a `security.protocol` without TLS".into());
         }
         let tls = match tls.is_some() || protocol.ends_with("ssl") {
-            true => Some(TlsOptions::or_environment(tls)?),
+            true => Some(TlsOptions::or_environment(tls.as_ref())?),
             false => None,
         };
         tls.as_ref().map(TlsOptions::files).transpose()?;
-        let name = user.or_else(|| std::env::var("TIDEMILL_KAFKA_USER").ok());
-        let user = match (name, SecretText::or_environment(password, "TIDEMILL_KAFKA_PASSWORD")) {
+        let user = match credentials.or_environment("TIDEMILL_KAFKA_USER", "TIDEMILL_KAFKA_PASSWORD") {
             (Some(name), Some(password)) => {
                 Some(SaslUser { name, password, mechanism: mechanism.unwrap_or(SaslMechanism::Plain) })
             }

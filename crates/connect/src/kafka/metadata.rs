@@ -6,7 +6,7 @@ use arrow::array::{ArrayRef, BinaryBuilder, Int32Array, Int64Array, StringArray,
 use arrow::datatypes::{DataType, TimeUnit};
 use serde::Deserialize;
 
-use super::source::RecordBounds;
+use super::buffer::RecordBounds;
 use crate::headers;
 
 /// One thing that is known.

@@ -3,6 +3,7 @@
 //! | module     | what is in it                                                        |
 //! |------------|----------------------------------------------------------------------|
 //! | `client`   | what all clients are told, and what they have to say                 |
+//! | `buffer`   | records of a partition that were read and not given on yet           |
 //! | `source`   | partitions of a topic, dealt to copies, their offsets in checkpoints |
 //! | `position` | where a partition is read from, and what was there when it was read  |
 //! | `sink`     | rows into a topic, in a transaction for each checkpoint or plainly   |
@@ -11,6 +12,7 @@
 //! | `registry` | schemas of values, in a registry                                     |
 //! | `schema`   | rows as values that have one                                         |
 
+mod buffer;
 mod client;
 mod commit;
 mod metadata;

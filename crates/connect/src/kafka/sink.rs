@@ -9,7 +9,7 @@
 //! committed records only. They are kept in memory and in the checkpoint until then: with
 //! `epoch_bytes_max` of them a checkpoint comes sooner.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
@@ -25,29 +25,28 @@ use tidemill_dataflow::stream::sink::Sink;
 use tidemill_dataflow::{TaskContext, TaskError};
 use tokio::sync::{mpsc, oneshot};
 
-use super::client::{KafkaConnection, KafkaContext, SaslMechanism, failed, partitions};
+use super::client::{KafkaConnection, KafkaContext, TopicOptions, failed, partitions};
 use super::commit::{TransactionCommitter, flush, headers, producer_config, send, transactional_id};
-use super::registry::SchemaRegistry;
 use super::schema::RegisteringEncoder;
+use crate::connection::Credentials;
 use crate::error::ConnectError;
 use crate::headers::HeaderColumn;
-use crate::options::SecretText;
-use crate::prepared_commit::{PreparedHeader, seal, with_headers};
+use crate::prepared_commit::{CommitOptions, EpochBuffer, with_headers};
 use crate::record::RecordEncoder;
-use crate::tls::TlsOptions;
-use crate::{Guarantee, SinkSpec, hash, options};
+use crate::{Guarantee, MakeSink, SinkSpec, options};
 
 const NAME: &str = "kafka sink";
+/// How long the brokers may keep silent before the job fails, and how long one transaction may take, unless told.
+const PATIENCE_S: f64 = 60.0;
+const TRANSACTION_TIMEOUT_S: f64 = 60.0;
+/// Neither may be shorter.
+const TIMEOUT_MIN_S: f64 = 0.1;
+/// What brokers take unless they are told otherwise.
+const RECORD_BYTES_MAX: usize = 1_000_000;
+/// Of one copy between two checkpoints, unless told.
+const EPOCH_BYTES_MAX: usize = 256 << 20;
 /// Batches on their way to the thread that sends.
 const QUEUE: usize = 4;
-
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
-#[serde(rename_all = "snake_case")]
-enum KafkaGuarantee {
-    #[default]
-    ExactlyOnce,
-    AtLeastOnce,
-}
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -58,11 +57,7 @@ enum KafkaSinkFormat {
 }
 
 #[derive(Clone, Deserialize)]
-#[serde(deny_unknown_fields)]
 struct KafkaSinkOptions {
-    /// `host:port`, several with commas between.
-    servers: String,
-    topic: String,
     /// The column whose bytes or text are a record's value; without it, all columns that no header is of as JSON.
     value: Option<String>,
     /// The column that is a record's key.
@@ -70,91 +65,76 @@ struct KafkaSinkOptions {
     /// The columns that a record's headers are of.
     #[serde(default)]
     headers: Vec<HeaderColumn>,
-    /// The whole row as this; Avro, and JSON with a schema, need a registry.
+    /// The whole row as this; Avro, and JSON with a schema, need a registry, and values then have Confluent's header.
     #[serde(default)]
     format: KafkaSinkFormat,
-    /// The schema registry that is to know the schema of values, which then have Confluent's header.
-    registry: Option<SecretText>,
     /// Of Avro: by which schema; without, by one that is made of the columns.
     avro_schema: Option<Value>,
-    #[serde(default)]
-    guarantee: KafkaGuarantee,
-    /// With exactly once: what the job is called at the brokers, where nobody else may be called so. Transactional ids
-    /// and consumer groups are `ID-COPY`.
-    id: Option<String>,
-    #[serde(default = "a_megabyte")]
+    record_bytes_max: Option<usize>,
+    transaction_timeout_s: Option<f64>,
+}
+
+/// What the sinks of all copies have.
+#[derive(Clone)]
+struct KafkaSinkPlan {
+    topic: String,
+    connection: KafkaConnection,
+    encoder: RegisteringEncoder,
     record_bytes_max: usize,
-    /// Of one copy between two checkpoints: at half of it one is asked for, and at all of it rows wait for that.
-    #[serde(default = "epoch_bytes_max_default")]
-    epoch_bytes_max: usize,
-    #[serde(default = "options::a_minute")]
-    transaction_timeout_s: f64,
     /// How long the brokers may keep silent before the job fails.
-    #[serde(default = "options::a_minute")]
-    patience_s: f64,
-    /// For SASL; else `TIDEMILL_KAFKA_USER` and `TIDEMILL_KAFKA_PASSWORD`.
-    user: Option<String>,
-    password: Option<SecretText>,
-    /// By which mechanism; PLAIN unless it is said.
-    sasl: Option<SaslMechanism>,
-    /// With TLS: files of certificates.
-    tls: Option<TlsOptions>,
-    /// What else librdkafka is to be told.
-    #[serde(default)]
-    config: BTreeMap<String, Value>,
-}
-
-fn a_megabyte() -> usize {
-    // What brokers take unless they are told otherwise.
-    1_000_000
-}
-
-fn epoch_bytes_max_default() -> usize {
-    256 << 20
+    patience: Duration,
 }
 
 pub(crate) fn sink(spec: &Value, schema: &SchemaRef) -> Result<SinkSpec, ConnectError> {
-    let options: KafkaSinkOptions = options::read(NAME, spec)?;
+    type Groups = (KafkaSinkOptions, TopicOptions, Credentials, CommitOptions);
+    let (options, topic, credentials, commits) = options::read_groups::<Groups>(NAME, spec)?;
     let wrong = |reason: String| ConnectError::option(NAME, reason);
-    for (name, seconds) in
-        [("transaction_timeout_s", options.transaction_timeout_s), ("patience_s", options.patience_s)]
-    {
-        if !(0.1..=1e6).contains(&seconds) {
-            return Err(wrong(format!("`{name}` must be at least 0.1")));
-        }
-    }
-    let encoder = encoder(&options, schema).map_err(wrong)?;
-    let KafkaSinkOptions { servers, user, password, sasl, tls, config, .. } = options.clone();
-    let connection = KafkaConnection::new(servers, (user, password, sasl), tls.as_ref(), config).map_err(wrong)?;
-    let name = format!("kafka {}", options.topic);
-    let spec = |guarantee, make| SinkSpec { name, copies_max: 0, guarantee, make };
-    match options.guarantee {
-        KafkaGuarantee::ExactlyOnce => {
-            let Some(id) = options.id.clone().filter(|id| !id.is_empty()) else {
-                let text = "exactly once needs `id`, a name that only this job uses at the brokers and keeps";
-                return Err(wrong(text.into()));
-            };
+    let seconds = |name, given_s: Option<f64>, unless_told_s| {
+        options::seconds(name, given_s.unwrap_or(unless_told_s), TIMEOUT_MIN_S).map_err(wrong)
+    };
+    let transaction_timeout = seconds("transaction_timeout_s", options.transaction_timeout_s, TRANSACTION_TIMEOUT_S)?;
+    let patience = seconds("patience_s", topic.patience_s, PATIENCE_S)?;
+    let plan = KafkaSinkPlan {
+        encoder: encoder(&options, &topic, schema, patience).map_err(wrong)?,
+        connection: KafkaConnection::new(&topic, credentials).map_err(wrong)?,
+        topic: topic.topic,
+        record_bytes_max: options.record_bytes_max.unwrap_or(RECORD_BYTES_MAX),
+        patience,
+    };
+    let name = format!("kafka {}", plan.topic);
+    let (guarantee, make): (_, MakeSink) = match commits.id("the brokers").map_err(wrong)? {
+        Some(id) => {
+            let bytes_max = commits.epoch_bytes_max.unwrap_or(EPOCH_BYTES_MAX);
             let make = move |context: &TaskContext| -> Result<Box<dyn Sink>, TaskError> {
-                Ok(Box::new(TransactionalSink::new(&options, &connection, &encoder, &id, context)?))
+                let (topic, headed) = (plan.topic.clone(), plan.encoder.is_headed());
+                let buffer = EpochBuffer::new(id.clone(), topic, context.copy(), headed, bytes_max);
+                let own = transactional_id(&id, context.copy());
+                Ok(Box::new(TransactionalSink::new(&plan, buffer, own, transaction_timeout, context)?))
             };
-            Ok(spec(Guarantee::ExactlyOnce, Arc::new(make)))
+            (Guarantee::ExactlyOnce, Arc::new(make))
         }
-        KafkaGuarantee::AtLeastOnce => {
+        None => {
             let make = move |context: &TaskContext| -> Result<Box<dyn Sink>, TaskError> {
-                Ok(Box::new(AtLeastOnceSink::new(&options, &connection, &encoder, context)?))
+                Ok(Box::new(AtLeastOnceSink::new(&plan, context)?))
             };
-            Ok(spec(Guarantee::AtLeastOnce, Arc::new(make)))
+            (Guarantee::AtLeastOnce, Arc::new(make))
         }
-    }
+    };
+    Ok(SinkSpec { name, copies_max: 0, guarantee, make })
 }
 
-fn encoder(options: &KafkaSinkOptions, schema: &SchemaRef) -> Result<RegisteringEncoder, String> {
+fn encoder(
+    options: &KafkaSinkOptions,
+    topic: &TopicOptions,
+    schema: &SchemaRef,
+    patience: Duration,
+) -> Result<RegisteringEncoder, String> {
     let is_avro = options.format == KafkaSinkFormat::Avro;
     if options.avro_schema.is_some() && !is_avro {
         return Err("`avro_schema` is for `format` avro".into());
     }
     let encoder = RecordEncoder::new(schema, options.value.as_deref(), options.key.as_deref(), &options.headers);
-    let Some(url) = &options.registry else {
+    let Some(registry) = topic.registry(patience)? else {
         return match is_avro {
             true => Err("avro needs `registry`, where its readers find the schema".into()),
             false => encoder.map(RegisteringEncoder::plain),
@@ -163,9 +143,8 @@ fn encoder(options: &KafkaSinkOptions, schema: &SchemaRef) -> Result<Registering
     if options.value.is_some() {
         return Err("with `registry` values are whole rows, not a column `value`".into());
     }
-    let registry = SchemaRegistry::new(url, options.tls.as_ref(), Duration::from_secs_f64(options.patience_s))?;
     let avro = is_avro.then_some(options.avro_schema.as_ref());
-    RegisteringEncoder::new(schema, registry, &options.topic, encoder?, avro)
+    RegisteringEncoder::new(schema, registry, &topic.topic, encoder?, avro)
 }
 
 /// What a sink's thread is asked to do.
@@ -228,32 +207,31 @@ async fn ask(
 /// Keeps rows for the checkpoint.
 struct TransactionalSink {
     encoder: RegisteringEncoder,
-    header: PreparedHeader,
     record_bytes_max: usize,
-    epoch_bytes_max: usize,
-    bytes: Vec<u8>,
+    buffer: EpochBuffer,
     commands: mpsc::Sender<ProducerCommand>,
 }
 
 impl TransactionalSink {
+    /// `own` is the transactional id of the copy.
     fn new(
-        options: &KafkaSinkOptions,
-        connection: &KafkaConnection,
-        encoder: &RegisteringEncoder,
-        id: &str,
+        plan: &KafkaSinkPlan,
+        buffer: EpochBuffer,
+        own: String,
+        transaction_timeout: Duration,
         context: &TaskContext,
     ) -> Result<Self, TaskError> {
+        let KafkaSinkPlan { topic, connection, encoder, record_bytes_max, patience } = plan.clone();
         let name = format!("{}-{}", context.task(), context.copy());
         let mut committer = TransactionCommitter {
-            connection: connection.clone(),
+            connection,
             name: name.clone(),
-            transaction_timeout: Duration::from_secs_f64(options.transaction_timeout_s),
-            record_bytes_max: options.record_bytes_max,
-            patience: Duration::from_secs_f64(options.patience_s),
+            transaction_timeout,
+            record_bytes_max,
+            patience,
             fenced: 0,
             producers: HashMap::new(),
         };
-        let (topic, own) = (options.topic.clone(), transactional_id(id, context.copy()));
         let commands = start(&name.clone(), move |command| match command {
             ProducerCommand::Begin(answer) => {
                 let client = committer.connection.config(&[]).create_with_context(committer.connection.context(&name));
@@ -274,24 +252,7 @@ impl TransactionalSink {
             }
             ProducerCommand::Send(_) | ProducerCommand::Flush(_) => unreachable!("nobody asks for that"),
         })?;
-        let header = PreparedHeader {
-            id: id.to_owned(),
-            target: options.topic.clone(),
-            origin: context.copy(),
-            run: hash::unique(),
-            epoch: 0,
-            records: 0,
-            headed: encoder.is_headed(),
-        };
-        let (record_bytes_max, epoch_bytes_max) = (options.record_bytes_max, options.epoch_bytes_max);
-        Ok(TransactionalSink {
-            encoder: encoder.clone(),
-            header,
-            record_bytes_max,
-            epoch_bytes_max,
-            bytes: Vec::new(),
-            commands,
-        })
+        Ok(TransactionalSink { encoder, record_bytes_max, buffer, commands })
     }
 }
 
@@ -302,18 +263,14 @@ impl Sink for TransactionalSink {
 
     fn write(&mut self, rows: RecordBatch) -> BoxFuture<'_, Result<(), TaskError>> {
         Box::pin(async move {
-            self.encoder.encode(&rows, self.record_bytes_max, &mut self.bytes).await?;
-            self.header.records += rows.num_rows() as u64;
+            self.encoder.encode(&rows, self.record_bytes_max, &mut self.buffer.bytes).await?;
+            self.buffer.count(rows.num_rows());
             Ok(())
         })
     }
 
     fn prepare(&mut self, epoch: u64) -> BoxFuture<'_, Result<Bytes, TaskError>> {
-        let bytes = std::mem::take(&mut self.bytes);
-        self.header.epoch = epoch;
-        let sealed = if self.header.records == 0 { Bytes::new() } else { seal(&self.header, &bytes) };
-        self.header.records = 0;
-        Box::pin(std::future::ready(Ok(sealed)))
+        Box::pin(std::future::ready(Ok(self.buffer.seal(epoch))))
     }
 
     fn commit(&mut self, prepared: Bytes) -> BoxFuture<'_, Result<(), TaskError>> {
@@ -321,7 +278,7 @@ impl Sink for TransactionalSink {
     }
 
     fn fullness(&self) -> f64 {
-        self.bytes.len() as f64 / self.epoch_bytes_max as f64
+        self.buffer.fullness()
     }
 }
 
@@ -333,23 +290,18 @@ struct AtLeastOnceSink {
 }
 
 impl AtLeastOnceSink {
-    fn new(
-        options: &KafkaSinkOptions,
-        connection: &KafkaConnection,
-        encoder: &RegisteringEncoder,
-        context: &TaskContext,
-    ) -> Result<Self, TaskError> {
+    fn new(plan: &KafkaSinkPlan, context: &TaskContext) -> Result<Self, TaskError> {
+        let KafkaSinkPlan { topic, connection, encoder, record_bytes_max, patience } = plan.clone();
         let name = format!("{}-{}", context.task(), context.copy());
-        let (topic, patience) = (options.topic.clone(), Duration::from_secs_f64(options.patience_s));
         let patience_ms = patience.as_millis().to_string();
-        let config = producer_config(options.record_bytes_max);
+        let config = producer_config(record_bytes_max);
         let mut config: Vec<(&str, &str)> = config.iter().map(|(name, value)| (*name, value.as_str())).collect();
         config.push(("delivery.timeout.ms", &patience_ms));
         let producer: BaseProducer<KafkaContext> = connection
             .producer_config(&config)
             .create_with_context(connection.context(&name))
             .map_err(|error| failed(&topic, &error))?;
-        let (connection, headed) = (connection.clone(), encoder.is_headed());
+        let headed = encoder.is_headed();
         let commands = start(&name, move |command| match command {
             ProducerCommand::Begin(answer) => {
                 // Nobody may be there to hear it.
@@ -373,7 +325,7 @@ impl AtLeastOnceSink {
             }
             ProducerCommand::Commit(..) => unreachable!("nothing is prepared"),
         })?;
-        Ok(AtLeastOnceSink { encoder: encoder.clone(), record_bytes_max: options.record_bytes_max, commands })
+        Ok(AtLeastOnceSink { encoder, record_bytes_max, commands })
     }
 }
 

@@ -8,7 +8,7 @@ use rustls::pki_types::ServerName;
 use tokio_rustls::TlsConnector;
 
 use super::tls::runtime;
-use crate::options::SecretText;
+use crate::connection::ServerOptions;
 use crate::tls::{self, TlsOptions};
 
 /// Between tries.
@@ -23,15 +23,18 @@ pub(crate) struct RabbitMqServer {
     tls: Option<(TlsConnector, ServerName<'static>)>,
     /// Host and port.
     pub(crate) name: String,
+    /// How long it may be away, or keep silent, before the job fails.
+    pub(crate) patience: Duration,
 }
 
 impl RabbitMqServer {
-    /// User and password are those of the URL, else the environment's.
+    /// The URL is `amqp://HOST:PORT/VHOST`, or `amqps:` for TLS. User and password are those of the URL, else
+    /// `TIDEMILL_RABBITMQ_USER` and `TIDEMILL_RABBITMQ_PASSWORD`.
     ///
     /// # Errors
     /// In words, which do not show the URL: it may have a password.
-    pub(crate) fn new(url: &SecretText, tls: Option<&TlsOptions>) -> Result<Self, String> {
-        let url = url.reveal();
+    pub(crate) fn new(options: &ServerOptions) -> Result<Self, String> {
+        let (url, tls) = (options.url.reveal(), options.tls.as_ref());
         let wrong = || "`url` must be amqp://HOST:PORT/VHOST, or amqps:// for TLS".to_owned();
         let mut uri: AMQPUri = url.parse().map_err(|_| wrong())?;
         let tls = match (&uri.scheme, tls) {
@@ -57,7 +60,7 @@ impl RabbitMqServer {
         }
         uri.query.connection_timeout.get_or_insert(CONNECT_MS);
         let name = format!("{}:{}", uri.authority.host, uri.authority.port);
-        Ok(RabbitMqServer { uri, tls, name })
+        Ok(RabbitMqServer { uri, tls, name, patience: options.patience()? })
     }
 
     pub(crate) async fn connect(&self) -> lapin::Result<Connection> {

@@ -64,7 +64,6 @@ pub(crate) struct QueueOptions {
     pub(crate) server: RabbitMqServer,
     pub(crate) queue: String,
     pub(crate) prefetch: u16,
-    pub(crate) patience: Duration,
 }
 
 impl QueueTask {
@@ -153,7 +152,7 @@ impl QueueConsumer {
         loop {
             match self.attempt().await {
                 Ok(open) => return Ok(open),
-                Err(error) if passes(&error) && begun.elapsed() < self.reading.patience => {
+                Err(error) if passes(&error) && begun.elapsed() < self.reading.server.patience => {
                     tokio::time::sleep(PAUSE).await;
                 }
                 Err(error) => return Err(self.failed(&error)),

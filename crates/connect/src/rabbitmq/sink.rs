@@ -8,7 +8,7 @@
 //! lost, which is printed.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use arrow::array::RecordBatch;
 use arrow::datatypes::SchemaRef;
@@ -23,12 +23,11 @@ use tidemill_dataflow::stream::sink::Sink;
 use tidemill_dataflow::{TaskContext, TaskError};
 
 use super::client::{PAUSE, RabbitMqServer, passes, told};
+use crate::connection::ServerOptions;
 use crate::error::ConnectError;
-use crate::options::SecretText;
-use crate::prepared_commit::{PreparedHeader, open, records, seal};
+use crate::prepared_commit::{EpochBuffer, PreparedHeader, open, records};
 use crate::record::RecordEncoder;
-use crate::tls::TlsOptions;
-use crate::{Guarantee, SinkSpec, hash, options};
+use crate::{Guarantee, SinkSpec, options};
 
 const NAME: &str = "rabbitmq sink";
 /// Messages that are published before the first of them is confirmed.
@@ -39,13 +38,13 @@ const NOT_FOUND: u16 = 404;
 /// Of the message.
 const PERSISTENT: u8 = 2;
 
+/// What servers take unless they are told otherwise.
+const RECORD_BYTES_MAX: usize = 16 << 20;
+/// Of one copy between two checkpoints, unless told.
+const EPOCH_BYTES_MAX: usize = 256 << 20;
+
 #[derive(Clone, Deserialize)]
-#[serde(deny_unknown_fields)]
 struct RabbitMqSinkOptions {
-    /// As of the source.
-    url: SecretText,
-    /// Files of certificates, for `amqps:`.
-    tls: Option<TlsOptions>,
     /// Empty is the one that knows every queue by its name.
     #[serde(default)]
     exchange: String,
@@ -56,29 +55,15 @@ struct RabbitMqSinkOptions {
     key: Option<String>,
     /// The column whose bytes or text are a message; without it, all columns as JSON.
     value: Option<String>,
-    #[serde(default = "a_message")]
-    record_bytes_max: usize,
-    /// Of one copy between two checkpoints: at half of it one is asked for, and at all of it rows wait for that.
-    #[serde(default = "epoch_bytes_max_default")]
-    epoch_bytes_max: usize,
-    /// How long the server may keep silent before the job fails.
-    #[serde(default = "options::a_minute")]
-    patience_s: f64,
-}
-
-fn a_message() -> usize {
-    // What servers take unless they are told otherwise.
-    16 << 20
-}
-
-fn epoch_bytes_max_default() -> usize {
-    256 << 20
+    record_bytes_max: Option<usize>,
+    /// See `EpochBuffer`.
+    epoch_bytes_max: Option<usize>,
 }
 
 pub(crate) fn sink(spec: &Value, schema: &SchemaRef) -> Result<SinkSpec, ConnectError> {
-    let options: RabbitMqSinkOptions = options::read(NAME, spec)?;
+    let (options, server) = options::read_groups::<(RabbitMqSinkOptions, ServerOptions)>(NAME, spec)?;
     let wrong = |reason: String| ConnectError::option(NAME, reason);
-    let server = RabbitMqServer::new(&options.url, options.tls.as_ref()).map_err(wrong)?;
+    let server = RabbitMqServer::new(&server).map_err(wrong)?;
     let encoder = RecordEncoder::new(schema, options.value.as_deref(), options.key.as_deref(), &[]).map_err(wrong)?;
     if options.exchange.is_empty() && options.routing_key.is_empty() && options.key.is_none() {
         return Err(wrong("`routing_key` or `key` must name the queue, or `exchange` the exchange".into()));
@@ -87,6 +72,8 @@ pub(crate) fn sink(spec: &Value, schema: &SchemaRef) -> Result<SinkSpec, Connect
         (exchange, _) if !exchange.is_empty() => format!("exchange \"{exchange}\""),
         (_, queue) => format!("queue \"{queue}\""),
     };
+    let record_bytes_max = options.record_bytes_max.unwrap_or(RECORD_BYTES_MAX);
+    let epoch_bytes_max = options.epoch_bytes_max.unwrap_or(EPOCH_BYTES_MAX);
     Ok(SinkSpec {
         name: format!("rabbitmq {}{}", options.exchange, options.routing_key),
         copies_max: 0,
@@ -98,16 +85,8 @@ pub(crate) fn sink(spec: &Value, schema: &SchemaRef) -> Result<SinkSpec, Connect
                 server: server.clone(),
                 open: None,
                 once: context.at_most_once(),
-                header: PreparedHeader {
-                    id: String::new(),
-                    target: target.clone(),
-                    origin: context.copy(),
-                    run: hash::unique(),
-                    epoch: 0,
-                    records: 0,
-                    headed: false,
-                },
-                bytes: Vec::new(),
+                record_bytes_max,
+                buffer: EpochBuffer::new(String::new(), target.clone(), context.copy(), false, epoch_bytes_max),
             }))
         }),
     })
@@ -121,8 +100,8 @@ struct RabbitMqSink {
     open: Option<(Connection, Channel)>,
     /// Whether nothing may be sent twice.
     once: bool,
-    header: PreparedHeader,
-    bytes: Vec<u8>,
+    record_bytes_max: usize,
+    buffer: EpochBuffer,
 }
 
 /// Why messages are not published.
@@ -168,10 +147,11 @@ impl RabbitMqSink {
                 Err(error) if said(&error) == Some(RESOURCE_LOCKED) => {}
                 Err(error) => return Err(error),
                 // One copy says it for all.
-                Ok(_) if self.header.origin == 0 && self.forgets(routing_key).await? => eprintln!(
+                Ok(_) if self.buffer.origin() == 0 && self.forgets(routing_key).await? => eprintln!(
                     "tidemill: rabbitmq {}, {}: it is not durable: messages that the server has confirmed are lost \
                      when it restarts; a queue declared as durable keeps them",
-                    self.server.name, self.header.target
+                    self.server.name,
+                    self.buffer.target()
                 ),
                 Ok(_) => {}
             }
@@ -208,7 +188,7 @@ impl RabbitMqSink {
     /// When it is not of use to try again, or there is no patience left for it.
     async fn wait(&mut self, begun: Instant, error: &lapin::Error) -> Result<(), TaskError> {
         self.open = None;
-        if passes(error) && begun.elapsed() < self.patience() {
+        if passes(error) && begun.elapsed() < self.server.patience {
             tokio::time::sleep(PAUSE).await;
             return Ok(());
         }
@@ -216,16 +196,12 @@ impl RabbitMqSink {
             Some(NOT_FOUND) => ": declare it before the job starts, or name an existing one",
             _ => "",
         };
-        Err(format!("rabbitmq {}, {}: {}{remedy}", self.server.name, self.header.target, told(error)).into())
-    }
-
-    fn patience(&self) -> Duration {
-        Duration::from_secs_f64(self.options.patience_s.clamp(0.0, 1e6))
+        Err(format!("rabbitmq {}, {}: {}{remedy}", self.server.name, self.buffer.target(), told(error)).into())
     }
 
     fn take(&mut self, rows: &RecordBatch) -> Result<(), TaskError> {
-        self.encoder.encode(rows, self.options.record_bytes_max, &mut self.bytes)?;
-        self.header.records += rows.num_rows() as u64;
+        self.encoder.encode(rows, self.record_bytes_max, &mut self.buffer.bytes)?;
+        self.buffer.count(rows.num_rows());
         Ok(())
     }
 
@@ -320,11 +296,7 @@ impl Sink for RabbitMqSink {
     }
 
     fn prepare(&mut self, epoch: u64) -> BoxFuture<'_, Result<Bytes, TaskError>> {
-        let bytes = std::mem::take(&mut self.bytes);
-        self.header.epoch = epoch;
-        let sealed = if self.header.records == 0 { Bytes::new() } else { seal(&self.header, &bytes) };
-        self.header.records = 0;
-        Box::pin(std::future::ready(Ok(sealed)))
+        Box::pin(std::future::ready(Ok(self.buffer.seal(epoch))))
     }
 
     fn commit(&mut self, prepared: Bytes) -> BoxFuture<'_, Result<(), TaskError>> {
@@ -335,6 +307,6 @@ impl Sink for RabbitMqSink {
     }
 
     fn fullness(&self) -> f64 {
-        self.bytes.len() as f64 / self.options.epoch_bytes_max as f64
+        self.buffer.fullness()
     }
 }

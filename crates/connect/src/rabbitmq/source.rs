@@ -35,17 +35,19 @@ use super::client::RabbitMqServer;
 use super::metadata::{RabbitMqMetadata, object};
 use super::queue::{DeliveryTag, QueueEvent, QueueMessage, QueueOptions, QueueTask};
 use super::seen_ids::SeenMessageIds;
-use crate::bad_records::{BadHeaders, BadRecordHandler, BadRecords, Decoded, OnError, RecordContext};
+use crate::bad_records::{BadHeaders, BadRecordHandler, BadRecordPolicy, Decoded, RecordContext};
+use crate::connection::ServerOptions;
 use crate::decode::RecordDecoder;
 use crate::error::ConnectError;
 use crate::format::{self, MessageFormat};
-use crate::options::SecretText;
-use crate::tls::TlsOptions;
-use crate::{Guarantee, SourceSpec, options};
+use crate::read_options::ReadOptions;
+use crate::{Guarantee, MakeSource, SourceSpec, options};
 
 const NAME: &str = "rabbitmq source";
 /// Of the split that has the ids.
 const SPLIT: &str = "ids";
+/// Messages that a copy may have without acknowledging them, unless told.
+const PREFETCH: u16 = 50_000;
 /// For a job that ends: how long the server may take to have its acknowledgements.
 const LAST_WORD: Duration = Duration::from_secs(10);
 const LOOK_INTERVAL: Duration = Duration::from_millis(5);
@@ -77,12 +79,7 @@ impl IdProperty {
 }
 
 #[derive(Clone, Deserialize)]
-#[serde(deny_unknown_fields)]
 struct RabbitMqSourceOptions {
-    /// `amqp://HOST:PORT/VHOST`; user and password are its, else `TIDEMILL_RABBITMQ_USER` and `TIDEMILL_RABBITMQ_PASSWORD`.
-    url: SecretText,
-    /// Files of certificates, for `amqps:`.
-    tls: Option<TlsOptions>,
     queue: String,
     #[serde(default)]
     format: MessageFormat,
@@ -91,73 +88,54 @@ struct RabbitMqSourceOptions {
     #[serde(default)]
     metadata: Vec<(String, RabbitMqMetadata)>,
     /// How many messages a copy may have that are not acknowledged: no more are read from one checkpoint to the next.
-    #[serde(default = "many")]
-    prefetch: u16,
-    /// Ends when the queue has nothing more to give.
-    #[serde(default)]
-    stop_at_end: bool,
-    #[serde(default)]
-    on_error: OnError,
-    /// How long the server may keep silent.
-    #[serde(default = "options::a_minute")]
-    patience_s: f64,
-}
-
-fn many() -> u16 {
-    50_000
+    prefetch: Option<u16>,
 }
 
 pub(crate) fn source(spec: &Value, schema: Option<SchemaRef>) -> Result<SourceSpec, ConnectError> {
-    let options: RabbitMqSourceOptions = options::read(NAME, spec)?;
+    type Groups = (RabbitMqSourceOptions, ServerOptions, ReadOptions);
+    let (options, server, reading) = options::read_groups::<Groups>(NAME, spec)?;
     let wrong = |reason: String| ConnectError::option(NAME, reason);
     let layout = options.format.layout();
     let schema = format::schema(NAME, layout, "value", schema)?;
-    if options.prefetch == 0 {
+    let prefetch = options.prefetch.unwrap_or(PREFETCH);
+    if prefetch == 0 {
         return Err(wrong("`prefetch` must be from 1 to 65535".into()));
     }
-    let reading = QueueOptions {
-        server: RabbitMqServer::new(&options.url, options.tls.as_ref()).map_err(wrong)?,
-        queue: options.queue.clone(),
-        prefetch: options.prefetch,
-        patience: Duration::from_secs_f64(options.patience_s.clamp(0.0, 1e6)),
-    };
+    let server = RabbitMqServer::new(&server).map_err(wrong)?;
+    let queue = QueueOptions { server, queue: options.queue.clone(), prefetch };
     let metadata = options.metadata.iter().map(|(name, what)| (name.as_str(), what.data_type()));
     let made = options::with_metadata(&schema, metadata).map_err(wrong)?;
     let decoder = RecordDecoder::new(layout, schema).map_err(wrong)?;
-    let bad: Arc<BadRecords> = Arc::default();
-    let counted = Arc::clone(&bad);
-    Ok(SourceSpec {
-        name: format!("rabbitmq {}", options.queue),
-        schema: SchemaRef::clone(&made),
+    let (stop_at_end, bad) = (reading.stop_at_end, BadRecordPolicy::new(reading.on_error));
+    let (name, schema) = (format!("rabbitmq {}", options.queue), SchemaRef::clone(&made));
+    let (guarantee, copies_max) = match options.id {
         // Another copy would not know what comes again after this one has lost its connection.
-        copies_max: if options.id.is_some() { 1 } else { 0 },
-        guarantee: if options.id.is_some() { Guarantee::ExactlyOnce } else { Guarantee::AtLeastOnce },
-        bad,
-        bad_schema: options.on_error.schema(),
-        bad_folder: options.on_error.folder(),
-        files: None,
-        make: Arc::new(move |context| {
-            let copy = format!("{}-{}", context.task(), context.copy());
-            let keeps = context.makes_checkpoints();
-            let mut options = options.clone();
-            // Without checkpoints nothing is promised that ids would be of use for.
-            options.id = options.id.filter(|_| keeps);
-            Ok(Box::new(RabbitMqSource {
-                known: known(context)?,
-                decoder: decoder.clone(),
-                schema: SchemaRef::clone(&made),
-                bad: BadRecordHandler::new(options.on_error.clone(), &counted, copy),
-                reading: reading.clone(),
-                options,
-                queue: None,
-                keeps,
-                once: context.at_most_once(),
-                current: PendingAcks::default(),
-                pending: BTreeMap::new(),
-                acknowledgements: 0,
-            }))
-        }),
-    })
+        Some(_) => (Guarantee::ExactlyOnce, 1),
+        None => (Guarantee::AtLeastOnce, 0),
+    };
+    let handlers = bad.clone();
+    let make: MakeSource = Arc::new(move |context| {
+        let keeps = context.makes_checkpoints();
+        let mut options = options.clone();
+        // Without checkpoints nothing is promised that ids would be of use for.
+        options.id = options.id.filter(|_| keeps);
+        Ok(Box::new(RabbitMqSource {
+            known: known(context)?,
+            decoder: decoder.clone(),
+            schema: SchemaRef::clone(&made),
+            bad: handlers.handler(format!("{}-{}", context.task(), context.copy())),
+            reading: queue.clone(),
+            options,
+            stop_at_end,
+            queue: None,
+            keeps,
+            once: context.at_most_once(),
+            current: PendingAcks::default(),
+            pending: BTreeMap::new(),
+            acknowledgements: 0,
+        }))
+    });
+    Ok(SourceSpec { copies_max, ..SourceSpec::new(name, schema, guarantee, &bad, make) })
 }
 
 fn known(context: &TaskContext) -> Result<SeenMessageIds, TaskError> {
@@ -187,6 +165,7 @@ impl PendingAcks {
 /// The source of one copy.
 struct RabbitMqSource {
     options: RabbitMqSourceOptions,
+    stop_at_end: bool,
     decoder: RecordDecoder,
     /// With columns of metadata.
     schema: SchemaRef,
@@ -229,7 +208,7 @@ impl Source for RabbitMqSource {
                             return Poll::Ready(Ok(Next::Rows { split: 0, rows, bad }));
                         }
                     }
-                    QueueEvent::CaughtUp if self.options.stop_at_end => return Poll::Ready(Ok(Next::End)),
+                    QueueEvent::CaughtUp if self.stop_at_end => return Poll::Ready(Ok(Next::End)),
                     QueueEvent::CaughtUp => return Poll::Ready(Ok(Next::CaughtUp { split: 0, at: Instant::now() })),
                 },
             }

@@ -1,15 +1,16 @@
 //! Connections, and which errors go away on their own.
 
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use redis::aio::MultiplexedConnection;
 use redis::{
     AsyncConnectionConfig, Client, ClientTlsConfig, Connection, ConnectionAddr, IntoConnectionInfo, RedisError,
     RedisResult, TlsCertificates,
 };
+use tidemill_dataflow::TaskError;
 
-use crate::options::SecretText;
+use crate::connection::{Credentials, ServerOptions};
 use crate::tls::{self, TlsFiles, TlsOptions};
 
 /// Between tries.
@@ -23,27 +24,26 @@ pub(crate) struct RedisServer {
     client: Client,
     /// Host and port.
     pub(crate) name: String,
+    /// How long it may be away, or keep silent, before the job fails.
+    pub(crate) patience: Duration,
 }
 
 impl RedisServer {
-    /// User and password are those of the URL, else those given, else the environment's.
+    /// The URL is `redis://HOST:PORT/NUMBER`, or `rediss:` for TLS. User and password are those of the URL, else those
+    /// given, else `TIDEMILL_REDIS_USER` and `TIDEMILL_REDIS_PASSWORD`.
     ///
     /// # Errors
     /// In words, which do not show the URL: it may have a password.
-    pub(crate) fn new(
-        url: &SecretText,
-        user: Option<String>,
-        password: Option<SecretText>,
-        tls: Option<&TlsOptions>,
-    ) -> Result<Self, String> {
+    pub(crate) fn new(options: &ServerOptions, credentials: Credentials) -> Result<Self, String> {
+        let ServerOptions { url, tls, .. } = options;
+        let tls = tls.as_ref();
         let wrong = |_| "`url` must be redis://HOST:PORT/NUMBER, or rediss:// for TLS".to_owned();
         let mut info = url.reveal().into_connection_info().map_err(wrong)?;
         let mut settings = info.redis_settings().clone();
-        let user = user.or_else(|| std::env::var("TIDEMILL_REDIS_USER").ok());
+        let (user, password) = credentials.or_environment("TIDEMILL_REDIS_USER", "TIDEMILL_REDIS_PASSWORD");
         if let Some(user) = user.filter(|_| settings.username().is_none()) {
             settings = settings.set_username(user);
         }
-        let password = SecretText::or_environment(password, "TIDEMILL_REDIS_PASSWORD");
         if let Some(password) = password.filter(|_| settings.password().is_none()) {
             settings = settings.set_password(password.reveal());
         }
@@ -67,13 +67,36 @@ impl RedisServer {
             _ if tls.is_some() => return Err("`tls` needs a rediss:// `url`".into()),
             _ => Client::open(info).map_err(wrong)?,
         };
-        Ok(RedisServer { client, name })
+        Ok(RedisServer { client, name, patience: options.patience()? })
     }
 
-    pub(crate) async fn connect(&self) -> RedisResult<MultiplexedConnection> {
+    async fn connect(&self) -> RedisResult<MultiplexedConnection> {
         let config =
             AsyncConnectionConfig::new().set_connection_timeout(Some(CONNECT)).set_response_timeout(Some(ANSWER));
         self.client.get_multiplexed_async_connection_with_config(&config).await
+    }
+
+    /// The connection that `open` has; a new one, if it has none.
+    pub(crate) async fn connected<'a>(
+        &self,
+        open: &'a mut Option<MultiplexedConnection>,
+    ) -> RedisResult<&'a mut MultiplexedConnection> {
+        Ok(match open {
+            Some(connection) => connection,
+            None => open.insert(self.connect().await?),
+        })
+    }
+
+    /// After an error: waits a little, for a try on a new connection.
+    ///
+    /// # Errors
+    /// When it is of no use to try again, or there is no patience left since `begun`.
+    pub(crate) async fn wait(&self, begun: Instant, error: &RedisError) -> Result<(), TaskError> {
+        if passes(error) && begun.elapsed() < self.patience {
+            tokio::time::sleep(PAUSE).await;
+            return Ok(());
+        }
+        Err(format!("redis {}: {}", self.name, told(error)).into())
     }
 
     /// A connection for a thread that waits for its answers.

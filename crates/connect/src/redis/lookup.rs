@@ -1,7 +1,7 @@
 //! Hashes that are looked up by key: many with one request. Who asks waits: it is for threads that may.
 
 use std::sync::Mutex;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use arrow::array::RecordBatch;
 use arrow::error::ArrowError;
@@ -11,30 +11,19 @@ use serde_json::Value;
 
 use super::client::{PAUSE, RedisServer, passes, told};
 use super::key::{KeyTemplate, texts};
+use crate::connection::{Credentials, ServerOptions};
 use crate::error::ConnectError;
-use crate::options::{self, SecretText};
-use crate::tls::TlsOptions;
+use crate::options;
 
 const NAME: &str = "redis lookup";
 
 #[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
 struct RedisLookupOptions {
-    /// `redis://HOST:PORT/NUMBER`, or `rediss:` for TLS.
-    url: SecretText,
-    /// Files of certificates.
-    tls: Option<TlsOptions>,
-    /// Else the URL's, else `TIDEMILL_REDIS_USER` and `TIDEMILL_REDIS_PASSWORD`.
-    user: Option<String>,
-    password: Option<SecretText>,
     /// What the keys of the hashes begin with.
     #[serde(default)]
     prefix: String,
     /// The fields that are wanted of each.
     fields: Vec<String>,
-    /// How long the server may keep silent.
-    #[serde(default = "options::a_minute")]
-    patience_s: f64,
 }
 
 /// Hashes of a server.
@@ -42,7 +31,6 @@ pub struct RedisHashes {
     server: RedisServer,
     prefix: String,
     fields: Vec<String>,
-    patience: Duration,
     /// Connections that nobody uses just now.
     idle: Mutex<Vec<Connection>>,
 }
@@ -53,14 +41,14 @@ impl RedisHashes {
     /// # Errors
     /// `Option` names what is wrong.
     pub fn new(spec: &Value) -> Result<Self, ConnectError> {
-        let RedisLookupOptions { url, tls, user, password, prefix, fields, patience_s } = options::read(NAME, spec)?;
+        type Groups = (RedisLookupOptions, ServerOptions, Credentials);
+        let (RedisLookupOptions { prefix, fields }, server, credentials) = options::read_groups::<Groups>(NAME, spec)?;
         let wrong = |reason: String| ConnectError::option(NAME, reason);
         if fields.is_empty() {
             return Err(wrong("`fields` must name at least one".into()));
         }
-        let patience = Duration::try_from_secs_f64(patience_s).map_err(|error| wrong(error.to_string()))?;
-        let server = RedisServer::new(&url, user, password, tls.as_ref()).map_err(wrong)?;
-        Ok(RedisHashes { server, prefix, fields, patience, idle: Mutex::default() })
+        let server = RedisServer::new(&server, credentials).map_err(wrong)?;
+        Ok(RedisHashes { server, prefix, fields, idle: Mutex::default() })
     }
 
     /// The fields of the hash of each row, whose key is what the columns `on` have, as the sink writes it; in the order
@@ -71,7 +59,7 @@ impl RedisHashes {
     /// In words: for columns that are not there, or have no texts; else naming the server.
     pub fn get(&self, rows: &RecordBatch, on: &[String]) -> Result<Vec<Option<Vec<Option<String>>>>, String> {
         let keys = self.keys(rows, on).map_err(|error| format!("keys of Redis hashes: {error}"))?;
-        let deadline = Instant::now() + self.patience;
+        let deadline = Instant::now() + self.server.patience;
         loop {
             match self.ask(&keys) {
                 Ok(found) => return Ok(found),

@@ -10,7 +10,6 @@
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
 use std::convert::Infallible;
-use std::fmt;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Instant;
@@ -19,29 +18,23 @@ use arrow::array::RecordBatch;
 use arrow::datatypes::{DataType, SchemaRef};
 use bytes::Bytes;
 use futures_util::future::BoxFuture;
-use redis::RedisResult;
-use redis::aio::MultiplexedConnection;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 use tidemill_dataflow::stream::source::{Next, Source};
 use tidemill_dataflow::{TaskContext, TaskError};
 
-use super::client::{PAUSE, RedisServer, passes, told};
-use crate::bad_records::{BadRecordHandler, BadRecords, Decoded, OnError};
+use super::client::RedisServer;
+use super::position::{RedisStart, StreamPosition};
+use super::reader::{Entry, RedisReader, StreamBounds};
+use crate::bad_records::{BadRecordHandler, BadRecordPolicy, Decoded};
+use crate::connection::{Credentials, ServerOptions};
 use crate::decode::{RecordDecoder, RecordLayout};
 use crate::error::ConnectError;
 use crate::idleness::IdleSplit;
-use crate::options::SecretText;
-use crate::tls::TlsOptions;
-use crate::{Guarantee, SourceSpec, options};
+use crate::read_options::ReadOptions;
+use crate::{Guarantee, MakeSource, SourceSpec, options};
 
 const NAME: &str = "redis source";
-/// Entries asked for at a time, of each stream.
-const COUNT: usize = 1000;
-/// How long the server waits for one.
-const BLOCK_MS: usize = 100;
-/// Before all entries.
-const NOTHING: &str = "0-0";
 /// The name of what copies share.
 const SHARED: &str = "streams";
 
@@ -55,24 +48,8 @@ enum RedisFormat {
     Json,
 }
 
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
-#[serde(rename_all = "snake_case")]
-enum RedisStart {
-    #[default]
-    Earliest,
-    Latest,
-}
-
 #[derive(Clone, Deserialize)]
-#[serde(deny_unknown_fields)]
 struct RedisSourceOptions {
-    /// `redis://HOST:PORT/NUMBER`, or `rediss:` for TLS.
-    url: SecretText,
-    /// Files of certificates.
-    tls: Option<TlsOptions>,
-    /// Else the URL's, else `TIDEMILL_REDIS_USER` and `TIDEMILL_REDIS_PASSWORD`.
-    user: Option<String>,
-    password: Option<SecretText>,
     streams: Vec<String>,
     #[serde(default)]
     format: RedisFormat,
@@ -82,14 +59,6 @@ struct RedisSourceOptions {
     /// Where a job begins that goes on from no checkpoint.
     #[serde(default)]
     start: RedisStart,
-    /// Ends when every stream has been read as far as there is anything.
-    #[serde(default)]
-    stop_at_end: bool,
-    #[serde(default)]
-    on_error: OnError,
-    /// How long the server may keep silent.
-    #[serde(default = "options::a_minute")]
-    patience_s: f64,
 }
 
 fn value() -> String {
@@ -97,47 +66,38 @@ fn value() -> String {
 }
 
 pub(crate) fn source(spec: &Value, schema: Option<SchemaRef>) -> Result<SourceSpec, ConnectError> {
-    let options: Arc<RedisSourceOptions> = Arc::new(options::read(NAME, spec)?);
+    type Groups = (RedisSourceOptions, ServerOptions, Credentials, ReadOptions);
+    let (options, server, credentials, reading) = options::read_groups::<Groups>(NAME, spec)?;
+    let options = Arc::new(options);
     let wrong = |reason: String| ConnectError::option(NAME, reason);
     let schema = options::needed(NAME, schema)?;
     let names: BTreeSet<&String> = options.streams.iter().collect();
     if names.is_empty() || names.len() < options.streams.len() {
         return Err(wrong("`streams` must name at least one stream, and none twice".into()));
     }
-    let server = RedisServer::new(&options.url, options.user.clone(), options.password.clone(), options.tls.as_ref())
-        .map_err(wrong)?;
+    let server = RedisServer::new(&server, credentials).map_err(wrong)?;
     let decoder = RecordDecoder::new(RecordLayout::Json, SchemaRef::clone(&schema)).map_err(wrong)?;
-    let bad: Arc<BadRecords> = Arc::default();
-    let counted = Arc::clone(&bad);
-    Ok(SourceSpec {
-        name: format!("redis {}", options.streams.join(", ")),
-        schema,
-        copies_max: options.streams.len() as u32,
-        guarantee: Guarantee::ExactlyOnce,
-        bad,
-        bad_schema: options.on_error.schema(),
-        bad_folder: options.on_error.folder(),
-        files: None,
-        make: Arc::new(move |context| {
-            let copy = format!("{}-{}", context.task(), context.copy());
-            let bad = BadRecordHandler::new(options.on_error.clone(), &counted, copy);
-            let (streams, held) = streams(&options, context)?;
-            let reader = RedisReader { server: server.clone(), connection: None, options: Arc::clone(&options) };
-            Ok(Box::new(RedisSource {
-                options: Arc::clone(&options),
-                decoder: decoder.clone(),
-                bad,
-                streams,
-                held,
-                has_begun: false,
-                found: Vec::new(),
-                empty: Vec::new(),
-                asked: Instant::now(),
-                reader: Some(reader),
-                reading: None,
-            }))
-        }),
-    })
+    let (stop_at_end, bad) = (reading.stop_at_end, BadRecordPolicy::new(reading.on_error));
+    let (name, copies_max) = (format!("redis {}", options.streams.join(", ")), options.streams.len() as u32);
+    let handlers = bad.clone();
+    let make: MakeSource = Arc::new(move |context| {
+        let (streams, held) = streams(&options, context)?;
+        Ok(Box::new(RedisSource {
+            options: Arc::clone(&options),
+            stop_at_end,
+            decoder: decoder.clone(),
+            bad: handlers.handler(format!("{}-{}", context.task(), context.copy())),
+            streams,
+            held,
+            has_begun: false,
+            found: Vec::new(),
+            empty: Vec::new(),
+            asked: Instant::now(),
+            reader: Some(RedisReader::new(server.clone(), options.start, stop_at_end)),
+            reading: None,
+        }))
+    });
+    Ok(SourceSpec { copies_max, ..SourceSpec::new(name, schema, Guarantee::ExactlyOnce, &bad, make) })
 }
 
 /// A stream that a copy reads.
@@ -149,91 +109,6 @@ struct ReadStream {
     /// It has been read as far as there is anything.
     quiet: Option<IdleSplit>,
     is_over: bool,
-}
-
-/// Where a stream is read from.
-#[derive(Clone, Debug, PartialEq, Eq)]
-struct StreamPosition {
-    /// Of the entry before.
-    id: String,
-    /// How many had been added with it, if the server knows.
-    number: Option<u64>,
-}
-
-impl StreamPosition {
-    /// Of a checkpoint; none, where the stream had not been looked at.
-    fn parse(text: &str) -> Option<Self> {
-        let (id, number) = text.split_once(' ').map_or((text, None), |(id, number)| (id, number.parse().ok()));
-        (!id.is_empty()).then(|| StreamPosition { id: id.to_owned(), number })
-    }
-}
-
-impl fmt::Display for StreamPosition {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.id)?;
-        self.number.map_or(Ok(()), |number| write!(f, " {number}"))
-    }
-}
-
-/// What a server knows of a stream.
-#[derive(Clone, Debug, Default)]
-struct StreamInfo {
-    last: String,
-    /// How many entries were ever added, and how many of them are there.
-    added: Option<u64>,
-    length: u64,
-}
-
-impl StreamInfo {
-    /// Of an answer to XINFO; of a stream that is not there nothing was added.
-    ///
-    /// # Errors
-    /// The server's.
-    fn of(answer: RedisResult<BTreeMap<String, redis::Value>>) -> RedisResult<Self> {
-        let found = match answer {
-            Err(error) if error.detail().is_some_and(|detail| detail.contains("no such key")) => {
-                return Ok(StreamInfo { last: NOTHING.into(), added: Some(0), length: 0 });
-            }
-            answer => answer?,
-        };
-        let number = |name: &str| found.get(name).and_then(|value| redis::from_redis_value(value.clone()).ok());
-        let last = found.get("last-generated-id").and_then(|id| redis::from_redis_value(id.clone()).ok());
-        Ok(StreamInfo {
-            last: last.unwrap_or_else(|| NOTHING.into()),
-            added: number("entries-added"),
-            length: number("length").unwrap_or(0),
-        })
-    }
-
-    /// Where a job begins.
-    fn start(&self, start: RedisStart) -> StreamPosition {
-        match start {
-            // A place that stays the same, never "the end".
-            RedisStart::Latest => StreamPosition { id: self.last.clone(), number: self.added },
-            RedisStart::Earliest => {
-                StreamPosition { id: NOTHING.into(), number: self.added.map(|added| added - self.length) }
-            }
-        }
-    }
-
-    /// What is wrong with going on from a place.
-    fn lost(&self, stream: &str, place: &StreamPosition) -> Option<String> {
-        let (added, number) = (self.added?, place.number?);
-        // One that is not there: somebody may have deleted it when all of it was read.
-        let removed = added.saturating_sub(self.length);
-        let what = match (added < number && added > 0, removed > number) {
-            (true, _) => format!("it was recreated since entry {} was read", place.id),
-            (false, true) => {
-                let unread = removed - number;
-                format!("{unread} entries after {} that were not read yet no longer exist", place.id)
-            }
-            (false, false) => return None,
-        };
-        Some(format!(
-            "redis stream \"{stream}\": {what}: keep entries for longer than the job may be down (MAXLEN, MINID), or \
-             start without the checkpoint"
-        ))
-    }
 }
 
 impl ReadStream {
@@ -265,24 +140,10 @@ fn streams(
     Ok((mine, options.streams.iter().cloned().collect()))
 }
 
-/// An id, and fields with their values.
-type Entry = (String, Vec<(Vec<u8>, Vec<u8>)>);
-
-type Entries = Vec<(String, Vec<Entry>)>;
-
-/// Where streams begin that had no place, and entries by stream.
-type Read = (Vec<(String, StreamPosition)>, Entries);
-
-/// Where streams begin, and what was found behind that.
-struct StreamBounds {
-    reader: RedisReader,
-    first: Vec<(String, StreamPosition)>,
-    entries: Entries,
-}
-
 /// The source of one copy.
 struct RedisSource {
     options: Arc<RedisSourceOptions>,
+    stop_at_end: bool,
     decoder: RecordDecoder,
     bad: BadRecordHandler,
     streams: Vec<ReadStream>,
@@ -311,7 +172,7 @@ impl Source for RedisSource {
                 None => Next::CaughtUp { split: 0, at: Instant::now() },
             }));
         }
-        if self.streams.is_empty() && !self.options.stop_at_end {
+        if self.streams.is_empty() && !self.stop_at_end {
             // One that has ended would have nothing to read for good, also of streams that are named later.
             return Poll::Pending;
         }
@@ -331,7 +192,7 @@ impl Source for RedisSource {
             }
             if let Some(at) = self.empty.pop() {
                 let (stream, split) = (&mut self.streams[at], at as u32);
-                if self.options.stop_at_end {
+                if self.stop_at_end {
                     stream.is_over = true;
                     return Poll::Ready(Ok(Next::SplitEnd { split }));
                 }
@@ -436,108 +297,5 @@ impl RedisSource {
             object.insert(name.to_owned(), value);
         }
         Ok(Value::Object(object).to_string().into_bytes().into())
-    }
-}
-
-/// Asks the server, on a connection that it keeps.
-struct RedisReader {
-    server: RedisServer,
-    connection: Option<MultiplexedConnection>,
-    options: Arc<RedisSourceOptions>,
-}
-
-impl RedisReader {
-    async fn read(mut self, streams: Vec<(String, Option<StreamPosition>)>) -> Result<StreamBounds, TaskError> {
-        let begun = Instant::now();
-        loop {
-            match self.attempt(&streams).await {
-                Ok(Ok((first, entries))) => return Ok(StreamBounds { reader: self, first, entries }),
-                Ok(Err(lost)) => return Err(lost.into()),
-                Err(error) if passes(&error) && begun.elapsed().as_secs_f64() < self.options.patience_s => {
-                    self.connection = None;
-                    tokio::time::sleep(PAUSE).await;
-                }
-                Err(error) => return Err(format!("redis {}: {}", self.server.name, told(&error)).into()),
-            }
-        }
-    }
-
-    /// Entries, and where streams begin that had no place; inside, in words, that some are lost.
-    async fn attempt(&mut self, streams: &[(String, Option<StreamPosition>)]) -> RedisResult<Result<Read, String>> {
-        let connection = match &mut self.connection {
-            Some(connection) => connection,
-            None => self.connection.insert(self.server.connect().await?),
-        };
-        let mut places: Vec<(&String, StreamPosition)> = Vec::new();
-        let mut first = Vec::new();
-        for (name, place) in streams {
-            let place = match place {
-                Some(place) => place.clone(),
-                None => {
-                    let info = StreamInfo::of(info(name).query_async(connection).await)?;
-                    first.push((name.clone(), info.start(self.options.start)));
-                    info.start(self.options.start)
-                }
-            };
-            places.push((name, place));
-        }
-        let read = |block: bool| {
-            let mut command = redis::cmd("XREAD");
-            command.arg("COUNT").arg(COUNT);
-            if block {
-                command.arg("BLOCK").arg(BLOCK_MS);
-            }
-            command.arg("STREAMS");
-            for (name, _) in &places {
-                command.arg(name);
-            }
-            for (_, place) in &places {
-                command.arg(&place.id);
-            }
-            command
-        };
-        // At one moment: what is removed between a look and a read is not seen by either.
-        let mut together = redis::pipe();
-        together.atomic().ignore_errors();
-        for (name, _) in &places {
-            together.add_command(info(name));
-        }
-        together.add_command(read(false));
-        let mut answers: Vec<RedisResult<redis::Value>> = together.query_async(connection).await?;
-        let entries = answers.pop().expect("as many answers as commands")?;
-        let mut entries: Option<Entries> = redis::from_redis_value(entries)?;
-        for ((name, place), answer) in places.iter().zip(answers) {
-            let info = StreamInfo::of(answer.and_then(|answer| Ok(redis::from_redis_value(answer)?)))?;
-            if let Some(lost) = info.lost(name, place) {
-                return Ok(Err(lost));
-            }
-        }
-        if entries.is_none() && !self.options.stop_at_end {
-            entries = read(true).query_async(connection).await?;
-        }
-        Ok(Ok((first, entries.unwrap_or_default())))
-    }
-}
-
-fn info(stream: &str) -> redis::Cmd {
-    let mut command = redis::cmd("XINFO");
-    command.arg("STREAM").arg(stream);
-    command
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// A place of an earlier version is one, too, and what it was is what is saved.
-    #[test]
-    fn places_are_texts() {
-        let place = |number| Some(StreamPosition { id: "7-1".into(), number });
-        assert_eq!(
-            [StreamPosition::parse("7-1 12"), StreamPosition::parse("7-1"), StreamPosition::parse("")],
-            [place(Some(12)), place(None), None]
-        );
-        assert_eq!(place(Some(12)).unwrap().to_string(), "7-1 12");
-        assert_eq!(place(None).unwrap().to_string(), "7-1");
     }
 }

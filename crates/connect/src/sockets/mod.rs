@@ -7,11 +7,17 @@
 //! | `websocket` | `websocket` | a message                           | the same                                                 |
 //! | `webhook`   | `webhook`   | a JSON object, several in one post  | the same; or at least once, with `answer` `durable`      |
 //!
-//! Beneath them: `line_tap` (a task that takes what comes, and the source that gives it on), `payload` (what posts have
-//! to carry).
+//! Beneath them:
+//!
+//! | module      | what is in it                                                     |
+//! |-------------|-------------------------------------------------------------------|
+//! | `reconnect` | reads one connection after another                                |
+//! | `line_tap`  | a task that takes what comes, and the source that gives it on     |
+//! | `payload`   | what posts have to carry                                          |
 
 mod line_tap;
 mod payload;
+mod reconnect;
 mod tcp;
 mod webhook;
 mod websocket;

@@ -3,7 +3,7 @@
 
 use std::pin::Pin;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use arrow::array::RecordBatch;
 use arrow::datatypes::SchemaRef;
@@ -17,84 +17,66 @@ use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 
 use super::line_tap::{LineTap, Sender, give};
+use super::reconnect::{ConnectionEnd, SocketReader, read_on};
 use super::{keep_alive, tell_lost};
-use crate::bad_records::{BadRecordHandler, BadRecords, Decoded, OnError};
+use crate::bad_records::{BadRecordHandler, BadRecordPolicy, Decoded};
 use crate::decode::RecordDecoder;
 use crate::error::ConnectError;
-use crate::format::{self, LineFormat};
+use crate::format::{self, LineOptions};
+use crate::read_options::ReadOptions;
 use crate::tls::{self, TlsOptions};
-use crate::{Guarantee, SourceSpec, options};
+use crate::{Guarantee, MakeSource, SourceSpec, connection, options};
 
 const NAME: &str = "socket source";
-/// Between tries.
-pub(super) const PAUSE: Duration = Duration::from_millis(200);
-const CONNECT: Duration = Duration::from_secs(5);
 /// What is read at a time.
 const READ_BYTES: usize = 1 << 16;
 
 #[derive(Clone, Deserialize)]
-#[serde(deny_unknown_fields)]
 struct TcpOptions {
     host: String,
     port: u16,
     /// The server speaks TLS: files of certificates.
     tls: Option<TlsOptions>,
-    #[serde(default)]
-    format: LineFormat,
-    /// Of CSV, which has no header.
-    #[serde(default = "options::comma")]
-    delimiter: char,
-    #[serde(default = "options::a_megabyte")]
-    line_bytes_max: usize,
-    /// Ends when the server closes the connection.
-    #[serde(default)]
-    stop_at_end: bool,
-    #[serde(default)]
-    on_error: OnError,
-    /// How long the server may be away.
-    #[serde(default = "options::a_minute")]
-    patience_s: f64,
+    line_bytes_max: Option<usize>,
+    /// As of `connection::patience`.
+    patience_s: Option<f64>,
 }
 
 pub(crate) fn source(spec: &Value, schema: Option<SchemaRef>) -> Result<SourceSpec, ConnectError> {
-    let options: TcpOptions = options::read(NAME, spec)?;
+    // CSV has no header.
+    type Groups = (TcpOptions, LineOptions, ReadOptions);
+    let (options, lines, reading) = options::read_groups::<Groups>(NAME, spec)?;
     let wrong = |reason: String| ConnectError::option(NAME, reason);
-    let layout = options.format.layout(options.delimiter).map_err(wrong)?;
+    let layout = lines.layout().map_err(wrong)?;
     let schema = format::schema(NAME, layout, "line", schema)?;
     let decoder = RecordDecoder::new(layout, SchemaRef::clone(&schema)).map_err(wrong)?;
-    let bad: Arc<BadRecords> = Arc::default();
-    let counted = Arc::clone(&bad);
-    let address = format!("{}:{}", options.host, options.port);
+    let patience = connection::patience(options.patience_s).map_err(wrong)?;
     let tls = options.tls.as_ref().map(|tls| {
         let connector = TlsConnector::from(TlsOptions::or_environment(Some(tls))?.client()?);
         let name = ServerName::try_from(options.host.clone()).map_err(|error| format!("`host`: {error}"))?;
         Ok::<_, String>((connector, name))
     });
     let tls = tls.transpose().map_err(wrong)?;
-    let shown = format!("socket {address}");
-    Ok(SourceSpec {
-        name: shown.clone(),
-        schema: SchemaRef::clone(&schema),
-        copies_max: 1,
-        guarantee: Guarantee::AtMostOnce,
-        bad,
-        bad_schema: options.on_error.schema(),
-        bad_folder: options.on_error.folder(),
-        files: None,
-        make: Arc::new(move |context| {
-            tell_lost(context, &shown);
-            let lines = LineSplitter {
-                decoder: decoder.clone(),
-                bad: BadRecordHandler::new(options.on_error.clone(), &counted, context.task().to_owned()),
-                address: address.clone(),
-                line_bytes_max: options.line_bytes_max,
-                number: 0,
-                is_skipping: false,
-            };
-            let (options, tls) = (options.clone(), tls.clone());
-            Ok(Box::new(LineTap::new(SchemaRef::clone(&schema), false, |sender| run(options, tls, lines, sender))))
-        }),
-    })
+    let (host, port) = (options.host, options.port);
+    let line_bytes_max = options.line_bytes_max.unwrap_or(options::MESSAGE_BYTES_MAX);
+    let (stop_at_end, bad) = (reading.stop_at_end, BadRecordPolicy::new(reading.on_error));
+    let (name, handlers, made) = (format!("socket {host}:{port}"), bad.clone(), SchemaRef::clone(&schema));
+    let shown = name.clone();
+    let make: MakeSource = Arc::new(move |context| {
+        tell_lost(context, &shown);
+        let lines = LineSplitter {
+            decoder: decoder.clone(),
+            bad: handlers.handler(context.task().to_owned()),
+            address: format!("{host}:{port}"),
+            line_bytes_max,
+            number: 0,
+            is_skipping: false,
+        };
+        let reader = TcpReader { host: host.clone(), port, tls: tls.clone(), lines };
+        let run = move |sender| read_on(reader, stop_at_end, patience, sender);
+        Ok(Box::new(LineTap::new(SchemaRef::clone(&made), false, run)))
+    });
+    Ok(SourceSpec { copies_max: 1, ..SourceSpec::new(name, schema, Guarantee::AtMostOnce, &bad, make) })
 }
 
 /// What a server's lines come by.
@@ -102,47 +84,38 @@ type Stream = Pin<Box<dyn AsyncRead + Send>>;
 /// How to speak TLS, and what the server's certificate has to be for.
 type Encryption = (TlsConnector, ServerName<'static>);
 
-async fn connect(options: &TcpOptions, tls: Option<&Encryption>) -> std::io::Result<Stream> {
-    let stream = TcpStream::connect((options.host.as_str(), options.port)).await?;
-    keep_alive(&stream)?;
-    Ok(match tls {
-        Some((connector, name)) => Box::pin(connector.connect(name.clone(), stream).await?),
-        None => Box::pin(stream),
-    })
+struct TcpReader {
+    host: String,
+    port: u16,
+    tls: Option<Encryption>,
+    lines: LineSplitter,
 }
 
-async fn run(
-    options: TcpOptions,
-    tls: Option<Encryption>,
-    mut lines: LineSplitter,
-    sender: Sender,
-) -> Result<(), TaskError> {
-    let patience = Duration::from_secs_f64(options.patience_s.clamp(0.0, 1e6));
-    let mut away = Instant::now();
-    let mut told = false;
-    loop {
-        let connected = tokio::time::timeout(CONNECT, connect(&options, tls.as_ref())).await;
-        let lost = match connected.unwrap_or_else(|_| Err(std::io::ErrorKind::TimedOut.into())) {
-            Ok(stream) => {
-                told = false;
-                match lines.read(stream, &sender).await? {
-                    None => return Ok(()),
-                    Some(Ok(())) if options.stop_at_end => return Ok(()),
-                    Some(ended) => {
-                        away = Instant::now();
-                        ended.err().map_or_else(|| "closed by the server".to_owned(), |error| error.to_string())
-                    }
-                }
-            }
-            Err(error) if away.elapsed() >= patience || tls::remedy(&error.to_string()).is_some() => {
-                return Err(format!("socket {}: {}", lines.address, tls::told(&error.to_string())).into());
-            }
-            Err(error) => error.to_string(),
-        };
-        if !std::mem::replace(&mut told, true) {
-            eprintln!("tidemill: socket {}: {lost}; what it sends until it is connected again is lost", lines.address);
-        }
-        tokio::time::sleep(PAUSE).await;
+impl SocketReader for TcpReader {
+    type Connection = Stream;
+    type Error = std::io::Error;
+
+    const CONNECT: Duration = Duration::from_secs(5);
+
+    fn name(&self) -> String {
+        format!("socket {}", self.lines.address)
+    }
+
+    async fn connect(&self) -> std::io::Result<Stream> {
+        let stream = TcpStream::connect((self.host.as_str(), self.port)).await?;
+        keep_alive(&stream)?;
+        Ok(match &self.tls {
+            Some((connector, name)) => Box::pin(connector.connect(name.clone(), stream).await?),
+            None => Box::pin(stream),
+        })
+    }
+
+    async fn read(&mut self, stream: Stream, sender: &Sender) -> Result<ConnectionEnd<std::io::Error>, TaskError> {
+        self.lines.read(stream, sender).await
+    }
+
+    fn passes(error: &std::io::Error) -> bool {
+        tls::remedy(&error.to_string()).is_none()
     }
 }
 
@@ -160,11 +133,7 @@ struct LineSplitter {
 
 impl LineSplitter {
     /// Until the connection ends, which is told; nothing, if nobody wants more.
-    async fn read(
-        &mut self,
-        mut stream: Stream,
-        sender: &Sender,
-    ) -> Result<Option<Result<(), std::io::Error>>, TaskError> {
+    async fn read(&mut self, mut stream: Stream, sender: &Sender) -> Result<ConnectionEnd<std::io::Error>, TaskError> {
         let mut buffer = Vec::new();
         self.is_skipping = false;
         loop {

@@ -42,17 +42,19 @@ use tokio_rustls::TlsAcceptor;
 use super::line_tap::{LineTap, Sender};
 use super::payload::{PayloadAuth, SocketPayload};
 use super::tell_lost;
-use crate::bad_records::BadRecords;
+use crate::bad_records::BadRecordPolicy;
 use crate::decode::{RecordDecoder, RecordLayout};
 use crate::error::ConnectError;
 use crate::options::SecretText;
 use crate::tls::TlsOptions;
-use crate::{Guarantee, SourceSpec, options};
+use crate::{Guarantee, MakeSource, SourceSpec, options};
 
 const NAME: &str = "webhook source";
 /// Posts that wait for their answer.
 const WAITING_MAX: usize = 10_000;
 const CONNECTIONS_MAX: usize = 10_000;
+/// For a body, behind its head, unless told.
+const PATIENCE_S: f64 = 30.0;
 /// For the head of a request.
 const HEAD: Duration = Duration::from_secs(30);
 
@@ -65,7 +67,6 @@ enum AnswerWhen {
 }
 
 #[derive(Clone, Deserialize)]
-#[serde(deny_unknown_fields)]
 struct WebhookOptions {
     /// Where it listens.
     #[serde(default = "loopback")]
@@ -82,15 +83,9 @@ struct WebhookOptions {
     /// The header that has a signature.
     #[serde(default = "github")]
     signature_header: String,
-    #[serde(default = "options::a_megabyte")]
-    body_bytes_max: usize,
+    body_bytes_max: Option<usize>,
     /// For a body, behind its head.
-    #[serde(default = "half_a_minute")]
-    patience_s: f64,
-}
-
-fn half_a_minute() -> f64 {
-    30.0
+    patience_s: Option<f64>,
 }
 
 fn github() -> String {
@@ -118,48 +113,47 @@ pub(crate) fn source(spec: &Value, schema: Option<SchemaRef>) -> Result<SourceSp
     let secrets = ["TIDEMILL_WEBHOOK_TOKEN", "TIDEMILL_WEBHOOK_SECRET"];
     let secrets = secrets.map(|variable| SecretText::or_environment(None, variable));
     let carried = SocketPayload::new(options.auth, &options.signature_header, secrets).map_err(wrong)?;
-    let bad: Arc<BadRecords> = Arc::default();
-    let shown = format!("webhook {}:{}{}", options.host, options.port, options.path);
-    Ok(SourceSpec {
-        name: shown.clone(),
-        schema: SchemaRef::clone(&schema),
-        copies_max: 1,
-        guarantee: match options.answer {
-            AnswerWhen::Taken => Guarantee::AtMostOnce,
-            AnswerWhen::Durable => Guarantee::AtLeastOnce,
-        },
-        bad,
-        bad_schema: None,
-        bad_folder: None,
-        files: None,
-        make: Arc::new(move |context| {
-            let waits = options.answer == AnswerWhen::Durable;
-            if !waits {
-                tell_lost(context, &shown);
-            }
-            if waits && !context.makes_checkpoints() {
-                return Err("webhook: `answer` \"durable\" needs a job that makes checkpoints".into());
-            }
-            if waits && context.at_most_once() {
-                let text = "webhook: with `answer` \"durable\", a client that gets no answer posts again; at most \
-                            once needs \"taken\"";
-                return Err(text.into());
-            }
-            let (options, decoder, acceptor) = (Arc::clone(&options), decoder.clone(), acceptor.clone());
-            let carried = carried.clone();
-            Ok(Box::new(LineTap::new(SchemaRef::clone(&schema), waits, |sender| {
-                serve(
-                    WebhookServer { options, decoder, carried, sender, waiting: Semaphore::new(WAITING_MAX) },
-                    acceptor,
-                )
-            })))
-        }),
-    })
+    let patience = options::seconds("patience_s", options.patience_s.unwrap_or(PATIENCE_S), 0.0).map_err(wrong)?;
+    let body_bytes_max = options.body_bytes_max.unwrap_or(options::MESSAGE_BYTES_MAX);
+    // A bad row is the sender's: it gets the answer.
+    let bad = BadRecordPolicy::default();
+    let guarantee = match options.answer {
+        AnswerWhen::Taken => Guarantee::AtMostOnce,
+        AnswerWhen::Durable => Guarantee::AtLeastOnce,
+    };
+    let name = format!("webhook {}:{}{}", options.host, options.port, options.path);
+    let (shown, made) = (name.clone(), SchemaRef::clone(&schema));
+    let make: MakeSource = Arc::new(move |context| {
+        let waits = options.answer == AnswerWhen::Durable;
+        if !waits {
+            tell_lost(context, &shown);
+        }
+        if waits && !context.makes_checkpoints() {
+            return Err("webhook: `answer` \"durable\" needs a job that makes checkpoints".into());
+        }
+        if waits && context.at_most_once() {
+            let text = "webhook: with `answer` \"durable\", a client that gets no answer posts again; at most once \
+                        needs \"taken\"";
+            return Err(text.into());
+        }
+        let (options, decoder, carried) = (Arc::clone(&options), decoder.clone(), carried.clone());
+        let acceptor = acceptor.clone();
+        let run = move |sender| {
+            let waiting = Semaphore::new(WAITING_MAX);
+            let server = WebhookServer { options, body_bytes_max, patience, decoder, carried, sender, waiting };
+            serve(server, acceptor)
+        };
+        Ok(Box::new(LineTap::new(SchemaRef::clone(&made), waits, run)))
+    });
+    Ok(SourceSpec { copies_max: 1, ..SourceSpec::new(name, schema, guarantee, &bad, make) })
 }
 
 /// What all connections share.
 struct WebhookServer {
     options: Arc<WebhookOptions>,
+    body_bytes_max: usize,
+    /// For a body.
+    patience: Duration,
     decoder: RecordDecoder,
     carried: SocketPayload,
     sender: Sender,
@@ -264,8 +258,8 @@ impl WebhookServer {
         if self.waiting.available_permits() == 0 {
             return full();
         }
-        let patience = Duration::from_secs_f64(self.options.patience_s.clamp(0.0, 1e6));
-        let body = Limited::new(body, self.options.body_bytes_max).collect();
+        let patience = self.patience;
+        let body = Limited::new(body, self.body_bytes_max).collect();
         let Ok(body) = timeout(patience, body).await else {
             return response(StatusCode::REQUEST_TIMEOUT, format!("the body did not arrive within {patience:?}\n"));
         };
@@ -273,7 +267,7 @@ impl WebhookServer {
         let body = match body {
             Ok(body) => body.to_bytes(),
             Err(error) if error.is::<LengthLimitError>() => {
-                let text = format!("the body is longer than {} bytes\n", self.options.body_bytes_max);
+                let text = format!("the body is longer than {} bytes\n", self.body_bytes_max);
                 return response(StatusCode::PAYLOAD_TOO_LARGE, text);
             }
             Err(error) => return response(StatusCode::BAD_REQUEST, format!("{error}\n")),
@@ -356,11 +350,13 @@ mod tests {
         use tokio::io::{AsyncReadExt, AsyncWriteExt, duplex};
 
         let schema = Arc::new(Schema::new(vec![Field::new("n", DataType::Int64, false)]));
-        let options = Arc::new(options::read(NAME, &serde_json::json!({"port": 1, "patience_s": 0.05})).unwrap());
+        let options = Arc::new(options::read(NAME, &serde_json::json!({"port": 1})).unwrap());
         let decoder = RecordDecoder::new(RecordLayout::Json, schema).unwrap();
         let (sender, mut taken) = mpsc::channel(4);
         let server = Arc::new(WebhookServer {
             options,
+            body_bytes_max: 1000,
+            patience: Duration::from_millis(50),
             decoder,
             carried: SocketPayload::Nothing,
             sender,

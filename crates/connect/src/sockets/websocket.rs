@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use arrow::datatypes::SchemaRef;
 use futures_util::{FutureExt, SinkExt, StreamExt};
@@ -21,28 +21,24 @@ use tokio_tungstenite::tungstenite::{Bytes, Error, Message};
 use tokio_tungstenite::{Connector, MaybeTlsStream, WebSocketStream, connect_async_tls_with_config};
 
 use super::line_tap::{LineTap, Sender, give};
-use super::tcp::PAUSE;
+use super::reconnect::{ConnectionEnd, SocketReader, read_on};
 use super::{keep_alive, tell_lost};
-use crate::bad_records::{BadRecordHandler, BadRecords, Decoded, OnError};
+use crate::bad_records::{BadRecordHandler, BadRecordPolicy, Decoded};
+use crate::connection::ServerOptions;
 use crate::decode::RecordDecoder;
 use crate::error::ConnectError;
 use crate::format::{self, MessageFormat};
 use crate::options::SecretText;
+use crate::read_options::ReadOptions;
 use crate::tls::{self, TlsOptions};
-use crate::{Guarantee, SourceSpec, options};
+use crate::{Guarantee, MakeSource, SourceSpec, options};
 
 const NAME: &str = "websocket source";
-const CONNECT: Duration = Duration::from_secs(10);
 /// Messages that are given together at most.
 const MESSAGES_MAX: usize = 1000;
 
 #[derive(Clone, Deserialize)]
-#[serde(deny_unknown_fields)]
 struct WebSocketOptions {
-    /// `ws://HOST:PORT/PATH`, or `wss:` for TLS; it may have a token in it.
-    url: SecretText,
-    /// Files of certificates.
-    tls: Option<TlsOptions>,
     /// What the request has beside what WebSockets need; without an `Authorization`, the token of
     /// `TIDEMILL_WEBSOCKET_TOKEN` is one.
     #[serde(default)]
@@ -52,25 +48,18 @@ struct WebSocketOptions {
     send: Vec<String>,
     #[serde(default)]
     format: MessageFormat,
-    #[serde(default = "options::a_megabyte")]
-    message_bytes_max: usize,
-    /// Ends when the server closes the connection.
-    #[serde(default)]
-    stop_at_end: bool,
-    #[serde(default)]
-    on_error: OnError,
-    /// How long the server may be away.
-    #[serde(default = "options::a_minute")]
-    patience_s: f64,
+    message_bytes_max: Option<usize>,
 }
 
+/// `url` is `ws://HOST:PORT/PATH`, or `wss:` for TLS; it may have a token in it.
 pub(crate) fn source(spec: &Value, schema: Option<SchemaRef>) -> Result<SourceSpec, ConnectError> {
-    let options: WebSocketOptions = options::read(NAME, spec)?;
+    type Groups = (WebSocketOptions, ServerOptions, ReadOptions);
+    let (options, server, reading) = options::read_groups::<Groups>(NAME, spec)?;
     let wrong = |reason: String| ConnectError::option(NAME, reason);
     let layout = options.format.layout();
     let schema = format::schema(NAME, layout, "value", schema)?;
-    let url = options.url.reveal();
-    let connector = match (url.starts_with("wss://"), &options.tls) {
+    let url = server.url.reveal();
+    let connector = match (url.starts_with("wss://"), &server.tls) {
         (true, tls) => Some(TlsOptions::or_environment(tls.as_ref()).and_then(|tls| tls.client()).map_err(wrong)?),
         (false, None) => None,
         (false, Some(_)) => return Err(wrong("`tls` needs a wss:// `url`".into())),
@@ -81,32 +70,27 @@ pub(crate) fn source(spec: &Value, schema: Option<SchemaRef>) -> Result<SourceSp
     let name = name.ok_or_else(|| wrong("`url` must be ws://HOST:PORT/PATH, or wss:// for TLS".into()))?.to_owned();
     let headers = headers(&options.headers).map_err(wrong)?;
     let decoder = RecordDecoder::new(layout, SchemaRef::clone(&schema)).map_err(wrong)?;
-    let bad: Arc<BadRecords> = Arc::default();
-    let counted = Arc::clone(&bad);
-    let shown = format!("websocket {name}");
-    Ok(SourceSpec {
-        name: shown.clone(),
-        schema: SchemaRef::clone(&schema),
-        copies_max: 1,
-        guarantee: Guarantee::AtMostOnce,
-        bad,
-        bad_schema: options.on_error.schema(),
-        bad_folder: options.on_error.folder(),
-        files: None,
-        make: Arc::new(move |context| {
-            tell_lost(context, &shown);
-            let reader = WebSocketReader {
-                options: options.clone(),
-                headers: headers.clone(),
-                connector: connector.clone().map(Connector::Rustls),
-                name: name.clone(),
-                decoder: decoder.clone(),
-                bad: BadRecordHandler::new(options.on_error.clone(), &counted, context.task().to_owned()),
-                number: 0,
-            };
-            Ok(Box::new(LineTap::new(SchemaRef::clone(&schema), false, |sender| reader.run(sender))))
-        }),
-    })
+    let message_bytes_max = options.message_bytes_max.unwrap_or(options::MESSAGE_BYTES_MAX);
+    let patience = server.patience().map_err(wrong)?;
+    let (stop_at_end, bad) = (reading.stop_at_end, BadRecordPolicy::new(reading.on_error));
+    let (handlers, made, shown) = (bad.clone(), SchemaRef::clone(&schema), format!("websocket {name}"));
+    let make: MakeSource = Arc::new(move |context| {
+        let reader = WebSocketReader {
+            url: server.url.clone(),
+            send: options.send.clone(),
+            message_bytes_max,
+            headers: headers.clone(),
+            connector: connector.clone().map(Connector::Rustls),
+            name: name.clone(),
+            decoder: decoder.clone(),
+            bad: handlers.handler(context.task().to_owned()),
+            number: 0,
+        };
+        tell_lost(context, &reader.name());
+        let run = move |sender| read_on(reader, stop_at_end, patience, sender);
+        Ok(Box::new(LineTap::new(SchemaRef::clone(&made), false, run)))
+    });
+    Ok(SourceSpec { copies_max: 1, ..SourceSpec::new(shown, schema, Guarantee::AtMostOnce, &bad, make) })
 }
 
 /// What is sent with the request, which no message shows.
@@ -136,24 +120,12 @@ fn headers(given: &BTreeMap<String, SecretText>) -> Result<HeaderMap, String> {
     Ok(headers)
 }
 
-/// Whether it is of use to connect again. A server that restarts closes connections in the middle of a handshake, and a
-/// proxy before it answers 502 to 504 meanwhile; another answer that is no WebSocket's, or a wrong URL, stays so.
-fn passes(error: &Error) -> bool {
-    if tls::remedy(&error.to_string()).is_some() {
-        return false;
-    }
-    match error {
-        Error::Io(_) | Error::ConnectionClosed | Error::AlreadyClosed => true,
-        Error::Protocol(ProtocolError::HandshakeIncomplete | ProtocolError::ResetWithoutClosingHandshake) => true,
-        Error::Http(answer) => answer.status().is_server_error(),
-        _ => false,
-    }
-}
-
 type Connection = WebSocketStream<MaybeTlsStream<TcpStream>>;
 
 struct WebSocketReader {
-    options: WebSocketOptions,
+    url: SecretText,
+    send: Vec<String>,
+    message_bytes_max: usize,
     headers: HeaderMap,
     /// With TLS.
     connector: Option<Connector>,
@@ -165,44 +137,20 @@ struct WebSocketReader {
     number: u64,
 }
 
-impl WebSocketReader {
-    async fn run(mut self, sender: Sender) -> Result<(), TaskError> {
-        let patience = Duration::from_secs_f64(self.options.patience_s.clamp(0.0, 1e6));
-        let mut away = Instant::now();
-        let mut told = false;
-        loop {
-            let connected = tokio::time::timeout(CONNECT, self.connect()).await;
-            let lost = match connected.unwrap_or_else(|_| Err(Error::Io(std::io::ErrorKind::TimedOut.into()))) {
-                Ok(connection) => {
-                    told = false;
-                    match self.read(connection, &sender).await? {
-                        None => return Ok(()),
-                        Some(Ok(())) if self.options.stop_at_end => return Ok(()),
-                        Some(ended) => {
-                            away = Instant::now();
-                            ended.err().map_or_else(|| "closed by the server".to_owned(), |error| error.to_string())
-                        }
-                    }
-                }
-                Err(error) if away.elapsed() >= patience || !passes(&error) => {
-                    return Err(format!("websocket {}: {}", self.name, tls::told(&error.to_string())).into());
-                }
-                Err(error) => error.to_string(),
-            };
-            if !std::mem::replace(&mut told, true) {
-                eprintln!(
-                    "tidemill: websocket {}: {lost}; what it sends until it is connected again is lost",
-                    self.name
-                );
-            }
-            tokio::time::sleep(PAUSE).await;
-        }
+impl SocketReader for WebSocketReader {
+    type Connection = Connection;
+    type Error = Error;
+
+    const CONNECT: Duration = Duration::from_secs(10);
+
+    fn name(&self) -> String {
+        format!("websocket {}", self.name)
     }
 
     async fn connect(&self) -> Result<Connection, Error> {
-        let bytes_max = Some(self.options.message_bytes_max);
+        let bytes_max = Some(self.message_bytes_max);
         let config = WebSocketConfig::default().max_message_size(bytes_max).max_frame_size(bytes_max);
-        let mut request = self.options.url.reveal().into_client_request()?;
+        let mut request = self.url.reveal().into_client_request()?;
         // In the place of what a request has of its own, such as its host.
         request.headers_mut().extend(self.headers.clone());
         let (mut connection, _) =
@@ -213,18 +161,13 @@ impl WebSocketReader {
             // There is none.
             _ => {}
         }
-        for text in &self.options.send {
+        for text in &self.send {
             connection.send(Message::text(text.as_str())).await?;
         }
         Ok(connection)
     }
 
-    /// Until the connection ends, which is told; nothing, if nobody wants more.
-    async fn read(
-        &mut self,
-        mut connection: Connection,
-        sender: &Sender,
-    ) -> Result<Option<Result<(), Error>>, TaskError> {
+    async fn read(&mut self, mut connection: Connection, sender: &Sender) -> Result<ConnectionEnd<Error>, TaskError> {
         loop {
             let first = tokio::select! {
                 message = connection.next() => message,
@@ -255,6 +198,22 @@ impl WebSocketReader {
         }
     }
 
+    /// A server that restarts closes connections in the middle of a handshake, and a proxy before it answers 502 to 504
+    /// meanwhile; another answer that is no WebSocket's, or a wrong URL, stays so.
+    fn passes(error: &Error) -> bool {
+        if tls::remedy(&error.to_string()).is_some() {
+            return false;
+        }
+        match error {
+            Error::Io(_) | Error::ConnectionClosed | Error::AlreadyClosed => true,
+            Error::Protocol(ProtocolError::HandshakeIncomplete | ProtocolError::ResetWithoutClosingHandshake) => true,
+            Error::Http(answer) => answer.status().is_server_error(),
+            _ => false,
+        }
+    }
+}
+
+impl WebSocketReader {
     fn rows(&mut self, messages: &[Bytes]) -> Result<Decoded, TaskError> {
         let records: Vec<&[u8]> = messages.iter().map(AsRef::as_ref).collect();
         let first = self.number + 1;

@@ -1,264 +1,30 @@
-//! Files as a stream: every file is a split of its own time, read a block at a time in turn with the others, from its
-//! first line on; then what is appended to it, and files that come.
-//!
-//! A path that comes to have another file, as logs are rotated, is read from that one's beginning, as soon as the one
-//! before has been read to its end: see `tail`.
-//!
-//! Objects of a store do not change, so each is over when it has been read; a prefix of keys is listed as a folder is.
-//! One is known, and is in checkpoints, for as long as it is there. (Times of objects tell nothing that would do
-//! instead of their names: one that is uploaded in parts has the time at which that began, and is seen when it ends.)
-//!
-//! Files belong to *shelves*, by a hash of their names, and shelves are what copies have and checkpoints save. So a
-//! file that comes later has its place whoever goes on from the checkpoint, and thousands of files that are over make
-//! no manifest long.
+//! The thread that looks for files, and reads them in turn.
 
 use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
-use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
-use arrow::array::RecordBatch;
-use arrow::datatypes::{DataType, Field, Schema, SchemaRef};
-use bytes::Bytes;
-use serde::Deserialize;
-use serde_json::{Value, json};
-use tidemill_dataflow::stream::source::{Next, Source};
-use tidemill_dataflow::{TaskContext, TaskError};
-use tidemill_storage::{ObjectStores, StorageOptions, without_passwords};
+use arrow::datatypes::{DataType, Field, Schema};
+use serde_json::json;
+use tidemill_dataflow::TaskError;
 use tokio::runtime::Handle;
 
-use super::list::FilePattern;
-use super::tail::{FilePosition, FileTail, TailPiece};
-use crate::bad_records::{BadRecordHandler, BadRecords, Decoded, OnError};
+use super::super::list::FilePattern;
+use super::super::position::FilePosition;
+use super::super::tail::{FileTail, TailPiece};
+use super::{FileEvent, shelf};
+use crate::bad_records::{BadRecordHandler, Decoded};
 use crate::decode::{RecordDecoder, RecordLayout, compressed};
-use crate::error::ConnectError;
-use crate::format::{self, LineFormat};
 use crate::idleness::IdleSplit;
-use crate::read_ahead::{FeedReceiver, FeedSender};
-use crate::{Guarantee, SourceSpec, hash, options};
+use crate::read_ahead::FeedSender;
 
-const NAME: &str = "files source";
-/// More copies would have nothing to read.
-const SHELVES: u32 = 64;
 /// Of objects that are not listed any more, so many are asked for at each listing.
 const MISSING_MAX: usize = 1000;
-/// Blocks that are read ahead.
-const QUEUE: usize = 4;
+
 /// So many files are kept open by all copies together, and some by each: those that came last, for they are those that
 /// are rotated. The others are opened whenever they have more.
 const OPEN_MAX: usize = 256;
 const OPEN_MIN: usize = 8;
-
-#[derive(Clone, Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct FileSourceOptions {
-    /// A file, a folder with everything below, or a glob; or the URL of an object, or of all whose keys begin with it.
-    path: String,
-    /// What the store of a URL has to be told.
-    #[serde(default)]
-    storage_options: StorageOptions,
-    #[serde(default)]
-    format: LineFormat,
-    /// Ends when all that is there at some moment has been read.
-    #[serde(default)]
-    stop_at_end: bool,
-    /// Between looks for new files; by default a second, and five for objects.
-    list_interval_ms: Option<u64>,
-    /// Between looks for what was appended.
-    #[serde(default = "tenth")]
-    poll_interval_ms: u64,
-    #[serde(default)]
-    on_error: OnError,
-    /// Of CSV: the first line of each file names its columns, in any order; others than the schema's are passed over.
-    #[serde(default = "yes")]
-    has_header: bool,
-    /// Of CSV.
-    #[serde(default = "options::comma")]
-    delimiter: char,
-}
-
-fn tenth() -> u64 {
-    100
-}
-
-fn yes() -> bool {
-    true
-}
-
-pub(crate) fn source(
-    spec: &Value,
-    schema: Option<SchemaRef>,
-    stores: &ObjectStores,
-) -> Result<SourceSpec, ConnectError> {
-    let options: FileSourceOptions = options::read(NAME, spec)?;
-    let wrong = |reason: String| ConnectError::option(NAME, reason);
-    let place = FilePattern::of(&options.path, &options.storage_options, stores).map_err(wrong)?;
-    let layout = options.format.layout(options.delimiter).map_err(wrong)?;
-    let schema = format::schema(NAME, layout, "line", schema)?;
-    if options.poll_interval_ms == 0 {
-        return Err(wrong("`poll_interval_ms` must be at least 1".into()));
-    }
-    let decoder = RecordDecoder::new(layout, SchemaRef::clone(&schema)).map_err(wrong)?;
-    let bad: Arc<BadRecords> = Arc::default();
-    let counted = Arc::clone(&bad);
-    Ok(SourceSpec {
-        name: format!("files {}", without_passwords(&options.path)),
-        schema,
-        copies_max: SHELVES,
-        guarantee: Guarantee::ExactlyOnce,
-        bad,
-        bad_schema: options.on_error.schema(),
-        bad_folder: options.on_error.folder(),
-        files: place.local_files(),
-        make: Arc::new(move |context| {
-            let copy = format!("{}-{}", context.task(), context.copy());
-            let bad = BadRecordHandler::new(options.on_error.clone(), &counted, copy);
-            let reader = FolderReader {
-                options: options.clone(),
-                place: place.clone(),
-                pool: Handle::current(),
-                layout,
-                decoder: decoder.clone(),
-                bad,
-                shelves: HashSet::new(),
-                files: Vec::new(),
-                names: HashSet::new(),
-                known: BTreeMap::new(),
-                some_gone: false,
-                open_max: (OPEN_MAX / context.copies() as usize).max(OPEN_MIN),
-            };
-            Ok(Box::new(FolderSource::new(reader, context)?))
-        }),
-    })
-}
-
-fn shelf(path: &str) -> u32 {
-    (hash::of_name(path) % u64::from(SHELVES)) as u32
-}
-
-/// What the reading thread gives.
-enum FileEvent {
-    /// Files that it had not told before; copies number files as they hear of them.
-    New(Vec<String>),
-    Rows {
-        file: u32,
-        rows: RecordBatch,
-        bad: Option<RecordBatch>,
-        /// Behind them.
-        position: FilePosition,
-    },
-    CaughtUp {
-        file: u32,
-        /// When it was looked at.
-        at: Instant,
-    },
-    Over {
-        file: u32,
-        /// It is not there any more: a file that comes to its path is another one.
-        is_gone: bool,
-    },
-    /// Objects that are over, and not there any more.
-    Gone(Vec<String>),
-    /// There is no file now that is read. It counts as one that has nothing, so that it holds back nobody's time.
-    Nothing { at: Instant, is_new: bool, file: u32 },
-}
-
-/// The source of one copy.
-struct FolderSource {
-    feed: FeedReceiver<FileEvent>,
-    /// The paths of its shelves, and how far each was read.
-    shelves: BTreeMap<u32, BTreeMap<String, FilePosition>>,
-    files: Vec<String>,
-}
-
-impl FolderSource {
-    fn new(mut reader: FolderReader, context: &TaskContext) -> Result<Self, TaskError> {
-        let mut shelves: BTreeMap<u32, BTreeMap<String, FilePosition>> = BTreeMap::new();
-        match context.restored().filter(|restored| !restored.splits.is_empty()) {
-            Some(restored) => {
-                for (name, bytes) in &restored.splits {
-                    let (shelf, positions) =
-                        name.parse().ok().zip(serde_json::from_slice(bytes).ok()).ok_or_else(|| {
-                            format!("the checkpoint has a split \"{name}\" that no files source made")
-                        })?;
-                    shelves.insert(shelf, positions);
-                }
-            }
-            None => {
-                let mine = (0..SHELVES).filter(|shelf| shelf % context.copies() == context.copy());
-                shelves.extend(mine.map(|shelf| (shelf, BTreeMap::new())));
-            }
-        }
-        reader.shelves = shelves.keys().copied().collect();
-        let known: BTreeMap<String, FilePosition> =
-            shelves.values().flatten().map(|(path, position)| (path.clone(), *position)).collect();
-        let name = format!("{}-{}", context.task(), context.copy());
-        let feed = FeedReceiver::start(name, QUEUE, move |feeder| reader.run(known, feeder))?;
-        Ok(FolderSource { feed, shelves, files: Vec::new() })
-    }
-}
-
-impl Source for FolderSource {
-    fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<Result<Next, TaskError>> {
-        loop {
-            let event = match self.feed.poll(context) {
-                Poll::Pending => return Poll::Pending,
-                Poll::Ready(event) => event?,
-            };
-            return Poll::Ready(Ok(match event {
-                None => Next::End,
-                Some(FileEvent::New(paths)) => {
-                    for path in &paths {
-                        self.shelves.entry(shelf(path)).or_default().entry(path.clone()).or_default();
-                    }
-                    self.files.extend(paths);
-                    continue;
-                }
-                Some(FileEvent::Rows { file, rows, bad, position }) => {
-                    let path = &self.files[file as usize];
-                    self.shelves.entry(shelf(path)).or_default().insert(path.clone(), position);
-                    if rows.num_rows() == 0 && bad.is_none() {
-                        continue;
-                    }
-                    Next::Rows { split: file, rows, bad }
-                }
-                Some(FileEvent::CaughtUp { file, at }) => Next::CaughtUp { split: file, at },
-                Some(FileEvent::Over { file, is_gone }) => {
-                    let path = &self.files[file as usize];
-                    if is_gone && let Some(positions) = self.shelves.get_mut(&shelf(path)) {
-                        positions.remove(path);
-                    }
-                    Next::SplitEnd { split: file }
-                }
-                Some(FileEvent::Gone(paths)) => {
-                    for path in &paths {
-                        if let Some(positions) = self.shelves.get_mut(&shelf(path)) {
-                            positions.remove(path);
-                        }
-                    }
-                    continue;
-                }
-                Some(FileEvent::Nothing { at, is_new, file }) => {
-                    if is_new {
-                        self.files.push("no file".into());
-                    }
-                    Next::CaughtUp { split: file, at }
-                }
-            }));
-        }
-    }
-
-    fn split_name(&self, split: u32) -> String {
-        self.files.get(split as usize).cloned().unwrap_or_else(|| "no file".into())
-    }
-
-    fn snapshot(&mut self) -> Result<Vec<(String, Bytes)>, TaskError> {
-        let saved = |(shelf, positions): (&u32, &BTreeMap<String, FilePosition>)| {
-            Ok((shelf.to_string(), Bytes::from(serde_json::to_vec(positions)?)))
-        };
-        self.shelves.iter().map(saved).collect()
-    }
-}
 
 /// A file that is read.
 struct FileRead {
@@ -276,16 +42,28 @@ struct FileColumns {
     projection: Vec<usize>,
 }
 
+/// What the readers of all copies have.
+#[derive(Clone)]
+pub(super) struct FolderReaderPlan {
+    pub(super) place: FilePattern,
+    pub(super) layout: RecordLayout,
+    pub(super) decoder: RecordDecoder,
+    /// Of CSV: the first line of each file names its columns.
+    pub(super) has_header: bool,
+    pub(super) stop_at_end: bool,
+    /// Between looks for new files.
+    pub(super) list_interval: Duration,
+    /// Between looks for what was appended.
+    pub(super) poll_interval: Duration,
+}
+
 /// Reads on a thread of its own.
-struct FolderReader {
-    options: FileSourceOptions,
-    place: FilePattern,
+pub(super) struct FolderReader {
+    plan: FolderReaderPlan,
+    bad: BadRecordHandler,
     /// For what is asked of a store.
     pool: Handle,
-    layout: RecordLayout,
-    decoder: RecordDecoder,
-    bad: BadRecordHandler,
-    shelves: HashSet<u32>,
+    pub(super) shelves: HashSet<u32>,
     files: Vec<FileRead>,
     /// Paths that are read, or are over.
     names: HashSet<String>,
@@ -297,18 +75,36 @@ struct FolderReader {
 }
 
 impl FolderReader {
-    fn run(mut self, known: BTreeMap<String, FilePosition>, feeder: &FeedSender<FileEvent>) -> Result<(), TaskError> {
+    /// Of one of `copies`, without shelves so far.
+    pub(super) fn new(plan: FolderReaderPlan, bad: BadRecordHandler, pool: Handle, copies: u32) -> Self {
+        FolderReader {
+            plan,
+            bad,
+            pool,
+            shelves: HashSet::new(),
+            files: Vec::new(),
+            names: HashSet::new(),
+            known: BTreeMap::new(),
+            some_gone: false,
+            open_max: (OPEN_MAX / copies as usize).max(OPEN_MIN),
+        }
+    }
+
+    pub(super) fn run(
+        mut self,
+        known: BTreeMap<String, FilePosition>,
+        feeder: &FeedSender<FileEvent>,
+    ) -> Result<(), TaskError> {
         self.known = known;
         let mut nothing: Option<(u32, IdleSplit)> = None;
         let mut looked = None;
         let mut number = 0;
         let waiter = feeder.waiter(&self.pool);
-        let list_interval = self.options.list_interval_ms.unwrap_or(if self.place.grows() { 1000 } else { 5000 });
         loop {
             let round = Instant::now();
-            let is_due = looked.is_none_or(|at: Instant| at.elapsed() >= Duration::from_millis(list_interval));
+            let is_due = looked.is_none_or(|at: Instant| at.elapsed() >= self.plan.list_interval);
             if std::mem::take(&mut self.some_gone) || is_due {
-                let paths = self.place.files(&waiter)?;
+                let paths = self.plan.place.files(&waiter)?;
                 if looked.is_none() {
                     let there: HashSet<&String> = paths.iter().collect();
                     let gone: Vec<&String> = self.known.keys().filter(|path| !there.contains(path)).collect();
@@ -322,7 +118,7 @@ impl FolderReader {
                 }
                 // A listing may take long in a large folder: a tenth of the time is enough for it.
                 looked = Some(Instant::now() + round.elapsed() * 9);
-                if !self.place.grows() && !self.forget(&paths, feeder)? {
+                if !self.plan.place.grows() && !self.forget(&paths, feeder)? {
                     return Ok(());
                 }
                 let new: Vec<String> = paths
@@ -336,7 +132,7 @@ impl FolderReader {
                     let numbers = (number..number + new.len() as u32).rev();
                     number += new.len() as u32;
                     for (path, file) in new.iter().zip(numbers) {
-                        let held = self.place.held(path, &waiter);
+                        let held = self.plan.place.held(path, &waiter);
                         let tail = FileTail::new(path.clone(), held, self.known.remove(path).unwrap_or_default());
                         self.files.push(FileRead { file, tail, columns: None, quiet: None });
                     }
@@ -345,7 +141,7 @@ impl FolderReader {
                     }
                 }
             }
-            if !self.options.stop_at_end {
+            if !self.plan.stop_at_end {
                 let is_new = nothing.is_none() && self.files.is_empty();
                 if is_new {
                     nothing = Some((number, IdleSplit::new(round)));
@@ -362,10 +158,10 @@ impl FolderReader {
             if progress {
                 continue;
             }
-            if self.options.stop_at_end {
+            if self.plan.stop_at_end {
                 return Ok(());
             }
-            let pause = Duration::from_millis(self.options.poll_interval_ms).max(round.elapsed() * 9);
+            let pause = self.plan.poll_interval.max(round.elapsed() * 9);
             if !feeder.rest(pause) {
                 return Ok(());
             }
@@ -378,7 +174,7 @@ impl FolderReader {
         let read: HashSet<&String> = self.files.iter().map(|reading| &reading.tail.path).collect();
         let is_missing = |path: &&String| listed.binary_search(path).is_err() && !read.contains(path);
         let missing = self.names.iter().chain(self.known.keys()).filter(is_missing).take(MISSING_MAX);
-        let gone = self.place.gone(missing.cloned().collect(), &feeder.waiter(&self.pool))?;
+        let gone = self.plan.place.gone(missing.cloned().collect(), &feeder.waiter(&self.pool))?;
         if gone.is_empty() {
             return Ok(true);
         }
@@ -410,7 +206,7 @@ impl FolderReader {
                     reading.quiet = None;
                     FileEvent::Rows { file, rows, bad, position }
                 }
-                ReadOutcome::Gone if !self.place.grows() => {
+                ReadOutcome::Gone if !self.plan.place.grows() => {
                     over.push(number);
                     FileEvent::Over { file, is_gone: false }
                 }
@@ -423,7 +219,7 @@ impl FolderReader {
                     self.names.remove(&reading.tail.path);
                     FileEvent::Over { file, is_gone: true }
                 }
-                ReadOutcome::Nothing if self.options.stop_at_end || !self.place.grows() => {
+                ReadOutcome::Nothing if self.plan.stop_at_end || !self.plan.place.grows() => {
                     over.push(number);
                     FileEvent::Over { file, is_gone: false }
                 }
@@ -442,8 +238,8 @@ impl FolderReader {
     }
 
     fn read(&mut self, reading: &mut FileRead) -> Result<ReadOutcome, TaskError> {
-        let has_header = matches!(self.layout, RecordLayout::Csv { .. }) && self.options.has_header;
-        let ended = self.options.stop_at_end || !self.place.grows();
+        let has_header = matches!(self.plan.layout, RecordLayout::Csv { .. }) && self.plan.has_header;
+        let ended = self.plan.stop_at_end || !self.plan.place.grows();
         if has_header && reading.columns.is_none() && reading.tail.position.offset > 0 {
             // It goes on behind its header.
             let mut start = reading.tail.rewound();
@@ -462,7 +258,7 @@ impl FolderReader {
         for (at, line) in lines.iter() {
             // A byte-order mark, which some programs begin a file with.
             let line = line.strip_prefix(b"\xef\xbb\xbf").filter(|_| at == 0).unwrap_or(line);
-            if self.layout != RecordLayout::Text && is_blank(line) {
+            if self.plan.layout != RecordLayout::Text && is_blank(line) {
                 continue;
             }
             if has_header && reading.columns.is_none() {
@@ -477,7 +273,7 @@ impl FolderReader {
 
     fn rows(&mut self, reading: &FileRead, records: &[(u64, &[u8])]) -> Result<Decoded, TaskError> {
         let texts: Vec<&[u8]> = records.iter().map(|(_, line)| *line).collect();
-        let decoder = reading.columns.as_ref().map_or(&self.decoder, |columns| &columns.decoder);
+        let decoder = reading.columns.as_ref().map_or(&self.plan.decoder, |columns| &columns.decoder);
         let bad = &mut self.bad;
         let path = &reading.tail.path;
         let rows = decoder.decode(&texts, |at, reason| {
@@ -499,8 +295,9 @@ impl FolderReader {
             return Err(failed(reason.into()));
         }
         let header = header.strip_prefix(b"\xef\xbb\xbf").unwrap_or(header);
-        let names = csv_values(header, self.options.delimiter as u8).map_err(failed)?;
-        let wanted = self.decoder.schema();
+        let RecordLayout::Csv { delimiter } = self.plan.layout else { unreachable!("nothing else has a header") };
+        let names = csv_values(header, delimiter).map_err(failed)?;
+        let wanted = self.plan.decoder.schema();
         let projection = wanted.fields().iter().map(|field| {
             names.iter().position(|name| name == field.name()).ok_or_else(|| {
                 failed(format!("its header has no column \"{}\"; it has {}", field.name(), names.join(", ")))
@@ -512,7 +309,7 @@ impl FolderReader {
             None => Field::new(name, DataType::Utf8, true),
         };
         let schema = Schema::new(names.iter().enumerate().map(field).collect::<Vec<_>>());
-        let decoder = RecordDecoder::new(self.layout, Arc::new(schema)).map_err(failed)?;
+        let decoder = RecordDecoder::new(self.plan.layout, Arc::new(schema)).map_err(failed)?;
         Ok(FileColumns { decoder, projection })
     }
 }
@@ -539,14 +336,13 @@ fn csv_values(line: &[u8], delimiter: u8) -> Result<Vec<String>, String> {
 #[cfg(test)]
 mod tests {
     use object_store::{ObjectStoreExt, PutPayload};
+    use tidemill_storage::{ObjectStores, StorageOptions};
 
+    use super::super::{QUEUE, SHELVES};
     use super::*;
-
-    /// Shelves are in checkpoints: a file must not move to another one with the next release.
-    #[test]
-    fn shelves_stay() {
-        assert_eq!(["a", "logs/2026-01-01.jsonl", "ü"].map(shelf), [31, 42, 46]);
-    }
+    use crate::bad_records::OnError;
+    use crate::format;
+    use crate::read_ahead::FeedReceiver;
 
     /// Whatever was read once stayed in all checkpoints. What is forgotten while it is there would be read again.
     #[test]
@@ -557,25 +353,20 @@ mod tests {
         let put = |name: &str| {
             runtime.block_on(store.put(&name.into(), PutPayload::from_static(b"1\n"))).unwrap();
         };
-        let options = json!({"path": "memory:///in", "format": "text", "list_interval_ms": 0, "poll_interval_ms": 0});
-        let reader = FolderReader {
-            options: serde_json::from_value(options).unwrap(),
+        let layout = RecordLayout::Text;
+        let schema = format::schema("files", layout, "line", None).unwrap();
+        let plan = FolderReaderPlan {
             place: FilePattern::Objects(objects),
-            pool: runtime.handle().clone(),
-            layout: RecordLayout::Text,
-            decoder: RecordDecoder::new(
-                RecordLayout::Text,
-                format::schema(NAME, RecordLayout::Text, "line", None).unwrap(),
-            )
-            .unwrap(),
-            bad: BadRecordHandler::new(OnError::Raise, &Arc::default(), "bad".into()),
-            shelves: (0..SHELVES).collect(),
-            files: Vec::new(),
-            names: HashSet::new(),
-            known: BTreeMap::new(),
-            some_gone: false,
-            open_max: OPEN_MIN,
+            layout,
+            decoder: RecordDecoder::new(layout, schema).unwrap(),
+            has_header: false,
+            stop_at_end: false,
+            list_interval: Duration::ZERO,
+            poll_interval: Duration::ZERO,
         };
+        let bad = BadRecordHandler::new(OnError::Raise, &Arc::default(), "bad".into());
+        let mut reader = FolderReader::new(plan, bad, runtime.handle().clone(), 1);
+        reader.shelves = (0..SHELVES).collect();
         put("in/a");
         put("in/b");
         // One of a checkpoint, which went away before the job went on.

@@ -1,0 +1,177 @@
+//! Files as a stream: every file is a split of its own time, read a block at a time in turn with the others, from its
+//! first line on; then what is appended to it, and files that come.
+//!
+//! A path that comes to have another file, as logs are rotated, is read from that one's beginning, as soon as the one
+//! before has been read to its end: see `tail`.
+//!
+//! Objects of a store do not change, so each is over when it has been read; a prefix of keys is listed as a folder is.
+//! One is known, and is in checkpoints, for as long as it is there. (Times of objects tell nothing that would do
+//! instead of their names: one that is uploaded in parts has the time at which that began, and is seen when it ends.)
+//!
+//! Files belong to *shelves*, by a hash of their names, and shelves are what copies have and checkpoints save. So a
+//! file that comes later has its place whoever goes on from the checkpoint, and thousands of files that are over make
+//! no manifest long.
+//!
+//! | module   | what is in it                              |
+//! |----------|--------------------------------------------|
+//! | `reader` | the thread that looks for files and reads  |
+//! | `spec`   | options, and the source that they describe |
+
+mod reader;
+mod spec;
+
+use std::collections::BTreeMap;
+use std::task::{Context, Poll, ready};
+use std::time::Instant;
+
+use arrow::array::RecordBatch;
+use bytes::Bytes;
+use tidemill_dataflow::stream::source::{Next, Source};
+use tidemill_dataflow::{TaskContext, TaskError};
+
+use self::reader::FolderReader;
+use super::position::FilePosition;
+use crate::hash;
+use crate::read_ahead::FeedReceiver;
+
+pub(crate) use spec::source;
+
+/// More copies would have nothing to read.
+const SHELVES: u32 = 64;
+/// Blocks that are read ahead.
+const QUEUE: usize = 4;
+
+fn shelf(path: &str) -> u32 {
+    (hash::of_name(path) % u64::from(SHELVES)) as u32
+}
+
+/// What the reading thread gives.
+enum FileEvent {
+    /// Files that it had not told before; copies number files as they hear of them.
+    New(Vec<String>),
+    Rows {
+        file: u32,
+        rows: RecordBatch,
+        bad: Option<RecordBatch>,
+        /// Behind them.
+        position: FilePosition,
+    },
+    CaughtUp {
+        file: u32,
+        /// When it was looked at.
+        at: Instant,
+    },
+    Over {
+        file: u32,
+        /// It is not there any more: a file that comes to its path is another one.
+        is_gone: bool,
+    },
+    /// Objects that are over, and not there any more.
+    Gone(Vec<String>),
+    /// There is no file now that is read. It counts as one that has nothing, so that it holds back nobody's time.
+    Nothing { at: Instant, is_new: bool, file: u32 },
+}
+
+/// The source of one copy.
+struct FolderSource {
+    feed: FeedReceiver<FileEvent>,
+    /// The paths of its shelves, and how far each was read.
+    shelves: BTreeMap<u32, BTreeMap<String, FilePosition>>,
+    files: Vec<String>,
+}
+
+impl FolderSource {
+    fn new(mut reader: FolderReader, context: &TaskContext) -> Result<Self, TaskError> {
+        let mut shelves: BTreeMap<u32, BTreeMap<String, FilePosition>> = BTreeMap::new();
+        match context.restored().filter(|restored| !restored.splits.is_empty()) {
+            Some(restored) => {
+                for (name, bytes) in &restored.splits {
+                    let (shelf, positions) =
+                        name.parse().ok().zip(serde_json::from_slice(bytes).ok()).ok_or_else(|| {
+                            format!("the checkpoint has a split \"{name}\" that no files source made")
+                        })?;
+                    shelves.insert(shelf, positions);
+                }
+            }
+            None => {
+                let mine = (0..SHELVES).filter(|shelf| shelf % context.copies() == context.copy());
+                shelves.extend(mine.map(|shelf| (shelf, BTreeMap::new())));
+            }
+        }
+        reader.shelves = shelves.keys().copied().collect();
+        let known: BTreeMap<String, FilePosition> =
+            shelves.values().flatten().map(|(path, position)| (path.clone(), *position)).collect();
+        let name = format!("{}-{}", context.task(), context.copy());
+        let feed = FeedReceiver::start(name, QUEUE, move |feeder| reader.run(known, feeder))?;
+        Ok(FolderSource { feed, shelves, files: Vec::new() })
+    }
+}
+
+impl Source for FolderSource {
+    fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<Result<Next, TaskError>> {
+        loop {
+            return Poll::Ready(Ok(match ready!(self.feed.poll(context))? {
+                None => Next::End,
+                Some(FileEvent::New(paths)) => {
+                    for path in &paths {
+                        self.shelves.entry(shelf(path)).or_default().entry(path.clone()).or_default();
+                    }
+                    self.files.extend(paths);
+                    continue;
+                }
+                Some(FileEvent::Rows { file, rows, bad, position }) => {
+                    let path = &self.files[file as usize];
+                    self.shelves.entry(shelf(path)).or_default().insert(path.clone(), position);
+                    if rows.num_rows() == 0 && bad.is_none() {
+                        continue;
+                    }
+                    Next::Rows { split: file, rows, bad }
+                }
+                Some(FileEvent::CaughtUp { file, at }) => Next::CaughtUp { split: file, at },
+                Some(FileEvent::Over { file, is_gone }) => {
+                    let path = &self.files[file as usize];
+                    if is_gone && let Some(positions) = self.shelves.get_mut(&shelf(path)) {
+                        positions.remove(path);
+                    }
+                    Next::SplitEnd { split: file }
+                }
+                Some(FileEvent::Gone(paths)) => {
+                    for path in &paths {
+                        if let Some(positions) = self.shelves.get_mut(&shelf(path)) {
+                            positions.remove(path);
+                        }
+                    }
+                    continue;
+                }
+                Some(FileEvent::Nothing { at, is_new, file }) => {
+                    if is_new {
+                        self.files.push("no file".into());
+                    }
+                    Next::CaughtUp { split: file, at }
+                }
+            }));
+        }
+    }
+
+    fn split_name(&self, split: u32) -> String {
+        self.files.get(split as usize).cloned().unwrap_or_else(|| "no file".into())
+    }
+
+    fn snapshot(&mut self) -> Result<Vec<(String, Bytes)>, TaskError> {
+        let saved = |(shelf, positions): (&u32, &BTreeMap<String, FilePosition>)| {
+            Ok((shelf.to_string(), Bytes::from(serde_json::to_vec(positions)?)))
+        };
+        self.shelves.iter().map(saved).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::shelf;
+
+    /// Shelves are in checkpoints: a file must not move to another one with the next release.
+    #[test]
+    fn shelves_stay() {
+        assert_eq!(["a", "logs/2026-01-01.jsonl", "ü"].map(shelf), [31, 42, 46]);
+    }
+}

@@ -1,0 +1,77 @@
+//! What people write to describe a source, and what is made of it.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use arrow::datatypes::SchemaRef;
+use serde::Deserialize;
+use serde_json::Value;
+use tidemill_storage::{ObjectStores, StorageOptions, without_passwords};
+use tokio::runtime::Handle;
+
+use super::super::list::FilePattern;
+use super::reader::{FolderReader, FolderReaderPlan};
+use super::{FolderSource, SHELVES};
+use crate::bad_records::BadRecordPolicy;
+use crate::decode::RecordDecoder;
+use crate::error::ConnectError;
+use crate::format::{self, LineOptions};
+use crate::read_options::ReadOptions;
+use crate::{Guarantee, MakeSource, SourceSpec, options};
+
+const NAME: &str = "files source";
+
+/// Between looks for new files, and for new objects, unless told.
+const LIST_INTERVAL_MS: u64 = 1000;
+const OBJECTS_INTERVAL_MS: u64 = 5000;
+/// Between looks for what was appended, unless told.
+const POLL_INTERVAL_MS: u64 = 100;
+
+#[derive(Deserialize)]
+struct FileSourceOptions {
+    /// A file, a folder with everything below, or a glob; or the URL of an object, or of all whose keys begin with it.
+    path: String,
+    /// What the store of a URL has to be told.
+    #[serde(default)]
+    storage_options: StorageOptions,
+    /// Between looks for new files.
+    list_interval_ms: Option<u64>,
+    /// Between looks for what was appended.
+    poll_interval_ms: Option<u64>,
+    /// Of CSV: the first line of each file names its columns, in any order, which is so unless told; others than the
+    /// schema's are passed over.
+    has_header: Option<bool>,
+}
+
+pub(crate) fn source(spec: &Value, schema: Option<SchemaRef>, stores: &ObjectStores) -> Result<SourceSpec, ConnectError> {
+    type Groups = (FileSourceOptions, LineOptions, ReadOptions);
+    let (options, lines, reading) = options::read_groups::<Groups>(NAME, spec)?;
+    let wrong = |reason: String| ConnectError::option(NAME, reason);
+    let place = FilePattern::of(&options.path, &options.storage_options, stores).map_err(wrong)?;
+    let layout = lines.layout().map_err(wrong)?;
+    let schema = format::schema(NAME, layout, "line", schema)?;
+    let poll_interval_ms = options.poll_interval_ms.unwrap_or(POLL_INTERVAL_MS);
+    if poll_interval_ms == 0 {
+        return Err(wrong("`poll_interval_ms` must be at least 1".into()));
+    }
+    let list_interval_ms = if place.grows() { LIST_INTERVAL_MS } else { OBJECTS_INTERVAL_MS };
+    let files = place.local_files();
+    let plan = FolderReaderPlan {
+        place,
+        layout,
+        decoder: RecordDecoder::new(layout, SchemaRef::clone(&schema)).map_err(wrong)?,
+        has_header: options.has_header.unwrap_or(true),
+        stop_at_end: reading.stop_at_end,
+        list_interval: Duration::from_millis(options.list_interval_ms.unwrap_or(list_interval_ms)),
+        poll_interval: Duration::from_millis(poll_interval_ms),
+    };
+    let bad = BadRecordPolicy::new(reading.on_error);
+    let (handlers, name) = (bad.clone(), format!("files {}", without_passwords(&options.path)));
+    let make: MakeSource = Arc::new(move |context| {
+        let bad = handlers.handler(format!("{}-{}", context.task(), context.copy()));
+        let reader = FolderReader::new(plan.clone(), bad, Handle::current(), context.copies());
+        Ok(Box::new(FolderSource::new(reader, context)?))
+    });
+    let spec = SourceSpec::new(name, schema, Guarantee::ExactlyOnce, &bad, make);
+    Ok(SourceSpec { copies_max: SHELVES, files, ..spec })
+}

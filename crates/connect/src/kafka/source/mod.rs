@@ -1,0 +1,195 @@
+//! Partitions of a topic, each a split: assigned, not balanced by a group. Their offsets are in checkpoints and nowhere
+//! else.
+//!
+//! Copy c of n begins with the partitions p for which p % n is c, or those that a checkpoint deals to it. All copies
+//! know which partitions any of them had at the checkpoint; one that nobody had goes to copy p % n, and is read from
+//! its beginning, or where `start` says if it was there when the job began.
+//!
+//! An offset that is not there any more, because the topic keeps records for less time than the job was away, is an
+//! error: nothing is passed over in silence. So is a topic that was deleted and made anew, whose offsets are those of
+//! other records: with an offset a checkpoint has a mark of the record before it, which is looked at first, see
+//! `position`.
+//!
+//! | module   | what is in it                                     |
+//! |----------|---------------------------------------------------|
+//! | `rows`   | records of a partition as rows                    |
+//! | `reader` | the thread that reads                             |
+//! | `spec`   | options, and the source that they describe        |
+
+mod reader;
+mod rows;
+mod spec;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::task::{Context as Wakes, Poll, ready};
+use std::time::Instant;
+
+use arrow::array::RecordBatch;
+use arrow::datatypes::SchemaRef;
+use bytes::Bytes;
+use serde::{Deserialize, Serialize};
+use tidemill_dataflow::stream::source::{Next, Source};
+use tidemill_dataflow::{TaskContext, TaskError};
+
+use self::reader::{KafkaReader, KafkaReaderPlan};
+use super::position::PartitionPosition;
+use crate::bad_records::BadRecordHandler;
+use crate::read_ahead::FeedReceiver;
+
+pub(crate) use spec::source;
+
+/// Batches that are read ahead.
+const QUEUE: usize = 4;
+/// The name of what copies share.
+const SHARED: &str = "partitions";
+
+/// What copies tell each other by a checkpoint.
+#[derive(Default, Serialize, Deserialize)]
+struct SharedPositions {
+    /// The partitions that a copy had.
+    held: Vec<i32>,
+    /// How many there were when the job began.
+    initial: i32,
+}
+
+/// What a copy begins with.
+#[derive(Clone, Default)]
+struct RestoredPositions {
+    /// Of its partitions.
+    places: BTreeMap<i32, PartitionPosition>,
+    /// The partitions of all copies.
+    held: BTreeSet<i32>,
+    initial: Option<i32>,
+}
+
+impl RestoredPositions {
+    fn of(context: &TaskContext) -> Result<Self, TaskError> {
+        let mut mine = RestoredPositions::default();
+        let Some(restored) = context.restored() else { return Ok(mine) };
+        for (name, bytes) in &restored.splits {
+            let (partition, place) = name
+                .parse()
+                .ok()
+                .zip(PartitionPosition::of(bytes))
+                .ok_or_else(|| format!("the checkpoint has a split \"{name}\" that no kafka source made"))?;
+            mine.places.insert(partition, place);
+        }
+        for bytes in restored.shared.get(SHARED).into_iter().flatten() {
+            let shared: SharedPositions = serde_json::from_slice(bytes)?;
+            mine.held.extend(shared.held);
+            mine.initial = mine.initial.max(Some(shared.initial));
+        }
+        Ok(mine)
+    }
+}
+
+enum KafkaEvent {
+    /// Partitions that the copy has from now on, where they are read from, and how many there were at the job's
+    /// beginning.
+    Assigned {
+        places: Vec<(i32, PartitionPosition)>,
+        initial: i32,
+    },
+    /// `place` is behind them.
+    Rows {
+        partition: i32,
+        rows: RecordBatch,
+        bad: Option<RecordBatch>,
+        place: PartitionPosition,
+    },
+    CaughtUp {
+        partition: i32,
+        /// When there was nothing more.
+        at: Instant,
+    },
+    Over {
+        partition: i32,
+    },
+    /// The copy has no partition.
+    Nothing,
+}
+
+/// The source of one copy.
+struct KafkaSource {
+    topic: String,
+    feed: FeedReceiver<KafkaEvent>,
+    schema: SchemaRef,
+    /// Splits, by partition.
+    numbers: BTreeMap<i32, u32>,
+    /// Behind the last row that was given.
+    places: BTreeMap<i32, PartitionPosition>,
+    initial: Option<i32>,
+}
+
+impl KafkaSource {
+    /// Starts the thread that reads for the copy of `context`, which is called `copy`.
+    fn start(
+        plan: KafkaReaderPlan,
+        bad: BadRecordHandler,
+        copy: String,
+        restored: RestoredPositions,
+        context: &TaskContext,
+    ) -> Result<Self, TaskError> {
+        let RestoredPositions { places, held, initial } = restored;
+        let (topic, schema) = (plan.topic.clone(), SchemaRef::clone(&plan.schema));
+        let reader = KafkaReader::new(plan, bad, &copy, context, (held, initial));
+        let begun = places.clone();
+        let feed = FeedReceiver::start(copy, QUEUE, move |feeder| reader.run(begun, feeder))?;
+        Ok(KafkaSource { topic, feed, schema, numbers: BTreeMap::new(), places, initial })
+    }
+}
+
+impl Source for KafkaSource {
+    fn poll_next(&mut self, context: &mut Wakes<'_>) -> Poll<Result<Next, TaskError>> {
+        loop {
+            return Poll::Ready(Ok(match ready!(self.feed.poll(context))? {
+                None => Next::End,
+                Some(KafkaEvent::Assigned { places, initial }) => {
+                    let mut last = None;
+                    for (partition, place) in places {
+                        let number = self.numbers.len() as u32;
+                        self.numbers.insert(partition, number);
+                        self.places.insert(partition, place);
+                        last = Some(number);
+                    }
+                    self.initial = Some(initial);
+                    // Whoever hears of the last one knows that there are the others, and does not go ahead of them in
+                    // time.
+                    match last {
+                        Some(split) => {
+                            let rows = RecordBatch::new_empty(SchemaRef::clone(&self.schema));
+                            Next::rows(split, rows)
+                        }
+                        None => continue,
+                    }
+                }
+                Some(KafkaEvent::Rows { partition, rows, bad, place }) => {
+                    self.places.insert(partition, place);
+                    if rows.num_rows() == 0 && bad.is_none() {
+                        continue;
+                    }
+                    Next::Rows { split: self.numbers[&partition], rows, bad }
+                }
+                Some(KafkaEvent::CaughtUp { partition, at }) => Next::CaughtUp { split: self.numbers[&partition], at },
+                Some(KafkaEvent::Over { partition }) => Next::SplitEnd { split: self.numbers[&partition] },
+                Some(KafkaEvent::Nothing) => Next::CaughtUp { split: 0, at: Instant::now() },
+            }));
+        }
+    }
+
+    fn split_name(&self, split: u32) -> String {
+        let of = self.numbers.iter().find(|(_, number)| **number == split);
+        of.map_or_else(|| self.topic.clone(), |(partition, _)| format!("{}[{partition}]", self.topic))
+    }
+
+    fn snapshot(&mut self) -> Result<Vec<(String, Bytes)>, TaskError> {
+        Ok(self.places.iter().map(|(partition, place)| (partition.to_string(), place.to_bytes())).collect())
+    }
+
+    fn shared(&mut self) -> Result<Vec<(String, Bytes)>, TaskError> {
+        // Before it knows, whoever goes on begins as it did.
+        let Some(initial) = self.initial else { return Ok(Vec::new()) };
+        let shared = SharedPositions { held: self.places.keys().copied().collect(), initial };
+        Ok(vec![(SHARED.into(), serde_json::to_vec(&shared)?.into())])
+    }
+}

@@ -1,0 +1,71 @@
+//! What a server may lose that it has said to have.
+
+use std::collections::BTreeMap;
+
+/// By which a server keeps what it has, or does not.
+pub(super) const SETTINGS: [&str; 3] = ["appendonly", "appendfsync", "maxmemory-policy"];
+
+/// What settings of a server mean for rows that are to be there once.
+pub(super) fn risks(settings: &BTreeMap<String, String>, expires: bool) -> Vec<String> {
+    let mut risks = Vec::new();
+    let unsaid: Vec<&str> = SETTINGS.into_iter().filter(|name| !settings.contains_key(*name)).collect();
+    if !unsaid.is_empty() {
+        risks.push(format!(
+            "it does not say whether it keeps what is committed (CONFIG GET {}): make sure that it has appendonly \
+             yes, appendfsync always and maxmemory-policy noeviction, or allow this user +config|get",
+            unsaid.join(" ")
+        ));
+    }
+    let is = |name: &str, value: &str| settings.get(name).is_some_and(|found| found == value);
+    if is("appendonly", "no") {
+        risks.push(
+            "it does not write each change to disk (appendonly no): when it ends, rows committed since its last \
+             snapshot are lost, or come again; appendonly yes and appendfsync always keep them"
+                .to_owned(),
+        );
+    } else if let Some(often) = settings.get("appendfsync").filter(|often| *often != "always") {
+        let lost = if often == "everysec" { "of the last second" } else { "since the system last wrote" };
+        risks.push(format!(
+            "it does not wait until a change is on disk (appendfsync {often}): when its machine fails, committed rows \
+             {lost} are lost, or come again; appendfsync always keeps them"
+        ));
+    }
+    if let Some(policy) = settings.get("maxmemory-policy") {
+        if policy.starts_with("allkeys") {
+            risks.push(format!(
+                "it evicts keys when its memory is full (maxmemory-policy {policy}): committed rows may be lost, or \
+                 come again; noeviction keeps them"
+            ));
+        } else if policy.starts_with("volatile") && expires {
+            risks.push(format!(
+                "it evicts expiring keys when its memory is full (maxmemory-policy {policy}), and these hashes \
+                 expire: committed rows may be lost before their time; noeviction keeps them, or leave `expire` out"
+            ));
+        }
+    }
+    risks
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A server that loses what it has said to have is to be told of, and one that does not say.
+    #[test]
+    fn servers_that_forget_are_told_of() {
+        let told = |settings: &[(&str, &str)], expires: bool| {
+            let settings = settings.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned()));
+            risks(&settings.collect(), expires).join(" ")
+        };
+        let of = |aof, often, policy, expires| {
+            told(&[("appendonly", aof), ("appendfsync", often), ("maxmemory-policy", policy)], expires)
+        };
+        assert_eq!(of("yes", "always", "noeviction", true) + &of("yes", "always", "volatile-ttl", false), "");
+        assert!(told(&[], false).contains("(CONFIG GET appendonly appendfsync maxmemory-policy)"));
+        let both = of("no", "everysec", "allkeys-lru", false);
+        assert!(both.contains("(appendonly no)") && both.contains("(maxmemory-policy allkeys-lru)"), "{both}");
+        assert!(!both.contains("(appendfsync"), "{both}");
+        assert!(of("yes", "everysec", "noeviction", false).contains("(appendfsync everysec)"));
+        assert!(of("yes", "always", "volatile-lru", true).contains("(maxmemory-policy volatile-lru)"));
+    }
+}
