@@ -3,17 +3,18 @@
 
 mod handover;
 
+use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::time::Duration;
 
 use arrow::array::RecordBatch;
 use bytes::Bytes;
-use tidemill_checkpoint::{Control, EventTime, Mark, Snapshot};
+use tidemill_checkpoint::{Barrier, Control, EventTime, Mark, Snapshot};
 use tidemill_net::notice;
-use tokio::time::{Instant, MissedTickBehavior, interval_at};
+use tokio::time::{Instant, Interval, MissedTickBehavior, interval_at};
 
 use crate::error::TaskError;
-use crate::flow::{Inputs, Item, Outputs};
+use crate::flow::{Handover, Inputs, Item, Outputs};
 use crate::task::TaskContext;
 use crate::work::Work;
 
@@ -211,130 +212,196 @@ pub trait Operator: Send {
 
 /// Runs an operator to its end.
 pub(crate) async fn drive(
-    mut operator: impl Operator,
+    operator: impl Operator,
     mut inputs: Inputs,
-    mut outputs: Outputs,
+    outputs: Outputs,
     context: &TaskContext,
 ) -> Result<(), TaskError> {
-    let mut emit = Emit::default();
-    let mut handover = inputs.take_handover();
+    let handover = inputs.take_handover();
     if context.had_ended() {
         // So have those that it would hear from, and what it had to say at its end it has said.
         return Ok(());
     }
-    operator.begin(context);
-    let calls_program = operator.calls_program();
-    if calls_program {
-        inputs.give_few();
-    }
-    let work = context.work(context.task());
-    let mut ticks = operator.ticks().map(|every| {
-        let mut ticks = interval_at(Instant::now() + every, every);
-        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        ticks
-    });
-    let mut wanted = Vec::new();
-    while !inputs.is_over() {
-        if !outputs.is_wanted() {
-            return Ok(());
-        }
-        if inputs.is_idle() {
-            outputs.flush().await?;
-        }
-        wanted.clear();
-        wanted.extend((0..inputs.len()).map(|port| operator.wants(port)));
-        let found = match &mut ticks {
-            None => inputs.recv_any(|port| wanted[port]).await?,
-            Some(ticks) => {
-                let found = tokio::select! {
-                    biased;
-                    _ = ticks.tick() => None,
-                    found = inputs.recv_any(|port| wanted[port]) => Some(found?),
-                };
-                let Some(found) = found else {
-                    let flow = work.time(0, || operator.on_tick(&mut emit))?;
-                    // Most often there is nothing to say, and what the outputs collect goes on being collected.
-                    if flow == Flow::More || !emit.0.is_empty() {
-                        send(&mut operator, flow, &mut emit, &mut outputs, &work).await?;
-                        outputs.flush().await?;
-                    }
-                    continue;
-                };
-                found
-            }
-        };
-        let flow = match found {
-            Some((port, Some(Item::Batch(batch)))) => {
-                let (rows, since) = (batch.num_rows(), Instant::now());
-                let flow = work.time(rows, || operator.on_batch(port, batch, &mut emit))?;
-                if calls_program {
-                    inputs.port(port).took(rows, since.elapsed());
-                }
-                flow
-            }
-            Some((_, Some(Item::Mark(mark)))) => {
-                match &mark {
-                    // It ends idleness, and tells nothing of time.
-                    Mark::Watermark(EventTime::MIN) => {}
-                    Mark::Watermark(time) => {
-                        let flow = work.time(0, || operator.on_watermark(*time, &mut emit))?;
-                        send(&mut operator, flow, &mut emit, &mut outputs, &work).await?;
-                    }
-                    Mark::Idle => {
-                        let flow = operator.on_idle(&mut emit)?;
-                        send(&mut operator, flow, &mut emit, &mut outputs, &work).await?;
-                    }
-                    Mark::Barrier(barrier) => {
-                        let flow = operator.before_barrier(&mut emit)?;
-                        send(&mut operator, flow, &mut emit, &mut outputs, &work).await?;
-                        if let Some(states) = context.states() {
-                            states.save_kept(barrier.epoch, |whole| operator.snapshot(whole))?;
-                        }
-                    }
-                }
-                outputs.mark(&mark).await?;
-                if matches!(&mark, Mark::Barrier(barrier) if barrier.control == Control::Stop) {
-                    // It goes on from there another time. The ends that follow are not the streams', nor is the time
-                    // that they set free: what came of it now would come again.
-                    return Ok(());
-                }
-                if let (Mark::Barrier(barrier), Some(handover), Some(states)) = (&mark, &mut handover, context.states())
-                    && let Some(map) = barrier.route_of(context.task())
-                {
-                    // Behind the barrier in the outputs: who is further down does not wait for this.
-                    let moves = handover.moves(map);
-                    let moved = handover.run(&mut operator, barrier, map).await?;
-                    states.moved(&moves, moved);
-                }
-                continue;
-            }
-            Some((port, None)) => operator.on_input_end(port, &mut emit)?,
-            None => return Err("the operator accepts no input although ports are still open".into()),
-        };
-        send(&mut operator, flow, &mut emit, &mut outputs, &work).await?;
-    }
-    let flow = work.time(0, || operator.on_end(&mut emit))?;
-    send(&mut operator, flow, &mut emit, &mut outputs, &work).await
+    let mut driver = OperatorDriver::new(operator, inputs, outputs, handover, context);
+    driver.run().await
 }
 
-async fn send(
-    operator: &mut impl Operator,
-    mut flow: Flow,
-    emit: &mut Emit,
-    outputs: &mut Outputs,
-    work: &Work,
-) -> Result<(), TaskError> {
-    loop {
-        for (port, batch) in emit.0.drain(..) {
-            if port >= outputs.len() {
-                return Err(format!("the operator sent to output port {port} of {}", outputs.len()).into());
+/// What an operator's driver waits for.
+enum OperatorEvent {
+    /// An input port and what came by it, if it has not ended. `None`: no port is wanted.
+    Input(Option<(usize, Option<Item>)>),
+    Tick,
+}
+
+/// An operator that runs. Events come one at a time, from [`OperatorDriver::next_event`].
+struct OperatorDriver<'a, O> {
+    context: &'a TaskContext,
+    work: Arc<Work>,
+    ticks: Option<Interval>,
+    calls_program: bool,
+    handover: Option<Handover>,
+    /// Which input ports the operator wants now.
+    wanted: Vec<bool>,
+    emit: Emit,
+    outputs: Outputs,
+    inputs: Inputs,
+    operator: O,
+}
+
+impl<'a, O: Operator> OperatorDriver<'a, O> {
+    fn new(
+        mut operator: O,
+        mut inputs: Inputs,
+        outputs: Outputs,
+        handover: Option<Handover>,
+        context: &'a TaskContext,
+    ) -> Self {
+        operator.begin(context);
+        let calls_program = operator.calls_program();
+        if calls_program {
+            inputs.give_few();
+        }
+        let ticks = operator.ticks().map(|every| {
+            let mut ticks = interval_at(Instant::now() + every, every);
+            ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+            ticks
+        });
+        OperatorDriver {
+            context,
+            work: context.work(context.task()),
+            ticks,
+            calls_program,
+            handover,
+            wanted: Vec::new(),
+            emit: Emit::default(),
+            outputs,
+            inputs,
+            operator,
+        }
+    }
+
+    async fn run(&mut self) -> Result<(), TaskError> {
+        while !self.inputs.is_over() {
+            if !self.outputs.is_wanted() {
+                return Ok(());
             }
-            outputs.port(port).send(batch).await?;
+            if self.inputs.is_idle() {
+                self.outputs.flush().await?;
+            }
+            let flow = match self.next_event().await? {
+                OperatorEvent::Tick => {
+                    self.on_tick().await?;
+                    continue;
+                }
+                OperatorEvent::Input(Some((port, Some(Item::Batch(batch))))) => self.on_batch(port, batch)?,
+                OperatorEvent::Input(Some((_, Some(Item::Mark(mark))))) => {
+                    if self.on_mark(mark).await?.is_break() {
+                        return Ok(());
+                    }
+                    continue;
+                }
+                OperatorEvent::Input(Some((port, None))) => self.operator.on_input_end(port, &mut self.emit)?,
+                OperatorEvent::Input(None) => {
+                    return Err("the operator accepts no input although ports are still open".into());
+                }
+            };
+            self.send(flow).await?;
         }
-        if flow == Flow::Done {
-            return Ok(());
+        let flow = self.work.time(0, || self.operator.on_end(&mut self.emit))?;
+        self.send(flow).await
+    }
+
+    async fn next_event(&mut self) -> Result<OperatorEvent, TaskError> {
+        self.wanted.clear();
+        self.wanted.extend((0..self.inputs.len()).map(|port| self.operator.wants(port)));
+        let wanted = &self.wanted;
+        let Some(ticks) = &mut self.ticks else {
+            return Ok(OperatorEvent::Input(self.inputs.recv_any(|port| wanted[port]).await?));
+        };
+        Ok(tokio::select! {
+            biased;
+            _ = ticks.tick() => OperatorEvent::Tick,
+            found = self.inputs.recv_any(|port| wanted[port]) => OperatorEvent::Input(found?),
+        })
+    }
+
+    async fn on_tick(&mut self) -> Result<(), TaskError> {
+        let flow = self.work.time(0, || self.operator.on_tick(&mut self.emit))?;
+        // Most often there is nothing to say, and what the outputs collect goes on being collected.
+        if flow == Flow::More || !self.emit.0.is_empty() {
+            self.send(flow).await?;
+            self.outputs.flush().await?;
         }
-        flow = work.time(0, || operator.more(emit))?;
+        Ok(())
+    }
+
+    fn on_batch(&mut self, port: usize, batch: RecordBatch) -> Result<Flow, TaskError> {
+        let (rows, since) = (batch.num_rows(), Instant::now());
+        let flow = self.work.time(rows, || self.operator.on_batch(port, batch, &mut self.emit))?;
+        if self.calls_program {
+            self.inputs.port(port).took(rows, since.elapsed());
+        }
+        Ok(flow)
+    }
+
+    /// Returns `Break` at a barrier where the job stops. It resumes from there another time: the ends that follow are
+    /// not the streams', nor is the time that they set free. What came of it now would come again.
+    async fn on_mark(&mut self, mark: Mark) -> Result<ControlFlow<()>, TaskError> {
+        match &mark {
+            // It ends idleness, and tells nothing of time.
+            Mark::Watermark(EventTime::MIN) => {}
+            Mark::Watermark(time) => {
+                let flow = self.work.time(0, || self.operator.on_watermark(*time, &mut self.emit))?;
+                self.send(flow).await?;
+            }
+            Mark::Idle => {
+                let flow = self.operator.on_idle(&mut self.emit)?;
+                self.send(flow).await?;
+            }
+            Mark::Barrier(barrier) => {
+                let flow = self.operator.before_barrier(&mut self.emit)?;
+                self.send(flow).await?;
+                if let Some(states) = self.context.states() {
+                    states.save_kept(barrier.epoch, |whole| self.operator.snapshot(whole))?;
+                }
+            }
+        }
+        self.outputs.mark(&mark).await?;
+        let Mark::Barrier(barrier) = mark else { return Ok(ControlFlow::Continue(())) };
+        if barrier.control == Control::Stop {
+            return Ok(ControlFlow::Break(()));
+        }
+        // Behind the barrier in the outputs: who is further down does not wait for this.
+        self.rebalance(&barrier).await?;
+        Ok(ControlFlow::Continue(()))
+    }
+
+    /// Hands over the buckets that move at a barrier, and takes those that come.
+    async fn rebalance(&mut self, barrier: &Barrier) -> Result<(), TaskError> {
+        if let (Some(handover), Some(states)) = (&mut self.handover, self.context.states())
+            && let Some(map) = barrier.route_of(self.context.task())
+        {
+            let moves = handover.moves(map);
+            let moved = handover.run(&mut self.operator, barrier, map).await?;
+            states.moved(&moves, moved);
+        }
+        Ok(())
+    }
+
+    /// Sends what the operator has emitted, until it has nothing more.
+    async fn send(&mut self, mut flow: Flow) -> Result<(), TaskError> {
+        loop {
+            for (port, batch) in self.emit.0.drain(..) {
+                if port >= self.outputs.len() {
+                    return Err(format!("the operator sent to output port {port} of {}", self.outputs.len()).into());
+                }
+                self.outputs.port(port).send(batch).await?;
+            }
+            if flow == Flow::Done {
+                return Ok(());
+            }
+            flow = self.work.time(0, || self.operator.more(&mut self.emit))?;
+        }
     }
 }
 

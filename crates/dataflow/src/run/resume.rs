@@ -63,28 +63,41 @@ impl Resume {
         job: &str,
         settings: &CheckpointSettings,
     ) -> Result<Resume, DataflowError> {
-        let mut names = HashSet::new();
-        for task in &flow.tasks {
-            if !task.streaming {
-                return Err(DataflowError::Checkpoint(format!(
-                    "task \"{}\" keeps rows until its input ends, or does not know how to save its state",
-                    task.name
-                )));
-            }
-            if !names.insert(&task.name) {
-                let reason = format!("two tasks are named \"{}\", but checkpoints identify tasks by name", task.name);
-                return Err(DataflowError::Checkpoint(reason));
-            }
-        }
-        if let Some(task) = flow.tasks.iter().find(|task| forgets(settings, &task.name)) {
-            return Err(DataflowError::Checkpoint(format!(
-                "drop_state= names \"{}\", which the job still has; to start that step from nothing, give it another step_name()",
-                task.name
-            )));
-        }
-        let first = comm.rank() == 0;
+        check_tasks(flow, settings)?;
+        let mut resume = Resume::new(flow, job, settings);
+        let is_first = comm.rank() == 0;
         let run =
             format!("{:x}-{:x}", SystemTime::UNIX_EPOCH.elapsed().map_or(0, |t| t.as_nanos()), std::process::id());
+        let (mut failed, mut older, mut none) = (None, Vec::new().into_iter(), true);
+        if is_first {
+            match resume.look(comm, pool, &run) {
+                Ok(kept) => (none, older) = (kept.is_empty(), kept.manifests.into_iter()),
+                Err(reason) => failed = Some(reason),
+            }
+        }
+        loop {
+            let found = is_first.then(|| match &failed {
+                Some(reason) => RestorePoint::Error { reason: reason.clone() },
+                None => resume.next(pool, &run, &mut older, none),
+            });
+            match share(comm, found)? {
+                RestorePoint::Error { reason } => return Err(DataflowError::Checkpoint(reason)),
+                RestorePoint::Nothing { run, claim } => {
+                    resume.join(comm, pool, run, claim)?;
+                    return Ok(resume);
+                }
+                RestorePoint::Checkpoint { run, claim, manifest } => {
+                    resume.join(comm, pool, run, claim)?;
+                    if resume.restore(comm, pool, governor, flow, manifest)? {
+                        return Ok(resume);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Of a job that has found nothing yet.
+    fn new(flow: &Flow, job: &str, settings: &CheckpointSettings) -> Resume {
         let member = |(at, task): (usize, &FlowTask)| Member {
             name: task.name.clone(),
             copies: task.workers.len() as u32,
@@ -92,81 +105,70 @@ impl Resume {
             stays: flow.stays(at),
             schema: task.state.clone(),
         };
-        let members = flow.tasks.iter().enumerate().map(member);
         let is_sink = |task: &&FlowTask| task.keeps == Keeps::Nothing;
-        let sinks = flow.tasks.iter().filter(is_sink).map(|task| task.name.clone());
-        let mut resume = Resume {
+        Resume {
             settings: settings.clone(),
             run: String::new(),
             job: job.to_owned(),
-            members: members.collect(),
-            sinks: sinks.collect(),
+            members: flow.tasks.iter().enumerate().map(member).collect(),
+            sinks: flow.tasks.iter().filter(is_sink).map(|task| task.name.clone()).collect(),
             begin: Begin::default(),
             restored: HashMap::new(),
             hold: None,
             found: None,
-        };
-        let (mut failed, mut older, mut none) = (None, Vec::new().into_iter(), true);
-        if first {
-            match resume.look(comm, pool, &run) {
-                Ok(kept) => (none, older) = (kept.is_empty(), kept.manifests.into_iter()),
-                Err(reason) => failed = Some(reason),
-            }
         }
-        loop {
-            let found = first.then(|| match &failed {
-                Some(reason) => RestorePoint::Error { reason: reason.clone() },
-                None => resume.next(pool, &run, &mut older, none),
-            });
-            let found = share(comm, found)?;
-            if let RestorePoint::Nothing { run, claim } | RestorePoint::Checkpoint { run, claim, .. } = &found
-                && resume.run.is_empty()
-            {
-                resume.run.clone_from(run);
-                resume.check_shared(comm, pool, *claim)?;
-            }
-            match found {
-                RestorePoint::Error { reason } => return Err(DataflowError::Checkpoint(reason)),
-                RestorePoint::Nothing { .. } => return Ok(resume),
-                RestorePoint::Checkpoint { manifest, .. } => {
-                    let read = pool.block_on(resume.read(&manifest, flow, governor, comm.rank()));
-                    let mut damage = None;
-                    let mut all = [0u8];
-                    comm.allreduce(&[Read::of(&read) as u8], &mut all, &ReduceOp::Min)?;
-                    match read {
-                        Ok(restored) if all[0] == Read::Whole as u8 => {
-                            resume.restored = restored;
-                            resume.tell_found();
-                            for member in &mut resume.members {
-                                member.route = member.route_in(&manifest);
-                                member.behind(&manifest);
-                            }
-                            resume.begin.from = Some(Arc::from(manifest));
-                            return Ok(resume);
-                        }
-                        Ok(_) => {}
-                        Err(error) if all[0] == Read::Refused as u8 => {
-                            return Err(DataflowError::Checkpoint(error.to_string()));
-                        }
-                        Err(error) => damage = Some(error.to_string()),
-                    }
-                    if all[0] == Read::Refused as u8 {
-                        return Err(DataflowError::Checkpoint(format!(
-                            "checkpoint {} could not be read by another worker",
-                            manifest.epoch
-                        )));
-                    }
-                    // Others may have read their parts, and do not know what is wrong.
-                    match (damage, settings.may_repeat) {
-                        (None, true) => {}
-                        (damage, _) => {
-                            let reason = damage.as_deref().unwrap_or("another worker cannot read its part");
-                            resume.leave_out(manifest.epoch, reason).map_err(DataflowError::Checkpoint)?;
-                        }
-                    }
+    }
+
+    /// Collective: makes worker 0's run this worker's, if it has none yet.
+    fn join(&mut self, comm: &Communicator, pool: &Handle, run: String, claim: u64) -> Result<(), DataflowError> {
+        if !self.run.is_empty() {
+            return Ok(());
+        }
+        self.run = run;
+        self.check_shared(comm, pool, claim)
+    }
+
+    /// Collective: every worker reads its part of a checkpoint. Returns whether the job resumes from it; if not, it may
+    /// resume from an older one.
+    fn restore(
+        &mut self,
+        comm: &Communicator,
+        pool: &Handle,
+        governor: &Governor,
+        flow: &Flow,
+        manifest: Box<Manifest>,
+    ) -> Result<bool, DataflowError> {
+        let read = pool.block_on(self.read(&manifest, flow, governor, comm.rank()));
+        let mut worst = [0u8];
+        comm.allreduce(&[Read::of(&read) as u8], &mut worst, &ReduceOp::Min)?;
+        let is_refused = worst[0] == Read::Refused as u8;
+        let damage = match read {
+            Ok(restored) if worst[0] == Read::Whole as u8 => {
+                self.restored = restored;
+                self.tell_found();
+                for member in &mut self.members {
+                    member.route = member.route_in(&manifest);
+                    member.behind(&manifest);
                 }
+                self.begin.from = Some(Arc::from(manifest));
+                return Ok(true);
             }
+            Err(error) if is_refused => return Err(DataflowError::Checkpoint(error.to_string())),
+            Ok(_) if is_refused => {
+                return Err(DataflowError::Checkpoint(format!(
+                    "checkpoint {} could not be read by another worker",
+                    manifest.epoch
+                )));
+            }
+            Ok(_) => None,
+            Err(error) => Some(error.to_string()),
+        };
+        // Those that have read their parts do not know what is wrong: where that may be passed over, they say nothing.
+        if damage.is_some() || !self.settings.may_repeat {
+            let reason = damage.as_deref().unwrap_or("another worker cannot read its part");
+            self.leave_out(manifest.epoch, reason).map_err(DataflowError::Checkpoint)?;
         }
+        Ok(false)
     }
 
     /// Collective: whether all workers write to the same place. Where each has one of its own, nothing could ever be
@@ -418,6 +420,30 @@ impl Resume {
         }
         Ok(restored)
     }
+}
+
+/// Whether checkpoints can be made of a job's tasks, and none has a state that is to be dropped.
+fn check_tasks(flow: &Flow, settings: &CheckpointSettings) -> Result<(), DataflowError> {
+    let mut names = HashSet::new();
+    for task in &flow.tasks {
+        if !task.streaming {
+            return Err(DataflowError::Checkpoint(format!(
+                "task \"{}\" keeps rows until its input ends, or does not know how to save its state",
+                task.name
+            )));
+        }
+        if !names.insert(&task.name) {
+            let reason = format!("two tasks are named \"{}\", but checkpoints identify tasks by name", task.name);
+            return Err(DataflowError::Checkpoint(reason));
+        }
+    }
+    if let Some(task) = flow.tasks.iter().find(|task| forgets(settings, &task.name)) {
+        return Err(DataflowError::Checkpoint(format!(
+            "drop_state= names \"{}\", which the job still has; to start that step from nothing, give it another step_name()",
+            task.name
+        )));
+    }
+    Ok(())
 }
 
 /// Whether a task keeps anything, or has given what it kept when its job came to its end.

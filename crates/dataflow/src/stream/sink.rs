@@ -7,6 +7,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -14,13 +15,16 @@ use arrow::array::RecordBatch;
 use bytes::Bytes;
 use futures_util::future::BoxFuture;
 use tidemill_checkpoint::coordinator::ALL;
-use tidemill_checkpoint::{Control, Mark, Moved, Snapshot};
+use tidemill_checkpoint::{Barrier, Control, Mark, Moved, Snapshot};
+use tokio::sync::watch;
 use tokio::time::{Instant, sleep_until};
 
+use crate::checkpoint::CopyStates;
 use crate::error::TaskError;
 use crate::flow::{Inputs, Item};
 use crate::rebalance::Moves;
 use crate::task::TaskContext;
+use crate::work::Work;
 
 /// How often a row may appear at a sink when its job fails and goes on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -115,161 +119,209 @@ pub fn split_name(epoch: u64, copy: u32) -> String {
     format!("{epoch}.{copy}")
 }
 
-enum Wake {
+/// What a sink's driver waits for.
+enum SinkEvent {
     Item(Option<Item>),
     Durable,
+    /// Without checkpoints: it is time to commit.
     Tick,
-    Looked,
+    /// Something has changed for a sink that is full: look again whether it may take rows.
+    Changed,
 }
 
 /// What is prepared and not committed, by epoch, with the name of its split.
 type Prepared = BTreeMap<(u64, String), Bytes>;
 
+/// A sink that runs. Events come one at a time, from [`SinkDriver::next_event`].
+struct SinkDriver<'a, S> {
+    context: &'a TaskContext,
+    states: Option<&'a CopyStates>,
+    barriers: watch::Receiver<Option<Barrier>>,
+    durable: watch::Receiver<u64>,
+    /// Epochs whose barriers overtake rows.
+    hurries: watch::Receiver<u64>,
+    work: Arc<Work>,
+    /// Without checkpoints: when to commit next.
+    tick: Instant,
+    /// The epoch of the last barrier. Without checkpoints there is one for each tick.
+    last: u64,
+    /// The last epoch that is durable.
+    done: u64,
+    /// Behind which epoch a checkpoint was asked for.
+    asked: Option<u64>,
+    prepared: Prepared,
+    inputs: Inputs,
+    sink: S,
+}
+
 /// Runs a sink to its end.
-pub(crate) async fn drive<S: Sink>(mut sink: S, mut inputs: Inputs, context: &TaskContext) -> Result<(), TaskError> {
+pub(crate) async fn drive<S: Sink>(mut sink: S, inputs: Inputs, context: &TaskContext) -> Result<(), TaskError> {
     sink.begin().await?;
-    let work = context.work(context.task());
-    let states = context.states();
-    let at_most_once = context.at_most_once();
-    let mut prepared = Prepared::new();
-    let mut last = 0;
-    if let Some(restored) = states.and_then(|states| states.restored()) {
-        last = restored.epoch;
+    let mut driver = SinkDriver::new(sink, inputs, context);
+    driver.restore().await?;
+    loop {
+        let event = driver.next_event().await?;
+        if driver.handle(event).await?.is_break() {
+            return driver.end().await;
+        }
+    }
+}
+
+impl<'a, S: Sink> SinkDriver<'a, S> {
+    fn new(sink: S, inputs: Inputs, context: &'a TaskContext) -> Self {
+        let states = context.states();
+        let never = || watch::Sender::new(0).subscribe();
+        SinkDriver {
+            context,
+            states,
+            barriers: states.map_or_else(|| watch::Sender::new(None).subscribe(), CopyStates::barriers),
+            durable: states.map_or_else(never, CopyStates::durable),
+            hurries: states.map_or_else(never, CopyStates::hurries),
+            work: context.work(context.task()),
+            tick: Instant::now() + COMMIT_INTERVAL,
+            last: 0,
+            done: 0,
+            asked: None,
+            prepared: Prepared::new(),
+            inputs,
+            sink,
+        }
+    }
+
+    /// Commits what the checkpoint has that the job resumes from.
+    async fn restore(&mut self) -> Result<(), TaskError> {
+        let Some(restored) = self.states.and_then(CopyStates::restored) else { return Ok(()) };
+        self.last = restored.epoch;
+        self.done = restored.epoch;
         for (name, bytes) in &restored.splits {
             let epoch = name.split('.').next().and_then(|epoch| epoch.parse().ok());
             let epoch = epoch.ok_or_else(|| format!("the checkpoint has a split \"{name}\" that no sink made"))?;
-            prepared.insert((epoch, name.clone()), bytes.clone());
+            self.prepared.insert((epoch, name.clone()), bytes.clone());
         }
-        // The checkpoint is durable, or there would be nothing to go on from.
-        commit(&mut sink, &mut prepared, ALL).await?;
+        // The checkpoint is durable, or the job could not resume from it.
+        self.commit(ALL).await
     }
-    let name = |epoch: u64| (epoch, split_name(epoch, context.copy()));
-    let mut durable = match states {
-        Some(states) => states.durable(),
-        None => tokio::sync::watch::Sender::new(0).subscribe(),
-    };
-    let mut barriers = match states {
-        Some(states) => states.barriers(),
-        None => tokio::sync::watch::Sender::new(None).subscribe(),
-    };
-    let mut hurries = match states {
-        Some(states) => states.hurries(),
-        None => tokio::sync::watch::Sender::new(0).subscribe(),
-    };
-    let mut tick = Instant::now() + COMMIT_INTERVAL;
-    // Behind which epoch a checkpoint was asked for.
-    let mut asked = None;
-    // The last epoch that is durable.
-    let mut done = last;
-    loop {
-        let fullness = sink.fullness();
-        if fullness >= 0.5 && states.is_none() {
-            tick = Instant::now();
-        }
-        // Before that barrier there are only the rows that are on their way already.
-        let barrier_comes = barriers.borrow().as_ref().is_some_and(|barrier| barrier.epoch > last);
-        if let Some(states) = states.filter(|_| fullness >= 0.5 && !barrier_comes)
-            && asked.replace(last) != Some(last)
-        {
-            states.full(last);
-        }
-        // Nor does it hold up a checkpoint that is under way, which only needs what is behind its barrier if that has
-        // overtaken rows: it comes to those who send when these rows have gone on.
-        let may_wait = done >= last || *hurries.borrow() < last;
-        let is_full = fullness >= 1.0 && !barrier_comes && may_wait && states.is_some();
-        let wake = tokio::select! {
+
+    async fn next_event(&mut self) -> Result<SinkEvent, TaskError> {
+        let (has_states, is_full) = (self.states.is_some(), self.is_full());
+        Ok(tokio::select! {
             biased;
-            Ok(()) = durable.changed(), if states.is_some() => Wake::Durable,
-            () = sleep_until(tick), if states.is_none() => Wake::Tick,
-            Ok(()) = barriers.changed(), if is_full => Wake::Looked,
-            Ok(()) = hurries.changed(), if is_full => Wake::Looked,
-            item = inputs.recv_any(|_| true), if !is_full => Wake::Item(item?.and_then(|(_, item)| item)),
+            Ok(()) = self.durable.changed(), if has_states => SinkEvent::Durable,
+            () = sleep_until(self.tick), if !has_states => SinkEvent::Tick,
+            Ok(()) = self.barriers.changed(), if is_full => SinkEvent::Changed,
+            Ok(()) = self.hurries.changed(), if is_full => SinkEvent::Changed,
+            item = self.inputs.recv_any(|_| true), if !is_full => SinkEvent::Item(item?.and_then(|(_, item)| item)),
+        })
+    }
+
+    /// Whether the sink takes no rows for now. From half of what it may keep on, it asks to be emptied.
+    fn is_full(&mut self) -> bool {
+        let fullness = self.sink.fullness();
+        let Some(states) = self.states else {
+            if fullness >= 0.5 {
+                self.tick = Instant::now();
+            }
+            return false;
         };
-        match wake {
-            Wake::Item(Some(Item::Batch(rows))) => {
+        // Before a barrier that comes there are only the rows that are on their way already.
+        if self.barriers.borrow().as_ref().is_some_and(|barrier| barrier.epoch > self.last) {
+            return false;
+        }
+        if fullness >= 0.5 && self.asked.replace(self.last) != Some(self.last) {
+            states.full(self.last);
+        }
+        // A full sink must not hold up a checkpoint under way. That needs what comes after its barrier only if the
+        // barrier has overtaken rows: then senders get to the barrier when these rows have gone on.
+        let may_wait = self.done >= self.last || *self.hurries.borrow() < self.last;
+        fullness >= 1.0 && may_wait
+    }
+
+    /// Returns `Break` when no more rows come.
+    async fn handle(&mut self, event: SinkEvent) -> Result<ControlFlow<()>, TaskError> {
+        match event {
+            SinkEvent::Item(Some(Item::Batch(rows))) => {
                 let count = rows.num_rows();
-                work.time_async(count, sink.write(rows)).await?;
+                self.work.time_async(count, self.sink.write(rows)).await?;
             }
-            Wake::Item(Some(Item::Mark(Mark::Barrier(barrier)))) => {
-                prepare(&mut sink, &mut prepared, name(barrier.epoch), at_most_once).await?;
-                last = barrier.epoch;
-                if let Some(states) = states {
-                    states.save(barrier.epoch, true, snapshot(&prepared));
-                    if barrier.route_of(context.task()).is_some() {
-                        // It keeps nothing by key: to know that others come is all.
-                        states.moved(&Moves::default(), Moved { epoch: barrier.epoch, ..Moved::default() });
-                    }
-                }
-                if barrier.control == Control::Stop {
-                    break;
-                }
+            SinkEvent::Item(Some(Item::Mark(Mark::Barrier(barrier)))) => return self.on_barrier(&barrier).await,
+            SinkEvent::Item(Some(Item::Mark(_))) | SinkEvent::Changed => {}
+            SinkEvent::Item(None) if self.inputs.is_over() => return Ok(ControlFlow::Break(())),
+            SinkEvent::Item(None) => {}
+            SinkEvent::Durable => {
+                self.done = *self.durable.borrow_and_update();
+                self.commit(self.done).await?;
             }
-            Wake::Item(Some(Item::Mark(_))) => {}
-            Wake::Item(None) if inputs.is_over() => break,
-            Wake::Item(None) | Wake::Looked => {}
-            Wake::Durable => {
-                done = *durable.borrow_and_update();
-                commit(&mut sink, &mut prepared, done).await?;
-            }
-            Wake::Tick => {
-                last += 1;
-                prepare(&mut sink, &mut prepared, name(last), true).await?;
-                tick = Instant::now() + COMMIT_INTERVAL;
+            SinkEvent::Tick => {
+                self.last += 1;
+                self.prepare(self.last, true).await?;
+                self.tick = Instant::now() + COMMIT_INTERVAL;
             }
         }
+        Ok(ControlFlow::Continue(()))
     }
-    prepare(&mut sink, &mut prepared, name(last + 1), at_most_once).await?;
-    if let Some(states) = states {
-        states.end(snapshot(&prepared)).await?;
+
+    async fn on_barrier(&mut self, barrier: &Barrier) -> Result<ControlFlow<()>, TaskError> {
+        self.prepare(barrier.epoch, self.context.at_most_once()).await?;
+        self.last = barrier.epoch;
+        if let Some(states) = self.states {
+            states.save(barrier.epoch, true, snapshot(&self.prepared));
+            if barrier.route_of(self.context.task()).is_some() {
+                // It keeps nothing by key: to know that others come is all.
+                states.moved(&Moves::default(), Moved { epoch: barrier.epoch, ..Moved::default() });
+            }
+        }
+        let stops = barrier.control == Control::Stop;
+        Ok(if stops { ControlFlow::Break(()) } else { ControlFlow::Continue(()) })
+    }
+
+    /// Prepares an epoch. Commits it `at_once` if no checkpoint is to know of it: with at most once, whoever resumes
+    /// from the checkpoint would commit it again.
+    async fn prepare(&mut self, epoch: u64, at_once: bool) -> Result<(), TaskError> {
+        let bytes = self.sink.prepare(epoch).await?;
+        if bytes.is_empty() {
+            return Ok(());
+        }
+        if at_once {
+            return self.sink.commit(bytes).await;
+        }
+        self.prepared.insert((epoch, split_name(epoch, self.context.copy())), bytes);
+        Ok(())
+    }
+
+    /// Commits what belongs to `epoch` and before, in order.
+    async fn commit(&mut self, epoch: u64) -> Result<(), TaskError> {
+        while let Some(entry) = self.prepared.first_entry().filter(|entry| entry.key().0 <= epoch) {
+            self.sink.commit(entry.get().clone()).await?;
+            entry.remove();
+        }
+        Ok(())
+    }
+
+    /// Prepares the rest, and commits it when it is durable.
+    async fn end(mut self) -> Result<(), TaskError> {
+        self.prepare(self.last + 1, self.context.at_most_once()).await?;
+        let Some(states) = self.states else { return self.commit(ALL).await };
+        states.end(snapshot(&self.prepared)).await?;
         // Others may go on for long. A checkpoint of an epoch whose barrier has not come here was made when this end
         // was known, and has it.
         loop {
-            let epoch = *durable.borrow_and_update();
-            let was_left = !prepared.is_empty();
-            commit(&mut sink, &mut prepared, epoch).await?;
+            let epoch = *self.durable.borrow_and_update();
+            let was_left = !self.prepared.is_empty();
+            self.commit(epoch).await?;
             if epoch == ALL {
                 return Ok(());
             }
-            if was_left && prepared.is_empty() {
+            if was_left && self.prepared.is_empty() {
                 states.has_nothing_left();
             }
-            if durable.changed().await.is_err() {
+            if self.durable.changed().await.is_err() {
                 return Err("the run ended before its last checkpoint".into());
             }
         }
     }
-    commit(&mut sink, &mut prepared, ALL).await
-}
-
-/// Prepares an epoch, and commits it `at_once` if nothing is to know of it: at most once, what a checkpoint had would
-/// be committed again by whoever goes on from it.
-async fn prepare(
-    sink: &mut impl Sink,
-    prepared: &mut Prepared,
-    name: (u64, String),
-    at_once: bool,
-) -> Result<(), TaskError> {
-    let bytes = sink.prepare(name.0).await?;
-    if bytes.is_empty() {
-        return Ok(());
-    }
-    if at_once {
-        return sink.commit(bytes).await;
-    }
-    prepared.insert(name, bytes);
-    Ok(())
 }
 
 fn snapshot(prepared: &Prepared) -> Snapshot {
     let splits = prepared.iter().map(|((_, name), bytes)| (name.clone(), bytes.clone())).collect();
     Snapshot { splits, ..Snapshot::default() }
-}
-
-/// Commits what belongs to `epoch` and before, in order.
-async fn commit(sink: &mut impl Sink, prepared: &mut Prepared, epoch: u64) -> Result<(), TaskError> {
-    while let Some(entry) = prepared.first_entry().filter(|entry| entry.key().0 <= epoch) {
-        sink.commit(entry.get().clone()).await?;
-        entry.remove();
-    }
-    Ok(())
 }

@@ -12,14 +12,16 @@ use arrow::datatypes::{DataType, Field, Schema, SchemaRef, TimeUnit};
 use bytes::Bytes;
 use futures_util::future::BoxFuture;
 use tidemill_checkpoint::coordinator::ALL;
-use tidemill_checkpoint::{Control, EventTime, Mark, Snapshot};
+use tidemill_checkpoint::{Barrier, Control, EventTime, Mark, Snapshot};
 use tokio::sync::watch;
 use tokio::time::sleep_until;
 
 use super::clock::Clock;
 use super::held::AtMostOnceBuffer;
+use crate::checkpoint::CopyStates;
 use crate::error::TaskError;
 use crate::flow::Outputs;
+use crate::source_progress::SourceTracker;
 use crate::task::TaskContext;
 use crate::work::QUEUE;
 
@@ -289,153 +291,255 @@ pub fn time_column(schema: &SchemaRef, name: &str) -> Result<usize, String> {
     }
 }
 
-enum Wake {
+/// What a source's driver waits for.
+enum SourceEvent {
     Next(Next),
+    /// The source has nothing for now.
     Waiting,
     Barrier,
     Durable,
+    /// A split may have become idle.
     Idle,
+}
+
+/// What comes after an event.
+enum AfterEvent {
+    Continue,
+    /// Nobody wants more rows. That is an end like any other: the places of its splits are kept.
+    End,
+    /// The job stops at the barrier of this epoch.
+    Stop(u64),
+}
+
+/// A source that runs. Events come one at a time, from [`SourceDriver::next_event`].
+struct SourceDriver<'a, S> {
+    states: Option<&'a CopyStates>,
+    barriers: watch::Receiver<Option<Barrier>>,
+    durable: watch::Receiver<u64>,
+    place: SourceTracker,
+    clock: Option<Clock>,
+    /// Rows that wait for a durable checkpoint: at most once.
+    held: Option<AtMostOnceBuffer>,
+    /// The last thing that the source said is that it has nothing for now.
+    waiting: bool,
+    ended: bool,
+    /// Rows take whoever gets them so long that the source was told to give few.
+    slow: bool,
+    /// The last epoch whose checkpoint has what the copy kept before its end.
+    passed: u64,
+    outputs: Outputs,
+    source: S,
 }
 
 /// Runs a source to its end. `missed`: it tells no time, though others wait for it.
 pub(crate) async fn drive<S: Source>(
-    mut source: S,
+    source: S,
     times: Option<EventTimes>,
     missed: bool,
     mut outputs: Outputs,
     context: &TaskContext,
 ) -> Result<(), TaskError> {
     let schema = outputs.port(ROWS_PORT).schema();
-    let mut clock = times.map(|times| Clock::new(times, schema, context.restored())).transpose()?;
-    let mut place = context.sources().place(context.task(), context.copy());
-    if missed {
-        place.tell_none();
-    }
-    let states = context.states();
-    // Without checkpoints there are no barriers, and all is durable at the end.
-    let durable_now = watch::Sender::new(0);
-    let (mut barriers, mut durable) = match states {
-        Some(states) => (states.barriers(), states.durable()),
-        None => (watch::Sender::new(None).subscribe(), durable_now.subscribe()),
-    };
+    let clock = times.map(|times| Clock::new(times, schema, context.restored())).transpose()?;
     if context.had_ended() {
-        if let Some(states) = states {
-            states.end(snapshot(&mut source, clock.as_ref())?).await?;
-        }
-        if source.repeats_last_words() {
-            source.durable(ALL);
-            source.last_words().await?;
-        }
-        return Ok(());
+        return end_again(source, clock, context).await;
     }
-    let mut held = match context.at_most_once() && source.rereads() {
-        true => Some(AtMostOnceBuffer::new(&snapshot(&mut source, clock.as_ref())?)),
-        false => None,
-    };
-    let (mut waiting, mut ended, mut slow) = (false, false, false);
-    // The last epoch whose checkpoint has what it kept before its end.
-    let mut passed = context.restored().map_or(0, |restored| restored.epoch);
-    loop {
-        if ended && held.as_ref().is_none_or(AtMostOnceBuffer::is_empty) {
-            break;
+    let mut driver = SourceDriver::new(source, clock, missed, outputs, context)?;
+    match driver.run().await? {
+        Some(epoch) => leave(driver.source, &mut driver.durable, (epoch, epoch)).await,
+        None => driver.end().await,
+    }
+}
+
+/// Runs a source whose copy had come to its end when the job resumed.
+async fn end_again<S: Source>(mut source: S, clock: Option<Clock>, context: &TaskContext) -> Result<(), TaskError> {
+    if let Some(states) = context.states() {
+        states.end(snapshot(&mut source, clock.as_ref())?).await?;
+    }
+    if source.repeats_last_words() {
+        source.durable(ALL);
+        source.last_words().await?;
+    }
+    Ok(())
+}
+
+impl<'a, S: Source> SourceDriver<'a, S> {
+    fn new(
+        mut source: S,
+        clock: Option<Clock>,
+        missed: bool,
+        outputs: Outputs,
+        context: &'a TaskContext,
+    ) -> Result<Self, TaskError> {
+        let place = context.sources().place(context.task(), context.copy());
+        if missed {
+            place.tell_none();
         }
-        let has_room = !ended && held.as_ref().is_none_or(AtMostOnceBuffer::has_room);
-        let idle_at = clock.as_ref().and_then(Clock::due);
-        let wake = tokio::select! {
+        let held = if context.at_most_once() && source.rereads() {
+            Some(AtMostOnceBuffer::new(&snapshot(&mut source, clock.as_ref())?))
+        } else {
+            None
+        };
+        let states = context.states();
+        Ok(SourceDriver {
+            states,
+            // Without checkpoints there are no barriers, and everything is durable at once.
+            barriers: states.map_or_else(|| watch::Sender::new(None).subscribe(), CopyStates::barriers),
+            durable: states.map_or_else(|| watch::Sender::new(ALL).subscribe(), CopyStates::durable),
+            place,
+            clock,
+            held,
+            waiting: false,
+            ended: false,
+            slow: false,
+            passed: context.restored().map_or(0, |restored| restored.epoch),
+            outputs,
+            source,
+        })
+    }
+
+    /// Handles events until the source ends. Returns the epoch if the job stopped at its barrier.
+    async fn run(&mut self) -> Result<Option<u64>, TaskError> {
+        while !(self.ended && self.holds_nothing()) {
+            let event = self.next_event().await?;
+            match self.handle(event).await? {
+                AfterEvent::Continue => self.tell_time().await?,
+                AfterEvent::End => break,
+                AfterEvent::Stop(epoch) => return Ok(Some(epoch)),
+            }
+        }
+        Ok(None)
+    }
+
+    fn holds_nothing(&self) -> bool {
+        self.held.as_ref().is_none_or(AtMostOnceBuffer::is_empty)
+    }
+
+    async fn next_event(&mut self) -> Result<SourceEvent, TaskError> {
+        let has_states = self.states.is_some();
+        let has_room = !self.ended && self.held.as_ref().is_none_or(AtMostOnceBuffer::has_room);
+        let idle_at = self.clock.as_ref().and_then(Clock::due);
+        let (source, waiting) = (&mut self.source, self.waiting);
+        Ok(tokio::select! {
             biased;
-            Ok(()) = barriers.changed(), if states.is_some() => Wake::Barrier,
-            Ok(()) = durable.changed(), if states.is_some() => Wake::Durable,
+            Ok(()) = self.barriers.changed(), if has_states => SourceEvent::Barrier,
+            Ok(()) = self.durable.changed(), if has_states => SourceEvent::Durable,
             next = poll_fn(|context| match source.poll_next(context) {
-                Poll::Ready(next) => Poll::Ready(next.map(Wake::Next)),
+                Poll::Ready(next) => Poll::Ready(next.map(SourceEvent::Next)),
                 // What has been collected does not wait with the source.
-                Poll::Pending if !waiting => Poll::Ready(Ok(Wake::Waiting)),
+                Poll::Pending if !waiting => Poll::Ready(Ok(SourceEvent::Waiting)),
                 Poll::Pending => Poll::Pending,
             }), if has_room => next?,
-            () = async { sleep_until(idle_at.expect("asked only then").into()).await }, if idle_at.is_some() => Wake::Idle,
+            () = async { sleep_until(idle_at.expect("asked only then").into()).await }, if idle_at.is_some() => {
+                SourceEvent::Idle
+            }
+        })
+    }
+
+    async fn handle(&mut self, event: SourceEvent) -> Result<AfterEvent, TaskError> {
+        self.waiting = match event {
+            SourceEvent::Waiting => true,
+            SourceEvent::Next(_) | SourceEvent::Barrier => false,
+            SourceEvent::Idle | SourceEvent::Durable => self.waiting,
         };
-        waiting = matches!(wake, Wake::Waiting) || waiting && matches!(wake, Wake::Idle | Wake::Durable);
-        match wake {
-            Wake::Next(Next::End) => ended = true,
-            Wake::Next(next) => {
-                match &mut held {
-                    Some(held) => held.keep(next),
-                    None => give(next, &mut clock, &mut outputs).await?,
-                }
-                let row_ns = outputs.port(ROWS_PORT).row_ns();
-                if row_ns > 0 || slow {
-                    slow = row_ns > 0;
-                    source.give_at_most(if slow {
-                        (QUEUE.as_nanos() as u64 / row_ns).max(1) as usize
-                    } else {
-                        usize::MAX
-                    });
-                }
-                if !outputs.port(ROWS_PORT).is_wanted() {
-                    // An end like any other: the places of its splits are kept.
-                    break;
-                }
-                // One that always has something must not keep its thread for itself.
-                tokio::task::yield_now().await;
-            }
-            Wake::Waiting => outputs.flush().await?,
-            Wake::Idle => {}
-            Wake::Durable => {
-                let epoch = *durable.borrow_and_update();
-                // First, so that nobody gives again what goes on now.
-                source.durable(epoch);
-                if let Some(held) = &mut held {
-                    for next in held.durable(epoch) {
-                        give(next, &mut clock, &mut outputs).await?;
-                    }
-                    outputs.flush().await?;
-                }
-            }
-            Wake::Barrier => {
-                let Some(barrier) = barriers.borrow_and_update().clone() else { continue };
-                let stop = barrier.control == Control::Stop;
-                let epoch = barrier.epoch;
-                passed = epoch;
-                if let (Some(held), Some(states)) = (held.take_if(|_| stop), states) {
-                    states.save(epoch, true, held.stop());
-                } else if let Some(states) = states {
-                    source.barrier(epoch);
-                    let snapshot = snapshot(&mut source, clock.as_ref())?;
-                    if let Some(held) = &mut held {
-                        held.barrier(epoch, &snapshot);
-                    }
-                    states.save(epoch, true, snapshot);
-                }
-                outputs.mark(&Mark::Barrier(barrier)).await?;
-                if stop {
-                    return leave(source, &mut durable, (epoch, epoch)).await;
-                }
-            }
+        match event {
+            SourceEvent::Next(Next::End) => self.ended = true,
+            SourceEvent::Next(next) => return self.on_next(next).await,
+            SourceEvent::Waiting => self.outputs.flush().await?,
+            SourceEvent::Idle => {}
+            SourceEvent::Durable => self.on_durable().await?,
+            SourceEvent::Barrier => return self.on_barrier().await,
         }
-        if let Some(clock) = &mut clock {
-            let now = Instant::now();
-            if waiting && held.as_ref().is_none_or(AtMostOnceBuffer::is_empty) {
-                clock.quiet(now);
-            }
-            clock.look(now);
-            let (slowest, times) = clock.stands();
-            place.tell(slowest, times, |split| source.split_name(split));
-            for mark in clock.tell(now, waiting) {
-                outputs.mark(&mark).await?;
-            }
+        Ok(AfterEvent::Continue)
+    }
+
+    async fn on_next(&mut self, next: Next) -> Result<AfterEvent, TaskError> {
+        match &mut self.held {
+            Some(held) => held.keep(next),
+            None => give(next, &mut self.clock, &mut self.outputs).await?,
         }
+        let port = self.outputs.port(ROWS_PORT);
+        let (row_ns, is_wanted) = (port.row_ns(), port.is_wanted());
+        if row_ns > 0 || self.slow {
+            self.slow = row_ns > 0;
+            let at_most = if self.slow { (QUEUE.as_nanos() as u64 / row_ns).max(1) as usize } else { usize::MAX };
+            self.source.give_at_most(at_most);
+        }
+        if !is_wanted {
+            return Ok(AfterEvent::End);
+        }
+        // One that always has something must not keep its thread for itself.
+        tokio::task::yield_now().await;
+        Ok(AfterEvent::Continue)
     }
-    // Nothing comes any more, so time goes on to the latest row before it ends: for timers that set the next.
-    if let Some(latest) = clock.as_ref().map(Clock::latest).filter(|&latest| latest > EventTime::MIN) {
-        outputs.mark(&Mark::Watermark(latest)).await?;
+
+    async fn on_durable(&mut self) -> Result<(), TaskError> {
+        let epoch = *self.durable.borrow_and_update();
+        // First, so that nobody gives again what goes on now.
+        self.source.durable(epoch);
+        if let Some(held) = &mut self.held {
+            for next in held.durable(epoch) {
+                give(next, &mut self.clock, &mut self.outputs).await?;
+            }
+            self.outputs.flush().await?;
+        }
+        Ok(())
     }
-    outputs.finish().await?;
-    match states {
-        Some(states) => states.end(snapshot(&mut source, clock.as_ref())?).await?,
-        // Nothing of it will be asked for again.
-        None => drop(durable_now.send(ALL)),
+
+    async fn on_barrier(&mut self) -> Result<AfterEvent, TaskError> {
+        let Some(barrier) = self.barriers.borrow_and_update().clone() else { return Ok(AfterEvent::Continue) };
+        let (epoch, stops) = (barrier.epoch, barrier.control == Control::Stop);
+        self.passed = epoch;
+        if let Some(states) = self.states {
+            let snapshot = match self.held.take_if(|_| stops) {
+                Some(held) => held.stop(),
+                None => self.snapshot_at(epoch)?,
+            };
+            states.save(epoch, true, snapshot);
+        }
+        self.outputs.mark(&Mark::Barrier(barrier)).await?;
+        Ok(if stops { AfterEvent::Stop(epoch) } else { AfterEvent::Continue })
     }
-    // Any further checkpoint is whole only with this end in it, whatever else the job has to do after it.
-    leave(source, &mut durable, (passed + 1, ALL)).await
+
+    fn snapshot_at(&mut self, epoch: u64) -> Result<Snapshot, TaskError> {
+        self.source.barrier(epoch);
+        let snapshot = snapshot(&mut self.source, self.clock.as_ref())?;
+        if let Some(held) = &mut self.held {
+            held.barrier(epoch, &snapshot);
+        }
+        Ok(snapshot)
+    }
+
+    /// Tells others how far the source's time is.
+    async fn tell_time(&mut self) -> Result<(), TaskError> {
+        let is_quiet = self.waiting && self.holds_nothing();
+        let Some(clock) = &mut self.clock else { return Ok(()) };
+        let now = Instant::now();
+        if is_quiet {
+            clock.quiet(now);
+        }
+        clock.look(now);
+        let (slowest, times) = clock.stands();
+        self.place.tell(slowest, times, |split| self.source.split_name(split));
+        for mark in clock.tell(now, self.waiting) {
+            self.outputs.mark(&mark).await?;
+        }
+        Ok(())
+    }
+
+    /// Saves where the source stands for good.
+    async fn end(mut self) -> Result<(), TaskError> {
+        // Nothing comes any more, so time goes on to the latest row before it ends: for timers that set the next.
+        if let Some(latest) = self.clock.as_ref().map(Clock::latest).filter(|&latest| latest > EventTime::MIN) {
+            self.outputs.mark(&Mark::Watermark(latest)).await?;
+        }
+        self.outputs.finish().await?;
+        if let Some(states) = self.states {
+            states.end(snapshot(&mut self.source, self.clock.as_ref())?).await?;
+        }
+        // Any further checkpoint is whole only with this end in it, whatever else the job has to do after it.
+        leave(self.source, &mut self.durable, (self.passed + 1, ALL)).await
+    }
 }
 
 /// Sends rows on, or notes what is told of a split.

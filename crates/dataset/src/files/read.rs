@@ -60,6 +60,16 @@ impl ReadFormat {
             ReadFormat::Text => "text",
         }
     }
+
+    /// How rows lie in lines; `None` for formats of other kinds.
+    fn line_layout(&self) -> Option<LineLayout> {
+        match self {
+            ReadFormat::Csv(layout) => Some(LineLayout::Csv(layout.clone())),
+            ReadFormat::Json => Some(LineLayout::Json),
+            ReadFormat::Text => Some(LineLayout::Text),
+            ReadFormat::Parquet | ReadFormat::Ipc => None,
+        }
+    }
 }
 
 /// What else there is to say of reading.
@@ -111,12 +121,7 @@ pub async fn read(
     if let ReadFormat::Csv(layout) = &format {
         csv_fits(layout, &found.files, packing, schema.as_ref()).await?;
     }
-    let layout = match &format {
-        ReadFormat::Csv(layout) => Some(LineLayout::Csv(layout.clone())),
-        ReadFormat::Json => Some(LineLayout::Json),
-        ReadFormat::Text => Some(LineLayout::Text),
-        ReadFormat::Parquet | ReadFormat::Ipc => None,
-    };
+    let layout = format.line_layout();
     // Lines have no place for a column of DataFusion's.
     let is_ours = on_error != OnError::Raise || (file_column.is_some() && matches!(format, ReadFormat::Text));
     if let Some(layout) = layout.as_ref().filter(|_| is_ours) {

@@ -88,117 +88,209 @@ struct SimulationCounts {
     one_at_the_end: bool,
 }
 
+/// How often faults come: once in so many chances, never with 0.
+struct FaultRates {
+    lost: usize,
+    killed: usize,
+    stopped: usize,
+    new: usize,
+    back: usize,
+}
+
+/// A story under way.
+struct Story {
+    random: SplitMix64,
+    store: InMemory,
+    path: Path,
+    terms: LeaseTerms,
+    /// Questions and answers take up to this long.
+    slow: usize,
+    rates: FaultRates,
+    runs: Vec<Run>,
+    asked: Vec<Asked>,
+    /// How many questions there were.
+    numbered: u64,
+    /// By run and number of the question: when it comes, and what.
+    answers: BTreeMap<(usize, u64), (u64, StoreAnswer)>,
+    /// Of runs that were killed: whether it can be seen.
+    gone: BTreeMap<String, bool>,
+    /// Who held the place last.
+    last: Option<usize>,
+    counts: SimulationCounts,
+}
+
 fn story(seed: u64, terms: LeaseTerms) -> SimulationCounts {
-    let mut random = SplitMix64::scattered(seed);
-    let (store, path) = (InMemory::new(), Path::from("lease"));
-    let slow = 1 + random.one_of(&[1, 5, 40]);
-    let rates: [&[usize]; 5] = [&[0, 5, 30], &[0, 300, 1000], &[0, 200], &[100, 500, 3000], &[0, 400]];
-    let [lost, killed, stopped, new, back] = rates.map(|rates| random.one_of(rates));
-    let mut runs = vec![begin(0, 0, terms, &mut random)];
-    let mut asked: Vec<Asked> = Vec::new();
-    // Of runs that are no more: whether it can be seen.
-    let mut gone: BTreeMap<String, bool> = BTreeMap::new();
-    let (mut told, mut last, mut numbered) = (SimulationCounts { runs: 1, ..SimulationCounts::default() }, None, 0);
-    let mut answers: BTreeMap<(usize, u64), (u64, StoreAnswer)> = BTreeMap::new();
+    let mut story = Story::new(seed, terms);
     for tick in 0..END {
-        let faults = tick < FAULTS_END;
-        // Who is refused by what a run that was killed had still written is started again.
-        if if faults { random.once_in(new) } else { runs.iter().all(|run| run.over) } {
-            runs.push(begin(runs.len(), tick, terms, &mut random));
-            told.runs += 1;
+        story.begin_runs(tick);
+        story.answer(tick);
+        for at in 0..story.runs.len() {
+            story.act(at, tick);
         }
-        // The store does what it was asked, in any order.
-        asked.sort_by_key(|asked| asked.done_at);
-        while asked.first().is_some_and(|asked| asked.done_at <= tick) {
-            let Asked { of, number, ask, answer_at, .. } = asked.remove(0);
-            let answer =
-                ask_store(&store, &path, ask, false).now_or_never().expect("at once").expect("it is in memory");
+        story.look(tick);
+    }
+    story.counts
+}
+
+impl Story {
+    fn new(seed: u64, terms: LeaseTerms) -> Self {
+        let mut random = SplitMix64::scattered(seed);
+        let slow = 1 + random.one_of(&[1, 5, 40]);
+        let rates: [&[usize]; 5] = [&[0, 5, 30], &[0, 300, 1000], &[0, 200], &[100, 500, 3000], &[0, 400]];
+        let [lost, killed, stopped, new, back] = rates.map(|rates| random.one_of(rates));
+        let runs = vec![begin(0, 0, terms, &mut random)];
+        Story {
+            random,
+            store: InMemory::new(),
+            path: Path::from("lease"),
+            terms,
+            slow,
+            rates: FaultRates { lost, killed, stopped, new, back },
+            runs,
+            asked: Vec::new(),
+            numbered: 0,
+            answers: BTreeMap::new(),
+            gone: BTreeMap::new(),
+            last: None,
+            counts: SimulationCounts { runs: 1, ..SimulationCounts::default() },
+        }
+    }
+
+    /// Whether a fault happens now that comes so often.
+    fn fault(&mut self, tick: u64, rate: usize) -> bool {
+        tick < FAULTS_END && self.random.once_in(rate)
+    }
+
+    fn begin(&mut self, tick: u64) {
+        self.runs.push(begin(self.runs.len(), tick, self.terms, &mut self.random));
+    }
+
+    /// New runs come now and then. At the end the launcher starts one again if it was refused because of a run that was
+    /// killed.
+    fn begin_runs(&mut self, tick: u64) {
+        let is_new =
+            if tick < FAULTS_END { self.random.once_in(self.rates.new) } else { self.runs.iter().all(|run| run.over) };
+        if is_new {
+            self.begin(tick);
+            self.counts.runs += 1;
+        }
+    }
+
+    /// The store does what it was asked, in any order.
+    fn answer(&mut self, tick: u64) {
+        self.asked.sort_by_key(|asked| asked.done_at);
+        while self.asked.first().is_some_and(|asked| asked.done_at <= tick) {
+            let Asked { of, number, ask, answer_at, .. } = self.asked.remove(0);
+            let answer = ask_store(&self.store, &self.path, ask, false).now_or_never();
+            let answer = answer.expect("at once").expect("it is in memory");
             if let Some(at) = answer_at {
-                answers.insert((of, number), (at, answer));
+                self.answers.insert((of, number), (at, answer));
             }
         }
-        for at in 0..runs.len() {
-            if runs[at].over || runs[at].stopped_until > tick {
-                continue;
-            }
-            if faults && random.once_in(killed) {
-                runs[at].over = true;
-                gone.insert(at.to_string(), runs[at].is_here);
-                continue;
-            }
-            if faults && random.once_in(stopped) {
-                runs[at].stopped_until = tick + random.below(400) as u64;
-                continue;
-            }
-            let run = &mut runs[at];
-            let now = run.now(tick);
-            if let Some((number, since)) = run.asked {
-                let come = answers.get(&(at, number)).is_some_and(|(when, _)| *when <= tick);
-                let answer = if come {
-                    answers.remove(&(at, number)).expect("it is there").1
-                } else if tick - since > ANSWER_MAX {
-                    StoreAnswer::Failed("no answer".into())
-                } else {
-                    continue;
-                };
-                run.asked = None;
-                let is_gone =
-                    |record: Option<&LeaseRecord>| record.is_some_and(|record| gone.get(&record.owner) == Some(&true));
-                run.claimant.heard(now, answer, is_gone);
-                continue;
-            }
-            // It need not look at once.
-            if random.once_in(3) {
-                continue;
-            }
-            let ask = if faults && run.claimant.held().is_some() && random.once_in(back) {
-                let Some(ask) = run.claimant.give_back(0) else { continue };
-                told.given_back += 1;
+    }
+
+    /// A run is killed or stopped, hears an answer, or asks.
+    fn act(&mut self, at: usize, tick: u64) {
+        if self.runs[at].over || self.runs[at].stopped_until > tick {
+            return;
+        }
+        if self.fault(tick, self.rates.killed) {
+            self.runs[at].over = true;
+            self.gone.insert(at.to_string(), self.runs[at].is_here);
+            return;
+        }
+        if self.fault(tick, self.rates.stopped) {
+            self.runs[at].stopped_until = tick + self.random.below(400) as u64;
+            return;
+        }
+        if let Some((number, since)) = self.runs[at].asked {
+            self.hear(at, tick, number, since);
+            return;
+        }
+        // It need not look at once.
+        if self.random.once_in(3) {
+            return;
+        }
+        if let Some(ask) = self.next_question(at, tick) {
+            self.ask(at, tick, ask);
+        }
+    }
+
+    /// A run hears the answer to its question, or gives the question up.
+    fn hear(&mut self, at: usize, tick: u64, number: u64, since: u64) {
+        let answer = if self.answers.get(&(at, number)).is_some_and(|(when, _)| *when <= tick) {
+            self.answers.remove(&(at, number)).expect("it is there").1
+        } else if tick - since > ANSWER_MAX {
+            StoreAnswer::Failed("no answer".into())
+        } else {
+            return;
+        };
+        let run = &mut self.runs[at];
+        run.asked = None;
+        let now = run.now(tick);
+        let gone = &self.gone;
+        let is_gone =
+            |record: Option<&LeaseRecord>| record.is_some_and(|record| gone.get(&record.owner) == Some(&true));
+        run.claimant.heard(now, answer, is_gone);
+    }
+
+    /// What a run asks the store now, if anything.
+    fn next_question(&mut self, at: usize, tick: u64) -> Option<StoreRequest> {
+        if tick < FAULTS_END && self.runs[at].claimant.held().is_some() && self.random.once_in(self.rates.back) {
+            let run = &mut self.runs[at];
+            let ask = run.claimant.give_back(0)?;
+            run.over = true;
+            self.counts.given_back += 1;
+            return Some(ask);
+        }
+        let run = &mut self.runs[at];
+        let now = run.now(tick);
+        match run.claimant.step(now, 0) {
+            ClaimStep::Ask(ask) => Some(ask),
+            ClaimStep::Wait(_) => None,
+            ClaimStep::Lost(_) => {
                 run.over = true;
-                ask
-            } else {
-                match run.claimant.step(now, 0) {
-                    ClaimStep::Ask(ask) => ask,
-                    ClaimStep::Wait(_) => continue,
-                    ClaimStep::Lost(_) => {
-                        run.over = true;
-                        told.lost += usize::from(run.claimant.held().is_some());
-                        told.refused += usize::from(run.claimant.held().is_none());
-                        continue;
-                    }
-                    // The launcher starts it again.
-                    ClaimStep::Failed(_) => {
-                        run.over = true;
-                        let number = runs.len();
-                        runs.push(begin(number, tick, terms, &mut random));
-                        continue;
-                    }
-                }
-            };
-            numbered += 1;
-            run.asked = Some((numbered, tick));
-            let mut after = |least: u64| least + random.below(slow) as u64;
-            let done_at = after(tick);
-            let answer_at = after(done_at);
-            let is_lost = |random: &mut SplitMix64| faults && random.once_in(lost);
-            // Lost on its way there: that may also mean very late.
-            let late = if is_lost(&mut random) { random.below(600) as u64 } else { 0 };
-            let answer_at = (late == 0 && !is_lost(&mut random)).then_some(answer_at);
-            asked.push(Asked { of: at, number: numbered, ask, done_at: done_at + late, answer_at });
+                let had = run.claimant.held().is_some();
+                self.counts.lost += usize::from(had);
+                self.counts.refused += usize::from(!had);
+                None
+            }
+            // The launcher starts it again.
+            ClaimStep::Failed(_) => {
+                run.over = true;
+                self.begin(tick);
+                None
+            }
         }
-        let holders: Vec<usize> = (0..runs.len()).filter(|&at| !runs[at].over && runs[at].holds(tick, terms)).collect();
+    }
+
+    /// A question is on its way. It may get lost, or its answer.
+    fn ask(&mut self, at: usize, tick: u64, ask: StoreRequest) {
+        self.numbered += 1;
+        self.runs[at].asked = Some((self.numbered, tick));
+        let done_at = tick + self.random.below(self.slow) as u64;
+        let answer_at = done_at + self.random.below(self.slow) as u64;
+        // Lost on its way there: that may also mean very late.
+        let late = if self.fault(tick, self.rates.lost) { self.random.below(600) as u64 } else { 0 };
+        let answer_at = (late == 0 && !self.fault(tick, self.rates.lost)).then_some(answer_at);
+        self.asked.push(Asked { of: at, number: self.numbered, ask, done_at: done_at + late, answer_at });
+    }
+
+    /// Looks who holds the place.
+    fn look(&mut self, tick: u64) {
+        let holds = |at: &usize| !self.runs[*at].over && self.runs[*at].holds(tick, self.terms);
+        let holders: Vec<usize> = (0..self.runs.len()).filter(holds).collect();
         if holders.len() > 1 {
-            told.two.get_or_insert(tick);
+            self.counts.two.get_or_insert(tick);
         }
         if let [holder] = holders[..]
-            && last.replace(holder) != Some(holder)
+            && self.last.replace(holder) != Some(holder)
         {
-            told.takeovers += 1;
+            self.counts.takeovers += 1;
         }
         // Where answers take long a holder may lose it for a moment, and get it back.
-        told.one_at_the_end |= holders.len() == 1 && tick + 300 > END;
+        self.counts.one_at_the_end |= holders.len() == 1 && tick + 300 > END;
     }
-    told
 }
 
 /// Two that hold the place at once write over each other's checkpoints; if nobody can get it a job never goes on.

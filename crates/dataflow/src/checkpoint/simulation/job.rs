@@ -81,6 +81,36 @@ fn in_flight(restored: &Option<Restored>, port: u32, mine: impl Fn(u32) -> bool)
     here.flat_map(|(_, bytes)| copies::decode(bytes)).filter(|(key, ..)| !dealt_anew || mine(*key)).collect()
 }
 
+/// The tasks of a run, with any number of copies.
+fn draw_members(sources: usize, random: &mut SplitMix64) -> Vec<Member> {
+    let names = ["numbers", "more", "count", "outside"];
+    let member = |name: &&str| {
+        let copies = 1 + random.below(3) as u32;
+        let route = (*name == "count").then(|| Arc::new(RouteMap::even(BUCKETS, copies)));
+        Member { name: (*name).to_owned(), copies, route, stays: None, schema: None }
+    };
+    names[..sources].iter().chain(&names[2..]).map(member).collect()
+}
+
+fn pace(plan: &Plan) -> Pace {
+    let Plan { interval, unaligned_after, timeout, .. } = *plan;
+    Pace { interval, unaligned_after, timeout }
+}
+
+/// What each copy begins with.
+fn read_states(world: &World, manifest: &Manifest, members: &[Member], ids: &[(u32, u32)]) -> Vec<Option<Restored>> {
+    let governor = Governor::new(MemorySettings::default());
+    let read = ids.iter().map(|&(task, copy)| {
+        let member = &members[task as usize];
+        let route = member.route_in(manifest).unwrap_or_else(|| Arc::new(RouteMap::even(BUCKETS, member.copies)));
+        let splits_of = if member.name == "outside" { SplitsOf::Sink } else { SplitsOf::Source };
+        let named = (member.name.as_str(), splits_of);
+        let read = at_once(hub::restore(&world.store, manifest, named, (copy, member.copies), &route, &governor));
+        Some(read.unwrap_or_else(|error| panic!("what nobody damaged is damaged: {error}")))
+    });
+    read.collect()
+}
+
 impl Job {
     /// Begins a run, anew or from what is there: `run::resume`. `meanwhile` is what others do. `None` when it cannot
     /// begin.
@@ -92,19 +122,9 @@ impl Job {
         world.runs += 1;
         let run = format!("run{}", world.runs);
         let workers = 1 + random.below(3);
-        let mut names: Vec<&str> = ["numbers", "more"][..world.plan.rows.len()].to_vec();
-        names.extend(["count", "outside"]);
-        let mut members: Vec<Member> = names
-            .iter()
-            .map(|name| {
-                let copies = 1 + random.below(3) as u32;
-                let route = (*name == "count").then(|| Arc::new(RouteMap::even(BUCKETS, copies)));
-                Member { name: (*name).to_owned(), copies, route, stays: None, schema: None }
-            })
-            .collect();
-        let ids: Vec<(u32, u32)> = (0..members.len() as u32)
-            .flat_map(|task| (0..members[task as usize].copies).map(move |c| (task, c)))
-            .collect();
+        let mut members = draw_members(world.plan.rows.len(), random);
+        let ids: Vec<(u32, u32)> =
+            (0..).zip(&members).flat_map(|(task, member)| (0..member.copies).map(move |copy| (task, copy))).collect();
 
         let claim = at_once(world.store.claim(0, "run")).unwrap();
         meanwhile(world, random);
@@ -122,20 +142,7 @@ impl Job {
             let manifest = at_once(world.store.adopt(manifest, claim, begin.newest)).ok()?;
             world.check_durable(&manifest);
             meanwhile(world, random);
-            let governor = Governor::new(MemorySettings::default());
-            let read = ids.iter().map(|&(task, copy)| {
-                let member = &members[task as usize];
-                let route =
-                    member.route_in(&manifest).unwrap_or_else(|| Arc::new(RouteMap::even(BUCKETS, member.copies)));
-                let splits_of = if member.name == "outside" { SplitsOf::Sink } else { SplitsOf::Source };
-                let named = (member.name.as_str(), splits_of);
-                at_once(hub::restore(&world.store, &manifest, named, (copy, member.copies), &route, &governor))
-                    .map(Some)
-            });
-            match read.collect::<Result<_, StoreError>>() {
-                Ok(read) => restored = read,
-                Err(error) => panic!("what nobody damaged is damaged: {error}"),
-            }
+            restored = read_states(world, &manifest, &members, &ids);
             members.iter_mut().for_each(|member| member.route = member.route_in(&manifest));
             begin.from = Some(Arc::new(manifest));
         }
@@ -186,12 +193,10 @@ impl Job {
             Copy::new((task, copy), at % workers, body, restored, out)
         });
         let copies = copies.collect();
-        let Plan { interval, unaligned_after, timeout, .. } = world.plan;
-        let pace = Pace { interval, unaligned_after, timeout };
         Some(Job {
             run,
             now: Duration::ZERO,
-            coordinator: Coordinator::new("simulated", members, pace, &begin),
+            coordinator: Coordinator::new("simulated", members, pace(&world.plan), &begin),
             events: VecDeque::new(),
             putting: None,
             stored: from,

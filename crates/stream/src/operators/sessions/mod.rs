@@ -77,7 +77,7 @@ pub(crate) struct SessionTimes {
 
 /// An aggregation of sessions: of a query, the same on all workers.
 pub(crate) struct SessionAggregation {
-    of: Arc<GroupAggregation>,
+    pub of: Arc<GroupAggregation>,
     times: SessionTimes,
     /// What is kept: first and last time, what has been told, keys, states.
     kept_schema: SchemaRef,
