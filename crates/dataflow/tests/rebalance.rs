@@ -433,8 +433,8 @@ impl Operator for Bins {
     }
 }
 
-/// What keys wait for comes once each, with what their keys had kept, while buckets move all the time, and copies fail and
-/// the job goes on with others.
+/// What keys wait for comes once each, with what their keys had kept, while buckets move all the time, and copies fail
+/// and the job goes on with others.
 #[test]
 fn timers_move_with_their_keys() {
     let rows = 8000;

@@ -16,7 +16,6 @@ use futures::future::BoxFuture;
 use tidemill_collective::run_ranks;
 use tidemill_dataflow::exchange::{Direct, Partition};
 use tidemill_dataflow::placement::RoundRobin;
-use tidemill_dataflow::stream::EventTime;
 use tidemill_dataflow::stream::sink::Sink;
 use tidemill_dataflow::stream::source::{EventTimes, Next, Source};
 use tidemill_dataflow::{DataflowError, Graph, Runner, Settings, TaskError, TaskSpec};

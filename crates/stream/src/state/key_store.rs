@@ -91,7 +91,7 @@ impl DueOrder {
     }
 }
 
-struct Run {
+struct KeyRun {
     /// The number of its first row.
     first: u32,
     rows: RecordBatch,
@@ -104,7 +104,7 @@ struct Run {
     due: [DueOrder; 2],
 }
 
-impl Run {
+impl KeyRun {
     fn is_live(live: &[u64], row: u32) -> bool {
         live[row as usize / 64] >> (row % 64) & 1 == 1
     }
@@ -118,7 +118,7 @@ impl Run {
     /// When its first key is due.
     fn first_due(&mut self, kind: ClockKind) -> Result<Option<(Micros, u32)>, TaskError> {
         let live = &self.live;
-        let Some(row) = self.due[kind as usize].first(|row| Run::is_live(live, row))? else { return Ok(None) };
+        let Some(row) = self.due[kind as usize].first(|row| KeyRun::is_live(live, row))? else { return Ok(None) };
         let column = if kind == ClockKind::Event { DUE } else { ALARM };
         Ok(Some((self.slice(row, 1)?.column(column).as_primitive::<Int64Type>().value(0), row)))
     }
@@ -134,12 +134,12 @@ impl Run {
         verify_rows(&of)?;
         let of = of.column(0).as_primitive::<UInt32Type>().values();
         let place = |bucket| of.partition_point(|&of| of < bucket) as u32;
-        Ok((place(buckets.start)..place(buckets.end)).filter(|&row| Run::is_live(&self.live, row)).collect())
+        Ok((place(buckets.start)..place(buckets.end)).filter(|&row| KeyRun::is_live(&self.live, row)).collect())
     }
 
     /// All rows that are there.
     fn all_live(&self) -> Vec<u32> {
-        (0..self.rows.num_rows() as u32).filter(|&row| Run::is_live(&self.live, row)).collect()
+        (0..self.rows.num_rows() as u32).filter(|&row| KeyRun::is_live(&self.live, row)).collect()
     }
 }
 
@@ -147,7 +147,7 @@ impl Run {
 pub(crate) struct KeyStore {
     disk: SpillArea,
     schema: SchemaRef,
-    runs: Vec<Run>,
+    runs: Vec<KeyRun>,
     index: HashIndex,
     /// The number of the next row.
     next: u32,
@@ -235,7 +235,7 @@ impl KeyStore {
         if self.index.bytes() > INDEX_BYTES_MAX {
             self.index.spill(&self.disk)?;
         }
-        self.runs.push(Run { first: self.next, rows: mapped, bytes, live, live_count: count, is_saved, due });
+        self.runs.push(KeyRun { first: self.next, rows: mapped, bytes, live, live_count: count, is_saved, due });
         self.next += count as u32;
         Ok(())
     }
@@ -245,7 +245,7 @@ impl KeyStore {
         let run = self.runs.partition_point(|run| run.first <= number).checked_sub(1)?;
         let row = number - self.runs[run].first;
         let of = &self.runs[run];
-        ((row as usize) < of.rows.num_rows() && Run::is_live(&of.live, row)).then_some((run, row))
+        ((row as usize) < of.rows.num_rows() && KeyRun::is_live(&of.live, row)).then_some((run, row))
     }
 
     /// Takes out those of some keys that are here.
@@ -406,8 +406,8 @@ impl KeyStore {
     /// Writes runs anew of which much is gone, and small ones together.
     fn compact(&mut self) -> Result<(), TaskError> {
         self.runs.retain(|run| run.live_count > 0);
-        let is_sparse = |run: &Run| run.live_count * 2 < run.rows.num_rows() && run.bytes >= SMALL_BYTES;
-        let is_small = |run: &Run| run.bytes < SMALL_BYTES;
+        let is_sparse = |run: &KeyRun| run.live_count * 2 < run.rows.num_rows() && run.bytes >= SMALL_BYTES;
+        let is_small = |run: &KeyRun| run.bytes < SMALL_BYTES;
         if self.runs.iter().filter(|run| is_small(run)).count() > SMALL_RUNS_MAX {
             for saved in [false, true] {
                 self.rewrite(|run| is_small(run) && run.is_saved == saved, saved)?;
@@ -427,7 +427,7 @@ impl KeyStore {
     }
 
     /// What is left of some runs becomes one.
-    fn rewrite(&mut self, which: impl Fn(&Run) -> bool, is_saved: bool) -> Result<(), TaskError> {
+    fn rewrite(&mut self, which: impl Fn(&KeyRun) -> bool, is_saved: bool) -> Result<(), TaskError> {
         let mut pieces = Vec::new();
         for run in self.runs.iter().filter(|run| which(run)) {
             let rows = run.slice(0, run.rows.num_rows())?;

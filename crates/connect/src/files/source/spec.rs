@@ -43,7 +43,11 @@ struct FileSourceOptions {
     has_header: Option<bool>,
 }
 
-pub(crate) fn source(spec: &Value, schema: Option<SchemaRef>, stores: &ObjectStores) -> Result<SourceSpec, ConnectError> {
+pub(crate) fn source(
+    spec: &Value,
+    schema: Option<SchemaRef>,
+    stores: &ObjectStores,
+) -> Result<SourceSpec, ConnectError> {
     type Groups = (FileSourceOptions, LineOptions, ReadOptions);
     let (options, lines, reading) = options::read_groups::<Groups>(NAME, spec)?;
     let wrong = |reason: String| ConnectError::option(NAME, reason);

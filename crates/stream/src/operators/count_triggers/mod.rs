@@ -73,8 +73,6 @@ pub(crate) struct TriggeredAggregation {
     pub spans: WindowAssigner,
     /// A result comes with each so many rows.
     pub every: i64,
-    /// What comes: rows with their keys.
-    pub keyed: Arc<KeyedRows>,
     pub output: SchemaRef,
     /// Where the window stands among the keys of the output.
     pub window_at: usize,

@@ -131,8 +131,8 @@ fn to_clock(copy: &mut KeyedEngine<RecordingLogic>, clock: i64) {
 }
 
 /// Whatever is set and deleted, by both clocks, of which the machine's may be set forward and back, while keys go to
-/// disk, buckets move between two copies and the job resumes from snapshots: what goes off is what a plain set of timers
-/// says, once each; and nothing is held when there is nothing.
+/// disk, buckets move between two copies and the job resumes from snapshots: what goes off is what a plain set of
+/// timers says, once each; and nothing is held when there is nothing.
 #[test]
 fn timers_are_those_of_a_plain_set() {
     for seed in 0..share_of_seeds(20) {

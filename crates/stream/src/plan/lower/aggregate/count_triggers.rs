@@ -38,7 +38,6 @@ impl JobLowering<'_> {
             behind,
             spans,
             every,
-            keyed: Arc::clone(&keyed),
             output: query.plan.schema(),
             window_at: query.window_at,
             late: self.late.of(&name),
