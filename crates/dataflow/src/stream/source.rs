@@ -292,7 +292,7 @@ pub fn time_column(schema: &SchemaRef, name: &str) -> Result<usize, String> {
 }
 
 /// What a source's driver waits for.
-enum SourceEvent {
+enum DriverEvent {
     Next(Next),
     /// The source has nothing for now.
     Waiting,
@@ -415,40 +415,40 @@ impl<'a, S: Source> SourceDriver<'a, S> {
         self.held.as_ref().is_none_or(AtMostOnceBuffer::is_empty)
     }
 
-    async fn next_event(&mut self) -> Result<SourceEvent, TaskError> {
+    async fn next_event(&mut self) -> Result<DriverEvent, TaskError> {
         let has_states = self.states.is_some();
         let has_room = !self.ended && self.held.as_ref().is_none_or(AtMostOnceBuffer::has_room);
         let idle_at = self.clock.as_ref().and_then(Clock::due);
         let (source, waiting) = (&mut self.source, self.waiting);
         Ok(tokio::select! {
             biased;
-            Ok(()) = self.barriers.changed(), if has_states => SourceEvent::Barrier,
-            Ok(()) = self.durable.changed(), if has_states => SourceEvent::Durable,
+            Ok(()) = self.barriers.changed(), if has_states => DriverEvent::Barrier,
+            Ok(()) = self.durable.changed(), if has_states => DriverEvent::Durable,
             next = poll_fn(|context| match source.poll_next(context) {
-                Poll::Ready(next) => Poll::Ready(next.map(SourceEvent::Next)),
+                Poll::Ready(next) => Poll::Ready(next.map(DriverEvent::Next)),
                 // What has been collected does not wait with the source.
-                Poll::Pending if !waiting => Poll::Ready(Ok(SourceEvent::Waiting)),
+                Poll::Pending if !waiting => Poll::Ready(Ok(DriverEvent::Waiting)),
                 Poll::Pending => Poll::Pending,
             }), if has_room => next?,
             () = async { sleep_until(idle_at.expect("asked only then").into()).await }, if idle_at.is_some() => {
-                SourceEvent::Idle
+                DriverEvent::Idle
             }
         })
     }
 
-    async fn handle(&mut self, event: SourceEvent) -> Result<AfterEvent, TaskError> {
+    async fn handle(&mut self, event: DriverEvent) -> Result<AfterEvent, TaskError> {
         self.waiting = match event {
-            SourceEvent::Waiting => true,
-            SourceEvent::Next(_) | SourceEvent::Barrier => false,
-            SourceEvent::Idle | SourceEvent::Durable => self.waiting,
+            DriverEvent::Waiting => true,
+            DriverEvent::Next(_) | DriverEvent::Barrier => false,
+            DriverEvent::Idle | DriverEvent::Durable => self.waiting,
         };
         match event {
-            SourceEvent::Next(Next::End) => self.ended = true,
-            SourceEvent::Next(next) => return self.on_next(next).await,
-            SourceEvent::Waiting => self.outputs.flush().await?,
-            SourceEvent::Idle => {}
-            SourceEvent::Durable => self.on_durable().await?,
-            SourceEvent::Barrier => return self.on_barrier().await,
+            DriverEvent::Next(Next::End) => self.ended = true,
+            DriverEvent::Next(next) => return self.on_next(next).await,
+            DriverEvent::Waiting => self.outputs.flush().await?,
+            DriverEvent::Idle => {}
+            DriverEvent::Durable => self.on_durable().await?,
+            DriverEvent::Barrier => return self.on_barrier().await,
         }
         Ok(AfterEvent::Continue)
     }

@@ -31,7 +31,6 @@ use tidemill_dataflow::stream::EventTime;
 use tidemill_dataflow::{Emit, Operator, TaskContext, TaskError};
 
 use self::groups::TriggeredGroups;
-use crate::rows::keyed::KeyedRows;
 use crate::rows::late_rows::{LATE_PORT, LateCount, LateOutput};
 use crate::state::expiring_rows::{ExpiringRows, KeptState};
 use crate::state::groups::{Functions, GroupAggregation, batch};
