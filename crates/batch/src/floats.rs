@@ -8,7 +8,7 @@ use arrow::error::ArrowError;
 
 /// Which floats are made one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Same {
+pub enum FloatEquality {
     /// NaNs; a zero keeps its sign.
     NaNs,
     /// NaNs, and both zeros.
@@ -34,17 +34,17 @@ pub fn has_floats(data_type: &DataType) -> bool {
 /// # Errors
 /// None known.
 pub fn canonical(array: &ArrayRef) -> Result<ArrayRef, ArrowError> {
-    with_same(array, Same::NaNsAndZeros)
+    with_same(array, FloatEquality::NaNsAndZeros)
 }
 
 /// The same values, of which those in `same` have the same bits. Most often all have already, and nothing is copied.
 ///
 /// # Errors
 /// None known.
-pub fn with_same(array: &ArrayRef, same: Same) -> Result<ArrayRef, ArrowError> {
+pub fn with_same(array: &ArrayRef, same: FloatEquality) -> Result<ArrayRef, ArrowError> {
     macro_rules! of_floats {
         ($type:ty, $float:ty) => {{
-            let (nan, zeros) = (<$float>::NAN, same == Same::NaNsAndZeros);
+            let (nan, zeros) = (<$float>::NAN, same == FloatEquality::NaNsAndZeros);
             let floats = array.as_primitive::<$type>();
             let odd_zero = (-<$float>::from(0_i8)).to_bits();
             let is_odd =

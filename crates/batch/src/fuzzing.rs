@@ -3,7 +3,7 @@
 
 use arrow::buffer::Buffer;
 
-use crate::wire::{Frame, HEADER_BYTES, Header, Kind, Received};
+use crate::wire::{Frame, HEADER_BYTES, ReceivedFrame, WireHeader, WireKind};
 
 /// Takes the frames out of a message; returns how many were whole. Panics when the decoder misbehaves.
 pub fn frames(bytes: &[u8]) -> usize {
@@ -11,7 +11,7 @@ pub fn frames(bytes: &[u8]) -> usize {
     let mut whole = 0;
     while !message.is_empty() {
         let before = message.len();
-        let Ok(frame) = Received::take(&mut message) else { break };
+        let Ok(frame) = ReceivedFrame::take(&mut message) else { break };
         assert!(frame.whole.len() >= HEADER_BYTES && frame.whole.len().is_multiple_of(HEADER_BYTES));
         assert_eq!(before - message.len(), frame.whole.len());
         assert!(frame.body().len() + HEADER_BYTES <= frame.whole.len());
@@ -24,7 +24,7 @@ pub fn frames(bytes: &[u8]) -> usize {
 
 /// A frame with this body, for mutation to begin with.
 pub fn frame(seq: u64, body: &[u8]) -> Vec<u8> {
-    let header = Header { seq, rows: 3, ..Header::new(Kind::Batch, 7) };
+    let header = WireHeader { seq, rows: 3, ..WireHeader::new(WireKind::Batch, 7) };
     Frame::new(&header, &[Buffer::from(body)]).into_buffer().to_vec()
 }
 

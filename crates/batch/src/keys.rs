@@ -77,17 +77,17 @@ impl KeyHasher {
 }
 
 /// A fixed-size value as a word, equal for equal keys.
-trait Word: Copy {
+trait HashWord: Copy {
     fn word(self) -> u64;
 }
 
 macro_rules! words {
-    ($($integer:ty),*) => { $(impl Word for $integer { #[inline] fn word(self) -> u64 { self as i64 as u64 } })* };
+    ($($integer:ty),*) => { $(impl HashWord for $integer { #[inline] fn word(self) -> u64 { self as i64 as u64 } })* };
 }
 
 words!(i8, i16, i32, i64, u8, u16, u32, u64);
 
-impl Word for f64 {
+impl HashWord for f64 {
     #[inline]
     fn word(self) -> u64 {
         // Adding 0.0 turns -0.0 into 0.0.
@@ -95,20 +95,20 @@ impl Word for f64 {
     }
 }
 
-impl Word for f32 {
+impl HashWord for f32 {
     #[inline]
     fn word(self) -> u64 {
         f64::from(self).word()
     }
 }
 
-impl Word for half::f16 {
+impl HashWord for half::f16 {
     fn word(self) -> u64 {
         self.to_f64().word()
     }
 }
 
-impl Word for i128 {
+impl HashWord for i128 {
     #[inline]
     fn word(self) -> u64 {
         // A value that fits in 64 bits hashes like one, whatever its type.
@@ -116,20 +116,20 @@ impl Word for i128 {
     }
 }
 
-impl Word for i256 {
+impl HashWord for i256 {
     fn word(self) -> u64 {
         let (low, high) = self.to_parts();
         if i256::from_i128(low as i128) == self { (low as i128).word() } else { mix((low as i128).word(), high.word()) }
     }
 }
 
-impl Word for IntervalDayTime {
+impl HashWord for IntervalDayTime {
     fn word(self) -> u64 {
         (self.days as u32 as u64) << 32 | self.milliseconds as u32 as u64
     }
 }
 
-impl Word for IntervalMonthDayNano {
+impl HashWord for IntervalMonthDayNano {
     fn word(self) -> u64 {
         mix((self.months as u32 as u64) << 32 | self.days as u32 as u64, self.nanoseconds as u64)
     }
@@ -139,7 +139,7 @@ impl Word for IntervalMonthDayNano {
 fn hash_into(array: &ArrayRef, hashes: &mut [u64]) -> Result<(), ArrowError> {
     fn primitive<T: ArrowPrimitiveType>(array: &PrimitiveArray<T>, hashes: &mut [u64])
     where
-        T::Native: Word,
+        T::Native: HashWord,
     {
         hashes.iter_mut().zip(array.values()).for_each(|(hash, value)| *hash = mix(*hash, value.word()));
     }
@@ -168,7 +168,7 @@ fn words(array: &ArrayRef) -> Result<Vec<u64>, ArrowError> {
     }
     fn primitive<T: ArrowPrimitiveType>(array: &PrimitiveArray<T>) -> Vec<u64>
     where
-        T::Native: Word,
+        T::Native: HashWord,
     {
         rows(array, |row| array.value(row).word())
     }

@@ -10,7 +10,7 @@ pub const BUCKETS_MAX: u32 = 1 << 20;
 
 /// See the module.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(try_from = "Encoded")]
+#[serde(try_from = "EncodedMap")]
 pub struct RouteMap {
     version: u64,
     /// The copy that owns each bucket.
@@ -19,15 +19,15 @@ pub struct RouteMap {
 
 /// A map as it comes from elsewhere.
 #[derive(Deserialize)]
-struct Encoded {
+struct EncodedMap {
     version: u64,
     owners: Vec<u32>,
 }
 
-impl TryFrom<Encoded> for RouteMap {
+impl TryFrom<EncodedMap> for RouteMap {
     type Error = &'static str;
 
-    fn try_from(encoded: Encoded) -> Result<Self, Self::Error> {
+    fn try_from(encoded: EncodedMap) -> Result<Self, Self::Error> {
         match encoded.owners.is_empty() {
             true => Err("a route map needs at least one bucket"),
             false => Ok(RouteMap { version: encoded.version, owners: encoded.owners }),

@@ -6,7 +6,7 @@
 //! saved meanwhile stays part of their state, as their changes build on it. The one that stops the job is its last:
 //! sources have ended at it, so if it cannot be made the run fails, and another goes on from the checkpoint before.
 //!
-//! A barrier that has not come through within a time is in a hurry from then on: it overtakes rows. Not one that stops
+//! A barrier that has not come through within a time is unaligned from then on: it overtakes rows. Not one that stops
 //! the job, or moves buckets: behind it nothing is to be in flight.
 //!
 //! A barrier that moves buckets is never given up: some copies would have moved them, others not. The next one waits
@@ -19,13 +19,13 @@ use std::time::Duration;
 
 use tidemill_batch::route_map::RouteMap;
 
-use crate::manifest::{Entry, Key, Manifest, Report, ReportBody, TaskState};
-use crate::marks::{Barrier, Control};
-use crate::rebalance::{Moved, Rebalance};
+use crate::manifest::{CopyReport, Manifest, PartEntry, PartKey, ReportBody, TaskState};
+use crate::marks::{Barrier, BarrierControl};
+use crate::rebalance::{MoveReport, Rebalance};
 use crate::schema::StateSchema;
 
 /// What a copy has saved.
-type Parts = Vec<(Key, Entry)>;
+type CopyParts = Vec<(PartKey, PartEntry)>;
 
 /// Time since the run began.
 pub type Now = Duration;
@@ -35,17 +35,18 @@ pub const ALL: u64 = u64::MAX;
 
 /// What happens.
 #[derive(Clone, Debug)]
-pub enum Event {
+pub enum CoordinatorEvent {
     /// Time passes.
     Tick,
     /// A copy has something to say.
-    Report(Report),
-    /// Somebody wants a barrier that carries this. Of those that move buckets `id` is told by [`Action::Answer`].
+    Report(CopyReport),
+    /// Somebody wants a barrier that carries this. Of those that move buckets `id` is told by
+    /// [`CoordinatorAction::Answer`].
     Request {
         /// By which it is answered.
         id: u64,
         /// What the barrier carries.
-        control: Control,
+        control: BarrierControl,
     },
     /// The manifest of an epoch was written, or could not be.
     Stored {
@@ -65,27 +66,27 @@ pub struct StoreFailure {
     pub fenced: bool,
 }
 
-fn refuse(id: u64, reason: String, actions: &mut Vec<Action>) {
-    actions.push(Action::Answer { id, outcome: Err(reason) });
+fn refuse(id: u64, reason: String, actions: &mut Vec<CoordinatorAction>) {
+    actions.push(CoordinatorAction::Answer { id, outcome: Err(reason) });
 }
 
 /// What is to be done.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Action {
+pub enum CoordinatorAction {
     /// Ask all sources for this barrier.
     Inject(Barrier),
     /// Have the barrier of this epoch overtake rows.
-    Hurry(u64),
-    /// Write this manifest, and tell of it by [`Event::Stored`].
+    Unalign(u64),
+    /// Write this manifest, and tell of it by [`CoordinatorEvent::Stored`].
     Store(Box<Manifest>),
     /// Tell everybody that this epoch is durable.
     Durable(u64),
     /// What has come of a rebalance that was asked for; in words, why it was refused.
     Answer {
-        /// That of [`Event::Request`].
+        /// That of [`CoordinatorEvent::Request`].
         id: u64,
         /// What has moved.
-        outcome: Result<Moved, String>,
+        outcome: Result<MoveReport, String>,
     },
     /// Tell people.
     Warn(String),
@@ -97,7 +98,7 @@ pub enum Action {
 
 /// A task, as the coordinator knows it.
 #[derive(Clone, Debug)]
-pub struct Member {
+pub struct CoordinatedTask {
     /// Its name.
     pub name: String,
     /// How many copies it has.
@@ -105,18 +106,18 @@ pub struct Member {
     /// Which copy owns which bucket; `None` where nothing is dealt by key.
     pub route: Option<Arc<RouteMap>>,
     /// Why its buckets cannot move, if they cannot.
-    pub stays: Option<String>,
+    pub why_not_movable: Option<String>,
     /// What it keeps, if it has said so.
     pub schema: Option<StateSchema>,
 }
 
-impl Member {
+impl CoordinatedTask {
     /// It goes on from a checkpoint: its states are of the version behind those.
-    pub fn behind(&mut self, manifest: &Manifest) {
+    pub fn set_version_after(&mut self, manifest: &Manifest) {
         let then = manifest.tasks.get(&self.name).and_then(|state| state.schema.as_ref());
         if let (Some(now), Some(then)) = (&mut self.schema, then) {
             // Without states to take it may be anything, and begins anew.
-            now.version = now.behind(then).unwrap_or(1);
+            now.version = now.version_after(then).unwrap_or(1);
         }
     }
 
@@ -128,7 +129,7 @@ impl Member {
 
 /// Where a run begins.
 #[derive(Clone, Debug, Default)]
-pub struct Begin {
+pub struct StartPoint {
     /// The checkpoint that it goes on from.
     pub from: Option<Arc<Manifest>>,
     /// The newest epoch that has a manifest, which may be a damaged one: its number is taken.
@@ -140,25 +141,25 @@ pub struct Begin {
 struct PendingCheckpoint {
     barrier: Barrier,
     since: Now,
-    hurried: bool,
+    unaligned: bool,
     missing: BTreeSet<(u32, u32)>,
     failed: Option<String>,
 }
 
 /// Buckets that are under way.
-struct Moving {
+struct BucketMove {
     id: u64,
     task: u32,
     /// Copies that have not said that they have what they gain.
     missing: BTreeSet<u32>,
-    moved: Moved,
+    moved: MoveReport,
     /// The barrier has reached the task: its copies get it all, or none.
     begun: bool,
 }
 
 /// How long things may take.
 #[derive(Clone, Copy, Debug)]
-pub struct Pace {
+pub struct CheckpointTiming {
     /// From the beginning of a checkpoint to that of the next; zero makes none but what is asked for, and the last.
     pub interval: Duration,
     /// Then a barrier overtakes rows; `None`: never.
@@ -171,8 +172,8 @@ pub struct Pace {
 pub struct Coordinator {
     job: String,
     claim: u64,
-    pace: Pace,
-    members: Vec<Member>,
+    timing: CheckpointTiming,
+    members: Vec<CoordinatedTask>,
     states: Vec<TaskState>,
     running: BTreeSet<(u32, u32)>,
     /// The last epoch that was begun.
@@ -181,12 +182,12 @@ pub struct Coordinator {
     pending: Option<PendingCheckpoint>,
     /// Who has saved its state at the pending barrier and has ended since, with what it kept: that is of the next
     /// epoch.
-    ended_behind: Vec<((u32, u32), Parts)>,
+    ended_behind: Vec<((u32, u32), CopyParts)>,
     storing: Option<(u64, bool)>,
-    moving: Option<Moving>,
+    moving: Option<BucketMove>,
     /// It was told that the barrier under way, which moves buckets, keeps others waiting.
     told: bool,
-    requests: Vec<(u64, Control)>,
+    requests: Vec<(u64, BarrierControl)>,
     /// Sources end without the job's having come to its end, or have ended before.
     stopping: bool,
     over: bool,
@@ -194,9 +195,9 @@ pub struct Coordinator {
 
 impl Coordinator {
     /// For the tasks of a flow, in the flow's order.
-    pub fn new(job: &str, members: Vec<Member>, pace: Pace, begin: &Begin) -> Self {
+    pub fn new(job: &str, members: Vec<CoordinatedTask>, timing: CheckpointTiming, begin: &StartPoint) -> Self {
         let from = begin.from.as_deref();
-        let state = |member: &Member| {
+        let state = |member: &CoordinatedTask| {
             let old = from.and_then(|from| from.tasks.get(&member.name)).cloned().unwrap_or_default();
             // Splits are dealt anew, so copies save all of theirs; who has ended says so again.
             let (ended, splits, shared, in_flight) = Default::default();
@@ -205,11 +206,12 @@ impl Coordinator {
             let schema = member.schema.clone();
             TaskState { copies: member.copies, route, schema, ended, splits, shared, in_flight, ..old }
         };
-        let copies = |(task, member): (usize, &Member)| (0..member.copies).map(move |copy| (task as u32, copy));
+        let copies =
+            |(task, member): (usize, &CoordinatedTask)| (0..member.copies).map(move |copy| (task as u32, copy));
         Coordinator {
             job: job.to_owned(),
             claim: begin.claim,
-            pace,
+            timing,
             states: members.iter().map(state).collect(),
             running: members.iter().enumerate().flat_map(copies).collect(),
             members,
@@ -228,28 +230,28 @@ impl Coordinator {
     }
 
     /// What is to be done about an event. `at_ms` is the time of day, for manifests.
-    pub fn handle(&mut self, now: Now, at_ms: u64, event: Event) -> Vec<Action> {
+    pub fn handle(&mut self, now: Now, at_ms: u64, event: CoordinatorEvent) -> Vec<CoordinatorAction> {
         let mut actions = Vec::new();
         match event {
-            Event::Tick => {}
-            Event::Request { id, control } => match &control {
-                Control::Rebalance(rebalance) if let Err(reason) = self.check(rebalance) => {
+            CoordinatorEvent::Tick => {}
+            CoordinatorEvent::Request { id, control } => match &control {
+                BarrierControl::Rebalance(rebalance) if let Err(reason) = self.check(rebalance) => {
                     refuse(id, reason, &mut actions)
                 }
                 _ => self.requests.push((id, control)),
             },
-            Event::Report(report) => self.report(report, &mut actions),
-            Event::Stored { epoch, result } => self.stored(epoch, result, &mut actions),
+            CoordinatorEvent::Report(report) => self.report(report, &mut actions),
+            CoordinatorEvent::Stored { epoch, result } => self.stored(epoch, result, &mut actions),
         }
-        self.give_up_late(now, &mut actions);
-        self.tell_late(now, &mut actions);
-        self.hurry_late(now, &mut actions);
+        self.abandon_late(now, &mut actions);
+        self.warn_late(now, &mut actions);
+        self.unalign_late(now, &mut actions);
         self.complete(at_ms, &mut actions);
         self.begin(now, &mut actions);
         actions
     }
 
-    fn report(&mut self, report: Report, actions: &mut Vec<Action>) {
+    fn report(&mut self, report: CopyReport, actions: &mut Vec<CoordinatorAction>) {
         let id = (report.task, report.copy);
         let Some(state) = self.states.get_mut(report.task as usize) else {
             return self.fail(format!("report for unknown task {}", report.task), actions);
@@ -281,9 +283,9 @@ impl Coordinator {
                 // The copy may have passed the barrier under way already, and what it saves for it may still be being
                 // written.
                 let coming = self.pending.as_ref().is_some_and(|pending| pending.barrier.epoch > behind);
-                let asked = self.requests.iter().any(|(_, control)| *control == Control::Checkpoint);
+                let asked = self.requests.iter().any(|(_, control)| *control == BarrierControl::Checkpoint);
                 if !coming && !asked {
-                    self.requests.push((0, Control::Checkpoint));
+                    self.requests.push((0, BarrierControl::Checkpoint));
                 }
                 return;
             }
@@ -305,7 +307,7 @@ impl Coordinator {
         }
     }
 
-    fn ended(&mut self, id: (u32, u32), parts: Parts) {
+    fn ended(&mut self, id: (u32, u32), parts: CopyParts) {
         self.running.remove(&id);
         let state = &mut self.states[id.0 as usize];
         state.apply(id.1, parts);
@@ -313,7 +315,7 @@ impl Coordinator {
     }
 
     /// A copy has ended behind all barriers there were.
-    fn ended_later(&mut self, id: (u32, u32), parts: Parts) {
+    fn ended_later(&mut self, id: (u32, u32), parts: CopyParts) {
         if self.stopping {
             // A pause: what it kept at the barrier that stopped the job is what it goes on from.
             self.running.remove(&id);
@@ -322,89 +324,98 @@ impl Coordinator {
         }
     }
 
-    fn stored(&mut self, epoch: u64, result: Result<(), StoreFailure>, actions: &mut Vec<Action>) {
+    fn stored(&mut self, epoch: u64, result: Result<(), StoreFailure>, actions: &mut Vec<CoordinatorAction>) {
         let Some((_, finished)) = self.storing.take_if(|(storing, _)| *storing == epoch) else { return };
         match result {
             Ok(()) => {
                 if finished {
                     self.finish(actions);
                 } else {
-                    actions.push(Action::Durable(epoch));
+                    actions.push(CoordinatorAction::Durable(epoch));
                 }
             }
             Err(failure) if failure.fenced || finished || self.stopping => self.fail(failure.reason, actions),
             Err(failure) => {
-                actions.push(Action::Warn(format!("checkpoint {epoch} could not be written: {}", failure.reason)));
+                actions.push(CoordinatorAction::Warn(format!(
+                    "checkpoint {epoch} could not be written: {}",
+                    failure.reason
+                )));
             }
         }
     }
 
-    fn give_up_late(&mut self, now: Now, actions: &mut Vec<Action>) {
+    fn abandon_late(&mut self, now: Now, actions: &mut Vec<CoordinatorAction>) {
         let late = |pending: &mut PendingCheckpoint| {
-            pending.barrier.control == Control::Checkpoint && now.saturating_sub(pending.since) > self.pace.timeout
+            pending.barrier.control == BarrierControl::Checkpoint
+                && now.saturating_sub(pending.since) > self.timing.timeout
         };
         let Some(pending) = self.pending.take_if(late) else { return };
-        actions.push(Action::Warn(format!(
+        actions.push(CoordinatorAction::Warn(format!(
             "checkpoint {} was abandoned after {:.0?}: {} had not saved",
             pending.barrier.epoch,
-            self.pace.timeout,
-            self.shown(pending.missing.iter().copied()),
+            self.timing.timeout,
+            self.describe_copies(pending.missing.iter().copied()),
         )));
     }
 
-    fn tell_late(&mut self, now: Now, actions: &mut Vec<Action>) {
-        if self.told || now.saturating_sub(self.begun) <= self.pace.timeout {
+    fn warn_late(&mut self, now: Now, actions: &mut Vec<CoordinatorAction>) {
+        if self.told || now.saturating_sub(self.begun) <= self.timing.timeout {
             return;
         }
         let waits = match (&self.pending, &self.moving) {
-            (Some(PendingCheckpoint { barrier: Barrier { control: Control::Rebalance(_), .. }, missing, .. }), _) => {
-                format!("{} have not reached it", self.shown(missing.iter().copied()))
+            (
+                Some(PendingCheckpoint {
+                    barrier: Barrier { control: BarrierControl::Rebalance(_), .. }, missing, ..
+                }),
+                _,
+            ) => {
+                format!("{} have not reached it", self.describe_copies(missing.iter().copied()))
             }
             (None, Some(moving)) => {
                 let missing = moving.missing.iter().map(|&copy| (moving.task, copy));
-                format!("{} have not received theirs", self.shown(missing))
+                format!("{} have not received theirs", self.describe_copies(missing))
             }
             _ => return,
         };
         self.told = true;
-        actions.push(Action::Warn(format!(
+        actions.push(CoordinatorAction::Warn(format!(
             "checkpoint {}, at which buckets move, has taken longer than {:.0?}, and no other can begin until it is \
              over: {waits}",
-            self.epoch, self.pace.timeout,
+            self.epoch, self.timing.timeout,
         )));
     }
 
     /// Some copies, for people.
-    fn shown(&self, copies: impl ExactSizeIterator<Item = (u32, u32)>) -> String {
+    fn describe_copies(&self, copies: impl ExactSizeIterator<Item = (u32, u32)>) -> String {
         let more = copies.len().saturating_sub(3);
         let who = |(task, copy): (u32, u32)| format!("\"{}\" (copy {copy})", self.members[task as usize].name);
         let shown = copies.take(3).map(who).collect::<Vec<_>>().join(", ");
         if more > 0 { format!("{shown} and {more} more") } else { shown }
     }
 
-    fn hurry_late(&mut self, now: Now, actions: &mut Vec<Action>) {
-        let (Some(pending), Some(after)) = (&mut self.pending, self.pace.unaligned_after) else { return };
-        let late = pending.barrier.control == Control::Checkpoint && now.saturating_sub(pending.since) >= after;
-        if late && !std::mem::replace(&mut pending.hurried, true) {
-            actions.push(Action::Hurry(pending.barrier.epoch));
+    fn unalign_late(&mut self, now: Now, actions: &mut Vec<CoordinatorAction>) {
+        let (Some(pending), Some(after)) = (&mut self.pending, self.timing.unaligned_after) else { return };
+        let late = pending.barrier.control == BarrierControl::Checkpoint && now.saturating_sub(pending.since) >= after;
+        if late && !std::mem::replace(&mut pending.unaligned, true) {
+            actions.push(CoordinatorAction::Unalign(pending.barrier.epoch));
         }
     }
 
-    fn complete(&mut self, at_ms: u64, actions: &mut Vec<Action>) {
+    fn complete(&mut self, at_ms: u64, actions: &mut Vec<CoordinatorAction>) {
         if let Some(moving) = self.moving.take_if(|moving| moving.missing.is_empty()) {
             let name = || &self.members[moving.task as usize].name;
             let outcome = match moving.begun {
                 true => Ok(moving.moved),
                 false => Err(format!("task \"{}\" ended before its buckets could move", name())),
             };
-            actions.push(Action::Answer { id: moving.id, outcome });
+            actions.push(CoordinatorAction::Answer { id: moving.id, outcome });
         }
         if let Some(pending) = self.pending.take_if(|pending| pending.missing.is_empty()) {
             let epoch = pending.barrier.epoch;
-            if let (Some(reason), Control::Stop) = (&pending.failed, &pending.barrier.control) {
+            if let (Some(reason), BarrierControl::Stop) = (&pending.failed, &pending.barrier.control) {
                 self.fail(format!("the job could not be stopped at checkpoint {epoch}: {reason}"), actions);
             } else if let Some(reason) = pending.failed {
-                actions.push(Action::Warn(format!("checkpoint {epoch} was abandoned: {reason}")));
+                actions.push(CoordinatorAction::Warn(format!("checkpoint {epoch} was abandoned: {reason}")));
             } else {
                 self.store(epoch, false, at_ms, actions);
             }
@@ -426,22 +437,22 @@ impl Coordinator {
         }
     }
 
-    fn fail(&mut self, reason: String, actions: &mut Vec<Action>) {
+    fn fail(&mut self, reason: String, actions: &mut Vec<CoordinatorAction>) {
         self.over = true;
-        actions.push(Action::Fail(reason));
+        actions.push(CoordinatorAction::Fail(reason));
     }
 
-    fn finish(&mut self, actions: &mut Vec<Action>) {
+    fn finish(&mut self, actions: &mut Vec<CoordinatorAction>) {
         self.over = true;
-        actions.extend([Action::Durable(ALL), Action::Finished]);
+        actions.extend([CoordinatorAction::Durable(ALL), CoordinatorAction::Finished]);
     }
 
-    fn store(&mut self, epoch: u64, finished: bool, at_ms: u64, actions: &mut Vec<Action>) {
+    fn store(&mut self, epoch: u64, finished: bool, at_ms: u64, actions: &mut Vec<CoordinatorAction>) {
         let tasks = self.members.iter().zip(&self.states).map(|(member, state)| (member.name.clone(), state.clone()));
         let (job, claim) = (self.job.clone(), self.claim);
         let manifest = Manifest { job, claim, epoch, at_ms, finished, tasks: tasks.collect() };
         self.storing = Some((epoch, finished));
-        actions.push(Action::Store(Box::new(manifest)));
+        actions.push(CoordinatorAction::Store(Box::new(manifest)));
     }
 
     /// Whether buckets can move as is asked for.
@@ -451,8 +462,8 @@ impl Coordinator {
             let names: Vec<&str> = self.members.iter().map(|member| member.name.as_str()).collect();
             return Err(format!("no task \"{task}\"; the tasks are {}", names.join(", ")));
         };
-        let Member { copies, route, stays, .. } = &self.members[at];
-        if let Some(reason) = stays {
+        let CoordinatedTask { copies, route, why_not_movable, .. } = &self.members[at];
+        if let Some(reason) = why_not_movable {
             return refused(reason);
         }
         let Some(route) = route else { return refused("they are not partitioned by key") };
@@ -473,20 +484,20 @@ impl Coordinator {
     }
 
     /// From here on the map is the new one, whatever becomes of the checkpoint.
-    fn begin_moving(&mut self, id: u64, Rebalance { task, map }: &Rebalance) -> Moving {
+    fn begin_moving(&mut self, id: u64, Rebalance { task, map }: &Rebalance) -> BucketMove {
         let at = self.members.iter().position(|member| &member.name == task).expect("checked before");
         let old = self.members[at].route.replace(Arc::new(map.clone())).expect("checked before");
         self.states[at].route = Some(map.clone());
         let buckets = old.copies().zip(map.copies()).filter(|(old, new)| old != new).count() as u32;
-        let moved = Moved { epoch: self.epoch, buckets, ..Moved::default() };
-        Moving { id, task: at as u32, missing: (0..self.members[at].copies).collect(), moved, begun: false }
+        let moved = MoveReport { epoch: self.epoch, buckets, ..MoveReport::default() };
+        BucketMove { id, task: at as u32, missing: (0..self.members[at].copies).collect(), moved, begun: false }
     }
 
-    fn begin(&mut self, now: Now, actions: &mut Vec<Action>) {
+    fn begin(&mut self, now: Now, actions: &mut Vec<CoordinatorAction>) {
         // Behind the barrier that stops the job there is none: copies end, but that is not their end.
         if self.over || self.stopping || self.running.is_empty() {
             for (id, control) in std::mem::take(&mut self.requests) {
-                if let Control::Rebalance(_) = control {
+                if let BarrierControl::Rebalance(_) = control {
                     refuse(id, "the job is ending".into(), actions);
                 }
             }
@@ -495,35 +506,37 @@ impl Coordinator {
         if self.pending.is_some() || self.storing.is_some() || self.moving.is_some() {
             return;
         }
-        let due = !self.pace.interval.is_zero() && now.saturating_sub(self.begun) >= self.pace.interval;
+        let due = !self.timing.interval.is_zero() && now.saturating_sub(self.begun) >= self.timing.interval;
         let (id, control) = loop {
             if self.requests.is_empty() {
                 if !due {
                     return;
                 }
-                break (0, Control::Checkpoint);
+                break (0, BarrierControl::Checkpoint);
             }
             let (id, control) = self.requests.remove(0);
             match &control {
                 // Again: one before it may have changed the map.
-                Control::Rebalance(rebalance) if let Err(reason) = self.check(rebalance) => refuse(id, reason, actions),
+                BarrierControl::Rebalance(rebalance) if let Err(reason) = self.check(rebalance) => {
+                    refuse(id, reason, actions)
+                }
                 _ => break (id, control),
             }
         };
-        self.stopping |= control == Control::Stop;
+        self.stopping |= control == BarrierControl::Stop;
         self.epoch += 1;
         self.begun = now;
         self.told = false;
-        if let Control::Rebalance(rebalance) = &control {
+        if let BarrierControl::Rebalance(rebalance) = &control {
             self.moving = Some(self.begin_moving(id, rebalance));
         }
         let barrier = Barrier { epoch: self.epoch, control };
         let missing = self.running.clone();
         self.pending =
-            Some(PendingCheckpoint { barrier: barrier.clone(), since: now, hurried: false, missing, failed: None });
-        actions.push(Action::Inject(barrier));
+            Some(PendingCheckpoint { barrier: barrier.clone(), since: now, unaligned: false, missing, failed: None });
+        actions.push(CoordinatorAction::Inject(barrier));
         // Where no time is given to it, it need not wait for the next look at the clock.
-        self.hurry_late(now, actions);
+        self.unalign_late(now, actions);
     }
 }
 
@@ -535,23 +548,29 @@ mod tests {
     #[test]
     fn buckets_that_move_late_are_told_of_once() {
         let route = Arc::new(RouteMap::even(4, 2));
-        let member = Member { name: "count".into(), copies: 2, route: Some(route), stays: None, schema: None };
+        let member = CoordinatedTask {
+            name: "count".into(),
+            copies: 2,
+            route: Some(route),
+            why_not_movable: None,
+            schema: None,
+        };
         let second = Duration::from_secs(1);
-        let pace = Pace { interval: 2 * second, unaligned_after: Some(second), timeout: 10 * second };
-        let mut coordinator = Coordinator::new("job", vec![member], pace, &Begin::default());
-        let mut warned = |seconds: u32, event: Event| -> Vec<String> {
+        let timing = CheckpointTiming { interval: 2 * second, unaligned_after: Some(second), timeout: 10 * second };
+        let mut coordinator = Coordinator::new("job", vec![member], timing, &StartPoint::default());
+        let mut warned = |seconds: u32, event: CoordinatorEvent| -> Vec<String> {
             let actions = coordinator.handle(seconds * second, 0, event);
-            let told = |action| if let Action::Warn(text) = action { Some(text) } else { None };
+            let told = |action| if let CoordinatorAction::Warn(text) = action { Some(text) } else { None };
             actions.into_iter().filter_map(told).collect()
         };
         let moved = RouteMap::even(4, 2).moved(&[(0, 1)]);
-        let control = Control::Rebalance(Rebalance { task: "count".into(), map: moved });
+        let control = BarrierControl::Rebalance(Rebalance { task: "count".into(), map: moved });
         let none: [String; 0] = [];
-        assert_eq!(warned(0, Event::Request { id: 1, control }), none);
-        assert_eq!(warned(10, Event::Tick), none);
-        let late = warned(11, Event::Tick);
+        assert_eq!(warned(0, CoordinatorEvent::Request { id: 1, control }), none);
+        assert_eq!(warned(10, CoordinatorEvent::Tick), none);
+        let late = warned(11, CoordinatorEvent::Tick);
         let told = "checkpoint 1, at which buckets move, has taken longer than 10s";
         assert!(late[0].starts_with(told) && late[0].ends_with("\"count\" (copy 1) have not reached it"), "{late:?}");
-        assert_eq!(warned(60, Event::Tick), none);
+        assert_eq!(warned(60, CoordinatorEvent::Tick), none);
     }
 }

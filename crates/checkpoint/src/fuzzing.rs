@@ -1,7 +1,7 @@
 //! What fuzz targets and property tests feed with bytes from nowhere: what checkpoints consist of. A decoder must not
 //! panic, not read beyond a message, and not take for whole what was damaged.
 
-use crate::manifest::{Manifest, Report};
+use crate::manifest::{CopyReport, Manifest};
 use crate::marks::Barrier;
 
 /// Decodes a manifest, a report and a barrier. Panics when what was decoded is not what it encodes to. Returns how many
@@ -12,9 +12,9 @@ pub fn checkpoints(bytes: &[u8]) -> usize {
         assert_eq!(Manifest::decode(&manifest.encode()).as_ref(), Ok(manifest));
         assert!(manifest.state_bytes() > 0 || manifest.files().is_empty());
     }
-    let report = Report::decode(bytes).ok();
+    let report = CopyReport::decode(bytes).ok();
     if let Some(report) = &report {
-        assert_eq!(Report::decode(&report.encode()).as_ref(), Ok(report));
+        assert_eq!(CopyReport::decode(&report.encode()).as_ref(), Ok(report));
     }
     let barrier = Barrier::decode(bytes).ok();
     if let Some(barrier) = &barrier {

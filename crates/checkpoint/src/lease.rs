@@ -12,7 +12,7 @@ use std::time::{Duration, Instant, SystemTime};
 use object_store::path::Path;
 use object_store::{ObjectStore, ObjectStoreExt, UpdateVersion};
 use parking_lot::Mutex;
-use tidemill_storage::lease::{self, ANSWER_MAX, Asker, ClaimOutcome, LeaseRecord, StoreAnswer, is_gone};
+use tidemill_storage::lease::{self, ANSWER_MAX, ClaimOutcome, LeaseClient, LeaseRecord, StoreAnswer, is_gone};
 use tokio::sync::oneshot;
 
 /// For so long a lease is tried to be given back. Otherwise it goes by itself.
@@ -30,7 +30,7 @@ pub(crate) struct LeaseKey {
 
 /// Why there is no lease.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Denied {
+pub enum LeaseDenial {
     /// Another has the place; who, if it is known.
     Held(String),
     /// The store does not answer as it should.
@@ -38,7 +38,7 @@ pub enum Denied {
 }
 
 /// What has come of the wish for one.
-type Outcome = Result<(), Denied>;
+type Outcome = Result<(), LeaseDenial>;
 
 /// What the thread tells.
 #[derive(Default)]
@@ -82,7 +82,7 @@ impl Lease {
         let (stop, stopped) = oneshot::channel();
         let (end, ended) = oneshot::channel();
         let shared: Arc<LeaseStatus> = Arc::default();
-        let asker = Asker::new(Arc::clone(&place.objects), place.path.clone(), (owner, job), ToString::to_string);
+        let asker = LeaseClient::new(Arc::clone(&place.objects), place.path.clone(), (owner, job), ToString::to_string);
         let mut keeper = LeaseKeeper { place, asker, shared: Arc::clone(&shared), stale: None, told: false };
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
         let runtime = runtime.map_err(|error| error.to_string())?;
@@ -131,9 +131,9 @@ impl LeaseView {
     ///
     /// # Errors
     /// `Held`, when another has taken it; `Failed`, while it could not be renewed in time.
-    pub fn check(&self) -> Result<(), Denied> {
+    pub fn check(&self) -> Result<(), LeaseDenial> {
         if let Some(by) = self.lost() {
-            return Err(Denied::Held(by));
+            return Err(LeaseDenial::Held(by));
         }
         if self.0.unconditional.lock().is_some() {
             return Ok(());
@@ -145,7 +145,7 @@ impl LeaseView {
             return Ok(());
         }
         let why = self.0.trouble.lock().clone().unwrap_or_else(|| "this process was not running".into());
-        Err(Denied::Failed(format!(
+        Err(LeaseDenial::Failed(format!(
             "the lease on it was not renewed for {:.0?}, so another job may take it, and nothing is committed until \
              it is renewed: {why}",
             Duration::from_secs(age.as_secs())
@@ -179,7 +179,7 @@ fn holder(record: Option<&LeaseRecord>) -> String {
 /// The thread's part.
 struct LeaseKeeper {
     place: LeaseKey,
-    asker: Asker,
+    asker: LeaseClient,
     shared: Arc<LeaseStatus>,
     /// What was written first: to see whether the store refuses to replace it once more.
     stale: Option<UpdateVersion>,
@@ -225,7 +225,7 @@ impl LeaseKeeper {
                             self.do_without(reason).await;
                             return outcome(&self.shared, Ok(()));
                         }
-                        Err(reason) => return outcome(&self.shared, Err(Denied::Failed(reason))),
+                        Err(reason) => return outcome(&self.shared, Err(LeaseDenial::Failed(reason))),
                     }
                 }
                 ClaimOutcome::Wait(pause) => {
@@ -240,9 +240,9 @@ impl LeaseKeeper {
                     if self.asker.has_held() {
                         *self.shared.lost.lock() = Some(by.clone());
                     }
-                    return outcome(&self.shared, Err(Denied::Held(by)));
+                    return outcome(&self.shared, Err(LeaseDenial::Held(by)));
                 }
-                ClaimOutcome::Failed(reason) => return outcome(&self.shared, Err(Denied::Failed(reason))),
+                ClaimOutcome::Failed(reason) => return outcome(&self.shared, Err(LeaseDenial::Failed(reason))),
             }
         }
         *self.shared.held.lock() = None;
@@ -312,11 +312,11 @@ mod tests {
         assert_eq!((outcome, first.view().check(), first.unconditional()), (Ok(()), Ok(()), None));
         let (_second, outcome) = want(&objects, "second");
         let wanted = format!("job \"first\", process {} on ", std::process::id());
-        assert!(matches!(&outcome, Err(Denied::Held(by)) if by.starts_with(&wanted)), "{outcome:?}");
+        assert!(matches!(&outcome, Err(LeaseDenial::Held(by)) if by.starts_with(&wanted)), "{outcome:?}");
         assert_eq!(first.view().check(), Ok(()));
         let view = first.view();
         give_back(first);
-        assert!(matches!(view.check(), Err(Denied::Failed(_))), "it was given back");
+        assert!(matches!(view.check(), Err(LeaseDenial::Failed(_))), "it was given back");
         let (third, outcome) = want(&objects, "third");
         assert_eq!((outcome, third.view().check()), (Ok(()), Ok(())));
         give_back(third);
@@ -334,22 +334,22 @@ mod tests {
             std::thread::sleep(Duration::from_millis(10));
         }
         assert!(
-            matches!(first.view().check(), Err(Denied::Held(by)) if by.contains("a version that this Tidemill cannot"))
+            matches!(first.view().check(), Err(LeaseDenial::Held(by)) if by.contains("a version that this Tidemill cannot"))
         );
     }
 
     /// A store in memory that writes whatever it is asked to.
     #[derive(Debug)]
-    struct Heedless(InMemory);
+    struct UnconditionalStore(InMemory);
 
-    impl fmt::Display for Heedless {
+    impl fmt::Display for UnconditionalStore {
         fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
             f.write_str("heedless")
         }
     }
 
     #[async_trait::async_trait]
-    impl ObjectStore for Heedless {
+    impl ObjectStore for UnconditionalStore {
         async fn put_opts(&self, at: &Path, bytes: PutPayload, _: PutOptions) -> Result<PutResult> {
             self.0.put_opts(at, bytes, PutOptions::default()).await
         }
@@ -389,7 +389,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let local = LocalFileSystem::new_with_prefix(folder.path()).unwrap();
         let stores: [(Arc<dyn ObjectStore>, _); 2] = [
-            (Arc::new(Heedless(InMemory::new())), "it creates an object that already exists"),
+            (Arc::new(UnconditionalStore(InMemory::new())), "it creates an object that already exists"),
             (Arc::new(local), "Update"),
         ];
         for (objects, why) in stores {

@@ -18,9 +18,9 @@
 //!
 //! Life of a checkpoint: worker 0's coordinator *injects* a barrier. Every source saves its position and sends the
 //! barrier after its rows; every task *aligns* its inputs on it, saves its state and forwards it. A barrier that takes
-//! too long is *hurried*: it overtakes rows, which are saved as *in flight*. Copies write their snapshots to the store
-//! in the background, and *report* what they wrote. When all have reported, the coordinator writes the manifest, which
-//! creates the checkpoint, and announces that it is *durable*: sinks then commit.
+//! too long is *unaligned*: it overtakes rows, which are saved as *in flight*. Copies write their snapshots to the
+//! store in the background, and *report* what they wrote. When all have reported, the coordinator writes the manifest,
+//! which creates the checkpoint, and announces that it is *durable*: sinks then commit.
 
 pub mod coordinator;
 pub mod lease;
@@ -38,10 +38,10 @@ mod rebalance;
 mod settings;
 mod snapshot;
 
-pub use manifest::{Entry, Key, Manifest, TaskState};
-pub use marks::{Barrier, Control, EventTime, Mark};
-pub use rebalance::{Moved, Rebalance};
+pub use manifest::{Manifest, PartEntry, PartKey, TaskState};
+pub use marks::{Barrier, BarrierControl, EventTime, Mark};
+pub use rebalance::{MoveReport, Rebalance};
 pub use schema::{StateField, StateSchema};
 pub use settings::CheckpointSettings;
-pub use snapshot::{Buckets, Later, Part, Restored, Snapshot};
+pub use snapshot::{BucketStates, DeferredPart, RestoredState, Snapshot, SnapshotPart};
 pub use store::{CheckpointStore, StoreError};

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use tidemill_batch::route_map::RouteMap;
 use twox_hash::XxHash3_64;
 
-use crate::rebalance::Moved;
+use crate::rebalance::MoveReport;
 use crate::schema::StateSchema;
 
 /// Changes when the layout does.
@@ -16,7 +16,7 @@ const TITLE: &str = "tidemill checkpoint";
 
 /// What a part of a copy's state belongs to.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-pub enum Key {
+pub enum PartKey {
     /// A bucket of keys.
     Bucket(u32),
     /// A split of a source, or what a sink has prepared.
@@ -29,7 +29,7 @@ pub enum Key {
 
 /// Where one part lies.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Entry {
+pub struct PartEntry {
     /// The object, beneath the checkpoints' own place.
     pub file: String,
     /// Its part of the object.
@@ -56,14 +56,14 @@ pub struct TaskState {
     /// Those that had ended.
     pub ended: BTreeSet<u32>,
     /// Of each bucket that is not empty: a whole, and the changes since, in order.
-    pub buckets: BTreeMap<u32, Vec<Entry>>,
+    pub buckets: BTreeMap<u32, Vec<PartEntry>>,
     /// By copy.
-    pub splits: BTreeMap<u32, Vec<(String, Entry)>>,
+    pub splits: BTreeMap<u32, Vec<(String, PartEntry)>>,
     /// By copy.
-    pub shared: BTreeMap<u32, Vec<(String, Entry)>>,
+    pub shared: BTreeMap<u32, Vec<(String, PartEntry)>>,
     /// By copy, with the port: rows that the barrier has overtaken.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
-    pub in_flight: BTreeMap<u32, Vec<(u32, Entry)>>,
+    pub in_flight: BTreeMap<u32, Vec<(u32, PartEntry)>>,
 }
 
 /// See the module.
@@ -134,13 +134,13 @@ impl Manifest {
     }
 
     /// Every part that it refers to.
-    pub(crate) fn entries(&self) -> impl Iterator<Item = &Entry> {
+    pub(crate) fn entries(&self) -> impl Iterator<Item = &PartEntry> {
         self.tasks.values().flat_map(TaskState::entries)
     }
 }
 
 impl TaskState {
-    fn entries(&self) -> impl Iterator<Item = &Entry> {
+    fn entries(&self) -> impl Iterator<Item = &PartEntry> {
         let named = self.splits.values().chain(self.shared.values()).flatten().map(|(_, entry)| entry);
         let in_flight = self.in_flight.values().flatten().map(|(_, entry)| entry);
         self.buckets.values().flatten().chain(named).chain(in_flight)
@@ -150,24 +150,24 @@ impl TaskState {
     pub fn has_only_prepared(&self) -> bool {
         // As `split_name` names it.
         let is_number = |text: &str| text.parse::<u64>().is_ok();
-        let is_prepared = |(name, _): &(String, Entry)| {
+        let is_prepared = |(name, _): &(String, PartEntry)| {
             name.split_once('.').is_some_and(|(epoch, copy)| is_number(epoch) && is_number(copy))
         };
         self.buckets.is_empty() && self.in_flight.is_empty() && self.splits.values().flatten().all(is_prepared)
     }
 
     /// A copy has saved these parts.
-    pub(crate) fn apply(&mut self, copy: u32, parts: Vec<(Key, Entry)>) {
+    pub(crate) fn apply(&mut self, copy: u32, parts: Vec<(PartKey, PartEntry)>) {
         let (mut splits, mut shared, mut in_flight) = (Vec::new(), Vec::new(), Vec::new());
         for (key, entry) in parts {
             match key {
-                Key::InFlight(port) => in_flight.push((port, entry)),
-                Key::Split(name) => splits.push((name, entry)),
-                Key::Shared(name) => shared.push((name, entry)),
-                Key::Bucket(bucket) if entry.whole && entry.len == 0 => {
+                PartKey::InFlight(port) => in_flight.push((port, entry)),
+                PartKey::Split(name) => splits.push((name, entry)),
+                PartKey::Shared(name) => shared.push((name, entry)),
+                PartKey::Bucket(bucket) if entry.whole && entry.len == 0 => {
                     self.buckets.remove(&bucket);
                 }
-                Key::Bucket(bucket) => {
+                PartKey::Bucket(bucket) => {
                     let entries = self.buckets.entry(bucket).or_default();
                     if entry.whole {
                         entries.clear();
@@ -192,7 +192,7 @@ fn put<T>(all: &mut BTreeMap<u32, Vec<T>>, copy: u32, mine: Vec<T>) {
 
 /// What a copy tells the coordinator.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Report {
+pub struct CopyReport {
     /// The task's number in the flow.
     pub task: u32,
     /// Which of its copies.
@@ -209,7 +209,7 @@ pub enum ReportBody {
         /// The epoch.
         epoch: u64,
         /// Where each part lies.
-        parts: Vec<(Key, Entry)>,
+        parts: Vec<(PartKey, PartEntry)>,
     },
     /// It could not.
     Failed {
@@ -221,10 +221,10 @@ pub enum ReportBody {
     /// It has come to its end, and saved this; said again, that it keeps nothing of it any more.
     Ended {
         /// Where each part lies.
-        parts: Vec<(Key, Entry)>,
+        parts: Vec<(PartKey, PartEntry)>,
     },
     /// It has handed over and taken what a rebalance moves.
-    Moved(Moved),
+    Moved(MoveReport),
     /// It keeps nearly as much as it may until the next checkpoint behind this epoch.
     Full {
         /// The epoch.
@@ -232,13 +232,13 @@ pub enum ReportBody {
     },
 }
 
-impl Report {
+impl CopyReport {
     /// As it travels.
     pub fn encode(&self) -> Vec<u8> {
         serde_json::to_vec(self).expect("a report is made of numbers and texts")
     }
 
-    /// What [`Report::encode`] made.
+    /// What [`CopyReport::encode`] made.
     ///
     /// # Errors
     /// In words, for anything else.
@@ -251,21 +251,27 @@ impl Report {
 mod tests {
     use super::*;
 
-    fn entry(file: &str, whole: bool, len: u64) -> Entry {
-        Entry { file: file.into(), offset: 0, len, sum: 7, whole }
+    fn entry(file: &str, whole: bool, len: u64) -> PartEntry {
+        PartEntry { file: file.into(), offset: 0, len, sum: 7, whole }
     }
 
     /// A chain that lost a change, or kept what a whole replaces, would restore a state that never was.
     #[test]
     fn wholes_replace_and_changes_follow() {
         let mut task = TaskState::default();
-        task.apply(0, vec![(Key::Bucket(3), entry("a", true, 9)), (Key::Split("x".into()), entry("a", true, 1))]);
-        task.apply(0, vec![(Key::Bucket(3), entry("b", false, 2)), (Key::Split("y".into()), entry("b", true, 1))]);
+        task.apply(
+            0,
+            vec![(PartKey::Bucket(3), entry("a", true, 9)), (PartKey::Split("x".into()), entry("a", true, 1))],
+        );
+        task.apply(
+            0,
+            vec![(PartKey::Bucket(3), entry("b", false, 2)), (PartKey::Split("y".into()), entry("b", true, 1))],
+        );
         assert_eq!(task.buckets[&3], [entry("a", true, 9), entry("b", false, 2)]);
         assert_eq!(task.splits[&0], [("y".into(), entry("b", true, 1))]);
-        task.apply(1, vec![(Key::Bucket(3), entry("c", true, 4))]);
+        task.apply(1, vec![(PartKey::Bucket(3), entry("c", true, 4))]);
         assert_eq!((task.buckets[&3].as_slice(), task.splits.len()), ([entry("c", true, 4)].as_slice(), 1));
-        task.apply(0, vec![(Key::Bucket(3), entry("d", true, 0))]);
+        task.apply(0, vec![(PartKey::Bucket(3), entry("d", true, 0))]);
         assert!(task.buckets.is_empty() && task.splits.is_empty());
     }
 
@@ -289,7 +295,10 @@ mod tests {
     #[test]
     fn damaged_manifests_are_refused() {
         let mut task = TaskState { copies: 2, ended: [1].into(), ..TaskState::default() };
-        task.apply(0, vec![(Key::Bucket(1), entry("a", true, 9)), (Key::Split("x".into()), entry("b", true, 1))]);
+        task.apply(
+            0,
+            vec![(PartKey::Bucket(1), entry("a", true, 9)), (PartKey::Split("x".into()), entry("b", true, 1))],
+        );
         let tasks = [("count".to_owned(), task)].into();
         let manifest = Manifest { job: "j".into(), claim: 1, epoch: 4, at_ms: 5, finished: false, tasks };
         let bytes = manifest.encode();

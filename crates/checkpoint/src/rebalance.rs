@@ -16,7 +16,7 @@ pub struct Rebalance {
 
 /// What a rebalance has done.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Moved {
+pub struct MoveReport {
     /// The epoch at whose end buckets have moved.
     pub epoch: u64,
     /// Buckets with a new owner.

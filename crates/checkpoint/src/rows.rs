@@ -12,7 +12,7 @@ use arrow::datatypes::SchemaRef;
 use arrow::error::ArrowError;
 use bytes::Bytes;
 use tidemill_batch::memory::verify;
-use tidemill_batch::wire::{Decoder, Encoder};
+use tidemill_batch::wire::{BatchDecoder, BatchEncoder};
 
 use crate::packed::{self, cut_short};
 
@@ -35,7 +35,7 @@ pub fn encode(batch: &RecordBatch) -> Result<Bytes, ArrowError> {
     let others = others(batch.schema_ref());
     if !others.is_empty() {
         let rest = batch.project(&others)?;
-        let parts = Encoder::compressed(rest.schema_ref())?.encode(&rest)?;
+        let parts = BatchEncoder::compressed(rest.schema_ref())?.encode(&rest)?;
         parts.iter().for_each(|part| bytes.extend_from_slice(part));
     }
     bytes.shrink_to_fit();
@@ -47,7 +47,7 @@ pub fn encode(batch: &RecordBatch) -> Result<Bytes, ArrowError> {
 /// # Errors
 /// When a column cannot be encoded.
 pub fn encode_plain(batch: &RecordBatch, mut before: Vec<u8>) -> Result<Bytes, ArrowError> {
-    let parts = Encoder::new(batch.schema_ref())?.encode(batch)?;
+    let parts = BatchEncoder::new(batch.schema_ref())?.encode(batch)?;
     before.reserve_exact(8 + parts.iter().map(|part| part.len()).sum::<usize>());
     before.extend_from_slice(&(batch.num_rows() as u64).to_le_bytes());
     parts.iter().for_each(|part| before.extend_from_slice(part));
@@ -69,7 +69,7 @@ pub fn decode(schema: &SchemaRef, bytes: &Bytes) -> Result<RecordBatch, ArrowErr
     } else {
         // Copied once, to memory that is aligned for every type.
         let schema = SchemaRef::new(schema.project(&others)?);
-        Decoder::new(&schema)?.decode(Buffer::from_slice_ref(std::mem::take(&mut rest)), rows)?.columns().to_vec()
+        BatchDecoder::new(&schema)?.decode(Buffer::from_slice_ref(std::mem::take(&mut rest)), rows)?.columns().to_vec()
     }
     .into_iter();
     if !rest.is_empty() {
@@ -88,7 +88,7 @@ pub fn decode(schema: &SchemaRef, bytes: &Bytes) -> Result<RecordBatch, ArrowErr
 /// When the bytes make no sense.
 pub fn decode_in_place(schema: &SchemaRef, bytes: &Bytes) -> Result<RecordBatch, ArrowError> {
     let (rows, body) = parts(bytes)?;
-    Decoder::new(schema)?.decode(Buffer::from(body), rows)
+    BatchDecoder::new(schema)?.decode(Buffer::from(body), rows)
 }
 
 fn parts(bytes: &Bytes) -> Result<(usize, Bytes), ArrowError> {

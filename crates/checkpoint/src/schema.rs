@@ -57,7 +57,7 @@ impl StateSchema {
     ///
     /// # Errors
     /// In words, what has changed that must not, and the remedy.
-    pub fn behind(&self, then: &StateSchema) -> Result<u32, String> {
+    pub fn version_after(&self, then: &StateSchema) -> Result<u32, String> {
         if self.kind != then.kind {
             return Err(format!("it held {}, but now holds {}; {REMEDY}", then.kind, self.kind));
         }
@@ -129,17 +129,17 @@ mod tests {
         let (key, sum, n) =
             (field("user", "Utf8", true, true), field("x", "Int64", true, false), field("n", "Int64", false, false));
         let old = schema(&[key.clone(), sum.clone(), n.clone()]);
-        let behind = |fields: &[StateField]| schema(fields).behind(&old);
-        assert_eq!(behind(&old.fields), Ok(1));
+        let version_after = |fields: &[StateField]| schema(fields).version_after(&old);
+        assert_eq!(version_after(&old.fields), Ok(1));
         // In another order, and with what was not null now nullable.
         let free = field("n", "Int64", true, false);
-        assert_eq!(behind(&[key.clone(), free, sum.clone()]), Ok(1));
+        assert_eq!(version_after(&[key.clone(), free, sum.clone()]), Ok(1));
         assert!(!schema(&[key.clone(), n.clone(), sum.clone()]).is_same(&old));
         let more = field("y", "Utf8", true, false);
         let evolved = schema(&[key.clone(), more.clone(), sum.clone(), n.clone()]);
-        assert_eq!(evolved.behind(&old), Ok(2));
+        assert_eq!(evolved.version_after(&old), Ok(2));
         let again = StateSchema { version: 2, ..evolved.clone() };
-        assert_eq!(evolved.behind(&again), Ok(2));
+        assert_eq!(evolved.version_after(&again), Ok(2));
         let refused = [
             (vec![key.clone(), sum.clone()], "its field \"n\" (Int64) was removed or renamed"),
             (vec![key.clone(), field("z", "Int64", true, false), n.clone()], "its field \"x\" (Int64) was removed"),
@@ -159,10 +159,10 @@ mod tests {
             (vec![field("user", "Int64", true, true), sum.clone(), n.clone()], "but is now (user: Int64)"),
         ];
         for (fields, why) in refused {
-            let error = behind(&fields).unwrap_err();
+            let error = version_after(&fields).unwrap_err();
             assert!(error.contains(why) && error.contains("start fresh"), "{error}");
         }
         let other = StateSchema::new("sessions", old.fields.clone());
-        assert!(other.behind(&old).unwrap_err().contains("it held windows of 10 s, but now holds sessions"));
+        assert!(other.version_after(&old).unwrap_err().contains("it held windows of 10 s, but now holds sessions"));
     }
 }

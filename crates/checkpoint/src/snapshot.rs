@@ -14,7 +14,7 @@ use crate::schema::StateSchema;
 
 /// Part of a copy's state in a snapshot.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Part {
+pub enum SnapshotPart {
     /// All of it; what was saved before is not needed any more. No bytes: there is nothing.
     Whole(Bytes),
     /// What has changed since the snapshot before.
@@ -25,22 +25,22 @@ pub enum Part {
 #[derive(Debug, Default)]
 pub struct Snapshot {
     /// By bucket; those that are not named have not changed.
-    pub buckets: Buckets,
+    pub buckets: BucketStates,
     /// By split; those that are not named are gone.
     pub splits: Vec<(String, Bytes)>,
     /// What every copy is to know when the job goes on, of each copy.
     pub shared: Vec<(String, Bytes)>,
     /// Makes further buckets: work that need not be done before the copy goes on.
-    pub later: Option<Later>,
+    pub later: Option<DeferredPart>,
 }
 
 /// See [`Snapshot::later`].
-pub struct Later(pub Box<dyn FnOnce() -> Result<Buckets, TaskError> + Send>);
+pub struct DeferredPart(pub Box<dyn FnOnce() -> Result<BucketStates, TaskError> + Send>);
 
 /// Parts by bucket.
-pub type Buckets = Vec<(u32, Part)>;
+pub type BucketStates = Vec<(u32, SnapshotPart)>;
 
-impl fmt::Debug for Later {
+impl fmt::Debug for DeferredPart {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Later")
     }
@@ -48,7 +48,7 @@ impl fmt::Debug for Later {
 
 /// What a copy begins with when its job goes on from a checkpoint.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Restored {
+pub struct RestoredState {
     /// The epoch that the checkpoint ended.
     pub epoch: u64,
     /// Whether the copy had ended: it has nothing more to do.
@@ -72,12 +72,12 @@ pub struct Restored {
     /// Rows that were in flight to a copy, as they were numbered then, and one of its ports.
     pub in_flight: Vec<((u32, u32), Bytes)>,
     /// They are to be dealt anew: there were not as many copies.
-    pub dealt_anew: bool,
+    pub rescaled: bool,
     /// The task's states consist of something else now: what is saved next cannot build on what was saved then.
     pub evolved: bool,
 }
 
-impl Restored {
+impl RestoredState {
     /// What was shared by a name by the copy that kept a bucket then: what it knew when it saved it.
     pub fn shared_of(&self, bucket: u32, name: &str) -> Option<&Bytes> {
         self.shared_by.get(self.owners.get(&bucket)?)?.get(name)

@@ -44,7 +44,7 @@
 //! use tidemill_storage::ObjectStores;
 //! let stores = ObjectStores::default();
 //! let source = tidemill_connect::source(&json!({"kind": "rate", "rows": 1000, "splits": 2}), None, &stores)?;
-//! assert_eq!((source.copies_max, source.guarantee), (2, tidemill_connect::Guarantee::ExactlyOnce));
+//! assert_eq!((source.copies_max, source.guarantee), (2, tidemill_connect::DeliveryGuarantee::ExactlyOnce));
 //! let error = tidemill_connect::source(&json!({"kind": "rate", "row": 1000}), None, &stores).unwrap_err();
 //! assert!(error.to_string().starts_with("generator: no option `row`, expected one of `rows`"));
 //! # Ok::<(), tidemill_connect::ConnectError>(())
@@ -82,7 +82,7 @@ use std::sync::Arc;
 
 use arrow::datatypes::SchemaRef;
 use serde_json::Value;
-pub use tidemill_dataflow::stream::sink::{Guarantee, MakeSink};
+pub use tidemill_dataflow::stream::sink::{DeliveryGuarantee, MakeSink};
 pub use tidemill_dataflow::stream::source::{ListFiles, MakeSource};
 use tidemill_storage::ObjectStores;
 
@@ -103,7 +103,7 @@ pub struct SourceSpec {
     /// What becomes of a row when a job with checkpoints fails and goes on: exactly once from a source that goes on
     /// where the checkpoint says, at least once where who sends does not know what has arrived, at most once where what
     /// came since is lost.
-    pub guarantee: Guarantee,
+    pub guarantee: DeliveryGuarantee,
     /// The records that were left out in this process.
     pub bad: Arc<BadRecords>,
     /// What they are to a sink, if `on_error` says that they go to one: its source gives them beside the rows.
@@ -119,7 +119,13 @@ pub struct SourceSpec {
 
 impl SourceSpec {
     /// A source that any number of copies may read, and that is of no local files.
-    fn new(name: String, schema: SchemaRef, guarantee: Guarantee, bad: &BadRecordPolicy, make: MakeSource) -> Self {
+    fn new(
+        name: String,
+        schema: SchemaRef,
+        guarantee: DeliveryGuarantee,
+        bad: &BadRecordPolicy,
+        make: MakeSource,
+    ) -> Self {
         SourceSpec {
             name,
             schema,
@@ -148,7 +154,7 @@ pub struct SinkSpec {
     /// More copies than this are not wanted; 0 is no limit.
     pub copies_max: u32,
     /// What it gives, at best.
-    pub guarantee: Guarantee,
+    pub guarantee: DeliveryGuarantee,
     /// Makes one.
     pub make: MakeSink,
 }

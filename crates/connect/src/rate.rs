@@ -14,14 +14,14 @@ use arrow::datatypes::{DataType, Field, Schema, SchemaRef, TimeUnit};
 use bytes::Bytes;
 use serde::Deserialize;
 use serde_json::Value;
-use tidemill_dataflow::stream::source::{Next, Source};
+use tidemill_dataflow::stream::source::{Source, SourceEvent};
 use tidemill_dataflow::{TaskContext, TaskError};
 use tokio::time::{Instant, Sleep, sleep_until};
 
 use crate::bad_records::BadRecordPolicy;
 use crate::error::ConnectError;
 use crate::hash::mix;
-use crate::{Guarantee, MakeSource, SourceSpec, options};
+use crate::{DeliveryGuarantee, MakeSource, SourceSpec, options};
 
 const NAME: &str = "generator";
 /// At a given rate rows come at most so often, and more at a time.
@@ -130,8 +130,8 @@ pub(crate) fn source(spec: &Value, schema: Option<SchemaRef>) -> Result<SourceSp
     }
     let (copies_max, schema) = (options.splits, SchemaRef::clone(&made));
     let guarantee = match options.times {
-        RateTimes::Counted => Guarantee::ExactlyOnce,
-        RateTimes::Clock => Guarantee::AtMostOnce,
+        RateTimes::Counted => DeliveryGuarantee::ExactlyOnce,
+        RateTimes::Clock => DeliveryGuarantee::AtMostOnce,
     };
     // There are no bad records.
     let bad = BadRecordPolicy::default();
@@ -220,11 +220,11 @@ fn place((name, bytes): (&String, &Bytes), splits: u32) -> Result<(u32, u64), Ta
 }
 
 impl Source for RateSource {
-    fn give_at_most(&mut self, rows: usize) {
+    fn limit_rows(&mut self, rows: usize) {
         self.most = rows as u64;
     }
 
-    fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<Result<Next, TaskError>> {
+    fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<Result<SourceEvent, TaskError>> {
         loop {
             if let Some(rest) = &mut self.rest {
                 if rest.as_mut().poll(context).is_pending() {
@@ -247,7 +247,7 @@ impl Source for RateSource {
                 if split.next >= self.options.rows_of(split.split) {
                     if !split.told_end {
                         split.told_end = true;
-                        found = Some(Ok(Next::SplitEnd { split: at as u32 }));
+                        found = Some(Ok(SourceEvent::SplitEnded { split: at as u32 }));
                         break;
                     }
                 } else if due > split.next {
@@ -255,7 +255,7 @@ impl Source for RateSource {
                     let rows = self.options.rows(&self.schema, split.split, split.next, to);
                     split.next = to;
                     self.turn = at + 1;
-                    found = Some(rows.map(|rows| Next::rows(at as u32, rows)));
+                    found = Some(rows.map(|rows| SourceEvent::rows(at as u32, rows)));
                     break;
                 } else if let Some(next) = next {
                     wake = Some(wake.map_or(next, |wake: Instant| wake.min(next)));
@@ -265,7 +265,7 @@ impl Source for RateSource {
             match (found, wake) {
                 (Some(found), _) => return Poll::Ready(found),
                 (None, Some(wake)) => self.rest = Some(Box::pin(sleep_until(wake))),
-                (None, None) => return Poll::Ready(Ok(Next::End)),
+                (None, None) => return Poll::Ready(Ok(SourceEvent::End)),
             }
         }
     }

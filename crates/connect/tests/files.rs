@@ -12,8 +12,8 @@ use std::time::Duration;
 use arrow::datatypes::{DataType, SchemaRef};
 use common::{Job, Random, schema, stop_when};
 use serde_json::{Value, json};
-use tidemill_dataflow::Progress;
-use tidemill_dataflow::stream::Control;
+use tidemill_dataflow::RunProgress;
+use tidemill_dataflow::stream::BarrierControl;
 
 const INTERVAL: Duration = Duration::from_millis(20);
 
@@ -118,7 +118,7 @@ fn rotated_files_are_read_from_their_beginning() {
     let mut source = json!({"kind": "files", "path": log, "poll_interval_ms": 5, "list_interval_ms": 10});
     let sink = json!({"kind": "files", "path": to});
     let checkpoints = folder.path().join("checkpoints");
-    let run = |source: &Value, look: &(dyn Fn(&Progress) -> Result<(), String> + Sync)| {
+    let run = |source: &Value, look: &(dyn Fn(&RunProgress) -> Result<(), String> + Sync)| {
         Job { source, schema: Some(events()), sink: &sink, checkpoints: &checkpoints, interval: INTERVAL }
             .run(2, None, look)
             .unwrap();
@@ -135,7 +135,7 @@ fn rotated_files_are_read_from_their_beginning() {
                 fs::remove_file(&log).unwrap();
                 write(40..100);
             }
-            (2, 100) => progress.request(Control::Stop),
+            (2, 100) => progress.request(BarrierControl::Stop),
             _ => return Ok(()),
         }
         step.fetch_add(1, Ordering::SeqCst);

@@ -14,7 +14,9 @@ use arrow::array::{AsArray, Int64Array, RecordBatch};
 use arrow::datatypes::{DataType, Field, Int64Type, Schema, SchemaRef};
 use tidemill_collective::{Communicator, TuneTable};
 use tidemill_dataflow::exchange::{Broadcast, Gather, Partition, Reduce, Reduction};
-use tidemill_dataflow::{Graph, Input, Item, Output, Runner, Settings, TaskContext, TaskError, TaskSpec};
+use tidemill_dataflow::{
+    Graph, Input, Output, Runner, RunnerSettings, StreamElement, TaskContext, TaskError, TaskSpec,
+};
 use tidemill_net::Endpoint;
 use tidemill_net::endpoint::EndpointSettings;
 use tidemill_net::environment::LaunchContext;
@@ -69,7 +71,7 @@ impl Messages {
     /// Adds up all that arrives.
     async fn receive_many(self, mut input: Input, mut output: Output) -> Result<(), TaskError> {
         let mut sum = 0;
-        while let Some(Item::Batch(batch)) = input.recv().await? {
+        while let Some(StreamElement::Batch(batch)) = input.recv().await? {
             sum += words(&batch).iter().sum::<i64>();
         }
         output.send(self.batch([sum])?).await
@@ -88,7 +90,7 @@ impl Messages {
     /// How long each message was on its way.
     fn receive_single(&self, mut input: Input, mut output: Output) -> Result<(), TaskError> {
         let mut latencies_ns = Vec::new();
-        while let Some(Item::Batch(batch)) = input.recv_blocking()? {
+        while let Some(StreamElement::Batch(batch)) = input.recv_blocking()? {
             latencies_ns.push(now_ns()? - words(&batch)[0]);
         }
         output.send_blocking(self.batch(latencies_ns)?)
@@ -131,7 +133,7 @@ fn run(runner: &Runner, operation: Operation, messages: &Messages, single: bool)
         let sender = sender.clone();
         async move {
             let mut input = inputs.into_only();
-            while let Some(Item::Batch(batch)) = input.recv().await? {
+            while let Some(StreamElement::Batch(batch)) = input.recv().await? {
                 words(&batch).iter().try_for_each(|&value| sender.send(value))?;
             }
             Ok(())
@@ -156,7 +158,7 @@ fn run(runner: &Runner, operation: Operation, messages: &Messages, single: bool)
 }
 
 fn measure(comm: &Communicator, operation: Operation, words: i64, count: i64) -> Result<(), TaskError> {
-    let runner = Runner::new(comm, Settings::default())?;
+    let runner = Runner::new(comm, RunnerSettings::default())?;
     let schema = Arc::new(Schema::new(vec![Field::new("v", DataType::Int64, false)]));
     let messages = Messages { schema, words, count };
     run(&runner, operation, &messages, false)?;

@@ -12,7 +12,7 @@ use tidemill_collective::{Communicator, TuneTable, run_ranks};
 use tidemill_dataflow::exchange::{
     AllReduce, Broadcast, Exchange, Gather, KeyedReduce, Partition, Reduction, Sort, SortKey,
 };
-use tidemill_dataflow::{Graph, RunReport, Runner, Settings, TaskSpec};
+use tidemill_dataflow::{Graph, RunReport, Runner, RunnerSettings, TaskSpec};
 use tidemill_net::Endpoint;
 use tidemill_net::endpoint::EndpointSettings;
 use tidemill_net::environment::LaunchContext;
@@ -65,7 +65,7 @@ fn run(runner: &Runner, case: &Case, scale: f64, exchange: impl Exchange + 'stat
     runner.run(&graph).expect("the run succeeds")
 }
 
-fn measure(comm: &Communicator, scale: f64, settings: Settings) {
+fn measure(comm: &Communicator, scale: f64, settings: RunnerSettings) {
     let runner = Runner::new(comm, settings).expect("a job's workers agree");
     let case = |name, sources, batches, rows| Case { name, sources, batches, rows };
     let last = comm.size() - 1;
@@ -126,7 +126,7 @@ fn measure(comm: &Communicator, scale: f64, settings: Settings) {
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let scale = std::env::args().nth(1).map_or(Ok(1.0), |text| text.parse())?;
-    let mut settings = Settings::default();
+    let mut settings = RunnerSettings::default();
     if let Some(text) = std::env::args().nth(2) {
         settings.memory.budget_bytes = text.parse::<u64>()? << 20;
     }

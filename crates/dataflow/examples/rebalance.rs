@@ -17,16 +17,18 @@ use arrow::datatypes::{DataType, Field, Int64Type, Schema, SchemaRef};
 use bytes::Bytes;
 use futures_util::future::BoxFuture;
 use tidemill_collective::run_ranks;
-use tidemill_dataflow::checkpoint::{CheckpointSettings, Part, Snapshot};
+use tidemill_dataflow::checkpoint::{CheckpointSettings, Snapshot, SnapshotPart};
 use tidemill_dataflow::exchange::{Direct, Partition};
-use tidemill_dataflow::operator::{Flow, Released};
+use tidemill_dataflow::operator::{EmitStatus, ReleasedParts};
 use tidemill_dataflow::placement::RoundRobin;
-use tidemill_dataflow::rebalance::Rebalancing;
+use tidemill_dataflow::rebalance::PendingRebalance;
 use tidemill_dataflow::route_map::{BUCKETS, RouteMap};
-use tidemill_dataflow::stream::Control;
+use tidemill_dataflow::stream::BarrierControl;
 use tidemill_dataflow::stream::sink::Sink;
-use tidemill_dataflow::stream::source::{Next, Source};
-use tidemill_dataflow::{Emit, Graph, Operator, Progress, Runner, Settings, TaskContext, TaskError, TaskSpec};
+use tidemill_dataflow::stream::source::{Source, SourceEvent};
+use tidemill_dataflow::{
+    Emitter, Graph, Operator, RunProgress, Runner, RunnerSettings, TaskContext, TaskError, TaskSpec,
+};
 
 const ROWS: i64 = 64;
 /// Between rebalances.
@@ -44,7 +46,7 @@ struct Ticks {
 }
 
 impl Source for Ticks {
-    fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<Result<Next, TaskError>> {
+    fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<Result<SourceEvent, TaskError>> {
         if self.pause.as_mut().poll(context).is_pending() {
             return Poll::Pending;
         }
@@ -54,7 +56,7 @@ impl Source for Ticks {
         self.next += ROWS;
         let columns: Vec<arrow::array::ArrayRef> =
             vec![Arc::new(keys), Arc::new(Int64Array::from(vec![made; ROWS as usize]))];
-        Poll::Ready(Ok(Next::rows(0, RecordBatch::try_new(schema(), columns)?)))
+        Poll::Ready(Ok(SourceEvent::rows(0, RecordBatch::try_new(schema(), columns)?)))
     }
 
     fn snapshot(&mut self) -> Result<Vec<(String, Bytes)>, TaskError> {
@@ -74,13 +76,17 @@ impl Heavy {
 }
 
 impl Operator for Heavy {
-    fn on_batch(&mut self, _: usize, batch: RecordBatch, emit: &mut Emit) -> Result<Flow, TaskError> {
+    fn on_batch(&mut self, _: usize, batch: RecordBatch, emit: &mut Emitter) -> Result<EmitStatus, TaskError> {
         emit.send(batch);
-        Ok(Flow::Done)
+        Ok(EmitStatus::Done)
     }
 
     fn snapshot(&mut self, whole: bool) -> Result<Snapshot, TaskError> {
-        let all = self.0.iter().filter(|_| whole).map(|(bucket, parts)| (*bucket, Part::Whole(parts.concat().into())));
+        let all = self
+            .0
+            .iter()
+            .filter(|_| whole)
+            .map(|(bucket, parts)| (*bucket, SnapshotPart::Whole(parts.concat().into())));
         Ok(Snapshot { buckets: all.collect(), ..Snapshot::default() })
     }
 
@@ -88,7 +94,7 @@ impl Operator for Heavy {
         true
     }
 
-    fn release(&mut self, buckets: &[u32]) -> Result<Released, TaskError> {
+    fn release(&mut self, buckets: &[u32]) -> Result<ReleasedParts, TaskError> {
         let parts =
             |bucket: &u32| self.0.remove(bucket).into_iter().flatten().map(|part| (*bucket, part)).collect::<Vec<_>>();
         Ok(buckets.iter().flat_map(parts).collect::<Vec<_>>().into())
@@ -128,7 +134,7 @@ impl Sink for Clock {
 
 struct Moves {
     left: u32,
-    asked: Option<(Duration, Rebalancing)>,
+    asked: Option<(Duration, PendingRebalance)>,
     quiet_since: Duration,
     /// When each was asked for and known to be done.
     spans: Vec<(Duration, Duration)>,
@@ -158,12 +164,12 @@ fn main() {
     let moves = Mutex::new(moves);
     run_ranks(workers, |comm| {
         let first = comm.rank() == 0;
-        let runner = Runner::new(&comm, Settings { threads: 2, ..Settings::default() }).expect("a runner");
+        let runner = Runner::new(&comm, RunnerSettings { threads: 2, ..RunnerSettings::default() }).expect("a runner");
         // No checkpoint is under way but those that are asked for: only what moves is measured.
         let interval = Duration::ZERO;
         let checkpoints =
             CheckpointSettings { interval, ..CheckpointSettings::in_folder(folder.path()).expect("a store") };
-        let mut look = |progress: &Progress| {
+        let mut look = |progress: &RunProgress| {
             if !first {
                 return Ok(());
             }
@@ -179,10 +185,10 @@ fn main() {
                 moves.spans.push((*since, now));
                 (moves.asked, moves.quiet_since) = (None, now);
                 // What was gained is saved whole the next time: not at the next barrier that moves something.
-                progress.request(Control::Checkpoint);
+                progress.request(BarrierControl::Checkpoint);
             } else if now > moves.quiet_since + QUIET {
                 if moves.left == 0 {
-                    progress.request(Control::Stop);
+                    progress.request(BarrierControl::Stop);
                     return Ok(());
                 }
                 moves.left -= 1;

@@ -14,7 +14,9 @@ use arrow::buffer::ScalarBuffer;
 use arrow::datatypes::{DataType, Field, Int64Type, Schema, SchemaRef};
 use tidemill_collective::{Communicator, TuneTable};
 use tidemill_dataflow::exchange::{Broadcast, Gather, Partition, Reduce, Reduction};
-use tidemill_dataflow::{Graph, Input, Item, Output, Runner, Settings, TaskContext, TaskError, TaskSpec};
+use tidemill_dataflow::{
+    Graph, Input, Output, Runner, RunnerSettings, StreamElement, TaskContext, TaskError, TaskSpec,
+};
 use tidemill_net::Endpoint;
 use tidemill_net::endpoint::EndpointSettings;
 use tidemill_net::environment::LaunchContext;
@@ -61,7 +63,7 @@ async fn send(schema: SchemaRef, records: i64, mut output: Output, context: Task
 /// Adds up all that arrives, and notes the keys.
 async fn receive(found: SchemaRef, notes_keys: bool, mut input: Input, mut output: Output) -> Result<(), TaskError> {
     let (mut sum, mut seen) = (0, [false; KEYS]);
-    while let Some(Item::Batch(batch)) = input.recv().await? {
+    while let Some(StreamElement::Batch(batch)) = input.recv().await? {
         for column in batch.columns() {
             sum += column.as_primitive::<Int64Type>().values().iter().sum::<i64>();
         }
@@ -92,7 +94,7 @@ fn run(runner: &Runner, operation: Operation, records: i64) -> Result<[i64; 2], 
         let sender = sender.clone();
         async move {
             let mut input = inputs.into_only();
-            while let Some(Item::Batch(batch)) = input.recv().await? {
+            while let Some(StreamElement::Batch(batch)) = input.recv().await? {
                 for row in 0..batch.num_rows() {
                     sender.send([0, 1].map(|at| batch.column(at).as_primitive::<Int64Type>().value(row)))?;
                 }
@@ -135,7 +137,7 @@ fn main() -> Result<(), TaskError> {
     let (operation, records) = arguments().ok_or("usage: records partition|reduce|broadcast RECORDS")?;
     let endpoint = Endpoint::open(join_launched(LaunchContext::from_process()?)?, EndpointSettings::default())?;
     let comm = Communicator::world(endpoint.clone(), Arc::new(TuneTable::default()))?;
-    let runner = Runner::new(&comm, Settings::default())?;
+    let runner = Runner::new(&comm, RunnerSettings::default())?;
     run(&runner, operation, records)?;
     comm.barrier()?;
     let start = Instant::now();

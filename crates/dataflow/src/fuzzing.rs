@@ -1,12 +1,12 @@
 //! What fuzz targets and property tests feed with bytes from nowhere: the news of a failure. A decoder must not panic,
 //! and not read beyond a message.
 
-use crate::run::Fault;
+use crate::run::RunFault;
 
 /// Decodes the news of a failure. Panics when what was decoded is longer than the bytes allow. Returns whether it was
 /// one.
 pub fn fault(bytes: &[u8]) -> bool {
-    let fault = Fault::decode(bytes);
+    let fault = RunFault::decode(bytes);
     if let Some(fault) = &fault {
         // What is no text is replaced by a character of three bytes.
         assert!(fault.task.len() + fault.message.len() <= 3 * bytes.len());

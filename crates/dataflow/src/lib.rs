@@ -59,12 +59,12 @@ mod unaligned;
 pub mod work;
 
 pub use error::{DataflowError, TaskError};
-pub use flow::{Input, InputStream, Inputs, Item, LongTurn, Output, Outputs};
+pub use flow::{Input, InputStream, Inputs, LongTurn, Output, Outputs, StreamElement};
 pub use graph::{Executor, Graph, GraphError, GraphErrors, Parallelism, PortRef, Resources, TaskId, TaskSpec};
 pub use metrics::{EdgeReport, RunReport};
-pub use operator::{Emit, Operator};
+pub use operator::{Emitter, Operator};
 pub use overlay::Overlay;
-pub use placement::{Plan, WorkerInfo};
-pub use run::{Look, Progress, Runner, Settings, WorkerStatus};
+pub use placement::{PlacementPlan, WorkerInfo};
+pub use run::{ProgressCallback, RunProgress, Runner, RunnerSettings, WorkerStatus};
 pub use task::{TaskContext, wait_in_copy};
-pub use tidemill_batch::{BatchError, RouteMap, ends, floats, keys, memory, prefetch, route_map};
+pub use tidemill_batch::{BatchError, RouteMap, floats, keys, memory, min_max, prefetch, route_map};

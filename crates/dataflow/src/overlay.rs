@@ -28,7 +28,7 @@ pub enum Overlay {
 
 /// A tree over the workers of a job.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Tree {
+pub struct WorkerTree {
     /// Whom each worker sends to, in order.
     pub children: Vec<Vec<u32>>,
     /// Whom each worker is sent by; `None` for the root and for workers that take no part.
@@ -48,7 +48,7 @@ impl Overlay {
     }
 
     /// The tree from `root` over `members`; `hosts` has the host of every worker. `root` need not be a member.
-    pub fn tree(self, root: u32, members: &[u32], hosts: &[u32]) -> Tree {
+    pub fn tree(self, root: u32, members: &[u32], hosts: &[u32]) -> WorkerTree {
         // By host, the root's first and the root first in it; members of one host stay together.
         let mut groups: Vec<(u32, Vec<u32>)> = vec![(hosts[root as usize], vec![root])];
         let mut sorted: Vec<u32> = members.iter().copied().filter(|&worker| worker != root).collect();
@@ -61,7 +61,7 @@ impl Overlay {
                 None => groups.push((host, vec![worker])),
             }
         }
-        let mut tree = Tree { children: vec![Vec::new(); hosts.len()], parent: vec![None; hosts.len()] };
+        let mut tree = WorkerTree { children: vec![Vec::new(); hosts.len()], parent: vec![None; hosts.len()] };
         let mut link = |order: &[u32]| {
             for position in 1..order.len() {
                 let (child, parent) = (order[position], order[self.parent(position)]);
@@ -80,7 +80,7 @@ impl Overlay {
 mod tests {
     use super::*;
 
-    fn reached(tree: &Tree, root: u32) -> Vec<u32> {
+    fn reached(tree: &WorkerTree, root: u32) -> Vec<u32> {
         let (mut all, mut at) = (vec![root], 0);
         while at < all.len() {
             all.extend(&tree.children[all[at] as usize]);

@@ -8,10 +8,10 @@ use tidemill_batch::route_map::RouteMap;
 use crate::error::TaskError;
 use crate::metrics::EdgeMetrics;
 
-/// Decides which copy gets a row. One per edge; its copies have an [`Assign`] each.
+/// Decides which copy gets a row. One per edge; its copies have a [`RowAssigner`] each.
 pub trait Partitioner: Send + Sync {
     /// The decision for one source copy.
-    fn start(&self, seat: &Seat) -> Box<dyn Assign>;
+    fn start(&self, seat: &PartitionerContext) -> Box<dyn RowAssigner>;
 
     /// The map that rows go by, if they go by the buckets of keys.
     fn route(&self) -> Option<&Arc<RouteMap>> {
@@ -27,7 +27,7 @@ pub trait Partitioner: Send + Sync {
 
 /// Where a partitioner's part sits.
 #[derive(Clone)]
-pub struct Seat {
+pub struct PartitionerContext {
     /// The source copy.
     pub source: u32,
     /// How many target copies there are.
@@ -39,22 +39,22 @@ pub struct Seat {
 }
 
 /// One source copy's decision.
-pub trait Assign: Send {
-    /// Where the rows of `batch` go. For [`Assignment::ByRow`] appends one target for each row to `targets`, which is
-    /// empty.
+pub trait RowAssigner: Send {
+    /// Where the rows of `batch` go. For [`RowAssignment::ByRow`] appends one target for each row to `targets`, which
+    /// is empty.
     ///
     /// # Errors
     /// When it cannot tell; fails the task.
-    fn assign(&mut self, batch: &RecordBatch, targets: &mut Vec<u32>) -> Result<Assignment, TaskError>;
+    fn assign(&mut self, batch: &RecordBatch, targets: &mut Vec<u32>) -> Result<RowAssignment, TaskError>;
 
-    /// Where the next batch goes as a whole, if that does not hang on what is in it: then [`Assign::assign`] is not
-    /// asked.
+    /// Where the next batch goes as a whole, if that does not hang on what is in it: then [`RowAssigner::assign`] is
+    /// not asked.
     fn assign_unseen(&mut self) -> Option<u32> {
         None
     }
 
     /// What it has counted is to be known to others now.
-    fn tell(&mut self) {}
+    fn flush_metrics(&mut self) {}
 
     /// Buckets have moved: rows go by `route` from now on. Asked only where there was a [`Partitioner::route`].
     fn reroute(&mut self, route: &Arc<RouteMap>) {
@@ -62,9 +62,9 @@ pub trait Assign: Send {
     }
 }
 
-/// An answer of [`Assign::assign`].
+/// An answer of [`RowAssigner::assign`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Assignment {
+pub enum RowAssignment {
     /// All rows to one copy.
     Whole(u32),
     /// As appended.

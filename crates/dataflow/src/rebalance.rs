@@ -16,28 +16,28 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use bytes::Bytes;
 use tidemill_batch::route_map::RouteMap;
-use tidemill_checkpoint::{Buckets, Part};
-pub use tidemill_checkpoint::{Moved, Rebalance};
+use tidemill_checkpoint::{BucketStates, SnapshotPart};
+pub use tidemill_checkpoint::{MoveReport, Rebalance};
 use tokio::sync::oneshot;
 
 /// A rebalance that was asked for.
-pub struct Rebalancing {
-    answer: oneshot::Receiver<Result<Moved, String>>,
-    outcome: Option<Result<Moved, String>>,
+pub struct PendingRebalance {
+    answer: oneshot::Receiver<Result<MoveReport, String>>,
+    outcome: Option<Result<MoveReport, String>>,
 }
 
 /// Who answers it.
-pub(crate) type Answer = oneshot::Sender<Result<Moved, String>>;
+pub(crate) type RebalanceAnswer = oneshot::Sender<Result<MoveReport, String>>;
 
-impl Rebalancing {
+impl PendingRebalance {
     /// Something to be answered. Who lets go of its end without answering has ended with the run.
-    pub(crate) fn new() -> (Answer, Self) {
+    pub(crate) fn new() -> (RebalanceAnswer, Self) {
         let (sender, answer) = oneshot::channel();
-        (sender, Rebalancing { answer, outcome: None })
+        (sender, PendingRebalance { answer, outcome: None })
     }
 
     /// What has come of it: `None` while it is under way; in words, why it was refused.
-    pub fn outcome(&mut self) -> Option<Result<Moved, String>> {
+    pub fn outcome(&mut self) -> Option<Result<MoveReport, String>> {
         if self.outcome.is_none() {
             self.outcome = match self.answer.try_recv() {
                 Ok(outcome) => Some(outcome),
@@ -53,7 +53,7 @@ impl Rebalancing {
 
 /// What a task's copies keep, as far as it matters to who moves buckets.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) enum Keeps {
+pub(crate) enum StateKind {
     /// Nobody says: its buckets stay.
     #[default]
     Unknown,
@@ -124,12 +124,12 @@ impl BucketOwnership {
     }
 
     /// Makes a snapshot's parts right: none of a bucket that is another's, and of all that was gained, if it is whole.
-    pub(crate) fn settle(&self, whole: bool, buckets: &mut Buckets) {
+    pub(crate) fn settle(&self, whole: bool, buckets: &mut BucketStates) {
         buckets.retain(|(bucket, _)| !self.lost.contains(bucket));
         if whole {
             let named: BTreeSet<u32> = buckets.iter().map(|(bucket, _)| *bucket).collect();
             // The operator need not know that something is saved of a bucket of which it keeps nothing any more.
-            buckets.extend(self.gained.difference(&named).map(|&bucket| (bucket, Part::Whole(Bytes::new()))));
+            buckets.extend(self.gained.difference(&named).map(|&bucket| (bucket, SnapshotPart::Whole(Bytes::new()))));
         }
     }
 }
@@ -159,7 +159,7 @@ mod tests {
     fn snapshots_hold_what_is_owned() {
         let moves =
             |from: &[u32], to: &[u32]| Moves::of(0, &RouteMap::new(1, from.to_vec()), &RouteMap::new(2, to.to_vec()));
-        let whole = |bucket, bytes: &'static [u8]| (bucket, Part::Whole(Bytes::from_static(bytes)));
+        let whole = |bucket, bytes: &'static [u8]| (bucket, SnapshotPart::Whole(Bytes::from_static(bytes)));
         let mut tenure = BucketOwnership::default();
         tenure.moved(&moves(&[0, 0, 1, 1], &[0, 1, 0, 0]));
         assert!(tenure.wants_whole());
@@ -168,7 +168,7 @@ mod tests {
         let mut buckets = vec![whole(0, b"a"), whole(1, b"b"), whole(2, b"c")];
         then.settle(true, &mut buckets);
         assert_eq!(buckets, [whole(0, b"a"), whole(2, b"c"), whole(3, b"")]);
-        let mut buckets = vec![(1, Part::Change(Bytes::new()))];
+        let mut buckets = vec![(1, SnapshotPart::Change(Bytes::new()))];
         tenure.settle(false, &mut buckets);
         assert!(buckets.is_empty());
         tenure.moved(&moves(&[0, 1, 0, 0], &[0, 0, 1, 1]));
@@ -180,11 +180,11 @@ mod tests {
     /// Who asks again must not hear that the run has ended, when buckets have moved.
     #[test]
     fn an_outcome_stays() {
-        let (answer, mut rebalancing) = Rebalancing::new();
+        let (answer, mut rebalancing) = PendingRebalance::new();
         assert_eq!(rebalancing.outcome(), None);
-        answer.send(Ok(Moved::default())).unwrap();
-        (0..2).for_each(|_| assert_eq!(rebalancing.outcome(), Some(Ok(Moved::default()))));
-        let (answer, mut rebalancing) = Rebalancing::new();
+        answer.send(Ok(MoveReport::default())).unwrap();
+        (0..2).for_each(|_| assert_eq!(rebalancing.outcome(), Some(Ok(MoveReport::default()))));
+        let (answer, mut rebalancing) = PendingRebalance::new();
         drop(answer);
         assert!(rebalancing.outcome().unwrap().unwrap_err().contains("the run ended"));
     }

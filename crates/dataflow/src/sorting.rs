@@ -1,4 +1,4 @@
 //! Sorting and merging for whoever has rows and no graph: what the exchange by [`Sort`](crate::exchange::Sort) is made
 //! of.
 
-pub use tidemill_batch::local::{Merge, Order, SortKey, Sorted, Sorter, Spilled, Step};
+pub use tidemill_batch::local::{KWayMerge, MergeStep, RowOrder, SortKey, SortedBatches, Sorter, SpillCounts};

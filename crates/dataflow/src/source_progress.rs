@@ -29,17 +29,17 @@ pub struct SourceReport {
 
 /// The sources of this worker.
 #[derive(Default)]
-pub(crate) struct Sources(Mutex<BTreeMap<(String, u32), SourceReport>>);
+pub(crate) struct SourceTrackers(Mutex<BTreeMap<(String, u32), SourceReport>>);
 
 /// One copy's place among them, which it leaves when it is over.
 pub(crate) struct SourceTracker {
-    all: Arc<Sources>,
+    all: Arc<SourceTrackers>,
     task: String,
     copy: u32,
     told: Option<(Option<u32>, EventTime, EventTime)>,
 }
 
-impl Sources {
+impl SourceTrackers {
     pub(crate) fn place(self: &Arc<Self>, task: &str, copy: u32) -> SourceTracker {
         SourceTracker { all: Arc::clone(self), task: task.to_owned(), copy, told: None }
     }
@@ -57,14 +57,14 @@ impl SourceTracker {
     }
 
     /// The copy tells no time.
-    pub(crate) fn tell_none(&self) {
+    pub(crate) fn report_no_time(&self) {
         let report = SourceReport { untimed: true, ..self.report() };
         self.all.0.lock().insert((self.task.clone(), self.copy), report);
     }
 
     /// The slowest split, the copy's time, and that of the split that is furthest ahead. `name` is asked for the
     /// split's name when it is another than before.
-    pub(crate) fn tell(
+    pub(crate) fn update(
         &mut self,
         slowest: Option<u32>,
         (time, ahead): (EventTime, EventTime),
@@ -105,7 +105,7 @@ impl StallMonitor {
     }
 
     /// What is to be said now. `elsewhere` tells how far other copies of a task are.
-    pub(crate) fn look(
+    pub(crate) fn check(
         &mut self,
         now: Instant,
         sources: &[SourceReport],
@@ -163,20 +163,20 @@ mod tests {
     /// A warning that named another split, came while time goes on, or came again each time would be of no use.
     #[test]
     fn a_split_that_holds_time_back_is_named_once() {
-        let (sources, begun) = (Arc::new(Sources::default()), Instant::now());
+        let (sources, begun) = (Arc::new(SourceTrackers::default()), Instant::now());
         let mut place = sources.place("source kafka 1", 0);
         let mut stalls = StallMonitor::new(Duration::from_secs(10));
         let us = |seconds: i64| EventTime(seconds * 1_000_000);
-        let mut look = |at_s: u64, elsewhere: Option<EventTime>| {
-            stalls.look(begun + Duration::from_secs(at_s), &sources.reports(), |_| elsewhere)
+        let mut check = |at_s: u64, elsewhere: Option<EventTime>| {
+            stalls.check(begun + Duration::from_secs(at_s), &sources.reports(), |_| elsewhere)
         };
         let name = |split: u32| format!("clicks[{split}]");
-        place.tell(Some(1), (us(5), us(7)), name);
-        assert!(look(0, None).is_empty());
+        place.update(Some(1), (us(5), us(7)), name);
+        assert!(check(0, None).is_empty());
         // Nothing goes on, for nobody: there may be no rows.
-        assert!(look(50, None).is_empty());
-        place.tell(Some(1), (us(5), us(30)), name);
-        let said = look(60, None);
+        assert!(check(50, None).is_empty());
+        place.update(Some(1), (us(5), us(30)), name);
+        let said = check(60, None);
         assert_eq!(said.len(), 1);
         assert!(
             said[0]
@@ -184,24 +184,24 @@ mod tests {
             "{said:?}"
         );
         assert!(said[0].contains("clicks[1] holds it back"), "{said:?}");
-        assert!(look(70, None).is_empty());
-        place.tell(Some(0), (us(6), us(31)), name);
-        assert!(look(71, None).is_empty() && look(80, None).is_empty());
-        assert!(look(81, None)[0].contains("clicks[0] holds it back"));
+        assert!(check(70, None).is_empty());
+        place.update(Some(0), (us(6), us(31)), name);
+        assert!(check(71, None).is_empty() && check(80, None).is_empty());
+        assert!(check(81, None)[0].contains("clicks[0] holds it back"));
         // By itself it is not behind, but another copy is ahead.
-        place.tell(Some(0), (us(40), us(40)), name);
-        assert!(look(90, Some(us(90))).is_empty());
-        assert!(look(101, Some(us(90)))[0].contains("50 s behind"));
-        place.tell(None, (us(41), us(41)), name);
-        assert!(look(102, Some(us(200))).is_empty() && look(200, Some(us(400))).is_empty());
+        place.update(Some(0), (us(40), us(40)), name);
+        assert!(check(90, Some(us(90))).is_empty());
+        assert!(check(101, Some(us(90)))[0].contains("50 s behind"));
+        place.update(None, (us(41), us(41)), name);
+        assert!(check(102, Some(us(200))).is_empty() && check(200, Some(us(400))).is_empty());
         let untimed = sources.place("source files 2", 0);
-        untimed.tell_none();
-        assert!(look(300, None).is_empty());
-        assert!(look(310, None)[0].starts_with("source files 2 has no time="));
-        assert!(look(320, None).is_empty());
+        untimed.report_no_time();
+        assert!(check(300, None).is_empty());
+        assert!(check(310, None)[0].starts_with("source files 2 has no time="));
+        assert!(check(320, None).is_empty());
         drop(untimed);
         let mut never = StallMonitor::new(Duration::ZERO);
-        assert!(never.look(begun + Duration::from_secs(500), &sources.reports(), |_| Some(us(900))).is_empty());
+        assert!(never.check(begun + Duration::from_secs(500), &sources.reports(), |_| Some(us(900))).is_empty());
         drop(place);
         assert!(sources.reports().is_empty());
     }

@@ -1,5 +1,5 @@
 //! Barriers that overtake rows. While a slow task holds back those before it, a barrier waits behind all the rows that
-//! are queued on its way. One that is in a *hurry* passes them: a copy saves its state as soon as the barrier has come
+//! are queued on its way. An *unaligned* one passes them: a copy saves its state as soon as the barrier has come
 //! on any of its streams, and sends it on; rows that came before it on their streams, but have not been taken, are *in
 //! flight*, and saved beside the state. Who goes on from there takes them first.
 //!
@@ -14,8 +14,8 @@ use futures_util::future::BoxFuture;
 use parking_lot::Mutex;
 use tokio::sync::watch;
 
-/// What one end of a copy's streams hears of barriers that are in a hurry.
-pub(crate) struct Hurry {
+/// What one end of a copy's streams hears of unaligned barriers.
+pub(crate) struct UnalignedSignal {
     /// The last epoch whose barrier is.
     epochs: watch::Receiver<u64>,
     /// The last epoch whose barrier has passed here.
@@ -23,9 +23,9 @@ pub(crate) struct Hurry {
     waiting: Mutex<Option<BoxFuture<'static, ()>>>,
 }
 
-impl Hurry {
+impl UnalignedSignal {
     pub(crate) fn new(epochs: watch::Receiver<u64>) -> Self {
-        Hurry { epochs, passed: AtomicU64::new(0), waiting: Mutex::default() }
+        UnalignedSignal { epochs, passed: AtomicU64::new(0), waiting: Mutex::default() }
     }
 
     /// A barrier has passed here.
@@ -34,7 +34,7 @@ impl Hurry {
         *self.waiting.lock() = None;
     }
 
-    /// The epoch whose barrier is in a hurry and has not passed here.
+    /// The epoch whose barrier is unaligned and has not passed here.
     pub(crate) fn now(&self) -> Option<u64> {
         let epoch = *self.epochs.borrow();
         (epoch > self.passed.load(Ordering::Relaxed)).then_some(epoch)
@@ -52,7 +52,7 @@ impl Hurry {
                 let mut epochs = self.epochs.clone();
                 async move {
                     if epochs.wait_for(|epoch| *epoch > passed).await.is_err() {
-                        // The run is over: nobody is in a hurry any more.
+                        // The run is over: no barrier is unaligned any more.
                         std::future::pending().await
                     }
                 }
@@ -68,7 +68,7 @@ impl Hurry {
 
 /// What a stream brings, as far as a recording cares.
 #[derive(Debug)]
-pub(crate) enum StreamItem<T> {
+pub(crate) enum RecordedItem<T> {
     Rows(T),
     Barrier(u64),
     End,
@@ -93,15 +93,15 @@ impl<T> Recording<T> {
 
     /// The next thing on a stream, in its order. What is of no stream, as it was in flight already when the run began,
     /// is numbered behind all others.
-    pub(crate) fn note(&mut self, stream: usize, seen: StreamItem<T>) {
+    pub(crate) fn note(&mut self, stream: usize, seen: RecordedItem<T>) {
         let is_open = self.open.get(stream).copied();
         match seen {
-            StreamItem::Rows(rows) if is_open.unwrap_or(true) => self.rows.push(rows),
+            RecordedItem::Rows(rows) if is_open.unwrap_or(true) => self.rows.push(rows),
             // The coordinator has given this one up: nobody needs what comes behind.
-            StreamItem::Barrier(epoch) if epoch > self.epoch => self.open.fill(false),
-            StreamItem::Barrier(epoch) if epoch == self.epoch => self.open[stream] = false,
-            StreamItem::End if is_open == Some(true) => self.open[stream] = false,
-            StreamItem::Rows(_) | StreamItem::Barrier(_) | StreamItem::End | StreamItem::Other => {}
+            RecordedItem::Barrier(epoch) if epoch > self.epoch => self.open.fill(false),
+            RecordedItem::Barrier(epoch) if epoch == self.epoch => self.open[stream] = false,
+            RecordedItem::End if is_open == Some(true) => self.open[stream] = false,
+            RecordedItem::Rows(_) | RecordedItem::Barrier(_) | RecordedItem::End | RecordedItem::Other => {}
         }
     }
 
@@ -124,17 +124,17 @@ mod tests {
     #[test]
     fn rows_before_the_barrier_are_in_flight() {
         let mut recording = Recording::new(4, vec![true, false, true]);
-        recording.note(9, StreamItem::Rows("from before"));
-        recording.note(0, StreamItem::Rows("a"));
-        recording.note(1, StreamItem::Rows("behind the barrier"));
-        recording.note(0, StreamItem::Barrier(3));
-        recording.note(0, StreamItem::Rows("b"));
-        recording.note(0, StreamItem::Barrier(4));
-        recording.note(0, StreamItem::Rows("behind the barrier"));
+        recording.note(9, RecordedItem::Rows("from before"));
+        recording.note(0, RecordedItem::Rows("a"));
+        recording.note(1, RecordedItem::Rows("behind the barrier"));
+        recording.note(0, RecordedItem::Barrier(3));
+        recording.note(0, RecordedItem::Rows("b"));
+        recording.note(0, RecordedItem::Barrier(4));
+        recording.note(0, RecordedItem::Rows("behind the barrier"));
         assert!(!recording.is_over());
-        recording.note(2, StreamItem::Other);
-        recording.note(2, StreamItem::Rows("c"));
-        recording.note(2, StreamItem::End);
+        recording.note(2, RecordedItem::Other);
+        recording.note(2, RecordedItem::Rows("c"));
+        recording.note(2, RecordedItem::End);
         assert!(recording.is_over());
         assert_eq!(recording.into_rows(), ["from before", "a", "b", "c"]);
     }
@@ -142,7 +142,7 @@ mod tests {
     #[test]
     fn a_newer_barrier_ends_it() {
         let mut recording = Recording::new(4, vec![true, true]);
-        recording.note(0, StreamItem::<()>::Barrier(5));
+        recording.note(0, RecordedItem::<()>::Barrier(5));
         assert!(recording.is_over());
     }
 
@@ -151,19 +151,19 @@ mod tests {
     #[test]
     fn who_waits_is_woken_once() {
         let sender = watch::Sender::new(0);
-        let hurry = Hurry::new(sender.subscribe());
+        let signal = UnalignedSignal::new(sender.subscribe());
         let mut context = Context::from_waker(std::task::Waker::noop());
-        assert!(hurry.poll(&mut context).is_pending());
+        assert!(signal.poll(&mut context).is_pending());
         sender.send_replace(3);
-        assert_eq!(hurry.poll(&mut context), Poll::Ready(3));
-        hurry.pass(3);
-        assert_eq!(hurry.now(), None);
-        assert!(hurry.poll(&mut context).is_pending());
+        assert_eq!(signal.poll(&mut context), Poll::Ready(3));
+        signal.pass(3);
+        assert_eq!(signal.now(), None);
+        assert!(signal.poll(&mut context).is_pending());
         sender.send_replace(5);
-        assert_eq!(hurry.poll(&mut context), Poll::Ready(5));
-        hurry.pass(6);
-        assert!(hurry.poll(&mut context).is_pending());
+        assert_eq!(signal.poll(&mut context), Poll::Ready(5));
+        signal.pass(6);
+        assert!(signal.poll(&mut context).is_pending());
         drop(sender);
-        assert!(hurry.poll(&mut context).is_pending());
+        assert!(signal.poll(&mut context).is_pending());
     }
 }

@@ -24,7 +24,7 @@ const ALIKE_MAX: u32 = 32;
 
 /// The working time of a step, all of its copies on this worker together.
 #[derive(Debug, Default)]
-pub struct Work {
+pub struct StepWork {
     busy_ns: AtomicU64,
     rows: AtomicU64,
     /// Calls that have not returned: a long one is seen while it lasts.
@@ -33,7 +33,7 @@ pub struct Work {
     copies: AtomicU64,
 }
 
-impl Work {
+impl StepWork {
     /// Runs `call`, which works on so many rows, and counts how long it takes.
     pub fn time<T>(&self, rows: usize, call: impl FnOnce() -> T) -> T {
         let running = StepTimer::begin(self);
@@ -61,13 +61,13 @@ impl Work {
 
 /// A call that has not returned. Ends with it, also when whoever waits for it gives up.
 struct StepTimer<'a> {
-    work: &'a Work,
+    work: &'a StepWork,
     number: u64,
     since: Instant,
 }
 
 impl<'a> StepTimer<'a> {
-    fn begin(work: &'a Work) -> Self {
+    fn begin(work: &'a StepWork) -> Self {
         let (number, since) = (work.begun.fetch_add(1, Ordering::Relaxed), Instant::now());
         work.running.lock().push((number, since));
         StepTimer { work, number, since }
@@ -96,11 +96,11 @@ pub struct WorkReport {
 
 /// The steps of a run on this worker, by name.
 #[derive(Debug, Default)]
-pub(crate) struct Works(Mutex<BTreeMap<String, Arc<Work>>>);
+pub(crate) struct StepWorks(Mutex<BTreeMap<String, Arc<StepWork>>>);
 
-impl Works {
+impl StepWorks {
     /// Where one more copy of a step counts.
-    pub(crate) fn of(&self, step: &str) -> Arc<Work> {
+    pub(crate) fn of(&self, step: &str) -> Arc<StepWork> {
         let mut works = self.0.lock();
         let work = works.entry(step.to_owned()).or_default();
         work.copies.fetch_add(1, Ordering::Relaxed);
@@ -108,7 +108,7 @@ impl Works {
     }
 
     pub(crate) fn reports(&self) -> Vec<WorkReport> {
-        let report = |(step, work): (&String, &Arc<Work>)| WorkReport {
+        let report = |(step, work): (&String, &Arc<StepWork>)| WorkReport {
             step: step.clone(),
             busy_ns: work.busy_ns(),
             rows: work.rows.load(Ordering::Relaxed),
@@ -123,7 +123,7 @@ impl Works {
 /// it is told apart by calls of different length, which are made if they do not come by themselves, and is a fifth of a
 /// call at most.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Pace {
+pub(crate) struct BatchPacer {
     rows: usize,
     row_ns: u64,
     /// What a call takes without any rows, as far as is known.
@@ -134,13 +134,13 @@ pub(crate) struct Pace {
     alike: Option<u32>,
 }
 
-impl Default for Pace {
+impl Default for BatchPacer {
     fn default() -> Self {
-        Pace { rows: FIRST_ROWS, row_ns: 0, fixed_ns: 0, last: None, alike: None }
+        BatchPacer { rows: FIRST_ROWS, row_ns: 0, fixed_ns: 0, last: None, alike: None }
     }
 }
 
-impl Pace {
+impl BatchPacer {
     pub(crate) fn rows(&self) -> usize {
         self.rows
     }
@@ -200,7 +200,7 @@ mod tests {
 
     /// Calls of a function that takes so long for each call and each row, and how many rows it gets in the end.
     fn settled(call: Duration, row: Duration, rows_max: usize) -> usize {
-        let mut pace = Pace::default();
+        let mut pace = BatchPacer::default();
         for _ in 0..40 {
             let rows = pace.rows().min(rows_max);
             pace.learn(rows, call + row * rows as u32);
@@ -211,7 +211,7 @@ mod tests {
     /// A pace that never shrank would hold up barriers, one that never grew would make fast functions slow.
     #[test]
     fn rows_follow_what_calls_take() {
-        let mut pace = Pace::default();
+        let mut pace = BatchPacer::default();
         assert_eq!(pace.rows(), FIRST_ROWS);
         pace.learn(8, Duration::from_micros(8));
         assert_eq!(pace.rows(), 64);
@@ -245,13 +245,13 @@ mod tests {
         let ms = Duration::from_millis;
         for first in 1..10 {
             for alike in [1, 5, 100] {
-                let mut pace = Pace::default();
+                let mut pace = BatchPacer::default();
                 (0..alike).for_each(|_| pace.learn(first.min(pace.rows()), ms(200)));
                 for _ in 0..100 {
                     pace.learn(pace.rows().min(500), ms(200));
                 }
                 assert!(pace.rows() >= 500, "{} rows after {alike} calls of {first}", pace.rows());
-                let (mut slow, mut most) = (Pace::default(), 0);
+                let (mut slow, mut most) = (BatchPacer::default(), 0);
                 for call in 0..200 {
                     let rows = slow.rows().min(if call < alike { first } else { 500 });
                     most = most.max(rows);
@@ -265,7 +265,7 @@ mod tests {
     /// One call in ten takes much longer, for reasons of the machine.
     #[test]
     fn one_slow_call_changes_little() {
-        let (mut pace, mut longest) = (Pace::default(), 0);
+        let (mut pace, mut longest) = (BatchPacer::default(), 0);
         for call in 0..200 {
             let rows = pace.rows().min(8192);
             longest = longest.max(if call > 20 { rows } else { 0 });
@@ -277,7 +277,7 @@ mod tests {
 
     #[test]
     fn a_call_that_lasts_is_seen() {
-        let works = Works::default();
+        let works = StepWorks::default();
         let work = works.of("slow");
         let during = work.time(3, || {
             std::thread::sleep(Duration::from_millis(2));

@@ -12,7 +12,7 @@ use common::{Data, run_graph, schema, sink, source, tight};
 use proptest::prelude::*;
 use tidemill_dataflow::exchange::*;
 use tidemill_dataflow::memory::MemorySettings;
-use tidemill_dataflow::{Item, Overlay, RunReport, Settings, TaskSpec};
+use tidemill_dataflow::{Overlay, RunReport, RunnerSettings, StreamElement, TaskSpec};
 
 type Row = (Option<i64>, i64, f64);
 
@@ -60,10 +60,10 @@ fn read(batch: &RecordBatch) -> Vec<Row> {
     (0..batch.num_rows()).map(|row| (k.is_valid(row).then(|| k.value(row)), n.value(row), x.value(row))).collect()
 }
 
-fn settings(spill: bool) -> Settings {
+fn settings(spill: bool) -> RunnerSettings {
     let budget_bytes = if spill { 200 << 10 } else { 0 };
     let memory = MemorySettings { budget_bytes, watch_process: false, ..MemorySettings::default() };
-    Settings { memory, ..tight() }
+    RunnerSettings { memory, ..tight() }
 }
 
 /// One source through `exchange`: the rows of each copy of the target, in order.
@@ -71,7 +71,7 @@ fn run(
     workers: u32,
     copies: (u32, u32),
     data: &Data,
-    settings: &Settings,
+    settings: &RunnerSettings,
     exchange: impl Exchange + Clone + 'static,
 ) -> (BTreeMap<u32, Vec<RecordBatch>>, Vec<RunReport>) {
     run_graph(workers, settings, |graph, kept| {
@@ -286,7 +286,7 @@ fn a_join_with_itself_ends() {
                 let schema = of_task.clone();
                 async move {
                     let (mut input, mut output) = (inputs.into_only(), outputs.into_only());
-                    while let Some(Item::Batch(batch)) = input.recv().await? {
+                    while let Some(StreamElement::Batch(batch)) = input.recv().await? {
                         output.send(RecordBatch::try_new(schema.clone(), batch.columns()[..2].to_vec())?).await?;
                     }
                     Ok(())
@@ -328,7 +328,7 @@ fn joins_in_opposite_roles_end() {
                         let (kept, copy) = (Arc::clone(&kept), at + context.copy());
                         async move {
                             let mut input = inputs.into_only();
-                            while let Some(Item::Batch(batch)) = input.recv().await? {
+                            while let Some(StreamElement::Batch(batch)) = input.recv().await? {
                                 kept.lock().unwrap().entry(copy).or_default().push(batch);
                             }
                             Ok(())
@@ -386,7 +386,7 @@ fn sorted_input_is_spread_evenly() {
         (0..100).map(batch).collect()
     });
     let memory = MemorySettings { budget_bytes: 2 << 20, watch_process: false, ..MemorySettings::default() };
-    let settings = Settings { memory, ..tight() };
+    let settings = RunnerSettings { memory, ..tight() };
     let (kept, reports) = run(2, (2, 4), &data, &settings, Sort::by([SortKey::ascending("k")]));
     let counts: Vec<usize> = kept.values().map(|b| b.iter().map(RecordBatch::num_rows).sum()).collect();
     assert_eq!(counts.iter().sum::<usize>(), 200_000);
@@ -477,7 +477,7 @@ fn numbers_without_a_batch_are_reduced() {
             }
         });
         let source = source.output("out", numbers).copies(3);
-        let (kept, reports) = run_graph(2, &Settings::default(), |graph, kept| {
+        let (kept, reports) = run_graph(2, &RunnerSettings::default(), |graph, kept| {
             let (from, to) = (graph.add(source.clone()), graph.add(sink("sink", 1, kept)));
             graph.connect(from, to, Reduce::new(Reduction::new().sum("n")));
         })

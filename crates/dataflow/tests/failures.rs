@@ -17,7 +17,8 @@ use tidemill_collective::run_ranks;
 use tidemill_dataflow::exchange::{Broadcast, Direct, Exchange, Gather, Partition, Reduce, Reduction, Union};
 use tidemill_dataflow::placement::RoundRobin;
 use tidemill_dataflow::{
-    DataflowError, Graph, Item, Overlay, Progress, Runner, Settings, TaskError, TaskSpec, WorkerStatus,
+    DataflowError, Graph, Overlay, RunProgress, Runner, RunnerSettings, StreamElement, TaskError, TaskSpec,
+    WorkerStatus,
 };
 
 fn numbers() -> SchemaRef {
@@ -39,7 +40,7 @@ fn failing(how: fn(u32) -> Result<(), TaskError>) -> TaskSpec {
     TaskSpec::new("fragile", move |inputs, _, context| async move {
         let mut input = inputs.into_only();
         let mut seen = 0;
-        while let Some(Item::Batch(_)) = input.recv().await? {
+        while let Some(StreamElement::Batch(_)) = input.recv().await? {
             seen += 1;
             if context.copy() == 1 && seen == 3 {
                 how(seen)?;
@@ -186,7 +187,7 @@ fn a_lost_worker_ends_the_run() {
                 async move {
                     let mut input = inputs.into_only();
                     let mut seen = 0;
-                    while let Some(Item::Batch(_)) = input.recv().await? {
+                    while let Some(StreamElement::Batch(_)) = input.recv().await? {
                         seen += 1;
                         if context.copy() == 2 && seen == 5 {
                             endpoint.report_failure("the cable was pulled");
@@ -215,7 +216,7 @@ fn a_consumer_may_stop_early() {
                 let limit = graph.add(
                     TaskSpec::new("limit", |inputs, outputs, _| async move {
                         let mut input = inputs.into_only();
-                        if let Some(Item::Batch(batch)) = input.recv().await? {
+                        if let Some(StreamElement::Batch(batch)) = input.recv().await? {
                             outputs.into_only().send(batch.slice(0, 1)).await?;
                         }
                         Ok(())
@@ -261,7 +262,7 @@ fn consumers_that_stop_stop_their_producers() {
                     TaskSpec::new("pass", |inputs, outputs, _| async move {
                         let (mut input, mut output) = (inputs.into_only(), outputs.into_only());
                         while output.is_wanted()
-                            && let Some(Item::Batch(batch)) = input.recv().await?
+                            && let Some(StreamElement::Batch(batch)) = input.recv().await?
                         {
                             output.send(batch).await?;
                         }
@@ -314,7 +315,7 @@ fn consumers_of_a_broadcast_stop_for_themselves() {
                             // The others stop one after the other.
                             let mut wanted = if context.copy() == wants { u32::MAX } else { context.copy() };
                             while wanted > 0
-                                && let Some(Item::Batch(batch)) = input.recv().await?
+                                && let Some(StreamElement::Batch(batch)) = input.recv().await?
                             {
                                 kept.lock().unwrap().entry(context.copy()).or_default().push(batch);
                                 wanted -= 1;
@@ -417,7 +418,7 @@ fn wrong_batches_are_refused() {
 #[test]
 fn a_run_can_be_given_up() {
     let errors = run_ranks(2, |comm| {
-        let runner = Runner::new(&comm, Settings { threads: 1, ..Settings::default() }).unwrap();
+        let runner = Runner::new(&comm, RunnerSettings { threads: 1, ..RunnerSettings::default() }).unwrap();
         let mut graph = Graph::new("test");
         let endless = TaskSpec::new("endless", |_, outputs, _| async move {
             let (mut output, schema) = (outputs.into_only(), numbers());
@@ -429,7 +430,7 @@ fn a_run_can_be_given_up() {
         let to = graph.add(TaskSpec::new("never", |_inputs, _, _| std::future::pending()).input("in"));
         graph.connect(from, to, Partition::by_key(["n"]));
         let rank = comm.rank();
-        let mut look = |_: &Progress| if rank == 1 { Err("interrupted".to_owned()) } else { Ok(()) };
+        let mut look = |_: &RunProgress| if rank == 1 { Err("interrupted".to_owned()) } else { Ok(()) };
         runner.run_placed(&graph, &RoundRobin, &mut look).unwrap_err().to_string()
     })
     .unwrap();
@@ -441,7 +442,7 @@ fn a_run_can_be_given_up() {
 fn worker_0_learns_of_progress() {
     let known = Arc::new(AtomicBool::new(false));
     run_ranks(3, |comm| {
-        let runner = Runner::new(&comm, Settings { threads: 1, ..Settings::default() }).unwrap();
+        let runner = Runner::new(&comm, RunnerSettings { threads: 1, ..RunnerSettings::default() }).unwrap();
         let mut graph = Graph::new("test");
         let until = Arc::clone(&known);
         let busy = TaskSpec::blocking("busy", move |_, _, _| {
@@ -453,7 +454,7 @@ fn worker_0_learns_of_progress() {
         let (from, to) = (graph.add(busy.output("out", numbers())), graph.add(sink("to", 3, &Kept::default())));
         graph.connect(from, to, Direct);
         let rank = u64::from(comm.rank());
-        let mut look = |progress: &Progress| {
+        let mut look = |progress: &RunProgress| {
             progress.tell(10 + rank);
             if rank == 0 && progress.elsewhere() == 11 + 12 {
                 known.store(true, Ordering::SeqCst);
@@ -470,7 +471,7 @@ fn worker_0_learns_of_progress() {
 fn worker_0_learns_of_statuses() {
     let (met, known) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicBool::new(false)));
     let told = run_ranks(3, |comm| {
-        let runner = Runner::new(&comm, Settings { threads: 1, ..Settings::default() }).unwrap();
+        let runner = Runner::new(&comm, RunnerSettings { threads: 1, ..RunnerSettings::default() }).unwrap();
         let mut graph = Graph::new("test");
         let (first, last) = (Arc::clone(&met), Arc::clone(&known));
         // Of the copies, one for each worker, the one of worker 2 ends as soon as all have been heard of.
@@ -485,7 +486,7 @@ fn worker_0_learns_of_statuses() {
         let to = graph.add(sink("to", 3, &Kept::default()));
         graph.connect(from, to, Direct);
         let (rank, mut looks, mut seen) = (comm.rank(), 0, Vec::new());
-        let mut look = |progress: &Progress| {
+        let mut look = |progress: &RunProgress| {
             looks += 1;
             progress.tell_status(format!("{rank}: {looks}").into_bytes());
             seen = progress.statuses();
@@ -520,7 +521,7 @@ fn copies_have_a_communicator() {
         let task = TaskSpec::blocking("solver", move |inputs, _, context| {
             let mut input = inputs.into_only();
             let mut rows = 0i64;
-            while let Some(Item::Batch(batch)) = input.recv_blocking()? {
+            while let Some(StreamElement::Batch(batch)) = input.recv_blocking()? {
                 rows += batch.num_rows() as i64;
             }
             let comm = context.comm().ok_or("no communicator")?;
@@ -560,7 +561,7 @@ fn a_reduction_does_not_keep_the_thread() {
             }
         });
         let source = source.output("out", numbers);
-        let error = run_graph(2, &Settings { threads: 1, ..Settings::default() }, |graph, kept| {
+        let error = run_graph(2, &RunnerSettings { threads: 1, ..RunnerSettings::default() }, |graph, kept| {
             let from = graph.add(source.clone().copies(4));
             let to = graph.add(sink("sink", 1, kept));
             graph.connect(from, to, Reduce::new(Reduction::new().sum("n")));

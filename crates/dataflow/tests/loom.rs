@@ -15,11 +15,11 @@ mod sync {
 #[path = "../src/flow/send/biased.rs"]
 mod biased;
 
-use biased::Biased;
+use biased::BiasedLock;
 use loom::sync::Arc;
 use loom::thread;
 
-type Shared = Arc<Biased<u32>>;
+type Shared = Arc<BiasedLock<u32>>;
 
 /// The sender, of whom there is one.
 struct Sender(Shared);
@@ -28,14 +28,14 @@ impl Sender {
     fn send(&mut self, me: usize) {
         let send = |sent: &mut u32| *sent += 1;
         // SAFETY: of a sender there is one, and it is here. Loom fails the test if that is not enough.
-        let at_home = unsafe { self.0.at_home(me, send) };
+        let at_home = unsafe { self.0.with_owner_thread(me, send) };
         at_home.unwrap_or_else(|| send(&mut self.0.lock()));
     }
 }
 
 /// What a sender shares with who ends its turns, of which one has begun: on thread `home`, or on any.
 fn in_turn(home: usize) -> (Shared, Sender) {
-    let shared: Shared = Arc::new(Biased::new(0));
+    let shared: Shared = Arc::new(BiasedLock::new(0));
     shared.lock().settle(home);
     (Arc::clone(&shared), Sender(shared))
 }

@@ -15,7 +15,7 @@ use common::{Data, all_rows, rows, run_graph, schema, sink, sorted_rows, source,
 use proptest::prelude::*;
 use tidemill_dataflow::exchange::{Broadcast, Direct, Exchange, Gather, Partition};
 use tidemill_dataflow::keys::KeyHasher;
-use tidemill_dataflow::{Item, Overlay, RouteMap, TaskSpec};
+use tidemill_dataflow::{Overlay, RouteMap, StreamElement, TaskSpec};
 
 /// A batch of every kind of column: numbers with NaN, strings, views, dictionaries, nested; with nulls everywhere.
 fn mixed(seed: u64, count: usize) -> RecordBatch {
@@ -290,7 +290,7 @@ fn buckets_are_charged_with_the_time_that_their_rows_take() {
             let slept_ns = Arc::clone(&slept_ns);
             async move {
                 let mut input = inputs.into_only();
-                while let Some(Item::Batch(batch)) = input.recv().await? {
+                while let Some(StreamElement::Batch(batch)) = input.recv().await? {
                     if batch.column(0).as_primitive::<Int64Type>().value(0) == 3 {
                         std::thread::sleep(Duration::from_millis(1));
                         slept_ns.fetch_add(1_000_000, Ordering::Relaxed);

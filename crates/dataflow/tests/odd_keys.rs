@@ -11,7 +11,7 @@ use arrow::array::*;
 use arrow::compute::{SortOptions, concat_batches};
 use arrow::datatypes::{DataType, Field, Float64Type, Int32Type, Int64Type, Schema, SchemaRef};
 use common::{Data, run_graph, sink, source, tight};
-use tidemill_dataflow::Settings;
+use tidemill_dataflow::RunnerSettings;
 use tidemill_dataflow::exchange::*;
 use tidemill_dataflow::floats::canonical;
 use tidemill_dataflow::memory::MemorySettings;
@@ -103,10 +103,10 @@ fn data(kind: &'static str, prefix: &'static str) -> (SchemaRef, Vec<String>, Da
     )
 }
 
-fn settings(spill: bool) -> Settings {
+fn settings(spill: bool) -> RunnerSettings {
     let budget_bytes = if spill { 300 << 10 } else { 0 };
     let memory = MemorySettings { budget_bytes, watch_process: false, ..MemorySettings::default() };
-    Settings { memory, ..tight() }
+    RunnerSettings { memory, ..tight() }
 }
 
 fn numbers(batch: &RecordBatch, name: &str) -> Vec<Option<i64>> {

@@ -13,7 +13,7 @@ use common::{Data, rows, run_graph, schema, sink, source, tight};
 use proptest::prelude::*;
 use tidemill_collective::run_ranks;
 use tidemill_dataflow::exchange::{Broadcast, Direct, Gather};
-use tidemill_dataflow::{Graph, Input, Item, Output, Runner, Settings, TaskError, TaskSpec};
+use tidemill_dataflow::{Graph, Input, Output, Runner, RunnerSettings, StreamElement, TaskError, TaskSpec};
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
 fn numbers() -> SchemaRef {
@@ -80,7 +80,7 @@ proptest! {
 fn many_small_batches_are_few_blocks() {
     const COUNT: i64 = 5000;
     let data: Data = Arc::new(|_| (0..COUNT).map(number).collect());
-    let (kept, reports) = run_graph(2, &Settings { threads: 1, ..Settings::default() }, |graph, kept| {
+    let (kept, reports) = run_graph(2, &RunnerSettings { threads: 1, ..RunnerSettings::default() }, |graph, kept| {
         let from = graph.add(source("source", &numbers(), 1, &data));
         let to = graph.add(sink("sink", 2, kept));
         graph.connect(from, to, Broadcast::default());
@@ -118,13 +118,13 @@ fn answered(source: fn(Output, Answers) -> Body) {
         let from = graph.add(from.output("out", numbers()).copies(1));
         let to = graph.add(to.input("in").copies(2));
         graph.connect(from, to, Broadcast::default());
-        Runner::new(&comm, Settings { threads: 1, ..Settings::default() }).unwrap().run(&graph).unwrap();
+        Runner::new(&comm, RunnerSettings { threads: 1, ..RunnerSettings::default() }).unwrap().run(&graph).unwrap();
     })
     .unwrap();
 }
 
 async fn keep(mut input: Input, sender: Option<UnboundedSender<i64>>) -> Result<(), TaskError> {
-    while let Some(Item::Batch(batch)) = input.recv().await? {
+    while let Some(StreamElement::Batch(batch)) = input.recv().await? {
         if let Some(sender) = &sender {
             // The source may have heard enough.
             for value in values(&batch) {
@@ -212,7 +212,7 @@ fn what_comes_behind_stays_behind() {
         all.extend((10_000..10_000 + i64::from(copy)).map(number));
         all
     });
-    let (kept, _) = run_graph(3, &Settings { threads: 1, ..Settings::default() }, |graph, kept| {
+    let (kept, _) = run_graph(3, &RunnerSettings { threads: 1, ..RunnerSettings::default() }, |graph, kept| {
         let from = graph.add(source("source", &numbers(), 3, &data));
         let to = graph.add(sink("sink", 1, kept));
         graph.connect(from, to, Gather::default());

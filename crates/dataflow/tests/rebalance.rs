@@ -12,15 +12,15 @@ use arrow::array::{ArrayRef, AsArray, Int64Array, RecordBatch};
 use arrow::datatypes::{Int64Type, TimestampMillisecondType};
 use bytes::Bytes;
 use common::counting::{KEYS, Numbers, Outside, SPLITS, World, check, events, graph, run, run_graph, totals};
-use tidemill_dataflow::checkpoint::{Part, Snapshot};
+use tidemill_dataflow::checkpoint::{Snapshot, SnapshotPart};
 use tidemill_dataflow::exchange::{Direct, Partition};
 use tidemill_dataflow::keys::KeyHasher;
-use tidemill_dataflow::operator::{Flow, Released};
-use tidemill_dataflow::rebalance::{Moved, Rebalancing};
+use tidemill_dataflow::operator::{EmitStatus, ReleasedParts};
+use tidemill_dataflow::rebalance::{MoveReport, PendingRebalance};
 use tidemill_dataflow::route_map::{BUCKETS, RouteMap};
-use tidemill_dataflow::stream::source::EventTimes;
-use tidemill_dataflow::stream::{Control, EventTime};
-use tidemill_dataflow::{Emit, Graph, Operator, Progress, TaskContext, TaskError, TaskSpec};
+use tidemill_dataflow::stream::source::WatermarkStrategy;
+use tidemill_dataflow::stream::{BarrierControl, EventTime};
+use tidemill_dataflow::{Emitter, Graph, Operator, RunProgress, TaskContext, TaskError, TaskSpec};
 
 fn random(seed: u64) -> impl FnMut(u64) -> u64 {
     let mut state = seed;
@@ -40,8 +40,8 @@ struct Mover {
 
 #[derive(Default)]
 struct Asked {
-    open: Vec<Rebalancing>,
-    answers: Vec<Result<Moved, String>>,
+    open: Vec<PendingRebalance>,
+    answers: Vec<Result<MoveReport, String>>,
     seed: u64,
 }
 
@@ -50,7 +50,7 @@ impl Mover {
         Mover { copies: copies.into(), task, at_once, state: Mutex::default() }
     }
 
-    fn look(&self, progress: &Progress) {
+    fn look(&self, progress: &RunProgress) {
         // Every worker looks; one can move buckets.
         let Ok(mut state) = self.state.try_lock() else { return };
         let Asked { open, answers, seed } = &mut *state;
@@ -82,7 +82,7 @@ impl Mover {
         }
     }
 
-    fn answers(self) -> Vec<Result<Moved, String>> {
+    fn answers(self) -> Vec<Result<MoveReport, String>> {
         let Asked { open, mut answers, .. } = self.state.into_inner().unwrap();
         answers.extend(
             open.into_iter().map(|mut one| one.outcome().expect("the run is over, and so is what it was asked")),
@@ -91,7 +91,7 @@ impl Mover {
     }
 }
 
-fn is_worker_0(progress: &Progress) -> bool {
+fn is_worker_0(progress: &RunProgress) -> bool {
     let mut asked = progress.rebalance("nothing", RouteMap::even(1, 1));
     !matches!(asked.outcome(), Some(Err(reason)) if reason.contains("only worker 0"))
 }
@@ -113,7 +113,7 @@ fn counts_stay_exact_over_many_rebalances() {
         .unwrap();
         check(&world, 15_000);
         let answers = mover.answers();
-        let done: Vec<Moved> = answers.iter().filter_map(|answer| answer.as_ref().ok()).copied().collect();
+        let done: Vec<MoveReport> = answers.iter().filter_map(|answer| answer.as_ref().ok()).copied().collect();
         println!(
             "{workers} workers: {} rebalances, {:?} at most",
             done.len(),
@@ -178,23 +178,23 @@ fn a_map_outlives_its_run() {
             return Ok(());
         }
         let mut asked = asked.lock().unwrap();
-        let one: &mut Rebalancing = asked.get_or_insert_with(|| progress.rebalance("count", new.clone()));
+        let one: &mut PendingRebalance = asked.get_or_insert_with(|| progress.rebalance("count", new.clone()));
         if let Some(outcome) = one.outcome() {
             let moved = outcome?;
             assert_eq!(moved.buckets, BUCKETS / 2);
             assert_eq!(progress.route("count").as_ref(), Some(&new));
-            progress.request(Control::Stop);
+            progress.request(BarrierControl::Stop);
         }
         Ok(())
     })
     .unwrap();
     let stop = |expected: RouteMap| {
         let looks = &looks;
-        move |progress: &Progress| {
+        move |progress: &RunProgress| {
             assert_eq!(progress.route("count").as_ref(), Some(&expected));
             assert_eq!((progress.route("numbers"), progress.route("outside")), (None, None));
             looks.fetch_add(1, Ordering::SeqCst);
-            progress.request(Control::Stop);
+            progress.request(BarrierControl::Stop);
             Ok(())
         }
     };
@@ -207,11 +207,11 @@ fn a_map_outlives_its_run() {
 struct Pass;
 
 impl Operator for Pass {
-    fn on_batch(&mut self, _: usize, batch: RecordBatch, emit: &mut Emit) -> Result<Flow, TaskError> {
+    fn on_batch(&mut self, _: usize, batch: RecordBatch, emit: &mut Emitter) -> Result<EmitStatus, TaskError> {
         let keys = batch.column(0).as_primitive::<Int64Type>().clone();
         let ones = Int64Array::from(vec![1; keys.len()]);
         emit.send(RecordBatch::try_new(totals(), vec![Arc::new(keys), Arc::new(ones)])?);
-        Ok(Flow::Done)
+        Ok(EmitStatus::Done)
     }
 
     fn moves() -> bool {
@@ -223,7 +223,7 @@ impl Operator for Pass {
 struct Silent(Pass);
 
 impl Operator for Silent {
-    fn on_batch(&mut self, input: usize, batch: RecordBatch, emit: &mut Emit) -> Result<Flow, TaskError> {
+    fn on_batch(&mut self, input: usize, batch: RecordBatch, emit: &mut Emitter) -> Result<EmitStatus, TaskError> {
         self.0.on_batch(input, batch, emit)
     }
 }
@@ -279,7 +279,7 @@ fn what_makes_no_sense_is_refused() {
         ("outside", named(2), "the map names copy 2, but the task has 2"),
         ("outside", RouteMap::new(9, vec![0; 7]), "the map has 7 buckets, but the task's keys use 1024"),
     ];
-    let asked: Mutex<Option<Vec<Rebalancing>>> = Mutex::default();
+    let asked: Mutex<Option<Vec<PendingRebalance>>> = Mutex::default();
     let elsewhere = AtomicU64::new(0);
     run_graph(2, folder.path(), &graph, |progress| {
         if !is_worker_0(progress) {
@@ -304,10 +304,10 @@ fn what_makes_no_sense_is_refused() {
 fn at_the_end_everything_is_answered() {
     let folder = tempfile::tempdir().unwrap();
     let world = World::default();
-    let asked: Mutex<Vec<Rebalancing>> = Mutex::default();
+    let asked: Mutex<Vec<PendingRebalance>> = Mutex::default();
     run(2, folder.path(), 4000, None, &world, |progress| {
         if is_worker_0(progress) {
-            progress.request(Control::Stop);
+            progress.request(BarrierControl::Stop);
             let map = progress.route("count").expect("it is dealt by key").moved(&[(0, 1)]);
             asked.lock().unwrap().push(progress.rebalance("count", map));
         }
@@ -328,9 +328,9 @@ fn a_run_without_checkpoints_refuses() {
     let world = World::default();
     let graph = passing(400, TaskSpec::operator("pass", |_| Ok(Pass)), &world);
     tidemill_collective::run_ranks(1, |comm| {
-        let runner = tidemill_dataflow::Runner::new(&comm, tidemill_dataflow::Settings::default()).unwrap();
+        let runner = tidemill_dataflow::Runner::new(&comm, tidemill_dataflow::RunnerSettings::default()).unwrap();
         let mut asked = None;
-        let mut look = |progress: &Progress| {
+        let mut look = |progress: &RunProgress| {
             asked.get_or_insert_with(|| progress.rebalance("pass", RouteMap::even(BUCKETS, 1)));
             Ok(())
         };
@@ -374,7 +374,7 @@ impl Bins {
         bytes.chunks_exact(24).map(|row| ((word(&row[..8]), word(&row[8..16])), word(&row[16..]))).collect()
     }
 
-    fn fire(&mut self, emit: &mut Emit) -> Result<Flow, TaskError> {
+    fn fire(&mut self, emit: &mut Emitter) -> Result<EmitStatus, TaskError> {
         for counts in self.counts.values_mut() {
             while let Some(entry) = counts.first_entry() {
                 let (bin, key) = *entry.key();
@@ -386,12 +386,12 @@ impl Bins {
                 emit.send(RecordBatch::try_new(totals(), columns)?);
             }
         }
-        Ok(Flow::Done)
+        Ok(EmitStatus::Done)
     }
 }
 
 impl Operator for Bins {
-    fn on_batch(&mut self, _: usize, rows: RecordBatch, emit: &mut Emit) -> Result<Flow, TaskError> {
+    fn on_batch(&mut self, _: usize, rows: RecordBatch, emit: &mut Emitter) -> Result<EmitStatus, TaskError> {
         let mut hashes = Vec::new();
         KeyHasher::new(vec![0]).hash(&rows, &mut hashes)?;
         let keys = rows.column(0).as_primitive::<Int64Type>().values();
@@ -403,12 +403,12 @@ impl Operator for Bins {
         self.fire(emit)
     }
 
-    fn on_watermark(&mut self, time: EventTime, emit: &mut Emit) -> Result<Flow, TaskError> {
+    fn on_watermark(&mut self, time: EventTime, emit: &mut Emitter) -> Result<EmitStatus, TaskError> {
         self.now = self.now.max(time.0);
         self.fire(emit)
     }
 
-    fn on_end(&mut self, emit: &mut Emit) -> Result<Flow, TaskError> {
+    fn on_end(&mut self, emit: &mut Emitter) -> Result<EmitStatus, TaskError> {
         self.now = i64::MAX;
         self.fire(emit)
     }
@@ -417,7 +417,7 @@ impl Operator for Bins {
         true
     }
 
-    fn release(&mut self, buckets: &[u32]) -> Result<Released, TaskError> {
+    fn release(&mut self, buckets: &[u32]) -> Result<ReleasedParts, TaskError> {
         let released = buckets.iter().filter_map(|bucket| Some((*bucket, Bins::encode(&self.counts.remove(bucket)?))));
         Ok(released.collect::<Vec<_>>().into())
     }
@@ -428,7 +428,7 @@ impl Operator for Bins {
     }
 
     fn snapshot(&mut self, _: bool) -> Result<Snapshot, TaskError> {
-        let buckets = self.counts.iter().map(|(bucket, counts)| (*bucket, Part::Whole(Bins::encode(counts))));
+        let buckets = self.counts.iter().map(|(bucket, counts)| (*bucket, SnapshotPart::Whole(Bins::encode(counts))));
         Ok(Snapshot { buckets: buckets.collect(), ..Snapshot::default() })
     }
 }
@@ -447,7 +447,7 @@ fn timers_move_with_their_keys() {
             let workers = 2 + random(2) as u32;
             let fuse = (failures < failures_max).then(|| Arc::new(AtomicU64::new(1 + random(900))));
             let mut graph = Graph::new("bins");
-            let times = EventTimes::of("time").out_of_order(Duration::from_millis(5));
+            let times = WatermarkStrategy::of("time").out_of_order(Duration::from_millis(5));
             let source =
                 TaskSpec::source("numbers", Some(times), move |context| Ok(Numbers::new(context, rows, fuse.clone())));
             let source = graph.add(source.output("out", events()));

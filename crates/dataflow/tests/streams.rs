@@ -12,18 +12,18 @@ use arrow::array::{AsArray, Int64Array, RecordBatch, TimestampMillisecondArray};
 use arrow::datatypes::TimestampMillisecondType;
 use bytes::Bytes;
 use common::counting::{
-    Numbers, Outside, SPLITS, World, check, events, graph, graph_into, quiet, run, run_hurried, totals,
+    Numbers, Outside, SPLITS, World, check, events, graph, graph_into, quiet, run, run_unaligned, totals,
 };
 use futures_util::future::BoxFuture;
 use tidemill_collective::run_ranks;
 use tidemill_dataflow::checkpoint::{CheckpointSettings, Manifest};
 use tidemill_dataflow::exchange::{Direct, Partition};
-use tidemill_dataflow::operator::Flow;
+use tidemill_dataflow::operator::EmitStatus;
 use tidemill_dataflow::placement::RoundRobin;
 use tidemill_dataflow::stream::sink::Sink;
-use tidemill_dataflow::stream::source::{EventTimes, Next, Source};
-use tidemill_dataflow::stream::{Control, EventTime};
-use tidemill_dataflow::{Emit, Graph, Operator, Progress, Runner, Settings, TaskError, TaskSpec};
+use tidemill_dataflow::stream::source::{Source, SourceEvent, WatermarkStrategy};
+use tidemill_dataflow::stream::{BarrierControl, EventTime};
+use tidemill_dataflow::{Emitter, Graph, Operator, RunProgress, Runner, RunnerSettings, TaskError, TaskSpec};
 use tokio::time::{Instant, Sleep, sleep};
 
 /// Failures at any moment, followed by a job of another size: what was committed and what is committed later fit
@@ -78,7 +78,7 @@ fn overtaken_rows_count_once() {
         for (step, workers) in [2, 2, 3, 1, 4, 2].into_iter().enumerate() {
             let fuse = (step < 5).then(|| Arc::new(AtomicU64::new(120 + 60 * round as u64)));
             let graph = graph(2000, Duration::from_millis(2), fuse, &world);
-            match run_hurried(workers, folder.path(), &graph, unaligned_after, quiet) {
+            match run_unaligned(workers, folder.path(), &graph, unaligned_after, quiet) {
                 Ok(()) => break,
                 Err(error) => assert!(error.to_string().contains("the fuse has blown"), "{error}"),
             }
@@ -96,13 +96,13 @@ fn nothing_is_in_flight_behind_a_stop() {
     let world = World::default();
     let slow = graph(2000, Duration::from_millis(2), None, &world);
     let looks = AtomicU64::new(0);
-    let stop = |progress: &Progress| {
+    let stop = |progress: &RunProgress| {
         if looks.fetch_add(1, Ordering::SeqCst) == 2 {
-            progress.request(Control::Stop);
+            progress.request(BarrierControl::Stop);
         }
         Ok(())
     };
-    run_hurried(2, folder.path(), &slow, Some(Duration::ZERO), stop).unwrap();
+    run_unaligned(2, folder.path(), &slow, Some(Duration::ZERO), stop).unwrap();
     assert_eq!(in_flight_bytes(folder.path()), 0);
     run(3, folder.path(), 2000, None, &world, quiet).unwrap();
     check(&world, 2000);
@@ -129,9 +129,9 @@ fn a_stopped_job_goes_on() {
     for workers in [2, 3, 1] {
         // Asked for at the first look; where the job ends before, it has its end instead.
         let asked = AtomicU64::new(0);
-        let stop = |progress: &Progress| {
+        let stop = |progress: &RunProgress| {
             if asked.fetch_add(1, Ordering::SeqCst) == 0 {
-                progress.request(Control::Stop);
+                progress.request(BarrierControl::Stop);
             }
             Ok(())
         };
@@ -148,9 +148,9 @@ struct Endless {
 }
 
 impl Source for Endless {
-    fn poll_next(&mut self, _: &mut Context<'_>) -> Poll<Result<Next, TaskError>> {
+    fn poll_next(&mut self, _: &mut Context<'_>) -> Poll<Result<SourceEvent, TaskError>> {
         match self.rows.take() {
-            Some(rows) => Poll::Ready(Ok(Next::rows(0, rows))),
+            Some(rows) => Poll::Ready(Ok(SourceEvent::rows(0, rows))),
             None => Poll::Pending,
         }
     }
@@ -166,14 +166,14 @@ struct Busy {
 }
 
 impl Source for Busy {
-    fn poll_next(&mut self, _: &mut Context<'_>) -> Poll<Result<Next, TaskError>> {
+    fn poll_next(&mut self, _: &mut Context<'_>) -> Poll<Result<SourceEvent, TaskError>> {
         // So long a batch waits for room.
         std::thread::sleep(Duration::from_millis(2));
         let at = std::time::Instant::now();
         Poll::Ready(match self.steps.next() {
-            Some((split, Some(time))) => row(time).map(|rows| Next::rows(split, rows)),
-            Some((split, None)) => Ok(Next::CaughtUp { split, at }),
-            None => Ok(Next::End),
+            Some((split, Some(time))) => row(time).map(|rows| SourceEvent::rows(split, rows)),
+            Some((split, None)) => Ok(SourceEvent::Idle { split, at }),
+            None => Ok(SourceEvent::End),
         })
     }
 
@@ -191,16 +191,16 @@ fn row(time: i64) -> Result<RecordBatch, TaskError> {
 struct Late(EventTime, Arc<AtomicU64>);
 
 impl Operator for Late {
-    fn on_batch(&mut self, _: usize, batch: RecordBatch, _: &mut Emit) -> Result<Flow, TaskError> {
+    fn on_batch(&mut self, _: usize, batch: RecordBatch, _: &mut Emitter) -> Result<EmitStatus, TaskError> {
         let times = batch.column(2).as_primitive::<TimestampMillisecondType>();
         let late = times.values().iter().filter(|&&ms| EventTime(ms * 1000) < self.0).count();
         self.1.fetch_add(late as u64, Ordering::SeqCst);
-        Ok(Flow::Done)
+        Ok(EmitStatus::Done)
     }
 
-    fn on_watermark(&mut self, time: EventTime, _: &mut Emit) -> Result<Flow, TaskError> {
+    fn on_watermark(&mut self, time: EventTime, _: &mut Emitter) -> Result<EmitStatus, TaskError> {
         self.0 = time;
-        Ok(Flow::Done)
+        Ok(EmitStatus::Done)
     }
 }
 
@@ -210,7 +210,7 @@ fn rows_that_wait_are_not_late() {
     let late = Arc::new(AtomicU64::new(0));
     let found = Arc::clone(&late);
     let mut graph = Graph::new("busy");
-    let times = EventTimes::of("time").idle_after(Duration::from_millis(1));
+    let times = WatermarkStrategy::of("time").idle_after(Duration::from_millis(1));
     let source = TaskSpec::source("busy", Some(times), |_| {
         let steps = vec![(0, Some(0)), (1, Some(0)), (1, None), (0, Some(50)), (0, Some(90)), (1, Some(7))];
         Ok(Busy { steps: steps.into_iter() })
@@ -220,7 +220,7 @@ fn rows_that_wait_are_not_late() {
     let late = graph.add(late.streaming().input("in").copies(1));
     graph.connect(source, late, Direct);
     let outcome = run_ranks(1, |comm| {
-        let runner = Runner::new(&comm, Settings { threads: 1, ..Settings::default() }).unwrap();
+        let runner = Runner::new(&comm, RunnerSettings { threads: 1, ..RunnerSettings::default() }).unwrap();
         runner.run_job(&graph, &RoundRobin, None, &mut |_| Ok(())).map(drop)
     });
     outcome.unwrap().into_iter().collect::<Result<(), _>>().unwrap();
@@ -231,8 +231,12 @@ fn rows_that_wait_are_not_late() {
 struct Mixed(Option<RecordBatch>);
 
 impl Source for Mixed {
-    fn poll_next(&mut self, _: &mut Context<'_>) -> Poll<Result<Next, TaskError>> {
-        let next = self.0.take().map_or(Next::End, |rows| Next::Rows { split: 0, bad: Some(rows.clone()), rows });
+    fn poll_next(&mut self, _: &mut Context<'_>) -> Poll<Result<SourceEvent, TaskError>> {
+        let next = self.0.take().map_or(SourceEvent::End, |rows| SourceEvent::Rows {
+            split: 0,
+            bad: Some(rows.clone()),
+            rows,
+        });
         Poll::Ready(Ok(next))
     }
 
@@ -261,7 +265,7 @@ fn bad_records_have_a_port() {
             graph.connect(source.port(port), sink, Direct);
         }
         let outcome = run_ranks(1, |comm| {
-            let runner = Runner::new(&comm, Settings { threads: 1, ..Settings::default() }).unwrap();
+            let runner = Runner::new(&comm, RunnerSettings { threads: 1, ..RunnerSettings::default() }).unwrap();
             runner.run_job(&graph, &RoundRobin, None, &mut |_| Ok(())).map(drop)
         });
         outcome.unwrap().into_iter().collect::<Result<(), _>>().unwrap();
@@ -317,10 +321,10 @@ struct Waiting {
 }
 
 impl Source for Waiting {
-    fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<Result<Next, TaskError>> {
+    fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<Result<SourceEvent, TaskError>> {
         while self.look.as_mut().poll(context).is_ready() {
             if self.seen.all.load(Ordering::SeqCst) >= self.rows {
-                return Poll::Ready(Ok(Next::End));
+                return Poll::Ready(Ok(SourceEvent::End));
             }
             self.look.as_mut().reset(Instant::now() + Duration::from_millis(5));
         }
@@ -377,7 +381,8 @@ fn a_sink_that_is_full_gets_a_checkpoint() {
             graph.connect(waiting, slow, Direct);
         }
         let outcomes = run_ranks(workers, |comm| {
-            let settings = Settings { threads: 1, queue_bytes: 1, batch_bytes: 1 << 10, ..Settings::default() };
+            let settings =
+                RunnerSettings { threads: 1, queue_bytes: 1, batch_bytes: 1 << 10, ..RunnerSettings::default() };
             let runner = Runner::new(&comm, settings).unwrap();
             let interval = Duration::from_secs(3600);
             let checkpoints = CheckpointSettings { interval, ..CheckpointSettings::in_folder(folder.path()).unwrap() };
@@ -395,29 +400,29 @@ fn a_sink_that_is_full_gets_a_checkpoint() {
 struct Talkative;
 
 impl Talkative {
-    fn say(&self, emit: &mut Emit) -> Result<Flow, TaskError> {
+    fn say(&self, emit: &mut Emitter) -> Result<EmitStatus, TaskError> {
         let column = || Arc::new(Int64Array::from(vec![-1]));
         emit.send(RecordBatch::try_new(totals(), vec![column(), column()])?);
-        Ok(Flow::Done)
+        Ok(EmitStatus::Done)
     }
 }
 
 impl Operator for Talkative {
-    fn on_batch(&mut self, _: usize, batch: RecordBatch, emit: &mut Emit) -> Result<Flow, TaskError> {
+    fn on_batch(&mut self, _: usize, batch: RecordBatch, emit: &mut Emitter) -> Result<EmitStatus, TaskError> {
         let columns = vec![Arc::clone(batch.column(0)), Arc::clone(batch.column(1))];
         emit.send(RecordBatch::try_new(totals(), columns)?);
-        Ok(Flow::Done)
+        Ok(EmitStatus::Done)
     }
 
-    fn on_watermark(&mut self, _: EventTime, emit: &mut Emit) -> Result<Flow, TaskError> {
+    fn on_watermark(&mut self, _: EventTime, emit: &mut Emitter) -> Result<EmitStatus, TaskError> {
         self.say(emit)
     }
 
-    fn on_input_end(&mut self, _: usize, emit: &mut Emit) -> Result<Flow, TaskError> {
+    fn on_input_end(&mut self, _: usize, emit: &mut Emitter) -> Result<EmitStatus, TaskError> {
         self.say(emit)
     }
 
-    fn on_end(&mut self, emit: &mut Emit) -> Result<Flow, TaskError> {
+    fn on_end(&mut self, emit: &mut Emitter) -> Result<EmitStatus, TaskError> {
         self.say(emit)
     }
 }
@@ -430,7 +435,7 @@ fn nothing_comes_behind_a_stop() {
     let folder = tempfile::tempdir().unwrap();
     let world = World::default();
     let mut graph = Graph::new("endless");
-    let source = TaskSpec::source("numbers", Some(EventTimes::of("time")), |context| {
+    let source = TaskSpec::source("numbers", Some(WatermarkStrategy::of("time")), |context| {
         let time = match context.copy() {
             // The others have nothing, and hold back time.
             0 => Some(1000),
@@ -456,15 +461,15 @@ fn nothing_comes_behind_a_stop() {
     graph.connect(source, talk, Partition::by_key(["key"]));
     graph.connect(talk, sink, Direct);
     let outcomes = run_ranks(3, |comm| {
-        let runner = Runner::new(&comm, Settings { threads: 1, ..Settings::default() }).unwrap();
+        let runner = Runner::new(&comm, RunnerSettings { threads: 1, ..RunnerSettings::default() }).unwrap();
         let interval = Duration::ZERO;
         let checkpoints = CheckpointSettings { interval, ..CheckpointSettings::in_folder(folder.path()).unwrap() };
         let mut asked = 0;
-        let mut stop = |progress: &Progress| {
+        let mut stop = |progress: &RunProgress| {
             asked += 1;
             // More than once: who asks does not know that it has been heard.
             if asked <= 2 {
-                progress.request(Control::Stop);
+                progress.request(BarrierControl::Stop);
             }
             Ok(())
         };
@@ -496,7 +501,7 @@ fn damaged_checkpoints_are_left_out() {
     let bytes = std::fs::read(newest).unwrap();
     std::fs::write(newest, &bytes[..bytes.len() / 2]).unwrap();
     let exact = run_ranks(2, |comm| {
-        let runner = Runner::new(&comm, Settings { threads: 1, ..Settings::default() }).unwrap();
+        let runner = Runner::new(&comm, RunnerSettings { threads: 1, ..RunnerSettings::default() }).unwrap();
         let settings = CheckpointSettings::in_folder(folder.path()).unwrap();
         let settings = CheckpointSettings { may_repeat: false, ..settings };
         let graph = graph(2000, Duration::ZERO, None, &world);
@@ -530,7 +535,7 @@ fn one_place_is_for_one_job() {
     drop(lock);
 
     let other = run_ranks(2, |comm| {
-        let runner = Runner::new(&comm, Settings::default()).unwrap();
+        let runner = Runner::new(&comm, RunnerSettings::default()).unwrap();
         let checkpoints = CheckpointSettings::in_folder(folder.path()).unwrap();
         let mut graph = Graph::new("another");
         let source = TaskSpec::source("numbers", None, |context| Ok(Numbers::new(context, 10, None)));
@@ -549,7 +554,7 @@ fn one_place_is_for_one_job() {
 fn tasks_that_cannot_save_are_refused() {
     let folder = tempfile::tempdir().unwrap();
     let errors = run_ranks(2, |comm| {
-        let runner = Runner::new(&comm, Settings::default()).unwrap();
+        let runner = Runner::new(&comm, RunnerSettings::default()).unwrap();
         let mut graph = Graph::new("sorting");
         let source = TaskSpec::source("numbers", None, |context| Ok(Numbers::new(context, 10, None)));
         let source = graph.add(source.output("out", events()));

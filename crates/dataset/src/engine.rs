@@ -201,7 +201,7 @@ impl MemoryPool for GovernedPool {
 
     fn grow(&self, reservation: &MemoryReservation, additional: usize) {
         self.fair.grow(reservation, additional);
-        self.note(reservation, |held| held.grow_anyway(additional as u64));
+        self.note(reservation, |held| held.force_grow(additional as u64));
     }
 
     fn shrink(&self, reservation: &MemoryReservation, shrink: usize) {
@@ -215,7 +215,7 @@ impl MemoryPool for GovernedPool {
             return Err(self.refusal(reservation, additional));
         }
         self.fair.try_grow(reservation, additional).map_err(|_| self.refusal(reservation, additional))?;
-        self.note(reservation, |held| held.grow_anyway(additional as u64));
+        self.note(reservation, |held| held.force_grow(additional as u64));
         Ok(())
     }
 
@@ -578,7 +578,7 @@ mod tests {
         let exchange = engine.governor().reservation("exchange");
         let sort = MemoryConsumer::new("sort").with_can_spill(true).register(&environment.memory_pool);
         sort.try_grow(10 << 20).unwrap();
-        exchange.grow_anyway(48 << 20);
+        exchange.force_grow(48 << 20);
         assert!(sort.try_grow(1 << 20).is_err());
         sort.free();
         sort.try_grow(9 << 20).expect("there is something to sort, at least");

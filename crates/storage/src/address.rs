@@ -5,7 +5,7 @@ use object_store::path::Path;
 use url::{Position, Url};
 
 use crate::error::StorageError;
-use crate::shown::without_passwords;
+use crate::shown::redact_passwords;
 
 /// A URL in its parts.
 pub(crate) struct ParsedUrl {
@@ -17,12 +17,12 @@ pub(crate) struct ParsedUrl {
 }
 
 pub(crate) fn parse(text: &str) -> Result<ParsedUrl, StorageError> {
-    let wrong = |reason: String| StorageError::Io(without_passwords(&format!("{text}: {reason}")));
+    let wrong = |reason: String| StorageError::Io(redact_passwords(&format!("{text}: {reason}")));
     let is_folder = text.ends_with('/');
     if text.starts_with("http://") || text.starts_with("https://") {
         let url = Url::parse(text).map_err(|error| wrong(error.to_string()))?;
         if url.query().is_some() {
-            let text = without_passwords(text);
+            let text = redact_passwords(text);
             return Err(StorageError::Unsupported(format!("{text}: URLs with a query (what follows a question mark)")));
         }
         let (scheme, path) = ObjectStoreScheme::parse(&url).map_err(|error| wrong(error.to_string()))?;
@@ -79,7 +79,7 @@ pub fn local_path(text: &str) -> Result<Option<String>, StorageError> {
     match url.ok().and_then(|url| url.to_file_path().ok()) {
         Some(path) => Ok(Some(path.to_string_lossy().into_owned())),
         None => {
-            let text = without_passwords(text);
+            let text = redact_passwords(text);
             Err(StorageError::Io(format!("{text} does not name a local file; it should begin with file:///")))
         }
     }

@@ -14,7 +14,7 @@ use object_store::multipart::MultipartStore;
 use object_store::{ClientConfigKey, ClientOptions, ObjectStore, ObjectStoreScheme, RetryConfig};
 
 use crate::error::StorageError;
-use crate::shown::{one_line, without_passwords};
+use crate::shown::{one_line, redact_passwords};
 
 /// Names and values of what a store has to be told, such as `("aws_region", "eu-central-1")`.
 pub type StorageOptions = BTreeMap<String, String>;
@@ -51,7 +51,7 @@ pub(crate) type Opened = (Arc<dyn ObjectStore>, Option<Arc<dyn MultipartStore>>)
 /// `Io`, naming the store, for an option that it does not have or a value that it does not take.
 pub(crate) fn open(scheme: &ObjectStoreScheme, base: &str, options: &StorageOptions) -> Result<Opened, StorageError> {
     made(scheme, base, options)
-        .map_err(|error| StorageError::Io(without_passwords(&format!("{base}: {}", one_line(&error)))))
+        .map_err(|error| StorageError::Io(redact_passwords(&format!("{base}: {}", one_line(&error)))))
 }
 
 fn made(scheme: &ObjectStoreScheme, base: &str, options: &StorageOptions) -> Result<Opened, String> {

@@ -41,6 +41,6 @@ pub use address::{is_url, local_path, within};
 pub use client::StorageOptions;
 pub use error::StorageError;
 pub use registry::{ObjectStores, shown_url};
-pub use shown::without_passwords;
+pub use shown::redact_passwords;
 pub use store::{ObjectFolder, OpenStore, StoreLocation, is_bucket, is_denied};
 pub use uploads::UploadedParts;

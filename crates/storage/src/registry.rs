@@ -11,7 +11,7 @@ use url::{Position, Url};
 use crate::address::{ParsedUrl, parse};
 use crate::client::{StorageOptions, environment, open};
 use crate::error::StorageError;
-use crate::shown::without_passwords;
+use crate::shown::redact_passwords;
 use crate::store::{OpenStore, StoreLocation};
 
 /// The stores that a process has opened. Clones share them.
@@ -49,7 +49,7 @@ impl ObjectStores {
             None => {
                 let (objects, uploads) = open(&scheme, &base, options)?;
                 let shared = scheme != ObjectStoreScheme::Memory;
-                let name = without_passwords(&base);
+                let name = redact_passwords(&base);
                 let store = Arc::new(OpenStore { name, url: url.clone(), objects, uploads, shared });
                 NAMES
                     .lock()
@@ -89,7 +89,7 @@ fn store_url(base: &str, scheme: &ObjectStoreScheme, options: &StorageOptions) -
         },
         Ok,
     );
-    url.map_err(|error| StorageError::Internal(without_passwords(&format!("{scheme:?} {base}: {error}"))))
+    url.map_err(|error| StorageError::Internal(redact_passwords(&format!("{scheme:?} {base}: {error}"))))
 }
 
 #[cfg(test)]

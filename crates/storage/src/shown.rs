@@ -1,7 +1,7 @@
 //! Display of what users have written, and of what a store has answered.
 
 /// A text that may have URLs in it, without their passwords: it may end in a log.
-pub fn without_passwords(text: &str) -> String {
+pub fn redact_passwords(text: &str) -> String {
     let mut parts = text.split("://");
     let mut shown = parts.next().unwrap_or_default().to_owned();
     for part in parts {
@@ -37,7 +37,7 @@ mod tests {
             ("abfss://container@account/a:b@c", "abfss://container@account/a:b@c"),
             ("/a:b@c", "/a:b@c"),
         ] {
-            assert_eq!(without_passwords(text), shown);
+            assert_eq!(redact_passwords(text), shown);
         }
     }
 }

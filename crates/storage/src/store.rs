@@ -12,7 +12,7 @@ use url::Url;
 
 use crate::address::within;
 use crate::error::StorageError;
-use crate::shown::{one_line, without_passwords};
+use crate::shown::{one_line, redact_passwords};
 
 /// How long a store may be away.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -58,10 +58,10 @@ impl OpenStore {
             Error::NotFound { .. } => format!("there is no {shown}"),
             error if is_denied(error) => format!(
                 "{shown}: access denied; check the credentials, in the environment or in storage_options ({})",
-                without_passwords(&one_line(&error.to_string()))
+                redact_passwords(&one_line(&error.to_string()))
             ),
             // It may name its own URL.
-            other => without_passwords(&format!("{shown}: {}", one_line(&other.to_string()))),
+            other => redact_passwords(&format!("{shown}: {}", one_line(&other.to_string()))),
         })
     }
 }

@@ -17,8 +17,8 @@ use tidemill_collective::run_ranks;
 use tidemill_dataflow::exchange::{Direct, Partition};
 use tidemill_dataflow::placement::RoundRobin;
 use tidemill_dataflow::stream::sink::Sink;
-use tidemill_dataflow::stream::source::{EventTimes, Next, Source};
-use tidemill_dataflow::{DataflowError, Graph, Runner, Settings, TaskError, TaskSpec};
+use tidemill_dataflow::stream::source::{Source, SourceEvent, WatermarkStrategy};
+use tidemill_dataflow::{DataflowError, Graph, Runner, RunnerSettings, TaskError, TaskSpec};
 use tidemill_stream::{KeyContext, KeyLogic, KeyOperator, KeyedBatch, Timer};
 
 const SECOND_US: i64 = 1_000_000;
@@ -42,12 +42,12 @@ fn silent_machines() -> SchemaRef {
 struct Messages(usize);
 
 impl Source for Messages {
-    fn poll_next(&mut self, _: &mut Context<'_>) -> Poll<Result<Next, TaskError>> {
-        let Some((machine, second)) = MESSAGES.get(self.0) else { return Poll::Ready(Ok(Next::End)) };
+    fn poll_next(&mut self, _: &mut Context<'_>) -> Poll<Result<SourceEvent, TaskError>> {
+        let Some((machine, second)) = MESSAGES.get(self.0) else { return Poll::Ready(Ok(SourceEvent::End)) };
         self.0 += 1;
         let machine: ArrayRef = Arc::new(StringArray::from(vec![*machine]));
         let at: ArrayRef = Arc::new(TimestampMicrosecondArray::from(vec![second * SECOND_US]));
-        Poll::Ready(Ok(Next::rows(0, RecordBatch::try_new(messages(), vec![machine, at])?)))
+        Poll::Ready(Ok(SourceEvent::rows(0, RecordBatch::try_new(messages(), vec![machine, at])?)))
     }
 
     fn snapshot(&mut self) -> Result<Vec<(String, Bytes)>, TaskError> {
@@ -167,7 +167,7 @@ impl Sink for Collect {
 pub fn silent(workers: u32) -> Result<Vec<Found>, DataflowError> {
     let found = Arc::new(Mutex::new(Vec::new()));
     let mut graph = Graph::new("timers");
-    let source = TaskSpec::source("messages", Some(EventTimes::of("at")), |_| Ok(Messages(0)));
+    let source = TaskSpec::source("messages", Some(WatermarkStrategy::of("at")), |_| Ok(Messages(0)));
     let source = graph.add(source.output("rows", messages()).copies(1));
     // Column 0 is the key: of the operator, and of the partition that brings it its rows.
     let silent =
@@ -179,7 +179,7 @@ pub fn silent(workers: u32) -> Result<Vec<Found>, DataflowError> {
     graph.connect(source, silent, Partition::by_key(["machine"]));
     graph.connect(silent, sink, Direct);
     let ran = run_ranks(workers, |comm| -> Result<(), DataflowError> {
-        let runner = Runner::new(&comm, Settings { threads: 1, ..Settings::default() })?;
+        let runner = Runner::new(&comm, RunnerSettings { threads: 1, ..RunnerSettings::default() })?;
         // With `CheckpointSettings` in place of `None` the job goes on from its last checkpoint, with states and
         // timers.
         runner.run_job(&graph, &RoundRobin, None, &mut |_| Ok(())).map(drop)

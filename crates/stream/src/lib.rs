@@ -22,8 +22,8 @@ use std::sync::Arc;
 use datafusion::logical_expr::ScalarUDF;
 use tidemill_dataflow::checkpoint::CheckpointSettings;
 use tidemill_dataflow::placement::RoundRobin;
-use tidemill_dataflow::stream::sink::Guarantee;
-use tidemill_dataflow::{Look, RunReport};
+use tidemill_dataflow::stream::sink::DeliveryGuarantee;
+use tidemill_dataflow::{ProgressCallback, RunReport};
 use tidemill_dataset::extend::failed;
 use tidemill_dataset::{ActionError, DataSet, DataSetError, Engine, WorkerGroup};
 
@@ -55,7 +55,7 @@ pub struct StreamJob {
     /// How it makes checkpoints; `None`: what a failure interrupts may be lost.
     pub checkpoints: Option<CheckpointSettings>,
     /// The least that it must give, else it does not begin.
-    pub guarantee: Option<Guarantee>,
+    pub guarantee: Option<DeliveryGuarantee>,
     /// Where rows go that come too late; those that go nowhere are left out.
     pub late: LateTo,
     /// Counts those that are left out.
@@ -98,7 +98,7 @@ impl StreamJob {
         if let Some(source) = sources.iter().find(|source| source.guarantee() < wanted) {
             let (source, gives) = (source.name(), source.guarantee());
             return refused(match gives {
-                Guarantee::AtMostOnce => {
+                DeliveryGuarantee::AtMostOnce => {
                     format!("what came from {source} since the last checkpoint cannot be read again")
                 }
                 _ => format!(
@@ -108,7 +108,7 @@ impl StreamJob {
             });
         }
         let folders = sources.iter().find_map(|source| Some((source.name(), source.bad_folder()?)));
-        if let (Guarantee::ExactlyOnce, Some((source, folder))) = (wanted, folders) {
+        if let (DeliveryGuarantee::ExactlyOnce, Some((source, folder))) = (wanted, folders) {
             let folder = folder.display();
             return refused(format!(
                 "{source} may write a bad record into quarantine=\"{folder}\" again after a failure; use a sink that \
@@ -136,7 +136,7 @@ pub fn run(
     engine: &Engine,
     outputs: &[StreamOutput],
     job: &StreamJob,
-    look: Look<'_>,
+    look: ProgressCallback<'_>,
 ) -> Result<RunReport, ActionError> {
     let copies = workers.partitions() as u32;
     let (outputs, name) = (outputs.to_vec(), job.name.clone());

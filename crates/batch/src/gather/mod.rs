@@ -22,15 +22,15 @@ use arrow::datatypes::{
 use arrow::error::ArrowError;
 
 #[cfg(target_arch = "x86_64")]
-mod marked;
-pub(crate) mod part;
+mod row_mask;
+pub(crate) mod row_subset;
 mod scatter;
 
-pub use part::Part;
-pub use scatter::{Drained, Scatter};
+pub use row_subset::RowSubset;
+pub use scatter::{Scatter, ScatterOutput};
 
 use crate::prefetch::prefetch;
-use crate::wire::tighten;
+use crate::wire::compact_column;
 
 /// A row is asked for so many rows before it is copied: as many misses as a core can have under way.
 const AHEAD: usize = 16;
@@ -40,13 +40,13 @@ const LINES_MAX: usize = 4;
 
 /// A row: the number of its batch, and its own in that.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Pick {
+pub(crate) struct RowIndex {
     pub batch: u32,
     pub row: u32,
 }
 
 /// Batches to pick rows from. Cheap to make: it refers to their buffers.
-pub struct Gather {
+pub struct RowGather {
     schema: SchemaRef,
     columns: Vec<GatherColumn>,
 }
@@ -70,12 +70,12 @@ enum ColumnValues {
 /// Offsets and bytes of each batch.
 type Texts<O> = Vec<(ScalarBuffer<O>, Buffer)>;
 
-impl Gather {
+impl RowGather {
     /// `batches` have this schema.
     pub fn new(schema: &SchemaRef, batches: &[RecordBatch]) -> Self {
         let column =
             |at: usize| GatherColumn::new(schema.field(at).data_type(), batches.iter().map(|batch| batch.column(at)));
-        Gather { schema: SchemaRef::clone(schema), columns: (0..schema.fields().len()).map(column).collect() }
+        RowGather { schema: SchemaRef::clone(schema), columns: (0..schema.fields().len()).map(column).collect() }
     }
 
     /// These rows, in this order.
@@ -85,18 +85,18 @@ impl Gather {
     ///
     /// # Panics
     /// On a row or a batch that there is not.
-    pub(crate) fn rows(&self, picks: &[Pick]) -> Result<RecordBatch, ArrowError> {
+    pub(crate) fn rows(&self, picks: &[RowIndex]) -> Result<RecordBatch, ArrowError> {
         self.batch(picks.len(), |column| column.rows(picks))
     }
 
     /// The rows of a part.
     ///
     /// # Errors
-    /// As [`Gather::rows`].
+    /// As [`RowGather::rows`].
     ///
     /// # Panics
-    /// As [`Gather::rows`].
-    pub fn part(&self, part: &Part) -> Result<RecordBatch, ArrowError> {
+    /// As [`RowGather::rows`].
+    pub fn part(&self, part: &RowSubset) -> Result<RecordBatch, ArrowError> {
         let picks = LazyCell::new(|| part.picks());
         self.batch(part.len(), |column| match &column.values {
             ColumnValues::Fixed(width, values) if column.nulls.is_none() => match fixed_part(*width, values, part) {
@@ -119,8 +119,8 @@ impl Gather {
     /// The values of a column of numbers of a part, in place of what is in `out`, which they fill.
     ///
     /// # Panics
-    /// As [`Gather::rows`]; when [`Gather::widths`] has none of that column, or another times the part's rows.
-    pub fn fill(&self, column: usize, part: &Part, out: &mut [MaybeUninit<u8>]) {
+    /// As [`RowGather::rows`]; when [`RowGather::widths`] has none of that column, or another times the part's rows.
+    pub fn fill(&self, column: usize, part: &RowSubset, out: &mut [MaybeUninit<u8>]) {
         let ColumnValues::Fixed(width, values) = &self.columns[column].values else {
             panic!("column {column}: no number")
         };
@@ -161,7 +161,7 @@ impl GatherColumn {
         GatherColumn { data_type: data_type.clone(), values, nulls }
     }
 
-    fn rows(&self, picks: &[Pick]) -> Result<ArrayRef, ArrowError> {
+    fn rows(&self, picks: &[RowIndex]) -> Result<ArrayRef, ArrowError> {
         match &self.values {
             ColumnValues::Fixed(width, values) => {
                 self.fixed(picks.len(), fixed(*width, values, picks), self.nulls(picks))
@@ -176,7 +176,7 @@ impl GatherColumn {
                 let arrays: Vec<&dyn Array> = arrays.iter().map(AsRef::as_ref).collect();
                 let picks: Vec<_> = picks.iter().map(|pick| (pick.batch as usize, pick.row as usize)).collect();
                 // Of texts in views it refers to all that any of the batches has.
-                tighten(&interleave(&arrays, &picks)?)
+                compact_column(&interleave(&arrays, &picks)?)
             }
         }
     }
@@ -186,15 +186,16 @@ impl GatherColumn {
         Ok(make_array(data.build()?))
     }
 
-    fn nulls(&self, picks: &[Pick]) -> Option<NullBuffer> {
+    fn nulls(&self, picks: &[RowIndex]) -> Option<NullBuffer> {
         let nulls = self.nulls.as_ref()?;
         let mut valid = BooleanBufferBuilder::new(picks.len());
-        let is_valid = |pick: &Pick| nulls[pick.batch as usize].as_ref().is_none_or(|n| n.is_valid(pick.row as usize));
+        let is_valid =
+            |pick: &RowIndex| nulls[pick.batch as usize].as_ref().is_none_or(|n| n.is_valid(pick.row as usize));
         picks.iter().for_each(|pick| valid.append(is_valid(pick)));
         Some(NullBuffer::new(valid.finish())).filter(|nulls| nulls.null_count() > 0)
     }
 
-    fn texts<T: ByteArrayType>(&self, texts: &Texts<T::Offset>, picks: &[Pick]) -> Result<ArrayRef, ArrowError> {
+    fn texts<T: ByteArrayType>(&self, texts: &Texts<T::Offset>, picks: &[RowIndex]) -> Result<ArrayRef, ArrowError> {
         let mut offsets = Vec::with_capacity(picks.len() + 1);
         offsets.push(T::Offset::default());
         let mut spans = Vec::with_capacity(picks.len());
@@ -202,7 +203,7 @@ impl GatherColumn {
         for (at, pick) in picks.iter().enumerate() {
             if let Some(ahead) = picks.get(at + AHEAD) {
                 let (offsets, _) = &texts[ahead.batch as usize];
-                ask_for(offsets.inner(), ahead.row as usize * size_of::<T::Offset>(), 1);
+                prefetch_range(offsets.inner(), ahead.row as usize * size_of::<T::Offset>(), 1);
             }
             let (from, _) = &texts[pick.batch as usize];
             let row = pick.row as usize;
@@ -215,7 +216,7 @@ impl GatherColumn {
         for (at, pick) in picks.iter().enumerate() {
             if let Some(ahead) = picks.get(at + AHEAD) {
                 let span = &spans[at + AHEAD];
-                ask_for(&texts[ahead.batch as usize].1, span.start, span.len());
+                prefetch_range(&texts[ahead.batch as usize].1, span.start, span.len());
             }
             values.extend_from_slice(&texts[pick.batch as usize].1[spans[at].clone()]);
         }
@@ -246,7 +247,7 @@ where
     arrays.map(parts).collect()
 }
 
-fn fixed(width: usize, values: &[Buffer], picks: &[Pick]) -> Buffer {
+fn fixed(width: usize, values: &[Buffer], picks: &[RowIndex]) -> Buffer {
     match width {
         1 => fixed_of::<1>(values, picks),
         2 => fixed_of::<2>(values, picks),
@@ -257,7 +258,7 @@ fn fixed(width: usize, values: &[Buffer], picks: &[Pick]) -> Buffer {
             let mut out = Vec::with_capacity(picks.len() * width);
             for (at, pick) in picks.iter().enumerate() {
                 if let Some(ahead) = picks.get(at + AHEAD) {
-                    ask_for(&values[ahead.batch as usize], ahead.row as usize * width, width);
+                    prefetch_range(&values[ahead.batch as usize], ahead.row as usize * width, width);
                 }
                 out.extend_from_slice(&values[pick.batch as usize][pick.row as usize * width..][..width]);
             }
@@ -267,7 +268,7 @@ fn fixed(width: usize, values: &[Buffer], picks: &[Pick]) -> Buffer {
 }
 
 /// The values of a part; `None` for a width that a number does not have.
-fn fixed_part(width: usize, values: &[Buffer], part: &Part) -> Option<Buffer> {
+fn fixed_part(width: usize, values: &[Buffer], part: &RowSubset) -> Option<Buffer> {
     let len = part.len() * width;
     // Aligned for every type.
     let mut out = MutableBuffer::with_capacity(len);
@@ -282,12 +283,12 @@ fn fixed_part(width: usize, values: &[Buffer], part: &Part) -> Option<Buffer> {
 }
 
 /// [`fixed`] of a width that the compiler knows: a value is a move.
-fn fixed_of<const WIDTH: usize>(values: &[Buffer], picks: &[Pick]) -> Buffer {
+fn fixed_of<const WIDTH: usize>(values: &[Buffer], picks: &[RowIndex]) -> Buffer {
     // Aligned for every type.
     let mut out = MutableBuffer::from_len_zeroed(picks.len() * WIDTH);
     for (at, (pick, to)) in picks.iter().zip(out.as_slice_mut().as_chunks_mut::<WIDTH>().0).enumerate() {
         if let Some(ahead) = picks.get(at + AHEAD) {
-            ask_for(&values[ahead.batch as usize], ahead.row as usize * WIDTH, WIDTH);
+            prefetch_range(&values[ahead.batch as usize], ahead.row as usize * WIDTH, WIDTH);
         }
         to.copy_from_slice(&values[pick.batch as usize][pick.row as usize * WIDTH..][..WIDTH]);
     }
@@ -296,7 +297,7 @@ fn fixed_of<const WIDTH: usize>(values: &[Buffer], picks: &[Pick]) -> Buffer {
 
 /// Asks for `len` bytes from `at` on, or as many as count.
 #[inline(always)]
-fn ask_for(bytes: &[u8], at: usize, len: usize) {
+fn prefetch_range(bytes: &[u8], at: usize, len: usize) {
     let first = bytes.as_ptr().wrapping_add(at);
     let end = (first as usize % LINE_BYTES + len).min(LINES_MAX * LINE_BYTES);
     let line = first.wrapping_sub(first as usize % LINE_BYTES);
@@ -313,7 +314,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::gather::part::{deal, deal_numbers};
+    use crate::gather::row_subset::{split_by_target, split_numbers};
 
     /// A row of every kind of column, with nulls or without.
     fn batch(rows: &[u32], with_nulls: bool) -> RecordBatch {
@@ -356,9 +357,9 @@ mod tests {
                 (batch, row % batches[batch].num_rows())
             };
             let indices: Vec<(usize, usize)> = seeds.iter().map(at).collect();
-            let picks: Vec<Pick> =
-                indices.iter().map(|&(batch, row)| Pick { batch: batch as u32, row: row as u32 }).collect();
-            let found = Gather::new(batches[0].schema_ref(), &batches).rows(&picks).unwrap();
+            let picks: Vec<RowIndex> =
+                indices.iter().map(|&(batch, row)| RowIndex { batch: batch as u32, row: row as u32 }).collect();
+            let found = RowGather::new(batches[0].schema_ref(), &batches).rows(&picks).unwrap();
             for column in found.columns() {
                 column.to_data().validate_full().unwrap();
             }
@@ -386,14 +387,14 @@ mod tests {
             let rows: Vec<usize> = batches.iter().map(RecordBatch::num_rows).collect();
             let target = |at: u32| if one { seed % targets } else { (at ^ seed).wrapping_mul(0x9e37_79b9) % targets };
             let assigned: Vec<u32> = (0..rows.iter().sum::<usize>() as u32).map(target).collect();
-            let all = (0..).zip(&rows).flat_map(|(batch, &rows)| (0..rows as u32).map(move |row| Pick { batch, row }));
-            let all: Vec<Pick> = all.collect();
-            let gather = Gather::new(batches[0].schema_ref(), &batches);
-            for parts in [deal(targets, &assigned, &rows), deal_numbers(targets, &assigned, &rows)] {
+            let all = (0..).zip(&rows).flat_map(|(batch, &rows)| (0..rows as u32).map(move |row| RowIndex { batch, row }));
+            let all: Vec<RowIndex> = all.collect();
+            let gather = RowGather::new(batches[0].schema_ref(), &batches);
+            for parts in [split_by_target(targets, &assigned, &rows), split_numbers(targets, &assigned, &rows)] {
                 prop_assert_eq!(parts.len(), targets as usize);
                 for (target, part) in (0..).zip(&parts) {
                     let picks = all.iter().zip(&assigned).filter(|(_, to)| **to == target).map(|(pick, _)| *pick);
-                    let picks: Vec<Pick> = picks.collect();
+                    let picks: Vec<RowIndex> = picks.collect();
                     prop_assert_eq!((part.len(), part.picks()), (picks.len(), picks.clone()));
                     let found = gather.part(part).unwrap();
                     for column in found.columns() {
@@ -411,7 +412,7 @@ mod tests {
         let schema = Arc::new(arrow::datatypes::Schema::empty());
         let options = RecordBatchOptions::new().with_row_count(Some(3));
         let batch = RecordBatch::try_new_with_options(Arc::clone(&schema), Vec::new(), &options).unwrap();
-        let picks = [Pick { batch: 0, row: 2 }; 5];
-        assert_eq!(Gather::new(&schema, &[batch]).rows(&picks).unwrap().num_rows(), 5);
+        let picks = [RowIndex { batch: 0, row: 2 }; 5];
+        assert_eq!(RowGather::new(&schema, &[batch]).rows(&picks).unwrap().num_rows(), 5);
     }
 }

@@ -8,8 +8,8 @@ use arrow::array::RecordBatch;
 use arrow::datatypes::SchemaRef;
 use arrow::error::ArrowError;
 
-use super::Gather;
-use super::part::{Part, deal};
+use super::RowGather;
+use super::row_subset::{RowSubset, split_by_target};
 use crate::batch_bytes;
 use crate::error::TaskError;
 
@@ -19,22 +19,22 @@ const COLLECT_BYTES_MAX: u64 = 32 << 20;
 const COLLECT_ROWS_MAX: usize = 1 << 30;
 
 /// What has been collected, by target; targets without rows are left out.
-pub enum Drained {
+pub enum ScatterOutput {
     /// A batch all of whose rows go to one.
     Whole(u32, RecordBatch),
     /// The rows of each target, to be picked from batches.
-    Parts(Gather, Vec<(u32, Part)>),
+    Parts(RowGather, Vec<(u32, RowSubset)>),
 }
 
-impl Drained {
+impl ScatterOutput {
     /// Each target's rows as a batch.
     ///
     /// # Errors
     /// When texts are longer together than their offsets can tell.
     pub fn into_batches(self) -> Result<Vec<(u32, RecordBatch)>, ArrowError> {
         match self {
-            Drained::Whole(target, batch) => Ok(vec![(target, batch)]),
-            Drained::Parts(gather, parts) => {
+            ScatterOutput::Whole(target, batch) => Ok(vec![(target, batch)]),
+            ScatterOutput::Parts(gather, parts) => {
                 parts.iter().map(|(target, part)| Ok((*target, gather.part(part)?))).collect()
             }
         }
@@ -84,16 +84,16 @@ impl Scatter {
     }
 
     /// What has been collected.
-    pub fn drain(&mut self) -> Drained {
+    pub fn drain(&mut self) -> ScatterOutput {
         let (assigned, mut batches) = (std::mem::take(&mut self.assigned), std::mem::take(&mut self.batches));
         self.bytes = 0;
         if let ([_], [target, others @ ..]) = (&batches[..], &assigned[..])
             && others.iter().all(|other| other == target)
         {
-            return Drained::Whole(*target, batches.remove(0));
+            return ScatterOutput::Whole(*target, batches.remove(0));
         }
         let rows: Vec<usize> = batches.iter().map(RecordBatch::num_rows).collect();
-        let some = (0..).zip(deal(self.targets, &assigned, &rows)).filter(|(_, part)| !part.is_empty());
-        Drained::Parts(Gather::new(&self.schema, &batches), some.collect())
+        let some = (0..).zip(split_by_target(self.targets, &assigned, &rows)).filter(|(_, part)| !part.is_empty());
+        ScatterOutput::Parts(RowGather::new(&self.schema, &batches), some.collect())
     }
 }

@@ -31,20 +31,20 @@ struct CompactPart {
 }
 
 /// Makes keys of the rows of some batches.
-pub(crate) struct Compact {
+pub(crate) struct CompactKeys {
     parts: Vec<CompactPart>,
     /// Scratch space for one column of one batch.
     words: Vec<u64>,
 }
 
-impl Compact {
+impl CompactKeys {
     /// `None` if a key of these columns, all of them [plain](is_plain), does not fit into 128 bits.
     pub(crate) fn of(batches: &[RecordBatch], columns: impl Iterator<Item = (usize, SortOptions)>) -> Option<Self> {
         let mut words = Vec::new();
         let parts: Vec<CompactPart> =
             columns.map(|(column, options)| CompactPart::of(batches, column, options, &mut words)).collect();
         let bits: u32 = parts.iter().map(|part| part.bits).sum();
-        (bits <= u128::BITS).then_some(Compact { parts, words })
+        (bits <= u128::BITS).then_some(CompactKeys { parts, words })
     }
 
     /// The keys of a batch's rows, in place of what is in `keys`.
@@ -145,7 +145,7 @@ mod tests {
     };
 
     use super::*;
-    use crate::local::order::{Order, SortKey};
+    use crate::local::order::{RowOrder, SortKey};
 
     fn columns() -> Vec<(&'static str, ArrayRef)> {
         let floats = [-f64::NAN, f64::NAN, f64::INFINITY, f64::MIN, -0.0, 0.0, 1e-300, -1.5];
@@ -192,8 +192,8 @@ mod tests {
                 _ => SortKey::descending(names[at].0).nulls_first(bits & 2 > 0),
             };
             let keys = [key(pair / names.len(), turn), key(pair % names.len(), turn >> 2)];
-            let order = Order::new(&batch.schema(), &keys).unwrap();
-            let Some(mut compact) = Compact::of(&batches, order.plain().expect("all are plain")) else {
+            let order = RowOrder::new(&batch.schema(), &keys).unwrap();
+            let Some(mut compact) = CompactKeys::of(&batches, order.plain().expect("all are plain")) else {
                 too_long += 1;
                 continue;
             };

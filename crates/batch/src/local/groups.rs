@@ -49,7 +49,7 @@ impl KeyRows {
 }
 
 /// See the module. Without key columns all rows are one group.
-pub(crate) struct Groups {
+pub(crate) struct GroupTable {
     keys: KeyRows,
     table: HashTable<(u64, u32)>,
     rows: Rows,
@@ -59,11 +59,11 @@ pub(crate) struct Groups {
     hashes: Vec<u64>,
 }
 
-impl Groups {
+impl GroupTable {
     pub(crate) fn new(schema: &SchemaRef, columns: Vec<usize>) -> Result<Self, ArrowError> {
         let keys = KeyRows::new(schema, columns)?;
         let rows = keys.empty();
-        Ok(Groups { keys, table: HashTable::new(), rows, pieces: Vec::new(), count: 0, hashes: Vec::new() })
+        Ok(GroupTable { keys, table: HashTable::new(), rows, pieces: Vec::new(), count: 0, hashes: Vec::new() })
     }
 
     pub(crate) fn count(&self) -> usize {

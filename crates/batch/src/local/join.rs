@@ -14,7 +14,7 @@ use super::groups::KeyRows;
 use crate::batch_bytes;
 use crate::error::{BatchError, TaskError};
 use crate::keys::KeyHasher;
-use crate::memory::{Governor, Partitions, Reservation, SpillFile, SpillReader};
+use crate::memory::{Governor, Reservation, SpillFile, SpillPartitions, SpillReader};
 
 /// Rows of a batch of results, about.
 const ROWS_MAX: usize = 8192;
@@ -79,7 +79,7 @@ impl JoinKind {
 
 /// The columns of one side that make its key, and the side's schema.
 #[derive(Clone)]
-pub struct Side {
+pub struct JoinInput {
     /// The columns.
     pub schema: SchemaRef,
     /// Which of them are the key.
@@ -87,29 +87,29 @@ pub struct Side {
 }
 
 /// A join. The right side is given first, all of it; then the left, batch by batch.
-pub struct Joiner {
+pub struct HashJoiner {
     kind: JoinKind,
-    left: Side,
-    right: Side,
+    left: JoinInput,
+    right: JoinInput,
     schema: SchemaRef,
     governor: Governor,
     name: String,
     level: u32,
     build: Vec<RecordBatch>,
     reservation: Reservation,
-    table: Option<Table>,
-    probing: Option<Probe>,
-    spilled: Option<(Partitions, Partitions)>,
+    table: Option<BuildTable>,
+    probing: Option<ProbeBatch>,
+    spilled: Option<(SpillPartitions, SpillPartitions)>,
     parts: VecDeque<(SpillFile, SpillFile)>,
     /// The part that is being joined, and what is left of its left side.
-    inner: Option<(Box<Joiner>, Option<SpillReader>)>,
+    inner: Option<(Box<HashJoiner>, Option<SpillReader>)>,
     /// Right rows without partner that are still to come, from this row on.
     unmatched: usize,
     ended: bool,
 }
 
 /// The right side, to be looked up.
-struct Table {
+struct BuildTable {
     rows: RecordBatch,
     keys: Rows,
     /// The last row of each key; `next` leads to the one before.
@@ -119,7 +119,7 @@ struct Table {
 }
 
 /// A left batch on its way through.
-struct Probe {
+struct ProbeBatch {
     batch: RecordBatch,
     keys: Rows,
     hashes: Vec<u64>,
@@ -129,26 +129,32 @@ struct Probe {
     chain: Option<u32>,
 }
 
-impl Joiner {
+impl HashJoiner {
     /// A join of nothing yet.
     ///
     /// # Errors
     /// When both sides have a column of one name.
-    pub fn new(kind: JoinKind, left: Side, right: Side, governor: &Governor, name: &str) -> Result<Self, TaskError> {
+    pub fn new(
+        kind: JoinKind,
+        left: JoinInput,
+        right: JoinInput,
+        governor: &Governor,
+        name: &str,
+    ) -> Result<Self, TaskError> {
         let schema = kind.schema(&left.schema, &right.schema)?;
         Ok(Self::at_level(kind, left, right, schema, governor, name, 0))
     }
 
     fn at_level(
         kind: JoinKind,
-        left: Side,
-        right: Side,
+        left: JoinInput,
+        right: JoinInput,
         schema: SchemaRef,
         governor: &Governor,
         name: &str,
         level: u32,
     ) -> Self {
-        Joiner {
+        HashJoiner {
             kind,
             left,
             right,
@@ -179,7 +185,7 @@ impl Joiner {
         // The rows, twice for a moment when they are put together; their keys; the table.
         let bytes = 2 * batch_bytes(&batch) + 64 * batch.num_rows() as u64;
         if !self.reservation.try_grow(bytes) {
-            if self.level < Partitions::LEVELS {
+            if self.level < SpillPartitions::LEVELS {
                 self.begin_spill()?;
                 return self.push_right(batch);
             }
@@ -191,10 +197,10 @@ impl Joiner {
     }
 
     fn begin_spill(&mut self) -> Result<(), TaskError> {
-        let parts = |side: &Side| {
+        let parts = |side: &JoinInput| {
             let hasher = KeyHasher::new(side.keys.clone());
             let hash = Box::new(move |rows: &RecordBatch, hashes: &mut Vec<u64>| Ok(hasher.hash(rows, hashes)?));
-            Partitions::new(&self.governor, &side.schema, hash, self.level)
+            SpillPartitions::new(&self.governor, &side.schema, hash, self.level)
         };
         let (left, mut right) = (parts(&self.left)?, parts(&self.right)?);
         for batch in self.build.drain(..) {
@@ -233,14 +239,14 @@ impl Joiner {
             }
         }
         let matched = vec![false; if self.kind.keeps_right() { rows.num_rows() } else { 0 }];
-        self.table = Some(Table { rows, keys, heads, next, matched });
+        self.table = Some(BuildTable { rows, keys, heads, next, matched });
         Ok(())
     }
 
-    /// Takes a batch of the left side; its results come from [`Joiner::next_batch`].
+    /// Takes a batch of the left side; its results come from [`HashJoiner::next_batch`].
     ///
     /// # Errors
-    /// As [`Joiner::push_right`].
+    /// As [`HashJoiner::push_right`].
     ///
     /// # Panics
     /// When there are still results of the batch before.
@@ -253,7 +259,7 @@ impl Joiner {
         let mut hashes = Vec::new();
         let keys = key_rows.rows(&batch, &mut hashes)?;
         let nulls = key_rows.nulls(&batch);
-        self.probing = Some(Probe { batch, keys, hashes, nulls, row: 0, chain: None });
+        self.probing = Some(ProbeBatch { batch, keys, hashes, nulls, row: 0, chain: None });
         Ok(())
     }
 
@@ -398,9 +404,9 @@ impl Joiner {
 }
 
 /// Rows of one side and the rows of it to take; no row is a row of nulls.
-type Taken<'a> = Option<(&'a RecordBatch, &'a UInt32Array)>;
+type TakeRows<'a> = Option<(&'a RecordBatch, &'a UInt32Array)>;
 
-fn pairs(schema: &SchemaRef, left: Taken<'_>, right: Taken<'_>) -> Result<RecordBatch, TaskError> {
+fn pairs(schema: &SchemaRef, left: TakeRows<'_>, right: TakeRows<'_>) -> Result<RecordBatch, TaskError> {
     let mut columns = Vec::with_capacity(schema.fields().len());
     let mut count = 0;
     for (rows, at) in [left, right].into_iter().flatten() {
@@ -459,12 +465,12 @@ mod tests {
     fn join(kind: JoinKind, left: &[Vec<Row>], right: &[Vec<Row>], budget_bytes: u64) -> (Vec<Pair>, u64) {
         let settings = MemorySettings { budget_bytes, watch_process: false, ..MemorySettings::default() };
         let governor = Governor::new(settings);
-        let side = |names| Side { schema: batch(names, &[]).schema(), keys: vec![0] };
-        let mut joiner = Joiner::new(kind, side(["a", "b"]), side(["c", "d"]), &governor, "test").unwrap();
+        let side = |names| JoinInput { schema: batch(names, &[]).schema(), keys: vec![0] };
+        let mut joiner = HashJoiner::new(kind, side(["a", "b"]), side(["c", "d"]), &governor, "test").unwrap();
         right.iter().for_each(|rows| joiner.push_right(batch(["c", "d"], rows)).unwrap());
         joiner.end_right().unwrap();
         let mut pairs = Vec::new();
-        let mut take = |joiner: &mut Joiner| {
+        let mut take = |joiner: &mut HashJoiner| {
             while let Some(batch) = joiner.next_batch().unwrap() {
                 assert!(batch.num_rows() <= ROWS_MAX && batch.num_rows() > 0);
                 let row = |at: usize, row: usize| {

@@ -10,12 +10,12 @@ use arrow::array::RecordBatch;
 use arrow::error::ArrowError;
 use arrow::row::Rows;
 
-use super::order::{Order, PREFIX_BYTES, prefix};
+use super::order::{PREFIX_BYTES, RowOrder, prefix};
 use crate::batch_bytes;
-use crate::gather::{Gather, Pick};
+use crate::gather::{RowGather, RowIndex};
 
 /// What a merge wants or gives.
-pub enum Step {
+pub enum MergeStep {
     /// The next batch of this stream, or that it has ended.
     Need(usize),
     /// Sorted rows.
@@ -64,15 +64,15 @@ impl PartialEq for HeapEntry {
 impl Eq for HeapEntry {}
 
 /// See the module.
-pub struct Merge {
-    order: Order,
+pub struct KWayMerge {
+    order: RowOrder,
     heap: BinaryHeap<HeapEntry>,
     /// Streams whose next batch is needed before anything else can be said.
     needed: Vec<usize>,
     /// The batch in `held` that each stream stands in.
     current: Vec<usize>,
     held: Vec<RecordBatch>,
-    picks: Vec<Pick>,
+    picks: Vec<RowIndex>,
     /// Bytes of a row of the batch that each stream stands in, on average, and of the rows that are picked.
     row_bytes: Vec<u64>,
     picked_bytes: u64,
@@ -80,11 +80,11 @@ pub struct Merge {
     bytes_max: u64,
 }
 
-impl Merge {
+impl KWayMerge {
     /// A merge of so many streams into batches of at most `rows_max` rows, which end once they have about `bytes_max`
     /// bytes.
-    pub fn new(order: Order, streams: usize, rows_max: usize, bytes_max: u64) -> Self {
-        Merge {
+    pub fn new(order: RowOrder, streams: usize, rows_max: usize, bytes_max: u64) -> Self {
+        KWayMerge {
             order,
             heap: BinaryHeap::with_capacity(streams),
             needed: (0..streams).collect(),
@@ -98,7 +98,7 @@ impl Merge {
         }
     }
 
-    /// Answers [`Step::Need`].
+    /// Answers [`MergeStep::Need`].
     ///
     /// # Errors
     /// When the batch does not have the columns that rows are merged by.
@@ -122,18 +122,18 @@ impl Merge {
     ///
     /// # Errors
     /// When the texts of a batch are longer together than their offsets can tell.
-    pub fn step(&mut self) -> Result<Step, ArrowError> {
+    pub fn step(&mut self) -> Result<MergeStep, ArrowError> {
         loop {
             if let Some(&stream) = self.needed.last() {
-                return Ok(Step::Need(stream));
+                return Ok(MergeStep::Need(stream));
             }
             if self.picks.len() >= self.rows_max || self.picked_bytes >= self.bytes_max {
                 return self.flush();
             }
             let Some(mut first) = self.heap.peek_mut() else {
-                return if self.picks.is_empty() { Ok(Step::Done) } else { self.flush() };
+                return if self.picks.is_empty() { Ok(MergeStep::Done) } else { self.flush() };
             };
-            self.picks.push(Pick { batch: self.current[first.stream] as u32, row: first.row as u32 });
+            self.picks.push(RowIndex { batch: self.current[first.stream] as u32, row: first.row as u32 });
             self.picked_bytes += self.row_bytes[first.stream];
             if first.row + 1 < first.rows.num_rows() {
                 first.row += 1;
@@ -144,8 +144,8 @@ impl Merge {
         }
     }
 
-    fn flush(&mut self) -> Result<Step, ArrowError> {
-        let batch = Gather::new(self.held[0].schema_ref(), &self.held).rows(&self.picks)?;
+    fn flush(&mut self) -> Result<MergeStep, ArrowError> {
+        let batch = RowGather::new(self.held[0].schema_ref(), &self.held).rows(&self.picks)?;
         self.picks.clear();
         self.picked_bytes = 0;
         // Only the batches that streams still stand in are kept.
@@ -155,6 +155,6 @@ impl Merge {
             self.current[entry.stream] = kept.len() - 1;
         }
         self.held = kept;
-        Ok(Step::Batch(batch))
+        Ok(MergeStep::Batch(batch))
     }
 }

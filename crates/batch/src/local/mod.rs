@@ -7,9 +7,10 @@
 //! | `merge`   | sorted batches become one                                          |
 //! | `sort`    | rows in any order become sorted ones                               |
 //! | `groups`  | rows with equal keys                                               |
-//! | `whole`, `reduce` | many rows of a group become one                            |
+//! | `column_sums`, `reduce` | many rows of a group become one                            |
 //! | `join`    | two sets of rows by equal keys                                     |
 
+mod column_sums;
 mod compact;
 mod groups;
 mod join;
@@ -17,10 +18,9 @@ mod merge;
 mod order;
 mod reduce;
 mod sort;
-mod whole;
 
-pub use join::{JoinKind, Joiner, Side};
-pub use merge::{Merge, Step};
-pub use order::{Order, SortKey};
-pub use reduce::{ColumnOp, FoldFunction, Reduce, Reduced, Reducer};
-pub use sort::{Sorted, Sorter, Spilled};
+pub use join::{HashJoiner, JoinInput, JoinKind};
+pub use merge::{KWayMerge, MergeStep};
+pub use order::{RowOrder, SortKey};
+pub use reduce::{ColumnOp, FoldFunction, ReducedBatches, Reducer, Reduction};
+pub use sort::{SortedBatches, Sorter, SpillCounts};

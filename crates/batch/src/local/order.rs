@@ -48,21 +48,21 @@ impl SortKey {
 
 /// The order of rows by some of their columns: all NaNs are one value, the largest, and both zeros are one.
 #[derive(Clone)]
-pub struct Order {
+pub struct RowOrder {
     columns: Vec<(usize, SortOptions)>,
     /// True if all columns are plain numbers, which have compact keys.
     is_plain: bool,
     converter: Arc<RowConverter>,
 }
 
-impl Order {
+impl RowOrder {
     /// The order of rows with this schema by these columns.
     ///
     /// # Errors
     /// Where the schema does not have a column, or its type has no order.
     pub fn new(schema: &SchemaRef, keys: &[SortKey]) -> Result<Self, ArrowError> {
         let column = |key: &SortKey| Ok((schema.index_of(&key.column)?, key.options));
-        Order::by_columns(schema, keys.iter().map(column).collect::<Result<_, ArrowError>>()?)
+        RowOrder::by_columns(schema, keys.iter().map(column).collect::<Result<_, ArrowError>>()?)
     }
 
     /// An order by columns of these numbers.
@@ -77,7 +77,7 @@ impl Order {
         let field = |&(at, options): &(usize, SortOptions)| SortField::new_with_options(data_type(at).clone(), options);
         let converter = Arc::new(RowConverter::new(columns.iter().map(field).collect())?);
         let is_plain = columns.iter().all(|(at, _)| is_plain(data_type(*at)));
-        Ok(Order { columns, is_plain, converter })
+        Ok(RowOrder { columns, is_plain, converter })
     }
 
     /// The columns, if all are plain numbers.
@@ -88,9 +88,9 @@ impl Order {
     /// An order in which rows with equal keys follow each other.
     ///
     /// # Errors
-    /// As [`Order::new`].
+    /// As [`RowOrder::new`].
     pub fn of_groups(schema: &SchemaRef, keys: &[String]) -> Result<Self, ArrowError> {
-        Order::new(schema, &keys.iter().map(SortKey::ascending).collect::<Vec<_>>())
+        RowOrder::new(schema, &keys.iter().map(SortKey::ascending).collect::<Vec<_>>())
     }
 
     /// Rows as bytes that compare in this order.

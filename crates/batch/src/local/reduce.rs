@@ -12,12 +12,12 @@ use arrow::datatypes::{
     ArrowNativeTypeOp, DataType, Decimal32Type, Decimal64Type, Decimal128Type, Decimal256Type, Field, Schema, SchemaRef,
 };
 
-use super::groups::Groups;
-use super::whole::{ColumnSums, whole};
+use super::column_sums::{ColumnSums, whole};
+use super::groups::GroupTable;
 use crate::batch_bytes;
 use crate::error::{BatchError, TaskError};
 use crate::keys::KeyHasher;
-use crate::memory::{Governor, Partitions, Reservation, SpillFile};
+use crate::memory::{Governor, Reservation, SpillFile, SpillPartitions};
 
 /// Rows collected before they are folded into what there is, at least.
 const FOLD_ROWS_MIN: usize = 64 << 10;
@@ -49,26 +49,26 @@ pub type FoldFunction = Arc<dyn Fn(&RecordBatch, &[u32], usize) -> Result<Record
 
 /// What a reduction does with the columns that are not keys.
 #[derive(Clone)]
-pub struct Reduce {
-    pub(crate) fold: Fold,
+pub struct Reduction {
+    pub(crate) fold: ReduceBy,
 }
 
 #[derive(Clone)]
-pub(crate) enum Fold {
+pub(crate) enum ReduceBy {
     Columns(Vec<(String, ColumnOp)>),
     Function { name: String, columns: Vec<String>, function: FoldFunction },
 }
 
-impl Default for Reduce {
+impl Default for Reduction {
     fn default() -> Self {
         Self::new()
     }
 }
 
-impl Reduce {
+impl Reduction {
     /// A reduction of no column yet: of the keys alone, which makes them distinct.
     pub fn new() -> Self {
-        Reduce { fold: Fold::Columns(Vec::new()) }
+        Reduction { fold: ReduceBy::Columns(Vec::new()) }
     }
 
     /// Also reduces `column` with `op`.
@@ -77,7 +77,7 @@ impl Reduce {
     /// On a reduction by a function.
     #[must_use]
     pub fn column(mut self, column: impl Into<String>, op: ColumnOp) -> Self {
-        let Fold::Columns(columns) = &mut self.fold else {
+        let ReduceBy::Columns(columns) = &mut self.fold else {
             panic!("a reduction by a function has its columns already")
         };
         columns.push((column.into(), op));
@@ -109,31 +109,31 @@ impl Reduce {
         function: impl Fn(&RecordBatch, &[u32], usize) -> Result<RecordBatch, TaskError> + Send + Sync + 'static,
     ) -> Self {
         let columns = columns.into_iter().map(Into::into).collect();
-        Reduce { fold: Fold::Function { name: name.into(), columns, function: Arc::new(function) } }
+        Reduction { fold: ReduceBy::Function { name: name.into(), columns, function: Arc::new(function) } }
     }
 
     /// Whether it calls a function, which may block.
     #[inline]
     pub fn is_function(&self) -> bool {
-        matches!(self.fold, Fold::Function { .. })
+        matches!(self.fold, ReduceBy::Function { .. })
     }
 
     /// In words, with everything that matters.
     pub fn describe(&self) -> String {
         match &self.fold {
-            Fold::Columns(columns) => {
+            ReduceBy::Columns(columns) => {
                 let columns = columns.iter().map(|(name, op)| format!("{op:?}({name})").to_lowercase());
                 columns.collect::<Vec<_>>().join(", ")
             }
-            Fold::Function { name, columns, .. } => format!("{name}({})", columns.join(", ")),
+            ReduceBy::Function { name, columns, .. } => format!("{name}({})", columns.join(", ")),
         }
     }
 
     /// The names of the columns that are reduced.
     fn columns(&self) -> Vec<String> {
         match &self.fold {
-            Fold::Columns(columns) => columns.iter().map(|(name, _)| name.clone()).collect(),
-            Fold::Function { columns, .. } => columns.clone(),
+            ReduceBy::Columns(columns) => columns.iter().map(|(name, _)| name.clone()).collect(),
+            ReduceBy::Function { columns, .. } => columns.clone(),
         }
     }
 
@@ -151,7 +151,7 @@ impl Reduce {
             // A sum of nothing is null.
             fields.push(schema.field(at).clone());
         }
-        if let Fold::Columns(columns) = &self.fold {
+        if let ReduceBy::Columns(columns) = &self.fold {
             for ((name, op), at) in columns.iter().zip(crate::schema::columns(schema, &reduced)?) {
                 let data_type = schema.field(at).data_type();
                 let arithmetic = match op {
@@ -174,7 +174,7 @@ impl Reduce {
 
     fn fold(&self, values: &RecordBatch, groups: &[u32], count: usize) -> Result<RecordBatch, TaskError> {
         match &self.fold {
-            Fold::Columns(columns) => {
+            ReduceBy::Columns(columns) => {
                 let columns = columns
                     .iter()
                     .zip(values.columns())
@@ -183,7 +183,7 @@ impl Reduce {
                 let options = RecordBatchOptions::new().with_row_count(Some(count));
                 Ok(RecordBatch::try_new_with_options(values.schema(), columns, &options)?)
             }
-            Fold::Function { name, function, .. } => {
+            ReduceBy::Function { name, function, .. } => {
                 let folded = function(values, groups, count)?;
                 if folded.num_rows() != count {
                     return Err(format!("{name} returned {} rows for {count} groups", folded.num_rows()).into());
@@ -276,9 +276,9 @@ fn fold_column(op: ColumnOp, column: &ArrayRef, groups: &[u32], count: usize) ->
 /// Reduces rows by their key, in a bounded part of memory: when it runs out, groups go to disk, parted by their hash,
 /// and each part is reduced on its own in the end.
 pub struct Reducer {
-    plan: Plan,
+    plan: ReducePlan,
     level: u32,
-    groups: Groups,
+    groups: GroupTable,
     /// Without keys, if all columns can be summed as they come.
     sums: Option<ColumnSums>,
     /// Without keys, the group of each row of a batch that is folded by itself.
@@ -289,15 +289,15 @@ pub struct Reducer {
     pending_groups: Vec<u32>,
     pending_bytes: u64,
     reservation: Reservation,
-    spilled: Option<Partitions>,
+    spilled: Option<SpillPartitions>,
     /// The schema that batches had last, and where in it the columns are that are wanted.
     last: Option<(SchemaRef, Vec<usize>)>,
 }
 
 /// What does not change from part to part.
 #[derive(Clone)]
-struct Plan {
-    reduce: Reduce,
+struct ReducePlan {
+    reduce: Reduction,
     /// Of results.
     schema: SchemaRef,
     keys: usize,
@@ -313,21 +313,20 @@ impl Reducer {
     pub fn new(
         schema: &SchemaRef,
         keys: usize,
-        reduce: &Reduce,
+        reduce: &Reduction,
         governor: &Governor,
         name: &str,
     ) -> Result<Self, BatchError> {
         let (reduce, governor, name) = (reduce.clone(), governor.clone(), name.to_owned());
-        Self::at_level(Plan { reduce, schema: SchemaRef::clone(schema), keys, governor, name }, 0)
+        Self::at_level(ReducePlan { reduce, schema: SchemaRef::clone(schema), keys, governor, name }, 0)
     }
 
-    fn at_level(plan: Plan, level: u32) -> Result<Self, BatchError> {
-        let groups = Groups::new(&plan.schema, (0..plan.keys).collect())?;
+    fn at_level(plan: ReducePlan, level: u32) -> Result<Self, BatchError> {
+        let groups = GroupTable::new(&plan.schema, (0..plan.keys).collect())?;
         let values: Vec<usize> = (plan.keys..plan.schema.fields().len()).collect();
         let folded = RecordBatch::new_empty(Arc::new(plan.schema.project(&values)?));
         let reservation = plan.governor.reservation(&plan.name);
-        let only_sums =
-            matches!(&plan.reduce.fold, Fold::Columns(columns) if columns.iter().all(|(_, op)| *op == ColumnOp::Sum));
+        let only_sums = matches!(&plan.reduce.fold, ReduceBy::Columns(columns) if columns.iter().all(|(_, op)| *op == ColumnOp::Sum));
         let sums = if plan.keys == 0 && only_sums { ColumnSums::new(&plan.schema) } else { None };
         Ok(Reducer {
             plan,
@@ -439,7 +438,7 @@ impl Reducer {
     }
 
     fn spill(&mut self) -> Result<(), TaskError> {
-        if self.level >= Partitions::LEVELS || self.plan.keys == 0 {
+        if self.level >= SpillPartitions::LEVELS || self.plan.keys == 0 {
             // Splitting does not help: it is one group, or many of one hash.
             let bytes = self.groups.bytes() + batch_bytes(&self.folded);
             return Ok(self.reservation.grow(bytes.saturating_sub(self.reservation.bytes()))?);
@@ -449,11 +448,11 @@ impl Reducer {
         if self.spilled.is_none() {
             let hasher = KeyHasher::new((0..plan.keys).collect());
             let hash = Box::new(move |rows: &RecordBatch, hashes: &mut Vec<u64>| Ok(hasher.hash(rows, hashes)?));
-            self.spilled = Some(Partitions::new(&plan.governor, &plan.schema, hash, self.level)?);
+            self.spilled = Some(SpillPartitions::new(&plan.governor, &plan.schema, hash, self.level)?);
         }
         self.spilled.as_mut().expect("just made").write(&results)?;
         let values = self.folded.schema();
-        self.groups = Groups::new(&plan.schema, (0..plan.keys).collect())?;
+        self.groups = GroupTable::new(&plan.schema, (0..plan.keys).collect())?;
         self.folded = RecordBatch::new_empty(values);
         self.reservation.free();
         Ok(())
@@ -463,7 +462,7 @@ impl Reducer {
     ///
     /// # Errors
     /// As [`Reducer::push`].
-    pub fn finish(mut self) -> Result<Reduced, TaskError> {
+    pub fn finish(mut self) -> Result<ReducedBatches, TaskError> {
         if let Some(row) = self.sums.take().and_then(|sums| sums.row(&self.plan.schema)) {
             self.push(row?)?;
         }
@@ -475,22 +474,22 @@ impl Reducer {
         }
         let results = self.results()?;
         let Reducer { plan, level, reservation, .. } = self;
-        Ok(Reduced { plan, level, results, next: 0, parts, inner: None, reservation })
+        Ok(ReducedBatches { plan, level, results, next: 0, parts, inner: None, reservation })
     }
 }
 
 /// What a [`Reducer`] ends with.
-pub struct Reduced {
-    plan: Plan,
+pub struct ReducedBatches {
+    plan: ReducePlan,
     level: u32,
     results: RecordBatch,
     next: usize,
     parts: Vec<SpillFile>,
-    inner: Option<Box<Reduced>>,
+    inner: Option<Box<ReducedBatches>>,
     reservation: Reservation,
 }
 
-impl Reduced {
+impl ReducedBatches {
     /// The next results.
     ///
     /// # Errors
@@ -554,7 +553,7 @@ mod tests {
             let settings = MemorySettings { budget_bytes, watch_process: false, ..MemorySettings::default() };
             let governor = Governor::new(settings);
             let schema = batch(&[]).schema();
-            let reduce = Reduce::new().sum("n").max("x");
+            let reduce = Reduction::new().sum("n").max("x");
             let mut reducer = Reducer::new(&schema, 1, &reduce, &governor, "test").unwrap();
             let mut expected: BTreeMap<String, (Option<i64>, f64)> = BTreeMap::new();
             for rows in &rows {
@@ -590,7 +589,7 @@ mod tests {
         ) {
             let governor = Governor::new(MemorySettings { watch_process: false, ..MemorySettings::default() });
             let schema = batch(&[]).project(&[1, 2]).unwrap().schema();
-            let reduce = Reduce::new().sum("n").max("x");
+            let reduce = Reduction::new().sum("n").max("x");
             let mut reducer = Reducer::new(&schema, 0, &reduce, &governor, "test").unwrap();
             for &(n, count) in &rows {
                 let rows: Vec<_> = (0..count).map(|row| (0, n, row as f64)).collect();
@@ -613,7 +612,7 @@ mod tests {
         let settings = MemorySettings { budget_bytes: 4 << 20, watch_process: false, ..MemorySettings::default() };
         let governor = Governor::new(settings);
         let schema = batch(&[]).schema();
-        let mut reducer = Reducer::new(&schema, 1, &Reduce::new().sum("n").max("x"), &governor, "test").unwrap();
+        let mut reducer = Reducer::new(&schema, 1, &Reduction::new().sum("n").max("x"), &governor, "test").unwrap();
         for at in 0..600i64 {
             let rows: Vec<_> = (0..1000).map(|row| ((at * 1000 + row) % 300_000, Some(1), 0.5)).collect();
             reducer.push(batch(&rows)).unwrap();
@@ -650,7 +649,8 @@ mod tests {
     fn overflow_is_an_error() {
         let governor = Governor::new(MemorySettings::default());
         let rows = batch(&[(1, Some(i64::MAX), 0.0), (1, Some(1), 0.0)]);
-        let mut reducer = Reducer::new(&rows.schema(), 1, &Reduce::new().sum("n").max("x"), &governor, "test").unwrap();
+        let mut reducer =
+            Reducer::new(&rows.schema(), 1, &Reduction::new().sum("n").max("x"), &governor, "test").unwrap();
         reducer.push(rows).unwrap();
         assert!(reducer.finish().err().unwrap().to_string().to_lowercase().contains("overflow"));
     }
@@ -665,7 +665,8 @@ mod tests {
             let numbers = Int64Array::from(vec![1; values.len()]);
             let all = [("k", Arc::new(numbers) as ArrayRef), ("d", Arc::new(decimals) as ArrayRef)];
             let rows = RecordBatch::try_from_iter(all.into_iter().skip(1 - keys)).unwrap();
-            let mut reducer = Reducer::new(&rows.schema(), keys, &Reduce::new().sum("d"), &governor, "test").unwrap();
+            let mut reducer =
+                Reducer::new(&rows.schema(), keys, &Reduction::new().sum("d"), &governor, "test").unwrap();
             reducer.push(rows).unwrap();
             let row = reducer.finish()?.next_batch()?.unwrap();
             Ok::<i128, TaskError>(row.column(keys).as_primitive::<Decimal128Type>().value(0))
@@ -676,7 +677,7 @@ mod tests {
             assert!(error.contains("beyond the range of Decimal128(5, 2)"), "{error}");
         }
         let schema = Arc::new(Schema::new(vec![Field::new("d", DataType::Decimal128(5, 2), false)]));
-        let product = Reduce::new().column("d", ColumnOp::Product);
+        let product = Reduction::new().column("d", ColumnOp::Product);
         assert_eq!(
             product.schema(&schema, &[]).unwrap_err(),
             "column \"d\" (decimal128(5, 2)) does not support product"

@@ -9,12 +9,12 @@ use arrow::array::RecordBatch;
 use arrow::datatypes::SchemaRef;
 use arrow::row::Rows;
 
-use super::compact::Compact;
-use super::merge::{Merge, Step};
-use super::order::{Order, PREFIX_BYTES, prefix};
+use super::compact::CompactKeys;
+use super::merge::{KWayMerge, MergeStep};
+use super::order::{PREFIX_BYTES, RowOrder, prefix};
 use crate::batch_bytes;
 use crate::error::BatchError;
-use crate::gather::{Gather, Pick};
+use crate::gather::{RowGather, RowIndex};
 use crate::memory::{Governor, Reservation, SpillFile, SpillReader, SpillWriter};
 
 /// Rows of a sorted batch, at most.
@@ -50,12 +50,12 @@ const PLACE_BYTES: u64 = 2 * size_of::<RowRef>() as u64;
 struct RowRef {
     /// A `u128`, which would be aligned to more than its place needs.
     prefix: [u64; 2],
-    at: Pick,
+    at: RowIndex,
 }
 
 impl RowRef {
     fn new(prefix: u128, batch: usize, row: usize) -> Self {
-        RowRef { prefix: [(prefix >> 64) as u64, prefix as u64], at: Pick { batch: batch as u32, row: row as u32 } }
+        RowRef { prefix: [(prefix >> 64) as u64, prefix as u64], at: RowIndex { batch: batch as u32, row: row as u32 } }
     }
 
     fn prefix(&self) -> u128 {
@@ -66,7 +66,7 @@ impl RowRef {
 /// Sorts rows, on disk what does not fit into the budget.
 pub struct Sorter {
     schema: SchemaRef,
-    order: Order,
+    order: RowOrder,
     governor: Governor,
     reservation: Reservation,
     batches: Vec<RecordBatch>,
@@ -82,12 +82,12 @@ pub struct Sorter {
     share_bytes: u64,
     /// Of the largest batch on disk.
     block_bytes: u64,
-    spilled: Spilled,
+    spilled: SpillCounts,
 }
 
 /// What a sort has written to disk.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Spilled {
+pub struct SpillCounts {
     /// Files.
     pub runs: usize,
     /// Rows, each as often as it was written.
@@ -98,7 +98,7 @@ pub struct Spilled {
 
 impl Sorter {
     /// A sort of rows with this schema, which holds what `reservation` can get.
-    pub fn new(schema: &SchemaRef, order: Order, governor: &Governor, reservation: Reservation) -> Self {
+    pub fn new(schema: &SchemaRef, order: RowOrder, governor: &Governor, reservation: Reservation) -> Self {
         Sorter {
             schema: SchemaRef::clone(schema),
             order,
@@ -110,13 +110,13 @@ impl Sorter {
             runs: Vec::new(),
             share_bytes: u64::MAX,
             block_bytes: 0,
-            spilled: Spilled::default(),
+            spilled: SpillCounts::default(),
         }
     }
 
     /// The same, which holds so many bytes at most even where there is room for more: others want some, too.
     #[must_use]
-    pub fn within(mut self, share_bytes: u64) -> Self {
+    pub fn with_limit(mut self, share_bytes: u64) -> Self {
         self.share_bytes = share_bytes;
         self
     }
@@ -202,8 +202,8 @@ impl Sorter {
     }
 
     fn count(&mut self, run: &SpillFile) {
-        let Spilled { runs, rows, bytes } = self.spilled;
-        self.spilled = Spilled { runs: runs + 1, rows: rows + run.rows(), bytes: bytes + run.bytes() };
+        let SpillCounts { runs, rows, bytes } = self.spilled;
+        self.spilled = SpillCounts { runs: runs + 1, rows: rows + run.rows(), bytes: bytes + run.bytes() };
     }
 
     /// What a merge holds of a run.
@@ -227,10 +227,10 @@ impl Sorter {
     }
 
     /// A merge of runs, whose memory others must do without.
-    fn merging(&self, runs: Vec<SpillFile>) -> Result<Merging, BatchError> {
+    fn merging(&self, runs: Vec<SpillFile>) -> Result<MergedRuns, BatchError> {
         let bytes: u64 = runs.iter().map(|run| self.run_bytes().min(4 * run.bytes())).sum();
-        self.reservation.grow_anyway(bytes.min(self.governor.settings().budget_bytes / MERGE_SHARE));
-        Merging::new(self.order.clone(), runs)
+        self.reservation.force_grow(bytes.min(self.governor.settings().budget_bytes / MERGE_SHARE));
+        MergedRuns::new(self.order.clone(), runs)
     }
 
     fn merged(&mut self, runs: Vec<SpillFile>) -> Result<SpillFile, BatchError> {
@@ -249,11 +249,11 @@ impl Sorter {
     /// The places of rows whose keys are plain numbers.
     fn find_places(&mut self) -> Result<(), BatchError> {
         let Some(columns) = self.order.plain() else { return Ok(()) };
-        let Some(mut compact) = Compact::of(&self.batches, columns) else {
+        let Some(mut compact) = CompactKeys::of(&self.batches, columns) else {
             // Keys as long as this are rare: no room was kept for them.
             for number in 0..self.batches.len() {
                 let keys = self.order.rows(&self.batches[number])?;
-                self.reservation.grow_anyway(keys.size() as u64);
+                self.reservation.force_grow(keys.size() as u64);
                 self.add_places(number, keys);
             }
             return Ok(());
@@ -267,7 +267,7 @@ impl Sorter {
         Ok(())
     }
 
-    fn sort_memory(&mut self) -> Result<InMemory, BatchError> {
+    fn sort_memory(&mut self) -> Result<MemoryRun, BatchError> {
         self.find_places()?;
         let (batches, mut places) = (std::mem::take(&mut self.batches), std::mem::take(&mut self.places));
         let keys = std::mem::take(&mut self.keys);
@@ -286,7 +286,7 @@ impl Sorter {
         }
         let bytes: u64 = batches.iter().map(batch_bytes).sum();
         let rows_max = block_rows(bytes, places.len());
-        Ok(InMemory { gather: Gather::new(&self.schema, &batches), places, next: 0, rows_max, picks: Vec::new() })
+        Ok(MemoryRun { gather: RowGather::new(&self.schema, &batches), places, next: 0, rows_max, picks: Vec::new() })
     }
 
     /// All rows in order. What it holds in memory stays reserved until the result is dropped: where that is most of
@@ -294,12 +294,12 @@ impl Sorter {
     ///
     /// # Errors
     /// As [`Sorter::push`].
-    pub fn finish(mut self) -> Result<Sorted, BatchError> {
+    pub fn finish(mut self) -> Result<SortedBatches, BatchError> {
         let limit = self.governor.limit_bytes();
         if self.runs.is_empty() && (limit == 0 || self.governor.reserved_bytes() <= limit / 2) {
             let in_memory = self.sort_memory()?;
             let source = MergeInput::Memory(in_memory);
-            return Ok(Sorted { source, spilled: self.spilled, _reservation: self.reservation });
+            return Ok(SortedBatches { source, spilled: self.spilled, _reservation: self.reservation });
         }
         self.spill()?;
         // The shortest first.
@@ -313,7 +313,7 @@ impl Sorter {
             runs.push(run);
         }
         let merging = self.merging(runs)?;
-        Ok(Sorted { source: MergeInput::Runs(merging), spilled: self.spilled, _reservation: self.reservation })
+        Ok(SortedBatches { source: MergeInput::Runs(merging), spilled: self.spilled, _reservation: self.reservation })
     }
 }
 
@@ -367,16 +367,16 @@ fn block_rows(bytes: u64, rows: usize) -> usize {
     (BLOCK_BYTES / row_bytes).clamp(1, ROWS_MAX)
 }
 
-struct InMemory {
-    gather: Gather,
+struct MemoryRun {
+    gather: RowGather,
     places: Vec<RowRef>,
     next: usize,
     rows_max: usize,
     /// Kept for its memory.
-    picks: Vec<Pick>,
+    picks: Vec<RowIndex>,
 }
 
-impl InMemory {
+impl MemoryRun {
     fn next_batch(&mut self) -> Result<Option<RecordBatch>, BatchError> {
         let end = self.places.len().min(self.next + self.rows_max);
         if self.next == end {
@@ -389,46 +389,46 @@ impl InMemory {
     }
 }
 
-struct Merging {
-    merge: Merge,
+struct MergedRuns {
+    merge: KWayMerge,
     readers: Vec<SpillReader>,
 }
 
-impl Merging {
-    fn new(order: Order, runs: Vec<SpillFile>) -> Result<Self, BatchError> {
+impl MergedRuns {
+    fn new(order: RowOrder, runs: Vec<SpillFile>) -> Result<Self, BatchError> {
         let readers: Vec<SpillReader> = runs.iter().map(SpillFile::read).collect::<Result<_, _>>()?;
-        Ok(Merging { merge: Merge::new(order, readers.len(), ROWS_MAX, MERGED_BYTES), readers })
+        Ok(MergedRuns { merge: KWayMerge::new(order, readers.len(), ROWS_MAX, MERGED_BYTES), readers })
     }
 
     fn next_batch(&mut self) -> Result<Option<RecordBatch>, BatchError> {
         loop {
             match self.merge.step()? {
-                Step::Need(stream) => {
+                MergeStep::Need(stream) => {
                     let batch = self.readers[stream].next_batch()?;
                     self.merge.offer(stream, batch)?;
                 }
-                Step::Batch(batch) => return Ok(Some(batch)),
-                Step::Done => return Ok(None),
+                MergeStep::Batch(batch) => return Ok(Some(batch)),
+                MergeStep::Done => return Ok(None),
             }
         }
     }
 }
 
 enum MergeInput {
-    Memory(InMemory),
-    Runs(Merging),
+    Memory(MemoryRun),
+    Runs(MergedRuns),
 }
 
 /// Sorted rows, batch by batch.
-pub struct Sorted {
+pub struct SortedBatches {
     source: MergeInput,
-    spilled: Spilled,
+    spilled: SpillCounts,
     _reservation: Reservation,
 }
 
-impl Sorted {
+impl SortedBatches {
     /// What the sort has written to disk.
-    pub fn spilled(&self) -> Spilled {
+    pub fn spilled(&self) -> SpillCounts {
         self.spilled
     }
 
@@ -467,13 +467,13 @@ mod tests {
         let settings = MemorySettings { budget_bytes, watch_process: false, ..MemorySettings::default() };
         let governor = Governor::new(settings);
         let schema = batches[0].schema();
-        let order = Order::new(&schema, keys).unwrap();
+        let order = RowOrder::new(&schema, keys).unwrap();
         let mut sorter = Sorter::new(&schema, order, &governor, governor.reservation("sort"));
         batches.iter().for_each(|batch| sorter.push(batch.clone()).unwrap());
         (governor, sorter)
     }
 
-    fn drain(mut sorted: Sorted) -> Vec<(Option<i64>, f64)> {
+    fn drain(mut sorted: SortedBatches) -> Vec<(Option<i64>, f64)> {
         let mut rows = Vec::new();
         while let Some(batch) = sorted.next_batch().unwrap() {
             assert!(batch.num_rows() <= ROWS_MAX);

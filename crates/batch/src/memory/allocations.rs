@@ -7,9 +7,9 @@ use arrow::buffer::Buffer;
 
 /// The allocations that some batches refer to, by where they begin; and how much of each.
 #[derive(Default)]
-pub struct Allocations(HashMap<usize, usize>);
+pub struct AllocationSet(HashMap<usize, usize>);
 
-impl Allocations {
+impl AllocationSet {
     /// Bytes that `batch` refers to and those that were added before do not. They must be kept meanwhile: another could
     /// else be where one of them was.
     pub fn add(&mut self, batch: &RecordBatch) -> u64 {
@@ -57,7 +57,7 @@ mod tests {
             RecordBatch::try_from_iter(columns).unwrap()
         };
         let (first, second) = (batch(1), batch(2));
-        let mut seen = Allocations::default();
+        let mut seen = AllocationSet::default();
         assert!((120_000..130_000).contains(&seen.add(&first)));
         assert!((4000..21_000).contains(&seen.add(&second)), "but for values and numbers");
         assert!(seen.add(&batch(3)) < 21_000);

@@ -22,11 +22,11 @@ pub struct BlockFile {
     /// Who writes it, for errors.
     owner: String,
     file: File,
-    blocks: Mutex<Vec<Block>>,
+    blocks: Mutex<Vec<BlockExtent>>,
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Block {
+struct BlockExtent {
     end: u64,
     sum: u64,
 }
@@ -55,7 +55,7 @@ impl BlockFile {
         self.file.write_all_at(block, start).map_err(|error| spill_error(&self.governor, &error))?;
         self.governor.0.spilled_bytes.fetch_add(len, Ordering::Relaxed);
         // Readers see a block when all of it is there.
-        self.blocks.lock().push(Block { end: start + len, sum: XxHash3_64::oneshot(block) });
+        self.blocks.lock().push(BlockExtent { end: start + len, sum: XxHash3_64::oneshot(block) });
         Ok(())
     }
 
@@ -64,7 +64,7 @@ impl BlockFile {
     /// # Errors
     /// When the disk fails, or returns something else than was written.
     pub fn read(&self, at: usize) -> Result<Option<Bytes>, BatchError> {
-        let (start, Block { end, sum }) = {
+        let (start, BlockExtent { end, sum }) = {
             let blocks = self.blocks.lock();
             let Some(&block) = blocks.get(at) else { return Ok(None) };
             (at.checked_sub(1).map_or(0, |before| blocks[before].end), block)

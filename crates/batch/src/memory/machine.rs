@@ -27,13 +27,13 @@ pub(super) fn left_bytes() -> Option<u64> {
 }
 
 #[derive(Debug, PartialEq, Eq)]
-struct Group {
+struct CgroupMemory {
     limit: Option<u64>,
     used: u64,
 }
 
 /// How a version of cgroups calls what counts here.
-struct Version {
+struct CgroupVersion {
     folder: &'static str,
     limit: &'static str,
     used: &'static str,
@@ -41,13 +41,13 @@ struct Version {
     files: [&'static str; 3],
 }
 
-const FIRST: Version = Version {
+const FIRST: CgroupVersion = CgroupVersion {
     folder: "memory",
     limit: "memory.limit_in_bytes",
     used: "memory.usage_in_bytes",
     files: ["total_inactive_file ", "total_active_file ", "slab_reclaimable "],
 };
-const SECOND: Version = Version {
+const SECOND: CgroupVersion = CgroupVersion {
     folder: "",
     limit: "memory.max",
     used: "memory.current",
@@ -55,13 +55,13 @@ const SECOND: Version = Version {
 };
 
 /// This process's cgroups and those that they lie in.
-fn groups() -> Vec<Group> {
+fn groups() -> Vec<CgroupMemory> {
     groups_of(&read_to_string("/proc/self/cgroup").unwrap_or_default(), Path::new("/sys/fs/cgroup"))
 }
 
 /// Those of a process of which the system tells `of_process`. In a container the paths may be the machine's, which are
 /// not there: its own group is what is mounted.
-fn groups_of(of_process: &str, mounted: &Path) -> Vec<Group> {
+fn groups_of(of_process: &str, mounted: &Path) -> Vec<CgroupMemory> {
     let lines = of_process.lines().filter_map(|line| {
         let (controllers, path) = line.split_once(':')?.1.split_once(':')?;
         match controllers {
@@ -73,14 +73,14 @@ fn groups_of(of_process: &str, mounted: &Path) -> Vec<Group> {
     let ancestors = lines.flat_map(|(version, path)| {
         Path::new(path.trim_start_matches('/')).ancestors().map(move |group| (version, group))
     });
-    let group = |(version, folder): (&Version, &Path)| {
+    let group = |(version, folder): (&CgroupVersion, &Path)| {
         let folder = mounted.join(version.folder).join(folder);
         let read = |name: &str| read_to_string(folder.join(name)).unwrap_or_default();
         let number = |text: String| text.trim().parse::<u64>().ok();
         let stat = read("memory.stat");
         let files = version.files.map(|name| field(&stat, name).unwrap_or(0));
         let used = number(read(version.used)).unwrap_or(0).saturating_sub(files.iter().sum());
-        Group { limit: number(read(version.limit)), used }
+        CgroupMemory { limit: number(read(version.limit)), used }
     };
     ancestors.map(group).collect()
 }
@@ -122,13 +122,13 @@ mod tests {
         write("a/memory.current", "700\n");
         write("a/memory.stat", "anon 600\ninactive_file 60\nactive_file 30\n");
         assert_eq!(least("0::/a/b\n"), Some(1000));
-        assert!(groups_of("0::/a/b\n", folder.path()).contains(&Group { limit: Some(1000), used: 610 }));
+        assert!(groups_of("0::/a/b\n", folder.path()).contains(&CgroupMemory { limit: Some(1000), used: 610 }));
         write("memory/memory.limit_in_bytes", "3000\n");
         write("memory/memory.usage_in_bytes", "900\n");
         write("memory/memory.stat", "inactive_file 9\ntotal_inactive_file 100\n");
         for of_process in ["5:cpu:/x\n4:memory:/docker/17\n0::/\n", "4:hugetlb,memory:/\n"] {
             assert_eq!(least(of_process), Some(3000));
-            assert!(groups_of(of_process, folder.path()).contains(&Group { limit: Some(3000), used: 800 }));
+            assert!(groups_of(of_process, folder.path()).contains(&CgroupMemory { limit: Some(3000), used: 800 }));
         }
         assert_eq!(least("3:cpuset:/a\n"), None);
     }

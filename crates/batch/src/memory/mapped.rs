@@ -6,7 +6,7 @@
 //! Rows lie in it uncompressed, as they do in memory: an array of a mapped batch is a piece of the file.
 //!
 //! Reading mapped memory cannot return an error. So before you read what may be mapped, [verify](verify) it: that
-//! compares its pages with the checksums made when they were written. The numbers of [`Cells`] change where
+//! compares its pages with the checksums made when they were written. The numbers of [`SpillVec`] change where
 //! they lie, and have none.
 
 use std::collections::BTreeMap;
@@ -28,41 +28,41 @@ use twox_hash::XxHash3_64;
 use super::Governor;
 use super::spill::{IO_BYTES, damaged, spill_error};
 use crate::error::BatchError;
-use crate::wire::{Decoder, Encoder};
+use crate::wire::{BatchDecoder, BatchEncoder};
 
 /// A file's bytes. It has as many as are mapped as long as this is there: it has no name by which others could cut it.
-struct Mapping {
+struct FileMapping {
     start: NonNull<u8>,
     len: usize,
 }
 
 // SAFETY: it owns its pages; what is shared of them is only read.
-unsafe impl Send for Mapping {}
+unsafe impl Send for FileMapping {}
 // SAFETY: as above.
-unsafe impl Sync for Mapping {}
+unsafe impl Sync for FileMapping {}
 
-impl Mapping {
+impl FileMapping {
     /// Maps the first `len` bytes of a file, more than none, which are there.
     fn new(file: &File, len: usize, protection: libc::c_int) -> std::io::Result<Self> {
         // SAFETY: a new mapping, at an address that the kernel chooses, of a file that is open; the result is looked
         // at.
         let start = unsafe { libc::mmap(std::ptr::null_mut(), len, protection, libc::MAP_SHARED, file.as_raw_fd(), 0) };
         match NonNull::new(start.cast()).filter(|_| start != libc::MAP_FAILED) {
-            Some(start) => Ok(Mapping { start, len }),
+            Some(start) => Ok(FileMapping { start, len }),
             None => Err(std::io::Error::last_os_error()),
         }
     }
 }
 
-impl AsRef<[u8]> for Mapping {
+impl AsRef<[u8]> for FileMapping {
     fn as_ref(&self) -> &[u8] {
         // SAFETY: so many bytes are mapped until it is dropped, and whoever could write to them has them to itself
-        // (`Cells`).
+        // (`SpillVec`).
         unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.len) }
     }
 }
 
-impl Drop for Mapping {
+impl Drop for FileMapping {
     fn drop(&mut self) {
         // SAFETY: nobody has a reference into it any more.
         unsafe {
@@ -113,23 +113,23 @@ impl BlockSums {
 
 /// A file that will not change any more.
 struct Sealed {
-    mapping: Mapping,
+    mapping: FileMapping,
 }
 
 /// Checks that a mapping's bytes are those that were written. It is looked up by their address, because arrays know
 /// nothing else about where they are.
-struct Seal {
+struct PageChecksums {
     governor: Governor,
     len: usize,
     pages: Vec<u32>,
 }
 
 /// Of all sealed files of this process, by their address.
-static SEALS: RwLock<BTreeMap<usize, Arc<Seal>>> = RwLock::new(BTreeMap::new());
+static SEALS: RwLock<BTreeMap<usize, Arc<PageChecksums>>> = RwLock::new(BTreeMap::new());
 
 impl Sealed {
-    fn new(mapping: Mapping, governor: Governor, pages: Vec<u32>) -> Self {
-        let seal = Seal { governor, len: mapping.len, pages };
+    fn new(mapping: FileMapping, governor: Governor, pages: Vec<u32>) -> Self {
+        let seal = PageChecksums { governor, len: mapping.len, pages };
         SEALS.write().insert(mapping.start.as_ptr() as usize, Arc::new(seal));
         Sealed { mapping }
     }
@@ -315,7 +315,7 @@ impl MapWriter {
         if len == 0 {
             return Ok(Bytes::new());
         }
-        let mapping = Mapping::new(&file, len, libc::PROT_READ).map_err(|error| failed(&error))?;
+        let mapping = FileMapping::new(&file, len, libc::PROT_READ).map_err(|error| failed(&error))?;
         Ok(Bytes::from_owner(Sealed::new(mapping, governor, sums.finish())))
     }
 }
@@ -330,15 +330,15 @@ impl Governor {
             return Ok(rows.clone());
         }
         let mut writer = MapWriter::new(self)?;
-        for piece in Encoder::new(rows.schema_ref())?.encode(rows)? {
+        for piece in BatchEncoder::new(rows.schema_ref())?.encode(rows)? {
             writer.write(&piece)?;
         }
-        Ok(Decoder::new(rows.schema_ref())?.decode(Buffer::from(writer.finish()?), rows.num_rows())?)
+        Ok(BatchDecoder::new(rows.schema_ref())?.decode(Buffer::from(writer.finish()?), rows.num_rows())?)
     }
 }
 
 /// A number that is stored as it is: any bits are one.
-pub trait SealCell: Copy + Default + sealed::Sealed {}
+pub trait SpillElement: Copy + Default + sealed::Sealed {}
 
 mod sealed {
     pub trait Sealed {}
@@ -347,33 +347,33 @@ mod sealed {
 macro_rules! cells {
     ($($number:ty),*) => {
         $(impl sealed::Sealed for $number {}
-        impl SealCell for $number {})*
+        impl SpillElement for $number {})*
     };
 }
 cells!(u8, u32, u64, i64);
 
 /// A vector of numbers: in memory, or on disk when there is too little of it.
-pub struct Cells<T> {
+pub struct SpillVec<T> {
     memory: Vec<T>,
     /// Then `memory` is empty.
-    disk: Option<Disk>,
+    disk: Option<MappedElements>,
 }
 
-struct Disk {
+struct MappedElements {
     governor: Governor,
     file: File,
-    mapping: Mapping,
+    mapping: FileMapping,
     /// Numbers, of those that there is room for.
     len: usize,
 }
 
-impl<T> Default for Cells<T> {
+impl<T> Default for SpillVec<T> {
     fn default() -> Self {
-        Cells { memory: Vec::new(), disk: None }
+        SpillVec { memory: Vec::new(), disk: None }
     }
 }
 
-impl<T: SealCell> Cells<T> {
+impl<T: SpillElement> SpillVec<T> {
     /// Bytes in memory.
     pub fn bytes(&self) -> usize {
         self.memory.capacity() * size_of::<T>()
@@ -394,7 +394,7 @@ impl<T: SealCell> Cells<T> {
         }
         let memory = std::mem::take(&mut self.memory);
         let file = tempfile::tempfile_in(&governor.settings().spill_dir).map_err(|e| spill_error(governor, &e))?;
-        self.disk = Some(Disk::map(governor, file, memory.len() * size_of::<T>())?);
+        self.disk = Some(MappedElements::map(governor, file, memory.len() * size_of::<T>())?);
         self.extend_from_slice(&memory)
     }
 
@@ -420,9 +420,12 @@ impl<T: SealCell> Cells<T> {
         };
         let wanted = len * size_of::<T>();
         if wanted > disk.mapping.len {
-            let grown =
-                Disk::map(&disk.governor, disk.file.try_clone().map_err(|e| spill_error(&disk.governor, &e))?, wanted)?;
-            *disk = Disk { len: disk.len, ..grown };
+            let grown = MappedElements::map(
+                &disk.governor,
+                disk.file.try_clone().map_err(|e| spill_error(&disk.governor, &e))?,
+                wanted,
+            )?;
+            *disk = MappedElements { len: disk.len, ..grown };
         }
         let before = std::mem::replace(&mut self.disk.as_mut().expect("looked at above").len, len);
         if before < len {
@@ -433,7 +436,7 @@ impl<T: SealCell> Cells<T> {
     }
 }
 
-impl Disk {
+impl MappedElements {
     /// Room for so many bytes, and as many again.
     fn map(governor: &Governor, file: File, bytes: usize) -> Result<Self, BatchError> {
         let bytes = (2 * bytes).next_multiple_of(rustix::param::page_size()).max(rustix::param::page_size());
@@ -444,13 +447,14 @@ impl Disk {
         if result != 0 {
             return Err(failed(&std::io::Error::from_raw_os_error(result)));
         }
-        let mapping = Mapping::new(&file, bytes, libc::PROT_READ | libc::PROT_WRITE).map_err(|error| failed(&error))?;
+        let mapping =
+            FileMapping::new(&file, bytes, libc::PROT_READ | libc::PROT_WRITE).map_err(|error| failed(&error))?;
         governor.0.spilled_bytes.fetch_add(bytes as u64 / 2, Ordering::Relaxed);
-        Ok(Disk { governor: governor.clone(), file, mapping, len: 0 })
+        Ok(MappedElements { governor: governor.clone(), file, mapping, len: 0 })
     }
 }
 
-impl<T: SealCell> Deref for Cells<T> {
+impl<T: SpillElement> Deref for SpillVec<T> {
     type Target = [T];
 
     fn deref(&self) -> &[T] {
@@ -463,7 +467,7 @@ impl<T: SealCell> Deref for Cells<T> {
     }
 }
 
-impl<T: SealCell> DerefMut for Cells<T> {
+impl<T: SpillElement> DerefMut for SpillVec<T> {
     fn deref_mut(&mut self) -> &mut [T] {
         match &mut self.disk {
             // SAFETY: as above; the mapping may be written, and is this one's alone.
@@ -627,7 +631,7 @@ mod tests {
         #[test]
         fn cells_are_a_vector(steps in prop::collection::vec((0u8..4, 0usize..3000), 1..40), spill_at in 0usize..40) {
             let governor = governor();
-            let (mut cells, mut model) = (Cells::<u32>::default(), Vec::new());
+            let (mut cells, mut model) = (SpillVec::<u32>::default(), Vec::new());
             for (at, (what, count)) in steps.into_iter().enumerate() {
                 if at == spill_at {
                     cells.spill(&governor).unwrap();

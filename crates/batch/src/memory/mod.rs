@@ -21,7 +21,7 @@ mod mapped;
 mod pages;
 mod partitions;
 mod spill;
-mod stash;
+mod spill_queue;
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -30,14 +30,14 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
-pub use allocations::Allocations;
+pub use allocations::AllocationSet;
 pub use blocks::BlockFile;
 pub use machine::{address_bytes_left, memory_bytes};
-pub use mapped::{Cells, MapWriter, SealCell, verify, verify_column, verify_rows};
+pub use mapped::{MapWriter, SpillElement, SpillVec, verify, verify_column, verify_rows};
 pub use pages::HugePages;
-pub use partitions::{HashKeys, Partitions};
+pub use partitions::{HashKeys, SpillPartitions};
 pub use spill::{SpillFile, SpillReader, SpillWriter, nameless_file, spill_error};
-pub use stash::Stash;
+pub use spill_queue::SpillQueue;
 
 use crate::error::BatchError;
 
@@ -102,7 +102,7 @@ struct GovernorState {
     reserved: AtomicU64,
     /// The most that was reserved since the allocator last returned what was free.
     reserved_max: AtomicU64,
-    holders: Mutex<Vec<Arc<Holder>>>,
+    holders: Mutex<Vec<Arc<MemoryHolder>>>,
     process_bytes: AtomicU64,
     process_bytes_max: AtomicU64,
     /// What of the process is not counted.
@@ -113,7 +113,7 @@ struct GovernorState {
 }
 
 #[derive(Debug)]
-struct Holder {
+struct MemoryHolder {
     name: String,
     bytes: AtomicU64,
 }
@@ -145,7 +145,7 @@ impl Governor {
 
     /// An empty reservation for an operator; `name` appears in refusals.
     pub fn reservation(&self, name: impl Into<String>) -> Reservation {
-        let holder = Arc::new(Holder { name: name.into(), bytes: AtomicU64::new(0) });
+        let holder = Arc::new(MemoryHolder { name: name.into(), bytes: AtomicU64::new(0) });
         self.0.holders.lock().push(Arc::clone(&holder));
         Reservation { governor: self.clone(), holder }
     }
@@ -266,7 +266,7 @@ impl Governor {
         returns
     }
 
-    fn forget(&self, holder: &Arc<Holder>) {
+    fn forget(&self, holder: &Arc<MemoryHolder>) {
         self.0.holders.lock().retain(|other| !Arc::ptr_eq(other, holder));
     }
 }
@@ -326,7 +326,7 @@ pub fn trim() {
 #[derive(Debug)]
 pub struct Reservation {
     governor: Governor,
-    holder: Arc<Holder>,
+    holder: Arc<MemoryHolder>,
 }
 
 impl Reservation {
@@ -384,7 +384,7 @@ impl Reservation {
 
     /// Takes `bytes` more that are held already, whatever the budget says: others will slow down and spill for them.
     #[inline]
-    pub fn grow_anyway(&self, bytes: u64) {
+    pub fn force_grow(&self, bytes: u64) {
         self.add(bytes);
     }
 
@@ -463,7 +463,7 @@ mod tests {
     fn the_holder_is_named() {
         let governor = governor(1000);
         let sort = governor.reservation("sort");
-        sort.grow_anyway(700);
+        sort.force_grow(700);
         assert!(governor.describe(1300).contains("\"sort\" holds most (700 bytes)"));
         assert!(governor.describe(1500).contains("memory outside operators, which hold 700 bytes"));
         assert!(is_short(49, 1000) && !is_short(50, 1000));
@@ -490,7 +490,7 @@ mod tests {
         let governor = Governor::new(MemorySettings { budget_bytes: 256 << 20, ..MemorySettings::default() });
         let sort = governor.reservation("sort");
         let mut rows: Vec<Vec<u8>> = (0..6400).map(|_| vec![1; 64 << 10]).collect();
-        sort.grow_anyway(400 << 20);
+        sort.force_grow(400 << 20);
         std::thread::sleep(2 * LOOK_INTERVAL);
         assert!(governor.is_full());
         // The last one keeps the others' memory from going back by itself.

@@ -19,7 +19,7 @@ const BLOCK_BYTES: usize = 1 << 20;
 pub type HashKeys = Box<dyn Fn(&RecordBatch, &mut Vec<u64>) -> Result<(), TaskError> + Send>;
 
 /// See the module.
-pub struct Partitions {
+pub struct SpillPartitions {
     writers: Vec<SpillWriter>,
     hash: HashKeys,
     scatter: Scatter,
@@ -27,7 +27,7 @@ pub struct Partitions {
     hashes: Vec<u64>,
 }
 
-impl Partitions {
+impl SpillPartitions {
     /// How often what fell into one part can be parted again: the levels are 0 to 5.
     pub const LEVELS: u32 = 6;
 
@@ -37,7 +37,7 @@ impl Partitions {
     /// When the files cannot be made.
     pub fn new(governor: &Governor, schema: &SchemaRef, hash: HashKeys, level: u32) -> Result<Self, TaskError> {
         let writers = (0..PARTS).map(|_| SpillWriter::new(governor, schema)).collect::<Result<_, _>>()?;
-        Ok(Partitions { writers, hash, scatter: Scatter::new(schema, PARTS, 32 << 10), level, hashes: Vec::new() })
+        Ok(SpillPartitions { writers, hash, scatter: Scatter::new(schema, PARTS, 32 << 10), level, hashes: Vec::new() })
     }
 
     /// Takes rows.
@@ -72,7 +72,7 @@ impl Partitions {
     /// The parts, also the empty ones.
     ///
     /// # Errors
-    /// As [`Partitions::write`].
+    /// As [`SpillPartitions::write`].
     pub fn finish(mut self) -> Result<Vec<SpillFile>, TaskError> {
         self.flush()?;
         Ok(self.writers.into_iter().map(SpillWriter::finish).collect::<Result<_, _>>()?)

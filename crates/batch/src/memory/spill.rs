@@ -17,7 +17,7 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use super::Governor;
 use crate::error::BatchError;
-use crate::wire::{Decoder, Encoder, Frame, HEADER_BYTES, Header, Kind, Received};
+use crate::wire::{BatchDecoder, BatchEncoder, Frame, HEADER_BYTES, ReceivedFrame, WireHeader, WireKind};
 
 /// Read and written at once.
 pub(super) const IO_BYTES: usize = 256 << 10;
@@ -91,7 +91,7 @@ pub struct SpillWriter {
     governor: Governor,
     file: BufWriter<File>,
     schema: SchemaRef,
-    encoder: Encoder,
+    encoder: BatchEncoder,
     blocks: u64,
     rows: u64,
     bytes: u64,
@@ -108,7 +108,7 @@ impl SpillWriter {
             governor: governor.clone(),
             file: BufWriter::with_capacity(IO_BYTES, file),
             schema: SchemaRef::clone(schema),
-            encoder: Encoder::compressed(schema)?,
+            encoder: BatchEncoder::compressed(schema)?,
             blocks: 0,
             rows: 0,
             bytes: 0,
@@ -120,7 +120,8 @@ impl SpillWriter {
     /// # Errors
     /// When the disk is full or fails.
     pub fn write(&mut self, batch: &RecordBatch) -> Result<(), BatchError> {
-        let header = Header { seq: self.blocks, rows: batch.num_rows() as u64, ..Header::new(Kind::Batch, 0) };
+        let header =
+            WireHeader { seq: self.blocks, rows: batch.num_rows() as u64, ..WireHeader::new(WireKind::Batch, 0) };
         let frame = Frame::new(&header, &self.encoder.encode(batch)?).into_buffer();
         self.file.write_all(&frame).map_err(|error| spill_error(&self.governor, &error))?;
         self.blocks += 1;
@@ -182,7 +183,7 @@ impl SpillFile {
     /// When a schema's batches cannot be read.
     pub fn read(&self) -> Result<SpillReader, BatchError> {
         let file = BufReader::with_capacity(IO_BYTES, FileCursor { file: Arc::clone(&self.file), at: 0 });
-        let (governor, decoder) = (self.governor.clone(), Decoder::new(&self.schema)?);
+        let (governor, decoder) = (self.governor.clone(), BatchDecoder::new(&self.schema)?);
         Ok(SpillReader { governor, file, decoder, next: 0, blocks: self.blocks, left_bytes: self.bytes })
     }
 }
@@ -205,7 +206,7 @@ impl Read for FileCursor {
 pub struct SpillReader {
     governor: Governor,
     file: BufReader<FileCursor>,
-    decoder: Decoder,
+    decoder: BatchDecoder,
     next: u64,
     blocks: u64,
     left_bytes: u64,
@@ -227,7 +228,7 @@ impl SpillReader {
         };
         let mut header = [0; HEADER_BYTES];
         read(&mut header)?;
-        let len = Received::len(&header).map_err(|error| damaged(&error))?;
+        let len = ReceivedFrame::len(&header).map_err(|error| damaged(&error))?;
         // What the file says must not size an allocation before it is known to be possible.
         if len as u64 > self.left_bytes {
             return Err(damaged(&"the file ends early"));
@@ -237,7 +238,7 @@ impl SpillReader {
         bytes.extend_from_slice(&header);
         bytes.resize(len, 0);
         read(&mut bytes[HEADER_BYTES..])?;
-        let frame = Received::take(&mut Buffer::from(bytes)).map_err(|error| damaged(&error))?;
+        let frame = ReceivedFrame::take(&mut Buffer::from(bytes)).map_err(|error| damaged(&error))?;
         frame.verify().map_err(|error| damaged(&error))?;
         if frame.header.seq != self.next {
             return Err(damaged(&format!("found block {} instead of {}", frame.header.seq, self.next)));

@@ -10,7 +10,7 @@ use arrow_ipc::reader::StreamDecoder;
 use arrow_ipc::writer::{IpcWriteOptions, StreamEncoder};
 
 /// A piece of a batch's encoding.
-pub enum Piece {
+pub enum BodyPiece {
     /// Bytes as they are.
     Bytes(Buffer),
     /// The values of a column, and how many bytes they are.
@@ -18,7 +18,7 @@ pub enum Piece {
 }
 
 /// The sending end of a stream.
-pub struct Encoder {
+pub struct BatchEncoder {
     inner: StreamEncoder,
     schema: SchemaRef,
     /// Stands for the values of a column that are not there yet.
@@ -29,7 +29,7 @@ pub struct Encoder {
 
 /// What begins every stream and is never sent, as both ends make it from the schema: the schema, empty dictionaries and
 /// an empty batch.
-fn beginning(schema: &SchemaRef, options: IpcWriteOptions) -> Result<(StreamEncoder, Buffer), ArrowError> {
+fn stream_prefix(schema: &SchemaRef, options: IpcWriteOptions) -> Result<(StreamEncoder, Buffer), ArrowError> {
     let mut encoder = StreamEncoder::try_new_with_options(schema, options)?;
     let mut bytes = Vec::new();
     for part in encoder.encode(&RecordBatch::new_empty(SchemaRef::clone(schema)))? {
@@ -49,7 +49,7 @@ fn next(decoder: &mut StreamDecoder, bytes: &mut Buffer) -> Result<RecordBatch, 
     }
 }
 
-impl Encoder {
+impl BatchEncoder {
     /// An encoder of batches with this schema.
     ///
     /// # Errors
@@ -61,7 +61,7 @@ impl Encoder {
     /// An encoder whose bodies are compressed with LZ4. Decoders see to that by themselves.
     ///
     /// # Errors
-    /// As [`Encoder::new`].
+    /// As [`BatchEncoder::new`].
     pub fn compressed(schema: &SchemaRef) -> Result<Self, ArrowError> {
         Self::with_options(schema, IpcWriteOptions::default().try_with_compression(Some(CompressionType::LZ4_FRAME))?)
     }
@@ -72,8 +72,8 @@ impl Encoder {
         };
         let fields = schema.fields().iter().enumerate();
         let loose = fields.filter(|(_, field)| loose(field.data_type())).map(|(at, _)| at).collect();
-        let (inner, schema) = (beginning(schema, options)?.0, SchemaRef::clone(schema));
-        Ok(Encoder { inner, schema, blank: Buffer::default(), loose })
+        let (inner, schema) = (stream_prefix(schema, options)?.0, SchemaRef::clone(schema));
+        Ok(BatchEncoder { inner, schema, blank: Buffer::default(), loose })
     }
 
     /// A batch of so many rows of plain numbers, of these widths and without nulls, whose values are to be filled in,
@@ -84,7 +84,7 @@ impl Encoder {
     ///
     /// # Panics
     /// When Arrow would send the values otherwise than as they are.
-    pub fn outline(&mut self, rows: usize, widths: &[usize]) -> Result<Vec<Piece>, ArrowError> {
+    pub fn outline(&mut self, rows: usize, widths: &[usize]) -> Result<Vec<BodyPiece>, ArrowError> {
         let longest = rows * widths.iter().max().copied().unwrap_or_default();
         if self.blank.len() < longest {
             self.blank = MutableBuffer::from_len_zeroed(longest.next_power_of_two()).into();
@@ -97,8 +97,8 @@ impl Encoder {
         let parts = self.inner.encode(&RecordBatch::try_new(SchemaRef::clone(&self.schema), columns)?)?;
         let mut columns = 0..;
         let piece = |part: Buffer| match part.data_ptr() == self.blank.data_ptr() {
-            true => Piece::Values(columns.next().expect("the column list has no end"), part.len()),
-            false => Piece::Bytes(part),
+            true => BodyPiece::Values(columns.next().expect("the column list has no end"), part.len()),
+            false => BodyPiece::Bytes(part),
         };
         let pieces = parts.into_iter().map(piece).collect();
         // Each column's values lie in the stream as they lie in memory: else the pieces would not be those of the
@@ -120,7 +120,7 @@ impl Encoder {
         }
         let mut columns = batch.columns().to_vec();
         for &at in &self.loose {
-            columns[at] = tighten(&columns[at])?;
+            columns[at] = compact_column(&columns[at])?;
         }
         self.inner.encode(&RecordBatch::try_new(batch.schema(), columns)?)
     }
@@ -128,7 +128,7 @@ impl Encoder {
 
 /// A column without the values that none of its rows refers to, if there are many: a slice of a big batch must not
 /// bring all the batch's strings along.
-pub(crate) fn tighten(column: &ArrayRef) -> Result<ArrayRef, ArrowError> {
+pub(crate) fn compact_column(column: &ArrayRef) -> Result<ArrayRef, ArrowError> {
     match column.data_type() {
         DataType::Utf8View => {
             let views = column.as_string_view();
@@ -169,20 +169,20 @@ pub(crate) fn tighten(column: &ArrayRef) -> Result<ArrayRef, ArrowError> {
 }
 
 /// The receiving end of a stream.
-pub struct Decoder {
+pub struct BatchDecoder {
     inner: StreamDecoder,
     schema: SchemaRef,
 }
 
-impl Decoder {
+impl BatchDecoder {
     /// A decoder of batches with this schema.
     ///
     /// # Errors
     /// When a type cannot be encoded.
     pub fn new(schema: &SchemaRef) -> Result<Self, ArrowError> {
         let mut inner = StreamDecoder::new();
-        next(&mut inner, &mut beginning(schema, IpcWriteOptions::default())?.1)?;
-        Ok(Decoder { inner, schema: SchemaRef::clone(schema) })
+        next(&mut inner, &mut stream_prefix(schema, IpcWriteOptions::default())?.1)?;
+        Ok(BatchDecoder { inner, schema: SchemaRef::clone(schema) })
     }
 
     /// The batch in a body.
@@ -214,8 +214,8 @@ mod tests {
     };
 
     use super::*;
-    use crate::gather::Gather;
-    use crate::gather::part::deal;
+    use crate::gather::RowGather;
+    use crate::gather::row_subset::split_by_target;
 
     fn batch(rows: std::ops::Range<i64>) -> RecordBatch {
         let bytes = || rows.clone().map(|row| i128::from(row).to_le_bytes());
@@ -237,21 +237,21 @@ mod tests {
     fn an_outline_filled_in_is_the_batch() {
         let batches = [batch(0..3000), batch(-500..0)];
         let schema = batches[0].schema();
-        let gather = Gather::new(&schema, &batches);
+        let gather = RowGather::new(&schema, &batches);
         let widths = gather.widths().unwrap();
         assert_eq!(widths, [1, 2, 2, 4, 8, 8, 16, 16]);
-        let (mut whole, mut outlined) = (Encoder::new(&schema).unwrap(), Encoder::new(&schema).unwrap());
+        let (mut whole, mut outlined) = (BatchEncoder::new(&schema).unwrap(), BatchEncoder::new(&schema).unwrap());
         for step in [1, 3, 7, 64, 1000, 2999] {
             let rows = batches.each_ref().map(RecordBatch::num_rows);
             let assigned = rows.iter().flat_map(|&rows| (0..rows).map(|row| (row % step).min(1) as u32));
-            let part = deal(2, &assigned.collect::<Vec<_>>(), &rows).swap_remove(0);
+            let part = split_by_target(2, &assigned.collect::<Vec<_>>(), &rows).swap_remove(0);
             let expected: Vec<u8> =
                 whole.encode(&gather.part(&part).unwrap()).unwrap().iter().flat_map(|part| part.to_vec()).collect();
             let mut found = Vec::new();
             for piece in outlined.outline(part.len(), &widths).unwrap() {
                 match piece {
-                    Piece::Bytes(bytes) => found.extend_from_slice(&bytes),
-                    Piece::Values(column, len) => {
+                    BodyPiece::Bytes(bytes) => found.extend_from_slice(&bytes),
+                    BodyPiece::Values(column, len) => {
                         let mut values = vec![MaybeUninit::new(0); len];
                         gather.fill(column, &part, &mut values);
                         // SAFETY: they began as zeros.
@@ -271,7 +271,7 @@ mod tests {
         let flags: ArrayRef = Arc::new(arrow::array::BooleanArray::from(vec![true]));
         for column in [texts, nulls, flags] {
             let batch = RecordBatch::try_from_iter([("c", column)]).unwrap();
-            assert_eq!(Gather::new(&batch.schema(), &[batch]).widths(), None);
+            assert_eq!(RowGather::new(&batch.schema(), &[batch]).widths(), None);
         }
     }
 }

@@ -18,10 +18,10 @@ use std::mem::MaybeUninit;
 use arrow::buffer::Buffer;
 use twox_hash::XxHash3_64;
 
-use crate::rooms::Room;
+use crate::frame_buffers::FrameBuffer;
 
-pub(crate) use codec::tighten;
-pub use codec::{Decoder, Encoder, Piece};
+pub(crate) use codec::compact_column;
+pub use codec::{BatchDecoder, BatchEncoder, BodyPiece};
 
 /// Bytes of a header, and what frames are aligned to.
 pub const HEADER_BYTES: usize = 64;
@@ -36,7 +36,7 @@ const BODY_BYTES_MAX: u64 = 1 << 40;
 
 /// What a frame is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub enum WireKind {
     /// Rows.
     Batch,
     /// The stream from `source` to `target` is over: `seq` blocks with `rows` rows were sent.
@@ -58,7 +58,7 @@ pub enum Kind {
     /// Worker 0 asks the sources for the barrier in the body.
     Inject,
     /// Worker 0 has the barrier of epoch `rows` overtake rows.
-    Hurry,
+    Unalign,
     /// What a copy of the sender has saved, for worker 0: the body is a report.
     Saved,
     /// Worker 0 has made the checkpoint of epoch `rows` durable.
@@ -73,31 +73,31 @@ pub enum Kind {
     Returned,
 }
 
-const KINDS: [Kind; 17] = [
-    Kind::Batch,
-    Kind::End,
-    Kind::Watermark,
-    Kind::Idle,
-    Kind::Barrier,
-    Kind::Credit,
-    Kind::Stop,
-    Kind::Progress,
-    Kind::Status,
-    Kind::Inject,
-    Kind::Hurry,
-    Kind::Saved,
-    Kind::Durable,
-    Kind::Abort,
-    Kind::Finish,
-    Kind::Lent,
-    Kind::Returned,
+const KINDS: [WireKind; 17] = [
+    WireKind::Batch,
+    WireKind::End,
+    WireKind::Watermark,
+    WireKind::Idle,
+    WireKind::Barrier,
+    WireKind::Credit,
+    WireKind::Stop,
+    WireKind::Progress,
+    WireKind::Status,
+    WireKind::Inject,
+    WireKind::Unalign,
+    WireKind::Saved,
+    WireKind::Durable,
+    WireKind::Abort,
+    WireKind::Finish,
+    WireKind::Lent,
+    WireKind::Returned,
 ];
 
 /// A frame's header, but for what belongs to the encoding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Header {
+pub struct WireHeader {
     /// What the frame is.
-    pub kind: Kind,
+    pub kind: WireKind,
     /// Which run of the graph runner; a frame of another is a bug or a stranger.
     pub run: u32,
     /// The edge, by its number in the flow.
@@ -108,15 +108,15 @@ pub struct Header {
     pub target: u32,
     /// The number of the block in its stream.
     pub seq: u64,
-    /// How many rows the body has; of other kinds than batches see [`Kind`].
+    /// How many rows the body has; of other kinds than batches see [`WireKind`].
     pub rows: u64,
 }
 
-impl Header {
+impl WireHeader {
     /// A header of this kind, all else 0.
     #[inline]
-    pub fn new(kind: Kind, run: u32) -> Self {
-        Header { kind, run, edge: 0, source: 0, target: 0, seq: 0, rows: 0 }
+    pub fn new(kind: WireKind, run: u32) -> Self {
+        WireHeader { kind, run, edge: 0, source: 0, target: 0, seq: 0, rows: 0 }
     }
 
     fn encode(&self, len: u64) -> [u8; HEADER_BYTES] {
@@ -138,8 +138,8 @@ fn seed(header: &[u8]) -> u64 {
 }
 
 /// A frame that is being written, piece by piece.
-pub struct Draft {
-    room: Room,
+pub struct FrameWriter {
+    room: FrameBuffer,
     /// How much is written.
     at: usize,
     body_len: usize,
@@ -147,15 +147,15 @@ pub struct Draft {
     hasher: Option<XxHash3_64>,
 }
 
-impl Draft {
+impl FrameWriter {
     /// A frame whose body has so many bytes, in a room for so many.
-    pub fn new(room: impl FnOnce(usize) -> Room, header: &Header, body_len: usize) -> Self {
+    pub fn new(room: impl FnOnce(usize) -> FrameBuffer, header: &WireHeader, body_len: usize) -> Self {
         let room = room((HEADER_BYTES + body_len).next_multiple_of(HEADER_BYTES));
         let header_bytes = header.encode(body_len as u64);
         let hasher = (!room.is_read_in_place()).then(|| XxHash3_64::with_seed(seed(&header_bytes[..48])));
-        let mut draft = Draft { room, at: 0, body_len, hasher: None };
+        let mut draft = FrameWriter { room, at: 0, body_len, hasher: None };
         draft.put(&header_bytes);
-        Draft { hasher, ..draft }
+        FrameWriter { hasher, ..draft }
     }
 
     /// Writes the next bytes.
@@ -200,20 +200,20 @@ pub struct Frame(Buffer);
 
 impl Frame {
     /// Encodes a frame whose body is `parts`, one after the other.
-    pub fn new(header: &Header, parts: &[Buffer]) -> Self {
-        Self::within(Room::new, header, parts)
+    pub fn new(header: &WireHeader, parts: &[Buffer]) -> Self {
+        Self::new_in(FrameBuffer::new, header, parts)
     }
 
     /// [`Frame::new`], in a room for so many bytes.
-    pub fn within(room: impl FnOnce(usize) -> Room, header: &Header, parts: &[Buffer]) -> Self {
-        let mut draft = Draft::new(room, header, parts.iter().map(Buffer::len).sum());
+    pub fn new_in(room: impl FnOnce(usize) -> FrameBuffer, header: &WireHeader, parts: &[Buffer]) -> Self {
+        let mut draft = FrameWriter::new(room, header, parts.iter().map(Buffer::len).sum());
         parts.iter().for_each(|part| draft.put(part));
         draft.finish()
     }
 
     /// A frame that is its header.
     #[inline]
-    pub fn bare(header: &Header) -> Self {
+    pub fn header_only(header: &WireHeader) -> Self {
         Self::new(header, &[])
     }
 
@@ -246,9 +246,9 @@ pub enum FrameError {
 
 /// A frame as it arrived: its bytes are still in the message's buffer.
 #[derive(Clone, Debug)]
-pub struct Received {
+pub struct ReceivedFrame {
     /// Its header.
-    pub header: Header,
+    pub header: WireHeader,
     /// Header, body and padding, to be passed on as they are.
     pub whole: Buffer,
     body_len: usize,
@@ -256,7 +256,7 @@ pub struct Received {
     in_place: bool,
 }
 
-impl Received {
+impl ReceivedFrame {
     /// The length of the frame that begins with `header`, padding included.
     ///
     /// # Errors
@@ -280,7 +280,7 @@ impl Received {
     ///
     /// # Errors
     /// When no whole frame is there.
-    pub fn take(message: &mut Buffer) -> Result<Received, FrameError> {
+    pub fn take(message: &mut Buffer) -> Result<ReceivedFrame, FrameError> {
         let bytes = message.as_slice();
         if bytes.len() < HEADER_BYTES {
             return Err(FrameError::Short);
@@ -293,7 +293,7 @@ impl Received {
             return Err(FrameError::Short);
         }
         let body_len = long(40) as usize;
-        let header = Header {
+        let header = WireHeader {
             kind,
             run: word(8),
             edge: word(12),
@@ -304,15 +304,15 @@ impl Received {
         };
         let whole = message.slice_with_length(0, len);
         message.advance(len);
-        Ok(Received { header, whole, body_len, in_place: false })
+        Ok(ReceivedFrame { header, whole, body_len, in_place: false })
     }
 
     /// The frame in memory that its sender lends.
     ///
     /// # Errors
-    /// As [`Received::take`].
-    pub fn lent(mut bytes: Buffer) -> Result<Received, FrameError> {
-        Ok(Received { in_place: true, ..Self::take(&mut bytes)? })
+    /// As [`ReceivedFrame::take`].
+    pub fn from_lent(mut bytes: Buffer) -> Result<ReceivedFrame, FrameError> {
+        Ok(ReceivedFrame { in_place: true, ..Self::take(&mut bytes)? })
     }
 
     /// Whether header and body are as they were sent.

@@ -7,7 +7,7 @@ use super::mark::Barrier;
 
 /// What a barrier on a stream means.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Arrival {
+pub(crate) enum BarrierArrival {
     /// The stream waits. `Some`: those that waited for an older barrier, which nobody waits for any more, go on.
     Wait { released: bool },
     /// The barrier has arrived: all streams go on.
@@ -18,7 +18,7 @@ pub(crate) enum Arrival {
 
 /// See the module. Streams are numbered.
 #[derive(Default)]
-pub(crate) struct Alignment {
+pub(crate) struct BarrierAlignment {
     /// Whether the stream has brought the barrier, and whether it has ended.
     streams: Vec<(bool, bool)>,
     barrier: Option<Barrier>,
@@ -26,17 +26,17 @@ pub(crate) struct Alignment {
     done: u64,
 }
 
-impl Alignment {
+impl BarrierAlignment {
     /// Adds a stream.
     pub(crate) fn add(&mut self) {
         self.streams.push((false, false));
     }
 
     /// A stream brings a barrier.
-    pub(crate) fn arrive(&mut self, stream: usize, barrier: Barrier) -> Arrival {
+    pub(crate) fn arrive(&mut self, stream: usize, barrier: Barrier) -> BarrierArrival {
         let current = self.barrier.as_ref().map_or(self.done, |current| current.epoch);
         if barrier.epoch < current || barrier.epoch == self.done {
-            return Arrival::Stale;
+            return BarrierArrival::Stale;
         }
         // The coordinator has given the older one up.
         let released = self.barrier.is_some() && barrier.epoch > current;
@@ -45,7 +45,7 @@ impl Alignment {
         }
         self.barrier = Some(barrier);
         self.streams[stream].0 = true;
-        self.complete().map_or(Arrival::Wait { released }, Arrival::Aligned)
+        self.complete().map_or(BarrierArrival::Wait { released }, BarrierArrival::Aligned)
     }
 
     /// A barrier has arrived although streams have not brought it: tells which. What those that have bring from now on
@@ -59,7 +59,7 @@ impl Alignment {
     }
 
     /// A stream has ended: nobody waits for its barrier.
-    pub(crate) fn over(&mut self, stream: usize) -> Option<Barrier> {
+    pub(crate) fn end_stream(&mut self, stream: usize) -> Option<Barrier> {
         self.streams[stream].1 = true;
         self.complete()
     }
@@ -83,42 +83,42 @@ impl Alignment {
 
 #[cfg(test)]
 mod tests {
-    use super::super::mark::Control;
+    use super::super::mark::BarrierControl;
     use super::*;
 
     fn barrier(epoch: u64) -> Barrier {
-        Barrier { epoch, control: Control::Checkpoint }
+        Barrier { epoch, control: BarrierControl::Checkpoint }
     }
 
     /// A barrier that passed too early would save half an epoch; one that waited for an ended stream would wait for
     /// ever.
     #[test]
     fn all_streams_or_their_ends() {
-        let mut align = Alignment::default();
+        let mut align = BarrierAlignment::default();
         (0..3).for_each(|_| align.add());
-        let wait = Arrival::Wait { released: false };
+        let wait = BarrierArrival::Wait { released: false };
         assert_eq!(align.arrive(1, barrier(1)), wait);
         assert_eq!((align.holds(1), align.holds(0)), (true, false));
         assert_eq!(align.arrive(0, barrier(1)), wait);
-        assert_eq!(align.over(2), Some(barrier(1)));
+        assert_eq!(align.end_stream(2), Some(barrier(1)));
         assert_eq!(align.arrive(0, barrier(2)), wait);
-        assert_eq!(align.arrive(1, barrier(2)), Arrival::Aligned(barrier(2)));
+        assert_eq!(align.arrive(1, barrier(2)), BarrierArrival::Aligned(barrier(2)));
         assert!(!align.holds(0));
         assert_eq!(align.arrive(0, barrier(3)), wait);
-        assert_eq!(align.over(0), None, "it has brought the barrier before it ended");
-        assert_eq!(align.over(1), Some(barrier(3)));
+        assert_eq!(align.end_stream(0), None, "it has brought the barrier before it ended");
+        assert_eq!(align.end_stream(1), Some(barrier(3)));
     }
 
     /// Who is taken for open that is not has rows of the next epoch counted in this one.
     #[test]
     fn overtaken_streams_are_those_without_the_barrier() {
-        let mut align = Alignment::default();
+        let mut align = BarrierAlignment::default();
         (0..3).for_each(|_| align.add());
-        align.over(2);
+        align.end_stream(2);
         align.arrive(0, barrier(1));
         assert_eq!(align.overtake(&barrier(1)), [false, true, false]);
         assert!(!align.holds(0));
-        assert_eq!(align.arrive(1, barrier(1)), Arrival::Stale);
+        assert_eq!(align.arrive(1, barrier(1)), BarrierArrival::Stale);
         align.arrive(1, barrier(2));
         assert_eq!(align.overtake(&barrier(3)), [true, true, false], "an older barrier says nothing of this one");
     }
@@ -126,13 +126,13 @@ mod tests {
     /// A checkpoint that was given up must not hold up the next one.
     #[test]
     fn a_newer_barrier_ends_the_wait_for_an_older_one() {
-        let mut align = Alignment::default();
+        let mut align = BarrierAlignment::default();
         (0..2).for_each(|_| align.add());
         align.arrive(0, barrier(1));
-        assert_eq!(align.arrive(1, barrier(2)), Arrival::Wait { released: true });
+        assert_eq!(align.arrive(1, barrier(2)), BarrierArrival::Wait { released: true });
         assert_eq!((align.holds(0), align.holds(1)), (false, true));
-        assert_eq!(align.arrive(0, barrier(2)), Arrival::Aligned(barrier(2)));
-        assert_eq!(align.arrive(1, barrier(1)), Arrival::Stale);
-        assert_eq!(align.arrive(1, barrier(2)), Arrival::Stale);
+        assert_eq!(align.arrive(0, barrier(2)), BarrierArrival::Aligned(barrier(2)));
+        assert_eq!(align.arrive(1, barrier(1)), BarrierArrival::Stale);
+        assert_eq!(align.arrive(1, barrier(2)), BarrierArrival::Stale);
     }
 }

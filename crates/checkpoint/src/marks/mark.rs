@@ -4,7 +4,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 use tidemill_batch::route_map::RouteMap;
-use tidemill_batch::wire::{Frame, Header, Kind, Received};
+use tidemill_batch::wire::{Frame, ReceivedFrame, WireHeader, WireKind};
 
 use crate::rebalance::Rebalance;
 
@@ -65,12 +65,12 @@ pub struct Barrier {
     /// The epoch that ends. Grows from barrier to barrier; numbers may be left out.
     pub epoch: u64,
     /// What is to happen at it.
-    pub control: Control,
+    pub control: BarrierControl,
 }
 
 /// What a barrier carries.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Control {
+pub enum BarrierControl {
     /// Every copy saves its state.
     Checkpoint,
     /// As a checkpoint; then sources end, and nothing behind the barrier is sent.
@@ -81,11 +81,15 @@ pub enum Control {
 
 impl Mark {
     /// The frame that carries it, but for its place.
-    pub fn frame(&self, header: Header) -> Frame {
+    pub fn frame(&self, header: WireHeader) -> Frame {
         match self {
-            Mark::Watermark(time) => Frame::bare(&Header { kind: Kind::Watermark, rows: time.0 as u64, ..header }),
-            Mark::Idle => Frame::bare(&Header { kind: Kind::Idle, ..header }),
-            Mark::Barrier(barrier) => Frame::new(&Header { kind: Kind::Barrier, ..header }, &[barrier.encode().into()]),
+            Mark::Watermark(time) => {
+                Frame::header_only(&WireHeader { kind: WireKind::Watermark, rows: time.0 as u64, ..header })
+            }
+            Mark::Idle => Frame::header_only(&WireHeader { kind: WireKind::Idle, ..header }),
+            Mark::Barrier(barrier) => {
+                Frame::new(&WireHeader { kind: WireKind::Barrier, ..header }, &[barrier.encode().into()])
+            }
         }
     }
 
@@ -93,11 +97,11 @@ impl Mark {
     ///
     /// # Errors
     /// In words, when it carries none.
-    pub fn of_frame(frame: &Received) -> Result<Self, String> {
+    pub fn of_frame(frame: &ReceivedFrame) -> Result<Self, String> {
         match frame.header.kind {
-            Kind::Watermark => Ok(Mark::Watermark(EventTime(frame.header.rows as i64))),
-            Kind::Idle => Ok(Mark::Idle),
-            Kind::Barrier => Barrier::decode(&frame.body()).map(Mark::Barrier),
+            WireKind::Watermark => Ok(Mark::Watermark(EventTime(frame.header.rows as i64))),
+            WireKind::Idle => Ok(Mark::Idle),
+            WireKind::Barrier => Barrier::decode(&frame.body()).map(Mark::Barrier),
             kind => Err(format!("a {kind:?} frame arrived, but a mark was expected")),
         }
     }
@@ -107,8 +111,8 @@ impl Barrier {
     /// The new map that it brings for a task.
     pub fn route_of(&self, task: &str) -> Option<&RouteMap> {
         match &self.control {
-            Control::Rebalance(rebalance) if rebalance.task == task => Some(&rebalance.map),
-            Control::Rebalance(_) | Control::Checkpoint | Control::Stop => None,
+            BarrierControl::Rebalance(rebalance) if rebalance.task == task => Some(&rebalance.map),
+            BarrierControl::Rebalance(_) | BarrierControl::Checkpoint | BarrierControl::Stop => None,
         }
     }
 

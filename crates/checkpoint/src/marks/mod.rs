@@ -5,13 +5,13 @@
 //! | `mark`       | watermarks and barriers                                                    |
 //! | `watermarks` | the time of several streams together                                       |
 //! | `align`      | a barrier, when all streams have brought it                                |
-//! | `confluence` | both, in the order in which a reader of several streams sees them          |
+//! | `mark_merger` | both, in the order in which a reader of several streams sees them          |
 
 mod align;
-mod confluence;
 mod mark;
+mod mark_merger;
 mod watermarks;
 
-pub use confluence::{Gate, MarkMerger};
-pub use mark::{Barrier, Control, EventTime, Mark};
-pub use watermarks::Watermarks;
+pub use mark::{Barrier, BarrierControl, EventTime, Mark};
+pub use mark_merger::{MarkMerger, StreamGate};
+pub use watermarks::WatermarkMerger;

@@ -21,19 +21,19 @@ enum IdleState {
 }
 
 /// See the module. Streams are numbered; each begins active, at [`EventTime::MIN`].
-pub struct Watermarks {
+pub struct WatermarkMerger {
     streams: Vec<(EventTime, StreamActivity)>,
     told: IdleState,
     time: EventTime,
 }
 
-impl Default for Watermarks {
+impl Default for WatermarkMerger {
     fn default() -> Self {
-        Watermarks { streams: Vec::new(), told: IdleState::Active, time: EventTime::MIN }
+        WatermarkMerger { streams: Vec::new(), told: IdleState::Active, time: EventTime::MIN }
     }
 }
 
-impl Watermarks {
+impl WatermarkMerger {
     /// Adds a stream.
     pub fn add(&mut self) {
         self.streams.push((EventTime::MIN, StreamActivity::Active));
@@ -56,7 +56,7 @@ impl Watermarks {
     }
 
     /// A stream has ended.
-    pub fn over(&mut self, stream: usize) {
+    pub fn end_stream(&mut self, stream: usize) {
         self.streams[stream].1 = StreamActivity::Over;
     }
 
@@ -111,27 +111,27 @@ mod tests {
         Mark::Watermark(EventTime(us))
     }
 
-    fn news(time: &mut Watermarks) -> Vec<Mark> {
+    fn news(time: &mut WatermarkMerger) -> Vec<Mark> {
         std::iter::from_fn(|| time.next_mark()).collect()
     }
 
-    fn advance(time: &mut Watermarks, stream: usize, us: i64) -> Vec<Mark> {
+    fn advance(time: &mut WatermarkMerger, stream: usize, us: i64) -> Vec<Mark> {
         time.advance(stream, EventTime(us));
         news(time)
     }
 
-    fn idle(time: &mut Watermarks, stream: usize) -> Vec<Mark> {
+    fn idle(time: &mut WatermarkMerger, stream: usize) -> Vec<Mark> {
         time.idle(stream);
         news(time)
     }
 
-    fn over(time: &mut Watermarks, stream: usize) -> Vec<Mark> {
-        time.over(stream);
+    fn end_stream(time: &mut WatermarkMerger, stream: usize) -> Vec<Mark> {
+        time.end_stream(stream);
         news(time)
     }
 
-    fn of(streams: usize) -> Watermarks {
-        let mut time = Watermarks::default();
+    fn of(streams: usize) -> WatermarkMerger {
+        let mut time = WatermarkMerger::default();
         (0..streams).for_each(|_| time.add());
         time
     }
@@ -148,10 +148,10 @@ mod tests {
         assert_eq!(advance(&mut time, 0, 9), [at(7)]);
         assert_eq!(advance(&mut time, 2, 3), NOTHING, "one that comes back late does not turn time back");
         assert_eq!(advance(&mut time, 1, 10), NOTHING);
-        assert_eq!(over(&mut time, 2), [at(9)]);
+        assert_eq!(end_stream(&mut time, 2), [at(9)]);
         assert_eq!((idle(&mut time, 0), idle(&mut time, 1)), (vec![at(10)], vec![Mark::Idle]));
         assert_eq!(advance(&mut time, 1, 10), [at(10)], "the end of idleness is news");
-        assert_eq!((over(&mut time, 1), over(&mut time, 0)), (vec![Mark::Idle], vec![]));
+        assert_eq!((end_stream(&mut time, 1), end_stream(&mut time, 0)), (vec![Mark::Idle], vec![]));
     }
 
     /// Rows of the stream furthest ahead would stay in windows until another row comes, were it idle or over before the
@@ -163,7 +163,7 @@ mod tests {
         assert_eq!((advance(&mut time, 1, 50), idle(&mut time, 2)), (vec![], vec![at(50)]));
         assert_eq!(idle(&mut time, 1), [at(100), Mark::Idle]);
         assert_eq!(advance(&mut time, 1, 60), [at(100)], "time does not turn back for it");
-        assert_eq!((advance(&mut time, 2, 200), over(&mut time, 2)), (vec![], vec![]));
+        assert_eq!((advance(&mut time, 2, 200), end_stream(&mut time, 2)), (vec![], vec![]));
         assert_eq!(idle(&mut time, 1), [at(200), Mark::Idle]);
     }
 

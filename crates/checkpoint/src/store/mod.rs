@@ -33,12 +33,12 @@ use object_store::path::Path;
 use object_store::{Error, ObjectStore, ObjectStoreExt, PutMode, PutOptions, PutPayload};
 use tidemill_batch::BatchError;
 use tidemill_batch::memory::{Governor, MapWriter, verify};
-use tidemill_storage::lease::Process;
-use tidemill_storage::{ObjectStores, StorageError, StorageOptions, StoreLocation, local_path, without_passwords};
+use tidemill_storage::lease::ProcessIdentity;
+use tidemill_storage::{ObjectStores, StorageError, StorageOptions, StoreLocation, local_path, redact_passwords};
 
-use self::signing::Signing;
-use crate::lease::{Denied, Lease, LeaseKey, LeaseView, held_by};
-use crate::manifest::{Entry, Key, Manifest};
+use self::signing::SigningKey;
+use crate::lease::{Lease, LeaseDenial, LeaseKey, LeaseView, held_by};
+use crate::manifest::{Manifest, PartEntry, PartKey};
 
 /// Claims of others that a claim may meet.
 const CLAIMS_MAX: u64 = 100;
@@ -112,7 +112,7 @@ pub struct CheckpointStore {
     /// It is known to say that there has been a manifest.
     marked: Arc<AtomicBool>,
     /// What manifests are signed with, or why that cannot be told.
-    signing: Result<Signing, String>,
+    signing: Result<SigningKey, String>,
 }
 
 impl std::fmt::Debug for CheckpointStore {
@@ -122,7 +122,7 @@ impl std::fmt::Debug for CheckpointStore {
 }
 
 /// What keeps other jobs out of a place, or tries to: until it is dropped, or the process ends.
-pub struct Hold(JobLock);
+pub struct StoreHold(JobLock);
 
 enum JobLock {
     Folder(#[expect(dead_code, reason = "the lock goes with the file")] File),
@@ -131,9 +131,9 @@ enum JobLock {
     Nothing,
 }
 
-impl Hold {
+impl StoreHold {
     /// Whether others are kept out from now on; `None` yet.
-    pub fn outcome(&self) -> Option<Result<(), Denied>> {
+    pub fn outcome(&self) -> Option<Result<(), LeaseDenial>> {
         match &self.0 {
             JobLock::Lease(lease) => lease.outcome(),
             JobLock::Folder(_) | JobLock::Nothing => Some(Ok(())),
@@ -166,21 +166,21 @@ impl Hold {
 
 /// Who holds a folder's lock, as it lies in the file.
 #[derive(serde::Serialize, serde::Deserialize)]
-struct Holder {
+struct LockHolder {
     job: String,
-    process: Process,
+    process: ProcessIdentity,
 }
 
 /// What a store has to go on from.
 #[derive(Debug, Default)]
-pub struct Kept {
+pub struct RestoreCandidates {
     /// The newest first: by claim, then by epoch.
     pub manifests: Vec<Manifest>,
     /// Epochs whose manifest is damaged, with what is wrong.
     pub damaged: Vec<(u64, String)>,
 }
 
-impl Kept {
+impl RestoreCandidates {
     /// The newest epoch that is taken.
     pub fn epoch(&self) -> u64 {
         let whole = self.manifests.iter().map(|manifest| manifest.epoch);
@@ -194,7 +194,7 @@ impl Kept {
 }
 
 /// A manifest, if it can be read, and what is wrong with it or what it refers to.
-pub type Look = (Option<Manifest>, Option<StoreError>);
+pub type ManifestCheck = (Option<Manifest>, Option<StoreError>);
 
 impl CheckpointStore {
     /// In a folder, which is made if it is not there.
@@ -216,7 +216,7 @@ impl CheckpointStore {
             folder: Some(folder),
             leases: None,
             marked: Arc::default(),
-            signing: Signing::of_environment(),
+            signing: SigningKey::of_environment(),
         })
     }
 
@@ -231,7 +231,7 @@ impl CheckpointStore {
         options: &StorageOptions,
         writes: bool,
     ) -> Result<Self, StorageError> {
-        let failed = |reason: &str| StorageError::Io(without_passwords(&format!("{place}: {reason}")));
+        let failed = |reason: &str| StorageError::Io(redact_passwords(&format!("{place}: {reason}")));
         if let Some(folder) = local_path(place)? {
             if !writes && !FilePath::new(&folder).is_dir() {
                 return Err(failed("there is no such folder"));
@@ -245,7 +245,7 @@ impl CheckpointStore {
         if store.uploads.is_none() {
             return Err(failed("checkpoints need a folder or an object store: s3://, gs://, az://"));
         }
-        let shown = without_passwords(place.trim_end_matches('/'));
+        let shown = redact_passwords(place.trim_end_matches('/'));
         let checkpoints = CheckpointStore::objects(Arc::clone(&store.objects), path, shown);
         if !writes {
             return Ok(checkpoints);
@@ -262,7 +262,7 @@ impl CheckpointStore {
             folder: None,
             leases: None,
             marked: Arc::default(),
-            signing: Signing::of_environment(),
+            signing: SigningKey::of_environment(),
         }
     }
 
@@ -278,22 +278,22 @@ impl CheckpointStore {
         &self.place
     }
 
-    /// Begins to keep others out for a run of `job`, which `owner` names. [`Hold::outcome`] says what comes of it, and
-    /// `wake` is called when that changes.
+    /// Begins to keep others out for a run of `job`, which `owner` names. [`StoreHold::outcome`] says what comes of it,
+    /// and `wake` is called when that changes.
     ///
     /// # Errors
     /// `Taken` when another job holds the folder; when there cannot be a lock or a thread.
-    pub fn hold(&self, job: &str, owner: &str, wake: impl Fn() + Send + 'static) -> Result<Hold, StoreError> {
+    pub fn hold(&self, job: &str, owner: &str, wake: impl Fn() + Send + 'static) -> Result<StoreHold, StoreError> {
         match (&self.folder, &self.leases) {
-            (Some(folder), _) => self.lock(folder, job).map(|file| Hold(JobLock::Folder(file))),
+            (Some(folder), _) => self.lock(folder, job).map(|file| StoreHold(JobLock::Folder(file))),
             (None, Some(client)) => {
                 let place =
                     LeaseKey { objects: Arc::clone(client), path: self.path("lease"), name: self.place.clone() };
                 Lease::want(place, job, owner, wake)
-                    .map(|lease| Hold(JobLock::Lease(lease)))
+                    .map(|lease| StoreHold(JobLock::Lease(lease)))
                     .map_err(|reason| self.failed(reason))
             }
-            (None, None) => Ok(Hold(JobLock::Nothing)),
+            (None, None) => Ok(StoreHold(JobLock::Nothing)),
         }
     }
 
@@ -302,7 +302,7 @@ impl CheckpointStore {
         let mut file = file.map_err(|error| self.failed(error))?;
         match file.try_lock() {
             Ok(()) => {
-                let holder = Holder { job: job.into(), process: Process::this() };
+                let holder = LockHolder { job: job.into(), process: ProcessIdentity::this() };
                 let holder = serde_json::to_vec(&holder).expect("it is made of numbers and texts");
                 // Only for people: a full disk is told by what needs it.
                 let _ = file.set_len(0).and_then(|()| file.write_all(&holder));
@@ -313,7 +313,7 @@ impl CheckpointStore {
                 let _ = file.take(LOCK_BYTES_MAX).read_to_end(&mut bytes);
                 let holder = serde_json::from_slice(&bytes).map_or_else(
                     |_| String::new(),
-                    |Holder { job, process }| format!("job \"{job}\", process {} on {}", process.pid, process.host),
+                    |LockHolder { job, process }| format!("job \"{job}\", process {} on {}", process.pid, process.host),
                 );
                 Err(self.taken(holder))
             }
@@ -322,10 +322,10 @@ impl CheckpointStore {
     }
 
     /// Why a run may not write, as an error of this store.
-    pub fn denied(&self, denied: Denied) -> StoreError {
+    pub fn denied(&self, denied: LeaseDenial) -> StoreError {
         match denied {
-            Denied::Held(by) => self.taken(by),
-            Denied::Failed(reason) => self.failed(reason),
+            LeaseDenial::Held(by) => self.taken(by),
+            LeaseDenial::Failed(reason) => self.failed(reason),
         }
     }
 
@@ -362,7 +362,7 @@ impl CheckpointStore {
     ///
     /// # Errors
     /// The store's; `Taken`.
-    pub async fn sees_claim(&self, claim: u64, run: &str) -> Result<bool, StoreError> {
+    pub async fn has_claim(&self, claim: u64, run: &str) -> Result<bool, StoreError> {
         if self.find(&self.claim_path(claim)).await?.is_some_and(|found| found == run.as_bytes()) {
             return Ok(true);
         }
@@ -430,10 +430,10 @@ impl CheckpointStore {
     ///
     /// # Errors
     /// The store's.
-    pub async fn kept(&self) -> Result<Kept, StoreError> {
+    pub async fn restore_candidates(&self) -> Result<RestoreCandidates, StoreError> {
         let mut epochs = self.epochs().await?;
         loop {
-            let mut kept = Kept::default();
+            let mut kept = RestoreCandidates::default();
             let mut missing = false;
             for &epoch in &epochs {
                 match self.find_manifest(epoch).await {
@@ -487,7 +487,7 @@ impl CheckpointStore {
     /// # Errors
     /// The store's; when a part is damaged or not there.
     pub async fn verify(&self, manifest: &Manifest) -> Result<(), StoreError> {
-        let entries: Vec<&Entry> = manifest.entries().collect();
+        let entries: Vec<&PartEntry> = manifest.entries().collect();
         self.read(&entries, |_, _| Ok(())).await
     }
 
@@ -496,7 +496,7 @@ impl CheckpointStore {
     ///
     /// # Errors
     /// The store's, when the epochs cannot be listed again.
-    pub async fn look(&self, epoch: u64, whole: bool) -> Result<Option<Look>, StoreError> {
+    pub async fn inspect(&self, epoch: u64, whole: bool) -> Result<Option<ManifestCheck>, StoreError> {
         let (manifest, damage) = match self.manifest(epoch).await {
             Ok(manifest) if whole => {
                 let damage = self.verify(&manifest).await.err();
@@ -545,8 +545,8 @@ impl CheckpointStore {
     pub async fn put_state(
         &self,
         file: String,
-        parts: Vec<(Key, Bytes, bool)>,
-    ) -> Result<Vec<(Key, Entry)>, StoreError> {
+        parts: Vec<(PartKey, Bytes, bool)>,
+    ) -> Result<Vec<(PartKey, PartEntry)>, StoreError> {
         let signing = self.signing()?;
         let mut entries = Vec::with_capacity(parts.len());
         let mut offset = 0;
@@ -556,7 +556,7 @@ impl CheckpointStore {
             // The checksum is to be of what was saved, not of what a disk made of it since.
             verify(&part).map_err(|error| StoreError::Io { place: self.place.clone(), reason: error.to_string() })?;
             let (len, sum) = (part.len() as u64, signing.sum(&part));
-            entries.push((key, Entry { file: file.clone(), offset, len, sum, whole }));
+            entries.push((key, PartEntry { file: file.clone(), offset, len, sum, whole }));
             offset += len;
             payload.extend((len > 0).then_some(part));
         }
@@ -578,7 +578,7 @@ impl CheckpointStore {
     ///
     /// # Errors
     /// The store's; `Damaged`, also when a part is not there.
-    pub async fn parts(&self, entries: &[&Entry]) -> Result<Vec<Bytes>, StoreError> {
+    pub async fn parts(&self, entries: &[&PartEntry]) -> Result<Vec<Bytes>, StoreError> {
         let mut parts = vec![Bytes::new(); entries.len()];
         let take = |at: usize, bytes| {
             parts[at] = bytes;
@@ -592,7 +592,7 @@ impl CheckpointStore {
     ///
     /// # Errors
     /// As there; the spill directory's.
-    pub async fn parts_within(&self, entries: &[&Entry], governor: &Governor) -> Result<Vec<Bytes>, StoreError> {
+    pub async fn parts_spillable(&self, entries: &[&PartEntry], governor: &Governor) -> Result<Vec<Bytes>, StoreError> {
         let bytes = entries.iter().fold(0_u64, |sum, entry| sum.saturating_add(entry.len));
         if governor.settings().budget_bytes == 0 || bytes <= READ_BYTES_MAX {
             return self.parts(entries).await;
@@ -615,7 +615,7 @@ impl CheckpointStore {
     /// without bytes.
     async fn read(
         &self,
-        entries: &[&Entry],
+        entries: &[&PartEntry],
         mut take: impl FnMut(usize, Bytes) -> Result<(), StoreError>,
     ) -> Result<(), StoreError> {
         let signing = self.signing()?;
@@ -646,7 +646,7 @@ impl CheckpointStore {
     }
 
     /// Reads some parts of one object.
-    async fn ranges(&self, file: &str, entries: &[&Entry], wanted: &[usize]) -> Result<Vec<Bytes>, StoreError> {
+    async fn ranges(&self, file: &str, entries: &[&PartEntry], wanted: &[usize]) -> Result<Vec<Bytes>, StoreError> {
         let range = |&at: &usize| entries[at].offset..entries[at].offset.saturating_add(entries[at].len);
         let ranges: Vec<_> = wanted.iter().map(range).collect();
         let path = self.path(file);
@@ -667,7 +667,7 @@ impl CheckpointStore {
     /// # Errors
     /// The store's; what could be removed is.
     pub async fn prune(&self, keep: usize, last: u64) -> Result<(), StoreError> {
-        let Kept { mut manifests, damaged } = self.kept().await?;
+        let RestoreCandidates { mut manifests, damaged } = self.restore_candidates().await?;
         if manifests.is_empty() {
             // Nothing says what is needed.
             return Ok(());
@@ -792,7 +792,7 @@ impl CheckpointStore {
         self.taken(by)
     }
 
-    fn signing(&self) -> Result<&Signing, StoreError> {
+    fn signing(&self) -> Result<&SigningKey, StoreError> {
         self.signing.as_ref().map_err(|reason| self.failed(reason))
     }
 
@@ -805,7 +805,7 @@ impl CheckpointStore {
     }
 }
 
-mod copy;
+mod export;
 mod signing;
 #[cfg(test)]
 mod tests;

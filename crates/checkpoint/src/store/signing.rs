@@ -26,19 +26,19 @@ const SIGNATURE_BYTES: usize = 64;
 
 /// A job's key; none, where checkpoints are not signed.
 #[derive(Clone, Default)]
-pub(crate) struct Signing(Option<Arc<[u8]>>);
+pub(crate) struct SigningKey(Option<Arc<[u8]>>);
 
-impl fmt::Debug for Signing {
+impl fmt::Debug for SigningKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(if self.0.is_some() { "Signing(a key)" } else { "Signing(no key)" })
     }
 }
 
-impl Signing {
+impl SigningKey {
     /// With the key that the environment has or names.
     pub(crate) fn of_environment() -> Result<Self, String> {
         let key = match (std::env::var_os(KEY), std::env::var_os(KEY_FILE)) {
-            (None, None) => return Ok(Signing(None)),
+            (None, None) => return Ok(SigningKey(None)),
             (Some(_), Some(_)) => return Err(format!("both {KEY} and {KEY_FILE} are set; set one of them")),
             (Some(key), None) => key.into_encoded_bytes(),
             (None, Some(file)) => {
@@ -53,7 +53,7 @@ impl Signing {
         if key.len() < KEY_BYTES_MIN {
             return Err(format!("the key that signs checkpoints must have at least {KEY_BYTES_MIN} bytes"));
         }
-        Ok(Signing(Some(key.into())))
+        Ok(SigningKey(Some(key.into())))
     }
 
     /// The checksum of a part of an object.
@@ -124,20 +124,20 @@ mod tests {
     /// A signature is of one key and of every byte; without a key nothing changes.
     #[test]
     fn signatures_are_of_the_key_and_the_bytes() {
-        let (one, other) = (Signing::with_key(&[7; 16]).unwrap(), Signing::with_key(&[8; 32]).unwrap());
+        let (one, other) = (SigningKey::with_key(&[7; 16]).unwrap(), SigningKey::with_key(&[8; 32]).unwrap());
         let signed = one.sign(b"manifest".to_vec());
         assert_eq!(one.open(&signed).unwrap(), b"manifest");
         assert!(other.open(&signed).unwrap_err().contains("another key"));
-        assert!(Signing::default().open(&signed).unwrap_err().contains(KEY));
+        assert!(SigningKey::default().open(&signed).unwrap_err().contains(KEY));
         assert!(one.open(b"manifest").unwrap_err().contains("not signed"));
         for at in 0..signed.len() {
             let mut changed = signed.clone();
             changed[at] ^= 1;
             assert!(one.open(&changed).is_err(), "byte {at}");
         }
-        assert_eq!(Signing::default().sign(b"m".to_vec()), b"m");
-        assert_eq!(Signing::default().sum(b"part"), XxHash3_64::oneshot(b"part"));
+        assert_eq!(SigningKey::default().sign(b"m".to_vec()), b"m");
+        assert_eq!(SigningKey::default().sum(b"part"), XxHash3_64::oneshot(b"part"));
         assert_ne!(one.sum(b"part"), other.sum(b"part"));
-        assert!(Signing::with_key(b"short").is_err());
+        assert!(SigningKey::with_key(b"short").is_err());
     }
 }

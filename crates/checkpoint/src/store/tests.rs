@@ -29,14 +29,14 @@ fn stores() -> Vec<(CheckpointStore, Option<TempDir>)> {
     vec![(in_folder, Some(folder)), (in_memory, None)]
 }
 
-fn manifest(claim: u64, epoch: u64, parts: Vec<(Key, Entry)>) -> Manifest {
+fn manifest(claim: u64, epoch: u64, parts: Vec<(PartKey, PartEntry)>) -> Manifest {
     let mut task = TaskState { copies: 1, ..TaskState::default() };
     task.apply(0, parts);
     Manifest { job: "job".into(), claim, epoch, at_ms: 7, finished: false, tasks: [("count".into(), task)].into() }
 }
 
-fn bucket(bucket: u32, bytes: &[u8]) -> (Key, Bytes, bool) {
-    (Key::Bucket(bucket), Bytes::copy_from_slice(bytes), true)
+fn bucket(bucket: u32, bytes: &[u8]) -> (PartKey, Bytes, bool) {
+    (PartKey::Bucket(bucket), Bytes::copy_from_slice(bytes), true)
 }
 
 async fn save(store: &CheckpointStore, claim: u64, epoch: u64) -> Result<Manifest, StoreError> {
@@ -54,7 +54,7 @@ async fn objects(store: &CheckpointStore, kind: &str) -> Vec<String> {
     names
 }
 
-fn epochs(kept: &Kept) -> Vec<(u64, u64)> {
+fn epochs(kept: &RestoreCandidates) -> Vec<(u64, u64)> {
     kept.manifests.iter().map(|manifest| (manifest.claim, manifest.epoch)).collect()
 }
 
@@ -63,12 +63,12 @@ fn epochs(kept: &Kept) -> Vec<(u64, u64)> {
 fn manifests_are_created_and_the_newest_comes_first() {
     for (store, _folder) in stores() {
         wait(async {
-            assert!(store.kept().await.unwrap().is_empty());
+            assert!(store.restore_candidates().await.unwrap().is_empty());
             for (claim, epoch) in [(1, 9), (2, 3), (1, 10), (2, 4)] {
                 save(&store, claim, epoch).await.unwrap();
             }
             assert_eq!(store.epochs().await.unwrap(), [10, 9, 4, 3]);
-            let kept = store.kept().await.unwrap();
+            let kept = store.restore_candidates().await.unwrap();
             assert_eq!((epochs(&kept), kept.epoch()), (vec![(2, 4), (2, 3), (1, 10), (1, 9)], 10));
             assert_eq!(store.manifest(4).await.unwrap(), kept.manifests[0]);
 
@@ -81,7 +81,7 @@ fn manifests_are_created_and_the_newest_comes_first() {
             for (epoch, bytes) in [(11, &bytes[..20]), (12, &bytes[..])] {
                 store.objects.put(&store.manifest_path(epoch), bytes.to_vec().into()).await.unwrap();
             }
-            let kept = store.kept().await.unwrap();
+            let kept = store.restore_candidates().await.unwrap();
             assert_eq!((epochs(&kept).len(), kept.damaged.len(), kept.epoch()), (4, 2, 12));
         });
     }
@@ -103,7 +103,7 @@ fn what_has_gone_is_not_damaged() {
             let mut told = Vec::new();
             for &epoch in listed.iter().chain(&[4]) {
                 for whole in [true, false] {
-                    let look = store.look(epoch, whole).await.unwrap();
+                    let look = store.inspect(epoch, whole).await.unwrap();
                     told.push(look.map(|(manifest, damage)| (manifest.is_some(), damage.is_some())));
                 }
             }
@@ -125,16 +125,20 @@ fn a_later_claim_ends_an_earlier_run() {
             let second = store.claim(first, "run").await.unwrap();
             assert!(second > first && taken(store.is_claimed(first).await));
             assert!(
-                store.sees_claim(second, "run").await.unwrap() && taken(store.sees_claim(first, "run").await.map(drop))
+                store.has_claim(second, "run").await.unwrap() && taken(store.has_claim(first, "run").await.map(drop))
             );
-            assert!(!store.sees_claim(second, "another run").await.unwrap(), "a folder of another host");
+            assert!(!store.has_claim(second, "another run").await.unwrap(), "a folder of another host");
             store.is_claimed(second).await.unwrap();
 
-            let found = store.kept().await.unwrap().manifests.remove(0);
+            let found = store.restore_candidates().await.unwrap().manifests.remove(0);
             let own = store.adopt(found.clone(), second, 6).await.unwrap();
             assert_eq!((own.claim, own.epoch, &own.tasks), (second, 6, &found.tasks));
             save(&store, first, 7).await.unwrap();
-            assert_eq!(epochs(&store.kept().await.unwrap()), [(second, 6), (first, 7)], "what it leaves is older");
+            assert_eq!(
+                epochs(&store.restore_candidates().await.unwrap()),
+                [(second, 6), (first, 7)],
+                "what it leaves is older"
+            );
             assert!(taken(store.adopt(found, first, 8).await.map(drop)));
 
             assert_eq!(store.claim(40, "run").await.unwrap(), 41, "claims may be lost where manifests are not");
@@ -152,7 +156,7 @@ fn pruning_keeps_what_is_needed() {
             save(&store, 1, 2).await.unwrap();
             // Epoch 3 builds on 1; 4 was never made; 5 is under way.
             let mut parts = store.put_state("state/run1/3-0-0".into(), vec![bucket(8, b"three")]).await.unwrap();
-            parts.extend(old.tasks["count"].buckets[&1].iter().map(|entry| (Key::Bucket(1), entry.clone())));
+            parts.extend(old.tasks["count"].buckets[&1].iter().map(|entry| (PartKey::Bucket(1), entry.clone())));
             store.put_manifest(&manifest(1, 3, parts)).await.unwrap();
             for file in ["state/run0/2-0-0", "state/run1/4-0-0", "state/run1/5-0-0-end"] {
                 store.put_state(file.into(), vec![bucket(3, b"new")]).await.unwrap();
@@ -183,7 +187,7 @@ fn damaged_state_is_noticed() {
         wait(async {
             let parts = vec![bucket(1, b"one"), bucket(2, b""), bucket(3, b"three")];
             let entries = store.put_state("state/run/1-0-0".into(), parts).await.unwrap();
-            let entries: Vec<&Entry> = entries.iter().map(|(_, entry)| entry).collect();
+            let entries: Vec<&PartEntry> = entries.iter().map(|(_, entry)| entry).collect();
             assert_eq!(store.parts(&entries).await.unwrap(), ["one", "", "three"].map(Bytes::from));
             let path = store.path("state/run/1-0-0");
             for bytes in ["onethre", "one", "onetHree", "oneandtwo"] {
@@ -218,8 +222,8 @@ fn a_folder_is_for_one_job() {
     assert!(hold(folder, "second").is_err_and(|error| error.to_string().contains("job \"4\", process")));
     drop(lock);
     assert!(
-        matches!(hold(memory, "first"), Ok(Hold(JobLock::Nothing)))
-            && matches!(hold(memory, "second"), Ok(Hold(JobLock::Nothing)))
+        matches!(hold(memory, "first"), Ok(StoreHold(JobLock::Nothing)))
+            && matches!(hold(memory, "second"), Ok(StoreHold(JobLock::Nothing)))
     );
 }
 
@@ -376,7 +380,7 @@ fn whenever_the_store_refuses_the_newest_checkpoint_is_whole() {
         let work = async {
             for claim in 1..=2 {
                 let claim = store.claim(claim - 1, "run").await?;
-                if let Some(found) = store.kept().await?.manifests.into_iter().next() {
+                if let Some(found) = store.restore_candidates().await?.manifests.into_iter().next() {
                     made = store.adopt(found, claim, made + 1).await?.epoch;
                 }
                 for _ in 0..3 {
@@ -390,11 +394,11 @@ fn whenever_the_store_refuses_the_newest_checkpoint_is_whole() {
         assert!(matches!(result, Ok(()) | Err(StoreError::Io { .. })), "{result:?}");
         refusing.left.store(i64::MAX, Ordering::SeqCst);
         wait(async {
-            let kept = store.kept().await.unwrap();
+            let kept = store.restore_candidates().await.unwrap();
             assert_eq!(kept.damaged, []);
             assert!(kept.epoch() >= made, "epoch {made} was made, {} is there", kept.epoch());
             for manifest in kept.manifests.iter().take(2) {
-                let entries: Vec<&Entry> = manifest.tasks["count"].buckets.values().flatten().collect();
+                let entries: Vec<&PartEntry> = manifest.tasks["count"].buckets.values().flatten().collect();
                 store.parts(&entries).await.unwrap();
             }
         });
@@ -420,14 +424,14 @@ fn whoever_clears_away_late_leaves_what_others_need() {
                 save(&store, claim, 2).await.unwrap();
                 let takes_over = async move {
                     let claim = next.claim(claim, "run").await.unwrap();
-                    let found = next.kept().await.unwrap().manifests.remove(0);
+                    let found = next.restore_candidates().await.unwrap().manifests.remove(0);
                     let own = next.adopt(found, claim, 3).await.unwrap();
                     if pruned {
                         // A part of what it has begun with is as it was.
                         let mut parts =
                             next.put_state("state/run2/4-0-0".into(), vec![bucket(8, b"four")]).await.unwrap();
                         let kept = own.tasks["count"].buckets[&1].iter();
-                        parts.extend(kept.map(|entry| (Key::Bucket(1), entry.clone())));
+                        parts.extend(kept.map(|entry| (PartKey::Bucket(1), entry.clone())));
                         next.put_manifest(&manifest(claim, 4, parts)).await.unwrap();
                         next.prune(1, 4).await.unwrap();
                     }
@@ -441,7 +445,7 @@ fn whoever_clears_away_late_leaves_what_others_need() {
                 break;
             }
             wait(async {
-                let kept = store.kept().await.unwrap();
+                let kept = store.restore_candidates().await.unwrap();
                 assert_eq!(kept.manifests[0].epoch, if pruned { 4 } else { 3 });
                 store.verify(&kept.manifests[0]).await.unwrap_or_else(|error| panic!("moment {moment}: {error}"));
             });
@@ -471,7 +475,7 @@ fn copies_stand_alone() {
                     store.delete(&store.path(file)).await.unwrap();
                 }
             }
-            let kept = other.kept().await.unwrap();
+            let kept = other.restore_candidates().await.unwrap();
             assert_eq!(epochs(&kept), [(2, 3)]);
             other.verify(&kept.manifests[0]).await.unwrap();
             assert_eq!(other.claim(kept.manifests[0].claim, "run3").await.unwrap(), 3);
@@ -500,7 +504,7 @@ fn what_is_damaged_is_not_copied() {
 }
 
 /// Parts of a copy's state, of which no two bytes next to each other are the same: more than two parts of an upload.
-fn large() -> Vec<(Key, Bytes, bool)> {
+fn large() -> Vec<(PartKey, Bytes, bool)> {
     let bytes = |len: u64| (0..len).map(|at| (at % 251) as u8).collect::<Vec<u8>>();
     vec![bucket(1, &bytes(upload::PART_BYTES + 7)), bucket(2, b"small"), bucket(3, &bytes(upload::PART_BYTES * 3 / 2))]
 }
@@ -514,7 +518,7 @@ fn large_state_comes_back() {
     for (store, _folder) in stores().into_iter().chain([(in_parts, None)]) {
         wait(async {
             let entries = store.put_state("state/run/1-0-0".into(), large()).await.unwrap();
-            let entries: Vec<&Entry> = entries.iter().map(|(_, entry)| entry).collect();
+            let entries: Vec<&PartEntry> = entries.iter().map(|(_, entry)| entry).collect();
             let saved: Vec<Bytes> = large().into_iter().map(|(_, part, _)| part).collect();
             assert!(store.parts(&entries).await.unwrap() == saved, "{store:?}");
         });

@@ -8,7 +8,7 @@ use futures_util::{StreamExt, TryStreamExt, future, stream};
 use object_store::ObjectStoreExt;
 use object_store::path::Path as Key;
 use tidemill_dataflow::TaskError;
-use tidemill_storage::{ObjectFolder, ObjectStores, StorageOptions, local_path, without_passwords};
+use tidemill_storage::{ObjectFolder, ObjectStores, StorageOptions, local_path, redact_passwords};
 
 use super::tail::FileBytes;
 use crate::ListFiles;
@@ -128,7 +128,7 @@ pub(super) fn writable(url: &str, options: &StorageOptions, stores: &ObjectStore
     let at = stores.locate(url, options).map_err(|error| error.to_string())?;
     let folder = at.folder().filter(|_| at.store.shared);
     folder.ok_or_else(|| {
-        let url = without_passwords(url);
+        let url = redact_passwords(url);
         format!("{url}: streams need a folder or an object store: s3://, gs://, az://")
     })
 }

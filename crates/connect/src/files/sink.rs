@@ -29,7 +29,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use tidemill_dataflow::stream::sink::{Sink, split_name};
 use tidemill_dataflow::{TaskContext, TaskError};
-use tidemill_storage::{ObjectStores, StorageOptions, is_url, local_path, without_passwords};
+use tidemill_storage::{ObjectStores, StorageOptions, is_url, local_path, redact_passwords};
 use tokio::task::spawn_blocking;
 
 use super::folders::PartitionFolders;
@@ -38,7 +38,7 @@ use super::prepared;
 use super::upload::UploadSink;
 use crate::encode::{FileEncoder, RowFormat};
 use crate::error::{ConnectError, with_remedy};
-use crate::{Guarantee, SinkSpec, hash, options};
+use crate::{DeliveryGuarantee, SinkSpec, hash, options};
 
 const NAME: &str = "files sink";
 /// Written at a time.
@@ -99,9 +99,9 @@ pub(crate) fn sink(spec: &Value, schema: &SchemaRef, stores: &ObjectStores) -> R
     });
     tried.map_err(|error| wrong(error.to_string()))?;
     Ok(SinkSpec {
-        name: format!("files {}", without_passwords(&options.path.to_string_lossy())),
+        name: format!("files {}", redact_passwords(&options.path.to_string_lossy())),
         copies_max: 0,
-        guarantee: Guarantee::ExactlyOnce,
+        guarantee: DeliveryGuarantee::ExactlyOnce,
         make: Arc::new(move |context| {
             Ok(match &objects {
                 Some(objects) => {

@@ -33,7 +33,7 @@ use crate::error::ConnectError;
 use crate::headers::HeaderColumn;
 use crate::prepared_commit::{CommitOptions, EpochBuffer, with_headers};
 use crate::record::RecordEncoder;
-use crate::{Guarantee, MakeSink, SinkSpec, options};
+use crate::{DeliveryGuarantee, MakeSink, SinkSpec, options};
 
 const NAME: &str = "kafka sink";
 /// How long the brokers may keep silent before the job fails, and how long one transaction may take, unless told.
@@ -111,13 +111,13 @@ pub(crate) fn sink(spec: &Value, schema: &SchemaRef) -> Result<SinkSpec, Connect
                 let own = transactional_id(&id, context.copy());
                 Ok(Box::new(TransactionalSink::new(&plan, buffer, own, transaction_timeout, context)?))
             };
-            (Guarantee::ExactlyOnce, Arc::new(make))
+            (DeliveryGuarantee::ExactlyOnce, Arc::new(make))
         }
         None => {
             let make = move |context: &TaskContext| -> Result<Box<dyn Sink>, TaskError> {
                 Ok(Box::new(AtLeastOnceSink::new(&plan, context)?))
             };
-            (Guarantee::AtLeastOnce, Arc::new(make))
+            (DeliveryGuarantee::AtLeastOnce, Arc::new(make))
         }
     };
     Ok(SinkSpec { name, copies_max: 0, guarantee, make })

@@ -27,7 +27,7 @@ use crate::connection::ServerOptions;
 use crate::error::ConnectError;
 use crate::prepared_commit::{EpochBuffer, PreparedHeader, open, records};
 use crate::record::RecordEncoder;
-use crate::{Guarantee, SinkSpec, options};
+use crate::{DeliveryGuarantee, SinkSpec, options};
 
 const NAME: &str = "rabbitmq sink";
 /// Messages that are published before the first of them is confirmed.
@@ -77,7 +77,7 @@ pub(crate) fn sink(spec: &Value, schema: &SchemaRef) -> Result<SinkSpec, Connect
     Ok(SinkSpec {
         name: format!("rabbitmq {}{}", options.exchange, options.routing_key),
         copies_max: 0,
-        guarantee: Guarantee::AtLeastOnce,
+        guarantee: DeliveryGuarantee::AtLeastOnce,
         make: Arc::new(move |context: &TaskContext| {
             Ok(Box::new(RabbitMqSink {
                 options: options.clone(),

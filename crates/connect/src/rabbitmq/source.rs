@@ -28,7 +28,7 @@ use lapin::message::Delivery;
 use lapin::types::ShortString;
 use serde::Deserialize;
 use serde_json::{Value, json};
-use tidemill_dataflow::stream::source::{Next, Source};
+use tidemill_dataflow::stream::source::{Source, SourceEvent};
 use tidemill_dataflow::{TaskContext, TaskError};
 
 use super::client::RabbitMqServer;
@@ -41,7 +41,7 @@ use crate::decode::RecordDecoder;
 use crate::error::ConnectError;
 use crate::format::{self, MessageFormat};
 use crate::read_options::ReadOptions;
-use crate::{Guarantee, MakeSource, SourceSpec, options};
+use crate::{DeliveryGuarantee, MakeSource, SourceSpec, options};
 
 const NAME: &str = "rabbitmq source";
 /// Of the split that has the ids.
@@ -110,8 +110,8 @@ pub(crate) fn source(spec: &Value, schema: Option<SchemaRef>) -> Result<SourceSp
     let (name, schema) = (format!("rabbitmq {}", options.queue), SchemaRef::clone(&made));
     let (guarantee, copies_max) = match options.id {
         // Another copy would not know what comes again after this one has lost its connection.
-        Some(_) => (Guarantee::ExactlyOnce, 1),
-        None => (Guarantee::AtLeastOnce, 0),
+        Some(_) => (DeliveryGuarantee::ExactlyOnce, 1),
+        None => (DeliveryGuarantee::AtLeastOnce, 0),
     };
     let handlers = bad.clone();
     let make: MakeSource = Arc::new(move |context| {
@@ -186,7 +186,7 @@ struct RabbitMqSource {
 }
 
 impl Source for RabbitMqSource {
-    fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<Result<Next, TaskError>> {
+    fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<Result<SourceEvent, TaskError>> {
         if !self.keeps {
             // What was given last has been taken.
             self.settle(u64::MAX);
@@ -205,11 +205,11 @@ impl Source for RabbitMqSource {
                     QueueEvent::Messages(messages) => {
                         let (rows, bad) = self.rows(messages)?;
                         if rows.num_rows() > 0 || bad.is_some() {
-                            return Poll::Ready(Ok(Next::Rows { split: 0, rows, bad }));
+                            return Poll::Ready(Ok(SourceEvent::Rows { split: 0, rows, bad }));
                         }
                     }
-                    QueueEvent::CaughtUp if self.stop_at_end => return Poll::Ready(Ok(Next::End)),
-                    QueueEvent::CaughtUp => return Poll::Ready(Ok(Next::CaughtUp { split: 0, at: Instant::now() })),
+                    QueueEvent::CaughtUp if self.stop_at_end => return Poll::Ready(Ok(SourceEvent::End)),
+                    QueueEvent::CaughtUp => return Poll::Ready(Ok(SourceEvent::Idle { split: 0, at: Instant::now() })),
                 },
             }
         }
@@ -235,11 +235,11 @@ impl Source for RabbitMqSource {
         self.settle(epoch);
     }
 
-    fn has_last_words(&self) -> bool {
+    fn finishes_after_commit(&self) -> bool {
         true
     }
 
-    fn last_words(&mut self) -> BoxFuture<'_, Result<(), TaskError>> {
+    fn finish(&mut self) -> BoxFuture<'_, Result<(), TaskError>> {
         Box::pin(async {
             let Some(queue) = &self.queue else { return Ok(()) };
             let since = Instant::now();

@@ -36,7 +36,7 @@ use super::risks::{SETTINGS, risks};
 use crate::connection::{Credentials, ServerOptions};
 use crate::error::ConnectError;
 use crate::prepared_commit::{CommitMarker, CommitOptions, EpochBuffer, PreparedHeader, open, records};
-use crate::{Guarantee, SinkSpec, options};
+use crate::{DeliveryGuarantee, SinkSpec, options};
 
 const NAME: &str = "redis sink";
 
@@ -53,7 +53,7 @@ pub(crate) fn sink(spec: &Value, schema: &SchemaRef) -> Result<SinkSpec, Connect
     if id.is_none() && !changes.increment.is_empty() {
         return Err(wrong("`increment` with at least once would count rows twice".into()));
     }
-    let guarantee = if id.is_some() { Guarantee::ExactlyOnce } else { Guarantee::AtLeastOnce };
+    let guarantee = if id.is_some() { DeliveryGuarantee::ExactlyOnce } else { DeliveryGuarantee::AtLeastOnce };
     let bytes_max = commits.epoch_bytes_max.unwrap_or(EPOCH_BYTES_MAX);
     let target = changes.stream.clone().unwrap_or_else(|| format!("{}*", changes.prefix));
     Ok(SinkSpec {

@@ -20,7 +20,7 @@ use bytes::Bytes;
 use futures_util::future::BoxFuture;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
-use tidemill_dataflow::stream::source::{Next, Source};
+use tidemill_dataflow::stream::source::{Source, SourceEvent};
 use tidemill_dataflow::{TaskContext, TaskError};
 
 use super::client::RedisServer;
@@ -32,7 +32,7 @@ use crate::decode::{RecordDecoder, RecordLayout};
 use crate::error::ConnectError;
 use crate::idleness::IdleSplit;
 use crate::read_options::ReadOptions;
-use crate::{Guarantee, MakeSource, SourceSpec, options};
+use crate::{DeliveryGuarantee, MakeSource, SourceSpec, options};
 
 const NAME: &str = "redis source";
 /// The name of what copies share.
@@ -97,7 +97,7 @@ pub(crate) fn source(spec: &Value, schema: Option<SchemaRef>) -> Result<SourceSp
             reading: None,
         }))
     });
-    Ok(SourceSpec { copies_max, ..SourceSpec::new(name, schema, Guarantee::ExactlyOnce, &bad, make) })
+    Ok(SourceSpec { copies_max, ..SourceSpec::new(name, schema, DeliveryGuarantee::ExactlyOnce, &bad, make) })
 }
 
 /// A stream that a copy reads.
@@ -161,15 +161,15 @@ struct RedisSource {
 }
 
 impl Source for RedisSource {
-    fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<Result<Next, TaskError>> {
+    fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<Result<SourceEvent, TaskError>> {
         if !std::mem::replace(&mut self.has_begun, true) {
             return Poll::Ready(Ok(match self.streams.len().checked_sub(1) {
                 // Whoever hears of the last one knows that there are the others, and does not go ahead of them in time.
                 Some(last) => {
                     let rows = RecordBatch::new_empty(SchemaRef::clone(self.decoder.schema()));
-                    Next::rows(last as u32, rows)
+                    SourceEvent::rows(last as u32, rows)
                 }
-                None => Next::CaughtUp { split: 0, at: Instant::now() },
+                None => SourceEvent::Idle { split: 0, at: Instant::now() },
             }));
         }
         if self.streams.is_empty() && !self.stop_at_end {
@@ -186,7 +186,7 @@ impl Source for RedisSource {
                 }
                 stream.quiet = None;
                 if rows.num_rows() > 0 || bad.is_some() {
-                    return Poll::Ready(Ok(Next::Rows { split: at as u32, rows, bad }));
+                    return Poll::Ready(Ok(SourceEvent::Rows { split: at as u32, rows, bad }));
                 }
                 continue;
             }
@@ -194,16 +194,16 @@ impl Source for RedisSource {
                 let (stream, split) = (&mut self.streams[at], at as u32);
                 if self.stop_at_end {
                     stream.is_over = true;
-                    return Poll::Ready(Ok(Next::SplitEnd { split }));
+                    return Poll::Ready(Ok(SourceEvent::SplitEnded { split }));
                 }
                 let at = self.asked;
                 if IdleSplit::of(&mut stream.quiet, at) {
-                    return Poll::Ready(Ok(Next::CaughtUp { split, at }));
+                    return Poll::Ready(Ok(SourceEvent::Idle { split, at }));
                 }
                 continue;
             }
             if self.streams.iter().all(|stream| stream.is_over) {
-                return Poll::Ready(Ok(Next::End));
+                return Poll::Ready(Ok(SourceEvent::End));
             }
             let reading = match &mut self.reading {
                 Some(reading) => reading,

@@ -13,7 +13,7 @@ use arrow::datatypes::SchemaRef;
 use bytes::Bytes;
 use futures_util::future::BoxFuture;
 use tidemill_dataflow::TaskError;
-use tidemill_dataflow::stream::source::{Next, Source};
+use tidemill_dataflow::stream::source::{Source, SourceEvent};
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinHandle;
 
@@ -101,7 +101,7 @@ impl Drop for LineTap {
 }
 
 impl Source for LineTap {
-    fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<Result<Next, TaskError>> {
+    fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<Result<SourceEvent, TaskError>> {
         if let (Some(run), Some(sender)) = (self.run.take(), self.sender.take()) {
             self.task = Some(tokio::spawn(run(sender)));
         }
@@ -128,13 +128,13 @@ impl Source for LineTap {
         if rows > 0 {
             self.told_end = false;
             let bad = bad.first().map(|first| concat_batches(first.schema_ref(), &bad)).transpose()?;
-            return Poll::Ready(Ok(Next::Rows { split: 0, rows: concat_batches(&self.schema, &batches)?, bad }));
+            return Poll::Ready(Ok(SourceEvent::Rows { split: 0, rows: concat_batches(&self.schema, &batches)?, bad }));
         }
         if is_over {
-            return self.poll_end(context).map_ok(|()| Next::End);
+            return self.poll_end(context).map_ok(|()| SourceEvent::End);
         }
         if !std::mem::replace(&mut self.told_end, true) {
-            return Poll::Ready(Ok(Next::CaughtUp { split: 0, at: Instant::now() }));
+            return Poll::Ready(Ok(SourceEvent::Idle { split: 0, at: Instant::now() }));
         }
         Poll::Pending
     }
@@ -160,15 +160,15 @@ impl Source for LineTap {
         }
     }
 
-    fn rereads(&self) -> bool {
+    fn is_replayable(&self) -> bool {
         false
     }
 
-    fn has_last_words(&self) -> bool {
+    fn finishes_after_commit(&self) -> bool {
         true
     }
 
-    fn last_words(&mut self) -> BoxFuture<'_, Result<(), TaskError>> {
+    fn finish(&mut self) -> BoxFuture<'_, Result<(), TaskError>> {
         Box::pin(async {
             // The task hears that nobody wants more, and ends when its answers have been sent.
             self.taken.close();

@@ -25,7 +25,7 @@ use crate::error::ConnectError;
 use crate::format::{self, LineOptions};
 use crate::read_options::ReadOptions;
 use crate::tls::{self, TlsOptions};
-use crate::{Guarantee, MakeSource, SourceSpec, connection, options};
+use crate::{DeliveryGuarantee, MakeSource, SourceSpec, connection, options};
 
 const NAME: &str = "socket source";
 /// What is read at a time.
@@ -76,7 +76,7 @@ pub(crate) fn source(spec: &Value, schema: Option<SchemaRef>) -> Result<SourceSp
         let run = move |sender| read_on(reader, stop_at_end, patience, sender);
         Ok(Box::new(LineTap::new(SchemaRef::clone(&made), false, run)))
     });
-    Ok(SourceSpec { copies_max: 1, ..SourceSpec::new(name, schema, Guarantee::AtMostOnce, &bad, make) })
+    Ok(SourceSpec { copies_max: 1, ..SourceSpec::new(name, schema, DeliveryGuarantee::AtMostOnce, &bad, make) })
 }
 
 /// What a server's lines come by.

@@ -47,7 +47,7 @@ use crate::decode::{RecordDecoder, RecordLayout};
 use crate::error::ConnectError;
 use crate::options::SecretText;
 use crate::tls::TlsOptions;
-use crate::{Guarantee, MakeSource, SourceSpec, options};
+use crate::{DeliveryGuarantee, MakeSource, SourceSpec, options};
 
 const NAME: &str = "webhook source";
 /// Posts that wait for their answer.
@@ -118,8 +118,8 @@ pub(crate) fn source(spec: &Value, schema: Option<SchemaRef>) -> Result<SourceSp
     // A bad row is the sender's: it gets the answer.
     let bad = BadRecordPolicy::default();
     let guarantee = match options.answer {
-        AnswerWhen::Taken => Guarantee::AtMostOnce,
-        AnswerWhen::Durable => Guarantee::AtLeastOnce,
+        AnswerWhen::Taken => DeliveryGuarantee::AtMostOnce,
+        AnswerWhen::Durable => DeliveryGuarantee::AtLeastOnce,
     };
     let name = format!("webhook {}:{}{}", options.host, options.port, options.path);
     let (shown, made) = (name.clone(), SchemaRef::clone(&schema));

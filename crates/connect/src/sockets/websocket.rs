@@ -31,7 +31,7 @@ use crate::format::{self, MessageFormat};
 use crate::options::SecretText;
 use crate::read_options::ReadOptions;
 use crate::tls::{self, TlsOptions};
-use crate::{Guarantee, MakeSource, SourceSpec, options};
+use crate::{DeliveryGuarantee, MakeSource, SourceSpec, options};
 
 const NAME: &str = "websocket source";
 /// Messages that are given together at most.
@@ -90,7 +90,7 @@ pub(crate) fn source(spec: &Value, schema: Option<SchemaRef>) -> Result<SourceSp
         let run = move |sender| read_on(reader, stop_at_end, patience, sender);
         Ok(Box::new(LineTap::new(SchemaRef::clone(&made), false, run)))
     });
-    Ok(SourceSpec { copies_max: 1, ..SourceSpec::new(shown, schema, Guarantee::AtMostOnce, &bad, make) })
+    Ok(SourceSpec { copies_max: 1, ..SourceSpec::new(shown, schema, DeliveryGuarantee::AtMostOnce, &bad, make) })
 }
 
 /// What is sent with the request, which no message shows.

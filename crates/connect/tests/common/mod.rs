@@ -17,12 +17,12 @@ use tidemill_collective::run_ranks;
 use tidemill_connect::{MakeSink, MakeSource, SinkSpec, SourceSpec};
 use tidemill_dataflow::checkpoint::{CheckpointSettings, CheckpointStore};
 use tidemill_dataflow::exchange::Direct;
-use tidemill_dataflow::operator::Flow;
+use tidemill_dataflow::operator::EmitStatus;
 use tidemill_dataflow::placement::RoundRobin;
-use tidemill_dataflow::stream::Control;
+use tidemill_dataflow::stream::BarrierControl;
 use tidemill_dataflow::stream::sink::Sink;
 use tidemill_dataflow::{
-    DataflowError, Emit, Graph, Operator, Progress, Runner, Settings, TaskContext, TaskError, TaskSpec,
+    DataflowError, Emitter, Graph, Operator, RunProgress, Runner, RunnerSettings, TaskContext, TaskError, TaskSpec,
 };
 use tidemill_storage::ObjectStores;
 
@@ -47,7 +47,7 @@ impl Random {
 struct Fuse(Option<Arc<AtomicU64>>);
 
 impl Operator for Fuse {
-    fn on_batch(&mut self, _input: usize, batch: RecordBatch, emit: &mut Emit) -> Result<Flow, TaskError> {
+    fn on_batch(&mut self, _input: usize, batch: RecordBatch, emit: &mut Emitter) -> Result<EmitStatus, TaskError> {
         let rows = batch.num_rows() as u64;
         if let Some(left) = &self.0
             && left.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |left| Some(left.saturating_sub(rows))).unwrap()
@@ -56,7 +56,7 @@ impl Operator for Fuse {
             return Err(BLOWN.into());
         }
         emit.send(batch);
-        Ok(Flow::Done)
+        Ok(EmitStatus::Done)
     }
 }
 
@@ -75,19 +75,20 @@ impl Job<'_> {
         &self,
         workers: u32,
         rows: Option<u64>,
-        look: impl Fn(&Progress) -> Result<(), String> + Sync,
+        look: impl Fn(&RunProgress) -> Result<(), String> + Sync,
     ) -> Result<(), DataflowError> {
         let source = tidemill_connect::source(self.source, self.schema.clone(), &ObjectStores::default()).unwrap();
         let sink = tidemill_connect::sink(self.sink, &source.schema, &ObjectStores::default()).unwrap();
         let fuse = rows.map(|rows| Arc::new(AtomicU64::new(rows)));
         let graph = graph(&source, &sink, fuse);
         let outcomes = run_ranks(workers, |comm| {
-            let settings = Settings { threads: 1, queue_bytes: 1, batch_bytes: 1 << 14, ..Settings::default() };
+            let settings =
+                RunnerSettings { threads: 1, queue_bytes: 1, batch_bytes: 1 << 14, ..RunnerSettings::default() };
             let runner = Runner::new(&comm, settings).unwrap();
             let store = CheckpointStore::folder(self.checkpoints).unwrap();
             let checkpoints = CheckpointSettings { interval: self.interval, ..CheckpointSettings::new(store) };
             // Only worker 0 is heard.
-            let mut look = |progress: &Progress| if comm.rank() == 0 { look(progress) } else { Ok(()) };
+            let mut look = |progress: &RunProgress| if comm.rank() == 0 { look(progress) } else { Ok(()) };
             runner.run_job(&graph, &RoundRobin, Some(&checkpoints), &mut look).map(drop)
         });
         outcomes.unwrap().into_iter().collect()
@@ -101,11 +102,11 @@ impl Job<'_> {
 }
 
 /// Asks for the job's end at a barrier, when `when` says so for the first time.
-pub fn stop_when(when: impl Fn() -> bool) -> impl Fn(&Progress) -> Result<(), String> {
+pub fn stop_when(when: impl Fn() -> bool) -> impl Fn(&RunProgress) -> Result<(), String> {
     let asked = AtomicBool::new(false);
     move |progress| {
         if !asked.load(Ordering::SeqCst) && when() && !asked.swap(true, Ordering::SeqCst) {
-            progress.request(Control::Stop);
+            progress.request(BarrierControl::Stop);
         }
         Ok(())
     }
@@ -143,7 +144,7 @@ where
     let none = graph.add(none.output("out", SchemaRef::clone(schema)));
     graph.connect(none, make_task, Direct);
     run_ranks(1, |comm| {
-        let runner = Runner::new(&comm, Settings { threads: 1, ..Settings::default() }).unwrap();
+        let runner = Runner::new(&comm, RunnerSettings { threads: 1, ..RunnerSettings::default() }).unwrap();
         runner.run(&graph).unwrap();
     })
     .unwrap();

@@ -5,10 +5,10 @@ use arrow::array::{BooleanArray, RecordBatch};
 use arrow::compute::filter_record_batch;
 use arrow::datatypes::SchemaRef;
 use bytes::{Buf, Bytes};
-use tidemill_checkpoint::{Restored, rows};
+use tidemill_checkpoint::{RestoredState, rows};
 
 use crate::error::TaskError;
-use crate::partitioner::{Assign, Assignment};
+use crate::partitioner::{RowAssigner, RowAssignment};
 
 /// What the rows are made of; names may change.
 fn described(schema: &SchemaRef) -> String {
@@ -58,36 +58,36 @@ fn decode(schema: &SchemaRef, mut bytes: Bytes) -> Result<Vec<RecordBatch>, Task
 }
 
 /// Who gets rows that were on their way to copies of which there were not as many.
-pub(crate) enum Dealing {
+pub(crate) enum InFlightRouting {
     /// Each row goes where its edge sends it now.
-    Assigned(Box<dyn Assign>),
+    Assigned(Box<dyn RowAssigner>),
     /// Copies are followed by others.
     ByCopy,
 }
 
 /// What a copy's port takes first.
-pub(crate) struct Replay {
+pub(crate) struct InFlightReplay {
     copy: u32,
     copies: u32,
     /// By the copy then.
     parts: Vec<(u32, Bytes)>,
-    dealing: Option<Dealing>,
+    dealing: Option<InFlightRouting>,
 }
 
-impl Replay {
+impl InFlightReplay {
     /// What was in flight to `port` of a copy of `copies`; `None` when nothing was. `dealing` says how it is dealt if
     /// need be.
     pub(crate) fn of(
-        restored: Option<&Restored>,
+        restored: Option<&RestoredState>,
         port: u32,
         (copy, copies): (u32, u32),
-        dealing: impl FnOnce() -> Dealing,
+        dealing: impl FnOnce() -> InFlightRouting,
     ) -> Option<Self> {
         let restored = restored?;
         let parts = restored.in_flight.iter().filter(|((_, of), _)| *of == port);
         let parts: Vec<(u32, Bytes)> = parts.map(|((then, _), bytes)| (*then, bytes.clone())).collect();
-        let dealing = restored.dealt_anew.then(dealing);
-        (!parts.is_empty()).then_some(Replay { copy, copies, parts, dealing })
+        let dealing = restored.rescaled.then(dealing);
+        (!parts.is_empty()).then_some(InFlightReplay { copy, copies, parts, dealing })
     }
 
     /// The rows that are this copy's, in the order in which they were to be taken.
@@ -97,7 +97,7 @@ impl Replay {
     pub(crate) fn rows(mut self, schema: &SchemaRef) -> Result<Vec<RecordBatch>, TaskError> {
         let mut mine = Vec::new();
         for (then, bytes) in std::mem::take(&mut self.parts) {
-            if matches!(self.dealing, Some(Dealing::ByCopy)) && then % self.copies != self.copy {
+            if matches!(self.dealing, Some(InFlightRouting::ByCopy)) && then % self.copies != self.copy {
                 continue;
             }
             for batch in decode(schema, bytes)? {
@@ -108,11 +108,11 @@ impl Replay {
     }
 
     fn share(&mut self, batch: RecordBatch) -> Result<Option<RecordBatch>, TaskError> {
-        let Some(Dealing::Assigned(assign)) = &mut self.dealing else { return Ok(Some(batch)) };
+        let Some(InFlightRouting::Assigned(assign)) = &mut self.dealing else { return Ok(Some(batch)) };
         let mut targets = Vec::new();
         let share = match assign.assign(&batch, &mut targets)? {
-            Assignment::Whole(target) => (target == self.copy).then_some(batch),
-            Assignment::ByRow => {
+            RowAssignment::Whole(target) => (target == self.copy).then_some(batch),
+            RowAssignment::ByRow => {
                 let mine: BooleanArray = targets.iter().map(|target| Some(*target == self.copy)).collect();
                 Some(filter_record_batch(&batch, &mine)?)
             }
@@ -135,17 +135,17 @@ mod tests {
     }
 
     /// By remainder.
-    struct Modulo(i64);
+    struct ModuloPartitioner(i64);
 
-    impl Assign for Modulo {
-        fn assign(&mut self, batch: &RecordBatch, targets: &mut Vec<u32>) -> Result<Assignment, TaskError> {
+    impl RowAssigner for ModuloPartitioner {
+        fn assign(&mut self, batch: &RecordBatch, targets: &mut Vec<u32>) -> Result<RowAssignment, TaskError> {
             targets.extend(batch.column(0).as_primitive::<Int64Type>().values().iter().map(|n| (n % self.0) as u32));
-            Ok(Assignment::ByRow)
+            Ok(RowAssignment::ByRow)
         }
     }
 
-    fn replayed(restored: &Restored, port: u32, id: (u32, u32), dealing: fn(u32) -> Dealing) -> Vec<i64> {
-        let Some(replay) = Replay::of(Some(restored), port, id, || dealing(id.1)) else { return Vec::new() };
+    fn replayed(restored: &RestoredState, port: u32, id: (u32, u32), dealing: fn(u32) -> InFlightRouting) -> Vec<i64> {
+        let Some(replay) = InFlightReplay::of(Some(restored), port, id, || dealing(id.1)) else { return Vec::new() };
         let rows = replay.rows(&numbers(0..0).schema()).unwrap();
         rows.iter().flat_map(|batch| batch.column(0).as_primitive::<Int64Type>().values().to_vec()).collect()
     }
@@ -158,14 +158,16 @@ mod tests {
             ((0, 1), encode(&[numbers(90..91)]).unwrap()),
             ((1, 0), encode(&[numbers(20..29)]).unwrap()),
         ];
-        let same = Restored { in_flight: in_flight[..2].to_vec(), ..Restored::default() };
+        let same = RestoredState { in_flight: in_flight[..2].to_vec(), ..RestoredState::default() };
         assert_eq!(replayed(&same, 0, (0, 2), |_| unreachable!("nothing is dealt")), [0, 1, 2, 10, 11]);
         assert_eq!(replayed(&same, 2, (0, 2), |_| unreachable!("nothing is there")), [] as [i64; 0]);
-        let other = Restored { in_flight, dealt_anew: true, ..Restored::default() };
+        let other = RestoredState { in_flight, rescaled: true, ..RestoredState::default() };
         for copies in [1, 2, 3, 7] {
-            for dealing in [(|copies| Dealing::Assigned(Box::new(Modulo(copies.into())))) as fn(u32) -> Dealing, |_| {
-                Dealing::ByCopy
-            }] {
+            for dealing in [
+                (|copies| InFlightRouting::Assigned(Box::new(ModuloPartitioner(copies.into()))))
+                    as fn(u32) -> InFlightRouting,
+                |_| InFlightRouting::ByCopy,
+            ] {
                 let dealt: Vec<Vec<i64>> =
                     (0..copies).map(|copy| replayed(&other, 0, (copy, copies), dealing)).collect();
                 assert!(dealt.iter().all(|rows| rows.is_sorted()));

@@ -3,8 +3,8 @@
 
 use arrow::datatypes::SchemaRef;
 
-use super::{Ends, Exchange};
-use crate::flow::{Lowering, Mover};
+use super::{EdgeSignature, Exchange};
+use crate::flow::{EdgeMover, Lowering};
 use crate::overlay::Overlay;
 
 /// See the module.
@@ -25,11 +25,11 @@ impl Exchange for Broadcast {
         format!("broadcast along {:?}", self.overlay).to_lowercase()
     }
 
-    fn check(&self, ends: &Ends<'_>) -> Result<SchemaRef, String> {
+    fn check(&self, ends: &EdgeSignature<'_>) -> Result<SchemaRef, String> {
         ends.only().cloned()
     }
 
     fn lower(&self, lowering: &mut Lowering<'_>) {
-        lowering.connect(lowering.sources()[0], lowering.target(), Mover::Broadcast(self.overlay));
+        lowering.connect(lowering.sources()[0], lowering.target(), EdgeMover::Broadcast(self.overlay));
     }
 }

@@ -2,7 +2,7 @@
 
 use arrow::datatypes::SchemaRef;
 
-use super::{Ends, Exchange};
+use super::{EdgeSignature, Exchange};
 use crate::flow::Lowering;
 
 /// See the module.
@@ -14,7 +14,7 @@ impl Exchange for Direct {
         "direct".into()
     }
 
-    fn check(&self, ends: &Ends<'_>) -> Result<SchemaRef, String> {
+    fn check(&self, ends: &EdgeSignature<'_>) -> Result<SchemaRef, String> {
         let schema = ends.only()?;
         if ends.source_copies[0] != ends.target_copies {
             return Err(format!(

@@ -5,10 +5,10 @@ use std::sync::Arc;
 use arrow::datatypes::SchemaRef;
 use tidemill_checkpoint::Mark;
 
-use super::tree::{Leaves, OUT, UP, connect_root, up_a_tree};
-use super::{Ends, Exchange};
+use super::tree::{OUT, TreeLeaves, UP, add_tree_stage, connect_root};
+use super::{EdgeSignature, Exchange};
 use crate::flow::TaskFactory;
-use crate::flow::{Item, Lowering, Mover};
+use crate::flow::{EdgeMover, Lowering, StreamElement};
 use crate::overlay::Overlay;
 use crate::task::Executor;
 
@@ -42,7 +42,7 @@ impl Exchange for Gather {
         format!("gather to copy {}{}", self.root, along.unwrap_or_default())
     }
 
-    fn check(&self, ends: &Ends<'_>) -> Result<SchemaRef, String> {
+    fn check(&self, ends: &EdgeSignature<'_>) -> Result<SchemaRef, String> {
         if self.root >= ends.target_copies {
             return Err(format!("no copy {} among {}", self.root, ends.target_copies));
         }
@@ -53,24 +53,24 @@ impl Exchange for Gather {
         let (source, target) = (lowering.sources()[0], lowering.target());
         let Some(overlay) = self.overlay else {
             let map = vec![Some(self.root); lowering.workers_of(source).len()];
-            return lowering.connect(source, target, Mover::Map(map));
+            return lowering.connect(source, target, EdgeMover::Map(map));
         };
         let root = lowering.workers_of(target)[self.root as usize];
         let schema = SchemaRef::clone(&lowering.source_schemas()[0]);
-        let out = up_a_tree(
+        let out = add_tree_stage(
             lowering,
             "gather",
-            (Leaves::AsItIs(source), &schema),
+            (TreeLeaves::AsItIs(source), &schema),
             (overlay, root),
             Executor::Pool,
-            hand_on(root),
+            forward_all(root),
         );
         connect_root(lowering, out, root, self.root);
     }
 }
 
 /// Sends on all that comes, as long as somebody takes it.
-fn hand_on(root: u32) -> TaskFactory {
+fn forward_all(root: u32) -> TaskFactory {
     Arc::new(move |mut inputs, outputs, context| {
         Box::pin(async move {
             let mut outputs = outputs.into_ports();
@@ -79,10 +79,10 @@ fn hand_on(root: u32) -> TaskFactory {
                 && let Some((_, item)) = inputs.recv_any(|_| true).await?
             {
                 match item {
-                    Some(Item::Batch(batch)) => output.send(batch).await?,
+                    Some(StreamElement::Batch(batch)) => output.send(batch).await?,
                     // As where streams end in what knows no barriers: who waits for a checkpoint must not wait for
                     // ever.
-                    Some(Item::Mark(Mark::Barrier(_))) => {
+                    Some(StreamElement::Mark(Mark::Barrier(_))) => {
                         return Err("a gather along a tree cannot take part in checkpoints: leave `along` out".into());
                     }
                     _ => {}

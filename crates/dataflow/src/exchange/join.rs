@@ -7,17 +7,17 @@ use std::sync::Arc;
 
 use arrow::array::RecordBatch;
 use arrow::datatypes::SchemaRef;
-use tidemill_batch::local::{JoinKind, Joiner, Side};
-use tidemill_batch::memory::Stash;
+use tidemill_batch::local::{HashJoiner, JoinInput, JoinKind};
+use tidemill_batch::memory::SpillQueue;
 use tidemill_batch::route_map::BUCKETS;
 use tidemill_batch::schema::columns;
 
 use super::partition::describe_buckets;
-use super::{Ends, Exchange, Partition};
+use super::{EdgeSignature, Exchange, Partition};
 use crate::error::TaskError;
 use crate::flow::TaskFactory;
-use crate::flow::{Lowering, Mover};
-use crate::operator::{self, Emit, Flow, Operator};
+use crate::flow::{EdgeMover, Lowering};
+use crate::operator::{self, EmitStatus, Emitter, Operator};
 use crate::overlay::Overlay;
 use crate::task::Executor;
 
@@ -63,14 +63,14 @@ impl Exchange for Join {
         format!("{} join on {}{how}", format!("{:?}", self.kind).to_lowercase(), on.join(", "))
     }
 
-    fn check(&self, ends: &Ends<'_>) -> Result<SchemaRef, String> {
+    fn check(&self, ends: &EdgeSignature<'_>) -> Result<SchemaRef, String> {
         let [left, right] = ends.schemas else {
             return Err(format!("a join needs two sources, not {}", ends.schemas.len()));
         };
         let (left_keys, right_keys) = self.keys();
         for (schema, keys) in [(left, &left_keys), (right, &right_keys)] {
             let copies = vec![1];
-            let ends = Ends { schemas: std::slice::from_ref(schema), source_copies: copies, target_copies: 1 };
+            let ends = EdgeSignature { schemas: std::slice::from_ref(schema), source_copies: copies, target_copies: 1 };
             Partition::by_key(keys.clone()).buckets(self.buckets).check(&ends)?;
         }
         for (l, r) in columns(left, &left_keys)?.into_iter().zip(columns(right, &right_keys)?) {
@@ -101,17 +101,17 @@ impl Exchange for Join {
         let (left_keys, right_keys) = self.keys();
         let side = |at: usize, keys: &[String]| {
             let schema = SchemaRef::clone(&lowering.source_schemas()[at]);
-            Side { keys: columns(&schema, keys).expect("checked before"), schema }
+            JoinInput { keys: columns(&schema, keys).expect("checked before"), schema }
         };
         let (left_side, right_side) = (side(0, &left_keys), side(1, &right_keys));
         let (kind, l, r) = (self.kind, left_side.clone(), right_side.clone());
-        let keep_left = lowering.others_wait_for(0);
+        let keep_left = lowering.has_dependents(0);
         let factory: TaskFactory = Arc::new(move |inputs, outputs, context| {
             let (left, right) = (l.clone(), r.clone());
             Box::pin(async move {
                 let name = format!("{}, copy {}", context.task(), context.copy());
-                let kept = keep_left.then(|| Stash::new(&left.schema, context.governor(), &name));
-                let joiner = Joiner::new(kind, left, right, context.governor(), &name)?;
+                let kept = keep_left.then(|| SpillQueue::new(&left.schema, context.governor(), &name));
+                let joiner = HashJoiner::new(kind, left, right, context.governor(), &name)?;
                 let join = JoinOperator { joiner, kept, right_ended: false, left_ended: false };
                 operator::drive(join, inputs, outputs, &context).await
             })
@@ -122,7 +122,7 @@ impl Exchange for Join {
         let join = lowering.stage("join", workers, 2, schemas, Executor::Thread, factory);
         if self.broadcast {
             lowering.connect_direct(left, join.input(0));
-            lowering.connect(right, join.input(1), Mover::Broadcast(Overlay::default()));
+            lowering.connect(right, join.input(1), EdgeMover::Broadcast(Overlay::default()));
         } else {
             let by = |keys: Vec<String>| Partition::by_key(keys).buckets(self.buckets);
             lowering.connect(left, join.input(0), by(left_keys).mover(&left_side.schema, copies));
@@ -133,22 +133,22 @@ impl Exchange for Join {
 }
 
 struct JoinOperator {
-    joiner: Joiner,
+    joiner: HashJoiner,
     /// Left batches that came before the right side's end, where they cannot wait elsewhere.
-    kept: Option<Stash>,
+    kept: Option<SpillQueue>,
     right_ended: bool,
     left_ended: bool,
 }
 
 impl JoinOperator {
-    fn emit(&mut self, emit: &mut Emit) -> Result<Flow, TaskError> {
+    fn emit(&mut self, emit: &mut Emitter) -> Result<EmitStatus, TaskError> {
         loop {
             if let Some(batch) = self.joiner.next_batch()? {
                 emit.send(batch);
-                return Ok(Flow::More);
+                return Ok(EmitStatus::More);
             }
             if !self.right_ended {
-                return Ok(Flow::Done);
+                return Ok(EmitStatus::Done);
             }
             if let Some(kept) = &mut self.kept {
                 match kept.pop()? {
@@ -158,14 +158,14 @@ impl JoinOperator {
             } else if std::mem::take(&mut self.left_ended) {
                 self.joiner.end_left()?;
             } else {
-                return Ok(Flow::Done);
+                return Ok(EmitStatus::Done);
             }
         }
     }
 }
 
 impl Operator for JoinOperator {
-    fn on_batch(&mut self, input: usize, batch: RecordBatch, emit: &mut Emit) -> Result<Flow, TaskError> {
+    fn on_batch(&mut self, input: usize, batch: RecordBatch, emit: &mut Emitter) -> Result<EmitStatus, TaskError> {
         match (input, &mut self.kept) {
             (1, _) => self.joiner.push_right(batch)?,
             (_, Some(kept)) => kept.push(batch)?,
@@ -174,7 +174,7 @@ impl Operator for JoinOperator {
         self.emit(emit)
     }
 
-    fn on_input_end(&mut self, input: usize, emit: &mut Emit) -> Result<Flow, TaskError> {
+    fn on_input_end(&mut self, input: usize, emit: &mut Emitter) -> Result<EmitStatus, TaskError> {
         if input == 1 {
             self.right_ended = true;
             self.joiner.end_right()?;
@@ -184,7 +184,7 @@ impl Operator for JoinOperator {
         self.emit(emit)
     }
 
-    fn more(&mut self, emit: &mut Emit) -> Result<Flow, TaskError> {
+    fn more(&mut self, emit: &mut Emitter) -> Result<EmitStatus, TaskError> {
         self.emit(emit)
     }
 

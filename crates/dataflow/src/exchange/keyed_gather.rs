@@ -2,12 +2,12 @@
 //! are sorted by their keys where they arrive, on disk if need be.
 
 use arrow::datatypes::SchemaRef;
-use tidemill_batch::local::Order;
+use tidemill_batch::local::RowOrder;
 use tidemill_batch::route_map::BUCKETS;
 
 use super::partition::describe_buckets;
 use super::sort::sort_stage;
-use super::{Ends, Exchange, Partition};
+use super::{EdgeSignature, Exchange, Partition};
 use crate::flow::Lowering;
 
 /// See the module.
@@ -39,16 +39,16 @@ impl Exchange for KeyedGather {
         format!("keyed gather by {}{}", self.keys.join(", "), describe_buckets(self.buckets))
     }
 
-    fn check(&self, ends: &Ends<'_>) -> Result<SchemaRef, String> {
+    fn check(&self, ends: &EdgeSignature<'_>) -> Result<SchemaRef, String> {
         let schema = self.partition().check(ends)?;
-        Order::of_groups(&schema, &self.keys).map_err(|error| error.to_string())?;
+        RowOrder::of_groups(&schema, &self.keys).map_err(|error| error.to_string())?;
         Ok(schema)
     }
 
     fn lower(&self, lowering: &mut Lowering<'_>) {
         let (source, target) = (lowering.sources()[0], lowering.target());
         let schema = SchemaRef::clone(lowering.target_schema());
-        let order = Order::of_groups(&schema, &self.keys).expect("checked before");
+        let order = RowOrder::of_groups(&schema, &self.keys).expect("checked before");
         let after = sort_stage(lowering, "group", target, order);
         let mover = self.partition().mover(&schema, lowering.workers_of(target).len() as u32);
         lowering.connect(source, after.input(0), mover);

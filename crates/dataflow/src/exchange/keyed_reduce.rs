@@ -4,14 +4,14 @@
 use std::sync::Arc;
 
 use arrow::datatypes::SchemaRef;
-use tidemill_batch::local::{Reduce, Reducer};
+use tidemill_batch::local::{Reducer, Reduction};
 use tidemill_batch::route_map::BUCKETS;
 
 use super::partition::describe_buckets;
-use super::{Ends, Exchange, Partition};
+use super::{EdgeSignature, Exchange, Partition};
 use crate::error::TaskError;
 use crate::flow::TaskFactory;
-use crate::flow::{Input, Item, Lowering, Mover, Port, Stage};
+use crate::flow::{EdgeMover, ExchangeStage, FlowPort, Input, Lowering, StreamElement};
 use crate::task::Executor;
 use crate::task::TaskContext;
 
@@ -20,13 +20,13 @@ use crate::task::TaskContext;
 #[derive(Clone)]
 pub struct KeyedReduce {
     keys: Vec<String>,
-    reduce: Reduce,
+    reduce: Reduction,
     buckets: u32,
 }
 
 impl KeyedReduce {
     /// Reduces rows with equal values in `keys`.
-    pub fn new<S: Into<String>>(keys: impl IntoIterator<Item = S>, reduce: Reduce) -> Self {
+    pub fn new<S: Into<String>>(keys: impl IntoIterator<Item = S>, reduce: Reduction) -> Self {
         KeyedReduce { keys: keys.into_iter().map(Into::into).collect(), reduce, buckets: BUCKETS }
     }
 
@@ -47,7 +47,7 @@ impl Exchange for KeyedReduce {
         format!("keyed reduce by {keys}{buckets}: {}", self.reduce.describe())
     }
 
-    fn check(&self, ends: &Ends<'_>) -> Result<SchemaRef, String> {
+    fn check(&self, ends: &EdgeSignature<'_>) -> Result<SchemaRef, String> {
         let schema = self.partition().check(ends)?;
         self.reduce.schema(&schema, &self.keys)
     }
@@ -68,7 +68,7 @@ impl Exchange for KeyedReduce {
 impl KeyedReduce {
     /// What leaves the workers of `source`, whose copies have been `reduced`: once more together, where a worker has
     /// several of them and there are others to send to.
-    fn combined(&self, lowering: &mut Lowering<'_>, source: Port, reduced: Port) -> Port {
+    fn combined(&self, lowering: &mut Lowering<'_>, source: FlowPort, reduced: FlowPort) -> FlowPort {
         let copies = lowering.workers_of(source).to_vec();
         let mut workers = copies.clone();
         workers.sort_unstable();
@@ -79,13 +79,19 @@ impl KeyedReduce {
         let of_worker = |worker| workers.binary_search(worker).expect("it is one of them") as u32;
         let map = copies.iter().map(|worker| Some(of_worker(worker))).collect();
         let combine = stage_on(lowering, "combine", workers.clone(), &self.keys, &self.reduce, 1);
-        lowering.connect(reduced, combine.input(0), Mover::Map(map));
+        lowering.connect(reduced, combine.input(0), EdgeMover::Map(map));
         combine.output(0)
     }
 }
 
 /// A stage beside the copies of `beside` that reduces what its copies get to one row for each key.
-pub(super) fn stage(lowering: &mut Lowering<'_>, label: &str, beside: Port, keys: &[String], reduce: &Reduce) -> Stage {
+pub(super) fn stage(
+    lowering: &mut Lowering<'_>,
+    label: &str,
+    beside: FlowPort,
+    keys: &[String],
+    reduce: &Reduction,
+) -> ExchangeStage {
     let workers = lowering.workers_of(beside).to_vec();
     stage_on(lowering, label, workers, keys, reduce, 1)
 }
@@ -96,9 +102,9 @@ pub(super) fn stage_on(
     label: &str,
     workers: Vec<u32>,
     keys: &[String],
-    reduce: &Reduce,
+    reduce: &Reduction,
     inputs: usize,
-) -> Stage {
+) -> ExchangeStage {
     let schema = SchemaRef::clone(lowering.target_schema());
     let (keys, calls) = (keys.len(), reduce.is_function());
     let (reduce, outputs) = (reduce.clone(), vec![SchemaRef::clone(&schema)]);
@@ -125,7 +131,7 @@ pub(super) fn stage_on(
 pub(super) fn new_reducer(
     schema: &SchemaRef,
     keys: usize,
-    reduce: &Reduce,
+    reduce: &Reduction,
     context: &TaskContext,
 ) -> Result<Reducer, TaskError> {
     let name = format!("{}, copy {}", context.task(), context.copy());
@@ -134,7 +140,7 @@ pub(super) fn new_reducer(
 
 /// Reduces all of an input.
 pub(super) async fn drain(input: &mut Input, reducer: &mut Reducer) -> Result<(), TaskError> {
-    while let Some(Item::Batch(batch)) = input.recv().await? {
+    while let Some(StreamElement::Batch(batch)) = input.recv().await? {
         reducer.push(batch)?;
     }
     Ok(())

@@ -43,12 +43,12 @@ pub use reduce::{AllReduce, Reduce};
 pub use sort::Sort;
 pub use union::Union;
 
-pub use tidemill_batch::local::{ColumnOp, FoldFunction, JoinKind, Reduce as Reduction, SortKey};
+pub use tidemill_batch::local::{ColumnOp, FoldFunction, JoinKind, Reduction, SortKey};
 
 use crate::flow::Lowering;
 
 /// The ends of an edge, as an exchange checks them.
-pub struct Ends<'a> {
+pub struct EdgeSignature<'a> {
     /// What leaves each source.
     pub schemas: &'a [SchemaRef],
     /// Copies of each source.
@@ -57,7 +57,7 @@ pub struct Ends<'a> {
     pub target_copies: u32,
 }
 
-impl Ends<'_> {
+impl EdgeSignature<'_> {
     /// The schema of the only source.
     ///
     /// # Errors
@@ -79,7 +79,7 @@ pub trait Exchange: Send + Sync {
     ///
     /// # Errors
     /// In words, when the ends do not fit the exchange.
-    fn check(&self, ends: &Ends<'_>) -> Result<SchemaRef, String>;
+    fn check(&self, ends: &EdgeSignature<'_>) -> Result<SchemaRef, String>;
 
     /// Adds the movers and stages it is made of. Called after `check`, on every worker.
     fn lower(&self, lowering: &mut Lowering<'_>);

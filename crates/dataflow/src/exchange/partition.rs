@@ -8,11 +8,11 @@ use tidemill_batch::keys::{self, KeyHasher};
 use tidemill_batch::route_map::{BUCKETS, BUCKETS_MAX, RouteMap};
 use tidemill_batch::schema::columns;
 
-use super::{Ends, Exchange};
+use super::{EdgeSignature, Exchange};
 use crate::error::TaskError;
-use crate::flow::{Lowering, Mover, batch_bytes};
+use crate::flow::{EdgeMover, Lowering, batch_bytes};
 use crate::metrics::BucketCounts;
-use crate::partitioner::{Assign, Assignment, Partitioner, Seat};
+use crate::partitioner::{Partitioner, PartitionerContext, RowAssigner, RowAssignment};
 
 /// Names the target copy of each row of a batch: `(batch, copies) -> targets`.
 pub type TargetFunction = Arc<dyn Fn(&RecordBatch, u32) -> Result<Vec<u32>, TaskError> + Send + Sync>;
@@ -20,11 +20,11 @@ pub type TargetFunction = Arc<dyn Fn(&RecordBatch, u32) -> Result<Vec<u32>, Task
 /// See the module.
 #[derive(Clone)]
 pub struct Partition {
-    by: By,
+    by: PartitionBy,
 }
 
 #[derive(Clone)]
-enum By {
+enum PartitionBy {
     Key { columns: Vec<String>, buckets: u32, route: Option<Arc<RouteMap>> },
     Turn,
     Function { name: String, function: TargetFunction },
@@ -35,13 +35,13 @@ impl Partition {
     /// all NaNs and both zeros.
     pub fn by_key<S: Into<String>>(columns: impl IntoIterator<Item = S>) -> Self {
         let columns = columns.into_iter().map(Into::into).collect();
-        Partition { by: By::Key { columns, buckets: BUCKETS, route: None } }
+        Partition { by: PartitionBy::Key { columns, buckets: BUCKETS, route: None } }
     }
 
     /// With so many buckets instead of 1024; at most [`BUCKETS_MAX`].
     #[must_use]
     pub fn buckets(mut self, count: u32) -> Self {
-        if let By::Key { buckets, .. } = &mut self.by {
+        if let PartitionBy::Key { buckets, .. } = &mut self.by {
             *buckets = count;
         }
         self
@@ -50,7 +50,7 @@ impl Partition {
     /// With this map from buckets to copies, instead of an even one.
     #[must_use]
     pub fn route(mut self, map: RouteMap) -> Self {
-        if let By::Key { buckets, route, .. } = &mut self.by {
+        if let PartitionBy::Key { buckets, route, .. } = &mut self.by {
             *buckets = map.buckets();
             *route = Some(Arc::new(map));
         }
@@ -59,7 +59,7 @@ impl Partition {
 
     /// Batches in turn, each copy beginning with another.
     pub fn round_robin() -> Self {
-        Partition { by: By::Turn }
+        Partition { by: PartitionBy::Turn }
     }
 
     /// Where `function` says; `name` stands for it in plans, and must change when it does.
@@ -67,18 +67,18 @@ impl Partition {
         name: impl Into<String>,
         function: impl Fn(&RecordBatch, u32) -> Result<Vec<u32>, TaskError> + Send + Sync + 'static,
     ) -> Self {
-        Partition { by: By::Function { name: name.into(), function: Arc::new(function) } }
+        Partition { by: PartitionBy::Function { name: name.into(), function: Arc::new(function) } }
     }
 
     /// The mover alone, for exchanges that partition what a stage makes.
-    pub(crate) fn mover(&self, schema: &SchemaRef, targets: u32) -> Mover {
-        Mover::Partition(match &self.by {
-            By::Key { columns: names, buckets, route } => Arc::new(ByKey {
+    pub(crate) fn mover(&self, schema: &SchemaRef, targets: u32) -> EdgeMover {
+        EdgeMover::Partition(match &self.by {
+            PartitionBy::Key { columns: names, buckets, route } => Arc::new(ByKey {
                 hasher: KeyHasher::new(columns(schema, names).expect("checked before")),
                 route: route.clone().unwrap_or_else(|| Arc::new(RouteMap::even(*buckets, targets))),
             }),
-            By::Turn => Arc::new(ByTurn),
-            By::Function { function, .. } => Arc::new(ByFunction(Arc::clone(function))),
+            PartitionBy::Turn => Arc::new(ByTurn),
+            PartitionBy::Function { function, .. } => Arc::new(ByFunction(Arc::clone(function))),
         })
     }
 }
@@ -86,20 +86,20 @@ impl Partition {
 impl Exchange for Partition {
     fn describe(&self) -> String {
         match &self.by {
-            By::Key { columns, buckets, route: None } => {
+            PartitionBy::Key { columns, buckets, route: None } => {
                 format!("partition by {} in {buckets} buckets", columns.join(", "))
             }
-            By::Key { columns, route: Some(route), .. } => {
+            PartitionBy::Key { columns, route: Some(route), .. } => {
                 format!("partition by {} along {}", columns.join(", "), route.describe())
             }
-            By::Turn => "partition in turn".into(),
-            By::Function { name, .. } => format!("partition by function {name}"),
+            PartitionBy::Turn => "partition in turn".into(),
+            PartitionBy::Function { name, .. } => format!("partition by function {name}"),
         }
     }
 
-    fn check(&self, ends: &Ends<'_>) -> Result<SchemaRef, String> {
+    fn check(&self, ends: &EdgeSignature<'_>) -> Result<SchemaRef, String> {
         let schema = ends.only()?;
-        if let By::Key { columns: names, buckets, route } = &self.by {
+        if let PartitionBy::Key { columns: names, buckets, route } = &self.by {
             if names.is_empty() || *buckets == 0 {
                 return Err("a key needs at least one column and one bucket".into());
             }
@@ -149,7 +149,7 @@ struct AssignByKey {
 const COUNTED_ROWS: usize = 16;
 
 impl Partitioner for ByKey {
-    fn start(&self, seat: &Seat) -> Box<dyn Assign> {
+    fn start(&self, seat: &PartitionerContext) -> Box<dyn RowAssigner> {
         let buckets = self.route.buckets();
         let metrics = seat.metrics.buckets(buckets);
         Box::new(AssignByKey {
@@ -174,8 +174,8 @@ impl Partitioner for ByKey {
     }
 }
 
-impl Assign for AssignByKey {
-    fn assign(&mut self, batch: &RecordBatch, targets: &mut Vec<u32>) -> Result<Assignment, TaskError> {
+impl RowAssigner for AssignByKey {
+    fn assign(&mut self, batch: &RecordBatch, targets: &mut Vec<u32>) -> Result<RowAssignment, TaskError> {
         self.hasher.hash(batch, &mut self.hashes)?;
         let counts = &mut self.counts;
         targets.extend(self.hashes.iter().map(|&hash| {
@@ -186,12 +186,12 @@ impl Assign for AssignByKey {
         self.rows += batch.num_rows();
         self.bytes += batch_bytes(batch);
         if self.rows >= COUNTED_ROWS * counts.len() {
-            self.tell();
+            self.flush_metrics();
         }
-        Ok(Assignment::ByRow)
+        Ok(RowAssignment::ByRow)
     }
 
-    fn tell(&mut self) {
+    fn flush_metrics(&mut self) {
         if self.rows == 0 {
             return;
         }
@@ -215,7 +215,7 @@ struct AssignByTurn {
 }
 
 impl Partitioner for ByTurn {
-    fn start(&self, seat: &Seat) -> Box<dyn Assign> {
+    fn start(&self, seat: &PartitionerContext) -> Box<dyn RowAssigner> {
         Box::new(AssignByTurn { next: seat.source % seat.targets, targets: seat.targets })
     }
 }
@@ -228,9 +228,9 @@ impl AssignByTurn {
     }
 }
 
-impl Assign for AssignByTurn {
-    fn assign(&mut self, _batch: &RecordBatch, _targets: &mut Vec<u32>) -> Result<Assignment, TaskError> {
-        Ok(Assignment::Whole(self.turn()))
+impl RowAssigner for AssignByTurn {
+    fn assign(&mut self, _batch: &RecordBatch, _targets: &mut Vec<u32>) -> Result<RowAssignment, TaskError> {
+        Ok(RowAssignment::Whole(self.turn()))
     }
 
     fn assign_unseen(&mut self) -> Option<u32> {
@@ -246,14 +246,14 @@ struct AssignByFunction {
 }
 
 impl Partitioner for ByFunction {
-    fn start(&self, seat: &Seat) -> Box<dyn Assign> {
+    fn start(&self, seat: &PartitionerContext) -> Box<dyn RowAssigner> {
         Box::new(AssignByFunction { function: Arc::clone(&self.0), targets: seat.targets })
     }
 }
 
-impl Assign for AssignByFunction {
-    fn assign(&mut self, batch: &RecordBatch, targets: &mut Vec<u32>) -> Result<Assignment, TaskError> {
+impl RowAssigner for AssignByFunction {
+    fn assign(&mut self, batch: &RecordBatch, targets: &mut Vec<u32>) -> Result<RowAssignment, TaskError> {
         *targets = (self.function)(batch, self.targets)?;
-        Ok(Assignment::ByRow)
+        Ok(RowAssignment::ByRow)
     }
 }

@@ -4,13 +4,13 @@
 use std::sync::Arc;
 
 use arrow::datatypes::SchemaRef;
-use tidemill_batch::local::Reduce as Reduction;
+use tidemill_batch::local::Reduction;
 
 use super::keyed_reduce::{drain, new_reducer, stage};
-use super::tree::{Leaves, OUT, UP, connect_root, up_a_tree};
-use super::{Ends, Exchange};
+use super::tree::{OUT, TreeLeaves, UP, add_tree_stage, connect_root};
+use super::{EdgeSignature, Exchange};
 use crate::flow::TaskFactory;
-use crate::flow::{Lowering, Mover, Port};
+use crate::flow::{EdgeMover, FlowPort, Lowering};
 use crate::overlay::Overlay;
 use crate::task::Executor;
 
@@ -49,7 +49,7 @@ impl Exchange for Reduce {
         format!("reduce to copy {}: {}", self.root, self.reduction.describe())
     }
 
-    fn check(&self, ends: &Ends<'_>) -> Result<SchemaRef, String> {
+    fn check(&self, ends: &EdgeSignature<'_>) -> Result<SchemaRef, String> {
         if self.root >= ends.target_copies {
             return Err(format!("no copy {} among {}", self.root, ends.target_copies));
         }
@@ -59,7 +59,7 @@ impl Exchange for Reduce {
     fn lower(&self, lowering: &mut Lowering<'_>) {
         let target = lowering.target();
         let root = lowering.workers_of(target)[self.root as usize];
-        let result = combine_up(lowering, &self.reduction, self.overlay, root);
+        let result = add_reduce_tree(lowering, &self.reduction, self.overlay, root);
         connect_root(lowering, result, root, self.root);
     }
 }
@@ -90,30 +90,30 @@ impl Exchange for AllReduce {
         format!("all-reduce: {}", self.reduction.describe())
     }
 
-    fn check(&self, ends: &Ends<'_>) -> Result<SchemaRef, String> {
+    fn check(&self, ends: &EdgeSignature<'_>) -> Result<SchemaRef, String> {
         self.reduction.schema(ends.only()?, &[])
     }
 
     fn lower(&self, lowering: &mut Lowering<'_>) {
         let target = lowering.target();
         let root = lowering.workers_of(target)[0];
-        let result = combine_up(lowering, &self.reduction, self.overlay, root);
-        lowering.connect(result, target, Mover::Broadcast(self.overlay));
+        let result = add_reduce_tree(lowering, &self.reduction, self.overlay, root);
+        lowering.connect(result, target, EdgeMover::Broadcast(self.overlay));
     }
 }
 
 /// Adds the tree: a stage on every worker that combines its own copies' part, which these have reduced, with those of
 /// the workers below. Returns the output that has the result, at the copy on `root`, and nothing at the others.
-fn combine_up(lowering: &mut Lowering<'_>, reduction: &Reduction, overlay: Overlay, root: u32) -> Port {
+fn add_reduce_tree(lowering: &mut Lowering<'_>, reduction: &Reduction, overlay: Overlay, root: u32) -> FlowPort {
     let source = lowering.sources()[0];
     let schema = SchemaRef::clone(lowering.target_schema());
     // A person's function may block, or wait for who calls it: it has a stage of its own beside each copy.
     let from = if reduction.is_function() {
         let before = stage(lowering, "reduce before", source, &[], reduction);
         lowering.connect_direct(source, before.input(0));
-        Leaves::AsItIs(before.output(0))
+        TreeLeaves::AsItIs(before.output(0))
     } else {
-        Leaves::Reduced(source, reduction)
+        TreeLeaves::Reduced(source, reduction)
     };
     let (reduce, of_stage) = (reduction.clone(), SchemaRef::clone(&schema));
     let factory: TaskFactory = Arc::new(move |inputs, outputs, context| {
@@ -133,5 +133,5 @@ fn combine_up(lowering: &mut Lowering<'_>, reduction: &Reduction, overlay: Overl
         })
     });
     let executor = if reduction.is_function() { Executor::Thread } else { Executor::Pool };
-    up_a_tree(lowering, "combine", (from, &schema), (overlay, root), executor, factory)
+    add_tree_stage(lowering, "combine", (from, &schema), (overlay, root), executor, factory)
 }

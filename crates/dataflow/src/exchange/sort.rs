@@ -18,16 +18,16 @@ use std::sync::{Arc, OnceLock};
 use arrow::array::{Array, AsArray, BinaryArray, RecordBatch, UInt64Array};
 use arrow::datatypes::{DataType, Field, Schema, SchemaRef, UInt64Type};
 use tidemill_batch::local::Sorter;
-use tidemill_batch::local::{Order, SortKey};
-use tidemill_batch::memory::Stash;
+use tidemill_batch::local::{RowOrder, SortKey};
+use tidemill_batch::memory::SpillQueue;
 use tidemill_batch::schema::columns;
 
-use super::{Ends, Exchange};
+use super::{EdgeSignature, Exchange};
 use crate::error::TaskError;
 use crate::flow::TaskFactory;
-use crate::flow::{Inputs, Item, Lowering, Mover, Outputs, Port, Stage, batch_bytes};
+use crate::flow::{EdgeMover, ExchangeStage, FlowPort, Inputs, Lowering, Outputs, StreamElement, batch_bytes};
 use crate::overlay::Overlay;
-use crate::partitioner::{Assign, Assignment, Partitioner, Seat};
+use crate::partitioner::{Partitioner, PartitionerContext, RowAssigner, RowAssignment};
 use crate::task::Executor;
 use crate::task::TaskContext;
 
@@ -72,14 +72,14 @@ impl Exchange for Sort {
         format!("{what} {}{}", keys.join(", "), if self.all { " (sampled whole)" } else { "" })
     }
 
-    fn check(&self, ends: &Ends<'_>) -> Result<SchemaRef, String> {
+    fn check(&self, ends: &EdgeSignature<'_>) -> Result<SchemaRef, String> {
         let schema = ends.only()?;
         if self.keys.is_empty() {
             return Err("a sort needs at least one key".into());
         }
         let names: Vec<String> = self.keys.iter().map(|key| key.column.clone()).collect();
         columns(schema, &names)?;
-        Order::new(schema, &self.keys).map_err(|error| error.to_string())?;
+        RowOrder::new(schema, &self.keys).map_err(|error| error.to_string())?;
         Ok(SchemaRef::clone(schema))
     }
 
@@ -87,8 +87,8 @@ impl Exchange for Sort {
         let (source, target) = (lowering.sources()[0], lowering.target());
         let schema = SchemaRef::clone(lowering.target_schema());
         let (senders, copies) = (lowering.workers_of(source).to_vec(), lowering.workers_of(target).len());
-        let (keys, order) = (Arc::clone(&self.keys), Order::new(&schema, &self.keys).expect("checked before"));
-        let all_to_one = || Mover::Map(vec![Some(0); senders.len()]);
+        let (keys, order) = (Arc::clone(&self.keys), RowOrder::new(&schema, &self.keys).expect("checked before"));
+        let all_to_one = || EdgeMover::Map(vec![Some(0); senders.len()]);
         if copies == 1 && self.unsorted {
             return lowering.connect(source, target, all_to_one());
         }
@@ -98,8 +98,8 @@ impl Exchange for Sort {
             return lowering.connect_direct(sort.output(0), target);
         }
         // Where each source copy's splitters are, for its stage to set and its partitioner to follow.
-        let cells: Cells = senders.iter().map(|_| OnceLock::new()).collect();
-        let sampling = Sampling { schema: SchemaRef::clone(&schema), keys, all: self.all, cells };
+        let cells: SampleCells = senders.iter().map(|_| OnceLock::new()).collect();
+        let sampling = KeySampling { schema: SchemaRef::clone(&schema), keys, all: self.all, cells };
         let cells = Arc::clone(&sampling.cells);
         let factory: TaskFactory =
             Arc::new(move |inputs, outputs, context| Box::pin(sampling.clone().run(inputs, outputs, context)));
@@ -112,8 +112,8 @@ impl Exchange for Sort {
 
         lowering.connect_direct(source, sample.input(0));
         lowering.connect(sample.output(1), split.input(0), all_to_one());
-        lowering.connect(split.output(0), sample.input(1), Mover::Broadcast(Overlay::default()));
-        let by_range = Mover::Partition(Arc::new(ByRange { order: order.clone(), cells }));
+        lowering.connect(split.output(0), sample.input(1), EdgeMover::Broadcast(Overlay::default()));
+        let by_range = EdgeMover::Partition(Arc::new(ByRange { order: order.clone(), cells }));
         if self.unsorted {
             return lowering.connect(sample.output(0), target, by_range);
         }
@@ -124,7 +124,7 @@ impl Exchange for Sort {
 }
 
 /// A stage beside the copies of `beside` that sorts what each gets.
-pub(super) fn sort_stage(lowering: &mut Lowering<'_>, label: &str, beside: Port, order: Order) -> Stage {
+pub(super) fn sort_stage(lowering: &mut Lowering<'_>, label: &str, beside: FlowPort, order: RowOrder) -> ExchangeStage {
     let schema = SchemaRef::clone(lowering.target_schema());
     let (workers, schemas) = (lowering.workers_of(beside).to_vec(), vec![SchemaRef::clone(&schema)]);
     let factory: TaskFactory = Arc::new(move |inputs, outputs, context| {
@@ -132,7 +132,7 @@ pub(super) fn sort_stage(lowering: &mut Lowering<'_>, label: &str, beside: Port,
         Box::pin(async move {
             let mut sorter = Sorter::new(&schema, order, context.governor(), context.reservation());
             let (mut input, mut output) = (inputs.into_only(), outputs.into_only());
-            while let Some(Item::Batch(batch)) = input.recv().await? {
+            while let Some(StreamElement::Batch(batch)) = input.recv().await? {
                 sorter.push(batch)?;
             }
             let mut sorted = sorter.finish()?;
@@ -151,24 +151,24 @@ fn sample_schema() -> SchemaRef {
     Arc::new(Schema::new(fields))
 }
 
-type Cells = Arc<[OnceLock<Vec<Box<[u8]>>>]>;
+type SampleCells = Arc<[OnceLock<Vec<Box<[u8]>>>]>;
 
 #[derive(Clone)]
-struct Sampling {
+struct KeySampling {
     schema: SchemaRef,
     keys: Arc<[SortKey]>,
     all: bool,
-    cells: Cells,
+    cells: SampleCells,
 }
 
-impl Sampling {
+impl KeySampling {
     async fn run(self, mut inputs: Inputs, outputs: Outputs, context: TaskContext) -> Result<(), TaskError> {
-        let order = Order::new(&self.schema, &self.keys)?;
+        let order = RowOrder::new(&self.schema, &self.keys)?;
         let mut outputs = outputs.into_ports();
         let mut samples = outputs.pop().expect("the stage has two outputs");
         let mut rows = outputs.pop().expect("the stage has two outputs");
-        let mut kept = Stash::new(&self.schema, context.governor(), context.task());
-        let mut sampler = Sampler { order, keys: Vec::new(), every: 1, seen: 0, bytes: 0, firsts: Vec::new() };
+        let mut kept = SpillQueue::new(&self.schema, context.governor(), context.task());
+        let mut sampler = KeySampler { order, keys: Vec::new(), every: 1, seen: 0, bytes: 0, firsts: Vec::new() };
         let budget = context.governor().settings().budget_bytes;
         let enough = if budget > 0 { SAMPLE_BYTES.min(budget / 8) } else { SAMPLE_BYTES };
         let mut sampled = false;
@@ -177,20 +177,20 @@ impl Sampling {
         let cell = &self.cells[context.copy() as usize];
         while cell.get().is_none() {
             match inputs.recv_any(|_| true).await? {
-                Some((0, Some(Item::Batch(batch)))) => {
+                Some((0, Some(StreamElement::Batch(batch)))) => {
                     if !sampled {
-                        sampler.look(&batch)?;
+                        sampler.add(&batch)?;
                     }
                     kept.push(batch)?;
                 }
                 Some((0, None)) => over = true,
-                Some((_, Some(Item::Batch(batch)))) => {
+                Some((_, Some(StreamElement::Batch(batch)))) => {
                     let keys = batch.column(0).as_binary::<i32>();
                     let splitters = (0..keys.len()).map(|row| keys.value(row).into()).collect();
                     drop(cell.set(splitters));
                 }
                 // Marks do not come here: it is no streaming task.
-                Some((_, Some(Item::Mark(_)))) => {}
+                Some((_, Some(StreamElement::Mark(_)))) => {}
                 Some((_, None)) | None => {
                     if cell.get().is_none() {
                         return Err("no splitters arrived".into());
@@ -209,7 +209,7 @@ impl Sampling {
             rows.send(batch).await?;
         }
         drop(kept);
-        while let Some((0, Some(Item::Batch(batch)))) = inputs.recv_any(|port| port == 0).await? {
+        while let Some((0, Some(StreamElement::Batch(batch)))) = inputs.recv_any(|port| port == 0).await? {
             rows.send(batch).await?;
         }
         Ok(())
@@ -217,8 +217,8 @@ impl Sampling {
 }
 
 /// Keeps every so many-th row's key; fewer as there are more.
-struct Sampler {
-    order: Order,
+struct KeySampler {
+    order: RowOrder,
     keys: Vec<Box<[u8]>>,
     every: u64,
     seen: u64,
@@ -227,8 +227,8 @@ struct Sampler {
     firsts: Vec<Box<[u8]>>,
 }
 
-impl Sampler {
-    fn look(&mut self, batch: &RecordBatch) -> Result<(), TaskError> {
+impl KeySampler {
+    fn add(&mut self, batch: &RecordBatch) -> Result<(), TaskError> {
         let rows = self.order.rows(batch)?;
         self.firsts.push(rows.row(0).data().into());
         for row in 0..rows.num_rows() {
@@ -270,7 +270,7 @@ impl Sampler {
 async fn splitters(inputs: Inputs, outputs: Outputs, ranges: usize) -> Result<(), TaskError> {
     let mut input = inputs.into_only();
     let mut points: Vec<(Box<[u8]>, u64)> = Vec::new();
-    while let Some(Item::Batch(batch)) = input.recv().await? {
+    while let Some(StreamElement::Batch(batch)) = input.recv().await? {
         let (keys, rows) = (batch.column(0).as_binary::<i32>(), batch.column(1).as_primitive::<UInt64Type>());
         points.extend((0..keys.len()).map(|at| (keys.value(at).into(), rows.value(at))));
     }
@@ -296,29 +296,29 @@ async fn splitters(inputs: Inputs, outputs: Outputs, ranges: usize) -> Result<()
 
 /// Sends rows to the copy of their range.
 struct ByRange {
-    order: Order,
-    cells: Cells,
+    order: RowOrder,
+    cells: SampleCells,
 }
 
 struct AssignByRange {
-    order: Order,
-    cells: Cells,
+    order: RowOrder,
+    cells: SampleCells,
     source: usize,
 }
 
 impl Partitioner for ByRange {
-    fn start(&self, seat: &Seat) -> Box<dyn Assign> {
+    fn start(&self, seat: &PartitionerContext) -> Box<dyn RowAssigner> {
         let (order, cells) = (self.order.clone(), Arc::clone(&self.cells));
         Box::new(AssignByRange { order, cells, source: seat.source as usize })
     }
 }
 
-impl Assign for AssignByRange {
-    fn assign(&mut self, batch: &RecordBatch, targets: &mut Vec<u32>) -> Result<Assignment, TaskError> {
+impl RowAssigner for AssignByRange {
+    fn assign(&mut self, batch: &RecordBatch, targets: &mut Vec<u32>) -> Result<RowAssignment, TaskError> {
         let splitters = self.cells[self.source].get().ok_or("rows arrived before the splitters")?;
         let rows = self.order.rows(batch)?;
         let range = |key: &[u8]| splitters.partition_point(|splitter| &splitter[..] <= key) as u32;
         targets.extend(rows.iter().map(|row| range(row.data())));
-        Ok(Assignment::ByRow)
+        Ok(RowAssignment::ByRow)
     }
 }

@@ -3,10 +3,10 @@
 //! host at most.
 
 use arrow::datatypes::SchemaRef;
-use tidemill_batch::local::Reduce as Reduction;
+use tidemill_batch::local::Reduction;
 
 use crate::flow::TaskFactory;
-use crate::flow::{Lowering, Mover, Port};
+use crate::flow::{EdgeMover, FlowPort, Lowering};
 use crate::overlay::Overlay;
 use crate::task::Executor;
 
@@ -15,25 +15,25 @@ pub(super) const UP: usize = 0;
 pub(super) const OUT: usize = 1;
 
 /// What goes into a tree.
-pub(super) enum Leaves<'a> {
+pub(super) enum TreeLeaves<'a> {
     /// All that leaves a port.
-    AsItIs(Port),
+    AsItIs(FlowPort),
     /// What each of its copies makes of that.
-    Reduced(Port, &'a Reduction),
+    Reduced(FlowPort, &'a Reduction),
 }
 
 /// Adds a stage `label` on every worker that gets what copies on its worker send, on its first input, and what the
 /// workers below it send, on its second. It is to send [`UP`], or, on worker `root`, [`OUT`], which is returned: the
 /// other copies have nothing for it.
-pub(super) fn up_a_tree(
+pub(super) fn add_tree_stage(
     lowering: &mut Lowering<'_>,
     label: &str,
-    (leaves, schema): (Leaves<'_>, &SchemaRef),
+    (leaves, schema): (TreeLeaves<'_>, &SchemaRef),
     (overlay, root): (Overlay, u32),
     executor: Executor,
     factory: TaskFactory,
-) -> Port {
-    let (Leaves::AsItIs(source) | Leaves::Reduced(source, _)) = leaves;
+) -> FlowPort {
+    let (TreeLeaves::AsItIs(source) | TreeLeaves::Reduced(source, _)) = leaves;
     let members = lowering.workers_of(source).to_vec();
     let tree = lowering.tree(overlay, root, &members);
     let everywhere: Vec<u32> = (0..lowering.workers()).collect();
@@ -41,17 +41,17 @@ pub(super) fn up_a_tree(
     let stage = lowering.stage(label, everywhere, 2, schemas, executor, factory);
     let own = members.iter().map(|&worker| Some(worker)).collect();
     match leaves {
-        Leaves::AsItIs(_) => lowering.connect(source, stage.input(0), Mover::Map(own)),
-        Leaves::Reduced(_, reduction) => lowering.connect_reduced(source, stage.input(0), own, reduction),
+        TreeLeaves::AsItIs(_) => lowering.connect(source, stage.input(0), EdgeMover::Map(own)),
+        TreeLeaves::Reduced(_, reduction) => lowering.connect_reduced(source, stage.input(0), own, reduction),
     }
     // An edge from the stage to itself, but never from a copy to itself or back: a tree.
-    lowering.connect(stage.output(UP), stage.input(1), Mover::Map(tree.parent));
+    lowering.connect(stage.output(UP), stage.input(1), EdgeMover::Map(tree.parent));
     stage.output(OUT)
 }
 
 /// Connects the output of the tree to one copy of the target, on worker `root`.
-pub(super) fn connect_root(lowering: &mut Lowering<'_>, out: Port, root: u32, copy: u32) {
+pub(super) fn connect_root(lowering: &mut Lowering<'_>, out: FlowPort, root: u32, copy: u32) {
     let mut map = vec![None; lowering.workers() as usize];
     map[root as usize] = Some(copy);
-    lowering.connect(out, lowering.target(), Mover::Map(map));
+    lowering.connect(out, lowering.target(), EdgeMover::Map(map));
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use arrow::datatypes::SchemaRef;
 use tidemill_batch::schema::fits;
 
-use super::{Direct, Ends, Exchange};
+use super::{Direct, EdgeSignature, Exchange};
 use crate::flow::Lowering;
 
 /// See the module. Each source's rows move in the same way; directly, unless told.
@@ -32,10 +32,10 @@ impl Exchange for Union {
         format!("union, {}", self.by.describe())
     }
 
-    fn check(&self, ends: &Ends<'_>) -> Result<SchemaRef, String> {
+    fn check(&self, ends: &EdgeSignature<'_>) -> Result<SchemaRef, String> {
         let mut first: Option<SchemaRef> = None;
         for (at, schema) in ends.schemas.iter().enumerate() {
-            let one = Ends {
+            let one = EdgeSignature {
                 schemas: std::slice::from_ref(schema),
                 source_copies: vec![ends.source_copies[at]],
                 target_copies: ends.target_copies,

@@ -8,11 +8,11 @@ use tidemill_batch::route_map::RouteMap;
 
 use super::{Input, Output};
 use crate::error::TaskError;
-use crate::partitioner::{Assign, Assignment, Partitioner, Seat};
+use crate::partitioner::{Partitioner, PartitionerContext, RowAssigner, RowAssignment};
 use crate::rebalance::Moves;
 
 /// One copy's ends of the edge on which its task hands buckets over.
-pub(crate) struct Handover {
+pub(crate) struct BucketHandover {
     pub copy: u32,
     /// Who owns what.
     pub route: Arc<RouteMap>,
@@ -20,7 +20,7 @@ pub(crate) struct Handover {
     pub input: Input,
 }
 
-impl Handover {
+impl BucketHandover {
     /// What the edge carries: buckets, and parts of what is kept of them.
     pub(crate) fn schema() -> SchemaRef {
         let bucket = Field::new("bucket", DataType::UInt32, false);
@@ -37,13 +37,13 @@ impl Handover {
 pub(crate) struct BucketPartitioner;
 
 impl Partitioner for BucketPartitioner {
-    fn start(&self, _: &Seat) -> Box<dyn Assign> {
+    fn start(&self, _: &PartitionerContext) -> Box<dyn RowAssigner> {
         Box::new(BucketPartitioner)
     }
 }
 
-impl Assign for BucketPartitioner {
-    fn assign(&mut self, _: &RecordBatch, _: &mut Vec<u32>) -> Result<Assignment, TaskError> {
+impl RowAssigner for BucketPartitioner {
+    fn assign(&mut self, _: &RecordBatch, _: &mut Vec<u32>) -> Result<RowAssignment, TaskError> {
         Err("what is handed over goes to who is named".into())
     }
 }

@@ -1,21 +1,21 @@
-//! What an exchange makes its part of a [`Flow`] with.
+//! What an exchange makes its part of a [`FlowGraph`] with.
 
 use arrow::datatypes::SchemaRef;
-use tidemill_batch::local::Reduce as Reduction;
+use tidemill_batch::local::Reduction;
 
-use super::{Flow, FlowEdge, FlowTask, Mover, TaskFactory};
-use crate::overlay::{Overlay, Tree};
-use crate::rebalance::Keeps;
+use super::{EdgeMover, FlowEdge, FlowGraph, FlowTask, TaskFactory};
+use crate::overlay::{Overlay, WorkerTree};
+use crate::rebalance::StateKind;
 use crate::task::Executor;
 
 /// A port of a task of the flow: of a person's task, or of a stage.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Port {
+pub struct FlowPort {
     pub(crate) task: usize,
     pub(crate) port: usize,
 }
 
-impl Port {
+impl FlowPort {
     pub(crate) fn is(self, task: usize, port: usize) -> bool {
         self.task == task && self.port == port
     }
@@ -35,25 +35,25 @@ pub(crate) struct CheckedEdge {
 
 /// What an exchange is given to make its edge of: its ends, and means to add stages and movers between them.
 pub struct Lowering<'a> {
-    flow: &'a mut Flow,
+    flow: &'a mut FlowGraph,
     edges: &'a [CheckedEdge],
     hosts: &'a [u32],
     edge: &'a CheckedEdge,
-    sources: Vec<Port>,
+    sources: Vec<FlowPort>,
 }
 
 impl<'a> Lowering<'a> {
     /// Of the edge numbered `at` in `edges`, between workers on `hosts`.
-    pub(crate) fn new(flow: &'a mut Flow, edges: &'a [CheckedEdge], at: usize, hosts: &'a [u32]) -> Self {
+    pub(crate) fn new(flow: &'a mut FlowGraph, edges: &'a [CheckedEdge], at: usize, hosts: &'a [u32]) -> Self {
         let edge = &edges[at];
-        let sources = edge.sources.iter().map(|&(task, port)| Port { task, port }).collect();
+        let sources = edge.sources.iter().map(|&(task, port)| FlowPort { task, port }).collect();
         Lowering { flow, edges, hosts, edge, sources }
     }
 }
 
 impl Lowering<'_> {
     /// The output ports the edge begins at.
-    pub fn sources(&self) -> &[Port] {
+    pub fn sources(&self) -> &[FlowPort] {
         &self.sources
     }
 
@@ -63,8 +63,8 @@ impl Lowering<'_> {
     }
 
     /// The input port the edge leads to.
-    pub fn target(&self) -> Port {
-        Port { task: self.edge.target.0, port: self.edge.target.1 }
+    pub fn target(&self) -> FlowPort {
+        FlowPort { task: self.edge.target.0, port: self.edge.target.1 }
     }
 
     /// What arrives there.
@@ -78,19 +78,19 @@ impl Lowering<'_> {
     }
 
     /// The workers of the copies of a port's task.
-    pub fn workers_of(&self, port: Port) -> &[u32] {
+    pub fn workers_of(&self, port: FlowPort) -> &[u32] {
         &self.flow.tasks[port.task].workers
     }
 
     /// A tree from `root` over `members`.
-    pub fn tree(&self, overlay: Overlay, root: u32, members: &[u32]) -> Tree {
+    pub fn tree(&self, overlay: Overlay, root: u32, members: &[u32]) -> WorkerTree {
         overlay.tree(root, members, self.hosts)
     }
 
     /// Whether anybody else waits for what the tasks send that lead to source `at`, or that source itself. Then a stage
     /// must not leave it waiting for long: those tasks would stop, and what waits for them may be what the stage is
     /// waiting for. That need not be in sight from here: two joins may each hold up what the other takes first.
-    pub fn others_wait_for(&self, at: usize) -> bool {
+    pub fn has_dependents(&self, at: usize) -> bool {
         let mut above = vec![self.edge.sources[at].0];
         let mut seen = 0;
         while let Some(&below) = above.get(seen) {
@@ -121,7 +121,7 @@ impl Lowering<'_> {
         outputs: Vec<SchemaRef>,
         executor: Executor,
         factory: TaskFactory,
-    ) -> Stage {
+    ) -> ExchangeStage {
         let name = format!("{label} of {}", self.edge.name);
         self.flow.tasks.push(FlowTask {
             name,
@@ -130,27 +130,41 @@ impl Lowering<'_> {
             comm: false,
             streaming: false,
             state: None,
-            keeps: Keeps::Unknown,
+            keeps: StateKind::Unknown,
             inputs,
             outputs,
             workers,
         });
-        Stage(self.flow.tasks.len() - 1)
+        ExchangeStage(self.flow.tasks.len() - 1)
     }
 
     /// Adds an edge.
-    pub fn connect(&mut self, source: Port, target: Port, mover: Mover) {
+    pub fn connect(&mut self, source: FlowPort, target: FlowPort, mover: EdgeMover) {
         let schema = SchemaRef::clone(&self.flow.tasks[source.task].outputs[source.port]);
         self.add_edge(source, target, schema, mover, None);
     }
 
-    /// Adds an edge on which nothing goes but what each copy's rows come to, without keys; as a [`Mover::Map`] does.
-    pub fn connect_reduced(&mut self, source: Port, target: Port, map: Vec<Option<u32>>, reduction: &Reduction) {
+    /// Adds an edge on which nothing goes but what each copy's rows come to, without keys; as an [`EdgeMover::Map`]
+    /// does.
+    pub fn connect_reduced(
+        &mut self,
+        source: FlowPort,
+        target: FlowPort,
+        map: Vec<Option<u32>>,
+        reduction: &Reduction,
+    ) {
         let schema = SchemaRef::clone(self.target_schema());
-        self.add_edge(source, target, schema, Mover::Map(map), Some(reduction.clone()));
+        self.add_edge(source, target, schema, EdgeMover::Map(map), Some(reduction.clone()));
     }
 
-    fn add_edge(&mut self, source: Port, target: Port, schema: SchemaRef, mover: Mover, reduction: Option<Reduction>) {
+    fn add_edge(
+        &mut self,
+        source: FlowPort,
+        target: FlowPort,
+        schema: SchemaRef,
+        mover: EdgeMover,
+        reduction: Option<Reduction>,
+    ) {
         // Between two ports of the graph the edge is the graph's; else it is a part, named after what it is between.
         let name = if self.sources.contains(&source) && target == self.target() {
             self.edge.name.clone()
@@ -175,24 +189,24 @@ impl Lowering<'_> {
     }
 
     /// Adds an edge from each copy to the copy with its number.
-    pub fn connect_direct(&mut self, source: Port, target: Port) {
+    pub fn connect_direct(&mut self, source: FlowPort, target: FlowPort) {
         let copies = self.workers_of(source).len() as u32;
-        self.connect(source, target, Mover::Map((0..copies).map(Some).collect()));
+        self.connect(source, target, EdgeMover::Map((0..copies).map(Some).collect()));
     }
 }
 
 /// A stage that an exchange has added.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Stage(usize);
+pub struct ExchangeStage(usize);
 
-impl Stage {
+impl ExchangeStage {
     /// One of its input ports.
-    pub fn input(self, port: usize) -> Port {
-        Port { task: self.0, port }
+    pub fn input(self, port: usize) -> FlowPort {
+        FlowPort { task: self.0, port }
     }
 
     /// One of its output ports.
-    pub fn output(self, port: usize) -> Port {
-        Port { task: self.0, port }
+    pub fn output(self, port: usize) -> FlowPort {
+        FlowPort { task: self.0, port }
     }
 }

@@ -13,21 +13,21 @@ use std::sync::Arc;
 
 use arrow::datatypes::SchemaRef;
 pub use tidemill_batch::batch_bytes;
-use tidemill_batch::local::Reduce as Reduction;
+use tidemill_batch::local::Reduction;
 use tidemill_batch::route_map::RouteMap;
 use tidemill_checkpoint::StateSchema;
 
-pub(crate) use handover::{BucketPartitioner, Handover};
+pub(crate) use handover::{BucketHandover, BucketPartitioner};
 pub(crate) use lower::CheckedEdge;
-pub use lower::{Lowering, Port, Stage};
-pub(crate) use receive::{Edge, EdgeLimits, Inlet};
-pub use receive::{Input, InputStream, Inputs, Item};
+pub use lower::{ExchangeStage, FlowPort, Lowering};
+pub(crate) use receive::{EdgeLimits, EdgeRuntime, Inlet};
+pub use receive::{Input, InputStream, Inputs, StreamElement};
 pub(crate) use send::Outlet;
 pub use send::{Output, Outputs, SMALL_BYTES_MAX};
 
 use crate::overlay::Overlay;
-pub use crate::partitioner::{Assign, Assignment, Partitioner, Seat};
-use crate::rebalance::Keeps;
+pub use crate::partitioner::{Partitioner, PartitionerContext, RowAssigner, RowAssignment};
+use crate::rebalance::StateKind;
 pub use crate::task::LongTurn;
 use crate::task::{Executor, TaskContext, TaskFuture};
 
@@ -36,7 +36,7 @@ pub type TaskFactory = Arc<dyn Fn(Inputs, Outputs, TaskContext) -> TaskFuture + 
 
 /// How an edge moves batches from the copies of one task to those of another.
 #[derive(Clone)]
-pub enum Mover {
+pub enum EdgeMover {
     /// Copy `i` sends all it has to copy `map[i]`; `None` sends nothing.
     Map(Vec<Option<u32>>),
     /// Every copy sends all it has to all copies, along a tree of workers.
@@ -55,7 +55,7 @@ pub(crate) struct FlowTask {
     pub streaming: bool,
     /// What it keeps, if it has said so.
     pub state: Option<StateSchema>,
-    pub keeps: Keeps,
+    pub keeps: StateKind,
     pub inputs: usize,
     /// Schemas of the output ports.
     pub outputs: Vec<SchemaRef>,
@@ -66,10 +66,10 @@ pub(crate) struct FlowTask {
 /// An edge as it runs.
 pub(crate) struct FlowEdge {
     pub name: String,
-    pub source: Port,
-    pub target: Port,
+    pub source: FlowPort,
+    pub target: FlowPort,
     pub schema: SchemaRef,
-    pub mover: Mover,
+    pub mover: EdgeMover,
     /// What a source copy makes of all that it sends, which alone goes.
     pub reduction: Option<Reduction>,
     /// The map that a partition by key begins with, if not with its own.
@@ -80,21 +80,22 @@ pub(crate) struct FlowEdge {
 
 impl FlowEdge {
     /// What says to which of `copies` a row goes, if it is said row by row.
-    pub(crate) fn dealing(&self, copies: u32) -> Option<Box<dyn Assign>> {
-        let Mover::Partition(partitioner) = &self.mover else { return None };
-        let seat = Seat { source: 0, targets: copies, metrics: Arc::default(), route: self.route.clone() };
+    pub(crate) fn partitioner_of(&self, copies: u32) -> Option<Box<dyn RowAssigner>> {
+        let EdgeMover::Partition(partitioner) = &self.mover else { return None };
+        let seat =
+            PartitionerContext { source: 0, targets: copies, metrics: Arc::default(), route: self.route.clone() };
         Some(partitioner.start(&seat))
     }
 }
 
 /// What runs.
 #[derive(Default)]
-pub(crate) struct Flow {
+pub(crate) struct FlowGraph {
     pub tasks: Vec<FlowTask>,
     pub edges: Vec<FlowEdge>,
 }
 
-impl Flow {
+impl FlowGraph {
     /// The map that deals the rows of a task.
     ///
     /// # Errors
@@ -104,9 +105,9 @@ impl Flow {
         for edge in self.edges.iter().filter(|edge| edge.target.task == task && !edge.handover) {
             let map = match &edge.mover {
                 // Every copy gets all there is, whoever owns what.
-                Mover::Broadcast(_) => continue,
-                Mover::Partition(partitioner) => edge.route.as_ref().or_else(|| partitioner.route()),
-                Mover::Map(_) => None,
+                EdgeMover::Broadcast(_) => continue,
+                EdgeMover::Partition(partitioner) => edge.route.as_ref().or_else(|| partitioner.route()),
+                EdgeMover::Map(_) => None,
             };
             let map = map.ok_or_else(|| format!("its input {} is not partitioned by key", edge.name))?;
             if *found.get_or_insert(map) != map {
@@ -117,13 +118,13 @@ impl Flow {
     }
 }
 
-impl Flow {
+impl FlowGraph {
     /// Why the buckets of a task cannot move, if they cannot.
-    pub(crate) fn stays(&self, task: usize) -> Option<String> {
+    pub(crate) fn why_not_movable(&self, task: usize) -> Option<String> {
         match (self.route(task), self.tasks[task].keeps) {
             (Err(reason), _) => Some(reason),
-            (Ok(_), Keeps::Nothing | Keeps::ByBucket) => None,
-            (Ok(_), Keeps::Unknown) => Some(
+            (Ok(_), StateKind::Nothing | StateKind::ByBucket) => None,
+            (Ok(_), StateKind::Unknown) => Some(
                 "its operator does not say how its state can move; implement `moves`, `release` and `acquire`".into(),
             ),
         }
@@ -131,15 +132,15 @@ impl Flow {
 
     /// Adds the edges on which tasks hand over what moves.
     pub(crate) fn add_handovers(&mut self) {
-        let keeps = |task: &usize| self.tasks[*task].keeps == Keeps::ByBucket && self.route(*task).is_ok();
+        let keeps = |task: &usize| self.tasks[*task].keeps == StateKind::ByBucket && self.route(*task).is_ok();
         for task in (0..self.tasks.len()).filter(keeps).collect::<Vec<_>>() {
             let FlowTask { name, inputs, outputs, .. } = &self.tasks[task];
             self.edges.push(FlowEdge {
                 name: format!("hand-over of {name}"),
-                source: Port { task, port: outputs.len() },
-                target: Port { task, port: *inputs },
-                schema: Handover::schema(),
-                mover: Mover::Partition(Arc::new(BucketPartitioner)),
+                source: FlowPort { task, port: outputs.len() },
+                target: FlowPort { task, port: *inputs },
+                schema: BucketHandover::schema(),
+                mover: EdgeMover::Partition(Arc::new(BucketPartitioner)),
                 reduction: None,
                 route: None,
                 handover: true,

@@ -3,9 +3,9 @@
 use arrow::datatypes::SchemaRef;
 use tidemill_batch::schema::fits;
 
-use super::{Edge, Graph, PortRef, TaskId};
+use super::{Graph, GraphEdge, PortRef, TaskId};
 use crate::error::{GraphError, GraphErrors};
-use crate::exchange::Ends;
+use crate::exchange::EdgeSignature;
 use crate::flow::CheckedEdge;
 
 impl Graph {
@@ -87,7 +87,7 @@ impl Graph {
         found
     }
 
-    fn check_edge(&self, edge: &Edge, workers: u32, errors: &mut Vec<GraphError>) -> Option<CheckedEdge> {
+    fn check_edge(&self, edge: &GraphEdge, workers: u32, errors: &mut Vec<GraphError>) -> Option<CheckedEdge> {
         let outputs = |task: TaskId| self.tasks[task.0].outputs.iter().map(|p| p.name.as_str()).collect::<Vec<_>>();
         let inputs = |task: TaskId| self.tasks[task.0].inputs.iter().map(|p| p.name.as_str()).collect::<Vec<_>>();
         let sources: Vec<Option<(usize, usize)>> = edge
@@ -101,7 +101,7 @@ impl Graph {
         let name = self.edge_name(&sources, target, edge);
         let source_schemas: Vec<SchemaRef> =
             sources.iter().map(|&(task, port)| SchemaRef::clone(&self.tasks[task].outputs[port].schema)).collect();
-        let ends = Ends {
+        let ends = EdgeSignature {
             schemas: &source_schemas,
             source_copies: sources.iter().map(|&(task, _)| self.tasks[task].parallelism.copies(workers)).collect(),
             target_copies: self.tasks[target.0].parallelism.copies(workers),
@@ -121,7 +121,7 @@ impl Graph {
         }
     }
 
-    fn edge_name(&self, sources: &[(usize, usize)], target: (usize, usize), edge: &Edge) -> String {
+    fn edge_name(&self, sources: &[(usize, usize)], target: (usize, usize), edge: &GraphEdge) -> String {
         let from: Vec<String> = sources
             .iter()
             .map(|&(task, port)| format!("{}.{}", self.tasks[task].name, self.tasks[task].outputs[port].name))

@@ -43,7 +43,7 @@ impl From<TaskId> for PortRef {
 
 /// An edge: from output ports, through an exchange, into an input port.
 #[derive(Clone)]
-pub(crate) struct Edge {
+pub(crate) struct GraphEdge {
     pub sources: Vec<PortRef>,
     pub target: PortRef,
     pub exchange: Arc<dyn Exchange>,
@@ -54,7 +54,7 @@ pub(crate) struct Edge {
 pub struct Graph {
     pub(crate) name: String,
     pub(crate) tasks: Vec<TaskSpec>,
-    pub(crate) edges: Vec<Edge>,
+    pub(crate) edges: Vec<GraphEdge>,
 }
 
 impl Graph {
@@ -97,7 +97,7 @@ impl Graph {
         target: impl Into<PortRef>,
         exchange: impl Exchange + 'static,
     ) -> &mut Self {
-        self.edges.push(Edge { sources, target: target.into(), exchange: Arc::new(exchange) });
+        self.edges.push(GraphEdge { sources, target: target.into(), exchange: Arc::new(exchange) });
         self
     }
 

@@ -9,10 +9,10 @@ use tidemill_checkpoint::StateSchema;
 
 use crate::error::TaskError;
 use crate::flow::{Inputs, Outputs, TaskFactory};
-use crate::operator::{self, Each, Operator};
-use crate::rebalance::Keeps;
+use crate::operator::{self, BatchMapper, Operator};
+use crate::rebalance::StateKind;
 use crate::stream::sink::{self, Sink};
-use crate::stream::source::{self, EventTimes, Source};
+use crate::stream::source::{self, Source, WatermarkStrategy};
 use crate::task::{Executor, TaskContext};
 
 /// How many copies of a task run.
@@ -72,7 +72,7 @@ pub struct TaskSpec {
     pub(crate) comm: bool,
     pub(crate) streaming: bool,
     pub(crate) state: Option<StateSchema>,
-    pub(crate) keeps: Keeps,
+    pub(crate) keeps: StateKind,
     pub(crate) factory: TaskFactory,
 }
 
@@ -101,7 +101,7 @@ impl TaskSpec {
                 operator::drive(operator, inputs, outputs, &context).await
             }
         });
-        TaskSpec { keeps: if O::moves() { Keeps::ByBucket } else { Keeps::Unknown }, ..task }
+        TaskSpec { keeps: if O::moves() { StateKind::ByBucket } else { StateKind::Unknown }, ..task }
     }
 
     /// A task whose copies call `function` with every batch by itself, and send what it returns out of the only output
@@ -113,12 +113,12 @@ impl TaskSpec {
         F: Fn(&RecordBatch, &TaskContext) -> Result<Option<RecordBatch>, TaskError> + Send + Sync + 'static,
     {
         let function = Arc::new(function);
-        Self::operator(name, move |context| Ok(Each::new(&function, retries, context)))
+        Self::operator(name, move |context| Ok(BatchMapper::new(&function, retries, context)))
     }
 
     /// A task whose copies are sources. The output port for their rows is to be added, and behind it one for what they
     /// meet that is no row, if that is not to be left out. `times` says how rows tell time.
-    pub fn source<F, S>(name: impl Into<String>, times: Option<EventTimes>, make: F) -> Self
+    pub fn source<F, S>(name: impl Into<String>, times: Option<WatermarkStrategy>, make: F) -> Self
     where
         F: Fn(&TaskContext) -> Result<S, TaskError> + Send + Sync + 'static,
         S: Source + 'static,
@@ -136,7 +136,7 @@ impl TaskSpec {
         Self::any_source(name, (None, true), make)
     }
 
-    fn any_source<F, S>(name: impl Into<String>, times: (Option<EventTimes>, bool), make: F) -> Self
+    fn any_source<F, S>(name: impl Into<String>, times: (Option<WatermarkStrategy>, bool), make: F) -> Self
     where
         F: Fn(&TaskContext) -> Result<S, TaskError> + Send + Sync + 'static,
         S: Source + 'static,
@@ -166,7 +166,7 @@ impl TaskSpec {
                 sink::drive(sink, inputs, &context).await
             }
         });
-        TaskSpec { keeps: Keeps::Nothing, ..task.streaming() }
+        TaskSpec { keeps: StateKind::Nothing, ..task.streaming() }
     }
 
     /// A task whose copies are blocking functions, each on a thread of its own; they use the `_blocking` calls of their
@@ -196,7 +196,7 @@ impl TaskSpec {
             comm: false,
             streaming: false,
             state: None,
-            keeps: Keeps::Unknown,
+            keeps: StateKind::Unknown,
             factory,
         }
     }
@@ -267,8 +267,8 @@ impl TaskSpec {
 
     /// Says what its copies keep by bucket. Checkpoints name it, and a job whose states are others than those of its
     /// checkpoint does not begin, unless fields have been added that may be null: then
-    /// [`Restored::schema`](crate::checkpoint::Restored::schema) tells its copies what they begin with, and their next
-    /// snapshot is asked for as a whole.
+    /// [`RestoredState::schema`](crate::checkpoint::RestoredState::schema) tells its copies what they begin with, and
+    /// their next snapshot is asked for as a whole.
     #[must_use]
     pub fn state(mut self, schema: StateSchema) -> Self {
         self.state = Some(schema);

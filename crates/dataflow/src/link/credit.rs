@@ -9,16 +9,16 @@ use std::time::Instant;
 
 use parking_lot::Mutex;
 use tidemill_batch::memory::{Governor, MemoryLevel};
-use tidemill_batch::wire::Kind;
+use tidemill_batch::wire::WireKind;
 
 use super::Links;
-use crate::unaligned::Hurry;
+use crate::unaligned::UnalignedSignal;
 
 /// A window is never smaller, or little would move at all.
 pub(crate) const WINDOW_BYTES_MIN: u64 = 64 << 10;
 
 /// A sender's credit for one stream.
-pub(crate) struct Account {
+pub(crate) struct CreditAccount {
     window_bytes: i64,
     state: Mutex<AccountState>,
 }
@@ -31,11 +31,11 @@ struct AccountState {
     waiting: Option<Waker>,
 }
 
-impl Account {
+impl CreditAccount {
     pub(crate) fn new(window_bytes: u64) -> Arc<Self> {
         let window_bytes = window_bytes as i64;
         let state = AccountState { available: window_bytes, stopped: false, waiting: None };
-        Arc::new(Account { window_bytes, state: Mutex::new(state) })
+        Arc::new(CreditAccount { window_bytes, state: Mutex::new(state) })
     }
 
     pub(crate) fn try_acquire(&self, bytes: u64) -> bool {
@@ -48,14 +48,14 @@ impl Account {
     }
 
     /// Waits until there is any credit, then takes `bytes`. One waits at a time: a stream has one sender. Who has a
-    /// barrier in a hurry behind him may owe as much again as the window: it would wait with him. Returns the
+    /// barrier behind it that is unaligned may owe as much again as the window: it would wait with him. Returns the
     /// nanoseconds it waited.
-    pub(crate) async fn acquire(&self, bytes: u64, hurry: Option<&Hurry>) -> u64 {
-        self.acquire_owing(bytes, hurry, false).await
+    pub(crate) async fn acquire(&self, bytes: u64, signal: Option<&UnalignedSignal>) -> u64 {
+        self.acquire_owing(bytes, signal, false).await
     }
 
-    /// The same; one with a barrier in a hurry `may_owe_all` that it has left to send.
-    pub(crate) async fn acquire_owing(&self, bytes: u64, hurry: Option<&Hurry>, may_owe_all: bool) -> u64 {
+    /// The same; one with an unaligned barrier `may_owe_all` that it has left to send.
+    pub(crate) async fn acquire_owing(&self, bytes: u64, signal: Option<&UnalignedSignal>, may_owe_all: bool) -> u64 {
         let mut since = None;
         poll_fn(|context| {
             let mut state = self.state.lock();
@@ -64,8 +64,8 @@ impl Account {
                 return Poll::Ready(());
             }
             state.waiting = Some(context.waker().clone());
-            if let Some(hurry) = hurry
-                && hurry.poll(context).is_ready()
+            if let Some(signal) = signal
+                && signal.poll(context).is_ready()
                 && (may_owe_all || state.available > -self.window_bytes)
             {
                 state.available -= bytes as i64;
@@ -112,16 +112,16 @@ impl Account {
 
 /// How much of a stream's window is in use: less while the receiving worker's memory runs out, so that sources slow
 /// down before anything else has to happen; all of it again afterwards.
-pub(crate) struct Valve {
+pub(crate) struct CreditValve {
     governor: Governor,
     full_bytes: u64,
     open_bytes: AtomicU64,
 }
 
-impl Valve {
+impl CreditValve {
     pub(crate) fn new(governor: &Governor, window_bytes: u64) -> Arc<Self> {
         let governor = governor.clone();
-        Arc::new(Valve { governor, full_bytes: window_bytes, open_bytes: AtomicU64::new(window_bytes) })
+        Arc::new(CreditValve { governor, full_bytes: window_bytes, open_bytes: AtomicU64::new(window_bytes) })
     }
 
     /// How much credit to give back for `bytes` that were taken. One thread at a time may overshoot a little; the
@@ -148,7 +148,7 @@ impl Valve {
 }
 
 /// What the receiver owes to the sender of a stream on another worker.
-pub(crate) struct Debt {
+pub(crate) struct CreditDebt {
     links: Arc<Links>,
     /// The worker that sent the blocks to this one: for a broadcast not always the one they come from.
     worker: u32,
@@ -156,18 +156,18 @@ pub(crate) struct Debt {
     source: u32,
     target: u32,
     owed: AtomicU64,
-    valve: Arc<Valve>,
+    valve: Arc<CreditValve>,
 }
 
-impl Debt {
-    pub(crate) fn new(links: &Arc<Links>, worker: u32, stream: (u32, u32, u32), valve: Arc<Valve>) -> Arc<Self> {
+impl CreditDebt {
+    pub(crate) fn new(links: &Arc<Links>, worker: u32, stream: (u32, u32, u32), valve: Arc<CreditValve>) -> Arc<Self> {
         let (edge, source, target) = stream;
-        Arc::new(Debt { links: Arc::clone(links), worker, edge, source, target, owed: AtomicU64::new(0), valve })
+        Arc::new(CreditDebt { links: Arc::clone(links), worker, edge, source, target, owed: AtomicU64::new(0), valve })
     }
 
     /// Tells the sender that nothing more is wanted.
     pub(crate) fn stop(&self) {
-        self.links.tell(self.worker, Kind::Stop, (self.edge, self.source, self.target), 0);
+        self.links.notify_sender(self.worker, WireKind::Stop, (self.edge, self.source, self.target), 0);
     }
 
     fn add(&self, bytes: u64) {
@@ -176,7 +176,7 @@ impl Debt {
         if owed >= self.valve.lot_bytes() {
             let owed = self.owed.swap(0, Ordering::AcqRel);
             if owed > 0 {
-                self.links.tell(self.worker, Kind::Credit, (self.edge, self.source, self.target), owed);
+                self.links.notify_sender(self.worker, WireKind::Credit, (self.edge, self.source, self.target), owed);
             }
         }
     }
@@ -184,31 +184,31 @@ impl Debt {
 
 /// Gives its bytes back to their sender when it is dropped. Dropped wherever the batch is, perhaps while the engine is
 /// locked: it never locks the engine itself.
-pub(crate) struct Guard {
+pub(crate) struct CreditGuard {
     bytes: u64,
     /// What it has cost its sender: more than its bytes where rows take long.
     credit: u64,
-    owner: Owner,
+    owner: CreditOwner,
 }
 
-enum Owner {
-    Local(Arc<Account>, Arc<Valve>),
-    Remote(Arc<Debt>),
+enum CreditOwner {
+    Local(Arc<CreditAccount>, Arc<CreditValve>),
+    Remote(Arc<CreditDebt>),
 }
 
-impl Guard {
+impl CreditGuard {
     #[cfg(test)]
-    pub(crate) fn local(account: &Arc<Account>, valve: &Arc<Valve>, bytes: u64) -> Self {
+    pub(crate) fn local(account: &Arc<CreditAccount>, valve: &Arc<CreditValve>, bytes: u64) -> Self {
         Self::weighed(account, valve, bytes, bytes)
     }
 
     /// Of a batch of this process, for which so much credit was taken.
-    pub(crate) fn weighed(account: &Arc<Account>, valve: &Arc<Valve>, bytes: u64, credit: u64) -> Self {
-        Guard { bytes, credit, owner: Owner::Local(Arc::clone(account), Arc::clone(valve)) }
+    pub(crate) fn weighed(account: &Arc<CreditAccount>, valve: &Arc<CreditValve>, bytes: u64, credit: u64) -> Self {
+        CreditGuard { bytes, credit, owner: CreditOwner::Local(Arc::clone(account), Arc::clone(valve)) }
     }
 
-    pub(crate) fn remote(debt: &Arc<Debt>, bytes: u64) -> Self {
-        Guard { bytes, credit: bytes, owner: Owner::Remote(Arc::clone(debt)) }
+    pub(crate) fn remote(debt: &Arc<CreditDebt>, bytes: u64) -> Self {
+        CreditGuard { bytes, credit: bytes, owner: CreditOwner::Remote(Arc::clone(debt)) }
     }
 
     pub(crate) fn bytes(&self) -> u64 {
@@ -216,11 +216,11 @@ impl Guard {
     }
 }
 
-impl Drop for Guard {
+impl Drop for CreditGuard {
     fn drop(&mut self) {
         match &self.owner {
-            Owner::Local(account, valve) => account.release(valve.pass(self.credit)),
-            Owner::Remote(debt) => debt.add(self.credit),
+            CreditOwner::Local(account, valve) => account.release(valve.pass(self.credit)),
+            CreditOwner::Remote(debt) => debt.add(self.credit),
         }
     }
 }
@@ -235,34 +235,34 @@ mod tests {
     /// Credit that got lost would stop a stream for ever; credit that multiplies would not stop it at all.
     #[test]
     fn a_waiting_sender_goes_on_when_credit_returns() {
-        let account = Account::new(100);
+        let account = CreditAccount::new(100);
         assert_eq!(block_on(account.acquire(150, None)), 0, "a large item passes a window that is untouched");
         assert!(!account.try_acquire(1));
         let waiter = std::thread::spawn({
             let account = Arc::clone(&account);
             move || block_on(account.acquire(10, None))
         });
-        let valve = Valve::new(&Governor::new(MemorySettings::default()), 100);
-        drop(Guard::local(&account, &valve, 49));
+        let valve = CreditValve::new(&Governor::new(MemorySettings::default()), 100);
+        drop(CreditGuard::local(&account, &valve, 49));
         assert!(!account.try_acquire(1), "one byte is still missing");
-        drop(Guard::local(&account, &valve, 101));
+        drop(CreditGuard::local(&account, &valve, 101));
         waiter.join().unwrap();
         assert!(account.try_acquire(90));
         assert!(!account.try_acquire(1));
     }
 
-    /// A barrier that waited with a sender for credit would hurry in vain; a window without an end would fill the
+    /// A barrier that waited with a sender for credit would overtake in vain; a window without an end would fill the
     /// memory.
     #[test]
-    fn who_is_in_a_hurry_owes_a_window_more() {
-        let account = Account::new(100);
+    fn an_unaligned_barrier_may_owe_a_window_more() {
+        let account = CreditAccount::new(100);
         let epochs = tokio::sync::watch::Sender::new(0);
-        let hurry = Hurry::new(epochs.subscribe());
-        let acquire = |bytes| futures_util::FutureExt::now_or_never(account.acquire(bytes, Some(&hurry))).is_some();
+        let signal = UnalignedSignal::new(epochs.subscribe());
+        let acquire = |bytes| futures_util::FutureExt::now_or_never(account.acquire(bytes, Some(&signal))).is_some();
         assert!(acquire(100) && !acquire(1));
         epochs.send_replace(1);
         assert!(acquire(60) && acquire(60) && !acquire(1));
-        hurry.pass(1);
+        signal.pass(1);
         account.release(121);
         assert!(acquire(1) && !acquire(1));
     }
@@ -273,7 +273,7 @@ mod tests {
         let settings = MemorySettings { budget_bytes: 1000, watch_process: false, ..MemorySettings::default() };
         let governor = Governor::new(settings);
         let full = 4 * WINDOW_BYTES_MIN;
-        let valve = Valve::new(&governor, full);
+        let valve = CreditValve::new(&governor, full);
         assert_eq!(valve.pass(10_000), 10_000);
         let reservation = governor.reservation("sort");
         assert!(reservation.try_grow(750));

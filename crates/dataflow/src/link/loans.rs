@@ -1,9 +1,9 @@
 //! Frames between workers of one host go nowhere: they are written into memory that both see, and used there until
 //! nothing refers to them. What is sent is where they lie. Neither the kernel nor a copy takes part.
 //!
-//! Every worker has some such memory ([`Lender`]), which the others of its host have mapped ([`Borrowed`]). The
-//! borrower says when all that refers to a frame is gone, and its place is used again. Who keeps rows for long thereby
-//! keeps places; when none are left, frames go by message, as they do to other hosts.
+//! Every worker has some such memory ([`LentSegment`]), which the others of its host have mapped ([`BorrowedSegment`]).
+//! The borrower says when all that refers to a frame is gone, and its place is used again. Who keeps rows for long
+//! thereby keeps places; when none are left, frames go by message, as they do to other hosts.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasher, RandomState};
@@ -13,8 +13,8 @@ use std::sync::{Arc, Weak};
 
 use arrow::buffer::Buffer;
 use parking_lot::Mutex;
-use tidemill_batch::rooms::{Room, Space};
-use tidemill_batch::wire::{Frame, HEADER_BYTES, Header, Kind, Received};
+use tidemill_batch::frame_buffers::{FrameBuffer, SegmentAllocator};
+use tidemill_batch::wire::{Frame, HEADER_BYTES, ReceivedFrame, WireHeader, WireKind};
 use tidemill_collective::Communicator;
 use tidemill_net::{Segment, SegmentError, notice};
 
@@ -34,15 +34,15 @@ const LOT_SHARE: usize = 16;
 
 /// What the workers of a runner lend each other; it outlives runs, as what was lent does.
 #[derive(Default)]
-pub(crate) struct Loans {
-    lender: Option<Lender>,
+pub(crate) struct MemoryLoans {
+    lender: Option<LentSegment>,
     /// By worker.
-    borrowed: Vec<Option<Arc<Borrowed>>>,
+    borrowed: Vec<Option<Arc<BorrowedSegment>>>,
 }
 
 /// This worker's memory.
-struct Lender {
-    space: Arc<Space>,
+struct LentSegment {
+    space: Arc<SegmentAllocator>,
     /// The workers that have mapped it.
     borrowers: Vec<bool>,
     /// By worker and place: what has not been returned.
@@ -50,25 +50,25 @@ struct Lender {
 }
 
 /// Another worker's memory.
-struct Borrowed {
+struct BorrowedSegment {
     segment: Segment,
     /// Fewer bytes are returned with what else is sent.
     lot_bytes: usize,
-    returned: Mutex<ToReturn>,
+    returned: Mutex<PendingReturns>,
 }
 
 /// What is to be returned.
 #[derive(Default)]
-struct ToReturn {
+struct PendingReturns {
     places: Vec<u64>,
     bytes: usize,
 }
 
 /// What a worker tells the others of its memory: its process, the descriptor (or -1), how long it is, and what it
 /// begins with.
-type Offer = [u64; 4];
+type SegmentOffer = [u64; 4];
 
-impl Loans {
+impl MemoryLoans {
     /// Makes this worker's memory, and maps that of the others. Collective.
     ///
     /// # Errors
@@ -83,7 +83,7 @@ impl Loans {
             segment = Segment::create(len).map_err(told).ok();
         }
         let mark = RandomState::new().hash_one(std::process::id());
-        let mut offer: Offer = [u64::from(std::process::id()), u64::MAX, len as u64, mark];
+        let mut offer: SegmentOffer = [u64::from(std::process::id()), u64::MAX, len as u64, mark];
         if let Some((segment, fd)) = segment.as_ref().and_then(|segment| Some((segment, segment.fd()?))) {
             marked(segment).store(mark, Ordering::Release);
             offer[1] = fd as u64;
@@ -92,30 +92,30 @@ impl Loans {
         comm.allgather(&offer, &mut offers)?;
         let (offers, _) = offers.as_chunks::<4>();
         let borrowers = (0..size).filter(|&worker| near(worker)).count().max(1);
-        let open = |worker: usize| -> Option<Arc<Borrowed>> {
+        let open = |worker: usize| -> Option<Arc<BorrowedSegment>> {
             let [pid, fd, len, mark] = offers[worker];
             let fd = i32::try_from(fd).ok().filter(|_| near(worker))?;
             let segment = Segment::open(pid as u32, fd, len as usize).map_err(told).ok()?;
             let lot_bytes = len as usize / LOT_SHARE / borrowers;
             // In another namespace of processes that number is another's.
             (marked(&segment).load(Ordering::Acquire) == mark)
-                .then(|| Arc::new(Borrowed { segment, lot_bytes, returned: Mutex::default() }))
+                .then(|| Arc::new(BorrowedSegment { segment, lot_bytes, returned: Mutex::default() }))
         };
-        let borrowed: Vec<Option<Arc<Borrowed>>> = (0..size).map(open).collect();
+        let borrowed: Vec<Option<Arc<BorrowedSegment>>> = (0..size).map(open).collect();
         // Whose memory each worker has mapped, a word each.
         let mine: Vec<u64> = borrowed.iter().map(|one| u64::from(one.is_some())).collect();
         let mut theirs = vec![0; size * size];
         comm.allgather(&mine, &mut theirs)?;
-        let lender = segment.map(|segment| Lender {
-            space: Space::new(segment.closed()),
+        let lender = segment.map(|segment| LentSegment {
+            space: SegmentAllocator::new(segment.closed()),
             borrowers: theirs.chunks_exact(size).map(|of| of[me] == 1).collect(),
             lent: Mutex::default(),
         });
-        Ok(Arc::new(Loans { lender, borrowed }))
+        Ok(Arc::new(MemoryLoans { lender, borrowed }))
     }
 
     /// A room for a frame of `len` bytes that some of these workers can read where it lies; they may pass it on.
-    pub(super) fn room(&self, len: usize, to: impl Iterator<Item = u32>, passed_on: bool) -> Option<Room> {
+    pub(super) fn buffer(&self, len: usize, to: impl Iterator<Item = u32>, passed_on: bool) -> Option<FrameBuffer> {
         let lender = self.lender.as_ref().filter(|_| len >= FRAME_BYTES_MIN)?;
         let (mut some, mut all) = (false, !passed_on);
         for worker in to {
@@ -123,14 +123,18 @@ impl Loans {
             (some, all) = (some || lends, all && lends);
         }
         let place = if some { lender.space.take(len) } else { None };
-        place.map(|place| Room::shared(place, all))
+        place.map(|place| FrameBuffer::shared(place, all))
     }
 
     /// What tells a worker of a frame that it can read where it lies; `None` for one that it cannot.
     pub(super) fn offer(&self, to: u32, frame: &[u8], run: u32) -> Option<Frame> {
         let lender = self.lender.as_ref().filter(|lender| lender.lends_to(to))?;
         let offset = lender.space.offset_of(frame)?;
-        Some(Frame::bare(&Header { seq: offset as u64, rows: frame.len() as u64, ..Header::new(Kind::Lent, run) }))
+        Some(Frame::header_only(&WireHeader {
+            seq: offset as u64,
+            rows: frame.len() as u64,
+            ..WireHeader::new(WireKind::Lent, run)
+        }))
     }
 
     /// A frame that a worker has been told of is lent until it is returned.
@@ -146,7 +150,7 @@ impl Loans {
     ///
     /// # Errors
     /// In words, when it had none there.
-    pub(super) fn take_back(&self, from: u32, told: &Received) -> Result<(), String> {
+    pub(super) fn take_back(&self, from: u32, told: &ReceivedFrame) -> Result<(), String> {
         told.verify().map_err(|error| error.to_string())?;
         let lent = self.lender.as_ref().and_then(|lender| lender.lent.lock().remove(&(from, told.header.seq)));
         lent.map(drop).ok_or_else(|| format!("it returned a loan that was never made, at {}", told.header.seq))
@@ -156,7 +160,7 @@ impl Loans {
     ///
     /// # Errors
     /// In words, when it makes no sense.
-    pub(super) fn borrow(&self, from: u32, told: &Received, links: Weak<Links>) -> Result<Received, String> {
+    pub(super) fn borrow(&self, from: u32, told: &ReceivedFrame, links: Weak<Links>) -> Result<ReceivedFrame, String> {
         told.verify().map_err(|error| error.to_string())?;
         let of =
             self.borrowed.get(from as usize).and_then(Option::as_ref).ok_or("it lends memory that is not mapped")?;
@@ -167,19 +171,20 @@ impl Loans {
         }
         // SAFETY: within the segment, as just checked.
         let ptr = unsafe { of.segment.base().add(offset as usize) };
-        let borrow = Arc::new(AssertUnwindSafe(Borrow { of: Arc::clone(of), offset, bytes: len as usize, links }));
+        let borrow =
+            Arc::new(AssertUnwindSafe(BorrowedFrame { of: Arc::clone(of), offset, bytes: len as usize, links }));
         // SAFETY: the buffer owns the borrow, which keeps the memory mapped, and whose lender does not touch those
         // bytes until it is dropped.
         let bytes = unsafe { Buffer::from_custom_allocation(ptr, len as usize, borrow) };
-        let frame = Received::lent(bytes).map_err(|error| error.to_string())?;
-        match frame.header.kind == Kind::Batch && frame.header.run == told.header.run {
+        let frame = ReceivedFrame::from_lent(bytes).map_err(|error| error.to_string())?;
+        match frame.header.kind == WireKind::Batch && frame.header.run == told.header.run {
             true => Ok(frame),
             false => Err(format!("it lends a {:?} frame of run {}", frame.header.kind, frame.header.run)),
         }
     }
 
     /// Whether something is to be returned.
-    pub(super) fn owes(&self) -> bool {
+    pub(super) fn has_returns(&self) -> bool {
         self.borrowed.iter().flatten().any(|of| !of.returned.lock().places.is_empty())
     }
 
@@ -188,13 +193,15 @@ impl Loans {
         let by_worker = (0..).zip(&self.borrowed).filter_map(|(worker, of)| Some((worker, of.as_ref()?)));
         by_worker.flat_map(move |(worker, of)| {
             let returned = std::mem::take(&mut *of.returned.lock());
-            let frame = move |seq| (worker, Frame::bare(&Header { seq, ..Header::new(Kind::Returned, run) }));
+            let frame = move |seq| {
+                (worker, Frame::header_only(&WireHeader { seq, ..WireHeader::new(WireKind::Returned, run) }))
+            };
             returned.places.into_iter().map(frame)
         })
     }
 }
 
-impl Lender {
+impl LentSegment {
     fn lends_to(&self, worker: u32) -> bool {
         self.borrowers.get(worker as usize).is_some_and(|borrows| *borrows)
     }
@@ -215,14 +222,14 @@ fn marked(segment: &Segment) -> &AtomicU64 {
 }
 
 /// One frame's use of another worker's memory.
-struct Borrow {
-    of: Arc<Borrowed>,
+struct BorrowedFrame {
+    of: Arc<BorrowedSegment>,
     offset: u64,
     bytes: usize,
     links: Weak<Links>,
 }
 
-impl Drop for Borrow {
+impl Drop for BorrowedFrame {
     fn drop(&mut self) {
         let mut returned = self.of.returned.lock();
         returned.places.push(self.offset);
@@ -231,7 +238,7 @@ impl Drop for Borrow {
         drop(returned);
         // After the run the next one returns it.
         if lot && let Some(links) = self.links.upgrade() {
-            links.owe();
+            links.queue_return();
         }
     }
 }
@@ -248,8 +255,8 @@ mod tests {
 
     use super::*;
     use crate::exchange::Partition;
-    use crate::run::{Runner, Settings};
-    use crate::{Graph, Item, TaskSpec};
+    use crate::run::{Runner, RunnerSettings};
+    use crate::{Graph, StreamElement, TaskSpec};
 
     const ROWS: i64 = 8192;
 
@@ -273,7 +280,7 @@ mod tests {
             let (loans, sender) = (Arc::clone(&loans), sender.clone());
             async move {
                 let (mut input, mut kept) = (inputs.into_only(), Vec::new());
-                while let Some(Item::Batch(batch)) = input.recv().await? {
+                while let Some(StreamElement::Batch(batch)) = input.recv().await? {
                     kept.push(batch);
                 }
                 let sum =
@@ -295,7 +302,7 @@ mod tests {
     fn what_is_kept_stays_and_comes_back() {
         let batches = 3 * LENT_BYTES_MAX as i64 / (ROWS * 8);
         let found = run_ranks(2, |comm| {
-            let runner = Runner::new(&comm, Settings::default()).unwrap();
+            let runner = Runner::new(&comm, RunnerSettings::default()).unwrap();
             let many = [(); 2].map(|()| exchange(&runner, batches));
             // What comes back after a run is returned in the next one.
             exchange(&runner, 0);
@@ -322,7 +329,7 @@ mod tests {
         assert_eq!(lent_bytes(64 << 30), LENT_BYTES_MAX);
         let found = run_ranks(2, |comm| {
             let memory = MemorySettings { budget_bytes: 8 << 20, ..MemorySettings::default() };
-            let runner = Runner::new(&comm, Settings { memory, ..Settings::default() }).unwrap();
+            let runner = Runner::new(&comm, RunnerSettings { memory, ..RunnerSettings::default() }).unwrap();
             (runner.loans.lender.is_none(), exchange(&runner, 10))
         });
         let found = found.unwrap();
@@ -335,15 +342,16 @@ mod tests {
     fn what_makes_no_sense_is_refused() {
         let endpoints = Endpoint::in_process(2).unwrap();
         let segment = Segment::private(1 << 20).unwrap();
-        let borrowed = vec![None, Some(Arc::new(Borrowed { segment, lot_bytes: 100, returned: Mutex::default() }))];
-        let loans = Arc::new(Loans { lender: None, borrowed });
+        let borrowed =
+            vec![None, Some(Arc::new(BorrowedSegment { segment, lot_bytes: 100, returned: Mutex::default() }))];
+        let loans = Arc::new(MemoryLoans { lender: None, borrowed });
         let links = Links::new(endpoints[0].clone(), 9, 0, 7, &[Rank(0), Rank(1)], &loans);
         let told = |kind, seq, rows| {
-            let frame = Frame::bare(&Header { seq, rows, ..Header::new(kind, 7) });
-            Received::take(&mut frame.into_buffer()).unwrap()
+            let frame = Frame::header_only(&WireHeader { seq, rows, ..WireHeader::new(kind, 7) });
+            ReceivedFrame::take(&mut frame.into_buffer()).unwrap()
         };
         let refused = |from, seq, rows| {
-            loans.borrow(from, &told(Kind::Lent, seq, rows), Arc::downgrade(&links)).map(|_| ()).unwrap_err()
+            loans.borrow(from, &told(WireKind::Lent, seq, rows), Arc::downgrade(&links)).map(|_| ()).unwrap_err()
         };
         assert!(refused(0, 4096, 64).contains("not mapped"));
         assert!(refused(5, 4096, 64).contains("not mapped"));
@@ -356,7 +364,7 @@ mod tests {
         assert!(!links.is_dirty(), "but not for itself");
         refused(1, 8192, 64);
         assert!(links.is_dirty() && returned() == [4096, 8192]);
-        assert!(loans.take_back(1, &told(Kind::Returned, 4096, 0)).unwrap_err().contains("never made"));
+        assert!(loans.take_back(1, &told(WireKind::Returned, 4096, 0)).unwrap_err().contains("never made"));
         endpoints.iter().for_each(Endpoint::leave);
     }
 }

@@ -3,11 +3,11 @@
 //! Sending needs no separate thread: the sender queues a frame, locks the engine and pushes as much as the link
 //! accepts. While messages are in flight, further frames wait in the link's queue, and small ones are combined into one
 //! message: a busy link coalesces automatically, an idle one delays nothing. Receiving is a task of the engine
-//! ([`Pump`]), run by whichever thread drives it.
+//! ([`ReceivePump`]), run by whichever thread drives it.
 //!
 //! Lock order: the engine's, then a queue's. Values that the engine drops take neither lock: what they return (credit,
 //! room on a link) is recorded in atomics or in `credits` and `dirty`, and processed by the next pump. Memory returns
-//! to the [`Rooms`], whose own lock is held only for this, or is marked for return to its lender.
+//! to the [`BufferPool`], whose own lock is held only for this, or is marked for return to its lender.
 
 mod credit;
 mod loans;
@@ -19,13 +19,13 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 
 use arrow::buffer::Buffer;
 use parking_lot::Mutex;
-use tidemill_batch::rooms::{Room, Rooms};
-use tidemill_batch::wire::{Frame, Header, Kind};
+use tidemill_batch::frame_buffers::{BufferPool, FrameBuffer};
+use tidemill_batch::wire::{Frame, WireHeader, WireKind};
 use tidemill_net::{Endpoint, Engine, Envelope, MemoryRegion, Rank};
 
-pub(crate) use credit::{Account, Debt, Guard, Valve, WINDOW_BYTES_MIN};
-pub(crate) use loans::Loans;
-pub(crate) use pump::{Inbox, Pump};
+pub(crate) use credit::{CreditAccount, CreditDebt, CreditGuard, CreditValve, WINDOW_BYTES_MIN};
+pub(crate) use loans::MemoryLoans;
+pub(crate) use pump::{FrameHandler, ReceivePump};
 
 /// Bytes under way on a link before further frames wait in its queue.
 const IN_FLIGHT_BYTES_MAX: usize = 8 << 20;
@@ -42,57 +42,57 @@ pub(crate) struct Links {
     pub(crate) me: u32,
     endpoint: Endpoint,
     context: u32,
-    peers: Vec<Peer>,
+    peers: Vec<WorkerLink>,
     /// Credit to be given back by the next pump; `None` when this worker has sent its last frames.
-    credits: Mutex<Option<Vec<(u32, Header)>>>,
+    credits: Mutex<Option<Vec<(u32, WireHeader)>>>,
     /// Something waits for a pump: credits, frames of failures, forwards.
     dirty: AtomicBool,
-    rooms: Arc<Rooms>,
-    loans: Arc<Loans>,
+    rooms: Arc<BufferPool>,
+    loans: Arc<MemoryLoans>,
 }
 
-struct Peer {
+struct WorkerLink {
     rank: Rank,
-    queue: Mutex<Queue>,
+    queue: Mutex<SendQueue>,
     in_flight_bytes: AtomicUsize,
     in_flight: AtomicU32,
 }
 
 /// What waits to leave.
 #[derive(Default)]
-struct Queue {
-    waiting: VecDeque<Outgoing>,
+struct SendQueue {
+    waiting: VecDeque<OutgoingFrames>,
     /// This worker's last frame is in it, or has left. One behind it would meet the next run, and fail it: a function
     /// that a run has given up may go on, and send.
     closed: bool,
 }
 
 /// A frame, or some, that wait to leave. Bytes are shared: a broadcast block goes to several workers.
-struct Outgoing {
+struct OutgoingFrames {
     bytes: Buffer,
-    guard: Option<Arc<Guard>>,
+    guard: Option<Arc<CreditGuard>>,
     /// Frames that the bytes tell of.
     lent: Vec<Buffer>,
     /// A newer one takes its place.
     ages: bool,
 }
 
-impl Outgoing {
+impl OutgoingFrames {
     fn new(bytes: Buffer) -> Self {
-        Outgoing { bytes, guard: None, lent: Vec::new(), ages: false }
+        OutgoingFrames { bytes, guard: None, lent: Vec::new(), ages: false }
     }
 }
 
 /// Keeps a message's bytes while it is under way, and makes room on its link afterwards.
-struct InFlight {
+struct SendInFlight {
     links: Arc<Links>,
     worker: u32,
     bytes: Buffer,
     /// Memory that its sender counts until the block has been passed on.
-    _guard: Option<Arc<Guard>>,
+    _guard: Option<Arc<CreditGuard>>,
 }
 
-impl Drop for InFlight {
+impl Drop for SendInFlight {
     fn drop(&mut self) {
         // The engine steps the pump after it has completed a send; that is who goes on with the queue.
         let peer = &self.links.peers[self.worker as usize];
@@ -108,9 +108,9 @@ impl Links {
         me: u32,
         run: u32,
         workers: &[Rank],
-        loans: &Arc<Loans>,
+        loans: &Arc<MemoryLoans>,
     ) -> Arc<Self> {
-        let peer = |&rank| Peer {
+        let peer = |&rank| WorkerLink {
             rank,
             queue: Mutex::default(),
             in_flight_bytes: AtomicUsize::new(0),
@@ -123,7 +123,7 @@ impl Links {
             context,
             peers: workers.iter().map(peer).collect(),
             credits: Mutex::new(Some(Vec::new())),
-            dirty: AtomicBool::new(loans.owes()),
+            dirty: AtomicBool::new(loans.has_returns()),
             rooms: Arc::default(),
             loans: Arc::clone(loans),
         })
@@ -138,13 +138,13 @@ impl Links {
     }
 
     /// A room for a frame to these workers, who may pass it on.
-    pub(crate) fn room_towards(&self, len: usize, to: impl Iterator<Item = u32>, passed_on: bool) -> Room {
-        self.loans.room(len, to, passed_on).unwrap_or_else(|| self.room(len))
+    pub(crate) fn buffer_for(&self, len: usize, to: impl Iterator<Item = u32>, passed_on: bool) -> FrameBuffer {
+        self.loans.buffer(len, to, passed_on).unwrap_or_else(|| self.buffer(len))
     }
 
     /// A room for what only this worker reads.
-    fn room(&self, len: usize) -> Room {
-        self.rooms.room(len)
+    fn buffer(&self, len: usize) -> FrameBuffer {
+        self.rooms.buffer(len)
     }
 
     /// The other workers.
@@ -170,8 +170,8 @@ impl Links {
     /// Sends a frame that others are sent, too. Locks the engine.
     pub(crate) fn send_shared(self: &Arc<Self>, worker: u32, frame: Buffer) {
         let outgoing = match self.loans.offer(worker, &frame, self.run) {
-            Some(offer) => Outgoing { lent: vec![frame], ..Outgoing::new(offer.into_buffer()) },
-            None => Outgoing::new(frame),
+            Some(offer) => OutgoingFrames { lent: vec![frame], ..OutgoingFrames::new(offer.into_buffer()) },
+            None => OutgoingFrames::new(frame),
         };
         self.push(worker, outgoing);
         let mut engine = self.endpoint.lock();
@@ -181,12 +181,12 @@ impl Links {
 
     /// Queues a frame for the next pump. Locks no engine.
     pub(crate) fn enqueue(&self, worker: u32, frame: Frame) {
-        self.push(worker, Outgoing::new(frame.into_buffer()));
+        self.push(worker, OutgoingFrames::new(frame.into_buffer()));
         self.mark_dirty();
     }
 
     /// Puts something behind what waits, unless that was all.
-    fn push(&self, worker: u32, outgoing: Outgoing) {
+    fn push(&self, worker: u32, outgoing: OutgoingFrames) {
         let mut queue = self.peers[worker as usize].queue.lock();
         // What is dropped may lock: not under this lock.
         match queue.closed {
@@ -198,7 +198,7 @@ impl Links {
     /// [`Links::enqueue`], for what is of no use once there is a newer one: of these one waits at most, however long
     /// the link is busy.
     pub(crate) fn enqueue_newest(&self, worker: u32, frame: Frame) {
-        let newest = Outgoing { ages: true, ..Outgoing::new(frame.into_buffer()) };
+        let newest = OutgoingFrames { ages: true, ..OutgoingFrames::new(frame.into_buffer()) };
         let mut queue = self.peers[worker as usize].queue.lock();
         if let Some(waiting) = queue.waiting.iter_mut().find(|waiting| waiting.ages) {
             *waiting = newest;
@@ -210,8 +210,8 @@ impl Links {
     }
 
     /// Queues a frame that came from elsewhere, within a pump.
-    pub(crate) fn forward(&self, worker: u32, bytes: Buffer, guard: Option<Arc<Guard>>) {
-        self.push(worker, Outgoing { guard, ..Outgoing::new(bytes) });
+    pub(crate) fn forward(&self, worker: u32, bytes: Buffer, guard: Option<Arc<CreditGuard>>) {
+        self.push(worker, OutgoingFrames { guard, ..OutgoingFrames::new(bytes) });
     }
 
     /// Drops what waits; what is under way goes on.
@@ -230,7 +230,7 @@ impl Links {
     pub(crate) fn finish(&self, frame: impl Fn() -> Frame) {
         *self.credits.lock() = None;
         for worker in self.others() {
-            let last = Outgoing::new(frame().into_buffer());
+            let last = OutgoingFrames::new(frame().into_buffer());
             let mut queue = self.peers[worker as usize].queue.lock();
             queue.waiting.push_back(last);
             queue.closed = true;
@@ -244,8 +244,8 @@ impl Links {
     }
 
     /// Tells the sender of a stream what its receiver has to say. Locks no engine.
-    fn tell(&self, worker: u32, kind: Kind, (edge, source, target): (u32, u32, u32), bytes: u64) {
-        let header = Header { edge, source, target, rows: bytes, ..Header::new(kind, self.run) };
+    fn notify_sender(&self, worker: u32, kind: WireKind, (edge, source, target): (u32, u32, u32), bytes: u64) {
+        let header = WireHeader { edge, source, target, rows: bytes, ..WireHeader::new(kind, self.run) };
         if let Some(credits) = self.credits.lock().as_mut() {
             credits.push((worker, header));
             self.mark_dirty();
@@ -253,7 +253,7 @@ impl Links {
     }
 
     /// Something that was borrowed is to be returned. Locks no engine.
-    fn owe(&self) {
+    fn queue_return(&self) {
         if !self.is_finished() {
             self.mark_dirty();
         }
@@ -283,9 +283,9 @@ impl Links {
             // Held meanwhile: nothing of it may come behind this worker's last frames.
             let mut credits = self.credits.lock();
             if let Some(credits) = credits.as_mut() {
-                let credits = credits.drain(..).map(|(worker, header)| (worker, Frame::bare(&header)));
+                let credits = credits.drain(..).map(|(worker, header)| (worker, Frame::header_only(&header)));
                 for (worker, frame) in credits.chain(self.loans.to_return(self.run)) {
-                    self.push(worker, Outgoing::new(frame.into_buffer()));
+                    self.push(worker, OutgoingFrames::new(frame.into_buffer()));
                 }
             }
         }
@@ -302,12 +302,17 @@ impl Links {
         }
     }
 
-    fn post(self: &Arc<Self>, engine: &mut Engine, worker: u32, Outgoing { bytes, guard, lent, .. }: Outgoing) {
+    fn post(
+        self: &Arc<Self>,
+        engine: &mut Engine,
+        worker: u32,
+        OutgoingFrames { bytes, guard, lent, .. }: OutgoingFrames,
+    ) {
         lent.into_iter().for_each(|frame| self.loans.lend(worker, frame));
         let peer = &self.peers[worker as usize];
         peer.in_flight_bytes.fetch_add(bytes.len(), Ordering::SeqCst);
         peer.in_flight.fetch_add(1, Ordering::SeqCst);
-        let message = InFlight { links: Arc::clone(self), worker, bytes, _guard: guard };
+        let message = SendInFlight { links: Arc::clone(self), worker, bytes, _guard: guard };
         let group = engine.new_group();
         let envelope = Envelope { context: self.context, tag: 0, seq: 0, signature: 0 };
         // SAFETY: `message` owns the bytes, which stay where they are when it moves; the engine keeps it until the send
@@ -323,7 +328,7 @@ impl Links {
 }
 
 /// The next message of a queue: its first frame, with the small ones that follow.
-fn next_message(queue: &mut VecDeque<Outgoing>) -> Option<Outgoing> {
+fn next_message(queue: &mut VecDeque<OutgoingFrames>) -> Option<OutgoingFrames> {
     let mut first = queue.pop_front()?;
     let mut len = first.bytes.len();
     let mut count = 0;
@@ -345,7 +350,7 @@ fn next_message(queue: &mut VecDeque<Outgoing>) -> Option<Outgoing> {
         message.extend_from_slice(&next.bytes);
         first.lent.append(&mut next.lent);
     }
-    Some(Outgoing { lent: first.lent, ..Outgoing::new(Buffer::from(message)) })
+    Some(OutgoingFrames { lent: first.lent, ..OutgoingFrames::new(Buffer::from(message)) })
 }
 
 #[cfg(test)]
@@ -358,16 +363,16 @@ mod tests {
     fn nothing_follows_the_last_frame_of_a_run() {
         let endpoints = Endpoint::in_process(2).unwrap();
         let links = Links::new(endpoints[1].clone(), 9, 1, 0, &[Rank(0), Rank(1)], &Arc::default());
-        let frame = |kind| Frame::bare(&Header::new(kind, 0));
+        let frame = |kind| Frame::header_only(&WireHeader::new(kind, 0));
         let queued = || links.peers[0].queue.lock().waiting.len();
-        links.enqueue(0, frame(Kind::Saved));
+        links.enqueue(0, frame(WireKind::Saved));
         assert_eq!(queued(), 1);
-        links.finish(|| frame(Kind::Finish));
-        links.enqueue(0, frame(Kind::Saved));
-        links.enqueue_newest(0, frame(Kind::Status));
-        links.forward(0, frame(Kind::Batch).into_buffer(), None);
+        links.finish(|| frame(WireKind::Finish));
+        links.enqueue(0, frame(WireKind::Saved));
+        links.enqueue_newest(0, frame(WireKind::Status));
+        links.forward(0, frame(WireKind::Batch).into_buffer(), None);
         assert_eq!(queued(), 2);
-        links.send(0, frame(Kind::Batch));
+        links.send(0, frame(WireKind::Batch));
         assert_eq!(
             (queued(), links.peers[0].in_flight.load(Ordering::SeqCst)),
             (0, 0),
@@ -381,15 +386,16 @@ mod tests {
     fn of_what_ages_the_newest_waits() {
         let endpoints = Endpoint::in_process(2).unwrap();
         let links = Links::new(endpoints[1].clone(), 9, 1, 0, &[Rank(0), Rank(1)], &Arc::default());
-        let frame = |kind, body: &[u8]| Frame::new(&Header::new(kind, 0), &[Buffer::from(body)]);
+        let frame = |kind, body: &[u8]| Frame::new(&WireHeader::new(kind, 0), &[Buffer::from(body)]);
         let waits = || -> Vec<Buffer> {
             links.peers[0].queue.lock().waiting.iter().map(|waiting| waiting.bytes.clone()).collect()
         };
-        links.enqueue(0, frame(Kind::Saved, b"first"));
-        links.enqueue_newest(0, frame(Kind::Status, b"old"));
-        links.enqueue(0, frame(Kind::Saved, b"last"));
-        links.enqueue_newest(0, frame(Kind::Status, b"new"));
-        let expected = [(Kind::Saved, &b"first"[..]), (Kind::Status, &b"new"[..]), (Kind::Saved, &b"last"[..])];
+        links.enqueue(0, frame(WireKind::Saved, b"first"));
+        links.enqueue_newest(0, frame(WireKind::Status, b"old"));
+        links.enqueue(0, frame(WireKind::Saved, b"last"));
+        links.enqueue_newest(0, frame(WireKind::Status, b"new"));
+        let expected =
+            [(WireKind::Saved, &b"first"[..]), (WireKind::Status, &b"new"[..]), (WireKind::Saved, &b"last"[..])];
         assert_eq!(waits(), expected.map(|(kind, body)| frame(kind, body).into_buffer()));
         endpoints.iter().for_each(Endpoint::leave);
     }
@@ -398,11 +404,14 @@ mod tests {
     #[test]
     fn small_frames_leave_together_and_in_order() {
         let sizes = [64, 128, 20_000, 64, 16_384, 16_384, 16_384, 16_384, 64];
-        let mut queue: VecDeque<Outgoing> =
-            sizes.iter().enumerate().map(|(at, &size)| Outgoing::new(Buffer::from(vec![at as u8; size]))).collect();
+        let mut queue: VecDeque<OutgoingFrames> = sizes
+            .iter()
+            .enumerate()
+            .map(|(at, &size)| OutgoingFrames::new(Buffer::from(vec![at as u8; size])))
+            .collect();
         let mut lens = Vec::new();
         let mut seen = Vec::new();
-        while let Some(Outgoing { bytes, .. }) = next_message(&mut queue) {
+        while let Some(OutgoingFrames { bytes, .. }) = next_message(&mut queue) {
             lens.push(bytes.len());
             seen.extend_from_slice(&bytes);
         }

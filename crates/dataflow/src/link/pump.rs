@@ -5,16 +5,16 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use tidemill_batch::rooms::Room;
-use tidemill_batch::wire::{HEADER_BYTES, Kind, Received};
+use tidemill_batch::frame_buffers::FrameBuffer;
+use tidemill_batch::wire::{HEADER_BYTES, ReceivedFrame, WireKind};
 use tidemill_net::{Engine, EngineTask, GroupId, MatchPattern, MemoryRegion, NetError, Rank};
 
 use super::Links;
 
 /// Where frames go.
-pub(crate) trait Inbox: Send + Sync {
+pub(crate) trait FrameHandler: Send + Sync {
     /// A frame of worker `from`. Called with the engine locked: no waiting, no locking of it.
-    fn frame(&self, from: u32, frame: Received, links: &Links);
+    fn frame(&self, from: u32, frame: ReceivedFrame, links: &Links);
     /// Bytes of worker `from` make no sense.
     fn damaged(&self, from: u32, reason: String);
     /// Whether `worker` has sent its last frame of the run.
@@ -24,26 +24,26 @@ pub(crate) trait Inbox: Send + Sync {
 }
 
 /// A message on its way into our memory.
-struct Landing {
+struct LandingMessage {
     group: GroupId,
-    room: Room,
+    room: FrameBuffer,
     len: usize,
 }
 
 /// See the module.
-pub(crate) struct Pump {
+pub(crate) struct ReceivePump {
     links: Arc<Links>,
-    inbox: Arc<dyn Inbox>,
+    inbox: Arc<dyn FrameHandler>,
     /// By sender, in the order of matching: a small message may be complete before a large one that precedes it.
-    landing: Vec<VecDeque<Landing>>,
+    landing: Vec<VecDeque<LandingMessage>>,
     /// Set when the run is over.
     stop: Arc<AtomicBool>,
 }
 
-impl Pump {
-    pub(crate) fn new(links: &Arc<Links>, inbox: Arc<dyn Inbox>, stop: &Arc<AtomicBool>) -> Self {
+impl ReceivePump {
+    pub(crate) fn new(links: &Arc<Links>, inbox: Arc<dyn FrameHandler>, stop: &Arc<AtomicBool>) -> Self {
         let landing = (0..links.workers()).map(|_| VecDeque::new()).collect();
-        Pump { links: Arc::clone(links), inbox, landing, stop: Arc::clone(stop) }
+        ReceivePump { links: Arc::clone(links), inbox, landing, stop: Arc::clone(stop) }
     }
 
     fn take_messages(&mut self, engine: &mut Engine) {
@@ -57,13 +57,13 @@ impl Pump {
             let len = status.len as usize;
             // Aligned for every type. The length is a peer's, who holds as many bytes: what it may send is what it has
             // credit for.
-            let mut room = self.links.room(len.next_multiple_of(HEADER_BYTES));
+            let mut room = self.links.buffer(len.next_multiple_of(HEADER_BYTES));
             let region = MemoryRegion { ptr: room.spare().as_mut_ptr().cast(), len };
             let group = engine.new_group();
             // SAFETY: `room` has `len` bytes of capacity and is neither read nor moved out of `landing` before the
             // group is complete; when the engine dies, it ends its ops before it drops its tasks.
             unsafe { engine.post_matched(group, matched, region) };
-            self.landing[worker as usize].push_back(Landing { group, room, len });
+            self.landing[worker as usize].push_back(LandingMessage { group, room, len });
         }
     }
 
@@ -72,7 +72,7 @@ impl Pump {
             while let Some(first) = self.landing[worker].front()
                 && engine.is_complete(first.group)
             {
-                let Some(Landing { group, room, len }) = self.landing[worker].pop_front() else { return };
+                let Some(LandingMessage { group, room, len }) = self.landing[worker].pop_front() else { return };
                 if engine.take(group).is_err() {
                     // The job has failed, or the sender has left; both are told elsewhere.
                     continue;
@@ -80,7 +80,7 @@ impl Pump {
                 // SAFETY: the message that has just been received filled `len` bytes.
                 let mut message = unsafe { room.into_buffer(len) };
                 while !message.is_empty() {
-                    match Received::take(&mut message) {
+                    match ReceivedFrame::take(&mut message) {
                         Ok(frame) if frame.header.run == self.links.run => {
                             if let Err(reason) = self.take(worker as u32, frame) {
                                 self.inbox.damaged(worker as u32, reason);
@@ -100,14 +100,14 @@ impl Pump {
         }
     }
 
-    fn take(&self, from: u32, frame: Received) -> Result<(), String> {
+    fn take(&self, from: u32, frame: ReceivedFrame) -> Result<(), String> {
         let links = &self.links;
         match frame.header.kind {
-            Kind::Lent => {
+            WireKind::Lent => {
                 let frame = links.loans.borrow(from, &frame, Arc::downgrade(links))?;
                 self.inbox.frame(from, frame, links);
             }
-            Kind::Returned => links.loans.take_back(from, &frame)?,
+            WireKind::Returned => links.loans.take_back(from, &frame)?,
             _ => self.inbox.frame(from, frame, links),
         }
         Ok(())
@@ -123,7 +123,7 @@ impl Pump {
     }
 }
 
-impl EngineTask for Pump {
+impl EngineTask for ReceivePump {
     fn step(&mut self, engine: &mut Engine) -> Option<Result<(), NetError>> {
         self.take_messages(engine);
         self.deliver(engine);

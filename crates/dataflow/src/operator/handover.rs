@@ -12,15 +12,15 @@ use parking_lot::Mutex;
 use tidemill_batch::route_map::RouteMap;
 use tidemill_checkpoint::{Barrier, Mark};
 
-use super::{Operator, Released};
+use super::{Operator, ReleasedParts};
 use crate::error::TaskError;
-use crate::flow::{Handover, Item};
-use crate::rebalance::Moved;
+use crate::flow::{BucketHandover, StreamElement};
+use crate::rebalance::MoveReport;
 
 /// Parts are put together to blocks of this size: small enough for their memory to be used again and again.
 const BLOCK_BYTES: usize = 64 << 10;
 
-impl Handover {
+impl BucketHandover {
     /// Hands over what the copy loses at `barrier`, and takes what it gains. Other copies may do so later, or have
     /// ended: then they keep nothing, and want nothing.
     pub(crate) async fn run(
@@ -28,10 +28,10 @@ impl Handover {
         operator: &mut impl Operator,
         barrier: &Barrier,
         map: &RouteMap,
-    ) -> Result<Moved, TaskError> {
+    ) -> Result<MoveReport, TaskError> {
         let begun = Instant::now();
         let moves = self.moves(map);
-        let mut moved = Moved { epoch: barrier.epoch, ..Moved::default() };
+        let mut moved = MoveReport { epoch: barrier.epoch, ..MoveReport::default() };
         let mut awaited: BTreeSet<u32> =
             moves.gained.keys().copied().filter(|&from| !self.input.has_ended(from)).collect();
         let (output, input) = (&mut self.output, &mut self.input);
@@ -53,14 +53,18 @@ impl Handover {
             while !awaited.is_empty() {
                 let Some((from, item)) = input.recv_each().await? else { break };
                 match item {
-                    Some(Item::Batch(rows)) => operator.lock().acquire(parts(&rows))?,
-                    Some(Item::Mark(Mark::Barrier(last))) if last.epoch == barrier.epoch => drop(awaited.remove(&from)),
-                    Some(Item::Mark(mark)) => {
+                    Some(StreamElement::Batch(rows)) => operator.lock().acquire(parts(&rows))?,
+                    Some(StreamElement::Mark(Mark::Barrier(last))) if last.epoch == barrier.epoch => {
+                        awaited.remove(&from);
+                    }
+                    Some(StreamElement::Mark(mark)) => {
                         return Err(
                             format!("copy {from} hands over at {mark:?}, not at epoch {}", barrier.epoch).into()
                         );
                     }
-                    None => drop(awaited.remove(&from)),
+                    None => {
+                        awaited.remove(&from);
+                    }
                 }
             }
             Ok(())
@@ -73,7 +77,7 @@ impl Handover {
 }
 
 /// Parts in order, so many together that they are worth a block.
-fn blocks(mut parts: Released) -> impl Iterator<Item = Result<Vec<(u32, Bytes)>, TaskError>> {
+fn blocks(mut parts: ReleasedParts) -> impl Iterator<Item = Result<Vec<(u32, Bytes)>, TaskError>> {
     std::iter::from_fn(move || {
         let (mut block, mut bytes) = (Vec::new(), 0);
         while bytes < BLOCK_BYTES {
@@ -103,19 +107,19 @@ fn rows(parts: &[(u32, Bytes)]) -> Result<RecordBatch, TaskError> {
         }
     };
     let parts = LargeBinaryArray::try_new(offsets, bytes, None)?;
-    Ok(RecordBatch::try_new(Handover::schema(), vec![Arc::new(buckets), Arc::new(parts)])?)
+    Ok(RecordBatch::try_new(BucketHandover::schema(), vec![Arc::new(buckets), Arc::new(parts)])?)
 }
 
 /// The bytes stay where they are.
 fn parts(rows: &RecordBatch) -> Vec<(u32, Bytes)> {
-    struct Owner(Buffer);
-    impl AsRef<[u8]> for Owner {
+    struct BytesOwner(Buffer);
+    impl AsRef<[u8]> for BytesOwner {
         fn as_ref(&self) -> &[u8] {
             self.0.as_slice()
         }
     }
     let (buckets, parts) = (rows.column(0).as_primitive::<UInt32Type>(), rows.column(1).as_binary::<i64>());
-    let all = Bytes::from_owner(Owner(parts.values().clone()));
+    let all = Bytes::from_owner(BytesOwner(parts.values().clone()));
     let offsets: &ScalarBuffer<i64> = parts.offsets().inner();
     let part = |at: usize| all.slice(offsets[at] as usize..offsets[at + 1] as usize);
     buckets.values().iter().enumerate().map(|(at, &bucket)| (bucket, part(at))).collect()

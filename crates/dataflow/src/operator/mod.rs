@@ -9,20 +9,20 @@ use std::time::Duration;
 
 use arrow::array::RecordBatch;
 use bytes::Bytes;
-use tidemill_checkpoint::{Barrier, Control, EventTime, Mark, Snapshot};
+use tidemill_checkpoint::{Barrier, BarrierControl, EventTime, Mark, Snapshot};
 use tidemill_net::notice;
 use tokio::time::{Instant, Interval, MissedTickBehavior, interval_at};
 
 use crate::error::TaskError;
-use crate::flow::{Handover, Inputs, Item, Outputs};
+use crate::flow::{BucketHandover, Inputs, Outputs, StreamElement};
 use crate::task::TaskContext;
-use crate::work::Work;
+use crate::work::StepWork;
 
 /// Batches on their way out of an operator, by output port.
 #[derive(Debug, Default)]
-pub struct Emit(Vec<(usize, RecordBatch)>);
+pub struct Emitter(Vec<(usize, RecordBatch)>);
 
-impl Emit {
+impl Emitter {
     /// Sends `batch` out of the only output port.
     pub fn send(&mut self, batch: RecordBatch) {
         self.send_to(0, batch);
@@ -35,22 +35,22 @@ impl Emit {
 }
 
 /// Parts of buckets on their way to another copy: of which bucket each is, and what it is.
-pub struct Released(Box<dyn Iterator<Item = Result<(u32, Bytes), TaskError>> + Send>);
+pub struct ReleasedParts(Box<dyn Iterator<Item = Result<(u32, Bytes), TaskError>> + Send>);
 
-impl Released {
+impl ReleasedParts {
     /// Parts that are made when they are asked for.
     pub fn new(parts: impl Iterator<Item = Result<(u32, Bytes), TaskError>> + Send + 'static) -> Self {
-        Released(Box::new(parts))
+        ReleasedParts(Box::new(parts))
     }
 }
 
-impl From<Vec<(u32, Bytes)>> for Released {
+impl From<Vec<(u32, Bytes)>> for ReleasedParts {
     fn from(parts: Vec<(u32, Bytes)>) -> Self {
-        Released::new(parts.into_iter().map(Ok))
+        ReleasedParts::new(parts.into_iter().map(Ok))
     }
 }
 
-impl Iterator for Released {
+impl Iterator for ReleasedParts {
     type Item = Result<(u32, Bytes), TaskError>;
 
     fn next(&mut self) -> Option<Self::Item> {
@@ -60,7 +60,7 @@ impl Iterator for Released {
 
 /// Whether an operator has more to emit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Flow {
+pub enum EmitStatus {
     /// Send what was emitted, then call `more`.
     More,
     /// Nothing is left.
@@ -80,20 +80,20 @@ pub trait Operator: Send {
         false
     }
 
-    /// Takes a batch of an input port. What it emits should not be many times what it took: return [`Flow::More`] and
-    /// emit the rest in [`Operator::more`], so that a slow receiver bounds memory.
+    /// Takes a batch of an input port. What it emits should not be many times what it took: return [`EmitStatus::More`]
+    /// and emit the rest in [`Operator::more`], so that a slow receiver bounds memory.
     ///
     /// # Errors
     /// Fails the task.
-    fn on_batch(&mut self, input: usize, batch: RecordBatch, emit: &mut Emit) -> Result<Flow, TaskError>;
+    fn on_batch(&mut self, input: usize, batch: RecordBatch, emit: &mut Emitter) -> Result<EmitStatus, TaskError>;
 
     /// An input port has ended.
     ///
     /// # Errors
     /// Fails the task.
-    fn on_input_end(&mut self, input: usize, emit: &mut Emit) -> Result<Flow, TaskError> {
+    fn on_input_end(&mut self, input: usize, emit: &mut Emitter) -> Result<EmitStatus, TaskError> {
         let _ = (input, emit);
-        Ok(Flow::Done)
+        Ok(EmitStatus::Done)
     }
 
     /// Every row with an earlier event time has come, on all ports. Told only to
@@ -101,9 +101,9 @@ pub trait Operator: Send {
     ///
     /// # Errors
     /// Fails the task.
-    fn on_watermark(&mut self, time: EventTime, emit: &mut Emit) -> Result<Flow, TaskError> {
+    fn on_watermark(&mut self, time: EventTime, emit: &mut Emitter) -> Result<EmitStatus, TaskError> {
         let _ = (time, emit);
-        Ok(Flow::Done)
+        Ok(EmitStatus::Done)
     }
 
     /// Nothing comes for now, and the time of other copies goes on without this one's: what they are to count comes
@@ -111,9 +111,9 @@ pub trait Operator: Send {
     ///
     /// # Errors
     /// Fails the task.
-    fn on_idle(&mut self, emit: &mut Emit) -> Result<Flow, TaskError> {
+    fn on_idle(&mut self, emit: &mut Emitter) -> Result<EmitStatus, TaskError> {
         let _ = emit;
-        Ok(Flow::Done)
+        Ok(EmitStatus::Done)
     }
 
     /// How often [`Operator::on_tick`] is wanted, by the machine's clock; `None`: never. Asked once.
@@ -125,18 +125,18 @@ pub trait Operator: Send {
     ///
     /// # Errors
     /// Fails the task.
-    fn on_tick(&mut self, emit: &mut Emit) -> Result<Flow, TaskError> {
+    fn on_tick(&mut self, emit: &mut Emitter) -> Result<EmitStatus, TaskError> {
         let _ = emit;
-        Ok(Flow::Done)
+        Ok(EmitStatus::Done)
     }
 
     /// A barrier is about to pass: what is emitted goes out before it, and need not be kept.
     ///
     /// # Errors
     /// Fails the task.
-    fn before_barrier(&mut self, emit: &mut Emit) -> Result<Flow, TaskError> {
+    fn before_barrier(&mut self, emit: &mut Emitter) -> Result<EmitStatus, TaskError> {
         let _ = emit;
-        Ok(Flow::Done)
+        Ok(EmitStatus::Done)
     }
 
     /// What it keeps, now that a barrier passes. `whole` asks for all buckets, whole, also those that have become
@@ -165,7 +165,7 @@ pub trait Operator: Send {
     ///
     /// # Errors
     /// Fails the task.
-    fn release(&mut self, buckets: &[u32]) -> Result<Released, TaskError> {
+    fn release(&mut self, buckets: &[u32]) -> Result<ReleasedParts, TaskError> {
         let _ = buckets;
         Ok(Vec::new().into())
     }
@@ -188,18 +188,18 @@ pub trait Operator: Send {
     ///
     /// # Errors
     /// Fails the task.
-    fn on_end(&mut self, emit: &mut Emit) -> Result<Flow, TaskError> {
+    fn on_end(&mut self, emit: &mut Emitter) -> Result<EmitStatus, TaskError> {
         let _ = emit;
-        Ok(Flow::Done)
+        Ok(EmitStatus::Done)
     }
 
-    /// Goes on emitting after [`Flow::More`].
+    /// Goes on emitting after [`EmitStatus::More`].
     ///
     /// # Errors
     /// Fails the task.
-    fn more(&mut self, emit: &mut Emit) -> Result<Flow, TaskError> {
+    fn more(&mut self, emit: &mut Emitter) -> Result<EmitStatus, TaskError> {
         let _ = emit;
-        Ok(Flow::Done)
+        Ok(EmitStatus::Done)
     }
 
     /// Whether batches of this port are wanted now. Those of others wait at their senders: a join takes one side first.
@@ -218,7 +218,7 @@ pub(crate) async fn drive(
     context: &TaskContext,
 ) -> Result<(), TaskError> {
     let handover = inputs.take_handover();
-    if context.had_ended() {
+    if context.was_finished() {
         // So have those that it would hear from, and what it had to say at its end it has said.
         return Ok(());
     }
@@ -229,20 +229,20 @@ pub(crate) async fn drive(
 /// What an operator's driver waits for.
 enum OperatorEvent {
     /// An input port and what came by it, if it has not ended. `None`: no port is wanted.
-    Input(Option<(usize, Option<Item>)>),
+    Input(Option<(usize, Option<StreamElement>)>),
     Tick,
 }
 
 /// An operator that runs. Events come one at a time, from [`OperatorDriver::next_event`].
 struct OperatorDriver<'a, O> {
     context: &'a TaskContext,
-    work: Arc<Work>,
+    work: Arc<StepWork>,
     ticks: Option<Interval>,
     calls_program: bool,
-    handover: Option<Handover>,
+    handover: Option<BucketHandover>,
     /// Which input ports the operator wants now.
     wanted: Vec<bool>,
-    emit: Emit,
+    emit: Emitter,
     outputs: Outputs,
     inputs: Inputs,
     operator: O,
@@ -253,13 +253,13 @@ impl<'a, O: Operator> OperatorDriver<'a, O> {
         mut operator: O,
         mut inputs: Inputs,
         outputs: Outputs,
-        handover: Option<Handover>,
+        handover: Option<BucketHandover>,
         context: &'a TaskContext,
     ) -> Self {
         operator.begin(context);
         let calls_program = operator.calls_program();
         if calls_program {
-            inputs.give_few();
+            inputs.limit_rows();
         }
         let ticks = operator.ticks().map(|every| {
             let mut ticks = interval_at(Instant::now() + every, every);
@@ -273,7 +273,7 @@ impl<'a, O: Operator> OperatorDriver<'a, O> {
             calls_program,
             handover,
             wanted: Vec::new(),
-            emit: Emit::default(),
+            emit: Emitter::default(),
             outputs,
             inputs,
             operator,
@@ -293,8 +293,8 @@ impl<'a, O: Operator> OperatorDriver<'a, O> {
                     self.on_tick().await?;
                     continue;
                 }
-                OperatorEvent::Input(Some((port, Some(Item::Batch(batch))))) => self.on_batch(port, batch)?,
-                OperatorEvent::Input(Some((_, Some(Item::Mark(mark))))) => {
+                OperatorEvent::Input(Some((port, Some(StreamElement::Batch(batch))))) => self.on_batch(port, batch)?,
+                OperatorEvent::Input(Some((_, Some(StreamElement::Mark(mark))))) => {
                     if self.on_mark(mark).await?.is_break() {
                         return Ok(());
                     }
@@ -328,18 +328,18 @@ impl<'a, O: Operator> OperatorDriver<'a, O> {
     async fn on_tick(&mut self) -> Result<(), TaskError> {
         let flow = self.work.time(0, || self.operator.on_tick(&mut self.emit))?;
         // Most often there is nothing to say, and what the outputs collect goes on being collected.
-        if flow == Flow::More || !self.emit.0.is_empty() {
+        if flow == EmitStatus::More || !self.emit.0.is_empty() {
             self.send(flow).await?;
             self.outputs.flush().await?;
         }
         Ok(())
     }
 
-    fn on_batch(&mut self, port: usize, batch: RecordBatch) -> Result<Flow, TaskError> {
+    fn on_batch(&mut self, port: usize, batch: RecordBatch) -> Result<EmitStatus, TaskError> {
         let (rows, since) = (batch.num_rows(), Instant::now());
         let flow = self.work.time(rows, || self.operator.on_batch(port, batch, &mut self.emit))?;
         if self.calls_program {
-            self.inputs.port(port).took(rows, since.elapsed());
+            self.inputs.port(port).note_time(rows, since.elapsed());
         }
         Ok(flow)
     }
@@ -368,7 +368,7 @@ impl<'a, O: Operator> OperatorDriver<'a, O> {
         }
         self.outputs.mark(&mark).await?;
         let Mark::Barrier(barrier) = mark else { return Ok(ControlFlow::Continue(())) };
-        if barrier.control == Control::Stop {
+        if barrier.control == BarrierControl::Stop {
             return Ok(ControlFlow::Break(()));
         }
         // Behind the barrier in the outputs: who is further down does not wait for this.
@@ -389,7 +389,7 @@ impl<'a, O: Operator> OperatorDriver<'a, O> {
     }
 
     /// Sends what the operator has emitted, until it has nothing more.
-    async fn send(&mut self, mut flow: Flow) -> Result<(), TaskError> {
+    async fn send(&mut self, mut flow: EmitStatus) -> Result<(), TaskError> {
         loop {
             for (port, batch) in self.emit.0.drain(..) {
                 if port >= self.outputs.len() {
@@ -397,7 +397,7 @@ impl<'a, O: Operator> OperatorDriver<'a, O> {
                 }
                 self.outputs.port(port).send(batch).await?;
             }
-            if flow == Flow::Done {
+            if flow == EmitStatus::Done {
                 return Ok(());
             }
             flow = self.work.time(0, || self.operator.more(&mut self.emit))?;
@@ -406,23 +406,23 @@ impl<'a, O: Operator> OperatorDriver<'a, O> {
 }
 
 /// What [`TaskSpec::each`](crate::TaskSpec::each) makes of a function.
-pub(crate) struct Each<F> {
+pub(crate) struct BatchMapper<F> {
     function: Arc<F>,
     retries: u32,
     context: TaskContext,
 }
 
-impl<F> Each<F> {
+impl<F> BatchMapper<F> {
     pub(crate) fn new(function: &Arc<F>, retries: u32, context: &TaskContext) -> Self {
-        Each { function: Arc::clone(function), retries, context: context.clone() }
+        BatchMapper { function: Arc::clone(function), retries, context: context.clone() }
     }
 }
 
-impl<F> Operator for Each<F>
+impl<F> Operator for BatchMapper<F>
 where
     F: Fn(&RecordBatch, &TaskContext) -> Result<Option<RecordBatch>, TaskError> + Send + Sync + 'static,
 {
-    fn on_batch(&mut self, _: usize, batch: RecordBatch, emit: &mut Emit) -> Result<Flow, TaskError> {
+    fn on_batch(&mut self, _: usize, batch: RecordBatch, emit: &mut Emitter) -> Result<EmitStatus, TaskError> {
         let mut again = 0;
         let made = loop {
             match (self.function)(&batch, &self.context) {
@@ -439,7 +439,7 @@ where
             }
         };
         made.into_iter().for_each(|batch| emit.send(batch));
-        Ok(Flow::Done)
+        Ok(EmitStatus::Done)
     }
 
     fn moves() -> bool {

@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use super::Plan;
+use super::PlacementPlan;
 use crate::error::GraphErrors;
 use crate::flow::CheckedEdge;
 use crate::graph::Graph;
@@ -12,7 +12,7 @@ impl Graph {
     ///
     /// # Errors
     /// When the graph cannot run.
-    pub fn explain(&self, workers: u32, plan: Option<&Plan>) -> Result<String, GraphErrors> {
+    pub fn explain(&self, workers: u32, plan: Option<&PlacementPlan>) -> Result<String, GraphErrors> {
         let edges = self.checked(workers)?;
         let mut text = format!("graph \"{}\" on {workers} worker{}\n", self.name, if workers == 1 { "" } else { "s" });
         for (index, task) in self.tasks.iter().enumerate() {
@@ -37,7 +37,7 @@ impl Graph {
     ///
     /// # Errors
     /// When the graph cannot run.
-    pub fn to_dot(&self, workers: u32, plan: Option<&Plan>) -> Result<String, GraphErrors> {
+    pub fn to_dot(&self, workers: u32, plan: Option<&PlacementPlan>) -> Result<String, GraphErrors> {
         let edges = self.checked(workers)?;
         let mut text = format!("digraph {} {{\n  rankdir=LR; node [shape=box, fontname=sans];\n", quoted(&self.name));
         for (index, task) in self.tasks.iter().enumerate() {

@@ -1,6 +1,6 @@
 //! Each copy on the first worker that still has the cores and the memory it asks for. Workers may differ.
 
-use super::{Placement, Plan, TaskInfo, TaskPlan, WorkerInfo, everywhere};
+use super::{Placement, PlacementPlan, TaskInfo, TaskPlan, WorkerInfo, everywhere};
 use crate::graph::Resources;
 
 /// See the module.
@@ -8,8 +8,8 @@ use crate::graph::Resources;
 pub struct FirstFit;
 
 impl Placement for FirstFit {
-    fn place(&self, tasks: &[TaskInfo<'_>], workers: &[WorkerInfo]) -> Result<Plan, String> {
-        let mut free: Vec<Free> = workers.iter().map(Free::of).collect();
+    fn place(&self, tasks: &[TaskInfo<'_>], workers: &[WorkerInfo]) -> Result<PlacementPlan, String> {
+        let mut free: Vec<FreeResources> = workers.iter().map(FreeResources::of).collect();
         let lacks = |task: &TaskInfo<'_>, who: &str, copy: usize| {
             let Resources { cores, memory_bytes, .. } = task.resources;
             let name = task.name;
@@ -30,7 +30,7 @@ impl Placement for FirstFit {
                 }
             }
         }
-        let mut plan = Plan::default();
+        let mut plan = PlacementPlan::default();
         for task in tasks {
             if task.per_worker {
                 plan.tasks.push(everywhere(task, workers.len()));
@@ -48,14 +48,14 @@ impl Placement for FirstFit {
 }
 
 /// What a worker has left.
-struct Free {
+struct FreeResources {
     cores: f32,
     bytes: u64,
 }
 
-impl Free {
+impl FreeResources {
     fn of(worker: &WorkerInfo) -> Self {
-        Free { cores: worker.cores, bytes: worker.memory_bytes }
+        FreeResources { cores: worker.cores, bytes: worker.memory_bytes }
     }
 
     /// Gives away what a copy needs, if it is there.

@@ -7,14 +7,14 @@
 
 use std::cmp::Reverse;
 
-use super::{Placement, Plan, TaskInfo, TaskPlan, WorkerInfo, everywhere};
+use super::{Placement, PlacementPlan, TaskInfo, TaskPlan, WorkerInfo, everywhere};
 
 /// See the module.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Locality;
 
 impl Placement for Locality {
-    fn place(&self, tasks: &[TaskInfo<'_>], workers: &[WorkerInfo]) -> Result<Plan, String> {
+    fn place(&self, tasks: &[TaskInfo<'_>], workers: &[WorkerInfo]) -> Result<PlacementPlan, String> {
         let goes_anywhere = |task: &TaskInfo<'_>| task.per_worker || task.resources.data_hosts.is_empty();
         // Copies on each worker, of all tasks: those that go nowhere else first.
         let mut load = vec![0u32; workers.len()];
@@ -22,7 +22,7 @@ impl Placement for Locality {
             everywhere(task, workers.len()).workers.into_iter().for_each(|worker| load[worker as usize] += 1);
         }
         let places: Vec<HostLocation<'_>> = workers.iter().map(HostLocation::of).collect();
-        let mut plan = Plan::default();
+        let mut plan = PlacementPlan::default();
         for task in tasks {
             if goes_anywhere(task) {
                 plan.tasks.push(everywhere(task, workers.len()));
@@ -37,7 +37,7 @@ impl Placement for Locality {
             let nearest = |copy| places.iter().map(|place| near(copy, place)).max().unwrap_or_default();
             // Who has its data nearest chooses first. Last are those that may go anywhere: they fill up what the data
             // has left unequal.
-            let mut order: Vec<(Reverse<Nearness>, usize)> =
+            let mut order: Vec<(Reverse<DataNearness>, usize)> =
                 (0..data.len()).map(|copy| (Reverse(nearest(copy)), copy)).collect();
             order.sort_unstable();
             let mut chosen = vec![0u32; data.len()];
@@ -55,7 +55,7 @@ impl Placement for Locality {
 
 /// How near a worker is to data; the default is to know nothing of it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
-struct Nearness {
+struct DataNearness {
     /// It is on the host of that name. Where names are not unique, the rest of the path decides.
     is_there: bool,
     /// Leading parts in common.
@@ -73,8 +73,8 @@ impl<'a> HostLocation<'a> {
         HostLocation { host: &worker.host, path: parts(worker.location.as_deref().unwrap_or_default()) }
     }
 
-    fn nearness(&self, data: &[&str]) -> Nearness {
-        Nearness {
+    fn nearness(&self, data: &[&str]) -> DataNearness {
+        DataNearness {
             // A container has a name of its own; its path may end with that of its host.
             is_there: data.last().is_some_and(|name| *name == self.host || Some(name) == self.path.last()),
             common: self.path.iter().zip(data).take_while(|(mine, theirs)| mine == theirs).count(),

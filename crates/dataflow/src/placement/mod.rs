@@ -1,12 +1,12 @@
 //! Placement: which worker runs which copy of which task. A placement is called once per run, on every worker, and must
-//! return the same [`Plan`] everywhere; a plan is data that can be printed, saved and passed in again.
+//! return the same [`PlacementPlan`] everywhere; a plan is data that can be printed, saved and passed in again.
 //!
 //! | placement      | puts a copy                                                                       |
 //! |----------------|-----------------------------------------------------------------------------------|
 //! | [`RoundRobin`] | on the next worker in turn; the default                                           |
 //! | [`FirstFit`]   | on the first worker that still has its cores and memory                           |
 //! | [`Locality`]   | on a worker of a host that holds its data, or the nearest one to it               |
-//! | a [`Plan`]     | where the plan says                                                               |
+//! | a [`PlacementPlan`]     | where the plan says                                                               |
 
 mod explain;
 mod first_fit;
@@ -58,7 +58,7 @@ pub trait Placement: Send + Sync {
     ///
     /// # Errors
     /// In words, when it cannot be done; they name the task and what it lacks.
-    fn place(&self, tasks: &[TaskInfo<'_>], workers: &[WorkerInfo]) -> Result<Plan, String>;
+    fn place(&self, tasks: &[TaskInfo<'_>], workers: &[WorkerInfo]) -> Result<PlacementPlan, String>;
 }
 
 /// Where every copy of one task runs.
@@ -72,7 +72,7 @@ pub struct TaskPlan {
 
 /// Where everything runs.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Plan {
+pub struct PlacementPlan {
     /// The graph's tasks, in its order.
     pub tasks: Vec<TaskPlan>,
 }
@@ -82,13 +82,13 @@ impl Graph {
     ///
     /// # Errors
     /// When the graph makes no sense or the placement cannot be done.
-    pub fn plan(&self, placement: &dyn Placement, workers: &[WorkerInfo]) -> Result<Plan, DataflowError> {
+    pub fn plan(&self, placement: &dyn Placement, workers: &[WorkerInfo]) -> Result<PlacementPlan, DataflowError> {
         self.check(workers.len() as u32)?;
-        Plan::make(self, placement, workers)
+        PlacementPlan::make(self, placement, workers)
     }
 }
 
-impl Plan {
+impl PlacementPlan {
     pub(crate) fn workers_of(&self, task: usize) -> &[u32] {
         &self.tasks[task].workers
     }
@@ -98,7 +98,7 @@ impl Plan {
         graph: &Graph,
         placement: &dyn Placement,
         workers: &[WorkerInfo],
-    ) -> Result<Plan, DataflowError> {
+    ) -> Result<PlacementPlan, DataflowError> {
         let size = workers.len() as u32;
         let tasks: Vec<TaskInfo<'_>> = graph
             .tasks
@@ -140,13 +140,13 @@ impl Plan {
     }
 }
 
-impl Placement for Plan {
-    fn place(&self, _tasks: &[TaskInfo<'_>], _workers: &[WorkerInfo]) -> Result<Plan, String> {
+impl Placement for PlacementPlan {
+    fn place(&self, _tasks: &[TaskInfo<'_>], _workers: &[WorkerInfo]) -> Result<PlacementPlan, String> {
         Ok(self.clone())
     }
 }
 
-impl fmt::Display for Plan {
+impl fmt::Display for PlacementPlan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.tasks.iter().try_for_each(|task| writeln!(f, "{}: {:?}", task.task, task.workers))
     }
@@ -266,7 +266,7 @@ mod tests {
         let needs = Resources::default();
         let plan = RoundRobin.place(&[task(&needs, 5)], &workers(&[("a", 1.0, 0), ("a", 1.0, 0)])).unwrap();
         let text = serde_json::to_string(&plan).unwrap();
-        assert_eq!(serde_json::from_str::<Plan>(&text).unwrap(), plan);
+        assert_eq!(serde_json::from_str::<PlacementPlan>(&text).unwrap(), plan);
         assert_eq!(plan.to_string(), "t: [0, 1, 0, 1, 0]\n");
     }
 }

@@ -5,7 +5,7 @@
 
 use std::fmt::Write;
 
-use super::Plan;
+use super::PlacementPlan;
 use super::explain::ranges;
 use crate::error::GraphErrors;
 use crate::flow::CheckedEdge;
@@ -32,7 +32,7 @@ enum NodeKind {
     Bend,
 }
 
-struct Node {
+struct SvgNode {
     kind: NodeKind,
     lines: Vec<String>,
     layer: usize,
@@ -44,8 +44,8 @@ struct Node {
 }
 
 #[derive(Default)]
-struct Drawing {
-    nodes: Vec<Node>,
+struct SvgDrawing {
+    nodes: Vec<SvgNode>,
     lines: Vec<(usize, usize)>,
     layers: Vec<Vec<usize>>,
 }
@@ -55,9 +55,9 @@ impl Graph {
     ///
     /// # Errors
     /// When the graph cannot run.
-    pub fn to_svg(&self, workers: u32, plan: Option<&Plan>) -> Result<String, GraphErrors> {
+    pub fn to_svg(&self, workers: u32, plan: Option<&PlacementPlan>) -> Result<String, GraphErrors> {
         let edges = self.checked(workers)?;
-        let mut drawing = Drawing::default();
+        let mut drawing = SvgDrawing::default();
         for (index, layer) in layers(self.tasks.len(), &edges).into_iter().enumerate() {
             let task = &self.tasks[index];
             let mut lines = vec![task.name.clone()];
@@ -120,7 +120,7 @@ fn wrapped(text: &str) -> Vec<String> {
     lines
 }
 
-impl Drawing {
+impl SvgDrawing {
     fn add(&mut self, kind: NodeKind, lines: Vec<String>, layer: usize) -> usize {
         let letters = lines.iter().map(|line| line.chars().count()).max().unwrap_or(0) as f32;
         let (font, padding) = match kind {
@@ -129,7 +129,7 @@ impl Drawing {
             NodeKind::Bend => (0.0, 0.0),
         };
         let (width, height) = (letters * font * LETTER + 2.0 * padding, lines.len() as f32 * LINE + 2.0 * padding);
-        self.nodes.push(Node { kind, lines, layer, width, height, x: 0.0, y: 0.0 });
+        self.nodes.push(SvgNode { kind, lines, layer, width, height, x: 0.0, y: 0.0 });
         self.nodes.len() - 1
     }
 
@@ -230,7 +230,7 @@ impl Drawing {
         svg
     }
 
-    fn draw_line(&self, svg: &mut String, from: &Node, to: &Node) {
+    fn draw_line(&self, svg: &mut String, from: &SvgNode, to: &SvgNode) {
         let (start, end) = (from.x + from.width / 2.0, to.x - to.width / 2.0);
         let middle = (start + end) / 2.0;
         let tip = if matches!(to.kind, NodeKind::Task(_)) { " marker-end=\"url(#tip)\"" } else { "" };
@@ -243,7 +243,7 @@ impl Drawing {
     }
 }
 
-impl Node {
+impl SvgNode {
     fn draw(&self, svg: &mut String) {
         let (left, top) = (self.x - self.width / 2.0, self.y - self.height / 2.0);
         let (font, fill, stroke) = match self.kind {
@@ -294,7 +294,7 @@ mod tests {
     /// Two boxes on each other could not be read.
     #[test]
     fn nodes_of_a_layer_do_not_overlap() {
-        let mut drawing = Drawing::default();
+        let mut drawing = SvgDrawing::default();
         for task in 0..9 {
             drawing.add(NodeKind::Task("task"), vec![format!("task {task}"); 1 + task % 3], 2 * (task / 3));
         }

@@ -5,7 +5,7 @@ use tidemill_net::Rank;
 
 /// A failure that began in a task copy, or beneath it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Fault {
+pub(crate) struct RunFault {
     /// The worker's rank in the job.
     pub rank: u32,
     pub task: String,
@@ -13,7 +13,7 @@ pub(crate) struct Fault {
     pub message: String,
 }
 
-impl Fault {
+impl RunFault {
     pub(crate) fn encode(&self) -> Vec<u8> {
         let mut bytes = Vec::new();
         for word in [self.rank, self.copy, self.task.len() as u32] {
@@ -24,13 +24,13 @@ impl Fault {
         bytes
     }
 
-    /// What [`Fault::encode`] made; `None` for anything else.
+    /// What [`RunFault::encode`] made; `None` for anything else.
     pub(crate) fn decode(bytes: &[u8]) -> Option<Self> {
         let word = |at: usize| Some(u32::from_le_bytes(bytes.get(at..at + 4)?.try_into().ok()?));
         let end = 12usize.checked_add(word(8)? as usize)?;
         let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
         let (task, message) = (text(bytes.get(12..end)?), text(bytes.get(end..)?));
-        Some(Fault { rank: word(0)?, copy: word(4)?, task, message })
+        Some(RunFault { rank: word(0)?, copy: word(4)?, task, message })
     }
 
     pub(crate) fn into_error(self) -> DataflowError {
@@ -45,10 +45,10 @@ mod tests {
     /// A message cut wrongly would name the wrong task, or read beyond the end.
     #[test]
     fn faults_survive_encoding() {
-        let fault = Fault { rank: 3, task: "größe".into(), copy: 7, message: "a\nb".into() };
+        let fault = RunFault { rank: 3, task: "größe".into(), copy: 7, message: "a\nb".into() };
         let bytes = fault.encode();
-        assert_eq!(Fault::decode(&bytes), Some(fault));
-        (0..12 + 7).for_each(|len| assert_eq!(Fault::decode(&bytes[..len]), None, "{len}"));
-        assert_eq!(Fault::decode(&[0xff; 40]), None);
+        assert_eq!(RunFault::decode(&bytes), Some(fault));
+        (0..12 + 7).for_each(|len| assert_eq!(RunFault::decode(&bytes[..len]), None, "{len}"));
+        assert_eq!(RunFault::decode(&[0xff; 40]), None);
     }
 }

@@ -1,16 +1,16 @@
-//! Lowering: a checked graph and its plan become a [`Flow`]. Exchanges do their own part through [`Lowering`].
+//! Lowering: a checked graph and its plan become a [`FlowGraph`]. Exchanges do their own part through [`Lowering`].
 
 use std::sync::Arc;
 
 use arrow::datatypes::SchemaRef;
 
-use crate::flow::{CheckedEdge, Flow, FlowTask, Lowering};
+use crate::flow::{CheckedEdge, FlowGraph, FlowTask, Lowering};
 use crate::graph::Graph;
-use crate::placement::Plan;
+use crate::placement::PlacementPlan;
 
 /// Makes what runs. The first tasks of the flow are the graph's, with their numbers.
-pub(super) fn lower(graph: &Graph, edges: &[CheckedEdge], plan: &Plan, hosts: &[u32]) -> Flow {
-    let mut flow = Flow::default();
+pub(super) fn lower(graph: &Graph, edges: &[CheckedEdge], plan: &PlacementPlan, hosts: &[u32]) -> FlowGraph {
+    let mut flow = FlowGraph::default();
     for (index, task) in graph.tasks.iter().enumerate() {
         flow.tasks.push(FlowTask {
             name: task.name.clone(),

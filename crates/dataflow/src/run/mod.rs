@@ -4,11 +4,11 @@
 //! moment and then sleeps. Copies run on the runner's pool, or on their own threads. A run ends when every worker has
 //! sent its last frame to every other, so no data of one run is left on the links when the next one begins.
 
-mod copy;
 mod fault;
 mod lower;
 mod resume;
 mod state;
+mod task_copy;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -17,27 +17,30 @@ use std::time::Instant;
 
 use parking_lot::Mutex;
 use tidemill_checkpoint::CheckpointSettings;
-use tidemill_checkpoint::store::Hold;
+use tidemill_checkpoint::store::StoreHold;
 use tidemill_collective::{Communicator, ReduceOp};
 use tidemill_net::topology::HostShare;
 use tidemill_net::{CallDescriber, CallWait, Endpoint, Engine, GroupId, Rank, notice};
 use tokio::runtime::{Handle, Runtime};
 use tokio::sync::mpsc;
 
-pub(crate) use fault::Fault;
-pub use state::{Progress, WorkerStatus};
+pub(crate) use fault::RunFault;
+pub use state::{RunProgress, WorkerStatus};
 use tidemill_batch::memory::{Governor, MemorySettings};
 
-use self::copy::Copy;
 use self::lower::lower;
 use self::state::RunState;
-use crate::checkpoint::{CoordinatorInput, CopyStates, Dealing, Hub, Replay, Resume};
+use self::task_copy::TaskCopy;
+use crate::checkpoint::{CheckpointClient, CoordinatorInput, CopyStates, InFlightReplay, InFlightRouting, ResumePlan};
 use crate::error::DataflowError;
-use crate::flow::{Edge, EdgeLimits, Flow, FlowEdge, Handover, Inlet, Input, Inputs, Mover, Outlet, Output, Outputs};
+use crate::flow::{
+    BucketHandover, EdgeLimits, EdgeMover, EdgeRuntime, FlowEdge, FlowGraph, Inlet, Input, Inputs, Outlet, Output,
+    Outputs,
+};
 use crate::graph::{Graph, fingerprint};
-use crate::link::{Links, Loans, Pump};
+use crate::link::{Links, MemoryLoans, ReceivePump};
 use crate::metrics::RunReport;
-use crate::placement::{Placement, Plan, RoundRobin, WorkerInfo};
+use crate::placement::{Placement, PlacementPlan, RoundRobin, WorkerInfo};
 use crate::source_progress::StallMonitor;
 use crate::task::{ContextState, Executor, TaskContext, TaskFuture, block_on};
 
@@ -46,7 +49,7 @@ const STACK_BYTES: usize = 64 << 20;
 
 /// How a worker runs graphs.
 #[derive(Clone, Debug)]
-pub struct Settings {
+pub struct RunnerSettings {
     /// Threads of the pool; 0 is as many as the worker has cores.
     pub threads: usize,
     /// What all streams of an edge into one copy may have queued, or on their way, together.
@@ -57,15 +60,15 @@ pub struct Settings {
     pub memory: MemorySettings,
 }
 
-impl Default for Settings {
+impl Default for RunnerSettings {
     fn default() -> Self {
-        Settings { threads: 0, queue_bytes: 16 << 20, batch_bytes: 1 << 20, memory: MemorySettings::default() }
+        RunnerSettings { threads: 0, queue_bytes: 16 << 20, batch_bytes: 1 << 20, memory: MemorySettings::default() }
     }
 }
 
 /// Called every so often while a run waits, for who has signals to look at, or progress to tell or to show. An error
 /// gives the run up on all workers.
-pub type Look<'a> = &'a mut dyn FnMut(&Progress) -> Result<(), String>;
+pub type ProgressCallback<'a> = &'a mut dyn FnMut(&RunProgress) -> Result<(), String>;
 
 /// Runs graphs on the workers of a communicator. Every worker makes one, and runs the same graphs in the same order.
 ///
@@ -77,11 +80,11 @@ pub type Look<'a> = &'a mut dyn FnMut(&Progress) -> Result<(), String>;
 /// use arrow::datatypes::{DataType, Field, Schema};
 /// use tidemill_collective::run_ranks;
 /// use tidemill_dataflow::exchange::Partition;
-/// use tidemill_dataflow::{Graph, Item, Runner, Settings, TaskSpec};
+/// use tidemill_dataflow::{Graph, StreamElement, Runner, RunnerSettings, TaskSpec};
 ///
 /// let schema = Arc::new(Schema::new(vec![Field::new("n", DataType::Int64, false)]));
 /// let rows = run_ranks(2, |comm| {
-///     let runner = Runner::new(&comm, Settings::default()).unwrap();
+///     let runner = Runner::new(&comm, RunnerSettings::default()).unwrap();
 ///     let (sender, seen) = std::sync::mpsc::channel();
 ///     let (schema, of_batch) = (schema.clone(), schema.clone());
 ///     let mut graph = Graph::new("count");
@@ -96,7 +99,7 @@ pub type Look<'a> = &'a mut dyn FnMut(&Progress) -> Result<(), String>;
 ///         let sender = sender.clone();
 ///         async move {
 ///             let mut input = inputs.into_only();
-///             while let Some(Item::Batch(batch)) = input.recv().await? {
+///             while let Some(StreamElement::Batch(batch)) = input.recv().await? {
 ///                 sender.send(batch.num_rows())?;
 ///             }
 ///             Ok(())
@@ -111,12 +114,12 @@ pub type Look<'a> = &'a mut dyn FnMut(&Progress) -> Result<(), String>;
 /// ```
 pub struct Runner {
     comm: Communicator,
-    settings: Settings,
-    pool: Pool,
+    settings: RunnerSettings,
+    pool: CopyPool,
     workers: Vec<WorkerInfo>,
     hosts: Vec<u32>,
     governor: Governor,
-    pub(crate) loans: Arc<Loans>,
+    pub(crate) loans: Arc<MemoryLoans>,
     runs: AtomicU32,
 }
 
@@ -125,7 +128,7 @@ impl Runner {
     ///
     /// # Errors
     /// The job's fault; when threads cannot be started.
-    pub fn new(comm: &Communicator, settings: Settings) -> Result<Self, DataflowError> {
+    pub fn new(comm: &Communicator, settings: RunnerSettings) -> Result<Self, DataflowError> {
         let governor = Governor::new(settings.memory.clone());
         Self::governed(comm, settings, governor)
     }
@@ -134,10 +137,10 @@ impl Runner {
     ///
     /// # Errors
     /// As [`Runner::new`].
-    pub fn governed(comm: &Communicator, settings: Settings, governor: Governor) -> Result<Self, DataflowError> {
+    pub fn governed(comm: &Communicator, settings: RunnerSettings, governor: Governor) -> Result<Self, DataflowError> {
         let comm = comm.dup()?;
         comm.set_name("dataflow");
-        let loans = Loans::agree(&comm, settings.memory.budget_bytes)?;
+        let loans = MemoryLoans::agree(&comm, settings.memory.budget_bytes)?;
         let mut memory = vec![0u64; comm.size() as usize];
         comm.allgather(&[settings.memory.budget_bytes], &mut memory)?;
         let placements = comm.endpoint().placements();
@@ -162,7 +165,7 @@ impl Runner {
             .thread_stack_size(STACK_BYTES)
             .enable_all()
             .build()
-            .map(|pool| Pool(Some(pool)))
+            .map(|pool| CopyPool(Some(pool)))
             .map_err(|error| DataflowError::Thread(format!("cannot start {threads} threads: {error}")))?;
         let hosts = hosts.collect();
         Ok(Runner { comm, settings, pool, workers, hosts, governor, loans, runs: AtomicU32::new(0) })
@@ -196,7 +199,7 @@ impl Runner {
     ///
     /// # Errors
     /// When the graph makes no sense or the placement cannot be done.
-    pub fn plan(&self, graph: &Graph, placement: &dyn Placement) -> Result<Plan, DataflowError> {
+    pub fn plan(&self, graph: &Graph, placement: &dyn Placement) -> Result<PlacementPlan, DataflowError> {
         graph.plan(placement, &self.workers)
     }
 
@@ -208,7 +211,7 @@ impl Runner {
         &self,
         graph: &Graph,
         placement: &dyn Placement,
-        look: Look<'_>,
+        look: ProgressCallback<'_>,
     ) -> Result<RunReport, DataflowError> {
         self.run_job(graph, placement, None, look)
     }
@@ -223,7 +226,7 @@ impl Runner {
         graph: &Graph,
         placement: &dyn Placement,
         checkpoints: Option<&CheckpointSettings>,
-        look: Look<'_>,
+        look: ProgressCallback<'_>,
     ) -> Result<RunReport, DataflowError> {
         let checked = graph.checked(self.comm.size());
         let mut parts =
@@ -231,7 +234,7 @@ impl Runner {
         let says = if checkpoints.is_some() { "checkpoints" } else { "no checkpoints" };
         parts.push(format!("a job that makes {says}"));
         let plan = match &checked {
-            Ok(_) => Plan::make(graph, placement, &self.workers),
+            Ok(_) => PlacementPlan::make(graph, placement, &self.workers),
             Err(errors) => Err(errors.clone().into()),
         };
         // Also with an error: another worker whose graph is sound would wait for this one.
@@ -240,17 +243,17 @@ impl Runner {
         let mut flow = lower(graph, &edges, &plan, &self.hosts);
         let comms = self.task_comms(&flow)?;
         let agree =
-            |settings| Resume::agree(&self.comm, self.pool.handle(), &self.governor, &flow, graph.name(), settings);
+            |settings| ResumePlan::agree(&self.comm, self.pool.handle(), &self.governor, &flow, graph.name(), settings);
         let resume = checkpoints.map(agree).transpose()?;
         if let Some(resume) = &resume {
             flow.edges.iter_mut().for_each(|edge| edge.route.clone_from(&resume.members[edge.target.task].route));
             flow.add_handovers();
         }
-        Run::start(self, &flow, comms, resume)?.drive(look)
+        ActiveRun::start(self, &flow, comms, resume)?.drive(look)
     }
 
     /// Whether all workers have the same graph and plan.
-    fn compare(&self, parts: &[String], plan: &Result<Plan, DataflowError>) -> Result<(), DataflowError> {
+    fn compare(&self, parts: &[String], plan: &Result<PlacementPlan, DataflowError>) -> Result<(), DataflowError> {
         let mut all = parts.to_vec();
         all.push(match plan {
             Ok(plan) => format!("plan {plan:?}"),
@@ -280,7 +283,7 @@ impl Runner {
     }
 
     /// For each task that wants one, the communicator of its copies.
-    fn task_comms(&self, flow: &Flow) -> Result<Vec<Option<Communicator>>, DataflowError> {
+    fn task_comms(&self, flow: &FlowGraph) -> Result<Vec<Option<Communicator>>, DataflowError> {
         let mine = |workers: &[u32]| workers.iter().position(|&worker| worker == self.comm.rank());
         let comm = |task: &crate::flow::FlowTask| {
             if !task.comm {
@@ -296,15 +299,15 @@ impl Runner {
 }
 
 /// The threads that copies run on; there until it is dropped.
-struct Pool(Option<Runtime>);
+struct CopyPool(Option<Runtime>);
 
-impl Pool {
+impl CopyPool {
     fn handle(&self) -> &Handle {
         self.0.as_ref().expect("there until it is dropped").handle()
     }
 }
 
-impl Drop for Pool {
+impl Drop for CopyPool {
     fn drop(&mut self) {
         // Not waiting: no copy is left, and in a forked child there are no threads to wait for.
         if let Some(pool) = self.0.take() {
@@ -314,7 +317,7 @@ impl Drop for Pool {
 }
 
 /// A run under way on this worker.
-struct Run {
+struct ActiveRun {
     state: Arc<RunState>,
     links: Arc<Links>,
     endpoint: Endpoint,
@@ -325,33 +328,33 @@ struct Run {
     governor: Governor,
     spilled_before: u64,
     /// Of a run that makes checkpoints.
-    hub: Option<Arc<Hub>>,
+    client: Option<Arc<CheckpointClient>>,
     /// On worker 0: what keeps other jobs out of their place.
-    hold: Option<Hold>,
+    hold: Option<StoreHold>,
     pool: Handle,
 }
 
-impl Run {
+impl ActiveRun {
     fn start(
         runner: &Runner,
-        flow: &Flow,
+        flow: &FlowGraph,
         comms: Vec<Option<Communicator>>,
-        mut resume: Option<Resume>,
-    ) -> Result<Run, DataflowError> {
+        mut resume: Option<ResumePlan>,
+    ) -> Result<ActiveRun, DataflowError> {
         let comm = &runner.comm;
         let (me, endpoint) = (comm.rank(), comm.endpoint().clone());
         let run = runner.runs.fetch_add(1, Ordering::Relaxed);
         let links = Links::new(endpoint.clone(), comm.message_context(), me, run, comm.world_ranks(), &runner.loans);
         let copies: usize = flow.tasks.iter().map(|task| task.workers.iter().filter(|&&w| w == me).count()).sum();
-        let (hub, heard) = match &resume {
+        let (client, heard) = match &resume {
             Some(resume) => {
-                let (hub, heard) = Hub::new(resume, &links);
-                (Some(hub), heard)
+                let (client, heard) = CheckpointClient::new(resume, &links);
+                (Some(client), heard)
             }
             None => (None, None),
         };
         // The coordinator ends as copies do.
-        let state = RunState::new(&links, copies + usize::from(heard.is_some()), hub.clone());
+        let state = RunState::new(&links, copies + usize::from(heard.is_some()), client.clone());
 
         // The queues of each task's input ports, by copy; then the edges between them.
         let queues: Vec<Vec<Vec<Option<Arc<Inlet>>>>> = flow
@@ -365,7 +368,7 @@ impl Run {
             })
             .collect();
         let limits = edge_limits(&runner.settings, &runner.governor);
-        let edges: Vec<Arc<Edge>> = flow
+        let edges: Vec<Arc<EdgeRuntime>> = flow
             .edges
             .iter()
             .enumerate()
@@ -375,21 +378,21 @@ impl Run {
                 let inlets = &queues[edge.target.task][edge.target.port];
                 let name = |task: usize| flow.tasks[task].name.as_str();
                 let named = (edge, name(edge.source.task), name(edge.target.task));
-                Arc::new(Edge::new(id as u32, named, ends, inlets, &links, &runner.hosts, limits.clone()))
+                Arc::new(EdgeRuntime::new(id as u32, named, ends, inlets, &links, &runner.hosts, limits.clone()))
             })
             .collect();
         state.set_edges(edges.clone());
 
         let stop = Arc::new(AtomicBool::new(false));
-        let pump = Pump::new(&links, Arc::clone(&state) as _, &stop);
+        let pump = ReceivePump::new(&links, Arc::clone(&state) as _, &stop);
         let pump = endpoint.lock().add_task(Box::new(pump));
         let begun = Instant::now();
         let governor = runner.governor.clone();
         let spilled_before = governor.spilled_bytes();
         let threads = Vec::new();
         let hold = resume.as_mut().and_then(|resume| resume.hold.take());
-        let (of_run, pool) = (hub.clone(), runner.pool.handle().clone());
-        let mut run = Run {
+        let (of_run, pool) = (client.clone(), runner.pool.handle().clone());
+        let mut run = ActiveRun {
             state,
             links,
             endpoint,
@@ -399,7 +402,7 @@ impl Run {
             begun,
             governor,
             spilled_before,
-            hub: of_run,
+            client: of_run,
             hold,
             pool,
         };
@@ -407,12 +410,12 @@ impl Run {
         for (index, task) in flow.tasks.iter().enumerate() {
             for copy in (0..task.workers.len()).filter(|&copy| task.workers[copy] == me) {
                 let (id, comm) = ((index as u32, copy as u32), comms[index].clone());
-                let states = hub.as_ref().map(|hub| Arc::new(CopyStates::new(hub, id, restored.remove(&id))));
+                let states = client.as_ref().map(|client| Arc::new(CopyStates::new(client, id, restored.remove(&id))));
                 run.start_copy(runner, flow, id, &edges, &queues[index], (comm, states))?;
             }
         }
-        if let (Some(hub), Some(heard), Some(resume)) = (hub, heard, resume) {
-            run.start_coordinator(runner, hub, heard, resume);
+        if let (Some(client), Some(heard), Some(resume)) = (client, heard, resume) {
+            run.start_coordinator(runner, client, heard, resume);
         }
         Ok(run)
     }
@@ -420,18 +423,18 @@ impl Run {
     fn start_coordinator(
         &self,
         runner: &Runner,
-        hub: Arc<Hub>,
+        client: Arc<CheckpointClient>,
         heard: mpsc::UnboundedReceiver<CoordinatorInput>,
-        resume: Resume,
+        resume: ResumePlan,
     ) {
         let (state, cancel) = (Arc::clone(&self.state), self.state.cancel.token());
         runner.pool.handle().spawn(async move {
-            let work = Arc::clone(&hub).coordinate(resume, heard);
+            let work = Arc::clone(&client).coordinate(resume, heard);
             if let Ok(Err(message)) = cancel.guard(work).await {
                 let rank = state.links.rank(state.links.me).0;
-                state.fail(Fault { rank, task: "(checkpoints)".into(), copy: 0, message });
+                state.fail(RunFault { rank, task: "(checkpoints)".into(), copy: 0, message });
             }
-            hub.settle_soon().await;
+            client.settle_with_timeout().await;
             state.copy_done();
         });
     }
@@ -439,9 +442,9 @@ impl Run {
     fn start_copy(
         &mut self,
         runner: &Runner,
-        flow: &Flow,
+        flow: &FlowGraph,
         (index, copy): (u32, u32),
-        edges: &[Arc<Edge>],
+        edges: &[Arc<EdgeRuntime>],
         queues: &[Vec<Option<Arc<Inlet>>>],
         (comm, states): (Option<Communicator>, Option<Arc<CopyStates>>),
     ) -> Result<(), DataflowError> {
@@ -451,7 +454,7 @@ impl Run {
         let input = |port: usize, streaming: bool| {
             let queue = queues[port][copy as usize].as_ref().expect("a copy of this worker has its queues");
             let mut input = Input::new(Arc::clone(queue), copy, streaming, self.state.cancel.token());
-            let leads_here = |edge: &&Arc<Edge>| flow.edges[edge.id as usize].target.is(index, port);
+            let leads_here = |edge: &&Arc<EdgeRuntime>| flow.edges[edge.id as usize].target.is(index, port);
             edges.iter().filter(leads_here).for_each(|edge| input.add_edge(edge));
             input
         };
@@ -462,24 +465,24 @@ impl Run {
                 let from: Vec<&FlowEdge> = flow.edges.iter().filter(leads_here).collect();
                 // What is broadcast would be in flight to some copies and not to others: dealt anew, it would come to
                 // all again.
-                if from.iter().all(|edge| !matches!(edge.mover, Mover::Broadcast(_))) {
-                    input.let_overtake(port as u32, states);
+                if from.iter().all(|edge| !matches!(edge.mover, EdgeMover::Broadcast(_))) {
+                    input.enable_unaligned(port as u32, states);
                 }
                 let copies = task.workers.len() as u32;
-                let dealing = || match from.iter().find_map(|edge| edge.dealing(copies)) {
-                    Some(assign) => Dealing::Assigned(assign),
-                    None => Dealing::ByCopy,
+                let dealing = || match from.iter().find_map(|edge| edge.partitioner_of(copies)) {
+                    Some(assign) => InFlightRouting::Assigned(assign),
+                    None => InFlightRouting::ByCopy,
                 };
-                input.begin_with(Replay::of(states.restored(), port as u32, (copy, copies), dealing));
+                input.replay_first(InFlightReplay::of(states.restored(), port as u32, (copy, copies), dealing));
             }
         }
-        let hurry = || states.as_ref().map(|states| states.hurry());
+        let signal = || states.as_ref().map(|states| states.unaligned_signal());
         let returned: Arc<Mutex<Vec<Outlet>>> = Arc::default();
         let mut outlets_total = 0;
         let outputs = task.outputs.iter().enumerate().map(|(port, schema)| {
-            let begins_here = |edge: &&Arc<Edge>| flow.edges[edge.id as usize].source.is(index, port);
+            let begins_here = |edge: &&Arc<EdgeRuntime>| flow.edges[edge.id as usize].source.is(index, port);
             let outlets: Vec<Outlet> =
-                edges.iter().filter(begins_here).map(|edge| Outlet::new(edge, copy, &self.links, hurry())).collect();
+                edges.iter().filter(begins_here).map(|edge| Outlet::new(edge, copy, &self.links, signal())).collect();
             outlets_total += outlets.len();
             Output::new(outlets, Arc::clone(schema), self.state.cancel.token(), &returned)
         });
@@ -491,7 +494,7 @@ impl Run {
             let output = Output::new(vec![outlet], schema, self.state.cancel.token(), &returned);
             let route = flow.route(index).expect("what hands over is dealt by key");
             // Its marks are each copy's own.
-            Handover { copy, route, output, input: input(task.inputs, false) }
+            BucketHandover { copy, route, output, input: input(task.inputs, false) }
         });
         let inputs = Inputs::new(inputs, handover);
         let context = TaskContext(Arc::new(ContextState {
@@ -506,7 +509,7 @@ impl Run {
             sources: Arc::clone(&self.state.progress.sources),
             works: Arc::clone(&self.state.progress.works),
         }));
-        let running = Copy {
+        let running = TaskCopy {
             task: task.name.clone(),
             copy,
             state: Arc::clone(&self.state),
@@ -536,15 +539,15 @@ impl Run {
     }
 
     /// Moves bytes until every worker is done, and leaves the place of the checkpoints to the next.
-    fn drive(mut self, look: Look<'_>) -> Result<RunReport, DataflowError> {
+    fn drive(mut self, look: ProgressCallback<'_>) -> Result<RunReport, DataflowError> {
         let report = self.drive_to_end(look);
-        if let Some(hub) = self.hub.take() {
-            self.pool.block_on(hub.leave(report.is_ok(), self.hold.take()));
+        if let Some(client) = self.client.take() {
+            self.pool.block_on(client.leave(report.is_ok(), self.hold.take()));
         }
         report
     }
 
-    fn drive_to_end(&mut self, look: Look<'_>) -> Result<RunReport, DataflowError> {
+    fn drive_to_end(&mut self, look: ProgressCallback<'_>) -> Result<RunReport, DataflowError> {
         let state = Arc::clone(&self.state);
         let done = self.wait(look, || state.is_done());
         // Without the job there is nobody to agree with, but this worker's copies still have to end.
@@ -565,7 +568,7 @@ impl Run {
         self.stop.store(true, Ordering::SeqCst);
         let pump = self.pump;
         self.endpoint.lock().note_moved();
-        self.endpoint.wait(&Who(&self.links), |engine| engine.is_complete(pump).then(|| engine.take(pump)))?;
+        self.endpoint.wait(&RunDescriber(&self.links), |engine| engine.is_complete(pump).then(|| engine.take(pump)))?;
         state.outcome()?;
         let mut report = RunReport { wall_ns: self.begun.elapsed().as_nanos() as u64, ..RunReport::default() };
         report.spilled_bytes = self.governor.spilled_bytes() - self.spilled_before;
@@ -574,13 +577,13 @@ impl Run {
     }
 
     /// Drives the engine until `until`; the job's fault ends it early.
-    fn wait(&self, look: Look<'_>, until: impl Fn() -> bool) -> Result<(), DataflowError> {
+    fn wait(&self, look: ProgressCallback<'_>, until: impl Fn() -> bool) -> Result<(), DataflowError> {
         let (state, links) = (&self.state, &self.links);
         let mut told = 0;
         let mut stalls = StallMonitor::new(self.endpoint.stall_warning());
         loop {
             // A wait of its own for each slice: a run that takes long is no stall.
-            let waited = self.endpoint.wait_slice(&mut CallWait::giving_way(), &Who(links), |engine| {
+            let waited = self.endpoint.wait_slice(&mut CallWait::giving_way(), &RunDescriber(links), |engine| {
                 if links.is_dirty() {
                     links.pump(engine);
                     engine.flush();
@@ -598,7 +601,7 @@ impl Run {
                     let overdrawn = self.governor.overdrawn().map_or(Ok(()), Err);
                     if let Err(message) = look(&state.progress).and(overdrawn) {
                         let rank = self.links.rank(self.links.me).0;
-                        state.fail(Fault { rank, task: "(run)".into(), copy: 0, message });
+                        state.fail(RunFault { rank, task: "(run)".into(), copy: 0, message });
                     }
                     told = state.send_progress(told);
                     for stall in state.progress.stalls(&mut stalls) {
@@ -614,7 +617,7 @@ impl Run {
     }
 }
 
-impl Drop for Run {
+impl Drop for ActiveRun {
     fn drop(&mut self) {
         // After a run that ended well both are so already; else nothing of it stays behind in the engine.
         self.state.cancel.raise();
@@ -624,9 +627,9 @@ impl Drop for Run {
 }
 
 /// For stall reports of others: what this worker is doing.
-struct Who<'a>(&'a Links);
+struct RunDescriber<'a>(&'a Links);
 
-impl CallDescriber for Who<'_> {
+impl CallDescriber for RunDescriber<'_> {
     fn describe(&self, text: &mut String) {
         text.push_str("a dataflow run");
     }
@@ -637,6 +640,6 @@ impl CallDescriber for Who<'_> {
 }
 
 /// What the settings allow an edge.
-fn edge_limits(settings: &Settings, governor: &Governor) -> EdgeLimits {
+fn edge_limits(settings: &RunnerSettings, governor: &Governor) -> EdgeLimits {
     EdgeLimits { governor: governor.clone(), queue_bytes: settings.queue_bytes, batch_bytes: settings.batch_bytes }
 }

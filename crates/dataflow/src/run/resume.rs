@@ -6,18 +6,18 @@ use std::time::SystemTime;
 
 use tidemill_batch::memory::Governor;
 use tidemill_batch::route_map::{BUCKETS, RouteMap};
-use tidemill_checkpoint::coordinator::{Begin, Member};
-use tidemill_checkpoint::store::{Hold, Kept};
-use tidemill_checkpoint::{CheckpointSettings, CheckpointStore, Manifest, Restored, StoreError, TaskState};
+use tidemill_checkpoint::coordinator::{CoordinatedTask, StartPoint};
+use tidemill_checkpoint::store::{RestoreCandidates, StoreHold};
+use tidemill_checkpoint::{CheckpointSettings, CheckpointStore, Manifest, RestoredState, StoreError, TaskState};
 use tidemill_collective::{Communicator, ReduceOp};
 use tidemill_net::{CallDescriber, Engine, Rank, notice};
 use tokio::runtime::Handle;
 
-use crate::checkpoint::Resume;
-use crate::checkpoint::hub::{self, SplitsOf};
+use crate::checkpoint::ResumePlan;
+use crate::checkpoint::client::{self, SplitsOf};
 use crate::error::DataflowError;
-use crate::flow::{Flow, FlowTask};
-use crate::rebalance::Keeps;
+use crate::flow::{FlowGraph, FlowTask};
+use crate::rebalance::StateKind;
 
 /// What worker 0 found.
 #[derive(serde::Serialize, serde::Deserialize)]
@@ -32,7 +32,7 @@ enum RestorePoint {
 
 /// How a worker's reading of its part of a checkpoint went: of several, the first counts.
 #[derive(Clone, Copy)]
-enum Read {
+enum RestoreOutcome {
     /// The store cannot be read now. To leave its checkpoint out would count again what has been counted.
     Refused,
     /// Something is damaged, and will be the next time.
@@ -40,17 +40,17 @@ enum Read {
     Whole,
 }
 
-impl Read {
+impl RestoreOutcome {
     fn of<T>(result: &Result<T, StoreError>) -> Self {
         match result {
-            Ok(_) => Read::Whole,
-            Err(StoreError::Damaged { .. }) => Read::Damaged,
-            Err(_) => Read::Refused,
+            Ok(_) => RestoreOutcome::Whole,
+            Err(StoreError::Damaged { .. }) => RestoreOutcome::Damaged,
+            Err(_) => RestoreOutcome::Refused,
         }
     }
 }
 
-impl Resume {
+impl ResumePlan {
     /// Collective: all workers begin from the same checkpoint, the newest that is not damaged anywhere.
     ///
     /// # Errors
@@ -59,18 +59,18 @@ impl Resume {
         comm: &Communicator,
         pool: &Handle,
         governor: &Governor,
-        flow: &Flow,
+        flow: &FlowGraph,
         job: &str,
         settings: &CheckpointSettings,
-    ) -> Result<Resume, DataflowError> {
+    ) -> Result<ResumePlan, DataflowError> {
         check_tasks(flow, settings)?;
-        let mut resume = Resume::new(flow, job, settings);
+        let mut resume = ResumePlan::new(flow, job, settings);
         let is_first = comm.rank() == 0;
         let run =
             format!("{:x}-{:x}", SystemTime::UNIX_EPOCH.elapsed().map_or(0, |t| t.as_nanos()), std::process::id());
         let (mut failed, mut older, mut none) = (None, Vec::new().into_iter(), true);
         if is_first {
-            match resume.look(comm, pool, &run) {
+            match resume.open_store(comm, pool, &run) {
                 Ok(kept) => (none, older) = (kept.is_empty(), kept.manifests.into_iter()),
                 Err(reason) => failed = Some(reason),
             }
@@ -97,22 +97,22 @@ impl Resume {
     }
 
     /// Of a job that has found nothing yet.
-    fn new(flow: &Flow, job: &str, settings: &CheckpointSettings) -> Resume {
-        let member = |(at, task): (usize, &FlowTask)| Member {
+    fn new(flow: &FlowGraph, job: &str, settings: &CheckpointSettings) -> ResumePlan {
+        let member = |(at, task): (usize, &FlowTask)| CoordinatedTask {
             name: task.name.clone(),
             copies: task.workers.len() as u32,
             route: flow.route(at).ok(),
-            stays: flow.stays(at),
+            why_not_movable: flow.why_not_movable(at),
             schema: task.state.clone(),
         };
-        let is_sink = |task: &&FlowTask| task.keeps == Keeps::Nothing;
-        Resume {
+        let is_sink = |task: &&FlowTask| task.keeps == StateKind::Nothing;
+        ResumePlan {
             settings: settings.clone(),
             run: String::new(),
             job: job.to_owned(),
             members: flow.tasks.iter().enumerate().map(member).collect(),
             sinks: flow.tasks.iter().filter(is_sink).map(|task| task.name.clone()).collect(),
-            begin: Begin::default(),
+            begin: StartPoint::default(),
             restored: HashMap::new(),
             hold: None,
             found: None,
@@ -135,20 +135,20 @@ impl Resume {
         comm: &Communicator,
         pool: &Handle,
         governor: &Governor,
-        flow: &Flow,
+        flow: &FlowGraph,
         manifest: Box<Manifest>,
     ) -> Result<bool, DataflowError> {
         let read = pool.block_on(self.read(&manifest, flow, governor, comm.rank()));
         let mut worst = [0u8];
-        comm.allreduce(&[Read::of(&read) as u8], &mut worst, &ReduceOp::Min)?;
-        let is_refused = worst[0] == Read::Refused as u8;
+        comm.allreduce(&[RestoreOutcome::of(&read) as u8], &mut worst, &ReduceOp::Min)?;
+        let is_refused = worst[0] == RestoreOutcome::Refused as u8;
         let damage = match read {
-            Ok(restored) if worst[0] == Read::Whole as u8 => {
+            Ok(restored) if worst[0] == RestoreOutcome::Whole as u8 => {
                 self.restored = restored;
-                self.tell_found();
+                self.announce_start();
                 for member in &mut self.members {
                     member.route = member.route_in(&manifest);
-                    member.behind(&manifest);
+                    member.set_version_after(&manifest);
                 }
                 self.begin.from = Some(Arc::from(manifest));
                 return Ok(true);
@@ -166,7 +166,7 @@ impl Resume {
         // Those that have read their parts do not know what is wrong: where that may be passed over, they say nothing.
         if damage.is_some() || !self.settings.may_repeat {
             let reason = damage.as_deref().unwrap_or("another worker cannot read its part");
-            self.leave_out(manifest.epoch, reason).map_err(DataflowError::Checkpoint)?;
+            self.describe_skipped(manifest.epoch, reason).map_err(DataflowError::Checkpoint)?;
         }
         Ok(false)
     }
@@ -175,7 +175,7 @@ impl Resume {
     /// gone on from.
     fn check_shared(&self, comm: &Communicator, pool: &Handle, claim: u64) -> Result<(), DataflowError> {
         let place = self.settings.store.place();
-        let sees = pool.block_on(self.settings.store.sees_claim(claim, &self.run));
+        let sees = pool.block_on(self.settings.store.has_claim(claim, &self.run));
         let mut all = vec![0_u8; comm.size() as usize];
         comm.allgather(&[u8::from(matches!(sees, Ok(true)))], &mut all)?;
         let Some(worker) = all.iter().position(|&sees| sees == 0) else { return Ok(()) };
@@ -189,11 +189,12 @@ impl Resume {
     }
 
     /// Makes the place this run's, and finds what is there. On worker 0.
-    fn look(&mut self, comm: &Communicator, pool: &Handle, run: &str) -> Result<Kept, String> {
-        let kept = |store: &CheckpointStore| pool.block_on(store.kept()).map_err(|error| error.to_string());
+    fn open_store(&mut self, comm: &Communicator, pool: &Handle, run: &str) -> Result<RestoreCandidates, String> {
+        let restore_candidates =
+            |store: &CheckpointStore| pool.block_on(store.restore_candidates()).map_err(|error| error.to_string());
         let store = self.settings.store.clone();
         // A job that has no business there must not end the one that has.
-        let before = kept(&store)?;
+        let before = restore_candidates(&store)?;
         let newest = before.manifests.first();
         newest.map_or(Ok(()), |newest| self.fits(newest))?;
         if before.is_empty() && pool.block_on(store.had_checkpoints()).map_err(|error| error.to_string())? {
@@ -208,20 +209,20 @@ impl Resume {
         self.hold = Some(self.hold(comm, run)?);
         self.begin.claim = pool.block_on(store.claim(known, run)).map_err(|error| error.to_string())?;
         // Again: what the run before has written until this one made its claim counts.
-        let kept = kept(&store)?;
+        let kept = restore_candidates(&store)?;
         self.begin.newest = kept.epoch();
         let newest = kept.manifests.iter().map(|manifest| manifest.epoch).max();
         for (epoch, reason) in &kept.damaged {
             match newest {
                 Some(newest) if newest > *epoch => notice!("checkpoint {epoch} is damaged: {reason}"),
-                _ => self.leave_out(*epoch, reason)?,
+                _ => self.describe_skipped(*epoch, reason)?,
             }
         }
         Ok(kept)
     }
 
     /// Says where the job goes on from. On worker 0.
-    fn tell_found(&self) {
+    fn announce_start(&self) {
         if let Some((epoch, at_ms)) = self.found {
             let (job, place) = (&self.job, self.settings.store.place());
             let now_ms = SystemTime::UNIX_EPOCH.elapsed().map_or(0, |since| since.as_millis() as u64);
@@ -232,12 +233,12 @@ impl Resume {
 
     /// Keeps other jobs out from now on; waits until it is certain that one that held the place does no more. On worker
     /// 0.
-    fn hold(&self, comm: &Communicator, run: &str) -> Result<Hold, String> {
+    fn hold(&self, comm: &Communicator, run: &str) -> Result<StoreHold, String> {
         let (store, endpoint) = (&self.settings.store, comm.endpoint().clone());
         let wake = endpoint.clone();
         let hold = store.hold(&self.job, run, move || wake.rouse()).map_err(|error| error.to_string())?;
         // A fault of the job, and whoever interrupts it, end the wait.
-        let outcome = endpoint.wait(&WaitsForPlace, |_| hold.outcome().map(Ok)).map_err(|error| error.to_string())?;
+        let outcome = endpoint.wait(&HoldDescriber, |_| hold.outcome().map(Ok)).map_err(|error| error.to_string())?;
         outcome.map_err(|denied| store.denied(denied).to_string())?;
         if let Some(reason) = hold.unconditional() {
             notice!(
@@ -253,7 +254,7 @@ impl Resume {
     ///
     /// # Errors
     /// In words, where that must not be.
-    fn leave_out(&self, epoch: u64, reason: &str) -> Result<(), String> {
+    fn describe_skipped(&self, epoch: u64, reason: &str) -> Result<(), String> {
         let again = "rows that sinks have committed since the previous checkpoint come again";
         if self.settings.may_repeat {
             notice!("checkpoint {epoch} is skipped: {reason}; {again}");
@@ -281,8 +282,8 @@ impl Resume {
                 }
                 // Of a job that had come to its end that is said.
                 self.found = (!manifest.finished).then_some((manifest.epoch, manifest.at_ms));
-                let manifest = self.after_end(self.without_forgotten(manifest));
-                let Begin { claim, newest, .. } = &mut self.begin;
+                let manifest = self.after_end(self.without_dropped_state(manifest));
+                let StartPoint { claim, newest, .. } = &mut self.begin;
                 *newest += 1;
                 match pool.block_on(self.settings.store.adopt(manifest, *claim, *newest)) {
                     Ok(manifest) => RestorePoint::Checkpoint { run, claim: *claim, manifest: Box::new(manifest) },
@@ -301,10 +302,10 @@ impl Resume {
     }
 
     /// A checkpoint without what the job has no use for any more. On worker 0.
-    fn without_forgotten(&self, mut manifest: Manifest) -> Manifest {
+    fn without_dropped_state(&self, mut manifest: Manifest) -> Manifest {
         let (place, epoch) = (self.settings.store.place(), manifest.epoch);
         manifest.tasks.retain(|name, state| {
-            let forgotten = forgets(&self.settings, name);
+            let forgotten = drops_state(&self.settings, name);
             let lost = match state.schema.is_none() && state.has_only_prepared() {
                 true => "what was prepared but not committed by",
                 false => "the state of",
@@ -349,7 +350,7 @@ impl Resume {
         }
         let known = |name: &String| self.members.iter().any(|member| &member.name == name);
         let kept = manifest.tasks.iter().filter(|(_, state)| keeps(state, manifest.finished));
-        let lost = kept.map(|(name, _)| name).find(|name| !known(name) && !forgets(&self.settings, name));
+        let lost = kept.map(|(name, _)| name).find(|name| !known(name) && !drops_state(&self.settings, name));
         if let Some(name) = lost {
             // Steps that keep anything have a schema, sinks have none.
             let state = &manifest.tasks[name];
@@ -385,7 +386,7 @@ impl Resume {
                 }
                 continue;
             };
-            takes(member, state).map_err(|reason| {
+            check_state(member, state).map_err(|reason| {
                 format!(
                     "checkpoints in {place}: they hold state of a task \"{}\" that the job cannot take: {reason}",
                     member.name
@@ -399,20 +400,20 @@ impl Resume {
     async fn read(
         &self,
         manifest: &Manifest,
-        flow: &Flow,
+        flow: &FlowGraph,
         governor: &Governor,
         me: u32,
-    ) -> Result<HashMap<(u32, u32), Restored>, StoreError> {
+    ) -> Result<HashMap<(u32, u32), RestoredState>, StoreError> {
         let mut restored = HashMap::new();
         for (at, task) in flow.tasks.iter().enumerate() {
             let copies = task.workers.len() as u32;
             let route = self.members[at].route_in(manifest);
             let route = route.unwrap_or_else(|| Arc::new(RouteMap::even(BUCKETS, copies)));
             for copy in (0..copies).filter(|&copy| task.workers[copy as usize] == me) {
-                let splits_of = if task.keeps == Keeps::Nothing { SplitsOf::Sink } else { SplitsOf::Source };
+                let splits_of = if task.keeps == StateKind::Nothing { SplitsOf::Sink } else { SplitsOf::Source };
                 let named = (task.name.as_str(), splits_of);
                 let mut read =
-                    hub::restore(&self.settings.store, manifest, named, (copy, copies), &route, governor).await?;
+                    client::restore(&self.settings.store, manifest, named, (copy, copies), &route, governor).await?;
                 read.evolved =
                     task.state.as_ref().zip(read.schema.as_ref()).is_some_and(|(now, then)| !now.is_same(then));
                 restored.insert((at as u32, copy), read);
@@ -423,7 +424,7 @@ impl Resume {
 }
 
 /// Whether checkpoints can be made of a job's tasks, and none has a state that is to be dropped.
-fn check_tasks(flow: &Flow, settings: &CheckpointSettings) -> Result<(), DataflowError> {
+fn check_tasks(flow: &FlowGraph, settings: &CheckpointSettings) -> Result<(), DataflowError> {
     let mut names = HashSet::new();
     for task in &flow.tasks {
         if !task.streaming {
@@ -437,7 +438,7 @@ fn check_tasks(flow: &Flow, settings: &CheckpointSettings) -> Result<(), Dataflo
             return Err(DataflowError::Checkpoint(reason));
         }
     }
-    if let Some(task) = flow.tasks.iter().find(|task| forgets(settings, &task.name)) {
+    if let Some(task) = flow.tasks.iter().find(|task| drops_state(settings, &task.name)) {
         return Err(DataflowError::Checkpoint(format!(
             "drop_state= names \"{}\", which the job still has; to start that step from nothing, give it another step_name()",
             task.name
@@ -453,16 +454,16 @@ fn keeps(state: &TaskState, finished: bool) -> bool {
 }
 
 /// Whether a job wants to do without the state of a task.
-fn forgets(settings: &CheckpointSettings, task: &str) -> bool {
+fn drops_state(settings: &CheckpointSettings, task: &str) -> bool {
     let of =
         |name: &String| task.strip_prefix(name.as_str()).is_some_and(|rest| rest.is_empty() || rest.starts_with(", "));
     settings.forget.iter().any(of)
 }
 
 /// For stall reports: what worker 0 is doing.
-struct WaitsForPlace;
+struct HoldDescriber;
 
-impl CallDescriber for WaitsForPlace {
+impl CallDescriber for HoldDescriber {
     fn describe(&self, text: &mut String) {
         text.push_str("a job that makes checkpoints");
     }
@@ -473,12 +474,12 @@ impl CallDescriber for WaitsForPlace {
 }
 
 /// Whether a task can go on from its states as they were.
-fn takes(member: &Member, state: &TaskState) -> Result<(), String> {
+fn check_state(member: &CoordinatedTask, state: &TaskState) -> Result<(), String> {
     match (&member.schema, &state.schema) {
         // It does not say what it keeps, and sees for itself.
         (None, _) => Ok(()),
         (Some(now), Some(then)) => {
-            now.behind(then)?;
+            now.version_after(then)?;
             // What those have saved that had ended stays as it is, and the others' would be of another kind.
             let some = !state.ended.is_empty() && (state.ended.len() as u32) < state.copies;
             match some && !now.is_same(then) {

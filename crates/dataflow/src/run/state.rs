@@ -8,41 +8,41 @@ use std::time::{Duration, Instant};
 use arrow::buffer::Buffer;
 use parking_lot::Mutex;
 use tidemill_batch::route_map::RouteMap;
-use tidemill_batch::wire::{Frame, Header, Kind, Received};
-use tidemill_checkpoint::{Control, Rebalance};
+use tidemill_batch::wire::{Frame, ReceivedFrame, WireHeader, WireKind};
+use tidemill_checkpoint::{BarrierControl, Rebalance};
 use tidemill_net::NetError;
 
-use super::fault::Fault;
-use crate::checkpoint::{CheckpointMade, Hub};
+use super::fault::RunFault;
+use crate::checkpoint::{CheckpointClient, CheckpointMade};
 use crate::error::DataflowError;
-use crate::flow::Edge;
-use crate::link::{Inbox, Links};
+use crate::flow::EdgeRuntime;
+use crate::link::{FrameHandler, Links};
 use crate::metrics::EdgeReport;
-use crate::rebalance::Rebalancing;
-use crate::source_progress::{SourceReport, Sources, StallMonitor};
-use crate::task::Cancel;
-use crate::work::{WorkReport, Works};
+use crate::rebalance::PendingRebalance;
+use crate::source_progress::{SourceReport, SourceTrackers, StallMonitor};
+use crate::task::CancelFlag;
+use crate::work::{StepWorks, WorkReport};
 
 /// See the module.
 pub(crate) struct RunState {
     pub links: Arc<Links>,
-    pub cancel: Arc<Cancel>,
+    pub cancel: Arc<CancelFlag>,
     copies_left: AtomicUsize,
-    faults: Mutex<Faults>,
-    pub progress: Progress,
-    checkpoints: Option<Arc<Hub>>,
+    faults: Mutex<FaultsByWorker>,
+    pub progress: RunProgress,
+    checkpoints: Option<Arc<CheckpointClient>>,
 }
 
 /// How far a run is, in units of its own, such as rows read. Every worker tells of itself, worker 0 learns of all.
-pub struct Progress {
+pub struct RunProgress {
     worker: u32,
-    edges: OnceLock<Vec<Arc<Edge>>>,
+    edges: OnceLock<Vec<Arc<EdgeRuntime>>>,
     here: AtomicU64,
     /// By worker, as last heard of.
     elsewhere: Vec<AtomicU64>,
-    checkpoints: Option<Arc<Hub>>,
-    pub(crate) sources: Arc<Sources>,
-    pub(crate) works: Arc<Works>,
+    checkpoints: Option<Arc<CheckpointClient>>,
+    pub(crate) sources: Arc<SourceTrackers>,
+    pub(crate) works: Arc<StepWorks>,
     /// What this worker says of itself, until it is sent.
     status: Mutex<Option<Vec<u8>>>,
     /// What others have said, and when that came; on worker 0.
@@ -64,10 +64,10 @@ pub struct WorkerStatus {
     pub over: bool,
 }
 
-impl Progress {
-    fn new(worker: u32, workers: u32, checkpoints: Option<Arc<Hub>>) -> Self {
+impl RunProgress {
+    fn new(worker: u32, workers: u32, checkpoints: Option<Arc<CheckpointClient>>) -> Self {
         let elsewhere = (0..workers).map(|_| AtomicU64::new(0)).collect();
-        Progress {
+        RunProgress {
             worker,
             edges: OnceLock::new(),
             here: AtomicU64::new(0),
@@ -82,22 +82,22 @@ impl Progress {
     }
 
     /// Asks for a barrier that carries `control`. Only worker 0 of a run that makes checkpoints is heard.
-    pub fn request(&self, control: Control) {
-        if let Some(hub) = &self.checkpoints {
-            hub.request(control);
+    pub fn request(&self, control: BarrierControl) {
+        if let Some(client) = &self.checkpoints {
+            client.request(control);
         }
     }
 
     /// Moves buckets of the keys of a task to other copies, and what is kept of them, while the stream goes on. The
-    /// map's version is greater than that of [`Progress::route`]. Only worker 0 of a run that makes checkpoints can;
+    /// map's version is greater than that of [`RunProgress::route`]. Only worker 0 of a run that makes checkpoints can;
     /// wherever it is asked for, the answer says what came of it.
     ///
     /// What lies behind the task may count on keys staying with a copy only as far as they do in the task itself: one
     /// that is connected directly, and keeps something by key, must not be there.
-    pub fn rebalance(&self, task: &str, map: RouteMap) -> Rebalancing {
-        let (answer, rebalancing) = Rebalancing::new();
+    pub fn rebalance(&self, task: &str, map: RouteMap) -> PendingRebalance {
+        let (answer, rebalancing) = PendingRebalance::new();
         match &self.checkpoints {
-            Some(hub) => hub.rebalance(Rebalance { task: task.to_owned(), map }, answer),
+            Some(client) => client.rebalance(Rebalance { task: task.to_owned(), map }, answer),
             None => drop(answer.send(Err("buckets move at checkpoints, but this run makes none".into()))),
         }
         rebalancing
@@ -109,9 +109,9 @@ impl Progress {
         self.checkpoints.as_ref()?.route(task)
     }
 
-    /// By task, as [`Progress::route`]; none in a run that makes no checkpoints.
+    /// By task, as [`RunProgress::route`]; none in a run that makes no checkpoints.
     pub fn routes(&self) -> BTreeMap<String, RouteMap> {
-        self.checkpoints.as_ref().map(|hub| hub.routes()).unwrap_or_default()
+        self.checkpoints.as_ref().map(|client| client.routes()).unwrap_or_default()
     }
 
     /// What this worker has seen on every edge until now.
@@ -138,14 +138,14 @@ impl Progress {
     /// What is to be said of sources whose time stands.
     pub(crate) fn stalls(&self, stalls: &mut StallMonitor) -> Vec<String> {
         let edges = self.edges.get().map_or(&[][..], Vec::as_slice);
-        stalls.look(Instant::now(), &self.sources(), |task| {
+        stalls.check(Instant::now(), &self.sources(), |task| {
             edges.iter().filter(|edge| edge.source_task == task).filter_map(|edge| edge.ahead()).max()
         })
     }
 
     /// The last checkpoint that is durable; 0 before the first. `None` if the run makes none.
     pub fn durable(&self) -> Option<u64> {
-        self.checkpoints.as_ref().map(|hub| hub.last_durable())
+        self.checkpoints.as_ref().map(|client| client.last_durable())
     }
 
     /// The last checkpoint that is durable, or that the run goes on from. `None` if there is none, and on other workers
@@ -184,40 +184,40 @@ impl Progress {
 }
 
 #[derive(Default)]
-struct Faults {
+struct FaultsByWorker {
     /// The first fault that began here before any other was known.
-    own: Option<Fault>,
+    own: Option<RunFault>,
     /// By worker: whether it has sent its last frame, and the fault that began there.
-    finished: Vec<Option<Option<Fault>>>,
+    finished: Vec<Option<Option<RunFault>>>,
     /// The job itself failed; nothing more can be agreed on.
     net: Option<NetError>,
 }
 
 impl RunState {
-    pub(crate) fn new(links: &Arc<Links>, copies: usize, checkpoints: Option<Arc<Hub>>) -> Arc<Self> {
+    pub(crate) fn new(links: &Arc<Links>, copies: usize, checkpoints: Option<Arc<CheckpointClient>>) -> Arc<Self> {
         let finished = vec![None; links.workers() as usize];
         Arc::new(RunState {
             links: Arc::clone(links),
             cancel: Arc::default(),
             copies_left: AtomicUsize::new(copies),
-            faults: Mutex::new(Faults { finished, ..Faults::default() }),
-            progress: Progress::new(links.me, links.workers(), checkpoints.clone()),
+            faults: Mutex::new(FaultsByWorker { finished, ..FaultsByWorker::default() }),
+            progress: RunProgress::new(links.me, links.workers(), checkpoints.clone()),
             checkpoints,
         })
     }
 
     /// Set once, before the first frame can come.
-    pub(crate) fn set_edges(&self, edges: Vec<Arc<Edge>>) {
+    pub(crate) fn set_edges(&self, edges: Vec<Arc<EdgeRuntime>>) {
         assert!(self.progress.edges.set(edges).is_ok(), "a run's edges are set once");
     }
 
-    pub(crate) fn edges(&self) -> &[Arc<Edge>] {
+    pub(crate) fn edges(&self) -> &[Arc<EdgeRuntime>] {
         self.progress.edges.get().map_or(&[], Vec::as_slice)
     }
 
     /// A fault begins here: everybody is told, everything is given up. Not once this worker has said that its part is
     /// over: then the others believe it.
-    pub(crate) fn fail(&self, fault: Fault) {
+    pub(crate) fn fail(&self, fault: RunFault) {
         if self.links.is_finished() {
             return;
         }
@@ -228,7 +228,7 @@ impl RunState {
         faults.own = Some(fault.clone());
         drop(faults);
         self.cancel.raise();
-        let frame = || Frame::new(&Header::new(Kind::Abort, self.links.run), &[fault.encode().into()]);
+        let frame = || Frame::new(&WireHeader::new(WireKind::Abort, self.links.run), &[fault.encode().into()]);
         self.links.others().for_each(|worker| self.links.enqueue(worker, frame()));
         self.links.endpoint().rouse();
     }
@@ -241,11 +241,11 @@ impl RunState {
             return here;
         }
         if here != told {
-            let header = Header { rows: here, ..Header::new(Kind::Progress, self.links.run) };
-            self.links.enqueue(0, Frame::bare(&header));
+            let header = WireHeader { rows: here, ..WireHeader::new(WireKind::Progress, self.links.run) };
+            self.links.enqueue(0, Frame::header_only(&header));
         }
         if let Some(status) = self.progress.status.lock().take() {
-            let header = Header::new(Kind::Status, self.links.run);
+            let header = WireHeader::new(WireKind::Status, self.links.run);
             self.links.enqueue_newest(0, Frame::new(&header, &[Buffer::from(status)]));
         }
         here
@@ -285,7 +285,7 @@ impl RunState {
         let own = self.faults.lock().own.clone();
         self.faults.lock().finished[self.links.me as usize] = Some(own.clone());
         let body: Vec<Buffer> = own.iter().map(|fault| fault.encode().into()).collect();
-        self.links.finish(|| Frame::new(&Header::new(Kind::Finish, self.links.run), &body));
+        self.links.finish(|| Frame::new(&WireHeader::new(WireKind::Finish, self.links.run), &body));
     }
 
     /// Whether everybody's part is over.
@@ -308,17 +308,17 @@ impl RunState {
     fn fail_beneath(&self, edge: &str, reason: String) {
         let rank = self.links.rank(self.links.me).0;
         let error = DataflowError::Edge { edge: edge.to_owned(), reason };
-        self.fail(Fault { rank, task: "(exchange)".into(), copy: 0, message: error.to_string() });
+        self.fail(RunFault { rank, task: "(exchange)".into(), copy: 0, message: error.to_string() });
     }
 }
 
-impl Inbox for RunState {
-    fn frame(&self, from: u32, frame: Received, links: &Links) {
+impl FrameHandler for RunState {
+    fn frame(&self, from: u32, frame: ReceivedFrame, links: &Links) {
         match frame.header.kind {
-            Kind::Abort => self.cancel.raise(),
-            Kind::Finish => {
+            WireKind::Abort => self.cancel.raise(),
+            WireKind::Finish => {
                 let fault = match frame.verify() {
-                    Ok(()) => Fault::decode(&frame.body()),
+                    Ok(()) => RunFault::decode(&frame.body()),
                     Err(error) => return self.damaged(from, error.to_string()),
                 };
                 if fault.is_some() {
@@ -327,8 +327,8 @@ impl Inbox for RunState {
                 self.progress.over[from as usize].store(true, Ordering::Relaxed);
                 self.faults.lock().finished[from as usize] = Some(fault);
             }
-            Kind::Progress => self.progress.elsewhere[from as usize].store(frame.header.rows, Ordering::Relaxed),
-            Kind::Status => match frame.verify() {
+            WireKind::Progress => self.progress.elsewhere[from as usize].store(frame.header.rows, Ordering::Relaxed),
+            WireKind::Status => match frame.verify() {
                 // A copy: the message that it came with may be long.
                 Ok(()) => {
                     let status = (frame.body().to_vec(), Instant::now());
@@ -336,17 +336,23 @@ impl Inbox for RunState {
                 }
                 Err(error) => self.damaged(from, error.to_string()),
             },
-            Kind::Inject | Kind::Hurry | Kind::Saved | Kind::Durable => {
+            WireKind::Inject | WireKind::Unalign | WireKind::Saved | WireKind::Durable => {
                 let heard = match &self.checkpoints {
-                    Some(hub) => hub.frame(&frame),
+                    Some(client) => client.frame(&frame),
                     None => Err("a frame about checkpoints, but this run makes none".into()),
                 };
                 if let Err(reason) = heard {
                     self.damaged(from, reason);
                 }
             }
-            Kind::Lent | Kind::Returned => unreachable!("links see to what is lent"),
-            Kind::Batch | Kind::End | Kind::Watermark | Kind::Idle | Kind::Barrier | Kind::Credit | Kind::Stop => {
+            WireKind::Lent | WireKind::Returned => unreachable!("links see to what is lent"),
+            WireKind::Batch
+            | WireKind::End
+            | WireKind::Watermark
+            | WireKind::Idle
+            | WireKind::Barrier
+            | WireKind::Credit
+            | WireKind::Stop => {
                 let Some(edge) = self.edges().get(frame.header.edge as usize) else {
                     return self.damaged(from, format!("a frame of unknown edge {}", frame.header.edge));
                 };

@@ -13,11 +13,11 @@ use arrow::datatypes::{
     TimestampNanosecondType, TimestampSecondType,
 };
 use bytes::Bytes;
-use tidemill_batch::ends;
-use tidemill_checkpoint::marks::Watermarks;
-use tidemill_checkpoint::{EventTime, Mark, Restored};
+use tidemill_batch::min_max;
+use tidemill_checkpoint::marks::WatermarkMerger;
+use tidemill_checkpoint::{EventTime, Mark, RestoredState};
 
-use super::source::{EventTimes, ToldBy, time_column};
+use super::source::{WatermarkOrigin, WatermarkStrategy, time_column};
 use crate::error::TaskError;
 
 /// Time is told no more often than this while rows come: every mark cuts short what exchanges collect.
@@ -42,7 +42,7 @@ fn latest(column: &ArrayRef) -> Option<EventTime> {
     fn of<T: ArrowNumericType<Native = i64>>(column: &ArrayRef) -> Option<EventTime> {
         let values = column.as_primitive::<T>();
         let time = |value| EventTime(microseconds(column.data_type(), value));
-        match ends(values).map(|(_, latest)| time(latest)) {
+        match min_max(values).map(|(_, latest)| time(latest)) {
             Some(latest) if !latest.is_of_row() => {
                 values.iter().flatten().map(time).filter(|time| time.is_of_row()).max()
             }
@@ -61,10 +61,10 @@ fn latest(column: &ArrayRef) -> Option<EventTime> {
 }
 
 /// See the module.
-pub(crate) struct Clock {
-    times: EventTimes,
-    told_by: TimeSource,
-    watermarks: Watermarks,
+pub(crate) struct SourceClock {
+    times: WatermarkStrategy,
+    origin: TimeSource,
+    watermarks: WatermarkMerger,
     /// Of all rows.
     latest: EventTime,
     /// Since when each split has had nothing more; an idle one is not looked at.
@@ -82,44 +82,48 @@ enum TimeSource {
         told: usize,
         less: i64,
     },
-    Arrival(Arrival),
+    Arrival(ArrivalClock),
 }
 
 /// The machine's clock: where it stood when the source began, and how long that is ago.
-struct Arrival {
+struct ArrivalClock {
     begun: Instant,
     at: EventTime,
     schema: SchemaRef,
 }
 
-impl Arrival {
+impl ArrivalClock {
     fn now(&self) -> EventTime {
         EventTime(self.at.0.saturating_add(i64::try_from(self.begun.elapsed().as_micros()).unwrap_or(i64::MAX)))
     }
 }
 
-impl Clock {
+impl SourceClock {
     /// Of rows with this schema.
-    pub(crate) fn new(times: EventTimes, schema: &SchemaRef, restored: Option<&Restored>) -> Result<Self, TaskError> {
+    pub(crate) fn new(
+        times: WatermarkStrategy,
+        schema: &SchemaRef,
+        restored: Option<&RestoredState>,
+    ) -> Result<Self, TaskError> {
         let time = time_column(schema, &times.column)?;
-        let told_by = match &times.told_by {
-            ToldBy::Latest => TimeSource::Rows {
+        let origin = match &times.origin {
+            WatermarkOrigin::Latest => TimeSource::Rows {
                 time,
                 told: time,
                 less: i64::try_from(times.out_of_order.as_micros()).unwrap_or(i64::MAX),
             },
-            ToldBy::Column(told) => TimeSource::Rows { time, told: time_column(schema, told)?, less: 0 },
-            ToldBy::Arrival => {
+            WatermarkOrigin::Column(told) => TimeSource::Rows { time, told: time_column(schema, told)?, less: 0 },
+            WatermarkOrigin::Arrival => {
                 let before = restored.and_then(|restored| restored.shared.get(ARRIVAL)).into_iter().flatten();
                 let before = before.filter_map(|bytes| bytes.as_ref().try_into().ok().map(i64::from_le_bytes)).max();
                 let now = SystemTime::UNIX_EPOCH.elapsed().map_or(0, |since| since.as_micros() as i64);
                 let at = EventTime(now.max(before.unwrap_or(i64::MIN)));
-                TimeSource::Arrival(Arrival { begun: Instant::now(), at, schema: Arc::clone(schema) })
+                TimeSource::Arrival(ArrivalClock { begun: Instant::now(), at, schema: Arc::clone(schema) })
             }
         };
         let (watermarks, caught_up) = Default::default();
         let (latest, quiet, told_at) = (EventTime::MIN, None, None);
-        Ok(Clock { times, told_by, watermarks, latest, caught_up, quiet, told_at })
+        Ok(SourceClock { times, origin, watermarks, latest, caught_up, quiet, told_at })
     }
 
     /// The latest time of all rows.
@@ -128,8 +132,8 @@ impl Clock {
     }
 
     /// The split that holds time back, the time, and that of the split that is furthest ahead.
-    pub(crate) fn stands(&self) -> (Option<u32>, (EventTime, EventTime)) {
-        match &self.told_by {
+    pub(crate) fn report(&self) -> (Option<u32>, (EventTime, EventTime)) {
+        match &self.origin {
             TimeSource::Rows { .. } => {
                 let slowest = self.watermarks.slowest().map(|split| split as u32);
                 (slowest, (self.watermarks.time(), self.watermarks.ahead()))
@@ -141,7 +145,7 @@ impl Clock {
 
     /// What copies share in checkpoints.
     pub(crate) fn shared(&self) -> Option<(String, Bytes)> {
-        let TimeSource::Arrival(arrival) = &self.told_by else { return None };
+        let TimeSource::Arrival(arrival) = &self.origin else { return None };
         Some((ARRIVAL.into(), Bytes::copy_from_slice(&arrival.now().0.to_le_bytes())))
     }
 
@@ -158,7 +162,7 @@ impl Clock {
         let split = self.split(split);
         self.caught_up[split] = None;
         self.quiet = None;
-        match &self.told_by {
+        match &self.origin {
             TimeSource::Rows { time, told, less } => {
                 let of_rows = latest(rows.column(*time));
                 self.latest = of_rows.unwrap_or(EventTime::MIN).max(self.latest);
@@ -181,7 +185,7 @@ impl Clock {
     }
 
     /// A split had nothing more at some time: when its source looked, which may be a while ago.
-    pub(crate) fn caught_up(&mut self, split: u32, at: Instant) {
+    pub(crate) fn note_idle(&mut self, split: u32, at: Instant) {
         let split = self.split(split);
         let since = *self.caught_up[split].get_or_insert(at);
         if since + self.times.idle_after <= at {
@@ -190,7 +194,7 @@ impl Clock {
     }
 
     /// The source has nothing now, and all that it had has been given on.
-    pub(crate) fn quiet(&mut self, now: Instant) {
+    pub(crate) fn note_source_idle(&mut self, now: Instant) {
         self.quiet.get_or_insert(now);
     }
 
@@ -204,22 +208,22 @@ impl Clock {
         self.quiet.map(|quiet| quiet.max(since) + self.times.idle_after)
     }
 
-    pub(crate) fn over(&mut self, split: u32) {
+    pub(crate) fn end_split(&mut self, split: u32) {
         let split = self.split(split);
         self.caught_up[split] = None;
-        self.watermarks.over(split);
+        self.watermarks.end_stream(split);
     }
 
     /// When it wants to be looked at, although nothing comes.
     pub(crate) fn due(&self) -> Option<Instant> {
-        match &self.told_by {
+        match &self.origin {
             TimeSource::Rows { .. } => self.idle_at(*self.caught_up.iter().flatten().min()?),
             TimeSource::Arrival(arrival) => Some(self.told_at.unwrap_or(arrival.begun) + ARRIVAL_INTERVAL),
         }
     }
 
     /// Looks for splits that are idle by now.
-    pub(crate) fn look(&mut self, now: Instant) {
+    pub(crate) fn check_idle(&mut self, now: Instant) {
         for split in 0..self.caught_up.len() {
             if self.caught_up[split].and_then(|since| self.idle_at(since)).is_some_and(|at| at <= now) {
                 self.idle(split);
@@ -228,11 +232,11 @@ impl Clock {
     }
 
     /// What is to be told now: nothing if there was something a moment ago, unless there is time for it.
-    pub(crate) fn tell(&mut self, now: Instant, waiting: bool) -> Vec<Mark> {
+    pub(crate) fn next_marks(&mut self, now: Instant, waiting: bool) -> Vec<Mark> {
         if !waiting && self.told_at.is_some_and(|told| now - told < TELL_INTERVAL) {
             return Vec::new();
         }
-        let news: Vec<Mark> = match &self.told_by {
+        let news: Vec<Mark> = match &self.origin {
             TimeSource::Rows { .. } => std::iter::from_fn(|| self.watermarks.next_mark()).collect(),
             // Its splits hold nothing back, and their ends change nothing.
             TimeSource::Arrival(arrival) => vec![Mark::Watermark(arrival.now())],
@@ -265,9 +269,9 @@ mod tests {
     /// A column that tells time is believed where it has a value, and nothing else is.
     #[test]
     fn a_column_tells_how_far_time_is() {
-        let times = EventTimes::of("at").told_by(ToldBy::Column("told".into()));
-        let mut clock = Clock::new(times, &read(vec![], vec![]).schema(), None).unwrap();
-        let told = |clock: &mut Clock| clock.tell(Instant::now(), true);
+        let times = WatermarkStrategy::of("at").origin(WatermarkOrigin::Column("told".into()));
+        let mut clock = SourceClock::new(times, &read(vec![], vec![]).schema(), None).unwrap();
+        let told = |clock: &mut SourceClock| clock.next_marks(Instant::now(), true);
         clock.rows(0, read(vec![Some(50), Some(10)], vec![None, None])).unwrap();
         assert_eq!(told(&mut clock), []);
         clock.rows(0, read(vec![Some(60), Some(20)], vec![Some(15), None])).unwrap();
@@ -279,7 +283,7 @@ mod tests {
     /// One broken record would end all windows, and make every row behind it late.
     #[test]
     fn times_that_no_row_may_have_tell_nothing() {
-        let mut clock = Clock::new(EventTimes::of("at"), &read(vec![], vec![]).schema(), None).unwrap();
+        let mut clock = SourceClock::new(WatermarkStrategy::of("at"), &read(vec![], vec![]).schema(), None).unwrap();
         let mut rows = |times: Vec<Option<i64>>| {
             let none = vec![None; times.len()];
             clock.rows(0, read(times, none)).unwrap();
@@ -297,17 +301,17 @@ mod tests {
     #[test]
     fn rows_that_tell_no_time_end_idleness() {
         let begun = Instant::now();
-        let times = EventTimes::of("at").told_by(ToldBy::Column("told".into()));
+        let times = WatermarkStrategy::of("at").origin(WatermarkOrigin::Column("told".into()));
         let idle_after = times.idle_after;
-        let mut clock = Clock::new(times, &read(vec![], vec![]).schema(), None).unwrap();
-        let silent = |clock: &mut Clock, split| {
-            clock.caught_up(split, begun);
-            clock.caught_up(split, begun + idle_after);
-            clock.tell(begun, true)
+        let mut clock = SourceClock::new(times, &read(vec![], vec![]).schema(), None).unwrap();
+        let silent = |clock: &mut SourceClock, split| {
+            clock.note_idle(split, begun);
+            clock.note_idle(split, begun + idle_after);
+            clock.next_marks(begun, true)
         };
-        let rows = |clock: &mut Clock, split, told| {
+        let rows = |clock: &mut SourceClock, split, told| {
             clock.rows(split, read(vec![Some(50)], vec![told])).unwrap();
-            clock.tell(begun, true)
+            clock.next_marks(begun, true)
         };
         // Before any time is known, too.
         for (told, active) in [(None, vec![]), (None, vec![at(i64::MIN)]), (Some(15), vec![at(15)])] {
@@ -317,7 +321,7 @@ mod tests {
         assert_eq!(rows(&mut clock, 0, None), [at(15)]);
         assert_eq!(silent(&mut clock, 0), [Mark::Idle]);
         clock.rows(0, read(vec![], vec![])).unwrap();
-        assert_eq!((clock.tell(begun, true), silent(&mut clock, 0)), (vec![], vec![]), "no row has come");
+        assert_eq!((clock.next_marks(begun, true), silent(&mut clock, 0)), (vec![], vec![]), "no row has come");
         // It holds back time again while its rows come, and not when it is silent.
         assert_eq!(rows(&mut clock, 1, Some(20)), [at(20)]);
         assert_eq!(rows(&mut clock, 0, None), []);
@@ -333,37 +337,38 @@ mod tests {
         let after = |seconds| begun + Duration::from_secs(seconds);
         let idle_after = Duration::from_secs(10);
         let mut clock =
-            Clock::new(EventTimes::of("at").idle_after(idle_after), &read(vec![], vec![]).schema(), None).unwrap();
-        let rows = |clock: &mut Clock, split, time| {
+            SourceClock::new(WatermarkStrategy::of("at").idle_after(idle_after), &read(vec![], vec![]).schema(), None)
+                .unwrap();
+        let rows = |clock: &mut SourceClock, split, time| {
             clock.rows(split, read(vec![Some(time)], vec![None])).unwrap();
         };
-        let told = |clock: &mut Clock, now| {
-            clock.look(now);
-            clock.tell(now, true)
+        let told = |clock: &mut SourceClock, now| {
+            clock.check_idle(now);
+            clock.next_marks(now, true)
         };
         rows(&mut clock, 0, 1);
         rows(&mut clock, 1, 1);
-        clock.caught_up(1, after(0));
+        clock.note_idle(1, after(0));
         rows(&mut clock, 0, 50);
         assert_eq!(told(&mut clock, after(1000)), [at(1)], "nobody has looked again");
         assert_eq!(clock.due(), None);
         rows(&mut clock, 1, 2);
         assert_eq!(told(&mut clock, after(1000)), [at(2)]);
         // The other one goes on, and the source says that this one does not.
-        clock.caught_up(1, after(1000));
-        clock.caught_up(1, after(1009));
+        clock.note_idle(1, after(1000));
+        clock.note_idle(1, after(1009));
         rows(&mut clock, 0, 60);
         assert_eq!(told(&mut clock, after(2000)), []);
-        clock.caught_up(1, after(1010));
+        clock.note_idle(1, after(1010));
         assert_eq!(told(&mut clock, after(2000)), [at(60)]);
         // Or it has nothing at all, for so long.
         rows(&mut clock, 1, 61);
-        clock.caught_up(1, after(3000));
-        clock.quiet(after(3500));
+        clock.note_idle(1, after(3000));
+        clock.note_source_idle(after(3500));
         rows(&mut clock, 0, 70);
         assert_eq!(told(&mut clock, after(4000)), [at(61)]);
-        clock.quiet(after(4000));
-        clock.quiet(after(4005));
+        clock.note_source_idle(after(4000));
+        clock.note_source_idle(after(4005));
         assert_eq!(told(&mut clock, after(4009)), []);
         assert!(clock.due().is_some_and(|due| due <= after(4010)));
         assert_eq!(told(&mut clock, after(4011)), [at(70)]);
@@ -374,13 +379,14 @@ mod tests {
     #[test]
     fn arrival_never_goes_back() {
         let numbers = Arc::new(Schema::new(vec![Field::new("n", DataType::Int64, false)]));
-        let times = EventTimes::of("arrived").told_by(ToldBy::Arrival);
+        let times = WatermarkStrategy::of("arrived").origin(WatermarkOrigin::Arrival);
         let schema = times.schema(&numbers).unwrap();
         assert!(times.schema(&schema).unwrap_err().contains("already exists"));
         let ahead = SystemTime::UNIX_EPOCH.elapsed().unwrap().as_micros() as i64 + 3_600_000_000;
         let shared = [ahead, 5].map(|at| Bytes::copy_from_slice(&at.to_le_bytes())).to_vec();
-        let restored = Restored { shared: BTreeMap::from([(ARRIVAL.to_owned(), shared)]), ..Restored::default() };
-        let mut clock = Clock::new(times, &schema, Some(&restored)).unwrap();
+        let restored =
+            RestoredState { shared: BTreeMap::from([(ARRIVAL.to_owned(), shared)]), ..RestoredState::default() };
+        let mut clock = SourceClock::new(times, &schema, Some(&restored)).unwrap();
         let mut last = ahead;
         for split in [0, 1, 0] {
             let rows =
@@ -388,9 +394,9 @@ mod tests {
             let rows = clock.rows(split, rows).unwrap();
             let times = rows.column(1).as_primitive::<TimestampMicrosecondType>();
             assert!(times.values().iter().all(|&at| at >= last), "no row comes before what was told");
-            clock.over(split);
-            clock.look(Instant::now());
-            let [Mark::Watermark(told)] = clock.tell(Instant::now(), true)[..] else {
+            clock.end_split(split);
+            clock.check_idle(Instant::now());
+            let [Mark::Watermark(told)] = clock.next_marks(Instant::now(), true)[..] else {
                 panic!("time goes on without rows")
             };
             assert!(told >= EventTime(times.value(0)));

@@ -15,20 +15,20 @@ use arrow::array::RecordBatch;
 use bytes::Bytes;
 use futures_util::future::BoxFuture;
 use tidemill_checkpoint::coordinator::ALL;
-use tidemill_checkpoint::{Barrier, Control, Mark, Moved, Snapshot};
+use tidemill_checkpoint::{Barrier, BarrierControl, Mark, MoveReport, Snapshot};
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep_until};
 
 use crate::checkpoint::CopyStates;
 use crate::error::TaskError;
-use crate::flow::{Inputs, Item};
+use crate::flow::{Inputs, StreamElement};
 use crate::rebalance::Moves;
 use crate::task::TaskContext;
-use crate::work::Work;
+use crate::work::StepWork;
 
 /// How often a row may appear at a sink when its job fails and goes on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Guarantee {
+pub enum DeliveryGuarantee {
     /// Not at all, or once.
     AtMostOnce,
     /// Once, or more often.
@@ -37,12 +37,12 @@ pub enum Guarantee {
     ExactlyOnce,
 }
 
-impl fmt::Display for Guarantee {
+impl fmt::Display for DeliveryGuarantee {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Guarantee::AtMostOnce => "at most once",
-            Guarantee::AtLeastOnce => "at least once",
-            Guarantee::ExactlyOnce => "exactly once",
+            DeliveryGuarantee::AtMostOnce => "at most once",
+            DeliveryGuarantee::AtLeastOnce => "at least once",
+            DeliveryGuarantee::ExactlyOnce => "exactly once",
         })
     }
 }
@@ -114,14 +114,14 @@ impl Sink for Box<dyn Sink> {
 }
 
 /// What checkpoints call what a copy has prepared at an epoch
-/// ([`Restored::split_names`](crate::checkpoint::Restored::split_names)).
+/// ([`RestoredState::split_names`](crate::checkpoint::RestoredState::split_names)).
 pub fn split_name(epoch: u64, copy: u32) -> String {
     format!("{epoch}.{copy}")
 }
 
 /// What a sink's driver waits for.
 enum SinkEvent {
-    Item(Option<Item>),
+    Item(Option<StreamElement>),
     Durable,
     /// Without checkpoints: it is time to commit.
     Tick,
@@ -130,7 +130,7 @@ enum SinkEvent {
 }
 
 /// What is prepared and not committed, by epoch, with the name of its split.
-type Prepared = BTreeMap<(u64, String), Bytes>;
+type PreparedSplits = BTreeMap<(u64, String), Bytes>;
 
 /// A sink that runs. Events come one at a time, from [`SinkDriver::next_event`].
 struct SinkDriver<'a, S> {
@@ -139,8 +139,8 @@ struct SinkDriver<'a, S> {
     barriers: watch::Receiver<Option<Barrier>>,
     durable: watch::Receiver<u64>,
     /// Epochs whose barriers overtake rows.
-    hurries: watch::Receiver<u64>,
-    work: Arc<Work>,
+    unaligned_epochs: watch::Receiver<u64>,
+    work: Arc<StepWork>,
     /// Without checkpoints: when to commit next.
     tick: Instant,
     /// The epoch of the last barrier. Without checkpoints there is one for each tick.
@@ -149,7 +149,7 @@ struct SinkDriver<'a, S> {
     done: u64,
     /// Behind which epoch a checkpoint was asked for.
     asked: Option<u64>,
-    prepared: Prepared,
+    prepared: PreparedSplits,
     inputs: Inputs,
     sink: S,
 }
@@ -176,13 +176,13 @@ impl<'a, S: Sink> SinkDriver<'a, S> {
             states,
             barriers: states.map_or_else(|| watch::Sender::new(None).subscribe(), CopyStates::barriers),
             durable: states.map_or_else(never, CopyStates::durable),
-            hurries: states.map_or_else(never, CopyStates::hurries),
+            unaligned_epochs: states.map_or_else(never, CopyStates::unaligned_epochs),
             work: context.work(context.task()),
             tick: Instant::now() + COMMIT_INTERVAL,
             last: 0,
             done: 0,
             asked: None,
-            prepared: Prepared::new(),
+            prepared: PreparedSplits::new(),
             inputs,
             sink,
         }
@@ -209,7 +209,7 @@ impl<'a, S: Sink> SinkDriver<'a, S> {
             Ok(()) = self.durable.changed(), if has_states => SinkEvent::Durable,
             () = sleep_until(self.tick), if !has_states => SinkEvent::Tick,
             Ok(()) = self.barriers.changed(), if is_full => SinkEvent::Changed,
-            Ok(()) = self.hurries.changed(), if is_full => SinkEvent::Changed,
+            Ok(()) = self.unaligned_epochs.changed(), if is_full => SinkEvent::Changed,
             item = self.inputs.recv_any(|_| true), if !is_full => SinkEvent::Item(item?.and_then(|(_, item)| item)),
         })
     }
@@ -228,23 +228,25 @@ impl<'a, S: Sink> SinkDriver<'a, S> {
             return false;
         }
         if fullness >= 0.5 && self.asked.replace(self.last) != Some(self.last) {
-            states.full(self.last);
+            states.request_checkpoint(self.last);
         }
         // A full sink must not hold up a checkpoint under way. That needs what comes after its barrier only if the
         // barrier has overtaken rows: then senders get to the barrier when these rows have gone on.
-        let may_wait = self.done >= self.last || *self.hurries.borrow() < self.last;
+        let may_wait = self.done >= self.last || *self.unaligned_epochs.borrow() < self.last;
         fullness >= 1.0 && may_wait
     }
 
     /// Returns `Break` when no more rows come.
     async fn handle(&mut self, event: SinkEvent) -> Result<ControlFlow<()>, TaskError> {
         match event {
-            SinkEvent::Item(Some(Item::Batch(rows))) => {
+            SinkEvent::Item(Some(StreamElement::Batch(rows))) => {
                 let count = rows.num_rows();
                 self.work.time_async(count, self.sink.write(rows)).await?;
             }
-            SinkEvent::Item(Some(Item::Mark(Mark::Barrier(barrier)))) => return self.on_barrier(&barrier).await,
-            SinkEvent::Item(Some(Item::Mark(_))) | SinkEvent::Changed => {}
+            SinkEvent::Item(Some(StreamElement::Mark(Mark::Barrier(barrier)))) => {
+                return self.on_barrier(&barrier).await;
+            }
+            SinkEvent::Item(Some(StreamElement::Mark(_))) | SinkEvent::Changed => {}
             SinkEvent::Item(None) if self.inputs.is_over() => return Ok(ControlFlow::Break(())),
             SinkEvent::Item(None) => {}
             SinkEvent::Durable => {
@@ -267,10 +269,10 @@ impl<'a, S: Sink> SinkDriver<'a, S> {
             states.save(barrier.epoch, true, snapshot(&self.prepared));
             if barrier.route_of(self.context.task()).is_some() {
                 // It keeps nothing by key: to know that others come is all.
-                states.moved(&Moves::default(), Moved { epoch: barrier.epoch, ..Moved::default() });
+                states.moved(&Moves::default(), MoveReport { epoch: barrier.epoch, ..MoveReport::default() });
             }
         }
-        let stops = barrier.control == Control::Stop;
+        let stops = barrier.control == BarrierControl::Stop;
         Ok(if stops { ControlFlow::Break(()) } else { ControlFlow::Continue(()) })
     }
 
@@ -312,7 +314,7 @@ impl<'a, S: Sink> SinkDriver<'a, S> {
                 return Ok(());
             }
             if was_left && self.prepared.is_empty() {
-                states.has_nothing_left();
+                states.clear_end_state();
             }
             if self.durable.changed().await.is_err() {
                 return Err("the run ended before its last checkpoint".into());
@@ -321,7 +323,7 @@ impl<'a, S: Sink> SinkDriver<'a, S> {
     }
 }
 
-fn snapshot(prepared: &Prepared) -> Snapshot {
+fn snapshot(prepared: &PreparedSplits) -> Snapshot {
     let splits = prepared.iter().map(|((_, name), bytes)| (name.clone(), bytes.clone())).collect();
     Snapshot { splits, ..Snapshot::default() }
 }

@@ -12,12 +12,12 @@ use arrow::datatypes::{DataType, Field, Schema, SchemaRef, TimeUnit};
 use bytes::Bytes;
 use futures_util::future::BoxFuture;
 use tidemill_checkpoint::coordinator::ALL;
-use tidemill_checkpoint::{Barrier, Control, EventTime, Mark, Snapshot};
+use tidemill_checkpoint::{Barrier, BarrierControl, EventTime, Mark, Snapshot};
 use tokio::sync::watch;
 use tokio::time::sleep_until;
 
-use super::clock::Clock;
-use super::held::AtMostOnceBuffer;
+use super::at_most_once::AtMostOnceBuffer;
+use super::clock::SourceClock;
 use crate::checkpoint::CopyStates;
 use crate::error::TaskError;
 use crate::flow::Outputs;
@@ -27,7 +27,7 @@ use crate::work::QUEUE;
 
 /// What a source has next.
 #[derive(Debug)]
-pub enum Next {
+pub enum SourceEvent {
     /// Rows of one of its splits, which it numbers from 0.
     Rows {
         /// The split.
@@ -41,14 +41,14 @@ pub enum Next {
     /// A split has been read as far as there is anything. A source whose other splits go on says it again now and then,
     /// so that the split is found to be idle: of one that always has something else to give it is not known what waits
     /// behind that.
-    CaughtUp {
+    Idle {
         /// The split.
         split: u32,
         /// When there was nothing more: it may be told a while later.
         at: Instant,
     },
     /// A split is over.
-    SplitEnd {
+    SplitEnded {
         /// The split.
         split: u32,
     },
@@ -56,10 +56,10 @@ pub enum Next {
     End,
 }
 
-impl Next {
+impl SourceEvent {
     /// Rows of a split, all of them good.
     pub fn rows(split: u32, rows: RecordBatch) -> Self {
-        Next::Rows { split, rows, bad: None }
+        SourceEvent::Rows { split, rows, bad: None }
     }
 }
 
@@ -76,7 +76,7 @@ pub trait Source: Send {
     ///
     /// # Errors
     /// Fails the task.
-    fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<Result<Next, TaskError>>;
+    fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<Result<SourceEvent, TaskError>>;
 
     /// Where it stands, behind all rows that it has given: of each split a name that stays the same, and what it needs
     /// to go on from here. The names of splits that are over stay too, else they would be read again.
@@ -91,8 +91,8 @@ pub trait Source: Send {
     }
 
     /// What every copy is to know when the job goes on, by name
-    /// ([`Restored::shared`](crate::checkpoint::Restored::shared)): such as the splits that there are, so that one that
-    /// comes later is taken by one copy, however splits were dealt.
+    /// ([`RestoredState::shared`](crate::checkpoint::RestoredState::shared)): such as the splits that there are, so
+    /// that one that comes later is taken by one copy, however splits were dealt.
     ///
     /// # Errors
     /// Fails the task.
@@ -112,25 +112,25 @@ pub trait Source: Send {
 
     /// Whoever has its rows takes a moment for so many: larger batches only make barriers wait. A source need not heed
     /// it.
-    fn give_at_most(&mut self, rows: usize) {
+    fn limit_rows(&mut self, rows: usize) {
         let _ = rows;
     }
 
     /// Whether it gives rows again that lie behind the place it begins at. Those of another one cannot come twice, so
     /// with at most once they do not wait for checkpoints.
-    fn rereads(&self) -> bool {
+    fn is_replayable(&self) -> bool {
         true
     }
 
     /// Whether it stays until its last snapshot is durable ([`Source::durable`] with the highest number there is, if
-    /// that is its end), and then says its [`last_words`](Source::last_words).
-    fn has_last_words(&self) -> bool {
+    /// that is its end), and then calls [`finish`](Source::finish).
+    fn finishes_after_commit(&self) -> bool {
         false
     }
 
     /// Whether these are said again when the job goes on and its copy had come to its end before: it may have failed
     /// just then.
-    fn repeats_last_words(&self) -> bool {
+    fn finish_is_idempotent(&self) -> bool {
         false
     }
 
@@ -138,7 +138,7 @@ pub trait Source: Send {
     ///
     /// # Errors
     /// Fails the task.
-    fn last_words(&mut self) -> BoxFuture<'_, Result<(), TaskError>> {
+    fn finish(&mut self) -> BoxFuture<'_, Result<(), TaskError>> {
         Box::pin(std::future::ready(Ok(())))
     }
 }
@@ -153,7 +153,7 @@ pub type MakeSource = Arc<dyn Fn(&TaskContext) -> Result<Box<dyn Source>, TaskEr
 pub type ListFiles = Arc<dyn Fn() -> Result<Vec<String>, TaskError> + Send + Sync>;
 
 impl Source for Box<dyn Source> {
-    fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<Result<Next, TaskError>> {
+    fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<Result<SourceEvent, TaskError>> {
         self.as_mut().poll_next(context)
     }
 
@@ -177,30 +177,30 @@ impl Source for Box<dyn Source> {
         self.as_mut().durable(epoch);
     }
 
-    fn give_at_most(&mut self, rows: usize) {
-        self.as_mut().give_at_most(rows);
+    fn limit_rows(&mut self, rows: usize) {
+        self.as_mut().limit_rows(rows);
     }
 
-    fn rereads(&self) -> bool {
-        self.as_ref().rereads()
+    fn is_replayable(&self) -> bool {
+        self.as_ref().is_replayable()
     }
 
-    fn has_last_words(&self) -> bool {
-        self.as_ref().has_last_words()
+    fn finishes_after_commit(&self) -> bool {
+        self.as_ref().finishes_after_commit()
     }
 
-    fn repeats_last_words(&self) -> bool {
-        self.as_ref().repeats_last_words()
+    fn finish_is_idempotent(&self) -> bool {
+        self.as_ref().finish_is_idempotent()
     }
 
-    fn last_words(&mut self) -> BoxFuture<'_, Result<(), TaskError>> {
-        self.as_mut().last_words()
+    fn finish(&mut self) -> BoxFuture<'_, Result<(), TaskError>> {
+        self.as_mut().finish()
     }
 }
 
 /// How a source's rows tell time.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct EventTimes {
+pub struct WatermarkStrategy {
     /// The column with each row's event time: a timestamp or a date.
     pub column: String,
     /// How much earlier a row may be than the latest of its split before it; rows that are later than that are late.
@@ -209,13 +209,13 @@ pub struct EventTimes {
     /// how far the source has read, not how long its rows wait for room.
     pub idle_after: Duration,
     /// What says how far time is.
-    pub told_by: ToldBy,
+    pub origin: WatermarkOrigin,
 }
 
 /// What says how far the time of a source is.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum ToldBy {
-    /// Its rows: a split's time is the latest of them, less [`EventTimes::out_of_order`].
+pub enum WatermarkOrigin {
+    /// Its rows: a split's time is the latest of them, less [`WatermarkStrategy::out_of_order`].
     Latest,
     /// Another column: where it has a value, no row of its split that comes later has an earlier time.
     Column(String),
@@ -223,17 +223,17 @@ pub enum ToldBy {
     Arrival,
 }
 
-impl EventTimes {
+impl WatermarkStrategy {
     /// Told by `column`, whose rows come in order; a split without rows for a second is idle.
     pub fn of(column: impl Into<String>) -> Self {
         let (column, idle_after) = (column.into(), Duration::from_secs(1));
-        EventTimes { column, out_of_order: Duration::ZERO, idle_after, told_by: ToldBy::Latest }
+        WatermarkStrategy { column, out_of_order: Duration::ZERO, idle_after, origin: WatermarkOrigin::Latest }
     }
 
     /// With something else to say how far it is.
     #[must_use]
-    pub fn told_by(mut self, told_by: ToldBy) -> Self {
-        self.told_by = told_by;
+    pub fn origin(mut self, origin: WatermarkOrigin) -> Self {
+        self.origin = origin;
         self
     }
 
@@ -242,22 +242,22 @@ impl EventTimes {
     /// # Errors
     /// In words, when a column is missing or tells no time, or is there that would be added.
     pub fn schema(&self, read: &SchemaRef) -> Result<SchemaRef, String> {
-        match &self.told_by {
-            ToldBy::Arrival if read.column_with_name(&self.column).is_some() => Err(format!(
+        match &self.origin {
+            WatermarkOrigin::Arrival if read.column_with_name(&self.column).is_some() => Err(format!(
                 "column \"{}\" already exists: give the column of processing_time() another name",
                 self.column
             )),
-            ToldBy::Arrival => {
+            WatermarkOrigin::Arrival => {
                 let time = Field::new(&self.column, DataType::Timestamp(TimeUnit::Microsecond, None), false);
                 let fields = read.fields().iter().cloned().chain([Arc::new(time)]);
                 Ok(Arc::new(Schema::new_with_metadata(fields.collect::<Vec<_>>(), read.metadata().clone())))
             }
-            ToldBy::Column(told) => {
+            WatermarkOrigin::Column(told) => {
                 time_column(read, &self.column)?;
                 time_column(read, told)?;
                 Ok(Arc::clone(read))
             }
-            ToldBy::Latest => {
+            WatermarkOrigin::Latest => {
                 time_column(read, &self.column)?;
                 Ok(Arc::clone(read))
             }
@@ -293,7 +293,7 @@ pub fn time_column(schema: &SchemaRef, name: &str) -> Result<usize, String> {
 
 /// What a source's driver waits for.
 enum DriverEvent {
-    Next(Next),
+    Next(SourceEvent),
     /// The source has nothing for now.
     Waiting,
     Barrier,
@@ -317,7 +317,7 @@ struct SourceDriver<'a, S> {
     barriers: watch::Receiver<Option<Barrier>>,
     durable: watch::Receiver<u64>,
     place: SourceTracker,
-    clock: Option<Clock>,
+    clock: Option<SourceClock>,
     /// Rows that wait for a durable checkpoint: at most once.
     held: Option<AtMostOnceBuffer>,
     /// The last thing that the source said is that it has nothing for now.
@@ -334,14 +334,14 @@ struct SourceDriver<'a, S> {
 /// Runs a source to its end. `missed`: it tells no time, though others wait for it.
 pub(crate) async fn drive<S: Source>(
     source: S,
-    times: Option<EventTimes>,
+    times: Option<WatermarkStrategy>,
     missed: bool,
     mut outputs: Outputs,
     context: &TaskContext,
 ) -> Result<(), TaskError> {
     let schema = outputs.port(ROWS_PORT).schema();
-    let clock = times.map(|times| Clock::new(times, schema, context.restored())).transpose()?;
-    if context.had_ended() {
+    let clock = times.map(|times| SourceClock::new(times, schema, context.restored())).transpose()?;
+    if context.was_finished() {
         return end_again(source, clock, context).await;
     }
     let mut driver = SourceDriver::new(source, clock, missed, outputs, context)?;
@@ -352,13 +352,17 @@ pub(crate) async fn drive<S: Source>(
 }
 
 /// Runs a source whose copy had come to its end when the job resumed.
-async fn end_again<S: Source>(mut source: S, clock: Option<Clock>, context: &TaskContext) -> Result<(), TaskError> {
+async fn end_again<S: Source>(
+    mut source: S,
+    clock: Option<SourceClock>,
+    context: &TaskContext,
+) -> Result<(), TaskError> {
     if let Some(states) = context.states() {
         states.end(snapshot(&mut source, clock.as_ref())?).await?;
     }
-    if source.repeats_last_words() {
+    if source.finish_is_idempotent() {
         source.durable(ALL);
-        source.last_words().await?;
+        source.finish().await?;
     }
     Ok(())
 }
@@ -366,16 +370,16 @@ async fn end_again<S: Source>(mut source: S, clock: Option<Clock>, context: &Tas
 impl<'a, S: Source> SourceDriver<'a, S> {
     fn new(
         mut source: S,
-        clock: Option<Clock>,
+        clock: Option<SourceClock>,
         missed: bool,
         outputs: Outputs,
         context: &'a TaskContext,
     ) -> Result<Self, TaskError> {
         let place = context.sources().place(context.task(), context.copy());
         if missed {
-            place.tell_none();
+            place.report_no_time();
         }
-        let held = if context.at_most_once() && source.rereads() {
+        let held = if context.at_most_once() && source.is_replayable() {
             Some(AtMostOnceBuffer::new(&snapshot(&mut source, clock.as_ref())?))
         } else {
             None
@@ -418,7 +422,7 @@ impl<'a, S: Source> SourceDriver<'a, S> {
     async fn next_event(&mut self) -> Result<DriverEvent, TaskError> {
         let has_states = self.states.is_some();
         let has_room = !self.ended && self.held.as_ref().is_none_or(AtMostOnceBuffer::has_room);
-        let idle_at = self.clock.as_ref().and_then(Clock::due);
+        let idle_at = self.clock.as_ref().and_then(SourceClock::due);
         let (source, waiting) = (&mut self.source, self.waiting);
         Ok(tokio::select! {
             biased;
@@ -443,7 +447,7 @@ impl<'a, S: Source> SourceDriver<'a, S> {
             DriverEvent::Idle | DriverEvent::Durable => self.waiting,
         };
         match event {
-            DriverEvent::Next(Next::End) => self.ended = true,
+            DriverEvent::Next(SourceEvent::End) => self.ended = true,
             DriverEvent::Next(next) => return self.on_next(next).await,
             DriverEvent::Waiting => self.outputs.flush().await?,
             DriverEvent::Idle => {}
@@ -453,7 +457,7 @@ impl<'a, S: Source> SourceDriver<'a, S> {
         Ok(AfterEvent::Continue)
     }
 
-    async fn on_next(&mut self, next: Next) -> Result<AfterEvent, TaskError> {
+    async fn on_next(&mut self, next: SourceEvent) -> Result<AfterEvent, TaskError> {
         match &mut self.held {
             Some(held) => held.keep(next),
             None => give(next, &mut self.clock, &mut self.outputs).await?,
@@ -463,7 +467,7 @@ impl<'a, S: Source> SourceDriver<'a, S> {
         if row_ns > 0 || self.slow {
             self.slow = row_ns > 0;
             let at_most = if self.slow { (QUEUE.as_nanos() as u64 / row_ns).max(1) as usize } else { usize::MAX };
-            self.source.give_at_most(at_most);
+            self.source.limit_rows(at_most);
         }
         if !is_wanted {
             return Ok(AfterEvent::End);
@@ -488,7 +492,7 @@ impl<'a, S: Source> SourceDriver<'a, S> {
 
     async fn on_barrier(&mut self) -> Result<AfterEvent, TaskError> {
         let Some(barrier) = self.barriers.borrow_and_update().clone() else { return Ok(AfterEvent::Continue) };
-        let (epoch, stops) = (barrier.epoch, barrier.control == Control::Stop);
+        let (epoch, stops) = (barrier.epoch, barrier.control == BarrierControl::Stop);
         self.passed = epoch;
         if let Some(states) = self.states {
             let snapshot = match self.held.take_if(|_| stops) {
@@ -516,12 +520,12 @@ impl<'a, S: Source> SourceDriver<'a, S> {
         let Some(clock) = &mut self.clock else { return Ok(()) };
         let now = Instant::now();
         if is_quiet {
-            clock.quiet(now);
+            clock.note_source_idle(now);
         }
-        clock.look(now);
-        let (slowest, times) = clock.stands();
-        self.place.tell(slowest, times, |split| self.source.split_name(split));
-        for mark in clock.tell(now, self.waiting) {
+        clock.check_idle(now);
+        let (slowest, times) = clock.report();
+        self.place.update(slowest, times, |split| self.source.split_name(split));
+        for mark in clock.next_marks(now, self.waiting) {
             self.outputs.mark(&mark).await?;
         }
         Ok(())
@@ -530,7 +534,7 @@ impl<'a, S: Source> SourceDriver<'a, S> {
     /// Saves where the source stands for good.
     async fn end(mut self) -> Result<(), TaskError> {
         // Nothing comes any more, so time goes on to the latest row before it ends: for timers that set the next.
-        if let Some(latest) = self.clock.as_ref().map(Clock::latest).filter(|&latest| latest > EventTime::MIN) {
+        if let Some(latest) = self.clock.as_ref().map(SourceClock::latest).filter(|&latest| latest > EventTime::MIN) {
             self.outputs.mark(&Mark::Watermark(latest)).await?;
         }
         self.outputs.finish().await?;
@@ -543,9 +547,9 @@ impl<'a, S: Source> SourceDriver<'a, S> {
 }
 
 /// Sends rows on, or notes what is told of a split.
-async fn give(next: Next, clock: &mut Option<Clock>, outputs: &mut Outputs) -> Result<(), TaskError> {
+async fn give(next: SourceEvent, clock: &mut Option<SourceClock>, outputs: &mut Outputs) -> Result<(), TaskError> {
     match (next, clock) {
-        (Next::Rows { split, rows, bad }, clock) => {
+        (SourceEvent::Rows { split, rows, bad }, clock) => {
             if let Some(bad) = bad.filter(|_| outputs.len() > BAD_PORT) {
                 outputs.port(BAD_PORT).send(bad).await?;
             }
@@ -555,8 +559,8 @@ async fn give(next: Next, clock: &mut Option<Clock>, outputs: &mut Outputs) -> R
             };
             outputs.port(ROWS_PORT).send(rows).await?;
         }
-        (Next::CaughtUp { split, at }, Some(clock)) => clock.caught_up(split, at),
-        (Next::SplitEnd { split }, Some(clock)) => clock.over(split),
+        (SourceEvent::Idle { split, at }, Some(clock)) => clock.note_idle(split, at),
+        (SourceEvent::SplitEnded { split }, Some(clock)) => clock.end_split(split),
         _ => {}
     }
     Ok(())
@@ -569,18 +573,18 @@ async fn leave<S: Source>(
     durable: &mut watch::Receiver<u64>,
     (awaited, epoch): (u64, u64),
 ) -> Result<(), TaskError> {
-    if !source.has_last_words() {
+    if !source.finishes_after_commit() {
         return Ok(());
     }
     while *durable.borrow_and_update() < awaited {
         durable.changed().await.map_err(|_| "the run ended before its last checkpoint")?;
     }
     source.durable(epoch);
-    source.last_words().await
+    source.finish().await
 }
 
-fn snapshot(source: &mut impl Source, clock: Option<&Clock>) -> Result<Snapshot, TaskError> {
+fn snapshot(source: &mut impl Source, clock: Option<&SourceClock>) -> Result<Snapshot, TaskError> {
     let mut shared = source.shared()?;
-    shared.extend(clock.and_then(Clock::shared));
+    shared.extend(clock.and_then(SourceClock::shared));
     Ok(Snapshot { splits: source.snapshot()?, shared, ..Snapshot::default() })
 }

@@ -15,26 +15,26 @@ use crate::error::DataflowError;
 
 /// The flag of a run.
 #[derive(Default)]
-pub(crate) struct Cancel {
+pub(crate) struct CancelFlag {
     raised: AtomicBool,
     waiting: Mutex<Vec<Arc<Mutex<Option<Waker>>>>>,
 }
 
 thread_local! {
     /// The flag of the run whose copy is being polled on this thread.
-    static CURRENT: RefCell<Option<Arc<Cancel>>> = const { RefCell::new(None) };
+    static CURRENT: RefCell<Option<Arc<CancelFlag>>> = const { RefCell::new(None) };
 }
 
 /// Notes whose copy is being polled, until it is dropped.
-struct Current(Option<Arc<Cancel>>);
+struct CurrentFlag(Option<Arc<CancelFlag>>);
 
-impl Current {
-    fn enter(cancel: &Arc<Cancel>) -> Self {
-        Current(CURRENT.replace(Some(Arc::clone(cancel))))
+impl CurrentFlag {
+    fn enter(cancel: &Arc<CancelFlag>) -> Self {
+        CurrentFlag(CURRENT.replace(Some(Arc::clone(cancel))))
     }
 }
 
-impl Drop for Current {
+impl Drop for CurrentFlag {
     fn drop(&mut self) {
         CURRENT.set(self.0.take());
     }
@@ -43,11 +43,11 @@ impl Drop for Current {
 /// One copy's view of the flag.
 #[derive(Clone)]
 pub(crate) struct CancelToken {
-    cancel: Arc<Cancel>,
+    cancel: Arc<CancelFlag>,
     slot: Arc<Mutex<Option<Waker>>>,
 }
 
-impl Cancel {
+impl CancelFlag {
     pub(crate) fn token(self: &Arc<Self>) -> CancelToken {
         let slot = Arc::default();
         self.waiting.lock().push(Arc::clone(&slot));
@@ -80,7 +80,7 @@ impl CancelToken {
             if self.cancel.is_raised() {
                 return Poll::Ready(Err(DataflowError::Cancelled));
             }
-            let _current = Current::enter(&self.cancel);
+            let _current = CurrentFlag::enter(&self.cancel);
             let _turn = Turn::begin();
             future.as_mut().poll(context).map(Ok)
         })
@@ -96,7 +96,7 @@ impl CancelToken {
         if self.cancel.is_raised() {
             return Poll::Ready(Err(DataflowError::Cancelled));
         }
-        let _current = Current::enter(&self.cancel);
+        let _current = CurrentFlag::enter(&self.cancel);
         turn.within(|| future.poll(&mut Context::from_waker(Waker::noop()))).map(Ok)
     }
 }
@@ -117,9 +117,9 @@ pub fn wait_in_copy<F: Future>(future: F) -> Result<F::Output, DataflowError> {
     outcome
 }
 
-struct Unpark(Thread);
+struct UnparkWaker(Thread);
 
-impl Wake for Unpark {
+impl Wake for UnparkWaker {
     fn wake(self: Arc<Self>) {
         self.0.unpark();
     }
@@ -128,7 +128,7 @@ impl Wake for Unpark {
 /// Runs a future on this thread, which sleeps while there is nothing to do.
 pub(crate) fn block_on<F: Future>(future: F) -> F::Output {
     let mut future = pin!(future);
-    let waker = Waker::from(Arc::new(Unpark(std::thread::current())));
+    let waker = Waker::from(Arc::new(UnparkWaker(std::thread::current())));
     let mut context = Context::from_waker(&waker);
     loop {
         match future.as_mut().poll(&mut context) {
@@ -147,7 +147,7 @@ mod tests {
     /// A copy that waits for somebody else's work, which does not end, would keep its run for ever.
     #[test]
     fn who_waits_in_a_copy_is_told() {
-        let cancel = Arc::new(Cancel::default());
+        let cancel = Arc::new(CancelFlag::default());
         let (token, raiser) = (cancel.token(), Arc::clone(&cancel));
         let raised = std::thread::spawn(move || {
             // Two wait: the copy, and what waits within it.

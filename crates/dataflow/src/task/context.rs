@@ -3,12 +3,12 @@
 use std::sync::Arc;
 
 use tidemill_batch::memory::{Governor, Reservation};
-use tidemill_checkpoint::Restored;
+use tidemill_checkpoint::RestoredState;
 use tidemill_collective::Communicator;
 
 use crate::checkpoint::CopyStates;
-use crate::source_progress::Sources;
-use crate::work::{Work, Works};
+use crate::source_progress::SourceTrackers;
+use crate::work::{StepWork, StepWorks};
 
 /// Given to every copy of a task. Clones are the same.
 #[derive(Clone)]
@@ -23,8 +23,8 @@ pub(crate) struct ContextState {
     pub comm: Option<Communicator>,
     pub governor: Governor,
     pub states: Option<Arc<CopyStates>>,
-    pub sources: Arc<Sources>,
-    pub works: Arc<Works>,
+    pub sources: Arc<SourceTrackers>,
+    pub works: Arc<StepWorks>,
 }
 
 impl TaskContext {
@@ -65,7 +65,7 @@ impl TaskContext {
 
     /// What this copy kept at the checkpoint that its job goes on from; `None` when it begins anew, or makes no
     /// checkpoints.
-    pub fn restored(&self) -> Option<&Restored> {
+    pub fn restored(&self) -> Option<&RestoredState> {
         self.states()?.restored()
     }
 
@@ -85,7 +85,7 @@ impl TaskContext {
     }
 
     /// Where the working time of a step of this copy counts: the task itself, or a function of the program within it.
-    pub fn work(&self, step: &str) -> Arc<Work> {
+    pub fn work(&self, step: &str) -> Arc<StepWork> {
         self.0.works.of(step)
     }
 
@@ -95,12 +95,12 @@ impl TaskContext {
     }
 
     /// Where the time of this worker's sources stands.
-    pub(crate) fn sources(&self) -> &Arc<Sources> {
+    pub(crate) fn sources(&self) -> &Arc<SourceTrackers> {
         &self.0.sources
     }
 
     /// Whether it had ended when the checkpoint was made.
-    pub(crate) fn had_ended(&self) -> bool {
+    pub(crate) fn was_finished(&self) -> bool {
         self.restored().is_some_and(|restored| restored.ended)
     }
 

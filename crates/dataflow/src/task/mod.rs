@@ -8,7 +8,7 @@ use std::future::Future;
 use std::pin::Pin;
 
 pub use cancel::wait_in_copy;
-pub(crate) use cancel::{Cancel, CancelToken, block_on};
+pub(crate) use cancel::{CancelFlag, CancelToken, block_on};
 pub(crate) use context::ContextState;
 pub use context::TaskContext;
 pub use turn::LongTurn;

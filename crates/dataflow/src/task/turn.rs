@@ -9,7 +9,7 @@ use std::sync::Arc;
 /// Who has something that is to go at the turn's end.
 pub(crate) trait TurnWaiter: Send + Sync {
     /// The turn is over: sends it.
-    fn go(&self);
+    fn on_turn_end(&self);
 }
 
 /// Who waits for a turn's end, and on which thread that comes: 0 if it may be any.
@@ -48,7 +48,7 @@ impl Turn {
 impl Drop for Turn {
     fn drop(&mut self) {
         let turn = UNDER_WAY.replace(self.around.take());
-        turn.into_iter().flat_map(|turn| turn.waiting).for_each(|waiting| waiting.go());
+        turn.into_iter().flat_map(|turn| turn.waiting).for_each(|waiting| waiting.on_turn_end());
     }
 }
 
@@ -79,7 +79,7 @@ impl LongTurn {
 
     /// The turn is over, and another one begins.
     pub fn end(&mut self) {
-        self.0.drain(..).for_each(|waiting| waiting.go());
+        self.0.drain(..).for_each(|waiting| waiting.on_turn_end());
     }
 }
 
@@ -103,7 +103,7 @@ mod tests {
     struct Count(AtomicU32);
 
     impl TurnWaiter for Count {
-        fn go(&self) {
+        fn on_turn_end(&self) {
             self.0.fetch_add(1, Ordering::Relaxed);
         }
     }

@@ -14,17 +14,17 @@ use arrow::datatypes::{DataType, Int64Type, SchemaRef, TimeUnit};
 use bytes::Bytes;
 use futures_util::future::BoxFuture;
 use tidemill_collective::run_ranks;
-use tidemill_dataflow::checkpoint::{CheckpointSettings, CheckpointStore, Part, Snapshot};
+use tidemill_dataflow::checkpoint::{CheckpointSettings, CheckpointStore, Snapshot, SnapshotPart};
 use tidemill_dataflow::exchange::{Direct, Partition};
 use tidemill_dataflow::keys::KeyHasher;
-use tidemill_dataflow::operator::{Flow, Released};
+use tidemill_dataflow::operator::{EmitStatus, ReleasedParts};
 use tidemill_dataflow::placement::RoundRobin;
 use tidemill_dataflow::route_map::{BUCKETS, RouteMap};
 use tidemill_dataflow::stream::EventTime;
 use tidemill_dataflow::stream::sink::Sink;
-use tidemill_dataflow::stream::source::{EventTimes, Next, Source};
+use tidemill_dataflow::stream::source::{Source, SourceEvent, WatermarkStrategy};
 use tidemill_dataflow::{
-    DataflowError, Emit, Graph, Operator, Progress, Runner, Settings, TaskContext, TaskError, TaskSpec,
+    DataflowError, Emitter, Graph, Operator, RunProgress, Runner, RunnerSettings, TaskContext, TaskError, TaskSpec,
 };
 
 use super::schema;
@@ -73,7 +73,7 @@ impl Numbers {
 }
 
 impl Source for Numbers {
-    fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<Result<Next, TaskError>> {
+    fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<Result<SourceEvent, TaskError>> {
         if let Some(pause) = &mut self.pause {
             if pause.as_mut().poll(context).is_pending() {
                 return Poll::Pending;
@@ -101,9 +101,9 @@ impl Source for Numbers {
             let rows = RecordBatch::try_new(events(), columns)?;
             self.at = at + 1;
             self.pause = Some(Box::pin(tokio::time::sleep(Duration::from_millis(1))));
-            return Poll::Ready(Ok(Next::rows(split, rows)));
+            return Poll::Ready(Ok(SourceEvent::rows(split, rows)));
         }
-        Poll::Ready(Ok(Next::End))
+        Poll::Ready(Ok(SourceEvent::End))
     }
 
     fn snapshot(&mut self) -> Result<Vec<(String, Bytes)>, TaskError> {
@@ -168,7 +168,7 @@ impl Count {
 }
 
 impl Operator for Count {
-    fn on_batch(&mut self, _input: usize, batch: RecordBatch, emit: &mut Emit) -> Result<Flow, TaskError> {
+    fn on_batch(&mut self, _input: usize, batch: RecordBatch, emit: &mut Emitter) -> Result<EmitStatus, TaskError> {
         if !self.pause.is_zero() {
             std::thread::sleep(self.pause);
         }
@@ -190,15 +190,15 @@ impl Operator for Count {
             self.changed.entry(bucket).or_default().insert(key);
         }
         emit.send(RecordBatch::try_new(totals(), vec![Arc::new(keys), Arc::new(Int64Array::from(out))])?);
-        Ok(Flow::Done)
+        Ok(EmitStatus::Done)
     }
 
-    fn on_watermark(&mut self, time: EventTime, _emit: &mut Emit) -> Result<Flow, TaskError> {
+    fn on_watermark(&mut self, time: EventTime, _emit: &mut Emitter) -> Result<EmitStatus, TaskError> {
         if time < self.time {
             return Err(format!("time went back from {} to {time}", self.time).into());
         }
         self.time = time;
-        Ok(Flow::Done)
+        Ok(EmitStatus::Done)
     }
 
     fn snapshot(&mut self, whole: bool) -> Result<Snapshot, TaskError> {
@@ -211,8 +211,8 @@ impl Operator for Count {
         // Now and then a whole although a change would do: chains of both kinds occur.
         for (bucket, keys) in changed {
             let part = match (whole || (self.saved + u64::from(bucket)).is_multiple_of(3), keys) {
-                (true, _) => Part::Whole(self.bytes(self.keys_of(bucket).into_iter())),
-                (false, keys) => Part::Change(self.bytes(keys.into_iter())),
+                (true, _) => SnapshotPart::Whole(self.bytes(self.keys_of(bucket).into_iter())),
+                (false, keys) => SnapshotPart::Change(self.bytes(keys.into_iter())),
             };
             snapshot.buckets.push((bucket, part));
         }
@@ -223,7 +223,7 @@ impl Operator for Count {
         true
     }
 
-    fn release(&mut self, buckets: &[u32]) -> Result<Released, TaskError> {
+    fn release(&mut self, buckets: &[u32]) -> Result<ReleasedParts, TaskError> {
         let mut parts = Vec::new();
         for &bucket in buckets {
             // A part for each key: a bucket may have any number.
@@ -297,7 +297,7 @@ pub fn graph_into<S: Sink + 'static>(
     sink: impl Fn(&TaskContext) -> S + Send + Sync + 'static,
 ) -> Graph {
     let mut graph = Graph::new("counting");
-    let times = EventTimes::of("time").out_of_order(Duration::from_millis(5));
+    let times = WatermarkStrategy::of("time").out_of_order(Duration::from_millis(5));
     let source = TaskSpec::source("numbers", Some(times), move |context| Ok(Numbers::new(context, rows, fuse.clone())));
     let source = graph.add(source.output("out", events()));
     let count = TaskSpec::operator("count", move |context| {
@@ -317,7 +317,7 @@ pub fn run(
     rows: i64,
     fuse: Option<Arc<AtomicU64>>,
     world: &World,
-    look: impl Fn(&Progress) -> Result<(), String> + Sync,
+    look: impl Fn(&RunProgress) -> Result<(), String> + Sync,
 ) -> Result<(), DataflowError> {
     run_graph(workers, folder, &graph(rows, Duration::ZERO, fuse, world), look)
 }
@@ -326,21 +326,21 @@ pub fn run_graph(
     workers: u32,
     folder: &std::path::Path,
     graph: &Graph,
-    look: impl Fn(&Progress) -> Result<(), String> + Sync,
+    look: impl Fn(&RunProgress) -> Result<(), String> + Sync,
 ) -> Result<(), DataflowError> {
-    run_hurried(workers, folder, graph, None, look)
+    run_unaligned(workers, folder, graph, None, look)
 }
 
 /// [`run_graph`], in which barriers overtake rows after a while.
-pub fn run_hurried(
+pub fn run_unaligned(
     workers: u32,
     folder: &std::path::Path,
     graph: &Graph,
     unaligned_after: Option<Duration>,
-    look: impl Fn(&Progress) -> Result<(), String> + Sync,
+    look: impl Fn(&RunProgress) -> Result<(), String> + Sync,
 ) -> Result<(), DataflowError> {
     let outcomes = run_ranks(workers, |comm| {
-        let settings = Settings { threads: 1, queue_bytes: 1, batch_bytes: 1 << 10, ..Settings::default() };
+        let settings = RunnerSettings { threads: 1, queue_bytes: 1, batch_bytes: 1 << 10, ..RunnerSettings::default() };
         let runner = Runner::new(&comm, settings).unwrap();
         let store = CheckpointStore::folder(folder).unwrap();
         let interval = Duration::from_millis(25);
@@ -365,6 +365,6 @@ pub fn check(world: &World, rows: i64) {
     }
 }
 
-pub fn quiet(_: &Progress) -> Result<(), String> {
+pub fn quiet(_: &RunProgress) -> Result<(), String> {
     Ok(())
 }

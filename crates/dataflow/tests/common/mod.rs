@@ -11,7 +11,7 @@ use arrow::array::RecordBatch;
 use arrow::datatypes::{DataType, Field, Schema, SchemaRef};
 use arrow::row::{RowConverter, SortField};
 use tidemill_collective::{Communicator, run_ranks};
-use tidemill_dataflow::{DataflowError, Graph, Item, RunReport, Runner, Settings, TaskSpec};
+use tidemill_dataflow::{DataflowError, Graph, RunReport, Runner, RunnerSettings, StreamElement, TaskSpec};
 
 pub fn schema(fields: &[(&str, DataType)]) -> SchemaRef {
     let fields: Vec<Field> = fields.iter().map(|(name, t)| Field::new(*name, t.clone(), true)).collect();
@@ -46,7 +46,7 @@ pub fn sink(name: &str, copies: u32, kept: &Kept) -> TaskSpec {
         let kept = Arc::clone(&kept);
         async move {
             let mut input = inputs.into_only();
-            while let Some(Item::Batch(batch)) = input.recv().await? {
+            while let Some(StreamElement::Batch(batch)) = input.recv().await? {
                 kept.lock().unwrap().entry(context.copy()).or_default().push(batch);
             }
             Ok(())
@@ -57,15 +57,15 @@ pub fn sink(name: &str, copies: u32, kept: &Kept) -> TaskSpec {
 }
 
 /// Small windows and batches, so that little data already waits for credit and crosses in several blocks.
-pub fn tight() -> Settings {
-    Settings { threads: 1, queue_bytes: 1, batch_bytes: 4 << 10, ..Settings::default() }
+pub fn tight() -> RunnerSettings {
+    RunnerSettings { threads: 1, queue_bytes: 1, batch_bytes: 4 << 10, ..RunnerSettings::default() }
 }
 
 /// What arrived by copy of the sink, and the workers' reports.
 pub type Outcome = Result<(BTreeMap<u32, Vec<RecordBatch>>, Vec<RunReport>), DataflowError>;
 
 /// Runs on `workers` threads the graph that `build` adds sources and exchanges to, given the sinks' store.
-pub fn run_graph(workers: u32, settings: &Settings, build: impl Fn(&mut Graph, &Kept) + Sync) -> Outcome {
+pub fn run_graph(workers: u32, settings: &RunnerSettings, build: impl Fn(&mut Graph, &Kept) + Sync) -> Outcome {
     let results: Vec<Result<_, DataflowError>> = run_ranks(workers, |comm: Communicator| {
         let kept = Kept::default();
         let mut graph = Graph::new("test");

@@ -36,9 +36,9 @@ use futures::StreamExt;
 use tidemill_collective::{CollectiveError, Communicator, ReduceOp};
 use tidemill_dataflow::exchange::{Broadcast, Direct, Exchange, Gather, Partition, Sort};
 use tidemill_dataflow::flow::batch_bytes;
-use tidemill_dataflow::memory::Allocations;
+use tidemill_dataflow::memory::AllocationSet;
 use tidemill_dataflow::placement::RoundRobin;
-use tidemill_dataflow::{BatchError, DataflowError, Graph, Outputs, RunReport, Runner, Settings, TaskSpec};
+use tidemill_dataflow::{BatchError, DataflowError, Graph, Outputs, RunReport, Runner, RunnerSettings, TaskSpec};
 
 use crate::dataset::DataSet;
 use crate::distribute::distributed_table::{PartsTable, TableSize, differences};
@@ -114,7 +114,7 @@ impl WorkerGroup {
         let mut threads = [0u64];
         comm.allreduce(&[config.threads as u64], &mut threads, &ReduceOp::Max)?;
         let memory = engine.governor().settings().clone();
-        let settings = Settings { threads: config.threads, memory, ..Settings::default() };
+        let settings = RunnerSettings { threads: config.threads, memory, ..RunnerSettings::default() };
         let runner = Runner::governed(&comm, settings, engine.governor().clone()).map_err(failed)?;
         let partitions = threads[0] as usize * comm.size() as usize;
         let mut memory = [0u64];
@@ -625,7 +625,7 @@ fn result_task(kept: Option<Arc<Mutex<Vec<Vec<RecordBatch>>>>>, may_map: bool) -
                 while input.recv().await?.is_some() {}
                 return Ok(());
             };
-            let (held, mut allocations) = (copy.reservation(), Allocations::default());
+            let (held, mut allocations) = (copy.reservation(), AllocationSet::default());
             let mut rows = vec![Vec::new(); input.streams() as usize];
             while let Some((stream, item)) = input.recv_from().await? {
                 let Some(mut batch) = item.into_batch() else { continue };

@@ -21,7 +21,7 @@ use datafusion::physical_plan::stream::RecordBatchStreamAdapter;
 use datafusion::physical_plan::{ExecutionPlan, ExecutionPlanProperties, SendableRecordBatchStream};
 use futures::{StreamExt, TryStreamExt, stream};
 use tidemill_dataflow::memory::{Governor, Reservation};
-use tidemill_dataflow::sorting::{Merge, Order, Sorter, Step};
+use tidemill_dataflow::sorting::{KWayMerge, MergeStep, RowOrder, Sorter};
 
 use crate::exec::replaced_exec::StepReplacement;
 use crate::exec::spill::failed;
@@ -67,7 +67,7 @@ impl StepReplacement for SortReplacement {
         let copies = sort.properties().output_partitioning().partition_count().min(self.threads).max(1) as u64;
         let limit = self.governor.limit_bytes();
         let share = if limit == 0 { u64::MAX } else { limit / 2 / copies };
-        let sorter = Sorter::new(&schema, order, &self.governor, self.governor.reservation(NAME)).within(share);
+        let sorter = Sorter::new(&schema, order, &self.governor, self.governor.reservation(NAME)).with_limit(share);
         let (baseline, spills) = (BaselineMetrics::new(metrics, partition), SpillMetrics::new(metrics, partition));
         let sorted = async move {
             let mut sorter = sorter;
@@ -122,7 +122,7 @@ impl StepReplacement for MergeReplacement {
         let input = |number| Ok(spawn_buffered(merge.input().execute(number, Arc::clone(&context))?, 1));
         let inputs = (0..count).map(input).collect::<Result<Vec<_>>>()?;
         let merging = MergeInputs {
-            merge: Merge::new(order, count, ROWS_MAX, MERGED_BYTES),
+            merge: KWayMerge::new(order, count, ROWS_MAX, MERGED_BYTES),
             inputs,
             left: merge.fetch().unwrap_or(usize::MAX),
             bytes: (INPUT_BYTES * count as u64).min(self.governor.settings().budget_bytes / MERGE_SHARE),
@@ -138,7 +138,7 @@ impl StepReplacement for MergeReplacement {
 }
 
 struct MergeInputs {
-    merge: Merge,
+    merge: KWayMerge,
     inputs: Vec<SendableRecordBatchStream>,
     /// Rows that are still wanted.
     left: usize,
@@ -154,20 +154,20 @@ impl MergeInputs {
         }
         loop {
             match self.merge.step()? {
-                Step::Need(number) => {
+                MergeStep::Need(number) => {
                     let batch = self.inputs[number].next().await.transpose()?;
                     if self.reservation.bytes() == 0 {
                         // It is held in any case: whoever can should spill for it.
-                        self.reservation.grow_anyway(self.bytes);
+                        self.reservation.force_grow(self.bytes);
                     }
                     self.merge.offer(number, batch)?;
                 }
-                Step::Batch(batch) => {
+                MergeStep::Batch(batch) => {
                     let rows = batch.num_rows().min(self.left);
                     self.left -= rows;
                     return Ok(Some(batch.slice(0, rows)));
                 }
-                Step::Done => {
+                MergeStep::Done => {
                     self.reservation.free();
                     return Ok(None);
                 }
@@ -187,9 +187,9 @@ fn is_of_sorts(plan: &Arc<dyn ExecutionPlan>) -> bool {
 
 /// What a step sorts by, if the sort of exchanges can.
 /// The order by columns of a step's rows; `None` by something else than columns, or of a type without an order.
-fn order<'a>(by: impl IntoIterator<Item = &'a PhysicalSortExpr>, step: &dyn ExecutionPlan) -> Option<Order> {
+fn order<'a>(by: impl IntoIterator<Item = &'a PhysicalSortExpr>, step: &dyn ExecutionPlan) -> Option<RowOrder> {
     // Floats are in the same order here by themselves.
     let column = |by: &PhysicalSortExpr| Some((beneath(&by.expr).downcast_ref::<Column>()?.index(), by.options));
     let columns = by.into_iter().map(column).collect::<Option<Vec<_>>>()?;
-    Order::by_columns(&step.schema(), columns).ok()
+    RowOrder::by_columns(&step.schema(), columns).ok()
 }

@@ -22,7 +22,7 @@ use datafusion::physical_plan::{ExecutionPlan, SendableRecordBatchStream};
 use futures::stream::{BoxStream, Fuse};
 use futures::{StreamExt, TryStreamExt, stream};
 use tidemill_dataflow::flow::batch_bytes;
-use tidemill_dataflow::memory::{Allocations, Governor, Reservation, SpillWriter};
+use tidemill_dataflow::memory::{AllocationSet, Governor, Reservation, SpillWriter};
 
 use crate::exec::replaced_exec::StepReplacement;
 use crate::exec::spill::{failed, rows_of};
@@ -83,7 +83,7 @@ struct BufferedRows {
     count: usize,
     /// The first row of each partition, of all of these.
     starts: Vec<usize>,
-    allocations: Allocations,
+    allocations: AllocationSet,
 }
 
 impl BufferedRows {
@@ -138,7 +138,7 @@ impl WindowStream {
     async fn next(&mut self) -> Result<Option<BoxStream<'static, Result<RecordBatch>>>> {
         // What was given out before is not held here any more; what is has just been read.
         self.reservation.free();
-        self.reservation.grow_anyway(2 * self.held.batches.iter().map(batch_bytes).sum::<u64>());
+        self.reservation.force_grow(2 * self.held.batches.iter().map(batch_bytes).sum::<u64>());
         while let Some((batch, starts)) = self.read().await? {
             let bytes = self.held.wanted_bytes(&batch, self.functions.len());
             let fits = self.reservation.try_grow(bytes);

@@ -466,7 +466,7 @@ mod tests {
     use super::*;
     use crate::engine::EngineConfig;
     use crate::files::paths::UNFINISHED;
-    use tidemill_storage::lease::Process;
+    use tidemill_storage::lease::ProcessIdentity;
 
     fn engine() -> Arc<Engine> {
         let config = EngineConfig { threads: 2, workers: 1, memory_bytes: None, spill_dir: None };
@@ -614,7 +614,7 @@ mod tests {
         let asked = Arc::clone(&engine);
         let mut child = std::process::Command::new("true").spawn().unwrap();
         child.wait().unwrap();
-        let this = Process::this();
+        let this = ProcessIdentity::this();
         let dead = this.to_string().replace(&format!("\"pid\":{}", this.pid), &format!("\"pid\":{}", child.id()));
         engine
             .run(async move {

@@ -14,7 +14,7 @@ use futures::future::{Either, select};
 use object_store::path::Path as Key;
 use object_store::{Error, ObjectStoreExt};
 use tidemill_storage::ObjectFolder;
-use tidemill_storage::lease::{Asker, ClaimOutcome, StoreAnswer, is_gone};
+use tidemill_storage::lease::{ClaimOutcome, LeaseClient, StoreAnswer, is_gone};
 use tokio::sync::Mutex;
 use tokio::time::sleep;
 
@@ -28,7 +28,7 @@ pub(crate) struct OutputLease {
     /// Whether there was one when it was put: what it stands beside was not whole.
     pub(crate) was_there: bool,
     /// None when it is about to be removed, and not put again.
-    asker: Mutex<Option<Asker>>,
+    asker: Mutex<Option<LeaseClient>>,
 }
 
 /// Where the mark of output lies.
@@ -37,10 +37,10 @@ pub(crate) fn key_at(at: &ObjectFolder) -> Key {
 }
 
 /// Who asks for the mark of write `id`.
-fn asker(at: &ObjectFolder, id: &str) -> Asker {
+fn asker(at: &ObjectFolder, id: &str) -> LeaseClient {
     let (store, key) = (Arc::clone(&at.store), key_at(at));
     let says = move |error: &Error| store.failed(&key, error).to_string();
-    Asker::new(Arc::clone(&at.store.objects), key_at(at), (id, "output"), says).anyhow()
+    LeaseClient::new(Arc::clone(&at.store.objects), key_at(at), (id, "output"), says).unconditional()
 }
 
 /// Whether another has taken what was held, or has taken and removed it.
@@ -75,7 +75,7 @@ impl OutputLease {
         }
     }
 
-    fn of(at: &ObjectFolder, was_there: bool, asker: Asker) -> Self {
+    fn of(at: &ObjectFolder, was_there: bool, asker: LeaseClient) -> Self {
         OutputLease { at: at.clone(), key: key_at(at), was_there, asker: Mutex::new(Some(asker)) }
     }
 

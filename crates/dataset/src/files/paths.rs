@@ -20,7 +20,7 @@ use glob::{MatchOptions, Pattern};
 use object_store::path::Path as Key;
 use object_store::{GetOptions, GetRange, ObjectMeta, ObjectStoreExt};
 use percent_encoding::percent_decode_str;
-use tidemill_storage::{OpenStore, StorageOptions, StoreLocation, is_bucket, is_denied, local_path, without_passwords};
+use tidemill_storage::{OpenStore, StorageOptions, StoreLocation, is_bucket, is_denied, local_path, redact_passwords};
 use tokio::runtime::Handle;
 
 use crate::engine::Engine;
@@ -393,7 +393,7 @@ pub(crate) async fn find(engine: &Engine, paths: &[String], options: &StorageOpt
             }
         };
         if files.len() == before {
-            return Err(DataSetError::Io(format!("there are no files in {}", without_passwords(path))));
+            return Err(DataSetError::Io(format!("there are no files in {}", redact_passwords(path))));
         }
     }
     if files.is_empty() {
@@ -440,7 +440,7 @@ pub fn find_local_files(paths: &[String]) -> Result<Vec<LocalFile>> {
     let (mut files, mut folder) = (Vec::new(), None);
     for path in paths {
         let Some(local) = local_path(path)? else {
-            let path = without_passwords(path);
+            let path = redact_passwords(path);
             let text = format!("{path} is in a store, which is the same for all hosts: leave each_host out");
             return Err(DataSetError::Query(text));
         };
@@ -466,12 +466,12 @@ pub async fn read_bytes(engine: &Engine, path: &str, storage: &StorageOptions) -
     let [file] = &files[..] else {
         return Err(DataSetError::Io(format!(
             "{} matches {} files; it must be one",
-            without_passwords(path),
+            redact_passwords(path),
             files.len()
         )));
     };
     if folder.is_some() {
-        return Err(DataSetError::Io(format!("{} is a folder, not a file", without_passwords(path))));
+        return Err(DataSetError::Io(format!("{} is a folder, not a file", redact_passwords(path))));
     }
     match file {
         InputFile::Local(path) => std::fs::read(path).map_err(|error| file.failed(&error)),

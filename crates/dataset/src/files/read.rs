@@ -16,7 +16,7 @@ use datafusion::functions::core::expr_fn::nullif;
 use datafusion::logical_expr::lit;
 use futures::{StreamExt, TryStreamExt};
 use regex::Regex;
-use tidemill_storage::{StorageOptions, is_url, without_passwords};
+use tidemill_storage::{StorageOptions, is_url, redact_passwords};
 
 use crate::dataset::DataSet;
 use crate::engine::Engine;
@@ -480,7 +480,7 @@ fn read_good(
     if let OnError::Quarantine(folder) = on_error
         && is_url(&folder.to_string_lossy())
     {
-        let folder = without_passwords(&folder.to_string_lossy());
+        let folder = redact_passwords(&folder.to_string_lossy());
         return Err(DataSetError::Unsupported(format!("quarantine={folder:?} must be a local folder")));
     }
     if decoder.schema().fields().is_empty() {

@@ -9,7 +9,7 @@ use arrow::datatypes::{
     TimestampNanosecondType, TimestampSecondType,
 };
 use datafusion::error::Result;
-use tidemill_dataflow::ends;
+use tidemill_dataflow::min_max;
 use tidemill_dataflow::stream::EventTime;
 
 /// Times in microseconds, whatever unit or zone they come in; null where no row may have such a time.
@@ -24,7 +24,7 @@ pub fn micros(times: &ArrayRef) -> Result<TimestampMicrosecondArray> {
     ) -> TimestampMicrosecondArray {
         let times = times.as_primitive::<T>();
         let checked = |time| micros(time).filter(is_time);
-        match ends(times).is_none_or(|(least, most)| checked(least).is_some() && checked(most).is_some()) {
+        match min_max(times).is_none_or(|(least, most)| checked(least).is_some() && checked(most).is_some()) {
             true => times.unary(|time| micros(time).unwrap_or_default()),
             false => times.unary_opt(checked),
         }
@@ -42,7 +42,7 @@ pub fn micros(times: &ArrayRef) -> Result<TimestampMicrosecondArray> {
         }
         DataType::Timestamp(TimeUnit::Microsecond, _) => {
             let times = times.as_primitive::<TimestampMicrosecondType>().clone().with_timezone_opt(None::<Arc<str>>);
-            match ends(&times).is_none_or(|(least, most)| is_time(&least) && is_time(&most)) {
+            match min_max(&times).is_none_or(|(least, most)| is_time(&least) && is_time(&most)) {
                 true => times,
                 false => times.unary_opt(|time| Some(time).filter(is_time)),
             }

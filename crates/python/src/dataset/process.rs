@@ -9,7 +9,7 @@ use parking_lot::Mutex;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyList};
-use tidemill_dataflow::checkpoint::{Buckets, Part};
+use tidemill_dataflow::checkpoint::{BucketStates, SnapshotPart};
 use tidemill_dataflow::memory::{Governor, MemorySettings};
 use tidemill_dataflow::wait_in_copy;
 use tidemill_dataset::datafusion::arrow::array::RecordBatch;
@@ -183,7 +183,7 @@ impl KeyedFunction for PythonKeyed {
         self.call(|engine| engine.spill())
     }
 
-    fn snapshot(&mut self, whole: bool) -> Result<Buckets, String> {
+    fn snapshot(&mut self, whole: bool) -> Result<BucketStates, String> {
         self.call(move |engine| engine.snapshot(whole))
     }
 
@@ -291,8 +291,8 @@ impl NativeKeyedEngine {
     fn snapshot<'py>(&self, py: Python<'py>, whole: bool) -> PyResult<PartBytes<'py>> {
         let parts = self.run(|engine| engine.snapshot(whole))?;
         let part = |(bucket, part)| match part {
-            Part::Whole(bytes) => (bucket, true, PyBytes::new(py, &bytes)),
-            Part::Change(bytes) => (bucket, false, PyBytes::new(py, &bytes)),
+            SnapshotPart::Whole(bytes) => (bucket, true, PyBytes::new(py, &bytes)),
+            SnapshotPart::Change(bytes) => (bucket, false, PyBytes::new(py, &bytes)),
         };
         Ok(parts.into_iter().map(part).collect())
     }

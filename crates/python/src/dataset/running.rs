@@ -6,8 +6,8 @@ use parking_lot::Mutex;
 use pyo3::exceptions::PyKeyError;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
-use tidemill_dataflow::rebalance::{Moved, Rebalancing};
-use tidemill_dataflow::{Progress, RouteMap};
+use tidemill_dataflow::rebalance::{MoveReport, PendingRebalance};
+use tidemill_dataflow::{RouteMap, RunProgress};
 
 /// Handed to the `watch` of `write_stream`. What is asked for is passed on when the function has returned.
 #[pyclass(frozen, module = "tidemill._tidemill")]
@@ -21,11 +21,11 @@ pub struct NativeRunning {
 struct RebalanceOutcome {
     task: String,
     /// `None`: it was for no owners at all, and asked of nobody.
-    rebalancing: Option<Rebalancing>,
+    rebalancing: Option<PendingRebalance>,
 }
 
 impl RebalanceOutcome {
-    fn result(&mut self) -> Option<Result<Moved, String>> {
+    fn result(&mut self) -> Option<Result<MoveReport, String>> {
         match &mut self.rebalancing {
             Some(rebalancing) => rebalancing.outcome(),
             None => Some(Err("a map needs an owner for each bucket".into())),
@@ -59,7 +59,7 @@ impl NativeRunning {
     /// moved.
     fn outcomes<'py>(&self, py: Python<'py>) -> PyResult<Vec<BucketReport<'py>>> {
         let outcome = |outcome: &mut RebalanceOutcome| {
-            let moved = |moved: Moved| {
+            let moved = |moved: MoveReport| {
                 let dict = PyDict::new(py);
                 dict.set_item("epoch", moved.epoch)?;
                 dict.set_item("buckets", moved.buckets)?;
@@ -79,12 +79,12 @@ impl NativeRunning {
 
 impl NativeRunning {
     /// Learns what is new of the run.
-    pub fn look(&self, run: &Progress) {
+    pub fn look(&self, run: &RunProgress) {
         *self.routes.lock() = run.routes();
     }
 
     /// Passes on what was asked for.
-    pub fn pass_on(&self, run: &Progress) {
+    pub fn pass_on(&self, run: &RunProgress) {
         for (task, owners) in std::mem::take(&mut *self.asked.lock()) {
             let version = run.route(&task).map_or(1, |route| route.version() + 1);
             let asked = (!owners.is_empty()).then(|| run.rebalance(&task, RouteMap::new(version, owners)));

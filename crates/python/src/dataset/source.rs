@@ -12,8 +12,8 @@ use bytes::Bytes;
 use futures_util::future::BoxFuture;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
-use tidemill_dataflow::stream::sink::Guarantee;
-use tidemill_dataflow::stream::source::{Next, Source};
+use tidemill_dataflow::stream::sink::DeliveryGuarantee;
+use tidemill_dataflow::stream::source::{Source, SourceEvent};
 use tidemill_dataflow::{TaskContext, TaskError};
 use tidemill_dataset::datafusion::arrow::array::RecordBatch;
 use tidemill_dataset::datafusion::arrow::compute::concat_batches;
@@ -53,7 +53,7 @@ pub fn stream_of_function(
         schema: Arc::clone(&schema),
         factory: Arc::new(factory),
         poll_every: Duration::from_secs_f64(poll_every),
-        rereads: guarantee > Guarantee::AtMostOnce,
+        rereads: guarantee > DeliveryGuarantee::AtMostOnce,
         acknowledge: acknowledge.map(Arc::new),
     });
     let source = StreamSource {
@@ -271,14 +271,14 @@ impl PythonSource {
         self.splits.iter().filter_map(|split| Some((split.name.clone(), split.position.clone()?))).collect()
     }
 
-    fn poll_split(&mut self, at: usize, context: &mut Context<'_>) -> Poll<Result<Next, TaskError>> {
+    fn poll_split(&mut self, at: usize, context: &mut Context<'_>) -> Poll<Result<SourceEvent, TaskError>> {
         let (split, number) = (&mut self.splits[at], at as u32);
         loop {
             match &mut split.state {
                 ReaderState::Over(true) => return Poll::Pending,
                 ReaderState::Over(told) => {
                     *told = true;
-                    return Poll::Ready(Ok(Next::SplitEnd { split: number }));
+                    return Poll::Ready(Ok(SourceEvent::SplitEnded { split: number }));
                 }
                 ReaderState::Resting(rest) => {
                     ready!(rest.as_mut().poll(context));
@@ -295,12 +295,12 @@ impl PythonSource {
                         }
                         SplitItem::Nothing => {
                             split.state = ReaderState::Resting(Box::pin(sleep(self.of.poll_every)));
-                            return Poll::Ready(Ok(Next::CaughtUp { split: number, at: Instant::now() }));
+                            return Poll::Ready(Ok(SourceEvent::Idle { split: number, at: Instant::now() }));
                         }
                         SplitItem::Rows(rows, position) => {
                             (split.position, split.state) = (Some(position), ReaderState::Ready);
                             if rows.num_rows() > 0 {
-                                return Poll::Ready(Ok(Next::rows(number, rows)));
+                                return Poll::Ready(Ok(SourceEvent::rows(number, rows)));
                             }
                         }
                     }
@@ -311,7 +311,7 @@ impl PythonSource {
 }
 
 impl Source for PythonSource {
-    fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<Result<Next, TaskError>> {
+    fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<Result<SourceEvent, TaskError>> {
         if let Poll::Ready(Err(error)) = self.acknowledging.poll(&self.of, context) {
             return Poll::Ready(Err(error));
         }
@@ -319,7 +319,7 @@ impl Source for PythonSource {
         if self.told < count {
             self.told += 1;
             let nothing = RecordBatch::new_empty(Arc::clone(&self.of.schema));
-            return Poll::Ready(Ok(Next::rows(self.told as u32 - 1, nothing)));
+            return Poll::Ready(Ok(SourceEvent::rows(self.told as u32 - 1, nothing)));
         }
         for at in (self.turn..count).chain(0..self.turn) {
             if let Poll::Ready(next) = self.poll_split(at, context) {
@@ -328,7 +328,7 @@ impl Source for PythonSource {
             }
         }
         match self.splits.iter().all(|split| matches!(split.state, ReaderState::Over(_))) {
-            true => Poll::Ready(Ok(Next::End)),
+            true => Poll::Ready(Ok(SourceEvent::End)),
             false => Poll::Pending,
         }
     }
@@ -359,19 +359,19 @@ impl Source for PythonSource {
         }
     }
 
-    fn rereads(&self) -> bool {
+    fn is_replayable(&self) -> bool {
         self.of.rereads
     }
 
-    fn has_last_words(&self) -> bool {
+    fn finishes_after_commit(&self) -> bool {
         self.of.acknowledge.is_some()
     }
 
-    fn repeats_last_words(&self) -> bool {
+    fn finish_is_idempotent(&self) -> bool {
         self.of.acknowledge.is_some()
     }
 
-    fn last_words(&mut self) -> BoxFuture<'_, Result<(), TaskError>> {
+    fn finish(&mut self) -> BoxFuture<'_, Result<(), TaskError>> {
         Box::pin(poll_fn(|context| self.acknowledging.poll(&self.of, context)))
     }
 }

@@ -12,10 +12,10 @@ use pyo3::types::{PyBytes, PyDict};
 use serde_json::{Value, json};
 use tidemill_connect::ConnectError;
 use tidemill_dataflow::checkpoint::{CheckpointSettings, CheckpointStore, StoreError, TaskState};
-use tidemill_dataflow::stream::Control;
-use tidemill_dataflow::stream::sink::{Guarantee, MakeSink, Sink};
-use tidemill_dataflow::stream::source::{EventTimes, ToldBy};
-use tidemill_dataflow::{Progress, TaskContext, TaskError, WorkerStatus};
+use tidemill_dataflow::stream::BarrierControl;
+use tidemill_dataflow::stream::sink::{DeliveryGuarantee, MakeSink, Sink};
+use tidemill_dataflow::stream::source::{WatermarkOrigin, WatermarkStrategy};
+use tidemill_dataflow::{RunProgress, TaskContext, TaskError, WorkerStatus};
 use tidemill_dataset::DataSetError;
 use tidemill_dataset::datafusion::arrow::array::RecordBatch;
 use tidemill_dataset::datafusion::arrow::datatypes::SchemaRef;
@@ -40,23 +40,23 @@ use crate::report::described;
 /// time is: "latest", "arrival", or "column" and its name.
 pub(super) type Times = (String, u64, u64, String, Option<String>);
 
-pub(super) fn times(given: Option<Times>) -> PyResult<Option<EventTimes>> {
+pub(super) fn times(given: Option<Times>) -> PyResult<Option<WatermarkStrategy>> {
     let Some((column, out_of_order, idle_after, kind, by)) = given else { return Ok(None) };
-    let told_by = match (kind.as_str(), by) {
-        ("latest", None) => ToldBy::Latest,
-        ("arrival", None) => ToldBy::Arrival,
-        ("column", Some(column)) => ToldBy::Column(column),
+    let origin = match (kind.as_str(), by) {
+        ("latest", None) => WatermarkOrigin::Latest,
+        ("arrival", None) => WatermarkOrigin::Arrival,
+        ("column", Some(column)) => WatermarkOrigin::Column(column),
         (other, _) => return Err(PyValueError::new_err(format!("{other:?} does not describe event time"))),
     };
-    let times = EventTimes::of(column).out_of_order(Duration::from_micros(out_of_order));
-    Ok(Some(times.idle_after(Duration::from_micros(idle_after)).told_by(told_by)))
+    let times = WatermarkStrategy::of(column).out_of_order(Duration::from_micros(out_of_order));
+    Ok(Some(times.idle_after(Duration::from_micros(idle_after)).origin(origin)))
 }
 
-pub(super) fn guaranteed(words: &str) -> PyResult<Guarantee> {
+pub(super) fn guaranteed(words: &str) -> PyResult<DeliveryGuarantee> {
     match words {
-        "exactly_once" => Ok(Guarantee::ExactlyOnce),
-        "at_least_once" => Ok(Guarantee::AtLeastOnce),
-        "at_most_once" => Ok(Guarantee::AtMostOnce),
+        "exactly_once" => Ok(DeliveryGuarantee::ExactlyOnce),
+        "at_least_once" => Ok(DeliveryGuarantee::AtLeastOnce),
+        "at_most_once" => Ok(DeliveryGuarantee::AtMostOnce),
         other => Err(PyValueError::new_err(format!(
             "guarantee is \"exactly_once\", \"at_least_once\" or \"at_most_once\", not {other:?}"
         ))),
@@ -203,7 +203,7 @@ impl CheckpointOptions {
         self,
         py: Python<'_>,
         engine: &QueryEngine,
-        guarantee: Option<Guarantee>,
+        guarantee: Option<DeliveryGuarantee>,
     ) -> PyResult<CheckpointSettings> {
         let seconds = |s: f64| Duration::try_from_secs_f64(s).map_err(|e| PyValueError::new_err(e.to_string()));
         let store = checkpoint_store(engine, &self.place, &self.storage_options, true);
@@ -214,7 +214,7 @@ impl CheckpointOptions {
             timeout: seconds(self.timeout)?,
             keep: self.keep,
             at_most_once: self.at_most_once,
-            may_repeat: guarantee != Some(Guarantee::ExactlyOnce),
+            may_repeat: guarantee != Some(DeliveryGuarantee::ExactlyOnce),
             forget: self.forget,
         })
     }
@@ -292,7 +292,7 @@ impl RunLogger {
         RunLogger { function, durable: 0, looked: Instant::now() }
     }
 
-    fn look(&mut self, py: Python<'_>, run: &Progress) -> PyResult<()> {
+    fn look(&mut self, py: Python<'_>, run: &RunProgress) -> PyResult<()> {
         if self.looked.elapsed() < Self::EVERY {
             return Ok(());
         }
@@ -340,7 +340,7 @@ impl OverdueMonitor {
         self.next = (self.every.unwrap_or_default() * Self::TIMES).max(Self::LEAST);
     }
 
-    fn look(&mut self, run: &Progress) {
+    fn look(&mut self, run: &RunProgress) {
         let (Some(every), Some(durable)) = (self.every, run.durable()) else { return };
         if run.worker() != 0 {
             return;
@@ -365,7 +365,7 @@ impl OverdueMonitor {
 
 /// The step that works most, of all workers that are known of: functions of the program before the steps that they are
 /// in.
-fn slowest(run: &Progress) -> Option<String> {
+fn slowest(run: &RunProgress) -> Option<String> {
     let mut steps: BTreeMap<String, (u64, u64, u64)> = BTreeMap::new();
     let mut add = |step: &str, busy_ns: u64, rows: u64| {
         let of = steps.entry(step.to_owned()).or_default();
@@ -450,7 +450,7 @@ pub fn write_stream<'py>(
                 && status.tell(run, &left_out.late, engine.engine.governor().spilled_bytes() - spilled)
                 && !std::mem::replace(&mut stopping, true)
             {
-                run.request(Control::Stop);
+                run.request(BarrierControl::Stop);
             }
             look(&mut |py| {
                 if let Some(log) = &mut log {
@@ -464,7 +464,7 @@ pub fn write_stream<'py>(
                 if !stopping && let Some(stop) = &stop {
                     stopping = stop.call0(py)?.is_truthy(py)?;
                     if stopping {
-                        run.request(Control::Stop);
+                        run.request(BarrierControl::Stop);
                     }
                 }
                 Ok(())
@@ -552,7 +552,7 @@ impl StatusFile {
 
     /// Tells it now and then. It is of no use to the job itself, so failures are passed over. Returns whether somebody
     /// asks the job to stop, which it can if it makes checkpoints.
-    fn tell(&mut self, run: &Progress, late: &LateRows, spilled_bytes: u64) -> bool {
+    fn tell(&mut self, run: &RunProgress, late: &LateRows, spilled_bytes: u64) -> bool {
         if self.told.is_some_and(|told| told.elapsed() < self.every) {
             return false;
         }
@@ -689,7 +689,7 @@ fn python_sink(py: Python<'_>, sink: Py<PyAny>, name: String) -> PyResult<Stream
             Ok(Box::new(PythonSink { sink: Arc::new(sink), whole }) as Box<dyn Sink>)
         })
     };
-    let guarantee = if whole { Guarantee::ExactlyOnce } else { Guarantee::AtLeastOnce };
+    let guarantee = if whole { DeliveryGuarantee::ExactlyOnce } else { DeliveryGuarantee::AtLeastOnce };
     Ok(StreamSink { name, copies_max, guarantee, spec: None, make: Arc::new(make) })
 }
 
@@ -766,7 +766,7 @@ pub fn list_checkpoints(
         let failed = |error: StoreError| DataSetError::Io(error.to_string());
         let mut found = Vec::new();
         for epoch in store.epochs().await.map_err(failed)? {
-            let Some((manifest, damage)) = store.look(epoch, verify).await.map_err(failed)? else { continue };
+            let Some((manifest, damage)) = store.inspect(epoch, verify).await.map_err(failed)? else { continue };
             let made = manifest.map(|manifest| {
                 let state = |task: &TaskState| task.schema.as_ref().map(|state| (state.version, state.described()));
                 let tasks = manifest.tasks.iter().map(|(name, task)| (name.clone(), task.copies, state(task)));

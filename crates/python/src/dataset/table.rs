@@ -9,7 +9,7 @@ use pyo3::types::{PyBytes, PyCapsule, PyDict, PyList, PyString};
 use pyo3_arrow::PyTable;
 use pyo3_arrow::ffi::{ArrayIterator, to_schema_pycapsule, to_stream_pycapsule};
 use tidemill_collective::DType;
-use tidemill_dataflow::memory::{Allocations, verify_rows};
+use tidemill_dataflow::memory::{AllocationSet, verify_rows};
 use tidemill_dataset::datafusion::arrow::array::{
     Array, ArrayData, ArrayRef, AsArray, BooleanArray, FixedSizeListArray, RecordBatch, StructArray, make_array,
     new_empty_array,
@@ -215,7 +215,7 @@ impl NativeTable {
 
     #[getter]
     fn nbytes(&self) -> u64 {
-        let mut allocations = Allocations::default();
+        let mut allocations = AllocationSet::default();
         self.batches.iter().map(|batch| allocations.add(batch)).sum()
     }
 

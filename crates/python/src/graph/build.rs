@@ -8,7 +8,7 @@ use pyo3::prelude::*;
 use pyo3::{PyTraverseError, PyVisit};
 use tidemill_dataflow::graph::Parallelism;
 use tidemill_dataflow::placement::{FirstFit, Locality, Placement, RoundRobin, TaskPlan};
-use tidemill_dataflow::{DataflowError, Graph, Plan, PortRef, Resources, TaskId, TaskSpec, WorkerInfo};
+use tidemill_dataflow::{DataflowError, Graph, PlacementPlan, PortRef, Resources, TaskId, TaskSpec, WorkerInfo};
 use tidemill_dataset::datafusion::arrow::datatypes::{Field, Schema, SchemaRef};
 
 use crate::dataset::GivenSchema;
@@ -31,8 +31,8 @@ pub fn infos(workers: Vec<Worker>) -> Vec<WorkerInfo> {
     workers.into_iter().map(info).collect()
 }
 
-pub fn plan(planned: Planned) -> Plan {
-    Plan { tasks: planned.into_iter().map(|(task, workers)| TaskPlan { task, workers }).collect() }
+pub fn plan(planned: Planned) -> PlacementPlan {
+    PlacementPlan { tasks: planned.into_iter().map(|(task, workers)| TaskPlan { task, workers }).collect() }
 }
 
 /// Where copies go, as Python says it.

@@ -6,7 +6,7 @@ use numpy::PyReadonlyArray1;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use tidemill_dataflow::exchange::{
-    AllReduce, Broadcast, ColumnOp, Direct, Ends, Exchange, Gather, Join, JoinKind, KeyedGather, KeyedReduce,
+    AllReduce, Broadcast, ColumnOp, Direct, EdgeSignature, Exchange, Gather, Join, JoinKind, KeyedGather, KeyedReduce,
     Partition, Reduce, Reduction, Sort, SortKey, Union,
 };
 use tidemill_dataflow::flow::Lowering;
@@ -30,7 +30,7 @@ impl Exchange for AnyExchange {
         self.0.describe()
     }
 
-    fn check(&self, ends: &Ends<'_>) -> Result<SchemaRef, String> {
+    fn check(&self, ends: &EdgeSignature<'_>) -> Result<SchemaRef, String> {
         self.0.check(ends)
     }
 

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
-use tidemill_dataflow::{DataflowError, RunReport, Runner, Settings, WorkerInfo};
+use tidemill_dataflow::{DataflowError, RunReport, Runner, RunnerSettings, WorkerInfo};
 
 use crate::comm::Comm;
 use crate::dataset::QueryEngine;
@@ -48,8 +48,11 @@ impl GraphRunner {
     fn new(py: Python<'_>, comm: &Comm, engine: &QueryEngine) -> PyResult<Self> {
         let comm = comm.get(py)?;
         let governor = engine.engine.governor().clone();
-        let settings =
-            Settings { threads: engine.threads(), memory: governor.settings().clone(), ..Settings::default() };
+        let settings = RunnerSettings {
+            threads: engine.threads(),
+            memory: governor.settings().clone(),
+            ..RunnerSettings::default()
+        };
         let runner = detach(py, || Runner::governed(comm, settings, governor)).map_err(|error| raised(py, &error))?;
         Ok(GraphRunner { runner: Arc::new(runner), process: std::process::id() })
     }

@@ -13,7 +13,7 @@ use pyo3::ffi;
 use pyo3::prelude::*;
 use tidemill_dataflow::flow::{SMALL_BYTES_MAX, batch_bytes};
 use tidemill_dataflow::graph::TaskFactory;
-use tidemill_dataflow::{DataflowError, Inputs, Item, LongTurn, Output, TaskContext, TaskError};
+use tidemill_dataflow::{DataflowError, Inputs, LongTurn, Output, StreamElement, TaskContext, TaskError};
 use tidemill_dataset::datafusion::arrow::array::RecordBatch;
 use tokio::runtime::Handle;
 use tokio::sync::oneshot;
@@ -183,7 +183,7 @@ impl TaskCopyState {
         Ok(())
     }
 
-    fn receive(&self, port: Option<usize>) -> Result<Option<(usize, Item)>, TaskError> {
+    fn receive(&self, port: Option<usize>) -> Result<Option<(usize, StreamElement)>, TaskError> {
         self.turn.lock().end();
         self.using(&self.inputs, |inputs| match port {
             Some(port) => Ok(inputs.port(port).recv_blocking()?.map(|item| (port, item))),
@@ -352,7 +352,7 @@ impl NativeCopy {
     #[pyo3(signature = (port = None))]
     fn receive(&self, py: Python<'_>, port: Option<usize>) -> PyResult<Option<(usize, NativeTable)>> {
         let received = detach(py, || self.0.receive(port)).map_err(|error| self.raised(py, &error))?;
-        let table = |(port, item): (usize, Item)| {
+        let table = |(port, item): (usize, StreamElement)| {
             let batch = item.into_batch()?;
             Some((port, NativeTable { schema: batch.schema(), batches: vec![batch] }))
         };

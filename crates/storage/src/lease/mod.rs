@@ -4,10 +4,10 @@
 //! |--------------|-----------------------------------------------------------------------------------|
 //! | `process`    | which process holds it, and when it is certain that it is gone                    |
 //! | `protocol`   | who holds the object: decisions without a clock or a store, and why they are right |
-//! | `asker`      | who asks the store and tells the time                                             |
+//! | `client`     | asks the store and reads the clock                                                 |
 //! | `simulation` | several that want it, with clocks, delays and failures from one seed; for tests   |
 
-mod asker;
+mod client;
 mod process;
 mod protocol;
 #[cfg(test)]
@@ -15,8 +15,8 @@ mod simulation;
 
 use std::time::Duration;
 
-pub use asker::{ANSWER_MAX, Asker, ClaimOutcome, is_gone, read};
-pub use process::Process;
+pub use client::{ANSWER_MAX, ClaimOutcome, LeaseClient, is_gone, read};
+pub use process::ProcessIdentity;
 use protocol::LeaseTerms;
 pub use protocol::{LeaseRecord, StoreAnswer};
 

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 /// A process, among all that there are anywhere. Where the system does not tell enough, nothing is certain.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Process {
+pub struct ProcessIdentity {
     /// The machine's name.
     pub host: String,
     /// Its number there.
@@ -21,11 +21,11 @@ pub struct Process {
     namespace: String,
 }
 
-impl Process {
+impl ProcessIdentity {
     /// This one.
     pub fn this() -> Self {
         let text = |path: &str| std::fs::read_to_string(path).unwrap_or_default().trim().to_owned();
-        Process {
+        ProcessIdentity {
             host: rustix::system::uname().nodename().to_string_lossy().into_owned(),
             pid: std::process::id(),
             started: started("self").unwrap_or_default(),
@@ -37,7 +37,7 @@ impl Process {
 
     /// Whether it has certainly come to its end: it was one of this machine, since it was started last, and this
     /// namespace.
-    pub fn is_gone(&self, this: &Process) -> bool {
+    pub fn is_gone(&self, this: &ProcessIdentity) -> bool {
         let whole = [&self.started, &self.boot, &self.namespace].iter().all(|part| !part.is_empty());
         let here = (&self.host, &self.boot, &self.namespace) == (&this.host, &this.boot, &this.namespace);
         let pid = i32::try_from(self.pid).ok().and_then(Pid::from_raw);
@@ -51,14 +51,14 @@ impl Process {
     }
 }
 
-impl fmt::Display for Process {
+impl fmt::Display for ProcessIdentity {
     /// As one line, which [`FromStr`] reads.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&serde_json::to_string(self).map_err(|_| fmt::Error)?)
     }
 }
 
-impl FromStr for Process {
+impl FromStr for ProcessIdentity {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
@@ -91,14 +91,14 @@ mod tests {
     /// A living job that is taken for dead loses its place; a dead one that is not makes the next wait.
     #[test]
     fn only_who_was_here_and_is_gone_is_gone() {
-        let this = Process::this();
+        let this = ProcessIdentity::this();
         assert!(!this.is_gone(&this), "{this:?}");
         assert_eq!(this.to_string().parse(), Ok(this.clone()), "others read what it is");
         let mut child = std::process::Command::new("sleep").arg("1000").spawn().unwrap();
         let pid = child.id();
-        let other = Process { pid, started: started(&pid.to_string()).unwrap(), ..this.clone() };
+        let other = ProcessIdentity { pid, started: started(&pid.to_string()).unwrap(), ..this.clone() };
         assert!(!other.is_gone(&this), "{other:?}");
-        let before = Process { started: "1".into(), ..other.clone() };
+        let before = ProcessIdentity { started: "1".into(), ..other.clone() };
         assert!(before.is_gone(&this), "its number was given again");
         child.kill().unwrap();
         while !is_over(&pid.to_string()) {
@@ -108,13 +108,13 @@ mod tests {
         child.wait().unwrap();
         assert!(other.is_gone(&this), "{other:?}");
         for elsewhere in [
-            Process { host: "another".into(), ..other.clone() },
-            Process { boot: "another".into(), ..other.clone() },
-            Process { namespace: "another".into(), ..other.clone() },
-            Process { namespace: String::new(), ..other.clone() },
-            Process { pid: 0, ..other.clone() },
+            ProcessIdentity { host: "another".into(), ..other.clone() },
+            ProcessIdentity { boot: "another".into(), ..other.clone() },
+            ProcessIdentity { namespace: "another".into(), ..other.clone() },
+            ProcessIdentity { namespace: String::new(), ..other.clone() },
+            ProcessIdentity { pid: 0, ..other.clone() },
         ] {
-            let here = Process { namespace: elsewhere.namespace.clone(), ..this.clone() };
+            let here = ProcessIdentity { namespace: elsewhere.namespace.clone(), ..this.clone() };
             let here = if elsewhere.namespace.is_empty() { here } else { this.clone() };
             assert!(!elsewhere.is_gone(&here), "{elsewhere:?}");
         }

@@ -1,5 +1,5 @@
 //! Who holds a place in an object store: decisions without a clock, a store or a thread. A thin driver (`super`) asks
-//! the store what a [`Claimant`] wants to be asked, and so does a simulation (`super::simulation`).
+//! the store what a [`LeaseClaimant`] wants to be asked, and so does a simulation (`super::simulation`).
 //!
 //! The store has one record. It is created where there is none, and replaced by whoever knows the version that lies
 //! there; both are refused if it has changed meanwhile. The holder replaces it by another again and again. Clocks are
@@ -13,7 +13,7 @@ use std::time::Duration;
 use object_store::UpdateVersion;
 use serde::{Deserialize, Serialize};
 
-use super::process::Process;
+use super::process::ProcessIdentity;
 
 /// Time since the claimant began.
 pub(crate) type Now = Duration;
@@ -58,7 +58,7 @@ pub struct LeaseRecord {
     /// The job's name, for people.
     pub job: String,
     /// The one that writes this: the job's worker 0.
-    pub process: Process,
+    pub process: ProcessIdentity,
     /// Milliseconds.
     pub lasts_ms: u64,
     /// Counts up, so that no two records are the same, or have the same version.
@@ -71,7 +71,7 @@ pub struct LeaseRecord {
 
 impl LeaseRecord {
     /// What `process` writes for `owner`.
-    pub(crate) fn of(owner: &str, job: &str, process: Process) -> Self {
+    pub(crate) fn of(owner: &str, job: &str, process: ProcessIdentity) -> Self {
         let (lasts_ms, renewal, at_ms, free) = Default::default();
         LeaseRecord { owner: owner.into(), job: job.into(), process, lasts_ms, renewal, at_ms, free }
     }
@@ -160,7 +160,7 @@ enum ClaimState {
 }
 
 /// Who wants the place, or has it.
-pub(crate) struct Claimant {
+pub(crate) struct LeaseClaimant {
     me: LeaseRecord,
     terms: LeaseTerms,
     state: ClaimState,
@@ -177,11 +177,11 @@ pub(crate) struct Claimant {
     trouble: Option<String>,
 }
 
-impl Claimant {
+impl LeaseClaimant {
     pub(crate) fn new(me: LeaseRecord, terms: LeaseTerms) -> Self {
         let me = LeaseRecord { lasts_ms: terms.lasts.as_millis() as u64, renewal: 0, free: false, ..me };
         let (asked, pause, refusals, failures, seen, held, trouble) = Default::default();
-        Claimant { me, terms, state: ClaimState::Looks, asked, pause, refusals, failures, seen, held, trouble }
+        LeaseClaimant { me, terms, state: ClaimState::Looks, asked, pause, refusals, failures, seen, held, trouble }
     }
 
     /// When it began to write what it knows to have been written last, if it is the holder; whether it still is one is
@@ -222,8 +222,9 @@ impl Claimant {
         ClaimStep::Ask(ask)
     }
 
-    /// The answer to what [`Claimant::step`] asked last. `is_gone` says whose record, if it can be read, is nobody's.
-    pub(crate) fn heard(&mut self, now: Now, answer: StoreAnswer, is_gone: impl Fn(Option<&LeaseRecord>) -> bool) {
+    /// The answer to what [`LeaseClaimant::step`] asked last. `is_gone` says whose record, if it can be read, is
+    /// nobody's.
+    pub(crate) fn on_answer(&mut self, now: Now, answer: StoreAnswer, is_gone: impl Fn(Option<&LeaseRecord>) -> bool) {
         self.failures = if matches!(answer, StoreAnswer::Failed(_) | StoreAnswer::Unconditional(_)) {
             self.failures + 1
         } else {
@@ -320,7 +321,7 @@ mod tests {
     /// here and gone.
     #[test]
     fn marks_of_older_versions_are_read() {
-        let process = Process::this();
+        let process = ProcessIdentity::this();
         let record = LeaseRecord::read(format!("7f-1 3\n{process}\n").as_bytes()).unwrap();
         assert_eq!((record.owner.as_str(), &record.process), ("7f-1", &process));
         assert_eq!(record.lasts(), LeaseTerms::USUAL.lasts);

@@ -13,9 +13,9 @@ use object_store::memory::InMemory;
 use object_store::path::Path;
 use tidemill_sim::{SplitMix64, share_of_seeds};
 
-use super::asker::ask_store;
-use super::process::Process;
-use super::protocol::{ClaimStep, Claimant, LeaseRecord, LeaseTerms, Now, StoreAnswer, StoreRequest};
+use super::client::ask_store;
+use super::process::ProcessIdentity;
+use super::protocol::{ClaimStep, LeaseClaimant, LeaseRecord, LeaseTerms, Now, StoreAnswer, StoreRequest};
 
 /// Seeds of a whole run of the test; see [`share_of_seeds`].
 const SEEDS: u64 = 1500;
@@ -33,7 +33,7 @@ const FAULTS_END: u64 = 2500;
 const END: u64 = FAULTS_END + 1200;
 
 /// What was asked, and when it will be done.
-struct Asked {
+struct PendingRequest {
     of: usize,
     number: u64,
     ask: StoreRequest,
@@ -41,8 +41,8 @@ struct Asked {
     answer_at: Option<u64>,
 }
 
-struct Run {
-    claimant: Claimant,
+struct SimulatedRun {
+    claimant: LeaseClaimant,
     /// Its clock runs at so many thousandths.
     rate: u64,
     began: u64,
@@ -53,7 +53,7 @@ struct Run {
     over: bool,
 }
 
-impl Run {
+impl SimulatedRun {
     fn now(&self, tick: u64) -> Now {
         Duration::from_micros((tick - self.began) * self.rate)
     }
@@ -63,9 +63,9 @@ impl Run {
     }
 }
 
-fn begin(number: usize, tick: u64, terms: LeaseTerms, random: &mut SplitMix64) -> Run {
-    Run {
-        claimant: Claimant::new(LeaseRecord::of(&number.to_string(), "job", Process::default()), terms),
+fn begin(number: usize, tick: u64, terms: LeaseTerms, random: &mut SplitMix64) -> SimulatedRun {
+    SimulatedRun {
+        claimant: LeaseClaimant::new(LeaseRecord::of(&number.to_string(), "job", ProcessIdentity::default()), terms),
         rate: 950 + random.below(101) as u64,
         began: tick,
         is_here: random.once_in(2),
@@ -106,8 +106,8 @@ struct Story {
     /// Questions and answers take up to this long.
     slow: usize,
     rates: FaultRates,
-    runs: Vec<Run>,
-    asked: Vec<Asked>,
+    runs: Vec<SimulatedRun>,
+    asked: Vec<PendingRequest>,
     /// How many questions there were.
     numbered: u64,
     /// By run and number of the question: when it comes, and what.
@@ -180,7 +180,7 @@ impl Story {
     fn answer(&mut self, tick: u64) {
         self.asked.sort_by_key(|asked| asked.done_at);
         while self.asked.first().is_some_and(|asked| asked.done_at <= tick) {
-            let Asked { of, number, ask, answer_at, .. } = self.asked.remove(0);
+            let PendingRequest { of, number, ask, answer_at, .. } = self.asked.remove(0);
             let answer = ask_store(&self.store, &self.path, ask, false).now_or_never();
             let answer = answer.expect("at once").expect("it is in memory");
             if let Some(at) = answer_at {
@@ -231,7 +231,7 @@ impl Story {
         let gone = &self.gone;
         let is_gone =
             |record: Option<&LeaseRecord>| record.is_some_and(|record| gone.get(&record.owner) == Some(&true));
-        run.claimant.heard(now, answer, is_gone);
+        run.claimant.on_answer(now, answer, is_gone);
     }
 
     /// What a run asks the store now, if anything.
@@ -273,7 +273,7 @@ impl Story {
         // Lost on its way there: that may also mean very late.
         let late = if self.fault(tick, self.rates.lost) { self.random.below(600) as u64 } else { 0 };
         let answer_at = (late == 0 && !self.fault(tick, self.rates.lost)).then_some(answer_at);
-        self.asked.push(Asked { of: at, number: self.numbered, ask, done_at: done_at + late, answer_at });
+        self.asked.push(PendingRequest { of: at, number: self.numbered, ask, done_at: done_at + late, answer_at });
     }
 
     /// Looks who holds the place.

@@ -12,10 +12,10 @@ use bytes::Bytes;
 use datafusion::error::Result;
 use datafusion::physical_expr::PhysicalExpr;
 use tidemill_dataflow::checkpoint::{Snapshot, StateSchema};
-use tidemill_dataflow::memory::Cells;
-use tidemill_dataflow::operator::{Flow, Released};
+use tidemill_dataflow::memory::SpillVec;
+use tidemill_dataflow::operator::{EmitStatus, ReleasedParts};
 use tidemill_dataflow::stream::EventTime;
-use tidemill_dataflow::{Emit, Operator, TaskContext, TaskError};
+use tidemill_dataflow::{Emitter, Operator, TaskContext, TaskError};
 
 use crate::rows::keyed::KeyedRows;
 use crate::rows::late_rows::LateCount;
@@ -77,7 +77,7 @@ pub(crate) struct DistinctTask {
     now: Micros,
     clear_at: u32,
     /// With a time to live, by number: until when keys are remembered; [`STALE`]: the key has another number by now.
-    until: Cells<Micros>,
+    until: SpillVec<Micros>,
     held: OperatorMemory,
 }
 
@@ -92,7 +92,7 @@ impl DistinctTask {
             state: KeptState::new(kept, keys),
             now: Micros::MIN,
             clear_at: CLEAR_MIN,
-            until: Cells::default(),
+            until: SpillVec::default(),
             held,
         };
         if let Some(restored) = context.restored() {
@@ -260,7 +260,7 @@ impl SpillableState for DistinctTask {
 }
 
 impl Operator for DistinctTask {
-    fn on_batch(&mut self, _input: usize, rows: RecordBatch, emit: &mut Emit) -> Result<Flow, TaskError> {
+    fn on_batch(&mut self, _input: usize, rows: RecordBatch, emit: &mut Emitter) -> Result<EmitStatus, TaskError> {
         let rows = self.timed(rows)?;
         let keys =
             batch(&self.shape.key_schema()?, rows.columns()[self.shape.keyed.width..].to_vec(), rows.num_rows())?;
@@ -287,19 +287,19 @@ impl Operator for DistinctTask {
         if self.forgets() && self.state.kept.count() >= self.clear_at {
             self.clear()?;
         }
-        Ok(Flow::Done)
+        Ok(EmitStatus::Done)
     }
 
-    fn on_watermark(&mut self, time: EventTime, _emit: &mut Emit) -> Result<Flow, TaskError> {
+    fn on_watermark(&mut self, time: EventTime, _emit: &mut Emitter) -> Result<EmitStatus, TaskError> {
         self.now = self.now.max(time.0);
-        Ok(Flow::Done)
+        Ok(EmitStatus::Done)
     }
 
     fn moves() -> bool {
         true
     }
 
-    fn release(&mut self, buckets: &[u32]) -> Result<Released, TaskError> {
+    fn release(&mut self, buckets: &[u32]) -> Result<ReleasedParts, TaskError> {
         if self.forgets() {
             self.clear()?;
         }

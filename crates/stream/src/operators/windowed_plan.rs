@@ -11,9 +11,9 @@ use arrow::datatypes::SchemaRef;
 use bytes::Bytes;
 use datafusion::error::Result;
 use tidemill_dataflow::checkpoint::{Snapshot, StateSchema};
-use tidemill_dataflow::operator::{Flow, Released};
+use tidemill_dataflow::operator::{EmitStatus, ReleasedParts};
 use tidemill_dataflow::stream::EventTime;
-use tidemill_dataflow::{Emit, Operator, TaskContext, TaskError};
+use tidemill_dataflow::{Emitter, Operator, TaskContext, TaskError};
 
 use crate::rows::keyed::KeyedRows;
 use crate::rows::late_rows::LateCount;
@@ -109,7 +109,7 @@ impl CompleteTask {
     }
 
     /// Gives the groups that another copy has kept, whose time was behind.
-    fn settle(&mut self, emit: &mut Emit) -> Result<(), TaskError> {
+    fn settle(&mut self, emit: &mut Emitter) -> Result<(), TaskError> {
         if std::mem::take(&mut self.overdue) {
             let over = self.state.kept.over(Micros::MIN, self.now);
             self.give(&over, emit)?;
@@ -119,7 +119,7 @@ impl CompleteTask {
     }
 
     /// Gives what the plan makes of these rows.
-    fn give(&mut self, numbers: &[u32], emit: &mut Emit) -> Result<(), TaskError> {
+    fn give(&mut self, numbers: &[u32], emit: &mut Emitter) -> Result<(), TaskError> {
         if numbers.is_empty() {
             return Ok(());
         }
@@ -145,16 +145,16 @@ impl SpillableState for CompleteTask {
 }
 
 impl Operator for CompleteTask {
-    fn on_batch(&mut self, _input: usize, rows: RecordBatch, emit: &mut Emit) -> Result<Flow, TaskError> {
+    fn on_batch(&mut self, _input: usize, rows: RecordBatch, emit: &mut Emitter) -> Result<EmitStatus, TaskError> {
         self.settle(emit)?;
         let count = rows.num_rows();
         let late = self.keep(rows, self.now)?;
         self.shape.late.add(late);
         self.weigh(count)?;
-        Ok(Flow::Done)
+        Ok(EmitStatus::Done)
     }
 
-    fn on_watermark(&mut self, time: EventTime, emit: &mut Emit) -> Result<Flow, TaskError> {
+    fn on_watermark(&mut self, time: EventTime, emit: &mut Emitter) -> Result<EmitStatus, TaskError> {
         self.settle(emit)?;
         let over = self.state.kept.over(self.now, time.0);
         self.now = self.now.max(time.0);
@@ -164,26 +164,26 @@ impl Operator for CompleteTask {
             self.over = 0;
             self.state.clear(self.now)?;
         }
-        Ok(Flow::Done)
+        Ok(EmitStatus::Done)
     }
 
-    fn on_end(&mut self, emit: &mut Emit) -> Result<Flow, TaskError> {
+    fn on_end(&mut self, emit: &mut Emitter) -> Result<EmitStatus, TaskError> {
         self.settle(emit)?;
         let rest = self.state.kept.over(self.now, Micros::MAX);
         self.give(&rest, emit)?;
-        Ok(Flow::Done)
+        Ok(EmitStatus::Done)
     }
 
-    fn before_barrier(&mut self, emit: &mut Emit) -> Result<Flow, TaskError> {
+    fn before_barrier(&mut self, emit: &mut Emitter) -> Result<EmitStatus, TaskError> {
         self.settle(emit)?;
-        Ok(Flow::Done)
+        Ok(EmitStatus::Done)
     }
 
     fn moves() -> bool {
         true
     }
 
-    fn release(&mut self, buckets: &[u32]) -> Result<Released, TaskError> {
+    fn release(&mut self, buckets: &[u32]) -> Result<ReleasedParts, TaskError> {
         self.state.clear(self.now)?;
         self.over = 0;
         Ok(self.state.release(buckets)?.into())

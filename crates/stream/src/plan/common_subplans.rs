@@ -212,7 +212,7 @@ mod tests {
     use arrow::datatypes::{DataType, Field, Schema, TimeUnit};
     use datafusion::functions_aggregate::expr_fn::count;
     use datafusion::logical_expr::{col, lit};
-    use tidemill_dataflow::stream::source::EventTimes;
+    use tidemill_dataflow::stream::source::WatermarkStrategy;
     use tidemill_dataset::{DataSet, Engine, EngineConfig, JoinHow};
 
     use crate::plan::late_output::LateTo;
@@ -226,7 +226,7 @@ mod tests {
         Engine::with_functions(&config, sql_functions()).unwrap()
     }
 
-    fn numbers(engine: &Engine, times: Option<EventTimes>) -> DataSet {
+    fn numbers(engine: &Engine, times: Option<WatermarkStrategy>) -> DataSet {
         let time = DataType::Timestamp(TimeUnit::Microsecond, None);
         let schema = Schema::new(vec![Field::new("n", DataType::Int64, false), Field::new("at", time, false)]);
         let columns: Vec<ArrayRef> =
@@ -237,7 +237,7 @@ mod tests {
     }
 
     fn timed(engine: &Engine) -> DataSet {
-        numbers(engine, Some(EventTimes::of("at")))
+        numbers(engine, Some(WatermarkStrategy::of("at")))
     }
 
     fn counts(rows: &DataSet) -> DataSet {

@@ -1,17 +1,17 @@
 //! What a job promises of its rows, in words.
 
-use tidemill_dataflow::stream::sink::Guarantee;
+use tidemill_dataflow::stream::sink::DeliveryGuarantee;
 
 use crate::plan::lower::{LoweredJob, SinkTask};
 
 /// What several give of which a row passes one or all; nothing, where one may lose rows and another double them.
-fn together(mut all: impl Iterator<Item = Guarantee> + Clone) -> Option<Guarantee> {
-    let doubles = all.clone().any(|gives| gives == Guarantee::AtLeastOnce);
-    let loses = all.any(|gives| gives == Guarantee::AtMostOnce);
+fn together(mut all: impl Iterator<Item = DeliveryGuarantee> + Clone) -> Option<DeliveryGuarantee> {
+    let doubles = all.clone().any(|gives| gives == DeliveryGuarantee::AtLeastOnce);
+    let loses = all.any(|gives| gives == DeliveryGuarantee::AtMostOnce);
     match (loses, doubles) {
-        (false, false) => Some(Guarantee::ExactlyOnce),
-        (false, true) => Some(Guarantee::AtLeastOnce),
-        (true, false) => Some(Guarantee::AtMostOnce),
+        (false, false) => Some(DeliveryGuarantee::ExactlyOnce),
+        (false, true) => Some(DeliveryGuarantee::AtLeastOnce),
+        (true, false) => Some(DeliveryGuarantee::AtMostOnce),
         (true, true) => None,
     }
 }
@@ -30,18 +30,18 @@ pub(crate) fn promises(lowered: &LoweredJob, known: &[bool]) -> String {
     text.push_str("after a failure, with checkpoint=:\n");
     for source in &lowered.sources {
         let becomes = match source.guarantee() {
-            Guarantee::ExactlyOnce => "is read again from the position in the checkpoint",
-            Guarantee::AtLeastOnce => "sends again what it cannot tell was received, so some rows may repeat",
-            Guarantee::AtMostOnce => "what came since the checkpoint is lost",
+            DeliveryGuarantee::ExactlyOnce => "is read again from the position in the checkpoint",
+            DeliveryGuarantee::AtLeastOnce => "sends again what it cannot tell was received, so some rows may repeat",
+            DeliveryGuarantee::AtMostOnce => "what came since the checkpoint is lost",
         };
         text.push_str(&format!("  {}: {becomes}\n", source.name()));
     }
     for (task, known) in lowered.sinks.iter().zip(known.iter().chain(std::iter::repeat(&true))) {
-        let with = |sink: Guarantee| has(lowered, task, sink);
+        let with = |sink: DeliveryGuarantee| has(lowered, task, sink);
         text.push_str(&match known {
             true => format!("  the sink {} {}\n", task.sink.name, with(task.sink.guarantee)),
             false => {
-                let (commits, function) = (with(Guarantee::ExactlyOnce), with(Guarantee::AtLeastOnce));
+                let (commits, function) = (with(DeliveryGuarantee::ExactlyOnce), with(DeliveryGuarantee::AtLeastOnce));
                 format!("  a sink that commits {commits}, a function {function}\n")
             }
         });
@@ -49,9 +49,11 @@ pub(crate) fn promises(lowered: &LoweredJob, known: &[bool]) -> String {
     text.push_str("the same, with guarantee=\"at_most_once\":\n");
     for source in &lowered.sources {
         let becomes = match source.guarantee() {
-            Guarantee::ExactlyOnce => "is read from where the checkpoint says; what was read before is not read again",
-            Guarantee::AtLeastOnce => "what it gives again is left out",
-            Guarantee::AtMostOnce => "what came before is lost",
+            DeliveryGuarantee::ExactlyOnce => {
+                "is read from where the checkpoint says; what was read before is not read again"
+            }
+            DeliveryGuarantee::AtLeastOnce => "what it gives again is left out",
+            DeliveryGuarantee::AtMostOnce => "what came before is lost",
         };
         text.push_str(&format!("  {}: {becomes}\n", source.name()));
     }
@@ -60,7 +62,7 @@ pub(crate) fn promises(lowered: &LoweredJob, known: &[bool]) -> String {
 }
 
 /// How often a sink that gives so much has each row of its sources.
-fn has(lowered: &LoweredJob, task: &SinkTask, sink: Guarantee) -> String {
+fn has(lowered: &LoweredJob, task: &SinkTask, sink: DeliveryGuarantee) -> String {
     let sources = task.sources.iter().map(|&source| lowered.sources[source].guarantee());
     match together(sources.chain([sink])) {
         Some(gives) => format!("has each row {gives}"),

@@ -10,8 +10,8 @@ use std::time::Duration;
 use arrow::array::RecordBatch;
 use arrow::datatypes::SchemaRef;
 use bytes::Bytes;
-use tidemill_dataflow::stream::sink::Guarantee;
-use tidemill_dataflow::stream::source::{EventTimes, Next, Source};
+use tidemill_dataflow::stream::sink::DeliveryGuarantee;
+use tidemill_dataflow::stream::source::{Source, SourceEvent, WatermarkStrategy};
 use tidemill_dataflow::{TaskContext, TaskError};
 use tokio::time::{Instant, Sleep, sleep_until};
 
@@ -27,7 +27,7 @@ pub fn table_stream(
     name: &str,
     schema: SchemaRef,
     batches: &[RecordBatch],
-    times: Option<EventTimes>,
+    times: Option<WatermarkStrategy>,
     slice_rows: usize,
     rows_per_s: f64,
 ) -> StreamSource {
@@ -45,7 +45,7 @@ pub fn table_stream(
         schema,
         times,
         copies_max: 0,
-        guarantee: Guarantee::ExactlyOnce,
+        guarantee: DeliveryGuarantee::ExactlyOnce,
         spec: None,
         bad_to: None,
         bad_folder: None,
@@ -108,7 +108,7 @@ fn rows_before(slices: &[RecordBatch], next: usize) -> u64 {
 }
 
 impl Source for TableStream {
-    fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<Result<Next, TaskError>> {
+    fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<Result<SourceEvent, TaskError>> {
         if let Some(pause) = &mut self.pause {
             if pause.as_mut().poll(context).is_pending() {
                 return Poll::Pending;
@@ -119,7 +119,7 @@ impl Source for TableStream {
         let over = |at: &usize| !self.told[*at] && self.splits[*at].1 >= self.slices.len();
         if let Some(at) = (0..self.splits.len()).find(over) {
             self.told[at] = true;
-            return Poll::Ready(Ok(Next::SplitEnd { split: at as u32 }));
+            return Poll::Ready(Ok(SourceEvent::SplitEnded { split: at as u32 }));
         }
         // The split that is furthest behind: slices come in the order of the table.
         let behind = (0..self.splits.len()).filter(|&at| self.splits[at].1 < self.slices.len());
@@ -136,9 +136,9 @@ impl Source for TableStream {
             }
             *next += self.all;
             self.rows += rows.num_rows() as u64;
-            return Poll::Ready(Ok(Next::rows(at as u32, rows.clone())));
+            return Poll::Ready(Ok(SourceEvent::rows(at as u32, rows.clone())));
         }
-        Poll::Ready(Ok(Next::End))
+        Poll::Ready(Ok(SourceEvent::End))
     }
 
     fn split_name(&self, split: u32) -> String {

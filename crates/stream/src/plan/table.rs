@@ -11,8 +11,8 @@ use datafusion::datasource::TableType;
 use datafusion::error::{DataFusionError, Result};
 use datafusion::logical_expr::Expr;
 use datafusion::physical_plan::ExecutionPlan;
-use tidemill_dataflow::stream::sink::{Guarantee, MakeSink};
-use tidemill_dataflow::stream::source::{EventTimes, ListFiles, MakeSource};
+use tidemill_dataflow::stream::sink::{DeliveryGuarantee, MakeSink};
+use tidemill_dataflow::stream::source::{ListFiles, MakeSource, WatermarkStrategy};
 use tidemill_dataset::extend::{StepProvider, StepTable, StreamStep, StreamStepExec};
 use tidemill_dataset::{DataSet, DataSetError, Engine};
 
@@ -24,11 +24,11 @@ pub struct StreamSource {
     /// What its rows are, as they are read.
     pub schema: SchemaRef,
     /// How they tell time.
-    pub times: Option<EventTimes>,
+    pub times: Option<WatermarkStrategy>,
     /// More copies than this would have nothing to read; 0 is no limit.
     pub copies_max: u32,
     /// What becomes of its rows when a job with checkpoints fails and goes on.
-    pub guarantee: Guarantee,
+    pub guarantee: DeliveryGuarantee,
     /// What describes it, for who made it of that; it may have a password.
     pub spec: Option<Arc<str>>,
     /// Where what it meets that is no row goes, if it gives any.
@@ -71,7 +71,7 @@ pub struct StreamSink {
     /// More copies than this are not wanted; 0 is no limit.
     pub copies_max: u32,
     /// What it gives, at best.
-    pub guarantee: Guarantee,
+    pub guarantee: DeliveryGuarantee,
     /// What describes it, for who made it of that; it may have a password.
     pub spec: Option<Arc<str>>,
     /// Makes one, given what its rows are.
@@ -85,7 +85,7 @@ impl StreamSink {
     /// Stands for one that nobody has named, where a job is explained.
     pub(crate) fn unknown() -> Self {
         let nowhere = |_: &SchemaRef| -> MakeSink { Arc::new(|_| Err("explained, not run".into())) };
-        let (name, guarantee) = ("of write_stream".into(), Guarantee::ExactlyOnce);
+        let (name, guarantee) = ("of write_stream".into(), DeliveryGuarantee::ExactlyOnce);
         StreamSink { name, copies_max: 0, guarantee, spec: None, make: Arc::new(nowhere) }
     }
 }

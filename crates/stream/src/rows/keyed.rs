@@ -10,9 +10,9 @@ use arrow::datatypes::{Field, Schema, SchemaRef};
 use datafusion::error::Result;
 use datafusion::physical_expr::PhysicalExpr;
 use tidemill_dataflow::exchange::Partition;
-use tidemill_dataflow::operator::Flow;
+use tidemill_dataflow::operator::EmitStatus;
 use tidemill_dataflow::stream::EventTime;
-use tidemill_dataflow::{Emit, Operator, TaskContext, TaskError};
+use tidemill_dataflow::{Emitter, Operator, TaskContext, TaskError};
 
 use crate::rows::late_rows::{LATE_PORT, LateCount};
 use crate::rows::steps::RowSteps;
@@ -118,7 +118,7 @@ impl Operator for KeyedTask {
         self.steps.calls_program()
     }
 
-    fn on_batch(&mut self, _input: usize, rows: RecordBatch, emit: &mut Emit) -> Result<Flow, TaskError> {
+    fn on_batch(&mut self, _input: usize, rows: RecordBatch, emit: &mut Emitter) -> Result<EmitStatus, TaskError> {
         for rows in self.steps.apply(rows)? {
             let late = self.shape.late(&rows, self.now)?;
             let rows = match &late {
@@ -139,11 +139,11 @@ impl Operator for KeyedTask {
                 emit.send(rows);
             }
         }
-        Ok(Flow::Done)
+        Ok(EmitStatus::Done)
     }
 
-    fn on_watermark(&mut self, time: EventTime, _emit: &mut Emit) -> Result<Flow, TaskError> {
+    fn on_watermark(&mut self, time: EventTime, _emit: &mut Emitter) -> Result<EmitStatus, TaskError> {
         self.now = time.0;
-        Ok(Flow::Done)
+        Ok(EmitStatus::Done)
     }
 }

@@ -18,9 +18,9 @@ use datafusion::physical_plan::unnest::UnnestExec;
 use datafusion::physical_plan::{
     ExecutionPlan, PhysicalExpr, SendableRecordBatchStream, collect, replace_children_if_necessary,
 };
-use tidemill_dataflow::operator::Flow;
-use tidemill_dataflow::work::Work;
-use tidemill_dataflow::{Emit, Operator, TaskContext as CopyContext, TaskError, wait_in_copy};
+use tidemill_dataflow::operator::EmitStatus;
+use tidemill_dataflow::work::StepWork;
+use tidemill_dataflow::{Emitter, Operator, TaskContext as CopyContext, TaskError, wait_in_copy};
 use tidemill_dataset::extend::{MapExec, SplitExec};
 
 use crate::state::groups::batch;
@@ -49,7 +49,7 @@ pub(crate) struct PlanStep {
     /// The plan over the slot that batches are put into; what it makes of its tables is made once, and kept.
     running: Option<(Arc<dyn ExecutionPlan>, Arc<BatchTable>)>,
     /// Of a function of the program: where the time that it takes counts.
-    work: Option<Arc<Work>>,
+    work: Option<Arc<StepWork>>,
 }
 
 impl Clone for PlanStep {
@@ -260,8 +260,13 @@ impl Operator for StepsTask {
         self.0.calls_program()
     }
 
-    fn on_batch(&mut self, _input: usize, batch: RecordBatch, emit: &mut Emit) -> std::result::Result<Flow, TaskError> {
+    fn on_batch(
+        &mut self,
+        _input: usize,
+        batch: RecordBatch,
+        emit: &mut Emitter,
+    ) -> std::result::Result<EmitStatus, TaskError> {
         self.0.apply(batch)?.into_iter().for_each(|batch| emit.send(batch));
-        Ok(Flow::Done)
+        Ok(EmitStatus::Done)
     }
 }

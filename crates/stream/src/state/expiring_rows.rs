@@ -12,7 +12,7 @@ use arrow::datatypes::{DataType, Field, Int64Type, Schema, SchemaRef};
 use bytes::Bytes;
 use datafusion::error::{DataFusionError, Result};
 use tidemill_dataflow::TaskError;
-use tidemill_dataflow::checkpoint::{Later, Restored, rows};
+use tidemill_dataflow::checkpoint::{DeferredPart, RestoredState, rows};
 use tidemill_dataflow::flow::batch_bytes;
 use tidemill_dataflow::memory::{verify, verify_column, verify_rows};
 
@@ -269,7 +269,7 @@ impl KeptState {
     }
 
     /// The tables that were saved, with the bucket that they are of: [`KeptState::rows`] of each.
-    pub(crate) fn restore(&self, restored: &Restored) -> Result<Vec<(u32, Bytes)>, TaskError> {
+    pub(crate) fn restore(&self, restored: &RestoredState) -> Result<Vec<(u32, Bytes)>, TaskError> {
         self.saved.restore(restored);
         let parts = restored.buckets.iter().flat_map(|(&bucket, parts)| parts.iter().map(move |part| (bucket, part)));
         tables_by_bucket(parts)
@@ -321,7 +321,7 @@ impl KeptState {
     }
 
     /// What goes into a snapshot.
-    pub(crate) fn snapshot(&mut self, whole: bool) -> Option<Later> {
+    pub(crate) fn snapshot(&mut self, whole: bool) -> Option<DeferredPart> {
         let whole = std::mem::take(&mut self.renumbered) || whole;
         let rows = self.kept.since(if whole { 0 } else { self.since });
         self.since = self.kept.count();
@@ -330,7 +330,7 @@ impl KeptState {
         }
         let (keys, saved) = (self.keys.clone(), self.saved.clone());
         let (schema, disk) = (Arc::clone(&self.kept.schema), self.kept.disk.clone());
-        Some(Later(Box::new(move || {
+        Some(DeferredPart(Box::new(move || {
             let mut tables = SnapshotTables::new(&disk);
             for rows in together(&schema, &rows, &disk) {
                 let rows = rows?;

@@ -15,7 +15,7 @@ use datafusion::logical_expr::EmitTo;
 use datafusion::physical_plan::aggregates::group_values::GroupValues;
 use tidemill_dataflow::TaskError;
 use tidemill_dataflow::keys::KeyHasher;
-use tidemill_dataflow::memory::Cells;
+use tidemill_dataflow::memory::SpillVec;
 use tidemill_dataset::extend::group_values;
 
 use crate::state::expiring_rows::ExpiringRows;
@@ -28,7 +28,7 @@ const BITS_MIN: u32 = 8;
 /// See the module. A row's number, more by one, is the low half of its cell; zero: nothing is there.
 #[derive(Default)]
 pub(crate) struct HashIndex {
-    cells: Cells<u64>,
+    cells: SpillVec<u64>,
     bits: u32,
     count: usize,
 }

@@ -9,7 +9,7 @@ use arrow::compute::filter_record_batch;
 use arrow::datatypes::SchemaRef;
 use datafusion::error::Result;
 use tidemill_dataflow::TaskError;
-use tidemill_dataflow::memory::Cells;
+use tidemill_dataflow::memory::SpillVec;
 
 use crate::state::expiring_rows::ExpiringRows;
 use crate::state::groups::batch;
@@ -36,9 +36,9 @@ pub(crate) struct RowLists {
     index: KeyIndex,
     /// By number: the number of the row before it in its chain, more by one. One that was removed may be the newest of
     /// its chain.
-    before: Cells<u32>,
+    before: SpillVec<u32>,
     /// By number: how many rows may come behind it until the chain is long.
-    room: Cells<u32>,
+    room: SpillVec<u32>,
     removed: u32,
     clear_at_bytes: usize,
     disk: SpillArea,
@@ -95,8 +95,8 @@ impl RowLists {
             key_schema: SchemaRef::clone(key_schema),
             before_keys,
             index: KeyIndex::behind(before_keys),
-            before: Cells::default(),
-            room: Cells::default(),
+            before: SpillVec::default(),
+            room: SpillVec::default(),
             removed: 0,
             clear_at_bytes: CLEAR_BYTES_MIN,
             disk: disk.clone(),

@@ -11,7 +11,7 @@ use arrow::datatypes::SchemaRef;
 use bytes::Bytes;
 use datafusion::error::{DataFusionError, Result};
 use tidemill_dataflow::TaskError;
-use tidemill_dataflow::checkpoint::{Buckets, Part, Restored, rows};
+use tidemill_dataflow::checkpoint::{BucketStates, RestoredState, SnapshotPart, rows};
 use tidemill_dataflow::flow::batch_bytes;
 use tidemill_dataflow::keys::KeyHasher;
 use tidemill_dataflow::memory::{MapWriter, verify, verify_rows};
@@ -211,7 +211,7 @@ impl SnapshotTables {
     }
 
     /// By bucket, as bytes: all there is if `whole`, and then nothing of buckets that had something before.
-    pub(crate) fn parts(self, whole: bool, saved: &SavedBuckets) -> Result<Buckets, TaskError> {
+    pub(crate) fn parts(self, whole: bool, saved: &SavedBuckets) -> Result<BucketStates, TaskError> {
         Ok(saved.parts(self.finish()?, whole))
     }
 }
@@ -222,13 +222,13 @@ pub(crate) struct SavedBuckets(Arc<Mutex<BTreeSet<u32>>>);
 
 impl SavedBuckets {
     /// What is saved now, by bucket: all there is if `whole`, and then nothing of buckets that had something before.
-    pub(crate) fn parts(&self, made: impl IntoIterator<Item = (u32, Bytes)>, whole: bool) -> Buckets {
-        let part = if whole { Part::Whole } else { Part::Change };
-        let mut parts: Buckets = made.into_iter().map(|(bucket, bytes)| (bucket, part(bytes))).collect();
+    pub(crate) fn parts(&self, made: impl IntoIterator<Item = (u32, Bytes)>, whole: bool) -> BucketStates {
+        let part = if whole { SnapshotPart::Whole } else { SnapshotPart::Change };
+        let mut parts: BucketStates = made.into_iter().map(|(bucket, bytes)| (bucket, part(bytes))).collect();
         let mut saved = self.0.lock().expect("nothing panics with it locked");
         let made: BTreeSet<u32> = parts.iter().map(|(bucket, _)| *bucket).collect();
         if whole {
-            parts.extend(saved.difference(&made).map(|&bucket| (bucket, Part::Whole(Bytes::new()))));
+            parts.extend(saved.difference(&made).map(|&bucket| (bucket, SnapshotPart::Whole(Bytes::new()))));
             *saved = made;
         } else {
             saved.extend(made);
@@ -242,15 +242,15 @@ impl SavedBuckets {
         renewed: &BTreeSet<u32>,
         wholes: Vec<(u32, Bytes)>,
         changes: Vec<(u32, Bytes)>,
-    ) -> Buckets {
+    ) -> BucketStates {
         let mut saved = self.0.lock().expect("nothing panics with it locked");
         let made: BTreeSet<u32> = wholes.iter().map(|(bucket, _)| *bucket).collect();
         let emptied: Vec<u32> = renewed.difference(&made).copied().filter(|bucket| saved.remove(bucket)).collect();
         saved.extend(made);
         saved.extend(changes.iter().map(|(bucket, _)| *bucket));
         let emptied = emptied.into_iter().map(|bucket| (bucket, Bytes::new()));
-        let wholes = wholes.into_iter().chain(emptied).map(|(bucket, bytes)| (bucket, Part::Whole(bytes)));
-        wholes.chain(changes.into_iter().map(|(bucket, bytes)| (bucket, Part::Change(bytes)))).collect()
+        let wholes = wholes.into_iter().chain(emptied).map(|(bucket, bytes)| (bucket, SnapshotPart::Whole(bytes)));
+        wholes.chain(changes.into_iter().map(|(bucket, bytes)| (bucket, SnapshotPart::Change(bytes)))).collect()
     }
 
     /// Another copy has these now, and says what is saved of them.
@@ -262,7 +262,7 @@ impl SavedBuckets {
     }
 
     /// What is saved is what the job goes on from.
-    pub(crate) fn restore(&self, restored: &Restored) {
+    pub(crate) fn restore(&self, restored: &RestoredState) {
         *self.0.lock().expect("nothing panics with it locked") = restored.buckets.keys().copied().collect();
     }
 }
@@ -349,9 +349,9 @@ mod tests {
         let saved = SavedBuckets::default();
         let parts = tables.parts(false, &saved).unwrap();
         assert_eq!(parts.iter().map(|(bucket, _)| *bucket).collect::<Vec<_>>(), [1, 3]);
-        let Part::Change(bytes) = &parts[0].1 else { panic!("not a change") };
+        let SnapshotPart::Change(bytes) = &parts[0].1 else { panic!("not a change") };
         let gone = SnapshotTables::default().parts(true, &saved).unwrap();
-        assert_eq!(gone, [1, 3].map(|bucket| (bucket, Part::Whole(Bytes::new()))));
+        assert_eq!(gone, [1, 3].map(|bucket| (bucket, SnapshotPart::Whole(Bytes::new()))));
         let of = |bytes| tidemill_dataflow::checkpoint::rows::decode(&rows(0..0).schema(), bytes).unwrap();
         let tables = tables_of(bytes).unwrap();
         assert_eq!(tables.iter().map(|(kind, _)| *kind).collect::<Vec<_>>(), [0, 7]);

@@ -13,7 +13,7 @@ use datafusion::physical_expr::PhysicalExpr;
 use datafusion::physical_expr::aggregate::AggregateFunctionExpr;
 use datafusion::physical_expr::expressions::Column;
 use tidemill_dataflow::TaskError;
-use tidemill_dataflow::checkpoint::{Restored, Snapshot, StateField, rows};
+use tidemill_dataflow::checkpoint::{RestoredState, Snapshot, StateField, rows};
 
 use crate::state::groups::{GroupAggregation, batch};
 use crate::time::window::Micros;
@@ -42,7 +42,7 @@ fn changed_in(starts: &Bytes) -> Result<BTreeSet<Micros>, TaskError> {
 }
 
 /// The windows that late rows had changed, at any copy.
-pub(crate) fn changed_of(restored: &Restored) -> Result<BTreeSet<Micros>, TaskError> {
+pub(crate) fn changed_of(restored: &RestoredState) -> Result<BTreeSet<Micros>, TaskError> {
     let mut all = BTreeSet::new();
     for starts in restored.shared.get(CHANGED).into_iter().flatten() {
         all.append(&mut changed_in(starts)?);
@@ -51,12 +51,12 @@ pub(crate) fn changed_of(restored: &Restored) -> Result<BTreeSet<Micros>, TaskEr
 }
 
 /// Those of them at the copy that had a bucket.
-pub(crate) fn changed_by(restored: &Restored, bucket: u32) -> Result<BTreeSet<Micros>, TaskError> {
+pub(crate) fn changed_by(restored: &RestoredState, bucket: u32) -> Result<BTreeSet<Micros>, TaskError> {
     restored.shared_of(bucket, CHANGED).map_or(Ok(BTreeSet::new()), changed_in)
 }
 
 /// The time until which windows of a bucket had fired.
-pub(crate) fn fired_by(restored: &Restored, bucket: u32) -> Result<Option<Micros>, TaskError> {
+pub(crate) fn fired_by(restored: &RestoredState, bucket: u32) -> Result<Option<Micros>, TaskError> {
     restored.shared_of(bucket, FIRED).map(time_of).transpose()
 }
 
@@ -67,7 +67,7 @@ pub(crate) fn time_of(bytes: &Bytes) -> Result<Micros, TaskError> {
 }
 
 /// The time until which windows had fired.
-pub(crate) fn fired_of(restored: &Restored) -> Result<Micros, TaskError> {
+pub(crate) fn fired_of(restored: &RestoredState) -> Result<Micros, TaskError> {
     let mut last = Micros::MIN;
     for fired in restored.shared.get(FIRED).into_iter().flatten() {
         last = last.max(time_of(fired)?);
@@ -157,7 +157,7 @@ impl StateLayout {
     }
 
     /// Reads tables that were saved with the layout that it had then. `schema` is that of its tables.
-    pub(crate) fn reader(&self, schema: &SchemaRef, restored: &Restored) -> Result<StateReader> {
+    pub(crate) fn reader(&self, schema: &SchemaRef, restored: &RestoredState) -> Result<StateReader> {
         let all = self.columns();
         let places: HashMap<&str, &StoredField> =
             self.0.iter().map(|placed| (placed.field.name.as_str(), placed)).collect();
@@ -231,15 +231,15 @@ pub(crate) type SavedParts = std::collections::BTreeMap<u32, Vec<Bytes>>;
 
 /// What a snapshot says, added to what those before have said.
 #[cfg(test)]
-pub(crate) fn apply(parts: tidemill_dataflow::checkpoint::Buckets, saved: &mut SavedParts) {
-    use tidemill_dataflow::checkpoint::Part;
+pub(crate) fn apply(parts: tidemill_dataflow::checkpoint::BucketStates, saved: &mut SavedParts) {
+    use tidemill_dataflow::checkpoint::SnapshotPart;
     for (bucket, part) in parts {
         match part {
-            Part::Whole(bytes) if bytes.is_empty() => {
+            SnapshotPart::Whole(bytes) if bytes.is_empty() => {
                 assert!(saved.remove(&bucket).is_some(), "{bucket} was not saved")
             }
-            Part::Whole(bytes) => _ = saved.insert(bucket, vec![bytes]),
-            Part::Change(bytes) => saved.entry(bucket).or_default().push(bytes),
+            SnapshotPart::Whole(bytes) => _ = saved.insert(bucket, vec![bytes]),
+            SnapshotPart::Change(bytes) => saved.entry(bucket).or_default().push(bytes),
         }
     }
 }

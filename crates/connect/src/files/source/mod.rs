@@ -26,7 +26,7 @@ use std::time::Instant;
 
 use arrow::array::RecordBatch;
 use bytes::Bytes;
-use tidemill_dataflow::stream::source::{Next, Source};
+use tidemill_dataflow::stream::source::{Source, SourceEvent};
 use tidemill_dataflow::{TaskContext, TaskError};
 
 use self::reader::FolderReader;
@@ -108,10 +108,10 @@ impl FolderSource {
 }
 
 impl Source for FolderSource {
-    fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<Result<Next, TaskError>> {
+    fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<Result<SourceEvent, TaskError>> {
         loop {
             return Poll::Ready(Ok(match ready!(self.feed.poll(context))? {
-                None => Next::End,
+                None => SourceEvent::End,
                 Some(FileEvent::New(paths)) => {
                     for path in &paths {
                         self.shelves.entry(shelf(path)).or_default().entry(path.clone()).or_default();
@@ -125,15 +125,15 @@ impl Source for FolderSource {
                     if rows.num_rows() == 0 && bad.is_none() {
                         continue;
                     }
-                    Next::Rows { split: file, rows, bad }
+                    SourceEvent::Rows { split: file, rows, bad }
                 }
-                Some(FileEvent::CaughtUp { file, at }) => Next::CaughtUp { split: file, at },
+                Some(FileEvent::CaughtUp { file, at }) => SourceEvent::Idle { split: file, at },
                 Some(FileEvent::Over { file, is_gone }) => {
                     let path = &self.files[file as usize];
                     if is_gone && let Some(positions) = self.shelves.get_mut(&shelf(path)) {
                         positions.remove(path);
                     }
-                    Next::SplitEnd { split: file }
+                    SourceEvent::SplitEnded { split: file }
                 }
                 Some(FileEvent::Gone(paths)) => {
                     for path in &paths {
@@ -147,7 +147,7 @@ impl Source for FolderSource {
                     if is_new {
                         self.files.push("no file".into());
                     }
-                    Next::CaughtUp { split: file, at }
+                    SourceEvent::Idle { split: file, at }
                 }
             }));
         }

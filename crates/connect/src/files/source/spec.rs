@@ -6,7 +6,7 @@ use std::time::Duration;
 use arrow::datatypes::SchemaRef;
 use serde::Deserialize;
 use serde_json::Value;
-use tidemill_storage::{ObjectStores, StorageOptions, without_passwords};
+use tidemill_storage::{ObjectStores, StorageOptions, redact_passwords};
 use tokio::runtime::Handle;
 
 use super::super::list::FilePattern;
@@ -17,7 +17,7 @@ use crate::decode::RecordDecoder;
 use crate::error::ConnectError;
 use crate::format::{self, LineOptions};
 use crate::read_options::ReadOptions;
-use crate::{Guarantee, MakeSource, SourceSpec, options};
+use crate::{DeliveryGuarantee, MakeSource, SourceSpec, options};
 
 const NAME: &str = "files source";
 
@@ -70,12 +70,12 @@ pub(crate) fn source(
         poll_interval: Duration::from_millis(poll_interval_ms),
     };
     let bad = BadRecordPolicy::new(reading.on_error);
-    let (handlers, name) = (bad.clone(), format!("files {}", without_passwords(&options.path)));
+    let (handlers, name) = (bad.clone(), format!("files {}", redact_passwords(&options.path)));
     let make: MakeSource = Arc::new(move |context| {
         let bad = handlers.handler(format!("{}-{}", context.task(), context.copy()));
         let reader = FolderReader::new(plan.clone(), bad, Handle::current(), context.copies());
         Ok(Box::new(FolderSource::new(reader, context)?))
     });
-    let spec = SourceSpec::new(name, schema, Guarantee::ExactlyOnce, &bad, make);
+    let spec = SourceSpec::new(name, schema, DeliveryGuarantee::ExactlyOnce, &bad, make);
     Ok(SourceSpec { copies_max: SHELVES, files, ..spec })
 }

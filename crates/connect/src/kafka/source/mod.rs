@@ -28,7 +28,7 @@ use arrow::array::RecordBatch;
 use arrow::datatypes::SchemaRef;
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
-use tidemill_dataflow::stream::source::{Next, Source};
+use tidemill_dataflow::stream::source::{Source, SourceEvent};
 use tidemill_dataflow::{TaskContext, TaskError};
 
 use self::reader::{KafkaReader, KafkaReaderPlan};
@@ -140,10 +140,10 @@ impl KafkaSource {
 }
 
 impl Source for KafkaSource {
-    fn poll_next(&mut self, context: &mut Wakes<'_>) -> Poll<Result<Next, TaskError>> {
+    fn poll_next(&mut self, context: &mut Wakes<'_>) -> Poll<Result<SourceEvent, TaskError>> {
         loop {
             return Poll::Ready(Ok(match ready!(self.feed.poll(context))? {
-                None => Next::End,
+                None => SourceEvent::End,
                 Some(KafkaEvent::Assigned { places, initial }) => {
                     let mut last = None;
                     for (partition, place) in places {
@@ -158,7 +158,7 @@ impl Source for KafkaSource {
                     match last {
                         Some(split) => {
                             let rows = RecordBatch::new_empty(SchemaRef::clone(&self.schema));
-                            Next::rows(split, rows)
+                            SourceEvent::rows(split, rows)
                         }
                         None => continue,
                     }
@@ -168,11 +168,13 @@ impl Source for KafkaSource {
                     if rows.num_rows() == 0 && bad.is_none() {
                         continue;
                     }
-                    Next::Rows { split: self.numbers[&partition], rows, bad }
+                    SourceEvent::Rows { split: self.numbers[&partition], rows, bad }
                 }
-                Some(KafkaEvent::CaughtUp { partition, at }) => Next::CaughtUp { split: self.numbers[&partition], at },
-                Some(KafkaEvent::Over { partition }) => Next::SplitEnd { split: self.numbers[&partition] },
-                Some(KafkaEvent::Nothing) => Next::CaughtUp { split: 0, at: Instant::now() },
+                Some(KafkaEvent::CaughtUp { partition, at }) => {
+                    SourceEvent::Idle { split: self.numbers[&partition], at }
+                }
+                Some(KafkaEvent::Over { partition }) => SourceEvent::SplitEnded { split: self.numbers[&partition] },
+                Some(KafkaEvent::Nothing) => SourceEvent::Idle { split: 0, at: Instant::now() },
             }));
         }
     }

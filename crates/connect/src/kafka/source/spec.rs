@@ -18,7 +18,7 @@ use crate::connection::Credentials;
 use crate::decode::{RecordDecoder, RecordLayout};
 use crate::error::ConnectError;
 use crate::read_options::ReadOptions;
-use crate::{Guarantee, MakeSource, SourceSpec, format, options};
+use crate::{DeliveryGuarantee, MakeSource, SourceSpec, format, options};
 
 const NAME: &str = "kafka source";
 /// How long the brokers may keep silent at the start, unless told.
@@ -107,7 +107,7 @@ pub(crate) fn source(spec: &Value, schema: Option<SchemaRef>) -> Result<SourceSp
         let restored = RestoredPositions::of(context)?;
         Ok(Box::new(KafkaSource::start(plan.clone(), handlers.handler(copy.clone()), copy, restored, context)?))
     });
-    Ok(SourceSpec::new(name, schema, Guarantee::ExactlyOnce, &bad, make))
+    Ok(SourceSpec::new(name, schema, DeliveryGuarantee::ExactlyOnce, &bad, make))
 }
 
 /// What rows are besides metadata, and how values become them; raw ones need not.

@@ -9,23 +9,25 @@ use bytes::Bytes;
 use tidemill_batch::route_map::RouteMap;
 use tidemill_checkpoint::coordinator::ALL;
 use tidemill_checkpoint::manifest::ReportBody;
-use tidemill_checkpoint::marks::{Gate, MarkMerger, Watermarks};
-use tidemill_checkpoint::{Barrier, Control, EventTime, Key, Mark, Moved, Part, Restored, Snapshot};
+use tidemill_checkpoint::marks::{MarkMerger, StreamGate, WatermarkMerger};
+use tidemill_checkpoint::{
+    Barrier, BarrierControl, EventTime, Mark, MoveReport, PartKey, RestoredState, Snapshot, SnapshotPart,
+};
 use tidemill_sim::SplitMix64;
 use tokio::sync::watch;
 
-use super::super::hub::{self, Chain};
-use super::super::news::EpochNotifications;
-use super::{LAST, Plan, Unit, World};
+use super::super::client::{self, SnapshotChain};
+use super::super::notifications::EpochNotifications;
+use super::{LAST, OutsideWorld, PreparedUnit, StoryPlan};
 use crate::rebalance::{BucketOwnership, Moves};
-use crate::unaligned::{Recording, StreamItem};
+use crate::unaligned::{RecordedItem, Recording};
 
-/// What waits in a stream before its sender does; twice as much if a barrier is in a hurry.
+/// What waits in a stream before its sender does; twice as much if a barrier is unaligned.
 const LANE_MAX: usize = 6;
 
 /// What a stream carries.
 #[derive(Clone, Debug)]
-pub(super) enum Packet {
+pub(super) enum SimulatedPacket {
     Row {
         key: u32,
         n: u32,
@@ -42,20 +44,20 @@ pub(super) enum Packet {
 
 /// A stream from copy to copy.
 #[derive(Default)]
-pub(super) struct Lane {
-    packets: VecDeque<Packet>,
+pub(super) struct SimulatedLane {
+    packets: VecDeque<SimulatedPacket>,
     /// The last barrier that was taken from here.
-    taken: Option<Packet>,
+    taken: Option<SimulatedPacket>,
     /// Its receiver has let go of it.
     closed: bool,
 }
 
-impl Lane {
+impl SimulatedLane {
     fn closed() -> Self {
-        Lane { closed: true, ..Lane::default() }
+        SimulatedLane { closed: true, ..SimulatedLane::default() }
     }
 
-    fn push(&mut self, packet: Packet) {
+    fn push(&mut self, packet: SimulatedPacket) {
         if !self.closed {
             self.packets.push_back(packet);
         }
@@ -63,23 +65,23 @@ impl Lane {
 }
 
 /// What a copy is writing, or will.
-pub(super) struct Write {
+pub(super) struct PendingWrite {
     pub file: String,
     /// `None`: what it keeps at its end.
     pub epoch: Option<u64>,
     pub whole: bool,
-    pub parts: Vec<(Key, Bytes, bool)>,
+    pub parts: Vec<(PartKey, Bytes, bool)>,
     /// By port what was in flight, when all of it is known.
     in_flight: Vec<(u32, InFlight)>,
 }
 
 /// A key, a number and a time.
-pub(super) type Row = (u32, u32, i64);
+pub(super) type SimulatedRow = (u32, u32, i64);
 
 /// Rows that are being recorded.
-type InFlight = Rc<RefCell<Option<Vec<Row>>>>;
+type InFlight = Rc<RefCell<Option<Vec<SimulatedRow>>>>;
 
-impl Write {
+impl PendingWrite {
     /// All that is to be written, if it is known.
     pub(super) fn settled(&mut self) -> bool {
         if self.in_flight.iter().any(|(_, rows)| rows.borrow().is_none()) {
@@ -88,24 +90,24 @@ impl Write {
         for (port, rows) in self.in_flight.drain(..) {
             let rows = rows.take().expect("just seen");
             if !rows.is_empty() {
-                self.parts.push((Key::InFlight(port), encode(&rows), true));
+                self.parts.push((PartKey::InFlight(port), encode(&rows), true));
             }
         }
         true
     }
 }
 
-fn encode(rows: &[Row]) -> Bytes {
+fn encode(rows: &[SimulatedRow]) -> Bytes {
     serde_json::to_vec(rows).unwrap().into()
 }
 
 /// Keys, numbers and times of rows in flight.
-pub(super) fn decode(bytes: &Bytes) -> Vec<Row> {
+pub(super) fn decode(bytes: &Bytes) -> Vec<SimulatedRow> {
     serde_json::from_slice(bytes).unwrap()
 }
 
 /// An input port: `flow::Input`.
-struct Port {
+struct SimulatedPort {
     marks: MarkMerger,
     /// Their lanes.
     streams: Vec<usize>,
@@ -114,19 +116,19 @@ struct Port {
     ended: bool,
     /// The last epoch whose barrier has passed.
     passed: u64,
-    recording: Option<(Recording<Row>, InFlight)>,
-    ahead: VecDeque<(usize, Packet)>,
+    recording: Option<(Recording<SimulatedRow>, InFlight)>,
+    ahead: VecDeque<(usize, SimulatedPacket)>,
 }
 
 /// All input ports: `flow::Inputs`.
 pub(super) struct CopyGather {
-    ports: Vec<Port>,
+    ports: Vec<SimulatedPort>,
     marks: MarkMerger,
     /// Of the barrier that comes next, or of those before it: epoch, port, rows.
     overtaken: Vec<(u64, u32, InFlight)>,
 }
 
-enum Got {
+enum GatheredItem {
     Row { key: u32, n: u32, time: i64 },
     Mark(Mark),
     PortEnd,
@@ -135,14 +137,14 @@ enum Got {
 impl CopyGather {
     /// For each port the lanes that lead there.
     /// `replay` says which rows were in flight to each, and are this copy's.
-    pub(super) fn new(lanes: Vec<Vec<usize>>, replay: Vec<Vec<Row>>) -> Self {
+    pub(super) fn new(lanes: Vec<Vec<usize>>, replay: Vec<Vec<SimulatedRow>>) -> Self {
         let mut marks = MarkMerger::default();
         (0..lanes.len()).for_each(|port| marks.add(port, false));
-        let port = |(streams, replay): (Vec<usize>, Vec<Row>)| {
+        let port = |(streams, replay): (Vec<usize>, Vec<SimulatedRow>)| {
             let mut marks = MarkMerger::default();
             (0..streams.len()).for_each(|stream| marks.add(stream, false));
-            let row = |(key, n, time)| (usize::MAX, Packet::Row { key, n, time });
-            Port {
+            let row = |(key, n, time)| (usize::MAX, SimulatedPacket::Row { key, n, time });
+            SimulatedPort {
                 marks,
                 held: vec![false; streams.len()],
                 open: streams.len(),
@@ -156,27 +158,28 @@ impl CopyGather {
         CopyGather { ports: lanes.into_iter().zip(replay).map(port).collect(), marks, overtaken: Vec::new() }
     }
 
-    fn recv(&mut self, lanes: &mut [Lane], hurry: u64, random: &mut SplitMix64) -> Option<Got> {
+    fn recv(&mut self, lanes: &mut [SimulatedLane], unaligned: u64, random: &mut SplitMix64) -> Option<GatheredItem> {
         let count = self.ports.len();
         let first = random.below(count);
         'look: loop {
             if let Some(mark) = self.marks.next_mark() {
-                return Some(Got::Mark(mark));
+                return Some(GatheredItem::Mark(mark));
             }
             for at in (0..count).map(|i| (first + i) % count) {
                 if self.ports[at].ended || self.marks.holds(at) {
                     continue;
                 }
-                self.overtaken.extend(self.ports[at].overtake(lanes, hurry).map(|rows| (hurry, at as u32, rows)));
+                self.overtaken
+                    .extend(self.ports[at].overtake(lanes, unaligned).map(|rows| (unaligned, at as u32, rows)));
                 match self.ports[at].recv(lanes, random) {
-                    Some(Got::Mark(mark)) => {
+                    Some(GatheredItem::Mark(mark)) => {
                         self.marks.mark(at, mark);
                         continue 'look;
                     }
-                    Some(Got::PortEnd) => {
+                    Some(GatheredItem::PortEnd) => {
                         self.ports[at].ended = true;
-                        self.marks.over(at);
-                        return Some(Got::PortEnd);
+                        self.marks.end_stream(at);
+                        return Some(GatheredItem::PortEnd);
                     }
                     Some(row) => return Some(row),
                     None => {}
@@ -190,38 +193,38 @@ impl CopyGather {
         self.ports.iter().all(|port| port.ended)
     }
 
-    fn close(&self, lanes: &mut [Lane]) {
-        self.ports.iter().for_each(Port::abandon);
+    fn close(&self, lanes: &mut [SimulatedLane]) {
+        self.ports.iter().for_each(SimulatedPort::abandon);
         for &lane in self.ports.iter().flat_map(|port| &port.streams) {
-            lanes[lane] = Lane::closed();
+            lanes[lane] = SimulatedLane::closed();
         }
     }
 }
 
 /// What a recording is told of a packet.
-fn seen(packet: &Packet) -> StreamItem<Row> {
+fn seen(packet: &SimulatedPacket) -> RecordedItem<SimulatedRow> {
     match packet {
-        Packet::Row { key, n, time } => StreamItem::Rows((*key, *n, *time)),
-        Packet::Mark(Mark::Barrier(barrier)) => StreamItem::Barrier(barrier.epoch),
-        Packet::End => StreamItem::End,
-        Packet::Mark(_) | Packet::State { .. } => StreamItem::Other,
+        SimulatedPacket::Row { key, n, time } => RecordedItem::Rows((*key, *n, *time)),
+        SimulatedPacket::Mark(Mark::Barrier(barrier)) => RecordedItem::Barrier(barrier.epoch),
+        SimulatedPacket::End => RecordedItem::End,
+        SimulatedPacket::Mark(_) | SimulatedPacket::State { .. } => RecordedItem::Other,
     }
 }
 
-impl Port {
-    /// `Input::overtake`: the rows that a barrier in a hurry overtakes.
-    fn overtake(&mut self, lanes: &[Lane], epoch: u64) -> Option<InFlight> {
+impl SimulatedPort {
+    /// `Input::overtake`: the rows that an unaligned barrier overtakes.
+    fn overtake(&mut self, lanes: &[SimulatedLane], epoch: u64) -> Option<InFlight> {
         if epoch <= self.passed {
             return None;
         }
         let packets = self.streams.iter().flat_map(|&lane| lanes[lane].packets.iter().chain(&lanes[lane].taken));
         let packets = packets.chain(self.ahead.iter().map(|(_, packet)| packet));
         let barrier = packets.filter_map(|packet| match packet {
-            Packet::Mark(Mark::Barrier(barrier)) => Some(barrier),
+            SimulatedPacket::Mark(Mark::Barrier(barrier)) => Some(barrier),
             _ => None,
         });
         let newest = barrier.max_by_key(|barrier| barrier.epoch)?.clone();
-        if newest.epoch != epoch || newest.control != Control::Checkpoint {
+        if newest.epoch != epoch || newest.control != BarrierControl::Checkpoint {
             return None;
         }
         self.passed = epoch;
@@ -242,20 +245,20 @@ impl Port {
     }
 
     /// Takes something of any stream that is not held.
-    fn take(&self, lanes: &mut [Lane], random: &mut SplitMix64) -> Option<(usize, Packet)> {
+    fn take(&self, lanes: &mut [SimulatedLane], random: &mut SplitMix64) -> Option<(usize, SimulatedPacket)> {
         let first = random.below(self.streams.len());
         let mut streams = (0..self.streams.len()).map(|i| (first + i) % self.streams.len());
         let stream = streams.find(|&s| !self.held[s] && !lanes[self.streams[s]].packets.is_empty())?;
         let lane = &mut lanes[self.streams[stream]];
         let packet = lane.packets.pop_front().expect("just seen");
-        if let Packet::Mark(Mark::Barrier(_)) = packet {
+        if let SimulatedPacket::Mark(Mark::Barrier(_)) = packet {
             lane.taken = Some(packet.clone());
         }
         Some((stream, packet))
     }
 
     /// `Input::record`.
-    fn record(&mut self, lanes: &mut [Lane], random: &mut SplitMix64) {
+    fn record(&mut self, lanes: &mut [SimulatedLane], random: &mut SplitMix64) {
         let Some((mut recording, rows)) = self.recording.take() else { return };
         while !recording.is_over() {
             let Some((stream, packet)) = self.take(lanes, random) else {
@@ -268,41 +271,41 @@ impl Port {
         *rows.borrow_mut() = Some(recording.into_rows());
     }
 
-    fn recv(&mut self, lanes: &mut [Lane], random: &mut SplitMix64) -> Option<Got> {
+    fn recv(&mut self, lanes: &mut [SimulatedLane], random: &mut SplitMix64) -> Option<GatheredItem> {
         loop {
             self.record(lanes, random);
             if let Some(mark) = self.marks.next_mark() {
                 if let Mark::Barrier(barrier) = &mark {
                     self.passed = self.passed.max(barrier.epoch);
                 }
-                return Some(Got::Mark(mark));
+                return Some(GatheredItem::Mark(mark));
             }
             let (stream, packet) = match self.ahead.pop_front() {
                 Some(first) => first,
-                None if self.open == 0 => return Some(Got::PortEnd),
+                None if self.open == 0 => return Some(GatheredItem::PortEnd),
                 None => self.take(lanes, random)?,
             };
             match packet {
-                Packet::Row { key, n, time } => return Some(Got::Row { key, n, time }),
-                Packet::State { key, .. } => unreachable!("state of key {key} among rows"),
-                Packet::Mark(mark) => {
+                SimulatedPacket::Row { key, n, time } => return Some(GatheredItem::Row { key, n, time }),
+                SimulatedPacket::State { key, .. } => unreachable!("state of key {key} among rows"),
+                SimulatedPacket::Mark(mark) => {
                     let gate = self.marks.mark(stream, mark);
                     self.gate(gate, stream);
                 }
-                Packet::End => {
+                SimulatedPacket::End => {
                     self.open -= 1;
-                    let gate = self.marks.over(stream);
+                    let gate = self.marks.end_stream(stream);
                     self.gate(gate, stream);
                 }
             }
         }
     }
 
-    fn gate(&mut self, gate: Gate, stream: usize) {
-        if matches!(gate, Gate::Release | Gate::Hold { release: true }) {
+    fn gate(&mut self, gate: StreamGate, stream: usize) {
+        if matches!(gate, StreamGate::Release | StreamGate::Hold { release: true }) {
             self.held.fill(false);
         }
-        if matches!(gate, Gate::Hold { .. }) {
+        if matches!(gate, StreamGate::Hold { .. }) {
             self.held[stream] = true;
         }
     }
@@ -313,12 +316,12 @@ pub(super) struct CopySource {
     /// Splits, with the next row of each.
     places: BTreeMap<u32, u32>,
     route: RouteMap,
-    time: Watermarks,
+    time: WatermarkMerger,
     barriers: Option<watch::Receiver<Option<Barrier>>>,
 }
 
 /// An operator: numbers the rows of each key.
-pub(super) struct Count {
+pub(super) struct CountOperator {
     inputs: CopyGather,
     route: RouteMap,
     /// Streams on which the others hand over, by copy; `None`, when one has ended.
@@ -329,7 +332,7 @@ pub(super) struct Count {
 }
 
 /// A sink.
-pub(super) struct Outside {
+pub(super) struct SimulatedSink {
     inputs: CopyGather,
     rows: Vec<(u32, u32)>,
     prepared: BTreeMap<(u64, String), Bytes>,
@@ -342,28 +345,28 @@ pub(super) struct Outside {
     asked: Option<u64>,
 }
 
-pub(super) enum Body {
+pub(super) enum CopyBody {
     Source(CopySource),
-    Count(Count),
-    Outside(Outside),
+    Count(CountOperator),
+    Outside(SimulatedSink),
 }
 
-/// What a copy does about a rebalance: `Handover::run`.
-struct Moving {
+/// What a copy does about a rebalance: `BucketHandover::run`.
+struct CopyMove {
     epoch: u64,
     map: RouteMap,
     moves: Moves,
     /// What it hands over, and to whom.
-    outgoing: VecDeque<(u32, Packet)>,
+    outgoing: VecDeque<(u32, SimulatedPacket)>,
     awaited: BTreeSet<u32>,
 }
 
-enum Phase {
+enum MovePhase {
     /// Its driver has not begun.
     Fresh,
     Running,
     /// It takes no rows before it has what it gains.
-    Moving(Moving),
+    Moving(CopyMove),
     /// Its outputs are to be ended; then it keeps this.
     Finishing(Snapshot),
     /// It is to keep this, at its end.
@@ -376,17 +379,17 @@ enum Phase {
 }
 
 /// A copy of a task.
-pub(super) struct Copy {
+pub(super) struct SimulatedCopy {
     pub id: (u32, u32),
     pub worker: usize,
-    body: Body,
-    phase: Phase,
-    restored: Option<Restored>,
-    pub chain: Chain,
+    body: CopyBody,
+    phase: MovePhase,
+    restored: Option<RestoredState>,
+    pub chain: SnapshotChain,
     tenure: BucketOwnership,
     /// The last epoch that was saved, or gone on from.
     last: u64,
-    pub writes: VecDeque<Write>,
+    pub writes: VecDeque<PendingWrite>,
     /// The streams it sends on.
     out: Vec<usize>,
     /// Those on which it hands over.
@@ -394,17 +397,17 @@ pub(super) struct Copy {
 }
 
 /// What a copy does a step with.
-pub(super) struct Surroundings<'a> {
+pub(super) struct StepContext<'a> {
     pub run: &'a str,
-    pub news: &'a EpochNotifications,
-    pub lanes: &'a mut [Lane],
+    pub notifications: &'a EpochNotifications,
+    pub lanes: &'a mut [SimulatedLane],
     /// What the copy reports at once.
     pub said: &'a mut Vec<ReportBody>,
-    pub world: &'a mut World,
+    pub world: &'a mut OutsideWorld,
     pub random: &'a mut SplitMix64,
 }
 
-/// What [`Count`] saves of a bucket.
+/// What [`CountOperator`] saves of a bucket.
 pub(super) fn pairs(part: &Bytes) -> impl Iterator<Item = (u32, u32)> {
     let word = |bytes: &[u8]| u32::from_le_bytes(bytes.try_into().unwrap());
     part.chunks_exact(8).map(move |pair| (word(&pair[..4]), word(&pair[4..])))
@@ -412,7 +415,7 @@ pub(super) fn pairs(part: &Bytes) -> impl Iterator<Item = (u32, u32)> {
 
 /// Who gets a key's rows.
 pub(super) fn owner(key: u32, route: &RouteMap) -> u32 {
-    route.copy(Plan::bucket(key))
+    route.copy(StoryPlan::bucket(key))
 }
 
 impl CopySource {
@@ -420,7 +423,7 @@ impl CopySource {
     pub(super) fn new(
         splits: &BTreeMap<u32, u32>,
         (copy, copies): (u32, u32),
-        restored: Option<&Restored>,
+        restored: Option<&RestoredState>,
         route: &RouteMap,
     ) -> Self {
         let places: BTreeMap<u32, u32> = match restored {
@@ -430,11 +433,11 @@ impl CopySource {
             }
             None => splits.keys().filter(|&split| split % copies == copy).map(|&split| (split, 0)).collect(),
         };
-        let mut time = Watermarks::default();
+        let mut time = WatermarkMerger::default();
         for (stream, (split, place)) in places.iter().enumerate() {
             time.add();
             if splits[split] == *place {
-                time.over(stream);
+                time.end_stream(stream);
             }
         }
         CopySource { places, route: route.clone(), time, barriers: None }
@@ -446,45 +449,46 @@ impl CopySource {
     }
 }
 
-impl Count {
-    pub(super) fn new(inputs: CopyGather, restored: Option<&Restored>, route: &RouteMap, from: &[usize]) -> Self {
+impl CountOperator {
+    pub(super) fn new(inputs: CopyGather, restored: Option<&RestoredState>, route: &RouteMap, from: &[usize]) -> Self {
         let parts = restored.into_iter().flat_map(|restored| restored.buckets.values().flatten());
         let counts = parts.flat_map(|part| pairs(part).collect::<Vec<_>>()).collect();
         let (route, from) = (route.clone(), from.iter().copied().map(Some).collect());
-        Count { inputs, route, from, counts, changed: BTreeSet::new(), time: EventTime::MIN }
+        CountOperator { inputs, route, from, counts, changed: BTreeSet::new(), time: EventTime::MIN }
     }
 
     fn snapshot(&mut self, whole: bool, random: &mut SplitMix64) -> Snapshot {
         let changed = std::mem::take(&mut self.changed);
         let keys = if whole { self.counts.keys().copied().collect() } else { changed.clone() };
-        let buckets: BTreeSet<u32> = keys.into_iter().map(Plan::bucket).collect();
+        let buckets: BTreeSet<u32> = keys.into_iter().map(StoryPlan::bucket).collect();
         let part = |bucket: u32| {
             let whole = whole || random.once_in(3);
-            let named = |key: &u32| Plan::bucket(*key) == bucket && (whole || changed.contains(key));
+            let named = |key: &u32| StoryPlan::bucket(*key) == bucket && (whole || changed.contains(key));
             let pairs = self.counts.iter().filter(|(key, _)| named(key));
             let bytes = pairs.flat_map(|(key, n)| [*key, *n]).flat_map(u32::to_le_bytes).collect::<Vec<u8>>().into();
-            (bucket, if whole { Part::Whole(bytes) } else { Part::Change(bytes) })
+            (bucket, if whole { SnapshotPart::Whole(bytes) } else { SnapshotPart::Change(bytes) })
         };
         Snapshot { buckets: buckets.into_iter().map(part).collect(), ..Snapshot::default() }
     }
 
-    /// The beginning of `Handover::run`, and all that an operator releases.
-    fn release(&mut self, copy: u32, barrier: &Barrier, map: &RouteMap) -> Moving {
+    /// The beginning of `BucketHandover::run`, and all that an operator releases.
+    fn release(&mut self, copy: u32, barrier: &Barrier, map: &RouteMap) -> CopyMove {
         let moves = Moves::of(copy, &self.route, map);
         let mut outgoing = VecDeque::new();
         for (&to, buckets) in &moves.lost {
-            let moved = |key: &u32| buckets.contains(&Plan::bucket(*key));
-            outgoing
-                .extend(self.counts.extract_if(.., |key, _| moved(key)).map(|(key, n)| (to, Packet::State { key, n })));
+            let moved = |key: &u32| buckets.contains(&StoryPlan::bucket(*key));
+            outgoing.extend(
+                self.counts.extract_if(.., |key, _| moved(key)).map(|(key, n)| (to, SimulatedPacket::State { key, n })),
+            );
             self.changed.retain(|key| !moved(key));
-            outgoing.push_back((to, Packet::Mark(Mark::Barrier(barrier.clone()))));
+            outgoing.push_back((to, SimulatedPacket::Mark(Mark::Barrier(barrier.clone()))));
         }
         let awaited = moves.gained.keys().copied().filter(|&from| self.from[from as usize].is_some()).collect();
-        Moving { epoch: barrier.epoch, map: map.clone(), moves, outgoing, awaited }
+        CopyMove { epoch: barrier.epoch, map: map.clone(), moves, outgoing, awaited }
     }
 
     /// Takes one thing that another hands over, if there is any.
-    fn acquire(&mut self, moving: &mut Moving, lanes: &mut [Lane], random: &mut SplitMix64) -> bool {
+    fn acquire(&mut self, moving: &mut CopyMove, lanes: &mut [SimulatedLane], random: &mut SplitMix64) -> bool {
         let there = |&from: &u32| self.from[from as usize].is_some_and(|lane| !lanes[lane].packets.is_empty());
         let there: Vec<u32> = (0..self.from.len() as u32).filter(there).collect();
         if moving.awaited.is_empty() || there.is_empty() {
@@ -493,15 +497,15 @@ impl Count {
         let from = there[random.below(there.len())];
         let lane = self.from[from as usize].expect("just seen");
         match lanes[lane].packets.pop_front().expect("just seen") {
-            Packet::State { key, n } => {
-                assert!(moving.moves.gained[&from].contains(&Plan::bucket(key)), "key {key} comes from {from}");
+            SimulatedPacket::State { key, n } => {
+                assert!(moving.moves.gained[&from].contains(&StoryPlan::bucket(key)), "key {key} comes from {from}");
                 assert!(self.counts.insert(key, n).is_none(), "key {key} was here already");
             }
-            Packet::Mark(Mark::Barrier(barrier)) => {
+            SimulatedPacket::Mark(Mark::Barrier(barrier)) => {
                 assert_eq!(barrier.epoch, moving.epoch, "another hand-over is under way");
                 moving.awaited.remove(&from);
             }
-            Packet::End => {
+            SimulatedPacket::End => {
                 self.from[from as usize] = None;
                 moving.awaited.remove(&from);
             }
@@ -511,15 +515,15 @@ impl Count {
     }
 }
 
-impl Outside {
+impl SimulatedSink {
     pub(super) fn new(inputs: CopyGather) -> Self {
         let (rows, prepared) = Default::default();
-        Outside { inputs, rows, prepared, last: 0, done: 0, durable: None, barriers: None, asked: None }
+        SimulatedSink { inputs, rows, prepared, last: 0, done: 0, durable: None, barriers: None, asked: None }
     }
 
     fn prepare(&mut self, epoch: u64, copy: u32, run: &str) {
         if !self.rows.is_empty() {
-            let unit = Unit { epoch, run: run.into(), copy, rows: std::mem::take(&mut self.rows) };
+            let unit = PreparedUnit { epoch, run: run.into(), copy, rows: std::mem::take(&mut self.rows) };
             self.prepared.insert((epoch, format!("{epoch}.{copy}")), serde_json::to_vec(&unit).unwrap().into());
         }
     }
@@ -529,85 +533,92 @@ impl Outside {
         Snapshot { splits, ..Snapshot::default() }
     }
 
-    fn commit(&mut self, epoch: u64, world: &mut World) {
+    fn commit(&mut self, epoch: u64, world: &mut OutsideWorld) {
         while let Some(entry) = self.prepared.first_entry().filter(|entry| entry.key().0 <= epoch) {
             world.commit(entry.remove());
         }
     }
 }
 
-impl Copy {
+impl SimulatedCopy {
     pub(super) fn new(
         id: (u32, u32),
         worker: usize,
-        body: Body,
-        restored: Option<Restored>,
+        body: CopyBody,
+        restored: Option<RestoredState>,
         (out, hand): (Vec<usize>, Vec<usize>),
     ) -> Self {
         let last = restored.as_ref().map_or(0, |restored| restored.epoch);
         let (chain, tenure, writes) = Default::default();
-        Copy { id, worker, body, phase: Phase::Fresh, restored, chain, tenure, last, writes, out, hand }
+        SimulatedCopy { id, worker, body, phase: MovePhase::Fresh, restored, chain, tenure, last, writes, out, hand }
     }
 
     pub(super) fn is_over(&self) -> bool {
-        matches!(self.phase, Phase::Over)
+        matches!(self.phase, MovePhase::Over)
     }
 
     pub(super) fn is_count(&self) -> bool {
-        matches!(self.body, Body::Count(_))
+        matches!(self.body, CopyBody::Count(_))
     }
 
     /// `CopyStates::save`.
     fn save(&mut self, run: &str, epoch: u64, whole: bool, mut snapshot: Snapshot) {
         self.last = epoch;
         self.tenure.at_snapshot().settle(whole, &mut snapshot.buckets);
-        let file = hub::state_file(run, epoch, self.id, "");
+        let file = client::state_file(run, epoch, self.id, "");
         let in_flight = match &mut self.body {
-            Body::Source(_) => Vec::new(),
-            Body::Count(Count { inputs, .. }) | Body::Outside(Outside { inputs, .. }) => {
+            CopyBody::Source(_) => Vec::new(),
+            CopyBody::Count(CountOperator { inputs, .. }) | CopyBody::Outside(SimulatedSink { inputs, .. }) => {
                 let overtaken = std::mem::take(&mut inputs.overtaken).into_iter();
                 overtaken.filter(|(of, ..)| *of == epoch).map(|(_, port, rows)| (port, rows)).collect()
             }
         };
-        self.writes.push_back(Write { file, epoch: Some(epoch), whole, parts: hub::parts(snapshot), in_flight });
+        self.writes.push_back(PendingWrite {
+            file,
+            epoch: Some(epoch),
+            whole,
+            parts: client::parts(snapshot),
+            in_flight,
+        });
     }
 
-    fn send(&self, packet: &Packet, lanes: &mut [Lane]) {
+    fn send(&self, packet: &SimulatedPacket, lanes: &mut [SimulatedLane]) {
         self.out.iter().for_each(|&lane| lanes[lane].push(packet.clone()));
     }
 
-    fn send_ends(&self, lanes: &mut [Lane]) {
-        self.send(&Packet::End, lanes);
-        self.hand.iter().for_each(|&lane| lanes[lane].push(Packet::End));
+    fn send_ends(&self, lanes: &mut [SimulatedLane]) {
+        self.send(&SimulatedPacket::End, lanes);
+        self.hand.iter().for_each(|&lane| lanes[lane].push(SimulatedPacket::End));
     }
 
     /// Does what comes next. Returns false when it can only wait.
-    pub(super) fn step(&mut self, with: &mut Surroundings) -> bool {
-        match std::mem::replace(&mut self.phase, Phase::Over) {
-            Phase::Over => return false,
-            Phase::Fresh => self.phase = self.begin(with),
-            Phase::Running => {
-                self.phase = Phase::Running;
+    pub(super) fn step(&mut self, with: &mut StepContext) -> bool {
+        match std::mem::replace(&mut self.phase, MovePhase::Over) {
+            MovePhase::Over => return false,
+            MovePhase::Fresh => self.phase = self.begin(with),
+            MovePhase::Running => {
+                self.phase = MovePhase::Running;
                 let wanted = self.out.is_empty() || self.out.iter().any(|&lane| !with.lanes[lane].closed);
-                let max = if *with.news.hurries().borrow() > self.last { 2 * LANE_MAX } else { LANE_MAX };
+                let max =
+                    if *with.notifications.unaligned_epochs().borrow() > self.last { 2 * LANE_MAX } else { LANE_MAX };
                 if self.out.iter().any(|&lane| with.lanes[lane].packets.len() >= max) {
                     return false;
                 }
                 let next = match &mut self.body {
-                    Body::Source(_) => self.source(wanted, with),
-                    Body::Count(_) if !wanted => Some(Phase::Finishing(Snapshot::default())),
-                    Body::Count(_) => self.count(with),
-                    Body::Outside(_) => self.outside(with),
+                    CopyBody::Source(_) => self.source(wanted, with),
+                    CopyBody::Count(_) if !wanted => Some(MovePhase::Finishing(Snapshot::default())),
+                    CopyBody::Count(_) => self.count(with),
+                    CopyBody::Outside(_) => self.outside(with),
                 };
                 let Some(next) = next else { return false };
                 match &self.body {
-                    Body::Count(Count { inputs, .. }) | Body::Outside(Outside { inputs, .. })
-                        if !matches!(next, Phase::Running | Phase::Moving(_)) =>
+                    CopyBody::Count(CountOperator { inputs, .. }) | CopyBody::Outside(SimulatedSink { inputs, .. })
+                        if !matches!(next, MovePhase::Running | MovePhase::Moving(_)) =>
                     {
                         inputs.close(with.lanes);
-                        if let Body::Count(Count { from, .. }) = &self.body {
+                        if let CopyBody::Count(CountOperator { from, .. }) = &self.body {
                             for &lane in from.iter().flatten() {
-                                with.lanes[lane] = Lane::closed();
+                                with.lanes[lane] = SimulatedLane::closed();
                             }
                         }
                     }
@@ -615,41 +626,41 @@ impl Copy {
                 }
                 self.phase = next;
             }
-            Phase::Moving(mut moving) => {
+            MovePhase::Moving(mut moving) => {
                 let stepped = self.step_moving(&mut moving, with);
                 self.phase = match moving.outgoing.is_empty() && moving.awaited.is_empty() {
                     true => self.moved(moving, with),
-                    false => Phase::Moving(moving),
+                    false => MovePhase::Moving(moving),
                 };
                 return stepped;
             }
-            Phase::Finishing(snapshot) => {
+            MovePhase::Finishing(snapshot) => {
                 self.send_ends(with.lanes);
-                self.phase = Phase::Ending(snapshot);
+                self.phase = MovePhase::Ending(snapshot);
             }
-            Phase::Ending(snapshot) => {
-                let file = hub::state_file(with.run, self.last + 1, self.id, "-end");
-                let (parts, in_flight) = (hub::parts(snapshot), Vec::new());
-                self.writes.push_back(Write { file, epoch: None, whole: true, parts, in_flight });
-                self.phase = Phase::Writing;
+            MovePhase::Ending(snapshot) => {
+                let file = client::state_file(with.run, self.last + 1, self.id, "-end");
+                let (parts, in_flight) = (client::parts(snapshot), Vec::new());
+                self.writes.push_back(PendingWrite { file, epoch: None, whole: true, parts, in_flight });
+                self.phase = MovePhase::Writing;
             }
-            Phase::Writing => {
+            MovePhase::Writing => {
                 let written = self.writes.is_empty();
                 self.phase = match &self.body {
-                    _ if !written => Phase::Writing,
-                    Body::Outside(_) => Phase::Committing,
-                    Body::Source(_) | Body::Count(_) => {
+                    _ if !written => MovePhase::Writing,
+                    CopyBody::Outside(_) => MovePhase::Committing,
+                    CopyBody::Source(_) | CopyBody::Count(_) => {
                         // Of one that had ended before; else they have ended already.
                         if self.restored.as_ref().is_some_and(|restored| restored.ended) {
                             self.send_ends(with.lanes);
                         }
-                        Phase::Over
+                        MovePhase::Over
                     }
                 };
                 return written;
             }
-            Phase::Committing => {
-                let Body::Outside(sink) = &mut self.body else { unreachable!("only sinks commit") };
+            MovePhase::Committing => {
+                let CopyBody::Outside(sink) = &mut self.body else { unreachable!("only sinks commit") };
                 let epoch = *sink.durable.as_mut().expect("it has begun").borrow_and_update();
                 let heard = std::mem::replace(&mut sink.done, epoch) != epoch;
                 let was_left = !sink.prepared.is_empty();
@@ -659,7 +670,7 @@ impl Copy {
                         with.said.push(ReportBody::Ended { parts: Vec::new() });
                         with.world.early += 1;
                     }
-                    self.phase = Phase::Committing;
+                    self.phase = MovePhase::Committing;
                     return heard;
                 }
             }
@@ -668,8 +679,8 @@ impl Copy {
     }
 
     /// Hands over one thing, or takes one.
-    fn step_moving(&mut self, moving: &mut Moving, with: &mut Surroundings) -> bool {
-        let Body::Count(count) = &mut self.body else { unreachable!("asked of operators") };
+    fn step_moving(&mut self, moving: &mut CopyMove, with: &mut StepContext) -> bool {
+        let CopyBody::Count(count) = &mut self.body else { unreachable!("asked of operators") };
         if with.random.once_in(2) && count.acquire(moving, with.lanes, with.random) {
             return true;
         }
@@ -683,30 +694,30 @@ impl Copy {
     }
 
     /// It has what it gains: `CopyStates::moved`.
-    fn moved(&mut self, moving: Moving, with: &mut Surroundings) -> Phase {
-        let Body::Count(count) = &mut self.body else { unreachable!("asked of operators") };
+    fn moved(&mut self, moving: CopyMove, with: &mut StepContext) -> MovePhase {
+        let CopyBody::Count(count) = &mut self.body else { unreachable!("asked of operators") };
         with.world.say(|| format!("    {:?} has moved at {}: {:?}", self.id, moving.epoch, count.counts));
         count.route = moving.map;
         let strange = count.counts.keys().find(|key| owner(**key, &count.route) != self.id.1);
         assert_eq!(strange, None, "{:?} keeps what is another's", self.id);
         self.tenure.moved(&moving.moves);
-        with.said.push(ReportBody::Moved(Moved { epoch: moving.epoch, ..Moved::default() }));
-        Phase::Running
+        with.said.push(ReportBody::Moved(MoveReport { epoch: moving.epoch, ..MoveReport::default() }));
+        MovePhase::Running
     }
 
     /// What a driver does before its loop.
-    fn begin(&mut self, with: &mut Surroundings) -> Phase {
+    fn begin(&mut self, with: &mut StepContext) -> MovePhase {
         let ended = self.restored.as_ref().is_some_and(|restored| restored.ended);
         match &mut self.body {
-            Body::Source(source) => {
-                source.barriers = Some(with.news.barriers());
+            CopyBody::Source(source) => {
+                source.barriers = Some(with.notifications.barriers());
                 if ended {
-                    return Phase::Ending(source.snapshot());
+                    return MovePhase::Ending(source.snapshot());
                 }
             }
-            Body::Count(_) if ended => return Phase::Ending(Snapshot::default()),
-            Body::Count(_) => {}
-            Body::Outside(sink) => {
+            CopyBody::Count(_) if ended => return MovePhase::Ending(Snapshot::default()),
+            CopyBody::Count(_) => {}
+            CopyBody::Outside(sink) => {
                 if let Some(restored) = &self.restored {
                     (sink.last, sink.done) = (restored.epoch, restored.epoch);
                     for (name, bytes) in &restored.splits {
@@ -715,70 +726,70 @@ impl Copy {
                     }
                     sink.commit(ALL, with.world);
                 }
-                sink.durable = Some(with.news.epochs());
-                sink.barriers = Some(with.news.barriers());
+                sink.durable = Some(with.notifications.epochs());
+                sink.barriers = Some(with.notifications.barriers());
             }
         }
-        Phase::Running
+        MovePhase::Running
     }
 
-    fn source(&mut self, wanted: bool, with: &mut Surroundings) -> Option<Phase> {
-        let Body::Source(source) = &mut self.body else { unreachable!("asked of sources") };
+    fn source(&mut self, wanted: bool, with: &mut StepContext) -> Option<MovePhase> {
+        let CopyBody::Source(source) = &mut self.body else { unreachable!("asked of sources") };
         let barriers = source.barriers.as_mut().expect("it has begun");
         if barriers.has_changed().unwrap_or(false) {
             let barrier = barriers.borrow_and_update().clone()?;
             let snapshot = source.snapshot();
             with.world.say(|| format!("    {:?} sends barrier {barrier:?} at {:?}", self.id, source.places));
             self.save(with.run, barrier.epoch, true, snapshot);
-            let stop = barrier.control == Control::Stop;
-            if let (Body::Source(source), Some(map)) = (&mut self.body, barrier.route_of("count")) {
+            let stop = barrier.control == BarrierControl::Stop;
+            if let (CopyBody::Source(source), Some(map)) = (&mut self.body, barrier.route_of("count")) {
                 // What it sends from here on is behind the barrier.
                 source.route = map.clone();
             }
-            self.send(&Packet::Mark(Mark::Barrier(barrier)), with.lanes);
-            return Some(if stop { Phase::Finishing(Snapshot::default()) } else { Phase::Running });
+            self.send(&SimulatedPacket::Mark(Mark::Barrier(barrier)), with.lanes);
+            return Some(if stop { MovePhase::Finishing(Snapshot::default()) } else { MovePhase::Running });
         }
         let rows = with.world.plan.splits();
         let left = source.places.keys().copied().filter(|split| source.places[split] < rows[split]);
         let left: Vec<u32> = left.collect();
         if left.is_empty() || !wanted {
             with.world.say(|| format!("    {:?} ends at {:?}", self.id, source.places));
-            return Some(Phase::Finishing(source.snapshot()));
+            return Some(MovePhase::Finishing(source.snapshot()));
         }
         let split = left[with.random.below(left.len())];
         let stream = source.places.keys().position(|known| *known == split).expect("it is one of its own");
         if with.world.plan.idles && with.random.once_in(8) {
             source.time.idle(stream);
-            self.tell_time(with.lanes);
-            return Some(Phase::Running);
+            self.emit_watermark(with.lanes);
+            return Some(MovePhase::Running);
         }
         let n = source.places[&split];
         source.places.insert(split, n + 1);
         let (key, time) = (with.world.plan.key(split, n), i64::from(n));
         source.time.advance(stream, EventTime(time));
         if n + 1 == rows[&split] {
-            source.time.over(stream);
+            source.time.end_stream(stream);
         }
-        with.lanes[self.out[owner(key, &source.route) as usize]].push(Packet::Row { key, n, time });
-        self.tell_time(with.lanes);
-        Some(Phase::Running)
+        with.lanes[self.out[owner(key, &source.route) as usize]].push(SimulatedPacket::Row { key, n, time });
+        self.emit_watermark(with.lanes);
+        Some(MovePhase::Running)
     }
 
     /// A source tells what is new of its time.
-    fn tell_time(&mut self, lanes: &mut [Lane]) {
-        while let Body::Source(CopySource { time, .. }) = &mut self.body
+    fn emit_watermark(&mut self, lanes: &mut [SimulatedLane]) {
+        while let CopyBody::Source(CopySource { time, .. }) = &mut self.body
             && let Some(mark) = time.next_mark()
         {
-            self.send(&Packet::Mark(mark), lanes);
+            self.send(&SimulatedPacket::Mark(mark), lanes);
         }
     }
 
-    fn count(&mut self, with: &mut Surroundings) -> Option<Phase> {
-        let Body::Count(count) = &mut self.body else { unreachable!("asked of operators") };
+    fn count(&mut self, with: &mut StepContext) -> Option<MovePhase> {
+        let CopyBody::Count(count) = &mut self.body else { unreachable!("asked of operators") };
         let sinks = self.out.len();
-        let hurry = *with.news.hurries().borrow();
-        match count.inputs.recv(with.lanes, hurry, with.random)? {
-            Got::Row { key, time, .. } => {
+        let unaligned = *with.notifications.unaligned_epochs().borrow();
+        match count.inputs.recv(with.lanes, unaligned, with.random)? {
+            GatheredItem::Row { key, time, .. } => {
                 assert!(
                     with.world.plan.idles || EventTime(time) >= count.time,
                     "a row of {time} behind {}",
@@ -788,48 +799,52 @@ impl Copy {
                 let n = count.counts.entry(key).or_default();
                 *n += 1;
                 count.changed.insert(key);
-                with.lanes[self.out[key as usize % sinks]].push(Packet::Row { key, n: *n, time });
+                with.lanes[self.out[key as usize % sinks]].push(SimulatedPacket::Row { key, n: *n, time });
             }
-            Got::Mark(Mark::Barrier(barrier)) => {
+            GatheredItem::Mark(Mark::Barrier(barrier)) => {
                 let whole = self.chain.is_broken() || self.tenure.wants_whole();
                 let snapshot = count.snapshot(whole, with.random);
                 with.world.say(|| format!("    {:?} saves {} with {:?}", self.id, barrier.epoch, count.counts));
                 self.save(with.run, barrier.epoch, whole, snapshot);
-                let stop = barrier.control == Control::Stop;
-                self.send(&Packet::Mark(Mark::Barrier(barrier.clone())), with.lanes);
+                let stop = barrier.control == BarrierControl::Stop;
+                self.send(&SimulatedPacket::Mark(Mark::Barrier(barrier.clone())), with.lanes);
                 if stop {
-                    return Some(Phase::Finishing(Snapshot::default()));
+                    return Some(MovePhase::Finishing(Snapshot::default()));
                 }
-                let Body::Count(count) = &mut self.body else { unreachable!("asked of operators") };
+                let CopyBody::Count(count) = &mut self.body else { unreachable!("asked of operators") };
                 if let Some(map) = barrier.route_of("count") {
-                    return Some(Phase::Moving(count.release(self.id.1, &barrier, map)));
+                    return Some(MovePhase::Moving(count.release(self.id.1, &barrier, map)));
                 }
             }
-            Got::Mark(mark) => {
+            GatheredItem::Mark(mark) => {
                 if let Mark::Watermark(time) = mark {
                     assert!(time >= count.time, "time goes back from {} to {time}", count.time);
                     count.time = time;
                 }
-                self.send(&Packet::Mark(mark), with.lanes);
+                self.send(&SimulatedPacket::Mark(mark), with.lanes);
             }
-            Got::PortEnd if count.inputs.is_over() => {
+            GatheredItem::PortEnd if count.inputs.is_over() => {
                 for &key in count.counts.keys() {
-                    with.lanes[self.out[key as usize % sinks]].push(Packet::Row { key, n: LAST, time: i64::MAX });
+                    with.lanes[self.out[key as usize % sinks]].push(SimulatedPacket::Row {
+                        key,
+                        n: LAST,
+                        time: i64::MAX,
+                    });
                 }
-                return Some(Phase::Finishing(Snapshot::default()));
+                return Some(MovePhase::Finishing(Snapshot::default()));
             }
-            Got::PortEnd => {}
+            GatheredItem::PortEnd => {}
         }
-        Some(Phase::Running)
+        Some(MovePhase::Running)
     }
 
-    fn outside(&mut self, with: &mut Surroundings) -> Option<Phase> {
-        let Body::Outside(sink) = &mut self.body else { unreachable!("asked of sinks") };
+    fn outside(&mut self, with: &mut StepContext) -> Option<MovePhase> {
+        let CopyBody::Outside(sink) = &mut self.body else { unreachable!("asked of sinks") };
         let durable = sink.durable.as_mut().expect("it has begun");
         if durable.has_changed().unwrap_or(false) {
             sink.done = *durable.borrow_and_update();
             sink.commit(sink.done, with.world);
-            return Some(Phase::Running);
+            return Some(MovePhase::Running);
         }
         let max = with.world.plan.sink_max;
         let barrier = sink.barriers.as_ref().expect("it has begun").borrow().as_ref().map(|barrier| barrier.epoch);
@@ -838,33 +853,35 @@ impl Copy {
                 with.said.push(ReportBody::Full { behind: sink.last });
                 with.world.full += 1;
             }
-            if sink.rows.len() >= max && (sink.done >= sink.last || *with.news.hurries().borrow() < sink.last) {
+            if sink.rows.len() >= max
+                && (sink.done >= sink.last || *with.notifications.unaligned_epochs().borrow() < sink.last)
+            {
                 // What is on its way must wait for the barrier that comes before it.
                 return None;
             }
         }
         let copy = self.id.1;
-        let hurry = *with.news.hurries().borrow();
-        let over = match sink.inputs.recv(with.lanes, hurry, with.random)? {
-            Got::Row { key, n, .. } => {
+        let unaligned = *with.notifications.unaligned_epochs().borrow();
+        let over = match sink.inputs.recv(with.lanes, unaligned, with.random)? {
+            GatheredItem::Row { key, n, .. } => {
                 sink.rows.push((key, n));
                 false
             }
-            Got::Mark(Mark::Barrier(barrier)) => {
+            GatheredItem::Mark(Mark::Barrier(barrier)) => {
                 sink.prepare(barrier.epoch, copy, with.run);
                 sink.last = barrier.epoch;
                 let snapshot = sink.snapshot();
                 self.save(with.run, barrier.epoch, true, snapshot);
-                barrier.control == Control::Stop
+                barrier.control == BarrierControl::Stop
             }
-            Got::Mark(_) => false,
-            Got::PortEnd => sink.inputs.is_over(),
+            GatheredItem::Mark(_) => false,
+            GatheredItem::PortEnd => sink.inputs.is_over(),
         };
         if !over {
-            return Some(Phase::Running);
+            return Some(MovePhase::Running);
         }
-        let Body::Outside(sink) = &mut self.body else { unreachable!("asked of sinks") };
+        let CopyBody::Outside(sink) = &mut self.body else { unreachable!("asked of sinks") };
         sink.prepare(sink.last + 1, copy, with.run);
-        Some(Phase::Ending(sink.snapshot()))
+        Some(MovePhase::Ending(sink.snapshot()))
     }
 }

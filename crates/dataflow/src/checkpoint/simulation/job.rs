@@ -7,26 +7,31 @@ use std::time::Duration;
 
 use tidemill_batch::memory::{Governor, MemorySettings};
 use tidemill_batch::route_map::{BUCKETS, RouteMap};
-use tidemill_checkpoint::coordinator::{ALL, Action, Begin, Coordinator, Event, Member, Pace, StoreFailure};
-use tidemill_checkpoint::manifest::{Report, ReportBody};
-use tidemill_checkpoint::{Barrier, Control, Manifest, Rebalance, Restored, StoreError};
+use tidemill_checkpoint::coordinator::{
+    ALL, CheckpointTiming, CoordinatedTask, Coordinator, CoordinatorAction, CoordinatorEvent, StartPoint, StoreFailure,
+};
+use tidemill_checkpoint::manifest::{CopyReport, ReportBody};
+use tidemill_checkpoint::{Barrier, BarrierControl, Manifest, Rebalance, RestoredState, StoreError};
 use tidemill_sim::SplitMix64;
 
-use super::super::hub::{self, SplitsOf};
-use super::super::news::EpochNotifications;
-use super::copies::{self, Body, Copy, CopyGather, CopySource, Count, Lane, Outside, Surroundings, Write};
-use super::{Plan, World, at_once};
+use super::super::client::{self, SplitsOf};
+use super::super::notifications::EpochNotifications;
+use super::copies::{
+    self, CopyBody, CopyGather, CopySource, CountOperator, PendingWrite, SimulatedCopy, SimulatedLane, SimulatedSink,
+    StepContext,
+};
+use super::{OutsideWorld, StoryPlan, at_once};
 
 /// From worker 0 to another.
 #[derive(Clone)]
-enum Down {
+enum WorkerMessage {
     Inject(Barrier),
-    Hurry(u64),
+    Unalign(u64),
     Durable(u64),
 }
 
 /// Who acts next.
-enum Actor {
+enum JobActor {
     Coordinator,
     Manifest,
     Prune,
@@ -38,31 +43,31 @@ enum Actor {
 }
 
 #[derive(Clone, Debug)]
-pub(super) enum Over {
+pub(super) enum JobOutcome {
     /// Everything is done, or paused.
     Ended,
     Failed(#[expect(dead_code, reason = "for people")] String),
 }
 
-pub(super) struct Job {
+pub(super) struct SimulatedJob {
     pub run: String,
     now: Duration,
     coordinator: Coordinator,
     /// What the coordinator will hear.
-    events: VecDeque<Event>,
+    events: VecDeque<CoordinatorEvent>,
     /// The manifest that is being written, and whether it is there.
     putting: Option<(Manifest, bool)>,
     /// The last one that was, or that the run goes on from.
     stored: Option<Arc<Manifest>>,
     prune: VecDeque<u64>,
     /// By worker.
-    news: Vec<EpochNotifications>,
-    down: Vec<VecDeque<Down>>,
-    up: Vec<VecDeque<Report>>,
+    notifications: Vec<EpochNotifications>,
+    down: Vec<VecDeque<WorkerMessage>>,
+    up: Vec<VecDeque<CopyReport>>,
     /// Frames that will come once more.
-    again: Vec<(usize, Down)>,
-    copies: Vec<Copy>,
-    lanes: Vec<Lane>,
+    again: Vec<(usize, WorkerMessage)>,
+    copies: Vec<SimulatedCopy>,
+    lanes: Vec<SimulatedLane>,
     /// The coordinator has nothing left to do.
     coordinated: bool,
     failed: Option<String>,
@@ -74,51 +79,56 @@ pub(super) struct Job {
     requests: u64,
 }
 
-/// `Replay::rows`: what was in flight to a port, and is this copy's.
-fn in_flight(restored: &Option<Restored>, port: u32, mine: impl Fn(u32) -> bool) -> Vec<(u32, u32, i64)> {
-    let Some(Restored { in_flight, dealt_anew, .. }) = restored else { return Vec::new() };
+/// `InFlightReplay::rows`: what was in flight to a port, and is this copy's.
+fn in_flight(restored: &Option<RestoredState>, port: u32, mine: impl Fn(u32) -> bool) -> Vec<(u32, u32, i64)> {
+    let Some(RestoredState { in_flight, rescaled, .. }) = restored else { return Vec::new() };
     let here = in_flight.iter().filter(|((_, of), _)| *of == port);
-    here.flat_map(|(_, bytes)| copies::decode(bytes)).filter(|(key, ..)| !dealt_anew || mine(*key)).collect()
+    here.flat_map(|(_, bytes)| copies::decode(bytes)).filter(|(key, ..)| !rescaled || mine(*key)).collect()
 }
 
 /// The tasks of a run, with any number of copies.
-fn draw_members(sources: usize, random: &mut SplitMix64) -> Vec<Member> {
+fn draw_members(sources: usize, random: &mut SplitMix64) -> Vec<CoordinatedTask> {
     let names = ["numbers", "more", "count", "outside"];
     let member = |name: &&str| {
         let copies = 1 + random.below(3) as u32;
         let route = (*name == "count").then(|| Arc::new(RouteMap::even(BUCKETS, copies)));
-        Member { name: (*name).to_owned(), copies, route, stays: None, schema: None }
+        CoordinatedTask { name: (*name).to_owned(), copies, route, why_not_movable: None, schema: None }
     };
     names[..sources].iter().chain(&names[2..]).map(member).collect()
 }
 
-fn pace(plan: &Plan) -> Pace {
-    let Plan { interval, unaligned_after, timeout, .. } = *plan;
-    Pace { interval, unaligned_after, timeout }
+fn timing(plan: &StoryPlan) -> CheckpointTiming {
+    let StoryPlan { interval, unaligned_after, timeout, .. } = *plan;
+    CheckpointTiming { interval, unaligned_after, timeout }
 }
 
 /// What each copy begins with.
-fn read_states(world: &World, manifest: &Manifest, members: &[Member], ids: &[(u32, u32)]) -> Vec<Option<Restored>> {
+fn read_states(
+    world: &OutsideWorld,
+    manifest: &Manifest,
+    members: &[CoordinatedTask],
+    ids: &[(u32, u32)],
+) -> Vec<Option<RestoredState>> {
     let governor = Governor::new(MemorySettings::default());
     let read = ids.iter().map(|&(task, copy)| {
         let member = &members[task as usize];
         let route = member.route_in(manifest).unwrap_or_else(|| Arc::new(RouteMap::even(BUCKETS, member.copies)));
         let splits_of = if member.name == "outside" { SplitsOf::Sink } else { SplitsOf::Source };
         let named = (member.name.as_str(), splits_of);
-        let read = at_once(hub::restore(&world.store, manifest, named, (copy, member.copies), &route, &governor));
+        let read = at_once(client::restore(&world.store, manifest, named, (copy, member.copies), &route, &governor));
         Some(read.unwrap_or_else(|error| panic!("what nobody damaged is damaged: {error}")))
     });
     read.collect()
 }
 
-impl Job {
+impl SimulatedJob {
     /// Begins a run, anew or from what is there: `run::resume`. `meanwhile` is what others do. `None` when it cannot
     /// begin.
     pub(super) fn start(
-        world: &mut World,
+        world: &mut OutsideWorld,
         random: &mut SplitMix64,
-        mut meanwhile: impl FnMut(&mut World, &mut SplitMix64),
-    ) -> Option<Job> {
+        mut meanwhile: impl FnMut(&mut OutsideWorld, &mut SplitMix64),
+    ) -> Option<SimulatedJob> {
         world.runs += 1;
         let run = format!("run{}", world.runs);
         let workers = 1 + random.below(3);
@@ -128,10 +138,10 @@ impl Job {
 
         let claim = at_once(world.store.claim(0, "run")).unwrap();
         meanwhile(world, random);
-        let kept = at_once(world.store.kept()).unwrap();
+        let kept = at_once(world.store.restore_candidates()).unwrap();
         let epochs: Vec<_> = kept.manifests.iter().map(|manifest| (manifest.claim, manifest.epoch)).collect();
         meanwhile(world, random);
-        let mut begin = Begin { from: None, newest: kept.epoch(), claim };
+        let mut begin = StartPoint { from: None, newest: kept.epoch(), claim };
         let mut restored = vec![None; ids.len()];
         if kept.manifests.is_empty() {
             world.clear();
@@ -155,7 +165,7 @@ impl Job {
 
         let mut lanes = Vec::new();
         let mut lane = || {
-            lanes.push(Lane::default());
+            lanes.push(SimulatedLane::default());
             lanes.len() - 1
         };
         // From task to task, a stream for each pair of copies.
@@ -175,33 +185,33 @@ impl Job {
                 let splits = splits.range(first as u32..(first + world.plan.rows[index].len()) as u32);
                 let splits = splits.map(|(split, rows)| (*split, *rows)).collect();
                 let source = CopySource::new(&splits, (copy, members[index].copies), restored.as_ref(), &route);
-                (Body::Source(source), (to_count[index][of].clone(), Vec::new()))
+                (CopyBody::Source(source), (to_count[index][of].clone(), Vec::new()))
             } else if index == sources {
                 let ports = to_count.iter().map(|from| from.iter().map(|to| to[of]).collect()).collect();
                 let from: Vec<usize> = hand.iter().map(|to| to[of]).collect();
                 let replay = (0..sources as u32)
                     .map(|port| in_flight(&restored, port, |key| copies::owner(key, &route) == copy));
                 let inputs = CopyGather::new(ports, replay.collect());
-                let count = Count::new(inputs, restored.as_ref(), &route, &from);
-                (Body::Count(count), (to_outside[of].clone(), hand[of].clone()))
+                let count = CountOperator::new(inputs, restored.as_ref(), &route, &from);
+                (CopyBody::Count(count), (to_outside[of].clone(), hand[of].clone()))
             } else {
                 let port = to_outside.iter().map(|to| to[of]).collect();
                 let sinks = members[index].copies;
                 let replay = in_flight(&restored, 0, |key| key % sinks == copy);
-                (Body::Outside(Outside::new(CopyGather::new(vec![port], vec![replay]))), Default::default())
+                (CopyBody::Outside(SimulatedSink::new(CopyGather::new(vec![port], vec![replay]))), Default::default())
             };
-            Copy::new((task, copy), at % workers, body, restored, out)
+            SimulatedCopy::new((task, copy), at % workers, body, restored, out)
         });
         let copies = copies.collect();
-        Some(Job {
+        Some(SimulatedJob {
             run,
             now: Duration::ZERO,
-            coordinator: Coordinator::new("simulated", members, pace(&world.plan), &begin),
+            coordinator: Coordinator::new("simulated", members, timing(&world.plan), &begin),
             events: VecDeque::new(),
             putting: None,
             stored: from,
             prune: VecDeque::new(),
-            news: (0..workers).map(|_| EpochNotifications::default()).collect(),
+            notifications: (0..workers).map(|_| EpochNotifications::default()).collect(),
             down: vec![VecDeque::new(); workers],
             up: vec![VecDeque::new(); workers],
             again: Vec::new(),
@@ -216,17 +226,17 @@ impl Job {
     }
 
     /// Whether nothing more comes of it.
-    pub(super) fn over(&self) -> Option<Over> {
+    pub(super) fn over(&self) -> Option<JobOutcome> {
         if let Some(reason) = &self.failed {
-            return Some(Over::Failed(reason.clone()));
+            return Some(JobOutcome::Failed(reason.clone()));
         }
-        (self.coordinated && self.copies.iter().all(Copy::is_over)).then_some(Over::Ended)
+        (self.coordinated && self.copies.iter().all(SimulatedCopy::is_over)).then_some(JobOutcome::Ended)
     }
 
     /// All of it is gone; what it was writing may be there, or come later.
-    pub(super) fn crash(self, world: &mut World, random: &mut SplitMix64) {
+    pub(super) fn crash(self, world: &mut OutsideWorld, random: &mut SplitMix64) {
         let finished = self.stored.as_ref().is_some_and(|stored| stored.finished);
-        let ended = matches!(self.over(), Some(Over::Ended));
+        let ended = matches!(self.over(), Some(JobOutcome::Ended));
         world.done |= finished && ended;
         if let Some(stored) = self.stored.as_ref().filter(|_| ended) {
             self.leave(stored, world, random);
@@ -243,8 +253,9 @@ impl Job {
         }
     }
 
-    /// `Hub::leave`: what sinks had prepared is committed, and the last checkpoint need not have it any more.
-    fn leave(&self, stored: &Manifest, world: &mut World, random: &mut SplitMix64) {
+    /// `CheckpointClient::leave`: what sinks had prepared is committed, and the last checkpoint need not have it any
+    /// more.
+    fn leave(&self, stored: &Manifest, world: &mut OutsideWorld, random: &mut SplitMix64) {
         if world.fault(3, random) {
             return;
         }
@@ -263,28 +274,31 @@ impl Job {
     }
 
     /// Somebody does something.
-    pub(super) fn step(&mut self, world: &mut World, random: &mut SplitMix64) {
+    pub(super) fn step(&mut self, world: &mut OutsideWorld, random: &mut SplitMix64) {
         if world.fault(world.plan.request, random) {
-            let control = if random.once_in(2) { Control::Stop } else { Control::Checkpoint };
+            let control = if random.once_in(2) { BarrierControl::Stop } else { BarrierControl::Checkpoint };
             world.say(|| format!("  {}: {control:?} is asked for", self.run));
-            self.events.push_back(Event::Request { id: 0, control });
+            self.events.push_back(CoordinatorEvent::Request { id: 0, control });
         }
         if world.fault(world.plan.rebalance, random) {
             let rebalance = self.rebalance(random);
             world.say(|| format!("  {}: {rebalance:?} is asked for", self.run));
             self.requests += 1;
-            self.events.push_back(Event::Request { id: self.requests, control: Control::Rebalance(rebalance) });
+            self.events.push_back(CoordinatorEvent::Request {
+                id: self.requests,
+                control: BarrierControl::Rebalance(rebalance),
+            });
         }
         match self.actor(random) {
-            Actor::Coordinator => self.coordinate(world, random),
-            Actor::Manifest => self.put_manifest(world, random),
-            Actor::Prune => {
+            JobActor::Coordinator => self.coordinate(world, random),
+            JobActor::Manifest => self.put_manifest(world, random),
+            JobActor::Prune => {
                 if let Some(last) = self.prune.pop_front() {
                     at_once(world.store.prune(world.plan.keep, last)).unwrap();
                     world.check_kept();
                 }
             }
-            Actor::Down(worker) => {
+            JobActor::Down(worker) => {
                 if let Some(frame) = self.down[worker].pop_front() {
                     if world.fault(world.plan.frame_twice, random) {
                         self.again.push((worker, frame.clone()));
@@ -292,41 +306,41 @@ impl Job {
                     self.hear(worker, frame);
                 }
             }
-            Actor::Again => {
+            JobActor::Again => {
                 if !self.again.is_empty() {
                     let (worker, frame) = self.again.swap_remove(random.below(self.again.len()));
                     self.hear(worker, frame);
                 }
             }
-            Actor::Up(worker) => {
+            JobActor::Up(worker) => {
                 if let Some(report) = self.up[worker].pop_front() {
-                    self.events.push_back(Event::Report(report));
+                    self.events.push_back(CoordinatorEvent::Report(report));
                 }
             }
-            Actor::Copy(at) => {
+            JobActor::Copy(at) => {
                 let copy = &mut self.copies[at];
-                let news = &self.news[copy.worker];
+                let notifications = &self.notifications[copy.worker];
                 let (run, lanes, mut said) = (&self.run, &mut self.lanes, Vec::new());
-                copy.step(&mut Surroundings { run, news, lanes, said: &mut said, world, random });
+                copy.step(&mut StepContext { run, notifications, lanes, said: &mut said, world, random });
                 let (worker, (task, copy)) = (copy.worker, copy.id);
-                said.into_iter().for_each(|said| self.report(worker, Report { task, copy, said }));
+                said.into_iter().for_each(|said| self.report(worker, CopyReport { task, copy, said }));
             }
-            Actor::Write(at) => self.write(at, world, random),
+            JobActor::Write(at) => self.write(at, world, random),
         }
     }
 
-    fn actor(&self, random: &mut SplitMix64) -> Actor {
-        let (workers, copies) = (self.news.len(), self.copies.len());
+    fn actor(&self, random: &mut SplitMix64) -> JobActor {
+        let (workers, copies) = (self.notifications.len(), self.copies.len());
         let mut at = random.below(4 + 2 * workers + 2 * copies);
         for (count, actor) in [
-            (1, (|_| Actor::Coordinator) as fn(usize) -> Actor),
-            (1, |_| Actor::Manifest),
-            (1, |_| Actor::Prune),
-            (1, |_| Actor::Again),
-            (workers, Actor::Down),
-            (workers, Actor::Up),
-            (copies, Actor::Copy),
-            (copies, Actor::Write),
+            (1, (|_| JobActor::Coordinator) as fn(usize) -> JobActor),
+            (1, |_| JobActor::Manifest),
+            (1, |_| JobActor::Prune),
+            (1, |_| JobActor::Again),
+            (workers, JobActor::Down),
+            (workers, JobActor::Up),
+            (copies, JobActor::Copy),
+            (copies, JobActor::Write),
         ] {
             if at < count {
                 return actor(at);
@@ -336,16 +350,16 @@ impl Job {
         unreachable!("the counts are what was drawn from")
     }
 
-    fn hear(&self, worker: usize, frame: Down) {
+    fn hear(&self, worker: usize, frame: WorkerMessage) {
         match frame {
-            Down::Inject(barrier) => self.news[worker].inject(barrier),
-            Down::Hurry(epoch) => self.news[worker].hurry(epoch),
-            Down::Durable(epoch) => self.news[worker].durable(epoch),
+            WorkerMessage::Inject(barrier) => self.notifications[worker].inject(barrier),
+            WorkerMessage::Unalign(epoch) => self.notifications[worker].unalign(epoch),
+            WorkerMessage::Durable(epoch) => self.notifications[worker].durable(epoch),
         }
     }
 
-    /// `Hub::coordinate`.
-    fn coordinate(&mut self, world: &mut World, random: &mut SplitMix64) {
+    /// `CheckpointClient::coordinate`.
+    fn coordinate(&mut self, world: &mut OutsideWorld, random: &mut SplitMix64) {
         if self.coordinated {
             return;
         }
@@ -353,48 +367,50 @@ impl Job {
         if world.fault(world.plan.clock_jump, random) {
             self.now += world.plan.timeout;
         }
-        let event = self.events.pop_front().unwrap_or(Event::Tick);
-        if !matches!(event, Event::Tick) {
+        let event = self.events.pop_front().unwrap_or(CoordinatorEvent::Tick);
+        if !matches!(event, CoordinatorEvent::Tick) {
             world.say(|| format!("  {} hears {event:?}", self.run));
         }
-        if let Event::Request { id, control: Control::Rebalance(Rebalance { map, .. }) } = &event {
+        if let CoordinatorEvent::Request { id, control: BarrierControl::Rebalance(Rebalance { map, .. }) } = &event {
             let copies = self.copies.iter().filter(|copy| copy.is_count()).count() as u32;
             self.asked.insert(*id, map.version() > self.route.version() && map.copies().all(|copy| copy < copies));
         }
         for action in self.coordinator.handle(self.now, 0, event) {
             world.say(|| match &action {
-                Action::Store(manifest) => format!("  {}: store {} ({})", self.run, manifest.epoch, manifest.finished),
+                CoordinatorAction::Store(manifest) => {
+                    format!("  {}: store {} ({})", self.run, manifest.epoch, manifest.finished)
+                }
                 action => format!("  {}: {action:?}", self.run),
             });
             match action {
-                Action::Inject(barrier) => {
+                CoordinatorAction::Inject(barrier) => {
                     if let Some(map) = barrier.route_of("count") {
                         self.route = map.clone();
                     }
-                    self.tell_all(&Down::Inject(barrier));
+                    self.tell_all(&WorkerMessage::Inject(barrier));
                 }
-                Action::Hurry(epoch) => self.tell_all(&Down::Hurry(epoch)),
-                Action::Store(manifest) => {
+                CoordinatorAction::Unalign(epoch) => self.tell_all(&WorkerMessage::Unalign(epoch)),
+                CoordinatorAction::Store(manifest) => {
                     assert!(self.putting.is_none(), "two manifests are written at once");
                     self.putting = Some((*manifest, false));
                 }
-                Action::Durable(epoch) => {
+                CoordinatorAction::Durable(epoch) => {
                     let stored = self.stored.as_ref().expect("a manifest was stored");
                     assert!(epoch == ALL || epoch == stored.epoch, "{epoch} is durable, and {} stored", stored.epoch);
                     world.check_durable(stored);
-                    self.tell_all(&Down::Durable(epoch));
+                    self.tell_all(&WorkerMessage::Durable(epoch));
                 }
-                Action::Answer { id, outcome } => {
+                CoordinatorAction::Answer { id, outcome } => {
                     let sound = self.asked.remove(&id).expect("what is asked is answered once");
                     assert!(sound || outcome.is_err(), "buckets have moved that cannot");
                     world.moved += usize::from(outcome.is_ok());
                 }
-                Action::Warn(_) => {}
-                Action::Fail(reason) => {
+                CoordinatorAction::Warn(_) => {}
+                CoordinatorAction::Fail(reason) => {
                     self.failed = Some(reason);
                     return;
                 }
-                Action::Finished => {
+                CoordinatorAction::Finished => {
                     self.coordinated = true;
                     assert!(self.asked.is_empty(), "the job is over, and {:?} are not answered", self.asked);
                     return;
@@ -403,13 +419,13 @@ impl Job {
         }
     }
 
-    fn tell_all(&mut self, frame: &Down) {
+    fn tell_all(&mut self, frame: &WorkerMessage) {
         self.down[1..].iter_mut().for_each(|down| down.push_back(frame.clone()));
         self.hear(0, frame.clone());
     }
 
-    /// `Hub::put`, in two steps.
-    fn put_manifest(&mut self, world: &mut World, random: &mut SplitMix64) {
+    /// `CheckpointClient::put`, in two steps.
+    fn put_manifest(&mut self, world: &mut OutsideWorld, random: &mut SplitMix64) {
         let Some((manifest, there)) = self.putting.take() else { return };
         let epoch = manifest.epoch;
         let unfenced = |reason: &str| Err(StoreFailure { reason: reason.into(), fenced: false });
@@ -444,14 +460,14 @@ impl Job {
                 }
             }
         };
-        self.events.push_back(Event::Stored { epoch, result });
+        self.events.push_back(CoordinatorEvent::Stored { epoch, result });
     }
 
     /// What `CopyStates::save` and `CopyStates::end` leave to be done.
-    fn write(&mut self, at: usize, world: &mut World, random: &mut SplitMix64) {
+    fn write(&mut self, at: usize, world: &mut OutsideWorld, random: &mut SplitMix64) {
         let copy = &mut self.copies[at];
         // What is in flight may not be known yet.
-        let Some(write) = copy.writes.pop_front_if(Write::settled) else { return };
+        let Some(write) = copy.writes.pop_front_if(PendingWrite::settled) else { return };
         let mut put = Err("the snapshot before it, which it builds on, could not be written".to_owned());
         if copy.chain.holds(write.whole) {
             let fails = world.fault(world.plan.state_fails, random);
@@ -477,13 +493,13 @@ impl Job {
             }
         };
         let worker = copy.worker;
-        self.report(worker, Report { task, copy: of, said });
+        self.report(worker, CopyReport { task, copy: of, said });
     }
 
-    /// `Hub::report`.
-    fn report(&mut self, worker: usize, report: Report) {
+    /// `CheckpointClient::report`.
+    fn report(&mut self, worker: usize, report: CopyReport) {
         match worker {
-            0 => self.events.push_back(Event::Report(report)),
+            0 => self.events.push_back(CoordinatorEvent::Report(report)),
             worker => self.up[worker].push_back(report),
         }
     }

@@ -36,7 +36,7 @@ use tidemill_batch::route_map::{BUCKETS, RouteMap};
 use tidemill_checkpoint::{CheckpointStore, Manifest};
 use tidemill_sim::{SplitMix64, share_of_seeds};
 
-use job::Job;
+use job::SimulatedJob;
 
 /// Seeds of a whole run of the test; see [`share_of_seeds`].
 const SEEDS: u64 = 3000;
@@ -46,7 +46,7 @@ const STEPS_MAX: usize = 100_000;
 const LAST: u32 = u32::MAX;
 
 /// What stays the same in all runs of the job. Rates are of one in so many; 0 is never.
-struct Plan {
+struct StoryPlan {
     /// Rows of each split, by source task.
     rows: Vec<Vec<u32>>,
     keys: u32,
@@ -70,13 +70,13 @@ struct Plan {
     frame_twice: usize,
 }
 
-impl Plan {
+impl StoryPlan {
     fn new(random: &mut SplitMix64) -> Self {
         let rows = (0..1 + random.below(2)).map(|_| {
             let splits = 1 + random.below(5);
             (0..splits).map(|_| random.one_of(&[0, 3, 20, 60]) as u32).collect()
         });
-        Plan {
+        StoryPlan {
             rows: rows.collect(),
             keys: 1 + random.below(12) as u32,
             keep: 1 + random.below(3),
@@ -123,7 +123,7 @@ impl Plan {
 
 /// What a sink has prepared in one epoch.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub(super) struct Unit {
+pub(super) struct PreparedUnit {
     epoch: u64,
     run: String,
     copy: u32,
@@ -132,14 +132,14 @@ pub(super) struct Unit {
 }
 
 /// What outlives a job's runs.
-pub(super) struct World {
-    plan: Plan,
+pub(super) struct OutsideWorld {
+    plan: StoryPlan,
     objects: Arc<InMemory>,
     store: CheckpointStore,
     /// Whether things still go wrong.
     faults: bool,
     /// What sinks have made appear.
-    visible: BTreeMap<Bytes, Unit>,
+    visible: BTreeMap<Bytes, PreparedUnit>,
     /// The last epoch of each run and copy that has appeared: where Kafka and Redis have what sinks write, they know no
     /// more.
     appeared: BTreeMap<(String, u32), u64>,
@@ -169,11 +169,11 @@ fn at_once<T>(answer: impl Future<Output = T>) -> T {
     answer.now_or_never().expect("a store in memory answers at once")
 }
 
-impl World {
+impl OutsideWorld {
     fn new(random: &mut SplitMix64, tell: bool) -> Self {
         let objects = Arc::new(InMemory::new());
-        World {
-            plan: Plan::new(random),
+        OutsideWorld {
+            plan: StoryPlan::new(random),
             store: CheckpointStore::objects(Arc::clone(&objects) as _, Path::from("jobs/simulated"), "memory"),
             objects,
             faults: true,
@@ -206,7 +206,7 @@ impl World {
 
     /// Whether it is of a run that others have left behind, and cleared away behind.
     fn is_left_behind(&self, manifest: &Manifest) -> bool {
-        let newer = at_once(self.store.kept()).unwrap().manifests[0].claim > manifest.claim;
+        let newer = at_once(self.store.restore_candidates()).unwrap().manifests[0].claim > manifest.claim;
         let gone = |file: &str| at_once(self.objects.head(&Path::from(format!("jobs/simulated/{file}")))).is_err();
         newer && manifest.files().into_iter().any(gone)
     }
@@ -250,7 +250,7 @@ impl World {
 
     /// Something has been cleared away: whatever a run may go on from is all there.
     fn check_kept(&self) {
-        let kept = at_once(self.store.kept()).unwrap().manifests;
+        let kept = at_once(self.store.restore_candidates()).unwrap().manifests;
         let newest = kept.first().map_or(0, |newest| newest.claim);
         for manifest in kept.iter().filter(|manifest| manifest.claim == newest) {
             self.splits_of(manifest, |_| true);
@@ -305,13 +305,13 @@ impl World {
 
     fn check_rows(
         &self,
-        units: &BTreeMap<Bytes, Unit>,
+        units: &BTreeMap<Bytes, PreparedUnit>,
         flying: &[(u32, u32, i64)],
         counts: BTreeMap<u32, u32>,
         ended: bool,
         when: &str,
     ) {
-        let mut in_order: Vec<&Unit> = units.values().collect();
+        let mut in_order: Vec<&PreparedUnit> = units.values().collect();
         in_order.sort_by_key(|unit| unit.epoch);
         let mut found: BTreeMap<u32, Vec<u32>> = BTreeMap::new();
         for (key, n) in in_order.iter().flat_map(|unit| &unit.rows) {
@@ -328,7 +328,7 @@ impl World {
     /// A sink makes something appear.
     fn commit(&mut self, unit: Bytes) {
         assert!(self.prepared.contains(&unit), "{unit:?} appears, which no checkpoint has");
-        let parsed: Unit = serde_json::from_slice(&unit).unwrap();
+        let parsed: PreparedUnit = serde_json::from_slice(&unit).unwrap();
         let last = self.appeared.entry((parsed.run.clone(), parsed.copy)).or_default();
         if *last >= parsed.epoch {
             assert!(self.visible.contains_key(&unit), "{parsed:?} is taken for what has appeared: epoch {last} has");
@@ -361,10 +361,10 @@ impl World {
 }
 
 /// Tells the story of a seed. Returns its steps, and how it came to its end.
-fn story(seed: u64, tell: bool) -> (usize, World) {
+fn story(seed: u64, tell: bool) -> (usize, OutsideWorld) {
     let mut random = SplitMix64::scattered(seed);
-    let mut world = World::new(&mut random, tell);
-    let mut jobs: Vec<Job> = Vec::new();
+    let mut world = OutsideWorld::new(&mut random, tell);
+    let mut jobs: Vec<SimulatedJob> = Vec::new();
     let mut step = 0;
     while !(world.done && jobs.is_empty()) {
         step += 1;
@@ -372,7 +372,7 @@ fn story(seed: u64, tell: bool) -> (usize, World) {
         assert!(step < world.plan.faults_end + STEPS_MAX, "faults have stopped, and the job does not come to its end");
         let rival = jobs.len() == 1 && world.fault(world.plan.rival, &mut random);
         if rival || jobs.is_empty() {
-            let started = Job::start(&mut world, &mut random, |world, random| {
+            let started = SimulatedJob::start(&mut world, &mut random, |world, random| {
                 for job in &mut jobs {
                     for _ in 0..random.below(40) {
                         if job.over().is_none() {
@@ -412,7 +412,7 @@ fn story(seed: u64, tell: bool) -> (usize, World) {
 #[test]
 fn whatever_fails_every_row_counts_once() {
     if let Ok(seed) = std::env::var("SIMULATION_SEED") {
-        let (steps, World { runs, moved, overtaken, full, .. }) =
+        let (steps, OutsideWorld { runs, moved, overtaken, full, .. }) =
             story(seed.parse().expect("a seed is a number"), true);
         println!("{steps} steps, {runs} runs, {moved} rebalances, {overtaken} rows overtaken, sinks full {full} times");
         return;

@@ -7,36 +7,36 @@ use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 use arrow::buffer::Buffer;
 use arrow::datatypes::SchemaRef;
 use parking_lot::Mutex;
-use tidemill_batch::local::Reduce as Reduction;
+use tidemill_batch::local::Reduction;
 use tidemill_batch::memory::Governor;
 use tidemill_batch::route_map::RouteMap;
-use tidemill_batch::wire::{Kind, Received};
+use tidemill_batch::wire::{ReceivedFrame, WireKind};
 use tidemill_checkpoint::{EventTime, Mark};
 
-use super::inlet::{Inlet, Packet};
-use crate::flow::{FlowEdge, Mover};
-use crate::link::{Account, Debt, Guard, Links, Valve, WINDOW_BYTES_MIN};
+use super::inlet::{Inlet, StreamPacket};
+use crate::flow::{EdgeMover, FlowEdge};
+use crate::link::{CreditAccount, CreditDebt, CreditGuard, CreditValve, Links, WINDOW_BYTES_MIN};
 use crate::metrics::{self, EdgeMetrics, EdgeReport};
-use crate::overlay::Tree;
+use crate::overlay::WorkerTree;
 
 /// What a stream may have on its way or queued, whatever the settings.
 const WINDOW_BYTES_MAX: u64 = 4 << 20;
 
 /// Blocks of a broadcast that wait for credit of a worker further down the tree.
-struct Relay {
-    account: Arc<Account>,
-    waiting: Mutex<VecDeque<(Buffer, Option<Arc<Guard>>)>>,
+struct BroadcastRelay {
+    account: Arc<CreditAccount>,
+    waiting: Mutex<VecDeque<(Buffer, Option<Arc<CreditGuard>>)>>,
 }
 
 /// See the module.
-pub(crate) struct Edge {
+pub(crate) struct EdgeRuntime {
     pub id: u32,
     pub name: String,
     pub schema: SchemaRef,
     pub window_bytes: u64,
     pub batch_bytes: u64,
     pub governor: Governor,
-    pub mover: Mover,
+    pub mover: EdgeMover,
     pub reduction: Option<Reduction>,
     /// The map that a partition by key begins with, if not with its own.
     pub route: Option<Arc<RouteMap>>,
@@ -51,13 +51,13 @@ pub(crate) struct Edge {
     /// Of each target copy on this worker: its queue, and the number there of this edge's first stream.
     inlets: Vec<Option<(Arc<Inlet>, u32)>>,
     /// By source worker, for a broadcast.
-    trees: Vec<Option<Tree>>,
+    trees: Vec<Option<WorkerTree>>,
     /// Credit of this worker's copies at others: by source copy and target copy (for a broadcast, worker).
-    accounts: HashMap<(u32, u32), Arc<Account>>,
+    accounts: HashMap<(u32, u32), Arc<CreditAccount>>,
     /// What this worker's copies owe others, by the same.
-    debts: HashMap<(u32, u32), Arc<Debt>>,
+    debts: HashMap<(u32, u32), Arc<CreditDebt>>,
     /// By source copy and worker further down.
-    relays: HashMap<(u32, u32), Relay>,
+    relays: HashMap<(u32, u32), BroadcastRelay>,
     /// Streams of other workers that have not ended, and blocks that wait in relays.
     pending: AtomicI64,
     /// What a row takes this worker's copies that it leads to, in nanoseconds; 0: not known, or so little that it does
@@ -77,7 +77,7 @@ pub(crate) struct EdgeLimits {
     pub batch_bytes: u64,
 }
 
-impl Edge {
+impl EdgeRuntime {
     /// `inlets` are those of the target port's copies on this worker.
     pub(crate) fn new(
         id: u32,
@@ -92,12 +92,12 @@ impl Edge {
         let (me, sources) = (links.me, source_workers.len() as u32);
         let inlets = inlets.iter().map(|i| i.as_ref().map(|i| (Arc::clone(i), i.add_streams(sources)))).collect();
         let trees = match &edge.mover {
-            Mover::Broadcast(overlay) => (0..links.workers())
+            EdgeMover::Broadcast(overlay) => (0..links.workers())
                 .map(|w| source_workers.contains(&w).then(|| overlay.tree(w, &target_workers, hosts)))
                 .collect(),
             _ => Vec::new(),
         };
-        let mut new = Edge {
+        let mut new = EdgeRuntime {
             id,
             name: edge.name.clone(),
             schema: SchemaRef::clone(&edge.schema),
@@ -124,21 +124,21 @@ impl Edge {
         };
         new.window_bytes = new.window(limits.queue_bytes);
         let window = new.window_bytes;
-        let valve = |edge: &Edge| Valve::new(&edge.governor, window);
+        let valve = |edge: &EdgeRuntime| CreditValve::new(&edge.governor, window);
         for source in 0..sources {
             let from = new.source_workers[source as usize];
             if let Some(Some(tree)) = new.trees.get(from as usize) {
                 let (children, parent) = (tree.children[me as usize].clone(), tree.parent[me as usize]);
                 for child in children {
-                    let account = Account::new(window);
+                    let account = CreditAccount::new(window);
                     if from == me {
                         new.accounts.insert((source, child), account);
                     } else {
-                        new.relays.insert((source, child), Relay { account, waiting: Mutex::default() });
+                        new.relays.insert((source, child), BroadcastRelay { account, waiting: Mutex::default() });
                     }
                 }
                 if let Some(parent) = parent {
-                    let debt = Debt::new(links, parent, (id, source, me), valve(&new));
+                    let debt = CreditDebt::new(links, parent, (id, source, me), valve(&new));
                     new.debts.insert((source, me), debt);
                     new.pending.fetch_add(1, Ordering::Relaxed);
                 }
@@ -146,13 +146,13 @@ impl Edge {
             }
             for target in 0..new.target_workers.len() as u32 {
                 let to = new.target_workers[target as usize];
-                if !new.sends(source, target) || from == to {
+                if !new.has_stream(source, target) || from == to {
                     continue;
                 }
                 if from == me {
-                    new.accounts.insert((source, target), Account::new(window));
+                    new.accounts.insert((source, target), CreditAccount::new(window));
                 } else if to == me {
-                    let debt = Debt::new(links, from, (id, source, target), valve(&new));
+                    let debt = CreditDebt::new(links, from, (id, source, target), valve(&new));
                     new.debts.insert((source, target), debt);
                     new.pending.fetch_add(1, Ordering::Relaxed);
                 }
@@ -163,17 +163,17 @@ impl Edge {
 
     /// Notes what a row takes who receives it, and how many it works on at a time. Senders of this worker then send so
     /// many at a time, and have fewer queued.
-    pub(crate) fn note_pace(&self, row_ns: u64, call_rows: usize) {
+    pub(crate) fn note_row_cost(&self, row_ns: u64, call_rows: usize) {
         self.call_rows.store(call_rows as u64, Ordering::Relaxed);
         self.row_ns.store(row_ns, Ordering::Relaxed);
     }
 
-    /// See [`Edge::note_pace`].
+    /// See [`EdgeRuntime::note_row_cost`].
     pub(crate) fn call_rows(&self) -> usize {
         self.call_rows.load(Ordering::Relaxed) as usize
     }
 
-    /// See [`Edge::note_pace`].
+    /// See [`EdgeRuntime::note_row_cost`].
     pub(crate) fn row_ns(&self) -> u64 {
         self.row_ns.load(Ordering::Relaxed)
     }
@@ -181,7 +181,7 @@ impl Edge {
     /// Each stream's part of what one copy's queue may hold.
     fn window(&self, queue_bytes: u64) -> u64 {
         let streams = match &self.mover {
-            Mover::Map(map) => (0..self.target_workers.len() as u32)
+            EdgeMover::Map(map) => (0..self.target_workers.len() as u32)
                 .map(|target| map.iter().filter(|&&to| to == Some(target)).count())
                 .max()
                 .unwrap_or(1),
@@ -199,10 +199,10 @@ impl Edge {
     }
 
     /// Whether there is a stream from copy `source` to copy `target`.
-    pub(crate) fn sends(&self, source: u32, target: u32) -> bool {
+    pub(crate) fn has_stream(&self, source: u32, target: u32) -> bool {
         match &self.mover {
-            Mover::Map(map) => map[source as usize] == Some(target),
-            Mover::Broadcast(_) | Mover::Partition(_) => true,
+            EdgeMover::Map(map) => map[source as usize] == Some(target),
+            EdgeMover::Broadcast(_) | EdgeMover::Partition(_) => true,
         }
     }
 
@@ -213,7 +213,7 @@ impl Edge {
     }
 
     /// The credit of a copy of this worker towards a copy (for a broadcast, a worker) elsewhere.
-    pub(crate) fn account(&self, source: u32, target: u32) -> &Arc<Account> {
+    pub(crate) fn account(&self, source: u32, target: u32) -> &Arc<CreditAccount> {
         &self.accounts[&(source, target)]
     }
 
@@ -288,12 +288,12 @@ impl Edge {
     ///
     /// # Errors
     /// In words, when it does not belong here.
-    pub(crate) fn frame(&self, from: u32, frame: Received, links: &Links) -> Result<(), String> {
+    pub(crate) fn frame(&self, from: u32, frame: ReceivedFrame, links: &Links) -> Result<(), String> {
         let header = frame.header;
         let stream = (header.source, header.target);
         let stranger = || format!("a {:?} frame for copies {} -> {}", header.kind, header.source, header.target);
         match header.kind {
-            Kind::Credit => {
+            WireKind::Credit => {
                 if let Some(account) = self.accounts.get(&stream) {
                     account.release(header.rows);
                 } else if let Some(relay) = self.relays.get(&stream) {
@@ -303,7 +303,7 @@ impl Edge {
                     return Err(stranger());
                 }
             }
-            Kind::Stop => {
+            WireKind::Stop => {
                 if let Some(account) = self.accounts.get(&stream) {
                     account.stop();
                 } else if let Some(relay) = self.relays.get(&stream) {
@@ -314,50 +314,50 @@ impl Edge {
                     return Err(stranger());
                 }
             }
-            Kind::Batch | Kind::End | Kind::Watermark | Kind::Idle | Kind::Barrier
+            WireKind::Batch | WireKind::End | WireKind::Watermark | WireKind::Idle | WireKind::Barrier
                 if header.target == u32::MAX && !self.trees.is_empty() =>
             {
-                if header.kind != Kind::Batch {
+                if header.kind != WireKind::Batch {
                     frame.verify().map_err(|error| error.to_string())?;
                 }
                 let debt = self.debts.get(&(header.source, links.me)).ok_or_else(stranger)?;
-                let guard =
-                    (header.kind == Kind::Batch).then(|| Arc::new(Guard::remote(debt, frame.whole.len() as u64)));
-                self.spread(&frame, guard, links)?;
+                let guard = (header.kind == WireKind::Batch)
+                    .then(|| Arc::new(CreditGuard::remote(debt, frame.whole.len() as u64)));
+                self.forward_broadcast(&frame, guard, links)?;
             }
-            Kind::Batch => {
+            WireKind::Batch => {
                 let debt = self.debts.get(&stream).ok_or_else(stranger)?;
                 let (inlet, number) = self.inlet(header.source, header.target).ok_or_else(stranger)?;
-                let guard = Arc::new(Guard::remote(debt, frame.whole.len() as u64));
-                inlet.push(number, Packet::Block(frame, guard));
+                let guard = Arc::new(CreditGuard::remote(debt, frame.whole.len() as u64));
+                inlet.push(number, StreamPacket::Block(frame, guard));
             }
-            Kind::End => {
+            WireKind::End => {
                 if !self.debts.contains_key(&stream) {
                     return Err(stranger());
                 }
                 frame.verify().map_err(|error| error.to_string())?;
                 let (inlet, number) = self.inlet(header.source, header.target).ok_or_else(stranger)?;
-                inlet.push(number, Packet::End { blocks: header.seq, rows: header.rows });
+                inlet.push(number, StreamPacket::End { blocks: header.seq, rows: header.rows });
                 self.pending.fetch_sub(1, Ordering::SeqCst);
             }
-            Kind::Watermark | Kind::Idle | Kind::Barrier => {
+            WireKind::Watermark | WireKind::Idle | WireKind::Barrier => {
                 if !self.debts.contains_key(&stream) {
                     return Err(stranger());
                 }
                 let (inlet, number) = self.inlet(header.source, header.target).ok_or_else(stranger)?;
                 frame.verify().map_err(|error| error.to_string())?;
-                inlet.push(number, Packet::Mark { mark: Mark::of_frame(&frame)?, blocks: header.seq });
+                inlet.push(number, StreamPacket::Mark { mark: Mark::of_frame(&frame)?, blocks: header.seq });
             }
-            Kind::Progress
-            | Kind::Status
-            | Kind::Inject
-            | Kind::Hurry
-            | Kind::Saved
-            | Kind::Durable
-            | Kind::Abort
-            | Kind::Finish
-            | Kind::Lent
-            | Kind::Returned => {
+            WireKind::Progress
+            | WireKind::Status
+            | WireKind::Inject
+            | WireKind::Unalign
+            | WireKind::Saved
+            | WireKind::Durable
+            | WireKind::Abort
+            | WireKind::Finish
+            | WireKind::Lent
+            | WireKind::Returned => {
                 return Err(format!("worker {from} sent a {:?} frame here", header.kind));
             }
         }
@@ -365,18 +365,23 @@ impl Edge {
     }
 
     /// A broadcast frame: to all copies of this worker, and on to the workers below.
-    fn spread(&self, frame: &Received, guard: Option<Arc<Guard>>, links: &Links) -> Result<(), String> {
+    fn forward_broadcast(
+        &self,
+        frame: &ReceivedFrame,
+        guard: Option<Arc<CreditGuard>>,
+        links: &Links,
+    ) -> Result<(), String> {
         let header = frame.header;
-        let over = header.kind == Kind::End;
+        let over = header.kind == WireKind::End;
         let mark = if over || guard.is_some() { None } else { Some(Mark::of_frame(frame)?) };
         for target in 0..self.targets() {
             let Some((inlet, number)) = self.inlet(header.source, target) else { continue };
             inlet.push(
                 number,
                 match (&guard, &mark) {
-                    (Some(guard), _) => Packet::Block(frame.clone(), Arc::clone(guard)),
-                    (None, Some(mark)) => Packet::Mark { mark: mark.clone(), blocks: header.seq },
-                    (None, None) => Packet::End { blocks: header.seq, rows: header.rows },
+                    (Some(guard), _) => StreamPacket::Block(frame.clone(), Arc::clone(guard)),
+                    (None, Some(mark)) => StreamPacket::Mark { mark: mark.clone(), blocks: header.seq },
+                    (None, None) => StreamPacket::End { blocks: header.seq, rows: header.rows },
                 },
             );
         }
@@ -393,7 +398,7 @@ impl Edge {
         Ok(())
     }
 
-    fn relay(&self, relay: &Relay, child: u32, links: &Links) {
+    fn relay(&self, relay: &BroadcastRelay, child: u32, links: &Links) {
         let mut waiting = relay.waiting.lock();
         let is_stopped = relay.account.is_stopped();
         while let Some((bytes, guard)) = waiting.front() {
@@ -428,18 +433,18 @@ mod tests {
     use arrow::array::{Int64Array, RecordBatch};
     use arrow::datatypes::{DataType, Field, Schema};
     use tidemill_batch::memory::MemorySettings;
-    use tidemill_batch::wire::{Encoder, Frame, Header};
+    use tidemill_batch::wire::{BatchEncoder, Frame, WireHeader};
     use tidemill_net::{Endpoint, Rank};
 
     use super::*;
-    use crate::flow::{Input, Port};
-    use crate::task::{Cancel, block_on};
+    use crate::flow::{FlowPort, Input};
+    use crate::task::{CancelFlag, block_on};
 
     /// An edge from a copy on worker 1 to one on worker 0, as worker 0 has it, and the input there.
-    fn edge(links: &Arc<Links>) -> (Arc<Edge>, Input) {
+    fn edge(links: &Arc<Links>) -> (Arc<EdgeRuntime>, Input) {
         let schema: SchemaRef = Arc::new(Schema::new(vec![Field::new("n", DataType::Int64, false)]));
-        let port = |task| Port { task, port: 0 };
-        let mover = Mover::Map(vec![Some(0)]);
+        let port = |task| FlowPort { task, port: 0 };
+        let mover = EdgeMover::Map(vec![Some(0)]);
         let flow_edge = FlowEdge {
             name: "a -> b".into(),
             source: port(0),
@@ -454,20 +459,21 @@ mod tests {
         let limits = EdgeLimits { governor, queue_bytes: 1 << 20, batch_bytes: 1 << 10 };
         let inlet = Arc::new(Inlet::default());
         let inlets = [Some(Arc::clone(&inlet))];
-        let edge = Arc::new(Edge::new(0, (&flow_edge, "a", "b"), (vec![1], vec![0]), &inlets, links, &[0, 0], limits));
-        let mut input = Input::new(inlet, 0, true, Arc::new(Cancel::default()).token());
+        let edge =
+            Arc::new(EdgeRuntime::new(0, (&flow_edge, "a", "b"), (vec![1], vec![0]), &inlets, links, &[0, 0], limits));
+        let mut input = Input::new(inlet, 0, true, Arc::new(CancelFlag::default()).token());
         input.add_edge(&edge);
         (edge, input)
     }
 
-    fn block(encoder: &mut Encoder, seq: u64, schema: &SchemaRef) -> Frame {
+    fn block(encoder: &mut BatchEncoder, seq: u64, schema: &SchemaRef) -> Frame {
         let rows = RecordBatch::try_new(schema.clone(), vec![Arc::new(Int64Array::from(vec![seq as i64; 3]))]).unwrap();
-        let header = Header { seq, rows: 3, ..Header::new(Kind::Batch, 0) };
+        let header = WireHeader { seq, rows: 3, ..WireHeader::new(WireKind::Batch, 0) };
         Frame::new(&header, &encoder.encode(&rows).unwrap())
     }
 
     fn end(blocks: u64, rows: u64) -> Frame {
-        Frame::bare(&Header { seq: blocks, rows, ..Header::new(Kind::End, 0) })
+        Frame::header_only(&WireHeader { seq: blocks, rows, ..WireHeader::new(WireKind::End, 0) })
     }
 
     /// Lost, doubled, swapped or damaged blocks, and counts that differ at the end: each is an error that names the
@@ -487,13 +493,13 @@ mod tests {
         ];
         for (change, expected) in cases {
             let (edge, mut input) = edge(&links);
-            let mut encoder = Encoder::new(&edge.schema).unwrap();
+            let mut encoder = BatchEncoder::new(&edge.schema).unwrap();
             let mut frames: Vec<Frame> = (0..3).map(|seq| block(&mut encoder, seq, &edge.schema)).collect();
             frames.push(end(3, 9));
             let mut frames: Vec<Vec<u8>> = frames.into_iter().map(|frame| frame.into_buffer().to_vec()).collect();
             change(&mut frames);
             for bytes in frames {
-                let frame = Received::take(&mut Buffer::from(bytes)).unwrap();
+                let frame = ReceivedFrame::take(&mut Buffer::from(bytes)).unwrap();
                 edge.frame(1, frame, &links).unwrap();
             }
             let mut rows = 0;
@@ -522,10 +528,18 @@ mod tests {
         let endpoints = Endpoint::in_process(2).unwrap();
         let links = Links::new(endpoints[0].clone(), 9, 0, 0, &[Rank(0), Rank(1)], &Arc::default());
         let (edge, _input) = edge(&links);
-        for kind in [Kind::Batch, Kind::End, Kind::Credit, Kind::Stop, Kind::Progress, Kind::Abort, Kind::Finish] {
+        for kind in [
+            WireKind::Batch,
+            WireKind::End,
+            WireKind::Credit,
+            WireKind::Stop,
+            WireKind::Progress,
+            WireKind::Abort,
+            WireKind::Finish,
+        ] {
             for (source, target) in [(1, 0), (0, 1), (u32::MAX, 0), (0, u32::MAX), (7, u32::MAX)] {
-                let frame = Frame::bare(&Header { source, target, rows: 1, ..Header::new(kind, 0) });
-                let frame = Received::take(&mut frame.into_buffer()).unwrap();
+                let frame = Frame::header_only(&WireHeader { source, target, rows: 1, ..WireHeader::new(kind, 0) });
+                let frame = ReceivedFrame::take(&mut frame.into_buffer()).unwrap();
                 assert!(edge.frame(1, frame, &links).is_err(), "{kind:?} {source} {target}");
             }
         }

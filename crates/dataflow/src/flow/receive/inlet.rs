@@ -7,36 +7,36 @@ use std::task::{Context, Poll, Waker};
 
 use arrow::array::RecordBatch;
 use parking_lot::Mutex;
-use tidemill_batch::wire::Received;
+use tidemill_batch::wire::ReceivedFrame;
 use tidemill_checkpoint::{Barrier, EventTime, Mark};
 
-use crate::link::Guard;
+use crate::link::CreditGuard;
 
 /// What a stream brings.
-pub(crate) enum Packet {
+pub(crate) enum StreamPacket {
     /// A batch of this process. Never copied.
-    Batch(RecordBatch, Arc<Guard>),
+    Batch(RecordBatch, Arc<CreditGuard>),
     /// A batch of another worker, to be decoded by who takes it.
-    Block(Received, Arc<Guard>),
+    Block(ReceivedFrame, Arc<CreditGuard>),
     /// What rides between the batches; so many blocks were sent before it.
     Mark { mark: Mark, blocks: u64 },
     /// The stream is over; so many blocks and rows were sent.
     End { blocks: u64, rows: u64 },
 }
 
-impl Packet {
+impl StreamPacket {
     /// What holds its credit.
-    pub(crate) fn guard(&self) -> Option<Arc<Guard>> {
+    pub(crate) fn guard(&self) -> Option<Arc<CreditGuard>> {
         match self {
-            Packet::Batch(_, guard) | Packet::Block(_, guard) => Some(Arc::clone(guard)),
-            Packet::Mark { .. } | Packet::End { .. } => None,
+            StreamPacket::Batch(_, guard) | StreamPacket::Block(_, guard) => Some(Arc::clone(guard)),
+            StreamPacket::Mark { .. } | StreamPacket::End { .. } => None,
         }
     }
 }
 
 #[derive(Default)]
-struct Queue {
-    packets: VecDeque<Packet>,
+struct StreamQueue {
+    packets: VecDeque<StreamPacket>,
     /// Of who takes from this stream alone.
     waker: Option<Waker>,
     closed: bool,
@@ -46,7 +46,7 @@ struct Queue {
 
 #[derive(Default)]
 struct InletState {
-    streams: Vec<Queue>,
+    streams: Vec<StreamQueue>,
     /// Streams that have something, in order of arrival; a stream is named once for each packet.
     order: VecDeque<u32>,
     /// Of who takes whatever comes first.
@@ -85,11 +85,11 @@ impl Inlet {
     pub(crate) fn add_streams(&self, count: u32) -> u32 {
         let mut state = self.0.lock();
         let base = state.streams.len() as u32;
-        state.streams.resize_with((base + count) as usize, Queue::default);
+        state.streams.resize_with((base + count) as usize, StreamQueue::default);
         base
     }
 
-    pub(crate) fn push(&self, stream: u32, packet: Packet) {
+    pub(crate) fn push(&self, stream: u32, packet: StreamPacket) {
         let mut state = self.0.lock();
         if state.closed || state.streams[stream as usize].closed {
             drop(state);
@@ -97,11 +97,11 @@ impl Inlet {
             drop(packet);
             return;
         }
-        if let Packet::Batch(_, guard) | Packet::Block(_, guard) = &packet {
+        if let StreamPacket::Batch(_, guard) | StreamPacket::Block(_, guard) = &packet {
             state.queued_bytes += guard.bytes();
             state.peak_bytes = state.peak_bytes.max(state.queued_bytes);
         }
-        if let Packet::Mark { mark: Mark::Barrier(barrier), .. } = &packet
+        if let StreamPacket::Mark { mark: Mark::Barrier(barrier), .. } = &packet
             && state.barrier.as_ref().is_none_or(|newest| newest.epoch < barrier.epoch)
         {
             state.barrier = Some(barrier.clone());
@@ -120,7 +120,7 @@ impl Inlet {
     }
 
     /// The next packet of any stream, in order of arrival, or of `stream` alone.
-    pub(crate) fn poll_take(&self, stream: Option<u32>, context: &mut Context<'_>) -> Poll<(u32, Packet)> {
+    pub(crate) fn poll_take(&self, stream: Option<u32>, context: &mut Context<'_>) -> Poll<(u32, StreamPacket)> {
         let mut state = self.0.lock();
         let found = match stream {
             Some(stream) => {
@@ -141,7 +141,7 @@ impl Inlet {
         };
         match found {
             Some((stream, packet)) => {
-                if let Packet::Batch(_, guard) | Packet::Block(_, guard) = &packet {
+                if let StreamPacket::Batch(_, guard) | StreamPacket::Block(_, guard) = &packet {
                     state.queued_bytes -= guard.bytes();
                 }
                 Poll::Ready((stream, packet))

@@ -9,24 +9,24 @@ use std::time::Duration;
 
 use arrow::array::RecordBatch;
 use arrow::datatypes::SchemaRef;
-use tidemill_checkpoint::marks::{Gate, MarkMerger};
-use tidemill_checkpoint::{Control, EventTime, Mark};
+use tidemill_checkpoint::marks::{MarkMerger, StreamGate};
+use tidemill_checkpoint::{BarrierControl, EventTime, Mark};
 use tokio::sync::oneshot;
 
-use super::edge::Edge;
-use super::inlet::{Inlet, Packet};
-use super::meter::Meter;
+use super::edge::EdgeRuntime;
+use super::inlet::{Inlet, StreamPacket};
+use super::meter::PortMeter;
 use super::stream_end::StreamEnd;
-use crate::checkpoint::{CopyStates, Replay};
+use crate::checkpoint::{CopyStates, InFlightReplay};
 use crate::error::{DataflowError, TaskError};
-use crate::link::Guard;
+use crate::link::CreditGuard;
 use crate::task::{CancelToken, block_on};
-use crate::unaligned::{Hurry, Recording, StreamItem};
-use crate::work::Pace;
+use crate::unaligned::{RecordedItem, Recording, UnalignedSignal};
+use crate::work::BatchPacer;
 
 /// What a stream of batches consists of.
 #[derive(Clone, Debug)]
-pub enum Item {
+pub enum StreamElement {
     /// Rows; never none.
     Batch(RecordBatch),
     /// What rides between them, of all streams of the port together: time no stream is behind, a barrier that all have
@@ -34,12 +34,12 @@ pub enum Item {
     Mark(Mark),
 }
 
-impl Item {
+impl StreamElement {
     /// The rows.
     pub fn into_batch(self) -> Option<RecordBatch> {
         match self {
-            Item::Batch(batch) => Some(batch),
-            Item::Mark(_) => None,
+            StreamElement::Batch(batch) => Some(batch),
+            StreamElement::Mark(_) => None,
         }
     }
 }
@@ -48,18 +48,18 @@ impl Item {
 const SLOW_ROWS_MAX: usize = 4096;
 
 /// What a recording is told of what a stream brings.
-fn seen(item: Option<&Item>) -> StreamItem<RecordBatch> {
+fn seen(item: Option<&StreamElement>) -> RecordedItem<RecordBatch> {
     match item {
-        Some(Item::Batch(rows)) => StreamItem::Rows(rows.clone()),
-        Some(Item::Mark(Mark::Barrier(barrier))) => StreamItem::Barrier(barrier.epoch),
-        Some(Item::Mark(_)) => StreamItem::Other,
-        None => StreamItem::End,
+        Some(StreamElement::Batch(rows)) => RecordedItem::Rows(rows.clone()),
+        Some(StreamElement::Mark(Mark::Barrier(barrier))) => RecordedItem::Barrier(barrier.epoch),
+        Some(StreamElement::Mark(_)) => RecordedItem::Other,
+        None => RecordedItem::End,
     }
 }
 
 /// A port's part in checkpoints whose barriers overtake rows.
-struct Overtaking {
-    hurry: Hurry,
+struct UnalignedInput {
+    signal: UnalignedSignal,
     port: u32,
     states: Arc<CopyStates>,
     /// What is in flight, until all of it is known; and who waits for it.
@@ -67,10 +67,10 @@ struct Overtaking {
 }
 
 /// What was taken before its time: of which stream, and what it brings. Its credit stays with it.
-struct Ahead {
+struct EarlyElement {
     stream: u32,
-    item: Option<Item>,
-    guard: Option<Arc<Guard>>,
+    item: Option<StreamElement>,
+    guard: Option<Arc<CreditGuard>>,
 }
 
 /// As a stream's number: rows that were in flight when the run began.
@@ -86,13 +86,13 @@ pub struct Input {
     /// `None` for a task that does not know them.
     marks: Option<MarkMerger>,
     /// `None` where barriers overtake nothing.
-    overtaking: Option<Box<Overtaking>>,
+    overtaking: Option<Box<UnalignedInput>>,
     /// Comes before all else: what was in flight when the run began, and then what was taken before its time.
-    replay: Option<Replay>,
-    ahead: VecDeque<Ahead>,
-    meter: Meter,
+    replay: Option<InFlightReplay>,
+    ahead: VecDeque<EarlyElement>,
+    meter: PortMeter,
     /// Of who calls functions of the program: how many rows it gets at a time.
-    pace: Option<Pace>,
+    pace: Option<BatchPacer>,
 }
 
 impl Input {
@@ -103,48 +103,48 @@ impl Input {
     }
 
     /// Gives out no more rows at a time than take a moment to work on: marks pass between them.
-    pub(crate) fn give_few(&mut self) {
+    pub(crate) fn limit_rows(&mut self) {
         if self.marks.is_some() {
-            self.pace = Some(Pace::default());
+            self.pace = Some(BatchPacer::default());
         }
     }
 
     /// Rows that it has given out have taken so long.
-    pub(crate) fn took(&mut self, rows: usize, time: Duration) {
+    pub(crate) fn note_time(&mut self, rows: usize, time: Duration) {
         let Some(pace) = &mut self.pace else { return };
         pace.learn(rows, time);
         let slow = pace.rows() < SLOW_ROWS_MAX;
         let (row_ns, call_rows) = (if slow { pace.row_ns() } else { 0 }, pace.rows());
-        self.streams.iter().for_each(|end| end.edge.note_pace(row_ns, call_rows));
+        self.streams.iter().for_each(|end| end.edge.note_row_cost(row_ns, call_rows));
     }
 
     /// The rows that are given out now; the others come next.
-    fn bounded(&mut self, stream: u32, item: Item, guard: Option<Arc<Guard>>) -> Item {
+    fn bounded(&mut self, stream: u32, item: StreamElement, guard: Option<Arc<CreditGuard>>) -> StreamElement {
         match (item, self.pace) {
-            (Item::Batch(rows), Some(pace)) if rows.num_rows() > pace.rows() => {
+            (StreamElement::Batch(rows), Some(pace)) if rows.num_rows() > pace.rows() => {
                 let rest = rows.slice(pace.rows(), rows.num_rows() - pace.rows());
-                self.ahead.push_front(Ahead { stream, item: Some(Item::Batch(rest)), guard });
-                Item::Batch(rows.slice(0, pace.rows()))
+                self.ahead.push_front(EarlyElement { stream, item: Some(StreamElement::Batch(rest)), guard });
+                StreamElement::Batch(rows.slice(0, pace.rows()))
             }
             (item, _) => item,
         }
     }
 
     /// Lets barriers overtake the rows that come here: input port `port` of a copy that `states` are of.
-    pub(crate) fn let_overtake(&mut self, port: u32, states: &Arc<CopyStates>) {
-        let (hurry, states) = (states.hurry(), Arc::clone(states));
-        self.overtaking = Some(Box::new(Overtaking { hurry, port, states, recording: None }));
+    pub(crate) fn enable_unaligned(&mut self, port: u32, states: &Arc<CopyStates>) {
+        let (signal, states) = (states.unaligned_signal(), Arc::clone(states));
+        self.overtaking = Some(Box::new(UnalignedInput { signal, port, states, recording: None }));
     }
 
     /// Has rows taken before all others: they were in flight when the job was cut off.
-    pub(crate) fn begin_with(&mut self, replay: Option<Replay>) {
+    pub(crate) fn replay_first(&mut self, replay: Option<InFlightReplay>) {
         self.replay = replay;
     }
 
     /// Adds the streams of an edge that leads here; all of its source copies are numbered, only some may send.
-    pub(crate) fn add_edge(&mut self, edge: &Arc<Edge>) {
+    pub(crate) fn add_edge(&mut self, edge: &Arc<EdgeRuntime>) {
         for source in 0..edge.sources() {
-            let over = !edge.sends(source, self.target);
+            let over = !edge.has_stream(source, self.target);
             self.open += usize::from(!over);
             let edge = Arc::clone(edge);
             if let Some(marks) = &mut self.marks {
@@ -172,7 +172,7 @@ impl Input {
     ///
     /// # Errors
     /// When what arrived is not what was sent. Ends early when the run is given up.
-    pub async fn recv(&mut self) -> Result<Option<Item>, DataflowError> {
+    pub async fn recv(&mut self) -> Result<Option<StreamElement>, DataflowError> {
         Ok(self.recv_from().await?.map(|(_, item)| item))
     }
 
@@ -180,7 +180,7 @@ impl Input {
     ///
     /// # Errors
     /// As [`Input::recv`].
-    pub async fn recv_from(&mut self) -> Result<Option<(u32, Item)>, DataflowError> {
+    pub async fn recv_from(&mut self) -> Result<Option<(u32, StreamElement)>, DataflowError> {
         poll_fn(|context| self.poll_recv(context)).await
     }
 
@@ -188,7 +188,7 @@ impl Input {
     ///
     /// # Errors
     /// As [`Input::recv`].
-    pub fn recv_blocking(&mut self) -> Result<Option<Item>, DataflowError> {
+    pub fn recv_blocking(&mut self) -> Result<Option<StreamElement>, DataflowError> {
         let cancel = self.cancel.clone();
         block_on(cancel.guard(self.recv()))?
     }
@@ -198,7 +198,7 @@ impl Input {
     ///
     /// # Errors
     /// As [`Input::recv`].
-    pub async fn recv_stream(&mut self, stream: u32) -> Result<Option<Item>, DataflowError> {
+    pub async fn recv_stream(&mut self, stream: u32) -> Result<Option<StreamElement>, DataflowError> {
         poll_fn(|context| {
             loop {
                 if self.streams[stream as usize].over {
@@ -208,7 +208,7 @@ impl Input {
                     return Poll::Pending;
                 };
                 match self.unpack(stream, packet)? {
-                    Some(Item::Mark(mark)) => self.streams[stream as usize].refuse(&mark)?,
+                    Some(StreamElement::Mark(mark)) => self.streams[stream as usize].refuse(&mark)?,
                     Some(item) => return Poll::Ready(Ok(Some(item))),
                     None => {}
                 }
@@ -233,7 +233,7 @@ impl Input {
 
     /// What comes next on any stream: an item, marks as each stream brought them, or that it has ended. For who knows
     /// what his streams mean.
-    pub(crate) async fn recv_each(&mut self) -> Result<Option<(u32, Option<Item>)>, DataflowError> {
+    pub(crate) async fn recv_each(&mut self) -> Result<Option<(u32, Option<StreamElement>)>, DataflowError> {
         poll_fn(|context| {
             if self.open == 0 {
                 return Poll::Ready(Ok(None));
@@ -250,7 +250,10 @@ impl Input {
     }
 
     /// [`Input::recv_from`] for who polls by hand.
-    pub fn poll_recv(&mut self, context: &mut Context<'_>) -> Poll<Result<Option<(u32, Item)>, DataflowError>> {
+    pub fn poll_recv(
+        &mut self,
+        context: &mut Context<'_>,
+    ) -> Poll<Result<Option<(u32, StreamElement)>, DataflowError>> {
         self.worked();
         if let Some(replay) = self.replay.take() {
             self.replay(replay)?;
@@ -264,13 +267,13 @@ impl Input {
                         let known = Some(*time).filter(|&time| time > EventTime::MIN);
                         self.inlet.note_time(known, self.held_back_by(), self.ahead_of_others())
                     }
-                    Mark::Barrier(barrier) => self.overtaking.iter().for_each(|of| of.hurry.pass(barrier.epoch)),
+                    Mark::Barrier(barrier) => self.overtaking.iter().for_each(|of| of.signal.pass(barrier.epoch)),
                     Mark::Idle => {}
                 }
-                return Poll::Ready(Ok(Some((0, Item::Mark(mark)))));
+                return Poll::Ready(Ok(Some((0, StreamElement::Mark(mark)))));
             }
             let (stream, item, guard) = match self.ahead.pop_front() {
-                Some(Ahead { stream, item, guard }) => (stream, item, guard),
+                Some(EarlyElement { stream, item, guard }) => (stream, item, guard),
                 None if self.open == 0 => return Poll::Ready(Ok(None)),
                 None => match self.inlet.poll_take(None, context) {
                     Poll::Ready((stream, packet)) => {
@@ -278,8 +281,8 @@ impl Input {
                         (stream, self.unpack(stream, packet)?, guard)
                     }
                     Poll::Pending => {
-                        // A barrier may have come into a hurry since it was looked for; else it wakes this copy.
-                        if self.overtaking.as_ref().is_some_and(|of| of.hurry.poll(context).is_ready())
+                        // A barrier may have become unaligned since it was looked for; else it wakes this copy.
+                        if self.overtaking.as_ref().is_some_and(|of| of.signal.poll(context).is_ready())
                             && self.overtake()
                         {
                             continue;
@@ -289,11 +292,11 @@ impl Input {
                 },
             };
             match item {
-                Some(Item::Mark(mark)) => self.mark(stream, mark)?,
+                Some(StreamElement::Mark(mark)) => self.mark(stream, mark)?,
                 Some(item) => {
                     let item = self.bounded(stream, item, guard);
                     // What was in flight before is of no stream.
-                    if let (Item::Batch(batch), Some(end)) = (&item, self.streams.get(stream as usize)) {
+                    if let (StreamElement::Batch(batch), Some(end)) = (&item, self.streams.get(stream as usize)) {
                         self.meter.begin(&end.edge, batch);
                     }
                     return Poll::Ready(Ok(Some((stream, item))));
@@ -309,26 +312,26 @@ impl Input {
     }
 
     /// Brings what was in flight when the run began before all else.
-    fn replay(&mut self, replay: Replay) -> Result<(), DataflowError> {
+    fn replay(&mut self, replay: InFlightReplay) -> Result<(), DataflowError> {
         let Some(StreamEnd { edge, .. }) = self.streams.first() else { return Ok(()) };
         let wrong = |error: TaskError| DataflowError::Edge { edge: edge.name.clone(), reason: error.to_string() };
         let rows = replay.rows(&edge.schema).map_err(wrong)?;
-        let first = |rows| Ahead { stream: FROM_BEFORE, item: Some(Item::Batch(rows)), guard: None };
+        let first = |rows| EarlyElement { stream: FROM_BEFORE, item: Some(StreamElement::Batch(rows)), guard: None };
         self.ahead.extend(rows.into_iter().map(first));
         Ok(())
     }
 
-    /// Lets a barrier that is in a hurry pass, once any stream has brought it, and begins to record the rows that it
+    /// Lets an unaligned barrier pass, once any stream has brought it, and begins to record the rows that it
     /// overtakes. Returns whether there is one.
     fn overtake(&mut self) -> bool {
         let (Some(overtaking), Some(marks)) = (&mut self.overtaking, &mut self.marks) else { return false };
-        let Some(epoch) = overtaking.hurry.now() else { return false };
-        let barrier = self.inlet.barrier(epoch).filter(|barrier| barrier.control == Control::Checkpoint);
+        let Some(epoch) = overtaking.signal.now() else { return false };
+        let barrier = self.inlet.barrier(epoch).filter(|barrier| barrier.control == BarrierControl::Checkpoint);
         let Some(barrier) = barrier else { return false };
         let mut recording = Recording::new(epoch, marks.overtake(barrier));
-        overtaking.hurry.pass(epoch);
+        overtaking.signal.pass(epoch);
         self.inlet.release();
-        for Ahead { stream, item, .. } in &self.ahead {
+        for EarlyElement { stream, item, .. } in &self.ahead {
             recording.note(*stream as usize, seen(item.as_ref()));
         }
         let (sender, in_flight) = oneshot::channel();
@@ -351,7 +354,7 @@ impl Input {
             let guard = packet.guard();
             let item = self.unpack(stream, packet)?;
             recording.note(stream as usize, seen(item.as_ref()));
-            self.ahead.push_back(Ahead { stream, item, guard });
+            self.ahead.push_back(EarlyElement { stream, item, guard });
         }
         // If nobody waits for it, the checkpoint was given up.
         drop(sender.send(recording.into_rows()));
@@ -363,21 +366,21 @@ impl Input {
         let at = stream as usize;
         let Some(marks) = &mut self.marks else { return self.streams[at].refuse(&mark) };
         match marks.mark(at, mark) {
-            Gate::Same => {}
-            Gate::Hold { release } => {
+            StreamGate::Same => {}
+            StreamGate::Hold { release } => {
                 if release {
                     self.inlet.release();
                 }
                 self.inlet.hold(stream);
             }
-            Gate::Release => self.inlet.release(),
+            StreamGate::Release => self.inlet.release(),
         }
         self.inlet.note_time(None, self.held_back_by(), self.ahead_of_others());
         Ok(())
     }
 
     fn stream_over(&mut self, stream: u32) {
-        if self.marks.as_mut().is_some_and(|marks| marks.over(stream as usize) == Gate::Release) {
+        if self.marks.as_mut().is_some_and(|marks| marks.end_stream(stream as usize) == StreamGate::Release) {
             self.inlet.release();
         }
     }
@@ -396,7 +399,7 @@ impl Input {
         Some((&end.edge.name, end.source))
     }
 
-    fn unpack(&mut self, stream: u32, packet: Packet) -> Result<Option<Item>, DataflowError> {
+    fn unpack(&mut self, stream: u32, packet: StreamPacket) -> Result<Option<StreamElement>, DataflowError> {
         let end = &mut self.streams[stream as usize];
         let item = end.unpack(self.target, packet)?;
         self.open -= usize::from(item.is_none());
@@ -451,8 +454,8 @@ impl futures_core::Stream for InputStream {
                 return Poll::Pending;
             };
             match this.end.unpack(this.target, packet) {
-                Ok(Some(Item::Batch(batch))) => return Poll::Ready(Some(Ok(batch))),
-                Ok(Some(Item::Mark(mark))) => {
+                Ok(Some(StreamElement::Batch(batch))) => return Poll::Ready(Some(Ok(batch))),
+                Ok(Some(StreamElement::Mark(mark))) => {
                     if let Err(error) = this.end.refuse(&mark) {
                         return Poll::Ready(Some(Err(error)));
                     }

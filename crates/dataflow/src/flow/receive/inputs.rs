@@ -6,9 +6,9 @@ use std::time::{Duration, Instant};
 
 use tidemill_checkpoint::marks::MarkMerger;
 
-use super::input::{Input, Item};
+use super::input::{Input, StreamElement};
 use crate::error::DataflowError;
-use crate::flow::Handover;
+use crate::flow::BucketHandover;
 use crate::task::block_on;
 
 /// A copy that always finds something to do lets others have its thread after so long: they may have a barrier to send
@@ -25,20 +25,20 @@ pub struct Inputs {
     /// The marks of the ports together.
     marks: MarkMerger,
     /// For operators that can hand over what they keep.
-    handover: Option<Handover>,
+    handover: Option<BucketHandover>,
     /// Since when the copy has not waited.
     busy_since: Option<Instant>,
 }
 
 impl Inputs {
-    pub(crate) fn new(inputs: Vec<Input>, handover: Option<Handover>) -> Self {
+    pub(crate) fn new(inputs: Vec<Input>, handover: Option<BucketHandover>) -> Self {
         let mut marks = MarkMerger::default();
         (0..inputs.len()).for_each(|port| marks.add(port, false));
         Inputs { ended: vec![false; inputs.len()], ports: inputs, first: 0, marks, handover, busy_since: None }
     }
 
     /// Where what moves between the copies of the task comes and goes.
-    pub(crate) fn take_handover(&mut self) -> Option<Handover> {
+    pub(crate) fn take_handover(&mut self) -> Option<BucketHandover> {
         self.handover.take()
     }
 
@@ -57,9 +57,9 @@ impl Inputs {
         &mut self.ports[index]
     }
 
-    /// See [`Input::give_few`].
-    pub(crate) fn give_few(&mut self) {
-        self.ports.iter_mut().for_each(Input::give_few);
+    /// See [`Input::limit_rows`].
+    pub(crate) fn limit_rows(&mut self) {
+        self.ports.iter_mut().for_each(Input::limit_rows);
     }
 
     /// The ports, each to be read by itself.
@@ -86,7 +86,7 @@ impl Inputs {
     pub async fn recv_any(
         &mut self,
         wanted: impl Fn(usize) -> bool,
-    ) -> Result<Option<(usize, Option<Item>)>, DataflowError> {
+    ) -> Result<Option<(usize, Option<StreamElement>)>, DataflowError> {
         if self.busy_since.get_or_insert_with(Instant::now).elapsed() >= TURN {
             tokio::task::yield_now().await;
             self.busy_since = Some(Instant::now());
@@ -96,7 +96,7 @@ impl Inputs {
             let count = self.ports.len();
             'look: loop {
                 if let Some(mark) = self.marks.next_mark() {
-                    return Poll::Ready(Ok(Some((0, Some(Item::Mark(mark))))));
+                    return Poll::Ready(Ok(Some((0, Some(StreamElement::Mark(mark))))));
                 }
                 let mut waiting = false;
                 for index in (0..count).map(|i| (self.first + i) % count) {
@@ -104,7 +104,7 @@ impl Inputs {
                         continue;
                     }
                     match self.ports[index].poll_recv(context)? {
-                        Poll::Ready(Some((_, Item::Mark(mark)))) => {
+                        Poll::Ready(Some((_, StreamElement::Mark(mark)))) => {
                             self.marks.mark(index, mark);
                             continue 'look;
                         }
@@ -112,7 +112,7 @@ impl Inputs {
                             self.first = index + 1;
                             if found.is_none() {
                                 self.ended[index] = true;
-                                self.marks.over(index);
+                                self.marks.end_stream(index);
                             }
                             return Poll::Ready(Ok(Some((index, found.map(|(_, item)| item)))));
                         }
@@ -136,7 +136,7 @@ impl Inputs {
     pub fn recv_any_blocking(
         &mut self,
         wanted: impl Fn(usize) -> bool,
-    ) -> Result<Option<(usize, Option<Item>)>, DataflowError> {
+    ) -> Result<Option<(usize, Option<StreamElement>)>, DataflowError> {
         let Some(first) = self.ports.first() else { return Ok(None) };
         let cancel = first.cancel().clone();
         block_on(cancel.guard(self.recv_any(wanted)))?

@@ -6,8 +6,8 @@ use std::time::Instant;
 
 use arrow::array::RecordBatch;
 
-use super::edge::Edge;
-use crate::flow::Mover;
+use super::edge::EdgeRuntime;
+use crate::flow::EdgeMover;
 use crate::metrics::BucketCounts;
 
 const EVERY: u64 = 16;
@@ -15,7 +15,7 @@ const ROWS_MAX: usize = 32;
 
 /// Of one input port. See the module.
 #[derive(Default)]
-pub(super) struct Meter {
+pub(super) struct PortMeter {
     /// Batches that have been given out, and how many of them are accounted for.
     given: u64,
     told: u64,
@@ -28,10 +28,10 @@ struct MeterRun {
     buckets: Vec<u32>,
 }
 
-impl Meter {
+impl PortMeter {
     /// A batch is given out that this edge has brought.
-    pub(super) fn begin(&mut self, edge: &Edge, batch: &RecordBatch) {
-        let Mover::Partition(partitioner) = &edge.mover else { return };
+    pub(super) fn begin(&mut self, edge: &EdgeRuntime, batch: &RecordBatch) {
+        let EdgeMover::Partition(partitioner) = &edge.mover else { return };
         self.given += 1;
         // The first one too: there may be no other.
         if self.given % EVERY != 1 {

@@ -8,7 +8,7 @@ mod inputs;
 mod meter;
 mod stream_end;
 
-pub(crate) use edge::{Edge, EdgeLimits};
+pub(crate) use edge::{EdgeLimits, EdgeRuntime};
 pub(crate) use inlet::Inlet;
-pub use input::{Input, InputStream, Item};
+pub use input::{Input, InputStream, StreamElement};
 pub use inputs::Inputs;

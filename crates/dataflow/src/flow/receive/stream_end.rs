@@ -2,20 +2,20 @@
 
 use std::sync::Arc;
 
-use tidemill_batch::wire::Decoder;
+use tidemill_batch::wire::BatchDecoder;
 use tidemill_checkpoint::Mark;
 
-use super::edge::Edge;
-use super::inlet::Packet;
-use super::input::Item;
+use super::edge::EdgeRuntime;
+use super::inlet::StreamPacket;
+use super::input::StreamElement;
 use crate::error::DataflowError;
 use crate::metrics;
 
 /// See the module.
 pub(super) struct StreamEnd {
-    pub(super) edge: Arc<Edge>,
+    pub(super) edge: Arc<EdgeRuntime>,
     pub(super) source: u32,
-    pub(super) decoder: Option<Decoder>,
+    pub(super) decoder: Option<BatchDecoder>,
     pub(super) blocks: u64,
     pub(super) rows: u64,
     pub(super) over: bool,
@@ -23,17 +23,17 @@ pub(super) struct StreamEnd {
 
 impl StreamEnd {
     /// What a packet brings: an item, or, once, the end.
-    pub(super) fn unpack(&mut self, target: u32, packet: Packet) -> Result<Option<Item>, DataflowError> {
+    pub(super) fn unpack(&mut self, target: u32, packet: StreamPacket) -> Result<Option<StreamElement>, DataflowError> {
         let wrong = |end: &StreamEnd, reason: String| {
             let reason = format!("from copy {} to copy {target}: {reason}", end.source);
             Err(DataflowError::Edge { edge: end.edge.name.clone(), reason })
         };
         match packet {
-            Packet::Batch(batch, _guard) => {
+            StreamPacket::Batch(batch, _guard) => {
                 self.count(batch.num_rows() as u64);
-                Ok(Some(Item::Batch(batch)))
+                Ok(Some(StreamElement::Batch(batch)))
             }
-            Packet::Block(frame, _guard) => {
+            StreamPacket::Block(frame, _guard) => {
                 if let Err(error) = frame.verify() {
                     return wrong(self, error.to_string());
                 }
@@ -45,7 +45,7 @@ impl StreamEnd {
                     );
                 }
                 if self.decoder.is_none() {
-                    self.decoder = Some(Decoder::new(&self.edge.schema)?);
+                    self.decoder = Some(BatchDecoder::new(&self.edge.schema)?);
                 }
                 let decoder = self.decoder.as_mut().expect("just made");
                 let batch = match decoder.decode(frame.body(), header.rows as usize) {
@@ -53,18 +53,18 @@ impl StreamEnd {
                     Err(error) => return wrong(self, error.to_string()),
                 };
                 self.count(header.rows);
-                Ok(Some(Item::Batch(batch)))
+                Ok(Some(StreamElement::Batch(batch)))
             }
-            Packet::Mark { mark, blocks } => {
+            StreamPacket::Mark { mark, blocks } => {
                 if blocks != self.blocks {
                     return wrong(
                         self,
                         format!("a mark that follows block {blocks} arrived after block {}", self.blocks),
                     );
                 }
-                Ok(Some(Item::Mark(mark)))
+                Ok(Some(StreamElement::Mark(mark)))
             }
-            Packet::End { blocks, rows } => {
+            StreamPacket::End { blocks, rows } => {
                 if (blocks, rows) != (self.blocks, self.rows) {
                     let (got_blocks, got_rows) = (self.blocks, self.rows);
                     return wrong(

@@ -15,7 +15,7 @@ use std::ops::{Deref, DerefMut};
 use crate::sync::{AtomicUsize, MutPtr, Mutex, MutexGuard, Ordering, UnsafeCell, lock};
 
 /// See the module.
-pub(crate) struct Biased<T> {
+pub(crate) struct BiasedLock<T> {
     /// The thread that ends the turn which the user has last entered; 0 when that may be any.
     home: AtomicUsize,
     mutex: Mutex<()>,
@@ -23,11 +23,11 @@ pub(crate) struct Biased<T> {
 }
 
 // SAFETY: as of a mutex; see the module.
-unsafe impl<T: Send> Sync for Biased<T> {}
+unsafe impl<T: Send> Sync for BiasedLock<T> {}
 
-impl<T> Biased<T> {
+impl<T> BiasedLock<T> {
     pub(crate) fn new(value: T) -> Self {
-        Biased { home: AtomicUsize::new(0), mutex: Mutex::new(()), value: UnsafeCell::new(value) }
+        BiasedLock { home: AtomicUsize::new(0), mutex: Mutex::new(()), value: UnsafeCell::new(value) }
     }
 
     /// For whoever it is: waits until nobody else holds it.
@@ -40,9 +40,10 @@ impl<T> Biased<T> {
     ///
     /// # Safety
     /// `me` is this thread's own number, and not 0. The user is one at a time: whoever calls this has what nobody else
-    /// has meanwhile, such as a `&mut` of what all users go through, and keeps nothing that [`Biased::lock`] has given.
+    /// has meanwhile, such as a `&mut` of what all users go through, and keeps nothing that [`BiasedLock::lock`] has
+    /// given.
     #[inline]
-    pub(crate) unsafe fn at_home<R>(&self, me: usize, work: impl FnOnce(&mut T) -> R) -> Option<R> {
+    pub(crate) unsafe fn with_owner_thread<R>(&self, me: usize, work: impl FnOnce(&mut T) -> R) -> Option<R> {
         if self.home.load(Ordering::Relaxed) != me {
             return None;
         }
@@ -56,7 +57,7 @@ impl<T> Biased<T> {
 pub(crate) struct BiasedGuard<'a, T> {
     // Let go of before the lock is.
     value: MutPtr<T>,
-    biased: &'a Biased<T>,
+    biased: &'a BiasedLock<T>,
     _guard: MutexGuard<'a, ()>,
 }
 

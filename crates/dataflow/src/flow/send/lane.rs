@@ -11,19 +11,19 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use arrow::array::RecordBatch;
 use tidemill_batch::batch_bytes;
-use tidemill_batch::gather::{Gather, Part};
-use tidemill_batch::wire::{Draft, Encoder, Frame, Header, Kind, Piece};
+use tidemill_batch::gather::{RowGather, RowSubset};
+use tidemill_batch::wire::{BatchEncoder, BodyPiece, Frame, FrameWriter, WireHeader, WireKind};
 use tidemill_checkpoint::Mark;
 
-use super::biased::{Biased, BiasedGuard};
-use super::pack::{PACK_BYTES_MAX, Pack, SMALL_BYTES_MAX};
+use super::biased::{BiasedGuard, BiasedLock};
+use super::pack::{PACK_BYTES_MAX, RowPack, SMALL_BYTES_MAX};
 use crate::error::TaskError;
-use crate::flow::receive::edge::Edge;
-use crate::flow::receive::inlet::{Inlet, Packet};
-use crate::link::{Account, Guard, Links, Valve};
+use crate::flow::receive::edge::EdgeRuntime;
+use crate::flow::receive::inlet::{Inlet, StreamPacket};
+use crate::link::{CreditAccount, CreditGuard, CreditValve, Links};
 use crate::metrics;
 use crate::task::{self, TurnWaiter};
-use crate::unaligned::Hurry;
+use crate::unaligned::UnalignedSignal;
 use crate::work::QUEUE;
 
 /// A block is not much larger than this: batches that are, are cut.
@@ -38,26 +38,33 @@ const PACK_CREDIT_BYTES: u64 = PACK_BYTES_MAX + SMALL_BYTES_MAX;
 
 /// What all streams of one copy's end of an edge share: whose they are, and what carries them.
 pub(super) struct EdgeEnd {
-    pub edge: Arc<Edge>,
+    pub edge: Arc<EdgeRuntime>,
     pub source: u32,
     pub links: Arc<Links>,
     /// Barriers that are not to wait for credit with what lies before them.
-    pub hurry: Option<Hurry>,
+    pub signal: Option<UnalignedSignal>,
 }
 
 impl EdgeEnd {
     /// `target` is `u32::MAX` for the one stream to all workers.
-    fn header(&self, kind: Kind, target: u32, seq: u64, rows: u64) -> Header {
-        Header { edge: self.edge.id, source: self.source, target, seq, rows, ..Header::new(kind, self.links.run) }
+    fn header(&self, kind: WireKind, target: u32, seq: u64, rows: u64) -> WireHeader {
+        WireHeader {
+            edge: self.edge.id,
+            source: self.source,
+            target,
+            seq,
+            rows,
+            ..WireHeader::new(kind, self.links.run)
+        }
     }
 }
 
 /// Where blocks go.
 enum Destination {
     /// To a copy of this worker.
-    Here { inlet: Arc<Inlet>, stream: u32, account: Arc<Account>, valve: Arc<Valve> },
+    Local { inlet: Arc<Inlet>, stream: u32, account: Arc<CreditAccount>, valve: Arc<CreditValve> },
     /// To a worker, or the same to several.
-    There { target: u32, workers: Vec<(u32, Arc<Account>)>, encoder: Option<Box<Encoder>> },
+    Remote { target: u32, workers: Vec<(u32, Arc<CreditAccount>)>, encoder: Option<Box<BatchEncoder>> },
 }
 
 /// One place, and what has gone there.
@@ -70,9 +77,9 @@ struct LaneTarget {
 /// See the module.
 pub(super) struct Lane {
     way: Arc<EdgeEnd>,
-    /// Whose credit a batch takes, and whether barriers in a hurry may owe more.
-    accounts: Vec<(Arc<Account>, bool)>,
-    state: Biased<LaneState>,
+    /// Whose credit a batch takes, and whether unaligned barriers may owe more.
+    accounts: Vec<(Arc<CreditAccount>, bool)>,
+    state: BiasedLock<LaneState>,
     /// Something waits in the pack.
     packing: AtomicBool,
     /// It leads to one copy, of this worker.
@@ -82,7 +89,7 @@ pub(super) struct Lane {
 struct LaneState {
     ends: Vec<LaneTarget>,
     /// `None` where batches do not go together.
-    pack: Option<Pack>,
+    pack: Option<RowPack>,
     /// Credit that has been taken for it, at each account.
     taken: u64,
     /// Bytes that have gone to copies of this worker since they were let have the thread.
@@ -106,7 +113,7 @@ fn pieces(batch: RecordBatch) -> impl Iterator<Item = RecordBatch> {
 enum LaneRows<'a> {
     Batch(&'a RecordBatch),
     /// Some of several batches, of numbers that are so wide.
-    Part(&'a Gather, &'a Part, &'a [usize]),
+    Part(&'a RowGather, &'a RowSubset, &'a [usize]),
 }
 
 impl LaneRows<'_> {
@@ -121,9 +128,9 @@ impl LaneRows<'_> {
 impl LaneTarget {
     fn here(way: &EdgeEnd, target: u32) -> Option<LaneTarget> {
         let (inlet, stream) = way.edge.inlet(way.source, target)?;
-        let account = Account::new(way.edge.window_bytes);
-        let valve = Valve::new(&way.edge.governor, way.edge.window_bytes);
-        Some(LaneTarget { place: Destination::Here { inlet, stream, account, valve }, blocks: 0, rows: 0 })
+        let account = CreditAccount::new(way.edge.window_bytes);
+        let valve = CreditValve::new(&way.edge.governor, way.edge.window_bytes);
+        Some(LaneTarget { place: Destination::Local { inlet, stream, account, valve }, blocks: 0, rows: 0 })
     }
 
     fn there(way: &EdgeEnd, target: u32, workers: &[u32]) -> LaneTarget {
@@ -131,19 +138,19 @@ impl LaneTarget {
         let account = |worker: u32| if target == u32::MAX { worker } else { target };
         let account = |worker| (worker, Arc::clone(way.edge.account(way.source, account(worker))));
         let workers = workers.iter().copied().map(account).collect();
-        LaneTarget { place: Destination::There { target, workers, encoder: None }, blocks: 0, rows: 0 }
+        LaneTarget { place: Destination::Remote { target, workers, encoder: None }, blocks: 0, rows: 0 }
     }
 
     /// Hands a batch over to a copy of this worker; `credit` has been taken for it, which is `cost` or more.
     fn hand_over(&mut self, way: &EdgeEnd, batch: RecordBatch, cost: u64, credit: u64) {
-        let Destination::Here { inlet, stream, account, valve } = &self.place else {
+        let Destination::Local { inlet, stream, account, valve } = &self.place else {
             unreachable!("asked of a copy here")
         };
         let metrics = &way.edge.metrics;
         metrics::add(&metrics.local_blocks, 1);
         metrics::add(&metrics.local_bytes, cost);
         let rows = batch.num_rows() as u64;
-        inlet.push(*stream, Packet::Batch(batch, Arc::new(Guard::weighed(account, valve, cost, credit))));
+        inlet.push(*stream, StreamPacket::Batch(batch, Arc::new(CreditGuard::weighed(account, valve, cost, credit))));
         self.count(rows);
     }
 
@@ -155,33 +162,33 @@ impl LaneTarget {
     /// The next block for other workers. To be counted when it has gone: who gives up waiting for credit has sent
     /// nothing.
     fn frame(&mut self, way: &EdgeEnd, rows: LaneRows<'_>) -> Result<Frame, TaskError> {
-        let Destination::There { target, workers, encoder } = &mut self.place else {
+        let Destination::Remote { target, workers, encoder } = &mut self.place else {
             unreachable!("asked of workers elsewhere")
         };
         let encoder = match encoder {
             Some(encoder) => encoder,
-            None => encoder.insert(Box::new(Encoder::new(&way.edge.schema)?)),
+            None => encoder.insert(Box::new(BatchEncoder::new(&way.edge.schema)?)),
         };
-        let header = way.header(Kind::Batch, *target, self.blocks, rows.len() as u64);
+        let header = way.header(WireKind::Batch, *target, self.blocks, rows.len() as u64);
         let to = workers.iter().map(|(worker, _)| *worker);
         // A broadcast to some is passed on by them, unless there are no others.
         let passed_on = *target == u32::MAX && workers.len() + 1 < way.links.workers() as usize;
-        let room = |len| way.links.room_towards(len, to, passed_on);
+        let room = |len| way.links.buffer_for(len, to, passed_on);
         let (gather, part, widths) = match rows {
-            LaneRows::Batch(batch) => return Ok(Frame::within(room, &header, &encoder.encode(batch)?)),
+            LaneRows::Batch(batch) => return Ok(Frame::new_in(room, &header, &encoder.encode(batch)?)),
             LaneRows::Part(gather, part, widths) => (gather, part, widths),
         };
         // The rows are picked to where they are sent from: a batch of them would be copied once more.
         let pieces = encoder.outline(part.len(), widths)?;
-        let len = |piece: &Piece| match piece {
-            Piece::Bytes(bytes) => bytes.len(),
-            Piece::Values(_, len) => *len,
+        let len = |piece: &BodyPiece| match piece {
+            BodyPiece::Bytes(bytes) => bytes.len(),
+            BodyPiece::Values(_, len) => *len,
         };
-        let mut draft = Draft::new(room, &header, pieces.iter().map(len).sum());
+        let mut draft = FrameWriter::new(room, &header, pieces.iter().map(len).sum());
         for piece in &pieces {
             match piece {
-                Piece::Bytes(bytes) => draft.put(bytes),
-                Piece::Values(column, len) => draft.fill(*len, |out| gather.fill(*column, part, out)),
+                BodyPiece::Bytes(bytes) => draft.put(bytes),
+                BodyPiece::Values(column, len) => draft.fill(*len, |out| gather.fill(*column, part, out)),
             }
         }
         Ok(draft.finish())
@@ -189,14 +196,14 @@ impl LaneTarget {
 
     /// Sends a batch whose part in a pack has taken credit of `taken` bytes at each account.
     fn send_packed(&mut self, way: &EdgeEnd, batch: &RecordBatch, taken: u64) -> Result<(), TaskError> {
-        if let Destination::Here { account, .. } = &self.place {
+        if let Destination::Local { account, .. } = &self.place {
             let cost = batch_bytes(batch) + BATCH_COST_BYTES;
             account.settle(taken, cost);
             self.hand_over(way, batch.clone(), cost, cost);
             return Ok(());
         }
         let frame = self.frame(way, LaneRows::Batch(batch))?.into_buffer();
-        let Destination::There { workers, .. } = &self.place else { unreachable!("just seen") };
+        let Destination::Remote { workers, .. } = &self.place else { unreachable!("just seen") };
         for (worker, account) in workers {
             if account.is_stopped() {
                 account.settle(taken, 0);
@@ -212,11 +219,11 @@ impl LaneTarget {
 
     fn mark(&self, way: &EdgeEnd, mark: &Mark) {
         match &self.place {
-            Destination::Here { inlet, stream, .. } => {
-                inlet.push(*stream, Packet::Mark { mark: mark.clone(), blocks: self.blocks });
+            Destination::Local { inlet, stream, .. } => {
+                inlet.push(*stream, StreamPacket::Mark { mark: mark.clone(), blocks: self.blocks });
             }
-            Destination::There { target, workers, .. } => {
-                let frame = || mark.frame(way.header(Kind::Idle, *target, self.blocks, 0));
+            Destination::Remote { target, workers, .. } => {
+                let frame = || mark.frame(way.header(WireKind::Idle, *target, self.blocks, 0));
                 workers.iter().for_each(|(worker, _)| way.links.send(*worker, frame()));
             }
         }
@@ -225,10 +232,10 @@ impl LaneTarget {
     fn end(&self, way: &EdgeEnd) {
         let (blocks, rows) = (self.blocks, self.rows);
         match &self.place {
-            Destination::Here { inlet, stream, .. } => inlet.push(*stream, Packet::End { blocks, rows }),
-            Destination::There { target, workers, .. } => {
-                let header = way.header(Kind::End, *target, blocks, rows);
-                workers.iter().for_each(|(worker, _)| way.links.send(*worker, Frame::bare(&header)));
+            Destination::Local { inlet, stream, .. } => inlet.push(*stream, StreamPacket::End { blocks, rows }),
+            Destination::Remote { target, workers, .. } => {
+                let header = way.header(WireKind::End, *target, blocks, rows);
+                workers.iter().for_each(|(worker, _)| way.links.send(*worker, Frame::header_only(&header)));
             }
         }
     }
@@ -256,17 +263,17 @@ impl Lane {
 
     fn new(way: &Arc<EdgeEnd>, ends: Vec<LaneTarget>) -> Arc<Lane> {
         let accounts = ends.iter().flat_map(|end| match &end.place {
-            Destination::Here { account, .. } => vec![(Arc::clone(account), true)],
+            Destination::Local { account, .. } => vec![(Arc::clone(account), true)],
             // No barrier overtakes what is broadcast.
-            Destination::There { target, workers, .. } => {
+            Destination::Remote { target, workers, .. } => {
                 workers.iter().map(|(_, account)| (Arc::clone(account), *target != u32::MAX)).collect()
             }
         });
         let accounts = accounts.collect();
-        let is_to_one_here = matches!(ends.as_slice(), [LaneTarget { place: Destination::Here { .. }, .. }]);
+        let is_to_one_here = matches!(ends.as_slice(), [LaneTarget { place: Destination::Local { .. }, .. }]);
         let state =
-            LaneState { ends, pack: Pack::new(&way.edge.schema), taken: 0, unread: 0, in_turn: false, failed: None };
-        let (way, state, packing) = (Arc::clone(way), Biased::new(state), AtomicBool::new(false));
+            LaneState { ends, pack: RowPack::new(&way.edge.schema), taken: 0, unread: 0, in_turn: false, failed: None };
+        let (way, state, packing) = (Arc::clone(way), BiasedLock::new(state), AtomicBool::new(false));
         Arc::new(Lane { way, accounts, state, packing, is_to_one_here })
     }
 
@@ -277,8 +284,8 @@ impl Lane {
             return false;
         }
         self.state.lock().ends.iter().all(|end| match &end.place {
-            Destination::Here { inlet, stream, .. } => inlet.is_closed(*stream),
-            Destination::There { workers, .. } => workers.iter().all(|(_, account)| account.is_stopped()),
+            Destination::Local { inlet, stream, .. } => inlet.is_closed(*stream),
+            Destination::Remote { workers, .. } => workers.iter().all(|(_, account)| account.is_stopped()),
         })
     }
 
@@ -286,7 +293,7 @@ impl Lane {
     pub(super) async fn send(self: &Arc<Self>, batch: RecordBatch) -> Result<(), TaskError> {
         let row_ns = self.way.edge.row_ns();
         if row_ns > 0 && self.is_to_one_here {
-            return self.send_slowly(batch).await;
+            return self.send_paced(batch).await;
         }
         let bytes = batch_bytes(&batch);
         let packs = {
@@ -315,7 +322,7 @@ impl Lane {
     /// Sends a batch to a copy of this worker whose rows take long: so many rows at a time as it takes between two
     /// marks, and no more than it gets through soon, however small they are. Else a barrier would wait behind all that
     /// fits into the window's bytes.
-    async fn send_slowly(&self, batch: RecordBatch) -> Result<(), TaskError> {
+    async fn send_paced(&self, batch: RecordBatch) -> Result<(), TaskError> {
         let way = &self.way;
         self.flush()?;
         let (mut from, mut waited) = (0, 0);
@@ -329,7 +336,7 @@ impl Lane {
             let weight = (piece.num_rows() as u64).saturating_mul(row_ns).min(queue_ns) as f64 / queue_ns as f64;
             let credit = cost.max((weight * way.edge.window_bytes as f64) as u64);
             // Nothing is locked while it waits for credit.
-            waited += self.accounts[0].0.acquire_owing(credit, way.hurry.as_ref(), true).await;
+            waited += self.accounts[0].0.acquire_owing(credit, way.signal.as_ref(), true).await;
             metrics::add(&way.edge.metrics.rows_sent, piece.num_rows() as u64);
             self.state.lock().ends[0].hand_over(way, piece, cost, credit);
         }
@@ -341,7 +348,7 @@ impl Lane {
     /// as one.
     ///
     /// # Safety
-    /// Nobody else does anything with the lane meanwhile but [`TurnWaiter::go`].
+    /// Nobody else does anything with the lane meanwhile but [`TurnWaiter::on_turn_end`].
     #[inline]
     pub(super) unsafe fn pack_values(&self, values: &[u8], rows: usize) -> Result<bool, TaskError> {
         let put = |state: &mut LaneState| {
@@ -354,7 +361,7 @@ impl Lane {
             }
         };
         // SAFETY: the caller's; and nothing is locked here.
-        let put_at_home = unsafe { self.state.at_home(task::this_thread(), put) };
+        let put_at_home = unsafe { self.state.with_owner_thread(task::this_thread(), put) };
         put_at_home.unwrap_or_else(|| put(&mut self.state.lock()))
     }
 
@@ -369,8 +376,8 @@ impl Lane {
     /// Takes credit for a pack, of which this batch is the first.
     async fn begin_pack(self: &Arc<Self>, batch: RecordBatch, bytes: u64) -> Result<(), TaskError> {
         let mut waited = 0;
-        for (account, hurries) in &self.accounts {
-            waited += account.acquire(PACK_CREDIT_BYTES, self.way.hurry.as_ref().filter(|_| *hurries)).await;
+        for (account, may_owe) in &self.accounts {
+            waited += account.acquire(PACK_CREDIT_BYTES, self.way.signal.as_ref().filter(|_| *may_owe)).await;
         }
         metrics::add(&self.way.edge.metrics.blocked_ns, waited);
         let mut state = self.state.lock();
@@ -420,15 +427,15 @@ impl Lane {
         let places = self.state.lock().ends.len();
         for at in 0..places {
             let elsewhere = match &self.state.lock().ends[at].place {
-                Destination::Here { .. } => None,
-                Destination::There { workers, .. } => {
+                Destination::Local { .. } => None,
+                Destination::Remote { workers, .. } => {
                     Some(workers.iter().map(|(worker, _)| *worker).collect::<Vec<_>>())
                 }
             };
             let Some(workers) = elsewhere else {
                 let (account, _) = accounts.split_off_first().expect("every place has its accounts");
                 let cost = bytes + BATCH_COST_BYTES;
-                waited += account.acquire(cost, way.hurry.as_ref()).await;
+                waited += account.acquire(cost, way.signal.as_ref()).await;
                 let mut state = self.state.lock();
                 state.unread += cost;
                 state.ends[at].hand_over(way, batch.clone(), cost, cost);
@@ -455,16 +462,16 @@ impl Lane {
         &self,
         at: usize,
         rows: LaneRows<'_>,
-        to: impl Iterator<Item = (&'a (Arc<Account>, bool), &'a u32)>,
+        to: impl Iterator<Item = (&'a (Arc<CreditAccount>, bool), &'a u32)>,
     ) -> Result<u64, TaskError> {
         let (way, mut waited) = (&self.way, 0);
         let frame = self.state.lock().ends[at].frame(way, rows)?.into_buffer();
-        for ((account, hurries), worker) in to {
+        for ((account, may_owe), worker) in to {
             // Of a broadcast that others want: what nobody waits for would have nothing to hold it back.
             if account.is_stopped() {
                 continue;
             }
-            waited += account.acquire(frame.len() as u64, way.hurry.as_ref().filter(|_| *hurries)).await;
+            waited += account.acquire(frame.len() as u64, way.signal.as_ref().filter(|_| *may_owe)).await;
             count_frame(way, frame.len() as u64);
             way.links.send_shared(*worker, frame.clone());
         }
@@ -473,9 +480,9 @@ impl Lane {
     }
 
     /// Sends some rows of several batches, as [`Lane::send`] would send a batch of them.
-    pub(super) async fn send_part(self: &Arc<Self>, gather: &Gather, part: &Part) -> Result<(), TaskError> {
+    pub(super) async fn send_part(self: &Arc<Self>, gather: &RowGather, part: &RowSubset) -> Result<(), TaskError> {
         let worker = match self.state.lock().ends.as_slice() {
-            [LaneTarget { place: Destination::There { workers, .. }, .. }] if workers.len() == 1 => Some(workers[0].0),
+            [LaneTarget { place: Destination::Remote { workers, .. }, .. }] if workers.len() == 1 => Some(workers[0].0),
             _ => None,
         };
         let widths = gather.widths().unwrap_or_default();
@@ -517,7 +524,7 @@ impl Lane {
 }
 
 impl TurnWaiter for Lane {
-    fn go(&self) {
+    fn on_turn_end(&self) {
         let mut state = self.state.lock();
         state.in_turn = false;
         if let Err(error) = self.send_pack(&mut state) {

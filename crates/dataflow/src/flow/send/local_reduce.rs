@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use arrow::array::RecordBatch;
 use tidemill_batch::batch_bytes;
-use tidemill_batch::local::{Reduce, Reducer};
+use tidemill_batch::local::{Reducer, Reduction};
 
 use super::lane::{EdgeEnd, Lane};
 use crate::error::TaskError;
@@ -16,7 +16,7 @@ const TURN_BYTES: u64 = 4 << 20;
 /// See the module.
 pub(super) struct LocalReduce {
     way: Arc<EdgeEnd>,
-    reduction: Reduce,
+    reduction: Reduction,
     /// From the first rows on.
     reducer: Option<Reducer>,
     pub lane: Arc<Lane>,
@@ -25,7 +25,7 @@ pub(super) struct LocalReduce {
 }
 
 impl LocalReduce {
-    pub(super) fn new(way: &Arc<EdgeEnd>, reduction: &Reduce, lane: Arc<Lane>) -> Self {
+    pub(super) fn new(way: &Arc<EdgeEnd>, reduction: &Reduction, lane: Arc<Lane>) -> Self {
         LocalReduce { way: Arc::clone(way), reduction: reduction.clone(), reducer: None, lane, bytes: 0 }
     }
 

@@ -8,31 +8,31 @@ use std::task::Poll;
 use arrow::array::{ArrowPrimitiveType, PrimitiveArray, RecordBatch};
 use arrow::datatypes::{SchemaRef, ToByteSlice};
 use parking_lot::Mutex;
-use tidemill_batch::gather::{Drained, Scatter};
+use tidemill_batch::gather::{Scatter, ScatterOutput};
 use tidemill_batch::schema::fits;
 use tidemill_checkpoint::Mark;
 
 use super::lane::{EdgeEnd, Lane};
 use super::local_reduce::LocalReduce;
 use crate::error::{DataflowError, TaskError};
-use crate::flow::Mover;
-use crate::flow::receive::edge::Edge;
+use crate::flow::EdgeMover;
+use crate::flow::receive::edge::EdgeRuntime;
 use crate::link::Links;
-use crate::partitioner::{Assign, Assignment, Seat};
+use crate::partitioner::{PartitionerContext, RowAssigner, RowAssignment};
 use crate::task::{CancelToken, LongTurn, block_on};
-use crate::unaligned::Hurry;
+use crate::unaligned::UnalignedSignal;
 
-enum Route {
+enum OutletRoute {
     Nowhere,
     /// To one copy, or to all of them.
     One(Arc<Lane>),
-    Partition(Box<Partition>),
+    Partition(Box<PartitionedLanes>),
     Reduce(Box<LocalReduce>),
 }
 
 /// A stream for every target copy.
-struct Partition {
-    assign: Box<dyn Assign>,
+struct PartitionedLanes {
+    assign: Box<dyn RowAssigner>,
     /// The targets of the rows of one batch; kept for its memory.
     targets: Vec<u32>,
     scatter: Scatter,
@@ -44,23 +44,28 @@ struct Partition {
 /// One copy's end of one edge.
 pub(crate) struct Outlet {
     way: Arc<EdgeEnd>,
-    route: Route,
+    route: OutletRoute,
     ended: bool,
 }
 
 impl Outlet {
-    pub(crate) fn new(edge: &Arc<Edge>, source: u32, links: &Arc<Links>, hurry: Option<Hurry>) -> Self {
-        let way = Arc::new(EdgeEnd { edge: Arc::clone(edge), source, links: Arc::clone(links), hurry });
+    pub(crate) fn new(
+        edge: &Arc<EdgeRuntime>,
+        source: u32,
+        links: &Arc<Links>,
+        signal: Option<UnalignedSignal>,
+    ) -> Self {
+        let way = Arc::new(EdgeEnd { edge: Arc::clone(edge), source, links: Arc::clone(links), signal });
         let lane = |target: u32| Lane::to_copy(&way, target);
         let route = match &edge.mover {
-            Mover::Map(map) => match (map[source as usize], &edge.reduction) {
-                (None, _) => Route::Nowhere,
-                (Some(target), None) => Route::One(lane(target)),
-                (Some(target), Some(to)) => Route::Reduce(Box::new(LocalReduce::new(&way, to, lane(target)))),
+            EdgeMover::Map(map) => match (map[source as usize], &edge.reduction) {
+                (None, _) => OutletRoute::Nowhere,
+                (Some(target), None) => OutletRoute::One(lane(target)),
+                (Some(target), Some(to)) => OutletRoute::Reduce(Box::new(LocalReduce::new(&way, to, lane(target)))),
             },
-            Mover::Broadcast(_) => Route::One(Lane::to_all(&way)),
-            Mover::Partition(partitioner) => Route::Partition(Box::new(Partition {
-                assign: partitioner.start(&Seat {
+            EdgeMover::Broadcast(_) => OutletRoute::One(Lane::to_all(&way)),
+            EdgeMover::Partition(partitioner) => OutletRoute::Partition(Box::new(PartitionedLanes {
+                assign: partitioner.start(&PartitionerContext {
                     source,
                     targets: edge.targets(),
                     metrics: Arc::clone(&edge.metrics),
@@ -82,25 +87,26 @@ impl Outlet {
 
     fn lanes(&self) -> &[Arc<Lane>] {
         match &self.route {
-            Route::Nowhere => &[],
-            Route::One(lane) => std::slice::from_ref(lane),
-            Route::Partition(partition) => &partition.lanes,
-            Route::Reduce(folding) => std::slice::from_ref(&folding.lane),
+            OutletRoute::Nowhere => &[],
+            OutletRoute::One(lane) => std::slice::from_ref(lane),
+            OutletRoute::Partition(partition) => &partition.lanes,
+            OutletRoute::Reduce(folding) => std::slice::from_ref(&folding.lane),
         }
     }
 
     /// Whether any copy that it leads to still takes something. Of an edge that leads nowhere nobody asks; a reduction
     /// takes all.
     fn is_wanted(&self) -> bool {
-        matches!(self.route, Route::Nowhere | Route::Reduce(_)) || !self.lanes().iter().all(|lane| lane.is_stopped())
+        matches!(self.route, OutletRoute::Nowhere | OutletRoute::Reduce(_))
+            || !self.lanes().iter().all(|lane| lane.is_stopped())
     }
 
     async fn send(&mut self, batch: RecordBatch) -> Result<(), TaskError> {
         match &mut self.route {
-            Route::Nowhere => Ok(()),
-            Route::One(lane) => lane.send(batch).await,
-            Route::Partition(partition) => partition.send(batch).await,
-            Route::Reduce(folding) => folding.send(batch).await,
+            OutletRoute::Nowhere => Ok(()),
+            OutletRoute::One(lane) => lane.send(batch).await,
+            OutletRoute::Partition(partition) => partition.send(batch).await,
+            OutletRoute::Reduce(folding) => folding.send(batch).await,
         }
     }
 
@@ -108,17 +114,17 @@ impl Outlet {
     /// as a batch.
     fn pack_values(&mut self, values: &[u8], rows: usize) -> Result<bool, TaskError> {
         match &mut self.route {
-            Route::Nowhere => Ok(true),
+            OutletRoute::Nowhere => Ok(true),
             // SAFETY: who has the outlet is its lanes' only user.
-            Route::One(lane) => unsafe { lane.pack_values(values, rows) },
-            Route::Partition(partition) => partition.pack_values(values, rows),
-            Route::Reduce(folding) => Ok(folding.push_values(values)),
+            OutletRoute::One(lane) => unsafe { lane.pack_values(values, rows) },
+            OutletRoute::Partition(partition) => partition.pack_values(values, rows),
+            OutletRoute::Reduce(folding) => Ok(folding.push_values(values)),
         }
     }
 
     async fn flush(&mut self) -> Result<(), TaskError> {
-        if let Route::Partition(partition) = &mut self.route {
-            partition.assign.tell();
+        if let OutletRoute::Partition(partition) = &mut self.route {
+            partition.assign.flush_metrics();
             partition.flush().await?;
         }
         self.lanes().iter().try_for_each(|lane| lane.flush())
@@ -128,11 +134,11 @@ impl Outlet {
     async fn mark(&mut self, mark: &Mark) -> Result<(), TaskError> {
         self.flush().await?;
         let way = &self.way;
-        if let (Mark::Barrier(barrier), Some(hurry)) = (mark, &way.hurry) {
-            hurry.pass(barrier.epoch);
+        if let (Mark::Barrier(barrier), Some(signal)) = (mark, &way.signal) {
+            signal.pass(barrier.epoch);
         }
         self.lanes().iter().try_for_each(|lane| lane.mark(mark))?;
-        if let (Route::Partition(partition), Mark::Barrier(barrier)) = (&mut self.route, mark)
+        if let (OutletRoute::Partition(partition), Mark::Barrier(barrier)) = (&mut self.route, mark)
             && let Some(map) = barrier.route_of(&self.way.edge.target_task)
         {
             partition.assign.reroute(&Arc::new(map.clone()));
@@ -143,7 +149,7 @@ impl Outlet {
     /// The stream to one copy, past the partitioner.
     fn lane(&self, target: u32) -> &Arc<Lane> {
         match &self.route {
-            Route::Partition(partition) => &partition.lanes[target as usize],
+            OutletRoute::Partition(partition) => &partition.lanes[target as usize],
             _ => unreachable!("only of edges that partition"),
         }
     }
@@ -153,7 +159,7 @@ impl Outlet {
         if std::mem::replace(&mut self.ended, true) {
             return Ok(());
         }
-        if let Route::Reduce(folding) = &mut self.route {
+        if let OutletRoute::Reduce(folding) = &mut self.route {
             folding.finish().await?;
         }
         self.flush().await?;
@@ -162,7 +168,7 @@ impl Outlet {
     }
 }
 
-impl Partition {
+impl PartitionedLanes {
     /// As [`Outlet::pack_values`].
     fn pack_values(&mut self, values: &[u8], rows: usize) -> Result<bool, TaskError> {
         self.next = self.next.or_else(|| self.assign.assign_unseen());
@@ -176,25 +182,25 @@ impl Partition {
     async fn send(&mut self, batch: RecordBatch) -> Result<(), TaskError> {
         self.targets.clear();
         let assignment = match self.next.take() {
-            Some(target) => Assignment::Whole(target),
+            Some(target) => RowAssignment::Whole(target),
             None => self.assign.assign(&batch, &mut self.targets)?,
         };
         match assignment {
-            Assignment::Whole(target) => {
+            RowAssignment::Whole(target) => {
                 let lane = self.lanes.get(target as usize);
                 let lane =
                     lane.ok_or_else(|| format!("the partitioner returned target {target}, which does not exist"))?;
                 lane.send(batch).await
             }
-            Assignment::ByRow if self.scatter.collect(batch, &self.targets)? => self.flush().await,
-            Assignment::ByRow => Ok(()),
+            RowAssignment::ByRow if self.scatter.collect(batch, &self.targets)? => self.flush().await,
+            RowAssignment::ByRow => Ok(()),
         }
     }
 
     async fn flush(&mut self) -> Result<(), TaskError> {
         match self.scatter.drain() {
-            Drained::Whole(target, batch) => self.lanes[target as usize].send(batch).await?,
-            Drained::Parts(gather, parts) => {
+            ScatterOutput::Whole(target, batch) => self.lanes[target as usize].send(batch).await?,
+            ScatterOutput::Parts(gather, parts) => {
                 for (target, part) in parts {
                     self.lanes[target as usize].send_part(&gather, &part).await?;
                 }

@@ -51,7 +51,7 @@ fn is_packable(data_type: &DataType) -> bool {
 }
 
 /// Rows that wait to be sent together.
-pub(super) struct Pack {
+pub(super) struct RowPack {
     schema: SchemaRef,
     /// For each column, where all are numbers.
     values: Option<Vec<PackedValues>>,
@@ -64,16 +64,16 @@ pub(super) struct Pack {
     bytes: u64,
 }
 
-impl Pack {
+impl RowPack {
     /// An empty one for batches of `schema`; `None` if they do not go together.
-    pub(super) fn new(schema: &SchemaRef) -> Option<Pack> {
+    pub(super) fn new(schema: &SchemaRef) -> Option<RowPack> {
         let fields = schema.fields();
         if fields.is_empty() || !fields.iter().all(|field| is_packable(field.data_type())) {
             return None;
         }
         let values: Option<Vec<PackedValues>> = fields.iter().map(|field| values_of(field.data_type())).collect();
         let columns = values.iter().flatten().map(|_| MutableBuffer::new(0)).collect();
-        Some(Pack { schema: SchemaRef::clone(schema), values, columns, rows: 0, others: Vec::new(), bytes: 0 })
+        Some(RowPack { schema: SchemaRef::clone(schema), values, columns, rows: 0, others: Vec::new(), bytes: 0 })
     }
 
     pub(super) fn is_empty(&self) -> bool {
@@ -89,7 +89,7 @@ impl Pack {
         self.bytes >= PACK_BYTES_MAX
     }
 
-    /// Adds rows of the only column, given as bytes, as [`Pack::push`] adds a batch of them; `None` where there are
+    /// Adds rows of the only column, given as bytes, as [`RowPack::push`] adds a batch of them; `None` where there are
     /// others, or they would have to go behind batches.
     pub(super) fn push_values(&mut self, values: &[u8], rows: usize) -> Option<bool> {
         let [column] = self.columns.as_mut_slice() else { return None };
@@ -179,7 +179,7 @@ mod tests {
                 (prop::collection::vec(prop::option::weighted(0.97, -100i64..100), 1..40), 0usize..8, any::<bool>()), 1..30),
             texts: bool,
         ) {
-            let mut pack = Pack::new(&batch(&[], texts).schema()).unwrap();
+            let mut pack = RowPack::new(&batch(&[], texts).schema()).unwrap();
             let mut waiting = Vec::new();
             for (numbers, cut, go) in pushed {
                 let whole = batch(&numbers, texts);
@@ -203,11 +203,11 @@ mod tests {
         let schema = |data_type: &DataType| Arc::new(Schema::new(vec![Field::new("c", data_type.clone(), true)]));
         let list = |data_type: &DataType| DataType::List(Arc::new(Field::new_list_field(data_type.clone(), true)));
         for data_type in [&words, &list(&words), &DataType::Utf8View, &DataType::Null] {
-            assert!(Pack::new(&schema(data_type)).is_none(), "{data_type}");
+            assert!(RowPack::new(&schema(data_type)).is_none(), "{data_type}");
         }
         for data_type in [&DataType::Boolean, &list(&DataType::Utf8), &DataType::Int64] {
-            assert!(Pack::new(&schema(data_type)).is_some(), "{data_type}");
+            assert!(RowPack::new(&schema(data_type)).is_some(), "{data_type}");
         }
-        assert!(Pack::new(&Arc::new(Schema::empty())).is_none());
+        assert!(RowPack::new(&Arc::new(Schema::empty())).is_none());
     }
 }

@@ -10,7 +10,7 @@ use datafusion::physical_plan::SendableRecordBatchStream;
 use datafusion::physical_plan::stream::RecordBatchStreamAdapter;
 use futures::{StreamExt, TryStreamExt, stream};
 use tidemill_dataflow::flow::batch_bytes;
-use tidemill_dataflow::memory::{Allocations, Governor, Reservation};
+use tidemill_dataflow::memory::{AllocationSet, Governor, Reservation};
 
 /// Of a row in DataFusion's hash table, at most: a slot of 17 bytes, of which up to 2.3 for a row, and a link of 4.
 const ROW_BYTES: u64 = 44;
@@ -24,7 +24,7 @@ const ROWS_IN_A_TURN_MIN: u64 = 32;
 /// Rows for which there is room, with the hash table that is to be made of them.
 pub(super) struct BuildRows {
     batches: Vec<RecordBatch>,
-    allocations: Allocations,
+    allocations: AllocationSet,
     /// Of `batches`, which go when they have been put together.
     batches_bytes: u64,
     reservation: Reservation,
@@ -34,7 +34,7 @@ impl BuildRows {
     pub(super) fn new(governor: &Governor) -> Self {
         BuildRows {
             batches: Vec::new(),
-            allocations: Allocations::default(),
+            allocations: AllocationSet::default(),
             batches_bytes: 0,
             reservation: governor.reservation("join"),
         }
@@ -60,7 +60,7 @@ impl BuildRows {
     pub(super) fn push_anyway(&mut self, batch: RecordBatch) {
         if let Err(batch) = self.push(batch) {
             let bytes = batch_bytes(&batch);
-            self.reservation.grow_anyway(2 * bytes + ROW_BYTES * batch.num_rows() as u64);
+            self.reservation.force_grow(2 * bytes + ROW_BYTES * batch.num_rows() as u64);
             self.batches_bytes += bytes;
             self.batches.push(batch);
         }

@@ -69,7 +69,7 @@ impl MemoryPool for SortMemory {
     }
 
     fn grow(&self, _: &MemoryReservation, additional: usize) {
-        self.held.grow_anyway(additional as u64);
+        self.held.force_grow(additional as u64);
     }
 
     fn shrink(&self, _: &MemoryReservation, shrink: usize) {
@@ -89,7 +89,7 @@ impl MemoryPool for SortMemory {
                 self.held.bytes()
             )));
         }
-        self.held.grow_anyway(wanted);
+        self.held.force_grow(wanted);
         Ok(())
     }
 

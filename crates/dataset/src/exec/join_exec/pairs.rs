@@ -29,7 +29,7 @@ use futures::stream::BoxStream;
 use futures::{FutureExt, Stream, StreamExt, TryStreamExt, stream};
 use tidemill_dataflow::TaskError;
 use tidemill_dataflow::keys::KeyHasher;
-use tidemill_dataflow::memory::{Governor, HashKeys, Partitions, SpillFile};
+use tidemill_dataflow::memory::{Governor, HashKeys, SpillFile, SpillPartitions};
 
 use super::build::{BuildMemory, BuildRows};
 use super::order::in_order;
@@ -99,7 +99,7 @@ struct PartPair {
 
 impl PartPair {
     fn is_worth_parting(&self) -> bool {
-        self.level < Partitions::LEVELS && self.left.rows() * 100 < self.left_rows_of_all * HEAVY_PERCENT
+        self.level < SpillPartitions::LEVELS && self.left.rows() * 100 < self.left_rows_of_all * HEAVY_PERCENT
     }
 }
 
@@ -203,7 +203,7 @@ impl PairwiseJoin {
             JoinSide::Left => on.map(|(left, _)| Arc::clone(left)).collect(),
             _ => on.map(|(_, right)| Arc::clone(right)).collect(),
         };
-        let mut parts = Partitions::new(&self.governor, &schema, hash(keys), level).map_err(failed)?;
+        let mut parts = SpillPartitions::new(&self.governor, &schema, hash(keys), level).map_err(failed)?;
         let mut rows = pin!(rows);
         while let Some(batch) = rows.next().await {
             parts.write(&as_planned(batch?, &schema)?).map_err(failed)?;

@@ -14,7 +14,7 @@ use datafusion::error::{DataFusionError, Result};
 use datafusion::logical_expr::{WindowFrameBound, WindowFrameUnits};
 use datafusion::physical_expr::aggregate::AggregateFunctionExpr;
 use datafusion::physical_expr::window::{PlainAggregateWindowExpr, WindowExpr};
-use tidemill_dataflow::floats::{Same, with_same};
+use tidemill_dataflow::floats::{FloatEquality, with_same};
 
 use super::{PeerBounds, RunningFunction};
 
@@ -177,7 +177,7 @@ impl<F: TotalFold> RunningFunction for FoldedTotal<F> {
     }
 
     fn values(&mut self, arg: Option<&ArrayRef>, places: &PeerBounds, count: usize) -> Result<ArrayRef> {
-        let arg = with_same(arg.expect("it is a function of something"), Same::NaNs)?;
+        let arg = with_same(arg.expect("it is a function of something"), FloatEquality::NaNs)?;
         let totals = self.totals(arg.as_primitive::<F::Of>(), places, count);
         let (mut totals, mut has_value) = totals.ok_or_else(|| self.beyond())?;
         if self.by_peers {

@@ -21,7 +21,7 @@ use datafusion::logical_expr::{
 };
 use datafusion::optimizer::AnalyzerRule;
 use datafusion::physical_expr::{PhysicalExpr, ScalarFunctionExpr};
-use tidemill_dataflow::floats::{Same, has_floats, with_same};
+use tidemill_dataflow::floats::{FloatEquality, has_floats, with_same};
 
 use crate::plan::rewrite::rewrite_exprs;
 
@@ -88,14 +88,14 @@ fn one_each(input: &Arc<LogicalPlan>) -> Result<Option<LogicalPlan>> {
     let columns = input.schema().iter().map(|(relation, field)| {
         let column = Expr::Column(Column::new(relation.cloned(), field.name()));
         match has_floats(field.data_type()) {
-            true => call(Same::NaNsAndZeros, column, true).alias_qualified(relation.cloned(), field.name()),
+            true => call(FloatEquality::NaNsAndZeros, column, true).alias_qualified(relation.cloned(), field.name()),
             false => column,
         }
     });
     Ok(Some(LogicalPlanBuilder::new_from_arc(Arc::clone(input)).project(columns.collect::<Vec<_>>())?.build()?))
 }
 
-fn call(same: Same, expr: Expr, keeps_name: bool) -> Expr {
+fn call(same: FloatEquality, expr: Expr, keeps_name: bool) -> Expr {
     let function = CanonicalFloats { same, keeps_name, signature: Signature::any(1, Volatility::Immutable) };
     Expr::ScalarFunction(ScalarFunction::new_udf(Arc::new(ScalarUDF::from(function)), vec![expr]))
 }
@@ -126,8 +126,8 @@ fn key_as(expr: Expr, schema: &DFSchema, keeps_name: bool) -> Result<Transformed
         }),
         expr if differs(&expr, schema)? => Ok(Transformed::yes(match value_of(&expr, &expr.get_type(schema)?) {
             // Where a constant is asked for it has to stay one.
-            Some(value) => Expr::Literal(one(&value, Same::NaNsAndZeros)?, None),
-            None => call(Same::NaNsAndZeros, expr, keeps_name),
+            Some(value) => Expr::Literal(one(&value, FloatEquality::NaNsAndZeros)?, None),
+            None => call(FloatEquality::NaNsAndZeros, expr, keeps_name),
         })),
         expr => Ok(Transformed::no(expr)),
     }
@@ -150,7 +150,7 @@ fn value_of(expr: &Expr, data_type: &DataType) -> Option<ScalarValue> {
     }
 }
 
-fn one(value: &ScalarValue, same: Same) -> Result<ScalarValue> {
+fn one(value: &ScalarValue, same: FloatEquality) -> Result<ScalarValue> {
     ScalarValue::try_from_array(&with_same(&value.to_array()?, same)?, 0)
 }
 
@@ -184,7 +184,7 @@ fn compare(expr: Expr, schema: &DFSchema) -> Result<Transformed<Expr>> {
             let data_type = of.expr.get_type(schema)?;
             let zero = ScalarValue::new_zero(&data_type).ok();
             let is_plain = |value: &Expr| {
-                number_of(value, &data_type).is_some_and(|value| one(&value, Same::NaNsAndZeros).ok() != zero)
+                number_of(value, &data_type).is_some_and(|value| one(&value, FloatEquality::NaNsAndZeros).ok() != zero)
             };
             if of.list.iter().all(is_plain) {
                 return Ok(Transformed::no(Expr::InList(of)));
@@ -269,7 +269,9 @@ fn arguments(name: &str, distinct: bool, args: Vec<Expr>, schema: &DFSchema) -> 
     if !matches!(name, "min" | "max") {
         return Ok(args);
     }
-    args.into_iter().map(|arg| Ok(if differs(&arg, schema)? { call(Same::NaNs, arg, true) } else { arg })).collect()
+    args.into_iter()
+        .map(|arg| Ok(if differs(&arg, schema)? { call(FloatEquality::NaNs, arg, true) } else { arg }))
+        .collect()
 }
 
 /// A function of one row's values that compares them.
@@ -285,14 +287,14 @@ fn function(mut of: ScalarFunction, schema: &DFSchema) -> Result<Transformed<Exp
         let nothing = Expr::Literal(ScalarValue::try_new_null(&value.get_type(schema)?)?, None);
         return Ok(Transformed::yes(when(equal, nothing).otherwise(value)?));
     }
-    of.args = of.args.into_iter().map(|arg| call(Same::NaNs, arg, true)).collect();
+    of.args = of.args.into_iter().map(|arg| call(FloatEquality::NaNs, arg, true)).collect();
     Ok(Transformed::yes(Expr::ScalarFunction(of)))
 }
 
 /// Gives floats that are equal the same bits.
 #[derive(Debug, PartialEq, Eq, Hash)]
 struct CanonicalFloats {
-    same: Same,
+    same: FloatEquality,
     /// Whether columns are called by what they are made of.
     keeps_name: bool,
     signature: Signature,
@@ -301,8 +303,8 @@ struct CanonicalFloats {
 impl ScalarUDFImpl for CanonicalFloats {
     fn name(&self) -> &'static str {
         match self.same {
-            Same::NaNs => "one_nan",
-            Same::NaNsAndZeros => "canonical",
+            FloatEquality::NaNs => "one_nan",
+            FloatEquality::NaNsAndZeros => "canonical",
         }
     }
 

@@ -3,7 +3,7 @@
 
 use datafusion::error::Result;
 use tidemill_dataflow::TaskError;
-use tidemill_dataflow::memory::{Cells, Governor, SealCell};
+use tidemill_dataflow::memory::{Governor, SpillElement, SpillVec};
 
 use crate::time::window::Micros;
 
@@ -14,17 +14,17 @@ const STRETCH: usize = 1 << 13;
 #[derive(Default)]
 pub(super) struct TriggeredGroups {
     /// By group: when its window starts.
-    start: Cells<Micros>,
+    start: SpillVec<Micros>,
     /// How many rows it has had.
-    seen: Cells<i64>,
+    seen: SpillVec<i64>,
     /// The number of the newest of its states, more by one; zero: it has none, as one that has fired.
-    newest: Cells<u32>,
+    newest: SpillVec<u32>,
     /// How many states its chain has.
-    length: Cells<u32>,
+    length: SpillVec<u32>,
     /// By state: how many rows there had been.
-    seen_by: Cells<i64>,
+    seen_by: SpillVec<i64>,
     /// The state before it in its chain, more by one.
-    before: Cells<u32>,
+    before: SpillVec<u32>,
 }
 
 impl TriggeredGroups {
@@ -45,8 +45,8 @@ impl TriggeredGroups {
     }
 
     /// Numbers that lie where these do.
-    fn beside<T: SealCell>(&self) -> Result<Cells<T>, TaskError> {
-        let mut cells = Cells::default();
+    fn beside<T: SpillElement>(&self) -> Result<SpillVec<T>, TaskError> {
+        let mut cells = SpillVec::default();
         if let Some(governor) = self.start.governor() {
             cells.spill(governor)?;
         }
@@ -127,7 +127,7 @@ impl TriggeredGroups {
     }
 
     /// Which states are in a chain, by number: one, or zero.
-    pub(super) fn chained(&self) -> Result<Cells<u8>, TaskError> {
+    pub(super) fn chained(&self) -> Result<SpillVec<u8>, TaskError> {
         let mut chained = self.beside()?;
         chained.resize(self.before.len())?;
         let (marks, before) = (&mut chained[..], &self.before[..]);
@@ -142,7 +142,7 @@ impl TriggeredGroups {
     }
 
     /// The groups with states whose window, given by its start, is `over`: by their start.
-    pub(super) fn over(&self, over: impl Fn(Micros) -> bool) -> Result<Cells<u32>, TaskError> {
+    pub(super) fn over(&self, over: impl Fn(Micros) -> bool) -> Result<SpillVec<u32>, TaskError> {
         let (start, length) = (&self.start[..], &self.length[..]);
         let mut found = self.beside()?;
         for from in (0..start.len()).step_by(STRETCH) {

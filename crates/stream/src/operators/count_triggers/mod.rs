@@ -25,10 +25,10 @@ use datafusion::logical_expr::EmitTo;
 use datafusion::physical_expr::PhysicalExpr;
 use datafusion::physical_expr::expressions::Literal;
 use tidemill_dataflow::checkpoint::{Snapshot, StateSchema};
-use tidemill_dataflow::memory::Cells;
-use tidemill_dataflow::operator::{Flow, Released};
+use tidemill_dataflow::memory::SpillVec;
+use tidemill_dataflow::operator::{EmitStatus, ReleasedParts};
 use tidemill_dataflow::stream::EventTime;
-use tidemill_dataflow::{Emit, Operator, TaskContext, TaskError};
+use tidemill_dataflow::{Emitter, Operator, TaskContext, TaskError};
 
 use self::groups::TriggeredGroups;
 use crate::rows::late_rows::{LATE_PORT, LateCount, LateOutput};
@@ -131,7 +131,7 @@ pub(crate) struct TriggeredTask {
     /// No window is over before that.
     next_end: Micros,
     /// Groups that fire, and how many of them have.
-    firing: Cells<u32>,
+    firing: SpillVec<u32>,
     fired_of_firing: usize,
     /// So many rows, or bytes, and what is of no use is thrown out.
     clear_at: (u32, usize),
@@ -152,7 +152,7 @@ impl TriggeredTask {
             rest: None,
             fired: Micros::MIN,
             next_end: Micros::MAX,
-            firing: Cells::default(),
+            firing: SpillVec::default(),
             fired_of_firing: 0,
             clear_at: (CLEAR_MIN, CLEAR_BYTES_MIN),
             held,
@@ -266,11 +266,11 @@ impl TriggeredTask {
     }
 
     /// Gives results of groups, each of its first so many rows.
-    fn give(&self, wanted: &[(usize, i64)], last: bool, emit: &mut Emit) -> Result<()> {
+    fn give(&self, wanted: &[(usize, i64)], last: bool, emit: &mut Emitter) -> Result<()> {
         self.portions(wanted).iter().try_for_each(|portion| self.give_portion(portion, last, emit))
     }
 
-    fn give_portion(&self, wanted: &[(usize, i64)], last: bool, emit: &mut Emit) -> Result<()> {
+    fn give_portion(&self, wanted: &[(usize, i64)], last: bool, emit: &mut Emitter) -> Result<()> {
         let shape = &self.shape;
         let (mut keys, functions) = self.merged(wanted)?;
         let starts = keys.remove(0).as_primitive::<TimestampMicrosecondType>().values().to_vec();
@@ -327,7 +327,7 @@ impl TriggeredTask {
         Ok(())
     }
 
-    fn add(&mut self, rows: &RecordBatch, emit: &mut Emit) -> Result<(), TaskError> {
+    fn add(&mut self, rows: &RecordBatch, emit: &mut Emitter) -> Result<(), TaskError> {
         let shape = Arc::clone(&self.shape);
         let times = micros(&shape.time.evaluate(rows)?.into_array(rows.num_rows())?)?;
         shape.late.add_untimed(times.null_count());
@@ -415,26 +415,26 @@ impl TriggeredTask {
 
     /// Lets windows fire that are over already: another copy had kept them, whose time was behind; or it was ahead, and
     /// they have fired there. A row of theirs would come too late, so it must not begin them anew.
-    fn settle(&mut self, emit: &mut Emit) -> Result<(), TaskError> {
+    fn settle(&mut self, emit: &mut Emitter) -> Result<(), TaskError> {
         self.fire(self.fired)?;
-        while self.go_on(emit)? == Flow::More {}
+        while self.go_on(emit)? == EmitStatus::More {}
         Ok(())
     }
 
     /// Adds more of the rows that have come, or lets more windows fire.
-    fn go_on(&mut self, emit: &mut Emit) -> Result<Flow, TaskError> {
+    fn go_on(&mut self, emit: &mut Emitter) -> Result<EmitStatus, TaskError> {
         if let Some(rows) = self.rest.take() {
             let (count, most) = (rows.num_rows(), self.rows_max());
             self.add(&rows.slice(0, most.min(count)), emit)?;
             self.weigh(most.min(count))?;
             if count <= most {
-                return Ok(Flow::Done);
+                return Ok(EmitStatus::Done);
             }
             self.rest = Some(rows.slice(most, count - most));
-            return Ok(Flow::More);
+            return Ok(EmitStatus::More);
         }
         if self.firing.is_empty() {
-            return Ok(Flow::Done);
+            return Ok(EmitStatus::Done);
         }
         let some = self.firing[self.fired_of_firing..].iter().take(FIRE_MAX);
         let some: Vec<_> = some.map(|&group| (group as usize, self.groups.seen(group as usize))).collect();
@@ -442,9 +442,9 @@ impl TriggeredTask {
         some.iter().for_each(|&(group, _)| self.groups.end_chain(group));
         self.fired_of_firing += some.len();
         if self.fired_of_firing < self.firing.len() {
-            return Ok(Flow::More);
+            return Ok(EmitStatus::More);
         }
-        self.firing = Cells::default();
+        self.firing = SpillVec::default();
         let (next_end, states) = self.groups.open().fold((Micros::MAX, 0_u32), |(end, states), (start, length)| {
             (end.min(self.shape.spans.end(start)), states + length)
         });
@@ -453,7 +453,7 @@ impl TriggeredTask {
         if self.state.kept.count() >= states.saturating_mul(2) {
             self.clear()?;
         }
-        Ok(Flow::Done)
+        Ok(EmitStatus::Done)
     }
 }
 
@@ -478,28 +478,28 @@ impl SpillableState for TriggeredTask {
 }
 
 impl Operator for TriggeredTask {
-    fn on_batch(&mut self, _input: usize, rows: RecordBatch, emit: &mut Emit) -> Result<Flow, TaskError> {
+    fn on_batch(&mut self, _input: usize, rows: RecordBatch, emit: &mut Emitter) -> Result<EmitStatus, TaskError> {
         self.settle(emit)?;
         self.rest = Some(rows);
         self.go_on(emit)
     }
 
-    fn on_watermark(&mut self, time: EventTime, emit: &mut Emit) -> Result<Flow, TaskError> {
+    fn on_watermark(&mut self, time: EventTime, emit: &mut Emitter) -> Result<EmitStatus, TaskError> {
         self.fire(time.minus(self.shape.behind).0)?;
         self.go_on(emit)
     }
 
-    fn more(&mut self, emit: &mut Emit) -> Result<Flow, TaskError> {
+    fn more(&mut self, emit: &mut Emitter) -> Result<EmitStatus, TaskError> {
         self.go_on(emit)
     }
 
-    fn before_barrier(&mut self, emit: &mut Emit) -> Result<Flow, TaskError> {
+    fn before_barrier(&mut self, emit: &mut Emitter) -> Result<EmitStatus, TaskError> {
         // What is saved says that these have fired.
         self.settle(emit)?;
-        Ok(Flow::Done)
+        Ok(EmitStatus::Done)
     }
 
-    fn on_end(&mut self, emit: &mut Emit) -> Result<Flow, TaskError> {
+    fn on_end(&mut self, emit: &mut Emitter) -> Result<EmitStatus, TaskError> {
         self.fire(Micros::MAX)?;
         self.go_on(emit)
     }
@@ -508,7 +508,7 @@ impl Operator for TriggeredTask {
         true
     }
 
-    fn release(&mut self, buckets: &[u32]) -> Result<Released, TaskError> {
+    fn release(&mut self, buckets: &[u32]) -> Result<ReleasedParts, TaskError> {
         let fired = (buckets[0], table_of(FIRED, &self.fired.to_le_bytes()));
         self.forget()?;
         let released = self.state.release(buckets)?;

@@ -12,7 +12,7 @@ use bytes::Bytes;
 use datafusion::error::Result;
 use datafusion::logical_expr::EmitTo;
 use tidemill_dataflow::TaskError;
-use tidemill_dataflow::checkpoint::{Later, Restored, Snapshot, rows};
+use tidemill_dataflow::checkpoint::{DeferredPart, RestoredState, Snapshot, rows};
 
 use super::{ANEW, CountAggregation, CountPane, KeyTtl, PANE, SEEN, UNTIL, numbers};
 use crate::state::expiring_rows::ExpiringRows;
@@ -81,7 +81,7 @@ impl CountState {
     ///
     /// # Errors
     /// When it cannot be read.
-    pub(super) fn restore(&mut self, restored: &Restored) -> Result<Vec<Bytes>, TaskError> {
+    pub(super) fn restore(&mut self, restored: &RestoredState) -> Result<Vec<Bytes>, TaskError> {
         self.now = fired_of(restored)?;
         self.saved.restore(restored);
         tables(restored.buckets.values().flatten())
@@ -493,7 +493,7 @@ impl CountState {
             return snapshot;
         }
         let (keys, saved, disk) = (self.shape.keys(), self.saved.clone(), self.disk.clone());
-        snapshot.later = Some(Later(Box::new(move || {
+        snapshot.later = Some(DeferredPart(Box::new(move || {
             let mut tables = SnapshotTables::new(&disk);
             for some in frozen.some() {
                 let (_, panes) = some?;

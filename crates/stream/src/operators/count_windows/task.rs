@@ -5,9 +5,9 @@ use std::sync::Arc;
 use arrow::array::RecordBatch;
 use bytes::Bytes;
 use tidemill_dataflow::checkpoint::Snapshot;
-use tidemill_dataflow::operator::{Flow, Released};
+use tidemill_dataflow::operator::{EmitStatus, ReleasedParts};
 use tidemill_dataflow::stream::EventTime;
-use tidemill_dataflow::{Emit, Operator, TaskContext, TaskError};
+use tidemill_dataflow::{Emitter, Operator, TaskContext, TaskError};
 
 use super::CountAggregation;
 use super::state::CountState;
@@ -54,22 +54,22 @@ impl SpillableState for CountTask {
 }
 
 impl Operator for CountTask {
-    fn on_batch(&mut self, _input: usize, rows: RecordBatch, emit: &mut Emit) -> Result<Flow, TaskError> {
+    fn on_batch(&mut self, _input: usize, rows: RecordBatch, emit: &mut Emitter) -> Result<EmitStatus, TaskError> {
         self.state.take(&rows, |results| emit.send(results))?;
         self.weigh(rows.num_rows())?;
-        Ok(Flow::Done)
+        Ok(EmitStatus::Done)
     }
 
-    fn on_watermark(&mut self, time: EventTime, _emit: &mut Emit) -> Result<Flow, TaskError> {
+    fn on_watermark(&mut self, time: EventTime, _emit: &mut Emitter) -> Result<EmitStatus, TaskError> {
         self.state.pass(time.0)?;
-        Ok(Flow::Done)
+        Ok(EmitStatus::Done)
     }
 
     fn moves() -> bool {
         true
     }
 
-    fn release(&mut self, lost: &[u32]) -> Result<Released, TaskError> {
+    fn release(&mut self, lost: &[u32]) -> Result<ReleasedParts, TaskError> {
         Ok(self.state.release(lost)?.into())
     }
 

@@ -12,7 +12,7 @@ use datafusion::functions_aggregate::{array_agg::array_agg_udaf, sum::sum_udaf};
 use datafusion::physical_expr::aggregate::AggregateExprBuilder;
 use datafusion::physical_expr::expressions::col;
 use tidemill_dataflow::checkpoint::rows::decode;
-use tidemill_dataflow::checkpoint::{Later, Restored};
+use tidemill_dataflow::checkpoint::{DeferredPart, RestoredState};
 use tidemill_dataflow::route_map::BUCKETS;
 
 use super::state::CountState;
@@ -175,7 +175,7 @@ impl CountCopies {
 
     fn save(&mut self, whole: bool) {
         for (state, saved) in self.states.iter_mut().zip(&mut self.saved) {
-            let parts = state.snapshot(whole).later.map_or_else(Vec::new, |Later(make)| make().unwrap());
+            let parts = state.snapshot(whole).later.map_or_else(Vec::new, |DeferredPart(make)| make().unwrap());
             apply(parts, saved);
         }
     }
@@ -199,7 +199,7 @@ impl CountCopies {
         self.owners = owners;
         self.saved = Vec::new();
         for (number, state) in self.states.iter_mut().enumerate() {
-            let mut restored = Restored::default();
+            let mut restored = RestoredState::default();
             restored.shared.insert("fired".into(), vec![Bytes::copy_from_slice(&self.now.to_le_bytes())]);
             let mine = all.iter().filter(|(bucket, _)| self.owners[**bucket as usize] == number);
             restored.buckets.extend(mine.map(|(&bucket, parts)| (bucket, parts.clone())));

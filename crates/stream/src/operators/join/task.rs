@@ -8,11 +8,11 @@ use arrow::compute::{concat_batches, filter_record_batch, take, take_record_batc
 use arrow::datatypes::{DataType, Field, Schema, UInt32Type};
 use bytes::Bytes;
 use datafusion::error::{DataFusionError, Result};
-use tidemill_dataflow::checkpoint::{Later, Restored, Snapshot, rows};
-use tidemill_dataflow::memory::Cells;
-use tidemill_dataflow::operator::{Flow, Released};
+use tidemill_dataflow::checkpoint::{DeferredPart, RestoredState, Snapshot, rows};
+use tidemill_dataflow::memory::SpillVec;
+use tidemill_dataflow::operator::{EmitStatus, ReleasedParts};
 use tidemill_dataflow::stream::EventTime;
-use tidemill_dataflow::{Emit, Operator, TaskContext, TaskError};
+use tidemill_dataflow::{Emitter, Operator, TaskContext, TaskError};
 
 use super::{JoinOutput, Side, StreamJoin};
 use crate::rows::keyed::known;
@@ -33,11 +33,11 @@ const CLEAR_MIN: u32 = 1 << 13;
 struct SideState {
     kept: ExpiringRows,
     /// By key, the number of the newest row, more by one; 0: there is none.
-    newest: Cells<u32>,
+    newest: SpillVec<u32>,
     /// By row, that of the row before it with its key.
-    before: Cells<u32>,
+    before: SpillVec<u32>,
     /// By row, 1 if it has found a partner, or has been given without; of flagged sides.
-    met: Cells<u8>,
+    met: SpillVec<u8>,
     /// Rows before that are in the last snapshot.
     saved: u32,
     /// Of these, those that have met a partner since.
@@ -157,7 +157,7 @@ impl JoinTask {
         Ok(new)
     }
 
-    fn restore(&mut self, restored: &Restored) -> Result<(), TaskError> {
+    fn restore(&mut self, restored: &RestoredState) -> Result<(), TaskError> {
         let reader = |side| self.join.layout(side).reader(&self.join.saved_schema(side), restored);
         let readers = [reader(0)?, reader(1)?];
         self.now = fired_of(restored)?;
@@ -280,8 +280,8 @@ impl JoinTask {
     }
 
     /// Looks at the next pairs.
-    fn probe(&mut self, emit: &mut Emit) -> Result<Flow, TaskError> {
-        let Some(mut probe) = self.probe.take() else { return Ok(Flow::Done) };
+    fn probe(&mut self, emit: &mut Emitter) -> Result<EmitStatus, TaskError> {
+        let Some(mut probe) = self.probe.take() else { return Ok(EmitStatus::Done) };
         let join = Arc::clone(&self.join);
         let (side, partner) = (probe.side, 1 - probe.side);
         let once = join.gives == JoinOutput::With(partner);
@@ -307,7 +307,7 @@ impl JoinTask {
         self.pairs(&mut probe, rows, partners, emit)?;
         if probe.row < probe.keys.len() {
             self.probe = Some(probe);
-            return Ok(Flow::More);
+            return Ok(EmitStatus::More);
         }
         // Those that are over already and have met nobody are given now: only rows that are kept are looked at again.
         if join.gives.waits(side) {
@@ -328,7 +328,7 @@ impl JoinTask {
         if self.halves.iter().map(|half| half.kept.count()).fold(0, u32::saturating_add) >= self.clear_at {
             self.clear()?;
         }
-        Ok(Flow::Done)
+        Ok(EmitStatus::Done)
     }
 
     /// Gives what becomes of pairs whose keys are equal.
@@ -337,7 +337,7 @@ impl JoinTask {
         probe: &mut JoinProbe,
         rows: Vec<u32>,
         partners: Vec<u32>,
-        emit: &mut Emit,
+        emit: &mut Emitter,
     ) -> Result<(), TaskError> {
         if rows.is_empty() {
             return Ok(());
@@ -411,7 +411,7 @@ impl JoinTask {
         side: Side,
         count: usize,
         own: &dyn Fn(usize) -> Result<ArrayRef>,
-        emit: &mut Emit,
+        emit: &mut Emitter,
     ) -> Result<(), TaskError> {
         let join = &self.join;
         let column = |&(of, column): &(Side, usize)| match of == side {
@@ -424,7 +424,7 @@ impl JoinTask {
     }
 
     /// Time has passed: rows that have found no partner, and will not, are given.
-    fn pass(&mut self, time: Micros, emit: &mut Emit) -> Result<(), TaskError> {
+    fn pass(&mut self, time: Micros, emit: &mut Emitter) -> Result<(), TaskError> {
         for side in (0..2).filter(|&side| self.join.gives.waits(side)) {
             let half = &mut self.halves[side];
             let mut alone = half.kept.over(if self.overdue { Micros::MIN } else { self.now }, time);
@@ -475,7 +475,7 @@ impl JoinTask {
 }
 
 impl Operator for JoinTask {
-    fn on_batch(&mut self, side: usize, rows: RecordBatch, emit: &mut Emit) -> Result<Flow, TaskError> {
+    fn on_batch(&mut self, side: usize, rows: RecordBatch, emit: &mut Emitter) -> Result<EmitStatus, TaskError> {
         let until = self.until(side, &rows)?;
         let keys = self.intern(side, &rows)?;
         let width = self.join.sides[side].width;
@@ -495,21 +495,21 @@ impl Operator for JoinTask {
         self.probe(emit)
     }
 
-    fn more(&mut self, emit: &mut Emit) -> Result<Flow, TaskError> {
+    fn more(&mut self, emit: &mut Emitter) -> Result<EmitStatus, TaskError> {
         self.probe(emit)
     }
 
-    fn on_input_end(&mut self, input: usize, _emit: &mut Emit) -> Result<Flow, TaskError> {
+    fn on_input_end(&mut self, input: usize, _emit: &mut Emitter) -> Result<EmitStatus, TaskError> {
         self.halves[input].over = true;
-        Ok(Flow::Done)
+        Ok(EmitStatus::Done)
     }
 
-    fn on_watermark(&mut self, time: EventTime, emit: &mut Emit) -> Result<Flow, TaskError> {
+    fn on_watermark(&mut self, time: EventTime, emit: &mut Emitter) -> Result<EmitStatus, TaskError> {
         self.pass(time.0, emit)?;
-        Ok(Flow::Done)
+        Ok(EmitStatus::Done)
     }
 
-    fn on_end(&mut self, emit: &mut Emit) -> Result<Flow, TaskError> {
+    fn on_end(&mut self, emit: &mut Emitter) -> Result<EmitStatus, TaskError> {
         for side in (0..2).filter(|&side| self.join.gives.waits(side)) {
             let half = &self.halves[side];
             let alone: Vec<u32> = (0..half.kept.count()).filter(|&number| half.met[number as usize] == 0).collect();
@@ -517,14 +517,14 @@ impl Operator for JoinTask {
                 self.give_alone(side, alone.len(), &|column| half.kept.gather(column, alone), emit)?;
             }
         }
-        Ok(Flow::Done)
+        Ok(EmitStatus::Done)
     }
 
     fn moves() -> bool {
         true
     }
 
-    fn release(&mut self, buckets: &[u32]) -> Result<Released, TaskError> {
+    fn release(&mut self, buckets: &[u32]) -> Result<ReleasedParts, TaskError> {
         let disk = self.held.disk().clone();
         let mut moved = SnapshotTables::new(&disk);
         let mut stays: [Vec<bool>; 2] = Default::default();
@@ -581,7 +581,7 @@ impl Operator for JoinTask {
             return Ok(snapshot);
         }
         let (join, saved, disk) = (Arc::clone(&self.join), self.saved.clone(), self.held.disk().clone());
-        snapshot.later = Some(Later(Box::new(move || {
+        snapshot.later = Some(DeferredPart(Box::new(move || {
             let mut parts = SnapshotTables::new(&disk);
             for (kind, rows, side) in tables {
                 let Some(schema) = rows.first().map(RecordBatch::schema) else { continue };
@@ -627,7 +627,7 @@ impl JoinTask {
         &mut self,
         probe: &mut JoinProbe,
         known: &arrow::buffer::BooleanBuffer,
-        emit: &mut Emit,
+        emit: &mut Emitter,
     ) -> Result<(), TaskError> {
         let side = probe.side;
         if self.join.gives.waits(side) {

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use arrow::array::RecordBatch;
 use arrow::datatypes::SchemaRef;
 use bytes::Bytes;
-use tidemill_dataflow::checkpoint::Buckets;
+use tidemill_dataflow::checkpoint::BucketStates;
 use tidemill_dataflow::{TaskContext as CopyContext, TaskError};
 
 use crate::state::key_records::{Key, RecordCodec};
@@ -233,7 +233,7 @@ pub trait KeyedFunction: Send {
     ///
     /// # Errors
     /// Fails the job.
-    fn snapshot(&mut self, whole: bool) -> Result<Buckets, String>;
+    fn snapshot(&mut self, whole: bool) -> Result<BucketStates, String>;
 
     /// Lets go of what it keeps in these buckets, for another's `restore`.
     ///

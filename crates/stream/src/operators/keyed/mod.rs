@@ -25,7 +25,7 @@ use std::time::{Duration, SystemTime};
 
 use arrow::array::RecordBatch;
 use bytes::Bytes;
-use tidemill_dataflow::checkpoint::{Buckets, Part, rows};
+use tidemill_dataflow::checkpoint::{BucketStates, SnapshotPart, rows};
 use tidemill_dataflow::memory::Governor;
 use tidemill_dataflow::{TaskContext as CopyContext, TaskError};
 
@@ -643,7 +643,7 @@ impl<L: KeyLogic> KeyedEngine<L> {
         self.saved.iter().filter(|(_, saved)| saved.changes >= CHANGES_MAX / 2).map(|(bucket, _)| *bucket).collect()
     }
 
-    fn parts(&mut self, whole: bool) -> Result<Buckets, TaskError> {
+    fn parts(&mut self, whole: bool) -> Result<BucketStates, TaskError> {
         let changed_bytes: usize = self.saved.values().map(|saved| saved.changed).sum();
         let whole_bytes: usize = self.saved.values().map(|saved| saved.whole).sum();
         let whole = whole || changed_bytes > 2 * whole_bytes + CHANGED_BYTES_MIN;
@@ -684,17 +684,17 @@ impl<L: KeyLogic> KeyedEngine<L> {
                 |rows, of| add_rows(&mut wholes, rows, of),
             )?;
         }
-        let mut buckets = Buckets::new();
+        let mut buckets = BucketStates::new();
         let wholes: BTreeMap<u32, Bytes> = wholes.finish()?.into_iter().collect();
         for &bucket in &renewed {
             match wholes.get(&bucket) {
                 Some(bytes) => {
                     self.saved.insert(bucket, SavedBytes { whole: bytes.len(), ..SavedBytes::default() });
-                    buckets.push((bucket, Part::Whole(bytes.clone())));
+                    buckets.push((bucket, SnapshotPart::Whole(bytes.clone())));
                 }
                 None => {
                     self.saved.remove(&bucket);
-                    buckets.push((bucket, Part::Whole(Bytes::new())));
+                    buckets.push((bucket, SnapshotPart::Whole(Bytes::new())));
                 }
             }
         }
@@ -702,7 +702,7 @@ impl<L: KeyLogic> KeyedEngine<L> {
             let saved = self.saved.entry(bucket).or_default();
             saved.changed += bytes.len();
             saved.changes += 1;
-            buckets.push((bucket, Part::Change(bytes)));
+            buckets.push((bucket, SnapshotPart::Change(bytes)));
         }
         for (key, _) in self.changed.drain() {
             if let Some(entry) = self.entries.get_mut(&key) {
@@ -880,7 +880,7 @@ impl<L: KeyLogic> KeyedFunction for KeyedEngine<L> {
         self.spill_half().map_err(text)
     }
 
-    fn snapshot(&mut self, whole: bool) -> Result<Buckets, String> {
+    fn snapshot(&mut self, whole: bool) -> Result<BucketStates, String> {
         self.parts(whole).map_err(text)
     }
 

@@ -8,9 +8,9 @@ use arrow::compute::take_record_batch;
 use arrow::datatypes::SchemaRef;
 use bytes::Bytes;
 use tidemill_dataflow::checkpoint::Snapshot;
-use tidemill_dataflow::operator::{Flow, Released};
+use tidemill_dataflow::operator::{EmitStatus, ReleasedParts};
 use tidemill_dataflow::stream::EventTime;
-use tidemill_dataflow::{Emit, Operator, TaskContext as CopyContext, TaskError};
+use tidemill_dataflow::{Emitter, Operator, TaskContext as CopyContext, TaskError};
 use tidemill_dataset::extend::group_values;
 
 use super::logic::{KeyLogic, KeyedBatch, KeyedFunction};
@@ -125,7 +125,7 @@ impl KeyOperator {
     }
 
     /// Tells the function what time it is.
-    fn tell(&mut self, emit: &mut Emit) -> Result<Flow, TaskError> {
+    fn tell(&mut self, emit: &mut Emitter) -> Result<EmitStatus, TaskError> {
         let (made, more) = match self.is_ringing {
             true => self.function.ring()?,
             false => self.function.time(self.telling)?,
@@ -134,10 +134,10 @@ impl KeyOperator {
         if more {
             self.weigh(WEIGH_EVERY_ROWS)?;
         }
-        Ok(if more { Flow::More } else { Flow::Done })
+        Ok(if more { EmitStatus::More } else { EmitStatus::Done })
     }
 
-    fn send(&self, made: Vec<RecordBatch>, emit: &mut Emit) -> Result<(), TaskError> {
+    fn send(&self, made: Vec<RecordBatch>, emit: &mut Emitter) -> Result<(), TaskError> {
         for rows in made.into_iter().filter(|rows| rows.num_rows() > 0) {
             emit.send((self.finish)(rows)?);
         }
@@ -175,19 +175,19 @@ impl Operator for KeyOperator {
         self.calls_program
     }
 
-    fn on_batch(&mut self, _input: usize, rows: RecordBatch, emit: &mut Emit) -> Result<Flow, TaskError> {
+    fn on_batch(&mut self, _input: usize, rows: RecordBatch, emit: &mut Emitter) -> Result<EmitStatus, TaskError> {
         let count = rows.num_rows();
         if count == 0 {
-            return Ok(Flow::Done);
+            return Ok(EmitStatus::Done);
         }
         let batch = self.keyed(&rows)?;
         let made = self.function.rows(batch)?;
         self.send(made, emit)?;
         self.weigh(count)?;
-        Ok(Flow::Done)
+        Ok(EmitStatus::Done)
     }
 
-    fn on_watermark(&mut self, time: EventTime, emit: &mut Emit) -> Result<Flow, TaskError> {
+    fn on_watermark(&mut self, time: EventTime, emit: &mut Emitter) -> Result<EmitStatus, TaskError> {
         self.now = self.now.max(time.0);
         (self.telling, self.is_ringing) = (time.0, false);
         self.tell(emit)
@@ -197,22 +197,22 @@ impl Operator for KeyOperator {
         Some(CLOCK_INTERVAL)
     }
 
-    fn on_tick(&mut self, emit: &mut Emit) -> Result<Flow, TaskError> {
-        let Some(alarm) = self.function.next_alarm() else { return Ok(Flow::Done) };
+    fn on_tick(&mut self, emit: &mut Emitter) -> Result<EmitStatus, TaskError> {
+        let Some(alarm) = self.function.next_alarm() else { return Ok(EmitStatus::Done) };
         let now = SystemTime::UNIX_EPOCH.elapsed().map_or(0, |since| since.as_micros() as i64);
         if alarm > now {
-            return Ok(Flow::Done);
+            return Ok(EmitStatus::Done);
         }
         self.is_ringing = true;
         self.tell(emit)
     }
 
-    fn on_end(&mut self, emit: &mut Emit) -> Result<Flow, TaskError> {
+    fn on_end(&mut self, emit: &mut Emitter) -> Result<EmitStatus, TaskError> {
         (self.telling, self.is_ringing) = (EventTime::MAX.0, false);
         self.tell(emit)
     }
 
-    fn more(&mut self, emit: &mut Emit) -> Result<Flow, TaskError> {
+    fn more(&mut self, emit: &mut Emitter) -> Result<EmitStatus, TaskError> {
         self.tell(emit)
     }
 
@@ -220,7 +220,7 @@ impl Operator for KeyOperator {
         true
     }
 
-    fn release(&mut self, buckets: &[u32]) -> Result<Released, TaskError> {
+    fn release(&mut self, buckets: &[u32]) -> Result<ReleasedParts, TaskError> {
         Ok(self.function.release(buckets)?.into())
     }
 

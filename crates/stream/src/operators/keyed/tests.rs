@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 use arrow::array::{ArrayRef, AsArray, Int64Array, RecordBatch};
 use arrow::datatypes::Int64Type;
 use bytes::Bytes;
-use tidemill_dataflow::checkpoint::Part;
+use tidemill_dataflow::checkpoint::SnapshotPart;
 use tidemill_dataflow::memory::{Governor, MemorySettings};
 use tidemill_dataflow::route_map::BUCKETS;
 use tidemill_sim::{SplitMix64, share_of_seeds};
@@ -196,9 +196,9 @@ fn timers_by_seed(seed: u64) {
                 for copy in &mut copies {
                     for (bucket, part) in copy.snapshot(what == 11).unwrap() {
                         match part {
-                            Part::Whole(bytes) if bytes.is_empty() => _ = saved.remove(&bucket),
-                            Part::Whole(bytes) => _ = saved.insert(bucket, vec![bytes]),
-                            Part::Change(bytes) => {
+                            SnapshotPart::Whole(bytes) if bytes.is_empty() => _ = saved.remove(&bucket),
+                            SnapshotPart::Whole(bytes) => _ = saved.insert(bucket, vec![bytes]),
+                            SnapshotPart::Change(bytes) => {
                                 changes += 1;
                                 saved.entry(bucket).or_default().push(bytes);
                             }
@@ -218,7 +218,7 @@ fn timers_by_seed(seed: u64) {
                     saved.clear();
                     for copy in &mut copies {
                         for (bucket, part) in copy.snapshot(true).unwrap() {
-                            let Part::Whole(bytes) = part else { panic!("not a whole") };
+                            let SnapshotPart::Whole(bytes) = part else { panic!("not a whole") };
                             if !bytes.is_empty() {
                                 saved.insert(bucket, vec![bytes]);
                             }

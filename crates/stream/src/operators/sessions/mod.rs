@@ -34,8 +34,8 @@ use datafusion::error::Result;
 use datafusion::logical_expr::EmitTo;
 use datafusion::physical_expr::PhysicalExpr;
 use tidemill_dataflow::checkpoint::StateSchema;
-use tidemill_dataflow::operator::Flow;
-use tidemill_dataflow::{Emit, Operator, TaskContext, TaskError};
+use tidemill_dataflow::operator::EmitStatus;
+use tidemill_dataflow::{Emitter, Operator, TaskContext, TaskError};
 
 pub(crate) use task::MergedSessions;
 
@@ -295,7 +295,7 @@ impl Operator for PartialSessions {
         self.steps.calls_program()
     }
 
-    fn on_batch(&mut self, _input: usize, rows: RecordBatch, emit: &mut Emit) -> Result<Flow, TaskError> {
+    fn on_batch(&mut self, _input: usize, rows: RecordBatch, emit: &mut Emitter) -> Result<EmitStatus, TaskError> {
         let shape = &self.shape;
         for rows in self.steps.apply(rows)? {
             let (rows, times) = shape.timed(rows)?;
@@ -307,6 +307,6 @@ impl Operator for PartialSessions {
             columns.push(Arc::new(Int64Array::from(counts)));
             emit.send(batch(&shape.part_schema, columns, count)?);
         }
-        Ok(Flow::Done)
+        Ok(EmitStatus::Done)
     }
 }

@@ -19,7 +19,7 @@ use arrow::datatypes::{Int8Type, TimestampMicrosecondType};
 use bytes::Bytes;
 use datafusion::error::Result;
 use tidemill_dataflow::TaskError;
-use tidemill_dataflow::checkpoint::{Later, Restored, Snapshot, rows};
+use tidemill_dataflow::checkpoint::{DeferredPart, RestoredState, Snapshot, rows};
 
 use super::{
     BEFORE, EARLY, FINAL, FIRST, LAST, NOTHING, SessionAggregation, SessionAssignment, TOLD, UNTOLD, times, told_of,
@@ -99,7 +99,7 @@ impl SessionState {
     ///
     /// # Errors
     /// When it cannot be read.
-    pub(super) fn restore(&mut self, restored: &Restored) -> Result<Vec<Bytes>, TaskError> {
+    pub(super) fn restore(&mut self, restored: &RestoredState) -> Result<Vec<Bytes>, TaskError> {
         self.fired = fired_of(restored)?;
         self.saved.restore(restored);
         let mut tables = Vec::new();
@@ -421,7 +421,7 @@ impl SessionState {
         let (saved, disk) = (self.saved.clone(), self.disk.clone());
         let all = (whole || !changed.is_empty()).then(|| self.kept.frozen());
         let (news, told, keys) = (FrozenLists::of(&news, &disk), self.told, self.shape.of.keys.len());
-        snapshot.later = Some(Later(Box::new(move || {
+        snapshot.later = Some(DeferredPart(Box::new(move || {
             let (mut wholes, mut changes) = (SnapshotTables::new(&disk), SnapshotTables::new(&disk));
             if let Some(all) = all {
                 deal(&all, keys, told, &mut wholes, |bucket| whole || changed.contains(&bucket))?;

@@ -9,9 +9,9 @@ use arrow::datatypes::Int64Type;
 use bytes::Bytes;
 use datafusion::error::Result;
 use tidemill_dataflow::checkpoint::Snapshot;
-use tidemill_dataflow::operator::{Flow, Released};
+use tidemill_dataflow::operator::{EmitStatus, ReleasedParts};
 use tidemill_dataflow::stream::EventTime;
-use tidemill_dataflow::{Emit, Operator, TaskContext, TaskError};
+use tidemill_dataflow::{Emitter, Operator, TaskContext, TaskError};
 
 use super::state::SessionState;
 use super::{FIRST, LAST, PART_BEFORE, SessionAggregation, times};
@@ -67,7 +67,7 @@ impl MergedSessions {
     }
 
     /// Takes rows that came with their keys; those that come too late go on by themselves, or are counted.
-    fn take_rows(&mut self, rows: RecordBatch, keyed: &KeyedRows, emit: &mut Emit) -> Result<Flow, TaskError> {
+    fn take_rows(&mut self, rows: RecordBatch, keyed: &KeyedRows, emit: &mut Emitter) -> Result<EmitStatus, TaskError> {
         let shape = Arc::clone(&self.shape);
         let (mut rows, mut times) = shape.timed(rows)?;
         let keys: Vec<ArrayRef> = rows.columns()[keyed.width..].to_vec();
@@ -86,16 +86,16 @@ impl MergedSessions {
         let (columns, counts) = shape.of_rows(&shape.of.arguments(&rows)?, times.values())?;
         self.state.take(columns, counts.len())?;
         self.weigh(rows.num_rows())?;
-        Ok(Flow::Done)
+        Ok(EmitStatus::Done)
     }
 
     /// Adds more of the rows that have come, with results by rows, or gives more results of sessions that are over or
     /// under way.
-    fn go_on(&mut self, emit: &mut Emit) -> Result<Flow, TaskError> {
+    fn go_on(&mut self, emit: &mut Emitter) -> Result<EmitStatus, TaskError> {
         let (EarlyResults::Rows(every), Some(rows)) = (self.shape.times.early, self.rest.take()) else {
-            let Some(results) = self.state.go_on()? else { return Ok(Flow::Done) };
+            let Some(results) = self.state.go_on()? else { return Ok(EmitStatus::Done) };
             emit.send(results);
-            return Ok(Flow::More);
+            return Ok(EmitStatus::More);
         };
         let most = usize::try_from(every).unwrap_or(usize::MAX).saturating_mul(RESULTS_MAX);
         let some = rows.slice(0, rows.num_rows().min(most));
@@ -107,13 +107,13 @@ impl MergedSessions {
         }
         self.weigh(count)?;
         if count == rows.num_rows() {
-            return Ok(Flow::Done);
+            return Ok(EmitStatus::Done);
         }
         self.rest = Some(rows.slice(count, rows.num_rows() - count));
-        Ok(Flow::More)
+        Ok(EmitStatus::More)
     }
 
-    fn fire(&mut self, time: Micros, emit: &mut Emit) -> Result<Flow, TaskError> {
+    fn fire(&mut self, time: Micros, emit: &mut Emitter) -> Result<EmitStatus, TaskError> {
         self.state.fire(time);
         self.go_on(emit)
     }
@@ -134,20 +134,20 @@ impl SpillableState for MergedSessions {
 }
 
 impl Operator for MergedSessions {
-    fn on_batch(&mut self, _input: usize, batch: RecordBatch, emit: &mut Emit) -> Result<Flow, TaskError> {
+    fn on_batch(&mut self, _input: usize, batch: RecordBatch, emit: &mut Emitter) -> Result<EmitStatus, TaskError> {
         if let Some(keyed) = self.shape.keyed.clone() {
             return self.take_rows(batch, &keyed, emit);
         }
         self.take_parts(&batch)?;
         self.weigh(batch.num_rows())?;
-        Ok(Flow::Done)
+        Ok(EmitStatus::Done)
     }
 
-    fn on_watermark(&mut self, time: EventTime, emit: &mut Emit) -> Result<Flow, TaskError> {
+    fn on_watermark(&mut self, time: EventTime, emit: &mut Emitter) -> Result<EmitStatus, TaskError> {
         self.fire(time.minus(self.shape.times.behind).0, emit)
     }
 
-    fn more(&mut self, emit: &mut Emit) -> Result<Flow, TaskError> {
+    fn more(&mut self, emit: &mut Emitter) -> Result<EmitStatus, TaskError> {
         self.go_on(emit)
     }
 
@@ -158,12 +158,12 @@ impl Operator for MergedSessions {
         }
     }
 
-    fn on_tick(&mut self, emit: &mut Emit) -> Result<Flow, TaskError> {
+    fn on_tick(&mut self, emit: &mut Emitter) -> Result<EmitStatus, TaskError> {
         self.state.so_far();
         self.go_on(emit)
     }
 
-    fn on_end(&mut self, emit: &mut Emit) -> Result<Flow, TaskError> {
+    fn on_end(&mut self, emit: &mut Emitter) -> Result<EmitStatus, TaskError> {
         self.fire(Micros::MAX, emit)
     }
 
@@ -171,7 +171,7 @@ impl Operator for MergedSessions {
         true
     }
 
-    fn release(&mut self, lost: &[u32]) -> Result<Released, TaskError> {
+    fn release(&mut self, lost: &[u32]) -> Result<ReleasedParts, TaskError> {
         Ok(self.state.release(lost)?.into())
     }
 

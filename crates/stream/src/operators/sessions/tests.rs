@@ -13,7 +13,7 @@ use datafusion::functions_aggregate::{count::count_udaf, sum::sum_udaf};
 use datafusion::physical_expr::aggregate::AggregateExprBuilder;
 use datafusion::physical_expr::expressions::col;
 use tidemill_dataflow::checkpoint::rows::decode;
-use tidemill_dataflow::checkpoint::{Buckets, Later, Restored, StateSchema};
+use tidemill_dataflow::checkpoint::{BucketStates, DeferredPart, RestoredState, StateSchema};
 use tidemill_dataflow::route_map::BUCKETS;
 
 use super::state::SessionState;
@@ -207,9 +207,9 @@ struct SessionCopies {
     late: usize,
 }
 
-fn parts(of: &mut SessionState, whole: bool) -> Buckets {
+fn parts(of: &mut SessionState, whole: bool) -> BucketStates {
     let later = of.snapshot(whole).unwrap().later;
-    later.map_or_else(Vec::new, |Later(make)| make().unwrap())
+    later.map_or_else(Vec::new, |DeferredPart(make)| make().unwrap())
 }
 
 impl SessionCopies {
@@ -291,7 +291,7 @@ impl SessionCopies {
         self.owners = owners;
         self.saved = vec![SavedParts::new(); 2];
         for (number, state) in self.states.iter_mut().enumerate() {
-            let mut restored = Restored::default();
+            let mut restored = RestoredState::default();
             restored.shared.insert("fired".into(), vec![Bytes::copy_from_slice(&fired.to_le_bytes())]);
             let mine = all.iter().filter(|(bucket, _)| self.owners[**bucket as usize] == number);
             restored.buckets.extend(mine.map(|(&bucket, parts)| (bucket, parts.clone())));
@@ -537,9 +537,9 @@ fn rows_of_one_session_are_few() {
 #[test]
 fn sessions_of_other_formats_are_refused() {
     let now = shape(0, EarlyResults::Never).state();
-    assert_eq!(now.behind(&now), Ok(1));
+    assert_eq!(now.version_after(&now), Ok(1));
     for kind in ["sessions with a gap of 10 us", "sessions with a gap of 10 us, and what was given of them"] {
-        let refused = now.behind(&StateSchema::new(kind, now.fields.clone())).unwrap_err();
+        let refused = now.version_after(&StateSchema::new(kind, now.fields.clone())).unwrap_err();
         assert!(refused.starts_with(&format!("it held {kind}, but now holds {}; ", now.kind)), "{refused}");
         assert!(refused.contains("start fresh"), "{refused}");
     }

@@ -10,12 +10,12 @@ use arrow::compute::{concat_batches, take_record_batch};
 use arrow::datatypes::{Int64Type, TimestampMicrosecondType};
 use bytes::Bytes;
 use datafusion::error::Result;
-use tidemill_dataflow::checkpoint::{Later, Restored, Snapshot};
+use tidemill_dataflow::checkpoint::{DeferredPart, RestoredState, Snapshot};
 use tidemill_dataflow::flow::batch_bytes;
-use tidemill_dataflow::operator::{Flow, Released};
+use tidemill_dataflow::operator::{EmitStatus, ReleasedParts};
 use tidemill_dataflow::route_map::BUCKETS;
 use tidemill_dataflow::stream::EventTime;
-use tidemill_dataflow::{Emit, Operator, TaskContext, TaskError};
+use tidemill_dataflow::{Emitter, Operator, TaskContext, TaskError};
 
 use super::handover::{AcquiredStates, HandoverParts};
 use super::pane_tree::PaneTree;
@@ -115,7 +115,7 @@ impl MergedWindows {
 
     /// Takes what was saved. A bucket's parts become levels, the first of all buckets one, and so on: nothing is put
     /// together.
-    fn restore(&mut self, restored: &Restored, reader: &StateReader) -> Result<(), TaskError> {
+    fn restore(&mut self, restored: &RestoredState, reader: &StateReader) -> Result<(), TaskError> {
         let disk = self.held.disk().clone();
         let mut levels: Vec<BTreeMap<Micros, Vec<SortedStates>>> = Vec::new();
         let mut buckets = restored.buckets.iter().peekable();
@@ -214,7 +214,7 @@ impl MergedWindows {
     }
 
     /// Adds rows that came with their keys; those that come too late go on by themselves.
-    fn take_rows(&mut self, batch: &RecordBatch, of: &LateOutput, emit: &mut Emit) -> Result<(), TaskError> {
+    fn take_rows(&mut self, batch: &RecordBatch, of: &LateOutput, emit: &mut Emitter) -> Result<(), TaskError> {
         let shape = Arc::clone(&self.shape);
         let times = micros(&shape.time.evaluate(batch)?.into_array(batch.num_rows())?)?;
         shape.late.add_untimed(times.null_count());
@@ -257,7 +257,7 @@ impl MergedWindows {
 
     /// Adds what other copies have handed over. Their time may have been another, if streams were idle: what has fired
     /// there must not fire here again, and what has fired here must still fire of that.
-    fn settle(&mut self, emit: &mut Emit) -> Result<(), TaskError> {
+    fn settle(&mut self, emit: &mut Emitter) -> Result<(), TaskError> {
         let acquired = std::mem::take(&mut self.acquired);
         let Some(last) = acquired.iter().map(|one| one.fired).max() else { return Ok(()) };
         let until = last.max(self.fired);
@@ -335,15 +335,15 @@ impl MergedWindows {
     }
 
     /// The same, all at once.
-    fn fire_all(&mut self, time: Micros, emit: &mut Emit) -> Result<(), TaskError> {
+    fn fire_all(&mut self, time: Micros, emit: &mut Emitter) -> Result<(), TaskError> {
         self.fire(time);
-        while self.go_on(emit)? == Flow::More {}
+        while self.go_on(emit)? == EmitStatus::More {}
         Ok(())
     }
 
     /// Gives the next results of windows that are firing: those of one window, or of some of its keys when they do not
     /// fit in memory.
-    fn go_on(&mut self, emit: &mut Emit) -> Result<Flow, TaskError> {
+    fn go_on(&mut self, emit: &mut Emitter) -> Result<EmitStatus, TaskError> {
         let shape = Arc::clone(&self.shape);
         while let Some(&DueWindow { start, until, last }) = self.firing.front() {
             // Its pane is nobody else's, and not needed any more.
@@ -378,7 +378,7 @@ impl MergedWindows {
             for batch in self.steps.apply(batch(&shape.output, columns, rows)?)? {
                 emit.send(batch);
             }
-            return Ok(Flow::More);
+            return Ok(EmitStatus::More);
         }
         let fired = self.fired;
         self.panes.retain(|&pane, _| shape.over(pane) > fired);
@@ -386,7 +386,7 @@ impl MergedWindows {
         self.touched.retain(|&start| shape.spans.end(start) > fired);
         let panes = &self.panes;
         self.unsaved.retain(|(pane, _)| panes.contains_key(pane));
-        Ok(Flow::Done)
+        Ok(EmitStatus::Done)
     }
 
     /// A window is about to fire; what it has before `step` is only wanted of keys that are behind that, too.
@@ -468,7 +468,7 @@ impl Operator for MergedWindows {
         self.steps.begin(context);
     }
 
-    fn on_batch(&mut self, _input: usize, batch: RecordBatch, emit: &mut Emit) -> Result<Flow, TaskError> {
+    fn on_batch(&mut self, _input: usize, batch: RecordBatch, emit: &mut Emitter) -> Result<EmitStatus, TaskError> {
         self.settle(emit)?;
         let (shape, rows) = (Arc::clone(&self.shape), batch.num_rows());
         match &shape.late_rows {
@@ -479,16 +479,16 @@ impl Operator for MergedWindows {
             }
         }
         self.weigh(rows)?;
-        Ok(Flow::Done)
+        Ok(EmitStatus::Done)
     }
 
-    fn on_watermark(&mut self, time: EventTime, emit: &mut Emit) -> Result<Flow, TaskError> {
+    fn on_watermark(&mut self, time: EventTime, emit: &mut Emitter) -> Result<EmitStatus, TaskError> {
         self.settle(emit)?;
         self.fire(time.minus(self.shape.behind).0);
         self.go_on(emit)
     }
 
-    fn more(&mut self, emit: &mut Emit) -> Result<Flow, TaskError> {
+    fn more(&mut self, emit: &mut Emitter) -> Result<EmitStatus, TaskError> {
         self.go_on(emit)
     }
 
@@ -496,7 +496,7 @@ impl Operator for MergedWindows {
         self.shape.ticks()
     }
 
-    fn on_tick(&mut self, emit: &mut Emit) -> Result<Flow, TaskError> {
+    fn on_tick(&mut self, emit: &mut Emitter) -> Result<EmitStatus, TaskError> {
         self.settle(emit)?;
         let end = |start| self.shape.spans.end(start);
         let touched = std::mem::take(&mut self.touched).into_iter();
@@ -504,12 +504,12 @@ impl Operator for MergedWindows {
         self.go_on(emit)
     }
 
-    fn before_barrier(&mut self, emit: &mut Emit) -> Result<Flow, TaskError> {
+    fn before_barrier(&mut self, emit: &mut Emitter) -> Result<EmitStatus, TaskError> {
         self.settle(emit)?;
-        Ok(Flow::Done)
+        Ok(EmitStatus::Done)
     }
 
-    fn on_end(&mut self, emit: &mut Emit) -> Result<Flow, TaskError> {
+    fn on_end(&mut self, emit: &mut Emitter) -> Result<EmitStatus, TaskError> {
         self.settle(emit)?;
         self.fire(Micros::MAX);
         self.go_on(emit)
@@ -519,7 +519,7 @@ impl Operator for MergedWindows {
         true
     }
 
-    fn release(&mut self, lost: &[u32]) -> Result<Released, TaskError> {
+    fn release(&mut self, lost: &[u32]) -> Result<ReleasedParts, TaskError> {
         let shape = Arc::clone(&self.shape);
         let mut gone = vec![false; BUCKETS as usize];
         lost.iter().for_each(|&bucket| gone[bucket as usize] = true);
@@ -531,7 +531,7 @@ impl Operator for MergedWindows {
         }
         self.panes.retain(|_, held| held.rows() > 0);
         self.coarse.iter_mut().for_each(PaneTree::clear);
-        Ok(Released::new(HandoverParts::new(shape, lost[0], self.fired, &self.changed, moved)))
+        Ok(ReleasedParts::new(HandoverParts::new(shape, lost[0], self.fired, &self.changed, moved)))
     }
 
     fn acquire(&mut self, parts: Vec<(u32, Bytes)>) -> Result<(), TaskError> {
@@ -566,7 +566,7 @@ impl Operator for MergedWindows {
                 let sorted = sorted.collect::<Result<Vec<_>, TaskError>>()?;
                 Ok(saved.parts(by_bucket(&shape, &sorted, &disk)?, whole))
             };
-            snapshot.later = Some(Later(Box::new(parts)));
+            snapshot.later = Some(DeferredPart(Box::new(parts)));
         }
         Ok(snapshot)
     }

@@ -34,7 +34,7 @@ use arrow::datatypes::{DataType, Field, Schema, SchemaRef, TimeUnit};
 use datafusion::error::Result;
 use datafusion::physical_expr::PhysicalExpr;
 use tidemill_dataflow::checkpoint::StateSchema;
-use tidemill_dataflow::ends;
+use tidemill_dataflow::min_max;
 
 use crate::rows::late_rows::{LateCount, LateOutput};
 use crate::state::groups::{GroupAggregation, batch};
@@ -150,7 +150,7 @@ fn by_pane(
     pane: impl Fn(Micros) -> (Micros, Micros),
 ) -> Vec<(Micros, Option<UInt32Array>)> {
     if times.null_count() == 0
-        && let Some((least, most)) = ends(times)
+        && let Some((least, most)) = min_max(times)
     {
         let (start, end) = pane(least);
         if most < end {

@@ -6,9 +6,9 @@ use std::time::Duration;
 
 use arrow::array::{Array, ArrayRef, Int64Array, RecordBatch};
 use datafusion::error::Result;
-use tidemill_dataflow::operator::Flow;
+use tidemill_dataflow::operator::EmitStatus;
 use tidemill_dataflow::stream::EventTime;
-use tidemill_dataflow::{Emit, Operator, TaskContext, TaskError};
+use tidemill_dataflow::{Emitter, Operator, TaskContext, TaskError};
 
 use super::{WindowAggregation, by_pane};
 use crate::rows::steps::RowSteps;
@@ -87,13 +87,13 @@ impl PartialWindows {
     }
 
     /// Sends all there is; there may be more rows of each pane.
-    fn send_all(&mut self, emit: &mut Emit) -> Result<(), TaskError> {
+    fn send_all(&mut self, emit: &mut Emitter) -> Result<(), TaskError> {
         self.rows = 0;
         self.send(|_| true, false, emit)
     }
 
     /// Sends the panes that `which` names. One that is `done` gets no more rows.
-    fn send(&mut self, which: impl Fn(Micros) -> bool, done: bool, emit: &mut Emit) -> Result<(), TaskError> {
+    fn send(&mut self, which: impl Fn(Micros) -> bool, done: bool, emit: &mut Emitter) -> Result<(), TaskError> {
         // Its table is filled again, most likely with as many keys; those of several panes would take memory for
         // nothing, and one that is most of what may be held would be sent again with few keys.
         let again = !done && self.panes.len() == 1;
@@ -120,7 +120,7 @@ impl Operator for PartialWindows {
         self.steps.calls_program()
     }
 
-    fn on_batch(&mut self, _input: usize, batch: RecordBatch, emit: &mut Emit) -> Result<Flow, TaskError> {
+    fn on_batch(&mut self, _input: usize, batch: RecordBatch, emit: &mut Emitter) -> Result<EmitStatus, TaskError> {
         let rows = batch.num_rows();
         for batch in self.steps.apply(batch)? {
             self.add(&batch)?;
@@ -140,39 +140,39 @@ impl Operator for PartialWindows {
                 self.held.free();
             }
         }
-        Ok(Flow::Done)
+        Ok(EmitStatus::Done)
     }
 
-    fn on_watermark(&mut self, time: EventTime, emit: &mut Emit) -> Result<Flow, TaskError> {
+    fn on_watermark(&mut self, time: EventTime, emit: &mut Emitter) -> Result<EmitStatus, TaskError> {
         let time = time.minus(self.shape.behind);
         let shape = Arc::clone(&self.shape);
         self.send(|pane| shape.spans.pane(pane).1 <= time.0, true, emit)?;
         self.time = time.0;
-        Ok(Flow::Done)
+        Ok(EmitStatus::Done)
     }
 
-    fn on_idle(&mut self, emit: &mut Emit) -> Result<Flow, TaskError> {
+    fn on_idle(&mut self, emit: &mut Emitter) -> Result<EmitStatus, TaskError> {
         // The owner of a key no longer waits for these.
         self.send_all(emit)?;
-        Ok(Flow::Done)
+        Ok(EmitStatus::Done)
     }
 
     fn ticks(&self) -> Option<Duration> {
         self.shape.ticks()
     }
 
-    fn on_tick(&mut self, emit: &mut Emit) -> Result<Flow, TaskError> {
+    fn on_tick(&mut self, emit: &mut Emitter) -> Result<EmitStatus, TaskError> {
         self.send_all(emit)?;
-        Ok(Flow::Done)
+        Ok(EmitStatus::Done)
     }
 
-    fn before_barrier(&mut self, emit: &mut Emit) -> Result<Flow, TaskError> {
+    fn before_barrier(&mut self, emit: &mut Emitter) -> Result<EmitStatus, TaskError> {
         self.send_all(emit)?;
-        Ok(Flow::Done)
+        Ok(EmitStatus::Done)
     }
 
-    fn on_end(&mut self, emit: &mut Emit) -> Result<Flow, TaskError> {
+    fn on_end(&mut self, emit: &mut Emitter) -> Result<EmitStatus, TaskError> {
         self.send(|_| true, true, emit)?;
-        Ok(Flow::Done)
+        Ok(EmitStatus::Done)
     }
 }

@@ -10,7 +10,7 @@ use arrow::datatypes::SchemaRef;
 use datafusion::datasource::memory::MemorySourceConfig;
 use datafusion::datasource::source::DataSourceExec;
 use datafusion::physical_plan::ExecutionPlan;
-use tidemill_dataflow::stream::sink::Guarantee;
+use tidemill_dataflow::stream::sink::DeliveryGuarantee;
 use tidemill_dataflow::stream::source::{ListFiles, time_column};
 use tidemill_dataflow::{TaskId, TaskSpec};
 use tidemill_dataset::extend::SLICE_ROWS;
@@ -52,7 +52,7 @@ impl SourceTask {
         self.source.bad_folder.as_deref()
     }
 
-    pub(crate) fn guarantee(&self) -> Guarantee {
+    pub(crate) fn guarantee(&self) -> DeliveryGuarantee {
         self.source.guarantee
     }
 

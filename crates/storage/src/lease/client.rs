@@ -1,4 +1,4 @@
-//! Who asks the store what a [`Claimant`] wants to be asked, and tells it the time.
+//! Who asks the store what a [`LeaseClaimant`] wants to be asked, and tells it the time.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
@@ -7,8 +7,8 @@ use bytes::Bytes;
 use object_store::path::Path;
 use object_store::{Error, ObjectStore, ObjectStoreExt, PutMode, PutOptions, UpdateVersion};
 
-use super::process::Process;
-use super::protocol::{ClaimStep, Claimant, LeaseRecord, LeaseTerms, StoreAnswer, StoreRequest};
+use super::process::ProcessIdentity;
+use super::protocol::{ClaimStep, LeaseClaimant, LeaseRecord, LeaseTerms, StoreAnswer, StoreRequest};
 
 /// What is asked of the store for so long has failed. It may be done all the same, later.
 pub const ANSWER_MAX: Duration = Duration::from_secs(10);
@@ -20,11 +20,11 @@ const NO_VERSION: &str = "it does not give versions to what it writes";
 type DescribeError = Box<dyn Fn(&Error) -> String + Send + Sync>;
 
 /// See the module.
-pub struct Asker {
+pub struct LeaseClient {
     objects: Arc<dyn ObjectStore>,
     path: Path,
     says: DescribeError,
-    claimant: Claimant,
+    claimant: LeaseClaimant,
     began: Instant,
     anyhow: bool,
 }
@@ -42,7 +42,7 @@ pub enum ClaimOutcome {
     Failed(String),
 }
 
-impl Asker {
+impl LeaseClient {
     /// Wants the object at `path` for `owner`, which nobody else is, of a job with this name, if it has one. `says` has
     /// the words for errors.
     pub fn new(
@@ -51,13 +51,13 @@ impl Asker {
         (owner, job): (&str, &str),
         says: impl Fn(&Error) -> String + Send + Sync + 'static,
     ) -> Self {
-        let claimant = Claimant::new(LeaseRecord::of(owner, job, Process::this()), LeaseTerms::USUAL);
-        Asker { objects, path, says: Box::new(says), claimant, began: Instant::now(), anyhow: false }
+        let claimant = LeaseClaimant::new(LeaseRecord::of(owner, job, ProcessIdentity::this()), LeaseTerms::USUAL);
+        LeaseClient { objects, path, says: Box::new(says), claimant, began: Instant::now(), anyhow: false }
     }
 
     /// The same, whose record lies there also where the store knows no conditions; it keeps nobody out then.
-    pub fn anyhow(self) -> Self {
-        Asker { anyhow: true, ..self }
+    pub fn unconditional(self) -> Self {
+        LeaseClient { anyhow: true, ..self }
     }
 
     /// What is next. `is_gone` says whose record, if this version can read it, is nobody's: see [`is_gone`].
@@ -69,7 +69,7 @@ impl Asker {
             ClaimStep::Failed(reason) => return ClaimOutcome::Failed(reason),
         };
         let answer = self.ask(ask).await;
-        self.claimant.heard(self.began.elapsed(), answer.clone(), is_gone);
+        self.claimant.on_answer(self.began.elapsed(), answer.clone(), is_gone);
         ClaimOutcome::Answer(answer)
     }
 
@@ -141,7 +141,7 @@ impl Asker {
 
 /// Of whose record it is certain that nobody renews it: the process was one of this machine.
 pub fn is_gone(record: Option<&LeaseRecord>) -> bool {
-    record.is_some_and(|record| record.process.is_gone(&Process::this()))
+    record.is_some_and(|record| record.process.is_gone(&ProcessIdentity::this()))
 }
 
 /// The time of day.
@@ -207,8 +207,9 @@ mod tests {
     async fn stores_without_conditions_have_records_anyhow() {
         let folder = tempfile::tempdir().unwrap();
         let objects: Arc<dyn ObjectStore> = Arc::new(LocalFileSystem::new_with_prefix(folder.path()).unwrap());
-        let asker = |owner| Asker::new(Arc::clone(&objects), Path::from("mark"), (owner, ""), ToString::to_string);
-        let mut first = asker("first").anyhow();
+        let asker =
+            |owner| LeaseClient::new(Arc::clone(&objects), Path::from("mark"), (owner, ""), ToString::to_string);
+        let mut first = asker("first").unconditional();
         let mut written = 0;
         while written < 3 {
             if let ClaimOutcome::Answer(StoreAnswer::Written(_)) = first.step(|_| false).await {

@@ -10,7 +10,7 @@ use arrow::array::{Array, RecordBatch};
 use bytes::Bytes;
 use tidemill_checkpoint::Snapshot;
 
-use super::source::Next;
+use super::source::SourceEvent;
 
 /// Of one copy.
 pub(crate) const HELD_BYTES: usize = 64 << 20;
@@ -31,7 +31,7 @@ impl SplitPositions {
 /// See the module.
 pub(crate) struct AtMostOnceBuffer {
     /// In the order in which it came, with the epoch of the first barrier behind it.
-    waiting: VecDeque<(Option<u64>, Next)>,
+    waiting: VecDeque<(Option<u64>, SourceEvent)>,
     bytes: usize,
     /// Where it stood at barriers that are not durable yet.
     places: BTreeMap<u64, SplitPositions>,
@@ -61,7 +61,7 @@ impl AtMostOnceBuffer {
     }
 
     /// What was read waits from now on.
-    pub(crate) fn keep(&mut self, next: Next) {
+    pub(crate) fn keep(&mut self, next: SourceEvent) {
         self.bytes += bytes_of(&next);
         self.waiting.push_back((None, next));
     }
@@ -74,12 +74,12 @@ impl AtMostOnceBuffer {
     }
 
     /// The checkpoint of `epoch` is durable: returns what waits for it no longer, in its order.
-    pub(crate) fn durable(&mut self, epoch: u64) -> Vec<Next> {
+    pub(crate) fn durable(&mut self, epoch: u64) -> Vec<SourceEvent> {
         while let Some(entry) = self.places.first_entry().filter(|entry| *entry.key() <= epoch) {
             self.left = entry.remove();
         }
         let free = self.waiting.iter().take_while(|(behind, _)| behind.is_some_and(|behind| behind <= epoch)).count();
-        let free: Vec<Next> = self.waiting.drain(..free).map(|(_, next)| next).collect();
+        let free: Vec<SourceEvent> = self.waiting.drain(..free).map(|(_, next)| next).collect();
         self.bytes -= free.iter().map(bytes_of).sum::<usize>();
         free
     }
@@ -91,7 +91,7 @@ impl AtMostOnceBuffer {
 }
 
 /// What rows take of memory; of a slice of something larger, its share.
-fn bytes_of(next: &Next) -> usize {
+fn bytes_of(next: &SourceEvent) -> usize {
     let share = |rows: &RecordBatch| -> usize {
         let of = |column: &std::sync::Arc<dyn Array>| {
             let data = column.to_data();
@@ -100,7 +100,7 @@ fn bytes_of(next: &Next) -> usize {
         rows.columns().iter().map(of).sum()
     };
     match next {
-        Next::Rows { rows, bad, .. } => share(rows) + bad.as_ref().map_or(0, share),
+        SourceEvent::Rows { rows, bad, .. } => share(rows) + bad.as_ref().map_or(0, share),
         _ => 0,
     }
 }
@@ -115,18 +115,18 @@ mod tests {
 
     use super::*;
 
-    fn rows(from: i64, count: i64) -> Next {
+    fn rows(from: i64, count: i64) -> SourceEvent {
         let column: ArrayRef = Arc::new(Int64Array::from_iter_values(from..from + count));
-        Next::rows(0, RecordBatch::try_from_iter([("n", column)]).unwrap())
+        SourceEvent::rows(0, RecordBatch::try_from_iter([("n", column)]).unwrap())
     }
 
     fn place(at: i64) -> Snapshot {
         Snapshot { splits: vec![("0".into(), at.to_string().into())], ..Snapshot::default() }
     }
 
-    fn numbers(found: &[Next]) -> Vec<i64> {
-        let of = |next: &Next| match next {
-            Next::Rows { rows, .. } => rows.column(0).as_primitive::<Int64Type>().values().to_vec(),
+    fn numbers(found: &[SourceEvent]) -> Vec<i64> {
+        let of = |next: &SourceEvent| match next {
+            SourceEvent::Rows { rows, .. } => rows.column(0).as_primitive::<Int64Type>().values().to_vec(),
             _ => Vec::new(),
         };
         found.iter().flat_map(of).collect()

@@ -4,7 +4,7 @@
 /// Calls a function that is compiled for the widest vectors that this processor has. It has to be short enough to be
 /// inlined.
 #[inline]
-pub(crate) fn widest<A, R>(function: impl Fn(A) -> R, argument: A) -> R {
+pub(crate) fn dispatch_simd<A, R>(function: impl Fn(A) -> R, argument: A) -> R {
     #[cfg(target_arch = "x86_64")]
     {
         #[target_feature(enable = "avx512f")]

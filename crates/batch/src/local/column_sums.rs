@@ -13,14 +13,14 @@ use arrow::datatypes::{ArrowNativeTypeOp, DataType, Int64Type, SchemaRef};
 use arrow::error::ArrowError;
 
 use super::reduce::ColumnOp;
-use crate::widest::widest;
+use crate::simd_dispatch::dispatch_simd;
 
 /// Sums of columns of whole numbers that come in batches: nothing is made of each batch.
 pub(crate) struct ColumnSums {
     totals: Vec<i128>,
     empty: bool,
     /// Of few values at a time, what is not in the totals yet.
-    lanes: Lanes,
+    lanes: VectorSums,
 }
 
 impl ColumnSums {
@@ -28,7 +28,7 @@ impl ColumnSums {
     pub(crate) fn new(schema: &SchemaRef) -> Option<Self> {
         let fields = schema.fields();
         let whole = fields.iter().all(|field| *field.data_type() == DataType::Int64);
-        whole.then(|| ColumnSums { totals: vec![0; fields.len()], empty: true, lanes: Lanes::default() })
+        whole.then(|| ColumnSums { totals: vec![0; fields.len()], empty: true, lanes: VectorSums::default() })
     }
 
     /// Adds a batch, unless it has nulls, or no rows. Returns whether it did.
@@ -145,7 +145,7 @@ fn some_exactly(values: &[[u8; 8]]) -> i128 {
         }
         from_halves(whole, upper)
     }
-    widest(both, values)
+    dispatch_simd(both, values)
 }
 
 /// For more values, adding up the lanes of a vector costs little beside the rest; for fewer it would take longer than
@@ -155,7 +155,7 @@ const LANES_VALUES_MAX: usize = 64;
 /// Sums that each take every so many-th value of what is added, as a vector has lanes.
 #[derive(Default)]
 #[repr(C, align(64))]
-struct Lanes {
+struct VectorSums {
     /// See [`from_halves`].
     whole: [i64; 8],
     upper: [i64; 8],
@@ -163,7 +163,7 @@ struct Lanes {
     added: usize,
 }
 
-impl Lanes {
+impl VectorSums {
     /// Adds values, if this processor does so faster than it adds up a vector's lanes. Returns whether it did.
     #[inline]
     fn add(&mut self, values: &[[u8; 8]]) -> bool {

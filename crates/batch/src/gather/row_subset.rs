@@ -4,9 +4,9 @@ use std::mem::MaybeUninit;
 
 use arrow::buffer::Buffer;
 
-use super::Pick;
+use super::RowIndex;
 #[cfg(target_arch = "x86_64")]
-use super::marked::{Compress, Marks};
+use super::row_mask::{CompressSupport, RowMask};
 
 /// Up to so many targets, rows are told by a bit for each: with more, values would be passed over more often than it is
 /// worth.
@@ -14,7 +14,7 @@ use super::marked::{Compress, Marks};
 const MARKED_TARGETS_MAX: u32 = 8;
 
 /// Some rows of each batch, in order.
-pub struct Part {
+pub struct RowSubset {
     len: usize,
     rows: PartRows,
 }
@@ -23,7 +23,7 @@ enum PartRows {
     /// Of all batches, each row by its number in its own; and where those of each batch end.
     Numbers(Vec<u32>, Vec<usize>),
     #[cfg(target_arch = "x86_64")]
-    Marks(Compress, Vec<Marks>),
+    Marks(CompressSupport, Vec<RowMask>),
 }
 
 /// The part of each of `targets`, of batches that have so many `rows`: of each of all these the target is told by
@@ -31,16 +31,16 @@ enum PartRows {
 ///
 /// # Panics
 /// When there are not as many, or another target is among them.
-pub(crate) fn deal(targets: u32, assigned: &[u32], rows: &[usize]) -> Vec<Part> {
+pub(crate) fn split_by_target(targets: u32, assigned: &[u32], rows: &[usize]) -> Vec<RowSubset> {
     assert_eq!(assigned.len(), rows.iter().sum::<usize>(), "a target for each row");
     #[cfg(target_arch = "x86_64")]
-    if let Some(compress) = Compress::detect().filter(|_| targets <= MARKED_TARGETS_MAX) {
-        return deal_marks(compress, targets, assigned, rows);
+    if let Some(compress) = CompressSupport::detect().filter(|_| targets <= MARKED_TARGETS_MAX) {
+        return split_masks(compress, targets, assigned, rows);
     }
-    deal_numbers(targets, assigned, rows)
+    split_numbers(targets, assigned, rows)
 }
 
-pub(super) fn deal_numbers(targets: u32, mut assigned: &[u32], rows: &[usize]) -> Vec<Part> {
+pub(super) fn split_numbers(targets: u32, mut assigned: &[u32], rows: &[usize]) -> Vec<RowSubset> {
     let mut counts = vec![0; targets as usize];
     assigned.iter().for_each(|&target| counts[target as usize] += 1);
     let mut parts: Vec<_> = counts.iter().map(|&count| (Vec::with_capacity(count), Vec::new())).collect();
@@ -50,12 +50,13 @@ pub(super) fn deal_numbers(targets: u32, mut assigned: &[u32], rows: &[usize]) -
         parts.iter_mut().for_each(|(numbers, ends)| ends.push(numbers.len()));
         assigned = others;
     }
-    let part = |(numbers, ends): (Vec<u32>, _)| Part { len: numbers.len(), rows: PartRows::Numbers(numbers, ends) };
+    let part =
+        |(numbers, ends): (Vec<u32>, _)| RowSubset { len: numbers.len(), rows: PartRows::Numbers(numbers, ends) };
     parts.into_iter().map(part).collect()
 }
 
 #[cfg(target_arch = "x86_64")]
-fn deal_marks(compress: Compress, targets: u32, mut assigned: &[u32], rows: &[usize]) -> Vec<Part> {
+fn split_masks(compress: CompressSupport, targets: u32, mut assigned: &[u32], rows: &[usize]) -> Vec<RowSubset> {
     let total = assigned.len();
     let mut parts: Vec<_> = (0..targets).map(|_| Vec::with_capacity(rows.len())).collect();
     for &rows in rows {
@@ -63,14 +64,16 @@ fn deal_marks(compress: Compress, targets: u32, mut assigned: &[u32], rows: &[us
         parts.iter_mut().zip(compress.mark(targets, these)).for_each(|(part, marks)| part.push(marks));
         assigned = others;
     }
-    let part =
-        |marks: Vec<Marks>| Part { len: marks.iter().map(Marks::marked).sum(), rows: PartRows::Marks(compress, marks) };
-    let parts: Vec<Part> = parts.into_iter().map(part).collect();
-    assert_eq!(parts.iter().map(Part::len).sum::<usize>(), total, "targets are below {targets}");
+    let part = |marks: Vec<RowMask>| RowSubset {
+        len: marks.iter().map(RowMask::marked).sum(),
+        rows: PartRows::Marks(compress, marks),
+    };
+    let parts: Vec<RowSubset> = parts.into_iter().map(part).collect();
+    assert_eq!(parts.iter().map(RowSubset::len).sum::<usize>(), total, "targets are below {targets}");
     parts
 }
 
-impl Part {
+impl RowSubset {
     /// How many rows there are.
     #[inline]
     pub fn len(&self) -> usize {
@@ -84,15 +87,15 @@ impl Part {
     }
 
     /// Each row by itself.
-    pub(super) fn picks(&self) -> Vec<Pick> {
+    pub(super) fn picks(&self) -> Vec<RowIndex> {
         let mut picks = Vec::with_capacity(self.len);
         match &self.rows {
             PartRows::Numbers(numbers, ends) => (0..).zip(by_batch(numbers, ends)).for_each(|(batch, rows)| {
-                picks.extend(rows.iter().map(|&row| Pick { batch, row }));
+                picks.extend(rows.iter().map(|&row| RowIndex { batch, row }));
             }),
             #[cfg(target_arch = "x86_64")]
             PartRows::Marks(_, marks) => (0..).zip(marks).for_each(|(batch, marks)| {
-                picks.extend(marks.rows().map(|row| Pick { batch, row }));
+                picks.extend(marks.rows().map(|row| RowIndex { batch, row }));
             }),
         }
         picks

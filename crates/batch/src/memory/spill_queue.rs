@@ -10,7 +10,7 @@ use crate::batch_bytes;
 use crate::error::BatchError;
 
 /// See the module. First in, first out; once taking has begun nothing more is put in.
-pub struct Stash {
+pub struct SpillQueue {
     schema: SchemaRef,
     governor: Governor,
     reservation: Reservation,
@@ -19,10 +19,10 @@ pub struct Stash {
     reader: Option<SpillReader>,
 }
 
-impl Stash {
+impl SpillQueue {
     /// An empty queue of batches with this schema; `name` is who holds them.
     pub fn new(schema: &SchemaRef, governor: &Governor, name: &str) -> Self {
-        Stash {
+        SpillQueue {
             schema: SchemaRef::clone(schema),
             governor: governor.clone(),
             reservation: governor.reservation(name),
@@ -87,7 +87,7 @@ mod tests {
             let column: ArrayRef = std::sync::Arc::new(Int64Array::from(vec![n; 100]));
             RecordBatch::try_from_iter([("n", column)]).unwrap()
         };
-        let mut stash = Stash::new(&batch(0).schema(), &governor, "stash");
+        let mut stash = SpillQueue::new(&batch(0).schema(), &governor, "stash");
         (0..50).for_each(|n| stash.push(batch(n)).unwrap());
         assert!(governor.spilled_bytes() > 0 && governor.reserved_bytes() > 10_000);
         (0..50).for_each(|n| assert_eq!(stash.pop().unwrap(), Some(batch(n))));

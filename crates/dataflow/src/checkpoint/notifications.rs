@@ -8,8 +8,8 @@ use tokio::sync::watch;
 pub(crate) struct EpochNotifications {
     /// The last barrier that sources were asked for.
     barrier: watch::Sender<Option<Barrier>>,
-    /// The last epoch whose barrier is in a hurry.
-    hurry: watch::Sender<u64>,
+    /// The last epoch whose barrier is unaligned.
+    unaligned: watch::Sender<u64>,
     /// The last epoch that is durable.
     durable: watch::Sender<u64>,
 }
@@ -18,7 +18,7 @@ impl Default for EpochNotifications {
     fn default() -> Self {
         EpochNotifications {
             barrier: watch::Sender::new(None),
-            hurry: watch::Sender::new(0),
+            unaligned: watch::Sender::new(0),
             durable: watch::Sender::new(0),
         }
     }
@@ -47,13 +47,13 @@ impl EpochNotifications {
     }
 
     /// A barrier is to overtake rows.
-    pub(crate) fn hurry(&self, epoch: u64) {
-        raise(&self.hurry, epoch);
+    pub(crate) fn unalign(&self, epoch: u64) {
+        raise(&self.unaligned, epoch);
     }
 
     /// The epochs whose barriers are to.
-    pub(crate) fn hurries(&self) -> watch::Receiver<u64> {
-        self.hurry.subscribe()
+    pub(crate) fn unaligned_epochs(&self) -> watch::Receiver<u64> {
+        self.unaligned.subscribe()
     }
 
     /// The barriers that sources are asked for. Who begins to listen late hears the last one: it may be awaited.
@@ -85,23 +85,23 @@ fn raise(last: &watch::Sender<u64>, epoch: u64) {
 
 #[cfg(test)]
 mod tests {
-    use tidemill_checkpoint::Control;
+    use tidemill_checkpoint::BarrierControl;
 
     use super::*;
 
     fn barrier(epoch: u64) -> Barrier {
-        Barrier { epoch, control: Control::Checkpoint }
+        Barrier { epoch, control: BarrierControl::Checkpoint }
     }
 
     /// A source that is slow to begin, and never hears of the barrier it is asked for, holds up its checkpoint for
     /// ever.
     #[test]
     fn who_listens_late_hears_the_last() {
-        let news = EpochNotifications::default();
-        assert!(!news.barriers().has_changed().unwrap() && !news.epochs().has_changed().unwrap());
-        news.inject(barrier(3));
-        news.durable(2);
-        let (mut barriers, mut epochs) = (news.barriers(), news.epochs());
+        let notifications = EpochNotifications::default();
+        assert!(!notifications.barriers().has_changed().unwrap() && !notifications.epochs().has_changed().unwrap());
+        notifications.inject(barrier(3));
+        notifications.durable(2);
+        let (mut barriers, mut epochs) = (notifications.barriers(), notifications.epochs());
         assert!(barriers.has_changed().unwrap() && epochs.has_changed().unwrap());
         assert_eq!((barriers.borrow_and_update().clone(), *epochs.borrow_and_update()), (Some(barrier(3)), 2));
     }
@@ -110,18 +110,18 @@ mod tests {
     /// more.
     #[test]
     fn what_comes_twice_or_late_changes_nothing() {
-        let news = EpochNotifications::default();
-        let (mut barriers, mut epochs) = (news.barriers(), news.epochs());
-        news.inject(barrier(3));
-        news.durable(3);
+        let notifications = EpochNotifications::default();
+        let (mut barriers, mut epochs) = (notifications.barriers(), notifications.epochs());
+        notifications.inject(barrier(3));
+        notifications.durable(3);
         barriers.mark_unchanged();
         epochs.mark_unchanged();
         for epoch in [3, 2] {
-            news.inject(barrier(epoch));
-            news.durable(epoch);
+            notifications.inject(barrier(epoch));
+            notifications.durable(epoch);
             assert!(!barriers.has_changed().unwrap() && !epochs.has_changed().unwrap());
         }
-        news.inject(barrier(4));
+        notifications.inject(barrier(4));
         assert_eq!(barriers.borrow_and_update().clone(), Some(barrier(4)));
     }
 }

@@ -15,18 +15,18 @@ use tidemill_net::Segment;
 const STEP_BYTES: usize = 4096;
 
 /// See the module.
-pub struct Space {
+pub struct SegmentAllocator {
     segment: Segment,
     /// Where free stretches begin, and how long they are; no two touch.
     free: Mutex<BTreeMap<usize, usize>>,
 }
 
-impl Space {
+impl SegmentAllocator {
     /// All of a segment, but for its first page.
     pub fn new(segment: Segment) -> Arc<Self> {
         let len = segment.len().saturating_sub(STEP_BYTES) / STEP_BYTES * STEP_BYTES;
         let free = (len > 0).then_some((STEP_BYTES, len)).into_iter().collect();
-        Arc::new(Space { segment, free: Mutex::new(free) })
+        Arc::new(SegmentAllocator { segment, free: Mutex::new(free) })
     }
 
     /// A place for `len` bytes, at least one; `None` while there is none so long.
@@ -63,9 +63,9 @@ impl Space {
     }
 }
 
-/// A stretch of a [`Space`] that is nobody else's.
+/// A stretch of a [`SegmentAllocator`] that is nobody else's.
 pub struct Extent {
-    space: Arc<Space>,
+    space: Arc<SegmentAllocator>,
     start: usize,
     len: usize,
 }
@@ -99,7 +99,7 @@ mod tests {
         /// Places that overlap would be wrong data without any error; ones that were lost, memory that nobody has.
         #[test]
         fn places_are_apart_and_come_back(steps in prop::collection::vec((any::<prop::sample::Index>(), 1usize..40_000), 1..200)) {
-            let space = Space::new(Segment::private(40 * STEP_BYTES + 100).unwrap());
+            let space = SegmentAllocator::new(Segment::private(40 * STEP_BYTES + 100).unwrap());
             let mut held: Vec<Extent> = Vec::new();
             for (which, len) in steps {
                 match space.take(len) {

@@ -4,7 +4,7 @@
 use futures_util::TryStreamExt;
 use object_store::ObjectStoreExt;
 
-use super::{CheckpointStore, Kept, StoreError};
+use super::{CheckpointStore, RestoreCandidates, StoreError};
 use crate::manifest::Manifest;
 
 /// How often the newest checkpoint may be cleared away by a running job while it is copied.
@@ -44,7 +44,7 @@ impl CheckpointStore {
     }
 
     async fn newest(&self) -> Result<Manifest, StoreError> {
-        let Kept { manifests, damaged } = self.kept().await?;
+        let RestoreCandidates { manifests, damaged } = self.restore_candidates().await?;
         let newest = manifests.into_iter().next();
         let newest = newest.ok_or_else(|| self.damaged("it has no checkpoint to copy".into()))?;
         match damaged.into_iter().find(|(epoch, _)| *epoch > newest.epoch) {

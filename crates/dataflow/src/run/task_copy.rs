@@ -11,7 +11,7 @@ use parking_lot::Mutex;
 use tidemill_checkpoint::Snapshot;
 use tidemill_collective::Communicator;
 
-use super::fault::Fault;
+use super::fault::RunFault;
 use super::state::RunState;
 use crate::checkpoint::CopyStates;
 use crate::error::{DataflowError, TaskError};
@@ -20,7 +20,7 @@ use crate::task::CancelToken;
 use crate::task::TaskFuture;
 
 /// A copy that is about to run.
-pub(crate) struct Copy {
+pub(crate) struct TaskCopy {
     pub task: String,
     pub copy: u32,
     pub state: Arc<RunState>,
@@ -35,7 +35,7 @@ pub(crate) struct Copy {
     pub returned: Arc<Mutex<Vec<Outlet>>>,
 }
 
-impl Copy {
+impl TaskCopy {
     /// Runs the copy. `start` makes its future; what it panics with is an error like any other.
     pub(crate) async fn run(self, start: impl FnOnce() -> TaskFuture) {
         let work = async {
@@ -57,7 +57,7 @@ impl Copy {
             && !matches!(error.downcast_ref(), Some(DataflowError::Cancelled))
         {
             let rank = self.state.links.rank(self.state.links.me).0;
-            self.state.fail(Fault { rank, task: self.task.clone(), copy: self.copy, message: error.to_string() });
+            self.state.fail(RunFault { rank, task: self.task.clone(), copy: self.copy, message: error.to_string() });
         }
         self.returned.lock().clear();
         self.state.copy_done();

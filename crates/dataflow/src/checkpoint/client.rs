@@ -11,26 +11,28 @@ use bytes::Bytes;
 use parking_lot::Mutex;
 use tidemill_batch::memory::Governor;
 use tidemill_batch::route_map::RouteMap;
-use tidemill_batch::wire::{Frame, Header, Kind, Received};
-use tidemill_checkpoint::coordinator::{Action, Coordinator, Event, Pace, StoreFailure};
+use tidemill_batch::wire::{Frame, ReceivedFrame, WireHeader, WireKind};
+use tidemill_checkpoint::coordinator::{
+    CheckpointTiming, Coordinator, CoordinatorAction, CoordinatorEvent, StoreFailure,
+};
 use tidemill_checkpoint::lease::LeaseView;
-use tidemill_checkpoint::manifest::{Report, ReportBody};
-use tidemill_checkpoint::store::Hold;
+use tidemill_checkpoint::manifest::{CopyReport, ReportBody};
+use tidemill_checkpoint::store::StoreHold;
 use tidemill_checkpoint::{
-    Barrier, CheckpointStore, Control, Entry, Key, Later, Manifest, Moved, Part, Rebalance, Restored, Snapshot,
-    StoreError,
+    Barrier, BarrierControl, CheckpointStore, DeferredPart, Manifest, MoveReport, PartEntry, PartKey, Rebalance,
+    RestoredState, Snapshot, SnapshotPart, StoreError,
 };
 use tidemill_net::notice;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::JoinHandle;
 
-use super::Resume;
+use super::ResumePlan;
 use super::in_flight;
-use super::news::EpochNotifications;
+use super::notifications::EpochNotifications;
 use crate::error::TaskError;
 use crate::link::Links;
-use crate::rebalance::{Answer, BucketOwnership, Moves};
-use crate::unaligned::Hurry;
+use crate::rebalance::{BucketOwnership, Moves, RebalanceAnswer};
+use crate::unaligned::UnalignedSignal;
 
 /// Between two looks of the coordinator at the clock.
 const TICK: Duration = Duration::from_millis(20);
@@ -40,13 +42,13 @@ const SETTLE: Duration = Duration::from_secs(5);
 
 /// What the coordinator hears.
 pub(crate) enum CoordinatorInput {
-    Event(Event),
+    Event(CoordinatorEvent),
     /// Somebody wants buckets to move, and waits for an answer.
-    Rebalance(Rebalance, Answer),
+    Rebalance(Rebalance, RebalanceAnswer),
 }
 
 /// See the module.
-pub(crate) struct Hub {
+pub(crate) struct CheckpointClient {
     store: CheckpointStore,
     /// On worker 0, in an object store: whether the place is still this run's.
     lease: Option<LeaseView>,
@@ -55,7 +57,7 @@ pub(crate) struct Hub {
     run: String,
     /// Nothing but where sources stand is kept.
     at_most_once: bool,
-    news: EpochNotifications,
+    notifications: EpochNotifications,
     /// To the coordinator, on worker 0.
     events: Option<mpsc::UnboundedSender<CoordinatorInput>>,
     /// By task: which copy owns which bucket, as of the last barrier that sources were asked for.
@@ -67,7 +69,7 @@ pub(crate) struct Hub {
     /// The last epoch that was begun, and when.
     injected: Mutex<Option<(u64, Instant)>>,
     last: Mutex<Option<Arc<Manifest>>>,
-    /// See [`Resume::sinks`].
+    /// See [`ResumePlan::sinks`].
     sinks: Vec<String>,
 }
 
@@ -88,10 +90,10 @@ impl CheckpointMade {
     }
 }
 
-impl Hub {
+impl CheckpointClient {
     /// The hub, and on worker 0 what its coordinator will hear.
     pub(crate) fn new(
-        resume: &Resume,
+        resume: &ResumePlan,
         links: &Arc<Links>,
     ) -> (Arc<Self>, Option<mpsc::UnboundedReceiver<CoordinatorInput>>) {
         let (events, heard) = match links.me {
@@ -101,14 +103,14 @@ impl Hub {
             }
             _ => (None, None),
         };
-        let Resume { settings, run, members, sinks, begin, hold, .. } = resume;
-        let hub = Hub {
+        let ResumePlan { settings, run, members, sinks, begin, hold, .. } = resume;
+        let client = CheckpointClient {
             store: settings.store.clone(),
-            lease: hold.as_ref().and_then(Hold::lease),
+            lease: hold.as_ref().and_then(StoreHold::lease),
             links: Arc::clone(links),
             run: run.clone(),
             at_most_once: settings.at_most_once,
-            news: EpochNotifications::default(),
+            notifications: EpochNotifications::default(),
             events,
             routes: Mutex::new(members.iter().filter_map(|m| Some((m.name.clone(), m.route.clone()?))).collect()),
             writing: Mutex::default(),
@@ -117,22 +119,24 @@ impl Hub {
             last: Mutex::new(begin.from.clone()),
             sinks: sinks.clone(),
         };
-        (Arc::new(hub), heard)
+        (Arc::new(client), heard)
     }
 
     /// A frame about checkpoints has come. The engine is locked.
     ///
     /// # Errors
     /// In words, when it makes no sense.
-    pub(crate) fn frame(&self, frame: &Received) -> Result<(), String> {
+    pub(crate) fn frame(&self, frame: &ReceivedFrame) -> Result<(), String> {
         frame.verify().map_err(|error| error.to_string())?;
         match (frame.header.kind, &self.events) {
-            (Kind::Inject, None) => self.inject(Barrier::decode(&frame.body())?),
-            (Kind::Hurry, None) => self.news.hurry(frame.header.rows),
-            (Kind::Durable, None) => self.news.durable(frame.header.rows),
+            (WireKind::Inject, None) => self.inject(Barrier::decode(&frame.body())?),
+            (WireKind::Unalign, None) => self.notifications.unalign(frame.header.rows),
+            (WireKind::Durable, None) => self.notifications.durable(frame.header.rows),
             // The coordinator has ended with the run.
-            (Kind::Saved, Some(events)) => {
-                drop(events.send(CoordinatorInput::Event(Event::Report(Report::decode(&frame.body())?))));
+            (WireKind::Saved, Some(events)) => {
+                drop(
+                    events.send(CoordinatorInput::Event(CoordinatorEvent::Report(CopyReport::decode(&frame.body())?))),
+                );
             }
             (kind, _) => return Err(format!("a {kind:?} frame for worker {}", self.links.me)),
         }
@@ -141,7 +145,7 @@ impl Hub {
 
     /// The last epoch that is durable, as this worker knows.
     pub(crate) fn last_durable(&self) -> u64 {
-        self.news.last_durable()
+        self.notifications.last_durable()
     }
 
     /// The last checkpoint that was written, or that the run goes on from, as worker 0 knows.
@@ -150,15 +154,15 @@ impl Hub {
     }
 
     /// Asks the coordinator for a barrier; only worker 0 has one.
-    pub(crate) fn request(&self, control: Control) {
+    pub(crate) fn request(&self, control: BarrierControl) {
         if let Some(events) = &self.events {
             // As above.
-            let _ = events.send(CoordinatorInput::Event(Event::Request { id: 0, control }));
+            let _ = events.send(CoordinatorInput::Event(CoordinatorEvent::Request { id: 0, control }));
         }
     }
 
     /// Asks the coordinator to move buckets.
-    pub(crate) fn rebalance(&self, rebalance: Rebalance, answer: Answer) {
+    pub(crate) fn rebalance(&self, rebalance: Rebalance, answer: RebalanceAnswer) {
         // If it has ended with the run, that is what is heard of the answer.
         match &self.events {
             Some(events) => drop(events.send(CoordinatorInput::Rebalance(rebalance, answer))),
@@ -176,27 +180,27 @@ impl Hub {
     }
 
     fn inject(&self, barrier: Barrier) {
-        if let Control::Rebalance(Rebalance { task, map }) = &barrier.control {
+        if let BarrierControl::Rebalance(Rebalance { task, map }) = &barrier.control {
             self.routes.lock().insert(task.clone(), Arc::new(map.clone()));
         }
-        self.news.inject(barrier);
+        self.notifications.inject(barrier);
     }
 
-    fn report(&self, report: Report) {
+    fn report(&self, report: CopyReport) {
         match &self.events {
             // As above.
-            Some(events) => drop(events.send(CoordinatorInput::Event(Event::Report(report)))),
+            Some(events) => drop(events.send(CoordinatorInput::Event(CoordinatorEvent::Report(report)))),
             None => {
-                let header = Header::new(Kind::Saved, self.links.run);
+                let header = WireHeader::new(WireKind::Saved, self.links.run);
                 self.links.enqueue(0, Frame::new(&header, &[report.encode().into()]));
             }
         }
     }
 
     /// Tells the other workers something of an epoch.
-    fn to_others(&self, kind: Kind, epoch: u64) {
-        let header = Header { rows: epoch, ..Header::new(kind, self.links.run) };
-        self.send_others(|| Frame::bare(&header));
+    fn notify_others(&self, kind: WireKind, epoch: u64) {
+        let header = WireHeader { rows: epoch, ..WireHeader::new(kind, self.links.run) };
+        self.send_others(|| Frame::header_only(&header));
     }
 
     fn send_others(&self, frame: impl Fn() -> Frame) {
@@ -210,18 +214,19 @@ impl Hub {
     /// What ends the run.
     pub(crate) async fn coordinate(
         self: Arc<Self>,
-        resume: Resume,
+        resume: ResumePlan,
         mut heard: mpsc::UnboundedReceiver<CoordinatorInput>,
     ) -> Result<(), String> {
-        let Resume { settings, job, members, begin, .. } = resume;
+        let ResumePlan { settings, job, members, begin, .. } = resume;
         // Rows that a checkpoint has, and that are also on their way, would come twice.
         let unaligned_after = settings.unaligned_after.filter(|_| !settings.at_most_once);
         let (interval, timeout) = (settings.interval, settings.timeout);
         *self.made.lock() = begin.from.as_deref().map(|manifest| CheckpointMade::of(manifest, 0));
-        let mut coordinator = Coordinator::new(&job, members, Pace { interval, unaligned_after, timeout }, &begin);
+        let mut coordinator =
+            Coordinator::new(&job, members, CheckpointTiming { interval, unaligned_after, timeout }, &begin);
         let begun = Instant::now();
         // Who is still in here when this ends hears so.
-        let mut answers: HashMap<u64, Answer> = HashMap::new();
+        let mut answers: HashMap<u64, RebalanceAnswer> = HashMap::new();
         let mut asked = 0;
         // It has been told that the place may be another's.
         let mut lapsed = false;
@@ -237,44 +242,44 @@ impl Hub {
                 Ok(Some(CoordinatorInput::Rebalance(rebalance, answer))) => {
                     asked += 1;
                     answers.insert(asked, answer);
-                    Event::Request { id: asked, control: Control::Rebalance(rebalance) }
+                    CoordinatorEvent::Request { id: asked, control: BarrierControl::Rebalance(rebalance) }
                 }
-                // The hub, which this is a part of, holds a sender.
+                // The client, which this is a part of, holds a sender.
                 Ok(None) => return Ok(()),
-                Err(_) => Event::Tick,
+                Err(_) => CoordinatorEvent::Tick,
             };
             let at_ms = SystemTime::UNIX_EPOCH.elapsed().map_or(0, |since| since.as_millis() as u64);
             for action in coordinator.handle(begun.elapsed(), at_ms, event) {
                 match action {
-                    Action::Inject(barrier) => {
+                    CoordinatorAction::Inject(barrier) => {
                         *self.injected.lock() = Some((barrier.epoch, Instant::now()));
-                        let header = Header::new(Kind::Inject, self.links.run);
+                        let header = WireHeader::new(WireKind::Inject, self.links.run);
                         self.send_others(|| Frame::new(&header, &[barrier.encode().into()]));
                         self.inject(barrier);
                     }
-                    Action::Hurry(epoch) => {
-                        self.to_others(Kind::Hurry, epoch);
-                        self.news.hurry(epoch);
+                    CoordinatorAction::Unalign(epoch) => {
+                        self.notify_others(WireKind::Unalign, epoch);
+                        self.notifications.unalign(epoch);
                     }
-                    Action::Store(manifest) => {
+                    CoordinatorAction::Store(manifest) => {
                         let put = tokio::spawn(Arc::clone(&self).put(*manifest, settings.keep));
                         let mut writing = self.writing.lock();
                         writing.retain(|put| !put.is_finished());
                         writing.push(put);
                     }
-                    Action::Durable(epoch) => {
-                        self.to_others(Kind::Durable, epoch);
-                        self.news.durable(epoch);
+                    CoordinatorAction::Durable(epoch) => {
+                        self.notify_others(WireKind::Durable, epoch);
+                        self.notifications.durable(epoch);
                     }
-                    Action::Answer { id, outcome } => match (answers.remove(&id), outcome) {
+                    CoordinatorAction::Answer { id, outcome } => match (answers.remove(&id), outcome) {
                         // If nobody waits any more, nobody need know.
                         (Some(answer), outcome) => drop(answer.send(outcome)),
                         (None, Err(reason)) => notice!("{reason}"),
                         (None, Ok(_)) => {}
                     },
-                    Action::Warn(message) => notice!("{message}"),
-                    Action::Fail(message) => return Err(message),
-                    Action::Finished => {
+                    CoordinatorAction::Warn(message) => notice!("{message}"),
+                    CoordinatorAction::Fail(message) => return Err(message),
+                    CoordinatorAction::Finished => {
                         self.settle().await;
                         return Ok(());
                     }
@@ -292,14 +297,15 @@ impl Hub {
         }
     }
 
-    /// [`Hub::settle`] for a run that is given up: the next one may begin at once, and should find what this one wrote.
-    pub(crate) async fn settle_soon(&self) {
+    /// [`CheckpointClient::settle`] for a run that is given up: the next one may begin at once, and should find what
+    /// this one wrote.
+    pub(crate) async fn settle_with_timeout(&self) {
         let _ = tokio::time::timeout(SETTLE, self.settle()).await;
     }
 
     /// The run is over on all workers. If that was its end, or it was stopped, all is committed, and its last
     /// checkpoint need not have it any more. Then the next job may come.
-    pub(crate) async fn leave(&self, ended_well: bool, hold: Option<Hold>) {
+    pub(crate) async fn leave(&self, ended_well: bool, hold: Option<StoreHold>) {
         let last = self.last.lock().take().filter(|_| ended_well && self.events.is_some());
         if let Some(last) = last
             && let Err(error) = self.settle_last(&last).await
@@ -345,7 +351,8 @@ impl Hub {
         };
         if let Some(events) = &self.events {
             // As above.
-            let _ = events.send(CoordinatorInput::Event(Event::Stored { epoch, result: result.map_err(failure) }));
+            let _ = events
+                .send(CoordinatorInput::Event(CoordinatorEvent::Stored { epoch, result: result.map_err(failure) }));
         }
         if stored && let Err(error) = self.store.prune(keep, epoch).await {
             notice!("old checkpoints could not be removed: {error}");
@@ -356,11 +363,11 @@ impl Hub {
 /// Whether what a copy saves next can build on what it has saved: a change cannot on something that was lost. Snapshots
 /// are written in order, but taken without waiting for the writing of those before.
 #[derive(Default)]
-pub(crate) struct Chain(AtomicBool);
+pub(crate) struct SnapshotChain(AtomicBool);
 
-impl Chain {
+impl SnapshotChain {
     pub(crate) fn new(broken: bool) -> Self {
-        Chain(AtomicBool::new(broken))
+        SnapshotChain(AtomicBool::new(broken))
     }
 
     /// Whether the next snapshot must name all buckets, whole.
@@ -384,11 +391,11 @@ impl Chain {
 
 /// What one copy needs to take part.
 pub(crate) struct CopyStates {
-    hub: Arc<Hub>,
+    client: Arc<CheckpointClient>,
     task: u32,
     copy: u32,
-    restored: Option<Restored>,
-    chain: Arc<Chain>,
+    restored: Option<RestoredState>,
+    chain: Arc<SnapshotChain>,
     /// The last epoch that was saved, or gone on from.
     last: AtomicU64,
     /// The writing of the snapshot before: the next one is written, and reported, after it.
@@ -403,13 +410,17 @@ pub(crate) struct CopyStates {
 pub(crate) type InFlight = oneshot::Receiver<Vec<RecordBatch>>;
 
 impl CopyStates {
-    pub(crate) fn new(hub: &Arc<Hub>, (task, copy): (u32, u32), restored: Option<Restored>) -> Self {
+    pub(crate) fn new(
+        client: &Arc<CheckpointClient>,
+        (task, copy): (u32, u32),
+        restored: Option<RestoredState>,
+    ) -> Self {
         CopyStates {
-            hub: Arc::clone(hub),
+            client: Arc::clone(client),
             task,
             copy,
             last: AtomicU64::new(restored.as_ref().map_or(0, |restored| restored.epoch)),
-            chain: Arc::new(Chain::new(restored.as_ref().is_some_and(|restored| restored.evolved))),
+            chain: Arc::new(SnapshotChain::new(restored.as_ref().is_some_and(|restored| restored.evolved))),
             restored,
             before: Mutex::default(),
             tenure: Mutex::default(),
@@ -419,13 +430,13 @@ impl CopyStates {
     }
 
     /// What the copy begins with; `None` when the job begins anew.
-    pub(crate) fn restored(&self) -> Option<&Restored> {
+    pub(crate) fn restored(&self) -> Option<&RestoredState> {
         self.restored.as_ref()
     }
 
     /// Whether a row that has left its source never leaves it again, and nothing else is kept.
     pub(crate) fn at_most_once(&self) -> bool {
-        self.hub.at_most_once
+        self.client.at_most_once
     }
 
     /// [`CopyStates::save`] of what a copy keeps by itself; `snapshot` is asked for all of it, or for what has changed.
@@ -440,7 +451,7 @@ impl CopyStates {
     ) -> Result<(), TaskError> {
         if self.at_most_once() {
             let kept = self.restored.iter().flat_map(|restored| restored.buckets.keys());
-            let buckets = kept.map(|bucket| (*bucket, Part::Whole(Bytes::new()))).collect();
+            let buckets = kept.map(|bucket| (*bucket, SnapshotPart::Whole(Bytes::new()))).collect();
             self.save(epoch, true, Snapshot { buckets, ..Snapshot::default() });
         } else {
             let whole = self.wants_whole();
@@ -451,17 +462,17 @@ impl CopyStates {
 
     /// The barriers that sources are asked for.
     pub(crate) fn barriers(&self) -> watch::Receiver<Option<Barrier>> {
-        self.hub.news.barriers()
+        self.client.notifications.barriers()
     }
 
-    /// The barriers that are in a hurry, as one end of its streams hears of them.
-    pub(crate) fn hurry(&self) -> Hurry {
-        Hurry::new(self.hurries())
+    /// The unaligned barriers, as one end of its streams hears of them.
+    pub(crate) fn unaligned_signal(&self) -> UnalignedSignal {
+        UnalignedSignal::new(self.unaligned_epochs())
     }
 
-    /// The epochs whose barriers are in a hurry.
-    pub(crate) fn hurries(&self) -> watch::Receiver<u64> {
-        self.hub.news.hurries()
+    /// The epochs whose barriers are unaligned.
+    pub(crate) fn unaligned_epochs(&self) -> watch::Receiver<u64> {
+        self.client.notifications.unaligned_epochs()
     }
 
     /// The barrier of `epoch` has overtaken rows on their way to `port`: they belong to the next [`CopyStates::save`].
@@ -471,7 +482,7 @@ impl CopyStates {
 
     /// The epochs that are durable.
     pub(crate) fn durable(&self) -> watch::Receiver<u64> {
-        self.hub.news.epochs()
+        self.client.notifications.epochs()
     }
 
     /// Whether the next snapshot must name all buckets, whole.
@@ -482,9 +493,9 @@ impl CopyStates {
     /// Writes a snapshot in the background and reports it. `whole` says that nothing saved before is needed besides it.
     /// Within the runner's pool.
     pub(crate) fn save(&self, epoch: u64, whole: bool, snapshot: Snapshot) {
-        let (hub, task, copy) = (Arc::clone(&self.hub), self.task, self.copy);
+        let (client, task, copy) = (Arc::clone(&self.client), self.task, self.copy);
         let chain = Arc::clone(&self.chain);
-        let file = state_file(&hub.run, epoch, (task, copy), "");
+        let file = state_file(&client.run, epoch, (task, copy), "");
         self.last.store(epoch, Ordering::SeqCst);
         let tenure = self.tenure.lock().at_snapshot();
         // Of one that was given up there may be some, where another port has not seen it.
@@ -498,9 +509,10 @@ impl CopyStates {
                 let _ = earlier.await;
             }
             let put = match chain.holds(whole) {
-                true => {
-                    hub.put_state(file, snapshot, (whole, tenure), overtaken).await.map_err(|error| error.to_string())
-                }
+                true => client
+                    .put_state(file, snapshot, (whole, tenure), overtaken)
+                    .await
+                    .map_err(|error| error.to_string()),
                 false => Err("the snapshot it builds on could not be written".into()),
             };
             chain.wrote(whole, put.is_ok());
@@ -508,20 +520,20 @@ impl CopyStates {
                 Ok(parts) => ReportBody::Saved { epoch, parts },
                 Err(reason) => ReportBody::Failed { epoch, reason },
             };
-            hub.report(Report { task, copy, said });
+            client.report(CopyReport { task, copy, said });
         }));
     }
 
     /// The copy keeps nearly as much as it may until the checkpoint after the one of epoch `behind`, which is to come
     /// soon.
-    pub(crate) fn full(&self, behind: u64) {
-        self.hub.report(Report { task: self.task, copy: self.copy, said: ReportBody::Full { behind } });
+    pub(crate) fn request_checkpoint(&self, behind: u64) {
+        self.client.report(CopyReport { task: self.task, copy: self.copy, said: ReportBody::Full { behind } });
     }
 
     /// The copy has handed over and taken what a rebalance moves.
-    pub(crate) fn moved(&self, moves: &Moves, moved: Moved) {
+    pub(crate) fn moved(&self, moves: &Moves, moved: MoveReport) {
         self.tenure.lock().moved(moves);
-        self.hub.report(Report { task: self.task, copy: self.copy, said: ReportBody::Moved(moved) });
+        self.client.report(CopyReport { task: self.task, copy: self.copy, said: ReportBody::Moved(moved) });
     }
 
     /// The copy has come to its end, and keeps this. Only the first call counts.
@@ -537,18 +549,22 @@ impl CopyStates {
             // As above.
             let _ = earlier.await;
         }
-        let file = state_file(&self.hub.run, self.last.load(Ordering::SeqCst) + 1, (self.task, self.copy), "-end");
+        let file = state_file(&self.client.run, self.last.load(Ordering::SeqCst) + 1, (self.task, self.copy), "-end");
         let tenure = self.tenure.lock().clone();
-        let parts = self.hub.put_state(file, snapshot, (false, tenure), Vec::new()).await?;
-        self.hub.report(Report { task: self.task, copy: self.copy, said: ReportBody::Ended { parts } });
+        let parts = self.client.put_state(file, snapshot, (false, tenure), Vec::new()).await?;
+        self.client.report(CopyReport { task: self.task, copy: self.copy, said: ReportBody::Ended { parts } });
         Ok(())
     }
 
     /// The copy has come to its end, and keeps no more what it kept then: later checkpoints need not have it. A sink
     /// that had it committed again by whoever goes on from one, perhaps long after, might find that nothing tells any
     /// more that it was.
-    pub(crate) fn has_nothing_left(&self) {
-        self.hub.report(Report { task: self.task, copy: self.copy, said: ReportBody::Ended { parts: Vec::new() } });
+    pub(crate) fn clear_end_state(&self) {
+        self.client.report(CopyReport {
+            task: self.task,
+            copy: self.copy,
+            said: ReportBody::Ended { parts: Vec::new() },
+        });
     }
 }
 
@@ -558,17 +574,17 @@ pub(crate) fn state_file(run: &str, epoch: u64, (task, copy): (u32, u32), end: &
     format!("state/{run}/{epoch}-{task}-{copy}{end}")
 }
 
-pub(crate) fn parts(snapshot: Snapshot) -> Vec<(Key, Bytes, bool)> {
+pub(crate) fn parts(snapshot: Snapshot) -> Vec<(PartKey, Bytes, bool)> {
     let buckets = snapshot.buckets.into_iter().map(|(bucket, part)| match part {
-        Part::Whole(bytes) => (Key::Bucket(bucket), bytes, true),
-        Part::Change(bytes) => (Key::Bucket(bucket), bytes, false),
+        SnapshotPart::Whole(bytes) => (PartKey::Bucket(bucket), bytes, true),
+        SnapshotPart::Change(bytes) => (PartKey::Bucket(bucket), bytes, false),
     });
-    let splits = snapshot.splits.into_iter().map(|(name, bytes)| (Key::Split(name), bytes, true));
-    let shared = snapshot.shared.into_iter().map(|(name, bytes)| (Key::Shared(name), bytes, true));
+    let splits = snapshot.splits.into_iter().map(|(name, bytes)| (PartKey::Split(name), bytes, true));
+    let shared = snapshot.shared.into_iter().map(|(name, bytes)| (PartKey::Shared(name), bytes, true));
     buckets.chain(splits).chain(shared).collect()
 }
 
-impl Hub {
+impl CheckpointClient {
     /// Writes a snapshot. Returns where its parts lie.
     async fn put_state(
         &self,
@@ -576,8 +592,8 @@ impl Hub {
         mut snapshot: Snapshot,
         (whole, tenure): (bool, BucketOwnership),
         overtaken: Vec<(u32, InFlight)>,
-    ) -> Result<Vec<(Key, Entry)>, TaskError> {
-        if let Some(Later(make)) = snapshot.later.take() {
+    ) -> Result<Vec<(PartKey, PartEntry)>, TaskError> {
+        if let Some(DeferredPart(make)) = snapshot.later.take() {
             snapshot.buckets.extend(tokio::task::spawn_blocking(make).await??);
         }
         tenure.settle(whole, &mut snapshot.buckets);
@@ -587,7 +603,7 @@ impl Hub {
             let Ok(rows) = rows.await else { continue };
             if !rows.is_empty() {
                 let bytes = tokio::task::spawn_blocking(move || in_flight::encode(&rows)).await??;
-                parts.push((Key::InFlight(port), bytes, true));
+                parts.push((PartKey::InFlight(port), bytes, true));
             }
         }
         Ok(self.store.put_state(file, parts).await?)
@@ -616,8 +632,8 @@ pub(crate) async fn restore(
     (copy, copies): (u32, u32),
     route: &RouteMap,
     governor: &Governor,
-) -> Result<Restored, StoreError> {
-    let mut restored = Restored { epoch: manifest.epoch, ..Restored::default() };
+) -> Result<RestoredState, StoreError> {
+    let mut restored = RestoredState { epoch: manifest.epoch, ..RestoredState::default() };
     // A task that the job had not then begins empty.
     let Some(state) = manifest.tasks.get(task) else { return Ok(restored) };
     restored.ended = state.ended.len() as u32 == state.copies || manifest.finished;
@@ -632,7 +648,7 @@ pub(crate) async fn restore(
     restored.split_names = state.splits.values().flatten().map(|(name, _)| name.clone()).collect();
     // Who has ended has given what it kept.
     let mine = state.buckets.iter().filter(|(bucket, _)| route.copy(**bucket) == copy && !restored.ended);
-    let mut wanted: Vec<&Entry> = Vec::new();
+    let mut wanted: Vec<&PartEntry> = Vec::new();
     let mut buckets = Vec::new();
     for (&bucket, entries) in mine {
         buckets.push((bucket, wanted.len()..wanted.len() + entries.len()));
@@ -652,8 +668,8 @@ pub(crate) async fn restore(
         })
         .collect();
     // Of other copies each looks which of all rows are its own.
-    restored.dealt_anew = state.copies != copies;
-    let flying = state.in_flight.iter().filter(|(of, _)| restored.dealt_anew || **of == copy);
+    restored.rescaled = state.copies != copies;
+    let flying = state.in_flight.iter().filter(|(of, _)| restored.rescaled || **of == copy);
     let flying = flying.flat_map(|(of, ports)| ports.iter().map(move |(port, entry)| ((*of, *port), entry)));
     let flying: Vec<((u32, u32), usize)> = flying
         .map(|(id, entry)| {
@@ -663,7 +679,7 @@ pub(crate) async fn restore(
         .collect();
     let shared = wanted.len()..wanted.len() + state.shared.values().map(Vec::len).sum::<usize>();
     wanted.extend(state.shared.values().flatten().map(|(_, entry)| entry));
-    let parts = store.parts_within(&wanted, governor).await?;
+    let parts = store.parts_spillable(&wanted, governor).await?;
     let by_copy = state.shared.iter().flat_map(|(copy, shared)| shared.iter().map(move |(name, _)| (*copy, name)));
     for ((copy, name), bytes) in by_copy.zip(&parts[shared]) {
         restored.shared.entry(name.clone()).or_default().push(bytes.clone());

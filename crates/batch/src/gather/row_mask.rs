@@ -12,26 +12,26 @@ pub(super) const WORD_ROWS: usize = u64::BITS as usize;
 
 /// Says that the processor has what is needed here.
 #[derive(Clone, Copy)]
-pub(super) struct Compress(());
+pub(super) struct CompressSupport(());
 
 /// Rows of one batch, a bit for each, the first in the lowest of the first word; none beyond the batch's end.
-pub(super) struct Marks {
+pub(super) struct RowMask {
     rows: usize,
     words: Vec<u64>,
     marked: usize,
 }
 
-impl Compress {
-    pub(super) fn detect() -> Option<Compress> {
+impl CompressSupport {
+    pub(super) fn detect() -> Option<CompressSupport> {
         (has!("avx512f") && has!("avx512bw") && has!("avx512vbmi2") && has!("bmi2") && has!("popcnt"))
-            .then_some(Compress(()))
+            .then_some(CompressSupport(()))
     }
 
     /// For each of `targets` the rows that are assigned to it.
-    pub(super) fn mark(self, targets: u32, assigned: &[u32]) -> Vec<Marks> {
+    pub(super) fn mark(self, targets: u32, assigned: &[u32]) -> Vec<RowMask> {
         // SAFETY: a token is only where the features were detected.
         let words = unsafe { mark(targets, assigned) };
-        let marks = |words: Vec<u64>| Marks {
+        let marks = |words: Vec<u64>| RowMask {
             rows: assigned.len(),
             marked: words.iter().map(|word| word.count_ones() as usize).sum(),
             words,
@@ -44,7 +44,13 @@ impl Compress {
     ///
     /// # Panics
     /// When there are fewer values than rows, or more are marked than `out` takes.
-    pub(super) fn fill(self, width: usize, values: &[u8], marks: &Marks, out: &mut [MaybeUninit<u8>]) -> Option<usize> {
+    pub(super) fn fill(
+        self,
+        width: usize,
+        values: &[u8],
+        marks: &RowMask,
+        out: &mut [MaybeUninit<u8>],
+    ) -> Option<usize> {
         let len = marks.marked * width;
         assert!(
             values.len() >= marks.rows * width && out.len() >= len,
@@ -66,7 +72,7 @@ impl Compress {
     }
 }
 
-impl Marks {
+impl RowMask {
     /// How many are marked.
     pub(super) fn marked(&self) -> usize {
         self.marked

@@ -3,22 +3,22 @@
 use arrow::array::{Array, ArrowNumericType, PrimitiveArray};
 use arrow::compute::{max, min};
 
-use crate::widest::widest;
+use crate::simd_dispatch::dispatch_simd;
 
 /// The least and the greatest value of a column, if there are any; nulls are none.
-pub fn ends<T: ArrowNumericType<Native = i64>>(column: &PrimitiveArray<T>) -> Option<(i64, i64)> {
+pub fn min_max<T: ArrowNumericType<Native = i64>>(column: &PrimitiveArray<T>) -> Option<(i64, i64)> {
     match column.null_count() {
-        0 => ends_of(column.values()),
+        0 => min_max_of(column.values()),
         _ => min(column).zip(max(column)),
     }
 }
 
-fn ends_of(values: &[i64]) -> Option<(i64, i64)> {
+fn min_max_of(values: &[i64]) -> Option<(i64, i64)> {
     #[inline(always)]
     fn both(values: &[i64]) -> (i64, i64) {
         values.iter().fold((i64::MAX, i64::MIN), |(least, most), &value| (least.min(value), most.max(value)))
     }
-    (!values.is_empty()).then(|| widest(both, values))
+    (!values.is_empty()).then(|| dispatch_simd(both, values))
 }
 
 #[cfg(test)]
@@ -30,16 +30,16 @@ mod tests {
     /// Wherever they lie among so many values that vectors are full, and have a rest.
     #[test]
     fn the_ends_are_found_anywhere() {
-        assert_eq!((ends_of(&[]), ends(&Int64Array::new_null(3))), (None, None));
-        assert_eq!(ends(&Int64Array::from(vec![None, Some(3), Some(-1)])), Some((-1, 3)));
+        assert_eq!((min_max_of(&[]), min_max(&Int64Array::new_null(3))), (None, None));
+        assert_eq!(min_max(&Int64Array::from(vec![None, Some(3), Some(-1)])), Some((-1, 3)));
         for count in [1, 7, 8, 9, 64, 131] {
             for at in 0..count {
                 let mut values: Vec<i64> = (0..count as i64).map(|value| value % 5 - 2).collect();
                 values[at] = i64::MIN;
                 let most = if count == 1 { i64::MIN } else { *values.iter().max().unwrap() };
-                assert_eq!(ends_of(&values), Some((i64::MIN, most)));
+                assert_eq!(min_max_of(&values), Some((i64::MIN, most)));
                 values[at] = i64::MAX;
-                assert_eq!(ends_of(&values), Some((*values.iter().min().unwrap(), i64::MAX)));
+                assert_eq!(min_max_of(&values), Some((*values.iter().min().unwrap(), i64::MAX)));
             }
         }
     }

@@ -1,7 +1,7 @@
 //! Memory for frames, outgoing and received. Large rooms are reused: the kernel hands out memory of that size page by
 //! page, and a page fault takes longer than filling the page.
 
-mod space;
+mod segment;
 
 use std::mem::{MaybeUninit, take};
 use std::panic::AssertUnwindSafe;
@@ -12,7 +12,7 @@ use std::sync::{Arc, Weak};
 use arrow::buffer::{Buffer, MutableBuffer};
 use parking_lot::Mutex;
 
-pub use space::{Extent, Space};
+pub use segment::{Extent, SegmentAllocator};
 
 /// Smaller ones come and go within memory that the allocator keeps.
 const KEPT_BYTES_MIN: usize = 64 << 10;
@@ -21,19 +21,19 @@ const IDLE_BYTES_MAX: usize = 8 << 20;
 
 /// The rooms of one run.
 #[derive(Default)]
-pub struct Rooms(Mutex<Idle>);
+pub struct BufferPool(Mutex<IdleBuffers>);
 
 #[derive(Default)]
-struct Idle {
+struct IdleBuffers {
     rooms: Vec<MutableBuffer>,
     bytes: usize,
 }
 
-impl Rooms {
+impl BufferPool {
     /// An empty room for `len` bytes.
-    pub fn room(self: &Arc<Self>, len: usize) -> Room {
+    pub fn buffer(self: &Arc<Self>, len: usize) -> FrameBuffer {
         if len < KEPT_BYTES_MIN {
-            return Room::new(len);
+            return FrameBuffer::new(len);
         }
         // The last is the one that the cache still knows. Not a much larger one: what stays in it for long would keep
         // the rest of it.
@@ -44,7 +44,7 @@ impl Rooms {
         drop(idle);
         // A little larger, so that it serves messages of about the same length.
         let memory = found.unwrap_or_else(|| MutableBuffer::with_capacity(len.next_multiple_of(KEPT_BYTES_MIN)));
-        Room(RoomMemory::Own(memory, Arc::downgrade(self)))
+        FrameBuffer(BufferMemory::Own(memory, Arc::downgrade(self)))
     }
 
     fn give_back(&self, mut memory: MutableBuffer) {
@@ -58,32 +58,32 @@ impl Rooms {
 }
 
 /// Room for one message, aligned for every type. It goes back when it, or what it became, is dropped.
-pub struct Room(RoomMemory);
+pub struct FrameBuffer(BufferMemory);
 
-enum RoomMemory {
+enum BufferMemory {
     /// This worker's own.
-    Own(MutableBuffer, Weak<Rooms>),
+    Own(MutableBuffer, Weak<BufferPool>),
     /// Others of the host can read it, too; if so told, all that it is for do.
     Shared(Extent, bool),
 }
 
-impl Room {
+impl FrameBuffer {
     /// One that nobody uses again.
     #[inline]
     pub fn new(len: usize) -> Self {
-        Room(RoomMemory::Own(MutableBuffer::with_capacity(len), Weak::new()))
+        FrameBuffer(BufferMemory::Own(MutableBuffer::with_capacity(len), Weak::new()))
     }
 
     /// One that others of the host can read; `by_all`: and all that it is for do, and nobody else.
     #[inline]
     pub fn shared(place: Extent, by_all: bool) -> Self {
-        Room(RoomMemory::Shared(place, by_all))
+        FrameBuffer(BufferMemory::Shared(place, by_all))
     }
 
     /// Whether it is read where it is by all that it is for.
     #[inline]
     pub(crate) fn is_read_in_place(&self) -> bool {
-        matches!(self.0, RoomMemory::Shared(_, true))
+        matches!(self.0, BufferMemory::Shared(_, true))
     }
 
     /// All of it, to be filled.
@@ -91,19 +91,21 @@ impl Room {
     pub fn spare(&mut self) -> &mut [MaybeUninit<u8>] {
         match &mut self.0 {
             // SAFETY: the buffer has so many bytes there.
-            RoomMemory::Own(memory, _) => unsafe { from_raw_parts_mut(memory.as_mut_ptr().cast(), memory.capacity()) },
-            RoomMemory::Shared(place, _) => place.spare(),
+            BufferMemory::Own(memory, _) => unsafe {
+                from_raw_parts_mut(memory.as_mut_ptr().cast(), memory.capacity())
+            },
+            BufferMemory::Shared(place, _) => place.spare(),
         }
     }
 
     /// Its first `len` bytes, as they have been filled; the room goes back when nothing refers to them.
     ///
     /// # Safety
-    /// The first `len` bytes of [`Room::spare`] have been filled.
+    /// The first `len` bytes of [`FrameBuffer::spare`] have been filled.
     pub unsafe fn into_buffer(mut self, len: usize) -> Buffer {
         assert!(len <= self.spare().len(), "{len} bytes in a room for {}", self.spare().len());
         let ptr = match &mut self.0 {
-            RoomMemory::Own(memory, rooms) => {
+            BufferMemory::Own(memory, rooms) => {
                 // SAFETY: as said above.
                 unsafe { memory.set_len(len) };
                 if rooms.strong_count() == 0 {
@@ -111,7 +113,7 @@ impl Room {
                 }
                 NonNull::from(memory.as_slice()).cast()
             }
-            RoomMemory::Shared(place, _) => place.ptr(),
+            BufferMemory::Shared(place, _) => place.ptr(),
         };
         // A panic elsewhere leaves rooms as they are.
         let owner = Arc::new(AssertUnwindSafe(self));
@@ -121,9 +123,9 @@ impl Room {
     }
 }
 
-impl Drop for Room {
+impl Drop for FrameBuffer {
     fn drop(&mut self) {
-        if let RoomMemory::Own(memory, rooms) = &mut self.0
+        if let BufferMemory::Own(memory, rooms) = &mut self.0
             && let Some(rooms) = rooms.upgrade()
         {
             rooms.give_back(take(memory));
@@ -139,9 +141,9 @@ mod tests {
     /// memory.
     #[test]
     fn rooms_are_used_again_and_bounded() {
-        let rooms = Arc::new(Rooms::default());
+        let rooms = Arc::new(BufferPool::default());
         let filled = |len: usize, byte: u8| {
-            let mut room = rooms.room(len);
+            let mut room = rooms.buffer(len);
             room.spare()[..len].fill(MaybeUninit::new(byte));
             // SAFETY: just filled.
             unsafe { room.into_buffer(len) }

@@ -3,13 +3,13 @@
 
 use std::collections::VecDeque;
 
-use super::align::{Alignment, Arrival};
+use super::align::{BarrierAlignment, BarrierArrival};
 use super::mark::{Barrier, EventTime, Mark};
-use super::watermarks::Watermarks;
+use super::watermarks::WatermarkMerger;
 
 /// Which streams are read further, after a mark.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Gate {
+pub enum StreamGate {
     /// All as before.
     Same,
     /// Not the one that brought it; with `release`, those that were held before are.
@@ -24,8 +24,8 @@ pub enum Gate {
 /// See the module. Streams are numbered.
 #[derive(Default)]
 pub struct MarkMerger {
-    time: Watermarks,
-    align: Alignment,
+    time: WatermarkMerger,
+    align: BarrierAlignment,
     /// What comes out next: the end of a stream may bring both.
     ready: VecDeque<Mark>,
 }
@@ -36,27 +36,27 @@ impl MarkMerger {
         self.time.add();
         self.align.add();
         if over {
-            self.time.over(stream);
-            self.align.over(stream);
+            self.time.end_stream(stream);
+            self.align.end_stream(stream);
         }
     }
 
     /// A stream brings a mark.
-    pub fn mark(&mut self, stream: usize, mark: Mark) -> Gate {
+    pub fn mark(&mut self, stream: usize, mark: Mark) -> StreamGate {
         match mark {
             Mark::Watermark(time) => self.time.advance(stream, time),
             Mark::Idle => self.time.idle(stream),
             Mark::Barrier(barrier) => match self.align.arrive(stream, barrier) {
-                Arrival::Wait { released } => return Gate::Hold { release: released },
-                Arrival::Aligned(barrier) => {
+                BarrierArrival::Wait { released } => return StreamGate::Hold { release: released },
+                BarrierArrival::Aligned(barrier) => {
                     self.ready.push_back(Mark::Barrier(barrier));
-                    return Gate::Release;
+                    return StreamGate::Release;
                 }
-                Arrival::Stale => {}
+                BarrierArrival::Stale => {}
             },
         }
-        self.tell_time();
-        Gate::Same
+        self.emit_watermark();
+        StreamGate::Same
     }
 
     /// A barrier comes out next although not all streams have brought it; all are read further. Returns which have not.
@@ -67,18 +67,18 @@ impl MarkMerger {
     }
 
     /// A stream has ended.
-    pub fn over(&mut self, stream: usize) -> Gate {
+    pub fn end_stream(&mut self, stream: usize) -> StreamGate {
         // The barrier first: the time that the end sets free belongs to the next epoch, as the end itself does.
-        let aligned = self.align.over(stream);
-        let gate = if aligned.is_some() { Gate::Release } else { Gate::Same };
+        let aligned = self.align.end_stream(stream);
+        let gate = if aligned.is_some() { StreamGate::Release } else { StreamGate::Same };
         self.ready.extend(aligned.map(Mark::Barrier));
-        self.time.over(stream);
-        self.tell_time();
+        self.time.end_stream(stream);
+        self.emit_watermark();
         gate
     }
 
     /// At once: a barrier that comes later may be of the next epoch.
-    fn tell_time(&mut self) {
+    fn emit_watermark(&mut self) {
         self.ready.extend(std::iter::from_fn(|| self.time.next_mark()));
     }
 
