@@ -225,7 +225,7 @@ impl KeyStore {
         }
         let hashes = hashes(rows)?;
         let mut live = vec![u64::MAX; count.div_ceil(64)];
-        if count % 64 != 0 {
+        if !count.is_multiple_of(64) {
             live[count / 64] = (1 << (count % 64)) - 1;
         }
         let due = [DueOrder::of(rows, DUE, &self.disk)?, DueOrder::of(rows, ALARM, &self.disk)?];

@@ -287,7 +287,7 @@ impl<L: KeyLogic> KeyedEngine<L> {
         }
         let KeyContext { state, lifetimes, changes, .. } = context;
         entry.state = state;
-        if let Some(state) = entry.state.as_ref().filter(|_| self.calls % MEASURE_EVERY == 0) {
+        if let Some(state) = entry.state.as_ref().filter(|_| self.calls.is_multiple_of(MEASURE_EVERY)) {
             self.measured = (self.measured + 1).min(MEASURED);
             self.state_bytes += (self.logic.bytes(state)? as f64 - self.state_bytes) / self.measured as f64;
         }
