@@ -97,7 +97,7 @@ def test_places_that_cannot_be(bucket: Path) -> None:
     """What cannot be written to is an error of the beginning, and names the place: here the stream has no row, and no end."""
     options = {"secret_access_key": "another"}
     nothing = tm.stream.from_files(bucket / "in", {"n": "int64"})
-    with pytest.raises(tm.TidemillError, match="s3://lines/out/part-.*: access denied; check the credentials"):
+    with pytest.raises(tm.TidemillError, match=r"s3://lines/out/part-.*: access denied; check the credentials"):
         nothing.write_stream(tm.stream.to_files("s3://lines/out", storage_options=options))
     with pytest.raises(tm.TidemillError, match="s3://lines/in: access denied; check the credentials"):
         tm.stream.from_files("s3://lines/in", {"n": "int64"}, storage_options=options).write_stream(print)
