@@ -219,13 +219,8 @@ def to_kafka(
         With `id`: bytes of rows that a thread may hold between two checkpoints.
     connect_timeout : str, number of seconds or timedelta, default="1m"
         As in `from_redis`.
-    tls : Tls, optional
-        Use TLS with the brokers, with these certificates; ``Tls()`` takes those of the environment.
-    sasl : {"PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"}, optional
-        SASL mechanism for the user and password in ``TIDEMILL_KAFKA_USER`` and ``TIDEMILL_KAFKA_PASSWORD``, if these
-        are set; by default ``"PLAIN"``, which without TLS exposes the password to anyone on the network.
-    config : mapping, optional
-        Further options of the client, by their names in librdkafka.
+    tls, sasl, config
+        As in `from_kafka`.
 
     Raises
     ------
