@@ -147,8 +147,7 @@ pub fn keyed_function(factory: Py<PyAny>, ttl: Option<i64>) -> MakeKeyedFunction
     Arc::new(move |setup| {
         let factory = Arc::clone(&factory);
         let logic = call(move |py| factory.call0(py).map_err(|error| exception_text(py, &error)))?;
-        let (keys, saves) = (Arc::clone(&setup.keys), setup.context.makes_checkpoints());
-        let options = KeyedOptions { keys, ttl, saves, clock: None };
+        let options = KeyedOptions { keys: Arc::clone(&setup.keys), ttl, clock: None };
         let engine = KeyedEngine::new(PythonLogic(logic), options, setup.context)?;
         Ok(Box::new(PythonKeyed(Arc::new(Mutex::new(engine)))) as Box<dyn KeyedFunction>)
     })
@@ -241,8 +240,8 @@ impl NativeKeyedEngine {
             };
             Box::new(now) as Box<dyn Fn() -> i64 + Send>
         });
-        let options = KeyedOptions { keys: keys.resolve(py)?, ttl, saves, clock };
-        let engine = KeyedEngine::alone(PythonLogic(logic), options, &Governor::new(settings));
+        let options = KeyedOptions { keys: keys.resolve(py)?, ttl, clock };
+        let engine = KeyedEngine::alone(PythonLogic(logic), options, saves, &Governor::new(settings));
         Ok(NativeKeyedEngine(Mutex::new(engine.map_err(|error| PyValueError::new_err(error.to_string()))?)))
     }
 

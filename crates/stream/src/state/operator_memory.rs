@@ -110,20 +110,15 @@ pub(crate) struct SpillArea {
 
 impl SpillArea {
     pub(crate) fn of(context: &TaskContext) -> Self {
-        let governor = context.governor().clone();
-        let copies = u64::from(context.copies().div_ceil(context.workers().max(1)).max(1));
+        let copies = context.copies().div_ceil(context.workers().max(1)).max(1);
+        SpillArea::new(context.governor(), u64::from(copies))
+    }
+
+    /// The area of one of so many copies that share a governor's budget.
+    pub(crate) fn new(governor: &Governor, copies: u64) -> Self {
         let run_bytes = match governor.settings().budget_bytes {
             0 => usize::MAX,
             budget => (budget / copies / RUN_SHARE).clamp(RUN_BYTES_MIN, RUN_BYTES_MAX) as usize,
-        };
-        SpillArea { governor, run_bytes }
-    }
-
-    /// That of a governor, for who is no copy of a task.
-    pub(crate) fn alone(governor: &Governor) -> Self {
-        let run_bytes = match governor.settings().budget_bytes {
-            0 => usize::MAX,
-            budget => (budget / RUN_SHARE).clamp(RUN_BYTES_MIN, RUN_BYTES_MAX) as usize,
         };
         SpillArea { governor: governor.clone(), run_bytes }
     }
@@ -147,7 +142,7 @@ impl SpillArea {
 }
 
 impl Default for SpillArea {
-    /// In the system's folder for temporary files, for who has memory without end.
+    /// In the system's folder for temporary files, where memory has no limit.
     fn default() -> Self {
         SpillArea { governor: Governor::new(MemorySettings::default()), run_bytes: usize::MAX }
     }

@@ -7,14 +7,18 @@
 //!
 //! Modules, lowest first:
 //!
-//! | module     | what is in it                      |
-//! |------------|------------------------------------|
-//! | `logic`    | what a function is to the engine   |
-//! | here       | the engine                         |
-//! | `operator` | the operator of a function         |
+//! | module      | what is in it                      |
+//! |-------------|------------------------------------|
+//! | `logic`     | what a function is to the engine   |
+//! | `entry`     | what is kept of a key in memory    |
+//! | here        | the engine                         |
+//! | `snapshots` | its snapshots, buckets that move   |
+//! | `operator`  | the operator of a function         |
 
+mod entry;
 mod logic;
 mod operator;
+mod snapshots;
 #[cfg(test)]
 mod tests;
 
@@ -24,29 +28,23 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use arrow::array::RecordBatch;
+use arrow::datatypes::SchemaRef;
 use bytes::Bytes;
-use tidemill_dataflow::checkpoint::{BucketStates, SnapshotPart, rows};
+use tidemill_dataflow::checkpoint::BucketStates;
 use tidemill_dataflow::memory::Governor;
 use tidemill_dataflow::{TaskContext as CopyContext, TaskError};
 
+use entry::{KeyEntry, SavedBytes};
 use logic::{END, NEVER};
 pub use logic::{KeyContext, KeyLogic, KeyedBatch, KeyedFunction, KeyedSetup, Lifetimes, MakeKeyedFunction, Timer};
 pub use operator::KeyOperator;
 pub(crate) use operator::KeyedColumns;
 
-use arrow::datatypes::SchemaRef;
-
 use crate::state::key_records::{Key, KeyRecord, RecordCodec, RecordKind};
 use crate::state::key_store::{ClockKind, KeyStore, StoredKey};
 use crate::state::operator_memory::SpillArea;
-use crate::state::snapshot_codec::{BucketParts, by_bucket, table_of, tables_of};
 use crate::time::window::Micros;
 
-/// States are saved whole again when changes since then take twice as much, and so many bytes more.
-const CHANGED_BYTES_MIN: usize = 1 << 20;
-/// So are those of a bucket when there are so many changes, however small: every checkpoint names all of them, and a
-/// job that resumes reads all.
-const CHANGES_MAX: usize = 300;
 /// What a key takes in memory besides its state, a timer, and a key that is gone, about, in bytes.
 const KEY_BYTES: usize = 300;
 const TIMER_BYTES: usize = 100;
@@ -58,61 +56,6 @@ const MEASURED: usize = 50;
 const KEYS_MIN: usize = 64;
 /// Keys that come back from disk at once.
 const DUE_AT_ONCE: usize = 1000;
-/// Records of a snapshot that are encoded at once.
-const RECORDS_AT_ONCE: usize = 1 << 12;
-const RECORD_BYTES_AT_ONCE: usize = 8 << 20;
-/// The only kind of table in a part.
-const RECORDS: u8 = 0;
-
-/// What is kept of a key.
-struct KeyEntry<S> {
-    bucket: u32,
-    state: Option<S>,
-    timers: BTreeSet<Micros>,
-    alarms: BTreeSet<Micros>,
-    /// When rows came last, and when that is looked at next. `NEVER`: since time went on last, or before there was any.
-    touched: Micros,
-    looked_at: Option<Micros>,
-    /// When the state is looked at for what has a time to live.
-    expires: Option<Micros>,
-    /// Whether a snapshot may not build on what was saved before.
-    is_whole: bool,
-    /// Counts calls of all keys: of the last of this key.
-    called: u64,
-}
-
-impl<S> KeyEntry<S> {
-    fn new(bucket: u32) -> Self {
-        KeyEntry {
-            bucket,
-            state: None,
-            timers: BTreeSet::new(),
-            alarms: BTreeSet::new(),
-            touched: NEVER,
-            looked_at: None,
-            expires: None,
-            is_whole: true,
-            called: 0,
-        }
-    }
-
-    fn is_empty(&self) -> bool {
-        self.state.is_none() && self.timers.is_empty() && self.alarms.is_empty()
-    }
-
-    /// Whether something of it is due at a time of the stream.
-    fn is_due_at(&self, at: Micros) -> bool {
-        self.timers.contains(&at) || self.looked_at == Some(at) || self.expires == Some(at)
-    }
-}
-
-/// What snapshots have of a bucket: a whole, and changes since.
-#[derive(Clone, Copy, Debug, Default)]
-struct SavedBytes {
-    whole: usize,
-    changed: usize,
-    changes: usize,
-}
 
 /// How the engine is made.
 pub struct KeyedOptions {
@@ -120,8 +63,6 @@ pub struct KeyedOptions {
     pub keys: SchemaRef,
     /// A key is forgotten when the stream's time has gone on for so many microseconds since rows of it came last.
     pub ttl: Option<i64>,
-    /// Whether there are snapshots.
-    pub saves: bool,
     /// The machine's clock, in microseconds since 1970; `None`: the system's.
     pub clock: Option<Box<dyn Fn() -> i64 + Send>>,
 }
@@ -180,25 +121,25 @@ impl<L: KeyLogic> KeyedEngine<L> {
     /// # Errors
     /// When a column cannot be a key.
     pub fn new(logic: L, options: KeyedOptions, context: &CopyContext) -> Result<Self, TaskError> {
-        KeyedEngine::with_disk(logic, options, SpillArea::of(context))
+        KeyedEngine::with_disk(logic, options, context.saves(), SpillArea::of(context))
     }
 
-    /// One that is of no task, and spills by a governor.
+    /// An engine outside any task, which spills by a governor. `saves`: whether it makes snapshots.
     ///
     /// # Errors
     /// As [`KeyedEngine::new`].
-    pub fn alone(logic: L, options: KeyedOptions, governor: &Governor) -> Result<Self, TaskError> {
-        KeyedEngine::with_disk(logic, options, SpillArea::alone(governor))
+    pub fn alone(logic: L, options: KeyedOptions, saves: bool, governor: &Governor) -> Result<Self, TaskError> {
+        KeyedEngine::with_disk(logic, options, saves, SpillArea::new(governor, 1))
     }
 
-    fn with_disk(logic: L, options: KeyedOptions, disk: SpillArea) -> Result<Self, TaskError> {
+    fn with_disk(logic: L, options: KeyedOptions, saves: bool, disk: SpillArea) -> Result<Self, TaskError> {
         let codec = RecordCodec::new(&options.keys)?;
         let store = KeyStore::new(&codec, &disk);
         Ok(KeyedEngine {
             logic,
             codec,
             ttl: options.ttl,
-            saves: options.saves,
+            saves,
             clock: options.clock.unwrap_or_else(|| Box::new(system_clock)),
             disk,
             entries: HashMap::new(),
@@ -351,7 +292,7 @@ impl<L: KeyLogic> KeyedEngine<L> {
 
     /// Nothing of a key is due any more.
     fn forget_due(&mut self, key: &Key, entry: &KeyEntry<L::State>) {
-        for &at in entry.timers.iter().chain(&entry.looked_at).chain(&entry.expires) {
+        for at in entry.due_times() {
             self.due.remove(&(at, Arc::clone(key)));
         }
         for &at in &entry.alarms {
@@ -360,15 +301,10 @@ impl<L: KeyLogic> KeyedEngine<L> {
         self.fresh.remove(key);
     }
 
-    /// When rows came last, or the time before them if that is not known yet.
-    fn touched(&self, entry: &KeyEntry<L::State>) -> Micros {
-        if entry.touched == NEVER { self.now } else { entry.touched }
-    }
-
     /// Sees to it that a key is forgotten when nothing has come for too long.
     fn look_at(&mut self, entry: &mut KeyEntry<L::State>, key: &Key) {
         if let (None, Some(ttl)) = (entry.looked_at, self.ttl) {
-            let at = self.touched(entry).saturating_add(ttl);
+            let at = entry.touched(self.now).saturating_add(ttl);
             entry.looked_at = Some(at);
             self.due.insert((at, Arc::clone(key)));
         }
@@ -388,30 +324,18 @@ impl<L: KeyLogic> KeyedEngine<L> {
 
     /// Calls the function for timers that have gone off; forgets what has lived for long enough.
     fn call_due(&mut self) -> Result<(), TaskError> {
-        // At the end: a function that sets its next timer each time would never end.
-        let mut last: VecDeque<(Micros, Key)> = match self.now {
-            END => std::mem::take(&mut self.due).into_iter().collect(),
-            _ => VecDeque::new(),
-        };
-        loop {
-            let first = match self.now {
-                END => last.pop_front(),
-                now => match self.due.first() {
-                    Some((at, _)) if *at <= now => self.due.pop_first(),
-                    _ => None,
-                },
-            };
-            let Some((at, key)) = first else { return Ok(()) };
+        let mut last = LastDue::new(&mut self.due, self.now);
+        while let Some((at, key)) = last.next(&mut self.due, self.now) {
             if let Some(mut entry) = self.entries.remove(&key) {
-                if entry.timers.remove(&at) {
-                    self.call(Arc::clone(&key), entry, KeyCall::Timer(Timer::Event(at)))?;
-                } else {
-                    self.entries.insert(Arc::clone(&key), entry);
+                match entry.timers.remove(&at) {
+                    true => self.call(Arc::clone(&key), entry, KeyCall::Timer(Timer::Event(at)))?,
+                    false => _ = self.entries.insert(Arc::clone(&key), entry),
                 }
             }
             // It may be several at once.
             self.outlive(at, &key)?;
         }
+        Ok(())
     }
 
     /// Forgets a key, or some of its state, if its time has come.
@@ -422,7 +346,7 @@ impl<L: KeyLogic> KeyedEngine<L> {
         let Some(mut entry) = self.entries.remove(key) else { return Ok(()) };
         if let Some(ttl) = self.ttl.filter(|_| entry.looked_at == Some(at)) {
             entry.looked_at = None;
-            if self.touched(&entry).saturating_add(ttl) <= self.now {
+            if entry.touched(self.now).saturating_add(ttl) <= self.now {
                 self.forget_due(key, &entry);
                 return self.change(key, &mut entry);
             }
@@ -446,19 +370,8 @@ impl<L: KeyLogic> KeyedEngine<L> {
 
     /// Calls the function for alarms that have gone off.
     fn call_alarms(&mut self, now: Micros) -> Result<(), TaskError> {
-        let mut last: VecDeque<(Micros, Key)> = match now {
-            END => std::mem::take(&mut self.alarms).into_iter().collect(),
-            _ => VecDeque::new(),
-        };
-        loop {
-            let first = match now {
-                END => last.pop_front(),
-                _ => match self.alarms.first() {
-                    Some((at, _)) if *at <= now => self.alarms.pop_first(),
-                    _ => None,
-                },
-            };
-            let Some((at, key)) = first else { return Ok(()) };
+        let mut last = LastDue::new(&mut self.alarms, now);
+        while let Some((at, key)) = last.next(&mut self.alarms, now) {
             if let Some(mut entry) = self.entries.remove(&key) {
                 match entry.alarms.remove(&at) {
                     true => self.call(key, entry, KeyCall::Timer(Timer::Clock(at)))?,
@@ -466,6 +379,7 @@ impl<L: KeyLogic> KeyedEngine<L> {
                 }
             }
         }
+        Ok(())
     }
 
     fn on_time(&mut self, now: Micros) -> Result<bool, TaskError> {
@@ -592,7 +506,7 @@ impl<L: KeyLogic> KeyedEngine<L> {
                     record: KeyRecord::REMOVED,
                 });
             };
-            for &at in entry.timers.iter().chain(&entry.looked_at).chain(&entry.expires) {
+            for at in entry.due_times() {
                 due.remove(&(at, Arc::clone(&key)));
             }
             for &at in &entry.alarms {
@@ -605,13 +519,12 @@ impl<L: KeyLogic> KeyedEngine<L> {
             if *now < END {
                 next_alarm = entry.alarms.first().copied();
                 next_due = entry.timers.first().copied();
-                let touched = if entry.touched == NEVER { *now } else { entry.touched };
-                let looked_at = ttl.map(|ttl| entry.looked_at.unwrap_or(touched.saturating_add(ttl)));
+                let looked_at = ttl.map(|ttl| entry.looked_at.unwrap_or(entry.touched(*now).saturating_add(ttl)));
                 let lifetimes = entry.state.as_ref().map(|state| logic.lifetimes(state, *now)).transpose()?;
                 let expires = lifetimes.and_then(|lifetimes| lifetimes.expires);
                 next_due = [next_due, looked_at, expires].into_iter().flatten().min();
             }
-            let record = record_of(logic, &entry, true)?;
+            let record = entry.record(logic, true)?;
             Ok(StoredKey {
                 key,
                 bucket: entry.bucket,
@@ -633,151 +546,25 @@ impl<L: KeyLogic> KeyedEngine<L> {
         }
         self.spill_keys(count)
     }
+}
 
-    /// The buckets of which too many changes have been saved. To save any whole all keys are looked through, so if
-    /// there is one, those that will soon be are among them.
-    fn long(&self) -> BTreeSet<u32> {
-        if self.saved.values().all(|saved| saved.changes < CHANGES_MAX) {
-            return BTreeSet::new();
-        }
-        self.saved.iter().filter(|(_, saved)| saved.changes >= CHANGES_MAX / 2).map(|(bucket, _)| *bucket).collect()
+/// What is due in the end, of either clock: each goes off once. A function that sets its next timer each time would
+/// never end otherwise.
+struct LastDue(VecDeque<(Micros, Key)>);
+
+impl LastDue {
+    /// At the end takes all that is due.
+    fn new(due: &mut BTreeSet<(Micros, Key)>, now: Micros) -> Self {
+        LastDue(if now == END { std::mem::take(due).into_iter().collect() } else { VecDeque::new() })
     }
 
-    fn parts(&mut self, whole: bool) -> Result<BucketStates, TaskError> {
-        let changed_bytes: usize = self.saved.values().map(|saved| saved.changed).sum();
-        let whole_bytes: usize = self.saved.values().map(|saved| saved.whole).sum();
-        let whole = whole || changed_bytes > 2 * whole_bytes + CHANGED_BYTES_MIN;
-        let renewed = match whole {
-            true => {
-                let mut all = self.store.buckets()?;
-                all.extend(self.entries.values().map(|entry| entry.bucket).chain(self.saved.keys().copied()));
-                all
-            }
-            false => self.long(),
-        };
-        let (mut wholes, mut changes) = (BucketParts::new(&self.disk), BucketParts::new(&self.disk));
-        if !whole {
-            let mut records = RecordWriter::new(&self.codec, &mut changes);
-            for (key, &bucket) in self.changed.iter().filter(|(_, bucket)| !renewed.contains(bucket)) {
-                let record = match self.entries.get(key) {
-                    Some(entry) => record_of(&mut self.logic, entry, false)?,
-                    None => KeyRecord::REMOVED,
-                };
-                records.add(bucket, key, record)?;
-            }
-            records.finish()?;
-            self.store.records(
-                true,
-                |bucket| !renewed.contains(&bucket),
-                |rows, of| add_rows(&mut changes, rows, of),
-            )?;
+    /// What comes next of what is due by `now`.
+    fn next(&mut self, due: &mut BTreeSet<(Micros, Key)>, now: Micros) -> Option<(Micros, Key)> {
+        if now == END {
+            return self.0.pop_front();
         }
-        if !renewed.is_empty() {
-            let mut records = RecordWriter::new(&self.codec, &mut wholes);
-            for (key, entry) in self.entries.iter().filter(|(_, entry)| renewed.contains(&entry.bucket)) {
-                records.add(entry.bucket, key, record_of(&mut self.logic, entry, true)?)?;
-            }
-            records.finish()?;
-            self.store.records(
-                false,
-                |bucket| renewed.contains(&bucket),
-                |rows, of| add_rows(&mut wholes, rows, of),
-            )?;
-        }
-        let mut buckets = BucketStates::new();
-        let wholes: BTreeMap<u32, Bytes> = wholes.finish()?.into_iter().collect();
-        for &bucket in &renewed {
-            match wholes.get(&bucket) {
-                Some(bytes) => {
-                    self.saved.insert(bucket, SavedBytes { whole: bytes.len(), ..SavedBytes::default() });
-                    buckets.push((bucket, SnapshotPart::Whole(bytes.clone())));
-                }
-                None => {
-                    self.saved.remove(&bucket);
-                    buckets.push((bucket, SnapshotPart::Whole(Bytes::new())));
-                }
-            }
-        }
-        for (bucket, bytes) in changes.finish()? {
-            let saved = self.saved.entry(bucket).or_default();
-            saved.changed += bytes.len();
-            saved.changes += 1;
-            buckets.push((bucket, SnapshotPart::Change(bytes)));
-        }
-        for (key, _) in self.changed.drain() {
-            if let Some(entry) = self.entries.get_mut(&key) {
-                entry.is_whole = false;
-                if let Some(state) = &mut entry.state {
-                    self.logic.saved(state)?;
-                }
-            }
-        }
-        self.store.saved()?;
-        Ok(buckets)
-    }
-
-    fn release_parts(&mut self, buckets: &[u32]) -> Result<Vec<(u32, Bytes)>, TaskError> {
-        let leaving: BTreeSet<u32> = buckets.iter().copied().collect();
-        let mut parts = BucketParts::new(&self.disk);
-        let keys: Vec<Key> = self
-            .entries
-            .iter()
-            .filter(|(_, entry)| leaving.contains(&entry.bucket))
-            .map(|(key, _)| Arc::clone(key))
-            .collect();
-        for key in keys {
-            let Some(entry) = self.entries.remove(&key) else { continue };
-            self.forget_due(&key, &entry);
-            let record = record_of(&mut self.logic, &entry, true)?;
-            let mut records = RecordWriter::new(&self.codec, &mut parts);
-            records.add(entry.bucket, &key, record)?;
-            records.finish()?;
-        }
-        self.changed.retain(|_, bucket| !leaving.contains(bucket));
-        self.store.records(false, |bucket| leaving.contains(&bucket), |rows, of| add_rows(&mut parts, rows, of))?;
-        for &bucket in buckets {
-            self.saved.remove(&bucket);
-            self.store.remove(bucket)?;
-        }
-        parts.finish()
-    }
-
-    fn restore_bucket(&mut self, now: Micros, bucket: u32, parts: &[Bytes]) -> Result<(), TaskError> {
-        self.now = now;
-        if now < END {
-            self.latest = now;
-        }
-        let lengths: Vec<usize> = parts.iter().map(Bytes::len).collect();
-        let (whole, changes) = lengths.split_at(lengths.len().min(1));
-        let saved = SavedBytes { whole: whole.iter().sum(), changed: changes.iter().sum(), changes: changes.len() };
-        self.saved.insert(bucket, saved);
-        // Of each key its last record, and the parts of its state.
-        let mut found: HashMap<Key, (KeyRecord, Vec<Vec<u8>>)> = HashMap::new();
-        for part in parts {
-            for (_, table) in tables_of(part)? {
-                for (key, mut record) in self.codec.decode(&rows::decode(self.codec.schema(), &table)?)? {
-                    let state = record.state.take();
-                    let mut states = match record.kind {
-                        RecordKind::Removed => {
-                            found.remove(&key);
-                            continue;
-                        }
-                        RecordKind::Whole => Vec::new(),
-                        RecordKind::Change => found.remove(&key).map(|(_, states)| states).unwrap_or_default(),
-                    };
-                    match state {
-                        Some(state) => states.push(state),
-                        // It keeps nothing but timers now.
-                        None => states.clear(),
-                    }
-                    found.insert(key, (record, states));
-                }
-            }
-        }
-        for (key, (record, states)) in found {
-            self.add(key, bucket, record, &states, false)?;
-        }
-        Ok(())
+        due.first().filter(|(at, _)| *at <= now)?;
+        due.pop_first()
     }
 }
 
@@ -785,65 +572,6 @@ impl<L: KeyLogic> KeyedEngine<L> {
 enum KeyCall<'a> {
     Rows(&'a KeyedBatch, usize, Range<usize>),
     Timer(Timer),
-}
-
-/// What is saved of a key.
-fn record_of<L: KeyLogic>(logic: &mut L, entry: &KeyEntry<L::State>, whole: bool) -> Result<KeyRecord, TaskError> {
-    let whole = whole || entry.is_whole;
-    Ok(KeyRecord {
-        kind: if whole { RecordKind::Whole } else { RecordKind::Change },
-        state: entry.state.as_ref().map(|state| logic.encode(state, whole)).transpose()?,
-        timers: entry.timers.iter().copied().collect(),
-        alarms: entry.alarms.iter().copied().collect(),
-        touched: entry.touched,
-    })
-}
-
-/// Adds records as rows to the parts of their buckets.
-fn add_rows(parts: &mut BucketParts, rows: &RecordBatch, of: &[u32]) -> Result<(), TaskError> {
-    for (bucket, bytes) in by_bucket(rows, of, |_| true)? {
-        parts.add(bucket, &[&table_of(RECORDS, &bytes)])?;
-    }
-    Ok(())
-}
-
-/// Gathers records, and adds them to the parts of their buckets many at a time.
-struct RecordWriter<'a> {
-    codec: &'a RecordCodec,
-    parts: &'a mut BucketParts,
-    records: Vec<(Key, KeyRecord)>,
-    buckets: Vec<u32>,
-    bytes: usize,
-}
-
-impl<'a> RecordWriter<'a> {
-    fn new(codec: &'a RecordCodec, parts: &'a mut BucketParts) -> Self {
-        RecordWriter { codec, parts, records: Vec::new(), buckets: Vec::new(), bytes: 0 }
-    }
-
-    fn add(&mut self, bucket: u32, key: &Key, record: KeyRecord) -> Result<(), TaskError> {
-        self.bytes += key.len() + record.bytes();
-        self.records.push((Arc::clone(key), record));
-        self.buckets.push(bucket);
-        if self.records.len() >= RECORDS_AT_ONCE || self.bytes >= RECORD_BYTES_AT_ONCE {
-            self.flush()?;
-        }
-        Ok(())
-    }
-
-    fn flush(&mut self) -> Result<(), TaskError> {
-        if !self.records.is_empty() {
-            add_rows(self.parts, &self.codec.encode(&self.records)?, &self.buckets)?;
-        }
-        self.records.clear();
-        self.buckets.clear();
-        self.bytes = 0;
-        Ok(())
-    }
-
-    fn finish(mut self) -> Result<(), TaskError> {
-        self.flush()
-    }
 }
 
 fn text(error: TaskError) -> String {

@@ -75,7 +75,7 @@ impl KeyOperator {
         context: &CopyContext,
     ) -> Result<Self, TaskError> {
         let schema = Arc::new(input.project(keys)?);
-        let options = KeyedOptions { keys: schema, ttl: None, saves: context.makes_checkpoints(), clock: None };
+        let options = KeyedOptions { keys: schema, ttl: None, clock: None };
         let engine = KeyedEngine::new(logic, options, context)?;
         let columns = KeyedColumns { keys: keys.to_vec(), rows: Arc::clone(input) };
         KeyOperator::of(Box::new(engine), columns, Box::new(Ok), false, context)

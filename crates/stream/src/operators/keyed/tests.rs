@@ -11,7 +11,8 @@ use tidemill_dataflow::memory::{Governor, MemorySettings};
 use tidemill_dataflow::route_map::BUCKETS;
 use tidemill_sim::{SplitMix64, share_of_seeds};
 
-use super::{CHANGES_MAX, KeyContext, KeyLogic, KeyedBatch, KeyedEngine, KeyedFunction, KeyedOptions, Timer};
+use super::snapshots::CHANGES_MAX;
+use super::{KeyContext, KeyLogic, KeyedBatch, KeyedEngine, KeyedFunction, KeyedOptions, Timer};
 use crate::state::snapshot_codec::buckets_of;
 
 /// What has gone off: keys and timers.
@@ -114,10 +115,10 @@ fn engine(log: &Log, clock: &Arc<AtomicI64>) -> KeyedEngine<RecordingLogic> {
     let options = KeyedOptions {
         keys: Arc::new(batch(&[]).schema().project(&[0]).unwrap()),
         ttl: None,
-        saves: true,
         clock: Some(Box::new(move || clock.load(Ordering::Relaxed))),
     };
-    KeyedEngine::alone(RecordingLogic(Arc::clone(log)), options, &Governor::new(MemorySettings::default())).unwrap()
+    KeyedEngine::alone(RecordingLogic(Arc::clone(log)), options, true, &Governor::new(MemorySettings::default()))
+        .unwrap()
 }
 
 fn to_time(copy: &mut KeyedEngine<RecordingLogic>, now: i64) {

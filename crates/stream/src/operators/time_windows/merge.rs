@@ -100,7 +100,7 @@ impl MergedWindows {
             saved_rows: 0,
             saved: SavedBuckets::default(),
             acquired: Vec::new(),
-            saves: context.makes_checkpoints(),
+            saves: context.saves(),
             held,
         };
         let Some(restored) = context.restored() else { return Ok(new) };

@@ -40,8 +40,8 @@ pub(crate) async fn plan(outputs: &[StreamOutput], late: &LateTo) -> Result<Plan
     let state = session(state, late);
     let context = state.task_ctx();
     for output in outputs {
-        let refused = sorts(output.0.frame().logical_plan()).map_err(DataSetError::from);
-        refused.map_err(|error| of_query(error, output, outputs))?;
+        let supported = check_steps(output.0.frame().logical_plan()).map_err(DataSetError::from);
+        supported.map_err(|error| of_query(error, output, outputs))?;
     }
     let shared = share(outputs.iter().map(|(set, _)| set.frame().logical_plan().clone()).collect())?;
     let (mut queries, mut parts) = (Vec::new(), Vec::new());
@@ -55,14 +55,20 @@ pub(crate) async fn plan(outputs: &[StreamOutput], late: &LateTo) -> Result<Plan
     Ok(PlannedQueries { queries, parts, context })
 }
 
-/// Refuses a sort of a stream. It is looked for before it is planned: one that the next step has no use for is taken
-/// out of a plan, and that step would get rows in another order than the program says.
-fn sorts(plan: &LogicalPlan) -> datafusion::error::Result<()> {
+/// Refuses steps that planning takes out, so that the stream would silently lack them: a sort that the next step has no
+/// use for, and a repartitioning.
+fn check_steps(plan: &LogicalPlan) -> datafusion::error::Result<()> {
     plan.apply_with_subqueries(|node| {
-        if matches!(node, LogicalPlan::Sort(sort) if reads_stream(&sort.input)) {
-            return Err(until_the_end(SORT).into());
+        match node {
+            LogicalPlan::Sort(sort) if reads_stream(&sort.input) => return Err(until_the_end(SORT).into()),
+            LogicalPlan::Repartition(step) if reads_stream(&step.input) => {
+                let remedy = "repartition is not supported on a stream: leave it out; to bring rows with equal keys to \
+                              one worker, process or aggregate them by key";
+                return Err(DataSetError::Unsupported(remedy.into()).into());
+            }
+            _ => {}
         }
-        table_at(node).and_then(|table| hidden_in(table.as_ref()).map(sorts)).transpose()?;
+        table_at(node).and_then(|table| hidden_in(table.as_ref()).map(check_steps)).transpose()?;
         Ok(TreeNodeRecursion::Continue)
     })?;
     Ok(())
