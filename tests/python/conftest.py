@@ -9,18 +9,31 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TypeVar
 
+import local_servers
 import pytest
 import seeds
-import servers
 import standing
+
+HERE = Path(__file__).parent
 
 #: Servers that are worth sharing, slowest to start first.
 SERVERS = ("kafka", "rabbitmq", "redis_server")
 
+#: What the tests of a folder need. Each has its folder's name as a marker.
+NEEDS = {
+    "api": "no processes but this one, an interpreter beside it, and workers that stay from test to test",
+    "jobs": "starts jobs, or commands of `tidemill`",
+    "recovery": "kills workers and jobs, damages what they have, and starts jobs again",
+    "servers": "a server: Kafka, RabbitMQ, Redis, PostgreSQL or S3",
+    "hosts": "many workers, or several hosts, which are namespaces of this machine's kernel",
+    "browser": "Chromium",
+    "docs": "documentation, examples, benchmarks and tools of the repository",
+}
+
 #: How many files are named as the slowest of a run.
 SLOWEST = 10
 
-Kind = TypeVar("Kind", servers.Kafka, servers.Redis, servers.RabbitMQ)
+Kind = TypeVar("Kind", local_servers.Kafka, local_servers.Redis, local_servers.RabbitMQ)
 
 # Who starts the tests may ignore signals (`nohup`, a job in the background), and the launcher hands that on to its workers, as
 # it should: the tests of signals begin with what a terminal gives.
@@ -56,6 +69,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    for folder, needs in NEEDS.items():
+        config.addinivalue_line("markers", f"{folder}: {needs} (all tests in tests/python/{folder})")
     config.addinivalue_line("markers", "slow: runs only with --all (`make test-all`), or when it is asked for by name")
     config.addinivalue_line(
         "markers",
@@ -88,14 +103,17 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         Path(record).write_text(json.dumps(failed))
 
 
-# Before pytest-xdist reads the groups.
+# Before pytest reads the markers, and pytest-xdist the groups.
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Choose the cases that run, and group those that share something expensive, for ``--dist loadgroup``.
+    """Mark tests with what they need, choose the cases that run, and group those that share something expensive, for ``--dist loadgroup``.
 
     Every other test is dealt to a process by itself, so that none has a long file left when the others are done.
     """
-    named = config.option.keyword or config.option.markexpr or any("::" in arg for arg in config.args)
+    for item in items:
+        item.add_marker(item.path.relative_to(HERE).parts[0])
+    # Not by a marker: those of folders are for all of their tests.
+    named = config.option.keyword or any("::" in arg for arg in config.args)
     if not (config.option.all or named):
         left_out = _left_out(items)
         config.hook.pytest_deselected(items=[item for item in items if item in left_out])
@@ -133,21 +151,21 @@ def _group(item: pytest.Item) -> str | None:
 
 
 @pytest.fixture(scope="session")
-def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[servers.Kafka]:
+def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[local_servers.Kafka]:
     """A Kafka broker that all tests of a process share: each makes topics of its own."""
-    yield from _running(servers.Kafka, tmp_path_factory)
+    yield from _running(local_servers.Kafka, tmp_path_factory)
 
 
 @pytest.fixture(scope="session")
-def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[servers.Redis]:
+def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[local_servers.Redis]:
     """A Redis that all tests of a process share: each has keys of its own, and counts on nothing older."""
-    yield from _running(servers.Redis, tmp_path_factory)
+    yield from _running(local_servers.Redis, tmp_path_factory)
 
 
 @pytest.fixture(scope="session")
-def rabbitmq(tmp_path_factory: pytest.TempPathFactory) -> Iterator[servers.RabbitMQ]:
+def rabbitmq(tmp_path_factory: pytest.TempPathFactory) -> Iterator[local_servers.RabbitMQ]:
     """A RabbitMQ node that all tests of a process share: each makes queues of its own."""
-    yield from _running(servers.RabbitMQ, tmp_path_factory)
+    yield from _running(local_servers.RabbitMQ, tmp_path_factory)
 
 
 def _running(kind: type[Kind], folders: pytest.TempPathFactory) -> Iterator[Kind]:

@@ -1,5 +1,5 @@
-//! A Kafka of one node for tests, as `tests/python/servers/kafka.py` has it: on ports of loopback that stay its own,
-//! with its data in a folder.
+//! A Kafka of one node for tests, as `tests/python/support/local_servers/kafka.py` has it: on ports of loopback that
+//! stay its own, with its data in a folder.
 #![allow(dead_code, reason = "not every test uses all of it")]
 
 use std::collections::BTreeSet;

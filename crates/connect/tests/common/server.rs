@@ -1,5 +1,5 @@
 //! What servers of tests have in common: ports of loopback, and a process that ends with the test whatever happens (see
-//! `tests/python/servers/guard.py`).
+//! `tests/python/support/local_servers/guard.py`).
 #![allow(dead_code, reason = "not every test uses all of it")]
 
 use std::fs::File;
@@ -43,7 +43,7 @@ impl Process {
         let log = File::options().create(true).append(true).open(&log_path).unwrap();
         let child = Command::new("python3")
             .args(["-I", "-S"])
-            .arg(repository().join("tests/python/servers/guard.py"))
+            .arg(repository().join("tests/python/support/local_servers/guard.py"))
             .args(command)
             .current_dir(folder)
             .stdin(Stdio::piped())

@@ -1,0 +1,192 @@
+"""A page of the viewer in a real browser, for tests: Chromium, without a graphics card.
+
+`make setup-browser` installs it. Pictures of all that is looked at lie in ``out/viewer``.
+"""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import shutil
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import launched
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from PIL import Image
+from tidemill.viz import Server, _http
+from tidemill.viz._demo import write_market
+
+sync_api = pytest.importorskip("playwright.sync_api")
+
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+PICTURES = Path(__file__).parents[3] / "out" / "viewer"
+AXE = Path(__file__).parents[3] / "web" / "node_modules" / "axe-core" / "axe.min.js"
+TOKEN = "a-token-for-these-tests"
+
+ARGUMENTS = [
+    "--use-angle=swiftshader",
+    "--enable-unsafe-swiftshader",
+    # Only WebGL draws through SwiftShader: it is slower at putting the page together than the software compositor.
+    "--disable-gpu-compositing",
+    # Chromium otherwise loads the pages of its own address bar for each context, which costs as much as the viewer's page.
+    # This replaces the list that Playwright passes; the rest is what of that list concerns a page from this machine.
+    "--disable-features=PreloadTopChromeWebUI,WebUIOmniboxAimPopup,WebUIOmniboxFullPopup,WebUIOmniboxPopup,"
+    "HttpsFirstBalancedModeAutoEnable,HttpsUpgrades,MediaRouter,NetworkTimeServiceQuerying,OptimizationHints,PaintHolding,"
+    "PreconnectToSearch",
+    # The sandbox needs rights that containers do not give; nothing foreign is opened here.
+    "--no-sandbox",
+]
+
+DESKTOP: dict[str, Any] = {"width": 1100, "height": 720}
+PHONE: dict[str, Any] = {"width": 390, "height": 844, "has_touch": True, "is_mobile": True, "device_scale_factor": 2}
+#: For tests of what must work on both.
+SIZES = pytest.mark.parametrize("size", [DESKTOP, PHONE], ids=["desktop", "phone"])
+
+NEEDED = [
+    pytest.mark.skipif(CHROMIUM is None, reason="no Chromium; `make setup-browser` installs it"),
+    pytest.mark.skipif(
+        not (_http.STATIC / "index.html").exists(), reason="the page is not built; `make setup` does it"
+    ),
+]
+
+AXE_NEEDED = pytest.mark.skipif(not AXE.exists(), reason="no axe-core; `make setup` installs it into web/node_modules")
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    with sync_api.sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
+        yield browser
+        browser.close()
+
+
+def market(points: int, frames: int) -> Callable[[Path], Path]:
+    """A fixture `folder`: frames of a generated market."""
+
+    @pytest.fixture
+    def folder(tmp_path: Path) -> Path:
+        write_market(tmp_path / "market", points=points, frames=frames)
+        return tmp_path / "market"
+
+    return folder
+
+
+@contextmanager
+def viewed(*words: str | Path) -> Iterator[str]:
+    """Run `tidemill view` with `words`; the address that it prints. It must end well."""
+    running = launched.start("view", *words)
+    assert running.stdout is not None
+    try:
+        yield running.stdout.readline().decode().split()[-1]
+    finally:
+        running.send_signal(signal.SIGINT)
+        _, errors = running.communicate(timeout=launched.PATIENCE_S)
+    assert (running.returncode, errors) == (0, b"")
+
+
+@pytest.fixture
+def server(folder: Path) -> Iterator[Server]:
+    """Serves the frames of `folder`, from this process."""
+    with Server(folder, token=TOKEN) as server:
+        yield server
+
+
+class Page:
+    """A tab that shows the viewer. Whatever the page complains about fails the test."""
+
+    def __init__(
+        self, browser: Any, url: str, width: int = 1100, height: int = 720, wait: bool = True, **more: Any
+    ) -> None:
+        context = browser.new_context(
+            viewport={"width": width, "height": height}, color_scheme=more.pop("color_scheme", "light"), **more
+        )
+        #: Whether it is a phone's.
+        self.phone = bool(more.get("is_mobile"))
+        self.tab = context.new_page()
+        self.tab.set_default_timeout(launched.PATIENCE_S * 1000)
+        self.errors: list[str] = []
+        self.tab.on("pageerror", lambda error: self.errors.append(str(error)))
+        self.tab.on("console", lambda said: said.type == "error" and self.errors.append(said.text))
+        self.tab.goto(url)
+        if wait:
+            self.settled()
+
+    def get(self, expression: str) -> Any:
+        return self.tab.evaluate(expression)
+
+    def until(self, expression: str) -> None:
+        self.tab.wait_for_function(expression)
+
+    def settled(self) -> None:
+        """Wait until what is to be shown is drawn."""
+        self.until(
+            "() => { const t = window.tidemill; return t && t.frames > 0 && t.loaded[0] === Math.floor(t.playback.position)"
+            " && t.drawn().of > 0 && t.drawn().drawn === t.drawn().of && !t.loop.scheduled }"
+        )
+
+    def spot(self, name: str) -> tuple[float, float]:
+        """Where the point with this id is on the screen, once what is to be shown is drawn: before, the page may be a frame behind."""
+        self.settled()
+        found = self.get(f"tidemill.rowsOf([{json.dumps(name)}]).then(([row]) => tidemill.seen.spotOf(row))")
+        return found["x"], found["y"]
+
+    def colours(self) -> int:
+        """Count the pixels of the points' canvas that are colourful, as neither the page nor the box is."""
+        data = self.get("document.querySelector('#points').toDataURL('image/png')").partition(",")[2]
+        pixels = np.asarray(Image.open(io.BytesIO(base64.b64decode(data))).convert("RGB")).astype(int)
+        return int((np.ptp(pixels, axis=2) > 30).sum())
+
+    def over(self, x: float, y: float, radius: float) -> NDArray[np.uint8]:
+        """Colours and alpha of what is drawn over the points, in a square around a place: one row a pixel."""
+        pixels = self.get(
+            "(() => { const c = document.querySelector('#overlay'), r = c.width / c.clientWidth;"
+            f"return [...c.getContext('2d').getImageData({x - radius} * r, {y - radius} * r, {2 * radius} * r, {2 * radius} * r).data]"
+            "})()"
+        )
+        return np.array(pixels, np.uint8).reshape(-1, 4)
+
+    def panel(self, name: str, shown: bool = True) -> None:
+        """Open or close the ``legend``, or what is said ``about`` a plot; a phone begins without either."""
+        if self.tab.is_visible(f"#{name}") != shown:
+            self.tab.click(f"#{name}-toggle")
+
+    def lasso(self, *corners: tuple[float, float]) -> None:
+        """Draw around places with the mouse."""
+        self.tab.keyboard.press("g")
+        self.tab.mouse.move(*corners[0])
+        self.tab.mouse.down()
+        for corner in corners[1:]:
+            self.tab.mouse.move(*corner)
+        self.tab.mouse.up()
+
+    def touch(self, kind: str, *fingers: tuple[float, float]) -> None:
+        """Put fingers down (``Start``), move them (``Move``), or lift them all (``End``)."""
+        points = [{"x": x, "y": y, "id": number} for number, (x, y) in enumerate(fingers)]
+        if not hasattr(self, "_devtools"):
+            self._devtools = self.tab.context.new_cdp_session(self.tab)
+        self._devtools.send("Input.dispatchTouchEvent", {"type": f"touch{kind}", "touchPoints": points})
+
+    def picture(self, name: str) -> None:
+        PICTURES.mkdir(parents=True, exist_ok=True)
+        self.tab.screenshot(path=PICTURES / f"{name}{'-phone' if self.phone else ''}.png")
+
+    def accessible(self) -> list[str]:
+        """What axe-core finds wrong with the page as it is now, by the rules of WCAG 2.2 AA and good practice."""
+        self.get(AXE.read_text())
+        rules = "['wcag2a', 'wcag2aa', 'wcag21a', 'wcag21aa', 'wcag22aa', 'best-practice']"
+        wrong: list[str] = self.get(
+            f"axe.run({{ runOnly: {rules} }}).then(found => found.violations.flatMap("
+            "rule => rule.nodes.map(node => `${rule.id}: ${node.html} ${node.failureSummary}`)))"
+        )
+        return wrong
+
+    def close(self) -> None:
+        self.tab.context.close()
+        assert not self.errors, self.errors

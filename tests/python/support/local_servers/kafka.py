@@ -1,0 +1,211 @@
+"""A Kafka of one node, broker and controller in one (KRaft), and what tests do with it."""
+
+from __future__ import annotations
+
+import functools
+import os
+import re
+import shutil
+import socket
+import subprocess
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic
+
+from .server import PATIENCE_S, Server
+
+POM = Path(__file__).parents[4] / "tools/kafka/pom.xml"
+CLUSTER_ID = "dGlkZW1pbGwtdGVzdHMtMQ"
+
+
+class Kafka(Server):
+    """Answers on `bootstrap`. A restart keeps everything that was acknowledged, by SIGKILL too."""
+
+    name = "Kafka"
+    #: For clients, and for the controller.
+    port_count = 2
+
+    @staticmethod
+    def missing() -> str | None:
+        if not (_jars() / "stamp").exists():
+            return "no Kafka to test with"
+        return None if shutil.which("java") else "no Java to run Kafka with"
+
+    @property
+    def bootstrap(self) -> str:
+        return f"127.0.0.1:{self.ports[0]}"
+
+    @functools.cached_property
+    def admin(self) -> AdminClient:
+        return AdminClient(self._client_config())
+
+    def producer(self, **config: Any) -> Producer:
+        """Return a producer; `config` has ``_`` for the dots in Kafka's names."""
+        return Producer(self._client_config() | _dotted(config))
+
+    def consumer(self, **config: Any) -> Consumer:
+        """Return a consumer, from the earliest message of its group and without commits of its own unless `config` says so."""
+        usual = {"group.id": "tests", "auto.offset.reset": "earliest", "enable.auto.commit": False}
+        return Consumer(self._client_config() | usual | _dotted(config))
+
+    def create_topic(self, topic: str, partitions: int = 1, **config: Any) -> None:
+        new = NewTopic(topic, partitions, 1, config={name: str(value) for name, value in _dotted(config).items()})
+        self.admin.create_topics([new])[topic].result(PATIENCE_S)
+
+    def add_partitions(self, topic: str, total: int) -> None:
+        self.admin.create_partitions([NewPartitions(topic, total)])[topic].result(PATIENCE_S)
+
+    def produce(
+        self, topic: str, values: Iterable[bytes | str], *, partition: int = -1, key: bytes | None = None
+    ) -> None:
+        """Write `values` and wait until all are acknowledged; they go to `partition`, or where `key` or chance leads."""
+        producer = self.producer()
+        failed: list[KafkaError] = []
+
+        def on_delivery(error: KafkaError | None, _: Message) -> None:
+            if error is not None:
+                failed.append(error)
+
+        for value in values:
+            producer.produce(topic, value, key, partition, on_delivery=on_delivery)
+            producer.poll(0)
+        assert producer.flush(PATIENCE_S) == 0, f"{self.name} does not acknowledge"
+        assert not failed, failed[0]
+
+    def read(self, topic: str, *, isolation: str = "read_committed", decided: bool = True) -> list[Message]:
+        """Return what is in `topic` now, partition by partition; with ``"read_uncommitted"``, open transactions too.
+
+        A commit is answered when it is decided, and seen when the brokers have told each partition: this waits for that, until no
+        transaction is open, unless `decided` is false.
+        """
+        consumer = self.consumer(isolation_level=isolation, enable_partition_eof=True)
+        try:
+            partitions = consumer.list_topics(topic, PATIENCE_S).topics[topic].partitions
+            if isolation == "read_committed" and decided:
+                self._await_decisions(consumer, [TopicPartition(topic, partition) for partition in partitions])
+            consumer.assign([TopicPartition(topic, partition, 0) for partition in partitions])
+            messages: list[Message] = []
+            unread = set(partitions)
+            while unread:
+                message = consumer.poll(PATIENCE_S)
+                assert message is not None, f"{self.name} does not answer"
+                error = message.error()
+                if error is None:
+                    messages.append(message)
+                elif error.code() == KafkaError._PARTITION_EOF:
+                    unread.remove(message.partition())
+                else:
+                    raise KafkaException(error)
+        finally:
+            consumer.close()
+        return sorted(messages, key=lambda message: (message.partition(), message.offset()))
+
+    def _await_decisions(self, committed: Consumer, partitions: list[TopicPartition]) -> None:
+        """Wait until who reads committed messages sees as many as who reads all."""
+        everything = self.consumer(isolation_level="read_uncommitted")
+        deadline = time.monotonic() + PATIENCE_S
+        try:
+            for partition in partitions:
+                while _end(committed, partition) < _end(everything, partition):
+                    assert time.monotonic() < deadline, f"a transaction of {partition} stays open"
+                    time.sleep(0.01)
+        finally:
+            everything.close()
+
+    def values(self, topic: str, *, isolation: str = "read_committed", decided: bool = True) -> list[bytes | None]:
+        """Return the values that `read` finds."""
+        return [message.value() for message in self.read(topic, isolation=isolation, decided=decided)]
+
+    def properties(self) -> dict[str, Any]:
+        """Return the broker's settings."""
+        port, controller_port = self.ports[:2]
+        return {
+            "process.roles": "broker,controller",
+            "node.id": 1,
+            "controller.quorum.voters": f"1@127.0.0.1:{controller_port}",
+            "controller.listener.names": "CONTROLLER",
+            "listeners": f"PLAINTEXT://127.0.0.1:{port},CONTROLLER://127.0.0.1:{controller_port}",
+            "log.dirs": self.folder / "data",
+            "auto.create.topics.enable": "false",
+            # Tests' records bear times of long ago: a broker that keeps a week of them deletes them under the reader.
+            "log.retention.ms": -1,
+            # Transactions and groups on a single broker, without waiting for others.
+            "offsets.topic.replication.factor": 1,
+            "offsets.topic.num.partitions": 4,
+            "transaction.state.log.replication.factor": 1,
+            "transaction.state.log.min.isr": 1,
+            "transaction.state.log.num.partitions": 4,
+            "share.coordinator.state.topic.replication.factor": 1,
+            "share.coordinator.state.topic.min.isr": 1,
+            "group.initial.rebalance.delay.ms": 0,
+            # A broker that was killed may not come back before its session has ended; 9 seconds by default.
+            "broker.session.timeout.ms": 3000,
+            "broker.heartbeat.interval.ms": 500,
+            # So that tests of transactions that run out of time need not wait long.
+            "transaction.abort.timed.out.transaction.cleanup.interval.ms": 200,
+        }
+
+    def configure(self) -> None:
+        shutil.rmtree(self.folder / "data", ignore_errors=True)
+        self._config_file.write_text("".join(f"{name}={value}\n" for name, value in self.properties().items()))
+        arguments = ["format", "--cluster-id", CLUSTER_ID, "--config", str(self._config_file)]
+        made = subprocess.run(_java("kafka.tools.StorageTool", *arguments), capture_output=True, text=True)
+        if made.returncode != 0:
+            pytest.fail(f"Kafka's storage could not be made:\n{made.stdout}{made.stderr}")
+
+    def command(self) -> tuple[Sequence[str | Path], Mapping[str, str]]:
+        return _java("kafka.Kafka", str(self._config_file)), os.environ
+
+    def answers(self) -> bool:
+        with socket.socket() as probe:
+            if probe.connect_ex(("127.0.0.1", self.ports[0])) != 0:
+                return False  # sooner than a client would notice
+        try:
+            found = AdminClient(self._client_config() | {"log_level": 0}).list_topics(timeout=1)
+        except KafkaException:
+            return False
+        return found.cluster_id == CLUSTER_ID and len(found.brokers) == 1
+
+    @property
+    def _config_file(self) -> Path:
+        return self.folder / "server.properties"
+
+    def _client_config(self) -> dict[str, Any]:
+        # Back soon after a restart; a second's wait by default.
+        return {"bootstrap.servers": self.bootstrap, "reconnect.backoff.max.ms": 200}
+
+
+def _end(consumer: Consumer, partition: TopicPartition) -> int:
+    """The offset up to which `consumer` may read now."""
+    deadline = time.monotonic() + PATIENCE_S
+    while True:
+        try:
+            end: int = consumer.get_watermark_offsets(partition, PATIENCE_S, cached=False)[1]
+            return end
+        except KafkaException:
+            # A broker that has just come back leads no partition yet.
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.1)
+
+
+def _jars() -> Path:
+    """Where `tools/setup-servers` puts Kafka."""
+    version = re.search("<kafka.version>(.*)<", POM.read_text())
+    assert version is not None, f"{POM} names no version"
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / f"tidemill/kafka-{version[1]}"
+
+
+def _java(*command: str) -> list[str]:
+    # Little memory, and the settings that start fastest.
+    options = ["-Xms64m", "-Xmx512m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Djava.awt.headless=true"]
+    return ["java", *options, "-cp", f"{_jars()}/*", *command]
+
+
+def _dotted(config: Mapping[str, Any]) -> dict[str, Any]:
+    return {name.replace("_", "."): value for name, value in config.items()}
