@@ -175,7 +175,7 @@ def test_rows_of_a_data_set_are_dealt_out() -> None:
     x = data(900, 3)
     parameters = {"n_clusters": 6, "init": x[:6], "tol": 0}
     alone = KMeans(**parameters).fit(x)
-    found = tidemill.run(fit_data_set, x, parameters, workers=3)
+    found = run(fit_data_set, x, parameters, workers=3)
     assert sum(rows for _, rows, _ in found) == 900
     for inertia, _, wrong in found:
         assert inertia == pytest.approx(alone.inertia_) and wrong == 0

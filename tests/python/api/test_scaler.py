@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import standing
 import tidemill as tm
 from tidemill.ml import StandardScaler
 
@@ -104,6 +105,6 @@ def on_a_worker() -> str:
 
 def test_rows_dealt_over_workers() -> None:
     """All ranks have the same to the bit, and it is that of all rows; what one is refused with is raised on all."""
-    refused = tm.run(on_a_worker, workers=3)
+    refused = standing.run(on_a_worker, workers=3)
     assert "Input X contains infinity" in refused[1]
     assert refused[0] == refused[2] and refused[0].startswith("rank 1: Input X contains infinity")

@@ -687,6 +687,4 @@ assert len(few.repartition(8).map(lambda row: row).to_dict()["x"]) == 60
 @pytest.mark.parametrize("count", [1, 2, 3])
 def test_where_rows_are(tmp_path: Path, count: int) -> None:
     """A program that counts on equal keys being together, or on all workers having rows, must not be wrong without a word."""
-    (tmp_path / "app.py").write_text(PLACES)
-    ran = launched.run("run", "-n", str(count), "--no-prefix", sys.executable, tmp_path / "app.py", tmp_path)
-    assert ran.returncode == 0, ran.stderr.decode()
+    standing.run_program(PLACES, tmp_path, workers=count)

@@ -12,8 +12,8 @@ from typing import Any
 import launched
 import pyarrow as pa
 import pytest
+import standing
 import tidemill as tm
-from workers import Job
 
 SECOND = 1_000_000
 
@@ -284,27 +284,18 @@ def test_joins_with_tables() -> None:
     assert len(written(both)) == 3004
 
 
-@pytest.mark.parametrize("workers", [2, 3])
-def test_workers_share_a_stream(workers: int, tmp_path: Path) -> None:
-    program = """
-        import json, pathlib, sys
-        sys.path[:0] = FOLDERS
-        import tidemill as tm
-        from test_stream import counted, some, table, written
-        seen = written(counted(tm.stream.from_table(table(some(4000, 20_000)), time="ts", max_out_of_orderness="21ms"), "1s"))
-        rows = [[row["key"], str(row["window_start"]), row["n"]] for row in seen]
-        pathlib.Path(f"seen-{tm.init().rank}").write_text(json.dumps(rows))
-    """
-    import json
+def share_of_a_worker() -> list[tuple[str, int]]:
+    """The key and count of each window that a worker has."""
+    stream = tm.stream.from_table(table(some(4000, 20_000)), time="ts", max_out_of_orderness="21ms")
+    return [(row["key"], row["n"]) for row in written(counted(stream, "1s"))]
 
-    folders = [str(Path(file).parent) for file in (__file__, launched.__file__)]
-    program = program.replace("FOLDERS", repr(folders))
-    with Job(tmp_path, workers, program) as job:
-        job.succeed()
-    parts = [json.loads((tmp_path / f"seen-{rank}").read_text()) for rank in range(workers)]
-    keys = [{key for key, _, _ in part} for part in parts]
+
+@pytest.mark.parametrize("workers", [2, 3])
+def test_workers_share_a_stream(workers: int) -> None:
+    parts = standing.run(share_of_a_worker, workers=workers)
+    keys = [{key for key, _ in part} for part in parts]
     assert sum(map(len, keys)) == len(set().union(*keys)) == 7, "a key belongs to one worker"
-    assert sum(n for part in parts for _, _, n in part) == 4000
+    assert sum(n for part in parts for _, n in part) == 4000
 
 
 def test_values_of_subqueries_over_tables() -> None:

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import math
 import statistics
-import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
-import launched
 import numpy as np
 import pyarrow as pa
 import pytest
+import standing
 import tidemill as tm
 
 NAN = math.nan
@@ -196,22 +194,19 @@ def test_least_and_largest_of_groups(type: pa.DataType) -> None:
     assert nothing.group_by("k").agg(a=x.min(), b=x.max()).to_pylist() == [{"k": "a", "a": None, "b": None}]
 
 
-def test_on_several_workers(tmp_path: Path) -> None:
-    """Rows of one key come together wherever they were: the hash of a key is that of its value."""
-    (tmp_path / "app.py").write_text(
-        f"""
+ON_WORKERS = """
 import math
 import numpy as np
 import pyarrow as pa
 import tidemill as tm
 
 job = tm.init()
-values = np.array({BITS}, np.uint64).view(np.float64).tolist() + [0.0, -0.0, 1.5, -1.5]
+values = np.array(BITS, np.uint64).view(np.float64).tolist() + [0.0, -0.0, 1.5, -1.5]
 n = 60_000
 at = np.arange(n) * 7919 % len(values)
-data = tm.from_arrow(pa.table({{"i": np.arange(n), "x": pa.array(np.array(values)[at], from_pandas=False)}}))
+data = tm.from_arrow(pa.table({"i": np.arange(n), "x": pa.array(np.array(values)[at], from_pandas=False)}))
 kind = lambda v: "nan" if math.isnan(v) else str(v + 0.0)
-expected = {{"nan": n // 2, "0.0": n // 4, "1.5": n // 8, "-1.5": n // 8}}
+expected = {"nan": n // 2, "0.0": n // 4, "1.5": n // 8, "-1.5": n // 8}
 for step in (data.group_by("x"), data.repartition(3, "x").group_by("x"), data.group_by("x", tm.col("i") * 0)):
     found = step.agg(n=tm.count()).to_dict()
     assert dict(zip(map(kind, found["x"]), found["n"], strict=True)) == expected, found
@@ -219,17 +214,19 @@ for step in (data.group_by("x"), data.repartition(3, "x").group_by("x"), data.gr
 assert sorted(map(kind, data.select("x").distinct().to_dict()["x"])) == sorted(expected)
 few = data.limit(0).union(data.filter(tm.col("i") < 8))
 pairs = data.join(few.select("x", j="i"), on="x").select(n=tm.count()).to_dict()
-assert pairs == {{"n": [n // 2 * 4 + n // 4 * 2 + n // 8 * 2]}}, pairs
+assert pairs == {"n": [n // 2 * 4 + n // 4 * 2 + n // 8 * 2]}, pairs
 ordered = data.sort("x", "i").to_dict()
-ranks = {{"-1.5": 0, "0.0": 1, "1.5": 2, "nan": 3}}
+ranks = {"-1.5": 0, "0.0": 1, "1.5": 2, "nan": 3}
 places = [(ranks[kind(v)], i) for v, i in zip(ordered["x"], ordered["i"], strict=True)]
 assert places == sorted(places)
 shares = data.select("i", r=tm.functions.dense_rank().over(order_by="x")).group_by("r").agg(n=tm.count()).sort("r")
 assert shares.to_dict()["n"] == [n // 8, n // 4, n // 8, n // 2], shares.to_dict()
-"""
-    )
-    ran = launched.run("run", "-n", "2", "--no-prefix", sys.executable, tmp_path / "app.py")
-    assert ran.returncode == 0, ran.stderr.decode()
+""".replace("BITS", str(BITS))
+
+
+def test_on_several_workers() -> None:
+    """Rows of one key come together wherever they were: the hash of a key is that of its value."""
+    standing.run_program(ON_WORKERS, workers=2)
 
 
 #: Functions of a frame's values, as Python has them; None: too few.

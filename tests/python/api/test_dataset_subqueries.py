@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import datetime as dt
-import subprocess
-import sys
 import time
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 import pytest
+import standing
 import tidemill as tm
 from tidemill import col
 
@@ -333,23 +332,6 @@ QUERIES: dict[str, tuple[str, list[tuple[Any, ...]]]] = {
     ),
 }
 
-#: Runs all queries, over tables in memory and in Parquet, and prints those that give other rows.
-PROGRAM = """
-import sys
-sys.path.insert(0, sys.argv[1])
-import test_dataset_subqueries as cases
-import tidemill as tm
-
-job = tm.init()
-memory = {name: tm.from_dict(table) for name, table in cases.TABLES.items()}
-for name, table in memory.items():
-    table.write_parquet(f"{sys.argv[2]}/{name}", overwrite=True)
-files = {name: tm.read_parquet(f"{sys.argv[2]}/{name}") for name in memory}
-wrong = [text for tables in (memory, files) for text in cases.wrong(tables)] + cases.wrong_steps()
-if job.rank == 0:
-    print("wrong:", wrong)
-"""
-
 
 def ordered(rows: list[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
     return sorted(rows, key=lambda row: tuple((value is None, str(value)) for value in row))
@@ -408,18 +390,19 @@ def wrong_steps() -> list[str]:
     return found
 
 
+def wrong_on_a_worker(folder: str) -> list[str]:
+    """All that is wrong, over tables in memory and in Parquet."""
+    memory = {name: tm.from_dict(table) for name, table in TABLES.items()}
+    for name, table in memory.items():
+        table.write_parquet(f"{folder}/{name}", overwrite=True)
+    files = {name: tm.read_parquet(f"{folder}/{name}") for name in memory}
+    return [*wrong(memory), *wrong(files), *wrong_steps()]
+
+
 @pytest.mark.parametrize("workers", [1, 2, 3])
 def test_the_rows_are_those_of_the_standard(workers: int, tmp_path: Path) -> None:
     """An engine that plans one of these otherwise than SQL means it gives other rows, in silence."""
-    program = tmp_path / "program.py"
-    program.write_text(PROGRAM)
-    arguments = [str(program), str(Path(__file__).parent), str(tmp_path)]
-    command = [sys.executable, *arguments]
-    if workers > 1:
-        command = [sys.executable, "-m", "tidemill", "run", "-n", str(workers), *arguments]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=240)
-    assert ended.returncode == 0, ended.stderr
-    assert ended.stdout.strip().removeprefix("[0] ") == "wrong: []"
+    assert standing.run(wrong_on_a_worker, str(tmp_path), workers=workers) == [[]] * workers
 
 
 @pytest.mark.parametrize(
