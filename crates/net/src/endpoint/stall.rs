@@ -13,10 +13,11 @@ use super::{CallMismatch, EndpointState, Engine};
 use crate::control::{ControlEvent, MessageTarget};
 use crate::{NetError, Rank, notice};
 
-/// How long an asked worker has to answer.
-const ANSWER_TIMEOUT: Duration = Duration::from_secs(2);
+/// How long an asked worker has to answer. On a machine with many more threads than cores, each of the half dozen that
+/// an answer goes through may wait for its turn; only the message waits for all of them.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(6);
 /// How long a worker tries to find out where its program is, which needs the interpreter's cooperation.
-const LOCATE_TIMEOUT: Duration = Duration::from_secs(1);
+const LOCATE_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// A traceback longer than this is cut in its middle: it must fit into a message, and people read its ends.
 const TEXT_BYTES_MAX: usize = 1 << 20;
