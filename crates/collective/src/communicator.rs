@@ -253,6 +253,11 @@ impl Communicator {
         self.0.hosts.iter().max().map_or(1, |m| m + 1)
     }
 
+    /// The table by which its calls choose their algorithms.
+    pub fn table(&self) -> Arc<TuneTable> {
+        Arc::clone(&self.0.table.read())
+    }
+
     /// What messages within a host go by, if it is the same on all its hosts; else what holds for all of them.
     pub fn within_host(&self) -> HostLinks {
         self.0.within_host

@@ -135,6 +135,16 @@ pub enum DataflowError {
     /// A job that makes checkpoints cannot begin.
     #[error("{0}")]
     Checkpoint(String),
+    /// A worker could not open its part of the communicator of a task's copies.
+    #[error("task \"{task}\": worker {worker} cannot open the communicator of its copies: {reason}")]
+    CopyComm {
+        /// The task.
+        task: String,
+        /// The worker.
+        worker: Rank,
+        /// What went wrong there.
+        reason: String,
+    },
     /// The run has been given up; another copy's error says why.
     #[error("the run was cancelled because another task failed")]
     Cancelled,

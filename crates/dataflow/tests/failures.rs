@@ -13,7 +13,7 @@ use arrow::array::{AsArray, Int64Array, RecordBatch};
 use arrow::datatypes::{DataType, Int64Type, SchemaRef};
 use common::{Data, Kept, run_graph, schema, sink, source, tight};
 use futures_core::Stream;
-use tidemill_collective::run_ranks;
+use tidemill_collective::{ReduceOp, run_ranks};
 use tidemill_dataflow::exchange::{Broadcast, Direct, Exchange, Gather, Partition, Reduce, Reduction, Union};
 use tidemill_dataflow::placement::RoundRobin;
 use tidemill_dataflow::{
@@ -510,34 +510,90 @@ fn worker_0_learns_of_statuses() {
     assert!(told[1].is_empty() && told[2].is_empty(), "only worker 0 is told: {told:?}");
 }
 
-/// The copies of a task compute together, each on a thread of its own.
+/// The copies of a task compute together, each on a thread of its own, also where a worker runs several: collectives,
+/// small and large, and messages around a ring.
 #[test]
 fn copies_have_a_communicator() {
-    let sums = run_ranks(3, |comm| {
-        let runner = Runner::new(&comm, tight()).unwrap();
-        let (sender, sums) = std::sync::mpsc::channel();
-        let mut graph = Graph::new("test");
-        let from = graph.add(source("from", &numbers(), 2, &many(50)));
-        let task = TaskSpec::blocking("solver", move |inputs, _, context| {
-            let mut input = inputs.into_only();
-            let mut rows = 0i64;
-            while let Some(StreamElement::Batch(batch)) = input.recv_blocking()? {
-                rows += batch.num_rows() as i64;
+    for (workers, copies) in [(1, 3), (2, 5), (3, 2), (3, 4)] {
+        let sums = run_ranks(workers, |comm| {
+            let runner = Runner::new(&comm, tight()).unwrap();
+            let (sender, sums) = std::sync::mpsc::channel();
+            let mut graph = Graph::new("test");
+            let from = graph.add(source("from", &numbers(), 2, &many(50)));
+            let task = TaskSpec::blocking("solver", move |inputs, _, context| {
+                let mut input = inputs.into_only();
+                let mut rows = 0i64;
+                while let Some(StreamElement::Batch(batch)) = input.recv_blocking()? {
+                    rows += batch.num_rows() as i64;
+                }
+                let comm = context.comm().ok_or("no communicator")?;
+                assert_eq!((comm.rank(), comm.size()), (context.copy(), context.copies()));
+                let mut sum = [0];
+                comm.allreduce(&[rows], &mut sum, &ReduceOp::Sum)?;
+                let (rank, size) = (comm.rank(), comm.size());
+                for len in [0usize, 1, 1 << 18] {
+                    let mine = vec![i64::from(rank); len];
+                    let mut all = vec![0; len * size as usize];
+                    comm.allgather(&mine, &mut all)?;
+                    assert!(all.chunks(len.max(1)).zip(0i64..).all(|(part, rank)| part.iter().all(|of| *of == rank)));
+                    let mut before = vec![-1; len];
+                    if rank == 0 {
+                        comm.send_slice(&mine, 1 % size, 7)?;
+                    }
+                    comm.recv_slice(&mut before, Some((rank + size - 1) % size), Some(7))?;
+                    if rank > 0 {
+                        comm.send_slice(&mine, (rank + 1) % size, 7)?;
+                    }
+                    assert!(before.iter().all(|of| *of == i64::from((rank + size - 1) % size)));
+                }
+                Ok(sender.send(sum[0])?)
+            });
+            let to = graph.add(task.input("in").copies(copies).with_comm());
+            graph.connect(from, to, Partition::by_key(["n"]));
+            // Each run has communicators of its own.
+            runner.run(&graph).unwrap();
+            runner.run(&graph).unwrap();
+            drop(graph);
+            sums.iter().collect::<Vec<i64>>()
+        })
+        .unwrap();
+        assert_eq!(sums.concat(), vec![100_000; 2 * copies as usize], "{copies} copies on {workers} workers");
+    }
+}
+
+/// Copies that wait in a collective for one that fails would wait forever; the run's error is that of who failed, on
+/// every worker, and the next run is sound. One that leaves early is named by those who wait for it.
+#[test]
+fn copies_do_not_wait_for_one_that_fails_or_leaves() {
+    for (workers, copies) in [(1, 3), (2, 2), (2, 5)] {
+        for leaves in [false, true] {
+            let errors = run_ranks(workers, |comm| {
+                let runner = Runner::new(&comm, tight()).unwrap();
+                let run = |sound: bool| {
+                    let mut graph = Graph::new("test");
+                    let from = graph.add(source("from", &numbers(), 1, &many(1)));
+                    let task = TaskSpec::blocking("solver", move |_, _, context| {
+                        let comm = context.comm().ok_or("no communicator")?;
+                        if !sound && context.copy() == 1 {
+                            return if leaves { Ok(()) } else { Err("it has diverged".into()) };
+                        }
+                        let mut sum = [0];
+                        Ok(comm.allreduce(&[1i64], &mut sum, &ReduceOp::Sum)?)
+                    });
+                    let to = graph.add(task.input("in").copies(copies).with_comm());
+                    graph.connect(from, to, Partition::by_key(["n"]));
+                    runner.run(&graph).map(drop)
+                };
+                let error = run(false).unwrap_err().to_string();
+                run(true).unwrap();
+                error
+            });
+            for error in errors.unwrap() {
+                let expected = if leaves { "rank 1" } else { "task \"solver\", copy 1" };
+                assert!(error.contains(expected), "{copies} copies on {workers} workers: {error}");
             }
-            let comm = context.comm().ok_or("no communicator")?;
-            assert_eq!((comm.rank(), comm.size()), (context.copy(), context.copies()));
-            let mut sum = [0];
-            comm.allreduce(&[rows], &mut sum, &tidemill_collective::ReduceOp::Sum)?;
-            Ok(sender.send(sum[0])?)
-        });
-        let to = graph.add(task.input("in").copies(2).with_comm());
-        graph.connect(from, to, Partition::by_key(["n"]));
-        runner.run(&graph).unwrap();
-        drop(graph);
-        sums.iter().collect::<Vec<i64>>()
-    })
-    .unwrap();
-    assert_eq!(sums.concat(), [100_000, 100_000]);
+        }
+    }
 }
 
 /// What a copy sends to a reduction is reduced where it is, and never waits. A copy that went on for ever would keep

@@ -1,4 +1,4 @@
-"""Functions that communicate with each other, one on each worker.
+"""Functions that communicate with each other, one on each worker, or several.
 
 Each is a copy of a graph task. The graph gives them a communicator of their own, ends the calls in which others wait
 when one fails, and raises the same error on all workers.
@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, Any
 from tidemill._callback import is_task
 from tidemill._job import init
 from tidemill._tables.errors import DataSetError
+from tidemill._tables.rows import take_table
 from tidemill._tables.table import Table
+from tidemill._tidemill import NativeTable
 
 if TYPE_CHECKING:
     from tidemill.dataset._dataset import DataSet
@@ -21,38 +23,55 @@ if TYPE_CHECKING:
 __all__ = ["run"]
 
 
-def run(function: Callable[[Any, Table], Any], table: Table) -> DataSet:
+def run(function: Callable[[Any, Table], Any], table: Table, parallelism: int | None) -> DataSet:
     """See `DataSet.bsp`; `table` holds this worker's rows."""
-    from tidemill._tables.rows import take_table
     from tidemill.dataset._read import from_local
     from tidemill.graph import Graph, GraphError, exchange
 
     if is_task():
         raise DataSetError("bsp: a function of bsp, or of a graph's task, cannot call it; call it after that one")
+    job = init()
+    copies = _copies(parallelism, job.size)
     name = getattr(function, "__qualname__", None) or type(function).__qualname__
-    part: list[Table] = []
+    mine = [copy for copy, worker in enumerate(copies) if worker == job.rank]
+    ends = [len(table) * at // len(mine) for at in range(len(mine) + 1)]
+    parts: dict[int, Table] = {}
 
     def call(out: Output, context: Context) -> None:
-        part.append(Table(take_table(function(context.comm, table))))
-        out.send((context.worker, part[0]._native.fields))
+        at = context.copy - mine[0]
+        rows = table.slice(ends[at], ends[at + 1] - ends[at])
+        part = parts[at] = Table(take_table(function(context.comm, rows)))
+        out.send((context.copy, part._native.fields))
 
-    workers = list(range(init().size))
     graph = Graph("bsp")
-    calls = graph.source("bsp", call, parallelism=len(workers), comm=True)
+    calls = graph.source("bsp", call, parallelism=len(copies), comm=True)
     columns = graph.sink("columns", parallelism=1)
     graph.connect(calls, columns, exchange.gather())
     try:
-        made = dict(graph.run(placement={"bsp": workers, "columns": [0]})["columns"][0])
+        made = dict(graph.run(placement={"bsp": copies, "columns": [0]})["columns"][0])
     except GraphError as error:
         where = "" if error.worker is None else f"{name} failed on worker {error.worker}: "
         raise DataSetError(f"bsp: {where}{str(error).partition(': ')[2] if where else error}") from None
-    for worker in workers:
-        if made[worker] != made[0]:
+    for copy, worker in enumerate(copies):
+        if made[copy] != made[0]:
             raise DataSetError(
-                f"bsp: {name} returned the columns {_words(made[0])} on worker 0 and {_words(made[worker])} on worker {worker}; "
+                f"bsp: {name} returned the columns {_words(made[0])} on worker 0 and {_words(made[copy])} on worker {worker}; "
                 "they must be the same on every worker"
             )
-    return from_local(part[0])
+    first, *others = (parts[at]._native for at in range(len(mine)))
+    return from_local(Table(NativeTable.concat(first, others)))
+
+
+def _copies(parallelism: int | None, workers: int) -> list[int]:
+    """Return the worker of each call."""
+    if parallelism is None:
+        parallelism = workers
+    if isinstance(parallelism, bool) or not isinstance(parallelism, int) or parallelism < workers:
+        raise DataSetError(
+            f"bsp: parallelism={parallelism!r} must be an integer of at least {workers}, the number of workers: "
+            "each calls the function on its own rows"
+        )
+    return [copy * workers // parallelism for copy in range(parallelism)]
 
 
 def _words(schema: list[tuple[str, str]]) -> str:

@@ -660,7 +660,7 @@ class DataSet(DataSetWriters):
         """
         return self.collect_local().to_numpy()
 
-    def bsp(self, function: Callable[[Any, Table], Any]) -> DataSet:
+    def bsp(self, function: Callable[[Any, Table], Any], *, parallelism: int | None = None) -> DataSet:
         """Run a function on every worker, on this worker's rows, with a communicator: bulk-synchronous code within a
         query. An action.
 
@@ -670,6 +670,10 @@ class DataSet(DataSetWriters):
             ``function(comm, table)``, called once on each worker, on a thread of its own; ``comm`` is a communicator of
             all workers for this call, with the ranks of the job. The return value becomes this worker's part of the
             result: anything that `from_local` accepts, for example a `Table`, with the same columns on every worker.
+        parallelism : int, optional
+            Call the function this many times at once, each call with a rank of its own in ``comm``: at least once on
+            each worker. The rows of a worker that has several calls are split evenly among them, in order, and the
+            ranks of a worker's calls are consecutive. By default once on each worker.
 
         Returns
         -------
@@ -679,8 +683,8 @@ class DataSet(DataSetWriters):
         ------
         DataSetError
             On every worker, if ``function`` raises on one: others that wait in a call of ``comm`` get
-            `tidemill.Cancelled`. Also if it returns on one worker while others still wait for it in ``comm``, or if
-            columns differ between workers.
+            `tidemill.Cancelled`. Also if it returns on one worker while others still wait for it in ``comm``, if columns
+            differ between workers, or if `parallelism` is less than the number of workers.
 
         Examples
         --------
@@ -694,7 +698,7 @@ class DataSet(DataSetWriters):
         """
         from tidemill.dataset._bsp import run
 
-        return run(function, self.collect_local())
+        return run(function, self.collect_local(), parallelism)
 
     def count(self) -> int:
         """Return the number of rows."""

@@ -151,7 +151,8 @@ class Graph:
         locations : sequence of sequence of str
             For each copy, the hosts that hold its data, by name or as paths such as ``"zone-a/rack-3/host-7"``.
         comm : bool, default=False
-            Give the copies a communicator of their own, `Context.comm`; each copy must run on a different worker.
+            Give the copies a communicator of their own, `Context.comm`, ranked by copy. Copies of one worker communicate
+            through its memory.
         retries : int, default=0
             How often to call a copy's function again if it raises an exception before it has received or sent anything,
             for example because it cannot open its input. Not with `comm`.

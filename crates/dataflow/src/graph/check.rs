@@ -54,9 +54,6 @@ impl Graph {
             if copies == 0 {
                 wrong("it has no copies".into());
             }
-            if task.comm && copies > workers {
-                wrong(format!("its {copies} copies cannot each be on one of {workers} workers, as with_comm requires"));
-            }
             if task.inputs.is_empty() && task.outputs.is_empty() {
                 wrong("it has no ports".into());
             }

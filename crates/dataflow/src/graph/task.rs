@@ -275,7 +275,7 @@ impl TaskSpec {
         self
     }
 
-    /// Gives its copies a communicator of their own, [`TaskContext::comm`]: each copy must be on a worker of its own.
+    /// Gives its copies a communicator of their own, [`TaskContext::comm`], ranked by copy. A worker may run several.
     #[must_use]
     pub fn with_comm(mut self) -> Self {
         self.comm = true;

@@ -130,11 +130,6 @@ impl PlacementPlan {
             if let Some(worker) = planned.workers.iter().find(|&&worker| worker >= size) {
                 return wrong(format!("the plan names worker {worker}, but there are {size}"));
             }
-            let mut seen = planned.workers.clone();
-            seen.sort_unstable();
-            if spec.comm && seen.windows(2).any(|pair| pair[0] == pair[1]) {
-                return wrong("two copies are on one worker, but its copies have a communicator (with_comm)".into());
-            }
         }
         Ok(plan)
     }

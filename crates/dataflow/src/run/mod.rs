@@ -4,12 +4,14 @@
 //! moment and then sleeps. Copies run on the runner's pool, or on their own threads. A run ends when every worker has
 //! sent its last frame to every other, so no data of one run is left on the links when the next one begins.
 
+mod copy_comms;
 mod fault;
 mod lower;
 mod resume;
 mod state;
 mod task_copy;
 
+use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::thread::JoinHandle;
@@ -20,7 +22,7 @@ use tidemill_checkpoint::CheckpointSettings;
 use tidemill_checkpoint::store::StoreHold;
 use tidemill_collective::{Communicator, ReduceOp};
 use tidemill_net::topology::HostShare;
-use tidemill_net::{CallDescriber, CallWait, Endpoint, Engine, GroupId, Rank, notice};
+use tidemill_net::{CallDescriber, CallWait, Endpoint, Engine, GroupId, Rank, interruptible, notice};
 use tokio::runtime::{Handle, Runtime};
 use tokio::sync::mpsc;
 
@@ -28,6 +30,7 @@ pub(crate) use fault::RunFault;
 pub use state::{RunProgress, WorkerStatus};
 use tidemill_batch::memory::{Governor, MemorySettings};
 
+use self::copy_comms::CopyComms;
 use self::lower::lower;
 use self::state::RunState;
 use self::task_copy::TaskCopy;
@@ -241,7 +244,7 @@ impl Runner {
         self.compare(&parts, &plan)?;
         let (edges, plan) = (checked?, plan?);
         let mut flow = lower(graph, &edges, &plan, &self.hosts);
-        let comms = self.task_comms(&flow)?;
+        let comms = flow.tasks.iter().map(|task| CopyComms::open(&self.comm, task)).collect::<Result<Vec<_>, _>>()?;
         let agree =
             |settings| ResumePlan::agree(&self.comm, self.pool.handle(), &self.governor, &flow, graph.name(), settings);
         let resume = checkpoints.map(agree).transpose()?;
@@ -281,21 +284,6 @@ impl Runner {
         }
         Ok(())
     }
-
-    /// For each task that wants one, the communicator of its copies.
-    fn task_comms(&self, flow: &FlowGraph) -> Result<Vec<Option<Communicator>>, DataflowError> {
-        let mine = |workers: &[u32]| workers.iter().position(|&worker| worker == self.comm.rank());
-        let comm = |task: &crate::flow::FlowTask| {
-            if !task.comm {
-                return Ok(None);
-            }
-            let copy = mine(&task.workers);
-            let comm = self.comm.split(copy.map(|_| 0), copy.unwrap_or(0) as i64)?;
-            comm.iter().for_each(|comm| comm.set_name(&task.name));
-            Ok(comm)
-        };
-        flow.tasks.iter().map(comm).collect()
-    }
 }
 
 /// The threads that copies run on; there until it is dropped.
@@ -329,6 +317,8 @@ struct ActiveRun {
     spilled_before: u64,
     /// Of a run that makes checkpoints.
     client: Option<Arc<CheckpointClient>>,
+    /// Of each task; they end with the run.
+    comms: Vec<CopyComms>,
     /// On worker 0: what keeps other jobs out of their place.
     hold: Option<StoreHold>,
     pool: Handle,
@@ -338,7 +328,7 @@ impl ActiveRun {
     fn start(
         runner: &Runner,
         flow: &FlowGraph,
-        comms: Vec<Option<Communicator>>,
+        comms: Vec<CopyComms>,
         mut resume: Option<ResumePlan>,
     ) -> Result<ActiveRun, DataflowError> {
         let comm = &runner.comm;
@@ -403,13 +393,14 @@ impl ActiveRun {
             governor,
             spilled_before,
             client: of_run,
+            comms,
             hold,
             pool,
         };
         let mut restored = resume.as_ref().map(|resume| resume.restored.clone()).unwrap_or_default();
         for (index, task) in flow.tasks.iter().enumerate() {
             for copy in (0..task.workers.len()).filter(|&copy| task.workers[copy] == me) {
-                let (id, comm) = ((index as u32, copy as u32), comms[index].clone());
+                let (id, comm) = ((index as u32, copy as u32), run.comms[index].of(copy as u32));
                 let states = client.as_ref().map(|client| Arc::new(CopyStates::new(client, id, restored.remove(&id))));
                 run.start_copy(runner, flow, id, &edges, &queues[index], (comm, states))?;
             }
@@ -528,7 +519,9 @@ impl ActiveRun {
                 let work = move || {
                     // For code that uses the pool's timers or spawns on it.
                     let _entered = handle.enter();
-                    block_on(running.run(start));
+                    // Calls on the task's communicator, whose peers may never come.
+                    let given_up = running.cancel.clone();
+                    interruptible(Rc::new(move || given_up.is_raised()), || block_on(running.run(start)));
                 };
                 let name = format!("tidemill-{}", task.name.chars().take(6).collect::<String>());
                 let spawned = std::thread::Builder::new().name(name).spawn(work);

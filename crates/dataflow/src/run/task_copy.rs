@@ -9,7 +9,8 @@ use std::task::{Context, Poll};
 
 use parking_lot::Mutex;
 use tidemill_checkpoint::Snapshot;
-use tidemill_collective::Communicator;
+use tidemill_collective::{CollectiveError, Communicator};
+use tidemill_net::NetError;
 
 use super::fault::RunFault;
 use super::state::RunState;
@@ -52,9 +53,10 @@ impl TaskCopy {
         };
         let result: Result<(), TaskError> =
             self.cancel.guard(work).await.unwrap_or_else(|cancelled| Err(cancelled.into()));
-        // A copy that is told to give up is not who failed.
+        // A copy that is told to give up is not who failed, nor one whose call on a communicator was interrupted for it.
         if let Err(error) = result
-            && !matches!(error.downcast_ref(), Some(DataflowError::Cancelled))
+            && !is_cancelled(&error)
+            && !(self.cancel.is_raised() && is_interrupted(&error))
         {
             let rank = self.state.links.rank(self.state.links.me).0;
             self.state.fail(RunFault { rank, task: self.task.clone(), copy: self.copy, message: error.to_string() });
@@ -73,6 +75,15 @@ impl TaskCopy {
         }
         Ok(())
     }
+}
+
+fn is_cancelled(error: &TaskError) -> bool {
+    matches!(error.downcast_ref(), Some(DataflowError::Cancelled))
+}
+
+fn is_interrupted(error: &TaskError) -> bool {
+    let of_call = error.downcast_ref().map(|error| matches!(error, CollectiveError::Net(NetError::Interrupted)));
+    of_call.unwrap_or_else(|| matches!(error.downcast_ref(), Some(NetError::Interrupted)))
 }
 
 fn panicked(payload: Box<dyn Any + Send>) -> TaskError {

@@ -66,6 +66,11 @@ impl CancelFlag {
 }
 
 impl CancelToken {
+    /// Whether the run is given up.
+    pub(crate) fn is_raised(&self) -> bool {
+        self.cancel.is_raised()
+    }
+
     /// Runs `future` until it is done or the run is given up; then it is dropped. Each time it is polled is a turn.
     pub(crate) async fn guard<F: Future>(&self, future: F) -> Result<F::Output, DataflowError> {
         let mut future = pin!(future);

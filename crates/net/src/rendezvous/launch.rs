@@ -56,7 +56,7 @@ pub fn join_launched(launch: LaunchContext) -> Result<ControlPlane, JoinError> {
                 config.job = format!("{} {}", launch.job, witness_pid(*fd).map_err(bootstrap)?);
             }
             if is_root {
-                let card = publish(&mut config, true)?;
+                let card = publish_card(&mut config, true)?;
                 let server = same_host::CardServer::start(&config.job, card);
                 _server = Some(server.map_err(|e| match e.kind() {
                     std::io::ErrorKind::AddrInUse => {
@@ -71,11 +71,12 @@ pub fn join_launched(launch: LaunchContext) -> Result<ControlPlane, JoinError> {
                     last,
                 };
                 let card = same_host::fetch(&config.job, deadline).map_err(absent)?;
-                take(&mut config, &card).map_err(bootstrap)?;
+                read_card(&mut config, &card).map_err(bootstrap)?;
             }
         }
         MeetingPoint::Pmix | MeetingPoint::Pmi1 { .. } => {
-            let card = if is_root { Some(publish(&mut config, launch.local_size == Some(launch.size))?) } else { None };
+            let card =
+                if is_root { Some(publish_card(&mut config, launch.local_size == Some(launch.size))?) } else { None };
             let card_taken = match launch.meeting {
                 MeetingPoint::Pmi1 { fd } => pmi1::exchange(fd, card.as_deref(), deadline),
                 _ => pmix::exchange(card.as_deref(), deadline),
@@ -87,7 +88,7 @@ pub fn join_launched(launch: LaunchContext) -> Result<ControlPlane, JoinError> {
                 ))
             })?;
             if !is_root {
-                take(&mut config, &card_taken).map_err(bootstrap)?;
+                read_card(&mut config, &card_taken).map_err(bootstrap)?;
             }
         }
     }
@@ -96,8 +97,12 @@ pub fn join_launched(launch: LaunchContext) -> Result<ControlPlane, JoinError> {
     join(config)
 }
 
-/// Rank 0: binds a port and writes down where it is, with a fresh secret.
-fn publish(config: &mut JoinConfig, within_host: bool) -> Result<String, JoinError> {
+/// Rank 0: binds a port, and returns where it is and `config`'s secret, as text for the others' [`read_card`].
+/// `within_host`: only for workers of this host.
+///
+/// # Errors
+/// When no port can be bound.
+pub fn publish_card(config: &mut JoinConfig, within_host: bool) -> Result<String, JoinError> {
     let (listener, addresses) = if within_host {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
         let address = listener.local_addr()?;
@@ -117,8 +122,11 @@ fn publish(config: &mut JoinConfig, within_host: bool) -> Result<String, JoinErr
     Ok(format!("{} {}\n", config.root, config.secret.to_hex()))
 }
 
-/// The others: understands what rank 0 wrote.
-fn take(config: &mut JoinConfig, card: &str) -> Result<(), String> {
+/// The others: takes rank 0's address and the secret from its card.
+///
+/// # Errors
+/// When that is no card.
+pub fn read_card(config: &mut JoinConfig, card: &str) -> Result<(), String> {
     let parts = card.trim_end().split_once(' ');
     let parts = parts.and_then(|(root, secret)| Some((root, JobSecret::from_hex(secret)?)));
     let (root, secret) = parts.ok_or("rank 0 did not publish an address and a secret")?;

@@ -40,7 +40,7 @@ use crate::{FAILURE_TIMEOUT, Rank, notice};
 use conversation::HandshakeOutcome;
 use dial::DialAttempt;
 use gate::ConnectionAcceptor;
-pub use launch::{join_from_environment, join_launched};
+pub use launch::{join_from_environment, join_launched, publish_card, read_card};
 pub use proof::PROTOCOL;
 use proof::{ConnectionClaim, ConnectionPurpose};
 

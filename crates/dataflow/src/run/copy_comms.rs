@@ -1,0 +1,168 @@
+//! The communicator of a task's copies, whose ranks are the copies.
+//!
+//! Where each copy is on a worker of its own, it is a part of the run's communicator. Where a worker runs several, the
+//! copies form a job within the job: each has an endpoint of its own, to others of its process through ordinary or shared
+//! memory, to those of other workers by the transports there are. Schedules, algorithms and mismatch detection are those
+//! of any communicator.
+
+use std::sync::Arc;
+
+use tidemill_collective::{Communicator, ReduceOp, TuneTable};
+use tidemill_net::rendezvous::{JobSecret, JoinConfig, join, publish_card, read_card};
+use tidemill_net::{Endpoint, EndpointSettings, Rank};
+
+use crate::error::DataflowError;
+use crate::flow::FlowTask;
+
+/// This worker's part of the communicator of a task's copies.
+#[derive(Default)]
+pub(crate) struct CopyComms {
+    /// By copy of this worker, in order.
+    comms: Vec<(u32, Communicator)>,
+    /// Whether they are of a job of their own, which ends with them.
+    own_job: bool,
+}
+
+impl CopyComms {
+    /// Opens the communicator of a task that wants one. Collective over `comm`.
+    ///
+    /// # Errors
+    /// The job's fault; `CopyComm`, on every worker, when one cannot open its part.
+    pub(crate) fn open(comm: &Communicator, task: &FlowTask) -> Result<Self, DataflowError> {
+        if !task.comm {
+            return Ok(CopyComms::default());
+        }
+        let me = comm.rank();
+        let mine: Vec<u32> =
+            (0..).zip(&task.workers).filter(|(_, worker)| **worker == me).map(|(copy, _)| copy).collect();
+        let is_spread = (0..comm.size()).all(|worker| task.workers.iter().filter(|&&of| of == worker).count() <= 1);
+        let opened = match is_spread {
+            true => {
+                let copy = mine.first().copied();
+                let part = comm.split(copy.map(|_| 0), i64::from(copy.unwrap_or(0)))?;
+                CopyComms { comms: copy.into_iter().zip(part).collect(), own_job: false }
+            }
+            false => {
+                let opened = agree(comm, task, open_job(comm, &task.workers, &mine)?)?;
+                CopyComms { comms: mine.into_iter().zip(opened).collect(), own_job: true }
+            }
+        };
+        opened.comms.iter().for_each(|(_, part)| part.set_name(&task.name));
+        Ok(opened)
+    }
+
+    /// The communicator of one copy of this worker.
+    pub(crate) fn of(&self, copy: u32) -> Option<Communicator> {
+        self.comms.iter().find(|(of, _)| *of == copy).map(|(_, comm)| comm.clone())
+    }
+}
+
+impl Drop for CopyComms {
+    fn drop(&mut self) {
+        if !self.own_job {
+            return;
+        }
+        // All at once: each stays until the others have what it has sent, or have left.
+        std::thread::scope(|scope| {
+            for (_, comm) in self.comms.drain(..) {
+                scope.spawn(move || comm.endpoint().leave());
+            }
+        });
+    }
+}
+
+/// Opens the endpoints of this worker's copies, and their communicators. The outer error is the job's, the inner one
+/// this worker's alone.
+fn open_job(
+    comm: &Communicator,
+    workers: &[u32],
+    mine: &[u32],
+) -> Result<Result<Vec<Communicator>, String>, DataflowError> {
+    let root = workers[0];
+    let size = workers.len() as u32;
+    if workers.iter().all(|&worker| worker == root) {
+        return Ok(match mine.is_empty() {
+            true => Ok(Vec::new()),
+            false => Endpoint::in_process(size).map_err(|error| error.to_string()).and_then(|endpoints| {
+                let openers = endpoints.into_iter().map(|endpoint| move || Ok(endpoint));
+                worlds(openers.collect(), &comm.table())
+            }),
+        });
+    }
+    let mut config = JoinConfig::new(Rank(0), size, "dataflow copies", JobSecret::random(), "");
+    let published = match comm.rank() == root {
+        true => publish_card(&mut config, comm.hosts() == 1).map_err(|error| error.to_string()),
+        false => Ok(String::new()),
+    };
+    let card = share_text(comm, root, published.as_deref().unwrap_or_default())?;
+    if let Err(error) = published {
+        return Ok(Err(error));
+    }
+    if card.is_empty() || mine.is_empty() {
+        return Ok(Ok(Vec::new()));
+    }
+    let placement = &comm.endpoint().placements()[comm.world_rank(comm.rank()).index()];
+    let settings = comm.endpoint().settings().clone();
+    let openers = mine.iter().map(|&copy| {
+        let mut of_copy = JoinConfig::new(Rank(copy), size, &config.job, config.secret.clone(), &config.root);
+        of_copy.location.clone_from(&placement.location);
+        of_copy.granted = placement.granted;
+        of_copy.listener = if copy == 0 { config.listener.take() } else { None };
+        let (card, settings) = (card.as_str(), settings.clone());
+        move || open_copy(of_copy, card, settings)
+    });
+    Ok(worlds(openers.collect(), &comm.table()))
+}
+
+fn open_copy(mut config: JoinConfig, card: &str, settings: EndpointSettings) -> Result<Endpoint, String> {
+    if config.rank != Rank(0) {
+        read_card(&mut config, card)?;
+    }
+    let control = join(config).map_err(|error| error.to_string())?;
+    Endpoint::open(control, settings).map_err(|error| error.to_string())
+}
+
+/// The communicators of endpoints, each opened on a thread of its own: they wait for each other.
+fn worlds<O: FnOnce() -> Result<Endpoint, String> + Send>(
+    openers: Vec<O>,
+    table: &Arc<TuneTable>,
+) -> Result<Vec<Communicator>, String> {
+    std::thread::scope(|scope| {
+        let world = |open: O| {
+            scope.spawn(move || Communicator::world(open()?, Arc::clone(table)).map_err(|error| error.to_string()))
+        };
+        let threads: Vec<_> = openers.into_iter().map(world).collect();
+        // All are waited for, also when one has failed.
+        let opened: Vec<_> = threads.into_iter().map(|thread| thread.join().expect("opening does not panic")).collect();
+        opened.into_iter().collect()
+    })
+}
+
+/// What all workers have opened, or the error of the first that could not.
+fn agree(
+    comm: &Communicator,
+    task: &FlowTask,
+    opened: Result<Vec<Communicator>, String>,
+) -> Result<Vec<Communicator>, DataflowError> {
+    let failed = if opened.is_err() { comm.rank() } else { comm.size() };
+    let mut first = [0u64];
+    comm.allreduce(&[u64::from(failed)], &mut first, &ReduceOp::Min)?;
+    let first = first[0] as u32;
+    if first == comm.size() {
+        return Ok(opened.expect("no worker has failed"));
+    }
+    let mine = opened.as_ref().err().cloned().unwrap_or_default();
+    let reason = share_text(comm, first, &mine)?;
+    let worker = comm.world_rank(first);
+    Err(DataflowError::CopyComm { task: task.name.clone(), worker, reason })
+}
+
+/// What worker `root` has, on every worker.
+fn share_text(comm: &Communicator, root: u32, text: &str) -> Result<String, DataflowError> {
+    let mut bytes = if comm.rank() == root { text.as_bytes().to_vec() } else { Vec::new() };
+    let mut len = [bytes.len() as u64];
+    comm.bcast(&mut len, root)?;
+    bytes.resize(len[0] as usize, 0);
+    comm.bcast(&mut bytes, root)?;
+    Ok(String::from_utf8_lossy(&bytes).into_owned())
+}
