@@ -148,7 +148,7 @@ def partition(
     return Exchange(lambda _: NativeExchange.partition(columns, count, owned), by_column=True)
 
 
-def reduce(how: How, *, to: int = 0, along: str = "binomial") -> Exchange:
+def reduce(how: How, *, to: int = 0, along: str = "binomial", rounds: str | None = None) -> Exchange:
     """Combine all rows, or messages, into one for copy `to`, reducing along the way. If there are none, nothing is
     sent.
 
@@ -163,14 +163,26 @@ def reduce(how: How, *, to: int = 0, along: str = "binomial") -> Exchange:
         Number of the receiving copy.
     along : {"binomial", "binary", "flat", "chain"}
         The kind of tree.
+    rounds : {"strict", "partial"}, optional
+        Combine by rounds: the n-th message of every source copy makes the n-th result, which arrives as soon as every
+        copy has sent its n-th message. So sources need no end. A result of a table port is one row, and a table that
+        arrives has the rows of one round or several, in order; a message without rows does not count. A copy that is
+        far ahead of the slowest waits. When a copy ends and others send more, ``"strict"`` is an error, and
+        ``"partial"`` goes on without that copy. By default everything becomes one result, at the end.
+
+    Raises
+    ------
+    GraphError
+        When it runs, with ``rounds="strict"``: copies have sent unequal numbers of messages.
     """
-    copy = _number("reduce: to", to)
-    return Exchange(lambda source: NativeExchange.reduce(_reduction(how, source), copy, along))
+    copy, partial = _number("reduce: to", to), _partial_rounds("reduce", rounds)
+    return Exchange(lambda source: NativeExchange.reduce(_reduction(how, source), copy, along, partial))
 
 
-def all_reduce(how: How, *, along: str = "binomial") -> Exchange:
+def all_reduce(how: How, *, along: str = "binomial", rounds: str | None = None) -> Exchange:
     """Like `reduce`, to every copy."""
-    return Exchange(lambda source: NativeExchange.all_reduce(_reduction(how, source), along))
+    partial = _partial_rounds("all_reduce", rounds)
+    return Exchange(lambda source: NativeExchange.all_reduce(_reduction(how, source), along, partial))
 
 
 def keyed_reduce(by: Columns, how: How | None = None, *, buckets: int = 1024) -> Exchange:
@@ -283,6 +295,12 @@ def _number(what: str, given: Any) -> int:
     if not 0 <= number < 1 << 32:
         raise GraphError(f"{what}={number} is not from 0 to {(1 << 32) - 1}")
     return number
+
+
+def _partial_rounds(what: str, rounds: Any) -> bool | None:
+    if rounds not in (None, "strict", "partial"):
+        raise GraphError(f'{what}: rounds={rounds!r} must be "strict" or "partial", or left out')
+    return None if rounds is None else rounds == "partial"
 
 
 def _name(function: Callable[..., Any]) -> str:

@@ -357,7 +357,8 @@ import tidemill as tm
 
 job = tm.init()
 data = tm.from_dict({"v": list(range(8))})
-last = job.size - 1
+copies = int(sys.argv[1])
+last = copies - 1
 
 def collective(comm, table):
     return 1 / 0 if comm.rank == last else comm.allreduce(1)
@@ -381,12 +382,12 @@ def no_table(comm, table):
 for function in collective, halfway, of_its_own, computes, no_table:
     begun = time.monotonic()
     try:
-        data.bsp(function)
+        data.bsp(function, parallelism=copies)
     except tm.DataSetError as error:
         told = str(error)
     else:
         raise AssertionError(function)
-    assert told.startswith(f"bsp: {function.__name__} failed on worker {last}: "), told
+    assert told.startswith(f"bsp: {function.__name__} failed on worker {job.size - 1}: "), told
     assert ("NoneType" in told) if function is no_table else ("ZeroDivisionError" in told and "app.py" in told), told
     assert len(set(job.comm.allgather(told))) == 1
     assert time.monotonic() - begun < 30
@@ -413,7 +414,7 @@ for call, who, words in (
         continue
     begun = time.monotonic()
     try:
-        data.bsp(waits(call, who))
+        data.bsp(waits(call, who), parallelism=copies)
     except tm.DataSetError as error:
         # Not the traceback behind it, which may show the lines above.
         told = str(error).splitlines()[0]
@@ -433,22 +434,34 @@ def late(comm, table):
         assert comm.recv(source=last, tag=1).sum() == 1_000_000
     comm.send(np.ones(1_000_000), dest=last)
     return table
-assert data.bsp(late).count() == 8
+assert data.bsp(late, parallelism=copies).count() == 8
 
 try:
     data.bsp(lambda comm, table: data.bsp(lambda comm, table: table))
 except tm.DataSetError as error:
     assert "cannot call it" in str(error), error
-assert data.bsp(lambda comm, table: tm.Table.from_numpy({"r": np.array([comm.rank])})).sort("r").to_dict() == {
-    "r": list(range(job.size))}
+
+# Each call has a part of its worker's rows, in order; copies of a worker have consecutive ranks.
+def shares(comm, table):
+    rows = np.array(comm.allgather(len(table)))
+    assert rows.sum() == 8 and rows.max() - rows.min() <= 1, rows
+    return tm.Table.from_numpy({"r": np.full(len(table), comm.rank), "v": table.to_numpy()["v"]})
+of_rank = data.bsp(shares, parallelism=copies).sort("v").to_dict()
+assert of_rank["v"] == list(range(8)) and of_rank["r"] == sorted(of_rank["r"]), of_rank
+try:
+    data.bsp(shares, parallelism=job.size - 1)
+except tm.DataSetError as error:
+    assert f"parallelism={job.size - 1} must be an integer of at least {job.size}" in str(error), error
+else:
+    raise AssertionError("fewer calls than workers")
 print("done")
 """
 
 
-@pytest.mark.parametrize("size", [1, 2, 3])
-def test_a_function_of_bsp_that_fails_ends_the_others(size: int) -> None:
+@pytest.mark.parametrize(("size", "copies"), [(1, 1), (2, 2), (3, 3), (1, 3), (2, 5)])
+def test_a_function_of_bsp_that_fails_ends_the_others(size: int, copies: int) -> None:
     """The others waited for ever in their collective, or took the next action's for it."""
-    assert standing.run_program(BSP, workers=size) == ["done\n"] * size
+    assert standing.run_program(BSP, str(copies), workers=size) == ["done\n"] * size
 
 
 WRITTEN = """

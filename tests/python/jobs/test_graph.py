@@ -277,6 +277,26 @@ for _ in range(2):
     mine = graph.run(share=False)["t"]
     assert sorted(mine) == [job.rank]
 
+# Copies of one worker have a communicator, too: objects, arrays, and functions of the program in a reduction.
+def solve(out, context):
+    comm = context.comm
+    assert (comm.rank, comm.size) == (context.copy, context.copies) == (context.copy, 2 * job.size + 1)
+    most = comm.allreduce((context.copy, "copy"), op=max)
+    total = np.zeros(100_000)
+    comm.Allreduce(np.full(100_000, context.copy, "float64"), total)
+    below = comm.sendrecv(context.worker, dest=(comm.rank + 1) % comm.size, source=(comm.rank - 1) % comm.size)
+    halves = comm.Split(comm.rank % 2)
+    out.send((most, float(total.max()), below, halves.allgather(comm.rank)))
+graph = tm.Graph("solvers")
+a = graph.source("a", solve, parallelism=2 * job.size + 1, comm=True)
+graph.connect(a, graph.sink("b", parallelism=1), x.gather())
+for _ in range(2):
+    found = graph.run()["b"][0]
+    last = 2 * job.size
+    assert {(most, total) for most, total, _, _ in found} == {((last, "copy"), last * (last + 1) / 2)}
+    assert sorted(below for _, _, below, _ in found) == sorted(copy % job.size for copy in range(last + 1))
+    assert {tuple(half) for _, _, _, half in found} == {tuple(range(0, last + 1, 2)), tuple(range(1, last + 1, 2))}
+
 # A diamond: both ways end although one task feeds both.
 graph = tm.Graph()
 a = graph.source("a", lambda out, context: [out.send(bytes(100_000)) for _ in range(600)] and None, parallelism=1)

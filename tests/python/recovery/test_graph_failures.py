@@ -374,7 +374,7 @@ for blocked in sleeps, waits, computes, polls, sends, in_step:
     stopped = []
     graph = tm.Graph("blocked")
     comm = blocked is in_step
-    a = graph.source("a", blocked, schema="arrays", parallelism=job.size if comm else 2 * job.size, comm=comm)
+    a = graph.source("a", blocked, schema="arrays", parallelism=2 * job.size, comm=comm)
     b = graph.sink("b", fails, parallelism=2)
     graph.connect(a, b, x.gather(1))
     begun = time.monotonic()
@@ -385,7 +385,7 @@ for blocked in sleeps, waits, computes, polls, sends, in_step:
     else:
         raise AssertionError(blocked)
     assert time.monotonic() - begun < 30
-    if blocked in (polls, sends) or comm and job.size > 1:
+    if comm or blocked in (polls, sends):
         while len(stopped) < (1 if comm else 2):
             assert time.monotonic() - begun < 40, (blocked, stopped)
             time.sleep(0.001)

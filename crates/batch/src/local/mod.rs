@@ -8,6 +8,7 @@
 //! | `sort`    | rows in any order become sorted ones                               |
 //! | `groups`  | rows with equal keys                                               |
 //! | `column_sums`, `reduce` | many rows of a group become one                            |
+//! | `rounds`  | the n-th messages of several streams become one row                |
 //! | `join`    | two sets of rows by equal keys                                     |
 
 mod column_sums;
@@ -17,10 +18,12 @@ mod join;
 mod merge;
 mod order;
 mod reduce;
+mod rounds;
 mod sort;
 
 pub use join::{HashJoiner, JoinInput, JoinKind};
 pub use merge::{KWayMerge, MergeStep};
 pub use order::{RowOrder, SortKey};
 pub use reduce::{ColumnOp, FoldFunction, ReducedBatches, Reducer, Reduction};
+pub use rounds::{MessageReducer, RoundEnd, RoundMerger, UnequalRounds};
 pub use sort::{SortedBatches, Sorter, SpillCounts};

@@ -172,7 +172,8 @@ impl Reduction {
         Ok(Arc::new(Schema::new(fields)))
     }
 
-    fn fold(&self, values: &RecordBatch, groups: &[u32], count: usize) -> Result<RecordBatch, TaskError> {
+    /// A row for each of `count` groups, given the group of each row.
+    pub(super) fn fold(&self, values: &RecordBatch, groups: &[u32], count: usize) -> Result<RecordBatch, TaskError> {
         match &self.fold {
             ReduceBy::Columns(columns) => {
                 let columns = columns

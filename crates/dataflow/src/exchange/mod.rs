@@ -26,6 +26,7 @@ mod keyed_gather;
 mod keyed_reduce;
 mod partition;
 mod reduce;
+mod rounds;
 mod sort;
 mod tree;
 mod union;
@@ -43,7 +44,7 @@ pub use reduce::{AllReduce, Reduce};
 pub use sort::Sort;
 pub use union::Union;
 
-pub use tidemill_batch::local::{ColumnOp, FoldFunction, JoinKind, Reduction, SortKey};
+pub use tidemill_batch::local::{ColumnOp, FoldFunction, JoinKind, Reduction, RoundEnd, SortKey};
 
 use crate::flow::Lowering;
 

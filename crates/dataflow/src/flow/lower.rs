@@ -3,7 +3,7 @@
 use arrow::datatypes::SchemaRef;
 use tidemill_batch::local::Reduction;
 
-use super::{EdgeMover, FlowEdge, FlowGraph, FlowTask, TaskFactory};
+use super::{EdgeMover, EdgeReduction, FlowEdge, FlowGraph, FlowTask, TaskFactory};
 use crate::overlay::{Overlay, WorkerTree};
 use crate::rebalance::StateKind;
 use crate::task::Executor;
@@ -154,7 +154,19 @@ impl Lowering<'_> {
         reduction: &Reduction,
     ) {
         let schema = SchemaRef::clone(self.target_schema());
-        self.add_edge(source, target, schema, EdgeMover::Map(map), Some(reduction.clone()));
+        self.add_edge(source, target, schema, EdgeMover::Map(map), Some(EdgeReduction::All(reduction.clone())));
+    }
+
+    /// The same for each message by itself: a row goes for each that a copy sends.
+    pub fn connect_messages(
+        &mut self,
+        source: FlowPort,
+        target: FlowPort,
+        map: Vec<Option<u32>>,
+        reduction: &Reduction,
+    ) {
+        let schema = SchemaRef::clone(self.target_schema());
+        self.add_edge(source, target, schema, EdgeMover::Map(map), Some(EdgeReduction::Messages(reduction.clone())));
     }
 
     fn add_edge(
@@ -163,7 +175,7 @@ impl Lowering<'_> {
         target: FlowPort,
         schema: SchemaRef,
         mover: EdgeMover,
-        reduction: Option<Reduction>,
+        reduction: Option<EdgeReduction>,
     ) {
         // Between two ports of the graph the edge is the graph's; else it is a part, named after what it is between.
         let name = if self.sources.contains(&source) && target == self.target() {

@@ -63,6 +63,15 @@ pub(crate) struct FlowTask {
     pub workers: Vec<u32>,
 }
 
+/// What a source copy makes of what it sends on an edge.
+#[derive(Clone)]
+pub(crate) enum EdgeReduction {
+    /// One row of all, at its end.
+    All(Reduction),
+    /// One row of each message.
+    Messages(Reduction),
+}
+
 /// An edge as it runs.
 pub(crate) struct FlowEdge {
     pub name: String,
@@ -70,8 +79,8 @@ pub(crate) struct FlowEdge {
     pub target: FlowPort,
     pub schema: SchemaRef,
     pub mover: EdgeMover,
-    /// What a source copy makes of all that it sends, which alone goes.
-    pub reduction: Option<Reduction>,
+    /// What a source copy makes of what it sends, which alone goes.
+    pub reduction: Option<EdgeReduction>,
     /// The map that a partition by key begins with, if not with its own.
     pub route: Option<Arc<RouteMap>>,
     /// A task hands over on it what moves between its copies; it is none of the ports that the task knows.

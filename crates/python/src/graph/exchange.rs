@@ -7,7 +7,7 @@ use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use tidemill_dataflow::exchange::{
     AllReduce, Broadcast, ColumnOp, Direct, EdgeSignature, Exchange, Gather, Join, JoinKind, KeyedGather, KeyedReduce,
-    Partition, Reduce, Reduction, Sort, SortKey, Union,
+    Partition, Reduce, Reduction, RoundEnd, Sort, SortKey, Union,
 };
 use tidemill_dataflow::flow::Lowering;
 use tidemill_dataflow::{Overlay, RouteMap};
@@ -111,6 +111,11 @@ impl NativeExchange {
     }
 }
 
+/// `None`: no rounds.
+fn round_end(partial: Option<bool>) -> Option<RoundEnd> {
+    partial.map(|partial| if partial { RoundEnd::Partial } else { RoundEnd::Strict })
+}
+
 fn overlay(name: &str) -> PyResult<Overlay> {
     Ok(match name {
         "flat" => Overlay::Flat,
@@ -209,14 +214,18 @@ impl NativeExchange {
     }
 
     #[staticmethod]
-    fn reduce(reduction: &NativeReduction, to: u32, along: &str) -> PyResult<Self> {
+    #[pyo3(signature = (reduction, to, along, partial_rounds = None))]
+    fn reduce(reduction: &NativeReduction, to: u32, along: &str, partial_rounds: Option<bool>) -> PyResult<Self> {
         let reduce = Reduce::new(reduction.0.clone()).to(to).along(overlay(along)?);
+        let reduce = round_end(partial_rounds).map_or(reduce.clone(), |end| reduce.rounds(end));
         Ok(of(reduce).calling(reduction.1.as_ref()))
     }
 
     #[staticmethod]
-    fn all_reduce(reduction: &NativeReduction, along: &str) -> PyResult<Self> {
+    #[pyo3(signature = (reduction, along, partial_rounds = None))]
+    fn all_reduce(reduction: &NativeReduction, along: &str, partial_rounds: Option<bool>) -> PyResult<Self> {
         let reduce = AllReduce::new(reduction.0.clone()).along(overlay(along)?);
+        let reduce = round_end(partial_rounds).map_or(reduce.clone(), |end| reduce.rounds(end));
         Ok(of(reduce).calling(reduction.1.as_ref()))
     }
 

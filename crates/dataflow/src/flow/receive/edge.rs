@@ -37,7 +37,7 @@ pub(crate) struct EdgeRuntime {
     pub batch_bytes: u64,
     pub governor: Governor,
     pub mover: EdgeMover,
-    pub reduction: Option<Reduction>,
+    pub reduction: Option<EdgeReduction>,
     /// The map that a partition by key begins with, if not with its own.
     pub route: Option<Arc<RouteMap>>,
     /// The names of the tasks that it comes from and leads to.

@@ -3,6 +3,7 @@
 
 mod biased;
 mod lane;
+mod local_messages;
 mod local_reduce;
 mod output;
 mod pack;

@@ -13,10 +13,11 @@ use tidemill_batch::schema::fits;
 use tidemill_checkpoint::Mark;
 
 use super::lane::{EdgeEnd, Lane};
+use super::local_messages::LocalMessages;
 use super::local_reduce::LocalReduce;
 use crate::error::{DataflowError, TaskError};
-use crate::flow::EdgeMover;
 use crate::flow::receive::edge::EdgeRuntime;
+use crate::flow::{EdgeMover, EdgeReduction};
 use crate::link::Links;
 use crate::partitioner::{PartitionerContext, RowAssigner, RowAssignment};
 use crate::task::{CancelToken, LongTurn, block_on};
@@ -28,6 +29,7 @@ enum OutletRoute {
     One(Arc<Lane>),
     Partition(Box<PartitionedLanes>),
     Reduce(Box<LocalReduce>),
+    Messages(Box<LocalMessages>),
 }
 
 /// A stream for every target copy.
@@ -61,7 +63,12 @@ impl Outlet {
             EdgeMover::Map(map) => match (map[source as usize], &edge.reduction) {
                 (None, _) => OutletRoute::Nowhere,
                 (Some(target), None) => OutletRoute::One(lane(target)),
-                (Some(target), Some(to)) => OutletRoute::Reduce(Box::new(LocalReduce::new(&way, to, lane(target)))),
+                (Some(target), Some(EdgeReduction::All(to))) => {
+                    OutletRoute::Reduce(Box::new(LocalReduce::new(&way, to, lane(target))))
+                }
+                (Some(target), Some(EdgeReduction::Messages(to))) => {
+                    OutletRoute::Messages(Box::new(LocalMessages::new(&edge.schema, to, lane(target))))
+                }
             },
             EdgeMover::Broadcast(_) => OutletRoute::One(Lane::to_all(&way)),
             EdgeMover::Partition(partitioner) => OutletRoute::Partition(Box::new(PartitionedLanes {
@@ -91,6 +98,7 @@ impl Outlet {
             OutletRoute::One(lane) => std::slice::from_ref(lane),
             OutletRoute::Partition(partition) => &partition.lanes,
             OutletRoute::Reduce(folding) => std::slice::from_ref(&folding.lane),
+            OutletRoute::Messages(folding) => std::slice::from_ref(&folding.lane),
         }
     }
 
@@ -107,6 +115,7 @@ impl Outlet {
             OutletRoute::One(lane) => lane.send(batch).await,
             OutletRoute::Partition(partition) => partition.send(batch).await,
             OutletRoute::Reduce(folding) => folding.send(batch).await,
+            OutletRoute::Messages(folding) => folding.send(batch).await,
         }
     }
 
@@ -119,6 +128,8 @@ impl Outlet {
             OutletRoute::One(lane) => unsafe { lane.pack_values(values, rows) },
             OutletRoute::Partition(partition) => partition.pack_values(values, rows),
             OutletRoute::Reduce(folding) => Ok(folding.push_values(values)),
+            // Where a message ends matters.
+            OutletRoute::Messages(_) => Ok(false),
         }
     }
 

@@ -1,0 +1,260 @@
+//! Reducing by rounds: of several streams the n-th messages make the n-th result.
+//!
+//! A message is a row by then ([`MessageReducer`]). So rows of a stream need no numbers: they stay in order, and the n-th
+//! is of round n.
+
+use std::collections::VecDeque;
+
+use arrow::array::RecordBatch;
+use arrow::compute::concat_batches;
+use arrow::datatypes::SchemaRef;
+
+use super::reduce::Reduction;
+use crate::batch_bytes;
+use crate::error::TaskError;
+
+/// Rounds that are merged at once, at most.
+const ROUNDS_AT_ONCE: usize = 8192;
+/// A stream that is so far ahead of the slowest waits: rounds, and bytes.
+const AHEAD_ROUNDS_MAX: usize = 64;
+const AHEAD_BYTES_MAX: u64 = 16 << 20;
+
+/// What happens when a stream ends and others go on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RoundEnd {
+    /// It is an error: every stream has equally many messages.
+    Strict,
+    /// The rounds go on without it.
+    Partial,
+}
+
+/// Reduces each message, a batch of one row or more, to one row.
+pub struct MessageReducer {
+    reduction: Reduction,
+    /// Of results.
+    schema: SchemaRef,
+    /// The schema that the last message had, and where in it the columns are that are wanted.
+    last: Option<(SchemaRef, Vec<usize>)>,
+    zeros: Vec<u32>,
+}
+
+impl MessageReducer {
+    /// For results with `schema`, which is [`Reduction::schema`] without keys.
+    pub fn new(reduction: &Reduction, schema: &SchemaRef) -> Self {
+        MessageReducer { reduction: reduction.clone(), schema: SchemaRef::clone(schema), last: None, zeros: Vec::new() }
+    }
+
+    /// The one row that a message comes to.
+    ///
+    /// # Errors
+    /// When values cannot be reduced, or a column is missing.
+    pub fn reduce(&mut self, message: &RecordBatch) -> Result<RecordBatch, TaskError> {
+        let (_, at) = match &mut self.last {
+            Some(last) if SchemaRef::ptr_eq(&last.0, message.schema_ref()) => last,
+            last => {
+                let names: Vec<String> = self.schema.fields().iter().map(|field| field.name().clone()).collect();
+                last.insert((message.schema(), crate::schema::columns(message.schema_ref(), &names)?))
+            }
+        };
+        let values = message.project(at)?.with_schema(SchemaRef::clone(&self.schema))?;
+        if values.num_rows() == 1 {
+            return Ok(values);
+        }
+        self.zeros.resize(self.zeros.len().max(values.num_rows()), 0);
+        self.reduction.fold(&values, &self.zeros[..values.num_rows()], 1)
+    }
+}
+
+/// Merges streams of rows, round by round. In one that ends early, see [`RoundEnd`].
+pub struct RoundMerger {
+    reduction: Reduction,
+    schema: SchemaRef,
+    end: RoundEnd,
+    streams: Vec<RoundStream>,
+    /// Rounds that have been merged.
+    merged: u64,
+}
+
+#[derive(Default)]
+struct RoundStream {
+    batches: VecDeque<RecordBatch>,
+    rows: usize,
+    bytes: u64,
+    ended: bool,
+}
+
+impl RoundStream {
+    /// Its next rows, so many at most.
+    fn take(&mut self, rows: usize, taken: &mut Vec<RecordBatch>) -> usize {
+        let mut left = rows.min(self.rows);
+        let count = left;
+        self.rows -= count;
+        while left > 0 {
+            let batch = self.batches.pop_front().expect("its rows are counted");
+            let all = batch.num_rows();
+            let bytes = batch_bytes(&batch);
+            if all > left {
+                let rest = batch.slice(left, all - left);
+                self.bytes = self.bytes.saturating_sub(bytes) + batch_bytes(&rest);
+                self.batches.push_front(rest);
+            } else {
+                self.bytes = self.bytes.saturating_sub(bytes);
+            }
+            taken.push(batch.slice(0, all.min(left)));
+            left -= all.min(left);
+        }
+        count
+    }
+}
+
+/// Stream `stream` ended after `rounds` messages, and others have sent more.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct UnequalRounds {
+    /// The stream.
+    pub stream: usize,
+    /// Its messages.
+    pub rounds: u64,
+}
+
+impl RoundMerger {
+    /// Of so many streams of rows with `schema`.
+    pub fn new(reduction: &Reduction, schema: &SchemaRef, streams: usize, end: RoundEnd) -> Self {
+        let streams = (0..streams).map(|_| RoundStream::default()).collect();
+        RoundMerger { reduction: reduction.clone(), schema: SchemaRef::clone(schema), end, streams, merged: 0 }
+    }
+
+    /// Whether a stream is not so far ahead of the slowest that it has to wait.
+    pub fn takes(&self, stream: usize) -> bool {
+        let RoundStream { rows, bytes, .. } = self.streams[stream];
+        rows == 0 || rows < AHEAD_ROUNDS_MAX && bytes < AHEAD_BYTES_MAX
+    }
+
+    /// Rows of a stream have come.
+    pub fn push(&mut self, stream: usize, rows: RecordBatch) {
+        let of = &mut self.streams[stream];
+        of.rows += rows.num_rows();
+        of.bytes += batch_bytes(&rows);
+        of.batches.push_back(rows);
+    }
+
+    /// A stream has ended.
+    pub fn end(&mut self, stream: usize) {
+        self.streams[stream].ended = true;
+    }
+
+    /// A stream that has ended too early, if that is an error.
+    pub fn unequal(&self) -> Option<UnequalRounds> {
+        let most = self.streams.iter().map(|stream| stream.rows).max()?;
+        let short = |stream: &RoundStream| stream.ended && stream.rows < most;
+        let stream = self.streams.iter().position(short).filter(|_| self.end == RoundEnd::Strict)?;
+        Some(UnequalRounds { stream, rounds: self.merged + self.streams[stream].rows as u64 })
+    }
+
+    /// The next rounds for which every stream that goes on has a row, as one row each, in order.
+    ///
+    /// # Errors
+    /// When values cannot be reduced.
+    pub fn merge(&mut self) -> Result<Option<RecordBatch>, TaskError> {
+        let open = self.streams.iter().filter(|stream| !stream.ended).map(|stream| stream.rows).min();
+        let rounds = open.or_else(|| self.streams.iter().map(|stream| stream.rows).max()).unwrap_or(0);
+        let rounds = rounds.min(ROUNDS_AT_ONCE);
+        if rounds == 0 {
+            return Ok(None);
+        }
+        let (mut rows, mut groups) = (Vec::new(), Vec::new());
+        for stream in &mut self.streams {
+            let taken = stream.take(rounds, &mut rows);
+            groups.extend(0..taken as u32);
+        }
+        self.merged += rounds as u64;
+        let rows = match &rows[..] {
+            [one] => one.clone(),
+            _ => concat_batches(&self.schema, &rows)?,
+        };
+        let alone = rows.num_rows() == rounds;
+        Ok(Some(if alone { rows } else { self.reduction.fold(&rows, &groups, rounds)? }))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use arrow::array::{ArrayRef, AsArray, Int64Array};
+    use arrow::datatypes::Int64Type;
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn batch(numbers: &[i64]) -> RecordBatch {
+        let n: ArrayRef = Arc::new(Int64Array::from(numbers.to_vec()));
+        RecordBatch::try_from_iter_with_nullable([("n", n, true)]).unwrap()
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig { cases: 200, ..ProptestConfig::default() })]
+
+        /// Rounds that mix messages, lose some, or come in another order show up against a sum by hand.
+        #[test]
+        fn equals_sums_of_the_nth(
+            streams in prop::collection::vec(prop::collection::vec(-99i64..99, 0..150), 1..5),
+            cuts in prop::collection::vec((0usize..5, 1usize..40), 0..60),
+        ) {
+            let reduction = Reduction::new().sum("n");
+            let mut merger = RoundMerger::new(&reduction, &batch(&[]).schema(), streams.len(), RoundEnd::Partial);
+            let (mut sent, mut found) = (vec![0; streams.len()], Vec::new());
+            let whole = (0..streams.len()).map(|stream| (stream, usize::MAX));
+            for (stream, rows) in cuts.into_iter().map(|(of, rows)| (of % streams.len(), rows)).chain(whole) {
+                let end = sent[stream].saturating_add(rows).min(streams[stream].len());
+                if end > sent[stream] {
+                    merger.push(stream, batch(&streams[stream][sent[stream]..end]));
+                    sent[stream] = end;
+                }
+                if rows == usize::MAX {
+                    merger.end(stream);
+                }
+                while let Some(merged) = merger.merge().unwrap() {
+                    found.extend(merged.column(0).as_primitive::<Int64Type>().values());
+                }
+            }
+            let rounds = streams.iter().map(Vec::len).max().unwrap();
+            let sum = |round: usize| streams.iter().filter_map(|stream| stream.get(round)).sum::<i64>();
+            prop_assert_eq!(found, (0..rounds).map(sum).collect::<Vec<_>>());
+        }
+    }
+
+    /// A stream that has ended is not waited for, and is named before the others have ended, too.
+    #[test]
+    fn a_stream_that_ends_early_is_named() {
+        let reduction = Reduction::new().sum("n");
+        let mut merger = RoundMerger::new(&reduction, &batch(&[]).schema(), 3, RoundEnd::Strict);
+        merger.push(0, batch(&[1, 2]));
+        merger.push(1, batch(&[3]));
+        merger.push(2, batch(&[4]));
+        assert_eq!(merger.merge().unwrap().unwrap().num_rows(), 1);
+        assert_eq!(merger.unequal(), None);
+        merger.end(2);
+        assert_eq!(merger.unequal(), Some(UnequalRounds { stream: 2, rounds: 1 }));
+    }
+
+    /// A fast stream that nothing holds would be kept in memory as a whole.
+    #[test]
+    fn a_stream_far_ahead_waits() {
+        let mut merger = RoundMerger::new(&Reduction::new().sum("n"), &batch(&[]).schema(), 2, RoundEnd::Strict);
+        merger.push(0, batch(&vec![1; AHEAD_ROUNDS_MAX]));
+        assert!(!merger.takes(0) && merger.takes(1));
+        merger.push(1, batch(&[1]));
+        assert_eq!(merger.merge().unwrap().unwrap().num_rows(), 1);
+        assert!(merger.takes(0));
+    }
+
+    #[test]
+    fn a_message_becomes_one_row_of_its_columns() {
+        let n: ArrayRef = Arc::new(Int64Array::from(vec![1, 2, 3]));
+        let other: ArrayRef = Arc::new(Int64Array::from(vec![7, 8, 9]));
+        let message = RecordBatch::try_from_iter_with_nullable([("other", other, true), ("n", n, true)]).unwrap();
+        let mut reducer = MessageReducer::new(&Reduction::new().sum("n"), &batch(&[]).schema());
+        assert_eq!(reducer.reduce(&message).unwrap(), batch(&[6]));
+        assert_eq!(reducer.reduce(&message.slice(2, 1)).unwrap(), batch(&[3]));
+    }
+}
