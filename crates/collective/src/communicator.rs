@@ -253,6 +253,11 @@ impl Communicator {
         self.0.hosts.iter().max().map_or(1, |m| m + 1)
     }
 
+    /// Whether there are other clones of it.
+    pub fn is_shared(&self) -> bool {
+        Arc::strong_count(&self.0) > 1
+    }
+
     /// The table by which its calls choose their algorithms.
     pub fn table(&self) -> Arc<TuneTable> {
         Arc::clone(&self.0.table.read())

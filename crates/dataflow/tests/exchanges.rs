@@ -5,6 +5,7 @@ mod common;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use arrow::array::*;
 use arrow::datatypes::{ArrowPrimitiveType, DataType, Float64Type, Int64Type, SchemaRef};
@@ -13,6 +14,7 @@ use proptest::prelude::*;
 use tidemill_dataflow::exchange::*;
 use tidemill_dataflow::memory::MemorySettings;
 use tidemill_dataflow::{Overlay, RunReport, RunnerSettings, StreamElement, TaskSpec};
+use tokio::sync::Notify;
 
 type Row = (Option<i64>, i64, f64);
 
@@ -163,6 +165,47 @@ proptest! {
             prop_assert_eq!(rows(&kept, copy), if copy == to - 1 { expected.clone() } else { Vec::new() });
         }
         let (kept, _) = run(workers, (from, to), &data, &tight(), AllReduce::new(reduction()).along(overlay));
+        for copy in 0..to {
+            prop_assert_eq!(rows(&kept, copy), expected.clone());
+        }
+    }
+
+    /// The n-th messages of all copies become the n-th row, in order, along every tree; with partial rounds, of those
+    /// copies that have one.
+    #[test]
+    fn reduce_and_all_reduce_by_rounds(
+        workers in 1u32..=6, from in 1u32..7, to in 1u32..4, rounds in 0usize..40, size in 1usize..4, seed in 0u64..1000,
+        kind in 0usize..4, partial: bool,
+    ) {
+        let overlay = [Overlay::Flat, Overlay::Binary, Overlay::Binomial, Overlay::Chain][kind];
+        let of = move |copy: u32| -> Vec<Vec<Row>> {
+            let rounds = if partial { rounds + copy as usize % 3 } else { rounds };
+            rows_of(seed, copy, rounds, size, 50).into_iter().filter(|message| !message.is_empty()).collect()
+        };
+        let data: Data = Arc::new(move |copy| of(copy).iter().map(|rows| batch(&rows_schema(), rows)).collect());
+        let all: Vec<_> = (0..from).map(of).collect();
+        let expected: Vec<Row> = (0..all.iter().map(Vec::len).max().unwrap())
+            .map(|round| {
+                let rows: Vec<&Row> = all.iter().filter_map(|messages| messages.get(round)).flatten().collect();
+                (
+                    rows.iter().filter_map(|row| row.0).max(),
+                    rows.iter().map(|row| row.1).sum(),
+                    rows.iter().map(|row| row.2).fold(f64::MAX, f64::min),
+                )
+            })
+            .collect();
+        let rows = |kept: &BTreeMap<u32, Vec<RecordBatch>>, copy: u32| -> Vec<Row> {
+            kept.get(&copy).into_iter().flatten().flat_map(read).collect()
+        };
+        let end = if partial { RoundEnd::Partial } else { RoundEnd::Strict };
+        let reduction = || Reduction::new().max("k").sum("n").min("x");
+        let exchange = tidemill_dataflow::exchange::Reduce::new(reduction()).to(to - 1).along(overlay).rounds(end);
+        let (kept, _) = run(workers, (from, to), &data, &tight(), exchange);
+        for copy in 0..to {
+            prop_assert_eq!(rows(&kept, copy), if copy == to - 1 { expected.clone() } else { Vec::new() });
+        }
+        let exchange = AllReduce::new(reduction()).along(overlay).rounds(end);
+        let (kept, _) = run(workers, (from, to), &data, &tight(), exchange);
         for copy in 0..to {
             prop_assert_eq!(rows(&kept, copy), expected.clone());
         }
@@ -492,4 +535,79 @@ fn numbers_without_a_batch_are_reduced() {
     let sum = 3 * (199_990_000 + 20_000 + 60);
     assert_eq!(reduced::<Int64Type>(|n| n), (sum, 3));
     assert_eq!(reduced::<Float64Type>(|n| n as f64), (sum as f64, 3));
+}
+
+/// Each message waits for the result of the one before: rounds that waited for the end, or for more messages, would never
+/// come.
+#[test]
+fn a_round_arrives_before_the_next_is_sent() {
+    for (workers, copies) in [(1, 2), (3, 4)] {
+        let (come, changed) = (Arc::new(AtomicUsize::new(0)), Arc::new(Notify::new()));
+        run_graph(workers, &tight(), |graph, _| {
+            let (seen, news) = (Arc::clone(&come), Arc::clone(&changed));
+            let from = TaskSpec::new("from", move |_, outputs, context| {
+                let (seen, news) = (Arc::clone(&seen), Arc::clone(&news));
+                async move {
+                    let mut output = outputs.into_only();
+                    for round in 0..20 {
+                        output.send(batch(&rows_schema(), &[(None, i64::from(context.copy()) + round, 0.0)])).await?;
+                        loop {
+                            let changed = news.notified();
+                            if seen.load(Ordering::SeqCst) as i64 > round {
+                                break;
+                            }
+                            changed.await;
+                        }
+                    }
+                    Ok(())
+                }
+            });
+            let (seen, news) = (Arc::clone(&come), Arc::clone(&changed));
+            let to = TaskSpec::new("to", move |inputs, _, context| {
+                let (seen, news) = (Arc::clone(&seen), Arc::clone(&news));
+                async move {
+                    let (mut input, mut round) = (inputs.into_only(), 0);
+                    while let Some(StreamElement::Batch(rows)) = input.recv().await? {
+                        for row in read(&rows) {
+                            assert_eq!(row.1, (0..copies).map(|copy| i64::from(copy) + round).sum::<i64>());
+                            round += 1;
+                        }
+                        if context.copy() == 0 {
+                            seen.store(round as usize, Ordering::SeqCst);
+                            news.notify_waiters();
+                        }
+                    }
+                    assert_eq!(round, 20);
+                    Ok(())
+                }
+            });
+            let from = graph.add(from.output("out", rows_schema()).copies(copies));
+            let to = graph.add(to.input("in").copies(2));
+            graph.connect(
+                from,
+                to,
+                AllReduce::new(Reduction::new().max("k").sum("n").min("x")).rounds(RoundEnd::Strict),
+            );
+        })
+        .unwrap();
+    }
+}
+
+/// Results of fewer messages than the program means would be wrong in silence.
+#[test]
+fn strict_rounds_of_unequal_length_are_an_error() {
+    for (workers, copies) in [(1, 2), (2, 5)] {
+        let data: Data = Arc::new(|copy| vec![batch(&rows_schema(), &[(None, 1, 0.0)]); if copy == 1 { 3 } else { 9 }]);
+        let error = run_graph(workers, &tight(), |graph, kept| {
+            let from = graph.add(source("from", &rows_schema(), copies, &data));
+            let to = graph.add(sink("to", 1, kept));
+            graph.connect(
+                from,
+                to,
+                tidemill_dataflow::exchange::Reduce::new(Reduction::new().sum("n")).rounds(RoundEnd::Strict),
+            );
+        });
+        let error = error.unwrap_err().to_string();
+        assert!(error.contains("copy 1 of its source ended after 3 messages"), "{error}");
+    }
 }

@@ -277,6 +277,44 @@ for _ in range(2):
     mine = graph.run(share=False)["t"]
     assert sorted(mine) == [job.rank]
 
+# By rounds: the n-th messages make the n-th result while their sources go on, until nobody takes any more.
+def counts(out, context):
+    for n in itertools.count():
+        if not out.wanted:
+            return n
+        out.send(np.full(3, n * (context.copy + 1)))
+def first(arrays, context):
+    return [array.tolist() for array, _ in zip(arrays, range(50))]
+for exchange, copies in (x.all_reduce("sum", rounds="strict"), 2), (x.reduce("sum", rounds="strict"), 1):
+    graph = tm.Graph()
+    a = graph.source("a", counts, schema="arrays", parallelism=3)
+    graph.connect(a, graph.sink("b", first, parallelism=copies), exchange)
+    result = graph.run()
+    assert result["b"] == {copy: [[6 * n] * 3 for n in range(50)] for copy in range(copies)}, result["b"]
+    assert min(result["a"].values()) >= 50
+def some(out, context):
+    for n in range(3 + context.copy):
+        out.send([n, context.copy])
+def rows(out, context):
+    for n in range(4):
+        out.send({"n": np.full(n + 1, context.copy), "other": np.zeros(n + 1)})
+graph = tm.Graph()
+graph.connect(graph.source("a", some, parallelism=3), graph.sink("b", parallelism=1), x.reduce(lambda a, b: sorted(a + b), rounds="partial"))
+c = graph.source("c", rows, schema={"n": "int64", "other": "float64"}, parallelism=3)
+graph.connect(c, graph.sink("d", lambda tables, context: [n for table in tables for n in table["n"]], parallelism=2), x.all_reduce({"n": "sum"}, rounds="strict"))
+result = graph.run()
+assert [len(message) for message in result["b"][0]] == [6, 6, 6, 4, 2], result["b"]
+assert result["b"][0][3] == sorted([3, 1, 3, 2]) and result["b"][0][4] == [4, 2]
+assert result["d"] == {0: [3, 6, 9, 12], 1: [3, 6, 9, 12]}
+graph = tm.Graph()
+graph.connect(graph.source("a", some, parallelism=3), graph.sink("b", parallelism=1), x.reduce(max, rounds="strict"))
+try:
+    graph.run()
+except tm.GraphError as error:
+    assert "rounds of unequal length: copy 0 of its source ended after 3 messages" in str(error), error
+else:
+    raise AssertionError("unequal rounds")
+
 # Copies of one worker have a communicator, too: objects, arrays, and functions of the program in a reduction.
 def solve(out, context):
     comm = context.comm

@@ -609,6 +609,9 @@ def test_what_needs_all_rows_is_refused_on_a_stream_and_not_offered(tmp_path: Pa
     for by in ((), ("n",)):
         with pytest.raises(tm.DataSetError, match=r"repartition is not supported on a stream: leave it out; .* key_by"):
             stream.repartition(4, *by)
+    # Said in SQL it is a step of the plan.
+    with pytest.raises(tm.DataSetError, match="repartition is not supported on a stream"):
+        tm.sql("select n from rows distribute by n", rows=stream).write_stream(print)
     every = set(dir(tm.DataSet))
     assert every - set(dir(rows)) == {"step_name", "write_stream"} <= set(dir(stream)) <= every
     place = tmp_path / "out"

@@ -118,7 +118,7 @@ impl PlacementPlan {
                 tasks.len()
             )));
         }
-        for (planned, (task, spec)) in plan.tasks.iter().zip(tasks.iter().zip(&graph.tasks)) {
+        for (planned, task) in plan.tasks.iter().zip(&tasks) {
             let wrong = |what: String| Err(DataflowError::Placement(format!("task \"{}\": {what}", task.name)));
             if planned.task != task.name || planned.workers.len() != task.copies as usize {
                 let (name, count) = (&planned.task, planned.workers.len());

@@ -6,21 +6,58 @@
 //! of any communicator.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
 
 use tidemill_collective::{Communicator, ReduceOp, TuneTable};
 use tidemill_net::rendezvous::{JobSecret, JoinConfig, join, publish_card, read_card};
-use tidemill_net::{Endpoint, EndpointSettings, Rank};
+use tidemill_net::{Endpoint, EndpointSettings, Engine, EngineTask, NetError, Rank, notice};
 
 use crate::error::DataflowError;
 use crate::flow::FlowTask;
+
+/// How long functions of a failed run have to let go of their communicators.
+const LET_GO_TIME: Duration = Duration::from_secs(5);
+
+/// The communicator of one copy.
+#[derive(Clone)]
+pub(crate) struct CopyComm {
+    pub comm: Communicator,
+    /// Where the copy has an endpoint of its own: whether the run is over.
+    over: Option<Arc<AtomicBool>>,
+}
+
+impl CopyComm {
+    /// The copy makes no more calls. Others may still send to it: somebody has to drop that.
+    pub(crate) fn end(&self) {
+        self.comm.end();
+        if let Some(over) = &self.over {
+            self.comm.endpoint().lock().add_task(Box::new(UntilOver(Arc::clone(over))));
+            self.comm.endpoint().leave_to_background();
+        }
+    }
+}
+
+/// Keeps an endpoint's background thread at work until the run is over.
+struct UntilOver(Arc<AtomicBool>);
+
+impl EngineTask for UntilOver {
+    fn step(&mut self, _: &mut Engine) -> Option<Result<(), NetError>> {
+        self.0.load(Ordering::SeqCst).then_some(Ok(()))
+    }
+
+    fn waiting_for(&self, _: &Engine) -> Vec<Option<Rank>> {
+        Vec::new()
+    }
+}
 
 /// This worker's part of the communicator of a task's copies.
 #[derive(Default)]
 pub(crate) struct CopyComms {
     /// By copy of this worker, in order.
     comms: Vec<(u32, Communicator)>,
-    /// Whether they are of a job of their own, which ends with them.
-    own_job: bool,
+    /// Of copies that have a job of their own, which ends with the run: whether it has.
+    over: Option<Arc<AtomicBool>>,
 }
 
 impl CopyComms {
@@ -40,11 +77,11 @@ impl CopyComms {
             true => {
                 let copy = mine.first().copied();
                 let part = comm.split(copy.map(|_| 0), i64::from(copy.unwrap_or(0)))?;
-                CopyComms { comms: copy.into_iter().zip(part).collect(), own_job: false }
+                CopyComms { comms: copy.into_iter().zip(part).collect(), over: None }
             }
             false => {
                 let opened = agree(comm, task, open_job(comm, &task.workers, &mine)?)?;
-                CopyComms { comms: mine.into_iter().zip(opened).collect(), own_job: true }
+                CopyComms { comms: mine.into_iter().zip(opened).collect(), over: Some(Arc::default()) }
             }
         };
         opened.comms.iter().for_each(|(_, part)| part.set_name(&task.name));
@@ -52,23 +89,48 @@ impl CopyComms {
     }
 
     /// The communicator of one copy of this worker.
-    pub(crate) fn of(&self, copy: u32) -> Option<Communicator> {
-        self.comms.iter().find(|(of, _)| *of == copy).map(|(_, comm)| comm.clone())
+    pub(crate) fn of(&self, copy: u32) -> Option<CopyComm> {
+        let (_, comm) = self.comms.iter().find(|(of, _)| *of == copy)?;
+        Some(CopyComm { comm: comm.clone(), over: self.over.clone() })
+    }
+}
+
+impl CopyComms {
+    /// The run has ended well: so have all calls, on all workers.
+    pub(crate) fn leave(&mut self) {
+        if let Some(over) = self.over.take() {
+            leave_all(std::mem::take(&mut self.comms), &over);
+        }
     }
 }
 
 impl Drop for CopyComms {
     fn drop(&mut self) {
-        if !self.own_job {
-            return;
-        }
-        // All at once: each stays until the others have what it has sent, or have left.
-        std::thread::scope(|scope| {
-            for (_, comm) in self.comms.drain(..) {
-                scope.spawn(move || comm.endpoint().leave());
+        let Some(over) = self.over.take() else { return };
+        // The run has failed. A function that waits in a call is to hear that, not that others have left: its program
+        // tells it, and lets go of the communicator, or does not.
+        let comms = std::mem::take(&mut self.comms);
+        let leave = move || {
+            let until = Instant::now() + LET_GO_TIME;
+            while comms.iter().any(|(_, comm)| comm.is_shared()) && Instant::now() < until {
+                std::thread::sleep(LET_GO_TIME / 500);
             }
-        });
+            leave_all(comms, &over);
+        };
+        if let Err(error) = std::thread::Builder::new().name("tidemill-leave".into()).spawn(leave) {
+            notice!("cannot start a thread to close the communicators of a run: {error}");
+        }
     }
+}
+
+/// Ends a job within the job: all at once, as each stays until the others have what it has sent, or have left.
+fn leave_all(comms: Vec<(u32, Communicator)>, over: &AtomicBool) {
+    over.store(true, Ordering::SeqCst);
+    std::thread::scope(|scope| {
+        for (_, comm) in comms {
+            scope.spawn(move || comm.endpoint().leave());
+        }
+    });
 }
 
 /// Opens the endpoints of this worker's copies, and their communicators. The outer error is the job's, the inner one

@@ -30,7 +30,7 @@ pub(crate) use fault::RunFault;
 pub use state::{RunProgress, WorkerStatus};
 use tidemill_batch::memory::{Governor, MemorySettings};
 
-use self::copy_comms::CopyComms;
+use self::copy_comms::{CopyComm, CopyComms};
 use self::lower::lower;
 use self::state::RunState;
 use self::task_copy::TaskCopy;
@@ -437,7 +437,7 @@ impl ActiveRun {
         (index, copy): (u32, u32),
         edges: &[Arc<EdgeRuntime>],
         queues: &[Vec<Option<Arc<Inlet>>>],
-        (comm, states): (Option<Communicator>, Option<Arc<CopyStates>>),
+        (comm, states): (Option<CopyComm>, Option<Arc<CopyStates>>),
     ) -> Result<(), DataflowError> {
         let index = index as usize;
         let task = &flow.tasks[index];
@@ -494,7 +494,7 @@ impl ActiveRun {
             copies: task.workers.len() as u32,
             worker: self.links.me,
             workers: self.links.workers(),
-            comm: comm.clone(),
+            comm: comm.as_ref().map(|of| of.comm.clone()),
             governor: self.governor.clone(),
             states: states.clone(),
             sources: Arc::clone(&self.state.progress.sources),
@@ -534,6 +534,9 @@ impl ActiveRun {
     /// Moves bytes until every worker is done, and leaves the place of the checkpoints to the next.
     fn drive(mut self, look: ProgressCallback<'_>) -> Result<RunReport, DataflowError> {
         let report = self.drive_to_end(look);
+        if report.is_ok() {
+            self.comms.iter_mut().for_each(CopyComms::leave);
+        }
         if let Some(client) = self.client.take() {
             self.pool.block_on(client.leave(report.is_ok(), self.hold.take()));
         }

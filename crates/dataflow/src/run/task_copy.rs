@@ -9,9 +9,10 @@ use std::task::{Context, Poll};
 
 use parking_lot::Mutex;
 use tidemill_checkpoint::Snapshot;
-use tidemill_collective::{CollectiveError, Communicator};
+use tidemill_collective::CollectiveError;
 use tidemill_net::NetError;
 
+use super::copy_comms::CopyComm;
 use super::fault::RunFault;
 use super::state::RunState;
 use crate::checkpoint::CopyStates;
@@ -27,7 +28,7 @@ pub(crate) struct TaskCopy {
     pub state: Arc<RunState>,
     pub cancel: CancelToken,
     /// The communicator of the task's copies.
-    pub comm: Option<Communicator>,
+    pub comm: Option<CopyComm>,
     /// Its part in checkpoints.
     pub states: Option<Arc<CopyStates>>,
     /// How many outlets its outputs were given.
@@ -43,7 +44,7 @@ impl TaskCopy {
             let body = std::panic::catch_unwind(AssertUnwindSafe(start)).map_err(panicked)?;
             CatchUnwind(body).await?;
             // Others may wait there for what it does not do any more. If it has failed, all hear why.
-            self.comm.iter().for_each(Communicator::end);
+            self.comm.iter().for_each(CopyComm::end);
             self.end_outputs().await?;
             if let Some(states) = &self.states {
                 // Sources and sinks have said so themselves, with what they keep.

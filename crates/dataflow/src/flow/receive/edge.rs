@@ -7,14 +7,13 @@ use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 use arrow::buffer::Buffer;
 use arrow::datatypes::SchemaRef;
 use parking_lot::Mutex;
-use tidemill_batch::local::Reduction;
 use tidemill_batch::memory::Governor;
 use tidemill_batch::route_map::RouteMap;
 use tidemill_batch::wire::{ReceivedFrame, WireKind};
 use tidemill_checkpoint::{EventTime, Mark};
 
 use super::inlet::{Inlet, StreamPacket};
-use crate::flow::{EdgeMover, FlowEdge};
+use crate::flow::{EdgeMover, EdgeReduction, FlowEdge};
 use crate::link::{CreditAccount, CreditDebt, CreditGuard, CreditValve, Links, WINDOW_BYTES_MIN};
 use crate::metrics::{self, EdgeMetrics, EdgeReport};
 use crate::overlay::WorkerTree;

@@ -102,11 +102,13 @@ impl Outlet {
         }
     }
 
-    /// Whether any copy that it leads to still takes something. Of an edge that leads nowhere nobody asks; a reduction
-    /// takes all.
+    /// Whether any copy that it leads to still takes something; a reduction takes all.
     fn is_wanted(&self) -> bool {
-        matches!(self.route, OutletRoute::Nowhere | OutletRoute::Reduce(_))
-            || !self.lanes().iter().all(|lane| lane.is_stopped())
+        matches!(self.route, OutletRoute::Reduce(_)) || !self.lanes().iter().all(|lane| lane.is_stopped())
+    }
+
+    fn leads_nowhere(&self) -> bool {
+        matches!(self.route, OutletRoute::Nowhere)
     }
 
     async fn send(&mut self, batch: RecordBatch) -> Result<(), TaskError> {
@@ -255,7 +257,8 @@ impl Output {
     /// Whether anybody still takes what is sent: not if all receivers have let go of their ends. Who makes rows at a
     /// cost looks, and ends early; to send on is no error.
     pub fn is_wanted(&self) -> bool {
-        self.outlets.is_empty() || self.outlets.iter().any(Outlet::is_wanted)
+        // Where no edge leads anywhere nobody says what is wanted.
+        self.outlets.iter().all(Outlet::leads_nowhere) || self.outlets.iter().any(Outlet::is_wanted)
     }
 
     /// Sends a batch on all edges that begin here. Waits while a receiver has more than it can take.
