@@ -537,8 +537,8 @@ fn numbers_without_a_batch_are_reduced() {
     assert_eq!(reduced::<Float64Type>(|n| n as f64), (sum as f64, 3));
 }
 
-/// Each message waits for the result of the one before: rounds that waited for the end, or for more messages, would never
-/// come.
+/// Each message waits for the result of the one before: rounds that waited for the end, or for more messages, would
+/// never come.
 #[test]
 fn a_round_arrives_before_the_next_is_sent() {
     for (workers, copies) in [(1, 2), (3, 4)] {

@@ -311,7 +311,9 @@ graph.connect(graph.source("a", some, parallelism=3), graph.sink("b", parallelis
 try:
     graph.run()
 except tm.GraphError as error:
-    assert "rounds of unequal length: copy 0 of its source ended after 3 messages" in str(error), error
+    # Which of the two that end before copy 2 is seen first is open.
+    told = str(error)
+    assert "rounds of unequal length: " in told and ("after 3 messages" in told or "after 4 messages" in told), told
 else:
     raise AssertionError("unequal rounds")
 

@@ -1,7 +1,7 @@
 //! Reducing by rounds: of several streams the n-th messages make the n-th result.
 //!
-//! A message is a row by then ([`MessageReducer`]). So rows of a stream need no numbers: they stay in order, and the n-th
-//! is of round n.
+//! A message is a row by then ([`MessageReducer`]). So rows of a stream need no numbers: they stay in order, and the
+//! n-th is of round n.
 
 use std::collections::VecDeque;
 

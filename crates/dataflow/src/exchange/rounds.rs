@@ -1,8 +1,8 @@
 //! Reductions by rounds: the n-th message of every source copy makes the n-th result, which goes on at once. So a
 //! reduction of sources without an end has results.
 //!
-//! Up the same trees as the reduction of all ([`Reduce`](super::Reduce)): a worker merges the rounds of its own copies and
-//! of the workers below it. Rounds overlap; a stream that is too far ahead of the slowest waits.
+//! Up the same trees as the reduction of all ([`Reduce`](super::Reduce)): a worker merges the rounds of its own copies
+//! and of the workers below it. Rounds overlap; a stream that is too far ahead of the slowest waits.
 
 use std::sync::Arc;
 

@@ -1,9 +1,9 @@
 //! The communicator of a task's copies, whose ranks are the copies.
 //!
 //! Where each copy is on a worker of its own, it is a part of the run's communicator. Where a worker runs several, the
-//! copies form a job within the job: each has an endpoint of its own, to others of its process through ordinary or shared
-//! memory, to those of other workers by the transports there are. Schedules, algorithms and mismatch detection are those
-//! of any communicator.
+//! copies form a job within the job: each has an endpoint of its own, to others of its process through ordinary or
+//! shared memory, to those of other workers by the transports there are. Schedules, algorithms and the detection of
+//! mismatches are those of any communicator.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -54,7 +54,7 @@ impl TaskCopy {
         };
         let result: Result<(), TaskError> =
             self.cancel.guard(work).await.unwrap_or_else(|cancelled| Err(cancelled.into()));
-        // A copy that is told to give up is not who failed, nor one whose call on a communicator was interrupted for it.
+        // A copy that is told to give up is not who failed, nor is one whose call on a communicator was interrupted.
         if let Err(error) = result
             && !is_cancelled(&error)
             && !(self.cancel.is_raised() && is_interrupted(&error))

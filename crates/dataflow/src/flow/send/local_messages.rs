@@ -1,5 +1,5 @@
-//! A copy's end of an edge to a reduction by rounds: each message that the copy sends becomes one row, so that the n-th row
-//! is of round n wherever rows are sent together later.
+//! A copy's end of an edge to a reduction by rounds: each message that the copy sends becomes one row, so that the n-th
+//! row is of round n wherever rows are sent together later.
 
 use std::sync::Arc;
 
