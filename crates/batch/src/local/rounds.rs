@@ -202,7 +202,7 @@ mod tests {
         ) {
             let reduction = Reduction::new().sum("n");
             let mut merger = RoundMerger::new(&reduction, &batch(&[]).schema(), streams.len(), RoundEnd::Partial);
-            let (mut sent, mut found) = (vec![0; streams.len()], Vec::new());
+            let (mut sent, mut found) = (vec![0usize; streams.len()], Vec::<i64>::new());
             let whole = (0..streams.len()).map(|stream| (stream, usize::MAX));
             for (stream, rows) in cuts.into_iter().map(|(of, rows)| (of % streams.len(), rows)).chain(whole) {
                 let end = sent[stream].saturating_add(rows).min(streams[stream].len());
