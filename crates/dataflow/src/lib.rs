@@ -24,6 +24,7 @@
 //! | [`graph`]           | tasks, ports, edges: what every worker builds in the same way, checked before it runs |
 //! | [`placement`]       | which worker runs which copy; graphs printed and drawn                            |
 //! | `run`               | the runner: lowers a graph, starts copies, moves bytes, resumes from checkpoints  |
+//! | [`testing`]         | a job's story, from one seed and in one thread: for tests of operators            |
 //!
 //! Operations on batches within one worker are in `tidemill-batch`; this crate re-exports the names that programs need.
 //!
@@ -55,6 +56,8 @@ mod run;
 mod source_progress;
 mod sync;
 pub mod task;
+#[doc(hidden)]
+pub mod testing;
 mod unaligned;
 pub mod work;
 

@@ -9,12 +9,15 @@
 //! | `rows`      | what happens to rows between operators            |
 //! | `operators` | tasks that keep state                             |
 //! | `plan`      | from a query to a graph of tasks                  |
+//! | `stories`   | tests: queries whose jobs crash and resume        |
 #![warn(missing_docs)]
 
 mod operators;
 mod plan;
 mod rows;
 mod state;
+#[cfg(test)]
+mod stories;
 mod time;
 
 use std::sync::Arc;

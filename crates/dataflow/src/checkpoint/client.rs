@@ -389,12 +389,20 @@ impl SnapshotChain {
     }
 }
 
+/// What a copy knows of the checkpoints that its job makes.
+pub(crate) struct CheckpointView {
+    /// What it begins with; `None` when the job begins anew.
+    pub restored: Option<Arc<RestoredState>>,
+    /// Whether a row that has left its source never leaves it again, and nothing else is kept.
+    pub at_most_once: bool,
+}
+
 /// What one copy needs to take part.
 pub(crate) struct CopyStates {
     client: Arc<CheckpointClient>,
     task: u32,
     copy: u32,
-    restored: Option<RestoredState>,
+    restored: Option<Arc<RestoredState>>,
     chain: Arc<SnapshotChain>,
     /// The last epoch that was saved, or gone on from.
     last: AtomicU64,
@@ -421,7 +429,7 @@ impl CopyStates {
             copy,
             last: AtomicU64::new(restored.as_ref().map_or(0, |restored| restored.epoch)),
             chain: Arc::new(SnapshotChain::new(restored.as_ref().is_some_and(|restored| restored.evolved))),
-            restored,
+            restored: restored.map(Arc::new),
             before: Mutex::default(),
             tenure: Mutex::default(),
             overtaken: Mutex::default(),
@@ -431,7 +439,12 @@ impl CopyStates {
 
     /// What the copy begins with; `None` when the job begins anew.
     pub(crate) fn restored(&self) -> Option<&RestoredState> {
-        self.restored.as_ref()
+        self.restored.as_deref()
+    }
+
+    /// What the copy is to know of all that.
+    pub(crate) fn view(&self) -> CheckpointView {
+        CheckpointView { restored: self.restored.clone(), at_most_once: self.at_most_once() }
     }
 
     /// Whether a row that has left its source never leaves it again, and nothing else is kept.

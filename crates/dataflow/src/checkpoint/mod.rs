@@ -15,7 +15,7 @@ mod resume;
 mod simulation;
 
 pub use client::CheckpointMade;
-pub(crate) use client::{CheckpointClient, CoordinatorInput, CopyStates};
+pub(crate) use client::{CheckpointClient, CheckpointView, CoordinatorInput, CopyStates};
 pub(crate) use in_flight::{InFlightReplay, InFlightRouting};
 pub(crate) use resume::ResumePlan;
 pub use tidemill_checkpoint::{

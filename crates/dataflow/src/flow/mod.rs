@@ -16,6 +16,7 @@ pub use tidemill_batch::batch_bytes;
 use tidemill_batch::local::Reduction;
 use tidemill_batch::route_map::RouteMap;
 use tidemill_checkpoint::StateSchema;
+use tidemill_checkpoint::coordinator::CoordinatedTask;
 
 pub(crate) use handover::{BucketHandover, BucketPartitioner};
 pub(crate) use lower::CheckedEdge;
@@ -128,6 +129,18 @@ impl FlowGraph {
 }
 
 impl FlowGraph {
+    /// Its tasks, as the coordinator of their checkpoints knows them.
+    pub(crate) fn members(&self) -> Vec<CoordinatedTask> {
+        let member = |(at, task): (usize, &FlowTask)| CoordinatedTask {
+            name: task.name.clone(),
+            copies: task.workers.len() as u32,
+            route: self.route(at).ok(),
+            why_not_movable: self.why_not_movable(at),
+            schema: task.state.clone(),
+        };
+        self.tasks.iter().enumerate().map(member).collect()
+    }
+
     /// Why the buckets of a task cannot move, if they cannot.
     pub(crate) fn why_not_movable(&self, task: usize) -> Option<String> {
         match (self.route(task), self.tasks[task].keeps) {

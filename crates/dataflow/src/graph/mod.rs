@@ -13,6 +13,7 @@ use std::sync::Arc;
 pub use crate::error::{GraphError, GraphErrors};
 pub use crate::flow::TaskFactory;
 pub use crate::task::{Executor, TaskFuture};
+pub(crate) use task::TaskBody;
 pub use task::{Parallelism, Resources, TaskSpec};
 
 use crate::exchange::Exchange;

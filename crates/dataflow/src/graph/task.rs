@@ -12,7 +12,7 @@ use crate::flow::{Inputs, Outputs, TaskFactory};
 use crate::operator::{self, BatchMapper, Operator};
 use crate::rebalance::StateKind;
 use crate::stream::sink::{self, Sink};
-use crate::stream::source::{self, Source, WatermarkStrategy};
+use crate::stream::source::{self, MakeSource, Source, WatermarkStrategy};
 use crate::task::{Executor, TaskContext};
 
 /// How many copies of a task run.
@@ -74,7 +74,22 @@ pub struct TaskSpec {
     pub(crate) state: Option<StateSchema>,
     pub(crate) keeps: StateKind,
     pub(crate) factory: TaskFactory,
+    pub(crate) body: TaskBody,
 }
+
+/// What the copies of a task are, for who drives them himself, as simulations do.
+#[derive(Clone, Default)]
+pub(crate) enum TaskBody {
+    Operator(MakeOperator),
+    Source(MakeSource, Option<WatermarkStrategy>),
+    Sink,
+    /// A function with a loop of its own.
+    #[default]
+    Function,
+}
+
+/// Makes the operator of one copy.
+pub(crate) type MakeOperator = Arc<dyn Fn(&TaskContext) -> Result<Box<dyn Operator>, TaskError> + Send + Sync>;
 
 impl TaskSpec {
     /// A task each copy of which runs `body`: an async function of its inputs, its outputs and its context. When it
@@ -94,6 +109,7 @@ impl TaskSpec {
         O: Operator + 'static,
     {
         let make = Arc::new(make);
+        let boxed = Arc::clone(&make);
         let task = Self::new(name, move |inputs, outputs, context| {
             let make = Arc::clone(&make);
             async move {
@@ -101,7 +117,8 @@ impl TaskSpec {
                 operator::drive(operator, inputs, outputs, &context).await
             }
         });
-        TaskSpec { keeps: if O::moves() { StateKind::ByBucket } else { StateKind::Unknown }, ..task }
+        let body = TaskBody::Operator(Arc::new(move |context| Ok(Box::new(boxed(context)?))));
+        TaskSpec { keeps: if O::moves() { StateKind::ByBucket } else { StateKind::Unknown }, body, ..task }
     }
 
     /// A task whose copies call `function` with every batch by itself, and send what it returns out of the only output
@@ -142,6 +159,8 @@ impl TaskSpec {
         S: Source + 'static,
     {
         let make = Arc::new(make);
+        let boxed = Arc::clone(&make);
+        let body = TaskBody::Source(Arc::new(move |context| Ok(Box::new(boxed(context)?))), times.0.clone());
         let task = Self::new(name, move |_, outputs, context| {
             let (make, (times, missed)) = (Arc::clone(&make), times.clone());
             async move {
@@ -149,7 +168,7 @@ impl TaskSpec {
                 source::drive(source, times, missed, outputs, &context).await
             }
         });
-        task.streaming()
+        TaskSpec { body, ..task.streaming() }
     }
 
     /// A task whose copies are sinks; input ports are to be added.
@@ -166,7 +185,7 @@ impl TaskSpec {
                 sink::drive(sink, inputs, &context).await
             }
         });
-        TaskSpec { keeps: StateKind::Nothing, ..task.streaming() }
+        TaskSpec { keeps: StateKind::Nothing, body: TaskBody::Sink, ..task.streaming() }
     }
 
     /// A task whose copies are blocking functions, each on a thread of its own; they use the `_blocking` calls of their
@@ -198,6 +217,7 @@ impl TaskSpec {
             state: None,
             keeps: StateKind::Unknown,
             factory,
+            body: TaskBody::default(),
         }
     }
 

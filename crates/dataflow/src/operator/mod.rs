@@ -32,6 +32,11 @@ impl Emitter {
     pub fn send_to(&mut self, port: usize, batch: RecordBatch) {
         self.0.push((port, batch));
     }
+
+    /// What has been emitted since this was called last.
+    pub(crate) fn take(&mut self) -> impl Iterator<Item = (usize, RecordBatch)> {
+        self.0.drain(..)
+    }
 }
 
 /// Parts of buckets on their way to another copy: of which bucket each is, and what it is.
@@ -391,7 +396,7 @@ impl<'a, O: Operator> OperatorDriver<'a, O> {
     /// Sends what the operator has emitted, until it has nothing more.
     async fn send(&mut self, mut flow: EmitStatus) -> Result<(), TaskError> {
         loop {
-            for (port, batch) in self.emit.0.drain(..) {
+            for (port, batch) in self.emit.take() {
                 if port >= self.outputs.len() {
                     return Err(format!("the operator sent to output port {port} of {}", self.outputs.len()).into());
                 }

@@ -9,7 +9,7 @@ use crate::graph::Graph;
 use crate::placement::PlacementPlan;
 
 /// Makes what runs. The first tasks of the flow are the graph's, with their numbers.
-pub(super) fn lower(graph: &Graph, edges: &[CheckedEdge], plan: &PlacementPlan, hosts: &[u32]) -> FlowGraph {
+pub(crate) fn lower(graph: &Graph, edges: &[CheckedEdge], plan: &PlacementPlan, hosts: &[u32]) -> FlowGraph {
     let mut flow = FlowGraph::default();
     for (index, task) in graph.tasks.iter().enumerate() {
         flow.tasks.push(FlowTask {

@@ -31,7 +31,7 @@ pub use state::{RunProgress, WorkerStatus};
 use tidemill_batch::memory::{Governor, MemorySettings};
 
 use self::copy_comms::{CopyComm, CopyComms};
-use self::lower::lower;
+pub(crate) use self::lower::lower;
 use self::state::RunState;
 use self::task_copy::TaskCopy;
 use crate::checkpoint::{CheckpointClient, CoordinatorInput, CopyStates, InFlightReplay, InFlightRouting, ResumePlan};
@@ -439,8 +439,7 @@ impl ActiveRun {
         queues: &[Vec<Option<Arc<Inlet>>>],
         (comm, states): (Option<CopyComm>, Option<Arc<CopyStates>>),
     ) -> Result<(), DataflowError> {
-        let index = index as usize;
-        let task = &flow.tasks[index];
+        let (index, task) = (index as usize, &flow.tasks[index as usize]);
         let cancel = self.state.cancel.token();
         let input = |port: usize, streaming: bool| {
             let queue = queues[port][copy as usize].as_ref().expect("a copy of this worker has its queues");
@@ -480,8 +479,8 @@ impl ActiveRun {
         let outputs = Outputs::new(outputs.collect());
         let handover = flow.handover(index).map(|edge| {
             outlets_total += 1;
-            let (outlet, schema) =
-                (Outlet::new(&edges[edge], copy, &self.links, None), Arc::clone(&edges[edge].schema));
+            let outlet = Outlet::new(&edges[edge], copy, &self.links, None);
+            let schema = Arc::clone(&edges[edge].schema);
             let output = Output::new(vec![outlet], schema, self.state.cancel.token(), &returned);
             let route = flow.route(index).expect("what hands over is dealt by key");
             // Its marks are each copy's own.
@@ -496,6 +495,7 @@ impl ActiveRun {
             workers: self.links.workers(),
             comm: comm.as_ref().map(|of| of.comm.clone()),
             governor: self.governor.clone(),
+            checkpoints: states.as_deref().map(CopyStates::view),
             states: states.clone(),
             sources: Arc::clone(&self.state.progress.sources),
             works: Arc::clone(&self.state.progress.works),

@@ -98,19 +98,12 @@ impl ResumePlan {
 
     /// Of a job that has found nothing yet.
     fn new(flow: &FlowGraph, job: &str, settings: &CheckpointSettings) -> ResumePlan {
-        let member = |(at, task): (usize, &FlowTask)| CoordinatedTask {
-            name: task.name.clone(),
-            copies: task.workers.len() as u32,
-            route: flow.route(at).ok(),
-            why_not_movable: flow.why_not_movable(at),
-            schema: task.state.clone(),
-        };
         let is_sink = |task: &&FlowTask| task.keeps == StateKind::Nothing;
         ResumePlan {
             settings: settings.clone(),
             run: String::new(),
             job: job.to_owned(),
-            members: flow.tasks.iter().enumerate().map(member).collect(),
+            members: flow.members(),
             sinks: flow.tasks.iter().filter(is_sink).map(|task| task.name.clone()).collect(),
             begin: StartPoint::default(),
             restored: HashMap::new(),

@@ -10,7 +10,7 @@
 //! | [`sink`]     | where they go: rows that appear when their checkpoint is durable           |
 
 mod at_most_once;
-mod clock;
+pub(crate) mod clock;
 pub mod sink;
 pub mod source;
 

@@ -6,7 +6,7 @@ use tidemill_batch::memory::{Governor, Reservation};
 use tidemill_checkpoint::RestoredState;
 use tidemill_collective::Communicator;
 
-use crate::checkpoint::CopyStates;
+use crate::checkpoint::{CheckpointView, CopyStates};
 use crate::source_progress::SourceTrackers;
 use crate::work::{StepWork, StepWorks};
 
@@ -22,6 +22,7 @@ pub(crate) struct ContextState {
     pub workers: u32,
     pub comm: Option<Communicator>,
     pub governor: Governor,
+    pub checkpoints: Option<CheckpointView>,
     pub states: Option<Arc<CopyStates>>,
     pub sources: Arc<SourceTrackers>,
     pub works: Arc<StepWorks>,
@@ -66,17 +67,17 @@ impl TaskContext {
     /// What this copy kept at the checkpoint that its job goes on from; `None` when it begins anew, or makes no
     /// checkpoints.
     pub fn restored(&self) -> Option<&RestoredState> {
-        self.states()?.restored()
+        self.0.checkpoints.as_ref()?.restored.as_deref()
     }
 
     /// Whether the job makes checkpoints.
     pub fn makes_checkpoints(&self) -> bool {
-        self.states().is_some()
+        self.0.checkpoints.is_some()
     }
 
     /// Whether each row is to appear at most once, whatever is lost for it.
     pub fn at_most_once(&self) -> bool {
-        self.states().is_some_and(CopyStates::at_most_once)
+        self.0.checkpoints.as_ref().is_some_and(|checkpoints| checkpoints.at_most_once)
     }
 
     /// Whether what an operator keeps is saved: at most once nothing is.

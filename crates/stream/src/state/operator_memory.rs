@@ -8,7 +8,10 @@ use tidemill_dataflow::{TaskContext, TaskError};
 const WEIGH_EVERY: u32 = 64;
 pub(crate) const WEIGH_EVERY_ROWS: usize = 1 << 14;
 /// Less than that is not worth a file.
-const SPILL_BYTES_MIN: usize = 1 << 19;
+const SPILL_BYTES_MIN: u64 = 1 << 19;
+/// Where the budget is so small that this part of it is less than what such a limit says, the part counts: state lies
+/// on disk whatever the budget.
+const SMALL_SHARE: u64 = 8;
 /// Of a copy's share of the budget, what is put together at once in memory.
 const RUN_SHARE: u64 = 16;
 const RUN_BYTES_MIN: u64 = 1 << 18;
@@ -36,8 +39,9 @@ impl OperatorMemory {
     pub(crate) fn is_due(&mut self, rows: usize) -> bool {
         self.batches += 1;
         self.rows += rows;
-        let limited = self.disk.governor.settings().budget_bytes > 0;
-        let due = self.batches >= WEIGH_EVERY || limited && self.rows >= WEIGH_EVERY_ROWS;
+        let budget = self.disk.governor.settings().budget_bytes;
+        let small = (1..SMALL_SHARE * SPILL_BYTES_MIN).contains(&budget);
+        let due = self.batches >= WEIGH_EVERY || small || budget > 0 && self.rows >= WEIGH_EVERY_ROWS;
         if due {
             (self.batches, self.rows) = (0, 0);
         }
@@ -86,7 +90,7 @@ pub(crate) trait SpillableState {
             return Ok(());
         }
         let before = bytes;
-        if before >= SPILL_BYTES_MIN {
+        if before >= self.held().disk.spill_bytes_min() {
             self.spill()?;
         }
         let bytes = self.bytes()?;
@@ -118,9 +122,20 @@ impl SpillArea {
     pub(crate) fn new(governor: &Governor, copies: u64) -> Self {
         let run_bytes = match governor.settings().budget_bytes {
             0 => usize::MAX,
-            budget => (budget / copies / RUN_SHARE).clamp(RUN_BYTES_MIN, RUN_BYTES_MAX) as usize,
+            budget => {
+                let least = RUN_BYTES_MIN.min(budget / SMALL_SHARE).max(1);
+                (budget / copies / RUN_SHARE).clamp(least, RUN_BYTES_MAX) as usize
+            }
         };
         SpillArea { governor: governor.clone(), run_bytes }
+    }
+
+    /// State of so many bytes is worth a file.
+    fn spill_bytes_min(&self) -> usize {
+        match self.governor.settings().budget_bytes {
+            0 => SPILL_BYTES_MIN as usize,
+            budget => SPILL_BYTES_MIN.min(budget / SMALL_SHARE) as usize,
+        }
     }
 
     /// Bytes that may be put together in memory at once.

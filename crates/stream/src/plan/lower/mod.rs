@@ -42,10 +42,9 @@ use tidemill_dataflow::{Graph, TaskId, TaskSpec};
 use tidemill_dataset::extend::{StreamStepExec, has_stream};
 use tidemill_dataset::{DataSetError, Result};
 
-pub(crate) use self::plan::plan;
+pub(crate) use self::plan::{PlannedQueries, plan};
 pub(crate) use self::source::SourceTask;
 
-use self::plan::PlannedQueries;
 use self::ranked::partitions;
 use crate::operators::process::{ProcessExec, process_task};
 use crate::plan::common_subplans::PartExec;
