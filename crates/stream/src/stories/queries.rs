@@ -20,8 +20,8 @@ const HOUR_US: i64 = 3_600_000_000;
 const ROWS_PER_BATCH: usize = 7;
 /// Enough for what has to be in memory, and too little for the rest.
 const BUDGET_BYTES: u64 = 64 << 10;
-/// Each half of an aggregation by windows of time holds at least 16 to 50 KB in each of its copies.
-const WINDOWS_BUDGET_BYTES: u64 = 384 << 10;
+/// An aggregation by windows of time holds 16 KB for a few states, in every pane of each copy of its two halves.
+const WINDOWS_BUDGET_BYTES: u64 = 2 << 20;
 
 /// What rows come from.
 #[derive(Clone, Copy, PartialEq, Eq)]
