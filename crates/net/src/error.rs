@@ -29,7 +29,7 @@ pub enum NetError {
         rank: Rank,
     },
     /// A worker is done with a communicator in which this call needs it.
-    #[error("rank {rank}'s function returned while this one waits in {call}")]
+    #[error("worker {rank}'s function returned while this one waits in {call}")]
     PeerEnded {
         /// Who.
         rank: Rank,
