@@ -589,7 +589,7 @@ fn copies_do_not_wait_for_one_that_fails_or_leaves() {
                 error
             });
             for error in errors.unwrap() {
-                let expected = if leaves { "rank 1" } else { "task \"solver\", copy 1" };
+                let expected = if leaves { "1's function returned while" } else { "task \"solver\", copy 1" };
                 assert!(error.contains(expected), "{copies} copies on {workers} workers: {error}");
             }
         }

@@ -37,8 +37,9 @@ pub type Owners = SmallVec<[Py<PyAny>; 2]>;
 /// The exception of a failed operation: what a user function raised, if that is why it failed.
 #[cold]
 pub fn explain(py: Python<'_>, error: &NetError, raised: Option<&Raised>) -> PyErr {
-    // A task's communicator is closed when its run is over, and the copy's function is still there if that has failed.
-    if matches!(error, NetError::Closed) && GIVEN_UP.with_borrow(Option::is_some) {
+    // Copies leave their task's communicator when the run is over, some earlier than others. A function that is still
+    // there is one of a run that has failed.
+    if matches!(error, NetError::Closed | NetError::PeerLeft { .. }) && GIVEN_UP.with_borrow(Option::is_some) {
         return cancelled(py);
     }
     raised.and_then(|slot| slot.lock().take()).unwrap_or_else(|| from_net(py, error))
