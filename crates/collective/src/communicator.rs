@@ -253,7 +253,7 @@ impl Communicator {
         self.0.hosts.iter().max().map_or(1, |m| m + 1)
     }
 
-    /// Whether there are other clones of it.
+    /// Whether other clones of this communicator exist.
     pub fn is_shared(&self) -> bool {
         Arc::strong_count(&self.0) > 1
     }

@@ -142,7 +142,7 @@ pub enum DataflowError {
         task: String,
         /// The worker.
         worker: Rank,
-        /// What went wrong there.
+        /// The error on that worker.
         reason: String,
     },
     /// The run has been given up; another copy's error says why.

@@ -19,19 +19,19 @@ const ROUNDS_AT_ONCE: usize = 8192;
 const AHEAD_ROUNDS_MAX: usize = 64;
 const AHEAD_BYTES_MAX: u64 = 16 << 20;
 
-/// What happens when a stream ends and others go on.
+/// What to do when a stream ends before the others.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RoundEnd {
-    /// It is an error: every stream has equally many messages.
+    /// Fail: every stream must have the same number of messages.
     Strict,
-    /// The rounds go on without it.
+    /// Continue the rounds without it.
     Partial,
 }
 
 /// Reduces each message, a batch of one row or more, to one row.
 pub struct MessageReducer {
     reduction: Reduction,
-    /// Of results.
+    /// The schema of results.
     schema: SchemaRef,
     /// The schema that the last message had, and where in it the columns are that are wanted.
     last: Option<(SchemaRef, Vec<usize>)>,
@@ -39,12 +39,12 @@ pub struct MessageReducer {
 }
 
 impl MessageReducer {
-    /// For results with `schema`, which is [`Reduction::schema`] without keys.
+    /// Makes results with `schema`, which is [`Reduction::schema`] without keys.
     pub fn new(reduction: &Reduction, schema: &SchemaRef) -> Self {
         MessageReducer { reduction: reduction.clone(), schema: SchemaRef::clone(schema), last: None, zeros: Vec::new() }
     }
 
-    /// The one row that a message comes to.
+    /// Reduces one message to one row.
     ///
     /// # Errors
     /// When values cannot be reduced, or a column is missing.
@@ -117,13 +117,13 @@ pub struct UnequalRounds {
 }
 
 impl RoundMerger {
-    /// Of so many streams of rows with `schema`.
+    /// Merges `streams` streams of rows with `schema`.
     pub fn new(reduction: &Reduction, schema: &SchemaRef, streams: usize, end: RoundEnd) -> Self {
         let streams = (0..streams).map(|_| RoundStream::default()).collect();
         RoundMerger { reduction: reduction.clone(), schema: SchemaRef::clone(schema), end, streams, merged: 0 }
     }
 
-    /// Whether a stream is not so far ahead of the slowest that it has to wait.
+    /// Whether to read more of a stream; if not, it is too far ahead of the slowest.
     pub fn takes(&self, stream: usize) -> bool {
         let RoundStream { rows, bytes, .. } = self.streams[stream];
         rows == 0 || rows < AHEAD_ROUNDS_MAX && bytes < AHEAD_BYTES_MAX

@@ -389,11 +389,11 @@ impl SnapshotChain {
     }
 }
 
-/// What a copy knows of the checkpoints that its job makes.
+/// A copy's view of its job's checkpoints.
 pub(crate) struct CheckpointView {
-    /// What it begins with; `None` when the job begins anew.
+    /// The state the copy resumes from; `None` in a new job.
     pub restored: Option<Arc<RestoredState>>,
-    /// Whether a row that has left its source never leaves it again, and nothing else is kept.
+    /// Whether the job guarantees at most once: sources never replay a row, and operators save nothing.
     pub at_most_once: bool,
 }
 
@@ -442,7 +442,7 @@ impl CopyStates {
         self.restored.as_deref()
     }
 
-    /// What the copy is to know of all that.
+    /// The view that the copy's context has.
     pub(crate) fn view(&self) -> CheckpointView {
         CheckpointView { restored: self.restored.clone(), at_most_once: self.at_most_once() }
     }

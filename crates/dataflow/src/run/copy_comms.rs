@@ -13,6 +13,7 @@ use tidemill_collective::{Communicator, ReduceOp, TuneTable};
 use tidemill_net::rendezvous::{JobSecret, JoinConfig, join, publish_card, read_card};
 use tidemill_net::{Endpoint, EndpointSettings, Engine, EngineTask, NetError, Rank, notice};
 
+use super::share_bytes;
 use crate::error::DataflowError;
 use crate::flow::FlowTask;
 
@@ -221,10 +222,6 @@ fn agree(
 
 /// What worker `root` has, on every worker.
 fn share_text(comm: &Communicator, root: u32, text: &str) -> Result<String, DataflowError> {
-    let mut bytes = if comm.rank() == root { text.as_bytes().to_vec() } else { Vec::new() };
-    let mut len = [bytes.len() as u64];
-    comm.bcast(&mut len, root)?;
-    bytes.resize(len[0] as usize, 0);
-    comm.bcast(&mut bytes, root)?;
+    let bytes = share_bytes(comm, root, text.as_bytes().to_vec())?;
     Ok(String::from_utf8_lossy(&bytes).into_owned())
 }

@@ -286,6 +286,15 @@ impl Runner {
     }
 }
 
+/// The bytes of worker `root`, of any length, on every worker. Collective.
+fn share_bytes(comm: &Communicator, root: u32, mut bytes: Vec<u8>) -> Result<Vec<u8>, DataflowError> {
+    let mut len = [bytes.len() as u64];
+    comm.bcast(&mut len, root)?;
+    bytes.resize(len[0] as usize, 0);
+    comm.bcast(&mut bytes, root)?;
+    Ok(bytes)
+}
+
 /// The threads that copies run on; there until it is dropped.
 struct CopyPool(Option<Runtime>);
 

@@ -13,6 +13,7 @@ use tidemill_collective::{Communicator, ReduceOp};
 use tidemill_net::{CallDescriber, Engine, Rank, notice};
 use tokio::runtime::Handle;
 
+use super::share_bytes;
 use crate::checkpoint::ResumePlan;
 use crate::checkpoint::client::{self, SplitsOf};
 use crate::error::DataflowError;
@@ -492,10 +493,6 @@ fn check_state(member: &CoordinatedTask, state: &TaskState) -> Result<(), String
 /// What worker 0 has, on every worker.
 fn share(comm: &Communicator, found: Option<RestorePoint>) -> Result<RestorePoint, DataflowError> {
     let json = |found| serde_json::to_vec(&found).expect("it is made of numbers and texts");
-    let mut bytes = found.map(json).unwrap_or_default();
-    let mut len = [bytes.len() as u64];
-    comm.bcast(&mut len, 0)?;
-    bytes.resize(len[0] as usize, 0);
-    comm.bcast(&mut bytes, 0)?;
+    let bytes = share_bytes(comm, 0, found.map(json).unwrap_or_default())?;
     Ok(serde_json::from_slice(&bytes).expect("worker 0 runs the same program"))
 }
