@@ -588,6 +588,16 @@ class NativeDataSet:
         keeps: object = None,
         ttl: int | None = None,
     ) -> NativeDataSet: ...
+    def bsp(
+        self,
+        name: str,
+        factory: Callable[..., object],
+        schema: object,
+        by: list[str],
+        window: NativeExpr | None = None,
+        copies: int | None = None,
+        on_busy: str = "wait",
+    ) -> NativeDataSet: ...
     def named(self, name: str) -> NativeDataSet: ...
     def is_stream(self) -> bool: ...
     def join(
@@ -859,7 +869,7 @@ def write_stream(
     late: Sequence[tuple[str | None, object, str]] | None = None,
     look_at_sinks: Callable[[list[tuple[str, list[str]]]], object] | None = None,
     log: Callable[[list[str], tuple[int, float, int] | None], object] | None = None,
-) -> tuple[dict[str, Any], int, str | None, list[tuple[str, int, int]]]: ...
+) -> tuple[dict[str, Any], int, str | None, list[tuple[str, int, int, int]]]: ...
 def explain_stream(
     engine: QueryEngine, comm: Comm, outputs: Sequence[tuple[NativeDataSet, object | None, str]]
 ) -> str: ...

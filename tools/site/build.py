@@ -28,6 +28,7 @@ PARTS = {
         "docs/streams.md",
         "docs/stream-connectors.md",
         "docs/stream-jobs.md",
+        "docs/mixing.md",
         "docs/mpi.md",
         "docs/graph.md",
         "docs/kmeans.md",

@@ -24,6 +24,7 @@
 //! | `create`        | New communicators from old ones                                |
 //! | `p2p`           | Messages between two ranks                                     |
 //! | `typed`         | Collectives on Rust slices, and jobs of threads                |
+//! | `pending`       | Reductions that go on while their caller works                 |
 //! | `measure`       | Measures algorithms, and makes tuning rules of the results     |
 
 pub mod algorithms;
@@ -53,6 +54,7 @@ mod direct;
 mod direct_calls;
 mod exec;
 mod p2p;
+mod pending;
 mod request;
 mod request_state;
 mod typed;
@@ -61,6 +63,7 @@ pub use communicator::{CollectiveError, Communicator};
 pub use direct::direct_algorithms;
 #[doc(hidden)]
 pub use exec::ScheduleExecution;
+pub use pending::PendingAllreduce;
 pub use request::{Request, StartResult};
 pub use tuner::TuneTable;
 pub use typed::{CollectiveElement, run_ranks};

@@ -25,6 +25,14 @@ pub fn set_given_up(given_up: Arc<AtomicBool>) {
     GIVEN_UP.set(Some(given_up));
 }
 
+/// Runs `work` on a thread that many copies use in turn: meanwhile waits fail once `given_up` is set.
+pub fn in_copy<T>(given_up: Arc<AtomicBool>, work: impl FnOnce() -> T) -> T {
+    GIVEN_UP.set(Some(given_up));
+    let made = work();
+    GIVEN_UP.set(None);
+    made
+}
+
 /// An exception on the thread of a copy whose run is given up: nobody may ever answer what it waits for.
 fn check_given_up(py: Python<'_>) -> PyResult<()> {
     let given_up = GIVEN_UP.with_borrow(|flag| flag.as_ref().is_some_and(|flag| flag.load(Ordering::SeqCst)));

@@ -1,4 +1,4 @@
-"""Rows that came too late for a step of a stream, or had no time, and were left out."""
+"""Rows that a step of a stream left out: they came too late, had no time, or it was busy."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections import Counter
 
 from tidemill._job import init
 
-__all__ = ["LateRowsWarning", "NoTimeWarning", "total", "warn_of"]
+__all__ = ["LateRowsWarning", "NoTimeWarning", "SkippedRowsWarning", "total", "warn_of"]
 
 
 class LateRowsWarning(UserWarning):
@@ -20,25 +20,40 @@ class NoTimeWarning(UserWarning):
     """
 
 
-def total(counts: list[tuple[str, int, int]]) -> tuple[Counter[str], Counter[str]]:
-    """Add up, after a stream, the late rows and the rows without a time that all workers have left out, by step. Collective."""
+class SkippedRowsWarning(UserWarning):
+    """Rows of a stream were left out because their windows ended while a step with ``on_busy=`` was busy; the message
+    gives their number for each step.
+    """
+
+
+def total(counts: list[tuple[str, int, int, int]]) -> tuple[Counter[str], Counter[str], Counter[str]]:
+    """Add up, after a stream, the late rows, the rows without a time and the skipped rows that all workers have left out, by step.
+    Collective.
+    """
     job = init()
     everybody = [counts] if job.size == 1 else job.comm.allgather(counts)
     late: Counter[str] = Counter()
     untimed: Counter[str] = Counter()
-    for step, rows, without in (count for counts in everybody for count in counts):
+    skipped: Counter[str] = Counter()
+    for step, rows, without, busy in (count for counts in everybody for count in counts):
         late[step] += rows
         untimed[step] += without
-    return late, untimed
+        skipped[step] += busy
+    return late, untimed, skipped
 
 
-def warn_of(late: Counter[str], untimed: Counter[str]) -> None:
+def warn_of(late: Counter[str], untimed: Counter[str], skipped: Counter[str]) -> None:
     """Warn about them, on worker 0."""
     if init().rank != 0:
         return
     if late.total():
         message = f"{_told(late.total(), 'came too late and')} left out ({_by_step(late)}); wait longer with max_out_of_orderness="
         warnings.warn(f"{message}, or take them with allowed_lateness= or late_output=", LateRowsWarning, stacklevel=4)
+    if skipped.total():
+        message = (
+            f"{_told(skipped.total(), 'of windows that ended while a step was busy')} left out ({_by_step(skipped)})"
+        )
+        warnings.warn(message, SkippedRowsWarning, stacklevel=4)
     if untimed.total():
         message = f"{_told(untimed.total(), 'had no time and')} left out ({_by_step(untimed)}); give them one, or filter them out before"
         warnings.warn(message, NoTimeWarning, stacklevel=4)

@@ -31,6 +31,7 @@ _KINDS = {
     "step_copies": ("gauge", "Copies of a step."),
     "late_rows_total": ("counter", "Rows that came too late for a step."),
     "untimed_rows_total": ("counter", "Rows that had no time for a step."),
+    "busy_rows_total": ("counter", "Rows of windows that ended while a step was busy, and were left out."),
     "spilled_bytes_total": ("counter", "Bytes that went to the spill directory."),
     "silent_seconds": ("gauge", "Time since a worker has told anything."),
     "checkpoint": ("gauge", "Number of the newest checkpoint."),
@@ -90,7 +91,11 @@ def _of_worker(status: Mapping[str, Any], samples: _Samples) -> None:
         put("step_busy_seconds_total", step["busy_ns"] / 1e9, step=step["step"])
         put("step_rows_total", step["rows"], step=step["step"])
         put("step_copies", step["copies"], step=step["step"])
-    for name, counts in (("late_rows_total", "late"), ("untimed_rows_total", "untimed")):
+    for name, counts in (
+        ("late_rows_total", "late"),
+        ("untimed_rows_total", "untimed"),
+        ("busy_rows_total", "skipped"),
+    ):
         for step, rows in status.get(counts, []):
             put(name, rows, step=step)
     put("spilled_bytes_total", status["spilled_bytes"])

@@ -96,11 +96,11 @@ def run(
             _log.tell,
         )
     skipped, first = _workers.total_bad_records(count, first)
-    late_rows, untimed_rows = _late.total(late)
+    late_rows, untimed_rows, skipped_rows = _late.total(late)
     # Before any warning, which a filter may turn into an exception.
-    remember(RowReport(skipped, late_rows.total(), untimed_rows.total()))
+    remember(RowReport(skipped, late_rows.total(), untimed_rows.total(), skipped_rows.total()))
     _workers.warn_of_bad_records(skipped, first)
-    _late.warn_of(late_rows, untimed_rows)
+    _late.warn_of(late_rows, untimed_rows, skipped_rows)
     return report
 
 

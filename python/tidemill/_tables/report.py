@@ -22,11 +22,14 @@ class RowReport:
         Rows of a stream that came too late for a step. Those that went to ``late_output`` are not counted.
     rows_without_time : int
         Rows of a stream that a step left out because their time is null.
+    rows_while_busy : int
+        Rows of a stream whose windows ended while a step with ``on_busy=`` was busy.
     """
 
     skipped_rows: int = 0
     late_rows: int = 0
     rows_without_time: int = 0
+    rows_while_busy: int = 0
 
 
 _last = RowReport()
@@ -43,7 +46,7 @@ def last_report() -> RowReport:
     >>> numbers = tm.stream.from_table(tm.from_dict({"n": [1, 2]}).collect())
     >>> _ = numbers.write_stream(lambda table: None)
     >>> tm.last_report()
-    RowReport(skipped_rows=0, late_rows=0, rows_without_time=0)
+    RowReport(skipped_rows=0, late_rows=0, rows_without_time=0, rows_while_busy=0)
     """
     return _last
 

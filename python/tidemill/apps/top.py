@@ -150,7 +150,7 @@ def _lines(looks: list[Look], each_worker: bool) -> list[str]:
     job = [status for _, status in looks]
     steps = _steps(looks)
     lines = [_heading(job), *_elsewhere(job), *_quiet(job), *_overdue(job, steps)]
-    for what, counted in (("came too late", "late"), ("had no time", "untimed")):
+    for what, counted in (("came too late", "late"), ("had no time", "untimed"), ("came while it was busy", "skipped")):
         counts: Counter[str] = Counter()
         for step, count in (count for status in job for count in status.get(counted, [])):
             counts[step] += count

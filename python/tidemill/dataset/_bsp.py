@@ -1,26 +1,28 @@
-"""Functions that communicate with each other, one on each worker, or several.
+"""Functions that communicate with each other, one on each worker, or several: once on a table, or on and on in a stream.
 
-Each is a copy of a graph task. The graph gives them a communicator of their own, ends the calls in which others wait
+On a table each is a copy of a graph task. The graph gives them a communicator of their own, ends the calls in which others wait
 when one fails, and raises the same error on all workers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
-from tidemill._callback import is_task
+from tidemill._callback import is_task, run_in_callback
 from tidemill._job import init
 from tidemill._tables.errors import DataSetError
-from tidemill._tables.rows import take_table
+from tidemill._tables.rows import Schema, function_name, parse_schema, take_table
 from tidemill._tables.table import Table
 from tidemill._tidemill import NativeTable
 
 if TYPE_CHECKING:
+    from tidemill._streaming.bsp import BspFunction, BspLogic, Merge, Split
     from tidemill.dataset._dataset import DataSet
+    from tidemill.dataset._expr import Expr
     from tidemill.graph import Context, Output
 
-__all__ = ["run"]
+__all__ = ["run", "step"]
 
 
 def run(function: Callable[[Any, Table], Any], table: Table, parallelism: int | None) -> DataSet:
@@ -60,6 +62,45 @@ def run(function: Callable[[Any, Table], Any], table: Table, parallelism: int | 
             )
     first, *others = (parts[at]._native for at in range(len(mine)))
     return from_local(Table(NativeTable.concat(first, others)))
+
+
+def step(
+    data: DataSet,
+    function: BspFunction,
+    schema: Schema | None,
+    window: Expr | None,
+    by: str | Iterable[str],
+    state: tuple[Merge | None, Split | None],
+    parallelism: int | None,
+    on_busy: str,
+) -> DataSet:
+    """See `DataSet.bsp` on a stream; `state` merges and splits states."""
+    from tidemill._streaming.bsp import BspLogic
+    from tidemill.dataset._expr import Expr
+
+    name = function_name(function)
+    if schema is None or not (given := parse_schema(schema)):
+        raise DataSetError(f"{name}: bsp on a stream needs schema=, the names and types of the columns that it returns")
+    if window is not None and not isinstance(window, Expr):
+        raise DataSetError(
+            f'{name}: window= takes a window of time, such as tm.stream.window(tm.stream.tumbling("10s"), on="time")'
+        )
+    if parallelism is not None and (
+        isinstance(parallelism, bool) or not isinstance(parallelism, int) or not 1 <= parallelism < 2**20
+    ):
+        raise DataSetError(f"{name}: parallelism={parallelism!r} must be a positive integer")
+    if on_busy not in ("wait", "drop", "latest"):
+        raise DataSetError(f'{name}: on_busy={on_busy!r} must be "wait", "drop" or "latest"')
+    if on_busy != "wait" and window is None:
+        raise DataSetError(f"{name}: on_busy={on_busy!r} needs a window=: rows of a checkpoint are never left out")
+    columns = [by] if isinstance(by, str) else list(by)
+    called = run_in_callback("a function of bsp", function)
+
+    def logic(*place: Any) -> BspLogic:
+        return BspLogic(called, name, schema, *state, place)
+
+    native = None if window is None else window._native
+    return data._step(data._native.bsp(name, logic, given, columns, native, parallelism, on_busy))
 
 
 def _copies(parallelism: int | None, workers: int) -> list[int]:

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     import polars
     import pyarrow
 
+    from tidemill._streaming.bsp import Merge, Split
     from tidemill._streaming.checkpoint import Checkpoint
     from tidemill._streaming.running import Running
     from tidemill._streaming.sinks import AnySink, LateOutput
@@ -39,7 +40,7 @@ How = Literal["inner", "left", "right", "full", "outer", "semi", "anti", "cross"
 
 #: Methods that need all rows, which a stream never has.
 _OF_TABLES = frozenset((
-    "bsp", "cache", "collect", "collect_local", "count", "describe", "head", "limit", "materialize", "persist_local",
+    "cache", "collect", "collect_local", "count", "describe", "head", "limit", "materialize", "persist_local",
     "pivot", "reduce", "repartition", "sort", "to_arrow", "to_dict", "to_pandas", "to_polars", "to_pylist",
     "value_counts", "write_csv", "write_database", "write_ipc", "write_json", "write_npy", "write_parquet",
     "write_records", "write_text",
@@ -660,20 +661,56 @@ class DataSet(DataSetWriters):
         """
         return self.collect_local().to_numpy()
 
-    def bsp(self, function: Callable[[Any, Table], Any], *, parallelism: int | None = None) -> DataSet:
+    def bsp(
+        self,
+        function: Callable[..., Any],
+        schema: Schema | None = None,
+        *,
+        window: Expr | None = None,
+        by: str | Iterable[str] = (),
+        merge: Merge | None = None,
+        split: Split | None = None,
+        parallelism: int | None = None,
+        on_busy: Literal["wait", "drop", "latest"] = "wait",
+    ) -> DataSet:
         """Run a function on every worker, on this worker's rows, with a communicator: bulk-synchronous code within a
-        query. An action.
+        query. On a table it is an action. On a stream it is a step that calls the function on and on: for each window
+        that ends, all copies of the function enter it together.
 
         Parameters
         ----------
         function : callable
-            ``function(comm, table)``, called once on each worker, on a thread of its own; ``comm`` is a communicator of
-            all workers for this call, with the ranks of the job. The return value becomes this worker's part of the
-            result: anything that `from_local` accepts, for example a `Table`, with the same columns on every worker.
+            On a table ``function(comm, table)``, called once on each worker, on a thread of its own; ``comm`` is a
+            communicator of all workers for this call, with the ranks of the job. The return value becomes this worker's
+            part of the result: anything that `from_local` accepts, for example a `Table`, with the same columns on
+            every worker.
+
+            On a stream ``function(comm, table, context)``: ``comm`` is a communicator of all copies, `table` has this
+            copy's rows of the window, in the order of their times, and ``context`` is a `tidemill.stream.BspContext`
+            with the copy's state and the window's start and end. It returns a table, a row (a dict), a list of rows, or
+            None. A copy without rows is called, too. All copies must make the same collective calls.
+        schema : mapping of str to str, or Arrow schema
+            On a stream: names and types of the columns that it returns.
+        window : Expr, optional
+            On a stream: a window of time, such as ``tm.stream.window(tm.stream.tumbling("10s"), on="time")``: tumbling,
+            sliding or calendar. Windows without any rows are left out. By default the function is called at each
+            checkpoint, with the rows since the one before, and when the stream ends.
+        by : str or iterable of str, optional
+            On a stream: rows with equal values in these columns go to the same copy. By default rows are spread by all
+            their values.
+        merge, split : callable, optional
+            On a stream that resumes with another number of copies than its checkpoint has: ``merge(states)`` makes one
+            state of a list of those of all copies, and ``split(state, copies)`` a list of one for each copy. Without
+            `split` every copy begins with the merged state.
         parallelism : int, optional
-            Call the function this many times at once, each call with a rank of its own in ``comm``: at least once on
-            each worker. The rows of a worker that has several calls are split evenly among them, in order, and the
-            ranks of a worker's calls are consecutive. By default once on each worker.
+            Call the function this many times at once, each call with a rank of its own in ``comm``. On a table at least
+            once on each worker, which is the default: the rows of a worker that has several calls are split evenly
+            among them, in order, and the ranks of a worker's calls are consecutive. On a stream it has as many copies
+            as other steps by default.
+        on_busy : {"wait", "drop", "latest"}, default="wait"
+            On a stream: what happens to windows that end while the function is busy. They wait, and when enough rows
+            wait, so do the sources; or they are left out; or all but the latest of them are left out. What is left out
+            is counted, and reported like late rows.
 
         Returns
         -------
@@ -683,8 +720,15 @@ class DataSet(DataSetWriters):
         ------
         DataSetError
             On every worker, if ``function`` raises on one: others that wait in a call of ``comm`` get
-            `tidemill.Cancelled`. Also if it returns on one worker while others still wait for it in ``comm``, if columns
-            differ between workers, or if `parallelism` is less than the number of workers.
+            `tidemill.Cancelled`. Also if copies make different calls, if it returns on one while others still wait for
+            it in ``comm``, if columns differ between workers, or if `parallelism` is less than the number of workers of
+            a table.
+
+        Notes
+        -----
+        On a stream the calls are part of its checkpoints: when a barrier passes, all copies have made the same calls,
+        and their states are saved. After a failure all go back to that point, wherever in the middle of a collective
+        they were. Rows later than their window's end are left out and counted.
 
         Examples
         --------
@@ -695,9 +739,33 @@ class DataSet(DataSetWriters):
         ...     return tm.Table.from_numpy({"x": x - total / rows})
         >>> tm.from_dict({"x": [1.0, 2.0, 6.0]}).bsp(centred).sort("x").to_dict()
         {'x': [-2.0, -1.0, 3.0]}
-        """
-        from tidemill.dataset._bsp import run
 
+        The mean of each ten seconds of a stream, over all copies, and how many there were before:
+
+        >>> def mean(comm, table, context):
+        ...     context.state = (context.state or 0) + 1
+        ...     total = comm.allreduce(sum(table.to_dict()["x"]))
+        ...     rows = comm.allreduce(len(table))
+        ...     return {"mean": total / rows, "windows": context.state} if comm.rank == 0 else None
+        >>> rows = tm.from_dict({"x": [1.0, 2.0, 6.0], "s": [1, 2, 11]})
+        >>> rows = rows.select("x", at=tm.col("s").cast("timestamp[s]")).collect()
+        >>> stream = tm.stream.from_table(rows, time="at")
+        >>> means = stream.bsp(
+        ...     mean, {"mean": "float64", "windows": "int64"}, window=tm.stream.window(tm.stream.tumbling("10s"), on="at")
+        ... )
+        >>> seen = []
+        >>> _ = means.write_stream(lambda table: seen.extend(table.to_pylist()))
+        >>> seen
+        [{'mean': 1.5, 'windows': 1}, {'mean': 6.0, 'windows': 2}]
+        """
+        from tidemill.dataset._bsp import run, step
+
+        if self._native.is_stream():
+            return step(self, function, schema, window, by, (merge, split), parallelism, on_busy)
+        given = {"schema": schema, "window": window, "by": by or None, "merge": merge, "split": split}
+        given["on_busy"] = None if on_busy == "wait" else on_busy
+        if wrong := [name for name, value in given.items() if value is not None]:
+            raise DataSetError(f"bsp: {wrong[0]}= is for streams, and this is a table")
         return run(function, self.collect_local(), parallelism)
 
     def count(self) -> int:

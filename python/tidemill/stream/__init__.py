@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from tidemill._streaming.bsp import BspContext
 from tidemill._streaming.checkpoint import Checkpoint
 from tidemill._streaming.items import AggregateState, ListState, MapState
-from tidemill._streaming.late import LateRowsWarning, NoTimeWarning
+from tidemill._streaming.late import LateRowsWarning, NoTimeWarning, SkippedRowsWarning
 from tidemill._streaming.process import KeyContext
 from tidemill._streaming.running import Move, Running
 from tidemill._streaming.sinks import Connector, Sink
@@ -43,6 +44,7 @@ from tidemill.stream._write import explain, write
 
 __all__ = [
     "AggregateState",
+    "BspContext",
     "Checkpoint",
     "Connector",
     "Duration",
@@ -54,6 +56,7 @@ __all__ = [
     "NoTimeWarning",
     "Running",
     "Sink",
+    "SkippedRowsWarning",
     "Time",
     "TimeColumn",
     "Tls",

@@ -463,8 +463,8 @@ impl ActiveRun {
                 let leads_here = |edge: &&FlowEdge| edge.target.is(index, port);
                 let from: Vec<&FlowEdge> = flow.edges.iter().filter(leads_here).collect();
                 // What is broadcast would be in flight to some copies and not to others: dealt anew, it would come to
-                // all again.
-                if from.iter().all(|edge| !matches!(edge.mover, EdgeMover::Broadcast(_))) {
+                // all again. Copies that call each other must have had the same rows when a barrier passes.
+                if !task.comm && from.iter().all(|edge| !matches!(edge.mover, EdgeMover::Broadcast(_))) {
                     input.enable_unaligned(port as u32, states);
                 }
                 let copies = task.workers.len() as u32;

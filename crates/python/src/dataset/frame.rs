@@ -13,11 +13,13 @@ use tidemill_dataset::{
     ActionError, DataSet, DataSetError, ExplainLevel, JoinHow, OutputFormat, ReadProgress, ResultTarget,
     StorageOptions, Watch, WorkerGroup,
 };
+use tidemill_stream::{BspOptions, OnBusy};
 
 use crate::comm::Comm;
 use crate::errors::from_collective;
 use crate::wait::detach;
 
+use super::bsp::bsp_function;
 use super::calls;
 use super::engine::{GivenSchema, QueryEngine};
 use super::expr::{NativeExpr, SortKey, exprs, sorts};
@@ -210,6 +212,33 @@ impl NativeDataSet {
         let keeps = keeps.map(|keeps| keeps.resolve(py)).transpose()?;
         let function = keyed_function(factory, ttl);
         Self::step(py, || tidemill_stream::process(&self.0, name, &keys, function, schema, keeps, ttl.is_some()))
+    }
+
+    /// What an object makes of a stream's rows that all copies enter together, for each window; `factory` makes one for
+    /// each copy.
+    #[pyo3(signature = (name, factory, schema, by, window = None, copies = None, on_busy = "wait"))]
+    #[expect(clippy::too_many_arguments, reason = "arguments of a private method")]
+    fn bsp(
+        &self,
+        py: Python<'_>,
+        name: &str,
+        factory: Py<PyAny>,
+        schema: GivenSchema,
+        by: Vec<String>,
+        window: Option<&Bound<'_, NativeExpr>>,
+        copies: Option<u32>,
+        on_busy: &str,
+    ) -> PyResult<Self> {
+        let on_busy = match on_busy {
+            "drop" => OnBusy::Drop,
+            "latest" => OnBusy::Latest,
+            _ => OnBusy::Wait,
+        };
+        let window = window.map(|window| window.get().0.clone());
+        let schema = schema.resolve(py)?;
+        let options = BspOptions { name: name.to_owned(), by, window, schema, copies, on_busy };
+        let function = bsp_function(name, factory);
+        Self::step(py, || tidemill_stream::bsp(&self.0, options, function))
     }
 
     /// The same rows, by a name for the last step of the stream.

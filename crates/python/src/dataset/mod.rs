@@ -7,6 +7,7 @@ use pyo3::sync::PyOnceLock;
 use pyo3::types::PyType;
 use tidemill_dataset::{ActionHandle, DataSetError};
 
+mod bsp;
 mod calls;
 mod engine;
 mod expr;

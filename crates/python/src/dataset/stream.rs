@@ -229,7 +229,7 @@ struct DroppedRows {
     count: u64,
     first: Option<String>,
     late: Arc<LateRows>,
-    late_told: BTreeMap<String, [u64; 2]>,
+    late_told: BTreeMap<String, [u64; 3]>,
     looked: Instant,
 }
 
@@ -254,8 +254,8 @@ impl DroppedRows {
             let records = if more == 1 { "1 record was" } else { &format!("{more} records were") };
             notice!("{records} left out; the first: {first}");
         }
-        for (step, late, untimed) in self.late.counts() {
-            let told = self.late_told.insert(step.clone(), [late, untimed]).unwrap_or_default();
+        for (step, late, untimed, skipped) in self.late.counts() {
+            let told = self.late_told.insert(step.clone(), [late, untimed, skipped]).unwrap_or_default();
             if let more @ 1.. = late - told[0] {
                 let came = if more == 1 { "1 row came" } else { &format!("{more} rows came") };
                 notice!("{came} too late for {step}: left out");
@@ -263,6 +263,10 @@ impl DroppedRows {
             if let more @ 1.. = untimed - told[1] {
                 let had = if more == 1 { "1 row had" } else { &format!("{more} rows had") };
                 notice!("{had} no time for {step}: left out");
+            }
+            if let more @ 1.. = skipped - told[2] {
+                let rows = if more == 1 { "1 row" } else { &format!("{more} rows") };
+                notice!("{rows} of windows that ended while {step} was busy: left out");
             }
         }
     }
@@ -388,7 +392,7 @@ fn slowest(run: &RunProgress) -> Option<String> {
 
 /// What a run has done: the edges' reports, how many records were left out by this process, and the first of them, and
 /// by step how many rows because they came too late, and because they had no time.
-type Told<'py> = (Bound<'py, PyDict>, u64, Option<String>, Vec<(String, u64, u64)>);
+type Told<'py> = (Bound<'py, PyDict>, u64, Option<String>, Vec<(String, u64, u64, u64)>);
 
 /// A query, its sink, and what that is called.
 type Written = (Py<NativeDataSet>, Py<PyAny>, String);
@@ -579,12 +583,13 @@ impl StatusFile {
         status["steps"] = json!(run.works());
         status["sources"] = json!(run.sources());
         let left_out = late.counts();
-        let of = |count: fn(&(String, u64, u64)) -> u64| {
+        let of = |count: fn(&(String, u64, u64, u64)) -> u64| {
             let counts = left_out.iter().map(|step| (&step.0, count(step)));
             counts.filter(|(_, rows)| *rows > 0).collect::<Vec<_>>()
         };
         status["late"] = json!(of(|step| step.1));
         status["untimed"] = json!(of(|step| step.2));
+        status["skipped"] = json!(of(|step| step.3));
         status["spilled_bytes"] = json!(spilled_bytes);
         let status = status.to_string();
         if let Some(file) = &self.file {

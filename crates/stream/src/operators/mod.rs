@@ -11,9 +11,11 @@
 //! | `join`           | joins of two streams                                         |
 //! | `keyed`          | the engine for functions on the rows of each key             |
 //! | `process`        | user functions over the rows of each key                     |
+//! | `bsp`            | functions that all copies enter together                     |
 //! | `sessions`       | aggregates of sessions                                       |
 //! | `count_triggers` | aggregates of windows with early results by row count        |
 
+pub(crate) mod bsp;
 pub(crate) mod count_triggers;
 pub(crate) mod count_windows;
 pub(crate) mod distinct;

@@ -23,12 +23,16 @@ use crate::state::groups::batch;
 pub struct LateRows(Mutex<Vec<(String, LateCount)>>);
 
 impl LateRows {
-    /// By the name of the step, those that have left out any: how many that came too late, and how many without a time.
-    pub fn counts(&self) -> Vec<(String, u64, u64)> {
+    /// By the name of the step, those that have left out any: how many that came too late, how many without a time, and
+    /// how many of windows that ended while the step was busy.
+    pub fn counts(&self) -> Vec<(String, u64, u64, u64)> {
         let counts = self.0.lock().expect("nothing panics with it locked");
-        let of = |count: &LateCount| (count.late.load(Ordering::Relaxed), count.untimed.load(Ordering::Relaxed));
+        let of = |count: &LateCount| {
+            [&count.late, &count.untimed, &count.skipped].map(|count| count.load(Ordering::Relaxed))
+        };
         let counts = counts.iter().map(|(step, count)| (step.clone(), of(count)));
-        counts.filter(|(_, of)| *of != (0, 0)).map(|(step, (late, untimed))| (step, late, untimed)).collect()
+        let counts = counts.filter(|(_, of)| *of != [0; 3]);
+        counts.map(|(step, [late, untimed, skipped])| (step, late, untimed, skipped)).collect()
     }
 
     /// The count of a step.
@@ -44,12 +48,18 @@ impl LateRows {
 pub(crate) struct LateCount {
     late: Arc<AtomicU64>,
     untimed: Arc<AtomicU64>,
+    skipped: Arc<AtomicU64>,
 }
 
 impl LateCount {
     /// They came too late.
     pub(crate) fn add(&self, rows: usize) {
         self.late.fetch_add(rows as u64, Ordering::Relaxed);
+    }
+
+    /// Their windows ended while the step was busy.
+    pub(crate) fn add_skipped(&self, rows: usize) {
+        self.skipped.fetch_add(rows as u64, Ordering::Relaxed);
     }
 
     /// They have no time.

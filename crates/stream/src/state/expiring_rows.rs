@@ -3,6 +3,7 @@
 //! are thrown out. When memory runs out, runs go to disk, where they are mapped: to everybody else they are what they
 //! were. A snapshot has the rows that came since the last one, or all of them when numbers have changed.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use arrow::array::{Array, ArrayRef, AsArray, Int64Array, RecordBatch};
@@ -69,6 +70,12 @@ impl RowRun {
     fn verify(&self) -> Result<(), TaskError> {
         if self.on_disk {
             verify_rows(&self.rows)?;
+        }
+        self.verify_times()
+    }
+
+    fn verify_times(&self) -> Result<(), TaskError> {
+        if self.on_disk {
             verify(self.until.inner())?;
         }
         Ok(())
@@ -176,6 +183,24 @@ impl ExpiringRows {
             }
         }
         over
+    }
+
+    /// The times of all rows.
+    pub(crate) fn times(&self) -> Result<impl Iterator<Item = Micros>, TaskError> {
+        self.runs.iter().try_for_each(RowRun::verify_times)?;
+        Ok(self.runs.iter().flat_map(|run| run.until.iter().copied()))
+    }
+
+    /// The numbers of the rows whose times are in a range, in the order of their times; over or not.
+    pub(crate) fn within(&self, times: Range<Micros>) -> Result<Vec<u32>, TaskError> {
+        let mut found: Vec<(Micros, u32)> = Vec::new();
+        for run in &self.runs {
+            run.verify_times()?;
+            let numbered = run.until.iter().copied().zip(run.start..);
+            found.extend(numbered.filter(|(time, _)| times.contains(time)));
+        }
+        found.sort_unstable();
+        Ok(found.into_iter().map(|(_, number)| number).collect())
     }
 
     /// Some values of a column.
@@ -374,6 +399,9 @@ mod tests {
         assert_eq!(kept.over(i64::MIN, 4), over);
         assert_eq!(kept.over(4, 4), [] as [u32; 0]);
         assert_eq!(kept.over(4, 5).len(), 16);
+        let mut within: Vec<u32> = (0..155).filter(|n| (2..5).contains(&(n % 10))).collect();
+        within.sort_by_key(|n| n % 10);
+        assert_eq!(kept.within(2..5).unwrap(), within);
         let since: usize = kept.since(150).iter().map(RecordBatch::num_rows).sum();
         assert_eq!(since, 5);
         let stayed = kept.clear(5, |number| number != 5).unwrap();

@@ -240,6 +240,21 @@ impl WindowRule {
         Expr::ScalarFunction(ScalarFunction::new_udf(function, vec![time, lit(how)])).alias(WINDOW)
     }
 
+    /// The windows, and the time that they are of, of what [`WindowRule::of`] has made; `None` for other expressions.
+    pub(crate) fn in_call(expr: &Expr) -> Option<(Self, &Expr)> {
+        let expr = match expr {
+            Expr::Alias(alias) => alias.expr.as_ref(),
+            expr => expr,
+        };
+        let Expr::ScalarFunction(call) = expr else { return None };
+        match call.args.as_slice() {
+            [time, Expr::Literal(ScalarValue::Utf8(Some(how)), _)] if is_window_name(call.name()) => {
+                Some((WindowRule::parse(how)?, time))
+            }
+            _ => None,
+        }
+    }
+
     /// What [`WindowRule::of`] wrote into the plan.
     pub(crate) fn parse(how: &str) -> Option<Self> {
         let mut words = how.split(' ');

@@ -100,12 +100,14 @@ impl ZonedCalendar {
 }
 
 /// Which windows there are of time, and where their panes are cut.
+#[derive(Clone)]
 pub(crate) struct WindowAssigner {
     kind: SpanKind,
     /// Panes end also where this much more of a window has passed.
     step: Option<Micros>,
 }
 
+#[derive(Clone)]
 enum SpanKind {
     /// `[k * slide, k * slide + size)` for every k.
     Sliding { size: Micros, slide: Micros },
@@ -245,6 +247,22 @@ impl WindowAssigner {
         match &self.kind {
             SpanKind::Sliding { size, .. } => start.saturating_add(*size),
             SpanKind::Calendar { of, zone } => stretch(of, zone, start).1,
+        }
+    }
+
+    /// The start of the window that ends there.
+    pub(crate) fn start(&self, end: Micros) -> Micros {
+        match &self.kind {
+            SpanKind::Sliding { size, .. } => end.saturating_sub(*size),
+            SpanKind::Calendar { of, zone } => stretch(of, zone, end - 1).0,
+        }
+    }
+
+    /// The end of the last window that ends by a time.
+    pub(crate) fn ended_by(&self, time: Micros) -> Micros {
+        match &self.kind {
+            SpanKind::Sliding { size, slide } => time.saturating_sub(time.wrapping_sub(*size).rem_euclid(*slide)),
+            SpanKind::Calendar { of, zone } => stretch(of, zone, time).0,
         }
     }
 
@@ -400,6 +418,22 @@ mod tests {
             SpanKind::Calendar { of, zone } => SpanKind::Calendar { of: of.clone(), zone: *zone },
         };
         WindowAssigner { kind, step: Some(step) }
+    }
+
+    /// Between the end of the last window and the time no other ends.
+    #[test]
+    fn last_window_that_has_ended() {
+        let sliding = WindowAssigner::sliding;
+        for spans in [sliding(12, 4), sliding(10, 4), sliding(7, 7), spans(1, "d", "Europe/Berlin")] {
+            for time in (-40..40).chain([90_000_000_000, 1_800_000_000_000_000]) {
+                let ended = spans.ended_by(time);
+                let ends = |pane: Micros| spans.windows(spans.pane(pane).0).map(|start| spans.end(start));
+                assert!(ended <= time && ends(ended - 1).any(|end| end == ended), "{} {time}", spans.described());
+                assert_eq!(spans.end(spans.start(ended)), ended);
+                let between = (ended..time).flat_map(|at| ends(at).collect::<Vec<_>>());
+                assert!(between.take(10_000).all(|end| end <= ended || end > time), "{} {time}", spans.described());
+            }
+        }
     }
 
     /// Far beyond all calendars nothing fails.

@@ -9,8 +9,10 @@
 //! | `join`      | joins                                           |
 //! | `aggregate` | windows, and each key once                      |
 //! | `ranked`    | steps that look at whole groups, such as ranks  |
+//! | `bsp`       | functions that all copies enter together        |
 
 mod aggregate;
+mod bsp;
 mod join;
 mod plan;
 mod ranked;
@@ -46,6 +48,7 @@ pub(crate) use self::plan::{PlannedQueries, plan};
 pub(crate) use self::source::SourceTask;
 
 use self::ranked::partitions;
+use crate::operators::bsp::BspExec;
 use crate::operators::process::{ProcessExec, process_task};
 use crate::plan::common_subplans::PartExec;
 use crate::plan::late_output::{LateTo, MakeLateSink};
@@ -334,6 +337,9 @@ impl<'a> JobLowering<'a> {
         }
         if let Some(process) = StreamStepExec::step_of::<ProcessExec>(plan.as_ref()) {
             return self.process(plan, process);
+        }
+        if let Some(bsp) = StreamStepExec::step_of::<BspExec>(plan.as_ref()) {
+            return self.bsp(plan, bsp);
         }
         if let Some(of) = partitions(plan) {
             return self.ranked(plan, &of);

@@ -1,0 +1,142 @@
+//! Reductions that go on by themselves while their caller does something else.
+
+use tidemill_net::{CallWait, MemoryRegion, NetError};
+
+use crate::typed::CollectiveElement;
+use crate::{Collective, CollectiveCall, CollectiveError, Communicator, ReduceOp, Request};
+
+/// An allreduce under way, which owns its values. Dropping it leaves the call to end by itself.
+#[must_use]
+pub struct PendingAllreduce<T: CollectiveElement> {
+    /// `None` once it is over.
+    request: Option<Request>,
+    /// What was sent, and where the result goes; they stay where they are when this moves.
+    values: Option<[Box<[T]>; 2]>,
+}
+
+impl Communicator {
+    /// Starts an [`allreduce`](Communicator::allreduce) that does not wait for the other ranks. Source: MPI 4.1 section
+    /// 6.12.9.
+    ///
+    /// # Errors
+    /// `ReduceOp` if the operation is not defined for the type; the job's fault.
+    ///
+    /// # Examples
+    /// ```
+    /// use tidemill_collective::{ReduceOp, run_ranks};
+    ///
+    /// let least = run_ranks(3, |comm| {
+    ///     let pending = comm.start_allreduce(vec![i64::from(comm.rank()) + 7], &ReduceOp::Min).unwrap();
+    ///     pending.wait().unwrap()
+    /// });
+    /// assert_eq!(least.unwrap(), [vec![7], vec![7], vec![7]]);
+    /// ```
+    pub fn start_allreduce<T: CollectiveElement>(
+        &self,
+        values: Vec<T>,
+        op: &ReduceOp,
+    ) -> Result<PendingAllreduce<T>, CollectiveError> {
+        let mut sent = values.into_boxed_slice();
+        let mut received = sent.clone();
+        let region = |slice: &mut [T]| MemoryRegion { ptr: slice.as_mut_ptr().cast(), len: size_of_val(slice) };
+        let call = CollectiveCall {
+            dtype: T::DTYPE,
+            op,
+            count: sent.len(),
+            send: Some(region(&mut sent)),
+            recv: Some(region(&mut received)),
+            ..CollectiveCall::new(Collective::Allreduce)
+        };
+        // SAFETY: the slices are on the heap, nobody else has them, and they live until the request is over: dropping
+        // what owns them hands them to the request.
+        let request = unsafe { self.start_nonblocking(&call)? };
+        Ok(PendingAllreduce { request: Some(request), values: Some([sent, received]) })
+    }
+}
+
+impl<T: CollectiveElement> PendingAllreduce<T> {
+    /// The result, if it is there. It is given once.
+    ///
+    /// # Errors
+    /// `Mismatch` on every rank; the job's fault.
+    pub fn test(&mut self) -> Result<Option<Vec<T>>, NetError> {
+        self.poll(Request::test)
+    }
+
+    /// [`PendingAllreduce::test`] that waits for the result, 100 ms at most.
+    ///
+    /// # Errors
+    /// As [`PendingAllreduce::test`].
+    pub fn wait_briefly(&mut self) -> Result<Option<Vec<T>>, NetError> {
+        self.poll(|request| request.wait_slice(&mut CallWait::default()))
+    }
+
+    /// Waits for the result.
+    ///
+    /// # Errors
+    /// As [`PendingAllreduce::test`]; [`NetError::Interrupted`] when the caller wants it.
+    pub fn wait(mut self) -> Result<Vec<T>, NetError> {
+        let mut wait = CallWait::default();
+        loop {
+            if let Some(values) = self.poll(|request| request.wait_slice(&mut wait))? {
+                return Ok(values);
+            }
+            if tidemill_net::is_interrupted() {
+                return Err(NetError::Interrupted);
+            }
+        }
+    }
+
+    fn poll<S>(
+        &mut self,
+        step: impl FnOnce(&mut Request) -> Result<Option<S>, NetError>,
+    ) -> Result<Option<Vec<T>>, NetError> {
+        let Some(request) = &mut self.request else { return Ok(None) };
+        // An error ends it as a result does.
+        let over = step(request).map(|status| status.is_some());
+        if !matches!(over, Ok(false)) {
+            self.request = None;
+        }
+        Ok(over?.then(|| self.values.take().map(|[_, received]| received.into_vec())).flatten())
+    }
+}
+
+impl<T: CollectiveElement> Drop for PendingAllreduce<T> {
+    fn drop(&mut self) {
+        if let Some(request) = self.request.take() {
+            request.detach(self.values.take().map(|values| Box::new(values) as _));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::run_ranks;
+
+    /// A rank that has started one goes on, and gets the result when the last rank has come.
+    #[test]
+    fn ranks_need_not_wait() {
+        let results = run_ranks(3, |comm| {
+            let mut pending = comm.start_allreduce(vec![i64::from(comm.rank()), 5], &ReduceOp::Max).unwrap();
+            // Whoever else waits in this needs the first to go on meanwhile.
+            comm.barrier().unwrap();
+            loop {
+                if let Some(values) = pending.wait_briefly().unwrap() {
+                    assert!(pending.test().unwrap().is_none(), "given once");
+                    return values;
+                }
+            }
+        });
+        assert_eq!(results.unwrap(), vec![vec![2, 5]; 3]);
+    }
+
+    #[test]
+    fn one_that_is_dropped_ends_by_itself() {
+        let sums = run_ranks(2, |comm| {
+            drop(comm.start_allreduce(vec![1i64; 1000], &ReduceOp::Sum).unwrap());
+            comm.start_allreduce(vec![2i64], &ReduceOp::Sum).unwrap().wait().unwrap()
+        });
+        assert_eq!(sums.unwrap(), [[4], [4]]);
+    }
+}

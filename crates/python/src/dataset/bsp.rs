@@ -1,0 +1,98 @@
+//! Functions of the program that all copies of a task enter together, inside a stream: an object in Python calls them,
+//! with a communicator of `tidemill.mpi`.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use bytes::Bytes;
+use parking_lot::Mutex;
+use pyo3::prelude::*;
+use pyo3::types::{PyBytes, PyList};
+use tidemill_collective::Communicator;
+use tidemill_dataflow::{TaskError, wait_in_copy};
+use tidemill_dataset::datafusion::arrow::array::RecordBatch;
+use tidemill_stream::{BspFunction, MakeBspFunction};
+
+use super::calls::CallerThread;
+use super::frame::exception_text;
+use super::table::NativeTable;
+use crate::comm::Comm;
+use crate::wait::in_copy;
+
+/// An object with the methods of `tidemill._streaming.bsp.BspLogic`, and the thread that it is called on.
+struct PythonBsp {
+    logic: Option<Arc<Py<PyAny>>>,
+    thread: CallerThread,
+}
+
+/// Tells a function that its run is given up, when nobody waits for it any more.
+struct GivenUp(Arc<AtomicBool>);
+
+impl Drop for GivenUp {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::SeqCst);
+    }
+}
+
+/// Calls Python on a function's thread. If the copy's run is given up, what waits there is told.
+fn call<T: Send + 'static>(
+    thread: &mut CallerThread,
+    work: impl FnOnce(Python<'_>) -> PyResult<T> + Send + 'static,
+) -> Result<T, TaskError> {
+    let given_up = Arc::new(AtomicBool::new(false));
+    let told = GivenUp(Arc::clone(&given_up));
+    let called = thread.call(move |py| in_copy(given_up, || work(py)).map_err(|error| exception_text(py, &error)));
+    let called = async move {
+        let _told = told;
+        called.await
+    };
+    Ok(wait_in_copy(called)??)
+}
+
+impl BspFunction for PythonBsp {
+    fn call(
+        &mut self,
+        _comm: &Communicator,
+        rows: RecordBatch,
+        window: Option<(i64, i64)>,
+    ) -> Result<Vec<RecordBatch>, TaskError> {
+        let Some(logic) = self.logic.clone() else { return Ok(Vec::new()) };
+        call(&mut self.thread, move |py| {
+            let table = NativeTable { schema: rows.schema(), batches: vec![rows] };
+            let made = logic.call_method1(py, "call", (table, window))?;
+            let tables = made.extract::<Vec<PyRef<'_, NativeTable>>>(py)?;
+            Ok(tables.iter().flat_map(|table| table.batches.clone()).collect())
+        })
+    }
+
+    fn save(&mut self) -> Result<Bytes, TaskError> {
+        let Some(logic) = self.logic.clone() else { return Ok(Bytes::new()) };
+        let saved = call(&mut self.thread, move |py| logic.call_method0(py, "save")?.extract::<Vec<u8>>(py))?;
+        Ok(saved.into())
+    }
+}
+
+impl Drop for PythonBsp {
+    fn drop(&mut self) {
+        if let Some(logic) = self.logic.take() {
+            self.thread.release(logic);
+        }
+    }
+}
+
+/// Makes one for each copy by calling `factory` with the copy's communicator, its number, how many there are, and what
+/// copies had saved.
+pub fn bsp_function(name: &str, factory: Py<PyAny>) -> MakeBspFunction {
+    let (name, factory) = (name.to_owned(), Arc::new(Mutex::new(factory)));
+    Arc::new(move |setup| {
+        let mut thread = CallerThread::new(&name);
+        let (factory, comm, restored) = (Arc::clone(&factory), setup.comm.clone(), setup.restored.clone());
+        let (copy, copies) = (setup.context.copy(), setup.context.copies());
+        let logic = call(&mut thread, move |py| {
+            let restored = PyList::new(py, restored.iter().map(|state| PyBytes::new(py, state)))?;
+            let factory = factory.lock().clone_ref(py);
+            factory.call1(py, (Comm::of(comm), copy, copies, restored))
+        })?;
+        Ok(Box::new(PythonBsp { logic: Some(Arc::new(logic)), thread }) as Box<dyn BspFunction>)
+    })
+}

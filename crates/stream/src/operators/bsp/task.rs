@@ -1,0 +1,376 @@
+//! The operator of a function that all copies enter together.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use arrow::array::{Array, RecordBatch};
+use arrow::compute::filter_record_batch;
+use arrow::datatypes::SchemaRef;
+use bytes::Bytes;
+use datafusion::error::Result;
+use tidemill_dataflow::checkpoint::{Snapshot, StateSchema};
+use tidemill_dataflow::operator::{EmitStatus, ReleasedParts};
+use tidemill_dataflow::stream::EventTime;
+use tidemill_dataflow::{Emitter, Operator, TaskContext, TaskError};
+use tidemill_dataset::extend::fitted;
+
+use super::turns::{Moment, Turn, Turns, WindowEnds};
+use super::{BspFunction, BspQuery, BspSetup, OnBusy, WindowSpan};
+use crate::rows::keyed::KeyedRows;
+use crate::rows::late_rows::LateCount;
+use crate::state::expiring_rows::{ExpiringRows, KeptState};
+use crate::state::groups::batch;
+use crate::state::operator_memory::{OperatorMemory, SpillableState};
+use crate::state::state_layout::{StateLayout, fired_of, shared};
+use crate::time::times::TimeColumn;
+use crate::time::window::{Micros, WindowKind};
+use crate::time::window_assigner::WindowAssigner;
+
+/// Rows that no window wants any more are thrown out when there are more than these, and they are half of all.
+const CLEAR_MIN: usize = 1 << 13;
+/// How often a copy that is ahead looks whether the others have come, when nothing comes to it.
+const LOOK_INTERVAL: Duration = Duration::from_millis(20);
+/// How long a copy takes what has come while its function was busy, before it looks which windows have ended.
+const REST_TIME: Duration = Duration::from_millis(50);
+/// What the function keeps, among what copies share in checkpoints.
+const FUNCTION: &str = "function";
+
+/// Of a query, the same on all workers.
+pub(crate) struct BspShape {
+    pub query: Arc<BspQuery>,
+    pub keyed: Arc<KeyedRows>,
+    /// Of the rows, before they had keys.
+    pub rows: SchemaRef,
+    /// How far rows may lie behind the watermark.
+    pub behind: Micros,
+    pub late: LateCount,
+    pub projection: Option<Vec<usize>>,
+}
+
+impl BspShape {
+    /// What is kept.
+    pub(crate) fn state(&self) -> Result<StateSchema> {
+        let windows = match self.assigner()? {
+            Some(windows) => windows.described(),
+            None => "epochs".into(),
+        };
+        Ok(StateSchema::new(format!("rows of {windows}"), self.layout().fields().collect()))
+    }
+
+    fn layout(&self) -> StateLayout {
+        self.keyed.layout(&self.rows, "")
+    }
+
+    fn assigner(&self) -> Result<Option<WindowAssigner>> {
+        let Some(window) = &self.query.window else { return Ok(None) };
+        Ok(Some(match window.rule.kind.clone() {
+            WindowKind::Calendar(calendar) => {
+                WindowAssigner::calendar(calendar).map_err(datafusion::error::DataFusionError::from)?
+            }
+            WindowKind::Sliding { size, slide } => WindowAssigner::sliding(size, slide),
+            kind => return datafusion::common::internal_err!("windows {kind:?} of bsp"),
+        }))
+    }
+}
+
+/// The rows of a pane.
+#[derive(Default)]
+struct PaneRows {
+    count: usize,
+    /// They were in a call.
+    called: bool,
+}
+
+/// The windows that panes are in.
+struct PaneWindows<'a> {
+    panes: &'a BTreeMap<Micros, PaneRows>,
+    /// `None`: there are no windows.
+    windows: Option<&'a WindowAssigner>,
+}
+
+impl PaneWindows<'_> {
+    /// The ends of the windows that a pane is in, the last first.
+    fn ends(&self, pane: Micros) -> impl Iterator<Item = Micros> {
+        let windows = self.windows.map(|windows| windows.windows(pane).map(|start| windows.end(start)));
+        windows.into_iter().flatten()
+    }
+}
+
+impl WindowEnds for PaneWindows<'_> {
+    fn first_after(&self, time: Micros) -> Micros {
+        let first = |&pane: &Micros| self.ends(pane).take_while(|&end| end > time).last();
+        self.panes.keys().find_map(first).unwrap_or(Micros::MAX)
+    }
+
+    fn last_by(&self, time: Micros) -> Micros {
+        let last = |&pane: &Micros| self.ends(pane).find(|&end| end <= time);
+        self.panes.keys().rev().find_map(last).unwrap_or(Micros::MIN)
+    }
+}
+
+/// See the module.
+pub(crate) struct BspTask {
+    shape: Arc<BspShape>,
+    function: Box<dyn BspFunction>,
+    turns: Turns,
+    moment: Moment,
+    state: KeptState,
+    /// Of each pane that a window wants, by its start.
+    panes: BTreeMap<Micros, PaneRows>,
+    /// Until then it takes what has come while the function was busy.
+    rests_until: Option<Instant>,
+    held: OperatorMemory,
+}
+
+impl BspTask {
+    pub(crate) fn new(shape: &Arc<BspShape>, context: &TaskContext) -> Result<Self, TaskError> {
+        let comm = context.comm().ok_or("a function of copies runs without a communicator")?;
+        let restored = context.restored();
+        let states = restored.iter().flat_map(|restored| restored.shared_by.values());
+        let states = states.filter_map(|shared| shared.get(FUNCTION).cloned()).collect();
+        let function = (shape.query.function)(&BspSetup { context, comm, restored: states })?;
+        let held = OperatorMemory::new(context);
+        let kept = ExpiringRows::new(Arc::clone(&shape.keyed.schema), held.disk());
+        let called = restored.map_or(Ok(Micros::MIN), fired_of)?;
+        let mut new = BspTask {
+            shape: Arc::clone(shape),
+            function,
+            turns: Turns::new(comm.clone(), shape.assigner()?, called, shape.query.on_busy),
+            moment: Moment::Time,
+            state: KeptState::new(kept, shape.keyed.keys()),
+            panes: BTreeMap::new(),
+            rests_until: None,
+            held,
+        };
+        if let Some(restored) = restored {
+            let reader = shape.layout().reader(&shape.keyed.schema, restored)?;
+            for (_, table) in new.state.restore(restored)? {
+                let rows = reader.read(&table)?;
+                let count = rows.num_rows();
+                // Rows of windows that have been called may not have been thrown out.
+                new.keep(rows, called)?;
+                new.weigh(count)?;
+            }
+            new.state.restored();
+        }
+        Ok(new)
+    }
+
+    /// Keeps the rows of windows that end after a time. Returns how many are of no such window.
+    fn keep(&mut self, rows: RecordBatch, too_late: Micros) -> Result<usize, TaskError> {
+        let (Some(windows), Some(window)) = (self.turns.windows(), &self.shape.query.window) else {
+            self.state.kept.add(rows, Vec::new())?;
+            return Ok(0);
+        };
+        let times = TimeColumn::column(window.time).values(&rows)?;
+        self.shape.late.add_untimed(times.null_count());
+        let mut late = 0;
+        let mut until = Vec::with_capacity(rows.num_rows());
+        let mut wanted = Vec::with_capacity(rows.num_rows());
+        // Rows come in runs of one pane.
+        let (mut pane, mut is_open) = (0..0, false);
+        for time in &times {
+            let Some(time) = time else {
+                wanted.push(Some(false));
+                continue;
+            };
+            if !pane.contains(&time) {
+                let (start, end) = windows.pane(time);
+                (pane, is_open) = (start..end, windows.last_end(start) > too_late);
+            }
+            wanted.push(Some(is_open));
+            if is_open {
+                self.panes.entry(pane.start).or_default().count += 1;
+                until.push(time);
+            } else {
+                late += 1;
+            }
+        }
+        let rows = if until.len() < rows.num_rows() { filter_record_batch(&rows, &wanted.into())? } else { rows };
+        self.state.kept.add(rows, until)?;
+        Ok(late)
+    }
+
+    /// Does what is to be done at the moment.
+    fn advance(&mut self, waits: bool, emit: &mut Emitter) -> Result<EmitStatus, TaskError> {
+        let windows = self.turns.windows().cloned();
+        let ends = PaneWindows { panes: &self.panes, windows: windows.as_ref() };
+        match self.turns.next(self.moment, &ends, waits)? {
+            Turn::Call(end) => {
+                let start = windows.map_or(Micros::MIN, |windows| windows.start(end));
+                let numbers = self.state.kept.within(start..end)?;
+                self.call(&numbers, Some((start, end)), emit)?;
+                self.panes.range_mut(start..end).for_each(|(_, rows)| rows.called = true);
+                self.forget()?;
+                if self.shape.query.on_busy != OnBusy::Wait {
+                    self.rests_until = Some(Instant::now() + REST_TIME);
+                }
+                Ok(if self.is_resting() { EmitStatus::Done } else { EmitStatus::More })
+            }
+            Turn::Over if self.turns.windows().is_none() && self.moment != Moment::Time => {
+                let numbers: Vec<u32> = (0..self.state.kept.count()).collect();
+                self.call(&numbers, None, emit)?;
+                self.state.retain(|_| false)?;
+                Ok(EmitStatus::Done)
+            }
+            Turn::Over | Turn::NotYet => {
+                self.forget()?;
+                Ok(EmitStatus::Done)
+            }
+        }
+    }
+
+    /// Whether it only takes what has come, for now. Others are answered, and barriers and ends wait for nothing.
+    fn is_resting(&mut self) -> bool {
+        if self.moment != Moment::Time || self.turns.is_pending() {
+            return false;
+        }
+        if self.rests_until.is_some_and(|until| Instant::now() < until) {
+            return true;
+        }
+        if self.rests_until.take().is_some() {
+            self.turns.rest();
+        }
+        false
+    }
+
+    /// Calls the function for these rows.
+    fn call(&mut self, numbers: &[u32], window: Option<WindowSpan>, emit: &mut Emitter) -> Result<(), TaskError> {
+        let columns = (0..self.shape.keyed.width).map(|column| self.state.kept.gather(column, numbers));
+        let rows = batch(&self.shape.rows, columns.collect::<Result<_>>()?, numbers.len())?;
+        let query = &self.shape.query;
+        for made in self.function.call(self.turns.comm(), rows, window)? {
+            let rows = fitted(made, &query.schema).map_err(|error| format!("{}: {error}", query.name))?;
+            if rows.num_rows() > 0 {
+                emit.send(match &self.shape.projection {
+                    Some(columns) => rows.project(columns)?,
+                    None => rows,
+                });
+            }
+        }
+        Ok(())
+    }
+
+    /// Throws out what no window wants any more.
+    fn forget(&mut self) -> Result<(), TaskError> {
+        let Some(windows) = self.turns.windows() else { return Ok(()) };
+        let called = self.turns.called();
+        while let Some(first) = self.panes.first_entry().filter(|first| windows.last_end(*first.key()) <= called) {
+            let PaneRows { count, called } = first.remove();
+            if !called {
+                self.shape.late.add_skipped(count);
+            }
+        }
+        let all = self.state.kept.count() as usize;
+        let over = all - self.panes.values().map(|rows| rows.count).sum::<usize>();
+        if over > CLEAR_MIN && over > all / 2 || over == all && over > 0 {
+            match self.panes.keys().next() {
+                Some(&first) => self.state.clear(first)?,
+                None => self.state.retain(|_| false)?,
+            }
+        }
+        Ok(())
+    }
+}
+
+impl SpillableState for BspTask {
+    fn held(&mut self) -> &mut OperatorMemory {
+        &mut self.held
+    }
+
+    fn bytes(&self) -> Result<usize, TaskError> {
+        Ok(self.state.kept.bytes())
+    }
+
+    fn spill(&mut self) -> Result<(), TaskError> {
+        self.state.kept.spill()
+    }
+}
+
+impl Operator for BspTask {
+    fn on_batch(&mut self, _input: usize, rows: RecordBatch, emit: &mut Emitter) -> Result<EmitStatus, TaskError> {
+        let count = rows.num_rows();
+        let late = self.keep(rows, self.turns.too_late())?;
+        self.shape.late.add(late);
+        self.weigh(count)?;
+        self.on_tick(emit)
+    }
+
+    fn on_watermark(&mut self, time: EventTime, emit: &mut Emitter) -> Result<EmitStatus, TaskError> {
+        self.turns.pass(match time {
+            EventTime::MAX => Micros::MAX,
+            EventTime(time) => time.saturating_sub(self.shape.behind),
+        });
+        self.moment = Moment::Time;
+        if self.is_resting() {
+            return Ok(EmitStatus::Done);
+        }
+        self.advance(!self.turns.is_pending(), emit)
+    }
+
+    fn ticks(&self) -> Option<Duration> {
+        self.turns.windows().map(|_| LOOK_INTERVAL)
+    }
+
+    fn on_tick(&mut self, emit: &mut Emitter) -> Result<EmitStatus, TaskError> {
+        self.moment = Moment::Time;
+        let rested = self.rests_until.is_some() && !self.is_resting();
+        if !self.turns.is_pending() && !rested {
+            return Ok(EmitStatus::Done);
+        }
+        self.advance(false, emit)
+    }
+
+    fn before_barrier(&mut self, emit: &mut Emitter) -> Result<EmitStatus, TaskError> {
+        self.moment = Moment::Barrier;
+        self.advance(true, emit)
+    }
+
+    fn on_end(&mut self, emit: &mut Emitter) -> Result<EmitStatus, TaskError> {
+        self.turns.pass(Micros::MAX);
+        self.moment = Moment::End;
+        self.advance(true, emit)
+    }
+
+    fn more(&mut self, emit: &mut Emitter) -> Result<EmitStatus, TaskError> {
+        self.advance(true, emit)
+    }
+
+    fn moves() -> bool {
+        true
+    }
+
+    fn release(&mut self, buckets: &[u32]) -> Result<ReleasedParts, TaskError> {
+        let parts = self.state.release(buckets)?;
+        self.panes.clear();
+        if let Some(windows) = self.turns.windows() {
+            let called = self.turns.called();
+            for time in self.state.kept.times()? {
+                let (start, _) = windows.pane(time);
+                if windows.last_end(start) > called {
+                    self.panes.entry(start).or_default().count += 1;
+                }
+            }
+        }
+        Ok(parts.into())
+    }
+
+    fn acquire(&mut self, parts: Vec<(u32, Bytes)>) -> Result<(), TaskError> {
+        for (_, table) in self.state.acquired(&parts)? {
+            let rows = self.state.rows(&table)?;
+            let count = rows.num_rows();
+            // Of the copy that had them, whose time may have been behind.
+            self.keep(rows, self.turns.called())?;
+            self.weigh(count)?;
+        }
+        Ok(())
+    }
+
+    fn snapshot(&mut self, whole: bool) -> Result<Snapshot, TaskError> {
+        let mut snapshot = shared(self.turns.called());
+        snapshot.shared.push((FUNCTION.into(), self.function.save()?));
+        snapshot.later = self.state.snapshot(whole);
+        Ok(snapshot)
+    }
+}

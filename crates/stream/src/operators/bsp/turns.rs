@@ -1,0 +1,319 @@
+//! How the copies of a task agree on which window they call their function for.
+//!
+//! A copy knows the time that its input has come to, and the first window that it has rows of. The least of both over
+//! all copies say which window is to be called next: one that has ended at all copies. Copies enter an agreement when
+//! a window may have ended at them, at every barrier, and at the end of their input. A copy leaves a barrier only when
+//! all have come to it: so all have made the same calls in each epoch, whatever order streams came in at each.
+//!
+//! A copy whose time is ahead does not keep its input waiting while the others come: what they wait for may be behind
+//! rows for this copy. It looks again with what comes next.
+
+use tidemill_collective::{Communicator, PendingAllreduce, ReduceOp};
+use tidemill_dataflow::TaskError;
+
+use super::OnBusy;
+use crate::time::window::Micros;
+use crate::time::window_assigner::WindowAssigner;
+
+/// Where a copy stands.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum Moment {
+    /// Time has passed.
+    #[default]
+    Time,
+    /// A barrier is about to pass.
+    Barrier,
+    /// Its input has ended.
+    End,
+}
+
+/// What is to be done next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Turn {
+    /// Call the function for the window that ends there.
+    Call(Micros),
+    /// Nothing more at this moment: it is the same at all copies.
+    Over,
+    /// Others are behind.
+    NotYet,
+}
+
+/// What the copies have agreed on.
+struct Agreement {
+    /// The least time.
+    now: Micros,
+    /// The end of the first window that has rows, and has not been called.
+    next: Micros,
+    all_at_barrier: bool,
+    any_at_barrier: bool,
+    /// No copy has just been busy.
+    all_rested: bool,
+}
+
+/// The windows that one copy has rows of.
+pub(super) trait WindowEnds {
+    /// The end of the first window that ends after a time; `Micros::MAX` if there is none.
+    fn first_after(&self, time: Micros) -> Micros;
+
+    /// The end of the last window that ends by a time; `Micros::MIN` if there is none.
+    fn last_by(&self, time: Micros) -> Micros;
+}
+
+/// One copy's part.
+pub(super) struct Turns {
+    comm: Communicator,
+    /// `None`: windows are epochs.
+    windows: Option<WindowAssigner>,
+    /// The time that this copy's input has come to.
+    now: Micros,
+    /// All windows that end by then have been called, or had no rows, at all copies.
+    called: Micros,
+    pending: Option<PendingAllreduce<i64>>,
+    on_busy: OnBusy,
+    /// The copy has not just been busy.
+    rested: bool,
+}
+
+impl Turns {
+    /// Of a copy that goes on where all windows that end by `called` have been called.
+    pub(super) fn new(comm: Communicator, windows: Option<WindowAssigner>, called: Micros, on_busy: OnBusy) -> Self {
+        Turns { comm, windows, now: Micros::MIN, called, pending: None, on_busy, rested: true }
+    }
+
+    pub(super) fn comm(&self) -> &Communicator {
+        &self.comm
+    }
+
+    pub(super) fn windows(&self) -> Option<&WindowAssigner> {
+        self.windows.as_ref()
+    }
+
+    pub(super) fn called(&self) -> Micros {
+        self.called
+    }
+
+    /// Rows of windows that end by then come too late.
+    pub(super) fn too_late(&self) -> Micros {
+        self.called.max(self.now)
+    }
+
+    /// Whether others have not answered yet.
+    pub(super) fn is_pending(&self) -> bool {
+        self.pending.is_some()
+    }
+
+    /// The copy's input has come to a time.
+    pub(super) fn pass(&mut self, now: Micros) {
+        self.now = self.now.max(now);
+    }
+
+    /// What came while the function was busy has been taken.
+    pub(super) fn rest(&mut self) {
+        self.rested = true;
+    }
+
+    /// Whether a window may have ended that has not been called.
+    fn is_due(&self) -> bool {
+        let ended = |windows: &WindowAssigner| self.now > Micros::MIN && windows.ended_by(self.now) > self.called;
+        self.windows.as_ref().is_some_and(ended)
+    }
+
+    /// What is to be done next at a moment, of a copy that has rows of the windows that end at `ends`. A copy that is
+    /// ahead waits for the others for a moment if it `waits`.
+    ///
+    /// # Errors
+    /// The job's fault; when copies make different calls.
+    pub(super) fn next(&mut self, moment: Moment, ends: &impl WindowEnds, waits: bool) -> Result<Turn, TaskError> {
+        loop {
+            if self.pending.is_none() {
+                if moment == Moment::Time && !self.is_due() {
+                    return Ok(Turn::Over);
+                }
+                let at_barrier = i64::from(moment == Moment::Barrier);
+                let first = ends.first_after(self.called);
+                let said = vec![self.now, first, at_barrier, -at_barrier, i64::from(self.rested)];
+                self.pending = Some(self.comm.start_allreduce(said, &ReduceOp::Min)?);
+            }
+            let Some(agreed) = self.agreed(moment, waits)? else { return Ok(Turn::NotYet) };
+            if agreed.next <= agreed.now && agreed.next < Micros::MAX {
+                match self.choose(&agreed, ends)? {
+                    Some(end) => return Ok(Turn::Call(end)),
+                    None => continue,
+                }
+            }
+            if agreed.now < Micros::MAX {
+                self.skip_to(agreed.now);
+            }
+            match moment {
+                Moment::Time if agreed.any_at_barrier => return Ok(Turn::NotYet),
+                Moment::Barrier if agreed.all_at_barrier => return Ok(Turn::Over),
+                Moment::End if agreed.now == Micros::MAX => return Ok(Turn::Over),
+                _ => {}
+            }
+        }
+    }
+
+    /// Which of the windows that have ended is called, if any is.
+    fn choose(&mut self, agreed: &Agreement, ends: &impl WindowEnds) -> Result<Option<Micros>, TaskError> {
+        let (is_left_out, end) = match self.on_busy {
+            OnBusy::Wait => (false, agreed.next),
+            OnBusy::Drop if agreed.all_rested => (false, agreed.next),
+            OnBusy::Drop | OnBusy::Latest => {
+                let mut last = [0];
+                self.comm.allreduce(&[ends.last_by(agreed.now)], &mut last, &ReduceOp::Max)?;
+                (self.on_busy == OnBusy::Drop, last[0])
+            }
+        };
+        self.called = end;
+        self.rested = is_left_out || self.on_busy == OnBusy::Wait;
+        Ok((!is_left_out).then_some(end))
+    }
+
+    /// No window that ends by a time has rows.
+    fn skip_to(&mut self, time: Micros) {
+        if let Some(windows) = self.windows.as_ref().filter(|_| time > Micros::MIN) {
+            self.called = self.called.max(windows.ended_by(time));
+        }
+    }
+
+    /// What the copies have agreed on, if all have answered.
+    fn agreed(&mut self, moment: Moment, waits: bool) -> Result<Option<Agreement>, TaskError> {
+        let Some(mut pending) = self.pending.take() else { return Ok(None) };
+        let values = match moment {
+            Moment::Barrier | Moment::End => Some(pending.wait()?),
+            Moment::Time => {
+                let values = if waits { pending.wait_briefly()? } else { pending.test()? };
+                if values.is_none() {
+                    self.pending = Some(pending);
+                }
+                values
+            }
+        };
+        let Some(values) = values else { return Ok(None) };
+        let [now, next, all_at_barrier, any_at_barrier, all_rested] = values[..] else {
+            return Err("copies have agreed on something else".into());
+        };
+        let (all_at_barrier, any_at_barrier) = (all_at_barrier == 1, any_at_barrier == -1);
+        Ok(Some(Agreement { now, next, all_at_barrier, any_at_barrier, all_rested: all_rested == 1 }))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tidemill_collective::run_ranks;
+
+    use super::*;
+
+    impl WindowEnds for &[Micros] {
+        fn first_after(&self, time: Micros) -> Micros {
+            self.iter().copied().filter(|&end| end > time).min().unwrap_or(Micros::MAX)
+        }
+
+        fn last_by(&self, time: Micros) -> Micros {
+            self.iter().copied().filter(|&end| end <= time).max().unwrap_or(Micros::MIN)
+        }
+    }
+
+    /// The calls that a copy makes at a moment.
+    fn calls(turns: &mut Turns, moment: Moment, rows: &[Micros]) -> Vec<Micros> {
+        let mut made = Vec::new();
+        loop {
+            match turns.next(moment, &rows, true).unwrap() {
+                Turn::Call(end) => made.push(end),
+                Turn::Over | Turn::NotYet => return made,
+            }
+        }
+    }
+
+    /// Watermarks come by steps of any length at each copy, and one of them is behind at the barrier: all the same
+    /// every copy has made the same calls when it passes, and at the end.
+    #[test]
+    fn epochs_have_the_same_calls() {
+        let all = run_ranks(3, |comm| {
+            let rank = comm.rank();
+            let mut turns = Turns::new(comm, Some(WindowAssigner::sliding(10, 10)), Micros::MIN, OnBusy::Wait);
+            let rows: [&[Micros]; 3] = [&[10, 30, 70], &[30, 40], &[50]];
+            let rows = rows[rank as usize];
+            let steps: [&[Micros]; 3] = [&[5, 12, 47], &[45], &[9, 10, 11, 35]];
+            let mut epochs = vec![Vec::new()];
+            for &time in steps[rank as usize] {
+                turns.pass(time);
+                epochs[0].extend(calls(&mut turns, Moment::Time, rows));
+            }
+            epochs[0].extend(calls(&mut turns, Moment::Barrier, rows));
+            turns.pass(51);
+            epochs.push(calls(&mut turns, Moment::Time, rows));
+            turns.pass(Micros::MAX);
+            let more = calls(&mut turns, Moment::End, rows);
+            epochs[1].extend(more);
+            epochs
+        });
+        // The third copy had come to 35 at the barrier.
+        for epochs in all.unwrap() {
+            assert_eq!(epochs, [vec![10, 30], vec![40, 50, 70]]);
+        }
+    }
+
+    /// A copy that is ahead does not wait for ever: the others may need it to take its input.
+    #[test]
+    fn who_is_ahead_goes_on() {
+        let all = run_ranks(2, |comm| {
+            let rank = comm.rank();
+            let mut turns = Turns::new(comm, Some(WindowAssigner::sliding(10, 10)), Micros::MIN, OnBusy::Wait);
+            let mut waited = 0;
+            if rank == 0 {
+                turns.pass(20);
+                while turns.next(Moment::Time, &[10].as_slice(), waited == 0).unwrap() == Turn::NotYet {
+                    waited += 1;
+                    if waited == 1 {
+                        // What the other one waits for.
+                        turns.comm().send_slice(&[1u8], 1, 0).unwrap();
+                    }
+                    std::thread::yield_now();
+                }
+            } else {
+                turns.comm().recv_slice(&mut [0u8], Some(0), Some(0)).unwrap();
+                turns.pass(20);
+                assert_eq!(calls(&mut turns, Moment::Barrier, &[]), [] as [Micros; 0]);
+            }
+            (turns.called(), waited > 0 || rank == 1)
+        });
+        let _ = all.map(|all| assert!(all.iter().all(|(_, went_on)| *went_on)));
+    }
+
+    /// An empty stretch of any length is passed at once.
+    #[test]
+    fn nothing_is_called_for_nothing() {
+        let all = run_ranks(2, |comm| {
+            let mut turns = Turns::new(comm, Some(WindowAssigner::sliding(1, 1)), Micros::MIN, OnBusy::Wait);
+            turns.pass(1 << 60);
+            let made = calls(&mut turns, Moment::Time, &[]);
+            (made, turns.called())
+        });
+        for (made, called) in all.unwrap() {
+            assert_eq!((made, called), (vec![], 1 << 60));
+        }
+    }
+
+    /// Of windows that end while the function is busy all are left out, or all but the last, at all copies alike; one
+    /// that ends later is called.
+    #[test]
+    fn windows_that_end_meanwhile() {
+        for (on_busy, expected) in [(OnBusy::Drop, vec![10, 60]), (OnBusy::Latest, vec![10, 40, 60])] {
+            let all = run_ranks(2, |comm| {
+                let rank = comm.rank() as usize;
+                let mut turns = Turns::new(comm, Some(WindowAssigner::sliding(10, 10)), Micros::MIN, on_busy);
+                let rows: [&[Micros]; 2] = [&[10, 20, 60], &[30, 40]];
+                turns.pass(11);
+                let mut made = calls(&mut turns, Moment::Time, rows[rank]);
+                turns.pass(45);
+                made.extend(calls(&mut turns, Moment::Time, rows[rank]));
+                turns.rest();
+                turns.pass(Micros::MAX);
+                made.extend(calls(&mut turns, Moment::End, rows[rank]));
+                made
+            });
+            assert_eq!(all.unwrap(), vec![expected; 2], "{on_busy:?}");
+        }
+    }
+}

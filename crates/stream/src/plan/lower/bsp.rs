@@ -1,0 +1,63 @@
+//! Functions that all copies of a task enter together.
+
+use std::sync::Arc;
+
+use datafusion::physical_expr::PhysicalExpr;
+use datafusion::physical_expr::expressions::Column;
+use datafusion::physical_plan::ExecutionPlan;
+use tidemill_dataflow::TaskSpec;
+use tidemill_dataflow::task::Executor;
+use tidemill_dataset::{DataSetError, Result};
+
+use super::{JobLowering, ROWS, RowFlow, columns_of};
+use crate::operators::bsp::BspExec;
+use crate::operators::bsp::spread::RowHash;
+use crate::operators::bsp::task::{BspShape, BspTask};
+use crate::rows::keyed::KeyedRows;
+use crate::time::times::StreamTimes;
+
+impl JobLowering<'_> {
+    /// A function of copies: rows go to the copy that owns their key, or wherever their values say.
+    pub(super) fn bsp(&mut self, plan: &Arc<dyn ExecutionPlan>, exec: &BspExec) -> Result<RowFlow> {
+        let (query, below) = (&exec.query, plan.children()[0]);
+        let (rows, behind) = match &query.window {
+            None => (self.below(below)?, 0),
+            Some(window) => {
+                let rows = self.timed(below)?;
+                let name = rows.schema.field(window.time).name().clone();
+                let time: Arc<dyn PhysicalExpr> = Arc::new(Column::new(&name, window.time));
+                let behind = rows.times.behind(&time, &rows.schema).ok_or_else(|| {
+                    DataSetError::Unsupported(format!(
+                        "{}: a window of {name}, which is not the column that time= of the source names, and does not \
+                         follow it; name it in time=",
+                        query.name
+                    ))
+                })?;
+                (rows, behind)
+            }
+        };
+        let by = match query.by.as_slice() {
+            [] => vec![Arc::new(RowHash::new(&rows.schema)) as Arc<dyn PhysicalExpr>],
+            by => columns_of(by),
+        };
+        let keyed = Arc::new(KeyedRows::new(&rows.schema, by, false, None)?);
+        let name = self.name("bsp");
+        let shape = Arc::new(BspShape {
+            query: Arc::clone(query),
+            keyed: Arc::clone(&keyed),
+            rows: Arc::clone(&rows.schema),
+            behind,
+            late: self.late.of(&name),
+            projection: exec.projection.clone(),
+        });
+        let (state, sources) = (shape.state()?, rows.sources.clone());
+        let copies = query.copies.unwrap_or(self.copies);
+        let task = TaskSpec::operator(name.clone(), move |copy| BspTask::new(&shape, copy)).streaming().state(state);
+        let task = task.detail(query.name.clone()).input("rows").output(ROWS, plan.schema());
+        let task = self.graph.add(task.copies(copies).with_comm().executor(Executor::Thread));
+        // Nothing says what times are in what the function makes of a window.
+        let times = StreamTimes { places: Vec::new(), untimed: rows.times.untimed, lost: !rows.times.untimed };
+        self.keyed(rows, &keyed, task.into(), &name);
+        Ok(RowFlow::of(task, copies, plan.schema(), times, sources))
+    }
+}

@@ -1,0 +1,115 @@
+"""User functions that all copies of a stream's task enter together, with a communicator and a state for each copy.
+
+The engine keeps the rows of windows and agrees on what to call. It calls what is here: the function, and the pickling of its state.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime, timedelta
+from typing import Any
+
+from tidemill._tables.errors import DataSetError
+from tidemill._tables.rows import Schema, describe_error, table_of_rows, take_result
+from tidemill._tables.table import Table
+from tidemill._tidemill import Comm, NativeTable
+from tidemill.mpi._comm import Intracomm
+
+__all__ = ["BspContext", "BspFunction", "BspLogic", "Merge", "Split"]
+
+_EPOCH = datetime(1970, 1, 1)
+_US = timedelta(microseconds=1)
+
+
+class BspContext:
+    """What a function of `DataSet.bsp` in a stream knows of its call; valid during the call.
+
+    Attributes
+    ----------
+    state : object
+        What the function keeps at this copy, from call to call: any object that can be pickled, None at first. You may
+        change it in place. It is saved with every checkpoint.
+    window_start, window_end : datetime or None
+        The window of the rows (UTC), from its start, inclusive, to its end, exclusive. None if the function is called
+        at checkpoints.
+    copy, copies : int
+        Number of this copy, from 0, and number of copies: its rank in the communicator, and the size of that.
+    """
+
+    __slots__ = ("copies", "copy", "state", "window_end", "window_start")
+
+    def __init__(self, state: Any, window: tuple[int, int] | None, copy: int, copies: int) -> None:
+        self.state = state
+        start, end = window or (None, None)
+        self.window_start = None if start is None else _EPOCH + start * _US
+        self.window_end = None if end is None else _EPOCH + end * _US
+        self.copy = copy
+        self.copies = copies
+
+
+#: Called with a communicator, this copy's rows and a context; returns rows.
+BspFunction = Callable[[Any, Table, BspContext], Any]
+#: Makes one state of those of all copies.
+Merge = Callable[[list[Any]], Any]
+#: Makes as many states of one as there are copies.
+Split = Callable[[Any, int], Sequence[Any]]
+
+
+class BspLogic:
+    """What the engine calls for one copy; `restored` has the pickled states of all copies that there were."""
+
+    def __init__(
+        self,
+        function: BspFunction,
+        name: str,
+        schema: Schema,
+        merge: Merge | None,
+        split: Split | None,
+        place: tuple[Comm, int, int, list[bytes]],
+    ) -> None:
+        native, self._copy, self._copies, restored = place
+        self._comm: Intracomm = Intracomm._wrap(native, name)
+        self._function = function
+        self._name = name
+        self._schema = schema
+        self._state = self._restored([pickle.loads(state) for state in restored], merge, split)
+
+    def _restored(self, states: list[Any], merge: Merge | None, split: Split | None) -> Any:
+        if len(states) == self._copies:
+            return states[self._copy]
+        if all(state is None for state in states):
+            return None
+        if merge is None:
+            raise DataSetError(
+                f"{self._name}: its checkpoint has the states of {len(states)} copies, and there are {self._copies} now; give bsp a "
+                "merge= that makes one state of them, and a split= if copies are to have different parts of it"
+            )
+        whole = merge(states)
+        if split is None:
+            return whole
+        parts = split(whole, self._copies)
+        if len(parts) != self._copies:
+            raise DataSetError(f"{self._name}: split= returned {len(parts)} states for {self._copies} copies")
+        return parts[self._copy]
+
+    def call(self, rows: NativeTable, window: tuple[int, int] | None) -> list[NativeTable]:
+        """Call the function, and return its rows."""
+        context = BspContext(self._state, window, self._copy, self._copies)
+        made = self._function(self._comm, Table(rows), context)
+        self._state = context.state
+        if made is None:
+            return []
+        try:
+            if isinstance(made, Mapping):
+                made = [made]
+            return [table_of_rows(made, self._schema) if isinstance(made, list) else take_result(made)]
+        except Exception as error:
+            raise DataSetError(f"{self._name}: {describe_error(error)}") from error
+
+    def save(self) -> bytes:
+        """Pickle the state."""
+        try:
+            return pickle.dumps(self._state, protocol=5)
+        except Exception as error:
+            raise DataSetError(f"{self._name}: its state cannot be pickled: {error}") from error

@@ -1,0 +1,295 @@
+"""Functions that all copies of a stream's task enter together: their windows, their collectives, their states, and what goes wrong."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import tidemill as tm
+
+Rows = list[dict[str, Any]]
+SECOND = timedelta(seconds=1)
+COUNTS = {"window_start": "timestamp[us]", "window_end": "timestamp[us]", "key": "int64", "n": "int64"}
+
+
+def table(rows: int = 3000) -> pa.Table:
+    """A hundred rows a second, a little out of order, and nothing for the sixth to the ninth second."""
+    at = [n * 10_000 + n * 7919 % 50_000 + (4_000_000 if n >= 600 else 0) for n in range(rows)]
+    return pa.table(
+        {"key": [n * n % 11 for n in range(rows)], "x": range(rows), "at": pa.array(at, pa.timestamp("us"))}
+    )
+
+
+def stream(of: Any, **options: Any) -> tm.DataSet:
+    return tm.stream.from_table(
+        of, time="at", max_out_of_orderness="60ms", rows_per_batch=options.pop("rows_per_batch", 70), **options
+    )
+
+
+def window(windows: tm.stream.Windows) -> tm.Expr:
+    return tm.stream.window(windows, on="at")
+
+
+def written(data: tm.DataSet, into: Rows | None = None, **options: Any) -> Rows:
+    seen: Rows = [] if into is None else into
+    data.write_stream(lambda rows: seen.extend(rows.to_pylist()), **options)
+    return seen
+
+
+def counted(comm: Any, rows: tm.Table, context: tm.stream.BspContext) -> Rows:
+    """The rows of each key, at all copies; each copy gives some keys."""
+    everyone = sum(comm.allgather(Counter(rows.to_dict()["key"])), Counter())
+    bounds = {"window_start": context.window_start, "window_end": context.window_end}
+    return [{**bounds, "key": key, "n": n} for key, n in everyone.items() if key % comm.size == comm.rank]
+
+
+def in_order(rows: Rows) -> Rows:
+    return sorted(rows, key=lambda row: (row["window_start"], row["key"]))
+
+
+@pytest.mark.parametrize("copies", [1, 2, 3])
+@pytest.mark.parametrize(
+    "windows",
+    [tm.stream.tumbling("1s"), tm.stream.sliding("2s", "700ms"), tm.stream.calendar_window("1d")],
+    ids=["tumbling", "sliding", "calendar"],
+)
+def test_windows_are_those_of_group_by(windows: tm.stream.Windows, copies: int) -> None:
+    """Each window that has rows comes once, with all its rows, wherever they are."""
+    rows = table()
+    expected = written(stream(rows).group_by("key", window(windows)).agg(n=tm.count()))
+    for by in ((), "key"):
+        made = stream(rows).bsp(counted, COUNTS, window=window(windows), by=by, parallelism=copies)
+        assert in_order(written(made)) == in_order(expected)
+
+
+def test_rows_of_a_key_are_at_one_copy_in_order_of_time() -> None:
+    def looked_at(comm: Any, rows: tm.Table, context: tm.stream.BspContext) -> Rows:
+        at = rows.to_dict()["at"]
+        assert at == sorted(at) and (context.copy, context.copies) == (comm.rank, comm.size)
+        return [{"key": key, "rank": comm.rank} for key in set(rows.to_dict()["key"])]
+
+    made = stream(table()).bsp(
+        looked_at, {"key": "int64", "rank": "int64"}, window=window(tm.stream.tumbling("1s")), by="key", parallelism=3
+    )
+    ranks = {(row["key"], row["rank"]) for row in written(made)}
+    assert len(ranks) == len({key for key, _ in ranks})
+
+
+def test_a_state_goes_from_call_to_call() -> None:
+    """Also for a copy without rows, which is called as often as the others."""
+
+    def numbered(comm: Any, rows: tm.Table, context: tm.stream.BspContext) -> tm.Table:
+        context.state = (context.state or 0) + 1
+        assert set(comm.allgather(context.state)) == {context.state}
+        n = np.array([context.state] if comm.rank == 0 else [], np.int64)
+        return tm.Table.from_numpy({"call": n, "rows": n * 0 + len(rows)})
+
+    one_key = stream(table(1000)).filter(tm.col("key") == 1)
+    made = one_key.bsp(
+        numbered,
+        {"call": "int64", "rows": "int64"},
+        window=window(tm.stream.tumbling("1s")),
+        by="key",
+        parallelism=4,
+    )
+    assert [row["call"] for row in written(made)] == list(range(1, 11))
+
+
+def test_estimators_run_on_the_copies() -> None:
+    """K-means of each window, by all copies together, is that of the window by itself."""
+    from tidemill.ml import KMeans, using
+
+    def centers(comm: Any, rows: tm.Table, context: tm.stream.BspContext) -> Rows | None:
+        points = rows.to_numpy()["x"].reshape(-1, 1).astype(float)
+        with using(comm):
+            model = KMeans(n_clusters=2, init=np.array([[0.0], [9e9]]), n_init=1, max_iter=50).fit(points)
+        return [{"low": float(model.cluster_centers_.min())}] if comm.rank == 0 else None
+
+    rows = table(600)
+    made = stream(rows).bsp(centers, {"low": "float64"}, window=window(tm.stream.tumbling("2s")), parallelism=2)
+    seen = [row["low"] for row in written(made)]
+    x, at = (rows[name].to_numpy().astype(int) for name in ("x", "at"))
+    expected = []
+    for start in range(0, 6_100_000, 2_000_000):
+        points = x[(at >= start) & (at < start + 2_000_000)].reshape(-1, 1).astype(float)
+        if len(points):
+            model = KMeans(n_clusters=2, init=np.array([[0.0], [9e9]]), n_init=1, max_iter=50).fit(points)
+            expected.append(float(model.cluster_centers_.min()))
+    assert np.allclose(seen, expected)
+
+
+def resumed(made: tm.DataSet, folder: Path, until: int, seen: Rows) -> None:
+    """Write to a checkpoint's end, but stop when so many rows have been seen."""
+    written(
+        made,
+        seen,
+        checkpoint=tm.stream.Checkpoint(folder, interval="50ms"),
+        stop_when=lambda: len(seen) >= until,
+        name="resumed",
+    )
+
+
+@pytest.mark.parametrize("copies", [(2, 2), (2, 3), (3, 1)])
+def test_states_are_merged_and_split(tmp_path: Path, copies: tuple[int, int]) -> None:
+    """A job that goes on with other copies has all rows that waited, and the sum of all states."""
+
+    def total(comm: Any, rows: tm.Table, context: tm.stream.BspContext) -> Rows | None:
+        context.state = (context.state or 0) + len(rows)
+        rows_so_far = comm.allreduce(context.state)
+        return [{"at": context.window_end, "rows": rows_so_far}] if comm.rank == 0 else None
+
+    def split(whole: int, parts: int) -> list[int]:
+        return [whole] + [0] * (parts - 1)
+
+    seen: Rows = []
+    for until, parallelism in zip((5, 10**9), copies, strict=True):
+        made = stream(table(), rows_per_s=4000).bsp(
+            total,
+            {"at": "timestamp[us]", "rows": "int64"},
+            window=window(tm.stream.tumbling("1s")),
+            merge=sum,
+            split=split,
+            parallelism=parallelism,
+        )
+        resumed(made, tmp_path, until, seen)
+        assert until > 5 or 5 <= len(seen) < 25
+    starts = written(stream(table()).group_by(window(tm.stream.tumbling("1s"))).agg(n=tm.count()))
+    expected, rows = [], 0
+    for row in sorted(starts, key=lambda row: row["window_end"]):
+        rows += row["n"]
+        expected.append({"at": row["window_end"], "rows": rows})
+    assert seen == expected
+
+
+def test_states_of_other_copies_need_a_merge(tmp_path: Path) -> None:
+    def kept(comm: Any, rows: tm.Table, context: tm.stream.BspContext) -> Rows:
+        context.state = comm.rank
+        return [{"x": 1}]
+
+    seen: Rows = []
+    options: dict[str, Any] = {"window": window(tm.stream.tumbling("1s"))}
+    resumed(stream(table(), rows_per_s=4000).bsp(kept, {"x": "int64"}, parallelism=2, **options), tmp_path, 2, seen)
+    with pytest.raises(tm.DataSetError, match="has the states of 2 copies, and there are 3 now; give bsp a merge="):
+        resumed(stream(table()).bsp(kept, {"x": "int64"}, parallelism=3, **options), tmp_path, 10**9, seen)
+
+
+def test_without_a_window_it_is_called_at_checkpoints(tmp_path: Path) -> None:
+    """Each row is in one call, and the calls are those of all copies."""
+
+    def epoch(comm: Any, rows: tm.Table, context: tm.stream.BspContext) -> Rows | None:
+        assert context.window_start is None
+        n = comm.allreduce(len(rows))
+        return [{"n": n}] if comm.rank == 0 and n else None
+
+    made = stream(table(), rows_per_s=10_000).bsp(epoch, {"n": "int64"}, parallelism=2)
+    seen = written(made, checkpoint=tm.stream.Checkpoint(tmp_path, interval="50ms"))
+    assert sum(row["n"] for row in seen) == 3000 and len(seen) > 2
+    assert written(stream(table()).bsp(epoch, {"n": "int64"}, parallelism=2)) == [{"n": 3000}]
+
+
+@pytest.mark.parametrize("on_busy", ["drop", "latest"])
+def test_windows_that_end_while_it_is_busy(on_busy: Any) -> None:
+    """Some are left out, the same at all copies, and counted; the last one of a stream that has ended is not."""
+
+    def slow(comm: Any, rows: tm.Table, context: tm.stream.BspContext) -> Rows | None:
+        time.sleep(0.1)
+        n = comm.allreduce(len(rows))
+        return [{"end": context.window_end, "n": n}] if comm.rank == 0 else None
+
+    made = stream(table(), rows_per_s=10_000).bsp(
+        slow,
+        {"end": "timestamp[us]", "n": "int64"},
+        window=window(tm.stream.tumbling("1s")),
+        parallelism=2,
+        on_busy=on_busy,
+    )
+    with pytest.warns(tm.stream.SkippedRowsWarning, match="of windows that ended while a step was busy") as warned:
+        seen = written(made)
+    ends = [row["end"] for row in seen]
+    assert ends == sorted(set(ends)) and 1 <= len(ends) < 31
+    assert on_busy == "drop" or ends[-1] == datetime(1970, 1, 1) + 35 * SECOND
+    skipped = next(int(str(one.message).split()[0]) for one in warned if one.category is tm.stream.SkippedRowsWarning)
+    assert skipped == 3000 - sum(row["n"] for row in seen)
+
+
+def nothing(comm: Any, rows: tm.Table, context: tm.stream.BspContext) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (
+            {"schema": None},
+            "nothing: bsp on a stream needs schema=, the names and types of the columns that it returns",
+        ),
+        ({"window": "10s"}, "nothing: window= takes a window of time, such as tm.stream.window"),
+        ({"window": window(tm.stream.session("1s"))}, "bsp takes tumbling, sliding and calendar windows"),
+        (
+            {"window": tm.stream.window(tm.stream.tumbling("1s"), on="at", allowed_lateness="1s")},
+            "leave out allowed_lateness= and early results",
+        ),
+        ({"window": tm.stream.window(tm.stream.tumbling("1s"), on="then")}, 'no column "then"'),
+        ({"by": "other"}, 'no column "other"'),
+        ({"parallelism": 0}, "parallelism=0 must be a positive integer"),
+        ({"on_busy": "ignore"}, 'on_busy=\'ignore\' must be "wait", "drop" or "latest"'),
+        ({"on_busy": "drop"}, "on_busy='drop' needs a window="),
+    ],
+)
+def test_options_that_make_no_sense(options: dict[str, Any], words: str) -> None:
+    given = {"schema": {"x": "int64"}, **options}
+    with pytest.raises(tm.DataSetError) as error:
+        stream(table(10)).bsp(nothing, **given)
+    assert words in str(error.value)
+
+
+def test_tables_take_no_options_of_streams() -> None:
+    with pytest.raises(tm.DataSetError, match="window= is for streams, and this is a table"):
+        tm.from_arrow(table(10)).bsp(nothing, window=window(tm.stream.tumbling("1s")))
+    with pytest.raises(tm.DataSetError, match="nothing runs inside a stream: run it with write_stream"):
+        stream(table(10)).bsp(nothing, {"x": "int64"}, window=window(tm.stream.tumbling("1s"))).collect()
+
+
+def test_functions_that_fail() -> None:
+    """Who fails is named, also while others wait for it in a collective, or the copies make different calls."""
+
+    def fails(comm: Any, rows: tm.Table, context: tm.stream.BspContext) -> None:
+        if comm.rank == 1:
+            raise ValueError("no more")
+        comm.allgather(1)
+
+    def leaves(comm: Any, rows: tm.Table, context: tm.stream.BspContext) -> None:
+        if comm.rank == 0:
+            comm.allreduce(1)
+
+    def strange(comm: Any, rows: tm.Table, context: tm.stream.BspContext) -> Rows:
+        return [{"y": 1}]
+
+    def unsaved(comm: Any, rows: tm.Table, context: tm.stream.BspContext) -> None:
+        context.state = lambda: 1
+
+    second = window(tm.stream.tumbling("1s"))
+
+    def run(function: Any, **options: Any) -> str:
+        with pytest.raises(tm.DataSetError) as error:
+            written(stream(table(500)).bsp(function, {"x": "int64"}, window=second, parallelism=2), **options)
+        return str(error.value)
+
+    assert "no more" in run(fails)
+    said = run(leaves)
+    assert "allgather" in said and "bsp " in said and "rank 1" in said
+    assert "a row has the columns ['y'] but ['x'] were declared" in run(strange)
+
+
+def test_a_state_that_cannot_be_saved(tmp_path: Path) -> None:
+    def unsaved(comm: Any, rows: tm.Table, context: tm.stream.BspContext) -> None:
+        context.state = lambda: 1
+
+    made = stream(table(), rows_per_s=10_000).bsp(unsaved, {"x": "int64"}, window=window(tm.stream.tumbling("1s")))
+    with pytest.raises(tm.DataSetError, match="its state cannot be pickled"):
+        written(made, checkpoint=tm.stream.Checkpoint(tmp_path, interval="50ms"))
