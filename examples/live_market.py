@@ -6,24 +6,30 @@ Kill a worker meanwhile: the job goes on from its last checkpoint, and the frame
 """
 
 import sys
+from datetime import timedelta
 from pathlib import Path
 
 import numpy as np
 import tidemill as tm
 from tidemill.ml import MDS, procrustes, using
 
+MOMENT = timedelta(microseconds=1)
 OUT = Path(sys.argv[1] if len(sys.argv) > 1 else "live-market-out")
 
 
 def change(key, rows, context):
-    """Clean the prices of a stock. Its state is the last day and price: duplicates are dropped, splits undone."""
-    made = []
+    """Clean the prices of a stock, day by day: its state is its last price, and prices until all of their day have come."""
+    last, waiting = context.state or (None, {})
     for row in rows:
-        (day, last), price = context.state or (None, None), abs(row["price"])
-        if row["date"] != day:
-            context.state = (row["date"], price)
-            if last is not None:
-                made.append({**key, "date": row["date"], "change": float(np.log(price * (row["split"] or 1) / last))})
+        waiting[row["date"]] = max(waiting.get(row["date"], (0, 0)), (row["split"] or 1, abs(row["price"])))
+        context.set_timer(row["date"] + MOMENT)
+    made = []
+    for at in sorted(context.timers):
+        split, price = waiting.pop(at - MOMENT)
+        if last is not None:
+            made.append({**key, "date": at - MOMENT, "change": float(np.log(price * split / last))})
+        last = price
+    context.state = (last, waiting)
     return made
 
 
@@ -46,14 +52,13 @@ def place(comm, rows, context):
     before = context.state or {}
     start = np.array([before.get(ticker, (0, 0, 0)) for ticker in ids]) if before else None
     with using(comm):
-        points = MDS(n_components=3, tol=1e-4, random_state=0).fit(apart, init=start).positions_
+        points = MDS(n_components=3, tol=1e-3, random_state=0).fit(apart, init=start).positions_
     if start is not None:
         old = np.array([ticker in before for ticker in ids])
         points = procrustes(points[old], start[old]).apply(points)
     context.state = dict(zip(ids.tolist(), points, strict=True))
-    end = np.full(len(ids), np.datetime64(context.window_end, "us"))
-    made = {"ticker": ids, "end": end, **dict(zip("xyz", points.T, strict=True))}
-    return tm.Table.from_numpy(made) if comm.rank == 0 else None
+    end, (x, y, z) = np.full(len(ids), np.datetime64(context.window_end, "us")), points.T
+    return tm.Table.from_numpy({"ticker": ids, "end": end, "x": x, "y": y, "z": z}) if comm.rank == 0 else None
 
 
 def show(table):
@@ -61,8 +66,7 @@ def show(table):
     columns = table.to_dict()
     writer = tm.viz.FrameWriter(OUT, title="A live market", mode="a")
     if (label := f"{columns['end'][0]:%Y-%m-%d}") not in tm.viz.FrameReader(OUT).times:
-        points = np.stack([columns[axis] for axis in "xyz"], axis=1)
-        writer.write_frame(points, ids=columns["ticker"], time=label)
+        writer.write_frame(np.stack([columns[axis] for axis in "xyz"], axis=1), ids=columns["ticker"], time=label)
 
 
 job = tm.init()
@@ -70,7 +74,7 @@ if job.rank == 0:
     tm.series.write_market(OUT / "data", ids=120, days=500)
 job.comm.Barrier()
 prices = tm.read_csv(str(OUT / "data" / "prices.csv"), schema_overrides={"split": "float64"})
-prices = prices.with_columns(date=tm.col("date").cast("timestamp[us]")).sort("date", "ticker").collect()
+prices = prices.with_columns(date=tm.col("date").cast("timestamp[us]")).sort("date", "ticker", "price").collect()
 stream = tm.stream.from_table(prices, time="date", rows_per_batch=500, rows_per_s=12_000)
 changes = stream.key_by("ticker").process(change, {"ticker": "str", "date": "timestamp[us]", "change": "float64"})
 window = tm.stream.window(tm.stream.sliding("180d", "30d"), on="date")

@@ -2,8 +2,8 @@
 
 tidemill run -n 2 examples/online_kmeans.py
 
-For each second all copies run a few iterations of Lloyd's algorithm together, on the points of that second, from the centers
-of the second before. The centers are the state of the stream's solver: a checkpoint saves them.
+For each second all copies move the centers together, by the points of that second; what came before counts half as much with
+each second. The model is the state of the stream's solver: a checkpoint saves it.
 """
 
 import numpy as np
@@ -17,11 +17,9 @@ def follow(comm, rows, context):
     """One window; each copy has some of its points."""
     columns = rows.to_numpy()
     points = np.stack([columns["x"], columns["y"]], axis=1)
-    known = context.state is not None
-    model = KMeans(CLUSTERS, init=context.state if known else "k-means++", n_init=1, max_iter=5, random_state=0)
+    model = context.state or KMeans(CLUSTERS, random_state=0)
     with using(comm):
-        model.fit(points)
-    context.state = model.cluster_centers_
+        context.state = model.partial_fit(points, decay=0.5)
     if comm.rank == 0:
         second = context.window_start.second
         return [{"second": second, "cluster": n, "x": x, "y": y} for n, (x, y) in enumerate(model.cluster_centers_)]

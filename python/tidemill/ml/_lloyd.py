@@ -12,7 +12,7 @@ from tidemill import _tidemill as native
 from tidemill.ml._job import allreduce
 from tidemill.ml._shard import Array, Shard
 
-__all__ = ["Iteration", "Result", "lloyd"]
+__all__ = ["Iteration", "Result", "cluster_sums", "lloyd"]
 
 
 #: A sum of squares this much smaller than the one it is the rest of has lost too many digits: it is formed anew.
@@ -41,9 +41,22 @@ class Result:
     labels: NDArray[np.int32]
     inertia: float
     iterations: int
-    #: Clusters that have any weight.
-    filled: int
+    #: What the rows of each cluster weigh, (k,).
+    weights: Array
     algorithm: str
+
+
+def cluster_sums(shard: Shard, centres: Array) -> tuple[Array, Array]:
+    """Return the weighted sums, (k, d), and the weights, (k,), of all ranks' rows by their nearest centers. Centers
+    and sums are less the shift.
+    """
+    k, d = centres.shape
+    fit = native.KMeansFit(shard.pool, shard.x, shard.shift, shard.weights, k, "lloyd", 1)
+    local = np.empty(k * d + k + 1)
+    fit.step(shard.pool, shard.x, shard.shift, shard.weights, centres, local)
+    local[-1] = 0
+    total = allreduce(shard.comm, local)
+    return total[: k * d].reshape(k, d), total[k * d : -1]
 
 
 def lloyd(
@@ -108,7 +121,7 @@ def lloyd(
     inertia = inertia_of(centres, sums, totals)
     if inertia < _CANCELLED * squares:
         inertia = shard.inertia(centres, labels)
-    return Result(centres, labels, inertia, number, int((totals > 0).sum()), fit.algorithm)
+    return Result(centres, labels, inertia, number, totals, fit.algorithm)
 
 
 def _refill(shard: Shard, fit: native.KMeansFit, centres: Array, sums: Array, totals: Array) -> None:

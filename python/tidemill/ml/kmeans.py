@@ -23,7 +23,7 @@ from tidemill.ml._estimator import (
     warning_class,
 )
 from tidemill.ml._job import active, collective_try, using
-from tidemill.ml._lloyd import Iteration, Result, lloyd
+from tidemill.ml._lloyd import Iteration, Result, cluster_sums, lloyd
 from tidemill.ml._shard import Array, Moments, Shard, moments
 from tidemill.ml._tables import (
     NamedRows,
@@ -86,6 +86,8 @@ class KMeans(Estimator):
         The nearest center of each row of this rank; in a tie, the first.
     inertia_ : float
         Weighted sum of squared distances of all ranks' rows to their centers.
+    cluster_weights_ : ndarray of shape (n_clusters,), float64
+        Weight of all ranks' rows of each cluster; after `partial_fit`, of all rows that its center stands for.
     n_iter_ : int
     n_features_in_ : int
     feature_names_in_ : ndarray of shape (n_features,)
@@ -117,6 +119,7 @@ class KMeans(Estimator):
     labels_: NDArray[np.int32]
     inertia_: float
     n_iter_: int
+    cluster_weights_: Array
     n_features_in_: int
     feature_names_in_: NDArray[np.object_]
     #: The algorithm that ran on this rank.
@@ -195,9 +198,10 @@ class KMeans(Estimator):
             if best is None or result.inertia < best.inertia:
                 best = result
         assert best is not None, "there is at least one start"
-        if best.filled < self.n_clusters and shard.comm.rank == 0:
+        filled = int((best.weights > 0).sum())
+        if filled < self.n_clusters and shard.comm.rank == 0:
             warnings.warn(
-                f"Number of distinct clusters ({best.filled}) found smaller than n_clusters ({self.n_clusters}). "
+                f"Number of distinct clusters ({filled}) found smaller than n_clusters ({self.n_clusters}). "
                 "Possibly due to duplicate points in X.",
                 warning_class(),
                 stacklevel=2,
@@ -205,6 +209,7 @@ class KMeans(Estimator):
         self.cluster_centers_ = self._seen(shard, best.centres).astype(shard.x.dtype)
         self.labels_ = best.labels
         self.inertia_ = best.inertia
+        self.cluster_weights_ = best.weights
         self.n_iter_ = best.iterations
         self._algorithm = best.algorithm
         self._shift = shard.shift
@@ -213,6 +218,63 @@ class KMeans(Estimator):
             self.feature_names_in_ = names
         elif hasattr(self, "feature_names_in_"):
             del self.feature_names_in_
+        return self
+
+    def partial_fit(
+        self: Self,
+        X: Rows,
+        y: object = None,
+        sample_weight: ArrayLike | str | None = None,
+        *,
+        decay: float = 1.0,
+        columns: Sequence[str] | None = None,
+    ) -> Self:
+        """Move the centers by more rows of all ranks: one step of k-means on a stream. Collective.
+
+        The first call is `fit`, unless that was called before. Later ones assign the rows to the nearest centers, and each center becomes the mean of
+        all rows that it has been given. Source: MacQueen (1967), by batches as in Sculley (2010); Spark's
+        ``StreamingKMeans`` has the same `decay`.
+
+        Parameters
+        ----------
+        X, y, sample_weight, columns
+            As in `fit`. Later calls may have fewer rows than clusters, but not none.
+        decay : float in [0, 1], default=1.0
+            What the rows of earlier calls count at each call: 1.0 never forgets, 0.0 looks at the rows of this call
+            alone.
+
+        Returns
+        -------
+        self
+            ``labels_`` and ``inertia_`` are those of the rows of this call.
+        """
+        if not 0 <= decay <= 1:
+            raise ValueError(f"decay={decay!r} must be from 0 to 1")
+        if not hasattr(self, "cluster_centers_"):
+            return self.fit(X, y, sample_weight, columns=columns)
+        X, sample_weight = self._taken(X, sample_weight, columns)
+        shard, _, _, _ = self._prepare(X, sample_weight, least=1)
+        if shard.d != self.n_features_in_:
+            raise ValueError(
+                f"X has {shard.d} features, but KMeans is expecting {self.n_features_in_} features as input."
+            )
+        before = self.cluster_centers_.astype(np.float64) - shard.shift
+        sums, weights = cluster_sums(shard, before)
+        kept = decay * self.cluster_weights_
+        self.cluster_weights_ = kept + weights
+        moved = before.copy()
+        np.divide(
+            kept[:, None] * before + sums,
+            self.cluster_weights_[:, None],
+            out=moved,
+            where=self.cluster_weights_[:, None] > 0,
+        )
+        centres = self._seen(shard, moved)
+        self.cluster_centers_ = centres.astype(shard.x.dtype)
+        self._shift = shard.shift
+        self.labels_ = shard.assign(centres - shard.shift)
+        self.inertia_ = shard.inertia(centres - shard.shift, self.labels_)
+        self.n_iter_ = 1
         return self
 
     @overload
@@ -381,7 +443,7 @@ class KMeans(Estimator):
         return int(self.n_init)
 
     def _prepare(
-        self, X: Any, sample_weight: ArrayLike | None
+        self, X: Any, sample_weight: ArrayLike | None, least: int | None = None
     ) -> tuple[Shard, float, float, NDArray[np.object_] | None]:
         """Check input and parameters on all ranks; return the rows, their sum of squares, the tolerance and column
         names.
@@ -420,7 +482,7 @@ class KMeans(Estimator):
             )
         if len(widths) > 1:
             raise ValueError(f"The ranks disagree on the number of features: {[one.d for one in everyone]}.")
-        if n_total < self.n_clusters:
+        if n_total < (self.n_clusters if least is None else least):
             raise ValueError(f"n_samples={n_total} should be >= n_clusters={self.n_clusters}.")
         if self.algorithm == "tree" and max(widths) > 6:
             raise ValueError(f"algorithm='tree' takes at most 6 features, and X has {max(widths)}.")

@@ -383,6 +383,37 @@ def test_scikit_learn_conventions() -> None:
     assert not failed
 
 
+@pytest.mark.parametrize("decay", [1.0, 0.5, 0.0])
+def test_partial_fits_are_means_of_what_came(decay: float) -> None:
+    """Each center is the mean of the rows that it has been given; those of earlier calls count less and less."""
+    rng = np.random.default_rng(3)
+    parts = [np.concatenate([rng.normal(shift, 1, (50, 3)), rng.normal(40 + shift, 1, (70, 3))]) for shift in range(4)]
+    weights = [rng.uniform(0.5, 2, 120) for _ in parts]
+    model = KMeans(2, random_state=0)
+    sums, totals = np.zeros((2, 3)), np.zeros(2)
+    for x, weight in zip(parts, weights, strict=True):
+        assert model.partial_fit(x, sample_weight=weight, decay=decay) is model
+        order = np.argsort(model.cluster_centers_[:, 0])
+        near = np.repeat([0, 1], [50, 70])
+        sums = decay * sums + [np.sum(weight[near == c, None] * x[near == c], axis=0) for c in (0, 1)]
+        totals = decay * totals + np.bincount(near, weight)
+        np.testing.assert_allclose(model.cluster_centers_[order], sums / totals[:, None])
+        np.testing.assert_allclose(model.cluster_weights_[order], totals)
+        assert (order[near] == model.labels_).all() and (model.predict(x) == model.labels_).all()
+    few = pickle.loads(pickle.dumps(model)).partial_fit(parts[0][:1])
+    assert few.cluster_weights_.sum() == pytest.approx(model.cluster_weights_.sum() + 1)
+
+
+def test_partial_fits_that_do_not_fit() -> None:
+    model = KMeans(2, random_state=0).partial_fit(np.eye(4))
+    with pytest.raises(ValueError, match="X has 3 features, but KMeans is expecting 4 features as input"):
+        model.partial_fit(np.eye(3))
+    with pytest.raises(ValueError, match=r"decay=2 must be from 0 to 1"):
+        model.partial_fit(np.eye(4), decay=2)
+    with pytest.raises(ValueError, match="minimum of 1 is required"):
+        model.partial_fit(np.empty((0, 4)))
+
+
 def test_data_sets() -> None:
     """Columns by name; the same model as of the matrix, clusters as a column beside the others, and errors that name the column."""
     x = blobs(300, 3, 3)
