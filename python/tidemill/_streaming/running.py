@@ -43,7 +43,7 @@ class Running:
 
     def __init__(self, native: NativeRunning, copies: int) -> None:
         self._native = native
-        # No task has more.
+        # Of tasks that do not say how many they have.
         self._copies = copies
 
     @property
@@ -86,9 +86,11 @@ class Running:
             raise DataSetError(
                 f"task {task!r} has {len(now)} buckets, each with an owner, but there are {len(owners)} owners"
             )
+        # What is more than a task has is refused when the move is asked for; see `moves`.
+        copies = max(self._copies, 1 + max(now or (), default=0))
         for owner in owners:
-            if isinstance(owner, bool) or not isinstance(owner, Integral) or not 0 <= owner < self._copies:
-                raise DataSetError(f"{owner!r} is not a copy of task {task!r}; copies are 0 to {self._copies - 1}")
+            if isinstance(owner, bool) or not isinstance(owner, Integral) or not 0 <= owner < copies:
+                raise DataSetError(f"{owner!r} is not a copy of task {task!r}; copies are 0 to {copies - 1}")
         try:
             self._native.rebalance(task, list(owners))
         except KeyError as error:

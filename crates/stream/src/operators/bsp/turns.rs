@@ -260,25 +260,21 @@ mod tests {
         let all = run_ranks(2, |comm| {
             let rank = comm.rank();
             let mut turns = Turns::new(comm, Some(WindowAssigner::sliding(10, 10)), Micros::MIN, OnBusy::Wait);
-            let mut waited = 0;
+            let mut made = Vec::new();
             if rank == 0 {
                 turns.pass(20);
-                while turns.next(Moment::Time, &[10].as_slice(), waited == 0).unwrap() == Turn::NotYet {
-                    waited += 1;
-                    if waited == 1 {
-                        // What the other one waits for.
-                        turns.comm().send_slice(&[1u8], 1, 0).unwrap();
-                    }
-                    std::thread::yield_now();
-                }
+                assert_eq!(turns.next(Moment::Time, &[10].as_slice(), true).unwrap(), Turn::NotYet);
+                // What the other one waits for.
+                turns.comm().send_slice(&[1u8], 1, 0).unwrap();
             } else {
                 turns.comm().recv_slice(&mut [0u8], Some(0), Some(0)).unwrap();
                 turns.pass(20);
-                assert_eq!(calls(&mut turns, Moment::Barrier, &[]), [] as [Micros; 0]);
             }
-            (turns.called(), waited > 0 || rank == 1)
+            let rows: &[Micros] = if rank == 0 { &[10] } else { &[] };
+            made.extend(calls(&mut turns, Moment::Barrier, rows));
+            (made, turns.called())
         });
-        let _ = all.map(|all| assert!(all.iter().all(|(_, went_on)| *went_on)));
+        assert_eq!(all.unwrap(), [(vec![10], 20), (vec![10], 20)]);
     }
 
     /// An empty stretch of any length is passed at once.
@@ -314,6 +310,54 @@ mod tests {
                 made
             });
             assert_eq!(all.unwrap(), vec![expected; 2], "{on_busy:?}");
+        }
+    }
+
+    /// A generator of small numbers, the same for a seed at all copies.
+    fn below(state: &mut u64, limit: u64) -> u64 {
+        *state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (*state >> 33) % limit
+    }
+
+    /// One copy's life: rows of any windows whose time has not come, steps of time, and barriers between. Returns the
+    /// calls of each epoch.
+    fn life(comm: Communicator, seed: u64, barriers: u64) -> Vec<Vec<Micros>> {
+        let mut dice = seed.wrapping_mul(977).wrapping_add(u64::from(comm.rank()) + 1);
+        let mut turns = Turns::new(comm, Some(WindowAssigner::sliding(10, 10)), Micros::MIN, OnBusy::Wait);
+        let (mut time, mut rows, mut epochs) = (0, Vec::new(), Vec::new());
+        for _ in 0..barriers {
+            let mut made = Vec::new();
+            for _ in 0..below(&mut dice, 6) {
+                // Of windows that end after this copy's time: no row comes too late.
+                let end = (time / 10 + 1 + below(&mut dice, 12) as i64) * 10;
+                if below(&mut dice, 3) > 0 {
+                    rows.push(end);
+                }
+                time += below(&mut dice, 35) as i64;
+                turns.pass(time);
+                made.extend(calls(&mut turns, Moment::Time, &rows));
+            }
+            made.extend(calls(&mut turns, Moment::Barrier, &rows));
+            epochs.push(made);
+        }
+        turns.pass(Micros::MAX);
+        epochs.push(calls(&mut turns, Moment::End, &rows));
+        assert!(
+            rows.iter().all(|end| epochs.iter().flatten().any(|called| called == end)),
+            "seed {seed}: a row is lost"
+        );
+        epochs
+    }
+
+    /// However streams come in at each copy, all make the same calls in each epoch, each window's once and in order.
+    #[test]
+    fn epochs_have_the_same_calls_whatever_comes() {
+        for seed in 0..60 {
+            let copies = 1 + seed as u32 % 4;
+            let all = run_ranks(copies, |comm| life(comm, seed, 8)).unwrap();
+            assert!(all.iter().all(|epochs| *epochs == all[0]), "seed {seed}: {all:?}");
+            let calls: Vec<Micros> = all[0].iter().flatten().copied().collect();
+            assert!(calls.is_sorted_by(|one, next| one < next), "seed {seed}: {calls:?}");
         }
     }
 }
