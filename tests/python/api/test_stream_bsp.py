@@ -149,7 +149,7 @@ def test_states_are_merged_and_split(tmp_path: Path, copies: tuple[int, int]) ->
 
     seen: Rows = []
     for until, parallelism in zip((5, 10**9), copies, strict=True):
-        made = stream(table(), rows_per_s=4000).bsp(
+        made = stream(table(), rows_per_s=1000 if until == 5 else 0).bsp(
             total,
             {"at": "timestamp[us]", "rows": "int64"},
             window=window(tm.stream.tumbling("1s")),
@@ -158,7 +158,7 @@ def test_states_are_merged_and_split(tmp_path: Path, copies: tuple[int, int]) ->
             parallelism=parallelism,
         )
         resumed(made, tmp_path, until, seen)
-        assert until > 5 or 5 <= len(seen) < 25
+        assert until > 5 or 5 <= len(seen) < 31
     starts = written(stream(table()).group_by(window(tm.stream.tumbling("1s"))).agg(n=tm.count()))
     expected, rows = [], 0
     for row in sorted(starts, key=lambda row: row["window_end"]):
@@ -187,9 +187,9 @@ def test_without_a_window_it_is_called_at_checkpoints(tmp_path: Path) -> None:
         n = comm.allreduce(len(rows))
         return [{"n": n}] if comm.rank == 0 and n else None
 
-    made = stream(table(), rows_per_s=10_000).bsp(epoch, {"n": "int64"}, parallelism=2)
+    made = stream(table(), rows_per_s=3000).bsp(epoch, {"n": "int64"}, parallelism=2)
     seen = written(made, checkpoint=tm.stream.Checkpoint(tmp_path, interval="50ms"))
-    assert sum(row["n"] for row in seen) == 3000 and len(seen) > 2
+    assert sum(row["n"] for row in seen) == 3000 and len(seen) > 1
     assert written(stream(table()).bsp(epoch, {"n": "int64"}, parallelism=2)) == [{"n": 3000}]
 
 
@@ -198,11 +198,11 @@ def test_windows_that_end_while_it_is_busy(on_busy: Any) -> None:
     """Some are left out, the same at all copies, and counted; the last one of a stream that has ended is not."""
 
     def slow(comm: Any, rows: tm.Table, context: tm.stream.BspContext) -> Rows | None:
-        time.sleep(0.1)
+        time.sleep(0.3)
         n = comm.allreduce(len(rows))
         return [{"end": context.window_end, "n": n}] if comm.rank == 0 else None
 
-    made = stream(table(), rows_per_s=10_000).bsp(
+    made = stream(table()).bsp(
         slow,
         {"end": "timestamp[us]", "n": "int64"},
         window=window(tm.stream.tumbling("1s")),
@@ -290,6 +290,6 @@ def test_a_state_that_cannot_be_saved(tmp_path: Path) -> None:
     def unsaved(comm: Any, rows: tm.Table, context: tm.stream.BspContext) -> None:
         context.state = lambda: 1
 
-    made = stream(table(), rows_per_s=10_000).bsp(unsaved, {"x": "int64"}, window=window(tm.stream.tumbling("1s")))
+    made = stream(table(), rows_per_s=1500).bsp(unsaved, {"x": "int64"}, window=window(tm.stream.tumbling("1s")))
     with pytest.raises(tm.DataSetError, match="its state cannot be pickled"):
         written(made, checkpoint=tm.stream.Checkpoint(tmp_path, interval="50ms"))

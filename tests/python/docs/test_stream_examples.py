@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import cmath
 import contextlib
 import csv
 import gzip
@@ -351,3 +352,16 @@ def test_a_table_that_grows(tmp_path: Path) -> None:
     found = by_hour(path, "sales")
     assert len(found) == len(complete) - 5
     assert all(complete[shop, hour] == sums for shop, hour, *sums in found)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_online_kmeans(workers: int) -> None:
+    """The centers follow those that points are drawn around, at most some tenths behind."""
+    done = launched.run("run", "-n", str(workers), "--no-prefix", ROOT / "examples" / "online_kmeans.py")
+    assert done.returncode == 0, done.stderr.decode()
+    found = re.findall(r"second (\d+): center \d at \( *(-?[\d.]+), *(-?[\d.]+)\)", done.stdout.decode())
+    seen = [(int(second), complex(float(x), float(y))) for second, x, y in found]
+    assert [second for second, _ in seen] == [second for second in range(10) for _ in range(3)]
+    for second, center in seen:
+        drawn = [5 * cmath.exp(2j * cmath.pi * (cluster / 3 + second / 60)) for cluster in range(3)]
+        assert min(abs(center - at) for at in drawn) < 1

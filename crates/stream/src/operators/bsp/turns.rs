@@ -141,9 +141,7 @@ impl Turns {
                     None => continue,
                 }
             }
-            if agreed.now < Micros::MAX {
-                self.skip_to(agreed.now);
-            }
+            self.skip_to(agreed.now);
             match moment {
                 Moment::Time if agreed.any_at_barrier => return Ok(Turn::NotYet),
                 Moment::Barrier if agreed.all_at_barrier => return Ok(Turn::Over),
@@ -284,11 +282,12 @@ mod tests {
             let mut turns = Turns::new(comm, Some(WindowAssigner::sliding(1, 1)), Micros::MIN, OnBusy::Wait);
             turns.pass(1 << 60);
             let made = calls(&mut turns, Moment::Time, &[]);
-            (made, turns.called())
+            let called = turns.called();
+            // All that will ever come has come, and the input has not ended yet.
+            turns.pass(Micros::MAX);
+            (made, called, calls(&mut turns, Moment::Time, &[]))
         });
-        for (made, called) in all.unwrap() {
-            assert_eq!((made, called), (vec![], 1 << 60));
-        }
+        assert_eq!(all.unwrap(), vec![(vec![], 1 << 60, vec![]); 2]);
     }
 
     /// Of windows that end while the function is busy all are left out, or all but the last, at all copies alike; one
