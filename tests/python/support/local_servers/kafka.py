@@ -58,7 +58,12 @@ class Kafka(Server):
         self.admin.create_topics([new])[topic].result(PATIENCE_S)
 
     def add_partitions(self, topic: str, total: int) -> None:
+        """Add partitions up to a total, and wait until clients can see them: the broker acknowledges before that."""
         self.admin.create_partitions([NewPartitions(topic, total)])[topic].result(PATIENCE_S)
+        deadline = time.monotonic() + PATIENCE_S
+        while len(self.admin.list_topics(topic, PATIENCE_S).topics[topic].partitions) < total:
+            assert time.monotonic() < deadline, f"{self.name} does not show the partitions of {topic}"
+            time.sleep(0.02)
 
     def produce(
         self, topic: str, values: Iterable[bytes | str], *, partition: int = -1, key: bytes | None = None
