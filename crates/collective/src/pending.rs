@@ -10,7 +10,7 @@ use crate::{Collective, CollectiveCall, CollectiveError, Communicator, ReduceOp,
 pub struct PendingAllreduce<T: CollectiveElement> {
     /// `None` once it is over.
     request: Option<Request>,
-    /// What was sent, and where the result goes; they stay where they are when this moves.
+    /// The send buffer and the receive buffer; their memory does not move when this does.
     values: Option<[Box<[T]>; 2]>,
 }
 

@@ -214,8 +214,8 @@ impl NativeDataSet {
         Self::step(py, || tidemill_stream::process(&self.0, name, &keys, function, schema, keeps, ttl.is_some()))
     }
 
-    /// What an object makes of a stream's rows that all copies enter together, for each window; `factory` makes one for
-    /// each copy.
+    /// Adds a step that calls an object of Python for each window, on all copies together. `factory` makes the object
+    /// of each copy.
     #[pyo3(signature = (name, factory, schema, by, window = None, copies = None, on_busy = "wait"))]
     #[expect(clippy::too_many_arguments, reason = "arguments of a private method")]
     fn bsp(

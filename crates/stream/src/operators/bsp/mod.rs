@@ -33,7 +33,7 @@ use tidemill_dataset::{DataSet, DataSetError};
 
 use crate::time::window::{EarlyResults, Micros, WindowKind, WindowRule};
 
-/// A function that the copies of a task call together, and what it keeps at one copy.
+/// One copy's part of a function that all copies of a task call together.
 pub trait BspFunction: Send {
     /// The copies have all come to the end of `window`, in microseconds, or of an epoch. `rows` are this copy's, in the
     /// order of their times. The function may make any calls on `comm`, the same at all copies.
@@ -47,20 +47,20 @@ pub trait BspFunction: Send {
         window: Option<(i64, i64)>,
     ) -> std::result::Result<Vec<RecordBatch>, TaskError>;
 
-    /// What it keeps at this copy, for a checkpoint.
+    /// Returns this copy's state, to be saved in a checkpoint.
     ///
     /// # Errors
     /// Fails the job.
     fn save(&mut self) -> std::result::Result<Bytes, TaskError>;
 }
 
-/// What a function of one copy begins with.
+/// The inputs for making the function of one copy.
 pub struct BspSetup<'a> {
     /// The copy.
     pub context: &'a CopyContext,
     /// Its communicator.
     pub comm: &'a Communicator,
-    /// What the function had saved at each copy that there was then; empty when the job begins anew.
+    /// The states that the checkpoint has, one for each copy at that time; empty in a new job.
     pub restored: Vec<Bytes>,
 }
 
@@ -68,7 +68,7 @@ pub struct BspSetup<'a> {
 pub type MakeBspFunction =
     Arc<dyn Fn(&BspSetup<'_>) -> std::result::Result<Box<dyn BspFunction>, TaskError> + Send + Sync>;
 
-/// What to do with windows that end while the function is busy with an earlier one.
+/// Policy for windows that end while the function is busy with an earlier one.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum OnBusy {
     /// They wait, and so do the sources, when enough waits.
@@ -96,7 +96,7 @@ pub struct BspOptions {
     pub on_busy: OnBusy,
 }
 
-/// What a function that all copies enter together makes of a stream's rows.
+/// Adds a step that calls a function for each window of a stream, on all copies together.
 ///
 /// # Errors
 /// `UnknownColumn`; `Query` for windows that are not of time alone, or not of a column.
