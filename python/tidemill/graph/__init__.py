@@ -17,6 +17,7 @@ from __future__ import annotations
 from tidemill.graph import exchange
 from tidemill.graph._errors import Cancelled, GraphError
 from tidemill.graph._graph import Graph, Port, Task
+from tidemill.graph._makespan import Makespan, Move
 from tidemill.graph._placement import TaskInfo, WorkerInfo
 from tidemill.graph._result import EdgeReport, Result
 from tidemill.graph._task import Context, Input, Output
@@ -30,6 +31,8 @@ __all__ = [
     "Graph",
     "GraphError",
     "Input",
+    "Makespan",
+    "Move",
     "Output",
     "Port",
     "Result",

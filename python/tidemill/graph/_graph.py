@@ -9,9 +9,10 @@ import os
 import pickle
 import threading
 import traceback
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 from tidemill._callback import check_outside, is_task
@@ -459,10 +460,34 @@ class Graph:
             runner = _runner(job)
             planned = self._agree(job, lambda: self._planned(job, placement))
             values, report = runner.run(self._native, planned)
-            if share:
-                values = _shared(job, values)
-        by_task = {task.name: dict(sorted(values.get(task.name, {}).items())) for task in self._tasks}
-        return Result(by_task, report)
+            seconds = {task.name: task._run.seconds for task in self._tasks}
+            own = _Outcome(values, seconds, self._sent(report["edges"]))
+            outcome = _shared(job, own) if share else own
+        by_task, seconds = self._by_task(outcome.values), self._by_task(outcome.seconds)
+        return Result(by_task, seconds, self._traffic(outcome), report)
+
+    def _by_task(self, found: dict[str, dict[int, Any]]) -> dict[str, dict[int, Any]]:
+        return {task.name: dict(sorted(found.get(task.name, {}).items())) for task in self._tasks}
+
+    def _traffic(self, outcome: _Outcome) -> dict[tuple[str, str], int]:
+        """Return the bytes that tasks have sent to each other, of each task an equal part to each of its targets."""
+        pairs = [(source, edge.target[0]) for edge in self._edges for source, _ in edge.sources]
+        edges = Counter(source for source, _ in pairs)
+        traffic: Counter[tuple[str, str]] = Counter()
+        for source, target in pairs:
+            name = self._tasks[source].name
+            traffic[name, self._tasks[target].name] += outcome.sent[name] // edges[source]
+        return dict(traffic)
+
+    def _sent(self, edges: Sequence[Mapping[str, Any]]) -> dict[str, int]:
+        """Return the bytes that each task has sent on this worker."""
+        sent = {}
+        for task in self._tasks:
+            # Edges of the graph name ports, parts of exchanges name tasks.
+            begins = (f"{task.name} -> ", *(f"{task.name}.{port} -> " for port in task.outputs))
+            mine = [edge for edge in edges if edge["edge"].startswith(begins)]
+            sent[task.name] = sum(edge["local_bytes"] + edge["remote_bytes"] for edge in mine)
+        return sent
 
     def __repr__(self) -> str:
         return f"<tidemill.Graph {self.name!r}: tasks {', '.join(task.name for task in self._tasks)}>"
@@ -489,7 +514,7 @@ class Graph:
         check_loops(self._edges, len(self._tasks))
         self._native.check(job.size)
         for task in self._tasks:
-            task._run.group, task._run.depth = current_group(), depth.value
+            task._run.group, task._run.depth, task._run.seconds = current_group(), depth.value, {}
             task._run.loops = joined(self._edges, task._index) if any(edge.feedback for edge in self._edges) else {}
 
     def _add(
@@ -720,16 +745,27 @@ def _failed(said: str, rank: int | None) -> GraphError:
     return GraphError(said if rank is None else f"{said} (on worker {rank})")
 
 
-def _shared(job: Job, values: dict[str, dict[int, Any]]) -> dict[str, dict[int, Any]]:
-    """Return the results of the copies of all workers."""
+class _Outcome(NamedTuple):
+    """What a run came to, by task: what copies returned, their seconds, and the bytes that they sent."""
+
+    values: dict[str, dict[int, Any]]
+    seconds: dict[str, dict[int, float]]
+    sent: dict[str, int]
+
+
+def _shared(job: Job, own: _Outcome) -> _Outcome:
+    """Return the outcome of all workers."""
 
     def says(error: Exception) -> str:
-        tasks = ", ".join(values)
+        tasks = ", ".join(own.values)
         return f"what a copy of {tasks} returned cannot be pickled: {error}; return something else, or run(share=False)"
 
-    mine = fail_together(job.comm, lambda: pickle.dumps(values, protocol=5), _failed, says=says)
-    merged: dict[str, dict[int, Any]] = {}
+    mine = fail_together(job.comm, lambda: pickle.dumps(tuple(own), protocol=5), _failed, says=says)
+    merged = _Outcome({}, {}, Counter())
     for rank, data in enumerate(job.comm.allgather(mine)):
-        for task, copies in (values if rank == job.rank else pickle.loads(data)).items():
-            merged.setdefault(task, {}).update(copies)
+        outcome = own if rank == job.rank else _Outcome(*pickle.loads(data))
+        for found, into in (outcome.values, merged.values), (outcome.seconds, merged.seconds):
+            for task, copies in found.items():
+                into.setdefault(task, {}).update(copies)
+        merged.sent.update(outcome.sent)
     return merged

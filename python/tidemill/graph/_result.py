@@ -57,6 +57,11 @@ class Result:
     ----------
     values : dict of str to dict of int to object
         Return values of functions, by task and copy, except None.
+    seconds : dict of str to dict of int to float
+        Seconds of processor time of the functions' threads, by task and copy.
+    traffic : dict of (str, str) to int
+        Bytes that tasks have sent, by pairs of tasks that an edge connects: of a task with several targets an equal part
+        each.
     edges : list of EdgeReport
         This worker's counters for every edge, including those inside exchanges.
     spilled_bytes : int
@@ -65,8 +70,16 @@ class Result:
         Seconds from the first copy's start to the last worker's end.
     """
 
-    def __init__(self, values: dict[str, dict[int, Any]], report: Mapping[str, Any]) -> None:
+    def __init__(
+        self,
+        values: dict[str, dict[int, Any]],
+        seconds: dict[str, dict[int, float]],
+        traffic: dict[tuple[str, str], int],
+        report: Mapping[str, Any],
+    ) -> None:
         self.values = values
+        self.seconds = seconds
+        self.traffic = traffic
         self.edges = [EdgeReport(**edge) for edge in report["edges"]]
         self.spilled_bytes: int = report["spilled_bytes"]
         self.wall_s: float = report["wall_s"]

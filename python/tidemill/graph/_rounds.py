@@ -42,6 +42,8 @@ class TaskRun:
     #: Whose workers run it, None for all; and how many graphs deep it was spawned.
     group: Job | None = None
     depth: int = 0
+    #: Processor time of the functions of this worker's copies.
+    seconds: dict[int, float] = field(default_factory=dict)
 
 
 class Edge(NamedTuple):

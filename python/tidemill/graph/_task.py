@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 import traceback
 import warnings
 from collections import deque
@@ -403,15 +404,16 @@ def _run(copy: NativeCopy, body: Callable[[NativeCopy], Any], run: TaskRun) -> N
         return
     try:
         with entered(run.group):
-            _call(copy, body)
+            _call(copy, body, run)
     except BaseException as error:
         # The run's end may reach the thread by an exception anywhere, once: here the function was over.
         copy.end(_told(error), None)
 
 
-def _call(copy: NativeCopy, body: Callable[[NativeCopy], Any]) -> None:
+def _call(copy: NativeCopy, body: Callable[[NativeCopy], Any], run: TaskRun) -> None:
     try:
         value = body(copy)
+        run.seconds[copy.copy] = time.thread_time()
     except BaseException as error:
         copy.end(_told(error), None)
     else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import random
 import re
@@ -11,6 +12,7 @@ from collections import Counter, defaultdict
 from pathlib import Path
 
 import launched
+import numpy as np
 import pytest
 
 ROOT = Path(__file__).parents[3]
@@ -124,3 +126,36 @@ def test_real_data() -> None:
     assert words[0][0] == "the" and len(words) == 10
     (index,) = tables(2, "inverted_index.py", data=DATA)
     assert len(index) == 10
+
+
+def printed(workers: int, name: str) -> list[str]:
+    done = launched.run("run", "-n", str(workers), "--no-prefix", ROOT / "examples" / name)
+    assert done.returncode == 0, done.stderr.decode()
+    return done.stdout.decode().splitlines()
+
+
+@WORKERS
+def test_loops(workers: int) -> None:
+    """Centers are where the points were drawn around, ranks those of a product of matrices."""
+    centers, ranks = map(ast.literal_eval, printed(workers, "loops.py"))
+    assert centers == [[0, 0], [9, 0], [0, 9], [9, 9]]
+    pages = 2000
+    links = np.random.default_rng(1).zipf(1.5, size=(pages, 10)) % pages
+    wanted = np.full(pages, 1 / pages)
+    for _ in range(200):
+        shares = np.bincount(links.ravel(), np.repeat(wanted / 10, 10), pages)
+        wanted = 0.15 / pages + 0.85 * shares
+    found = {page: rank for of_copy in ranks.values() for page, rank in of_copy.items()}
+    assert len(found) == 6
+    assert all(abs(wanted[page] - rank) < 1e-3 for page, rank in found.items())
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_applications(workers: int) -> None:
+    *plan, found = printed(workers, "applications.py")
+    assert plan[0] == f'graph "applications" on {workers} worker{"s" if workers > 1 else ""}'
+    counts = np.bincount([s * s % 12 for s in range(3600)], minlength=12)
+    numbers = np.arange(10_000)
+    prices = [(5 + numbers % 12 + numbers % 7)[numbers % 12 == product].mean() for product in range(12)]
+    b, a = np.polyfit(prices, counts, 1)
+    assert found == f"clicks = {a:.2f} - {-b:.2f} * price"

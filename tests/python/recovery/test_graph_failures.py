@@ -542,6 +542,39 @@ def test_a_worker_that_is_killed(tmp_path: Path) -> None:
         assert ended[rank][:2] == (0, "lost\n"), ended[rank]
 
 
+def test_a_worker_that_is_killed_in_a_loop(tmp_path: Path) -> None:
+    """The others wait for a round that never comes, or for what a task in between sends on."""
+    with workers.Job(
+        tmp_path,
+        3,
+        program("""
+        def work(back, out, context):
+            for n in back.rounds():
+                if context.copy == 1 and n == 20:
+                    os.kill(os.getpid(), 9)
+                out.send(np.full(10_000, n))
+                next(back)
+        def through(arrays, out, context):
+            for array in arrays:
+                out.send(array)
+        graph = tm.Graph()
+        a = graph.compute("a", work, schema="arrays", parallelism=3)
+        b = graph.compute("b", through, schema="arrays", parallelism=3)
+        graph.connect(a, b, x.direct(rounds="strict"))
+        graph.feedback(b, a, x.all_reduce("sum", rounds="strict"), limit=1000)
+        try:
+            graph.run()
+        except tm.WorkerLost as error:
+            assert error.rank == 1
+            print("lost", flush=True)
+        """),
+    ) as job:
+        ended = job.finish()
+    assert ended[1][0] == -signal.SIGKILL
+    for rank in 0, 2:
+        assert ended[rank][:2] == (0, "lost\n"), ended[rank]
+
+
 @pytest.mark.parametrize("function", ["time.sleep(1000)", "for _ in numbers: time.sleep(0.01)"])
 def test_interrupt(function: str, tmp_path: Path) -> None:
     """Ctrl-C on one of two workers ends the run on both, and the program can go on."""
