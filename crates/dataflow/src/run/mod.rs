@@ -45,7 +45,7 @@ use crate::link::{Links, MemoryLoans, ReceivePump};
 use crate::metrics::RunReport;
 use crate::placement::{Placement, PlacementPlan, RoundRobin, WorkerInfo};
 use crate::source_progress::StallMonitor;
-use crate::task::{ContextState, Executor, TaskContext, TaskFuture, block_on};
+use crate::task::{ContextState, Executor, TaskContext, TaskFuture};
 
 /// Plans may be deep, and are run within each other; of what is not used there is only the address.
 const STACK_BYTES: usize = 64 << 20;
@@ -536,8 +536,8 @@ impl ActiveRun {
                     // For code that uses the pool's timers or spawns on it.
                     let _entered = handle.enter();
                     // Calls on the task's communicator, whose peers may never come.
-                    let given_up = running.cancel.clone();
-                    interruptible(Rc::new(move || given_up.is_raised()), || block_on(running.run(start)));
+                    let (given_up, waits) = (running.cancel.clone(), running.cancel.clone());
+                    interruptible(Rc::new(move || given_up.is_raised()), || waits.block_on(running.run(start)));
                 };
                 let name = format!("tidemill-{}", task.name.chars().take(6).collect::<String>());
                 let spawned = std::thread::Builder::new().name(name).spawn(work);

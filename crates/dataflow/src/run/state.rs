@@ -198,7 +198,7 @@ impl RunState {
         let finished = vec![None; links.workers() as usize];
         Arc::new(RunState {
             links: Arc::clone(links),
-            cancel: Arc::default(),
+            cancel: CancelFlag::of_run(links),
             copies_left: AtomicUsize::new(copies),
             faults: Mutex::new(FaultsByWorker { finished, ..FaultsByWorker::default() }),
             progress: RunProgress::new(links.me, links.workers(), checkpoints.clone()),

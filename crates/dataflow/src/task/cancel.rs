@@ -1,6 +1,6 @@
 //! Giving up: one flag that every copy of a run looks at whenever it is polled, and that wakes them all.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::future::{Future, poll_fn};
 use std::pin::{Pin, pin};
 use std::sync::Arc;
@@ -12,17 +12,26 @@ use parking_lot::Mutex;
 
 use super::turn::{LongTurn, Turn};
 use crate::error::DataflowError;
+use crate::link::Links;
 
+/// A copy that waits looks for what it waits for in so many rounds at first, each of a microsecond or two, before it
+/// sleeps; and in as many at most, where that has been worth it.
+const WATCH_FIRST: u32 = 4;
+const WATCH_MAX: u32 = 16;
 /// The flag of a run.
 #[derive(Default)]
 pub(crate) struct CancelFlag {
     raised: AtomicBool,
+    /// By which messages come that copies wait for.
+    links: Option<Arc<Links>>,
     waiting: Mutex<Vec<Arc<Mutex<Option<Waker>>>>>,
 }
 
 thread_local! {
     /// The flag of the run whose copy is being polled on this thread.
     static CURRENT: RefCell<Option<Arc<CancelFlag>>> = const { RefCell::new(None) };
+    /// The rounds of this thread's next wait.
+    static WATCH: Cell<u32> = const { Cell::new(WATCH_FIRST) };
 }
 
 /// Notes whose copy is being polled, until it is dropped.
@@ -48,6 +57,11 @@ pub(crate) struct CancelToken {
 }
 
 impl CancelFlag {
+    /// The flag of a run over these links.
+    pub(crate) fn of_run(links: &Arc<Links>) -> Arc<Self> {
+        Arc::new(CancelFlag { links: Some(Arc::clone(links)), ..CancelFlag::default() })
+    }
+
     pub(crate) fn token(self: &Arc<Self>) -> CancelToken {
         let slot = Arc::default();
         self.waiting.lock().push(Arc::clone(&slot));
@@ -63,12 +77,40 @@ impl CancelFlag {
     pub(crate) fn is_raised(&self) -> bool {
         self.raised.load(Ordering::SeqCst)
     }
+
+    /// Looks until `woken`, for as long as that has been worth it lately. Not where only others of this process can wake
+    /// it: in Python they need the lock that it would wait for as soon as it saw them.
+    fn watch(&self, woken: &AtomicBool) {
+        let rounds = WATCH.get();
+        let Some(links) = self.links.as_ref().filter(|links| links.workers() > 1) else { return };
+        for _ in 0..rounds {
+            // A fault is told by who waits for the run's end.
+            drop(links.endpoint().poll_briefly(|engine| {
+                if links.is_dirty() {
+                    links.pump(engine);
+                }
+                woken.load(Ordering::Acquire).then_some(Ok(()))
+            }));
+            if woken.load(Ordering::Acquire) {
+                return WATCH.set((2 * rounds).min(WATCH_MAX));
+            }
+            // Whoever is to wake it may want this core.
+            std::thread::yield_now();
+        }
+        WATCH.set((rounds / 2).max(1));
+    }
 }
 
 impl CancelToken {
     /// Whether the run is given up.
     pub(crate) fn is_raised(&self) -> bool {
         self.cancel.is_raised()
+    }
+
+    /// Runs a future of a copy that has a thread of its own. Where it has to wait it looks out for a moment, and takes
+    /// what comes from other workers itself: a message that comes soon wakes nobody. Then it sleeps.
+    pub(crate) fn block_on<F: Future>(&self, future: F) -> F::Output {
+        block_on_after(future, |woken| self.cancel.watch(woken))
     }
 
     /// Runs `future` until it is done or the run is given up; then it is dropped. Each time it is polled is a turn.
@@ -122,23 +164,37 @@ pub fn wait_in_copy<F: Future>(future: F) -> Result<F::Output, DataflowError> {
     outcome
 }
 
-struct UnparkWaker(Thread);
+struct UnparkWaker {
+    thread: Thread,
+    woken: AtomicBool,
+}
 
 impl Wake for UnparkWaker {
     fn wake(self: Arc<Self>) {
-        self.0.unpark();
+        self.woken.store(true, Ordering::Release);
+        self.thread.unpark();
     }
 }
 
 /// Runs a future on this thread, which sleeps while there is nothing to do.
 pub(crate) fn block_on<F: Future>(future: F) -> F::Output {
+    block_on_after(future, |_| ())
+}
+
+/// The same; before it sleeps it calls `watch`, which may take some time to see it woken.
+fn block_on_after<F: Future>(future: F, watch: impl Fn(&AtomicBool)) -> F::Output {
     let mut future = pin!(future);
-    let waker = Waker::from(Arc::new(UnparkWaker(std::thread::current())));
+    let unpark = Arc::new(UnparkWaker { thread: std::thread::current(), woken: AtomicBool::new(false) });
+    let waker = Waker::from(Arc::clone(&unpark));
     let mut context = Context::from_waker(&waker);
     loop {
-        match future.as_mut().poll(&mut context) {
-            Poll::Ready(output) => return output,
-            Poll::Pending => std::thread::park(),
+        unpark.woken.store(false, Ordering::Release);
+        if let Poll::Ready(output) = future.as_mut().poll(&mut context) {
+            return output;
+        }
+        watch(&unpark.woken);
+        while !unpark.woken.load(Ordering::Acquire) {
+            std::thread::park();
         }
     }
 }

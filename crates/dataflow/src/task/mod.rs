@@ -7,8 +7,10 @@ mod turn;
 use std::future::Future;
 use std::pin::Pin;
 
+#[cfg(test)]
+pub(crate) use cancel::block_on;
 pub use cancel::wait_in_copy;
-pub(crate) use cancel::{CancelFlag, CancelToken, block_on};
+pub(crate) use cancel::{CancelFlag, CancelToken};
 pub(crate) use context::ContextState;
 pub use context::TaskContext;
 pub use turn::LongTurn;

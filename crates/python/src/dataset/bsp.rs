@@ -5,7 +5,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use bytes::Bytes;
-use parking_lot::Mutex;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyList};
 use tidemill_collective::Communicator;
@@ -83,14 +82,13 @@ impl Drop for PythonBsp {
 /// Makes one for each copy by calling `factory` with the copy's communicator, its number, how many there are, and what
 /// copies had saved.
 pub fn bsp_function(name: &str, factory: Py<PyAny>) -> MakeBspFunction {
-    let (name, factory) = (name.to_owned(), Arc::new(Mutex::new(factory)));
+    let (name, factory) = (name.to_owned(), Arc::new(factory));
     Arc::new(move |setup| {
         let mut thread = CallerThread::new(&name);
         let (factory, comm, restored) = (Arc::clone(&factory), setup.comm.clone(), setup.restored.clone());
         let (copy, copies) = (setup.context.copy(), setup.context.copies());
         let logic = call(&mut thread, move |py| {
             let restored = PyList::new(py, restored.iter().map(|state| PyBytes::new(py, state)))?;
-            let factory = factory.lock().clone_ref(py);
             factory.call1(py, (Comm::of(comm), copy, copies, restored))
         })?;
         Ok(Box::new(PythonBsp { logic: Some(Arc::new(logic)), thread }) as Box<dyn BspFunction>)

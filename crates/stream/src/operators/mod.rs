@@ -1,6 +1,6 @@
 //! Operators: tasks that keep state.
 //!
-//! Of these modules only `process` uses another, `keyed`.
+//! Of these modules only `process` and `bsp` use others: `keyed` and `function_table`.
 //!
 //! | module           | what is in it                                                |
 //! |------------------|--------------------------------------------------------------|
@@ -10,6 +10,7 @@
 //! | `distinct`       | each key once                                                |
 //! | `join`           | joins of two streams                                         |
 //! | `keyed`          | the engine for functions on the rows of each key             |
+//! | `function_table` | functions of programs as steps of a plan                      |
 //! | `process`        | user functions over the rows of each key                     |
 //! | `bsp`            | functions that all copies enter together                     |
 //! | `sessions`       | aggregates of sessions                                       |
@@ -19,6 +20,7 @@ pub(crate) mod bsp;
 pub(crate) mod count_triggers;
 pub(crate) mod count_windows;
 pub(crate) mod distinct;
+pub(crate) mod function_table;
 pub(crate) mod join;
 pub(crate) mod keyed;
 pub(crate) mod process;

@@ -22,7 +22,7 @@ use super::stream_end::StreamEnd;
 use crate::checkpoint::{CopyStates, InFlightReplay};
 use crate::error::{DataflowError, TaskError};
 use crate::link::CreditGuard;
-use crate::task::{CancelToken, block_on};
+use crate::task::CancelToken;
 use crate::unaligned::{RecordedItem, Recording, UnalignedSignal};
 use crate::work::BatchPacer;
 
@@ -198,7 +198,7 @@ impl Input {
     /// As [`Input::recv`].
     pub fn recv_blocking(&mut self) -> Result<Option<StreamElement>, DataflowError> {
         let cancel = self.cancel.clone();
-        block_on(cancel.guard(self.recv()))?
+        cancel.block_on(cancel.guard(self.recv()))?
     }
 
     /// The next item of one stream, in that stream's order; `None` when it has ended. For merges: other streams wait at

@@ -9,7 +9,6 @@ use tidemill_checkpoint::marks::MarkMerger;
 use super::input::{Input, StreamElement};
 use crate::error::DataflowError;
 use crate::flow::BucketHandover;
-use crate::task::block_on;
 
 /// A copy that always finds something to do lets others have its thread after so long: they may have a barrier to send
 /// on.
@@ -139,7 +138,7 @@ impl Inputs {
     ) -> Result<Option<(usize, Option<StreamElement>)>, DataflowError> {
         let Some(first) = self.ports.first() else { return Ok(None) };
         let cancel = first.cancel().clone();
-        block_on(cancel.guard(self.recv_any(wanted)))?
+        cancel.block_on(cancel.guard(self.recv_any(wanted)))?
     }
 
     /// Whether the end of every port has been reported.

@@ -20,7 +20,7 @@ use crate::flow::receive::edge::EdgeRuntime;
 use crate::flow::{EdgeMover, EdgeReduction};
 use crate::link::Links;
 use crate::partitioner::{PartitionerContext, RowAssigner, RowAssignment};
-use crate::task::{CancelToken, LongTurn, block_on};
+use crate::task::{CancelToken, LongTurn};
 use crate::unaligned::UnalignedSignal;
 
 enum OutletRoute {
@@ -365,7 +365,7 @@ impl Output {
     /// As [`Output::send`].
     pub fn send_blocking(&mut self, batch: RecordBatch) -> Result<(), TaskError> {
         let cancel = self.cancel.clone();
-        block_on(cancel.guard(self.send(batch)))?
+        cancel.block_on(cancel.guard(self.send(batch)))?
     }
 
     /// The same in a turn that goes on: small batches may wait for its end. Where it has to wait itself the turn ends,
@@ -393,7 +393,7 @@ impl Output {
             Poll::Ready(sent) => sent?,
             Poll::Pending => {
                 let mut sent = Err(DataflowError::Cancelled);
-                wait(&mut || sent = block_on(cancel.guard(sending.as_mut())));
+                wait(&mut || sent = cancel.block_on(cancel.guard(sending.as_mut())));
                 sent?
             }
         }
@@ -416,7 +416,7 @@ impl Output {
     /// As [`Output::send`].
     pub fn flush_blocking(&mut self) -> Result<(), TaskError> {
         let cancel = self.cancel.clone();
-        block_on(cancel.guard(self.flush()))?
+        cancel.block_on(cancel.guard(self.flush()))?
     }
 
     /// Sends what exchanges have collected, and a mark behind it, to every copy that the port leads to.

@@ -1,8 +1,6 @@
 //! Functions of programs that all copies of a task enter together, over the rows of a window or of an epoch, with a
 //! communicator: bulk-synchronous solvers inside a running stream.
 //!
-//! In a plan such a function is a table, as one on the rows of a key is.
-//!
 //! | module   | what is in it                                          |
 //! |----------|--------------------------------------------------------|
 //! | `spread` | which copy a row goes to                               |
@@ -13,24 +11,17 @@ pub(crate) mod spread;
 pub(crate) mod task;
 mod turns;
 
-use std::fmt;
 use std::sync::Arc;
 
 use arrow::array::RecordBatch;
 use arrow::datatypes::SchemaRef;
-use async_trait::async_trait;
 use bytes::Bytes;
-use datafusion::catalog::{Session, TableProvider};
-use datafusion::dataframe::DataFrame;
-use datafusion::datasource::{TableType, provider_as_source};
-use datafusion::error::{DataFusionError, Result};
-use datafusion::logical_expr::{Expr, LogicalPlan, LogicalPlanBuilder};
-use datafusion::physical_plan::ExecutionPlan;
+use datafusion::logical_expr::Expr;
 use tidemill_collective::Communicator;
 use tidemill_dataflow::{TaskContext as CopyContext, TaskError};
-use tidemill_dataset::extend::{StepProvider, StepTable, StreamStep, StreamStepExec, planned_below};
 use tidemill_dataset::{DataSet, DataSetError};
 
+use crate::operators::function_table::{FunctionExec, FunctionQuery, column_places, function_step};
 use crate::time::window::{EarlyResults, Micros, WindowKind, WindowRule};
 
 /// One copy's part of a function that all copies of a task call together.
@@ -106,22 +97,13 @@ pub fn bsp(
     function: MakeBspFunction,
 ) -> std::result::Result<DataSet, DataSetError> {
     let BspOptions { name, by, window, schema, copies, on_busy } = options;
-    let names = rows.names();
-    let place = |column: &str| {
-        let found = names.iter().position(|name| name == column);
-        found.ok_or_else(|| DataSetError::unknown_column(column, names.clone()))
-    };
-    let by = by.iter().map(|column| place(column)).collect::<std::result::Result<Vec<_>, _>>()?;
+    let by = column_places(rows, &by)?;
     let window = window.map(|window| {
         let (rule, time) = windows_of(&name, &window)?;
-        Ok::<_, DataSetError>(BspWindow { rule, time: place(&time)? })
+        Ok::<_, DataSetError>(BspWindow { rule, time: column_places(rows, &[time])?[0] })
     });
-    let (state, input) = rows.frame().clone().into_parts();
-    let query = BspQuery { name: name.clone(), by, window: window.transpose()?, function, schema, copies, on_busy };
-    let table = BspTable { input, query: Arc::new(query) };
-    let plan =
-        LogicalPlanBuilder::scan(name, provider_as_source(Arc::new(StepProvider(Arc::new(table)))), None)?.build()?;
-    DataSet::new(DataFrame::new(state, plan))
+    let window = window.transpose()?;
+    function_step(rows, BspQuery { name, by, window, function, schema, copies, on_busy })
 }
 
 /// The windows that an expression stands for, and the column that they are of.
@@ -163,87 +145,21 @@ pub(crate) struct BspQuery {
     pub on_busy: OnBusy,
 }
 
-pub(crate) struct BspTable {
-    input: LogicalPlan,
-    query: Arc<BspQuery>,
-}
+impl FunctionQuery for BspQuery {
+    const KIND: &'static str = "BspExec";
+    const RUNS: &'static str = "runs inside a stream";
 
-impl StepTable for BspTable {
-    fn input(&self) -> Option<&LogicalPlan> {
-        Some(&self.input)
+    fn name(&self) -> &str {
+        &self.name
     }
 
-    fn over(&self, input: LogicalPlan) -> Option<Arc<dyn StepTable>> {
-        Some(Arc::new(BspTable { input, query: Arc::clone(&self.query) }))
+    fn schema(&self) -> &SchemaRef {
+        &self.schema
     }
 }
 
-impl fmt::Debug for BspTable {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("BspTable").field("name", &self.query.name).finish_non_exhaustive()
-    }
-}
-
-#[async_trait]
-impl TableProvider for BspTable {
-    fn schema(&self) -> SchemaRef {
-        Arc::clone(&self.query.schema)
-    }
-
-    fn table_type(&self) -> TableType {
-        TableType::View
-    }
-
-    async fn scan(
-        &self,
-        session: &dyn Session,
-        projection: Option<&Vec<usize>>,
-        _filters: &[Expr],
-        _limit: Option<usize>,
-    ) -> Result<Arc<dyn ExecutionPlan>> {
-        let input = planned_below(session, &self.input).await?;
-        let step = BspExec { query: Arc::clone(&self.query), projection: projection.cloned() };
-        Ok(Arc::new(StreamStepExec::new(Arc::new(step), Some(input))?))
-    }
-}
-
-/// Stands in the plan of a stream until it is lowered.
-pub(crate) struct BspExec {
-    pub query: Arc<BspQuery>,
-    pub projection: Option<Vec<usize>>,
-}
-
-impl fmt::Debug for BspExec {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("BspExec").field("name", &self.query.name).finish_non_exhaustive()
-    }
-}
-
-impl StreamStep for BspExec {
-    fn kind(&self) -> &'static str {
-        "BspExec"
-    }
-
-    fn title(&self) -> String {
-        self.query.name.clone()
-    }
-
-    fn schema(&self, _: Option<SchemaRef>) -> Result<SchemaRef> {
-        Ok(match &self.projection {
-            Some(columns) => Arc::new(self.query.schema.project(columns)?),
-            None => Arc::clone(&self.query.schema),
-        })
-    }
-
-    fn refusal(&self) -> DataFusionError {
-        let error = format!(
-            "{} runs inside a stream: run it with write_stream, such as write_stream(print), or preview its first rows \
-             with show()",
-            self.query.name
-        );
-        DataFusionError::from(DataSetError::Unsupported(error))
-    }
-}
+/// It in a plan.
+pub(crate) type BspExec = FunctionExec<BspQuery>;
 
 /// A window's start and end.
 pub(crate) type WindowSpan = (Micros, Micros);

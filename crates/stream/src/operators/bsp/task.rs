@@ -13,10 +13,9 @@ use tidemill_dataflow::checkpoint::{Snapshot, StateSchema};
 use tidemill_dataflow::operator::{EmitStatus, ReleasedParts};
 use tidemill_dataflow::stream::EventTime;
 use tidemill_dataflow::{Emitter, Operator, TaskContext, TaskError};
-use tidemill_dataset::extend::fitted;
 
 use super::turns::{Moment, Turn, Turns, WindowEnds};
-use super::{BspFunction, BspQuery, BspSetup, OnBusy, WindowSpan};
+use super::{BspExec, BspFunction, BspSetup, OnBusy, WindowSpan};
 use crate::rows::keyed::KeyedRows;
 use crate::rows::late_rows::LateCount;
 use crate::state::expiring_rows::{ExpiringRows, KeptState};
@@ -38,14 +37,13 @@ const FUNCTION: &str = "function";
 
 /// Of a query, the same on all workers.
 pub(crate) struct BspShape {
-    pub query: Arc<BspQuery>,
+    pub exec: BspExec,
     pub keyed: Arc<KeyedRows>,
     /// Of the rows, before they had keys.
     pub rows: SchemaRef,
     /// How far rows may lie behind the watermark.
     pub behind: Micros,
     pub late: LateCount,
-    pub projection: Option<Vec<usize>>,
 }
 
 impl BspShape {
@@ -63,7 +61,7 @@ impl BspShape {
     }
 
     fn assigner(&self) -> Result<Option<WindowAssigner>> {
-        let Some(window) = &self.query.window else { return Ok(None) };
+        let Some(window) = &self.exec.query.window else { return Ok(None) };
         Ok(Some(match window.rule.kind.clone() {
             WindowKind::Calendar(calendar) => {
                 WindowAssigner::calendar(calendar).map_err(datafusion::error::DataFusionError::from)?
@@ -129,14 +127,14 @@ impl BspTask {
         let restored = context.restored();
         let states = restored.iter().flat_map(|restored| restored.shared_by.values());
         let states = states.filter_map(|shared| shared.get(FUNCTION).cloned()).collect();
-        let function = (shape.query.function)(&BspSetup { context, comm, restored: states })?;
+        let function = (shape.exec.query.function)(&BspSetup { context, comm, restored: states })?;
         let held = OperatorMemory::new(context);
         let kept = ExpiringRows::new(Arc::clone(&shape.keyed.schema), held.disk());
         let called = restored.map_or(Ok(Micros::MIN), fired_of)?;
         let mut new = BspTask {
             shape: Arc::clone(shape),
             function,
-            turns: Turns::new(comm.clone(), shape.assigner()?, called, shape.query.on_busy),
+            turns: Turns::new(comm.clone(), shape.assigner()?, called, shape.exec.query.on_busy),
             moment: Moment::Time,
             state: KeptState::new(kept, shape.keyed.keys()),
             panes: BTreeMap::new(),
@@ -159,7 +157,7 @@ impl BspTask {
 
     /// Keeps the rows of windows that end after a time. Returns how many are of no such window.
     fn keep(&mut self, rows: RecordBatch, too_late: Micros) -> Result<usize, TaskError> {
-        let (Some(windows), Some(window)) = (self.turns.windows(), &self.shape.query.window) else {
+        let (Some(windows), Some(window)) = (self.turns.windows(), &self.shape.exec.query.window) else {
             self.state.kept.add(rows, Vec::new())?;
             return Ok(0);
         };
@@ -203,7 +201,7 @@ impl BspTask {
                 self.call(&numbers, Some((start, end)), emit)?;
                 self.panes.range_mut(start..end).for_each(|(_, rows)| rows.called = true);
                 self.forget()?;
-                if self.shape.query.on_busy != OnBusy::Wait {
+                if self.shape.exec.query.on_busy != OnBusy::Wait {
                     self.rests_until = Some(Instant::now() + REST_TIME);
                 }
                 Ok(if self.is_resting() { EmitStatus::Done } else { EmitStatus::More })
@@ -239,14 +237,10 @@ impl BspTask {
     fn call(&mut self, numbers: &[u32], window: Option<WindowSpan>, emit: &mut Emitter) -> Result<(), TaskError> {
         let columns = (0..self.shape.keyed.width).map(|column| self.state.kept.gather(column, numbers));
         let rows = batch(&self.shape.rows, columns.collect::<Result<_>>()?, numbers.len())?;
-        let query = &self.shape.query;
         for made in self.function.call(self.turns.comm(), rows, window)? {
-            let rows = fitted(made, &query.schema).map_err(|error| format!("{}: {error}", query.name))?;
+            let rows = self.shape.exec.finish(made)?;
             if rows.num_rows() > 0 {
-                emit.send(match &self.shape.projection {
-                    Some(columns) => rows.project(columns)?,
-                    None => rows,
-                });
+                emit.send(rows);
             }
         }
         Ok(())

@@ -43,12 +43,11 @@ impl JobLowering<'_> {
         let keyed = Arc::new(KeyedRows::new(&rows.schema, by, false, None)?);
         let name = self.name("bsp");
         let shape = Arc::new(BspShape {
-            query: Arc::clone(query),
+            exec: exec.clone(),
             keyed: Arc::clone(&keyed),
             rows: Arc::clone(&rows.schema),
             behind,
             late: self.late.of(&name),
-            projection: exec.projection.clone(),
         });
         let (state, sources) = (shape.state()?, rows.sources.clone());
         let copies = query.copies.unwrap_or(self.copies);

@@ -474,21 +474,20 @@ impl<'a> JobLowering<'a> {
 
     /// A function of the program over the rows of each key.
     fn process(&mut self, plan: &Arc<dyn ExecutionPlan>, exec: &ProcessExec) -> Result<RowFlow> {
-        let rows = match exec.process.waits {
+        let rows = match exec.query.waits {
             true => self.timed(plan.children()[0])?,
             false => self.below(plan.children()[0])?,
         };
         let times = after_step(plan, &rows);
-        let keyed = Arc::new(KeyedRows::new(&rows.schema, columns_of(&exec.process.keys), false, None)?);
+        let keyed = Arc::new(KeyedRows::new(&rows.schema, columns_of(&exec.query.keys), false, None)?);
         // By this name states are found again, whatever the function is called.
         let name = self.name("process");
-        let (process, projection) = (Arc::clone(&exec.process), exec.projection.clone());
+        let process = exec.clone();
         let (shape, schema) = (Arc::clone(&keyed), Arc::clone(&rows.schema));
-        let (state, sources) = (process.state(&keyed), rows.sources.clone());
+        let (state, sources) = (process.query.state(&keyed), rows.sources.clone());
+        let task = TaskSpec::operator(name.clone(), move |copy| process_task(&process, &shape, &schema, copy));
         let task =
-            TaskSpec::operator(name.clone(), move |copy| process_task((&process, &projection), &shape, &schema, copy));
-        let task =
-            task.streaming().state(state).detail(exec.process.name.clone()).input("rows").output(ROWS, plan.schema());
+            task.streaming().state(state).detail(exec.query.name.clone()).input("rows").output(ROWS, plan.schema());
         let task = self.graph.add(task.copies(self.copies));
         self.keyed(rows, &keyed, task.into(), &name);
         Ok(RowFlow::of(task, self.copies, plan.schema(), times, sources))
