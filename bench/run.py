@@ -29,6 +29,7 @@ from harness import (
     nexmark,
     records,
     report,
+    rounds,
     scaling,
     series,
     splits,
@@ -92,6 +93,7 @@ def arguments(argv: list[str]) -> argparse.Namespace:
             "dataset",
             "startup",
             "exchange",
+            "rounds",
             "windows",
             "nexmark",
             "yahoo",
@@ -110,7 +112,7 @@ def arguments(argv: list[str]) -> argparse.Namespace:
     parser.add_argument(
         "--cases",
         type=names,
-        help="cases of k-means and DataSets by a part of their name, such as k1000-float32,x100-,join; of MDS such as 5000,annealing,large; queries, such as q0,q5; areas of scaling, such as kmeans,stream; of the viewer market, or numbers of points",
+        help="cases of k-means and DataSets by a part of their name, such as k1000-float32,x100-,join; of MDS such as 5000,annealing,large; queries, such as q0,q5; areas of scaling, such as kmeans,stream; of the viewer market, or numbers of points; of rounds such as reduce-4,-131072",
     )
     parser.add_argument("--rows", type=int, help="rows of the cases of window functions (DataSets)")
     parser.add_argument("--rounds", type=int, help="rounds, of which the median is taken")
@@ -169,6 +171,10 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     if options.only in (None, "exchange"):
         results["exchange"] = exchange.measure(options.setting, options.systems, options.rounds, say)
         results["records"] = records.measure(options.setting, options.systems, options.rounds, say)
+    if options.only in (None, "rounds"):
+        # Without `--only` the cases are those of others.
+        cases = options.cases if options.only else None
+        results["rounds"] = rounds.measure(options.setting, options.systems, cases, options.rounds, say)
     if options.only in (None, "windows"):
         results["windows"] = windows.measure(options.setting, options.systems, options.rounds, say)
     if options.only in (None, "nexmark"):
@@ -250,6 +256,7 @@ def any_measured(results: dict[str, Any]) -> bool:
     starts = results.get("startup", {}).get("answer_s", {})
     exchanges = [case["message_s"] for case in results.get("exchange", {}).get("cases", [])]
     exchanges += [case["record_s"] for case in results.get("records", {}).get("cases", [])]
+    exchanges += [case["round_s"] for case in results.get("rounds", {}).get("cases", [])]
     window_cases = [case["event_s"] for case in results.get("windows", {}).get("cases", [])]
     streams = [case["elapsed_s"] for name in ("nexmark", "yahoo") for case in results.get(name, {}).get("cases", [])]
     streams += [case["found"] for case in results.get("state", {}).get("cases", [])]
