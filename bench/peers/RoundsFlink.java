@@ -39,7 +39,7 @@ import org.apache.flink.util.Collector;
 @SuppressWarnings({"serial", "try"}) // functions travel only within this program, which nobody interrupts
 public final class RoundsFlink {
     static final int HEAD = Long.BYTES; // the number of the round
-    static final int WARM_UPS = 4;
+    static final int WARM_UPS = 3;
     static final VarHandle NUMBERS = MethodHandles.byteArrayViewVarHandle(double[].class, ByteOrder.nativeOrder());
 
     // Of the job that runs.
