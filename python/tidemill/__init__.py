@@ -29,6 +29,7 @@ if TYPE_CHECKING:
         UnsupportedError,
         WorkerLost,
     )
+    from tidemill._group import group
     from tidemill._job import Job, init
     from tidemill._run import Workers, run
     from tidemill.dataset import (
@@ -114,6 +115,7 @@ __all__ = [
     "from_pylist",
     "functions",
     "graph",
+    "group",
     "init",
     "last",
     "last_report",
@@ -168,6 +170,7 @@ _SOURCES: dict[str, tuple[str, str | None]] = {
     "exchange": ("tidemill.graph.exchange", None),
     "functions": ("tidemill.functions", None),
     "graph": ("tidemill.graph", None),
+    "group": ("tidemill._group", "group"),
     "init": ("tidemill._job", "init"),
     "ml": ("tidemill.ml", None),
     "mpi": ("tidemill.mpi", None),

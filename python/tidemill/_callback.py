@@ -7,13 +7,14 @@ would not join it.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from tidemill._errors import TidemillError
 from tidemill._job import init
 
-__all__ = ["check_outside", "enter_task", "is_task", "run_in_callback"]
+__all__ = ["check_outside", "enter_task", "is_task", "lifted", "run_in_callback"]
 
 _thread = threading.local()
 
@@ -40,6 +41,17 @@ def enter_task(copies: int, workers: int) -> None:
     _thread.what = None if copies == workers else "a task that has not one copy on each worker"
 
 
+@contextmanager
+def lifted() -> Iterator[None]:
+    """Let the calling thread start collective operations again: those of a group that it belongs to."""
+    before = getattr(_thread, "what", None), is_task()
+    _thread.what, _thread.task = None, False
+    try:
+        yield
+    finally:
+        _thread.what, _thread.task = before
+
+
 def is_task() -> bool:
     """Return whether this is the thread of a task's copy."""
     return getattr(_thread, "task", False)
@@ -50,5 +62,6 @@ def check_outside(error: type[TidemillError]) -> None:
     what = getattr(_thread, "what", None)
     if what is not None and init().size > 1:
         raise error(
-            f"{what} cannot run a query or a graph, which all workers do together; run it before, and use its result there"
+            f"{what} cannot run a query or a graph, which all workers do together; run it before, and use its result there, "
+            "or, in a task with comm=True, run it on its workers: with tidemill.group(context.comm)"
         )

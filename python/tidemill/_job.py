@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextvars import Context, ContextVar
+from copy import copy
 from typing import TYPE_CHECKING, Any
 
 from tidemill._duration import Duration
@@ -11,14 +15,16 @@ from tidemill._membership import Member, join
 if TYPE_CHECKING:
     from tidemill.mpi import Intracomm
 
-__all__ = ["Job", "init"]
+__all__ = ["Job", "current_group", "entered", "group_of", "init", "whole"]
 
 _lock = threading.RLock()
 _job: Job | None = None
+#: The group of the innermost `tidemill.group` block.
+_group: ContextVar[Job | None] = ContextVar("tidemill_group", default=None)
 
 
 class Job:
-    """The job, seen from one of its workers. Returned by `tidemill.init`.
+    """The job, seen from one of its workers. Returned by `tidemill.init`; within a `tidemill.group` block, a part of it.
 
     Attributes
     ----------
@@ -39,6 +45,10 @@ class Job:
         self.comm, self._self = communicators()
         self.rank: int = member.rank
         self.size: int = member.size
+        #: Of a group of workers: their ranks in the job.
+        self._ranks: list[int] | None = None
+        #: Held while a graph runs: all workers run the same graphs in the same order.
+        self._running: AbstractContextManager[Any] = threading.Lock()
 
     def __repr__(self) -> str:
         return f"<tidemill.Job: rank {self.rank} of {self.size}>"
@@ -59,7 +69,10 @@ class Job:
         - ``single_copy``: whether large messages are copied only once
         - ``lack``: why a worker of this host is not reached by the fastest way, or ``None``
         """
-        return self._worker.workers()
+        workers = self._worker.workers()
+        if self._ranks is None:
+            return workers
+        return [{**workers[rank], "rank": number} for number, rank in enumerate(self._ranks)]
 
 
 def init(*, transport: str | None = None, stall_warning: Duration | None = None) -> Job:
@@ -90,8 +103,44 @@ def init(*, transport: str | None = None, stall_warning: Duration | None = None)
         If `stall_warning` is not a duration.
     """
     global _job
+    group = _group.get()
+    if group is not None:
+        return group
     member = join(transport, stall_warning)
     with _lock:
         if _job is None:
             _job = Job(member)
         return _job
+
+
+def whole() -> Job:
+    """Return the job of all workers, within a `tidemill.group` block, too."""
+    return init() if _group.get() is None else Context().run(init)
+
+
+def group_of(comm: Intracomm) -> Job:
+    """Return the job that a communicator's workers are to themselves; the same each time."""
+    if comm._state.job is None:
+        job: Job = copy(whole())
+        job.comm, job.rank, job.size = comm, comm.rank, comm.size
+        job._ranks = comm._world_ranks()
+        # Alone, a worker may run several graphs at once.
+        job._running = threading.Lock() if comm.size > 1 else nullcontext()
+        comm._state.job = job
+    found: Job = comm._state.job
+    return found
+
+
+@contextmanager
+def entered(job: Job | None) -> Iterator[None]:
+    """Let `init` return this job on this thread."""
+    token = _group.set(job)
+    try:
+        yield
+    finally:
+        _group.reset(token)
+
+
+def current_group() -> Job | None:
+    """Return the group of the innermost `tidemill.group` block."""
+    return _group.get()

@@ -43,7 +43,7 @@ pub enum GraphError {
         port: String,
     },
     /// Tasks that wait for each other.
-    #[error("tasks form a cycle: {}", tasks.join(" -> "))]
+    #[error("tasks form a cycle: {}; an edge that leads back must be added with `feedback`", tasks.join(" -> "))]
     Cycle {
         /// The cycle; the first task again at the end.
         tasks: Vec<String>,

@@ -199,12 +199,13 @@ proptest! {
         };
         let end = if partial { RoundEnd::Partial } else { RoundEnd::Strict };
         let reduction = || Reduction::new().max("k").sum("n").min("x");
-        let exchange = tidemill_dataflow::exchange::Reduce::new(reduction()).to(to - 1).along(overlay).rounds(end);
+        let reduce = tidemill_dataflow::exchange::Reduce::new(reduction()).to(to - 1).along(overlay);
+        let exchange = Rounds::new(reduce, end);
         let (kept, _) = run(workers, (from, to), &data, &tight(), exchange);
         for copy in 0..to {
             prop_assert_eq!(rows(&kept, copy), if copy == to - 1 { expected.clone() } else { Vec::new() });
         }
-        let exchange = AllReduce::new(reduction()).along(overlay).rounds(end);
+        let exchange = Rounds::new(AllReduce::new(reduction()).along(overlay), end);
         let (kept, _) = run(workers, (from, to), &data, &tight(), exchange);
         for copy in 0..to {
             prop_assert_eq!(rows(&kept, copy), expected.clone());
@@ -586,7 +587,7 @@ fn a_round_arrives_before_the_next_is_sent() {
             graph.connect(
                 from,
                 to,
-                AllReduce::new(Reduction::new().max("k").sum("n").min("x")).rounds(RoundEnd::Strict),
+                Rounds::new(AllReduce::new(Reduction::new().max("k").sum("n").min("x")), RoundEnd::Strict),
             );
         })
         .unwrap();
@@ -604,7 +605,7 @@ fn strict_rounds_of_unequal_length_are_an_error() {
             graph.connect(
                 from,
                 to,
-                tidemill_dataflow::exchange::Reduce::new(Reduction::new().sum("n")).rounds(RoundEnd::Strict),
+                Rounds::new(tidemill_dataflow::exchange::Reduce::new(Reduction::new().sum("n")), RoundEnd::Strict),
             );
         });
         let error = error.unwrap_err().to_string();

@@ -242,6 +242,23 @@ impl Engine {
     /// # Errors
     /// As for [`Engine::new`].
     pub fn with_functions(config: &EngineConfig, functions: Vec<ScalarUDF>) -> Result<Self> {
+        let governor = Governor::new(MemorySettings {
+            budget_bytes: config.memory_bytes.unwrap_or(0) as u64,
+            spill_dir: config.spill_dir.clone().unwrap_or_else(std::env::temp_dir),
+            ..MemorySettings::default()
+        });
+        Self::governed(config, functions, governor)
+    }
+
+    /// An engine beside this one, for some of the workers: both share the memory of this one, which `config` repeats.
+    ///
+    /// # Errors
+    /// As for [`Engine::new`].
+    pub fn beside(&self, config: &EngineConfig) -> Result<Self> {
+        Self::governed(config, self.functions.clone(), self.governor.clone())
+    }
+
+    fn governed(config: &EngineConfig, functions: Vec<ScalarUDF>, governor: Governor) -> Result<Self> {
         if config.threads == 0 {
             return Err(DataSetError::Query("an engine needs at least one thread".into()));
         }
@@ -267,11 +284,6 @@ impl Engine {
         // A folder may have been written again since it was last listed; what a file holds is told from its time and
         // size.
         let mut environment = RuntimeEnvBuilder::new().with_object_list_cache_limit(0);
-        let governor = Governor::new(MemorySettings {
-            budget_bytes: config.memory_bytes.unwrap_or(0) as u64,
-            spill_dir: config.spill_dir.clone().unwrap_or_else(std::env::temp_dir),
-            ..MemorySettings::default()
-        });
         if let Some(bytes) = config.memory_bytes {
             let pool = GovernedPool::new(bytes, &governor);
             environment = environment.with_memory_pool(Arc::new(TrackConsumersPool::new(pool, HOLDERS_NAMED)));

@@ -33,10 +33,14 @@ pub fn in_copy<T>(given_up: Arc<AtomicBool>, work: impl FnOnce() -> T) -> T {
     made
 }
 
+/// Whether the run of the copy whose thread this is has been given up.
+fn is_given_up() -> bool {
+    GIVEN_UP.with_borrow(|flag| flag.as_ref().is_some_and(|flag| flag.load(Ordering::SeqCst)))
+}
+
 /// An exception on the thread of a copy whose run is given up: nobody may ever answer what it waits for.
-fn check_given_up(py: Python<'_>) -> PyResult<()> {
-    let given_up = GIVEN_UP.with_borrow(|flag| flag.as_ref().is_some_and(|flag| flag.load(Ordering::SeqCst)));
-    if given_up { Err(cancelled(py)) } else { Ok(()) }
+pub fn check_given_up(py: Python<'_>) -> PyResult<()> {
+    if is_given_up() { Err(cancelled(py)) } else { Ok(()) }
 }
 
 /// What keeps the memory of an operation alive when its wait is given up. Most have one buffer or two.

@@ -12,16 +12,17 @@ from __future__ import annotations
 import os
 import re
 import threading
+from weakref import WeakKeyDictionary
 
-from tidemill._job import Job, init
+from tidemill._job import Job, init, whole
 from tidemill._membership import chosen_threads
 from tidemill._tables.errors import DataSetError
 from tidemill._tidemill import QueryEngine, address_bytes_left, memory_bytes
 
 __all__ = ["bytes_of", "copies", "engine", "memory_budget", "new_engine", "query_threads"]
 
-_lock = threading.Lock()
-_engines: list[QueryEngine] = []
+_lock = threading.RLock()
+_engines: WeakKeyDictionary[Job, QueryEngine] = WeakKeyDictionary()
 # A child made by fork has none of its parent's threads.
 os.register_at_fork(after_in_child=_engines.clear)
 
@@ -37,13 +38,20 @@ _UNITS = {"": 1, "K": 1024, "M": 1024**2, "G": 1024**3, "T": 1024**4}
 
 
 def engine() -> QueryEngine:
-    """Return the engine of this process."""
-    if not _engines:
+    """Return the engine of this process; within a `tidemill.group` block, that of the group."""
+    return _engine_of(init())
+
+
+def _engine_of(job: Job) -> QueryEngine:
+    found = _engines.get(job)
+    if found is None:
         with _lock:
-            if not _engines:
-                job = init()
-                _engines.append(new_engine(job, query_threads(job), job.size))
-    return _engines[0]
+            found = _engines.get(job)
+            if found is None:
+                new = job._ranks is None
+                found = new_engine(job, query_threads(job), job.size) if new else _engine_of(whole()).beside(job.size)
+                _engines[job] = found
+    return found
 
 
 def copies() -> int:

@@ -10,17 +10,21 @@ import pickle
 import threading
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from tidemill._callback import check_outside, is_task
 from tidemill._collective_errors import fail_together
-from tidemill._job import Job, init
+from tidemill._job import Job, current_group, init
 from tidemill._tables.engine import bytes_of, engine, memory_budget
-from tidemill._tidemill import GraphRunner, NativeGraph
+from tidemill._tidemill import GraphRunner, NativeExchange, NativeGraph
 from tidemill.graph._errors import GraphError
 from tidemill.graph._messages import PortType
 from tidemill.graph._placement import Placement, Plan, TaskInfo, WorkerInfo, checked
 from tidemill.graph._result import Result
+from tidemill.graph._rounds import Edge, TaskRun, check_end, check_loops, joined
+from tidemill.graph._spawn import depth
 from tidemill.graph._task import collect, starter
 from tidemill.graph.exchange import Exchange, direct
 
@@ -29,8 +33,9 @@ __all__ = ["Graph", "Port", "Task"]
 #: Of one task.
 _MOST_COPIES = (1 << 20) - 1
 
-_running = threading.Lock()
-_runners: list[GraphRunner] = []
+_runners: WeakKeyDictionary[Job, GraphRunner] = WeakKeyDictionary()
+#: Held while a runner is made: a lone worker's graphs may begin at the same time.
+_making = threading.Lock()
 # A child made by fork has none of its parent's threads.
 os.register_at_fork(after_in_child=_runners.clear)
 
@@ -57,7 +62,14 @@ class Task:
     """
 
     def __init__(
-        self, graph: Graph, index: int, info: TaskInfo, inputs: list[str], outputs: dict[str, PortType]
+        self,
+        graph: Graph,
+        index: int,
+        info: TaskInfo,
+        inputs: list[str],
+        outputs: dict[str, PortType],
+        run: TaskRun,
+        each: bool,
     ) -> None:
         self.name = info.name
         self.inputs = inputs
@@ -65,6 +77,8 @@ class Task:
         self._graph = graph
         self._index = index
         self._info = info
+        self._run = run
+        self._each = each
 
     @property
     def outputs(self) -> list[str]:
@@ -112,6 +126,9 @@ class Graph:
         self.name = name
         self._native = NativeGraph(name)
         self._tasks: list[Task] = []
+        self._edges: list[Edge] = []
+        #: Held while it runs: its functions belong to one run.
+        self._running = threading.Lock()
 
     def source(
         self,
@@ -285,20 +302,77 @@ class Graph:
         given = [source] if isinstance(source, (Task, Port)) else _listed(source)
         if not given:
             raise GraphError("connect: an edge needs at least one source")
-        sources = [self._port(one, "output") for one in given]
-        end = self._port(target, "input")
-        exchange = direct() if exchange is None else exchange
-        name = f"edge {' + '.join(f'{port.task.name}.{port.name}' for port in sources)} -> {end.task.name}.{end.name}"
-        if not isinstance(exchange, Exchange):
-            raise GraphError(f"{name}: an exchange must come from a function of tidemill.exchange, not {exchange!r}")
-        try:
-            # Of a join or a union, each source must be one that the exchange can move.
-            natives = [exchange._native(port.task._outputs[port.name]) for port in sources]
-        except (GraphError, TypeError, ValueError, OverflowError) as error:
-            raise GraphError(f"{name}: {error}") from None
-        self._native.connect(
-            [(port.task._index, port.name) for port in sources], (end.task._index, end.name), natives[0]
-        )
+        edge, end, exchange, native = self._edge("connect", given, target, exchange)
+        self._native.connect(list(edge.sources), edge.target, native)
+        self._edges.append(edge)
+        if exchange._arriving is not None:
+            end.task._run.ports[end.name] = exchange._arriving
+
+    def feedback(
+        self,
+        source: Task | Port,
+        target: Task | Port,
+        exchange: Exchange,
+        *,
+        until: Callable[[Any], Any] | None = None,
+        limit: int | None = None,
+    ) -> None:
+        """Send the output of `source` back to `target`, a task that leads to it or the same: a loop.
+
+        The copies stay alive from round to round: their functions send a message, and receive what it has led to.
+        All edges of a loop go by rounds (``rounds=`` of exchanges), and nothing else leads to the port. A function may
+        run the loop several times, by `Input.rounds`: so loops may lie within loops.
+
+        Parameters
+        ----------
+        source, target : Task or Port
+            As in `connect`.
+        exchange : Exchange
+            With ``rounds=``, such as ``all_reduce("sum", rounds="strict")``.
+        until : callable, optional
+            Called at `target` with each round that arrives, ``until(round)``: True if the loop ends with it. All copies
+            must get the same round, from an exchange such as `all_reduce` or `all_gather`, unless there is only one.
+        limit : int, optional
+            Maximum number of rounds. At least one edge of every loop needs `until` or `limit`.
+
+        Raises
+        ------
+        GraphError
+            As in `connect`. When it runs: if a loop has no end, if an edge of a loop does not go by rounds, if nothing
+            leads from `target` to `source`; if a copy sends 64 messages more into a loop than it receives, or waits for
+            a round that it has not sent a message for.
+
+        Examples
+        --------
+        >>> import tidemill as tm
+        >>> graph = tm.Graph("halve")
+        >>> def halve(rest, out, context):
+        ...     number = 1024
+        ...     for _ in rest.rounds():
+        ...         out.send(number // 2)
+        ...         number = next(rest)
+        ...     return number
+        >>> task = graph.compute("halve", halve, parallelism=1)
+        >>> graph.feedback(task, task, tm.exchange.direct(rounds="strict"), until=lambda number: number < 100)
+        >>> graph.run()["halve"]
+        {0: 64}
+        """
+        most = check_end(until, limit)
+        edge, end, exchange, native = self._edge("feedback", [source], target, exchange)
+        if end.task._each:
+            raise GraphError(f"{edge.name}: a task with each=True is called for every message, and cannot end a loop")
+        if exchange._arriving is None:
+            raise GraphError(f"{edge.name}: an edge that leads back goes by rounds; pass rounds= to the exchange")
+        if until is not None and not exchange._to_all and (end.task._info.per_worker or end.task._info.copies > 1):
+            raise GraphError(
+                f"{edge.name}: until= must see the same round at every copy; use all_reduce, all_gather or broadcast, or "
+                "give the task parallelism=1"
+            )
+        self._native.feedback(edge.sources[0], edge.target, native)
+        self._edges.append(edge._replace(feedback=True, ends=until is not None or most is not None))
+        end.task._run.ports[end.name] = replace(exchange._arriving, feedback=True, until=until, limit=most)
+        if edge.sources[0][0] == edge.target[0] and not exchange._partial:
+            end.task._run.own[end.name] = edge.sources[0][1]
 
     def plan(self, placement: Placement = "round_robin") -> Plan:
         """Return where every copy would run: for each task, the worker of each of its copies. Any worker may call it.
@@ -365,11 +439,23 @@ class Graph:
             If a worker ends during the run.
         """
         if is_task():
-            raise GraphError("a task's function cannot run a graph: its own waits for it; add tasks to that one")
+            raise GraphError(
+                "a task's function cannot run a graph on all workers: its own waits for it; add tasks to that one, run the "
+                "graph on this worker with context.spawn(graph), or, in a task with comm=True, on the workers of its copies "
+                "with tidemill.group(context.comm)"
+            )
         check_outside(GraphError)
         job = init()
-        with _running:
-            self._agree(job, lambda: self._native.check(job.size))
+        if not self._running.acquire(blocking=current_group() is None):
+            raise GraphError(f"graph {self.name!r} runs already; build another one for each run at the same time")
+        try:
+            return self._run(job, placement, share)
+        finally:
+            self._running.release()
+
+    def _run(self, job: Job, placement: Placement, share: bool) -> Result:
+        with job._running:
+            self._agree(job, lambda: self._check(job))
             runner = _runner(job)
             planned = self._agree(job, lambda: self._planned(job, placement))
             values, report = runner.run(self._native, planned)
@@ -380,6 +466,31 @@ class Graph:
 
     def __repr__(self) -> str:
         return f"<tidemill.Graph {self.name!r}: tasks {', '.join(task.name for task in self._tasks)}>"
+
+    def _edge(
+        self, what: str, given: Sequence[Task | Port], target: Task | Port, exchange: Exchange | None
+    ) -> tuple[Edge, Port, Exchange, NativeExchange]:
+        """Return an edge with its target and its exchange, checked."""
+        sources = [self._port(what, one, "output") for one in given]
+        end = self._port(what, target, "input")
+        exchange = direct() if exchange is None else exchange
+        name = f"edge {' + '.join(f'{port.task.name}.{port.name}' for port in sources)} -> {end.task.name}.{end.name}"
+        if not isinstance(exchange, Exchange):
+            raise GraphError(f"{name}: an exchange must come from a function of tidemill.exchange, not {exchange!r}")
+        try:
+            # Of a join or a union, each source must be one that the exchange can move.
+            natives = [exchange._native(port.task._outputs[port.name]) for port in sources]
+        except (GraphError, TypeError, ValueError, OverflowError) as error:
+            raise GraphError(f"{name}: {error}") from None
+        edge = Edge(tuple((port.task._index, port.name) for port in sources), (end.task._index, end.name), name)
+        return edge, end, exchange, natives[0]
+
+    def _check(self, job: Job) -> None:
+        check_loops(self._edges, len(self._tasks))
+        self._native.check(job.size)
+        for task in self._tasks:
+            task._run.group, task._run.depth = current_group(), depth.value
+            task._run.loops = joined(self._edges, task._index) if any(edge.feedback for edge in self._edges) else {}
 
     def _add(
         self,
@@ -412,12 +523,14 @@ class Graph:
             except GraphError as error:
                 raise GraphError(f"task {name!r}, input port {port!r}: {error}", name) from None
         _check_function(name, function, [*(["message"] if each else inputs), *outputs])
+        run = TaskRun()
         index = self._native.add(
             name,
             starter(
                 function,
                 list(inputs),
                 [(port, kind.kind) for port, kind in outputs.items()],
+                run,
                 each=each,
                 retries=retries,
             ),
@@ -431,15 +544,13 @@ class Graph:
             comm=comm,
         )
         info = TaskInfo(name, copies or per, copies is None, needed, memory_bytes, hosts)
-        self._tasks.append(Task(self, index, info, list(inputs), outputs))
+        self._tasks.append(Task(self, index, info, list(inputs), outputs, run, each))
         return self._tasks[-1]
 
-    def _port(self, given: Task | Port, side: str) -> Port:
+    def _port(self, what: str, given: Task | Port, side: str) -> Port:
         task = given.task if isinstance(given, Port) else given
         if not isinstance(task, Task) or task._graph is not self:
-            raise GraphError(
-                f"connect: {given!r} is not a task of this graph; use what source, compute and sink return"
-            )
+            raise GraphError(f"{what}: {given!r} is not a task of this graph; use what source, compute and sink return")
         ports = task.outputs if side == "output" else task.inputs
         if isinstance(given, Port):
             if given.name not in ports:
@@ -456,7 +567,8 @@ class Graph:
         return Port(task, ports[0])
 
     def _planned(self, job: Job, placement: Placement) -> list[tuple[str, list[int]]]:
-        workers = _runners[0].workers if _runners else _workers(job)
+        runner = _runners.get(job)
+        workers = _workers(job) if runner is None else runner.workers
         if not isinstance(placement, str):
             tasks = [_of_job(task._info, job.size) for task in self._tasks]
             if not isinstance(placement, Mapping):
@@ -488,9 +600,10 @@ def _listed(sources: Any) -> list[Any]:
 
 
 def _runner(job: Job) -> GraphRunner:
-    if not _runners:
-        _runners.append(GraphRunner(job.comm, engine()))
-    return _runners[0]
+    with _making:
+        if job not in _runners:
+            _runners[job] = GraphRunner(job.comm, engine())
+        return _runners[job]
 
 
 def _workers(job: Job) -> list[tuple[str, float, int, str | None]]:

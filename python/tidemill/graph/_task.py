@@ -7,17 +7,23 @@ import traceback
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from tidemill._callback import enter_task
+from tidemill._job import entered
 from tidemill._tables.table import Table
 from tidemill._tidemill import NativeCopy, NativeTable
 from tidemill.graph._errors import GraphError
 from tidemill.graph._messages import decode, encode_one
+from tidemill.graph._rounds import AHEAD_MAX, PortRounds, TaskRun
+from tidemill.graph._spawn import SpawnedGraph, depth, spawn
 
 if TYPE_CHECKING:
+    from tidemill.graph._graph import Graph
+    from tidemill.graph._result import Result
     from tidemill.mpi import Intracomm
 
 __all__ = ["Context", "Input", "Output", "collect", "keep", "starter"]
@@ -35,33 +41,86 @@ class Input:
     Attributes
     ----------
     name : str
+    last : bool
+        For a port that an edge leads back to (`Graph.feedback`): True if its loop ends with the message that was
+        returned last, by ``until=`` or ``limit=``. Iterating ends then, and `rounds`; either begins the loop anew.
     """
 
-    def __init__(self, copy: NativeCopy, port: int, name: str) -> None:
+    def __init__(self, copy: NativeCopy, port: int, name: str, rounds: PortRounds | None) -> None:
         self.name = name
+        self.last = False
         self._copy = copy
         self._port = port
+        self._rounds = rounds
+        #: Of the task itself, if its messages alone come here.
+        self._own: Output | None = None
         #: A batch brings several objects at once.
         self._pending: deque[Any] = deque()
         #: Whether the function has asked for anything.
         self._used = False
+        #: Messages that were returned: all, and of this run of a loop.
+        self._received = 0
+        self._run = 0
 
     def __iter__(self) -> Iterator[Any]:
+        self.last = False
+        self._run = 0
         return self
 
     def __next__(self) -> Any:
+        if self.last:
+            raise StopIteration
         while not self._pending:
             came = self._next()
             if came is None:
                 raise StopIteration
-            self._pending.extend(decode(came))
-        return self._pending.popleft()
+            self._pending.extend(self._messages(came))
+        return self._pop()
+
+    def rounds(self) -> Iterator[int]:
+        """Return an iterator over the rounds of the loop whose edge leads back to this port: 1, 2, and so on. In each,
+        send a message into the loop, and take the one that comes back: ``next(port)``.
+        """
+        if self._rounds is None or not self._rounds.feedback:
+            raise GraphError(f"port {self.name!r} is in no loop: no edge leads back to it; use Graph.feedback")
+        iter(self)
+        number = 0
+        while not self.last:
+            number += 1
+            yield number
 
     def _next(self) -> NativeTable | None:
         """Return the next message in native form."""
         self._used = True
+        if self._own is not None and self._own._sent <= self._received:
+            raise GraphError(
+                f"port {self.name!r} brings round {self._received + 1} of a loop, but this copy has sent only "
+                f"{self._own._sent} messages on port {self._own.name!r}: send before you receive"
+            )
         came = self._copy.receive(self._port)
         return None if came is None else came[1]
+
+    def _messages(self, came: NativeTable) -> list[Any]:
+        """Return the messages in received data."""
+        messages = decode(came)
+        rounds = self._rounds
+        if rounds is None:
+            return messages
+        table = messages[0] if messages and isinstance(messages[0], Table) else None
+        if table is None:
+            return [messages] if rounds.lists else messages
+        return [table.slice(row, 1) for row in range(len(table))] if rounds.rows and rounds.feedback else messages
+
+    def _pop(self) -> Any:
+        """Return the next message of those that have come."""
+        message = self._pending.popleft()
+        self._received += 1
+        self._run += 1
+        rounds = self._rounds
+        if rounds is not None and rounds.feedback:
+            over = rounds.until is not None and bool(rounds.until(message))
+            self.last = over or self._run == rounds.limit
+        return message
 
     def __repr__(self) -> str:
         return f"<input {self.name!r} of task {self._copy.task!r}, copy {self._copy.copy}>"
@@ -84,6 +143,9 @@ class Output:
         self._held: list[Callable[[], None]] | None = None
         #: Whether the function has sent anything.
         self._used = False
+        self._sent = 0
+        #: Inputs of the task that it leads back to.
+        self._back: list[Input] = []
 
     def send(self, message: Any) -> None:
         """Send a message on all edges that begin here; wait while a receiver's queue is full.
@@ -100,6 +162,14 @@ class Output:
             If the message does not match the port's schema; the error names the column.
         """
         table = encode_one(self._kind, message)
+        self._sent += 1
+        for port in self._back:
+            if self._sent - port._received > AHEAD_MAX:
+                raise GraphError(
+                    f"port {self.name!r} has sent {self._sent} messages into a loop, but only {port._received} were "
+                    f"received from port {port.name!r}; receive what comes back before you send on: at most {AHEAD_MAX} "
+                    "messages may be under way"
+                )
         self._do(lambda: self._copy.send(self._port, table))
 
     @property
@@ -139,7 +209,7 @@ class Context:
         The communicator of the task's copies, whose ranks are their numbers; for tasks with ``comm=True``.
     """
 
-    def __init__(self, copy: NativeCopy, inputs: Sequence[Input], each: bool) -> None:
+    def __init__(self, copy: NativeCopy, each: bool) -> None:
         from tidemill.mpi._comm import Intracomm
 
         self.task = copy.task
@@ -150,8 +220,35 @@ class Context:
         native = copy.comm()
         self.comm: Intracomm | None = None if native is None else Intracomm._wrap(native, copy.task)
         self._copy = copy
-        self._inputs = inputs
+        self._inputs: Sequence[Input] = ()
         self._each = each
+        self._spawned: list[SpawnedGraph] = []
+
+    def spawn(self, graph: Graph) -> Future[Result]:
+        """Run a graph on this worker while the function goes on.
+
+        Any number of graphs may be under way; their functions have threads of their own, and share those of the worker's
+        exchanges. Their functions may spawn graphs, too. When the function returns, it waits for those whose result has
+        not been taken.
+
+        Parameters
+        ----------
+        graph : Graph
+            Not running; all of its copies run on this worker.
+
+        Returns
+        -------
+        concurrent.futures.Future
+            ``result()`` waits, and returns the `Result`, or raises the `GraphError`.
+
+        Raises
+        ------
+        GraphError
+            If graphs are spawned within each other more than 16 deep, or more than 256 run on this worker.
+        """
+        future = spawn(graph, self._copy)
+        self._spawned.append(future)
+        return future
 
     @property
     def cancelled(self) -> bool:
@@ -169,13 +266,13 @@ class Context:
         for port in self._inputs:
             port._used = True
             if port._pending:
-                return port.name, port._pending.popleft()
+                return port.name, port._pop()
         came = self._copy.receive()
         if came is None:
             return None
         port = self._inputs[came[0]]
-        port._pending.extend(decode(came[1]))
-        return port.name, port._pending.popleft()
+        port._pending.extend(port._messages(came[1]))
+        return port.name, port._pop()
 
     def __repr__(self) -> str:
         return f"<task {self.task!r}, copy {self.copy} of {self.copies}, on worker {self.worker}>"
@@ -195,7 +292,13 @@ def collect(rows: Input, context: Context) -> Any:
 
 
 def starter(
-    function: Callable[..., Any], inputs: Sequence[str], outputs: Sequence[tuple[str, str]], *, each: bool, retries: int
+    function: Callable[..., Any],
+    inputs: Sequence[str],
+    outputs: Sequence[tuple[str, str]],
+    run: TaskRun,
+    *,
+    each: bool,
+    retries: int,
 ) -> Callable[[NativeCopy], None]:
     """Return a function that starts a copy's thread; `outputs` are names and kinds, `each` and `retries` as in
     `Graph.compute`.
@@ -204,9 +307,22 @@ def starter(
     """
 
     def body(copy: NativeCopy) -> Any:
-        ins = [Input(copy, port, name) for port, name in enumerate(inputs)]
+        context = Context(copy, each)
+        value = call(copy, context)
+        for future in context._spawned:
+            if not future.taken:
+                future.result()
+        return value
+
+    def call(copy: NativeCopy, context: Context) -> Any:
+        ins = [Input(copy, port, name, run.ports.get(name)) for port, name in enumerate(inputs)]
         outs = [Output(copy, port, name, kind) for port, (name, kind) in enumerate(outputs)]
-        context = Context(copy, ins, each)
+        by_name = {port.name: port for port in ins}
+        for out in outs:
+            out._back = [by_name[name] for name in run.loops.get(out.name, ())]
+            for port in out._back:
+                port._own = out if run.own.get(port.name) == out.name else port._own
+        context._inputs = ins
         ports: list[Input | Output] = [*ins, *outs]
         if each:
             return _with_each(function, ins[0], outs, context, retries)
@@ -222,7 +338,7 @@ def starter(
 
     def start(copy: NativeCopy) -> None:
         name = f"{copy.task}, copy {copy.copy}"
-        threading.Thread(target=_run, args=(copy, body), name=name, daemon=True).start()
+        threading.Thread(target=_run, args=(copy, body, run), name=name, daemon=True).start()
 
     return start
 
@@ -235,7 +351,7 @@ def _with_each(
     for out in outs:
         out._held = held if retries else None
     while (not outs or any(out.wanted for out in outs)) and (came := rows._next()) is not None:
-        for place, message in enumerate(decode(came)):
+        for place, message in enumerate(rows._messages(came)):
             for again in range(1, retries + 1):
                 try:
                     function(message, *outs, context)
@@ -246,7 +362,7 @@ def _with_each(
                     _warn(context, error, again, retries)
                     held.clear()
                     # The function may have changed what it was given.
-                    message = decode(came)[place]
+                    message = rows._messages(came)[place]
             else:
                 function(message, *outs, context)
             for work in held:
@@ -280,12 +396,14 @@ def _reraise() -> None:
         raise error from None
 
 
-def _run(copy: NativeCopy, body: Callable[[NativeCopy], Any]) -> None:
+def _run(copy: NativeCopy, body: Callable[[NativeCopy], Any], run: TaskRun) -> None:
     enter_task(copy.copies, copy.workers)
+    depth.value = run.depth
     if not copy.begin(threading.get_ident()):
         return
     try:
-        _call(copy, body)
+        with entered(run.group):
+            _call(copy, body)
     except BaseException as error:
         # The run's end may reach the thread by an exception anywhere, once: here the function was over.
         copy.end(_told(error), None)

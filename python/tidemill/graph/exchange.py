@@ -21,6 +21,7 @@ from tidemill._tables.table import Table
 from tidemill._tidemill import NativeExchange, NativeReduction, NativeTable
 from tidemill.graph._errors import GraphError
 from tidemill.graph._messages import PortType, decode, encode
+from tidemill.graph._rounds import PortRounds
 from tidemill.graph._task import keep
 
 __all__ = [
@@ -48,9 +49,23 @@ How: TypeAlias = "Mapping[str, str] | str | Callable[[Any, Any], Any]"
 class Exchange:
     """A route from the copies of one task to those of another; returned by the functions of `tidemill.exchange`."""
 
-    def __init__(self, make: Callable[[PortType | None], NativeExchange], by_column: bool = False) -> None:
-        self._make = make
+    def __init__(
+        self,
+        make: Callable[[PortType | None], NativeExchange],
+        by_column: bool = False,
+        rounds: str | None = None,
+        lists: bool = True,
+        rows: bool = False,
+        to_all: bool = False,
+    ) -> None:
+        partial = None if rounds is None else rounds == "partial"
+        self._make = make if partial is None else lambda source: make(source).by_rounds(partial)
         self._by_column = by_column
+        self._partial = partial
+        #: What arrives by rounds.
+        self._arriving = None if rounds is None else PortRounds(lists, rows)
+        #: Whether all copies get the same.
+        self._to_all = to_all
 
     def _native(self, source: PortType) -> NativeExchange:
         """Return the native exchange for a port's messages."""
@@ -65,14 +80,19 @@ class Exchange:
         return f"<exchange: {self._make(None).describe()}>"
 
 
-def direct() -> Exchange:
+def direct(*, rounds: str | None = None) -> Exchange:
     """Send from each copy to the copy with the same number; both tasks must have as many copies. Messages within a
     worker are not copied.
+
+    Parameters
+    ----------
+    rounds : {"strict", "partial"}, optional
+        Deliver message by message, tables without rows included, as edges of loops must (`Graph.feedback`).
     """
-    return Exchange(lambda _: NativeExchange.direct())
+    return Exchange(lambda _: NativeExchange.direct(), rounds=_rounds("direct", rounds), lists=False)
 
 
-def broadcast(*, along: str = "binomial") -> Exchange:
+def broadcast(*, along: str = "binomial", rounds: str | None = None) -> Exchange:
     """Send everything to every copy, along a tree of workers; a worker receives each batch once, however many copies it
     runs.
 
@@ -80,16 +100,22 @@ def broadcast(*, along: str = "binomial") -> Exchange:
     ----------
     along : {"binomial", "binary", "flat", "chain"}
         The kind of tree.
+    rounds : {"strict", "partial"}, optional
+        Deliver by rounds: the n-th message of every source copy makes the n-th result, in the order of the copies: a
+        table of all rows, or a list of arrays or objects. It arrives as soon as every copy has sent its n-th message.
+        A copy that is far ahead of the slowest waits. When a copy ends and others send more, ``"strict"`` is an error,
+        and ``"partial"`` goes on without that copy. By default messages arrive as they come.
     """
-    return Exchange(lambda _: NativeExchange.broadcast(along))
+    made = _rounds("broadcast", rounds)
+    return Exchange(lambda _: NativeExchange.broadcast(along), rounds=made, to_all=True)
 
 
-def all_gather(*, along: str = "binomial") -> Exchange:
+def all_gather(*, along: str = "binomial", rounds: str | None = None) -> Exchange:
     """Send the messages of all copies to every copy: `broadcast` from several copies."""
-    return broadcast(along=along)
+    return broadcast(along=along, rounds=rounds)
 
 
-def gather(to: int = 0, *, along: str | None = None) -> Exchange:
+def gather(to: int = 0, *, along: str | None = None, rounds: str | None = None) -> Exchange:
     """Send everything to copy `to`; the others get nothing.
 
     Parameters
@@ -99,9 +125,13 @@ def gather(to: int = 0, *, along: str | None = None) -> Exchange:
     along : {"binomial", "binary", "flat", "chain"}, optional
         Send along a tree of workers, hosts first, which combines small messages: use it for little data from many
         workers on many hosts. By default every copy sends to `to` directly.
+    rounds : {"strict", "partial"}, optional
+        As in `broadcast`; not with `along`.
     """
     copy = _number("gather: to", to)
-    return Exchange(lambda _: NativeExchange.gather(copy, along))
+    if rounds is not None and along is not None:
+        raise GraphError(f"gather: along={along!r} combines messages as they come; leave it out with rounds={rounds!r}")
+    return Exchange(lambda _: NativeExchange.gather(copy, along), rounds=_rounds("gather", rounds))
 
 
 def partition(
@@ -110,6 +140,7 @@ def partition(
     ranges: Columns | None = None,
     buckets: int | None = None,
     owners: Sequence[int] | None = None,
+    rounds: str | None = None,
 ) -> Exchange:
     """Send each row, or message, to one copy.
 
@@ -127,7 +158,14 @@ def partition(
         over the copies.
     owners : sequence of int, optional
         The copy of each bucket, instead of an even distribution.
+    rounds : {"strict", "partial"}, optional
+        As in `broadcast`: every copy gets, perhaps without rows, what the n-th messages have for it. Not with `ranges`,
+        and not in turn.
     """
+    made = _rounds("partition", rounds)
+    if made is not None and (ranges is not None or by is None):
+        how = "by ranges" if ranges is not None else "in turn"
+        raise GraphError(f"partition: messages dealt {how} do not go by rounds; partition by columns or a function")
     if by is not None and ranges is not None:
         raise GraphError("partition: pass columns, a function, or ranges, but only one of them")
     if (by is None or callable(by)) and (buckets is not None or owners is not None):
@@ -140,12 +178,12 @@ def partition(
         return Exchange(lambda _: NativeExchange.round_robin())
     if callable(by):
         function = by
-        return Exchange(lambda _: NativeExchange.partition_with(_name(function), _assigning(function)))
+        return Exchange(lambda _: NativeExchange.partition_with(_name(function), _assigning(function)), rounds=made)
     columns, count = _columns(by), _number("partition: buckets", 1024 if buckets is None else buckets)
     owned = None if owners is None else [_number("partition: owners", copy) for copy in owners]
     if owned == []:
         raise GraphError("partition: owners=[] owns no bucket; name the copy of each bucket")
-    return Exchange(lambda _: NativeExchange.partition(columns, count, owned), by_column=True)
+    return Exchange(lambda _: NativeExchange.partition(columns, count, owned), by_column=True, rounds=made)
 
 
 def reduce(how: How, *, to: int = 0, along: str = "binomial", rounds: str | None = None) -> Exchange:
@@ -175,17 +213,25 @@ def reduce(how: How, *, to: int = 0, along: str = "binomial", rounds: str | None
     GraphError
         When it runs, with ``rounds="strict"``: copies have sent unequal numbers of messages.
     """
-    copy, partial = _number("reduce: to", to), _partial_rounds("reduce", rounds)
-    return Exchange(lambda source: NativeExchange.reduce(_reduction(how, source), copy, along, partial))
+    copy, made = _number("reduce: to", to), _rounds("reduce", rounds)
+    return Exchange(
+        lambda source: NativeExchange.reduce(_reduction(how, source), copy, along), rounds=made, lists=False, rows=True
+    )
 
 
 def all_reduce(how: How, *, along: str = "binomial", rounds: str | None = None) -> Exchange:
     """Like `reduce`, to every copy."""
-    partial = _partial_rounds("all_reduce", rounds)
-    return Exchange(lambda source: NativeExchange.all_reduce(_reduction(how, source), along, partial))
+    made = _rounds("all_reduce", rounds)
+    return Exchange(
+        lambda source: NativeExchange.all_reduce(_reduction(how, source), along),
+        rounds=made,
+        lists=False,
+        rows=True,
+        to_all=True,
+    )
 
 
-def keyed_reduce(by: Columns, how: How | None = None, *, buckets: int = 1024) -> Exchange:
+def keyed_reduce(by: Columns, how: How | None = None, *, buckets: int = 1024, rounds: str | None = None) -> Exchange:
     """Combine the rows of each key into one, at the copy that owns the key, after combining at the senders.
 
     Parameters
@@ -196,15 +242,19 @@ def keyed_reduce(by: Columns, how: How | None = None, *, buckets: int = 1024) ->
         As in `reduce`; by default empty, which returns the distinct keys.
     buckets : int, default=1024
         As in `partition`.
+    rounds : {"strict", "partial"}, optional
+        As in `partition`: a row for each key of the n-th messages.
     """
     columns, count = _columns(by), _number("keyed_reduce: buckets", buckets)
     what: How = {} if how is None else how
     return Exchange(
-        lambda source: NativeExchange.keyed_reduce(columns, _reduction(what, source, columns), count), by_column=True
+        lambda source: NativeExchange.keyed_reduce(columns, _reduction(what, source, columns), count),
+        by_column=True,
+        rounds=_rounds("keyed_reduce", rounds),
     )
 
 
-def keyed_gather(by: Columns, *, buckets: int = 1024) -> Exchange:
+def keyed_gather(by: Columns, *, buckets: int = 1024, rounds: str | None = None) -> Exchange:
     """Send all rows of a key to the copy that owns it, one key after the other: the rows of each key are contiguous.
 
     Parameters
@@ -213,9 +263,12 @@ def keyed_gather(by: Columns, *, buckets: int = 1024) -> Exchange:
         Key columns.
     buckets : int, default=1024
         As in `partition`.
+    rounds : {"strict", "partial"}, optional
+        As in `partition`: the rows of the n-th messages, one key after the other.
     """
     columns, count = _columns(by), _number("keyed_gather: buckets", buckets)
-    return Exchange(lambda _: NativeExchange.keyed_gather(columns, count), by_column=True)
+    made = _rounds("keyed_gather", rounds)
+    return Exchange(lambda _: NativeExchange.keyed_gather(columns, count), by_column=True, rounds=made)
 
 
 def join(
@@ -280,6 +333,8 @@ def union(by: Exchange | None = None) -> Exchange:
     each = direct() if by is None else by
     if not isinstance(each, Exchange):
         raise GraphError(f"union: by={by!r} must come from a function of tidemill.exchange, such as partition")
+    if each._arriving is not None:
+        raise GraphError("union: messages of several ports have no rounds; leave rounds= out of by=")
     return Exchange(lambda source: NativeExchange.union(each._make(source)), by_column=each._by_column)
 
 
@@ -297,10 +352,10 @@ def _number(what: str, given: Any) -> int:
     return number
 
 
-def _partial_rounds(what: str, rounds: Any) -> bool | None:
-    if rounds not in (None, "strict", "partial"):
-        raise GraphError(f'{what}: rounds={rounds!r} must be "strict" or "partial", or left out')
-    return None if rounds is None else rounds == "partial"
+def _rounds(what: str, given: Any) -> str | None:
+    if given not in (None, "strict", "partial"):
+        raise GraphError(f'{what}: rounds={given!r} must be "strict" or "partial", or left out')
+    return None if given is None else str(given)
 
 
 def _name(function: Callable[..., Any]) -> str:

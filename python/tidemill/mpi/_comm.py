@@ -45,6 +45,8 @@ class _State:
         self.errhandler = ERRORS_ARE_FATAL
         self.topology: Any = None
         self.buffer: Any = None
+        #: The job that its workers are to themselves (`tidemill.group`).
+        self.job: Any = None
 
 
 class Comm(_tidemill.Comm, Attributes["Comm"]):

@@ -29,6 +29,10 @@ impl Exchange for Broadcast {
         ends.only().cloned()
     }
 
+    fn allows_rounds(&self) -> bool {
+        true
+    }
+
     fn lower(&self, lowering: &mut Lowering<'_>) {
         lowering.connect(lowering.sources()[0], lowering.target(), EdgeMover::Broadcast(self.overlay));
     }

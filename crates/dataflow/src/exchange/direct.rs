@@ -26,6 +26,10 @@ impl Exchange for Direct {
         Ok(SchemaRef::clone(schema))
     }
 
+    fn allows_rounds(&self) -> bool {
+        true
+    }
+
     fn lower(&self, lowering: &mut Lowering<'_>) {
         lowering.connect_direct(lowering.sources()[0], lowering.target());
     }

@@ -49,6 +49,10 @@ impl Exchange for Gather {
         ends.only().cloned()
     }
 
+    fn allows_rounds(&self) -> bool {
+        self.overlay.is_none()
+    }
+
     fn lower(&self, lowering: &mut Lowering<'_>) {
         let (source, target) = (lowering.sources()[0], lowering.target());
         let Some(overlay) = self.overlay else {

@@ -1,6 +1,10 @@
 //! Rows of one key come together, one key after the other: a row's key never comes again once another has come. Rows
 //! are sorted by their keys where they arrive, on disk if need be.
 
+use std::sync::Arc;
+
+use arrow::array::UInt32Array;
+use arrow::compute::take_record_batch;
 use arrow::datatypes::SchemaRef;
 use tidemill_batch::local::RowOrder;
 use tidemill_batch::route_map::BUCKETS;
@@ -8,7 +12,8 @@ use tidemill_batch::route_map::BUCKETS;
 use super::partition::describe_buckets;
 use super::sort::sort_stage;
 use super::{EdgeSignature, Exchange, Partition};
-use crate::flow::Lowering;
+use crate::flow::{ExchangeStage, FlowPort, Lowering, StreamElement, TaskFactory};
+use crate::task::Executor;
 
 /// See the module.
 #[derive(Clone)]
@@ -45,13 +50,41 @@ impl Exchange for KeyedGather {
         Ok(schema)
     }
 
+    fn allows_rounds(&self) -> bool {
+        true
+    }
+
     fn lower(&self, lowering: &mut Lowering<'_>) {
         let (source, target) = (lowering.sources()[0], lowering.target());
         let schema = SchemaRef::clone(lowering.target_schema());
         let order = RowOrder::of_groups(&schema, &self.keys).expect("checked before");
-        let after = sort_stage(lowering, "group", target, order);
+        let after = match lowering.rounds() {
+            None => sort_stage(lowering, "group", target, order),
+            Some(_) => group_rounds(lowering, target, order),
+        };
         let mover = self.partition().mover(&schema, lowering.workers_of(target).len() as u32);
         lowering.connect(source, after.input(0), mover);
         lowering.connect_direct(after.output(0), target);
     }
+}
+
+/// A stage beside `target` that puts the rows of each round in order, by itself.
+fn group_rounds(lowering: &mut Lowering<'_>, target: FlowPort, order: RowOrder) -> ExchangeStage {
+    let factory: TaskFactory = Arc::new(move |inputs, outputs, _| {
+        let order = order.clone();
+        Box::pin(async move {
+            let (mut input, mut output) = (inputs.into_only(), outputs.into_only());
+            while output.is_wanted()
+                && let Some(StreamElement::Batch(round)) = input.recv().await?
+            {
+                let rows = order.rows(&round)?;
+                let mut sorted: Vec<u32> = (0..round.num_rows() as u32).collect();
+                sorted.sort_by(|&one, &other| rows.row(one as usize).cmp(&rows.row(other as usize)));
+                output.send(take_record_batch(&round, &UInt32Array::from(sorted))?).await?;
+            }
+            Ok(())
+        })
+    });
+    let (workers, schema) = (lowering.workers_of(target).to_vec(), SchemaRef::clone(lowering.target_schema()));
+    lowering.stage("group rounds", workers, 1, vec![schema], Executor::Thread, factory)
 }

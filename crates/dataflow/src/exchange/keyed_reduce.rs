@@ -3,6 +3,7 @@
 
 use std::sync::Arc;
 
+use arrow::compute::concat_batches;
 use arrow::datatypes::SchemaRef;
 use tidemill_batch::local::{Reducer, Reduction};
 use tidemill_batch::route_map::BUCKETS;
@@ -50,6 +51,10 @@ impl Exchange for KeyedReduce {
     fn check(&self, ends: &EdgeSignature<'_>) -> Result<SchemaRef, String> {
         let schema = self.partition().check(ends)?;
         self.reduce.schema(&schema, &self.keys)
+    }
+
+    fn allows_rounds(&self) -> bool {
+        true
     }
 
     fn lower(&self, lowering: &mut Lowering<'_>) {
@@ -108,6 +113,10 @@ pub(super) fn stage_on(
     let schema = SchemaRef::clone(lowering.target_schema());
     let (keys, calls) = (keys.len(), reduce.is_function());
     let (reduce, outputs) = (reduce.clone(), vec![SchemaRef::clone(&schema)]);
+    if lowering.rounds().is_some() {
+        let factory = reduce_rounds(schema, keys, reduce);
+        return lowering.stage(label, workers, inputs, outputs, Executor::Thread, factory);
+    }
     let factory: TaskFactory = Arc::new(move |inputs, outputs, context| {
         let (schema, reduce) = (SchemaRef::clone(&schema), reduce.clone());
         Box::pin(async move {
@@ -126,6 +135,30 @@ pub(super) fn stage_on(
     // Without keys nothing goes to disk, and a batch that comes from this thread is still in the processor's cache.
     let executor = if keys == 0 && !calls { Executor::Pool } else { Executor::Thread };
     lowering.stage(label, workers, inputs, outputs, executor, factory)
+}
+
+/// Reduces each round by itself.
+fn reduce_rounds(schema: SchemaRef, keys: usize, reduce: Reduction) -> TaskFactory {
+    Arc::new(move |inputs, outputs, context| {
+        let (schema, reduce) = (SchemaRef::clone(&schema), reduce.clone());
+        Box::pin(async move {
+            let (mut input, mut output) = (inputs.into_only(), outputs.into_only());
+            while output.is_wanted()
+                && let Some(StreamElement::Batch(round)) = input.recv().await?
+            {
+                let mut reducer = new_reducer(&schema, keys, &reduce, &context)?;
+                if round.num_rows() > 0 {
+                    reducer.push(round)?;
+                }
+                let (mut reduced, mut batches) = (reducer.finish()?, Vec::new());
+                while let Some(batch) = reduced.next_batch()? {
+                    batches.push(batch);
+                }
+                output.send(concat_batches(&schema, &batches)?).await?;
+            }
+            Ok(())
+        })
+    })
 }
 
 pub(super) fn new_reducer(

@@ -13,6 +13,7 @@
 //! | [`Sort`]           | the copy of its range, in order                                     | samples, partition, sort        |
 //! | [`Join`]           | the copy that owns its key, beside its partners                     | two partitions, a hash join     |
 //! | [`Union`]          | as the exchange beneath says; of several sources                    | a mover for each source         |
+//! | [`Rounds`]         | as the exchange beneath says; message by message                    | the same, with marks between rounds |
 //!
 //! [`Broadcast`] from several copies is an all-gather: every copy gets what all copies sent.
 //!
@@ -26,6 +27,7 @@ mod keyed_gather;
 mod keyed_reduce;
 mod partition;
 mod reduce;
+mod round_tree;
 mod rounds;
 mod sort;
 mod tree;
@@ -41,6 +43,7 @@ pub use keyed_gather::KeyedGather;
 pub use keyed_reduce::KeyedReduce;
 pub use partition::{Partition, TargetFunction};
 pub use reduce::{AllReduce, Reduce};
+pub use rounds::Rounds;
 pub use sort::Sort;
 pub use union::Union;
 
@@ -81,6 +84,16 @@ pub trait Exchange: Send + Sync {
     /// # Errors
     /// In words, when the ends do not fit the exchange.
     fn check(&self, ends: &EdgeSignature<'_>) -> Result<SchemaRef, String>;
+
+    /// What becomes of its rounds when a source ends before the others; `None` if it does not go by [`Rounds`].
+    fn rounds(&self) -> Option<RoundEnd> {
+        None
+    }
+
+    /// Whether [`Rounds`] of it make sense: it gives to each target copy what it makes of one message of each source.
+    fn allows_rounds(&self) -> bool {
+        false
+    }
 
     /// Adds the movers and stages it is made of. Called after `check`, on every worker.
     fn lower(&self, lowering: &mut Lowering<'_>);

@@ -116,6 +116,10 @@ impl Exchange for Partition {
         Ok(SchemaRef::clone(schema))
     }
 
+    fn allows_rounds(&self) -> bool {
+        !matches!(self.by, PartitionBy::Turn)
+    }
+
     fn lower(&self, lowering: &mut Lowering<'_>) {
         let (source, target) = (lowering.sources()[0], lowering.target());
         let mover = self.mover(lowering.target_schema(), lowering.workers_of(target).len() as u32);

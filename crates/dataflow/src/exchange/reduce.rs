@@ -4,10 +4,10 @@
 use std::sync::Arc;
 
 use arrow::datatypes::SchemaRef;
-use tidemill_batch::local::{Reduction, RoundEnd};
+use tidemill_batch::local::Reduction;
 
 use super::keyed_reduce::{drain, new_reducer, stage};
-use super::rounds::add_round_tree;
+use super::round_tree::add_round_tree;
 use super::tree::{OUT, TreeLeaves, UP, add_tree_stage, connect_root};
 use super::{EdgeSignature, Exchange};
 use crate::flow::TaskFactory;
@@ -16,19 +16,18 @@ use crate::overlay::Overlay;
 use crate::task::Executor;
 
 /// To one copy. What arrives is one row of the reduced columns when all sources have ended, and none if there were no
-/// rows; or one for each [round](Reduce::rounds).
+/// rows; or one for each [round](super::Rounds).
 #[derive(Clone)]
 pub struct Reduce {
     reduction: Reduction,
     root: u32,
     overlay: Overlay,
-    rounds: Option<RoundEnd>,
 }
 
 impl Reduce {
     /// Reduces to copy 0 of the target.
     pub fn new(reduction: Reduction) -> Self {
-        Reduce { reduction, root: 0, overlay: Overlay::default(), rounds: None }
+        Reduce { reduction, root: 0, overlay: Overlay::default() }
     }
 
     /// To another copy.
@@ -44,19 +43,11 @@ impl Reduce {
         self.overlay = overlay;
         self
     }
-
-    /// By rounds: the n-th message of every source copy, one call of send with at least one row, makes the n-th result,
-    /// one row, in order. It leaves as soon as all have sent; so sources need no end.
-    #[must_use]
-    pub fn rounds(mut self, end: RoundEnd) -> Self {
-        self.rounds = Some(end);
-        self
-    }
 }
 
 impl Exchange for Reduce {
     fn describe(&self) -> String {
-        format!("reduce{} to copy {}: {}", by_rounds(self.rounds), self.root, self.reduction.describe())
+        format!("reduce to copy {}: {}", self.root, self.reduction.describe())
     }
 
     fn check(&self, ends: &EdgeSignature<'_>) -> Result<SchemaRef, String> {
@@ -66,10 +57,14 @@ impl Exchange for Reduce {
         self.reduction.schema(ends.only()?, &[])
     }
 
+    fn allows_rounds(&self) -> bool {
+        true
+    }
+
     fn lower(&self, lowering: &mut Lowering<'_>) {
         let target = lowering.target();
         let root = lowering.workers_of(target)[self.root as usize];
-        let result = add_tree(lowering, &self.reduction, (self.overlay, root), self.rounds);
+        let result = add_tree(lowering, &self.reduction, (self.overlay, root));
         connect_root(lowering, result, root, self.root);
     }
 }
@@ -79,13 +74,12 @@ impl Exchange for Reduce {
 pub struct AllReduce {
     reduction: Reduction,
     overlay: Overlay,
-    rounds: Option<RoundEnd>,
 }
 
 impl AllReduce {
     /// Reduces to every copy of the target.
     pub fn new(reduction: Reduction) -> Self {
-        AllReduce { reduction, overlay: Overlay::default(), rounds: None }
+        AllReduce { reduction, overlay: Overlay::default() }
     }
 
     /// Along this kind of tree; binomial by default.
@@ -94,50 +88,33 @@ impl AllReduce {
         self.overlay = overlay;
         self
     }
-
-    /// By rounds: the n-th message of every source copy, one call of send with at least one row, makes the n-th result,
-    /// one row, in order. It leaves as soon as all have sent; so sources need no end.
-    #[must_use]
-    pub fn rounds(mut self, end: RoundEnd) -> Self {
-        self.rounds = Some(end);
-        self
-    }
 }
 
 impl Exchange for AllReduce {
     fn describe(&self) -> String {
-        format!("all-reduce{}: {}", by_rounds(self.rounds), self.reduction.describe())
+        format!("all-reduce: {}", self.reduction.describe())
     }
 
     fn check(&self, ends: &EdgeSignature<'_>) -> Result<SchemaRef, String> {
         self.reduction.schema(ends.only()?, &[])
     }
 
+    fn allows_rounds(&self) -> bool {
+        true
+    }
+
     fn lower(&self, lowering: &mut Lowering<'_>) {
         let target = lowering.target();
         let root = lowering.workers_of(target)[0];
-        let result = add_tree(lowering, &self.reduction, (self.overlay, root), self.rounds);
+        let result = add_tree(lowering, &self.reduction, (self.overlay, root));
         lowering.connect(result, target, EdgeMover::Broadcast(self.overlay));
     }
 }
 
-/// In words, for the name of the exchange.
-fn by_rounds(rounds: Option<RoundEnd>) -> &'static str {
-    match rounds {
-        None => "",
-        Some(RoundEnd::Strict) => " by rounds",
-        Some(RoundEnd::Partial) => " by partial rounds",
-    }
-}
-
 /// Adds the tree, of all or by rounds. Returns the output that has the result, at the copy on the root.
-fn add_tree(
-    lowering: &mut Lowering<'_>,
-    reduction: &Reduction,
-    (overlay, root): (Overlay, u32),
-    rounds: Option<RoundEnd>,
-) -> FlowPort {
-    match rounds {
+fn add_tree(lowering: &mut Lowering<'_>, reduction: &Reduction, (overlay, root): (Overlay, u32)) -> FlowPort {
+    // What leaves the sources and the tree are rows, one for each round: they need no marks.
+    match lowering.take_rounds() {
         None => add_reduce_tree(lowering, reduction, overlay, root),
         Some(end) => add_round_tree(lowering, reduction, (overlay, root), end),
     }

@@ -1,7 +1,7 @@
 //! What an exchange makes its part of a [`FlowGraph`] with.
 
 use arrow::datatypes::SchemaRef;
-use tidemill_batch::local::Reduction;
+use tidemill_batch::local::{Reduction, RoundEnd};
 
 use super::{EdgeMover, EdgeReduction, FlowEdge, FlowGraph, FlowTask, TaskFactory};
 use crate::overlay::{Overlay, WorkerTree};
@@ -31,6 +31,10 @@ pub(crate) struct CheckedEdge {
     pub source_schemas: Vec<SchemaRef>,
     pub target_schema: SchemaRef,
     pub name: String,
+    /// How it goes by rounds, if it does.
+    pub rounds: Option<RoundEnd>,
+    /// It leads back, to a task that comes before its source.
+    pub feedback: bool,
 }
 
 /// What an exchange is given to make its edge of: its ends, and means to add stages and movers between them.
@@ -40,6 +44,8 @@ pub struct Lowering<'a> {
     hosts: &'a [u32],
     edge: &'a CheckedEdge,
     sources: Vec<FlowPort>,
+    /// Of the movers that are added.
+    rounds: Option<RoundEnd>,
 }
 
 impl<'a> Lowering<'a> {
@@ -47,7 +53,7 @@ impl<'a> Lowering<'a> {
     pub(crate) fn new(flow: &'a mut FlowGraph, edges: &'a [CheckedEdge], at: usize, hosts: &'a [u32]) -> Self {
         let edge = &edges[at];
         let sources = edge.sources.iter().map(|&(task, port)| FlowPort { task, port }).collect();
-        Lowering { flow, edges, hosts, edge, sources }
+        Lowering { flow, edges, hosts, edge, sources, rounds: None }
     }
 }
 
@@ -55,6 +61,21 @@ impl Lowering<'_> {
     /// The output ports the edge begins at.
     pub fn sources(&self) -> &[FlowPort] {
         &self.sources
+    }
+
+    /// Lets all movers that are added from now on go by rounds: see [`Rounds`](crate::exchange::Rounds).
+    pub(crate) fn set_rounds(&mut self, end: RoundEnd) {
+        self.rounds = Some(end);
+    }
+
+    /// How movers go by rounds that are added now.
+    pub(crate) fn rounds(&self) -> Option<RoundEnd> {
+        self.rounds
+    }
+
+    /// The same; those that are added from now on do not.
+    pub(crate) fn take_rounds(&mut self) -> Option<RoundEnd> {
+        self.rounds.take()
     }
 
     /// The schemas that leave them.
@@ -183,7 +204,20 @@ impl Lowering<'_> {
         } else {
             format!("{} -> {}", self.flow.tasks[source.task].name, self.flow.tasks[target.task].name)
         };
-        self.flow.edges.push(FlowEdge { name, source, target, schema, mover, reduction, route: None, handover: false });
+        let (rounds, feedback) = (self.rounds, self.edge.feedback);
+        let (route, handover) = (None, false);
+        self.flow.edges.push(FlowEdge {
+            name,
+            source,
+            target,
+            schema,
+            mover,
+            reduction,
+            route,
+            rounds,
+            feedback,
+            handover,
+        });
     }
 
     /// Lets `lower` make the edge of each source in turn, as if it were the only one.
@@ -194,8 +228,9 @@ impl Lowering<'_> {
                 source_schemas: vec![SchemaRef::clone(&self.edge.source_schemas[at])],
                 ..self.edge.clone()
             };
-            let mut one =
-                Lowering { flow: self.flow, edges: self.edges, hosts: self.hosts, edge: &edge, sources: vec![source] };
+            let sources = vec![source];
+            let (edges, hosts, rounds) = (self.edges, self.hosts, self.rounds);
+            let mut one = Lowering { flow: self.flow, edges, hosts, edge: &edge, sources, rounds };
             lower(&mut one);
         }
     }

@@ -13,7 +13,7 @@ use std::sync::Arc;
 
 use arrow::datatypes::SchemaRef;
 pub use tidemill_batch::batch_bytes;
-use tidemill_batch::local::Reduction;
+use tidemill_batch::local::{Reduction, RoundEnd};
 use tidemill_batch::route_map::RouteMap;
 use tidemill_checkpoint::StateSchema;
 use tidemill_checkpoint::coordinator::CoordinatedTask;
@@ -21,7 +21,7 @@ use tidemill_checkpoint::coordinator::CoordinatedTask;
 pub(crate) use handover::{BucketHandover, BucketPartitioner};
 pub(crate) use lower::CheckedEdge;
 pub use lower::{ExchangeStage, FlowPort, Lowering};
-pub(crate) use receive::{EdgeLimits, EdgeRuntime, Inlet};
+pub(crate) use receive::{EdgeLimits, EdgeRuntime, Inlet, unequal_rounds};
 pub use receive::{Input, InputStream, Inputs, StreamElement};
 pub(crate) use send::Outlet;
 pub use send::{Output, Outputs, SMALL_BYTES_MAX};
@@ -84,6 +84,10 @@ pub(crate) struct FlowEdge {
     pub reduction: Option<EdgeReduction>,
     /// The map that a partition by key begins with, if not with its own.
     pub route: Option<Arc<RouteMap>>,
+    /// A mark goes behind each message, and what comes between marks is a round at the target.
+    pub rounds: Option<RoundEnd>,
+    /// It is a part of an edge that goes back: its senders never wait for who takes, which may be they themselves.
+    pub feedback: bool,
     /// A task hands over on it what moves between its copies; it is none of the ports that the task knows.
     pub handover: bool,
 }
@@ -165,6 +169,8 @@ impl FlowGraph {
                 mover: EdgeMover::Partition(Arc::new(BucketPartitioner)),
                 reduction: None,
                 route: None,
+                rounds: None,
+                feedback: false,
                 handover: true,
             });
         }

@@ -26,6 +26,7 @@ impl Graph {
         // A port whose only edge is wrong is not also reported as unconnected.
         if errors.is_empty() {
             self.check_connected(&edges, &mut errors);
+            self.check_loops(&edges, &mut errors);
         }
         self.check_cycles(&edges, &mut errors);
         if errors.is_empty() { Ok(edges) } else { Err(GraphErrors { graph: self.name.clone(), errors }) }
@@ -110,7 +111,10 @@ impl Graph {
             Ok(schema)
         });
         match result {
-            Ok(target_schema) => Some(CheckedEdge { sources, target, source_schemas, target_schema, name }),
+            Ok(target_schema) => {
+                let (rounds, feedback) = (edge.exchange.rounds(), edge.feedback);
+                Some(CheckedEdge { sources, target, source_schemas, target_schema, name, rounds, feedback })
+            }
             Err(reason) => {
                 errors.push(GraphError::Edge { edge: name, reason });
                 None
@@ -153,6 +157,29 @@ impl Graph {
         }
     }
 
+    /// Edges that go back do go back, and rounds bound all that is on its way in a loop.
+    fn check_loops(&self, edges: &[CheckedEdge], errors: &mut Vec<GraphError>) {
+        let loops = Loops::new(self.tasks.len(), edges);
+        for (at, edge) in edges.iter().enumerate() {
+            let others = || edges.iter().enumerate().filter(|(other, of)| *other != at && of.target == edge.target);
+            let reason = if edge.feedback && !loops.has(edge) {
+                let (source, target) = (&self.tasks[edge.sources[0].0].name, &self.tasks[edge.target.0].name);
+                format!(
+                    "it does not lead back: nothing leads from task \"{target}\" to task \"{source}\"; connect them"
+                )
+            } else if loops.has(edge) && edge.rounds.is_none() {
+                "it is in a loop, where every edge needs an exchange by rounds".into()
+            } else if edge.feedback && others().next().is_some() {
+                "another edge leads to the same port; an edge that leads back needs a port of its own".into()
+            } else if others().any(|(_, other)| other.rounds.is_some() != edge.rounds.is_some()) {
+                "of the edges that lead to its port some go by rounds and some do not".into()
+            } else {
+                continue;
+            };
+            errors.push(GraphError::Edge { edge: edge.name.clone(), reason });
+        }
+    }
+
     /// Depth first; a task that is reached while it is still on the path closes a cycle.
     fn check_cycles(&self, edges: &[CheckedEdge], errors: &mut Vec<GraphError>) {
         #[derive(Clone, Copy, PartialEq)]
@@ -162,7 +189,7 @@ impl Graph {
             Done,
         }
         let mut next = vec![Vec::new(); self.tasks.len()];
-        for edge in edges {
+        for edge in edges.iter().filter(|edge| !edge.feedback) {
             edge.sources.iter().for_each(|&(task, _)| next[task].push(edge.target.0));
         }
         let mut seen = vec![VisitState::No; self.tasks.len()];
@@ -196,5 +223,35 @@ impl Graph {
                 }
             }
         }
+    }
+}
+
+/// Which tasks lead to which.
+struct Loops {
+    reached: Vec<Vec<bool>>,
+}
+
+impl Loops {
+    fn new(tasks: usize, edges: &[CheckedEdge]) -> Self {
+        let reached_from = |start: usize| {
+            let (mut reached, mut open) = (vec![false; tasks], vec![start]);
+            while let Some(task) = open.pop() {
+                let leaves = edges.iter().filter(|edge| edge.sources.iter().any(|&(source, _)| source == task));
+                for to in leaves.map(|edge| edge.target.0) {
+                    if !std::mem::replace(&mut reached[to], true) {
+                        open.push(to);
+                    }
+                }
+            }
+            reached
+        };
+        let is_used = edges.iter().any(|edge| edge.feedback);
+        Loops { reached: if is_used { (0..tasks).map(reached_from).collect() } else { Vec::new() } }
+    }
+
+    /// Whether what an edge brings may come to its source again.
+    fn has(&self, edge: &CheckedEdge) -> bool {
+        !self.reached.is_empty()
+            && edge.sources.iter().any(|&(source, _)| edge.target.0 == source || self.reached[edge.target.0][source])
     }
 }

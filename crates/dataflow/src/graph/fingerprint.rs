@@ -17,7 +17,10 @@ pub(crate) fn parts(graph: &Graph, edges: &[CheckedEdge]) -> Vec<String> {
         let settings = (task.parallelism, task.comm, inputs, outputs);
         format!("task \"{}\" {settings:?} {}", task.name, task.detail)
     });
-    let edges = edges.iter().map(|edge| format!("edge {} {:?}", edge.name, edge.target_schema.fields()));
+    let edges = edges.iter().map(|edge| {
+        let kind = if edge.feedback { "feedback" } else { "edge" };
+        format!("{kind} {} {:?}", edge.name, edge.target_schema.fields())
+    });
     tasks.chain(edges).collect()
 }
 

@@ -48,6 +48,8 @@ pub(crate) struct GraphEdge {
     pub sources: Vec<PortRef>,
     pub target: PortRef,
     pub exchange: Arc<dyn Exchange>,
+    /// It leads back, and makes a loop.
+    pub feedback: bool,
 }
 
 /// A graph of tasks. See the crate's example.
@@ -98,7 +100,25 @@ impl Graph {
         target: impl Into<PortRef>,
         exchange: impl Exchange + 'static,
     ) -> &mut Self {
-        self.edges.push(GraphEdge { sources, target: target.into(), exchange: Arc::new(exchange) });
+        let (target, exchange) = (target.into(), Arc::new(exchange));
+        self.edges.push(GraphEdge { sources, target, exchange, feedback: false });
+        self
+    }
+
+    /// Sends what comes out of `source` back to `target`, from which it comes: a loop. All edges of a loop go by
+    /// [`Rounds`](crate::exchange::Rounds), and nothing else leads to the port. Tasks stay alive from round to round,
+    /// and end the loop when they return.
+    ///
+    /// What goes back waits at the target however much it is: senders that waited for a receiver which sends to them
+    /// would wait forever. So a task takes a round for each that it sends.
+    pub fn feedback(
+        &mut self,
+        source: impl Into<PortRef>,
+        target: impl Into<PortRef>,
+        exchange: impl Exchange + 'static,
+    ) -> &mut Self {
+        let (sources, target, exchange) = (vec![source.into()], target.into(), Arc::new(exchange));
+        self.edges.push(GraphEdge { sources, target, exchange, feedback: true });
         self
     }
 

@@ -28,7 +28,8 @@ impl Graph {
             }
         }
         for edge in &edges {
-            let _ = writeln!(text, "  edge {}: {}", edge.name, columns(edge));
+            let kind = if edge.feedback { "feedback" } else { "edge" };
+            let _ = writeln!(text, "  {kind} {}: {}", edge.name, columns(edge));
         }
         Ok(text)
     }
@@ -50,7 +51,8 @@ impl Graph {
         for (checked, edge) in edges.iter().zip(&self.edges) {
             for &(task, _) in &checked.sources {
                 let label = quoted(&edge.exchange.describe());
-                let _ = writeln!(text, "  t{task} -> t{} [label={label}];", checked.target.0);
+                let style = if edge.feedback { ", style=dashed, constraint=false" } else { "" };
+                let _ = writeln!(text, "  t{task} -> t{} [label={label}{style}];", checked.target.0);
             }
         }
         text.push_str("}\n");

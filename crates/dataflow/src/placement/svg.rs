@@ -1,7 +1,7 @@
 //! A graph as a picture: tasks in layers from left to right, drawn without any other program.
 //!
 //! Between two layers of tasks lies a layer of labels, one for each edge: so no label can lie on another, or on a box.
-//! An edge that passes by layers has a place of its own in each of them.
+//! An edge that passes by layers has a place of its own in each of them. One that leads back ends in its label.
 
 use std::fmt::Write;
 
@@ -70,6 +70,13 @@ impl Graph {
             drawing.add(NodeKind::Task(self.kind(index)), lines, 2 * layer);
         }
         for (checked, edge) in edges.iter().zip(&self.edges) {
+            if checked.feedback {
+                let (source, target) = (checked.sources[0].0, &self.tasks[checked.target.0].name);
+                let text = format!("↩ {target}: {}", self.label(checked, &edge.exchange.describe()));
+                let label = drawing.add(NodeKind::Label, wrapped(&text), drawing.nodes[source].layer + 1);
+                drawing.lines.push((source, label));
+                continue;
+            }
             let layer = drawing.nodes[checked.target.0].layer - 1;
             let label = drawing.add(NodeKind::Label, wrapped(&self.label(checked, &edge.exchange.describe())), layer);
             checked.sources.iter().for_each(|&(source, _)| drawing.connect(source, label));
@@ -95,9 +102,9 @@ impl Graph {
 /// The layer of each task: one more than that of the last it waits for.
 fn layers(tasks: usize, edges: &[CheckedEdge]) -> Vec<usize> {
     let mut layers = vec![0; tasks];
-    // There is no cycle, so no path is longer than there are tasks.
+    // Without what leads back there is no cycle, so no path is longer than there are tasks.
     for _ in 0..tasks {
-        for edge in edges {
+        for edge in edges.iter().filter(|edge| !edge.feedback) {
             let last = edge.sources.iter().map(|&(task, _)| layers[task] + 1).max().unwrap_or(0);
             layers[edge.target.0] = layers[edge.target.0].max(last);
         }

@@ -124,6 +124,9 @@ pub struct Runner {
     governor: Governor,
     pub(crate) loans: Arc<MemoryLoans>,
     runs: AtomicU32,
+    /// Held while a run starts: what workers agree on then are collective calls. Only a lone worker runs several graphs
+    /// at once.
+    starting: Mutex<()>,
 }
 
 impl Runner {
@@ -171,7 +174,8 @@ impl Runner {
             .map(|pool| CopyPool(Some(pool)))
             .map_err(|error| DataflowError::Thread(format!("cannot start {threads} threads: {error}")))?;
         let hosts = hosts.collect();
-        Ok(Runner { comm, settings, pool, workers, hosts, governor, loans, runs: AtomicU32::new(0) })
+        let (runs, starting) = (AtomicU32::new(0), Mutex::new(()));
+        Ok(Runner { comm, settings, pool, workers, hosts, governor, loans, runs, starting })
     }
 
     /// This worker's number in the runs.
@@ -240,6 +244,7 @@ impl Runner {
             Ok(_) => PlacementPlan::make(graph, placement, &self.workers),
             Err(errors) => Err(errors.clone().into()),
         };
+        let starting = self.starting.lock();
         // Also with an error: another worker whose graph is sound would wait for this one.
         self.compare(&parts, &plan)?;
         let (edges, plan) = (checked?, plan?);
@@ -252,7 +257,9 @@ impl Runner {
             flow.edges.iter_mut().for_each(|edge| edge.route.clone_from(&resume.members[edge.target.task].route));
             flow.add_handovers();
         }
-        ActiveRun::start(self, &flow, comms, resume)?.drive(look)
+        let active = ActiveRun::start(self, &flow, comms, resume)?;
+        drop(starting);
+        active.drive(look)
     }
 
     /// Whether all workers have the same graph and plan.

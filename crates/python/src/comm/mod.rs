@@ -101,6 +101,12 @@ impl Comm {
         Ok(self.get(py)?.world_ranks().iter().map(|r| r.0).collect())
     }
 
+    /// Whether ranks of the one mean the same processes as ranks of the other: those of copies within a worker do not.
+    fn _is_among(&self, py: Python<'_>, other: &Bound<'_, Comm>) -> PyResult<bool> {
+        let faults = |comm: &Communicator| std::ptr::from_ref(comm.endpoint().faults());
+        Ok(std::ptr::eq(faults(self.get(py)?), faults(other.get().get(py)?)))
+    }
+
     fn _rename(&self, py: Python<'_>, name: &str) -> PyResult<()> {
         self.get(py)?.set_name(name);
         Ok(())

@@ -128,6 +128,14 @@ impl QueryEngine {
         Ok(QueryEngine { engine, config, process, workers: Mutex::default(), bad_records: Mutex::default() })
     }
 
+    /// An engine for a group of so many workers, which shares this one's memory.
+    fn beside(&self, py: Python<'_>, workers: usize) -> PyResult<Self> {
+        let config = EngineConfig { workers, ..self.config.clone() };
+        let engine = Arc::new(py.detach(|| self.engine.beside(&config)).map_err(|error| raised(py, &error))?);
+        let process = std::process::id();
+        Ok(QueryEngine { engine, config, process, workers: Mutex::default(), bad_records: Mutex::default() })
+    }
+
     fn call(&self, py: Python<'_>, name: &str, args: Vec<Bound<'_, NativeExpr>>) -> PyResult<NativeExpr> {
         let made = expr::call(self.engine.context(), name, exprs(&args));
         made.map(NativeExpr).map_err(|error| raised(py, &error))

@@ -150,6 +150,13 @@ impl NativeGraph {
         self.graph.lock().connect_all(sources, target, exchange.exchange.clone());
     }
 
+    /// Adds an edge that leads back.
+    fn feedback(&self, source: (usize, String), target: (usize, String), exchange: &NativeExchange) {
+        let (source, target) = (self.port(source), self.port(target));
+        self.functions.lock().extend(exchange.function.clone());
+        self.graph.lock().feedback(source, target, exchange.exchange.clone());
+    }
+
     /// Raises all that is wrong with the graph.
     fn check(&self, py: Python<'_>, workers: u32) -> PyResult<()> {
         self.graph.lock().check(workers).map_err(|errors| raised(py, &errors.into()))

@@ -7,7 +7,7 @@ use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use tidemill_dataflow::exchange::{
     AllReduce, Broadcast, ColumnOp, Direct, EdgeSignature, Exchange, Gather, Join, JoinKind, KeyedGather, KeyedReduce,
-    Partition, Reduce, Reduction, RoundEnd, Sort, SortKey, Union,
+    Partition, Reduce, Reduction, RoundEnd, Rounds, Sort, SortKey, Union,
 };
 use tidemill_dataflow::flow::Lowering;
 use tidemill_dataflow::{Overlay, RouteMap};
@@ -32,6 +32,14 @@ impl Exchange for AnyExchange {
 
     fn check(&self, ends: &EdgeSignature<'_>) -> Result<SchemaRef, String> {
         self.0.check(ends)
+    }
+
+    fn rounds(&self) -> Option<RoundEnd> {
+        self.0.rounds()
+    }
+
+    fn allows_rounds(&self) -> bool {
+        self.0.allows_rounds()
     }
 
     fn lower(&self, lowering: &mut Lowering<'_>) {
@@ -109,11 +117,6 @@ impl NativeExchange {
     fn calling(self, function: Option<&GraphFunction>) -> Self {
         NativeExchange { function: function.cloned(), ..self }
     }
-}
-
-/// `None`: no rounds.
-fn round_end(partial: Option<bool>) -> Option<RoundEnd> {
-    partial.map(|partial| if partial { RoundEnd::Partial } else { RoundEnd::Strict })
 }
 
 fn overlay(name: &str) -> PyResult<Overlay> {
@@ -214,18 +217,14 @@ impl NativeExchange {
     }
 
     #[staticmethod]
-    #[pyo3(signature = (reduction, to, along, partial_rounds = None))]
-    fn reduce(reduction: &NativeReduction, to: u32, along: &str, partial_rounds: Option<bool>) -> PyResult<Self> {
+    fn reduce(reduction: &NativeReduction, to: u32, along: &str) -> PyResult<Self> {
         let reduce = Reduce::new(reduction.0.clone()).to(to).along(overlay(along)?);
-        let reduce = round_end(partial_rounds).map_or(reduce.clone(), |end| reduce.rounds(end));
         Ok(of(reduce).calling(reduction.1.as_ref()))
     }
 
     #[staticmethod]
-    #[pyo3(signature = (reduction, along, partial_rounds = None))]
-    fn all_reduce(reduction: &NativeReduction, along: &str, partial_rounds: Option<bool>) -> PyResult<Self> {
+    fn all_reduce(reduction: &NativeReduction, along: &str) -> PyResult<Self> {
         let reduce = AllReduce::new(reduction.0.clone()).along(overlay(along)?);
-        let reduce = round_end(partial_rounds).map_or(reduce.clone(), |end| reduce.rounds(end));
         Ok(of(reduce).calling(reduction.1.as_ref()))
     }
 
@@ -262,6 +261,12 @@ impl NativeExchange {
     #[staticmethod]
     fn union(by: &NativeExchange) -> Self {
         of(Union::by(by.exchange.clone())).calling(by.function.as_ref())
+    }
+
+    /// The same by rounds; `partial`: without copies that have ended.
+    fn by_rounds(&self, partial: bool) -> Self {
+        let end = if partial { RoundEnd::Partial } else { RoundEnd::Strict };
+        of(Rounds::new(self.exchange.clone(), end)).calling(self.function.as_ref())
     }
 
     fn describe(&self) -> String {

@@ -13,7 +13,7 @@ use tidemill_dataflow::{DataflowError, RunReport, Runner, RunnerSettings, Worker
 use crate::comm::Comm;
 use crate::dataset::QueryEngine;
 use crate::report::described;
-use crate::wait::detach;
+use crate::wait::{check_given_up, detach};
 
 use super::build::{NativeGraph, Planned, Worker, plan};
 use super::raised;
@@ -110,7 +110,8 @@ fn wait(
         match came {
             Ok(outcome) => return (outcome, interrupt),
             Err(RecvTimeoutError::Timeout) => {
-                if let Err(error) = py.check_signals() {
+                // A graph within a function ends with the run of that.
+                if let Err(error) = py.check_signals().and_then(|()| check_given_up(py)) {
                     stop.store(true, Ordering::SeqCst);
                     interrupt.get_or_insert(error);
                 }

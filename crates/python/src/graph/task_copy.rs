@@ -4,6 +4,7 @@
 //! To the run the copy is a future that waits for the function's end. When the run is given up the future is dropped
 //! and the ports are closed: who waits at one is told at once, and a function that waits elsewhere keeps nobody.
 
+use std::borrow::Cow;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -15,6 +16,7 @@ use tidemill_dataflow::flow::{SMALL_BYTES_MAX, batch_bytes};
 use tidemill_dataflow::graph::TaskFactory;
 use tidemill_dataflow::{DataflowError, Inputs, LongTurn, Output, StreamElement, TaskContext, TaskError};
 use tidemill_dataset::datafusion::arrow::array::RecordBatch;
+use tidemill_dataset::datafusion::arrow::compute::concat_batches;
 use tokio::runtime::Handle;
 use tokio::sync::oneshot;
 use tokio::time::sleep;
@@ -258,6 +260,14 @@ fn interrupt(py: Python<'_>, copies: &[Arc<TaskCopyState>]) {
     }
 }
 
+/// What is sent of a table: its batches; or all of it as one, where each message is a round.
+fn messages<'a>(output: &Output, table: &'a NativeTable) -> Result<Cow<'a, [RecordBatch]>, TaskError> {
+    if !output.has_rounds() || table.batches.len() == 1 {
+        return Ok(Cow::Borrowed(&table.batches));
+    }
+    Ok(Cow::Owned(vec![concat_batches(&table.schema, &table.batches)?]))
+}
+
 /// A running copy of a task.
 #[pyclass(frozen, module = "tidemill._tidemill")]
 pub struct NativeCopy(Arc<TaskCopyState>);
@@ -318,6 +328,11 @@ impl NativeCopy {
         Ok(NativeTable { schema, batches: Vec::new() })
     }
 
+    /// The calling thread works for the copy: what waits there ends when the copy's run is given up.
+    fn join_thread(&self) {
+        set_given_up(Arc::clone(&self.0.given_up));
+    }
+
     /// The copy's thread, `thread` by Python's number, is about to call the function; not if it returns `False`.
     fn begin(&self, thread: u64) -> bool {
         set_given_up(Arc::clone(&self.0.given_up));
@@ -365,10 +380,13 @@ impl NativeCopy {
         // Others do not wait to be put together, and take long enough to be sent without the GIL.
         let is_small = table.batches.iter().map(batch_bytes).sum::<u64>() <= SMALL_BYTES_MAX;
         let sent = if is_small && let Some(output) = output.try_lock() {
-            self.0.using_locked(output, |output| self.0.send_small(py, output, &table.batches))
+            self.0.using_locked(output, |output| {
+                let batches = messages(output, table)?;
+                self.0.send_small(py, output, &batches)
+            })
         } else {
             let send = |output: &mut Output| {
-                for batch in &table.batches {
+                for batch in messages(output, table)?.iter() {
                     output.send_blocking(message::fitted(batch, output.schema())?)?;
                 }
                 Ok(())

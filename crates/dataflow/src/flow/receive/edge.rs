@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 use arrow::buffer::Buffer;
 use arrow::datatypes::SchemaRef;
 use parking_lot::Mutex;
+use tidemill_batch::local::RoundEnd;
 use tidemill_batch::memory::Governor;
 use tidemill_batch::route_map::RouteMap;
 use tidemill_batch::wire::{ReceivedFrame, WireKind};
@@ -20,6 +21,8 @@ use crate::overlay::WorkerTree;
 
 /// What a stream may have on its way or queued, whatever the settings.
 const WINDOW_BYTES_MAX: u64 = 4 << 20;
+/// So much is never sent.
+const NO_WINDOW_BYTES: u64 = 1 << 60;
 
 /// Blocks of a broadcast that wait for credit of a worker further down the tree.
 struct BroadcastRelay {
@@ -43,6 +46,7 @@ pub(crate) struct EdgeRuntime {
     pub source_task: String,
     pub target_task: String,
     pub handover: bool,
+    pub rounds: Option<RoundEnd>,
     /// The worker of each source copy and of each target copy.
     pub source_workers: Vec<u32>,
     pub target_workers: Vec<u32>,
@@ -109,6 +113,7 @@ impl EdgeRuntime {
             source_task: source_task.to_owned(),
             target_task: target_task.to_owned(),
             handover: edge.handover,
+            rounds: edge.rounds,
             source_workers,
             target_workers,
             metrics: Arc::default(),
@@ -121,7 +126,7 @@ impl EdgeRuntime {
             row_ns: AtomicU64::new(0),
             call_rows: AtomicU64::new(1),
         };
-        new.window_bytes = new.window(limits.queue_bytes);
+        new.window_bytes = if edge.feedback { NO_WINDOW_BYTES } else { new.window(limits.queue_bytes) };
         let window = new.window_bytes;
         let valve = |edge: &EdgeRuntime| CreditValve::new(&edge.governor, window);
         for source in 0..sources {
@@ -452,6 +457,8 @@ mod tests {
             mover,
             reduction: None,
             route: None,
+            rounds: None,
+            feedback: false,
             handover: false,
         };
         let governor = Governor::new(MemorySettings::default());

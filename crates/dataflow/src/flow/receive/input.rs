@@ -8,6 +8,7 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use arrow::array::RecordBatch;
+use arrow::compute::concat_batches;
 use arrow::datatypes::SchemaRef;
 use tidemill_checkpoint::marks::{MarkMerger, StreamGate};
 use tidemill_checkpoint::{BarrierControl, EventTime, Mark};
@@ -16,6 +17,7 @@ use tokio::sync::oneshot;
 use super::edge::EdgeRuntime;
 use super::inlet::{Inlet, StreamPacket};
 use super::meter::PortMeter;
+use super::rounds::{RoundCollector, ShortStream};
 use super::stream_end::StreamEnd;
 use crate::checkpoint::{CopyStates, InFlightReplay};
 use crate::error::{DataflowError, TaskError};
@@ -27,7 +29,7 @@ use crate::work::BatchPacer;
 /// What a stream of batches consists of.
 #[derive(Clone, Debug)]
 pub enum StreamElement {
-    /// Rows; never none.
+    /// Rows; never none, but where an edge goes by [`Rounds`](crate::exchange::Rounds): then a batch is a round.
     Batch(RecordBatch),
     /// What rides between them, of all streams of the port together: time no stream is behind, a barrier that all have
     /// brought. Only tasks that know streams get marks ([`TaskSpec::streaming`](crate::TaskSpec::streaming)).
@@ -91,6 +93,8 @@ pub struct Input {
     replay: Option<InFlightReplay>,
     ahead: VecDeque<EarlyElement>,
     meter: PortMeter,
+    /// Where the edges that lead here go by rounds.
+    rounds: Option<RoundCollector>,
     /// Of who calls functions of the program: how many rows it gets at a time.
     pace: Option<BatchPacer>,
 }
@@ -98,8 +102,9 @@ pub struct Input {
 impl Input {
     pub(crate) fn new(inlet: Arc<Inlet>, target: u32, streaming: bool, cancel: CancelToken) -> Self {
         let marks = streaming.then(MarkMerger::default);
-        let (overtaking, replay, ahead, meter, pace) = Default::default();
-        Input { inlet, streams: Vec::new(), open: 0, target, cancel, marks, overtaking, replay, ahead, meter, pace }
+        let (overtaking, replay, ahead, meter, rounds, pace) = Default::default();
+        let (streams, open) = (Vec::new(), 0);
+        Input { inlet, streams, open, target, cancel, marks, overtaking, replay, ahead, meter, rounds, pace }
     }
 
     /// Gives out no more rows at a time than take a moment to work on: marks pass between them.
@@ -146,6 +151,9 @@ impl Input {
         for source in 0..edge.sources() {
             let over = !edge.has_stream(source, self.target);
             self.open += usize::from(!over);
+            if let Some(end) = edge.rounds {
+                self.rounds.get_or_insert_with(|| RoundCollector::new(end)).add(!over);
+            }
             let edge = Arc::clone(edge);
             if let Some(marks) = &mut self.marks {
                 marks.add(self.streams.len(), over);
@@ -255,6 +263,9 @@ impl Input {
         context: &mut Context<'_>,
     ) -> Poll<Result<Option<(u32, StreamElement)>, DataflowError>> {
         self.worked();
+        if self.rounds.is_some() {
+            return self.poll_round(context);
+        }
         if let Some(replay) = self.replay.take() {
             self.replay(replay)?;
         }
@@ -302,6 +313,41 @@ impl Input {
                     return Poll::Ready(Ok(Some((stream, item))));
                 }
                 None => self.stream_over(stream),
+            }
+        }
+    }
+
+    /// The next round as one batch, perhaps without rows, of the first stream by name.
+    fn poll_round(&mut self, context: &mut Context<'_>) -> Poll<Result<Option<(u32, StreamElement)>, DataflowError>> {
+        loop {
+            let rounds = self.rounds.as_mut().expect("the edges go by rounds");
+            match rounds.take() {
+                Ok(Some(batches)) => {
+                    self.inlet.release();
+                    rounds.ahead().for_each(|stream| self.inlet.hold(stream));
+                    let round = match <[RecordBatch; 1]>::try_from(batches) {
+                        Ok([one]) => one,
+                        Err(batches) => concat_batches(&self.streams[0].edge.schema, &batches)?,
+                    };
+                    return Poll::Ready(Ok(Some((0, StreamElement::Batch(round)))));
+                }
+                Ok(None) if self.open == 0 => return Poll::Ready(Ok(None)),
+                Ok(None) => {}
+                Err(ShortStream { stream, rounds }) => return Poll::Ready(Err(self.streams[stream].unequal(rounds))),
+            }
+            let Poll::Ready((stream, packet)) = self.inlet.poll_take(None, context) else { return Poll::Pending };
+            let item = self.unpack(stream, packet)?;
+            let rounds = self.rounds.as_mut().expect("just seen");
+            match item {
+                Some(StreamElement::Batch(batch)) => rounds.push(stream, batch),
+                Some(StreamElement::Mark(Mark::Watermark(_))) if rounds.mark(stream) => self.inlet.hold(stream),
+                Some(StreamElement::Mark(Mark::Watermark(_) | Mark::Idle)) => {}
+                Some(StreamElement::Mark(Mark::Barrier(_))) => {
+                    let reason = "an edge that goes by rounds cannot take part in checkpoints yet".into();
+                    let edge = self.streams[stream as usize].edge.name.clone();
+                    return Poll::Ready(Err(DataflowError::Edge { edge, reason }));
+                }
+                None => rounds.end_stream(stream),
             }
         }
     }

@@ -6,9 +6,11 @@ pub(in crate::flow) mod inlet;
 mod input;
 mod inputs;
 mod meter;
+mod rounds;
 mod stream_end;
 
 pub(crate) use edge::{EdgeLimits, EdgeRuntime};
 pub(crate) use inlet::Inlet;
 pub use input::{Input, InputStream, StreamElement};
 pub use inputs::Inputs;
+pub(crate) use stream_end::unequal_rounds;

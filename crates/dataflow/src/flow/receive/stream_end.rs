@@ -11,6 +11,14 @@ use super::input::StreamElement;
 use crate::error::DataflowError;
 use crate::metrics;
 
+/// What to say of `who` has sent so many messages, when others have sent more.
+pub(crate) fn unequal_rounds(who: &str, rounds: u64) -> String {
+    format!(
+        "rounds of unequal length: {who} ended after {rounds} messages, and others have sent more; let every copy send \
+         equally many, or go on without those that have ended (rounds \"partial\")"
+    )
+}
+
 /// See the module.
 pub(super) struct StreamEnd {
     pub(super) edge: Arc<EdgeRuntime>,
@@ -89,6 +97,12 @@ impl StreamEnd {
             }),
             Mark::Watermark(_) | Mark::Idle => Ok(()),
         }
+    }
+
+    /// It has ended after so many rounds, and others have sent more.
+    pub(super) fn unequal(&self, rounds: u64) -> DataflowError {
+        let who = format!("copy {} of task \"{}\"", self.source, self.edge.source_task);
+        DataflowError::Edge { edge: self.edge.name.clone(), reason: unequal_rounds(&who, rounds) }
     }
 
     /// Nobody takes what would still come.

@@ -10,7 +10,7 @@ use arrow::datatypes::{SchemaRef, ToByteSlice};
 use parking_lot::Mutex;
 use tidemill_batch::gather::{Scatter, ScatterOutput};
 use tidemill_batch::schema::fits;
-use tidemill_checkpoint::Mark;
+use tidemill_checkpoint::{EventTime, Mark};
 
 use super::lane::{EdgeEnd, Lane};
 use super::local_messages::LocalMessages;
@@ -47,6 +47,8 @@ struct PartitionedLanes {
 pub(crate) struct Outlet {
     way: Arc<EdgeEnd>,
     route: OutletRoute,
+    /// Messages that were sent, each a round, where the edge goes by rounds.
+    rounds: i64,
     ended: bool,
 }
 
@@ -84,7 +86,7 @@ impl Outlet {
                 next: None,
             })),
         };
-        Outlet { way, route, ended: false }
+        Outlet { way, route, rounds: 0, ended: false }
     }
 
     /// Whether its end has been sent.
@@ -111,7 +113,24 @@ impl Outlet {
         matches!(self.route, OutletRoute::Nowhere)
     }
 
+    /// Whether each message is a round by itself.
+    fn has_rounds(&self) -> bool {
+        self.way.edge.rounds.is_some() || matches!(self.route, OutletRoute::Messages(_))
+    }
+
+    /// Sends a message, and the end of its round behind it.
     async fn send(&mut self, batch: RecordBatch) -> Result<(), TaskError> {
+        if batch.num_rows() > 0 {
+            self.send_rows(batch).await?;
+        }
+        if self.way.edge.rounds.is_some() {
+            self.rounds += 1;
+            self.mark(&Mark::Watermark(EventTime(self.rounds))).await?;
+        }
+        Ok(())
+    }
+
+    async fn send_rows(&mut self, batch: RecordBatch) -> Result<(), TaskError> {
         match &mut self.route {
             OutletRoute::Nowhere => Ok(()),
             OutletRoute::One(lane) => lane.send(batch).await,
@@ -124,6 +143,9 @@ impl Outlet {
     /// Takes rows of the only column, given as bytes, where nobody has to wait for that. `false`: they have to be sent
     /// as a batch.
     fn pack_values(&mut self, values: &[u8], rows: usize) -> Result<bool, TaskError> {
+        if self.way.edge.rounds.is_some() {
+            return Ok(false);
+        }
         match &mut self.route {
             OutletRoute::Nowhere => Ok(true),
             // SAFETY: who has the outlet is its lanes' only user.
@@ -227,6 +249,8 @@ impl PartitionedLanes {
 pub struct Output {
     outlets: Vec<Outlet>,
     schema: SchemaRef,
+    /// Whether each message is a round of some edge.
+    has_rounds: bool,
     /// Of which type numbers are that have been sent without a batch.
     numbers: Option<TypeId>,
     cancel: CancelToken,
@@ -241,12 +265,18 @@ impl Output {
         cancel: CancelToken,
         returned: &Arc<Mutex<Vec<Outlet>>>,
     ) -> Self {
-        Output { outlets, schema, numbers: None, cancel, returned: Arc::clone(returned) }
+        let has_rounds = outlets.iter().any(Outlet::has_rounds);
+        Output { outlets, schema, has_rounds, numbers: None, cancel, returned: Arc::clone(returned) }
     }
 
     /// The declared schema.
     pub fn schema(&self) -> &SchemaRef {
         &self.schema
+    }
+
+    /// Whether each message is a round by itself on some edge that begins here, and so is not to be sent in parts.
+    pub fn has_rounds(&self) -> bool {
+        self.has_rounds
     }
 
     /// What a row takes who receives it here, in nanoseconds; 0: not known, or so little that it does not matter.
@@ -274,7 +304,7 @@ impl Output {
         if !Arc::ptr_eq(batch.schema_ref(), &self.schema) {
             fits(batch.schema_ref(), &self.schema).map_err(|reason| format!("output port: {reason}"))?;
         }
-        if batch.num_rows() == 0 || !self.takes().await? {
+        if batch.num_rows() == 0 && !self.has_rounds || !self.takes().await? {
             return Ok(());
         }
         let Some((last, others)) = self.outlets.split_last_mut() else { return Ok(()) };
@@ -301,7 +331,7 @@ impl Output {
             self.numbers = Some(TypeId::of::<T>());
         }
         let (bytes, rows) = (values.to_byte_slice(), values.len());
-        if rows == 0 {
+        if rows == 0 && !self.has_rounds {
             return Ok(());
         }
         if let [outlet] = self.outlets.as_mut_slice()

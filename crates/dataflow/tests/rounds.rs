@@ -1,0 +1,241 @@
+//! Exchanges by rounds against a few lines of the standard library, and loops, whose edges lead back.
+
+mod common;
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use arrow::array::{AsArray, Int64Array, RecordBatch};
+use arrow::datatypes::{DataType, Int64Type, SchemaRef};
+use common::{Data, run_graph, schema, sink, source, tight};
+use proptest::prelude::*;
+use tidemill_dataflow::exchange::*;
+use tidemill_dataflow::{Graph, StreamElement, TaskSpec};
+
+/// A key, and a number.
+type Row = (i64, i64);
+
+fn rows_schema() -> SchemaRef {
+    schema(&[("k", DataType::Int64), ("n", DataType::Int64)])
+}
+
+fn batch(rows: &[Row]) -> RecordBatch {
+    let column = |of: fn(&Row) -> i64| Arc::new(Int64Array::from_iter_values(rows.iter().map(of)));
+    RecordBatch::try_new(rows_schema(), vec![column(|row| row.0), column(|row| row.1)]).unwrap()
+}
+
+fn read(batch: &RecordBatch) -> Vec<Row> {
+    let column = |at: usize| batch.column(at).as_primitive::<Int64Type>().values().iter().copied();
+    column(0).zip(column(1)).collect()
+}
+
+/// Messages of a copy, some without rows.
+fn messages(seed: u64, copy: u32, rounds: usize, size: usize) -> Vec<Vec<Row>> {
+    let mut state = seed * 1_000_003 + u64::from(copy) * 7919 + 1;
+    let mut next = move || {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        state
+    };
+    (0..rounds)
+        .map(|_| (0..next() as usize % (size + 1)).map(|_| ((next() % 9) as i64, next() as i64 % 100)).collect())
+        .collect()
+}
+
+/// The rounds that each copy gets.
+fn run(
+    workers: u32,
+    copies: (u32, u32),
+    data: &Data,
+    exchange: impl Exchange + Clone + 'static,
+) -> BTreeMap<u32, Vec<Vec<Row>>> {
+    let (kept, _) = run_graph(workers, &tight(), |graph, kept| {
+        let from = graph.add(source("from", &rows_schema(), copies.0, data));
+        let to = graph.add(sink("to", copies.1, kept));
+        graph.connect(from, to, exchange.clone());
+    })
+    .unwrap();
+    kept.into_iter().map(|(copy, rounds)| (copy, rounds.iter().map(read).collect())).collect()
+}
+
+fn sorted(mut rows: Vec<Row>) -> Vec<Row> {
+    rows.sort_unstable();
+    rows
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 20, ..ProptestConfig::default() })]
+
+    /// A round that has rows of another one, lacks some, or comes in another order.
+    #[test]
+    fn rounds_are_what_the_nth_messages_make(
+        workers in 1u32..=6, from in 1u32..5, to in 1u32..5, rounds in 0usize..80, size in 0usize..40, seed in 0u64..1000,
+        partial: bool,
+    ) {
+        let of = move |copy: u32| messages(seed, copy, rounds + if partial { copy as usize % 3 } else { 0 }, size);
+        let data: Data = Arc::new(move |copy| of(copy).iter().map(|rows| batch(rows)).collect());
+        let all: Vec<_> = (0..from).map(of).collect();
+        let count = all.iter().map(Vec::len).max().unwrap();
+        let round = |at: usize| all.iter().filter_map(|messages| messages.get(at)).flatten().copied().collect();
+        let expected: Vec<Vec<Row>> = (0..count).map(round).collect();
+        let end = if partial { RoundEnd::Partial } else { RoundEnd::Strict };
+        let whole = |kept: &BTreeMap<u32, Vec<Vec<Row>>>, copy: u32| kept.get(&copy).cloned().unwrap_or_default();
+
+        let kept = run(workers, (from, to), &data, Rounds::new(Gather::to(to - 1), end));
+        for copy in 0..to {
+            prop_assert_eq!(whole(&kept, copy), if copy == to - 1 { expected.clone() } else { Vec::new() });
+        }
+        let kept = run(workers, (from, to), &data, Rounds::new(Broadcast::default(), end));
+        for copy in 0..to {
+            prop_assert_eq!(whole(&kept, copy), expected.clone());
+        }
+        let kept = run(workers, (from, from), &data, Rounds::new(Direct, end));
+        for copy in 0..from {
+            prop_assert_eq!(whole(&kept, copy), all[copy as usize].clone());
+        }
+        let part = |kept: &BTreeMap<u32, Vec<Vec<Row>>>, at: usize| -> Vec<Vec<Row>> {
+            (0..to).map(|copy| kept[&copy][at].clone()).collect()
+        };
+        let exchanges: [(bool, Box<dyn Fn() -> BTreeMap<u32, Vec<Vec<Row>>>>); 3] = [
+            (false, Box::new(|| run(workers, (from, to), &data, Rounds::new(Partition::by_key(["k"]), end)))),
+            (false, Box::new(|| run(workers, (from, to), &data, Rounds::new(KeyedGather::new(["k"]), end)))),
+            (true, Box::new(|| {
+                let reduce = KeyedReduce::new(["k"], Reduction::new().sum("n"));
+                run(workers, (from, to), &data, Rounds::new(reduce, end))
+            })),
+        ];
+        for (reduced, exchange) in exchanges {
+            let kept = exchange();
+            prop_assert!(count == 0 || kept.values().all(|rounds| rounds.len() == count), "an empty round is one");
+            let mut owner = BTreeMap::new();
+            for (at, rows) in expected.iter().enumerate() {
+                let parts = part(&kept, at);
+                for (copy, rows) in parts.iter().enumerate() {
+                    prop_assert!(rows.iter().all(|row| *owner.entry(row.0).or_insert(copy) == copy), "one copy owns a key");
+                }
+                let mut sums = BTreeMap::new();
+                rows.iter().for_each(|row| *sums.entry(row.0).or_insert(0) += row.1);
+                let wanted = if reduced { sums.into_iter().collect() } else { rows.clone() };
+                prop_assert_eq!(sorted(parts.concat()), sorted(wanted));
+            }
+        }
+    }
+}
+
+/// Results of fewer messages than the program means would be wrong in silence.
+#[test]
+fn strict_rounds_of_unequal_length_name_the_copy() {
+    for (workers, copies) in [(1, 2), (3, 5)] {
+        let data: Data = Arc::new(|copy| vec![batch(&[(1, 1)]); if copy == 1 { 3 } else { 9 }]);
+        let error = run_graph(workers, &tight(), |graph, kept| {
+            let from = graph.add(source("from", &rows_schema(), copies, &data));
+            let to = graph.add(sink("to", 2, kept));
+            graph.connect(from, to, Rounds::new(Partition::by_key(["k"]), RoundEnd::Strict));
+        });
+        let error = error.unwrap_err().to_string();
+        assert!(error.contains("copy 1 of task \"from\" ended after 3 messages"), "{error}");
+    }
+}
+
+/// Sends numbers into a loop, `rows` of each at a time, until what comes back is large: alone, where all come back to
+/// all copies; or through a task that doubles them.
+fn looping(graph: &mut Graph, kept: &common::Kept, copies: u32, rows: usize, through: bool) {
+    let kept = Arc::clone(kept);
+    let head = TaskSpec::new("head", move |inputs, outputs, context| {
+        let kept = Arc::clone(&kept);
+        async move {
+            let (mut input, mut output, mut number) = (inputs.into_only(), outputs.into_only(), 1);
+            while number < 1000 {
+                output.send(batch(&vec![(i64::from(context.copy()), number); rows])).await?;
+                let Some(StreamElement::Batch(round)) = input.recv().await? else { return Err("it ended".into()) };
+                number = round.column(1).as_primitive::<Int64Type>().values().iter().sum::<i64>() / rows as i64;
+            }
+            kept.lock().unwrap().insert(context.copy(), vec![batch(&[(0, number)])]);
+            Ok(())
+        }
+    });
+    let head = graph.add(head.input("in").output("out", rows_schema()).copies(copies));
+    if !through {
+        graph.feedback(head, head, Rounds::new(Broadcast::default(), RoundEnd::Strict));
+        return;
+    }
+    let double = TaskSpec::new("double", |inputs, outputs, _| async move {
+        let (mut input, mut output) = (inputs.into_only(), outputs.into_only());
+        while let Some(StreamElement::Batch(round)) = input.recv().await? {
+            let rows: Vec<Row> = read(&round).iter().map(|row| (row.0, 2 * row.1)).collect();
+            output.send(batch(&rows)).await?;
+        }
+        Ok(())
+    });
+    let double = graph.add(double.input("in").output("out", rows_schema()).copies(copies));
+    graph.connect(head, double, Rounds::new(Direct, RoundEnd::Strict));
+    graph.feedback(double, head, Rounds::new(Direct, RoundEnd::Strict));
+}
+
+/// Copies that all wait until others take what they send would wait forever: messages are many times what an edge
+/// holds.
+#[test]
+fn loops_of_any_message_end() {
+    for (workers, copies, rows) in [(1, 1, 1), (1, 3, 60_000), (2, 3, 60_000), (3, 3, 1)] {
+        for through in [false, true] {
+            let (kept, _) =
+                run_graph(workers, &tight(), |graph, kept| looping(graph, kept, copies, rows, through)).unwrap();
+            let factor = if through { 2 } else { i64::from(copies) };
+            let expected =
+                if factor == 1 { continue } else { (0..).map(|n| factor.pow(n)).find(|&n| n >= 1000).unwrap() };
+            assert_eq!(kept.len(), copies as usize);
+            assert!(kept.values().all(|batches| read(&batches[0]) == [(0, expected)]), "{workers} {copies} {rows}");
+        }
+    }
+}
+
+/// What cannot run is refused before anything does.
+#[test]
+fn edges_of_loops_are_checked() {
+    let task = |name: &str| {
+        let body = |_: tidemill_dataflow::Inputs, _: tidemill_dataflow::Outputs, _| async { Ok(()) };
+        TaskSpec::new(name, body).input("in").output("out", rows_schema()).copies(2)
+    };
+    fn strict() -> Rounds<Direct> {
+        Rounds::new(Direct, RoundEnd::Strict)
+    }
+    type Build = fn(&mut Graph, [tidemill_dataflow::TaskId; 2]);
+    let cases: [(Build, &str); 6] = [
+        (|graph, [a, b]| _ = graph.connect(a, b, Direct).connect(b, a, Direct), "tasks form a cycle"),
+        (
+            |graph, [a, b]| _ = graph.connect(a, b, Direct).feedback(b, a, strict()),
+            "every edge needs an exchange by rounds",
+        ),
+        (|graph, [a, b]| _ = graph.feedback(a, b, strict()), "it does not lead back"),
+        (
+            |graph, [a, _]| {
+                let sort = Sort::by([SortKey::ascending("n")]);
+                graph.feedback(a, a, Rounds::new(sort, RoundEnd::Strict));
+            },
+            "cannot go by rounds",
+        ),
+        (
+            |graph, [a, b]| _ = graph.connect(a, b, strict()).feedback(b, a, strict()).connect(a, b, Direct),
+            "every edge needs an exchange by rounds",
+        ),
+        (
+            |graph, [a, b]| _ = graph.connect(a, b, strict()).feedback(b, a, strict()).connect(b, a, strict()),
+            "another edge leads to the same port",
+        ),
+    ];
+    for (build, expected) in cases {
+        let mut graph = Graph::new("checked");
+        let tasks = [graph.add(task("a")), graph.add(task("b"))];
+        build(&mut graph, tasks);
+        let error = graph.check(2).unwrap_err().to_string();
+        assert!(error.contains(expected), "{error}");
+    }
+    let mut graph = Graph::new("sound");
+    let (a, b) = (graph.add(task("a")), graph.add(task("b")));
+    graph.connect(a, b, strict()).feedback(b, a, strict());
+    graph.check(2).unwrap();
+    let text = graph.explain(2, None).unwrap();
+    assert!(text.contains("feedback b.out -> a.in (direct by rounds)"), "{text}");
+    assert!(graph.to_svg(2, None).unwrap().contains("↩ a:"));
+}

@@ -1,0 +1,64 @@
+"""Groups of workers: queries, graphs and solvers on some of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from tidemill._callback import lifted
+from tidemill._errors import CommError
+from tidemill._job import Job, entered, group_of, whole
+from tidemill.mpi import Comm, Intracomm
+
+__all__ = ["group"]
+
+
+@contextmanager
+def group(comm: Any) -> Iterator[Job]:
+    """Run what a block contains on the workers of a communicator: DataSets, streams, graphs and estimators.
+
+    Within the block they are a job by themselves: `tidemill.init` returns it, and what is collective is so for the
+    workers of `comm`, each of which enters the block. Groups that share no worker run side by side. A function of a graph
+    that has a communicator may enter a group, too, and run queries and graphs there.
+
+    Parameters
+    ----------
+    comm : tidemill.mpi.Intracomm
+        Of workers of this job: returned by ``job.comm.Split``, ``MPI.COMM_SELF`` for this worker alone, or the
+        ``context.comm`` of a task that has at most one copy on each worker.
+
+    Returns
+    -------
+    context manager
+        Gives the `Job` of the group.
+
+    Raises
+    ------
+    CommError
+        If `comm` is no such communicator.
+
+    Notes
+    -----
+    Create DataSets within the block: those of the whole job are divided among all of its workers. A group has the memory
+    budget of its worker in common with the whole job, and as many threads.
+
+    Examples
+    --------
+    >>> import tidemill as tm
+    >>> from tidemill.mpi import MPI
+    >>> with tm.group(MPI.COMM_SELF) as alone:
+    ...     alone.size, tm.from_dict({"n": [1, 2]}).count()
+    (1, 2)
+    """
+    if isinstance(comm, Comm) and not comm._is_usable():
+        raise CommError("group: the communicator is COMM_NULL: this worker is not in it, and must not enter the block")
+    if not isinstance(comm, Intracomm):
+        raise CommError(f"group: {comm!r} is not a communicator of workers; split one off job.comm")
+    if not comm._is_among(whole().comm):
+        raise CommError(
+            f"group: {comm.Get_name()} joins several copies on one worker; give the task at most one copy on each worker"
+        )
+    job = group_of(comm)
+    with entered(job), lifted():
+        yield job
