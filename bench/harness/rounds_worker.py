@@ -7,8 +7,10 @@ What the operations are, and what is timed, is told in that file. Rank 0 prints 
 
 from __future__ import annotations
 
+import functools
 import json
 import os
+import shutil
 import sys
 import tempfile
 import time
@@ -21,6 +23,9 @@ from tables import percentile  # beside this file
 
 WARM_UPS = 2
 Message = Any  # an array of float64
+Times = Sequence[Sequence[int]]  # in nanoseconds, of each source or target one for each lone round
+#: So many rounds, and the folder for pipes if they are lone: seconds, a sum over all targets, when they began and ended.
+Run = Callable[[int, "str | None"], "tuple[float, float, Times, Times]"]
 
 
 def make(words: int) -> Callable[[int, int], Message]:
@@ -28,8 +33,8 @@ def make(words: int) -> Callable[[int, int], Message]:
     return lambda source, number: base + (source + number)
 
 
-def summary(rate_s: float, starts_ns: Sequence[Sequence[int]], ends_ns: Sequence[Sequence[int]], total: float) -> str:
-    """What rank 0 prints: `starts_ns` and `ends_ns` are of each source and target, a time for each lone round."""
+def summary(rate_s: float, starts_ns: Times, ends_ns: Times, total: float) -> str:
+    """What rank 0 prints."""
     last = zip(np.max(starts_ns, axis=0), np.max(ends_ns, axis=0), strict=True)
     latencies_s = [float(end - start) / 1e9 for start, end in last]
     found = {"rate_s": rate_s, "p50_s": percentile(latencies_s, 50), "p99_s": percentile(latencies_s, 99)}
@@ -66,7 +71,24 @@ def tidemill(operation: str, tasks: int, words: int, rounds: int, single: int) -
     import tidemill as tm
 
     job = tm.init()
-    message = make(words)
+    run = loops(tasks, words) if operation == "loop" else flows(operation, tasks, words)
+    for _ in range(WARM_UPS):
+        run(rounds, None)
+    rate_s, total, _, _ = run(rounds, None)
+    # Pipes are made, by rank 0, where there are none yet.
+    folder = job.comm.bcast(tempfile.mkdtemp(prefix="tidemill-bench-") if job.rank == 0 else None)
+    _, _, starts, ends = run(single, folder)
+    if job.rank != 0:
+        return ""
+    shutil.rmtree(folder)
+    return summary(rate_s, starts, ends, total)
+
+
+def flows(operation: str, tasks: int, words: int) -> Run:
+    """From sources to targets; lone rounds if there is a folder for pipes."""
+    import tidemill as tm
+
+    job, message = tm.init(), make(words)
     sources, targets = (1 if operation == "broadcast" else tasks), (1 if operation == "reduce" else tasks)
     exchange = {
         "reduce": lambda: tm.exchange.reduce("sum", rounds="strict"),
@@ -74,63 +96,75 @@ def tidemill(operation: str, tasks: int, words: int, rounds: int, single: int) -
         "allreduce": lambda: tm.exchange.all_reduce("sum", rounds="strict"),
     }[operation]
 
-    def run(send: Callable[..., Any], receive: Callable[..., Any]) -> dict[str, dict[int, Any]]:
-        made = tm.Graph(operation)
-        source = made.source("source", send, schema="arrays", parallelism=sources)
-        made.connect(source, made.sink("target", receive, parallelism=targets), exchange())
-        job.comm.Barrier()
-        found = made.run()
-        return {name: found[name] for name in ("source", "target")}
+    def many(rounds: int, out: Any, context: Any) -> None:
+        for number in range(rounds):
+            out.send(message(context.copy, number))
 
-    def many() -> tuple[float, float]:
-        def send(out: Any, context: Any) -> None:
-            for number in range(rounds):
-                out.send(message(context.copy, number))
+    def one_at_a_time(rounds: int, handover: Handover, out: Any, context: Any) -> list[int]:
+        pipe, starts = handover.open(context.copy), []
+        for number in range(rounds):
+            if number:
+                handover.wait(pipe)
+            starts.append(time.monotonic_ns())
+            out.send(message(context.copy, number))
+            out.flush()
+        return starts
 
-        def receive(results: Any, context: Any) -> float:
-            return sum(float(result.sum()) for result in results)
+    def receive(handover: Handover | None, results: Any, context: Any) -> tuple[float, list[int]]:
+        pipes = handover.open_all() if handover else []
+        total, ends = 0.0, []
+        for result in results:
+            total += float(result.sum())
+            if handover:
+                ends.append(time.monotonic_ns())
+            for pipe in pipes:
+                os.write(pipe, b"\0")
+        return total, ends
 
+    def run(rounds: int, folder: str | None) -> tuple[float, float, Times, Times]:
+        handover = Handover(folder, sources, targets, job.rank == 0) if folder else None
+        send = functools.partial(one_at_a_time, rounds, handover) if handover else functools.partial(many, rounds)
+        graph = tm.Graph(operation)
+        source = graph.source("source", send, schema="arrays", parallelism=sources)
+        target = graph.sink("target", functools.partial(receive, handover), parallelism=targets)
+        graph.connect(source, target, exchange())
         job.comm.Barrier()
         start = time.perf_counter()
-        totals = run(send, receive)["target"]
-        return time.perf_counter() - start, sum(totals.values())
+        found = graph.run()
+        rate_s = time.perf_counter() - start
+        totals, ends = zip(*found["target"].values(), strict=True)
+        return rate_s, sum(totals), list(found["source"].values()), ends
 
-    def one_at_a_time(folder: str) -> tuple[Any, Any]:
-        handover = Handover(folder, sources, targets, job.rank == 0)
+    return run
 
-        def send(out: Any, context: Any) -> list[int]:
-            pipe, starts = handover.open(context.copy), []
-            for number in range(single):
-                if number:
-                    handover.wait(pipe)
-                starts.append(time.monotonic_ns())
-                out.send(message(context.copy, number))
-                out.flush()
-            return starts
 
-        def receive(results: Any, context: Any) -> list[int]:
-            pipes, ends = handover.open_all(), []
-            for result in results:
-                float(result.sum())
-                ends.append(time.monotonic_ns())
-                for pipe in pipes:
-                    os.write(pipe, b"\0")
-            return ends
+def loops(tasks: int, words: int) -> Run:
+    """Of one task, whose edge leads back: a copy sends when it has the sum of the round before."""
+    import tidemill as tm
 
-        found = run(send, receive)
-        return list(found["source"].values()), list(found["target"].values())
+    job, message = tm.init(), make(words)
 
-    for _ in range(WARM_UPS):
-        many()
-    rate_s, total = many()
-    folder = job.comm.bcast(tempfile.mkdtemp(prefix="tidemill-bench-") if job.rank == 0 else None)
-    starts, ends = one_at_a_time(folder)
-    if job.rank != 0:
-        return ""
-    for path in Path(folder).iterdir():
-        path.unlink()
-    os.rmdir(folder)
-    return summary(rate_s, starts, ends, total)
+    def step(results: Any, out: Any, context: Any) -> tuple[float, list[int], list[int]]:
+        total, starts, ends = 0.0, [], []
+        for number, _ in enumerate(results.rounds()):
+            starts.append(time.monotonic_ns())
+            out.send(message(context.copy, number))
+            total += float(next(results).sum())
+            ends.append(time.monotonic_ns())
+        return total, starts, ends
+
+    def run(rounds: int, _: str | None) -> tuple[float, float, Times, Times]:
+        graph = tm.Graph("loop")
+        task = graph.compute("step", step, schema="arrays", parallelism=tasks)
+        graph.feedback(task, task, tm.exchange.all_reduce("sum", rounds="strict"), limit=rounds)
+        job.comm.Barrier()
+        start = time.perf_counter()
+        found = graph.run()
+        rate_s = time.perf_counter() - start
+        totals, starts, ends = zip(*found["step"].values(), strict=True)
+        return rate_s, sum(totals), starts, ends
+
+    return run
 
 
 def openmpi(operation: str, tasks: int, words: int, rounds: int, single: int) -> str:
@@ -156,6 +190,8 @@ def openmpi(operation: str, tasks: int, words: int, rounds: int, single: int) ->
 
     def hand_over() -> None:
         """Returns at the sources when all targets have their result; targets that are no sources go on."""
+        if operation == "loop":
+            return
         if operation != "broadcast":
             comm.Barrier()
         elif rank:

@@ -7,6 +7,7 @@
  *   reduce     all to one: rank 0 gets the sum of the round's messages, element by element
  *   broadcast  one to all: rank 0's message reaches all ranks
  *   allreduce  all to all: every rank gets the sum
+ *   loop       the same, and a rank begins a round when it has the sum of the one before
  * Rate: ROUNDS one after the other, as many under way as MPI allows. Latency: SINGLE rounds, each of which begins when all targets
  * have the result of the one before: from the last source that begins, before it makes its message, to the last target that has
  * added up the result. All ranks read the same clock.
@@ -24,7 +25,7 @@
 #include <vector>
 
 enum { WARM_UPS = 2, DONE = 1 }; /* runs of all rounds before the one that counts; a tag */
-enum Operation { REDUCE, BROADCAST, ALLREDUCE };
+enum Operation { REDUCE, BROADCAST, ALLREDUCE, LOOP };
 
 static int rank, size;
 static long words;
@@ -57,7 +58,7 @@ static double step(Operation operation, long number, Message &mine, Message &res
         return sum(mine);
     }
     make(mine, rank, number);
-    if (operation == ALLREDUCE) {
+    if (operation == ALLREDUCE || operation == LOOP) { /* nobody has it before all have called */
         MPI_Allreduce(mine.data(), result.data(), (int)words, MPI_DOUBLE, MPI_SUM, MPI_COMM_WORLD);
         return sum(result);
     }
@@ -67,6 +68,7 @@ static double step(Operation operation, long number, Message &mine, Message &res
 
 /* Returns at the sources when all targets have their result; targets that are no sources go on, to be ready for the next one. */
 static void hand_over(Operation operation) {
+    if (operation == LOOP) return;
     if (operation != BROADCAST) MPI_Barrier(MPI_COMM_WORLD);
     else if (rank != 0) MPI_Send(NULL, 0, MPI_BYTE, 0, DONE, MPI_COMM_WORLD);
     else
@@ -78,11 +80,11 @@ int main(int argc, char **argv) {
     MPI_Init(&argc, &argv);
     MPI_Comm_rank(MPI_COMM_WORLD, &rank);
     MPI_Comm_size(MPI_COMM_WORLD, &size);
-    const char *names[] = {"reduce", "broadcast", "allreduce"};
+    const char *names[] = {"reduce", "broadcast", "allreduce", "loop"};
     int which = 0;
-    while (argc == 5 && which < 3 && strcmp(argv[1], names[which])) which++;
-    if (argc != 5 || which == 3 || atol(argv[2]) < 8 || atol(argv[2]) % 8 || atol(argv[4]) < 1) {
-        fprintf(stderr, "usage: rounds_mpi reduce|broadcast|allreduce BYTES ROUNDS SINGLE, bytes a multiple of 8\n");
+    while (argc == 5 && which < 4 && strcmp(argv[1], names[which])) which++;
+    if (argc != 5 || which == 4 || atol(argv[2]) < 8 || atol(argv[2]) % 8 || atol(argv[4]) < 1) {
+        fprintf(stderr, "usage: rounds_mpi reduce|broadcast|allreduce|loop BYTES ROUNDS SINGLE, bytes a multiple of 8\n");
         MPI_Abort(MPI_COMM_WORLD, 2);
     }
     Operation operation = (Operation)which;
