@@ -24,6 +24,7 @@ from harness import (
     dataset,
     exchange,
     kmeans,
+    loops,
     machine,
     mds,
     nexmark,
@@ -94,6 +95,7 @@ def arguments(argv: list[str]) -> argparse.Namespace:
             "startup",
             "exchange",
             "rounds",
+            "loops",
             "windows",
             "nexmark",
             "yahoo",
@@ -112,7 +114,7 @@ def arguments(argv: list[str]) -> argparse.Namespace:
     parser.add_argument(
         "--cases",
         type=names,
-        help="cases of k-means and DataSets by a part of their name, such as k1000-float32,x100-,join; of MDS such as 5000,annealing,large; queries, such as q0,q5; areas of scaling, such as kmeans,stream; of the viewer market, or numbers of points; of rounds such as reduce-4,-131072",
+        help="cases of k-means and DataSets by a part of their name, such as k1000-float32,x100-,join; of MDS such as 5000,annealing,large; queries, such as q0,q5; areas of scaling, such as kmeans,stream; of the viewer market, or numbers of points; of rounds such as reduce-4,-131072; of loops kmeans,mds",
     )
     parser.add_argument("--rows", type=int, help="rows of the cases of window functions (DataSets)")
     parser.add_argument("--rounds", type=int, help="rounds, of which the median is taken")
@@ -175,6 +177,9 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         # Without `--only` the cases are those of others.
         cases = options.cases if options.only else None
         results["rounds"] = rounds.measure(options.setting, options.systems, cases, options.rounds, say)
+    if options.only in (None, "loops"):
+        cases = options.cases if options.only else None
+        results["loops"] = loops.measure(options.setting, options.systems, cases, options.rounds, say)
     if options.only in (None, "windows"):
         results["windows"] = windows.measure(options.setting, options.systems, options.rounds, say)
     if options.only in (None, "nexmark"):
@@ -248,6 +253,7 @@ def any_measured(results: dict[str, Any]) -> bool:
     kmeans_cases = [case["fit_s"] for case in results.get("kmeans", {}).get("cases", [])]
     scalings = [case["fit_s"] for case in results.get("mds", {}).get("cases", [])]
     scalings += [case for part in ("annealing", "large") for case in results.get("mds", {}).get(part, [])]
+    scalings += [case["all_s"] for case in results.get("loops", {}).get("cases", [])]
     scalings += [case["all_s"] for case in results.get("series", {}).get("cases", [])]
     scalings += [case["fill_ms"] for case in results.get("viewer", {}).get("cases", [])]
     scalings += list(results.get("scaling", {}).get("seconds", {}).values())
