@@ -38,7 +38,7 @@ class Setting:
 
 
 SETTINGS = {
-    "full": Setting((2, 4), {8: 20_000, 4096: 10_000, 128 << 10: 1000, 1 << 20: 200}, single=1000, repeats=5),
+    "full": Setting((2, 4), {8: 20_000, 4096: 10_000, 128 << 10: 1000, 1 << 20: 200}, single=1000, repeats=3),
     "quick": Setting((2, 4), {8: 10_000, 4096: 3000, 128 << 10: 300}, single=200, repeats=2),
     "tiny": Setting((2, 4), {4096: 50}, single=10, repeats=1),
 }

@@ -127,6 +127,8 @@ PEERS_IN_TINY = {
     "comm": ("openmpi5", BENCH / ".peers" / "openmpi5" / ".stamp"),
     "dataset": ("duckdb,polars", BENCH / ".peers" / "tables" / ".stamp"),
     "kmeans": ("spark-mllib,spark-ml", BENCH / ".peers" / "spark" / "classes" / "KMeansSpark.class"),
+    "rounds": ("flink-1x2,openmpi-c++", BENCH / ".peers" / "flink" / "classes" / "RoundsFlink.class"),
+    "loops": ("spark-mllib", BENCH / ".peers" / "spark" / "classes" / "KMeansSpark.class"),
     "dataset sort": ("flink", BENCH / ".peers" / "flink" / "classes" / "SortFlink.class"),
 }
 
@@ -140,15 +142,22 @@ def test_tiny_run_with_peers(only: str, tmp_path: Path) -> None:
         pytest.skip(f"{systems} is not installed: run bench/setup_peers.sh")
     command = [sys.executable, str(BENCH / "run.py"), "--tiny", "--only", only.split()[0], "--out", str(tmp_path)]
     command += ["--systems", f"{systems},tidemill"]
-    cases = {"dataset": ",".join(WINDOWS), "dataset sort": "sort", "kmeans": "float32"}
+    cases = {
+        "dataset": ",".join(WINDOWS),
+        "dataset sort": "sort",
+        "kmeans": "float32",
+        "rounds": "reduce-2,broadcast-2,allreduce-2",
+        "loops": "kmeans",
+    }
     command += ["--cases", cases[only]] if only in cases else []
     done = subprocess.run(command, capture_output=True, text=True, timeout=900, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     found = json.loads(next(tmp_path.glob("tiny-*.json")).read_text())[only.split()[0]]
     for case in found.get("cases", found.get("configurations", [])):
         assert case["failures"] == {}
-        # Centres and arrays are checked by what runs them.
-        times = case.get("samples_s", {"": case.get("fit_s", {})})
+        # Centres, arrays and sums are checked by what runs them.
+        fits = case.get("fit_s") or case.get("round_s") or case.get("all_s", {})
+        times = case.get("samples_s", {"": fits})
         answers = case.get("digests") or {name: "" for of in times.values() for name in of}
         assert any(not name.startswith("tidemill") for name in answers)
         assert len(set(answers.values())) == 1
