@@ -75,7 +75,6 @@ def tidemill(operation: str, tasks: int, words: int, rounds: int, single: int) -
     for _ in range(WARM_UPS):
         run(rounds, None)
     rate_s, total, _, _ = run(rounds, None)
-    # Pipes are made, by rank 0, where there are none yet.
     folder = job.comm.bcast(tempfile.mkdtemp(prefix="tidemill-bench-") if job.rank == 0 else None)
     _, _, starts, ends = run(single, folder)
     if job.rank != 0:
@@ -108,6 +107,7 @@ def flows(operation: str, tasks: int, words: int) -> Run:
             starts.append(time.monotonic_ns())
             out.send(message(context.copy, number))
             out.flush()
+        os.close(pipe)
         return starts
 
     def receive(handover: Handover | None, results: Any, context: Any) -> tuple[float, list[int]]:
@@ -119,6 +119,8 @@ def flows(operation: str, tasks: int, words: int) -> Run:
                 ends.append(time.monotonic_ns())
             for pipe in pipes:
                 os.write(pipe, b"\0")
+        for pipe in pipes:
+            os.close(pipe)
         return total, ends
 
     def run(rounds: int, folder: str | None) -> tuple[float, float, Times, Times]:
