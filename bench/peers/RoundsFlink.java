@@ -6,7 +6,7 @@
  * operator of our own adds up by the number of the round, which stands in front of each message. Its table is a plain one, without
  * Flink's state. Two ways to it, of which the faster one counts:
  *   global     one operator for all rounds; of `reduce` it is chained to the target
- *   by round   as many as tasks, each with every so manieth round, so that they share the work (`partitionCustom`, cheaper than `keyBy`)
+ *   by round   as many as tasks, among which the rounds go in turn, so that they share the work (`partitionCustom`, cheaper than `keyBy`)
  * Sums go on to the one target (`global`) or to all (`broadcast`). There are no loops in the graph: what lets the next lone round begin
  * is a semaphore within this process.
  *
