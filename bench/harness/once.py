@@ -23,9 +23,12 @@ def run_once(command: Launch, key: str, timeout_s: float) -> dict[str, Any]:
     try:
         output, _ = process.communicate(timeout=timeout_s)
     except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
         raise SystemFailed(f"took longer than {timeout_s:.0f} s") from None
+    finally:
+        # Also when the benchmark itself is told to end.
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
     for line in output.splitlines():
         if f'{{"{key}"' in line:  # Tidemill puts the rank in front
             found: dict[str, Any] = json.loads(line[line.index("{") :])

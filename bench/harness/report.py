@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from . import loops, report_mds, report_streams, rounds, scaling, series, splits, viewer
 from . import machine as machines
-from . import report_mds, report_streams, scaling, series, splits, viewer
 from .tables import OURS, cell, duration, geometric_mean, order, percentile, size_name, spread, table
 
 
@@ -418,6 +418,10 @@ def markdown(results: dict[str, Any]) -> str:
         parts.append(exchange_section(results["exchange"]))
     if results.get("records", {}).get("cases"):
         parts.append(records_section(results["records"]))
+    if results.get("rounds", {}).get("cases"):
+        parts.append(rounds.section(results["rounds"]))
+    if results.get("loops", {}).get("cases"):
+        parts.append(loops.section(results["loops"]))
     if results.get("windows", {}).get("cases"):
         parts.append(windows_section(results["windows"]))
     parts += report_streams.sections(results)

@@ -212,6 +212,10 @@ public final class ExchangeFlink {
     }
 
     static MiniCluster cluster(int taskManagers) throws Exception {
+        return cluster(taskManagers, SLOTS);
+    }
+
+    static MiniCluster cluster(int taskManagers, int slots) throws Exception {
         Configuration configuration = new Configuration();
         // Room for many messages of 128 KiB; without the two lines it would be 64 MiB.
         configuration.set(TaskManagerOptions.NETWORK_MEMORY_MIN, MemorySize.ofMebiBytes(512));
@@ -223,7 +227,7 @@ public final class ExchangeFlink {
         MiniCluster cluster = new MiniCluster(new MiniClusterConfiguration.Builder()
                 .setConfiguration(configuration)
                 .setNumTaskManagers(taskManagers)
-                .setNumSlotsPerTaskManager(SLOTS / taskManagers)
+                .setNumSlotsPerTaskManager(slots / taskManagers)
                 .build());
         cluster.start();
         return cluster;

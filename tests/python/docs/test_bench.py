@@ -24,6 +24,7 @@ from harness import (  # noqa: E402
     exchange,
     inputs,
     kmeans,
+    loops,
     mds,
     memory,
     nexmark,
@@ -31,6 +32,7 @@ from harness import (  # noqa: E402
     records,
     report,
     report_streams,
+    rounds,
     scaling,
     series,
     splits,
@@ -125,6 +127,8 @@ PEERS_IN_TINY = {
     "comm": ("openmpi5", BENCH / ".peers" / "openmpi5" / ".stamp"),
     "dataset": ("duckdb,polars", BENCH / ".peers" / "tables" / ".stamp"),
     "kmeans": ("spark-mllib,spark-ml", BENCH / ".peers" / "spark" / "classes" / "KMeansSpark.class"),
+    "rounds": ("flink-1x2,openmpi-c++", BENCH / ".peers" / "flink" / "classes" / "RoundsFlink.class"),
+    "loops": ("spark-mllib", BENCH / ".peers" / "spark" / "classes" / "KMeansSpark.class"),
     "dataset sort": ("flink", BENCH / ".peers" / "flink" / "classes" / "SortFlink.class"),
 }
 
@@ -138,15 +142,22 @@ def test_tiny_run_with_peers(only: str, tmp_path: Path) -> None:
         pytest.skip(f"{systems} is not installed: run bench/setup_peers.sh")
     command = [sys.executable, str(BENCH / "run.py"), "--tiny", "--only", only.split()[0], "--out", str(tmp_path)]
     command += ["--systems", f"{systems},tidemill"]
-    cases = {"dataset": ",".join(WINDOWS), "dataset sort": "sort", "kmeans": "float32"}
+    cases = {
+        "dataset": ",".join(WINDOWS),
+        "dataset sort": "sort",
+        "kmeans": "float32",
+        "rounds": "reduce-2,broadcast-2,allreduce-2",
+        "loops": "kmeans",
+    }
     command += ["--cases", cases[only]] if only in cases else []
     done = subprocess.run(command, capture_output=True, text=True, timeout=900, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     found = json.loads(next(tmp_path.glob("tiny-*.json")).read_text())[only.split()[0]]
     for case in found.get("cases", found.get("configurations", [])):
         assert case["failures"] == {}
-        # Centres and arrays are checked by what runs them.
-        times = case.get("samples_s", {"": case.get("fit_s", {})})
+        # Centres, arrays and sums are checked by what runs them.
+        fits = case.get("fit_s") or case.get("round_s") or case.get("all_s", {})
+        times = case.get("samples_s", {"": fits})
         answers = case.get("digests") or {name: "" for of in times.values() for name in of}
         assert any(not name.startswith("tidemill") for name in answers)
         assert len(set(answers.values())) == 1
@@ -235,6 +246,83 @@ def test_tiny_run_exchanges_records(tiny: Path) -> None:
     }
     for case in results["records"]["cases"]:
         assert case["failures"] == {} and case["digests"] == {"tidemill": digests[case["operation"]]}, case
+
+
+@pytest.mark.slow
+def test_tiny_run_makes_rounds(tiny: Path) -> None:
+    """A wrong sum would be in `failures`."""
+    path = next(tiny.glob("tiny-*.json"))
+    cases = json.loads(path.read_text())["rounds"]["cases"]
+    assert [(case["operation"], case["tasks"]) for case in cases] == [(o, n) for o in rounds.OPERATIONS for n in (2, 4)]
+    for case in cases:
+        assert case["failures"] == {} and case["round_s"]["tidemill"][0] > 0
+        assert 0 < case["p50_s"]["tidemill"][0] <= case["p99_s"]["tidemill"][0]
+    assert "all to one, 4 tasks, 4 KiB" in path.with_suffix(".md").read_text()
+
+
+@pytest.mark.slow
+def test_tiny_run_loops_every_way(tiny: Path) -> None:
+    """A stream, a loop and a program in step come to the same."""
+    results = json.loads(next(tiny.glob("tiny-*.json")).read_text())
+    assert [case["problem"] for case in results["loops"]["cases"]] == ["kmeans", "mds"]
+    for case in results["loops"]["cases"]:
+        assert case["failures"] == {} and set(case["all_s"]) == set(loops.OURS_ALL)
+        first = case["quality"]["tidemill-bsp"]
+        assert all(quality == pytest.approx(first, rel=1e-4) for quality in case["quality"].values())
+
+
+def test_rounds_have_a_known_sum() -> None:
+    def slow(sources: int, targets: int, size: int, count: int) -> str:
+        messages = ((s, n, i) for s in range(sources) for n in range(count) for i in range(size // 8))
+        return str(targets * sum(map(sum, messages)))
+
+    assert rounds.expected("reduce", 3, 40, 7) == slow(3, 1, 40, 7)
+    assert rounds.expected("broadcast", 3, 40, 7) == slow(1, 3, 40, 7)
+    assert rounds.expected("allreduce", 3, 40, 7) == rounds.expected("loop", 3, 40, 7) == slow(3, 3, 40, 7)
+
+
+def test_rounds_are_judged_by_the_faster_by_hand_and_by_flink() -> None:
+    """Flink is compared by rates, the other way up; lone rounds by their medians."""
+    case = {
+        "operation": "reduce",
+        "tasks": 2,
+        "size": 4096,
+        "rounds": 10,
+        "round_s": {
+            "tidemill": [4e-5],
+            "openmpi": [1e-5],
+            "openmpi-c++": [8e-6],
+            "flink-2x1": [9e-5],
+            "flink-1x2": [8e-5],
+        },
+        "p50_s": {"tidemill": [6e-5, 1e-4, 9e-5], "openmpi": [3e-5]},
+        "p99_s": {"tidemill": [2e-4, 3e-4, 8e-4], "openmpi": [4e-5]},
+        "failures": {"flink-2x1": "lost"},
+    }
+    text = rounds.section({"repeats": 3, "workers": 2, "single": 200, "cases": [case]})
+    lines = [" ".join(line.split()) for line in text.splitlines()]
+    assert any("| 25,000 ±0% |" in line and "5.00 openmpi-c++ | 2.00 flink-1x2 |" in line for line in lines)
+    assert "| all to one, 2 tasks, 4 KiB | 90 us, 300 us | - | - | 30 us, 40 us | - | 3.00 openmpi |" in lines
+    assert "- flink-2x1 on all to one, 2 tasks, 4 KiB: lost" in lines
+
+
+def test_loops_are_compared_with_what_computes_the_same() -> None:
+    times = {"tidemill-bsp": [1.0], "tidemill-bsp-numpy": [2.0], "tidemill-loop": [3.0, 3.0], "spark-mllib": [5.0]}
+    case = {
+        "problem": "kmeans",
+        "rows": 1000,
+        "columns": 2,
+        "k": 3,
+        "all_s": times,
+        "further_s": {name: [0.5] for name in times},
+        "what": "inertia",
+        "quality": dict.fromkeys(times, 7.0),
+        "failures": {},
+    }
+    text = loops.section({"rounds": 2, "iterations": 10, "workers": 2, "cases": [case]})
+    lines = [" ".join(line.split()) for line in text.splitlines()]
+    assert "| tidemill-loop | 3 s | ±0% | 500 ms | 1.50 | 1.00 | 7 |" in lines
+    assert "| spark-mllib | 5 s | ±0% | 500 ms | 5.00 | 1.00 | 7 |" in lines
 
 
 def test_records_are_judged_as_exchanges_are() -> None:
