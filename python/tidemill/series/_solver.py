@@ -1,0 +1,230 @@
+"""Frames of a running stream: the solver that all workers enter for each time of the panel, inside the stream.
+
+Its state is the end of the panel that later windows need, and what the next window starts from and is aligned to. All
+copies have the same one: each gets all rows of a time, so that any of them can embed a window. Frames are those of
+`Embedder`, bitwise equal for any number of copies.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import pickle
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tidemill._tables.table import Table
+from tidemill.series._embed import Embedder, Frame
+from tidemill.series._panel import Panel
+from tidemill.series._read import SeriesError
+from tidemill.series._relay import Past
+from tidemill.series._rules import Report
+from tidemill.series._splits import Evidence, Split
+from tidemill.series._windows import Window, label, windows
+
+__all__ = ["FRAMES", "Cut", "Standing", "solver"]
+
+#: Columns of frames: the number among frames, the frame, and what the report says by then.
+FRAMES = {"number": "int64", "time": "str", "frame": "binary", "report": "str"}
+
+
+@dataclass(frozen=True)
+class Cut:
+    """How windows are cut, as in `windows`; and the column of splits that the user named."""
+
+    length: str | int
+    shift: str | int
+    accumulate: bool = False
+    split: str | None = None
+
+    def windows(self, stamps: NDArray[Any]) -> list[Window]:
+        """Return the windows that are full; further times may follow."""
+        try:
+            return windows(stamps, self.length, self.shift, accumulate=self.accumulate, growing=True)
+        except SeriesError as error:
+            if "no window is full" not in str(error):
+                raise
+            return []
+
+
+@dataclass
+class _Life:
+    """First and last time of a series, and at how many it has a value."""
+
+    first: int
+    last: int
+    count: int = 0
+
+
+@dataclass
+class Standing:
+    """The state of the solver."""
+
+    #: All that frames depend on, except the rows.
+    options: dict[str, Any]
+    report: Report = field(default_factory=lambda: Report({}))
+    dated: bool = True
+    caps_name: str = ""
+    #: All times so far, in microseconds; of the first `dropped` there are no rows any more.
+    times: list[int] = field(default_factory=list)
+    dropped: int = 0
+    #: Columns of rows by id, in the order in which ids came. Earlier rows are shorter.
+    seats: dict[str, int] = field(default_factory=dict)
+    values: list[NDArray[np.float64]] = field(default_factory=list)
+    caps: list[NDArray[np.float64]] = field(default_factory=list)
+    lives: dict[str, _Life] = field(default_factory=dict)
+    #: What the splits so far show together.
+    evidence: float = 0.0
+    #: Windows so far, and what the next one needs of them.
+    done: int = 0
+    past: Past = field(default_factory=Past)
+
+    def append(self, at: int, rows: list[dict[str, Any]], cut: Cut) -> None:
+        """Add the rows of a time."""
+        counts = self.report.counts
+        for row in rows:
+            self.caps_name = row["caps_name"]
+            told = json.loads(row["told"]) if row["told"] else {}
+            self.report.columns = told.pop("columns", self.report.columns)
+            self.report.notes = told.pop("notes", self.report.notes)
+            self.dated = told.pop("dated", self.dated)
+            self.report.rows += told.pop("rows", 0)
+            for rule, count in told.items():
+                counts[rule] += count
+        splits = [row for row in rows if not math.isnan(row["ratio"])]
+        self._adjust(at, splits)
+        self.report.check_splits(cut.split)
+        # A time without any value is none.
+        shown = [row for row in rows if not math.isnan(row["value"])]
+        if not shown:
+            return
+        for row in shown:
+            self.seats.setdefault(row["id"], len(self.seats))
+            life = self.lives.setdefault(row["id"], _Life(len(self.times), 0))
+            life.last, life.count = len(self.times), life.count + 1
+        seats = [self.seats[row["id"]] for row in shown]
+        self.values.append(self._row(seats, [row["value"] for row in shown]))
+        if self.caps_name:
+            self.caps.append(self._row(seats, [row["cap"] for row in shown]))
+        self.times.append(at)
+
+    def _row(self, seats: list[int], numbers: list[float]) -> NDArray[np.float64]:
+        row = np.full(len(self.seats), np.nan)
+        row[seats] = numbers
+        return row
+
+    def _adjust(self, at: int, rows: list[dict[str, Any]]) -> None:
+        """Divide earlier values by the ratios of splits, except for those at which the value does not jump."""
+        if not rows:
+            return
+        splits = [Split(number, 0, row["ratio"]) for number, row in enumerate(rows)]
+        each = [row["evidence"] for row in rows]
+        table = Evidence(((0, part) for part in each), self.evidence)
+        detects = self.options["splits"] == "detect"
+        flat = [] if detects else table.flat(splits, each)
+        self.evidence = table.all
+        named = {True: self.report.found, False: self.report.flat}
+        for split in splits if detects else flat:
+            named[detects].append((rows[split.series]["id"], label(self._stamps([at])[0]), split.ratio))
+        self.report.counts["splits"] += len(splits) - len(flat)
+        self.report.counts["flat_splits"] += len(flat)
+        for split in {*splits} - {*flat}:
+            seat = self.seats.get(rows[split.series]["id"])
+            for row in self.values if seat is not None else ():
+                if seat < len(row):
+                    row[seat] /= split.ratio
+
+    def _stamps(self, times: list[int]) -> NDArray[Any]:
+        return np.array(times, dtype=np.int64).astype("datetime64[us]" if self.dated else "int64")
+
+    def embed(self, embedder: Embedder, cut: Cut) -> Iterator[tuple[int, str, bytes]]:
+        """Yield the frames of windows that have become full, on rank 0 of the embedder's communicator."""
+        full = cut.windows(self._stamps(self.times))
+        if len(full) == self.done:
+            return
+        embedder.past = self.past
+        panel = self._panel()
+        shifted = [
+            replace(window, begin=window.begin - self.dropped, end=window.end - self.dropped)
+            for window in full[self.done :]
+        ]
+        yield from embedder.more(panel, shifted, _pickled)
+        self.past, self.done = embedder.past, len(full)
+        # No later window begins before the last one.
+        kept = full[-1].begin - self.dropped
+        self.values, self.caps, self.dropped = self.values[kept:], self.caps[kept:], full[-1].begin
+
+    def _panel(self) -> Panel:
+        ids = np.array(list(self.seats))
+        order = np.argsort(ids)
+
+        def whole(rows: list[NDArray[np.float64]]) -> NDArray[np.float64]:
+            table = np.full((len(rows), len(ids)), np.nan)
+            for number, row in enumerate(rows):
+                table[number, : len(row)] = row
+            return table[:, order]
+
+        caps = whole(self.caps) if self.caps_name else None
+        return Panel(
+            self._stamps(self.times[self.dropped :]), ids[order], whole(self.values), caps, self.caps_name or "capital"
+        )
+
+    def told(self) -> str:
+        """Return the report by now, as JSON."""
+        report, lives = self.report, self.lives.values()
+        report.counts["gaps"] = sum(life.last - life.first + 1 - life.count for life in lives)
+        report.ids, report.times = len(self.seats), len(self.times)
+        stamps = self._stamps([self.times[0], self.times[-1]])
+        report.first, report.last = label(stamps[0]), label(stamps[1])
+        return json.dumps(report.to_dict())
+
+
+def _pickled(number: int, frame: Frame) -> tuple[int, str, bytes]:
+    return number, frame.window.label, pickle.dumps(frame, protocol=5)
+
+
+def solver(
+    embedder: Embedder, cut: Cut, options: Mapping[str, Any], report: Report | None = None
+) -> Callable[[Any, Table, Any], list[dict[str, Any]]]:
+    """Return the function for `DataSet.bsp` on cleaned rows.
+
+    Parameters
+    ----------
+    embedder : Embedder
+        Its options; its communicator and its past are not used.
+    cut : Cut
+    options : mapping of str to JSON
+        All that frames depend on, except the rows: a checkpoint of a job with others is refused.
+    report : Report, optional
+        A report of the columns, if rows do not tell of them.
+    """
+
+    def solve(comm: Any, table: Table, context: Any) -> list[dict[str, Any]]:
+        state: Standing = context.state or Standing(dict(options))
+        if report is not None and not state.report.columns:
+            state.report.columns, state.report.notes = report.columns, report.notes
+        other = next((name for name, value in options.items() if state.options.get(name) != value), None)
+        if other is not None:
+            raise SeriesError(
+                f"the checkpoint was made with {other}={state.options.get(other)!r}, not {options[other]!r}; give a checkpoint of its own"
+            )
+        own = table.to_pylist()
+        rows = own if comm.size == 1 else [row for part in comm.allgather(own) for row in part]
+        by_time: dict[int, list[dict[str, Any]]] = {}
+        for row in sorted(rows, key=lambda row: row["id"]):
+            by_time.setdefault(int(np.datetime64(row["at"], "us").astype(np.int64)), []).append(row)
+        made: list[tuple[int, str, bytes]] = []
+        for at in sorted(by_time):
+            state.append(at, by_time[at], cut)
+            made += state.embed(replace(embedder, comm=comm), cut)
+        context.state = state
+        return [
+            {"number": number, "time": time, "frame": frame, "report": state.told() if last else ""}
+            for (number, time, frame), last in zip(made, [*[False] * (len(made) - 1), True], strict=False)
+        ]
+
+    return solve
