@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tidemill import series, stream
 from tidemill._job import init
@@ -23,8 +24,9 @@ from tidemill._tables.table import Table
 from tidemill.dataset import DataSet, DataSetError
 from tidemill.ml._job import active, using
 from tidemill.series._errors import SeriesError
-from tidemill.series._keyed import CLEAN, ROWS, cleaning, file_rows, stream_rows
-from tidemill.series._rules import Report, Rules
+from tidemill.series._keyed import CLEAN, ROWS, cleaning, file_rows
+from tidemill.series._read import Columns
+from tidemill.series._rules import Rules
 from tidemill.series._solver import FRAMES, Cut, solver
 from tidemill.series._tail import FileTail
 from tidemill.viz import FrameError, FrameReader
@@ -75,8 +77,17 @@ class Running:
         time = stream.punctuated_watermarks("at", watermark="until")
         return stream.from_function(file_rows(opened), ROWS, time=time, idle_after="365d", name="files of series")
 
-    def run(self, rows: DataSet, frames: Frames, look: Callable[[], object], report: Report | None = None) -> None:
-        """Run until interrupted; `look` is called on worker 0 now and then."""
+    def run(
+        self,
+        rows: DataSet,
+        frames: Frames,
+        look: Callable[[], object],
+        columns: Columns | None = None,
+        check: Callable[[NDArray[Any]], object] | None = None,
+    ) -> None:
+        """Run until interrupted, or until the stream ends; `look` is called on worker 0 now and then. For `columns` and `check` of a
+        stream see `solver`.
+        """
 
         def stop() -> bool:
             look()
@@ -84,7 +95,7 @@ class Running:
 
         cleaned = rows.key_by("id").process(cleaning(self.rules), CLEAN)
         made = cleaned.bsp(
-            solver(self.embedder, self.cut, self.options, report),
+            solver(self.embedder, self.cut, self.options, columns, check),
             FRAMES,
             window=stream.window(stream.tumbling("1us"), on="at"),
             by="id",

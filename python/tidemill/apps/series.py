@@ -14,6 +14,7 @@ import time
 import webbrowser
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,12 +26,14 @@ from tidemill import series
 from tidemill._progress import Bar, Phases
 from tidemill.apps._arriving import from_url, is_stream, named
 from tidemill.apps._series_arguments import ROLES, arguments
-from tidemill.apps._series_stream import Cut, Frames, Running, check_cut
+from tidemill.apps._series_stream import Frames, Running, check_cut
 from tidemill.dataset import DataSetError
 from tidemill.series._align import write_positions
 from tidemill.series._distance import why_no_references
 from tidemill.series._journal import Journal, Standing
+from tidemill.series._keyed import stream_rows
 from tidemill.series._read import FORMATS, PACKED, collective_try
+from tidemill.series._solver import Cut
 from tidemill.series._windows import label
 from tidemill.viz import Server
 from tidemill.viz._format import INDEX
@@ -239,9 +242,10 @@ class _Command:
         chosen = {role: getattr(options, role) for role in ROLES}
         made_of = {name: value for name, value in self.made_of.items() if name != "checkpoint"}
         running = Running(options.checkpoint, self._rules(), chosen, self.embedder, self._cut(), made_of)
-        report = None
+        columns = check = None
         if is_stream(path):
-            rows, report = running.of_stream(self._stream(path), lambda times: self._check_times(times, named(path)))
+            rows, columns = stream_rows(self._stream(path), chosen)
+            check = partial(self._check_times, name=named(path))
         else:
             lenient = options.bad_rows == "skip"
             rows = running.of_files(path, options.settle, options.delimiter, options.null, lenient=lenient)
@@ -262,7 +266,7 @@ class _Command:
             "workers": self.comm.size,
         }
         self.say(f"following {named(path)}; Ctrl-C ends it")
-        running.run(rows, Frames(options.out, folder, summary, _print), self._look, report)
+        running.run(rows, Frames(options.out, folder, summary, _print), self._look, columns, check)
 
     def _look(self) -> None:
         """Serve frames as soon as there are some."""

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from tidemill._tables.table import Table
+from tidemill.dataset import DataSet, coalesce, col, lit
 from tidemill.series._clean import caps_name, pivot
 from tidemill.series._panel import Array
 from tidemill.series._read import Columns, find_columns
@@ -24,7 +25,7 @@ from tidemill.series._rules import Rules
 from tidemill.series._splits import Split, detect, weigh
 from tidemill.series._tail import FileTail, NewRows
 
-__all__ = ["CLEAN", "NUMBERS", "ROWS", "cleaning", "file_rows", "told_of"]
+__all__ = ["CLEAN", "NUMBERS", "ROWS", "cleaning", "file_rows", "stream_rows"]
 
 #: Roles of columns that have numbers.
 NUMBERS = ("value", "cap", "shares", "volume", "split", "split_shares", "price")
@@ -54,11 +55,6 @@ _BEFORE = 40
 MOMENT = timedelta(microseconds=1)
 
 
-def told_of(columns: Columns, *, dated: bool) -> str:
-    """Return what the report says of columns, as the first row has it."""
-    return json.dumps({"columns": columns.named(), "notes": columns.notes, "dated": dated})
-
-
 def file_rows(open_tail: Callable[[], FileTail]) -> Callable[[str, Any], Iterator[tuple[Table, Any] | None]]:
     """Return the function that reads files for `tidemill.stream.from_function`. Its position is how far they were read."""
 
@@ -76,11 +72,13 @@ def file_rows(open_tail: Callable[[], FileTail]) -> Callable[[str, Any], Iterato
                     yield None
                 continue
             assert tail.columns is not None
-            head = told_of(tail.columns, dated=new.dated) if told is None else "{}"
+            head: dict[str, Any] = {}
+            if told is None:
+                head = {"columns": tail.columns.named(), "notes": list(tail.columns.notes), "dated": new.dated}
             before, told = told or {}, dict(tail.left_out)
             counts = {rule: count - before.get(rule, 0) for rule, count in told.items()}
-            counts["rows"] = counts.get("without_key", 0)
-            yield _table(new, tail.columns, json.dumps(json.loads(head) | _nonzero(counts))), (tail.standing(), told)
+            counts["rows"] = counts["without_key"]
+            yield _table(new, tail.columns, json.dumps(head | _nonzero(counts))), (tail.standing(), told)
 
     return rows
 
@@ -140,7 +138,7 @@ def cleaning(rules: Rules) -> Callable[[Mapping[str, Any], list[dict[str, Any]],
     def clean(key: Mapping[str, Any], rows: list[dict[str, Any]], context: Any) -> list[dict[str, Any]]:
         series: _Series = context.state or _Series()
         for row in rows:
-            told = {**(json.loads(row["told"]) if row["told"] else {})}
+            told: dict[str, Any] = json.loads(row["told"]) if row["told"] else {}
             told["rows"] = told.get("rows", 0) + 1
             if context.time is not None and row["at"] < context.time:
                 told["late"] = 1
@@ -219,16 +217,15 @@ def _detected(series: _Series, values: Array) -> dict[int, tuple[float, float]]:
     return found
 
 
-def stream_rows(stream: Any, chosen: Mapping[str, str | None]) -> tuple[Any, Columns]:
-    """Return the rows of a stream that has other columns, and its columns; rows without id or time are left out."""
-    from tidemill.dataset import coalesce, col, lit
-
+def stream_rows(stream: DataSet, chosen: Mapping[str, str | None]) -> tuple[DataSet, Columns]:
+    """Return the rows of a stream, and its columns by role; rows without id or time are left out."""
     columns = find_columns(stream.columns, dict(chosen))
     named = columns.named()
     nothing = lit(float("nan"))
     roles = [role for role in NUMBERS if role in named]
     rows = stream.select(
-        id=coalesce(col(columns.id).cast("str"), lit("")),
+        # As `plain_id`.
+        id=coalesce(col(columns.id).cast("str"), lit("")).str.strip().str.replace_match(r"^(\d+)\.0$", r"\1"),
         at=col(columns.time).cast("timestamp[us]"),
         roles=lit(f"{','.join(roles)};{_caps_name(columns)}"),
         told=lit(""),

@@ -20,10 +20,11 @@ from numpy.typing import NDArray
 from tidemill._tables.table import Table
 from tidemill.series._embed import Embedder, Frame
 from tidemill.series._panel import Panel
-from tidemill.series._read import SeriesError
+from tidemill.series._read import Columns, SeriesError
 from tidemill.series._relay import Past
 from tidemill.series._rules import Report
 from tidemill.series._splits import Evidence, Split
+from tidemill.series._tail import date_of_number
 from tidemill.series._windows import Window, label, windows
 
 __all__ = ["FRAMES", "Cut", "Standing", "solver"]
@@ -134,8 +135,8 @@ class Standing:
         self.report.counts["flat_splits"] += len(flat)
         for split in {*splits} - {*flat}:
             seat = self.seats.get(rows[split.series]["id"])
-            for row in self.values if seat is not None else ():
-                if seat < len(row):
+            for row in self.values:
+                if seat is not None and seat < len(row):
                     row[seat] /= split.ratio
 
     def _stamps(self, times: list[int]) -> NDArray[Any]:
@@ -188,7 +189,11 @@ def _pickled(number: int, frame: Frame) -> tuple[int, str, bytes]:
 
 
 def solver(
-    embedder: Embedder, cut: Cut, options: Mapping[str, Any], report: Report | None = None
+    embedder: Embedder,
+    cut: Cut,
+    options: Mapping[str, Any],
+    columns: Columns | None = None,
+    check: Callable[[NDArray[Any]], object] | None = None,
 ) -> Callable[[Any, Table, Any], list[dict[str, Any]]]:
     """Return the function for `DataSet.bsp` on cleaned rows.
 
@@ -199,14 +204,17 @@ def solver(
     cut : Cut
     options : mapping of str to JSON
         All that frames depend on, except the rows: a checkpoint of a job with others is refused.
-    report : Report, optional
-        A report of the columns, if rows do not tell of them.
+    columns : Columns, optional
+        The columns of a stream; rows of files tell of theirs. Times of a stream that are numbers such as 20161230 were read as
+        microseconds, and are dates here.
+    check : callable, optional
+        Called with the times of a stream.
     """
 
     def solve(comm: Any, table: Table, context: Any) -> list[dict[str, Any]]:
         state: Standing = context.state or Standing(dict(options))
-        if report is not None and not state.report.columns:
-            state.report.columns, state.report.notes = report.columns, report.notes
+        if columns is not None:
+            state.report.columns, state.report.notes = columns.named(), list(columns.notes)
         other = next((name for name, value in options.items() if state.options.get(name) != value), None)
         if other is not None:
             raise SeriesError(
@@ -219,7 +227,11 @@ def solver(
             by_time.setdefault(int(np.datetime64(row["at"], "us").astype(np.int64)), []).append(row)
         made: list[tuple[int, str, bytes]] = []
         for at in sorted(by_time):
-            state.append(at, by_time[at], cut)
+            # In the same order.
+            date = None if columns is None else date_of_number(at)
+            state.append(at if date is None else date, by_time[at], cut)
+            if check is not None:
+                check(np.array([state.times[-1:]]).astype("datetime64[us]"))
             made += state.embed(replace(embedder, comm=comm), cut)
         context.state = state
         return [
