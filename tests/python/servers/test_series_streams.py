@@ -181,11 +181,11 @@ def frames_in(folder: Path) -> int:
         return 0
 
 
-def following(url: str, out: Path, workers: int) -> subprocess.Popen[bytes]:
+def following(url: str, out: Path, workers: int, *more: str | Path) -> subprocess.Popen[bytes]:
     """Follow a stream whose days are over when a later one has come to all its parts, and not before."""
     return launched.start(
         "series", "-n", str(workers), "--no-prefix", url, "--follow", "--settle", "3600", "--out", out,
-        "--window", "20d", "--shift", "2d", "--volume", "volume",
+        "--window", "20d", "--shift", "2d", "--volume", "volume", *more,
     )  # fmt: skip
 
 
@@ -243,6 +243,28 @@ def test_the_command_follows_a_stream_that_a_server_keeps(
     launched.wait_until(lambda: frames_in(out) == 9 or running.poll() is not None, "the frames of what came meanwhile")
     printed = ended(running)
     assert f"7 frames are there, up to {day(31)}" in printed
+    assert {name: (out / name).stat().st_mtime_ns for name in before} == before
+    same_as_a_batch(out, days=36, frames=9)
+
+
+@pytest.mark.parametrize(
+    ("server", "how"), [("redis_server", signal.SIGINT), ("redis_server", signal.SIGKILL), ("kafka", signal.SIGKILL)]
+)
+def test_a_stream_that_a_server_keeps_is_followed_from_checkpoints(
+    server: str, how: int, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    """The same, where what was read is not read again."""
+    there = request.getfixturevalue(server)
+    url, add = (in_redis if server == "redis_server" else in_kafka)(there, tmp_path.name)
+    out = tmp_path / "out"
+    saved = tmp_path / "checkpoints"
+    followed(following(url, out, 2, "--checkpoint", saved), out, add, how)
+    before = {file.name: file.stat().st_mtime_ns for file in out.glob("frame-*")}
+    assert len(before) == 7
+    add(range(33, 37))
+    running = following(url, out, 2, "--checkpoint", saved)
+    launched.wait_until(lambda: frames_in(out) == 9 or running.poll() is not None, "the frames of what came meanwhile")
+    ended(running)
     assert {name: (out / name).stat().st_mtime_ns for name in before} == before
     same_as_a_batch(out, days=36, frames=9)
 
