@@ -169,6 +169,8 @@ def _cleaned(name: str, series: _Series, over: list[datetime], rules: Rules) -> 
     )
     # What becomes of splits is known later.
     series.tell(_nonzero(counts))
+    # A time that tells nothing has a single row.
+    series.tell({"rows": 1 - len(over)})
     if rules.splits == "detect":
         found = _detected(series, values[0])
     else:
@@ -186,10 +188,11 @@ def _cleaned(name: str, series: _Series, over: list[datetime], rules: Rules) -> 
                 "caps_name": caps,
                 "ratio": ratio,
                 "evidence": evidence,
-                "told": json.dumps(series.told) if series.told else "",
+                "told": "" if series.told == {"rows": 1} else json.dumps(series.told),
             }
         )
-        series.told = {}
+        series.told = {"rows": 1}
+    series.told = {}
     return made
 
 

@@ -8,10 +8,10 @@ copies have the same one: each gets all rows of a time, so that any of them can 
 from __future__ import annotations
 
 import json
-import math
 import pickle
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -57,7 +57,7 @@ class _Life:
     """First and last time of a series, and at how many it has a value."""
 
     first: int
-    last: int
+    last: int = 0
     count: int = 0
 
 
@@ -77,64 +77,66 @@ class Standing:
     seats: dict[str, int] = field(default_factory=dict)
     values: list[NDArray[np.float64]] = field(default_factory=list)
     caps: list[NDArray[np.float64]] = field(default_factory=list)
-    lives: dict[str, _Life] = field(default_factory=dict)
+    #: Of each id, in the same order.
+    lives: list[_Life] = field(default_factory=list)
     #: What the splits so far show together.
     evidence: float = 0.0
     #: Windows so far, and what the next one needs of them.
     done: int = 0
     past: Past = field(default_factory=Past)
 
-    def append(self, at: int, rows: list[dict[str, Any]], cut: Cut) -> None:
-        """Add the rows of a time."""
+    def append(self, at: int, rows: Mapping[str, NDArray[Any]], cut: Cut) -> None:
+        """Add the rows of a time, which are columns as in `CLEAN`, by id."""
         counts = self.report.counts
-        for row in rows:
-            self.caps_name = row["caps_name"]
-            told = json.loads(row["told"]) if row["told"] else {}
+        for text in filter(None, rows["told"].tolist()):
+            told = json.loads(text)
             self.report.columns = told.pop("columns", self.report.columns)
             self.report.notes = told.pop("notes", self.report.notes)
             self.dated = told.pop("dated", self.dated)
-            self.report.rows += told.pop("rows", 0)
+            # Of most rows nothing is told but that they are there, which is counted below.
+            self.report.rows += told.pop("rows") - 1
             for rule, count in told.items():
                 counts[rule] += count
-        splits = [row for row in rows if not math.isnan(row["ratio"])]
-        self._adjust(at, splits)
+        self.report.rows += len(rows["id"])
+        self._adjust(at, {name: column[~np.isnan(rows["ratio"])] for name, column in rows.items()})
         self.report.check_splits(cut.split)
+        shown = ~np.isnan(rows["value"])
         # A time without any value is none.
-        shown = [row for row in rows if not math.isnan(row["value"])]
-        if not shown:
+        if not shown.any():
             return
-        for row in shown:
-            self.seats.setdefault(row["id"], len(self.seats))
-            life = self.lives.setdefault(row["id"], _Life(len(self.times), 0))
-            life.last, life.count = len(self.times), life.count + 1
-        seats = [self.seats[row["id"]] for row in shown]
-        self.values.append(self._row(seats, [row["value"] for row in shown]))
+        self.caps_name = rows["caps_name"][0]
+        seats = [self.seats.setdefault(name, len(self.seats)) for name in rows["id"][shown].tolist()]
+        self.values.append(self._row(seats, rows["value"][shown]))
         if self.caps_name:
-            self.caps.append(self._row(seats, [row["cap"] for row in shown]))
+            self.caps.append(self._row(seats, rows["cap"][shown]))
+        self.lives += [_Life(len(self.times)) for _ in range(len(self.seats) - len(self.lives))]
+        for seat in seats:
+            self.lives[seat].last = len(self.times)
+            self.lives[seat].count += 1
         self.times.append(at)
 
-    def _row(self, seats: list[int], numbers: list[float]) -> NDArray[np.float64]:
+    def _row(self, seats: list[int], numbers: NDArray[np.float64]) -> NDArray[np.float64]:
         row = np.full(len(self.seats), np.nan)
         row[seats] = numbers
         return row
 
-    def _adjust(self, at: int, rows: list[dict[str, Any]]) -> None:
+    def _adjust(self, at: int, rows: Mapping[str, NDArray[Any]]) -> None:
         """Divide earlier values by the ratios of splits, except for those at which the value does not jump."""
-        if not rows:
+        ids, each = rows["id"].tolist(), rows["evidence"].tolist()
+        if not ids:
             return
-        splits = [Split(number, 0, row["ratio"]) for number, row in enumerate(rows)]
-        each = [row["evidence"] for row in rows]
+        splits = [Split(number, 0, ratio) for number, ratio in enumerate(rows["ratio"].tolist())]
         table = Evidence(((0, part) for part in each), self.evidence)
         detects = self.options["splits"] == "detect"
         flat = [] if detects else table.flat(splits, each)
         self.evidence = table.all
-        named = {True: self.report.found, False: self.report.flat}
-        for split in splits if detects else flat:
-            named[detects].append((rows[split.series]["id"], label(self._stamps([at])[0]), split.ratio))
+        time = label(self._stamps([at])[0])
+        self.report.found += [(ids[one.series], time, one.ratio) for one in splits if detects]
+        self.report.flat += [(ids[one.series], time, one.ratio) for one in flat]
         self.report.counts["splits"] += len(splits) - len(flat)
         self.report.counts["flat_splits"] += len(flat)
         for split in {*splits} - {*flat}:
-            seat = self.seats.get(rows[split.series]["id"])
+            seat = self.seats.get(ids[split.series])
             for row in self.values:
                 if seat is not None and seat < len(row):
                     row[seat] /= split.ratio
@@ -176,7 +178,7 @@ class Standing:
 
     def told(self) -> str:
         """Return the report by now, as JSON."""
-        report, lives = self.report, self.lives.values()
+        report, lives = self.report, self.lives
         report.counts["gaps"] = sum(life.last - life.first + 1 - life.count for life in lives)
         report.ids, report.times = len(self.seats), len(self.times)
         stamps = self._stamps([self.times[0], self.times[-1]])
@@ -220,19 +222,22 @@ def solver(
             raise SeriesError(
                 f"the checkpoint was made with {other}={state.options.get(other)!r}, not {options[other]!r}; give a checkpoint of its own"
             )
-        own = table.to_pylist()
-        rows = own if comm.size == 1 else [row for part in comm.allgather(own) for row in part]
-        by_time: dict[int, list[dict[str, Any]]] = {}
-        for row in sorted(rows, key=lambda row: row["id"]):
-            by_time.setdefault(int(np.datetime64(row["at"], "us").astype(np.int64)), []).append(row)
+        own = table.to_numpy()
+        parts = [own] if comm.size == 1 else comm.allgather(own)
+        rows = {name: np.concatenate([part[name] for part in parts]) for name in own}
+        order = np.lexsort((rows["id"], rows["at"]))
+        rows = {name: column[order] for name, column in rows.items()}
+        times = rows.pop("at").astype("datetime64[us]").astype(np.int64)
+        starts = np.flatnonzero(np.concatenate([[True], times[1:] != times[:-1]]))
         made: list[tuple[int, str, bytes]] = []
-        for at in sorted(by_time):
+        for begin, end in pairwise([*starts.tolist(), len(times)]):
+            at = int(times[begin])
             # In the same order.
             date = None if columns is None else date_of_number(at)
-            state.append(at if date is None else date, by_time[at], cut)
+            state.append(at if date is None else date, {name: rows[name][begin:end] for name in rows}, cut)
             if check is not None:
-                check(np.array([state.times[-1:]]).astype("datetime64[us]"))
-            made += state.embed(replace(embedder, comm=comm), cut)
+                check(np.array(state.times[-1:]).astype("datetime64[us]"))
+            made += state.embed(replace(embedder, comm=comm, left_out=[]), cut)
         context.state = state
         return [
             {"number": number, "time": time, "frame": frame, "report": state.told() if last else ""}

@@ -759,7 +759,18 @@ def test_frames_of_a_running_stream_are_those_of_the_whole_file(words: tuple[str
     assert done.returncode == 0, done.stderr
     (path / "b.csv").write_text(HEAD + "".join(rows(range(50, 51))))
     running = launched.start(
-        "series", "-n", "2", path, "--follow", "--settle", "1h", "--out", out, "--checkpoint", tmp_path / "saved", *words
+        "series",
+        "-n",
+        "2",
+        path,
+        "--follow",
+        "--settle",
+        "1h",
+        "--out",
+        out,
+        "--checkpoint",
+        tmp_path / "saved",
+        *words,
     )
     expected = frames_in(whole)
     launched.wait_until(lambda: frames_in(out) >= expected or running.poll() is not None, "all frames")

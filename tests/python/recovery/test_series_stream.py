@@ -123,6 +123,18 @@ def test_a_job_that_is_started_again_goes_on_with_another_number_of_workers(tmp_
     end(job)
     same(out, calm)
     # Other options are refused, before anything is read.
-    done = launched.run("series", path, "--follow", "--window", "10d", "--shift", "2d", "--out", out, "--checkpoint", out / "checkpoints")
+    done = launched.run(
+        "series",
+        path,
+        "--follow",
+        "--window",
+        "10d",
+        "--shift",
+        "2d",
+        "--out",
+        out,
+        "--checkpoint",
+        out / "checkpoints",
+    )
     assert done.returncode == 1
     assert b"has frames made with window='20d', not '10d'" in done.stderr
