@@ -140,12 +140,10 @@ class Frames:
         """Write the frames of a table, in order."""
         if self._folder is None:
             self._open()
-        report: dict[str, Any] | None = None
         for row in table.to_pylist():
             self._write(row["number"], row["time"], pickle.loads(row["frame"]))
-            report = json.loads(row["report"]) if row["report"] else report
-        if report is not None:
-            self._summarize(report)
+            if row["told"]:
+                self._summarize(json.loads(row["told"]))
 
     def _open(self) -> None:
         with using(None):
@@ -172,12 +170,12 @@ class Frames:
         fit = "none" if np.isnan(frame.fit) else f"{frame.fit:.3f}"
         self._say(f"{time}: {len(frame.ids)} ids, stress {frame.stress:.3g}, fit {fit}")
 
-    def _summarize(self, report: dict[str, Any]) -> None:
+    def _summarize(self, told: dict[str, Any]) -> None:
         fits = [one["alignment_fit"] for one in self._figures if one["alignment_fit"] is not None]
         means = {name: float(np.mean([one[name] for one in self._figures])) for name in ("stress", "iterations")}
         summary = {
             **self._summary,
-            "cleaning": report,
+            **told,
             "frames": len(self._figures),
             **means,
             "alignment_fit": float(np.mean(fits)) if fits else None,

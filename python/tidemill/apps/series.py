@@ -244,7 +244,7 @@ class _Command:
         running = Running(options.checkpoint, self._rules(), chosen, self.embedder, self._cut(), made_of)
         columns = check = None
         if is_stream(path):
-            rows, columns = stream_rows(self._stream(path), chosen)
+            rows, columns = stream_rows(self._stream(path), chosen, _print)
             check = partial(self._check_times, name=named(path))
         else:
             lenient = options.bad_rows == "skip"

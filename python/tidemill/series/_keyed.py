@@ -17,7 +17,10 @@ from typing import Any
 import numpy as np
 
 from tidemill._tables.table import Table
+from tidemill._tidemill import NativeTable
 from tidemill.dataset import DataSet, coalesce, col, lit
+from tidemill.dataset._map import map_tables
+from tidemill.series._arriving import Lacking
 from tidemill.series._clean import caps_name, pivot
 from tidemill.series._panel import Array
 from tidemill.series._read import Columns, find_columns
@@ -220,8 +223,12 @@ def _detected(series: _Series, values: Array) -> dict[int, tuple[float, float]]:
     return found
 
 
-def stream_rows(stream: DataSet, chosen: Mapping[str, str | None]) -> tuple[DataSet, Columns]:
-    """Return the rows of a stream, and its columns by role; rows without id or time are left out."""
+def stream_rows(
+    stream: DataSet, chosen: Mapping[str, str | None], say: Callable[[str], object]
+) -> tuple[DataSet, Columns]:
+    """Return the rows of a stream, and its columns by role. Rows without id or time are left out; `say` is called once on each
+    worker that has read only rows without id, time or value.
+    """
     columns = find_columns(stream.columns, dict(chosen))
     named = columns.named()
     nothing = lit(float("nan"))
@@ -230,8 +237,21 @@ def stream_rows(stream: DataSet, chosen: Mapping[str, str | None]) -> tuple[Data
         # As `plain_id`.
         id=coalesce(col(columns.id).cast("str"), lit("")).str.strip().str.replace_match(r"^(\d+)\.0$", r"\1"),
         at=col(columns.time).cast("timestamp[us]"),
+        timed=col(columns.time).is_not_null(),
         roles=lit(f"{','.join(roles)};{_caps_name(columns)}"),
         told=lit(""),
         **{role: coalesce(col(named[role]).cast("float64"), nothing) if role in named else nothing for role in NUMBERS},
     )
-    return rows.filter(col("at").is_not_null() & (col("id") != "")), columns
+    lacking = Lacking(columns)
+    said = False
+
+    def look(table: NativeTable, _found: NativeTable | None) -> list[NativeTable]:
+        nonlocal said
+        lacking.count(table)
+        if not said and (note := lacking.note()):
+            said = True
+            say(f"  {note}")
+        return [table]
+
+    rows = map_tables(rows, "rows without a time", look, rows._native)
+    return rows.filter(col("timed") & (col("id") != "")), columns

@@ -29,8 +29,8 @@ from tidemill.series._windows import Window, label, windows
 
 __all__ = ["FRAMES", "Cut", "Standing", "solver"]
 
-#: Columns of frames: the number among frames, the frame, and what the report says by then.
-FRAMES = {"number": "int64", "time": "str", "frame": "binary", "report": "str"}
+#: Columns of frames: the number among frames, the frame, and in the last one of a call what the summary says by then.
+FRAMES = {"number": "int64", "time": "str", "frame": "binary", "told": "str"}
 
 
 @dataclass(frozen=True)
@@ -83,6 +83,8 @@ class Standing:
     evidence: float = 0.0
     #: Windows so far, and what the next one needs of them.
     done: int = 0
+    #: The windows without a frame.
+    left_out: list[str] = field(default_factory=list)
     past: Past = field(default_factory=Past)
 
     def append(self, at: int, rows: Mapping[str, NDArray[Any]], cut: Cut) -> None:
@@ -157,6 +159,7 @@ class Standing:
         ]
         yield from embedder.more(panel, shifted, _pickled)
         self.past, self.done = embedder.past, len(full)
+        self.left_out += [window.label for window in embedder.left_out]
         # No later window begins before the last one.
         kept = full[-1].begin - self.dropped
         self.values, self.caps, self.dropped = self.values[kept:], self.caps[kept:], full[-1].begin
@@ -177,13 +180,13 @@ class Standing:
         )
 
     def told(self) -> str:
-        """Return the report by now, as JSON."""
+        """Return what the summary says of rows and windows by now, as JSON."""
         report, lives = self.report, self.lives
         report.counts["gaps"] = sum(life.last - life.first + 1 - life.count for life in lives)
         report.ids, report.times = len(self.seats), len(self.times)
         stamps = self._stamps([self.times[0], self.times[-1]])
         report.first, report.last = label(stamps[0]), label(stamps[1])
-        return json.dumps(report.to_dict())
+        return json.dumps({"cleaning": report.to_dict(), "left_out": self.left_out})
 
 
 def _pickled(number: int, frame: Frame) -> tuple[int, str, bytes]:
@@ -240,7 +243,7 @@ def solver(
             made += state.embed(replace(embedder, comm=comm, left_out=[]), cut)
         context.state = state
         return [
-            {"number": number, "time": time, "frame": frame, "report": state.told() if last else ""}
+            {"number": number, "time": time, "frame": frame, "told": state.told() if last else ""}
             for (number, time, frame), last in zip(made, [*[False] * (len(made) - 1), True], strict=False)
         ]
 
