@@ -137,8 +137,10 @@ class Journal:
         return Standing(lines, self._past)
 
     def _check(self, given: dict[str, Any]) -> None:
+        is_stream = self._options.get("checkpoint") is not None
+        remedy = "remove them and the checkpoints to start over" if is_stream else "--overwrite recomputes them"
         for name, value in self._options.items():
             if given.get(name) != value:
                 raise SeriesError(
-                    f"{self._folder} has frames made with {name}={given.get(name)!r}, not {value!r}; --overwrite recomputes them"
+                    f"{self._folder} has frames made with {name}={given.get(name)!r}, not {value!r}; {remedy}"
                 )

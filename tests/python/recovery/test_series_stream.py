@@ -82,9 +82,8 @@ def test_workers_that_are_killed_while_prices_come_in(tmp_path: Path) -> None:
     job = start(path, hit)
     try:
         for number in range(24, DAYS, 4):
-            launched.wait_until(
-                lambda: bool(launched.epochs(hit / "checkpoints")) and frames_in(hit) > 0, "frames and a checkpoint"
-            )
+            # The first checkpoint may not be there yet.
+            launched.wait_until(lambda: frames_in(hit) > 0, "a frame")
             with path.open("a") as file:
                 file.writelines(parts[number : number + 4])
             time.sleep(dice.uniform(0.0, 0.4))
