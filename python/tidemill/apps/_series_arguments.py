@@ -200,6 +200,12 @@ def _add_following(parser: Parser) -> None:
         metavar="TIME",
         help=f"how long to wait without a new row before the last time is complete, such as 500ms or 1m (default {SETTLE_S:g}s)",
     )
+    add(
+        "--checkpoint",
+        metavar="DIR",
+        help="run as one stream with checkpoints in this folder, or URL of an object store, that all workers share: a job that is started "
+        "again, also by --restarts after a worker has died, goes on from the newest",
+    )
 
 
 def _add_sample(parser: Parser) -> None:
@@ -214,6 +220,13 @@ def _check_options(parser: Parser, options: argparse.Namespace) -> None:
     """End the command if options cannot be combined."""
     if options.settle is not None and not options.follow:
         parser.error("--settle is for --follow")
+    if options.checkpoint is not None:
+        if not options.follow:
+            parser.error("--checkpoint is for --follow")
+        if options.overwrite:
+            parser.error(
+                "--overwrite would start over whenever the job goes on from its --checkpoint; remove the frames and the checkpoints instead"
+            )
     if options.follow and len(options.file) != 1:
         parser.error("--follow wants one file, folder, glob or stream")
     for file in options.file:

@@ -14,6 +14,7 @@ import time
 import webbrowser
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,11 +26,14 @@ from tidemill import series
 from tidemill._progress import Bar, Phases
 from tidemill.apps._arriving import from_url, is_stream, named
 from tidemill.apps._series_arguments import ROLES, arguments
+from tidemill.apps._series_stream import Frames, Running, check_cut
 from tidemill.dataset import DataSetError
 from tidemill.series._align import write_positions
 from tidemill.series._distance import why_no_references
 from tidemill.series._journal import Journal, Standing
+from tidemill.series._keyed import stream_rows
 from tidemill.series._read import FORMATS, PACKED, collective_try
+from tidemill.series._solver import Cut
 from tidemill.series._windows import label
 from tidemill.viz import Server
 from tidemill.viz._format import INDEX
@@ -105,7 +109,9 @@ class _Command:
         self.server: Server | None = None
         made_of = {name: value for name, value in vars(options).items() if name not in _NOT_OF_FRAMES}
         made_of["file"] = [named(file) for file in options.file]
-        self.journal = Journal(options.out, json.loads(json.dumps(made_of, default=str)))
+        #: All that frames depend on, except the rows.
+        self.made_of: dict[str, Any] = json.loads(json.dumps(made_of, default=str))
+        self.journal = Journal(options.out, self.made_of)
         #: Where following was when the command ended last.
         self.standing: Standing | None = None
         #: Figures of each frame; of a batch on worker 0 only.
@@ -125,7 +131,9 @@ class _Command:
         if self.aligned_to is not None:
             self.embedder = replace(self.embedder, align=self._positions(self.aligned_to))
         try:
-            if options.follow:
+            if options.checkpoint is not None:
+                self._stream_on(files[0])
+            elif options.follow:
                 self._follow(files[0])
             else:
                 self._batch(files)
@@ -139,10 +147,20 @@ class _Command:
 
     def _check(self) -> None:
         options = self.options
-        if self.comm.rank == 0 and not options.overwrite and (options.out / INDEX).exists():
+        if options.checkpoint is not None:
+            check_cut(self._cut())
+            # Frames of this job are there if it was started before, whatever it had come to.
+            if self.comm.rank == 0 and not self.journal.is_begun():
+                self._check_empty()
+                self.journal.begin()
+        elif self.comm.rank == 0 and not options.overwrite and (options.out / INDEX).exists():
             self.standing = self.journal.read() if options.follow else None
             if self.standing is None:
-                raise series.SeriesError(f"{options.out} has frames already; --overwrite replaces them")
+                self._check_empty()
+
+    def _check_empty(self) -> None:
+        if (self.options.out / INDEX).exists():
+            raise series.SeriesError(f"{self.options.out} has frames already; --overwrite replaces them")
 
     def _sources(self) -> tuple[list[str], str | None]:
         """Return the input files and the file of groups; the generated market is stored beside its frames."""
@@ -213,6 +231,47 @@ class _Command:
         self.say(f"following {named(path)}; Ctrl-C ends it")
         with follower:
             self._following(follower, named(path))
+
+    def _cut(self) -> Cut:
+        options = self.options
+        return Cut(options.window, options.shift, options.accumulate, options.split)
+
+    def _stream_on(self, path: str) -> None:
+        """Follow as one running stream."""
+        options = self.options
+        chosen = {role: getattr(options, role) for role in ROLES}
+        made_of = {name: value for name, value in self.made_of.items() if name != "checkpoint"}
+        running = Running(options.checkpoint, self._rules(), chosen, self.embedder, self._cut(), made_of)
+        columns = check = None
+        if is_stream(path):
+            rows, columns = stream_rows(self._stream(path), chosen, _print)
+            check = partial(self._check_times, name=named(path))
+        else:
+            lenient = options.bad_rows == "skip"
+            rows = running.of_files(path, options.settle, options.delimiter, options.null, lenient=lenient)
+        groups = None
+        if self.groups is not None:
+            groups = series.read_groups(self.groups, (), id=options.group_id, growing=True)
+        self._tell_references()
+        folder = {
+            "groups": groups,
+            "glyphs": options.glyphs,
+            "title": options.title or _title(named(path)),
+            "change_bins": options.change_bins,
+        }
+        summary = {
+            "files": [named(path)],
+            "window": options.window,
+            "shift": options.shift,
+            "workers": self.comm.size,
+        }
+        self.say(f"following {named(path)}; Ctrl-C ends it")
+        running.run(rows, Frames(options.out, folder, summary, _print), self._look, columns, check)
+
+    def _look(self) -> None:
+        """Serve frames as soon as there are some."""
+        if self.options.view and self.server is None and (self.options.out / INDEX).exists():
+            self._serve()
 
     def _stream(self, url: str) -> tidemill.DataSet:
         """Return the stream of a URL, with the named columns, and id, time and value."""
@@ -308,13 +367,7 @@ class _Command:
             groups = series.read_groups(self.groups, panel.ids, id=options.group_id, growing=options.follow)
             for note in groups.notes:
                 self.say(f"  {note}")
-        why = why_no_references(options.distance, options.of, options.length)
-        if why is not None and options.references != "no":
-            has = (
-                "--of changes has them" if options.distance == "euclidean" else "--of values and --length log have them"
-            )
-            shown = "the reference series mean little here" if options.references == "yes" else "no reference series"
-            self.say(f"{shown}: {why}; {has}")
+        self._tell_references()
         missing = [one for one in options.glyphs if one not in set(panel.ids.tolist())]
         if missing and not options.follow:
             raise series.SeriesError(f"--glyph {missing[0]}: no such id")
@@ -330,6 +383,17 @@ class _Command:
             lazily=True,
         )
         self.folder.phases = self.phases
+
+    def _tell_references(self) -> None:
+        """Say why reference series are missing, or mean little."""
+        options = self.options
+        why = why_no_references(options.distance, options.of, options.length)
+        if why is not None and options.references != "no":
+            has = (
+                "--of changes has them" if options.distance == "euclidean" else "--of values and --length log have them"
+            )
+            shown = "the reference series mean little here" if options.references == "yes" else "no reference series"
+            self.say(f"{shown}: {why}; {has}")
 
     def _written(self, frames: Iterator[series.Frame]) -> Iterator[series.Frame]:
         """Write frames as they come; when the first exists, serve them."""
@@ -458,6 +522,10 @@ class _Command:
         made = path.with_name(".summary.json")
         made.write_text(json.dumps(summary, indent=1, allow_nan=False) + "\n", encoding="utf-8")
         made.replace(path)
+
+
+def _print(line: str) -> None:
+    print(line, flush=True)
 
 
 def _told(fit: float | None) -> str:

@@ -32,7 +32,7 @@ from tidemill.series._tail import NewRows, date_of_number
 from tidemill.series._zones import wall, zone_of
 from tidemill.stream import tumbling, window
 
-__all__ = ["StreamTail"]
+__all__ = ["Lacking", "StreamTail"]
 
 #: Seconds between two early results, at least.
 _EARLY_S = 0.05
@@ -44,6 +44,42 @@ _Cells = dict[str, list[Any]]
 
 class _Closed(Exception):
     """Ends the stream when its rows are no longer needed."""
+
+
+class Lacking:
+    """What rows have come without, as long as none has come with id, time and value."""
+
+    def __init__(self, columns: Columns) -> None:
+        self._columns = columns
+        self._counts: dict[str, int] | None = {"rows": 0, "id": 0, "time": 0, "value": 0}
+
+    def count(self, rows: NativeTable) -> None:
+        """Count rows with the columns ``id`` ("" if there is none), ``timed`` and ``value``."""
+        if self._counts is None:
+            return
+        there = {
+            "id": [bool(name.strip()) for name in rows.column("id")],
+            "time": rows.column("timed"),
+            "value": [not math.isnan(value) for value in rows.column("value")],
+        }
+        if any(all(row) for row in zip(*there.values(), strict=True)):
+            self._counts = None
+            return
+        self._counts["rows"] += len(there["id"])
+        for role, known in there.items():
+            self._counts[role] += known.count(False)
+
+    def note(self) -> str:
+        """Return why rows have had no effect; empty if they have, or none has come."""
+        lacking = dict(self._counts or {})
+        count = lacking.pop("rows", 0)
+        if not count:
+            return ""
+        none = [f"{role} in {self._columns.named()[role]!r}" for role, rows in lacking.items() if rows == count]
+        lacks = f"without {' and '.join(none)}" if none else "each without id, time or value"
+        return f"{count:,} rows have come so far, all {lacks}; where a field has another name: " + ", ".join(
+            f"--{role} NAME" for role in lacking
+        )
 
 
 class StreamTail:
@@ -91,8 +127,7 @@ class StreamTail:
         self._late: list[tuple[int, _Cells]] = []
         self._changed = time.monotonic()
         self._failure: Exception | None = None
-        #: What rows have come without, as long as none has come with id, time and value.
-        self._lacking: dict[str, int] | None = {"rows": 0, "id": 0, "time": 0, "value": 0}
+        self._lacking = Lacking(columns)
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="tidemill-series-stream", daemon=True)
         self._thread.start()
@@ -120,16 +155,7 @@ class StreamTail:
     def note(self) -> str:
         """See `Tail`."""
         with self._lock:
-            lacking = dict(self._lacking or {})
-        count = lacking.pop("rows", 0)
-        if not count:
-            return ""
-        assert self.columns is not None
-        none = [f"{role} in {self.columns.named()[role]!r}" for role, rows in lacking.items() if rows == count]
-        lacks = f"without {' and '.join(none)}" if none else "each without id, time or value"
-        return f"{count:,} rows have come so far, all {lacks}; where a field has another name: " + ", ".join(
-            f"--{role} NAME" for role in lacking
-        )
+            return self._lacking.note()
 
     def close(self) -> None:
         """End the stream."""
@@ -184,18 +210,7 @@ class StreamTail:
         timed = rows.column("timed")
         with self._lock:
             self.left_out["without_key"] += timed.count(False)
-            if self._lacking is not None:
-                there = {
-                    "id": [bool(name.strip()) for name in rows.column("id")],
-                    "time": timed,
-                    "value": [not math.isnan(value) for value in rows.column("value")],
-                }
-                if any(all(row) for row in zip(*there.values(), strict=True)):
-                    self._lacking = None
-                else:
-                    self._lacking["rows"] += len(timed)
-                    for role, known in there.items():
-                        self._lacking[role] += known.count(False)
+            self._lacking.count(rows)
         return [rows]
 
     def _come(self, table: Table) -> None:

@@ -177,6 +177,8 @@ class Embedder:
     max_iter, tol : optional
         As in `tidemill.ml.MDS`.
     random_state : int, default=0
+    comm : communicator, optional
+        The workers that compute frames together; by default all of the job.
     """
 
     kind: Kind = "correlation"
@@ -192,6 +194,7 @@ class Embedder:
     max_iter: int = 300
     tol: float = 1e-6
     random_state: int = 0
+    comm: Any = field(default=None, repr=False)
     #: Seconds of this worker by phase, and those of them that it spent in calls of the communicator.
     phases: Phases = field(default_factory=Phases, repr=False)
     communication_s: float = field(default=0.0, repr=False)
@@ -260,7 +263,14 @@ class Embedder:
         SeriesError
             As in `frames`; also if `finish` raises `ValueError` or `OSError`.
         """
-        comm, known = init().comm, self.past.last is not None
+        known, windows = self.past.last is not None, list(windows)
+        yield from self.more(panel, windows, finish)
+        times_min = self._times_min()
+        self._check_made(known or all(window.end - window.begin < times_min for window in windows))
+
+    def more(self, panel: Panel, windows: Iterable[Window], finish: Callable[[int, Frame], N]) -> Iterator[N]:
+        """Do what `each` does where later windows may have frames, so that it is no error if none of these has one."""
+        comm = self._workers()
         wanted = self._wanted(panel, windows)
         made = self._made(panel, wanted, lambda number, placed: (finish(number, placed.frame),), False)
         # Of a window without a frame there is nothing.
@@ -269,7 +279,6 @@ class Embedder:
                 self.left_out.append(window)
             else:
                 yield finished[0]
-        self._check_made(known or not wanted)
 
     def news(self, panel: Panel, windows: Iterable[Window]) -> list[NDArray[np.str_]]:
         """Return, for each window with a frame, the ids of its points that are in no earlier frame; references come
@@ -310,7 +319,7 @@ class Embedder:
         """Return the ids that all windows with a frame have, embedded over all of their times; None if no window has a
         frame. Collective.
         """
-        comm = init().comm
+        comm = self._workers()
         seen = panel.seen(wanted, self.missing_max)
         framed = seen.sum(axis=1) >= IDS_MIN
         if not framed.any():
@@ -347,6 +356,10 @@ class Embedder:
                 "choose a shorter window, or allow more (--missing)"
             )
 
+    def _workers(self) -> Any:
+        """Return the communicator of those that compute frames together."""
+        return init().comm if self.comm is None else self.comm
+
     def _is_shared(self, panel: Panel) -> bool:
         """Return whether all workers share each window."""
         return self.start == "previous" and len(panel.ids) > ALONE_IDS_MAX
@@ -357,7 +370,7 @@ class Embedder:
         """
         if not self._is_shared(panel):
             return None
-        comm = init().comm
+        comm = self._workers()
         return comm if comm.size == 1 else _Timed(comm, self)
 
     def _keys(self, panel: Panel) -> int:
@@ -375,7 +388,7 @@ class Embedder:
         """Yield the result for each window: on every worker if `everywhere`, else on worker 0, and the others yield
         nothing.
         """
-        comm = init().comm
+        comm = self._workers()
         shared, key_every = self._is_shared(panel), self._keys(panel)
         if comm.size > 1 and not shared:
             relay: Relay[_Raw | None, _Placed, N] = Relay(

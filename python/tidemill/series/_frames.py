@@ -173,6 +173,8 @@ class FrameFolder:
         Edges of the bins of relative change, in percent, symmetric about 0. Use smaller edges for shorter windows.
     lazily : bool, default=False
         Create the folder, or replace its content, only when the first frame is written.
+    comm : communicator, optional
+        The workers that write frames together, of which the first does; by default all of the job.
 
     Raises
     ------
@@ -191,6 +193,7 @@ class FrameFolder:
         append: bool = False,
         change_bins: Sequence[float] = CHANGE_BINS,
         lazily: bool = False,
+        comm: Any = None,
     ) -> None:
         self.folder = Path(folder)
         self._groups = groups or Groups()
@@ -201,7 +204,7 @@ class FrameFolder:
         self._said: tuple[NDArray[np.str_], dict[str, NDArray[np.str_]], list[str]] | None = None
         #: Seconds of this worker.
         self.phases = Phases()
-        self._comm = init().comm
+        self._comm = init().comm if comm is None else comm
 
         #: The page begins with the first grouping; those that were asked for go before the bins.
         self._categories = {

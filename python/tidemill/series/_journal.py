@@ -57,6 +57,24 @@ class Journal:
         self._folder.mkdir(parents=True, exist_ok=True)
         (self._folder / LINES).write_text(json.dumps({"options": self._options}) + "\n", encoding="utf-8")
 
+    def is_begun(self) -> bool:
+        """Return whether this journal was begun, with these options.
+
+        Raises
+        ------
+        SeriesError
+            If it was begun with other options.
+        """
+        try:
+            with (self._folder / LINES).open(encoding="utf-8") as file:
+                head = json.loads(file.readline())["options"]
+        except FileNotFoundError:
+            return False
+        except (OSError, ValueError, KeyError) as error:
+            raise SeriesError(f"{self._folder / LINES} cannot be read: {error}") from error
+        self._check(head)
+        return True
+
     def note(self, line: dict[str, Any], past: Past) -> None:
         """Record the next frame, and the past after it, before the frame is written."""
         with (self._folder / LINES).open("a", encoding="utf-8") as file:
@@ -94,11 +112,7 @@ class Journal:
         try:
             # The end of a line may be missing, if it is that of a frame that is not there.
             head, *lines = [json.loads(line) for line in told if line.endswith("\n")]
-            for name, value in self._options.items():
-                if head["options"].get(name) != value:
-                    raise SeriesError(
-                        f"{self._folder} has frames made with {name}={head['options'].get(name)!r}, not {value!r}; --overwrite recomputes them"
-                    )
+            self._check(head["options"])
             with np.load(self._folder / STATE, allow_pickle=False) as arrays:
                 ahead = int(arrays["frames"]) - count
                 if ahead not in (0, 1) or len(lines) < count:
@@ -121,3 +135,12 @@ class Journal:
         made.replace(path)
         self._frames, self._past = count, past
         return Standing(lines, self._past)
+
+    def _check(self, given: dict[str, Any]) -> None:
+        is_stream = self._options.get("checkpoint") is not None
+        remedy = "remove them and the checkpoints to start over" if is_stream else "--overwrite recomputes them"
+        for name, value in self._options.items():
+            if given.get(name) != value:
+                raise SeriesError(
+                    f"{self._folder} has frames made with {name}={given.get(name)!r}, not {value!r}; {remedy}"
+                )

@@ -19,7 +19,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, Protocol
+from typing import Any, BinaryIO, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -47,6 +47,9 @@ _PIECE_BYTES = 64 << 20
 _PARQUET, _PARQUET_BYTES_MIN = b"PAR1", 12
 _TIME = re.compile(r"(\d{4}-\d\d-\d\d)(?:[T ](\d\d:\d\d:\d\d(?:\.\d+)?))?(Z|[+-]\d\d:?\d\d)?")
 _NUMBER = re.compile(r"[+-]?(?:(?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?|nan|inf|infinity)", re.ASCII | re.IGNORECASE)
+
+#: What a tail of files has to know in order to go on.
+_STANDING = ("columns", "left_out", "_files", "_dated", "_codes", "_waiting")
 
 _Row = tuple[int, int, tuple[float, ...]]
 
@@ -118,6 +121,13 @@ class FileTail:
         Strings that mean null.
     lenient : bool
         Whether to leave out lines that are not rows.
+    piece_bytes : int, optional
+        Bytes of a file that are read at a time.
+
+    Attributes
+    ----------
+    is_behind : bool
+        Whether a file has more than was read at once.
     """
 
     ended = False
@@ -130,9 +140,11 @@ class FileTail:
         delimiter: str | None,
         null: str | Sequence[str] | None,
         lenient: bool,
+        piece_bytes: int | None = None,
     ) -> None:
         self._path, self._chosen, self._settle_s = path, chosen, settle_s
         self._delimiter, self._lenient = delimiter, lenient
+        self._piece_bytes = piece_bytes or _PIECE_BYTES
         if "://" in path:
             raise SeriesError(
                 f"{path}: of files only those of this machine's file system can be followed, by their path"
@@ -149,8 +161,7 @@ class FileTail:
         #: Rows of times that are not over, by file: id, time, numbers.
         self._waiting: dict[str, list[_Row]] = {}
         self._quiet_since = time.monotonic()
-        #: Whether a file has more than was read at once.
-        self._is_behind = False
+        self.is_behind = False
         #: Whether other files are not read to their ends yet, which may have rows of any time.
         self._is_partial = False
         #: Whether a line is coming: a last time is not over before it is there.
@@ -188,6 +199,15 @@ class FileTail:
             numbers={role: np.array(column) for role, column in zip(roles, columns, strict=True)},
         )
 
+    def standing(self) -> dict[str, Any]:
+        """Return what `resume` goes on from: how far files were read, and rows that wait. It can be pickled."""
+        return {name: getattr(self, name) for name in _STANDING}
+
+    def resume(self, standing: dict[str, Any]) -> None:
+        """Go on where another tail of the same files was."""
+        for name in _STANDING:
+            setattr(self, name, standing[name])
+
     def note(self) -> str:
         """Return an empty string: a file without the required columns is an error."""
         return ""
@@ -196,13 +216,13 @@ class FileTail:
         """Do nothing: files are open only while they are read."""
 
     def _is_quiet(self) -> bool:
-        return not self._is_behind and time.monotonic() - self._quiet_since >= self._settle_s
+        return not self.is_behind and time.monotonic() - self._quiet_since >= self._settle_s
 
     def _read(self, settled: bool) -> None:
-        """Queue new complete lines as rows; at most `_PIECE_BYTES` of a file at a time."""
+        """Queue new complete lines as rows; at most `_piece_bytes` of a file at a time."""
         paths = files_of(self._path)
         self._order = {path: place for place, path in enumerate(paths)}
-        self._is_behind = self._is_partial = self._is_cut = False
+        self.is_behind = self._is_partial = self._is_cut = False
         for path in paths:
             is_last = path == paths[-1]
             kind = format_of(path)
@@ -232,17 +252,17 @@ class FileTail:
                     state.offset, self._quiet_since = size, time.monotonic()
                     continue
                 file.seek(state.offset)
-                piece = file.read(min(_PIECE_BYTES, size - state.offset))
+                piece = file.read(min(self._piece_bytes, size - state.offset))
             if state.offset + len(piece) < size:
-                self._is_behind = True
+                self.is_behind = True
                 # A file that is alone hands out its days while it is read.
                 self._is_partial |= len(paths) > 1
             whole = piece.rfind(b"\n") + 1
             rest = whole < len(piece) == size - state.offset
             if rest and still and not is_last:
                 whole, rest = len(piece), False
-            elif not whole and len(piece) == _PIECE_BYTES:
-                raise SeriesError(f"{path}: line {state.line + 1} has more than {_PIECE_BYTES} bytes")
+            elif not whole and len(piece) == self._piece_bytes:
+                raise SeriesError(f"{path}: line {state.line + 1} has more than {self._piece_bytes} bytes")
             self._wait(path, self._lines(path, state, piece[:whole]))
             if whole and not settled:
                 # To read much takes long, and nobody has been quiet meanwhile.

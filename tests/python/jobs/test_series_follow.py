@@ -489,14 +489,16 @@ def frames_in(folder: Path) -> int:
         return 0
 
 
+@pytest.mark.parametrize("checkpoint", [False, True])
 @pytest.mark.parametrize("workers", [1, 2])
-def test_the_command_follows_a_file_into_an_open_page(workers: int, tmp_path: Path) -> None:
+def test_the_command_follows_a_file_into_an_open_page(workers: int, checkpoint: bool, tmp_path: Path) -> None:
     """A new day becomes a frame, and a question for news that was asked before is answered with it."""
     path, out = tmp_path / "prices.csv", tmp_path / "out"
+    more = ("--checkpoint", tmp_path / "checkpoints") if checkpoint else ()
     path.write_text(HEAD + "".join(rows(range(24))))
     running = launched.start(
         "series", "-n", str(workers), "--no-prefix", path, "--follow", "--settle", "0.2", "--view",
-        "--window", "20d", "--shift", "2d", "--out", out,
+        "--window", "20d", "--shift", "2d", "--out", out, *more,
     )  # fmt: skip
     try:
         assert running.stdout is not None
@@ -537,14 +539,16 @@ def test_the_command_follows_a_file_into_an_open_page(workers: int, tmp_path: Pa
         np.testing.assert_allclose(one.positions, other.positions, atol=5e-3 * size_of)
 
 
-def test_the_command_follows_a_folder_of_parquet_on_two_workers(tmp_path: Path) -> None:
-    """Only worker 0 reads them; a query that all must run would wait for ever."""
+@pytest.mark.parametrize("checkpoint", [False, True])
+def test_the_command_follows_a_folder_of_parquet_on_two_workers(checkpoint: bool, tmp_path: Path) -> None:
+    """Only one worker reads them; a query that all must run would wait for ever."""
+    more = ("--checkpoint", tmp_path / "checkpoints") if checkpoint else ()
     folder, out = tmp_path / "prices", tmp_path / "out"
     folder.mkdir()
     parquet(folder / "0.parquet", range(25))
     running = launched.start(
         "series", "-n", "2", "--no-prefix", folder, "--follow", "--settle", "3600",
-        "--window", "20d", "--shift", "2d", "--out", out,
+        "--window", "20d", "--shift", "2d", "--out", out, *more,
     )  # fmt: skip
     launched.wait_until(lambda: frames_in(out) == 3 or running.poll() is not None, "the frames of the first file")
     parquet(folder / ".1.parquet", range(25, 27))
@@ -556,8 +560,9 @@ def test_the_command_follows_a_folder_of_parquet_on_two_workers(tmp_path: Path) 
     assert FrameReader(out)[-1].time == day(25)
 
 
+@pytest.mark.parametrize("checkpoint", [False, True])
 @pytest.mark.parametrize("workers", [1, 2])
-def test_a_bad_row_ends_following_with_its_line(workers: int, tmp_path: Path) -> None:
+def test_a_bad_row_ends_following_with_its_line(workers: int, checkpoint: bool, tmp_path: Path) -> None:
     path, out = tmp_path / "prices.csv", tmp_path / "out"
     path.write_text(HEAD + "".join(rows(range(24))))
     running = launched.start(
@@ -574,6 +579,7 @@ def test_a_bad_row_ends_following_with_its_line(workers: int, tmp_path: Path) ->
         "2d",
         "--out",
         out,
+        *(("--checkpoint", tmp_path / "checkpoints") if checkpoint else ()),
     )
     launched.wait_until(lambda: frames_in(out) == 3, "the frames of what there was")
     with path.open("a") as file:
@@ -714,3 +720,64 @@ def test_following_with_other_options_is_refused(tmp_path: Path) -> None:
     (out / "following.jsonl").unlink()
     done = launched.run("series", path, "--follow", "--window", "20d", "--shift", "2d", "--out", out)
     assert b"has frames already; --overwrite replaces them" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "message"),
+    [
+        ((), 2, "--checkpoint is for --follow"),
+        (("--follow", "--overwrite"), 2, "remove the frames and the checkpoints instead"),
+        (("--follow",), 1, "out has frames already; --overwrite replaces them"),
+        (("--follow", "--window", "20q"), 1, "--window (length=) '20q': lengths are such as 250d"),
+    ],
+)
+def test_what_cannot_be_a_running_stream(words: tuple[str, ...], code: int, message: str, tmp_path: Path) -> None:
+    path, out = tmp_path / "prices.csv", tmp_path / "out"
+    path.write_text(HEAD + "".join(rows(range(24))))
+    assert launched.run("series", path, "--window", "20d", "--shift", "2d", "--out", out).returncode == 0
+    options = {"--window": "20d", "--shift": "2d"}
+    told = [word for option in options.items() if option[0] not in words for word in option]
+    done = launched.run("series", path, "--out", out, "--checkpoint", tmp_path / "checkpoints", *told, *words)
+    assert done.returncode == code
+    assert message in done.stderr.decode()
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("--window", "3w", "--shift", "1w", "--align", "first"),
+        ("--window", "25r", "--shift", "5r", "--accumulate", "--start", "independent"),
+        ("--window", "20d", "--shift", "1d", "--splits", "detect", "--distance", "euclidean", "--key-every", "3"),
+    ],
+)
+def test_frames_of_a_running_stream_are_those_of_the_whole_file(words: tuple[str, ...], tmp_path: Path) -> None:
+    """To the bit, for any windows, starts and alignments, on two workers: the last day alone is not over."""
+    path, out, whole = tmp_path / "prices", tmp_path / "out", tmp_path / "whole"
+    path.mkdir()
+    (path / "a.csv").write_text(HEAD + "".join(rows(range(50))))
+    done = launched.run("series", path, "--out", whole, *words)
+    assert done.returncode == 0, done.stderr
+    (path / "b.csv").write_text(HEAD + "".join(rows(range(50, 51))))
+    running = launched.start(
+        "series",
+        "-n",
+        "2",
+        path,
+        "--follow",
+        "--settle",
+        "1h",
+        "--out",
+        out,
+        "--checkpoint",
+        tmp_path / "saved",
+        *words,
+    )
+    expected = frames_in(whole)
+    launched.wait_until(lambda: frames_in(out) >= expected or running.poll() is not None, "all frames")
+    running.send_signal(signal.SIGINT)
+    _, errors = running.communicate(timeout=launched.PATIENCE_S)
+    assert running.returncode == 0, errors.decode()
+    for file in whole.glob("frame-*"):
+        assert (out / file.name).read_bytes() == file.read_bytes(), file.name
+    one, two = (json.loads((folder / "summary.json").read_text())["per_frame"] for folder in (out, whole))
+    assert one[: len(two)] == two

@@ -181,11 +181,11 @@ def frames_in(folder: Path) -> int:
         return 0
 
 
-def following(url: str, out: Path, workers: int) -> subprocess.Popen[bytes]:
+def following(url: str, out: Path, workers: int, *more: str | Path) -> subprocess.Popen[bytes]:
     """Follow a stream whose days are over when a later one has come to all its parts, and not before."""
     return launched.start(
         "series", "-n", str(workers), "--no-prefix", url, "--follow", "--settle", "3600", "--out", out,
-        "--window", "20d", "--shift", "2d", "--volume", "volume",
+        "--window", "20d", "--shift", "2d", "--volume", "volume", *more,
     )  # fmt: skip
 
 
@@ -243,6 +243,28 @@ def test_the_command_follows_a_stream_that_a_server_keeps(
     launched.wait_until(lambda: frames_in(out) == 9 or running.poll() is not None, "the frames of what came meanwhile")
     printed = ended(running)
     assert f"7 frames are there, up to {day(31)}" in printed
+    assert {name: (out / name).stat().st_mtime_ns for name in before} == before
+    same_as_a_batch(out, days=36, frames=9)
+
+
+@pytest.mark.parametrize(
+    ("server", "how"), [("redis_server", signal.SIGINT), ("redis_server", signal.SIGKILL), ("kafka", signal.SIGKILL)]
+)
+def test_a_stream_that_a_server_keeps_is_followed_from_checkpoints(
+    server: str, how: int, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    """The same, where what was read is not read again."""
+    there = request.getfixturevalue(server)
+    url, add = (in_redis if server == "redis_server" else in_kafka)(there, tmp_path.name)
+    out = tmp_path / "out"
+    saved = tmp_path / "checkpoints"
+    followed(following(url, out, 2, "--checkpoint", saved), out, add, how)
+    before = {file.name: file.stat().st_mtime_ns for file in out.glob("frame-*")}
+    assert len(before) == 7
+    add(range(33, 37))
+    running = following(url, out, 2, "--checkpoint", saved)
+    launched.wait_until(lambda: frames_in(out) == 9 or running.poll() is not None, "the frames of what came meanwhile")
+    ended(running)
     assert {name: (out / name).stat().st_mtime_ns for name in before} == before
     same_as_a_batch(out, days=36, frames=9)
 
@@ -353,7 +375,7 @@ def test_records_that_cannot_be_read_are_left_out_if_asked_for() -> None:
             stop.set()
 
 
-def sent(lines: list[dict[str, Any]], out: Path, until: str) -> tuple[str, str]:
+def sent(lines: list[dict[str, Any]], out: Path, until: str, *more: str | Path) -> tuple[str, str]:
     """What the command prints and complains of that follows a server of these lines, when it has ended or printed a text."""
     with socket.create_server(("127.0.0.1", 0)) as server:
 
@@ -367,7 +389,7 @@ def sent(lines: list[dict[str, Any]], out: Path, until: str) -> tuple[str, str]:
         threading.Thread(target=serve, daemon=True).start()
         running = launched.start(
             "series", "-n", "2", "--no-prefix", f"tcp://127.0.0.1:{server.getsockname()[1]}", "--follow", "--settle", "0.2",
-            "--window", "3r", "--shift", "1r", "--out", out,
+            "--window", "3r", "--shift", "1r", "--out", out, *more,
         )  # fmt: skip
         assert running.stdout is not None
         printed = ""
@@ -385,13 +407,17 @@ def renamed(new: dict[str, str], **values: Callable[[dict[str, Any]], Any]) -> l
     return [{new.get(name, name): value for name, value in row.items()} for row in told]
 
 
-def test_numbers_are_dates_in_streams_as_in_files(tmp_path: Path) -> None:
+@pytest.mark.parametrize("checkpoint", [False, True])
+def test_numbers_are_dates_in_streams_as_in_files(checkpoint: bool, tmp_path: Path) -> None:
     """20240101 was taken for twenty seconds after 1970, and so were seconds since 1970, without a word."""
+    # From checkpoints the last day is over when there is a later one.
+    last = 3 if checkpoint else 4
+    one, two = (("--checkpoint", tmp_path / name) if checkpoint else () for name in ("one", "two"))
     lines = renamed({}, time=lambda row: int(row["time"][:10].replace("-", "")))
-    printed, _ = sent(lines, tmp_path / "out", f"{day(4)}: {IDS} ids")
+    printed, _ = sent(lines, tmp_path / "out", f"{day(last)}: {IDS} ids", *one)
     assert f"{day(2)}: {IDS} ids" in printed
     lines = renamed({}, time=lambda row: int(np.datetime64(row["time"], "s").astype(int)))
-    _, errors = sent(lines, tmp_path / "seconds", "ids")
+    _, errors = sent(lines, tmp_path / "seconds", "ids", *two)
     assert (
         "times are numbers, which are taken as microseconds since 1970, and so 1970-01-01T00:28:24 is one; write"
         in errors
@@ -405,10 +431,14 @@ def test_numbers_are_dates_in_streams_as_in_files(tmp_path: Path) -> None:
         ({"value": "close"}, "value in 'value'"),
     ],
 )
-def test_a_stream_whose_fields_have_other_names_says_so(new: dict[str, str], lacks: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("checkpoint", [False, True])
+def test_a_stream_whose_fields_have_other_names_says_so(
+    checkpoint: bool, new: dict[str, str], lacks: str, tmp_path: Path
+) -> None:
     """It was waited for without a word."""
     told = f"rows have come so far, all without {lacks}; where a field has another name: --id NAME, --time NAME, --value NAME"
-    printed, errors = sent(renamed(new), tmp_path / "out", told)
+    more = ("--checkpoint", tmp_path / "checkpoints") if checkpoint else ()
+    printed, errors = sent(renamed(new), tmp_path / "out", told, *more)
     assert told in printed
     assert "for window" not in errors
 
