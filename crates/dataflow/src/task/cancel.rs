@@ -78,8 +78,8 @@ impl CancelFlag {
         self.raised.load(Ordering::SeqCst)
     }
 
-    /// Looks until `woken`, for as long as that has been worth it lately. Not where only others of this process can wake
-    /// it: in Python they need the lock that it would wait for as soon as it saw them.
+    /// Looks until `woken`, for as long as that has been worth it lately. Not where only others of this process can
+    /// wake it: in Python they have the lock that it would wait for as soon as it saw them.
     fn watch(&self, woken: &AtomicBool) {
         let rounds = WATCH.get();
         let Some(links) = self.links.as_ref().filter(|links| links.workers() > 1) else { return };
