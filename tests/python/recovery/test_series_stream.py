@@ -89,7 +89,7 @@ def test_workers_that_are_killed_while_prices_come_in(tmp_path: Path) -> None:
             time.sleep(dice.uniform(0.0, 0.4))
             # Between two lives there is nobody.
             with contextlib.suppress(OSError):
-                if kills < 4 and (victims := launched.children(job.pid)):
+                if kills < 3 and (victims := launched.children(job.pid)):
                     os.kill(dice.choice(victims), signal.SIGKILL)
                     kills += 1
         launched.wait_until(lambda: frames_in(hit) == 20 or job.poll() is not None, "the last frame")
