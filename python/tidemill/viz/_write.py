@@ -154,7 +154,10 @@ class FrameWriter:
         header = {"format": FORMAT, "version": VERSION, "run": run, "title": title, "axes": list(axes)}
         if glyphs:
             header["glyphs"] = {str(name): glyph for name, glyph in glyphs.items()}
-        self._append(header)
+        # Whoever waits for the index reads it as soon as it is there.
+        made = self.folder / f".{INDEX}"
+        made.write_bytes(_line(header).encode())
+        made.replace(self.folder / INDEX)
 
     def _take_groups(self) -> None:
         """Note the members of viewers' groups, by id, before the frames are replaced."""
@@ -554,7 +557,7 @@ class FrameWriter:
 
     def _append(self, line: dict[str, Any]) -> None:
         """Append a line to the index in one write: readers ignore an incomplete line."""
-        self._append_text(json.dumps(line, ensure_ascii=False, allow_nan=False, separators=(",", ":")) + "\n")
+        self._append_text(_line(line))
 
     def _append_text(self, text: str) -> None:
         with (self.folder / INDEX).open("ab", buffering=0) as file:
@@ -640,6 +643,11 @@ class FrameRecorder(FrameWriter):
 
     def _append_text(self, text: str) -> None:
         self._recorded.lines.append(text)
+
+
+def _line(of: dict[str, Any]) -> str:
+    """Return a line of the index."""
+    return json.dumps(of, ensure_ascii=False, allow_nan=False, separators=(",", ":")) + "\n"
 
 
 def _is_none(kind: object) -> bool:
