@@ -14,6 +14,8 @@ use tidemill_dataflow::{Graph, StreamElement, TaskSpec};
 
 /// A key, and a number.
 type Row = (i64, i64);
+/// The rounds that each copy gets.
+type CopyRounds = BTreeMap<u32, Vec<Vec<Row>>>;
 
 fn rows_schema() -> SchemaRef {
     schema(&[("k", DataType::Int64), ("n", DataType::Int64)])
@@ -43,13 +45,8 @@ fn messages(seed: u64, copy: u32, rounds: usize, size: usize) -> Vec<Vec<Row>> {
         .collect()
 }
 
-/// The rounds that each copy gets.
-fn run(
-    workers: u32,
-    copies: (u32, u32),
-    data: &Data,
-    exchange: impl Exchange + Clone + 'static,
-) -> BTreeMap<u32, Vec<Vec<Row>>> {
+/// What each copy gets of one source through `exchange`.
+fn run(workers: u32, copies: (u32, u32), data: &Data, exchange: impl Exchange + Clone + 'static) -> CopyRounds {
     let (kept, _) = run_graph(workers, &tight(), |graph, kept| {
         let from = graph.add(source("from", &rows_schema(), copies.0, data));
         let to = graph.add(sink("to", copies.1, kept));
@@ -80,7 +77,7 @@ proptest! {
         let round = |at: usize| all.iter().filter_map(|messages| messages.get(at)).flatten().copied().collect();
         let expected: Vec<Vec<Row>> = (0..count).map(round).collect();
         let end = if partial { RoundEnd::Partial } else { RoundEnd::Strict };
-        let whole = |kept: &BTreeMap<u32, Vec<Vec<Row>>>, copy: u32| kept.get(&copy).cloned().unwrap_or_default();
+        let whole = |kept: &CopyRounds, copy: u32| kept.get(&copy).cloned().unwrap_or_default();
 
         let kept = run(workers, (from, to), &data, Rounds::new(Gather::to(to - 1), end));
         for copy in 0..to {
@@ -94,19 +91,16 @@ proptest! {
         for copy in 0..from {
             prop_assert_eq!(whole(&kept, copy), all[copy as usize].clone());
         }
-        let part = |kept: &BTreeMap<u32, Vec<Vec<Row>>>, at: usize| -> Vec<Vec<Row>> {
+        let part = |kept: &CopyRounds, at: usize| -> Vec<Vec<Row>> {
             (0..to).map(|copy| kept[&copy][at].clone()).collect()
         };
-        let exchanges: [(bool, Box<dyn Fn() -> BTreeMap<u32, Vec<Vec<Row>>>>); 3] = [
-            (false, Box::new(|| run(workers, (from, to), &data, Rounds::new(Partition::by_key(["k"]), end)))),
-            (false, Box::new(|| run(workers, (from, to), &data, Rounds::new(KeyedGather::new(["k"]), end)))),
-            (true, Box::new(|| {
-                let reduce = KeyedReduce::new(["k"], Reduction::new().sum("n"));
-                run(workers, (from, to), &data, Rounds::new(reduce, end))
-            })),
+        let reduce = KeyedReduce::new(["k"], Reduction::new().sum("n"));
+        let keyed: [(bool, CopyRounds); 3] = [
+            (false, run(workers, (from, to), &data, Rounds::new(Partition::by_key(["k"]), end))),
+            (false, run(workers, (from, to), &data, Rounds::new(KeyedGather::new(["k"]), end))),
+            (true, run(workers, (from, to), &data, Rounds::new(reduce, end))),
         ];
-        for (reduced, exchange) in exchanges {
-            let kept = exchange();
+        for (reduced, kept) in keyed {
             prop_assert!(count == 0 || kept.values().all(|rounds| rounds.len() == count), "an empty round is one");
             let mut owner = BTreeMap::new();
             for (at, rows) in expected.iter().enumerate() {
