@@ -21,12 +21,6 @@ folder = browsed.market(points=120, frames=6)
 server = browsed.server
 
 
-def close(page: Page, *expected: str) -> None:
-    """Close a page that had reason to complain, of these things only."""
-    page.errors = [error for error in page.errors if not any(words in error for words in expected)]
-    page.close()
-
-
 def test_frames_that_are_written_anew_are_shown_and_not_mixed_with_the_old(
     browser: Any, server: Server, folder: Path
 ) -> None:
@@ -53,7 +47,7 @@ def test_frames_that_are_written_anew_are_shown_and_not_mixed_with_the_old(
     page.tab.reload()
     page.settled()
     assert page.tab.is_hidden("#notice")
-    close(page, "409")
+    page.close("409")
 
 
 def test_the_first_frame_may_come_later_with_groups_and_marks(browser: Any, tmp_path: Path) -> None:
@@ -82,7 +76,7 @@ def test_a_server_that_was_gone_is_told_of_and_followed_again(browser: Any, fold
         with FrameWriter(folder, mode="a") as writer:
             writer.write_frame([[0, 0, 0]], ids=["NEW"], time="later")
         page.until("() => tidemill.frames === 7")
-        close(page, "net::ERR_")
+        page.close("net::ERR_")
 
 
 def test_an_open_page_does_not_keep_the_command_from_ending(browser: Any, folder: Path) -> None:
@@ -95,7 +89,7 @@ def test_an_open_page_does_not_keep_the_command_from_ending(browser: Any, folder
     _, errors = running.communicate(timeout=launched.PATIENCE_S)
     assert (running.returncode, errors) == (0, b"")
     page.tab.wait_for_selector("#trouble:has-text('Nothing new comes')")
-    close(page, "net::ERR_")
+    page.close("net::ERR_")
 
 
 def test_a_frame_that_was_lost_on_the_way_comes_later(browser: Any, server: Server, folder: Path) -> None:
@@ -115,7 +109,7 @@ def test_a_frame_that_was_lost_on_the_way_comes_later(browser: Any, server: Serv
     page.tab.keyboard.press("End")
     page.settled()
     assert len(lost) == 2 and page.tab.inner_text("#time") == FrameReader(folder)[5].time
-    close(page, "ERR_FAILED")
+    page.close("ERR_FAILED")
 
 
 def test_what_somebody_has_gone_down_to_outlives_a_late_answer(browser: Any, server: Server) -> None:
@@ -212,17 +206,15 @@ def test_a_lasso_has_all_points_in_it_where_only_a_sample_has_come(
 ) -> None:
     """A group of what happened to be there already is a wrong one, and nothing says so."""
     with Server(sampled(tmp_path, monkeypatch, frames=2)) as server:
-        page = Page(browser, server.url, wait=False)
-        held: list[Any] = []
-        page.tab.route("**/files/frame-*", lambda route: held.append(route))
+        page = Page(browser, server.url, wait=False, hold="**/files/frame-*")
         page.until("() => window.tidemill?.drawn().drawn > 0 && tidemill.shown.available() < 40000")
         page.lasso((300, 100), (900, 100), (900, 640), (300, 640))
         page.tab.wait_for_selector("#notice:has-text('not all points have come')")
         assert page.tab.locator("#name-group").count() == 0
         page.until("() => tidemill.shown.available() < 40000")
         while page.tab.locator("#name-group").count() == 0:
-            for route in held[:]:
-                held.remove(route)
+            for route in page.held[:]:
+                page.held.remove(route)
                 route.continue_()
             page.tab.wait_for_timeout(20)
         title = page.tab.inner_text("#name-group-title")
@@ -245,4 +237,4 @@ def test_a_lasso_makes_no_group_of_a_frame_that_cannot_be_read(
         page.lasso((300, 100), (900, 100), (900, 640), (300, 640))
         page.tab.wait_for_selector("#notice:has-text('No group was made')")
         assert page.tab.locator("#name-group").count() == 0
-        close(page, "status of 500")
+        page.close("status of 500")
