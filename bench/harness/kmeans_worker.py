@@ -9,17 +9,17 @@ data is loaded before the clock starts. Each fit is repeated while that is cheap
 from __future__ import annotations
 
 import json
-import statistics
 import sys
 import time
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+from fits import timed
 
 Array = Any
 Fit = Callable[[int], Array]  # iterations -> centres
-ENOUGH_S, REPEATS_MAX = 1.0, 5
+REPEATED: dict[str, Any] = {"enough_s": 1.0, "repeats_max": 5}
 
 
 class Alone:
@@ -190,25 +190,12 @@ def numpy_mpi(threads: int, path: str, initial: Array, system: str) -> tuple[Any
 SYSTEMS = {"tidemill": tidemill, "sklearn": sklearn, "faiss": faiss, "superkmeans": superkmeans, "numpy": numpy_mpi}
 
 
-def timed(comm: Any, fit: Fit, iterations: int) -> tuple[float, Array]:
-    seconds: list[float] = []
-    again = True
-    while again:
-        comm.Barrier()
-        start = time.perf_counter()
-        centres = fit(iterations)
-        seconds.append(time.perf_counter() - start)
-        # Rank 0 decides for all: a fit is collective.
-        again = comm.bcast(sum(seconds) < ENOUGH_S and len(seconds) < REPEATS_MAX)
-    return statistics.median(seconds), centres
-
-
 def main() -> None:
     system, threads, path, initial, iterations, out = sys.argv[1:]
     comm, fit = SYSTEMS[system.split("-")[0]](int(threads), path, np.load(initial), system)
     fit(1)  # warm-up: page faults, thread pools, libraries loaded late
-    first_s, _ = timed(comm, fit, 1)
-    fit_s, centres = timed(comm, fit, int(iterations))
+    first_s, _ = timed(comm, fit, 1, **REPEATED)
+    fit_s, centres = timed(comm, fit, int(iterations), **REPEATED)
     if comm.rank == 0:
         np.save(out, centres)
         print(json.dumps({"fit_s": fit_s, "first_s": first_s}), flush=True)

@@ -16,19 +16,19 @@ the loop or stream around it included, and writes centers or positions.
 from __future__ import annotations
 
 import json
-import statistics
 import sys
-import time
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
 import tidemill as tm
+from fits import timed
 from tidemill.ml import MDS, KMeans, using
 
 Array = Any
 Fit = Callable[[int], Array]  # iterations -> centers or positions
-ENOUGH_S, REPEATS_MAX, BLOCK_ROWS = 1.0, 5, 4096
+REPEATED: dict[str, Any] = {"enough_s": 1.0, "repeats_max": 5}
+BLOCK_ROWS = 4096
 
 
 def share(rows: Array, rank: int, size: int) -> Array:
@@ -209,27 +209,13 @@ def loop(problem: Problem) -> Fit:
 WAYS = {"bsp": bsp, "bsp-in-stream": bsp_in_stream, "bsp-numpy": bsp_numpy, "loop": loop}
 
 
-def timed(comm: Any, fit: Fit, iterations: int) -> tuple[float, Array]:
-    """The median of a few fits, while they are cheap."""
-    seconds: list[float] = []
-    again = True
-    while again:
-        comm.Barrier()
-        start = time.perf_counter()
-        found = fit(iterations)
-        seconds.append(time.perf_counter() - start)
-        # Rank 0 decides for all: a fit is collective.
-        again = comm.bcast(sum(seconds) < ENOUGH_S and len(seconds) < REPEATS_MAX)
-    return statistics.median(seconds), found
-
-
 def main() -> None:
     way, problem, rows, start, iterations, out = sys.argv[1:]
     comm = tm.init().comm
     fit = WAYS[way](Problem(problem == "kmeans", np.load(rows), np.load(start)))
     fit(1)  # warm-up: pages, libraries loaded late
-    first_s, _ = timed(comm, fit, 1)
-    fit_s, found = timed(comm, fit, int(iterations))
+    first_s, _ = timed(comm, fit, 1, **REPEATED)
+    fit_s, found = timed(comm, fit, int(iterations), **REPEATED)
     if comm.rank == 0:
         np.save(out, found)
         print(json.dumps({"fit_s": fit_s, "first_s": first_s}), flush=True)

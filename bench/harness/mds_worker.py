@@ -10,17 +10,17 @@ Prints JSON objects, on rank 0: {"ready": ...} before the fit whose time and mem
 from __future__ import annotations
 
 import json
-import statistics
 import sys
 import time
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+from fits import timed
 
 Array = Any
 Fit = Callable[[int], Array]  # iterations -> positions of all points
-ENOUGH_S, REPEATS_MAX = 1.5, 7
+REPEATED: dict[str, Any] = {"enough_s": 1.5, "repeats_max": 7}
 
 
 def tell(**what: Any) -> None:
@@ -81,27 +81,13 @@ def sklearn(system: str, delta: str, start: Array) -> tuple[Any, Fit]:
     return Alone(), fit
 
 
-def timed(comm: Any, fit: Fit, iterations: int) -> tuple[float, Array]:
-    """The median of a few fits, while they are cheap."""
-    seconds: list[float] = []
-    again = True
-    while again:
-        comm.Barrier()
-        begin = time.perf_counter()
-        positions = fit(iterations)
-        seconds.append(time.perf_counter() - begin)
-        # Rank 0 decides for all: a fit is collective.
-        again = comm.bcast(sum(seconds) < ENOUGH_S and len(seconds) < REPEATS_MAX)
-    return statistics.median(seconds), positions
-
-
 def fits(system: str, delta: str, start: str, iterations: str, out: str) -> None:
     comm, fit = {"tidemill": tidemill, "sklearn": sklearn}[system.split("-")[0]](system, delta, np.load(start))
     fit(1)  # warm-up: the file's pages, thread pools, libraries loaded late
-    first_s, _ = timed(comm, fit, 1)
+    first_s, _ = timed(comm, fit, 1, **REPEATED)
     if comm.rank == 0:
         tell(ready=True)
-    query_s, positions = timed(comm, fit, int(iterations))
+    query_s, positions = timed(comm, fit, int(iterations), **REPEATED)
     if comm.rank == 0:
         np.save(out, positions)
         tell(query_s=query_s, first_s=first_s)

@@ -191,7 +191,7 @@ def openmpi(operation: str, tasks: int, words: int, rounds: int, single: int) ->
         return float(result.sum())
 
     def hand_over() -> None:
-        """Returns at the sources when all targets have their result; targets that are no sources go on."""
+        """Return at the sources when all targets have their result; targets that are not sources continue at once."""
         if operation == "loop":
             return
         if operation != "broadcast":
