@@ -85,12 +85,12 @@ pub trait Exchange: Send + Sync {
     /// In words, when the ends do not fit the exchange.
     fn check(&self, ends: &EdgeSignature<'_>) -> Result<SchemaRef, String>;
 
-    /// What becomes of its rounds when a source ends before the others; `None` if it does not go by [`Rounds`].
+    /// Says what happens when a source runs out of rounds before the others; `None` without [`Rounds`].
     fn rounds(&self) -> Option<RoundEnd> {
         None
     }
 
-    /// Whether [`Rounds`] of it make sense: it gives to each target copy what it makes of one message of each source.
+    /// Whether [`Rounds`] can wrap it: it can handle one message of each source by itself.
     fn allows_rounds(&self) -> bool {
         false
     }

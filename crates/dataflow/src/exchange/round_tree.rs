@@ -15,7 +15,7 @@ use crate::flow::{EdgeMover, FlowPort, Lowering, StreamElement, TaskFactory, une
 use crate::overlay::Overlay;
 use crate::task::Executor;
 
-/// Who sends to a worker of the tree: a copy beside it, or a worker below.
+/// A sender to a worker of the tree: a copy on the same worker, or a worker below.
 #[derive(Clone, Copy)]
 enum RoundSource {
     Copy(u32),

@@ -13,9 +13,9 @@ use crate::flow::Lowering;
 
 /// See the module.
 ///
-/// What arrives is one batch for each round, perhaps without rows: those of the round in the order of the source
-/// copies. Of [`Reduce`](super::Reduce) and [`AllReduce`](super::AllReduce) it is a row for each, and a batch may have
-/// the rows of several; a message without rows is none there.
+/// The target gets one batch for each round, which may be empty, with rows in the order of the source copies. From
+/// [`Reduce`](super::Reduce) and [`AllReduce`](super::AllReduce) it gets one row for each round, and a batch may hold
+/// several rounds; they ignore messages without rows.
 #[derive(Clone)]
 pub struct Rounds<E> {
     exchange: E,

@@ -44,7 +44,7 @@ pub struct Lowering<'a> {
     hosts: &'a [u32],
     edge: &'a CheckedEdge,
     sources: Vec<FlowPort>,
-    /// Of the movers that are added.
+    /// How movers added from now on go by rounds.
     rounds: Option<RoundEnd>,
 }
 

@@ -6,15 +6,15 @@ use std::collections::VecDeque;
 use arrow::array::RecordBatch;
 use tidemill_batch::local::RoundEnd;
 
-/// A stream that has brought so many rounds more than have been taken is not read on.
+/// The input stops reading a stream that has this many complete rounds waiting.
 const AHEAD_ROUNDS_MAX: usize = 64;
 
 #[derive(Default)]
 struct RoundStream {
-    /// Of the round that has not come to its end.
+    /// Batches of the round that is not complete yet.
     open: Vec<RecordBatch>,
     complete: VecDeque<Vec<RecordBatch>>,
-    /// It brings something, some time.
+    /// Whether this source copy sends here at all.
     exists: bool,
     ended: bool,
 }

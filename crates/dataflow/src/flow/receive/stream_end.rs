@@ -11,7 +11,7 @@ use super::input::StreamElement;
 use crate::error::DataflowError;
 use crate::metrics;
 
-/// What to say of `who` has sent so many messages, when others have sent more.
+/// The error message when `who` ends after `rounds` messages and others have sent more.
 pub(crate) fn unequal_rounds(who: &str, rounds: u64) -> String {
     format!(
         "rounds of unequal length: {who} ended after {rounds} messages, and others have sent more; let every copy send \

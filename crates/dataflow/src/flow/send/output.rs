@@ -113,7 +113,7 @@ impl Outlet {
         matches!(self.route, OutletRoute::Nowhere)
     }
 
-    /// Whether each message is a round by itself.
+    /// Whether the edge treats each message as a round.
     fn has_rounds(&self) -> bool {
         self.way.edge.rounds.is_some() || matches!(self.route, OutletRoute::Messages(_))
     }
@@ -249,7 +249,7 @@ impl PartitionedLanes {
 pub struct Output {
     outlets: Vec<Outlet>,
     schema: SchemaRef,
-    /// Whether each message is a round of some edge.
+    /// Whether any edge treats each message as a round.
     has_rounds: bool,
     /// Of which type numbers are that have been sent without a batch.
     numbers: Option<TypeId>,
@@ -274,7 +274,7 @@ impl Output {
         &self.schema
     }
 
-    /// Whether each message is a round by itself on some edge that begins here, and so is not to be sent in parts.
+    /// Whether an edge that begins here treats each message as a round; if so, send a message in one call.
     pub fn has_rounds(&self) -> bool {
         self.has_rounds
     }
