@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from contextvars import Context, ContextVar
+from contextvars import ContextVar
 from copy import copy
 from typing import TYPE_CHECKING, Any
 
@@ -102,20 +102,18 @@ def init(*, transport: str | None = None, stall_warning: Duration | None = None)
     ValueError
         If `stall_warning` is not a duration.
     """
-    global _job
     group = _group.get()
-    if group is not None:
-        return group
+    return whole(transport, stall_warning) if group is None else group
+
+
+def whole(transport: str | None = None, stall_warning: Duration | None = None) -> Job:
+    """Return the job of all workers, also within a `tidemill.group` block. See `init`."""
+    global _job
     member = join(transport, stall_warning)
     with _lock:
         if _job is None:
             _job = Job(member)
         return _job
-
-
-def whole() -> Job:
-    """Return the job of all workers, within a `tidemill.group` block, too."""
-    return init() if _group.get() is None else Context().run(init)
 
 
 def group_of(comm: Intracomm) -> Job:

@@ -511,11 +511,13 @@ class Graph:
         return edge, end, exchange, natives[0]
 
     def _check(self, job: Job) -> None:
-        check_loops(self._edges, len(self._tasks))
+        has_loops = any(edge.feedback for edge in self._edges)
+        if has_loops:
+            check_loops(self._edges, len(self._tasks))
         self._native.check(job.size)
         for task in self._tasks:
             task._run.group, task._run.depth, task._run.seconds = current_group(), depth.value, {}
-            task._run.loops = joined(self._edges, task._index) if any(edge.feedback for edge in self._edges) else {}
+            task._run.loops = joined(self._edges, task._index) if has_loops else {}
 
     def _add(
         self,

@@ -210,7 +210,7 @@ class Context:
         The communicator of the task's copies, whose ranks are their numbers; for tasks with ``comm=True``.
     """
 
-    def __init__(self, copy: NativeCopy, each: bool) -> None:
+    def __init__(self, copy: NativeCopy, inputs: Sequence[Input], each: bool) -> None:
         from tidemill.mpi._comm import Intracomm
 
         self.task = copy.task
@@ -221,7 +221,7 @@ class Context:
         native = copy.comm()
         self.comm: Intracomm | None = None if native is None else Intracomm._wrap(native, copy.task)
         self._copy = copy
-        self._inputs: Sequence[Input] = ()
+        self._inputs = inputs
         self._each = each
         self._spawned: list[SpawnedGraph] = []
 
@@ -308,14 +308,6 @@ def starter(
     """
 
     def body(copy: NativeCopy) -> Any:
-        context = Context(copy, each)
-        value = call(copy, context)
-        for future in context._spawned:
-            if not future.taken:
-                future.result()
-        return value
-
-    def call(copy: NativeCopy, context: Context) -> Any:
         ins = [Input(copy, port, name, run.ports.get(name)) for port, name in enumerate(inputs)]
         outs = [Output(copy, port, name, kind) for port, (name, kind) in enumerate(outputs)]
         by_name = {port.name: port for port in ins}
@@ -323,7 +315,14 @@ def starter(
             out._back = [by_name[name] for name in run.loops.get(out.name, ())]
             for port in out._back:
                 port._own = out if run.own.get(port.name) == out.name else port._own
-        context._inputs = ins
+        context = Context(copy, ins, each)
+        value = call(ins, outs, context)
+        for future in context._spawned:
+            if not future.taken:
+                future.result()
+        return value
+
+    def call(ins: Sequence[Input], outs: Sequence[Output], context: Context) -> Any:
         ports: list[Input | Output] = [*ins, *outs]
         if each:
             return _with_each(function, ins[0], outs, context, retries)

@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+import textwrap
 import time
 import traceback
 from collections.abc import Iterator
@@ -512,12 +513,27 @@ def test_functions_that_never_return(size: int, tmp_path: Path) -> None:
     assert "Traceback" not in result.stderr.decode(), result.stderr.decode()
 
 
+def lost(folder: Path, graph: str) -> None:
+    """Run a graph on three workers, of which the second kills itself in it: the others hear of that."""
+    ending = """
+try:
+    graph.run()
+except tm.WorkerLost as error:
+    assert error.rank == 1
+    print("lost", flush=True)
+"""
+    with workers.Job(folder, 3, program(textwrap.dedent(graph) + ending)) as job:
+        ended = job.finish()
+    assert ended[1][0] == -signal.SIGKILL
+    for rank in 0, 2:
+        assert ended[rank][:2] == (0, "lost\n"), ended[rank]
+
+
 def test_a_worker_that_is_killed(tmp_path: Path) -> None:
     """The others hear of it wherever they are in the run: one waits for credit, one for rows, one in a function."""
-    with workers.Job(
+    lost(
         tmp_path,
-        3,
-        program("""
+        """
         def send(out, context):
             for i in range(100_000):
                 if context.copy == 1 and i == 100:
@@ -529,25 +545,15 @@ def test_a_worker_that_is_killed(tmp_path: Path) -> None:
         a = graph.source("a", send, schema="arrays", parallelism=3)
         b = graph.sink("b", lambda arrays, context: sum(len(array) for array in arrays), parallelism=3)
         graph.connect(a, b, x.partition())
-        try:
-            graph.run()
-        except tm.WorkerLost as error:
-            assert error.rank == 1
-            print("lost", flush=True)
-        """),
-    ) as job:
-        ended = job.finish()
-    assert ended[1][0] == -signal.SIGKILL
-    for rank in 0, 2:
-        assert ended[rank][:2] == (0, "lost\n"), ended[rank]
+        """,
+    )
 
 
 def test_a_worker_that_is_killed_in_a_loop(tmp_path: Path) -> None:
     """The others wait for a round that never comes, or for what a task in between sends on."""
-    with workers.Job(
+    lost(
         tmp_path,
-        3,
-        program("""
+        """
         def work(back, out, context):
             for n in back.rounds():
                 if context.copy == 1 and n == 20:
@@ -562,17 +568,8 @@ def test_a_worker_that_is_killed_in_a_loop(tmp_path: Path) -> None:
         b = graph.compute("b", through, schema="arrays", parallelism=3)
         graph.connect(a, b, x.direct(rounds="strict"))
         graph.feedback(b, a, x.all_reduce("sum", rounds="strict"), limit=1000)
-        try:
-            graph.run()
-        except tm.WorkerLost as error:
-            assert error.rank == 1
-            print("lost", flush=True)
-        """),
-    ) as job:
-        ended = job.finish()
-    assert ended[1][0] == -signal.SIGKILL
-    for rank in 0, 2:
-        assert ended[rank][:2] == (0, "lost\n"), ended[rank]
+        """,
+    )
 
 
 @pytest.mark.parametrize("function", ["time.sleep(1000)", "for _ in numbers: time.sleep(0.01)"])
