@@ -214,9 +214,14 @@ impl EngineCore {
     }
 
     /// Drops what nobody has received, as what comes later: credit that did not go back would in the end stop its
-    /// sender for ever.
+    /// sender for ever. Receives that no message has met fail: nothing would end them any more, and a worker that
+    /// leaves waits for its receives.
     pub(super) fn close_context(&mut self, context: u32) {
-        for (src, message) in self.contexts.close(context).into_unexpected() {
+        let mut closed = self.contexts.close(context);
+        for op in closed.drain_all_posted() {
+            self.ops.complete(op, Err(NetError::Closed));
+        }
+        for (src, message) in closed.into_unexpected() {
             match message.body {
                 MessageBody::Eager(data) => {
                     self.return_credit(src, message.header.len);

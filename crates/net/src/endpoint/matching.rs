@@ -141,6 +141,12 @@ impl MatchContext {
         list.drain(..).map(|p| p.op).collect()
     }
 
+    /// Takes back all receives.
+    pub(super) fn drain_all_posted(&mut self) -> Vec<OpIndex> {
+        let of_sources = self.sources.iter_mut().flat_map(|source| source.posted.drain(..));
+        of_sources.chain(self.posted_any.drain(..)).map(|posted| posted.op).collect()
+    }
+
     /// `source`, one of `size` ranks, is done with the communicator. Takes back the receives that wait for it in vain.
     pub(super) fn source_ended(&mut self, source: Rank, size: u32) -> Vec<OpIndex> {
         if std::mem::replace(&mut self.source(source).ended, true) {
