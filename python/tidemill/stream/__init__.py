@@ -21,6 +21,7 @@ from tidemill._tables.rows import take_table
 from tidemill._tables.table import Table
 from tidemill._tidemill import stream_of_table
 from tidemill.dataset._dataset import DataSet
+from tidemill.stream._all_reduce import all_reduce
 from tidemill.stream._connect import from_files, from_generator, speed, to_files
 from tidemill.stream._kafka import from_kafka, to_kafka
 from tidemill.stream._rabbitmq import from_rabbitmq, to_rabbitmq
@@ -61,6 +62,7 @@ __all__ = [
     "TimeColumn",
     "Tls",
     "Windows",
+    "all_reduce",
     "bounded_delay",
     "calendar_window",
     "count_window",

@@ -1,0 +1,147 @@
+"""A value that all copies of a stream's step compute together, round by round."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any, Literal
+
+from tidemill import mpi
+from tidemill._streaming.bsp import BspContext
+from tidemill._tables.durations import Duration
+from tidemill._tables.errors import DataSetError
+from tidemill._tables.rows import function_name
+from tidemill._tables.table import Table
+from tidemill.dataset._dataset import DataSet
+from tidemill.dataset._expr import IntoExpr
+from tidemill.stream._windows import tumbling, window
+
+if TYPE_CHECKING:
+    import numpy
+    from numpy.typing import ArrayLike, NDArray
+
+__all__ = ["all_reduce"]
+
+_SCHEMA = {
+    "round": "int64",
+    "window_start": "timestamp[us]",
+    "window_end": "timestamp[us]",
+    "value": "List(Float64)",
+}
+_OPS = {"sum": mpi.SUM, "mean": mpi.SUM, "min": mpi.MIN, "max": mpi.MAX}
+
+
+def all_reduce(
+    rows: DataSet,
+    function: Callable[[Table, NDArray[numpy.float64] | None], ArrayLike],
+    *,
+    every: Duration | None = None,
+    on: IntoExpr | None = None,
+    op: Literal["sum", "mean", "min", "max"] = "sum",
+    by: str | Iterable[str] = (),
+    parallelism: int | None = None,
+) -> DataSet:
+    """Return a stream of values that all copies of a function compute together: the totals of each second, or a model
+    whose copies learn from different rows.
+
+    In each round every copy is called with its rows, and what the copies return is reduced element by element. The
+    result is one row of the stream, and every copy is given it in the next round.
+
+    Parameters
+    ----------
+    rows : DataSet
+        A stream.
+    function : callable
+        ``function(table, value)``: `table` has this copy's rows of the round, in the order of their times; `value` is
+        the result of the round before, a ``float64`` array, or None in the first round. It returns a number or an
+        array, of the same shape on all copies. A copy without rows is called, too.
+    every : str, number of seconds or timedelta, optional
+        Length of a round in event time, for example ``"1s"``; rounds without any rows are left out. By default a round
+        has the rows from one checkpoint to the next, and the last one those up to the stream's end.
+    on : str or Expr, optional
+        The time of a row, for `every`.
+    op : {"sum", "mean", "min", "max"}, default="sum"
+        How values are reduced. ``"mean"`` is over the copies, for models that each copy moves by its own rows.
+    by : str or iterable of str, optional
+        Rows with equal values in these columns go to the same copy. By default rows are spread by all their values.
+    parallelism : int, optional
+        Number of copies; by default as many as other steps have.
+
+    Returns
+    -------
+    DataSet
+        A stream with the columns ``round`` (int64, from 0), ``window_start`` and ``window_end`` (timestamps of the
+        round, null without `every`) and ``value`` (a list of float64: the array, flattened in C order).
+
+    Raises
+    ------
+    DataSetError
+        If `rows` is a table, or options contradict each other. The job fails with it on every worker if the function
+        raises, or if it returns different shapes on different copies.
+
+    Notes
+    -----
+    The value is part of the stream's checkpoints, and a job that goes on with another number of copies goes on with
+    it. `DataSet.bsp` is the general form: any collectives, any results, and a state for each copy.
+
+    Examples
+    --------
+    >>> import tidemill as tm
+    >>> table = tm.from_dict({"x": [1.0, 2.0, 6.0], "s": [1, 2, 11]})
+    >>> table = table.select("x", at=tm.col("s").cast("timestamp[s]")).collect()
+    >>> stream = tm.stream.from_table(table, time="at")
+    >>> sums = tm.stream.all_reduce(stream, lambda rows, last: sum(rows.to_dict()["x"]), every="10s", on="at")
+    >>> seen = []
+    >>> _ = sums.write_stream(lambda table: seen.extend(table.to_pylist()))
+    >>> [(row["round"], row["value"]) for row in seen]
+    [(0, [3.0]), (1, [6.0])]
+    """
+    name = function_name(function)
+    if not rows._native.is_stream():
+        raise DataSetError(f"{name}: all_reduce is for streams, and this is a table; use bsp for one reduction")
+    if op not in _OPS:
+        raise DataSetError(f'{name}: op={op!r} must be "sum", "mean", "min" or "max"')
+    if (every is None) != (on is None):
+        raise DataSetError(
+            f"{name}: every= is a length of event time, and on= is the column that has it; pass both, or neither"
+        )
+    return rows.bsp(
+        _Round(function, name, op),
+        _SCHEMA,
+        window=None if every is None else window(tumbling(every), on=on),
+        by=by,
+        # The value is the same on all copies.
+        merge=lambda states: states[0],
+        parallelism=parallelism,
+    )
+
+
+class _Round:
+    """A function of `DataSet.bsp` whose state is the number of the next round and the last value."""
+
+    def __init__(self, function: Callable[[Table, Any], Any], name: str, op: str) -> None:
+        self._function = function
+        self._op = op
+        self.__qualname__ = name
+
+    def __call__(self, comm: mpi.Intracomm, rows: Table, context: BspContext) -> list[dict[str, Any]]:
+        import numpy as np
+
+        number, last = context.state or (0, None)
+        returned = self._function(rows, last)
+        try:
+            if returned is None:
+                raise TypeError("a copy without rows must return one, too")
+            own = np.asarray(returned, dtype=np.float64, order="C")
+        except (TypeError, ValueError) as error:
+            raise DataSetError(
+                f"it returned {type(returned).__name__}, and all_reduce takes a number or an array of numbers: {error}"
+            ) from None
+        value = np.empty_like(own)
+        comm.Allreduce(own, value, _OPS[self._op])
+        if self._op == "mean":
+            value /= comm.size
+        context.state = (number + 1, value)
+        if comm.rank != 0:
+            return []
+        bounds = {"window_start": context.window_start, "window_end": context.window_end}
+        return [{"round": number, **bounds, "value": value.ravel().tolist()}]
