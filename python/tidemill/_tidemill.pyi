@@ -742,7 +742,10 @@ class NativeReduction:
     def of_columns(columns: _Pairs) -> NativeReduction: ...
     @staticmethod
     def of_function(
-        name: str, columns: Sequence[str], function: Callable[[NativeTable, Sequence[int], int], NativeTable]
+        name: str,
+        columns: Sequence[str],
+        function: Callable[[NativeTable, Sequence[int], int], NativeTable],
+        elementwise: str | None = None,
     ) -> NativeReduction: ...
 
 class NativeExchange:

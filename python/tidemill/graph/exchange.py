@@ -425,7 +425,8 @@ def _reduction(how: How, source: PortType | None, keys: Sequence[str] = ()) -> N
         raise GraphError(f'reduce({how!r}): for tables, say which columns, as in {{"n": {how!r}}}')
     if how not in known:
         raise GraphError(f"unknown reduction {how!r}; use {', '.join(known)}, or a function of two messages")
-    return NativeReduction.of_function(how, columns, _folding(known[how], kind))
+    elementwise = how if kind == "arrays" else None
+    return NativeReduction.of_function(how, columns, _folding(known[how], kind), elementwise)
 
 
 def _folding(

@@ -17,6 +17,7 @@ use tidemill_dataset::datafusion::arrow::datatypes::SchemaRef;
 
 use crate::dataset::NativeTable;
 
+use super::array_reduction;
 use super::failure_text;
 use super::function::GraphFunction;
 use super::message::fitted;
@@ -80,12 +81,21 @@ impl NativeReduction {
         Ok(NativeReduction(reduction, None))
     }
 
-    /// These columns by a function `(table, group of each row, groups) -> table with a row for each group`.
+    /// These columns by a function `(table, group of each row, groups) -> table with a row for each group`. Of a port
+    /// of arrays `elementwise` names the operation that the function does element by element: it is only called where
+    /// that takes NumPy.
     #[staticmethod]
-    fn of_function(name: String, columns: Vec<String>, function: Py<PyAny>) -> Self {
+    #[pyo3(signature = (name, columns, function, elementwise = None))]
+    fn of_function(name: String, columns: Vec<String>, function: Py<PyAny>, elementwise: Option<&str>) -> Self {
         let function = GraphFunction::new(function);
         let owned = function.clone();
+        let op = elementwise.and_then(array_reduction::op);
         let fold = move |batch: &RecordBatch, groups: &[u32], count: usize| {
+            if let Some(op) = &op
+                && let Some(folded) = array_reduction::fold(op, batch, groups, count)?
+            {
+                return Ok(folded);
+            }
             let folded = Python::attach(|py| {
                 let call = |function: Bound<'_, PyAny>| {
                     let folded = function.call1((table(batch), groups.to_vec(), count))?;

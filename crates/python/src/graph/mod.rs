@@ -8,6 +8,7 @@ use tidemill_dataflow::DataflowError;
 use crate::dataset;
 use crate::errors::{cancelled, from_collective, from_net};
 
+mod array_reduction;
 mod build;
 mod exchange;
 mod function;

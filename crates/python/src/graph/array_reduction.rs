@@ -1,0 +1,91 @@
+//! Arrays that are reduced element by element as NumPy reduces them, without calling it.
+
+use std::sync::Arc;
+
+use tidemill_collective::reduce::reduce_right;
+use tidemill_collective::{DType, ReduceOp};
+use tidemill_dataflow::TaskError;
+use tidemill_dataset::datafusion::arrow::array::{Array, AsArray, LargeBinaryArray, RecordBatch, UInt32Array};
+use tidemill_dataset::datafusion::arrow::buffer::{Buffer, OffsetBuffer};
+use tidemill_dataset::datafusion::arrow::compute::take;
+use tidemill_dataset::datafusion::arrow::datatypes::Int64Type;
+
+/// An operation by NumPy's name for it; `None` of others.
+pub fn op(name: &str) -> Option<ReduceOp> {
+    Some(match name {
+        "sum" => ReduceOp::Sum,
+        "product" => ReduceOp::Prod,
+        "min" => ReduceOp::Min,
+        "max" => ReduceOp::Max,
+        _ => return None,
+    })
+}
+
+/// The element type of NumPy's `dtype.str`, if it is one of this machine's that operations are defined for.
+fn dtype(text: &str) -> Option<DType> {
+    Some(match text {
+        "|b1" => DType::Bool,
+        "|i1" => DType::I8,
+        "<i2" => DType::I16,
+        "<i4" => DType::I32,
+        "<i8" => DType::I64,
+        "|u1" => DType::U8,
+        "<u2" => DType::U16,
+        "<u4" => DType::U32,
+        "<u8" => DType::U64,
+        "<f2" => DType::F16,
+        "<f4" => DType::F32,
+        "<f8" => DType::F64,
+        "<c8" => DType::C64,
+        "<c16" => DType::C128,
+        _ => return None,
+    })
+}
+
+/// Reduces the arrays of each of `count` groups, rows of [`array_schema`](super::message::array_schema), in their
+/// order. `None` where NumPy's rules for arrays of different types or shapes are needed, or for types that are not
+/// numbers.
+///
+/// # Errors
+/// When Arrow cannot make the result.
+pub fn fold(
+    op: &ReduceOp,
+    batch: &RecordBatch,
+    groups: &[u32],
+    count: usize,
+) -> Result<Option<RecordBatch>, TaskError> {
+    let Some(dtype) = alike(batch) else { return Ok(None) };
+    let data = batch.column(0).as_binary::<i64>();
+    let bytes = data.value(0).len();
+    if data.iter().flatten().any(|array| array.len() != bytes) {
+        return Ok(None);
+    }
+    let mut first = vec![u32::MAX; count];
+    let mut folded = vec![0u8; bytes * count];
+    for (row, &group) in groups.iter().enumerate() {
+        let into = &mut folded[group as usize * bytes..][..bytes];
+        if first[group as usize] == u32::MAX {
+            first[group as usize] = row as u32;
+            into.copy_from_slice(data.value(row));
+        } else if reduce_right(op, dtype, into, data.value(row)).is_err() {
+            return Ok(None);
+        }
+    }
+    let offsets = OffsetBuffer::from_repeated_length(bytes, count);
+    let folded = LargeBinaryArray::new(offsets, Buffer::from_vec(folded), None);
+    let first = UInt32Array::from(first);
+    let (types, shapes) = (take(batch.column(1), &first, None)?, take(batch.column(2), &first, None)?);
+    Ok(Some(RecordBatch::try_new(batch.schema(), vec![Arc::new(folded), types, shapes])?))
+}
+
+/// The element type of all arrays, if it is the same, and their shapes are.
+fn alike(batch: &RecordBatch) -> Option<DType> {
+    let (types, shapes) = (batch.column(1).as_string::<i32>(), batch.column(2).as_list::<i32>());
+    let rows = batch.num_rows();
+    if rows == 0 || (1..rows).any(|row| types.value(row) != types.value(0)) {
+        return None;
+    }
+    let lengths = shapes.values().as_primitive::<Int64Type>().values();
+    let shape = |row: usize| &lengths[shapes.value_offsets()[row] as usize..shapes.value_offsets()[row + 1] as usize];
+    (1..rows).all(|row| shape(row) == shape(0)).then(|| dtype(types.value(0))).flatten()
+}
