@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import re
+import signal
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
+import launched
 import numpy as np
 import pytest
 import standing
@@ -303,3 +307,34 @@ def test_a_port_outside_of_loops_has_no_rounds() -> None:
     graph.connect(source, graph.sink("b", lambda rows, context: list(rows.rounds()), parallelism=1))
     with pytest.raises(tm.GraphError, match="port 'in' is in no loop"):
         graph.run()
+
+
+STANDS_STILL = """
+import tidemill as tm
+
+def first(back, out, context):
+    next(back)
+
+def second(rows, out, context):
+    for row in rows:
+        out.send(row)
+
+graph, round = tm.Graph(), tm.exchange.direct(rounds="strict")
+one, two = graph.compute("first", first, parallelism=2), graph.compute("second", second, parallelism=2)
+graph.connect(one, two, round)
+graph.feedback(two, one, round, limit=3)
+graph.run()
+"""
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_loop_in_which_all_wait_says_so(tmp_path: Path, workers: int) -> None:
+    """Nothing will ever come: the program waits as it says, but it says why, and Ctrl-C ends it."""
+    program = tmp_path / "still.py"
+    program.write_text(STANDS_STILL)
+    running = launched.start("run", "-n", str(workers), program, env={"TIDEMILL_STALL_WARNING": "0.2"})
+    errors = launched.Output(running.stderr)
+    launched.wait_until(lambda: "let one of them send before it receives" in errors.text, "an explanation")
+    assert re.search(r"a task of a loop has waited for 0.2 s for (first.out -> second.in|second.out -> first.in)", errors.text)
+    running.send_signal(signal.SIGINT)
+    assert running.wait(launched.PATIENCE_S) == 130

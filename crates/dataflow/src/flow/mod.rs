@@ -176,6 +176,23 @@ impl FlowGraph {
         }
     }
 
+    /// Whether what a task sends can lead back to it.
+    pub(crate) fn is_in_loop(&self, task: usize) -> bool {
+        if !self.edges.iter().any(|edge| edge.feedback) {
+            return false;
+        }
+        let mut reached = vec![false; self.tasks.len()];
+        let mut waiting = vec![task];
+        while let Some(from) = waiting.pop() {
+            for edge in self.edges.iter().filter(|edge| !edge.handover && edge.source.task == from) {
+                if !std::mem::replace(&mut reached[edge.target.task], true) {
+                    waiting.push(edge.target.task);
+                }
+            }
+        }
+        reached[task]
+    }
+
     /// The edge on which a task hands over.
     pub(crate) fn handover(&self, task: usize) -> Option<usize> {
         self.edges.iter().position(|edge| edge.handover && edge.target.task == task)

@@ -462,6 +462,9 @@ impl ActiveRun {
             let mut input = Input::new(Arc::clone(queue), copy, streaming, self.state.cancel.token());
             let leads_here = |edge: &&Arc<EdgeRuntime>| flow.edges[edge.id as usize].target.is(index, port);
             edges.iter().filter(leads_here).for_each(|edge| input.add_edge(edge));
+            if flow.is_in_loop(index) {
+                input.note_loop();
+            }
             input
         };
         let mut inputs: Vec<Input> = (0..task.inputs).map(|port| input(port, task.streaming)).collect();

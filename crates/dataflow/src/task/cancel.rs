@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll, Wake, Waker};
 use std::thread::Thread;
+use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
@@ -18,12 +19,15 @@ use crate::link::Links;
 /// sleeps; and in as many at most, where that has been worth it.
 const WATCH_FIRST: u32 = 4;
 const WATCH_MAX: u32 = 16;
+
 /// The flag of a run.
 #[derive(Default)]
 pub(crate) struct CancelFlag {
     raised: AtomicBool,
     /// By which messages come that copies wait for.
     links: Option<Arc<Links>>,
+    /// Whether a long wait has been explained.
+    explained: AtomicBool,
     waiting: Mutex<Vec<Arc<Mutex<Option<Waker>>>>>,
 }
 
@@ -78,6 +82,12 @@ impl CancelFlag {
         self.raised.load(Ordering::SeqCst)
     }
 
+    /// How long a copy waits before that is explained; `None` if it never is.
+    fn patience(&self) -> Option<Duration> {
+        let patience = self.links.as_ref()?.endpoint().stall_warning();
+        (!patience.is_zero()).then_some(patience)
+    }
+
     /// Looks until `woken`, for as long as that has been worth it lately. Not where only others of this process can
     /// wake it: in Python they have the lock that it would wait for as soon as it saw them.
     fn watch(&self, woken: &AtomicBool) {
@@ -110,7 +120,19 @@ impl CancelToken {
     /// Runs a future of a copy that has a thread of its own. Where it has to wait it looks out for a moment, and takes
     /// what comes from other workers itself: a message that comes soon wakes nobody. Then it sleeps.
     pub(crate) fn block_on<F: Future>(&self, future: F) -> F::Output {
-        block_on_after(future, |woken| self.cancel.watch(woken))
+        block_on_after(future, |woken| self.cancel.watch(woken), None)
+    }
+
+    /// [`CancelToken::block_on`] for what may never come. If it takes as long as calls may take before they are
+    /// explained, `explain` is told how long, for the first such wait of a run.
+    pub(crate) fn block_on_explained<F: Future>(&self, future: F, explain: impl Fn(Duration)) -> F::Output {
+        let Some(patience) = self.cancel.patience() else { return self.block_on(future) };
+        let explain = || {
+            if !self.cancel.explained.swap(true, Ordering::Relaxed) {
+                explain(patience);
+            }
+        };
+        block_on_after(future, |woken| self.cancel.watch(woken), Some((patience, &explain)))
     }
 
     /// Runs `future` until it is done or the run is given up; then it is dropped. Each time it is polled is a turn.
@@ -178,11 +200,16 @@ impl Wake for UnparkWaker {
 
 /// Runs a future on this thread, which sleeps while there is nothing to do.
 pub(crate) fn block_on<F: Future>(future: F) -> F::Output {
-    block_on_after(future, |_| ())
+    block_on_after(future, |_| (), None)
 }
 
-/// The same; before it sleeps it calls `watch`, which may take some time to see it woken.
-fn block_on_after<F: Future>(future: F, watch: impl Fn(&AtomicBool)) -> F::Output {
+/// The same; before it sleeps it calls `watch`, which may take some time to see it woken. If it has slept for the time
+/// that comes with `explain`, it calls that.
+fn block_on_after<F: Future>(
+    future: F,
+    watch: impl Fn(&AtomicBool),
+    explain: Option<(Duration, &dyn Fn())>,
+) -> F::Output {
     let mut future = pin!(future);
     let unpark = Arc::new(UnparkWaker { thread: std::thread::current(), woken: AtomicBool::new(false) });
     let waker = Waker::from(Arc::clone(&unpark));
@@ -193,16 +220,28 @@ fn block_on_after<F: Future>(future: F, watch: impl Fn(&AtomicBool)) -> F::Outpu
             return output;
         }
         watch(&unpark.woken);
+        if unpark.woken.load(Ordering::Acquire) {
+            continue;
+        }
+        let mut left = explain.map(|(patience, explain)| (Instant::now() + patience, explain));
         while !unpark.woken.load(Ordering::Acquire) {
-            std::thread::park();
+            let Some((at, explain)) = left else {
+                std::thread::park();
+                continue;
+            };
+            match at.checked_duration_since(Instant::now()) {
+                Some(time) if !time.is_zero() => std::thread::park_timeout(time),
+                _ => {
+                    explain();
+                    left = None;
+                }
+            }
         }
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use super::*;
 
     /// A copy that waits for somebody else's work, which does not end, would keep its run for ever.

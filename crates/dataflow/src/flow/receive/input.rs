@@ -12,6 +12,7 @@ use arrow::compute::concat_batches;
 use arrow::datatypes::SchemaRef;
 use tidemill_checkpoint::marks::{MarkMerger, StreamGate};
 use tidemill_checkpoint::{BarrierControl, EventTime, Mark};
+use tidemill_net::notice;
 use tokio::sync::oneshot;
 
 use super::edge::EdgeRuntime;
@@ -95,6 +96,8 @@ pub struct Input {
     meter: PortMeter,
     /// Where the edges that lead here go by rounds.
     rounds: Option<RoundCollector>,
+    /// Of a task that is part of a loop: what it waits for may wait for it.
+    in_loop: bool,
     /// Of who calls functions of the program: how many rows it gets at a time.
     pace: Option<BatchPacer>,
 }
@@ -102,9 +105,14 @@ pub struct Input {
 impl Input {
     pub(crate) fn new(inlet: Arc<Inlet>, target: u32, streaming: bool, cancel: CancelToken) -> Self {
         let marks = streaming.then(MarkMerger::default);
-        let (overtaking, replay, ahead, meter, rounds, pace) = Default::default();
+        let (overtaking, replay, ahead, meter, rounds, in_loop, pace) = Default::default();
         let (streams, open) = (Vec::new(), 0);
-        Input { inlet, streams, open, target, cancel, marks, overtaking, replay, ahead, meter, rounds, pace }
+        Input { inlet, streams, open, target, cancel, marks, overtaking, replay, ahead, meter, rounds, in_loop, pace }
+    }
+
+    /// Has long waits explained: its task is part of a loop.
+    pub(crate) fn note_loop(&mut self) {
+        self.in_loop = true;
     }
 
     /// Gives out no more rows at a time than take a moment to work on: marks pass between them.
@@ -198,7 +206,17 @@ impl Input {
     /// As [`Input::recv`].
     pub fn recv_blocking(&mut self) -> Result<Option<StreamElement>, DataflowError> {
         let cancel = self.cancel.clone();
-        cancel.block_on(cancel.guard(self.recv()))?
+        if !self.in_loop {
+            return cancel.block_on(cancel.guard(self.recv()))?;
+        }
+        let edge = self.streams.first().map(|stream| stream.edge.name.clone()).unwrap_or_default();
+        cancel.block_on_explained(cancel.guard(self.recv()), |waited| {
+            notice!(
+                "a task of a loop has waited for {} s for {edge}; if all of them wait, none has sent: let one of them \
+                 send before it receives",
+                waited.as_secs_f64()
+            );
+        })?
     }
 
     /// The next item of one stream, in that stream's order; `None` when it has ended. For merges: other streams wait at
