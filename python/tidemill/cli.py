@@ -8,7 +8,7 @@ import sys
 from tidemill._tidemill import launch_main
 
 #: Applications that no workers run: they look at jobs, or at files.
-_NO_JOBS = ("checkpoints", "stop", "top", "view")
+_NO_JOBS = ("checkpoints", "hosts", "stop", "top", "view")
 
 
 def main(argv: list[str] | None = None) -> int:

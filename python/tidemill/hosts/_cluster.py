@@ -1,0 +1,370 @@
+"""A cluster of emulated hosts: making it, finding it by name, and changing it while jobs run."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from tidemill.hosts._commands import HostsError, bandwidth_bits, checked, missing, shape
+from tidemill.hosts._cpus import CpuGroup
+from tidemill.hosts._keeper import DEVICE, start_time, twin
+
+__all__ = ["Cluster", "Host", "Traffic", "find", "names", "up"]
+
+#: Hosts of one cluster at most: each has some processes and a device.
+_HOSTS_MAX = 250
+#: How long to wait for hosts to be made or to go.
+_PATIENCE_S = 60.0
+#: States of a port of a bridge.
+_CUT, _JOINED = 0, 3
+
+
+@dataclass(frozen=True)
+class Host:
+    """An emulated host.
+
+    Attributes
+    ----------
+    number : int
+        From 0.
+    name, address : str
+    init : int
+        Its first process, whose end is the end of all of them.
+    """
+
+    number: int
+    name: str
+    address: str
+    init: int
+    started: int = field(repr=False)
+    cpu_group: tuple[str, ...] = field(repr=False, default=())
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether it has not been killed."""
+        return start_time(self.init) == self.started
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """What a host has received and sent since it is there.
+
+    Attributes
+    ----------
+    incoming_bytes, outgoing_bytes : int
+    incoming, outgoing : int or None
+        Limits in bits per second.
+    is_cut : bool
+    """
+
+    incoming_bytes: int
+    outgoing_bytes: int
+    incoming: int | None
+    outgoing: int | None
+    is_cut: bool
+
+
+class Cluster:
+    """A cluster of emulated hosts on this machine; made by `up` and found by `find`.
+
+    Used in a ``with`` statement it is taken down at the end.
+    """
+
+    def __init__(self, told: dict[str, Any]) -> None:
+        self.name: str = told["name"]
+        #: Of who has made it, and has to take note of its end.
+        self._process: subprocess.Popen[bytes] | None = None
+        self._keeper: int = told["keeper"]
+        self._started: int = told["started"]
+        self._rootless: bool = told["rootless"]
+        self.hosts = tuple(
+            Host(n, of["name"], of["address"], of["init"], of["started"], tuple(of["cpu_group"] or ()))
+            for n, of in enumerate(told["hosts"])
+        )
+
+    def __repr__(self) -> str:
+        return f"<tidemill.hosts.Cluster {self.name!r} of {len(self.hosts)} hosts>"
+
+    def __enter__(self) -> Cluster:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.down()
+
+    @property
+    def is_up(self) -> bool:
+        """Whether it has not been taken down."""
+        return start_time(self._keeper) == self._started
+
+    def _kept_by(self, process: subprocess.Popen[bytes]) -> Cluster:
+        self._process = process
+        return self
+
+    def _host(self, number: int) -> Host:
+        if not self.is_up:
+            raise HostsError(f"cluster {self.name!r} has been taken down")
+        if isinstance(number, bool) or not isinstance(number, int) or not 0 <= number < len(self.hosts):
+            raise HostsError(f"host {number!r} is not one of cluster {self.name!r}, whose hosts are 0 to {len(self.hosts) - 1}")
+        host = self.hosts[number]
+        if not host.is_alive:
+            raise HostsError(f"host {number} of cluster {self.name!r} has been killed")
+        return host
+
+    def _enter(self, process: int, *namespaces: str) -> list[str]:
+        """Return the words in front of a command that is to run in namespaces of a process."""
+        user = ["--user", "--preserve-credentials"] if self._rootless and os.geteuid() != 0 else []
+        return ["nsenter", "--target", str(process), *user, *namespaces]
+
+    def _world(self) -> list[str]:
+        return self._enter(self._keeper, "--net")
+
+    def prefix(self, host: int) -> list[str]:
+        """Return the words in front of a command that is to run on a host: ``[*cluster.prefix(2), "hostname"]``."""
+        return self._enter(self._host(host).init, "--net", "--pid", "--mount", "--uts")
+
+    def set(
+        self,
+        host: int,
+        *,
+        incoming: str | None = None,
+        outgoing: str | None = None,
+        cpus: float | None = None,
+    ) -> None:
+        """Change the limits of a host while programs run on it.
+
+        Parameters
+        ----------
+        host : int
+        incoming, outgoing : str, optional
+            Bandwidth, such as ``"20mbit"``; ``"none"`` is no limit. What is not given stays.
+        cpus : float, optional
+            Processors, in a cluster that was made with `cpus`.
+
+        Raises
+        ------
+        HostsError
+            If there is no such host, or a limit makes no sense.
+        """
+        of = self._host(host)
+        if incoming is not None:
+            shape(self._world(), twin(host), bandwidth_bits(incoming, "incoming"))
+        if outgoing is not None:
+            shape(self._enter(of.init, "--net"), DEVICE, bandwidth_bits(outgoing, "outgoing"))
+        if cpus is not None:
+            if not of.cpu_group:
+                raise HostsError(f"cluster {self.name!r} was made without cpus=, so they cannot be changed")
+            CpuGroup(Path(of.cpu_group[0]).parent).limit(_checked_cpus(cpus))
+
+    def cut(self, host: int) -> None:
+        """Cut a host off: what it sends, and what is sent to it, is lost, and nobody is told."""
+        self._host(host)
+        self._port(host, _CUT)
+
+    def heal(self, host: int) -> None:
+        """Join a host that was cut off."""
+        self._host(host)
+        self._port(host, _JOINED)
+
+    def _port(self, host: int, state: int) -> None:
+        checked(*self._world(), "bridge", "link", "set", "dev", twin(host), "state", str(state))
+
+    def kill(self, host: int) -> None:
+        """End all processes of a host at once, as a loss of power does: nothing more comes from it, not even a word that it is gone."""
+        of = self._host(host)
+        self._port(host, _CUT)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(of.init, signal.SIGKILL)
+        self._await(lambda: not of.is_alive, f"host {host} of cluster {self.name!r} does not end")
+
+    def traffic(self) -> list[Traffic]:
+        """Return what each host has received and sent, and its limits. What a killed host has sent is not known any more: zeros."""
+        links = {link["ifname"]: link for link in json.loads(checked(*self._world(), "ip", "-j", "-s", "-d", "link", "show"))}
+        limits = _limits(checked(*self._world(), "tc", "-j", "qdisc", "show"))
+        found = []
+        for host in self.hosts:
+            link = links.get(twin(host.number))
+            if link is None or not host.is_alive:
+                found.append(Traffic(0, 0, None, None, is_cut=True))
+                continue
+            outgoing = _limits(checked(*self._enter(host.init, "--net"), "tc", "-j", "qdisc", "show")).get(DEVICE)
+            # What the bridge sends is what the host receives.
+            received, sent = link["stats64"]["tx"]["bytes"], link["stats64"]["rx"]["bytes"]
+            is_cut = link["linkinfo"]["info_slave_data"]["state"] != "forwarding"
+            found.append(Traffic(received, sent, limits.get(twin(host.number)), outgoing, is_cut))
+        return found
+
+    def down(self) -> None:
+        """End all processes on its hosts, and take it away. Does nothing if that has happened."""
+        if not self.is_up:
+            return
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self._keeper, signal.SIGTERM)
+        self._await(lambda: not self.is_up, f"cluster {self.name!r} does not end")
+        if self._process is not None:
+            self._process.wait()
+
+    def _await(self, condition: Any, otherwise: str) -> None:
+        until = time.monotonic() + _PATIENCE_S
+        while not condition():
+            if time.monotonic() > until:
+                raise HostsError(otherwise)
+            time.sleep(0.005)
+
+
+def _limits(text: str) -> dict[str, int]:
+    """Return the bits per second of each device that `tc` tells of."""
+    rates = {}
+    for line in json.loads(text):
+        if line.get("kind") == "tbf":
+            # tc counts in bytes.
+            rates[line["dev"]] = round(line["options"]["rate"] * 8)
+    return rates
+
+
+def _checked_cpus(cpus: Any) -> float:
+    if isinstance(cpus, bool) or not isinstance(cpus, (int, float)) or not 0.05 <= cpus <= 1024:
+        raise HostsError(f"cpus={cpus!r} must be a number of processors, at least 0.05")
+    return float(cpus)
+
+
+def _folder() -> Path:
+    """Return the folder in which clusters of this user are told."""
+    base = os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir()
+    folder = Path(base, f"tidemill-{os.getuid()}", "hosts")
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if folder.stat().st_uid != os.getuid():
+        raise HostsError(f"{folder} belongs to another user; set XDG_RUNTIME_DIR to a folder of your own")
+    return folder
+
+
+def names() -> Iterator[str]:
+    """Yield the names of the clusters that are up."""
+    for file in sorted(_folder().glob("*.json")):
+        with contextlib.suppress(OSError, ValueError):
+            if Cluster(json.loads(file.read_text())).is_up:
+                yield file.stem
+
+
+def find(name: str = "lab") -> Cluster:
+    """Return a cluster by its name.
+
+    Raises
+    ------
+    HostsError
+        If there is none.
+    """
+    with contextlib.suppress(OSError, ValueError):
+        if (found := Cluster(json.loads((_folder() / f"{_checked_name(name)}.json").read_text()))).is_up:
+            return found
+    there = ", ".join(names())
+    raise HostsError(
+        f"there is no cluster {name!r}; " + (f"there is {there}" if there else "`tidemill hosts up` makes one")
+    )
+
+
+def _checked_name(name: Any) -> str:
+    if not isinstance(name, str) or not re.fullmatch(r"[a-z][a-z0-9-]{0,19}", name):
+        raise HostsError(f"name={name!r} must begin with a letter and have at most 20 letters, digits and hyphens, all lowercase")
+    return name
+
+
+def up(
+    hosts: int,
+    *,
+    bandwidth: str | None = None,
+    cpus: float | None = None,
+    name: str = "lab",
+    owner: int | None = None,
+) -> Cluster:
+    """Make a cluster of emulated hosts on this machine.
+
+    Each host has processes, a network device, a file system's mounts and a name of its own: Tidemill's workers use
+    shared memory within a host, and TCP between hosts. A bridge joins them. The file system is this machine's.
+
+    Parameters
+    ----------
+    hosts : int
+        Number of hosts.
+    bandwidth : str, optional
+        What each host can receive, and what it can send: ``"100mbit"``, ``"1gbit"``. By default there is no limit.
+    cpus : float, optional
+        Processors that the workers on each host get together, for example 0.5. Needs the right to make cgroups.
+    name : str, default="lab"
+    owner : int, optional
+        Process whose end is the end of the cluster; by default this one, and 0 for none.
+
+    Returns
+    -------
+    Cluster
+
+    Raises
+    ------
+    HostsError
+        If a cluster of this name is up, or this machine or this user cannot have emulated hosts: the message says what is missing.
+
+    Examples
+    --------
+    >>> import tidemill.hosts
+    >>> with tidemill.hosts.up(4, bandwidth="100mbit") as cluster:  # doctest: +SKIP
+    ...     cluster.set(3, incoming="20mbit")
+    """
+    if isinstance(hosts, bool) or not isinstance(hosts, int) or not 1 <= hosts <= _HOSTS_MAX:
+        raise HostsError(f"hosts={hosts!r} must be a number of hosts, from 1 to {_HOSTS_MAX}")
+    file = _folder() / f"{_checked_name(name)}.json"
+    if why := missing():
+        raise HostsError(why)
+    if name in names():
+        raise HostsError(f"cluster {name!r} is up; take it down with `tidemill hosts down {name}`, or choose another name")
+    rootless = os.geteuid() != 0
+    spec = {
+        "name": name,
+        "hosts": hosts,
+        "bandwidth": bandwidth_bits(bandwidth),
+        "cpus": None if cpus is None else _checked_cpus(cpus),
+        "owner": os.getpid() if owner is None else owner or None,
+        "rootless": rootless,
+        "file": str(file),
+    }
+    apart = ["unshare", *(["--user", "--map-root-user"] if rootless else []), "--net"]
+    keeper = subprocess.Popen(
+        [*apart, sys.executable, "-m", "tidemill.hosts._keeper", json.dumps(spec)],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+    )
+    if keeper.stdout is None or keeper.stderr is None:
+        raise HostsError("a process has no pipes")
+    with keeper.stdout as out, keeper.stderr as errors:
+        line = out.readline()
+        told = json.loads(line) if line else {}
+        if "made" in told:
+            return find(name)._kept_by(keeper)
+        text = errors.read().decode(errors="replace").strip()
+    keeper.wait()
+    raise HostsError(_why(told.get("error") or text or "their keeper has ended without a word", rootless=rootless))
+
+
+def _why(text: str, *, rootless: bool) -> str:
+    """Return what to do when hosts cannot be made."""
+    denied = "not permitted" in text or "denied" in text.lower()
+    if not denied:
+        return f"emulated hosts cannot be made: {text}"
+    remedy = (
+        "allow user namespaces (sysctl kernel.unprivileged_userns_clone=1, kernel.apparmor_restrict_unprivileged_userns=0), or run as root"
+        if rootless
+        else "run this container with --privileged, or --cap-add SYS_ADMIN --cap-add NET_ADMIN"
+    )
+    return f"this user may not make emulated hosts ({text}); {remedy}"

@@ -1,0 +1,82 @@
+"""The system's own programs for namespaces and links, and the sizes that people write."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from collections.abc import Sequence
+from typing import Any
+
+__all__ = ["NEEDED", "HostsError", "bandwidth_bits", "checked", "described", "missing", "shape"]
+
+#: The programs, and the packages that have them.
+NEEDED = {
+    "ip": "iproute2",
+    "tc": "iproute2",
+    "bridge": "iproute2",
+    "unshare": "util-linux",
+    "nsenter": "util-linux",
+    "setpriv": "util-linux",
+}
+
+_UNITS = {"bit": 1, "kbit": 10**3, "mbit": 10**6, "gbit": 10**9}
+#: The least that a token bucket holds, in bytes; and how many times a second it must be enough for.
+_BURST_MIN, _BURSTS = 64 << 10, 200
+#: How long what waits for tokens may wait, before it is dropped.
+_QUEUE = "50ms"
+
+
+class HostsError(RuntimeError):
+    """A cluster of emulated hosts cannot be made, found or changed."""
+
+
+def missing() -> str | None:
+    """Return a sentence that names programs that are not installed; None if all are."""
+    lacking = [name for name in NEEDED if shutil.which(name) is None]
+    if not lacking:
+        return None
+    packages = " ".join(dict.fromkeys(NEEDED[name] for name in lacking))
+    return f"emulated hosts need {', '.join(lacking)}, which this machine does not have; install {packages}"
+
+
+def checked(*command: str) -> str:
+    """Run a program to its end, and return what it printed."""
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise HostsError(f"{command[0]}: {error}") from None
+    if done.returncode != 0:
+        raise HostsError(f"{' '.join(command)}: {done.stderr.strip() or f'exit code {done.returncode}'}")
+    return done.stdout
+
+
+def bandwidth_bits(text: Any, name: str = "bandwidth") -> int | None:
+    """Return the bits per second of a bandwidth such as ``"100mbit"``; None of ``"none"`` or None, which is no limit."""
+    if text is None or text == "none":
+        return None
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmg]?bit)(?:/s)?", text.lower()) if isinstance(text, str) else None
+    bits = round(float(found[1]) * _UNITS[found[2]]) if found else 0
+    # Below that, one full packet would take more than a second.
+    if bits < 16_000:
+        raise HostsError(f'{name}={text!r} must be a bandwidth of at least 16kbit, such as "100mbit" or "1gbit", or "none"')
+    return bits
+
+
+def described(bits: int | None) -> str:
+    """Return a bandwidth as people write it."""
+    if bits is None:
+        return "none"
+    unit, size = next((unit, size) for unit, size in reversed(_UNITS.items()) if bits >= size)
+    return f"{bits / size:g}{unit}"
+
+
+def shape(enter: Sequence[str], device: str, bits: int | None) -> None:
+    """Limit what a device sends by a token bucket, in the namespaces that the words `enter` lead to."""
+    if bits is None:
+        # There may be none: that is what was asked for.
+        subprocess.run([*enter, "tc", "qdisc", "del", "dev", device, "root"], capture_output=True, timeout=60)
+        return
+    burst = max(_BURST_MIN, bits // 8 // _BURSTS)
+    bucket = ["tbf", "rate", f"{bits}bit", "burst", str(burst), "latency", _QUEUE]
+    checked(*enter, "tc", "qdisc", "replace", "dev", device, "root", *bucket)
