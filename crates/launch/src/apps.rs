@@ -17,6 +17,7 @@ pub const APPS: &[App] = &[
         module: "tidemill.apps.checkpoints",
         about: "List and check the checkpoints of a stream, or copy one",
     },
+    App { name: "hosts", module: "tidemill.apps.hosts", about: "Make a cluster of emulated hosts on this machine" },
     App { name: "kmeans", module: "tidemill.apps.kmeans", about: "Cluster the rows of a file with k-means" },
     App { name: "nexmark", module: "tidemill.apps.nexmark", about: "Run Nexmark queries over streams" },
     App {

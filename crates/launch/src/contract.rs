@@ -8,6 +8,7 @@ use std::path::Path;
 
 use tidemill_machine::{CpuSet, Machine};
 
+use crate::hosts::{EmulatedCluster, WorkerPlace, places};
 use crate::options::JobOptions;
 use crate::terminal;
 
@@ -25,6 +26,8 @@ pub struct JobContract {
     threads: u32,
     /// What its workers share, if each shall have a part of its own.
     machine: Option<Machine>,
+    /// Where each worker is, if not all are on this host; and where that is in the network.
+    places: Vec<(WorkerPlace, OsString)>,
     common: Vec<(&'static str, OsString)>,
 }
 
@@ -33,7 +36,7 @@ impl JobContract {
     ///
     /// # Errors
     /// When the system has no random numbers.
-    pub fn new(options: &JobOptions, restart: u32) -> io::Result<Self> {
+    pub fn new(options: &JobOptions, restart: u32, cluster: Option<&EmulatedCluster>) -> io::Result<Self> {
         let machine = Machine::here();
         let cores = machine.usable();
         let size = options.workers.unwrap_or(cores);
@@ -67,6 +70,10 @@ impl JobContract {
             secret: random_hex::<32>()?,
             threads,
             machine: (!options.no_bind).then_some(machine),
+            places: cluster.map_or_else(Vec::new, |cluster| {
+                let located = |place: WorkerPlace| (place, cluster.location(place.host));
+                places(size, cluster.hosts.len()).into_iter().map(located).collect()
+            }),
             common,
         })
     }
@@ -78,6 +85,11 @@ impl JobContract {
         Some(self.machine.as_ref()?.share(rank, self.size)?.into_iter().collect())
     }
 
+    /// The emulated host of worker `rank`, if it is on one.
+    pub fn host(&self, rank: usize) -> Option<usize> {
+        self.places.get(rank).map(|(place, _)| place.host)
+    }
+
     /// The variables of one worker.
     pub fn environment(
         &self,
@@ -87,11 +99,16 @@ impl JobContract {
         crash_dir: &Path,
     ) -> Vec<(&'static str, OsString)> {
         let mut all = self.common.clone();
+        let place = self.places.get(rank);
+        let (local_rank, local_size) = place.map_or((rank, self.size), |(place, _)| place.local);
+        if let Some((_, location)) = place {
+            all.push(("TIDEMILL_LOCATION", location.clone()));
+        }
         all.extend([
             ("TIDEMILL_RANK", rank.to_string().into()),
             ("TIDEMILL_SIZE", self.size.to_string().into()),
-            ("TIDEMILL_LOCAL_RANK", rank.to_string().into()),
-            ("TIDEMILL_LOCAL_SIZE", self.size.to_string().into()),
+            ("TIDEMILL_LOCAL_RANK", local_rank.to_string().into()),
+            ("TIDEMILL_LOCAL_SIZE", local_size.to_string().into()),
             ("TIDEMILL_JOB", self.job.clone().into()),
             // Only this user can read another process's environment; arguments could be read by everybody.
             ("TIDEMILL_SECRET", self.secret.clone().into()),
@@ -121,7 +138,7 @@ mod tests {
 
     fn environment(rank: usize) -> Vec<(&'static str, OsString)> {
         let options = JobOptions { workers: Some(3), threads: Some(2), ..JobOptions::default() };
-        let contract = JobContract::new(&options, 0).expect("the system has random numbers");
+        let contract = JobContract::new(&options, 0, None).expect("the system has random numbers");
         contract.environment(rank, ([127, 0, 0, 1], 4000).into(), None, Path::new("/c"))
     }
 
@@ -144,7 +161,7 @@ mod tests {
         let allowed = Machine::here().allowed();
         for size in 1..=allowed.len() {
             let options = JobOptions { workers: Some(size), ..JobOptions::default() };
-            let contract = JobContract::new(&options, 0).expect("the system has random numbers");
+            let contract = JobContract::new(&options, 0, None).expect("the system has random numbers");
             let shares: Vec<CpuSet> =
                 (0..size).map(|rank| contract.cores(rank).expect("there are enough cores")).collect();
             let all: CpuSet = shares.iter().flat_map(CpuSet::iter).collect();
@@ -153,7 +170,7 @@ mod tests {
             assert!(all.iter().all(|cpu| allowed.contains(cpu)));
         }
         let unbound = JobOptions { workers: Some(1), no_bind: true, ..JobOptions::default() };
-        assert!(JobContract::new(&unbound, 0).expect("the system has random numbers").cores(0).is_none());
+        assert!(JobContract::new(&unbound, 0, None).expect("the system has random numbers").cores(0).is_none());
     }
 
     /// Two jobs that shared a name or a secret could join each other.

@@ -10,6 +10,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
 use std::process::{Child, ExitStatus};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
@@ -23,6 +24,7 @@ use crate::apps::App;
 use crate::cgroup::{self, OomKills};
 use crate::crash::{CrashDir, CrashReport};
 use crate::guard::LaunchGuard;
+use crate::hosts::{EmulatedCluster, HostEntry};
 use crate::lines::OutputStream;
 use crate::options::{self, JobOptions};
 use crate::policy::{FailureReport, GracePeriods, JobEvent, JobPolicy, PolicyAction, WorkerExit};
@@ -58,6 +60,20 @@ pub fn run_app(options: &JobOptions, app: &App, args: Vec<OsString>, python: &Pa
         let _ = writeln!(io::stdout(), "{}", options::APP_HELP);
     }
     code
+}
+
+/// Becomes the same command with the rights of the cluster of emulated hosts that the job runs on, where it takes
+/// them. The error is the exit code.
+pub fn become_owner(options: &JobOptions, args: &[OsString], python: &Path) -> Result<(), i32> {
+    let Some(name) = &options.on else { return Ok(()) };
+    let entered = EmulatedCluster::find(name).map_err(StartError::NoCluster).and_then(|cluster| {
+        let what = "enter the user namespace of the emulated hosts with nsenter(1)";
+        cluster.become_owner(args, python).map_err(|source| StartError::System { what, source })
+    });
+    entered.map_err(|error| {
+        eprintln!("tidemill: {error}");
+        error.exit_code()
+    })
 }
 
 /// Runs `command` as a job and returns its exit code.
@@ -140,11 +156,19 @@ impl<'a> JobLoop<'a> {
     ) -> Result<Self, StartError> {
         let system = |what| move |source: io::Error| StartError::System { what, source };
         set_child_subreaper(true).map_err(|error| system("become a subreaper")(error.into()))?;
-        let contract = contract::JobContract::new(options, restart).map_err(system("prepare the job"))?;
+        // Anew each time: hosts may have been killed.
+        let cluster = options.on.as_deref().map(EmulatedCluster::find).transpose().map_err(StartError::NoCluster)?;
+        let entries = cluster.iter().flat_map(|cluster| &cluster.hosts).map(|host| HostEntry::open(host).map(Arc::new));
+        let entries: Vec<_> = entries.collect::<Result<_, _>>().map_err(system("enter an emulated host"))?;
+        let contract =
+            contract::JobContract::new(options, restart, cluster.as_ref()).map_err(system("prepare the job"))?;
         let crashes = CrashDir::create(&contract.job).map_err(system("make a temporary folder"))?;
         let guard = LaunchGuard::start(crashes.path()).map_err(|e| system("start the guard")(e.into()))?;
-        let listener = TcpListener::bind(("127.0.0.1", 0)).map_err(system("listen on the loopback address"))?;
-        let root = listener.local_addr().map_err(system("listen on the loopback address"))?;
+        let listener = match entries.first() {
+            Some(host) => host.listen().map_err(system("listen on an emulated host"))?,
+            None => TcpListener::bind(("127.0.0.1", 0)).map_err(system("listen on the loopback address"))?,
+        };
+        let root = listener.local_addr().map_err(system("see where it listens"))?;
         let open_files = make_room_for_files(contract.size);
 
         let (sinks, sink_of) = OutputSink::standard();
@@ -179,7 +203,8 @@ impl<'a> JobLoop<'a> {
             let listener = (rank == 0).then(|| listener.as_fd());
             let environment = contract.environment(rank, root, listener, job.crashes.path());
             let cores = contract.cores(rank);
-            let setting = WorkerSetting { environment: &environment, input, listener, open_files, cores };
+            let host = contract.host(rank).map(|host| &entries[host]);
+            let setting = WorkerSetting { environment: &environment, input, listener, open_files, cores, host };
             // On an error the job is dropped, which kills and reaps the workers started so far.
             let mut child = worker::start(program, &setting)?;
             if let Some(stdin) = child.stdin.take() {

@@ -11,6 +11,7 @@
 //! | `cgroup`   | The limits of control groups, and kills for memory                      |
 //! | `policy`   | What to do when a worker fails or a signal comes: decisions without I/O |
 //! | `apps`     | The table of ready-made applications                                    |
+//! | `hosts`    | Clusters of emulated hosts, and how a worker starts on one              |
 //! | `crash`    | The reports that failing workers leave                                  |
 //! | `lines`    | Whole lines, each with its rank in front                                |
 //! | `options`  | The command line                                                        |
@@ -30,6 +31,7 @@ mod cgroup;
 mod contract;
 mod crash;
 mod guard;
+mod hosts;
 mod info;
 mod job;
 mod lines;
@@ -64,7 +66,7 @@ pub const VERSION: &str = env!("CARGO_PKG_VERSION");
 /// program cannot be started; 2 for a wrong command line.
 pub fn main(args: Vec<OsString>, python: PathBuf) -> i32 {
     occupy_standard_descriptors();
-    let request = match options::parse(args) {
+    let request = match options::parse(args.clone()) {
         Ok(request) => request,
         Err(error) => {
             // A closed terminal is all that can go wrong, and then there is nobody to tell.
@@ -72,6 +74,9 @@ pub fn main(args: Vec<OsString>, python: PathBuf) -> i32 {
             return error.exit_code();
         }
     };
+    if let Err(code) = request.options().map_or(Ok(()), |options| job::become_owner(options, &args, &python)) {
+        return code;
+    }
     match request {
         CliRequest::Run(run) => job::run(&run.options, &run.command, &python),
         CliRequest::App(app, app_args) => job::run_app(&app_args.options, app, app_args.args, &python),

@@ -18,6 +18,17 @@ pub enum CliRequest {
     App(&'static App, AppArgs),
 }
 
+impl CliRequest {
+    /// How a job is started, if one is.
+    pub fn options(&self) -> Option<&JobOptions> {
+        match self {
+            CliRequest::Run(run) => Some(&run.options),
+            CliRequest::App(_, app) => Some(&app.options),
+            CliRequest::Info(info) => info.job.then_some(&info.options),
+        }
+    }
+}
+
 /// How a job is started; the same for `run` and for every application.
 #[derive(Args, Clone, Debug, Default)]
 pub struct JobOptions {
@@ -46,6 +57,10 @@ pub struct JobOptions {
     /// there are enough
     #[arg(long, action = ArgAction::SetTrue)]
     pub no_bind: bool,
+
+    /// Start the workers on the emulated hosts of this cluster, evenly, as `tidemill hosts up` made it
+    #[arg(long, value_name = "CLUSTER")]
+    pub on: Option<String>,
 
     /// How workers on this host communicate [default: auto, the fastest that works]
     #[arg(long, value_enum, value_name = "KIND")]

@@ -8,10 +8,13 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
 
 use nix::sys::resource::{Resource, setrlimit};
 use nix::unistd::{AccessFlags, access};
 use tidemill_machine::CpuSet;
+
+use crate::hosts::HostEntry;
 
 /// The program that every worker runs.
 #[derive(Debug, PartialEq, Eq)]
@@ -30,6 +33,8 @@ pub enum StartError {
     NotExecutable(PathBuf),
     /// `-m` without a module, or an option that `tidemill run` does not have.
     Usage(String),
+    /// There is no such cluster of emulated hosts.
+    NoCluster(String),
     /// The system refused.
     System { what: &'static str, source: io::Error },
 }
@@ -41,7 +46,7 @@ impl StartError {
             Self::NotFound(_) => 127,
             Self::NotExecutable(_) => 126,
             Self::Usage(_) => 2,
-            Self::System { .. } => 1,
+            Self::NoCluster(_) | Self::System { .. } => 1,
         }
     }
 }
@@ -64,7 +69,7 @@ impl fmt::Display for StartError {
                  interpreter first: tidemill run python3 {0}",
                 file.display()
             ),
-            Self::Usage(message) => f.write_str(message),
+            Self::Usage(message) | Self::NoCluster(message) => f.write_str(message),
             Self::System { what, source } => write!(f, "cannot {what}: {source}"),
         }
     }
@@ -151,6 +156,8 @@ pub struct WorkerSetting<'a> {
     pub open_files: Option<(u64, u64)>,
     /// The cores it shall stay on.
     pub cores: Option<CpuSet>,
+    /// The emulated host that it runs on, if not this one.
+    pub host: Option<&'a Arc<HostEntry>>,
 }
 
 /// Starts one worker, at the head of a process group of its own, killed by the kernel should the launcher be killed.
@@ -176,8 +183,15 @@ pub fn start(program: &WorkerProgram, setting: &WorkerSetting<'_>) -> Result<Chi
         .process_group(0);
     let listener = setting.listener.map(|fd| fd.as_raw_fd());
     let (open_files, cores, launcher) = (setting.open_files, setting.cores.clone(), std::process::id());
+    let host = setting.host.cloned();
+    let moved = setting.host.map(|host| host.adopt_children()).transpose();
+    let _elsewhere = moved.map_err(|source| StartError::System { what: "start a worker on its host", source })?;
+    let work = move || {
+        prepare(launcher, listener, open_files, cores.as_ref(), host.is_some())?;
+        host.as_ref().map_or(Ok(()), |host| host.enter())
+    };
     // SAFETY: between fork and exec only system calls run: no allocation, no lock.
-    unsafe { command.pre_exec(move || prepare(launcher, listener, open_files, cores.as_ref())) };
+    unsafe { command.pre_exec(work) };
     command.spawn().map_err(|source| match source.raw_os_error() {
         Some(libc::ENOEXEC | libc::EACCES) => StartError::NotExecutable(program.file.clone()),
         _ => StartError::System { what: "start a worker", source },
@@ -190,10 +204,12 @@ fn prepare(
     listener: Option<RawFd>,
     open_files: Option<(u64, u64)>,
     cores: Option<&CpuSet>,
+    elsewhere: bool,
 ) -> io::Result<()> {
     nix::sys::prctl::set_pdeathsig(nix::sys::signal::Signal::SIGKILL)?;
-    // The launcher may have died before the line above: then no signal will ever come.
-    if std::os::unix::process::parent_id() != launcher {
+    // The launcher may have died before the line above: then no signal will ever come. On an emulated host it is out of
+    // sight, and has no number; there the end of the launcher's guard ends what is left.
+    if !elsewhere && std::os::unix::process::parent_id() != launcher {
         return Err(io::Error::from_raw_os_error(libc::ESRCH));
     }
     if let Some((soft, hard)) = open_files {

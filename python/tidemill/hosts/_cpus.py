@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,8 @@ __all__ = ["CpuGroup"]
 _MOUNTED = Path("/sys/fs/cgroup")
 #: The time in which a group may use its part, in microseconds: short, so that a slow host is slow and not by turns.
 _PERIOD_US = 20_000
+#: How long processes that have been killed may take to be gone.
+_ENDING_S = 5.0
 
 
 @dataclass(frozen=True)
@@ -67,9 +70,13 @@ class CpuGroup:
         return ["sh", "-c", 'echo 0 > "$0/cgroup.procs" && exec "$@"', str(self.folder), *command]
 
     def remove(self) -> None:
-        """Remove it; its processes have ended."""
-        with contextlib.suppress(OSError):
-            self.folder.rmdir()
+        """Remove it. Its processes are about to end."""
+        until = time.monotonic() + _ENDING_S
+        while self.folder.exists() and time.monotonic() < until:
+            with contextlib.suppress(OSError):
+                self.folder.rmdir()
+                return
+            time.sleep(0.01)
 
 
 def _parent() -> Path | None:
