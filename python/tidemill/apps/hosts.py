@@ -48,8 +48,12 @@ def _parser() -> argparse.ArgumentParser:
 
     made = commands.add_parser("up", help="make a cluster, which is there until `down`, or until its owner ends")
     made.add_argument("--hosts", type=int, required=True, metavar="N", help="number of hosts")
-    made.add_argument("--bandwidth", metavar="RATE", help="what each host can send, and receive, such as 100mbit (default: no limit)")
-    made.add_argument("--cpus", type=float, metavar="X", help="processors of each host, such as 0.5 (default: no limit)")
+    made.add_argument(
+        "--bandwidth", metavar="RATE", help="what each host can send, and receive, such as 100mbit (default: no limit)"
+    )
+    made.add_argument(
+        "--cpus", type=float, metavar="X", help="processors of each host, such as 0.5 (default: no limit)"
+    )
     made.add_argument("--name", default="lab", help="name of the cluster (default: lab)")
     made.add_argument(
         "--owner",
@@ -78,7 +82,9 @@ def _parser() -> argparse.ArgumentParser:
     shown = commands.add_parser("show", help="show the bytes and rates of each host; Ctrl-C ends it")
     shown.add_argument("name", nargs="?", default="lab", help="name of the cluster (default: lab)")
     shown.add_argument("--once", action="store_true", help="print once, with rates since the cluster is up, and end")
-    shown.add_argument("--every", type=duration_s, default=1.0, metavar="TIME", help="time between two looks (default: 1s)")
+    shown.add_argument(
+        "--every", type=duration_s, default=1.0, metavar="TIME", help="time between two looks (default: 1s)"
+    )
     shown.set_defaults(run=_show)
 
     taken = commands.add_parser("down", help="end all processes on the hosts, and take the cluster away")
@@ -149,7 +155,9 @@ def _table(cluster: Cluster, now: Sequence[Traffic], before: Sequence[Traffic] |
             )
         )
     widths = [max(len(line[at]) for line in lines) for at in range(len(lines[0]))]
-    return "\n".join("  ".join(f"{word:>{width}}" for word, width in zip(line, widths, strict=True)).rstrip() for line in lines)
+    return "\n".join(
+        "  ".join(f"{word:>{width}}" for word, width in zip(line, widths, strict=True)).rstrip() for line in lines
+    )
 
 
 def _size(count: int) -> str:

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -100,7 +100,9 @@ class Cluster:
     def __enter__(self) -> Cluster:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.down()
 
     @property
@@ -116,7 +118,9 @@ class Cluster:
         if not self.is_up:
             raise HostsError(f"cluster {self.name!r} has been taken down")
         if isinstance(number, bool) or not isinstance(number, int) or not 0 <= number < len(self.hosts):
-            raise HostsError(f"host {number!r} is not one of cluster {self.name!r}, whose hosts are 0 to {len(self.hosts) - 1}")
+            raise HostsError(
+                f"host {number!r} is not one of cluster {self.name!r}, whose hosts are 0 to {len(self.hosts) - 1}"
+            )
         host = self.hosts[number]
         if not host.is_alive:
             raise HostsError(f"host {number} of cluster {self.name!r} has been killed")
@@ -190,7 +194,9 @@ class Cluster:
 
     def traffic(self) -> list[Traffic]:
         """Return what each host has received and sent, and its limits. What a killed host has sent is not known any more: zeros."""
-        links = {link["ifname"]: link for link in json.loads(checked(*self._world(), "ip", "-j", "-s", "-d", "link", "show"))}
+        links = {
+            link["ifname"]: link for link in json.loads(checked(*self._world(), "ip", "-j", "-s", "-d", "link", "show"))
+        }
         limits = _limits(checked(*self._world(), "tc", "-j", "qdisc", "show"))
         found = []
         for host in self.hosts:
@@ -276,7 +282,9 @@ def find(name: str = "lab") -> Cluster:
 
 def _checked_name(name: Any) -> str:
     if not isinstance(name, str) or not re.fullmatch(r"[a-z][a-z0-9-]{0,19}", name):
-        raise HostsError(f"name={name!r} must begin with a letter and have at most 20 letters, digits and hyphens, all lowercase")
+        raise HostsError(
+            f"name={name!r} must begin with a letter and have at most 20 letters, digits and hyphens, all lowercase"
+        )
     return name
 
 
@@ -326,7 +334,9 @@ def up(
     if why := missing():
         raise HostsError(why)
     if name in names():
-        raise HostsError(f"cluster {name!r} is up; take it down with `tidemill hosts down {name}`, or choose another name")
+        raise HostsError(
+            f"cluster {name!r} is up; take it down with `tidemill hosts down {name}`, or choose another name"
+        )
     rootless = os.geteuid() != 0
     spec = {
         "name": name,

@@ -59,7 +59,9 @@ def bandwidth_bits(text: Any, name: str = "bandwidth") -> int | None:
     bits = round(float(found[1]) * _UNITS[found[2]]) if found else 0
     # Below that, one full packet would take more than a second.
     if bits < 16_000:
-        raise HostsError(f'{name}={text!r} must be a bandwidth of at least 16kbit, such as "100mbit" or "1gbit", or "none"')
+        raise HostsError(
+            f'{name}={text!r} must be a bandwidth of at least 16kbit, such as "100mbit" or "1gbit", or "none"'
+        )
     return bits
 
 

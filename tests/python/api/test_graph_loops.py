@@ -335,6 +335,8 @@ def test_a_loop_in_which_all_wait_says_so(tmp_path: Path, workers: int) -> None:
     running = launched.start("run", "-n", str(workers), program, env={"TIDEMILL_STALL_WARNING": "0.2"})
     errors = launched.Output(running.stderr)
     launched.wait_until(lambda: "let one of them send before it receives" in errors.text, "an explanation")
-    assert re.search(r"a task of a loop has waited for 0.2 s for (first.out -> second.in|second.out -> first.in)", errors.text)
+    assert re.search(
+        r"a task of a loop has waited for 0.2 s for (first.out -> second.in|second.out -> first.in)", errors.text
+    )
     running.send_signal(signal.SIGINT)
     assert running.wait(launched.PATIENCE_S) == 130

@@ -1,8 +1,4 @@
-"""Jobs on two hosts: network namespaces with one cable between them, each with processes and a name of its own.
-
-A host is what shares a kernel and sees each other's processes, so a network namespace alone would be no host of its own,
-and rightly so: shared memory works across it.
-"""
+"""Jobs on two emulated hosts, with workers that know no more than their rank and where rank 0 is."""
 
 from __future__ import annotations
 
@@ -14,14 +10,15 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import launched
 import pytest
 import stream_job
+import tidemill.testing
 import workers
+from tidemill.hosts import Cluster
 
 # One pair of hosts at a time: each takes many processes.
 pytestmark = pytest.mark.xdist_group("hosts")
@@ -34,84 +31,20 @@ def _run(*command: str) -> None:
     subprocess.run(command, check=True, capture_output=True, text=True, timeout=launched.PATIENCE_S)
 
 
-class Hosts:
-    """Two hosts, `10.7.7.1` and `10.7.7.2`."""
-
-    def __init__(self) -> None:
-        self.names = [f"tm{os.getpid()}-{i}" for i in range(2)]
-        self.inits: list[subprocess.Popen[bytes]] = []
-
-    def build(self) -> None:
-        """Make the hosts and the cable, or raise what is in the way."""
-        first, second = self.names
-        for name in self.names:
-            _run("ip", "netns", "add", name)
-        _run("ip", "link", "add", "tm0", "netns", first, "type", "veth", "peer", "name", "tm0", "netns", second)
-        for i, name in enumerate(self.names):
-            _run("ip", "-n", name, "address", "add", f"10.7.7.{i + 1}/24", "dev", "tm0")
-            _run("ip", "-n", name, "link", "set", "lo", "up")
-            _run("ip", "-n", name, "link", "set", "tm0", "up")
-            self._boot(name)
-
-    def _boot(self, name: str) -> None:
-        """Start the process whose end is the end of all processes of the host."""
-        apart = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc", "--uts"]
-        init = ["sh", "-c", 'hostname "$0" && echo up && exec sleep infinity', name]
-        self.inits.append(
-            subprocess.Popen(["ip", "netns", "exec", name, *apart, *init], stdout=subprocess.PIPE, bufsize=0)
-        )
-        out = self.inits[-1].stdout
-        if out is None or out.read(3) != b"up\n":
-            raise OSError("unshare(1) makes no PID namespace")
-
-    def remove(self) -> None:
-        """Take away what there is of them."""
-        for init in self.inits:
-            init.kill()
-            init.wait()
-            if init.stdout is not None:
-                init.stdout.close()
-        for name in self.names:
-            subprocess.run(["ip", "netns", "del", name], capture_output=True)
-
-    def _init(self, host: int) -> int:
-        return launched.children(self.inits[host].pid)[0]
-
-    def prefix(self, host: int) -> list[str]:
-        """The command in front of one that shall run on a host."""
-        return ["nsenter", "--target", str(self._init(host)), "--net", "--pid", "--mount", "--uts"]
-
-    def kill(self, host: int) -> None:
-        """End all processes of a host at once."""
-        os.kill(self._init(host), signal.SIGKILL)
-
-    def pull_the_cable(self) -> None:
-        """From now on what either host sends is lost, and neither is told."""
-        _run("ip", "-n", self.names[0], "link", "set", "tm0", "down")
+hosts = tidemill.testing.hosts(2)
 
 
-@pytest.fixture
-def hosts() -> Iterator[Hosts]:
-    """Two hosts, or a skip that says what is missing."""
-    made = Hosts()
-    try:
-        try:
-            made.build()
-        except (OSError, subprocess.CalledProcessError) as error:
-            why = getattr(error, "stderr", None) or error
-            pytest.skip(f"needs root, ip(8), unshare(1) and network namespaces: {why}")
-        yield made
-    finally:
-        made.remove()
+def names_of(hosts: Cluster) -> list[str]:
+    return [host.name for host in hosts.hosts]
 
 
-def job(folder: Path, hosts: Hosts, program: str, **env: str) -> workers.Job:
+def job(folder: Path, hosts: Cluster, program: str, **env: str) -> workers.Job:
     """Two workers on each host, who know no more than `RANK`, `WORLD_SIZE` and where rank 0 is."""
     prefixes = {rank: hosts.prefix(rank // LOCAL) for rank in range(2 * LOCAL)}
-    return workers.Job(folder, 2 * LOCAL, program, {"MASTER_ADDR": "10.7.7.1", **env}, prefixes)
+    return workers.Job(folder, 2 * LOCAL, program, {"MASTER_ADDR": hosts.hosts[0].address, **env}, prefixes)
 
 
-def test_a_program_runs_on_two_hosts(tmp_path: Path, hosts: Hosts) -> None:
+def test_a_program_runs_on_two_hosts(tmp_path: Path, hosts: Cluster) -> None:
     """Shared memory within a host and TCP between: a wrong choice would read another host's memory, or be slow."""
     program = """
         import numpy as np
@@ -152,12 +85,12 @@ def test_a_program_runs_on_two_hosts(tmp_path: Path, hosts: Hosts) -> None:
     shm, tcp = ["None, 'shm'", "'shm', None"], "'tcp', 'tcp'"
     assert transports == [f"[{shm[0]}, {tcp}]", f"[{shm[1]}, {tcp}]", f"[{tcp}, {shm[0]}]", f"[{tcp}, {shm[1]}]"]
     rows = json.loads(table)
-    assert [row["host"] for row in rows] == [name for name in hosts.names for _ in range(LOCAL)]
+    assert [row["host"] for row in rows] == [name for name in names_of(hosts) for _ in range(LOCAL)]
     assert [row["host_id"] for row in rows] == [0, 0, LOCAL, LOCAL], "the lowest rank of each host"
     assert [row["reason"].partition(";")[0] for row in rows[1:]] == ["same host", "on another host", "on another host"]
 
 
-def test_sources_run_where_their_files_are(tmp_path: Path, hosts: Hosts) -> None:
+def test_sources_run_where_their_files_are(tmp_path: Path, hosts: Cluster) -> None:
     """Each host has files of its own under the same names: a copy that reads on the other host brings the wrong rows."""
     data = tmp_path / "data"
     data.mkdir()
@@ -203,7 +136,7 @@ def test_sources_run_where_their_files_are(tmp_path: Path, hosts: Hosts) -> None
         assert running.succeed() == ["done\n"] * 4
 
 
-def own_folder(hosts: Hosts, folder: Path, *files: dict[str, str]) -> None:
+def own_folder(hosts: Cluster, folder: Path, *files: dict[str, str]) -> None:
     """Give each host files of its own in a folder; those of one name and text are of one time."""
     folder.mkdir()
     for host, texts in enumerate(files):
@@ -214,7 +147,7 @@ def own_folder(hosts: Hosts, folder: Path, *files: dict[str, str]) -> None:
             _run(*hosts.prefix(host), "sh", "-c", write, str(folder / name), text, when)
 
 
-def test_files_of_each_host_are_read_there(tmp_path: Path, hosts: Hosts) -> None:
+def test_files_of_each_host_are_read_there(tmp_path: Path, hosts: Cluster) -> None:
     """Logs of one name on both hosts, a file that only one has, and one that both have: rows that come twice, or from the wrong host."""
     logs = tmp_path / "logs"
 
@@ -264,7 +197,7 @@ def test_files_of_each_host_are_read_there(tmp_path: Path, hosts: Hosts) -> None
         assert running.succeed() == ["done\n"] * 4
 
 
-def test_files_that_differ_between_hosts_are_told(tmp_path: Path, hosts: Hosts) -> None:
+def test_files_that_differ_between_hosts_are_told(tmp_path: Path, hosts: Cluster) -> None:
     """Each worker would read a part of another file, and nobody would know."""
     data = tmp_path / "data"
     own_folder(
@@ -348,7 +281,7 @@ def test_files_that_differ_between_hosts_are_told(tmp_path: Path, hosts: Hosts) 
         assert running.succeed() == ["done\n"] * 4
 
 
-def test_files_of_a_stream_that_not_all_hosts_see(tmp_path: Path, hosts: Hosts) -> None:
+def test_files_of_a_stream_that_not_all_hosts_see(tmp_path: Path, hosts: Cluster) -> None:
     """A file that its reader's host does not see would be read by nobody. One that has just come may be seen a moment later."""
     program = """
         import tidemill as tm
@@ -368,7 +301,7 @@ def test_files_of_a_stream_that_not_all_hosts_see(tmp_path: Path, hosts: Hosts) 
     with job(tmp_path, hosts, program.format(path=str(apart))) as running:
         told = set(running.succeed())
     (error,) = told
-    here, there = hosts.names
+    here, there = names_of(hosts)
     assert (
         f"files {apart}: {here} does not see {apart}/1.json, which {there} has; all hosts must see a stream's files"
         in error
@@ -391,7 +324,7 @@ def test_files_of_a_stream_that_not_all_hosts_see(tmp_path: Path, hosts: Hosts) 
     assert waits.wait(launched.PATIENCE_S) == 0
 
 
-def test_a_table_is_measured_on_two_hosts_and_followed(tmp_path: Path, hosts: Hosts) -> None:
+def test_a_table_is_measured_on_two_hosts_and_followed(tmp_path: Path, hosts: Cluster) -> None:
     """Rank 0 has the table, and its host alone: workers that chose without it would run another schedule and hang, or fail."""
     folder = tmp_path / "tables"
     folder.mkdir()
@@ -440,7 +373,7 @@ counts.write_stream(lambda rows: None, name="clicks")
 """
 
 
-def test_a_stream_is_shown_where_its_worker_0_is(tmp_path: Path, hosts: Hosts) -> None:
+def test_a_stream_is_shown_where_its_worker_0_is(tmp_path: Path, hosts: Cluster) -> None:
     """Nobody sees the files of another host: worker 0 has to hear from all workers, and who looks elsewhere is told so."""
     folder = tmp_path / "run"
     own_folder(hosts, folder, {}, {})
@@ -471,10 +404,10 @@ def test_a_stream_is_shown_where_its_worker_0_is(tmp_path: Path, hosts: Hosts) -
             launched.wait_until(all_work, "what all workers do, on the host of worker 0")
             found = told(0)
             assert [found[worker]["host"] for worker in range(4)] == [
-                hosts.names[worker // LOCAL] for worker in range(4)
+                names_of(hosts)[worker // LOCAL] for worker in range(4)
             ]
             assert len({status["job_id"] for status in found.values()}) == 1
-            assert {status["first_host"] for status in found.values()} == {hosts.names[0]}
+            assert {status["first_host"] for status in found.values()} == {names_of(hosts)[0]}
             assert all(status["silent_s"] < 5 and not status["over"] for status in found.values())
             assert found[0]["job_id"] not in job_ids
             job_ids.add(found[0]["job_id"])
@@ -483,7 +416,7 @@ def test_a_stream_is_shown_where_its_worker_0_is(tmp_path: Path, hosts: Hosts) -
             def have_rates() -> bool:
                 shown = ran(0, "top", "--once", "--every", "1").stdout
                 assert line(shown, "stream").startswith("stream 'clicks'  4 of 4 workers on 2 hosts  running "), shown
-                ofs = [f"workers {host * LOCAL}-{host * LOCAL + 1} on {hosts.names[host]}" for host in range(2)]
+                ofs = [f"workers {host * LOCAL}-{host * LOCAL + 1} on {names_of(hosts)[host]}" for host in range(2)]
                 parts = [re.match(rf"{of} +([\d,]+) ", line(shown, of)) for of in ofs]
                 assert all(parts), shown
                 return all(part and part[1] != "0" for part in parts)
@@ -491,9 +424,9 @@ def test_a_stream_is_shown_where_its_worker_0_is(tmp_path: Path, hosts: Hosts) -
             launched.wait_until(have_rates, "rows of both hosts")
             shown = ran(1, "top", "--once", "--every", "0.5").stdout
             assert line(shown, "stream").startswith("stream 'clicks'  2 of 4 workers  running "), shown
-            assert f"tidemill top shows all workers on host {hosts.names[0]}, where worker 0 is" in shown
+            assert f"tidemill top shows all workers on host {names_of(hosts)[0]}, where worker 0 is" in shown
             stopped = ran(1, "stop", "clicks")
-            where = f"streams are stopped on the machine of their worker 0: 'clicks' on host {hosts.names[0]}"
+            where = f"streams are stopped on the machine of their worker 0: 'clicks' on host {names_of(hosts)[0]}"
             assert (stopped.returncode, stopped.stderr) == (1, f"tidemill stop: {where}\n")
 
             (pid,) = launched.children(running.workers[victim].pid)
@@ -501,7 +434,7 @@ def test_a_stream_is_shown_where_its_worker_0_is(tmp_path: Path, hosts: Hosts) -
                 os.kill(pid, signal.SIGSTOP)
                 launched.wait_until(lambda: told(0)[3]["silent_s"] > 6, "silence")
                 shown = ran(0, "top", "--once", "--every", "0.5").stdout
-                silent = rf"nothing heard for \d+\.\d s: worker 3 on {hosts.names[1]}"
+                silent = rf"nothing heard for \d+\.\d s: worker 3 on {names_of(hosts)[1]}"
                 assert re.fullmatch(silent, line(shown, "nothing heard")), shown
                 # nsenter(1) stops with what it has started, and continues it.
                 running.workers[victim].send_signal(signal.SIGCONT)
@@ -531,7 +464,7 @@ except tm.WorkerLost as error:
 
 
 @pytest.mark.parametrize("victim", [0, 1, 3])
-def test_a_kill_reaches_the_other_host(tmp_path: Path, hosts: Hosts, victim: int) -> None:
+def test_a_kill_reaches_the_other_host(tmp_path: Path, hosts: Cluster, victim: int) -> None:
     """The other host cannot see the process end; its kernel's last word must do."""
     with job(tmp_path, hosts, LOOP) as running:
         launched.pids_in(tmp_path, 2 * LOCAL)
@@ -543,12 +476,12 @@ def test_a_kill_reaches_the_other_host(tmp_path: Path, hosts: Hosts, victim: int
             assert code == 0 and out.startswith(f"lost {victim} "), f"rank {rank}: {out}{err}"
 
 
-def test_a_pulled_cable_is_noticed_on_both_sides(tmp_path: Path, hosts: Hosts) -> None:
+def test_a_pulled_cable_is_noticed_on_both_sides(tmp_path: Path, hosts: Cluster) -> None:
     """Nothing comes any more, not even the end of a connection; silence alone must tell."""
     with job(tmp_path, hosts, LOOP, TIDEMILL_FAILURE_TIMEOUT="2") as running:
         launched.pids_in(tmp_path, 2 * LOCAL)
         pulled = time.monotonic()
-        hosts.pull_the_cable()
+        hosts.cut(1)
         results = running.finish()
     for rank, (code, out, err) in enumerate(results):
         assert code == 0 and out.startswith("lost "), f"rank {rank}: {out}{err}"
@@ -590,7 +523,7 @@ def is_lost(err: str, host: str, ranks: range) -> bool:
 
 
 @pytest.mark.parametrize(("how", "lost"), [("killed", 0), ("killed", 1), ("cut off", 0), ("cut off", 1)])
-def test_a_stream_goes_on_with_the_host_that_is_left(tmp_path: Path, hosts: Hosts, how: str, lost: int) -> None:
+def test_a_stream_goes_on_with_the_host_that_is_left(tmp_path: Path, hosts: Cluster, how: str, lost: int) -> None:
     """A host dies, or is cut off, in the middle of a stream whose sink must have every row once. Nobody here can start its workers again:
     all others end and name it, and the job goes on from its last checkpoint with the host that is left, where nothing is lost or comes twice.
     """
@@ -610,7 +543,7 @@ def test_a_stream_goes_on_with_the_host_that_is_left(tmp_path: Path, hosts: Host
             return bool(seen())
 
         launched.wait_until(has_results, "the first results")
-        hosts.pull_the_cable() if how == "cut off" else hosts.kill(lost)
+        hosts.cut(lost) if how == "cut off" else hosts.kill(lost)
         (tmp_path / "hold").unlink()
         ends = running.finish()
     of_host = [range(host * LOCAL, (host + 1) * LOCAL) for host in range(2)]
@@ -618,7 +551,7 @@ def test_a_stream_goes_on_with_the_host_that_is_left(tmp_path: Path, hosts: Host
         # Whoever lives: of a host that is cut off its own workers, too, for which the other one is lost.
         other = 1 - rank // LOCAL
         if how == "cut off" or other == lost:
-            assert code != 0 and is_lost(err, hosts.names[other], of_host[other]), f"rank {rank}: {code}\n{err}"
+            assert code != 0 and is_lost(err, names_of(hosts)[other], of_host[other]), f"rank {rank}: {code}\n{err}"
     before = seen()
     assert before and before < expected
 

@@ -456,15 +456,12 @@ impl ActiveRun {
         (comm, states): (Option<CopyComm>, Option<Arc<CopyStates>>),
     ) -> Result<(), DataflowError> {
         let (index, task) = (index as usize, &flow.tasks[index as usize]);
-        let cancel = self.state.cancel.token();
+        let (cancel, in_loop) = (self.state.cancel.token(), flow.is_in_loop(index));
         let input = |port: usize, streaming: bool| {
             let queue = queues[port][copy as usize].as_ref().expect("a copy of this worker has its queues");
-            let mut input = Input::new(Arc::clone(queue), copy, streaming, self.state.cancel.token());
+            let mut input = Input::new(Arc::clone(queue), copy, streaming, in_loop, self.state.cancel.token());
             let leads_here = |edge: &&Arc<EdgeRuntime>| flow.edges[edge.id as usize].target.is(index, port);
             edges.iter().filter(leads_here).for_each(|edge| input.add_edge(edge));
-            if flow.is_in_loop(index) {
-                input.note_loop();
-            }
             input
         };
         let mut inputs: Vec<Input> = (0..task.inputs).map(|port| input(port, task.streaming)).collect();

@@ -467,7 +467,7 @@ mod tests {
         let inlets = [Some(Arc::clone(&inlet))];
         let edge =
             Arc::new(EdgeRuntime::new(0, (&flow_edge, "a", "b"), (vec![1], vec![0]), &inlets, links, &[0, 0], limits));
-        let mut input = Input::new(inlet, 0, true, Arc::new(CancelFlag::default()).token());
+        let mut input = Input::new(inlet, 0, true, false, Arc::new(CancelFlag::default()).token());
         input.add_edge(&edge);
         (edge, input)
     }

@@ -103,16 +103,12 @@ pub struct Input {
 }
 
 impl Input {
-    pub(crate) fn new(inlet: Arc<Inlet>, target: u32, streaming: bool, cancel: CancelToken) -> Self {
+    /// Of a task that is part of a loop long waits are explained.
+    pub(crate) fn new(inlet: Arc<Inlet>, target: u32, streaming: bool, in_loop: bool, cancel: CancelToken) -> Self {
         let marks = streaming.then(MarkMerger::default);
-        let (overtaking, replay, ahead, meter, rounds, in_loop, pace) = Default::default();
+        let (overtaking, replay, ahead, meter, rounds, pace) = Default::default();
         let (streams, open) = (Vec::new(), 0);
         Input { inlet, streams, open, target, cancel, marks, overtaking, replay, ahead, meter, rounds, in_loop, pace }
-    }
-
-    /// Has long waits explained: its task is part of a loop.
-    pub(crate) fn note_loop(&mut self) {
-        self.in_loop = true;
     }
 
     /// Gives out no more rows at a time than take a moment to work on: marks pass between them.
