@@ -25,7 +25,7 @@ from .systems import BENCH, SYSTEMS, Launch, present
 from .tables import OURS, duration, order, spread, table
 
 WORKER = str(BENCH / "harness" / "loops_worker.py")
-WAYS = ("bsp", "bsp-in-stream", "bsp-numpy", "loop")
+WAYS = ("bsp", "bsp-in-stream", "bsp-numpy", "loop", "loop-kernels")
 OURS_ALL = tuple(f"{OURS}-{way}" for way in WAYS)
 PEERS = {"kmeans": ("spark-mllib",), "mds": ()}
 
@@ -156,10 +156,11 @@ def section(loops: dict[str, Any]) -> str:
     return "\n".join(parts)
 
 
-#: What each way is compared with: an estimator with the estimator, an iteration in NumPy with that.
+#: What each way is compared with: an estimator and its kernels with the estimator, an iteration in NumPy with that.
 BASES = {
     f"{OURS}-bsp-in-stream": f"{OURS}-bsp",
     f"{OURS}-loop": f"{OURS}-bsp-numpy",
+    f"{OURS}-loop-kernels": f"{OURS}-bsp",
     "spark-mllib": f"{OURS}-bsp",
 }
 

@@ -7,6 +7,7 @@ Ways:
     bsp-in-stream  the same within `bsp` of a stream: its one window has all rows
     bsp-numpy      an iteration written in NumPy, and `Allreduce` or `Allgather`
     loop           the same iteration as a task, whose copies stay alive; an edge leads back to it
+    loop-kernels   a loop whose task calls the kernels that the estimators call
 Problems: `kmeans`, from the first centers START, and `mds`, of the distances of ROWS, from the positions START.
 
 Rank 0 prints {"fit_s": seconds of a fit of ITERATIONS, "first_s": of one}, from rows in memory to the answer on rank 0, and the steps of
@@ -23,7 +24,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import tidemill as tm
 from fits import timed
+from tidemill import _tidemill as native
 from tidemill.ml import MDS, KMeans, using
+from tidemill.ml._threads import pool
 
 Array = Any
 Fit = Callable[[int], Array]  # iterations -> centers or positions
@@ -206,7 +209,54 @@ def loop(problem: Problem) -> Fit:
     return fit
 
 
-WAYS = {"bsp": bsp, "bsp-in-stream": bsp_in_stream, "bsp-numpy": bsp_numpy, "loop": loop}
+def loop_kernels(problem: Problem) -> Fit:
+    exchange, workers = tm.exchange, pool()
+
+    def kmeans(totals: Any, out: Any, context: Any) -> Array:
+        mine, (k, d) = share(problem.rows, context.copy, context.copies), problem.start.shape
+        shift, centers, local = np.zeros(d, mine.dtype), problem.start.astype(np.float64), np.empty(k * d + k + 1)
+        fit = native.KMeansFit(workers, mine, shift, None, k, "auto", limits[0])
+        for _ in totals.rounds():
+            fit.step(workers, mine, shift, None, centers, local)
+            out.send(local)
+            total = next(totals)
+            sums, counts = total[: k * d].reshape(k, d), total[k * d : -1, None]
+            centers = np.where(counts > 0, sums / np.maximum(counts, 1), centers)
+        return centers.astype(problem.start.dtype)
+
+    def mds(moved: Any, out: Any, context: Any) -> Array:
+        delta, positions = distances(problem.rows, context.copy, context.copies), problem.start
+        (mine, n), k = delta.shape, positions.shape[1]
+        first = n * context.copy // context.copies
+        cells, local = native.MdsDistances(mine, n, first, "float32"), np.empty((mine, k + 1))
+        cells.fill(workers, 0, delta, 1.0)
+        for _ in moved.rounds():
+            own = np.ascontiguousarray(positions[first : first + mine])
+            cells.guttman(workers, own, positions, np.ones(n), 0.0, local)
+            out.send(local[:, :-1] / n)
+            positions = np.concatenate(next(moved))
+        return positions
+
+    limits = [1]
+
+    def fit(iterations: int) -> Array:
+        limits[0] = iterations
+        graph = tm.Graph("loop of kernels")
+        task = graph.compute("iterate", kmeans if problem.kmeans else mds, schema="arrays")
+        back = exchange.all_reduce("sum", rounds="strict") if problem.kmeans else exchange.all_gather(rounds="strict")
+        graph.feedback(task, task, back, limit=iterations)
+        return graph.run()["iterate"][0]
+
+    return fit
+
+
+WAYS = {
+    "bsp": bsp,
+    "bsp-in-stream": bsp_in_stream,
+    "bsp-numpy": bsp_numpy,
+    "loop": loop,
+    "loop-kernels": loop_kernels,
+}
 
 
 def main() -> None:
