@@ -161,11 +161,12 @@ def _table(cluster: Cluster, now: Sequence[Traffic], before: Sequence[Traffic] |
 
 
 def _size(count: int) -> str:
+    size = float(count)
     for unit in ("B", "KB", "MB"):
-        if count < 1000:
-            return f"{count:.3g} {unit}"
-        count /= 1000
-    return f"{count:.3g} GB"
+        if size < 1000:
+            return f"{size:.3g} {unit}"
+        size /= 1000
+    return f"{size:.3g} GB"
 
 
 def _rate(now: int, before: int | None, seconds: float) -> str:

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use tidemill_collective::reduce::reduce_right;
 use tidemill_collective::{DType, ReduceOp};
 use tidemill_dataflow::TaskError;
-use tidemill_dataset::datafusion::arrow::array::{Array, AsArray, LargeBinaryArray, RecordBatch, UInt32Array};
+use tidemill_dataset::datafusion::arrow::array::{AsArray, LargeBinaryArray, RecordBatch, UInt32Array};
 use tidemill_dataset::datafusion::arrow::buffer::{Buffer, OffsetBuffer};
 use tidemill_dataset::datafusion::arrow::compute::take;
 use tidemill_dataset::datafusion::arrow::datatypes::Int64Type;
