@@ -180,9 +180,21 @@ def bsp_numpy(problem: Problem) -> Fit:
     return kmeans if problem.kmeans else mds
 
 
-def loop(problem: Problem) -> Fit:
+def looped(problem: Problem, function_of: Callable[[int], Any]) -> Fit:
+    """A graph of one task, whose function for so many iterations makes one in each round."""
     exchange = tm.exchange
 
+    def fit(iterations: int) -> Array:
+        graph = tm.Graph("loop")
+        task = graph.compute("iterate", function_of(iterations), schema="arrays")
+        back = exchange.all_reduce("sum", rounds="strict") if problem.kmeans else exchange.all_gather(rounds="strict")
+        graph.feedback(task, task, back, limit=iterations)
+        return graph.run()["iterate"][0]
+
+    return fit
+
+
+def loop(problem: Problem) -> Fit:
     def kmeans(totals: Iterator[Array] | Any, out: Any, context: Any) -> Array:
         mine, centers = share(problem.rows, context.copy, context.copies), problem.start
         for _ in totals.rounds():
@@ -199,30 +211,26 @@ def loop(problem: Problem) -> Fit:
             positions = np.concatenate(next(moved))
         return positions
 
-    def fit(iterations: int) -> Array:
-        graph = tm.Graph("loop")
-        task = graph.compute("iterate", kmeans if problem.kmeans else mds, schema="arrays")
-        back = exchange.all_reduce("sum", rounds="strict") if problem.kmeans else exchange.all_gather(rounds="strict")
-        graph.feedback(task, task, back, limit=iterations)
-        return graph.run()["iterate"][0]
-
-    return fit
+    return looped(problem, lambda _: kmeans if problem.kmeans else mds)
 
 
 def loop_kernels(problem: Problem) -> Fit:
-    exchange, workers = tm.exchange, pool()
+    workers = pool()
 
-    def kmeans(totals: Any, out: Any, context: Any) -> Array:
-        mine, (k, d) = share(problem.rows, context.copy, context.copies), problem.start.shape
-        shift, centers, local = np.zeros(d, mine.dtype), problem.start.astype(np.float64), np.empty(k * d + k + 1)
-        fit = native.KMeansFit(workers, mine, shift, None, k, "auto", limits[0])
-        for _ in totals.rounds():
-            fit.step(workers, mine, shift, None, centers, local)
-            out.send(local)
-            total = next(totals)
-            sums, counts = total[: k * d].reshape(k, d), total[k * d : -1, None]
-            centers = np.where(counts > 0, sums / np.maximum(counts, 1), centers)
-        return centers.astype(problem.start.dtype)
+    def kmeans_of(iterations: int) -> Any:
+        def kmeans(totals: Any, out: Any, context: Any) -> Array:
+            mine, (k, d) = share(problem.rows, context.copy, context.copies), problem.start.shape
+            shift, centers, local = np.zeros(d, mine.dtype), problem.start.astype(np.float64), np.empty(k * d + k + 1)
+            fit = native.KMeansFit(workers, mine, shift, None, k, "auto", iterations)
+            for _ in totals.rounds():
+                fit.step(workers, mine, shift, None, centers, local)
+                out.send(local)
+                total = next(totals)
+                sums, counts = total[: k * d].reshape(k, d), total[k * d : -1, None]
+                centers = np.where(counts > 0, sums / np.maximum(counts, 1), centers)
+            return centers.astype(problem.start.dtype)
+
+        return kmeans
 
     def mds(moved: Any, out: Any, context: Any) -> Array:
         delta, positions = distances(problem.rows, context.copy, context.copies), problem.start
@@ -237,17 +245,7 @@ def loop_kernels(problem: Problem) -> Fit:
             positions = np.concatenate(next(moved))
         return positions
 
-    limits = [1]
-
-    def fit(iterations: int) -> Array:
-        limits[0] = iterations
-        graph = tm.Graph("loop of kernels")
-        task = graph.compute("iterate", kmeans if problem.kmeans else mds, schema="arrays")
-        back = exchange.all_reduce("sum", rounds="strict") if problem.kmeans else exchange.all_gather(rounds="strict")
-        graph.feedback(task, task, back, limit=iterations)
-        return graph.run()["iterate"][0]
-
-    return fit
+    return looped(problem, lambda iterations: kmeans_of(iterations) if problem.kmeans else mds)
 
 
 WAYS = {
