@@ -9,7 +9,6 @@ import re
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -17,6 +16,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from tidemill._streaming import status
 from tidemill.hosts._commands import HostsError, bandwidth_bits, checked, missing, shape
 from tidemill.hosts._cpus import CpuGroup
 from tidemill.hosts._keeper import DEVICE, start_time, twin
@@ -247,8 +247,7 @@ def _checked_cpus(cpus: Any) -> float:
 
 def _folder() -> Path:
     """Return the folder in which clusters of this user are told."""
-    base = os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir()
-    folder = Path(base, f"tidemill-{os.getuid()}", "hosts")
+    folder = status.folder().with_name("hosts")
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     if folder.stat().st_uid != os.getuid():
         raise HostsError(f"{folder} belongs to another user; set XDG_RUNTIME_DIR to a folder of your own")

@@ -56,10 +56,12 @@ class _Host:
         self.group = group
         apart = ["unshare", "--net", "--pid", "--fork", "--kill-child", "--mount-proc", "--uts"]
         begin = 'hostname "$0" && ip link set lo up && echo up && exec sleep infinity'
-        joined = group.joined([*apart, "sh", "-c", begin, name]) if group else [*apart, "sh", "-c", begin, name]
+        command = [*apart, "sh", "-c", begin, name]
+        if group is not None:
+            command = group.joined(command)
         # With the keeper also its hosts end, and with a host's first process all of its processes.
         self.outer = subprocess.Popen(
-            ["setpriv", "--pdeathsig", "KILL", *joined], stdout=subprocess.PIPE, stderr=subprocess.PIPE, bufsize=0
+            ["setpriv", "--pdeathsig", "KILL", *command], stdout=subprocess.PIPE, stderr=subprocess.PIPE, bufsize=0
         )
         out, errors = self.outer.stdout, self.outer.stderr
         if out is None or errors is None or out.read(3) != b"up\n":
@@ -136,16 +138,16 @@ def _wait(owner: int | None) -> None:
 def main(argv: Sequence[str]) -> int:
     """Make what the first word says, as JSON; print a line of JSON, ``{"made": ...}`` or ``{"error": ...}``; and keep it."""
     spec: dict[str, Any] = json.loads(argv[0])
-    folder = Path(spec["file"])
+    file = Path(spec["file"])
     hosts: list[_Host] = []
     try:
         owner = None if spec["owner"] is None else os.pidfd_open(spec["owner"])
         try:
             _built(spec, hosts)
             text = json.dumps(_told(spec, hosts))
-            part = folder.with_suffix(f".{os.getpid()}")
+            part = file.with_suffix(f".{os.getpid()}")
             part.write_text(text)
-            part.replace(folder)
+            part.replace(file)
         except (HostsError, OSError) as error:
             print(json.dumps({"error": str(error)}), flush=True)
             return 1
@@ -156,8 +158,8 @@ def main(argv: Sequence[str]) -> int:
         return 0
     finally:
         with contextlib.suppress(OSError, ValueError):
-            if json.loads(folder.read_text())["keeper"] == os.getpid():
-                folder.unlink()
+            if json.loads(file.read_text())["keeper"] == os.getpid():
+                file.unlink()
         for host in hosts:
             host.end()
 
