@@ -65,7 +65,7 @@ def join(transport: str | None = None, stall_warning: Duration | None = None) ->
             else:
                 warn_after_s = micros(stall_warning, "stall_warning", ValueError) / 1_000_000
             enter = _tidemill.Worker.alone if _is_child_of_worker() else _tidemill.Worker.join
-            _member = Member(enter(transport, warn_after_s))
+            _member = Member(enter(transport, os.environ.get("TIDEMILL_CONNECT", "on-demand"), warn_after_s))
             _watch(_member)
             _keep_from_children()
         return _member

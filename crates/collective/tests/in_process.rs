@@ -52,6 +52,17 @@ fn allreduce_adds_up() {
     }
 }
 
+/// A descriptor, a thread or a buffer too many for each pair would show here.
+#[test]
+fn two_hundred_and_fifty_six_workers_open_and_reduce() {
+    let sums = run_ranks(256, |comm| {
+        let mut sums = [0.0; 100];
+        comm.allreduce(&[f64::from(comm.rank()); 100], &mut sums, &ReduceOp::Sum).unwrap();
+        sums
+    });
+    assert!(sums.unwrap().into_iter().flatten().all(|sum| sum == f64::from(255 * 256 / 2)));
+}
+
 /// Communicators of parts of the job work beside each other.
 #[test]
 fn split_communicators_are_apart() {

@@ -22,7 +22,7 @@ fn over_every_transport(work: impl Fn(&str, &Communicator) + Send + Sync + 'stat
     {
         let controls = match transport {
             None => ControlPlane::in_process(2),
-            Some(_) => joined(),
+            Some(_) => joined(2),
         };
         let settings = EndpointSettings { transport: transport.unwrap_or_default(), ..EndpointSettings::default() };
         let workers: Vec<_> = controls
@@ -42,13 +42,14 @@ fn over_every_transport(work: impl Fn(&str, &Communicator) + Send + Sync + 'stat
     }
 }
 
-/// The control planes of a job of two.
-fn joined() -> Vec<ControlPlane> {
+/// The control planes of a job of `size`.
+fn joined(size: u32) -> Vec<ControlPlane> {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let root = listener.local_addr().unwrap().to_string();
     let secret = JobSecret::random();
-    let config = |rank| JoinConfig::new(Rank(rank), 2, "leaving", secret.clone(), &root);
-    let configs = [JoinConfig { listener: Some(listener.into()), ..config(0) }, config(1)];
+    let config = |rank| JoinConfig::new(Rank(rank), size, "leaving", secret.clone(), &root);
+    let mut configs: Vec<JoinConfig> = (0..size).map(config).collect();
+    configs[0].listener = Some(listener.into());
     let joins: Vec<_> = configs.into_iter().map(|config| thread::spawn(move || join(config).unwrap())).collect();
     joins.into_iter().map(|join| join.join().unwrap()).collect()
 }
@@ -76,6 +77,53 @@ fn whoever_waits_for_a_worker_that_has_left_is_told() {
             assert!(is_left(&error, first), "{name}: {error}");
         });
     }
+}
+
+/// The last rank has ended, but stays until rank 0 takes its message; rank 0 waits for another, and that one for the
+/// last, with which it has no connection by which to hear of its end.
+#[test]
+fn whoever_waits_for_a_worker_that_has_left_is_told_without_a_connection() {
+    const SIZE: u32 = 8;
+    const LAST: u32 = SIZE - 1;
+    let program = |endpoint: &Endpoint, world: &Communicator| {
+        // Who is connected with the last rank, after what has made the communicator and one more call of this kind.
+        let mut linked = [0u8; SIZE as usize];
+        for _ in 0..2 {
+            let mine = [u8::from(endpoint.lock().is_linked(Rank(LAST)))];
+            world.allgather(&mine, &mut linked).unwrap();
+        }
+        let other = (1..LAST).find(|&rank| linked[rank as usize] == 0).expect("a pair without a connection");
+        if world.rank() == 0 {
+            let mut got = vec![0u8; 1 << 20];
+            world.recv_slice(&mut got[..1], Some(other), None).unwrap();
+            world.recv_slice(&mut got, Some(LAST), None).unwrap();
+            assert!(got.iter().all(|&byte| byte == 2));
+        } else if world.rank() == other {
+            let error = world.recv_slice(&mut [0u8], Some(LAST), None).unwrap_err();
+            assert!(is_left(&error, LAST), "{error}");
+            assert!(!endpoint.lock().is_linked(Rank(LAST)), "or this tests nothing");
+            world.send_slice(&[1u8], 0, 0).unwrap();
+        } else if world.rank() == LAST {
+            let mut data = Box::new(vec![2u8; 1 << 20]);
+            // SAFETY: the box is the request's keepalive.
+            let started = unsafe { world.send(0, 0, MemoryRegion::of_mut(&mut data)) }.unwrap();
+            if let StartResult::Pending(request) = started {
+                request.detach(Some(data));
+            }
+        }
+    };
+    let workers: Vec<_> = joined(SIZE)
+        .into_iter()
+        .map(|control| {
+            thread::spawn(move || {
+                let settings = EndpointSettings { transport: TransportChoice::Tcp, ..EndpointSettings::default() };
+                let endpoint = Endpoint::open(control, settings).unwrap();
+                program(&endpoint, &Communicator::world(endpoint.clone(), Arc::new(TuneTable::default())).unwrap());
+                endpoint.leave();
+            })
+        })
+        .collect();
+    workers.into_iter().for_each(|worker| worker.join().unwrap());
 }
 
 /// A function that returned while others waited in its communicator left them there for ever.
@@ -209,7 +257,7 @@ impl EngineTask for Last {
 /// locked, and must neither lock it again nor wait for itself.
 #[test]
 fn the_last_endpoint_may_be_a_tasks() {
-    for controls in [ControlPlane::in_process(2), joined()] {
+    for controls in [ControlPlane::in_process(2), joined(2)] {
         let is_last = Arc::new(AtomicBool::new(false));
         let (tell, told) = std::sync::mpsc::channel();
         let mut told = Some(told);

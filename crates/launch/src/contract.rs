@@ -45,6 +45,9 @@ impl JobContract {
         if let Some(transport) = options.transport {
             common.push(("TIDEMILL_TRANSPORT", transport.name().into()));
         }
+        if let Some(connect) = options.connect {
+            common.push(("TIDEMILL_CONNECT", connect.name().into()));
+        }
         if let Some(wait) = options.stall_warning {
             common.push(("TIDEMILL_STALL_WARNING", wait.as_secs_f64().to_string().into()));
         }

@@ -51,7 +51,7 @@ use std::path::PathBuf;
 use nix::fcntl::{OFlag, open};
 use nix::sys::stat::Mode;
 
-use options::CliRequest;
+use options::{CliRequest, ConnectTime};
 
 /// The version of Tidemill, as `tidemill --version` prints it.
 pub const VERSION: &str = env!("CARGO_PKG_VERSION");
@@ -83,6 +83,8 @@ pub fn main(args: Vec<OsString>, python: PathBuf) -> i32 {
         CliRequest::Info(mut info) if info.job => {
             // A measurement between workers needs two.
             info.options.workers.get_or_insert(2);
+            // A firewall between any two of them is what somebody who asks wants to hear of.
+            info.options.connect.get_or_insert(ConnectTime::All);
             // Only one of them has something to say, which may be JSON for another program.
             info.options.no_prefix = true;
             let args = if info.json { vec!["--json".into()] } else { vec![] };

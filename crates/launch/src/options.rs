@@ -66,6 +66,10 @@ pub struct JobOptions {
     #[arg(long, value_enum, value_name = "KIND")]
     pub transport: Option<TransportKind>,
 
+    /// When workers connect over TCP [default: on-demand]
+    #[arg(long, value_enum, value_name = "WHEN")]
+    pub connect: Option<ConnectTime>,
+
     /// Report which worker waits for which when a wait takes longer than this; 0 turns it off [default: 10]
     #[arg(long, value_name = "SECONDS", value_parser = parse_seconds)]
     pub stall_warning: Option<Duration>,
@@ -102,6 +106,25 @@ impl TransportKind {
             Self::Auto => "auto",
             Self::Shm => "shm",
             Self::Tcp => "tcp",
+        }
+    }
+}
+
+/// Values of `--connect`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum ConnectTime {
+    /// A pair connects when one of them first sends something to the other
+    OnDemand,
+    /// All pairs connect at the start, so that a firewall between any two is found then
+    All,
+}
+
+impl ConnectTime {
+    /// The value of `TIDEMILL_CONNECT`.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::OnDemand => "on-demand",
+            Self::All => "all",
         }
     }
 }
@@ -260,7 +283,7 @@ fn take_ours(words: Vec<OsString>) -> (Vec<OsString>, Vec<OsString>) {
 /// Job options, for the help of applications, which do not know them.
 pub const APP_HELP: &str = "
 job options, in any position (see `tidemill run --help`):
-  -n N, --threads T, --memory SIZE, --spill-dir DIR, --metrics ADDRESS, --no-bind, --transport KIND, --stall-warning SECONDS,
+  -n N, --threads T, --memory SIZE, --spill-dir DIR, --metrics ADDRESS, --no-bind, --transport KIND, --connect WHEN, --stall-warning SECONDS,
   --grace SECONDS, --restarts N, --no-prefix";
 
 const RUN_HELP: &str = "\

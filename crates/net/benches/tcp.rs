@@ -10,7 +10,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use tidemill_net::rendezvous::{JobKey, JobSecret};
-use tidemill_net::tcp::{PeerListener, TcpTransport};
+use tidemill_net::tcp::{ConnectChoice, PeerListener, TcpTransport};
 use tidemill_net::{FrameHeader, FrameKind, FrameSink, PushResult, Rank, Transport, TransportError};
 
 /// Counts frames and puts all payloads into one place.
@@ -93,8 +93,9 @@ fn framed() -> [Box<dyn End>; 2] {
     let end = |t, peer| Box::new(Framed(t, peer, Target { frames: 0, buffer: vec![0; LEN_MAX] })) as Box<dyn End>;
     thread::scope(|scope| {
         let key = &key;
-        let first = scope.spawn(move || TcpTransport::open(Rank(0), &[(Rank(1), a1)], l0, key, wait).unwrap());
-        let second = TcpTransport::open(Rank(1), &[(Rank(0), a0)], l1, key, wait).unwrap();
+        let first = scope
+            .spawn(move || TcpTransport::open(Rank(0), &[(Rank(1), a1)], l0, key, ConnectChoice::All, wait).unwrap());
+        let second = TcpTransport::open(Rank(1), &[(Rank(0), a0)], l1, key, ConnectChoice::All, wait).unwrap();
         [end(first.join().unwrap(), Rank(1)), end(second, Rank(0))]
     })
 }

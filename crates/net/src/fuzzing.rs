@@ -123,7 +123,7 @@ pub fn handshake(stream: &[u8]) {
     let key = || JobKey::new(&JobSecret::from_hex(&"5a".repeat(32)).expect("64 digits"), "fuzz");
     let mut said = Vec::new();
     let (mut server, step) = HandshakeServer::start(key(), ConnectionPurpose::Join, Rank(0), [3; 32]);
-    drive(stream, step, |chunk| server.receive(chunk, &mut said));
+    drive(stream, step, |chunk| server.receive(chunk, &|_| false, &mut said));
     assert!(said.len() <= 80 && !proves(&said));
 
     let mut said = Vec::new();
@@ -376,7 +376,7 @@ mod tests {
                 {
                     let chunk = to_server[server_read..server_read + n].to_vec();
                     server_read += n;
-                    match server.receive(&chunk, &mut to_client) {
+                    match server.receive(&chunk, &|_| false, &mut to_client) {
                         Ok(step) => server_step = step,
                         Err(_) => return false,
                     }

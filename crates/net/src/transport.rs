@@ -121,6 +121,19 @@ pub trait Transport: Send {
         let _ = (peer, reason);
     }
 
+    /// Whether there is a link to `peer` now; transports that make links on demand have none before the first frame.
+    fn is_linked(&self, peer: Rank) -> bool {
+        let _ = peer;
+        true
+    }
+
+    /// Whether nothing more can come from `peer`, which has left, once a poll finds nothing. Transports without
+    /// connections know by that alone.
+    fn has_ended(&self, peer: Rank) -> bool {
+        let _ = peer;
+        true
+    }
+
     /// Nothing more will be pushed to `peer`, and every frame pushed to it was whole: whether all of them will reach it
     /// now, even if this process ends. Goes on polling meanwhile. For transports whose frames are on their way for a
     /// while.

@@ -8,7 +8,7 @@ use std::thread;
 use std::time::Duration;
 
 use tidemill_net::rendezvous::{JobKey, JobSecret};
-use tidemill_net::tcp::{PeerListener, TcpTransport};
+use tidemill_net::tcp::{ConnectChoice, PeerListener, TcpTransport};
 use tidemill_net::{FrameHeader, FrameKind, FrameSink, PushResult, Rank, Transport, TransportError};
 
 const LOOPBACK: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
@@ -47,8 +47,17 @@ impl FrameSink for Recorder {
     }
 }
 
-/// Connects `size` workers, each in a thread of its own, and lets each run `work`.
+/// Connects `size` workers, each in a thread of its own, all to all, and lets each run `work`.
 fn run_workers<R: Send>(size: u32, work: impl Fn(Rank, TcpTransport) -> R + Sync) -> Vec<R> {
+    run_workers_connected(ConnectChoice::All, size, work)
+}
+
+/// The same, connected as `connect` says.
+fn run_workers_connected<R: Send>(
+    connect: ConnectChoice,
+    size: u32,
+    work: impl Fn(Rank, TcpTransport) -> R + Sync,
+) -> Vec<R> {
     let key = JobKey::new(&JobSecret::random(), "tcp");
     let (listeners, addresses): (Vec<_>, Vec<_>) = (0..size).map(|_| PeerListener::bind(&[LOOPBACK]).unwrap()).unzip();
     let (key, addresses, work) = (&key, &addresses, &work);
@@ -60,12 +69,22 @@ fn run_workers<R: Send>(size: u32, work: impl Fn(Rank, TcpTransport) -> R + Sync
                 scope.spawn(move || {
                     let others = (0..size).filter(|&r| r != rank);
                     let peers: Vec<_> = others.map(|r| (Rank(r), addresses[r as usize].clone())).collect();
-                    work(Rank(rank), TcpTransport::open(Rank(rank), &peers, listener, key, PATIENCE).unwrap())
+                    work(Rank(rank), TcpTransport::open(Rank(rank), &peers, listener, key, connect, PATIENCE).unwrap())
                 })
             })
             .collect();
         workers.into_iter().map(|worker| worker.join().unwrap()).collect()
     })
+}
+
+/// Sends all of a frame, taking what comes meanwhile.
+fn send_whole(transport: &mut TcpTransport, sink: &mut Recorder, dest: Rank, header: &FrameHeader, payload: &[u8]) {
+    let mut sent = 0;
+    while transport.push(dest, header, payload, &mut sent).unwrap() == PushResult::Blocked {
+        if !transport.poll(sink) {
+            sleep_on(transport);
+        }
+    }
 }
 
 /// Payload of the `index`th frame of `src`: a window on noise, elsewhere for every frame.
@@ -351,6 +370,107 @@ fn sixty_four_workers_connect_all_to_all() {
     });
 }
 
+/// Nobody is connected before the first frame, then only who sends and who receives; however many call at once, each
+/// frame arrives once and in order.
+#[test]
+fn workers_connect_when_they_first_send() {
+    const FRAMES: usize = 20;
+    // To whom rank `me` of `size` sends.
+    type Targets = fn(u32, u32) -> Vec<u32>;
+    let patterns: [(&str, Targets); 3] = [
+        ("ring", |me, size| vec![(me + 1) % size]),
+        ("pairs that call each other at once", |me, size| Some(me ^ 1).filter(|&to| to < size).into_iter().collect()),
+        ("all to all", |me, size| (0..size).filter(|&to| to != me).collect()),
+    ];
+    for (name, targets) in patterns {
+        for size in [2, 3, 16] {
+            let together = Barrier::new(size as usize);
+            run_workers_connected(ConnectChoice::OnDemand, size, |me, mut transport| {
+                let mut sink = Recorder::default();
+                assert!((0..size).map(Rank).all(|peer| peer == me || !transport.is_linked(peer)), "{name}");
+                together.wait();
+                let to = targets(me.0, size);
+                for index in 0..FRAMES {
+                    for &dest in &to {
+                        send_whole(&mut transport, &mut sink, Rank(dest), &header(me, index, 9), payload(me, index, 9));
+                    }
+                }
+                let from: Vec<u32> = (0..size).filter(|&r| r != me.0 && targets(r, size).contains(&me.0)).collect();
+                while sink.frames.len() < from.len() * FRAMES {
+                    if !transport.poll(&mut sink) {
+                        sleep_on(&transport);
+                    }
+                }
+                for &src in &from {
+                    let theirs = sink.frames.iter().filter(|(from, ..)| from.0 == src);
+                    let expected = (0..FRAMES).map(|index| header(Rank(src), index, 9));
+                    assert!(theirs.map(|(_, head, _)| *head).eq(expected), "{name} of {size}: from {src} to {me}");
+                }
+                let linked = (0..size).filter(|&r| r != me.0 && transport.is_linked(Rank(r)));
+                let mut spoken: Vec<u32> = to.into_iter().chain(from).collect();
+                spoken.sort_unstable();
+                spoken.dedup();
+                assert_eq!(linked.collect::<Vec<_>>(), spoken, "{name} of {size}");
+                assert!(sink.lost.is_empty());
+                // Nobody ends before all have looked.
+                together.wait();
+                transport
+            });
+        }
+    }
+}
+
+/// The last words of a worker that sends to a peer for the first time and ends at once.
+#[test]
+fn what_a_worker_sends_before_it_ends_arrives_over_its_first_connection() {
+    for _ in 0..50 {
+        run_workers_connected(ConnectChoice::OnDemand, 2, |me, mut transport| {
+            let mut sink = Recorder::default();
+            if me.0 == 1 {
+                send_whole(&mut transport, &mut sink, Rank(0), &header(me, 0, 9), payload(me, 0, 9));
+                while !transport.finish(Rank(0)) {
+                    thread::yield_now();
+                }
+                return;
+            }
+            while sink.lost.is_empty() {
+                if !transport.poll(&mut sink) {
+                    sleep_on(&transport);
+                }
+            }
+            assert_eq!(sink.frames, [(Rank(1), header(Rank(1), 0, 9), payload(Rank(1), 0, 9).to_vec())]);
+            assert!(transport.has_ended(Rank(1)));
+        });
+    }
+}
+
+/// A peer that is not there at first use is lost, in words that say what to look at; one that listens and does not
+/// answer, too.
+#[test]
+fn a_peer_that_is_not_reached_at_first_use_is_lost() {
+    let key = JobKey::new(&JobSecret::random(), "");
+    let silent = std::net::TcpListener::bind((LOOPBACK, 0)).unwrap();
+    let gone = PeerListener::bind(&[LOOPBACK]).unwrap().1;
+    for address in [gone[0], silent.local_addr().unwrap()] {
+        let (listener, _) = PeerListener::bind(&[LOOPBACK]).unwrap();
+        let peers = [(Rank(0), vec![address]), (Rank(2), vec![address])];
+        let wait = Duration::from_millis(300);
+        let on_demand = ConnectChoice::OnDemand;
+        let mut transport = TcpTransport::open(Rank(1), &peers, listener, &key, on_demand, wait).unwrap();
+        let mut sink = Recorder::default();
+        assert_eq!(transport.push(Rank(2), &header(Rank(1), 0, 0), &[], &mut 0).unwrap(), PushResult::Blocked);
+        while sink.lost.is_empty() {
+            if !transport.poll(&mut sink) {
+                sleep_on(&transport);
+            }
+        }
+        let [TransportError::PeerLost { peer: Rank(2), reason }] = &sink.lost[..] else { panic!("{:?}", sink.lost) };
+        assert!(reason.contains("firewalls") && reason.contains("127.0.0.1"), "{reason}");
+        let again = transport.push(Rank(2), &header(Rank(1), 0, 0), &[], &mut 0).unwrap_err();
+        assert!(matches!(again, TransportError::PeerLost { peer: Rank(2), .. }));
+    }
+}
+
 /// Strangers that knock while a job opens: garbage, silence, another job's worker, and one of our own at the wrong
 /// door.
 #[test]
@@ -370,14 +490,19 @@ fn strangers_do_not_keep_workers_from_connecting() {
         let patience = Duration::from_secs(4);
         let (a0, a1, keys, other) = (&a0, &a1, &keys, &other);
         let refused = scope.spawn(move || {
-            TcpTransport::open(Rank(1), &[(Rank(0), a0.clone())], stranger, other, patience).map(drop).unwrap_err()
+            TcpTransport::open(Rank(1), &[(Rank(0), a0.clone())], stranger, other, ConnectChoice::All, patience)
+                .map(drop)
+                .unwrap_err()
         });
-        let worker_0 =
-            scope.spawn(move || TcpTransport::open(Rank(0), &[(Rank(1), a1.clone())], l0, keys, PATIENCE).unwrap());
+        let worker_0 = scope.spawn(move || {
+            TcpTransport::open(Rank(0), &[(Rank(1), a1.clone())], l0, keys, ConnectChoice::All, PATIENCE).unwrap()
+        });
         // Only now comes the honest worker, after the stranger has been told off.
         let text = refused.join().unwrap().to_string();
         assert!(text.contains("secret"), "{text}");
-        let worker_1 = scope.spawn(move || TcpTransport::open(Rank(1), &[(Rank(0), a0.clone())], l1, keys, PATIENCE));
+        let worker_1 = scope.spawn(move || {
+            TcpTransport::open(Rank(1), &[(Rank(0), a0.clone())], l1, keys, ConnectChoice::All, PATIENCE)
+        });
         let (mut t1, mut t0) = (worker_1.join().unwrap().unwrap(), worker_0.join().unwrap());
         assert_eq!(t1.push(Rank(0), &header(Rank(1), 0, 2), b"hi", &mut 0).unwrap(), PushResult::Sent);
         let mut sink = Recorder::default();
@@ -397,7 +522,9 @@ fn peers_that_do_not_come_are_named() {
         addresses[0]
     };
     let peers = [(Rank(0), vec![gone]), (Rank(5), vec![gone])];
-    let error = TcpTransport::open(Rank(3), &peers, listener, &key, Duration::from_secs(1)).map(drop).unwrap_err();
+    let error = TcpTransport::open(Rank(3), &peers, listener, &key, ConnectChoice::All, Duration::from_secs(1))
+        .map(drop)
+        .unwrap_err();
     let text = error.to_string();
     assert!(text.contains("worker(s) 0, 5 within 1 s"), "{text}");
 }
@@ -419,9 +546,11 @@ fn the_second_address_is_tried_too() {
     let (l1, a1) = PeerListener::bind(&[LOOPBACK]).unwrap();
     thread::scope(|scope| {
         let key = &key;
-        scope.spawn(move || TcpTransport::open(Rank(0), &[(Rank(1), a1)], l0, key, PATIENCE).unwrap());
+        scope.spawn(move || {
+            TcpTransport::open(Rank(0), &[(Rank(1), a1)], l0, key, ConnectChoice::All, PATIENCE).unwrap()
+        });
         let addresses = vec![strange, a0[0]];
-        TcpTransport::open(Rank(1), &[(Rank(0), addresses)], l1, key, PATIENCE).unwrap();
+        TcpTransport::open(Rank(1), &[(Rank(0), addresses)], l1, key, ConnectChoice::All, PATIENCE).unwrap();
     });
 }
 

@@ -29,11 +29,12 @@ pub struct JobWorker {
     locator: Arc<Mutex<Option<Py<PyAny>>>>,
 }
 
-fn settings(transport: &str, stall_warning_s: f64) -> PyResult<EndpointSettings> {
+fn settings(transport: &str, connect: &str, stall_warning_s: f64) -> PyResult<EndpointSettings> {
     let stall_warning = Duration::try_from_secs_f64(stall_warning_s)
         .map_err(|_| PyValueError::new_err(format!("stall_warning must be seconds, not {stall_warning_s}")))?;
     let transport = transport.parse().map_err(PyValueError::new_err)?;
-    Ok(EndpointSettings { transport, stall_warning })
+    let connect = connect.parse().map_err(|e: String| PyValueError::new_err(format!("TIDEMILL_CONNECT: {e}")))?;
+    Ok(EndpointSettings { transport, connect, stall_warning })
 }
 
 impl JobWorker {
@@ -86,15 +87,15 @@ impl JobWorker {
     /// Joins the job that the environment describes, a job of one worker if it describes none; returns when all workers
     /// have. Raises `MPI.Exception` with the remedy when they do not come, or disagree.
     #[staticmethod]
-    fn join(py: Python<'_>, transport: &str, stall_warning: f64) -> PyResult<Self> {
-        let settings = settings(transport, stall_warning)?;
+    fn join(py: Python<'_>, transport: &str, connect: &str, stall_warning: f64) -> PyResult<Self> {
+        let settings = settings(transport, connect, stall_warning)?;
         Self::open(py, settings, || join_from_environment().map_err(|e| e.to_string()))
     }
 
     /// A job of this process alone, whatever the environment describes.
     #[staticmethod]
-    fn alone(py: Python<'_>, transport: &str, stall_warning: f64) -> PyResult<Self> {
-        let settings = settings(transport, stall_warning)?;
+    fn alone(py: Python<'_>, transport: &str, connect: &str, stall_warning: f64) -> PyResult<Self> {
+        let settings = settings(transport, connect, stall_warning)?;
         Self::open(py, settings, || Ok(ControlPlane::solo()))
     }
 

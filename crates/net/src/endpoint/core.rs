@@ -59,6 +59,8 @@ pub(super) struct PeerLink {
     pub(super) left: bool,
     /// And nothing comes from it any more.
     pub(super) gone: bool,
+    /// The peer was told that this worker's program has ended.
+    pub(super) told_left: bool,
 }
 
 /// Everything but the transports, so that a transport can deliver into it while it is borrowed itself.

@@ -94,7 +94,7 @@ pub(super) enum LeavePhase {
     No,
     /// Nothing is posted any more. Receives that have met a message end, so that its sender's memory is its own again.
     Settling,
-    /// Everybody was told on its link. What was sent is taken, or its receiver leaves too.
+    /// Everybody is told who has a link to this worker. What was sent is taken, or its receiver leaves too.
     Owing,
     /// The transports hand over what they still have.
     Finishing,
@@ -165,6 +165,7 @@ impl Engine {
                     down: None,
                     left: false,
                     gone: false,
+                    told_left: false,
                 }
             })
             .collect();
@@ -631,6 +632,16 @@ impl Engine {
             self.tasks.clear();
             return;
         }
+        for rank in self.faults.leaving() {
+            // On a link it says so itself, behind whatever else it has sent.
+            if let Some(transport) = self.core.links[rank.index()].transport
+                && !self.is_linked(rank)
+                && self.transports[transport].has_ended(rank)
+            {
+                self.core.peer_left(rank);
+                self.moved_aside = true;
+            }
+        }
         for rank in self.faults.departed() {
             let link = &self.core.links[rank.index()];
             if link.gone {
@@ -640,7 +651,7 @@ impl Engine {
             // connection's end is its closing; shared memory has no more to come once it is empty.
             if let Some(transport) = link.transport {
                 while self.transports[transport].poll(&mut self.core) {}
-                if self.transports[transport].epoll_fd().is_some() && self.core.links[rank.index()].down.is_none() {
+                if !self.transports[transport].has_ended(rank) {
                     self.faults_seen = self.faults_seen.wrapping_sub(1);
                     continue;
                 }
@@ -682,13 +693,9 @@ impl Engine {
             && !self.core.ops.any(|op| matches!(op, PendingOp::Recv { .. }))
         {
             self.leaving = LeavePhase::Owing;
-            for rank in (0..self.core.links.len() as u32).map(Rank) {
-                let link = &self.core.links[rank.index()];
-                if link.transport.is_some() && !link.gone && link.down.is_none() {
-                    self.core.reply(rank, FrameHeader::new(FrameKind::Left, 0), &[]);
-                }
-            }
-            self.drain_links();
+        }
+        if self.leaving == LeavePhase::Owing {
+            self.tell_left();
         }
         // At once, if nothing is owed: nobody may come to wake this worker.
         if self.leaving == LeavePhase::Owing
@@ -709,6 +716,30 @@ impl Engine {
             }
         }
         over
+    }
+
+    /// Says on all links there are, and on those that others have made since, that this worker's program has ended.
+    fn tell_left(&mut self) {
+        for rank in self.untold() {
+            if self.is_linked(rank) {
+                self.core.links[rank.index()].told_left = true;
+                self.core.reply(rank, FrameHeader::new(FrameKind::Left, 0), &[]);
+            }
+        }
+        self.drain_links();
+    }
+
+    /// Peers that are there and have not been told that this worker's program has ended.
+    fn untold(&self) -> Vec<Rank> {
+        let links = (0..).map(Rank).zip(&self.core.links);
+        let untold = |link: &PeerLink| link.transport.is_some() && !link.told_left && !link.gone && link.down.is_none();
+        links.filter(|(_, link)| untold(link)).map(|(rank, _)| rank).collect()
+    }
+
+    /// Whether this worker waits for others at its program's end, while peers without a link to it do not know of that:
+    /// one of them may wait for this worker, and somebody for whom this worker waits for that one.
+    pub(super) fn leaves_unnoticed(&self) -> bool {
+        self.leaving == LeavePhase::Owing && !self.untold().is_empty()
     }
 
     /// Whom this worker, which leaves, still has to do with.
@@ -733,6 +764,11 @@ impl Engine {
     pub fn route(&self, peer: Rank) -> Option<(&'static str, crate::TransportLimits)> {
         let transport = &self.transports[self.core.links[peer.index()].transport?];
         Some((transport.name(), transport.limits(peer)))
+    }
+
+    /// Whether there is a link to `peer`; TCP makes one when something is first sent.
+    pub fn is_linked(&self, peer: Rank) -> bool {
+        self.core.links[peer.index()].transport.is_some_and(|transport| self.transports[transport].is_linked(peer))
     }
 
     /// Copies out of a peer's memory; for collectives that agreed on the address. `false`: the peer is gone, which is

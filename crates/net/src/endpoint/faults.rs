@@ -15,6 +15,7 @@ const VERDICT_TIMEOUT: Duration = Duration::from_millis(1500);
 struct FaultState {
     fatal: Option<NetError>,
     departed: Vec<Rank>,
+    leaving: Vec<Rank>,
     down: Vec<(Rank, String, Instant)>,
 }
 
@@ -97,6 +98,12 @@ impl FaultRegistry {
         self.announce();
     }
 
+    /// A worker's program has ended, and the worker stays until what it sent is received.
+    pub(super) fn begin_departure(&self, rank: Rank) {
+        self.state.lock().leaving.push(rank);
+        self.announce();
+    }
+
     /// A link broke; the control plane is expected to say why.
     pub(super) fn link_down(&self, rank: Rank, reason: String) {
         let mut state = self.state.lock();
@@ -108,7 +115,7 @@ impl FaultRegistry {
     /// Turns broken links that stayed unexplained into lost workers. Called from waits, every so often.
     pub(super) fn judge_links(&self) {
         let mut state = self.state.lock();
-        let FaultState { fatal, departed, down } = &mut *state;
+        let FaultState { fatal, departed, down, .. } = &mut *state;
         down.retain(|(rank, _, _)| !departed.contains(rank));
         let overdue = down.iter().find(|(_, _, since)| since.elapsed() > VERDICT_TIMEOUT);
         if let (Some((rank, reason, _)), None) = (overdue, &fatal) {
@@ -121,6 +128,11 @@ impl FaultRegistry {
     /// Why the job cannot go on, if so.
     pub fn fatal(&self) -> Option<NetError> {
         self.state.lock().fatal.clone()
+    }
+
+    /// Workers that are leaving, as far as the control plane has said so.
+    pub(super) fn leaving(&self) -> Vec<Rank> {
+        self.state.lock().leaving.clone()
     }
 
     pub(super) fn departed(&self) -> Vec<Rank> {

@@ -484,13 +484,14 @@ impl EndpointState {
     /// a message, or leaves, or is lost; a wait that takes long is explained as any other.
     fn hand_over(&self, patient: bool) {
         let since = Instant::now();
-        let mut warned = false;
+        let (mut warned, mut announced) = (false, false);
         loop {
             let armed = self.doorbell.arm(self.epoll_fd);
             let mut engine = self.lock();
             if engine.has_left() {
                 return;
             }
+            let unnoticed = engine.leaves_unnoticed();
             let finishing = engine.leaving == engine::LeavePhase::Finishing;
             let owed = engine.owes();
             drop(engine);
@@ -517,6 +518,10 @@ impl EndpointState {
             }
             if woken == WakeReason::TimedOut {
                 self.faults.judge_links();
+            }
+            if unnoticed && !announced && since.elapsed() > SLICE {
+                announced = true;
+                let _ = self.control.send(MessageTarget::All, &stall::StallMessage::Leaving.encode());
             }
             let patience = self.settings.stall_warning;
             if !warned && !patience.is_zero() && since.elapsed() > patience {

@@ -57,6 +57,8 @@ pub(super) enum StallMessage {
     AskCall { id: u32, context: u32, seq: u32 },
     /// The answer to either question.
     Tell { id: u32, text: String },
+    /// The sender's program has ended, and it stays until what it sent is received. For those without a link to it.
+    Leaving,
 }
 
 impl StallMessage {
@@ -67,6 +69,7 @@ impl StallMessage {
             StallMessage::AskActivity { id } => (3, &[*id], ""),
             StallMessage::AskCall { id, context, seq } => (4, &[*id, *context, *seq], ""),
             StallMessage::Tell { id, text } => (5, &[*id], text),
+            StallMessage::Leaving => (6, &[], ""),
         };
         let mut bytes = vec![kind];
         numbers.iter().for_each(|n| bytes.extend_from_slice(&n.to_le_bytes()));
@@ -85,6 +88,7 @@ impl StallMessage {
             3 => StallMessage::AskActivity { id: number(0)? },
             4 => StallMessage::AskCall { id: number(0)?, context: number(1)?, seq: number(2)? },
             5 => StallMessage::Tell { id: number(0)?, text: text(4)? },
+            6 => StallMessage::Leaving,
             _ => return None,
         })
     }
@@ -212,6 +216,7 @@ impl EndpointState {
                     self.stall.answers.lock().insert((id, from), text);
                     self.stall.answered.notify_all();
                 }
+                Some(StallMessage::Leaving) => self.faults.begin_departure(from),
                 None => notice!(self.rank, "ignored an invalid message of {} bytes from rank {from}", bytes.len()),
             },
             news => self.faults.hear(news),

@@ -94,8 +94,9 @@ impl Conversation {
         if self.out.is_empty() { PollFlags::IN } else { PollFlags::OUT }
     }
 
-    /// Goes on as far as it can without blocking. `true`: done, [`Conversation::finish`] has the result.
-    pub(crate) fn advance(&mut self) -> Result<bool, HandshakeError> {
+    /// Goes on as far as it can without blocking. `true`: done, [`Conversation::finish`] has the result. `is_calling`
+    /// is for [`HandshakeServer::receive`].
+    pub(crate) fn advance(&mut self, is_calling: &dyn Fn(Rank) -> bool) -> Result<bool, HandshakeError> {
         loop {
             if !self.write()? {
                 return Ok(false);
@@ -109,7 +110,7 @@ impl Conversation {
             let chunk = &self.chunk[..self.chunk_len];
             let step = match &mut self.side {
                 HandshakeSide::Client(client) => client.receive(chunk, &mut self.out),
-                HandshakeSide::Server(server) => server.receive(chunk, &mut self.out),
+                HandshakeSide::Server(server) => server.receive(chunk, is_calling, &mut self.out),
             };
             self.chunk_len = 0;
             match step {

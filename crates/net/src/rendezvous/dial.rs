@@ -105,11 +105,14 @@ impl DialAttempt {
                 match connect(address) {
                     Ok(stream) => {
                         let deadline = now + TRY_TIMEOUT;
+                        self.last_error = format!("{address}: no answer");
                         let talk = Conversation::call(stream, address, &self.key, self.call, deadline);
                         self.state = DialState::Talking(Box::new(talk));
                     }
                     Err(e) => {
-                        self.last_error = format!("{address}: {e}");
+                        let out_of_files = matches!(e.raw_os_error(), Some(libc::EMFILE | libc::ENFILE));
+                        let remedy = if out_of_files { "; raise the limit on open files (`ulimit -n`)" } else { "" };
+                        self.last_error = format!("{address}: {e}{remedy}");
                         self.retry(now);
                     }
                 }
@@ -121,7 +124,7 @@ impl DialAttempt {
             unreachable!()
         };
         let outcome = if !ready.is_empty() {
-            talk.advance()
+            talk.advance(&|_| false)
         } else if now >= talk.deadline() {
             Err(HandshakeError::Broken(format!("no answer within {} s", TRY_TIMEOUT.as_secs())))
         } else {

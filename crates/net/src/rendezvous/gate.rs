@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags};
 
 use super::conversation::{Conversation, HandshakeOutcome};
-use super::proof::ConnectionPurpose;
+use super::proof::{ConnectionPurpose, HandshakeError};
 use crate::fork::PrivateFd;
 use crate::secret::JobKey;
 use crate::{Rank, notice};
@@ -79,13 +79,23 @@ impl ConnectionAcceptor {
         self.pending.iter().map(Conversation::deadline).chain(self.accept_after).min()
     }
 
-    /// Goes on with every handshake that `ready` says can go on, and returns those that ended well.
-    pub(crate) fn advance(&mut self, now: Instant, ready: &[PollFlags]) -> Vec<HandshakeOutcome> {
+    /// Goes on with every handshake that `ready` says can go on, and returns those that ended well. A call from a rank
+    /// that this worker `is_calling` itself is turned away.
+    pub(crate) fn advance(
+        &mut self,
+        now: Instant,
+        ready: &[PollFlags],
+        is_calling: &dyn Fn(Rank) -> bool,
+    ) -> Vec<HandshakeOutcome> {
         let mut met = Vec::new();
         for &flags in &ready[1..] {
             let mut conversation = self.pending.pop_front().expect("one answer per pending handshake");
             let outcome = if !flags.is_empty() {
-                conversation.advance().map_err(|e| e.to_string())
+                match conversation.advance(is_calling) {
+                    // Both ends have called at once, and this end's call counts.
+                    Err(HandshakeError::Busy) => continue,
+                    other => other.map_err(|e| e.to_string()),
+                }
             } else if now >= conversation.deadline() {
                 Err(format!("no proof within {} s", HANDSHAKE_TIMEOUT.as_secs()))
             } else {

@@ -227,7 +227,7 @@ fn refuse_all(gate: &mut ConnectionAcceptor, mut links: Vec<Option<ControlLink>>
         let polled = poll_until(&mut fds, gate.next_deadline().map_or(until, |at| at.min(until)));
         let ready: Vec<PollFlags> = fds.iter().map(PollFd::revents).collect();
         let now = Instant::now();
-        for met in gate.advance(now, &ready) {
+        for met in gate.advance(now, &ready, &|_| false) {
             let rank = met.call.from;
             let mut link = ControlLink::new(met.stream);
             refuse(&mut link);
@@ -270,7 +270,8 @@ fn admit_all(
             }
         }
         // One that is wrong does not keep out those who came with it: they are to be told.
-        let admitted = gate.advance(now, &ready[..gate_len]).into_iter().map(|met| admit(config, links, met));
+        let admitted =
+            gate.advance(now, &ready[..gate_len], &|_| false).into_iter().map(|met| admit(config, links, met));
         admitted.fold(Ok(()), Result::and)?;
         if now >= deadline && links.iter().any(Option::is_none) {
             let missing =

@@ -20,7 +20,7 @@ use crate::Rank;
 use crate::secret::JobKey;
 
 /// Number of the wire protocol (handshake, control messages and frames together). Workers of one job must agree.
-pub const PROTOCOL: u16 = 2;
+pub const PROTOCOL: u16 = 3;
 
 const MAGIC: [u8; 8] = *b"TIDEMILL";
 const PREFIX_BYTES: usize = 12;
@@ -72,6 +72,8 @@ pub(crate) enum HandshakeError {
     Secret,
     #[error("the other side expected a connection from a different worker")]
     NotExpected,
+    #[error("the other side is calling this worker itself")]
+    Busy,
     #[error("the other side does not know the job's secret: its proof is wrong")]
     Impostor,
     #[error("{0}")]
@@ -91,6 +93,7 @@ mod code {
     pub(super) const OTHER_PROTOCOL: u8 = 1;
     pub(super) const WRONG_SECRET: u8 = 2;
     pub(super) const NOT_EXPECTED: u8 = 3;
+    pub(super) const BUSY: u8 = 4;
 }
 
 /// What the driver does next.
@@ -158,6 +161,7 @@ impl HandshakeClient {
                     code::WELCOME => {}
                     code::WRONG_SECRET => return Err(HandshakeError::Secret),
                     code::NOT_EXPECTED => return Err(HandshakeError::NotExpected),
+                    code::BUSY => return Err(HandshakeError::Busy),
                     _ => return Err(HandshakeError::Stranger),
                 }
                 let expected = self.key.prove(b"server", &self.transcript);
@@ -193,8 +197,14 @@ impl HandshakeServer {
         (server, HandshakeStep::Read(PREFIX_BYTES))
     }
 
-    /// Takes the bytes last asked for. On an error `out` may hold a last message that tells an honest caller why.
-    pub(crate) fn receive(&mut self, chunk: &[u8], out: &mut Vec<u8>) -> Result<HandshakeStep, HandshakeError> {
+    /// Takes the bytes last asked for. `is_calling` says whether this side calls a rank itself, whose own call then has
+    /// to give way. On an error `out` may hold a last message that tells an honest caller why.
+    pub(crate) fn receive(
+        &mut self,
+        chunk: &[u8],
+        is_calling: &dyn Fn(Rank) -> bool,
+        out: &mut Vec<u8>,
+    ) -> Result<HandshakeStep, HandshakeError> {
         match self.state {
             ServerState::Prefix => {
                 let (theirs, _) = parse_prefix(FROM_CLIENT, chunk)?;
@@ -233,6 +243,10 @@ impl HandshakeServer {
                 if call.purpose != self.purpose || call.to != self.me {
                     out.extend_from_slice(&verdict(code::NOT_EXPECTED, &[0; MAC_BYTES]));
                     return Err(HandshakeError::NotExpected);
+                }
+                if is_calling(call.from) {
+                    out.extend_from_slice(&verdict(code::BUSY, &[0; MAC_BYTES]));
+                    return Err(HandshakeError::Busy);
                 }
                 let proof = self.key.prove(b"server", &self.transcript).finalize().into_bytes();
                 out.extend_from_slice(&verdict(code::WELCOME, &proof));

@@ -1,4 +1,5 @@
-//! Frames over TCP: one connection per pair of workers, `TCP_NODELAY`, non-blocking, one epoll descriptor for all.
+//! Frames over TCP: a connection for each pair of workers that have something to say to each other, `TCP_NODELAY`,
+//! non-blocking, one epoll descriptor for all.
 //!
 //! No copies beyond the kernel's: payloads leave from the caller's memory ([`Transport::push`]) and long ones arrive
 //! where the sink wants them ([`FrameSink::begin`]). Connections are authenticated when they open and not encrypted.
@@ -7,6 +8,7 @@
 
 pub(crate) mod assembly;
 mod connection;
+mod dialer;
 mod listener;
 mod open;
 
@@ -18,9 +20,10 @@ use rustix::event::{Timespec, epoll};
 
 use crate::fork::{ForkOrigin, PrivateFd};
 use crate::{FrameHeader, FrameSink, PushResult, Rank, Transport, TransportError, TransportLimits};
-use connection::TcpConnection;
+use connection::{ConnectionEnd, TcpConnection};
+use dialer::{DialNews, Dialer};
 pub use listener::PeerListener;
-pub use open::TcpOpenError;
+pub use open::{ConnectChoice, TcpOpenError};
 
 /// Largest payload of one frame. A message longer than this travels as pieces, between which others get their turn.
 const FRAME_BYTES_MAX: usize = 1 << 20;
@@ -34,70 +37,183 @@ const IN_FLIGHT_BYTES_MAX: usize = 10 << 20;
 /// Events taken per poll; the rest waits for the next.
 const EVENTS_MAX: usize = 64;
 
-/// This worker's connections.
+/// This worker's connections. See [`dialer`] for how they come about.
 pub struct TcpTransport {
-    /// By rank; `None` for ranks this transport does not serve and for links that are down.
-    connections: Vec<Option<TcpConnection>>,
-    /// How links went down, by rank.
-    ends: Vec<Option<TransportError>>,
+    /// By rank; `None` for ranks this transport does not serve.
+    peers: Vec<Option<TcpPeer>>,
     /// Ends found while sending, to be told to the sink.
     untold: Vec<Rank>,
+    /// Peers whose connections have all closed, while another one may be on its way.
+    closing: Vec<Rank>,
     /// The one peer, if there is no other: then asking epoll who has sent something is a wasted system call.
     only: Option<Rank>,
+    dialer: Dialer,
     epoll: PrivateFd<OwnedFd>,
     origin: ForkOrigin,
 }
 
+/// What this worker has with one peer.
+#[derive(Default)]
+struct TcpPeer {
+    /// The connection that this worker called, and the one that the peer called; seldom both.
+    connections: [Option<TcpConnection>; 2],
+    /// Which of them frames leave by: the first there was.
+    sends_on: Option<usize>,
+    /// The dialer was asked for a connection.
+    is_called: bool,
+    /// Why nothing can be sent any more.
+    end: Option<TransportError>,
+    /// The end was told to the sink.
+    is_lost: bool,
+}
+
+impl TcpPeer {
+    fn is_connected(&self) -> bool {
+        self.connections.iter().any(Option::is_some)
+    }
+}
+
 impl TcpTransport {
-    fn new(streams: Vec<(Rank, PrivateFd<TcpStream>)>) -> std::io::Result<Self> {
+    fn new(peers: impl Iterator<Item = Rank> + Clone, dialer: Dialer) -> std::io::Result<Self> {
         let epoll = PrivateFd::new(epoll::create(epoll::CreateFlags::CLOEXEC)?);
-        let ranks = streams.iter().map(|(peer, _)| peer.index() + 1).max().unwrap_or(0);
-        let only = if let [(peer, _)] = streams[..] { Some(peer) } else { None };
-        let mut connections = Vec::new();
-        connections.resize_with(ranks, || None);
-        for (peer, stream) in streams {
-            epoll::add(&epoll, &stream, token(peer), epoll::EventFlags::IN)?;
-            connections[peer.index()] = Some(TcpConnection::new(peer, stream));
-        }
+        epoll::add(&epoll, &dialer, epoll::EventData::new_u64(NEWS), epoll::EventFlags::IN)?;
+        let mut table: Vec<Option<TcpPeer>> = Vec::new();
+        table.resize_with(peers.clone().map(|peer| peer.index() + 1).max().unwrap_or(0), || None);
+        peers.clone().for_each(|peer| table[peer.index()] = Some(TcpPeer::default()));
         Ok(TcpTransport {
-            ends: connections.iter().map(|_| None).collect(),
-            connections,
+            only: peers.clone().next().filter(|_| peers.count() == 1),
+            peers: table,
             untold: Vec::new(),
-            only,
+            closing: Vec::new(),
+            dialer,
             epoll,
             origin: ForkOrigin::here(),
         })
     }
 
-    fn poll_one(&mut self, peer: Rank, sink: &mut dyn FrameSink) -> bool {
-        let Some(connection) = &mut self.connections[peer.index()] else { return false };
+    fn peer(&mut self, rank: Rank) -> &mut TcpPeer {
+        self.peers[rank.index()].as_mut().expect("a rank that this transport serves")
+    }
+
+    fn poll_one(&mut self, rank: Rank, slot: usize, sink: &mut dyn FrameSink) -> bool {
+        let Some(connection) = &mut self.peer(rank).connections[slot] else { return false };
         match connection.poll(sink) {
             Ok(moved) => moved,
-            Err(end) => {
-                let error = end.into_error(peer);
-                self.close(peer, &error);
-                sink.lost(error);
+            Err(ConnectionEnd::Corrupt(reason)) => {
+                self.lose(rank, TransportError::Corrupt { peer: rank, reason }, sink);
+                true
+            }
+            Err(ConnectionEnd::Lost(reason)) => {
+                let peer = self.peer(rank);
+                // The socket leaves the epoll set with this. The peer has ended, or the network is cut: what it sent on
+                // its other connection, if there is one, is read to the end.
+                peer.connections[slot] = None;
+                peer.end.get_or_insert(TransportError::PeerLost { peer: rank, reason });
+                self.closing.push(rank);
+                self.settle(sink);
                 true
             }
         }
     }
 
-    /// Closes the link; the socket leaves the epoll set with it.
-    fn close(&mut self, peer: Rank, error: &TransportError) {
-        self.connections[peer.index()] = None;
-        self.ends[peer.index()] = Some(copy(error));
+    /// Reports those of [`TcpTransport::closing`] from whom nothing more can come.
+    fn settle(&mut self, sink: &mut dyn FrameSink) {
+        for rank in std::mem::take(&mut self.closing) {
+            if self.peer(rank).is_connected() {
+                continue;
+            }
+            if self.dialer.has_connection(rank) {
+                self.closing.push(rank);
+                continue;
+            }
+            let error = self.peer(rank).end.as_ref().map(copy).expect("set when it closed");
+            self.lose(rank, error, sink);
+        }
     }
 
-    /// Tells epoll whether to report room for sending to `peer`.
-    fn watch_out(&mut self, peer: Rank, wants_out: bool) {
-        let Some(connection) = &mut self.connections[peer.index()] else { return };
+    /// Closes what there is with a peer, and says so once.
+    fn lose(&mut self, rank: Rank, error: TransportError, sink: &mut dyn FrameSink) {
+        let peer = self.peer(rank);
+        peer.connections = [None, None];
+        peer.end = Some(copy(&error));
+        if !std::mem::replace(&mut peer.is_lost, true) {
+            sink.lost(error);
+        }
+    }
+
+    /// Takes what the dialer has. Returns whether it was anything.
+    fn take_news(&mut self, sink: &mut dyn FrameSink) -> bool {
+        let news = self.dialer.news();
+        let any = !news.is_empty();
+        for news in news {
+            match news {
+                DialNews::Connected { peer: rank, stream, called } => {
+                    if let Err(error) = self.connect(rank, stream, called) {
+                        let reason = format!("its connection cannot be waited for: {error}");
+                        self.lose(rank, TransportError::PeerLost { peer: rank, reason }, sink);
+                    }
+                }
+                DialNews::Failed { peer: rank, reason } => {
+                    // A second call that fails is none too few.
+                    if !self.peer(rank).is_connected() {
+                        let reason = reason.explain();
+                        self.lose(rank, TransportError::PeerLost { peer: rank, reason }, sink);
+                    }
+                }
+            }
+        }
+        self.settle(sink);
+        any
+    }
+
+    /// Takes a connection into use.
+    fn connect(&mut self, rank: Rank, stream: PrivateFd<TcpStream>, called: bool) -> std::io::Result<()> {
+        let slot = usize::from(!called);
+        // No peer calls twice; one that was lost in the meantime is not taken back.
+        if self.peer(rank).is_lost || self.peer(rank).connections[slot].is_some() {
+            return Ok(());
+        }
+        epoll::add(&self.epoll, &stream, token(rank, slot), epoll::EventFlags::IN)?;
+        let peer = self.peer(rank);
+        peer.connections[slot] = Some(TcpConnection::new(rank, stream));
+        peer.sends_on.get_or_insert(slot);
+        Ok(())
+    }
+
+    /// Tells epoll whether to report room for sending to `rank`.
+    fn watch_out(&mut self, rank: Rank, slot: usize, wants_out: bool) {
+        let Some(connection) = &mut self.peers[rank.index()].as_mut().expect("served").connections[slot] else {
+            return;
+        };
         if connection.wants_out == wants_out {
             return;
         }
         connection.wants_out = wants_out;
         let out = if wants_out { epoll::EventFlags::OUT } else { epoll::EventFlags::empty() };
         // Fails only if the descriptor is not in the set, and it is as long as the connection lives.
-        let _ = epoll::modify(&self.epoll, &*connection, token(peer), epoll::EventFlags::IN | out);
+        let _ = epoll::modify(&self.epoll, &*connection, token(rank, slot), epoll::EventFlags::IN | out);
+    }
+
+    /// First whatever came before the end of each of `untold`, a turn at a time until the sockets are empty; then its
+    /// end.
+    fn tell_ends(&mut self, sink: &mut dyn FrameSink) -> bool {
+        let untold = std::mem::take(&mut self.untold);
+        for &rank in &untold {
+            while self.poll_one(rank, 0, sink) || self.poll_one(rank, 1, sink) {}
+            let error = self.peer(rank).end.as_ref().map(copy).expect("untold ends are recorded");
+            self.lose(rank, error, sink);
+        }
+        !untold.is_empty()
+    }
+
+    /// The one connection with the one peer, if nothing else can be of interest.
+    fn only_connection(&self) -> Option<(Rank, usize)> {
+        let rank = self.only?;
+        match &self.peers[rank.index()].as_ref()?.connections {
+            [Some(connection), None] if !connection.wants_out => Some((rank, 0)),
+            [None, Some(connection)] if !connection.wants_out => Some((rank, 1)),
+            _ => None,
+        }
     }
 }
 
@@ -115,6 +231,7 @@ impl Transport for TcpTransport {
         }
     }
 
+    /// Calls the peer when it is first sent something; until there is a connection, nothing of the frame has left.
     fn push(
         &mut self,
         dest: Rank,
@@ -126,21 +243,29 @@ impl Transport for TcpTransport {
         if !self.origin.is_here() {
             return Err(TransportError::PeerLost { peer: dest, reason: "this process is a fork of the worker".into() });
         }
-        let Some(connection) = self.connections.get_mut(dest.index()).and_then(Option::as_mut) else {
-            let end = self.ends.get(dest.index()).and_then(Option::as_ref);
-            let none = || TransportError::PeerLost { peer: dest, reason: "not connected to it".into() };
-            return Err(end.map_or_else(none, copy));
+        let Some(peer) = self.peers.get_mut(dest.index()).and_then(Option::as_mut) else {
+            return Err(TransportError::PeerLost { peer: dest, reason: "not connected to it".into() });
         };
+        if let Some(end) = &peer.end {
+            return Err(copy(end));
+        }
+        let Some(slot) = peer.sends_on else {
+            if !std::mem::replace(&mut peer.is_called, true) {
+                self.dialer.call(dest);
+            }
+            return Ok(PushResult::Blocked);
+        };
+        let connection = peer.connections[slot].as_mut().expect("there as long as there is no end");
         match connection.push(header, payload, sent) {
             Ok(PushResult::Sent) => Ok(PushResult::Sent),
             Ok(PushResult::Blocked) => {
-                self.watch_out(dest, true);
+                self.watch_out(dest, slot, true);
                 Ok(PushResult::Blocked)
             }
             // What the peer sent before it ended can still be received; the end will be seen there as well.
             Err(end) => {
                 let error = end.into_error(dest);
-                self.ends[dest.index()] = Some(copy(&error));
+                peer.end = Some(copy(&error));
                 if !self.untold.contains(&dest) {
                     self.untold.push(dest);
                 }
@@ -153,44 +278,51 @@ impl Transport for TcpTransport {
         if !self.origin.is_here() {
             return false;
         }
-        let mut moved = false;
-        for peer in std::mem::take(&mut self.untold) {
-            // First whatever came before the end, a turn at a time until the socket is empty.
-            while self.poll_one(peer, sink) {}
-            if self.connections[peer.index()].is_some() {
-                let error = self.ends[peer.index()].take().expect("untold ends are recorded");
-                self.close(peer, &error);
-                sink.lost(error);
-            }
-            moved = true;
+        let mut moved = self.dialer.has_news() && self.take_news(sink);
+        if !self.untold.is_empty() {
+            moved |= self.tell_ends(sink);
         }
-        if let Some(peer) = self.only
-            && self.connections[peer.index()].as_ref().is_some_and(|connection| !connection.wants_out)
-        {
-            return self.poll_one(peer, sink) || moved;
+        if let Some((rank, slot)) = self.only_connection() {
+            return self.poll_one(rank, slot, sink) || moved;
         }
         let mut events = [const { MaybeUninit::uninit() }; EVENTS_MAX];
         let now = Timespec { tv_sec: 0, tv_nsec: 0 };
         // An interrupted call found nothing, which is what the next one is for.
         let Ok((events, _)) = epoll::wait(&self.epoll, &mut events, Some(&now)) else { return moved };
         for event in events {
-            let peer = Rank(event.data.u64() as u32);
+            let token = event.data.u64();
+            if token == NEWS {
+                moved |= self.take_news(sink);
+                continue;
+            }
+            let (rank, slot) = (Rank(token as u32), (token >> 32) as usize);
             let flags = event.flags;
             if flags.contains(epoll::EventFlags::OUT) {
                 // Reported once per blocked push: a sleeper must not be woken again and again for room nobody wants.
-                self.watch_out(peer, false);
+                self.watch_out(rank, slot, false);
                 moved = true;
             }
             if flags.intersects(epoll::EventFlags::IN | epoll::EventFlags::HUP | epoll::EventFlags::ERR) {
-                moved |= self.poll_one(peer, sink);
+                moved |= self.poll_one(rank, slot, sink);
             }
         }
         moved
     }
 
+    fn is_linked(&self, peer: Rank) -> bool {
+        self.peers[peer.index()].as_ref().is_some_and(|peer| peer.sends_on.is_some())
+    }
+
+    fn has_ended(&self, peer: Rank) -> bool {
+        self.peers[peer.index()].as_ref().is_none_or(|state| !state.is_connected() && !self.dialer.has_connection(peer))
+    }
+
     fn finish(&mut self, peer: Rank) -> bool {
-        // A link that is down has nothing under way.
-        self.connections[peer.index()].as_mut().is_none_or(TcpConnection::finish)
+        // A link that is down, or was never there, has nothing under way.
+        let [called, answered] = &mut self.peer(peer).connections;
+        // Both, so that the second does not wait for the first.
+        let finished = [called, answered].map(|connection| connection.as_mut().is_none_or(TcpConnection::finish));
+        finished == [true, true]
     }
 
     fn epoll_fd(&self) -> Option<RawFd> {
@@ -198,8 +330,11 @@ impl Transport for TcpTransport {
     }
 }
 
-fn token(peer: Rank) -> epoll::EventData {
-    epoll::EventData::new_u64(u64::from(peer.0))
+/// The token of the dialer's descriptor.
+const NEWS: u64 = u64::MAX;
+
+fn token(peer: Rank, slot: usize) -> epoll::EventData {
+    epoll::EventData::new_u64((slot as u64) << 32 | u64::from(peer.0))
 }
 
 fn copy(error: &TransportError) -> TransportError {

@@ -8,7 +8,7 @@
 //! |-----------------|---------------------------------------------------------|
 //! | `host_links`    | What holds for all pairs of workers on one host         |
 //! | `shared_memory` | Which workers of this host share memory with this one   |
-//! | `tcp`           | Connections to all other workers                        |
+//! | `tcp`           | TCP to all other workers                                |
 
 mod host_links;
 mod shared_memory;
@@ -29,6 +29,7 @@ use super::{Endpoint, EndpointState, Engine, JobMembership, POLLS_OWN_CORE, POLL
 use crate::control::{ControlError, ControlEvent, ControlHandle, ControlPlane};
 use crate::fork::ForkOrigin;
 use crate::local::InboxAddress;
+use crate::tcp::ConnectChoice;
 use crate::topology::{self, WorkerPlacement};
 use crate::{Rank, SegmentError, Transport};
 
@@ -62,13 +63,19 @@ impl std::str::FromStr for TransportChoice {
 pub struct EndpointSettings {
     /// Which transports may be used.
     pub transport: TransportChoice,
+    /// When pairs of workers connect that share no memory.
+    pub connect: ConnectChoice,
     /// A wait longer than this is explained once; zero never explains.
     pub stall_warning: Duration,
 }
 
 impl Default for EndpointSettings {
     fn default() -> Self {
-        EndpointSettings { transport: TransportChoice::Auto, stall_warning: Duration::from_secs(10) }
+        EndpointSettings {
+            transport: TransportChoice::Auto,
+            connect: ConnectChoice::OnDemand,
+            stall_warning: Duration::from_secs(10),
+        }
     }
 }
 
@@ -165,8 +172,8 @@ impl Endpoint {
 
         let mut routes = Routes::new(control.size());
         let lacks = memory.connect(&mut routes);
-        listener.connect(&control, &addresses, &mut routes)?;
-        // Nobody goes on before everybody can be reached, so that a failure to open is everybody's error.
+        listener.connect(&control, &addresses, settings.connect, &mut routes)?;
+        // Nobody goes on before all are open, so that a failure to open is everybody's error.
         control.allgather(&[])?;
 
         let faults = Arc::new(FaultRegistry::on(topology::hosts(&placements)));

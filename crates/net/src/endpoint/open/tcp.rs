@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 
 use super::{OpenError, PeerAddresses, Routes, TransportChoice};
 use crate::control::ControlPlane;
-use crate::tcp::{PeerListener, TcpTransport};
+use crate::tcp::{ConnectChoice, PeerListener, TcpTransport};
 use crate::{OPEN_TIMEOUT, Rank};
 
 /// Where this worker can be reached by TCP.
@@ -25,11 +25,12 @@ impl PeerListeners {
         Ok(PeerListeners { listener: Some(listener), addresses })
     }
 
-    /// Connects to all workers that `routes` do not reach yet.
+    /// Opens TCP to all workers that `routes` do not reach yet.
     pub(super) fn connect(
         self,
         control: &ControlPlane,
         addresses: &[PeerAddresses],
+        connect: ConnectChoice,
         routes: &mut Routes,
     ) -> Result<(), OpenError> {
         let remote: Vec<(Rank, Vec<SocketAddr>)> = (0..control.size())
@@ -41,7 +42,7 @@ impl PeerListeners {
         let Some(listener) = self.listener else {
             return Err(OpenError::NotLocal { rank: first, reason: "it is on another host".into() });
         };
-        let transport = TcpTransport::open(control.rank(), &remote, listener, control.key(), OPEN_TIMEOUT)
+        let transport = TcpTransport::open(control.rank(), &remote, listener, control.key(), connect, OPEN_TIMEOUT)
             .map_err(|e| OpenError::Tcp(e.to_string()))?;
         routes.add(remote.iter().map(|&(peer, _)| peer), Box::new(transport));
         Ok(())
