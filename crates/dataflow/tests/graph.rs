@@ -123,7 +123,7 @@ fn graphs_print() {
         resources: &resources,
     };
     let plan = RoundRobin.place(&[info("from", 5), info("to", 2)], &workers).unwrap();
-    assert!(graph.explain(2, Some(&plan)).unwrap().contains("5 copies on workers 0 x3, 1 x2\n"));
+    assert!(graph.explain(2, Some((&plan, &workers))).unwrap().contains("5 copies on workers 0 x3, 1 x2\n"));
     let dot = graph.to_dot(2, Some(&plan)).unwrap();
     assert!(dot.starts_with("digraph \"say \\\"hi\\\"\" {") && dot.contains("t0 -> t1 [label=\"keyed reduce"), "{dot}");
     let svg = graph.to_svg(2, Some(&plan)).unwrap();

@@ -22,13 +22,13 @@ parts = through(x.direct(), targets=3)
 assert parts == [rows_of(copy) for copy in range(3)]
 assert through(None, targets=3) == parts
 
-for along in "binomial", "binary", "flat", "chain":
+for along in None, "binomial", "binary", "flat", "chain", "ring", "serial", "flat/binary", "copies":
     for part in through(x.broadcast(along=along)):
         same(part, ALL)
 for part in through(x.all_gather()):
     same(part, ALL)
 
-for along in None, "binomial", "binary", "flat", "chain":
+for along in None, "binomial", "binary", "flat", "chain", "ring", "serial", "flat/binary":
     parts = through(x.gather(2, along=along))
     same(parts[2], ALL)
     assert parts[0] == parts[1] == parts[3] == []
