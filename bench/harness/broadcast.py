@@ -199,7 +199,12 @@ def section(broadcast: dict[str, Any]) -> str:
             parts += [f"### {tasks} tasks, {TRANSPORTS[transport]}", "", table(header, rows), ""]
     parts += shared_memory(broadcast["cases"])
     wrong = [title(case) for cases in broadcast["cases"].values() for case in cases if not case["right"]]
-    parts += [f"Answers are missing, or came twice: {'; '.join(wrong)}." if wrong else "Each task answered each message once.", ""]
+    parts += [
+        f"Answers are missing, or came twice: {'; '.join(wrong)}."
+        if wrong
+        else "Each task answered each message once.",
+        "",
+    ]
     return "\n".join([*parts, *(f"- {name}: {why}" for name, why in broadcast["failures"].items())])
 
 
@@ -232,9 +237,13 @@ def goals(broadcast: dict[str, Any]) -> list[str]:
         }
         what = f"from {bytes_name(LINKS_LIMIT_BYTES)} on, {tasks} tasks, {TRANSPORTS[transport]}"
         if latency:
-            lines.append(f"- Goal: latency of binary at least {LATENCY_GOAL:.0f} times lower; {what}: {by_size(latency)}.")
+            lines.append(
+                f"- Goal: latency of binary at least {LATENCY_GOAL:.0f} times lower; {what}: {by_size(latency)}."
+            )
         if rate:
-            lines.append(f"- Goal: rate of chain or ring at least {RATE_GOAL:.0f} times higher; {what}: {by_size(rate)}.")
+            lines.append(
+                f"- Goal: rate of chain or ring at least {RATE_GOAL:.0f} times higher; {what}: {by_size(rate)}."
+            )
     return lines
 
 
@@ -245,11 +254,20 @@ def by_size(gained: dict[int, float]) -> str:
 def shared_memory(cases: dict[str, list[dict[str, Any]]]) -> list[str]:
     """What shared memory between the workers of a host takes off the latency along the chain."""
     alone, shared = (
-        {(case["tasks"], case["size"]): case["p50_s"] for case in cases.get(transport, ()) if case["overlay"] == "chain"}
+        {
+            (case["tasks"], case["size"]): case["p50_s"]
+            for case in cases.get(transport, ())
+            if case["overlay"] == "chain"
+        }
         for transport in TRANSPORTS
     )
     rows = [
-        [f"{tasks} tasks, {bytes_name(size)}", duration(tcp_s), duration(shared[tasks, size]), f"{1 - shared[tasks, size] / tcp_s:.0%}"]
+        [
+            f"{tasks} tasks, {bytes_name(size)}",
+            duration(tcp_s),
+            duration(shared[tasks, size]),
+            f"{1 - shared[tasks, size] / tcp_s:.0%}",
+        ]
         for (tasks, size), tcp_s in alone.items()
         if (tasks, size) in shared
     ]

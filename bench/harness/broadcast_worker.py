@@ -120,9 +120,9 @@ def measured(job: Any, point: dict[str, Any], order: Sequence[int]) -> dict[str,
     found: dict[str, Any] = {"overlay": point["overlay"], "tasks": point["tasks"], "size": point["size"]}
     answers, cpu = run(job, point, order, is_single=True)
     if job.rank == 0:
-        latencies_s = [
-            (end - start) / 1e9 for start, end in zip(answers.starts_ns, answers.ends_ns, strict=True)
-        ][WARM_UPS:]
+        latencies_s = [(end - start) / 1e9 for start, end in zip(answers.starts_ns, answers.ends_ns, strict=True)][
+            WARM_UPS:
+        ]
         found |= {f"p{part}_s": percentile(latencies_s, part) for part in (50, 90, 99)}
         found |= {"singles": len(latencies_s), "single_cpu": cpu, "right": answers.are_complete()}
     answers, cpu = run(job, point, order, is_single=False)

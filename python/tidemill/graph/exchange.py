@@ -92,9 +92,7 @@ def direct(*, rounds: str | None = None) -> Exchange:
     return Exchange(lambda _: NativeExchange.direct(), rounds=_rounds("direct", rounds), lists=False)
 
 
-def broadcast(
-    *, along: str | None = None, message_bytes: int | None = None, rounds: str | None = None
-) -> Exchange:
+def broadcast(*, along: str | None = None, message_bytes: int | None = None, rounds: str | None = None) -> Exchange:
     """Send everything to every copy, along a tree of workers; a worker receives each batch once, however many copies it
     runs.
 
@@ -118,9 +116,7 @@ def broadcast(
     return Exchange(lambda _: NativeExchange.broadcast(along, size), rounds=made, to_all=True)
 
 
-def all_gather(
-    *, along: str | None = None, message_bytes: int | None = None, rounds: str | None = None
-) -> Exchange:
+def all_gather(*, along: str | None = None, message_bytes: int | None = None, rounds: str | None = None) -> Exchange:
     """Send the messages of all copies to every copy: `broadcast` from several copies."""
     return broadcast(along=along, message_bytes=message_bytes, rounds=rounds)
 

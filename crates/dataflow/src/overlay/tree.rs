@@ -197,8 +197,7 @@ mod tests {
         assert_eq!(reached(&tree, 5), [0, 1, 1, 0, 0, 1, 0, 0]);
     }
 
-    /// With several workers a host: from two workers of each host a message leaves it, and the two hosts that the root's
-    /// sends to are two steps away from it at most.
+    /// With several workers a host: a message leaves it from its first two workers, near ones come first.
     #[test]
     fn a_binary_tree_leaves_a_host_from_two_workers() {
         let all: Vec<u32> = (0..16).collect();
