@@ -198,13 +198,12 @@ def section(broadcast: dict[str, Any]) -> str:
             header = ["size, overlay", "p50", "p90", "p99", "of", "gain", "CPU", "messages/s", "gain", "CPU"]
             parts += [f"### {tasks} tasks, {TRANSPORTS[transport]}", "", table(header, rows), ""]
     parts += shared_memory(broadcast["cases"])
-    wrong = [title(case) for cases in broadcast["cases"].values() for case in cases if not case["right"]]
-    parts += [
-        f"Answers are missing, or came twice: {'; '.join(wrong)}."
-        if wrong
-        else "Each task answered each message once.",
-        "",
-    ]
+    all_cases = [case for cases in broadcast["cases"].values() for case in cases]
+    wrong = [title(case) for case in all_cases if not case["right"]]
+    if wrong:
+        parts += [f"Answers are missing, or came twice: {'; '.join(wrong)}.", ""]
+    elif all_cases:
+        parts += ["Each task answered each message once.", ""]
     return "\n".join([*parts, *(f"- {name}: {why}" for name, why in broadcast["failures"].items())])
 
 
