@@ -82,22 +82,23 @@ def crossings(overlay: str, tasks: int, setting: Setting) -> float:
     return {"flat": setting.hosts - 1, "flat/binary": setting.hosts - 1, "binomial": 3, "chain": 1}.get(overlay, 2)
 
 
-def points(setting: Setting, overlays: Sequence[str]) -> Iterator[Point]:
+def points(setting: Setting, only: Sequence[str] | None) -> Iterator[Point]:
+    """Those named in `only`, by a part of a name such as binary-60-10000, or all; each with what it is compared with."""
     least, most = setting.many
     for tasks in setting.tasks:
         for size in setting.sizes:
-            for overlay in overlays:
+            named = [one for one in OVERLAYS if not only or any(part in f"{one}-{tasks}-{size}" for part in only)]
+            for overlay in [SERIAL, *(one for one in named if one != SERIAL)] if named else []:
                 by_link = setting.many_s * LINK_BYTES_PER_S / size / max(crossings(overlay, tasks, setting), 1.0)
                 many = round(min(max(by_link, least), most))
                 yield Point(overlay, tasks, size, setting.singles, setting.single_s, many)
 
 
 def measure(name: str, cases: Sequence[str] | None, say: Callable[[str], None]) -> dict[str, Any]:
-    """All points over each transport, on one cluster; the raw results. `cases` are overlays by their name, if not all."""
+    """All points, or those named in `cases`, over each transport, on one cluster; the raw results."""
     from tidemill import hosts
 
     setting = SETTINGS[name]
-    overlays = [overlay for overlay in OVERLAYS if not cases or overlay == SERIAL or overlay in cases]
     found: dict[str, Any] = {"setting": asdict(setting), "cases": {}, "failures": {}, "missing": None}
     try:
         cluster = hosts.up(setting.hosts, bandwidth=BANDWIDTH, name=f"bench-{os.getpid()}")
@@ -106,7 +107,7 @@ def measure(name: str, cases: Sequence[str] | None, say: Callable[[str], None]) 
         return found | {"missing": str(error)}
     with cluster:
         for transport in TRANSPORTS:
-            given = list(points(setting, overlays))
+            given = list(points(setting, cases))
             results, failure = run(cluster.name, setting, transport, given, say)
             found["cases"][transport] = results
             if failure:

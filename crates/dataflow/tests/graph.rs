@@ -6,7 +6,7 @@ use arrow::datatypes::DataType;
 use common::{Data, Kept, schema, sink, source};
 use tidemill_dataflow::exchange::*;
 use tidemill_dataflow::placement::{Placement, RoundRobin};
-use tidemill_dataflow::{Graph, GraphError, TaskSpec, WorkerInfo};
+use tidemill_dataflow::{Graph, GraphError, Overlay, TaskSpec, WorkerInfo};
 
 fn nothing() -> Data {
     std::sync::Arc::new(|_| Vec::new())
@@ -132,39 +132,32 @@ fn graphs_print() {
     assert!(svg.contains(">keyed reduce by n: </text>"), "{svg}");
 }
 
-/// Who reads a plan must see which tree was chosen, and for what; one that was set is said to be.
-#[test]
-fn plans_say_which_overlays_edges_have() {
+/// The line on the only edge of a plan for two hosts of two workers.
+fn edge_line(exchange: impl Exchange + 'static) -> String {
     let numbers = schema(&[("n", DataType::Int64)]);
     let workers: Vec<WorkerInfo> = ["a", "a", "b", "b"]
         .map(|host| WorkerInfo { host: host.into(), location: None, cores: 1.0, memory_bytes: 0 })
         .into();
-    let edge_of = |exchange: Box<dyn Fn(&mut Graph, tidemill_dataflow::TaskId, tidemill_dataflow::TaskId)>| {
-        let mut graph = Graph::new("g");
-        let from = graph.add(source("from", &numbers, 4, &nothing()));
-        let to = graph.add(sink("to", 4, &Kept::default()));
-        exchange(&mut graph, from, to);
-        let plan = graph.plan(&RoundRobin, &workers).unwrap();
-        let text = graph.explain(4, Some((&plan, &workers))).unwrap();
-        let unplaced = graph.explain(4, None).unwrap();
-        assert!(!unplaced.contains("chosen") && !unplaced.contains("as set"), "{unplaced}");
-        text.lines().last().unwrap().trim().to_owned()
-    };
-    let chosen = edge_of(Box::new(|graph, from, to| {
-        graph.connect(from, to, Broadcast::default());
-    }));
+    let mut graph = Graph::new("g");
+    let from = graph.add(source("from", &numbers, 4, &nothing()));
+    let to = graph.add(sink("to", 4, &Kept::default()));
+    graph.connect(from, to, exchange);
+    let plan = graph.plan(&RoundRobin, &workers).unwrap();
+    let unplaced = graph.explain(4, None).unwrap();
+    assert!(!unplaced.contains("chosen") && !unplaced.contains("as set"), "{unplaced}");
+    graph.explain(4, Some((&plan, &workers))).unwrap().lines().last().unwrap().trim().to_owned()
+}
+
+/// Who reads a plan must see which tree was chosen, and for what; one that was set is said to be.
+#[test]
+fn plans_say_which_overlays_edges_have() {
+    let chosen = edge_line(Broadcast::default());
     assert!(chosen.starts_with("edge from.out -> to.in (broadcast): n Int64; along "), "{chosen}");
     assert!(chosen.ends_with(", chosen for messages of 16384 bytes between 4 workers on 2 hosts"), "{chosen}");
-    let set = edge_of(Box::new(|graph, from, to| {
-        graph.connect(from, to, Union::by(Broadcast::along(tidemill_dataflow::Overlay::Ring)));
-    }));
+    let set = edge_line(Union::by(Broadcast::along(Overlay::Ring)));
     assert!(set.ends_with("(union, broadcast along ring): n Int64; along ring, as set"), "{set}");
-    let reduced = edge_of(Box::new(|graph, from, to| {
-        graph.connect(from, to, Reduce::new(Reduction::new().sum("n")).to(1).for_messages(1 << 20));
-    }));
+    let reduced = edge_line(Reduce::new(Reduction::new().sum("n")).to(1).for_messages(1 << 20));
     assert!(reduced.contains("; along ") && reduced.contains("messages of 1048576 bytes"), "{reduced}");
-    let direct = edge_of(Box::new(|graph, from, to| {
-        graph.connect(from, to, Gather::to(0));
-    }));
+    let direct = edge_line(Gather::to(0));
     assert!(!direct.contains("along"), "{direct}");
 }

@@ -590,6 +590,9 @@ def test_broadcasts_are_compared_with_serial_sending() -> None:
     assert any("at least 5 times lower" in line and line.endswith("6.0 at 10 kB.") for line in lines)
     assert any("at least 10 times higher" in line and line.endswith("20.0 at 10 kB.") for line in lines)
     assert "| 60 tasks, 10 kB | 30 ms | 21 ms | 30% |" in lines and "- shared memory: lost" in lines
+    given = list(broadcast.points(setting, ["binary-60-10000", "chain-10-100"]))
+    named = {(point.overlay, point.tasks, point.size) for point in given}
+    assert ("copies", 10, 100) in named and ("flat/binary", 60, 10_000) in named and len(given) == len(named) == 19
     assert broadcast.crossings("copies", 60, setting) == 52.5 and broadcast.crossings("chain", 60, setting) == 1
     left_out = broadcast.section({**run, "missing": "no rights", "cases": {}})
     assert left_out == "## Broadcast\n\nLeft out: no rights\n"
