@@ -161,7 +161,10 @@ def overlay_name(case: dict[str, Any]) -> str:
 
 
 def bytes_name(size: int) -> str:
-    return f"{size // 1000} kB" if size % 1000 == 0 else size_name(size)
+    for unit, scale in (("MB", 1_000_000), ("kB", 1000)):
+        if size % scale == 0:
+            return f"{size // scale} {unit}"
+    return size_name(size)
 
 
 def gains(cases: Sequence[dict[str, Any]]) -> dict[tuple[str, int, int], tuple[float, float]]:
