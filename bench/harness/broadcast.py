@@ -14,6 +14,7 @@ import sys
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 from .memory import Watch
@@ -278,3 +279,38 @@ def shared_memory(cases: dict[str, list[dict[str, Any]]]) -> list[str]:
         return []
     heading = f"### Shared memory along the chain (goal: {SHARED_GOAL:.0%} less)"
     return [heading, "", table(["chain", "TCP alone", "shared memory", "less"], rows), ""]
+
+
+# --- the plot --------------------------------------------------------------------------------------------------------
+def plot(broadcast: dict[str, Any], stem: Path) -> list[Path]:
+    """Draws gains over serial by size, as the research does: for each transport and number of tasks a panel of latency and one of rate."""
+    panels = [
+        (transport, tasks, which)
+        for transport, cases in broadcast["cases"].items()
+        for tasks in dict.fromkeys(case["tasks"] for case in cases)
+        for which in (0, 1)
+    ]
+    if not panels:
+        return []
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    lines = -(-len(panels) // 2)
+    figure, axes = pyplot.subplots(lines, 2, figsize=(9, 3.4 * lines), squeeze=False, layout="constrained")
+    for axis, (transport, tasks, which) in zip(axes.flat, panels, strict=False):
+        found = {key: gain[which] for key, gain in gains(broadcast["cases"][transport]).items() if key[1] == tasks}
+        for overlay in dict.fromkeys(key[0] for key in found):
+            points = sorted((key[2], gain) for key, gain in found.items() if key[0] == overlay)
+            axis.plot(*zip(*points, strict=True), marker="o", markersize=3, label=NAMES.get(overlay, overlay))
+        what = ("serial's latency over its own", "rate over serial's")[which]
+        axis.set(title=f"{tasks} tasks, {TRANSPORTS[transport]}", xlabel="message size, bytes", ylabel=what)
+        axis.set(xscale="log", yscale="log")
+        axis.axhline((LATENCY_GOAL, RATE_GOAL)[which], color="grey", linewidth=0.8, linestyle="--")
+        axis.legend(fontsize=6)
+    written = [stem.with_name(f"{stem.name}-broadcast{suffix}") for suffix in (".svg", ".png")]
+    for path in written:
+        figure.savefig(path, dpi=120)
+    pyplot.close(figure)
+    return written

@@ -431,8 +431,9 @@ def markdown(results: dict[str, Any]) -> str:
 
 
 def plot(results: dict[str, Any], stem: Path) -> list[Path]:
-    """Draws the ratios into `stem`.svg and `stem`.png, and scaling beside them; nothing, and an empty list, where there is nothing to draw."""
+    """Draws the ratios into `stem`.svg and `stem`.png, and scaling and broadcasts beside them; nothing, and an empty list, where there is nothing to draw."""
     scaled = scaling.plot(results["scaling"], stem) if "scaling" in results else []
+    scaled += broadcast.plot(results["broadcast"], stem) if "broadcast" in results else []
     comm = [(c, comm_ratios(c)) for c in results.get("comm", {}).get("configurations", [])]
     comm = [(c, ratios) for c, ratios in comm if ratios]
     kmeans = {

@@ -572,7 +572,7 @@ def test_yahoo_is_judged_by_rates() -> None:
     assert "| tidemill-2x1 | 2 M | ±50% | 2 |" in lines and "- tidemill-1x2: lost" in lines
 
 
-def test_broadcasts_are_compared_with_serial_sending() -> None:
+def test_broadcasts_are_compared_with_serial_sending(tmp_path: Path) -> None:
     """Goals are for most tasks and for sizes where links are the limit."""
 
     def case(overlay: str, tasks: int, size: int, p50_s: float, rate: float) -> dict[str, Any]:
@@ -596,6 +596,9 @@ def test_broadcasts_are_compared_with_serial_sending() -> None:
     assert broadcast.crossings("copies", 60, setting) == 52.5 and broadcast.crossings("chain", 60, setting) == 1
     left_out = broadcast.section({**run, "missing": "no rights", "cases": {}})
     assert left_out == "## Broadcast\n\nLeft out: no rights\n"
+    pytest.importorskip("matplotlib")
+    drawn = broadcast.plot({**run, "cases": {"tcp": alone, "shm": shared}}, tmp_path / "run")
+    assert [path.name for path in drawn] == ["run-broadcast.svg", "run-broadcast.png"]
 
 
 def test_checkpoints_are_judged_by_what_ran_together() -> None:
