@@ -3,7 +3,7 @@
 Round trips of single messages, by one clock, and the rate of many, beside the processors' use, so that one sees where links were the limit and
 where this machine. Each overlay is compared with serial sending, a message for each task, which is what stream engines do.
 
-The set-up is that of the overlays' research (`docs/graph.md` names it): 8 hosts of 4 workers; the published figures are in the report.
+The set-up is that of the research on overlays in Storm: 8 hosts of 4 workers; the published figures are in the report.
 """
 
 from __future__ import annotations
