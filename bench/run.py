@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from harness import (
+    broadcast,
     comm,
     dataset,
     exchange,
@@ -103,6 +104,7 @@ def arguments(argv: list[str]) -> argparse.Namespace:
             "splits",
             "scaling",
             "viewer",
+            "broadcast",
         ),
         help="one of the benchmarks",
     )
@@ -114,7 +116,7 @@ def arguments(argv: list[str]) -> argparse.Namespace:
     parser.add_argument(
         "--cases",
         type=names,
-        help="cases of k-means and DataSets by a part of their name, such as k1000-float32,x100-,join; of MDS such as 5000,annealing,large; queries, such as q0,q5; areas of scaling, such as kmeans,stream; of the viewer market, or numbers of points; of rounds such as reduce-4,-131072; of loops kmeans,mds",
+        help="cases of k-means and DataSets by a part of their name, such as k1000-float32,x100-,join; of MDS such as 5000,annealing,large; queries, such as q0,q5; areas of scaling, such as kmeans,stream; of the viewer market, or numbers of points; of rounds such as reduce-4,-131072; of loops kmeans,mds; of broadcast such as binary,60-10000",
     )
     parser.add_argument("--rows", type=int, help="rows of the cases of window functions (DataSets)")
     parser.add_argument("--rounds", type=int, help="rounds, of which the median is taken")
@@ -198,6 +200,10 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         # Without `--only` the cases are those of others.
         cases = options.cases if options.only else None
         results["viewer"] = viewer.measure(options.setting, cases, options.rounds, say)
+    if options.only in (None, "broadcast"):
+        # Without `--only` the cases are those of others.
+        cases = options.cases if options.only else None
+        results["broadcast"] = broadcast.measure(options.setting, cases, say)
     return results
 
 
@@ -266,6 +272,8 @@ def any_measured(results: dict[str, Any]) -> bool:
     window_cases = [case["event_s"] for case in results.get("windows", {}).get("cases", [])]
     streams = [case["elapsed_s"] for name in ("nexmark", "yahoo") for case in results.get(name, {}).get("cases", [])]
     streams += [case["found"] for case in results.get("state", {}).get("cases", [])]
+    if any(results.get("broadcast", {}).get("cases", {}).values()):
+        return True
     return any(map(any, (comm_points, kmeans_cases, scalings, dataset_cases, starts, exchanges, window_cases, streams)))
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from . import loops, report_mds, report_streams, rounds, scaling, series, splits, viewer
+from . import broadcast, loops, report_mds, report_streams, rounds, scaling, series, splits, viewer
 from . import machine as machines
 from .tables import OURS, cell, duration, geometric_mean, order, percentile, size_name, spread, table
 
@@ -422,6 +422,8 @@ def markdown(results: dict[str, Any]) -> str:
         parts.append(rounds.section(results["rounds"]))
     if results.get("loops", {}).get("cases"):
         parts.append(loops.section(results["loops"]))
+    if "broadcast" in results:
+        parts.append(broadcast.section(results["broadcast"]))
     if results.get("windows", {}).get("cases"):
         parts.append(windows_section(results["windows"]))
     parts += report_streams.sections(results)
@@ -429,8 +431,9 @@ def markdown(results: dict[str, Any]) -> str:
 
 
 def plot(results: dict[str, Any], stem: Path) -> list[Path]:
-    """Draws the ratios into `stem`.svg and `stem`.png, and scaling beside them; nothing, and an empty list, where there is nothing to draw."""
+    """Draws the ratios into `stem`.svg and `stem`.png, and scaling and broadcasts beside them; nothing, and an empty list, where there is nothing to draw."""
     scaled = scaling.plot(results["scaling"], stem) if "scaling" in results else []
+    scaled += broadcast.plot(results["broadcast"], stem) if "broadcast" in results else []
     comm = [(c, comm_ratios(c)) for c in results.get("comm", {}).get("configurations", [])]
     comm = [(c, ratios) for c, ratios in comm if ratios]
     kmeans = {

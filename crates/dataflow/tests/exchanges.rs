@@ -13,8 +13,18 @@ use common::{Data, run_graph, schema, sink, source, tight};
 use proptest::prelude::*;
 use tidemill_dataflow::exchange::*;
 use tidemill_dataflow::memory::MemorySettings;
-use tidemill_dataflow::{Overlay, RunReport, RunnerSettings, StreamElement, TaskSpec};
+use tidemill_dataflow::{Overlay, RunReport, RunnerSettings, Shape, StreamElement, TaskSpec};
 use tokio::sync::Notify;
+
+const OVERLAYS: [Overlay; 7] = [
+    Overlay::Serial,
+    Overlay::Flat,
+    Overlay::Binary,
+    Overlay::Binomial,
+    Overlay::Chain,
+    Overlay::Ring,
+    Overlay::Levels { hosts: Shape::Flat, workers: Shape::Binary },
+];
 
 type Row = (Option<i64>, i64, f64);
 
@@ -142,9 +152,9 @@ proptest! {
     #[test]
     fn reduce_and_all_reduce(
         workers in 1u32..=8, from in 1u32..6, to in 1u32..5, batches in 0usize..4, size in 1usize..300, seed in 0u64..1000,
-        kind in 0usize..4,
+        kind in 0..OVERLAYS.len(),
     ) {
-        let overlay = [Overlay::Flat, Overlay::Binary, Overlay::Binomial, Overlay::Chain][kind];
+        let overlay = OVERLAYS[kind];
         let (data, all) = data(rows_schema(), seed, batches, size, 50);
         let all = all(from);
         let reduction = || Reduction::new().max("k").sum("n").min("x");
@@ -175,9 +185,9 @@ proptest! {
     #[test]
     fn reduce_and_all_reduce_by_rounds(
         workers in 1u32..=6, from in 1u32..7, to in 1u32..4, rounds in 0usize..40, size in 1usize..4, seed in 0u64..1000,
-        kind in 0usize..4, partial: bool,
+        kind in 0..OVERLAYS.len(), partial: bool,
     ) {
-        let overlay = [Overlay::Flat, Overlay::Binary, Overlay::Binomial, Overlay::Chain][kind];
+        let overlay = OVERLAYS[kind];
         let of = move |copy: u32| -> Vec<Vec<Row>> {
             let rounds = if partial { rounds + copy as usize % 3 } else { rounds };
             rows_of(seed, copy, rounds, size, 50).into_iter().filter(|message| !message.is_empty()).collect()

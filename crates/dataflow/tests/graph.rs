@@ -6,7 +6,7 @@ use arrow::datatypes::DataType;
 use common::{Data, Kept, schema, sink, source};
 use tidemill_dataflow::exchange::*;
 use tidemill_dataflow::placement::{Placement, RoundRobin};
-use tidemill_dataflow::{Graph, GraphError, TaskSpec, WorkerInfo};
+use tidemill_dataflow::{Graph, GraphError, Overlay, TaskSpec, WorkerInfo};
 
 fn nothing() -> Data {
     std::sync::Arc::new(|_| Vec::new())
@@ -123,11 +123,41 @@ fn graphs_print() {
         resources: &resources,
     };
     let plan = RoundRobin.place(&[info("from", 5), info("to", 2)], &workers).unwrap();
-    assert!(graph.explain(2, Some(&plan)).unwrap().contains("5 copies on workers 0 x3, 1 x2\n"));
+    assert!(graph.explain(2, Some((&plan, &workers))).unwrap().contains("5 copies on workers 0 x3, 1 x2\n"));
     let dot = graph.to_dot(2, Some(&plan)).unwrap();
     assert!(dot.starts_with("digraph \"say \\\"hi\\\"\" {") && dot.contains("t0 -> t1 [label=\"keyed reduce"), "{dot}");
     let svg = graph.to_svg(2, Some(&plan)).unwrap();
     assert!(svg.starts_with("<svg ") && svg.contains(">say &quot;hi&quot;</text>"), "{svg}");
     assert!(svg.contains(">source x 5</text>") && svg.contains(">on workers 0 x3, 1 x2</text>"), "{svg}");
     assert!(svg.contains(">keyed reduce by n: </text>"), "{svg}");
+}
+
+/// The line on the only edge of a plan for two hosts of two workers.
+fn edge_line(exchange: impl Exchange + 'static) -> String {
+    let numbers = schema(&[("n", DataType::Int64)]);
+    let workers: Vec<WorkerInfo> = ["a", "a", "b", "b"]
+        .map(|host| WorkerInfo { host: host.into(), location: None, cores: 1.0, memory_bytes: 0 })
+        .into();
+    let mut graph = Graph::new("g");
+    let from = graph.add(source("from", &numbers, 4, &nothing()));
+    let to = graph.add(sink("to", 4, &Kept::default()));
+    graph.connect(from, to, exchange);
+    let plan = graph.plan(&RoundRobin, &workers).unwrap();
+    let unplaced = graph.explain(4, None).unwrap();
+    assert!(!unplaced.contains("chosen") && !unplaced.contains("as set"), "{unplaced}");
+    graph.explain(4, Some((&plan, &workers))).unwrap().lines().last().unwrap().trim().to_owned()
+}
+
+/// Who reads a plan must see which tree was chosen, and for what; one that was set is said to be.
+#[test]
+fn plans_say_which_overlays_edges_have() {
+    let chosen = edge_line(Broadcast::default());
+    assert!(chosen.starts_with("edge from.out -> to.in (broadcast): n Int64; along "), "{chosen}");
+    assert!(chosen.ends_with(", chosen for messages of 16384 bytes between 4 workers on 2 hosts"), "{chosen}");
+    let set = edge_line(Union::by(Broadcast::along(Overlay::Ring)));
+    assert!(set.ends_with("(union, broadcast along ring): n Int64; along ring, as set"), "{set}");
+    let reduced = edge_line(Reduce::new(Reduction::new().sum("n")).to(1).for_messages(1 << 20));
+    assert!(reduced.contains("; along ") && reduced.contains("messages of 1048576 bytes"), "{reduced}");
+    let direct = edge_line(Gather::to(0));
+    assert!(!direct.contains("along"), "{direct}");
 }

@@ -15,7 +15,17 @@ use common::{Data, all_rows, rows, run_graph, schema, sink, sorted_rows, source,
 use proptest::prelude::*;
 use tidemill_dataflow::exchange::{Broadcast, Direct, Exchange, Gather, Partition};
 use tidemill_dataflow::keys::KeyHasher;
-use tidemill_dataflow::{Overlay, RouteMap, StreamElement, TaskSpec};
+use tidemill_dataflow::{Overlay, RouteMap, Shape, StreamElement, TaskSpec};
+
+const OVERLAYS: [Overlay; 7] = [
+    Overlay::Serial,
+    Overlay::Flat,
+    Overlay::Binary,
+    Overlay::Binomial,
+    Overlay::Chain,
+    Overlay::Ring,
+    Overlay::Levels { hosts: Shape::Flat, workers: Shape::Binary },
+];
 
 /// A batch of every kind of column: numbers with NaN, strings, views, dictionaries, nested; with nulls everywhere.
 fn mixed(seed: u64, count: usize) -> RecordBatch {
@@ -177,9 +187,9 @@ proptest! {
     #[test]
     fn other_movers_keep_rows_and_order(
         workers in 1u32..=8, from in 1u32..6, to in 1u32..6, batches in 0usize..6, rows_max in 0usize..400, seed in 0u64..1000,
-        kind in 0usize..4,
+        kind in 0..OVERLAYS.len(),
     ) {
-        let overlay = [Overlay::Flat, Overlay::Binary, Overlay::Binomial, Overlay::Chain][kind];
+        let overlay = OVERLAYS[kind];
         let (data, schema) = (mixed_data(seed, batches, rows_max), mixed_schema());
         let all = sorted_rows(&sent(&data, from));
 
@@ -212,14 +222,34 @@ proptest! {
     #[test]
     fn broadcasts_reach_every_copy(
         workers in 1u32..=8, from in 1u32..4, to in 1u32..9, batches in 0usize..6, rows_max in 0usize..400, seed in 0u64..1000,
-        kind in 0usize..4,
+        kind in 0..OVERLAYS.len(),
     ) {
-        let overlay = [Overlay::Flat, Overlay::Binary, Overlay::Binomial, Overlay::Chain][kind];
+        let overlay = OVERLAYS[kind];
         let data = mixed_data(seed, batches, rows_max);
         let kept = run(workers, (from, to), &data, &mixed_schema(), Broadcast::along(overlay));
         let all = sorted_rows(&sent(&data, from));
         for copy in 0..to {
             prop_assert_eq!(sorted_rows(kept.get(&copy).map_or(&[], Vec::as_slice)), all.clone());
+        }
+    }
+
+    /// The same where each copy is sent to by itself, and where the tree is chosen; what one source sends keeps its
+    /// order.
+    #[test]
+    fn broadcasts_to_copies_and_by_choice_reach_every_copy(
+        workers in 1u32..=8, from in 1u32..4, to in 1u32..9, batches in 0usize..6, rows_max in 0usize..400, seed in 0u64..1000,
+    ) {
+        let data = mixed_data(seed, batches, rows_max);
+        for broadcast in [Broadcast::to_copies(), Broadcast::default(), Broadcast::for_messages(1 << 20)] {
+            let kept = run(workers, (from, to), &data, &mixed_schema(), broadcast);
+            let all = sorted_rows(&sent(&data, from));
+            for copy in 0..to {
+                prop_assert_eq!(sorted_rows(kept.get(&copy).map_or(&[], Vec::as_slice)), all.clone());
+            }
+            let kept = run(workers, (1, to), &data, &mixed_schema(), broadcast);
+            for copy in 0..to {
+                prop_assert_eq!(rows(kept.get(&copy).map_or(&[], Vec::as_slice)), rows(&data(0)));
+            }
         }
     }
 }
@@ -236,7 +266,7 @@ fn a_broadcast_crosses_to_each_worker_once() {
         };
         (0..5).map(batch).collect()
     });
-    for overlay in [Overlay::Flat, Overlay::Binary, Overlay::Binomial, Overlay::Chain] {
+    for overlay in OVERLAYS {
         let (kept, reports) = run_graph(3, &tight(), |graph, kept| {
             let from = graph.add(source("from", &schema, 1, &data));
             let to = graph.add(sink("to", 12, kept));

@@ -395,6 +395,8 @@ class Graph:
     def explain(self, format: str = "text", placement: Placement = "round_robin") -> str:
         """Return the graph and its placement. Any worker may call it.
 
+        The text also says along which tree of workers each broadcast and reduction goes, and whether that was chosen.
+
         Parameters
         ----------
         format : {"text", "dot", "svg"}
@@ -409,7 +411,7 @@ class Graph:
         """
         job = init()
         try:
-            return self._native.explain(format, job.size, self._planned(job, placement))
+            return self._native.explain(format, _known_workers(job), self._planned(job, placement))
         except ValueError as error:
             raise GraphError(str(error)) from None
 
@@ -594,8 +596,7 @@ class Graph:
         return Port(task, ports[0])
 
     def _planned(self, job: Job, placement: Placement) -> list[tuple[str, list[int]]]:
-        runner = _runners.get(job)
-        workers = _workers(job) if runner is None else runner.workers
+        workers = _known_workers(job)
         if not isinstance(placement, str):
             tasks = [_of_job(task._info, job.size) for task in self._tasks]
             if not isinstance(placement, Mapping):
@@ -636,6 +637,11 @@ def _runner(job: Job) -> GraphRunner:
 def _workers(job: Job) -> list[tuple[str, float, int, str | None]]:
     memory = memory_budget(job) or 0
     return [(str(worker["host"]), float(worker["cores"]), memory, worker["location"]) for worker in job.workers]
+
+
+def _known_workers(job: Job) -> list[tuple[str, float, int, str | None]]:
+    runner = _runners.get(job)
+    return _workers(job) if runner is None else runner.workers
 
 
 def _of_job(info: TaskInfo, workers: int) -> TaskInfo:

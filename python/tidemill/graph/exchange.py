@@ -92,14 +92,19 @@ def direct(*, rounds: str | None = None) -> Exchange:
     return Exchange(lambda _: NativeExchange.direct(), rounds=_rounds("direct", rounds), lists=False)
 
 
-def broadcast(*, along: str = "binomial", rounds: str | None = None) -> Exchange:
+def broadcast(*, along: str | None = None, message_bytes: int | None = None, rounds: str | None = None) -> Exchange:
     """Send everything to every copy, along a tree of workers; a worker receives each batch once, however many copies it
     runs.
 
     Parameters
     ----------
-    along : {"binomial", "binary", "flat", "chain"}
-        The kind of tree.
+    along : str, optional
+        The tree of workers to use: ``"binomial"``, ``"binary"``, ``"flat"``, ``"chain"`` or ``"ring"``, all hosts first;
+        two of the first four, such as ``"flat/binary"``, for between hosts and within; or ``"serial"``, from the root to
+        every worker. By default the tree is chosen for the hosts and workers that the graph runs on; `Graph.explain`
+        prints it. For comparison, ``"copies"`` sends to each copy by itself.
+    message_bytes : int, default=16384
+        About how large a message is, to choose the tree for.
     rounds : {"strict", "partial"}, optional
         Deliver by rounds: the n-th message of every source copy makes the n-th result, in the order of the copies: a
         table of all rows, or a list of arrays or objects. It arrives as soon as every copy has sent its n-th message.
@@ -107,12 +112,13 @@ def broadcast(*, along: str = "binomial", rounds: str | None = None) -> Exchange
         and ``"partial"`` goes on without that copy. By default messages arrive as they come.
     """
     made = _rounds("broadcast", rounds)
-    return Exchange(lambda _: NativeExchange.broadcast(along), rounds=made, to_all=True)
+    size = _message_bytes("broadcast", along, message_bytes)
+    return Exchange(lambda _: NativeExchange.broadcast(along, size), rounds=made, to_all=True)
 
 
-def all_gather(*, along: str = "binomial", rounds: str | None = None) -> Exchange:
+def all_gather(*, along: str | None = None, message_bytes: int | None = None, rounds: str | None = None) -> Exchange:
     """Send the messages of all copies to every copy: `broadcast` from several copies."""
-    return broadcast(along=along, rounds=rounds)
+    return broadcast(along=along, message_bytes=message_bytes, rounds=rounds)
 
 
 def gather(to: int = 0, *, along: str | None = None, rounds: str | None = None) -> Exchange:
@@ -122,8 +128,8 @@ def gather(to: int = 0, *, along: str | None = None, rounds: str | None = None) 
     ----------
     to : int, default=0
         Number of the receiving copy.
-    along : {"binomial", "binary", "flat", "chain"}, optional
-        Send along a tree of workers, hosts first, which combines small messages: use it for little data from many
+    along : str, optional
+        As in `broadcast`, except ``"copies"``: send along a tree of workers, hosts first, which combines small messages: use it for little data from many
         workers on many hosts. By default every copy sends to `to` directly.
     rounds : {"strict", "partial"}, optional
         As in `broadcast`; not with `along`.
@@ -186,7 +192,14 @@ def partition(
     return Exchange(lambda _: NativeExchange.partition(columns, count, owned), by_column=True, rounds=made)
 
 
-def reduce(how: How, *, to: int = 0, along: str = "binomial", rounds: str | None = None) -> Exchange:
+def reduce(
+    how: How,
+    *,
+    to: int = 0,
+    along: str | None = None,
+    message_bytes: int | None = None,
+    rounds: str | None = None,
+) -> Exchange:
     """Combine all rows, or messages, into one for copy `to`, reducing along the way. If there are none, nothing is
     sent.
 
@@ -199,8 +212,8 @@ def reduce(how: How, *, to: int = 0, along: str = "binomial", rounds: str | None
         or a function of two messages. Functions are called in any order.
     to : int, default=0
         Number of the receiving copy.
-    along : {"binomial", "binary", "flat", "chain"}
-        The kind of tree.
+    along, message_bytes : optional
+        As in `broadcast`, except ``"copies"``; results go up the tree.
     rounds : {"strict", "partial"}, optional
         Combine by rounds: the n-th message of every source copy makes the n-th result, which arrives as soon as every
         copy has sent its n-th message. So sources need no end. A result of a table port is one row, and a table that
@@ -214,16 +227,22 @@ def reduce(how: How, *, to: int = 0, along: str = "binomial", rounds: str | None
         When it runs, with ``rounds="strict"``: copies have sent unequal numbers of messages.
     """
     copy, made = _number("reduce: to", to), _rounds("reduce", rounds)
+    size = _message_bytes("reduce", along, message_bytes)
     return Exchange(
-        lambda source: NativeExchange.reduce(_reduction(how, source), copy, along), rounds=made, lists=False, rows=True
+        lambda source: NativeExchange.reduce(_reduction(how, source), copy, along, size),
+        rounds=made,
+        lists=False,
+        rows=True,
     )
 
 
-def all_reduce(how: How, *, along: str = "binomial", rounds: str | None = None) -> Exchange:
+def all_reduce(
+    how: How, *, along: str | None = None, message_bytes: int | None = None, rounds: str | None = None
+) -> Exchange:
     """Like `reduce`, to every copy."""
-    made = _rounds("all_reduce", rounds)
+    made, size = _rounds("all_reduce", rounds), _message_bytes("all_reduce", along, message_bytes)
     return Exchange(
-        lambda source: NativeExchange.all_reduce(_reduction(how, source), along),
+        lambda source: NativeExchange.all_reduce(_reduction(how, source), along, size),
         rounds=made,
         lists=False,
         rows=True,
@@ -356,6 +375,12 @@ def _rounds(what: str, given: Any) -> str | None:
     if given not in (None, "strict", "partial"):
         raise GraphError(f'{what}: rounds={given!r} must be "strict" or "partial", or left out')
     return None if given is None else str(given)
+
+
+def _message_bytes(what: str, along: str | None, given: Any) -> int | None:
+    if given is not None and along is not None:
+        raise GraphError(f"{what}: message_bytes= is for choosing a tree; leave it out with along={along!r}")
+    return None if given is None else _number(f"{what}: message_bytes", given)
 
 
 def _name(function: Callable[..., Any]) -> str:

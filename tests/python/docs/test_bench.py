@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 import math
@@ -19,6 +20,7 @@ BENCH = Path(__file__).resolve().parents[3] / "bench"
 sys.path.insert(0, str(BENCH))
 
 from harness import (  # noqa: E402
+    broadcast,
     comm,
     dataset,
     exchange,
@@ -338,6 +340,18 @@ def test_records_are_judged_as_exchanges_are() -> None:
 
 
 @pytest.mark.slow
+def test_tiny_run_broadcasts_along_every_overlay(tiny: Path) -> None:
+    """An answer that is missing, or comes twice, would be in `right`; an overlay that hangs, in `failures`."""
+    found = json.loads(next(tiny.glob("tiny-*.json")).read_text())["broadcast"]
+    if found["missing"]:
+        pytest.skip(found["missing"])
+    assert found["failures"] == {} and set(found["cases"]) == {"tcp", "shm"}
+    for cases in found["cases"].values():
+        assert [case["overlay"] for case in cases] == list(broadcast.OVERLAYS)
+        assert all(case["right"] and 0 < case["p50_s"] <= case["p99_s"] and case["rate"] > 0 for case in cases)
+
+
+@pytest.mark.slow
 def test_tiny_run_answers_nexmark_both_ways(tiny: Path) -> None:
     """Two workers of one thread and one of two must have the same rows, of which each query has some."""
     results = json.loads(next(tiny.glob("tiny-*.json")).read_text())
@@ -556,6 +570,35 @@ def test_yahoo_is_judged_by_rates() -> None:
     text = report_streams.yahoo_section({"rounds": 3, "events": 4_000_000, "per_second": 10, "cases": [case]})
     lines = [" ".join(line.split()) for line in text.splitlines()]
     assert "| tidemill-2x1 | 2 M | ±50% | 2 |" in lines and "- tidemill-1x2: lost" in lines
+
+
+def test_broadcasts_are_compared_with_serial_sending(tmp_path: Path) -> None:
+    """Goals are for most tasks and for sizes where links are the limit."""
+
+    def case(overlay: str, tasks: int, size: int, p50_s: float, rate: float) -> dict[str, Any]:
+        numbers = {"p50_s": p50_s, "p90_s": p50_s, "p99_s": p50_s, "rate": rate, "singles": 3, "right": True}
+        return {"overlay": overlay, "tasks": tasks, "size": size, "single_cpu": 0.5, "many_cpu": 0.25, **numbers}
+
+    setting = broadcast.SETTINGS["full"]
+    alone = [case("copies", 60, 10_000, 0.06, 20.0), case("binary", 60, 10_000, 0.01, 100.0)]
+    alone += [case("chain", 60, 10_000, 0.03, 400.0), case("copies", 60, 100, 0.01, 100.0)]
+    shared = [case("chain", 60, 10_000, 0.021, 400.0)]
+    run = {"setting": dataclasses.asdict(setting), "missing": None, "failures": {"shared memory": "lost"}}
+    text = broadcast.section({**run, "cases": {"tcp": alone, "shm": shared}})
+    lines = [" ".join(line.split()) for line in text.splitlines()]
+    assert "| 10 kB, binary | 10 ms | 10 ms | 10 ms | 3 | 6.00 | 50% | 100 | 5.00 | 25% |" in lines
+    assert any("at least 5 times lower" in line and line.endswith("6.0 at 10 kB.") for line in lines)
+    assert any("at least 10 times higher" in line and line.endswith("20.0 at 10 kB.") for line in lines)
+    assert "| 60 tasks, 10 kB | 30 ms | 21 ms | 30% |" in lines and "- shared memory: lost" in lines
+    given = list(broadcast.points(setting, ["binary-60-10000", "chain-10-100"]))
+    named = {(point.overlay, point.tasks, point.size) for point in given}
+    assert ("copies", 10, 100) in named and ("flat/binary", 60, 10_000) in named and len(given) == len(named) == 19
+    assert broadcast.crossings("copies", 60, setting) == 52.5 and broadcast.crossings("chain", 60, setting) == 1
+    left_out = broadcast.section({**run, "missing": "no rights", "cases": {}})
+    assert left_out == "## Broadcast\n\nLeft out: no rights\n"
+    pytest.importorskip("matplotlib")
+    drawn = broadcast.plot({**run, "cases": {"tcp": alone, "shm": shared}}, tmp_path / "run")
+    assert [path.name for path in drawn] == ["run-broadcast.svg", "run-broadcast.png"]
 
 
 def test_checkpoints_are_judged_by_what_ran_together() -> None:

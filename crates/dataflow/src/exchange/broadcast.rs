@@ -3,26 +3,47 @@
 
 use arrow::datatypes::SchemaRef;
 
-use super::{EdgeSignature, Exchange};
+use super::{EdgeSignature, EdgeWorkers, Exchange};
 use crate::flow::{EdgeMover, Lowering};
-use crate::overlay::Overlay;
+use crate::overlay::{Overlay, OverlayChoice};
 
 /// See the module.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug)]
 pub struct Broadcast {
-    overlay: Overlay,
+    /// `None`: to each copy by itself.
+    overlay: Option<OverlayChoice>,
+}
+
+impl Default for Broadcast {
+    fn default() -> Self {
+        Broadcast { overlay: Some(OverlayChoice::default()) }
+    }
 }
 
 impl Broadcast {
-    /// Along this kind of tree; binomial by default.
+    /// Along this kind of tree; chosen when it is placed, by default.
     pub fn along(overlay: Overlay) -> Self {
-        Broadcast { overlay }
+        Broadcast { overlay: Some(OverlayChoice::Set(overlay)) }
+    }
+
+    /// Along a tree that is chosen for messages of about so many bytes.
+    pub fn for_messages(bytes: u64) -> Self {
+        Broadcast { overlay: Some(OverlayChoice::ForMessages(bytes)) }
+    }
+
+    /// To each copy by itself, as other engines do it: a worker receives a batch as often as it runs copies. To compare
+    /// the others with.
+    pub fn to_copies() -> Self {
+        Broadcast { overlay: None }
     }
 }
 
 impl Exchange for Broadcast {
     fn describe(&self) -> String {
-        format!("broadcast along {:?}", self.overlay).to_lowercase()
+        match self.overlay {
+            Some(choice) => format!("broadcast{}", choice.describe()),
+            None => "broadcast to each copy by itself".into(),
+        }
     }
 
     fn check(&self, ends: &EdgeSignature<'_>) -> Result<SchemaRef, String> {
@@ -33,7 +54,20 @@ impl Exchange for Broadcast {
         true
     }
 
+    fn explain(&self, ends: &EdgeWorkers<'_>) -> Option<String> {
+        Some(self.overlay?.explain(ends.sources[0], ends.targets, ends.hosts))
+    }
+
     fn lower(&self, lowering: &mut Lowering<'_>) {
-        lowering.connect(lowering.sources()[0], lowering.target(), EdgeMover::Broadcast(self.overlay));
+        let (source, target) = (lowering.sources()[0], lowering.target());
+        let mover = match self.overlay {
+            None => EdgeMover::Copies,
+            Some(choice) => {
+                // One overlay for all sources: they are sent to in the same way, from roots of their own.
+                let (root, members) = (lowering.workers_of(source)[0], lowering.workers_of(target));
+                EdgeMover::Broadcast(lowering.overlay(choice, root, members))
+            }
+        };
+        lowering.connect(source, target, mover);
     }
 }

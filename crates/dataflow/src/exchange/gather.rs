@@ -6,10 +6,10 @@ use arrow::datatypes::SchemaRef;
 use tidemill_checkpoint::Mark;
 
 use super::tree::{OUT, TreeLeaves, UP, add_tree_stage, connect_root};
-use super::{EdgeSignature, Exchange};
+use super::{EdgeSignature, EdgeWorkers, Exchange};
 use crate::flow::TaskFactory;
 use crate::flow::{EdgeMover, Lowering, StreamElement};
-use crate::overlay::Overlay;
+use crate::overlay::{Overlay, OverlayChoice};
 use crate::task::Executor;
 
 /// See the module. The other copies of the target get nothing.
@@ -38,7 +38,7 @@ impl Gather {
 
 impl Exchange for Gather {
     fn describe(&self) -> String {
-        let along = self.overlay.map(|overlay| format!(" along {overlay:?}").to_lowercase());
+        let along = self.overlay.map(|overlay| format!(" along {overlay}"));
         format!("gather to copy {}{}", self.root, along.unwrap_or_default())
     }
 
@@ -51,6 +51,11 @@ impl Exchange for Gather {
 
     fn allows_rounds(&self) -> bool {
         self.overlay.is_none()
+    }
+
+    fn explain(&self, ends: &EdgeWorkers<'_>) -> Option<String> {
+        let root = ends.targets[self.root as usize];
+        Some(OverlayChoice::Set(self.overlay?).explain(root, ends.sources, ends.hosts))
     }
 
     fn lower(&self, lowering: &mut Lowering<'_>) {

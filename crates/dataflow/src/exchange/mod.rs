@@ -3,7 +3,7 @@
 //! | exchange           | who gets a row                                                     | made of                         |
 //! |--------------------|--------------------------------------------------------------------|---------------------------------|
 //! | [`Direct`]         | the copy with the sender's number                                  | one mover                       |
-//! | [`Broadcast`]      | every copy                                                         | one mover over a tree           |
+//! | [`Broadcast`]      | every copy                                                         | one mover, over a tree          |
 //! | [`Gather`]         | one copy                                                           | one mover, or a tree            |
 //! | [`Partition`]      | the copy that owns its key, comes next in turn, or a function names | one mover                       |
 //! | [`KeyedReduce`]    | the copy that owns its key, reduced to one row for each key         | reduce, combine, partition, reduce |
@@ -74,6 +74,16 @@ impl EdgeSignature<'_> {
     }
 }
 
+/// Where the copies at the ends of an edge run.
+pub struct EdgeWorkers<'a> {
+    /// The worker of each copy of the first source.
+    pub sources: &'a [u32],
+    /// The worker of each copy of the target.
+    pub targets: &'a [u32],
+    /// The host of each worker.
+    pub hosts: &'a [u32],
+}
+
 /// An edge's way of moving batches.
 pub trait Exchange: Send + Sync {
     /// In words, with everything that matters: the same on every worker.
@@ -93,6 +103,11 @@ pub trait Exchange: Send + Sync {
     /// Whether [`Rounds`] can wrap it: it can handle one message of each source by itself.
     fn allows_rounds(&self) -> bool {
         false
+    }
+
+    /// What it has chosen for copies that run there, for people; `None` where it has nothing to choose.
+    fn explain(&self, _ends: &EdgeWorkers<'_>) -> Option<String> {
+        None
     }
 
     /// Adds the movers and stages it is made of. Called after `check`, on every worker.

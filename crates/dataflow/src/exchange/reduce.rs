@@ -9,10 +9,10 @@ use tidemill_batch::local::Reduction;
 use super::keyed_reduce::{drain, new_reducer, stage};
 use super::round_tree::add_round_tree;
 use super::tree::{OUT, TreeLeaves, UP, add_tree_stage, connect_root};
-use super::{EdgeSignature, Exchange};
+use super::{EdgeSignature, EdgeWorkers, Exchange};
 use crate::flow::TaskFactory;
 use crate::flow::{EdgeMover, FlowPort, Lowering};
-use crate::overlay::Overlay;
+use crate::overlay::{Overlay, OverlayChoice};
 use crate::task::Executor;
 
 /// To one copy. What arrives is one row of the reduced columns when all sources have ended, and none if there were no
@@ -21,13 +21,13 @@ use crate::task::Executor;
 pub struct Reduce {
     reduction: Reduction,
     root: u32,
-    overlay: Overlay,
+    overlay: OverlayChoice,
 }
 
 impl Reduce {
     /// Reduces to copy 0 of the target.
     pub fn new(reduction: Reduction) -> Self {
-        Reduce { reduction, root: 0, overlay: Overlay::default() }
+        Reduce { reduction, root: 0, overlay: OverlayChoice::default() }
     }
 
     /// To another copy.
@@ -37,17 +37,22 @@ impl Reduce {
         self
     }
 
-    /// Along this kind of tree; binomial by default.
+    /// Along this kind of tree; chosen when it is placed, by default.
     #[must_use]
-    pub fn along(mut self, overlay: Overlay) -> Self {
-        self.overlay = overlay;
-        self
+    pub fn along(self, overlay: Overlay) -> Self {
+        Reduce { overlay: OverlayChoice::Set(overlay), ..self }
+    }
+
+    /// Along a tree that is chosen for messages of about so many bytes.
+    #[must_use]
+    pub fn for_messages(self, bytes: u64) -> Self {
+        Reduce { overlay: OverlayChoice::ForMessages(bytes), ..self }
     }
 }
 
 impl Exchange for Reduce {
     fn describe(&self) -> String {
-        format!("reduce to copy {}: {}", self.root, self.reduction.describe())
+        format!("reduce to copy {}{}: {}", self.root, self.overlay.describe(), self.reduction.describe())
     }
 
     fn check(&self, ends: &EdgeSignature<'_>) -> Result<SchemaRef, String> {
@@ -61,10 +66,15 @@ impl Exchange for Reduce {
         true
     }
 
+    fn explain(&self, ends: &EdgeWorkers<'_>) -> Option<String> {
+        Some(self.overlay.explain(ends.targets[self.root as usize], ends.sources, ends.hosts))
+    }
+
     fn lower(&self, lowering: &mut Lowering<'_>) {
         let target = lowering.target();
         let root = lowering.workers_of(target)[self.root as usize];
-        let result = add_tree(lowering, &self.reduction, (self.overlay, root));
+        let overlay = lowering.overlay(self.overlay, root, lowering.workers_of(lowering.sources()[0]));
+        let result = add_tree(lowering, &self.reduction, (overlay, root));
         connect_root(lowering, result, root, self.root);
     }
 }
@@ -73,26 +83,31 @@ impl Exchange for Reduce {
 #[derive(Clone)]
 pub struct AllReduce {
     reduction: Reduction,
-    overlay: Overlay,
+    overlay: OverlayChoice,
 }
 
 impl AllReduce {
     /// Reduces to every copy of the target.
     pub fn new(reduction: Reduction) -> Self {
-        AllReduce { reduction, overlay: Overlay::default() }
+        AllReduce { reduction, overlay: OverlayChoice::default() }
     }
 
-    /// Along this kind of tree; binomial by default.
+    /// Along this kind of tree; chosen when it is placed, by default.
     #[must_use]
-    pub fn along(mut self, overlay: Overlay) -> Self {
-        self.overlay = overlay;
-        self
+    pub fn along(self, overlay: Overlay) -> Self {
+        AllReduce { overlay: OverlayChoice::Set(overlay), ..self }
+    }
+
+    /// Along a tree that is chosen for messages of about so many bytes.
+    #[must_use]
+    pub fn for_messages(self, bytes: u64) -> Self {
+        AllReduce { overlay: OverlayChoice::ForMessages(bytes), ..self }
     }
 }
 
 impl Exchange for AllReduce {
     fn describe(&self) -> String {
-        format!("all-reduce: {}", self.reduction.describe())
+        format!("all-reduce{}: {}", self.overlay.describe(), self.reduction.describe())
     }
 
     fn check(&self, ends: &EdgeSignature<'_>) -> Result<SchemaRef, String> {
@@ -103,11 +118,16 @@ impl Exchange for AllReduce {
         true
     }
 
+    fn explain(&self, ends: &EdgeWorkers<'_>) -> Option<String> {
+        Some(self.overlay.explain(ends.targets[0], ends.sources, ends.hosts))
+    }
+
     fn lower(&self, lowering: &mut Lowering<'_>) {
         let target = lowering.target();
         let root = lowering.workers_of(target)[0];
-        let result = add_tree(lowering, &self.reduction, (self.overlay, root));
-        lowering.connect(result, target, EdgeMover::Broadcast(self.overlay));
+        let overlay = lowering.overlay(self.overlay, root, lowering.workers_of(lowering.sources()[0]));
+        let result = add_tree(lowering, &self.reduction, (overlay, root));
+        lowering.connect(result, target, EdgeMover::Broadcast(overlay));
     }
 }
 

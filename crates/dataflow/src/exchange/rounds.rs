@@ -8,7 +8,7 @@
 
 use arrow::datatypes::SchemaRef;
 
-use super::{EdgeSignature, Exchange, RoundEnd};
+use super::{EdgeSignature, EdgeWorkers, Exchange, RoundEnd};
 use crate::flow::Lowering;
 
 /// See the module.
@@ -50,6 +50,10 @@ impl<E: Exchange> Exchange for Rounds<E> {
 
     fn rounds(&self) -> Option<RoundEnd> {
         Some(self.end)
+    }
+
+    fn explain(&self, ends: &EdgeWorkers<'_>) -> Option<String> {
+        self.exchange.explain(ends)
     }
 
     fn lower(&self, lowering: &mut Lowering<'_>) {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use arrow::datatypes::SchemaRef;
 use tidemill_batch::schema::fits;
 
-use super::{Direct, EdgeSignature, Exchange};
+use super::{Direct, EdgeSignature, EdgeWorkers, Exchange};
 use crate::flow::Lowering;
 
 /// See the module. Each source's rows move in the same way; directly, unless told.
@@ -47,6 +47,10 @@ impl Exchange for Union {
             first.get_or_insert(moved);
         }
         first.ok_or_else(|| "a union needs at least one source".into())
+    }
+
+    fn explain(&self, ends: &EdgeWorkers<'_>) -> Option<String> {
+        self.by.explain(ends)
     }
 
     fn lower(&self, lowering: &mut Lowering<'_>) {

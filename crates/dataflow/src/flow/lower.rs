@@ -4,7 +4,7 @@ use arrow::datatypes::SchemaRef;
 use tidemill_batch::local::{Reduction, RoundEnd};
 
 use super::{EdgeMover, EdgeReduction, FlowEdge, FlowGraph, FlowTask, TaskFactory};
-use crate::overlay::{Overlay, WorkerTree};
+use crate::overlay::{Overlay, OverlayChoice, WorkerTree};
 use crate::rebalance::StateKind;
 use crate::task::Executor;
 
@@ -101,6 +101,11 @@ impl Lowering<'_> {
     /// The workers of the copies of a port's task.
     pub fn workers_of(&self, port: FlowPort) -> &[u32] {
         &self.flow.tasks[port.task].workers
+    }
+
+    /// The overlay for `root` and `members`.
+    pub fn overlay(&self, choice: OverlayChoice, root: u32, members: &[u32]) -> Overlay {
+        choice.choose(root, members, self.hosts)
     }
 
     /// A tree from `root` over `members`.

@@ -42,8 +42,17 @@ pub enum EdgeMover {
     Map(Vec<Option<u32>>),
     /// Every copy sends all it has to all copies, along a tree of workers.
     Broadcast(Overlay),
+    /// Every copy sends all it has to all copies, to each by itself.
+    Copies,
     /// Each row goes where the partitioner says.
     Partition(Arc<dyn Partitioner>),
+}
+
+impl EdgeMover {
+    /// Whether all copies get the same.
+    pub(crate) fn is_to_all(&self) -> bool {
+        matches!(self, EdgeMover::Broadcast(_) | EdgeMover::Copies)
+    }
 }
 
 /// A task as it runs.
@@ -119,7 +128,7 @@ impl FlowGraph {
         for edge in self.edges.iter().filter(|edge| edge.target.task == task && !edge.handover) {
             let map = match &edge.mover {
                 // Every copy gets all there is, whoever owns what.
-                EdgeMover::Broadcast(_) => continue,
+                EdgeMover::Broadcast(_) | EdgeMover::Copies => continue,
                 EdgeMover::Partition(partitioner) => edge.route.as_ref().or_else(|| partitioner.route()),
                 EdgeMover::Map(_) => None,
             };

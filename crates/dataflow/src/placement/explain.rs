@@ -2,17 +2,24 @@
 
 use std::fmt::Write;
 
-use super::PlacementPlan;
+use super::{PlacementPlan, WorkerInfo};
 use crate::error::GraphErrors;
+use crate::exchange::EdgeWorkers;
 use crate::flow::CheckedEdge;
 use crate::graph::Graph;
 
 impl Graph {
-    /// The graph as text: every task with its ports and, given a plan, where its copies run; every edge.
+    /// The graph as text: every task with its ports; every edge. Given a plan for these workers also where copies run,
+    /// and which overlays edges have there.
     ///
     /// # Errors
     /// When the graph cannot run.
-    pub fn explain(&self, workers: u32, plan: Option<&PlacementPlan>) -> Result<String, GraphErrors> {
+    pub fn explain(
+        &self,
+        workers: u32,
+        placed: Option<(&PlacementPlan, &[WorkerInfo])>,
+    ) -> Result<String, GraphErrors> {
+        let plan = placed.map(|(plan, _)| plan);
         let edges = self.checked(workers)?;
         let mut text = format!("graph \"{}\" on {workers} worker{}\n", self.name, if workers == 1 { "" } else { "s" });
         for (index, task) in self.tasks.iter().enumerate() {
@@ -27,9 +34,16 @@ impl Graph {
                 let _ = writeln!(text, "    {line}");
             }
         }
-        for edge in &edges {
-            let kind = if edge.feedback { "feedback" } else { "edge" };
-            let _ = writeln!(text, "  {kind} {}: {}", edge.name, columns(edge));
+        let hosts = placed.map(|(_, workers)| hosts(workers));
+        for (checked, edge) in edges.iter().zip(&self.edges) {
+            let kind = if checked.feedback { "feedback" } else { "edge" };
+            let _ = write!(text, "  {kind} {}: {}", checked.name, columns(checked));
+            if let (Some(plan), Some(hosts)) = (plan, &hosts) {
+                let (sources, targets) = (plan.workers_of(checked.sources[0].0), plan.workers_of(checked.target.0));
+                let why = edge.exchange.explain(&EdgeWorkers { sources, targets, hosts });
+                let _ = why.map_or(Ok(()), |why| write!(text, "; {why}"));
+            }
+            let _ = writeln!(text);
         }
         Ok(text)
     }
@@ -66,6 +80,12 @@ impl Graph {
             _ => "task",
         }
     }
+}
+
+/// The host of each worker, as the number of the first worker there.
+fn hosts(workers: &[WorkerInfo]) -> Vec<u32> {
+    let first = |worker: &WorkerInfo| workers.iter().position(|other| other.host == worker.host);
+    workers.iter().map(|worker| first(worker).expect("it has its own host") as u32).collect()
 }
 
 fn columns(edge: &CheckedEdge) -> String {

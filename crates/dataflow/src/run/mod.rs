@@ -37,8 +37,7 @@ use self::task_copy::TaskCopy;
 use crate::checkpoint::{CheckpointClient, CoordinatorInput, CopyStates, InFlightReplay, InFlightRouting, ResumePlan};
 use crate::error::DataflowError;
 use crate::flow::{
-    BucketHandover, EdgeLimits, EdgeMover, EdgeRuntime, FlowEdge, FlowGraph, Inlet, Input, Inputs, Outlet, Output,
-    Outputs,
+    BucketHandover, EdgeLimits, EdgeRuntime, FlowEdge, FlowGraph, Inlet, Input, Inputs, Outlet, Output, Outputs,
 };
 use crate::graph::{Graph, fingerprint};
 use crate::link::{Links, MemoryLoans, ReceivePump};
@@ -471,7 +470,7 @@ impl ActiveRun {
                 let from: Vec<&FlowEdge> = flow.edges.iter().filter(leads_here).collect();
                 // What is broadcast would be in flight to some copies and not to others: dealt anew, it would come to
                 // all again. Copies that call each other must have had the same rows when a barrier passes.
-                if !task.comm && from.iter().all(|edge| !matches!(edge.mover, EdgeMover::Broadcast(_))) {
+                if !task.comm && from.iter().all(|edge| !edge.mover.is_to_all()) {
                     input.enable_unaligned(port as u32, states);
                 }
                 let copies = task.workers.len() as u32;

@@ -361,7 +361,7 @@ fn connected(flow: &FlowGraph, lanes: &mut SimulatedLanes) -> (Vec<Vec<Vec<Simul
             let all = 0..copies(target.task);
             let (targets, assign) = match &edge.mover {
                 EdgeMover::Map(map) => (map[copy].into_iter().map(|to| to as usize).collect(), None),
-                EdgeMover::Broadcast(_) => (all.collect(), None),
+                EdgeMover::Broadcast(_) | EdgeMover::Copies => (all.collect(), None),
                 EdgeMover::Partition(partitioner) => {
                     let seat = PartitionerContext {
                         source: copy as u32,

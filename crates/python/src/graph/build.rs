@@ -169,11 +169,12 @@ impl NativeGraph {
         Ok(plan.tasks.into_iter().map(|task| (task.task, task.workers)).collect())
     }
 
-    /// The graph as `"text"`, `"dot"` or `"svg"`.
-    fn explain(&self, py: Python<'_>, format: &str, workers: u32, planned: Planned) -> PyResult<String> {
-        let (graph, plan) = (self.graph.lock(), plan(planned));
+    /// The graph as `"text"`, `"dot"` or `"svg"`, as it is planned on these workers.
+    fn explain(&self, py: Python<'_>, format: &str, workers: Vec<Worker>, planned: Planned) -> PyResult<String> {
+        let (graph, plan, infos) = (self.graph.lock(), plan(planned), infos(workers));
+        let workers = infos.len() as u32;
         let text = match format {
-            "text" => graph.explain(workers, Some(&plan)),
+            "text" => graph.explain(workers, Some((&plan, &infos))),
             "dot" => graph.to_dot(workers, Some(&plan)),
             "svg" => graph.to_svg(workers, Some(&plan)),
             other => {

@@ -6,10 +6,11 @@ use numpy::PyReadonlyArray1;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use tidemill_dataflow::exchange::{
-    AllReduce, Broadcast, ColumnOp, Direct, EdgeSignature, Exchange, Gather, Join, JoinKind, KeyedGather, KeyedReduce,
-    Partition, Reduce, Reduction, RoundEnd, Rounds, Sort, SortKey, Union,
+    AllReduce, Broadcast, ColumnOp, Direct, EdgeSignature, EdgeWorkers, Exchange, Gather, Join, JoinKind, KeyedGather,
+    KeyedReduce, Partition, Reduce, Reduction, RoundEnd, Rounds, Sort, SortKey, Union,
 };
 use tidemill_dataflow::flow::Lowering;
+use tidemill_dataflow::overlay::{MESSAGE_BYTES, UnknownOverlay};
 use tidemill_dataflow::{Overlay, RouteMap};
 use tidemill_dataset::datafusion::arrow::array::RecordBatch;
 use tidemill_dataset::datafusion::arrow::compute::concat_batches;
@@ -41,6 +42,10 @@ impl Exchange for AnyExchange {
 
     fn allows_rounds(&self) -> bool {
         self.0.allows_rounds()
+    }
+
+    fn explain(&self, ends: &EdgeWorkers<'_>) -> Option<String> {
+        self.0.explain(ends)
     }
 
     fn lower(&self, lowering: &mut Lowering<'_>) {
@@ -130,17 +135,7 @@ impl NativeExchange {
 }
 
 fn overlay(name: &str) -> PyResult<Overlay> {
-    Ok(match name {
-        "flat" => Overlay::Flat,
-        "binary" => Overlay::Binary,
-        "binomial" => Overlay::Binomial,
-        "chain" => Overlay::Chain,
-        other => {
-            return Err(PyValueError::new_err(format!(
-                "unknown along={other:?}: use \"flat\", \"binary\", \"binomial\" or \"chain\""
-            )));
-        }
-    })
+    name.parse().map_err(|error: UnknownOverlay| PyValueError::new_err(format!("unknown along={name:?}: {error}")))
 }
 
 /// A column, whether descending, whether nulls come first.
@@ -164,9 +159,15 @@ impl NativeExchange {
         of(Direct)
     }
 
+    /// `along` an overlay, to each of the `"copies"`, or along one chosen for messages of about so many bytes.
     #[staticmethod]
-    fn broadcast(along: &str) -> PyResult<Self> {
-        Ok(of(Broadcast::along(overlay(along)?)))
+    #[pyo3(signature = (along = None, message_bytes = None))]
+    fn broadcast(along: Option<&str>, message_bytes: Option<u64>) -> PyResult<Self> {
+        Ok(of(match along {
+            Some("copies") => Broadcast::to_copies(),
+            Some(along) => Broadcast::along(overlay(along)?),
+            None => Broadcast::for_messages(message_bytes.unwrap_or(MESSAGE_BYTES)),
+        }))
     }
 
     #[staticmethod]
@@ -227,14 +228,24 @@ impl NativeExchange {
     }
 
     #[staticmethod]
-    fn reduce(reduction: &NativeReduction, to: u32, along: &str) -> PyResult<Self> {
-        let reduce = Reduce::new(reduction.0.clone()).to(to).along(overlay(along)?);
+    #[pyo3(signature = (reduction, to, along = None, message_bytes = None))]
+    fn reduce(reduction: &NativeReduction, to: u32, along: Option<&str>, message_bytes: Option<u64>) -> PyResult<Self> {
+        let reduce = Reduce::new(reduction.0.clone()).to(to);
+        let reduce = match along {
+            Some(along) => reduce.along(overlay(along)?),
+            None => reduce.for_messages(message_bytes.unwrap_or(MESSAGE_BYTES)),
+        };
         Ok(of(reduce).calling(reduction.1.as_ref()))
     }
 
     #[staticmethod]
-    fn all_reduce(reduction: &NativeReduction, along: &str) -> PyResult<Self> {
-        let reduce = AllReduce::new(reduction.0.clone()).along(overlay(along)?);
+    #[pyo3(signature = (reduction, along = None, message_bytes = None))]
+    fn all_reduce(reduction: &NativeReduction, along: Option<&str>, message_bytes: Option<u64>) -> PyResult<Self> {
+        let reduce = AllReduce::new(reduction.0.clone());
+        let reduce = match along {
+            Some(along) => reduce.along(overlay(along)?),
+            None => reduce.for_messages(message_bytes.unwrap_or(MESSAGE_BYTES)),
+        };
         Ok(of(reduce).calling(reduction.1.as_ref()))
     }
 

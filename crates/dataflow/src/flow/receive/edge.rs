@@ -206,7 +206,7 @@ impl EdgeRuntime {
     pub(crate) fn has_stream(&self, source: u32, target: u32) -> bool {
         match &self.mover {
             EdgeMover::Map(map) => map[source as usize] == Some(target),
-            EdgeMover::Broadcast(_) | EdgeMover::Partition(_) => true,
+            EdgeMover::Broadcast(_) | EdgeMover::Copies | EdgeMover::Partition(_) => true,
         }
     }
 

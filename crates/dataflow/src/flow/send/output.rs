@@ -27,6 +27,8 @@ enum OutletRoute {
     Nowhere,
     /// To one copy, or to all of them.
     One(Arc<Lane>),
+    /// To each of several copies.
+    Copies(Vec<Arc<Lane>>),
     Partition(Box<PartitionedLanes>),
     Reduce(Box<LocalReduce>),
     Messages(Box<LocalMessages>),
@@ -73,6 +75,7 @@ impl Outlet {
                 }
             },
             EdgeMover::Broadcast(_) => OutletRoute::One(Lane::to_all(&way)),
+            EdgeMover::Copies => OutletRoute::Copies((0..edge.targets()).map(lane).collect()),
             EdgeMover::Partition(partitioner) => OutletRoute::Partition(Box::new(PartitionedLanes {
                 assign: partitioner.start(&PartitionerContext {
                     source,
@@ -98,6 +101,7 @@ impl Outlet {
         match &self.route {
             OutletRoute::Nowhere => &[],
             OutletRoute::One(lane) => std::slice::from_ref(lane),
+            OutletRoute::Copies(lanes) => lanes,
             OutletRoute::Partition(partition) => &partition.lanes,
             OutletRoute::Reduce(folding) => std::slice::from_ref(&folding.lane),
             OutletRoute::Messages(folding) => std::slice::from_ref(&folding.lane),
@@ -134,6 +138,12 @@ impl Outlet {
         match &mut self.route {
             OutletRoute::Nowhere => Ok(()),
             OutletRoute::One(lane) => lane.send(batch).await,
+            OutletRoute::Copies(lanes) => {
+                for lane in lanes {
+                    lane.send(batch.clone()).await?;
+                }
+                Ok(())
+            }
             OutletRoute::Partition(partition) => partition.send(batch).await,
             OutletRoute::Reduce(folding) => folding.send(batch).await,
             OutletRoute::Messages(folding) => folding.send(batch).await,
@@ -152,6 +162,8 @@ impl Outlet {
             OutletRoute::One(lane) => unsafe { lane.pack_values(values, rows) },
             OutletRoute::Partition(partition) => partition.pack_values(values, rows),
             OutletRoute::Reduce(folding) => Ok(folding.push_values(values)),
+            // A copy might take them, and the next one not.
+            OutletRoute::Copies(_) => Ok(false),
             // Where a message ends matters.
             OutletRoute::Messages(_) => Ok(false),
         }

@@ -1,0 +1,316 @@
+"""The benchmark of broadcasts: one source, N tasks that answer, one sink, along every overlay, on emulated hosts with shaped links.
+
+Round trips of single messages, by one clock, and the rate of many, beside the processors' use, so that one sees where links were the limit and
+where this machine. Each overlay is compared with serial sending, a message for each task, which is what stream engines do.
+
+The set-up is that of the research on overlays in Storm: 8 hosts of 4 workers; the published figures are in the report.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from .memory import Watch
+from .systems import BENCH, SINGLE_THREADED, Launch
+from .tables import duration, size_name, table
+
+WORKER = str(BENCH / "harness" / "broadcast_worker.py")
+BANDWIDTH = "100mbit"
+LINK_BYTES_PER_S = 100e6 / 8
+#: A message for each task, one for each worker, and trees.
+SERIAL = "copies"
+NAMES = {SERIAL: "serial, per task", "serial": "serial, per worker"}
+OVERLAYS = (SERIAL, "serial", "flat", "flat/binary", "binary", "binomial", "chain", "ring")
+TRANSPORTS = {"tcp": "TCP alone", "shm": "shared memory within hosts"}
+#: From this size on links are the limit, for which there are goals.
+LINKS_LIMIT_BYTES = 10_000
+LATENCY_GOAL, RATE_GOAL, SHARED_GOAL = 5.0, 10.0, 0.25
+#: A run without news of a point for so long has failed.
+TIMEOUT_S = 3600
+PUBLISHED = (
+    "Published (8 hosts of 24 cores, 4 workers each, 1 Gbit/s, Java): the binary tree has about 5 times lower latency than serial for small messages, "
+    "flat lies between, and the ring gains least; the ring has the highest throughput, at 60 tasks half of what it has at 10 and 30; along the chain "
+    "shared memory takes about 25 % less time at 32 workers, and nothing to see with 10 tasks. No other numbers are in the text. The published tasks "
+    "send the message itself back; these send eight bytes, or the way back would limit all overlays alike."
+)
+
+
+@dataclass(frozen=True)
+class Setting:
+    hosts: int
+    workers: int  # of each host
+    tasks: tuple[int, ...]
+    sizes: tuple[int, ...]
+    singles: int  # at most
+    single_s: float  # of them at most, but for three
+    many_s: float  # that many messages take at least where the root's link carries each once
+    many: tuple[int, int]  # of them, at least and at most
+
+
+SETTINGS = {
+    "full": Setting(8, 4, (10, 30, 60), (100, 1000, 10_000, 100_000, 1_000_000), 200, 3.0, 2.0, (6, 1000)),
+    "quick": Setting(2, 2, (4,), (100, 10_000, 100_000), 50, 0.5, 0.5, (6, 100)),
+    "tiny": Setting(2, 2, (4,), (1000,), 3, 0.5, 0.01, (6, 6)),
+}
+
+
+@dataclass(frozen=True)
+class Point:
+    """What `broadcast_worker.py` is told."""
+
+    overlay: str
+    tasks: int
+    size: int
+    singles: int
+    single_s: float
+    many: int
+
+
+def crossings(overlay: str, tasks: int, setting: Setting) -> float:
+    """About how often the root's host sends a message to another one."""
+    others = (setting.hosts - 1) / setting.hosts
+    if overlay == SERIAL:
+        return tasks * others
+    if overlay == "serial":
+        return min(tasks, setting.hosts * setting.workers) * others
+    return {"flat": setting.hosts - 1, "flat/binary": setting.hosts - 1, "binomial": 3, "chain": 1}.get(overlay, 2)
+
+
+def points(setting: Setting, only: Sequence[str] | None) -> Iterator[Point]:
+    """Those named in `only`, by a part of a name such as binary-60-10000, or all; each with what it is compared with."""
+    least, most = setting.many
+    for tasks in setting.tasks:
+        for size in setting.sizes:
+            named = [one for one in OVERLAYS if not only or any(part in f"{one}-{tasks}-{size}" for part in only)]
+            for overlay in [SERIAL, *(one for one in named if one != SERIAL)] if named else []:
+                by_link = setting.many_s * LINK_BYTES_PER_S / size / max(crossings(overlay, tasks, setting), 1.0)
+                many = round(min(max(by_link, least), most))
+                yield Point(overlay, tasks, size, setting.singles, setting.single_s, many)
+
+
+def measure(name: str, cases: Sequence[str] | None, say: Callable[[str], None]) -> dict[str, Any]:
+    """All points, or those named in `cases`, over each transport, on one cluster; the raw results."""
+    from tidemill import hosts
+
+    setting = SETTINGS[name]
+    found: dict[str, Any] = {"setting": asdict(setting), "cases": {}, "failures": {}, "missing": None}
+    try:
+        cluster = hosts.up(setting.hosts, bandwidth=BANDWIDTH, name=f"bench-{os.getpid()}")
+    except hosts.HostsError as error:
+        say(f"broadcast is left out: {error}")
+        return found | {"missing": str(error)}
+    with cluster:
+        for transport in TRANSPORTS:
+            given = list(points(setting, cases))
+            results, failure = run(cluster.name, setting, transport, given, say)
+            found["cases"][transport] = results
+            if failure:
+                found["failures"][TRANSPORTS[transport]] = failure
+                say(f"broadcast, {TRANSPORTS[transport]}: {failure}")
+    return found
+
+
+def run(
+    cluster: str, setting: Setting, transport: str, given: Sequence[Point], say: Callable[[str], None]
+) -> tuple[list[dict[str, Any]], str | None]:
+    """What the workers found at each point, in order, and why they went no further."""
+    workers = str(setting.hosts * setting.workers)
+    job = [sys.executable, "-m", "tidemill", "run", "--on", cluster, "-n", workers, "--no-prefix"]
+    # Heartbeats wait behind what fills a link for seconds.
+    env = {**SINGLE_THREADED, "TIDEMILL_FAILURE_TIMEOUT": "120"} | (
+        {"TIDEMILL_TRANSPORT": "tcp"} if transport == "tcp" else {}
+    )
+    process = Launch([*job, sys.executable, WORKER, json.dumps([asdict(point) for point in given])], env).start()
+    assert process.stdout is not None
+    watch = Watch(process.pid, TIMEOUT_S)
+    watch.start()
+    results: list[dict[str, Any]] = []
+    said: deque[str] = deque(maxlen=5)
+    try:
+        for line in process.stdout:
+            if line.startswith('{"overlay"'):
+                results.append(json.loads(line))
+                say(f"broadcast, {TRANSPORTS[transport]}: {len(results)} of {len(given)}, {title(results[-1])}")
+            else:
+                said.append(line.strip())
+        code = process.wait()
+    finally:
+        watch.stop()
+        if process.poll() is None:
+            watch.kill()
+            process.wait()
+    if len(results) == len(given) and code == 0:
+        return results, None
+    return results, watch.killed_because or " | ".join(said) or f"exit code {code}, no output"
+
+
+# --- the report ------------------------------------------------------------------------------------------------------
+def title(case: dict[str, Any]) -> str:
+    median = duration(case["p50_s"])
+    return f"{overlay_name(case)}, {case['tasks']} tasks, {bytes_name(case['size'])}: {median}, {case['rate']:.3g}/s"
+
+
+def overlay_name(case: dict[str, Any]) -> str:
+    return NAMES.get(case["overlay"], case["overlay"])
+
+
+def bytes_name(size: int) -> str:
+    for unit, scale in (("MB", 1_000_000), ("kB", 1000)):
+        if size % scale == 0:
+            return f"{size // scale} {unit}"
+    return size_name(size)
+
+
+def gains(cases: Sequence[dict[str, Any]]) -> dict[tuple[str, int, int], tuple[float, float]]:
+    """How many times lower the median latency, and how many times higher the rate, than serial; by overlay, tasks and size."""
+    serial = {(case["tasks"], case["size"]): case for case in cases if case["overlay"] == SERIAL}
+    found = {}
+    for case in cases:
+        if base := serial.get((case["tasks"], case["size"])):
+            key = case["overlay"], case["tasks"], case["size"]
+            found[key] = base["p50_s"] / case["p50_s"], case["rate"] / base["rate"]
+    return found
+
+
+def section(broadcast: dict[str, Any]) -> str:
+    """The tables of a report."""
+    setting = broadcast["setting"]
+    if broadcast["missing"]:
+        return f"## Broadcast\n\nLeft out: {broadcast['missing']}\n"
+    parts = [
+        "## Broadcast",
+        "",
+        f"One source, N tasks, one sink on {setting['hosts']} emulated hosts of {setting['workers']} workers, links of {BANDWIDTH}. *Latency* of single messages, from "
+        "the source until the sink has the answers of all tasks. *Rate* of many, until all answers have come. *Gains* are over serial sending to each task. *CPU*: the "
+        "share of this machine's processors that the workers used, the graph's start and end included; where it is high, processors were the limit, not links.",
+        "",
+        PUBLISHED,
+        "",
+        *goals(broadcast),
+        "",
+    ]
+    for transport, cases in broadcast["cases"].items():
+        found = gains(cases)
+        for tasks in dict.fromkeys(case["tasks"] for case in cases):
+            rows = [row(case, found) for case in cases if case["tasks"] == tasks]
+            header = ["size, overlay", "p50", "p90", "p99", "of", "gain", "CPU", "messages/s", "gain", "CPU"]
+            parts += [f"### {tasks} tasks, {TRANSPORTS[transport]}", "", table(header, rows), ""]
+    parts += shared_memory(broadcast["cases"])
+    all_cases = [case for cases in broadcast["cases"].values() for case in cases]
+    wrong = [title(case) for case in all_cases if not case["right"]]
+    if wrong:
+        parts += [f"Answers are missing, or came twice: {'; '.join(wrong)}.", ""]
+    elif all_cases:
+        parts += ["Each task answered each message once.", ""]
+    return "\n".join([*parts, *(f"- {name}: {why}" for name, why in broadcast["failures"].items())])
+
+
+def row(case: dict[str, Any], found: dict[tuple[str, int, int], tuple[float, float]]) -> list[str]:
+    gain = found.get((case["overlay"], case["tasks"], case["size"]))
+    lower, higher = (f"{one:.2f}" for one in gain) if gain else ("-", "-")
+    return [
+        f"{bytes_name(case['size'])}, {overlay_name(case)}",
+        *(duration(case[f"p{part}_s"]) for part in (50, 90, 99)),
+        str(case["singles"]),
+        lower,
+        f"{case['single_cpu']:.0%}",
+        f"{case['rate']:.3g}",
+        higher,
+        f"{case['many_cpu']:.0%}",
+    ]
+
+
+def goals(broadcast: dict[str, Any]) -> list[str]:
+    """What is to be reached with the most tasks where links are the limit, and what was."""
+    cases = broadcast["cases"]
+    tasks = max(broadcast["setting"]["tasks"])
+    lines = []
+    for transport, of in cases.items():
+        found = {key: gain for key, gain in gains(of).items() if key[1] == tasks and key[2] >= LINKS_LIMIT_BYTES}
+        latency = {key[2]: gain[0] for key, gain in found.items() if key[0] == "binary"}
+        rate = {
+            size: max(gain[1] for key, gain in found.items() if key[2] == size and key[0] in ("chain", "ring"))
+            for size in {key[2] for key in found if key[0] in ("chain", "ring")}
+        }
+        what = f"from {bytes_name(LINKS_LIMIT_BYTES)} on, {tasks} tasks, {TRANSPORTS[transport]}"
+        if latency:
+            lines.append(
+                f"- Goal: latency of binary at least {LATENCY_GOAL:.0f} times lower; {what}: {by_size(latency)}."
+            )
+        if rate:
+            lines.append(
+                f"- Goal: rate of chain or ring at least {RATE_GOAL:.0f} times higher; {what}: {by_size(rate)}."
+            )
+    return lines
+
+
+def by_size(gained: dict[int, float]) -> str:
+    return ", ".join(f"{gained[size]:.1f} at {bytes_name(size)}" for size in sorted(gained))
+
+
+def shared_memory(cases: dict[str, list[dict[str, Any]]]) -> list[str]:
+    """What shared memory between the workers of a host takes off the latency along the chain."""
+    alone, shared = (
+        {
+            (case["tasks"], case["size"]): case["p50_s"]
+            for case in cases.get(transport, ())
+            if case["overlay"] == "chain"
+        }
+        for transport in TRANSPORTS
+    )
+    rows = [
+        [
+            f"{tasks} tasks, {bytes_name(size)}",
+            duration(tcp_s),
+            duration(shared[tasks, size]),
+            f"{1 - shared[tasks, size] / tcp_s:.0%}",
+        ]
+        for (tasks, size), tcp_s in alone.items()
+        if (tasks, size) in shared
+    ]
+    if not rows:
+        return []
+    heading = f"### Shared memory along the chain (goal: {SHARED_GOAL:.0%} less)"
+    return [heading, "", table(["chain", "TCP alone", "shared memory", "less"], rows), ""]
+
+
+# --- the plot --------------------------------------------------------------------------------------------------------
+def plot(broadcast: dict[str, Any], stem: Path) -> list[Path]:
+    """Draws gains over serial by size, as the research does: for each transport and number of tasks a panel of latency and one of rate."""
+    panels = [
+        (transport, tasks, which)
+        for transport, cases in broadcast["cases"].items()
+        for tasks in dict.fromkeys(case["tasks"] for case in cases)
+        for which in (0, 1)
+    ]
+    if not panels:
+        return []
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    lines = -(-len(panels) // 2)
+    figure, axes = pyplot.subplots(lines, 2, figsize=(9, 3.4 * lines), squeeze=False, layout="constrained")
+    for axis, (transport, tasks, which) in zip(axes.flat, panels, strict=False):
+        found = {key: gain[which] for key, gain in gains(broadcast["cases"][transport]).items() if key[1] == tasks}
+        for overlay in dict.fromkeys(key[0] for key in found):
+            points = sorted((key[2], gain) for key, gain in found.items() if key[0] == overlay)
+            axis.plot(*zip(*points, strict=True), marker="o", markersize=3, label=NAMES.get(overlay, overlay))
+        what = ("serial's latency over its own", "rate over serial's")[which]
+        axis.set(title=f"{tasks} tasks, {TRANSPORTS[transport]}", xlabel="message size, bytes", ylabel=what)
+        axis.set(xscale="log", yscale="log")
+        axis.axhline((LATENCY_GOAL, RATE_GOAL)[which], color="grey", linewidth=0.8, linestyle="--")
+        axis.legend(fontsize=6)
+    written = [stem.with_name(f"{stem.name}-broadcast{suffix}") for suffix in (".svg", ".png")]
+    for path in written:
+        figure.savefig(path, dpi=120)
+    pyplot.close(figure)
+    return written

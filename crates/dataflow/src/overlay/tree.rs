@@ -1,0 +1,213 @@
+//! The trees of overlays: who sends to whom.
+
+use super::{Overlay, Shape};
+
+/// A tree over the workers of a job.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct WorkerTree {
+    /// Whom each worker sends to, in order.
+    pub children: Vec<Vec<u32>>,
+    /// Whom each worker is sent by; `None` for the root and for workers that take no part.
+    pub parent: Vec<Option<u32>>,
+}
+
+impl Shape {
+    /// The position whom `position` is sent by, in a tree whose root is position 0.
+    fn parent(self, position: usize) -> usize {
+        match self {
+            Shape::Flat => 0,
+            Shape::Binary => (position - 1) / 2,
+            // Without its highest bit: children that lead large subtrees come first.
+            Shape::Binomial => position & !(1 << position.ilog2()),
+            Shape::Chain => position - 1,
+        }
+    }
+}
+
+impl Overlay {
+    /// The tree from `root` over `members`; `hosts` has the host of every worker. `root` need not be a member.
+    pub fn tree(self, root: u32, members: &[u32], hosts: &[u32]) -> WorkerTree {
+        let mut tree = WorkerTree { children: vec![Vec::new(); hosts.len()], parent: vec![None; hosts.len()] };
+        let groups = by_host(root, members, hosts);
+        match self {
+            Overlay::Serial => tree.link_shape(Shape::Flat, &groups.concat()),
+            Overlay::Flat => tree.link_levels(Shape::Flat, Shape::Flat, &groups),
+            Overlay::Binomial => tree.link_levels(Shape::Binomial, Shape::Binomial, &groups),
+            Overlay::Levels { hosts, workers } => tree.link_levels(hosts, workers, &groups),
+            Overlay::Chain => tree.link_shape(Shape::Chain, &groups.concat()),
+            Overlay::Ring => tree.link_ring(&groups),
+            Overlay::Binary => (0..groups.len()).for_each(|at| tree.link_binary(&groups, at)),
+        }
+        tree
+    }
+}
+
+/// The workers that take part by host, the root's first and the root first in it.
+fn by_host(root: u32, members: &[u32], hosts: &[u32]) -> Vec<Vec<u32>> {
+    let mut groups = vec![vec![root]];
+    let mut group_of = vec![None; hosts.iter().max().map_or(0, |&host| host as usize + 1)];
+    group_of[hosts[root as usize] as usize] = Some(0);
+    let mut sorted: Vec<u32> = members.iter().copied().filter(|&worker| worker != root).collect();
+    sorted.sort_unstable();
+    sorted.dedup();
+    for worker in sorted {
+        let at = *group_of[hosts[worker as usize] as usize].get_or_insert(groups.len());
+        if at == groups.len() {
+            groups.push(Vec::new());
+        }
+        groups[at].push(worker);
+    }
+    groups
+}
+
+impl WorkerTree {
+    fn link(&mut self, parent: u32, child: u32) {
+        self.children[parent as usize].push(child);
+        self.parent[child as usize] = Some(parent);
+    }
+
+    fn link_shape(&mut self, shape: Shape, order: &[u32]) {
+        (1..order.len()).for_each(|at| self.link(order[shape.parent(at)], order[at]));
+    }
+
+    fn link_levels(&mut self, hosts: Shape, workers: Shape, groups: &[Vec<u32>]) {
+        let first: Vec<u32> = groups.iter().map(|group| group[0]).collect();
+        // What goes to other hosts goes first: it takes longest.
+        self.link_shape(hosts, &first);
+        groups.iter().for_each(|group| self.link_shape(workers, group));
+    }
+
+    /// Two lines from the root; on a lone host each has half of the workers.
+    fn link_ring(&mut self, groups: &[Vec<u32>]) {
+        let root = groups[0][0];
+        let (near, far) = match groups {
+            [only] => only[1..].split_at(only.len() / 2),
+            _ => (&groups[0][1..], &[][..]),
+        };
+        let (with_root, others) = groups[1..].split_at(groups.len().div_ceil(2) - 1);
+        // The line that leaves the host at once goes first: the other has all of this host before its first link.
+        for (near, hosts) in [(far, others), (near, with_root)] {
+            let line = std::iter::once(root).chain(near.iter().copied()).chain(hosts.iter().flatten().copied());
+            self.link_shape(Shape::Chain, &line.collect::<Vec<_>>());
+        }
+    }
+
+    /// The part of the binary tree that begins on host `at`. Hosts are a binary tree, too: of the two hosts beneath one
+    /// its first worker sends to one, and its second worker, if there is one, to the other. What room is left they and
+    /// those behind them have for workers of their own host, which come first: they cost little, and the second one
+    /// has to send on.
+    fn link_binary(&mut self, groups: &[Vec<u32>], at: usize) {
+        let group = &groups[at];
+        let beneath = groups.iter().skip(2 * at + 1).take(2).map(|group| group[0]);
+        let out: Vec<(usize, u32)> =
+            beneath.enumerate().map(|(number, host)| (number.min(group.len() - 1), host)).collect();
+        let mut room = vec![2; group.len()];
+        out.iter().for_each(|&(from, _)| room[from] -= 1);
+        let mut from = 0;
+        for &worker in &group[1..] {
+            while room[from] == 0 {
+                from += 1;
+            }
+            room[from] -= 1;
+            self.link(group[from], worker);
+        }
+        out.iter().for_each(|&(from, host)| self.link(group[from], host));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn overlays() -> Vec<Overlay> {
+        let shapes = [Shape::Flat, Shape::Binary, Shape::Binomial, Shape::Chain];
+        let levels = shapes.iter().flat_map(|&hosts| shapes.map(|workers| Overlay::Levels { hosts, workers }));
+        let own = [Overlay::Serial, Overlay::Flat, Overlay::Binary, Overlay::Binomial, Overlay::Chain, Overlay::Ring];
+        own.into_iter().chain(levels).collect()
+    }
+
+    /// How often each worker is reached from `root`.
+    fn reached(tree: &WorkerTree, root: u32) -> Vec<usize> {
+        let mut times = vec![0; tree.children.len()];
+        let mut waiting = vec![root];
+        while let Some(worker) = waiting.pop() {
+            times[worker as usize] += 1;
+            if times[worker as usize] == 1 {
+                waiting.extend(&tree.children[worker as usize]);
+            }
+        }
+        times
+    }
+
+    /// Workers on hosts in any order, some of which take part, and the root.
+    fn layouts() -> impl Strategy<Value = (Vec<u32>, Vec<u32>, u32)> {
+        prop::collection::vec(0u32..9, 1..40).prop_flat_map(|hosts| {
+            let workers = hosts.len() as u32;
+            (Just(hosts), prop::collection::vec(0..workers, 0..60), 0..workers)
+        })
+    }
+
+    proptest! {
+        /// A worker left out would wait for ever; one reached twice would count rows twice; a host sent to twice, or a
+        /// worker that sends more often than its shape says, is what overlays are there to avoid.
+        #[test]
+        fn everybody_is_reached_once_and_hosts_once((hosts, members, root) in layouts()) {
+            let mut part = vec![0; hosts.len()];
+            members.iter().chain([&root]).for_each(|&worker| part[worker as usize] = 1);
+            let host_of = |worker: u32| hosts[worker as usize];
+            for overlay in overlays() {
+                let tree = overlay.tree(root, &members, &hosts);
+                prop_assert_eq!(&reached(&tree, root), &part, "{}", overlay);
+                prop_assert_eq!(tree.parent[root as usize], None);
+                let mut incoming = [0; 9];
+                for (parent, children) in (0u32..).zip(&tree.children) {
+                    for &child in children {
+                        prop_assert_eq!(tree.parent[child as usize], Some(parent));
+                        incoming[host_of(child) as usize] += usize::from(host_of(child) != host_of(parent));
+                    }
+                    let most = match overlay {
+                        Overlay::Chain => 1,
+                        Overlay::Ring => 1 + usize::from(parent == root),
+                        Overlay::Binary => 2,
+                        _ => usize::MAX,
+                    };
+                    prop_assert!(children.len() <= most, "{}: {} sends to {:?}", overlay, parent, children);
+                }
+                let most = if overlay == Overlay::Serial { usize::MAX } else { 1 };
+                prop_assert!(incoming.iter().all(|&times| times <= most), "{}: {:?}", overlay, incoming);
+                prop_assert!(overlay == Overlay::Serial || incoming[host_of(root) as usize] == 0);
+            }
+        }
+    }
+
+    /// The shapes are what their names say.
+    #[test]
+    fn shapes() {
+        let all: Vec<u32> = (0..8).collect();
+        let children = |overlay: Overlay| overlay.tree(0, &all, &[0, 1, 2, 3, 4, 5, 6, 7]).children;
+        assert_eq!(children(Overlay::Flat)[0], [1, 2, 3, 4, 5, 6, 7]);
+        assert_eq!(children(Overlay::Binary)[1], [3, 4]);
+        assert_eq!(children(Overlay::Binomial)[..2], [vec![1, 2, 4], vec![3, 5]]);
+        assert!(children(Overlay::Chain)[..7].iter().enumerate().all(|(w, next)| *next == [w as u32 + 1]));
+        assert_eq!(children(Overlay::Ring)[..5], [vec![4, 1], vec![2], vec![3], vec![], vec![5]]);
+        // A root that takes no part itself still sends; a subset stays a subset.
+        let tree = Overlay::Binary.tree(5, &[1, 2], &[0; 8]);
+        assert_eq!(reached(&tree, 5), [0, 1, 1, 0, 0, 1, 0, 0]);
+    }
+
+    /// With several workers a host: a message leaves it from its first two workers, near ones come first.
+    #[test]
+    fn a_binary_tree_leaves_a_host_from_two_workers() {
+        let all: Vec<u32> = (0..16).collect();
+        let hosts: Vec<u32> = all.iter().map(|worker| worker / 4).collect();
+        let tree = Overlay::Binary.tree(0, &all, &hosts);
+        assert_eq!(tree.children[..4], [vec![1, 4], vec![2, 8], vec![3], vec![]]);
+        assert_eq!(tree.children[4..8], [vec![5, 12], vec![6, 7], vec![], vec![]]);
+        let two_shapes = Overlay::Levels { hosts: Shape::Flat, workers: Shape::Binary };
+        assert_eq!(two_shapes.tree(0, &all, &hosts).children[0], [4, 8, 12, 1, 2]);
+        assert_eq!(Overlay::Serial.tree(0, &all, &hosts).children[0], (1..16).collect::<Vec<_>>());
+        assert_eq!(Overlay::Ring.tree(0, &all[..4], &hosts).children[..4], [vec![3, 1], vec![2], vec![], vec![]]);
+    }
+}
