@@ -115,6 +115,9 @@ impl Cluster {
     /// Whether everything that is named exists, and every number can be one.
     pub(crate) fn check(&self) -> Result<(), BadCluster> {
         let bad = |text: String| Err(BadCluster(text));
+        if self.host_of.is_empty() || self.rack_of.is_empty() {
+            return bad("a cluster has at least one worker, one host and one rack".into());
+        }
         let (workers, hosts) = (self.workers(), self.hosts());
         if let Some(host) = self.host_of.iter().find(|&&host| host >= hosts) {
             return bad(format!("there is no host {host}: the last of {hosts} hosts is {}", hosts - 1));

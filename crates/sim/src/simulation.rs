@@ -102,6 +102,8 @@ pub struct Simulation<'a> {
     work_s: Vec<f64>,
     packed: Option<Packed>,
     choices: Vec<(Collective, AlgorithmChoice)>,
+    /// Messages from which an exchange goes step by step.
+    stepwise_messages_min: u64,
 }
 
 impl<'a> Simulation<'a> {
@@ -128,7 +130,13 @@ impl<'a> Simulation<'a> {
             work_s: vec![0.0; workers],
             packed: None,
             choices: Vec::new(),
+            stepwise_messages_min: STEPWISE_MESSAGES_MIN,
         })
+    }
+
+    /// Goes step by step wherever that is possible.
+    pub(crate) fn prefer_steps(&mut self) {
+        self.stepwise_messages_min = 0;
     }
 
     /// Number of workers.
@@ -223,7 +231,7 @@ impl<'a> Simulation<'a> {
             None => self.table.choose(&query),
         };
         if let Some(shifts) = Shifts::of(collective, choice.algorithm, ranks, bytes as f64, &cluster.model)
-            && shifts.messages(ranks) >= STEPWISE_MESSAGES_MIN
+            && shifts.messages(ranks) >= self.stepwise_messages_min
         {
             return Ok(Packed { step, choice, plan: PackedPlan::Steps(shifts) });
         }

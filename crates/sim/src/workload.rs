@@ -158,6 +158,22 @@ impl Workload {
         Ok(simulation.finish())
     }
 
+    /// Runs a collective step by step, however few messages it has: for the comparison of both ways.
+    ///
+    /// # Errors
+    /// As [`Workload::run`].
+    #[doc(hidden)]
+    pub fn run_stepwise(&self, cluster: &Cluster) -> Result<Outcome, SimulateError> {
+        let table = TuneTable::default();
+        let mut simulation = Simulation::new(cluster, &table)?;
+        simulation.prefer_steps();
+        match self.kind {
+            WorkloadKind::Allreduce => self.repeat(&mut simulation, Collective::Allreduce)?,
+            _ => self.repeat(&mut simulation, Collective::Alltoall)?,
+        }
+        Ok(simulation.finish())
+    }
+
     fn repeat(&self, simulation: &mut Simulation, collective: Collective) -> Result<(), SimulateError> {
         let step = CollectiveStep { collective, bytes: self.bytes, algorithm: self.algorithm };
         (0..self.steps).try_for_each(|_| simulation.collective(step))
