@@ -58,13 +58,7 @@ pub fn measure_links(comm: &Communicator) -> Result<MeasuredLinks, CollectiveErr
     let mut local = [reduce_per_byte_s(), copy_per_byte_s()];
     comm.bcast(&mut local, 0)?;
     let [same_host, other_host] = links;
-    Ok(MeasuredLinks {
-        same_host,
-        other_host,
-        reduce_per_byte_s: local[0],
-        copy_per_byte_s: local[1],
-        round_trips_s,
-    })
+    Ok(MeasuredLinks { same_host, other_host, reduce_per_byte_s: local[0], copy_per_byte_s: local[1], round_trips_s })
 }
 
 /// What messages between rank 0 and `peer` cost. All ranks call it.
@@ -84,8 +78,9 @@ fn measure_pair(comm: &Communicator, peer: u32) -> Result<(LinkCost, Vec<f64>), 
         let processor_s = (processor_s() - busy) / (2 * ROUND_TRIPS) as f64;
         trips.sort_by(f64::total_cmp);
         pair.send_many(&[0u8; 8], WARM_UP)?;
-        let gap_s = median(&mut (0..ROUNDS).map(|_| pair.timed(&[0u8; 8], ROUND_TRIPS)).collect::<Result<Vec<_>, _>>()?)
-            / ROUND_TRIPS as f64;
+        let gap_s =
+            median(&mut (0..ROUNDS).map(|_| pair.timed(&[0u8; 8], ROUND_TRIPS)).collect::<Result<Vec<_>, _>>()?)
+                / ROUND_TRIPS as f64;
         let long = vec![1u8; LONG_BYTES];
         pair.send_many(&long, 1)?;
         let mut per_byte_s = Vec::new();

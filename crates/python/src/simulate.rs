@@ -231,8 +231,7 @@ fn time_collective(
     let comm = comm.get(py)?.clone();
     let collective = collective.parse::<Collective>().map_err(bad)?;
     let algorithm = algorithm.parse::<Algorithm>().map_err(bad)?;
-    let options =
-        CallOptions { algorithm: Some(algorithm), chunk: Some(chunk_bytes / 8), ..CallOptions::default() };
+    let options = CallOptions { algorithm: Some(algorithm), chunk: Some(chunk_bytes / 8), ..CallOptions::default() };
     let times = detach(py, || time_calls(&comm, collective, bytes, options, repeats));
     let times = times.map_err(|e| from_collective(py, &e))?;
     Ok(times.into_iter().map(|time| time.as_secs_f64()).collect())

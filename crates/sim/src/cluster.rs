@@ -71,7 +71,9 @@ impl Cluster {
             return Err(BadCluster("a cluster has at least one worker, one host and one rack".into()));
         }
         if hosts > workers {
-            return Err(BadCluster(format!("{hosts} hosts for {workers} workers: ask for at most one host per worker")));
+            return Err(BadCluster(format!(
+                "{hosts} hosts for {workers} workers: ask for at most one host per worker"
+            )));
         }
         if racks > hosts {
             return Err(BadCluster(format!("{racks} racks for {hosts} hosts: ask for at most one rack per host")));

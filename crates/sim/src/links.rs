@@ -121,9 +121,8 @@ impl<'a> Links<'a> {
         }
         let mut rack_hosts = vec![0u32; cluster.racks() as usize];
         cluster.rack_of.iter().for_each(|&rack| rack_hosts[rack as usize] += 1);
-        let rack_link = |&count: &u32| {
-            LinkQueue::new(far.per_byte_s * cluster.oversubscription / f64::from(count.max(1)))
-        };
+        let rack_link =
+            |&count: &u32| LinkQueue::new(far.per_byte_s * cluster.oversubscription / f64::from(count.max(1)));
         let up: Vec<LinkQueue> = rack_hosts.iter().map(rack_link).collect();
         Links {
             cluster,

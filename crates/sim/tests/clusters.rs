@@ -166,7 +166,12 @@ fn sixteen_thousand_workers_take_seconds() {
     for (name, kind) in WorkloadKind::ALL {
         let start = Instant::now();
         let outcome = run(&cluster, &Workload { bytes: 1 << 20, ..Workload::new(kind) });
-        println!("{name:10} {:9.4} s predicted, {:.1} s to predict, {:?}", end_s(&outcome), start.elapsed().as_secs_f64(), outcome.choices);
+        println!(
+            "{name:10} {:9.4} s predicted, {:.1} s to predict, {:?}",
+            end_s(&outcome),
+            start.elapsed().as_secs_f64(),
+            outcome.choices
+        );
         assert!(outcome.end_s.iter().all(|&end_s| end_s.is_finite() && end_s > 0.0) && !outcome.unfinished[0]);
     }
 }

@@ -81,6 +81,8 @@ def read_parameters(path: str) -> dict[str, Any]:
         if wrong or not all(_is_cost(number) for number in numbers):
             what = "latency, overhead and seconds per byte" if name in _LINKS else "a number"
             raise ParametersError(f"{path}: {name} must be {what}, 0 or more, not {value!r}")
+    # Native code takes a link as a tuple, which JSON has not.
+    read["costs"] = {name: tuple(value) if name in _LINKS else value for name, value in costs.items()}
     return read
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import statistics
 import sys
 from collections.abc import Sequence
@@ -38,7 +37,9 @@ def validate(path: str | None, largest_bytes: int, *, as_json: bool) -> int:
     if job.rank == 0 and not as_json:
         print(f"{job.size} workers on {max(host_of) + 1} hosts")
         print("\n".join(describe(parameters)))
-        print(f"{'collective':10} {'bytes':>9}  {'measured':>12} {'predicted':>12}  {'error':>6}  algorithm", flush=True)
+        print(
+            f"{'collective':10} {'bytes':>9}  {'measured':>12} {'predicted':>12}  {'error':>6}  algorithm", flush=True
+        )
     errors: dict[str, list[float]] = {}
     for collective in _COLLECTIVES:
         for size in (size for size in _SIZES if size <= largest_bytes):
@@ -53,7 +54,10 @@ def validate(path: str | None, largest_bytes: int, *, as_json: bool) -> int:
                 how = f"{algorithm}, chunks of {chunk} B" if chunk else algorithm
                 point = {"collective": collective, "bytes": size, "measured_s": measured_s, "predicted_s": predicted_s}
                 line = f"{measured_s * 1e6:9.1f} us {predicted_s * 1e6:9.1f} us  {error:+6.0%}  {how}"
-                print(json.dumps({**point, "algorithm": how}) if as_json else f"{collective:10} {size:9}  {line}", flush=True)
+                print(
+                    json.dumps({**point, "algorithm": how}) if as_json else f"{collective:10} {size:9}  {line}",
+                    flush=True,
+                )
     if job.rank == 0 and not as_json:
         print("\n".join(_summary(errors)))
     return 0
@@ -68,7 +72,7 @@ def _summary(errors: dict[str, list[float]]) -> list[str]:
 
 def _host() -> tuple[str, int]:
     """Return what tells this host from others, emulated ones too."""
-    return Path("/proc/sys/kernel/random/boot_id").read_text(), os.stat("/proc/self/ns/pid").st_ino
+    return Path("/proc/sys/kernel/random/boot_id").read_text(), Path("/proc/self/ns/pid").stat().st_ino
 
 
 def _hosts(everyone: Sequence[tuple[str, int]]) -> list[int]:

@@ -119,9 +119,7 @@ def _parser() -> argparse.ArgumentParser:
     size.add_argument(
         "--dimensions", type=_count, metavar="N", help="of points of kmeans, or of the picture of mds (default: 32; 3)"
     )
-    size.add_argument(
-        "--steps", type=_count, metavar="N", help="calls of a collective, or iterations (default: 1)"
-    )
+    size.add_argument("--steps", type=_count, metavar="N", help="calls of a collective, or iterations (default: 1)")
     size.add_argument("--algorithm", metavar="NAME", help="of the collective (default: the tuner's choice)")
     parser.add_argument("--json", action="store_true", help="print everything, with the end of each worker, as JSON")
     parser.add_argument(
