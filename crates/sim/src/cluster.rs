@@ -94,7 +94,7 @@ impl Cluster {
             slow: Vec::new(),
             jitter: Jitter::none(),
             failures: Vec::new(),
-            failure_timeout_s: 30.0,
+            failure_timeout_s: 10.0,
             seed: 0,
         }
     }

@@ -5,7 +5,8 @@ use std::time::Instant;
 use tidemill_collective::tuner::TuneTable;
 use tidemill_collective::{Algorithm, Collective};
 use tidemill_sim::{
-    Cluster, CollectiveStep, CostModel, Failure, Jitter, Outcome, Simulation, SlowHost, Workload, WorkloadKind,
+    Cluster, CollectiveStep, CostModel, Failure, Jitter, Outcome, Simulation, SlowHost, WorkRates, Workload,
+    WorkloadKind,
 };
 
 fn run(cluster: &Cluster, workload: &Workload) -> Outcome {
@@ -71,7 +72,9 @@ fn an_exchange_is_bound_by_the_links_of_hosts() {
 /// A rack whose link takes half of what its hosts send: exchanges take twice as long as with a full one.
 #[test]
 fn an_oversubscribed_rack_halves_the_rate() {
-    let workload = Workload { bytes: 16 << 20, ..Workload::new(WorkloadKind::Partition) };
+    // Rows are made at once, so that links are all that takes time.
+    let rates = WorkRates { partition_bytes_per_s: 1e12, ..WorkRates::default() };
+    let workload = Workload { bytes: 16 << 20, rates, ..Workload::new(WorkloadKind::Partition) };
     let mut cluster = Cluster::even(64, 64, 8).unwrap();
     let full = run(&cluster, &workload);
     cluster.oversubscription = 2.0;

@@ -102,7 +102,7 @@ def _predict(
         noise=0.0,
         round_trips_s=[],
         failures=[],
-        failure_timeout_s=30.0,
+        failure_timeout_s=10.0,
         shared_cores=parameters.get("shared_cores"),
         seed=1,
     )

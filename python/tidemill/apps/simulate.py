@@ -89,7 +89,7 @@ def _parser() -> argparse.ArgumentParser:
         "--fail", type=_failure, action="append", default=[], metavar="WORKER:TIME", help="a worker that dies then"
     )
     cluster.add_argument(
-        "--failure-timeout", type=duration_s, default=30.0, metavar="TIME", help="until it is missed (default: 30s)"
+        "--failure-timeout", type=duration_s, default=10.0, metavar="TIME", help="until it is missed (default: 10s)"
     )
     cluster.add_argument(
         "--noise",
