@@ -1,5 +1,5 @@
-//! What a collective costs: the schedules of all ranks in virtual time, on links as [`crate::Cluster`] has them, without
-//! racks and faults.
+//! What a collective costs: the schedules of all ranks in virtual time, on links as [`crate::Cluster`] has them,
+//! without racks and faults.
 
 use std::collections::HashMap;
 
