@@ -1,11 +1,11 @@
 //! The links of a cluster in virtual time: what a message occupies on its way, and when it arrives.
 //!
 //! A worker spends `overhead_s` on each message it sends or receives, one after the other. Messages within a host
-//! occupy the sending worker's own link. Messages between hosts occupy the sending host's link, then, between racks, the
-//! link up from the sender's rack and the one down to the receiver's, then the receiving host's. The workers of a host share
-//! its two links, the hosts of a rack its two. Each link takes messages in the order in which they reach it. A message
-//! goes on while it still comes in (cut-through) and arrives when its last byte has. After Alexandrov et al., "LogGP"
-//! (1995).
+//! occupy the sending worker's own link. Messages between hosts occupy the sending host's link, then, between racks,
+//! the link up from the sender's rack and the one down to the receiver's, then the receiving host's. The workers of a
+//! host share its two links, the hosts of a rack its two. Each link takes messages in the order in which they reach it.
+//! A message goes on while it still comes in (cut-through) and arrives when its last byte has. After Alexandrov et al.,
+//! "LogGP" (1995).
 
 use tidemill_collective::tuner::LinkCost;
 

@@ -77,6 +77,22 @@ impl Program {
         self.rounds_end.push(self.rounds.len());
     }
 
+    /// Adds ranks up to `size` that do what rank 0, the only one so far, does, each as seen from its own place around
+    /// the circle.
+    pub(crate) fn rotate(&mut self, size: u32) {
+        let (messages, rounds) = (self.messages.clone(), self.rounds.clone());
+        for rank in 1..size {
+            let start = self.messages.len();
+            self.messages.extend(messages.iter().map(|message| ProgramMessage {
+                peer: (message.peer() + rank) % size | message.peer & SENT,
+                bytes: message.bytes,
+            }));
+            let ends = |round: &ProgramRound| ProgramRound { messages_end: start + round.messages_end, ..*round };
+            self.rounds.extend(rounds.iter().map(ends));
+            self.rounds_end.push(self.rounds.len());
+        }
+    }
+
     /// Number of workers.
     pub(crate) fn size(&self) -> usize {
         self.rounds_end.len()
@@ -105,5 +121,36 @@ impl Program {
 
     fn first_round(&self, rank: usize) -> usize {
         if rank == 0 { 0 } else { self.rounds_end[rank - 1] }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tidemill_collective::algorithms::schedule;
+    use tidemill_collective::{Algorithm, Collective, ScheduleParams};
+
+    /// A rank that is not the image of rank 0 would send to others than the real one does.
+    #[test]
+    fn bruck_looks_alike_from_every_rank() {
+        for size in [2, 3, 8, 13] {
+            let params = |rank| ScheduleParams { count: 5, ..ScheduleParams::new(rank, size) };
+            let of = |rank| schedule(Collective::Alltoall, Algorithm::Bruck, &params(rank)).unwrap();
+            let model = CostModel::TYPICAL;
+            let real = Program::new(&(0..size).map(of).collect::<Vec<_>>(), 8, &model);
+            let mut rotated = Program::new(&[of(0)], 8, &model);
+            rotated.rotate(size);
+            for rank in 0..size as usize {
+                assert_eq!(real.rounds(rank), rotated.rounds(rank));
+                for round in 0..real.rounds(rank) {
+                    let messages = |program: &Program| -> Vec<_> {
+                        program.messages(rank, round).iter().map(|m| (m.peer, m.bytes)).collect()
+                    };
+                    assert_eq!(messages(&real), messages(&rotated), "rank {rank} of {size}, round {round}");
+                    let (one, other) = (real.local_s(rank, round), rotated.local_s(rank, round));
+                    assert!((one - other).abs() < 1e-15, "rank {rank} of {size}, round {round}: {one} and {other}");
+                }
+            }
+        }
     }
 }

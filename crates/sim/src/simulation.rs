@@ -247,7 +247,9 @@ impl<'a> Simulation<'a> {
         let count = if in_blocks { elements.div_ceil(ranks as usize) } else { elements };
         let hosts = if cluster.hosts() > 1 { &cluster.host_of[..] } else { &[] };
         let mut program = Program::default();
-        for rank in 0..ranks {
+        // A schedule of this has P steps of local work, which are the same on every rank.
+        let alike = (collective, choice.algorithm) == (Collective::Alltoall, Algorithm::Bruck) && ranks > 1;
+        for rank in 0..if alike { 1 } else { ranks } {
             let params = ScheduleParams { count, chunk: choice.chunk, hosts, ..ScheduleParams::new(rank, ranks) };
             program.push(&schedule(collective, choice.algorithm, &params)?, ITEM_BYTES, &cluster.model);
             if program.message_count() > MESSAGES_MAX {
@@ -258,6 +260,9 @@ impl<'a> Simulation<'a> {
                 };
                 return Err(SimulateError::TooManyMessages { collective, algorithm: choice.algorithm, ranks, other });
             }
+        }
+        if alike {
+            program.rotate(ranks);
         }
         Ok(program)
     }
