@@ -102,8 +102,8 @@ pub(crate) struct Links<'a> {
     into: Vec<LinkQueue>,
     up: Vec<LinkQueue>,
     down: Vec<LinkQueue>,
-    /// When each of the shared cores is free.
-    cores: Vec<f64>,
+    /// Work of all workers until now, in seconds: shared cores cannot have done it earlier than they could together.
+    worked_s: f64,
     overhead_s: Vec<f64>,
     random: SplitMix64,
     pub(crate) traffic: Traffic,
@@ -133,7 +133,7 @@ impl<'a> Links<'a> {
             into,
             down: up.clone(),
             up,
-            cores: vec![0.0; cluster.shared_cores.unwrap_or(0) as usize],
+            worked_s: 0.0,
             overhead_s: vec![0.0; cluster.host_of.len()],
             random: SplitMix64::scattered(cluster.seed),
             traffic: Traffic::default(),
@@ -155,18 +155,14 @@ impl<'a> Links<'a> {
         if hosts[from as usize] == hosts[to as usize] { self.near.overhead_s } else { self.far.overhead_s }
     }
 
-    /// When `rank` has done work of `seconds` that can begin at `now`.
+    /// When work of `seconds` that can begin at `now` is done.
     pub(crate) fn compute(&mut self, now: f64, seconds: f64) -> f64 {
-        let Some(first) = self.cores.first().copied().filter(|_| seconds > 0.0) else { return now + seconds };
-        let mut earliest = (0, first);
-        for (core, &free_s) in self.cores.iter().enumerate() {
-            if free_s < earliest.1 {
-                earliest = (core, free_s);
-            }
+        self.worked_s += seconds;
+        // Not a queue: work is not asked for in the order of time, and what is to begin later would hold up the rest.
+        match self.cluster.shared_cores {
+            Some(cores) => (now + seconds).max(self.worked_s / f64::from(cores)),
+            None => now + seconds,
         }
-        let end = now.max(earliest.1) + seconds;
-        self.cores[earliest.0] = end;
-        end
     }
 
     /// When `rank` has seen to messages that take its processor `seconds`.

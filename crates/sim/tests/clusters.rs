@@ -118,6 +118,17 @@ fn a_slow_host_slows_everybody_who_waits_for_it() {
     assert_close(end_s(&into), slowed_s, 0.1);
 }
 
+/// Emulated hosts have no cores of their own: eight workers on two cores take four times as long to work.
+#[test]
+fn shared_cores_bound_the_work_of_all() {
+    let mut cluster = Cluster::even(8, 4, 1).unwrap();
+    let workload = Workload { points: 8000, ..Workload::new(WorkloadKind::Kmeans) };
+    let own = run(&cluster, &workload);
+    cluster.shared_cores = Some(2);
+    let shared = run(&cluster, &workload);
+    assert_close(end_s(&shared), 4.0 * own.work_s, 0.02);
+}
+
 /// Who waits for the dead hears of it after the failure timeout; who has ended before does not care.
 #[test]
 fn a_dead_worker_ends_those_who_wait_for_it() {
