@@ -141,7 +141,7 @@ impl Cluster {
             if failure.rank >= workers {
                 return bad(format!("worker {} cannot die: the last worker is {}", failure.rank, workers - 1));
             }
-            if !(failure.at_s >= 0.0) {
+            if failure.at_s.is_nan() || failure.at_s < 0.0 {
                 return bad(format!("worker {} cannot die at {} s: 0 or later", failure.rank, failure.at_s));
             }
         }

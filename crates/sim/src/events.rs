@@ -146,7 +146,7 @@ struct EventRun<'a, 'b> {
 }
 
 fn pair_key(from: u32, to: u32) -> u64 {
-    u64::from(from) << 32 | u64::from(to)
+    (u64::from(from) << 32) | u64::from(to)
 }
 
 impl EventRun<'_, '_> {

@@ -84,7 +84,7 @@ impl Program {
         for rank in 1..size {
             let start = self.messages.len();
             self.messages.extend(messages.iter().map(|message| ProgramMessage {
-                peer: (message.peer() + rank) % size | message.peer & SENT,
+                peer: ((message.peer() + rank) % size) | (message.peer & SENT),
                 bytes: message.bytes,
             }));
             let ends = |round: &ProgramRound| ProgramRound { messages_end: start + round.messages_end, ..*round };

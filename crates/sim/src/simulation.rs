@@ -196,7 +196,7 @@ impl<'a> Simulation<'a> {
         let given_up_s = first_death_s + cluster.failure_timeout_s;
         // News of a loss ends the whole job, so nobody goes on beyond it.
         let lost = self.now_s.iter().any(|end_s| !end_s.is_finite());
-        let unfinished: Vec<bool> = self.now_s.iter().map(|&end_s| lost && !(end_s < given_up_s)).collect();
+        let unfinished: Vec<bool> = self.now_s.iter().map(|&end_s| lost && end_s >= given_up_s).collect();
         let end_s = |rank: usize| if unfinished[rank] { self.dies_s(rank).min(given_up_s) } else { self.now_s[rank] };
         Outcome {
             end_s: (0..self.now_s.len()).map(end_s).collect(),
