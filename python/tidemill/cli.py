@@ -8,7 +8,10 @@ import sys
 from tidemill._tidemill import launch_main
 
 #: Applications that no workers run: they look at jobs, or at files.
-_NO_JOBS = ("checkpoints", "hosts", "stop", "top", "view")
+_NO_JOBS = ("checkpoints", "hosts", "simulate", "stop", "top", "view")
+
+#: With this option a command that looks at nothing else is run by workers.
+_JOB_OPTIONS = {"simulate": "--validate"}
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -26,7 +29,7 @@ def main(argv: list[str] | None = None) -> int:
         program cannot be started, 2 for a wrong command line, else 0.
     """
     words = sys.argv[1:] if argv is None else argv
-    if words and words[0] in _NO_JOBS:
+    if words and words[0] in _NO_JOBS and _JOB_OPTIONS.get(words[0]) not in words:
         app = importlib.import_module(f"tidemill.apps.{words[0]}")
         return int(app.main(words[1:]))
     return launch_main(["tidemill", *words], sys.executable)

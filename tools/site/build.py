@@ -37,6 +37,7 @@ PARTS = {
         "docs/viewer.md",
         "docs/library.md",
         "docs/launching.md",
+        "docs/scaling.md",
         "docs/environment.md",
         "docs/security.md",
         "docs/troubleshooting.md",

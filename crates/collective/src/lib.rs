@@ -26,6 +26,7 @@
 //! | `typed`         | Collectives on Rust slices, and jobs of threads                |
 //! | `pending`       | Reductions that go on while their caller works                 |
 //! | `measure`       | Measures algorithms, and makes tuning rules of the results     |
+//! | `measure_links` | Measures what messages cost, for the simulator                 |
 
 pub mod algorithms;
 mod dtype;
@@ -35,6 +36,7 @@ pub mod fuzzing;
 #[cfg(target_arch = "x86_64")]
 mod long_double;
 pub mod measure;
+pub mod measure_links;
 mod op;
 pub mod parcel;
 pub mod reduce;

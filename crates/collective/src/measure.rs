@@ -133,6 +133,26 @@ pub fn measure(
     Ok(())
 }
 
+/// Times of `repeats` calls one after the other of a collective at `bytes`, on the slowest rank: a few, ascending, the
+/// same on all ranks. Collective.
+///
+/// # Errors
+/// The job's fault.
+pub fn time_collective(
+    comm: &Communicator,
+    collective: Collective,
+    bytes: usize,
+    options: CallOptions,
+    repeats: u64,
+) -> Result<Vec<Duration>, CollectiveError> {
+    let mut trial = TuneTrial::new(collective, bytes, comm.size());
+    // The first calls open links and touch memory.
+    trial.run(comm, options, 2)?;
+    let mut times = (0..ROUNDS).map(|_| trial.run(comm, options, repeats)).collect::<Result<Vec<_>, _>>()?;
+    times.sort_unstable();
+    Ok(times)
+}
+
 /// A collective of one size, with its buffers.
 struct TuneTrial {
     collective: Collective,
@@ -172,22 +192,25 @@ impl TuneTrial {
         options: CallOptions,
         budget: Duration,
     ) -> Result<Duration, CollectiveError> {
-        let call = self.call(options);
-        let run = |repeats: u64| -> Result<Duration, CollectiveError> {
-            comm.barrier()?;
-            let start = Instant::now();
-            for _ in 0..repeats {
-                // SAFETY: the buffers live as long as this trial, and each call is over when `run` returns.
-                unsafe { comm.run(&call)? };
-            }
-            let mut slowest = [0u64];
-            comm.allreduce(&[start.elapsed().as_nanos() as u64], &mut slowest, &ReduceOp::Max)?;
-            Ok(Duration::from_nanos(slowest[0]))
-        };
-        let once = run(2)? / 2;
+        let run = |trial: &mut Self, repeats| trial.run(comm, options, repeats);
+        let once = run(self, 2)? / 2;
         let repeats = (budget.as_nanos() / (ROUNDS as u128) / once.as_nanos().max(1)).clamp(1, 10_000) as u64;
-        let mut times = (0..ROUNDS).map(|_| run(repeats)).collect::<Result<Vec<_>, _>>()?;
+        let mut times = (0..ROUNDS).map(|_| run(self, repeats)).collect::<Result<Vec<_>, _>>()?;
         times.sort_unstable();
         Ok(times[ROUNDS / 2] / repeats as u32)
+    }
+
+    /// Time of `repeats` calls on the slowest rank, the same on all.
+    fn run(&mut self, comm: &Communicator, options: CallOptions, repeats: u64) -> Result<Duration, CollectiveError> {
+        let call = self.call(options);
+        comm.barrier()?;
+        let start = Instant::now();
+        for _ in 0..repeats {
+            // SAFETY: the buffers live as long as this trial, and each call is over when `run` returns.
+            unsafe { comm.run(&call)? };
+        }
+        let mut slowest = [0u64];
+        comm.allreduce(&[start.elapsed().as_nanos() as u64], &mut slowest, &ReduceOp::Max)?;
+        Ok(Duration::from_nanos(slowest[0]))
     }
 }

@@ -25,6 +25,12 @@ pub const APPS: &[App] = &[
         module: "tidemill.apps.series",
         about: "Show time series, such as a stock market, as moving points",
     },
+    // A job only with --validate: the console script takes it before.
+    App {
+        name: "simulate",
+        module: "tidemill.apps.simulate",
+        about: "Predict what a program takes on a cluster that you do not have",
+    },
     // Not run as a job: the console script takes it before.
     App { name: "stop", module: "tidemill.apps.stop", about: "Make a stream take a last checkpoint and end" },
     App { name: "teragen", module: "tidemill.apps.teragen", about: "Generate 100-byte records for terasort" },

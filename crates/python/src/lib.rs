@@ -18,6 +18,7 @@
 //! | `collectives` | The upper-case collectives                               |
 //! | `job`         | Joining a job and leaving it                             |
 //! | `report`      | Reports of runs as dicts                                 |
+//! | `simulate`    | Programs on clusters that are not there                  |
 //! | `tune`        | What `tidemill tune` measures                            |
 //! | `dataset`     | DataSets, expressions and streams                        |
 //! | `graph`       | Task graphs                                              |
@@ -40,6 +41,7 @@ mod message;
 mod parcel;
 mod report;
 mod request;
+mod simulate;
 mod tune;
 mod wait;
 
@@ -67,5 +69,6 @@ fn _tidemill(m: &Bound<'_, PyModule>) -> PyResult<()> {
     kernels::register(m)?;
     launch::register(m)?;
     mds::register(m)?;
+    simulate::register(m)?;
     Ok(())
 }

@@ -1,19 +1,37 @@
-//! The simulated network: the cost of a collective on machines that are not available, and a transport on which one
-//! seed replays a whole job.
+//! The simulated network: what programs and collectives cost on machines that are not available, and a transport on
+//! which one seed replays a whole job.
 //!
 //! Modules, lowest first; each uses only those above it:
 //!
-//! | module    | what                                                                          |
-//! |-----------|-------------------------------------------------------------------------------|
-//! | `random`  | Random choices that a seed replays                                            |
-//! | [`cost`]  | The schedules of all ranks in virtual time, under a [`CostModel`]                 |
-//! | `network` | A network in one thread and in virtual time, for [`tidemill_net::Transport`]s |
+//! | module       | what                                                                          |
+//! |--------------|-------------------------------------------------------------------------------|
+//! | `random`     | Random choices that a seed replays                                            |
+//! | `cluster`    | The machines of a simulation, and what is wrong with them                     |
+//! | `links`      | Links and their queues in virtual time                                        |
+//! | `program`    | The schedules of all workers, packed                                          |
+//! | `events`     | Runs schedules on links, event by event                                       |
+//! | `shifts`     | Runs exchanges of everybody with everybody on links, step by step             |
+//! | [`cost`]     | The schedules of all ranks in virtual time, under a [`CostModel`]             |
+//! | `simulation` | A program of many workers: work, collectives, exchanges                       |
+//! | `workload`   | Programs to simulate                                                          |
+//! | `network`    | A network in one thread and in virtual time, for [`tidemill_net::Transport`]s |
 
+mod cluster;
 mod cost;
+mod events;
+mod links;
 mod network;
+mod program;
 mod random;
+mod shifts;
+mod simulation;
+mod workload;
 
+pub use cluster::{BadCluster, Cluster, Failure, Jitter, SlowHost};
 pub use cost::{RunCost, cost};
+pub use links::{Busy, Traffic};
 pub use network::{SimNetwork, SimOptions, SimTransport};
 pub use random::{SplitMix64, share_of_seeds};
+pub use simulation::{CollectiveStep, Outcome, SimulateError, Simulation};
 pub use tidemill_collective::tuner::{CostModel, LinkCost};
+pub use workload::{WorkRates, Workload, WorkloadKind};

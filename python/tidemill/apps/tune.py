@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 import tidemill as tm
 from tidemill import _tidemill
 from tidemill.apps._arguments import Parser, duration_s
+from tidemill.apps._links import describe, measure, write_parameters
 
 __all__ = ["main"]
 
@@ -22,6 +24,19 @@ def _size(count: int) -> str:
             return f"{count} {unit}"
         count //= 1024
     return f"{count} GiB"
+
+
+def _measure_links(job: Any, path: str) -> int:
+    parameters = measure(job.comm)
+    if job.rank > 0:
+        return 0
+    try:
+        write_parameters(path, parameters)
+    except OSError as error:
+        print(f"tidemill tune: {path}: {error.strerror}; name another file with --links", file=sys.stderr)
+        return 1
+    print("\n".join([*describe(parameters), f"written: {path}"]))
+    return 0
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -40,6 +55,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--largest", type=int, default=8 << 20, metavar="BYTES", help="largest message size to measure (default 8 MiB)"
     )
+    parser.add_argument(
+        "--links",
+        metavar="FILE",
+        help="measure what messages cost instead, and write it to this file, for `tidemill simulate --parameters`",
+    )
     options = parser.parse_args(argv)
 
     job = tm.init()
@@ -49,6 +69,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             file=sys.stderr,
         )
         return 2
+    if options.links:
+        return _measure_links(job, options.links)
 
     def report(
         collective: str,

@@ -40,3 +40,15 @@ def test_a_table_that_cannot_be_read_is_named(tmp_path: Path) -> None:
         said = done.stdout.decode() + done.stderr.decode()
         assert done.returncode == 1 and str(table) in said and words in said, said
         assert "worker 0 failed" in said, said
+
+
+def test_links_are_measured_and_simulated(tmp_path: Path) -> None:
+    """What `tune` writes must be what `simulate` reads; and both measure on the workers of a job."""
+    path = tmp_path / "links.json"
+    done = launched.run("tune", "-n", "2", "--links", path)
+    assert done.returncode == 0, done.stderr.decode()
+    assert f"written: {path}" in done.stdout.decode() and "within a host: latency" in done.stdout.decode()
+    done = launched.run("simulate", "allreduce", "--workers", "64", "--parameters", path, "--noise", "measured")
+    assert done.returncode == 0 and "last worker" in done.stdout.decode(), done.stderr.decode()
+    done = launched.run("simulate", "--validate", "-n", "2", "--largest", "1KiB", "--parameters", path)
+    assert done.returncode == 0 and "median error" in done.stdout.decode(), done.stderr.decode()

@@ -120,12 +120,19 @@ impl HostGroups {
         let mut names: Vec<u32> = vec![host_of(top)];
         let mut members: Vec<Vec<u32>> = vec![vec![top]];
         let mut index = std::collections::HashMap::from([(names[0], 0)]);
+        // Neighbors are mostly on one host: they need no look at the index.
+        let mut last = (names[0], 0);
         for rank in (0..p.size).filter(|&rank| rank != top) {
-            let host = *index.entry(host_of(rank)).or_insert_with(|| {
-                names.push(host_of(rank));
-                members.push(Vec::new());
-                members.len() - 1
-            });
+            let name = host_of(rank);
+            if name != last.0 {
+                let host = *index.entry(name).or_insert_with(|| {
+                    names.push(name);
+                    members.push(Vec::new());
+                    members.len() - 1
+                });
+                last = (name, host);
+            }
+            let host = last.1;
             members[host].push(rank);
         }
         HostGroups { members }

@@ -1,0 +1,231 @@
+//! Programs to simulate: the collectives by themselves, and what the applications of Tidemill do.
+//!
+//! | workload    | what every worker does                                                                         |
+//! |-------------|------------------------------------------------------------------------------------------------|
+//! | `allreduce`, `bcast`, `alltoall` | calls the collective `steps` times                                        |
+//! | `partition` | hashes its rows while flows take them to their workers                                         |
+//! | `keyed`     | the same, and updates the state of the keys that it gets                                       |
+//! | `kmeans`    | each step: distances of its points to all centers; allreduce of sums, weights and a count      |
+//! | `mds`       | each step: distances of its points to all points; allgather of L + 1 numbers a point           |
+//! | `terasort`  | reads; allgathers samples of keys; flows of records to their ranges; sorts; writes             |
+//!
+//! A flow is one message for each pair of workers; it costs an overhead for each frame of 64 KiB. The window of credit
+//! is taken to be wide enough: the receiving worker takes what arrives.
+
+use std::str::FromStr;
+
+use tidemill_collective::tuner::TuneTable;
+use tidemill_collective::{Algorithm, Collective};
+
+use crate::cluster::{BadCluster, Cluster};
+use crate::simulation::{CollectiveStep, Outcome, SimulateError, Simulation};
+
+/// Which program.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum WorkloadKind {
+    /// The combination of everybody's vector to everybody.
+    Allreduce,
+    /// A vector from one to everybody.
+    Bcast,
+    /// A block from everybody to everybody.
+    Alltoall,
+    /// Rows to the workers of their keys.
+    Partition,
+    /// The same, and an aggregation by key.
+    Keyed,
+    /// K-means.
+    Kmeans,
+    /// Multidimensional scaling.
+    Mds,
+    /// Sorting records of 100 bytes.
+    Terasort,
+}
+
+impl WorkloadKind {
+    /// All of them, by name.
+    pub const ALL: [(&'static str, WorkloadKind); 8] = [
+        ("allreduce", WorkloadKind::Allreduce),
+        ("bcast", WorkloadKind::Bcast),
+        ("alltoall", WorkloadKind::Alltoall),
+        ("partition", WorkloadKind::Partition),
+        ("keyed", WorkloadKind::Keyed),
+        ("kmeans", WorkloadKind::Kmeans),
+        ("mds", WorkloadKind::Mds),
+        ("terasort", WorkloadKind::Terasort),
+    ];
+}
+
+impl FromStr for WorkloadKind {
+    type Err = BadCluster;
+
+    fn from_str(text: &str) -> Result<Self, BadCluster> {
+        let found = Self::ALL.iter().find(|(name, _)| *name == text).map(|&(_, kind)| kind);
+        let names = || Self::ALL.map(|(name, _)| name).join(", ");
+        found.ok_or_else(|| BadCluster(format!("unknown workload {text:?}; choose one of: {}", names())))
+    }
+}
+
+/// What one worker gets done in a second, alone. The defaults are round numbers of one core, not measurements.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct WorkRates {
+    /// Operations of k-means: two for each point, center and dimension.
+    pub flops_per_s: f64,
+    /// Pairs of points that a pass of multidimensional scaling sees to.
+    pub pairs_per_s: f64,
+    /// Bytes of rows that are hashed and sorted into those for each worker.
+    pub partition_bytes_per_s: f64,
+    /// Bytes of rows by which the state of keys is updated.
+    pub update_bytes_per_s: f64,
+    /// Bytes of records that are sorted.
+    pub sort_bytes_per_s: f64,
+    /// Bytes read from storage.
+    pub read_bytes_per_s: f64,
+    /// Bytes written to storage.
+    pub write_bytes_per_s: f64,
+}
+
+impl Default for WorkRates {
+    fn default() -> Self {
+        WorkRates {
+            flops_per_s: 4e9,
+            pairs_per_s: 5e8,
+            partition_bytes_per_s: 1e9,
+            update_bytes_per_s: 5e8,
+            sort_bytes_per_s: 2e8,
+            read_bytes_per_s: 5e8,
+            write_bytes_per_s: 5e8,
+        }
+    }
+}
+
+/// A program and its size.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Workload {
+    /// Which one.
+    pub kind: WorkloadKind,
+    /// Bytes: of the vector, of one worker's blocks together, or of one worker's rows or records.
+    pub bytes: u64,
+    /// Points of all workers together, in k-means and scaling.
+    pub points: u64,
+    /// Dimensions of the points of k-means, or of the picture of scaling.
+    pub dimensions: u32,
+    /// Centers of k-means.
+    pub clusters: u32,
+    /// Times that a collective is called, or iterations.
+    pub steps: u32,
+    /// How collectives are run; `None`: as the tuner chooses.
+    pub algorithm: Option<Algorithm>,
+    /// What workers get done.
+    pub rates: WorkRates,
+}
+
+impl Workload {
+    /// `kind` in a size that is quick to simulate.
+    pub fn new(kind: WorkloadKind) -> Workload {
+        Workload {
+            kind,
+            bytes: 8 << 20,
+            points: 1 << 24,
+            dimensions: if kind == WorkloadKind::Mds { 3 } else { 32 },
+            clusters: 100,
+            steps: 1,
+            algorithm: None,
+            rates: WorkRates::default(),
+        }
+    }
+
+    /// Runs it on `cluster`; `table` chooses algorithms.
+    ///
+    /// # Errors
+    /// When the cluster cannot be, or the algorithm cannot run the collective or is too much for memory.
+    pub fn run(&self, cluster: &Cluster, table: &TuneTable) -> Result<Outcome, SimulateError> {
+        let mut simulation = Simulation::new(cluster, table)?;
+        let bytes = self.bytes as f64;
+        let rates = &self.rates;
+        match self.kind {
+            WorkloadKind::Allreduce => self.repeat(&mut simulation, Collective::Allreduce)?,
+            WorkloadKind::Bcast => self.repeat(&mut simulation, Collective::Bcast)?,
+            WorkloadKind::Alltoall => self.repeat(&mut simulation, Collective::Alltoall)?,
+            WorkloadKind::Partition => simulation.exchange(bytes, bytes / rates.partition_bytes_per_s),
+            WorkloadKind::Keyed => {
+                // A worker updates the state of what has come while it partitions the rest.
+                simulation.exchange(bytes, bytes / rates.partition_bytes_per_s + bytes / rates.update_bytes_per_s);
+            }
+            WorkloadKind::Kmeans => self.kmeans(&mut simulation)?,
+            WorkloadKind::Mds => self.mds(&mut simulation)?,
+            WorkloadKind::Terasort => self.terasort(&mut simulation)?,
+        }
+        Ok(simulation.finish())
+    }
+
+    /// Runs a collective step by step, however few messages it has: for the comparison of both ways.
+    ///
+    /// # Errors
+    /// As [`Workload::run`].
+    #[doc(hidden)]
+    pub fn run_stepwise(&self, cluster: &Cluster) -> Result<Outcome, SimulateError> {
+        let table = TuneTable::default();
+        let mut simulation = Simulation::new(cluster, &table)?;
+        simulation.prefer_steps();
+        match self.kind {
+            WorkloadKind::Allreduce => self.repeat(&mut simulation, Collective::Allreduce)?,
+            _ => self.repeat(&mut simulation, Collective::Alltoall)?,
+        }
+        Ok(simulation.finish())
+    }
+
+    fn repeat(&self, simulation: &mut Simulation, collective: Collective) -> Result<(), SimulateError> {
+        let step = CollectiveStep { collective, bytes: self.bytes, algorithm: self.algorithm };
+        (0..self.steps).try_for_each(|_| simulation.collective(step))
+    }
+
+    fn kmeans(&self, simulation: &mut Simulation) -> Result<(), SimulateError> {
+        let (k, d) = (u64::from(self.clusters), u64::from(self.dimensions));
+        let operations = 2.0 * (k * d) as f64;
+        let work_s = |points: f64| points * operations / self.rates.flops_per_s;
+        // Sums of the clusters, their weights, and how many points changed: `python/tidemill/ml/_lloyd.py`.
+        let bytes = 8 * (k * d + k + 1);
+        let step = CollectiveStep { collective: Collective::Allreduce, bytes, algorithm: self.algorithm };
+        self.iterate(simulation, work_s, step)
+    }
+
+    fn mds(&self, simulation: &mut Simulation) -> Result<(), SimulateError> {
+        let work_s = |points: f64| points * self.points as f64 / self.rates.pairs_per_s;
+        // The positions of the worker's points and the stress of their rows: `python/tidemill/ml/_smacof.py`.
+        let bytes = 8 * (u64::from(self.dimensions) + 1) * self.points;
+        let step = CollectiveStep { collective: Collective::Allgather, bytes, algorithm: self.algorithm };
+        self.iterate(simulation, work_s, step)
+    }
+
+    /// Work on the points of each worker, and a collective, step by step.
+    fn iterate(
+        &self,
+        simulation: &mut Simulation,
+        work_s: impl Fn(f64) -> f64,
+        step: CollectiveStep,
+    ) -> Result<(), SimulateError> {
+        let workers = u64::from(simulation.workers());
+        let share = |rank: u32| {
+            let edge = |rank: u64| u128::from(self.points) * u128::from(rank) / u128::from(workers);
+            (edge(u64::from(rank) + 1) - edge(u64::from(rank))) as f64
+        };
+        for _ in 0..self.steps {
+            simulation.work(|rank| work_s(share(rank)));
+            simulation.collective(step)?;
+        }
+        Ok(())
+    }
+
+    fn terasort(&self, simulation: &mut Simulation) -> Result<(), SimulateError> {
+        let (bytes, rates) = (self.bytes as f64, &self.rates);
+        simulation.work(|_| bytes / rates.read_bytes_per_s);
+        // A hundred keys of ten bytes from everybody say where ranges end.
+        let bytes_of_all = 1024 * u64::from(simulation.workers());
+        let samples = CollectiveStep { collective: Collective::Allgather, bytes: bytes_of_all, algorithm: None };
+        simulation.collective(samples)?;
+        simulation.exchange(bytes, bytes / rates.partition_bytes_per_s);
+        simulation.work(|_| bytes / rates.sort_bytes_per_s);
+        simulation.work(|_| bytes / rates.write_bytes_per_s);
+        Ok(())
+    }
+}

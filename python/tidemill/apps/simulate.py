@@ -1,0 +1,291 @@
+"""``tidemill simulate``: predict what a program takes on a cluster that you do not have.
+
+Real schedules of collectives, and the routes of exchanges, on a network of hosts and racks in virtual time. The guide is
+``docs/scaling.md``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from tidemill import _tidemill
+from tidemill.apps._arguments import Parser, duration_s
+from tidemill.apps._links import ParametersError, read_parameters
+from tidemill.apps._validate import validate
+
+__all__ = ["main"]
+
+_WORKLOADS = ("allreduce", "bcast", "alltoall", "partition", "keyed", "kmeans", "mds", "terasort")
+
+#: What the workers that were busiest with something were busy with, and in words.
+_BUSY = {
+    "work_s": "the work of each worker",
+    "overhead_s": "the processor's time for messages",
+    "memory_s": "memory within hosts",
+    "host_out_s": "what a host can send",
+    "host_in_s": "what a host can receive",
+    "rack_s": "the links between racks",
+}
+
+_UNITS = {"": 1, "b": 1, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30, "kb": 10**3, "mb": 10**6, "gb": 10**9}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command; the exit code is 0, or 2 with a message that says what to change."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    if "--validate" in words:
+        return _validate(words)
+    options = _parser().parse_args(words)
+    try:
+        request = _request(options)
+        started = time.perf_counter()
+        outcome = _tidemill.simulate(request)
+        took_s = time.perf_counter() - started
+    except (ValueError, OSError, ParametersError) as error:
+        print(f"tidemill simulate: {error}", file=sys.stderr)
+        return 2
+    if options.json:
+        print(json.dumps(_as_json(request, outcome)))
+    else:
+        print(_table(options, request, outcome, took_s))
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="tidemill simulate",
+        description="Predict what a program takes on a cluster that you do not have.",
+        epilog="Example: tidemill simulate allreduce --workers 16384 --hosts 1024 --racks 32 --oversubscription 4",
+    )
+    parser.add_argument("workload", choices=_WORKLOADS, metavar="WORKLOAD", help=", ".join(_WORKLOADS))
+    cluster = parser.add_argument_group("the cluster")
+    cluster.add_argument("--workers", type=_count, required=True, metavar="N", help="number of workers")
+    cluster.add_argument("--hosts", type=_count, metavar="N", help="number of hosts (default: 16 workers on each)")
+    cluster.add_argument("--racks", type=_count, default=1, metavar="N", help="number of racks (default: 1)")
+    cluster.add_argument(
+        "--oversubscription",
+        type=float,
+        default=1.0,
+        metavar="X",
+        help="how many times more the hosts of a rack can send than its link to the others takes (default: 1)",
+    )
+    cluster.add_argument(
+        "--slow",
+        type=_slow,
+        action="append",
+        default=[],
+        metavar="HOST:X[:Y]",
+        help="links of this host at X times their rate; with Y, X is for sending and Y for receiving",
+    )
+    cluster.add_argument(
+        "--fail", type=_failure, action="append", default=[], metavar="WORKER:TIME", help="a worker that dies then"
+    )
+    cluster.add_argument(
+        "--failure-timeout", type=duration_s, default=10.0, metavar="TIME", help="until it is missed (default: 10s)"
+    )
+    cluster.add_argument(
+        "--noise",
+        default="0",
+        metavar="X",
+        help="standard deviation of the logarithm of all times, such as 0.1; or `measured`, from --parameters "
+        "(default: 0)",
+    )
+    cluster.add_argument("--seed", type=int, default=1, metavar="N", help="repeats what is left to chance (default: 1)")
+    cluster.add_argument(
+        "--parameters", metavar="FILE", help="costs of links and rates of work, as `tidemill tune --links FILE` writes"
+    )
+    cluster.add_argument(
+        "--shared-cores",
+        action="store_true",
+        help="all workers share the cores that --parameters names, as on emulated hosts (default: a core each)",
+    )
+    cluster.add_argument(
+        "--table", metavar="FILE", help="table of algorithms of `tidemill tune` (default: those of the cost model)"
+    )
+    size = parser.add_argument_group("the program")
+    size.add_argument(
+        "--bytes", type=_size, metavar="SIZE", help="of the vector, or of each worker's rows or blocks (default: 8MiB)"
+    )
+    size.add_argument("--points", type=_count, metavar="N", help="points of kmeans or mds, in all (default: 16777216)")
+    size.add_argument("--clusters", type=_count, metavar="N", help="centers of kmeans (default: 100)")
+    size.add_argument(
+        "--dimensions", type=_count, metavar="N", help="of points of kmeans, or of the picture of mds (default: 32; 3)"
+    )
+    size.add_argument("--steps", type=_count, metavar="N", help="calls of a collective, or iterations (default: 1)")
+    size.add_argument("--algorithm", metavar="NAME", help="of the collective (default: the tuner's choice)")
+    parser.add_argument("--json", action="store_true", help="print everything, with the end of each worker, as JSON")
+    parser.add_argument(
+        "--validate", action="store_true", help="measure collectives on the workers of this job beside their prediction"
+    )
+    return parser
+
+
+def _validate(words: list[str]) -> int:
+    """Every worker of a job comes here."""
+    parser = Parser(
+        prog="tidemill simulate --validate",
+        description="Measure collectives on the workers of a job, and print them beside what is predicted.",
+        epilog="Example: tidemill simulate --validate --on lab -n 8",
+    )
+    parser.add_argument("--validate", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--parameters", metavar="FILE", help="costs of links (default: measured at the start)")
+    parser.add_argument(
+        "--largest", type=_size, default=1 << 20, metavar="SIZE", help="largest size to measure (default: 1MiB)"
+    )
+    parser.add_argument("--json", action="store_true", help="print a line of JSON for each point")
+    options = parser.parse_args(words)
+    try:
+        return validate(options.parameters, options.largest, as_json=options.json)
+    except ParametersError as error:
+        print(f"tidemill simulate: {error}", file=sys.stderr)
+        return 2
+
+
+def _request(options: argparse.Namespace) -> dict[str, Any]:
+    request: dict[str, Any] = _tidemill.simulate_defaults(options.workload)
+    parameters = read_parameters(options.parameters) if options.parameters else {}
+    for part in ("costs", "rates"):
+        request[part].update(parameters.get(part, {}))
+    for name in ("bytes", "points", "clusters", "dimensions", "steps"):
+        given = getattr(options, name)
+        if given is not None:
+            request[name] = given
+    measured: list[float] = []
+    if options.noise == "measured":
+        measured = parameters.get("round_trips_s", [])
+        if not measured:
+            raise ParametersError("--noise measured takes its samples from --parameters FILE, which has none here")
+        noise = 0.0
+    else:
+        try:
+            noise = float(options.noise)
+        except ValueError:
+            raise ParametersError(f"--noise {options.noise}: pass a number such as 0.1, or `measured`") from None
+    request.update(
+        workload=options.workload,
+        workers=options.workers,
+        hosts=options.hosts or max(1, (options.workers + 15) // 16),
+        racks=options.racks,
+        host_of=[],
+        oversubscription=options.oversubscription,
+        algorithm=options.algorithm,
+        table=options.table,
+        slow=options.slow,
+        noise=noise,
+        round_trips_s=measured,
+        failures=options.fail,
+        failure_timeout_s=options.failure_timeout,
+        shared_cores=parameters.get("shared_cores") if options.shared_cores else None,
+        seed=options.seed,
+    )
+    return request
+
+
+def _bound(outcome: dict[str, Any]) -> str:
+    """Return in words what the time went to."""
+    total_s = float(outcome["end_s"].max())
+    name = max(_BUSY, key=lambda name: outcome[name])
+    share = outcome[name] / total_s if total_s > 0 else 0.0
+    if share < 0.5:
+        return f"waiting for messages (the busiest: {_BUSY[name]}, {share:.0%})"
+    return f"{_BUSY[name]} ({share:.0%} of the time)"
+
+
+def _table(options: argparse.Namespace, request: dict[str, Any], outcome: dict[str, Any], took_s: float) -> str:
+    ends_s = np.sort(outcome["end_s"])
+    lost = int(outcome["unfinished"].sum())
+    where = f"{request['workers']} workers, {request['hosts']} hosts, {request['racks']} racks"
+    lines = [
+        ("workload", f"{request['workload']} on {where}"),
+        *(("algorithm", _how(*choice)) for choice in outcome["choices"]),
+        ("first worker", _time(ends_s[0])),
+        ("median", _time(ends_s[len(ends_s) // 2])),
+        ("last worker", _time(ends_s[-1])),
+        ("messages", f"{outcome['messages']:,}"),
+        ("bytes", _bytes(outcome["bytes"])),
+        ("between hosts", _bytes(outcome["bytes_between_hosts"])),
+        ("between racks", _bytes(outcome["bytes_between_racks"])),
+        ("bound by", _bound(outcome)),
+    ]
+    if lost:
+        died = ", ".join(str(rank) for rank, _ in options.fail)
+        lines.append(("not finished", f"{lost} workers: {died} died, the others waited until the failure timeout"))
+    lines.append(("simulated in", f"{took_s:.2f} s"))
+    return "\n".join(f"{name:14} {value}" for name, value in lines)
+
+
+def _how(collective: str, algorithm: str, chunk: int) -> str:
+    return f"{collective} by {algorithm}" + (f", chunks of {_bytes(chunk)}" if chunk else "")
+
+
+def _as_json(request: dict[str, Any], outcome: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "request": request,
+        **outcome,
+        "end_s": outcome["end_s"].tolist(),
+        "unfinished": np.flatnonzero(outcome["unfinished"]).tolist(),
+        "bound_by": _bound(outcome),
+    }
+
+
+def _time(seconds: float) -> str:
+    for unit, scale in (("s", 1.0), ("ms", 1e3), ("us", 1e6)):
+        if seconds * scale >= 1:
+            return f"{seconds * scale:.4g} {unit}"
+    return f"{seconds * 1e9:.4g} ns"
+
+
+def _bytes(count: float) -> str:
+    size = float(count)
+    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
+        if size < 1024:
+            return f"{size:.4g} {unit}"
+        size /= 1024
+    return f"{size:.4g} PiB"
+
+
+# --- words of the command line ---------------------------------------------------------------------------------------
+def _count(text: str) -> int:
+    if not re.fullmatch(r"[0-9]{1,12}", text) or int(text) == 0:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 1 on")
+    return int(text)
+
+
+def _size(text: str) -> int:
+    found = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?) ?([A-Za-z]*)", text)
+    unit = _UNITS.get(found[2].lower()) if found else None
+    if found is None or unit is None:
+        raise argparse.ArgumentTypeError(f'{text!r} is not a size, such as "8MiB", "64KiB" or "1000000"')
+    return int(float(found[1]) * unit)
+
+
+def _slow(text: str) -> tuple[int, float, float]:
+    found = re.fullmatch(r"([0-9]+):([0-9.]+)(?::([0-9.]+))?", text)
+    try:
+        if found is None:
+            raise ValueError
+        outgoing = float(found[2])
+        return int(found[1]), outgoing, float(found[3]) if found[3] else outgoing
+    except ValueError:
+        raise argparse.ArgumentTypeError(
+            f'{text!r} is not a slow host: "3:0.2" is host 3 with links at 0.2 times their rate'
+        ) from None
+
+
+def _failure(text: str) -> tuple[int, float]:
+    rank, colon, at = text.partition(":")
+    if not colon or not rank.isdecimal():
+        raise argparse.ArgumentTypeError(f'{text!r} is not a failure: "5:10ms" is worker 5, which dies after 10 ms')
+    return int(rank), duration_s(at)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
