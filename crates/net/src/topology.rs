@@ -35,6 +35,17 @@ impl HostIdentity {
         }
     }
 
+    /// Another container on this machine.
+    #[cfg(test)]
+    pub(crate) fn container(self, pid_namespace: u64) -> Self {
+        HostIdentity { pid_namespace, ..self }
+    }
+
+    /// Whether both are on one machine, whose processors they share: perhaps as containers, or as emulated hosts.
+    pub(crate) fn is_same_machine(&self, other: &HostIdentity) -> bool {
+        self.boot_id == other.boot_id
+    }
+
     /// Whether shared memory with `other` can be expected to work. What really works is tried when it is opened.
     pub fn shares_memory_with(&self, other: &HostIdentity) -> bool {
         self == other

@@ -21,17 +21,20 @@ pub(super) fn host_links(placements: &[WorkerPlacement], access: &[Vec<u8>]) -> 
 
 /// Whether the workers of this host have a core each.
 fn has_own_core(placements: &[WorkerPlacement], mine: &WorkerPlacement) -> bool {
+    // A quota may allow less than the processors, and is one for all workers of the host.
     let here = || placements.iter().filter(|p| p.host == mine.host);
-    let mut processors: Vec<u32> = here().flat_map(|p| p.processors.iter().copied()).collect();
+    let quota = here().filter_map(|p| p.quota).min().map_or(usize::MAX, |quota| quota as usize);
+    // Hosts of one machine (containers, emulated hosts) share its processors.
+    let machine = || placements.iter().filter(|p| p.host.is_same_machine(&mine.host));
+    let mut processors: Vec<u32> = machine().flat_map(|p| p.processors.iter().copied()).collect();
     processors.sort_unstable();
     processors.dedup();
-    // A quota may allow less than the processors, and is one for all workers of the host.
-    let quota = here().filter_map(|p| p.quota).min().map_or(usize::MAX, |quota| quota as usize);
-    let cores = processors.len().min(quota);
     // No set of cores may hold more workers than it has cores (Hall's condition, for the sets that workers are bound
     // to).
-    let within = |set: &[u32]| here().filter(|p| p.processors.iter().all(|core| set.contains(core))).count();
-    here().count() <= cores && here().all(|p| within(&p.processors) <= p.processors.len())
+    let within = |set: &[u32]| machine().filter(|p| p.processors.iter().all(|core| set.contains(core))).count();
+    here().count() <= quota
+        && machine().count() <= processors.len()
+        && machine().all(|p| within(&p.processors) <= p.processors.len())
 }
 
 #[cfg(test)]
@@ -58,6 +61,22 @@ mod tests {
         assert!(!judged(&[&[0], &[0], &[1, 2, 3]], None), "two share core 0");
         assert!(judged(&[&[0, 1], &[0, 1], &[2, 3]], None));
         assert!(!judged(&[&[0, 1], &[0, 1], &[0, 1], &[2, 3]], None));
+    }
+
+    /// Emulated hosts have a worker or two each, and all of them the same two cores.
+    #[test]
+    fn hosts_of_one_machine_share_its_cores() {
+        let on = |host: u64, quota| WorkerPlacement {
+            host: HostIdentity::here().container(host),
+            processors: vec![0, 1],
+            quota,
+            ..WorkerPlacement::here()
+        };
+        let own = |placements: &[WorkerPlacement]| has_own_core(placements, &placements[0]);
+        assert!(own(&[on(1, None), on(2, None)]));
+        assert!(!own(&[on(1, None), on(2, None), on(3, None)]));
+        assert!(own(&[on(1, Some(1)), on(2, Some(1))]), "each has a quota of its own");
+        assert!(!own(&[on(1, Some(1)), on(1, Some(1))]));
     }
 
     /// Ranks that judged a host otherwise than its other ranks would choose other schedules, which do not fit together;
