@@ -277,6 +277,24 @@ for _ in range(2):
     mine = graph.run(share=False)["t"]
     assert sorted(mine) == [job.rank]
 
+# Who waits for answers to rows that go by their key need not flush.
+answers = threading.Semaphore(0)
+def ask(out, context):
+    for n in range(5):
+        out.send({"n": [n]})
+        assert answers.acquire(timeout=60), n
+def answer(rows, out, context):
+    for table in rows:
+        out.send(table)
+def take(rows, context):
+    for table in rows:
+        answers.release(len(table))
+graph = tm.Graph()
+a, b = graph.source("a", ask, schema=N, parallelism=1), graph.compute("b", answer, schema=N, parallelism=3)
+graph.connect(a, b, x.partition("n"))
+graph.connect(b, graph.sink("c", take, parallelism=1), x.partition("n"))
+graph.run()
+
 # By rounds: the n-th messages make the n-th result while their sources go on, until nobody takes any more.
 def counts(out, context):
     for n in itertools.count():

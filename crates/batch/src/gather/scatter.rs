@@ -83,6 +83,11 @@ impl Scatter {
         Ok(self.bytes >= self.flush_bytes || self.assigned.len() >= COLLECT_ROWS_MAX)
     }
 
+    /// Whether nothing has been collected.
+    pub fn is_empty(&self) -> bool {
+        self.batches.is_empty()
+    }
+
     /// What has been collected.
     pub fn drain(&mut self) -> ScatterOutput {
         let (assigned, mut batches) = (std::mem::take(&mut self.assigned), std::mem::take(&mut self.batches));

@@ -169,6 +169,14 @@ impl Outlet {
         }
     }
 
+    /// Hands rows that were collected to go to several copies over to those copies' lanes.
+    async fn scatter(&mut self) -> Result<(), TaskError> {
+        match &mut self.route {
+            OutletRoute::Partition(partition) if !partition.scatter.is_empty() => partition.flush().await,
+            _ => Ok(()),
+        }
+    }
+
     async fn flush(&mut self) -> Result<(), TaskError> {
         if let OutletRoute::Partition(partition) = &mut self.route {
             partition.assign.flush_metrics();
@@ -307,8 +315,9 @@ impl Output {
     ///
     /// Rows keep their order; where a batch ends means nothing. Of small batches that a copy sends before it waits for
     /// anything (an input, credit, a timer), the first leaves at once, the others together, and arrive as one, when it
-    /// waits, ends or [flushes](Output::flush). Who blocks its thread uses [`Output::send_blocking`], which keeps
-    /// nothing back.
+    /// waits, ends or [flushes](Output::flush). Rows that a partitioner distributes one by one are collected until there
+    /// are enough for all copies, however long that takes: who waits for an answer to them flushes. Who blocks its
+    /// thread uses [`Output::send_blocking`], which keeps nothing back.
     ///
     /// # Errors
     /// When the batch is not of the declared schema, or the exchange refuses it; `Cancelled`.
@@ -377,7 +386,16 @@ impl Output {
     /// As [`Output::send`].
     pub fn send_blocking(&mut self, batch: RecordBatch) -> Result<(), TaskError> {
         let cancel = self.cancel.clone();
-        cancel.block_on(cancel.guard(self.send(batch)))?
+        cancel.block_on(cancel.guard(self.send_whole(batch)))?
+    }
+
+    /// [`Output::send`], after which no row is kept for others to come: nothing is known of when they will.
+    async fn send_whole(&mut self, batch: RecordBatch) -> Result<(), TaskError> {
+        self.send(batch).await?;
+        for outlet in &mut self.outlets {
+            outlet.scatter().await?;
+        }
+        Ok(())
     }
 
     /// The same in a turn that goes on: small batches may wait for its end. Where it has to wait itself the turn ends,
@@ -392,7 +410,7 @@ impl Output {
         wait: impl FnOnce(&mut (dyn FnMut() + Send)),
     ) -> Result<(), TaskError> {
         let cancel = self.cancel.clone();
-        let mut sending = pin!(self.send(batch));
+        let mut sending = pin!(self.send_whole(batch));
         let at_once = {
             let mut turn = turn.lock();
             let polled = cancel.poll_once(sending.as_mut(), &mut turn);
