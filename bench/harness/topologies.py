@@ -25,8 +25,7 @@ from .tables import duration, table
 WORKER = str(BENCH / "harness" / "topologies_worker.py")
 STAGES = {"A": 7, "B": 1}
 TRANSPORTS = {"shm": "shared memory", "tcp": "TCP on one host", "hosts": f"TCP between hosts, {BANDWIDTH}"}
-#: In flight, of each source; the greater number at the sizes that the research gives for it.
-PENDING, PENDING_MORE = 10, 100
+#: Sizes at which all else varies.
 SMALL, LARGE = 128, 128_000
 #: A run without news of a point for so long has failed.
 TIMEOUT_S = 3600
@@ -47,19 +46,22 @@ PUBLISHED = (
 @dataclass(frozen=True)
 class Setting:
     workers: int  # each on a host of its own where hosts are emulated
-    copies: tuple[int, ...]  # of every step of A; sizes vary at the first, and at the last `PENDING_MORE` are in flight
+    copies: tuple[int, ...]  # of every step of A; sizes vary at the first
     sizes: tuple[int, ...]  # of A and B; SMALL and LARGE among them
     sources: tuple[int, ...]  # of B
     tasks: int  # of B
+    pending: tuple[
+        int, int
+    ]  # in flight of each source; the greater number at SMALL and LARGE, and in A with most copies
     serializing: int  # sources and tasks of B whose messages are objects
     seconds: float  # of a point at most, but for twice the messages in flight
     messages: int  # of a source at most, but for twice those in flight
 
 
 SETTINGS = {
-    "full": Setting(8, (2, 4, 8), (SMALL, 1000, 16_000, LARGE, 512_000), (8, 16, 32), 32, 8, 3.0, 200_000),
-    "quick": Setting(4, (2,), (SMALL, LARGE), (4,), 8, 4, 0.5, 20_000),
-    "tiny": Setting(2, (1,), (SMALL, LARGE), (2,), 2, 2, 0.02, 40),
+    "full": Setting(8, (2, 4, 8), (SMALL, 1000, 16_000, LARGE, 512_000), (8, 16, 32), 32, (10, 100), 8, 3.0, 200_000),
+    "quick": Setting(4, (2,), (SMALL, LARGE), (4,), 8, (10, 100), 4, 0.5, 20_000),
+    "tiny": Setting(2, (1,), (SMALL, LARGE), (2,), 2, (2, 2), 2, 0.02, 40),
 }
 
 
@@ -80,14 +82,14 @@ class Point:
 
 def points(setting: Setting, only: Sequence[str] | None) -> Iterator[Point]:
     """Those named in `only`, by a part of a name such as A-2-128-10 (sources, size, in flight) or B-8-128-10-pickle, or all."""
-    ends = (SMALL, LARGE)
-    chosen = [("A", setting.copies[0], setting.copies[0], size, PENDING, "arrays") for size in setting.sizes]
-    chosen += [("A", n, n, size, PENDING, "arrays") for n in setting.copies[1:] for size in ends]
-    chosen += [("A", setting.copies[-1], setting.copies[-1], size, PENDING_MORE, "arrays") for size in ends]
-    chosen += [("B", n, setting.tasks, size, PENDING, "arrays") for n in setting.sources for size in setting.sizes]
-    chosen += [("B", n, setting.tasks, size, PENDING_MORE, "arrays") for n in setting.sources for size in ends]
+    ends, (few, more) = (SMALL, LARGE), setting.pending
+    chosen = [("A", setting.copies[0], setting.copies[0], size, few, "arrays") for size in setting.sizes]
+    chosen += [("A", n, n, size, few, "arrays") for n in setting.copies[1:] for size in ends]
+    chosen += [("A", setting.copies[-1], setting.copies[-1], size, more, "arrays") for size in ends]
+    chosen += [("B", n, setting.tasks, size, few, "arrays") for n in setting.sources for size in setting.sizes]
+    chosen += [("B", n, setting.tasks, size, more, "arrays") for n in setting.sources for size in ends]
     both = setting.serializing
-    chosen += [("B", both, both, size, PENDING, kind) for size in ends for kind in ("arrays", "objects")]
+    chosen += [("B", both, both, size, few, kind) for size in ends for kind in ("arrays", "objects")]
     for topology, sources, tasks, size, pending, kind in dict.fromkeys(chosen):
         name = f"{topology}-{sources}-{size}-{pending}" + ("-pickle" if kind == "objects" else "")
         if not only or any(part in name for part in only):
@@ -173,7 +175,7 @@ def section(topologies: dict[str, Any]) -> str:
     rows = {key(case): case for of in cases.values() for case in of if case["kind"] == "arrays"}
     if rows:
         parts += [*latencies(cases, rows), ""]
-    parts += [*gaps(cases), *serialization(cases)]
+    parts += [*gaps(cases, setting["pending"][0]), *serialization(cases)]
     wrong = [f"{label(case)}, {TRANSPORTS[name]}" for name, of in cases.items() for case in of if not case["right"]]
     if wrong:
         parts += [f"Acknowledgements are missing, or came twice: {'; '.join(wrong)}.", ""]
@@ -197,13 +199,13 @@ def latencies(cases: dict[str, list[dict[str, Any]]], rows: dict[Any, dict[str, 
     return [table(header, lines)]
 
 
-def gaps(cases: dict[str, list[dict[str, Any]]]) -> list[str]:
-    """By topology and size, how many times the median latency over shared memory the others have, the median of points with `PENDING` in flight."""
+def gaps(cases: dict[str, list[dict[str, Any]]], pending: int) -> list[str]:
+    """By topology and size, how many times the median latency over shared memory the others have, the median of points with `pending` in flight."""
     base = {key(case): case["p50_s"] for case in cases.get("shm", ())}
     found: dict[tuple[str, int], dict[str, list[float]]] = {}
     for name in cases:
         for case in cases[name]:
-            if name != "shm" and case["kind"] == "arrays" and case["pending"] == PENDING and key(case) in base:
+            if name != "shm" and case["kind"] == "arrays" and case["pending"] == pending and key(case) in base:
                 of = found.setdefault((case["topology"], case["size"]), {})
                 of.setdefault(name, []).append(case["p50_s"] / base[key(case)])
     others = [name for name in cases if name != "shm"]
@@ -214,7 +216,7 @@ def gaps(cases: dict[str, list[dict[str, Any]]]) -> list[str]:
     ]
     if not rows:
         return []
-    heading = f"### Median latency over that of shared memory, {PENDING} in flight"
+    heading = f"### Median latency over that of shared memory, {pending} in flight"
     return [heading, "", table(["topology", *(TRANSPORTS[name] for name in others)], rows), ""]
 
 
