@@ -160,8 +160,8 @@ def section(topologies: dict[str, Any]) -> str:
     parts = [
         "## Topologies",
         "",
-        f"*A*: sources and seven steps in a chain, all with as many copies; *B*: sources to one step. Messages go to the copies of the next step in turn; {setting['workers']} workers of "
-        "one process. *Latency* (p50, p90, p99): until the source has the acknowledgement of the last task, by its own clock; without the first messages, which all leave "
+        f"*A*: sources and seven steps in a chain, all with as many copies; *B*: sources to one step. Messages go to the copies of the next step in turn; {setting['workers']} workers. "
+        "*Latency* (p50, p90, p99): until the source has the acknowledgement of the last task, by its own clock; without the first messages, which all leave "
         "at once. *In flight*: messages of each source. *Rate*: acknowledged messages of all sources. *CPU*: the share of this machine's processors that the workers used; where it is high, processors were the limit.",
         "",
         NOT_REAL,

@@ -90,7 +90,7 @@ def graph_of(point: dict[str, Any], states: dict[int, Pending]) -> tm.Graph:
     def handle(messages: Any, out: Any, context: Any) -> None:
         for one in messages:
             out.send(np.array([one[0], one[1]], dtype=np.int64))
-            # It would be combined with others; a source may wait for this one.
+            # Messages to a copy that a function chooses are collected; a source may be waiting for this one.
             out.flush()
 
     def take(acknowledgements: Any, context: Any) -> None:
