@@ -37,6 +37,7 @@ from harness import (
     splits,
     startup,
     state,
+    topologies,
     viewer,
     windows,
     yahoo,
@@ -105,6 +106,7 @@ def arguments(argv: list[str]) -> argparse.Namespace:
             "scaling",
             "viewer",
             "broadcast",
+            "topologies",
         ),
         help="one of the benchmarks",
     )
@@ -116,7 +118,7 @@ def arguments(argv: list[str]) -> argparse.Namespace:
     parser.add_argument(
         "--cases",
         type=names,
-        help="cases of k-means and DataSets by a part of their name, such as k1000-float32,x100-,join; of MDS such as 5000,annealing,large; queries, such as q0,q5; areas of scaling, such as kmeans,stream; of the viewer market, or numbers of points; of rounds such as reduce-4,-131072; of loops kmeans,mds; of broadcast such as binary,60-10000",
+        help="cases of k-means and DataSets by a part of their name, such as k1000-float32,x100-,join; of MDS such as 5000,annealing,large; queries, such as q0,q5; areas of scaling, such as kmeans,stream; of the viewer market, or numbers of points; of rounds such as reduce-4,-131072; of loops kmeans,mds; of broadcast such as binary,60-10000; of topologies such as A-2-128,pickle",
     )
     parser.add_argument("--rows", type=int, help="rows of the cases of window functions (DataSets)")
     parser.add_argument("--rounds", type=int, help="rounds, of which the median is taken")
@@ -204,6 +206,10 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         # Without `--only` the cases are those of others.
         cases = options.cases if options.only else None
         results["broadcast"] = broadcast.measure(options.setting, cases, say)
+    if options.only in (None, "topologies"):
+        # Without `--only` the cases are those of others.
+        cases = options.cases if options.only else None
+        results["topologies"] = topologies.measure(options.setting, cases, say)
     return results
 
 
@@ -272,7 +278,7 @@ def any_measured(results: dict[str, Any]) -> bool:
     window_cases = [case["event_s"] for case in results.get("windows", {}).get("cases", [])]
     streams = [case["elapsed_s"] for name in ("nexmark", "yahoo") for case in results.get(name, {}).get("cases", [])]
     streams += [case["found"] for case in results.get("state", {}).get("cases", [])]
-    if any(results.get("broadcast", {}).get("cases", {}).values()):
+    if any(any(results.get(name, {}).get("cases", {}).values()) for name in ("broadcast", "topologies")):
         return True
     return any(map(any, (comm_points, kmeans_cases, scalings, dataset_cases, starts, exchanges, window_cases, streams)))
 

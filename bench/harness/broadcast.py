@@ -11,13 +11,12 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from .memory import Watch
+from .once import run_points
 from .systems import BENCH, SINGLE_THREADED, Launch
 from .tables import duration, size_name, table
 
@@ -127,28 +126,12 @@ def run(
     env = {**SINGLE_THREADED, "TIDEMILL_FAILURE_TIMEOUT": "120"} | (
         {"TIDEMILL_TRANSPORT": "tcp"} if transport == "tcp" else {}
     )
-    process = Launch([*job, sys.executable, WORKER, json.dumps([asdict(point) for point in given])], env).start()
-    assert process.stdout is not None
-    watch = Watch(process.pid, TIMEOUT_S)
-    watch.start()
-    results: list[dict[str, Any]] = []
-    said: deque[str] = deque(maxlen=5)
-    try:
-        for line in process.stdout:
-            if line.startswith('{"overlay"'):
-                results.append(json.loads(line))
-                say(f"broadcast, {TRANSPORTS[transport]}: {len(results)} of {len(given)}, {title(results[-1])}")
-            else:
-                said.append(line.strip())
-        code = process.wait()
-    finally:
-        watch.stop()
-        if process.poll() is None:
-            watch.kill()
-            process.wait()
-    if len(results) == len(given) and code == 0:
-        return results, None
-    return results, watch.killed_because or " | ".join(said) or f"exit code {code}, no output"
+    command = Launch([*job, sys.executable, WORKER, json.dumps([asdict(point) for point in given])], env)
+
+    def heard(case: dict[str, Any], number: int) -> None:
+        say(f"broadcast, {TRANSPORTS[transport]}: {number} of {len(given)}, {title(case)}")
+
+    return run_points(command, "overlay", len(given), TIMEOUT_S, heard)
 
 
 # --- the report ------------------------------------------------------------------------------------------------------

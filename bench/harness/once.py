@@ -73,6 +73,37 @@ def run_watched(command: Launch, timeout_s: float) -> dict[str, Any]:
     return found
 
 
+def run_points(
+    command: Launch, key: str, points: int, timeout_s: float, heard: Callable[[dict[str, Any], int], None]
+) -> tuple[list[dict[str, Any]], str | None]:
+    """The JSON objects, one for each point, that it printed, whose first key is `key`, and why it went no further.
+
+    `heard` is called with each of them, and the number so far, as they come.
+    """
+    process = command.start()
+    assert process.stdout is not None
+    watch = Watch(process.pid, timeout_s)
+    watch.start()
+    results: list[dict[str, Any]] = []
+    said: deque[str] = deque(maxlen=5)
+    try:
+        for line in process.stdout:
+            if line.startswith(f'{{"{key}"'):
+                results.append(json.loads(line))
+                heard(results[-1], len(results))
+            else:
+                said.append(line.strip())
+        code = process.wait()
+    finally:
+        watch.stop()
+        if process.poll() is None:
+            watch.kill()
+            process.wait()
+    if len(results) == points and code == 0:
+        return results, None
+    return results, watch.killed_because or " | ".join(said) or f"exit code {code}, no output"
+
+
 def in_turn(
     systems: Sequence[str], rounds: int, run: Callable[[str, int], dict[str, Any]], say: Callable[[str], None], on: str
 ) -> tuple[dict[str, dict[str, list[Any]]], dict[str, str]]:

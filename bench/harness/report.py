@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from . import broadcast, loops, report_mds, report_streams, rounds, scaling, series, splits, viewer
+from . import broadcast, loops, report_mds, report_streams, rounds, scaling, series, splits, topologies, viewer
 from . import machine as machines
 from .tables import OURS, cell, duration, geometric_mean, order, percentile, size_name, spread, table
 
@@ -424,6 +424,8 @@ def markdown(results: dict[str, Any]) -> str:
         parts.append(loops.section(results["loops"]))
     if "broadcast" in results:
         parts.append(broadcast.section(results["broadcast"]))
+    if "topologies" in results:
+        parts.append(topologies.section(results["topologies"]))
     if results.get("windows", {}).get("cases"):
         parts.append(windows_section(results["windows"]))
     parts += report_streams.sections(results)

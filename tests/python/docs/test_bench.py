@@ -38,6 +38,7 @@ from harness import (  # noqa: E402
     scaling,
     series,
     splits,
+    topologies,
     viewer,
     windows_events,
     yahoo,
@@ -352,6 +353,20 @@ def test_tiny_run_broadcasts_along_every_overlay(tiny: Path) -> None:
 
 
 @pytest.mark.slow
+def test_tiny_run_acknowledges_both_topologies(tiny: Path) -> None:
+    """An acknowledgement that is missing, or comes twice, would be in `right`; a source that waits for ever, in `failures`."""
+    path = next(tiny.glob("tiny-*.json"))
+    found = json.loads(path.read_text())["topologies"]
+    assert found["failures"] == {}
+    assert set(found["cases"]) == set(topologies.TRANSPORTS) - ({"hosts"} if found["missing"] else set())
+    given = [topologies.label(dataclasses.asdict(one)) for one in topologies.points(topologies.SETTINGS["tiny"], None)]
+    for cases in found["cases"].values():
+        assert [topologies.label(case) for case in cases] == given
+        assert all(case["right"] and 0 < case["p50_s"] <= case["p99_s"] and case["rate"] > 0 for case in cases)
+    assert "no InfiniBand" in path.with_suffix(".md").read_text()
+
+
+@pytest.mark.slow
 def test_tiny_run_answers_nexmark_both_ways(tiny: Path) -> None:
     """Two workers of one thread and one of two must have the same rows, of which each query has some."""
     results = json.loads(next(tiny.glob("tiny-*.json")).read_text())
@@ -599,6 +614,46 @@ def test_broadcasts_are_compared_with_serial_sending(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     drawn = broadcast.plot({**run, "cases": {"tcp": alone, "shm": shared}}, tmp_path / "run")
     assert [path.name for path in drawn] == ["run-broadcast.svg", "run-broadcast.png"]
+
+
+def test_topologies_are_in_one_table() -> None:
+    """A transport that lacks a point has a gap in its row, not another point's figures; objects are no row of it."""
+
+    def case(topology: str, size: int, p50_s: float, kind: str = "arrays") -> dict[str, Any]:
+        copies = {"sources": 4, "tasks": 4 if topology == "A" else 8, "size": size, "pending": 10, "kind": kind}
+        times = {"p50_s": p50_s, "p90_s": 2 * p50_s, "p99_s": 3 * p50_s, "rate": 1000.0, "cpu": 0.5, "busy_s": 0.3}
+        return {"topology": topology, **copies, **times, "messages": 1000, "serialize_s": 3e-5, "right": True}
+
+    shm = [case("A", 128, 0.001), case("A", 128_000, 0.002), case("B", 128, 0.001), case("B", 128, 0.1, "objects")]
+    cases = {"shm": shm, "tcp": [case("A", 128, 0.0015), case("B", 128, 0.002)], "hosts": [case("A", 128_000, 0.02)]}
+    setting = dataclasses.asdict(topologies.SETTINGS["full"])
+    run = {"setting": setting, "cases": cases, "failures": {"TCP": "lost"}, "missing": None}
+    text = topologies.section(run)
+    lines = [" ".join(line.split()) for line in text.splitlines()]
+    first = "| A, 4 of each, 128 B, 10 in flight | 1 ms, 2 ms, 3 ms | 1e+03 | 50% |"
+    assert f"{first} 1.5 ms, 3 ms, 4.5 ms | 1e+03 | 50% | - | - | - |" in lines
+    assert {"| A, 128 B | 1.50 | - |", "| A, 128 kB | - | 10.00 |", "| B, 128 B | 2.00 | - |"} <= set(lines)
+    assert "| 128 B, 4 to 8, shared memory | 300 us | 300 us | 30 us | 10% |" in lines
+    assert "Each message was acknowledged once." in lines and "- TCP: lost" in lines
+    assert not any(line.startswith("| B") and "objects" in line for line in lines)
+    shm[0]["right"] = False
+    left_out = topologies.section({**run, "missing": "no rights"})
+    assert "left out: no rights" in left_out and "came twice: A, 4 of each, 128 B" in left_out
+
+
+def test_topologies_vary_what_the_research_varies() -> None:
+    full = topologies.SETTINGS["full"]
+    given = list(topologies.points(full, None))
+    assert len(given) == len(set(given)) and {(one.topology, one.stages) for one in given} == {("A", 7), ("B", 1)}
+    deep = {(one.sources, one.size, one.pending) for one in given if one.topology == "A"}
+    assert {(2, 16_000, 10), (8, 128, 10), (8, 128_000, 100)} <= deep and (8, 16_000, 10) not in deep
+    assert all(one.sources == one.tasks for one in given if one.topology == "A")
+    chosen = list(topologies.points(full, ["A-2-128-", "pickle"]))
+    assert [(one.topology, one.size, one.kind) for one in chosen] == [
+        ("A", 128, "arrays"),
+        ("B", 128, "objects"),
+        ("B", 128_000, "objects"),
+    ]
 
 
 def test_checkpoints_are_judged_by_what_ran_together() -> None:
