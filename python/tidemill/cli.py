@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+import os
+import signal
 import sys
 
 from tidemill._tidemill import launch_main
@@ -31,5 +33,10 @@ def main(argv: list[str] | None = None) -> int:
     words = sys.argv[1:] if argv is None else argv
     if words and words[0] in _NO_JOBS and _JOB_OPTIONS.get(words[0]) not in words:
         app = importlib.import_module(f"tidemill.apps.{words[0]}")
-        return int(app.main(words[1:]))
+        try:
+            return int(app.main(words[1:]))
+        except BrokenPipeError:
+            # Whoever read it (`| head`) has seen enough. The interpreter must not fail to flush the rest, either.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+            return 128 + signal.SIGPIPE
     return launch_main(["tidemill", *words], sys.executable)
