@@ -124,7 +124,9 @@ class Acknowledged:
     def __call__(self, rows: tm.Table) -> None:
         times_ms, newest = [], {}
         columns = rows.to_dict()
-        for name, seen, sum_ms in zip(*(columns[key] for key in ("name", "seen", "sum_ms")), strict=True):
+        of_rows = (columns[name] for name in ("campaign", "start", "seen", "sum_ms"))
+        for campaign, start_ms, seen, sum_ms in zip(*of_rows, strict=True):
+            name = f"{campaign}:{start_ms}"
             before, sum_before_ms = self.known.get(name, (0, 0))
             if seen == before:  # a window that has ended, whose count has been written
                 continue
@@ -188,7 +190,7 @@ def main() -> None:
         window = tm.stream.window(tm.stream.tumbling(WINDOW_S), on="event_time", emit_early_rows=1)
         timed = views.with_columns(time_ms=tm.col("event_time").cast("int64"))
         seen = timed.group_by("campaign", window).agg(seen=tm.count(), sum_ms=tm.sum("time_ms"))
-        rows = seen.select("seen", "sum_ms", name=tm.col("campaign") + ":" + start.cast("str"))
+        rows = seen.select("campaign", "seen", "sum_ms", start=start)
         sink: Any = Acknowledged(client, prefix)
     else:
         window = tm.stream.window(tm.stream.tumbling(WINDOW_S), on="event_time")
