@@ -28,7 +28,7 @@ SCHEMA = {"ad_id": "str", "event_type": "str", "event_time": "timestamp[ms]"}
 ARROW = pa.schema({"ad_id": pa.string(), "event_type": pa.string(), "event_time": pa.int64()})
 SPLITS = ("0", "1")  # of a paced stream, each read by a thread of its own
 BATCH = 8192  # events that come together at most, once the job is behind
-AHEAD_S = 0.5  # from the start of a paced job until the first event is due
+AHEAD_S = 1.0  # from the start of a paced job until the first event is due
 PARTS = (50, 90, 99, 99.9)
 
 
