@@ -76,7 +76,7 @@ def nexmark_section(nexmark: dict[str, Any]) -> str:
 
 
 # --- Yahoo -----------------------------------------------------------------------------------------------------------
-WAYS = {"table": "in a table", "query": "a query per view"}
+WAYS = {"table": "in a table", "query": "a query per view", "checkpoints": "in a table, checkpoints"}
 
 
 def yahoo_section(yahoo: dict[str, Any]) -> str:
@@ -152,7 +152,7 @@ def yahoo_paced(yahoo: dict[str, Any]) -> list[str]:
         "",
         f"At a set rate for {yahoo['paced_s']} s, of which the first tenth is not counted: from when an event was due, ready for it or not, until Redis had answered that",
         "the count which holds it is set. *Queries* and *writes*: how long of this a view's batch waited for Redis's answers. *Redis*: the share of a core that it",
-        "took itself. A rate that is too high for the system shows as times of seconds. Flink was not measured so.",
+        "took itself. *Checkpoints*: one every second, else none. A rate that is too high for the system shows as times of seconds. Flink was not measured so.",
         "",
         table([*header, "Redis"], rows),
         "",

@@ -11,7 +11,7 @@ are each in the order of their times. It reads ads and their campaigns from the 
 which the field `seen` is the number of views, and prints {"elapsed_s"}: the time from the first event until the last hash is written, with
 a checkpoint every second. Every hash is read and compared.
 
-Tidemill alone runs two more ways, of which each can be had without the other. With `--query` it keeps no campaigns: each view asks Redis for
+Tidemill alone, which makes checkpoints if told `--checkpoints`, runs two more ways, of which each can be had without the other. With `--query` it keeps no campaigns: each view asks Redis for
 the field `campaign` of the hash PREFIXad:AD, which the server's own count of its commands must confirm. With `--paced` each event comes when
 it is due by its time, and it prints also {"views", "latency_s", "write_s"} and, with queries, {"lookup_s"}: percentiles over views of
 
@@ -72,18 +72,25 @@ SETTINGS = {
     "quick": Setting(1_000_000, 10_000, 2, (10_000, 30_000), 5),
     "tiny": Setting(20_000, 1000, 1, (1000,), 1),
 }
-#: Where a view's campaign comes from, and what the worker is told.
-CAMPAIGNS_FROM = {"table": [], "query": ["--query"]}
+#: Where a view's campaign comes from, and what the worker is told; paced and as fast as it goes.
+CHECKPOINTS = "--checkpoints"
+WAYS = {"table": [CHECKPOINTS], "query": ["--query", CHECKPOINTS]}
+PACED_WAYS = {"table": ["--paced"], "query": ["--paced", "--query"], "checkpoints": ["--paced", CHECKPOINTS]}
 
 
 def tidemill(workers: int, threads: int) -> Callable[[list[str]], Launch]:
     return lambda given: OURS.launch(workers, "shm", [str(WORKER), *given], ["--threads", str(threads)])
 
 
+def flink(given: list[str]) -> Launch:
+    """It always makes checkpoints."""
+    return flink_java("YahooFlink", [one for one in given if one != CHECKPOINTS], [f"{JEDIS}/*"])
+
+
 SYSTEMS: dict[str, Callable[[list[str]], Launch]] = {
     "tidemill-2x1": tidemill(2, 1),
     "tidemill-1x2": tidemill(1, 2),
-    "flink": lambda given: flink_java("YahooFlink", given, [f"{JEDIS}/*"]),
+    "flink": flink,
 }
 
 
@@ -194,17 +201,19 @@ def measure(
     rounds: int | None,
     say: Callable[[str], None],
 ) -> dict[str, Any]:
-    """Runs setting `name`, or those of its `cases` named by a part of table, query, paced-table-10000 and so on; the raw results."""
+    """Runs setting `name`, or those of its `cases` named by a part of table, query, paced-table-10000 and such; the raw results."""
     setting = SETTINGS[name]
     rounds = rounds or setting.rounds
     running = present(name, systems, SYSTEMS, missing, lambda line: say(f"yahoo: {line}"))
     found: dict[str, list[dict[str, Any]]] = {"cases": [], "paced": []}
-    for pace, way in itertools.product((0, *setting.paces), CAMPAIGNS_FROM):
+    ways = [(0, way) for way in WAYS] + list(itertools.product(setting.paces, PACED_WAYS))
+    for pace, way in ways:
         case = f"paced-{way}-{pace}" if pace else way
         able = [system for system in running if system.startswith("tidemill") or case == "table"]
         if able and (not cases or any(part in case for part in cases)):
             of = replace(setting, events=pace * setting.paced_s, per_second=pace) if pace else setting
-            values, failures = measure_case(case, way, of, able, rounds, say)
+            options = (PACED_WAYS if pace else WAYS)[way]
+            values, failures = measure_case(case, options, of, able, rounds, say)
             given = {"campaigns": way, "per_second": pace, "elapsed_s": {}, **values, "failures": failures}
             found["paced" if pace else "cases"].append(given)
     say(f"yahoo: {rounds} rounds")
@@ -213,16 +222,20 @@ def measure(
 
 
 def measure_case(
-    case: str, way: str, setting: Setting, systems: Sequence[str], rounds: int, say: Callable[[str], None]
+    case: str,
+    options: Sequence[str],
+    setting: Setting,
+    systems: Sequence[str],
+    rounds: int,
+    say: Callable[[str], None],
 ) -> tuple[dict[str, dict[str, list[Any]]], dict[str, str]]:
     """What each system's program prints of these events, each round, and what Redis took of it; and failures."""
-    paced = ["--paced"] if case.startswith("paced") else []
     with tempfile.TemporaryDirectory(prefix="yahoo-") as made:
         (Path(made) / "events").mkdir()
         files, right = write_events(Path(made) / "events", setting)
 
         def turn(system: str, _: int) -> dict[str, Any]:
-            return run(system, [*CAMPAIGNS_FROM[way], *paced], Path(made), files, right)
+            return run(system, options, Path(made), files, right)
 
         return in_turn(systems, rounds, turn, say, f"yahoo, {case}")
 

@@ -1,9 +1,10 @@
 """The Yahoo benchmark with Tidemill: JSON, joined with a table that is in Redis or asked for view by view, counted in windows, into Redis.
 
-    yahoo_worker.py [--query] [--paced] PORT PREFIX FOLDER FILE...
+    yahoo_worker.py [--query] [--paced] [--checkpoints] PORT PREFIX FOLDER FILE...
 
 With ``--query`` each view asks Redis for its campaign, and nothing is kept. With ``--paced`` events are not read as fast as they go, but each
-comes when it is due: that is by its time, counted from the first one's, on a clock of the whole host. What is printed: see `yahoo.py`.
+comes when it is due: that is by its time, counted from the first one's, on a clock of the whole host. With
+``--checkpoints`` there is one every second. What is printed: see `yahoo.py`.
 """
 
 from __future__ import annotations
@@ -166,6 +167,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--query", action="store_true")
     parser.add_argument("--paced", action="store_true")
+    parser.add_argument("--checkpoints", action="store_true")
     parser.add_argument("port", type=int)
     parser.add_argument("prefix")
     parser.add_argument("folder", type=Path)
@@ -203,10 +205,11 @@ def main() -> None:
     # Threads, and connections between the workers, are there before.
     tm.stream.from_generator(0, rows=10).write_stream(lambda rows: None)
     job.comm.barrier()
+    checkpoint = tm.stream.Checkpoint(given.folder / "counts", interval="1s") if given.checkpoints else None
     if given.paced:
         schedule.start_ns = job.comm.bcast(time.monotonic_ns() + round(AHEAD_S * 1e9))
     begin = time.perf_counter()
-    rows.write_stream(sink, name="yahoo", checkpoint=tm.stream.Checkpoint(given.folder / "counts", interval="1s"))
+    rows.write_stream(sink, name="yahoo", checkpoint=checkpoint)
     elapsed_s = time.perf_counter() - begin
     late = sink.latencies_ns(schedule) if given.paced else (0, np.empty(0, np.int64))
     writes_ns = sink.waits.by_view_ns() if given.paced else np.empty(0, np.int64)

@@ -369,7 +369,7 @@ def test_tiny_run_counts_views_both_ways(tiny: Path) -> None:
     path = next(tiny.glob("tiny-*.json"))
     found = json.loads(path.read_text())["yahoo"]
     assert [case["campaigns"] for case in found["cases"]] == ["table", "query"]
-    assert [case["campaigns"] for case in found["paced"]] == ["table", "query"]
+    assert [case["campaigns"] for case in found["paced"]] == ["table", "query", "checkpoints"]
     for case in (*found["cases"], *found["paced"]):
         assert case["failures"] == {} and set(case["elapsed_s"]) == {"tidemill-2x1", "tidemill-1x2"}
         assert all((one["queries"] > 0) == (case["campaigns"] == "query") for (one,) in case["redis"].values())
