@@ -118,7 +118,7 @@ def arguments(argv: list[str]) -> argparse.Namespace:
     parser.add_argument(
         "--cases",
         type=names,
-        help="cases of k-means and DataSets by a part of their name, such as k1000-float32,x100-,join; of MDS such as 5000,annealing,large; queries, such as q0,q5; areas of scaling, such as kmeans,stream; of the viewer market, or numbers of points; of rounds such as reduce-4,-131072; of loops kmeans,mds; of broadcast such as binary,60-10000; of topologies such as A-2-128,pickle",
+        help="cases of k-means and DataSets by a part of their name, such as k1000-float32,x100-,join; of MDS such as 5000,annealing,large; queries, such as q0,q5; areas of scaling, such as kmeans,stream; of the viewer market, or numbers of points; of rounds such as reduce-4,-131072; of loops kmeans,mds; of Yahoo such as query,paced-table-10000; of broadcast such as binary,60-10000; of topologies such as A-2-128,pickle",
     )
     parser.add_argument("--rows", type=int, help="rows of the cases of window functions (DataSets)")
     parser.add_argument("--rounds", type=int, help="rounds, of which the median is taken")
@@ -189,7 +189,9 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     if options.only in (None, "nexmark"):
         results["nexmark"] = nexmark.measure(options.setting, options.systems, options.cases, options.rounds, say)
     if options.only in (None, "yahoo"):
-        results["yahoo"] = yahoo.measure(options.setting, options.systems, options.rounds, say)
+        # Without `--only` the cases are those of others.
+        cases = options.cases if options.only else None
+        results["yahoo"] = yahoo.measure(options.setting, options.systems, cases, options.rounds, say)
     if options.only in (None, "state"):
         results["state"] = state.measure(options.setting, options.systems, options.cases, options.rounds, say)
     if options.only in (None, "splits"):
@@ -277,6 +279,7 @@ def any_measured(results: dict[str, Any]) -> bool:
     exchanges += [case["round_s"] for case in results.get("rounds", {}).get("cases", [])]
     window_cases = [case["event_s"] for case in results.get("windows", {}).get("cases", [])]
     streams = [case["elapsed_s"] for name in ("nexmark", "yahoo") for case in results.get(name, {}).get("cases", [])]
+    streams += [case["elapsed_s"] for case in results.get("yahoo", {}).get("paced", [])]
     streams += [case["found"] for case in results.get("state", {}).get("cases", [])]
     if any(any(results.get(name, {}).get("cases", {}).values()) for name in ("broadcast", "topologies")):
         return True

@@ -380,10 +380,20 @@ def test_tiny_run_answers_nexmark_both_ways(tiny: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.skipif(not shutil.which("redis-server"), reason="no Redis to test with")
 def test_tiny_run_counts_views_both_ways(tiny: Path) -> None:
-    """A wrong count would be in `failures`."""
-    results = json.loads(next(tiny.glob("tiny-*.json")).read_text())
-    (case,) = results["yahoo"]["cases"]
-    assert case["failures"] == {} and set(case["elapsed_s"]) == {"tidemill-2x1", "tidemill-1x2"}
+    """A wrong count would be in `failures`, and so a view that did not ask Redis, or whose count was not set."""
+    path = next(tiny.glob("tiny-*.json"))
+    found = json.loads(path.read_text())["yahoo"]
+    assert [case["campaigns"] for case in found["cases"]] == ["table", "query"]
+    assert [case["campaigns"] for case in found["paced"]] == ["table", "query", "checkpoints"]
+    for case in (*found["cases"], *found["paced"]):
+        assert case["failures"] == {} and set(case["elapsed_s"]) == {"tidemill-2x1", "tidemill-1x2"}
+        assert all((one["queries"] > 0) == (case["campaigns"] == "query") for (one,) in case["redis"].values())
+    for case in found["paced"]:
+        for name, (times,) in case["latency_s"].items():
+            assert 0 < times["p50"] <= times["p90"] <= times["p99"] <= times["p99.9"] <= times["max"]
+            # A view's wait for Redis is a part of its latency.
+            assert all(case[part][name][0]["p50"] < times["max"] for part in ("lookup_s", "write_s") if part in case)
+    assert "a query per view, 1,000/s, tidemill-2x1" in path.with_suffix(".md").read_text()
 
 
 @pytest.mark.slow
@@ -566,7 +576,7 @@ def test_nexmark_is_judged_by_rates_and_a_different_answer_is_told() -> None:
 
 def test_yahoo_counts_what_is_in_its_files(tmp_path: Path) -> None:
     """The right answer comes from numbers, the systems' from lines."""
-    setting = yahoo.Setting(events=3000, per_second=100, rounds=1)
+    setting = dataclasses.replace(yahoo.SETTINGS["tiny"], events=3000, per_second=100)
     files, right = yahoo.write_events(tmp_path, setting)
     found: Counter[str] = Counter()
     for file in files:
@@ -585,6 +595,28 @@ def test_yahoo_is_judged_by_rates() -> None:
     text = report_streams.yahoo_section({"rounds": 3, "events": 4_000_000, "per_second": 10, "cases": [case]})
     lines = [" ".join(line.split()) for line in text.splitlines()]
     assert "| tidemill-2x1 | 2 M | ±50% | 2 |" in lines and "- tidemill-1x2: lost" in lines
+    assert "Latency" not in text and "Flink was not measured" not in text
+
+
+def test_yahoo_tells_the_time_of_redis_apart() -> None:
+    """Percentiles are medians over rounds; what was not asked for or did not run has none."""
+
+    def times(scale: float) -> dict[str, float]:
+        return {"p50": 0.001 * scale, "p90": 0.002 * scale, "p99": 0.003 * scale, "p99.9": 0.004 * scale, "max": 0.5}
+
+    own = [{"queries": 1000, "query_us": 0.25, "core": 0.125, "plain_per_s": 2e6}] * 3
+    ours = "tidemill-2x1"
+    asked = {"campaigns": "query", "elapsed_s": {ours: [1.0, 2.0, 4.0]}, "redis": {ours: own}, "failures": {}}
+    paced = {"latency_s": {ours: [times(1), times(9), times(2)]}, "write_s": {ours: [times(0.1)] * 3}}
+    run = {"rounds": 3, "events": 3_000_000, "per_second": 10, "paced_s": 5}
+    paces = [{**asked, **paced, "campaigns": "table", "per_second": 10_000, "failures": {"tidemill-1x2": "late"}}]
+    text = report_streams.yahoo_section({**run, "cases": [asked], "paced": paces})
+    lines = [" ".join(line.split()) for line in text.splitlines()]
+    assert "| tidemill-2x1 | 1.5 M | ±75% | - |" in lines
+    assert any(line.startswith("- tidemill-2x1: 500 queries/s. Redis itself: 0.25 us in each, 12%") for line in lines)
+    latency = "| in a table, 10,000/s, tidemill-2x1 | 2 ms | 4 ms | 6 ms | 8 ms | 500 ms | - | 100 us, 300 us | 12% |"
+    assert latency in lines and "- tidemill-1x2 paced, in a table, 10,000/s: late" in lines
+    assert report_streams.sections({"yahoo": {**run, "cases": [], "paced": paces}})
 
 
 def test_broadcasts_are_compared_with_serial_sending(tmp_path: Path) -> None:
