@@ -315,9 +315,9 @@ impl Output {
     ///
     /// Rows keep their order; where a batch ends means nothing. Of small batches that a copy sends before it waits for
     /// anything (an input, credit, a timer), the first leaves at once, the others together, and arrive as one, when it
-    /// waits, ends or [flushes](Output::flush). Rows that a partitioner distributes one by one are collected until there
-    /// are enough for all copies, however long that takes: who waits for an answer to them flushes. Who blocks its
-    /// thread uses [`Output::send_blocking`], which keeps nothing back.
+    /// waits, ends or [flushes](Output::flush). Rows that a partitioner distributes one by one are collected until
+    /// there are enough for all copies, however long that takes: who waits for an answer to them flushes. Who blocks
+    /// its thread uses [`Output::send_blocking`], which keeps nothing back.
     ///
     /// # Errors
     /// When the batch is not of the declared schema, or the exchange refuses it; `Cancelled`.
