@@ -9,22 +9,12 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use arrow::array::*;
 use arrow::datatypes::{ArrowPrimitiveType, DataType, Float64Type, Int64Type, SchemaRef};
-use common::{Data, run_graph, schema, sink, source, tight};
+use common::{Data, OVERLAYS, run_graph, schema, sink, source, tight};
 use proptest::prelude::*;
 use tidemill_dataflow::exchange::*;
 use tidemill_dataflow::memory::MemorySettings;
-use tidemill_dataflow::{Overlay, RunReport, RunnerSettings, Shape, StreamElement, TaskSpec};
+use tidemill_dataflow::{RunReport, RunnerSettings, StreamElement, TaskSpec};
 use tokio::sync::Notify;
-
-const OVERLAYS: [Overlay; 7] = [
-    Overlay::Serial,
-    Overlay::Flat,
-    Overlay::Binary,
-    Overlay::Binomial,
-    Overlay::Chain,
-    Overlay::Ring,
-    Overlay::Levels { hosts: Shape::Flat, workers: Shape::Binary },
-];
 
 type Row = (Option<i64>, i64, f64);
 

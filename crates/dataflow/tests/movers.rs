@@ -11,21 +11,11 @@ use std::time::Duration;
 use arrow::array::*;
 use arrow::compute::cast;
 use arrow::datatypes::{DataType, Field, Int32Type, Int64Type, SchemaRef};
-use common::{Data, all_rows, rows, run_graph, schema, sink, sorted_rows, source, tight};
+use common::{Data, OVERLAYS, all_rows, rows, run_graph, schema, sink, sorted_rows, source, tight};
 use proptest::prelude::*;
 use tidemill_dataflow::exchange::{Broadcast, Direct, Exchange, Gather, Partition};
 use tidemill_dataflow::keys::KeyHasher;
-use tidemill_dataflow::{Overlay, RouteMap, Shape, StreamElement, TaskSpec};
-
-const OVERLAYS: [Overlay; 7] = [
-    Overlay::Serial,
-    Overlay::Flat,
-    Overlay::Binary,
-    Overlay::Binomial,
-    Overlay::Chain,
-    Overlay::Ring,
-    Overlay::Levels { hosts: Shape::Flat, workers: Shape::Binary },
-];
+use tidemill_dataflow::{RouteMap, StreamElement, TaskSpec};
 
 /// A batch of every kind of column: numbers with NaN, strings, views, dictionaries, nested; with nulls everywhere.
 fn mixed(seed: u64, count: usize) -> RecordBatch {

@@ -11,7 +11,20 @@ use arrow::array::RecordBatch;
 use arrow::datatypes::{DataType, Field, Schema, SchemaRef};
 use arrow::row::{RowConverter, SortField};
 use tidemill_collective::{Communicator, run_ranks};
-use tidemill_dataflow::{DataflowError, Graph, RunReport, Runner, RunnerSettings, StreamElement, TaskSpec};
+use tidemill_dataflow::{
+    DataflowError, Graph, Overlay, RunReport, Runner, RunnerSettings, Shape, StreamElement, TaskSpec,
+};
+
+/// One of each kind.
+pub const OVERLAYS: [Overlay; 7] = [
+    Overlay::Serial,
+    Overlay::Flat,
+    Overlay::Binary,
+    Overlay::Binomial,
+    Overlay::Chain,
+    Overlay::Ring,
+    Overlay::Levels { hosts: Shape::Flat, workers: Shape::Binary },
+];
 
 pub fn schema(fields: &[(&str, DataType)]) -> SchemaRef {
     let fields: Vec<Field> = fields.iter().map(|(name, t)| Field::new(*name, t.clone(), true)).collect();
