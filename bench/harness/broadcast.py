@@ -8,16 +8,14 @@ The set-up is that of the research on overlays in Storm: 8 hosts of 4 workers; t
 
 from __future__ import annotations
 
-import json
 import os
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from .once import run_points
-from .systems import BENCH, SINGLE_THREADED, Launch
+from .once import points_job, run_points
+from .systems import BENCH
 from .tables import duration, size_name, table
 
 WORKER = str(BENCH / "harness" / "broadcast_worker.py")
@@ -121,12 +119,7 @@ def run(
 ) -> tuple[list[dict[str, Any]], str | None]:
     """What the workers found at each point, in order, and why they went no further."""
     workers = str(setting.hosts * setting.workers)
-    job = [sys.executable, "-m", "tidemill", "run", "--on", cluster, "-n", workers, "--no-prefix"]
-    # Heartbeats wait behind what fills a link for seconds.
-    env = {**SINGLE_THREADED, "TIDEMILL_FAILURE_TIMEOUT": "120"} | (
-        {"TIDEMILL_TRANSPORT": "tcp"} if transport == "tcp" else {}
-    )
-    command = Launch([*job, sys.executable, WORKER, json.dumps([asdict(point) for point in given])], env)
+    command = points_job(WORKER, ["--on", cluster, "-n", workers], transport == "tcp", given)
 
     def heard(case: dict[str, Any], number: int) -> None:
         say(f"broadcast, {TRANSPORTS[transport]}: {number} of {len(given)}, {title(case)}")

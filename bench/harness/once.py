@@ -8,13 +8,15 @@ import os
 import re
 import signal
 import subprocess
+import sys
 from collections import deque
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict
+from typing import IO, Any
 
 from .comm import SystemFailed, rotated
 from .memory import Watch
-from .systems import Launch
+from .systems import SINGLE_THREADED, Launch
 
 
 def run_once(command: Launch, key: str, timeout_s: float) -> dict[str, Any]:
@@ -36,19 +38,31 @@ def run_once(command: Launch, key: str, timeout_s: float) -> dict[str, Any]:
     raise SystemFailed(" | ".join(output.strip().splitlines()[-3:]) or f"exit code {process.returncode}, no output")
 
 
+@contextlib.contextmanager
+def watched(command: Launch, timeout_s: float) -> Iterator[tuple[subprocess.Popen[str], IO[str], Watch]]:
+    """Starts one process group, whose end is the end of the block; the process, what it prints, and the watch on its memory and its time."""
+    process = command.start()
+    assert process.stdout is not None
+    watch = Watch(process.pid, timeout_s)
+    watch.start()
+    try:
+        yield process, process.stdout, watch
+    finally:
+        watch.stop()
+        if process.poll() is None:
+            watch.kill()
+            process.wait()
+
+
 def run_watched(command: Launch, timeout_s: float) -> dict[str, Any]:
     """As `run_once`, with the memory of all its processes from its line {"ready": ...} to that of `query_s`, or to its end.
 
     Returns what the JSON objects that it printed hold together, and `peak_mib` and `own_mib`.
     """
-    process = command.start()
-    assert process.stdout is not None
-    watch = Watch(process.pid, timeout_s)
-    watch.start()
     found: dict[str, Any] = {}
     said: deque[str] = deque(maxlen=500)
-    try:
-        for line in process.stdout:
+    with watched(command, timeout_s) as (process, output, watch):
+        for line in output:
             said.append(line.strip())
             place = line.find('{"')  # Tidemill puts the rank in front
             if place < 0:
@@ -61,16 +75,20 @@ def run_watched(command: Launch, timeout_s: float) -> dict[str, Any]:
                 watch.look()
                 found.update(peak_mib=watch.peak_kib >> 10, own_mib=watch.own_kib >> 10)
         code = process.wait()
-    finally:
-        watch.stop()
-        if process.poll() is None:
-            watch.kill()
-            process.wait()
     if watch.killed_because:
         raise SystemFailed(watch.killed_because)
     if code != 0 or "query_s" not in found:
         raise SystemFailed(complaint(list(said)) or f"exit code {code}, no output")
     return found
+
+
+def points_job(worker: str, options: Sequence[str], tcp: bool, points: Sequence[Any]) -> Launch:
+    """The job of program `worker` under these options of `tidemill run`, which is told `points`, dataclasses, as JSON."""
+    job = [sys.executable, "-m", "tidemill", "run", *options, "--no-prefix"]
+    # Heartbeats wait behind what fills a link for seconds.
+    env = {**SINGLE_THREADED, "TIDEMILL_FAILURE_TIMEOUT": "120"}
+    env |= {"TIDEMILL_TRANSPORT": "tcp"} if tcp else {}
+    return Launch([*job, sys.executable, worker, json.dumps([asdict(point) for point in points])], env)
 
 
 def run_points(
@@ -80,25 +98,16 @@ def run_points(
 
     `heard` is called with each of them, and the number so far, as they come.
     """
-    process = command.start()
-    assert process.stdout is not None
-    watch = Watch(process.pid, timeout_s)
-    watch.start()
     results: list[dict[str, Any]] = []
     said: deque[str] = deque(maxlen=5)
-    try:
-        for line in process.stdout:
+    with watched(command, timeout_s) as (process, output, watch):
+        for line in output:
             if line.startswith(f'{{"{key}"'):
                 results.append(json.loads(line))
                 heard(results[-1], len(results))
             else:
                 said.append(line.strip())
         code = process.wait()
-    finally:
-        watch.stop()
-        if process.poll() is None:
-            watch.kill()
-            process.wait()
     if len(results) == points and code == 0:
         return results, None
     return results, watch.killed_because or " | ".join(said) or f"exit code {code}, no output"

@@ -9,17 +9,15 @@ The set-up is that of the research on InfiniBand and Omni-Path in Heron, without
 
 from __future__ import annotations
 
-import json
 import os
 import statistics
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from .broadcast import BANDWIDTH, bytes_name
-from .once import run_points
-from .systems import BENCH, SINGLE_THREADED, Launch
+from .once import points_job, run_points
+from .systems import BENCH
 from .tables import duration, table
 
 WORKER = str(BENCH / "harness" / "topologies_worker.py")
@@ -129,11 +127,7 @@ def run(
     transport: str, options: Sequence[str], setting: Setting, given: Sequence[Point], say: Callable[[str], None]
 ) -> tuple[list[dict[str, Any]], str | None]:
     """What the workers found at each point, in order, and why they went no further."""
-    job = [sys.executable, "-m", "tidemill", "run", *options, "-n", str(setting.workers), "--no-prefix"]
-    # Heartbeats wait behind what fills a link for seconds.
-    env = {**SINGLE_THREADED, "TIDEMILL_FAILURE_TIMEOUT": "120"}
-    env |= {} if transport == "shm" else {"TIDEMILL_TRANSPORT": "tcp"}
-    command = Launch([*job, sys.executable, WORKER, json.dumps([asdict(point) for point in given])], env)
+    command = points_job(WORKER, [*options, "-n", str(setting.workers)], transport != "shm", given)
 
     def heard(case: dict[str, Any], number: int) -> None:
         what = f"{label(case)}: {duration(case['p50_s'])}, {case['rate']:.3g}/s"
