@@ -5,7 +5,7 @@
 POINTS is a JSON list of objects with `overlay`, `tasks`, `size` (bytes), `singles`, `single_s`, `many`; all of them are run in turn by the same
 workers. Source and sink are on worker 0, so one clock times both. Rank 0 prints a JSON object for each point.
 
-Tasks are spread over hosts first, then over the workers of each. A task answers with eight bytes, so that the way back is no limit.
+Tasks are spread over hosts first, then over the workers of each. A task answers with eight bytes, so that answers do not limit the rate.
 """
 
 from __future__ import annotations

@@ -129,8 +129,8 @@ def gather(to: int = 0, *, along: str | None = None, rounds: str | None = None) 
     to : int, default=0
         Number of the receiving copy.
     along : str, optional
-        As in `broadcast`, except ``"copies"``: send along a tree of workers, hosts first, which combines small messages: use it for little data from many
-        workers on many hosts. By default every copy sends to `to` directly.
+        As in `broadcast`, except ``"copies"``: a tree of workers, hosts first, on which small messages are combined. Use
+        it for little data from many workers on many hosts. By default every copy sends to `to` directly.
     rounds : {"strict", "partial"}, optional
         As in `broadcast`; not with `along`.
     """
