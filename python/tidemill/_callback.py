@@ -6,6 +6,7 @@ would not join it.
 
 from __future__ import annotations
 
+import atexit
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -13,8 +14,12 @@ from typing import Any
 
 from tidemill._errors import TidemillError
 from tidemill._job import init
+from tidemill._tidemill import end_calls
 
 __all__ = ["check_outside", "enter_task", "is_task", "lifted", "run_in_callback"]
+
+# Threads of a run call Python; none may be doing so when the interpreter ends.
+atexit.register(end_calls)
 
 _thread = threading.local()
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import copy
 import functools
 import textwrap
@@ -26,7 +25,7 @@ from tidemill._tables.rows import (
     take_result,
 )
 from tidemill._tables.table import Table
-from tidemill._tidemill import NativeTable, end_calls
+from tidemill._tidemill import NativeTable
 
 if TYPE_CHECKING:
     from tidemill._streaming.process import Function
@@ -44,9 +43,6 @@ __all__ = [
     "map_tables",
     "reduce_rows",
 ]
-
-# Query threads call functions of the program; none may be doing so when the interpreter ends.
-atexit.register(end_calls)
 
 #: Returns tables for a table; the second argument, if present, is a table without rows that has the columns found at
 #: first.
