@@ -63,9 +63,10 @@ pub enum WireKind {
     Saved,
     /// Worker 0 has made the checkpoint of epoch `rows` durable.
     Durable,
-    /// A task of the sender failed: the body is a fault.
+    /// A task has failed, here or elsewhere: give up, and pass this on.
     Abort,
-    /// The sender's last frame in the run. A body is the fault that began there.
+    /// Round `rows` of the end of the run: the sender's part is over, and those of all it has heard of in rounds before.
+    /// A body is the first fault among them, and whose it is.
     Finish,
     /// A frame of `rows` bytes lies at `seq` of the memory that the sender lends.
     Lent,
@@ -98,7 +99,7 @@ const KINDS: [WireKind; 17] = [
 pub struct WireHeader {
     /// What the frame is.
     pub kind: WireKind,
-    /// Which run of the graph runner; a frame of another is a bug or a stranger.
+    /// Which run of the graph runner; one of an earlier run is late, one of a later run a bug or a stranger.
     pub run: u32,
     /// The edge, by its number in the flow.
     pub edge: u32,

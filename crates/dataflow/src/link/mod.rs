@@ -43,7 +43,7 @@ pub(crate) struct Links {
     endpoint: Endpoint,
     context: u32,
     peers: Vec<WorkerLink>,
-    /// Credit to be given back by the next pump; `None` when this worker has sent its last frames.
+    /// Credit to be given back by the next pump; `None` when this worker's part is over.
     credits: Mutex<Option<Vec<(u32, WireHeader)>>>,
     /// Something waits for a pump: credits, frames of failures, forwards.
     dirty: AtomicBool,
@@ -62,8 +62,8 @@ struct WorkerLink {
 #[derive(Default)]
 struct SendQueue {
     waiting: VecDeque<OutgoingFrames>,
-    /// This worker's last frame is in it, or has left. One behind it would meet the next run, and fail it: a function
-    /// that a run has given up may go on, and send.
+    /// This worker's part of the run is over. What came behind it would meet the next run: a function that a run has
+    /// given up may go on, and send.
     closed: bool,
 }
 
@@ -225,21 +225,23 @@ impl Links {
         }
     }
 
-    /// Queues this worker's last frames of the run; nothing more goes. Credit that is still owed stays: every stream
-    /// into this worker has ended.
-    pub(crate) fn finish(&self, frame: impl Fn() -> Frame) {
+    /// Lets nothing more go but what is queued already, and [`Links::enqueue_last`]. Credit that is still owed stays:
+    /// every stream into this worker has ended.
+    pub(crate) fn close(&self) {
         *self.credits.lock() = None;
-        for worker in self.others() {
-            let last = OutgoingFrames::new(frame().into_buffer());
-            let mut queue = self.peers[worker as usize].queue.lock();
-            queue.waiting.push_back(last);
-            queue.closed = true;
-        }
+        self.peers.iter().for_each(|peer| peer.queue.lock().closed = true);
+    }
+
+    /// Queues a frame about the end of the run for the next pump, also behind the last of what belongs to it. Locks no
+    /// engine.
+    pub(crate) fn enqueue_last(&self, worker: u32, frame: Frame) {
+        let last = OutgoingFrames::new(frame.into_buffer());
+        self.peers[worker as usize].queue.lock().waiting.push_back(last);
         self.mark_dirty();
     }
 
-    /// Whether this worker's last frames are queued, or have left.
-    pub(crate) fn is_finished(&self) -> bool {
+    /// Whether nothing more of this worker's part goes.
+    pub(crate) fn is_closed(&self) -> bool {
         self.credits.lock().is_none()
     }
 
@@ -254,7 +256,7 @@ impl Links {
 
     /// Something that was borrowed is to be returned. Locks no engine.
     fn queue_return(&self) {
-        if !self.is_finished() {
+        if !self.is_closed() {
             self.mark_dirty();
         }
     }
@@ -280,7 +282,7 @@ impl Links {
     /// Pushes what the links take.
     pub(crate) fn pump(self: &Arc<Self>, engine: &mut Engine) {
         if self.dirty.swap(false, Ordering::SeqCst) {
-            // Held meanwhile: nothing of it may come behind this worker's last frames.
+            // Held meanwhile: nothing of it may come behind the end of this worker's part.
             let mut credits = self.credits.lock();
             if let Some(credits) = credits.as_mut() {
                 let credits = credits.drain(..).map(|(worker, header)| (worker, Frame::header_only(&header)));
@@ -357,8 +359,7 @@ fn next_message(queue: &mut VecDeque<OutgoingFrames>) -> Option<OutgoingFrames> 
 mod tests {
     use super::*;
 
-    /// What a copy of a run that was given up still sends must not be a frame of an old run in the next one: that fails
-    /// it.
+    /// What a copy of a run that was given up still sends must not keep the run from ending, or meet the next one.
     #[test]
     fn nothing_follows_the_last_frame_of_a_run() {
         let endpoints = Endpoint::in_process(2).unwrap();
@@ -367,7 +368,8 @@ mod tests {
         let queued = || links.peers[0].queue.lock().waiting.len();
         links.enqueue(0, frame(WireKind::Saved));
         assert_eq!(queued(), 1);
-        links.finish(|| frame(WireKind::Finish));
+        links.close();
+        links.enqueue_last(0, frame(WireKind::Finish));
         links.enqueue(0, frame(WireKind::Saved));
         links.enqueue_newest(0, frame(WireKind::Status));
         links.forward(0, frame(WireKind::Batch).into_buffer(), None);

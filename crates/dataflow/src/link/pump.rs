@@ -17,10 +17,10 @@ pub(crate) trait FrameHandler: Send + Sync {
     fn frame(&self, from: u32, frame: ReceivedFrame, links: &Links);
     /// Bytes of worker `from` make no sense.
     fn damaged(&self, from: u32, reason: String);
-    /// Whether `worker` has sent its last frame of the run.
-    fn is_finished(&self, worker: u32) -> bool;
-    /// A worker left the job in the middle of the run.
-    fn left(&self, error: NetError);
+    /// Whether this worker's part of the run cannot end without hearing from `worker`.
+    fn awaits(&self, worker: u32) -> bool;
+    /// Such a worker has left the job.
+    fn left(&self, worker: u32, error: NetError);
 }
 
 /// A message on its way into our memory.
@@ -86,6 +86,12 @@ impl ReceivePump {
                                 self.inbox.damaged(worker as u32, reason);
                             }
                         }
+                        // From before that run ended: its sender was told of the end by others.
+                        Ok(frame) if frame.header.run < self.links.run => {
+                            if let Err(reason) = self.settle_late(worker as u32, &frame) {
+                                self.inbox.damaged(worker as u32, reason);
+                            }
+                        }
                         Ok(frame) => {
                             let reason = format!("a frame of run {} in run {}", frame.header.run, self.links.run);
                             self.inbox.damaged(worker as u32, reason);
@@ -113,11 +119,21 @@ impl ReceivePump {
         Ok(())
     }
 
+    /// Takes what a frame of an earlier run lends or returns; nothing else of it matters any more.
+    fn settle_late(&self, from: u32, frame: &ReceivedFrame) -> Result<(), String> {
+        let links = &self.links;
+        match frame.header.kind {
+            WireKind::Lent => links.loans.borrow(from, frame, Arc::downgrade(links)).map(drop),
+            WireKind::Returned => links.loans.take_back(from, frame),
+            _ => Ok(()),
+        }
+    }
+
     fn look_for_leavers(&self, engine: &mut Engine) {
-        for worker in self.links.others().filter(|&worker| !self.inbox.is_finished(worker)) {
+        for worker in self.links.others().filter(|&worker| self.inbox.awaits(worker)) {
             let pattern = MatchPattern { source: Some(self.links.rank(worker)), tag: Some(0), seq: 0 };
             if let Some(error) = engine.never(self.links.context, &pattern) {
-                self.inbox.left(error);
+                self.inbox.left(worker, error);
             }
         }
     }
@@ -134,6 +150,6 @@ impl EngineTask for ReceivePump {
     }
 
     fn waiting_for(&self, _engine: &Engine) -> Vec<Option<Rank>> {
-        self.links.others().filter(|&w| !self.inbox.is_finished(w)).map(|w| Some(self.links.rank(w))).collect()
+        self.links.others().filter(|&w| self.inbox.awaits(w)).map(|w| Some(self.links.rank(w))).collect()
     }
 }

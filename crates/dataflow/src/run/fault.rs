@@ -1,7 +1,12 @@
 //! What failed first, in a form that travels: every worker returns the same error.
 
+use tidemill_net::{NetError, Rank};
+
 use crate::error::DataflowError;
-use tidemill_net::Rank;
+
+/// The numbers of the copies of whoever left the job, and of whoever is done with the communicator.
+const LEFT: u32 = u32::MAX;
+const ENDED: u32 = u32::MAX - 1;
 
 /// A failure that began in a task copy, or beneath it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -14,6 +19,16 @@ pub(crate) struct RunFault {
 }
 
 impl RunFault {
+    /// Of a worker that the run still needs.
+    pub(crate) fn absent(error: &NetError) -> Option<Self> {
+        let (rank, copy) = match error {
+            NetError::PeerLeft { rank } => (rank.0, LEFT),
+            NetError::PeerEnded { rank, .. } => (rank.0, ENDED),
+            _ => return None,
+        };
+        Some(RunFault { rank, task: String::new(), copy, message: String::new() })
+    }
+
     pub(crate) fn encode(&self) -> Vec<u8> {
         let mut bytes = Vec::new();
         for word in [self.rank, self.copy, self.task.len() as u32] {
@@ -34,7 +49,12 @@ impl RunFault {
     }
 
     pub(crate) fn into_error(self) -> DataflowError {
-        DataflowError::Task { task: self.task, copy: self.copy, worker: Rank(self.rank), message: self.message }
+        let rank = Rank(self.rank);
+        match self.copy {
+            LEFT => NetError::PeerLeft { rank }.into(),
+            ENDED => NetError::PeerEnded { rank, call: super::CALL.into() }.into(),
+            copy => DataflowError::Task { task: self.task, copy, worker: rank, message: self.message },
+        }
     }
 }
 

@@ -1,10 +1,11 @@
 //! Running a graph: the runner makes the flow, starts this worker's copies, and moves bytes until all are done.
 //!
 //! The thread that calls [`Runner::run`] becomes the worker's I/O thread: it waits in the endpoint, which polls for a
-//! moment and then sleeps. Copies run on the runner's pool, or on their own threads. A run ends when every worker has
-//! sent its last frame to every other, so no data of one run is left on the links when the next one begins.
+//! moment and then sleeps. Copies run on the runner's pool, or on their own threads. A run ends when every worker knows
+//! that all others have sent their last frames ([`ending`]).
 
 mod copy_comms;
+mod ending;
 mod fault;
 mod lower;
 mod resume;
@@ -570,12 +571,16 @@ impl ActiveRun {
         self.threads.drain(..).for_each(|thread| drop(thread.join()));
         if state.cancel.is_raised() {
             self.links.discard_queued();
+            state.spread_abort();
         }
         state.edges().iter().for_each(|edge| edge.clear());
         done?;
-        state.send_finish();
         let links = Arc::clone(&self.links);
-        self.wait(look, || state.all_finished() && links.is_empty())?;
+        state.close();
+        // Whoever hears of the end goes on, and takes nothing more.
+        self.wait(look, || links.is_empty())?;
+        state.finish();
+        self.wait(look, || state.is_over() && links.is_empty())?;
         self.stop.store(true, Ordering::SeqCst);
         let pump = self.pump;
         self.endpoint.lock().note_moved();
@@ -637,12 +642,15 @@ impl Drop for ActiveRun {
     }
 }
 
-/// For stall reports of others: what this worker is doing.
+/// What this worker is doing, for those who ask.
+const CALL: &str = "a dataflow run";
+
+/// For stall reports of others.
 struct RunDescriber<'a>(&'a Links);
 
 impl CallDescriber for RunDescriber<'_> {
     fn describe(&self, text: &mut String) {
-        text.push_str("a dataflow run");
+        text.push_str(CALL);
     }
 
     fn waiting_for(&self, _engine: &Engine) -> Vec<Option<Rank>> {

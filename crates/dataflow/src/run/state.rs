@@ -12,6 +12,7 @@ use tidemill_batch::wire::{Frame, ReceivedFrame, WireHeader, WireKind};
 use tidemill_checkpoint::{BarrierControl, Rebalance};
 use tidemill_net::NetError;
 
+use super::ending::{Ending, ReportedFault, RoundMessage};
 use super::fault::RunFault;
 use crate::checkpoint::{CheckpointClient, CheckpointMade};
 use crate::error::DataflowError;
@@ -23,12 +24,16 @@ use crate::source_progress::{SourceReport, SourceTrackers, StallMonitor};
 use crate::task::CancelFlag;
 use crate::work::{StepWorks, WorkReport};
 
+/// In the header of a status: its worker says nothing more.
+const OVER: u64 = 1;
+
 /// See the module.
 pub(crate) struct RunState {
     pub links: Arc<Links>,
     pub cancel: Arc<CancelFlag>,
     copies_left: AtomicUsize,
-    faults: Mutex<FaultsByWorker>,
+    faults: Mutex<KnownFaults>,
+    ending: Mutex<Ending>,
     pub progress: RunProgress,
     checkpoints: Option<Arc<CheckpointClient>>,
 }
@@ -47,7 +52,9 @@ pub struct RunProgress {
     status: Mutex<Option<Vec<u8>>>,
     /// What others have said, and when that came; on worker 0.
     statuses: Mutex<BTreeMap<u32, (Vec<u8>, Instant)>>,
-    /// By worker: nothing more of it comes.
+    /// Whether this worker has said anything of itself.
+    has_status: AtomicBool,
+    /// By worker that has said something of itself: nothing more of it comes.
     over: Vec<AtomicBool>,
 }
 
@@ -77,6 +84,7 @@ impl RunProgress {
             works: Arc::default(),
             status: Mutex::default(),
             statuses: Mutex::default(),
+            has_status: AtomicBool::new(false),
             over: (0..workers).map(|_| AtomicBool::new(false)).collect(),
         }
     }
@@ -167,6 +175,7 @@ impl RunProgress {
     /// Tells worker 0 what this one says of itself. It travels between the rows; of what waits to be sent only the
     /// newest is.
     pub fn tell_status(&self, status: Vec<u8>) {
+        self.has_status.store(true, Ordering::Relaxed);
         *self.status.lock() = Some(status);
     }
 
@@ -184,23 +193,21 @@ impl RunProgress {
 }
 
 #[derive(Default)]
-struct FaultsByWorker {
+struct KnownFaults {
     /// The first fault that began here before any other was known.
     own: Option<RunFault>,
-    /// By worker: whether it has sent its last frame, and the fault that began there.
-    finished: Vec<Option<Option<RunFault>>>,
     /// The job itself failed; nothing more can be agreed on.
     net: Option<NetError>,
 }
 
 impl RunState {
     pub(crate) fn new(links: &Arc<Links>, copies: usize, checkpoints: Option<Arc<CheckpointClient>>) -> Arc<Self> {
-        let finished = vec![None; links.workers() as usize];
         Arc::new(RunState {
             links: Arc::clone(links),
             cancel: CancelFlag::of_run(links),
             copies_left: AtomicUsize::new(copies),
-            faults: Mutex::new(FaultsByWorker { finished, ..FaultsByWorker::default() }),
+            faults: Mutex::default(),
+            ending: Mutex::new(Ending::new(links.me, links.workers())),
             progress: RunProgress::new(links.me, links.workers(), checkpoints.clone()),
             checkpoints,
         })
@@ -218,19 +225,31 @@ impl RunState {
     /// A fault begins here: everybody is told, everything is given up. Not once this worker has said that its part is
     /// over: then the others believe it.
     pub(crate) fn fail(&self, fault: RunFault) {
-        if self.links.is_finished() {
+        if self.links.is_closed() {
             return;
         }
         let mut faults = self.faults.lock();
         if self.cancel.is_raised() || faults.own.is_some() {
             return;
         }
-        faults.own = Some(fault.clone());
+        faults.own = Some(fault);
         drop(faults);
-        self.cancel.raise();
-        let frame = || Frame::new(&WireHeader::new(WireKind::Abort, self.links.run), &[fault.encode().into()]);
-        self.links.others().for_each(|worker| self.links.enqueue(worker, frame()));
+        self.abort();
         self.links.endpoint().rouse();
+    }
+
+    /// Gives everything up, everywhere.
+    fn abort(&self) {
+        self.cancel.raise();
+        self.spread_abort();
+    }
+
+    /// Tells some others to give up, who tell others.
+    pub(crate) fn spread_abort(&self) {
+        let successors = self.ending.lock().successors();
+        let header = WireHeader::new(WireKind::Abort, self.links.run);
+        // Also when this worker's part is over: others may not hear of it but by way of this one.
+        successors.for_each(|worker| self.links.enqueue_last(worker, Frame::header_only(&header)));
     }
 
     /// Sends worker 0 what this one has told of its progress since `told`, and of itself. Returns what progress it has
@@ -280,28 +299,61 @@ impl RunState {
         self.copies_done() && (self.cancel.is_raised() || self.edges().iter().all(|edge| edge.is_quiet()))
     }
 
-    /// Says to all others that this worker's part is over.
-    pub(crate) fn send_finish(&self) {
+    /// Sends the last of this worker's part of the run.
+    pub(crate) fn close(&self) {
+        if self.links.me != 0 && self.progress.has_status.load(Ordering::Relaxed) {
+            let status = self.progress.status.lock().take().map(Buffer::from);
+            let header = WireHeader { rows: OVER, ..WireHeader::new(WireKind::Status, self.links.run) };
+            self.links.enqueue(0, Frame::new(&header, status.as_slice()));
+        }
+        self.links.close();
+    }
+
+    /// Tells that this worker's part is over: nothing of it is under way any more.
+    pub(crate) fn finish(&self) {
         let own = self.faults.lock().own.clone();
-        self.faults.lock().finished[self.links.me as usize] = Some(own.clone());
-        let body: Vec<Buffer> = own.iter().map(|fault| fault.encode().into()).collect();
-        self.links.finish(|| Frame::new(&WireHeader::new(WireKind::Finish, self.links.run), &body));
+        let mut ending = self.ending.lock();
+        let messages = ending.begin(own);
+        self.send_rounds(&ending, &messages);
+    }
+
+    fn send_rounds(&self, ending: &Ending, messages: &[RoundMessage]) {
+        for &(worker, round) in messages {
+            let header = WireHeader { rows: u64::from(round), ..WireHeader::new(WireKind::Finish, self.links.run) };
+            let body = ending.encode().map(Buffer::from);
+            self.links.enqueue_last(worker, Frame::new(&header, body.as_slice()));
+        }
+    }
+
+    fn hear_round(&self, from: u32, frame: &ReceivedFrame) -> Result<(), String> {
+        frame.verify().map_err(|error| error.to_string())?;
+        let round = u32::try_from(frame.header.rows).unwrap_or(u32::MAX);
+        let body = frame.body();
+        let fault = match body.is_empty() {
+            true => None,
+            false => Some(ReportedFault::decode(&body).ok_or("a fault that cannot be read")?),
+        };
+        if fault.is_some() && !self.cancel.is_raised() {
+            self.abort();
+        }
+        let mut ending = self.ending.lock();
+        let messages = ending.hear((from, round), fault)?;
+        self.send_rounds(&ending, &messages);
+        Ok(())
     }
 
     /// Whether everybody's part is over.
-    pub(crate) fn all_finished(&self) -> bool {
-        self.faults.lock().finished.iter().all(Option::is_some)
+    pub(crate) fn is_over(&self) -> bool {
+        self.ending.lock().is_over()
     }
 
-    /// The outcome, the same on every worker once all have finished: of several faults that began at once, the lowest
+    /// The outcome, the same on every worker once all parts are over: of several faults that began at once, the lowest
     /// worker's.
     pub(crate) fn outcome(&self) -> Result<(), DataflowError> {
-        let faults = self.faults.lock();
-        if let Some(error) = &faults.net {
-            return Err(error.clone().into());
+        if let Some(error) = self.net_error() {
+            return Err(error.into());
         }
-        let first = faults.finished.iter().flatten().flatten().next();
-        first.map_or(Ok(()), |fault| Err(fault.clone().into_error()))
+        self.ending.lock().first().map_or(Ok(()), |fault| Err(fault.clone().into_error()))
     }
 
     /// Something that is no task's fault alone.
@@ -315,24 +367,24 @@ impl RunState {
 impl FrameHandler for RunState {
     fn frame(&self, from: u32, frame: ReceivedFrame, links: &Links) {
         match frame.header.kind {
-            WireKind::Abort => self.cancel.raise(),
+            WireKind::Abort if self.cancel.is_raised() => {}
+            WireKind::Abort => self.abort(),
             WireKind::Finish => {
-                let fault = match frame.verify() {
-                    Ok(()) => RunFault::decode(&frame.body()),
-                    Err(error) => return self.damaged(from, error.to_string()),
-                };
-                if fault.is_some() {
-                    self.cancel.raise();
+                if let Err(reason) = self.hear_round(from, &frame) {
+                    self.damaged(from, reason);
                 }
-                self.progress.over[from as usize].store(true, Ordering::Relaxed);
-                self.faults.lock().finished[from as usize] = Some(fault);
             }
             WireKind::Progress => self.progress.elsewhere[from as usize].store(frame.header.rows, Ordering::Relaxed),
             WireKind::Status => match frame.verify() {
                 // A copy: the message that it came with may be long.
                 Ok(()) => {
-                    let status = (frame.body().to_vec(), Instant::now());
-                    drop(self.progress.statuses.lock().insert(from, status));
+                    let body = frame.body();
+                    if !body.is_empty() {
+                        drop(self.progress.statuses.lock().insert(from, (body.to_vec(), Instant::now())));
+                    }
+                    if frame.header.rows == OVER {
+                        self.progress.over[from as usize].store(true, Ordering::Relaxed);
+                    }
                 }
                 Err(error) => self.damaged(from, error.to_string()),
             },
@@ -371,11 +423,19 @@ impl FrameHandler for RunState {
         self.fail_beneath("between workers", format!("worker {from} sent {reason}"));
     }
 
-    fn is_finished(&self, worker: u32) -> bool {
-        self.faults.lock().finished[worker as usize].is_some()
+    fn awaits(&self, worker: u32) -> bool {
+        self.ending.lock().awaits(worker)
     }
 
-    fn left(&self, error: NetError) {
-        self.fail_net(error);
+    fn left(&self, worker: u32, error: NetError) {
+        let Some(fault) = RunFault::absent(&error) else { return self.fail_net(error) };
+        let mut ending = self.ending.lock();
+        if ending.has_begun() {
+            let messages = ending.give_up(worker, &fault);
+            self.send_rounds(&ending, &messages);
+        } else {
+            drop(ending);
+            self.fail(fault);
+        }
     }
 }
