@@ -24,7 +24,7 @@ LINK_BYTES_PER_S = 100e6 / 8
 #: A message for each task, one for each worker, and trees.
 SERIAL = "copies"
 NAMES = {SERIAL: "serial, per task", "serial": "serial, per worker"}
-OVERLAYS = (SERIAL, "serial", "flat", "flat/binary", "binary", "binomial", "chain", "ring")
+OVERLAYS = (SERIAL, "serial", "flat", "flat/binary", "binary", "binomial", "chain", "ring", "double")
 TRANSPORTS = {"tcp": "TCP alone", "shm": "shared memory within hosts"}
 #: From this size on links are the limit, for which there are goals.
 LINKS_LIMIT_BYTES = 10_000

@@ -40,9 +40,11 @@ mod tests {
         /// Rules of words that could be, in any order, and the end cut off.
         #[test]
         fn any_table_is_read_or_refused(
-            version in 1u8..4, rules in prop::collection::vec(rule(), 0..4), cut in any::<prop::sample::Index>(), whole: bool,
+            version in 1u8..4, rules in prop::collection::vec(rule(), 0..4), link in prop::option::of(any::<[f64; 3]>()),
+            cut in any::<prop::sample::Index>(), whole: bool,
         ) {
-            let text = format!("version = {version}\nrules = [{}]\n", rules.join(",\n"));
+            let links = link.map_or_else(String::new, |[a, b, c]| format!("[links]\nsame_host = [{a:e}, {b:e}, {c:e}]\n"));
+            let text = format!("version = {version}\nrules = [{}]\n{links}", rules.join(",\n"));
             let end = if whole { text.len() } else { cut.index(text.len()) };
             table(&text[..end]);
         }

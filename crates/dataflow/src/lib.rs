@@ -66,7 +66,7 @@ pub use flow::{Input, InputStream, Inputs, LongTurn, Output, Outputs, StreamElem
 pub use graph::{Executor, Graph, GraphError, GraphErrors, Parallelism, PortRef, Resources, TaskId, TaskSpec};
 pub use metrics::{EdgeReport, RunReport};
 pub use operator::{Emitter, Operator};
-pub use overlay::{Overlay, OverlayChoice, Shape};
+pub use overlay::{Overlay, OverlayChoice, Shape, WorkerNetwork};
 pub use placement::{PlacementPlan, WorkerInfo};
 pub use run::{ProgressCallback, RunProgress, Runner, RunnerSettings, WorkerStatus};
 pub use task::{TaskContext, wait_in_copy};

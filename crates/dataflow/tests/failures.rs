@@ -296,6 +296,7 @@ fn consumers_that_stop_stop_their_producers() {
     check(Partition::round_robin());
     check(Broadcast::default());
     check(Broadcast::along(Overlay::Chain));
+    check(Broadcast::along(Overlay::Double));
     check(Union::by(Broadcast::along(Overlay::Flat)));
 }
 
@@ -303,7 +304,7 @@ fn consumers_that_stop_stop_their_producers() {
 #[test]
 fn consumers_of_a_broadcast_stop_for_themselves() {
     for (workers, copies) in [(1, 3), (2, 3), (3, 3), (4, 4), (5, 9)] {
-        for overlay in [Overlay::Flat, Overlay::Binomial, Overlay::Chain] {
+        for overlay in [Overlay::Flat, Overlay::Binomial, Overlay::Chain, Overlay::Double] {
             for wants in 0..copies {
                 let (kept, _) = run_graph(workers, &tight(), |graph, kept| {
                     let from = graph.add(source("from", &numbers(), 2, &many(60)));
@@ -331,6 +332,39 @@ fn consumers_of_a_broadcast_stop_for_themselves() {
                 assert_eq!(rows, 2 * 60 * 1000, "copy {wants} of {copies} on {workers} workers, {overlay:?}");
             }
         }
+    }
+}
+
+/// A sender that waited for the copy whose turn it is would be as slow as the slowest, however many others there are.
+#[test]
+fn a_copy_without_room_is_passed_over() {
+    const BATCHES: i64 = 600;
+    for workers in [1, 3] {
+        let of_others = Arc::new(AtomicUsize::new(0));
+        let (rows, _) = run_graph(workers, &tight(), |graph, kept| {
+            let from = graph.add(source("from", &numbers(), 1, &many(BATCHES)));
+            let (kept, of_others) = (Arc::clone(kept), Arc::clone(&of_others));
+            let some = TaskSpec::new("some", move |inputs, _, context| {
+                let (kept, of_others) = (Arc::clone(&kept), Arc::clone(&of_others));
+                async move {
+                    let (copy, mut input) = (context.copy(), inputs.into_only());
+                    // Copy 1 takes nothing before the others have had all that there is no room for here.
+                    while copy == 1 && of_others.load(Ordering::SeqCst) < 500 * 1000 {
+                        tokio::time::sleep(Duration::from_millis(1)).await;
+                    }
+                    while let Some(StreamElement::Batch(batch)) = input.recv().await? {
+                        of_others.fetch_add(if copy == 1 { 0 } else { batch.num_rows() }, Ordering::SeqCst);
+                        kept.lock().unwrap().entry(copy).or_default().push(batch);
+                    }
+                    Ok(())
+                }
+            });
+            let to = graph.add(some.input("in").copies(4));
+            graph.connect(from, to, Partition::round_robin());
+        })
+        .unwrap();
+        let rows = |copy: u32| rows.get(&copy).map_or(0, |b| b.iter().map(RecordBatch::num_rows).sum::<usize>());
+        assert_eq!((0..4).map(rows).sum::<usize>(), BATCHES as usize * 1000);
     }
 }
 

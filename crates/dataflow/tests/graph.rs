@@ -4,6 +4,7 @@ mod common;
 
 use arrow::datatypes::DataType;
 use common::{Data, Kept, schema, sink, source};
+use tidemill_collective::tuner::CostModel;
 use tidemill_dataflow::exchange::*;
 use tidemill_dataflow::placement::{Placement, RoundRobin};
 use tidemill_dataflow::{Graph, GraphError, Overlay, TaskSpec, WorkerInfo};
@@ -123,7 +124,12 @@ fn graphs_print() {
         resources: &resources,
     };
     let plan = RoundRobin.place(&[info("from", 5), info("to", 2)], &workers).unwrap();
-    assert!(graph.explain(2, Some((&plan, &workers))).unwrap().contains("5 copies on workers 0 x3, 1 x2\n"));
+    assert!(
+        graph
+            .explain(2, Some((&plan, &workers, &CostModel::TYPICAL)))
+            .unwrap()
+            .contains("5 copies on workers 0 x3, 1 x2\n")
+    );
     let dot = graph.to_dot(2, Some(&plan)).unwrap();
     assert!(dot.starts_with("digraph \"say \\\"hi\\\"\" {") && dot.contains("t0 -> t1 [label=\"keyed reduce"), "{dot}");
     let svg = graph.to_svg(2, Some(&plan)).unwrap();
@@ -145,7 +151,7 @@ fn edge_line(exchange: impl Exchange + 'static) -> String {
     let plan = graph.plan(&RoundRobin, &workers).unwrap();
     let unplaced = graph.explain(4, None).unwrap();
     assert!(!unplaced.contains("chosen") && !unplaced.contains("as set"), "{unplaced}");
-    graph.explain(4, Some((&plan, &workers))).unwrap().lines().last().unwrap().trim().to_owned()
+    graph.explain(4, Some((&plan, &workers, &CostModel::TYPICAL))).unwrap().lines().last().unwrap().trim().to_owned()
 }
 
 /// Who reads a plan must see which tree was chosen, and for what; one that was set is said to be.

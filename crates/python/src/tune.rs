@@ -6,13 +6,15 @@ use std::time::Duration;
 use pyo3::exceptions::{PyOSError, PyValueError};
 use pyo3::prelude::*;
 use tidemill_collective::measure::{SIZES_BYTES, TuneFinding, measure};
+use tidemill_collective::measure_links::measure_links;
 use tidemill_collective::tuner::TuneTable;
 
 use crate::comm::Comm;
 use crate::errors::from_collective;
 use crate::wait::detach;
 
-/// Measures every algorithm on the ranks of `comm` and adds the best to the table in `path` (default: this user's).
+/// Measures every algorithm on the ranks of `comm`, and what messages between them cost, and adds the best to the table
+/// in `path` (default: this user's).
 ///
 /// Collective. `budget_s` is the time spent on each way of running a collective at one size. `report` is called with
 /// (collective, order, bytes, algorithm, chunk_bytes, blocking, seconds, seconds_untuned) after each size; `blocking`
@@ -41,16 +43,18 @@ pub fn tune(
         TuneTable::default()
     };
     let mut failed = None;
-    detach(py, || {
+    let links = detach(py, || {
         measure(&comm, &mut table, &sizes, budget, |finding| {
             let result = Python::attach(|py| call(py, &report, finding));
             failed = failed.take().or(result.err());
-        })
+        })?;
+        measure_links(&comm)
     })
     .map_err(|e| from_collective(py, &e))?;
     if let Some(error) = failed {
         return Err(error);
     }
+    table.set_links(links.same_host, links.other_host);
     if comm.rank() == 0 {
         table.save(&path).map_err(|e| PyOSError::new_err(e.to_string()))?;
     }

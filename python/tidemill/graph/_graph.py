@@ -411,7 +411,7 @@ class Graph:
         """
         job = init()
         try:
-            return self._native.explain(format, _known_workers(job), self._planned(job, placement))
+            return self._native.explain(format, _known_workers(job), self._planned(job, placement), job.comm)
         except ValueError as error:
             raise GraphError(str(error)) from None
 

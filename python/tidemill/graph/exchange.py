@@ -99,9 +99,9 @@ def broadcast(*, along: str | None = None, message_bytes: int | None = None, rou
     Parameters
     ----------
     along : str, optional
-        The tree of workers to use: ``"binomial"``, ``"binary"``, ``"flat"``, ``"chain"`` or ``"ring"``, all hosts first;
-        two of the first four, such as ``"flat/binary"``, for between hosts and within; or ``"serial"``, from the root to
-        every worker. By default the tree is chosen for the hosts and workers that the graph runs on; `Graph.explain`
+        The tree of workers to use: ``"binomial"``, ``"binary"``, ``"flat"``, ``"chain"``, ``"ring"`` or ``"double"``,
+        all hosts first; two of the first four, such as ``"flat/binary"``, for between hosts and within; or
+        ``"serial"``, from the root to every worker. By default the tree is chosen for the hosts and workers that the graph runs on; `Graph.explain`
         prints it. For comparison, ``"copies"`` sends to each copy by itself.
     message_bytes : int, default=16384
         About how large a message is, to choose the tree for.
@@ -155,7 +155,8 @@ def partition(
     by : str, sequence of str, or callable, optional
         Columns: rows with equal values go to the same copy. All hashable types are supported; nulls equal each other,
         and so do NaNs. Or a function ``by(table, copies)`` that returns the copy of each row as an array of integers;
-        for arrays and objects, ``by(message, copies)`` returns one copy. By default messages go to the copies in turn.
+        for arrays and objects, ``by(message, copies)`` returns one copy. By default messages go to the copies in turn;
+        one without room for more is passed over while others have some.
     ranges : str or sequence of str, optional
         Columns: every copy gets a range of their values with about the same number of rows; copy 0 gets the smallest
         values.

@@ -124,7 +124,7 @@ def test_sources_run_where_their_files_are(tmp_path: Path, hosts: Cluster) -> No
             return sorted(found["take"][0]), [found["read"][copy] for copy in range(len(files))]
 
         expected = sorted((copy, n) for copy, (host, part) in enumerate(files) for n in range(host * 10000 + part, host * 10000 + 990 + part + 1))
-        for along in None, "flat", "binary", "binomial", "chain", "ring", "serial", "flat/binary":
+        for along in None, "flat", "binary", "binomial", "chain", "ring", "double", "serial", "flat/binary":
             found, ran = rows("locality", x.gather(along=along))
             assert ran == [names[host] for host, _ in files], ran
             assert found == expected, (along, len(found))

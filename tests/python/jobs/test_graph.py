@@ -22,13 +22,13 @@ parts = through(x.direct(), targets=3)
 assert parts == [rows_of(copy) for copy in range(3)]
 assert through(None, targets=3) == parts
 
-for along in None, "binomial", "binary", "flat", "chain", "ring", "serial", "flat/binary", "copies":
+for along in None, "binomial", "binary", "flat", "chain", "ring", "double", "serial", "flat/binary", "copies":
     for part in through(x.broadcast(along=along)):
         same(part, ALL)
 for part in through(x.all_gather()):
     same(part, ALL)
 
-for along in None, "binomial", "binary", "flat", "chain", "ring", "serial", "flat/binary":
+for along in None, "binomial", "binary", "flat", "chain", "ring", "double", "serial", "flat/binary":
     parts = through(x.gather(2, along=along))
     same(parts[2], ALL)
     assert parts[0] == parts[1] == parts[3] == []
@@ -414,7 +414,7 @@ assert result["c"] == {0: job.size} and sum(result["a"].values()) >= job.size, r
 # Behind what goes to all, too: when none of them takes any more, along whichever tree, and not before.
 def after(rows, context):
     return sum(len(table) for table, _ in zip(rows, range(1 + 20 * context.copy)))
-for exchange in x.broadcast(), x.broadcast(along="chain"), x.broadcast(along="flat"), x.broadcast(along="ring"), x.broadcast(along="copies"), x.all_gather(), x.union(x.broadcast()):
+for exchange in x.broadcast(), x.broadcast(along="chain"), x.broadcast(along="flat"), x.broadcast(along="ring"), x.broadcast(along="double"), x.broadcast(along="copies"), x.all_gather(), x.union(x.broadcast()):
     graph = tm.Graph()
     a = graph.source("a", endless, schema=N, parallelism=2)
     b = graph.sink("b", after, per_worker=2)

@@ -22,6 +22,7 @@ def test_a_table_is_measured_and_followed(tmp_path: Path) -> None:
     assert f"written: {table}" in done.stdout.decode()
     rules = table.read_text()
     assert 'collective = "allreduce", ranks = 2, hosts = 1' in rules and 'order = "repeatable"' in rules
+    assert "[links]" in rules and "same_host = [" in rules and "other_host" not in rules
     (tmp_path / "app.py").write_text(PROGRAM)
     done = launched.run("run", "-n", "2", tmp_path / "app.py", env={"TIDEMILL_TUNE": str(table)})
     assert done.returncode == 0, done.stderr.decode()
@@ -34,6 +35,7 @@ def test_a_table_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     for text, words in [
         ("rules = [", "line 1"),
         ('version = 2\nrules = [{ collective = "fold", ranks = 2, hosts = 1, algorithm = "ring" }]\n', "fold"),
+        ("version = 2\n[links]\nsame_host = [1e-6, -1.0, 1e-9]\n", "line 2: a link has a latency"),
     ]:
         table.write_text(text)
         done = launched.run("run", "-n", "2", app, env={"TIDEMILL_TUNE": str(table)})

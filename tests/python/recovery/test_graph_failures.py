@@ -97,7 +97,7 @@ def test_what_cannot_run_says_why() -> None:
         (connected(x.reduce({"n": "mean"})), 'unknown reduction "mean"'),
         (connected(x.reduce("sum")), "for tables, say which columns, as in {\"n\": 'sum'}"),
         (connected(x.join("n")), "a join needs two sources, not 1"),
-        (connected(x.broadcast(along="star")), '"flat", "binary", "binomial", "chain" or "ring"'),
+        (connected(x.broadcast(along="star")), '"flat", "binary", "binomial", "chain", "ring" or "double"'),
         (connected(x.gather(along="star")), 'unknown along="star": use'),
         (connected("direct"), "an exchange must come from a function of tidemill.exchange"),
         (objects, "needs columns, but the port sends objects; give it a schema"),

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use serde::Deserialize;
 use toml::Spanned;
 
-use super::{CombineOrder, TuneRule, TuneTable};
+use super::{CombineOrder, LinkCost, TuneRule, TuneTable};
 use crate::{Algorithm, Collective};
 
 /// The format this code reads and writes.
@@ -55,6 +55,15 @@ struct TuneFile {
     version: Spanned<u32>,
     #[serde(default)]
     rules: Vec<Spanned<RuleLine>>,
+    links: Option<Spanned<LinksPart>>,
+}
+
+/// Of each kind of link: latency in seconds, overhead in seconds, seconds per byte.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct LinksPart {
+    same_host: Option<[f64; 3]>,
+    other_host: Option<[f64; 3]>,
 }
 
 #[derive(Deserialize)]
@@ -129,6 +138,12 @@ impl TuneTable {
             let rule = line.into_inner().rule().map_err(|reason| bad(at, reason))?;
             table.insert(rule).map_err(|error| bad(at, error.to_string()))?;
         }
+        if let Some(links) = file.links {
+            let at = links.span().start;
+            let LinksPart { same_host, other_host } = links.into_inner();
+            let link = |numbers: Option<[f64; 3]>| numbers.map(link_cost).transpose().map_err(|reason| bad(at, reason));
+            table.set_links(link(same_host)?, link(other_host)?);
+        }
         Ok(table)
     }
 
@@ -155,6 +170,15 @@ impl TuneTable {
             text.push_str(" },\n");
         }
         text.push_str("]\n");
+        let links = [("same_host", self.links.same_host), ("other_host", self.links.other_host)];
+        if links.iter().any(|(_, link)| link.is_some()) {
+            text.push_str("\n# latency_s, overhead_s, per_byte_s\n[links]\n");
+        }
+        for (name, link) in links {
+            if let Some(LinkCost { latency_s, overhead_s, per_byte_s }) = link {
+                let _ = writeln!(text, "{name} = [{latency_s:e}, {overhead_s:e}, {per_byte_s:e}]");
+            }
+        }
         text
     }
 
@@ -176,6 +200,14 @@ impl TuneTable {
             })
         };
         write().map_err(|source| TableError::File { path: path.display().to_string(), source })
+    }
+}
+
+fn link_cost([latency_s, overhead_s, per_byte_s]: [f64; 3]) -> Result<LinkCost, String> {
+    let cost = LinkCost { latency_s, overhead_s, per_byte_s };
+    match [latency_s, overhead_s, per_byte_s].iter().all(|number| (0.0..1e3).contains(number)) {
+        true => Ok(cost),
+        false => Err("a link has a latency, an overhead and seconds per byte, each from 0 to 1000".into()),
     }
 }
 
@@ -209,7 +241,7 @@ impl RuleLine {
 mod tests {
     use tidemill_net::topology::HostLinks;
 
-    use super::super::TuneQuery;
+    use super::super::{CostModel, TuneQuery};
     use super::*;
     use crate::{CallOptions, CollectiveCall};
 
@@ -252,11 +284,14 @@ mod tests {
         ] {
             table.insert(rule).unwrap();
         }
+        let far = LinkCost { latency_s: 1.25e-5, overhead_s: 0.0, per_byte_s: 8.7e-10 };
+        table.set_links(None, Some(far));
         let folder = std::env::temp_dir().join(format!("tidemill-tuner-{}", std::process::id()));
         let path = folder.join("deep").join("tune.toml");
         table.save(&path).unwrap();
         let back = TuneTable::load(&path).unwrap();
         assert_eq!(table.rules().collect::<Vec<_>>(), back.rules().collect::<Vec<_>>());
+        assert_eq!((back.model().other_host, back.model().same_host), (far, CostModel::TYPICAL.same_host));
         assert_eq!(std::fs::read_dir(path.parent().unwrap()).unwrap().count(), 1, "no half-written file stays");
         std::fs::remove_dir_all(folder).unwrap();
     }

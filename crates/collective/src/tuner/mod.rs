@@ -97,10 +97,19 @@ type Best = (Algorithm, usize, Option<Algorithm>);
 /// Rules of one collective and order class: by hosts, then ranks, then the end of the range of bytes.
 type Rules = BTreeMap<u32, BTreeMap<u32, BTreeMap<usize, Best>>>;
 
+/// Links that a table has measurements of.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+struct TableLinks {
+    same_host: Option<LinkCost>,
+    other_host: Option<LinkCost>,
+}
+
 /// Measured rules over a cost model. The default has no rules.
 #[derive(Default)]
 pub struct TuneTable {
     rules: BTreeMap<(Collective, CombineOrder), Rules>,
+    /// Links that were measured, which are in the model, too.
+    links: TableLinks,
     model: CostModel,
     /// Answers given, so that a call repeated a million times is looked up once.
     answers: Mutex<HashMap<TuneQuery, AlgorithmChoice>>,
@@ -165,6 +174,25 @@ impl TuneTable {
         let cost = |&c: &usize| estimate::seconds(&self.model, query, algorithm, c);
         let best = chunks.min_by(|a, b| cost(a).total_cmp(&cost(b))).unwrap_or(0);
         choice(query, algorithm, best).chunk
+    }
+
+    /// What messages cost: as measured, if they were.
+    pub fn model(&self) -> &CostModel {
+        &self.model
+    }
+
+    /// Notes what messages between ranks of one host, and of different hosts, were measured to cost; `None` leaves what
+    /// was noted before.
+    pub fn set_links(&mut self, same_host: Option<LinkCost>, other_host: Option<LinkCost>) {
+        let links = &mut self.links;
+        *links = TableLinks { same_host: same_host.or(links.same_host), other_host: other_host.or(links.other_host) };
+        self.model.same_host = links.same_host.unwrap_or(self.model.same_host);
+        self.model.other_host = links.other_host.unwrap_or(self.model.other_host);
+        if *links != TableLinks::default() {
+            // What a wake-up takes is in the overheads measured.
+            self.model.switch_s = 0.0;
+        }
+        self.answers.lock().clear();
     }
 
     /// Adds a rule, replacing one for the same range.

@@ -55,7 +55,7 @@ impl Exchange for Broadcast {
     }
 
     fn explain(&self, ends: &EdgeWorkers<'_>) -> Option<String> {
-        Some(self.overlay?.explain(ends.sources[0], ends.targets, ends.hosts))
+        Some(ends.explain_downward(self.overlay?, ends.sources[0], ends.targets))
     }
 
     fn lower(&self, lowering: &mut Lowering<'_>) {

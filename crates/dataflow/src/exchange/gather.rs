@@ -55,7 +55,7 @@ impl Exchange for Gather {
 
     fn explain(&self, ends: &EdgeWorkers<'_>) -> Option<String> {
         let root = ends.targets[self.root as usize];
-        Some(OverlayChoice::Set(self.overlay?).explain(root, ends.sources, ends.hosts))
+        Some(ends.explain_upward(OverlayChoice::Set(self.overlay?), root, ends.sources))
     }
 
     fn lower(&self, lowering: &mut Lowering<'_>) {

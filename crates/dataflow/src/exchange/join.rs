@@ -18,8 +18,11 @@ use crate::error::TaskError;
 use crate::flow::TaskFactory;
 use crate::flow::{EdgeMover, Lowering};
 use crate::operator::{self, EmitStatus, Emitter, Operator};
-use crate::overlay::Overlay;
+use crate::overlay::OverlayChoice;
 use crate::task::Executor;
+
+/// How large the blocks are taken to be in which a right side is broadcast: it ends, and is sent at once.
+const BLOCK_BYTES: u64 = 1 << 20;
 
 /// See the module. An edge of two sources: the left one, then the right one.
 #[derive(Clone)]
@@ -122,7 +125,9 @@ impl Exchange for Join {
         let join = lowering.stage("join", workers, 2, schemas, Executor::Thread, factory);
         if self.broadcast {
             lowering.connect_direct(left, join.input(0));
-            lowering.connect(right, join.input(1), EdgeMover::Broadcast(Overlay::default()));
+            let (root, members) = (lowering.workers_of(right)[0], lowering.workers_of(target));
+            let overlay = lowering.overlay(OverlayChoice::ForMessages(BLOCK_BYTES), root, members);
+            lowering.connect(right, join.input(1), EdgeMover::Broadcast(overlay));
         } else {
             let by = |keys: Vec<String>| Partition::by_key(keys).buckets(self.buckets);
             lowering.connect(left, join.input(0), by(left_keys).mover(&left_side.schema, copies));

@@ -50,6 +50,7 @@ pub use union::Union;
 pub use tidemill_batch::local::{ColumnOp, FoldFunction, JoinKind, Reduction, RoundEnd, SortKey};
 
 use crate::flow::Lowering;
+use crate::overlay::{OverlayChoice, WorkerNetwork};
 
 /// The ends of an edge, as an exchange checks them.
 pub struct EdgeSignature<'a> {
@@ -59,6 +60,18 @@ pub struct EdgeSignature<'a> {
     pub source_copies: Vec<u32>,
     /// Copies of the target.
     pub target_copies: u32,
+}
+
+impl EdgeWorkers<'_> {
+    /// The overlay of a broadcast from `root` to `members`, and why.
+    pub fn explain_downward(&self, choice: OverlayChoice, root: u32, members: &[u32]) -> String {
+        choice.explain(choice.choose(root, members, self.network), root, members, &self.network.hosts)
+    }
+
+    /// The overlay of a reduction or gather from `members` to `root`, and why.
+    pub fn explain_upward(&self, choice: OverlayChoice, root: u32, members: &[u32]) -> String {
+        choice.explain(choice.choose_upward(root, members, self.network), root, members, &self.network.hosts)
+    }
 }
 
 impl EdgeSignature<'_> {
@@ -80,8 +93,8 @@ pub struct EdgeWorkers<'a> {
     pub sources: &'a [u32],
     /// The worker of each copy of the target.
     pub targets: &'a [u32],
-    /// The host of each worker.
-    pub hosts: &'a [u32],
+    /// Where all workers are.
+    pub network: &'a WorkerNetwork,
 }
 
 /// An edge's way of moving batches.

@@ -67,13 +67,13 @@ impl Exchange for Reduce {
     }
 
     fn explain(&self, ends: &EdgeWorkers<'_>) -> Option<String> {
-        Some(self.overlay.explain(ends.targets[self.root as usize], ends.sources, ends.hosts))
+        Some(ends.explain_upward(self.overlay, ends.targets[self.root as usize], ends.sources))
     }
 
     fn lower(&self, lowering: &mut Lowering<'_>) {
         let target = lowering.target();
         let root = lowering.workers_of(target)[self.root as usize];
-        let overlay = lowering.overlay(self.overlay, root, lowering.workers_of(lowering.sources()[0]));
+        let overlay = lowering.overlay_upward(self.overlay, root, lowering.workers_of(lowering.sources()[0]));
         let result = add_tree(lowering, &self.reduction, (overlay, root));
         connect_root(lowering, result, root, self.root);
     }
@@ -119,13 +119,13 @@ impl Exchange for AllReduce {
     }
 
     fn explain(&self, ends: &EdgeWorkers<'_>) -> Option<String> {
-        Some(self.overlay.explain(ends.targets[0], ends.sources, ends.hosts))
+        Some(ends.explain_upward(self.overlay, ends.targets[0], ends.sources))
     }
 
     fn lower(&self, lowering: &mut Lowering<'_>) {
         let target = lowering.target();
         let root = lowering.workers_of(target)[0];
-        let overlay = lowering.overlay(self.overlay, root, lowering.workers_of(lowering.sources()[0]));
+        let overlay = lowering.overlay_upward(self.overlay, root, lowering.workers_of(lowering.sources()[0]));
         let result = add_tree(lowering, &self.reduction, (overlay, root));
         lowering.connect(result, target, EdgeMover::Broadcast(overlay));
     }

@@ -26,7 +26,7 @@ use super::{EdgeSignature, Exchange};
 use crate::error::TaskError;
 use crate::flow::TaskFactory;
 use crate::flow::{EdgeMover, ExchangeStage, FlowPort, Inputs, Lowering, Outputs, StreamElement, batch_bytes};
-use crate::overlay::Overlay;
+use crate::overlay::OverlayChoice;
 use crate::partitioner::{Partitioner, PartitionerContext, RowAssigner, RowAssignment};
 use crate::task::Executor;
 use crate::task::TaskContext;
@@ -107,12 +107,13 @@ impl Exchange for Sort {
         let sample = lowering.stage("sample", senders.clone(), 2, schemas, Executor::Thread, factory);
 
         let factory: TaskFactory = Arc::new(move |inputs, outputs, _| Box::pin(splitters(inputs, outputs, copies)));
-        let first = vec![lowering.workers_of(target)[0]];
-        let split = lowering.stage("splitters", first, 1, vec![sample_schema()], Executor::Pool, factory);
+        let first = lowering.workers_of(target)[0];
+        let overlay = lowering.overlay(OverlayChoice::default(), first, &senders);
+        let split = lowering.stage("splitters", vec![first], 1, vec![sample_schema()], Executor::Pool, factory);
 
         lowering.connect_direct(source, sample.input(0));
         lowering.connect(sample.output(1), split.input(0), all_to_one());
-        lowering.connect(split.output(0), sample.input(1), EdgeMover::Broadcast(Overlay::default()));
+        lowering.connect(split.output(0), sample.input(1), EdgeMover::Broadcast(overlay));
         let by_range = EdgeMover::Partition(Arc::new(ByRange { order: order.clone(), cells }));
         if self.unsorted {
             return lowering.connect(sample.output(0), target, by_range);

@@ -4,7 +4,7 @@ use arrow::datatypes::SchemaRef;
 use tidemill_batch::local::{Reduction, RoundEnd};
 
 use super::{EdgeMover, EdgeReduction, FlowEdge, FlowGraph, FlowTask, TaskFactory};
-use crate::overlay::{Overlay, OverlayChoice, WorkerTree};
+use crate::overlay::{Overlay, OverlayChoice, WorkerNetwork, WorkerTree};
 use crate::rebalance::StateKind;
 use crate::task::Executor;
 
@@ -41,7 +41,7 @@ pub(crate) struct CheckedEdge {
 pub struct Lowering<'a> {
     flow: &'a mut FlowGraph,
     edges: &'a [CheckedEdge],
-    hosts: &'a [u32],
+    network: &'a WorkerNetwork,
     edge: &'a CheckedEdge,
     sources: Vec<FlowPort>,
     /// How movers added from now on go by rounds.
@@ -49,11 +49,16 @@ pub struct Lowering<'a> {
 }
 
 impl<'a> Lowering<'a> {
-    /// Of the edge numbered `at` in `edges`, between workers on `hosts`.
-    pub(crate) fn new(flow: &'a mut FlowGraph, edges: &'a [CheckedEdge], at: usize, hosts: &'a [u32]) -> Self {
+    /// Of the edge numbered `at` in `edges`.
+    pub(crate) fn new(
+        flow: &'a mut FlowGraph,
+        edges: &'a [CheckedEdge],
+        at: usize,
+        network: &'a WorkerNetwork,
+    ) -> Self {
         let edge = &edges[at];
         let sources = edge.sources.iter().map(|&(task, port)| FlowPort { task, port }).collect();
-        Lowering { flow, edges, hosts, edge, sources, rounds: None }
+        Lowering { flow, edges, network, edge, sources, rounds: None }
     }
 }
 
@@ -95,7 +100,7 @@ impl Lowering<'_> {
 
     /// How many workers the job has.
     pub fn workers(&self) -> u32 {
-        self.hosts.len() as u32
+        self.network.hosts.len() as u32
     }
 
     /// The workers of the copies of a port's task.
@@ -103,14 +108,19 @@ impl Lowering<'_> {
         &self.flow.tasks[port.task].workers
     }
 
-    /// The overlay for `root` and `members`.
+    /// The overlay from `root` to `members`.
     pub fn overlay(&self, choice: OverlayChoice, root: u32, members: &[u32]) -> Overlay {
-        choice.choose(root, members, self.hosts)
+        choice.choose(root, members, self.network)
+    }
+
+    /// The overlay from `members` to `root`.
+    pub fn overlay_upward(&self, choice: OverlayChoice, root: u32, members: &[u32]) -> Overlay {
+        choice.choose_upward(root, members, self.network)
     }
 
     /// A tree from `root` over `members`.
     pub fn tree(&self, overlay: Overlay, root: u32, members: &[u32]) -> WorkerTree {
-        overlay.tree(root, members, self.hosts)
+        overlay.tree(root, members, &self.network.hosts)
     }
 
     /// Whether anybody else waits for what the tasks send that lead to source `at`, or that source itself. Then a stage
@@ -234,8 +244,8 @@ impl Lowering<'_> {
                 ..self.edge.clone()
             };
             let sources = vec![source];
-            let (edges, hosts, rounds) = (self.edges, self.hosts, self.rounds);
-            let mut one = Lowering { flow: self.flow, edges, hosts, edge: &edge, sources, rounds };
+            let (edges, network, rounds) = (self.edges, self.network, self.rounds);
+            let mut one = Lowering { flow: self.flow, edges, network, edge: &edge, sources, rounds };
             lower(&mut one);
         }
     }

@@ -4,7 +4,7 @@
 use std::future::poll_fn;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::task::{Poll, Waker};
+use std::task::{Context, Poll, Waker};
 use std::time::Instant;
 
 use parking_lot::Mutex;
@@ -76,6 +76,19 @@ impl CreditAccount {
         })
         .await;
         since.map_or(0, |since| since.elapsed().as_nanos() as u64)
+    }
+
+    /// Ready when [`CreditAccount::acquire`] would not wait, of a sender that may go on with another stream as well.
+    pub(crate) fn poll_room(&self, signal: Option<&UnalignedSignal>, context: &mut Context<'_>) -> Poll<()> {
+        let mut state = self.state.lock();
+        if state.available > 0 || state.stopped {
+            return Poll::Ready(());
+        }
+        state.waiting = Some(context.waker().clone());
+        match signal {
+            Some(signal) if state.available > -self.window_bytes => signal.poll(context).map(|_| ()),
+            _ => Poll::Pending,
+        }
     }
 
     pub(crate) fn release(&self, bytes: u64) {

@@ -9,11 +9,13 @@
 //! | `Binomial`      | lg H                      | lg H + lg w times      | once                   |
 //! | `Chain`         | H - 1                     | once                   | once                   |
 //! | `Ring`          | H / 2                     | once, the root twice   | once                   |
+//! | `Double`        | lg H + 1                  | once on average        | once                   |
 //! | `Levels`        | as its shape between them | as both its shapes     | once                   |
 //!
-//! With P workers, w on each of H hosts. Reductions and gathers go up the same trees.
+//! With P workers, w on each of H hosts. Reductions and gathers go up the same trees; of `Double`'s two, up one.
 //!
-//! Source: the overlays of Storm's broadcast (flat tree, binary tree, ring); the binomial tree is MPI's.
+//! Source: the overlays of Storm's broadcast (flat tree, binary tree, ring); the binomial tree is MPI's; two trees are
+//! P. Sanders, J. Speck, J. L. Träff, "Two-tree algorithms for full bandwidth broadcast, reduction and scan", 2009.
 
 mod choice;
 mod tree;
@@ -22,6 +24,7 @@ use std::fmt;
 use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
+use tidemill_collective::tuner::CostModel;
 
 pub use choice::{MESSAGE_BYTES, OverlayChoice};
 pub use tree::WorkerTree;
@@ -56,6 +59,9 @@ pub enum Overlay {
     Chain,
     /// Two such lines from the root, each through half of the hosts.
     Ring,
+    /// Two binary trees over all workers, which messages take in turn. Who passes on in one is a leaf of the other,
+    /// mostly, so that no link carries a message twice.
+    Double,
     /// One shape over a worker of each host, another over the workers of each host.
     Levels {
         /// Between hosts.
@@ -65,11 +71,20 @@ pub enum Overlay {
     },
 }
 
+/// Where workers are, and what messages between them cost.
+#[derive(Clone, Debug)]
+pub struct WorkerNetwork {
+    /// The host of every worker.
+    pub hosts: Vec<u32>,
+    /// As measured by `tidemill tune`, or typical.
+    pub model: CostModel,
+}
+
 /// A name that no overlay has.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "use \"serial\", \"flat\", \"binary\", \"binomial\", \"chain\" or \"ring\", or a shape between hosts and one within \
-     them, such as \"flat/binary\""
+    "use \"serial\", \"flat\", \"binary\", \"binomial\", \"chain\", \"ring\" or \"double\", or a shape between hosts and one \
+     within them, such as \"flat/binary\""
 )]
 #[non_exhaustive]
 pub struct UnknownOverlay;
@@ -113,6 +128,7 @@ impl FromStr for Overlay {
             "binomial" => Overlay::Binomial,
             "chain" => Overlay::Chain,
             "ring" => Overlay::Ring,
+            "double" => Overlay::Double,
             _ => return Err(UnknownOverlay),
         })
     }
@@ -127,6 +143,7 @@ impl fmt::Display for Overlay {
             Overlay::Binomial => "binomial",
             Overlay::Chain => "chain",
             Overlay::Ring => "ring",
+            Overlay::Double => "double",
             Overlay::Levels { hosts, workers } => return write!(f, "{hosts}/{workers}"),
         })
     }
@@ -140,7 +157,8 @@ mod tests {
     #[test]
     fn names_are_read_as_they_are_written() {
         let levels = Overlay::Levels { hosts: Shape::Flat, workers: Shape::Binary };
-        for overlay in [Overlay::Serial, Overlay::Flat, Overlay::Binary, Overlay::Chain, Overlay::Ring, levels] {
+        let own = [Overlay::Serial, Overlay::Flat, Overlay::Binary, Overlay::Binomial, Overlay::Chain, Overlay::Ring];
+        for overlay in own.into_iter().chain([Overlay::Double, levels]) {
             assert_eq!(overlay.to_string().parse(), Ok(overlay));
         }
         for wrong in ["", "star", "flat/", "flat/ring", "flat/flat/flat"] {

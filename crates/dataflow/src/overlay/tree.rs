@@ -25,9 +25,23 @@ impl Shape {
 }
 
 impl Overlay {
-    /// The tree from `root` over `members`; `hosts` has the host of every worker. `root` need not be a member.
+    /// The trees that messages from `root` to `members` take in turn: one, or two. `hosts` has the host of every worker.
+    /// `root` need not be a member.
+    pub fn trees(self, root: u32, members: &[u32], hosts: &[u32]) -> Vec<WorkerTree> {
+        if self != Overlay::Double {
+            return vec![self.tree(root, members, hosts)];
+        }
+        let groups = by_host(root, members, hosts);
+        let mut reversed = groups.clone();
+        reversed[0][1..].reverse();
+        reversed[1..].reverse();
+        reversed[1..].iter_mut().for_each(|group| group.reverse());
+        [groups, reversed].map(|groups| WorkerTree::one_of_two(&groups, hosts.len())).into()
+    }
+
+    /// The first of the [trees](Overlay::trees).
     pub fn tree(self, root: u32, members: &[u32], hosts: &[u32]) -> WorkerTree {
-        let mut tree = WorkerTree { children: vec![Vec::new(); hosts.len()], parent: vec![None; hosts.len()] };
+        let mut tree = WorkerTree::empty(hosts.len());
         let groups = by_host(root, members, hosts);
         match self {
             Overlay::Serial => tree.link_shape(Shape::Flat, &groups.concat()),
@@ -37,6 +51,7 @@ impl Overlay {
             Overlay::Chain => tree.link_shape(Shape::Chain, &groups.concat()),
             Overlay::Ring => tree.link_ring(&groups),
             Overlay::Binary => (0..groups.len()).for_each(|at| tree.link_binary(&groups, at)),
+            Overlay::Double => return WorkerTree::one_of_two(&groups, hosts.len()),
         }
         tree
     }
@@ -61,6 +76,21 @@ fn by_host(root: u32, members: &[u32], hosts: &[u32]) -> Vec<Vec<u32>> {
 }
 
 impl WorkerTree {
+    fn empty(workers: usize) -> Self {
+        WorkerTree { children: vec![Vec::new(); workers], parent: vec![None; workers] }
+    }
+
+    /// A binary tree in which the root sends to one other host at most, and to one worker of its own: so it sends
+    /// everything once, whichever of two trees that takes.
+    fn one_of_two(groups: &[Vec<u32>], workers: usize) -> Self {
+        let mut tree = WorkerTree::empty(workers);
+        let (own, others) = groups.split_at(1);
+        let beneath = others.first().map(|group| group[0]);
+        tree.link_group(&own[0], beneath.as_slice(), 1);
+        (0..others.len()).for_each(|at| tree.link_binary(others, at));
+        tree
+    }
+
     fn link(&mut self, parent: u32, child: u32) {
         self.children[parent as usize].push(child);
         self.parent[child as usize] = Some(parent);
@@ -97,12 +127,17 @@ impl WorkerTree {
     /// those behind them have for workers of their own host, which come first: they cost little, and the second one
     /// has to send on.
     fn link_binary(&mut self, groups: &[Vec<u32>], at: usize) {
-        let group = &groups[at];
-        let beneath = groups.iter().skip(2 * at + 1).take(2).map(|group| group[0]);
+        let beneath: Vec<u32> = groups.iter().skip(2 * at + 1).take(2).map(|group| group[0]).collect();
+        self.link_group(&groups[at], &beneath, 2);
+    }
+
+    /// The workers of a host, of whom the first sends to so many others at most, and what goes out of it.
+    fn link_group(&mut self, group: &[u32], beneath: &[u32], first_sends: usize) {
         let out: Vec<(usize, u32)> =
-            beneath.enumerate().map(|(number, host)| (number.min(group.len() - 1), host)).collect();
+            beneath.iter().enumerate().map(|(number, &host)| (number.min(group.len() - 1), host)).collect();
         let mut room = vec![2; group.len()];
         out.iter().for_each(|&(from, _)| room[from] -= 1);
+        room[0] = first_sends.min(room[0]);
         let mut from = 0;
         for &worker in &group[1..] {
             while room[from] == 0 {
@@ -125,7 +160,7 @@ mod tests {
         let shapes = [Shape::Flat, Shape::Binary, Shape::Binomial, Shape::Chain];
         let levels = shapes.iter().flat_map(|&hosts| shapes.map(|workers| Overlay::Levels { hosts, workers }));
         let own = [Overlay::Serial, Overlay::Flat, Overlay::Binary, Overlay::Binomial, Overlay::Chain, Overlay::Ring];
-        own.into_iter().chain(levels).collect()
+        own.into_iter().chain([Overlay::Double]).chain(levels).collect()
     }
 
     /// How often each worker is reached from `root`.
@@ -139,6 +174,27 @@ mod tests {
             }
         }
         times
+    }
+
+    /// Otherwise a link would carry as much as with one tree.
+    #[test]
+    fn who_passes_on_in_one_of_two_trees_is_a_leaf_of_the_other() {
+        for (hosts, near) in [(1, 9), (9, 1), (8, 4), (2, 2), (64, 1)] {
+            let all: Vec<u32> = (0..hosts * near).collect();
+            let hosts_of: Vec<u32> = all.iter().map(|worker| worker / near).collect();
+            let trees = Overlay::Double.trees(0, &all, &hosts_of);
+            let mut out = vec![0; hosts as usize];
+            for &worker in &all {
+                let sent: Vec<u32> = trees.iter().flat_map(|tree| &tree.children[worker as usize]).copied().collect();
+                // Two messages, of which each tree carries one.
+                assert!(sent.len() <= 4, "{worker}: {sent:?}");
+                let away = |to: &&u32| hosts_of[**to as usize] != worker / near;
+                out[(worker / near) as usize] += sent.iter().filter(away).count();
+            }
+            assert!(out.iter().all(|&times| times <= 3), "{out:?}");
+            let twice = out.iter().filter(|&&times| times > 2).count();
+            assert!(twice <= 1, "an odd one may be in the middle of both: {out:?}");
+        }
     }
 
     /// Workers on hosts in any order, some of which take part, and the root.
@@ -157,8 +213,10 @@ mod tests {
             let mut part = vec![0; hosts.len()];
             members.iter().chain([&root]).for_each(|&worker| part[worker as usize] = 1);
             let host_of = |worker: u32| hosts[worker as usize];
-            for overlay in overlays() {
-                let tree = overlay.tree(root, &members, &hosts);
+            let trees = overlays().into_iter().flat_map(|overlay| {
+                overlay.trees(root, &members, &hosts).into_iter().map(move |tree| (overlay, tree))
+            });
+            for (overlay, tree) in trees {
                 prop_assert_eq!(&reached(&tree, root), &part, "{}", overlay);
                 prop_assert_eq!(tree.parent[root as usize], None);
                 let mut incoming = [0; 9];
@@ -170,7 +228,7 @@ mod tests {
                     let most = match overlay {
                         Overlay::Chain => 1,
                         Overlay::Ring => 1 + usize::from(parent == root),
-                        Overlay::Binary => 2,
+                        Overlay::Binary | Overlay::Double => 2,
                         _ => usize::MAX,
                     };
                     prop_assert!(children.len() <= most, "{}: {} sends to {:?}", overlay, parent, children);

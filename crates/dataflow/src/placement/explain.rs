@@ -2,24 +2,27 @@
 
 use std::fmt::Write;
 
+use tidemill_collective::tuner::CostModel;
+
 use super::{PlacementPlan, WorkerInfo};
 use crate::error::GraphErrors;
 use crate::exchange::EdgeWorkers;
 use crate::flow::CheckedEdge;
 use crate::graph::Graph;
+use crate::overlay::WorkerNetwork;
 
 impl Graph {
-    /// The graph as text: every task with its ports; every edge. Given a plan for these workers also where copies run,
-    /// and which overlays edges have there.
+    /// The graph as text: every task with its ports; every edge. Given a plan for these workers, and what messages
+    /// between them cost, also where copies run, and which overlays edges have there.
     ///
     /// # Errors
     /// When the graph cannot run.
     pub fn explain(
         &self,
         workers: u32,
-        placed: Option<(&PlacementPlan, &[WorkerInfo])>,
+        placed: Option<(&PlacementPlan, &[WorkerInfo], &CostModel)>,
     ) -> Result<String, GraphErrors> {
-        let plan = placed.map(|(plan, _)| plan);
+        let plan = placed.map(|(plan, ..)| plan);
         let edges = self.checked(workers)?;
         let mut text = format!("graph \"{}\" on {workers} worker{}\n", self.name, if workers == 1 { "" } else { "s" });
         for (index, task) in self.tasks.iter().enumerate() {
@@ -34,13 +37,13 @@ impl Graph {
                 let _ = writeln!(text, "    {line}");
             }
         }
-        let hosts = placed.map(|(_, workers)| hosts(workers));
+        let network = placed.map(|(_, workers, model)| WorkerNetwork { hosts: hosts(workers), model: *model });
         for (checked, edge) in edges.iter().zip(&self.edges) {
             let kind = if checked.feedback { "feedback" } else { "edge" };
             let _ = write!(text, "  {kind} {}: {}", checked.name, columns(checked));
-            if let (Some(plan), Some(hosts)) = (plan, &hosts) {
+            if let (Some(plan), Some(network)) = (plan, &network) {
                 let (sources, targets) = (plan.workers_of(checked.sources[0].0), plan.workers_of(checked.target.0));
-                let why = edge.exchange.explain(&EdgeWorkers { sources, targets, hosts });
+                let why = edge.exchange.explain(&EdgeWorkers { sources, targets, network });
                 let _ = why.map_or(Ok(()), |why| write!(text, "; {why}"));
             }
             let _ = writeln!(text);

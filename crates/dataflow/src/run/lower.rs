@@ -6,10 +6,11 @@ use arrow::datatypes::SchemaRef;
 
 use crate::flow::{CheckedEdge, FlowGraph, FlowTask, Lowering};
 use crate::graph::Graph;
+use crate::overlay::WorkerNetwork;
 use crate::placement::PlacementPlan;
 
 /// Makes what runs. The first tasks of the flow are the graph's, with their numbers.
-pub(crate) fn lower(graph: &Graph, edges: &[CheckedEdge], plan: &PlacementPlan, hosts: &[u32]) -> FlowGraph {
+pub(crate) fn lower(graph: &Graph, edges: &[CheckedEdge], plan: &PlacementPlan, network: &WorkerNetwork) -> FlowGraph {
     let mut flow = FlowGraph::default();
     for (index, task) in graph.tasks.iter().enumerate() {
         flow.tasks.push(FlowTask {
@@ -26,7 +27,7 @@ pub(crate) fn lower(graph: &Graph, edges: &[CheckedEdge], plan: &PlacementPlan, 
         });
     }
     for (at, edge) in graph.edges.iter().enumerate() {
-        edge.exchange.lower(&mut Lowering::new(&mut flow, edges, at, hosts));
+        edge.exchange.lower(&mut Lowering::new(&mut flow, edges, at, network));
     }
     flow
 }

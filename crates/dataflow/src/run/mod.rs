@@ -43,6 +43,7 @@ use crate::flow::{
 use crate::graph::{Graph, fingerprint};
 use crate::link::{Links, MemoryLoans, ReceivePump};
 use crate::metrics::RunReport;
+use crate::overlay::WorkerNetwork;
 use crate::placement::{Placement, PlacementPlan, RoundRobin, WorkerInfo};
 use crate::source_progress::StallMonitor;
 use crate::task::{ContextState, Executor, TaskContext, TaskFuture};
@@ -248,7 +249,7 @@ impl Runner {
         // Also with an error: another worker whose graph is sound would wait for this one.
         self.compare(&parts, &plan)?;
         let (edges, plan) = (checked?, plan?);
-        let mut flow = lower(graph, &edges, &plan, &self.hosts);
+        let mut flow = lower(graph, &edges, &plan, &self.network());
         let comms = flow.tasks.iter().map(|task| CopyComms::open(&self.comm, task)).collect::<Result<Vec<_>, _>>()?;
         let agree =
             |settings| ResumePlan::agree(&self.comm, self.pool.handle(), &self.governor, &flow, graph.name(), settings);
@@ -260,6 +261,11 @@ impl Runner {
         let active = ActiveRun::start(self, &flow, comms, resume)?;
         drop(starting);
         active.drive(look)
+    }
+
+    /// The job's table may have been measured anew since the last run.
+    fn network(&self) -> WorkerNetwork {
+        WorkerNetwork { hosts: self.hosts.clone(), model: *self.comm.table().model() }
     }
 
     /// Whether all workers have the same graph and plan.

@@ -11,6 +11,7 @@ use tidemill_checkpoint::coordinator::{
 };
 use tidemill_checkpoint::manifest::{CopyReport, ReportBody};
 use tidemill_checkpoint::{Barrier, BarrierControl, DeferredPart, Manifest, Rebalance, RestoredState};
+use tidemill_collective::tuner::CostModel;
 
 use super::copies::{CopyBody, Handovers, PendingWrite, SimulatedCopy, SimulatedOutlet, SimulatedOutput, StepContext};
 use super::lanes::{SimulatedInputs, SimulatedLanes};
@@ -20,6 +21,7 @@ use crate::checkpoint::client::{self, SnapshotChain, SplitsOf};
 use crate::error::TaskError;
 use crate::flow::{EdgeMover, FlowGraph, PartitionerContext};
 use crate::graph::{Graph, TaskBody};
+use crate::overlay::WorkerNetwork;
 use crate::placement::{PlacementPlan, TaskPlan};
 use crate::rebalance::StateKind;
 use crate::run::lower;
@@ -334,7 +336,7 @@ fn lowered(graph: &Graph) -> Result<FlowGraph, TaskError> {
         workers: vec![0; task.parallelism.copies(1) as usize],
     };
     let plan = PlacementPlan { tasks: graph.tasks.iter().map(place).collect() };
-    let flow = lower(graph, &edges, &plan, &[0]);
+    let flow = lower(graph, &edges, &plan, &WorkerNetwork { hosts: vec![0], model: CostModel::TYPICAL });
     if flow.tasks.len() > graph.tasks.len() {
         return Err("exchanges that work on rows have no part in a story".into());
     }

@@ -16,13 +16,14 @@ use tidemill_dataflow::{
 };
 
 /// One of each kind.
-pub const OVERLAYS: [Overlay; 7] = [
+pub const OVERLAYS: [Overlay; 8] = [
     Overlay::Serial,
     Overlay::Flat,
     Overlay::Binary,
     Overlay::Binomial,
     Overlay::Chain,
     Overlay::Ring,
+    Overlay::Double,
     Overlay::Levels { hosts: Shape::Flat, workers: Shape::Binary },
 ];
 

@@ -11,6 +11,7 @@ use tidemill_dataflow::placement::{FirstFit, Locality, Placement, RoundRobin, Ta
 use tidemill_dataflow::{DataflowError, Graph, PlacementPlan, PortRef, Resources, TaskId, TaskSpec, WorkerInfo};
 use tidemill_dataset::datafusion::arrow::datatypes::{Field, Schema, SchemaRef};
 
+use crate::comm::Comm;
 use crate::dataset::GivenSchema;
 
 use super::exchange::NativeExchange;
@@ -169,12 +170,20 @@ impl NativeGraph {
         Ok(plan.tasks.into_iter().map(|task| (task.task, task.workers)).collect())
     }
 
-    /// The graph as `"text"`, `"dot"` or `"svg"`, as it is planned on these workers.
-    fn explain(&self, py: Python<'_>, format: &str, workers: Vec<Worker>, planned: Planned) -> PyResult<String> {
+    /// The graph as `"text"`, `"dot"` or `"svg"`, as it is planned on these workers of a job.
+    fn explain(
+        &self,
+        py: Python<'_>,
+        format: &str,
+        workers: Vec<Worker>,
+        planned: Planned,
+        comm: &Comm,
+    ) -> PyResult<String> {
+        let table = comm.get(py)?.table();
         let (graph, plan, infos) = (self.graph.lock(), plan(planned), infos(workers));
         let workers = infos.len() as u32;
         let text = match format {
-            "text" => graph.explain(workers, Some((&plan, &infos))),
+            "text" => graph.explain(workers, Some((&plan, &infos, table.model()))),
             "dot" => graph.to_dot(workers, Some(&plan)),
             "svg" => graph.to_svg(workers, Some(&plan)),
             other => {

@@ -14,6 +14,7 @@ use tidemill_batch::wire::{ReceivedFrame, WireKind};
 use tidemill_checkpoint::{EventTime, Mark};
 
 use super::inlet::{Inlet, StreamPacket};
+use super::tree_order::{TreeItem, TreeOrder};
 use crate::flow::{EdgeMover, EdgeReduction, FlowEdge};
 use crate::link::{CreditAccount, CreditDebt, CreditGuard, CreditValve, Links, WINDOW_BYTES_MIN};
 use crate::metrics::{self, EdgeMetrics, EdgeReport};
@@ -23,6 +24,14 @@ use crate::overlay::WorkerTree;
 const WINDOW_BYTES_MAX: u64 = 4 << 20;
 /// So much is never sent.
 const NO_WINDOW_BYTES: u64 = 1 << 60;
+
+/// Of a worker's number in credit for a broadcast: it is about the second of two trees.
+const SECOND_TREE: u32 = 1 << 31;
+
+/// A worker in one of the trees of a broadcast, as frames about credit name it.
+pub(crate) fn tree_place(worker: u32, tree: usize) -> u32 {
+    if tree == 0 { worker } else { worker | SECOND_TREE }
+}
 
 /// Blocks of a broadcast that wait for credit of a worker further down the tree.
 struct BroadcastRelay {
@@ -53,13 +62,15 @@ pub(crate) struct EdgeRuntime {
     pub metrics: Arc<EdgeMetrics>,
     /// Of each target copy on this worker: its queue, and the number there of this edge's first stream.
     inlets: Vec<Option<(Arc<Inlet>, u32)>>,
-    /// By source worker, for a broadcast.
-    trees: Vec<Option<WorkerTree>>,
-    /// Credit of this worker's copies at others: by source copy and target copy (for a broadcast, worker).
+    /// By source worker, for a broadcast: those that messages take in turn.
+    trees: Vec<Vec<WorkerTree>>,
+    /// By source copy of another worker that takes two trees in turn.
+    orders: HashMap<u32, Mutex<TreeOrder<StreamPacket>>>,
+    /// Credit of this worker's copies at others: by source copy and target copy (for a broadcast, [`tree_place`]).
     accounts: HashMap<(u32, u32), Arc<CreditAccount>>,
     /// What this worker's copies owe others, by the same.
     debts: HashMap<(u32, u32), Arc<CreditDebt>>,
-    /// By source copy and worker further down.
+    /// By source copy and place further down.
     relays: HashMap<(u32, u32), BroadcastRelay>,
     /// Streams of other workers that have not ended, and blocks that wait in relays.
     pending: AtomicI64,
@@ -96,7 +107,10 @@ impl EdgeRuntime {
         let inlets = inlets.iter().map(|i| i.as_ref().map(|i| (Arc::clone(i), i.add_streams(sources)))).collect();
         let trees = match &edge.mover {
             EdgeMover::Broadcast(overlay) => (0..links.workers())
-                .map(|w| source_workers.contains(&w).then(|| overlay.tree(w, &target_workers, hosts)))
+                .map(|w| match source_workers.contains(&w) {
+                    true => overlay.trees(w, &target_workers, hosts),
+                    false => Vec::new(),
+                })
                 .collect(),
             _ => Vec::new(),
         };
@@ -119,6 +133,7 @@ impl EdgeRuntime {
             metrics: Arc::default(),
             inlets,
             trees,
+            orders: HashMap::new(),
             accounts: HashMap::new(),
             debts: HashMap::new(),
             relays: HashMap::new(),
@@ -131,21 +146,8 @@ impl EdgeRuntime {
         let valve = |edge: &EdgeRuntime| CreditValve::new(&edge.governor, window);
         for source in 0..sources {
             let from = new.source_workers[source as usize];
-            if let Some(Some(tree)) = new.trees.get(from as usize) {
-                let (children, parent) = (tree.children[me as usize].clone(), tree.parent[me as usize]);
-                for child in children {
-                    let account = CreditAccount::new(window);
-                    if from == me {
-                        new.accounts.insert((source, child), account);
-                    } else {
-                        new.relays.insert((source, child), BroadcastRelay { account, waiting: Mutex::default() });
-                    }
-                }
-                if let Some(parent) = parent {
-                    let debt = CreditDebt::new(links, parent, (id, source, me), valve(&new));
-                    new.debts.insert((source, me), debt);
-                    new.pending.fetch_add(1, Ordering::Relaxed);
-                }
+            if !new.trees.is_empty() {
+                new.add_broadcast(source, links);
                 continue;
             }
             for target in 0..new.target_workers.len() as u32 {
@@ -163,6 +165,31 @@ impl EdgeRuntime {
             }
         }
         new
+    }
+
+    /// This worker's part in the broadcast of a copy.
+    fn add_broadcast(&mut self, source: u32, links: &Arc<Links>) {
+        let (me, from) = (links.me, self.source_workers[source as usize]);
+        let trees = &self.trees[from as usize];
+        for (number, tree) in trees.iter().enumerate() {
+            for &child in &tree.children[me as usize] {
+                let (account, place) = (CreditAccount::new(self.window_bytes), (source, tree_place(child, number)));
+                if from == me {
+                    self.accounts.insert(place, account);
+                } else {
+                    self.relays.insert(place, BroadcastRelay { account, waiting: Mutex::default() });
+                }
+            }
+            if let Some(parent) = tree.parent[me as usize] {
+                let place = tree_place(me, number);
+                let valve = CreditValve::new(&self.governor, self.window_bytes);
+                self.debts.insert((source, place), CreditDebt::new(links, parent, (self.id, source, place), valve));
+                self.pending.fetch_add(1, Ordering::Relaxed);
+            }
+        }
+        if trees.len() > 1 && from != me {
+            self.orders.insert(source, Mutex::new(TreeOrder::new()));
+        }
     }
 
     /// Notes what a row takes who receives it, and how many it works on at a time. Senders of this worker then send so
@@ -221,10 +248,10 @@ impl EdgeRuntime {
         &self.accounts[&(source, target)]
     }
 
-    /// The workers that a broadcasting copy of this worker sends to.
-    pub(crate) fn children(&self, source: u32) -> &[u32] {
-        let me = self.source_workers[source as usize];
-        self.trees[me as usize].as_ref().map_or(&[], |tree| &tree.children[me as usize])
+    /// The workers that a broadcasting copy of this worker sends to, by the tree that its blocks take in turn.
+    pub(crate) fn children(&self, source: u32) -> impl Iterator<Item = &[u32]> {
+        let me = self.source_workers[source as usize] as usize;
+        self.trees[me].iter().map(move |tree| tree.children[me].as_slice())
     }
 
     /// Target copies on the worker of `source`.
@@ -243,18 +270,23 @@ impl EdgeRuntime {
         }
     }
 
-    /// Tells the worker above this one, `me`, in the tree of a broadcast that nothing more of it is wanted, once that
+    /// Tells the workers above this one, `me`, in the trees of a broadcast that nothing more of it is wanted, once that
     /// is so for all copies here and all workers below. Whoever was the last of them asks, so that somebody sees all;
     /// to be told twice does nothing.
     fn stop_above(&self, source: u32, me: u32) {
-        let Some(debt) = self.debts.get(&(source, me)) else { return };
         let mut here = (0..self.targets()).filter_map(|target| self.inlet(source, target));
-        let tree = self.trees[self.source_workers[source as usize] as usize].as_ref();
-        let mut below = tree.map_or(&[][..], |tree| &tree.children[me as usize]).iter();
-        if here.all(|(inlet, stream)| inlet.is_closed(stream))
-            && below.all(|&child| self.relays[&(source, child)].account.is_stopped())
-        {
-            debt.stop();
+        if !here.all(|(inlet, stream)| inlet.is_closed(stream)) {
+            return;
+        }
+        if let Some(order) = self.orders.get(&source) {
+            order.lock().close();
+        }
+        for (number, tree) in self.trees[self.source_workers[source as usize] as usize].iter().enumerate() {
+            let Some(debt) = self.debts.get(&(source, tree_place(me, number))) else { continue };
+            let mut below = tree.children[me as usize].iter().map(|&child| tree_place(child, number));
+            if below.all(|place| self.relays[&(source, place)].account.is_stopped()) {
+                debt.stop();
+            }
         }
     }
 
@@ -302,7 +334,7 @@ impl EdgeRuntime {
                     account.release(header.rows);
                 } else if let Some(relay) = self.relays.get(&stream) {
                     relay.account.release(header.rows);
-                    self.relay(relay, header.target, links);
+                    self.relay(relay, header.target & !SECOND_TREE, links);
                 } else {
                     return Err(stranger());
                 }
@@ -312,22 +344,23 @@ impl EdgeRuntime {
                     account.stop();
                 } else if let Some(relay) = self.relays.get(&stream) {
                     relay.account.stop();
-                    self.relay(relay, header.target, links);
+                    self.relay(relay, header.target & !SECOND_TREE, links);
                     self.stop_above(header.source, links.me);
                 } else {
                     return Err(stranger());
                 }
             }
             WireKind::Batch | WireKind::End | WireKind::Watermark | WireKind::Idle | WireKind::Barrier
-                if header.target == u32::MAX && !self.trees.is_empty() =>
+                if header.target >= u32::MAX - 1 && !self.trees.is_empty() =>
             {
                 if header.kind != WireKind::Batch {
                     frame.verify().map_err(|error| error.to_string())?;
                 }
-                let debt = self.debts.get(&(header.source, links.me)).ok_or_else(stranger)?;
+                let tree = (u32::MAX - header.target) as usize;
+                let debt = self.debts.get(&(header.source, tree_place(links.me, tree))).ok_or_else(stranger)?;
                 let guard = (header.kind == WireKind::Batch)
                     .then(|| Arc::new(CreditGuard::remote(debt, frame.whole.len() as u64)));
-                self.forward_broadcast(&frame, guard, links)?;
+                self.forward_broadcast(tree, &frame, guard, links)?;
             }
             WireKind::Batch => {
                 let debt = self.debts.get(&stream).ok_or_else(stranger)?;
@@ -371,27 +404,31 @@ impl EdgeRuntime {
     /// A broadcast frame: to all copies of this worker, and on to the workers below.
     fn forward_broadcast(
         &self,
+        number: usize,
         frame: &ReceivedFrame,
         guard: Option<Arc<CreditGuard>>,
         links: &Links,
     ) -> Result<(), String> {
         let header = frame.header;
         let over = header.kind == WireKind::End;
-        let mark = if over || guard.is_some() { None } else { Some(Mark::of_frame(frame)?) };
-        for target in 0..self.targets() {
-            let Some((inlet, number)) = self.inlet(header.source, target) else { continue };
-            inlet.push(
-                number,
-                match (&guard, &mark) {
-                    (Some(guard), _) => StreamPacket::Block(frame.clone(), Arc::clone(guard)),
-                    (None, Some(mark)) => StreamPacket::Mark { mark: mark.clone(), blocks: header.seq },
-                    (None, None) => StreamPacket::End { blocks: header.seq, rows: header.rows },
-                },
-            );
+        let (blocks, rows) = (header.seq, header.rows);
+        let item = match &guard {
+            Some(guard) => TreeItem::Block(StreamPacket::Block(frame.clone(), Arc::clone(guard))),
+            None if over => TreeItem::End(StreamPacket::End { blocks, rows }),
+            None => TreeItem::Mark(StreamPacket::Mark { mark: Mark::of_frame(frame)?, blocks }),
+        };
+        match self.orders.get(&header.source).map(Mutex::lock) {
+            None => self.deliver(header.source, item.into_inner()),
+            Some(mut order) => {
+                order.push(number, item);
+                while let Some(packet) = order.pop() {
+                    self.deliver(header.source, packet);
+                }
+            }
         }
-        let tree = self.trees[self.source_workers[header.source as usize] as usize].as_ref();
-        for &child in tree.map_or(&[][..], |tree| &tree.children[links.me as usize]) {
-            let relay = &self.relays[&(header.source, child)];
+        let tree = &self.trees[self.source_workers[header.source as usize] as usize][number];
+        for &child in &tree.children[links.me as usize] {
+            let relay = &self.relays[&(header.source, tree_place(child, number))];
             self.pending.fetch_add(1, Ordering::SeqCst);
             relay.waiting.lock().push_back((frame.whole.clone(), guard.clone()));
             self.relay(relay, child, links);
@@ -400,6 +437,15 @@ impl EdgeRuntime {
             self.pending.fetch_sub(1, Ordering::SeqCst);
         }
         Ok(())
+    }
+
+    /// Hands what a copy broadcasts to all copies of this worker.
+    fn deliver(&self, source: u32, packet: StreamPacket) {
+        for target in 0..self.targets() {
+            if let Some((inlet, stream)) = self.inlet(source, target) {
+                inlet.push(stream, packet.clone());
+            }
+        }
     }
 
     fn relay(&self, relay: &BroadcastRelay, child: u32, links: &Links) {
@@ -425,6 +471,7 @@ impl EdgeRuntime {
     /// The run is over or given up: whatever is still queued is dropped.
     pub(crate) fn clear(&self) {
         self.inlets.iter().flatten().for_each(|(inlet, _)| inlet.close());
+        self.orders.values().for_each(|order| order.lock().close());
         self.relays.values().for_each(|relay| {
             let dropped = std::mem::take(&mut *relay.waiting.lock());
             drop(dropped);

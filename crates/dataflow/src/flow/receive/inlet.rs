@@ -13,6 +13,7 @@ use tidemill_checkpoint::{Barrier, EventTime, Mark};
 use crate::link::CreditGuard;
 
 /// What a stream brings.
+#[derive(Clone)]
 pub(crate) enum StreamPacket {
     /// A batch of this process. Never copied.
     Batch(RecordBatch, Arc<CreditGuard>),

@@ -8,6 +8,7 @@ mod inputs;
 mod meter;
 mod rounds;
 mod stream_end;
+mod tree_order;
 
 pub(crate) use edge::{EdgeLimits, EdgeRuntime};
 pub(crate) use inlet::Inlet;

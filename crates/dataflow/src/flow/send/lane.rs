@@ -6,8 +6,11 @@
 //! them, or the turn ends. Credit for a whole pack is taken with the first that goes into it, so that it can go without
 //! waiting; what it did not need comes back then.
 
+use std::future::poll_fn;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::Poll;
+use std::time::Instant;
 
 use arrow::array::RecordBatch;
 use tidemill_batch::batch_bytes;
@@ -18,7 +21,7 @@ use tidemill_checkpoint::Mark;
 use super::biased::{BiasedGuard, BiasedLock};
 use super::pack::{PACK_BYTES_MAX, RowPack, SMALL_BYTES_MAX};
 use crate::error::TaskError;
-use crate::flow::receive::edge::EdgeRuntime;
+use crate::flow::receive::edge::{EdgeRuntime, tree_place};
 use crate::flow::receive::inlet::{Inlet, StreamPacket};
 use crate::link::{CreditAccount, CreditGuard, CreditValve, Links};
 use crate::metrics;
@@ -63,8 +66,15 @@ impl EdgeEnd {
 enum Destination {
     /// To a copy of this worker.
     Local { inlet: Arc<Inlet>, stream: u32, account: Arc<CreditAccount>, valve: Arc<CreditValve> },
-    /// To a worker, or the same to several.
-    Remote { target: u32, workers: Vec<(u32, Arc<CreditAccount>)>, encoder: Option<Box<BatchEncoder>> },
+    /// To other workers: by the tree that blocks take in turn, which is one but for some broadcasts.
+    Remote { target: u32, trees: Vec<Vec<WorkerCredit>>, encoder: Option<Box<BatchEncoder>> },
+}
+
+/// A worker that blocks are sent to, and credit for it.
+#[derive(Clone)]
+struct WorkerCredit {
+    worker: u32,
+    account: Arc<CreditAccount>,
 }
 
 /// One place, and what has gone there.
@@ -77,8 +87,10 @@ struct LaneTarget {
 /// See the module.
 pub(super) struct Lane {
     way: Arc<EdgeEnd>,
-    /// Whose credit a batch takes, and whether unaligned barriers may owe more.
-    accounts: Vec<(Arc<CreditAccount>, bool)>,
+    /// Whose credit a block takes: of each place, by the tree that it takes.
+    accounts: Vec<Vec<Vec<Arc<CreditAccount>>>>,
+    /// Whether unaligned barriers may owe more at each place.
+    may_owe: Vec<bool>,
     state: BiasedLock<LaneState>,
     /// Something waits in the pack.
     packing: AtomicBool,
@@ -133,12 +145,36 @@ impl LaneTarget {
         Some(LaneTarget { place: Destination::Local { inlet, stream, account, valve }, blocks: 0, rows: 0 })
     }
 
-    fn there(way: &EdgeEnd, target: u32, workers: &[u32]) -> LaneTarget {
-        // Credit towards a copy; of a broadcast, towards a worker.
-        let account = |worker: u32| if target == u32::MAX { worker } else { target };
-        let account = |worker| (worker, Arc::clone(way.edge.account(way.source, account(worker))));
-        let workers = workers.iter().copied().map(account).collect();
-        LaneTarget { place: Destination::Remote { target, workers, encoder: None }, blocks: 0, rows: 0 }
+    /// To a copy elsewhere.
+    fn there(way: &EdgeEnd, target: u32) -> LaneTarget {
+        let worker = way.edge.target_workers[target as usize];
+        let account = Arc::clone(way.edge.account(way.source, target));
+        Self::remote(target, vec![vec![WorkerCredit { worker, account }]])
+    }
+
+    /// To all workers that a broadcast reaches by way of others.
+    fn below(way: &EdgeEnd) -> Option<LaneTarget> {
+        let tree = |(number, children): (usize, &[u32])| {
+            let credit = |&worker: &u32| {
+                let account = Arc::clone(way.edge.account(way.source, tree_place(worker, number)));
+                WorkerCredit { worker, account }
+            };
+            children.iter().map(credit).collect()
+        };
+        let trees: Vec<Vec<WorkerCredit>> = way.edge.children(way.source).enumerate().map(tree).collect();
+        trees.iter().any(|tree| !tree.is_empty()).then(|| Self::remote(u32::MAX, trees))
+    }
+
+    fn remote(target: u32, trees: Vec<Vec<WorkerCredit>>) -> LaneTarget {
+        LaneTarget { place: Destination::Remote { target, trees, encoder: None }, blocks: 0, rows: 0 }
+    }
+
+    /// The tree that the next block takes.
+    fn tree(&self) -> usize {
+        match &self.place {
+            Destination::Local { .. } => 0,
+            Destination::Remote { trees, .. } => (self.blocks % trees.len() as u64) as usize,
+        }
     }
 
     /// Hands a batch over to a copy of this worker; `credit` has been taken for it, which is `cost` or more.
@@ -162,15 +198,17 @@ impl LaneTarget {
     /// The next block for other workers. To be counted when it has gone: who gives up waiting for credit has sent
     /// nothing.
     fn frame(&mut self, way: &EdgeEnd, rows: LaneRows<'_>) -> Result<Frame, TaskError> {
-        let Destination::Remote { target, workers, encoder } = &mut self.place else {
+        let tree = self.tree();
+        let Destination::Remote { target, trees, encoder } = &mut self.place else {
             unreachable!("asked of workers elsewhere")
         };
+        let workers = &trees[tree];
         let encoder = match encoder {
             Some(encoder) => encoder,
             None => encoder.insert(Box::new(BatchEncoder::new(&way.edge.schema)?)),
         };
-        let header = way.header(WireKind::Batch, *target, self.blocks, rows.len() as u64);
-        let to = workers.iter().map(|(worker, _)| *worker);
+        let header = way.header(WireKind::Batch, *target - tree as u32, self.blocks, rows.len() as u64);
+        let to = workers.iter().map(|to| to.worker);
         // A broadcast to some is passed on by them, unless there are no others.
         let passed_on = *target == u32::MAX && workers.len() + 1 < way.links.workers() as usize;
         let room = |len| way.links.buffer_for(len, to, passed_on);
@@ -203,8 +241,8 @@ impl LaneTarget {
             return Ok(());
         }
         let frame = self.frame(way, LaneRows::Batch(batch))?.into_buffer();
-        let Destination::Remote { workers, .. } = &self.place else { unreachable!("just seen") };
-        for (worker, account) in workers {
+        let Destination::Remote { trees, .. } = &self.place else { unreachable!("just seen") };
+        for WorkerCredit { worker, account } in &trees[self.tree()] {
             if account.is_stopped() {
                 account.settle(taken, 0);
                 continue;
@@ -222,9 +260,11 @@ impl LaneTarget {
             Destination::Local { inlet, stream, .. } => {
                 inlet.push(*stream, StreamPacket::Mark { mark: mark.clone(), blocks: self.blocks });
             }
-            Destination::Remote { target, workers, .. } => {
-                let frame = || mark.frame(way.header(WireKind::Idle, *target, self.blocks, 0));
-                workers.iter().for_each(|(worker, _)| way.links.send(*worker, frame()));
+            // Along the tree of the block behind it, which it must not meet.
+            Destination::Remote { target, trees, .. } => {
+                let tree = self.tree();
+                let frame = || mark.frame(way.header(WireKind::Idle, *target - tree as u32, self.blocks, 0));
+                trees[tree].iter().for_each(|to| way.links.send(to.worker, frame()));
             }
         }
     }
@@ -233,9 +273,11 @@ impl LaneTarget {
         let (blocks, rows) = (self.blocks, self.rows);
         match &self.place {
             Destination::Local { inlet, stream, .. } => inlet.push(*stream, StreamPacket::End { blocks, rows }),
-            Destination::Remote { target, workers, .. } => {
-                let header = way.header(WireKind::End, *target, blocks, rows);
-                workers.iter().for_each(|(worker, _)| way.links.send(*worker, Frame::header_only(&header)));
+            Destination::Remote { target, trees, .. } => {
+                for (tree, workers) in (0..).zip(trees) {
+                    let header = way.header(WireKind::End, *target - tree, blocks, rows);
+                    workers.iter().for_each(|to| way.links.send(to.worker, Frame::header_only(&header)));
+                }
             }
         }
     }
@@ -249,32 +291,30 @@ fn count_frame(way: &EdgeEnd, bytes: u64) {
 impl Lane {
     /// The stream to one copy.
     pub(super) fn to_copy(way: &Arc<EdgeEnd>, target: u32) -> Arc<Lane> {
-        let there = || LaneTarget::there(way, target, &[way.edge.target_workers[target as usize]]);
-        Self::new(way, vec![LaneTarget::here(way, target).unwrap_or_else(there)])
+        Self::new(way, vec![LaneTarget::here(way, target).unwrap_or_else(|| LaneTarget::there(way, target))])
     }
 
-    /// The stream to all copies: one to the workers beneath this one in the tree, and one to each copy here.
+    /// The stream to all copies: one to the workers beneath this one in the trees, and one to each copy here.
     pub(super) fn to_all(way: &Arc<EdgeEnd>) -> Arc<Lane> {
-        let children = way.edge.children(way.source);
-        let there = (!children.is_empty()).then(|| LaneTarget::there(way, u32::MAX, children));
         let here = way.edge.neighbours(way.source).filter_map(|target| LaneTarget::here(way, target));
-        Self::new(way, there.into_iter().chain(here).collect())
+        Self::new(way, LaneTarget::below(way).into_iter().chain(here).collect())
     }
 
     fn new(way: &Arc<EdgeEnd>, ends: Vec<LaneTarget>) -> Arc<Lane> {
-        let accounts = ends.iter().flat_map(|end| match &end.place {
-            Destination::Local { account, .. } => vec![(Arc::clone(account), true)],
-            // No barrier overtakes what is broadcast.
-            Destination::Remote { target, workers, .. } => {
-                workers.iter().map(|(_, account)| (Arc::clone(account), *target != u32::MAX)).collect()
-            }
+        let of_tree = |tree: &Vec<WorkerCredit>| tree.iter().map(|to| Arc::clone(&to.account)).collect();
+        let accounts = ends.iter().map(|end| match &end.place {
+            Destination::Local { account, .. } => vec![vec![Arc::clone(account)]],
+            Destination::Remote { trees, .. } => trees.iter().map(of_tree).collect(),
         });
         let accounts = accounts.collect();
+        // No barrier overtakes what is broadcast.
+        let may_owe = ends.iter().map(|end| !matches!(end.place, Destination::Remote { target: u32::MAX, .. }));
+        let may_owe = may_owe.collect();
         let is_to_one_here = matches!(ends.as_slice(), [LaneTarget { place: Destination::Local { .. }, .. }]);
         let state =
             LaneState { ends, pack: RowPack::new(&way.edge.schema), taken: 0, unread: 0, in_turn: false, failed: None };
         let (way, state, packing) = (Arc::clone(way), BiasedLock::new(state), AtomicBool::new(false));
-        Arc::new(Lane { way, accounts, state, packing, is_to_one_here })
+        Arc::new(Lane { way, accounts, may_owe, state, packing, is_to_one_here })
     }
 
     /// Whether all receivers have let go of their ends.
@@ -285,8 +325,33 @@ impl Lane {
         }
         self.state.lock().ends.iter().all(|end| match &end.place {
             Destination::Local { inlet, stream, .. } => inlet.is_closed(*stream),
-            Destination::Remote { workers, .. } => workers.iter().all(|(_, account)| account.is_stopped()),
+            Destination::Remote { trees, .. } => trees.iter().flatten().all(|to| to.account.is_stopped()),
         })
+    }
+
+    /// Waits until some lane has credit, or the barrier behind what is sent is not to wait for it. Returns the first such
+    /// lane from `first` on, and the nanoseconds that it took. Lanes that lead to one copy each; those whose receiver
+    /// takes nothing more count if there are no others.
+    pub(super) async fn first_with_room(lanes: &[Arc<Lane>], first: usize) -> (usize, u64) {
+        let in_turn = || (0..lanes.len()).map(|offset| (first + offset) % lanes.len());
+        let mut since = None;
+        let lane = poll_fn(|context| {
+            let mut open = in_turn().filter(|&at| !lanes[at].is_stopped()).peekable();
+            if open.peek().is_none() {
+                return Poll::Ready(first);
+            }
+            for at in open {
+                let lane = &lanes[at];
+                let account = &lane.accounts[0][0][0];
+                if lane.packing.load(Ordering::Relaxed) || account.poll_room(lane.signal(0), context).is_ready() {
+                    return Poll::Ready(at);
+                }
+            }
+            since.get_or_insert_with(Instant::now);
+            Poll::Pending
+        });
+        let lane = lane.await;
+        (lane, since.map_or(0, |since| since.elapsed().as_nanos() as u64))
     }
 
     /// Sends a batch, now or with others before the turn is over.
@@ -336,7 +401,7 @@ impl Lane {
             let weight = (piece.num_rows() as u64).saturating_mul(row_ns).min(queue_ns) as f64 / queue_ns as f64;
             let credit = cost.max((weight * way.edge.window_bytes as f64) as u64);
             // Nothing is locked while it waits for credit.
-            waited += self.accounts[0].0.acquire_owing(credit, way.signal.as_ref(), true).await;
+            waited += self.accounts[0][0][0].acquire_owing(credit, way.signal.as_ref(), true).await;
             metrics::add(&way.edge.metrics.rows_sent, piece.num_rows() as u64);
             self.state.lock().ends[0].hand_over(way, piece, cost, credit);
         }
@@ -376,8 +441,12 @@ impl Lane {
     /// Takes credit for a pack, of which this batch is the first.
     async fn begin_pack(self: &Arc<Self>, batch: RecordBatch, bytes: u64) -> Result<(), TaskError> {
         let mut waited = 0;
-        for (account, may_owe) in &self.accounts {
-            waited += account.acquire(PACK_CREDIT_BYTES, self.way.signal.as_ref().filter(|_| *may_owe)).await;
+        for at in 0..self.accounts.len() {
+            // Nothing goes before the pack has: it takes this tree.
+            let tree = self.state.lock().ends[at].tree();
+            for account in &self.accounts[at][tree] {
+                waited += account.acquire(PACK_CREDIT_BYTES, self.signal(at)).await;
+            }
         }
         metrics::add(&self.way.edge.metrics.blocked_ns, waited);
         let mut state = self.state.lock();
@@ -388,6 +457,11 @@ impl Lane {
             true => Ok(()),
             false => self.send_pack(&mut state),
         }
+    }
+
+    /// Barriers that are not to wait for credit at this place.
+    fn signal(&self, at: usize) -> Option<&UnalignedSignal> {
+        self.way.signal.as_ref().filter(|_| self.may_owe[at])
     }
 
     /// Puts a batch to those that wait.
@@ -423,30 +497,21 @@ impl Lane {
         metrics::add(&way.edge.metrics.rows_sent, batch.num_rows() as u64);
         let mut waited = 0;
         // By number: nothing is locked while it waits for credit. Nobody else sends meanwhile, and the pack is empty.
-        let mut accounts = &self.accounts[..];
-        let places = self.state.lock().ends.len();
-        for at in 0..places {
-            let elsewhere = match &self.state.lock().ends[at].place {
-                Destination::Local { .. } => None,
-                Destination::Remote { workers, .. } => {
-                    Some(workers.iter().map(|(worker, _)| *worker).collect::<Vec<_>>())
-                }
-            };
-            let Some(workers) = elsewhere else {
-                let (account, _) = accounts.split_off_first().expect("every place has its accounts");
+        for (at, accounts) in self.accounts.iter().enumerate() {
+            let is_here = matches!(self.state.lock().ends[at].place, Destination::Local { .. });
+            if is_here {
                 let cost = bytes + BATCH_COST_BYTES;
-                waited += account.acquire(cost, way.signal.as_ref()).await;
+                waited += accounts[0][0].acquire(cost, self.signal(at)).await;
                 let mut state = self.state.lock();
                 state.unread += cost;
                 state.ends[at].hand_over(way, batch.clone(), cost, cost);
                 continue;
-            };
-            let theirs = accounts.split_off(..workers.len()).expect("every place has its accounts");
-            if theirs.iter().all(|(account, _)| account.is_stopped()) {
+            }
+            if accounts.iter().flatten().all(|account| account.is_stopped()) {
                 continue;
             }
             for piece in pieces(batch.clone()) {
-                waited += self.send_block(at, LaneRows::Batch(&piece), theirs.iter().zip(&workers)).await?;
+                waited += self.send_block(at, LaneRows::Batch(&piece)).await?;
             }
         }
         metrics::add(&way.edge.metrics.blocked_ns, waited);
@@ -458,22 +523,22 @@ impl Lane {
     }
 
     /// Sends a block to the workers of place `at`, as their accounts allow it. Returns how long it waited for that.
-    async fn send_block<'a>(
-        &self,
-        at: usize,
-        rows: LaneRows<'_>,
-        to: impl Iterator<Item = (&'a (Arc<CreditAccount>, bool), &'a u32)>,
-    ) -> Result<u64, TaskError> {
+    async fn send_block(&self, at: usize, rows: LaneRows<'_>) -> Result<u64, TaskError> {
         let (way, mut waited) = (&self.way, 0);
-        let frame = self.state.lock().ends[at].frame(way, rows)?.into_buffer();
-        for ((account, may_owe), worker) in to {
+        let (frame, to) = {
+            let end = &mut self.state.lock().ends[at];
+            let (frame, tree) = (end.frame(way, rows)?.into_buffer(), end.tree());
+            let Destination::Remote { trees, .. } = &end.place else { unreachable!("a frame was made for it") };
+            (frame, trees[tree].clone())
+        };
+        for WorkerCredit { worker, account } in to {
             // Of a broadcast that others want: what nobody waits for would have nothing to hold it back.
             if account.is_stopped() {
                 continue;
             }
-            waited += account.acquire(frame.len() as u64, way.signal.as_ref().filter(|_| *may_owe)).await;
+            waited += account.acquire(frame.len() as u64, self.signal(at)).await;
             count_frame(way, frame.len() as u64);
-            way.links.send_shared(*worker, frame.clone());
+            way.links.send_shared(worker, frame.clone());
         }
         self.state.lock().ends[at].count(rows.len() as u64);
         Ok(waited)
@@ -481,22 +546,24 @@ impl Lane {
 
     /// Sends some rows of several batches, as [`Lane::send`] would send a batch of them.
     pub(super) async fn send_part(self: &Arc<Self>, gather: &RowGather, part: &RowSubset) -> Result<(), TaskError> {
-        let worker = match self.state.lock().ends.as_slice() {
-            [LaneTarget { place: Destination::Remote { workers, .. }, .. }] if workers.len() == 1 => Some(workers[0].0),
-            _ => None,
+        let is_to_one_there = match self.state.lock().ends.as_slice() {
+            [LaneTarget { place: Destination::Remote { trees, .. }, .. }] => {
+                matches!(&trees[..], [one] if one.len() == 1)
+            }
+            _ => false,
         };
         let widths = gather.widths().unwrap_or_default();
         let bytes = (part.len() * widths.iter().sum::<usize>()) as u64;
-        let Some(worker) = worker.filter(|_| (SMALL_BYTES_MAX + 1..=BLOCK_BYTES_MAX).contains(&bytes)) else {
+        if !is_to_one_there || !(SMALL_BYTES_MAX + 1..=BLOCK_BYTES_MAX).contains(&bytes) {
             return self.send(gather.part(part)?).await;
-        };
+        }
         self.flush()?;
         if self.is_stopped() {
             return Ok(());
         }
         metrics::add(&self.way.edge.metrics.rows_sent, part.len() as u64);
         let rows = LaneRows::Part(gather, part, &widths);
-        let waited = self.send_block(0, rows, self.accounts.iter().zip(&[worker])).await?;
+        let waited = self.send_block(0, rows).await?;
         metrics::add(&self.way.edge.metrics.blocked_ns, waited);
         Ok(())
     }
