@@ -47,10 +47,15 @@ pub trait RowAssigner: Send {
     /// When it cannot tell; fails the task.
     fn assign(&mut self, batch: &RecordBatch, targets: &mut Vec<u32>) -> Result<RowAssignment, TaskError>;
 
-    /// Where the next batch goes as a whole, if that does not hang on what is in it: then [`RowAssigner::assign`] is
-    /// not asked.
+    /// Where the next batch goes as a whole, if any copy can have it: then [`RowAssigner::assign`] is not asked. If that
+    /// copy has no room, and another one has, the batch goes there.
     fn assign_unseen(&mut self) -> Option<u32> {
         None
+    }
+
+    /// That batch went to `target` instead.
+    fn reassigned(&mut self, target: u32) {
+        let _ = target;
     }
 
     /// What it has counted is to be known to others now.

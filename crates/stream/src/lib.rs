@@ -38,7 +38,7 @@ pub use operators::keyed::{
 pub use operators::process::process;
 pub use plan::late_output::{LateTo, MakeLateSink};
 pub use plan::memory::table_stream;
-pub use plan::step_names::named;
+pub use plan::passing::{named, shuffled};
 pub use plan::table::{BadTo, StreamOutput, StreamSink, StreamSource, from_stream};
 pub use rows::late_rows::LateRows;
 pub use time::window::{EarlyResults, WindowKind, WindowRule};

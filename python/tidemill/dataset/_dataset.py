@@ -46,7 +46,7 @@ _OF_TABLES = frozenset((
     "write_records", "write_text",
 ))  # fmt: skip
 #: Methods for a query that runs on and on.
-_OF_STREAMS = frozenset(("step_name", "write_stream"))
+_OF_STREAMS = frozenset(("shuffle", "step_name", "write_stream"))
 
 
 class DataSet(DataSetWriters):
@@ -573,8 +573,8 @@ class DataSet(DataSetWriters):
         if self._native.is_stream():
             # Lowering a stream drops partitionings, as those of the planner mean nothing there.
             raise DataSetError(
-                "repartition is not supported on a stream: leave it out; to bring rows with equal keys to one worker, "
-                "use a step with keys, such as group_by(...) or key_by(...).process(...)"
+                "repartition is not supported on a stream: to spread rows over all workers, use shuffle(); to bring rows "
+                "with equal keys to one worker, use a step with keys, such as group_by(...) or key_by(...).process(...)"
             )
         return self._step(self._native.repartition(partitions, columns(by, {})))
 
@@ -943,6 +943,32 @@ class DataSet(DataSetWriters):
                 f"step_name({name!r}): a name has no comma with a space behind it, as tasks of a step are called by its name and that"
             )
         return self._step(self._native.named(name))
+
+    def shuffle(self) -> DataSet:
+        """Spread the rows of a stream over all workers, whatever is in them, for costly steps behind it.
+
+        A source runs on as many workers as it has splits (partitions of a topic, files), and steps without keys run
+        where the source does. Behind a shuffle they run on all workers. Batches go to the workers in turn; a worker
+        that has no room for more, as it or its link is slow, is passed over while others have some. Rows do not keep
+        their order.
+
+        Returns
+        -------
+        DataSet
+            The same rows.
+
+        Raises
+        ------
+        DataSetError
+            If this is not a stream; use `repartition`.
+
+        Examples
+        --------
+        >>> import tidemill as tm
+        >>> numbers = tm.stream.from_table(tm.from_dict({"n": [1, 2, 3]}).collect())
+        >>> numbers.shuffle().select(tm.col("n") * 2).write_stream(tm.stream.print())  # doctest: +SKIP
+        """
+        return self._step(self._native.shuffled())
 
     def write_stream(
         self,

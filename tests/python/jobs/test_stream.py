@@ -607,13 +607,14 @@ def test_what_needs_all_rows_is_refused_on_a_stream_and_not_offered(tmp_path: Pa
     rows = tm.from_dict({"n": [1, 2, 3]})
     stream = tm.stream.from_table(rows.collect())
     for by in ((), ("n",)):
-        with pytest.raises(tm.DataSetError, match=r"repartition is not supported on a stream: leave it out; .* key_by"):
+        refused = r"repartition is not supported on a stream: .* use shuffle\(\); .* key_by"
+        with pytest.raises(tm.DataSetError, match=refused):
             stream.repartition(4, *by)
     # Said in SQL it is a step of the plan.
     with pytest.raises(tm.DataSetError, match="repartition is not supported on a stream"):
         tm.sql("select n from rows distribute by n", rows=stream).write_stream(print)
     every = set(dir(tm.DataSet))
-    assert every - set(dir(rows)) == {"step_name", "write_stream"} <= set(dir(stream)) <= every
+    assert every - set(dir(rows)) == {"shuffle", "step_name", "write_stream"} <= set(dir(stream)) <= every
     place = tmp_path / "out"
     calls: dict[str, Callable[[tm.DataSet], object]] = {
         "bsp": lambda data: data.bsp(lambda comm, table: table),

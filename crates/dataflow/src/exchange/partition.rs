@@ -26,7 +26,7 @@ pub struct Partition {
 #[derive(Clone)]
 enum PartitionBy {
     Key { columns: Vec<String>, buckets: u32, route: Option<Arc<RouteMap>> },
-    Turn,
+    Turn { strict: bool },
     Function { name: String, function: TargetFunction },
 }
 
@@ -57,9 +57,15 @@ impl Partition {
         self
     }
 
-    /// Batches in turn, each copy beginning with another.
+    /// Batches in turn, each copy beginning with another. A copy that has no room is passed over while others have some,
+    /// so that one slow copy does not hold up the rest.
     pub fn round_robin() -> Self {
-        Partition { by: PartitionBy::Turn }
+        Partition { by: PartitionBy::Turn { strict: false } }
+    }
+
+    /// Batches strictly in turn, whatever room copies have: copies get equally many.
+    pub fn in_turn() -> Self {
+        Partition { by: PartitionBy::Turn { strict: true } }
     }
 
     /// Where `function` says; `name` stands for it in plans, and must change when it does.
@@ -77,7 +83,7 @@ impl Partition {
                 hasher: KeyHasher::new(columns(schema, names).expect("checked before")),
                 route: route.clone().unwrap_or_else(|| Arc::new(RouteMap::even(*buckets, targets))),
             }),
-            PartitionBy::Turn => Arc::new(ByTurn),
+            PartitionBy::Turn { strict } => Arc::new(ByTurn { strict: *strict }),
             PartitionBy::Function { function, .. } => Arc::new(ByFunction(Arc::clone(function))),
         })
     }
@@ -92,7 +98,8 @@ impl Exchange for Partition {
             PartitionBy::Key { columns, route: Some(route), .. } => {
                 format!("partition by {} along {}", columns.join(", "), route.describe())
             }
-            PartitionBy::Turn => "partition in turn".into(),
+            PartitionBy::Turn { strict: false } => "partition in turn".into(),
+            PartitionBy::Turn { strict: true } => "partition strictly in turn".into(),
             PartitionBy::Function { name, .. } => format!("partition by function {name}"),
         }
     }
@@ -117,7 +124,7 @@ impl Exchange for Partition {
     }
 
     fn allows_rounds(&self) -> bool {
-        !matches!(self.by, PartitionBy::Turn)
+        !matches!(self.by, PartitionBy::Turn { .. })
     }
 
     fn lower(&self, lowering: &mut Lowering<'_>) {
@@ -211,16 +218,19 @@ impl RowAssigner for AssignByKey {
     }
 }
 
-struct ByTurn;
+struct ByTurn {
+    strict: bool,
+}
 
 struct AssignByTurn {
     next: u32,
     targets: u32,
+    strict: bool,
 }
 
 impl Partitioner for ByTurn {
     fn start(&self, seat: &PartitionerContext) -> Box<dyn RowAssigner> {
-        Box::new(AssignByTurn { next: seat.source % seat.targets, targets: seat.targets })
+        Box::new(AssignByTurn { next: seat.source % seat.targets, targets: seat.targets, strict: self.strict })
     }
 }
 
@@ -238,7 +248,12 @@ impl RowAssigner for AssignByTurn {
     }
 
     fn assign_unseen(&mut self) -> Option<u32> {
-        Some(self.turn())
+        (!self.strict).then(|| self.turn())
+    }
+
+    /// Else whoever follows a copy without room would get its batches.
+    fn reassigned(&mut self, target: u32) {
+        self.next = (target + 1) % self.targets;
     }
 }
 

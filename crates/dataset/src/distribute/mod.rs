@@ -469,7 +469,7 @@ fn exchange(cut: &StageEdge, target_copies: usize) -> ExchangeHandle {
             let keys = keys.clone();
             ExchangeHandle::Partition(Partition::with(name, move |batch, _| Ok(by_hash(&keys, batch, start, count)?)))
         }
-        RowExchange::Turn if cut.copies == (0..target_copies) => ExchangeHandle::Partition(Partition::round_robin()),
+        RowExchange::Turn if cut.copies == (0..target_copies) => ExchangeHandle::Partition(Partition::in_turn()),
         RowExchange::Turn => {
             let next = AtomicU32::new(0);
             ExchangeHandle::Partition(Partition::with(name, move |batch, _| {

@@ -246,6 +246,11 @@ impl NativeDataSet {
         Self::step(py, || tidemill_stream::named(&self.0, name))
     }
 
+    /// The same rows of a stream, dealt to all copies of the steps behind.
+    fn shuffled(&self, py: Python<'_>) -> PyResult<Self> {
+        Self::step(py, || tidemill_stream::shuffled(&self.0))
+    }
+
     /// Whether its rows have no end.
     fn is_stream(&self) -> bool {
         self.0.is_stream()

@@ -16,7 +16,7 @@ use tidemill_dataset::extend::reads_stream;
 use tidemill_dataset::extend::window_names::is_time_window;
 
 use crate::plan::common_subplans::PartTable;
-use crate::plan::step_names::NamedTable;
+use crate::plan::passing::PassingTable;
 use crate::plan::table::StreamSink;
 use crate::rows::late_rows::LateColumns;
 
@@ -112,7 +112,7 @@ fn has_window(plan: &LogicalPlan) -> bool {
             LogicalPlan::Aggregate(of) => of.group_expr.iter().any(is_time_window),
             // What the query has in common with others was cut out of it, and what has a name lies below that.
             node => {
-                PartTable::cut_at(node).or_else(|| NamedTable::named_at(node)).is_some_and(|below| has_window(&below))
+                PartTable::cut_at(node).or_else(|| PassingTable::below(node)).is_some_and(|below| has_window(&below))
             }
         })
     });

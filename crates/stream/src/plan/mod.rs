@@ -4,7 +4,7 @@
 //!
 //! | module            | what is in it                                |
 //! |-------------------|----------------------------------------------|
-//! | `step_names`      | names that programs give steps               |
+//! | `passing`         | steps that pass rows on: names, shuffles     |
 //! | `table`           | sources and sinks, as queries know them      |
 //! | `memory`          | tables in memory as streams                  |
 //! | `common_subplans` | what several queries of a job have in common |
@@ -17,5 +17,5 @@ pub(crate) mod explain;
 pub(crate) mod late_output;
 pub(crate) mod lower;
 pub(crate) mod memory;
-pub(crate) mod step_names;
+pub(crate) mod passing;
 pub(crate) mod table;

@@ -19,6 +19,7 @@ use crate::error::{DataflowError, TaskError};
 use crate::flow::receive::edge::EdgeRuntime;
 use crate::flow::{EdgeMover, EdgeReduction};
 use crate::link::Links;
+use crate::metrics::{self, EdgeMetrics};
 use crate::partitioner::{PartitionerContext, RowAssigner, RowAssignment};
 use crate::task::{CancelToken, LongTurn};
 use crate::unaligned::UnalignedSignal;
@@ -41,6 +42,7 @@ struct PartitionedLanes {
     targets: Vec<u32>,
     scatter: Scatter,
     lanes: Vec<Arc<Lane>>,
+    metrics: Arc<EdgeMetrics>,
     /// Where the next batch goes as a whole, if that is known.
     next: Option<u32>,
 }
@@ -86,6 +88,7 @@ impl Outlet {
                 targets: Vec::new(),
                 scatter: Scatter::new(&edge.schema, edge.targets(), edge.batch_bytes),
                 lanes: (0..edge.targets()).map(lane).collect(),
+                metrics: Arc::clone(&edge.metrics),
                 next: None,
             })),
         };
@@ -236,11 +239,10 @@ impl PartitionedLanes {
 
     async fn send(&mut self, batch: RecordBatch) -> Result<(), TaskError> {
         self.targets.clear();
-        let assignment = match self.next.take() {
-            Some(target) => RowAssignment::Whole(target),
-            None => self.assign.assign(&batch, &mut self.targets)?,
-        };
-        match assignment {
+        if let Some(target) = self.next.take().or_else(|| self.assign.assign_unseen()) {
+            return self.send_to_any(target, batch).await;
+        }
+        match self.assign.assign(&batch, &mut self.targets)? {
             RowAssignment::Whole(target) => {
                 let lane = self.lanes.get(target as usize);
                 let lane =
@@ -250,6 +252,17 @@ impl PartitionedLanes {
             RowAssignment::ByRow if self.scatter.collect(batch, &self.targets)? => self.flush().await,
             RowAssignment::ByRow => Ok(()),
         }
+    }
+
+    /// Sends a batch to copy `first`, or to the next one behind it that has room, if that one has none.
+    async fn send_to_any(&mut self, first: u32, batch: RecordBatch) -> Result<(), TaskError> {
+        let lanes = &self.lanes;
+        let (target, waited_ns) = Lane::first_with_room(lanes, first as usize).await;
+        metrics::add(&self.metrics.blocked_ns, waited_ns);
+        if target != first as usize {
+            self.assign.reassigned(target as u32);
+        }
+        lanes[target].send(batch).await
     }
 
     async fn flush(&mut self) -> Result<(), TaskError> {

@@ -52,7 +52,7 @@ use crate::operators::bsp::BspExec;
 use crate::operators::process::{ProcessExec, process_task};
 use crate::plan::common_subplans::PartExec;
 use crate::plan::late_output::{LateTo, MakeLateSink};
-use crate::plan::step_names::NamedExec;
+use crate::plan::passing::PassingStep;
 use crate::plan::table::{StreamExec, StreamOutput, StreamSink};
 use crate::rows::keyed::{KeyedRows, KeyedTask};
 use crate::rows::late_rows::{LATE, LateRows};
@@ -311,8 +311,10 @@ impl<'a> JobLowering<'a> {
         if passes(plan) {
             return self.node(plan.children()[0]);
         }
-        if let Some(named) = StreamStepExec::step_of::<NamedExec>(plan.as_ref()) {
-            return self.named(&named.0, plan.children()[0]);
+        match StreamStepExec::step_of::<PassingStep>(plan.as_ref()) {
+            Some(PassingStep::Named(name)) => return self.named(name, plan.children()[0]),
+            Some(PassingStep::Shuffle) => return self.shuffled(plan.children()[0]),
+            None => {}
         }
         if any.is::<UnionExec>() {
             self.names_one("a union has several; name each before it")?;
@@ -447,6 +449,18 @@ impl<'a> JobLowering<'a> {
         });
         self.names.push(Arc::clone(name));
         self.node(input)
+    }
+
+    fn shuffled(&mut self, input: &Arc<dyn ExecutionPlan>) -> Result<RowFlow> {
+        let rows = self.node(input)?;
+        let RowFlow { from, schema, times, sources } = self.done(rows, |lower| lower.numbered("steps"));
+        let task = TaskSpec::operator(self.numbered("shuffle"), |_| Ok(StepsTask(RowSteps::default())));
+        let task = task.streaming().input("rows").output(ROWS, Arc::clone(&schema)).copies(self.copies);
+        let task = self.graph.add(task);
+        for branch in from {
+            self.graph.connect(branch.task.port(ROWS), task, Partition::round_robin());
+        }
+        Ok(RowFlow::of(task, self.copies, schema, times, sources))
     }
 
     /// Refuses a name for what is not one step.

@@ -62,8 +62,8 @@ fn check_steps(plan: &LogicalPlan) -> datafusion::error::Result<()> {
         match node {
             LogicalPlan::Sort(sort) if reads_stream(&sort.input) => return Err(until_the_end(SORT).into()),
             LogicalPlan::Repartition(step) if reads_stream(&step.input) => {
-                let remedy = "repartition is not supported on a stream: leave it out; to bring rows with equal keys to \
-                              one worker, process or aggregate them by key";
+                let remedy = "repartition is not supported on a stream: to spread rows over all workers, shuffle them; to \
+                              bring rows with equal keys to one worker, process or aggregate them by key";
                 return Err(DataSetError::Unsupported(remedy.into()).into());
             }
             _ => {}

@@ -1,7 +1,7 @@
-//! Names that a program gives steps of streams: what checkpoints, plans and errors call them, wherever they come in the
-//! program.
+//! Steps of streams that pass rows on as they are: a name for the step below, by which checkpoints, plans and errors call
+//! it wherever it comes in the program; and a shuffle, behind which all copies work.
 //!
-//! In a plan a name is a table, as a function on keys is: what lies below is planned when it is scanned.
+//! In a plan each is a table, as a function on keys is: what lies below is planned when it is scanned.
 
 use std::fmt;
 use std::sync::Arc;
@@ -27,46 +27,64 @@ pub fn named(rows: &DataSet, name: &str) -> std::result::Result<DataSet, DataSet
             "step_name({name:?}): steps of streams have names, and this is no stream"
         )));
     }
+    passing(rows, PassingStep::Named(Arc::from(name)))
+}
+
+/// The same rows, dealt to all copies of the steps behind, whatever is in them: batch by batch in turn, but not to a copy
+/// that has no room while others have some.
+///
+/// # Errors
+/// `Query`, if this is no stream.
+pub fn shuffled(rows: &DataSet) -> std::result::Result<DataSet, DataSetError> {
+    if !rows.is_stream() {
+        let remedy = "shuffle() deals the rows of a stream, and this is no stream; use repartition(n)";
+        return Err(DataSetError::Query(remedy.into()));
+    }
+    passing(rows, PassingStep::Shuffle)
+}
+
+fn passing(rows: &DataSet, step: PassingStep) -> std::result::Result<DataSet, DataSetError> {
     let (state, input) = rows.frame().clone().into_parts();
     let schema = Arc::new(input.schema().as_arrow().clone());
-    let table = NamedTable { name: Arc::from(name), input, schema };
+    let name = step.title();
+    let table = PassingTable { step, input, schema };
     let plan =
         LogicalPlanBuilder::scan(name, provider_as_source(Arc::new(StepProvider(Arc::new(table)))), None)?.build()?;
     DataSet::new(DataFrame::new(state, plan))
 }
 
-/// A step's name, in a query.
-pub(crate) struct NamedTable {
-    name: Arc<str>,
+/// Such a step, in a query.
+pub(crate) struct PassingTable {
+    step: PassingStep,
     input: LogicalPlan,
     schema: SchemaRef,
 }
 
-impl NamedTable {
-    /// What has a name at this node of a plan, if anything has.
-    pub(crate) fn named_at(node: &LogicalPlan) -> Option<LogicalPlan> {
-        StepProvider::step_of::<NamedTable>(table_at(node)?.as_ref()).map(|named| named.input.clone())
+impl PassingTable {
+    /// What is below such a step at this node of a plan, if there is one.
+    pub(crate) fn below(node: &LogicalPlan) -> Option<LogicalPlan> {
+        StepProvider::step_of::<PassingTable>(table_at(node)?.as_ref()).map(|table| table.input.clone())
     }
 }
 
-impl StepTable for NamedTable {
+impl StepTable for PassingTable {
     fn input(&self) -> Option<&LogicalPlan> {
         Some(&self.input)
     }
 
     fn over(&self, input: LogicalPlan) -> Option<Arc<dyn StepTable>> {
-        Some(Arc::new(NamedTable { name: Arc::clone(&self.name), input, schema: Arc::clone(&self.schema) }))
+        Some(Arc::new(PassingTable { step: self.step.clone(), input, schema: Arc::clone(&self.schema) }))
     }
 }
 
-impl fmt::Debug for NamedTable {
+impl fmt::Debug for PassingTable {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("NamedTable").field("name", &self.name).finish_non_exhaustive()
+        f.debug_struct("PassingTable").field("step", &self.step).finish_non_exhaustive()
     }
 }
 
 #[async_trait]
-impl TableProvider for NamedTable {
+impl TableProvider for PassingTable {
     fn schema(&self) -> SchemaRef {
         Arc::clone(&self.schema)
     }
@@ -76,9 +94,13 @@ impl TableProvider for NamedTable {
     }
 
     /// What is filtered behind it, and which columns are left out, is so below it, too: so that nothing is computed and
-    /// kept there that nobody wants.
+    /// kept there that nobody wants. But what stands behind a shuffle is to be computed by all copies.
     fn supports_filters_pushdown(&self, filters: &[&Expr]) -> Result<Vec<TableProviderFilterPushDown>> {
-        Ok(vec![TableProviderFilterPushDown::Exact; filters.len()])
+        let supported = match self.step {
+            PassingStep::Named(_) => TableProviderFilterPushDown::Exact,
+            PassingStep::Shuffle => TableProviderFilterPushDown::Unsupported,
+        };
+        Ok(vec![supported; filters.len()])
     }
 
     async fn scan(
@@ -97,32 +119,43 @@ impl TableProvider for NamedTable {
             plan = plan.project(columns.collect::<Vec<_>>())?;
         }
         let input = planned_below(session, &plan.build()?).await?;
-        Ok(Arc::new(StreamStepExec::new(Arc::new(NamedExec(Arc::clone(&self.name))), Some(input))?))
+        Ok(Arc::new(StreamStepExec::new(Arc::new(self.step.clone()), Some(input))?))
     }
 }
 
 /// Stands in the plan of a stream until it is lowered. Its text is the same wherever a plan has the step named once.
-#[derive(Debug)]
-pub(crate) struct NamedExec(pub Arc<str>);
+#[derive(Clone, Debug)]
+pub(crate) enum PassingStep {
+    /// The last step below that keeps something is called so.
+    Named(Arc<str>),
+    /// Any copy of what is behind gets any rows.
+    Shuffle,
+}
 
-impl StreamStep for NamedExec {
+impl StreamStep for PassingStep {
     fn kind(&self) -> &'static str {
-        "NamedExec"
+        match self {
+            PassingStep::Named(_) => "NamedExec",
+            PassingStep::Shuffle => "ShuffleExec",
+        }
     }
 
     fn title(&self) -> String {
-        self.0.to_string()
+        match self {
+            PassingStep::Named(name) => name.to_string(),
+            PassingStep::Shuffle => "shuffle".into(),
+        }
     }
 
     fn schema(&self, input: Option<SchemaRef>) -> Result<SchemaRef> {
-        input.ok_or_else(|| DataFusionError::Internal("a name without a step".into()))
+        input.ok_or_else(|| DataFusionError::Internal("a step of a stream without rows".into()))
     }
 
     fn refusal(&self) -> DataFusionError {
         let error = format!(
             "{} is a step of a stream: run it with write_stream, such as write_stream(print), or preview its first \
              rows with show()",
-            self.0
+            self.title()
         );
         DataFusionError::from(DataSetError::Unsupported(error))
     }
