@@ -103,7 +103,7 @@ def _parent() -> Path | None:
         # In a container the path may be that of the system outside.
         at = path.lstrip("/")
         if "cpu" in controllers.split(","):
-            places = [_MOUNTED / name / at for name in ("cpu", controllers) for at in (at, ".")]
+            places = [_MOUNTED / name / below for name in ("cpu", controllers) for below in (at, ".")]
             for folder in places:
                 if (folder / "cgroup.procs").exists():
                     return folder
