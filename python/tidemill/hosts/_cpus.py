@@ -170,7 +170,8 @@ def _sweep(parent: Path) -> None:
 
 
 def _remedy(error: OSError, parent: Path) -> str:
-    if error.errno == errno.EROFS or os.geteuid() == 0:
+    # An ordinary user is root within a user namespace, but not the owner of what root has.
+    if error.errno == errno.EROFS or parent.stat().st_uid == os.geteuid():
         return "run this container with --privileged"
     if (parent / "cgroup.controllers").exists():
         return "make the cluster and run its jobs as root, or in a shell of `systemd-run --user --scope -p Delegate=yes bash`"
