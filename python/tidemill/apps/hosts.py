@@ -102,7 +102,8 @@ def _up(options: argparse.Namespace) -> None:
     owner = os.getppid() if options.owner is None else options.owner
     made = up(options.hosts, bandwidth=options.bandwidth, cpus=options.cpus, name=options.name, owner=owner)
     ends = "until `tidemill hosts down`" + (f", or until process {owner} ends" if owner else "")
-    print(f"{made.name}: {', '.join(host.name for host in made.hosts)} are up {ends}")
+    are = "are" if len(made.hosts) > 1 else "is"
+    print(f"{made.name}: {', '.join(host.name for host in made.hosts)} {are} up {ends}")
 
 
 def _set(options: argparse.Namespace) -> None:

@@ -17,9 +17,10 @@ from types import TracebackType
 from typing import Any
 
 from tidemill._streaming import status
-from tidemill.hosts._commands import HostsError, bandwidth_bits, checked, missing, shape
+from tidemill.hosts._commands import HostsError, bandwidth_bits, checked, environment, missing, shape
 from tidemill.hosts._cpus import CpuGroup
 from tidemill.hosts._keeper import DEVICE, start_time, twin
+from tidemill.hosts._rights import lacking, refusal
 
 __all__ = ["Cluster", "Host", "Traffic", "find", "names", "up"]
 
@@ -248,7 +249,12 @@ def _checked_cpus(cpus: Any) -> float:
 def _folder() -> Path:
     """Return the folder in which clusters of this user are told."""
     folder = status.folder().with_name("hosts")
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise HostsError(
+            f"clusters are told in {folder}, which cannot be made ({error.strerror}); set XDG_RUNTIME_DIR to a folder of your own"
+        ) from None
     if folder.stat().st_uid != os.getuid():
         raise HostsError(f"{folder} belongs to another user; set XDG_RUNTIME_DIR to a folder of your own")
     return folder
@@ -330,7 +336,7 @@ def up(
     if isinstance(hosts, bool) or not isinstance(hosts, int) or not 1 <= hosts <= _HOSTS_MAX:
         raise HostsError(f"hosts={hosts!r} must be a number of hosts, from 1 to {_HOSTS_MAX}")
     file = _folder() / f"{_checked_name(name)}.json"
-    if why := missing():
+    if why := missing() or lacking():
         raise HostsError(why)
     if name in names():
         raise HostsError(
@@ -353,6 +359,7 @@ def up(
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         start_new_session=True,
+        env=environment(),
     )
     if keeper.stdout is None or keeper.stderr is None:
         raise HostsError("a process has no pipes")
@@ -363,17 +370,4 @@ def up(
             return find(name)._kept_by(keeper)
         text = errors.read().decode(errors="replace").strip()
     keeper.wait()
-    raise HostsError(_why(told.get("error") or text or "their keeper has ended without a word", rootless=rootless))
-
-
-def _why(text: str, *, rootless: bool) -> str:
-    """Return what to do when hosts cannot be made."""
-    denied = "not permitted" in text or "denied" in text.lower()
-    if not denied:
-        return f"emulated hosts cannot be made: {text}"
-    remedy = (
-        "allow user namespaces (sysctl kernel.unprivileged_userns_clone=1, kernel.apparmor_restrict_unprivileged_userns=0), or run as root"
-        if rootless
-        else "run this container with --privileged, or --cap-add SYS_ADMIN --cap-add NET_ADMIN"
-    )
-    return f"this user may not make emulated hosts ({text}); {remedy}"
+    raise HostsError(refusal(told.get("error") or text or "their keeper has ended without a word", rootless=rootless))

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
 from collections.abc import Sequence
 from typing import Any
 
-__all__ = ["NEEDED", "HostsError", "bandwidth_bits", "checked", "described", "missing", "shape"]
+__all__ = ["NEEDED", "HostsError", "bandwidth_bits", "checked", "described", "environment", "missing", "shape"]
 
 #: The programs, and the packages that have them.
 NEEDED = {
@@ -19,6 +20,9 @@ NEEDED = {
     "nsenter": "util-linux",
     "setpriv": "util-linux",
 }
+
+#: Where systems have programs that not all of them let ordinary users find: Debian has tc(8) there.
+_SYSTEM_FOLDERS = ("/usr/sbin", "/sbin")
 
 _UNITS = {"bit": 1, "kbit": 10**3, "mbit": 10**6, "gbit": 10**9}
 #: The least that a token bucket holds, in bytes; and how many times a second it must be enough for.
@@ -31,9 +35,14 @@ class HostsError(RuntimeError):
     """A cluster of emulated hosts cannot be made, found or changed."""
 
 
+def environment() -> dict[str, str]:
+    """Return this process's environment, in which the system's programs are found."""
+    return {**os.environ, "PATH": os.pathsep.join([os.environ.get("PATH", os.defpath), *_SYSTEM_FOLDERS])}
+
+
 def missing() -> str | None:
     """Return a sentence that names programs that are not installed; None if all are."""
-    lacking = [name for name in NEEDED if shutil.which(name) is None]
+    lacking = [name for name in NEEDED if shutil.which(name, path=environment()["PATH"]) is None]
     if not lacking:
         return None
     packages = " ".join(dict.fromkeys(NEEDED[name] for name in lacking))
@@ -43,7 +52,7 @@ def missing() -> str | None:
 def checked(*command: str) -> str:
     """Run a program to its end, and return what it printed."""
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=environment())
     except (OSError, subprocess.TimeoutExpired) as error:
         raise HostsError(f"{command[0]}: {error}") from None
     if done.returncode != 0:
@@ -77,7 +86,8 @@ def shape(enter: Sequence[str], device: str, bits: int | None) -> None:
     """Limit what a device sends by a token bucket, in the namespaces that the words `enter` lead to."""
     if bits is None:
         # There may be none: that is what was asked for.
-        subprocess.run([*enter, "tc", "qdisc", "del", "dev", device, "root"], capture_output=True, timeout=60)
+        delete = [*enter, "tc", "qdisc", "del", "dev", device, "root"]
+        subprocess.run(delete, capture_output=True, timeout=60, env=environment())
         return
     burst = max(_BURST_MIN, bits // 8 // _BURSTS)
     bucket = ["tbf", "rate", f"{bits}bit", "burst", str(burst), "latency", _QUEUE]

@@ -1,10 +1,18 @@
-"""Groups of processes that have a part of the processors, by cgroups of either version."""
+"""Groups of processes that have a part of the processors, by cgroups of either version.
+
+Version 2 lets a group have processes or divide its processors among groups below it, not both. The root of all groups may do both,
+and systemd divides it, which root uses. Elsewhere, in a container or a scope that systemd has delegated to a user, what has been
+started moves to a group of its own first.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import errno
+import os
+import re
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,6 +21,8 @@ from tidemill.hosts._commands import HostsError
 __all__ = ["CpuGroup"]
 
 _MOUNTED = Path("/sys/fs/cgroup")
+#: Where processes move that have been in a group which is divided.
+_REST = "tidemill-rest"
 #: The time in which a group may use its part, in microseconds: short, so that a slow host is slow and not by turns.
 _PERIOD_US = 20_000
 #: How long processes that have been killed may take to be gone.
@@ -35,16 +45,24 @@ class CpuGroup:
         """Make a group whose processes together get `cpus` processors."""
         parent = _parent()
         if parent is None:
-            raise HostsError("cpus= needs cgroups with the cpu controller, and none are mounted below /sys/fs/cgroup")
-        folder = parent / name
+            raise HostsError(
+                f"cpus= needs cgroups with the cpu controller, and there are none below {_MOUNTED}; mount them, or, in a container, run that with --privileged"
+            )
+        _sweep(parent)
+        group = cls(parent / name)
         try:
-            folder.mkdir()
+            if (parent / "cgroup.controllers").exists() and not _divides(parent):
+                _divide(parent)
+            group.folder.mkdir()
         except OSError as error:
             raise HostsError(
-                f"cpus= needs to make cgroups below {parent}: {error}; run as root, or under systemd-run --user --scope -p Delegate=yes"
+                f"cpus= needs to make cgroups below {parent}: {error.strerror}; {_remedy(error, parent)}"
             ) from None
-        group = cls(folder)
-        group.limit(cpus)
+        try:
+            group.limit(cpus)
+        except HostsError:
+            group.remove()
+            raise
         return group
 
     @property
@@ -62,8 +80,7 @@ class CpuGroup:
                 (self.folder / "cpu.cfs_period_us").write_text(str(_PERIOD_US))
                 (self.folder / "cpu.cfs_quota_us").write_text(str(-1 if quota is None else quota))
         except OSError as error:
-            self.remove()
-            raise HostsError(f"cpus= cannot be set in {self.folder}: {error}") from None
+            raise HostsError(f"cpus= cannot be set in {self.folder}: {error.strerror}") from None
 
     def joined(self, command: Sequence[str]) -> list[str]:
         """Return the command that joins the group and then is `command`."""
@@ -80,23 +97,82 @@ class CpuGroup:
 
 
 def _parent() -> Path | None:
-    """Return the folder of the group that this process is in."""
+    """Return the folder of the group below which this process makes groups."""
     for line in Path("/proc/self/cgroup").read_text().splitlines():
         _, controllers, path = line.split(":", 2)
+        # In a container the path may be that of the system outside.
+        at = path.lstrip("/")
         if "cpu" in controllers.split(","):
-            # In a container the path may be that of the system outside.
-            places = [_MOUNTED / name / at for name in ("cpu", controllers) for at in (path.lstrip("/"), ".")]
-        elif not controllers:
-            places = [_MOUNTED / path.lstrip("/"), _MOUNTED]
-        else:
-            continue
-        for folder in places:
-            if (folder / "cgroup.procs").exists() and ("cpu" in controllers or _has_cpu(folder)):
-                return folder
+            places = [_MOUNTED / name / below for name in ("cpu", controllers) for below in (at, ".")]
+            for folder in places:
+                if (folder / "cgroup.procs").exists():
+                    return folder
+        elif not controllers and (found := _parent_2(at)):
+            return found
     return None
 
 
-def _has_cpu(folder: Path) -> bool:
+def _parent_2(path: str) -> Path | None:
+    """Return the same in version 2: the nearest group that divides its processors, or else that of this process, to be divided."""
+    own = [
+        folder
+        for root in (_MOUNTED, _MOUNTED / "unified")
+        for folder in (root / path, root)
+        if "cpu" in _words(folder / "cgroup.controllers")
+    ]
+    for folder in _upwards(own):
+        if _divides(folder) and os.access(folder, os.W_OK):
+            return folder
+    return own[0] if own else None
+
+
+def _upwards(folders: Sequence[Path]) -> Iterator[Path]:
+    for folder in folders:
+        while (folder / "cgroup.procs").exists():
+            yield folder
+            folder = folder.parent
+
+
+def _words(file: Path) -> list[str]:
+    try:
+        return file.read_text().split()
+    except OSError:
+        return []
+
+
+def _divides(folder: Path) -> bool:
     """Return whether groups below one of version 2 can have a part of the processors."""
-    controllers = folder / "cgroup.subtree_control"
-    return controllers.exists() and "cpu" in controllers.read_text().split()
+    return "cpu" in _words(folder / "cgroup.subtree_control")
+
+
+def _divide(folder: Path) -> None:
+    """Let groups below this one have parts of its processors, for which its processes have to leave."""
+    control = folder / "cgroup.subtree_control"
+    with contextlib.suppress(OSError):
+        control.write_text("+cpu")
+        return
+    rest = folder / _REST
+    rest.mkdir(exist_ok=True)
+    for pid in _words(folder / "cgroup.procs"):
+        # Some end meanwhile.
+        with contextlib.suppress(ProcessLookupError):
+            (rest / "cgroup.procs").write_text(pid)
+    control.write_text("+cpu")
+
+
+def _sweep(parent: Path) -> None:
+    """Remove groups whose keeper was killed, which could not do it. The kernel keeps those that have processes."""
+    for folder in parent.glob("tidemill-*-*"):
+        keeper = re.fullmatch(r"tidemill-(\d+)-\d+", folder.name)
+        if keeper and not Path("/proc", keeper[1]).exists():
+            with contextlib.suppress(OSError):
+                folder.rmdir()
+
+
+def _remedy(error: OSError, parent: Path) -> str:
+    # An ordinary user is root within a user namespace, but not the owner of what root has.
+    if error.errno == errno.EROFS or parent.stat().st_uid == os.geteuid():
+        return "run this container with --privileged"
+    if (parent / "cgroup.controllers").exists():
+        return "make the cluster and run its jobs as root, or in a shell of `systemd-run --user --scope -p Delegate=yes bash`"
+    return "make the cluster as root"

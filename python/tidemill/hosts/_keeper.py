@@ -124,6 +124,14 @@ def _told(spec: dict[str, Any], hosts: Sequence[_Host]) -> dict[str, Any]:
     }
 
 
+def _opened(owner: int) -> int:
+    """Return what becomes readable when a process ends."""
+    try:
+        return os.pidfd_open(owner)
+    except OSError as error:
+        raise HostsError(f"owner={owner} is no process whose end can be waited for ({error.strerror})") from None
+
+
 def _wait(owner: int | None) -> None:
     """Return when the owner has ended, or a signal says so."""
     wake_read, wake_write = os.pipe()
@@ -141,8 +149,8 @@ def main(argv: Sequence[str]) -> int:
     file = Path(spec["file"])
     hosts: list[_Host] = []
     try:
-        owner = None if spec["owner"] is None else os.pidfd_open(spec["owner"])
         try:
+            owner = None if spec["owner"] is None else _opened(spec["owner"])
             _built(spec, hosts)
             text = json.dumps(_told(spec, hosts))
             part = file.with_suffix(f".{os.getpid()}")
