@@ -7,7 +7,7 @@ use std::rc::Rc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::control::wire::MessageDecoder;
-use crate::rendezvous::proof::{
+use crate::handshake::proof::{
     ConnectionClaim, ConnectionPurpose, HandshakeClient, HandshakeError, HandshakeServer, HandshakeStep,
 };
 use crate::rendezvous::{JobKey, JobSecret};
@@ -92,7 +92,8 @@ pub fn frames(stream: &[u8], cuts: &[u8]) {
     }
 }
 
-/// Control messages decode alike however the stream is cut, and cost no more memory than arrived.
+/// Control messages decode alike however the stream is cut, and cost no more memory than arrived. No worker, wherever
+/// it is in the tree, fails because of what a neighbor says.
 pub fn control(stream: &[u8], cuts: &[u8]) {
     let decode = |cuts: &[u8]| {
         let mut decoder = MessageDecoder::default();
@@ -116,6 +117,7 @@ pub fn control(stream: &[u8], cuts: &[u8]) {
     let whole = decode(&[]);
     assert!(whole.0.iter().map(|message| message.payload.len()).sum::<usize>() <= stream.len());
     assert_eq!(whole, decode(cuts));
+    crate::control::fuzz(&whole.0);
 }
 
 /// Nobody gets through a handshake without the key, as a client or as a server; what is said beforehand is bounded.
@@ -145,7 +147,7 @@ fn drive(
 ) {
     let mut rest: VecDeque<u8> = stream.iter().copied().collect();
     while let HandshakeStep::Read(wanted) = step {
-        assert!(wanted > 0 && wanted <= crate::rendezvous::proof::CHUNK_BYTES_MAX);
+        assert!(wanted > 0 && wanted <= crate::handshake::proof::CHUNK_BYTES_MAX);
         if rest.len() < wanted {
             return;
         }
@@ -166,6 +168,7 @@ pub fn told(bytes: &[u8]) {
         assert_eq!(again, Some(placement));
     }
     crate::endpoint::fuzz(bytes);
+    crate::control::exchange::fuzz(bytes);
 }
 
 /// A ring in memory of this process, with every access checked.
@@ -320,14 +323,15 @@ mod tests {
 
         #[test]
         fn control_messages_decode_alike_however_cut(
-            messages in prop::collection::vec((1u8..11, any::<u32>(), 0usize..200), 0..8),
+            messages in prop::collection::vec((1u8..18, 0u32..9, 0u32..9, 0usize..200), 0..20),
             cuts in prop::collection::vec(any::<u8>(), 0..4),
         ) {
             let mut stream = Vec::new();
-            for (kind, rank, len) in messages {
+            for (kind, rank, to, len) in messages {
                 stream.extend_from_slice(&(len as u32).to_le_bytes());
                 stream.extend_from_slice(&[kind, 0, 0, 0]);
                 stream.extend_from_slice(&rank.to_le_bytes());
+                stream.extend_from_slice(&to.to_le_bytes());
                 stream.extend(vec![kind; len]);
             }
             control(&stream, &cuts);
@@ -336,9 +340,10 @@ mod tests {
         /// Starts as an honest client's and an honest server's words do, so that every state is reached.
         #[test]
         fn nobody_gets_through_without_the_key(
-            sound in 0usize..12, last in 0u8..4, side in 0u8..3, rest in prop::collection::vec(any::<u8>(), 0..200),
+            sound in 0usize..12, last in 0u8..6, side in 0u8..3, rest in prop::collection::vec(any::<u8>(), 0..200),
         ) {
-            let mut stream = b"TIDEMILL\x01\x00".to_vec();
+            let mut stream = b"TIDEMILL".to_vec();
+            stream.extend_from_slice(&crate::rendezvous::PROTOCOL.to_le_bytes());
             stream.extend_from_slice(&[last, side]);
             stream.truncate(12 - sound % 3);
             stream.extend(rest);

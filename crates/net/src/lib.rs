@@ -22,6 +22,7 @@
 //! | `ring`        | A single-producer, single-consumer ring of frames            |
 //! | `transport`   | The trait that all transports implement                      |
 //! | `local`       | The transport between workers of one host                    |
+//! | `handshake`   | How two workers connect and prove that they may              |
 //! | `control`     | The control plane: membership of the job                     |
 //! | `environment` | What launchers leave in the environment                      |
 //! | `rendezvous`  | How workers join a job                                       |
@@ -44,6 +45,7 @@ mod frame;
 #[cfg(any(test, fuzzing))]
 #[doc(hidden)]
 pub mod fuzzing;
+mod handshake;
 mod interfaces;
 pub mod local;
 #[doc(hidden)]

@@ -1,19 +1,27 @@
-//! The control plane's thread: carries bytes between the sockets and the decisions in [`super::star`].
+//! The control plane's thread: carries bytes between the sockets and the decisions in [`super::state`].
+//!
+//! A worker whose parent in the tree has ended calls rank 0 from here, and rank 0 answers here. Both are rare, so the
+//! sockets of their handshakes are not in the epoll set, but polled beside it while there are any.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::io;
+use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::thread::{self, ThreadId};
 use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
-use rustix::event::{EventfdFlags, Timespec, epoll, eventfd};
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, epoll, eventfd};
 
-use super::star::{StarAction, StarInput, StarState};
-use super::wire::{ControlKind, ControlLink};
-use super::{ControlError, ControlEvent, HEARTBEAT_INTERVAL, MessageTarget, QUEUE_BYTES_MAX};
+use super::state::{TreeAction, TreeInput, TreeState};
+use super::wire::{ControlKind, ControlLink, ControlMessage};
+use super::{ControlError, ControlEvent, HEARTBEAT_INTERVAL, MessageTarget, QUEUE_BYTES_MAX, TreeLinks};
 use crate::fork::PrivateFd;
+use crate::handshake::dial::DialAttempt;
+use crate::handshake::gate::ConnectionAcceptor;
+use crate::handshake::proof::{ConnectionClaim, ConnectionPurpose};
+use crate::secret::JobKey;
 use crate::threads::spawn_native;
 use crate::{Rank, notice};
 
@@ -50,12 +58,21 @@ enum ControlCommand {
     Stop,
 }
 
-/// Starts the thread with one link per rank it is connected to.
+/// How workers find together again when one of them has ended through which others were connected.
+pub(crate) enum ReturnWay {
+    /// They need not: all are connected to rank 0.
+    None,
+    /// Rank 0: where they call.
+    Gate(Box<ConnectionAcceptor>),
+    /// The others: where rank 0 is.
+    Root { address: SocketAddr, key: JobKey },
+}
+
+/// Starts the thread of a worker in its place of the tree.
 pub(super) fn start(
     me: Rank,
-    size: u32,
     failure_timeout: Duration,
-    links: Vec<(Rank, ControlLink)>,
+    place: TreeLinks,
     on_event: Box<dyn Fn(ControlEvent) + Send + Sync>,
 ) -> Result<ControlDriver, ControlError> {
     let silent_ticks_max = failure_timeout.as_millis().div_ceil(HEARTBEAT_INTERVAL.as_millis()) as u32;
@@ -63,25 +80,29 @@ pub(super) fn start(
     let wake = PrivateFd::new(eventfd(0, flags).map_err(io::Error::from)?);
     let epoll = PrivateFd::new(epoll::create(epoll::CreateFlags::CLOEXEC).map_err(io::Error::from)?);
     epoll::add(&epoll, &wake, epoll::EventData::new_u64(WAKE_TOKEN), epoll::EventFlags::IN).map_err(io::Error::from)?;
-    let mut table: Vec<Option<PolledLink>> = Vec::new();
-    table.resize_with(size as usize, || None);
-    for (rank, link) in links {
-        let token = epoll::EventData::new_u64(u64::from(rank.0));
-        epoll::add(&epoll, &link, token, epoll::EventFlags::IN).map_err(io::Error::from)?;
-        table[rank.index()] = Some(PolledLink { link, wants_out: false });
-    }
     let mailbox = Arc::new(CommandMailbox { state: Mutex::default(), changed: Condvar::new(), wake });
-    let looper = ControlLoop {
+    let TreeLinks { tree, up, children, return_way, .. } = place;
+    let mut looper = ControlLoop {
         me,
-        star: StarState::new(me, size, silent_ticks_max),
-        links: table,
+        size: tree.size(),
+        state: TreeState::new(me, tree, silent_ticks_max),
+        links: BTreeMap::new(),
         epoll,
         mailbox: Arc::clone(&mailbox),
         on_event,
+        return_way,
+        arriving: Vec::new(),
+        dial: None,
         actions: Vec::new(),
+        unread: Vec::new(),
         closed: Vec::new(),
         dropped: 0,
     };
+    let linked = tree.parent(me).into_iter().zip(up).chain(tree.children(me).zip(children));
+    for (rank, link) in linked {
+        looper.links.insert(rank, PolledLink { link, is_read: false, wants_out: false });
+        looper.read(rank)?;
+    }
     let name = format!("tidemill-ctl-{me}");
     let handle = spawn_native(name, move || looper.run())?;
     Ok(ControlDriver { mailbox, thread: handle.thread().id() })
@@ -140,17 +161,27 @@ impl CommandMailbox {
 
 struct PolledLink {
     link: ControlLink,
+    /// It is in the epoll set. One from an orphan is not until rank 0 listens to it.
+    is_read: bool,
     wants_out: bool,
 }
 
 struct ControlLoop {
     me: Rank,
-    star: StarState,
-    links: Vec<Option<PolledLink>>,
+    size: u32,
+    state: TreeState,
+    links: BTreeMap<Rank, PolledLink>,
     epoll: PrivateFd<OwnedFd>,
     mailbox: Arc<CommandMailbox>,
     on_event: Box<dyn Fn(ControlEvent) + Send + Sync>,
-    actions: Vec<StarAction>,
+    return_way: ReturnWay,
+    /// Rank 0: orphans that have proved who they are, and whose first word shows that they know of it.
+    arriving: Vec<(Rank, ControlLink)>,
+    /// An orphan: its call to rank 0.
+    dial: Option<DialAttempt>,
+    actions: Vec<TreeAction>,
+    /// Links that may hold messages which epoll does not know of.
+    unread: Vec<Rank>,
     closed: Vec<(Rank, String)>,
     dropped: u64,
 }
@@ -180,17 +211,16 @@ impl ControlLoop {
         let mut events: Vec<epoll::Event> = Vec::with_capacity(64);
         let mut next_tick = Instant::now() + HEARTBEAT_INTERVAL;
         // What arrived during start-up lies in the links already.
-        for index in 0..self.links.len() {
-            self.receive(Rank(index as u32));
-        }
-        self.step(StarInput::Tick);
+        self.unread.extend(self.links.keys());
+        self.read_unread();
+        self.step(TreeInput::Tick);
         let mut leaving = false;
         loop {
             let now = Instant::now();
             if now >= next_tick {
                 // Late ticks are not made up for: see the module's note on silence.
                 next_tick = now + HEARTBEAT_INTERVAL;
-                self.step(StarInput::Tick);
+                self.step(TreeInput::Tick);
             }
             let mut commands = {
                 let mut state = self.mailbox.state.lock();
@@ -199,10 +229,10 @@ impl ControlLoop {
             };
             for command in commands.drain(..) {
                 match command {
-                    ControlCommand::Send { to, bytes } => self.step(StarInput::Send { to, bytes }),
+                    ControlCommand::Send { to, bytes } => self.step(TreeInput::Send { to, bytes }),
                     ControlCommand::Leave => {
                         leaving = true;
-                        self.step(StarInput::Leave);
+                        self.step(TreeInput::Leave);
                     }
                     ControlCommand::Stop => {
                         // A leave may be waiting to be sent.
@@ -212,19 +242,15 @@ impl ControlLoop {
                 }
             }
             self.flush();
-            if leaving && self.links.iter().flatten().all(|wired| wired.link.backlog() == 0) {
+            let is_sent = || self.links.values().all(|wired| wired.link.backlog() == 0);
+            if leaving && self.state.is_leave_certain() && is_sent() {
                 leaving = false;
                 self.mailbox.state.lock().left = true;
                 self.mailbox.changed.notify_all();
             }
-            let wait = next_tick.saturating_duration_since(Instant::now());
-            let timeout = Timespec { tv_sec: wait.as_secs() as i64, tv_nsec: i64::from(wait.subsec_nanos()) };
-            match epoll::wait(&self.epoll, rustix::buffer::spare_capacity(&mut events), Some(&timeout)) {
-                Ok(_) | Err(rustix::io::Errno::INTR) => {}
-                Err(e) => {
-                    notice!(self.me, "the control plane stopped: epoll: {e}");
-                    return;
-                }
+            if let Err(e) = self.wait(&mut events, next_tick) {
+                notice!(self.me, "the control plane stopped: epoll: {e}");
+                return;
             }
             for event in events.drain(..) {
                 match event.data.u64() {
@@ -234,30 +260,127 @@ impl ControlLoop {
                     rank => self.receive(Rank(rank as u32)),
                 }
             }
+            self.read_unread();
+        }
+    }
+
+    /// Waits until `deadline` for something to happen, and goes on with handshakes.
+    fn wait(&mut self, events: &mut Vec<epoll::Event>, deadline: Instant) -> Result<(), rustix::io::Errno> {
+        let timespec = |until: Instant| {
+            let wait = until.saturating_duration_since(Instant::now());
+            Timespec { tv_sec: wait.as_secs() as i64, tv_nsec: i64::from(wait.subsec_nanos()) }
+        };
+        let mut until = deadline;
+        let gate = match &self.return_way {
+            ReturnWay::Gate(gate) => Some(gate),
+            ReturnWay::None | ReturnWay::Root { .. } => None,
+        };
+        if gate.is_some() || self.dial.is_some() {
+            let mut fds = vec![PollFd::new(&self.epoll, PollFlags::IN)];
+            fds.extend(self.arriving.iter().map(|(_, link)| PollFd::new(link, PollFlags::IN)));
+            fds.extend(self.dial.iter().filter_map(DialAttempt::interest));
+            let before_gate = fds.len();
+            gate.iter().for_each(|gate| gate.interest(&mut fds));
+            let deadlines = gate.iter().filter_map(|gate| gate.next_deadline());
+            until = deadlines.chain(self.dial.iter().filter_map(DialAttempt::next_deadline)).fold(until, Instant::min);
+            match rustix::event::poll(&mut fds, Some(&timespec(until))) {
+                Ok(_) | Err(rustix::io::Errno::INTR) => {}
+                Err(e) => return Err(e),
+            }
+            let ready: Vec<PollFlags> = fds.iter().map(PollFd::revents).collect();
+            drop(fds);
+            self.go_on_dialing(ready[before_gate - 1]);
+            self.go_on_answering(&ready[before_gate..]);
+            // Whatever epoll has to say is there.
+            until = Instant::now();
+        }
+        match epoll::wait(&self.epoll, rustix::buffer::spare_capacity(events), Some(&timespec(until))) {
+            Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
+            Err(e) => Err(e),
+        }
+    }
+
+    /// An orphan's call to rank 0.
+    fn go_on_dialing(&mut self, ready: PollFlags) {
+        let Some(dial) = &mut self.dial else { return };
+        // Without a socket to poll for `ready` is another's, which does no harm.
+        let Ok(Some(met)) = dial.advance(Instant::now(), ready) else { return };
+        self.dial = None;
+        let mut link = ControlLink::new(met.stream);
+        link.queue(ControlKind::Attached, self.me, &[]);
+        self.links.insert(Rank(0), PolledLink { link, is_read: false, wants_out: false });
+        self.step(TreeInput::Attached { from: Rank(0) });
+        self.read_from(Rank(0));
+    }
+
+    /// Rank 0: calls of orphans.
+    fn go_on_answering(&mut self, ready: &[PollFlags]) {
+        let ReturnWay::Gate(gate) = &mut self.return_way else { return };
+        for met in gate.advance(Instant::now(), ready, &|_| false) {
+            if met.call.size == self.size {
+                self.arriving.push((met.call.from, ControlLink::new(met.stream)));
+            }
+        }
+        for (rank, mut link) in std::mem::take(&mut self.arriving) {
+            match link.receive() {
+                Ok(None) => self.arriving.push((rank, link)),
+                Ok(Some(message)) if message.kind == ControlKind::Attached && self.state.may_come_back(rank) => {
+                    self.links.insert(rank, PolledLink { link, is_read: false, wants_out: false });
+                    self.step(TreeInput::Attached { from: rank });
+                }
+                // Given up by the orphan, which calls again, or unwanted here.
+                Ok(Some(_)) | Err(_) => {}
+            }
+        }
+    }
+
+    /// Receives from a link from now on.
+    fn read(&mut self, rank: Rank) -> io::Result<()> {
+        let Some(wired) = self.links.get_mut(&rank) else { return Ok(()) };
+        wired.link.tune()?;
+        epoll::add(&self.epoll, &wired.link, epoll::EventData::new_u64(u64::from(rank.0)), epoll::EventFlags::IN)?;
+        wired.is_read = true;
+        Ok(())
+    }
+
+    fn read_from(&mut self, rank: Rank) {
+        match self.read(rank) {
+            Ok(()) => self.unread.push(rank),
+            Err(e) => self.closed.push((rank, e.to_string())),
+        }
+    }
+
+    fn read_unread(&mut self) {
+        while let Some(rank) = self.unread.pop() {
+            self.receive(rank);
         }
     }
 
     /// Takes all messages that a link holds.
     fn receive(&mut self, from: Rank) {
-        while let Some(wired) = &mut self.links[from.index()] {
+        while let Some(wired) = self.links.get_mut(&from) {
             match wired.link.receive() {
-                Ok(Some(message)) => self.step(StarInput::Received { from, message }),
+                Ok(Some(message)) => self.step(TreeInput::Received { from, message }),
                 Ok(None) => return,
-                Err(reason) => return self.step(StarInput::Closed { from, reason }),
+                Err(reason) => return self.step(TreeInput::Closed { from, reason }),
             }
         }
     }
 
-    fn step(&mut self, input: StarInput) {
+    fn step(&mut self, input: TreeInput) {
         let mut actions = std::mem::take(&mut self.actions);
-        self.star.handle(input, &mut actions);
+        self.state.handle(input, &mut actions);
         let (mut events, mut tells) = (Vec::new(), false);
         for action in actions.drain(..) {
             match action {
-                StarAction::Emit(event) => events.push(event),
+                TreeAction::Emit(event) => events.push(event),
                 // Dropping the socket also takes it out of the epoll set.
-                StarAction::Close { link } => self.links[link.index()] = None,
-                StarAction::Send { link, message } => {
+                TreeAction::Close { link } => drop(self.links.remove(&link)),
+                TreeAction::Read { link } => self.read_from(link),
+                TreeAction::Dial => self.dial = self.call_root(),
+                TreeAction::StopDialing => self.dial = None,
+                TreeAction::Dropped { to } => self.tell_dropped(to),
+                TreeAction::Send { link, message } => {
                     tells = true;
                     self.queue(link, &message);
                 }
@@ -271,49 +394,56 @@ impl ControlLoop {
         events.into_iter().for_each(|event| (self.on_event)(event));
     }
 
-    fn queue(&mut self, to: Rank, message: &super::wire::ControlMessage) {
-        let Some(wired) = &mut self.links[to.index()] else { return };
+    fn call_root(&self) -> Option<DialAttempt> {
+        let ReturnWay::Root { address, key } = &self.return_way else { return None };
+        let call = ConnectionClaim { purpose: ConnectionPurpose::Return, from: self.me, to: Rank(0), size: self.size };
+        Some(DialAttempt::new(vec![*address], key.clone(), call, Instant::now()))
+    }
+
+    fn queue(&mut self, to: Rank, message: &ControlMessage) {
+        let Some(wired) = self.links.get_mut(&to) else { return };
         let backlog = wired.link.backlog();
         // A heartbeat behind a backlog says nothing: what is ahead of it is a sign of life too.
         if message.kind == ControlKind::Ping && backlog > 0 {
             return;
         }
-        // News of other workers is never dropped: there are few of them.
-        if message.kind == ControlKind::ToOne && backlog + message.payload.len() > QUEUE_BYTES_MAX {
-            self.dropped += 1;
-            if self.dropped.is_power_of_two() {
-                let dropped = self.dropped;
-                notice!(self.me, "rank {to} is too slow: {dropped} control message(s) to it were dropped");
-            }
-            return;
+        if message.is_droppable() && backlog + message.payload.len() > QUEUE_BYTES_MAX {
+            return self.tell_dropped(to);
         }
-        wired.link.queue(message.kind, message.rank, &message.payload);
+        wired.link.queue_message(message);
+    }
+
+    fn tell_dropped(&mut self, to: Rank) {
+        self.dropped += 1;
+        if self.dropped.is_power_of_two() {
+            let dropped = self.dropped;
+            notice!(self.me, "rank {to} is too slow: {dropped} control message(s) to it were dropped");
+        }
     }
 
     /// Sends what is queued on every link, and asks epoll about those that are full.
     fn flush(&mut self) {
-        for (index, slot) in self.links.iter_mut().enumerate() {
-            let Some(wired) = slot else { continue };
+        for (&rank, wired) in &mut self.links {
             let wants_out = match wired.link.flush() {
                 Ok(sent) => !sent,
                 // The reading side will see why, after what the peer said before it ended.
                 Err(e) if matches!(e.kind(), io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset) => false,
                 Err(e) => {
-                    self.closed.push((Rank(index as u32), e.to_string()));
+                    self.closed.push((rank, e.to_string()));
                     continue;
                 }
             };
-            if wants_out != wired.wants_out {
+            if wants_out != wired.wants_out && wired.is_read {
                 wired.wants_out = wants_out;
                 let out = if wants_out { epoll::EventFlags::OUT } else { epoll::EventFlags::empty() };
-                let token = epoll::EventData::new_u64(index as u64);
+                let token = epoll::EventData::new_u64(u64::from(rank.0));
                 if let Err(e) = epoll::modify(&self.epoll, &wired.link, token, epoll::EventFlags::IN | out) {
-                    self.closed.push((Rank(index as u32), e.to_string()));
+                    self.closed.push((rank, e.to_string()));
                 }
             }
         }
         for (from, reason) in std::mem::take(&mut self.closed) {
-            self.step(StarInput::Closed { from, reason });
+            self.step(TreeInput::Closed { from, reason });
         }
     }
 }

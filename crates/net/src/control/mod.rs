@@ -1,26 +1,45 @@
 //! The control plane: membership of the job, exchanges at startup, small messages, and notice of workers that end.
 //!
-//! A star around rank 0. At start-up [`ControlPlane`] is driven by its caller ([`ControlPlane::allgather`]);
-//! [`ControlPlane::start`] hands it to a native thread of its own that sleeps unless something happens, never touches
-//! Python, and exchanges heartbeats, so that a worker is not presumed dead because its main thread is busy.
+//! Up to 256 workers are a star around rank 0, more are a tree of bounded fan-out below it. At start-up
+//! [`ControlPlane`] is driven by its caller ([`ControlPlane::allgather`]); [`ControlPlane::start`] hands it to a native
+//! thread of its own that sleeps unless something happens, never touches Python, and exchanges heartbeats with those it
+//! is connected to, so that a worker is not presumed dead because its main thread is busy.
 //!
-//! A worker that ends without [`ControlHandle::leave`] is `Lost`: rank 0 sees the end of its connection and notifies
-//! all within milliseconds. A host that becomes silent is lost after the failure timeout. When rank 0 itself is lost,
-//! all workers notice it, and the control plane ends.
+//! A worker that ends without [`ControlHandle::leave`] is `Lost`: its parent in the tree sees the end of its connection
+//! and all are notified within milliseconds. A host that becomes silent is lost after the failure timeout. Who is
+//! connected through a worker that ends, whether that is lost or has left, connects to rank 0 instead and stays in the
+//! job. When rank 0 itself is lost, all workers notice it, and the control plane ends.
+//!
+//! | module       | what                                                                    |
+//! |--------------|-------------------------------------------------------------------------|
+//! | `tree`       | who is connected to whom                                                |
+//! | `wire`       | messages, and the links that carry them                                 |
+//! | `exchange`   | exchanges at start-up, along the tree                                   |
+//! | `state`      | the decisions of a worker: who is present, and who is told              |
+//! | `orphans`    | those of rank 0 about workers whose parent has ended                    |
+//! | `driver`     | the thread: sockets and clock                                           |
+//! | `in_process` | the same events for workers that are threads of one process, no sockets |
 
 mod driver;
 pub(crate) mod exchange;
 mod in_process;
-mod star;
+mod orphans;
+#[cfg(test)]
+mod simulation;
+mod state;
+pub(crate) mod tree;
 pub(crate) mod wire;
 
 use std::net::IpAddr;
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
 use crate::Rank;
 use crate::fork::ForkOrigin;
 use crate::secret::{JobKey, JobSecret};
+pub(crate) use driver::ReturnWay;
+use tree::ControlTree;
 use wire::ControlLink;
 pub use wire::MESSAGE_BYTES_MAX;
 
@@ -137,6 +156,11 @@ pub(crate) fn ranks(list: &[Rank]) -> String {
     text
 }
 
+#[cfg(any(test, fuzzing))]
+pub(crate) fn fuzz(messages: &[wire::ControlMessage]) {
+    state::fuzz(messages);
+}
+
 /// This worker's place in the job, during start-up.
 pub struct ControlPlane {
     rank: Rank,
@@ -151,11 +175,20 @@ pub struct ControlPlane {
 
 pub(crate) enum ControlLinks {
     Solo,
-    /// Rank 0: a link to every other worker, at index rank - 1.
-    Hub(Vec<ControlLink>),
-    /// Everybody else: a link to rank 0.
-    Leaf(ControlLink),
+    Tree(TreeLinks),
     InProcess(in_process::InProcessMember),
+}
+
+/// A worker's place in the tree, with its links.
+pub(crate) struct TreeLinks {
+    pub(crate) tree: ControlTree,
+    /// To its parent; rank 0 has none.
+    pub(crate) up: Option<ControlLink>,
+    /// To its children, by rank.
+    pub(crate) children: Vec<ControlLink>,
+    pub(crate) return_way: ReturnWay,
+    /// Where others have reached this worker, or it them.
+    pub(crate) addresses: Vec<IpAddr>,
 }
 
 impl ControlPlane {
@@ -227,16 +260,19 @@ impl ControlPlane {
     /// Addresses of this host that other workers have reached or been reached from; no duplicates, none for a job
     /// within one process. Good ones to publish first.
     pub fn local_addresses(&self) -> Vec<IpAddr> {
-        let links = match &self.inner {
-            ControlLinks::Hub(links) => links.as_slice(),
-            ControlLinks::Leaf(link) => std::slice::from_ref(link),
-            ControlLinks::Solo | ControlLinks::InProcess(_) => &[],
-        };
-        let mut addresses: Vec<IpAddr> =
-            links.iter().filter_map(|l| l.stream().local_addr().ok()).map(|a| a.ip().to_canonical()).collect();
-        addresses.sort();
-        addresses.dedup();
-        addresses
+        match &self.inner {
+            ControlLinks::Tree(place) => place.addresses.clone(),
+            ControlLinks::Solo | ControlLinks::InProcess(_) => Vec::new(),
+        }
+    }
+
+    /// How many other workers this one is connected to: to the others of a star if it is rank 0, to its parent and its
+    /// children in the tree of a larger job; none for a job within one process.
+    pub fn links(&self) -> usize {
+        match &self.inner {
+            ControlLinks::Tree(place) => place.children.len() + usize::from(place.up.is_some()),
+            ControlLinks::Solo | ControlLinks::InProcess(_) => 0,
+        }
     }
 
     /// Gives every worker what every worker passed, by rank. Collective: all call it, equally often.
@@ -247,14 +283,12 @@ impl ControlPlane {
         if !self.origin.is_here() {
             return Err(ControlError::Forked);
         }
-        // The parts travel to everybody in one message.
-        if mine.len() + 4 > MESSAGE_BYTES_MAX / self.size as usize {
+        if mine.len() > exchange::part_bytes_max(self.size) {
             return Err(ControlError::TooLong { len_bytes: mine.len() });
         }
         match &mut self.inner {
             ControlLinks::Solo => Ok(vec![mine.to_vec()]),
-            ControlLinks::Hub(links) => exchange::gather_at_hub(links, mine, crate::OPEN_TIMEOUT),
-            ControlLinks::Leaf(link) => exchange::gather_at_leaf(link, self.rank, self.size, mine, crate::OPEN_TIMEOUT),
+            ControlLinks::Tree(place) => exchange::allgather(place, self.rank, mine, crate::OPEN_TIMEOUT),
             ControlLinks::InProcess(member) => member.allgather(mine, crate::OPEN_TIMEOUT),
         }
     }
@@ -268,20 +302,17 @@ impl ControlPlane {
         if !self.origin.is_here() {
             return Err(ControlError::Forked);
         }
+        let mut subtree = if self.rank.0 == 0 { 0..self.size } else { self.rank.0..self.rank.0 + 1 };
         let core = match self.inner {
             ControlLinks::Solo => ControlBackend::InProcess(in_process::group(1).remove(0).start(on_event)?),
             ControlLinks::InProcess(member) => ControlBackend::InProcess(member.start(on_event)?),
-            ControlLinks::Hub(links) => {
-                let links = links.into_iter().zip(1..).map(|(link, rank)| (Rank(rank), link)).collect();
-                ControlBackend::Star(driver::start(self.rank, self.size, self.failure_timeout, links, on_event)?)
-            }
-            ControlLinks::Leaf(link) => {
-                let links = vec![(Rank(0), link)];
-                ControlBackend::Star(driver::start(self.rank, self.size, self.failure_timeout, links, on_event)?)
+            ControlLinks::Tree(place) => {
+                subtree = place.tree.subtree(self.rank);
+                ControlBackend::Tree(driver::start(self.rank, self.failure_timeout, place, on_event)?)
             }
         };
         Ok(ControlHandle {
-            shared: Arc::new(SharedHandle { rank: self.rank, size: self.size, origin: self.origin, core }),
+            shared: Arc::new(SharedHandle { rank: self.rank, size: self.size, subtree, origin: self.origin, core }),
         })
     }
 }
@@ -296,13 +327,14 @@ pub struct ControlHandle {
 struct SharedHandle {
     rank: Rank,
     size: u32,
+    subtree: Range<u32>,
     origin: ForkOrigin,
     core: ControlBackend,
 }
 
 enum ControlBackend {
     InProcess(in_process::MemberThread),
-    Star(driver::ControlDriver),
+    Tree(driver::ControlDriver),
 }
 
 impl ControlHandle {
@@ -316,8 +348,14 @@ impl ControlHandle {
         self.shared.size
     }
 
+    /// This worker's number and those of the workers that hear of the job through it: on rank 0 all, in a job of up to
+    /// 256 workers nobody else on the others.
+    pub fn subtree(&self) -> Range<u32> {
+        self.shared.subtree.clone()
+    }
+
     /// Queues a message and returns at once. It arrives unless a worker on its way ends or the queue there is full
-    /// (then rank 0 logs that it was dropped).
+    /// (then the worker before it logs that it was dropped).
     ///
     /// # Errors
     /// `QueueFull`, and the message is dropped; `TooLong`; `NoSuchRank`; `Closed`; `Forked`.
@@ -333,12 +371,13 @@ impl ControlHandle {
         }
         match &self.shared.core {
             ControlBackend::InProcess(running) => running.send(to, bytes),
-            ControlBackend::Star(driver) => driver.send(to, bytes),
+            ControlBackend::Tree(driver) => driver.send(to, bytes),
         }
     }
 
     /// Leaves in good order: the others get `Left`, not `Lost`, and this worker may end. Waits until that is on its
-    /// way, two seconds at most. On rank 0 messages of the others still pass until `shutdown`.
+    /// way, two seconds at most. Messages of others still pass through this worker until `shutdown`; then those that
+    /// are connected through it connect to rank 0, and what is under way through it may be lost.
     ///
     /// # Errors
     /// `Closed`; `Forked`.
@@ -346,7 +385,7 @@ impl ControlHandle {
         self.check()?;
         match &self.shared.core {
             ControlBackend::InProcess(running) => running.leave(),
-            ControlBackend::Star(driver) => driver.leave(),
+            ControlBackend::Tree(driver) => driver.leave(),
         }
         Ok(())
     }
@@ -369,7 +408,7 @@ impl SharedHandle {
         if self.origin.is_here() {
             match &self.core {
                 ControlBackend::InProcess(running) => running.shutdown(),
-                ControlBackend::Star(driver) => driver.shutdown(),
+                ControlBackend::Tree(driver) => driver.shutdown(),
             }
         }
     }

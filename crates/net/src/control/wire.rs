@@ -1,18 +1,20 @@
-//! Control messages between rank 0 and the others, and the link that carries them.
+//! Control messages between a worker and those that it is connected to, and the link that carries them.
 //!
 //! ```text
-//!  0      4      5          8      12
-//!  | len  | kind | zero     | rank | payload of len bytes
+//!  0      4      5          8      12     16
+//!  | len  | kind | zero     | rank | to   | payload of len bytes
 //! ```
 
 use std::io::{self, Read, Write};
 use std::net::TcpStream;
 use std::os::fd::{AsFd, BorrowedFd};
 
+use rustix::net::sockopt;
+
 use crate::Rank;
 use crate::fork::PrivateFd;
 
-const HEADER_BYTES: usize = 12;
+const HEADER_BYTES: usize = 16;
 
 /// Longest payload of one control message. Control is for addresses, errors and tracebacks, not for data.
 pub const MESSAGE_BYTES_MAX: usize = 16 << 20;
@@ -24,26 +26,41 @@ const READ_BYTES: usize = 64 << 10;
 #[repr(u8)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ControlKind {
-    /// Rank 0: everybody is here.
+    /// Rank 0: everybody is here. Payload: the tree's fan-out (u32), the first time. To a worker that has come back:
+    /// its link is in use from now on.
     Welcome = 1,
-    /// Rank 0: the job does not start, or an exchange failed. Payload: the reason, for people.
+    /// The job does not start, or an exchange failed. Payload: the reason, for people.
     Failed = 2,
-    /// One worker's part of an exchange.
+    /// Parts of an exchange, of the sender and those connected through it, by rank: of each a length (u32) and the
+    /// bytes.
     Gather = 3,
-    /// Everybody's parts: per rank a length (u32) and the bytes.
+    /// Everybody's parts, likewise.
     Gathered = 4,
     /// I am alive.
     Ping = 5,
-    /// To rank `rank` on the way to rank 0, from rank `rank` on the way from it.
+    /// From rank `rank` to rank `to`, by way of rank 0.
     ToOne = 6,
-    /// From a worker to all others, by way of rank 0, which passes it on as `ToOne`.
+    /// From rank `rank` to all others, by way of rank 0.
     ToAll = 7,
-    /// I leave in good order.
+    /// To rank 0: worker `rank` leaves in good order.
     Leave = 8,
     /// Rank 0: worker `rank` left in good order.
     Left = 9,
-    /// Rank 0: worker `rank` is gone. Payload: how it was noticed.
+    /// To rank 0, and from it: worker `rank` is gone. Payload: how it was noticed.
     Lost = 10,
+    /// To rank 0: worker `rank` left before, and its link has ended now, so nobody is connected through it any more.
+    Ended = 11,
+    /// The next message is longer than [`MESSAGE_BYTES_MAX`], and this is a part of it.
+    Piece = 12,
+    /// During an exchange, to the parent: whose parts are missing. Payload: ranks (u32).
+    Waiting = 13,
+    /// At the start, to rank 0: where the sender waits for its children. Payload: addresses, as text.
+    Listening = 14,
+    /// Rank 0: where your parent waits for you. Payload: addresses, as text.
+    Parent = 15,
+    /// To rank 0, at the start: I am connected to my parent and my children. As the first word of a worker that comes
+    /// back: I am here.
+    Attached = 16,
 }
 
 impl ControlKind {
@@ -59,6 +76,12 @@ impl ControlKind {
             8 => ControlKind::Leave,
             9 => ControlKind::Left,
             10 => ControlKind::Lost,
+            11 => ControlKind::Ended,
+            12 => ControlKind::Piece,
+            13 => ControlKind::Waiting,
+            14 => ControlKind::Listening,
+            15 => ControlKind::Parent,
+            16 => ControlKind::Attached,
             _ => return None,
         })
     }
@@ -68,13 +91,26 @@ impl ControlKind {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct ControlMessage {
     pub(crate) kind: ControlKind,
+    /// Who wrote it, or whom it is about.
     pub(crate) rank: Rank,
+    /// For whom it is, where it passes on the way others that it is not for.
+    pub(crate) to: Rank,
     pub(crate) payload: Vec<u8>,
 }
 
 impl ControlMessage {
     pub(crate) fn new(kind: ControlKind, rank: Rank, payload: Vec<u8>) -> Self {
-        ControlMessage { kind, rank, payload }
+        ControlMessage { kind, rank, to: Rank(0), payload }
+    }
+
+    /// A message to one worker.
+    pub(crate) fn to_one(from: Rank, to: Rank, payload: Vec<u8>) -> Self {
+        ControlMessage { kind: ControlKind::ToOne, rank: from, to, payload }
+    }
+
+    /// Whether it may be dropped when too much is queued: news of other workers may not, and there are few of them.
+    pub(crate) fn is_droppable(&self) -> bool {
+        matches!(self.kind, ControlKind::ToOne | ControlKind::ToAll)
     }
 
     pub(crate) fn text(&self) -> String {
@@ -83,11 +119,12 @@ impl ControlMessage {
 }
 
 /// Appends one message to `out`.
-pub(crate) fn encode(out: &mut Vec<u8>, kind: ControlKind, rank: Rank, payload: &[u8]) {
+fn encode(out: &mut Vec<u8>, kind: ControlKind, rank: Rank, to: Rank, payload: &[u8]) {
     debug_assert!(payload.len() <= MESSAGE_BYTES_MAX);
     out.extend_from_slice(&(payload.len() as u32).to_le_bytes());
     out.extend_from_slice(&[kind as u8, 0, 0, 0]);
     out.extend_from_slice(&rank.0.to_le_bytes());
+    out.extend_from_slice(&to.0.to_le_bytes());
     out.extend_from_slice(payload);
 }
 
@@ -126,7 +163,7 @@ impl MessageDecoder {
             return Err(format!("malformed control message of {len} bytes"));
         }
         let Some(payload) = rest.get(HEADER_BYTES..HEADER_BYTES + len) else { return Ok(None) };
-        let message = ControlMessage::new(kind, Rank(number(8)), payload.to_vec());
+        let message = ControlMessage { kind, rank: Rank(number(8)), to: Rank(number(12)), payload: payload.to_vec() };
         self.taken += HEADER_BYTES + len;
         Ok(Some(message))
     }
@@ -149,6 +186,13 @@ impl ControlLink {
         &self.stream
     }
 
+    /// Small messages go out at once, and a host that vanished is noticed by the kernel too.
+    pub(crate) fn tune(&self) -> io::Result<()> {
+        sockopt::set_tcp_nodelay(&self.stream, true)?;
+        sockopt::set_socket_keepalive(&self.stream, true)?;
+        Ok(())
+    }
+
     /// Bytes queued and not yet taken by the kernel.
     pub(crate) fn backlog(&self) -> usize {
         self.outbox.len() - self.sent
@@ -156,7 +200,12 @@ impl ControlLink {
 
     /// Queues a message; `flush` sends.
     pub(crate) fn queue(&mut self, kind: ControlKind, rank: Rank, payload: &[u8]) {
-        encode(&mut self.outbox, kind, rank, payload);
+        encode(&mut self.outbox, kind, rank, Rank(0), payload);
+    }
+
+    /// Queues a message that is passed on; `flush` sends.
+    pub(crate) fn queue_message(&mut self, message: &ControlMessage) {
+        encode(&mut self.outbox, message.kind, message.rank, message.to, &message.payload);
     }
 
     /// Sends what the kernel takes. `true`: nothing is left.

@@ -58,6 +58,9 @@ const POLLS_BEFORE_BELLS: u32 = 32;
 /// A sleep ends after this long even if nothing happens, to look at signals and stalls.
 const SLICE: Duration = Duration::from_millis(100);
 
+/// How long a worker other than rank 0 stays after it has left for those that are connected through it.
+const STAY_MAX: Duration = Duration::from_secs(2);
+
 /// Gives up the lock of a host language, if this thread holds it, while it runs what it is given; else returns `false`
 /// and runs nothing.
 pub type LockWait = fn(&mut (dyn FnMut() + Send)) -> bool;
@@ -531,18 +534,24 @@ impl EndpointState {
         }
     }
 
-    /// Rank 0 is the hub of the control plane: it stays until the others have left too, so that they go on hearing of
-    /// each other's failures. A signal ends that.
+    /// Others may hear of each other's failures through this worker: all through rank 0, which stays until they have
+    /// left too. Those behind an inner worker of a large job can connect to rank 0 instead, but where all programs end
+    /// at about the same time they need not. A signal ends that.
     fn stay_for_others(&self) {
-        if self.rank.0 != 0 || self.in_process {
+        let subtree = self.control.subtree();
+        if self.in_process || subtree.len() == 1 {
             return;
         }
-        while self.faults.departed().len() + 1 < self.size as usize && self.faults.fatal().is_none() {
+        let since = Instant::now();
+        let is_over = || {
+            let behind = |rank: &&Rank| **rank != self.rank && subtree.contains(&rank.0);
+            self.faults.departed().iter().filter(behind).count() + 1 == subtree.len()
+                || self.faults.fatal().is_some()
+                || self.rank.0 != 0 && since.elapsed() > STAY_MAX
+        };
+        while !is_over() {
             let armed = self.doorbell.arm(None);
-            if self.faults.departed().len() + 1 == self.size as usize || self.faults.fatal().is_some() {
-                return;
-            }
-            if armed.sleep(SLICE) == WakeReason::Interrupted {
+            if is_over() || armed.sleep(SLICE) == WakeReason::Interrupted {
                 return;
             }
         }

@@ -132,6 +132,9 @@ pub struct LaunchContext {
     pub location: Option<String>,
     /// How many processors are meant for this worker: `srun --cpus-per-task`. Its affinity may allow more.
     pub granted: Option<u32>,
+    /// How many workers are connected to each in the tree of the control plane, at most, if anybody said so. Rank 0's
+    /// counts.
+    pub control_fanout: Option<u32>,
 }
 
 impl LaunchContext {
@@ -187,6 +190,7 @@ impl LaunchContext {
             failure_timeout: env.seconds("TIDEMILL_FAILURE_TIMEOUT", FAILURE_TIMEOUT)?,
             location: location(&env, launcher)?,
             granted: if launcher == Launcher::Slurm { slurm::granted(&env)? } else { None },
+            control_fanout: control_fanout(&env)?,
         })
     }
 }
@@ -211,6 +215,19 @@ fn chosen_meeting(env: &VariableReader<'_>) -> Result<Option<MeetingPoint>, Envi
             value: value.into(),
             expected: "same-host, pmix or pmi",
         }),
+    }
+}
+
+/// Returns the fan-out that `TIDEMILL_CONTROL_FANOUT` asks for.
+fn control_fanout(env: &VariableReader<'_>) -> Result<Option<u32>, EnvironmentError> {
+    let (name, expected) = ("TIDEMILL_CONTROL_FANOUT", "a number of workers, at least 2");
+    match env.parse(name, expected)? {
+        Some(0 | 1) => Err(EnvironmentError::Malformed {
+            name: name.into(),
+            value: env.text(name).unwrap_or_default().into(),
+            expected,
+        }),
+        fanout => Ok(fanout),
     }
 }
 
@@ -364,6 +381,11 @@ mod tests {
         assert_eq!((launch.failure_timeout.as_millis(), launch.join_timeout.as_secs()), (2500, 7));
         for value in ["0", "-1", "soon", "NaN", "1e300"] {
             assert!(bad(&format!("TIDEMILL_FAILURE_TIMEOUT={value}")).contains("seconds"), "{value}");
+        }
+        assert_eq!(good("HOME=/").control_fanout, None);
+        assert_eq!(good("TIDEMILL_CONTROL_FANOUT=2").control_fanout, Some(2));
+        for value in ["0", "1", "-2", "many"] {
+            assert!(bad(&format!("TIDEMILL_CONTROL_FANOUT={value}")).contains("at least 2"), "{value}");
         }
         assert_eq!(good(&format!("{OPEN_MPI} TIDEMILL_BOOTSTRAP=same-host")).meeting, SAME_HOST);
         assert_eq!(good(&format!("{HYDRA} TIDEMILL_BOOTSTRAP=pmi")).meeting, MeetingPoint::Pmi1 { fd: 9 });

@@ -29,6 +29,7 @@ pub fn join_launched(launch: LaunchContext) -> Result<ControlPlane, JoinError> {
     config.failure_timeout = launch.failure_timeout;
     config.location = launch.location.clone();
     config.granted = launch.granted;
+    config.control_fanout = launch.control_fanout;
     let is_root = launch.rank == Rank(0);
     let bootstrap = |reason: String| JoinError::Bootstrap { launcher: launch.launcher.to_string(), reason };
     // Lives until rank 0 has everybody.

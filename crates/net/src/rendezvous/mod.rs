@@ -1,48 +1,42 @@
 //! Joining a job: every worker finds rank 0, both prove that they know the job's secret, and a [`ControlPlane`] comes
 //! out.
 //!
-//! Rank 0 listens, and the others retry their connections until the timeout. Strangers, port scans, garbage and wrong
-//! secrets are refused, logged and harmless ([`gate`]). If one worker fails, all that have connected are told, so that
-//! every error names the same culprit.
+//! Rank 0 listens, and the others retry their connections until the timeout. If one worker fails, all that have
+//! connected are told, so that every error names the same culprit.
 //!
 //! | module         | what                                                        |
 //! |----------------|-------------------------------------------------------------|
-//! | `proof`        | the handshake as a state machine                            |
-//! | `conversation` | one handshake on one socket                                 |
-//! | `gate`, `dial` | many handshakes: called, calling                            |
+//! | `attach`       | from a star around rank 0 to the tree of a large job        |
 //! | `launch`       | from what a launcher said to a joined job, by way of:       |
 //! | `same_host`    | a socket named after the job                                |
 //! | `pmix`, `pmi1` | the launcher's own key-value store                          |
 
-pub(crate) mod conversation;
-pub(crate) mod dial;
-pub(crate) mod gate;
+mod attach;
 mod launch;
 mod pmi1;
 mod pmix;
-pub(crate) mod proof;
 mod same_host;
 
 use std::net::{SocketAddr, TcpListener, ToSocketAddrs};
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags};
-use rustix::net::sockopt;
 
+use crate::control::tree::ControlTree;
 use crate::control::wire::{ControlKind, ControlLink};
-use crate::control::{ControlError, ControlLinks, ControlPlane, exchange};
+use crate::control::{ControlError, ControlLinks, ControlPlane, ReturnWay, TreeLinks, exchange};
 use crate::environment::EnvironmentError;
 pub use crate::environment::JOIN_TIMEOUT;
+use crate::handshake::conversation::HandshakeOutcome;
+use crate::handshake::dial::DialAttempt;
+use crate::handshake::gate::ConnectionAcceptor;
+pub use crate::handshake::proof::PROTOCOL;
+use crate::handshake::proof::{ConnectionClaim, ConnectionPurpose};
 pub use crate::secret::{JobKey, JobSecret};
 use crate::threads::{poll_until, sleep};
 use crate::{FAILURE_TIMEOUT, Rank, notice};
-use conversation::HandshakeOutcome;
-use dial::DialAttempt;
-use gate::ConnectionAcceptor;
 pub use launch::{join_from_environment, join_launched, publish_card, read_card};
-pub use proof::PROTOCOL;
-use proof::{ConnectionClaim, ConnectionPurpose};
 
 /// How long the others wait for rank 0's verdict after it has given up itself.
 const VERDICT_PATIENCE: Duration = Duration::from_secs(5);
@@ -82,6 +76,9 @@ pub struct JoinConfig {
     /// How many processors are meant for this worker; see
     /// [`LaunchContext::granted`](crate::environment::LaunchContext::granted).
     pub granted: Option<u32>,
+    /// On rank 0: how many workers are connected to each in the tree of the control plane, at most; see
+    /// [`LaunchContext::control_fanout`](crate::environment::LaunchContext::control_fanout).
+    pub control_fanout: Option<u32>,
 }
 
 impl JoinConfig {
@@ -98,6 +95,7 @@ impl JoinConfig {
             failure_timeout: FAILURE_TIMEOUT,
             location: None,
             granted: None,
+            control_fanout: None,
         }
     }
 }
@@ -183,15 +181,15 @@ pub fn join(config: JoinConfig) -> Result<ControlPlane, JoinError> {
     let key = JobKey::new(&config.secret, &config.job);
     let inner = match (config.size, config.rank.0) {
         (1, _) => ControlLinks::Solo,
-        (_, 0) => ControlLinks::Hub(host(&config, &key)?),
-        _ => ControlLinks::Leaf(knock(&config, &key)?),
+        (_, 0) => ControlLinks::Tree(host(&config, &key)?),
+        _ => ControlLinks::Tree(knock(&config, &key)?),
     };
     Ok(ControlPlane::new(config.rank, config.size, config.failure_timeout, key, inner)
         .placed(config.location, config.granted))
 }
 
-/// Rank 0: lets the others in. Returns their links by rank, from 1.
-fn host(config: &JoinConfig, key: &JobKey) -> Result<Vec<ControlLink>, JoinError> {
+/// Rank 0: lets the others in, and has them take their places in the tree.
+fn host(config: &JoinConfig, key: &JobKey) -> Result<TreeLinks, JoinError> {
     let deadline = Instant::now() + config.timeout;
     let listener = match &config.listener {
         Some(fd) => TcpListener::from(fd.try_clone()?),
@@ -205,12 +203,22 @@ fn host(config: &JoinConfig, key: &JobKey) -> Result<Vec<ControlLink>, JoinError
         refuse_all(&mut gate, links, &error.to_string());
         return Err(error);
     }
+    let tree = ControlTree::new(config.size, config.control_fanout);
     let mut present: Vec<ControlLink> = links.into_iter().flatten().collect();
     for link in &mut present {
-        link.queue(ControlKind::Welcome, Rank(0), &[]);
+        link.queue(ControlKind::Welcome, Rank(0), &tree.fanout().to_le_bytes());
     }
     exchange::flush_all(&mut present, deadline.max(Instant::now() + VERDICT_PATIENCE));
-    Ok(present)
+    let addresses = attach::local_addresses(&present);
+    let (children, return_way) = if tree.is_star() {
+        (present, ReturnWay::None)
+    } else {
+        // Whoever is connected through a worker that ends calls here.
+        gate.expect(ConnectionPurpose::Return);
+        attach::arrange(tree, &mut present)?;
+        (present, ReturnWay::Gate(Box::new(gate)))
+    };
+    Ok(TreeLinks { tree, up: None, children, return_way, addresses })
 }
 
 /// Tells everybody why the job does not start, also those who come a little later: they would try to reach this worker
@@ -312,13 +320,37 @@ fn admit(config: &JoinConfig, links: &mut [Option<ControlLink>], met: HandshakeO
         }
         return Err(JoinError::Disagreement(text));
     }
-    tune(&link)?;
+    link.tune()?;
     links[from.index() - 1] = Some(link);
     Ok(())
 }
 
-/// The others: finds rank 0 and waits for its word.
-fn knock(config: &JoinConfig, key: &JobKey) -> Result<ControlLink, JoinError> {
+/// The others: finds rank 0, waits for its word and takes the place that it gives.
+fn knock(config: &JoinConfig, key: &JobKey) -> Result<TreeLinks, JoinError> {
+    let deadline = Instant::now() + config.timeout;
+    let mut root = find_root(config, key)?;
+    let welcome = match exchange::await_word(&mut root, Rank(0), deadline + VERDICT_PATIENCE, config.timeout) {
+        Ok(message) if message.kind == ControlKind::Welcome => message,
+        Ok(message) => {
+            let reason = format!("it sent {:?} where a welcome was expected", message.kind);
+            return Err(ControlError::Lost { rank: Rank(0), reason }.into());
+        }
+        Err(ControlError::Failed { reason }) => return Err(JoinError::Disagreement(reason)),
+        Err(error) => return Err(error.into()),
+    };
+    let fanout = welcome.payload.as_slice().try_into().ok().map(u32::from_le_bytes);
+    let tree = fanout.and_then(|fanout| ControlTree::told(config.size, fanout));
+    let malformed = || ControlError::Lost { rank: Rank(0), reason: "it sent a malformed welcome".into() };
+    let tree = tree.ok_or_else(malformed)?;
+    if !tree.is_star() {
+        return attach::take_place(config, key, tree, root);
+    }
+    let addresses = attach::local_addresses([&root]);
+    Ok(TreeLinks { tree, up: Some(root), children: Vec::new(), return_way: ReturnWay::None, addresses })
+}
+
+/// Connects to rank 0.
+fn find_root(config: &JoinConfig, key: &JobKey) -> Result<ControlLink, JoinError> {
     let start = Instant::now();
     let deadline = start + config.timeout;
     let call = ConnectionClaim { purpose: ConnectionPurpose::Join, from: config.rank, to: Rank(0), size: config.size };
@@ -352,17 +384,9 @@ fn knock(config: &JoinConfig, key: &JobKey) -> Result<ControlLink, JoinError> {
             return Err(JoinError::NoRoot { root: config.root.clone(), waited_s: config.timeout.as_secs(), last });
         }
     };
-    let mut link = ControlLink::new(met.stream);
-    tune(&link)?;
-    match exchange::await_hub(&mut link, deadline + VERDICT_PATIENCE, config.timeout) {
-        Ok(message) if message.kind == ControlKind::Welcome => Ok(link),
-        Ok(message) => {
-            let reason = format!("it sent {:?} where a welcome was expected", message.kind);
-            Err(ControlError::Lost { rank: Rank(0), reason }.into())
-        }
-        Err(ControlError::Failed { reason }) => Err(JoinError::Disagreement(reason)),
-        Err(error) => Err(error.into()),
-    }
+    let link = ControlLink::new(met.stream);
+    link.tune()?;
+    Ok(link)
 }
 
 /// All addresses of a list of `host:port`. An error only if there is none.
@@ -408,12 +432,4 @@ fn bind(root: &str) -> Result<TcpListener, JoinError> {
             _ => error.to_string(),
         }));
     }
-}
-
-/// Settings of a control link: small messages go out at once, and a host that vanished is noticed by the kernel too.
-fn tune(link: &ControlLink) -> Result<(), JoinError> {
-    let fd = link.as_fd();
-    sockopt::set_tcp_nodelay(fd, true).map_err(std::io::Error::from)?;
-    sockopt::set_socket_keepalive(fd, true).map_err(std::io::Error::from)?;
-    Ok(())
 }

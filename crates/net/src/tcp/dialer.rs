@@ -27,9 +27,9 @@ use rustix::net::{RecvFlags, SendFlags, sockopt};
 
 use super::PeerListener;
 use crate::fork::{ForkOrigin, PrivateFd};
-use crate::rendezvous::dial::DialAttempt;
-use crate::rendezvous::gate::ConnectionAcceptor;
-use crate::rendezvous::proof::{ConnectionClaim, ConnectionPurpose};
+use crate::handshake::dial::DialAttempt;
+use crate::handshake::gate::ConnectionAcceptor;
+use crate::handshake::proof::{ConnectionClaim, ConnectionPurpose};
 use crate::secret::JobKey;
 use crate::threads::{poll_until, spawn_native};
 use crate::{Rank, notice};

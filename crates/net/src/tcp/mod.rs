@@ -9,7 +9,6 @@
 pub(crate) mod assembly;
 mod connection;
 mod dialer;
-mod listener;
 mod open;
 
 use std::mem::MaybeUninit;
@@ -19,10 +18,10 @@ use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use rustix::event::{Timespec, epoll};
 
 use crate::fork::{ForkOrigin, PrivateFd};
+pub use crate::handshake::PeerListener;
 use crate::{FrameHeader, FrameSink, PushResult, Rank, Transport, TransportError, TransportLimits};
 use connection::{ConnectionEnd, TcpConnection};
 use dialer::{DialNews, Dialer};
-pub use listener::PeerListener;
 pub use open::{ConnectChoice, TcpOpenError};
 
 /// Largest payload of one frame. A message longer than this travels as pieces, between which others get their turn.

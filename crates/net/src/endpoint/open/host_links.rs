@@ -2,12 +2,13 @@
 
 use std::collections::BTreeMap;
 
-use super::shared_memory::MEMORY;
+use super::shared_memory::{MEMORY, PeerAccess};
+use crate::Rank;
 use crate::topology::{HostIdentity, HostLinks, WorkerPlacement};
 
 /// Returns for each worker what holds for the workers of its host, given what each could open of each other one.
-pub(super) fn host_links(placements: &[WorkerPlacement], access: &[Vec<u8>]) -> Vec<HostLinks> {
-    let could = |a: usize, b: usize| access[a].get(b).is_some_and(|could| could & MEMORY != 0);
+pub(super) fn host_links(placements: &[WorkerPlacement], access: &[PeerAccess]) -> Vec<HostLinks> {
+    let could = |a: usize, b: usize| access[a].of(Rank(b as u32)) & MEMORY != 0;
     let mut of_host: BTreeMap<HostIdentity, HostLinks> = BTreeMap::new();
     let mut one = |mine: &WorkerPlacement| {
         *of_host.entry(mine.host).or_insert_with(|| {
@@ -84,10 +85,11 @@ mod tests {
     #[test]
     fn a_host_shares_memory_if_every_pair_on_it_does() {
         let here = || WorkerPlacement { processors: vec![0, 1], quota: None, ..WorkerPlacement::here() };
-        let links = |could: [[u8; 3]; 3]| host_links(&[here(), here(), here()], &could.map(Vec::from));
+        let access = |row: [u8; 3]| (0..).map(Rank).zip(row).collect();
+        let links = |could: [[u8; 3]; 3]| host_links(&[here(), here(), here()], &could.map(access));
         let shared = HostLinks { shared_memory: true, own_cores: false };
         assert_eq!(links([[0, 3, 3], [3, 0, 3], [3, 3, 0]]), [shared; 3]);
         assert_eq!(links([[0, 3, 3], [3, 0, 3], [3, 2, 0]]), [HostLinks { shared_memory: false, ..shared }; 3]);
-        assert_eq!(host_links(&[here()], &[vec![0]]), [HostLinks::BEST], "who is alone lacks nothing");
+        assert_eq!(host_links(&[here()], &[PeerAccess::default()]), [HostLinks::BEST], "who is alone lacks nothing");
     }
 }

@@ -137,6 +137,7 @@ impl PeerAddresses {
 
 #[cfg(any(test, fuzzing))]
 pub(super) fn fuzz(bytes: &[u8]) {
+    shared_memory::fuzz(bytes);
     if let Some(reach) = PeerAddresses::decode(bytes) {
         assert!(reach.listener.len() <= bytes.len());
         assert!(PeerAddresses::decode(&reach.encode()).is_some_and(|again| again.listener == reach.listener));

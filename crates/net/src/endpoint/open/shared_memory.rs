@@ -1,5 +1,6 @@
 //! Shared memory between the workers of a host: who offers it, who could open whose, and which pairs use it.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use super::super::core_spreading::CoreSpreading;
@@ -21,7 +22,6 @@ const NO_SINGLE_COPY: &str = "no single copies of large messages";
 /// This worker's shared memory, and what it has opened of its host's other workers.
 pub(super) struct SharedMemory {
     rank: Rank,
-    size: u32,
     choice: TransportChoice,
     /// The host's other workers, if shared memory may be used.
     locals: Vec<Rank>,
@@ -34,6 +34,54 @@ pub(super) struct SharedMemory {
     lacks: Vec<Option<String>>,
     /// Reasons that the kernel has given to this worker, and that the user did not ask for. Peers report the others.
     missing: MissingTransports,
+}
+
+/// What a worker could open of which others. Only those of its own host are here: in a large job a list of all would be
+/// long, and every worker gets everybody's.
+#[derive(Clone, Debug, Default)]
+pub(super) struct PeerAccess(BTreeMap<Rank, u8>);
+
+impl PeerAccess {
+    /// [`MEMORY`] and [`SINGLE_COPY`].
+    pub(super) fn of(&self, peer: Rank) -> u8 {
+        self.0.get(&peer).copied().unwrap_or(0)
+    }
+
+    fn encode(&self) -> Vec<u8> {
+        let mut bytes = (self.0.len() as u32).to_le_bytes().to_vec();
+        for (peer, could) in &self.0 {
+            bytes.extend_from_slice(&peer.0.to_le_bytes());
+            bytes.push(*could);
+        }
+        bytes
+    }
+
+    /// Takes it from the front of `bytes`; who sends something else could open nothing.
+    fn decode(bytes: &[u8]) -> (Self, &[u8]) {
+        let split = bytes.split_first_chunk::<4>().and_then(|(count, rest)| {
+            let len = (u32::from_le_bytes(*count) as usize).checked_mul(5)?;
+            rest.split_at_checked(len)
+        });
+        let Some((entries, rest)) = split else { return (PeerAccess::default(), &[]) };
+        let (entries, _) = entries.as_chunks::<5>();
+        let entry = |&[a, b, c, d, could]: &[u8; 5]| (Rank(u32::from_le_bytes([a, b, c, d])), could);
+        (PeerAccess(entries.iter().map(entry).collect()), rest)
+    }
+}
+
+#[cfg(test)]
+impl FromIterator<(Rank, u8)> for PeerAccess {
+    fn from_iter<I: IntoIterator<Item = (Rank, u8)>>(entries: I) -> Self {
+        PeerAccess(entries.into_iter().collect())
+    }
+}
+
+#[cfg(any(test, fuzzing))]
+pub(super) fn fuzz(bytes: &[u8]) {
+    let (access, rest) = PeerAccess::decode(bytes);
+    assert!(access.0.len() * 5 + rest.len() <= bytes.len());
+    let again = PeerAccess::decode(&access.encode()).0;
+    assert_eq!(again.0, access.0);
 }
 
 impl SharedMemory {
@@ -55,7 +103,6 @@ impl SharedMemory {
         };
         Ok(SharedMemory {
             rank,
-            size,
             choice,
             locals,
             inbox,
@@ -100,11 +147,11 @@ impl SharedMemory {
         Ok(())
     }
 
-    /// Returns for each worker what this one could open of it, and notes which single copies are missing.
-    fn access(&mut self) -> Vec<u8> {
-        let mut access = vec![0; self.size as usize];
+    /// Returns what this worker could open of others, and notes which single copies are missing.
+    fn access(&mut self) -> PeerAccess {
+        let mut access = PeerAccess::default();
         for (peer, inbox) in &self.opened {
-            access[peer.index()] = match inbox.no_single_copy() {
+            let could = match inbox.no_single_copy() {
                 None => MEMORY | SINGLE_COPY,
                 Some((reason, is_wanted)) => {
                     if !is_wanted {
@@ -113,24 +160,21 @@ impl SharedMemory {
                     MEMORY
                 }
             };
+            access.0.insert(*peer, could);
         }
         access
     }
 
     /// Exchanges what each worker could open of each other one, returns that, and keeps only what both ends of a pair
     /// could open. Rank 0 tells the user what is missing.
-    pub(super) fn agree(&mut self, control: &mut ControlPlane) -> Result<Vec<Vec<u8>>, ControlError> {
+    pub(super) fn agree(&mut self, control: &mut ControlPlane) -> Result<Vec<PeerAccess>, ControlError> {
         let mine = self.access();
-        let mut all = control.allgather(&[mine.as_slice(), &self.missing.encode()].concat())?;
-        let size = self.size as usize;
-        let reports: Vec<Vec<u8>> = all.iter_mut().map(|access| access.split_off(access.len().min(size))).collect();
+        let told = control.allgather(&[mine.encode(), self.missing.encode()].concat())?;
+        let (all, reports): (Vec<PeerAccess>, Vec<&[u8]>) = told.iter().map(|bytes| PeerAccess::decode(bytes)).unzip();
         if self.rank == Rank(0) {
-            missing_transports::tell(&reports.iter().map(Vec::as_slice).collect::<Vec<_>>());
+            missing_transports::tell(&reports);
         }
-        let agreed = |peer: Rank, what: u8| {
-            let theirs = all[peer.index()].get(self.rank.index()).copied().unwrap_or(0);
-            mine[peer.index()] & theirs & what != 0
-        };
+        let agreed = |peer: Rank, what: u8| mine.of(peer) & all[peer.index()].of(self.rank) & what != 0;
         for (peer, _) in self.opened.extract_if(.., |(peer, _)| !agreed(*peer, MEMORY)) {
             self.lacks[peer.index()] = Some(format!("{NO_MEMORY}: it cannot open this worker's"));
         }

@@ -6,7 +6,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener};
 /// A bound listening socket of this worker.
 #[derive(Debug)]
 pub struct PeerListener {
-    pub(super) socket: TcpListener,
+    pub(crate) socket: TcpListener,
 }
 
 impl PeerListener {

@@ -20,7 +20,7 @@ use crate::Rank;
 use crate::secret::JobKey;
 
 /// Number of the wire protocol (handshake, control messages and frames together). Workers of one job must agree.
-pub const PROTOCOL: u16 = 3;
+pub const PROTOCOL: u16 = 4;
 
 const MAGIC: [u8; 8] = *b"TIDEMILL";
 const PREFIX_BYTES: usize = 12;
@@ -43,6 +43,10 @@ pub(crate) enum ConnectionPurpose {
     Join = 1,
     /// Two workers exchange frames.
     Frames = 2,
+    /// A worker's connection to its parent in the tree of the control plane, when the job starts.
+    Child = 3,
+    /// A worker whose parent has ended connects to rank 0 again.
+    Return = 4,
 }
 
 /// Who calls whom and why, as the client claims and its proof confirms.
@@ -222,6 +226,8 @@ impl HandshakeServer {
                 let purpose = match self.transcript[10] {
                     1 => ConnectionPurpose::Join,
                     2 => ConnectionPurpose::Frames,
+                    3 => ConnectionPurpose::Child,
+                    4 => ConnectionPurpose::Return,
                     _ => return Err(HandshakeError::Stranger),
                 };
                 self.call =

@@ -57,6 +57,12 @@ impl ConnectionAcceptor {
         })
     }
 
+    /// Takes calls of another purpose from now on. Handshakes under way are given up.
+    pub(crate) fn expect(&mut self, purpose: ConnectionPurpose) {
+        self.expects.0 = purpose;
+        self.pending.clear();
+    }
+
     /// Adds what to poll for; `advance` takes the answers in the same order.
     pub(crate) fn interest<'a>(&'a self, fds: &mut Vec<PollFd<'a>>) {
         let flags = if self.accept_after.is_some() { PollFlags::empty() } else { PollFlags::IN };

@@ -1,0 +1,70 @@
+//! The control planes of a large job as threads of one process, over loopback: how long it takes to join, to exchange
+//! a part of 150 bytes of each worker, and until all have heard that one is lost; and what rank 0 holds open.
+//!
+//! `control_plane 300` has the tree that a job of 300 workers has, `control_plane 300 299` a star. Both ends of each
+//! connection are in this process: 1,000 workers need some 8,000 descriptors (`ulimit -n`).
+
+use std::net::TcpListener;
+use std::sync::Barrier;
+use std::sync::mpsc::channel;
+use std::time::{Duration, Instant};
+
+use tidemill_net::rendezvous::{JobSecret, JoinConfig, join};
+use tidemill_net::{ControlEvent, Rank};
+
+fn main() {
+    let numbers: Vec<u32> = std::env::args().skip(1).map(|text| text.parse().expect("a number")).collect();
+    let (size, fanout) = (numbers.first().copied().unwrap_or(300), numbers.get(1).copied());
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let root = listener.local_addr().expect("bound").to_string();
+    let secret = JobSecret::random();
+    let barrier = Barrier::new(size as usize);
+    // The last worker dies: everybody else hears of it.
+    let victim = Rank(size - 1);
+    std::thread::scope(|scope| {
+        for rank in 0..size {
+            let mut config = JoinConfig::new(Rank(rank), size, "control plane", secret.clone(), &root);
+            config.listener = (rank == 0).then(|| listener.try_clone().expect("a descriptor").into());
+            config.control_fanout = fanout;
+            config.timeout = Duration::from_secs(300);
+            let barrier = &barrier;
+            let work = move || {
+                let says = |what: &str| {
+                    if rank == 0 {
+                        println!("{what}");
+                    }
+                };
+                barrier.wait();
+                let start = Instant::now();
+                let mut control = join(config).unwrap_or_else(|error| panic!("rank {rank}: {error}"));
+                barrier.wait();
+                says(&format!("{size} workers: rank 0 is connected to {} of them", control.links()));
+                says(&format!("joined after          {:>9.1} ms", start.elapsed().as_secs_f64() * 1e3));
+                barrier.wait();
+                let start = Instant::now();
+                let all = control.allgather(&[rank as u8; 150]).expect("an exchange");
+                assert!(all.len() == size as usize && all.iter().enumerate().all(|(r, part)| part[0] == r as u8));
+                barrier.wait();
+                says(&format!("exchanged after       {:>9.1} ms", start.elapsed().as_secs_f64() * 1e3));
+                let (sender, events) = channel();
+                let sender = std::sync::Mutex::new(sender);
+                let on_event = move |event| drop(sender.lock().expect("never poisoned").send(event));
+                let handle = control.start(Box::new(on_event)).expect("a thread");
+                barrier.wait();
+                let start = Instant::now();
+                if Rank(rank) == victim {
+                    drop(handle);
+                    barrier.wait();
+                    return;
+                }
+                let event = events.recv_timeout(Duration::from_secs(100)).expect("news");
+                assert!(matches!(event, ControlEvent::Lost { rank, .. } if rank == victim), "{event:?}");
+                barrier.wait();
+                says(&format!("heard of a loss after {:>9.1} ms", start.elapsed().as_secs_f64() * 1e3));
+                // The rest of the job is not of interest; without a word it would be a loss of each by each.
+                std::process::exit(0);
+            };
+            std::thread::Builder::new().stack_size(256 << 10).spawn_scoped(scope, work).expect("a thread");
+        }
+    });
+}

@@ -1,0 +1,580 @@
+//! The decisions of the control plane, apart from its sockets: who is present, who left, who is lost, and who is told.
+//!
+//! The state of one worker in a tree ([`super::tree`]). Messages and news go up to rank 0, which decides and puts them
+//! in order, and down from there. So all workers hear news in one order, and a message is never overtaken by a later
+//! one of its sender. A star is a tree in which nobody passes anything on but rank 0. Same inputs in, same actions out;
+//! the thread in [`super::driver`] feeds it and carries the actions out.
+//!
+//! Who loses its parent is an orphan: it connects to rank 0 again, and what it has to say waits meanwhile. What rank 0
+//! does for orphans is in [`super::orphans`].
+//!
+//! Silence is counted in this worker's own ticks, not on a clock: a job that was stopped as a whole (Ctrl-Z, a
+//! suspended machine) did not tick either and goes on where it was.
+
+use std::collections::BTreeMap;
+
+use super::orphans::OrphanLedger;
+use super::tree::ControlTree;
+use super::wire::{ControlKind, ControlMessage};
+use super::{ControlEvent, HEARTBEAT_INTERVAL, MessageTarget, QUEUE_BYTES_MAX};
+use crate::Rank;
+
+/// How many times longer than usual a worker may be silent before its first word. Until then it may still be starting.
+pub(super) const PATIENCE_BEFORE_FIRST_WORD: u32 = 6;
+
+/// What happens to a worker.
+pub(crate) enum TreeInput {
+    /// `from` is the other end of the link, not who wrote the message.
+    Received { from: Rank, message: ControlMessage },
+    /// The link to `from` is gone.
+    Closed { from: Rank, reason: String },
+    /// An orphan has connected to rank 0: `from` is the other end. At rank 0 only if it
+    /// [may](TreeState::may_come_back).
+    Attached { from: Rank },
+    /// A heartbeat interval has passed.
+    Tick,
+    /// This worker wants a message sent.
+    Send { to: MessageTarget, bytes: Vec<u8> },
+    /// This worker leaves in good order.
+    Leave,
+}
+
+/// What is to be done about it.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum TreeAction {
+    /// Send over the link to `link`.
+    Send { link: Rank, message: ControlMessage },
+    /// Close the link to `link`.
+    Close { link: Rank },
+    /// Receive from the link to `link`, which came from an orphan; not before.
+    Read { link: Rank },
+    /// Connect to rank 0.
+    Dial,
+    /// Do not connect to rank 0 any more.
+    StopDialing,
+    /// Say that a message to `to` was dropped because too much is queued.
+    Dropped { to: Rank },
+    /// Tell this worker.
+    Emit(ControlEvent),
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum PeerState {
+    Present,
+    Left,
+    Lost,
+}
+
+/// The other end of a link.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct LinkState {
+    silent_ticks: u32,
+    heard: bool,
+    /// It has said that it leaves; it may still pass on what others say.
+    left: bool,
+}
+
+/// How a worker other than rank 0 is connected to it.
+#[derive(Debug)]
+enum Uplink {
+    Attached(Rank),
+    /// Its parent is gone, and it is connecting to rank 0. Behind `reports_sent` of its reports comes what is queued.
+    Orphan {
+        ticks: u32,
+        reports_sent: usize,
+        queue: Vec<ControlMessage>,
+        queued_bytes: usize,
+    },
+    /// It has connected to rank 0, which has not said yet that it will listen.
+    Returning,
+    /// Rank 0 is gone, for this worker at least.
+    Gone,
+}
+
+/// One worker's view of the job.
+pub(crate) struct TreeState {
+    pub(super) me: Rank,
+    pub(super) tree: ControlTree,
+    pub(super) peers: Vec<PeerState>,
+    pub(super) links: BTreeMap<Rank, LinkState>,
+    pub(super) silent_ticks_max: u32,
+    pub(super) left: bool,
+    uplink: Uplink,
+    /// What this worker has told rank 0 of those below it and of itself. An orphan says it again: what its parent had
+    /// not passed on when it ended is lost.
+    reports: Vec<ControlMessage>,
+    /// Rank 0's.
+    pub(super) orphans: OrphanLedger,
+    /// Rank 0's: how losses were noticed.
+    pub(super) reasons: BTreeMap<Rank, String>,
+}
+
+impl TreeState {
+    /// A worker that is connected to its parent and its children.
+    pub(crate) fn new(me: Rank, tree: ControlTree, silent_ticks_max: u32) -> Self {
+        let parent = tree.parent(me);
+        let linked = parent.into_iter().chain(tree.children(me));
+        TreeState {
+            me,
+            tree,
+            peers: vec![PeerState::Present; tree.size() as usize],
+            links: linked.map(|rank| (rank, LinkState::default())).collect(),
+            silent_ticks_max: silent_ticks_max.max(2),
+            left: false,
+            uplink: parent.map_or(Uplink::Gone, Uplink::Attached),
+            reports: Vec::new(),
+            orphans: OrphanLedger::default(),
+            reasons: BTreeMap::new(),
+        }
+    }
+
+    /// Whether rank 0 knows for sure, once the links are flushed, that this worker has left. What a parent has not
+    /// passed on yet may end with it.
+    pub(crate) fn is_leave_certain(&self) -> bool {
+        let up = match &self.uplink {
+            Uplink::Attached(up) => *up == Rank(0) || self.peers[self.me.index()] == PeerState::Left,
+            // Who comes back and ends before rank 0 has listened would be missed by those below it only.
+            Uplink::Orphan { .. } | Uplink::Returning => false,
+            Uplink::Gone => true,
+        };
+        self.left && up
+    }
+
+    fn is_root(&self) -> bool {
+        self.me.0 == 0
+    }
+
+    pub(super) fn is_present(&self, rank: Rank) -> bool {
+        self.peers.get(rank.index()) == Some(&PeerState::Present)
+    }
+
+    /// The other end of the link towards rank 0.
+    fn up(&self) -> Option<Rank> {
+        match self.uplink {
+            Uplink::Attached(up) => Some(up),
+            Uplink::Returning => Some(Rank(0)),
+            Uplink::Orphan { .. } | Uplink::Gone => None,
+        }
+    }
+
+    pub(crate) fn handle(&mut self, input: TreeInput, out: &mut Vec<TreeAction>) {
+        match input {
+            TreeInput::Received { from, message } => self.received(from, message, out),
+            TreeInput::Closed { from, reason } => self.gone(from, reason, out),
+            TreeInput::Attached { from } if self.is_root() => self.came_back(from, out),
+            TreeInput::Attached { .. } => self.returned(out),
+            TreeInput::Tick => self.tick(out),
+            TreeInput::Send { to, bytes } => self.send(to, bytes, out),
+            TreeInput::Leave if self.left => {}
+            TreeInput::Leave => {
+                self.left = true;
+                let kind = if self.is_root() { ControlKind::Left } else { ControlKind::Leave };
+                let message = ControlMessage::new(kind, self.me, Vec::new());
+                if self.is_root() { self.flood(&message, out) } else { self.report(message, out) }
+            }
+        }
+    }
+
+    fn received(&mut self, from: Rank, message: ControlMessage, out: &mut Vec<TreeAction>) {
+        // Last words after it was given up: whoever was told that it is lost must not hear from it again.
+        let Some(link) = self.links.get_mut(&from) else { return };
+        (link.silent_ticks, link.heard) = (0, true);
+        link.left |= message.kind == ControlKind::Leave && message.rank == from;
+        let from_above = self.up() == Some(from);
+        match message.kind {
+            ControlKind::Ping => {}
+            ControlKind::ToOne | ControlKind::ToAll | ControlKind::Left | ControlKind::Lost if from_above => {
+                self.hear(message, out);
+            }
+            ControlKind::Welcome if from_above && matches!(self.uplink, Uplink::Returning) => {
+                self.uplink = Uplink::Attached(Rank(0));
+            }
+            ControlKind::ToOne | ControlKind::ToAll | ControlKind::Leave | ControlKind::Lost | ControlKind::Ended
+                if !from_above && self.may_say(from, &message) =>
+            {
+                match (self.is_root(), message.is_droppable()) {
+                    (true, _) => self.decide(message, out),
+                    (false, true) => self.pass_up(message, out),
+                    (false, false) => self.report(message, out),
+                }
+            }
+            other => self.gone(from, format!("it sent {other:?}, which is not valid at this point"), out),
+        }
+    }
+
+    /// Whether a child can know that: everybody speaks for itself, and a parent of the end of its child.
+    fn may_say(&self, child: Rank, message: &ControlMessage) -> bool {
+        let ends = matches!(message.kind, ControlKind::Lost | ControlKind::Ended);
+        self.tree.subtree(child).contains(&message.rank.0) && !(ends && message.rank == child)
+    }
+
+    /// Rank 0: what a worker says takes effect.
+    fn decide(&mut self, message: ControlMessage, out: &mut Vec<TreeAction>) {
+        let rank = message.rank;
+        match message.kind {
+            // Words that have overtaken the news of their sender's end, or come again from an orphan.
+            ControlKind::ToOne | ControlKind::ToAll | ControlKind::Leave if !self.is_present(rank) => {}
+            ControlKind::ToOne if message.to == self.me => {
+                out.push(TreeAction::Emit(ControlEvent::Message { from: rank, bytes: message.payload }));
+            }
+            ControlKind::ToOne => self.route(message, out),
+            ControlKind::ToAll => {
+                self.flood(&message, out);
+                out.push(TreeAction::Emit(ControlEvent::Message { from: rank, bytes: message.payload }));
+            }
+            ControlKind::Leave => {
+                self.peers[rank.index()] = PeerState::Left;
+                self.flood(&ControlMessage::new(ControlKind::Left, rank, Vec::new()), out);
+                out.push(TreeAction::Emit(ControlEvent::Left { rank }));
+            }
+            ControlKind::Lost => self.lose(rank, message.text(), out),
+            _ => self.cut(rank, out),
+        }
+    }
+
+    /// The others: what rank 0 says.
+    fn hear(&mut self, message: ControlMessage, out: &mut Vec<TreeAction>) {
+        let rank = message.rank;
+        match message.kind {
+            ControlKind::ToOne if message.to == self.me => {
+                out.push(TreeAction::Emit(ControlEvent::Message { from: rank, bytes: message.payload }));
+            }
+            ControlKind::ToOne => {
+                let next = self.tree.next_hop(self.me, message.to).filter(|next| self.links.contains_key(next));
+                out.extend(next.map(|link| TreeAction::Send { link, message }));
+            }
+            ControlKind::ToAll => {
+                self.flood(&message, out);
+                if rank != self.me {
+                    out.push(TreeAction::Emit(ControlEvent::Message { from: rank, bytes: message.payload }));
+                }
+            }
+            // News come again to a worker that has come back, and those below it have heard them too.
+            _ if !self.is_present(rank) => {}
+            ControlKind::Left => {
+                self.peers[rank.index()] = PeerState::Left;
+                self.flood(&message, out);
+                if rank != self.me {
+                    out.push(TreeAction::Emit(ControlEvent::Left { rank }));
+                }
+            }
+            _ if rank == self.me => {}
+            _ => {
+                self.peers[rank.index()] = PeerState::Lost;
+                self.flood(&message, out);
+                if rank != Rank(0) || !self.left {
+                    out.push(TreeAction::Emit(ControlEvent::Lost { rank, reason: message.text() }));
+                }
+            }
+        }
+    }
+
+    /// The link to `rank` is of no use any more.
+    fn gone(&mut self, rank: Rank, reason: String, out: &mut Vec<TreeAction>) {
+        out.push(TreeAction::Close { link: rank });
+        let from_above = self.up() == Some(rank);
+        let Some(link) = self.links.remove(&rank) else { return };
+        let left = link.left || !self.is_present(rank);
+        let report = |kind, reason: String| ControlMessage::new(kind, rank, reason.into_bytes());
+        match (self.is_root(), left) {
+            _ if from_above => self.up_is_gone(rank, reason, out),
+            (true, true) => self.cut(rank, out),
+            (true, false) => self.lose(rank, reason, out),
+            // Nobody else is concerned where nobody is connected through it.
+            (false, true) if self.tree.is_leaf(rank) => {}
+            (false, true) => self.report(report(ControlKind::Ended, String::new()), out),
+            (false, false) => self.report(report(ControlKind::Lost, reason), out),
+        }
+    }
+
+    fn up_is_gone(&mut self, rank: Rank, reason: String, out: &mut Vec<TreeAction>) {
+        match self.uplink {
+            // Rank 0 has taken this worker for lost meanwhile.
+            Uplink::Returning => self.give_up(reason, out),
+            _ if rank == Rank(0) => {
+                self.uplink = Uplink::Gone;
+                self.hear(ControlMessage::new(ControlKind::Lost, rank, reason.into_bytes()), out);
+            }
+            _ if self.peers[0] == PeerState::Lost => self.uplink = Uplink::Gone,
+            // Nobody needs to hear anything through this worker.
+            _ if self.is_leave_certain() && self.links.is_empty() => self.uplink = Uplink::Gone,
+            _ => {
+                let reports_sent = self.reports.len();
+                self.uplink = Uplink::Orphan { ticks: 0, reports_sent, queue: Vec::new(), queued_bytes: 0 };
+                out.push(TreeAction::Dial);
+            }
+        }
+    }
+
+    /// Rank 0 is lost to this worker, which cannot reach it; those below it may.
+    fn give_up(&mut self, reason: String, out: &mut Vec<TreeAction>) {
+        self.uplink = Uplink::Gone;
+        out.push(TreeAction::StopDialing);
+        out.extend(std::mem::take(&mut self.links).into_keys().map(|link| TreeAction::Close { link }));
+        self.hear(ControlMessage::new(ControlKind::Lost, Rank(0), reason.into_bytes()), out);
+    }
+
+    /// This orphan has connected to rank 0.
+    fn returned(&mut self, out: &mut Vec<TreeAction>) {
+        let Uplink::Orphan { reports_sent, queue, .. } = std::mem::replace(&mut self.uplink, Uplink::Returning) else {
+            return out.push(TreeAction::Close { link: Rank(0) });
+        };
+        self.links.insert(Rank(0), LinkState::default());
+        let again = self.reports[..reports_sent].iter().cloned().chain(queue);
+        out.extend(again.map(|message| TreeAction::Send { link: Rank(0), message }));
+    }
+
+    fn tick(&mut self, out: &mut Vec<TreeAction>) {
+        let linked: Vec<Rank> = self.links.keys().copied().collect();
+        for rank in linked {
+            let is_up = self.up() == Some(rank);
+            let has_left = self.peers[rank.index()] == PeerState::Left;
+            let Some(link) = self.links.get_mut(&rank) else { continue };
+            // Who has left is waited for as long as others are connected through it. Rank 0 may end when it likes then,
+            // and does not listen yet to those who have just come back.
+            let is_watched = match is_up {
+                true => rank.0 != 0 || !has_left,
+                false => !(self.tree.is_leaf(rank) && (has_left || link.left) || self.orphans.is_held(rank)),
+            };
+            link.silent_ticks += u32::from(is_watched);
+            let patience = if link.heard { 1 } else { PATIENCE_BEFORE_FIRST_WORD };
+            if link.silent_ticks > self.silent_ticks_max.saturating_mul(patience) {
+                let reason = format!(
+                    "no sign of life for {:.1} s (TIDEMILL_FAILURE_TIMEOUT); its host or network is down, or its \
+                     process is stopped (SIGSTOP, Ctrl-Z, a debugger)",
+                    (HEARTBEAT_INTERVAL * link.silent_ticks).as_secs_f64()
+                );
+                self.gone(rank, reason, out);
+                continue;
+            }
+            let message = ControlMessage::new(ControlKind::Ping, self.me, Vec::new());
+            out.push(TreeAction::Send { link: rank, message });
+        }
+        if let Uplink::Orphan { ticks, .. } = &mut self.uplink {
+            *ticks += 1;
+            if *ticks > self.silent_ticks_max {
+                let waited_s = (HEARTBEAT_INTERVAL * *ticks).as_secs_f64();
+                self.give_up(format!("it could not be reached within {waited_s:.1} s after the loss of a worker"), out);
+            }
+        }
+        self.tick_orphans(out);
+    }
+
+    fn send(&mut self, to: MessageTarget, bytes: Vec<u8>, out: &mut Vec<TreeAction>) {
+        let message = match to {
+            MessageTarget::One(rank) if rank == self.me => {
+                return out.push(TreeAction::Emit(ControlEvent::Message { from: self.me, bytes }));
+            }
+            MessageTarget::One(rank) => ControlMessage::to_one(self.me, rank, bytes),
+            MessageTarget::All => ControlMessage::new(ControlKind::ToAll, self.me, bytes),
+        };
+        match to {
+            _ if !self.is_root() => self.pass_up(message, out),
+            MessageTarget::One(_) => self.route(message, out),
+            MessageTarget::All => self.flood(&message, out),
+        }
+    }
+
+    /// Tells rank 0 what it must not miss.
+    fn report(&mut self, message: ControlMessage, out: &mut Vec<TreeAction>) {
+        self.reports.push(message.clone());
+        self.pass_up(message, out);
+    }
+
+    fn pass_up(&mut self, message: ControlMessage, out: &mut Vec<TreeAction>) {
+        match &mut self.uplink {
+            Uplink::Attached(link) => out.push(TreeAction::Send { link: *link, message }),
+            Uplink::Returning => out.push(TreeAction::Send { link: Rank(0), message }),
+            Uplink::Orphan { queue, queued_bytes, .. } => enqueue(queue, queued_bytes, message, Rank(0), out),
+            Uplink::Gone => {}
+        }
+    }
+
+    /// Sends to the others of this worker's subtree, as far as they are present and the message is not from or about
+    /// them.
+    pub(super) fn flood(&mut self, message: &ControlMessage, out: &mut Vec<TreeAction>) {
+        let up = self.up();
+        for &link in self.links.keys() {
+            let alone = (link == message.rank || !self.is_present(link)) && self.tree.is_leaf(link);
+            if Some(link) != up && !alone && !self.orphans.is_held(link) {
+                out.push(TreeAction::Send { link, message: message.clone() });
+            }
+        }
+        self.orphans.flood(message, out);
+    }
+}
+
+/// Queues a message until an orphan is back, up to a limit.
+pub(super) fn enqueue(
+    queue: &mut Vec<ControlMessage>,
+    queued_bytes: &mut usize,
+    message: ControlMessage,
+    to: Rank,
+    out: &mut Vec<TreeAction>,
+) {
+    if message.is_droppable() {
+        if *queued_bytes + message.payload.len() > QUEUE_BYTES_MAX {
+            return out.push(TreeAction::Dropped { to });
+        }
+        *queued_bytes += message.payload.len();
+    }
+    queue.push(message);
+}
+
+/// Any messages from any neighbor: rank 0, an inner worker and a leaf take them, or give the neighbor up.
+#[cfg(any(test, fuzzing))]
+pub(super) fn fuzz(messages: &[ControlMessage]) {
+    for me in [0, 1, 2] {
+        let mut state = TreeState::new(Rank(me), ControlTree::new(7, Some(2)), 4);
+        let mut out = Vec::new();
+        for (turn, message) in messages.iter().enumerate() {
+            let from = Rank((turn as u32 + message.to.0) % 8);
+            match message.payload.len() % 16 {
+                0 => state.handle(TreeInput::Tick, &mut out),
+                1 => state.handle(TreeInput::Closed { from, reason: "gone".into() }, &mut out),
+                2 if me != 0 || state.may_come_back(from) => state.handle(TreeInput::Attached { from }, &mut out),
+                3 => state.handle(TreeInput::Leave, &mut out),
+                _ => state.handle(TreeInput::Received { from, message: message.clone() }, &mut out),
+            }
+        }
+        let lost = |action: &TreeAction| matches!(action, TreeAction::Emit(ControlEvent::Lost { .. }));
+        assert!(out.iter().filter(|action| lost(action)).count() < 7, "a worker is lost once");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SILENT_TICKS_MAX: u32 = 4;
+
+    fn state(rank: u32, size: u32) -> TreeState {
+        TreeState::new(Rank(rank), ControlTree::new(size, None), SILENT_TICKS_MAX)
+    }
+
+    fn step(state: &mut TreeState, input: TreeInput) -> Vec<TreeAction> {
+        let mut out = Vec::new();
+        state.handle(input, &mut out);
+        out
+    }
+
+    fn received(state: &mut TreeState, from: u32, kind: ControlKind, rank: u32) -> Vec<TreeAction> {
+        step(
+            state,
+            TreeInput::Received { from: Rank(from), message: ControlMessage::new(kind, Rank(rank), b"x".to_vec()) },
+        )
+    }
+
+    fn lost(actions: &[TreeAction]) -> Vec<Rank> {
+        let rank = |action: &TreeAction| match action {
+            TreeAction::Emit(ControlEvent::Lost { rank, .. }) => Some(*rank),
+            _ => None,
+        };
+        actions.iter().filter_map(rank).collect()
+    }
+
+    fn told(actions: &[TreeAction], kind: ControlKind) -> Vec<(u32, u32)> {
+        let told = |action: &TreeAction| match action {
+            TreeAction::Send { link, message } if message.kind == kind => Some((link.0, message.rank.0)),
+            _ => None,
+        };
+        actions.iter().filter_map(told).collect()
+    }
+
+    /// Silence is told from life, a worker that starts slowly is not silent, and a loss is told once to each other.
+    #[test]
+    fn a_silent_worker_is_lost_and_a_talking_one_is_not() {
+        let mut hub = state(0, 4);
+        for rank in [1, 2] {
+            assert_eq!(received(&mut hub, rank, ControlKind::Ping, rank), []);
+        }
+        for _ in 0..SILENT_TICKS_MAX {
+            assert_eq!(lost(&step(&mut hub, TreeInput::Tick)), []);
+            received(&mut hub, 1, ControlKind::Ping, 1);
+        }
+        let actions = step(&mut hub, TreeInput::Tick);
+        assert_eq!(lost(&actions), [Rank(2)], "2 was silent; 1 talked; 3 has not begun");
+        assert_eq!(told(&actions, ControlKind::Lost), [(1, 2), (3, 2)]);
+        assert!(actions.contains(&TreeAction::Close { link: Rank(2) }));
+        assert_eq!(received(&mut hub, 2, ControlKind::ToAll, 2), [], "words of the lost are not passed on");
+        let silent: Vec<Rank> = (0..40)
+            .flat_map(|_| {
+                received(&mut hub, 1, ControlKind::Ping, 1);
+                lost(&step(&mut hub, TreeInput::Tick))
+            })
+            .collect();
+        assert_eq!(silent, [Rank(3)], "patience with a slow start ends too");
+    }
+
+    #[test]
+    fn the_end_of_a_link_is_a_loss_unless_the_worker_left() {
+        let mut hub = state(0, 4);
+        let actions = received(&mut hub, 3, ControlKind::Leave, 3);
+        assert_eq!(told(&actions, ControlKind::Left), [(1, 3), (2, 3)]);
+        let closed = |from| TreeInput::Closed { from: Rank(from), reason: "gone".into() };
+        assert_eq!(step(&mut hub, closed(3)), [TreeAction::Close { link: Rank(3) }]);
+        let actions = step(&mut hub, closed(1));
+        assert_eq!((lost(&actions), told(&actions, ControlKind::Lost)), (vec![Rank(1)], vec![(2, 1)]));
+        assert_eq!(lost(&step(&mut hub, closed(1))), [], "a loss is told once");
+    }
+
+    /// Rank 0 that ended its program waited for ever for a worker that was killed.
+    #[test]
+    fn rank_0_hears_of_losses_after_it_has_left() {
+        let mut hub = state(0, 3);
+        step(&mut hub, TreeInput::Leave);
+        let actions = step(&mut hub, TreeInput::Closed { from: Rank(1), reason: "gone".into() });
+        assert_eq!((lost(&actions), told(&actions, ControlKind::Lost)), (vec![Rank(1)], vec![(2, 1)]));
+        let mut leaf = state(1, 3);
+        step(&mut leaf, TreeInput::Leave);
+        let actions = step(&mut leaf, TreeInput::Closed { from: Rank(0), reason: "gone".into() });
+        assert_eq!(lost(&actions), [], "who has left may find rank 0 gone");
+    }
+
+    #[test]
+    fn the_others_believe_rank_0_and_notice_its_end() {
+        let mut leaf = state(2, 4);
+        assert_eq!(lost(&received(&mut leaf, 0, ControlKind::Lost, 1)), [Rank(1)]);
+        assert_eq!(lost(&received(&mut leaf, 0, ControlKind::Lost, 1)), []);
+        assert_eq!(
+            received(&mut leaf, 0, ControlKind::Left, 3),
+            [TreeAction::Emit(ControlEvent::Left { rank: Rank(3) })]
+        );
+        assert_eq!(lost(&received(&mut leaf, 0, ControlKind::Lost, 3)), [], "who has left is not lost");
+        assert_eq!(lost(&step(&mut leaf, TreeInput::Closed { from: Rank(0), reason: "gone".into() })), [Rank(0)]);
+        let message = TreeInput::Send { to: MessageTarget::All, bytes: b"into the void".to_vec() };
+        assert_eq!(step(&mut leaf, message), []);
+    }
+
+    /// Rank 0 that leaves first goes on to count heartbeats and pass messages on, so those must go on too.
+    #[test]
+    fn heartbeats_go_on_after_rank_0_has_left() {
+        let mut leaf = state(1, 2);
+        received(&mut leaf, 0, ControlKind::Left, 0);
+        for _ in 0..100 {
+            let actions = step(&mut leaf, TreeInput::Tick);
+            assert_eq!((lost(&actions), told(&actions, ControlKind::Ping)), (vec![], vec![(0, 1)]));
+        }
+        assert_eq!(told(&step(&mut leaf, TreeInput::Leave), ControlKind::Leave), [(0, 1)]);
+        assert_eq!(step(&mut leaf, TreeInput::Leave), [], "leaving twice is leaving once");
+    }
+
+    #[test]
+    fn messages_are_passed_on_to_whom_they_are_for() {
+        let mut hub = state(0, 4);
+        let to = |to: u32| TreeInput::Received {
+            from: Rank(1),
+            message: ControlMessage::to_one(Rank(1), Rank(to), b"x".to_vec()),
+        };
+        assert_eq!(told(&step(&mut hub, to(3)), ControlKind::ToOne), [(3, 1)]);
+        let actions = received(&mut hub, 1, ControlKind::ToAll, 1);
+        assert_eq!(told(&actions, ControlKind::ToAll), [(2, 1), (3, 1)]);
+        assert_eq!(actions.len(), 3, "and rank 0 hears it too");
+        assert_eq!(step(&mut hub, to(77)), [], "no such worker");
+        assert_eq!(lost(&received(&mut hub, 2, ControlKind::ToAll, 1)), [Rank(2)], "it speaks for another");
+        for nonsense in [ControlKind::Welcome, ControlKind::Gathered, ControlKind::Lost, ControlKind::Left] {
+            let mut hub = state(0, 4);
+            assert_eq!(lost(&received(&mut hub, 2, nonsense, 1)), [Rank(2)], "{nonsense:?} from a worker");
+        }
+    }
+}
