@@ -13,7 +13,7 @@ use arrow::array::{AsArray, Int64Array, RecordBatch};
 use arrow::datatypes::{DataType, Int64Type, SchemaRef};
 use common::{Data, Kept, run_graph, schema, sink, source, tight};
 use futures_core::Stream;
-use tidemill_collective::{ReduceOp, run_ranks};
+use tidemill_collective::{Communicator, ReduceOp, run_ranks};
 use tidemill_dataflow::exchange::{Broadcast, Direct, Exchange, Gather, Partition, Reduce, Reduction, Union};
 use tidemill_dataflow::placement::RoundRobin;
 use tidemill_dataflow::{
@@ -471,12 +471,21 @@ fn a_run_can_be_given_up() {
     assert!(errors.iter().all(|error| error.contains("interrupted") && *error == errors[0]), "{errors:?}");
 }
 
+/// A runner that reports to worker 0 by itself, or in a line by way of others.
+fn reporting(comm: &Communicator, report_fanout: Option<u32>) -> Runner {
+    Runner::new(comm, RunnerSettings { threads: 1, report_fanout, ..RunnerSettings::default() }).unwrap()
+}
+
 /// Worker 0 learns how far the others are, while the run goes on.
 #[test]
 fn worker_0_learns_of_progress() {
+    [None, Some(1)].into_iter().for_each(progress_is_heard_of);
+}
+
+fn progress_is_heard_of(fanout: Option<u32>) {
     let known = Arc::new(AtomicBool::new(false));
     run_ranks(3, |comm| {
-        let runner = Runner::new(&comm, RunnerSettings { threads: 1, ..RunnerSettings::default() }).unwrap();
+        let runner = reporting(&comm, fanout);
         let mut graph = Graph::new("test");
         let until = Arc::clone(&known);
         let busy = TaskSpec::blocking("busy", move |_, _, _| {
@@ -503,14 +512,20 @@ fn worker_0_learns_of_progress() {
 /// Worker 0 learns the newest of what each worker says of itself, and that one whose part is over says nothing more.
 #[test]
 fn worker_0_learns_of_statuses() {
+    statuses_are_heard_of(None, 2);
+    // In a line, also by way of one whose part is over.
+    statuses_are_heard_of(Some(1), 1);
+}
+
+fn statuses_are_heard_of(fanout: Option<u32>, ends_first: u32) {
     let (met, known) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicBool::new(false)));
     let told = run_ranks(3, |comm| {
-        let runner = Runner::new(&comm, RunnerSettings { threads: 1, ..RunnerSettings::default() }).unwrap();
+        let runner = reporting(&comm, fanout);
         let mut graph = Graph::new("test");
         let (first, last) = (Arc::clone(&met), Arc::clone(&known));
-        // Of the copies, one for each worker, the one of worker 2 ends as soon as all have been heard of.
+        // Of the copies, one for each worker, the one of worker `ends_first` ends as soon as all have been heard of.
         let busy = TaskSpec::blocking("busy", move |_, _, context| {
-            let until = if context.copy() == 2 { &first } else { &last };
+            let until = if context.copy() == ends_first { &first } else { &last };
             while !until.load(Ordering::SeqCst) {
                 std::thread::sleep(Duration::from_millis(1));
             }
@@ -528,7 +543,7 @@ fn worker_0_learns_of_statuses() {
                 let text = String::from_utf8(worker.status.clone()).unwrap();
                 let (of, looks) = text.split_once(": ").unwrap();
                 assert_eq!(of, worker.worker.to_string());
-                if worker.worker == 2 { worker.over } else { looks.parse::<u32>().unwrap() > 3 }
+                if worker.worker == ends_first { worker.over } else { looks.parse::<u32>().unwrap() > 3 }
             };
             if seen.len() == 2 {
                 met.store(true, Ordering::SeqCst);
@@ -540,7 +555,7 @@ fn worker_0_learns_of_statuses() {
         seen.iter().map(|worker| (worker.worker, worker.over)).collect::<Vec<_>>()
     });
     let told = told.unwrap();
-    assert!(told[0].len() == 2 && told[0][1] == (2, true), "{told:?}");
+    assert!(told[0].len() == 2 && told[0].contains(&(ends_first, true)), "{told:?}");
     assert!(told[1].is_empty() && told[2].is_empty(), "only worker 0 is told: {told:?}");
 }
 

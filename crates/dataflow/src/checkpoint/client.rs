@@ -11,7 +11,7 @@ use bytes::Bytes;
 use parking_lot::Mutex;
 use tidemill_batch::memory::Governor;
 use tidemill_batch::route_map::RouteMap;
-use tidemill_batch::wire::{Frame, ReceivedFrame, WireHeader, WireKind};
+use tidemill_batch::wire::{ReceivedFrame, WireHeader, WireKind};
 use tidemill_checkpoint::coordinator::{
     CheckpointTiming, Coordinator, CoordinatorAction, CoordinatorEvent, StoreFailure,
 };
@@ -192,7 +192,7 @@ impl CheckpointClient {
             Some(events) => drop(events.send(CoordinatorInput::Event(CoordinatorEvent::Report(report)))),
             None => {
                 let header = WireHeader::new(WireKind::Saved, self.links.run);
-                self.links.enqueue(0, Frame::new(&header, &[report.encode().into()]));
+                self.links.report(header, &[report.encode().into()]);
             }
         }
     }
@@ -200,12 +200,7 @@ impl CheckpointClient {
     /// Tells the other workers something of an epoch.
     fn notify_others(&self, kind: WireKind, epoch: u64) {
         let header = WireHeader { rows: epoch, ..WireHeader::new(kind, self.links.run) };
-        self.send_others(|| Frame::header_only(&header));
-    }
-
-    fn send_others(&self, frame: impl Fn() -> Frame) {
-        self.links.others().for_each(|worker| self.links.enqueue(worker, frame()));
-        self.links.endpoint().rouse();
+        self.links.announce(header, &[]);
     }
 
     /// Carries out what the coordinator decides, until nothing is left to be done. On worker 0.
@@ -254,7 +249,7 @@ impl CheckpointClient {
                     CoordinatorAction::Inject(barrier) => {
                         *self.injected.lock() = Some((barrier.epoch, Instant::now()));
                         let header = WireHeader::new(WireKind::Inject, self.links.run);
-                        self.send_others(|| Frame::new(&header, &[barrier.encode().into()]));
+                        self.links.announce(header, &[barrier.encode().into()]);
                         self.inject(barrier);
                     }
                     CoordinatorAction::Unalign(epoch) => {

@@ -345,7 +345,7 @@ mod tests {
         let borrowed =
             vec![None, Some(Arc::new(BorrowedSegment { segment, lot_bytes: 100, returned: Mutex::default() }))];
         let loans = Arc::new(MemoryLoans { lender: None, borrowed });
-        let links = Links::new(endpoints[0].clone(), 9, 0, 7, &[Rank(0), Rank(1)], &loans);
+        let links = Links::new(endpoints[0].clone(), 9, 0, 7, &[Rank(0), Rank(1)], None, &loans);
         let told = |kind, seq, rows| {
             let frame = Frame::header_only(&WireHeader { seq, rows, ..WireHeader::new(kind, 7) });
             ReceivedFrame::take(&mut frame.into_buffer()).unwrap()

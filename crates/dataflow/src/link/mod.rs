@@ -20,7 +20,8 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use arrow::buffer::Buffer;
 use parking_lot::Mutex;
 use tidemill_batch::frame_buffers::{BufferPool, FrameBuffer};
-use tidemill_batch::wire::{Frame, WireHeader, WireKind};
+use tidemill_batch::wire::{Frame, ReceivedFrame, WireHeader, WireKind};
+use tidemill_net::control::ControlTree;
 use tidemill_net::{Endpoint, Engine, Envelope, MemoryRegion, Rank};
 
 pub(crate) use credit::{CreditAccount, CreditDebt, CreditGuard, CreditValve, WINDOW_BYTES_MIN};
@@ -49,6 +50,22 @@ pub(crate) struct Links {
     dirty: AtomicBool,
     rooms: Arc<BufferPool>,
     loans: Arc<MemoryLoans>,
+    reports: ReportTree,
+}
+
+/// By way of whom this worker tells worker 0 of itself, and hears from it: of many workers not all can be connected with
+/// one.
+struct ReportTree {
+    parent: Option<u32>,
+    children: Vec<u32>,
+}
+
+impl ReportTree {
+    fn new(me: u32, workers: u32, fanout: Option<u32>) -> Self {
+        let tree = ControlTree::new(workers, fanout);
+        let children = tree.children(Rank(me)).map(|child| child.0).collect();
+        ReportTree { parent: tree.parent(Rank(me)).map(|parent| parent.0), children }
+    }
 }
 
 struct WorkerLink {
@@ -108,6 +125,7 @@ impl Links {
         me: u32,
         run: u32,
         workers: &[Rank],
+        fanout: Option<u32>,
         loans: &Arc<MemoryLoans>,
     ) -> Arc<Self> {
         let peer = |&rank| WorkerLink {
@@ -126,6 +144,7 @@ impl Links {
             dirty: AtomicBool::new(loans.has_returns()),
             rooms: Arc::default(),
             loans: Arc::clone(loans),
+            reports: ReportTree::new(me, workers.len() as u32, fanout),
         })
     }
 
@@ -185,6 +204,40 @@ impl Links {
         self.mark_dirty();
     }
 
+    /// Queues a frame for worker 0, which goes by way of others. Not on worker 0. Locks no engine.
+    pub(crate) fn report(&self, header: WireHeader, body: &[Buffer]) {
+        let header = WireHeader { source: self.me, ..header };
+        self.enqueue(self.above(), Frame::new(&header, body));
+    }
+
+    /// The same, for what is of no use once there is a newer one: of these one waits at most, however long the link is
+    /// busy.
+    pub(crate) fn report_newest(&self, header: WireHeader, body: &[Buffer]) {
+        let header = WireHeader { source: self.me, ..header };
+        self.enqueue_newest(self.above(), Frame::new(&header, body));
+    }
+
+    fn above(&self) -> u32 {
+        self.reports.parent.expect("worker 0 does not report to itself")
+    }
+
+    /// Passes a report of another worker on, within a pump; also when this worker's part is over.
+    pub(crate) fn pass_up(&self, frame: &ReceivedFrame) {
+        self.push_last(self.above(), frame.whole.clone());
+    }
+
+    /// On worker 0: queues a frame for all others, each of which passes it on. Locks no engine.
+    pub(crate) fn announce(&self, header: WireHeader, body: &[Buffer]) {
+        let frame = Frame::new(&header, body).into_buffer();
+        self.reports.children.iter().for_each(|&child| self.push(child, OutgoingFrames::new(frame.clone())));
+        self.mark_dirty();
+    }
+
+    /// Passes on what worker 0 tells all, within a pump; also when this worker's part is over.
+    pub(crate) fn pass_down(&self, frame: &ReceivedFrame) {
+        self.reports.children.iter().for_each(|&child| self.push_last(child, frame.whole.clone()));
+    }
+
     /// Puts something behind what waits, unless that was all.
     fn push(&self, worker: u32, outgoing: OutgoingFrames) {
         let mut queue = self.peers[worker as usize].queue.lock();
@@ -195,9 +248,7 @@ impl Links {
         }
     }
 
-    /// [`Links::enqueue`], for what is of no use once there is a newer one: of these one waits at most, however long
-    /// the link is busy.
-    pub(crate) fn enqueue_newest(&self, worker: u32, frame: Frame) {
+    fn enqueue_newest(&self, worker: u32, frame: Frame) {
         let newest = OutgoingFrames { ages: true, ..OutgoingFrames::new(frame.into_buffer()) };
         let mut queue = self.peers[worker as usize].queue.lock();
         if let Some(waiting) = queue.waiting.iter_mut().find(|waiting| waiting.ages) {
@@ -235,9 +286,12 @@ impl Links {
     /// Queues a frame about the end of the run for the next pump, also behind the last of what belongs to it. Locks no
     /// engine.
     pub(crate) fn enqueue_last(&self, worker: u32, frame: Frame) {
-        let last = OutgoingFrames::new(frame.into_buffer());
-        self.peers[worker as usize].queue.lock().waiting.push_back(last);
+        self.push_last(worker, frame.into_buffer());
         self.mark_dirty();
+    }
+
+    fn push_last(&self, worker: u32, frame: Buffer) {
+        self.peers[worker as usize].queue.lock().waiting.push_back(OutgoingFrames::new(frame));
     }
 
     /// Whether nothing more of this worker's part goes.
@@ -363,7 +417,7 @@ mod tests {
     #[test]
     fn nothing_follows_the_last_frame_of_a_run() {
         let endpoints = Endpoint::in_process(2).unwrap();
-        let links = Links::new(endpoints[1].clone(), 9, 1, 0, &[Rank(0), Rank(1)], &Arc::default());
+        let links = Links::new(endpoints[1].clone(), 9, 1, 0, &[Rank(0), Rank(1)], None, &Arc::default());
         let frame = |kind| Frame::header_only(&WireHeader::new(kind, 0));
         let queued = || links.peers[0].queue.lock().waiting.len();
         links.enqueue(0, frame(WireKind::Saved));
@@ -387,7 +441,7 @@ mod tests {
     #[test]
     fn of_what_ages_the_newest_waits() {
         let endpoints = Endpoint::in_process(2).unwrap();
-        let links = Links::new(endpoints[1].clone(), 9, 1, 0, &[Rank(0), Rank(1)], &Arc::default());
+        let links = Links::new(endpoints[1].clone(), 9, 1, 0, &[Rank(0), Rank(1)], None, &Arc::default());
         let frame = |kind, body: &[u8]| Frame::new(&WireHeader::new(kind, 0), &[Buffer::from(body)]);
         let waits = || -> Vec<Buffer> {
             links.peers[0].queue.lock().waiting.iter().map(|waiting| waiting.bytes.clone()).collect()

@@ -62,11 +62,15 @@ pub struct RunnerSettings {
     pub batch_bytes: u64,
     /// The worker's memory budget, and where it spills to.
     pub memory: MemorySettings,
+    /// How many others a worker passes on reports of to worker 0, at most; `None`: as on the control plane, where up to
+    /// 256 workers tell worker 0 themselves.
+    pub report_fanout: Option<u32>,
 }
 
 impl Default for RunnerSettings {
     fn default() -> Self {
-        RunnerSettings { threads: 0, queue_bytes: 16 << 20, batch_bytes: 1 << 20, memory: MemorySettings::default() }
+        let memory = MemorySettings::default();
+        RunnerSettings { threads: 0, queue_bytes: 16 << 20, batch_bytes: 1 << 20, memory, report_fanout: None }
     }
 }
 
@@ -356,7 +360,8 @@ impl ActiveRun {
         let comm = &runner.comm;
         let (me, endpoint) = (comm.rank(), comm.endpoint().clone());
         let run = runner.runs.fetch_add(1, Ordering::Relaxed);
-        let links = Links::new(endpoint.clone(), comm.message_context(), me, run, comm.world_ranks(), &runner.loans);
+        let (context, fanout) = (comm.message_context(), runner.settings.report_fanout);
+        let links = Links::new(endpoint.clone(), context, me, run, comm.world_ranks(), fanout, &runner.loans);
         let copies: usize = flow.tasks.iter().map(|task| task.workers.iter().filter(|&&w| w == me).count()).sum();
         let (client, heard) = match &resume {
             Some(resume) => {

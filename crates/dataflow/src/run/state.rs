@@ -89,6 +89,28 @@ impl RunProgress {
         }
     }
 
+    /// On worker 0: what another worker says of itself, as it passed it on or others did.
+    fn hear(&self, frame: &ReceivedFrame) -> Result<(), String> {
+        let (worker, rows) = (frame.header.source, frame.header.rows);
+        let (Some(elsewhere), Some(over)) = (self.elsewhere.get(worker as usize), self.over.get(worker as usize)) else {
+            return Err(format!("a report of worker {worker}, which is not in the run"));
+        };
+        if frame.header.kind == WireKind::Progress {
+            elsewhere.store(rows, Ordering::Relaxed);
+            return Ok(());
+        }
+        frame.verify().map_err(|error| error.to_string())?;
+        let body = frame.body();
+        if !body.is_empty() {
+            // A copy: the message that it came with may be long.
+            drop(self.statuses.lock().insert(worker, (body.to_vec(), Instant::now())));
+        }
+        if rows == OVER {
+            over.store(true, Ordering::Relaxed);
+        }
+        Ok(())
+    }
+
     /// Asks for a barrier that carries `control`. Only worker 0 of a run that makes checkpoints is heard.
     pub fn request(&self, control: BarrierControl) {
         if let Some(client) = &self.checkpoints {
@@ -261,11 +283,11 @@ impl RunState {
         }
         if here != told {
             let header = WireHeader { rows: here, ..WireHeader::new(WireKind::Progress, self.links.run) };
-            self.links.enqueue(0, Frame::header_only(&header));
+            self.links.report(header, &[]);
         }
         if let Some(status) = self.progress.status.lock().take() {
             let header = WireHeader::new(WireKind::Status, self.links.run);
-            self.links.enqueue_newest(0, Frame::new(&header, &[Buffer::from(status)]));
+            self.links.report_newest(header, &[Buffer::from(status)]);
         }
         here
     }
@@ -304,7 +326,7 @@ impl RunState {
         if self.links.me != 0 && self.progress.has_status.load(Ordering::Relaxed) {
             let status = self.progress.status.lock().take().map(Buffer::from);
             let header = WireHeader { rows: OVER, ..WireHeader::new(WireKind::Status, self.links.run) };
-            self.links.enqueue(0, Frame::new(&header, status.as_slice()));
+            self.links.report(header, status.as_slice());
         }
         self.links.close();
     }
@@ -374,20 +396,12 @@ impl FrameHandler for RunState {
                     self.damaged(from, reason);
                 }
             }
-            WireKind::Progress => self.progress.elsewhere[from as usize].store(frame.header.rows, Ordering::Relaxed),
-            WireKind::Status => match frame.verify() {
-                // A copy: the message that it came with may be long.
-                Ok(()) => {
-                    let body = frame.body();
-                    if !body.is_empty() {
-                        drop(self.progress.statuses.lock().insert(from, (body.to_vec(), Instant::now())));
-                    }
-                    if frame.header.rows == OVER {
-                        self.progress.over[from as usize].store(true, Ordering::Relaxed);
-                    }
+            WireKind::Progress | WireKind::Status | WireKind::Saved if links.me != 0 => links.pass_up(&frame),
+            WireKind::Progress | WireKind::Status => {
+                if let Err(reason) = self.progress.hear(&frame) {
+                    self.damaged(from, reason);
                 }
-                Err(error) => self.damaged(from, error.to_string()),
-            },
+            }
             WireKind::Inject | WireKind::Unalign | WireKind::Saved | WireKind::Durable => {
                 let heard = match &self.checkpoints {
                     Some(client) => client.frame(&frame),
@@ -395,6 +409,9 @@ impl FrameHandler for RunState {
                 };
                 if let Err(reason) = heard {
                     self.damaged(from, reason);
+                }
+                if frame.header.kind != WireKind::Saved {
+                    links.pass_down(&frame);
                 }
             }
             WireKind::Lent | WireKind::Returned => unreachable!("links see to what is lent"),

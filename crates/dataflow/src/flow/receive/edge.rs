@@ -534,7 +534,7 @@ mod tests {
     #[test]
     fn what_is_not_as_it_was_sent_is_an_error() {
         let endpoints = Endpoint::in_process(2).unwrap();
-        let links = Links::new(endpoints[0].clone(), 9, 0, 0, &[Rank(0), Rank(1)], &Arc::default());
+        let links = Links::new(endpoints[0].clone(), 9, 0, 0, &[Rank(0), Rank(1)], None, &Arc::default());
         type Change = fn(&mut Vec<Vec<u8>>);
         let cases: [(Change, &str); 6] = [
             (|_| {}, ""),
@@ -579,7 +579,7 @@ mod tests {
     #[test]
     fn strangers_are_refused() {
         let endpoints = Endpoint::in_process(2).unwrap();
-        let links = Links::new(endpoints[0].clone(), 9, 0, 0, &[Rank(0), Rank(1)], &Arc::default());
+        let links = Links::new(endpoints[0].clone(), 9, 0, 0, &[Rank(0), Rank(1)], None, &Arc::default());
         let (edge, _input) = edge(&links);
         for kind in [
             WireKind::Batch,
