@@ -10,7 +10,7 @@ use tidemill_collective::measure::time_collective as time_calls;
 use tidemill_collective::measure_links::measure_links as measure;
 use tidemill_collective::tuner::{CostModel, LinkCost, TuneTable};
 use tidemill_collective::{Algorithm, CallOptions, Collective};
-use tidemill_sim::{Cluster, Failure, Jitter, Outcome, SlowHost, WorkRates, Workload, WorkloadKind};
+use tidemill_sim::{Cluster, ControlRates, Failure, Jitter, Outcome, SlowHost, WorkRates, Workload, WorkloadKind};
 
 use crate::comm::Comm;
 use crate::errors::from_collective;
@@ -33,6 +33,7 @@ struct SimulateRequest {
     clusters: u32,
     steps: u32,
     algorithm: Option<String>,
+    fanout: Option<u32>,
     table: Option<PathBuf>,
     slow: Vec<(u32, f64, f64)>,
     noise: f64,
@@ -66,6 +67,9 @@ struct Rates {
     sort_bytes_per_s: f64,
     read_bytes_per_s: f64,
     write_bytes_per_s: f64,
+    handshake_s: f64,
+    report_s: f64,
+    pass_s: f64,
 }
 
 fn bad(error: impl std::fmt::Display) -> PyErr {
@@ -120,6 +124,7 @@ impl SimulateRequest {
             clusters: self.clusters,
             steps: self.steps,
             algorithm,
+            fanout: self.fanout,
             rates: WorkRates {
                 flops_per_s: rates.flops_per_s,
                 pairs_per_s: rates.pairs_per_s,
@@ -128,6 +133,11 @@ impl SimulateRequest {
                 sort_bytes_per_s: rates.sort_bytes_per_s,
                 read_bytes_per_s: rates.read_bytes_per_s,
                 write_bytes_per_s: rates.write_bytes_per_s,
+                control: ControlRates {
+                    handshake_s: rates.handshake_s,
+                    report_s: rates.report_s,
+                    pass_s: rates.pass_s,
+                },
             },
         })
     }
@@ -186,6 +196,9 @@ fn simulate_defaults<'py>(py: Python<'py>, workload: &str) -> PyResult<Bound<'py
     rates.set_item("sort_bytes_per_s", workload.rates.sort_bytes_per_s)?;
     rates.set_item("read_bytes_per_s", workload.rates.read_bytes_per_s)?;
     rates.set_item("write_bytes_per_s", workload.rates.write_bytes_per_s)?;
+    rates.set_item("handshake_s", workload.rates.control.handshake_s)?;
+    rates.set_item("report_s", workload.rates.control.report_s)?;
+    rates.set_item("pass_s", workload.rates.control.pass_s)?;
     let dict = PyDict::new(py);
     dict.set_item("costs", costs)?;
     dict.set_item("rates", rates)?;

@@ -13,10 +13,12 @@
 //! | `shifts`     | Runs exchanges of everybody with everybody on links, step by step             |
 //! | [`cost`]     | The schedules of all ranks in virtual time, under a [`CostModel`]             |
 //! | `simulation` | A program of many workers: work, collectives, exchanges                       |
+//! | `control`    | What workers do along the tree of the control plane                           |
 //! | `workload`   | Programs to simulate                                                          |
 //! | `network`    | A network in one thread and in virtual time, for [`tidemill_net::Transport`]s |
 
 mod cluster;
+mod control;
 mod cost;
 mod events;
 mod links;
@@ -28,6 +30,7 @@ mod simulation;
 mod workload;
 
 pub use cluster::{BadCluster, Cluster, Failure, Jitter, SlowHost};
+pub use control::ControlRates;
 pub use cost::{RunCost, cost};
 pub use links::{Busy, Traffic};
 pub use network::{SimNetwork, SimOptions, SimTransport};

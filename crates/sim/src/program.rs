@@ -17,6 +17,14 @@ pub(crate) struct ProgramMessage {
 }
 
 impl ProgramMessage {
+    pub(crate) fn sent(to: u32, bytes: f64) -> Self {
+        ProgramMessage { peer: to | SENT, bytes }
+    }
+
+    pub(crate) fn received(from: u32, bytes: f64) -> Self {
+        ProgramMessage { peer: from, bytes }
+    }
+
     /// The receiver, if it is sent; else the sender is [`ProgramMessage::peer`].
     pub(crate) fn is_sent(self) -> bool {
         self.peer & SENT != 0
@@ -64,14 +72,19 @@ impl Program {
         };
         for round in &schedule.rounds {
             self.messages.extend(round.messages.iter().map(|message| match *message {
-                ScheduleMessage::Send { to, range } => {
-                    ProgramMessage { peer: to | SENT, bytes: range.len as f64 * item_bytes }
-                }
-                ScheduleMessage::Recv { from, range } => {
-                    ProgramMessage { peer: from, bytes: range.len as f64 * item_bytes }
-                }
+                ScheduleMessage::Send { to, range } => ProgramMessage::sent(to, range.len as f64 * item_bytes),
+                ScheduleMessage::Recv { from, range } => ProgramMessage::received(from, range.len as f64 * item_bytes),
             }));
             let local_s = round.local.iter().map(seconds).sum();
+            self.rounds.push(ProgramRound { messages_end: self.messages.len(), local_s });
+        }
+        self.rounds_end.push(self.rounds.len());
+    }
+
+    /// Adds the rounds of the next rank: messages, and the seconds of work that end them.
+    pub(crate) fn push_rounds(&mut self, rounds: impl IntoIterator<Item = (Vec<ProgramMessage>, f64)>) {
+        for (messages, local_s) in rounds {
+            self.messages.extend(messages);
             self.rounds.push(ProgramRound { messages_end: self.messages.len(), local_s });
         }
         self.rounds_end.push(self.rounds.len());

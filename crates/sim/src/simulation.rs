@@ -178,6 +178,11 @@ impl<'a> Simulation<'a> {
         Ok(())
     }
 
+    /// Everybody does its part of a program.
+    pub(crate) fn run(&mut self, program: &Program) {
+        self.now_s = events::run(&mut self.links, program, &self.now_s, &self.dies_s);
+    }
+
     /// Everybody sends a flow to everybody else: `bytes` in all each, made by `work_s` of work meanwhile.
     pub fn exchange(&mut self, bytes: f64, work_s: f64) {
         let workers = self.workers();

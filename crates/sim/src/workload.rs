@@ -1,4 +1,5 @@
-//! Programs to simulate: the collectives by themselves, and what the applications of Tidemill do.
+//! Programs to simulate: the collectives by themselves, what the applications of Tidemill do, and what jobs do by
+//! themselves.
 //!
 //! | workload    | what every worker does                                                                         |
 //! |-------------|------------------------------------------------------------------------------------------------|
@@ -8,6 +9,7 @@
 //! | `kmeans`    | each step: distances of its points to all centers; allreduce of sums, weights and a count      |
 //! | `mds`       | each step: distances of its points to all points; allgather of L + 1 numbers a point           |
 //! | `terasort`  | reads; allgathers samples of keys; flows of records to their ranges; sorts; writes             |
+//! | `rendezvous`, `loss`, `checkpoint` | see [`control`]                                                          |
 //!
 //! A flow is one message for each pair of workers; it costs an overhead for each frame of 64 KiB. The window of credit
 //! is taken to be wide enough: the receiving worker takes what arrives.
@@ -16,9 +18,14 @@ use std::str::FromStr;
 
 use tidemill_collective::tuner::TuneTable;
 use tidemill_collective::{Algorithm, Collective};
+use tidemill_net::control::ControlTree;
 
 use crate::cluster::{BadCluster, Cluster};
+use crate::control::{self, ControlRates};
 use crate::simulation::{CollectiveStep, Outcome, SimulateError, Simulation};
+
+/// A card: addresses, host, cores and more of a worker.
+const CARD_BYTES: u64 = 150;
 
 /// Which program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,11 +46,17 @@ pub enum WorkloadKind {
     Mds,
     /// Sorting records of 100 bytes.
     Terasort,
+    /// The start of a job.
+    Rendezvous,
+    /// News of a lost worker.
+    Loss,
+    /// Reports of a checkpoint.
+    Checkpoint,
 }
 
 impl WorkloadKind {
     /// All of them, by name.
-    pub const ALL: [(&'static str, WorkloadKind); 8] = [
+    pub const ALL: [(&'static str, WorkloadKind); 11] = [
         ("allreduce", WorkloadKind::Allreduce),
         ("bcast", WorkloadKind::Bcast),
         ("alltoall", WorkloadKind::Alltoall),
@@ -52,6 +65,9 @@ impl WorkloadKind {
         ("kmeans", WorkloadKind::Kmeans),
         ("mds", WorkloadKind::Mds),
         ("terasort", WorkloadKind::Terasort),
+        ("rendezvous", WorkloadKind::Rendezvous),
+        ("loss", WorkloadKind::Loss),
+        ("checkpoint", WorkloadKind::Checkpoint),
     ];
 }
 
@@ -82,6 +98,8 @@ pub struct WorkRates {
     pub read_bytes_per_s: f64,
     /// Bytes written to storage.
     pub write_bytes_per_s: f64,
+    /// Control messages.
+    pub control: ControlRates,
 }
 
 impl Default for WorkRates {
@@ -94,6 +112,7 @@ impl Default for WorkRates {
             sort_bytes_per_s: 2e8,
             read_bytes_per_s: 5e8,
             write_bytes_per_s: 5e8,
+            control: ControlRates::default(),
         }
     }
 }
@@ -103,7 +122,8 @@ impl Default for WorkRates {
 pub struct Workload {
     /// Which one.
     pub kind: WorkloadKind,
-    /// Bytes: of the vector, of one worker's blocks together, or of one worker's rows or records.
+    /// Bytes: of the vector, of one worker's blocks together, of one worker's rows or records, or of its card in a
+    /// rendezvous.
     pub bytes: u64,
     /// Points of all workers together, in k-means and scaling.
     pub points: u64,
@@ -111,10 +131,12 @@ pub struct Workload {
     pub dimensions: u32,
     /// Centers of k-means.
     pub clusters: u32,
-    /// Times that a collective is called, or iterations.
+    /// Times that a collective is called, or iterations, or copies of each worker in a checkpoint.
     pub steps: u32,
     /// How collectives are run; `None`: as the tuner chooses.
     pub algorithm: Option<Algorithm>,
+    /// Children of a worker on the control plane, at most; `None`: as in a job.
+    pub fanout: Option<u32>,
     /// What workers get done.
     pub rates: WorkRates,
 }
@@ -124,12 +146,13 @@ impl Workload {
     pub fn new(kind: WorkloadKind) -> Workload {
         Workload {
             kind,
-            bytes: 8 << 20,
+            bytes: if kind == WorkloadKind::Rendezvous { CARD_BYTES } else { 8 << 20 },
             points: 1 << 24,
             dimensions: if kind == WorkloadKind::Mds { 3 } else { 32 },
             clusters: 100,
             steps: 1,
             algorithm: None,
+            fanout: None,
             rates: WorkRates::default(),
         }
     }
@@ -154,8 +177,17 @@ impl Workload {
             WorkloadKind::Kmeans => self.kmeans(&mut simulation)?,
             WorkloadKind::Mds => self.mds(&mut simulation)?,
             WorkloadKind::Terasort => self.terasort(&mut simulation)?,
+            WorkloadKind::Rendezvous => simulation.run(&control::rendezvous(&self.tree(cluster), bytes, &rates.control)),
+            WorkloadKind::Loss => simulation.run(&control::loss(&self.tree(cluster))),
+            WorkloadKind::Checkpoint => {
+                simulation.run(&control::checkpoint(&self.tree(cluster), f64::from(self.steps), &rates.control));
+            }
         }
         Ok(simulation.finish())
+    }
+
+    fn tree(&self, cluster: &Cluster) -> ControlTree {
+        ControlTree::new(cluster.workers(), self.fanout)
     }
 
     /// Runs a collective step by step, however few messages it has: for the comparison of both ways.

@@ -23,7 +23,10 @@ from tidemill.apps._validate import validate
 
 __all__ = ["main"]
 
-_WORKLOADS = ("allreduce", "bcast", "alltoall", "partition", "keyed", "kmeans", "mds", "terasort")
+_WORKLOADS = (
+    "allreduce", "bcast", "alltoall", "partition", "keyed", "kmeans", "mds", "terasort", "rendezvous", "loss",
+    "checkpoint",
+)  # fmt: skip
 
 #: What the workers that were busiest with something were busy with, and in words.
 _BUSY = {
@@ -112,14 +115,25 @@ def _parser() -> argparse.ArgumentParser:
     )
     size = parser.add_argument_group("the program")
     size.add_argument(
-        "--bytes", type=_size, metavar="SIZE", help="of the vector, or of each worker's rows or blocks (default: 8MiB)"
+        "--bytes", type=_size, metavar="SIZE", help="of the vector, or of each worker's rows or blocks (default: 8MiB); of a worker's card in a rendezvous (150)"
     )
     size.add_argument("--points", type=_count, metavar="N", help="points of kmeans or mds, in all (default: 16777216)")
     size.add_argument("--clusters", type=_count, metavar="N", help="centers of kmeans (default: 100)")
     size.add_argument(
         "--dimensions", type=_count, metavar="N", help="of points of kmeans, or of the picture of mds (default: 32; 3)"
     )
-    size.add_argument("--steps", type=_count, metavar="N", help="calls of a collective, or iterations (default: 1)")
+    size.add_argument(
+        "--steps",
+        type=_count,
+        metavar="N",
+        help="calls of a collective, or iterations, or copies that each worker reports of at a checkpoint (default: 1)",
+    )
+    size.add_argument(
+        "--fanout",
+        type=_count,
+        metavar="N",
+        help="children of a worker on the control plane, at most: --workers makes it a star (default: as in a job)",
+    )
     size.add_argument("--algorithm", metavar="NAME", help="of the collective (default: the tuner's choice)")
     parser.add_argument("--json", action="store_true", help="print everything, with the end of each worker, as JSON")
     parser.add_argument(
@@ -177,6 +191,7 @@ def _request(options: argparse.Namespace) -> dict[str, Any]:
         host_of=[],
         oversubscription=options.oversubscription,
         algorithm=options.algorithm,
+        fanout=options.fanout,
         table=options.table,
         slow=options.slow,
         noise=noise,
