@@ -47,8 +47,8 @@ pub trait RowAssigner: Send {
     /// When it cannot tell; fails the task.
     fn assign(&mut self, batch: &RecordBatch, targets: &mut Vec<u32>) -> Result<RowAssignment, TaskError>;
 
-    /// Where the next batch goes as a whole, if any copy can have it: then [`RowAssigner::assign`] is not asked. If that
-    /// copy has no room, and another one has, the batch goes there.
+    /// Where the next batch goes as a whole, if any copy can have it: then [`RowAssigner::assign`] is not asked. If
+    /// that copy has no room, and another one has, the batch goes there.
     fn assign_unseen(&mut self) -> Option<u32> {
         None
     }

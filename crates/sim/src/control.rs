@@ -1,4 +1,4 @@
-//! What workers do along the tree of the control plane, as programs: to meet, to hear of a loss, to report a checkpoint.
+//! What workers do along the tree of the control plane, as programs: meet, hear of a loss, report a checkpoint.
 //!
 //! | program        | what it is made of                                                                          |
 //! |----------------|---------------------------------------------------------------------------------------------|
@@ -140,7 +140,7 @@ mod tests {
     /// A tree that did not end, or that was slower than the star where that matters, would be the wrong advice.
     #[test]
     fn trees_beat_the_star_beyond_256_workers() {
-        for workers in [1, 2, 17, 256, 300, 4096] {
+        for workers in [1u32, 2, 17, 256, 300, 4096] {
             let star = Some(workers.saturating_sub(1).max(1));
             for kind in [WorkloadKind::Rendezvous, WorkloadKind::Loss, WorkloadKind::Checkpoint] {
                 let (tree_s, star_s) = (end_s(kind, workers, None), end_s(kind, workers, star));
@@ -153,7 +153,8 @@ mod tests {
     #[test]
     fn a_star_takes_as_long_as_its_messages() {
         let cluster = Cluster::even(1001, 1001, 1).unwrap();
-        let (workers_s, star_s) = (1000.0 * cluster.model.other_host.overhead_s, end_s(WorkloadKind::Loss, 1001, Some(1000)));
+        let (workers_s, star_s) =
+            (1000.0 * cluster.model.other_host.overhead_s, end_s(WorkloadKind::Loss, 1001, Some(1000)));
         assert!((workers_s..1.1 * workers_s + 1e-3).contains(&star_s), "{star_s}");
     }
 }

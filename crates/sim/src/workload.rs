@@ -177,7 +177,9 @@ impl Workload {
             WorkloadKind::Kmeans => self.kmeans(&mut simulation)?,
             WorkloadKind::Mds => self.mds(&mut simulation)?,
             WorkloadKind::Terasort => self.terasort(&mut simulation)?,
-            WorkloadKind::Rendezvous => simulation.run(&control::rendezvous(&self.tree(cluster), bytes, &rates.control)),
+            WorkloadKind::Rendezvous => {
+                simulation.run(&control::rendezvous(&self.tree(cluster), bytes, &rates.control))
+            }
             WorkloadKind::Loss => simulation.run(&control::loss(&self.tree(cluster))),
             WorkloadKind::Checkpoint => {
                 simulation.run(&control::checkpoint(&self.tree(cluster), f64::from(self.steps), &rates.control));

@@ -65,8 +65,8 @@ pub enum WireKind {
     Durable,
     /// A task has failed, here or elsewhere: give up, and pass this on.
     Abort,
-    /// Round `rows` of the end of the run: the sender's part is over, and those of all it has heard of in rounds before.
-    /// A body is the first fault among them, and whose it is.
+    /// Round `rows` of the end of the run: the sender's part is over, and those of all it has heard of in rounds
+    /// before. A body is the first fault among them, and whose it is.
     Finish,
     /// A frame of `rows` bytes lies at `seq` of the memory that the sender lends.
     Lent,

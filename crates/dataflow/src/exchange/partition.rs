@@ -57,8 +57,8 @@ impl Partition {
         self
     }
 
-    /// Batches in turn, each copy beginning with another. A copy that has no room is passed over while others have some,
-    /// so that one slow copy does not hold up the rest.
+    /// Batches in turn, each copy beginning with another. A copy that has no room is passed over while others have
+    /// some, so that one slow copy does not hold up the rest.
     pub fn round_robin() -> Self {
         Partition { by: PartitionBy::Turn { strict: false } }
     }

@@ -53,7 +53,7 @@ pub(crate) struct Links {
     reports: ReportTree,
 }
 
-/// By way of whom this worker tells worker 0 of itself, and hears from it: of many workers not all can be connected with
+/// By way of whom this worker tells worker 0 of itself, and hears from it: many workers cannot all be connected with
 /// one.
 struct ReportTree {
     parent: Option<u32>,

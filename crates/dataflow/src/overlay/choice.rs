@@ -1,5 +1,6 @@
 //! Which overlay an edge has that does not say: the cheapest by the tuner's cost model, for links as they were measured
-//! and messages of a size that is guessed or told. What really goes along an edge is not known before it runs, and an edge does not change its tree.
+//! and messages of a size that is guessed or told. What really goes along an edge is not known before it runs, and an
+//! edge does not change its tree.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeSet, BinaryHeap};

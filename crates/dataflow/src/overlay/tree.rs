@@ -25,8 +25,8 @@ impl Shape {
 }
 
 impl Overlay {
-    /// The trees that messages from `root` to `members` take in turn: one, or two. `hosts` has the host of every worker.
-    /// `root` need not be a member.
+    /// The trees that messages from `root` to `members` take in turn: one, or two. `hosts` has the host of every
+    /// worker. `root` need not be a member.
     pub fn trees(self, root: u32, members: &[u32], hosts: &[u32]) -> Vec<WorkerTree> {
         if self != Overlay::Double {
             return vec![self.tree(root, members, hosts)];

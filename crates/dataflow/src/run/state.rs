@@ -92,7 +92,8 @@ impl RunProgress {
     /// On worker 0: what another worker says of itself, as it passed it on or others did.
     fn hear(&self, frame: &ReceivedFrame) -> Result<(), String> {
         let (worker, rows) = (frame.header.source, frame.header.rows);
-        let (Some(elsewhere), Some(over)) = (self.elsewhere.get(worker as usize), self.over.get(worker as usize)) else {
+        let (Some(elsewhere), Some(over)) = (self.elsewhere.get(worker as usize), self.over.get(worker as usize))
+        else {
             return Err(format!("a report of worker {worker}, which is not in the run"));
         };
         if frame.header.kind == WireKind::Progress {

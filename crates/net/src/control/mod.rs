@@ -39,7 +39,7 @@ use crate::Rank;
 use crate::fork::ForkOrigin;
 use crate::secret::{JobKey, JobSecret};
 pub(crate) use driver::ReturnWay;
-use tree::ControlTree;
+pub use tree::ControlTree;
 use wire::ControlLink;
 pub use wire::MESSAGE_BYTES_MAX;
 

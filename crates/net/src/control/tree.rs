@@ -23,9 +23,10 @@ pub(crate) const STAR_WORKERS_MAX: u32 = 256;
 /// Children of a worker in a larger job, at most.
 const FANOUT_MAX: u32 = 64;
 
-/// See the module.
+/// The tree of a job's control plane, by which other traffic from and to worker 0 may go, too: ranks in nearly equal
+/// ranges, each led by its first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct ControlTree {
+pub struct ControlTree {
     size: u32,
     fanout: u32,
 }
@@ -38,7 +39,7 @@ struct TreePlace {
 
 impl ControlTree {
     /// The tree of a job of `size` workers, with at most `fanout_max` children for each if it is given.
-    pub(crate) fn new(size: u32, fanout_max: Option<u32>) -> Self {
+    pub fn new(size: u32, fanout_max: Option<u32>) -> Self {
         let all = size.saturating_sub(1).max(1);
         let default = if size <= STAR_WORKERS_MAX { all } else { FANOUT_MAX };
         let fanout_max = fanout_max.unwrap_or(default).clamp(1, all);
@@ -60,7 +61,8 @@ impl ControlTree {
         (fanout >= 1 && fanout <= size.saturating_sub(1).max(1)).then_some(ControlTree { size, fanout })
     }
 
-    pub(crate) fn size(&self) -> u32 {
+    /// How many workers the job has.
+    pub fn size(&self) -> u32 {
         self.size
     }
 
@@ -75,12 +77,12 @@ impl ControlTree {
     }
 
     /// Through whom `rank` is connected to the others; `None` for rank 0.
-    pub(crate) fn parent(&self, rank: Rank) -> Option<Rank> {
+    pub fn parent(&self, rank: Rank) -> Option<Rank> {
         self.place(rank).parent
     }
 
     /// `rank` and those that are connected through it.
-    pub(crate) fn subtree(&self, rank: Rank) -> Range<u32> {
+    pub fn subtree(&self, rank: Rank) -> Range<u32> {
         self.place(rank).subtree
     }
 
@@ -88,7 +90,8 @@ impl ControlTree {
         self.subtree(rank).len() == 1
     }
 
-    pub(crate) fn children(&self, rank: Rank) -> impl Iterator<Item = Rank> + use<> {
+    /// Who is connected through `rank`, but for those who are so through one of them.
+    pub fn children(&self, rank: Rank) -> impl Iterator<Item = Rank> + use<> {
         let subtree = self.subtree(rank);
         let (fanout, end) = (self.fanout, subtree.end);
         let mut next = subtree.start + 1;

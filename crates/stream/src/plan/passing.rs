@@ -1,5 +1,5 @@
-//! Steps of streams that pass rows on as they are: a name for the step below, by which checkpoints, plans and errors call
-//! it wherever it comes in the program; and a shuffle, behind which all copies work.
+//! Steps of streams that pass rows on as they are: a name for the step below, by which checkpoints, plans and errors
+//! call it wherever it comes in the program; and a shuffle, behind which all copies work.
 //!
 //! In a plan each is a table, as a function on keys is: what lies below is planned when it is scanned.
 
@@ -30,8 +30,8 @@ pub fn named(rows: &DataSet, name: &str) -> std::result::Result<DataSet, DataSet
     passing(rows, PassingStep::Named(Arc::from(name)))
 }
 
-/// The same rows, dealt to all copies of the steps behind, whatever is in them: batch by batch in turn, but not to a copy
-/// that has no room while others have some.
+/// The same rows, dealt to all copies of the steps behind, whatever is in them: batch by batch in turn, but not to a
+/// copy that has no room while others have some.
 ///
 /// # Errors
 /// `Query`, if this is no stream.

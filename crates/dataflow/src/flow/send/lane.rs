@@ -329,9 +329,9 @@ impl Lane {
         })
     }
 
-    /// Waits until some lane has credit, or the barrier behind what is sent is not to wait for it. Returns the first such
-    /// lane from `first` on, and the nanoseconds that it took. Lanes that lead to one copy each; those whose receiver
-    /// takes nothing more count if there are no others.
+    /// Waits until some lane has credit, or the barrier behind what is sent is not to wait for it. Returns the first
+    /// such lane from `first` on, and the nanoseconds that it took. Lanes that lead to one copy each; those whose
+    /// receiver takes nothing more count if there are no others.
     pub(super) async fn first_with_room(lanes: &[Arc<Lane>], first: usize) -> (usize, u64) {
         let in_turn = || (0..lanes.len()).map(|offset| (first + offset) % lanes.len());
         let mut since = None;
