@@ -115,7 +115,10 @@ def _parser() -> argparse.ArgumentParser:
     )
     size = parser.add_argument_group("the program")
     size.add_argument(
-        "--bytes", type=_size, metavar="SIZE", help="of the vector, or of each worker's rows or blocks (default: 8MiB); of a worker's card in a rendezvous (150)"
+        "--bytes",
+        type=_size,
+        metavar="SIZE",
+        help="of the vector, or of each worker's rows or blocks (default: 8MiB); of a worker's card in a rendezvous (150)",
     )
     size.add_argument("--points", type=_count, metavar="N", help="points of kmeans or mds, in all (default: 16777216)")
     size.add_argument("--clusters", type=_count, metavar="N", help="centers of kmeans (default: 100)")

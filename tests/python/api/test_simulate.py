@@ -17,9 +17,7 @@ def run(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, object]:
     return read
 
 
-@pytest.mark.parametrize(
-    "workload", ["allreduce", "bcast", "alltoall", "partition", "keyed", "kmeans", "mds", "terasort"]
-)
+@pytest.mark.parametrize("workload", simulate._WORKLOADS)
 def test_every_workload_ends(workload: str, capsys: pytest.CaptureFixture[str]) -> None:
     """A parameter that the command forgets is an error of the native code."""
     words = (workload, "--workers", "24", "--hosts", "6", "--racks", "2", "--bytes", "64KiB", "--points", "10000")
@@ -39,6 +37,14 @@ def test_seeds_repeat_and_a_slow_host_is_seen(capsys: pytest.CaptureFixture[str]
     assert run(capsys, *words, "--seed", "4")["end_s"] != first["end_s"]
     slow = run(capsys, *words, "--seed", "3", "--slow", "3:0.1")
     assert max(slow["end_s"]) > 2 * max(first["end_s"])  # type: ignore[call-overload]
+
+
+def test_a_tree_carries_the_control_plane_of_many_workers(capsys: pytest.CaptureFixture[str]) -> None:
+    """What the page recommends must come out of the command."""
+    for workload in "rendezvous", "loss", "checkpoint":
+        words = (workload, "--workers", "2000", "--hosts", "125")
+        tree, star = run(capsys, *words), run(capsys, *words, "--fanout", "2000")
+        assert max(tree["end_s"]) < max(star["end_s"])  # type: ignore[call-overload]
 
 
 def test_a_dead_worker_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
