@@ -175,7 +175,7 @@ pub struct ControlPlane {
 
 pub(crate) enum ControlLinks {
     Solo,
-    Tree(TreeLinks),
+    Tree(Box<TreeLinks>),
     InProcess(in_process::InProcessMember),
 }
 
@@ -308,7 +308,7 @@ impl ControlPlane {
             ControlLinks::InProcess(member) => ControlBackend::InProcess(member.start(on_event)?),
             ControlLinks::Tree(place) => {
                 subtree = place.tree.subtree(self.rank);
-                ControlBackend::Tree(driver::start(self.rank, self.failure_timeout, place, on_event)?)
+                ControlBackend::Tree(driver::start(self.rank, self.failure_timeout, *place, on_event)?)
             }
         };
         Ok(ControlHandle {

@@ -15,6 +15,8 @@ const TICK: u64 = 100;
 const SILENT_TICKS_MAX: u32 = 4;
 /// Everything that happens from outside happens before.
 const TROUBLE_UNTIL: u64 = 1500;
+/// Longer than anybody is patient.
+const STOPPED_FOR: u64 = 10 * SILENT_TICKS_MAX as u64 * TICK;
 /// Long enough for whom a silent parent's silence keeps from saying its first word, twice over.
 const END: u64 = TROUBLE_UNTIL + 60 * SILENT_TICKS_MAX as u64 * TICK;
 
@@ -58,17 +60,32 @@ struct Connection {
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Event {
     Tick(Rank),
-    Arrive { connection: usize, direction: usize },
+    Arrive {
+        connection: usize,
+        direction: usize,
+    },
     Dialed(Rank),
-    Kill { rank: Rank, silently: bool },
+    Kill {
+        rank: Rank,
+        silently: bool,
+    },
+    /// Its process does nothing (SIGSTOP) until it goes on.
+    Stop(Rank),
+    Continue(Rank),
     Leave(Rank),
-    Send { from: Rank, to: Option<Rank> },
+    Send {
+        from: Rank,
+        to: Option<Rank>,
+    },
 }
 
 struct Node {
     state: TreeState,
     links: BTreeMap<Rank, usize>,
     alive: bool,
+    stopped: bool,
+    /// What has arrived while it was stopped.
+    unheard: Vec<(usize, usize, Cargo)>,
     dialing: bool,
     left: bool,
     exits: bool,
@@ -91,6 +108,8 @@ impl Job {
             state: TreeState::new(Rank(rank), tree, SILENT_TICKS_MAX),
             links: BTreeMap::new(),
             alive: true,
+            stopped: false,
+            unheard: Vec::new(),
             dialing: false,
             left: false,
             exits: false,
@@ -176,6 +195,9 @@ impl Job {
         let ends = self.connections[connection].ends;
         let (from, to) = (ends[direction], ends[1 - direction]);
         let node = &mut self.nodes[to.index()];
+        if node.stopped {
+            return node.unheard.push((connection, direction, cargo));
+        }
         if matches!(cargo, Cargo::Hello) && node.alive {
             if node.state.may_come_back(from) {
                 node.links.insert(from, connection);
@@ -221,7 +243,7 @@ impl Job {
                 return;
             }
             match event {
-                Event::Tick(rank) if self.nodes[rank.index()].alive => {
+                Event::Tick(rank) if self.nodes[rank.index()].alive && !self.nodes[rank.index()].stopped => {
                     self.step(rank, TreeInput::Tick);
                     let node = &self.nodes[rank.index()];
                     if node.exits && node.state.is_leave_certain() && self.random.below(2) == 0 {
@@ -248,13 +270,21 @@ impl Job {
                     self.end(rank, silently, partly);
                 }
                 Event::Kill { .. } => {}
+                Event::Stop(rank) => self.nodes[rank.index()].stopped = true,
+                Event::Continue(rank) => {
+                    self.nodes[rank.index()].stopped = false;
+                    for (connection, direction, cargo) in std::mem::take(&mut self.nodes[rank.index()].unheard) {
+                        self.deliver(connection, direction, cargo);
+                    }
+                    self.plan(at, Event::Tick(rank));
+                }
                 Event::Leave(rank) => {
                     self.nodes[rank.index()].left = true;
                     self.step(rank, TreeInput::Leave);
                 }
                 Event::Send { from, to } => {
                     let node = &mut self.nodes[from.index()];
-                    if node.alive && !node.left {
+                    if node.alive && !node.left && !node.stopped {
                         let number = node.sent.len() as u32;
                         node.sent.push((to, number));
                         let bytes = number.to_le_bytes().to_vec();
@@ -270,7 +300,7 @@ impl Job {
         if !self.nodes[rank.index()].alive || !self.nodes[rank.index()].dialing {
             return;
         }
-        if !self.nodes[0].alive {
+        if !self.nodes[0].alive || self.nodes[rank.index()].stopped {
             let at = self.now + TICK;
             return self.plan(at, Event::Dialed(rank));
         }
@@ -284,13 +314,16 @@ impl Job {
 /// What befalls a job.
 struct Trouble {
     killed: BTreeSet<Rank>,
+    /// Of these, who went on too late.
+    stopped: BTreeSet<Rank>,
     leaving: BTreeSet<Rank>,
     exiting: BTreeSet<Rank>,
 }
 
 /// Plans losses, departures and messages, as the seed has it.
 fn trouble(job: &mut Job, size: u32) -> Trouble {
-    let mut plan = Trouble { killed: BTreeSet::new(), leaving: BTreeSet::new(), exiting: BTreeSet::new() };
+    let [killed, stopped, leaving, exiting] = Default::default();
+    let mut plan = Trouble { killed, stopped, leaving, exiting };
     // All at once, or one after the other.
     let spread = [1, 20, TROUBLE_UNTIL / 2][job.random.below(3) as usize];
     let from = job.random.below(TROUBLE_UNTIL / 2);
@@ -298,8 +331,17 @@ fn trouble(job: &mut Job, size: u32) -> Trouble {
     for _ in 0..kills {
         let rank = Rank(1 + job.random.below(u64::from(size) - 1) as u32);
         if plan.killed.insert(rank) {
-            let (at, silently) = (from + job.random.below(spread), job.random.below(3) == 0);
-            job.plan(at, Event::Kill { rank, silently });
+            let at = from + job.random.below(spread);
+            match job.random.below(4) {
+                0 => job.plan(at, Event::Kill { rank, silently: true }),
+                // It goes on, when it has been given up.
+                1 => {
+                    plan.stopped.insert(rank);
+                    job.plan(at, Event::Stop(rank));
+                    job.plan(at + STOPPED_FOR, Event::Continue(rank));
+                }
+                _ => job.plan(at, Event::Kill { rank, silently: false }),
+            }
         }
     }
     for _ in 0..leaves {
@@ -332,6 +374,13 @@ fn check(job: &Job, tree: ControlTree, plan: &Trouble) {
         }
         true
     };
+    // As in a star: the end of a connection to rank 0 says nothing once that has left.
+    let stopped = plan.stopped.iter().filter(|_| !plan.leaving.contains(&Rank(0)));
+    for rank in stopped {
+        let heard = &job.nodes[rank.index()].heard;
+        let is_told = heard.iter().any(|event| matches!(event, ControlEvent::Lost { rank: Rank(0), .. }));
+        assert!(is_told, "{rank} does not know that it was given up");
+    }
     let survivors = (0..tree.size()).map(Rank).filter(|r| !plan.killed.contains(r) && !plan.leaving.contains(r));
     for rank in survivors {
         let (mut lost, mut left, mut messages) = (Vec::new(), Vec::new(), BTreeMap::<Rank, Vec<u32>>::new());

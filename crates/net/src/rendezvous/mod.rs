@@ -181,8 +181,8 @@ pub fn join(config: JoinConfig) -> Result<ControlPlane, JoinError> {
     let key = JobKey::new(&config.secret, &config.job);
     let inner = match (config.size, config.rank.0) {
         (1, _) => ControlLinks::Solo,
-        (_, 0) => ControlLinks::Tree(host(&config, &key)?),
-        _ => ControlLinks::Tree(knock(&config, &key)?),
+        (_, 0) => ControlLinks::Tree(Box::new(host(&config, &key)?)),
+        _ => ControlLinks::Tree(Box::new(knock(&config, &key)?)),
     };
     Ok(ControlPlane::new(config.rank, config.size, config.failure_timeout, key, inner)
         .placed(config.location, config.granted))
