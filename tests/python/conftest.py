@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TypeVar
 
+import benched
 import local_servers
 import pytest
 import seeds
@@ -16,8 +17,8 @@ import standing
 
 HERE = Path(__file__).parent
 
-#: Servers that are worth sharing, slowest to start first.
-SERVERS = ("kafka", "rabbitmq", "redis_server")
+#: Fixtures that are worth sharing between files, slowest to make first.
+SHARED = ("tiny", "kafka", "rabbitmq", "redis_server")
 
 #: What the tests of a folder need. Each has its folder's name as a marker.
 NEEDS = {
@@ -34,6 +35,9 @@ NEEDS = {
 SLOWEST = 10
 
 Kind = TypeVar("Kind", local_servers.Kafka, local_servers.Redis, local_servers.RabbitMQ)
+
+# Tests start thousands of interpreters: one that keeps no bytecode compiles all of Tidemill that it imports, which is half of its start.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 # Who starts the tests may ignore signals (`nohup`, a job in the background), and the launcher hands that on to its workers, as
 # it should: the tests of signals begin with what a terminal gives.
@@ -141,13 +145,19 @@ def _left_out(items: list[pytest.Item]) -> set[pytest.Item]:
 
 
 def _group(item: pytest.Item) -> str | None:
-    """The group of a test: one for each server, so that a run starts one of each kind, and one for each file with fixtures of its own."""
+    """The group of a test: one for each shared fixture, so that a run makes each once, and one for each file with fixtures of its own."""
     assert isinstance(item, pytest.Function)
-    for server in SERVERS:
-        if server in item.fixturenames:
-            return server
+    for shared in SHARED:
+        if shared in item.fixturenames:
+            return shared
     fixtures = item._fixtureinfo.name2fixturedefs.values()
     return item.path.stem if any(fixture[-1].scope == "module" for fixture in fixtures) else None
+
+
+@pytest.fixture(scope="session")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder left by one tiny run of all benchmarks."""
+    return benched.tiny_run(tmp_path_factory.mktemp("bench"))
 
 
 @pytest.fixture(scope="session")
