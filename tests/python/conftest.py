@@ -78,8 +78,9 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "slow: runs only with --all (`make test-all`), or when it is asked for by name")
     config.addinivalue_line(
         "markers",
-        "sampled(count, always=()): of the test's cases, runs those with a parameter in `always` and `count` others, "
-        "drawn with TIDEMILL_TEST_SEED; all of them with --all, or when they are asked for by name",
+        "sampled(count, always=(), by=None): of the test's cases, runs those with a parameter in `always` and `count` others, "
+        "drawn with TIDEMILL_TEST_SEED, or, with the name of a parameter as `by`, all that have one of `count` values of it; "
+        "all cases with --all, or when they are asked for by name",
     )
 
 
@@ -131,16 +132,19 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def _left_out(items: list[pytest.Item]) -> set[pytest.Item]:
     """Slow tests, and cases of sampled ones that are not drawn: the same in all processes, as they have the seed in common."""
     left_out = {item for item in items if item.get_closest_marker("slow")}
-    matrices: defaultdict[str, list[pytest.Item]] = defaultdict(list)
+    matrices: defaultdict[str, list[pytest.Function]] = defaultdict(list)
     for item in items:
         if item not in left_out and (sampled := item.get_closest_marker("sampled")):
             assert isinstance(item, pytest.Function)
             if not any(value in sampled.kwargs.get("always", ()) for value in item.callspec.params.values()):
                 matrices[item.nodeid.partition("[")[0]].append(item)
     for name, cases in matrices.items():
-        (count,) = next(cases[0].iter_markers("sampled")).args
-        drawn = seeds.dice(name).sample(cases, min(count, len(cases)))
-        left_out.update(case for case in cases if case not in drawn)
+        sampled = next(cases[0].iter_markers("sampled"))
+        (count,), by = sampled.args, sampled.kwargs.get("by")
+        values = [case if by is None else case.callspec.params[by] for case in cases]
+        kinds = list(dict.fromkeys(values))
+        drawn = seeds.dice(name).sample(kinds, min(count, len(kinds)))
+        left_out.update(case for case, value in zip(cases, values, strict=True) if value not in drawn)
     return left_out
 
 
