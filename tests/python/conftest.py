@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TypeVar
 
+import benched
 import local_servers
 import pytest
 import seeds
@@ -16,8 +17,8 @@ import standing
 
 HERE = Path(__file__).parent
 
-#: Servers that are worth sharing, slowest to start first.
-SERVERS = ("kafka", "rabbitmq", "redis_server")
+#: Fixtures that are worth sharing between files, slowest to make first.
+SHARED = ("tiny", "kafka", "rabbitmq", "redis_server")
 
 #: What the tests of a folder need. Each has its folder's name as a marker.
 NEEDS = {
@@ -34,6 +35,9 @@ NEEDS = {
 SLOWEST = 10
 
 Kind = TypeVar("Kind", local_servers.Kafka, local_servers.Redis, local_servers.RabbitMQ)
+
+# Tests start thousands of interpreters: one that keeps no bytecode compiles all of Tidemill that it imports, which is half of its start.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 # Who starts the tests may ignore signals (`nohup`, a job in the background), and the launcher hands that on to its workers, as
 # it should: the tests of signals begin with what a terminal gives.
@@ -74,8 +78,9 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "slow: runs only with --all (`make test-all`), or when it is asked for by name")
     config.addinivalue_line(
         "markers",
-        "sampled(count, always=()): of the test's cases, runs those with a parameter in `always` and `count` others, "
-        "drawn with TIDEMILL_TEST_SEED; all of them with --all, or when they are asked for by name",
+        "sampled(count, always=(), by=None): of the test's cases, runs those with a parameter in `always` and `count` others, "
+        "drawn with TIDEMILL_TEST_SEED, or, with the name of a parameter as `by`, all that have one of `count` values of it; "
+        "all cases with --all, or when they are asked for by name",
     )
 
 
@@ -127,27 +132,36 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def _left_out(items: list[pytest.Item]) -> set[pytest.Item]:
     """Slow tests, and cases of sampled ones that are not drawn: the same in all processes, as they have the seed in common."""
     left_out = {item for item in items if item.get_closest_marker("slow")}
-    matrices: defaultdict[str, list[pytest.Item]] = defaultdict(list)
+    matrices: defaultdict[str, list[pytest.Function]] = defaultdict(list)
     for item in items:
         if item not in left_out and (sampled := item.get_closest_marker("sampled")):
             assert isinstance(item, pytest.Function)
             if not any(value in sampled.kwargs.get("always", ()) for value in item.callspec.params.values()):
                 matrices[item.nodeid.partition("[")[0]].append(item)
     for name, cases in matrices.items():
-        (count,) = next(cases[0].iter_markers("sampled")).args
-        drawn = seeds.dice(name).sample(cases, min(count, len(cases)))
-        left_out.update(case for case in cases if case not in drawn)
+        sampled = next(cases[0].iter_markers("sampled"))
+        (count,), by = sampled.args, sampled.kwargs.get("by")
+        values = [case if by is None else case.callspec.params[by] for case in cases]
+        kinds = list(dict.fromkeys(values))
+        drawn = seeds.dice(name).sample(kinds, min(count, len(kinds)))
+        left_out.update(case for case, value in zip(cases, values, strict=True) if value not in drawn)
     return left_out
 
 
 def _group(item: pytest.Item) -> str | None:
-    """The group of a test: one for each server, so that a run starts one of each kind, and one for each file with fixtures of its own."""
+    """The group of a test: one for each shared fixture, so that a run makes each once, and one for each file with fixtures of its own."""
     assert isinstance(item, pytest.Function)
-    for server in SERVERS:
-        if server in item.fixturenames:
-            return server
+    for shared in SHARED:
+        if shared in item.fixturenames:
+            return shared
     fixtures = item._fixtureinfo.name2fixturedefs.values()
     return item.path.stem if any(fixture[-1].scope == "module" for fixture in fixtures) else None
+
+
+@pytest.fixture(scope="session")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder left by one tiny run of all benchmarks."""
+    return benched.tiny_run(tmp_path_factory.mktemp("bench"))
 
 
 @pytest.fixture(scope="session")

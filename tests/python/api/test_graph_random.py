@@ -143,6 +143,7 @@ print("done")
 """
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("size", "seeds"), [(1, 60), (2, 40), (3, 30), (5, 15), (8, 10)])
 def test_graphs_made_by_chance(size: int, seeds: int) -> None:
     assert standing.run_program(program(RANDOM), str(seeds), workers=size) == ["done\n"] * size
@@ -347,6 +348,7 @@ print("done")
 """
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("size", range(1, 9))
 def test_schemas_made_by_chance(size: int) -> None:
     """Every exchange over keys of every type, with what is rare: no rows, one key, a key for each row, nulls, NaN, empty batches."""

@@ -175,6 +175,7 @@ def run(workers: int, shape: tuple[int, ...], **options: Any) -> list[Any]:
     return frames
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "options",
     [
@@ -225,6 +226,7 @@ def write_on_worker(folder: str, options: dict[str, Any]) -> tuple[list[Any], di
         _embed.Relay = usual  # type: ignore[misc]
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("options", [{}, {"key_every": 1}, {"start": "independent", "align": "first"}], ids=str)
 def test_frames_are_written_by_who_makes_them_and_the_same(options: dict[str, Any], tmp_path: Path) -> None:
     """Of 57 windows, in chains of 8 or 1: frames do not go from worker to worker, only where a key and a chain have ended, and files to worker 0."""

@@ -101,6 +101,7 @@ def windows_of(rows: list[Row], size: int, slide: int, ttl: int) -> list[tuple[i
     return sorted(found)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("size", "slide", "ttl"), [(5, 2, 40), (1, 1, 1), (3, 3, 12), (4, 1, 200)])
 def test_keys_that_are_remembered_for_a_time(size: int, slide: int, ttl: int, tmp_path: Path) -> None:
     """A row that is so much later than the last of its key is the first of a window again, and no other is: whatever comes together, and

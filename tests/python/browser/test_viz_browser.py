@@ -303,7 +303,6 @@ def test_light_or_dark_is_kept_for_who_chose_it(browser: Any, url: str) -> None:
 
 
 @browsed.AXE_NEEDED
-@pytest.mark.sampled(2)
 @browsed.SIZES
 @pytest.mark.parametrize("theme", ["light", "dark"])
 def test_everybody_can_use_it(browser: Any, folder: Path, theme: str, size: dict[str, Any]) -> None:

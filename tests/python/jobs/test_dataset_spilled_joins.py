@@ -35,7 +35,8 @@ def long_table(rows, letters):
     numbers = np.arange(rows)
     return tm.from_arrow(pa.table({"k": numbers, "v": numbers, "text": np.char.zfill(numbers.astype(str), letters)}))
 
-c, d, e, f = long_table(4000, 400), long_table(4500, 400), long_table(120, 20_000), long_table(130, 20_000)
+# Few rows that are long: of all pairs there are as few as that leaves.
+c, d, e, f = long_table(160, 10_000), long_table(180, 10_000), long_table(24, 100_000), long_table(26, 100_000)
 near = "abs(c.v - 2 * d.v) < 2 and c.v % 3 <> 0 and c.text <> d.text"
 
 def seen(data):

@@ -535,6 +535,7 @@ print("done")
 """
 
 
+@pytest.mark.sampled(2, by="size")
 @pytest.mark.parametrize("size", [1, 2, 3])
 @pytest.mark.parametrize("part", [EXCHANGES, MESSAGES, SHAPES, SMALL], ids=["exchanges", "messages", "shapes", "small"])
 def test_on_workers(size: int, part: str) -> None:

@@ -92,6 +92,7 @@ PROGRAM = """
 """
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "env", [{}, {"TIDEMILL_SINGLE_COPY": "0"}, {"TIDEMILL_TRANSPORT": "tcp"}], ids=["single copy", "pieces", "tcp"]
 )

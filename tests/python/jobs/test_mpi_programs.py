@@ -75,6 +75,8 @@ def jobs() -> list[Any]:
     ]
 
 
+# Whatever is drawn, one job has several workers and one goes by sockets.
+@pytest.mark.sampled(2, always=("tcp",), by="workers")
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize(("workers", "transport"), jobs())
 def test_program(workers: int, transport: str, name: str) -> None:

@@ -104,6 +104,7 @@ def test_rules_that_were_chosen(prices: Path) -> None:
             series.Rules(**wrong)  # type: ignore[arg-type]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("workers", [2, 3, 4, 7])
 def test_any_number_of_workers_makes_the_same_panel(workers: int, prices: Path) -> None:
     """More workers than ids too; each has all of it, and "earliest" is by place in the file, whoever read which row."""
@@ -138,6 +139,7 @@ for source in sys.argv[1:]:
 """
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("workers", "threads"), [(1, 1), (1, 3), (3, 1), (2, 3)])
 def test_the_earliest_is_the_first_in_the_files(workers: int, threads: int, tmp_path: Path) -> None:
     """In files long enough to be read in pieces by several workers and threads, whole, compressed and several: the k-th value of a cell is k.
@@ -586,6 +588,7 @@ def test_detected_splits_are_adjusted_and_listed(tmp_path: Path) -> None:
     assert f"a {days[30]}: 2 for 1" in str(report)
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize(
     ("text", "options", "message"),
     [

@@ -489,6 +489,7 @@ def frames_in(folder: Path) -> int:
         return 0
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("checkpoint", [False, True])
 @pytest.mark.parametrize("workers", [1, 2])
 def test_the_command_follows_a_file_into_an_open_page(workers: int, checkpoint: bool, tmp_path: Path) -> None:
@@ -539,6 +540,7 @@ def test_the_command_follows_a_file_into_an_open_page(workers: int, checkpoint: 
         np.testing.assert_allclose(one.positions, other.positions, atol=5e-3 * size_of)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("checkpoint", [False, True])
 def test_the_command_follows_a_folder_of_parquet_on_two_workers(checkpoint: bool, tmp_path: Path) -> None:
     """Only one worker reads them; a query that all must run would wait for ever."""
@@ -560,6 +562,7 @@ def test_the_command_follows_a_folder_of_parquet_on_two_workers(checkpoint: bool
     assert FrameReader(out)[-1].time == day(25)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("checkpoint", [False, True])
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_bad_row_ends_following_with_its_line(workers: int, checkpoint: bool, tmp_path: Path) -> None:
@@ -614,6 +617,7 @@ def followed(
     return "".join(said)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
 @pytest.mark.parametrize("workers", [1, 2])
 def test_following_goes_on_where_it_was(workers: int, how: int, tmp_path: Path) -> None:
@@ -664,6 +668,7 @@ def test_days_with_several_times_are_over_when_a_later_one_comes(tmp_path: Path)
         assert (out / name).read_bytes() == (batch / name).read_bytes()
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("frames", [1, 5, 11])
 def test_a_kill_while_frames_are_written_loses_none(frames: int, tmp_path: Path) -> None:
     """At any moment between what the journal says of a frame and the frame itself, the next start finds a state that fits."""
@@ -742,6 +747,7 @@ def test_what_cannot_be_a_running_stream(words: tuple[str, ...], code: int, mess
     assert message in done.stderr.decode()
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "words",
     [

@@ -16,6 +16,7 @@ TESTS = Path(__file__).parents[2]
 SEED = int(os.environ.get("TIDEMILL_FUZZ_SEED", 1))
 
 
+@pytest.mark.sampled(1, always=(1,))
 @pytest.mark.parametrize(("workers", "queries"), [(1, 240), (2, 40), (3, 40)])
 def test_random_queries_and_chains_give_what_the_oracles_say(workers: int, queries: int) -> None:
     pytest.importorskip("duckdb")

@@ -36,6 +36,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("workers", [1, 2, 3])
 @pytest.mark.parametrize("cached", [False, True])
 def test_all_answers_are_those_of_duckdb(data: Path, workers: int, cached: bool) -> None:

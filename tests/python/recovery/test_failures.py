@@ -183,6 +183,7 @@ def test_an_exception_is_told_to_the_others(tmp_path: Path, transport: str) -> N
     assert "ValueError: it is broken" in results[1][2]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("transport", TRANSPORTS)
 @pytest.mark.parametrize(
     "call",
@@ -255,6 +256,7 @@ def test_a_reduction_that_fails_in_the_background_is_told_at_once(tmp_path: Path
         assert job.succeed() == ["0\n"] * 3
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("call", ["reduce(big, odd, 1)", "allreduce(big, odd)", "scan(big, odd)", "exscan(big, odd)"])
 def test_results_that_cannot_be_sent_are_told_to_who_waits_for_them(tmp_path: Path, call: str) -> None:
     """An operation that works and gives what no pickle takes: an error on one worker, a hang on the next."""
@@ -284,7 +286,7 @@ def test_results_that_cannot_be_sent_are_told_to_who_waits_for_them(tmp_path: Pa
 
 
 # The comparison is the same on every transport.
-@pytest.mark.sampled(4, always=("auto",))
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("transport", TRANSPORTS)
 @pytest.mark.parametrize(
     ("usual", "odd", "words"),
@@ -360,6 +362,7 @@ def test_a_long_wait_is_explained_once(tmp_path: Path) -> None:
     assert results[1][2] == ""
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("wait", "words", "transport"),
     [
@@ -438,6 +441,7 @@ def test_a_held_gil_is_no_death(tmp_path: Path) -> None:
     assert "busy in native code" in line, line
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("transport", TRANSPORTS)
 @pytest.mark.parametrize(
     "call",

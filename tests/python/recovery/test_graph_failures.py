@@ -483,6 +483,7 @@ print("done")
 """
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("size", [1, 2, 3])
 def test_functions_are_called_again(size: int, tmp_path: Path) -> None:
     """With what they were called with, and as if they had not been: or a message is lost, comes twice or is another."""
@@ -496,12 +497,14 @@ def test_functions_are_called_again(size: int, tmp_path: Path) -> None:
     assert "failed (OSError: not yet); calling its function again (1 of 2)" in told, told
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("size", [1, 2, 3])
 def test_errors_on_workers(size: int, capsys: pytest.CaptureFixture[str]) -> None:
     assert standing.run_program(program(FAILURES), workers=size) == ["done\n"] * size
     assert "Traceback" not in capsys.readouterr().err
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("size", [1, 2, 3])
 def test_functions_that_never_return(size: int, tmp_path: Path) -> None:
     """The end of the program is a part of the test: they must not keep it."""

@@ -81,6 +81,7 @@ def kill_one(job: workers.Job, pause_s: float) -> None:
         assert (code, out) == expected, f"worker {rank}: {err}"
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("pause_s", [0.0, random.Random(7).uniform(0.1, 1.0)], ids=["at first", "later"])
 @pytest.mark.parametrize(
     "what",
@@ -115,6 +116,7 @@ def test_a_worker_that_is_killed_with_rows_on_disk(what: str, pause_s: float, tm
     assert not [path for path in tmp_path.iterdir() if "unfinished" in path.name]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "exchange",
     ['x.partition("k")', "x.broadcast()", "x.gather(1)", 'x.keyed_reduce("k", {"v": "sum"})', 'x.keyed_gather("k")'],

@@ -13,6 +13,7 @@ from local_servers.server import free_ports
 TRANSPORTS = ["auto", "tcp"]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("transport", TRANSPORTS)
 @pytest.mark.parametrize("first", [0, 1])
 def test_who_waits_for_a_worker_that_has_ended_is_told(tmp_path: Path, transport: str, first: int) -> None:
@@ -35,6 +36,7 @@ def test_who_waits_for_a_worker_that_has_ended_is_told(tmp_path: Path, transport
     assert results[1 - first][1] == f"{first} True\n", results
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("transport", TRANSPORTS)
 @pytest.mark.parametrize(
     "send", ["comm.Bsend(a, 0)", "comm.Isend(a, 0).Free()", "comm.bsend(a, 0)", "comm.ibsend(a, 0)"]

@@ -43,7 +43,7 @@ def kept(folder: Path) -> dict[str, str]:
     return dict(line.split(", ", 1) for line in lines[ends[0] + 1 : ends[1]])
 
 
-@pytest.mark.sampled(0, always=("windows", "pairs", "function"))
+@pytest.mark.sampled(1, always=("function",))
 @pytest.mark.parametrize("query", evolving_job.QUERIES)
 def test_fields_that_are_added(folder: Path, query: str) -> None:
     """The job is killed, goes on with a program that keeps more, and is killed again: of every row and key there is one exact result,

@@ -54,7 +54,7 @@ def spilled(folder: Path) -> int:
     return sum(int(file.read_text()) for file in (folder / "spilled").iterdir())
 
 
-@pytest.mark.sampled(0, always=("windows", "pairs", "states"))
+@pytest.mark.sampled(1, always=("windows",))
 @pytest.mark.parametrize("query", state_job.QUERIES)
 def test_state_larger_than_memory(folder: Path, query: str) -> None:
     """Several times what two workers may hold: each result is there once and exact, and no file is left."""
@@ -77,7 +77,7 @@ def is_on_disk(folder: Path, query: str, env: dict[str, str]) -> bool:
     return any(worker["worker"] == 1 and worker["spilled_bytes"] > at_least for worker in told)
 
 
-@pytest.mark.sampled(0, always=("windows", "pairs", "states"))
+@pytest.mark.sampled(1, always=("windows",))
 @pytest.mark.parametrize("query", state_job.QUERIES)
 def test_a_kill_while_state_is_on_disk(folder: Path, query: str) -> None:
     """A worker is killed when there is a checkpoint of state that lies on disk; the job goes on from it, and is exact."""
@@ -129,7 +129,7 @@ def test_a_spill_disk_that_fills_up(folder: Path, query: str) -> None:
     check(folder, query)
 
 
-@pytest.mark.sampled(0, always=("windows", "pairs", "states"))
+@pytest.mark.sampled(1, always=("windows",))
 @pytest.mark.parametrize("query", state_job.QUERIES)
 def test_keys_that_move_with_state_on_disk(folder: Path, query: str) -> None:
     """Buckets change their owners while most of what is kept of them lies on disk, and no result knows."""

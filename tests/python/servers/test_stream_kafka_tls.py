@@ -124,6 +124,7 @@ def test_there_and_back(broker: TlsKafka, files: Certificates, monkeypatch: pyte
     assert len(written(broker.servers("TLS"), tls=Tls())) == 50
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("listener", "ca", "own", "message"),
     [

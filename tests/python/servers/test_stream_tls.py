@@ -209,6 +209,7 @@ CLIENTS: dict[str, Callable[[int, Tls], tm.DataSet]] = {
 }
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("client", CLIENTS)
 @pytest.mark.parametrize(
     ("server", "ca", "message"),

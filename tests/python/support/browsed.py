@@ -46,8 +46,14 @@ ARGUMENTS = [
 
 DESKTOP: dict[str, Any] = {"width": 1100, "height": 720}
 PHONE: dict[str, Any] = {"width": 390, "height": 844, "has_touch": True, "is_mobile": True, "device_scale_factor": 2}
-#: For tests of what must work on both.
-SIZES = pytest.mark.parametrize("size", [DESKTOP, PHONE], ids=["desktop", "phone"])
+
+
+def SIZES(test: Callable[..., None]) -> Callable[..., None]:
+    """For tests of what must work on both: a run draws one for each of them."""
+    both = pytest.mark.parametrize("size", [DESKTOP, PHONE], ids=["desktop", "phone"])
+    marked: Callable[..., None] = pytest.mark.sampled(1)(both(test))
+    return marked
+
 
 NEEDED = [
     pytest.mark.skipif(CHROMIUM is None, reason="no Chromium; `make setup-browser` installs it"),
