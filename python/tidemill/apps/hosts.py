@@ -81,7 +81,7 @@ def _parser() -> argparse.ArgumentParser:
 
     shown = commands.add_parser("show", help="show the bytes and rates of each host; Ctrl-C ends it")
     shown.add_argument("name", nargs="?", default="lab", help="name of the cluster (default: lab)")
-    shown.add_argument("--once", action="store_true", help="print once, with rates since the cluster is up, and end")
+    shown.add_argument("--once", action="store_true", help="print once, without rates, and end")
     shown.add_argument(
         "--every", type=duration_s, default=1.0, metavar="TIME", help="time between two looks (default: 1s)"
     )
@@ -124,13 +124,24 @@ def _down(options: argparse.Namespace) -> None:
 
 
 def _show(options: argparse.Namespace) -> None:
+    if not 0.1 <= options.every <= 3600:
+        raise HostsError("--every is from 0.1 to 3600 seconds")
     cluster = find(options.name)
+    # On a terminal each table takes the place of the one before.
+    up_again = f"\x1b[{len(cluster.hosts) + 1}A\x1b[J" if sys.stdout.isatty() else "\n"
+    between = ""
     before, at = None if options.once else cluster.traffic(), time.monotonic()
     while cluster.is_up:
         if before is not None:
             time.sleep(options.every)
-        now, then = cluster.traffic(), time.monotonic()
-        print(_table(cluster, now, before, then - at), flush=True)
+        try:
+            now, then = cluster.traffic(), time.monotonic()
+        except HostsError:
+            if cluster.is_up:
+                raise
+            break
+        print(between + _table(cluster, now, before, then - at), flush=True)
+        between = up_again
         if before is None:
             return
         before, at = now, then

@@ -10,6 +10,7 @@ __all__ = ["lacking", "refusal"]
 #: What root must be able to do, and its number among the kernel's capabilities. Containers take some of it away.
 _NEEDED = {"SYS_ADMIN": 21, "NET_ADMIN": 12, "SYS_CHROOT": 18}
 
+_SYSCTL = Path("/proc/sys")
 #: Settings of the kernel that keep ordinary users from making namespaces: the value that does, and what to set instead.
 _SETTINGS = {
     "kernel.unprivileged_userns_clone": ("0", "1"),
@@ -79,7 +80,7 @@ def _forbidding() -> list[str]:
     """Return the settings to change, as sysctl(8) takes them."""
     change = []
     for name, (forbids, allows) in _SETTINGS.items():
-        file = Path("/proc/sys", *name.split("."))
+        file = _SYSCTL.joinpath(*name.split("."))
         if file.exists() and file.read_text().strip() == forbids:
             change.append(f"{name}={allows}")
     return change
