@@ -20,7 +20,7 @@ use rustix::event::{PollFd, PollFlags};
 
 use super::{JoinConfig, JoinError, VERDICT_PATIENCE};
 use crate::Rank;
-use crate::control::exchange::{await_word, flush_all, tell};
+use crate::control::exchange::{flush_all, tell};
 use crate::control::tree::ControlTree;
 use crate::control::wire::{ControlKind, ControlLink};
 use crate::control::{ControlError, ReturnWay, TreeLinks};
@@ -161,6 +161,8 @@ struct Arrival<'a> {
     up: Option<ControlLink>,
     /// It has told rank 0 how it went.
     told: bool,
+    /// Rank 0 has said that all are in their places.
+    welcomed: bool,
 }
 
 impl<'a> Arrival<'a> {
@@ -184,16 +186,20 @@ impl<'a> Arrival<'a> {
         let children = tree.children(me).map(|_| None).collect();
         let calls = tree.parent(me) != Some(Rank(0));
         let told = !calls && gate.is_none();
-        Ok(Arrival { config, key, tree, root, gate, children, calls, dial: None, up: None, told })
+        Ok(Arrival { config, key, tree, root, gate, children, calls, dial: None, up: None, told, welcomed: false })
     }
 
     /// Returns when rank 0 says that all are in their places.
     fn run(&mut self) -> Result<(), JoinError> {
         let start = Instant::now();
         let give_up = start + ATTACH_TIMEOUT;
-        while !self.told {
+        let patience = give_up + 2 * VERDICT_PATIENCE;
+        loop {
             // All that has come: nothing wakes for what was read together with the word before.
-            while self.hear_root()? {}
+            while !self.welcomed && self.hear_root()? {}
+            if self.welcomed {
+                return Ok(());
+            }
             let is_sent = self.root.flush().unwrap_or(true);
             let flags = if is_sent { PollFlags::IN } else { PollFlags::IN | PollFlags::OUT };
             let mut fds = vec![PollFd::new(&self.root, flags)];
@@ -203,25 +209,21 @@ impl<'a> Arrival<'a> {
             let deadlines = self.gate.iter().filter_map(|gate| gate.next_deadline());
             let deadlines = deadlines.chain(self.dial.iter().filter_map(DialAttempt::next_deadline));
             // Rank 0 says in time what happens when this worker waits for others.
-            let until = if self.up.is_none() && self.calls { give_up } else { give_up + 2 * VERDICT_PATIENCE };
+            let until = if self.told || self.up.is_some() || !self.calls { patience } else { give_up };
             poll_until(&mut fds, deadlines.fold(until, Instant::min))?;
             let ready: Vec<PollFlags> = fds.iter().map(PollFd::revents).collect();
             drop(fds);
+            // Also when all are there: a call that its caller has taken for failed is followed by another.
             self.answer_children(&ready[before_gate..])?;
             self.call_parent(ready[before_gate - 1], give_up)?;
-            if (self.up.is_some() || !self.calls) && self.children.iter().all(Option::is_some) {
+            if !self.told && (self.up.is_some() || !self.calls) && self.children.iter().all(Option::is_some) {
                 self.root.queue(ControlKind::Attached, self.config.rank, &[]);
                 self.told = true;
             }
-            if Instant::now() >= give_up + 2 * VERDICT_PATIENCE {
-                break;
+            if Instant::now() >= patience {
+                let error = ControlError::TimedOut { missing: vec![Rank(0)], waited_s: ATTACH_TIMEOUT.as_secs() };
+                return Err(error.into());
             }
-        }
-        match await_word(&mut self.root, Rank(0), give_up + 2 * VERDICT_PATIENCE, ATTACH_TIMEOUT) {
-            Ok(message) if message.kind == ControlKind::Welcome => Ok(()),
-            Ok(message) => Err(unexpected(message.kind)),
-            Err(ControlError::Failed { reason }) => Err(JoinError::Disagreement(reason)),
-            Err(error) => Err(error.into()),
         }
     }
 
@@ -243,6 +245,10 @@ impl<'a> Arrival<'a> {
                 self.dial = Some(DialAttempt::new(addresses, self.key.clone(), call, Instant::now()));
                 Ok(true)
             }
+            ControlKind::Welcome if self.told => {
+                self.welcomed = true;
+                Ok(true)
+            }
             ControlKind::Failed => Err(JoinError::Disagreement(message.text())),
             ControlKind::Lost => Err(ControlError::Lost { rank: message.rank, reason: message.text() }.into()),
             other => Err(unexpected(other)),
@@ -257,7 +263,6 @@ impl<'a> Arrival<'a> {
             if let Some((_, slot)) = place {
                 let link = ControlLink::new(met.stream);
                 link.tune()?;
-                // A call that its caller took for failed is followed by another.
                 *slot = Some(link);
             }
         }
