@@ -55,14 +55,16 @@ fn main() {
                 if Rank(rank) == victim {
                     drop(handle);
                     barrier.wait();
+                    barrier.wait();
                     return;
                 }
                 let event = events.recv_timeout(Duration::from_secs(100)).expect("news");
                 assert!(matches!(event, ControlEvent::Lost { rank, .. } if rank == victim), "{event:?}");
                 barrier.wait();
                 says(&format!("heard of a loss after {:>9.1} ms", start.elapsed().as_secs_f64() * 1e3));
-                // The rest of the job is not of interest; without a word it would be a loss of each by each.
-                std::process::exit(0);
+                // Without a word it would be a loss of each by each.
+                handle.leave().expect("open");
+                barrier.wait();
             };
             std::thread::Builder::new().stack_size(256 << 10).spawn_scoped(scope, work).expect("a thread");
         }

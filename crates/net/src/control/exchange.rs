@@ -90,13 +90,15 @@ impl Exchange<'_> {
         let children: Vec<Rank> = self.place.tree.children(self.me).collect();
         let mut parts: Vec<ChildParts> = children.iter().map(|_| ChildParts::default()).collect();
         let mut told: Option<Vec<Rank>> = None;
+        // What came before may have been read already.
+        let mut ready: Vec<usize> = (0..children.len()).collect();
         // Rank 0 decides for all when it has been long enough.
         let is_root = self.place.up.is_none();
         let deadline = self.start + self.timeout + if is_root { Duration::ZERO } else { VERDICT_PATIENCE };
         let half = self.start + self.timeout / 2;
         while !parts.iter().all(|child| child.complete) {
-            for (index, &rank) in children.iter().enumerate() {
-                if let Err(error) = self.receive(index, rank, &mut parts[index]) {
+            for index in std::mem::take(&mut ready) {
+                if let Err(error) = self.receive(index, children[index], &mut parts[index]) {
                     return Err(self.verdict(error));
                 }
             }
@@ -116,10 +118,13 @@ impl Exchange<'_> {
                 self.tell_who_is_missing(&missing);
                 told = Some(missing);
             }
-            let links = self.place.children.iter().zip(&parts).filter(|(_, child)| !child.complete);
-            let mut fds: Vec<_> = links.map(|(link, _)| PollFd::new(link, PollFlags::IN)).collect();
+            let awaited: Vec<usize> = (0..parts.len()).filter(|&index| !parts[index].complete).collect();
+            let links = awaited.iter().map(|&index| &self.place.children[index]);
+            let mut fds: Vec<_> = links.map(|link| PollFd::new(link, PollFlags::IN)).collect();
             fds.extend(self.place.up.iter().map(|up| PollFd::new(up, PollFlags::IN)));
             poll_until(&mut fds, if now < half { half } else { deadline })?;
+            let answers = awaited.into_iter().zip(&fds);
+            ready = answers.filter(|(_, fd)| !fd.revents().is_empty()).map(|(index, _)| index).collect();
         }
         Ok(parts.into_iter().flat_map(|child| child.bytes).collect())
     }

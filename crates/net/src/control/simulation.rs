@@ -15,8 +15,8 @@ const TICK: u64 = 100;
 const SILENT_TICKS_MAX: u32 = 4;
 /// Everything that happens from outside happens before.
 const TROUBLE_UNTIL: u64 = 1500;
-/// Longer than anybody is patient.
-const STOPPED_FOR: u64 = 10 * SILENT_TICKS_MAX as u64 * TICK;
+/// Longer than anybody is patient: rank 0 with an orphan right after the start.
+const STOPPED_FOR: u64 = 16 * SILENT_TICKS_MAX as u64 * TICK;
 /// Long enough for whom a silent parent's silence keeps from saying its first word, twice over.
 const END: u64 = TROUBLE_UNTIL + 60 * SILENT_TICKS_MAX as u64 * TICK;
 
