@@ -13,6 +13,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::Arc;
 
 use serde_json::Value;
 
@@ -94,6 +95,25 @@ impl EmulatedCluster {
             rootless: told["rootless"].as_bool()?,
             hosts: hosts.collect::<Option<_>>()?,
         })
+    }
+
+    /// Opens the ways to its hosts. One that has been killed since it was found is left out.
+    ///
+    /// # Errors
+    /// When none is left, or this process may not look at one.
+    pub fn open_hosts(&mut self) -> io::Result<Vec<Arc<HostEntry>>> {
+        let mut entries = Vec::new();
+        for host in std::mem::take(&mut self.hosts) {
+            match HostEntry::open(&host) {
+                Ok(entry) => {
+                    entries.push(Arc::new(entry));
+                    self.hosts.push(host);
+                }
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                Err(error) => return Err(error),
+            }
+        }
+        if entries.is_empty() { Err(io::ErrorKind::NotFound.into()) } else { Ok(entries) }
     }
 
     /// Where the hosts are in the network, for placements.

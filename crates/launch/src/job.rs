@@ -10,7 +10,6 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
 use std::process::{Child, ExitStatus};
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
@@ -24,7 +23,7 @@ use crate::apps::App;
 use crate::cgroup::{self, OomKills};
 use crate::crash::{CrashDir, CrashReport};
 use crate::guard::LaunchGuard;
-use crate::hosts::{EmulatedCluster, HostEntry};
+use crate::hosts::EmulatedCluster;
 use crate::lines::OutputStream;
 use crate::options::{self, JobOptions};
 use crate::policy::{FailureReport, GracePeriods, JobEvent, JobPolicy, PolicyAction, WorkerExit};
@@ -157,9 +156,10 @@ impl<'a> JobLoop<'a> {
         let system = |what| move |source: io::Error| StartError::System { what, source };
         set_child_subreaper(true).map_err(|error| system("become a subreaper")(error.into()))?;
         // Anew each time: hosts may have been killed.
-        let cluster = options.on.as_deref().map(EmulatedCluster::find).transpose().map_err(StartError::NoCluster)?;
-        let entries = cluster.iter().flat_map(|cluster| &cluster.hosts).map(|host| HostEntry::open(host).map(Arc::new));
-        let entries: Vec<_> = entries.collect::<Result<_, _>>().map_err(system("enter an emulated host"))?;
+        let mut cluster =
+            options.on.as_deref().map(EmulatedCluster::find).transpose().map_err(StartError::NoCluster)?;
+        let entries = cluster.as_mut().map_or_else(|| Ok(Vec::new()), EmulatedCluster::open_hosts);
+        let entries = entries.map_err(system("enter an emulated host"))?;
         let contract =
             contract::JobContract::new(options, restart, cluster.as_ref()).map_err(system("prepare the job"))?;
         let crashes = CrashDir::create(&contract.job).map_err(system("make a temporary folder"))?;
