@@ -161,12 +161,21 @@ def _divide(folder: Path) -> None:
 
 
 def _sweep(parent: Path) -> None:
-    """Remove groups whose keeper was killed, which could not do it. The kernel keeps those that have processes."""
+    """Remove groups without processes whose keeper was killed, which could not do it."""
     for folder in parent.glob("tidemill-*-*"):
         keeper = re.fullmatch(r"tidemill-(\d+)-\d+", folder.name)
-        if keeper and not Path("/proc", keeper[1]).exists():
-            with contextlib.suppress(OSError):
-                folder.rmdir()
+        with contextlib.suppress(OSError):
+            if keeper and _has_ended(keeper[1]) and not (folder / "cgroup.procs").read_text():
+                CpuGroup(folder).remove()
+
+
+def _has_ended(pid: str) -> bool:
+    try:
+        stat = Path("/proc", pid, "stat").read_text()
+    except OSError:
+        return True
+    # Nobody may have asked yet how it ended.
+    return stat.rpartition(")")[2].split()[0] in ("Z", "X")
 
 
 def _remedy(error: OSError, parent: Path) -> str:

@@ -132,15 +132,14 @@ def _opened(owner: int) -> int:
         raise HostsError(f"owner={owner} is no process whose end can be waited for ({error.strerror})") from None
 
 
-def _wait(owner: int | None) -> None:
-    """Return when the owner has ended, or a signal says so."""
+def _awaited_end() -> int:
+    """Return what becomes readable when a signal asks this process to end; from now on none ends it by itself."""
     wake_read, wake_write = os.pipe()
     os.set_blocking(wake_write, False)
     signal.set_wakeup_fd(wake_write)
     for one in signal.SIGTERM, signal.SIGINT, signal.SIGHUP:
         signal.signal(one, lambda *_: None)
-    waiting = [wake_read] if owner is None else [wake_read, owner]
-    select.select(waiting, [], [])
+    return wake_read
 
 
 def main(argv: Sequence[str]) -> int:
@@ -148,9 +147,12 @@ def main(argv: Sequence[str]) -> int:
     spec: dict[str, Any] = json.loads(argv[0])
     file = Path(spec["file"])
     hosts: list[_Host] = []
+    # Whoever is told that it is made may take it down at once.
+    ends = [_awaited_end()]
     try:
         try:
-            owner = None if spec["owner"] is None else _opened(spec["owner"])
+            if spec["owner"] is not None:
+                ends.append(_opened(spec["owner"]))
             _built(spec, hosts)
             text = json.dumps(_told(spec, hosts))
             part = file.with_suffix(f".{os.getpid()}")
@@ -162,7 +164,7 @@ def main(argv: Sequence[str]) -> int:
         print(json.dumps({"made": spec["name"]}), flush=True)
         # Whoever waits for the line waits for the end of the pipe.
         os.close(sys.stdout.fileno())
-        _wait(owner)
+        select.select(ends, [], [])
         return 0
     finally:
         with contextlib.suppress(OSError, ValueError):
