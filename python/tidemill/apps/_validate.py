@@ -97,6 +97,7 @@ def _predict(
         bytes=size,
         steps=repeats,
         algorithm=None,
+        fanout=None,
         table=None,
         slow=[],
         noise=0.0,

@@ -1,6 +1,6 @@
 //! A whole job of [`TreeState`]s in one thread, with links that deliver in order and late, workers that die, fall
-//! silent and leave, and connections of orphans. Time is a number, and a seed repeats everything: `TIDEMILL_SEED=7
-//! cargo test -p tidemill-net simulation` runs one, `TIDEMILL_SEEDS=5000` so many.
+//! silent and leave, and connections of orphans. Time is a number, and a seed repeats everything: `SIMULATION_SEED=7
+//! cargo test -p tidemill-net simulation` runs one, `SIMULATION_SEEDS=5000` so many.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap, VecDeque};
@@ -428,9 +428,9 @@ fn simulate(seed: u64) {
 
 fn seeds(count: u64) -> std::ops::Range<u64> {
     let number = |name| std::env::var(name).ok().and_then(|text| text.parse::<u64>().ok());
-    match number("TIDEMILL_SEED") {
+    match number("SIMULATION_SEED") {
         Some(seed) => seed..seed + 1,
-        None => 0..number("TIDEMILL_SEEDS").unwrap_or(count),
+        None => 0..number("SIMULATION_SEEDS").unwrap_or(count),
     }
 }
 
@@ -440,7 +440,7 @@ struct SeedNote(u64);
 impl Drop for SeedNote {
     fn drop(&mut self) {
         if std::thread::panicking() {
-            eprintln!("TIDEMILL_SEED={} repeats this", self.0);
+            eprintln!("SIMULATION_SEED={} repeats this", self.0);
         }
     }
 }
