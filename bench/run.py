@@ -207,7 +207,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     if options.only in (None, "broadcast"):
         # Without `--only` the cases are those of others.
         cases = options.cases if options.only else None
-        results["broadcast"] = broadcast.measure(options.setting, cases, say)
+        results["broadcast"] = broadcast.measure(options.setting, options.systems, cases, say)
     if options.only in (None, "topologies"):
         # Without `--only` the cases are those of others.
         cases = options.cases if options.only else None

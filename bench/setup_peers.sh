@@ -13,12 +13,13 @@
 #   .peers/dask      Dask's data frames
 #   .peers/ray       Ray Data
 #   .peers/flink     Flink with its Python API, with Jedis, and our exchanges, rounds, windows, Nexmark, Yahoo, state and sorting in Java
+#   .peers/storm     Storm's jars, by Maven, and our broadcasts in Java
 #   .peers/bytewax   Bytewax
 #   .peers/pathway   Pathway
 #   .peers/bin       our small C+MPI Lloyd, in float32 and float64, and exchanges and rounds by hand, built with Open MPI (`openmpi`);
 #                    exchanges with Tidemill's own Rust crate, built by cargo (`tidemill`); windows in timely dataflow (`timely`)
 #
-# About 4 GB. All but one are free software: Apache-2.0 (Bytewax, DataFusion, Flink, pyarrow, Ray, Spark), BSD (Dask, mpi4py, NumPy,
+# About 4 GB. All but one are free software: Apache-2.0 (Bytewax, DataFusion, Flink, pyarrow, Ray, Spark, Storm), BSD (Dask, mpi4py, NumPy,
 # Open MPI, scikit-learn), MIT (DuckDB, faiss, Jedis, Polars, timely dataflow), MPICH's licence, and GPL-2 with the classpath exception
 # (OpenJDK). Pathway's is the Business Source License 1.1: measuring with it is allowed, and each release becomes Apache-2.0 after
 # four years.
@@ -34,7 +35,7 @@ mpi4py_version=4.1.2
 chosen=("$@")
 for name in "${chosen[@]}"; do
     case "$name" in
-        openmpi | openmpi5 | mpich | ml | tables | spark | dask | ray | flink | bytewax | pathway | timely | tidemill) ;;
+        openmpi | openmpi5 | mpich | ml | tables | spark | dask | ray | flink | storm | bytewax | pathway | timely | tidemill) ;;
         *) printf 'setup_peers: unknown: %s\n' "$name" >&2; exit 2 ;;
     esac
 done
@@ -60,8 +61,8 @@ for mpi in "${mpis[@]}"; do
     "mpicc.$mpi" -E -include mpi.h -x c /dev/null >/dev/null 2>&1 || packages+=("lib$mpi-dev")
 done
 need g++ g++
-if wanted flink || wanted spark; then need javac openjdk-17-jdk-headless; fi
-if wanted flink; then need mvn maven; fi
+if wanted flink || wanted spark || wanted storm; then need javac openjdk-17-jdk-headless; fi
+if wanted flink || wanted storm; then need mvn maven; fi
 [ "${#mpis[@]}" -eq 0 ] \
     || "$python" -c 'import sysconfig, os, sys; sys.exit(not os.path.exists(sysconfig.get_path("include") + "/Python.h"))' \
     || packages+=(python3-dev)
@@ -151,13 +152,18 @@ if wanted timely; then
 fi
 
 # --- Java ------------------------------------------------------------------------------------------------------------
-if wanted flink && [ "$(cat "$peers/flink/jedis/.stamp" 2>/dev/null)" != "$(cksum <peers/jedis/pom.xml)" ]; then
-    say "jedis: fetching"
-    rm -rf "$peers/flink/jedis"
-    mvn --batch-mode --quiet --file peers/jedis/pom.xml dependency:copy-dependencies -DincludeScope=runtime \
-        -DoutputDirectory="$peers/flink/jedis" </dev/null
-    cksum <peers/jedis/pom.xml >"$peers/flink/jedis/.stamp"
-fi
+fetch() { # ENV NAME FOLDER
+    wanted "$1" || return 0
+    local pom="peers/$2/pom.xml" jars="$peers/$1/$3"
+    if [ "$(cat "$jars/.stamp" 2>/dev/null)" = "$(cksum <"$pom")" ]; then return; fi
+    say "$2: fetching"
+    rm -rf "$jars"
+    mvn --batch-mode --quiet --file "$pom" dependency:copy-dependencies -DincludeScope=runtime -DoutputDirectory="$jars" </dev/null
+    cksum <"$pom" >"$jars/.stamp"
+}
+fetch flink jedis jedis
+# Where Storm's supervisors look for the jars of workers.
+fetch storm storm lib-worker
 compile() { # ENV JARS PROGRAM
     wanted "$1" || return 0
     local classes="$peers/$1/classes"
@@ -175,6 +181,12 @@ compile flink pyflink/lib StateFlink
 compile flink pyflink/lib SortFlink
 compile spark pyspark/jars WindowsSpark
 compile spark pyspark/jars KMeansSpark
+if wanted storm && [ ! "$peers/storm/broadcast.jar" -nt peers/BroadcastStorm.java ]; then
+    say "BroadcastStorm: compiling"
+    javac -nowarn -cp "$peers/storm/lib-worker/*" -d "$peers/storm/classes" peers/BroadcastStorm.java
+    # Storm sends its programs to the workers in a jar.
+    jar --create --file "$peers/storm/broadcast.jar" -C "$peers/storm/classes" .
+fi
 
 # --- does each one start? --------------------------------------------------------------------------------------------
 check='from mpi4py import MPI; assert MPI.COMM_WORLD.allreduce(1) == 2; MPI.COMM_WORLD.rank or print(MPI.Get_library_version().split(",")[0].split("\n")[0])'
@@ -188,6 +200,7 @@ tell tables 'import duckdb, polars, datafusion; print("Polars", polars.__version
 ! wanted spark || say "$("$peers/spark/bin/python" -c 'import pyspark; print("Spark", pyspark.__version__)'), Java $(java --version | head -n 1 | cut -d ' ' -f 2)"
 tell dask 'import dask.dataframe, dask; print("Dask", dask.__version__)'
 tell flink 'from importlib import metadata; print("Flink", metadata.version("apache-flink-libraries"))'
+! wanted storm || say "Storm $(basename "$peers"/storm/lib-worker/storm-server-*.jar .jar | sed 's/.*-//')"
 tell ray 'import ray.data; print("Ray", ray.__version__)'
 tell bytewax 'from importlib import metadata; import bytewax; print("Bytewax", metadata.version("bytewax"))'
 tell pathway 'import pathway; print("Pathway", pathway.__version__)'

@@ -1,7 +1,8 @@
 """The benchmark of broadcasts: one source, N tasks that answer, one sink, along every overlay, on emulated hosts with shaped links.
 
 Round trips of single messages, by one clock, and the rate of many, beside the processors' use, so that one sees where links were the limit and
-where this machine. Each overlay is compared with serial sending, a message for each task, which is what stream engines do.
+where this machine. Each overlay is compared with serial sending, a message for each task, which is what stream engines do; Storm does it beside them, on
+the same hosts.
 
 The set-up is that of the research on overlays in Storm: 8 hosts of 4 workers; the published figures are in the report.
 """
@@ -14,16 +15,17 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from . import storm
 from .once import points_job, run_points
-from .systems import BENCH
-from .tables import duration, size_name, table
+from .systems import BENCH, present
+from .tables import OURS, duration, size_name, table
 
 WORKER = str(BENCH / "harness" / "broadcast_worker.py")
 BANDWIDTH = "100mbit"
 LINK_BYTES_PER_S = 100e6 / 8
 #: A message for each task, one for each worker, and trees.
 SERIAL = "copies"
-NAMES = {SERIAL: "serial, per task", "serial": "serial, per worker"}
+NAMES = {SERIAL: "serial, per task", "serial": "serial, per worker", storm.NAME: "Storm, per task"}
 OVERLAYS = (SERIAL, "serial", "flat", "flat/binary", "binary", "binomial", "chain", "ring", "double")
 TRANSPORTS = {"tcp": "TCP alone", "shm": "shared memory within hosts"}
 #: From this size on links are the limit, for which there are goals.
@@ -36,6 +38,10 @@ PUBLISHED = (
     "flat lies between, and the ring gains least; the ring has the highest throughput, at 60 tasks half of what it has at 10 and 30; along the chain "
     "shared memory takes about 25 % less time at 32 workers, and nothing to see with 10 tasks. No other numbers are in the text. The published tasks "
     "send the message itself back; these send eight bytes, or the way back would limit all overlays alike."
+)
+STORM = (
+    "*Storm* sends a message to each task over TCP, within hosts too; it has no other way to broadcast. Its share of the processors is that of the whole "
+    "machine. How it is set up is told in `bench/README.md`."
 )
 
 
@@ -92,26 +98,63 @@ def points(setting: Setting, only: Sequence[str] | None) -> Iterator[Point]:
                 yield Point(overlay, tasks, size, setting.singles, setting.single_s, many)
 
 
-def measure(name: str, cases: Sequence[str] | None, say: Callable[[str], None]) -> dict[str, Any]:
-    """All points, or those named in `cases`, over each transport, on one cluster; the raw results."""
+def serial_points(given: Sequence[Point]) -> list[Point]:
+    """What Storm is measured at: it has one way to broadcast."""
+    return [point for point in given if point.overlay == SERIAL]
+
+
+def measure(
+    name: str, systems: Sequence[str] | None, cases: Sequence[str] | None, say: Callable[[str], None]
+) -> dict[str, Any]:
+    """All points, or those named in `cases`, over each transport and with Storm, on one cluster; the raw results."""
     from tidemill import hosts
 
     setting = SETTINGS[name]
+    running = present(
+        name,
+        systems,
+        (OURS, storm.NAME),
+        lambda system: storm.missing() if system == storm.NAME else None,
+        lambda line: say(f"broadcast: {line}"),
+    )
     found: dict[str, Any] = {"setting": asdict(setting), "cases": {}, "failures": {}, "missing": None}
     try:
         cluster = hosts.up(setting.hosts, bandwidth=BANDWIDTH, name=f"bench-{os.getpid()}")
     except hosts.HostsError as error:
         say(f"broadcast is left out: {error}")
         return found | {"missing": str(error)}
+    given = list(points(setting, cases))
+
+    def failed(what: str, why: str | None) -> None:
+        if why:
+            found["failures"][what] = why
+            say(f"broadcast, {what}: {why}")
+
     with cluster:
-        for transport in TRANSPORTS:
-            given = list(points(setting, cases))
-            results, failure = run(cluster.name, setting, transport, given, say)
-            found["cases"][transport] = results
-            if failure:
-                found["failures"][TRANSPORTS[transport]] = failure
-                say(f"broadcast, {TRANSPORTS[transport]}: {failure}")
+        for transport in TRANSPORTS if OURS in running else ():
+            found["cases"][transport], failure = run(cluster.name, setting, transport, given, say)
+            failed(TRANSPORTS[transport], failure)
+        if storm.NAME in running:
+            chosen = serial_points(given)
+
+            def heard(case: dict[str, Any], number: int) -> None:
+                say(f"broadcast: {number} of {len(chosen)}, {title(case)}")
+
+            results, failure = storm.measure(cluster, setting.workers, chosen, heard)
+            found["cases"]["tcp"] = beside_serial(found["cases"].get("tcp", []), results)
+            failed("Storm", failure)
     return found
+
+
+def beside_serial(cases: Sequence[dict[str, Any]], others: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """All cases, those of others behind serial sending of the same number of tasks and size."""
+    left = {(case["tasks"], case["size"]): case for case in others}
+    merged = []
+    for case in cases:
+        merged.append(case)
+        if case["overlay"] == SERIAL and (other := left.pop((case["tasks"], case["size"]), None)):
+            merged.append(other)
+    return [*merged, *left.values()]
 
 
 def run(
@@ -169,6 +212,7 @@ def section(broadcast: dict[str, Any]) -> str:
         "",
         PUBLISHED,
         "",
+        *([STORM, ""] if storm.NAME in {case["overlay"] for of in broadcast["cases"].values() for case in of} else []),
         *goals(broadcast),
         "",
     ]

@@ -11,6 +11,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from . import storm
 from .systems import BENCH, PEERS
 
 PACKAGES = (
@@ -46,7 +47,11 @@ def describe() -> dict[str, Any]:
         "virtual": "hypervisor" in cpu.get("flags", "").split(),
         "python": platform.python_version(),
         "versions": {"tidemill": version("tidemill"), "numpy": version("numpy")},
-        "peer_versions": {**{env: peer_versions(env) for env in ENVIRONMENTS}, "cargo": timely_version()},
+        "peer_versions": {
+            **{env: peer_versions(env) for env in ENVIRONMENTS},
+            "cargo": timely_version(),
+            "maven": {"storm": found} if (found := storm.version()) else {},
+        },
         "commit": commit(),
         "load_at_start": os.getloadavg()[0],
     }
