@@ -12,6 +12,7 @@ from typing import Any
 import tidemill as tm
 from tidemill import _tidemill
 from tidemill.apps._links import describe, measure, read_parameters
+from tidemill.apps._simulation import simulation_request
 
 __all__ = ["validate"]
 
@@ -85,28 +86,8 @@ def _predict(
     parameters: dict[str, Any], host_of: list[int], collective: str, size: int, repeats: int
 ) -> tuple[float, str, int]:
     """Return seconds for a call, and how it is run: algorithm, and bytes of a chunk."""
-    request: dict[str, Any] = _tidemill.simulate_defaults(collective)
-    request["costs"].update(parameters["costs"])
-    request.update(
-        workload=collective,
-        workers=len(host_of),
-        hosts=max(host_of) + 1,
-        racks=1,
-        host_of=host_of,
-        oversubscription=1.0,
-        bytes=size,
-        steps=repeats,
-        algorithm=None,
-        fanout=None,
-        table=None,
-        slow=[],
-        noise=0.0,
-        round_trips_s=[],
-        failures=[],
-        failure_timeout_s=10.0,
-        shared_cores=parameters.get("shared_cores"),
-        seed=1,
-    )
+    told = {"host_of": host_of, "bytes": size, "steps": repeats, "shared_cores": parameters.get("shared_cores")}
+    request = simulation_request(collective, len(host_of), max(host_of) + 1, parameters, **told)
     outcome = _tidemill.simulate(request)
     _, algorithm, chunk = outcome["choices"][0]
     return float(outcome["end_s"].max()) / repeats, algorithm, chunk

@@ -19,6 +19,7 @@ import numpy as np
 from tidemill import _tidemill
 from tidemill.apps._arguments import Parser, duration_s
 from tidemill.apps._links import ParametersError, read_parameters
+from tidemill.apps._simulation import simulation_request
 from tidemill.apps._validate import validate
 
 __all__ = ["main"]
@@ -167,14 +168,8 @@ def _validate(words: list[str]) -> int:
 
 
 def _request(options: argparse.Namespace) -> dict[str, Any]:
-    request: dict[str, Any] = _tidemill.simulate_defaults(options.workload)
     parameters = read_parameters(options.parameters) if options.parameters else {}
-    for part in ("costs", "rates"):
-        request[part].update(parameters.get(part, {}))
-    for name in ("bytes", "points", "clusters", "dimensions", "steps"):
-        given = getattr(options, name)
-        if given is not None:
-            request[name] = given
+    sizes = {name: getattr(options, name) for name in ("bytes", "points", "clusters", "dimensions", "steps")}
     measured: list[float] = []
     if options.noise == "measured":
         measured = parameters.get("round_trips_s", [])
@@ -186,12 +181,12 @@ def _request(options: argparse.Namespace) -> dict[str, Any]:
             noise = float(options.noise)
         except ValueError:
             raise ParametersError(f"--noise {options.noise}: pass a number such as 0.1, or `measured`") from None
-    request.update(
-        workload=options.workload,
-        workers=options.workers,
-        hosts=options.hosts or max(1, (options.workers + 15) // 16),
+    return simulation_request(
+        options.workload,
+        options.workers,
+        options.hosts or max(1, (options.workers + 15) // 16),
+        parameters,
         racks=options.racks,
-        host_of=[],
         oversubscription=options.oversubscription,
         algorithm=options.algorithm,
         fanout=options.fanout,
@@ -203,8 +198,8 @@ def _request(options: argparse.Namespace) -> dict[str, Any]:
         failure_timeout_s=options.failure_timeout,
         shared_cores=parameters.get("shared_cores") if options.shared_cores else None,
         seed=options.seed,
+        **{name: size for name, size in sizes.items() if size is not None},
     )
-    return request
 
 
 def _bound(outcome: dict[str, Any]) -> str:
