@@ -17,9 +17,9 @@ from types import TracebackType
 from typing import Any
 
 from tidemill._streaming import status
-from tidemill.hosts._commands import HostsError, bandwidth_bits, checked, environment, missing, shape
+from tidemill.hosts._commands import HostsError, bandwidth_bits, checked, environment, missing, shape, start_time
 from tidemill.hosts._cpus import CpuGroup
-from tidemill.hosts._keeper import DEVICE, start_time, twin
+from tidemill.hosts._keeper import DEVICE, twin
 from tidemill.hosts._rights import lacking, refusal
 
 __all__ = ["Cluster", "Host", "Traffic", "find", "names", "up"]

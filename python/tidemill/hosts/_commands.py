@@ -1,4 +1,4 @@
-"""The system's own programs for namespaces and links, and the sizes that people write."""
+"""The system's own programs for namespaces and links, when processes began, and the sizes that people write."""
 
 from __future__ import annotations
 
@@ -7,9 +7,20 @@ import re
 import shutil
 import subprocess
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
-__all__ = ["NEEDED", "HostsError", "bandwidth_bits", "checked", "described", "environment", "missing", "shape"]
+__all__ = [
+    "NEEDED",
+    "HostsError",
+    "bandwidth_bits",
+    "checked",
+    "described",
+    "environment",
+    "missing",
+    "shape",
+    "start_time",
+]
 
 #: The programs, and the packages that have them.
 NEEDED = {
@@ -38,6 +49,16 @@ class HostsError(RuntimeError):
 def environment() -> dict[str, str]:
     """Return this process's environment, in which the system's programs are found."""
     return {**os.environ, "PATH": os.pathsep.join([os.environ.get("PATH", os.defpath), *_SYSTEM_FOLDERS])}
+
+
+def start_time(pid: int) -> int | None:
+    """Return when a process began, in ticks since the machine did; None if it has ended. A number may be used again."""
+    try:
+        # Behind the name, which may have any characters.
+        words = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return None
+    return None if words[0] in "ZX" else int(words[19])
 
 
 def missing() -> str | None:

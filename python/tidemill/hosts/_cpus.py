@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tidemill.hosts._commands import HostsError
+from tidemill.hosts._commands import HostsError, start_time
 
 __all__ = ["CpuGroup"]
 
@@ -165,17 +165,8 @@ def _sweep(parent: Path) -> None:
     for folder in parent.glob("tidemill-*-*"):
         keeper = re.fullmatch(r"tidemill-(\d+)-\d+", folder.name)
         with contextlib.suppress(OSError):
-            if keeper and _has_ended(keeper[1]) and not (folder / "cgroup.procs").read_text():
+            if keeper and start_time(int(keeper[1])) is None and not (folder / "cgroup.procs").read_text():
                 CpuGroup(folder).remove()
-
-
-def _has_ended(pid: str) -> bool:
-    try:
-        stat = Path("/proc", pid, "stat").read_text()
-    except OSError:
-        return True
-    # Nobody may have asked yet how it ended.
-    return stat.rpartition(")")[2].split()[0] in ("Z", "X")
 
 
 def _remedy(error: OSError, parent: Path) -> str:

@@ -18,10 +18,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tidemill.hosts._commands import HostsError, checked, shape
+from tidemill.hosts._commands import HostsError, checked, shape, start_time
 from tidemill.hosts._cpus import CpuGroup
 
-__all__ = ["DEVICE", "address", "main", "start_time", "twin"]
+__all__ = ["DEVICE", "address", "main", "twin"]
 
 _BRIDGE = "hosts"
 #: A host's device, in the host. Workers prefer other devices to those whose names begin with veth.
@@ -36,16 +36,6 @@ def twin(host: int) -> str:
 def address(host: int) -> str:
     """Return the address of a host."""
     return f"10.77.{(host + 1) // 256}.{(host + 1) % 256}"
-
-
-def start_time(pid: int) -> int | None:
-    """Return when a process began, in ticks since the machine did; None if it has ended. A number may be used again."""
-    try:
-        # Behind the name, which may have any characters.
-        words = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return None
-    return None if words[0] in "ZX" else int(words[19])
 
 
 class _Host:
