@@ -101,8 +101,8 @@ def broadcast(*, along: str | None = None, message_bytes: int | None = None, rou
     along : str, optional
         The tree of workers to use: ``"binomial"``, ``"binary"``, ``"flat"``, ``"chain"``, ``"ring"`` or ``"double"``,
         all hosts first; two of the first four, such as ``"flat/binary"``, for between hosts and within; or
-        ``"serial"``, from the root to every worker. By default the tree is chosen for the hosts and workers that the graph runs on; `Graph.explain`
-        prints it. For comparison, ``"copies"`` sends to each copy by itself.
+        ``"serial"``, from the root to every worker. By default the tree is chosen for the hosts and workers that the
+        graph runs on; `Graph.explain` prints it. For comparison, ``"copies"`` sends to each copy by itself.
     message_bytes : int, default=16384
         About how large a message is, to choose the tree for.
     rounds : {"strict", "partial"}, optional
