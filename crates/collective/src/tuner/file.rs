@@ -58,7 +58,7 @@ struct TuneFile {
     links: Option<Spanned<LinksPart>>,
 }
 
-/// Of each kind of link: latency in seconds, overhead in seconds, seconds per byte.
+/// The costs of each kind of link: latency in seconds, overhead in seconds, seconds per byte.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct LinksPart {

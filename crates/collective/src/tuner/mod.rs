@@ -176,7 +176,7 @@ impl TuneTable {
         choice(query, algorithm, best).chunk
     }
 
-    /// What messages cost: as measured, if they were.
+    /// The cost of messages, with the links that were measured.
     pub fn model(&self) -> &CostModel {
         &self.model
     }

@@ -62,18 +62,6 @@ pub struct EdgeSignature<'a> {
     pub target_copies: u32,
 }
 
-impl EdgeWorkers<'_> {
-    /// The overlay of a broadcast from `root` to `members`, and why.
-    pub fn explain_downward(&self, choice: OverlayChoice, root: u32, members: &[u32]) -> String {
-        choice.explain(choice.choose(root, members, self.network), root, members, &self.network.hosts)
-    }
-
-    /// The overlay of a reduction or gather from `members` to `root`, and why.
-    pub fn explain_upward(&self, choice: OverlayChoice, root: u32, members: &[u32]) -> String {
-        choice.explain(choice.choose_upward(root, members, self.network), root, members, &self.network.hosts)
-    }
-}
-
 impl EdgeSignature<'_> {
     /// The schema of the only source.
     ///
@@ -95,6 +83,18 @@ pub struct EdgeWorkers<'a> {
     pub targets: &'a [u32],
     /// Where all workers are.
     pub network: &'a WorkerNetwork,
+}
+
+impl EdgeWorkers<'_> {
+    /// The overlay of a broadcast from `root` to `members`, and why.
+    pub fn explain_downward(&self, choice: OverlayChoice, root: u32, members: &[u32]) -> String {
+        choice.explain(choice.choose(root, members, self.network), root, members, &self.network.hosts)
+    }
+
+    /// The overlay of a reduction or gather from `members` to `root`, and why.
+    pub fn explain_upward(&self, choice: OverlayChoice, root: u32, members: &[u32]) -> String {
+        choice.explain(choice.choose_upward(root, members, self.network), root, members, &self.network.hosts)
+    }
 }
 
 /// An edge's way of moving batches.

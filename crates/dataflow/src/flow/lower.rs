@@ -49,7 +49,7 @@ pub struct Lowering<'a> {
 }
 
 impl<'a> Lowering<'a> {
-    /// Of the edge numbered `at` in `edges`.
+    /// The means to lower the edge numbered `at` in `edges`.
     pub(crate) fn new(
         flow: &'a mut FlowGraph,
         edges: &'a [CheckedEdge],

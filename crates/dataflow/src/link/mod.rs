@@ -294,7 +294,7 @@ impl Links {
         self.peers[worker as usize].queue.lock().waiting.push_back(OutgoingFrames::new(frame));
     }
 
-    /// Whether nothing more of this worker's part goes.
+    /// Whether this worker has sent all that belongs to its part of the run.
     pub(crate) fn is_closed(&self) -> bool {
         self.credits.lock().is_none()
     }
@@ -413,7 +413,7 @@ fn next_message(queue: &mut VecDeque<OutgoingFrames>) -> Option<OutgoingFrames> 
 mod tests {
     use super::*;
 
-    /// What a copy of a run that was given up still sends must not keep the run from ending, or meet the next one.
+    /// A copy may go on sending after its run was given up: that must neither delay the end nor reach the next run.
     #[test]
     fn nothing_follows_the_last_frame_of_a_run() {
         let endpoints = Endpoint::in_process(2).unwrap();

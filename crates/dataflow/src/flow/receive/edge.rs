@@ -25,7 +25,7 @@ const WINDOW_BYTES_MAX: u64 = 4 << 20;
 /// So much is never sent.
 const NO_WINDOW_BYTES: u64 = 1 << 60;
 
-/// Of a worker's number in credit for a broadcast: it is about the second of two trees.
+/// Set in a worker's number when a frame about credit is for the second of a broadcast's two trees.
 const SECOND_TREE: u32 = 1 << 31;
 
 /// A worker in one of the trees of a broadcast, as frames about credit name it.

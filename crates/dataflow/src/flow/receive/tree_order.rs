@@ -3,13 +3,13 @@
 
 use std::collections::VecDeque;
 
-/// What comes along one of two trees.
+/// An item of a stream that takes two trees.
 pub(super) enum TreeItem<T> {
     /// A block.
     Block(T),
     /// A mark.
     Mark(T),
-    /// The end of what comes along this tree.
+    /// The end of the stream, which each tree brings.
     End(T),
 }
 

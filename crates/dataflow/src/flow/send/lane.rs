@@ -89,7 +89,7 @@ pub(super) struct Lane {
     way: Arc<EdgeEnd>,
     /// Whose credit a block takes: of each place, by the tree that it takes.
     accounts: Vec<Vec<Vec<Arc<CreditAccount>>>>,
-    /// Whether unaligned barriers may owe more at each place.
+    /// By place: whether a sender with an unaligned barrier behind it may take more credit than there is.
     may_owe: Vec<bool>,
     state: BiasedLock<LaneState>,
     /// Something waits in the pack.
