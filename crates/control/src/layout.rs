@@ -1,0 +1,56 @@
+//! Where a job's copies run, and which copy owns which bucket.
+
+use serde::Serialize;
+
+/// Hosts, workers and tasks of a run.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct ClusterLayout {
+    /// The hosts, in the order of their lowest worker.
+    pub hosts: Vec<HostLayout>,
+    /// The host of each worker, as an index into `hosts`.
+    pub worker_hosts: Vec<u32>,
+    /// The tasks, in the graph's order.
+    pub tasks: Vec<TaskLayout>,
+}
+
+/// A host of a run.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct HostLayout {
+    /// Its name, as the launcher knows it.
+    pub name: String,
+    /// CPUs that the job may use there.
+    pub cores: f64,
+}
+
+/// A task of a run.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct TaskLayout {
+    /// Its name.
+    pub name: String,
+    /// Where it stands in the graph.
+    pub role: TaskRole,
+    /// The worker of each copy.
+    pub copy_workers: Vec<u32>,
+    /// The copy that owns each bucket, as the newest route map says; empty if its inputs are not dealt by key, or the
+    /// buckets cannot move.
+    pub owners: Vec<u32>,
+    /// The version of that map.
+    pub version: u64,
+    /// Bytes of state of each bucket, as far as the newest checkpoint tells; empty if it does not.
+    pub state_bytes: Vec<u64>,
+    /// The tasks whose output it takes, as indices into `tasks`.
+    pub inputs: Vec<u32>,
+}
+
+/// Where a task stands in its graph.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum TaskRole {
+    /// It has no inputs.
+    Source,
+    /// It has inputs and outputs.
+    #[default]
+    Step,
+    /// It has no outputs.
+    Sink,
+}
