@@ -4,7 +4,7 @@ mod common;
 
 use std::fs;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
 
@@ -33,6 +33,15 @@ fn numbers(kafka: &Kafka, topic: &str) -> Vec<i64> {
     let mut numbers: Vec<i64> = kafka.read(topic).into_iter().map(|found| number(found.value)).collect();
     numbers.sort_unstable();
     numbers
+}
+
+/// Sets a flag also when its thread panics: a job that waits for the flag then ends, and the panic is seen.
+struct SetWhenDropped<'a>(&'a AtomicBool);
+
+impl Drop for SetWhenDropped<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::SeqCst);
+    }
 }
 
 /// Jobs of any size that fail at any moment, with new partitions in between and a broker that is killed under one of
@@ -72,9 +81,10 @@ fn every_record_counts_once_across_failures() {
     let before = produce(&kafka, 5000, partitions) as usize;
     let job =
         Job { source: &source, schema: Some(events()), sink: &sink, checkpoints: &checkpoints, interval: INTERVAL };
-    let seen = AtomicUsize::new(0);
+    let over = AtomicBool::new(false);
     let after = thread::scope(|scope| {
         let look = scope.spawn(|| {
+            let _over = SetWhenDropped(&over);
             let wait = |count: usize| {
                 while numbers(&kafka, "out").len() < count {
                     thread::sleep(Duration::from_millis(50));
@@ -86,10 +96,9 @@ fn every_record_counts_once_across_failures() {
             let after = produce(&kafka, 3000, partitions);
             kafka.restart();
             wait(after as usize);
-            seen.store(after as usize, Ordering::SeqCst);
             after
         });
-        job.run(2, None, stop_when(|| seen.load(Ordering::SeqCst) > 0)).unwrap();
+        job.run(2, None, stop_when(|| over.load(Ordering::SeqCst))).unwrap();
         look.join().unwrap()
     });
     let expected: Vec<i64> = (0..after).collect();
