@@ -886,6 +886,7 @@ def write_stream(
     late: Sequence[tuple[str | None, object, str]] | None = None,
     look_at_sinks: Callable[[list[tuple[str, list[str]]]], object] | None = None,
     log: Callable[[list[str], tuple[int, float, int] | None], object] | None = None,
+    controller: str = "advise",
 ) -> tuple[dict[str, Any], int, str | None, list[tuple[str, int, int, int]]]: ...
 def explain_stream(
     engine: QueryEngine, comm: Comm, outputs: Sequence[tuple[NativeDataSet, object | None, str]]

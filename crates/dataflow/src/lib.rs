@@ -24,6 +24,7 @@
 //! | [`graph`]           | tasks, ports, edges: what every worker builds in the same way, checked before it runs |
 //! | [`placement`]       | which worker runs which copy; graphs printed and drawn                            |
 //! | `run`               | the runner: lowers a graph, starts copies, moves bytes, resumes from checkpoints  |
+//! | `run_controller`    | hands what workers count to the controller, and carries out what it decides       |
 //! | [`testing`]         | a job's story, from one seed and in one thread: for tests of operators            |
 //!
 //! Operations on batches within one worker are in `tidemill-batch`; this crate re-exports the names that programs need.
@@ -53,6 +54,7 @@ pub mod fuzzing;
 mod link;
 mod partitioner;
 mod run;
+mod run_controller;
 mod source_progress;
 mod sync;
 pub mod task;
@@ -69,5 +71,6 @@ pub use operator::{Emitter, Operator};
 pub use overlay::{Overlay, OverlayChoice, Shape, WorkerNetwork};
 pub use placement::{PlacementPlan, WorkerInfo};
 pub use run::{ProgressCallback, RunProgress, Runner, RunnerSettings, WorkerStatus};
+pub use run_controller::RunController;
 pub use task::{TaskContext, wait_in_copy};
 pub use tidemill_batch::{BatchError, RouteMap, floats, keys, memory, min_max, prefetch, route_map};

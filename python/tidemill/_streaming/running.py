@@ -5,11 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from numbers import Integral
+from typing import Literal, TypeAlias
 
 from tidemill._tables.errors import DataSetError
 from tidemill._tidemill import NativeRunning
 
-__all__ = ["Move", "Running"]
+__all__ = ["ControllerMode", "Move", "Running"]
+
+#: What the controller of a stream does: nothing, say which buckets to move, or move them.
+ControllerMode: TypeAlias = Literal["off", "advise", "on"]
 
 
 @dataclass(frozen=True)

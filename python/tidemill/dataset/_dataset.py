@@ -984,6 +984,7 @@ class DataSet(DataSetWriters):
         on_progress: Callable[[Running], object] | None = None,
         allow_loops: bool = False,
         drop_state: Iterable[str] = (),
+        controller: Literal["off", "advise", "on"] = "advise",
     ) -> dict[str, Any]:
         """Write a stream until it ends; collective. To write several queries at once, use `tidemill.stream.write`.
 
@@ -1025,6 +1026,11 @@ class DataSet(DataSetWriters):
             Names of steps and sources, as in errors and `tidemill checkpoints --state`, that you have removed from the
             program and whose state in the checkpoint may be dropped. Without it, a job whose checkpoint has such state
             does not start. Needs `checkpoint`.
+        controller : {"off", "advise", "on"}, default="advise"
+            What the job does about hosts and links that hold it up. With ``"advise"``, ``tidemill top --why`` says
+            which they are, and which keys to move to other workers; with ``"on"``, the job moves them itself, and moves
+            them back if that did not help. ``"on"`` needs `checkpoint`. See "Why is my job slow?" in
+            ``docs/stream-jobs.md``.
 
         Returns
         -------
@@ -1050,4 +1056,5 @@ class DataSet(DataSetWriters):
             on_progress=on_progress,
             allow_loops=allow_loops,
             drop_state=drop_state,
+            controller=controller,
         )

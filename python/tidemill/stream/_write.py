@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from tidemill._streaming import write as _write
 from tidemill._streaming.checkpoint import Checkpoint
-from tidemill._streaming.running import Running
+from tidemill._streaming.running import ControllerMode, Running
 from tidemill._streaming.sinks import Guarantee
 from tidemill._tables.errors import DataSetError
 from tidemill._tidemill import NativeDataSet
@@ -31,6 +31,7 @@ def write(
     on_progress: Callable[[Running], object] | None = None,
     allow_loops: bool = False,
     drop_state: Iterable[str] = (),
+    controller: ControllerMode = "advise",
 ) -> dict[str, Any]:
     """Write several queries over streams, each to a sink of its own, as one job, until all have ended; collective.
 
@@ -43,7 +44,7 @@ def write(
     ----------
     queries : iterable of (DataSet, sink)
         Sinks as in `DataSet.write_stream`.
-    late_output, name, checkpoint, stop_when, guarantee, on_progress, allow_loops, drop_state
+    late_output, name, checkpoint, stop_when, guarantee, on_progress, allow_loops, drop_state, controller
         As in `DataSet.write_stream`. `late_output` applies to the windows of all queries, or to steps by their names,
         and `guarantee` to every sink.
 
@@ -80,6 +81,7 @@ def write(
         on_progress=on_progress,
         allow_loops=allow_loops,
         drop_state=drop_state,
+        controller=controller,
     )
 
 

@@ -3,26 +3,26 @@
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::{Duration, Instant, SystemTime};
+use std::time::Duration;
 
 use futures_util::future::BoxFuture;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict};
-use serde_json::{Value, json};
+use serde_json::Value;
 use tidemill_connect::ConnectError;
+use tidemill_control::{ControllerLimits, ControllerMode};
 use tidemill_dataflow::checkpoint::{CheckpointSettings, CheckpointStore, StoreError, TaskState};
 use tidemill_dataflow::stream::BarrierControl;
 use tidemill_dataflow::stream::sink::{DeliveryGuarantee, MakeSink, Sink};
 use tidemill_dataflow::stream::source::{WatermarkOrigin, WatermarkStrategy};
-use tidemill_dataflow::{RunProgress, TaskContext, TaskError, WorkerStatus};
+use tidemill_dataflow::{RunController, TaskContext, TaskError};
 use tidemill_dataset::DataSetError;
 use tidemill_dataset::datafusion::arrow::array::RecordBatch;
 use tidemill_dataset::datafusion::arrow::datatypes::SchemaRef;
-use tidemill_net::notice;
 use tidemill_storage::{ObjectStores, StorageOptions};
 use tidemill_stream::{
-    BadTo, LateRows, LateTo, LookAtSinks, MakeLateSink, StreamJob, StreamSink, StreamSource, WindowRule, ZonedCalendar,
+    BadTo, LateTo, LookAtSinks, MakeLateSink, StreamJob, StreamSink, StreamSource, WindowRule, ZonedCalendar,
     from_stream, table_stream,
 };
 
@@ -30,7 +30,9 @@ use super::calls::{self, PendingCall};
 use super::engine::{GivenSchema, QueryEngine};
 use super::expr::NativeExpr;
 use super::frame::{NativeDataSet, exception_text, together, together_with};
+use super::monitor::{DroppedRows, OverdueMonitor, RunLogger};
 use super::running::NativeRunning;
+use super::status::StatusFile;
 use super::table::NativeTable;
 use super::{finish, raised};
 use crate::comm::Comm;
@@ -220,176 +222,6 @@ impl CheckpointOptions {
     }
 }
 
-/// Between lines that tell of what was left out.
-const TELL_INTERVAL: Duration = Duration::from_secs(10);
-
-/// The records that this process has left out because they are no rows, and the rows that came too late or had no time:
-/// what all of them were at the end, and meanwhile a line now and then.
-struct DroppedRows {
-    count: u64,
-    first: Option<String>,
-    late: Arc<LateRows>,
-    late_told: BTreeMap<String, [u64; 3]>,
-    looked: Instant,
-}
-
-impl DroppedRows {
-    /// From now on: what a run before has left out is not told again.
-    fn new(engine: &QueryEngine) -> Self {
-        engine.take_bad_records();
-        let (late, late_told) = Default::default();
-        DroppedRows { count: 0, first: None, late, late_told, looked: Instant::now() }
-    }
-
-    fn look(&mut self, engine: &QueryEngine) {
-        if self.looked.elapsed() >= TELL_INTERVAL {
-            self.tell(engine);
-        }
-    }
-
-    /// Prints what has come since the last time.
-    fn tell(&mut self, engine: &QueryEngine) {
-        self.looked = Instant::now();
-        if let (more @ 1.., Some(first)) = self.take(engine) {
-            let records = if more == 1 { "1 record was" } else { &format!("{more} records were") };
-            notice!("{records} left out; the first: {first}");
-        }
-        for (step, late, untimed, skipped) in self.late.counts() {
-            let told = self.late_told.insert(step.clone(), [late, untimed, skipped]).unwrap_or_default();
-            if let more @ 1.. = late - told[0] {
-                let came = if more == 1 { "1 row came" } else { &format!("{more} rows came") };
-                notice!("{came} too late for {step}: left out");
-            }
-            if let more @ 1.. = untimed - told[1] {
-                let had = if more == 1 { "1 row had" } else { &format!("{more} rows had") };
-                notice!("{had} no time for {step}: left out");
-            }
-            if let more @ 1.. = skipped - told[2] {
-                let rows = if more == 1 { "1 row" } else { &format!("{more} rows") };
-                notice!("{rows} of windows that ended while {step} was busy: left out");
-            }
-        }
-    }
-
-    fn take(&mut self, engine: &QueryEngine) -> (u64, Option<String>) {
-        let (more, first) = engine.take_bad_records();
-        self.count += more;
-        if self.first.is_none() {
-            self.first.clone_from(&first);
-        }
-        (more, first)
-    }
-}
-
-/// Hands what the job says, and which checkpoints it makes, to a function of Python that logs.
-struct RunLogger {
-    function: Py<PyAny>,
-    durable: u64,
-    looked: Instant,
-}
-
-impl RunLogger {
-    const EVERY: Duration = Duration::from_millis(200);
-
-    fn new(function: Py<PyAny>) -> Self {
-        notice::keep();
-        RunLogger { function, durable: 0, looked: Instant::now() }
-    }
-
-    fn look(&mut self, py: Python<'_>, run: &RunProgress) -> PyResult<()> {
-        if self.looked.elapsed() < Self::EVERY {
-            return Ok(());
-        }
-        self.looked = Instant::now();
-        let durable = run.durable().filter(|&durable| run.worker() == 0 && durable > self.durable);
-        let made = durable.zip(run.checkpoint());
-        if let Some((epoch, _)) = made {
-            self.durable = epoch;
-        }
-        self.tell(py, made.map(|(epoch, made)| (epoch, made.took_ms as f64 / 1e3, made.bytes)))
-    }
-
-    fn tell(&mut self, py: Python<'_>, made: Option<(u64, f64, u64)>) -> PyResult<()> {
-        let said = notice::take();
-        if !said.is_empty() || made.is_some() {
-            self.function.call1(py, (said, made))?;
-        }
-        Ok(())
-    }
-}
-
-/// Tells when the newest checkpoint is long overdue, and which step is slow. On worker 0, who knows.
-struct OverdueMonitor {
-    every: Option<Duration>,
-    last: u64,
-    since: Instant,
-    /// After which age it is told next.
-    next: Duration,
-}
-
-impl OverdueMonitor {
-    /// So many times the interval is too old.
-    const TIMES: u32 = 5;
-    /// What is done more often than that may be late for reasons that nobody need know.
-    const LEAST: Duration = Duration::from_secs(5);
-
-    fn new(every: Option<Duration>) -> Self {
-        let mut new = OverdueMonitor { every, last: 0, since: Instant::now(), next: Duration::ZERO };
-        new.again();
-        new
-    }
-
-    fn again(&mut self) {
-        self.since = Instant::now();
-        self.next = (self.every.unwrap_or_default() * Self::TIMES).max(Self::LEAST);
-    }
-
-    fn look(&mut self, run: &RunProgress) {
-        let (Some(every), Some(durable)) = (self.every, run.durable()) else { return };
-        if run.worker() != 0 {
-            return;
-        }
-        if durable != self.last {
-            self.last = durable;
-            self.again();
-        }
-        let age = self.since.elapsed();
-        if age < self.next {
-            return;
-        }
-        self.next = age * 2;
-        let newest = match durable {
-            0 => format!("no checkpoint for {:.0} s", age.as_secs_f64()),
-            epoch => format!("the newest checkpoint, {epoch}, is {:.0} s old", age.as_secs_f64()),
-        };
-        let slow = slowest(run).map_or_else(String::new, |slow| format!("; the step that works most is {slow}"));
-        notice!("{newest}, and one is due every {every:?}{slow}; `tidemill top` shows all steps");
-    }
-}
-
-/// The step that works most, of all workers that are known of: functions of the program before the steps that they are
-/// in.
-fn slowest(run: &RunProgress) -> Option<String> {
-    let mut steps: BTreeMap<String, (u64, u64, u64)> = BTreeMap::new();
-    let mut add = |step: &str, busy_ns: u64, rows: u64| {
-        let of = steps.entry(step.to_owned()).or_default();
-        (of.0, of.1, of.2) = (of.0 + busy_ns, of.1 + rows, of.2.max(busy_ns));
-    };
-    run.works().iter().for_each(|work| add(&work.step, work.busy_ns, work.rows));
-    for worker in run.statuses() {
-        let Ok(told) = serde_json::from_slice::<Value>(&worker.status) else { continue };
-        for work in told["steps"].as_array().into_iter().flatten() {
-            let number = |key: &str| work[key].as_u64().unwrap_or(0);
-            add(work["step"].as_str().unwrap_or_default(), number("busy_ns"), number("rows"));
-        }
-    }
-    // A function's time is part of its step's: the function is what people know.
-    let weight = |step: &str, busy: u64| if step.contains(" in ") { busy + busy / 4 } else { busy };
-    let (step, (busy_ns, rows, _)) = steps.into_iter().max_by_key(|(step, (busy, ..))| weight(step, *busy))?;
-    let each = if rows > 0 { format!(", {:.3} ms a row", busy_ns as f64 / 1e6 / rows as f64) } else { String::new() };
-    (busy_ns > 0).then(|| format!("{step}: busy for {:.1} s{each}", busy_ns as f64 / 1e9))
-}
-
 /// What a run has done: the edges' reports, how many records were left out by this process, and the first of them, and
 /// by step how many rows because they came too late, and because they had no time.
 type Told<'py> = (Bound<'py, PyDict>, u64, Option<String>, Vec<(String, u64, u64, u64)>);
@@ -402,7 +234,7 @@ type Late = (Option<String>, Py<PyAny>, String);
 
 /// Writes streams, each to its sink, until they end; collective.
 #[pyfunction]
-#[pyo3(signature = (engine, comm, outputs, name, checkpoints = None, stop = None, status = None, guarantee = None, watch = None, late = None, look_at_sinks = None, log = None))]
+#[pyo3(signature = (engine, comm, outputs, name, checkpoints = None, stop = None, status = None, guarantee = None, watch = None, late = None, look_at_sinks = None, log = None, controller = "advise"))]
 #[expect(clippy::too_many_arguments, reason = "arguments of a private function")]
 pub fn write_stream<'py>(
     py: Python<'py>,
@@ -418,6 +250,7 @@ pub fn write_stream<'py>(
     late: Option<Vec<Late>>,
     look_at_sinks: Option<Py<PyAny>>,
     log: Option<Py<PyAny>>,
+    controller: &str,
 ) -> PyResult<Told<'py>> {
     let outputs = outputs.into_iter().map(|(set, sink, sink_name)| -> PyResult<_> {
         let set = set.get();
@@ -445,13 +278,16 @@ pub fn write_stream<'py>(
     let spilled = engine.engine.governor().spilled_bytes();
     let mut status = status.transpose()?;
     let running = watch.is_some().then(|| Py::new(py, NativeRunning::default())).transpose()?;
+    let mode = controller.parse::<ControllerMode>().map_err(PyValueError::new_err)?;
+    let mut controller = RunController::new(mode, ControllerLimits::default());
     let mut stopping = false;
     let report = together_with(py, engine, comm, |workers, look| {
         tidemill_stream::run(workers, &engine.engine, &outputs, &job, &mut |run| {
             left_out.look(engine);
             overdue.look(run);
+            controller.look(run);
             if let Some(status) = &mut status
-                && status.tell(run, &left_out.late, engine.engine.governor().spilled_bytes() - spilled)
+                && status.tell(run, &left_out.late, engine.engine.governor().spilled_bytes() - spilled, controller.report())
                 && !std::mem::replace(&mut stopping, true)
             {
                 run.request(BarrierControl::Stop);
@@ -518,108 +354,6 @@ fn sinks_seen_by(look: Py<PyAny>) -> LookAtSinks {
             sinks.iter().map(|(sink, sources)| (&**sink, sources.iter().map(|source| &**source).collect())).collect();
         Python::attach(|py| look.call1(py, (sinks,)).map(drop).map_err(|error| error.value(py).to_string()))
     })
-}
-
-/// What a worker tells of itself while the job runs: in a file, which `tidemill top` reads, and worker 0, whose file
-/// has what all others tell, too. The first line of it is the worker's own, each other one of another worker. A worker
-/// that is killed leaves its file behind: readers look whether its process is there, and when it told last. Beside it
-/// `tidemill stop` puts an empty file, to ask worker 0 for a last checkpoint; when the job has stopped, that has
-/// another name.
-struct StatusFile {
-    /// `None` where there can be none.
-    file: Option<PathBuf>,
-    /// Who it is.
-    about: Value,
-    every: Duration,
-    /// Between checkpoints, if there are any.
-    every_checkpoint: Option<Duration>,
-    told: Option<Instant>,
-}
-
-impl StatusFile {
-    const EVERY: Duration = Duration::from_millis(500);
-    /// Of many workers each tells less often, so that worker 0 has no more to do than to hear so often of somebody.
-    const EVERY_WORKER: Duration = Duration::from_millis(4);
-
-    fn new(file: Option<PathBuf>, about: &str, workers: u32, every_checkpoint: Option<Duration>) -> PyResult<Self> {
-        let every = Self::EVERY.max(Self::EVERY_WORKER * workers);
-        let status = StatusFile { file, about: described_by(about)?, every, every_checkpoint, told: None };
-        // Of a process that had the same number once.
-        status.asked().iter().flatten().for_each(|left| drop(std::fs::remove_file(left)));
-        Ok(status)
-    }
-
-    /// The file that asks for a stop, and the one that says that the job has stopped.
-    fn asked(&self) -> Option<[PathBuf; 2]> {
-        self.file.as_ref().map(|file| ["stop", "stopped"].map(|name| file.with_extension(name)))
-    }
-
-    /// Tells it now and then. It is of no use to the job itself, so failures are passed over. Returns whether somebody
-    /// asks the job to stop, which it can if it makes checkpoints.
-    fn tell(&mut self, run: &RunProgress, late: &LateRows, spilled_bytes: u64) -> bool {
-        if self.told.is_some_and(|told| told.elapsed() < self.every) {
-            return false;
-        }
-        self.told = Some(Instant::now());
-        let mut edges = run.edges();
-        edges.iter_mut().for_each(|edge| {
-            edge.bucket_rows.clear();
-            edge.bucket_bytes.clear();
-            edge.bucket_work_ns.clear();
-        });
-        let mut status = self.about.clone();
-        status["at_s"] = json!(SystemTime::UNIX_EPOCH.elapsed().map_or(0.0, |since| since.as_secs_f64()));
-        // Whoever reads it on this machine tells by it how long ago that was, though the machine's clock may be set
-        // meanwhile.
-        let up = std::fs::read_to_string("/proc/uptime").unwrap_or_default();
-        status["up_s"] = json!(up.split(' ').next().and_then(|text| text.parse::<f64>().ok()));
-        status["durable"] = json!(run.durable());
-        status["every_s"] = json!(self.every_checkpoint.map(|every| every.as_secs_f64()));
-        let checkpoint = run.checkpoint();
-        status["checkpoint"] = json!(checkpoint.map(
-            |made| json!({"at_s": made.at_ms as f64 / 1e3, "bytes": made.bytes, "took_s": made.took_ms as f64 / 1e3})
-        ));
-        status["edges"] = json!(edges);
-        status["steps"] = json!(run.works());
-        status["sources"] = json!(run.sources());
-        let left_out = late.counts();
-        let of = |count: fn(&(String, u64, u64, u64)) -> u64| {
-            let counts = left_out.iter().map(|step| (&step.0, count(step)));
-            counts.filter(|(_, rows)| *rows > 0).collect::<Vec<_>>()
-        };
-        status["late"] = json!(of(|step| step.1));
-        status["untimed"] = json!(of(|step| step.2));
-        status["skipped"] = json!(of(|step| step.3));
-        status["spilled_bytes"] = json!(spilled_bytes);
-        let status = status.to_string();
-        if let Some(file) = &self.file {
-            let mut lines = status.clone().into_bytes();
-            for WorkerStatus { worker, status, age, over } in run.statuses() {
-                let age_s = age.as_secs_f64();
-                // As it came: nobody need read it here.
-                let head = format!("\n{{\"worker\":{worker},\"age_s\":{age_s:.3},\"over\":{over},\"status\":");
-                lines.extend([head.as_bytes(), status.as_slice(), b"}".as_slice()].concat());
-            }
-            let new = file.with_extension("new");
-            drop(std::fs::write(&new, lines).and_then(|()| std::fs::rename(&new, file)));
-        }
-        run.tell_status(status.into_bytes());
-        run.durable().is_some() && self.asked().is_some_and(|[asked, _]| asked.exists())
-    }
-
-    /// The job has come to its end, or to the last checkpoint that somebody asked for, who hears so.
-    fn has_stopped(&mut self) {
-        if let Some([asked, stopped]) = self.asked() {
-            drop(std::fs::rename(asked, stopped));
-        }
-    }
-}
-
-impl Drop for StatusFile {
-    fn drop(&mut self) {
-        let asked = self.asked().map(|[asked, _]| asked);
-        asked.iter().chain(&self.file).for_each(|file| drop(std::fs::remove_file(file)));
-    }
 }
 
 /// A sink of the engine's own, described by a text, or of the program, for rows of `schema`.

@@ -1,0 +1,183 @@
+//! What the program hears of a stream while it runs: rows that were left out, checkpoints, and steps that hold them up.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use pyo3::prelude::*;
+use serde_json::Value;
+use tidemill_dataflow::RunProgress;
+use tidemill_net::notice;
+use tidemill_stream::LateRows;
+
+use super::engine::QueryEngine;
+
+/// Between lines that tell of what was left out.
+const TELL_INTERVAL: Duration = Duration::from_secs(10);
+
+/// The records that this process has left out because they are no rows, and the rows that came too late or had no time:
+/// what all of them were at the end, and meanwhile a line now and then.
+pub(super) struct DroppedRows {
+    pub(super) count: u64,
+    pub(super) first: Option<String>,
+    pub(super) late: Arc<LateRows>,
+    late_told: BTreeMap<String, [u64; 3]>,
+    looked: Instant,
+}
+
+impl DroppedRows {
+    /// From now on: what a run before has left out is not told again.
+    pub(super) fn new(engine: &QueryEngine) -> Self {
+        engine.take_bad_records();
+        let (late, late_told) = Default::default();
+        DroppedRows { count: 0, first: None, late, late_told, looked: Instant::now() }
+    }
+
+    pub(super) fn look(&mut self, engine: &QueryEngine) {
+        if self.looked.elapsed() >= TELL_INTERVAL {
+            self.tell(engine);
+        }
+    }
+
+    /// Prints what has come since the last time.
+    pub(super) fn tell(&mut self, engine: &QueryEngine) {
+        self.looked = Instant::now();
+        if let (more @ 1.., Some(first)) = self.take(engine) {
+            let records = if more == 1 { "1 record was" } else { &format!("{more} records were") };
+            notice!("{records} left out; the first: {first}");
+        }
+        for (step, late, untimed, skipped) in self.late.counts() {
+            let told = self.late_told.insert(step.clone(), [late, untimed, skipped]).unwrap_or_default();
+            if let more @ 1.. = late - told[0] {
+                let came = if more == 1 { "1 row came" } else { &format!("{more} rows came") };
+                notice!("{came} too late for {step}: left out");
+            }
+            if let more @ 1.. = untimed - told[1] {
+                let had = if more == 1 { "1 row had" } else { &format!("{more} rows had") };
+                notice!("{had} no time for {step}: left out");
+            }
+            if let more @ 1.. = skipped - told[2] {
+                let rows = if more == 1 { "1 row" } else { &format!("{more} rows") };
+                notice!("{rows} of windows that ended while {step} was busy: left out");
+            }
+        }
+    }
+
+    pub(super) fn take(&mut self, engine: &QueryEngine) -> (u64, Option<String>) {
+        let (more, first) = engine.take_bad_records();
+        self.count += more;
+        if self.first.is_none() {
+            self.first.clone_from(&first);
+        }
+        (more, first)
+    }
+}
+
+/// Hands what the job says, and which checkpoints it makes, to a function of Python that logs.
+pub(super) struct RunLogger {
+    function: Py<PyAny>,
+    durable: u64,
+    looked: Instant,
+}
+
+impl RunLogger {
+    const EVERY: Duration = Duration::from_millis(200);
+
+    pub(super) fn new(function: Py<PyAny>) -> Self {
+        notice::keep();
+        RunLogger { function, durable: 0, looked: Instant::now() }
+    }
+
+    pub(super) fn look(&mut self, py: Python<'_>, run: &RunProgress) -> PyResult<()> {
+        if self.looked.elapsed() < Self::EVERY {
+            return Ok(());
+        }
+        self.looked = Instant::now();
+        let durable = run.durable().filter(|&durable| run.worker() == 0 && durable > self.durable);
+        let made = durable.zip(run.checkpoint());
+        if let Some((epoch, _)) = made {
+            self.durable = epoch;
+        }
+        self.tell(py, made.map(|(epoch, made)| (epoch, made.took_ms as f64 / 1e3, made.bytes)))
+    }
+
+    pub(super) fn tell(&mut self, py: Python<'_>, made: Option<(u64, f64, u64)>) -> PyResult<()> {
+        let said = notice::take();
+        if !said.is_empty() || made.is_some() {
+            self.function.call1(py, (said, made))?;
+        }
+        Ok(())
+    }
+}
+
+/// Tells when the newest checkpoint is long overdue, and which step is slow. On worker 0, who knows.
+pub(super) struct OverdueMonitor {
+    every: Option<Duration>,
+    last: u64,
+    since: Instant,
+    /// After which age it is told next.
+    next: Duration,
+}
+
+impl OverdueMonitor {
+    /// So many times the interval is too old.
+    const TIMES: u32 = 5;
+    /// What is done more often than that may be late for reasons that nobody need know.
+    const LEAST: Duration = Duration::from_secs(5);
+
+    pub(super) fn new(every: Option<Duration>) -> Self {
+        let mut new = OverdueMonitor { every, last: 0, since: Instant::now(), next: Duration::ZERO };
+        new.again();
+        new
+    }
+
+    fn again(&mut self) {
+        self.since = Instant::now();
+        self.next = (self.every.unwrap_or_default() * Self::TIMES).max(Self::LEAST);
+    }
+
+    pub(super) fn look(&mut self, run: &RunProgress) {
+        let (Some(every), Some(durable)) = (self.every, run.durable()) else { return };
+        if run.worker() != 0 {
+            return;
+        }
+        if durable != self.last {
+            self.last = durable;
+            self.again();
+        }
+        let age = self.since.elapsed();
+        if age < self.next {
+            return;
+        }
+        self.next = age * 2;
+        let newest = match durable {
+            0 => format!("no checkpoint for {:.0} s", age.as_secs_f64()),
+            epoch => format!("the newest checkpoint, {epoch}, is {:.0} s old", age.as_secs_f64()),
+        };
+        let slow = slowest(run).map_or_else(String::new, |slow| format!("; the step that works most is {slow}"));
+        notice!("{newest}, and one is due every {every:?}{slow}; `tidemill top` shows all steps");
+    }
+}
+
+/// The step that works most, of all workers that are known of: functions of the program before the steps that they are
+/// in.
+fn slowest(run: &RunProgress) -> Option<String> {
+    let mut steps: BTreeMap<String, (u64, u64, u64)> = BTreeMap::new();
+    let mut add = |step: &str, busy_ns: u64, rows: u64| {
+        let of = steps.entry(step.to_owned()).or_default();
+        (of.0, of.1, of.2) = (of.0 + busy_ns, of.1 + rows, of.2.max(busy_ns));
+    };
+    run.works().iter().for_each(|work| add(&work.step, work.busy_ns, work.rows));
+    for worker in run.statuses() {
+        let Ok(told) = serde_json::from_slice::<Value>(&worker.status) else { continue };
+        for work in told["steps"].as_array().into_iter().flatten() {
+            let number = |key: &str| work[key].as_u64().unwrap_or(0);
+            add(work["step"].as_str().unwrap_or_default(), number("busy_ns"), number("rows"));
+        }
+    }
+    // A function's time is part of its step's: the function is what people know.
+    let weight = |step: &str, busy: u64| if step.contains(" in ") { busy + busy / 4 } else { busy };
+    let (step, (busy_ns, rows, _)) = steps.into_iter().max_by_key(|(step, (busy, ..))| weight(step, *busy))?;
+    let each = if rows > 0 { format!(", {:.3} ms a row", busy_ns as f64 / 1e6 / rows as f64) } else { String::new() };
+    (busy_ns > 0).then(|| format!("{step}: busy for {:.1} s{each}", busy_ns as f64 / 1e9))
+}
