@@ -87,7 +87,7 @@ impl NativeRunning {
     pub fn pass_on(&self, run: &RunProgress) {
         for (task, owners) in std::mem::take(&mut *self.asked.lock()) {
             let version = run.route(&task).map_or(1, |route| route.version() + 1);
-            let asked = (!owners.is_empty()).then(|| run.rebalance(&task, RouteMap::new(version, owners)));
+            let asked = (!owners.is_empty()).then(|| run.rebalance([(task.clone(), RouteMap::new(version, owners))].into()));
             self.outcomes.lock().push(RebalanceOutcome { task, rebalancing: asked });
         }
     }

@@ -71,10 +71,10 @@ pub(super) struct SimulatedJob {
     /// The coordinator has nothing left to do.
     coordinated: bool,
     failed: Option<String>,
-    /// Which copy owns which bucket, as the coordinator knows it.
-    route: RouteMap,
-    /// Rebalances that the coordinator has heard of and not answered, and whether they make sense.
-    asked: BTreeMap<u64, bool>,
+    /// By task that is dealt by key: which copy owns which bucket, as the coordinator knows it, and how many there are.
+    routes: BTreeMap<String, (RouteMap, u32)>,
+    /// Rebalances that the coordinator has heard of and not answered: of how many tasks, and whether they make sense.
+    asked: BTreeMap<u64, (usize, bool)>,
     /// How many were asked for.
     requests: u64,
 }
@@ -88,10 +88,10 @@ fn in_flight(restored: &Option<RestoredState>, port: u32, mine: impl Fn(u32) -> 
 
 /// The tasks of a run, with any number of copies.
 fn draw_members(sources: usize, random: &mut SplitMix64) -> Vec<CoordinatedTask> {
-    let names = ["numbers", "more", "count", "outside"];
+    let names = ["numbers", "more", "count", "again", "outside"];
     let member = |name: &&str| {
         let copies = 1 + random.below(3) as u32;
-        let route = (*name == "count").then(|| Arc::new(RouteMap::even(BUCKETS, copies)));
+        let route = matches!(*name, "count" | "again").then(|| Arc::new(RouteMap::even(BUCKETS, copies)));
         CoordinatedTask { name: (*name).to_owned(), copies, route, why_not_movable: None, schema: None }
     };
     names[..sources].iter().chain(&names[2..]).map(member).collect()
@@ -174,9 +174,10 @@ impl SimulatedJob {
             (0..members[source].copies).map(|_| (0..members[target].copies).map(|_| lane()).collect()).collect()
         };
         let to_count: Vec<_> = (0..sources).map(|task| streams(task, sources)).collect();
-        let to_outside = streams(sources, sources + 1);
-        let hand = streams(sources, sources);
-        let route = members[sources].route.clone().expect("it is dealt by key");
+        let (to_again, to_outside) = (streams(sources, sources + 1), streams(sources + 1, sources + 2));
+        let (hand, hand_again) = (streams(sources, sources), streams(sources + 1, sources + 1));
+        let route_of = |task: usize| members[task].route.clone().expect("it is dealt by key");
+        let (route, next) = (route_of(sources), route_of(sources + 1));
         let copies = ids.iter().zip(restored).enumerate().map(|(at, (&(task, copy), restored))| {
             let (index, of) = (task as usize, copy as usize);
             let (body, out) = if index < sources {
@@ -192,8 +193,15 @@ impl SimulatedJob {
                 let replay = (0..sources as u32)
                     .map(|port| in_flight(&restored, port, |key| copies::owner(key, &route) == copy));
                 let inputs = CopyGather::new(ports, replay.collect());
-                let count = CountOperator::new(inputs, restored.as_ref(), &route, &from);
-                (CopyBody::Count(count), (to_outside[of].clone(), hand[of].clone()))
+                let count = CountOperator::new("count", inputs, restored.as_ref(), (&route, Some(&next)), &from);
+                (CopyBody::Count(count), (to_again[of].clone(), hand[of].clone()))
+            } else if index == sources + 1 {
+                let port = to_again.iter().map(|to| to[of]).collect();
+                let from: Vec<usize> = hand_again.iter().map(|to| to[of]).collect();
+                let replay = in_flight(&restored, 0, |key| copies::owner(key, &next) == copy);
+                let inputs = CopyGather::new(vec![port], vec![replay]);
+                let count = CountOperator::new("again", inputs, restored.as_ref(), (&next, None), &from);
+                (CopyBody::Count(count), (to_outside[of].clone(), hand_again[of].clone()))
             } else {
                 let port = to_outside.iter().map(|to| to[of]).collect();
                 let sinks = members[index].copies;
@@ -203,6 +211,11 @@ impl SimulatedJob {
             SimulatedCopy::new((task, copy), at % workers, body, restored, out)
         });
         let copies = copies.collect();
+        let keyed = members.iter().filter_map(|member| {
+            let route = member.route.as_deref()?.clone();
+            Some((member.name.clone(), (route, member.copies)))
+        });
+        let routes = keyed.collect();
         Some(SimulatedJob {
             run,
             now: Duration::ZERO,
@@ -219,7 +232,7 @@ impl SimulatedJob {
             lanes,
             coordinated: false,
             failed: None,
-            route: RouteMap::clone(&route),
+            routes,
             asked: BTreeMap::new(),
             requests: 0,
         })
@@ -371,9 +384,12 @@ impl SimulatedJob {
         if !matches!(event, CoordinatorEvent::Tick) {
             world.say(|| format!("  {} hears {event:?}", self.run));
         }
-        if let CoordinatorEvent::Request { id, control: BarrierControl::Rebalance(Rebalance { map, .. }) } = &event {
-            let copies = self.copies.iter().filter(|copy| copy.is_count()).count() as u32;
-            self.asked.insert(*id, map.version() > self.route.version() && map.copies().all(|copy| copy < copies));
+        if let CoordinatorEvent::Request { id, control: BarrierControl::Rebalance(Rebalance { maps }) } = &event {
+            let is_sound = |(task, map): (&String, &RouteMap)| {
+                let (now, copies) = &self.routes[task];
+                map.version() > now.version() && map.copies().all(|copy| copy < *copies)
+            };
+            self.asked.insert(*id, (maps.len(), maps.iter().all(is_sound)));
         }
         for action in self.coordinator.handle(self.now, 0, event) {
             world.say(|| match &action {
@@ -384,8 +400,10 @@ impl SimulatedJob {
             });
             match action {
                 CoordinatorAction::Inject(barrier) => {
-                    if let Some(map) = barrier.route_of("count") {
-                        self.route = map.clone();
+                    for (task, (route, _)) in &mut self.routes {
+                        if let Some(map) = barrier.route_of(task) {
+                            route.clone_from(map);
+                        }
                     }
                     self.tell_all(&WorkerMessage::Inject(barrier));
                 }
@@ -401,9 +419,10 @@ impl SimulatedJob {
                     self.tell_all(&WorkerMessage::Durable(epoch));
                 }
                 CoordinatorAction::Answer { id, outcome } => {
-                    let sound = self.asked.remove(&id).expect("what is asked is answered once");
+                    let (tasks, sound) = self.asked.remove(&id).expect("what is asked is answered once");
                     assert!(sound || outcome.is_err(), "buckets have moved that cannot");
                     world.moved += usize::from(outcome.is_ok());
+                    world.moved_together += usize::from(outcome.is_ok() && tasks > 1);
                 }
                 CoordinatorAction::Warn(_) => {}
                 CoordinatorAction::Fail(reason) => {
@@ -504,16 +523,25 @@ impl SimulatedJob {
         }
     }
 
-    /// A rebalance, which may be of another time, or of copies that there are not.
+    /// A rebalance of one task or several, which may be of another time, or of copies that there are not.
     fn rebalance(&self, random: &mut SplitMix64) -> Rebalance {
-        let copies = self.copies.iter().filter(|copy| copy.is_count()).count() + usize::from(random.once_in(20));
-        let (one, kind) = (random.below(copies) as u32, random.below(4));
-        let owners = self.route.copies().map(|owner| match kind {
-            0 => one,
-            1 => owner,
-            _ => random.below(copies) as u32,
-        });
-        let owners = owners.collect();
-        Rebalance { task: "count".into(), map: RouteMap::new(self.route.version() + random.below(3) as u64, owners) }
+        let (first, mut maps) = (random.below(self.routes.len()), BTreeMap::new());
+        for (at, (task, (route, copies))) in self.routes.iter().enumerate() {
+            if at != first && random.once_in(2) {
+                continue;
+            }
+            let copies = *copies as usize + usize::from(random.once_in(20));
+            let (one, kind) = (random.below(copies) as u32, random.below(4));
+            let owners = route.copies().map(|owner| match kind {
+                0 => one,
+                1 => owner,
+                _ => random.below(copies) as u32,
+            });
+            let owners = owners.collect();
+            // Mostly the next: of several one that makes no sense is enough for none to move.
+            let version = route.version() + random.one_of(&[0, 1, 1, 1, 2]) as u64;
+            maps.insert(task.clone(), RouteMap::new(version, owners));
+        }
+        Rebalance { maps }
     }
 }
