@@ -10,12 +10,20 @@
 //! | [`layout`]  | hosts, workers, tasks, and which copy owns which bucket                 |
 //! | [`sample`]  | what each worker has counted since the run began                        |
 //! | [`report`]  | rates, causes and decisions, as people read them                        |
+//! | [`observe`] | from counters to rates, and to what hosts and links can carry           |
+//! | [`assign`]  | which copy should own which bucket                                      |
 
+pub mod assign;
 pub mod layout;
+pub mod observe;
 pub mod report;
 pub mod sample;
+#[cfg(test)]
+mod testing;
 
+pub use assign::{AssignError, Load, Plan, Problem, assign};
 pub use layout::{ClusterLayout, HostLayout, TaskLayout, TaskRole};
+pub use observe::{HostLimits, Observer, Rates, TaskRates};
 pub use report::{
     BucketReport, Cause, CauseKind, ClusterReport, Decision, HeavyKeyReport, HostLinkReport, HostReport, Outcome,
     Remedy, TaskReport, TaskWorkerReport,

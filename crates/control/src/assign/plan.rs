@@ -1,0 +1,100 @@
+//! What is to move, what it costs, and what it should bring.
+
+use std::{collections::BTreeMap, error::Error, fmt};
+
+use super::{problem::Problem, state::State};
+
+/// Seconds that moving takes besides copying state: a barrier on its way.
+const BARRIER_S: f64 = 0.05;
+/// Bytes of state that move in a second between hosts of which nothing else is known.
+const STATE_BYTES_S: f64 = 500e6;
+
+/// New owners of buckets.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Plan {
+    /// By task that changes, as an index into the layout's: the copy that owns each bucket.
+    pub owners: Vec<(u32, Vec<u32>)>,
+    /// Buckets that get another owner.
+    pub buckets: u32,
+    /// Bytes of state of these, as far as is known.
+    pub state_bytes: u64,
+    /// About how long they wait while they move, in seconds.
+    pub pause_s: f64,
+    /// How full hosts and links are today.
+    pub before: Load,
+    /// How full they should be then, if as many rows come.
+    pub after: Load,
+}
+
+/// How full the fullest parts of a job are: 1 is all that they can do.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Load {
+    /// The fullest host's CPUs, or copy.
+    pub cpu: f64,
+    /// The fullest link; 0 if no capacity is known.
+    pub network: f64,
+}
+
+impl Load {
+    fn most(self) -> f64 {
+        self.cpu.max(self.network)
+    }
+}
+
+impl Plan {
+    /// How much more the job should carry with it: 0.38 is 38 % more; less than 0 if it is for a host's sake.
+    pub fn gain(&self) -> f64 {
+        match self.buckets > 0 && self.after.most() > 0.0 {
+            true => self.before.most() / self.after.most() - 1.0,
+            false => 0.0,
+        }
+    }
+
+    pub(super) fn of(problem: &Problem, state: &State<'_>) -> Self {
+        let mut plan = Self { before: State::of_homes(problem).load(), after: state.load(), ..Self::default() };
+        let mut changed: BTreeMap<usize, Vec<u32>> = BTreeMap::new();
+        let mut leaving = vec![0.0; problem.hosts.len()];
+        for (item, lane) in problem.items.iter().zip(&state.place) {
+            if *lane != item.home {
+                changed.entry(item.task).or_default();
+                plan.buckets += 1;
+                plan.state_bytes = plan.state_bytes.saturating_add(item.state_bytes as u64);
+                leaving[problem.lanes[item.home].host] += item.state_bytes;
+            }
+        }
+        for (item, lane) in problem.items.iter().zip(&state.place) {
+            if let Some(owners) = changed.get_mut(&item.task) {
+                owners.push(problem.lanes[*lane].copy);
+            }
+        }
+        plan.owners = changed.into_iter().map(|(task, owners)| (task as u32, owners)).collect();
+        let copying = leaving.iter().zip(&problem.hosts).map(|(bytes, host)| bytes / host.outbound.min(STATE_BYTES_S));
+        plan.pause_s = if plan.buckets > 0 { copying.fold(BARRIER_S, |most, s| most.max(s + BARRIER_S)) } else { 0.0 };
+        plan
+    }
+}
+
+/// Why there is no plan.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum AssignError {
+    /// A task has copies on hosts only that are to be drained.
+    NoHostLeft {
+        /// The hosts that are to be drained.
+        hosts: Vec<String>,
+    },
+}
+
+impl fmt::Display for AssignError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::NoHostLeft { hosts } => write!(
+                f,
+                "no host is left for all buckets if {} gets none; leave out a host, or start workers on others first",
+                hosts.join(", ")
+            ),
+        }
+    }
+}
+
+impl Error for AssignError {}

@@ -1,0 +1,207 @@
+//! Buckets, the copies that may own them, and what their hosts can carry.
+
+use super::plan::AssignError;
+use crate::{layout::ClusterLayout, observe::Rates};
+
+/// Work that tasks are given whose work has not been measured, in CPUs: enough to deal them out evenly.
+const WORK_UNKNOWN: f64 = 0.01;
+
+/// Buckets to be dealt to copies.
+#[derive(Clone, Debug, Default)]
+pub struct Problem {
+    pub(super) hosts: Vec<HostBounds>,
+    /// Links of which more is known than of their hosts.
+    pub(super) links: Vec<LinkBound>,
+    pub(super) lanes: Vec<Lane>,
+    /// By task: the first of its lanes, and behind the last task, how many there are.
+    pub(super) first_lane: Vec<usize>,
+    pub(super) items: Vec<Item>,
+    /// By item, and within it by host: bytes per second that the host sends to it.
+    pub(super) sent: Vec<f64>,
+}
+
+/// A host.
+#[derive(Clone, Debug, Default)]
+pub(super) struct HostBounds {
+    pub(super) name: String,
+    pub(super) drained: bool,
+    pub(super) cpus: f64,
+    /// CPUs used by what cannot move.
+    pub(super) cpus_fixed: f64,
+    /// Bytes per second; infinite if not known.
+    pub(super) inbound: f64,
+    pub(super) outbound: f64,
+    /// Bytes per second of what cannot move.
+    pub(super) in_fixed: f64,
+    pub(super) out_fixed: f64,
+}
+
+/// A link between two hosts.
+#[derive(Clone, Debug)]
+pub(super) struct LinkBound {
+    pub(super) from: usize,
+    pub(super) to: usize,
+    pub(super) capacity: f64,
+    pub(super) fixed: f64,
+}
+
+/// A copy of a task: the buckets of a lane are worked on one after the other.
+#[derive(Clone, Debug)]
+pub(super) struct Lane {
+    pub(super) copy: u32,
+    pub(super) host: usize,
+}
+
+/// A bucket of a task.
+#[derive(Clone, Debug)]
+pub(super) struct Item {
+    pub(super) task: usize,
+    /// The lane that owns it today.
+    pub(super) home: usize,
+    pub(super) work: f64,
+    pub(super) sent: f64,
+    pub(super) state_bytes: f64,
+}
+
+impl Item {
+    /// Whether anything has been measured of it.
+    pub(super) fn is_loaded(&self) -> bool {
+        self.work > 0.0 || self.sent > 0.0
+    }
+}
+
+impl Problem {
+    /// The problem of a job at a moment: all buckets that can move, without hosts that are `drained`.
+    ///
+    /// Tasks whose owners do not fit their copies are left out.
+    pub fn of(layout: &ClusterLayout, rates: &Rates, drained: &[u32]) -> Self {
+        let hosts = layout.hosts.len();
+        let mut problem = Self::default();
+        for (at, host) in layout.hosts.iter().enumerate() {
+            let cpus = rates.limits.get(at).and_then(|limits| limits.cpus).unwrap_or(host.cores);
+            problem.hosts.push(HostBounds {
+                name: host.name.clone(),
+                drained: drained.contains(&(at as u32)),
+                cpus: if cpus.is_finite() { cpus.max(0.01) } else { 1.0 },
+                cpus_fixed: rates.hosts.get(at).map_or(0.0, |host| host.cpus_used),
+                inbound: f64::INFINITY,
+                outbound: f64::INFINITY,
+                ..HostBounds::default()
+            });
+        }
+        for task in 0..layout.tasks.len() {
+            problem.first_lane.push(problem.lanes.len());
+            problem.add_task(layout, rates, task, hosts);
+        }
+        problem.first_lane.push(problem.lanes.len());
+        problem.bound(rates);
+        problem.fix(rates);
+        problem
+    }
+
+    fn add_task(&mut self, layout: &ClusterLayout, rates: &Rates, at: usize, hosts: usize) {
+        let task = &layout.tasks[at];
+        let host_of = |worker: &u32| layout.worker_hosts.get(*worker as usize).map(|host| *host as usize);
+        let lane_hosts: Option<Vec<usize>> =
+            task.copy_workers.iter().map(|worker| host_of(worker).filter(|host| *host < hosts)).collect();
+        let Some(lane_hosts) = lane_hosts else { return };
+        if task.owners.iter().any(|owner| *owner as usize >= lane_hosts.len()) || task.owners.is_empty() {
+            return;
+        }
+        let first = self.lanes.len();
+        self.lanes.extend(lane_hosts.iter().enumerate().map(|(copy, host)| Lane { copy: copy as u32, host: *host }));
+        let measured = rates.tasks.get(at).filter(|rates| {
+            rates.work.len() == task.owners.len()
+                && rates.rows_s.len() == task.owners.len()
+                && rates.sent_bytes_s.len() == task.owners.len() * hosts
+        });
+        let rows: f64 = measured.map_or(0.0, |rates| rates.rows_s.iter().sum());
+        let work: f64 = measured.map_or(0.0, |rates| rates.work.iter().sum());
+        for (bucket, owner) in task.owners.iter().enumerate() {
+            let sent = measured.map(|rates| &rates.sent_bytes_s[bucket * hosts..(bucket + 1) * hosts]);
+            match sent {
+                Some(sent) => self.sent.extend_from_slice(sent),
+                None => self.sent.resize(self.sent.len() + hosts, 0.0),
+            }
+            self.items.push(Item {
+                task: at,
+                home: first + *owner as usize,
+                work: measured.map_or(0.0, |rates| match work > 0.0 {
+                    true => rates.work[bucket],
+                    false => WORK_UNKNOWN * rates.rows_s[bucket] / rows.max(1e-9),
+                }),
+                sent: sent.map_or(0.0, |sent| sent.iter().sum()),
+                state_bytes: task.state_bytes.get(bucket).map_or(0.0, |bytes| *bytes as f64),
+            });
+        }
+    }
+
+    /// Takes the capacities that are known. If some are, the others must have at least what flows there already, and
+    /// are taken to be like the best that has shown.
+    fn bound(&mut self, rates: &Rates) {
+        let reports = &rates.hosts;
+        let known = reports.iter().flat_map(|host| [host.in_capacity, host.out_capacity]).flatten();
+        if known.clone().next().is_some() {
+            let peaks = rates.limits.iter().flat_map(|limits| [limits.in_peak, limits.out_peak]);
+            let flows: f64 = reports.iter().map(|host| host.in_bytes_s).sum();
+            let usual = known.chain(peaks).fold(2.0 * flows / reports.len().max(1) as f64, f64::max);
+            for (bounds, report) in self.hosts.iter_mut().zip(reports) {
+                bounds.inbound = report.in_capacity.unwrap_or(usual).max(1.0);
+                bounds.outbound = report.out_capacity.unwrap_or(usual).max(1.0);
+            }
+        }
+        for link in &rates.links {
+            let (from, to) = (link.from as usize, link.to as usize);
+            if let Some(capacity) = link.capacity.filter(|_| from < self.hosts.len() && to < self.hosts.len()) {
+                self.links.push(LinkBound { from, to, capacity: capacity.max(1.0), fixed: 0.0 });
+            }
+        }
+    }
+
+    /// Finds what of the load cannot move: all that is not of buckets.
+    fn fix(&mut self, rates: &Rates) {
+        let hosts = self.hosts.len();
+        let mut buckets = vec![0.0; hosts * hosts];
+        for (at, item) in self.items.iter().enumerate() {
+            let to = self.lanes[item.home].host;
+            let fixed = &mut self.hosts[to].cpus_fixed;
+            *fixed = (*fixed - item.work).max(0.0);
+            for from in 0..hosts {
+                buckets[from * hosts + to] += self.sent[at * hosts + from];
+            }
+        }
+        for link in &rates.links {
+            let (from, to) = (link.from as usize, link.to as usize);
+            if from < hosts && to < hosts {
+                let fixed = (link.bytes_s - buckets[from * hosts + to]).max(0.0);
+                self.hosts[from].out_fixed += fixed;
+                self.hosts[to].in_fixed += fixed;
+                for bound in self.links.iter_mut().filter(|bound| (bound.from, bound.to) == (from, to)) {
+                    bound.fixed = fixed;
+                }
+            }
+        }
+    }
+
+    /// Bytes per second that hosts send to an item, by host.
+    pub(super) fn sent(&self, item: usize) -> &[f64] {
+        let hosts = self.hosts.len();
+        &self.sent[item * hosts..(item + 1) * hosts]
+    }
+
+    /// The lanes that may own buckets of a task.
+    pub(super) fn lanes_of(&self, task: usize) -> impl Iterator<Item = usize> + Clone {
+        (self.first_lane[task]..self.first_lane[task + 1]).filter(|lane| !self.hosts[self.lanes[*lane].host].drained)
+    }
+
+    /// Whether each task has a host left.
+    pub(super) fn check(&self) -> Result<(), AssignError> {
+        for item in &self.items {
+            if self.lanes_of(item.task).next().is_none() {
+                let hosts = self.hosts.iter().filter(|host| host.drained).map(|host| host.name.clone()).collect();
+                return Err(AssignError::NoHostLeft { hosts });
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,339 @@
+//! From counters to rates: what flows, who waits, and what hosts and links can carry.
+//!
+//! Rates are taken over the last three seconds of each worker's own clock. What a link can carry shows only while it is
+//! full: something waits in front of it most of the time, and TCP says that neither the sender nor the receiver held it
+//! up. What flows then is its capacity (`control.md`, section 4).
+
+mod capacity;
+mod history;
+mod links;
+
+use std::collections::BTreeMap;
+
+use self::{
+    capacity::Capacity,
+    history::History,
+    links::{Flows, Fullness},
+};
+use crate::{
+    layout::{ClusterLayout, TaskRole},
+    report::{HeavyKeyReport, HostLinkReport, HostReport, TaskWorkerReport},
+    sample::{TaskCounters, WorkerSample},
+};
+
+/// Heavy keys that are kept of a task.
+const HEAVY_KEYS_MAX: usize = 10;
+
+/// A job's rates, and what it could carry.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Rates {
+    /// Seconds that rates are taken over.
+    pub span_s: f64,
+    /// By host, as in the layout.
+    pub hosts: Vec<HostReport>,
+    /// By host: what is known of its limits.
+    pub limits: Vec<HostLimits>,
+    /// Between hosts that are not the same, where anything is sent, by sender and then receiver.
+    pub links: Vec<HostLinkReport>,
+    /// By entry of `links`: it is full now, and neither of its hosts explains it.
+    pub link_full: Vec<bool>,
+    /// By task, as in the layout.
+    pub tasks: Vec<TaskRates>,
+    /// Rows per second of all sources over the last second.
+    pub source_rows_s: f64,
+}
+
+/// What a host could carry, as far as it has shown.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct HostLimits {
+    /// CPUs that others leave to the job, if they have taken some.
+    pub cpus: Option<f64>,
+    /// Other programs take its CPUs now.
+    pub cpus_taken: bool,
+    /// What it receives fills its link now.
+    pub in_full: bool,
+    /// What it sends fills its link now.
+    pub out_full: bool,
+    /// The most that it has received per second lately.
+    pub in_peak: f64,
+    /// The most that it has sent per second lately.
+    pub out_peak: f64,
+    /// Senders on the host itself that waited for credit of its copies, on average.
+    pub local_credit_wait: f64,
+}
+
+/// A task's rates.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct TaskRates {
+    /// By worker that has copies of it.
+    pub workers: Vec<TaskWorkerReport>,
+    /// By entry of `workers`: share of a second in which functions of the interpreter ran or waited for it, of all
+    /// copies together.
+    pub interpreter: Vec<f64>,
+    /// By bucket: rows per second; empty if the task is not dealt by key.
+    pub rows_s: Vec<f64>,
+    /// By bucket: share of a CPU that works on it.
+    pub work: Vec<f64>,
+    /// By bucket, and within a bucket by sending host: bytes per second.
+    pub sent_bytes_s: Vec<f64>,
+    /// Its most frequent keys, the heaviest first.
+    pub heavy_keys: Vec<HeavyKeyReport>,
+}
+
+impl TaskRates {
+    /// Bytes per second to a bucket from all hosts.
+    pub fn bytes_s(&self, bucket: usize) -> f64 {
+        let hosts = self.sent_bytes_s.len().checked_div(self.rows_s.len()).unwrap_or(0);
+        self.sent_bytes_s.iter().skip(bucket * hosts).take(hosts).sum()
+    }
+}
+
+/// Remembers the last samples of each worker, and what hosts and links could carry when they were full.
+#[derive(Debug, Default)]
+pub struct Observer {
+    now_s: f64,
+    worker_hosts: Vec<u32>,
+    workers: Vec<History>,
+    cpus: Vec<Capacity>,
+    inbound: Vec<Capacity>,
+    outbound: Vec<Capacity>,
+    links: BTreeMap<(u32, u32), Capacity>,
+    rates: Rates,
+}
+
+impl Observer {
+    /// An observer that has seen nothing.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Takes the newest sample of each worker, about twice a second; one that it has already is passed over.
+    pub fn add(&mut self, now_s: f64, layout: &ClusterLayout, samples: &[WorkerSample]) {
+        if self.worker_hosts != layout.worker_hosts || self.inbound.len() != layout.hosts.len() {
+            let hosts = layout.hosts.len();
+            *self = Self {
+                worker_hosts: layout.worker_hosts.clone(),
+                workers: layout.worker_hosts.iter().map(|_| History::default()).collect(),
+                cpus: vec![Capacity::default(); hosts],
+                inbound: vec![Capacity::default(); hosts],
+                outbound: vec![Capacity::default(); hosts],
+                ..Self::default()
+            };
+        }
+        self.now_s = now_s;
+        for sample in samples {
+            if let Some(history) = self.workers.get_mut(sample.worker as usize) {
+                history.push(now_s, sample);
+            }
+        }
+        for history in &mut self.workers {
+            history.forget_if_silent(now_s);
+        }
+        self.count(layout);
+        self.learn(layout);
+    }
+
+    /// The rates over the last seconds.
+    pub fn rates(&self) -> &Rates {
+        &self.rates
+    }
+
+    /// The workers with rates, each with its host and history.
+    fn known<'a>(&'a self, layout: &'a ClusterLayout) -> impl Iterator<Item = (usize, usize, &'a History)> {
+        let hosts = layout.worker_hosts.iter().map(|host| *host as usize);
+        let known = self.workers.iter().zip(hosts).enumerate().map(|(worker, (history, host))| (worker, host, history));
+        known.filter(|(_, host, history)| *host < layout.hosts.len() && history.span().is_some())
+    }
+
+    /// Takes all rates anew.
+    fn count(&mut self, layout: &ClusterLayout) {
+        let mut rates = Rates {
+            hosts: (layout.hosts.iter())
+                .map(|host| HostReport { name: host.name.clone(), cores: host.cores, ..HostReport::default() })
+                .collect(),
+            limits: vec![HostLimits::default(); layout.hosts.len()],
+            tasks: self.tasks(layout),
+            ..Rates::default()
+        };
+        for (worker, host) in layout.worker_hosts.iter().enumerate() {
+            if let Some(host) = rates.hosts.get_mut(*host as usize) {
+                host.workers.push(worker as u32);
+            }
+        }
+        for (_, host, history) in self.known(layout) {
+            let Some(span) = history.span() else { continue };
+            rates.span_s = rates.span_s.max(span.seconds);
+            rates.hosts[host].cpus_used += span.rate(|sample| sample.cpu_ns) / 1e9;
+            rates.hosts[host].cpus_waited += span.rate(|sample| sample.cpu_wait_ns) / 1e9;
+            let is_source =
+                |task: u32| layout.tasks.get(task as usize).is_some_and(|task| task.role == TaskRole::Source);
+            if let Some(last) = history.last_second() {
+                rates.source_rows_s += last.rate(|sample| {
+                    let rows = sample.tasks.iter().filter(|task| is_source(task.task)).map(|task| task.rows_out);
+                    rows.fold(0, u64::saturating_add)
+                });
+            }
+        }
+        self.rates = rates;
+    }
+
+    /// Rates of tasks and their buckets.
+    fn tasks(&self, layout: &ClusterLayout) -> Vec<TaskRates> {
+        let hosts = layout.hosts.len();
+        let mut tasks: Vec<TaskRates> = (layout.tasks.iter())
+            .map(|task| TaskRates {
+                rows_s: vec![0.0; task.owners.len()],
+                work: vec![0.0; task.owners.len()],
+                sent_bytes_s: vec![0.0; task.owners.len() * hosts],
+                ..TaskRates::default()
+            })
+            .collect();
+        for (worker, host, history) in self.known(layout) {
+            let Some(span) = history.span() else { continue };
+            for new in &span.newest.tasks {
+                let Some((rates, task)) = tasks.get_mut(new.task as usize).zip(layout.tasks.get(new.task as usize))
+                else {
+                    continue;
+                };
+                let nothing = TaskCounters::default();
+                let old = span.oldest.tasks.iter().find(|old| old.task == new.task).unwrap_or(&nothing);
+                let rate = |of: fn(&TaskCounters) -> u64| of(new).saturating_sub(of(old)) as f64 / span.seconds;
+                let share = |of| (rate(of) / 1e9 / f64::from(new.copies.max(1))).min(1.0);
+                rates.workers.push(TaskWorkerReport {
+                    worker: worker as u32,
+                    copies: new.copies,
+                    busy: share(|task| task.busy_ns),
+                    blocked: share(|task| task.blocked_ns),
+                    idle: share(|task| task.idle_ns),
+                    rows_s: rate(if task.role == TaskRole::Source {
+                        |task| task.rows_out
+                    } else {
+                        |task| task.rows_in
+                    }),
+                });
+                rates.interpreter.push(rate(|task| task.interpreter_ns) / 1e9);
+            }
+            // A bucket that an older sample lacks had counted nothing then.
+            for (sample, sign) in [(span.newest, 1.0), (span.oldest, -1.0)] {
+                for bucket in &sample.buckets {
+                    let at = bucket.bucket as usize;
+                    if let Some(rates) = tasks.get_mut(bucket.task as usize).filter(|rates| at < rates.rows_s.len()) {
+                        let weight = sign / span.seconds;
+                        rates.rows_s[at] += weight * bucket.rows as f64;
+                        rates.work[at] += weight * bucket.work_ns as f64 / 1e9;
+                        rates.sent_bytes_s[at * hosts + host] += weight * bucket.bytes as f64;
+                    }
+                }
+            }
+        }
+        for rates in &mut tasks {
+            // Counters that began again would give less than nothing, and rounding almost nothing.
+            for rate in rates.rows_s.iter_mut().chain(&mut rates.work).chain(&mut rates.sent_bytes_s) {
+                if *rate < 1e-9 {
+                    *rate = 0.0;
+                }
+            }
+        }
+        self.heavy_keys(layout, &mut tasks);
+        tasks
+    }
+
+    /// Adds up what workers have sent of their most frequent keys.
+    fn heavy_keys(&self, layout: &ClusterLayout, tasks: &mut [TaskRates]) {
+        let mut rows: BTreeMap<(u32, u32, &str), f64> = BTreeMap::new();
+        let mut all_rows = vec![0.0; tasks.len()];
+        for (_, _, history) in self.known(layout) {
+            let Some(span) = history.span() else { continue };
+            let mut all: BTreeMap<u32, u64> = BTreeMap::new();
+            for key in &span.newest.heavy_keys {
+                *rows.entry((key.task, key.bucket, &key.key)).or_default() += key.rows as f64;
+                let most = all.entry(key.task).or_default();
+                *most = key.all_rows.max(*most);
+            }
+            for (task, all) in all {
+                if let Some(sum) = all_rows.get_mut(task as usize) {
+                    *sum += all as f64;
+                }
+            }
+        }
+        for ((task, bucket, key), rows) in rows {
+            let task = task as usize;
+            if task < tasks.len() && (bucket as usize) < tasks[task].rows_s.len() && all_rows[task] > 0.0 {
+                let share = (rows / all_rows[task]).min(1.0);
+                tasks[task].heavy_keys.push(HeavyKeyReport { key: key.to_owned(), bucket, share });
+            }
+        }
+        for task in tasks {
+            task.heavy_keys.sort_by(|a, b| b.share.total_cmp(&a.share));
+            task.heavy_keys.truncate(HEAVY_KEYS_MAX);
+        }
+    }
+
+    /// Adds what links carry to the rates, and learns from those that are full.
+    fn learn(&mut self, layout: &ClusterLayout) {
+        let hosts = layout.hosts.len();
+        let mut flows = Flows::new(hosts);
+        for (_, host, history) in self.known(layout) {
+            if let Some(span) = history.span() {
+                flows.add(host, &span, &layout.worker_hosts);
+            }
+        }
+        let fullness = Fullness::of(&flows);
+        let now_s = self.now_s;
+        let taken = cpus_taken(&self.rates.hosts);
+        for host in 0..hosts {
+            let (report, limits) = (&mut self.rates.hosts[host], &mut self.rates.limits[host]);
+            (report.in_bytes_s, report.out_bytes_s) = (flows.inbound(host).bytes_s, flows.outbound(host).bytes_s);
+            let waits = report.cpus_waited / (report.cpus_used + report.cpus_waited).max(1e-9);
+            self.cpus[host].update(now_s, report.cpus_used, waits, taken[host]);
+            self.inbound[host].update(now_s, report.in_bytes_s, flows.inbound(host).busy, fullness.inbound[host]);
+            self.outbound[host].update(now_s, report.out_bytes_s, flows.outbound(host).busy, fullness.outbound[host]);
+            report.in_capacity = self.inbound[host].value();
+            report.out_capacity = self.outbound[host].value();
+            *limits = HostLimits {
+                cpus: self.cpus[host].value(),
+                cpus_taken: taken[host],
+                in_full: fullness.inbound[host],
+                out_full: fullness.outbound[host],
+                in_peak: self.inbound[host].peak(),
+                out_peak: self.outbound[host].peak(),
+                local_credit_wait: flows.local_credit_wait(host),
+            };
+        }
+        for ((from, to), flow) in flows.pairs() {
+            let full = fullness.pair(from, to);
+            let capacity = self.links.entry((from as u32, to as u32)).or_default();
+            capacity.update(now_s, flow.bytes_s, flow.busy, full);
+            self.rates.links.push(HostLinkReport {
+                from: from as u32,
+                to: to as u32,
+                bytes_s: flow.bytes_s,
+                capacity: capacity.value(),
+                busy: flow.busy,
+                link_wait: flow.link_wait,
+                credit_wait: flow.credit_wait,
+                queued_bytes: flow.queued_bytes,
+                rtt_us: flow.rtt_us,
+            });
+            self.rates.link_full.push(full);
+        }
+    }
+}
+
+/// The hosts on which other programs take CPUs: threads wait for them though the job uses fewer than it may.
+fn cpus_taken(hosts: &[HostReport]) -> Vec<bool> {
+    let waits = |host: &HostReport| host.cpus_waited / host.cpus_used.max(1e-9);
+    let mut all: Vec<f64> = hosts.iter().map(waits).collect();
+    all.sort_by(f64::total_cmp);
+    // Where threads of all hosts wait alike, as on one machine that plays many, no host is to blame.
+    let usual = if all.len() < 3 { 0.0 } else { all[(all.len() - 1) / 2] };
+    let taken = |host: &HostReport| {
+        let demand = host.cpus_used + host.cpus_waited;
+        let short = host.cpus_used < 0.85 * host.cores && demand > 0.3 * host.cores;
+        short && waits(host) > 0.5 && waits(host) > 2.0 * usual
+    };
+    hosts.iter().map(taken).collect()
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,79 @@
+//! The last samples of one worker.
+
+use std::collections::VecDeque;
+
+use crate::sample::WorkerSample;
+
+/// Rates are taken over so many nanoseconds, and a little more as samples do not come at even times.
+const SPAN_NS: u64 = 3_200_000_000;
+/// Shorter spans say nothing.
+const SPAN_NS_MIN: u64 = 100_000_000;
+/// The last second.
+const SECOND_NS: u64 = 900_000_000;
+/// A worker that has been silent for so long is counted no more.
+const SILENCE_S: f64 = 10.0;
+
+/// The last samples of one worker, the newest last.
+#[derive(Debug, Default)]
+pub(super) struct History {
+    samples: VecDeque<WorkerSample>,
+    heard_s: f64,
+}
+
+impl History {
+    /// Takes a sample unless it is the one that it has; begins again if counters do.
+    pub(super) fn push(&mut self, now_s: f64, sample: &WorkerSample) {
+        if let Some(last) = self.samples.back() {
+            if last.at_ns == sample.at_ns {
+                return;
+            }
+            if sample.at_ns < last.at_ns || sample.cpu_ns < last.cpu_ns {
+                self.samples.clear();
+            }
+        }
+        self.heard_s = now_s;
+        self.samples.push_back(sample.clone());
+        while self.samples.len() > 2 && sample.at_ns - self.samples[0].at_ns > SPAN_NS {
+            self.samples.pop_front();
+        }
+    }
+
+    /// Forgets a worker that has been silent for long.
+    pub(super) fn forget_if_silent(&mut self, now_s: f64) {
+        if now_s - self.heard_s > SILENCE_S {
+            self.samples.clear();
+        }
+    }
+
+    /// The span that rates are taken over; `None` if there are too few samples.
+    pub(super) fn span(&self) -> Option<Span<'_>> {
+        Span::between(self.samples.front()?, self.samples.back()?)
+    }
+
+    /// The last second.
+    pub(super) fn last_second(&self) -> Option<Span<'_>> {
+        let newest = self.samples.back()?;
+        let earlier = self.samples.iter().rev().find(|sample| newest.at_ns - sample.at_ns >= SECOND_NS);
+        Span::between(earlier.or(self.samples.front())?, newest)
+    }
+}
+
+/// Two samples of a worker.
+#[derive(Clone, Copy)]
+pub(super) struct Span<'a> {
+    pub(super) oldest: &'a WorkerSample,
+    pub(super) newest: &'a WorkerSample,
+    pub(super) seconds: f64,
+}
+
+impl<'a> Span<'a> {
+    fn between(oldest: &'a WorkerSample, newest: &'a WorkerSample) -> Option<Self> {
+        let ns = newest.at_ns.saturating_sub(oldest.at_ns);
+        (ns >= SPAN_NS_MIN).then_some(Self { oldest, newest, seconds: ns as f64 / 1e9 })
+    }
+
+    /// How much a counter rises in a second.
+    pub(super) fn rate(&self, counter: impl Fn(&WorkerSample) -> u64) -> f64 {
+        counter(self.newest).saturating_sub(counter(self.oldest)) as f64 / self.seconds
+    }
+}

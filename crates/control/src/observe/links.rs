@@ -1,0 +1,157 @@
+//! What flows between hosts, and which side of a full link is to blame.
+
+use std::collections::BTreeMap;
+
+use super::history::Span;
+use crate::sample::LinkCounters;
+
+/// A link is full if something waits in front of it for more than this share of the time.
+const BUSY_MIN: f64 = 0.5;
+/// A host's link is full if this share of what goes through it goes over full links.
+const FULL_SHARE: f64 = 0.8;
+/// Waits shorter than this share of the time are chance.
+const WAIT_MIN: f64 = 0.02;
+
+/// What flows from one place to another.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Flow {
+    pub(super) bytes_s: f64,
+    /// Of these, what goes over links that are full.
+    full_bytes_s: f64,
+    pub(super) busy: f64,
+    pub(super) link_wait: f64,
+    pub(super) credit_wait: f64,
+    pub(super) queued_bytes: u64,
+    pub(super) rtt_us: Option<u64>,
+}
+
+impl Flow {
+    fn is_full(&self) -> bool {
+        self.full_bytes_s > 0.0 && self.full_bytes_s >= 0.5 * self.bytes_s
+    }
+}
+
+/// What flows between all hosts.
+pub(super) struct Flows {
+    hosts: usize,
+    pairs: BTreeMap<(usize, usize), Flow>,
+}
+
+impl Flows {
+    pub(super) fn new(hosts: usize) -> Self {
+        Self { hosts, pairs: BTreeMap::new() }
+    }
+
+    /// Adds the links of a worker on `host`.
+    pub(super) fn add(&mut self, host: usize, span: &Span<'_>, worker_hosts: &[u32]) {
+        let old_links: BTreeMap<u32, &LinkCounters> = span.oldest.links.iter().map(|link| (link.peer, link)).collect();
+        let nothing = LinkCounters::default();
+        for new in &span.newest.links {
+            let Some(to) = worker_hosts.get(new.peer as usize).map(|to| *to as usize).filter(|to| *to < self.hosts)
+            else {
+                continue;
+            };
+            let old = old_links.get(&new.peer).copied().unwrap_or(&nothing);
+            let rate = |of: fn(&LinkCounters) -> u64| of(new).saturating_sub(of(old)) as f64 / span.seconds;
+            let bytes_s = rate(|link| link.sent_bytes);
+            let busy = (rate(|link| link.busy_ns) / 1e9).min(1.0);
+            let link_wait = rate(|link| link.link_wait_ns) / 1e9;
+            let credit_wait = rate(|link| link.credit_wait_ns) / 1e9;
+            let flow = self.pairs.entry((host, to)).or_default();
+            flow.bytes_s += bytes_s;
+            // A queue that never ends fills the link even if senders run out of credit first.
+            let waits = link_wait > WAIT_MIN || (busy > 0.9 && credit_wait > WAIT_MIN);
+            if busy > BUSY_MIN && waits && limited_by_network(old, new, span.seconds) {
+                flow.full_bytes_s += bytes_s;
+            }
+            flow.busy = flow.busy.max(busy);
+            flow.link_wait += link_wait;
+            flow.credit_wait += credit_wait;
+            flow.queued_bytes = flow.queued_bytes.saturating_add(new.queued_bytes);
+            flow.rtt_us = flow.rtt_us.max(new.tcp.map(|tcp| tcp.rtt_us));
+        }
+    }
+
+    /// By sending and receiving host, without what stays on a host.
+    pub(super) fn pairs(&self) -> impl Iterator<Item = ((usize, usize), &Flow)> {
+        self.pairs.iter().filter(|((from, to), _)| from != to).map(|(pair, flow)| (*pair, flow))
+    }
+
+    /// Senders that waited for credit of copies on their own host, on average.
+    pub(super) fn local_credit_wait(&self, host: usize) -> f64 {
+        self.pairs.get(&(host, host)).map_or(0.0, |flow| flow.credit_wait)
+    }
+
+    /// What a host receives.
+    pub(super) fn inbound(&self, host: usize) -> Flow {
+        sum(self.pairs().filter(|((_, to), _)| *to == host).map(|(_, flow)| flow))
+    }
+
+    /// What a host sends.
+    pub(super) fn outbound(&self, host: usize) -> Flow {
+        sum(self.pairs().filter(|((from, _), _)| *from == host).map(|(_, flow)| flow))
+    }
+}
+
+/// Bytes together, and how busy links are, weighted by bytes.
+fn sum<'a>(flows: impl Iterator<Item = &'a Flow>) -> Flow {
+    let mut sum = Flow::default();
+    for flow in flows {
+        sum.bytes_s += flow.bytes_s;
+        sum.busy += flow.busy * flow.bytes_s;
+    }
+    sum.busy /= sum.bytes_s.max(1e-9);
+    sum
+}
+
+/// Whether TCP says that neither the sender's program nor the receiver's held the link up.
+fn limited_by_network(old: &LinkCounters, new: &LinkCounters, seconds: f64) -> bool {
+    let Some(tcp) = new.tcp else { return true };
+    let old = old.tcp.unwrap_or_default();
+    let busy_us = tcp.busy_us.saturating_sub(old.busy_us) as f64;
+    let receiver_us = tcp.receiver_limited_us.saturating_sub(old.receiver_limited_us) as f64;
+    // `app_limited` is that of one moment: a connection that was hardly ever idle is not limited by its program.
+    receiver_us <= 0.5 * busy_us && (!tcp.app_limited || busy_us > 0.9 * seconds * 1e6)
+}
+
+/// Which hosts' links are full, and which pairs of hosts have full links that no host explains.
+///
+/// Acknowledgements come in through the inbound link: if it is choked, what the host sends looks slow, too. So inbound
+/// links are blamed first, and nothing is learned from what their hosts send.
+pub(super) struct Fullness {
+    pub(super) inbound: Vec<bool>,
+    pub(super) outbound: Vec<bool>,
+    pairs: Vec<(usize, usize)>,
+}
+
+impl Fullness {
+    pub(super) fn of(flows: &Flows) -> Self {
+        let hosts = flows.hosts;
+        // Several links that are full at once have something in common; one may be full by itself.
+        let most = |of: &dyn Fn(usize, usize) -> bool| {
+            let (mut all, mut full, mut count) = (0.0, 0.0, 0);
+            for ((from, to), flow) in flows.pairs() {
+                if of(from, to) {
+                    all += flow.bytes_s;
+                    if flow.is_full() {
+                        full += flow.bytes_s;
+                        count += 1;
+                    }
+                }
+            }
+            count > 1 && full >= FULL_SHARE * all
+        };
+        let inbound: Vec<bool> = (0..hosts).map(|host| most(&|_, to| to == host)).collect();
+        // What other hosts' inbound links hold up is no fault of the sender's.
+        let outbound: Vec<bool> =
+            (0..hosts).map(|host| !inbound[host] && most(&|from, to| from == host && !inbound[to])).collect();
+        let explained = |from: usize, to: usize| inbound[to] || inbound[from] || outbound[from] || outbound[to];
+        let full = flows.pairs().filter(|((from, to), flow)| flow.is_full() && !explained(*from, *to));
+        let pairs = full.map(|(pair, _)| pair).collect();
+        Self { inbound, outbound, pairs }
+    }
+
+    pub(super) fn pair(&self, from: usize, to: usize) -> bool {
+        self.pairs.contains(&(from, to))
+    }
+}

@@ -1,0 +1,180 @@
+use super::*;
+use crate::{
+    layout::{HostLayout, TaskLayout},
+    sample::{BucketCounters, HeavyKey, LinkCounters, TcpCounters},
+    testing::Random,
+};
+
+const SECOND: f64 = 1e9;
+
+fn layout_of(hosts: u32) -> ClusterLayout {
+    let task = |role, owners: Vec<u32>| TaskLayout {
+        role,
+        copy_workers: (0..hosts).collect(),
+        owners,
+        ..TaskLayout::default()
+    };
+    ClusterLayout {
+        hosts: (0..hosts).map(|host| HostLayout { name: format!("host{host}"), cores: 2.0 }).collect(),
+        worker_hosts: (0..hosts).collect(),
+        tasks: vec![
+            task(TaskRole::Source, Vec::new()),
+            task(TaskRole::Step, (0..8).map(|bucket| bucket % hosts).collect()),
+        ],
+    }
+}
+
+/// Samples after `s` seconds at steady rates: `flow(from, to)` gives bytes per second and whether the link is full.
+fn samples_at(hosts: u32, s: f64, flow: &dyn Fn(u32, u32) -> (f64, bool)) -> Vec<WorkerSample> {
+    let sample = |worker: u32| {
+        let peers = (0..hosts).filter(|peer| *peer != worker);
+        let links = peers.map(|peer| {
+            let (bytes_s, full) = flow(worker, peer);
+            LinkCounters {
+                peer,
+                sent_bytes: (bytes_s * s) as u64,
+                busy_ns: (s * SECOND * if full { 0.9 } else { 0.1 }) as u64,
+                link_wait_ns: (s * SECOND * if full { 0.7 } else { 0.0 }) as u64,
+                tcp: Some(TcpCounters { app_limited: !full, rtt_us: 300, ..TcpCounters::default() }),
+                ..LinkCounters::default()
+            }
+        });
+        let count = |per_s: f64| (per_s * s) as u64;
+        WorkerSample {
+            worker,
+            at_ns: count(SECOND),
+            cpu_ns: count(0.5 * SECOND),
+            cpu_wait_ns: count(0.1 * SECOND),
+            links: links.collect(),
+            tasks: vec![
+                TaskCounters {
+                    task: 0,
+                    copies: 1,
+                    blocked_ns: count(0.7 * SECOND),
+                    rows_out: count(1000.0),
+                    ..TaskCounters::default()
+                },
+                TaskCounters {
+                    task: 1,
+                    copies: 1,
+                    busy_ns: count(0.2 * SECOND),
+                    rows_in: count(900.0),
+                    ..TaskCounters::default()
+                },
+            ],
+            buckets: vec![BucketCounters {
+                task: 1,
+                bucket: worker,
+                rows: count(10.0),
+                bytes: count(500.0),
+                work_ns: count(0.3 * SECOND),
+            }],
+            heavy_keys: vec![HeavyKey { task: 1, bucket: 2, key: "a".to_owned(), rows: 30, all_rows: 100 }],
+        }
+    };
+    (0..hosts).map(sample).collect()
+}
+
+fn observed(hosts: u32, flow: &dyn Fn(u32, u32) -> (f64, bool)) -> Rates {
+    let (layout, mut observer) = (layout_of(hosts), Observer::new());
+    for half in 1..20 {
+        let s = f64::from(half) / 2.0;
+        observer.add(s, &layout, &samples_at(hosts, s, flow));
+    }
+    observer.rates().clone()
+}
+
+#[test]
+fn counts_rates() {
+    let rates = observed(3, &|_, _| (100.0, false));
+    let near = |a: f64, b: f64| assert!((a - b).abs() < 0.01 * b, "{a} is not {b}");
+    near(rates.hosts[1].cpus_used, 0.5);
+    near(rates.hosts[1].in_bytes_s, 200.0);
+    near(rates.links[0].busy, 0.1);
+    near(rates.tasks[0].workers[2].blocked, 0.7);
+    near(rates.tasks[0].workers[2].rows_s, 1000.0);
+    near(rates.tasks[1].workers[2].rows_s, 900.0);
+    near(rates.source_rows_s, 3000.0);
+    near(rates.tasks[1].work[2], 0.3);
+    near(rates.tasks[1].sent_bytes_s[2 * 3 + 2], 500.0);
+    assert_eq!(rates.tasks[1].sent_bytes_s[2 * 3], 0.0);
+    near(rates.tasks[1].heavy_keys[0].share, 0.3);
+    assert_eq!(rates.hosts[0].in_capacity, None);
+    assert_eq!(rates.links[0].rtt_us, Some(300));
+}
+
+/// Acknowledgements of what a host sends come in through its inbound link: what it sends looks slow, too.
+#[test]
+fn blames_the_inbound_link_first() {
+    let rates = observed(4, &|from, to| (100.0, to == 2 || from == 2));
+    let full: Vec<bool> = rates.limits.iter().map(|limits| limits.in_full).collect();
+    assert_eq!(full, [false, false, true, false]);
+    assert!(rates.limits.iter().all(|limits| !limits.out_full));
+    assert!(rates.hosts[2].in_capacity.is_some_and(|bytes_s| (bytes_s - 300.0).abs() < 3.0));
+    assert!(rates.link_full.iter().all(|full| !full));
+}
+
+#[test]
+fn tells_outbound_links_and_pairs() {
+    let outbound = observed(4, &|from, _| (100.0, from == 2));
+    assert!(outbound.limits[2].out_full && outbound.limits.iter().all(|limits| !limits.in_full));
+    assert!(outbound.hosts[2].out_capacity.is_some());
+    let pair = observed(4, &|from, to| (100.0, (from, to) == (1, 3)));
+    assert!(pair.limits.iter().all(|limits| !limits.in_full && !limits.out_full));
+    let full = pair.links.iter().zip(&pair.link_full).filter(|(_, full)| **full).map(|(link, _)| (link.from, link.to));
+    assert_eq!(full.collect::<Vec<_>>(), [(1, 3)]);
+    // With two hosts, nobody knows which side it is.
+    let two = observed(2, &|from, _| (100.0, from == 0));
+    assert!(two.link_full[0] && !two.limits[1].in_full && !two.limits[0].out_full);
+}
+
+#[test]
+fn forgets_what_may_have_changed() {
+    let mut capacity = Capacity::default();
+    capacity.update(0.0, 100.0, 0.9, true);
+    capacity.update(1.0, 120.0, 0.5, false);
+    assert_eq!(capacity.value(), Some(120.0));
+    capacity.update(55.0, 50.0, 0.0, false);
+    assert_eq!(capacity.value(), Some(120.0));
+    capacity.update(62.0, 50.0, 0.0, false);
+    assert_eq!(capacity.value(), None);
+    assert!(capacity.peak() > 100.0);
+    // As much without a queue: it carries more.
+    capacity.update(63.0, 100.0, 0.9, true);
+    for s in 64..71 {
+        capacity.update(f64::from(s), 98.0, 0.0, false);
+    }
+    assert_eq!(capacity.value(), None);
+}
+
+/// A run that begins again counts from nothing: that must look neither negative nor huge.
+#[test]
+fn takes_counters_that_begin_again() {
+    let (layout, mut observer) = (layout_of(2), Observer::new());
+    let flow = |_, _| (100.0, false);
+    for s in [1.0, 2.0, 3.0] {
+        observer.add(s, &layout, &samples_at(2, s, &flow));
+    }
+    observer.add(4.0, &layout, &samples_at(2, 0.5, &flow));
+    observer.add(5.0, &layout, &samples_at(2, 1.5, &flow));
+    assert!((observer.rates().source_rows_s - 2000.0).abs() < 20.0);
+    observer.add(30.0, &layout, &[]);
+    assert_eq!(observer.rates().source_rows_s, 0.0, "silent workers count no more");
+}
+
+/// Whatever workers say, worker 0 must live.
+#[test]
+fn takes_any_input() {
+    for seed in 0..300 {
+        println!("seed {seed}");
+        let mut random = Random(seed);
+        let mut observer = Observer::new();
+        for _ in 0..10 {
+            let layout = crate::testing::random_layout(&mut random);
+            let samples = crate::testing::random_samples(&mut random);
+            observer.add(random.share() * 100.0, &layout, &samples);
+            let plan = crate::assign(&crate::Problem::of(&layout, observer.rates(), &[1]));
+            println!("{}", plan.is_ok());
+        }
+    }
+}
