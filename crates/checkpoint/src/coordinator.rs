@@ -607,7 +607,7 @@ mod tests {
         assert!(format!("{late:?}").contains("they are moving by it; wait for the answer"), "{late:?}");
         let mut answers = Vec::new();
         for (task, copy) in [(0, 1), (1, 0), (0, 0), (1, 1)] {
-            assert_eq!(answers, []);
+            assert!(answers.is_empty(), "{answers:?}");
             let moved = MoveReport { epoch: 1, bytes: 10, ..MoveReport::default() };
             let report = CopyReport { task, copy, said: ReportBody::Moved(moved) };
             answers = coordinator.handle(Duration::ZERO, 0, CoordinatorEvent::Report(report));

@@ -322,7 +322,7 @@ pub(super) struct CopySource {
 
 /// An operator: numbers the rows of each key. The second one behind it has to come to the same numbers.
 pub(super) struct CountOperator {
-    task: &'static str,
+    task: String,
     inputs: CopyGather,
     route: RouteMap,
     /// By which it sends to the second one, if it is the first.
@@ -454,7 +454,7 @@ impl CopySource {
 
 impl CountOperator {
     pub(super) fn new(
-        task: &'static str,
+        task: &str,
         inputs: CopyGather,
         restored: Option<&RestoredState>,
         (route, next): (&RouteMap, Option<&RouteMap>),
@@ -463,7 +463,16 @@ impl CountOperator {
         let parts = restored.into_iter().flat_map(|restored| restored.buckets.values().flatten());
         let counts = parts.flat_map(|part| pairs(part).collect::<Vec<_>>()).collect();
         let (route, next, from) = (route.clone(), next.cloned(), from.iter().copied().map(Some).collect());
-        CountOperator { task, inputs, route, next, from, counts, changed: BTreeSet::new(), time: EventTime::MIN }
+        CountOperator {
+            task: task.to_owned(),
+            inputs,
+            route,
+            next,
+            from,
+            counts,
+            changed: BTreeSet::new(),
+            time: EventTime::MIN,
+        }
     }
 
     /// Which of so many copies further down gets a key's rows.
@@ -830,7 +839,7 @@ impl SimulatedCopy {
                 if let (Some(next), Some(map)) = (&mut count.next, barrier.route_of("again")) {
                     next.clone_from(map);
                 }
-                if let Some(map) = barrier.route_of(count.task) {
+                if let Some(map) = barrier.route_of(&count.task) {
                     return Some(MovePhase::Moving(count.release(self.id.1, &barrier, map)));
                 }
             }

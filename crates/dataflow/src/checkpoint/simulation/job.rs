@@ -80,7 +80,7 @@ pub(super) struct SimulatedJob {
 }
 
 /// `InFlightReplay::rows`: what was in flight to a port, and is this copy's.
-fn in_flight(restored: &Option<RestoredState>, port: u32, mine: impl Fn(u32) -> bool) -> Vec<(u32, u32, i64)> {
+fn in_flight(restored: Option<&RestoredState>, port: u32, mine: impl Fn(u32) -> bool) -> Vec<(u32, u32, i64)> {
     let Some(RestoredState { in_flight, rescaled, .. }) = restored else { return Vec::new() };
     let here = in_flight.iter().filter(|((_, of), _)| *of == port);
     here.flat_map(|(_, bytes)| copies::decode(bytes)).filter(|(key, ..)| !rescaled || mine(*key)).collect()
@@ -119,6 +119,78 @@ fn read_states(
         Some(read.unwrap_or_else(|error| panic!("what nobody damaged is damaged: {error}")))
     });
     read.collect()
+}
+
+/// Numbers of streams: one for each copy of a task to each of another one.
+type StreamGrid = Vec<Vec<usize>>;
+
+/// What leads from task to task.
+struct JobStreams {
+    /// By source.
+    to_count: Vec<StreamGrid>,
+    to_again: StreamGrid,
+    to_outside: StreamGrid,
+    /// Those on which "count" and "again" hand over.
+    hand: [StreamGrid; 2],
+}
+
+impl JobStreams {
+    fn new(members: &[CoordinatedTask], lanes: &mut Vec<SimulatedLane>) -> Self {
+        let mut lane = || {
+            lanes.push(SimulatedLane::default());
+            lanes.len() - 1
+        };
+        let mut streams = |source: usize, target: usize| -> StreamGrid {
+            (0..members[source].copies).map(|_| (0..members[target].copies).map(|_| lane()).collect()).collect()
+        };
+        let outside = members.len() - 1;
+        let (count, again) = (outside - 2, outside - 1);
+        JobStreams {
+            to_count: (0..count).map(|task| streams(task, count)).collect(),
+            to_again: streams(count, again),
+            to_outside: streams(again, outside),
+            hand: [streams(count, count), streams(again, again)],
+        }
+    }
+
+    /// What a copy does, with the streams that it sends and hands over on.
+    fn body(
+        &self,
+        plan: &StoryPlan,
+        members: &[CoordinatedTask],
+        (task, copy): (u32, u32),
+        restored: Option<&RestoredState>,
+    ) -> (CopyBody, (Vec<usize>, Vec<usize>)) {
+        let (index, of) = (task as usize, copy as usize);
+        let outside = members.len() - 1;
+        let (count, again) = (outside - 2, outside - 1);
+        let route_of = |task: usize| members[task].route.as_deref().expect("it is dealt by key");
+        let to = |grid: &StreamGrid| grid.iter().map(|to| to[of]).collect::<Vec<usize>>();
+        if index < count {
+            let first: usize = plan.rows[..index].iter().map(Vec::len).sum();
+            let splits = plan.splits();
+            let splits = splits.range(first as u32..(first + plan.rows[index].len()) as u32);
+            let splits = splits.map(|(split, rows)| (*split, *rows)).collect();
+            let source = CopySource::new(&splits, (copy, members[index].copies), restored, route_of(count));
+            (CopyBody::Source(source), (self.to_count[index][of].clone(), Vec::new()))
+        } else if index == outside {
+            let replay = in_flight(restored, 0, |key| key % members[index].copies == copy);
+            let inputs = CopyGather::new(vec![to(&self.to_outside)], vec![replay]);
+            (CopyBody::Outside(SimulatedSink::new(inputs)), Default::default())
+        } else {
+            let is_first = index == count;
+            let route = route_of(index);
+            let ports = if is_first { self.to_count.iter().map(to).collect() } else { vec![to(&self.to_again)] };
+            let replay = |port| in_flight(restored, port, |key| copies::owner(key, route) == copy);
+            let replay = (0..ports.len() as u32).map(replay).collect();
+            let inputs = CopyGather::new(ports, replay);
+            let (next, out) = if is_first { (Some(again), &self.to_again) } else { (None, &self.to_outside) };
+            let hand = &self.hand[index - count];
+            let routes = (route, next.map(route_of));
+            let operator = CountOperator::new(&members[index].name, inputs, restored, routes, &to(hand));
+            (CopyBody::Count(operator), (out[of].clone(), hand[of].clone()))
+        }
+    }
 }
 
 impl SimulatedJob {
@@ -164,51 +236,10 @@ impl SimulatedJob {
         });
 
         let mut lanes = Vec::new();
-        let mut lane = || {
-            lanes.push(SimulatedLane::default());
-            lanes.len() - 1
-        };
-        // From task to task, a stream for each pair of copies.
-        let sources = world.plan.rows.len();
-        let mut streams = |source: usize, target: usize| -> Vec<Vec<usize>> {
-            (0..members[source].copies).map(|_| (0..members[target].copies).map(|_| lane()).collect()).collect()
-        };
-        let to_count: Vec<_> = (0..sources).map(|task| streams(task, sources)).collect();
-        let (to_again, to_outside) = (streams(sources, sources + 1), streams(sources + 1, sources + 2));
-        let (hand, hand_again) = (streams(sources, sources), streams(sources + 1, sources + 1));
-        let route_of = |task: usize| members[task].route.clone().expect("it is dealt by key");
-        let (route, next) = (route_of(sources), route_of(sources + 1));
-        let copies = ids.iter().zip(restored).enumerate().map(|(at, (&(task, copy), restored))| {
-            let (index, of) = (task as usize, copy as usize);
-            let (body, out) = if index < sources {
-                let first: usize = world.plan.rows[..index].iter().map(Vec::len).sum();
-                let splits = world.plan.splits();
-                let splits = splits.range(first as u32..(first + world.plan.rows[index].len()) as u32);
-                let splits = splits.map(|(split, rows)| (*split, *rows)).collect();
-                let source = CopySource::new(&splits, (copy, members[index].copies), restored.as_ref(), &route);
-                (CopyBody::Source(source), (to_count[index][of].clone(), Vec::new()))
-            } else if index == sources {
-                let ports = to_count.iter().map(|from| from.iter().map(|to| to[of]).collect()).collect();
-                let from: Vec<usize> = hand.iter().map(|to| to[of]).collect();
-                let replay = (0..sources as u32)
-                    .map(|port| in_flight(&restored, port, |key| copies::owner(key, &route) == copy));
-                let inputs = CopyGather::new(ports, replay.collect());
-                let count = CountOperator::new("count", inputs, restored.as_ref(), (&route, Some(&next)), &from);
-                (CopyBody::Count(count), (to_again[of].clone(), hand[of].clone()))
-            } else if index == sources + 1 {
-                let port = to_again.iter().map(|to| to[of]).collect();
-                let from: Vec<usize> = hand_again.iter().map(|to| to[of]).collect();
-                let replay = in_flight(&restored, 0, |key| copies::owner(key, &next) == copy);
-                let inputs = CopyGather::new(vec![port], vec![replay]);
-                let count = CountOperator::new("again", inputs, restored.as_ref(), (&next, None), &from);
-                (CopyBody::Count(count), (to_outside[of].clone(), hand_again[of].clone()))
-            } else {
-                let port = to_outside.iter().map(|to| to[of]).collect();
-                let sinks = members[index].copies;
-                let replay = in_flight(&restored, 0, |key| key % sinks == copy);
-                (CopyBody::Outside(SimulatedSink::new(CopyGather::new(vec![port], vec![replay]))), Default::default())
-            };
-            SimulatedCopy::new((task, copy), at % workers, body, restored, out)
+        let streams = JobStreams::new(&members, &mut lanes);
+        let copies = ids.iter().zip(restored).enumerate().map(|(at, (&id, restored))| {
+            let (body, out) = streams.body(&world.plan, &members, id, restored.as_ref());
+            SimulatedCopy::new(id, at % workers, body, restored, out)
         });
         let copies = copies.collect();
         let keyed = members.iter().filter_map(|member| {
