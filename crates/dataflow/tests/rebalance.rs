@@ -268,6 +268,36 @@ fn what_keeps_nothing_moves_too() {
     }
 }
 
+/// Tasks that are keyed alike would part if one of several maps were taken without the others.
+#[test]
+fn several_tasks_move_together_or_not_at_all() {
+    let rows = 20_000;
+    let folder = tempfile::tempdir().unwrap();
+    let world = World::default();
+    let graph = passing(rows, TaskSpec::operator("pass", |_| Ok(Pass)), &world);
+    let asked: Mutex<Vec<PendingRebalance>> = Mutex::default();
+    run_graph(2, folder.path(), &graph, |progress| {
+        let mut asked = asked.lock().unwrap();
+        if asked.is_empty() && is_worker_0(progress) {
+            let all_to = |task: &str, copy: u32| {
+                let version = progress.route(task).expect("it is dealt by key").version() + 1;
+                (task.to_owned(), RouteMap::new(version, vec![copy; BUCKETS as usize]))
+            };
+            for copy in [2, 0] {
+                asked.push(progress.rebalance([all_to("pass", 1), all_to("outside", copy)].into()));
+            }
+        }
+        Ok(())
+    })
+    .unwrap();
+    let outcomes: Vec<_> = asked.into_inner().unwrap().iter_mut().filter_map(PendingRebalance::outcome).collect();
+    let [Err(refused), Ok(moved)] = &outcomes[..] else { panic!("{outcomes:?}") };
+    assert!(refused.contains("task \"outside\" cannot move: the map names copy 2"), "{refused}");
+    // Of the version that the first would have taken; half of the buckets of each.
+    assert_eq!(moved.buckets, BUCKETS);
+    assert_eq!(world.lock().unwrap().values().map(Vec::len).sum::<usize>() as i64, rows * 5);
+}
+
 /// What cannot be done is refused with the reason, and the job goes on.
 #[test]
 fn what_makes_no_sense_is_refused() {
