@@ -10,10 +10,11 @@
 //! the job, or moves buckets: behind it nothing is to be in flight.
 //!
 //! A barrier that moves buckets is never given up: some copies would have moved them, others not. The next one waits
-//! until all copies have said that they have. So what the old owner saved of a bucket is known before what the new one
-//! saves. When that takes longer than a checkpoint may, there is a warning, as there are no checkpoints meanwhile.
+//! until all copies of all tasks that it moves buckets of have said that they have. So what the old owner saved of a
+//! bucket is known before what the new one saves. When that takes longer than a checkpoint may, there is a warning, as
+//! there are no checkpoints meanwhile.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -149,12 +150,13 @@ struct PendingCheckpoint {
 /// Buckets that are under way.
 struct BucketMove {
     id: u64,
-    task: u32,
+    /// How many of each task have another owner.
+    buckets: BTreeMap<u32, u32>,
     /// Copies that have not said that they have what they gain.
-    missing: BTreeSet<u32>,
+    missing: BTreeSet<(u32, u32)>,
     moved: MoveReport,
-    /// The barrier has reached the task: its copies get it all, or none.
-    begun: bool,
+    /// Tasks that the barrier has reached: all copies of a task get it, or none.
+    begun: BTreeSet<u32>,
 }
 
 /// How long things may take.
@@ -269,11 +271,12 @@ impl Coordinator {
                 epoch
             }
             ReportBody::Moved(moved) => {
-                let moving =
-                    self.moving.as_mut().filter(|moving| moving.task == id.0 && moving.moved.epoch == moved.epoch);
+                let moving = self.moving.as_mut().filter(|moving| moving.moved.epoch == moved.epoch);
                 if let Some(moving) = moving {
-                    moving.begun = true;
-                    moving.missing.remove(&id.1);
+                    if moving.begun.insert(id.0) {
+                        moving.moved.buckets += moving.buckets.get(&id.0).copied().unwrap_or(0);
+                    }
+                    moving.missing.remove(&id);
                     moving.moved.bytes += moved.bytes;
                     moving.moved.waited = moving.moved.waited.max(moved.waited);
                 }
@@ -290,8 +293,8 @@ impl Coordinator {
                 return;
             }
             ReportBody::Ended { parts } => {
-                if let Some(moving) = self.moving.as_mut().filter(|moving| moving.task == id.0) {
-                    moving.missing.remove(&id.1);
+                if let Some(moving) = &mut self.moving {
+                    moving.missing.remove(&id);
                 }
                 match self.pending.as_mut().map(|pending| pending.missing.remove(&id)) {
                     // Before the barrier, so its end is one, also if the barrier stops the job.
@@ -372,8 +375,7 @@ impl Coordinator {
                 format!("{} have not reached it", self.describe_copies(missing.iter().copied()))
             }
             (None, Some(moving)) => {
-                let missing = moving.missing.iter().map(|&copy| (moving.task, copy));
-                format!("{} have not received theirs", self.describe_copies(missing))
+                format!("{} have not received theirs", self.describe_copies(moving.missing.iter().copied()))
             }
             _ => return,
         };
@@ -393,6 +395,11 @@ impl Coordinator {
         if more > 0 { format!("{shown} and {more} more") } else { shown }
     }
 
+    fn describe_tasks<'a>(&self, tasks: impl Iterator<Item = &'a u32>) -> String {
+        let names: Vec<_> = tasks.map(|&task| format!("\"{}\"", self.members[task as usize].name)).collect();
+        format!("{} {}", if names.len() == 1 { "task" } else { "tasks" }, names.join(", "))
+    }
+
     fn unalign_late(&mut self, now: Now, actions: &mut Vec<CoordinatorAction>) {
         let (Some(pending), Some(after)) = (&mut self.pending, self.timing.unaligned_after) else { return };
         let late = pending.barrier.control == BarrierControl::Checkpoint && now.saturating_sub(pending.since) >= after;
@@ -403,10 +410,10 @@ impl Coordinator {
 
     fn complete(&mut self, at_ms: u64, actions: &mut Vec<CoordinatorAction>) {
         if let Some(moving) = self.moving.take_if(|moving| moving.missing.is_empty()) {
-            let name = || &self.members[moving.task as usize].name;
-            let outcome = match moving.begun {
-                true => Ok(moving.moved),
-                false => Err(format!("task \"{}\" ended before its buckets could move", name())),
+            let outcome = match moving.begun.is_empty() {
+                true => Err(format!("{} ended before buckets could move", self.describe_tasks(moving.buckets.keys()))),
+                // A task that has ended before the barrier keeps nothing more.
+                false => Ok(moving.moved),
             };
             actions.push(CoordinatorAction::Answer { id: moving.id, outcome });
         }
@@ -455,10 +462,17 @@ impl Coordinator {
         actions.push(CoordinatorAction::Store(Box::new(manifest)));
     }
 
-    /// Whether buckets can move as is asked for.
-    fn check(&self, Rebalance { task, map }: &Rebalance) -> Result<(), String> {
+    /// Whether buckets can move as is asked for: those of all tasks, or none.
+    fn check(&self, Rebalance { maps }: &Rebalance) -> Result<(), String> {
+        if maps.is_empty() {
+            return Err("no task is named whose buckets should move".into());
+        }
+        maps.iter().try_for_each(|(task, map)| self.check_map(task, map))
+    }
+
+    fn check_map(&self, task: &str, map: &RouteMap) -> Result<(), String> {
         let refused = |reason: &str| Err(format!("the buckets of task \"{task}\" cannot move: {reason}"));
-        let Some(at) = self.members.iter().position(|member| &member.name == task) else {
+        let Some(at) = self.members.iter().position(|member| member.name == task) else {
             let names: Vec<&str> = self.members.iter().map(|member| member.name.as_str()).collect();
             return Err(format!("no task \"{task}\"; the tasks are {}", names.join(", ")));
         };
@@ -472,9 +486,11 @@ impl Coordinator {
         }
         let (version, now) = (map.version(), route.version());
         if version <= now {
+            let moving = self.moving.as_ref().is_some_and(|moving| moving.buckets.contains_key(&(at as u32)));
+            let since = if moving { ", and they are moving by it; wait for the answer, and" } else { ";" };
             return refused(&format!(
-                "the map has version {version}, but theirs has version {now}; make the new map from that one \
-                 (Progress::route)"
+                "the map has version {version}, but theirs has version {now}{since} make the new map from that one \
+                 (RunProgress::route)"
             ));
         }
         match (0..*copies).find(|&copy| !self.running.contains(&(at as u32, copy))) {
@@ -483,14 +499,20 @@ impl Coordinator {
         }
     }
 
-    /// From here on the map is the new one, whatever becomes of the checkpoint.
-    fn begin_moving(&mut self, id: u64, Rebalance { task, map }: &Rebalance) -> BucketMove {
-        let at = self.members.iter().position(|member| &member.name == task).expect("checked before");
-        let old = self.members[at].route.replace(Arc::new(map.clone())).expect("checked before");
-        self.states[at].route = Some(map.clone());
-        let buckets = old.copies().zip(map.copies()).filter(|(old, new)| old != new).count() as u32;
-        let moved = MoveReport { epoch: self.epoch, buckets, ..MoveReport::default() };
-        BucketMove { id, task: at as u32, missing: (0..self.members[at].copies).collect(), moved, begun: false }
+    /// From here on the maps are the new ones, whatever becomes of the checkpoint.
+    fn begin_moving(&mut self, id: u64, Rebalance { maps }: &Rebalance) -> BucketMove {
+        let moved = MoveReport { epoch: self.epoch, ..MoveReport::default() };
+        let (buckets, missing, begun) = Default::default();
+        let mut moving = BucketMove { id, buckets, missing, moved, begun };
+        for (task, map) in maps {
+            let at = self.members.iter().position(|member| &member.name == task).expect("checked before");
+            let old = self.members[at].route.replace(Arc::new(map.clone())).expect("checked before");
+            self.states[at].route = Some(map.clone());
+            let buckets = old.copies().zip(map.copies()).filter(|(old, new)| old != new).count() as u32;
+            moving.buckets.insert(at as u32, buckets);
+            moving.missing.extend((0..self.members[at].copies).map(|copy| (at as u32, copy)));
+        }
+        moving
     }
 
     fn begin(&mut self, now: Now, actions: &mut Vec<CoordinatorAction>) {
@@ -544,27 +566,69 @@ impl Coordinator {
 mod tests {
     use super::*;
 
+    fn member(name: &str) -> CoordinatedTask {
+        let route = Some(Arc::new(RouteMap::even(4, 2)));
+        CoordinatedTask { name: name.into(), copies: 2, route, why_not_movable: None, schema: None }
+    }
+
+    /// A part of what was asked for would leave tasks that are keyed alike on different workers; and an answer that
+    /// comes before all tasks have theirs would let the next map overtake this one.
+    #[test]
+    fn buckets_of_several_tasks_move_together_or_not_at_all() {
+        let day = Duration::from_secs(86_400);
+        let timing = CheckpointTiming { interval: Duration::ZERO, unaligned_after: None, timeout: day };
+        let members = vec![member("left"), member("right"), member("other")];
+        let mut coordinator = Coordinator::new("job", members, timing, &StartPoint::default());
+        let next = RouteMap::even(4, 2).moved(&[(0, 1), (1, 1)]);
+        let ask = |coordinator: &mut Coordinator, id, maps: &[(&str, &RouteMap)]| {
+            let maps = maps.iter().map(|(task, map)| ((*task).to_owned(), (*map).clone())).collect();
+            let control = BarrierControl::Rebalance(Rebalance { maps });
+            coordinator.handle(Duration::ZERO, 0, CoordinatorEvent::Request { id, control })
+        };
+        let old = RouteMap::even(4, 2);
+        for (maps, reason) in [
+            (vec![], "no task is named"),
+            (vec![("left", &next), ("middle", &next)], "no task \"middle\"; the tasks are left, right, other"),
+            (
+                vec![("left", &next), ("right", &old)],
+                "the buckets of task \"right\" cannot move: the map has version 1",
+            ),
+        ] {
+            let actions = ask(&mut coordinator, 1, &maps);
+            let [CoordinatorAction::Answer { id: 1, outcome: Err(refused) }] = &actions[..] else {
+                panic!("{maps:?}: {actions:?}")
+            };
+            assert!(refused.contains(reason), "{refused}");
+        }
+        let actions = ask(&mut coordinator, 2, &[("left", &next), ("right", &next)]);
+        let [CoordinatorAction::Inject(barrier)] = &actions[..] else { panic!("{actions:?}") };
+        assert_eq!(["left", "right", "other"].map(|task| barrier.route_of(task)), [Some(&next), Some(&next), None]);
+        let late = ask(&mut coordinator, 3, &[("right", &next)]);
+        assert!(format!("{late:?}").contains("they are moving by it; wait for the answer"), "{late:?}");
+        let mut answers = Vec::new();
+        for (task, copy) in [(0, 1), (1, 0), (0, 0), (1, 1)] {
+            assert!(answers.is_empty(), "{answers:?}");
+            let moved = MoveReport { epoch: 1, bytes: 10, ..MoveReport::default() };
+            let report = CopyReport { task, copy, said: ReportBody::Moved(moved) };
+            answers = coordinator.handle(Duration::ZERO, 0, CoordinatorEvent::Report(report));
+        }
+        let outcome = Ok(MoveReport { epoch: 1, buckets: 4, bytes: 40, waited: Duration::ZERO });
+        assert_eq!(answers, [CoordinatorAction::Answer { id: 2, outcome }]);
+    }
+
     /// A rebalance behind slow steps holds up all checkpoints; nobody would know why a failure goes so far back.
     #[test]
     fn buckets_that_move_late_are_told_of_once() {
-        let route = Arc::new(RouteMap::even(4, 2));
-        let member = CoordinatedTask {
-            name: "count".into(),
-            copies: 2,
-            route: Some(route),
-            why_not_movable: None,
-            schema: None,
-        };
         let second = Duration::from_secs(1);
         let timing = CheckpointTiming { interval: 2 * second, unaligned_after: Some(second), timeout: 10 * second };
-        let mut coordinator = Coordinator::new("job", vec![member], timing, &StartPoint::default());
+        let mut coordinator = Coordinator::new("job", vec![member("count")], timing, &StartPoint::default());
         let mut warned = |seconds: u32, event: CoordinatorEvent| -> Vec<String> {
             let actions = coordinator.handle(seconds * second, 0, event);
             let told = |action| if let CoordinatorAction::Warn(text) = action { Some(text) } else { None };
             actions.into_iter().filter_map(told).collect()
         };
         let moved = RouteMap::even(4, 2).moved(&[(0, 1)]);
-        let control = BarrierControl::Rebalance(Rebalance { task: "count".into(), map: moved });
+        let control = BarrierControl::Rebalance(Rebalance { maps: [("count".into(), moved)].into() });
         let none: [String; 0] = [];
         assert_eq!(warned(0, CoordinatorEvent::Request { id: 1, control }), none);
         assert_eq!(warned(10, CoordinatorEvent::Tick), none);

@@ -41,8 +41,8 @@ mod tests {
     const REPORT: &str = r#"{"task":1,"copy":2,"said":{"Saved":{"epoch":3,"parts":
         [[{"Bucket":7},{"file":"a","offset":0,"len":9,"sum":1,"whole":true}]]}}}"#;
     const BARRIER: &str = r#"{"epoch":3,"control":"Stop"}"#;
-    const REBALANCE: &str =
-        r#"{"epoch":3,"control":{"Rebalance":{"task":"t","map":{"version":2,"owners":[0,1,1,0]}}}}"#;
+    const REBALANCE: &str = r#"{"epoch":3,"control":{"Rebalance":{"maps":{
+        "s":{"version":2,"owners":[0,1,1,0]},"t":{"version":5,"owners":[1]}}}}}"#;
     const MOVED: &str =
         r#"{"task":1,"copy":2,"said":{"Moved":{"epoch":3,"buckets":4,"bytes":5,"waited":{"secs":0,"nanos":6}}}}"#;
 

@@ -1,17 +1,16 @@
-//! Buckets of a task's keys that move to other copies, as far as a barrier and a checkpoint know of it.
+//! Buckets of tasks' keys that move to other copies, as far as a barrier and a checkpoint know of it.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use tidemill_batch::route_map::RouteMap;
 
-/// A new route map for a task.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+/// New route maps, all of which are taken at one barrier, or none.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Rebalance {
-    /// The task's name.
-    pub task: String,
-    /// Which of its copies owns which bucket. Its version is greater than that of the map before.
-    pub map: RouteMap,
+    /// By task which of its copies owns which bucket. A map's version is greater than that of the task's map before.
+    pub maps: BTreeMap<String, RouteMap>,
 }
 
 /// What a rebalance has done.
@@ -19,7 +18,7 @@ pub struct Rebalance {
 pub struct MoveReport {
     /// The epoch at whose end buckets have moved.
     pub epoch: u64,
-    /// Buckets with a new owner.
+    /// Buckets with a new owner, of all tasks.
     pub buckets: u32,
     /// Bytes of state that were handed over.
     pub bytes: u64,

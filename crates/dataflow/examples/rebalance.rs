@@ -195,7 +195,7 @@ fn main() {
                 let map = progress.route("heavy").expect("it is dealt by key");
                 let next: Vec<(u32, u32)> =
                     (0..BUCKETS).map(|bucket| (bucket, (map.copy(bucket) + 1) % workers)).collect();
-                moves.asked = Some((now, progress.rebalance("heavy", map.moved(&next))));
+                moves.asked = Some((now, progress.rebalance([("heavy".to_owned(), map.moved(&next))].into())));
             }
             Ok(())
         };

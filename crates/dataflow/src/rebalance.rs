@@ -1,12 +1,12 @@
-//! Rebalancing: buckets of a task's keys and what is kept of them move to other copies, while the stream goes on.
+//! Rebalancing: buckets of tasks' keys and what is kept of them move to other copies, while the stream goes on.
 //!
-//! The new [`RouteMap`] rides on a barrier, which is also a checkpoint. Who sends to the task sends what is behind the
-//! barrier by the new map. A copy of the task, when it has the barrier on all its streams, saves its state as at any
-//! checkpoint, sends the barrier on, and hands over what it keeps of the buckets it loses, straight to the new owners;
-//! it takes no rows from behind the barrier before it has what it gains. All rows of a key that are before the barrier
-//! have then been taken by the old owner, all behind it are taken by the new one: their order stays, behind the task
-//! too, where the barrier is aligned again. The coordinator lets no barrier follow until all copies say that they have
-//! what they gain.
+//! A new [`RouteMap`] rides on a barrier, which is also a checkpoint; those of several tasks ride on the same one, all
+//! of them or none. Who sends to the task sends what is behind the barrier by the new map. A copy of the task, when it
+//! has the barrier on all its streams, saves its state as at any checkpoint, sends the barrier on, and hands over what
+//! it keeps of the buckets it loses, straight to the new owners; it takes no rows from behind the barrier before it has
+//! what it gains. All rows of a key that are before the barrier have then been taken by the old owner, all behind it
+//! are taken by the new one: their order stays, behind the task too, where the barrier is aligned again. The
+//! coordinator lets no barrier follow until all copies of all these tasks say that they have what they gain.
 //!
 //! What is handed over goes on an edge of its own, from each copy of the task to each: with credit, checks and ends
 //! like any other. In the checkpoint a bucket's parts follow each other, whoever saved them. The new owner saves all it

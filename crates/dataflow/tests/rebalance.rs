@@ -30,6 +30,11 @@ fn random(seed: u64) -> impl FnMut(u64) -> u64 {
     }
 }
 
+/// A map for one task.
+fn one(task: &str, map: RouteMap) -> BTreeMap<String, RouteMap> {
+    [(task.to_owned(), map)].into()
+}
+
 /// Asks for new maps as long as a job runs, some at each look, and keeps the answers.
 struct Mover {
     copies: u64,
@@ -78,7 +83,7 @@ impl Mover {
                 _ => (0..BUCKETS).map(|bucket| (bucket, random(self.copies) as u32)).collect(),
             };
             map = map.moved(&moves);
-            open.push(progress.rebalance(self.task, map.clone()));
+            open.push(progress.rebalance(one(self.task, map.clone())));
         }
     }
 
@@ -92,7 +97,7 @@ impl Mover {
 }
 
 fn is_worker_0(progress: &RunProgress) -> bool {
-    let mut asked = progress.rebalance("nothing", RouteMap::even(1, 1));
+    let mut asked = progress.rebalance(one("nothing", RouteMap::even(1, 1)));
     !matches!(asked.outcome(), Some(Err(reason)) if reason.contains("only worker 0"))
 }
 
@@ -178,7 +183,7 @@ fn a_map_outlives_its_run() {
             return Ok(());
         }
         let mut asked = asked.lock().unwrap();
-        let one: &mut PendingRebalance = asked.get_or_insert_with(|| progress.rebalance("count", new.clone()));
+        let one: &mut PendingRebalance = asked.get_or_insert_with(|| progress.rebalance(one("count", new.clone())));
         if let Some(outcome) = one.outcome() {
             let moved = outcome?;
             assert_eq!(moved.buckets, BUCKETS / 2);
@@ -263,6 +268,36 @@ fn what_keeps_nothing_moves_too() {
     }
 }
 
+/// Tasks that are keyed alike would part if one of several maps were taken without the others.
+#[test]
+fn several_tasks_move_together_or_not_at_all() {
+    let rows = 20_000;
+    let folder = tempfile::tempdir().unwrap();
+    let world = World::default();
+    let graph = passing(rows, TaskSpec::operator("pass", |_| Ok(Pass)), &world);
+    let asked: Mutex<Vec<PendingRebalance>> = Mutex::default();
+    run_graph(2, folder.path(), &graph, |progress| {
+        let mut asked = asked.lock().unwrap();
+        if asked.is_empty() && is_worker_0(progress) {
+            let all_to = |task: &str, copy: u32| {
+                let version = progress.route(task).expect("it is dealt by key").version() + 1;
+                (task.to_owned(), RouteMap::new(version, vec![copy; BUCKETS as usize]))
+            };
+            for copy in [2, 0] {
+                asked.push(progress.rebalance([all_to("pass", 1), all_to("outside", copy)].into()));
+            }
+        }
+        Ok(())
+    })
+    .unwrap();
+    let outcomes: Vec<_> = asked.into_inner().unwrap().iter_mut().filter_map(PendingRebalance::outcome).collect();
+    let [Err(refused), Ok(moved)] = &outcomes[..] else { panic!("{outcomes:?}") };
+    assert!(refused.contains("task \"outside\" cannot move: the map names copy 2"), "{refused}");
+    // Of the version that the first would have taken; half of the buckets of each.
+    assert_eq!(moved.buckets, BUCKETS);
+    assert_eq!(world.lock().unwrap().values().map(Vec::len).sum::<usize>() as i64, rows * 5);
+}
+
 /// What cannot be done is refused with the reason, and the job goes on.
 #[test]
 fn what_makes_no_sense_is_refused() {
@@ -286,7 +321,7 @@ fn what_makes_no_sense_is_refused() {
             elsewhere.fetch_add(1, Ordering::SeqCst);
             return Ok(());
         }
-        let ask = || cases.iter().map(|(task, map, _)| progress.rebalance(task, map.clone())).collect();
+        let ask = || cases.iter().map(|(task, map, _)| progress.rebalance(one(task, map.clone()))).collect();
         asked.lock().unwrap().get_or_insert_with(ask);
         Ok(())
     })
@@ -309,7 +344,7 @@ fn at_the_end_everything_is_answered() {
         if is_worker_0(progress) {
             progress.request(BarrierControl::Stop);
             let map = progress.route("count").expect("it is dealt by key").moved(&[(0, 1)]);
-            asked.lock().unwrap().push(progress.rebalance("count", map));
+            asked.lock().unwrap().push(progress.rebalance(one("count", map)));
         }
         Ok(())
     })
@@ -331,7 +366,7 @@ fn a_run_without_checkpoints_refuses() {
         let runner = tidemill_dataflow::Runner::new(&comm, tidemill_dataflow::RunnerSettings::default()).unwrap();
         let mut asked = None;
         let mut look = |progress: &RunProgress| {
-            asked.get_or_insert_with(|| progress.rebalance("pass", RouteMap::even(BUCKETS, 1)));
+            asked.get_or_insert_with(|| progress.rebalance(one("pass", RouteMap::even(BUCKETS, 1))));
             Ok(())
         };
         let placement = tidemill_dataflow::placement::RoundRobin;

@@ -12,11 +12,15 @@ pub struct App {
 
 /// Every application that is a subcommand of its own.
 pub const APPS: &[App] = &[
+    // Not run as a job: the console script takes it before.
+    App { name: "balance", module: "tidemill.apps.balance", about: "Spread the keys of a running stream evenly" },
     App {
         name: "checkpoints",
         module: "tidemill.apps.checkpoints",
         about: "List and check the checkpoints of a stream, or copy one",
     },
+    // Neither is this.
+    App { name: "drain", module: "tidemill.apps.drain", about: "Move the keys of a running stream away from a host" },
     App { name: "hosts", module: "tidemill.apps.hosts", about: "Make a cluster of emulated hosts on this machine" },
     App { name: "kmeans", module: "tidemill.apps.kmeans", about: "Cluster the rows of a file with k-means" },
     App { name: "nexmark", module: "tidemill.apps.nexmark", about: "Run Nexmark queries over streams" },

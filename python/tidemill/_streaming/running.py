@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Integral
 from typing import Literal, TypeAlias
@@ -18,11 +18,12 @@ ControllerMode: TypeAlias = Literal["off", "advise", "on"]
 
 @dataclass(frozen=True)
 class Move:
-    """Progress and result of a `Running.rebalance`.
+    """Progress and result of a `Running.rebalance` or `Running.rebalance_all`.
 
     Attributes
     ----------
     task : str
+        The task; of several, their names, separated by commas.
     done : bool
         Whether it is over; while it is not, nothing else is known.
     error : str or None
@@ -30,7 +31,7 @@ class Move:
     epoch, buckets, moved_bytes : int
         The checkpoint at which buckets moved, their number, and the bytes of their state.
     waited_s : float
-        The longest time that one of the task's copies accepted no rows, in seconds.
+        The longest time that a copy accepted no rows, in seconds.
     """
 
     task: str
@@ -59,7 +60,8 @@ class Running:
     def moves(self) -> list[Move]:
         """All rebalances requested so far, in order."""
         found = []
-        for task, error, moved in self._native.outcomes():
+        for tasks, error, moved in self._native.outcomes():
+            task = ", ".join(tasks)
             if moved is None:
                 found.append(Move(task, done=error is not None, error=error))
             else:
@@ -85,6 +87,32 @@ class Running:
         DataSetError
             If the task does not exist, or `owners` does not have one copy for each bucket.
         """
+        self.rebalance_all({task: owners})
+
+    def rebalance_all(self, owners: Mapping[str, Sequence[int]]) -> None:
+        """Move buckets of several tasks at one checkpoint, or of none of them if one is rejected.
+
+        Parameters
+        ----------
+        owners : mapping of str to sequence of int
+            By task, the new owner of each bucket, as for `rebalance`.
+
+        Raises
+        ------
+        DataSetError
+            If a task does not exist, or does not get one copy for each bucket.
+        """
+        if not owners:
+            raise DataSetError("owners must have at least one task")
+        for task, of_task in owners.items():
+            self._check(task, of_task)
+        try:
+            self._native.rebalance({task: list(of_task) for task, of_task in owners.items()})
+        except KeyError as error:
+            raise DataSetError(str(error.args[0])) from None
+
+    def _check(self, task: str, owners: Sequence[int]) -> None:
+        """Raise a `DataSetError` if these cannot be the owners of a task's buckets."""
         now = self.owners.get(task)
         if now is not None and len(owners) != len(now):
             raise DataSetError(
@@ -95,7 +123,3 @@ class Running:
         for owner in owners:
             if isinstance(owner, bool) or not isinstance(owner, Integral) or not 0 <= owner < copies:
                 raise DataSetError(f"{owner!r} is not a copy of task {task!r}; copies are 0 to {copies - 1}")
-        try:
-            self._native.rebalance(task, list(owners))
-        except KeyError as error:
-            raise DataSetError(str(error.args[0])) from None

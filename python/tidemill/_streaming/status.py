@@ -18,16 +18,16 @@ from typing import Any
 
 from tidemill._job import init
 
-__all__ = ["folder", "jobs", "place", "stopping"]
+__all__ = ["folder", "jobs", "moving", "place", "stopping"]
 
 _NUMBERS = itertools.count()
 #: Who runs tells so every half second, of many workers each less often. When one has not for so long, it is another process that has
 #: its number now.
 _SILENT_S = 60
-#: How long others may still find that a job has stopped.
+#: How long others may still find that a job has stopped, or has answered.
 _STOPPED_S = 300
 #: Files that this module and the Rust side name; others in the folder are let be.
-_OURS = re.compile(r"\d+-\d+\.(json|stop|stopped|new)")
+_OURS = re.compile(r"\d+-\d+\.(json|stop|stopped|new|move|[0-9a-f]+\.(draft|moved))")
 #: What a file of a job of thousands of workers may have.
 _BYTES_MAX = 256 << 20
 
@@ -172,7 +172,7 @@ def jobs() -> list[dict[str, Any]]:
 
 def _clear() -> None:
     """Remove files that stopped jobs have left behind, when nobody waits for them any more."""
-    for kind in ("stop", "stopped", "new"):
+    for kind in ("stop", "stopped", "new", "move", "draft", "moved"):
         for file in folder().glob(f"*.{kind}"):
             if not _OURS.fullmatch(file.name):
                 continue
@@ -181,7 +181,8 @@ def _clear() -> None:
                 since_s = time.time() - file.lstat().st_ctime
             except OSError:
                 continue
-            if since_s > _STOPPED_S and (kind == "stopped" or not file.with_suffix(".json").exists()):
+            job = file.with_name(f"{file.name.partition('.')[0]}.json")
+            if since_s > _STOPPED_S and (kind in ("stopped", "moved") or not job.exists()):
                 file.unlink(missing_ok=True)
 
 
@@ -189,3 +190,9 @@ def stopping(status: dict[str, Any]) -> tuple[Path, Path]:
     """Return the file that asks a job to stop, given its worker 0's status, and the file that confirms it."""
     file = Path(status["file"])
     return file.with_suffix(".stop"), file.with_suffix(".stopped")
+
+
+def moving(status: dict[str, Any], request_id: str) -> tuple[Path, Path]:
+    """Return the file that asks a job to move keys, given its worker 0's status, and the file with its answer."""
+    file = Path(status["file"])
+    return file.with_suffix(".move"), file.with_suffix(f".{request_id}.moved")

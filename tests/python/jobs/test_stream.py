@@ -565,6 +565,9 @@ def test_owners_that_cannot_be(tmp_path: Path) -> None:
                 with pytest.raises(tm.DataSetError) as raised:
                     running.rebalance(task, wrong)  # type: ignore[arg-type]
                 messages.append(str(raised.value))
+            for several in ({}, {task: owners, "nowhere": owners}):
+                with pytest.raises(tm.DataSetError, match=r"at least one task|no task .nowhere. with keys"):
+                    running.rebalance_all(several)
             running.rebalance(task, owners)
 
     counts = counted(tm.stream.from_table(table(some(100_000)), time="ts", rows_per_s=500, rows_per_batch=5), "1s")

@@ -75,7 +75,7 @@ pub enum BarrierControl {
     Checkpoint,
     /// As a checkpoint; then sources end, and nothing behind the barrier is sent.
     Stop,
-    /// As a checkpoint; and buckets of a task move to other copies ([`Rebalance`]).
+    /// As a checkpoint; and buckets of tasks move to other copies ([`Rebalance`]).
     Rebalance(Rebalance),
 }
 
@@ -111,8 +111,8 @@ impl Barrier {
     /// The new map that it brings for a task.
     pub fn route_of(&self, task: &str) -> Option<&RouteMap> {
         match &self.control {
-            BarrierControl::Rebalance(rebalance) if rebalance.task == task => Some(&rebalance.map),
-            BarrierControl::Rebalance(_) | BarrierControl::Checkpoint | BarrierControl::Stop => None,
+            BarrierControl::Rebalance(rebalance) => rebalance.maps.get(task),
+            BarrierControl::Checkpoint | BarrierControl::Stop => None,
         }
     }
 

@@ -180,8 +180,8 @@ impl CheckpointClient {
     }
 
     fn inject(&self, barrier: Barrier) {
-        if let BarrierControl::Rebalance(Rebalance { task, map }) = &barrier.control {
-            self.routes.lock().insert(task.clone(), Arc::new(map.clone()));
+        if let BarrierControl::Rebalance(Rebalance { maps }) = &barrier.control {
+            self.routes.lock().extend(maps.iter().map(|(task, map)| (task.clone(), Arc::new(map.clone()))));
         }
         self.notifications.inject(barrier);
     }

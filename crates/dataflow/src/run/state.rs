@@ -119,16 +119,16 @@ impl RunProgress {
         }
     }
 
-    /// Moves buckets of the keys of a task to other copies, and what is kept of them, while the stream goes on. The
-    /// map's version is greater than that of [`RunProgress::route`]. Only worker 0 of a run that makes checkpoints can;
-    /// wherever it is asked for, the answer says what came of it.
+    /// Moves buckets of the keys of tasks to other copies, and what is kept of them, while the stream goes on: of all
+    /// these tasks at one barrier, or of none. Each map's version is greater than that of [`RunProgress::route`]. Only
+    /// worker 0 of a run that makes checkpoints can; wherever it is asked for, the answer says what came of it.
     ///
-    /// What lies behind the task may count on keys staying with a copy only as far as they do in the task itself: one
+    /// What lies behind a task may count on keys staying with a copy only as far as they do in the task itself: one
     /// that is connected directly, and keeps something by key, must not be there.
-    pub fn rebalance(&self, task: &str, map: RouteMap) -> PendingRebalance {
+    pub fn rebalance(&self, maps: BTreeMap<String, RouteMap>) -> PendingRebalance {
         let (answer, rebalancing) = PendingRebalance::new();
         match &self.checkpoints {
-            Some(client) => client.rebalance(Rebalance { task: task.to_owned(), map }, answer),
+            Some(client) => client.rebalance(Rebalance { maps }, answer),
             None => drop(answer.send(Err("buckets move at checkpoints, but this run makes none".into()))),
         }
         rebalancing

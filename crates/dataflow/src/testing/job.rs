@@ -1,6 +1,6 @@
 //! One run of a job: its coordinator, its copies, the streams between them, and what is being written.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -261,9 +261,10 @@ impl SimulatedJob {
                 match action {
                     CoordinatorAction::Inject(barrier) => {
                         world.say(|| format!("  barrier {}: {}", barrier.epoch, control_name(&barrier.control)));
-                        if let BarrierControl::Rebalance(Rebalance { task, map }) = &barrier.control {
-                            let of = self.movable.iter_mut().find(|(name, ..)| name == task);
-                            of.expect("it was chosen among these").1 = map.clone();
+                        for (name, route, _) in &mut self.movable {
+                            if let Some(map) = barrier.route_of(name) {
+                                *route = map.clone();
+                            }
                         }
                         self.barrier = Some(barrier);
                     }
@@ -301,30 +302,42 @@ impl SimulatedJob {
         }
     }
 
-    /// Another owner for buckets of one of the tasks.
+    /// Other owners for buckets of one of the tasks, and of others with it.
     fn rebalance(&self, dice: &mut dyn Dice) -> Option<BarrierControl> {
         if self.movable.is_empty() {
             return None;
         }
-        let (task, route, copies) = &self.movable[dice.below(self.movable.len())];
-        let mut one_of = |count: u32| dice.below(count as usize) as u32;
-        let (kind, one) = (one_of(MOVE_KINDS as u32), one_of(*copies));
-        let mut owners: Vec<u32> = route.copies().collect();
-        match kind {
-            0 => owners.fill(one),
-            1 => (0..MOVED_FEW).for_each(|_| owners[one_of(BUCKETS) as usize] = one_of(*copies)),
-            _ => owners.iter_mut().for_each(|owner| *owner = one_of(*copies)),
+        let first = dice.below(self.movable.len());
+        let mut maps = BTreeMap::new();
+        for (at, (task, route, copies)) in self.movable.iter().enumerate() {
+            if at == first || dice.once_in(2) {
+                maps.insert(task.clone(), moved(route, *copies, dice));
+            }
         }
-        let map = RouteMap::new(route.version() + 1, owners);
-        Some(BarrierControl::Rebalance(Rebalance { task: task.clone(), map }))
+        Some(BarrierControl::Rebalance(Rebalance { maps }))
     }
+}
+
+/// The next map of a task, with other owners.
+fn moved(route: &RouteMap, copies: u32, dice: &mut dyn Dice) -> RouteMap {
+    let mut one_of = |count: u32| dice.below(count as usize) as u32;
+    let (kind, one) = (one_of(MOVE_KINDS as u32), one_of(copies));
+    let mut owners: Vec<u32> = route.copies().collect();
+    match kind {
+        0 => owners.fill(one),
+        1 => (0..MOVED_FEW).for_each(|_| owners[one_of(BUCKETS) as usize] = one_of(copies)),
+        _ => owners.iter_mut().for_each(|owner| *owner = one_of(copies)),
+    }
+    RouteMap::new(route.version() + 1, owners)
 }
 
 fn control_name(control: &BarrierControl) -> String {
     match control {
         BarrierControl::Checkpoint => "checkpoint".into(),
         BarrierControl::Stop => "stop".into(),
-        BarrierControl::Rebalance(rebalance) => format!("buckets of \"{}\" move", rebalance.task),
+        BarrierControl::Rebalance(rebalance) => {
+            format!("buckets of {} move", rebalance.maps.keys().map(String::as_str).collect::<Vec<_>>().join(", "))
+        }
     }
 }
 

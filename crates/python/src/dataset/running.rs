@@ -14,12 +14,12 @@ use tidemill_dataflow::{RouteMap, RunProgress};
 #[derive(Default)]
 pub struct NativeRunning {
     routes: Mutex<BTreeMap<String, RouteMap>>,
-    asked: Mutex<Vec<(String, Vec<u32>)>>,
+    asked: Mutex<Vec<BTreeMap<String, Vec<u32>>>>,
     outcomes: Mutex<Vec<RebalanceOutcome>>,
 }
 
 struct RebalanceOutcome {
-    task: String,
+    tasks: Vec<String>,
     /// `None`: it was for no owners at all, and asked of nobody.
     rebalancing: Option<PendingRebalance>,
 }
@@ -33,8 +33,8 @@ impl RebalanceOutcome {
     }
 }
 
-/// A task, why its buckets cannot move, and what has come of their moving.
-type BucketReport<'py> = (String, Option<String>, Option<Bound<'py, PyDict>>);
+/// Tasks, why their buckets cannot move, and what has come of their moving.
+type BucketReport<'py> = (Vec<String>, Option<String>, Option<Bound<'py, PyDict>>);
 
 #[pymethods]
 impl NativeRunning {
@@ -43,15 +43,15 @@ impl NativeRunning {
         self.routes.lock().iter().map(|(task, route)| (task.clone(), route.copies().collect())).collect()
     }
 
-    /// Asks for other owners of a task's buckets.
-    fn rebalance(&self, task: String, owners: Vec<u32>) -> PyResult<usize> {
+    /// Asks for other owners of tasks' buckets, all at one checkpoint.
+    fn rebalance(&self, owners: BTreeMap<String, Vec<u32>>) -> PyResult<usize> {
         let routes = self.routes.lock();
-        if !routes.contains_key(&task) {
+        if let Some(task) = owners.keys().find(|task| !routes.contains_key(*task)) {
             let known: Vec<_> = routes.keys().map(|name| format!("{name:?}")).collect();
             return Err(PyKeyError::new_err(format!("no task {task:?} with keys; the tasks are {}", known.join(", "))));
         }
         let mut asked = self.asked.lock();
-        asked.push((task, owners));
+        asked.push(owners);
         Ok(self.outcomes.lock().len() + asked.len() - 1)
     }
 
@@ -68,9 +68,9 @@ impl NativeRunning {
                 Ok::<_, PyErr>(dict)
             };
             Ok(match outcome.result() {
-                None => (outcome.task.clone(), None, None),
-                Some(Err(reason)) => (outcome.task.clone(), Some(reason), None),
-                Some(Ok(done)) => (outcome.task.clone(), None, Some(moved(done)?)),
+                None => (outcome.tasks.clone(), None, None),
+                Some(Err(reason)) => (outcome.tasks.clone(), Some(reason), None),
+                Some(Ok(done)) => (outcome.tasks.clone(), None, Some(moved(done)?)),
             })
         };
         self.outcomes.lock().iter_mut().map(outcome).collect()
@@ -85,10 +85,15 @@ impl NativeRunning {
 
     /// Passes on what was asked for.
     pub fn pass_on(&self, run: &RunProgress) {
-        for (task, owners) in std::mem::take(&mut *self.asked.lock()) {
-            let version = run.route(&task).map_or(1, |route| route.version() + 1);
-            let asked = (!owners.is_empty()).then(|| run.rebalance(&task, RouteMap::new(version, owners)));
-            self.outcomes.lock().push(RebalanceOutcome { task, rebalancing: asked });
+        for asked in std::mem::take(&mut *self.asked.lock()) {
+            let tasks = asked.keys().cloned().collect();
+            let is_whole = asked.values().all(|owners| !owners.is_empty());
+            let next = |(task, owners): (String, Vec<u32>)| {
+                let version = run.route(&task).map_or(1, |route| route.version() + 1);
+                (task, RouteMap::new(version, owners))
+            };
+            let rebalancing = is_whole.then(|| run.rebalance(asked.into_iter().map(next).collect()));
+            self.outcomes.lock().push(RebalanceOutcome { tasks, rebalancing });
         }
     }
 }

@@ -320,10 +320,13 @@ pub(super) struct CopySource {
     barriers: Option<watch::Receiver<Option<Barrier>>>,
 }
 
-/// An operator: numbers the rows of each key.
+/// An operator: numbers the rows of each key. The second one behind it has to come to the same numbers.
 pub(super) struct CountOperator {
+    task: String,
     inputs: CopyGather,
     route: RouteMap,
+    /// By which it sends to the second one, if it is the first.
+    next: Option<RouteMap>,
     /// Streams on which the others hand over, by copy; `None`, when one has ended.
     from: Vec<Option<usize>>,
     counts: BTreeMap<u32, u32>,
@@ -450,11 +453,31 @@ impl CopySource {
 }
 
 impl CountOperator {
-    pub(super) fn new(inputs: CopyGather, restored: Option<&RestoredState>, route: &RouteMap, from: &[usize]) -> Self {
+    pub(super) fn new(
+        task: &str,
+        inputs: CopyGather,
+        restored: Option<&RestoredState>,
+        (route, next): (&RouteMap, Option<&RouteMap>),
+        from: &[usize],
+    ) -> Self {
         let parts = restored.into_iter().flat_map(|restored| restored.buckets.values().flatten());
         let counts = parts.flat_map(|part| pairs(part).collect::<Vec<_>>()).collect();
-        let (route, from) = (route.clone(), from.iter().copied().map(Some).collect());
-        CountOperator { inputs, route, from, counts, changed: BTreeSet::new(), time: EventTime::MIN }
+        let (route, next, from) = (route.clone(), next.cloned(), from.iter().copied().map(Some).collect());
+        CountOperator {
+            task: task.to_owned(),
+            inputs,
+            route,
+            next,
+            from,
+            counts,
+            changed: BTreeSet::new(),
+            time: EventTime::MIN,
+        }
+    }
+
+    /// Which of so many copies further down gets a key's rows.
+    fn target(&self, key: u32, targets: usize) -> usize {
+        self.next.as_ref().map_or(key as usize % targets, |route| owner(key, route) as usize)
     }
 
     fn snapshot(&mut self, whole: bool, random: &mut SplitMix64) -> Snapshot {
@@ -555,10 +578,6 @@ impl SimulatedCopy {
 
     pub(super) fn is_over(&self) -> bool {
         matches!(self.phase, MovePhase::Over)
-    }
-
-    pub(super) fn is_count(&self) -> bool {
-        matches!(self.body, CopyBody::Count(_))
     }
 
     /// `CopyStates::save`.
@@ -786,20 +805,25 @@ impl SimulatedCopy {
 
     fn count(&mut self, with: &mut StepContext) -> Option<MovePhase> {
         let CopyBody::Count(count) = &mut self.body else { unreachable!("asked of operators") };
-        let sinks = self.out.len();
+        let targets = self.out.len();
         let unaligned = *with.notifications.unaligned_epochs().borrow();
         match count.inputs.recv(with.lanes, unaligned, with.random)? {
-            GatheredItem::Row { key, time, .. } => {
+            GatheredItem::Row { key, n: told, time } => {
                 assert!(
                     with.world.plan.idles || EventTime(time) >= count.time,
                     "a row of {time} behind {}",
                     count.time
                 );
                 assert_eq!(owner(key, &count.route), self.id.1, "a row of key {key} is another's");
-                let n = count.counts.entry(key).or_default();
-                *n += 1;
-                count.changed.insert(key);
-                with.lanes[self.out[key as usize % sinks]].push(SimulatedPacket::Row { key, n: *n, time });
+                let mut n = LAST;
+                if count.next.is_some() || told != LAST {
+                    let counted = count.counts.entry(key).or_default();
+                    *counted += 1;
+                    n = *counted;
+                    assert!(count.next.is_some() || n == told, "row {told} of key {key} is counted as {n}");
+                    count.changed.insert(key);
+                }
+                with.lanes[self.out[count.target(key, targets)]].push(SimulatedPacket::Row { key, n, time });
             }
             GatheredItem::Mark(Mark::Barrier(barrier)) => {
                 let whole = self.chain.is_broken() || self.tenure.wants_whole();
@@ -812,7 +836,10 @@ impl SimulatedCopy {
                     return Some(MovePhase::Finishing(Snapshot::default()));
                 }
                 let CopyBody::Count(count) = &mut self.body else { unreachable!("asked of operators") };
-                if let Some(map) = barrier.route_of("count") {
+                if let (Some(next), Some(map)) = (&mut count.next, barrier.route_of("again")) {
+                    next.clone_from(map);
+                }
+                if let Some(map) = barrier.route_of(&count.task) {
                     return Some(MovePhase::Moving(count.release(self.id.1, &barrier, map)));
                 }
             }
@@ -824,8 +851,9 @@ impl SimulatedCopy {
                 self.send(&SimulatedPacket::Mark(mark), with.lanes);
             }
             GatheredItem::PortEnd if count.inputs.is_over() => {
-                for &key in count.counts.keys() {
-                    with.lanes[self.out[key as usize % sinks]].push(SimulatedPacket::Row {
+                // The second one passes on what it gets.
+                for &key in count.counts.keys().filter(|_| count.next.is_some()) {
+                    with.lanes[self.out[count.target(key, targets)]].push(SimulatedPacket::Row {
                         key,
                         n: LAST,
                         time: i64::MAX,

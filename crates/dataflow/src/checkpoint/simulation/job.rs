@@ -71,16 +71,16 @@ pub(super) struct SimulatedJob {
     /// The coordinator has nothing left to do.
     coordinated: bool,
     failed: Option<String>,
-    /// Which copy owns which bucket, as the coordinator knows it.
-    route: RouteMap,
-    /// Rebalances that the coordinator has heard of and not answered, and whether they make sense.
-    asked: BTreeMap<u64, bool>,
+    /// By task that is dealt by key: which copy owns which bucket, as the coordinator knows it, and how many there are.
+    routes: BTreeMap<String, (RouteMap, u32)>,
+    /// Rebalances that the coordinator has heard of and not answered: of how many tasks, and whether they make sense.
+    asked: BTreeMap<u64, (usize, bool)>,
     /// How many were asked for.
     requests: u64,
 }
 
 /// `InFlightReplay::rows`: what was in flight to a port, and is this copy's.
-fn in_flight(restored: &Option<RestoredState>, port: u32, mine: impl Fn(u32) -> bool) -> Vec<(u32, u32, i64)> {
+fn in_flight(restored: Option<&RestoredState>, port: u32, mine: impl Fn(u32) -> bool) -> Vec<(u32, u32, i64)> {
     let Some(RestoredState { in_flight, rescaled, .. }) = restored else { return Vec::new() };
     let here = in_flight.iter().filter(|((_, of), _)| *of == port);
     here.flat_map(|(_, bytes)| copies::decode(bytes)).filter(|(key, ..)| !rescaled || mine(*key)).collect()
@@ -88,10 +88,10 @@ fn in_flight(restored: &Option<RestoredState>, port: u32, mine: impl Fn(u32) -> 
 
 /// The tasks of a run, with any number of copies.
 fn draw_members(sources: usize, random: &mut SplitMix64) -> Vec<CoordinatedTask> {
-    let names = ["numbers", "more", "count", "outside"];
+    let names = ["numbers", "more", "count", "again", "outside"];
     let member = |name: &&str| {
         let copies = 1 + random.below(3) as u32;
-        let route = (*name == "count").then(|| Arc::new(RouteMap::even(BUCKETS, copies)));
+        let route = matches!(*name, "count" | "again").then(|| Arc::new(RouteMap::even(BUCKETS, copies)));
         CoordinatedTask { name: (*name).to_owned(), copies, route, why_not_movable: None, schema: None }
     };
     names[..sources].iter().chain(&names[2..]).map(member).collect()
@@ -119,6 +119,78 @@ fn read_states(
         Some(read.unwrap_or_else(|error| panic!("what nobody damaged is damaged: {error}")))
     });
     read.collect()
+}
+
+/// Numbers of streams: one for each copy of a task to each of another one.
+type StreamGrid = Vec<Vec<usize>>;
+
+/// What leads from task to task.
+struct JobStreams {
+    /// By source.
+    to_count: Vec<StreamGrid>,
+    to_again: StreamGrid,
+    to_outside: StreamGrid,
+    /// Those on which "count" and "again" hand over.
+    hand: [StreamGrid; 2],
+}
+
+impl JobStreams {
+    fn new(members: &[CoordinatedTask], lanes: &mut Vec<SimulatedLane>) -> Self {
+        let mut lane = || {
+            lanes.push(SimulatedLane::default());
+            lanes.len() - 1
+        };
+        let mut streams = |source: usize, target: usize| -> StreamGrid {
+            (0..members[source].copies).map(|_| (0..members[target].copies).map(|_| lane()).collect()).collect()
+        };
+        let outside = members.len() - 1;
+        let (count, again) = (outside - 2, outside - 1);
+        JobStreams {
+            to_count: (0..count).map(|task| streams(task, count)).collect(),
+            to_again: streams(count, again),
+            to_outside: streams(again, outside),
+            hand: [streams(count, count), streams(again, again)],
+        }
+    }
+
+    /// What a copy does, with the streams that it sends and hands over on.
+    fn body(
+        &self,
+        plan: &StoryPlan,
+        members: &[CoordinatedTask],
+        (task, copy): (u32, u32),
+        restored: Option<&RestoredState>,
+    ) -> (CopyBody, (Vec<usize>, Vec<usize>)) {
+        let (index, of) = (task as usize, copy as usize);
+        let outside = members.len() - 1;
+        let (count, again) = (outside - 2, outside - 1);
+        let route_of = |task: usize| members[task].route.as_deref().expect("it is dealt by key");
+        let to = |grid: &StreamGrid| grid.iter().map(|to| to[of]).collect::<Vec<usize>>();
+        if index < count {
+            let first: usize = plan.rows[..index].iter().map(Vec::len).sum();
+            let splits = plan.splits();
+            let splits = splits.range(first as u32..(first + plan.rows[index].len()) as u32);
+            let splits = splits.map(|(split, rows)| (*split, *rows)).collect();
+            let source = CopySource::new(&splits, (copy, members[index].copies), restored, route_of(count));
+            (CopyBody::Source(source), (self.to_count[index][of].clone(), Vec::new()))
+        } else if index == outside {
+            let replay = in_flight(restored, 0, |key| key % members[index].copies == copy);
+            let inputs = CopyGather::new(vec![to(&self.to_outside)], vec![replay]);
+            (CopyBody::Outside(SimulatedSink::new(inputs)), Default::default())
+        } else {
+            let is_first = index == count;
+            let route = route_of(index);
+            let ports = if is_first { self.to_count.iter().map(to).collect() } else { vec![to(&self.to_again)] };
+            let replay = |port| in_flight(restored, port, |key| copies::owner(key, route) == copy);
+            let replay = (0..ports.len() as u32).map(replay).collect();
+            let inputs = CopyGather::new(ports, replay);
+            let (next, out) = if is_first { (Some(again), &self.to_again) } else { (None, &self.to_outside) };
+            let hand = &self.hand[index - count];
+            let routes = (route, next.map(route_of));
+            let operator = CountOperator::new(&members[index].name, inputs, restored, routes, &to(hand));
+            (CopyBody::Count(operator), (out[of].clone(), hand[of].clone()))
+        }
+    }
 }
 
 impl SimulatedJob {
@@ -164,45 +236,17 @@ impl SimulatedJob {
         });
 
         let mut lanes = Vec::new();
-        let mut lane = || {
-            lanes.push(SimulatedLane::default());
-            lanes.len() - 1
-        };
-        // From task to task, a stream for each pair of copies.
-        let sources = world.plan.rows.len();
-        let mut streams = |source: usize, target: usize| -> Vec<Vec<usize>> {
-            (0..members[source].copies).map(|_| (0..members[target].copies).map(|_| lane()).collect()).collect()
-        };
-        let to_count: Vec<_> = (0..sources).map(|task| streams(task, sources)).collect();
-        let to_outside = streams(sources, sources + 1);
-        let hand = streams(sources, sources);
-        let route = members[sources].route.clone().expect("it is dealt by key");
-        let copies = ids.iter().zip(restored).enumerate().map(|(at, (&(task, copy), restored))| {
-            let (index, of) = (task as usize, copy as usize);
-            let (body, out) = if index < sources {
-                let first: usize = world.plan.rows[..index].iter().map(Vec::len).sum();
-                let splits = world.plan.splits();
-                let splits = splits.range(first as u32..(first + world.plan.rows[index].len()) as u32);
-                let splits = splits.map(|(split, rows)| (*split, *rows)).collect();
-                let source = CopySource::new(&splits, (copy, members[index].copies), restored.as_ref(), &route);
-                (CopyBody::Source(source), (to_count[index][of].clone(), Vec::new()))
-            } else if index == sources {
-                let ports = to_count.iter().map(|from| from.iter().map(|to| to[of]).collect()).collect();
-                let from: Vec<usize> = hand.iter().map(|to| to[of]).collect();
-                let replay = (0..sources as u32)
-                    .map(|port| in_flight(&restored, port, |key| copies::owner(key, &route) == copy));
-                let inputs = CopyGather::new(ports, replay.collect());
-                let count = CountOperator::new(inputs, restored.as_ref(), &route, &from);
-                (CopyBody::Count(count), (to_outside[of].clone(), hand[of].clone()))
-            } else {
-                let port = to_outside.iter().map(|to| to[of]).collect();
-                let sinks = members[index].copies;
-                let replay = in_flight(&restored, 0, |key| key % sinks == copy);
-                (CopyBody::Outside(SimulatedSink::new(CopyGather::new(vec![port], vec![replay]))), Default::default())
-            };
-            SimulatedCopy::new((task, copy), at % workers, body, restored, out)
+        let streams = JobStreams::new(&members, &mut lanes);
+        let copies = ids.iter().zip(restored).enumerate().map(|(at, (&id, restored))| {
+            let (body, out) = streams.body(&world.plan, &members, id, restored.as_ref());
+            SimulatedCopy::new(id, at % workers, body, restored, out)
         });
         let copies = copies.collect();
+        let keyed = members.iter().filter_map(|member| {
+            let route = member.route.as_deref()?.clone();
+            Some((member.name.clone(), (route, member.copies)))
+        });
+        let routes = keyed.collect();
         Some(SimulatedJob {
             run,
             now: Duration::ZERO,
@@ -219,7 +263,7 @@ impl SimulatedJob {
             lanes,
             coordinated: false,
             failed: None,
-            route: RouteMap::clone(&route),
+            routes,
             asked: BTreeMap::new(),
             requests: 0,
         })
@@ -371,9 +415,12 @@ impl SimulatedJob {
         if !matches!(event, CoordinatorEvent::Tick) {
             world.say(|| format!("  {} hears {event:?}", self.run));
         }
-        if let CoordinatorEvent::Request { id, control: BarrierControl::Rebalance(Rebalance { map, .. }) } = &event {
-            let copies = self.copies.iter().filter(|copy| copy.is_count()).count() as u32;
-            self.asked.insert(*id, map.version() > self.route.version() && map.copies().all(|copy| copy < copies));
+        if let CoordinatorEvent::Request { id, control: BarrierControl::Rebalance(Rebalance { maps }) } = &event {
+            let is_sound = |(task, map): (&String, &RouteMap)| {
+                let (now, copies) = &self.routes[task];
+                map.version() > now.version() && map.copies().all(|copy| copy < *copies)
+            };
+            self.asked.insert(*id, (maps.len(), maps.iter().all(is_sound)));
         }
         for action in self.coordinator.handle(self.now, 0, event) {
             world.say(|| match &action {
@@ -384,8 +431,10 @@ impl SimulatedJob {
             });
             match action {
                 CoordinatorAction::Inject(barrier) => {
-                    if let Some(map) = barrier.route_of("count") {
-                        self.route = map.clone();
+                    for (task, (route, _)) in &mut self.routes {
+                        if let Some(map) = barrier.route_of(task) {
+                            route.clone_from(map);
+                        }
                     }
                     self.tell_all(&WorkerMessage::Inject(barrier));
                 }
@@ -401,9 +450,10 @@ impl SimulatedJob {
                     self.tell_all(&WorkerMessage::Durable(epoch));
                 }
                 CoordinatorAction::Answer { id, outcome } => {
-                    let sound = self.asked.remove(&id).expect("what is asked is answered once");
+                    let (tasks, sound) = self.asked.remove(&id).expect("what is asked is answered once");
                     assert!(sound || outcome.is_err(), "buckets have moved that cannot");
                     world.moved += usize::from(outcome.is_ok());
+                    world.moved_together += usize::from(outcome.is_ok() && tasks > 1);
                 }
                 CoordinatorAction::Warn(_) => {}
                 CoordinatorAction::Fail(reason) => {
@@ -504,16 +554,25 @@ impl SimulatedJob {
         }
     }
 
-    /// A rebalance, which may be of another time, or of copies that there are not.
+    /// A rebalance of one task or several, which may be of another time, or of copies that there are not.
     fn rebalance(&self, random: &mut SplitMix64) -> Rebalance {
-        let copies = self.copies.iter().filter(|copy| copy.is_count()).count() + usize::from(random.once_in(20));
-        let (one, kind) = (random.below(copies) as u32, random.below(4));
-        let owners = self.route.copies().map(|owner| match kind {
-            0 => one,
-            1 => owner,
-            _ => random.below(copies) as u32,
-        });
-        let owners = owners.collect();
-        Rebalance { task: "count".into(), map: RouteMap::new(self.route.version() + random.below(3) as u64, owners) }
+        let (first, mut maps) = (random.below(self.routes.len()), BTreeMap::new());
+        for (at, (task, (route, copies))) in self.routes.iter().enumerate() {
+            if at != first && random.once_in(2) {
+                continue;
+            }
+            let copies = *copies as usize + usize::from(random.once_in(20));
+            let (one, kind) = (random.below(copies) as u32, random.below(4));
+            let owners = route.copies().map(|owner| match kind {
+                0 => one,
+                1 => owner,
+                _ => random.below(copies) as u32,
+            });
+            let owners = owners.collect();
+            // Mostly the next: of several one that makes no sense is enough for none to move.
+            let version = route.version() + random.one_of(&[0, 1, 1, 1, 2]) as u64;
+            maps.insert(task.clone(), RouteMap::new(version, owners));
+        }
+        Rebalance { maps }
     }
 }

@@ -1,0 +1,78 @@
+"""What has come of a move of a stream's keys, for people."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from tidemill.apps import _jobs
+from tidemill.apps._plain import plain
+
+__all__ = ["run"]
+
+
+def run(command: str, job: dict[str, Any] | str, request: dict[str, Any], timeout_s: float | None) -> int:
+    """Ask a job for a move of its keys and print what has come of it; return the exit code."""
+    if isinstance(job, str):
+        return _jobs.fail(command, job)
+    if job["durable"] is None:
+        return _jobs.fail(
+            command,
+            f"stream {job['job']!r} makes no checkpoints, at which keys move; start it with checkpoint=",
+        )
+    answer = _jobs.asked(job, request, timeout_s)
+    if "error" in answer:
+        return _jobs.fail(command, plain(answer["error"]))
+    for line in _lines(job["job"], answer):
+        print(plain(line))
+    sys.stdout.flush()
+    return 0
+
+
+def _lines(job: str, answer: dict[str, Any]) -> list[str]:
+    """Return what a job has answered."""
+    head = f"stream {job!r}: "
+    if "said" in answer:
+        return [head + answer["said"], *_stays(answer)]
+    state = "" if answer["bytes"] is None else f", with {_size(answer['bytes'])} of state"
+    buckets = f"{answer['buckets']:,} bucket{'' if answer['buckets'] == 1 else 's'}"
+    if answer["dry_run"]:
+        lines = [
+            f"{head}would move {buckets}{state}; copies would take no rows for about {_time(answer['waited_s'])}",
+        ]
+    else:
+        lines = [
+            f"{head}moved {buckets}{state} at checkpoint {answer['epoch']}; copies took no rows for up to "
+            f"{_time(answer['waited_s'])}",
+        ]
+    if (gain := answer.get("gain")) is not None and gain >= 0.01:
+        lines.append(f"  expected gain: {100 * gain:.0f}%")
+    for task in answer["tasks"]:
+        lines.append(f"  {task['task']}: {task['moved']:,} of {task['buckets']:,} buckets")
+    for host in answer["hosts"]:
+        drained = "  (drained)" if host["drained"] else ""
+        lines.append(f"  host {host['host']}: {host['before']:,} -> {host['after']:,} buckets{drained}")
+    return lines + _stays(answer)
+
+
+def _stays(answer: dict[str, Any]) -> list[str]:
+    """Return what moving keys does not take from a host that is drained."""
+    if not (stays := answer.get("stays")):
+        return []
+    tasks = f", with copies of {', '.join(stays['tasks'])}, which are not keyed" if stays["tasks"] else ""
+    named = ", ".join(str(worker) for worker in stays["workers"])
+    workers = f"worker{'' if len(stays['workers']) == 1 else 's'} {named}"
+    return [
+        f"  stays on host {stays['host']}: {workers}{tasks}; to free the host, stop the stream and start it elsewhere"
+    ]
+
+
+def _size(count: float) -> str:
+    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if count >= size:
+            return f"{count / size:.1f} {unit}"
+    return f"{count:.0f} B"
+
+
+def _time(seconds: float) -> str:
+    return f"{seconds:.1f} s" if seconds >= 1 else f"{1000 * seconds:.0f} ms"

@@ -1,0 +1,100 @@
+"""``tidemill drain``: a host of a running stream is emptied of keys, and gets them back, while every row counts once."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import counted
+import launched
+import pytest
+import tidemill.testing
+import workers
+from tidemill.hosts import Cluster
+
+# One pair of hosts at a time: each takes many processes.
+pytestmark = pytest.mark.xdist_group("hosts")
+
+#: Workers of each host.
+LOCAL = 2
+
+hosts = tidemill.testing.hosts(2)
+
+
+def _own_folder(hosts: Cluster, folder: Path) -> None:
+    """Give each host a folder of its own under one name: they number processes alike."""
+    folder.mkdir()
+    for host in range(2):
+        mount = [*hosts.prefix(host), "mount", "-t", "tmpfs", "tmpfs", str(folder)]
+        subprocess.run(mount, check=True, capture_output=True, timeout=launched.PATIENCE_S)
+
+
+def test_a_host_is_drained_and_comes_back(tmp_path: Path, hosts: Cluster) -> None:
+    """Counts are exact behind a drain, an undo and a balance; of the host's workers only keys have gone."""
+    _own_folder(hosts, tmp_path / "run")
+    env = {"XDG_RUNTIME_DIR": str(tmp_path / "run"), "TIDEMILL_FAILURE_TIMEOUT": "60", "TIDEMILL_THREADS": "2"}
+    here, there = (host.name for host in hosts.hosts)
+
+    def ran(host: int, *words: str) -> subprocess.CompletedProcess[str]:
+        command = [*hosts.prefix(host), *launched.command(*words)]
+        options = {"capture_output": True, "text": True, "timeout": launched.PATIENCE_S}
+        return subprocess.run(command, env={**os.environ, **env}, **options)  # type: ignore[call-overload,no-any-return]
+
+    def succeeded(*words: str) -> str:
+        done = ran(0, *words)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    def buckets(shown: str, host: str) -> tuple[int, int]:
+        """How many buckets a host had, and has."""
+        line = re.search(rf"^  host {host}: ([\d,]+) -> ([\d,]+) buckets", shown, re.MULTILINE)
+        assert line, shown
+        return int(line[1].replace(",", "")), int(line[2].replace(",", ""))
+
+    def all_work() -> bool:
+        told: list[dict[str, Any]] = json.loads(ran(0, "top", "--json").stdout)
+        return len(told) == 2 * LOCAL and all(any(edge["rows_sent"] for edge in one["edges"]) for one in told)
+
+    prefixes = {rank: hosts.prefix(rank // LOCAL) for rank in range(2 * LOCAL)}
+    program_env = {"MASTER_ADDR": hosts.hosts[0].address, **env}
+    with workers.Job(tmp_path, 2 * LOCAL, counted.APP, program_env, prefixes) as running:
+        launched.wait_until(all_work, "rows of all workers")
+        unknown = ran(0, "drain", "nowhere")
+        assert unknown.returncode == 1
+        assert f'no host "nowhere"; the hosts of this stream are {here}, {there}' in unknown.stderr, unknown
+        elsewhere = ran(1, "drain", there)
+        where = f"streams are drained on the machine of their worker 0: 'numbers' on host {here}"
+        assert (elsewhere.returncode, elsewhere.stderr) == (1, f"tidemill drain: {where}\n")
+
+        would = succeeded("drain", there, "--dry-run")
+        assert re.search("stream 'numbers': would move [1-2],[0-9]{3} buckets", would), would
+        assert buckets(would, there) == (1024, 0) and buckets(would, here) == (1024, 2048)
+        drained = succeeded("drain", there)
+        assert re.search("stream 'numbers': moved [1-2],[0-9]{3} buckets", drained), drained
+        assert buckets(drained, there) == (1024, 0), "two steps of 1024 buckets on two hosts, and none moved before"
+        assert drained.count(" of 1,024 buckets") == 2, "both steps at one checkpoint"
+        stays = f"stays on host {there}: workers 2, 3, with copies of "
+        assert stays in drained, drained
+        assert f"nothing to move: host {there} has no keys" in succeeded("drain", there)
+        # It stays drained.
+        again = succeeded("balance")
+        assert "nothing to move" in again or buckets(again, there) == (0, 0), again
+        only = ran(0, "drain", here)
+        assert only.returncode == 1 and "all other hosts are drained" in only.stderr, only
+
+        undone = succeeded("drain", there, "--undo")
+        assert f"host {there} gets keys again at the next balance" in undone
+        assert ran(0, "drain", there, "--undo").returncode == 1, "it is not drained any more"
+
+        def is_back() -> bool:
+            back = succeeded("balance")
+            return "nothing to move" not in back and buckets(back, there)[1] > 0
+
+        launched.wait_until(is_back, "keys on both hosts")
+        assert ran(0, "stop", "numbers").returncode == 0
+        running.succeed()
+    assert counted.check(tmp_path) > 0
