@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 
 from tidemill.apps._top_cluster import Buckets, Cluster, Task, host_names
-from tidemill.apps._top_text import Screen, clipped, counted, percent, size, table
+from tidemill.apps._top_text import Screen, clipped, counted, fitting, percent, size, table
 
 __all__ = ["bucket_lines"]
 
@@ -52,12 +52,12 @@ def _map(name: str, buckets: Buckets, names: Sequence[str], screen: Screen, room
     for bucket, host in enumerate(buckets.hosts):
         owned.setdefault(host, []).append(bucket)
     share = {host: sum(max(values[bucket], 0) for bucket in of) for host, of in owned.items()}
-    label = 2 + max(len(names[host]) for host in owned) + len("  buckets  100%  ") + 2
+    label = 2 + max(len(names[host]) for host in owned) + len("  buckets  <0.1%  ") + 2
     width = next((cells for cells in _CELLS if cells <= screen.width - label), _CELLS[-1])
     rows = {host: -(-len(of) // width) for host, of in owned.items()}
     shown = sorted(owned)
     if room is not None and sum(rows.values()) > room:
-        shown = _fitting(sorted(owned, key=lambda host: -share[host]), rows, room)
+        shown = fitting(sorted(owned, key=lambda host: -share[host]), rows, room)
     cells = [("owner", "buckets", what, "")]
     for host in shown:
         shaded = "".join(shades[_level(values[bucket], most)] for bucket in owned[host])
@@ -72,17 +72,6 @@ def _map(name: str, buckets: Buckets, names: Sequence[str], screen: Screen, room
         part = percent(sum(share[host] for host in left), total)
         lines.append(f"  left out: {counted(len(left), 'host')} with {part} of the {what}")
     return lines
-
-
-def _fitting(hosts: Sequence[int], rows: dict[int, int], room: int) -> list[int]:
-    """Return the first of `hosts` whose lines fit, at least one."""
-    fitting: list[int] = []
-    for host in hosts:
-        room -= rows[host]
-        if room < 0 and fitting:
-            break
-        fitting.append(host)
-    return fitting
 
 
 def _level(value: float, most: float) -> int:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
 
 from tidemill.apps._top_cluster import Cluster, HostLink, host_names
-from tidemill.apps._top_text import Screen, clipped, counted, mbit, percent, short, size, table
+from tidemill.apps._top_text import Screen, clipped, counted, fitting, mbit, percent, short, size, table
 
 __all__ = ["links_lines"]
 
@@ -37,13 +36,15 @@ def _matrix(cluster: Cluster, screen: Screen) -> list[str]:
     sent = [f"{_use(host.out_bytes_s, host.out_capacity)} " for host in cluster.hosts]
     received = [f"{_use(host.in_bytes_s, host.in_capacity)} " for host in cluster.hosts]
     # A mark may follow each cell, so headings end one column earlier, too.
-    widths = [max(len(names[at]) + 1, len(received[at]), *(len(cells[row, at]) for row in hosts)) for at in hosts]
-    edges = 2 + max(map(len, [*names, "received"])) + 2 + max(map(len, [*sent, "sent"]))
+    widths = {
+        at: 2 + max(len(names[at]) + 1, len(received[at]), *(len(cells[row, at]) for row in hosts)) for at in hosts
+    }
+    edges = 2 + max(map(len, [*names, "from \\ to"])) + 2 + max(map(len, [*sent, "sent"]))
     columns, rows = list(hosts), list(hosts)
     if screen.height is not None and len(rows) > screen.height - _OTHER_LINES:
         rows = _heaviest(cluster)[: max(screen.height - _OTHER_LINES, 1)]
-    if edges + sum(width + 2 for width in widths) > screen.width:
-        columns = _fitting(_heaviest(cluster), widths, screen.width - edges)
+    if edges + sum(widths.values()) > screen.width:
+        columns = fitting(_heaviest(cluster), widths, screen.width - edges)
     shown = [("from \\ to", *(f"{names[at]} " for at in columns), "sent ")]
     shown += [(names[row], *(cells[row, column] for column in columns), sent[row]) for row in rows]
     shown.append(("received", *(received[at] for at in columns), ""))
@@ -78,17 +79,6 @@ def _heaviest(cluster: Cluster) -> list[int]:
         return waits[host] if waits[host] >= _WAIT_MIN else 0.0, of.in_bytes_s + of.out_bytes_s
 
     return sorted(range(len(cluster.hosts)), key=weight, reverse=True)
-
-
-def _fitting(hosts: Sequence[int], widths: Sequence[int], width: int) -> list[int]:
-    """Return the first of `hosts` whose columns fit, at least one."""
-    fitting: list[int] = []
-    for host in hosts:
-        width -= widths[host] + 2
-        if width < 0 and fitting:
-            break
-        fitting.append(host)
-    return fitting
 
 
 def _legend(cells: list[str]) -> list[str]:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-__all__ = ["Screen", "clipped", "counted", "mbit", "percent", "short", "size", "table"]
+__all__ = ["Screen", "clipped", "counted", "fitting", "mbit", "percent", "short", "size", "table"]
 
 
 @dataclass(frozen=True)
@@ -70,3 +70,14 @@ def counted(count: int, what: str) -> str:
 def clipped(text: str, width: int) -> str:
     """Return `text`, cut to `width`."""
     return text if len(text) <= width else f"{text[: width - 1]}~"
+
+
+def fitting(order: Sequence[int], sizes: Mapping[int, int], room: int) -> list[int]:
+    """Return the first parts, in this order, that fit; at least one."""
+    fit: list[int] = []
+    for part in order:
+        room -= sizes[part]
+        if room < 0 and fit:
+            break
+        fit.append(part)
+    return fit
