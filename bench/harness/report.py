@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from . import broadcast, loops, report_mds, report_streams, rounds, scaling, series, splits, topologies, viewer
+from . import broadcast, control, loops, report_mds, report_streams, rounds, scaling, series, splits, topologies, viewer
 from . import machine as machines
 from .tables import OURS, cell, duration, geometric_mean, order, percentile, size_name, spread, table
 
@@ -426,6 +426,8 @@ def markdown(results: dict[str, Any]) -> str:
         parts.append(broadcast.section(results["broadcast"]))
     if "topologies" in results:
         parts.append(topologies.section(results["topologies"]))
+    if "control" in results:
+        parts.append(control.section(results["control"]))
     if results.get("windows", {}).get("cases"):
         parts.append(windows_section(results["windows"]))
     parts += report_streams.sections(results)
@@ -433,9 +435,10 @@ def markdown(results: dict[str, Any]) -> str:
 
 
 def plot(results: dict[str, Any], stem: Path) -> list[Path]:
-    """Draws the ratios into `stem`.svg and `stem`.png, and scaling and broadcasts beside them; nothing, and an empty list, where there is nothing to draw."""
+    """Draws the ratios into `stem`.svg and `stem`.png, and scaling, broadcasts and the controller beside them; nothing, and an empty list, where there is nothing to draw."""
     scaled = scaling.plot(results["scaling"], stem) if "scaling" in results else []
     scaled += broadcast.plot(results["broadcast"], stem) if "broadcast" in results else []
+    scaled += control.plot(results["control"], stem) if "control" in results else []
     comm = [(c, comm_ratios(c)) for c in results.get("comm", {}).get("configurations", [])]
     comm = [(c, ratios) for c, ratios in comm if ratios]
     kmeans = {

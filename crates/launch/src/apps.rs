@@ -49,7 +49,7 @@ pub const APPS: &[App] = &[
         about: "Check that records are in order and none is lost",
     },
     // Neither is this.
-    App { name: "top", module: "tidemill.apps.top", about: "Show the streams that run on this machine" },
+    App { name: "top", module: "tidemill.apps.top", about: "Show streams of this machine, and why they are slow" },
     App { name: "tpch", module: "tidemill.apps.tpch", about: "Run TPC-H queries" },
     App {
         name: "tune",

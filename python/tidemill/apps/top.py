@@ -3,71 +3,79 @@
 from __future__ import annotations
 
 import json
-import math
 import shutil
 import sys
 import time
-from collections import Counter
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from datetime import datetime, timedelta, timezone
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
 
 from tidemill._streaming import status as _status
 from tidemill.apps._arguments import Parser, duration_s
 from tidemill.apps._plain import plain
+from tidemill.apps._top_buckets import bucket_lines
+from tidemill.apps._top_cluster import Cluster, ClusterError, read_cluster
+from tidemill.apps._top_links import links_lines
+from tidemill.apps._top_looks import QUIET_S, Look, Status, grouped, lacks_rates, looked, running_s
+from tidemill.apps._top_stream import elsewhere, heading, stream_lines
+from tidemill.apps._top_text import Screen
+from tidemill.apps._top_why import why_lines
 
 __all__ = ["main"]
 
-Status = dict[str, Any]
-#: A worker's previous status, if known, and its current one: rates are computed from their difference.
-Look = tuple[Status | None, Status]
-#: Samples by job and worker.
-Looks = dict[tuple[str, int], Look]
-
-_FLOW = ("rows/s", "remote/s", "queued", "blocked")
-_EDGES = ("", *_FLOW, "time", "behind", "held back by")
-_PARTS = ("", *_FLOW, "spilled")
-_STEPS = ("step", "busy", "rows/s", "ms/row")
-#: A step of which no copy works for so much of the time is not shown, unless it is a function of the program.
-_BUSY_MIN = 0.01
-#: A checkpoint is pointed out when it is so many times older than it should be; one that is made very often, after some seconds.
-_OVERDUE_TIMES = 5
-_OVERDUE_S = 5.0
-#: Who has told nothing for so long is pointed out, and as much later as workers of large jobs tell less often.
-_QUIET_S = 5.0
-_QUIET_S_PER_WORKER = 0.01
-
-
-@dataclass
-class _Flow:
-    """Flow over edges: rows and bytes per second to other workers, queued bytes, and the longest wait of any worker's
-    senders.
-    """
-
-    rows: float = 0.0
-    remote: float = 0.0
-    queued: int = 0
-    blocked: float = 0.0
-
-    def add(self, other: _Flow) -> None:
-        self.rows += other.rows
-        self.remote += other.remote
-        self.queued += other.queued
-        self.blocked = max(self.blocked, other.blocked)
-
-    def cells(self) -> tuple[str, ...]:
-        """Return the cells of a table row, below `_FLOW`."""
-        return (
-            f"{self.rows:,.0f}",
-            _bytes(self.remote),
-            _bytes(self.queued),
-            f"{100 * min(self.blocked, 1):.0f}%",
-        )
+#: Displays of what worker 0 reports about hosts and links: from that, the time for which the job has run, and the screen.
+_VIEWS: dict[str, Callable[[Cluster, float, Screen], list[str]]] = {
+    "why": why_lines,
+    "links": lambda cluster, _, screen: links_lines(cluster, screen),
+    "buckets": lambda cluster, _, screen: bucket_lines(cluster, screen),
+}
+#: A job measures for some seconds before worker 0 has a report.
+_FIRST_REPORT_S = 10.0
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; the exit code is 0, or 1 with ``--once`` or ``--json`` if no stream runs."""
+    parser = _parser()
+    options = parser.parse_args(argv)
+    if options.json and options.every is not None:
+        parser.error("--json looks once, so it does not allow --every")
+    if options.json and options.workers:
+        parser.error("--json lists each worker anyway, so it does not allow --workers")
+    if options.view and options.workers:
+        parser.error(f"--workers is of the usual display, so --{options.view} does not allow it")
+    every = 1.0 if options.every is None else options.every
+    if not 0.1 <= every <= 3600:
+        parser.error("--every is from 0.1 to 3600 seconds")
+    told = _ordered(_status.jobs())
+    if options.json:
+        print(json.dumps(told))
+        return 0 if told else 1
+    looks, begun = looked({}, told), time.monotonic()
+    try:
+        while True:
+            # What worker 0 reports has rates already; other rates are differences between two looks.
+            if not options.view:
+                time.sleep(every)
+                looks = looked(looks, _status.jobs())
+                if options.once and lacks_rates(looks) and time.monotonic() - begun < every + QUIET_S:
+                    continue
+            width, height = shutil.get_terminal_size((120, 24))
+            screen = Screen(width, None if options.once else height - 1, _shows_blocks())
+            lines = [line for job in grouped(looks) for line in _lines(job, options.view, options.workers, screen)]
+            lines = [plain(line) for line in lines]
+            if options.once:
+                print("\n".join(lines) if lines else "no stream runs on this machine")
+                return 0 if lines else 1
+            shown = (lines or ["no stream runs on this machine; Ctrl-C ends this"])[: height - 1]
+            # From the top left corner, each line to its end, and what is below.
+            sys.stdout.write("\x1b[H" + "".join(f"{line[:width]}\x1b[K\n" for line in shown) + "\x1b[J")
+            sys.stdout.flush()
+            if options.view:
+                time.sleep(every)
+                looks = looked(looks, _status.jobs())
+    except KeyboardInterrupt:
+        return 0
+
+
+def _parser() -> Parser:
     parser = Parser(
         prog="tidemill top",
         description="Show the streams that run on this machine: rates, queues, backpressure, event time, checkpoints. On the machine of a "
@@ -76,342 +84,56 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--every", type=duration_s, metavar="TIME", help="refresh interval, such as 500ms (default 1s)")
     parser.add_argument("--once", action="store_true", help="take two samples, print the difference, and exit")
     parser.add_argument("--workers", action="store_true", help="also show each worker")
-    parser.add_argument("--json", action="store_true", help="print one sample of the metrics as JSON and exit")
-    options = parser.parse_args(argv)
-    if options.json and options.every is not None:
-        parser.error("--json looks once, so it does not allow --every")
-    if options.json and options.workers:
-        parser.error("--json lists each worker anyway, so it does not allow --workers")
-    every = 1.0 if options.every is None else options.every
-    if not 0.1 <= every <= 3600:
-        parser.error("--every is from 0.1 to 3600 seconds")
-    told = _status.jobs()
-    if options.json:
-        print(json.dumps(told))
-        return 0 if told else 1
-    looks, begun = _looked({}, told), time.monotonic()
+    views = parser.add_mutually_exclusive_group()
+    for view, text in (
+        ("why", "show what holds the job up, with evidence and what would help, and what its controller has decided"),
+        ("links", "show what hosts send to each other, and where senders wait"),
+        ("buckets", "show how work is spread over buckets of keys, and the heaviest keys"),
+    ):
+        views.add_argument(f"--{view}", dest="view", action="store_const", const=view, help=text)
+    views.add_argument("--json", action="store_true", help="print one sample of the metrics as JSON and exit")
+    return parser
+
+
+def _ordered(told: Iterable[Status]) -> list[Status]:
+    """Return workers by job, those of a job by number."""
+    return [status for job in grouped(looked({}, told)) for _, status in job]
+
+
+def _shows_blocks() -> bool:
+    """Return whether the output has characters for heat maps."""
     try:
-        while True:
-            time.sleep(every)
-            looks = _looked(looks, _status.jobs())
-            if options.once and _lacks_rates(looks) and time.monotonic() - begun < every + _QUIET_S:
-                continue
-            lines = [line for job in _grouped(looks) for line in _lines(job, options.workers)]
-            lines = [plain(line) for line in lines]
-            if options.once:
-                print("\n".join(lines) if lines else "no stream runs on this machine")
-                return 0 if lines else 1
-            width, height = shutil.get_terminal_size()
-            shown = (lines or ["no stream runs on this machine; Ctrl-C ends this"])[: height - 1]
-            # From the top left corner, each line to its end, and what is below.
-            sys.stdout.write("\x1b[H" + "".join(f"{line[:width]}\x1b[K\n" for line in shown) + "\x1b[J")
-            sys.stdout.flush()
-    except KeyboardInterrupt:
-        return 0
+        "·▁█".encode(sys.stdout.encoding or "ascii")
+    except (UnicodeEncodeError, LookupError):
+        return False
+    return True
 
 
-def _told_s(status: Status) -> float:
-    """Return when a worker last reported, on a monotonic clock: its machine's clock may be changed meanwhile."""
-    return float(status.get("up_s") or status["at_s"])
-
-
-def _running_s(status: Status) -> float:
-    """Return how long a stream has run on a worker, in seconds."""
-    if status.get("up_s") and status.get("begun_up_s"):
-        return float(status["up_s"] - status["begun_up_s"])
-    return float(status["at_s"] - status["begun_s"])
-
-
-def _looked(looks: Looks, told: Iterable[Status]) -> Looks:
-    """Return the state after another sample; workers that have reported nothing new keep their rates."""
-    known: Looks = {}
-    for status in told:
-        worker = (status["job_id"], status["worker"])
-        before, last = looks.get(worker, (None, None))
-        known[worker] = (before if last is not None and _told_s(last) == _told_s(status) else last, status)
-    return known
-
-
-def _lacks_rates(looks: Looks) -> bool:
-    """Return whether a worker has reported only once, so that more is about to come."""
-    return any(before is None and not status["over"] and not _is_quiet(status) for before, status in looks.values())
-
-
-def _grouped(looks: Looks) -> list[list[Look]]:
-    """Group workers of the same job, in order: other jobs may have its name."""
-    groups: dict[str, list[Look]] = {}
-    for (job_id, _), look in looks.items():
-        groups.setdefault(job_id, []).append(look)
-    return [sorted(group, key=lambda look: int(look[1]["worker"])) for group in groups.values()]
-
-
-def _lines(looks: list[Look], each_worker: bool) -> list[str]:
+def _lines(job: list[Look], view: str | None, each_worker: bool, screen: Screen) -> list[str]:
     """Return the display of a job."""
-    job = [status for _, status in looks]
-    steps = _steps(looks)
-    lines = [_heading(job), *_elsewhere(job), *_quiet(job), *_overdue(job, steps)]
-    for what, counted in (("came too late", "late"), ("had no time", "untimed"), ("came while it was busy", "skipped")):
-        counts: Counter[str] = Counter()
-        for step, count in (count for status in job for count in status.get(counted, [])):
-            counts[step] += count
-        if counts:
-            lines.append(f"  {what}: " + ", ".join(f"{count:,} rows for {step}" for step, count in counts.items()))
-    flows = [_flows(look) for look in looks]
-    lines += _table([_EDGES, *_edges(job, flows)], texts=(0, 7))
-    shown = [step for step in steps if step.busy >= _BUSY_MIN or step.is_function]
-    if shown:
-        lines += _table([_STEPS, *(step.cells() for step in shown)], texts=(0,))
-    lines += _held_back([source for status in job for source in status.get("sources", [])])
-    parts: dict[str, list[int]] = {}
-    if each_worker:
-        parts = {f"worker {status['worker']} on {status['host']}": [at] for at, status in enumerate(job)}
-    elif len(_hosts(job)) > 1:
-        parts = {_named([job[at] for at in ats]): ats for ats in _hosts(job).values()}
-    if parts:
-        lines += _table([_PARTS, *_parts(parts, job, flows)], texts=(0,))
-    return [*lines, ""]
+    if view is None:
+        return stream_lines(job, each_worker)
+    return [*_view([status for _, status in job], view, screen), ""]
 
 
-def _heading(job: list[Status]) -> str:
-    first, hosts = job[0], len(_hosts(job))
-    here = f"{len(job)} of {first['workers']} workers" + (f" on {hosts} hosts" if hosts > 1 else "")
-    # Each by the clock of its own machine.
-    running = _short(max(map(_running_s, job)))
-    spilled = sum(status["spilled_bytes"] for status in job)
-    spilled_text = f"  spilled {_bytes(spilled)}" if spilled else ""
-    return f"stream {first['job']!r}  {here}  running {running}  {_checkpoint(job)}{spilled_text}"
-
-
-def _elsewhere(job: list[Status]) -> list[str]:
-    """Return the machine that shows all workers, if it is not this one."""
-    if job[0]["worker"] == 0:
-        return []
-    return [f"  tidemill top shows all workers on host {job[0]['first_host']}, where worker 0 is"]
-
-
-def _quiet(job: list[Status]) -> list[str]:
-    """Return the workers that no longer report."""
-    lines = []
-    for ats in _hosts(job).values():
-        of_host = [job[at] for at in ats]
-        if over := [status for status in of_host if status["over"]]:
-            lines.append(f"  nothing left to do: {_named(over)}")
-        if quiet := [status for status in of_host if not status["over"] and _is_quiet(status)]:
-            silent_s = max(status["silent_s"] for status in quiet)
-            lines.append(f"  nothing heard for {_short(silent_s)}: {_named(quiet)}")
-    return lines
-
-
-def _is_quiet(status: Status) -> bool:
-    return bool(status["silent_s"] > _QUIET_S + _QUIET_S_PER_WORKER * status["workers"])
-
-
-def _hosts(job: list[Status]) -> dict[str, list[int]]:
-    """Return the members of `job` by host."""
-    hosts: dict[str, list[int]] = {}
-    for at, status in enumerate(job):
-        hosts.setdefault(status["host"], []).append(at)
-    return hosts
-
-
-def _named(workers: list[Status]) -> str:
-    """Return the workers of a host, such as ``workers 0-3, 8 on node1``."""
-    runs: list[list[int]] = []
-    for worker in (status["worker"] for status in workers):
-        if runs and runs[-1][-1] == worker - 1:
-            runs[-1].append(worker)
-        else:
-            runs.append([worker])
-    numbers = ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
-    return f"worker{'s' if len(workers) > 1 else ''} {numbers} on {workers[0]['host']}"
-
-
-def _flows(look: Look) -> dict[str, _Flow]:
-    """Return the flow over each edge of one worker."""
-    before, status = look
-    olds = {edge["edge"]: edge for edge in before["edges"]} if before else {}
-    # What who is silent does now, nobody knows.
-    known = before is not None and not status["over"] and not _is_quiet(status)
-    seconds = _told_s(status) - _told_s(before) if before and known else 0.0
-    flows: dict[str, _Flow] = {}
-    for edge in status["edges"]:
-        flow = flows.setdefault(edge["edge"], _Flow(queued=edge["queue_bytes"]))
-        if (old := olds.get(edge["edge"])) and seconds > 0:
-            flow.rows = (edge["rows_sent"] - old["rows_sent"]) / seconds
-            flow.remote = (edge["remote_bytes"] - old["remote_bytes"]) / seconds
-            flow.blocked = (edge["blocked_ns"] - old["blocked_ns"]) / 1e9 / seconds
-    return flows
-
-
-@dataclass
-class _Step:
-    """Load of a step: on the worker where it is busiest, as a fraction of the time of its copies there; and rows of all
-    workers.
-    """
-
-    name: str
-    busy: float = 0.0
-    rows: float = 0.0
-    busy_s: float = 0.0
-
-    @property
-    def is_function(self) -> bool:
-        """Return whether it is a user function within a task."""
-        return " in " in self.name
-
-    def row_ms(self) -> float | None:
-        """Return the time per row."""
-        return 1e3 * self.busy_s / self.rows if self.rows > 0 else None
-
-    def cells(self) -> tuple[str, ...]:
-        """Return the cells of a table row, below `_STEPS`."""
-        row_ms = self.row_ms()
-        taken = "" if row_ms is None else f"{row_ms:.1f}" if row_ms >= 10 else f"{row_ms:.2g}"
-        return self.name, f"{100 * min(self.busy, 1):.0f}%", f"{self.rows:,.0f}", taken
-
-
-def _steps(looks: list[Look]) -> list[_Step]:
-    """Return the load of each step, busiest first; none before a second sample."""
-    steps: dict[str, _Step] = {}
-    for before, status in looks:
-        seconds = status["at_s"] - before["at_s"] if before else 0.0
-        if before is None or seconds <= 0 or status["over"] or _is_quiet(status):
-            continue
-        olds = {work["step"]: work for work in before.get("steps", [])}
-        for work in status.get("steps", []):
-            old = olds.get(work["step"], {"busy_ns": 0, "rows": 0})
-            step = steps.setdefault(work["step"], _Step(work["step"]))
-            busy_s = (work["busy_ns"] - old["busy_ns"]) / 1e9 / seconds
-            step.busy = max(step.busy, busy_s / max(work["copies"], 1))
-            step.busy_s += busy_s
-            step.rows += (work["rows"] - old["rows"]) / seconds
-    return sorted(steps.values(), key=lambda step: -step.busy)
-
-
-def _overdue(job: list[Status], steps: list[_Step]) -> list[str]:
-    """Return a warning if the newest checkpoint is long overdue, with the slow step."""
-    first = job[0]
-    every_s = first.get("every_s")
-    if not every_s or first["durable"] is None or first["worker"] != 0:
-        return []
-    made = first.get("checkpoint")
-    age_s = first["at_s"] - max(made["at_s"] if made else 0.0, first["begun_s"])
-    if age_s <= max(_OVERDUE_TIMES * every_s, _OVERDUE_S):
-        return []
-    what = "the newest checkpoint is" if made else "no checkpoint yet, after"
-    line = f"  checkpoints are late: {what} {_short(age_s)}{' old' if made else ''}, one is due every {_short(every_s)}"
-    # Of a task and a function within it, which are about as busy, the function is what people know.
-    slow = max(steps, key=lambda step: step.busy * (1.25 if step.is_function else 1), default=None)
-    if slow is not None and slow.busy >= 0.5:
-        line += f"; slow is {slow.name}, {100 * min(slow.busy, 1):.0f}% busy"
-    return [line]
-
-
-def _edges(job: list[Status], flows: list[dict[str, _Flow]]) -> list[tuple[str, ...]]:
-    """Return the rows of the table of edges."""
-    of_edges: dict[str, _Flow] = {}
-    times: dict[str, tuple[int, int | None]] = {}
-    for status, of_worker in zip(job, flows, strict=True):
-        for edge in status["edges"]:
-            name = edge["edge"]
-            of_edges.setdefault(name, _Flow()).add(of_worker[name])
-            if edge["time"] is not None and (name not in times or edge["time"] < times[name][0]):
-                times[name] = (edge["time"], edge["held_by"])
-    splits = {(of["task"], of["copy"]): of["held_by"] for status in job for of in status.get("sources", [])}
-    latest = max((at for at, _ in times.values()), default=None)
-    rows = []
-    for name, flow in of_edges.items():
-        at, held_by = times.get(name, (None, None))
-        behind = "" if at is None or latest is None else _short((latest - at) / 1e6)
-        held = "" if held_by is None or latest == at else _held(name, held_by, splits)
-        rows.append((name, *flow.cells(), _time(at), behind, held))
-    return rows
-
-
-def _parts(parts: dict[str, list[int]], job: list[Status], flows: list[dict[str, _Flow]]) -> list[tuple[str, ...]]:
-    """Return the rows of the table of workers, or hosts, with the flow over all edges there."""
-    rows = []
-    for name, ats in parts.items():
-        total = _Flow()
-        for flow in (flow for at in ats for flow in flows[at].values()):
-            total.add(flow)
-        rows.append((name, *total.cells(), _bytes(sum(job[at]["spilled_bytes"] for at in ats))))
-    return rows
-
-
-def _table(rows: list[tuple[str, ...]], texts: tuple[int, ...]) -> list[str]:
-    """Align cells in columns; those of `texts` are left-aligned."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = []
-    for row in rows:
-        cells = (
-            cell.ljust(width) if at in texts else cell.rjust(width)
-            for at, (cell, width) in enumerate(zip(row, widths, strict=True))
-        )
-        lines.append("  ".join(["", *cells]).rstrip())
-    return lines
-
-
-def _checkpoint(job: list[Status]) -> str:
-    """Return the last checkpoint; worker 0 knows its time and the size of its state."""
-    if job[0]["durable"] is None:
-        return "no checkpoints"
-    durable = max(status["durable"] for status in job)
-    words = [f"checkpoint {durable}"] if durable else ["no checkpoint yet"]
-    for status in job:
-        if (made := status.get("checkpoint")) is not None:
-            if not durable:
-                words = ["going on from a checkpoint"]
-            words += [f"{_short(max(status['at_s'] - made['at_s'], 0))} old", _bytes(made["bytes"])]
-    return ", ".join(words)
-
-
-def _held_back(sources: list[dict[str, Any]]) -> list[str]:
-    """Return the split of each source that is furthest behind, if others are ahead of it."""
-    lines = []
-    for task in dict.fromkeys(source["task"] for source in sources):
-        if any(source["untimed"] for source in sources if source["task"] == task):
-            lines.append(f"  time of {task}: none before it ends, for it has no time=")
-            continue
-        copies = [source for source in sources if source["task"] == task and source["held_by"] is not None]
-        ahead = max((copy["ahead"] for copy in copies if copy["ahead"] is not None), default=None)
-        if ahead is None:
-            continue
-        slowest = min(copies, key=lambda copy: -math.inf if copy["time"] is None else float(copy["time"]))
-        behind = None if slowest["time"] is None else ahead - slowest["time"]
-        if behind != 0:
-            how = "has not told any" if behind is None else f"{_short(behind / 1e6)} behind"
-            lines.append(f"  time of {task}: held back by {slowest['held_by']} (copy {slowest['copy']}), {how}")
-    return lines
-
-
-def _held(edge: str, copy: int, splits: dict[tuple[str, int], str | None]) -> str:
-    """Return the workers that hold back time; for a source of these workers, also the split."""
-    split = next((split for (task, of), split in splits.items() if of == copy and edge.startswith(f"{task}.")), None)
-    return f"copy {copy}" if split is None else f"copy {copy}: {split}"
-
-
-def _time(us: int | None) -> str:
-    if us is None:
-        return "unknown"
+def _view(job: list[Status], view: str, screen: Screen) -> list[str]:
+    """Return a display of what worker 0 reports about hosts and links."""
+    first, lines = job[0], [heading(job), *elsewhere(job)]
+    if first["worker"] != 0:
+        return lines
     try:
-        return (datetime(1970, 1, 1, tzinfo=timezone.utc) + timedelta(microseconds=us)).strftime("%Y-%m-%d %H:%M:%S")
-    except OverflowError:
-        return "the end"
-
-
-def _short(seconds: float) -> str:
-    for unit, length in (("d", 86400), ("h", 3600), ("min", 60)):
-        if seconds >= 2 * length:
-            return f"{seconds / length:.0f} {unit}"
-    return f"{seconds:.1f} s"
-
-
-def _bytes(count: float) -> str:
-    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if count >= size:
-            return f"{count / size:.1f} {unit}"
-    return f"{count:.0f} B"
+        cluster = read_cluster(first.get("cluster"))
+    except ClusterError as error:
+        return [*lines, f"  {error}"]
+    if cluster is not None:
+        return lines + _VIEWS[view](cluster, running_s(first), screen)
+    if first["workers"] == 1:
+        why = "a job of one worker has no links, and is not measured"
+    elif running_s(first) < _FIRST_REPORT_S:
+        why = "still measuring: the first report comes some seconds after the start"
+    else:
+        why = "this job does not measure its hosts, links and buckets"
+    return [*lines, f"  {why}"]
 
 
 if __name__ == "__main__":

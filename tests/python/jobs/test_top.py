@@ -16,7 +16,7 @@ from typing import Any
 import launched
 import pytest
 from tidemill._streaming import status as _status
-from tidemill.apps import top
+from tidemill.apps import _top_looks
 from tidemill.apps._plain import plain
 
 APP = """
@@ -139,14 +139,14 @@ def test_rates_of_who_tells_seldom() -> None:
     def tells(at_s: float) -> list[dict[str, Any]]:
         return [{"job_id": "a", "worker": 0, "at_s": at_s}]
 
-    looks: top.Looks = {}
+    looks: _top_looks.Looks = {}
     seen = []
     for at_s in (1.0, 1.0, 5.0, 5.0, 9.0):
-        looks = top._looked(looks, tells(at_s))
+        looks = _top_looks.looked(looks, tells(at_s))
         before, now = looks["a", 0]
         seen.append((before and before["at_s"], now["at_s"]))
     assert seen == [(None, 1.0), (None, 1.0), (1.0, 5.0), (1.0, 5.0), (5.0, 9.0)]
-    assert top._looked(looks, []) == {}
+    assert _top_looks.looked(looks, []) == {}
 
 
 def test_options_that_make_no_sense(env: dict[str, str]) -> None:
