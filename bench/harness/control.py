@@ -33,11 +33,13 @@ MODES = {"off": "static", "on": "adaptive"}
 CASES = {
     "keyed": "rows by key to `process`, one host's inbound link choked",
     "normal": "rows by key to `process`, all inbound links drawn from normal distributions",
-    "shuffle": "rows over a shuffle edge, one host's inbound link choked",
+    "shuffle": "paced rows over a shuffle edge, one host's inbound link choked",
     "cpu": "rows by key to `process`, which works; other programs take one host's processors",
 }
 #: The host that is choked: not that of worker 0, which also coordinates.
 CHOKED = 1
+#: Of what free links allow. A shuffle edge keeps what has no room elsewhere on the host that has read it, so rows as fast as they go would all stay there.
+OFFERED = 0.9
 #: Of processors, for each row, where they shall be the limit.
 WORK_US = 400
 HOGS = 2
@@ -79,6 +81,7 @@ class Point:
     controller: str
     row_bytes: int
     work_us: int
+    rows_per_s: int
     seconds: int
     seed: int
     folder: str
@@ -114,13 +117,25 @@ def phases(case: str, setting: Setting, seed: int) -> list[Phase]:
     return [free, choked(0.4), choked(0.2), free]
 
 
-def possible(phase: Phase, setting: Setting) -> float:
+def possible(case: str, phase: Phase, setting: Setting) -> float | None:
+    """What the links allow, or what is offered; None where processors are the limit."""
+    if case == "cpu":
+        return None
+    return offered(setting) if case == "shuffle" else allowed(phase.inbound, setting)
+
+
+def offered(setting: Setting) -> float:
+    """Bytes of paced rows per second."""
+    return OFFERED * allowed((1.0,) * setting.hosts, setting)
+
+
+def allowed(inbound: Sequence[float], setting: Setting) -> float:
     """Bytes of rows per second that the links allow if buckets are where they should be: each host reads as much as any, and what it keeps crosses no link.
 
     What hosts receive is a share of (H - 1) / H of all rows, and is at most the sum of what their links carry.
     """
     hosts = setting.hosts
-    return sum(phase.inbound) * setting.mbit * 1e6 / 8 * hosts / (hosts - 1)
+    return sum(inbound) * setting.mbit * 1e6 / 8 * hosts / (hosts - 1)
 
 
 class Weather:
@@ -235,7 +250,8 @@ def run(
     with tempfile.TemporaryDirectory(prefix="tidemill-control-") as folder:
         edge = "shuffle" if case == "shuffle" else "keyed"
         work_us = WORK_US if case == "cpu" else 0
-        point = Point(edge, mode, setting.row_bytes, work_us, seconds, seed, f"{folder}/checkpoints")
+        rows_per_s = round(offered(setting) / setting.row_bytes) if case == "shuffle" else 0
+        point = Point(edge, mode, setting.row_bytes, work_us, rows_per_s, seconds, seed, f"{folder}/checkpoints")
         options = ["--on", cluster.name, "-n", str(setting.hosts), "--threads", "1"]
         with watched(points_job(WORKER, options, True, [point]), seconds + 600) as (process, output, watch):
             try:
@@ -279,9 +295,9 @@ def section(control: dict[str, Any]) -> str:
     parts = [
         "## Controller",
         "",
-        f"{setting.hosts} emulated hosts of one worker, links of {setting.mbit:g} Mbit/s, rows of {setting.row_bytes} bytes from all to all, as fast as they go; "
+        f"{setting.hosts} emulated hosts of one worker, links of {setting.mbit:g} Mbit/s, rows of {setting.row_bytes} bytes from all to all; "
         f'phases of {setting.phase_s} s. *Static*: `controller="off"`; *adaptive*: `controller="on"`. Rates are MB/s of rows of all hosts together, medians of the second '
-        "half of a phase. *Possible*: what the links allow, headers not counted. *Reached*: seconds after a change until "
+        "half of a phase. *Possible*: what the links allow, headers not counted, or what is offered. *Reached*: seconds after a change until "
         f"{GOAL_SHARE:.0%} of that is there. *CPU*: the share of this machine's processors that the workers used; where it is high, processors were the limit, not links.",
         "",
         PUBLISHED,
@@ -325,7 +341,7 @@ def summary(case: str, runs: list[dict[str, Any]], setting: Setting) -> list[str
     for static, adaptive in pairs(runs):
         for number, told in enumerate(static["phases"]):
             phase = Phase(told["name"], tuple(told["inbound"]), told["hogs"])
-            most = possible(phase, setting) if case != "cpu" else None
+            most = possible(case, phase, setting)
             before, after = (settled(one, number, setting.phase_s) for one in (static, adaptive))
             if phase.hogs or min(phase.inbound) < 1:
                 gains.append(after / before if before else float("inf"))
@@ -390,9 +406,9 @@ def plot(control: dict[str, Any], stem: Path) -> list[Path]:
             axis.plot([rate / 1e6 for rate in one["rates"]], label=MODES[one["mode"]])
         for number, told in enumerate(of[0]["phases"]):
             start, end = number * setting.phase_s, (number + 1) * setting.phase_s
-            if case != "cpu":
-                most = possible(Phase(told["name"], tuple(told["inbound"])), setting) / 1e6
-                axis.plot([start, end], [most, most], color="grey", linestyle="--", linewidth=0.8)
+            most = possible(case, Phase(told["name"], tuple(told["inbound"])), setting)
+            if most is not None:
+                axis.plot([start, end], [most / 1e6, most / 1e6], color="grey", linestyle="--", linewidth=0.8)
             axis.axvline(start, color="grey", linewidth=0.5)
             axis.text(start, 0, f" {told['name']}", fontsize=7)
         axis.set(title=CASES[case].replace("`", ""), xlabel="s", ylabel="MB/s", ylim=(0, None))

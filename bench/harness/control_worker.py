@@ -3,7 +3,7 @@
     control_worker.py POINTS
 
 POINTS is a JSON list of one object with `edge` ("keyed" or "shuffle"), `controller` ("off" or "on"), `row_bytes`, `work_us` (of each row),
-`seconds`, `seed` and `folder` (of checkpoints). Rank 0 prints {"begun"}, the clock at which the rows begin, and at the end {"rates", "cpu", "rows", "taken"}: bytes of rows
+`rows_per_s` (of all workers together, 0 for as fast as they go), `seconds`, `seed` and `folder` (of checkpoints). Rank 0 prints {"begun"}, the clock at which the rows begin, and at the end {"rates", "cpu", "rows", "taken"}: bytes of rows
 taken in each second and processors used in it, by all workers together, and how many rows were read and taken. All workers are on this
 machine, so they have one clock.
 """
@@ -85,11 +85,16 @@ def spin(seconds: float) -> None:
 
 def stream(point: dict[str, Any], begun: float, splits: int, taken: Taken) -> tm.DataSet:
     until, work_s = begun + point["seconds"], point["work_us"] / 1e6
+    pause_s = ROWS_PER_BATCH * splits / point["rows_per_s"] if point["rows_per_s"] else 0.0
 
     def read(split: str, position: int | None) -> Iterator[tuple[tm.Table, int]]:
         made = batches(point, split)
-        number = position or 0
-        while time.monotonic() < until:
+        number, due = position or 0, begun
+        while (now := time.monotonic()) < until:
+            # Rows that it could not read in time it does not read later: they would come on top.
+            due = max(due, now)
+            time.sleep(due - now)
+            due += pause_s
             table = made[number % len(made)]
             number += 1
             taken.has_read(table.num_rows)

@@ -119,8 +119,8 @@ def _main_cause(first: Status) -> list[str]:
         return []
     if cluster is None or not cluster.causes:
         return []
-    sentence = cluster.causes[0].sentence.removesuffix(".")
-    return [f"  slow: {sentence} (more: tidemill top --why)"]
+    # What helps is the end of the sentence, which a terminal may cut.
+    return [f"  slow (more: --why): {cluster.causes[0].sentence}"]
 
 
 def _hosts(job: list[Status]) -> dict[str, list[int]]:

@@ -28,9 +28,12 @@ def test_what_links_allow() -> None:
     """With 8 hosts of 2 MB/s; by hand: what all receive is 7/8 of the rows."""
     setting = control.SETTINGS["full"]
     free, forty, twenty, _ = control.phases("keyed", setting, 0)
-    assert control.possible(free, setting) == pytest.approx(64 / 7 * 2e6)
-    assert control.possible(forty, setting) == pytest.approx(8 / 7 * 7.4 * 2e6)
-    assert control.possible(twenty, setting) == pytest.approx(8 / 7 * 7.2 * 2e6)
+    assert control.possible("keyed", free, setting) == pytest.approx(64 / 7 * 2e6)
+    assert control.possible("keyed", forty, setting) == pytest.approx(8 / 7 * 7.4 * 2e6)
+    assert control.possible("keyed", twenty, setting) == pytest.approx(8 / 7 * 7.2 * 2e6)
+    # Rows that are paced can all be taken, by those who have read them if need be.
+    assert control.possible("shuffle", twenty, setting) == pytest.approx(0.9 * 64 / 7 * 2e6)
+    assert control.possible("cpu", free, setting) is None
 
 
 def test_draws_are_the_same_for_both_and_within_the_links() -> None:
