@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use tidemill_batch::route_map::RouteMap;
-use tidemill_control::{Action, ClusterReport, Controller, ControllerLimits, ControllerMode};
+use tidemill_control::{Action, ClusterReport, Controller, Limits, Mode};
 
 use crate::rebalance::PendingRebalance;
 use crate::run::RunProgress;
@@ -21,13 +21,8 @@ impl RunController {
     const INTERVAL: Duration = Duration::from_millis(500);
 
     /// One that knows nothing yet.
-    pub fn new(mode: ControllerMode, limits: ControllerLimits) -> Self {
-        RunController {
-            controller: Controller::new(mode, limits),
-            begun: Instant::now(),
-            stepped: None,
-            moving: None,
-        }
+    pub fn new(mode: Mode, limits: Limits) -> Self {
+        RunController { controller: Controller::new(mode, limits), begun: Instant::now(), stepped: None, moving: None }
     }
 
     /// Looks at the run, if a look is due: call it often, such as from a [`ProgressCallback`](crate::ProgressCallback).
@@ -55,7 +50,7 @@ impl RunController {
     }
 
     /// What it has to say, as of the last look.
-    pub fn report(&self) -> &ClusterReport {
+    pub fn report(&self) -> ClusterReport {
         self.controller.report()
     }
 }

@@ -5,8 +5,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use pyo3::PyResult;
 use serde_json::{Value, json};
-use tidemill_control::ClusterReport;
-use tidemill_dataflow::{RunProgress, WorkerStatus};
+use tidemill_dataflow::{RunController, RunProgress, WorkerStatus};
 use tidemill_stream::LateRows;
 
 use super::stream::described_by;
@@ -32,7 +31,12 @@ impl StatusFile {
     /// Of many workers each tells less often, so that worker 0 has no more to do than to hear so often of somebody.
     const EVERY_WORKER: Duration = Duration::from_millis(4);
 
-    pub(super) fn new(file: Option<PathBuf>, about: &str, workers: u32, every_checkpoint: Option<Duration>) -> PyResult<Self> {
+    pub(super) fn new(
+        file: Option<PathBuf>,
+        about: &str,
+        workers: u32,
+        every_checkpoint: Option<Duration>,
+    ) -> PyResult<Self> {
         let every = Self::EVERY.max(Self::EVERY_WORKER * workers);
         let status = StatusFile { file, about: described_by(about)?, every, every_checkpoint, told: None };
         // Of a process that had the same number once.
@@ -47,7 +51,13 @@ impl StatusFile {
 
     /// Tells it now and then. It is of no use to the job itself, so failures are passed over. Returns whether somebody
     /// asks the job to stop, which it can if it makes checkpoints.
-    pub(super) fn tell(&mut self, run: &RunProgress, late: &LateRows, spilled_bytes: u64, cluster: &ClusterReport) -> bool {
+    pub(super) fn tell(
+        &mut self,
+        run: &RunProgress,
+        late: &LateRows,
+        spilled_bytes: u64,
+        controller: &RunController,
+    ) -> bool {
         if self.told.is_some_and(|told| told.elapsed() < self.every) {
             return false;
         }
@@ -84,7 +94,7 @@ impl StatusFile {
         status["spilled_bytes"] = json!(spilled_bytes);
         // Worker 0 alone knows of all.
         if run.worker() == 0 {
-            status["cluster"] = json!(cluster);
+            status["cluster"] = json!(controller.report());
         }
         let status = status.to_string();
         if let Some(file) = &self.file {

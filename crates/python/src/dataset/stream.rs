@@ -11,7 +11,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict};
 use serde_json::Value;
 use tidemill_connect::ConnectError;
-use tidemill_control::{ControllerLimits, ControllerMode};
+use tidemill_control::{Limits, Mode};
 use tidemill_dataflow::checkpoint::{CheckpointSettings, CheckpointStore, StoreError, TaskState};
 use tidemill_dataflow::stream::BarrierControl;
 use tidemill_dataflow::stream::sink::{DeliveryGuarantee, MakeSink, Sink};
@@ -63,6 +63,12 @@ pub(super) fn guaranteed(words: &str) -> PyResult<DeliveryGuarantee> {
             "guarantee is \"exactly_once\", \"at_least_once\" or \"at_most_once\", not {other:?}"
         ))),
     }
+}
+
+fn controller_mode(word: &str) -> PyResult<Mode> {
+    let modes = [Mode::Off, Mode::Advise, Mode::On];
+    let found = modes.into_iter().find(|mode| mode.name() == word);
+    found.ok_or_else(|| PyValueError::new_err(format!("controller is \"off\", \"advise\" or \"on\", not {word:?}")))
 }
 
 /// A table in memory as a stream.
@@ -278,8 +284,7 @@ pub fn write_stream<'py>(
     let spilled = engine.engine.governor().spilled_bytes();
     let mut status = status.transpose()?;
     let running = watch.is_some().then(|| Py::new(py, NativeRunning::default())).transpose()?;
-    let mode = controller.parse::<ControllerMode>().map_err(PyValueError::new_err)?;
-    let mut controller = RunController::new(mode, ControllerLimits::default());
+    let mut controller = RunController::new(controller_mode(controller)?, Limits::default());
     let mut stopping = false;
     let report = together_with(py, engine, comm, |workers, look| {
         tidemill_stream::run(workers, &engine.engine, &outputs, &job, &mut |run| {
@@ -287,7 +292,7 @@ pub fn write_stream<'py>(
             overdue.look(run);
             controller.look(run);
             if let Some(status) = &mut status
-                && status.tell(run, &left_out.late, engine.engine.governor().spilled_bytes() - spilled, controller.report())
+                && status.tell(run, &left_out.late, engine.engine.governor().spilled_bytes() - spilled, &controller)
                 && !std::mem::replace(&mut stopping, true)
             {
                 run.request(BarrierControl::Stop);
