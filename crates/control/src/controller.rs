@@ -31,6 +31,8 @@ const WEIGHT_MIN: f64 = 0.3;
 const LASTING_S: f64 = 3.0;
 /// or so many if the rate has fallen, too.
 const LASTING_FALLEN_S: f64 = 2.0;
+/// Rates that never become steady are taken as they are after so many seconds.
+const LASTING_S_MAX: f64 = 15.0;
 /// Seconds for which a reason may be out of sight and is still the same.
 const GAP_S: f64 = 1.5;
 /// Gain that is demanded of an action, and by how much of it more for each of the last hour.
@@ -278,6 +280,10 @@ impl Controller {
     fn watch(&mut self, now_s: f64) -> Option<Action> {
         let fallen = self.trend.has_fallen() && self.helpful.lasts(now_s, LASTING_FALLEN_S);
         if self.mode == Mode::Off || !(fallen || self.urgent.lasts(now_s, LASTING_S)) {
+            return None;
+        }
+        // While a rate changes, rates are of two states, and so would be what is decided by them.
+        if !self.trend.is_steady() && !self.helpful.lasts(now_s, LASTING_S_MAX) {
             return None;
         }
         let cause = self.causes.iter().find(|cause| cause.remedy.is_some())?.clone();

@@ -4,8 +4,10 @@ use super::state::State;
 
 /// A host is among the fullest if it is as full as this share of the fullest.
 const HOT: f64 = 0.98;
-/// Moves and swaps that are priced at most, so that the search ends in milliseconds.
+/// Moves that are priced at most, so that the search ends in milliseconds.
 const PRICED_MAX: usize = 300_000;
+/// Swaps that are priced at most: they matter where buckets are few.
+const SWAPS_MAX: usize = 5_000;
 /// A step must bring this share of the price, divided by the number of buckets.
 const STEP_MIN: f64 = 0.01;
 /// How much evenness counts at first.
@@ -35,9 +37,10 @@ pub(super) fn improve(state: &mut State<'_>) {
 
 /// Moves, and swaps when no move helps: at first with an eye to evenness, then for the objective alone.
 fn descend(state: &mut State<'_>, left: &mut usize) {
+    let mut swaps = SWAPS_MAX;
     for evenness in [EVENNESS, 0.0] {
         state.evenness = evenness;
-        while *left > 0 && (move_all(state, left) || swap_one(state, left)) {}
+        while *left > 0 && (move_all(state, left) || swap_one(state, &mut swaps)) {}
     }
 }
 

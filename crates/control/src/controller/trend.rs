@@ -8,8 +8,10 @@ const RECENT_S: f64 = 3.0;
 const LONG_S: f64 = 60.0;
 /// A rate below this share of the long-term mean has fallen.
 const FALLEN: f64 = 0.9;
-/// A rate is steady if it stays within this share of itself.
+/// A rate is steady if it stays within this share of itself
 const STEADY: f64 = 0.1;
+/// for so many seconds: rates over the seconds before are then all of the same state.
+const STEADY_S: f64 = 2.0;
 
 /// The sources' rate.
 #[derive(Debug, Default)]
@@ -65,7 +67,8 @@ impl Trend {
     }
 
     pub(super) fn is_steady(&self) -> bool {
-        let rates = self.seconds.iter().map(|(_, rate)| *rate);
+        let now_s = self.seconds.back().map_or(0.0, |(at_s, _)| *at_s);
+        let rates = self.seconds.iter().filter(|(at_s, _)| now_s - at_s <= STEADY_S).map(|(_, rate)| *rate);
         let (least, most) = (rates.clone().fold(f64::INFINITY, f64::min), rates.fold(0.0, f64::max));
         self.is_whole() && most - least <= STEADY * most
     }

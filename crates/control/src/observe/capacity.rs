@@ -4,6 +4,10 @@
 const MEMORY_S: f64 = 60.0;
 /// Seconds after which a capacity is forgotten if as much flows without a queue.
 const DOUBT_S: f64 = 5.0;
+/// A queue that is there for less than this share of the time shows that more could flow,
+const EASY: f64 = 0.4;
+/// and one that is there for more, that hardly more could.
+const HARD: f64 = 0.7;
 /// Seconds in which a peak falls to a third.
 const PEAK_S: f64 = 600.0;
 
@@ -34,14 +38,14 @@ impl Capacity {
             self.value = Some(flow);
         }
         let near = flow > 0.85 * value;
-        if near && busy < 0.3 {
+        if near && busy < EASY {
             let since_s = *self.doubted_s.get_or_insert(now_s);
             if now_s - since_s > DOUBT_S {
                 (self.value, self.doubted_s) = (None, None);
             }
         } else {
             self.doubted_s = None;
-            if near {
+            if near && busy > HARD {
                 self.shown_s = now_s;
             }
         }

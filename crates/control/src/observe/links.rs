@@ -93,15 +93,15 @@ impl Flows {
     }
 }
 
-/// Bytes together, and how busy links are, weighted by bytes.
+/// Bytes together, and how busy the least busy link is: what all have in common is as busy as that.
 fn sum<'a>(flows: impl Iterator<Item = &'a Flow>) -> Flow {
-    let mut sum = Flow::default();
-    for flow in flows {
-        sum.bytes_s += flow.bytes_s;
-        sum.busy += flow.busy * flow.bytes_s;
-    }
-    sum.busy /= sum.bytes_s.max(1e-9);
-    sum
+    let flows = flows.filter(|flow| flow.bytes_s > 0.0);
+    let sum = flows.fold(Flow { busy: f64::INFINITY, ..Flow::default() }, |sum, flow| Flow {
+        bytes_s: sum.bytes_s + flow.bytes_s,
+        busy: sum.busy.min(flow.busy),
+        ..sum
+    });
+    Flow { busy: sum.busy.min(1.0), ..sum }
 }
 
 /// Whether TCP says that neither the sender's program nor the receiver's held the link up.

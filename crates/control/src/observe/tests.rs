@@ -132,7 +132,7 @@ fn tells_outbound_links_and_pairs() {
 fn forgets_what_may_have_changed() {
     let mut capacity = Capacity::default();
     capacity.update(0.0, 100.0, 0.9, true);
-    capacity.update(1.0, 120.0, 0.5, false);
+    capacity.update(1.0, 120.0, 0.8, false);
     assert_eq!(capacity.value(), Some(120.0));
     capacity.update(55.0, 50.0, 0.0, false);
     assert_eq!(capacity.value(), Some(120.0));
