@@ -29,15 +29,13 @@ use crate::task::{self, TurnWaiter};
 use crate::unaligned::UnalignedSignal;
 use crate::work::QUEUE;
 
-/// A block is not much larger than this: batches that are, are cut.
+/// A block is not much larger than this, or than a network link can take at a time: batches that are, are cut.
 const BLOCK_BYTES_MAX: u64 = 4 << 20;
 /// What a batch of this process costs in credit beside its bytes.
 const BATCH_COST_BYTES: u64 = 64;
 /// After so much for copies of this worker a sender lets them have the thread: while it goes on, what they are to read
 /// leaves the processor's cache.
 const CACHED_BYTES: u64 = 512 << 10;
-/// What is taken for a pack before it is known what it costs. It goes when it is full, so nothing in it is more.
-const PACK_CREDIT_BYTES: u64 = PACK_BYTES_MAX + SMALL_BYTES_MAX;
 
 /// What all streams of one copy's end of an edge share: whose they are, and what carries them.
 pub(super) struct EdgeEnd {
@@ -113,8 +111,8 @@ struct LaneState {
 }
 
 /// The batch, in pieces that are not too large for a block.
-fn pieces(batch: RecordBatch) -> impl Iterator<Item = RecordBatch> {
-    let pieces = batch_bytes(&batch).div_ceil(BLOCK_BYTES_MAX).max(1) as usize;
+fn pieces(batch: RecordBatch, bytes_max: u64) -> impl Iterator<Item = RecordBatch> {
+    let pieces = batch_bytes(&batch).div_ceil(bytes_max).max(1) as usize;
     let rows = batch.num_rows();
     let step = rows.div_ceil(pieces).max(1);
     (0..rows).step_by(step).map(move |from| batch.slice(from, step.min(rows - from)))
@@ -441,16 +439,20 @@ impl Lane {
     /// Takes credit for a pack, of which this batch is the first.
     async fn begin_pack(self: &Arc<Self>, batch: RecordBatch, bytes: u64) -> Result<(), TaskError> {
         let mut waited = 0;
+        let pack_bytes = self.collect_bytes_max().min(PACK_BYTES_MAX);
+        // What is taken before it is known what the pack costs. It goes when it is full, so nothing in it is more.
+        let credit = pack_bytes + SMALL_BYTES_MAX;
         for at in 0..self.accounts.len() {
             // Nothing goes before the pack has: it takes this tree.
             let tree = self.state.lock().ends[at].tree();
             for account in &self.accounts[at][tree] {
-                waited += account.acquire(PACK_CREDIT_BYTES, self.signal(at)).await;
+                waited += account.acquire(credit, self.signal(at)).await;
             }
         }
         metrics::add(&self.way.edge.metrics.blocked_ns, waited);
         let mut state = self.state.lock();
-        state.taken = PACK_CREDIT_BYTES;
+        state.taken = credit;
+        state.pack.as_mut().expect("asked before").set_full_bytes(pack_bytes);
         self.push(&mut state, batch, bytes)?;
         // The turn may have ended while it waited for credit.
         match state.in_turn || self.join(&mut state) {
@@ -462,6 +464,16 @@ impl Lane {
     /// Barriers that are not to wait for credit at this place.
     fn signal(&self, at: usize) -> Option<&UnalignedSignal> {
         self.way.signal.as_ref().filter(|_| self.may_owe[at])
+    }
+
+    /// What a block to place `at` is to have at most.
+    fn block_bytes_max(&self, at: usize) -> u64 {
+        self.accounts[at].iter().flatten().map(|account| account.block_bytes_max()).fold(BLOCK_BYTES_MAX, u64::min)
+    }
+
+    /// What rows for it are to come to before they are sent; with more a slow link would be busy for long.
+    pub(super) fn collect_bytes_max(&self) -> u64 {
+        (0..self.accounts.len()).map(|at| self.block_bytes_max(at)).fold(BLOCK_BYTES_MAX, u64::min)
     }
 
     /// Puts a batch to those that wait.
@@ -510,7 +522,7 @@ impl Lane {
             if accounts.iter().flatten().all(|account| account.is_stopped()) {
                 continue;
             }
-            for piece in pieces(batch.clone()) {
+            for piece in pieces(batch.clone(), self.block_bytes_max(at)) {
                 waited += self.send_block(at, LaneRows::Batch(&piece)).await?;
             }
         }
@@ -554,7 +566,7 @@ impl Lane {
         };
         let widths = gather.widths().unwrap_or_default();
         let bytes = (part.len() * widths.iter().sum::<usize>()) as u64;
-        if !is_to_one_there || !(SMALL_BYTES_MAX + 1..=BLOCK_BYTES_MAX).contains(&bytes) {
+        if !is_to_one_there || !(SMALL_BYTES_MAX + 1..=self.block_bytes_max(0)).contains(&bytes) {
             return self.send(gather.part(part)?).await;
         }
         self.flush()?;
