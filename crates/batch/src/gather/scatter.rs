@@ -83,6 +83,11 @@ impl Scatter {
         Ok(self.bytes >= self.flush_bytes || self.assigned.len() >= COLLECT_ROWS_MAX)
     }
 
+    /// What has been collected for each target, if all get the same.
+    pub fn target_bytes(&self) -> u64 {
+        self.bytes / u64::from(self.targets.max(1))
+    }
+
     /// Whether nothing has been collected.
     pub fn is_empty(&self) -> bool {
         self.batches.is_empty()

@@ -1,24 +1,37 @@
 //! Credit: permission to send, in bytes. Every stream from a copy to a copy has an account at its sender; what the
 //! receiver takes comes back. So a consumer that is slow stops its producers, and no queue grows without bound.
+//!
+//! Over a network a sender needs [room on the link](super::pacer) as well, and a stream's window is as wide as its
+//! receiver is fast: what lies in it holds up the barriers behind it.
 
 use std::future::poll_fn;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::{Context, Poll, Waker};
+use std::time::Duration;
 
 use parking_lot::Mutex;
 use tidemill_batch::memory::{Governor, MemoryLevel};
 use tidemill_batch::wire::WireKind;
 
-use super::Links;
+use super::{LinkPacer, Links};
 use crate::unaligned::UnalignedSignal;
 
 /// A window is never smaller, or little would move at all.
 pub(crate) const WINDOW_BYTES_MIN: u64 = 64 << 10;
+/// A window that is never used up.
+pub(crate) const NO_WINDOW_BYTES: u64 = 1 << 60;
+/// So much of a stream's window over a network is open at first.
+const FIRST_WINDOW_BYTES: u64 = 256 << 10;
+/// What a receiver over a network takes later than this after it came makes the stream's window smaller; what it takes
+/// in half the time makes it larger.
+const WINDOW_TIME: Duration = Duration::from_millis(250);
 
 /// A sender's credit for one stream.
 pub(crate) struct CreditAccount {
     window_bytes: i64,
+    /// The network link that the stream goes over.
+    link: Option<Arc<LinkPacer>>,
     state: Mutex<AccountState>,
 }
 
@@ -32,9 +45,25 @@ struct AccountState {
 
 impl CreditAccount {
     pub(crate) fn new(window_bytes: u64) -> Arc<Self> {
-        let window_bytes = window_bytes as i64;
-        let state = AccountState { available: window_bytes, stopped: false, waiting: None };
-        Arc::new(CreditAccount { window_bytes, state: Mutex::new(state) })
+        Self::over(None, window_bytes)
+    }
+
+    /// Of a stream over a network link, if there is one.
+    pub(crate) fn over(link: Option<&Arc<LinkPacer>>, window_bytes: u64) -> Arc<Self> {
+        let available = first_window(window_bytes, link.is_some()) as i64;
+        let state = AccountState { available, stopped: false, waiting: None };
+        Arc::new(CreditAccount { window_bytes: window_bytes as i64, link: link.cloned(), state: Mutex::new(state) })
+    }
+
+    /// What one message is to be at most on the stream's link.
+    pub(crate) fn block_bytes_max(&self) -> u64 {
+        self.link.as_ref().map_or(u64::MAX, |link| link.block_bytes_max())
+    }
+
+    /// Whether there is credit, and room on the link. Who sends waits for both; who passes on what others have sent
+    /// needs credit alone.
+    fn has_room(&self, state: &AccountState, context: &mut Context<'_>) -> bool {
+        state.stopped || state.available > 0 && self.link.as_ref().is_none_or(|link| link.poll_room(context).is_ready())
     }
 
     pub(crate) fn try_acquire(&self, bytes: u64) -> bool {
@@ -46,20 +75,21 @@ impl CreditAccount {
         true
     }
 
-    /// Waits until there is any credit, then takes `bytes`. One waits at a time: a stream has one sender. Who has a
-    /// barrier behind it that is unaligned may owe as much again as the window: it would wait with him; or it
-    /// `may_owe_all` that it has left to send. What `begin` returns is there while it waits, if it has to.
+    /// Waits until there is any credit, and room on the link, then takes `bytes`. One waits at a time: a stream has one
+    /// sender. Who has a barrier behind it that is unaligned may owe as much again as the window: it would wait with
+    /// him; or it `may_owe_all` that it has left to send. What `begin` returns is there while it waits, if it has to;
+    /// it is told whether the link alone is waited for.
     pub(crate) async fn acquire<W>(
         &self,
         bytes: u64,
         signal: Option<&UnalignedSignal>,
         may_owe_all: bool,
-        begin: impl Fn() -> W,
+        begin: impl Fn(bool) -> W,
     ) {
-        let mut wait = None;
+        let mut wait: Option<(bool, W)> = None;
         poll_fn(|context| {
             let mut state = self.state.lock();
-            if state.available > 0 || state.stopped {
+            if self.has_room(&state, context) {
                 state.available -= bytes as i64;
                 return Poll::Ready(());
             }
@@ -71,7 +101,11 @@ impl CreditAccount {
                 state.available -= bytes as i64;
                 return Poll::Ready(());
             }
-            wait.get_or_insert_with(&begin);
+            let for_link = state.available > 0;
+            drop(state);
+            if wait.as_ref().is_none_or(|(begun, _)| *begun != for_link) {
+                wait = Some((for_link, begin(for_link)));
+            }
             Poll::Pending
         })
         .await;
@@ -80,7 +114,7 @@ impl CreditAccount {
     /// Ready when [`CreditAccount::acquire`] would not wait, of a sender that may go on with another stream as well.
     pub(crate) fn poll_room(&self, signal: Option<&UnalignedSignal>, context: &mut Context<'_>) -> Poll<()> {
         let mut state = self.state.lock();
-        if state.available > 0 || state.stopped {
+        if self.has_room(&state, context) {
             return Poll::Ready(());
         }
         state.waiting = Some(context.waker().clone());
@@ -88,6 +122,11 @@ impl CreditAccount {
             Some(signal) if state.available > -self.window_bytes => signal.poll(context).map(|_| ()),
             _ => Poll::Pending,
         }
+    }
+
+    /// Whether there is credit: who waits all the same waits for the link.
+    pub(crate) fn has_credit(&self) -> bool {
+        self.state.lock().available > 0
     }
 
     pub(crate) fn release(&self, bytes: u64) {
@@ -122,33 +161,55 @@ impl CreditAccount {
     }
 }
 
+/// How much of a stream's window is open at first.
+fn first_window(window_bytes: u64, is_network: bool) -> u64 {
+    match is_network && window_bytes < NO_WINDOW_BYTES {
+        true => window_bytes.min(FIRST_WINDOW_BYTES),
+        false => window_bytes,
+    }
+}
+
 /// How much of a stream's window is in use: less while the receiving worker's memory runs out, so that sources slow
-/// down before anything else has to happen; all of it again afterwards.
+/// down before anything else has to happen; all of it again afterwards. Over a network also less while the receiver
+/// takes what comes late.
 pub(crate) struct CreditValve {
     governor: Governor,
     full_bytes: u64,
     open_bytes: AtomicU64,
+    is_network: bool,
 }
 
 impl CreditValve {
     pub(crate) fn new(governor: &Governor, window_bytes: u64) -> Arc<Self> {
-        let governor = governor.clone();
-        Arc::new(CreditValve { governor, full_bytes: window_bytes, open_bytes: AtomicU64::new(window_bytes) })
+        Self::over(false, governor, window_bytes)
     }
 
-    /// How much credit to give back for `bytes` that were taken. One thread at a time may overshoot a little; the
-    /// window never closes.
-    fn pass(&self, bytes: u64) -> u64 {
+    /// The same; of a stream over a network, if it is one.
+    pub(crate) fn over(is_network: bool, governor: &Governor, window_bytes: u64) -> Arc<Self> {
+        let open_bytes = AtomicU64::new(first_window(window_bytes, is_network));
+        Arc::new(CreditValve { governor: governor.clone(), full_bytes: window_bytes, open_bytes, is_network })
+    }
+
+    /// How much credit to give back for `bytes` that were taken so long after they came, if that is known. One thread
+    /// at a time may overshoot a little; the window never closes.
+    fn pass(&self, bytes: u64, waited: Option<Duration>) -> u64 {
         let open = self.open_bytes.load(Ordering::Relaxed);
-        if self.governor.level() == MemoryLevel::Ok {
-            if open == self.full_bytes {
-                return bytes;
+        let waited = waited.unwrap_or_default();
+        let withheld = match self.governor.level() {
+            MemoryLevel::Ok if waited <= WINDOW_TIME / 2 => {
+                if open == self.full_bytes {
+                    return bytes;
+                }
+                let more = bytes.min(self.full_bytes - open);
+                self.open_bytes.store(open + more, Ordering::Relaxed);
+                return bytes + more;
             }
-            let more = bytes.min(self.full_bytes - open);
-            self.open_bytes.store(open + more, Ordering::Relaxed);
-            return bytes + more;
-        }
-        let less = bytes.min(open.saturating_sub(WINDOW_BYTES_MIN));
+            MemoryLevel::Ok if waited <= WINDOW_TIME => return bytes,
+            // What had to wait for longer came with a window of before, for the most part.
+            MemoryLevel::Ok => bytes / 2,
+            _ => bytes,
+        };
+        let less = withheld.min(open.saturating_sub(WINDOW_BYTES_MIN));
         self.open_bytes.store(open - less, Ordering::Relaxed);
         bytes - less
     }
@@ -182,8 +243,8 @@ impl CreditDebt {
         self.links.notify_sender(self.worker, WireKind::Stop, (self.edge, self.source, self.target), 0);
     }
 
-    fn add(&self, bytes: u64) {
-        let give = self.valve.pass(bytes);
+    fn add(&self, bytes: u64, waited: Option<Duration>) {
+        let give = self.valve.pass(bytes, waited);
         let owed = self.owed.fetch_add(give, Ordering::AcqRel) + give;
         if owed >= self.valve.lot_bytes() {
             let owed = self.owed.swap(0, Ordering::AcqRel);
@@ -205,7 +266,8 @@ pub(crate) struct CreditGuard {
 
 enum CreditOwner {
     Local(Arc<CreditAccount>, Arc<CreditValve>),
-    Remote(Arc<CreditDebt>),
+    /// With the time when it came, where that counts.
+    Remote(Arc<CreditDebt>, Option<Instant>),
 }
 
 impl CreditGuard {
@@ -220,7 +282,8 @@ impl CreditGuard {
     }
 
     pub(crate) fn remote(debt: &Arc<CreditDebt>, bytes: u64) -> Self {
-        CreditGuard { bytes, credit: bytes, owner: CreditOwner::Remote(Arc::clone(debt)) }
+        let came = debt.valve.is_network.then(Instant::now);
+        CreditGuard { bytes, credit: bytes, owner: CreditOwner::Remote(Arc::clone(debt), came) }
     }
 
     pub(crate) fn bytes(&self) -> u64 {
@@ -231,8 +294,8 @@ impl CreditGuard {
 impl Drop for CreditGuard {
     fn drop(&mut self) {
         match &self.owner {
-            CreditOwner::Local(account, valve) => account.release(valve.pass(self.credit)),
-            CreditOwner::Remote(debt) => debt.add(self.credit),
+            CreditOwner::Local(account, valve) => account.release(valve.pass(self.credit, None)),
+            CreditOwner::Remote(debt, came) => debt.add(self.credit, came.map(|came| came.elapsed())),
         }
     }
 }
@@ -292,14 +355,49 @@ mod tests {
         let governor = Governor::new(settings);
         let full = 4 * WINDOW_BYTES_MIN;
         let valve = CreditValve::new(&governor, full);
-        assert_eq!(valve.pass(10_000), 10_000);
+        assert_eq!(valve.pass(10_000, None), 10_000);
         let reservation = governor.reservation("sort");
         assert!(reservation.try_grow(750));
-        let kept: u64 = (0..100).map(|_| 10_000 - valve.pass(10_000)).sum();
+        let kept: u64 = (0..100).map(|_| 10_000 - valve.pass(10_000, None)).sum();
         assert_eq!(kept, full - WINDOW_BYTES_MIN);
         assert!(valve.lot_bytes() < WINDOW_BYTES_MIN);
         drop(reservation);
-        let given: u64 = (0..100).map(|_| valve.pass(10_000) - 10_000).sum();
+        let given: u64 = (0..100).map(|_| valve.pass(10_000, None) - 10_000).sum();
         assert_eq!(given, kept);
+    }
+
+    /// A window that stayed wide in front of a slow receiver would hold barriers up; one that stayed narrow, or that
+    /// the two ends took for different, would slow a fast one down.
+    #[test]
+    fn windows_over_a_network_follow_their_receiver() {
+        let governor = Governor::new(MemorySettings { watch_process: false, ..MemorySettings::default() });
+        let full = 1 << 20;
+        let valve = CreditValve::over(true, &governor, full);
+        let account = CreditAccount::over(Some(&Arc::new(LinkPacer::new(None))), full);
+        assert_eq!(account.state.lock().available as u64, FIRST_WINDOW_BYTES);
+        let mut open = FIRST_WINDOW_BYTES;
+        let wider = FIRST_WINDOW_BYTES + 100_000;
+        for (times, ms, expected) in [(10, 10, wider), (10, 200, wider), (200, 300, WINDOW_BYTES_MIN), (200, 0, full)] {
+            for _ in 0..times {
+                open = open + valve.pass(10_000, Some(Duration::from_millis(ms))) - 10_000;
+            }
+            assert_eq!((open, valve.open_bytes.load(Ordering::Relaxed)), (expected, expected));
+        }
+    }
+
+    /// A sender that went on without room would put a barrier behind what it sent; one that was not woken would stop.
+    #[test]
+    fn a_sender_waits_for_room_on_its_link() {
+        let link = Arc::new(LinkPacer::new(None));
+        let account = CreditAccount::over(Some(&link), 8 << 20);
+        let room = 2 * account.block_bytes_max();
+        link.queue(room as usize);
+        let waiter = std::thread::spawn({
+            let account = Arc::clone(&account);
+            move || block_on(account.acquire(10, None))
+        });
+        assert!(account.try_acquire(10), "what is passed on waits for nobody");
+        link.discard(1);
+        waiter.join().unwrap();
     }
 }

@@ -11,7 +11,9 @@
 
 mod credit;
 mod loans;
+mod pacer;
 mod pump;
+mod rate;
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -26,8 +28,9 @@ use tidemill_control::{LinkCounters, TcpCounters};
 use tidemill_net::control::ControlTree;
 use tidemill_net::{Endpoint, Engine, Envelope, MemoryRegion, Rank};
 
-pub(crate) use credit::{CreditAccount, CreditDebt, CreditGuard, CreditValve, WINDOW_BYTES_MIN};
+pub(crate) use credit::{CreditAccount, CreditDebt, CreditGuard, CreditValve, NO_WINDOW_BYTES, WINDOW_BYTES_MIN};
 pub(crate) use loans::MemoryLoans;
+pub(crate) use pacer::LinkPacer;
 pub(crate) use pump::{FrameHandler, ReceivePump};
 
 use crate::observation::LinkClock;
@@ -48,6 +51,8 @@ pub(crate) struct Links {
     endpoint: Endpoint,
     context: u32,
     peers: Vec<WorkerLink>,
+    /// Some links go over a network.
+    is_paced: bool,
     /// Credit to be given back by the next pump; `None` when this worker's part is over.
     credits: Mutex<Option<Vec<(u32, WireHeader)>>>,
     /// Something waits for a pump: credits, frames of failures, forwards.
@@ -79,6 +84,18 @@ struct WorkerLink {
     in_flight: AtomicU32,
     sent_bytes: AtomicU64,
     clock: LinkClock,
+    /// Where it goes over a network.
+    pacer: Option<Arc<LinkPacer>>,
+}
+
+impl WorkerLink {
+    fn note_queued(&self, bytes: usize) {
+        self.pacer.iter().for_each(|pacer| pacer.queue(bytes));
+    }
+
+    fn note_discarded(&self, bytes: usize) {
+        self.pacer.iter().for_each(|pacer| pacer.discard(bytes));
+    }
 }
 
 /// What waits to leave.
@@ -126,6 +143,7 @@ impl Drop for SendInFlight {
         if self.waits {
             peer.clock.end_message(Instant::now());
         }
+        peer.pacer.iter().for_each(|pacer| pacer.pass(self.bytes.len()));
     }
 }
 
@@ -139,6 +157,7 @@ impl Links {
         fanout: Option<u32>,
         loans: &Arc<MemoryLoans>,
     ) -> Arc<Self> {
+        let engine = endpoint.lock();
         let peer = |&rank| WorkerLink {
             rank,
             queue: Mutex::default(),
@@ -146,13 +165,17 @@ impl Links {
             in_flight: AtomicU32::new(0),
             sent_bytes: AtomicU64::new(0),
             clock: LinkClock::default(),
+            pacer: engine.is_network_link(rank).then(|| Arc::new(LinkPacer::new(engine.link_info(rank)))),
         };
+        let peers: Vec<WorkerLink> = workers.iter().map(peer).collect();
+        drop(engine);
         Arc::new(Links {
             run,
             me,
             endpoint,
             context,
-            peers: workers.iter().map(peer).collect(),
+            is_paced: peers.iter().any(|peer| peer.pacer.is_some()),
+            peers,
             credits: Mutex::new(Some(Vec::new())),
             dirty: AtomicBool::new(loans.has_returns()),
             rooms: Arc::default(),
@@ -228,6 +251,11 @@ impl Links {
         (0..self.workers()).map(counters).filter(is_used).collect()
     }
 
+    /// What paces the link to a worker, if it goes over a network.
+    pub(crate) fn pacer(&self, worker: u32) -> Option<&Arc<LinkPacer>> {
+        self.peers[worker as usize].pacer.as_ref()
+    }
+
     /// The worker behind a rank.
     pub(crate) fn worker(&self, rank: Rank) -> Option<u32> {
         self.peers.iter().position(|peer| peer.rank == rank).map(|worker| worker as u32)
@@ -295,20 +323,28 @@ impl Links {
 
     /// Puts something behind what waits, unless that was all.
     fn push(&self, worker: u32, outgoing: OutgoingFrames) {
-        let mut queue = self.peers[worker as usize].queue.lock();
+        let peer = &self.peers[worker as usize];
+        let mut queue = peer.queue.lock();
         // What is dropped may lock: not under this lock.
         match queue.closed {
             true => drop(queue),
-            false => queue.waiting.push_back(outgoing),
+            false => {
+                peer.note_queued(outgoing.bytes.len());
+                queue.waiting.push_back(outgoing);
+            }
         }
     }
 
     fn enqueue_newest(&self, worker: u32, frame: Frame) {
         let newest = OutgoingFrames { ages: true, ..OutgoingFrames::new(frame.into_buffer()) };
-        let mut queue = self.peers[worker as usize].queue.lock();
+        let peer = &self.peers[worker as usize];
+        let mut queue = peer.queue.lock();
         if let Some(waiting) = queue.waiting.iter_mut().find(|waiting| waiting.ages) {
+            peer.note_queued(newest.bytes.len());
+            peer.note_discarded(waiting.bytes.len());
             *waiting = newest;
         } else if !queue.closed {
+            peer.note_queued(newest.bytes.len());
             queue.waiting.push_back(newest);
         }
         drop(queue);
@@ -324,6 +360,7 @@ impl Links {
     pub(crate) fn discard_queued(&self) {
         for peer in &self.peers {
             let dropped = std::mem::take(&mut peer.queue.lock().waiting);
+            peer.note_discarded(dropped.iter().map(|dropped| dropped.bytes.len()).sum());
             drop(dropped);
         }
         if let Some(credits) = self.credits.lock().as_mut() {
@@ -346,7 +383,9 @@ impl Links {
     }
 
     fn push_last(&self, worker: u32, frame: Buffer) {
-        self.peers[worker as usize].queue.lock().waiting.push_back(OutgoingFrames::new(frame));
+        let peer = &self.peers[worker as usize];
+        peer.note_queued(frame.len());
+        peer.queue.lock().waiting.push_back(OutgoingFrames::new(frame));
     }
 
     /// Whether this worker has sent all that belongs to its part of the run.
@@ -408,8 +447,31 @@ impl Links {
         while peer.in_flight.load(Ordering::SeqCst) < IN_FLIGHT_MAX
             && peer.in_flight_bytes.load(Ordering::SeqCst) < IN_FLIGHT_BYTES_MAX
         {
-            let Some(message) = next_message(&mut peer.queue.lock().waiting) else { return };
+            let Some(message) = next_message(&mut peer.queue.lock().waiting) else { break };
             self.post(engine, worker, message);
+        }
+        if let Some(pacer) = &peer.pacer {
+            self.look(engine, peer.rank, pacer);
+        }
+    }
+
+    /// Lets a link's pacer see how the link does, if it is time.
+    fn look(&self, engine: &Engine, rank: Rank, pacer: &LinkPacer) {
+        let now = Instant::now();
+        if pacer.is_look_due(now)
+            && let Some(unsent_bytes) = pacer.look(now, engine.link_info(rank).as_ref())
+        {
+            engine.limit_unsent(rank, unsent_bytes as u32);
+        }
+    }
+
+    /// The same for all links. To be called some times a second: what the kernel has sent meanwhile shows nowhere else.
+    pub(crate) fn look_at_links(&self) {
+        if self.is_paced {
+            let engine = self.endpoint.lock();
+            for peer in &self.peers {
+                peer.pacer.iter().for_each(|pacer| self.look(&engine, peer.rank, pacer));
+            }
         }
     }
 

@@ -62,9 +62,9 @@ impl WaitClock {
     }
 }
 
-/// What goes on at a link to another worker: messages that it has not taken yet, and senders that wait for credit of
-/// copies behind it. Where both is so, credit cannot come back before the link has taken what it is for: senders wait
-/// for the link. Else they wait for the copies.
+/// What goes on at a link to another worker: messages that it has not taken yet, senders that wait for room on it, and
+/// senders that wait for credit of copies behind it. While it has messages, credit cannot come back before it has taken
+/// what that is for: all wait for the link then.
 #[derive(Debug, Default)]
 pub(crate) struct LinkClock(Mutex<LinkState>);
 
@@ -72,7 +72,8 @@ pub(crate) struct LinkClock(Mutex<LinkState>);
 struct LinkState {
     seen: LastSeen,
     messages: u64,
-    senders: u64,
+    room_senders: u64,
+    credit_senders: u64,
     times: LinkTimes,
 }
 
@@ -85,14 +86,17 @@ pub(crate) struct LinkTimes {
 }
 
 impl LinkState {
+    fn senders(&mut self, for_room: bool) -> &mut u64 {
+        if for_room { &mut self.room_senders } else { &mut self.credit_senders }
+    }
+
     fn advance(&mut self, now: Instant) {
         let passed = self.seen.advance(now);
-        let waited = self.senders * passed;
-        if self.messages > 0 {
+        if self.messages > 0 || self.room_senders > 0 {
             self.times.busy_ns += passed;
-            self.times.link_wait_ns += waited;
+            self.times.link_wait_ns += (self.room_senders + self.credit_senders) * passed;
         } else {
-            self.times.credit_wait_ns += waited;
+            self.times.credit_wait_ns += self.credit_senders * passed;
         }
     }
 }
@@ -114,14 +118,14 @@ impl LinkClock {
         self.at(now, |state| state.messages -= 1);
     }
 
-    /// A sender waits for credit.
-    pub(crate) fn begin_wait(&self, now: Instant) {
-        self.at(now, |state| state.senders += 1);
+    /// A sender waits for credit, or, if it has that, for room on the link.
+    pub(crate) fn begin_wait(&self, now: Instant, for_room: bool) {
+        self.at(now, |state| *state.senders(for_room) += 1);
     }
 
     /// It waits no longer.
-    pub(crate) fn end_wait(&self, now: Instant) {
-        self.at(now, |state| state.senders -= 1);
+    pub(crate) fn end_wait(&self, now: Instant, for_room: bool) {
+        self.at(now, |state| *state.senders(for_room) -= 1);
     }
 
     pub(crate) fn times(&self, now: Instant) -> LinkTimes {

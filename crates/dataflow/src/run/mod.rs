@@ -631,6 +631,7 @@ impl ActiveRun {
             match waited {
                 Ok(Some(())) => return Ok(()),
                 Ok(None) => {
+                    links.look_at_links();
                     let overdrawn = self.governor.overdrawn().map_or(Ok(()), Err);
                     if let Err(message) = look(&state.progress).and(overdrawn) {
                         let rank = self.links.rank(self.links.me).0;

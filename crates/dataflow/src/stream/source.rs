@@ -23,7 +23,10 @@ use crate::error::TaskError;
 use crate::flow::Outputs;
 use crate::source_progress::SourceTracker;
 use crate::task::TaskContext;
-use crate::work::QUEUE;
+use crate::work::{CALL, QUEUE};
+
+/// No batch has so many rows: a source that may give as many need not be told.
+const MANY_ROWS: u64 = 1 << 20;
 
 /// What a source has next.
 #[derive(Debug)]
@@ -311,6 +314,28 @@ enum AfterEvent {
     Stop(u64),
 }
 
+/// What it takes lately to send rows: much where their receivers are slow, or the links there. A source is told to give
+/// few at a time then, as barriers pass between two batches.
+#[derive(Default)]
+struct SendTimes {
+    rows: u64,
+    time_ns: u64,
+}
+
+impl SendTimes {
+    /// So many rows were sent in this time. Of what was before an eighth is forgotten.
+    fn note(&mut self, rows: usize, time: Duration) {
+        if rows > 0 {
+            self.rows = self.rows - self.rows / 8 + rows as u64;
+            self.time_ns = self.time_ns - self.time_ns / 8 + time.as_nanos() as u64;
+        }
+    }
+
+    fn row_ns(&self) -> u64 {
+        self.time_ns / self.rows.max(1)
+    }
+}
+
 /// A source that runs. Events come one at a time, from [`SourceDriver::next_event`].
 struct SourceDriver<'a, S> {
     states: Option<&'a CopyStates>,
@@ -325,6 +350,8 @@ struct SourceDriver<'a, S> {
     ended: bool,
     /// Rows take whoever gets them so long that the source was told to give few.
     slow: bool,
+    /// What sending takes.
+    sending: SendTimes,
     /// The last epoch whose checkpoint has what the copy kept before its end.
     passed: u64,
     outputs: Outputs,
@@ -396,6 +423,7 @@ impl<'a, S: Source> SourceDriver<'a, S> {
             waiting: false,
             ended: false,
             slow: false,
+            sending: SendTimes::default(),
             passed: context.restored().map_or(0, |restored| restored.epoch),
             outputs,
             source,
@@ -460,14 +488,21 @@ impl<'a, S: Source> SourceDriver<'a, S> {
     async fn on_next(&mut self, next: SourceEvent) -> Result<AfterEvent, TaskError> {
         match &mut self.held {
             Some(held) => held.keep(next),
-            None => give(next, &mut self.clock, &mut self.outputs).await?,
+            None => {
+                let rows = if let SourceEvent::Rows { rows, .. } = &next { rows.num_rows() } else { 0 };
+                let begun = Instant::now();
+                give(next, &mut self.clock, &mut self.outputs).await?;
+                self.sending.note(rows, begun.elapsed());
+            }
         }
         let port = self.outputs.port(ROWS_PORT);
         let (row_ns, is_wanted) = (port.row_ns(), port.is_wanted());
-        if row_ns > 0 || self.slow {
-            self.slow = row_ns > 0;
-            let at_most = if self.slow { (QUEUE.as_nanos() as u64 / row_ns).max(1) as usize } else { usize::MAX };
-            self.source.limit_rows(at_most);
+        let rows_within = |time: Duration, row_ns: u64| time.as_nanos() as u64 / row_ns.max(1);
+        let at_most = rows_within(QUEUE, row_ns).min(rows_within(CALL, self.sending.row_ns()));
+        let is_slow = at_most < MANY_ROWS;
+        if is_slow || self.slow {
+            self.slow = is_slow;
+            self.source.limit_rows(if is_slow { at_most.max(1) as usize } else { usize::MAX });
         }
         if !is_wanted {
             return Ok(AfterEvent::End);

@@ -16,14 +16,12 @@ use tidemill_checkpoint::{EventTime, Mark};
 use super::inlet::{Inlet, StreamPacket};
 use super::tree_order::{TreeItem, TreeOrder};
 use crate::flow::{EdgeMover, EdgeReduction, FlowEdge};
-use crate::link::{CreditAccount, CreditDebt, CreditGuard, CreditValve, Links, WINDOW_BYTES_MIN};
+use crate::link::{CreditAccount, CreditDebt, CreditGuard, CreditValve, Links, NO_WINDOW_BYTES, WINDOW_BYTES_MIN};
 use crate::metrics::{self, EdgeMetrics, EdgeReport};
 use crate::overlay::WorkerTree;
 
 /// What a stream may have on its way or queued, whatever the settings.
 const WINDOW_BYTES_MAX: u64 = 4 << 20;
-/// So much is never sent.
-const NO_WINDOW_BYTES: u64 = 1 << 60;
 
 /// Set in a worker's number when a frame about credit is for the second of a broadcast's two trees.
 const SECOND_TREE: u32 = 1 << 31;
@@ -146,7 +144,6 @@ impl EdgeRuntime {
         };
         new.window_bytes = if edge.feedback { NO_WINDOW_BYTES } else { new.window(limits.queue_bytes) };
         let window = new.window_bytes;
-        let valve = |edge: &EdgeRuntime| CreditValve::new(&edge.governor, window);
         for source in 0..sources {
             let from = new.source_workers[source as usize];
             if !new.trees.is_empty() {
@@ -159,9 +156,10 @@ impl EdgeRuntime {
                     continue;
                 }
                 if from == me {
-                    new.accounts.insert((source, target), CreditAccount::new(window));
+                    new.accounts.insert((source, target), CreditAccount::over(links.pacer(to), window));
                 } else if to == me {
-                    let debt = CreditDebt::new(links, from, (id, source, target), valve(&new));
+                    let valve = CreditValve::over(links.pacer(from).is_some(), &new.governor, window);
+                    let debt = CreditDebt::new(links, from, (id, source, target), valve);
                     new.debts.insert((source, target), debt);
                     new.pending.fetch_add(1, Ordering::Relaxed);
                 }
@@ -176,7 +174,8 @@ impl EdgeRuntime {
         let trees = &self.trees[from as usize];
         for (number, tree) in trees.iter().enumerate() {
             for &child in &tree.children[me as usize] {
-                let (account, place) = (CreditAccount::new(self.window_bytes), (source, tree_place(child, number)));
+                let account = CreditAccount::over(links.pacer(child), self.window_bytes);
+                let place = (source, tree_place(child, number));
                 if from == me {
                     self.accounts.insert(place, account);
                 } else {
@@ -185,7 +184,7 @@ impl EdgeRuntime {
             }
             if let Some(parent) = tree.parent[me as usize] {
                 let place = tree_place(me, number);
-                let valve = CreditValve::new(&self.governor, self.window_bytes);
+                let valve = CreditValve::over(links.pacer(parent).is_some(), &self.governor, self.window_bytes);
                 self.debts.insert((source, place), CreditDebt::new(links, parent, (self.id, source, place), valve));
                 self.pending.fetch_add(1, Ordering::Relaxed);
             }

@@ -30,15 +30,13 @@ use crate::task::{self, TurnWaiter};
 use crate::unaligned::UnalignedSignal;
 use crate::work::QUEUE;
 
-/// A block is not much larger than this: batches that are, are cut.
+/// A block is not much larger than this, or than a network link can take at a time: batches that are, are cut.
 const BLOCK_BYTES_MAX: u64 = 4 << 20;
 /// What a batch of this process costs in credit beside its bytes.
 const BATCH_COST_BYTES: u64 = 64;
 /// After so much for copies of this worker a sender lets them have the thread: while it goes on, what they are to read
 /// leaves the processor's cache.
 const CACHED_BYTES: u64 = 512 << 10;
-/// What is taken for a pack before it is known what it costs. It goes when it is full, so nothing in it is more.
-const PACK_CREDIT_BYTES: u64 = PACK_BYTES_MAX + SMALL_BYTES_MAX;
 
 /// What all streams of one copy's end of an edge share: whose they are, and what carries them.
 pub(super) struct EdgeEnd {
@@ -55,15 +53,17 @@ pub(super) struct EdgeEnd {
 struct CreditWait<'a> {
     way: &'a EdgeEnd,
     worker: u32,
+    /// There is credit: it waits for the link alone.
+    for_link: bool,
 }
 
 impl<'a> CreditWait<'a> {
-    fn begin(way: &'a EdgeEnd, worker: u32) -> Self {
+    fn begin(way: &'a EdgeEnd, worker: u32, for_link: bool) -> Self {
         let now = Instant::now();
         way.edge.metrics.blocked.begin(now);
         way.clock.begin_blocked(now);
-        way.links.clock(worker).begin_wait(now);
-        CreditWait { way, worker }
+        way.links.clock(worker).begin_wait(now, for_link);
+        CreditWait { way, worker, for_link }
     }
 }
 
@@ -72,7 +72,7 @@ impl Drop for CreditWait<'_> {
         let now = Instant::now();
         self.way.edge.metrics.blocked.end(now);
         self.way.clock.end_blocked(now);
-        self.way.links.clock(self.worker).end_wait(now);
+        self.way.links.clock(self.worker).end_wait(now, self.for_link);
     }
 }
 
@@ -141,8 +141,8 @@ struct LaneState {
 }
 
 /// The batch, in pieces that are not too large for a block.
-fn pieces(batch: RecordBatch) -> impl Iterator<Item = RecordBatch> {
-    let pieces = batch_bytes(&batch).div_ceil(BLOCK_BYTES_MAX).max(1) as usize;
+fn pieces(batch: RecordBatch, bytes_max: u64) -> impl Iterator<Item = RecordBatch> {
+    let pieces = batch_bytes(&batch).div_ceil(bytes_max).max(1) as usize;
     let rows = batch.num_rows();
     let step = rows.div_ceil(pieces).max(1);
     (0..rows).step_by(step).map(move |from| batch.slice(from, step.min(rows - from)))
@@ -376,7 +376,10 @@ impl Lane {
                 }
             }
             // It waits for all of them, and counts where it would have sent.
-            wait.get_or_insert_with(|| CreditWait::begin(&lanes[first].way, lanes[first].accounts[0][0][0].worker));
+            wait.get_or_insert_with(|| {
+                let WorkerCredit { worker, account } = &lanes[first].accounts[0][0][0];
+                CreditWait::begin(&lanes[first].way, *worker, account.has_credit())
+            });
             Poll::Pending
         })
         .await
@@ -384,7 +387,10 @@ impl Lane {
 
     /// Takes credit at an account, see [`CreditAccount::acquire`], and counts how long it waits.
     async fn acquire(&self, to: &WorkerCredit, bytes: u64, signal: Option<&UnalignedSignal>, may_owe_all: bool) {
-        to.account.acquire(bytes, signal, may_owe_all, || CreditWait::begin(&self.way, to.worker)).await;
+        let waited = to.account.acquire(bytes, signal, may_owe_all, |for_link| {
+            CreditWait::begin(&self.way, to.worker, for_link)
+        });
+        waited.await;
     }
 
     /// Sends a batch, now or with others before the turn is over.
@@ -472,15 +478,19 @@ impl Lane {
 
     /// Takes credit for a pack, of which this batch is the first.
     async fn begin_pack(self: &Arc<Self>, batch: RecordBatch, bytes: u64) -> Result<(), TaskError> {
+        let pack_bytes = self.collect_bytes_max().min(PACK_BYTES_MAX);
+        // What is taken before it is known what the pack costs. It goes when it is full, so nothing in it is more.
+        let credit = pack_bytes + SMALL_BYTES_MAX;
         for at in 0..self.accounts.len() {
             // Nothing goes before the pack has: it takes this tree.
             let tree = self.state.lock().ends[at].tree();
             for to in &self.accounts[at][tree] {
-                self.acquire(to, PACK_CREDIT_BYTES, self.signal(at), false).await;
+                self.acquire(to, credit, self.signal(at), false).await;
             }
         }
         let mut state = self.state.lock();
-        state.taken = PACK_CREDIT_BYTES;
+        state.taken = credit;
+        state.pack.as_mut().expect("asked before").set_full_bytes(pack_bytes);
         self.push(&mut state, batch, bytes)?;
         // The turn may have ended while it waited for credit.
         match state.in_turn || self.join(&mut state) {
@@ -492,6 +502,16 @@ impl Lane {
     /// Barriers that are not to wait for credit at this place.
     fn signal(&self, at: usize) -> Option<&UnalignedSignal> {
         self.way.signal.as_ref().filter(|_| self.may_owe[at])
+    }
+
+    /// What a block to place `at` is to have at most.
+    fn block_bytes_max(&self, at: usize) -> u64 {
+        self.accounts[at].iter().flatten().map(|to| to.account.block_bytes_max()).fold(BLOCK_BYTES_MAX, u64::min)
+    }
+
+    /// What rows for it are to come to before they are sent; with more a slow link would be busy for long.
+    pub(super) fn collect_bytes_max(&self) -> u64 {
+        (0..self.accounts.len()).map(|at| self.block_bytes_max(at)).fold(BLOCK_BYTES_MAX, u64::min)
     }
 
     /// Puts a batch to those that wait.
@@ -539,7 +559,7 @@ impl Lane {
             if accounts.iter().flatten().all(|to| to.account.is_stopped()) {
                 continue;
             }
-            for piece in pieces(batch.clone()) {
+            for piece in pieces(batch.clone(), self.block_bytes_max(at)) {
                 self.send_block(at, LaneRows::Batch(&piece)).await?;
             }
         }
@@ -582,7 +602,7 @@ impl Lane {
         };
         let widths = gather.widths().unwrap_or_default();
         let bytes = (part.len() * widths.iter().sum::<usize>()) as u64;
-        if !is_to_one_there || !(SMALL_BYTES_MAX + 1..=BLOCK_BYTES_MAX).contains(&bytes) {
+        if !is_to_one_there || !(SMALL_BYTES_MAX + 1..=self.block_bytes_max(0)).contains(&bytes) {
             return self.send(gather.part(part)?).await;
         }
         self.flush()?;

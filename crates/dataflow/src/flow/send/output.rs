@@ -44,6 +44,8 @@ struct PartitionedLanes {
     lanes: Vec<Arc<Lane>>,
     /// Where the next batch goes as a whole, if that is known.
     next: Option<u32>,
+    /// Of each network link one of the lanes that go over it.
+    paced: Vec<usize>,
 }
 
 /// One copy's end of one edge.
@@ -53,6 +55,13 @@ pub(crate) struct Outlet {
     /// Messages that were sent, each a round, where the edge goes by rounds.
     rounds: i64,
     ended: bool,
+}
+
+/// The first target on each worker that a network link leads to.
+fn paced(edge: &EdgeRuntime, links: &Links) -> Vec<usize> {
+    let workers = &edge.target_workers;
+    let is_first = |&at: &usize| links.pacer(workers[at]).is_some() && !workers[..at].contains(&workers[at]);
+    (0..workers.len()).filter(is_first).collect()
 }
 
 impl Outlet {
@@ -81,6 +90,7 @@ impl Outlet {
             EdgeMover::Broadcast(_) => OutletRoute::One(Lane::to_all(&way)),
             EdgeMover::Copies => OutletRoute::Copies((0..edge.targets()).map(lane).collect()),
             EdgeMover::Partition(partitioner) => OutletRoute::Partition(Box::new(PartitionedLanes {
+                paced: paced(edge, links),
                 assign: partitioner.start(&PartitionerContext {
                     source,
                     targets: edge.targets(),
@@ -250,9 +260,17 @@ impl PartitionedLanes {
                     lane.ok_or_else(|| format!("the partitioner returned target {target}, which does not exist"))?;
                 lane.send(batch).await
             }
-            RowAssignment::ByRow if self.scatter.collect(batch, &self.targets)? => self.flush().await,
+            RowAssignment::ByRow if self.scatter.collect(batch, &self.targets)? || self.is_enough() => {
+                self.flush().await
+            }
             RowAssignment::ByRow => Ok(()),
         }
+    }
+
+    /// Whether as much has been collected as some link takes at a time.
+    fn is_enough(&self) -> bool {
+        let bytes = self.scatter.target_bytes();
+        self.paced.iter().any(|&lane| self.lanes[lane].collect_bytes_max() <= bytes)
     }
 
     /// Sends a batch to copy `first`, or to the next one behind it that has room, if that one has none.

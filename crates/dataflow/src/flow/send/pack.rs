@@ -16,7 +16,7 @@ use arrow::error::ArrowError;
 
 /// Larger batches go as they are: they are worth a hand-over of their own, and not worth a copy.
 pub const SMALL_BYTES_MAX: u64 = 4 << 10;
-/// A pack that has reached this size goes.
+/// A pack that has reached this size goes, if not before.
 pub(super) const PACK_BYTES_MAX: u64 = 128 << 10;
 
 /// The values of a column of numbers, as bytes; `None` when it is of another type.
@@ -60,8 +60,9 @@ pub(super) struct RowPack {
     rows: usize,
     /// What is behind those rows, or all of it where not all columns are numbers.
     others: Vec<RecordBatch>,
-    /// What all of it weighs.
+    /// What all of it weighs, and what it goes with.
     bytes: u64,
+    full_bytes: u64,
 }
 
 impl RowPack {
@@ -73,7 +74,13 @@ impl RowPack {
         }
         let values: Option<Vec<PackedValues>> = fields.iter().map(|field| values_of(field.data_type())).collect();
         let columns = values.iter().flatten().map(|_| MutableBuffer::new(0)).collect();
-        Some(RowPack { schema: SchemaRef::clone(schema), values, columns, rows: 0, others: Vec::new(), bytes: 0 })
+        let (schema, full_bytes) = (SchemaRef::clone(schema), PACK_BYTES_MAX);
+        Some(RowPack { schema, values, columns, rows: 0, others: Vec::new(), bytes: 0, full_bytes })
+    }
+
+    /// It is time to send when it weighs so much.
+    pub(super) fn set_full_bytes(&mut self, bytes: u64) {
+        self.full_bytes = bytes;
     }
 
     pub(super) fn is_empty(&self) -> bool {
@@ -86,7 +93,7 @@ impl RowPack {
         if !self.copy(&batch) {
             self.others.push(batch);
         }
-        self.bytes >= PACK_BYTES_MAX
+        self.bytes >= self.full_bytes
     }
 
     /// Adds rows of the only column, given as bytes, as [`RowPack::push`] adds a batch of them; `None` where there are
@@ -99,7 +106,7 @@ impl RowPack {
         column.extend_from_slice(values);
         self.rows += rows;
         self.bytes += values.len() as u64;
-        Some(self.bytes >= PACK_BYTES_MAX)
+        Some(self.bytes >= self.full_bytes)
     }
 
     /// Copies a batch's values behind the others, if nothing but such values is there and in it.
