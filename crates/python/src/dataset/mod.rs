@@ -14,6 +14,7 @@ mod expr;
 mod frame;
 mod lookup;
 mod process;
+mod requests;
 mod running;
 mod source;
 mod stream;

@@ -30,6 +30,7 @@ use super::calls::{self, PendingCall};
 use super::engine::{GivenSchema, QueryEngine};
 use super::expr::NativeExpr;
 use super::frame::{NativeDataSet, exception_text, together, together_with};
+use super::requests::{JobObserver, MoveRequests};
 use super::running::NativeRunning;
 use super::table::NativeTable;
 use super::{finish, raised};
@@ -441,6 +442,8 @@ pub fn write_stream<'py>(
         look_at_sinks: look_at_sinks.map(sinks_seen_by),
     };
     let workers = comm.get(py)?.size();
+    let mut requests = MoveRequests::new(status.as_ref().and_then(|(file, _)| file.clone()));
+    let mut observer = JobObserver::new();
     let status = status.map(|(file, about)| StatusFile::new(file, &about, workers, every));
     let spilled = engine.engine.governor().spilled_bytes();
     let mut status = status.transpose()?;
@@ -450,6 +453,8 @@ pub fn write_stream<'py>(
         tidemill_stream::run(workers, &engine.engine, &outputs, &job, &mut |run| {
             left_out.look(engine);
             overdue.look(run);
+            observer.look(run);
+            requests.look(run, observer.rates());
             if let Some(status) = &mut status
                 && status.tell(run, &left_out.late, engine.engine.governor().spilled_bytes() - spilled)
                 && !std::mem::replace(&mut stopping, true)
@@ -524,7 +529,7 @@ fn sinks_seen_by(look: Py<PyAny>) -> LookAtSinks {
 /// has what all others tell, too. The first line of it is the worker's own, each other one of another worker. A worker
 /// that is killed leaves its file behind: readers look whether its process is there, and when it told last. Beside it
 /// `tidemill stop` puts an empty file, to ask worker 0 for a last checkpoint; when the job has stopped, that has
-/// another name.
+/// another name. Others ask for keys to move (`requests`).
 struct StatusFile {
     /// `None` where there can be none.
     file: Option<PathBuf>,
