@@ -13,7 +13,8 @@ pub struct WorkerSample {
     pub cpu_ns: u64,
     /// Time that its threads were ready to run and waited for a CPU, in nanoseconds, of all threads together.
     pub cpu_wait_ns: u64,
-    /// Its links to other workers; those not used yet are missing.
+    /// Its links to other workers, and one to itself for what its copies wait for each other; those not used yet are
+    /// missing.
     pub links: Vec<LinkCounters>,
     /// Tasks with copies on this worker.
     pub tasks: Vec<TaskCounters>,

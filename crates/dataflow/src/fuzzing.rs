@@ -1,6 +1,7 @@
-//! What fuzz targets and property tests feed with bytes from nowhere: the news of a failure. A decoder must not panic,
-//! and not read beyond a message.
+//! What fuzz targets and property tests feed with bytes from nowhere: the news of a failure, and what another worker
+//! has counted. A decoder must not panic, and not read beyond a message.
 
+use crate::observation::CounterTable;
 use crate::run::RunFault;
 
 /// Decodes the news of a failure. Panics when what was decoded is longer than the bytes allow. Returns whether it was
@@ -14,6 +15,21 @@ pub fn fault(bytes: &[u8]) -> bool {
     fault.is_some()
 }
 
+/// Decodes a worker's counters. Panics when they do not come back as they were when they are told anew. Returns whether
+/// they were some.
+pub fn counters(bytes: &[u8]) -> bool {
+    let (workers, tasks) = (8, 8);
+    let mut table = CounterTable::default();
+    let is_read = table.apply(bytes, workers, tasks).is_ok();
+    if is_read {
+        let (mut here, mut there) = (CounterTable::default(), CounterTable::default());
+        let message = here.update(&table.sample(0), true);
+        there.apply(&message, workers, tasks).expect("what is told can be read");
+        assert_eq!(here, there);
+    }
+    is_read
+}
+
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
@@ -21,6 +37,13 @@ mod tests {
     use super::*;
 
     proptest! {
+        #[test]
+        fn any_bytes_are_counters_or_refused(bytes in prop::collection::vec(0u8..12, 0..40)) {
+            counters(&bytes);
+            // A message's number, and that it has a row of the worker.
+            counters(&[&[0, 1, 0], &bytes[..]].concat());
+        }
+
         #[test]
         fn any_bytes_are_a_fault_or_refused(bytes in prop::collection::vec(any::<u8>(), 0..400), task in 0u8..40) {
             fault(&bytes);

@@ -5,6 +5,7 @@
 //! | module              | what is in it                                                                     |
 //! |---------------------|-----------------------------------------------------------------------------------|
 //! | `sync`              | the atomics and locks that tests replace                                          |
+//! | `observation`       | what a worker counts of itself, and how worker 0 learns of it                     |
 //! | [`work`]            | how busy the steps of a job are                                                   |
 //! | [`metrics`]         | what is counted on every edge                                                     |
 //! | [`overlay`]         | trees of workers                                                                  |
@@ -51,6 +52,7 @@ mod error;
 #[doc(hidden)]
 pub mod fuzzing;
 mod link;
+mod observation;
 mod partitioner;
 mod run;
 mod source_progress;
@@ -71,3 +73,4 @@ pub use placement::{PlacementPlan, WorkerInfo};
 pub use run::{ProgressCallback, RunProgress, Runner, RunnerSettings, WorkerStatus};
 pub use task::{TaskContext, wait_in_copy};
 pub use tidemill_batch::{BatchError, RouteMap, floats, keys, memory, min_max, prefetch, route_map};
+pub use tidemill_control::{ClusterLayout, WorkerSample};

@@ -2,9 +2,13 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
+use std::time::Instant;
 
+use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use tidemill_checkpoint::EventTime;
+
+use crate::observation::{KeySketch, WaitClock};
 
 /// Rows and bytes of each bucket of a keyed edge, as this worker has sent them, and how long its copies have worked on
 /// them.
@@ -13,6 +17,8 @@ pub struct BucketCounts {
     rows: Vec<AtomicU64>,
     bytes: Vec<AtomicU64>,
     work_ns: Vec<AtomicU64>,
+    /// The keys that most of these rows have.
+    pub(crate) frequent: Mutex<KeySketch>,
 }
 
 fn loaded(counters: &[AtomicU64]) -> Vec<u64> {
@@ -22,7 +28,7 @@ fn loaded(counters: &[AtomicU64]) -> Vec<u64> {
 impl BucketCounts {
     pub(crate) fn new(buckets: usize) -> Arc<Self> {
         let zeros = || (0..buckets).map(|_| AtomicU64::new(0)).collect();
-        Arc::new(BucketCounts { rows: zeros(), bytes: zeros(), work_ns: zeros() })
+        Arc::new(BucketCounts { rows: zeros(), bytes: zeros(), work_ns: zeros(), frequent: Mutex::default() })
     }
 
     pub(crate) fn add(&self, bucket: usize, rows: u64, bytes: u64) {
@@ -59,7 +65,7 @@ pub struct EdgeMetrics {
     pub(crate) local_bytes: AtomicU64,
     pub(crate) remote_blocks: AtomicU64,
     pub(crate) remote_bytes: AtomicU64,
-    pub(crate) blocked_ns: AtomicU64,
+    pub(crate) blocked: WaitClock,
     pub(crate) buckets: OnceLock<Arc<BucketCounts>>,
 }
 
@@ -73,6 +79,11 @@ impl EdgeMetrics {
         self.buckets.get_or_init(|| BucketCounts::new(count as usize))
     }
 
+    /// Rows that this worker's copies have sent, and taken.
+    pub(crate) fn rows(&self) -> (u64, u64) {
+        (self.rows_sent.load(Ordering::Relaxed), self.rows_received.load(Ordering::Relaxed))
+    }
+
     pub(crate) fn report(&self, edge: &str, queue_bytes_max: u64) -> EdgeReport {
         let load = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         EdgeReport {
@@ -83,7 +94,7 @@ impl EdgeMetrics {
             local_bytes: load(&self.local_bytes),
             remote_blocks: load(&self.remote_blocks),
             remote_bytes: load(&self.remote_bytes),
-            blocked_ns: load(&self.blocked_ns),
+            blocked_ns: self.blocked.waited_ns(Instant::now()),
             queue_bytes_max,
             queue_bytes: 0,
             time: None,
@@ -112,7 +123,7 @@ pub struct EdgeReport {
     pub remote_blocks: u64,
     /// Their bytes on the wire.
     pub remote_bytes: u64,
-    /// Time its copies waited for credit, together.
+    /// Time its copies waited for credit, together; waits count while they last.
     pub blocked_ns: u64,
     /// The most bytes that were queued at one of its copies.
     pub queue_bytes_max: u64,

@@ -2,11 +2,13 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
+
+use crate::observation::OutsideWork;
 
 /// What one call of a function of the program should take, about: batches are cut to that, so that marks pass between
 /// calls.
@@ -31,6 +33,8 @@ pub struct StepWork {
     running: Mutex<Vec<(u64, Instant)>>,
     begun: AtomicU64,
     copies: AtomicU64,
+    /// The task's operator is a function of the program.
+    is_program: AtomicBool,
 }
 
 impl StepWork {
@@ -45,11 +49,16 @@ impl StepWork {
 
     /// The same of what waits outside, such as for a server.
     pub async fn time_async<F: Future>(&self, rows: usize, call: F) -> F::Output {
-        let running = StepTimer::begin(self);
+        let running = (StepTimer::begin(self), OutsideWork::begin());
         let made = call.await;
         drop(running);
         self.rows.fetch_add(rows as u64, Ordering::Relaxed);
         made
+    }
+
+    /// What it times are functions of the program, though it has a task's name.
+    pub(crate) fn set_program(&self) {
+        self.is_program.store(true, Ordering::Relaxed);
     }
 
     fn busy_ns(&self) -> u64 {
@@ -105,6 +114,16 @@ impl StepWorks {
         let work = works.entry(step.to_owned()).or_default();
         work.copies.fetch_add(1, Ordering::Relaxed);
         Arc::clone(work)
+    }
+
+    /// How long functions of the program have worked within a task.
+    pub(crate) fn program_ns(&self, task: &str) -> u64 {
+        let of_task = |(step, work): &(&String, &Arc<StepWork>)| match step.strip_suffix(task) {
+            Some("") => work.is_program.load(Ordering::Relaxed),
+            Some(function) => function.ends_with(" in "),
+            None => false,
+        };
+        self.0.lock().iter().filter(of_task).map(|(_, work)| work.busy_ns()).sum()
     }
 
     pub(crate) fn reports(&self) -> Vec<WorkReport> {

@@ -14,11 +14,13 @@
 //! | module     | what                                                                      |
 //! |------------|---------------------------------------------------------------------------|
 //! | `cpus`     | Sets of CPUs, and the affinity mask of a thread                           |
+//! | `process`  | CPU time of this process, and how long it has waited for CPUs             |
 //! | `quota`    | How much CPU time the cgroups of this process allow                       |
 //! | `topology` | The CPUs that this process may use, and where they are                    |
 //! | `share`    | Divides the CPUs of a host among workers, and a worker's among its threads |
 
 mod cpus;
+mod process;
 mod quota;
 mod share;
 #[cfg(test)]
@@ -26,4 +28,5 @@ mod tests;
 mod topology;
 
 pub use cpus::CpuSet;
+pub use process::ProcessTimes;
 pub use topology::{Cpu, Machine};

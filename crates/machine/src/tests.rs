@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use proptest::prelude::*;
 
-use crate::{CpuSet, Machine};
+use crate::{CpuSet, Machine, ProcessTimes};
 
 /// A folder with `/proc` and `/sys` of some machine; removed at the end.
 struct Tree(PathBuf);
@@ -270,5 +270,29 @@ proptest! {
         if (0..sockets).map(|socket| on(socket) / least).sum::<usize>() >= workers {
             prop_assert!(shares.iter().all(|share| share.iter().all(|&cpu| place(cpu).0 == place(share[0]).0)));
         }
+    }
+}
+
+/// Threads come and go; what they have waited must neither be lost nor come twice.
+#[test]
+fn waits_of_threads_add_up() {
+    let tree =
+        Tree::new().write("proc/self/task/7/schedstat", "10 100 1").write("proc/self/task/8/schedstat", "5 30 1");
+    let mut times = ProcessTimes::under(&tree.0);
+    assert_eq!(times.wait_ns(), 130);
+    let tree = tree.write("proc/self/task/7/schedstat", "20 140 2");
+    fs::remove_dir_all(tree.0.join("proc/self/task/8")).unwrap();
+    assert_eq!(times.wait_ns(), 170);
+    let tree = tree.write("proc/self/task/8/schedstat", "1 2 1").write("proc/self/task/7/schedstat", "1 3 1");
+    assert_eq!(times.wait_ns(), 175, "both are new");
+    fs::remove_dir_all(tree.0.join("proc")).unwrap();
+    assert_eq!(times.wait_ns(), 175);
+}
+
+#[test]
+fn a_process_takes_time() {
+    let (mut sum, before) = (0u64, ProcessTimes::cpu_ns());
+    while cfg!(target_os = "linux") && ProcessTimes::cpu_ns() <= before {
+        sum = std::hint::black_box(sum.wrapping_add(1));
     }
 }

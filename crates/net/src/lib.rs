@@ -73,4 +73,6 @@ pub use frame::{AcceptPayload, FrameHeader, FrameKind, HEADER_BYTES, OfferPayloa
 pub use rank::Rank;
 pub use segment::{Segment, SegmentError};
 pub use threads::{interruptible, is_interrupted};
-pub use transport::{FrameSink, LocalClaim, OPEN_TIMEOUT, PushResult, Transport, TransportError, TransportLimits};
+pub use transport::{
+    FrameSink, LinkInfo, LocalClaim, OPEN_TIMEOUT, PushResult, Transport, TransportError, TransportLimits,
+};

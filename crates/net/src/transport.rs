@@ -57,6 +57,33 @@ pub struct TransportLimits {
     pub in_flight_bytes_max: usize,
     /// Whether [`Transport::read_peer`] and [`Transport::write_peer`] work for this peer.
     pub single_copy: bool,
+    /// Whether frames to this peer leave the host's memory, or at least go as if they did: the link may be slow.
+    pub network: bool,
+}
+
+/// What the kernel knows of a connection to a peer. Counters run from its begin.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct LinkInfo {
+    /// The newest delivery rate, in bytes per second.
+    pub delivery_bytes_s: u64,
+    /// Whether there was too little to send when that was measured: the link may carry more.
+    pub app_limited: bool,
+    /// Smoothed round-trip time, in microseconds.
+    pub rtt_us: u64,
+    /// Smallest round-trip time of late, in microseconds.
+    pub min_rtt_us: u64,
+    /// Bytes that the peer's host has acknowledged.
+    pub acked_bytes: u64,
+    /// Bytes in the kernel that it has not acknowledged, sent or not: now.
+    pub buffered_bytes: u64,
+    /// Time in which there was something to send or unacknowledged, in microseconds.
+    pub busy_us: u64,
+    /// Time of that in which the peer's receive window held it up, in microseconds.
+    pub receiver_limited_us: u64,
+    /// Time of that in which the size of the own buffer held it up, in microseconds.
+    pub buffer_limited_us: u64,
+    /// Segments that were sent again.
+    pub retransmits: u64,
 }
 
 /// Where arriving frames go. The engine implements it; a transport calls it from `poll`.
@@ -125,6 +152,20 @@ pub trait Transport: Send {
     fn is_linked(&self, peer: Rank) -> bool {
         let _ = peer;
         true
+    }
+
+    /// What the kernel knows of the connection that frames to `peer` leave by; `None` where there is none. A system
+    /// call or two.
+    fn link_info(&self, peer: Rank) -> Option<LinkInfo> {
+        let _ = peer;
+        None
+    }
+
+    /// Has the kernel take only about so many bytes that it cannot send yet; what exceeds them is `Blocked`. For who
+    /// wants frames to be behind little else. Connections that there are not yet have no such limit, nor have
+    /// transports without the kernel.
+    fn limit_unsent(&self, peer: Rank, bytes: u32) {
+        let _ = (peer, bytes);
     }
 
     /// Whether nothing more can come from `peer`, which has left, once a poll finds nothing. Transports without

@@ -42,6 +42,7 @@ impl Transport for Scripted {
             eager_bytes_max: 1 << 16,
             in_flight_bytes_max: 1 << 20,
             single_copy: false,
+            network: false,
         }
     }
 

@@ -217,6 +217,46 @@ fn a_slow_receiver_blocks_the_sender_who_is_woken_when_there_is_room() {
     });
 }
 
+/// Who wants frames to be behind little else relies on it; a limit that went unnoticed when it rose would stop a link.
+#[test]
+fn the_kernel_takes_no_more_than_it_is_told_to() {
+    let (taken, read) = (Barrier::new(2), Barrier::new(2));
+    run_workers(2, |me, mut transport| {
+        let peer = Rank(1 - me.0);
+        let max = transport.limits(me).frame_bytes_max;
+        if me.0 == 1 {
+            taken.wait();
+            let mut sink = Recorder::default();
+            while sink.frames.is_empty() {
+                if !transport.poll(&mut sink) {
+                    sleep_on(&transport);
+                }
+            }
+            read.wait();
+            return;
+        }
+        assert!(transport.limits(peer).network);
+        let before = transport.link_info(peer).unwrap();
+        transport.limit_unsent(peer, 4096);
+        let (head, bytes, mut sent) = (header(me, 0, max), payload(me, 0, max), 0);
+        assert_eq!(transport.push(peer, &head, bytes, &mut sent).unwrap(), PushResult::Blocked);
+        let limited = sent;
+        transport.limit_unsent(peer, u32::MAX);
+        let mut result = transport.push(peer, &head, bytes, &mut sent).unwrap();
+        assert!(sent > limited, "{limited} bytes went, and no more without a limit");
+        taken.wait();
+        while result == PushResult::Blocked {
+            sleep_on(&transport);
+            transport.poll(&mut Recorder::default());
+            result = transport.push(peer, &head, bytes, &mut sent).unwrap();
+        }
+        read.wait();
+        let after = transport.link_info(peer).unwrap();
+        assert!(after.acked_bytes + after.buffered_bytes >= before.acked_bytes + max as u64);
+        assert!(after.busy_us >= before.busy_us && after.rtt_us > 0);
+    });
+}
+
 #[test]
 fn a_peer_that_ends_is_lost_once_after_its_last_words() {
     run_workers(3, |me, mut transport| {

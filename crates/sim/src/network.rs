@@ -226,6 +226,7 @@ impl Transport for SimTransport {
             eager_bytes_max: options.eager_bytes_max,
             in_flight_bytes_max: options.in_flight_bytes_max,
             single_copy: false,
+            network: false,
         }
     }
 

@@ -72,9 +72,11 @@ pub enum WireKind {
     Lent,
     /// What was lent at `seq` of the receiver's memory is not needed any more.
     Returned,
+    /// What the sender has counted, for worker 0: the body is what has changed since the one before.
+    Measured,
 }
 
-const KINDS: [WireKind; 17] = [
+const KINDS: [WireKind; 18] = [
     WireKind::Batch,
     WireKind::End,
     WireKind::Watermark,
@@ -92,6 +94,7 @@ const KINDS: [WireKind; 17] = [
     WireKind::Finish,
     WireKind::Lent,
     WireKind::Returned,
+    WireKind::Measured,
 ];
 
 /// A frame's header, but for what belongs to the encoding.

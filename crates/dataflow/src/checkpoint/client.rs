@@ -153,6 +153,11 @@ impl CheckpointClient {
         *self.made.lock()
     }
 
+    /// On worker 0: the manifest of the last checkpoint, if there is one.
+    pub(crate) fn last_manifest(&self) -> Option<Arc<Manifest>> {
+        self.last.lock().clone()
+    }
+
     /// Asks the coordinator for a barrier; only worker 0 has one.
     pub(crate) fn request(&self, control: BarrierControl) {
         if let Some(events) = &self.events {
@@ -192,7 +197,7 @@ impl CheckpointClient {
             Some(events) => drop(events.send(CoordinatorInput::Event(CoordinatorEvent::Report(report)))),
             None => {
                 let header = WireHeader::new(WireKind::Saved, self.links.run);
-                self.links.report(header, &[report.encode().into()]);
+                drop(self.links.report(header, &[report.encode().into()]));
             }
         }
     }

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use arrow::array::RecordBatch;
 use arrow::datatypes::SchemaRef;
+use arrow::util::display::{ArrayFormatter, FormatOptions};
 use tidemill_batch::keys::{self, KeyHasher};
 use tidemill_batch::route_map::{BUCKETS, BUCKETS_MAX, RouteMap};
 use tidemill_batch::schema::columns;
@@ -12,6 +13,7 @@ use super::{EdgeSignature, Exchange};
 use crate::error::TaskError;
 use crate::flow::{EdgeMover, Lowering, batch_bytes};
 use crate::metrics::BucketCounts;
+use crate::observation::{COUNTED_TEXT_MAX, SampledRows};
 use crate::partitioner::{Partitioner, PartitionerContext, RowAssigner, RowAssignment};
 
 /// Names the target copy of each row of a batch: `(batch, copies) -> targets`.
@@ -81,6 +83,7 @@ impl Partition {
         EdgeMover::Partition(match &self.by {
             PartitionBy::Key { columns: names, buckets, route } => Arc::new(ByKey {
                 hasher: KeyHasher::new(columns(schema, names).expect("checked before")),
+                columns: columns(schema, names).expect("checked before").into(),
                 route: route.clone().unwrap_or_else(|| Arc::new(RouteMap::even(*buckets, targets))),
             }),
             PartitionBy::Turn { strict } => Arc::new(ByTurn { strict: *strict }),
@@ -141,11 +144,13 @@ pub(super) fn describe_buckets(buckets: u32) -> String {
 
 struct ByKey {
     hasher: KeyHasher,
+    columns: Arc<[usize]>,
     route: Arc<RouteMap>,
 }
 
 struct AssignByKey {
     hasher: KeyHasher,
+    columns: Arc<[usize]>,
     route: Arc<RouteMap>,
     hashes: Vec<u64>,
     /// Rows by bucket that others are not told of yet, and how many these are, of so many bytes.
@@ -153,6 +158,8 @@ struct AssignByKey {
     rows: usize,
     bytes: u64,
     metrics: Arc<BucketCounts>,
+    /// Those whose keys are counted.
+    sampled: SampledRows,
 }
 
 /// Others are told of counts when there have been so many rows of each bucket, on average: to tell of a bucket takes
@@ -165,12 +172,14 @@ impl Partitioner for ByKey {
         let metrics = seat.metrics.buckets(buckets);
         Box::new(AssignByKey {
             hasher: self.hasher.clone(),
+            columns: Arc::clone(&self.columns),
             route: Arc::clone(seat.route.as_ref().unwrap_or(&self.route)),
             hashes: Vec::new(),
             counts: vec![0; buckets as usize],
             rows: 0,
             bytes: 0,
             metrics: Arc::clone(metrics),
+            sampled: SampledRows::new(seat.source.into()),
         })
     }
 
@@ -199,6 +208,13 @@ impl RowAssigner for AssignByKey {
         if self.rows >= COUNTED_ROWS * counts.len() {
             self.flush_metrics();
         }
+        if !self.sampled.skip(batch.num_rows()) {
+            let mut frequent = self.metrics.frequent.lock();
+            for row in self.sampled.of(batch.num_rows()) {
+                let hash = self.hashes[row];
+                frequent.add(hash, || (self.route.bucket(hash), key_text(batch, &self.columns, row)));
+            }
+        }
         Ok(RowAssignment::ByRow)
     }
 
@@ -216,6 +232,18 @@ impl RowAssigner for AssignByKey {
     fn reroute(&mut self, route: &Arc<RouteMap>) {
         self.route = Arc::clone(route);
     }
+}
+
+/// The key of a row for people, cut if it is long.
+fn key_text(batch: &RecordBatch, columns: &[usize], row: usize) -> String {
+    let options = FormatOptions::default().with_null("null").with_display_error(true);
+    let text = |&column: &usize| match ArrayFormatter::try_new(batch.column(column), &options) {
+        Ok(formatter) => formatter.value(row).to_string(),
+        Err(error) => error.to_string(),
+    };
+    let mut text = columns.iter().map(text).collect::<Vec<_>>().join(", ");
+    text.truncate(text.floor_char_boundary(COUNTED_TEXT_MAX));
+    text
 }
 
 struct ByTurn {

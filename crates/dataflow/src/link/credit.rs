@@ -5,7 +5,6 @@ use std::future::poll_fn;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::{Context, Poll, Waker};
-use std::time::Instant;
 
 use parking_lot::Mutex;
 use tidemill_batch::memory::{Governor, MemoryLevel};
@@ -48,15 +47,16 @@ impl CreditAccount {
     }
 
     /// Waits until there is any credit, then takes `bytes`. One waits at a time: a stream has one sender. Who has a
-    /// barrier behind it that is unaligned may owe as much again as the window: it would wait with him. Returns the
-    /// nanoseconds it waited.
-    pub(crate) async fn acquire(&self, bytes: u64, signal: Option<&UnalignedSignal>) -> u64 {
-        self.acquire_owing(bytes, signal, false).await
-    }
-
-    /// The same; one with an unaligned barrier `may_owe_all` that it has left to send.
-    pub(crate) async fn acquire_owing(&self, bytes: u64, signal: Option<&UnalignedSignal>, may_owe_all: bool) -> u64 {
-        let mut since = None;
+    /// barrier behind it that is unaligned may owe as much again as the window: it would wait with him; or it
+    /// `may_owe_all` that it has left to send. What `begin` returns is there while it waits, if it has to.
+    pub(crate) async fn acquire<W>(
+        &self,
+        bytes: u64,
+        signal: Option<&UnalignedSignal>,
+        may_owe_all: bool,
+        begin: impl Fn() -> W,
+    ) {
+        let mut wait = None;
         poll_fn(|context| {
             let mut state = self.state.lock();
             if state.available > 0 || state.stopped {
@@ -71,11 +71,10 @@ impl CreditAccount {
                 state.available -= bytes as i64;
                 return Poll::Ready(());
             }
-            since.get_or_insert_with(Instant::now);
+            wait.get_or_insert_with(&begin);
             Poll::Pending
         })
         .await;
-        since.map_or(0, |since| since.elapsed().as_nanos() as u64)
     }
 
     /// Ready when [`CreditAccount::acquire`] would not wait, of a sender that may go on with another stream as well.
@@ -249,11 +248,14 @@ mod tests {
     #[test]
     fn a_waiting_sender_goes_on_when_credit_returns() {
         let account = CreditAccount::new(100);
-        assert_eq!(block_on(account.acquire(150, None)), 0, "a large item passes a window that is untouched");
+        let acquire =
+            |account: Arc<CreditAccount>, bytes| async move { account.acquire(bytes, None, false, || ()).await };
+        let passes = futures_util::FutureExt::now_or_never(acquire(Arc::clone(&account), 150)).is_some();
+        assert!(passes, "a large item passes a window that is untouched");
         assert!(!account.try_acquire(1));
         let waiter = std::thread::spawn({
             let account = Arc::clone(&account);
-            move || block_on(account.acquire(10, None))
+            move || block_on(acquire(account, 10))
         });
         let valve = CreditValve::new(&Governor::new(MemorySettings::default()), 100);
         drop(CreditGuard::local(&account, &valve, 49));
@@ -271,7 +273,10 @@ mod tests {
         let account = CreditAccount::new(100);
         let epochs = tokio::sync::watch::Sender::new(0);
         let signal = UnalignedSignal::new(epochs.subscribe());
-        let acquire = |bytes| futures_util::FutureExt::now_or_never(account.acquire(bytes, Some(&signal))).is_some();
+        let acquire = |bytes| {
+            let acquired = account.acquire(bytes, Some(&signal), false, || ());
+            futures_util::FutureExt::now_or_never(acquired).is_some()
+        };
         assert!(acquire(100) && !acquire(1));
         epochs.send_replace(1);
         assert!(acquire(60) && acquire(60) && !acquire(1));

@@ -15,18 +15,22 @@ mod pump;
 
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::time::Instant;
 
 use arrow::buffer::Buffer;
 use parking_lot::Mutex;
 use tidemill_batch::frame_buffers::{BufferPool, FrameBuffer};
 use tidemill_batch::wire::{Frame, ReceivedFrame, WireHeader, WireKind};
+use tidemill_control::{LinkCounters, TcpCounters};
 use tidemill_net::control::ControlTree;
 use tidemill_net::{Endpoint, Engine, Envelope, MemoryRegion, Rank};
 
 pub(crate) use credit::{CreditAccount, CreditDebt, CreditGuard, CreditValve, WINDOW_BYTES_MIN};
 pub(crate) use loans::MemoryLoans;
 pub(crate) use pump::{FrameHandler, ReceivePump};
+
+use crate::observation::LinkClock;
 
 /// Bytes under way on a link before further frames wait in its queue.
 const IN_FLIGHT_BYTES_MAX: usize = 8 << 20;
@@ -73,6 +77,8 @@ struct WorkerLink {
     queue: Mutex<SendQueue>,
     in_flight_bytes: AtomicUsize,
     in_flight: AtomicU32,
+    sent_bytes: AtomicU64,
+    clock: LinkClock,
 }
 
 /// What waits to leave.
@@ -107,6 +113,8 @@ struct SendInFlight {
     bytes: Buffer,
     /// Memory that its sender counts until the block has been passed on.
     _guard: Option<Arc<CreditGuard>>,
+    /// The link has not taken it at once.
+    waits: bool,
 }
 
 impl Drop for SendInFlight {
@@ -115,6 +123,9 @@ impl Drop for SendInFlight {
         let peer = &self.links.peers[self.worker as usize];
         peer.in_flight_bytes.fetch_sub(self.bytes.len(), Ordering::SeqCst);
         peer.in_flight.fetch_sub(1, Ordering::SeqCst);
+        if self.waits {
+            peer.clock.end_message(Instant::now());
+        }
     }
 }
 
@@ -133,6 +144,8 @@ impl Links {
             queue: Mutex::default(),
             in_flight_bytes: AtomicUsize::new(0),
             in_flight: AtomicU32::new(0),
+            sent_bytes: AtomicU64::new(0),
+            clock: LinkClock::default(),
         };
         Arc::new(Links {
             run,
@@ -176,6 +189,45 @@ impl Links {
         self.peers[worker as usize].rank
     }
 
+    /// Where times of the link to a worker are counted.
+    pub(crate) fn clock(&self, worker: u32) -> &LinkClock {
+        &self.peers[worker as usize].clock
+    }
+
+    /// What the links have carried until now, those that have carried anything; and how long copies of this worker have
+    /// waited for each other. Locks the engine.
+    pub(crate) fn counters(&self) -> Vec<LinkCounters> {
+        let (engine, now) = (self.endpoint.lock(), Instant::now());
+        let counters = |worker: u32| {
+            let peer = &self.peers[worker as usize];
+            let info = if worker == self.me { None } else { engine.link_info(peer.rank) };
+            let times = peer.clock.times(now);
+            let waiting: usize = peer.queue.lock().waiting.iter().map(|waiting| waiting.bytes.len()).sum();
+            let in_flight = waiting + peer.in_flight_bytes.load(Ordering::SeqCst);
+            LinkCounters {
+                peer: worker,
+                sent_bytes: peer.sent_bytes.load(Ordering::Relaxed),
+                queued_bytes: in_flight as u64 + info.map_or(0, |info| info.buffered_bytes),
+                busy_ns: times.busy_ns,
+                link_wait_ns: times.link_wait_ns,
+                credit_wait_ns: times.credit_wait_ns,
+                tcp: info.map(|info| TcpCounters {
+                    delivery_bytes_s: info.delivery_bytes_s,
+                    app_limited: info.app_limited,
+                    rtt_us: info.rtt_us,
+                    min_rtt_us: info.min_rtt_us,
+                    acked_bytes: info.acked_bytes,
+                    busy_us: info.busy_us,
+                    receiver_limited_us: info.receiver_limited_us,
+                    buffer_limited_us: info.buffer_limited_us,
+                    retransmits: info.retransmits,
+                }),
+            }
+        };
+        let is_used = |link: &LinkCounters| link.sent_bytes > 0 || link.credit_wait_ns > 0;
+        (0..self.workers()).map(counters).filter(is_used).collect()
+    }
+
     /// The worker behind a rank.
     pub(crate) fn worker(&self, rank: Rank) -> Option<u32> {
         self.peers.iter().position(|peer| peer.rank == rank).map(|worker| worker as u32)
@@ -199,15 +251,18 @@ impl Links {
     }
 
     /// Queues a frame for the next pump. Locks no engine.
-    pub(crate) fn enqueue(&self, worker: u32, frame: Frame) {
-        self.push(worker, OutgoingFrames::new(frame.into_buffer()));
+    fn enqueue(&self, worker: u32, frame: Buffer) {
+        self.push(worker, OutgoingFrames::new(frame));
         self.mark_dirty();
     }
 
-    /// Queues a frame for worker 0, which goes by way of others. Not on worker 0. Locks no engine.
-    pub(crate) fn report(&self, header: WireHeader, body: &[Buffer]) {
+    /// Queues a frame for worker 0, which goes by way of others. Not on worker 0. Locks no engine. Returns the frame,
+    /// which others have too until it has left.
+    pub(crate) fn report(&self, header: WireHeader, body: &[Buffer]) -> Buffer {
         let header = WireHeader { source: self.me, ..header };
-        self.enqueue(self.above(), Frame::new(&header, body));
+        let frame = Frame::new(&header, body).into_buffer();
+        self.enqueue(self.above(), frame.clone());
+        frame
     }
 
     /// The same, for what is of no use once there is a newer one: of these one waits at most, however long the link is
@@ -368,7 +423,8 @@ impl Links {
         let peer = &self.peers[worker as usize];
         peer.in_flight_bytes.fetch_add(bytes.len(), Ordering::SeqCst);
         peer.in_flight.fetch_add(1, Ordering::SeqCst);
-        let message = SendInFlight { links: Arc::clone(self), worker, bytes, _guard: guard };
+        peer.sent_bytes.fetch_add(bytes.len() as u64, Ordering::Relaxed);
+        let mut message = SendInFlight { links: Arc::clone(self), worker, bytes, _guard: guard, waits: false };
         let group = engine.new_group();
         let envelope = Envelope { context: self.context, tag: 0, seq: 0, signature: 0 };
         // SAFETY: `message` owns the bytes, which stay where they are when it moves; the engine keeps it until the send
@@ -378,6 +434,8 @@ impl Links {
             // A send that fails at once does so because the job has: every wait learns of that by itself.
             let _ = engine.take(group);
         } else {
+            message.waits = true;
+            peer.clock.begin_message(Instant::now());
             engine.detach(group, Some(Box::new(message)));
         }
     }
@@ -420,11 +478,11 @@ mod tests {
         let links = Links::new(endpoints[1].clone(), 9, 1, 0, &[Rank(0), Rank(1)], None, &Arc::default());
         let frame = |kind| Frame::header_only(&WireHeader::new(kind, 0));
         let queued = || links.peers[0].queue.lock().waiting.len();
-        links.enqueue(0, frame(WireKind::Saved));
+        links.enqueue(0, frame(WireKind::Saved).into_buffer());
         assert_eq!(queued(), 1);
         links.close();
         links.enqueue_last(0, frame(WireKind::Finish));
-        links.enqueue(0, frame(WireKind::Saved));
+        links.enqueue(0, frame(WireKind::Saved).into_buffer());
         links.enqueue_newest(0, frame(WireKind::Status));
         links.forward(0, frame(WireKind::Batch).into_buffer(), None);
         assert_eq!(queued(), 2);
@@ -446,9 +504,9 @@ mod tests {
         let waits = || -> Vec<Buffer> {
             links.peers[0].queue.lock().waiting.iter().map(|waiting| waiting.bytes.clone()).collect()
         };
-        links.enqueue(0, frame(WireKind::Saved, b"first"));
+        links.enqueue(0, frame(WireKind::Saved, b"first").into_buffer());
         links.enqueue_newest(0, frame(WireKind::Status, b"old"));
-        links.enqueue(0, frame(WireKind::Saved, b"last"));
+        links.enqueue(0, frame(WireKind::Saved, b"last").into_buffer());
         links.enqueue_newest(0, frame(WireKind::Status, b"new"));
         let expected =
             [(WireKind::Saved, &b"first"[..]), (WireKind::Status, &b"new"[..]), (WireKind::Saved, &b"last"[..])];

@@ -271,9 +271,13 @@ impl<'a, O: Operator> OperatorDriver<'a, O> {
             ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
             ticks
         });
+        let work = context.work(context.task());
+        if calls_program {
+            work.set_program();
+        }
         OperatorDriver {
             context,
-            work: context.work(context.task()),
+            work,
             ticks,
             calls_program,
             handover,

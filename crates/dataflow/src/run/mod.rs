@@ -7,7 +7,9 @@
 mod copy_comms;
 mod ending;
 mod fault;
+mod layout;
 mod lower;
+mod meter;
 mod resume;
 mod state;
 mod task_copy;
@@ -32,6 +34,7 @@ pub use state::{RunProgress, WorkerStatus};
 use tidemill_batch::memory::{Governor, MemorySettings};
 
 use self::copy_comms::{CopyComm, CopyComms};
+use self::layout::RunLayout;
 pub(crate) use self::lower::lower;
 use self::state::RunState;
 use self::task_copy::TaskCopy;
@@ -399,6 +402,9 @@ impl ActiveRun {
             })
             .collect();
         state.set_edges(edges.clone());
+        let places: Vec<_> = comm.world_ranks().iter().map(|rank| &endpoint.placements()[rank.index()]).collect();
+        // No frame has come yet.
+        drop(state.progress.measurements.layout.set(RunLayout::new(flow, &places, &runner.hosts)));
 
         let stop = Arc::new(AtomicBool::new(false));
         let pump = ReceivePump::new(&links, Arc::clone(&state) as _, &stop);
@@ -494,20 +500,19 @@ impl ActiveRun {
             }
         }
         let signal = || states.as_ref().map(|states| states.unaligned_signal());
-        let returned: Arc<Mutex<Vec<Outlet>>> = Arc::default();
-        let mut outlets_total = 0;
+        let clock = self.state.progress.measurements.clock(index as u32);
+        let outlet = |edge, signal| Outlet::new(edge, copy, &self.links, signal, &clock);
+        let (returned, mut outlets_total) = (Arc::<Mutex<Vec<Outlet>>>::default(), 0);
         let outputs = task.outputs.iter().enumerate().map(|(port, schema)| {
             let begins_here = |edge: &&Arc<EdgeRuntime>| flow.edges[edge.id as usize].source.is(index, port);
-            let outlets: Vec<Outlet> =
-                edges.iter().filter(begins_here).map(|edge| Outlet::new(edge, copy, &self.links, signal())).collect();
+            let outlets: Vec<Outlet> = edges.iter().filter(begins_here).map(|edge| outlet(edge, signal())).collect();
             outlets_total += outlets.len();
             Output::new(outlets, Arc::clone(schema), self.state.cancel.token(), &returned)
         });
         let outputs = Outputs::new(outputs.collect());
         let handover = flow.handover(index).map(|edge| {
             outlets_total += 1;
-            let outlet = Outlet::new(&edges[edge], copy, &self.links, None);
-            let schema = Arc::clone(&edges[edge].schema);
+            let (outlet, schema) = (outlet(&edges[edge], None), Arc::clone(&edges[edge].schema));
             let output = Output::new(vec![outlet], schema, self.state.cancel.token(), &returned);
             let route = flow.route(index).expect("what hands over is dealt by key");
             // Its marks are each copy's own.
@@ -532,6 +537,7 @@ impl ActiveRun {
             copy,
             state: Arc::clone(&self.state),
             cancel,
+            clock,
             outlets: outlets_total,
             comm,
             states,
@@ -631,6 +637,7 @@ impl ActiveRun {
                         state.fail(RunFault { rank, task: "(run)".into(), copy: 0, message });
                     }
                     told = state.send_progress(told);
+                    state.measure();
                     for stall in state.progress.stalls(&mut stalls) {
                         notice!("{stall}");
                     }

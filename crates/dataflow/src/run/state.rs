@@ -10,10 +10,12 @@ use parking_lot::Mutex;
 use tidemill_batch::route_map::RouteMap;
 use tidemill_batch::wire::{Frame, ReceivedFrame, WireHeader, WireKind};
 use tidemill_checkpoint::{BarrierControl, Rebalance};
+use tidemill_control::{ClusterLayout, WorkerSample};
 use tidemill_net::NetError;
 
 use super::ending::{Ending, ReportedFault, RoundMessage};
 use super::fault::RunFault;
+use super::meter::{MeasuredRun, Measurements, Meter};
 use crate::checkpoint::{CheckpointClient, CheckpointMade};
 use crate::error::DataflowError;
 use crate::flow::EdgeRuntime;
@@ -35,6 +37,7 @@ pub(crate) struct RunState {
     faults: Mutex<KnownFaults>,
     ending: Mutex<Ending>,
     pub progress: RunProgress,
+    meter: Mutex<Meter>,
     checkpoints: Option<Arc<CheckpointClient>>,
 }
 
@@ -48,6 +51,7 @@ pub struct RunProgress {
     checkpoints: Option<Arc<CheckpointClient>>,
     pub(crate) sources: Arc<SourceTrackers>,
     pub(crate) works: Arc<StepWorks>,
+    pub(crate) measurements: Measurements,
     /// What this worker says of itself, until it is sent.
     status: Mutex<Option<Vec<u8>>>,
     /// What others have said, and when that came; on worker 0.
@@ -82,6 +86,7 @@ impl RunProgress {
             checkpoints,
             sources: Arc::default(),
             works: Arc::default(),
+            measurements: Measurements::default(),
             status: Mutex::default(),
             statuses: Mutex::default(),
             has_status: AtomicBool::new(false),
@@ -166,6 +171,18 @@ impl RunProgress {
         self.works.reports()
     }
 
+    /// What workers have counted: on worker 0 all of them, elsewhere this one; each as of its last look at its
+    /// counters, which is two times a second. Nothing of a worker that has not looked yet.
+    pub fn samples(&self) -> Vec<WorkerSample> {
+        self.measurements.samples()
+    }
+
+    /// Where copies run, and which of them own which buckets. Costs a copy of it.
+    pub fn layout(&self) -> ClusterLayout {
+        let layout = self.measurements.layout.get();
+        layout.map(|layout| layout.now(self.checkpoints.as_deref())).unwrap_or_default()
+    }
+
     /// What is to be said of sources whose time stands.
     pub(crate) fn stalls(&self, stalls: &mut StallMonitor) -> Vec<String> {
         let edges = self.edges.get().map_or(&[][..], Vec::as_slice);
@@ -232,6 +249,7 @@ impl RunState {
             faults: Mutex::default(),
             ending: Mutex::new(Ending::new(links.me, links.workers())),
             progress: RunProgress::new(links.me, links.workers(), checkpoints.clone()),
+            meter: Mutex::new(Meter::new(links.workers())),
             checkpoints,
         })
     }
@@ -284,13 +302,19 @@ impl RunState {
         }
         if here != told {
             let header = WireHeader { rows: here, ..WireHeader::new(WireKind::Progress, self.links.run) };
-            self.links.report(header, &[]);
+            drop(self.links.report(header, &[]));
         }
         if let Some(status) = self.progress.status.lock().take() {
             let header = WireHeader::new(WireKind::Status, self.links.run);
             self.links.report_newest(header, &[Buffer::from(status)]);
         }
         here
+    }
+
+    /// Reads this worker's counters if it is time to, and tells worker 0.
+    pub(crate) fn measure(&self) {
+        let RunProgress { works, measurements, .. } = &self.progress;
+        self.meter.lock().look(&MeasuredRun { links: &self.links, edges: self.edges(), works, measurements });
     }
 
     /// The job has failed.
@@ -327,7 +351,7 @@ impl RunState {
         if self.links.me != 0 && self.progress.has_status.load(Ordering::Relaxed) {
             let status = self.progress.status.lock().take().map(Buffer::from);
             let header = WireHeader { rows: OVER, ..WireHeader::new(WireKind::Status, self.links.run) };
-            self.links.report(header, status.as_slice());
+            drop(self.links.report(header, status.as_slice()));
         }
         self.links.close();
     }
@@ -397,7 +421,14 @@ impl FrameHandler for RunState {
                     self.damaged(from, reason);
                 }
             }
-            WireKind::Progress | WireKind::Status | WireKind::Saved if links.me != 0 => links.pass_up(&frame),
+            WireKind::Progress | WireKind::Status | WireKind::Saved | WireKind::Measured if links.me != 0 => {
+                links.pass_up(&frame);
+            }
+            WireKind::Measured => {
+                if let Err(reason) = self.progress.measurements.hear(&frame, links.workers()) {
+                    self.damaged(from, reason);
+                }
+            }
             WireKind::Progress | WireKind::Status => {
                 if let Err(reason) = self.progress.hear(&frame) {
                     self.damaged(from, reason);

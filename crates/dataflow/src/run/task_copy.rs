@@ -18,6 +18,7 @@ use super::state::RunState;
 use crate::checkpoint::CopyStates;
 use crate::error::{DataflowError, TaskError};
 use crate::flow::Outlet;
+use crate::observation::CopyClock;
 use crate::task::CancelToken;
 use crate::task::TaskFuture;
 
@@ -27,6 +28,8 @@ pub(crate) struct TaskCopy {
     pub copy: u32,
     pub state: Arc<RunState>,
     pub cancel: CancelToken,
+    /// Where its time goes.
+    pub clock: Arc<CopyClock>,
     /// The communicator of the task's copies.
     pub comm: Option<CopyComm>,
     /// Its part in checkpoints.
@@ -53,7 +56,7 @@ impl TaskCopy {
             Ok::<(), TaskError>(())
         };
         let result: Result<(), TaskError> =
-            self.cancel.guard(work).await.unwrap_or_else(|cancelled| Err(cancelled.into()));
+            self.clock.time(self.cancel.guard(work)).await.unwrap_or_else(|cancelled| Err(cancelled.into()));
         // A copy that is told to give up is not who failed, nor is one whose call on a communicator was interrupted.
         if let Err(error) = result
             && !is_cancelled(&error)

@@ -14,6 +14,7 @@ use parking_lot::Mutex;
 use super::turn::{LongTurn, Turn};
 use crate::error::DataflowError;
 use crate::link::Links;
+use crate::observation::CopyClock;
 
 /// A copy that waits looks for what it waits for in so many rounds at first, each of a microsecond or two, before it
 /// sleeps; and in as many at most, where that has been worth it.
@@ -120,7 +121,7 @@ impl CancelToken {
     /// Runs a future of a copy that has a thread of its own. Where it has to wait it looks out for a moment, and takes
     /// what comes from other workers itself: a message that comes soon wakes nobody. Then it sleeps.
     pub(crate) fn block_on<F: Future>(&self, future: F) -> F::Output {
-        block_on_after(future, |woken| self.cancel.watch(woken), None)
+        block_on_after(future, |woken| self.cancel.watch(woken), CopyClock::pause, None)
     }
 
     /// [`CancelToken::block_on`] for what may never come. If it takes as long as calls may take before they are
@@ -132,7 +133,7 @@ impl CancelToken {
                 explain(patience);
             }
         };
-        block_on_after(future, |woken| self.cancel.watch(woken), Some((patience, &explain)))
+        block_on_after(future, |woken| self.cancel.watch(woken), CopyClock::pause, Some((patience, &explain)))
     }
 
     /// Runs `future` until it is done or the run is given up; then it is dropped. Each time it is polled is a turn.
@@ -200,14 +201,15 @@ impl Wake for UnparkWaker {
 
 /// Runs a future on this thread, which sleeps while there is nothing to do.
 pub(crate) fn block_on<F: Future>(future: F) -> F::Output {
-    block_on_after(future, |_| (), None)
+    block_on_after(future, |_| (), || (), None)
 }
 
-/// The same; before it sleeps it calls `watch`, which may take some time to see it woken. If it has slept for the time
-/// that comes with `explain`, it calls that.
-fn block_on_after<F: Future>(
+/// The same; before it sleeps it calls `watch`, which may take some time to see it woken. What `pause` returns is there
+/// while it waits. If it has slept for the time that comes with `explain`, it calls that.
+fn block_on_after<F: Future, P>(
     future: F,
     watch: impl Fn(&AtomicBool),
+    pause: impl Fn() -> P,
     explain: Option<(Duration, &dyn Fn())>,
 ) -> F::Output {
     let mut future = pin!(future);
@@ -219,6 +221,7 @@ fn block_on_after<F: Future>(
         if let Poll::Ready(output) = future.as_mut().poll(&mut context) {
             return output;
         }
+        let _paused = pause();
         watch(&unpark.woken);
         if unpark.woken.load(Ordering::Acquire) {
             continue;

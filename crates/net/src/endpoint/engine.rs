@@ -766,6 +766,24 @@ impl Engine {
         Some((transport.name(), transport.limits(peer)))
     }
 
+    /// Whether messages to `peer` go over a network.
+    pub fn is_network_link(&self, peer: Rank) -> bool {
+        self.route(peer).is_some_and(|(_, limits)| limits.network)
+    }
+
+    /// What the kernel knows of the connection to `peer`; `None` if they have none.
+    pub fn link_info(&self, peer: Rank) -> Option<crate::LinkInfo> {
+        self.transports.get(self.core.links[peer.index()].transport?)?.link_info(peer)
+    }
+
+    /// Lets about so many bytes to `peer` wait in the kernel and no more, if there is a connection to it; see
+    /// [`Transport::limit_unsent`].
+    pub fn limit_unsent(&self, peer: Rank, bytes: u32) {
+        if let Some(transport) = self.core.links[peer.index()].transport.and_then(|at| self.transports.get(at)) {
+            transport.limit_unsent(peer, bytes);
+        }
+    }
+
     /// Whether there is a link to `peer`; TCP makes one when something is first sent.
     pub fn is_linked(&self, peer: Rank) -> bool {
         self.core.links[peer.index()].transport.is_some_and(|transport| self.transports[transport].is_linked(peer))

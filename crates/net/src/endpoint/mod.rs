@@ -41,7 +41,7 @@ pub(crate) fn fuzz(bytes: &[u8]) {
 use crate::control::{ControlHandle, MessageTarget};
 use crate::fork::ForkOrigin;
 use crate::topology::{HostLinks, WorkerPlacement};
-use crate::{Doorbell, NetError, Rank, WakeReason, notice};
+use crate::{Doorbell, LinkInfo, NetError, Rank, WakeReason, notice};
 
 /// Polls before a waiting call first yields its core, when every worker has a core of its own.
 const POLLS_OWN_CORE: u32 = 4000;
@@ -374,6 +374,11 @@ impl Endpoint {
     /// Whether messages to `peer` go through shared memory (or it is this worker).
     pub fn shares_memory_with(&self, peer: Rank) -> bool {
         self.0.engine.lock().route(peer).is_none_or(|(name, _)| name != "tcp")
+    }
+
+    /// What the kernel knows of the connection to `peer`; `None` if they have none: not yet, or they share memory.
+    pub fn link_info(&self, peer: Rank) -> Option<LinkInfo> {
+        self.0.engine.lock().link_info(peer)
     }
 
     /// Whether this worker can read `peer`'s memory (or is it).

@@ -126,6 +126,7 @@ impl LocalTransport {
                     eager_bytes_max: eager_bytes_max.min(frame_bytes_max),
                     in_flight_bytes_max: peer.layout.shape.bulk_bytes as usize,
                     single_copy: can_single_copy,
+                    network: false,
                 },
                 claim_in: inbox.layout.claim(&inbox.segment, index),
                 claim_out: peer.layout.claim(&peer.segment, peer.own_index),

@@ -8,7 +8,9 @@ use rustix::io::Errno;
 use rustix::net::{SendAncillaryBuffer, SendFlags};
 
 use super::assembly::{FrameAssembly, ReadSpace};
+use super::info;
 use crate::fork::PrivateFd;
+use crate::transport::LinkInfo;
 use crate::{FrameHeader, FrameSink, HEADER_BYTES, PushResult, Rank, TransportError};
 
 /// Frames up to this size are copied beside their header, which is cheaper than a system call with two pieces.
@@ -92,11 +94,17 @@ impl TcpConnection {
                 return true;
             }
         }
-        let mut bytes: libc::c_int = 0;
-        // SAFETY: writes an integer into `bytes`.
-        let rc = unsafe { libc::ioctl(self.stream.as_raw_fd(), libc::TIOCOUTQ, &raw mut bytes) };
-        // It fails only on what is no connection any more.
-        rc != 0 || bytes == 0
+        info::unacknowledged(self.as_fd()) == 0
+    }
+
+    /// See [`crate::Transport::link_info`].
+    pub(super) fn info(&self) -> Option<LinkInfo> {
+        info::link_info(self.as_fd())
+    }
+
+    /// See [`crate::Transport::limit_unsent`].
+    pub(super) fn limit_unsent(&self, bytes: u32) {
+        info::limit_unsent(self.as_fd(), bytes);
     }
 
     /// Takes what has arrived, a turn's worth at most. Returns whether anything had.

@@ -9,6 +9,7 @@
 pub(crate) mod assembly;
 mod connection;
 mod dialer;
+mod info;
 mod open;
 
 use std::mem::MaybeUninit;
@@ -19,7 +20,7 @@ use rustix::event::{Timespec, epoll};
 
 use crate::fork::{ForkOrigin, PrivateFd};
 pub use crate::handshake::PeerListener;
-use crate::{FrameHeader, FrameSink, PushResult, Rank, Transport, TransportError, TransportLimits};
+use crate::{FrameHeader, FrameSink, LinkInfo, PushResult, Rank, Transport, TransportError, TransportLimits};
 use connection::{ConnectionEnd, TcpConnection};
 use dialer::{DialNews, Dialer};
 pub use open::{ConnectChoice, TcpOpenError};
@@ -205,6 +206,12 @@ impl TcpTransport {
         !untold.is_empty()
     }
 
+    /// The connection that frames to a peer leave by.
+    fn sending(&self, rank: Rank) -> Option<&TcpConnection> {
+        let peer = self.peers.get(rank.index())?.as_ref()?;
+        peer.connections[peer.sends_on?].as_ref()
+    }
+
     /// The one connection with the one peer, if nothing else can be of interest.
     fn only_connection(&self) -> Option<(Rank, usize)> {
         let rank = self.only?;
@@ -227,6 +234,7 @@ impl Transport for TcpTransport {
             eager_bytes_max: EAGER_BYTES_MAX,
             in_flight_bytes_max: IN_FLIGHT_BYTES_MAX,
             single_copy: false,
+            network: true,
         }
     }
 
@@ -310,6 +318,16 @@ impl Transport for TcpTransport {
 
     fn is_linked(&self, peer: Rank) -> bool {
         self.peers[peer.index()].as_ref().is_some_and(|peer| peer.sends_on.is_some())
+    }
+
+    fn link_info(&self, peer: Rank) -> Option<LinkInfo> {
+        self.sending(peer)?.info()
+    }
+
+    fn limit_unsent(&self, peer: Rank, bytes: u32) {
+        if let Some(connection) = self.sending(peer) {
+            connection.limit_unsent(bytes);
+        }
     }
 
     fn has_ended(&self, peer: Rank) -> bool {

@@ -54,6 +54,8 @@ pub(crate) struct EdgeRuntime {
     /// The names of the tasks that it comes from and leads to.
     pub source_task: String,
     pub target_task: String,
+    /// The numbers of these tasks in the flow.
+    pub tasks: (usize, usize),
     pub handover: bool,
     pub rounds: Option<RoundEnd>,
     /// The worker of each source copy and of each target copy.
@@ -126,6 +128,7 @@ impl EdgeRuntime {
             route: edge.route.clone(),
             source_task: source_task.to_owned(),
             target_task: target_task.to_owned(),
+            tasks: (edge.source.task, edge.target.task),
             handover: edge.handover,
             rounds: edge.rounds,
             source_workers,
@@ -394,7 +397,8 @@ impl EdgeRuntime {
             | WireKind::Abort
             | WireKind::Finish
             | WireKind::Lent
-            | WireKind::Returned => {
+            | WireKind::Returned
+            | WireKind::Measured => {
                 return Err(format!("worker {from} sent a {:?} frame here", header.kind));
             }
         }

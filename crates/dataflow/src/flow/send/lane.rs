@@ -25,6 +25,7 @@ use crate::flow::receive::edge::{EdgeRuntime, tree_place};
 use crate::flow::receive::inlet::{Inlet, StreamPacket};
 use crate::link::{CreditAccount, CreditGuard, CreditValve, Links};
 use crate::metrics;
+use crate::observation::CopyClock;
 use crate::task::{self, TurnWaiter};
 use crate::unaligned::UnalignedSignal;
 use crate::work::QUEUE;
@@ -46,6 +47,33 @@ pub(super) struct EdgeEnd {
     pub links: Arc<Links>,
     /// Barriers that are not to wait for credit with what lies before them.
     pub signal: Option<UnalignedSignal>,
+    /// The copy's.
+    pub clock: Arc<CopyClock>,
+}
+
+/// A wait for credit of copies on a worker, which counts as long as it is there.
+struct CreditWait<'a> {
+    way: &'a EdgeEnd,
+    worker: u32,
+}
+
+impl<'a> CreditWait<'a> {
+    fn begin(way: &'a EdgeEnd, worker: u32) -> Self {
+        let now = Instant::now();
+        way.edge.metrics.blocked.begin(now);
+        way.clock.begin_blocked(now);
+        way.links.clock(worker).begin_wait(now);
+        CreditWait { way, worker }
+    }
+}
+
+impl Drop for CreditWait<'_> {
+    fn drop(&mut self) {
+        let now = Instant::now();
+        self.way.edge.metrics.blocked.end(now);
+        self.way.clock.end_blocked(now);
+        self.way.links.clock(self.worker).end_wait(now);
+    }
 }
 
 impl EdgeEnd {
@@ -70,7 +98,7 @@ enum Destination {
     Remote { target: u32, trees: Vec<Vec<WorkerCredit>>, encoder: Option<Box<BatchEncoder>> },
 }
 
-/// A worker that blocks are sent to, and credit for it.
+/// A worker that blocks are sent to, or this one, and credit for it.
 #[derive(Clone)]
 struct WorkerCredit {
     worker: u32,
@@ -88,7 +116,7 @@ struct LaneTarget {
 pub(super) struct Lane {
     way: Arc<EdgeEnd>,
     /// Whose credit a block takes: of each place, by the tree that it takes.
-    accounts: Vec<Vec<Vec<Arc<CreditAccount>>>>,
+    accounts: Vec<Vec<Vec<WorkerCredit>>>,
     /// By place: whether a sender with an unaligned barrier behind it may take more credit than there is.
     may_owe: Vec<bool>,
     state: BiasedLock<LaneState>,
@@ -301,10 +329,10 @@ impl Lane {
     }
 
     fn new(way: &Arc<EdgeEnd>, ends: Vec<LaneTarget>) -> Arc<Lane> {
-        let of_tree = |tree: &Vec<WorkerCredit>| tree.iter().map(|to| Arc::clone(&to.account)).collect();
+        let here = |account| WorkerCredit { worker: way.links.me, account: Arc::clone(account) };
         let accounts = ends.iter().map(|end| match &end.place {
-            Destination::Local { account, .. } => vec![vec![Arc::clone(account)]],
-            Destination::Remote { trees, .. } => trees.iter().map(of_tree).collect(),
+            Destination::Local { account, .. } => vec![vec![here(account)]],
+            Destination::Remote { trees, .. } => trees.clone(),
         });
         let accounts = accounts.collect();
         // No barrier overtakes what is broadcast.
@@ -330,28 +358,33 @@ impl Lane {
     }
 
     /// Waits until some lane has credit, or the barrier behind what is sent is not to wait for it. Returns the first
-    /// such lane from `first` on, and the nanoseconds that it took. Lanes that lead to one copy each; those whose
-    /// receiver takes nothing more count if there are no others.
-    pub(super) async fn first_with_room(lanes: &[Arc<Lane>], first: usize) -> (usize, u64) {
+    /// such lane from `first` on. Lanes that lead to one copy each; those whose receiver takes nothing more count if
+    /// there are no others.
+    pub(super) async fn first_with_room(lanes: &[Arc<Lane>], first: usize) -> usize {
         let in_turn = || (0..lanes.len()).map(|offset| (first + offset) % lanes.len());
-        let mut since = None;
-        let lane = poll_fn(|context| {
+        let mut wait = None;
+        poll_fn(|context| {
             let mut open = in_turn().filter(|&at| !lanes[at].is_stopped()).peekable();
             if open.peek().is_none() {
                 return Poll::Ready(first);
             }
             for at in open {
                 let lane = &lanes[at];
-                let account = &lane.accounts[0][0][0];
+                let account = &lane.accounts[0][0][0].account;
                 if lane.packing.load(Ordering::Relaxed) || account.poll_room(lane.signal(0), context).is_ready() {
                     return Poll::Ready(at);
                 }
             }
-            since.get_or_insert_with(Instant::now);
+            // It waits for all of them, and counts where it would have sent.
+            wait.get_or_insert_with(|| CreditWait::begin(&lanes[first].way, lanes[first].accounts[0][0][0].worker));
             Poll::Pending
-        });
-        let lane = lane.await;
-        (lane, since.map_or(0, |since| since.elapsed().as_nanos() as u64))
+        })
+        .await
+    }
+
+    /// Takes credit at an account, see [`CreditAccount::acquire`], and counts how long it waits.
+    async fn acquire(&self, to: &WorkerCredit, bytes: u64, signal: Option<&UnalignedSignal>, may_owe_all: bool) {
+        to.account.acquire(bytes, signal, may_owe_all, || CreditWait::begin(&self.way, to.worker)).await;
     }
 
     /// Sends a batch, now or with others before the turn is over.
@@ -390,7 +423,7 @@ impl Lane {
     async fn send_paced(&self, batch: RecordBatch) -> Result<(), TaskError> {
         let way = &self.way;
         self.flush()?;
-        let (mut from, mut waited) = (0, 0);
+        let mut from = 0;
         while from < batch.num_rows() && !self.is_stopped() {
             // Asked anew for each piece: a batch may last longer than the receiver keeps to one number of rows.
             let step = way.edge.call_rows().max(1);
@@ -401,11 +434,10 @@ impl Lane {
             let weight = (piece.num_rows() as u64).saturating_mul(row_ns).min(queue_ns) as f64 / queue_ns as f64;
             let credit = cost.max((weight * way.edge.window_bytes as f64) as u64);
             // Nothing is locked while it waits for credit.
-            waited += self.accounts[0][0][0].acquire_owing(credit, way.signal.as_ref(), true).await;
+            self.acquire(&self.accounts[0][0][0], credit, way.signal.as_ref(), true).await;
             metrics::add(&way.edge.metrics.rows_sent, piece.num_rows() as u64);
             self.state.lock().ends[0].hand_over(way, piece, cost, credit);
         }
-        metrics::add(&way.edge.metrics.blocked_ns, waited);
         Ok(())
     }
 
@@ -440,15 +472,13 @@ impl Lane {
 
     /// Takes credit for a pack, of which this batch is the first.
     async fn begin_pack(self: &Arc<Self>, batch: RecordBatch, bytes: u64) -> Result<(), TaskError> {
-        let mut waited = 0;
         for at in 0..self.accounts.len() {
             // Nothing goes before the pack has: it takes this tree.
             let tree = self.state.lock().ends[at].tree();
-            for account in &self.accounts[at][tree] {
-                waited += account.acquire(PACK_CREDIT_BYTES, self.signal(at)).await;
+            for to in &self.accounts[at][tree] {
+                self.acquire(to, PACK_CREDIT_BYTES, self.signal(at), false).await;
             }
         }
-        metrics::add(&self.way.edge.metrics.blocked_ns, waited);
         let mut state = self.state.lock();
         state.taken = PACK_CREDIT_BYTES;
         self.push(&mut state, batch, bytes)?;
@@ -495,26 +525,24 @@ impl Lane {
             return Ok(());
         }
         metrics::add(&way.edge.metrics.rows_sent, batch.num_rows() as u64);
-        let mut waited = 0;
         // By number: nothing is locked while it waits for credit. Nobody else sends meanwhile, and the pack is empty.
         for (at, accounts) in self.accounts.iter().enumerate() {
             let is_here = matches!(self.state.lock().ends[at].place, Destination::Local { .. });
             if is_here {
                 let cost = bytes + BATCH_COST_BYTES;
-                waited += accounts[0][0].acquire(cost, self.signal(at)).await;
+                self.acquire(&accounts[0][0], cost, self.signal(at), false).await;
                 let mut state = self.state.lock();
                 state.unread += cost;
                 state.ends[at].hand_over(way, batch.clone(), cost, cost);
                 continue;
             }
-            if accounts.iter().flatten().all(|account| account.is_stopped()) {
+            if accounts.iter().flatten().all(|to| to.account.is_stopped()) {
                 continue;
             }
             for piece in pieces(batch.clone()) {
-                waited += self.send_block(at, LaneRows::Batch(&piece)).await?;
+                self.send_block(at, LaneRows::Batch(&piece)).await?;
             }
         }
-        metrics::add(&way.edge.metrics.blocked_ns, waited);
         if self.state.lock().unread >= CACHED_BYTES {
             self.state.lock().unread = 0;
             tokio::task::yield_now().await;
@@ -522,26 +550,26 @@ impl Lane {
         Ok(())
     }
 
-    /// Sends a block to the workers of place `at`, as their accounts allow it. Returns how long it waited for that.
-    async fn send_block(&self, at: usize, rows: LaneRows<'_>) -> Result<u64, TaskError> {
-        let (way, mut waited) = (&self.way, 0);
+    /// Sends a block to the workers of place `at`, as their accounts allow it.
+    async fn send_block(&self, at: usize, rows: LaneRows<'_>) -> Result<(), TaskError> {
+        let way = &self.way;
         let (frame, to) = {
             let end = &mut self.state.lock().ends[at];
             let (frame, tree) = (end.frame(way, rows)?.into_buffer(), end.tree());
             let Destination::Remote { trees, .. } = &end.place else { unreachable!("a frame was made for it") };
             (frame, trees[tree].clone())
         };
-        for WorkerCredit { worker, account } in to {
+        for to in &to {
             // Of a broadcast that others want: what nobody waits for would have nothing to hold it back.
-            if account.is_stopped() {
+            if to.account.is_stopped() {
                 continue;
             }
-            waited += account.acquire(frame.len() as u64, self.signal(at)).await;
+            self.acquire(to, frame.len() as u64, self.signal(at), false).await;
             count_frame(way, frame.len() as u64);
-            way.links.send_shared(worker, frame.clone());
+            way.links.send_shared(to.worker, frame.clone());
         }
         self.state.lock().ends[at].count(rows.len() as u64);
-        Ok(waited)
+        Ok(())
     }
 
     /// Sends some rows of several batches, as [`Lane::send`] would send a batch of them.
@@ -563,9 +591,7 @@ impl Lane {
         }
         metrics::add(&self.way.edge.metrics.rows_sent, part.len() as u64);
         let rows = LaneRows::Part(gather, part, &widths);
-        let waited = self.send_block(0, rows).await?;
-        metrics::add(&self.way.edge.metrics.blocked_ns, waited);
-        Ok(())
+        self.send_block(0, rows).await
     }
 
     /// Sends what waits to be sent together.

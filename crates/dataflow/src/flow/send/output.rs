@@ -19,7 +19,7 @@ use crate::error::{DataflowError, TaskError};
 use crate::flow::receive::edge::EdgeRuntime;
 use crate::flow::{EdgeMover, EdgeReduction};
 use crate::link::Links;
-use crate::metrics::{self, EdgeMetrics};
+use crate::observation::CopyClock;
 use crate::partitioner::{PartitionerContext, RowAssigner, RowAssignment};
 use crate::task::{CancelToken, LongTurn};
 use crate::unaligned::UnalignedSignal;
@@ -42,7 +42,6 @@ struct PartitionedLanes {
     targets: Vec<u32>,
     scatter: Scatter,
     lanes: Vec<Arc<Lane>>,
-    metrics: Arc<EdgeMetrics>,
     /// Where the next batch goes as a whole, if that is known.
     next: Option<u32>,
 }
@@ -62,8 +61,11 @@ impl Outlet {
         source: u32,
         links: &Arc<Links>,
         signal: Option<UnalignedSignal>,
+        clock: &Arc<CopyClock>,
     ) -> Self {
-        let way = Arc::new(EdgeEnd { edge: Arc::clone(edge), source, links: Arc::clone(links), signal });
+        let (edge, links, clock) = (Arc::clone(edge), Arc::clone(links), Arc::clone(clock));
+        let way = Arc::new(EdgeEnd { edge, source, links, signal, clock });
+        let edge = &way.edge;
         let lane = |target: u32| Lane::to_copy(&way, target);
         let route = match &edge.mover {
             EdgeMover::Map(map) => match (map[source as usize], &edge.reduction) {
@@ -88,7 +90,6 @@ impl Outlet {
                 targets: Vec::new(),
                 scatter: Scatter::new(&edge.schema, edge.targets(), edge.batch_bytes),
                 lanes: (0..edge.targets()).map(lane).collect(),
-                metrics: Arc::clone(&edge.metrics),
                 next: None,
             })),
         };
@@ -257,8 +258,7 @@ impl PartitionedLanes {
     /// Sends a batch to copy `first`, or to the next one behind it that has room, if that one has none.
     async fn send_to_any(&mut self, first: u32, batch: RecordBatch) -> Result<(), TaskError> {
         let lanes = &self.lanes;
-        let (target, waited_ns) = Lane::first_with_room(lanes, first as usize).await;
-        metrics::add(&self.metrics.blocked_ns, waited_ns);
+        let target = Lane::first_with_room(lanes, first as usize).await;
         if target != first as usize {
             self.assign.reassigned(target as u32);
         }

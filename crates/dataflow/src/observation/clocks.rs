@@ -1,0 +1,363 @@
+//! Clocks that add up time by what goes on. All are told the time, and all count what still goes on when they are read:
+//! somebody who waits for a minute is seen long before the minute is over.
+
+use std::cell::RefCell;
+use std::future::{Future, poll_fn};
+use std::pin::pin;
+use std::sync::Arc;
+use std::time::Instant;
+
+use parking_lot::Mutex;
+
+/// Nanoseconds since the last call. A time that is earlier than that, of a thread that was slower to come here, counts
+/// as none.
+#[derive(Debug, Default)]
+struct LastSeen(Option<Instant>);
+
+impl LastSeen {
+    fn advance(&mut self, now: Instant) -> u64 {
+        let last = self.0.get_or_insert(now);
+        let passed = now.saturating_duration_since(*last).as_nanos() as u64;
+        *last = now.max(*last);
+        passed
+    }
+}
+
+/// How long has been waited, by all who wait together.
+#[derive(Debug, Default)]
+pub(crate) struct WaitClock(Mutex<WaitTimes>);
+
+#[derive(Debug, Default)]
+struct WaitTimes {
+    seen: LastSeen,
+    waiting: u64,
+    waited_ns: u64,
+}
+
+impl WaitTimes {
+    fn advance(&mut self, now: Instant) {
+        self.waited_ns += self.waiting * self.seen.advance(now);
+    }
+}
+
+impl WaitClock {
+    /// One more waits.
+    pub(crate) fn begin(&self, now: Instant) {
+        let mut times = self.0.lock();
+        times.advance(now);
+        times.waiting += 1;
+    }
+
+    /// One waits no longer.
+    pub(crate) fn end(&self, now: Instant) {
+        let mut times = self.0.lock();
+        times.advance(now);
+        times.waiting -= 1;
+    }
+
+    pub(crate) fn waited_ns(&self, now: Instant) -> u64 {
+        let mut times = self.0.lock();
+        times.advance(now);
+        times.waited_ns
+    }
+}
+
+/// What goes on at a link to another worker: messages that it has not taken yet, and senders that wait for credit of
+/// copies behind it. Where both is so, credit cannot come back before the link has taken what it is for: senders wait
+/// for the link. Else they wait for the copies.
+#[derive(Debug, Default)]
+pub(crate) struct LinkClock(Mutex<LinkState>);
+
+#[derive(Debug, Default)]
+struct LinkState {
+    seen: LastSeen,
+    messages: u64,
+    senders: u64,
+    times: LinkTimes,
+}
+
+/// Times of a link, in nanoseconds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct LinkTimes {
+    pub busy_ns: u64,
+    pub link_wait_ns: u64,
+    pub credit_wait_ns: u64,
+}
+
+impl LinkState {
+    fn advance(&mut self, now: Instant) {
+        let passed = self.seen.advance(now);
+        let waited = self.senders * passed;
+        if self.messages > 0 {
+            self.times.busy_ns += passed;
+            self.times.link_wait_ns += waited;
+        } else {
+            self.times.credit_wait_ns += waited;
+        }
+    }
+}
+
+impl LinkClock {
+    fn at(&self, now: Instant, change: impl FnOnce(&mut LinkState)) {
+        let mut state = self.0.lock();
+        state.advance(now);
+        change(&mut state);
+    }
+
+    /// The link has not taken a message at once.
+    pub(crate) fn begin_message(&self, now: Instant) {
+        self.at(now, |state| state.messages += 1);
+    }
+
+    /// It has taken one of these.
+    pub(crate) fn end_message(&self, now: Instant) {
+        self.at(now, |state| state.messages -= 1);
+    }
+
+    /// A sender waits for credit.
+    pub(crate) fn begin_wait(&self, now: Instant) {
+        self.at(now, |state| state.senders += 1);
+    }
+
+    /// It waits no longer.
+    pub(crate) fn end_wait(&self, now: Instant) {
+        self.at(now, |state| state.senders -= 1);
+    }
+
+    pub(crate) fn times(&self, now: Instant) -> LinkTimes {
+        let mut state = self.0.lock();
+        state.advance(now);
+        state.times
+    }
+}
+
+/// Where the time of a copy goes: it works while it is polled, unless it waits there with its thread; else it waits,
+/// for others to take what it has or for input. Costs two looks at the time for each poll.
+#[derive(Debug, Default)]
+pub(crate) struct CopyClock(Mutex<CopyState>);
+
+#[derive(Debug, Default)]
+struct CopyState {
+    seen: LastSeen,
+    /// It has begun, and not ended.
+    lives: bool,
+    polled: bool,
+    /// Sends that wait.
+    blocked: u32,
+    /// Work outside that it waits for, such as of a server.
+    outside: u32,
+    times: CopyTimes,
+}
+
+/// Times of a copy, in nanoseconds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct CopyTimes {
+    pub busy_ns: u64,
+    pub blocked_ns: u64,
+    pub idle_ns: u64,
+}
+
+impl CopyState {
+    fn advance(&mut self, now: Instant) {
+        let passed = self.seen.advance(now);
+        if !self.lives {
+            return;
+        }
+        *match (self.polled, self.blocked, self.outside) {
+            (true, ..) => &mut self.times.busy_ns,
+            (false, 1.., _) => &mut self.times.blocked_ns,
+            (false, 0, 1..) => &mut self.times.busy_ns,
+            (false, 0, 0) => &mut self.times.idle_ns,
+        } += passed;
+    }
+}
+
+thread_local! {
+    /// The clock of the copy that is being polled on this thread.
+    static CURRENT: RefCell<Option<Arc<CopyClock>>> = const { RefCell::new(None) };
+}
+
+impl CopyClock {
+    fn at(&self, now: Instant, change: impl FnOnce(&mut CopyState)) {
+        let mut state = self.0.lock();
+        state.advance(now);
+        change(&mut state);
+    }
+
+    fn set_polled(&self, polled: bool, now: Instant) {
+        self.at(now, |state| state.polled = polled);
+    }
+
+    /// A send waits.
+    pub(crate) fn begin_blocked(&self, now: Instant) {
+        self.at(now, |state| state.blocked += 1);
+    }
+
+    /// It waits no longer.
+    pub(crate) fn end_blocked(&self, now: Instant) {
+        self.at(now, |state| state.blocked -= 1);
+    }
+
+    pub(crate) fn times(&self, now: Instant) -> CopyTimes {
+        let mut state = self.0.lock();
+        state.advance(now);
+        state.times
+    }
+
+    /// Runs a copy's future, by this clock.
+    pub(crate) async fn time<F: Future>(self: &Arc<Self>, future: F) -> F::Output {
+        let mut future = pin!(future);
+        let _life = CopyLife::begin(self);
+        poll_fn(|context| {
+            let _poll = CopyPoll::begin(self);
+            future.as_mut().poll(context)
+        })
+        .await
+    }
+
+    /// The copy that is being polled on this thread waits with it, until what this returns is dropped.
+    pub(crate) fn pause() -> Option<CopyPause> {
+        let clock = CURRENT.with_borrow(Clone::clone)?;
+        clock.set_polled(false, Instant::now());
+        Some(CopyPause(clock))
+    }
+}
+
+/// From the begin of a copy to its end.
+struct CopyLife<'a>(&'a CopyClock);
+
+impl<'a> CopyLife<'a> {
+    fn begin(clock: &'a CopyClock) -> Self {
+        clock.at(Instant::now(), |state| state.lives = true);
+        CopyLife(clock)
+    }
+}
+
+impl Drop for CopyLife<'_> {
+    fn drop(&mut self) {
+        self.0.at(Instant::now(), |state| state.lives = false);
+    }
+}
+
+/// A poll of a copy, which may be within that of another one.
+struct CopyPoll<'a> {
+    clock: &'a CopyClock,
+    around: Option<Arc<CopyClock>>,
+}
+
+impl<'a> CopyPoll<'a> {
+    fn begin(clock: &'a Arc<CopyClock>) -> Self {
+        clock.set_polled(true, Instant::now());
+        CopyPoll { clock, around: CURRENT.replace(Some(Arc::clone(clock))) }
+    }
+}
+
+impl Drop for CopyPoll<'_> {
+    fn drop(&mut self) {
+        CURRENT.set(self.around.take());
+        self.clock.set_polled(false, Instant::now());
+    }
+}
+
+/// See [`CopyClock::pause`].
+pub(crate) struct CopyPause(Arc<CopyClock>);
+
+impl Drop for CopyPause {
+    fn drop(&mut self) {
+        self.0.set_polled(true, Instant::now());
+    }
+}
+
+/// Work outside that a copy waits for: until this is dropped the copy is busy, polled or not.
+pub(crate) struct OutsideWork(Option<Arc<CopyClock>>);
+
+impl OutsideWork {
+    /// Of the copy that is being polled on this thread, if one is.
+    pub(crate) fn begin() -> Self {
+        let clock = CURRENT.with_borrow(Clone::clone);
+        clock.iter().for_each(|clock| clock.at(Instant::now(), |state| state.outside += 1));
+        OutsideWork(clock)
+    }
+}
+
+impl Drop for OutsideWork {
+    fn drop(&mut self) {
+        self.0.iter().for_each(|clock| clock.at(Instant::now(), |state| state.outside -= 1));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    /// Moments of a clock that nobody waits for.
+    fn moments() -> impl Fn(u64) -> Instant {
+        let begin = Instant::now();
+        move |ns| begin + Duration::from_nanos(ns)
+    }
+
+    /// A wait that only counted at its end would hide the link that never takes anything.
+    #[test]
+    fn waits_count_while_they_last() {
+        let (clock, at) = (WaitClock::default(), moments());
+        clock.begin(at(0));
+        clock.begin(at(100));
+        assert_eq!(clock.waited_ns(at(150)), 200);
+        clock.end(at(160));
+        assert_eq!(clock.waited_ns(at(200)), 260);
+        assert_eq!(clock.waited_ns(at(190)), 260, "who was slower to come here takes nothing back");
+        clock.end(at(200));
+        assert_eq!(clock.waited_ns(at(900)), 260);
+    }
+
+    /// Slow copies and slow links both leave senders without credit: only the link's messages tell which it is.
+    #[test]
+    fn senders_wait_for_the_link_while_it_has_messages() {
+        let (clock, at) = (LinkClock::default(), moments());
+        clock.begin_wait(at(0));
+        clock.begin_wait(at(0));
+        clock.begin_message(at(10));
+        clock.begin_message(at(20));
+        clock.end_message(at(25));
+        assert_eq!(clock.times(at(30)), LinkTimes { busy_ns: 20, link_wait_ns: 40, credit_wait_ns: 20 });
+        clock.end_message(at(30));
+        clock.end_wait(at(30));
+        assert_eq!(clock.times(at(35)), LinkTimes { busy_ns: 20, link_wait_ns: 40, credit_wait_ns: 25 });
+    }
+
+    #[test]
+    fn a_copy_works_waits_or_is_blocked() {
+        let (clock, at) = (CopyClock::default(), moments());
+        assert_eq!(clock.times(at(5)), CopyTimes::default(), "it has not begun");
+        clock.at(at(10), |state| state.lives = true);
+        clock.set_polled(true, at(10));
+        clock.begin_blocked(at(14));
+        clock.set_polled(false, at(15));
+        clock.set_polled(true, at(22));
+        clock.end_blocked(at(22));
+        clock.set_polled(false, at(25));
+        clock.at(at(30), |state| state.outside += 1);
+        clock.at(at(40), |state| state.outside -= 1);
+        clock.at(at(42), |state| state.lives = false);
+        assert_eq!(clock.times(at(99)), CopyTimes { busy_ns: 5 + 3 + 10, blocked_ns: 7, idle_ns: 5 + 2 });
+    }
+
+    /// A thread that waits within a copy's poll would make the copy look busy; and a clock that stayed behind would
+    /// count for the next copy.
+    #[test]
+    fn who_waits_with_its_thread_does_not_work() {
+        let clock = Arc::new(CopyClock::default());
+        let polled = |clock: &CopyClock| clock.0.lock().polled;
+        let seen = futures_util::FutureExt::now_or_never(clock.time(async {
+            let before = polled(&clock);
+            let pause = CopyClock::pause();
+            let during = polled(&clock);
+            drop(pause);
+            (before, during, polled(&clock))
+        }));
+        assert_eq!(seen, Some((true, false, true)));
+        assert!(!polled(&clock) && !clock.0.lock().lives && CopyClock::pause().is_none());
+    }
+}

@@ -1,0 +1,76 @@
+//! Where the copies of a run are, for who looks for what slows it down.
+
+use std::collections::BTreeSet;
+
+use tidemill_control::{ClusterLayout, HostLayout, TaskLayout, TaskRole};
+use tidemill_net::topology::WorkerPlacement;
+
+use crate::checkpoint::CheckpointClient;
+use crate::flow::FlowGraph;
+
+/// What of a layout stays as it is while the run lasts.
+pub(crate) struct RunLayout {
+    fixed: ClusterLayout,
+    /// By task: whether its buckets can move.
+    movable: Vec<bool>,
+}
+
+impl RunLayout {
+    /// Of a flow on these workers. `hosts` has the first worker on the host of each.
+    pub(crate) fn new(flow: &FlowGraph, places: &[&WorkerPlacement], hosts: &[u32]) -> Self {
+        let firsts: Vec<u32> = hosts.iter().copied().collect::<BTreeSet<_>>().into_iter().collect();
+        let host = |&first: &u32| {
+            let here: Vec<_> =
+                places.iter().zip(hosts).filter(|(_, on)| **on == first).map(|(place, _)| place).collect();
+            let processors: BTreeSet<u32> = here.iter().flat_map(|place| place.processors.iter().copied()).collect();
+            let quota = here.iter().filter_map(|place| place.quota).min().unwrap_or(u32::MAX);
+            let granted = here.iter().map(|place| place.granted).sum::<Option<u32>>().unwrap_or(u32::MAX);
+            let cores = (processors.len() as u32).min(quota).min(granted).max(1);
+            HostLayout { name: places[first as usize].hostname.clone(), cores: cores.into() }
+        };
+        let edges = || flow.edges.iter().filter(|edge| !edge.handover && !edge.feedback);
+        let task = |(at, task): (usize, &crate::flow::FlowTask)| {
+            let inputs: BTreeSet<u32> =
+                edges().filter(|edge| edge.target.task == at).map(|edge| edge.source.task as u32).collect();
+            let role = match (inputs.is_empty(), edges().any(|edge| edge.source.task == at)) {
+                (true, _) => TaskRole::Source,
+                (false, true) => TaskRole::Step,
+                (false, false) => TaskRole::Sink,
+            };
+            let (name, copy_workers) = (task.name.clone(), task.workers.clone());
+            TaskLayout { name, role, copy_workers, inputs: inputs.into_iter().collect(), ..TaskLayout::default() }
+        };
+        let fixed = ClusterLayout {
+            hosts: firsts.iter().map(host).collect(),
+            worker_hosts: hosts.iter().map(|on| firsts.partition_point(|first| first < on) as u32).collect(),
+            tasks: flow.tasks.iter().enumerate().map(task).collect(),
+        };
+        let movable = (0..flow.tasks.len()).map(|task| flow.why_not_movable(task).is_none()).collect();
+        RunLayout { fixed, movable }
+    }
+
+    /// The tasks, but for what changes of them.
+    pub(crate) fn tasks(&self) -> &[TaskLayout] {
+        &self.fixed.tasks
+    }
+
+    /// The layout now. Costs a copy of it.
+    pub(crate) fn now(&self, checkpoints: Option<&CheckpointClient>) -> ClusterLayout {
+        let mut layout = self.fixed.clone();
+        let Some(client) = checkpoints else { return layout };
+        let (routes, manifest) = (client.routes(), client.last_manifest());
+        for (task, _) in layout.tasks.iter_mut().zip(&self.movable).filter(|(_, movable)| **movable) {
+            let Some(route) = routes.get(&task.name) else { continue };
+            task.owners = (0..route.buckets()).map(|bucket| route.copy(bucket)).collect();
+            task.version = route.version();
+            let Some(kept) = manifest.as_ref().and_then(|manifest| manifest.tasks.get(&task.name)) else { continue };
+            task.state_bytes = vec![0; task.owners.len()];
+            for (&bucket, parts) in &kept.buckets {
+                if let Some(bytes) = task.state_bytes.get_mut(bucket as usize) {
+                    *bytes = parts.iter().map(|part| part.len).sum();
+                }
+            }
+        }
+        layout
+    }
+}
