@@ -34,5 +34,29 @@ pub fn assign(problem: &Problem) -> Result<Plan, AssignError> {
     Ok(plan::Plan::of(problem, &state))
 }
 
+impl Problem {
+    /// How full the fullest parts are today.
+    pub fn load(&self) -> Load {
+        state::State::of_homes(self).load()
+    }
+
+    /// How full they would be with other owners, by task as in a [`Plan`]; `None` if these do not fit.
+    pub fn load_with(&self, owners: &[(u32, Vec<u32>)]) -> Option<Load> {
+        let mut state = state::State::of_homes(self);
+        for (task, owners) in owners {
+            let (first, end) = (*self.first_lane.get(*task as usize)?, *self.first_lane.get(*task as usize + 1)?);
+            let items: Vec<usize> =
+                (0..self.items.len()).filter(|item| self.items[*item].task == *task as usize).collect();
+            if items.len() != owners.len() || owners.iter().any(|owner| first + *owner as usize >= end) {
+                return None;
+            }
+            for (item, owner) in items.into_iter().zip(owners) {
+                state.move_to(item, first + *owner as usize);
+            }
+        }
+        Some(state.load())
+    }
+}
+
 #[cfg(test)]
 mod tests;

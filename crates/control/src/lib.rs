@@ -5,15 +5,20 @@
 //!
 //! Modules, lowest first:
 //!
-//! | module      | what is in it                                                          |
-//! |-------------|------------------------------------------------------------------------|
-//! | [`layout`]  | hosts, workers, tasks, and which copy owns which bucket                 |
-//! | [`sample`]  | what each worker has counted since the run began                        |
-//! | [`report`]  | rates, causes and decisions, as people read them                        |
-//! | [`observe`] | from counters to rates, and to what hosts and links can carry           |
-//! | [`assign`]  | which copy should own which bucket                                      |
+//! | module         | what is in it                                                 |
+//! |----------------|---------------------------------------------------------------|
+//! | [`layout`]     | hosts, workers, tasks, and which copy owns which bucket       |
+//! | [`sample`]     | what each worker has counted since the run began              |
+//! | [`report`]     | rates, causes and decisions, as people read them              |
+//! | `testing`      | what tests share                                              |
+//! | [`observe`]    | from counters to rates, and to what hosts and links can carry |
+//! | [`assign`]     | which copy should own which bucket                            |
+//! | [`diagnose`]   | what holds a job up, in sentences                             |
+//! | [`controller`] | whether to act, and whether it was any good                   |
 
 pub mod assign;
+pub mod controller;
+pub mod diagnose;
 pub mod layout;
 pub mod observe;
 pub mod report;
@@ -22,6 +27,8 @@ pub mod sample;
 mod testing;
 
 pub use assign::{AssignError, Load, Plan, Problem, assign};
+pub use controller::{Action, Controller, Limits, Mode};
+pub use diagnose::diagnose;
 pub use layout::{ClusterLayout, HostLayout, TaskLayout, TaskRole};
 pub use observe::{HostLimits, Observer, Rates, TaskRates};
 pub use report::{

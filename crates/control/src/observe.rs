@@ -280,19 +280,18 @@ impl Observer {
         }
         let fullness = Fullness::of(&flows);
         let now_s = self.now_s;
-        let taken = cpus_taken(&self.rates.hosts);
-        for host in 0..hosts {
+        for (host, taken) in cpus_taken(&self.rates.hosts).into_iter().enumerate() {
             let (report, limits) = (&mut self.rates.hosts[host], &mut self.rates.limits[host]);
             (report.in_bytes_s, report.out_bytes_s) = (flows.inbound(host).bytes_s, flows.outbound(host).bytes_s);
             let waits = report.cpus_waited / (report.cpus_used + report.cpus_waited).max(1e-9);
-            self.cpus[host].update(now_s, report.cpus_used, waits, taken[host]);
+            self.cpus[host].update(now_s, report.cpus_used, waits, taken);
             self.inbound[host].update(now_s, report.in_bytes_s, flows.inbound(host).busy, fullness.inbound[host]);
             self.outbound[host].update(now_s, report.out_bytes_s, flows.outbound(host).busy, fullness.outbound[host]);
             report.in_capacity = self.inbound[host].value();
             report.out_capacity = self.outbound[host].value();
             *limits = HostLimits {
                 cpus: self.cpus[host].value(),
-                cpus_taken: taken[host],
+                cpus_taken: taken,
                 in_full: fullness.inbound[host],
                 out_full: fullness.outbound[host],
                 in_peak: self.inbound[host].peak(),

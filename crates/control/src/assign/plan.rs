@@ -36,7 +36,8 @@ pub struct Load {
 }
 
 impl Load {
-    fn most(self) -> f64 {
+    /// The fullest of both.
+    pub fn most(self) -> f64 {
         self.cpu.max(self.network)
     }
 }

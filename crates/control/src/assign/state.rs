@@ -13,7 +13,7 @@ const STATE: f64 = 0.02;
 /// What it costs to move all buckets.
 const BUCKETS: f64 = 0.01;
 /// State that leaves a host should take no large part of so many seconds.
-const PAYBACK_S: f64 = 60.0;
+const PAYBACK_S: f64 = 300.0;
 
 /// Buckets in places.
 pub(super) struct State<'a> {

@@ -1,0 +1,381 @@
+//! Decides whether to act, waits for what comes of it, and goes back if it was worse.
+//!
+//! ```text
+//! watching --(somebody has waited for seconds, and moving helps)--> moving --> judging --> watching
+//!                                                                     |          | worse
+//!                                                                  (failed)   returning --> watching
+//! ```
+//! It acts when the sources' rate has fallen by a tenth below its long-term mean, or when they wait for much of the
+//! time, and only if moving buckets should bring more. A source that has less to give makes nobody wait, so it is no
+//! reason. Actions are limited in number; after one that was worse, the next has to wait, each time twice as long.
+
+mod trend;
+
+use std::collections::VecDeque;
+
+use self::trend::Trend;
+use crate::{
+    assign::Problem,
+    diagnose::diagnose,
+    layout::ClusterLayout,
+    observe::Observer,
+    report::{BucketReport, Cause, CauseKind, ClusterReport, Decision, Outcome, Remedy, TaskReport},
+    sample::WorkerSample,
+};
+
+/// Seconds between two diagnoses.
+const DIAGNOSE_S: f64 = 0.9;
+/// What is waited for more than this share of the sources' time is a reason by itself,
+const WEIGHT_MIN: f64 = 0.3;
+/// if it lasts for so many seconds,
+const LASTING_S: f64 = 3.0;
+/// or so many if the rate has fallen, too.
+const LASTING_FALLEN_S: f64 = 2.0;
+/// Seconds for which a reason may be out of sight and is still the same.
+const GAP_S: f64 = 1.5;
+/// Gain that is demanded of an action, and by how much of it more for each of the last hour.
+const GAIN_MIN: f64 = 0.05;
+const GAIN_MIN_MORE: f64 = 0.25;
+/// How much longer the time between two actions is for each of the last hour: links that never rest are not chased.
+const INTERVAL_MORE: f64 = 1.35;
+/// An action is judged after so many seconds, or later if the rate is not steady then.
+const JUDGE_S: f64 = 5.0;
+const JUDGE_S_MAX: f64 = 15.0;
+/// A rate that is lower by this share is worse.
+const WORSE: f64 = 0.05;
+/// Seconds for which nothing is done after something was worse or failed, at first and at most.
+const BACK_OFF_S: f64 = 60.0;
+const BACK_OFF_S_MAX: f64 = 3600.0;
+/// Seconds after which a move that nobody has told of counts as failed.
+const MOVE_S_MAX: f64 = 120.0;
+/// Seconds for which an advice is not repeated.
+const ADVICE_S: f64 = 60.0;
+/// Seconds after which a lower rate that nobody waits for is the usual one.
+const USUAL_S: f64 = 30.0;
+/// Decisions that are kept.
+const DECISIONS_MAX: usize = 100;
+
+/// What a controller does.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Mode {
+    /// It says what holds the job up.
+    Off,
+    /// It says what it would do, too.
+    #[default]
+    Advise,
+    /// It does it.
+    On,
+}
+
+impl Mode {
+    /// As people write it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Off => "off",
+            Self::Advise => "advise",
+            Self::On => "on",
+        }
+    }
+}
+
+/// How much a controller may do.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Limits {
+    /// Seconds between two actions.
+    pub interval_s: f64,
+    /// Actions in an hour.
+    pub actions_per_hour: usize,
+    /// Bytes of state that one action moves.
+    pub state_bytes: u64,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self { interval_s: 10.0, actions_per_hour: 20, state_bytes: u64::MAX }
+    }
+}
+
+/// What is to be done; [`Controller::moved`] is told when it has been.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Action {
+    /// Give buckets these owners: by task, as an index into the layout's, the copy that owns each bucket.
+    Move(Vec<(u32, Vec<u32>)>),
+}
+
+/// Owners of buckets, by task.
+type Owners = Vec<(u32, Vec<u32>)>;
+
+#[derive(Clone, Debug, Default)]
+enum Phase {
+    #[default]
+    Watching,
+    /// Buckets are moving since then.
+    Moving(f64, Attempt),
+    /// They have moved then.
+    Judging(f64, Attempt),
+    /// They are moving back since then.
+    Returning(f64, Attempt),
+}
+
+/// An action, and what was before it.
+#[derive(Clone, Debug, Default)]
+struct Attempt {
+    rate: f64,
+    owners: Owners,
+}
+
+/// Watches a job, and moves its buckets or says which to move.
+#[derive(Debug, Default)]
+pub struct Controller {
+    mode: Mode,
+    limits: Limits,
+    observer: Observer,
+    layout: ClusterLayout,
+    causes: Vec<Cause>,
+    diagnosed_s: Option<f64>,
+    trend: Trend,
+    /// Since when moving buckets would help at all, and since when somebody waits much.
+    helpful: Lasting,
+    urgent: Lasting,
+    phase: Phase,
+    /// When there were actions, within the last hour.
+    actions_s: VecDeque<f64>,
+    quiet_until_s: f64,
+    back_off_s: f64,
+    advised: Vec<(CauseKind, Option<u32>, Option<u32>, f64)>,
+    decisions: VecDeque<Decision>,
+}
+
+/// Since when something is so, and when it was last.
+#[derive(Clone, Copy, Debug, Default)]
+struct Lasting(Option<(f64, f64)>);
+
+impl Lasting {
+    fn note(&mut self, now_s: f64, is_so: bool) {
+        self.0 = match self.0.filter(|(_, last_s)| now_s - last_s <= GAP_S) {
+            Some((since_s, _)) if is_so => Some((since_s, now_s)),
+            None if is_so => Some((now_s, now_s)),
+            earlier => earlier,
+        };
+    }
+
+    fn lasts(self, now_s: f64, seconds: f64) -> bool {
+        self.0.is_some_and(|(since_s, _)| now_s - since_s >= seconds)
+    }
+}
+
+impl Controller {
+    /// A controller that has seen nothing.
+    pub fn new(mode: Mode, limits: Limits) -> Self {
+        Self { mode, limits, back_off_s: BACK_OFF_S, ..Self::default() }
+    }
+
+    /// What it does.
+    pub fn mode(&self) -> Mode {
+        self.mode
+    }
+
+    /// Has it do something else from now on; what is under way is finished.
+    pub fn set_mode(&mut self, mode: Mode) {
+        self.mode = mode;
+    }
+
+    /// What it knows of the job.
+    pub fn observer(&self) -> &Observer {
+        &self.observer
+    }
+
+    /// Takes the newest sample of each worker, about twice a second, and says what is to be done.
+    pub fn step(&mut self, now_s: f64, layout: &ClusterLayout, samples: &[WorkerSample]) -> Vec<Action> {
+        self.observer.add(now_s, layout, samples);
+        self.layout.clone_from(layout);
+        self.trend.add(now_s, self.observer.rates().source_rows_s);
+        if self.diagnosed_s.is_none_or(|last_s| !(0.0..DIAGNOSE_S).contains(&(now_s - last_s))) {
+            self.diagnosed_s = Some(now_s);
+            self.causes = diagnose(layout, self.observer.rates());
+            let with_remedy = || self.causes.iter().filter(|cause| cause.remedy.is_some());
+            let (some, weight) = (with_remedy().next().is_some(), with_remedy().map(|cause| cause.weight).sum::<f64>());
+            self.helpful.note(now_s, some);
+            self.urgent.note(now_s, weight > WEIGHT_MIN);
+            if self.causes.is_empty() && self.trend.fallen_for(now_s) > USUAL_S {
+                self.trend.forget_long();
+            }
+        }
+        let action = match std::mem::take(&mut self.phase) {
+            Phase::Watching => self.watch(now_s),
+            Phase::Judging(since_s, attempt) => self.judge(now_s, since_s, attempt),
+            moving @ (Phase::Moving(since_s, _) | Phase::Returning(since_s, _)) => {
+                self.phase = moving;
+                if now_s - since_s > MOVE_S_MAX {
+                    self.moved(now_s, Err("nobody has said that the buckets have moved".to_owned()));
+                }
+                None
+            }
+        };
+        action.into_iter().collect()
+    }
+
+    /// Hears that buckets have moved as the last action said, or why not.
+    pub fn moved(&mut self, now_s: f64, result: Result<(), String>) {
+        self.trend.reset();
+        let (attempt, is_return) = match std::mem::take(&mut self.phase) {
+            Phase::Moving(_, attempt) => (attempt, false),
+            Phase::Returning(_, attempt) => (attempt, true),
+            other => {
+                self.phase = other;
+                return;
+            }
+        };
+        match result {
+            Ok(()) if is_return => self.conclude(Outcome::RolledBack),
+            Ok(()) => {
+                self.conclude(Outcome::Judging);
+                self.phase = Phase::Judging(now_s, attempt);
+            }
+            Err(why) => {
+                self.conclude(Outcome::Failed(why));
+                self.back_off(now_s);
+            }
+        }
+    }
+
+    /// What it has to say.
+    pub fn report(&self) -> ClusterReport {
+        let rates = self.observer.rates();
+        ClusterReport {
+            span_s: rates.span_s,
+            hosts: rates.hosts.clone(),
+            links: rates.links.clone(),
+            tasks: (0..rates.tasks.len().min(self.layout.tasks.len())).map(|task| self.task_report(task)).collect(),
+            causes: self.causes.clone(),
+            controller: self.mode.name().to_owned(),
+            decisions: self.decisions.iter().cloned().collect(),
+        }
+    }
+
+    fn task_report(&self, at: usize) -> TaskReport {
+        let (rates, task) = (&self.observer.rates().tasks[at], &self.layout.tasks[at]);
+        let host_of = |owner: &u32| {
+            let worker = task.copy_workers.get(*owner as usize)?;
+            self.layout.worker_hosts.get(*worker as usize).copied()
+        };
+        let buckets = BucketReport {
+            hosts: task.owners.iter().map(|owner| host_of(owner).unwrap_or_default()).collect(),
+            rows_s: rates.rows_s.iter().map(|rows_s| *rows_s as f32).collect(),
+            bytes_s: (0..rates.rows_s.len()).map(|bucket| rates.bytes_s(bucket) as f32).collect(),
+            work: rates.work.iter().map(|work| *work as f32).collect(),
+            state_bytes: task.state_bytes.clone(),
+        };
+        TaskReport {
+            name: task.name.clone(),
+            workers: rates.workers.clone(),
+            buckets: (!task.owners.is_empty()).then_some(buckets),
+            heavy_keys: rates.heavy_keys.clone(),
+        }
+    }
+
+    /// Acts, or gives advice, if there is a reason.
+    fn watch(&mut self, now_s: f64) -> Option<Action> {
+        let fallen = self.trend.has_fallen() && self.helpful.lasts(now_s, LASTING_FALLEN_S);
+        if self.mode == Mode::Off || !(fallen || self.urgent.lasts(now_s, LASTING_S)) {
+            return None;
+        }
+        let cause = self.causes.iter().find(|cause| cause.remedy.is_some())?.clone();
+        let remedy = cause.remedy.clone()?;
+        if self.mode == Mode::Advise {
+            self.advise(now_s, &cause, &remedy);
+            return None;
+        }
+        self.actions_s.retain(|at_s| now_s - at_s < 3600.0);
+        let actions = self.actions_s.len();
+        let demanded = GAIN_MIN * (1.0 + GAIN_MIN_MORE * actions as f64);
+        let interval_s = self.limits.interval_s * INTERVAL_MORE.powi(actions.saturating_sub(1).min(100) as i32);
+        // Going back is an action, too.
+        let allowed = now_s >= self.quiet_until_s
+            && self.actions_s.back().is_none_or(|last_s| now_s - last_s >= interval_s)
+            && actions + 1 < self.limits.actions_per_hour
+            && remedy.state_bytes <= self.limits.state_bytes;
+        if !allowed || remedy.gain < demanded {
+            return None;
+        }
+        let old = |(task, _): &(u32, Vec<u32>)| {
+            self.layout.tasks.get(*task as usize).map(|layout| (*task, layout.owners.clone()))
+        };
+        let attempt = Attempt { rate: self.trend.recent(), owners: remedy.owners.iter().filter_map(old).collect() };
+        self.decide(now_s, &cause, &remedy, Outcome::Moving);
+        self.phase = Phase::Moving(now_s, attempt);
+        self.actions_s.push_back(now_s);
+        Some(Action::Move(remedy.owners))
+    }
+
+    fn advise(&mut self, now_s: f64, cause: &Cause, remedy: &Remedy) {
+        self.advised.retain(|(.., at_s)| now_s - at_s < ADVICE_S);
+        let same = |(kind, host, task, _): &(CauseKind, Option<u32>, Option<u32>, f64)| {
+            (*kind, *host, *task) == (cause.kind, cause.host, cause.task)
+        };
+        if !self.advised.iter().any(same) {
+            self.advised.push((cause.kind, cause.host, cause.task, now_s));
+            self.decide(now_s, cause, remedy, Outcome::Advised);
+        }
+    }
+
+    fn decide(&mut self, now_s: f64, cause: &Cause, remedy: &Remedy, outcome: Outcome) {
+        if self.decisions.len() == DECISIONS_MAX {
+            self.decisions.pop_front();
+        }
+        self.decisions.push_back(Decision {
+            at_s: now_s,
+            sentence: cause.sentence.clone(),
+            buckets: remedy.buckets,
+            predicted: remedy.gain,
+            measured: None,
+            outcome,
+        });
+    }
+
+    /// Says where the last decision stands: there is no other while an action is under way.
+    fn conclude(&mut self, outcome: Outcome) {
+        if let Some(decision) = self.decisions.back_mut() {
+            decision.outcome = outcome;
+        }
+    }
+
+    fn back_off(&mut self, now_s: f64) {
+        self.quiet_until_s = now_s + self.back_off_s;
+        self.back_off_s = (2.0 * self.back_off_s).min(BACK_OFF_S_MAX);
+    }
+
+    /// Keeps what has moved, or moves it back.
+    fn judge(&mut self, now_s: f64, since_s: f64, attempt: Attempt) -> Option<Action> {
+        let passed_s = now_s - since_s;
+        if passed_s < JUDGE_S || (passed_s < JUDGE_S_MAX && !self.trend.is_steady()) {
+            self.phase = Phase::Judging(since_s, attempt);
+            return None;
+        }
+        let gain = if attempt.rate > 0.0 { self.trend.recent() / attempt.rate - 1.0 } else { 0.0 };
+        if let Some(decision) = self.decisions.back_mut() {
+            decision.measured = Some(gain);
+        }
+        // Where nobody waits, sources have less to give; and hosts may have become slower in the meantime.
+        let is_worse = gain < -WORSE && !self.causes.is_empty() && self.were_better(&attempt.owners);
+        if is_worse && self.mode == Mode::On {
+            self.back_off(now_s);
+            self.actions_s.push_back(now_s);
+            let owners = attempt.owners.clone();
+            self.phase = Phase::Returning(now_s, attempt);
+            return Some(Action::Move(owners));
+        }
+        self.back_off_s = BACK_OFF_S;
+        self.conclude(Outcome::Kept);
+        None
+    }
+
+    /// Whether owners from before still fit, and should do better than those of today.
+    fn were_better(&self, owners: &Owners) -> bool {
+        let problem = Problem::of(&self.layout, self.observer.rates(), &[]);
+        problem.load_with(owners).is_some_and(|load| load.most() < problem.load().most())
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,82 @@
+//! The sources' rate: lately, and in the long term.
+
+use std::collections::VecDeque;
+
+/// Seconds of rates that are kept.
+const RECENT_S: f64 = 3.0;
+/// Time constant of the long-term mean in seconds.
+const LONG_S: f64 = 60.0;
+/// A rate below this share of the long-term mean has fallen.
+const FALLEN: f64 = 0.9;
+/// A rate is steady if it stays within this share of itself.
+const STEADY: f64 = 0.1;
+
+/// The sources' rate.
+#[derive(Debug, Default)]
+pub(super) struct Trend {
+    /// When, and the rate over the second before; the newest last.
+    seconds: VecDeque<(f64, f64)>,
+    long: Option<f64>,
+    fallen_s: Option<f64>,
+}
+
+impl Trend {
+    pub(super) fn add(&mut self, now_s: f64, rate: f64) {
+        let last_s = self.seconds.back().map(|(at_s, _)| *at_s);
+        if last_s.is_some_and(|last_s| now_s <= last_s) {
+            return;
+        }
+        self.seconds.push_back((now_s, rate));
+        while self.seconds.front().is_some_and(|(at_s, _)| now_s - at_s > RECENT_S) {
+            self.seconds.pop_front();
+        }
+        let recent = self.recent();
+        if self.is_whole() && recent > 0.0 {
+            let long = *self.long.get_or_insert(recent);
+            // Frozen while the rate is lower, so that it is remembered.
+            if recent >= long {
+                let passed_s = last_s.map_or(0.0, |last_s| now_s - last_s);
+                self.long = Some(long + (recent - long) * (1.0 - (-passed_s / LONG_S).exp()));
+            }
+        }
+        self.fallen_s = if self.has_fallen() { self.fallen_s.or(Some(now_s)) } else { None };
+    }
+
+    /// The median of the last seconds.
+    pub(super) fn recent(&self) -> f64 {
+        let mut rates: Vec<f64> = self.seconds.iter().map(|(_, rate)| *rate).collect();
+        rates.sort_by(f64::total_cmp);
+        rates.get(rates.len() / 2).copied().unwrap_or(0.0)
+    }
+
+    /// Whether enough has been seen.
+    fn is_whole(&self) -> bool {
+        let ends = self.seconds.front().zip(self.seconds.back());
+        ends.is_some_and(|(first, last)| last.0 - first.0 >= 0.8 * RECENT_S)
+    }
+
+    pub(super) fn has_fallen(&self) -> bool {
+        self.long.is_some_and(|long| self.recent() < FALLEN * long)
+    }
+
+    /// Seconds for which the rate has been low.
+    pub(super) fn fallen_for(&self, now_s: f64) -> f64 {
+        self.fallen_s.map_or(0.0, |since_s| now_s - since_s)
+    }
+
+    pub(super) fn is_steady(&self) -> bool {
+        let rates = self.seconds.iter().map(|(_, rate)| *rate);
+        let (least, most) = (rates.clone().fold(f64::INFINITY, f64::min), rates.fold(0.0, f64::max));
+        self.is_whole() && most - least <= STEADY * most
+    }
+
+    /// Forgets everything: another rate is to be expected.
+    pub(super) fn reset(&mut self) {
+        *self = Self::default();
+    }
+
+    /// Takes the rate of today for the usual one.
+    pub(super) fn forget_long(&mut self) {
+        (self.long, self.fallen_s) = (None, None);
+    }
+}
