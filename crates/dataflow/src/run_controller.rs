@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use tidemill_batch::route_map::RouteMap;
-use tidemill_control::{Action, ClusterReport, Controller, Limits, Mode};
+use tidemill_control::{Action, ClusterReport, Controller, Limits, Mode, Rates};
 
 use crate::rebalance::PendingRebalance;
 use crate::run::RunProgress;
@@ -47,6 +47,11 @@ impl RunController {
             });
             self.moving = Some(run.rebalance(maps.collect()));
         }
+    }
+
+    /// What flows, and what hosts and links can carry, as of the last look.
+    pub fn rates(&self) -> &Rates {
+        self.controller.observer().rates()
     }
 
     /// What it has to say, as of the last look.

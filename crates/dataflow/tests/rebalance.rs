@@ -31,7 +31,7 @@ fn random(seed: u64) -> impl FnMut(u64) -> u64 {
 }
 
 /// A map for one task.
-fn one(task: &str, map: RouteMap) -> BTreeMap<String, RouteMap> {
+fn only(task: &str, map: RouteMap) -> BTreeMap<String, RouteMap> {
     [(task.to_owned(), map)].into()
 }
 
@@ -83,7 +83,7 @@ impl Mover {
                 _ => (0..BUCKETS).map(|bucket| (bucket, random(self.copies) as u32)).collect(),
             };
             map = map.moved(&moves);
-            open.push(progress.rebalance(one(self.task, map.clone())));
+            open.push(progress.rebalance(only(self.task, map.clone())));
         }
     }
 
@@ -97,7 +97,7 @@ impl Mover {
 }
 
 fn is_worker_0(progress: &RunProgress) -> bool {
-    let mut asked = progress.rebalance(one("nothing", RouteMap::even(1, 1)));
+    let mut asked = progress.rebalance(only("nothing", RouteMap::even(1, 1)));
     !matches!(asked.outcome(), Some(Err(reason)) if reason.contains("only worker 0"))
 }
 
@@ -183,7 +183,7 @@ fn a_map_outlives_its_run() {
             return Ok(());
         }
         let mut asked = asked.lock().unwrap();
-        let one: &mut PendingRebalance = asked.get_or_insert_with(|| progress.rebalance(one("count", new.clone())));
+        let one: &mut PendingRebalance = asked.get_or_insert_with(|| progress.rebalance(only("count", new.clone())));
         if let Some(outcome) = one.outcome() {
             let moved = outcome?;
             assert_eq!(moved.buckets, BUCKETS / 2);
@@ -321,7 +321,7 @@ fn what_makes_no_sense_is_refused() {
             elsewhere.fetch_add(1, Ordering::SeqCst);
             return Ok(());
         }
-        let ask = || cases.iter().map(|(task, map, _)| progress.rebalance(one(task, map.clone()))).collect();
+        let ask = || cases.iter().map(|(task, map, _)| progress.rebalance(only(task, map.clone()))).collect();
         asked.lock().unwrap().get_or_insert_with(ask);
         Ok(())
     })
@@ -344,7 +344,7 @@ fn at_the_end_everything_is_answered() {
         if is_worker_0(progress) {
             progress.request(BarrierControl::Stop);
             let map = progress.route("count").expect("it is dealt by key").moved(&[(0, 1)]);
-            asked.lock().unwrap().push(progress.rebalance(one("count", map)));
+            asked.lock().unwrap().push(progress.rebalance(only("count", map)));
         }
         Ok(())
     })
@@ -366,7 +366,7 @@ fn a_run_without_checkpoints_refuses() {
         let runner = tidemill_dataflow::Runner::new(&comm, tidemill_dataflow::RunnerSettings::default()).unwrap();
         let mut asked = None;
         let mut look = |progress: &RunProgress| {
-            asked.get_or_insert_with(|| progress.rebalance(one("pass", RouteMap::even(BUCKETS, 1))));
+            asked.get_or_insert_with(|| progress.rebalance(only("pass", RouteMap::even(BUCKETS, 1))));
             Ok(())
         };
         let placement = tidemill_dataflow::placement::RoundRobin;

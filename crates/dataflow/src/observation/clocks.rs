@@ -320,14 +320,14 @@ mod tests {
     #[test]
     fn senders_wait_for_the_link_while_it_has_messages() {
         let (clock, at) = (LinkClock::default(), moments());
-        clock.begin_wait(at(0));
-        clock.begin_wait(at(0));
+        clock.begin_wait(at(0), false);
+        clock.begin_wait(at(0), false);
         clock.begin_message(at(10));
         clock.begin_message(at(20));
         clock.end_message(at(25));
         assert_eq!(clock.times(at(30)), LinkTimes { busy_ns: 20, link_wait_ns: 40, credit_wait_ns: 20 });
         clock.end_message(at(30));
-        clock.end_wait(at(30));
+        clock.end_wait(at(30), false);
         assert_eq!(clock.times(at(35)), LinkTimes { busy_ns: 20, link_wait_ns: 40, credit_wait_ns: 25 });
     }
 

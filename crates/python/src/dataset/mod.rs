@@ -15,6 +15,7 @@ mod frame;
 mod lookup;
 mod monitor;
 mod process;
+mod requests;
 mod running;
 mod source;
 mod status;

@@ -14,7 +14,7 @@ use super::stream::described_by;
 /// has what all others tell, too. The first line of it is the worker's own, each other one of another worker. A worker
 /// that is killed leaves its file behind: readers look whether its process is there, and when it told last. Beside it
 /// `tidemill stop` puts an empty file, to ask worker 0 for a last checkpoint; when the job has stopped, that has
-/// another name.
+/// another name. Others ask for keys to move (`requests`).
 pub(super) struct StatusFile {
     /// `None` where there can be none.
     file: Option<PathBuf>,

@@ -31,6 +31,7 @@ use super::engine::{GivenSchema, QueryEngine};
 use super::expr::NativeExpr;
 use super::frame::{NativeDataSet, exception_text, together, together_with};
 use super::monitor::{DroppedRows, OverdueMonitor, RunLogger};
+use super::requests::MoveRequests;
 use super::running::NativeRunning;
 use super::status::StatusFile;
 use super::table::NativeTable;
@@ -280,6 +281,7 @@ pub fn write_stream<'py>(
         look_at_sinks: look_at_sinks.map(sinks_seen_by),
     };
     let workers = comm.get(py)?.size();
+    let mut requests = MoveRequests::new(status.as_ref().and_then(|(file, _)| file.clone()));
     let status = status.map(|(file, about)| StatusFile::new(file, &about, workers, every));
     let spilled = engine.engine.governor().spilled_bytes();
     let mut status = status.transpose()?;
@@ -291,6 +293,7 @@ pub fn write_stream<'py>(
             left_out.look(engine);
             overdue.look(run);
             controller.look(run);
+            requests.look(run, controller.rates());
             if let Some(status) = &mut status
                 && status.tell(run, &left_out.late, engine.engine.governor().spilled_bytes() - spilled, &controller)
                 && !std::mem::replace(&mut stopping, true)

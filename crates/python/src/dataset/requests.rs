@@ -1,0 +1,295 @@
+//! What `tidemill drain` and `tidemill balance` ask a running stream for: a file beside the one in which its worker 0
+//! tells of itself, which is answered by another one.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+use tidemill_control::{ClusterLayout, Plan, Problem, Rates, assign};
+use tidemill_dataflow::rebalance::PendingRebalance;
+use tidemill_dataflow::{RouteMap, RunProgress};
+
+/// Requests to one run. A host that is drained gets no keys for the rest of it, unless that is undone.
+pub struct MoveRequests {
+    /// The status file, beside which requests are; `None` where there is none.
+    file: Option<PathBuf>,
+    looked: Option<Instant>,
+    /// Hosts that get no keys, by their number in the layout.
+    pub drained: BTreeSet<u32>,
+    under_way: Option<MoveUnderWay>,
+}
+
+/// Buckets that move, and who has asked for it.
+struct MoveUnderWay {
+    id: String,
+    moving: RequestedMove,
+    pending: PendingRebalance,
+}
+
+/// What is asked for.
+struct MoveRequest {
+    id: String,
+    kind: RequestKind,
+    dry_run: bool,
+}
+
+enum RequestKind {
+    Drain(String),
+    Undo(String),
+    Balance,
+}
+
+/// What is to move, and what is drained then.
+struct RequestedMove {
+    layout: ClusterLayout,
+    plan: Plan,
+    drained: BTreeSet<u32>,
+    /// The host that is to be emptied.
+    emptied: Option<u32>,
+}
+
+impl MoveRequest {
+    fn parse(text: &[u8]) -> Option<MoveRequest> {
+        let found: Value = serde_json::from_slice(text).ok()?;
+        let id = found["id"].as_str()?.to_owned();
+        let is_name = !id.is_empty() && id.len() <= MoveRequests::ID_MAX && id.bytes().all(|b| b.is_ascii_hexdigit());
+        let host = || found["host"].as_str().map(str::to_owned);
+        let kind = match found["kind"].as_str()? {
+            "drain" => RequestKind::Drain(host()?),
+            "undo" => RequestKind::Undo(host()?),
+            "balance" => RequestKind::Balance,
+            _ => return None,
+        };
+        is_name.then(|| MoveRequest { id, kind, dry_run: found["dry_run"].as_bool().unwrap_or(false) })
+    }
+}
+
+impl MoveRequests {
+    const EVERY: Duration = Duration::from_millis(100);
+    /// Longer requests are of nobody.
+    const BYTES_MAX: u64 = 64 << 10;
+    const ID_MAX: usize = 64;
+
+    pub fn new(file: Option<PathBuf>) -> Self {
+        let requests = MoveRequests { file, looked: None, drained: BTreeSet::new(), under_way: None };
+        // Of a process that had the same number once.
+        drop(requests.asked().map(fs::remove_file));
+        requests
+    }
+
+    /// Sees now and then to what is asked for.
+    pub fn look(&mut self, run: &RunProgress, rates: &Rates) {
+        if run.worker() != 0 || self.looked.is_some_and(|looked| looked.elapsed() < Self::EVERY) {
+            return;
+        }
+        self.looked = Some(Instant::now());
+        if let Some(mut under_way) = self.under_way.take() {
+            let MoveUnderWay { id, moving, pending } = &mut under_way;
+            match pending.outcome() {
+                None => return self.under_way = Some(under_way),
+                Some(Err(reason)) => self.answer(id, &json!({"error": reason})),
+                Some(Ok(moved)) => {
+                    let mut told = moving.told(false);
+                    told["buckets"] = json!(moved.buckets);
+                    told["bytes"] = json!(moved.bytes);
+                    told["epoch"] = json!(moved.epoch);
+                    told["waited_s"] = json!(moved.waited.as_secs_f64());
+                    self.drained = std::mem::take(&mut moving.drained);
+                    self.answer(id, &told);
+                }
+            }
+        }
+        if let Some(request) = self.next() {
+            match self.handle(run, &request, rates) {
+                Ok(Some(told)) => self.answer(&request.id, &told),
+                Ok(None) => {}
+                Err(reason) => self.answer(&request.id, &json!({"error": reason})),
+            }
+        }
+    }
+
+    /// Does what is asked for. Returns the answer, if it is known.
+    fn handle(&mut self, run: &RunProgress, request: &MoveRequest, rates: &Rates) -> Result<Option<Value>, String> {
+        let layout = run.layout();
+        let (mut drained, mut emptied) = (self.drained.clone(), None);
+        match &request.kind {
+            RequestKind::Balance => {}
+            RequestKind::Drain(host) => {
+                let host = host_named(&layout, host)?;
+                drained.insert(host);
+                emptied = Some(host);
+            }
+            RequestKind::Undo(name) => {
+                if !self.drained.remove(&host_named(&layout, name)?) {
+                    return Err(format!("host {name:?} is not drained; {}", described(&layout, &self.drained)));
+                }
+                let said = format!("host {name} gets keys again at the next balance: tidemill balance");
+                return Ok(Some(json!({"said": said})));
+            }
+        }
+        check_owners(&layout, &drained)?;
+        let hosts: Vec<u32> = drained.iter().copied().collect();
+        let plan = assign(&Problem::of(&layout, rates, &hosts)).map_err(|error| error.to_string())?;
+        let moving = RequestedMove { plan, layout, drained, emptied };
+        if moving.plan.buckets == 0 {
+            let said = match emptied {
+                Some(host) => format!("nothing to move: host {} has no keys", moving.layout.hosts[host as usize].name),
+                None => "nothing to move: keys are spread as evenly as moving buckets can".into(),
+            };
+            if !request.dry_run {
+                self.drained.clone_from(&moving.drained);
+            }
+            return Ok(Some(json!({"said": said, "stays": moving.stays()})));
+        }
+        if request.dry_run {
+            return Ok(Some(moving.told(true)));
+        }
+        let pending = run.rebalance(moving.maps());
+        self.under_way = Some(MoveUnderWay { id: request.id.clone(), moving, pending });
+        Ok(None)
+    }
+
+    fn asked(&self) -> Option<PathBuf> {
+        self.file.as_ref().map(|file| file.with_extension("move"))
+    }
+
+    /// Takes a request away.
+    fn next(&self) -> Option<MoveRequest> {
+        let asked = self.asked()?;
+        let found = fs::symlink_metadata(&asked).ok()?;
+        let text = (found.is_file() && found.len() <= Self::BYTES_MAX).then(|| fs::read(&asked).ok()).flatten();
+        drop(fs::remove_file(&asked));
+        MoveRequest::parse(&text?)
+    }
+
+    /// Whoever has asked looks for it; if it cannot be written, that ends with its patience.
+    fn answer(&self, id: &str, told: &Value) {
+        if let Some(file) = &self.file {
+            let new = file.with_extension(format!("{id}.draft"));
+            drop(fs::write(&new, told.to_string()).and_then(|()| fs::rename(&new, answer_file(file, id))));
+        }
+    }
+}
+
+impl Drop for MoveRequests {
+    fn drop(&mut self) {
+        if let Some(mut under_way) = self.under_way.take() {
+            let reason = under_way.pending.outcome().and_then(Result::err);
+            let reason = reason.unwrap_or_else(|| "the stream has ended; buckets may have moved before".into());
+            self.answer(&under_way.id, &json!({"error": reason}));
+        }
+        drop(self.asked().map(fs::remove_file));
+    }
+}
+
+fn answer_file(status: &Path, id: &str) -> PathBuf {
+    status.with_extension(format!("{id}.moved"))
+}
+
+impl RequestedMove {
+    /// The maps that bring it about.
+    fn maps(&self) -> BTreeMap<String, RouteMap> {
+        let moved = self.plan.owners.iter().map(|(task, owners)| {
+            let of = &self.layout.tasks[*task as usize];
+            (of.name.clone(), RouteMap::new(of.version + 1, owners.clone()))
+        });
+        moved.collect()
+    }
+
+    /// As it is answered.
+    fn told(&self, dry_run: bool) -> Value {
+        let moved = self.plan.owners.iter().map(|(task, owners)| {
+            let of = &self.layout.tasks[*task as usize];
+            let moved = of.owners.iter().zip(owners).filter(|(old, new)| old != new).count();
+            json!({"task": of.name, "moved": moved, "buckets": owners.len()})
+        });
+        let (mut before, mut after) = (vec![0_u64; self.layout.hosts.len()], vec![0_u64; self.layout.hosts.len()]);
+        for (at, task) in (0..).zip(&self.layout.tasks) {
+            let host = |owner: &u32| self.layout.worker_hosts[task.copy_workers[*owner as usize] as usize] as usize;
+            let new = self.plan.owners.iter().find(|(of, _)| *of == at).map_or(&task.owners, |(_, owners)| owners);
+            task.owners.iter().for_each(|owner| before[host(owner)] += 1);
+            new.iter().for_each(|owner| after[host(owner)] += 1);
+        }
+        let hosts = (0..).zip(&self.layout.hosts).map(|(at, host)| {
+            let drained = self.drained.contains(&at);
+            json!({"host": host.name, "before": before[at as usize], "after": after[at as usize], "drained": drained})
+        });
+        let is_known = self.layout.tasks.iter().any(|task| !task.state_bytes.is_empty());
+        json!({
+            "dry_run": dry_run,
+            "buckets": self.plan.buckets,
+            "bytes": is_known.then_some(self.plan.state_bytes),
+            "waited_s": self.plan.pause_s,
+            "gain": self.emptied.is_none().then_some(self.plan.gain()),
+            "tasks": moved.collect::<Vec<_>>(),
+            "hosts": hosts.collect::<Vec<_>>(),
+            "stays": self.stays(),
+        })
+    }
+
+    /// What no move of buckets takes away from the host that is to be emptied.
+    fn stays(&self) -> Value {
+        let Some(host) = self.emptied else { return Value::Null };
+        let layout = &self.layout;
+        let is_there = |worker: &u32| layout.worker_hosts[*worker as usize] == host;
+        let workers = (0..layout.worker_hosts.len() as u32).filter(is_there);
+        let tasks = layout.tasks.iter().filter(|task| task.owners.is_empty() && task.copy_workers.iter().any(is_there));
+        json!({
+            "host": layout.hosts[host as usize].name,
+            "workers": workers.collect::<Vec<_>>(),
+            "tasks": tasks.map(|task| &task.name).collect::<Vec<_>>(),
+        })
+    }
+}
+
+/// The number of a host.
+fn host_named(layout: &ClusterLayout, name: &str) -> Result<u32, String> {
+    let mut found = (0..).zip(&layout.hosts).filter(|(_, host)| host.name == name).map(|(at, _)| at);
+    match (found.next(), found.next()) {
+        (Some(host), None) => Ok(host),
+        (Some(_), Some(_)) => Err(format!("several hosts of this stream are called {name:?}")),
+        (None, _) => {
+            let names: Vec<&str> = layout.hosts.iter().map(|host| host.name.as_str()).collect();
+            Err(format!("no host {name:?}; the hosts of this stream are {}", names.join(", ")))
+        }
+    }
+}
+
+/// Hosts by their names.
+fn described(layout: &ClusterLayout, drained: &BTreeSet<u32>) -> String {
+    let names: Vec<&str> = drained.iter().map(|&host| layout.hosts[host as usize].name.as_str()).collect();
+    if names.is_empty() { "no host is".into() } else { format!("drained are {}", names.join(", ")) }
+}
+
+/// Whether there are keys to move, and somebody to have them.
+fn check_owners(layout: &ClusterLayout, drained: &BTreeSet<u32>) -> Result<(), String> {
+    let mut keyed = layout.tasks.iter().filter(|task| !task.owners.is_empty()).peekable();
+    if keyed.peek().is_none() {
+        let names: Vec<&str> = layout.tasks.iter().map(|task| task.name.as_str()).collect();
+        return Err(format!(
+            "this stream has no step whose keys can move; its steps are {}. Steps have keys behind group_by, key_by, \
+             join, distinct",
+            names.join(", ")
+        ));
+    }
+    if drained.len() == layout.hosts.len() {
+        let only = layout.hosts.len() == 1;
+        return Err(match only {
+            true => format!("{} is the only host of this stream: its keys have nowhere to go", layout.hosts[0].name),
+            false => "all other hosts are drained: let one of them have keys again first, with tidemill drain HOST \
+                      --undo"
+                .into(),
+        });
+    }
+    let is_open = |worker: &u32| !drained.contains(&layout.worker_hosts[*worker as usize]);
+    match keyed.find(|task| !task.copy_workers.iter().any(is_open)) {
+        Some(task) => Err(format!(
+            "step {:?} has copies on drained hosts alone, so its keys have nowhere to go; {}",
+            task.name,
+            described(layout, drained)
+        )),
+        None => Ok(()),
+    }
+}
