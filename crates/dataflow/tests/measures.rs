@@ -143,7 +143,6 @@ fn worker_0_sees_the_rows_of_all_workers() {
                 assert!((0.35..0.65).contains(&share), "{share}");
                 assert!(sample.at_ns > 0 && sample.links.iter().any(|link| link.sent_bytes > 0));
             }
-            println!("{samples:#?}");
         }
         have_all
     });
