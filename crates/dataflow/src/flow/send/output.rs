@@ -90,7 +90,7 @@ impl Outlet {
             EdgeMover::Broadcast(_) => OutletRoute::One(Lane::to_all(&way)),
             EdgeMover::Copies => OutletRoute::Copies((0..edge.targets()).map(lane).collect()),
             EdgeMover::Partition(partitioner) => OutletRoute::Partition(Box::new(PartitionedLanes {
-                paced: paced(edge, links),
+                paced: paced(&way.edge, &way.links),
                 assign: partitioner.start(&PartitionerContext {
                     source,
                     targets: edge.targets(),
