@@ -60,6 +60,11 @@ impl CreditAccount {
         self.link.as_ref().map_or(u64::MAX, |link| link.block_bytes_max())
     }
 
+    /// Whether the stream's link is known to be slow.
+    pub(crate) fn is_slow(&self) -> bool {
+        self.link.as_ref().is_some_and(|link| link.is_slow())
+    }
+
     /// Whether there is credit, and room on the link. Who sends waits for both; who passes on what others have sent
     /// needs credit alone.
     fn has_room(&self, state: &AccountState, context: &mut Context<'_>) -> bool {

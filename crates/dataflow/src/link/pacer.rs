@@ -1,5 +1,5 @@
-//! How much may wait in front of a network link, or be under way on it: what it carries in a quarter of a second, so
-//! that a barrier is through soon, however slow the link. Senders wait for room before they send; what they have sent
+//! How much may wait in front of a network link, or be under way on it: what it carries in a moment, so that a barrier
+//! is through soon, however slow the link. Senders wait for room before they send; what they have sent
 //! goes as fast as the link takes it, so nothing that waits here can stop a link.
 //!
 //! A link begins with little, and gets more as long as it proves faster than that. It gets less only when it was busy
@@ -17,10 +17,10 @@ use tidemill_net::LinkInfo;
 
 use super::rate::{LinkRate, life_rate};
 
-/// What may lie before a barrier takes the link about so long.
-const AHEAD: Duration = Duration::from_millis(250);
+/// What is queued for a link takes it about so long: longer than from a look to the next.
+const AHEAD: Duration = Duration::from_millis(150);
 /// A link has this much ahead of it at first,
-const FIRST_BYTES: u64 = 128 << 10;
+const FIRST_BYTES: u64 = 64 << 10;
 /// never less,
 const BYTES_MIN: u64 = 4 << 10;
 /// and never more: it is never idle then, however fast.
@@ -31,7 +31,9 @@ const STEP_MAX: f64 = 4.0;
 const LOOK_INTERVAL: Duration = Duration::from_millis(25);
 /// With less ahead than this, what the kernel holds counts. With more, room that is found late would leave it idle.
 const SLOW_BYTES: u64 = 256 << 10;
-/// The kernel is let have so much that it cannot send yet, at least: it is not to run out between two looks.
+/// The kernel is let have this part of that beside it, of what it cannot send yet,
+const UNSENT_PART: u64 = 3;
+/// and so much at least: it is not to run out while nobody looks.
 const UNSENT_BYTES_MIN: u64 = 16 << 10;
 
 /// See the module.
@@ -76,6 +78,11 @@ impl LinkPacer {
         (self.limit() / 2).max(BYTES_MIN)
     }
 
+    /// Whether the link is known to be slow.
+    pub(crate) fn is_slow(&self) -> bool {
+        self.is_slow.load(Ordering::Relaxed)
+    }
+
     /// Ready when there is room for some message, whatever its size. The waker is woken later, once, if there is none.
     pub(crate) fn poll_room(&self, context: &mut Context<'_>) -> Poll<()> {
         if self.has_room() {
@@ -96,7 +103,7 @@ impl LinkPacer {
     /// Whether a sender need not wait.
     pub(crate) fn has_room(&self) -> bool {
         let queued = self.queued_bytes.load(Ordering::SeqCst);
-        let kernel = if self.is_slow.load(Ordering::Relaxed) { self.kernel_bytes.load(Ordering::SeqCst) } else { 0 };
+        let kernel = if self.is_slow() { self.kernel_bytes.load(Ordering::SeqCst) } else { 0 };
         queued + kernel < self.limit()
     }
 
@@ -152,7 +159,7 @@ impl LinkPacer {
                 self.is_slow.store(next < SLOW_BYTES, Ordering::Relaxed);
             }
         }
-        let unsent_bytes = info.map(|_| (self.limit() / 2).max(UNSENT_BYTES_MIN));
+        let unsent_bytes = info.map(|_| (self.limit() / UNSENT_PART).max(UNSENT_BYTES_MIN));
         let told = std::mem::replace(&mut looks.unsent_bytes, unsent_bytes);
         drop(looks);
         self.wake();

@@ -140,11 +140,15 @@ struct LaneState {
     failed: Option<TaskError>,
 }
 
+/// How many rows of a batch make a block that is not too large.
+fn rows_within(batch: &RecordBatch, bytes_max: u64) -> usize {
+    let pieces = batch_bytes(batch).div_ceil(bytes_max).max(1) as usize;
+    batch.num_rows().div_ceil(pieces).max(1)
+}
+
 /// The batch, in pieces that are not too large for a block.
 fn pieces(batch: RecordBatch, bytes_max: u64) -> impl Iterator<Item = RecordBatch> {
-    let pieces = batch_bytes(&batch).div_ceil(bytes_max).max(1) as usize;
-    let rows = batch.num_rows();
-    let step = rows.div_ceil(pieces).max(1);
+    let (rows, step) = (batch.num_rows(), rows_within(&batch, bytes_max));
     (0..rows).step_by(step).map(move |from| batch.slice(from, step.min(rows - from)))
 }
 
@@ -512,6 +516,15 @@ impl Lane {
     /// What rows for it are to come to before they are sent; with more a slow link would be busy for long.
     pub(super) fn collect_bytes_max(&self) -> u64 {
         (0..self.accounts.len()).map(|at| self.block_bytes_max(at)).fold(BLOCK_BYTES_MAX, u64::min)
+    }
+
+    /// How many of a batch's rows, which any copy may have, go to the one that the lane leads to: on a slow link the
+    /// rest would take long.
+    pub(super) fn rows_at_a_time(&self, batch: &RecordBatch) -> usize {
+        match &self.accounts[0][0][0] {
+            account if account.is_slow() => rows_within(batch, account.block_bytes_max()),
+            _ => batch.num_rows(),
+        }
     }
 
     /// Puts a batch to those that wait.

@@ -273,14 +273,24 @@ impl PartitionedLanes {
         self.paced.iter().any(|&lane| self.lanes[lane].collect_bytes_max() <= bytes)
     }
 
-    /// Sends a batch to copy `first`, or to the next one behind it that has room, if that one has none.
-    async fn send_to_any(&mut self, first: u32, batch: RecordBatch) -> Result<(), TaskError> {
-        let lanes = &self.lanes;
-        let target = Lane::first_with_room(lanes, first as usize).await;
-        if target != first as usize {
-            self.assign.reassigned(target as u32);
+    /// Sends a batch to copy `first`, or to the next one behind it that has room, if that one has none. What is too
+    /// much for a slow link at a time goes to others.
+    async fn send_to_any(&mut self, mut first: u32, mut batch: RecordBatch) -> Result<(), TaskError> {
+        loop {
+            let lanes = &self.lanes;
+            let target = Lane::first_with_room(lanes, first as usize).await;
+            if target != first as usize {
+                self.assign.reassigned(target as u32);
+            }
+            let (lane, rows) = (&lanes[target], batch.num_rows());
+            let now = lane.rows_at_a_time(&batch);
+            if now >= rows {
+                return lane.send(batch).await;
+            }
+            lane.send(batch.slice(0, now)).await?;
+            batch = batch.slice(now, rows - now);
+            first = self.assign.assign_unseen().unwrap_or(first);
         }
-        lanes[target].send(batch).await
     }
 
     async fn flush(&mut self) -> Result<(), TaskError> {
