@@ -60,8 +60,8 @@ class Counts:
 
 size = tm.init().size
 rows = tm.stream.from_function(read, {"k": "int64", "text": "str"}, splits=[f"s{i}" for i in range(size)])
-counts = rows.group_by("k").process(lambda key, rows, context: {"n": len(rows)}, {"n": "int64"})
-checkpoint = tm.stream.Checkpoint(folder / "checkpoints", every="1s")
+counts = rows.key_by("k").process(lambda key, rows, context: {"n": len(rows)}, {"n": "int64"})
+checkpoint = tm.stream.Checkpoint(folder / "checkpoints", interval="1s")
 counts.write_stream(Counts(), name="slow", checkpoint=checkpoint, controller=controller)
 """
 

@@ -522,7 +522,7 @@ impl Lane {
     /// rest would take long.
     pub(super) fn rows_at_a_time(&self, batch: &RecordBatch) -> usize {
         match &self.accounts[0][0][0] {
-            account if account.is_slow() => rows_within(batch, account.block_bytes_max()),
+            WorkerCredit { account, .. } if account.is_slow() => rows_within(batch, account.block_bytes_max()),
             _ => batch.num_rows(),
         }
     }
