@@ -345,7 +345,11 @@ mod tests {
             sent_bytes: u64::MAX / 2 + round,
             // Falls.
             queued_bytes: 100 - round,
-            tcp: (peer == 2).then(|| TcpCounters { app_limited: round % 2 == 0, rtt_us: 300, ..Default::default() }),
+            tcp: (peer == 2).then(|| TcpCounters {
+                app_limited: round.is_multiple_of(2),
+                rtt_us: 300,
+                ..Default::default()
+            }),
             ..LinkCounters::default()
         };
         WorkerSample {

@@ -1,6 +1,7 @@
 //! Who measures: every worker reads its counters twice a second, and tells worker 0 what has changed. A run that is
 //! over before the first time costs nothing.
 
+use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
@@ -147,7 +148,7 @@ impl Meter {
             links,
             tasks: tasks.into_values().collect(),
             buckets: buckets(edges()),
-            heavy_keys: heavy_keys(edges(), self.looks % HALF_LIFE == 0),
+            heavy_keys: heavy_keys(edges(), self.looks.is_multiple_of(HALF_LIFE)),
         }
     }
 }
@@ -197,7 +198,7 @@ fn heavy_keys<'a>(edges: impl Iterator<Item = &'a Arc<EdgeRuntime>>, halve: bool
         }
     }
     let told = |(all_rows, mut keys): (u64, Vec<HeavyKey>)| {
-        keys.sort_by(|a, b| b.rows.cmp(&a.rows));
+        keys.sort_by_key(|key| Reverse(key.rows));
         keys.truncate(HEAVY_KEYS);
         keys.into_iter().map(move |key| HeavyKey { all_rows, ..key })
     };
