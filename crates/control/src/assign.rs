@@ -1,10 +1,10 @@
 //! Which copy should own which bucket: the published objective, with the capacities of hosts beside those of links.
 //!
 //! ```text
-//! minimize  max_n S(n)/C(n)  +  max(max_v In(v)/Rin(v), max_u Out(u)/Rout(u), max_{u != v} F(u,v)/R(u,v))
-//!           + a little for what crosses hosts, and for buckets and state that move
+//! CU = max_n S(n)/C(n)      NU = max(max_v In(v)/Rin(v), max_u Out(u)/Rout(u), max_{u != v} F(u,v)/R(u,v))
+//! minimize  max(CU, NU) + 0.1 (CU + NU) + a little for what crosses hosts, and for buckets and state that move
 //! ```
-//! S(n) is the work on host n, or of one copy, which has one CPU at most. Sources stay where they are, so what host u
+//! The published sum of both lets CPUs that have time keep buckets from a link that is free. S(n) is the work on host n, or of one copy, which has one CPU at most. Sources stay where they are, so what host u
 //! sends to host v is the sum of what it sends to the buckets there. Solved by moves and swaps away from the fullest
 //! hosts (`search`), in milliseconds for thousands of buckets.
 //!

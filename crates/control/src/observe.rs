@@ -58,6 +58,8 @@ pub struct HostLimits {
     pub in_peak: f64,
     /// The most that it has sent per second lately.
     pub out_peak: f64,
+    /// Share of the time in which something waits in front of all that it receives.
+    pub in_busy: f64,
     /// Senders on the host itself that waited for credit of its copies, on average.
     pub local_credit_wait: f64,
 }
@@ -296,6 +298,7 @@ impl Observer {
                 out_full: fullness.outbound[host],
                 in_peak: self.inbound[host].peak(),
                 out_peak: self.outbound[host].peak(),
+                in_busy: flows.inbound(host).busy,
                 local_credit_wait: flows.local_credit_wait(host),
             };
         }

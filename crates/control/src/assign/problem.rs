@@ -6,6 +6,12 @@ use crate::{layout::ClusterLayout, observe::Rates};
 /// Work that tasks are given whose work has not been measured, in CPUs: enough to deal them out evenly.
 const WORK_UNKNOWN: f64 = 0.01;
 
+/// A link that something waits in front of for less than this share of the time carries more, at least so many times
+/// what flows; others carry hardly more.
+const EASY: f64 = 0.1;
+const EASY_MORE: f64 = 1.5;
+const HARD_MORE: f64 = 0.15;
+
 /// Buckets to be dealt to copies.
 #[derive(Clone, Debug, Default)]
 pub struct Problem {
@@ -67,6 +73,16 @@ impl Item {
     /// Whether anything has been measured of it.
     pub(super) fn is_loaded(&self) -> bool {
         self.work > 0.0 || self.sent > 0.0
+    }
+}
+
+/// What a host can carry: as is known, or else like the best that has shown, and some more than what flows without a
+/// queue. Where something waits often, there is little to be had.
+fn bound(known: Option<f64>, usual: f64, flow: f64, busy: f64) -> f64 {
+    match known {
+        Some(known) => known.clamp(1.0, usual),
+        None if busy < EASY => usual.max(EASY_MORE * flow),
+        None => (flow * (1.0 + HARD_MORE * (1.0 - busy))).clamp(1.0, usual),
     }
 }
 
@@ -136,18 +152,16 @@ impl Problem {
         }
     }
 
-    /// Takes the capacities that are known. If some are, the others must have at least what flows there already, and
-    /// are taken to be like the best that has shown.
+    /// Takes the capacities that are known. If some are, the others are guessed.
     fn bound(&mut self, rates: &Rates) {
-        let reports = &rates.hosts;
-        let known = reports.iter().flat_map(|host| [host.in_capacity, host.out_capacity]).flatten();
+        let known = rates.hosts.iter().flat_map(|host| [host.in_capacity, host.out_capacity]).flatten();
         if known.clone().next().is_some() {
             let peaks = rates.limits.iter().flat_map(|limits| [limits.in_peak, limits.out_peak]);
-            let flows: f64 = reports.iter().map(|host| host.in_bytes_s).sum();
-            let usual = known.chain(peaks).fold(2.0 * flows / reports.len().max(1) as f64, f64::max);
-            for (bounds, report) in self.hosts.iter_mut().zip(reports) {
-                bounds.inbound = report.in_capacity.unwrap_or(usual).max(1.0);
-                bounds.outbound = report.out_capacity.unwrap_or(usual).max(1.0);
+            let usual = known.chain(peaks).fold(1.0, f64::max);
+            for ((bounds, host), limits) in self.hosts.iter_mut().zip(&rates.hosts).zip(&rates.limits) {
+                bounds.inbound = bound(host.in_capacity, usual, host.in_bytes_s, limits.in_busy);
+                // What waits there may wait for acknowledgements, which come in by the host's other link.
+                bounds.outbound = bound(host.out_capacity, usual, host.out_bytes_s, 0.0);
             }
         }
         for link in &rates.links {

@@ -6,6 +6,8 @@ use super::{
     problem::{Item, Problem},
 };
 
+/// How much CPUs and network count together, beside the fuller of both: that alone bounds what the job carries.
+const BOTH: f64 = 0.1;
 /// What it costs if everything crosses hosts, as a share of the objective.
 const TRAFFIC: f64 = 0.01;
 /// What it costs to move all state.
@@ -14,6 +16,10 @@ const STATE: f64 = 0.02;
 const BUCKETS: f64 = 0.01;
 /// State that leaves a host should take no large part of so many seconds.
 const PAYBACK_S: f64 = 300.0;
+
+fn full(cpu: f64, network: f64) -> f64 {
+    cpu.max(network) + BOTH * (cpu + network)
+}
 
 /// Buckets in places.
 pub(super) struct State<'a> {
@@ -121,7 +127,7 @@ impl<'a> State<'a> {
         }
         state.refresh();
         let load = state.load();
-        state.scale = (load.cpu + load.network).max(1e-6);
+        state.scale = full(load.cpu, load.network).max(1e-6);
         state
     }
 
@@ -255,7 +261,7 @@ impl<'a> State<'a> {
     /// The objective with its penalties.
     pub(super) fn objective(&self) -> f64 {
         let load = self.load();
-        load.cpu + load.network + self.scale * (self.penalty + TRAFFIC * self.traffic / self.traffic_all)
+        full(load.cpu, load.network) + self.scale * (self.penalty + TRAFFIC * self.traffic / self.traffic_all)
     }
 
     /// What the search compares: of two states that are as good, the more even one.
@@ -317,8 +323,7 @@ impl<'a> State<'a> {
         if from == to {
             cpu = cpu.max(self.tops.cpu.0[0].0);
             let network = self.tops.network.0[0].0;
-            return cpu
-                + network
+            return full(cpu, network)
                 + self.scale * (penalty + TRAFFIC * self.traffic / self.traffic_all)
                 + self.even_price(evenness);
         }
@@ -337,6 +342,6 @@ impl<'a> State<'a> {
             }
         }
         let traffic = self.traffic + sides[0].inbound + sides[1].inbound;
-        cpu + network + self.scale * (penalty + TRAFFIC * traffic / self.traffic_all) + self.even_price(evenness)
+        full(cpu, network) + self.scale * (penalty + TRAFFIC * traffic / self.traffic_all) + self.even_price(evenness)
     }
 }

@@ -123,7 +123,7 @@ impl Fluid {
                 let to = link.peer as usize;
                 link.sent_bytes = self.sent_to[from][to] as u64;
                 // Acknowledgements of what a host sends come in by its full link.
-                let busy = full[to].powi(8).max(0.6 * full[from].powi(8));
+                let busy = full[to].powi(8).max(if full[from] > 0.98 { 0.6 } else { 0.0 });
                 link.busy_ns += ns(busy);
                 link.link_wait_ns += if full[to] > 0.98 { ns(blocked) } else { ns(0.1 * blocked * busy) };
                 link.tcp = Some(TcpCounters { app_limited: busy < 0.5, ..TcpCounters::default() });
@@ -217,6 +217,9 @@ fn goes_around_a_link_that_changes() {
             {
                 println!("{host} {:.0} {:?} {:?}", report.in_bytes_s, report.in_capacity, limits);
             }
+            let problem = Problem::of(&job.layout, controller.observer.rates(), &[]);
+            let plan = crate::assign(&problem).unwrap();
+            println!("{:?} {:?} {}", plan.before, plan.after, plan.buckets);
             for c in &controller.causes {
                 println!("{}", c.sentence);
             }
