@@ -7,8 +7,8 @@ use crate::sample::LinkCounters;
 
 /// A link is full if something waits in front of it for more than this share of the time.
 const BUSY_MIN: f64 = 0.5;
-/// A host's link is full if this share of what goes through it goes over full links.
-const FULL_SHARE: f64 = 0.8;
+/// A host's link is full if this share of the pairs that use it are full.
+const FULL_SHARE: f64 = 0.65;
 /// Waits shorter than this share of the time are chance.
 const WAIT_MIN: f64 = 0.02;
 
@@ -16,8 +16,10 @@ const WAIT_MIN: f64 = 0.02;
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Flow {
     pub(super) bytes_s: f64,
-    /// Of these, what goes over links that are full.
-    full_bytes_s: f64,
+    /// Links that something goes over or waits for, and those of them that are full. They are counted, not weighed: a
+    /// link that has just been choked carries nothing at all.
+    used: u32,
+    full: u32,
     pub(super) busy: f64,
     pub(super) link_wait: f64,
     pub(super) credit_wait: f64,
@@ -27,7 +29,7 @@ pub(super) struct Flow {
 
 impl Flow {
     fn is_full(&self) -> bool {
-        self.full_bytes_s > 0.0 && self.full_bytes_s >= 0.5 * self.bytes_s
+        self.full > 0 && 2 * self.full >= self.used
     }
 }
 
@@ -61,9 +63,8 @@ impl Flows {
             flow.bytes_s += bytes_s;
             // A queue that never ends fills the link even if senders run out of credit first.
             let waits = link_wait > WAIT_MIN || (busy > 0.9 && credit_wait > WAIT_MIN);
-            if busy > BUSY_MIN && waits && limited_by_network(old, new, span.seconds) {
-                flow.full_bytes_s += bytes_s;
-            }
+            flow.used += u32::from(bytes_s > 0.0 || busy > BUSY_MIN);
+            flow.full += u32::from(busy > BUSY_MIN && waits && limited_by_network(old, new, span.seconds));
             flow.busy = flow.busy.max(busy);
             flow.link_wait += link_wait;
             flow.credit_wait += credit_wait;
@@ -129,17 +130,9 @@ impl Fullness {
         let hosts = flows.hosts;
         // Several links that are full at once have something in common; one may be full by itself.
         let most = |of: &dyn Fn(usize, usize) -> bool| {
-            let (mut all, mut full, mut count) = (0.0, 0.0, 0);
-            for ((from, to), flow) in flows.pairs() {
-                if of(from, to) {
-                    all += flow.bytes_s;
-                    if flow.is_full() {
-                        full += flow.bytes_s;
-                        count += 1;
-                    }
-                }
-            }
-            count > 1 && full >= FULL_SHARE * all
+            let pairs = || flows.pairs().filter(|((from, to), flow)| flow.used > 0 && of(*from, *to));
+            let full = pairs().filter(|(_, flow)| flow.is_full()).count();
+            full > 1 && full as f64 >= FULL_SHARE * pairs().count() as f64
         };
         let inbound: Vec<bool> = (0..hosts).map(|host| most(&|_, to| to == host)).collect();
         // What other hosts' inbound links hold up is no fault of the sender's.
