@@ -85,29 +85,35 @@ impl MoveRequests {
             return;
         }
         self.looked = Some(Instant::now());
-        if let Some(mut under_way) = self.under_way.take() {
-            let MoveUnderWay { id, moving, pending } = &mut under_way;
-            match pending.outcome() {
-                None => return self.under_way = Some(under_way),
-                Some(Err(reason)) => self.answer(id, &json!({"error": reason})),
-                Some(Ok(moved)) => {
-                    let mut told = moving.told(false);
-                    told["buckets"] = json!(moved.buckets);
-                    told["bytes"] = json!(moved.bytes);
-                    told["epoch"] = json!(moved.epoch);
-                    told["waited_s"] = json!(moved.waited.as_secs_f64());
-                    self.drained = std::mem::take(&mut moving.drained);
-                    self.answer(id, &told);
-                }
-            }
-        }
-        if let Some(request) = self.next() {
+        self.settle();
+        if self.under_way.is_none()
+            && let Some(request) = self.next()
+        {
             match self.handle(run, &request, rates) {
                 Ok(Some(told)) => self.answer(&request.id, &told),
                 Ok(None) => {}
                 Err(reason) => self.answer(&request.id, &json!({"error": reason})),
             }
         }
+    }
+
+    /// Answers who has asked for buckets to move, when they have.
+    fn settle(&mut self) {
+        let Some(outcome) = self.under_way.as_mut().and_then(|under_way| under_way.pending.outcome()) else { return };
+        let Some(MoveUnderWay { id, moving, .. }) = self.under_way.take() else { return };
+        let told = match outcome {
+            Err(reason) => json!({"error": reason}),
+            Ok(moved) => {
+                let mut told = moving.told(false);
+                told["buckets"] = json!(moved.buckets);
+                told["bytes"] = json!(moved.bytes);
+                told["epoch"] = json!(moved.epoch);
+                told["waited_s"] = json!(moved.waited.as_secs_f64());
+                self.drained = moving.drained;
+                told
+            }
+        };
+        self.answer(&id, &told);
     }
 
     /// Does what is asked for. Returns the answer, if it is known.
@@ -175,11 +181,8 @@ impl MoveRequests {
 
 impl Drop for MoveRequests {
     fn drop(&mut self) {
-        if let Some(mut under_way) = self.under_way.take() {
-            let reason = under_way.pending.outcome().and_then(Result::err);
-            let reason = reason.unwrap_or_else(|| "the stream has ended; buckets may have moved before".into());
-            self.answer(&under_way.id, &json!({"error": reason}));
-        }
+        // With the run all that was asked for has an outcome.
+        self.settle();
         drop(self.asked().map(fs::remove_file));
     }
 }
