@@ -43,8 +43,10 @@ const INTERVAL_MORE: f64 = 1.35;
 /// An action is judged after so many seconds, or later if the rate is not steady then.
 const JUDGE_S: f64 = 5.0;
 const JUDGE_S_MAX: f64 = 15.0;
-/// A rate that is lower by this share is worse.
+/// A rate that is lower by this share is worse if known capacities agree,
 const WORSE: f64 = 0.05;
+/// or by this one, whatever is known of links.
+const MUCH_WORSE: f64 = 0.25;
 /// Seconds for which nothing is done after something was worse or failed, at first and at most.
 const BACK_OFF_S: f64 = 60.0;
 const BACK_OFF_S_MAX: f64 = 3600.0;
@@ -363,7 +365,8 @@ impl Controller {
             decision.measured = Some(gain);
         }
         // Where nobody waits, sources have less to give; and hosts may have become slower in the meantime.
-        let is_worse = gain < -WORSE && !self.causes.is_empty() && self.were_better(&attempt.owners);
+        let is_worse = gain < -MUCH_WORSE || (gain < -WORSE && self.were_better(&attempt.owners));
+        let is_worse = is_worse && !self.causes.is_empty();
         if is_worse && self.mode == Mode::On {
             self.back_off(now_s);
             self.actions_s.push_back(now_s);
@@ -378,7 +381,7 @@ impl Controller {
 
     /// Whether owners from before still fit, and should do better than those of today.
     fn were_better(&self, owners: &Owners) -> bool {
-        let problem = Problem::of(&self.layout, self.observer.rates(), &[]);
+        let problem = Problem::of(&self.layout, self.observer.rates(), &[]).without_guesses();
         problem.load_with(owners).is_some_and(|load| load.most() < problem.load().most())
     }
 }
