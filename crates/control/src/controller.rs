@@ -365,8 +365,9 @@ impl Controller {
             decision.measured = Some(gain);
         }
         // Where nobody waits, sources have less to give; and hosts may have become slower in the meantime.
-        let is_worse = gain < -MUCH_WORSE || (gain < -WORSE && self.were_better(&attempt.owners));
-        let is_worse = is_worse && !self.causes.is_empty();
+        let waits = gain < -WORSE && !self.causes.is_empty();
+        let better = if waits { self.were_better(&attempt.owners) } else { None };
+        let is_worse = better.is_some_and(|better| better || gain < -MUCH_WORSE);
         if is_worse && self.mode == Mode::On {
             self.back_off(now_s);
             self.actions_s.push_back(now_s);
@@ -379,10 +380,10 @@ impl Controller {
         None
     }
 
-    /// Whether owners from before still fit, and should do better than those of today.
-    fn were_better(&self, owners: &Owners) -> bool {
+    /// Whether owners from before should do better than those of today; `None` if they do not fit any more.
+    fn were_better(&self, owners: &Owners) -> Option<bool> {
         let problem = Problem::of(&self.layout, self.observer.rates(), &[]).without_guesses();
-        problem.load_with(owners).is_some_and(|load| load.most() < problem.load().most())
+        Some(problem.load_with(owners)?.most() < problem.load().most())
     }
 }
 
