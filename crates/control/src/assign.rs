@@ -4,9 +4,10 @@
 //! CU = max_n S(n)/C(n)      NU = max(max_v In(v)/Rin(v), max_u Out(u)/Rout(u), max_{u != v} F(u,v)/R(u,v))
 //! minimize  max(CU, NU) + 0.1 (CU + NU) + a little for what crosses hosts, and for buckets and state that move
 //! ```
-//! The published sum of both lets CPUs that have time keep buckets from a link that is free. S(n) is the work on host n, or of one copy, which has one CPU at most. Sources stay where they are, so what host u
-//! sends to host v is the sum of what it sends to the buckets there. Solved by moves and swaps away from the fullest
-//! hosts (`search`), in milliseconds for thousands of buckets.
+//! The published sum of both lets CPUs that have time keep buckets from a link that is free. S(n) is the work on host
+//! n, or of one copy, which has one CPU at most. Sources stay where they are, so what host u sends to host v is the
+//! sum of what it sends to the buckets there. Solved by moves and swaps away from the fullest hosts (`search`), in
+//! milliseconds for thousands of buckets.
 //!
 //! Source: Suri et al., VAYU; the terms of hosts are ours (`max_v In(v)/Rin(v)` sees a choked inbound link, of which
 //! each pair alone looks empty).

@@ -43,8 +43,10 @@ const INTERVAL_MORE: f64 = 1.35;
 /// An action is judged after so many seconds, or later if the rate is not steady then.
 const JUDGE_S: f64 = 5.0;
 const JUDGE_S_MAX: f64 = 15.0;
-/// A rate that is lower by this share is worse.
+/// A rate that is lower by this share is worse if known capacities agree,
 const WORSE: f64 = 0.05;
+/// or by this one, whatever is known of links.
+const MUCH_WORSE: f64 = 0.25;
 /// Seconds for which nothing is done after something was worse or failed, at first and at most.
 const BACK_OFF_S: f64 = 60.0;
 const BACK_OFF_S_MAX: f64 = 3600.0;
@@ -363,7 +365,9 @@ impl Controller {
             decision.measured = Some(gain);
         }
         // Where nobody waits, sources have less to give; and hosts may have become slower in the meantime.
-        let is_worse = gain < -WORSE && !self.causes.is_empty() && self.were_better(&attempt.owners);
+        let waits = gain < -WORSE && !self.causes.is_empty();
+        let better = if waits { self.were_better(&attempt.owners) } else { None };
+        let is_worse = better.is_some_and(|better| better || gain < -MUCH_WORSE);
         if is_worse && self.mode == Mode::On {
             self.back_off(now_s);
             self.actions_s.push_back(now_s);
@@ -376,10 +380,10 @@ impl Controller {
         None
     }
 
-    /// Whether owners from before still fit, and should do better than those of today.
-    fn were_better(&self, owners: &Owners) -> bool {
-        let problem = Problem::of(&self.layout, self.observer.rates(), &[]);
-        problem.load_with(owners).is_some_and(|load| load.most() < problem.load().most())
+    /// Whether owners from before should do better than those of today; `None` if they do not fit any more.
+    fn were_better(&self, owners: &Owners) -> Option<bool> {
+        let problem = Problem::of(&self.layout, self.observer.rates(), &[]).without_guesses();
+        Some(problem.load_with(owners)?.most() < problem.load().most())
     }
 }
 

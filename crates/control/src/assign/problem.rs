@@ -34,9 +34,11 @@ pub(super) struct HostBounds {
     pub(super) cpus: f64,
     /// CPUs used by what cannot move.
     pub(super) cpus_fixed: f64,
-    /// Bytes per second; infinite if not known.
+    /// Bytes per second, guessed if not known; infinite if not even that.
     pub(super) inbound: f64,
     pub(super) outbound: f64,
+    pub(super) in_known: bool,
+    pub(super) out_known: bool,
     /// Bytes per second of what cannot move.
     pub(super) in_fixed: f64,
     pub(super) out_fixed: f64,
@@ -159,6 +161,7 @@ impl Problem {
             let peaks = rates.limits.iter().flat_map(|limits| [limits.in_peak, limits.out_peak]);
             let usual = known.chain(peaks).fold(1.0, f64::max);
             for ((bounds, host), limits) in self.hosts.iter_mut().zip(&rates.hosts).zip(&rates.limits) {
+                (bounds.in_known, bounds.out_known) = (host.in_capacity.is_some(), host.out_capacity.is_some());
                 bounds.inbound = bound(host.in_capacity, usual, host.in_bytes_s, limits.in_busy);
                 // What waits there may wait for acknowledgements, which come in by the host's other link.
                 bounds.outbound = bound(host.out_capacity, usual, host.out_bytes_s, 0.0);
@@ -195,6 +198,15 @@ impl Problem {
                 }
             }
         }
+    }
+
+    /// The same problem with nothing taken for full that has not been.
+    pub fn without_guesses(mut self) -> Self {
+        for host in &mut self.hosts {
+            host.inbound = if host.in_known { host.inbound } else { f64::INFINITY };
+            host.outbound = if host.out_known { host.outbound } else { f64::INFINITY };
+        }
+        self
     }
 
     /// Bytes per second that hosts send to an item, by host.
