@@ -382,7 +382,7 @@ impl Controller {
 
     /// Whether owners from before should do better than those of today; `None` if they do not fit any more.
     fn were_better(&self, owners: &Owners) -> Option<bool> {
-        let problem = Problem::of(&self.layout, self.observer.rates(), &[]).without_guesses();
+        let problem = Problem::of(&self.layout, self.observer.rates()).without_guesses();
         Some(problem.load_with(owners)?.most() < problem.load().most())
     }
 }

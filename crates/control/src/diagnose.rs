@@ -90,7 +90,7 @@ fn prescribe(view: &View<'_>, causes: &mut [Cause]) {
     if !causes.iter().any(|cause| is_of_buckets(cause.kind)) {
         return;
     }
-    let plan = assign(&Problem::of(view.layout, view.rates, &[])).unwrap_or_default();
+    let plan = assign(&Problem::of(view.layout, view.rates)).unwrap_or_default();
     let helps = plan.gain() >= GAIN_MIN;
     for cause in causes.iter_mut().filter(|cause| is_of_buckets(cause.kind)) {
         if helps {

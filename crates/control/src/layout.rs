@@ -20,6 +20,20 @@ pub struct HostLayout {
     pub name: String,
     /// CPUs that the job may use there.
     pub cores: f64,
+    /// Somebody empties it: it gets no buckets.
+    pub drained: bool,
+}
+
+impl ClusterLayout {
+    /// The same, with these hosts drained.
+    pub fn without(mut self, hosts: impl IntoIterator<Item = u32>) -> Self {
+        for host in hosts {
+            if let Some(host) = self.hosts.get_mut(host as usize) {
+                host.drained = true;
+            }
+        }
+        self
+    }
 }
 
 /// A task of a run.

@@ -49,7 +49,11 @@ pub(crate) fn random_layout(random: &mut Random) -> ClusterLayout {
     let cores = [2.0, 0.0, -1.0, f64::NAN, f64::INFINITY, 1e-9];
     ClusterLayout {
         hosts: (0..random.below(5))
-            .map(|host| HostLayout { name: format!("host{host}"), cores: cores[random.below(cores.len())] })
+            .map(|host| HostLayout {
+                name: format!("host{host}"),
+                cores: cores[random.below(cores.len())],
+                drained: false,
+            })
             .collect(),
         worker_hosts: list(random, 5),
         tasks: (0..random.below(4)).map(|_| task(random)).collect(),

@@ -1,5 +1,6 @@
 //! The controller of a run: worker 0 hands it what all workers have counted, and carries out what it decides.
 
+use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
 use tidemill_batch::route_map::RouteMap;
@@ -26,8 +27,9 @@ impl RunController {
     }
 
     /// Looks at the run, if a look is due: call it often, such as from a [`ProgressCallback`](crate::ProgressCallback).
-    /// On other workers than 0 it does nothing, as only worker 0 knows of all.
-    pub fn look(&mut self, run: &RunProgress) {
+    /// On other workers than 0 it does nothing, as only worker 0 knows of all. Hosts that are drained, by their numbers
+    /// in the layout, get no buckets.
+    pub fn look(&mut self, run: &RunProgress, drained: &BTreeSet<u32>) {
         if run.worker() != 0 || self.stepped.is_some_and(|stepped| stepped.elapsed() < Self::INTERVAL) {
             return;
         }
@@ -37,7 +39,7 @@ impl RunController {
             self.moving = None;
             self.controller.moved(now_s, outcome.map(drop));
         }
-        let layout = run.layout();
+        let layout = run.layout().without(drained.iter().copied());
         for action in self.controller.step(now_s, &layout, &run.samples()) {
             let Action::Move(owners) = action;
             let maps = owners.into_iter().filter_map(|(task, owners)| {

@@ -89,17 +89,17 @@ fn bound(known: Option<f64>, usual: f64, flow: f64, busy: f64) -> f64 {
 }
 
 impl Problem {
-    /// The problem of a job at a moment: all buckets that can move, without hosts that are `drained`.
+    /// The problem of a job at a moment: all buckets that can move, without hosts that are drained.
     ///
     /// Tasks whose owners do not fit their copies are left out.
-    pub fn of(layout: &ClusterLayout, rates: &Rates, drained: &[u32]) -> Self {
+    pub fn of(layout: &ClusterLayout, rates: &Rates) -> Self {
         let hosts = layout.hosts.len();
         let mut problem = Self::default();
         for (at, host) in layout.hosts.iter().enumerate() {
             let cpus = rates.limits.get(at).and_then(|limits| limits.cpus).unwrap_or(host.cores);
             problem.hosts.push(HostBounds {
                 name: host.name.clone(),
-                drained: drained.contains(&(at as u32)),
+                drained: host.drained,
                 cpus: if cpus.is_finite() { cpus.max(0.01) } else { 1.0 },
                 cpus_fixed: rates.hosts.get(at).map_or(0.0, |host| host.cpus_used),
                 inbound: f64::INFINITY,

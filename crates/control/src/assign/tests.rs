@@ -18,7 +18,7 @@ fn layout_of(hosts: usize, copies_each: usize, tasks: usize, buckets: usize) -> 
         ..TaskLayout::default()
     };
     ClusterLayout {
-        hosts: (0..hosts).map(|host| HostLayout { name: format!("host{host}"), cores: 4.0 }).collect(),
+        hosts: (0..hosts).map(|host| HostLayout { name: format!("host{host}"), cores: 4.0, drained: false }).collect(),
         worker_hosts: (0..hosts as u32).collect(),
         tasks: vec![keyed; tasks],
     }
@@ -94,7 +94,7 @@ fn is_near_the_optimum_of_small_cases() {
         let mut random = Random(seed);
         let (layout, rates) = random_case(&mut random);
         let drained: &[u32] = if seed % 5 == 0 { &[0] } else { &[] };
-        let problem = Problem::of(&layout, &rates, drained);
+        let problem = Problem::of(&layout.clone().without(drained.iter().copied()), &rates);
         let best = exact(&mut State::of_homes(&problem), 0);
         let plan = assign(&problem).unwrap();
         let mut layout = layout;
@@ -116,7 +116,7 @@ fn prices_are_what_moves_cost() {
         println!("seed {seed}");
         let mut random = Random(seed);
         let (layout, rates) = random_case(&mut random);
-        let problem = Problem::of(&layout, &rates, &[]);
+        let problem = Problem::of(&layout, &rates);
         let mut state = State::of_homes(&problem);
         for _ in 0..20 {
             let (item, other) = (random.below(problem.items.len()), random.below(problem.items.len()));
@@ -148,7 +148,7 @@ fn goes_around_a_choked_inbound_link() {
         rates.limits[host].in_peak = full;
     }
     rates.hosts[3].in_capacity = Some(choked);
-    let plan = assign(&Problem::of(&layout, &rates, &[])).unwrap();
+    let plan = assign(&Problem::of(&layout, &rates)).unwrap();
     let [(0, owners)] = &plan.owners[..] else { panic!("another task: {plan:?}") };
     let kept = owners.iter().filter(|owner| **owner == 3).count();
     // 0.4 / 7.4 of the buckets are 55.
@@ -163,11 +163,11 @@ fn goes_around_a_choked_inbound_link() {
 fn balances_work_without_any_capacity() {
     let layout = layout_of(4, 2, 2, 256);
     let rates = rates_of(&layout, |bucket| if bucket < 64 { 0.01 } else { 0.002 }, |_, _| 10.0);
-    let plan = assign(&Problem::of(&layout, &rates, &[])).unwrap();
+    let plan = assign(&Problem::of(&layout, &rates)).unwrap();
     assert!(plan.after.cpu < 0.55 * plan.before.cpu, "{plan:?}");
     assert!(plan.buckets < 256, "{} buckets", plan.buckets);
     let even = rates_of(&layout, |_| 0.002, |_, _| 10.0);
-    assert_eq!(assign(&Problem::of(&layout, &even, &[])).unwrap().buckets, 0);
+    assert_eq!(assign(&Problem::of(&layout, &even)).unwrap().buckets, 0);
 }
 
 /// `tidemill drain`: with nothing measured, too, and an error if nobody is left.
@@ -175,7 +175,7 @@ fn balances_work_without_any_capacity() {
 fn empties_drained_hosts() {
     let layout = layout_of(4, 1, 2, 64);
     for rates in [Rates::default(), rates_of(&layout, |bucket| 0.001 * bucket as f64, |_, _| 10.0)] {
-        let plan = assign(&Problem::of(&layout, &rates, &[1])).unwrap();
+        let plan = assign(&Problem::of(&layout.clone().without([1]), &rates)).unwrap();
         assert_eq!(plan.owners.len(), 2);
         for (_, owners) in &plan.owners {
             let count = |copy| owners.iter().filter(|owner| **owner == copy).count();
@@ -183,7 +183,7 @@ fn empties_drained_hosts() {
             assert!([0, 2, 3].into_iter().all(|copy| count(copy) >= 12), "{owners:?}");
         }
     }
-    let error = assign(&Problem::of(&layout, &Rates::default(), &[0, 1, 2, 3])).unwrap_err();
+    let error = assign(&Problem::of(&layout.without(0..4), &Rates::default())).unwrap_err();
     assert_eq!(
         error,
         AssignError::NoHostLeft { hosts: vec!["host0".into(), "host1".into(), "host2".into(), "host3".into()] }
@@ -208,7 +208,7 @@ fn large_problems_in_time() {
             layout.tasks[0].owners.fill(9);
         }
         let drained: &[u32] = if case == "drained" { &[7, 8] } else { &[] };
-        let problem = Problem::of(&layout, &rates, drained);
+        let problem = Problem::of(&layout.clone().without(drained.iter().copied()), &rates);
         let start = std::time::Instant::now();
         let plan = assign(&problem).unwrap();
         println!("{case}: {:?}, {} buckets, {:?} -> {:?}", start.elapsed(), plan.buckets, plan.before, plan.after);

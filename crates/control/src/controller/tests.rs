@@ -56,7 +56,9 @@ impl Fluid {
         let owners = (0..BUCKETS).map(|bucket| (bucket * HOSTS / BUCKETS) as u32).collect();
         Self {
             layout: ClusterLayout {
-                hosts: (0..HOSTS).map(|host| HostLayout { name: format!("host{host}"), cores: 2.0 }).collect(),
+                hosts: (0..HOSTS)
+                    .map(|host| HostLayout { name: format!("host{host}"), cores: 2.0, drained: false })
+                    .collect(),
                 worker_hosts: (0..HOSTS as u32).collect(),
                 tasks: vec![task(TaskRole::Source, Vec::new()), task(TaskRole::Step, owners)],
             },

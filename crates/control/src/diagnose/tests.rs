@@ -17,7 +17,7 @@ fn job() -> (ClusterLayout, Rates) {
         ..TaskLayout::default()
     };
     let layout = ClusterLayout {
-        hosts: (0..4).map(|host| HostLayout { name: format!("host{host}"), cores: 2.0 }).collect(),
+        hosts: (0..4).map(|host| HostLayout { name: format!("host{host}"), cores: 2.0, drained: false }).collect(),
         worker_hosts: (0..4).collect(),
         tasks: vec![
             task("read", TaskRole::Source, vec![], vec![]),

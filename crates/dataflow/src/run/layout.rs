@@ -26,7 +26,7 @@ impl RunLayout {
             let quota = here.iter().filter_map(|place| place.quota).min().unwrap_or(u32::MAX);
             let granted = here.iter().map(|place| place.granted).sum::<Option<u32>>().unwrap_or(u32::MAX);
             let cores = (processors.len() as u32).min(quota).min(granted).max(1);
-            HostLayout { name: places[first as usize].hostname.clone(), cores: cores.into() }
+            HostLayout { name: places[first as usize].hostname.clone(), cores: cores.into(), drained: false }
         };
         let edges = || flow.edges.iter().filter(|edge| !edge.handover && !edge.feedback);
         let task = |(at, task): (usize, &crate::flow::FlowTask)| {

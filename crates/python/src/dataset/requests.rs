@@ -136,8 +136,8 @@ impl MoveRequests {
             }
         }
         check_owners(&layout, &drained)?;
-        let hosts: Vec<u32> = drained.iter().copied().collect();
-        let plan = assign(&Problem::of(&layout, rates, &hosts)).map_err(|error| error.to_string())?;
+        let layout = layout.without(drained.iter().copied());
+        let plan = assign(&Problem::of(&layout, rates)).map_err(|error| error.to_string())?;
         let moving = RequestedMove { plan, layout, drained, emptied };
         if moving.plan.buckets == 0 {
             let said = match emptied {

@@ -292,7 +292,7 @@ pub fn write_stream<'py>(
         tidemill_stream::run(workers, &engine.engine, &outputs, &job, &mut |run| {
             left_out.look(engine);
             overdue.look(run);
-            controller.look(run);
+            controller.look(run, &requests.drained);
             requests.look(run, controller.rates());
             if let Some(status) = &mut status
                 && status.tell(run, &left_out.late, engine.engine.governor().spilled_bytes() - spilled, &controller)

@@ -391,9 +391,9 @@ impl Lane {
 
     /// Takes credit at an account, see [`CreditAccount::acquire`], and counts how long it waits.
     async fn acquire(&self, to: &WorkerCredit, bytes: u64, signal: Option<&UnalignedSignal>, may_owe_all: bool) {
-        let waited = to.account.acquire(bytes, signal, may_owe_all, |for_link| {
-            CreditWait::begin(&self.way, to.worker, for_link)
-        });
+        let waited = to
+            .account
+            .acquire(bytes, signal, may_owe_all, |for_link| CreditWait::begin(&self.way, to.worker, for_link));
         waited.await;
     }
 
