@@ -32,7 +32,7 @@ const LASTING_S: f64 = 3.0;
 /// or so many if the rate has fallen, too.
 const LASTING_FALLEN_S: f64 = 2.0;
 /// Rates that never become steady are taken as they are after so many seconds.
-const LASTING_S_MAX: f64 = 15.0;
+const LASTING_S_MAX: f64 = 8.0;
 /// Seconds for which a reason may be out of sight and is still the same.
 const GAP_S: f64 = 1.5;
 /// Gain that is demanded of an action, and by how much of it more for each of the last hour.

@@ -8,10 +8,9 @@ const RECENT_S: f64 = 3.0;
 const LONG_S: f64 = 60.0;
 /// A rate below this share of the long-term mean has fallen.
 const FALLEN: f64 = 0.9;
-/// A rate is steady if it stays within this share of itself
-const STEADY: f64 = 0.1;
-/// for so many seconds: rates over the seconds before are then all of the same state.
-const STEADY_S: f64 = 2.0;
+/// A rate is steady if what is kept of it has no direction: the means of its halves differ by this share at most. Rates
+/// over the seconds before are then all of the same state, however they jump.
+const STEADY: f64 = 0.15;
 
 /// The sources' rate.
 #[derive(Debug, Default)]
@@ -67,10 +66,12 @@ impl Trend {
     }
 
     pub(super) fn is_steady(&self) -> bool {
-        let now_s = self.seconds.back().map_or(0.0, |(at_s, _)| *at_s);
-        let rates = self.seconds.iter().filter(|(at_s, _)| now_s - at_s <= STEADY_S).map(|(_, rate)| *rate);
-        let (least, most) = (rates.clone().fold(f64::INFINITY, f64::min), rates.fold(0.0, f64::max));
-        self.is_whole() && most - least <= STEADY * most
+        let half = self.seconds.len() / 2;
+        let mean = |from: usize, count: usize| {
+            self.seconds.iter().skip(from).take(count).map(|(_, rate)| rate / count as f64).sum::<f64>()
+        };
+        let (before, after) = (mean(0, half), mean(half, self.seconds.len() - half));
+        self.is_whole() && (before - after).abs() <= STEADY * before.max(after)
     }
 
     /// Forgets everything: another rate is to be expected.
