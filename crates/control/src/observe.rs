@@ -331,7 +331,8 @@ fn cpus_taken(hosts: &[HostReport]) -> Vec<bool> {
     let usual = if all.len() < 3 { 0.0 } else { all[(all.len() - 1) / 2] };
     let taken = |host: &HostReport| {
         let demand = host.cpus_used + host.cpus_waited;
-        let short = host.cpus_used < 0.85 * host.cores && demand > 0.3 * host.cores;
+        // Threads that wake together wait for each other on CPUs that are idle most of the time.
+        let short = host.cpus_used < 0.85 * host.cores && demand > 0.9 * host.cores;
         short && waits(host) > 0.5 && waits(host) > 2.0 * usual
     };
     hosts.iter().map(taken).collect()

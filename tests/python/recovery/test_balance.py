@@ -38,13 +38,13 @@ checkpoint = tm""",
 NO_KEYS = """
 import tidemill as tm
 
-numbers = tm.stream.from_generator(300, splits=1).select("number")
+numbers = tm.stream.from_generator(300, splits=2).select("number")
 numbers.write_stream(tm.stream.to_files("results"), name="numbers", checkpoint="checkpoints")
 """
 NO_CHECKPOINTS = """
 import tidemill as tm
 
-tm.stream.from_generator(300, splits=1).write_stream(lambda rows: None, name="numbers")
+tm.stream.from_generator(300, splits=2).write_stream(lambda rows: None, name="numbers")
 """
 
 
@@ -176,7 +176,9 @@ def test_several_that_ask_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         request = json.loads(request_file.read_text())
         seen.append(request["number"])
         request_file.unlink()
-        file.with_suffix(f".{request['id']}.moved").write_text(json.dumps({"said": str(request["number"])}))
+        draft = file.with_suffix(".drafted")
+        draft.write_text(json.dumps({"said": str(request["number"])}))
+        draft.rename(file.with_suffix(f".{request['id']}.moved"))
     for one in asking:
         one.join(launched.PATIENCE_S)
     assert sorted(seen) == [0, 1, 2] and all(answer["said"] == str(answer["asked"]) for answer in answers)

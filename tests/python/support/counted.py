@@ -11,7 +11,12 @@ SPLITS = 4
 
 #: Writes to ``results`` and ``checkpoints`` beside it, until it is stopped.
 APP = f"""
+from pathlib import Path
+
 import tidemill as tm
+
+# Who starts it on another host need not start it here.
+folder = Path(__file__).parent
 
 SCHEMA = {{"key": "int64", "number": "int64", "of_key": "int64"}}
 
@@ -36,8 +41,8 @@ rows = tm.stream.from_generator(600, keys=100, splits={SPLITS})
 numbered = rows.key_by("key").process(of_key, SCHEMA)
 teams = numbered.with_columns(team=tm.col("key") % 7)
 twice = teams.key_by("team").process(of_team, {{"team": "int64", **SCHEMA, "of_team": "int64"}})
-checkpoint = tm.stream.Checkpoint("checkpoints", interval="500ms")
-twice.write_stream(tm.stream.to_files("results"), name="numbers", checkpoint=checkpoint)
+checkpoint = tm.stream.Checkpoint(folder / "checkpoints", interval="500ms")
+twice.write_stream(tm.stream.to_files(folder / "results"), name="numbers", checkpoint=checkpoint)
 """
 
 

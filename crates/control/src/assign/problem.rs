@@ -209,6 +209,16 @@ impl Problem {
         self
     }
 
+    /// The same problem as if nothing ran but what buckets need. What cannot move fills a host so much that moving
+    /// buckets hardly matters; a person who asks for balance wants them even all the same.
+    pub fn of_buckets_alone(mut self) -> Self {
+        for host in &mut self.hosts {
+            (host.cpus_fixed, host.in_fixed, host.out_fixed) = (0.0, 0.0, 0.0);
+        }
+        self.links.iter_mut().for_each(|link| link.fixed = 0.0);
+        self
+    }
+
     /// Bytes per second that hosts send to an item, by host.
     pub(super) fn sent(&self, item: usize) -> &[f64] {
         let hosts = self.hosts.len();

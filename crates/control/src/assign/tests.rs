@@ -170,6 +170,19 @@ fn balances_work_without_any_capacity() {
     assert_eq!(assign(&Problem::of(&layout, &even)).unwrap().buckets, 0);
 }
 
+/// `tidemill balance`: keys that are crowded on one copy are spread, however little of the CPU they take.
+#[test]
+fn spreads_what_is_crowded_beside_other_work() {
+    let mut layout = layout_of(2, 2, 1, 64);
+    layout.tasks[0].owners.fill(0);
+    let mut rates = rates_of(&layout, |_| 0.001, |_, _| 10.0);
+    rates.hosts.iter_mut().for_each(|host| host.cpus_used = 1.5);
+    let problem = Problem::of(&layout, &rates);
+    let plan = assign(&problem.clone().of_buckets_alone()).unwrap();
+    let owners = &plan.owners[0].1;
+    assert!((0..4).all(|copy| owners.iter().filter(|owner| **owner == copy).count() >= 8), "{owners:?}");
+}
+
 /// `tidemill drain`: with nothing measured, too, and an error if nobody is left.
 #[test]
 fn empties_drained_hosts() {

@@ -137,7 +137,14 @@ impl MoveRequests {
         }
         check_owners(&layout, &drained)?;
         let layout = layout.without(drained.iter().copied());
-        let plan = assign(&Problem::of(&layout, rates)).map_err(|error| error.to_string())?;
+        let problem = Problem::of(&layout, rates);
+        let asked = match emptied {
+            Some(_) => problem.clone(),
+            None => problem.clone().of_buckets_alone(),
+        };
+        let mut plan = assign(&asked).map_err(|error| error.to_string())?;
+        // What the job gains depends on all that it does.
+        (plan.before, plan.after) = (problem.load(), problem.load_with(&plan.owners).unwrap_or_default());
         let moving = RequestedMove { plan, layout, drained, emptied };
         if moving.plan.buckets == 0 {
             let said = match emptied {
