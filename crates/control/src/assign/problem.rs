@@ -31,6 +31,8 @@ pub struct Problem {
 pub(super) struct HostBounds {
     pub(super) name: String,
     pub(super) drained: bool,
+    /// CPUs that it has, and those that others leave.
+    pub(super) cores: f64,
     pub(super) cpus: f64,
     /// CPUs used by what cannot move.
     pub(super) cpus_fixed: f64,
@@ -100,6 +102,7 @@ impl Problem {
             problem.hosts.push(HostBounds {
                 name: host.name.clone(),
                 drained: host.drained,
+                cores: if host.cores.is_finite() { host.cores.max(0.01) } else { 1.0 },
                 cpus: if cpus.is_finite() { cpus.max(0.01) } else { 1.0 },
                 cpus_fixed: rates.hosts.get(at).map_or(0.0, |host| host.cpus_used),
                 inbound: f64::INFINITY,
@@ -212,7 +215,11 @@ impl Problem {
     /// The same problem as if nothing ran but what buckets need. What cannot move fills a host so much that moving
     /// buckets hardly matters; a person who asks for balance wants them even all the same.
     pub fn of_buckets_alone(mut self) -> Self {
+        // What others take matters as far as they take more of one host than of another.
+        let most = |of: fn(&HostBounds) -> f64| self.hosts.iter().map(of).fold(0.01, f64::max);
+        let scale = most(|host| host.cores) / most(|host| host.cpus);
         for host in &mut self.hosts {
+            host.cpus *= scale;
             (host.cpus_fixed, host.in_fixed, host.out_fixed) = (0.0, 0.0, 0.0);
         }
         self.links.iter_mut().for_each(|link| link.fixed = 0.0);

@@ -317,7 +317,7 @@ mod tests {
     fn a_waiting_sender_goes_on_when_credit_returns() {
         let account = CreditAccount::new(100);
         let acquire =
-            |account: Arc<CreditAccount>, bytes| async move { account.acquire(bytes, None, false, || ()).await };
+            |account: Arc<CreditAccount>, bytes| async move { account.acquire(bytes, None, false, |_| ()).await };
         let passes = futures_util::FutureExt::now_or_never(acquire(Arc::clone(&account), 150)).is_some();
         assert!(passes, "a large item passes a window that is untouched");
         assert!(!account.try_acquire(1));
@@ -342,7 +342,7 @@ mod tests {
         let epochs = tokio::sync::watch::Sender::new(0);
         let signal = UnalignedSignal::new(epochs.subscribe());
         let acquire = |bytes| {
-            let acquired = account.acquire(bytes, Some(&signal), false, || ());
+            let acquired = account.acquire(bytes, Some(&signal), false, |_| ());
             futures_util::FutureExt::now_or_never(acquired).is_some()
         };
         assert!(acquire(100) && !acquire(1));
@@ -399,7 +399,7 @@ mod tests {
         link.queue(room as usize);
         let waiter = std::thread::spawn({
             let account = Arc::clone(&account);
-            move || block_on(account.acquire(10, None))
+            move || block_on(account.acquire(10, None, false, |_| ()))
         });
         assert!(account.try_acquire(10), "what is passed on waits for nobody");
         link.discard(1);
