@@ -125,11 +125,9 @@ def _view(job: list[Status], view: str, screen: Screen) -> list[str]:
         cluster = read_cluster(first.get("cluster"))
     except ClusterError as error:
         return [*lines, f"  {error}"]
-    if cluster is not None:
+    if cluster is not None and cluster.span_s > 0:
         return lines + _VIEWS[view](cluster, running_s(first), screen)
-    if first["workers"] == 1:
-        why = "a job of one worker has no links, and is not measured"
-    elif running_s(first) < _FIRST_REPORT_S:
+    if running_s(first) < _FIRST_REPORT_S:
         why = "still measuring: the first report comes some seconds after the start"
     else:
         why = "this job does not measure its hosts, links and buckets"

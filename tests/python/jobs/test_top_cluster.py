@@ -315,7 +315,6 @@ def test_the_heaviest_cause_is_in_the_usual_display(
 def test_jobs_without_a_report_say_so(runs: Any, capsys: pytest.CaptureFixture[str]) -> None:
     for view in ("--why", "--links", "--buckets"):
         for workers, running_s, why in (
-            (1, 100.0, "  a job of one worker has no links, and is not measured"),
             (2, 1.0, "  still measuring: the first report comes some seconds after the start"),
             (2, 100.0, "  this job does not measure its hosts, links and buckets"),
         ):
