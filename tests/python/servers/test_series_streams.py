@@ -202,7 +202,9 @@ def ended(running: subprocess.Popen[bytes], how: int = signal.SIGINT) -> str:
     running.send_signal(how)
     printed, errors = running.communicate(timeout=launched.PATIENCE_S)
     if how == signal.SIGINT:
-        assert (running.returncode, errors) == (0, b""), errors.decode()
+        # On a busy machine a run lasts long enough for a checkpoint, and the next one says so.
+        unexpected = [line for line in errors.decode().splitlines() if " resumes from checkpoint " not in line]
+        assert (running.returncode, unexpected) == (0, []), errors.decode()
     return printed.decode()
 
 
