@@ -8,7 +8,6 @@ import os
 import re
 import signal
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from subprocess import CompletedProcess, Popen
@@ -17,6 +16,7 @@ from typing import Any
 import counted
 import launched
 import pytest
+import standing_job
 from tidemill._streaming import status as _status
 from tidemill.apps import _jobs, balance
 
@@ -146,19 +146,9 @@ def test_streams_whose_keys_cannot_move(
     assert refused.returncode == 1 and message in refused.stderr.decode(), refused
 
 
-def _status_file(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A job that this process stands for."""
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(folder))
-    _status.folder().mkdir(parents=True)
-    file = _status.folder() / "1-0.json"
-    about = {"job": "numbers", "job_id": "1", "worker": 0, "pid": os.getpid(), "at_s": time.time(), "durable": 1}
-    file.write_text(json.dumps(about))
-    return file
-
-
 def test_several_that_ask_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each gets its own answer; requests are taken one after the other."""
-    file = _status_file(tmp_path, monkeypatch)
+    file = standing_job.status_file(tmp_path, monkeypatch)
     job = _status.jobs()[0]
     answers: list[dict[str, Any]] = []
 
@@ -189,7 +179,7 @@ def test_a_stream_that_does_not_answer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The command ends after its time, and when the stream has ended."""
-    file = _status_file(tmp_path, monkeypatch)
+    file = standing_job.status_file(tmp_path, monkeypatch)
     assert balance.main(["--timeout", "200ms"]) == 1
     assert "stream 'numbers' has not answered after 0.2 s; it moves its keys" in capsys.readouterr().err
     job = _status.jobs()[0]

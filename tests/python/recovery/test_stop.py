@@ -15,6 +15,7 @@ from typing import Any
 
 import launched
 import pytest
+import standing_job
 from tidemill._streaming import status as _status
 from tidemill.apps import stop
 
@@ -80,11 +81,7 @@ def test_a_stream_that_is_stopped(tmp_path: Path, env: dict[str, str], jobs: lis
 
 def test_several_that_ask_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """All hear that the stream has stopped, whoever hears it first."""
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
-    _status.folder().mkdir(parents=True)
-    file = _status.folder() / "1-0.json"
-    about = {"job": "numbers", "job_id": "1", "worker": 0, "pid": os.getpid(), "at_s": time.time(), "durable": 1}
-    file.write_text(json.dumps(about))
+    file = standing_job.status_file(tmp_path, monkeypatch)
     jobs, waiting, codes = _status.jobs, set[int](), list[int]()
 
     def seen() -> list[dict[str, Any]]:

@@ -6,38 +6,60 @@ use crate::report::{Cause, CauseKind};
 /// What has flowed before is worth a word if it was so much more.
 const WAS_MORE: f64 = 1.3;
 
+/// One direction of a host's link, which is full.
+struct HostSide {
+    kind: CauseKind,
+    /// What the host does there, and has done.
+    verbs: [&'static str; 2],
+    waiting: &'static str,
+    weight: f64,
+    /// What flows, and the most that has.
+    bytes_s: f64,
+    peak: f64,
+}
+
+impl HostSide {
+    fn cause(&self, view: &View<'_>, host: usize, evidence: Vec<String>) -> Cause {
+        let HostSide { kind, verbs: [does, has_done], waiting, weight, bytes_s, peak } = *self;
+        let sentence = format!(
+            "{} {does} {}, all that its link takes; {waiting} {} of the time for it.",
+            view.host(host),
+            words::bits_s(bytes_s),
+            words::percent(weight)
+        );
+        let mut cause = Cause { host: Some(host as u32), ..cause(kind, weight, sentence) };
+        if peak > WAS_MORE * bytes_s {
+            cause.evidence.push(format!("It has {has_done} {} before.", words::bits_s(peak)));
+        }
+        cause.evidence.extend(evidence);
+        cause
+    }
+}
+
 pub(super) fn causes(view: &View<'_>) -> Vec<Cause> {
     let mut causes = Vec::new();
     for (at, (host, limits)) in view.rates.hosts.iter().zip(&view.rates.limits).enumerate() {
         if limits.in_full {
-            let weight = view.waits.inbound(at);
-            let sentence = format!(
-                "{} receives {}, all that its link takes; senders wait {} of the time for it.",
-                view.host(at),
-                words::bits_s(host.in_bytes_s),
-                words::percent(weight)
-            );
-            let mut cause = Cause { host: Some(at as u32), ..cause(CauseKind::Inbound, weight, sentence) };
-            if limits.in_peak > WAS_MORE * host.in_bytes_s {
-                cause.evidence.push(format!("It has received {} before.", words::bits_s(limits.in_peak)));
-            }
-            cause.evidence.extend(pairs(view, |_, to| to as usize == at));
-            causes.push(cause);
+            let side = HostSide {
+                kind: CauseKind::Inbound,
+                verbs: ["receives", "received"],
+                waiting: "senders wait",
+                weight: view.waits.inbound(at),
+                bytes_s: host.in_bytes_s,
+                peak: limits.in_peak,
+            };
+            causes.push(side.cause(view, at, pairs(view, |_, to| to as usize == at)));
         }
         if limits.out_full {
-            let weight = view.waits.outbound(at);
-            let sentence = format!(
-                "{} sends {}, all that its link takes; all senders together wait {} of the time for it.",
-                view.host(at),
-                words::bits_s(host.out_bytes_s),
-                words::percent(weight)
-            );
-            let mut cause = Cause { host: Some(at as u32), ..cause(CauseKind::Outbound, weight, sentence) };
-            if limits.out_peak > WAS_MORE * host.out_bytes_s {
-                cause.evidence.push(format!("It has sent {} before.", words::bits_s(limits.out_peak)));
-            }
-            cause.evidence.extend(pairs(view, |from, _| from as usize == at));
-            causes.push(cause);
+            let side = HostSide {
+                kind: CauseKind::Outbound,
+                verbs: ["sends", "sent"],
+                waiting: "all senders together wait",
+                weight: view.waits.outbound(at),
+                bytes_s: host.out_bytes_s,
+                peak: limits.out_peak,
+            };
+            causes.push(side.cause(view, at, pairs(view, |from, _| from as usize == at)));
         }
     }
     for (link, full) in view.rates.links.iter().zip(&view.rates.link_full) {
