@@ -226,7 +226,7 @@ def measure_case(
     with cluster_of(case, setting) as cluster:
         for seed in range(setting.seeds):
             given = phases(case, setting, seed)
-            # Who comes first, and finds caches cold, changes.
+            # Take turns at going first, with cold caches.
             for mode in (*MODES,) if seed % 2 == 0 else (*reversed(MODES),):
                 result, failure = run(cluster, case, mode, given, setting, seed)
                 if failure:

@@ -462,7 +462,7 @@ impl Coordinator {
         actions.push(CoordinatorAction::Store(Box::new(manifest)));
     }
 
-    /// Whether buckets can move as is asked for: those of all tasks, or none.
+    /// Checks that the buckets of all tasks can move as requested; if not, none do.
     fn check(&self, Rebalance { maps }: &Rebalance) -> Result<(), String> {
         if maps.is_empty() {
             return Err("no task is named whose buckets should move".into());

@@ -72,7 +72,7 @@ pub enum WireKind {
     Lent,
     /// What was lent at `seq` of the receiver's memory is not needed any more.
     Returned,
-    /// What the sender has counted, for worker 0: the body is what has changed since the one before.
+    /// A worker's counters, for worker 0. The body holds what has changed since the last such frame.
     Measured,
 }
 

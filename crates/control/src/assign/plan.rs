@@ -1,4 +1,4 @@
-//! What is to move, what it costs, and what it should bring.
+//! Plans: which buckets move, what that costs, and what it should gain.
 
 use std::{collections::BTreeMap, error::Error, fmt};
 
@@ -75,7 +75,7 @@ impl Plan {
     }
 }
 
-/// Why there is no plan.
+/// The reason that a plan cannot be made.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum AssignError {

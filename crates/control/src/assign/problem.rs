@@ -74,14 +74,14 @@ pub(super) struct Item {
 }
 
 impl Item {
-    /// Whether anything has been measured of it.
+    /// Whether any load has been measured for it.
     pub(super) fn is_loaded(&self) -> bool {
         self.work > 0.0 || self.sent > 0.0
     }
 }
 
-/// What a host can carry: as is known, or else like the best that has shown, and some more than what flows without a
-/// queue. Where something waits often, there is little to be had.
+/// What a host can carry. If that is unknown: as much as the best host has carried, where nothing waits; hardly more
+/// than what flows now, where something often does.
 fn bound(known: Option<f64>, usual: f64, flow: f64, busy: f64) -> f64 {
     match known {
         Some(known) => known.clamp(1.0, usual),
