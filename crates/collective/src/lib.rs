@@ -6,6 +6,7 @@
 //! |-----------------|----------------------------------------------------------------|
 //! | `dtype`         | Element types                                                  |
 //! | `op`            | Reduction operations                                           |
+//! | `overlay`       | Which trees a vector goes along, as data                       |
 //! | `schedule`      | One rank's part of a collective, as data                       |
 //! | `algorithms`    | Pure functions that return schedules                           |
 //! | `call`          | A collective call in sixteen bytes, to detect mismatched calls |
@@ -38,6 +39,7 @@ mod long_double;
 pub mod measure;
 pub mod measure_links;
 mod op;
+pub mod overlay;
 pub mod parcel;
 pub mod reduce;
 pub mod schedule;
