@@ -22,7 +22,7 @@ pub struct EmulatedCluster {
     name: String,
     keeper: i64,
     rootless: bool,
-    /// Those that have not been killed.
+    /// Those that can be reached: neither killed nor cut off.
     pub hosts: Vec<EmulatedHost>,
 }
 
@@ -40,7 +40,7 @@ pub struct EmulatedHost {
 /// Where a worker is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WorkerPlace {
-    /// The host, by its place among those that live.
+    /// The host, by its place among those that can be reached.
     pub host: usize,
     /// The worker's number there, and how many there are.
     pub local: (usize, usize),
@@ -56,20 +56,25 @@ impl EmulatedCluster {
     /// Finds a cluster of this user by its name.
     ///
     /// # Errors
-    /// A sentence, if there is none or all of its hosts have been killed.
+    /// A sentence, if there is none or none of its hosts can be reached.
     pub fn find(name: &str) -> Result<Self, String> {
         let none =
             || format!("there is no cluster {name:?} of emulated hosts; `tidemill hosts up --name {name}` makes one");
-        let text = fs::read(folder().join(format!("{name}.json"))).map_err(|_| none())?;
-        let cluster = serde_json::from_slice(&text).ok().and_then(|told| Self::told(&told)).ok_or_else(none)?;
+        let folder = folder();
+        let text = fs::read(folder.join(format!("{name}.json"))).map_err(|_| none())?;
+        let is_cut = |host| folder.join(format!("{name}.{host}.cut")).exists();
+        let cluster = serde_json::from_slice(&text).ok().and_then(|told| Self::told(&told, is_cut)).ok_or_else(none)?;
         match cluster.hosts.is_empty() {
-            true => Err(format!("all hosts of cluster {name:?} have been killed; make it again")),
+            true => Err(format!(
+                "all hosts of cluster {name:?} have been killed or cut off; heal one (`tidemill hosts heal`), or make the cluster again"
+            )),
             false => Ok(cluster),
         }
     }
 
-    /// Reads what its keeper has written; `None` if it is gone.
-    fn told(told: &Value) -> Option<Self> {
+    /// Reads what its keeper has written; `None` if it is gone. A host that is cut off is left out: what starts there
+    /// would wait in vain for the others.
+    fn told(told: &Value, is_cut: impl Fn(usize) -> bool) -> Option<Self> {
         let lives = |of: &Value, pid: &str| Some(start_time(of[pid].as_i64()?)? == of["started"].as_i64()?);
         if !lives(told, "keeper")? {
             return None;
@@ -88,12 +93,13 @@ impl EmulatedCluster {
                     .collect(),
             })
         };
-        let hosts = told["hosts"].as_array()?.iter().filter(|of| lives(of, "init") == Some(true)).map(host);
+        let hosts = told["hosts"].as_array()?.iter().enumerate();
+        let hosts = hosts.filter(|(number, of)| lives(of, "init") == Some(true) && !is_cut(*number));
         Some(EmulatedCluster {
             name: told["name"].as_str()?.to_owned(),
             keeper: told["keeper"].as_i64()?,
             rootless: told["rootless"].as_bool()?,
-            hosts: hosts.collect::<Option<_>>()?,
+            hosts: hosts.map(|(_, of)| host(of)).collect::<Option<_>>()?,
         })
     }
 
@@ -297,11 +303,15 @@ mod tests {
         let host = |init: u32| serde_json::json!({"name": "a", "address": "10.77.0.1", "init": init, "started": started, "cpu_group": null});
         let mut told = serde_json::json!({
             "name": "lab", "keeper": std::process::id(), "started": started, "rootless": false,
-            "hosts": [host(std::process::id()), host(i32::MAX as u32)],
+            "hosts": [host(std::process::id()), host(i32::MAX as u32), host(std::process::id())],
         });
-        let cluster = EmulatedCluster::told(&told).unwrap();
-        assert_eq!((cluster.hosts.len(), cluster.location(0)), (1, "lab/a".into()), "a killed host is left out");
+        let cluster = EmulatedCluster::told(&told, |number| number == 2).unwrap();
+        assert_eq!(
+            (cluster.hosts.len(), cluster.location(0)),
+            (1, "lab/a".into()),
+            "neither a killed one nor a cut one"
+        );
         told["started"] = 1.into();
-        assert!(EmulatedCluster::told(&told).is_none(), "its keeper has ended, and another has its number");
+        assert!(EmulatedCluster::told(&told, |_| false).is_none(), "its keeper has ended, and another has its number");
     }
 }

@@ -19,7 +19,7 @@ from typing import Any
 from tidemill._streaming import status
 from tidemill.hosts._commands import HostsError, bandwidth_bits, checked, environment, missing, shape, start_time
 from tidemill.hosts._cpus import CpuGroup
-from tidemill.hosts._keeper import DEVICE, twin
+from tidemill.hosts._keeper import DEVICE, cut_file, twin
 from tidemill.hosts._rights import lacking, refusal
 
 __all__ = ["Cluster", "Host", "Traffic", "find", "names", "up"]
@@ -107,6 +107,10 @@ class Cluster:
         self.down()
 
     @property
+    def _file(self) -> Path:
+        return _folder() / f"{self.name}.json"
+
+    @property
     def is_up(self) -> bool:
         """Whether it has not been taken down."""
         return start_time(self._keeper) == self._started
@@ -173,14 +177,19 @@ class Cluster:
             CpuGroup(Path(of.cpu_group[0]).parent).limit(_checked_cpus(cpus))
 
     def cut(self, host: int) -> None:
-        """Cut a host off: what it sends, and what is sent to it, is lost, and nobody is told."""
+        """Cut a host off: what it sends, and what is sent to it, is lost, and no worker is told.
+
+        ``tidemill run --restarts`` starts workers on the other hosts until you heal it.
+        """
         self._host(host)
         self._port(host, _CUT)
+        cut_file(self._file, host).touch()
 
     def heal(self, host: int) -> None:
         """Join a host that was cut off."""
         self._host(host)
         self._port(host, _JOINED)
+        cut_file(self._file, host).unlink(missing_ok=True)
 
     def _port(self, host: int, state: int) -> None:
         checked(*self._world(), "bridge", "link", "set", "dev", twin(host), "state", str(state))

@@ -21,7 +21,7 @@ from typing import Any
 from tidemill.hosts._commands import HostsError, checked, shape, start_time
 from tidemill.hosts._cpus import CpuGroup
 
-__all__ = ["DEVICE", "address", "main", "twin"]
+__all__ = ["DEVICE", "address", "cut_file", "main", "twin"]
 
 _BRIDGE = "hosts"
 #: A host's device, in the host. Workers prefer other devices to those whose names begin with veth.
@@ -36,6 +36,11 @@ def twin(host: int) -> str:
 def address(host: int) -> str:
     """Return the address of a host."""
     return f"10.77.{(host + 1) // 256}.{(host + 1) % 256}"
+
+
+def cut_file(cluster: Path, host: int) -> Path:
+    """Return the file that is there while a host is cut off, beside its cluster's; launchers start nothing there then."""
+    return cluster.with_suffix(f".{host}.cut")
 
 
 class _Host:
@@ -144,6 +149,7 @@ def main(argv: Sequence[str]) -> int:
             if spec["owner"] is not None:
                 ends.append(_opened(spec["owner"]))
             _built(spec, hosts)
+            _healed(file, hosts)
             text = json.dumps(_told(spec, hosts))
             part = file.with_suffix(f".{os.getpid()}")
             part.write_text(text)
@@ -160,8 +166,15 @@ def main(argv: Sequence[str]) -> int:
         with contextlib.suppress(OSError, ValueError):
             if json.loads(file.read_text())["keeper"] == os.getpid():
                 file.unlink()
+                _healed(file, hosts)
         for host in hosts:
             host.end()
+
+
+def _healed(file: Path, hosts: Sequence[_Host]) -> None:
+    """Remove what tells of hosts that are cut off: of these, or of a cluster of before whose keeper was killed."""
+    for number in range(len(hosts)):
+        cut_file(file, number).unlink(missing_ok=True)
 
 
 if __name__ == "__main__":

@@ -322,6 +322,19 @@ def test_a_stream_resumes_when_a_host_is_back(tmp_path: Path, cluster: Cluster, 
     assert stream.ended() >= 1
 
 
+def test_a_stream_goes_on_without_a_host_that_stays_cut_off(
+    tmp_path: Path, cluster: Cluster, places: list[int]
+) -> None:
+    """What starts again there would never reach the others: the hosts that are left have all of its work."""
+    cut = places[2]
+    stream = Stream(tmp_path, cluster, "write", places[1], SHORT_S)
+    stream.await_file("stopped")
+    cluster.cut(cut)
+    stream.goes_on()
+    assert stream.ended() >= 1
+    assert not any(tmp_path.glob(f"life-1-{cluster.hosts[cut].name}"))
+
+
 @pytest.mark.parametrize("method", ["prepare", "commit"])
 def test_a_host_dies_within_a_checkpoint(tmp_path: Path, cluster: Cluster, places: list[int], method: str) -> None:
     """While its rows are on their way into a checkpoint, or that is durable and they are not out yet: either way each must come out once,
