@@ -886,11 +886,12 @@ def write_stream(
     late: Sequence[tuple[str | None, object, str]] | None = None,
     look_at_sinks: Callable[[list[tuple[str, list[str]]]], object] | None = None,
     log: Callable[[list[str], tuple[int, float, int] | None], object] | None = None,
-    controller: str = "advise",
+    controller: dict[str, Any] | None = None,
 ) -> tuple[dict[str, Any], int, str | None, list[tuple[str, int, int, int]]]: ...
 def explain_stream(
     engine: QueryEngine, comm: Comm, outputs: Sequence[tuple[NativeDataSet, object | None, str]]
 ) -> str: ...
+def controller_record(engine: QueryEngine, place: str, storage_options: dict[str, str]) -> str: ...
 def list_checkpoints(
     engine: QueryEngine, place: str, storage_options: dict[str, str], verify: bool
 ) -> list[tuple[int, tuple[str, int, bool, int, list[tuple[str, int, tuple[int, str] | None]]] | None, str | None]]: ...

@@ -174,6 +174,12 @@ impl Controller {
         Self { mode, limits, back_off_s: BACK_OFF_S, ..Self::default() }
     }
 
+    /// Counts actions of runs before this one against its limits; they were so many seconds ago.
+    pub fn count_earlier(&mut self, ago_s: impl IntoIterator<Item = f64>) {
+        self.actions_s.extend(ago_s.into_iter().map(|ago_s| -ago_s));
+        self.actions_s.make_contiguous().sort_unstable_by(f64::total_cmp);
+    }
+
     /// What it does.
     pub fn mode(&self) -> Mode {
         self.mode
@@ -241,6 +247,11 @@ impl Controller {
                 self.back_off(now_s);
             }
         }
+    }
+
+    /// What it has decided, oldest first: the newest hundred.
+    pub fn decisions(&self) -> impl Iterator<Item = &Decision> {
+        self.decisions.iter()
     }
 
     /// What it has to say.

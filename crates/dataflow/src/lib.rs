@@ -4,6 +4,7 @@
 //!
 //! | module              | what is in it                                                                     |
 //! |---------------------|-----------------------------------------------------------------------------------|
+//! | `look_timer`        | when to look again at something                                                   |
 //! | `sync`              | the atomics and locks that tests replace                                          |
 //! | `observation`       | what a worker counts of itself, and how worker 0 learns of it                     |
 //! | [`work`]            | how busy the steps of a job are                                                   |
@@ -53,6 +54,7 @@ mod error;
 #[doc(hidden)]
 pub mod fuzzing;
 mod link;
+mod look_timer;
 mod observation;
 mod partitioner;
 mod run;
@@ -68,6 +70,7 @@ pub mod work;
 pub use error::{DataflowError, TaskError};
 pub use flow::{Input, InputStream, Inputs, LongTurn, Output, Outputs, StreamElement};
 pub use graph::{Executor, Graph, GraphError, GraphErrors, Parallelism, PortRef, Resources, TaskId, TaskSpec};
+pub use look_timer::LookTimer;
 pub use metrics::{EdgeReport, RunReport};
 pub use operator::{Emitter, Operator};
 pub use overlay::{Overlay, OverlayChoice, Shape, WorkerNetwork};

@@ -3,9 +3,9 @@
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
-use tidemill_batch::route_map::RouteMap;
-use tidemill_control::{Action, ClusterReport, Controller, Limits, Mode, Rates};
+use tidemill_control::{Action, ClusterReport, Controller, Decision, Limits, Mode, Rates};
 
+use crate::look_timer::LookTimer;
 use crate::rebalance::PendingRebalance;
 use crate::run::RunProgress;
 
@@ -13,7 +13,7 @@ use crate::run::RunProgress;
 pub struct RunController {
     controller: Controller,
     begun: Instant,
-    stepped: Option<Instant>,
+    timer: LookTimer,
     moving: Option<PendingRebalance>,
 }
 
@@ -23,17 +23,27 @@ impl RunController {
 
     /// One that knows nothing yet.
     pub fn new(mode: Mode, limits: Limits) -> Self {
-        RunController { controller: Controller::new(mode, limits), begun: Instant::now(), stepped: None, moving: None }
+        let (controller, timer) = (Controller::new(mode, limits), LookTimer::new(Self::INTERVAL));
+        RunController { controller, begun: Instant::now(), timer, moving: None }
+    }
+
+    /// Counts actions of runs before this one against the limits; they were so many seconds ago.
+    pub fn count_earlier(&mut self, ago_s: impl IntoIterator<Item = f64>) {
+        self.controller.count_earlier(ago_s);
+    }
+
+    /// What it has decided in this run, oldest first: the newest hundred.
+    pub fn decisions(&self) -> impl Iterator<Item = &Decision> {
+        self.controller.decisions()
     }
 
     /// Looks at the run, if a look is due: call it often, such as from a [`ProgressCallback`](crate::ProgressCallback).
     /// On other workers than 0 it does nothing, as only worker 0 knows of all. Hosts that are drained, by their numbers
     /// in the layout, get no buckets.
     pub fn look(&mut self, run: &RunProgress, drained: &BTreeSet<u32>) {
-        if run.worker() != 0 || self.stepped.is_some_and(|stepped| stepped.elapsed() < Self::INTERVAL) {
+        if run.worker() != 0 || !self.timer.is_due() {
             return;
         }
-        self.stepped = Some(Instant::now());
         let now_s = self.begun.elapsed().as_secs_f64();
         if let Some(outcome) = self.moving.as_mut().and_then(PendingRebalance::outcome) {
             self.moving = None;
@@ -42,12 +52,7 @@ impl RunController {
         let layout = run.layout().without(drained.iter().copied());
         for action in self.controller.step(now_s, &layout, &run.samples()) {
             let Action::Move(owners) = action;
-            let maps = owners.into_iter().filter_map(|(task, owners)| {
-                let name = &layout.tasks.get(task as usize)?.name;
-                let version = run.route(name)?.version() + 1;
-                Some((name.clone(), RouteMap::new(version, owners)))
-            });
-            self.moving = Some(run.rebalance(maps.collect()));
+            self.moving = Some(run.move_buckets(&layout, &owners));
         }
     }
 

@@ -58,6 +58,7 @@ pub const APPS: &[App] = &[
     },
     // Nor this.
     App { name: "view", module: "tidemill.apps.view", about: "Show moving points in the browser" },
+    App { name: "why", module: "tidemill.apps.why", about: "List what the controller of a stream has decided" },
 ];
 
 /// What `tidemill info --job` runs.

@@ -11,6 +11,7 @@ logging.getLogger("tidemill").addHandler(logging.NullHandler())
 
 _job = logging.getLogger("tidemill.stream")
 _checkpoints = logging.getLogger("tidemill.stream.checkpoints")
+_controller = logging.getLogger("tidemill.stream.controller")
 _left_out = logging.getLogger("tidemill.stream.left_out")
 
 
@@ -21,6 +22,8 @@ def tell(said: list[str], made: tuple[int, float, int] | None) -> None:
     for line in said:
         if " resumes from checkpoint " in line:
             _checkpoints.info(line)
+        elif line.startswith("the controller "):
+            _controller.info(line)
         elif "checkpoint" in line:
             _checkpoints.warning(line)
         elif "left out" in line:

@@ -5,16 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Integral
-from typing import Literal, TypeAlias
 
 from tidemill._tables.errors import DataSetError
 from tidemill._tidemill import NativeRunning
 
-__all__ = ["ControllerMode", "Move", "Running"]
-
-#: What the controller of a stream does: nothing, say which buckets to move, or move them.
-ControllerMode: TypeAlias = Literal["off", "advise", "on"]
-
+__all__ = ["Move", "Running"]
 
 @dataclass(frozen=True)
 class Move:

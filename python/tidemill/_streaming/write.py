@@ -15,7 +15,8 @@ from tidemill._streaming import metrics as _metrics
 from tidemill._streaming import status as _status
 from tidemill._streaming.check import look_at_sinks
 from tidemill._streaming.checkpoint import Checkpoint, as_checkpoint
-from tidemill._streaming.running import ControllerMode, Running
+from tidemill._streaming.controller import Controller, ControllerMode, as_controller
+from tidemill._streaming.running import Running
 from tidemill._streaming.sinks import Guarantee, native_sink, sink_name
 from tidemill._tables import workers as _workers
 from tidemill._tables.engine import copies, engine
@@ -44,16 +45,15 @@ def run(
     on_progress: Callable[[Running], object] | None,
     allow_loops: bool,
     drop_state: Iterable[str],
-    controller: str,
+    controller: Controller | ControllerMode,
 ) -> dict[str, Any]:
     """Run `write` and `DataSet.write_stream`; warnings point at their caller."""
     if not isinstance(name, str) or not name:
         raise DataSetError(f"name must be a non-empty string, not {name!r}")
     if guarantee is not None and guarantee not in get_args(Guarantee):
         raise DataSetError(f"guarantee={guarantee!r} is not {' or '.join(map(repr, get_args(Guarantee)))}")
-    if controller not in get_args(ControllerMode):
-        raise DataSetError(f"controller={controller!r} is not {' or '.join(map(repr, get_args(ControllerMode)))}")
-    if controller == "on" and checkpoint is None:
+    acting = as_controller(controller)
+    if acting.mode == "on" and checkpoint is None:
         raise DataSetError("controller='on' needs checkpoint=: keys move at checkpoints")
     if stop_when is not None and checkpoint is None:
         raise DataSetError("stop_when= needs checkpoint=, from which the job resumes")
@@ -79,7 +79,7 @@ def run(
         guarantee=repr(guarantee),
         allow_loops=repr(allow_loops),
         drop_state=repr(dropped),
-        controller=repr(controller),
+        controller=repr(acting),
     )
     # Worker 0 is who is heard.
     is_first = init().rank == 0
@@ -100,7 +100,7 @@ def run(
             [(step, native_sink(sink), sink_name(sink)) for step, sink in late_sinks] or None,
             lambda described: look_at_sinks(described, loops=allow_loops),
             _log.tell,
-            controller,
+            acting._native(),
         )
     skipped, first = _workers.total_bad_records(count, first)
     late_rows, untimed_rows, skipped_rows = _late.total(late)

@@ -11,7 +11,7 @@ from typing import NoReturn
 import tidemill as tm
 from tidemill._duration import Duration, micros
 
-__all__ = ["Parser", "duration_s", "queries"]
+__all__ = ["Parser", "add_storage_option", "duration_s", "queries"]
 
 
 class Parser(argparse.ArgumentParser):
@@ -26,6 +26,26 @@ class Parser(argparse.ArgumentParser):
         # The launcher stops the others when one fails, which shall not be before rank 0 has spoken.
         job.comm.Barrier()
         self.exit(2)
+
+
+def add_storage_option(parser: argparse.ArgumentParser, more: str = "") -> None:
+    """Add the option for the store of a URL, which becomes pairs in ``storage_option``."""
+    parser.add_argument(
+        "--storage-option",
+        action="append",
+        type=_storage_option,
+        default=[],
+        metavar="KEY=VALUE",
+        help="option for the store of a URL, as in storage_options= of tidemill.stream.Checkpoint; repeat for each option. "
+        f"{more}Pass secrets through the environment: anyone who can list processes can see the command line",
+    )
+
+
+def _storage_option(text: str) -> tuple[str, str]:
+    key, equals, value = text.partition("=")
+    if not (key and equals):
+        raise argparse.ArgumentTypeError("it is KEY=VALUE, such as aws_region=eu-central-1")
+    return key, value
 
 
 def queries(text: str, numbers: Sequence[int]) -> list[int]:

@@ -29,6 +29,7 @@ __all__ = [
     "Task",
     "host_names",
     "read_cluster",
+    "read_decisions",
 ]
 
 
@@ -164,6 +165,18 @@ def read_cluster(told: object) -> Cluster | None:
             f"the report of worker 0 is not of this version (cluster{error}): look with the version that runs the job"
         ) from None
     return cluster
+
+
+def read_decisions(told: object) -> list[Decision]:
+    """Return decisions that a job has kept beside its checkpoints, with times in seconds since 1970.
+
+    Raises
+    ------
+    ClusterError
+        If they are not what this version knows.
+    """
+    decisions: list[Decision] = _reader(list[Decision])(told)
+    return decisions
 
 
 def host_names(cluster: Cluster) -> list[str]:

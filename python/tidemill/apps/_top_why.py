@@ -7,7 +7,7 @@ import textwrap
 from tidemill.apps._top_cluster import Cluster, Decision, host_names
 from tidemill.apps._top_text import Screen, percent, short, table
 
-__all__ = ["why_lines"]
+__all__ = ["decision_lines", "why_lines"]
 
 _MODES = {
     "off": "off, it decides nothing",
@@ -35,7 +35,7 @@ def why_lines(cluster: Cluster, running_s: float, screen: Screen) -> list[str]:
     lines += _text(f"controller: {_MODES.get(cluster.controller, cluster.controller)}", 2, screen)
     if cluster.controller != "on" and any(cause.remedy is not None for cause in cluster.causes):
         lines += _text('to move buckets: tidemill balance, or write_stream(controller="on")', 2, screen)
-    return lines + _decisions(cluster.decisions, running_s, screen)
+    return lines + decision_lines(cluster.decisions, running_s, screen)
 
 
 def _causes(cluster: Cluster, screen: Screen) -> list[str]:
@@ -83,11 +83,12 @@ def _ways(cluster: Cluster) -> list[tuple[float, float | None, int, str]]:
     ]
 
 
-def _decisions(decisions: list[Decision], running_s: float, screen: Screen) -> list[str]:
+def decision_lines(decisions: list[Decision], now_s: float, screen: Screen) -> list[str]:
+    """Return a table of decisions, newest first; `now_s` is the time on the clock that theirs are of."""
     if not decisions:
         return ["  it has decided nothing yet"]
     newest = decisions[::-1]
-    rows = [_DECISIONS, *(_row(decision, running_s) for decision in newest)]
+    rows = [_DECISIONS, *(_row(decision, now_s) for decision in newest)]
     heading, *told = table(rows, texts=(4,))
     lines = [heading]
     for line, decision in zip(told, newest, strict=True):
@@ -95,11 +96,11 @@ def _decisions(decisions: list[Decision], running_s: float, screen: Screen) -> l
     return lines
 
 
-def _row(decision: Decision, running_s: float) -> tuple[str, ...]:
+def _row(decision: Decision, now_s: float) -> tuple[str, ...]:
     """Return the cells of a table row, below `_DECISIONS`."""
     outcome = _OUTCOMES.get(decision.outcome.state, decision.outcome.state)
     return (
-        short(max(running_s - decision.at_s, 0)),
+        short(max(now_s - decision.at_s, 0)),
         f"{decision.buckets:,}",
         _gain(decision.predicted),
         "" if decision.measured is None else _gain(decision.measured),

@@ -11,7 +11,7 @@ from tidemill._job import init
 from tidemill._tables.engine import engine
 from tidemill._tables.errors import DataSetError
 from tidemill._tidemill import copy_checkpoint, list_checkpoints
-from tidemill.apps._arguments import Parser
+from tidemill.apps._arguments import Parser, add_storage_option
 
 __all__ = ["main"]
 
@@ -33,15 +33,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         metavar="TO",
         help="copy the newest checkpoint to this folder or URL; a job can resume from the copy, which is never removed automatically",
     )
-    parser.add_argument(
-        "--storage-option",
-        action="append",
-        type=_option,
-        default=[],
-        metavar="KEY=VALUE",
-        help="option for the store of a URL, as in storage_options= of tidemill.stream.Checkpoint; repeat for each option. With --copy, both stores get it. "
-        "Pass secrets through the environment: anyone who can list processes can see the command line",
-    )
+    add_storage_option(parser, "With --copy, both stores get it. ")
     parser.add_argument(
         "--epoch", type=int, metavar="N", help="with --copy: copy the checkpoint of this epoch instead of the newest"
     )
@@ -81,13 +73,6 @@ def main(argv: Sequence[str] | None = None) -> int:
                 version, fields = kept
                 print(f"          {_plain(task)}, version {version}: {_plain(fields)}")
     return 1 if any(damage for *_, damage in found) else 0
-
-
-def _option(text: str) -> tuple[str, str]:
-    key, equals, value = text.partition("=")
-    if not (key and equals):
-        raise argparse.ArgumentTypeError("it is KEY=VALUE, such as aws_region=eu-central-1")
-    return key, value
 
 
 def _plain(text: str) -> str:

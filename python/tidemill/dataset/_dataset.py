@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
     from tidemill._streaming.bsp import Merge, Split
     from tidemill._streaming.checkpoint import Checkpoint
+    from tidemill._streaming.controller import Controller
     from tidemill._streaming.running import Running
     from tidemill._streaming.sinks import AnySink, LateOutput
     from tidemill._tables.places import StorageOptions
@@ -984,7 +985,7 @@ class DataSet(DataSetWriters):
         on_progress: Callable[[Running], object] | None = None,
         allow_loops: bool = False,
         drop_state: Iterable[str] = (),
-        controller: Literal["off", "advise", "on"] = "advise",
+        controller: Controller | Literal["off", "advise", "on"] = "advise",
     ) -> dict[str, Any]:
         """Write a stream until it ends; collective. To write several queries at once, use `tidemill.stream.write`.
 
@@ -1026,10 +1027,11 @@ class DataSet(DataSetWriters):
             Names of steps and sources, as in errors and `tidemill checkpoints --state`, that you have removed from the
             program and whose state in the checkpoint may be dropped. Without it, a job whose checkpoint has such state
             does not start. Needs `checkpoint`.
-        controller : {"off", "advise", "on"}, default="advise"
+        controller : {"off", "advise", "on"} or tidemill.stream.Controller, default="advise"
             What the job does about hosts and links that hold it up. With ``"advise"``, ``tidemill top --why`` says
             which they are, and which keys to move to other workers; with ``"on"``, the job moves them itself, and moves
-            them back if that did not help. ``"on"`` needs `checkpoint`. See "Why is my job slow?" in
+            them back if that did not help. ``"on"`` needs `checkpoint`. A `tidemill.stream.Controller` limits how often
+            keys move and how much state moves with them. See "Why is my job slow?" in
             ``docs/stream-jobs.md``.
 
         Returns

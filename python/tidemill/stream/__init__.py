@@ -9,6 +9,7 @@ from typing import Any
 
 from tidemill._streaming.bsp import BspContext
 from tidemill._streaming.checkpoint import Checkpoint
+from tidemill._streaming.controller import Controller
 from tidemill._streaming.items import AggregateState, ListState, MapState
 from tidemill._streaming.late import LateRowsWarning, NoTimeWarning, SkippedRowsWarning
 from tidemill._streaming.process import KeyContext
@@ -48,6 +49,7 @@ __all__ = [
     "BspContext",
     "Checkpoint",
     "Connector",
+    "Controller",
     "Duration",
     "KeyContext",
     "LateRowsWarning",

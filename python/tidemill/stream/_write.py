@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from tidemill._streaming import write as _write
 from tidemill._streaming.checkpoint import Checkpoint
-from tidemill._streaming.running import ControllerMode, Running
+from tidemill._streaming.controller import Controller, ControllerMode
+from tidemill._streaming.running import Running
 from tidemill._streaming.sinks import Guarantee
 from tidemill._tables.errors import DataSetError
 from tidemill._tidemill import NativeDataSet
@@ -31,7 +32,7 @@ def write(
     on_progress: Callable[[Running], object] | None = None,
     allow_loops: bool = False,
     drop_state: Iterable[str] = (),
-    controller: ControllerMode = "advise",
+    controller: Controller | ControllerMode = "advise",
 ) -> dict[str, Any]:
     """Write several queries over streams, each to a sink of its own, as one job, until all have ended; collective.
 

@@ -80,6 +80,12 @@ def test_a_host_is_drained_and_comes_back(tmp_path: Path, hosts: Cluster) -> Non
         stays = f"stays on host {there}: workers 2, 3, with copies of "
         assert stays in drained, drained
         assert f"nothing to move: host {there} has no keys" in succeeded("drain", there)
+
+        def is_kept() -> bool:
+            kept = succeeded("why", str(tmp_path / "checkpoints"), "--json")
+            return bool(json.loads(kept)["drained"] == [there])
+
+        launched.wait_until(is_kept, "what a job that starts again goes on from")
         # It stays drained.
         again = succeeded("balance")
         assert "nothing to move" in again or buckets(again, there) == (0, 0), again

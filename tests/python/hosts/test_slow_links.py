@@ -155,3 +155,7 @@ def test_the_controller_moves_keys_away_from_a_slow_host(tmp_path: Path, cluster
         owners = [task["buckets"]["hosts"] for task in found["cluster"]["tasks"] if task["buckets"]]
         assert all(hosts.count(slow_host) < len(hosts) / HOSTS for hosts in owners if len(set(hosts)) > 1), owners
         stream.ended()
+    kept = subprocess.run(
+        launched.command("why", tmp_path / "checkpoints"), capture_output=True, text=True, timeout=launched.PATIENCE_S
+    )
+    assert kept.returncode == 0 and "receives" in kept.stdout, kept

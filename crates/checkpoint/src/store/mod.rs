@@ -530,6 +530,27 @@ impl CheckpointStore {
         Err(self.taken_by_another().await)
     }
 
+    /// What was last kept by this name beside the checkpoints; `None` if nothing was.
+    ///
+    /// # Errors
+    /// The store's; `Untrusted`.
+    pub async fn note(&self, name: &str) -> Result<Option<Bytes>, StoreError> {
+        let Some(bytes) = self.find(&self.path(&format!("notes/{name}"))).await? else { return Ok(None) };
+        let opened = self.signing()?.open(&bytes).map_err(|reason| self.untrusted(format!("note {name}: {reason}")))?;
+        Ok(Some(Bytes::copy_from_slice(opened)))
+    }
+
+    /// Keeps something beside the checkpoints that belongs to no epoch, in the place of what was kept by this name.
+    ///
+    /// # Errors
+    /// The store's.
+    pub async fn put_note(&self, name: &str, bytes: Vec<u8>) -> Result<(), StoreError> {
+        let path = self.path(&format!("notes/{name}"));
+        let bytes = Bytes::from(self.signing()?.sign(bytes));
+        self.objects.put(&path, bytes.into()).await.map_err(|error| self.failed(error))?;
+        self.sync(&path).await
+    }
+
     /// Whether there has ever been a manifest.
     ///
     /// # Errors

@@ -139,6 +139,15 @@ impl RunProgress {
         rebalancing
     }
 
+    /// The same, as a plan for a layout has it: new owners of the buckets of tasks, by their numbers in the layout.
+    pub fn move_buckets(&self, layout: &ClusterLayout, owners: &[(u32, Vec<u32>)]) -> PendingRebalance {
+        let maps = owners.iter().map(|(task, owners)| {
+            let task = &layout.tasks[*task as usize];
+            (task.name.clone(), RouteMap::new(task.version + 1, owners.clone()))
+        });
+        self.rebalance(maps.collect())
+    }
+
     /// Which copy of a task owns which bucket: with buckets under way, the new owner. `None` of a task whose inputs are
     /// not dealt by key, or in a run that makes no checkpoints.
     pub fn route(&self, task: &str) -> Option<RouteMap> {

@@ -9,6 +9,7 @@ use tidemill_dataset::{ActionHandle, DataSetError};
 
 mod bsp;
 mod calls;
+mod control;
 mod engine;
 mod expr;
 mod frame;
@@ -47,6 +48,7 @@ pub fn register(m: &Bound<'_, PyModule>) -> PyResult<()> {
     m.add_class::<running::NativeRunning>()?;
     m.add_class::<lookup::NativeRedisHashes>()?;
     m.add_function(wrap_pyfunction!(stream::list_checkpoints, m)?)?;
+    m.add_function(wrap_pyfunction!(stream::controller_record, m)?)?;
     m.add_function(wrap_pyfunction!(stream::copy_checkpoint, m)?)?;
     m.add_function(wrap_pyfunction!(table::join_files, m)?)?;
     Ok(())

@@ -1,21 +1,21 @@
 //! What `tidemill drain` and `tidemill balance` ask a running stream for: a file beside the one in which its worker 0
 //! tells of itself, which is answered by another one.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use serde_json::{Value, json};
 use tidemill_control::{ClusterLayout, Plan, Problem, Rates, assign};
 use tidemill_dataflow::rebalance::PendingRebalance;
-use tidemill_dataflow::{RouteMap, RunProgress};
+use tidemill_dataflow::{LookTimer, RunProgress};
 
 /// Requests to one run. A host that is drained gets no keys for the rest of it, unless that is undone.
 pub struct MoveRequests {
     /// The status file, beside which requests are; `None` where there is none.
     file: Option<PathBuf>,
-    looked: Option<Instant>,
+    timer: LookTimer,
     /// Hosts that get no keys, by their number in the layout.
     pub drained: BTreeSet<u32>,
     under_way: Option<MoveUnderWay>,
@@ -73,7 +73,8 @@ impl MoveRequests {
     const ID_MAX: usize = 64;
 
     pub fn new(file: Option<PathBuf>) -> Self {
-        let requests = MoveRequests { file, looked: None, drained: BTreeSet::new(), under_way: None };
+        let requests =
+            MoveRequests { file, timer: LookTimer::new(Self::EVERY), drained: BTreeSet::new(), under_way: None };
         // Of a process that had the same number once.
         drop(requests.asked().map(fs::remove_file));
         requests
@@ -81,10 +82,9 @@ impl MoveRequests {
 
     /// Sees now and then to what is asked for.
     pub fn look(&mut self, run: &RunProgress, rates: &Rates) {
-        if run.worker() != 0 || self.looked.is_some_and(|looked| looked.elapsed() < Self::EVERY) {
+        if run.worker() != 0 || !self.timer.is_due() {
             return;
         }
-        self.looked = Some(Instant::now());
         self.settle();
         if self.under_way.is_none()
             && let Some(request) = self.next()
@@ -159,7 +159,7 @@ impl MoveRequests {
         if request.dry_run {
             return Ok(Some(moving.told(true)));
         }
-        let pending = run.rebalance(moving.maps());
+        let pending = run.move_buckets(&moving.layout, &moving.plan.owners);
         self.under_way = Some(MoveUnderWay { id: request.id.clone(), moving, pending });
         Ok(None)
     }
@@ -199,15 +199,6 @@ fn answer_file(status: &Path, id: &str) -> PathBuf {
 }
 
 impl RequestedMove {
-    /// The maps that bring it about.
-    fn maps(&self) -> BTreeMap<String, RouteMap> {
-        let moved = self.plan.owners.iter().map(|(task, owners)| {
-            let of = &self.layout.tasks[*task as usize];
-            (of.name.clone(), RouteMap::new(of.version + 1, owners.clone()))
-        });
-        moved.collect()
-    }
-
     /// As it is answered.
     fn told(&self, dry_run: bool) -> Value {
         let moved = self.plan.owners.iter().map(|(task, owners)| {

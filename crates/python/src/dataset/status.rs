@@ -1,11 +1,11 @@
 //! What a worker says of itself while a stream runs, for `tidemill top` and `tidemill stop`.
 
 use std::path::PathBuf;
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, SystemTime};
 
 use pyo3::PyResult;
 use serde_json::{Value, json};
-use tidemill_dataflow::{RunController, RunProgress, WorkerStatus};
+use tidemill_dataflow::{LookTimer, RunController, RunProgress, WorkerStatus};
 use tidemill_stream::LateRows;
 
 use super::stream::described_by;
@@ -20,10 +20,9 @@ pub(super) struct StatusFile {
     file: Option<PathBuf>,
     /// Who it is.
     about: Value,
-    every: Duration,
+    timer: LookTimer,
     /// Between checkpoints, if there are any.
     every_checkpoint: Option<Duration>,
-    told: Option<Instant>,
 }
 
 impl StatusFile {
@@ -37,8 +36,8 @@ impl StatusFile {
         workers: u32,
         every_checkpoint: Option<Duration>,
     ) -> PyResult<Self> {
-        let every = Self::EVERY.max(Self::EVERY_WORKER * workers);
-        let status = StatusFile { file, about: described_by(about)?, every, every_checkpoint, told: None };
+        let timer = LookTimer::new(Self::EVERY.max(Self::EVERY_WORKER * workers));
+        let status = StatusFile { file, about: described_by(about)?, timer, every_checkpoint };
         // Of a process that had the same number once.
         status.asked().iter().flatten().for_each(|left| drop(std::fs::remove_file(left)));
         Ok(status)
@@ -58,10 +57,9 @@ impl StatusFile {
         spilled_bytes: u64,
         controller: &RunController,
     ) -> bool {
-        if self.told.is_some_and(|told| told.elapsed() < self.every) {
+        if !self.timer.is_due() {
             return false;
         }
-        self.told = Some(Instant::now());
         let mut edges = run.edges();
         edges.iter_mut().for_each(|edge| {
             edge.bucket_rows.clear();

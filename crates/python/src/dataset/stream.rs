@@ -11,12 +11,11 @@ use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict};
 use serde_json::Value;
 use tidemill_connect::ConnectError;
-use tidemill_control::{Limits, Mode};
 use tidemill_dataflow::checkpoint::{CheckpointSettings, CheckpointStore, StoreError, TaskState};
 use tidemill_dataflow::stream::BarrierControl;
 use tidemill_dataflow::stream::sink::{DeliveryGuarantee, MakeSink, Sink};
 use tidemill_dataflow::stream::source::{WatermarkOrigin, WatermarkStrategy};
-use tidemill_dataflow::{RunController, TaskContext, TaskError};
+use tidemill_dataflow::{TaskContext, TaskError};
 use tidemill_dataset::DataSetError;
 use tidemill_dataset::datafusion::arrow::array::RecordBatch;
 use tidemill_dataset::datafusion::arrow::datatypes::SchemaRef;
@@ -27,11 +26,11 @@ use tidemill_stream::{
 };
 
 use super::calls::{self, PendingCall};
+use super::control::{self, ControllerOptions, RunControl};
 use super::engine::{GivenSchema, QueryEngine};
 use super::expr::NativeExpr;
 use super::frame::{NativeDataSet, exception_text, together, together_with};
 use super::monitor::{DroppedRows, OverdueMonitor, RunLogger};
-use super::requests::MoveRequests;
 use super::running::NativeRunning;
 use super::status::StatusFile;
 use super::table::NativeTable;
@@ -64,12 +63,6 @@ pub(super) fn guaranteed(words: &str) -> PyResult<DeliveryGuarantee> {
             "guarantee is \"exactly_once\", \"at_least_once\" or \"at_most_once\", not {other:?}"
         ))),
     }
-}
-
-fn controller_mode(word: &str) -> PyResult<Mode> {
-    let modes = [Mode::Off, Mode::Advise, Mode::On];
-    let found = modes.into_iter().find(|mode| mode.name() == word);
-    found.ok_or_else(|| PyValueError::new_err(format!("controller is \"off\", \"advise\" or \"on\", not {word:?}")))
 }
 
 /// A table in memory as a stream.
@@ -241,7 +234,7 @@ type Late = (Option<String>, Py<PyAny>, String);
 
 /// Writes streams, each to its sink, until they end; collective.
 #[pyfunction]
-#[pyo3(signature = (engine, comm, outputs, name, checkpoints = None, stop = None, status = None, guarantee = None, watch = None, late = None, look_at_sinks = None, log = None, controller = "advise"))]
+#[pyo3(signature = (engine, comm, outputs, name, checkpoints = None, stop = None, status = None, guarantee = None, watch = None, late = None, look_at_sinks = None, log = None, controller = None))]
 #[expect(clippy::too_many_arguments, reason = "arguments of a private function")]
 pub fn write_stream<'py>(
     py: Python<'py>,
@@ -257,7 +250,7 @@ pub fn write_stream<'py>(
     late: Option<Vec<Late>>,
     look_at_sinks: Option<Py<PyAny>>,
     log: Option<Py<PyAny>>,
-    controller: &str,
+    controller: Option<ControllerOptions>,
 ) -> PyResult<Told<'py>> {
     let outputs = outputs.into_iter().map(|(set, sink, sink_name)| -> PyResult<_> {
         let set = set.get();
@@ -281,21 +274,26 @@ pub fn write_stream<'py>(
         look_at_sinks: look_at_sinks.map(sinks_seen_by),
     };
     let workers = comm.get(py)?.size();
-    let mut requests = MoveRequests::new(status.as_ref().and_then(|(file, _)| file.clone()));
+    let store = job.checkpoints.as_ref().map(|settings| settings.store.clone());
+    let status_file = status.as_ref().and_then(|(file, _)| file.clone());
+    let mut control = RunControl::open(py, engine, controller.as_ref(), store, status_file, comm.get(py)?.rank())?;
     let status = status.map(|(file, about)| StatusFile::new(file, &about, workers, every));
     let spilled = engine.engine.governor().spilled_bytes();
     let mut status = status.transpose()?;
     let running = watch.is_some().then(|| Py::new(py, NativeRunning::default())).transpose()?;
-    let mut controller = RunController::new(controller_mode(controller)?, Limits::default());
     let mut stopping = false;
     let report = together_with(py, engine, comm, |workers, look| {
         tidemill_stream::run(workers, &engine.engine, &outputs, &job, &mut |run| {
             left_out.look(engine);
             overdue.look(run);
-            controller.look(run, &requests.drained);
-            requests.look(run, controller.rates());
+            control.look(engine, run);
             if let Some(status) = &mut status
-                && status.tell(run, &left_out.late, engine.engine.governor().spilled_bytes() - spilled, &controller)
+                && status.tell(
+                    run,
+                    &left_out.late,
+                    engine.engine.governor().spilled_bytes() - spilled,
+                    &control.controller,
+                )
                 && !std::mem::replace(&mut stopping, true)
             {
                 run.request(BarrierControl::Stop);
@@ -319,6 +317,7 @@ pub fn write_stream<'py>(
             })
         })
     });
+    control.close(py);
     if let Some(log) = &mut log {
         log.tell(py, None)?;
     }
@@ -525,6 +524,18 @@ pub fn list_checkpoints(
         Ok(found)
     };
     finish(py, engine.engine.start(work))
+}
+
+/// What controllers of a job have decided, and which hosts are drained, as JSON; `null` if nothing was.
+#[pyfunction]
+pub fn controller_record(
+    py: Python<'_>,
+    engine: &QueryEngine,
+    place: &str,
+    storage_options: StorageOptions,
+) -> PyResult<String> {
+    let store = checkpoint_store(engine, place, &storage_options, false).map_err(|error| raised(py, &error))?;
+    finish(py, engine.engine.start(control::kept(store))).map(|kept| kept.to_string())
 }
 
 /// Copies the checkpoint of an epoch, or the newest, to another folder or URL, of stores that are told the same.
