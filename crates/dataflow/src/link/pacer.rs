@@ -25,6 +25,10 @@ const FIRST_BYTES: u64 = 64 << 10;
 const BYTES_MIN: u64 = 4 << 10;
 /// and never more: it is never idle then, however fast.
 const BYTES_MAX: u64 = 8 << 20;
+/// A message is this part of it,
+const BLOCK_PART: u64 = 8;
+/// and not less than this, or half of it: each costs its receiver something.
+const BLOCK_BYTES_MIN: u64 = 16 << 10;
 /// From one look to the next the limit changes at most by this factor: a single look may mislead.
 const STEP_MAX: f64 = 4.0;
 /// Between looks.
@@ -73,9 +77,14 @@ impl LinkPacer {
         self.limit_bytes.load(Ordering::Relaxed)
     }
 
-    /// What one message is to be at most, so that room is found for others between two.
+    /// What one message is to be at most, so that room is found for others between two. A sender that waits here has
+    /// rows for other links: with large messages those run dry meanwhile, unless the link is fast.
     pub(crate) fn block_bytes_max(&self) -> u64 {
-        (self.limit() / 2).max(BYTES_MIN)
+        let limit = self.limit();
+        if limit == BYTES_MAX {
+            return limit / 2;
+        }
+        (limit / BLOCK_PART).max(BLOCK_BYTES_MIN.min(limit / 2)).max(BYTES_MIN)
     }
 
     /// Whether the link is known to be slow.
