@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from harness import (
+    allreduce,
     broadcast,
     comm,
     control,
@@ -109,6 +110,7 @@ def arguments(argv: list[str]) -> argparse.Namespace:
             "broadcast",
             "topologies",
             "control",
+            "allreduce",
         ),
         help="one of the benchmarks",
     )
@@ -120,7 +122,7 @@ def arguments(argv: list[str]) -> argparse.Namespace:
     parser.add_argument(
         "--cases",
         type=names,
-        help="cases of k-means and DataSets by a part of their name, such as k1000-float32,x100-,join; of MDS such as 5000,annealing,large; queries, such as q0,q5; areas of scaling, such as kmeans,stream; of the viewer market, or numbers of points; of rounds such as reduce-4,-131072; of loops kmeans,mds; of Yahoo such as query,paced-table-10000; of broadcast such as binary,60-10000; of topologies such as A-2-128,pickle; of control such as keyed,cpu",
+        help="cases of k-means and DataSets by a part of their name, such as k1000-float32,x100-,join; of MDS such as 5000,annealing,large; queries, such as q0,q5; areas of scaling, such as kmeans,stream; of the viewer market, or numbers of points; of rounds such as reduce-4,-131072; of loops kmeans,mds; of Yahoo such as query,paced-table-10000; of broadcast such as binary,60-10000; of topologies such as A-2-128,pickle; of control such as keyed,cpu; of allreduce such as free,in-11-8000000",
     )
     parser.add_argument("--rows", type=int, help="rows of the cases of window functions (DataSets)")
     parser.add_argument("--rounds", type=int, help="rounds, of which the median is taken")
@@ -218,6 +220,10 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         # Without `--only` the cases are those of others.
         cases = options.cases if options.only else None
         results["control"] = control.measure(options.setting, cases, say)
+    if options.only in (None, "allreduce"):
+        # Without `--only` the cases are those of others.
+        cases = options.cases if options.only else None
+        results["allreduce"] = allreduce.measure(options.setting, options.systems, cases, say)
     return results
 
 
@@ -287,6 +293,7 @@ def any_measured(results: dict[str, Any]) -> bool:
     streams = [case["elapsed_s"] for name in ("nexmark", "yahoo") for case in results.get(name, {}).get("cases", [])]
     streams += [case["elapsed_s"] for case in results.get("yahoo", {}).get("paced", [])]
     streams += [case["found"] for case in results.get("state", {}).get("cases", [])]
+    exchanges += [case["ranks_s"] for case in results.get("allreduce", {}).get("cases", [])]
     if any(any(results.get(name, {}).get("cases", {}).values()) for name in ("broadcast", "topologies", "control")):
         return True
     return any(map(any, (comm_points, kmeans_cases, scalings, dataset_cases, starts, exchanges, window_cases, streams)))

