@@ -20,16 +20,15 @@ from typing import Any, NamedTuple
 
 from .broadcast import bytes_name
 from .once import points_job, run_points
-from .systems import BENCH, PEERS, SINGLE_THREADED, SYSTEMS, Launch, present
+from .systems import BENCH, GLOO_PYTHON, PEERS, SINGLE_THREADED, SYSTEMS, TORCH, Launch, present
 from .tables import OURS, duration, table
 
 WORKER = str(BENCH / "harness" / "allreduce_worker.py")
-GLOO_PYTHON, TORCH = Path("/usr/bin/python3"), Path("/usr/lib/python3/dist-packages/torch")
 #: Of Tidemill, what does not look at the links.
 STATIC = ("ring", "halving_doubling", "binary", "chain")
 ADAPTIVE, TREES = "adaptive", "random trees"
 #: Calls of the adaptive algorithm that are not timed, in which it sees what has changed.
-SETTLE = 3
+SETTLE = 2
 #: What Open MPI calls its algorithms; by default it chooses.
 MPI_FORCED = {"ring": 4, "segmented ring": 5, "rabenseifner": 6, "reduce and bcast": 2}
 #: A run without all its points for so long has failed.
@@ -472,7 +471,9 @@ def section(allreduce: dict[str, Any]) -> str:
         "",
         PUBLISHED,
         "",
-        *([summary(found), "", *goals(found), ""] if found else ["No result.", ""]),
+        summary(found) if found else "No result.",
+        "",
+        *([*reached, ""] if (reached := goals(found)) else []),
     ]
     for group in found:
         parts += [f"### {group.name[0].upper()}{group.name[1:]}", "", *links_of(group.scenario), detail(group), ""]

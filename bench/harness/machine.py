@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from . import storm
-from .systems import BENCH, PEERS
+from .systems import BENCH, PEERS, TORCH
 
 PACKAGES = (
     "numpy",
@@ -51,6 +51,7 @@ def describe() -> dict[str, Any]:
             **{env: peer_versions(env) for env in ENVIRONMENTS},
             "cargo": timely_version(),
             "maven": {"storm": found} if (found := storm.version()) else {},
+            "debian": torch_version(),
         },
         "commit": commit(),
         "load_at_start": os.getloadavg()[0],
@@ -99,6 +100,12 @@ def timely_version() -> dict[str, str]:
     locked = (BENCH / "peers" / "timely" / "Cargo.lock").read_text()
     found = re.search(r'^name = "timely"\nversion = "(.*)"', locked, re.MULTILINE)
     return {"timely": found[1]} if built and found else {}
+
+
+def torch_version() -> dict[str, str]:
+    """Of the system's own Python, which has gloo."""
+    found = [one.version for one in metadata.distributions(name="torch", path=[str(TORCH.parent)])]
+    return {"torch": found[0]} if found else {}
 
 
 def commit() -> str:

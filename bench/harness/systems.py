@@ -18,6 +18,8 @@ from typing import IO
 BENCH = Path(__file__).resolve().parent.parent
 PEERS = BENCH / ".peers"
 SPARK = PEERS / "spark"
+#: Of Debian, for the system's own Python.
+GLOO_PYTHON, TORCH = Path("/usr/bin/python3"), Path("/usr/lib/python3/dist-packages/torch")
 WORKER = BENCH / "harness" / "comm_worker.py"
 
 
