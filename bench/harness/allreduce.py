@@ -15,6 +15,7 @@ import statistics
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -256,9 +257,9 @@ def jobs(system: str, cluster: Any, setting: Setting, folder: Path) -> list[Job]
 
         return [Job(OURS, (*STATIC, ADAPTIVE, TREES), ours)]
     if system == "gloo":
-        return [Job("gloo", ("gloo",), lambda given: gloo(cluster, folder, given))]
+        return [Job("gloo", ("gloo",), partial(gloo, cluster, folder))]
     names = ("Open MPI", *(f"Open MPI, {forced}" for forced in setting.forced))
-    return [Job(name, (name,), lambda given, name=name: openmpi(cluster, folder, name, given)) for name in names]
+    return [Job(name, (name,), partial(openmpi, cluster, folder, name)) for name in names]
 
 
 def told(given: Sequence[Point]) -> str:
@@ -564,8 +565,7 @@ def detail(group: Group) -> str:
 
 # --- the plot --------------------------------------------------------------------------------------------------------
 def plot(allreduce: dict[str, Any], stem: Path) -> list[Path]:
-    """Draws average times over what no algorithm can beat: bars by scenario, and by size where there is more than one."""
-    setting = Setting(**allreduce["setting"])
+    """Draws average times over what no algorithm can beat, as bars by scenario and size."""
     found = groups(allreduce)
     if not found:
         return []
@@ -575,26 +575,16 @@ def plot(allreduce: dict[str, Any], stem: Path) -> list[Path]:
     from matplotlib import pyplot
 
     names = list(dict.fromkeys(name for group in found for name in group.rows))
-    panels = [(f"{bytes_name(setting.size)} on each host", [group for group in found if group.size == setting.size])]
-    for name in setting.swept:
-        same = [group for group in found if group.scenario.name == name]
-        panels += [(f"by size, {same[0].scenario.title}", same)] if len(same) > 1 else []
-    panels = [(heading, of) for heading, of in panels if of]
-    figure, axes = pyplot.subplots(len(panels), 1, figsize=(10, 3.6 * len(panels)), squeeze=False, layout="constrained")
-    for number, (axis, (heading, of)) in enumerate(zip(axes.flat, panels, strict=True)):
-        for offset, name in enumerate(names):
-            heights = [
-                group.rows[name].average_s / group.average_bound_s if name in group.rows else float("nan")
-                for group in of
-            ]
-            places = [at + 0.8 * offset / len(names) for at in range(len(of))]
-            axis.bar(places, heights, width=0.8 / len(names), label=name)
-        labels = [bytes_name(group.size) if heading.startswith("by size") else group.scenario.title for group in of]
-        axis.set_xticks([at + 0.4 for at in range(len(of))], labels, fontsize=7)
-        axis.set(title=heading, ylabel="average time / bound", yscale="log")
-        axis.axhline(1.0, color="black", linewidth=0.8)
-        if number == 0:
-            axis.legend(fontsize=6, ncols=3)
+    figure, axis = pyplot.subplots(figsize=(max(6, 1.5 * len(found)), 5), layout="constrained")
+    for offset, name in enumerate(names):
+        heights = [group.rows[name].average_s / group.average_bound_s if name in group.rows else 0 for group in found]
+        places = [at + 0.8 * offset / len(names) for at in range(len(found))]
+        axis.bar(places, heights, width=0.8 / len(names), label=name, color=f"C{offset % 10}")
+    labels = [group.name.replace(", ", "\n") for group in found]
+    axis.set_xticks([at + 0.4 for at in range(len(found))], labels, fontsize=7)
+    axis.set(ylabel="average time / bound", ylim=(0, None))
+    axis.axhline(1.0, color="black", linewidth=0.8)
+    axis.legend(fontsize=7, ncols=2)
     written = [stem.with_name(f"{stem.name}-allreduce{suffix}") for suffix in (".svg", ".png")]
     for path in written:
         figure.savefig(path, dpi=120)
