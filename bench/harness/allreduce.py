@@ -13,6 +13,7 @@ import random
 import shlex
 import statistics
 import tempfile
+import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -293,6 +294,8 @@ def openmpi(cluster: Any, folder: Path, name: str, given: Sequence[Point]) -> La
         "plm_rsh_agent": str(agent),
         # The others could not enter each other.
         "plm_rsh_no_tree_spawn": "1",
+        # Removed with the folder, also when its processes are killed.
+        "orte_tmpdir_base": str(folder),
         "pml": "ob1",
         "btl": "tcp,self",
         "btl_tcp_if_include": "eth0",
@@ -349,7 +352,7 @@ def measure(
     with cluster:
         links = Links(cluster, setting.mbit)
         for system in running if given else ():
-            with tempfile.TemporaryDirectory(prefix="tidemill-allreduce-") as folder:
+            with tempfile.TemporaryDirectory(prefix="allreduce-", ignore_cleanup_errors=True) as folder:
                 for number, job in enumerate(jobs(system, cluster, setting, Path(folder))):
                     # A file for each point of each job.
                     gates = Path(folder, str(number))
@@ -580,7 +583,7 @@ def plot(allreduce: dict[str, Any], stem: Path) -> list[Path]:
         heights = [group.rows[name].average_s / group.average_bound_s if name in group.rows else 0 for group in found]
         places = [at + 0.8 * offset / len(names) for at in range(len(found))]
         axis.bar(places, heights, width=0.8 / len(names), label=name, color=f"C{offset % 10}")
-    labels = [group.name.replace(", ", "\n") for group in found]
+    labels = [textwrap.fill(group.name, 18) for group in found]
     axis.set_xticks([at + 0.4 for at in range(len(found))], labels, fontsize=7)
     axis.set(ylabel="average time / bound", ylim=(0, None))
     axis.axhline(1.0, color="black", linewidth=0.8)
