@@ -122,7 +122,7 @@ def arguments(argv: list[str]) -> argparse.Namespace:
     parser.add_argument(
         "--cases",
         type=names,
-        help="cases of k-means and DataSets by a part of their name, such as k1000-float32,x100-,join; of MDS such as 5000,annealing,large; queries, such as q0,q5; areas of scaling, such as kmeans,stream; of the viewer market, or numbers of points; of rounds such as reduce-4,-131072; of loops kmeans,mds; of Yahoo such as query,paced-table-10000; of broadcast such as binary,60-10000; of topologies such as A-2-128,pickle; of control such as keyed,cpu; of allreduce such as free,in-11-8000000",
+        help="cases of k-means and DataSets by a part of their name, such as k1000-float32,x100-,join; of MDS such as 5000,annealing,large; queries, such as q0,q5; areas of scaling, such as kmeans,stream; of the viewer market, or numbers of points; of rounds such as reduce-4,-131072; of loops kmeans,mds; of Yahoo such as query,paced-table-10000; of broadcast such as binary,60-10000; of topologies such as A-2-128,pickle; of control such as keyed,cpu; of allreduce such as free,in-11-8388608",
     )
     parser.add_argument("--rows", type=int, help="rows of the cases of window functions (DataSets)")
     parser.add_argument("--rounds", type=int, help="rounds, of which the median is taken")

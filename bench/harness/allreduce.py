@@ -20,16 +20,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from .broadcast import bytes_name
 from .once import points_job, run_points
 from .systems import BENCH, GLOO_PYTHON, PEERS, SINGLE_THREADED, SYSTEMS, TORCH, Launch, present
-from .tables import OURS, duration, table
+from .tables import OURS, duration, size_name, table
 
 WORKER = str(BENCH / "harness" / "allreduce_worker.py")
 #: Of Tidemill, what does not look at the links.
 STATIC = ("ring", "halving_doubling", "binary", "chain")
 ADAPTIVE, TREES = "adaptive", "random trees"
-#: Calls of the adaptive algorithm that are not timed, in which it sees what has changed.
+#: Calls of the adaptive algorithm that are not timed, in which it measures the links.
 SETTLE = 2
 #: What Open MPI calls its algorithms; by default it chooses.
 MPI_FORCED = {"ring": 4, "segmented ring": 5, "rabenseifner": 6, "reduce and bcast": 2}
@@ -64,13 +63,13 @@ class Setting:
     forced: tuple[str, ...]
 
 
-MB = 1_000_000
+MIB = 1 << 20
 SETTINGS = {
     "full": Setting(
         hosts=20,
         mbit=40.0,
-        sizes=(MB, 8 * MB, 64 * MB),
-        size=8 * MB,
+        sizes=(MIB, 8 * MIB, 64 * MIB),
+        size=8 * MIB,
         swept=("free", "in-11"),
         shares=(0.11, 0.21, 0.43, 0.64),
         several=4,
@@ -85,8 +84,8 @@ SETTINGS = {
     "quick": Setting(
         hosts=8,
         mbit=40.0,
-        sizes=(MB, 4 * MB, 8 * MB),
-        size=MB,
+        sizes=(MIB, 4 * MIB, 8 * MIB),
+        size=MIB,
         swept=("free",),
         shares=(0.11, 0.43),
         several=2,
@@ -101,8 +100,8 @@ SETTINGS = {
     "tiny": Setting(
         hosts=3,
         mbit=40.0,
-        sizes=(4000, 80_000),
-        size=4000,
+        sizes=(4096, 64 << 10),
+        size=4096,
         swept=("free",),
         shares=(0.11,),
         several=0,
@@ -189,7 +188,7 @@ def scenarios(setting: Setting) -> list[Scenario]:
 
 
 def chosen(setting: Setting, only: Sequence[str] | None) -> list[tuple[Scenario, int]]:
-    """Scenarios and sizes, those named in `only` by a part of a name such as `in-11-8000000`, or all."""
+    """Scenarios and sizes, those named in `only` by a part of a name such as `in-11-8388608`, or all."""
     every = [
         (scenario, size)
         for scenario in scenarios(setting)
@@ -422,7 +421,7 @@ def times(case: dict[str, Any]) -> list[Times]:
 
 def title(case: dict[str, Any]) -> str:
     first = times(case)[0]
-    return f"{first.name}, {case['scenario']}, {bytes_name(case['size'])}: {duration(first.average_s)}"
+    return f"{first.name}, {case['scenario']}, {size_name(case['size'])}: {duration(first.average_s)}"
 
 
 class Group(NamedTuple):
@@ -441,7 +440,7 @@ class Group(NamedTuple):
 
     @property
     def name(self) -> str:
-        return f"{self.scenario.title}, {bytes_name(self.size)}"
+        return f"{self.scenario.title}, {size_name(self.size)}"
 
 
 def groups(allreduce: dict[str, Any]) -> list[Group]:
@@ -469,8 +468,8 @@ def section(allreduce: dict[str, Any]) -> str:
         "",
         f"One vector of float32 on {setting.hosts} emulated hosts of one worker, links of {setting.mbit:g} Mbit/s. *Average* and *worst*: the mean and the greatest synchronization time of "
         "ranks, each from when it begins until it has the result; the median of calls. *Bound*: what no algorithm can beat, headers not counted. *Best static*: the best of "
-        f"{', '.join(STATIC)} by the average. *Random trees*: `binary` with the ranks on hosts at random, seeds from 0, one call each. `{ADAPTIVE}` has {SETTLE} calls more, not timed, in "
-        "which it sees what has changed. *CPU*: the share of this machine's processors that the workers used, and *machine* that of all programs and the kernel: where it is high, "
+        f"{', '.join(STATIC)} by the average. *Random trees*: `binary` with the ranks on hosts at random, seeds from 0, one call each. `{ADAPTIVE}` is on a new communicator "
+        f"each time and has {SETTLE} calls more, not timed, in which it measures the links. *CPU*: the share of this machine's processors that the workers used, and *machine* that of all programs and the kernel: where it is high, "
         "processors were the limit, not links. But Open MPI asks for messages without a pause, so its share is always high.",
         "",
         PUBLISHED,
@@ -539,7 +538,7 @@ def goals(found: Sequence[Group]) -> list[str]:
             if group.scenario.name == name and ADAPTIVE in group.rows and (other := group.best(others))
         }
         if reached:
-            by_size = ", ".join(f"{gain:.2f} at {bytes_name(size)}" for size, gain in sorted(reached.items()))
+            by_size = ", ".join(f"{gain:.2f} at {size_name(size)}" for size, gain in sorted(reached.items()))
             lines.append(f"- Goal: `{ADAPTIVE}` at least {goal:g} {what}: {by_size}.")
     return lines
 

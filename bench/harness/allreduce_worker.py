@@ -49,6 +49,7 @@ class Tidemill:
         self._comm: Any = tidemill.init().comm
         self.rank, self.size = self._comm.rank, self._comm.size
         self._shuffled: dict[int, Any] = {}
+        self._fresh, self._fresh_for = self._comm, ""
 
     def barrier(self) -> None:
         self._comm.Barrier()
@@ -67,8 +68,14 @@ class Tidemill:
             self._shuffled[seed] = self._comm.Split(0, numbers[self.rank])
         return self._shuffled[seed]
 
+    def fresh(self, point: dict[str, Any]) -> Any:
+        """A communicator that has measured nothing before this point, when links were others."""
+        if self._fresh_for != point["gate"]:
+            self._fresh, self._fresh_for = self._comm.Dup(), point["gate"]
+        return self._fresh
+
     def allreduce(self, own: Any, result: Any, point: dict[str, Any], call: int) -> None:
-        comm = self.shuffled(call % point["draws"]) if point["draws"] else self._comm
+        comm = self.shuffled(call % point["draws"]) if point["draws"] else self.fresh(point)
         comm.Allreduce(own, result, algorithm=point["algorithm"])
 
 
@@ -157,7 +164,7 @@ def measured(system: System, point: dict[str, Any]) -> dict[str, Any]:
             system.allreduce(own[:16], result[:16].copy(), point, call)
     except ValueError as error:
         return found | {"skipped": str(error)}
-    # An algorithm that measures links while it runs has seen what has changed.
+    # An algorithm that measures links has done so.
     for call in range(point["settle"]):
         system.allreduce(own, result, point, call)
     took_s: list[float] = []

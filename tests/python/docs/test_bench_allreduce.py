@@ -11,6 +11,7 @@ import benched
 import pytest
 from harness import allreduce
 
+MIB = 1 << 20
 HALF = allreduce.Scenario("in-50", "one inbound at 50%", (1.0, 0.5, 1.0), (1.0, 1.0, 1.0))
 
 
@@ -54,12 +55,12 @@ def test_the_same_hosts_are_slow_in_every_run() -> None:
 
 
 def results() -> dict[str, Any]:
-    """Of 3 hosts of 1 MB/s: the ring takes three seconds for all, trees four and eight, adaptive two for the slow host and one for the others."""
+    """Of 3 hosts of 1 MiB/s: the ring takes three seconds for all, trees four and eight, adaptive two for the slow host and one for the others."""
     setting = allreduce.Setting(
         3,
-        8.0,
-        (1_000_000,),
-        1_000_000,
+        8.388608,
+        (MIB,),
+        MIB,
         ("in-50",),
         (0.5,),
         0,
@@ -82,7 +83,7 @@ def results() -> dict[str, Any]:
         {
             "variant": name,
             "scenario": "in-50",
-            "size": 1_000_000,
+            "size": MIB,
             "ranks_s": of,
             "cpu": 0.1,
             "machine": 0.5,
@@ -104,7 +105,7 @@ def test_times_are_compared_with_bounds_trees_and_the_best_static_algorithm() ->
     text = allreduce.section(results())
     lines = benched.lines(text)
     assert (
-        "| one inbound at 50%, 1 MB | 1.4 s | 3 s ring | 6 s | 8 s | 6 s | 5 s ring | - | 1.4 s | 4.29 | 2.14 |"
+        "| one inbound at 50%, 1 MiB | 1.4 s | 3 s ring | 6 s | 8 s | 6 s | 5 s ring | - | 1.4 s | 4.29 | 2.14 |"
         in lines
     )
     assert "| ring | 3 s | 2.14 | 1.00 | 3 s | 1.50 | 3 | 10% | 50% |" in lines
