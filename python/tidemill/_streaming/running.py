@@ -11,6 +11,7 @@ from tidemill._tidemill import NativeRunning
 
 __all__ = ["Move", "Running"]
 
+
 @dataclass(frozen=True)
 class Move:
     """Progress and result of a `Running.rebalance` or `Running.rebalance_all`.

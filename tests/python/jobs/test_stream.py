@@ -498,6 +498,14 @@ def test_what_is_given_wrong(tmp_path: Path) -> None:
     ):
         with pytest.raises(tm.DataSetError, match=message):
             tm.stream.Checkpoint(**{"path": tmp_path / "c", **options})
+    for options, message in (
+        ({"mode": "maybe"}, "controller='maybe' is not"),
+        ({"interval": -1}, "interval=-1 is negative"),
+        ({"actions_per_hour": -1}, "actions_per_hour=-1 must be an integer"),
+        ({"state_bytes": True}, "state_bytes=True must be an integer"),
+    ):
+        with pytest.raises(tm.DataSetError, match=message):
+            tm.stream.Controller(**options)  # type: ignore[arg-type]
     for call in (lambda: tm.stream.Checkpoint(3), lambda: written(stream, checkpoint=3)):  # type: ignore[arg-type]
         with pytest.raises(TypeError, match="not 3"):
             call()
@@ -507,6 +515,9 @@ def test_what_is_given_wrong(tmp_path: Path) -> None:
         ({"stop_when": bool}, "stop_when= needs checkpoint="),
         ({"on_progress": print}, "on_progress= needs checkpoint="),
         ({"drop_state": ["window 2"]}, "drop_state= needs checkpoint="),
+        ({"controller": "maybe"}, "controller='maybe' is not 'off' or 'advise' or 'on'"),
+        ({"controller": "on"}, "controller='on' needs checkpoint="),
+        ({"controller": tm.stream.Controller("on")}, "controller='on' needs checkpoint="),
     ):
         with pytest.raises(tm.DataSetError, match=message):
             written(stream, **options)
