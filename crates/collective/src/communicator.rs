@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
+use std::time::Duration;
 
 use parking_lot::{Mutex, RwLock};
 use tidemill_net::topology::HostLinks;
@@ -13,6 +14,7 @@ use crate::direct::{DirectChannel, DirectChooser};
 use crate::request_state::RequestPool;
 use crate::schedule::Schedule;
 use crate::tuner::TuneTable;
+use crate::waits::{RecentWaits, waits_for_all};
 use crate::{Algorithm, Collective, OpError, UnsupportedAlgorithm};
 
 /// What can be wrong with a call before anything moves, and what can go wrong while it does.
@@ -85,6 +87,7 @@ pub(crate) struct CommunicatorCore {
     pub(crate) name: Mutex<String>,
     pub(crate) table: RwLock<Arc<TuneTable>>,
     pub(crate) collectives: Arc<Mutex<CollectiveState>>,
+    pub(crate) waits: RecentWaits,
     pub(crate) spares: Mutex<RequestPool>,
     pub(crate) abandoned: AtomicBool,
     pub(crate) polls: u32,
@@ -197,6 +200,7 @@ impl Communicator {
             name: Mutex::new(String::new()),
             table: RwLock::new(table),
             collectives: Arc::default(),
+            waits: RecentWaits::default(),
             spares: Mutex::default(),
             abandoned: AtomicBool::new(false),
             polls,
@@ -207,6 +211,19 @@ impl Communicator {
         drop(engine);
         comm.set_name(name);
         comm
+    }
+
+    /// The blocking call that has just ended has waited so long.
+    pub fn note_wait(&self, collective: Collective, waited: Duration) {
+        if waits_for_all(collective) {
+            self.0.waits.note(self.0.collectives.lock().seq, waited);
+        }
+    }
+
+    /// How long this rank has waited in its last collectives that wait for all ranks, at least a millisecond each: by
+    /// the number of the call, which is the same on all ranks.
+    pub fn recent_waits(&self) -> Vec<(u32, Duration)> {
+        self.0.waits.all()
     }
 
     /// This worker's rank here.

@@ -17,6 +17,7 @@
 //! | `exec`          | The executor of schedules                                      |
 //! | `direct`        | Collectives through shared memory, without messages            |
 //! | `request_state` | What an operation under way waits for                          |
+//! | `waits`         | How long a rank has waited in its last collectives             |
 //! | `tuner`         | Which algorithm and chunk size runs a collective               |
 //! | `communicator`  | A group of workers with traffic of its own                     |
 //! | `direct_calls`  | A communicator's direct collectives                            |
@@ -62,6 +63,7 @@ mod pending;
 mod request;
 mod request_state;
 mod typed;
+mod waits;
 pub use call::{CallOptions, CollectiveCall};
 pub use communicator::{CollectiveError, Communicator};
 pub use direct::direct_algorithms;

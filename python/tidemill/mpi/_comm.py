@@ -6,6 +6,7 @@ Source: MPI 4.1 chapters 3, 6 and 7.
 from __future__ import annotations
 
 import functools
+import socket
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
@@ -19,6 +20,7 @@ from tidemill.mpi._datatype import predefined as datatypes
 from tidemill.mpi._group import Group
 from tidemill.mpi._handle import Attributes
 from tidemill.mpi._info import ERRORS_ARE_FATAL, ERRORS_RETURN, INFO_NULL, Errhandler, Info
+from tidemill.mpi._lateness import Lateness, compare
 from tidemill.mpi._memory import attached
 from tidemill.mpi._message import Message
 from tidemill.mpi._missing import missing
@@ -147,6 +149,32 @@ class Comm(_tidemill.Comm, Attributes["Comm"]):
         if self.Is_inter() != comm.Is_inter():
             return c.UNEQUAL
         return self._compare_groups(self.Get_group(), comm.Get_group())
+
+    def lateness(self) -> list[Lateness]:
+        """Return which ranks came late to the last 100 collectives, and which got their results late; collective.
+
+        Blocking upper-case calls that wait for all ranks are compared, such as `Allreduce` and `Barrier`, if somebody
+        waited in them for a millisecond or longer.
+
+        Returns
+        -------
+        list of Lateness
+            One for each rank. As text it is a sentence.
+
+        Raises
+        ------
+        CommError
+            If a worker is lost.
+
+        Examples
+        --------
+        >>> for one in comm.lateness():  # doctest: +SKIP
+        ...     if one.late or one.behind:
+        ...         print(one)
+        rank 5 on node2 came 40 ms late to 97 of the last 100 collectives: the others waited for its work
+        """
+        told = self.allgather((self._recent_waits(), socket.gethostname()))
+        return compare([waits for waits, _ in told], [host for _, host in told])
 
     def Get_name(self) -> str:
         """Return the name."""

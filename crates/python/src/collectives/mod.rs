@@ -9,10 +9,12 @@ mod blocks;
 mod reductions;
 mod vectors;
 
+use std::time::Instant;
+
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
-use tidemill_collective::{CallOptions, Collective, CollectiveCall, Communicator};
+use tidemill_collective::{CallOptions, Collective, CollectiveCall, Communicator, StartResult};
 
 use crate::comm::Comm;
 use crate::errors::{class, fail, from_collective, mismatched};
@@ -94,7 +96,11 @@ fn run<'py>(
     if mode == Blocking {
         // SAFETY: `held` owns the memory until this returns; should the wait be given up, `owners` does.
         let started = unsafe { comm.start(call) };
+        let waits_since = matches!(started, Ok(StartResult::Pending(_))).then(Instant::now);
         blocking(py, started, held.raised.as_ref(), || held.owners())?;
+        if let Some(since) = waits_since {
+            comm.note_wait(call.collective, since.elapsed());
+        }
         if let Some(unpack) = &held.unpack {
             unpack.call1((None::<u64>,))?;
         }

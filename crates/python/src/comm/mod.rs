@@ -82,6 +82,12 @@ impl Comm {
         self.Get_size(py)
     }
 
+    /// Numbers of this rank's last collectives, and the seconds that it waited in each.
+    fn _recent_waits(&self, py: Python<'_>) -> PyResult<Vec<(u32, f64)>> {
+        let waits = self.get(py)?.recent_waits();
+        Ok(waits.into_iter().map(|(seq, waited)| (seq, waited.as_secs_f64())).collect())
+    }
+
     fn _is_usable(&self) -> bool {
         self.shared.as_ref().is_some_and(|s| !s.freed.load(Ordering::Relaxed))
     }

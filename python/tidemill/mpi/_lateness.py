@@ -1,0 +1,93 @@
+"""Which ranks keep the others waiting in collectives, and which get their results late."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+__all__ = ["Lateness", "compare"]
+
+#: Calls that are looked at: the newest.
+_CALLS = 100
+#: Differences up to this are nobody's fault, in seconds.
+_NOTICED_S = 1e-3
+
+
+@dataclass(frozen=True)
+class Lateness:
+    """How a rank was late in its last collectives that wait for all ranks.
+
+    Attributes
+    ----------
+    rank : int
+        The rank in the communicator.
+    host : str
+        The host that it is on.
+    calls : int
+        The calls that were compared: up to 100, in which somebody waited for a millisecond or longer.
+    late : int
+        Calls in which it came more than a millisecond after most others: they waited, and it did not. Its own work took longer, or
+        other programs had its processors.
+    late_s : float
+        How late it came, in seconds; the median of these calls.
+    behind : int
+        Calls in which it waited a millisecond longer than most others: it got its result later. Its link is slow.
+    behind_s : float
+        How much longer, in seconds; the median of these calls.
+    """
+
+    rank: int
+    host: str
+    calls: int
+    late: int = 0
+    late_s: float = 0.0
+    behind: int = 0
+    behind_s: float = 0.0
+
+    def __str__(self) -> str:
+        who = f"rank {self.rank} on {self.host}"
+        of = f"of the last {self.calls} collectives"
+        said = []
+        if self.late:
+            said.append(f"came {_time(self.late_s)} late to {self.late} {of}: the others waited for its work")
+        if self.behind:
+            said.append(
+                f"had its result {_time(self.behind_s)} after the others in {self.behind} {of}: look at its link"
+            )
+        return f"{who} {'; it '.join(said)}" if said else f"{who} was as fast as the others in the last {self.calls}"
+
+
+def _time(length_s: float) -> str:
+    return f"{length_s:.1f} s" if length_s >= 1 else f"{length_s * 1e3:.0f} ms"
+
+
+def compare(waits: Sequence[Sequence[tuple[int, float]]], hosts: Sequence[str]) -> list[Lateness]:
+    """Return the lateness of each rank; `waits` has the numbers of each rank's calls, and the seconds it waited in them.
+
+    Who came last waited least. Clocks differ between hosts, so nothing else is compared.
+    """
+    by_rank = [dict(of_rank) for of_rank in waits]
+    calls = sorted({call for of_rank in by_rank for call in of_rank})[-_CALLS:]
+    found = []
+    for rank, host in enumerate(hosts):
+        late, behind = [], []
+        for call in calls if len(hosts) > 1 else ():
+            others = statistics.median(of.get(call, 0.0) for other, of in enumerate(by_rank) if other != rank)
+            more_s = by_rank[rank].get(call, 0.0) - others
+            if more_s > _NOTICED_S:
+                behind.append(more_s)
+            elif more_s < -_NOTICED_S:
+                late.append(-more_s)
+        found.append(
+            Lateness(
+                rank,
+                host,
+                len(calls),
+                len(late),
+                statistics.median(late) if late else 0.0,
+                len(behind),
+                statistics.median(behind) if behind else 0.0,
+            )
+        )
+    return found

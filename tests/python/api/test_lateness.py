@@ -1,0 +1,49 @@
+"""`Comm.lateness`: who came late to collectives, and who got its results late."""
+
+from __future__ import annotations
+
+import time
+
+import tidemill
+from standing import run
+from tidemill.mpi._lateness import Lateness, compare
+
+
+def test_who_waited_least_came_last() -> None:
+    """A rank without a wait is one that did not wait; a slow link shows at its own rank alone."""
+    waits = [
+        [(call, 0.040) for call in range(7, 157)],
+        [(call, 0.041) for call in range(7, 157)],
+        [],
+        [(call, 0.090) for call in range(7, 157)],
+    ]
+    found = compare(waits, ["a", "a", "b", "c"])
+    assert found[0] == Lateness(0, "a", 100, 0, 0.0, 0, 0.0)
+    assert (found[2].late, round(found[2].late_s, 3), found[2].behind) == (100, 0.041, 0)
+    assert (found[3].late, found[3].behind, round(found[3].behind_s, 3)) == (0, 100, 0.050)
+    assert (
+        str(found[2])
+        == "rank 2 on b came 41 ms late to 100 of the last 100 collectives: the others waited for its work"
+    )
+    assert str(found[1]) == "rank 1 on a was as fast as the others in the last 100"
+
+
+def test_one_rank_and_no_calls() -> None:
+    assert compare([[(1, 0.5)]], ["a"]) == [Lateness(0, "a", 1)]
+    assert [one.calls for one in compare([[], []], ["a", "b"])] == [0, 0]
+
+
+def late_rank(rounds: int) -> list[Lateness]:
+    comm = tidemill.init().comm
+    for _ in range(rounds):
+        if comm.rank == 1:
+            time.sleep(0.05)
+        comm.Barrier()
+    return comm.lateness()
+
+
+def test_workers_name_the_one_they_wait_for() -> None:
+    told = run(late_rank, 8, workers=3)
+    assert told[0] == told[1] == told[2], "all ranks are told the same"
+    late = [one.late * one.late_s for one in told[0]]
+    assert late[1] == max(late) and told[0][1].late >= 7, told[0]
