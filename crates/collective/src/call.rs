@@ -170,6 +170,14 @@ impl CollectiveCall<'_> {
         let bytes = if self.has_own_counts() { u64::MAX } else { (elements * self.dtype.size_bytes()) as u64 };
         [word, bytes]
     }
+
+    /// The same for a call along the overlay with this fingerprint. That has the place of the root, of which the
+    /// collectives that go along overlays have none.
+    #[inline]
+    pub(crate) fn code_along(&self, overlay: Option<u64>) -> [u64; 2] {
+        let [word, bytes] = self.code();
+        [word | overlay.map_or(0, |overlay| (overlay ^ overlay >> 32) << 32), bytes]
+    }
 }
 
 /// A number for the lengths of some blocks, other ones for most others.
@@ -233,6 +241,9 @@ pub(crate) fn describe([word, bytes]: [u64; 2]) -> String {
         && let Some(algorithm) = Algorithm::ALL.get(i as usize)
     {
         parts.push(format!("algorithm={algorithm}"));
+        if *algorithm == Algorithm::Overlay {
+            parts.push(format!("overlay {:08x}", call.root));
+        }
     }
     let nonblocking = if word & NONBLOCKING == 0 { "" } else { "i" };
     format!("{nonblocking}{collective}({})", parts.join(", "))
@@ -264,7 +275,9 @@ mod tests {
         for &algorithm in Algorithm::ALL {
             let options = CallOptions { algorithm: Some(algorithm), repeatable: true, ..CallOptions::default() };
             let call = CollectiveCall { root: u32::MAX, options, ..CollectiveCall::new(Collective::Reduce) };
-            let words = format!("reduce(0 x uint8, op=no_op, root=4294967295, repeatable, algorithm={algorithm})");
+            let overlay = if algorithm == Algorithm::Overlay { ", overlay ffffffff" } else { "" };
+            let words =
+                format!("reduce(0 x uint8, op=no_op, root=4294967295, repeatable, algorithm={algorithm}{overlay})");
             assert_eq!(describe(call.code()), words);
         }
     }

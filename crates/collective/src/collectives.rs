@@ -7,7 +7,7 @@ use tidemill_net::{Engine, EngineTask, Envelope, MemoryRegion, NetError, Rank, R
 
 use crate::algorithms::{self, ScheduleParams, UnsupportedAlgorithm, blocks_end};
 use crate::call::{self, CollectiveCall};
-use crate::communicator::{CollectiveError, Communicator, CommunicatorCore, ScheduleKey};
+use crate::communicator::{CollectiveError, Communicator, CommunicatorCore, OverlayInUse, ScheduleKey};
 use crate::direct::{DirectChannel, DirectOperation, DirectPoll, LargeProgress};
 use crate::exec::ScheduleExecution;
 use crate::request::{Request, RequestKind, StartResult, spin_direct};
@@ -18,6 +18,11 @@ use crate::{Algorithm, Collective, VectorBlock};
 
 /// Schedules remembered per communicator.
 const SCHEDULES_MAX: usize = 256;
+
+/// Slices of an overlay's longest part, as far as their limits allow.
+const SLICES: usize = 64;
+const SLICE_BYTES_MIN: usize = 128 << 10;
+const SLICE_BYTES_MAX: usize = 1 << 20;
 
 impl Communicator {
     /// Starts a collective that this thread will wait for.
@@ -30,7 +35,8 @@ impl Communicator {
     #[inline]
     pub unsafe fn start(&self, call: &CollectiveCall) -> Result<StartResult, CollectiveError> {
         self.check(call)?;
-        let code = call.code();
+        let overlay = self.overlay_of(call);
+        let code = call.code_along(overlay.as_ref().map(|in_use| in_use.fingerprint));
         let signature = call::signature(code);
         let mut collectives = self.0.collectives.lock();
         let collectives_ref = &mut *collectives;
@@ -69,7 +75,7 @@ impl Communicator {
             }
         }
         drop(collectives);
-        let execution = self.execution(call, seq, signature, code)?;
+        let execution = self.execution(call, overlay, seq, signature, code)?;
         let state = self.0.spares.lock().execution(execution);
         Ok(StartResult::Pending(Request::new(self, what, state)))
     }
@@ -83,7 +89,8 @@ impl Communicator {
     /// As [`Communicator::start`]; after [`Request::detach`], until the keepalive is dropped.
     pub unsafe fn start_nonblocking(&self, call: &CollectiveCall) -> Result<Request, CollectiveError> {
         self.check(call)?;
-        let [word, bytes] = call.code();
+        let overlay = self.overlay_of(call);
+        let [word, bytes] = call.code_along(overlay.as_ref().map(|in_use| in_use.fingerprint));
         let code = [word | call::NONBLOCKING, bytes];
         let signature = call::signature(code);
         let seq = {
@@ -95,7 +102,7 @@ impl Communicator {
             collectives.seq
         };
         let what = RequestKind::Collective { collective: call.collective, seq, signature };
-        let execution = self.execution(call, seq, signature, code)?;
+        let execution = self.execution(call, overlay, seq, signature, code)?;
         let mut engine = self.0.endpoint.lock();
         let group = engine.add_task(Box::new(NonBlockingTask::new(execution, self)));
         engine.flush();
@@ -122,11 +129,12 @@ impl Communicator {
     pub(crate) fn execution(
         &self,
         call: &CollectiveCall,
+        overlay: Option<OverlayInUse>,
         seq: u32,
         signature: u32,
         code: [u64; 2],
     ) -> Result<ScheduleExecution, CollectiveError> {
-        let schedule = self.schedule(call)?;
+        let schedule = self.schedule(call, overlay)?;
         let context = self.collective_context();
         self.0.endpoint.lock().begin_collective(context, seq, signature, code);
         let envelope = Envelope { context, tag: 0, seq, signature };
@@ -259,7 +267,16 @@ impl Communicator {
         }
     }
 
-    pub(crate) fn schedule(&self, call: &CollectiveCall) -> Result<Arc<Schedule>, CollectiveError> {
+    /// What the call goes along, if it goes along an overlay.
+    #[inline]
+    fn overlay_of(&self, call: &CollectiveCall) -> Option<OverlayInUse> {
+        match call.options.algorithm {
+            Some(Algorithm::Overlay) => self.0.overlay.read().clone(),
+            _ => None,
+        }
+    }
+
+    fn schedule(&self, call: &CollectiveCall, overlay: Option<OverlayInUse>) -> Result<Arc<Schedule>, CollectiveError> {
         let size = self.size();
         let commutative = !call.reduces() || call.op.is_commutative();
         let repeatable = call.options.repeatable && call.reduces();
@@ -278,6 +295,11 @@ impl Communicator {
         let choice = match (call.options.algorithm, call.options.chunk) {
             (Some(algorithm), _) if algorithm.is_direct() && size > 1 => return Err(self.not_direct(call, algorithm)),
             (Some(algorithm), _) if algorithm.is_direct() => table.choose(&query),
+            (Some(Algorithm::Overlay), None) => {
+                let parts = overlay.as_ref().map_or_else(Vec::new, |in_use| in_use.overlay.ranges(call.count));
+                let longest = parts.iter().map(ExactSizeIterator::len).max().unwrap_or(0);
+                AlgorithmChoice { algorithm: Algorithm::Overlay, chunk: slice_len(longest, item_bytes) }
+            }
             (Some(algorithm), Some(chunk)) => AlgorithmChoice { algorithm, chunk },
             (Some(algorithm), None) => AlgorithmChoice { algorithm, chunk: table.estimate_chunk(&query, algorithm) },
             (None, _) => table.choose(&query),
@@ -296,6 +318,7 @@ impl Communicator {
             commutative,
             repeatable,
             in_place,
+            overlay: overlay.as_ref().map(|in_use| in_use.fingerprint),
         };
         let cacheable = call.send_blocks.is_empty() && call.recv_blocks.is_empty();
         if cacheable && let Some(schedule) = self.0.collectives.lock().schedules.get(&key) {
@@ -311,6 +334,7 @@ impl Communicator {
             commutative,
             repeatable,
             in_place,
+            overlay: overlay.as_ref().map(|in_use| &*in_use.overlay),
             ..ScheduleParams::new(self.0.rank, size)
         };
         let schedule = Arc::new(algorithms::schedule(call.collective, choice.algorithm, &params)?);
@@ -375,6 +399,14 @@ fn in_place_send(call: &CollectiveCall) -> usize {
     }
 }
 
+/// Elements of a slice where a call along an overlay does not say: enough slices for a pipeline, and each long enough
+/// that what a message costs does not count.
+fn slice_len(part_len: usize, item_bytes: usize) -> usize {
+    let item_bytes = item_bytes.max(1);
+    let bytes = (part_len * item_bytes / SLICES).clamp(SLICE_BYTES_MIN, SLICE_BYTES_MAX);
+    (bytes / item_bytes).max(1)
+}
+
 /// A non-blocking collective. If it fails here, the other ranks must learn it at once: this rank may look at its
 /// request late, never, or only after they go on.
 struct NonBlockingTask {
@@ -391,6 +423,9 @@ impl NonBlockingTask {
 impl EngineTask for NonBlockingTask {
     fn step(&mut self, engine: &mut Engine) -> Option<Result<(), NetError>> {
         let result = self.execution.step(engine);
+        if let (true, Some(comm)) = (self.execution.needs_follow_up(), self.comm.upgrade()) {
+            Communicator(comm).follow_up(&mut self.execution);
+        }
         if let (Some(Err(error)), Some(comm)) = (&result, self.comm.upgrade()) {
             Communicator(comm).fail(error);
         }

@@ -11,6 +11,7 @@ use tidemill_net::{Endpoint, MatchPattern, NetError, Rank};
 
 use crate::call::{self};
 use crate::direct::{DirectChannel, DirectChooser};
+use crate::overlay::Overlay;
 use crate::request_state::RequestPool;
 use crate::schedule::Schedule;
 use crate::tuner::TuneTable;
@@ -63,6 +64,16 @@ pub enum CollectiveError {
         /// Whether it was made from another one.
         from_parent: bool,
     },
+    /// An overlay is for another number of ranks.
+    #[error("an overlay for {found} ranks does not fit comm \"{comm}\", which has {size}: make one for {size}")]
+    OverlaySize {
+        /// Ranks it is for.
+        found: u32,
+        /// Ranks there are.
+        size: u32,
+        /// The communicator.
+        comm: String,
+    },
     /// No more communicators can be made.
     #[error("too many communicators: a job can make at most 2^31 divided by its number of workers")]
     TooMany,
@@ -86,11 +97,19 @@ pub(crate) struct CommunicatorCore {
     pub(crate) within_host: HostLinks,
     pub(crate) name: Mutex<String>,
     pub(crate) table: RwLock<Arc<TuneTable>>,
+    pub(crate) overlay: RwLock<Option<OverlayInUse>>,
     pub(crate) collectives: Arc<Mutex<CollectiveState>>,
     pub(crate) waits: RecentWaits,
     pub(crate) spares: Mutex<RequestPool>,
     pub(crate) abandoned: AtomicBool,
     pub(crate) polls: u32,
+}
+
+/// What calls with [`Algorithm::Overlay`] go along.
+#[derive(Clone)]
+pub(crate) struct OverlayInUse {
+    pub(crate) overlay: Arc<Overlay>,
+    pub(crate) fingerprint: u64,
 }
 
 #[derive(Default)]
@@ -114,6 +133,8 @@ pub(crate) struct ScheduleKey {
     pub(crate) commutative: bool,
     pub(crate) repeatable: bool,
     pub(crate) in_place: bool,
+    /// Fingerprint of the overlay, if it is used.
+    pub(crate) overlay: Option<u64>,
 }
 
 impl Communicator {
@@ -199,6 +220,7 @@ impl Communicator {
             within_host,
             name: Mutex::new(String::new()),
             table: RwLock::new(table),
+            overlay: RwLock::default(),
             collectives: Arc::default(),
             waits: RecentWaits::default(),
             spares: Mutex::default(),
@@ -278,6 +300,26 @@ impl Communicator {
     /// The table by which its calls choose their algorithms.
     pub fn table(&self) -> Arc<TuneTable> {
         Arc::clone(&self.0.table.read())
+    }
+
+    /// Gives calls with [`Algorithm::Overlay`] the trees they go along, from this rank's next call on. All ranks must
+    /// have equal ones when they call, or all get [`NetError::Mismatch`]. Local.
+    ///
+    /// # Errors
+    /// When it is for another number of ranks.
+    pub fn set_overlay(&self, overlay: Option<Arc<Overlay>>) -> Result<(), CollectiveError> {
+        if let Some(overlay) = overlay.as_ref().filter(|overlay| overlay.size() != self.size()) {
+            let (found, size) = (overlay.size(), self.size());
+            return Err(CollectiveError::OverlaySize { found, size, comm: self.name() });
+        }
+        let in_use = overlay.map(|overlay| OverlayInUse { fingerprint: overlay.fingerprint(), overlay });
+        *self.0.overlay.write() = in_use;
+        Ok(())
+    }
+
+    /// What [`Communicator::set_overlay`] was given last.
+    pub fn overlay(&self) -> Option<Arc<Overlay>> {
+        self.0.overlay.read().as_ref().map(|in_use| Arc::clone(&in_use.overlay))
     }
 
     /// What messages within a host go by, if it is the same on all its hosts; else what holds for all of them.

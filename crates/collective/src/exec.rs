@@ -1,11 +1,16 @@
-//! The executor: runs one rank's schedule over an endpoint, a round at a time.
+//! The executor: runs one rank's schedule over an endpoint, each strand a round at a time.
 //!
 //! An execution is a state machine that is stepped between bits of progress: by the blocking call itself, or, as a task
 //! of the engine, by whoever drives. It posts a round's messages, waits until all are complete, does the local work and
 //! goes on.
+//!
+//! When all strands are at their end the result is there. What is still being sent late from the caller's buffers is
+//! waited for; what is sent from scratch goes on by itself and takes the scratch memory with it. Of an all-reduce that
+//! is never more than one call's: no later result comes before everybody who is to have this one has it.
 
 use std::sync::Arc;
 
+use parking_lot::Mutex;
 use tidemill_net::{Engine, EngineTask, Envelope, GroupId, MatchPattern, MemoryRegion, NetError, Rank};
 
 use crate::schedule::{BufferId, BufferRange, LocalStep, Schedule, ScheduleMessage};
@@ -34,9 +39,33 @@ pub struct ScheduleExecution {
     item_bytes: usize,
     op: ReduceOp,
     buffers: ScheduleBuffers,
+    begun: bool,
+    /// Strand 0 apart: schedules with no other allocate nothing.
+    first: StrandProgress,
+    others: Vec<StrandProgress>,
+    /// Sends that no round waits for: out of the caller's buffers, and out of scratch.
+    late: [Option<GroupId>; 2],
+    failure: ExecutionFailure,
+    left_behind: bool,
+}
+
+/// How far a strand is.
+#[derive(Clone, Copy, Default)]
+struct StrandProgress {
     round: usize,
     posted: bool,
+    /// Of the current round's messages; `None` before the first and after the last.
     group: Option<GroupId>,
+}
+
+/// What went wrong while messages of other strands were under way, to and from the caller's memory. They end with the
+/// job, which has to be told.
+#[derive(Default)]
+enum ExecutionFailure {
+    #[default]
+    None,
+    Untold(NetError),
+    Told(NetError),
 }
 
 impl ScheduleExecution {
@@ -64,9 +93,12 @@ impl ScheduleExecution {
             item_bytes,
             op,
             buffers,
-            round: 0,
-            posted: false,
-            group: None,
+            begun: false,
+            first: StrandProgress::default(),
+            others: Vec::new(),
+            late: [None; 2],
+            failure: ExecutionFailure::None,
+            left_behind: false,
         }
     }
 
@@ -99,34 +131,43 @@ impl ScheduleExecution {
         MemoryRegion { ptr: unsafe { whole.ptr.add(start) }, len }
     }
 
-    fn post(&mut self, engine: &mut Engine, group: GroupId) {
+    fn post(&mut self, engine: &mut Engine, index: usize, group: GroupId) {
         let schedule = Arc::clone(&self.schedule);
-        let messages = &schedule.rounds[self.round].messages;
+        let strand = &schedule.strands[index];
+        let messages = &strand.rounds[self.strand(index).round].messages;
         // Receives first: what has a place to go needs no copy on the way. Sends and receives keep their own order.
         for message in messages {
             if let ScheduleMessage::Recv { from, range } = *message {
                 let region = self.region(range);
                 let pattern = MatchPattern {
                     source: Some(self.ranks[from as usize]),
-                    tag: Some(self.envelope.tag),
+                    tag: Some(strand.recv_channel as i32),
                     seq: self.envelope.seq,
                 };
                 // SAFETY: the caller of `new` keeps the buffers; scratch lives as long as `self`.
                 unsafe { engine.post_recv(group, self.envelope.context, pattern, region) };
             }
         }
+        let envelope = Envelope { tag: strand.send_channel as i32, ..self.envelope };
         for message in messages {
-            if let ScheduleMessage::Send { to, range } = *message {
-                let region = self.region(range);
-                // SAFETY: as above; no receive of the round writes what its sends read.
-                unsafe { engine.post_send(group, self.ranks[to as usize], &self.envelope, region) };
-            }
+            let (to, range, group) = match *message {
+                ScheduleMessage::Send { to, range } => (to, range, group),
+                ScheduleMessage::LateSend { to, range } => {
+                    let late = &mut self.late[usize::from(range.buffer == BufferId::Scratch)];
+                    (to, range, *late.get_or_insert_with(|| engine.new_group()))
+                }
+                ScheduleMessage::Recv { .. } => continue,
+            };
+            let region = self.region(range);
+            // SAFETY: as above; no receive of the round writes what its sends read, and nobody what is sent late until
+            // its receiver has it. Scratch that is still read at the end goes to the engine (`end`).
+            unsafe { engine.post_send(group, self.ranks[to as usize], &envelope, region) };
         }
     }
 
-    fn work(&mut self) -> Result<(), NetError> {
+    fn work(&mut self, index: usize) -> Result<(), NetError> {
         let schedule = Arc::clone(&self.schedule);
-        for local in &schedule.rounds[self.round].local {
+        for local in &schedule.strands[index].rounds[self.strand(index).round].local {
             let (LocalStep::Copy { from, into }
             | LocalStep::ReduceLeft { from, into }
             | LocalStep::ReduceRight { from, into }) = *local;
@@ -134,8 +175,9 @@ impl ScheduleExecution {
             if from.len == 0 || (from.ptr == into.ptr && matches!(local, LocalStep::Copy { .. })) {
                 continue;
             }
-            // SAFETY: both are within buffers that are ours while no message of the round is pending; a schedule's
-            // local steps never name overlapping ranges (checked by the schedules' property tests).
+            // SAFETY: both are within buffers that are ours while no message of the round is pending, other strands work
+            // elsewhere, and a schedule's local steps never name overlapping ranges (checked by the schedules' property
+            // tests).
             let (from, into) = unsafe {
                 (
                     std::slice::from_raw_parts(from.ptr.cast_const(), from.len),
@@ -155,54 +197,157 @@ impl ScheduleExecution {
         Ok(())
     }
 
-    /// The group of messages it is waiting for now.
-    pub(crate) fn waits_in(&self) -> Option<GroupId> {
-        self.group
+    fn strand(&mut self, index: usize) -> &mut StrandProgress {
+        match index {
+            0 => &mut self.first,
+            _ => &mut self.others[index - 1],
+        }
+    }
+
+    /// Goes on with a strand as far as it can. Whether it is at its end.
+    fn step_strand(&mut self, engine: &mut Engine, index: usize) -> Result<bool, NetError> {
+        let rounds = self.schedule.strands[index].rounds.len();
+        if self.strand(index).round == rounds {
+            return Ok(true);
+        }
+        let group = *self.strand(index).group.get_or_insert_with(|| engine.new_group());
+        loop {
+            if !self.strand(index).posted {
+                self.post(engine, index, group);
+                self.strand(index).posted = true;
+            }
+            if !engine.is_complete(group) {
+                return Ok(false);
+            }
+            if let Some(error) = engine.take_error(group) {
+                return Err(error);
+            }
+            self.work(index)?;
+            let strand = self.strand(index);
+            strand.posted = false;
+            strand.round += 1;
+            if strand.round == rounds {
+                strand.group = None;
+                return engine.take(group).map(|_| true);
+            }
+        }
+    }
+
+    /// Everything that is under way.
+    fn take_groups(&mut self) -> impl Iterator<Item = GroupId> + use<'_> {
+        let strands = std::iter::once(&mut self.first).chain(&mut self.others);
+        strands.filter_map(|strand| strand.group.take()).chain(self.late.iter_mut().filter_map(Option::take))
+    }
+
+    /// All strands are at their end: the rest of the caller's memory is waited for, scratch is left behind.
+    fn end(&mut self, engine: &mut Engine) -> Option<Result<(), NetError>> {
+        let [from_caller, from_scratch] = &mut self.late;
+        if let Some(group) = *from_caller {
+            if !engine.is_complete(group) {
+                return None;
+            }
+            *from_caller = None;
+            if let Err(error) = engine.take(group) {
+                return Some(Err(error));
+            }
+        }
+        if let Some(group) = from_scratch.take() {
+            if engine.is_complete(group) {
+                return Some(engine.take(group).map(|_| ()));
+            }
+            self.left_behind = true;
+            engine.detach(group, Some(Box::new(std::mem::take(&mut self.buffers.scratch))));
+        }
+        Some(Ok(()))
+    }
+
+    /// It has failed: over, if nothing is under way.
+    fn fail(&mut self, engine: &mut Engine, error: NetError) -> Option<Result<(), NetError>> {
+        self.failure = ExecutionFailure::Untold(error);
+        self.settle(engine)
+    }
+
+    /// After a failure: over, when nothing reads or writes the caller's memory any more.
+    fn settle(&mut self, engine: &mut Engine) -> Option<Result<(), NetError>> {
+        let strands = std::iter::once(&self.first).chain(&self.others);
+        let mut groups = strands.filter_map(|strand| strand.group).chain(self.late.iter().copied().flatten());
+        if !groups.all(|group| engine.is_complete(group)) {
+            return None;
+        }
+        self.take_groups().for_each(|group| engine.detach(group, None));
+        match std::mem::take(&mut self.failure) {
+            ExecutionFailure::Untold(error) | ExecutionFailure::Told(error) => Some(Err(error)),
+            ExecutionFailure::None => unreachable!("only a failed execution settles"),
+        }
+    }
+
+    /// What it failed with, once: the job must be told, or it may not end.
+    pub(crate) fn untold_failure(&mut self) -> Option<NetError> {
+        match std::mem::take(&mut self.failure) {
+            ExecutionFailure::Untold(error) => {
+                self.failure = ExecutionFailure::Told(error.clone());
+                Some(error)
+            }
+            other => {
+                self.failure = other;
+                None
+            }
+        }
+    }
+
+    /// Whether the communicator has to do something about the last step: [`Communicator::follow_up`].
+    ///
+    /// [`Communicator::follow_up`]: crate::Communicator::follow_up
+    #[inline]
+    pub(crate) fn needs_follow_up(&self) -> bool {
+        self.left_behind || matches!(self.failure, ExecutionFailure::Untold(_))
+    }
+
+    /// The groups of messages it is waiting for now. The first apart: mostly it is the only one.
+    pub(crate) fn waits_in(&self) -> (Option<GroupId>, Vec<GroupId>) {
+        let others = self.others.iter().filter_map(|strand| strand.group);
+        (self.first.group, others.chain(self.late[0]).collect())
     }
 
     /// Lets the messages under way end by themselves; `keepalive` owns the caller's buffers meanwhile.
     pub(crate) fn detach(mut self, engine: &mut Engine, keepalive: Option<Box<dyn std::any::Any + Send>>) {
-        if let Some(group) = self.group.take() {
-            let scratch = std::mem::take(&mut self.buffers.scratch);
-            engine.detach(group, Some(Box::new((scratch, keepalive))));
-        }
+        let kept = Arc::new(Mutex::new((std::mem::take(&mut self.buffers.scratch), keepalive)));
+        self.take_groups().for_each(|group| engine.detach(group, Some(Box::new(Arc::clone(&kept)))));
     }
 }
 
 impl EngineTask for ScheduleExecution {
     fn step(&mut self, engine: &mut Engine) -> Option<Result<(), NetError>> {
-        let group = *self.group.get_or_insert_with(|| {
+        if !self.begun {
+            self.begun = true;
             self.buffers.scratch.clear();
             self.buffers.scratch.resize(self.schedule.scratch_len * self.item_bytes, 0);
-            engine.new_group()
-        });
-        loop {
-            if self.round == self.schedule.rounds.len() {
-                self.group = None;
-                return Some(engine.take(group).map(|_| ()));
+            self.others = vec![StrandProgress::default(); self.schedule.strands.len().saturating_sub(1)];
+        }
+        if !matches!(self.failure, ExecutionFailure::None) {
+            return self.settle(engine);
+        }
+        let mut ended = true;
+        for index in 0..self.schedule.strands.len() {
+            match self.step_strand(engine, index) {
+                Ok(at_end) => ended &= at_end,
+                Err(error) => return self.fail(engine, error),
             }
-            if !self.posted {
-                self.post(engine, group);
-                self.posted = true;
-            }
-            if !engine.is_complete(group) {
-                return None;
-            }
-            let result = match engine.take_error(group) {
-                Some(error) => Err(error),
-                None => self.work(),
-            };
-            if let Err(error) = result {
-                self.group = None;
-                engine.detach(group, None);
-                return Some(Err(error));
-            }
-            self.posted = false;
-            self.round += 1;
+        }
+        if !ended {
+            return None;
+        }
+        match self.end(engine)? {
+            Ok(()) => Some(Ok(())),
+            Err(error) => self.fail(engine, error),
         }
     }
 
     fn waiting_for(&self, engine: &Engine) -> Vec<Option<Rank>> {
-        self.group.map_or_else(Vec::new, |group| engine.waiting_for(group))
+        let (first, others) = self.waits_in();
+        let mut ranks: Vec<_> = first.into_iter().chain(others).flat_map(|group| engine.waiting_for(group)).collect();
+        ranks.sort_unstable();
+        ranks.dedup();
+        ranks
     }
 }

@@ -9,6 +9,7 @@ use tidemill_net::{
 
 use crate::communicator::Communicator;
 use crate::direct::{DirectChannel, DirectOperation, DirectPoll, DirectProgress};
+use crate::exec::ScheduleExecution;
 use crate::request_state::RequestState;
 use crate::{Collective, ReduceOp};
 
@@ -45,7 +46,7 @@ pub(crate) enum RequestKind {
 impl RequestKind {
     /// The error with the call that it ends, if it is to be told.
     pub(crate) fn named(self, comm: &Communicator, error: NetError) -> NetError {
-        named(&RequestCaller { comm, what: self, group: None, direct: false }, error)
+        named(&RequestCaller { comm, what: self, group: None, more: Vec::new(), direct: false }, error)
     }
 }
 
@@ -95,7 +96,8 @@ impl Request {
     pub fn wait_slice(&mut self, wait: &mut CallWait) -> Result<Option<ReceiveStatus>, NetError> {
         let comm = &self.comm;
         comm.endpoint().check_process()?;
-        let who = RequestCaller { comm, what: self.what, group: self.group(), direct: self.is_direct() };
+        let (group, more) = self.groups();
+        let who = RequestCaller { comm, what: self.what, group, more, direct: self.is_direct() };
         self.slices += 1;
         if let (true, RequestKind::Collective { seq, signature, .. }) = (self.slices > 1, self.what) {
             comm.look_for_contradiction(seq, signature);
@@ -143,10 +145,15 @@ impl Request {
     }
 
     fn group(&self) -> Option<GroupId> {
-        match self.state.as_ref()? {
-            RequestState::Group(group) => Some(*group),
-            RequestState::Execution(execution) => execution.waits_in(),
-            RequestState::Direct(_) | RequestState::Large(_) => None,
+        self.groups().0
+    }
+
+    /// What it waits in, the first apart.
+    fn groups(&self) -> (Option<GroupId>, Vec<GroupId>) {
+        match self.state {
+            Some(RequestState::Group(group)) => (Some(group), Vec::new()),
+            Some(RequestState::Execution(ref execution)) => execution.waits_in(),
+            Some(RequestState::Direct(_) | RequestState::Large(_)) | None => (None, Vec::new()),
         }
     }
 
@@ -201,7 +208,13 @@ fn step(
             }
             engine.take(*group)
         }
-        RequestState::Execution(execution) => execution.step(engine)?.map(|()| ReceiveStatus::default()),
+        RequestState::Execution(execution) => {
+            let result = execution.step(engine);
+            if execution.needs_follow_up() {
+                comm.follow_up(execution);
+            }
+            result?.map(|()| ReceiveStatus::default())
+        }
         RequestState::Direct(call) => {
             // SAFETY: the request's maker keeps the buffers valid until it is over.
             let poll = unsafe { comm.poll_direct(&call.job, &call.op, &mut call.progress, engine) };
@@ -275,7 +288,8 @@ struct AnyRequest<'a>(&'a [&'a mut Request]);
 
 impl AnyRequest<'_> {
     fn who<'a>(request: &'a Request) -> RequestCaller<'a> {
-        RequestCaller { comm: &request.comm, what: request.what, group: request.group(), direct: request.is_direct() }
+        let (group, more) = request.groups();
+        RequestCaller { comm: &request.comm, what: request.what, group, more, direct: request.is_direct() }
     }
 }
 
@@ -299,6 +313,7 @@ struct RequestCaller<'a> {
     comm: &'a Communicator,
     what: RequestKind,
     group: Option<GroupId>,
+    more: Vec<GroupId>,
     direct: bool,
 }
 
@@ -331,10 +346,12 @@ impl CallDescriber for RequestCaller<'_> {
             return self.comm.direct_waits_for().into_iter().map(Some).collect();
         }
         match (self.group, self.what) {
-            (Some(group), _) => engine.waiting_for(group),
+            (Some(_), _) | (None, RequestKind::Collective { .. }) => {
+                let groups = self.group.iter().chain(&self.more);
+                groups.flat_map(|&group| engine.waiting_for(group)).collect()
+            }
             (None, RequestKind::Recv { source }) => vec![source.map(|r| self.comm.world_rank(r))],
             (None, RequestKind::Send { dest }) => vec![Some(self.comm.world_rank(dest))],
-            (None, RequestKind::Collective { .. }) => Vec::new(),
         }
     }
 }
@@ -363,6 +380,19 @@ impl CallDescriber for ProbeCaller<'_> {
 }
 
 impl Communicator {
+    /// After a step of an execution: tells the job of a failure that leaves messages under way, and the background of
+    /// what goes on after the end.
+    #[cold]
+    pub(crate) fn follow_up(&self, execution: &mut ScheduleExecution) {
+        match execution.untold_failure() {
+            Some(error) => {
+                self.abandon();
+                self.0.endpoint.report_failure(&error.to_string());
+            }
+            None => self.0.endpoint.leave_to_background(),
+        }
+    }
+
     pub(crate) fn contradict(&self, engine: &mut Engine, seq: u32, rank: usize) {
         let (seq, theirs) = self.direct_divergence(rank, seq);
         let rank = self.world_rank(rank as u32);

@@ -1,5 +1,6 @@
 //! The machines of a simulation: who works where, what links cost, and what is wrong with some of them.
 
+use tidemill_collective::overlay::HostRate;
 use tidemill_collective::tuner::CostModel;
 use tidemill_net::topology::HostLinks;
 
@@ -21,6 +22,9 @@ pub struct Cluster {
     pub model: CostModel,
     /// What messages within a host go by.
     pub within_host: HostLinks,
+    /// A message of as many bytes is sent only as fast as its receiver takes it: the sender is done with it when it is
+    /// there. Shorter ones are done when they have left. `usize::MAX`: all are.
+    pub rendezvous_bytes_min: usize,
     /// Cores that all workers share, as on emulated hosts; `None`: each worker has its own.
     pub shared_cores: Option<u32>,
     /// Hosts with slow links.
@@ -90,6 +94,7 @@ impl Cluster {
             other_rack_latency_s: model.other_host.latency_s,
             model,
             within_host: HostLinks::BEST,
+            rendezvous_bytes_min: usize::MAX,
             shared_cores: None,
             slow: Vec::new(),
             jitter: Jitter::none(),
@@ -97,6 +102,17 @@ impl Cluster {
             failure_timeout_s: 10.0,
             seed: 0,
         }
+    }
+
+    /// A worker on each of the hosts that have these rates.
+    pub fn of_rates(rates: &[HostRate], model: CostModel) -> Cluster {
+        let slow = |(host, rate): (u32, &HostRate)| SlowHost {
+            host,
+            outgoing: rate.output * model.other_host.per_byte_s,
+            incoming: rate.input * model.other_host.per_byte_s,
+        };
+        let slow = (0..).zip(rates).map(slow).collect();
+        Cluster { slow, ..Cluster::new((0..rates.len() as u32).collect(), vec![0; rates.len()], model) }
     }
 
     /// Number of workers.

@@ -11,6 +11,17 @@ use crate::events;
 use crate::links::Links;
 use crate::program::Program;
 
+/// Runs `schedules` (of ranks 0, 1, ...) on elements of `item_bytes` on the links of a cluster; returns when each rank
+/// is done, in seconds.
+///
+/// # Panics
+/// When the schedules are not as many as the cluster's workers, or do not fit together.
+pub fn rank_ends_s(schedules: &[Schedule], item_bytes: usize, cluster: &Cluster) -> Vec<f64> {
+    assert_eq!(schedules.len(), cluster.host_of.len(), "there must be a schedule for each worker");
+    let program = Program::new(schedules, item_bytes, &cluster.model);
+    events::run(&mut Links::new(cluster), &program, &vec![0.0; schedules.len()], &[])
+}
+
 /// What a run took.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct RunCost {

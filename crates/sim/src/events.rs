@@ -1,6 +1,8 @@
 //! Runs the schedules of all workers on the links of a cluster, event by event.
 //!
-//! Sends are eager: a round ends when its sends have left and its receives have arrived, and then does its local work.
+//! A round ends when its sends have left (from [`crate::Cluster::rendezvous_bytes_min`] on: have arrived) and its receives
+//! have arrived, and then does its local work. The strands of a rank go on side by side; late sends are waited for at the
+//! rank's end, or not at all.
 //! A worker that dies sends nothing from then on; who waits for it never ends.
 
 use std::cmp::Reverse;
@@ -9,7 +11,7 @@ use std::collections::{BinaryHeap, HashMap, VecDeque};
 use std::hash::{BuildHasherDefault, Hasher};
 
 use crate::links::{Flight, Links, Reach};
-use crate::program::Program;
+use crate::program::{Program, ProgramMessage};
 
 /// Runs `program`, whose rank r begins at `starts_s[r]` and dies at `dies_s[r]` (empty: nobody dies); returns when each
 /// has ended, which is never for the dead and for those who wait for them.
@@ -21,27 +23,33 @@ pub(crate) fn run(links: &mut Links, program: &Program, starts_s: &[f64], dies_s
         links,
         program,
         dies_s,
-        ranks: vec![RankState::default(); program.size()],
+        strands: vec![StrandState::default(); program.strand_count()],
         pairs: HashMap::default(),
         events: BinaryHeap::new(),
         event_count: 0,
-        ends_s: vec![f64::INFINITY; program.size()],
+        ends_s: starts_s.to_vec(),
     };
     for (rank, &start_s) in starts_s.iter().enumerate().filter(|(_, start_s)| start_s.is_finite()) {
-        run.at(start_s, Event::BeginRound(rank as u32));
+        program.strands(rank).for_each(|strand| run.at(start_s, Event::BeginRound(strand as u32)));
     }
     while let Some(Reverse((SimTime(now), _, EventOrder(event)))) = run.events.pop() {
         match event {
-            Event::BeginRound(rank) => run.begin_round(rank, now),
-            Event::ReachLink(flight) => {
+            Event::BeginRound(strand) => run.begin_round(strand as usize, now),
+            Event::ReachLink(flight, letter) => {
                 let reach = run.links.pass(flight);
-                run.travel(flight.from, flight.to, reach);
+                run.travel(letter, reach);
             }
+        }
+    }
+    // Who has not come to the end of a strand never ends.
+    for strand in 0..program.strand_count() {
+        if !run.strands[strand].ended {
+            run.ends_s[program.rank(strand) as usize] = f64::INFINITY;
         }
     }
     if dies_s.is_empty() {
         for (rank, end_s) in run.ends_s.iter().enumerate() {
-            let round = run.ranks[rank].round;
+            let round = run.strands[program.strands(rank).start].round;
             assert!(end_s.is_finite() || !starts_s[rank].is_finite(), "deadlock: rank {rank} is in round {round}");
         }
     }
@@ -68,10 +76,29 @@ impl Ord for SimTime {
 
 #[derive(Clone, Copy)]
 enum Event {
-    /// The rank is done with its last round.
+    /// The strand is done with its last round.
     BeginRound(u32),
     /// The first byte of a message has come to a link.
-    ReachLink(Flight),
+    ReachLink(Flight, Letter),
+}
+
+/// A message on its way.
+#[derive(Clone, Copy)]
+struct Letter {
+    to: u32,
+    /// The strand that sent it.
+    sender: u32,
+    channel: u32,
+    /// Whose wait its arrival ends.
+    awaited: Awaited,
+}
+
+/// Who waits until a message has arrived, beside its receiver.
+#[derive(Clone, Copy, PartialEq)]
+enum Awaited {
+    Nobody,
+    Round,
+    End,
 }
 
 /// Can stand beside a time and a number in the queue: these two decide.
@@ -99,20 +126,26 @@ impl Ord for EventOrder {
 }
 
 #[derive(Clone, Default)]
-struct RankState {
+struct StrandState {
     round: u32,
+    ended: bool,
     /// When the current round's sends are through, on the processor and on the link.
     sent_s: (f64, f64),
-    /// Receives of the round still without a message, and (arrival, overhead) of the others.
+    /// Receives of the round still without a message, and sends that have not arrived and are waited for; and (arrival,
+    /// overhead) of what has been received.
     missing: u32,
     arrived: Vec<(f64, f64)>,
 }
 
-/// Between two ranks: messages that wait for a receive, or receives that wait for a message. Removed when empty.
+/// Between two ranks on a channel: messages that wait for a receive, or a strand's receives that wait for a message.
+/// Removed when empty.
 enum Pair {
     Arrivals(VecDeque<f64>),
-    Waiting(u32),
+    Waiting { strand: u32, count: u32 },
 }
+
+/// The ranks as one number, and the channel.
+type PairKey = (u64, u32);
 
 /// Hashes a pair of ranks, which nobody chooses to collide.
 #[derive(Default)]
@@ -127,6 +160,11 @@ impl Hasher for PairHasher {
         bytes.iter().for_each(|&byte| self.write_u64(u64::from(byte)));
     }
 
+    fn write_u32(&mut self, value: u32) {
+        // Mostly 0, which then costs nothing.
+        self.0 ^= u64::from(value).wrapping_mul(0xd6e8_feb8_6659_fd93);
+    }
+
     fn write_u64(&mut self, value: u64) {
         let mixed = (self.0 ^ value).wrapping_mul(0x9e37_79b9_7f4a_7c15);
         self.0 = mixed ^ (mixed >> 32);
@@ -137,16 +175,16 @@ struct EventRun<'a, 'b> {
     links: &'a mut Links<'b>,
     program: &'a Program,
     dies_s: &'a [f64],
-    ranks: Vec<RankState>,
-    pairs: HashMap<u64, Pair, BuildHasherDefault<PairHasher>>,
+    strands: Vec<StrandState>,
+    pairs: HashMap<PairKey, Pair, BuildHasherDefault<PairHasher>>,
     /// What is to happen, by time, then by number.
     events: BinaryHeap<Reverse<(SimTime, u64, EventOrder)>>,
     event_count: u64,
     ends_s: Vec<f64>,
 }
 
-fn pair_key(from: u32, to: u32) -> u64 {
-    (u64::from(from) << 32) | u64::from(to)
+fn pair_key(from: u32, to: u32, channel: u32) -> PairKey {
+    ((u64::from(from) << 32) | u64::from(to), channel)
 }
 
 impl EventRun<'_, '_> {
@@ -159,42 +197,70 @@ impl EventRun<'_, '_> {
         self.dies_s.get(rank as usize).copied().unwrap_or(f64::INFINITY)
     }
 
-    fn begin_round(&mut self, rank: u32, now: f64) {
-        let (program, dies_s) = (self.program, self.dies_s(rank));
+    fn begin_round(&mut self, strand: usize, now: f64) {
+        let program = self.program;
+        let rank = program.rank(strand);
+        let dies_s = self.dies_s(rank);
         if now >= dies_s {
             return;
         }
-        let (index, round) = (rank as usize, self.ranks[rank as usize].round as usize);
-        if round == program.rounds(index) {
-            self.ends_s[index] = now;
+        let round = self.strands[strand].round as usize;
+        if round == program.rounds(strand) {
+            self.strands[strand].ended = true;
+            self.ends_by(rank, now);
             return;
         }
+        // One more than there are, so that what arrives at once does not end the round before all of it has begun.
+        self.strands[strand].missing += 1;
         let (mut busy_until, mut sent) = (now, now);
-        for &message in program.messages(index, round) {
+        for &message in program.messages(strand, round) {
             let peer = message.peer();
             if message.is_sent() {
                 let overhead_s = self.links.overhead_s(rank, peer);
                 busy_until = self.links.overhead(rank, busy_until, overhead_s);
                 if busy_until < dies_s {
-                    let (left, reach) = self.links.leave(rank, peer, message.bytes(), busy_until);
-                    sent = sent.max(left);
-                    self.travel(rank, peer, reach);
+                    sent = sent.max(self.send(strand, message, busy_until));
                 }
             } else {
-                self.expect(peer, rank);
+                self.expect(peer, strand);
             }
         }
-        self.ranks[index].sent_s = (busy_until, sent);
-        if self.ranks[index].missing == 0 {
-            self.end_round(rank);
-        }
+        let sent_s = &mut self.strands[strand].sent_s;
+        // What has arrived already may have been waited for.
+        *sent_s = (busy_until, sent_s.1.max(sent));
+        self.one_less(strand);
     }
 
-    /// The current round of `to` has a receive from `from`.
-    fn expect(&mut self, from: u32, to: u32) {
+    /// Sends a message at `now`; returns until when the round has to wait for its leaving.
+    fn send(&mut self, strand: usize, message: ProgramMessage, now: f64) -> f64 {
+        let (rank, to) = (self.program.rank(strand), message.peer());
+        let (left, reach) = self.links.leave(rank, to, message.bytes(), now);
+        let waits = message.bytes() >= self.links.cluster().rendezvous_bytes_min as f64;
+        let awaited = match (waits, message.is_free(), message.is_late()) {
+            (_, true, _) | (false, ..) => Awaited::Nobody,
+            (true, false, true) => Awaited::End,
+            (true, false, false) => Awaited::Round,
+        };
+        if message.is_late() && !message.is_free() {
+            self.ends_by(rank, left);
+        }
+        self.strands[strand].missing += u32::from(awaited == Awaited::Round);
+        let channel = self.program.channel(strand, true);
+        self.travel(Letter { to, sender: strand as u32, channel, awaited }, reach);
+        if message.is_late() { now } else { left }
+    }
+
+    fn ends_by(&mut self, rank: u32, at_s: f64) {
+        let end_s = &mut self.ends_s[rank as usize];
+        *end_s = end_s.max(at_s);
+    }
+
+    /// The current round of a strand has a receive from `from`.
+    fn expect(&mut self, from: u32, strand: usize) {
+        let to = self.program.rank(strand);
         let overhead_s = self.links.overhead_s(from, to);
-        let state = &mut self.ranks[to as usize];
-        match self.pairs.entry(pair_key(from, to)) {
+        let state = &mut self.strands[strand];
+        match self.pairs.entry(pair_key(from, to, self.program.channel(strand, false))) {
             Entry::Occupied(mut entry) => match entry.get_mut() {
                 Pair::Arrivals(arrivals) => {
                     let arrival = arrivals.pop_front().expect("empty pairs are removed");
@@ -203,63 +269,85 @@ impl EventRun<'_, '_> {
                     }
                     state.arrived.push((arrival, overhead_s));
                 }
-                Pair::Waiting(count) => {
+                Pair::Waiting { count, .. } => {
                     *count += 1;
                     state.missing += 1;
                 }
             },
             Entry::Vacant(entry) => {
-                entry.insert(Pair::Waiting(1));
+                entry.insert(Pair::Waiting { strand: strand as u32, count: 1 });
                 state.missing += 1;
             }
         }
     }
 
-    fn travel(&mut self, from: u32, to: u32, reach: Reach) {
+    fn travel(&mut self, letter: Letter, reach: Reach) {
         match reach {
-            Reach::Flying(flight) => self.at(flight.first_s, Event::ReachLink(flight)),
-            Reach::Arrived(at_s) => self.arrive(from, to, at_s),
+            Reach::Flying(flight) => self.at(flight.first_s, Event::ReachLink(flight, letter)),
+            Reach::Arrived(at_s) => self.arrive(letter, at_s),
         }
     }
 
     /// The receive that takes a message has it from `arrival` on.
-    fn arrive(&mut self, from: u32, to: u32, arrival: f64) {
-        match self.pairs.entry(pair_key(from, to)) {
+    fn arrive(&mut self, letter: Letter, arrival: f64) {
+        let from = self.program.rank(letter.sender as usize);
+        match letter.awaited {
+            Awaited::Nobody => {}
+            Awaited::End => self.ends_by(from, arrival),
+            Awaited::Round => {
+                let sender = &mut self.strands[letter.sender as usize];
+                sender.sent_s.1 = sender.sent_s.1.max(arrival);
+                self.one_less(letter.sender as usize);
+            }
+        }
+        let strand = match self.pairs.entry(pair_key(from, letter.to, letter.channel)) {
             Entry::Occupied(mut entry) => match entry.get_mut() {
                 Pair::Arrivals(arrivals) => return arrivals.push_back(arrival),
-                Pair::Waiting(1) => drop(entry.remove()),
-                Pair::Waiting(count) => *count -= 1,
+                Pair::Waiting { strand, count: 1 } => {
+                    let strand = *strand;
+                    entry.remove();
+                    strand
+                }
+                Pair::Waiting { strand, count } => {
+                    *count -= 1;
+                    *strand
+                }
             },
             Entry::Vacant(entry) => {
                 entry.insert(Pair::Arrivals(VecDeque::from([arrival])));
                 return;
             }
-        }
-        let overhead_s = self.links.overhead_s(from, to);
-        let state = &mut self.ranks[to as usize];
-        state.arrived.push((arrival, overhead_s));
-        state.missing -= 1;
-        if state.missing == 0 {
-            self.end_round(to);
+        };
+        let overhead_s = self.links.overhead_s(from, letter.to);
+        self.strands[strand as usize].arrived.push((arrival, overhead_s));
+        self.one_less(strand as usize);
+    }
+
+    /// The round of a strand waits for one message less.
+    fn one_less(&mut self, strand: usize) {
+        self.strands[strand].missing -= 1;
+        if self.strands[strand].missing == 0 {
+            self.end_round(strand);
         }
     }
 
-    /// All messages of the rank's round are accounted for: takes them in the order of arrival, then does the local
+    /// All messages of the strand's round are accounted for: takes them in the order of arrival, then does the local
     /// work.
-    fn end_round(&mut self, rank: u32) {
-        let state = &mut self.ranks[rank as usize];
+    fn end_round(&mut self, strand: usize) {
+        let rank = self.program.rank(strand);
+        let state = &mut self.strands[strand];
         let round = state.round as usize;
         let mut arrived = std::mem::take(&mut state.arrived);
         arrived.sort_by(|a, b| a.0.total_cmp(&b.0));
-        let (mut now, sent) = state.sent_s;
+        let (mut now, sent) = std::mem::take(&mut state.sent_s);
         state.round += 1;
         for &(arrival, overhead_s) in &arrived {
             now = self.links.overhead(rank, now.max(arrival), overhead_s);
         }
         arrived.clear();
-        self.ranks[rank as usize].arrived = arrived;
-        let local_s = self.program.local_s(rank as usize, round);
+        self.strands[strand].arrived = arrived;
+        let local_s = self.program.local_s(strand, round);
         now = self.links.compute(now.max(sent), local_s);
-        self.at(now, Event::BeginRound(rank));
+        self.at(now, Event::BeginRound(strand as u32));
     }
 }

@@ -31,7 +31,7 @@ mod workload;
 
 pub use cluster::{BadCluster, Cluster, Failure, Jitter, SlowHost};
 pub use control::ControlRates;
-pub use cost::{RunCost, cost};
+pub use cost::{RunCost, cost, rank_ends_s};
 pub use links::{Busy, Traffic};
 pub use network::{SimNetwork, SimOptions, SimTransport};
 pub use random::{SplitMix64, share_of_seeds};

@@ -3,11 +3,16 @@
 //! A schedule names buffers and places in them, which cost nothing; without these a message takes 16 bytes, so that the
 //! schedules of 16,384 workers fit into memory side by side.
 
-use tidemill_collective::schedule::{LocalStep, Schedule, ScheduleMessage};
+use tidemill_collective::schedule::{BufferId, LocalStep, Round, Schedule, ScheduleMessage};
 use tidemill_collective::tuner::CostModel;
 
 /// Set in `peer` of a message that is sent.
 const SENT: u32 = 1 << 31;
+/// Of one that is sent, and that its round does not wait for.
+const LATE: u32 = 1 << 30;
+/// Of one that nobody waits for.
+const FREE: u32 = 1 << 29;
+const FLAGS: u32 = SENT | LATE | FREE;
 
 /// A message of a round.
 #[derive(Clone, Copy)]
@@ -31,7 +36,17 @@ impl ProgramMessage {
     }
 
     pub(crate) fn peer(self) -> u32 {
-        self.peer & !SENT
+        self.peer & !FLAGS
+    }
+
+    /// Whether its round does not wait for it.
+    pub(crate) fn is_late(self) -> bool {
+        self.peer & (LATE | FREE) != 0
+    }
+
+    /// Whether the end does not wait for it either.
+    pub(crate) fn is_free(self) -> bool {
+        self.peer & FREE != 0
     }
 
     pub(crate) fn bytes(self) -> f64 {
@@ -45,13 +60,22 @@ struct ProgramRound {
     local_s: f64,
 }
 
-/// Rounds of rank 0, then of rank 1, ...
+#[derive(Clone, Copy)]
+struct ProgramStrand {
+    rank: u32,
+    rounds_end: usize,
+    send_channel: u32,
+    recv_channel: u32,
+}
+
+/// Strands of rank 0, then of rank 1, ...; each rank has at least one.
 #[derive(Default)]
 pub(crate) struct Program {
     messages: Vec<ProgramMessage>,
     rounds: Vec<ProgramRound>,
-    /// The end of each rank's rounds.
-    rounds_end: Vec<usize>,
+    strands: Vec<ProgramStrand>,
+    /// The end of each rank's strands.
+    strands_end: Vec<usize>,
 }
 
 impl Program {
@@ -63,22 +87,38 @@ impl Program {
 
     /// Adds the schedule of the next rank.
     pub(crate) fn push(&mut self, schedule: &Schedule, item_bytes: usize, model: &CostModel) {
-        let item_bytes = item_bytes as f64;
+        for strand in &schedule.strands {
+            strand.rounds.iter().for_each(|round| self.push_round(round, item_bytes as f64, model));
+            self.end_strand(strand.send_channel, strand.recv_channel);
+        }
+        if schedule.strands.is_empty() {
+            self.end_strand(0, 0);
+        }
+        self.strands_end.push(self.strands.len());
+    }
+
+    fn push_round(&mut self, round: &Round, item_bytes: f64, model: &CostModel) {
         let seconds = |local: &LocalStep| match local {
             LocalStep::Copy { into, .. } => into.len as f64 * item_bytes * model.copy_per_byte_s,
             LocalStep::ReduceLeft { into, .. } | LocalStep::ReduceRight { into, .. } => {
                 into.len as f64 * item_bytes * model.reduce_per_byte_s
             }
         };
-        for round in &schedule.rounds {
-            self.messages.extend(round.messages.iter().map(|message| match *message {
-                ScheduleMessage::Send { to, range } => ProgramMessage::sent(to, range.len as f64 * item_bytes),
-                ScheduleMessage::Recv { from, range } => ProgramMessage::received(from, range.len as f64 * item_bytes),
-            }));
-            let local_s = round.local.iter().map(seconds).sum();
-            self.rounds.push(ProgramRound { messages_end: self.messages.len(), local_s });
-        }
-        self.rounds_end.push(self.rounds.len());
+        self.messages.extend(round.messages.iter().map(|message| match *message {
+            ScheduleMessage::Send { to, range } => ProgramMessage::sent(to, range.len as f64 * item_bytes),
+            ScheduleMessage::LateSend { to, range } => {
+                let flag = if range.buffer == BufferId::Scratch { FREE } else { LATE };
+                ProgramMessage::sent(to | flag, range.len as f64 * item_bytes)
+            }
+            ScheduleMessage::Recv { from, range } => ProgramMessage::received(from, range.len as f64 * item_bytes),
+        }));
+        let local_s = round.local.iter().map(seconds).sum();
+        self.rounds.push(ProgramRound { messages_end: self.messages.len(), local_s });
+    }
+
+    fn end_strand(&mut self, send_channel: u32, recv_channel: u32) {
+        let rank = self.strands_end.len() as u32;
+        self.strands.push(ProgramStrand { rank, rounds_end: self.rounds.len(), send_channel, recv_channel });
     }
 
     /// Adds the rounds of the next rank: messages, and the seconds of work that end them.
@@ -87,28 +127,26 @@ impl Program {
             self.messages.extend(messages);
             self.rounds.push(ProgramRound { messages_end: self.messages.len(), local_s });
         }
-        self.rounds_end.push(self.rounds.len());
+        self.end_strand(0, 0);
+        self.strands_end.push(self.strands.len());
     }
 
     /// Adds ranks up to `size` that do what rank 0, the only one so far, does, each as seen from its own place around
     /// the circle.
     pub(crate) fn rotate(&mut self, size: u32) {
+        assert_eq!(self.strands.len(), 1, "only a rank of one strand is rotated");
         let (messages, rounds) = (self.messages.clone(), self.rounds.clone());
         for rank in 1..size {
             let start = self.messages.len();
             self.messages.extend(messages.iter().map(|message| ProgramMessage {
-                peer: ((message.peer() + rank) % size) | (message.peer & SENT),
+                peer: ((message.peer() + rank) % size) | (message.peer & FLAGS),
                 bytes: message.bytes,
             }));
             let ends = |round: &ProgramRound| ProgramRound { messages_end: start + round.messages_end, ..*round };
             self.rounds.extend(rounds.iter().map(ends));
-            self.rounds_end.push(self.rounds.len());
+            self.end_strand(self.strands[0].send_channel, self.strands[0].recv_channel);
+            self.strands_end.push(self.strands.len());
         }
-    }
-
-    /// Number of workers.
-    pub(crate) fn size(&self) -> usize {
-        self.rounds_end.len()
     }
 
     /// Messages of all workers, sent and received.
@@ -116,24 +154,44 @@ impl Program {
         self.messages.len()
     }
 
-    /// Number of rounds of `rank`.
-    pub(crate) fn rounds(&self, rank: usize) -> usize {
-        self.rounds_end[rank] - self.first_round(rank)
+    /// The strands of `rank`, among those of all.
+    pub(crate) fn strands(&self, rank: usize) -> std::ops::Range<usize> {
+        if rank == 0 { 0..self.strands_end[0] } else { self.strands_end[rank - 1]..self.strands_end[rank] }
     }
 
-    pub(crate) fn messages(&self, rank: usize, round: usize) -> &[ProgramMessage] {
-        let at = self.first_round(rank) + round;
+    /// Number of strands of all ranks.
+    pub(crate) fn strand_count(&self) -> usize {
+        self.strands.len()
+    }
+
+    /// Whose strand it is.
+    pub(crate) fn rank(&self, strand: usize) -> u32 {
+        self.strands[strand].rank
+    }
+
+    /// The channel of the strand's sends, or of its receives.
+    pub(crate) fn channel(&self, strand: usize, sends: bool) -> u32 {
+        if sends { self.strands[strand].send_channel } else { self.strands[strand].recv_channel }
+    }
+
+    /// Number of rounds of `strand`.
+    pub(crate) fn rounds(&self, strand: usize) -> usize {
+        self.strands[strand].rounds_end - self.first_round(strand)
+    }
+
+    pub(crate) fn messages(&self, strand: usize, round: usize) -> &[ProgramMessage] {
+        let at = self.first_round(strand) + round;
         let start = if at == 0 { 0 } else { self.rounds[at - 1].messages_end };
         &self.messages[start..self.rounds[at].messages_end]
     }
 
     /// Seconds of the work that ends the round.
-    pub(crate) fn local_s(&self, rank: usize, round: usize) -> f64 {
-        self.rounds[self.first_round(rank) + round].local_s
+    pub(crate) fn local_s(&self, strand: usize, round: usize) -> f64 {
+        self.rounds[self.first_round(strand) + round].local_s
     }
 
-    fn first_round(&self, rank: usize) -> usize {
-        if rank == 0 { 0 } else { self.rounds_end[rank - 1] }
+    fn first_round(&self, strand: usize) -> usize {
+        if strand == 0 { 0 } else { self.strands[strand - 1].rounds_end }
     }
 }
 

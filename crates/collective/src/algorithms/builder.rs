@@ -1,7 +1,7 @@
 //! Puts a schedule together, round by round.
 
 use super::ScheduleParams;
-use crate::schedule::{BufferId, BufferRange, LocalStep, Round, Schedule, ScheduleMessage};
+use crate::schedule::{BufferId, BufferRange, LocalStep, Round, Schedule, ScheduleMessage, Strand};
 
 /// Collects messages and local work of the current round; empty rounds vanish.
 ///
@@ -9,6 +9,7 @@ use crate::schedule::{BufferId, BufferRange, LocalStep, Round, Schedule, Schedul
 /// inside sees a smaller communicator.
 pub(crate) struct ScheduleBuilder {
     schedule: Schedule,
+    strand: Strand,
     round: Round,
     /// Rank of the communicator for each rank the algorithm knows; empty: the same.
     members: Vec<u32>,
@@ -22,6 +23,7 @@ impl ScheduleBuilder {
     pub(crate) fn new() -> Self {
         ScheduleBuilder {
             schedule: Schedule::default(),
+            strand: Strand::default(),
             round: Round::default(),
             members: Vec::new(),
             send_is_recv: false,
@@ -36,6 +38,12 @@ impl ScheduleBuilder {
 
     pub(crate) fn send(&mut self, to: u32, range: BufferRange) {
         let message = ScheduleMessage::Send { to: self.member(to), range: self.place(range) };
+        self.round.messages.push(message);
+    }
+
+    /// A send that its round does not wait for; see [`ScheduleMessage::LateSend`].
+    pub(crate) fn send_late(&mut self, to: u32, range: BufferRange) {
+        let message = ScheduleMessage::LateSend { to: self.member(to), range: self.place(range) };
         self.round.messages.push(message);
     }
 
@@ -76,8 +84,17 @@ impl ScheduleBuilder {
     /// Ends the round: what follows waits for its messages and comes after its local work.
     pub(crate) fn next_round(&mut self) {
         if !self.round.messages.is_empty() || !self.round.local.is_empty() {
-            self.schedule.rounds.push(std::mem::take(&mut self.round));
+            self.strand.rounds.push(std::mem::take(&mut self.round));
         }
+    }
+
+    /// Ends the strand: what follows is the next one, and waits for nothing before it.
+    pub(crate) fn next_strand(&mut self, recv_channel: u32, send_channel: u32) {
+        self.next_round();
+        if !self.strand.rounds.is_empty() {
+            self.schedule.strands.push(std::mem::take(&mut self.strand));
+        }
+        (self.strand.recv_channel, self.strand.send_channel) = (recv_channel, send_channel);
     }
 
     /// `len` elements of scratch that nothing else uses.
@@ -99,7 +116,7 @@ impl ScheduleBuilder {
     }
 
     pub(crate) fn finish(mut self) -> Schedule {
-        self.next_round();
+        self.next_strand(0, 0);
         self.schedule
     }
 
@@ -152,9 +169,12 @@ pub(crate) fn stage_send(mut schedule: Schedule, send_len: usize) -> Schedule {
             *range = BufferRange { buffer: BufferId::Scratch, start: base + range.start, len: range.len };
         }
     };
-    for round in &mut schedule.rounds {
+    assert!(schedule.strands.len() <= 1, "what several strands send is not staged");
+    for round in schedule.strands.iter_mut().flat_map(|strand| &mut strand.rounds) {
         for message in &mut round.messages {
-            let (ScheduleMessage::Send { range, .. } | ScheduleMessage::Recv { range, .. }) = message;
+            let (ScheduleMessage::Send { range, .. }
+            | ScheduleMessage::LateSend { range, .. }
+            | ScheduleMessage::Recv { range, .. }) = message;
             stage(range);
         }
         for local in &mut round.local {
@@ -167,7 +187,10 @@ pub(crate) fn stage_send(mut schedule: Schedule, send_len: usize) -> Schedule {
     let from = BufferRange { buffer: BufferId::Send, start: 0, len: send_len };
     let into = BufferRange { buffer: BufferId::Scratch, start: base, len: send_len };
     let copy = Round { messages: Vec::new(), local: vec![LocalStep::Copy { from, into }] };
-    schedule.rounds.insert(0, copy);
+    if schedule.strands.is_empty() {
+        schedule.strands.push(Strand::default());
+    }
+    schedule.strands[0].rounds.insert(0, copy);
     schedule.scratch_len += send_len;
     schedule
 }

@@ -3,7 +3,7 @@
 use super::builder::ScheduleBuilder;
 use super::tree::HostGroups;
 use super::{Algorithm, Collective, ScheduleParams};
-use super::{bruck, dissemination, gather_scatter, halving_doubling, linear, pairwise, recursive_doubling};
+use super::{bruck, dissemination, gather_scatter, halving_doubling, linear, overlay, pairwise, recursive_doubling};
 use super::{recursive_halving, ring, scan, scatter_allgather, tree, two_level};
 
 /// What one algorithm promises for one collective.
@@ -28,6 +28,10 @@ const fn entry(algorithm: Algorithm, in_order: bool, repeatable: bool, chunked: 
 const fn moves(algorithm: Algorithm) -> AlgorithmEntry {
     entry(algorithm, true, true, false)
 }
+
+/// What [`Algorithm::Overlay`] promises. It is not in the list of what is supported: without trees it cannot run, and
+/// nobody knows better than who gave them whether it is to.
+const OVERLAY: AlgorithmEntry = entry(Algorithm::Overlay, false, false, true);
 
 /// The algorithms that can run `collective`, simplest first.
 pub fn supported(collective: Collective) -> &'static [AlgorithmEntry] {
@@ -106,9 +110,18 @@ pub fn supported(collective: Collective) -> &'static [AlgorithmEntry] {
 
 /// Why `algorithm` cannot run the collective as `p` asks, if so.
 pub(crate) fn obstacle(collective: Collective, algorithm: Algorithm, p: &ScheduleParams) -> Option<&'static str> {
-    let Some(entry) = supported(collective).iter().find(|entry| entry.algorithm == algorithm) else {
+    let along_overlay = (collective, algorithm) == (Collective::Allreduce, Algorithm::Overlay);
+    let mut entries = supported(collective).iter().chain(along_overlay.then_some(&OVERLAY));
+    let Some(entry) = entries.find(|entry| entry.algorithm == algorithm) else {
         return Some("there is no such schedule");
     };
+    match p.overlay {
+        None if along_overlay => return Some("it needs an overlay: set one with `set_overlay`"),
+        Some(overlay) if along_overlay && overlay.size() != p.size => {
+            return Some("its overlay is for another number of ranks");
+        }
+        _ => {}
+    }
     if p.repeatable && !entry.repeatable {
         return Some("it does not combine in canonical order, which `repeatable` requires");
     }
@@ -149,6 +162,7 @@ pub(crate) fn build(collective: Collective, algorithm: Algorithm, p: &SchedulePa
         (C::Allreduce, A::HalvingDoubling) => halving_doubling::allreduce(b, p),
         (C::Allreduce, A::Ring) => ring::allreduce(b, p),
         (C::Allreduce, A::TwoLevel) => two_level::allreduce(b, p),
+        (C::Allreduce, A::Overlay) => overlay::allreduce(b, p, p.overlay.expect("`obstacle` asks for one")),
         (C::Gather | C::Gatherv, A::Flat) => gather_scatter::gather_flat(b, p),
         (C::Gather, A::Binomial) => gather_scatter::gather_binomial(b, p),
         (C::Scatter | C::Scatterv, A::Flat) => gather_scatter::scatter_flat(b, p),

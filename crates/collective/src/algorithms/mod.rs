@@ -23,6 +23,7 @@
 //! | `linear`             | allreduce, allgather(v), alltoall(v), reduce_scatter(_block), scan, exscan | 1 | n; allreduce, scan n(P - 1) | yes | yes |
 //! | `dissemination`      | barrier                               | lg P          | 0                   | -        | -          |
 //! | `gather_scatter`: `flat`, `binomial` | gather(v), scatter(v) | 1, lg P     | n                   | -        | -          |
+//! | `overlay`            | allreduce, along given trees          | depths + m    | n a parent, n a child | no     | no         |
 //! | `scan`: `chain`, `recursive_doubling` | scan, exscan         | P + m, lg P   | n, n lg P           | yes      | chain      |
 
 mod accumulator;
@@ -34,6 +35,7 @@ mod gather_scatter;
 mod groups;
 mod halving_doubling;
 mod linear;
+mod overlay;
 mod packed;
 mod pairwise;
 mod params;

@@ -3,6 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
+use crate::overlay::Overlay;
 use crate::schedule::{BufferId, BufferRange};
 
 macro_rules! named_enum {
@@ -140,6 +141,8 @@ named_enum! {
         SharedMemory = "shared_memory",
         /// Straight out of the peers' memory; else the same.
         SingleCopy = "single_copy",
+        /// Along the trees of the communicator's overlay. Never chosen: only where it is asked for.
+        Overlay = "overlay",
     }
 }
 
@@ -191,6 +194,8 @@ pub struct ScheduleParams<'a> {
     pub repeatable: bool,
     /// Whether `Send` is a part of `Recv`; see [`Collective`]. For rooted collectives meant at the root only.
     pub in_place: bool,
+    /// The trees of [`Algorithm::Overlay`].
+    pub overlay: Option<&'a Overlay>,
 }
 
 impl<'a> ScheduleParams<'a> {
@@ -208,6 +213,7 @@ impl<'a> ScheduleParams<'a> {
             commutative: true,
             repeatable: false,
             in_place: false,
+            overlay: None,
         }
     }
 

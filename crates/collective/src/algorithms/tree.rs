@@ -50,6 +50,13 @@ impl RankTree {
         tree.renamed(|position| ((u64::from(position) + u64::from(top)) % u64::from(p.size)) as u32)
     }
 
+    /// The neighbours of `rank` in the tree in which everybody has this parent.
+    pub(crate) fn from_parents(parents: &[Option<u32>], rank: u32) -> RankTree {
+        let children =
+            (0..).zip(parents).filter(|(_, parent)| **parent == Some(rank)).map(|(child, _)| child).collect();
+        RankTree { parent: parents[rank as usize], children }
+    }
+
     fn renamed(self, name: impl Fn(u32) -> u32) -> RankTree {
         RankTree { parent: self.parent.map(&name), children: self.children.into_iter().map(name).collect() }
     }
@@ -157,7 +164,8 @@ pub(crate) fn bcast(b: &mut ScheduleBuilder, shape: Algorithm, p: &ScheduleParam
     let RankTree { parent, children } = RankTree::new(shape, p, p.root);
     let chunks = data.chunks(p.chunk);
     // Ends of the tree have nothing to wait for between chunks: all of them are posted at once. A node in between
-    // receives a chunk while it passes the one before on, to the largest subtree first.
+    // receives a chunk while it passes the one before on, to the largest subtree first; it does not wait for that, or
+    // one slow leaf would hold up all others below its parent.
     let mut previous = None;
     for chunk in chunks {
         if let Some(parent) = parent {
@@ -165,8 +173,10 @@ pub(crate) fn bcast(b: &mut ScheduleBuilder, shape: Algorithm, p: &ScheduleParam
         }
         let ready = if parent.is_some() { previous.replace(chunk) } else { Some(chunk) };
         for &child in children.iter().rev() {
-            if let Some(ready) = ready {
-                b.send(child, ready);
+            match (ready, parent) {
+                (Some(ready), Some(_)) => b.send_late(child, ready),
+                (Some(ready), None) => b.send(child, ready),
+                (None, _) => {}
             }
         }
         if parent.is_some() && !children.is_empty() {

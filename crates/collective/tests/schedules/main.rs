@@ -1,7 +1,9 @@
 //! Every collective x algorithm x 1 to 17 ranks x root x length against a sequential oracle. Schedules are pure, so all
 //! ranks run in one thread, with messages delivered in random order. A failure prints the case, which holds its seed.
 
+mod any_overlay;
 mod oracle;
+mod overlays;
 mod repeatable;
 mod runner;
 

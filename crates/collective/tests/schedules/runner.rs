@@ -1,12 +1,13 @@
 //! Runs the schedules of all ranks in one thread: a message queue per pair, rounds started and messages delivered in a
 //! seeded random order. Sends are, at random, eager (the data leaves at once) or synchronous (it is read when the
-//! receiver takes it, and only then is the send complete), so that a schedule that needs one or the other shows.
+//! receiver takes it, and only then is the send complete), so that a schedule that needs one or the other shows. While
+//! a synchronous message waits, nobody may write what it reads: that is what late sends are held to.
 //!
 //! Elements are `u64`s; what they mean is up to the operation.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 
-use tidemill_collective::schedule::{BufferId, BufferRange, LocalStep, Schedule, ScheduleMessage};
+use tidemill_collective::schedule::{BufferId, BufferRange, LocalStep, Round, Schedule, ScheduleMessage};
 
 /// What an element holds that nobody has written.
 pub const POISON: u64 = 0xdead_beef_dead_beef;
@@ -108,9 +109,9 @@ fn overlap(a: BufferRange, b: BufferRange) -> bool {
 
 /// Checks the invariants of `schedule.rs` on the schedules of all ranks.
 pub fn check(schedules: &[Schedule], memory: &[Memory]) {
-    let size = schedules.len();
-    let mut sends = vec![vec![Vec::new(); size]; size];
-    let mut recvs = vec![vec![Vec::new(); size]; size];
+    // Lengths by sender, receiver and channel.
+    let mut sends: BTreeMap<(usize, usize, u32), Vec<usize>> = BTreeMap::new();
+    let mut recvs = sends.clone();
     for (rank, schedule) in schedules.iter().enumerate() {
         let m = &memory[rank];
         let inside = |range: BufferRange| {
@@ -118,20 +119,21 @@ pub fn check(schedules: &[Schedule], memory: &[Memory]) {
             let len = if range.buffer == BufferId::Scratch { schedule.scratch_len } else { m.len_of(range.buffer) };
             assert!(range.start + range.len <= len, "rank {rank}: {range:?} outside its buffer of {len}");
         };
-        for (i, round) in schedule.rounds.iter().enumerate() {
+        let strands = schedule.strands.iter();
+        for (strand, i, round) in strands.flat_map(|s| s.rounds.iter().enumerate().map(move |(i, r)| (s, i, r))) {
             let (mut reads, mut writes) = (Vec::new(), Vec::new());
             for message in &round.messages {
                 match *message {
-                    ScheduleMessage::Send { to, range } => {
+                    ScheduleMessage::Send { to, range } | ScheduleMessage::LateSend { to, range } => {
                         inside(range);
                         assert!(to as usize != rank, "rank {rank} sends to itself");
-                        sends[rank][to as usize].push(range.len);
+                        sends.entry((rank, to as usize, strand.send_channel)).or_default().push(range.len);
                         reads.push(m.resolve(range));
                     }
                     ScheduleMessage::Recv { from, range } => {
                         inside(range);
                         assert!(range.buffer != BufferId::Send, "rank {rank} receives into Send");
-                        recvs[from as usize][rank].push(range.len);
+                        recvs.entry((from as usize, rank, strand.recv_channel)).or_default().push(range.len);
                         writes.push(m.resolve(range));
                     }
                 }
@@ -154,110 +156,184 @@ pub fn check(schedules: &[Schedule], memory: &[Memory]) {
             }
         }
     }
-    assert_eq!(sends, recvs, "lengths of sends and receives, by sender, receiver and order");
+    assert_eq!(sends, recvs, "lengths of sends and receives, by sender, receiver, channel and order");
 }
 
 /// A message on its way: read at once, or when it is taken.
 enum Outgoing {
     Eager(Vec<u64>),
-    Synchronous(BufferRange),
+    Synchronous { range: BufferRange, late: bool, strand: usize },
+}
+
+/// Between two ranks on a channel: sent and not taken, and receives (with their strand) without a message.
+#[derive(Default)]
+struct Pair {
+    outgoing: VecDeque<Outgoing>,
+    expected: VecDeque<(BufferRange, usize)>,
+}
+
+#[derive(Clone, Default)]
+struct StrandState {
+    round: usize,
+    waiting: usize,
+}
+
+/// All ranks under way.
+struct Run<'a> {
+    schedules: &'a [Schedule],
+    memory: &'a mut [Memory],
+    op: &'a dyn Fn(u64, u64) -> u64,
+    strands: Vec<Vec<StrandState>>,
+    /// By sender, receiver and channel.
+    pairs: BTreeMap<(usize, usize, u32), Pair>,
+    /// What synchronous messages that nobody has taken read, by rank.
+    in_use: Vec<Vec<BufferRange>>,
+    /// Rank and strand.
+    ready: Vec<(usize, usize)>,
+    /// Pairs that may have a message to deliver.
+    deliverable: Vec<(usize, usize, u32)>,
 }
 
 /// Runs all schedules to the end. `op(left, right)` combines elements.
 ///
 /// # Panics
-/// When the schedules cannot finish.
+/// When the schedules cannot finish, or write what a message still reads.
 pub fn run(schedules: &[Schedule], memory: &mut [Memory], op: &dyn Fn(u64, u64) -> u64, random: &mut Random) {
-    let size = schedules.len();
     for (m, schedule) in memory.iter_mut().zip(schedules) {
         m.scratch = vec![POISON; schedule.scratch_len];
     }
-    let mut outgoing: Vec<VecDeque<Outgoing>> = (0..size * size).map(|_| VecDeque::new()).collect();
-    let mut expected: Vec<VecDeque<BufferRange>> = (0..size * size).map(|_| VecDeque::new()).collect();
-    let mut round = vec![0; size];
-    let mut waiting = vec![0usize; size];
-    let mut ready: Vec<usize> = (0..size).collect();
-    // Pairs (sender * size + receiver) that may have a message to deliver.
-    let mut deliverable: Vec<usize> = Vec::new();
+    let of_rank = |(rank, schedule): (usize, &Schedule)| (0..schedule.strands.len()).map(move |strand| (rank, strand));
+    let mut run = Run {
+        schedules,
+        memory,
+        op,
+        strands: schedules.iter().map(|s| vec![StrandState::default(); s.strands.len()]).collect(),
+        pairs: BTreeMap::new(),
+        in_use: vec![Vec::new(); schedules.len()],
+        ready: schedules.iter().enumerate().flat_map(of_rank).collect(),
+        deliverable: Vec::new(),
+    };
     loop {
-        let choices = ready.len() + deliverable.len();
+        let choices = run.ready.len() + run.deliverable.len();
         if choices == 0 {
             break;
         }
         let choice = random.below(choices);
-        if let Some(&rank) = ready.get(choice) {
-            let Some(current) = schedules[rank].rounds.get(round[rank]) else {
-                ready.swap_remove(choice);
-                continue;
-            };
-            let eager_bits = random.next();
-            for (i, message) in current.messages.iter().enumerate() {
-                match *message {
-                    ScheduleMessage::Send { to, range } => {
-                        let pair = rank * size + to as usize;
-                        if eager_bits >> (i % 64) & 1 == 0 {
-                            outgoing[pair].push_back(Outgoing::Eager(memory[rank].read(range)));
-                        } else {
-                            outgoing[pair].push_back(Outgoing::Synchronous(range));
-                            waiting[rank] += 1;
-                        }
-                        deliverable.push(pair);
-                    }
-                    ScheduleMessage::Recv { from, range } => {
-                        let pair = from as usize * size + rank;
-                        expected[pair].push_back(range);
-                        waiting[rank] += 1;
-                        deliverable.push(pair);
-                    }
-                }
-            }
-            if waiting[rank] == 0 {
-                finish_round(&schedules[rank].rounds[round[rank]].local, &mut memory[rank], op);
-                round[rank] += 1;
-            } else {
-                ready.swap_remove(choice);
-            }
-            continue;
-        }
-        let pair = deliverable.swap_remove(choice - ready.len());
-        let (from, to) = (pair / size, pair % size);
-        if outgoing[pair].is_empty() || expected[pair].is_empty() {
-            continue;
-        }
-        let mut arrived = [Some(to), None];
-        let data = match outgoing[pair].pop_front().unwrap() {
-            Outgoing::Eager(data) => data,
-            Outgoing::Synchronous(range) => {
-                arrived[1] = Some(from);
-                memory[from].read(range)
-            }
-        };
-        memory[to].write(expected[pair].pop_front().unwrap(), &data);
-        for rank in arrived.into_iter().flatten() {
-            waiting[rank] -= 1;
-            if waiting[rank] == 0 {
-                finish_round(&schedules[rank].rounds[round[rank]].local, &mut memory[rank], op);
-                round[rank] += 1;
-                ready.push(rank);
-            }
+        if choice < run.ready.len() {
+            let (rank, strand) = run.ready.swap_remove(choice);
+            run.begin_round(rank, strand, random.next());
+        } else {
+            let pair = run.deliverable.swap_remove(choice - run.ready.len());
+            run.deliver(pair);
         }
     }
     for (rank, schedule) in schedules.iter().enumerate() {
-        assert_eq!(round[rank], schedule.rounds.len(), "deadlock: rank {rank} is stuck in this round");
+        for (strand, state) in schedule.strands.iter().zip(&run.strands[rank]) {
+            assert_eq!(state.round, strand.rounds.len(), "deadlock: rank {rank} is stuck in this round");
+        }
     }
 }
 
-fn finish_round(locals: &[LocalStep], memory: &mut Memory, op: &dyn Fn(u64, u64) -> u64) {
-    for local in locals {
-        let (LocalStep::Copy { from, into }
-        | LocalStep::ReduceLeft { from, into }
-        | LocalStep::ReduceRight { from, into }) = *local;
-        let (mut from, old) = (memory.read(from), memory.read(into));
-        match local {
-            LocalStep::Copy { .. } => {}
-            LocalStep::ReduceLeft { .. } => from.iter_mut().zip(&old).for_each(|(f, &o)| *f = op(*f, o)),
-            LocalStep::ReduceRight { .. } => from.iter_mut().zip(&old).for_each(|(f, &o)| *f = op(o, *f)),
-        }
-        memory.write(into, &from);
+impl Run<'_> {
+    fn round(&self, rank: usize, strand: usize) -> Option<&Round> {
+        self.schedules[rank].strands[strand].rounds.get(self.strands[rank][strand].round)
     }
+
+    fn begin_round(&mut self, rank: usize, strand: usize, eager_bits: u64) {
+        let Some(round) = self.round(rank, strand).cloned() else { return };
+        let (send_channel, recv_channel) = {
+            let strand = &self.schedules[rank].strands[strand];
+            (strand.send_channel, strand.recv_channel)
+        };
+        for (i, message) in round.messages.iter().enumerate() {
+            let late = matches!(message, ScheduleMessage::LateSend { .. });
+            let key = match *message {
+                ScheduleMessage::Send { to, range } | ScheduleMessage::LateSend { to, range } => {
+                    let key = (rank, to as usize, send_channel);
+                    let outgoing = if eager_bits >> (i % 64) & 1 == 0 {
+                        Outgoing::Eager(self.memory[rank].read(range))
+                    } else {
+                        self.strands[rank][strand].waiting += usize::from(!late);
+                        self.in_use[rank].push(self.memory[rank].resolve(range));
+                        Outgoing::Synchronous { range, late, strand }
+                    };
+                    self.pairs.entry(key).or_default().outgoing.push_back(outgoing);
+                    key
+                }
+                ScheduleMessage::Recv { from, range } => {
+                    let key = (from as usize, rank, recv_channel);
+                    self.strands[rank][strand].waiting += 1;
+                    self.pairs.entry(key).or_default().expected.push_back((range, strand));
+                    key
+                }
+            };
+            self.deliverable.push(key);
+        }
+        self.end_round(rank, strand);
+    }
+
+    fn deliver(&mut self, key: (usize, usize, u32)) {
+        let (from, to, _) = key;
+        let pair = self.pairs.get_mut(&key).unwrap();
+        if pair.outgoing.is_empty() || pair.expected.is_empty() {
+            return;
+        }
+        let (outgoing, (into, receiving)) = (pair.outgoing.pop_front().unwrap(), pair.expected.pop_front().unwrap());
+        let mut sending = None;
+        let data = match outgoing {
+            Outgoing::Eager(data) => data,
+            Outgoing::Synchronous { range, late, strand } => {
+                sending = (!late).then_some(strand);
+                let read = self.memory[from].resolve(range);
+                let at = self.in_use[from].iter().position(|&other| other == read).unwrap();
+                self.in_use[from].swap_remove(at);
+                self.memory[from].read(range)
+            }
+        };
+        self.write(to, into, &data);
+        self.strands[to][receiving].waiting -= 1;
+        self.end_round(to, receiving);
+        if let Some(strand) = sending {
+            self.strands[from][strand].waiting -= 1;
+            self.end_round(from, strand);
+        }
+    }
+
+    /// Ends the strand's round if it waits for nothing more.
+    fn end_round(&mut self, rank: usize, strand: usize) {
+        if self.strands[rank][strand].waiting > 0 {
+            return;
+        }
+        let locals = self.round(rank, strand).expect("a strand that waits is in a round").local.clone();
+        for local in locals {
+            if matches!(local, LocalStep::Copy { from, into } if self.memory[rank].resolve(from) == self.memory[rank].resolve(into))
+            {
+                continue;
+            }
+            let (into, data) = result_of(local, &self.memory[rank], self.op);
+            self.write(rank, into, &data);
+        }
+        self.strands[rank][strand].round += 1;
+        self.ready.push((rank, strand));
+    }
+
+    fn write(&mut self, rank: usize, range: BufferRange, data: &[u64]) {
+        let into = self.memory[rank].resolve(range);
+        let reader = self.in_use[rank].iter().find(|&&read| overlap(read, into));
+        assert!(reader.is_none(), "rank {rank} writes {into:?} while a message of {reader:?} waits");
+        self.memory[rank].write(range, data);
+    }
+}
+
+/// Where a step writes, and what.
+fn result_of(local: LocalStep, memory: &Memory, op: &dyn Fn(u64, u64) -> u64) -> (BufferRange, Vec<u64>) {
+    let (LocalStep::Copy { from, into } | LocalStep::ReduceLeft { from, into } | LocalStep::ReduceRight { from, into }) =
+        local;
+    let (mut from, old) = (memory.read(from), memory.read(into));
+    match local {
+        LocalStep::Copy { .. } => {}
+        LocalStep::ReduceLeft { .. } => from.iter_mut().zip(&old).for_each(|(f, &o)| *f = op(*f, o)),
+        LocalStep::ReduceRight { .. } => from.iter_mut().zip(&old).for_each(|(f, &o)| *f = op(o, *f)),
+    }
+    (into, from)
 }

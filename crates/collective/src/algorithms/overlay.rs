@@ -1,0 +1,133 @@
+//! Allreduce along the trees of an [`Overlay`], a slice at a time.
+//!
+//! The slices of a part climb its reduction tree, are complete at its root and go down its broadcast tree. Each part has
+//! [`STRANDS`] strands in each direction, which take its slices in turn: while one waits for a slice another has its own
+//! under way. No strand waits for another one, and none for its sends, so that a slow link delays only what has to go
+//! over it. At the root a slice goes down in the strand that has combined it.
+//!
+//! With m slices: depth up + depth down + m - 1 steps. Sent: n to each parent up and to each child down. Scratch: n at
+//! ranks that pass results on, so that these wait for nobody at their end, and a slice for each child and strand.
+//!
+//! A rank's part of a slice is still being sent up while the result comes down to the same place: that holds up nothing
+//! and breaks nothing, because there is no result before the contribution is with the parent.
+
+use super::ScheduleParams;
+use super::builder::ScheduleBuilder;
+use super::tree::RankTree;
+use crate::overlay::Overlay;
+use crate::schedule::{BufferId, BufferRange};
+
+/// Strands of a part in each direction: slices under way at once.
+const STRANDS: usize = 2;
+
+/// One part, as a rank sees it.
+struct PartView<'a> {
+    p: &'a ScheduleParams<'a>,
+    up: RankTree,
+    down: RankTree,
+    own: BufferRange,
+    result: BufferRange,
+    /// Where results lie that are passed on.
+    kept: Option<BufferRange>,
+}
+
+/// Allreduce along `overlay`.
+pub(crate) fn allreduce(b: &mut ScheduleBuilder, p: &ScheduleParams, overlay: &Overlay) {
+    for (index, (part, range)) in overlay.parts().iter().zip(overlay.ranges(p.count)).enumerate() {
+        if range.is_empty() {
+            continue;
+        }
+        let down = RankTree::from_parents(&part.broadcast, p.rank);
+        let view = PartView {
+            p,
+            up: RankTree::from_parents(&part.reduce, p.rank),
+            own: p.own().part(range.start, range.len()),
+            result: p.result().part(range.start, range.len()),
+            kept: (!down.children.is_empty()).then(|| b.scratch(range.len())),
+            down,
+        };
+        for strand in 0..STRANDS.min(view.own.chunks(p.chunk).len()) {
+            let up = 2 * (index * STRANDS + strand) as u32;
+            let down = up + 1;
+            if view.up.parent.is_none() {
+                b.next_strand(up, down);
+                view.reduce(b, strand);
+            } else {
+                b.next_strand(up, up);
+                view.reduce(b, strand);
+                b.next_strand(down, down);
+                view.broadcast(b, strand);
+            }
+        }
+    }
+}
+
+impl PartView<'_> {
+    /// First element and length of each slice of a strand.
+    fn slices(&self, strand: usize) -> impl Iterator<Item = (usize, usize)> + use<> {
+        let first = self.own.start;
+        self.own.chunks(self.p.chunk).skip(strand).step_by(STRANDS).map(move |slice| (slice.start - first, slice.len))
+    }
+
+    /// Combines the slices of a strand and passes them up; at the root, down.
+    fn reduce(&self, b: &mut ScheduleBuilder, strand: usize) {
+        let Some((&first_child, other_children)) = self.up.children.split_first() else {
+            let parent = self.up.parent.expect("a tree of several ranks has a rank below its root");
+            for (start, len) in self.slices(strand) {
+                b.send_late(parent, self.own.part(start, len));
+            }
+            return b.next_round();
+        };
+        let (into, receivers) = match (self.up.parent, self.kept) {
+            (Some(parent), _) => (self.result, std::slice::from_ref(&parent).to_vec()),
+            (None, Some(kept)) => (kept, self.down.children.clone()),
+            (None, None) => unreachable!("a root has somebody to pass results on to"),
+        };
+        let chunk = self.own.chunks(self.p.chunk).next().map_or(0, |slice| slice.len);
+        // Where our own contribution lies in the place of the result, the first child needs a place, too.
+        let overwrites_own = self.p.in_place && into.buffer == BufferId::Recv;
+        let first_place = overwrites_own.then(|| b.scratch(chunk));
+        let places: Vec<BufferRange> = other_children.iter().map(|_| b.scratch(chunk)).collect();
+        for (start, len) in self.slices(strand) {
+            let (own, sum) = (self.own.part(start, len), into.part(start, len));
+            let first = first_place.map_or(sum, |place| place.part(0, len));
+            b.recv(first_child, first);
+            for (&child, place) in other_children.iter().zip(&places) {
+                b.recv(child, place.part(0, len));
+            }
+            if overwrites_own {
+                b.reduce_right(first, sum);
+            } else {
+                b.reduce_left(own, sum);
+            }
+            for place in &places {
+                b.reduce_right(place.part(0, len), sum);
+            }
+            if self.up.parent.is_none() {
+                b.copy(sum, self.result.part(start, len));
+            }
+            b.next_round();
+            // Leaves with the next round, which already waits for the next slice.
+            receivers.iter().for_each(|&to| b.send_late(to, sum));
+        }
+        b.next_round();
+    }
+
+    /// Takes the results of a strand and passes them on.
+    fn broadcast(&self, b: &mut ScheduleBuilder, strand: usize) {
+        let parent = self.down.parent.expect("a rank below the root has a parent in both trees");
+        for (start, len) in self.slices(strand) {
+            let result = self.result.part(start, len);
+            let Some(kept) = self.kept else {
+                b.recv(parent, result);
+                continue;
+            };
+            let kept = kept.part(start, len);
+            b.recv(parent, kept);
+            b.copy(kept, result);
+            b.next_round();
+            self.down.children.iter().for_each(|&child| b.send_late(child, kept));
+        }
+        b.next_round();
+    }
+}
