@@ -2,6 +2,8 @@
 //! length, all ranks stepped in one thread, with frames late, overtaken, cut and out of credit as the seed says; and
 //! workers killed in the middle.
 
+#[path = "../../collective/tests/schedules/any_overlay.rs"]
+mod any_overlay;
 #[path = "../../collective/tests/schedules/oracle.rs"]
 mod oracle;
 #[path = "../../collective/tests/schedules/runner.rs"]
@@ -10,10 +12,11 @@ mod runner;
 
 use std::sync::Arc;
 
+use any_overlay::{any_overlay, stars};
 use oracle::{Case, compose, each_collective, is_rooted, reduces};
 use runner::{Alias, Memory};
 use tidemill_collective::algorithms::{AlgorithmEntry, schedule, supported};
-use tidemill_collective::{Collective, DType, ReduceOp, ScheduleExecution, UserOp};
+use tidemill_collective::{Algorithm, Collective, DType, ReduceOp, ScheduleExecution, ScheduleParams, UserOp};
 use tidemill_net::{Engine, Envelope, FaultRegistry, GroupId, MemoryRegion, NetError, Rank};
 use tidemill_sim::{SimNetwork, SimOptions, SplitMix64};
 
@@ -70,6 +73,10 @@ fn start(case: &Case) -> (SimNetwork, Vec<Worker>) {
             Ok(())
         })),
     };
+    let overlay = match case.seed % 3 {
+        0 => stars(case.size),
+        _ => any_overlay(case.size, &mut runner::Random(case.seed)),
+    };
     let ranks: Arc<[Rank]> = (0..case.size).map(Rank).collect();
     let worker = |(rank, transport)| {
         let rank = rank as u32;
@@ -78,7 +85,7 @@ fn start(case: &Case) -> (SimNetwork, Vec<Worker>) {
         let mut engine = Engine::new(Rank(rank), vec![Box::new(transport)], &routes, Arc::clone(&faults));
         engine.open_context(ENVELOPE.context);
         let (send_blocks, recv_blocks) = case.blocks(rank);
-        let params = case.params(rank, &send_blocks, &recv_blocks);
+        let params = ScheduleParams { overlay: Some(&overlay), ..case.params(rank, &send_blocks, &recv_blocks) };
         let schedule = Arc::new(schedule(case.collective, case.algorithm, &params).unwrap());
         let (mut memory, expected) = case.memory(rank, plain);
         let (send, recv) = buffers(&mut memory);
@@ -176,12 +183,21 @@ fn all_cases(collective: Collective) -> Vec<Case> {
     cases
 }
 
+/// Allreduce along an overlay of any shape, as the seed says.
+fn overlay_cases(seeds: std::ops::Range<u64>) -> impl Iterator<Item = Case> {
+    let entry = AlgorithmEntry { algorithm: Algorithm::Overlay, in_order: false, repeatable: false, chunked: true };
+    seeds.map(move |seed| {
+        let (size, count) = (1 + seed as u32 % 9, [0, 1, 7, 60, 700, 3000][seed as usize / 9 % 6]);
+        case(Collective::Allreduce, entry, size, 0, count, [0, 1 + count / 7, 100][seed as usize % 3], seed)
+    })
+}
+
 /// One root each, for tests that run a case in many ways.
 fn some_cases() -> impl Iterator<Item = Case> {
     let mut seed = 0;
     let combinations =
         Collective::ALL.iter().flat_map(|&collective| supported(collective).iter().map(move |e| (collective, *e)));
-    combinations.flat_map(move |(collective, entry)| {
+    let cases = combinations.flat_map(move |(collective, entry)| {
         let mut cases = Vec::new();
         for size in [1, 2, 3, 4, 5, 8, 11, RANKS_MAX] {
             for count in [0, 1, 7, 60, 700] {
@@ -193,7 +209,8 @@ fn some_cases() -> impl Iterator<Item = Case> {
             }
         }
         cases
-    })
+    });
+    cases.chain(overlay_cases(5000..5200))
 }
 
 fn exhaust(collective: Collective) {
@@ -202,6 +219,12 @@ fn exhaust(collective: Collective) {
 
 // A frame lost, doubled or matched wrongly between the executor and the wire, under any delay and lack of credit.
 each_collective!(exhaust);
+
+/// A slice that is taken for another one of another strand, or is gone when it is read: scratch is dropped with the call.
+#[test]
+fn overlays() {
+    overlay_cases(0..500).for_each(|case| verify(&case));
+}
 
 /// A worker dies at a random moment: everybody else must be told, or be done; a hang is what users fear most.
 #[test]

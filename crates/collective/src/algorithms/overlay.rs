@@ -33,7 +33,10 @@ struct PartView<'a> {
 
 /// Allreduce along `overlay`.
 pub(crate) fn allreduce(b: &mut ScheduleBuilder, p: &ScheduleParams, overlay: &Overlay) {
-    for (index, (part, range)) in overlay.parts().iter().zip(overlay.ranges(p.count)).enumerate() {
+    let ranges = overlay.ranges(p.count);
+    // Each rank begins with another part, so that not all send to the root of the first one at once.
+    for index in (0..ranges.len()).map(|i| (i + p.rank as usize + 1) % ranges.len()) {
+        let (part, range) = (&overlay.parts()[index], ranges[index].clone());
         if range.is_empty() {
             continue;
         }

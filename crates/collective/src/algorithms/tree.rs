@@ -50,10 +50,13 @@ impl RankTree {
         tree.renamed(|position| ((u64::from(position) + u64::from(top)) % u64::from(p.size)) as u32)
     }
 
-    /// The neighbours of `rank` in the tree in which everybody has this parent.
+    /// The neighbours of `rank` in the tree in which everybody has this parent. Children begin with the next higher
+    /// rank, so that ranks at the tops of as many stars do not all send to the same one first.
     pub(crate) fn from_parents(parents: &[Option<u32>], rank: u32) -> RankTree {
-        let children =
-            (0..).zip(parents).filter(|(_, parent)| **parent == Some(rank)).map(|(child, _)| child).collect();
+        let children = (0..).zip(parents).filter(|(_, parent)| **parent == Some(rank)).map(|(child, _)| child);
+        let mut children: Vec<u32> = children.collect();
+        let higher = children.partition_point(|&child| child < rank);
+        children.rotate_left(higher);
         RankTree { parent: parents[rank as usize], children }
     }
 
