@@ -16,6 +16,7 @@ use any_overlay::{any_overlay, stars};
 use oracle::{Case, compose, each_collective, is_rooted, reduces};
 use runner::{Alias, Memory};
 use tidemill_collective::algorithms::{AlgorithmEntry, schedule, supported};
+use tidemill_collective::overlay::{Overlay, OverlayPart};
 use tidemill_collective::{Algorithm, Collective, DType, ReduceOp, ScheduleExecution, ScheduleParams, UserOp};
 use tidemill_net::{Engine, Envelope, FaultRegistry, GroupId, MemoryRegion, NetError, Rank};
 use tidemill_sim::{SimNetwork, SimOptions, SplitMix64};
@@ -52,6 +53,13 @@ fn buffers(memory: &mut Memory) -> (MemoryRegion, MemoryRegion) {
 
 /// Starts the collective of `case` on every rank of a fresh simulated job.
 fn start(case: &Case) -> (SimNetwork, Vec<Worker>) {
+    match case.seed % 3 {
+        0 => start_along(case, &stars(case.size)),
+        _ => start_along(case, &any_overlay(case.size, &mut runner::Random(case.seed))),
+    }
+}
+
+fn start_along(case: &Case, overlay: &Overlay) -> (SimNetwork, Vec<Worker>) {
     let mut random = SplitMix64::new(case.seed);
     let frame_bytes_max = [64, 300, 4096][random.below(3)];
     let options = SimOptions {
@@ -73,10 +81,6 @@ fn start(case: &Case) -> (SimNetwork, Vec<Worker>) {
             Ok(())
         })),
     };
-    let overlay = match case.seed % 3 {
-        0 => stars(case.size),
-        _ => any_overlay(case.size, &mut runner::Random(case.seed)),
-    };
     let ranks: Arc<[Rank]> = (0..case.size).map(Rank).collect();
     let worker = |(rank, transport)| {
         let rank = rank as u32;
@@ -85,7 +89,7 @@ fn start(case: &Case) -> (SimNetwork, Vec<Worker>) {
         let mut engine = Engine::new(Rank(rank), vec![Box::new(transport)], &routes, Arc::clone(&faults));
         engine.open_context(ENVELOPE.context);
         let (send_blocks, recv_blocks) = case.blocks(rank);
-        let params = ScheduleParams { overlay: Some(&overlay), ..case.params(rank, &send_blocks, &recv_blocks) };
+        let params = ScheduleParams { overlay: Some(overlay), ..case.params(rank, &send_blocks, &recv_blocks) };
         let schedule = Arc::new(schedule(case.collective, case.algorithm, &params).unwrap());
         let (mut memory, expected) = case.memory(rank, plain);
         let (send, recv) = buffers(&mut memory);
@@ -224,6 +228,31 @@ each_collective!(exhaust);
 #[test]
 fn overlays() {
     overlay_cases(0..500).for_each(|case| verify(&case));
+}
+
+/// What a slow child has not taken yet must neither hold up its parent nor be read from what the parent's caller may
+/// use for something else by then.
+#[test]
+fn a_rank_is_done_before_its_slow_child() {
+    let (reduce, broadcast) = (vec![None, Some(0), Some(0)], vec![None, Some(0), Some(1)]);
+    let overlay = Overlay::new(3, vec![OverlayPart { share: 1, reduce, broadcast }]).unwrap();
+    for (seed, mut case) in overlay_cases(0..40).enumerate() {
+        (case.size, case.count, case.chunk, case.seed) = (3, 3000, [0, 500][seed % 2], seed as u64);
+        case.hosts = vec![];
+        let (network, mut workers) = start_along(&case, &overlay);
+        let mut random = SplitMix64::new(case.seed);
+        while !workers[1].engine.is_complete(workers[1].group) {
+            // Nothing moves the last rank once the one above it has all results, which it only has with its help.
+            let has_all = workers[1].memory.recv == workers[1].expected;
+            let stepped = if has_all { &mut workers[..2] } else { &mut workers[..] };
+            assert!(step(stepped, &mut random) || network.advance(), "the parent waits for its child: seed {seed}");
+        }
+        let held_up = !workers[2].engine.is_complete(workers[2].group);
+        assert!(held_up, "the child was to be late: seed {seed}");
+        workers[1].memory.recv.fill(runner::POISON);
+        while step(&mut workers, &mut random) || network.advance() {}
+        assert!(workers[2].memory.recv == workers[2].expected, "seed {seed}");
+    }
 }
 
 /// A worker dies at a random moment: everybody else must be told, or be done; a hang is what users fear most.
