@@ -5,6 +5,22 @@
 //! and go down its broadcast tree while later slices still climb. One part is a tree as in "minimum weighted degree"
 //! overlays; two parts with different inner ranks are a double tree; a part for each rank whose trees are stars is a
 //! reduce-scatter followed by an all-gather, with shards as large as their shares.
+//!
+//! | module     | what                                                      |
+//! |------------|-----------------------------------------------------------|
+//! | `weighted` | Trees in which slow ends of links are leaves              |
+//! | `shards`   | Shares of the elements by what hosts can send and receive |
+//! | `model`    | The time along an overlay, and the least possible         |
+//! | `choose`   | The best overlay for the rates of hosts                   |
+
+mod choose;
+mod model;
+mod shards;
+mod weighted;
+
+pub use choose::{OverlayChoice, OverlayKind, choose, reconsider};
+pub use model::{OverlayForecast, OverlayModel, lower_bound};
+pub use weighted::{TreeRule, TreeShape};
 
 /// Trees for an all-reduce over a fixed number of ranks. All ranks of a call must use equal overlays.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]

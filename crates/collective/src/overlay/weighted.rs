@@ -1,0 +1,235 @@
+//! Trees of minimum weighted degree: slow ends of links become leaves.
+//!
+//! A byte from host u to host v takes max(1/out(u), 1/in(v)). A tree grows from its root: of all hosts that may still
+//! have children and all hosts outside, the pair is joined whose cost is least: what the new edge takes, and what the
+//! edges take that the inner host has already. In the reduction tree data flow towards the root, so that a host whose
+//! input is slow costs most as an inner one; in the broadcast tree it is a host whose output is slow.
+//!
+//! Many pairs cost the same (a host with a slow input sends as fast as any other), and who is taken decides who has to
+//! take children later. So ties go to the host that is the better inner one, then to the lowest rank.
+//!
+//! Source: a dissertation on communication of distributed stream processing; here with corrections: the cost of the
+//! new edge counts, and each cost is computed afresh.
+
+use std::cmp::Ordering;
+
+use super::{HostRate, OverlayPart};
+
+/// Which hosts of a growing tree take children first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum TreeRule {
+    /// Those with the fewest hops to the root: flat trees, best when many hosts are slow.
+    FewestHops,
+    /// Those for which it costs least: deep trees, best when few hosts are slow.
+    LeastCost,
+}
+
+/// The form of a weighted tree.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct TreeShape {
+    /// Children of a host, at most; 1 is a chain.
+    pub degree: u32,
+    /// Who takes them first.
+    pub rule: TreeRule,
+}
+
+/// Streams that hosts have already, of other trees.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct HostStreams {
+    input: Vec<u32>,
+    output: Vec<u32>,
+}
+
+impl HostStreams {
+    /// None.
+    pub(crate) fn none(hosts: usize) -> HostStreams {
+        HostStreams { input: vec![0; hosts], output: vec![0; hosts] }
+    }
+
+    /// Those of a part.
+    pub(crate) fn of(part: &OverlayPart) -> HostStreams {
+        let mut streams = HostStreams::none(part.reduce.len());
+        for (host, (up, down)) in part.reduce.iter().zip(&part.broadcast).enumerate() {
+            if let Some(parent) = *up {
+                streams.output[host] += 1;
+                streams.input[parent as usize] += 1;
+            }
+            if let Some(parent) = *down {
+                streams.output[parent as usize] += 1;
+                streams.input[host] += 1;
+            }
+        }
+        streams
+    }
+}
+
+/// Both trees from one root: the broadcast avoids the directed edges of the reduction where it can.
+pub(crate) fn trees(rates: &[HostRate], root: u32, shape: TreeShape, others: &HostStreams) -> OverlayPart {
+    let input: Vec<f64> = rates.iter().map(|rate| 1.0 / rate.input).collect();
+    let output: Vec<f64> = rates.iter().map(|rate| 1.0 / rate.output).collect();
+    let reduce = grow(&TreeEnds { inner: &input, new: &output, others: &others.input }, root, shape, None);
+    let ends = TreeEnds { inner: &output, new: &input, others: &others.output };
+    let broadcast = grow(&ends, root, shape, Some(&reduce));
+    OverlayPart { share: 1, reduce, broadcast }
+}
+
+/// What a tree's edges take, in seconds a byte, at either end.
+struct TreeEnds<'a> {
+    /// At the inner host, which has many of them.
+    inner: &'a [f64],
+    /// At the host that is added.
+    new: &'a [f64],
+    /// Streams of other trees where the inner host has its own.
+    others: &'a [u32],
+}
+
+/// A host outside that could become the child of one in the tree.
+#[derive(Clone, Copy)]
+struct TreeEdge {
+    parent: usize,
+    child: usize,
+    /// The reduction has it already.
+    is_used: bool,
+    hops: u32,
+    cost: f64,
+    /// What the child would take a byte as an inner host.
+    child_s: f64,
+}
+
+impl TreeEdge {
+    fn compare(&self, other: &TreeEdge, rule: TreeRule) -> Ordering {
+        let (hops, cost) = (self.hops.cmp(&other.hops), self.cost.total_cmp(&other.cost));
+        let order = match rule {
+            TreeRule::FewestHops => hops.then(cost),
+            TreeRule::LeastCost => cost.then(hops),
+        };
+        self.is_used
+            .cmp(&other.is_used)
+            .then(order)
+            .then(self.child_s.total_cmp(&other.child_s))
+            .then(self.child.cmp(&other.child))
+            .then(self.parent.cmp(&other.parent))
+    }
+}
+
+/// The parents of a tree. `reduction` has the edges to avoid.
+fn grow(ends: &TreeEnds<'_>, root: u32, shape: TreeShape, reduction: Option<&[Option<u32>]>) -> Vec<Option<u32>> {
+    let hosts = ends.inner.len();
+    // A stream of another tree is one more to share with.
+    let inner_s: Vec<f64> = (0..hosts).map(|host| ends.inner[host] * f64::from(1 + ends.others[host])).collect();
+    let mut spent: Vec<f64> = (0..hosts).map(|host| ends.inner[host] * f64::from(ends.others[host])).collect();
+    let mut parents = vec![None; hosts];
+    let (mut hops, mut children) = (vec![0_u32; hosts], vec![0_u32; hosts]);
+    let mut members = vec![root as usize];
+    // Those outside: first those that are better inner hosts, and first those whose own end is fast.
+    let mut outside: Vec<usize> = (0..hosts).filter(|&host| host != root as usize).collect();
+    outside.sort_by(|&a, &b| inner_s[a].total_cmp(&inner_s[b]).then(a.cmp(&b)));
+    let mut fast_ends = outside.clone();
+    fast_ends.sort_by(|&a, &b| ends.new[a].total_cmp(&ends.new[b]));
+    while !outside.is_empty() {
+        let mut best: Option<TreeEdge> = None;
+        for &parent in members.iter().filter(|&&member| children[member] < shape.degree) {
+            let is_used = |child: usize| reduction.is_some_and(|up| up[parent] == Some(child as u32));
+            let inner = ends.inner[parent];
+            let fastest = fast_ends.iter().copied().find(|&child| !is_used(child)).unwrap_or(fast_ends[0]);
+            // All whose own end is no slower than the parent's cost the same.
+            let ties = |&child: &usize| ends.new[child] <= inner && !is_used(child);
+            let child = outside.iter().copied().find(ties).unwrap_or(fastest);
+            let edge = TreeEdge {
+                parent,
+                child,
+                is_used: is_used(child),
+                hops: hops[parent],
+                cost: spent[parent] + inner.max(ends.new[child]),
+                child_s: inner_s[child],
+            };
+            if best.is_none_or(|best| edge.compare(&best, shape.rule).is_lt()) {
+                best = Some(edge);
+            }
+        }
+        let edge = best.expect("the host added last has no children yet");
+        parents[edge.child] = Some(edge.parent as u32);
+        hops[edge.child] = edge.hops + 1;
+        spent[edge.parent] += ends.inner[edge.parent].max(ends.new[edge.child]);
+        children[edge.parent] += 1;
+        members.push(edge.child);
+        outside.retain(|&host| host != edge.child);
+        fast_ends.retain(|&host| host != edge.child);
+    }
+    parents
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{Overlay, root};
+    use super::*;
+
+    const FAST: HostRate = HostRate { input: 100.0, output: 100.0 };
+
+    fn shapes() -> impl Iterator<Item = TreeShape> {
+        let rules = [TreeRule::FewestHops, TreeRule::LeastCost];
+        rules.into_iter().flat_map(|rule| [1, 2, 3].map(|degree| TreeShape { degree, rule }))
+    }
+
+    fn children(parents: &[Option<u32>], host: u32) -> usize {
+        parents.iter().filter(|&&parent| parent == Some(host)).count()
+    }
+
+    /// A host with a slow input that received would slow all of the reduction.
+    #[test]
+    fn slow_ends_are_leaves() {
+        for shape in shapes().filter(|shape| shape.degree > 1) {
+            for slow in 0..7_u32 {
+                let mut rates = [FAST; 7];
+                rates[slow as usize].input = 10.0;
+                let part = trees(&rates, (slow + 1) % 7, shape, &HostStreams::none(7));
+                assert_eq!(children(&part.reduce, slow), 0, "{shape:?} {slow}");
+                rates[slow as usize] = HostRate { input: 100.0, output: 10.0 };
+                let part = trees(&rates, (slow + 1) % 7, shape, &HostStreams::none(7));
+                assert_eq!(children(&part.broadcast, slow), 0, "{shape:?} {slow}");
+            }
+        }
+    }
+
+    /// Half of the hosts can be slow and all of them leaves, if ties go to the able.
+    #[test]
+    fn ties_go_to_the_better_inner_host() {
+        let mut rates = [FAST; 20];
+        (0..10).for_each(|host| rates[host].input = 20.0);
+        let shape = TreeShape { degree: 2, rule: TreeRule::FewestHops };
+        let part = trees(&rates, 10, shape, &HostStreams::none(20));
+        assert!((0..10).all(|host| children(&part.reduce, host) == 0), "{:?}", part.reduce);
+    }
+
+    #[test]
+    fn shapes_are_kept_and_edges_used_once() {
+        for shape in shapes() {
+            for hosts in 1..12_u32 {
+                let part = trees(&vec![FAST; hosts as usize], hosts / 2, shape, &HostStreams::none(hosts as usize));
+                assert_eq!(root(&part.reduce), Some(hosts / 2));
+                for tree in [&part.reduce, &part.broadcast] {
+                    assert!((0..hosts).all(|host| children(tree, host) <= shape.degree as usize));
+                }
+                for (child, parent) in part.broadcast.iter().enumerate() {
+                    let Some(parent) = *parent else { continue };
+                    let is_used = part.reduce[parent as usize] == Some(child as u32);
+                    // A chain's end may have no other way.
+                    assert!(!is_used || hosts < 4 || shape.degree == 1, "{shape:?} of {hosts}: {part:?}");
+                }
+                Overlay::new(hosts, vec![part]).unwrap();
+            }
+        }
+    }
+
+    /// Two trees whose inner hosts are the same would have half of the rate.
+    #[test]
+    fn a_second_tree_has_other_inner_hosts() {
+        let shape = TreeShape { degree: 2, rule: TreeRule::FewestHops };
+        let first = trees(&[FAST; 20], 0, shape, &HostStreams::none(20));
+        let second = trees(&[FAST; 20], 19, shape, &HostStreams::of(&first));
+        for (one, other) in [(&first.reduce, &second.reduce), (&first.broadcast, &second.broadcast)] {
+            let most = (0..20).map(|host| children(one, host) + children(other, host)).max();
+            assert!(most <= Some(3), "{one:?} {other:?}");
+        }
+    }
+}
