@@ -108,6 +108,13 @@ pub fn reconsider(
     }
 }
 
+/// The time of the better of ring and halving and doubling.
+pub(crate) fn plain(rates: &[HostRate], host_of: &[u32], bytes: u64, model: &OverlayModel) -> OverlayForecast {
+    let (rates, bytes) = (moving(rates), bytes.max(1) as f64);
+    let (ring, halving) = (model.ring(&rates, host_of, bytes), model.halving_doubling(&rates, host_of, bytes));
+    if order(&ring, &halving).is_le() { ring } else { halving }
+}
+
 /// Rates that can be divided by.
 fn moving(rates: &[HostRate]) -> Vec<HostRate> {
     let moving = |rate: &HostRate| HostRate { input: rate.input.max(RATE_MIN), output: rate.output.max(RATE_MIN) };

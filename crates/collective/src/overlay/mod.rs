@@ -1,10 +1,10 @@
 //! Overlays: which trees a vector goes along, as data, so that they can be computed from the rates of links and swapped
 //! between calls.
 //!
-//! An all-reduce's elements are cut into parts. The slices of a part climb its reduction tree, are complete at the root,
-//! and go down its broadcast tree while later slices still climb. One part is a tree as in "minimum weighted degree"
-//! overlays; two parts with different inner ranks are a double tree; a part for each rank whose trees are stars is a
-//! reduce-scatter followed by an all-gather, with shards as large as their shares.
+//! An all-reduce's elements are cut into parts. The slices of a part climb its reduction tree, are complete at the
+//! root, and go down its broadcast tree while later slices still climb. One part is a tree as in "minimum weighted
+//! degree" overlays; two parts with different inner ranks are a double tree; a part for each rank whose trees are stars
+//! is a reduce-scatter followed by an all-gather, with shards as large as their shares.
 //!
 //! | module     | what                                                      |
 //! |------------|-----------------------------------------------------------|
@@ -12,14 +12,20 @@
 //! | `shards`   | Shares of the elements by what hosts can send and receive |
 //! | `model`    | The time along an overlay, and the least possible         |
 //! | `choose`   | The best overlay for the rates of hosts                   |
+//! | `probe`    | Rates of hosts from an exchange of messages               |
+//! | `adapt`    | When to measure, and when to change                       |
 
+mod adapt;
 mod choose;
 mod model;
+mod probe;
 mod shards;
 mod weighted;
 
+pub use adapt::{ADAPTIVE_BYTES_MIN, AdaptiveOverlay, ProbePlan};
 pub use choose::{OverlayChoice, OverlayKind, choose, reconsider};
 pub use model::{OverlayForecast, OverlayModel, lower_bound};
+pub use probe::host_rates;
 pub use weighted::{TreeRule, TreeShape};
 
 /// Trees for an all-reduce over a fixed number of ranks. All ranks of a call must use equal overlays.
