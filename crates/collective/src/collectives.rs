@@ -10,6 +10,7 @@ use crate::call::{self, CollectiveCall};
 use crate::communicator::{CollectiveError, Communicator, CommunicatorCore, OverlayInUse, ScheduleKey};
 use crate::direct::{DirectChannel, DirectOperation, DirectPoll, LargeProgress};
 use crate::exec::ScheduleExecution;
+use crate::overlay::slice_bytes;
 use crate::request::{Request, RequestKind, StartResult, spin_direct};
 use crate::request_state::RequestState;
 use crate::schedule::Schedule;
@@ -18,11 +19,6 @@ use crate::{Algorithm, Collective, VectorBlock};
 
 /// Schedules remembered per communicator.
 const SCHEDULES_MAX: usize = 256;
-
-/// Slices of an overlay's longest part, as far as their limits allow.
-const SLICES: usize = 64;
-const SLICE_BYTES_MIN: usize = 128 << 10;
-const SLICE_BYTES_MAX: usize = 1 << 20;
 
 impl Communicator {
     /// Starts a collective that this thread will wait for.
@@ -34,6 +30,10 @@ impl Communicator {
     /// The call's regions are valid, and touched by nobody else, until the request is over.
     #[inline]
     pub unsafe fn start(&self, call: &CollectiveCall) -> Result<StartResult, CollectiveError> {
+        if self.is_adaptive(call) {
+            // SAFETY: as the caller's; what it returns is not adaptive.
+            return unsafe { self.start(&self.adapted(call)) };
+        }
         self.check(call)?;
         let overlay = self.overlay_of(call);
         let code = call.code_along(overlay.as_ref().map(|in_use| in_use.fingerprint));
@@ -88,6 +88,10 @@ impl Communicator {
     /// # Safety
     /// As [`Communicator::start`]; after [`Request::detach`], until the keepalive is dropped.
     pub unsafe fn start_nonblocking(&self, call: &CollectiveCall) -> Result<Request, CollectiveError> {
+        if self.is_adaptive(call) {
+            // SAFETY: as the caller's; what it returns is not adaptive.
+            return unsafe { self.start_nonblocking(&self.adapted(call)) };
+        }
         self.check(call)?;
         let overlay = self.overlay_of(call);
         let [word, bytes] = call.code_along(overlay.as_ref().map(|in_use| in_use.fingerprint));
@@ -119,6 +123,9 @@ impl Communicator {
     /// # Safety
     /// The call's regions are valid, and touched by nobody else, during the call.
     pub unsafe fn run(&self, call: &CollectiveCall) -> Result<(), CollectiveError> {
+        if let Some(bytes) = self.adaptive_bytes(call) {
+            self.adapt(bytes)?;
+        }
         // SAFETY: by this function's contract.
         match unsafe { self.start(call)? } {
             StartResult::Done(_) => Ok(()),
@@ -399,12 +406,10 @@ fn in_place_send(call: &CollectiveCall) -> usize {
     }
 }
 
-/// Elements of a slice where a call along an overlay does not say: enough slices for a pipeline, and each long enough
-/// that what a message costs does not count.
+/// Elements of a slice where a call along an overlay does not say.
 fn slice_len(part_len: usize, item_bytes: usize) -> usize {
     let item_bytes = item_bytes.max(1);
-    let bytes = (part_len * item_bytes / SLICES).clamp(SLICE_BYTES_MIN, SLICE_BYTES_MAX);
-    (bytes / item_bytes).max(1)
+    (slice_bytes(part_len * item_bytes) / item_bytes).max(1)
 }
 
 /// A non-blocking collective. If it fails here, the other ranks must learn it at once: this rank may look at its

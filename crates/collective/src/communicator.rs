@@ -11,7 +11,7 @@ use tidemill_net::{Endpoint, MatchPattern, NetError, Rank};
 
 use crate::call::{self};
 use crate::direct::{DirectChannel, DirectChooser};
-use crate::overlay::Overlay;
+use crate::overlay::{AdaptiveOverlay, Overlay};
 use crate::request_state::RequestPool;
 use crate::schedule::Schedule;
 use crate::tuner::TuneTable;
@@ -98,6 +98,10 @@ pub(crate) struct CommunicatorCore {
     pub(crate) name: Mutex<String>,
     pub(crate) table: RwLock<Arc<TuneTable>>,
     pub(crate) overlay: RwLock<Option<OverlayInUse>>,
+    /// What adapts the overlay; made by the first call that may.
+    pub(crate) adaptive: Mutex<Option<AdaptiveOverlay>>,
+    /// Whether all-reduces adapt that do not say how they go.
+    pub(crate) is_adaptive: AtomicBool,
     pub(crate) collectives: Arc<Mutex<CollectiveState>>,
     pub(crate) waits: RecentWaits,
     pub(crate) spares: Mutex<RequestPool>,
@@ -159,15 +163,16 @@ impl Communicator {
         self.0.endpoint.set_calls_before(self.collective_context(), made_with);
     }
 
-    /// Gives all ranks rank 0's table: schedules of different tables would not fit together.
+    /// Gives all ranks rank 0's table and setting of overlays: schedules of different ones would not fit together.
     pub(crate) fn share_table(&self, table: &TuneTable) -> Result<(), CollectiveError> {
         let mut text = Vec::new();
         if self.0.rank == 0 && table.rules().next().is_some() {
             text = table.to_text().into_bytes();
         }
-        let mut len = [text.len() as u64];
-        self.bcast_words(&mut len)?;
-        text.resize(len[0] as usize, 0);
+        let mut words = [text.len() as u64, Self::overlay_setting()];
+        self.bcast_words(&mut words)?;
+        self.set_overlay_setting(words[1])?;
+        text.resize(words[0] as usize, 0);
         if !text.is_empty() {
             self.bcast(&mut text, 0)?;
             let text = String::from_utf8_lossy(&text);
@@ -221,6 +226,8 @@ impl Communicator {
             name: Mutex::new(String::new()),
             table: RwLock::new(table),
             overlay: RwLock::default(),
+            adaptive: Mutex::default(),
+            is_adaptive: AtomicBool::new(false),
             collectives: Arc::default(),
             waits: RecentWaits::default(),
             spares: Mutex::default(),

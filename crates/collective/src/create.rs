@@ -2,6 +2,7 @@
 //! it.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use tidemill_net::{Envelope, MatchPattern, MemoryRegion, Rank};
 
@@ -145,6 +146,7 @@ impl Communicator {
     pub(crate) fn found(&self, ranks: Arc<[Rank]>, id: u32) -> Result<Communicator, CollectiveError> {
         let name = format!("{}/{id}", self.name());
         let new = Self::make(self.0.endpoint.clone(), ranks, id, &name, Arc::clone(&self.0.table.read()));
+        new.0.is_adaptive.store(self.0.is_adaptive.load(Ordering::Relaxed), Ordering::Relaxed);
         new.open_direct()?;
         new.begin_count();
         Ok(new)

@@ -22,6 +22,7 @@
 //! | `communicator`  | A group of workers with traffic of its own                     |
 //! | `direct_calls`  | A communicator's direct collectives                            |
 //! | `request`       | Operations in progress                                         |
+//! | `adaptive`      | All-reduces whose overlay follows the rates of links           |
 //! | `collectives`   | Checks and starts collective calls                             |
 //! | `create`        | New communicators from old ones                                |
 //! | `p2p`           | Messages between two ranks                                     |
@@ -51,6 +52,7 @@ pub use algorithms::{Algorithm, Collective, ScheduleParams, UnsupportedAlgorithm
 pub use dtype::{DType, UnknownDType};
 pub use op::{OpError, PREDEFINED, ReduceOp, UnknownOp, UserFunction, UserOp, UserResult};
 
+mod adaptive;
 mod call;
 mod collectives;
 mod communicator;

@@ -143,6 +143,8 @@ named_enum! {
         SingleCopy = "single_copy",
         /// Along the trees of the communicator's overlay. Never chosen: only where it is asked for.
         Overlay = "overlay",
+        /// Along an overlay that follows the rates of links, where that is faster. Never chosen.
+        Adaptive = "adaptive",
     }
 }
 

@@ -22,10 +22,10 @@ mod probe;
 mod shards;
 mod weighted;
 
-pub use adapt::{ADAPTIVE_BYTES_MIN, AdaptiveOverlay, ProbePlan};
+pub use adapt::{ADAPTIVE_BYTES_MIN, AdaptiveOverlay};
 pub use choose::{OverlayChoice, OverlayKind, choose, reconsider};
+pub(crate) use model::slice_bytes;
 pub use model::{OverlayForecast, OverlayModel, lower_bound};
-pub use probe::host_rates;
 pub use weighted::{TreeRule, TreeShape};
 
 /// Trees for an all-reduce over a fixed number of ranks. All ranks of a call must use equal overlays.

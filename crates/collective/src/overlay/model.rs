@@ -16,14 +16,22 @@ pub struct OverlayModel {
     pub latency_s: f64,
     /// Seconds a message takes of each side's processor.
     pub overhead_s: f64,
-    /// Bytes of a slice.
-    pub slice_bytes: f64,
+}
+
+/// Slices of an overlay's longest part, as far as their limits allow: enough for a pipeline, and each long enough that
+/// what a message costs does not count.
+const SLICES: usize = 64;
+const SLICE_BYTES_MIN: usize = 128 << 10;
+const SLICE_BYTES_MAX: usize = 1 << 20;
+
+/// Bytes of a slice where the longest part has so many.
+pub(crate) fn slice_bytes(longest: usize) -> usize {
+    (longest / SLICES).clamp(SLICE_BYTES_MIN, SLICE_BYTES_MAX)
 }
 
 impl OverlayModel {
-    /// TCP between hosts, slices of 1 MiB.
-    pub const TYPICAL: OverlayModel =
-        OverlayModel { latency_s: 100e-6, overhead_s: 5e-6, slice_bytes: (1 << 20) as f64 };
+    /// TCP between hosts.
+    pub const TYPICAL: OverlayModel = OverlayModel { latency_s: 100e-6, overhead_s: 5e-6 };
 }
 
 /// Seconds until hosts have the result.
@@ -136,9 +144,11 @@ impl OverlayModel {
         let down = Flows::of(rates.len(), parts.iter().map(|part| (&part.broadcast[..], share(part))), false);
         let both = Flows { input: up.input.plus(&down.input), output: up.output.plus(&down.output) };
         let mut ends = vec![0.0_f64; rates.len()];
+        let longest = parts.iter().map(|part| bytes * share(part)).fold(0.0, f64::max);
+        let slice_bytes = slice_bytes(longest as usize) as f64;
         for part in parts {
             let size = bytes * share(part);
-            let slice = self.slice_bytes.min(size) / size;
+            let slice = slice_bytes.min(size) / size;
             // While first slices go up nothing comes down, and the other way round.
             let hop = |flows: &Flows, from, to| {
                 self.latency_s

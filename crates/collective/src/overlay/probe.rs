@@ -2,8 +2,8 @@
 //!
 //! A host's messages leave it together, or one after the other, as kernels and links like it. Either way, when k of
 //! them have arrived, k messages' bytes have left. One that is late says nothing of its sender, if most others were
-//! not: its receiver is slow. So the rate is the greatest of what the first k show, but of at least a quarter of all,
-//! because the first few may have gone through a burst.
+//! not: its receiver is slow. So the rate is the greatest of what the first k show, but of at least a third of all, because
+//! the first few may have gone through a burst.
 
 use super::HostRate;
 
@@ -25,7 +25,7 @@ pub fn host_rates(seconds: &[Vec<f64>], bytes: f64) -> Vec<HostRate> {
 
 fn rate(mut seconds: Vec<f64>, bytes: f64) -> f64 {
     seconds.sort_by(f64::total_cmp);
-    let least = seconds.len().div_ceil(4);
+    let least = seconds.len().div_ceil(3);
     let shown = (1..).zip(&seconds).filter(|&(count, _)| count >= least);
     shown.map(|(count, seconds)| count as f64 * bytes / seconds.max(1e-9)).fold(0.0, f64::max)
 }

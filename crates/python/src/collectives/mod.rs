@@ -21,7 +21,7 @@ use crate::errors::{class, fail, from_collective, mismatched};
 use crate::handles::{Operation, Raised};
 use crate::message::{MemoryAccess, MessageMemory};
 use crate::request::{self, RequestResources, RequestStage};
-use crate::wait::{Owners, blocking};
+use crate::wait::{Owners, blocking, detached};
 use blocks::{allgather, alltoall, gather, scatter};
 use reductions::{reduce, reduce_scatter, reduce_scatter_block, reduce_to_all};
 use vectors::{alltoallv, gatherv, scatterv};
@@ -94,6 +94,9 @@ fn run<'py>(
     mode: CallMode,
 ) -> Answer<'py> {
     if mode == Blocking {
+        if let Some(bytes) = comm.adaptive_bytes(call) {
+            detached(py, || comm.adapt(bytes))?;
+        }
         // SAFETY: `held` owns the memory until this returns; should the wait be given up, `owners` does.
         let started = unsafe { comm.start(call) };
         let waits_since = matches!(started, Ok(StartResult::Pending(_))).then(Instant::now);

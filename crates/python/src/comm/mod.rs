@@ -88,6 +88,15 @@ impl Comm {
         Ok(waits.into_iter().map(|(seq, waited)| (seq, waited.as_secs_f64())).collect())
     }
 
+    /// What adaptive all-reduces go along, and why.
+    ///
+    /// Those are ``Allreduce(..., algorithm="adaptive")``, or all of at least 1 MiB if ``TIDEMILL_OVERLAY=adaptive`` is
+    /// set. The text names the overlay, the time it should take, and which hosts have slow links. For people: it may
+    /// change.
+    fn overlay(&self, py: Python<'_>) -> PyResult<String> {
+        Ok(self.get(py)?.describe_overlay())
+    }
+
     fn _is_usable(&self) -> bool {
         self.shared.as_ref().is_some_and(|s| !s.freed.load(Ordering::Relaxed))
     }

@@ -1,0 +1,199 @@
+//! All-reduces whose overlay follows the rates of links.
+//!
+//! Before a call now and then, every host sends every other one a message, at the same time, and notes when theirs have
+//! come. All ranks learn all times, so that all decide alike ([`AdaptiveOverlay`]). Ranks of a host share its links: one
+//! of them measures.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Instant;
+
+use tidemill_net::{CallDescriber, Engine, Envelope, GroupId, MatchPattern, MemoryRegion, NetError, Rank};
+
+use crate::call::CollectiveCall;
+use crate::communicator::{CollectiveError, Communicator};
+use crate::overlay::{ADAPTIVE_BYTES_MIN, AdaptiveOverlay};
+use crate::{Algorithm, Collective};
+
+/// The tag of the messages that are measured, which nobody else in the context of collectives uses.
+const PROBE_TAG: i32 = i32::MIN;
+/// Asks for adaptive overlays in a whole program.
+const VARIABLE: &str = "TIDEMILL_OVERLAY";
+
+impl Communicator {
+    /// What all ranks are told of rank 0's `TIDEMILL_OVERLAY`.
+    pub(crate) fn overlay_setting() -> u64 {
+        match std::env::var(VARIABLE).as_deref() {
+            Err(_) | Ok("") => 0,
+            Ok("adaptive") => 1,
+            Ok(_) => 2,
+        }
+    }
+
+    /// Uses rank 0's setting.
+    pub(crate) fn set_overlay_setting(&self, setting: u64) -> Result<(), CollectiveError> {
+        if setting > 1 {
+            let text = format!("{VARIABLE} must be \"adaptive\", or not set, on rank 0");
+            return Err(NetError::Operation(text).into());
+        }
+        self.0.is_adaptive.store(setting == 1, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// Whether the call asks for an overlay that adapts, or the whole program does.
+    #[inline]
+    pub(crate) fn is_adaptive(&self, call: &CollectiveCall) -> bool {
+        let is_asked = match call.options.algorithm {
+            None => self.0.is_adaptive.load(Ordering::Relaxed),
+            algorithm => algorithm == Some(Algorithm::Adaptive),
+        };
+        is_asked && call.collective == Collective::Allreduce
+    }
+
+    /// The bytes of a call for which [`Communicator::adapt`] has to be called first, on all ranks.
+    #[inline]
+    pub fn adaptive_bytes(&self, call: &CollectiveCall) -> Option<u64> {
+        // Others are too short to show a rate, or need an order that trees do not keep.
+        let bytes = || (call.count * call.dtype.size_bytes()) as u64;
+        let fits = || bytes() >= ADAPTIVE_BYTES_MIN && call.op.is_commutative() && !call.options.repeatable;
+        (self.is_adaptive(call) && fits()).then(bytes)
+    }
+
+    /// The call as it is made: along the overlay of now, else by what the tuner chooses.
+    #[cold]
+    pub(crate) fn adapted<'a>(&self, call: &CollectiveCall<'a>) -> CollectiveCall<'a> {
+        let mut adapted = *call;
+        let has_overlay = || self.0.adaptive.lock().as_ref().is_some_and(|adaptive| adaptive.overlay().is_some());
+        let along = self.adaptive_bytes(call).is_some() && has_overlay();
+        adapted.options.algorithm = along.then_some(Algorithm::Overlay);
+        adapted.options.chunk = None;
+        adapted
+    }
+
+    /// Before an adaptive all-reduce of so many bytes that blocks: measures the links if it is time to, and changes the
+    /// overlay if that pays. Collective.
+    ///
+    /// # Errors
+    /// The job's fault; an interrupt.
+    pub fn adapt(&self, bytes: u64) -> Result<(), CollectiveError> {
+        let message = self.with_adaptive(|adaptive| adaptive.begin_call(bytes));
+        let Some(message) = message else { return Ok(()) };
+        // A rank with another call is reported by that call. Nobody measures before all are here.
+        if self.allgather_words(&mut [bytes])?.iter().any(|&theirs| theirs != bytes) {
+            return Ok(());
+        }
+        let seconds = self.measure_links(message as usize)?;
+        let changed = self
+            .with_adaptive(|adaptive| adaptive.measure(&seconds, message, bytes).then(|| adaptive.overlay().cloned()));
+        match changed {
+            Some(overlay) => self.set_overlay(overlay.map(Arc::new)),
+            None => Ok(()),
+        }
+    }
+
+    /// What adaptive all-reduces go along, and why, in words.
+    pub fn describe_overlay(&self) -> String {
+        self.with_adaptive(|adaptive| adaptive.to_string())
+    }
+
+    fn with_adaptive<R>(&self, work: impl FnOnce(&mut AdaptiveOverlay) -> R) -> R {
+        let mut adaptive = self.0.adaptive.lock();
+        work(adaptive.get_or_insert_with(|| AdaptiveOverlay::new(&self.host_of())))
+    }
+
+    fn host_of(&self) -> Vec<u32> {
+        if self.0.hosts.is_empty() { vec![0; self.size() as usize] } else { self.0.hosts.to_vec() }
+    }
+
+    /// For each host, the seconds until a message of each other host was there; the same on all ranks. Collective.
+    fn measure_links(&self, bytes: usize) -> Result<Vec<Vec<f64>>, CollectiveError> {
+        let host_of = self.host_of();
+        let hosts = self.hosts() as usize;
+        let first = |host| host_of.iter().position(|&of| of as usize == host).expect("every host has a rank");
+        let leaders: Vec<usize> = (0..hosts).map(first).collect();
+        let mut nanoseconds = vec![0; hosts];
+        if let Some(me) = leaders.iter().position(|&leader| leader == self.rank() as usize) {
+            // Who has nothing but a short one from everybody has connections to all, and begins when they do.
+            self.exchange(&leaders, me, 1)?;
+            nanoseconds = self.exchange(&leaders, me, bytes)?;
+        }
+        let all = self.allgather_words(&mut nanoseconds)?;
+        let seconds = |&leader: &usize| all[leader * hosts..][..hosts].iter().map(|&ns| ns as f64 * 1e-9).collect();
+        Ok(leaders.iter().map(seconds).collect())
+    }
+
+    /// Sends a message to every other leader and receives theirs: nanoseconds until each was there.
+    fn exchange(&self, leaders: &[usize], me: usize, bytes: usize) -> Result<Vec<u64>, CollectiveError> {
+        let hosts = leaders.len();
+        let context = self.collective_context();
+        // Written to, so that no page is new to the receives. Who waits no longer leaves both to the engine.
+        let mut memory = (vec![1_u8; bytes], vec![1_u8; bytes * hosts]);
+        let sent = MemoryRegion::of(&memory.0);
+        let mut received: Vec<MemoryRegion> = memory.1.chunks_exact_mut(bytes).map(MemoryRegion::of_mut).collect();
+        let memory = Arc::new(memory);
+        let mut engine = self.0.endpoint.lock();
+        let mut pending = Vec::with_capacity(hosts);
+        // All begin with another receiver.
+        let others = || (1..hosts).map(|step| (me + step) % hosts);
+        for from in others() {
+            let (group, source) = (engine.new_group(), Some(self.world_rank(leaders[from] as u32)));
+            let pattern = MatchPattern { source, tag: Some(PROBE_TAG), seq: 0 };
+            let region = std::mem::replace(&mut received[from], MemoryRegion::EMPTY);
+            // SAFETY: `memory` has the region, which nobody else looks at, and lives until the group is over: until then
+            // it is here, or with the engine (`detach`).
+            unsafe { engine.post_recv(group, context, pattern, region) };
+            pending.push((Some(from), group));
+        }
+        let start = Instant::now();
+        let group = engine.new_group();
+        let envelope = Envelope { context, tag: PROBE_TAG, seq: 0, signature: 0 };
+        for to in others() {
+            // SAFETY: as above; it is only read.
+            unsafe { engine.post_send(group, self.world_rank(leaders[to] as u32), &envelope, sent) };
+        }
+        pending.push((None, group));
+        engine.flush();
+        drop(engine);
+        let mut nanoseconds = vec![0; hosts];
+        let groups = pending.iter().map(|&(_, group)| group).collect();
+        let waited = self.0.endpoint.wait(&LinkMeasurement { comm: self, groups }, |engine| {
+            while let Some(at) = pending.iter().position(|&(_, group)| engine.is_complete(group)) {
+                let (from, group) = pending.swap_remove(at);
+                if let Err(error) = engine.take(group) {
+                    return Some(Err(error));
+                }
+                if let Some(from) = from {
+                    nanoseconds[from] = start.elapsed().as_nanos() as u64;
+                }
+            }
+            pending.is_empty().then_some(Ok(()))
+        });
+        if let Err(error) = waited {
+            let mut engine = self.0.endpoint.lock();
+            for (_, group) in pending {
+                engine.detach(group, Some(Box::new(Arc::clone(&memory))));
+            }
+            drop(engine);
+            self.abandon();
+            return Err(error.into());
+        }
+        drop(memory);
+        Ok(nanoseconds)
+    }
+}
+
+/// An exchange of messages under way.
+struct LinkMeasurement<'a> {
+    comm: &'a Communicator,
+    groups: Vec<GroupId>,
+}
+
+impl CallDescriber for LinkMeasurement<'_> {
+    fn describe(&self, text: &mut String) {
+        text.push_str(&format!("measurement of links on comm \"{}\"", self.comm.name()));
+    }
+
+    fn waiting_for(&self, engine: &Engine) -> Vec<Option<Rank>> {
+        self.groups.iter().flat_map(|&group| engine.waiting_for(group)).collect()
+    }
+}
