@@ -12,7 +12,7 @@ use tidemill_net::{CallDescriber, Engine, Envelope, GroupId, MatchPattern, Memor
 
 use crate::call::CollectiveCall;
 use crate::communicator::{CollectiveError, Communicator};
-use crate::overlay::{ADAPTIVE_BYTES_MIN, AdaptiveOverlay};
+use crate::overlay::{ADAPTIVE_BYTES_MIN, AdaptiveOverlay, OverlayKind, ProbePlan};
 use crate::{Algorithm, Collective};
 
 /// The tag of the messages that are measured, which nobody else in the context of collectives uses.
@@ -59,14 +59,17 @@ impl Communicator {
         (self.is_adaptive(call) && fits()).then(bytes)
     }
 
-    /// The call as it is made: along the overlay of now, else by what the tuner chooses.
+    /// The call as it is made: as was decided last, else as the tuner chooses.
     #[cold]
     pub(crate) fn adapted<'a>(&self, call: &CollectiveCall<'a>) -> CollectiveCall<'a> {
         let mut adapted = *call;
-        let has_overlay = || self.0.adaptive.lock().as_ref().is_some_and(|adaptive| adaptive.overlay().is_some());
-        let along = self.adaptive_bytes(call).is_some() && has_overlay();
-        adapted.options.algorithm = along.then_some(Algorithm::Overlay);
         adapted.options.chunk = None;
+        let kind = || Some(self.0.adaptive.lock().as_ref()?.choice()?.kind);
+        adapted.options.algorithm = self.adaptive_bytes(call).and_then(|_| kind()).map(|kind| match kind {
+            OverlayKind::Ring => Algorithm::Ring,
+            OverlayKind::HalvingDoubling => Algorithm::HalvingDoubling,
+            OverlayKind::Shards | OverlayKind::Tree(_) | OverlayKind::DoubleTree(_) => Algorithm::Overlay,
+        });
         adapted
     }
 
@@ -76,19 +79,28 @@ impl Communicator {
     /// # Errors
     /// The job's fault; an interrupt.
     pub fn adapt(&self, bytes: u64) -> Result<(), CollectiveError> {
-        let message = self.with_adaptive(|adaptive| adaptive.begin_call(bytes));
-        let Some(message) = message else { return Ok(()) };
+        let plan = self.with_adaptive(|adaptive| adaptive.begin_call(bytes));
+        let Some(ProbePlan { message, rounds }) = plan else { return Ok(()) };
         // A rank with another call is reported by that call. Nobody measures before all are here.
         if self.allgather_words(&mut [bytes])?.iter().any(|&theirs| theirs != bytes) {
             return Ok(());
         }
-        let seconds = self.measure_links(message as usize)?;
-        let changed = self
-            .with_adaptive(|adaptive| adaptive.measure(&seconds, message, bytes).then(|| adaptive.overlay().cloned()));
-        match changed {
-            Some(overlay) => self.set_overlay(overlay.map(Arc::new)),
-            None => Ok(()),
+        for _ in 0..rounds {
+            let seconds = self.measure_links(message as usize, None)?;
+            let slow = self.with_adaptive(|adaptive| {
+                adaptive.measure(&seconds, message);
+                adaptive.slow_receivers()
+            });
+            if let Some(slow) = slow {
+                let seconds = self.measure_links(message as usize, Some(&slow))?;
+                self.with_adaptive(|adaptive| adaptive.refine(&seconds, message));
+            }
         }
+        let overlay = self.with_adaptive(|adaptive| {
+            let is_change = adaptive.decide(bytes);
+            is_change.then(|| adaptive.choice().and_then(|choice| choice.overlay.clone()))
+        });
+        overlay.map_or(Ok(()), |overlay| self.set_overlay(overlay.map(Arc::new)))
     }
 
     /// What adaptive all-reduces go along, and why, in words.
@@ -105,8 +117,9 @@ impl Communicator {
         if self.0.hosts.is_empty() { vec![0; self.size() as usize] } else { self.0.hosts.to_vec() }
     }
 
-    /// For each host, the seconds until a message of each other host was there; the same on all ranks. Collective.
-    fn measure_links(&self, bytes: usize) -> Result<Vec<Vec<f64>>, CollectiveError> {
+    /// For each host, the seconds until a message of each other host was there; the same on all ranks. Those that are
+    /// skipped receive nothing. Collective.
+    fn measure_links(&self, bytes: usize, skipped: Option<&[bool]>) -> Result<Vec<Vec<f64>>, CollectiveError> {
         let host_of = self.host_of();
         let hosts = self.hosts() as usize;
         let first = |host| host_of.iter().position(|&of| of as usize == host).expect("every host has a rank");
@@ -114,17 +127,24 @@ impl Communicator {
         let mut nanoseconds = vec![0; hosts];
         if let Some(me) = leaders.iter().position(|&leader| leader == self.rank() as usize) {
             // Who has nothing but a short one from everybody has connections to all, and begins when they do.
-            self.exchange(&leaders, me, 1)?;
-            nanoseconds = self.exchange(&leaders, me, bytes)?;
+            self.exchange(&leaders, me, 1, None)?;
+            nanoseconds = self.exchange(&leaders, me, bytes, skipped)?;
         }
         let all = self.allgather_words(&mut nanoseconds)?;
         let seconds = |&leader: &usize| all[leader * hosts..][..hosts].iter().map(|&ns| ns as f64 * 1e-9).collect();
         Ok(leaders.iter().map(seconds).collect())
     }
 
-    /// Sends a message to every other leader and receives theirs: nanoseconds until each was there.
-    fn exchange(&self, leaders: &[usize], me: usize, bytes: usize) -> Result<Vec<u64>, CollectiveError> {
+    /// Sends a message to every other leader that is not skipped, and receives theirs: nanoseconds until each was there.
+    fn exchange(
+        &self,
+        leaders: &[usize],
+        me: usize,
+        bytes: usize,
+        skipped: Option<&[bool]>,
+    ) -> Result<Vec<u64>, CollectiveError> {
         let hosts = leaders.len();
+        let receives = |host: usize| skipped.is_none_or(|skipped| !skipped[host]);
         let context = self.collective_context();
         // Written to, so that no page is new to the receives. Who waits no longer leaves both to the engine.
         let mut memory = (vec![1_u8; bytes], vec![1_u8; bytes * hosts]);
@@ -135,7 +155,7 @@ impl Communicator {
         let mut pending = Vec::with_capacity(hosts);
         // All begin with another receiver.
         let others = || (1..hosts).map(|step| (me + step) % hosts);
-        for from in others() {
+        for from in others().filter(|_| receives(me)) {
             let (group, source) = (engine.new_group(), Some(self.world_rank(leaders[from] as u32)));
             let pattern = MatchPattern { source, tag: Some(PROBE_TAG), seq: 0 };
             let region = std::mem::replace(&mut received[from], MemoryRegion::EMPTY);
@@ -147,7 +167,7 @@ impl Communicator {
         let start = Instant::now();
         let group = engine.new_group();
         let envelope = Envelope { context, tag: PROBE_TAG, seq: 0, signature: 0 };
-        for to in others() {
+        for to in others().filter(|&to| receives(to)) {
             // SAFETY: as above; it is only read.
             unsafe { engine.post_send(group, self.world_rank(leaders[to] as u32), &envelope, sent) };
         }
@@ -163,7 +183,7 @@ impl Communicator {
                     return Some(Err(error));
                 }
                 if let Some(from) = from {
-                    nanoseconds[from] = start.elapsed().as_nanos() as u64;
+                    nanoseconds[from] = (start.elapsed().as_nanos() as u64).max(1);
                 }
             }
             pending.is_empty().then_some(Ok(()))

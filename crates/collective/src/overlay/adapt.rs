@@ -3,10 +3,10 @@
 
 use std::fmt::Write;
 
-use super::choose::{OverlayChoice, OverlayKind, choose, plain, reconsider};
+use super::HostRate;
+use super::choose::{OverlayChoice, choose, reconsider, without_overlay};
 use super::model::{OverlayForecast, OverlayModel};
 use super::probe::host_rates;
-use super::{HostRate, Overlay};
 
 /// Calls with fewer bytes are left to the tuner: they are over before a link's rate shows.
 pub const ADAPTIVE_BYTES_MIN: u64 = 1 << 20;
@@ -14,12 +14,23 @@ pub const ADAPTIVE_BYTES_MIN: u64 = 1 << 20;
 const PROBE_PART: u64 = 16;
 /// What it sends then, all messages together, is between these: enough to tell, and not too much.
 const PROBE_BYTES: std::ops::RangeInclusive<u64> = 512 << 10..=4 << 20;
-/// Between measurements calls take so many times as long as one.
+/// Between measurements calls take so many times as long as one while links seem alike,
 const CALLS_PER_PROBE: f64 = 64.0;
+/// and so many times while an overlay goes around slow ones, which may be free again.
+const CALLS_PER_PROBE_AROUND: f64 = 32.0;
 /// A change is worth it if it takes no more than this part of the time.
 const GAIN: f64 = 0.9;
 /// A direction of a host that has less than this part of the usual rate is called slow.
 const SLOW: f64 = 0.7;
+
+/// What to measure: every host sends every other one a message of this length, so many times.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ProbePlan {
+    /// Bytes of a message.
+    pub message: u64,
+    /// How often.
+    pub rounds: u32,
+}
 
 /// The overlay of a communicator that measures its links.
 #[derive(Debug)]
@@ -29,12 +40,16 @@ pub struct AdaptiveOverlay {
     hosts: u64,
     /// Of the last two measurements: a host that was slow in one may have been busy.
     measured: [Option<Vec<HostRate>>; 2],
+    /// How long the last one took.
+    measured_s: f64,
     /// Bytes of the calls until the next measurement.
     bytes_left: u64,
-    /// `None`: no overlay, the tuner chooses.
+    /// `None` before the first measurement.
     choice: Option<OverlayChoice>,
-    /// Bytes of the call that was decided for, and what it should take along the choice and without an overlay.
-    decided: Option<(u64, OverlayForecast, OverlayForecast)>,
+    /// Bytes of the call that was decided for last.
+    bytes: u64,
+    /// What that should take without an overlay.
+    without: OverlayForecast,
 }
 
 impl AdaptiveOverlay {
@@ -42,12 +57,21 @@ impl AdaptiveOverlay {
     pub fn new(host_of: &[u32]) -> AdaptiveOverlay {
         let hosts = host_of.iter().max().map_or(1, |&last| u64::from(last) + 1);
         let host_of = host_of.to_vec();
-        AdaptiveOverlay { host_of, hosts, measured: [None, None], bytes_left: 0, choice: None, decided: None }
+        let without = OverlayForecast::default();
+        AdaptiveOverlay {
+            host_of,
+            hosts,
+            measured: [None, None],
+            measured_s: 0.0,
+            bytes_left: 0,
+            choice: None,
+            bytes: 0,
+            without,
+        }
     }
 
     /// An all-reduce of so many bytes comes: whether links have to be measured before it.
-    /// Then every host sends every other one a message of this length.
-    pub fn begin_call(&mut self, bytes: u64) -> Option<u64> {
+    pub fn begin_call(&mut self, bytes: u64) -> Option<ProbePlan> {
         if self.hosts < 2 || bytes < ADAPTIVE_BYTES_MIN {
             return None;
         }
@@ -56,90 +80,114 @@ impl AdaptiveOverlay {
             return None;
         }
         let sent = (bytes / PROBE_PART).clamp(*PROBE_BYTES.start(), *PROBE_BYTES.end());
-        Some((sent / (self.hosts - 1)).max(1))
+        // Connections are new, and slow, the first time.
+        let rounds = if self.choice.is_none() { 2 } else { 1 };
+        Some(ProbePlan { message: (sent / (self.hosts - 1)).max(1), rounds })
     }
 
-    /// Takes a measurement: for each receiver, the seconds until the message of each sender was there; the messages had
-    /// `message` bytes. Decides how all-reduces of about `bytes` go from here on. Whether that is another way.
-    pub fn measure(&mut self, seconds: &[Vec<f64>], message: u64, bytes: u64) -> bool {
+    /// Takes a measurement: for each receiver, the seconds until the message of each sender was there.
+    pub fn measure(&mut self, seconds: &[Vec<f64>], message: u64) {
         self.measured.swap(0, 1);
         self.measured[0] = Some(host_rates(seconds, message as f64));
-        let changed = self.decide(bytes);
-        let measured_s = seconds.iter().flatten().copied().fold(0.0, f64::max);
-        let call_s = self.decided.map_or(0.0, |(_, forecast, _)| forecast.mean_s).max(1e-9);
-        self.bytes_left = (CALLS_PER_PROBE * measured_s / call_s * bytes as f64) as u64;
-        changed
+        self.measured_s = longest(seconds);
     }
 
-    fn decide(&mut self, bytes: u64) -> bool {
+    /// If some host was slow in the last measurement: all hosts, and whether they should be sent nothing in a further
+    /// one. Acknowledgements that are stuck before a slow input slow down what the host sends, and so does a message
+    /// to it what others send.
+    pub fn slow_receivers(&self) -> Option<Vec<bool>> {
+        let rates = self.measured[0].as_ref()?;
+        let limit = SLOW * usual(rates);
+        let is_slow = rates.iter().any(|rate| rate.input < limit || rate.output < limit);
+        is_slow.then(|| rates.iter().map(|rate| rate.input < limit).collect())
+    }
+
+    /// Takes that further measurement, with 0 where nothing was sent.
+    pub fn refine(&mut self, seconds: &[Vec<f64>], message: u64) {
+        let refined = host_rates(seconds, message as f64);
+        self.measured[0] = self.measured[0].take().map(|rates| greater(&rates, &refined));
+        self.measured_s += longest(seconds);
+    }
+
+    /// Decides how all-reduces of about so many bytes go from here on. Whether that is another way.
+    pub fn decide(&mut self, bytes: u64) -> bool {
+        let is_change = self.reconsider(bytes);
+        let Some(choice) = &self.choice else { return false };
+        let calls = if choice.overlay.is_some() { CALLS_PER_PROBE_AROUND } else { CALLS_PER_PROBE };
+        self.bytes_left = (calls * self.measured_s / choice.forecast.mean_s.max(1e-9) * bytes as f64) as u64;
+        is_change
+    }
+
+    fn reconsider(&mut self, bytes: u64) -> bool {
         let Some(rates) = self.rates() else { return false };
         let model = OverlayModel::TYPICAL;
-        let without = plain(&rates, &self.host_of, bytes, &model);
-        let now =
-            self.choice.as_ref().map_or(without, |choice| reconsider(choice, &rates, &self.host_of, bytes, &model));
+        let without = without_overlay(&rates, &self.host_of, bytes, &model);
+        (self.bytes, self.without) = (bytes, without.forecast);
+        let now = self.choice.get_or_insert_with(|| without.clone());
+        now.forecast = reconsider(now, &rates, &self.host_of, bytes, &model);
         let best = choose(&rates, &self.host_of, bytes, &model);
-        let is_better = best.forecast.mean_s <= GAIN * now.mean_s;
-        // Back to what is simple as soon as nothing is lost by it.
-        let is_needless = self.choice.is_some() && without.mean_s <= now.mean_s;
-        let forecast = if is_better && best.overlay.is_some() {
-            let forecast = best.forecast;
-            self.choice = Some(best);
-            forecast
+        // What is simple is taken back as soon as nothing is lost by it.
+        let is_needless = now.overlay.is_some() && without.forecast.mean_s <= now.forecast.mean_s;
+        let next = if best.forecast.mean_s <= GAIN * now.forecast.mean_s {
+            best
         } else if is_needless {
-            self.choice = None;
             without
         } else {
-            self.decided = Some((bytes, now, without));
             return false;
         };
-        self.decided = Some((bytes, forecast, without));
-        true
+        let is_change = (next.kind, &next.overlay) != (now.kind, &now.overlay);
+        *now = next;
+        is_change
     }
 
-    /// The trees to use; `None`: the tuner's choice.
-    pub fn overlay(&self) -> Option<&Overlay> {
-        self.choice.as_ref()?.overlay.as_ref()
+    /// How calls go: along the overlay, if there is one. `None`: nothing is known yet.
+    pub fn choice(&self) -> Option<&OverlayChoice> {
+        self.choice.as_ref()
     }
 
     /// The greater of the last two measurements.
     fn rates(&self) -> Option<Vec<HostRate>> {
         let [new, old] = &self.measured;
         let new = new.as_ref()?;
-        let old = old.as_ref().unwrap_or(new);
-        let greater = |(new, old): (&HostRate, &HostRate)| HostRate {
-            input: new.input.max(old.input),
-            output: new.output.max(old.output),
-        };
-        Some(new.iter().zip(old).map(greater).collect())
+        Some(greater(new, old.as_ref().unwrap_or(new)))
     }
+}
+
+fn greater(one: &[HostRate], other: &[HostRate]) -> Vec<HostRate> {
+    let greater = |(one, other): (&HostRate, &HostRate)| HostRate {
+        input: one.input.max(other.input),
+        output: one.output.max(other.output),
+    };
+    one.iter().zip(other).map(greater).collect()
+}
+
+/// The median over hosts and directions.
+fn usual(rates: &[HostRate]) -> f64 {
+    let mut all: Vec<f64> = rates.iter().flat_map(|rate| [rate.input, rate.output]).collect();
+    all.sort_by(f64::total_cmp);
+    all[all.len() / 2]
+}
+
+fn longest(seconds: &[Vec<f64>]) -> f64 {
+    seconds.iter().flatten().copied().fold(0.0, f64::max)
 }
 
 /// For people: what is used and why.
 impl std::fmt::Display for AdaptiveOverlay {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let (Some(rates), Some((bytes, forecast, without))) = (self.rates(), self.decided) else {
+        let (Some(rates), Some(choice)) = (self.rates(), &self.choice) else {
             return f.write_str(match self.hosts {
                 1 => "no overlay: all ranks are on one host",
                 _ => "no overlay: nothing is measured before the first all-reduce of 1 MiB or more",
             });
         };
-        match self.choice.as_ref().map(|choice| choice.kind) {
-            Some(OverlayKind::Shards) => f.write_str("shards by the rates of their owners")?,
-            Some(kind) => write!(f, "{kind}")?,
-            None => f.write_str("no overlay: none would be faster by a tenth")?,
+        let OverlayForecast { mean_s, worst_s } = choice.forecast;
+        let mib = self.bytes as f64 / f64::from(1 << 20);
+        write!(f, "{}: {mib:.1} MiB should take {mean_s:.3} s on average, the last host {worst_s:.3} s", choice.kind)?;
+        if choice.overlay.is_some() {
+            write!(f, "; without an overlay {:.3} s", self.without.mean_s)?;
         }
-        let mib = bytes as f64 / f64::from(1 << 20);
-        write!(
-            f,
-            "; {mib:.1} MiB should take {:.3} s on average, the last host {:.3} s",
-            forecast.mean_s, forecast.worst_s
-        )?;
-        if self.choice.is_some() {
-            write!(f, "; without an overlay {:.3} s", without.mean_s)?;
-        }
-        let mut usual: Vec<f64> = rates.iter().flat_map(|rate| [rate.input, rate.output]).collect();
-        usual.sort_by(f64::total_cmp);
-        let usual = usual[usual.len() / 2];
+        let usual = usual(&rates);
         let mut slow = String::new();
         for (host, rate) in (0..).zip(&rates) {
             let rank = self.host_of.iter().position(|&of| of == host).unwrap_or_default();
@@ -158,6 +206,7 @@ impl std::fmt::Display for AdaptiveOverlay {
 
 #[cfg(test)]
 mod tests {
+    use super::super::OverlayKind;
     use super::*;
 
     const BYTES: u64 = 8 << 20;
@@ -170,18 +219,38 @@ mod tests {
         rates
     }
 
-    /// What hosts with these rates measure.
-    fn exchange(rates: &[HostRate], message: u64) -> Vec<Vec<f64>> {
-        let all = ((rates.len() - 1) as u64 * message) as f64;
-        let time = |to: usize, from: usize| (all / rates[from].output).max(all / rates[to].input);
-        (0..rates.len()).map(|to| (0..rates.len()).map(|from| time(to, from)).collect()).collect()
+    /// What hosts with these rates measure when these receive nothing: all messages of a host are as slow as the
+    /// slowest.
+    fn exchange(rates: &[HostRate], message: u64, skipped: &[bool]) -> Vec<Vec<f64>> {
+        let hosts = rates.len();
+        let bytes = |count: usize| (count as u64 * message) as f64;
+        let receivers = skipped.iter().filter(|&&is_skipped| !is_skipped).count();
+        let time = |to: usize, from: usize| {
+            let sent = bytes(receivers - usize::from(!skipped[from]));
+            if to == from || skipped[to] {
+                0.0
+            } else {
+                (sent / rates[from].output).max(bytes(hosts - 1) / rates[to].input)
+            }
+        };
+        (0..hosts).map(|to| (0..hosts).map(|from| time(to, from)).collect()).collect()
+    }
+
+    fn measure(adaptive: &mut AdaptiveOverlay, rates: &[HostRate], plan: ProbePlan, bytes: u64) -> bool {
+        for _ in 0..plan.rounds {
+            adaptive.measure(&exchange(rates, plan.message, &vec![false; rates.len()]), plan.message);
+            if let Some(slow) = adaptive.slow_receivers() {
+                adaptive.refine(&exchange(rates, plan.message, &slow), plan.message);
+            }
+        }
+        adaptive.decide(bytes)
     }
 
     /// Calls until the next measurement, which has this result; whether it changes anything, and how many.
     fn go_on(adaptive: &mut AdaptiveOverlay, rates: &[HostRate]) -> (bool, u32) {
         for calls in 0..1000 {
-            if let Some(message) = adaptive.begin_call(BYTES) {
-                return (adaptive.measure(&exchange(rates, message), message, BYTES), calls);
+            if let Some(plan) = adaptive.begin_call(BYTES) {
+                return (measure(adaptive, rates, plan, BYTES), calls);
             }
         }
         panic!("nothing is measured any more");
@@ -194,17 +263,18 @@ mod tests {
             let hosts = hosts as usize;
             let (even, slow) = (choked(hosts, None), choked(hosts, Some((1, 0.11))));
             assert_eq!(go_on(&mut adaptive, &even), (false, 0));
-            assert_eq!(adaptive.overlay(), None);
+            assert_eq!(adaptive.choice().unwrap().kind, OverlayKind::Ring);
             // Once it may be chance.
             assert!(!go_on(&mut adaptive, &slow).0);
             assert!(go_on(&mut adaptive, &slow).0);
-            assert!(adaptive.overlay().unwrap().parts().iter().all(|part| part.reduce.iter().all(|up| *up != Some(1))));
+            let overlay = adaptive.choice().unwrap().overlay.clone().unwrap();
+            assert!(overlay.parts().iter().all(|part| part.reduce.iter().all(|up| *up != Some(1))));
             let text = adaptive.to_string();
             assert!(text.contains("rank 1's host receives 11 Mbit/s (usual are 100)"), "{text}");
             assert!(!go_on(&mut adaptive, &slow).0);
             let (changes, calls) = go_on(&mut adaptive, &even);
             assert!(changes && calls < 40, "{calls}: {adaptive}");
-            assert_eq!(adaptive.overlay(), None);
+            assert_eq!(adaptive.choice().unwrap().kind, OverlayKind::Ring);
         }
     }
 
@@ -230,9 +300,9 @@ mod tests {
             let (calls, rates) = (1000_u64, choked(4, None));
             let mut measured = 0;
             for _ in 0..calls {
-                if let Some(message) = adaptive.begin_call(bytes) {
-                    measured += 3 * message;
-                    adaptive.measure(&exchange(&rates, message), message, bytes);
+                if let Some(plan) = adaptive.begin_call(bytes) {
+                    measured += 3 * plan.message * u64::from(plan.rounds);
+                    measure(&mut adaptive, &rates, plan, bytes);
                 }
             }
             // A call moves its bytes 1.5 times.

@@ -108,11 +108,16 @@ pub fn reconsider(
     }
 }
 
-/// The time of the better of ring and halving and doubling.
-pub(crate) fn plain(rates: &[HostRate], host_of: &[u32], bytes: u64, model: &OverlayModel) -> OverlayForecast {
+/// The better of ring and halving and doubling.
+pub(crate) fn without_overlay(rates: &[HostRate], host_of: &[u32], bytes: u64, model: &OverlayModel) -> OverlayChoice {
     let (rates, bytes) = (moving(rates), bytes.max(1) as f64);
     let (ring, halving) = (model.ring(&rates, host_of, bytes), model.halving_doubling(&rates, host_of, bytes));
-    if order(&ring, &halving).is_le() { ring } else { halving }
+    let (kind, forecast) = if ring.mean_s <= TOLERANCE * halving.mean_s {
+        (OverlayKind::Ring, ring)
+    } else {
+        (OverlayKind::HalvingDoubling, halving)
+    };
+    OverlayChoice { kind, overlay: None, forecast, bound: lower_bound(&rates, bytes) }
 }
 
 /// Rates that can be divided by.

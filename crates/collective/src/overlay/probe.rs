@@ -7,27 +7,33 @@
 
 use super::HostRate;
 
+/// Who is no slower than this part of the fastest keeps up with it.
+const KEEPS_UP: f64 = 0.7;
+
 /// The rates of hosts that exchanged messages of so many bytes; `seconds` has, for each receiver, the time until the
-/// message of each sender was there.
-///
-/// # Panics
-/// Unless every receiver has a time for every sender; its own does not count.
-pub fn host_rates(seconds: &[Vec<f64>], bytes: f64) -> Vec<HostRate> {
+/// message of each sender was there, and 0 where there was none. A rate is 0 if nothing was to tell it.
+pub(crate) fn host_rates(seconds: &[Vec<f64>], bytes: f64) -> Vec<HostRate> {
     let hosts = seconds.len();
-    let others = |host: usize| (0..hosts).filter(move |&other| other != host);
-    (0..hosts)
-        .map(|host| HostRate {
-            input: rate(others(host).map(|from| seconds[host][from]).collect(), bytes),
-            output: rate(others(host).map(|to| seconds[to][host]).collect(), bytes),
-        })
-        .collect()
+    let sent = |host: usize| (0..hosts).map(|to| seconds[to][host]).collect();
+    let outputs: Vec<(f64, f64)> = (0..hosts).map(|host| rate(sent(host), bytes)).collect();
+    let best = outputs.iter().map(|(rate, count)| rate / count).fold(0.0, f64::max);
+    // With fewer receivers than senders it is the receivers whom the senders wait for. Who keeps up with the others
+    // would have sent as much to each, had there been more.
+    let output = |&(rate, count): &(f64, f64)| {
+        if rate >= KEEPS_UP * best * count { rate.max(rate / count * (hosts - 1) as f64) } else { rate }
+    };
+    let rates = seconds.iter().zip(&outputs);
+    rates.map(|(from, to)| HostRate { input: rate(from.clone(), bytes).0, output: output(to) }).collect()
 }
 
-fn rate(mut seconds: Vec<f64>, bytes: f64) -> f64 {
+/// Bytes a second, and the number of messages, 1 at least.
+fn rate(mut seconds: Vec<f64>, bytes: f64) -> (f64, f64) {
+    seconds.retain(|&seconds| seconds > 0.0);
     seconds.sort_by(f64::total_cmp);
     let least = seconds.len().div_ceil(3);
     let shown = (1..).zip(&seconds).filter(|&(count, _)| count >= least);
-    shown.map(|(count, seconds)| count as f64 * bytes / seconds.max(1e-9)).fold(0.0, f64::max)
+    let rate = shown.map(|(count, seconds)| count as f64 * bytes / seconds).fold(0.0, f64::max);
+    (rate, seconds.len().max(1) as f64)
 }
 
 #[cfg(test)]
@@ -39,6 +45,9 @@ mod tests {
         let hosts = rates.len();
         let others = (hosts - 1) as f64;
         let time = |to: usize, from: usize| {
+            if to == from {
+                return 0.0;
+            }
             let turn = ((to + hosts - from) % hosts) as f64;
             let messages = if is_in_turn { turn } else { others };
             // A slow receiver shares its input among all who send.

@@ -5,6 +5,10 @@
 //! direction has the rate r is done no sooner than M (1 + (n - 2) x) / r, and the shares that make the latest owner's
 //! end as early as possible fill all hosts up to one level: where the level is below M / r, the host owns none, and is
 //! held up only by what it has to receive anyway.
+//!
+//! Such a host would receive from all owners at once what its link cannot take, and TCP would lose more than it sends
+//! to it. So each is below two owners in the broadcast trees, who pass all shards on to it. What these send more, the
+//! others send less, and own more for it.
 
 use super::{HostRate, OverlayPart};
 
@@ -37,17 +41,83 @@ pub(crate) fn water_fill(rates: &[HostRate]) -> (Vec<f64>, f64) {
     (slower.iter().map(|rate| ((level * rate - 1.0) / extra).max(0.0)).collect(), level)
 }
 
-/// The shards as an overlay: a part for each owner, whose trees are stars around it.
+/// The owners who pass shards on to a host that owns none: the first for the first half of the elements.
+type Relays = Vec<Option<[usize; 2]>>;
+
+/// Gives every host without a share two of those with one, those with the most output to spare.
+fn relays(rates: &[HostRate], shares: &[f64]) -> Relays {
+    let owners: Vec<usize> = (0..rates.len()).filter(|&host| shares[host] > 0.0).collect();
+    let mut passed = vec![0.5; rates.len()];
+    let mut pick = |except: Option<usize>| {
+        let busy = |host: &usize| (1.0 + passed[*host]) / rates[*host].output;
+        let others = owners.iter().copied().filter(|&owner| Some(owner) != except);
+        let owner = others.min_by(|a, b| busy(a).total_cmp(&busy(b)).then(a.cmp(b)))?;
+        passed[owner] += 0.5;
+        Some(owner)
+    };
+    let mut both = |host: usize| {
+        if shares[host] > 0.0 {
+            return None;
+        }
+        let first = pick(None)?;
+        Some([first, pick(Some(first)).unwrap_or(first)])
+    };
+    (0..rates.len()).map(&mut both).collect()
+}
+
+/// Shares for owners of whom some pass on: who passes on a vector sends that much more, and nobody sends his shard to
+/// hosts without one but their relays.
+fn fill_relays(rates: &[HostRate], shares: &[f64], relays: &Relays) -> Vec<f64> {
+    let hosts = rates.len() as f64;
+    let owners = shares.iter().filter(|&&share| share > 0.0).count() as f64;
+    let mut passed = vec![0.0; rates.len()];
+    relays.iter().flatten().flatten().for_each(|&relay| passed[relay] += 0.5);
+    let share = |host: usize, level: f64| {
+        if shares[host] == 0.0 {
+            return 0.0;
+        }
+        let received = (level * rates[host].input - 1.0) / (hosts - 2.0);
+        let sent = (level * rates[host].output - 1.0 - passed[host]) / (owners - 2.0).max(1e-9);
+        received.min(sent).clamp(0.0, 1.0)
+    };
+    let all = |level: f64| (0..rates.len()).map(|host| share(host, level)).collect::<Vec<_>>();
+    // So many halvings that the shares are exact to their rounding.
+    let slowest = rates.iter().map(|rate| rate.input.min(rate.output)).fold(f64::INFINITY, f64::min);
+    let (mut low, mut high) = (0.0, 2.0 * hosts / slowest);
+    for _ in 0..64 {
+        let level = (low + high) / 2.0;
+        if all(level).iter().sum::<f64>() < 1.0 { low = level } else { high = level }
+    }
+    all(high)
+}
+
+/// The shards as an overlay: a part for each owner, whose trees are stars around it, but for the hosts with relays.
 pub(crate) fn shards(rates: &[HostRate]) -> Vec<OverlayPart> {
-    let hosts = rates.len() as u32;
-    let star = |owner: u32| (0..hosts).map(|host| (host != owner).then_some(owner)).collect::<Vec<_>>();
-    let (shares, _) = water_fill(rates);
-    let cut = shares.iter().map(|share| (share * f64::from(SHARES)).round() as u32);
-    (0..hosts)
-        .zip(cut)
-        .filter(|&(_, share)| share > 0)
-        .map(|(owner, share)| OverlayPart { share, reduce: star(owner), broadcast: star(owner) })
-        .collect()
+    let hosts = rates.len();
+    let (mut shares, _) = water_fill(rates);
+    let relays = relays(rates, &shares);
+    if hosts > 2 && relays.iter().any(Option::is_some) {
+        shares = fill_relays(rates, &shares, &relays);
+    }
+    let total: f64 = shares.iter().sum();
+    let mut before = 0.0;
+    let mut parts = Vec::new();
+    for owner in 0..hosts {
+        let share = (shares[owner] / total * f64::from(SHARES)).round() as u32;
+        if share == 0 {
+            continue;
+        }
+        let half = usize::from(before + shares[owner] / 2.0 > total / 2.0);
+        before += shares[owner];
+        let below = |host: usize, parent: usize| (host != owner).then_some(parent as u32);
+        let relay = |host: usize| relays[host].map_or(owner, |relays| relays[half]);
+        parts.push(OverlayPart {
+            share,
+            reduce: (0..hosts).map(|host| below(host, owner)).collect(),
+            broadcast: (0..hosts).map(|host| below(host, relay(host))).collect(),
+        });
+    }
+    parts
 }
 
 #[cfg(test)]
@@ -116,6 +186,13 @@ mod tests {
         let parts = shards(&rates(&slower));
         assert_eq!(parts.len(), 19);
         assert!(parts.iter().all(|part| part.reduce[3].is_some()));
+        // It receives from two, who each pass on about half.
+        let mut senders: Vec<_> = parts.iter().map(|part| part.broadcast[3]).collect();
+        let first = senders.iter().filter(|&&sender| sender == senders[0]).count();
+        assert!((8..=11).contains(&first), "{senders:?}");
+        senders.sort_unstable();
+        senders.dedup();
+        assert_eq!(senders.len(), 2);
         assert_eq!(shards(&rates(&[1.0, 1.0])).len(), 2);
         assert_eq!(shards(&rates(&[1.0])).len(), 1);
     }
