@@ -1,8 +1,8 @@
 //! All-reduces whose overlay follows the rates of links.
 //!
 //! Before a call now and then, every host sends every other one a message, at the same time, and notes when theirs have
-//! come. All ranks learn all times, so that all decide alike ([`AdaptiveOverlay`]). Ranks of a host share its links: one
-//! of them measures.
+//! come. All ranks learn all times, so that all decide alike ([`AdaptiveOverlay`]). Ranks of a host share its links:
+//! one of them measures.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -12,11 +12,13 @@ use tidemill_net::{CallDescriber, Engine, Envelope, GroupId, MatchPattern, Memor
 
 use crate::call::CollectiveCall;
 use crate::communicator::{CollectiveError, Communicator};
-use crate::overlay::{ADAPTIVE_BYTES_MIN, AdaptiveOverlay, OverlayKind, ProbePlan};
+use crate::overlay::{ADAPTIVE_BYTES_MIN, AdaptiveOverlay, OverlayKind};
 use crate::{Algorithm, Collective};
 
 /// The tag of the messages that are measured, which nobody else in the context of collectives uses.
 const PROBE_TAG: i32 = i32::MIN;
+/// What may wait in the kernel for a host that receives slowly.
+const UNSENT_BYTES: u32 = 16 << 10;
 /// Asks for adaptive overlays in a whole program.
 const VARIABLE: &str = "TIDEMILL_OVERLAY";
 
@@ -79,28 +81,42 @@ impl Communicator {
     /// # Errors
     /// The job's fault; an interrupt.
     pub fn adapt(&self, bytes: u64) -> Result<(), CollectiveError> {
-        let plan = self.with_adaptive(|adaptive| adaptive.begin_call(bytes));
-        let Some(ProbePlan { message, rounds }) = plan else { return Ok(()) };
+        let message = self.with_adaptive(|adaptive| adaptive.begin_call(bytes));
+        let Some(message) = message else { return Ok(()) };
         // A rank with another call is reported by that call. Nobody measures before all are here.
         if self.allgather_words(&mut [bytes])?.iter().any(|&theirs| theirs != bytes) {
             return Ok(());
         }
-        for _ in 0..rounds {
-            let seconds = self.measure_links(message as usize, None)?;
-            let slow = self.with_adaptive(|adaptive| {
-                adaptive.measure(&seconds, message);
-                adaptive.slow_receivers()
-            });
-            if let Some(slow) = slow {
-                let seconds = self.measure_links(message as usize, Some(&slow))?;
-                self.with_adaptive(|adaptive| adaptive.refine(&seconds, message));
+        let slow_before = self.with_adaptive(|adaptive| adaptive.slow_inputs());
+        let seconds = self.measure_links(message as usize, None)?;
+        let slow = self.with_adaptive(|adaptive| {
+            adaptive.measure(&seconds, message);
+            adaptive.slow_receivers()
+        });
+        if let Some(slow) = slow {
+            let seconds = self.measure_links(message as usize, Some(&slow))?;
+            self.with_adaptive(|adaptive| adaptive.refine(&seconds, message));
+        }
+        let (overlay, slow) = self.with_adaptive(|adaptive| {
+            let is_change = adaptive.decide(bytes);
+            let overlay = is_change.then(|| adaptive.choice().and_then(|choice| choice.overlay.clone()));
+            (overlay, adaptive.slow_inputs())
+        });
+        self.limit_links(&slow_before, &slow);
+        overlay.map_or(Ok(()), |overlay| self.set_overlay(overlay.map(Arc::new)))
+    }
+
+    /// Lets little wait in the kernel for hosts that receive slowly: what they need to go on sending would be behind
+    /// it.
+    fn limit_links(&self, before: &[bool], now: &[bool]) {
+        let engine = self.0.endpoint.lock();
+        for (rank, host) in (0..).zip(self.host_of()) {
+            match (before[host as usize], now[host as usize]) {
+                (false, true) => engine.limit_unsent(self.world_rank(rank), UNSENT_BYTES),
+                (true, false) => engine.limit_unsent(self.world_rank(rank), u32::MAX),
+                _ => {}
             }
         }
-        let overlay = self.with_adaptive(|adaptive| {
-            let is_change = adaptive.decide(bytes);
-            is_change.then(|| adaptive.choice().and_then(|choice| choice.overlay.clone()))
-        });
-        overlay.map_or(Ok(()), |overlay| self.set_overlay(overlay.map(Arc::new)))
     }
 
     /// What adaptive all-reduces go along, and why, in words.
@@ -126,8 +142,8 @@ impl Communicator {
         let leaders: Vec<usize> = (0..hosts).map(first).collect();
         let mut nanoseconds = vec![0; hosts];
         if let Some(me) = leaders.iter().position(|&leader| leader == self.rank() as usize) {
-            // Who has nothing but a short one from everybody has connections to all, and begins when they do.
-            self.exchange(&leaders, me, 1, None)?;
+            // Connections are made, and have found their pace; and who has all of these begins when the others do.
+            self.exchange(&leaders, me, bytes.div_ceil(8), skipped)?;
             nanoseconds = self.exchange(&leaders, me, bytes, skipped)?;
         }
         let all = self.allgather_words(&mut nanoseconds)?;
@@ -135,7 +151,8 @@ impl Communicator {
         Ok(leaders.iter().map(seconds).collect())
     }
 
-    /// Sends a message to every other leader that is not skipped, and receives theirs: nanoseconds until each was there.
+    /// Sends a message to every other leader that is not skipped, and receives theirs: nanoseconds until each was
+    /// there.
     fn exchange(
         &self,
         leaders: &[usize],
@@ -159,8 +176,8 @@ impl Communicator {
             let (group, source) = (engine.new_group(), Some(self.world_rank(leaders[from] as u32)));
             let pattern = MatchPattern { source, tag: Some(PROBE_TAG), seq: 0 };
             let region = std::mem::replace(&mut received[from], MemoryRegion::EMPTY);
-            // SAFETY: `memory` has the region, which nobody else looks at, and lives until the group is over: until then
-            // it is here, or with the engine (`detach`).
+            // SAFETY: `memory` has the region, which nobody else looks at, and lives until the group is over: it is
+            // here, or with the engine (`detach`).
             unsafe { engine.post_recv(group, context, pattern, region) };
             pending.push((Some(from), group));
         }

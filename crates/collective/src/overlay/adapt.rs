@@ -23,15 +23,6 @@ const GAIN: f64 = 0.9;
 /// A direction of a host that has less than this part of the usual rate is called slow.
 const SLOW: f64 = 0.7;
 
-/// What to measure: every host sends every other one a message of this length, so many times.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct ProbePlan {
-    /// Bytes of a message.
-    pub message: u64,
-    /// How often.
-    pub rounds: u32,
-}
-
 /// The overlay of a communicator that measures its links.
 #[derive(Debug)]
 pub struct AdaptiveOverlay {
@@ -70,8 +61,9 @@ impl AdaptiveOverlay {
         }
     }
 
-    /// An all-reduce of so many bytes comes: whether links have to be measured before it.
-    pub fn begin_call(&mut self, bytes: u64) -> Option<ProbePlan> {
+    /// An all-reduce of so many bytes comes: whether links have to be measured before it. Then every host sends every
+    /// other one a message of this length.
+    pub fn begin_call(&mut self, bytes: u64) -> Option<u64> {
         if self.hosts < 2 || bytes < ADAPTIVE_BYTES_MIN {
             return None;
         }
@@ -80,9 +72,7 @@ impl AdaptiveOverlay {
             return None;
         }
         let sent = (bytes / PROBE_PART).clamp(*PROBE_BYTES.start(), *PROBE_BYTES.end());
-        // Connections are new, and slow, the first time.
-        let rounds = if self.choice.is_none() { 2 } else { 1 };
-        Some(ProbePlan { message: (sent / (self.hosts - 1)).max(1), rounds })
+        Some((sent / (self.hosts - 1)).max(1))
     }
 
     /// Takes a measurement: for each receiver, the seconds until the message of each sender was there.
@@ -98,8 +88,13 @@ impl AdaptiveOverlay {
     pub fn slow_receivers(&self) -> Option<Vec<bool>> {
         let rates = self.measured[0].as_ref()?;
         let limit = SLOW * usual(rates);
-        let is_slow = rates.iter().any(|rate| rate.input < limit || rate.output < limit);
-        is_slow.then(|| rates.iter().map(|rate| rate.input < limit).collect())
+        let is_slow = |rate: &HostRate| rate.input < limit || rate.output < limit;
+        rates.iter().any(is_slow).then(|| slow_inputs(rates))
+    }
+
+    /// Hosts with a slow input, by the last two measurements; none before the first.
+    pub fn slow_inputs(&self) -> Vec<bool> {
+        self.rates().map_or_else(|| vec![false; self.hosts as usize], |rates| slow_inputs(&rates))
     }
 
     /// Takes that further measurement, with 0 where nothing was sent.
@@ -159,6 +154,11 @@ fn greater(one: &[HostRate], other: &[HostRate]) -> Vec<HostRate> {
         output: one.output.max(other.output),
     };
     one.iter().zip(other).map(greater).collect()
+}
+
+fn slow_inputs(rates: &[HostRate]) -> Vec<bool> {
+    let limit = SLOW * usual(rates);
+    rates.iter().map(|rate| rate.input < limit).collect()
 }
 
 /// The median over hosts and directions.
@@ -236,12 +236,10 @@ mod tests {
         (0..hosts).map(|to| (0..hosts).map(|from| time(to, from)).collect()).collect()
     }
 
-    fn measure(adaptive: &mut AdaptiveOverlay, rates: &[HostRate], plan: ProbePlan, bytes: u64) -> bool {
-        for _ in 0..plan.rounds {
-            adaptive.measure(&exchange(rates, plan.message, &vec![false; rates.len()]), plan.message);
-            if let Some(slow) = adaptive.slow_receivers() {
-                adaptive.refine(&exchange(rates, plan.message, &slow), plan.message);
-            }
+    fn measure(adaptive: &mut AdaptiveOverlay, rates: &[HostRate], message: u64, bytes: u64) -> bool {
+        adaptive.measure(&exchange(rates, message, &vec![false; rates.len()]), message);
+        if let Some(slow) = adaptive.slow_receivers() {
+            adaptive.refine(&exchange(rates, message, &slow), message);
         }
         adaptive.decide(bytes)
     }
@@ -249,8 +247,8 @@ mod tests {
     /// Calls until the next measurement, which has this result; whether it changes anything, and how many.
     fn go_on(adaptive: &mut AdaptiveOverlay, rates: &[HostRate]) -> (bool, u32) {
         for calls in 0..1000 {
-            if let Some(plan) = adaptive.begin_call(BYTES) {
-                return (measure(adaptive, rates, plan, BYTES), calls);
+            if let Some(message) = adaptive.begin_call(BYTES) {
+                return (measure(adaptive, rates, message, BYTES), calls);
             }
         }
         panic!("nothing is measured any more");
@@ -300,9 +298,9 @@ mod tests {
             let (calls, rates) = (1000_u64, choked(4, None));
             let mut measured = 0;
             for _ in 0..calls {
-                if let Some(plan) = adaptive.begin_call(bytes) {
-                    measured += 3 * plan.message * u64::from(plan.rounds);
-                    measure(&mut adaptive, &rates, plan, bytes);
+                if let Some(message) = adaptive.begin_call(bytes) {
+                    measured += 3 * message;
+                    measure(&mut adaptive, &rates, message, bytes);
                 }
             }
             // A call moves its bytes 1.5 times.

@@ -22,7 +22,7 @@ mod probe;
 mod shards;
 mod weighted;
 
-pub use adapt::{ADAPTIVE_BYTES_MIN, AdaptiveOverlay, ProbePlan};
+pub use adapt::{ADAPTIVE_BYTES_MIN, AdaptiveOverlay};
 pub use choose::{OverlayChoice, OverlayKind, choose, reconsider};
 pub(crate) use model::slice_bytes;
 pub use model::{OverlayForecast, OverlayModel, lower_bound};

@@ -2,8 +2,8 @@
 //!
 //! A host's messages leave it together, or one after the other, as kernels and links like it. Either way, when k of
 //! them have arrived, k messages' bytes have left. One that is late says nothing of its sender, if most others were
-//! not: its receiver is slow. So the rate is the greatest of what the first k show, but of at least a third of all, because
-//! the first few may have gone through a burst.
+//! not: its receiver is slow. So the rate is the greatest of what the first k show, but of at least a third of all,
+//! because the first few may have gone through a burst.
 
 use super::HostRate;
 
