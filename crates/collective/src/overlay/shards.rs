@@ -102,13 +102,13 @@ pub(crate) fn shards(rates: &[HostRate]) -> Vec<OverlayPart> {
     let total: f64 = shares.iter().sum();
     let mut before = 0.0;
     let mut parts = Vec::new();
-    for owner in 0..hosts {
-        let share = (shares[owner] / total * f64::from(SHARES)).round() as u32;
+    for (owner, &part) in shares.iter().enumerate() {
+        let share = (part / total * f64::from(SHARES)).round() as u32;
         if share == 0 {
             continue;
         }
-        let half = usize::from(before + shares[owner] / 2.0 > total / 2.0);
-        before += shares[owner];
+        let half = usize::from(before + part / 2.0 > total / 2.0);
+        before += part;
         let below = |host: usize, parent: usize| (host != owner).then_some(parent as u32);
         let relay = |host: usize| relays[host].map_or(owner, |relays| relays[half]);
         parts.push(OverlayPart {
