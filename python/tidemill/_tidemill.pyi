@@ -116,6 +116,242 @@ def mds_inspect(
     weights: _Rows | None,
     columns: _Float64 | None,
 ) -> tuple[float, tuple[int, int, str] | None, tuple[float, int] | None]: ...
+
+# Networks: private to `tidemill.networks`. Nodes are uint32 (`NO_NODE` = 0xFFFFFFFF where there is none), offsets int64,
+# weights float64. Arrays are one-dimensional and C-contiguous; every call releases the GIL.
+
+_Nodes = NDArray[np.uint32]
+_Int64 = NDArray[np.int64]
+
+class CompressedRows:
+    """Links by their source: those of node v stand at `offsets[v]:offsets[v + 1]`, sorted by target.
+
+    Immutable. `columns` bounds the targets: equal to `rows` for a network, larger for a part of one, whose targets from
+    `rows` on are ghosts.
+    """
+
+    def __init__(
+        self, pool: KernelPool, offsets: _Int64, targets: _Nodes, weights: _Float64 | None, columns: int
+    ) -> None: ...
+    @staticmethod
+    def of_links(
+        pool: KernelPool,
+        sources: _Nodes,
+        targets: _Nodes,
+        weights: _Float64 | None,
+        rows: int,
+        columns: int,
+        duplicates: Literal["keep", "sum", "min", "first"] = "keep",
+        loops: bool = True,
+        symmetric: bool = False,
+    ) -> CompressedRows:
+        """Sort links. Unweighted duplicates are merged into one by all but "keep"; "sum" gives them their number.
+
+        `symmetric` adds the reverse of every link (a loop once) before duplicates are merged.
+        """
+    @property
+    def rows(self) -> int: ...
+    @property
+    def columns(self) -> int: ...
+    @property
+    def links(self) -> int: ...
+    @property
+    def nbytes(self) -> int: ...
+    @property
+    def offsets(self) -> _Int64:
+        """(rows + 1,), read-only, without a copy; so are `targets` and `weights`, (links,)."""
+    @property
+    def targets(self) -> _Nodes: ...
+    @property
+    def weights(self) -> _Float64 | None: ...
+    def transpose(self, pool: KernelPool) -> CompressedRows: ...
+    def is_symmetric(self, pool: KernelPool) -> bool:
+        """Whether every link has a reverse of the same weight."""
+    def weight_sums(self, pool: KernelPool) -> _Float64:
+        """Of each row the sum of its weights, or its number of links, (rows,)."""
+    def part(self, pool: KernelPool, nodes: _Nodes) -> tuple[CompressedRows, _Nodes]:
+        """The rows of `nodes`, and the ghosts: targets that are not among them, ascending.
+
+        In the result node `nodes[i]` is i, and ghost `ghosts[j]` is `len(nodes) + j`.
+        """
+
+def network_parse(
+    pool: KernelPool,
+    data: bytes | NDArray[np.uint8],
+    weighted: bool,
+    delimiter: str | None = None,
+    comments: str = "#%",
+    tag: str | None = None,
+    first_line: int = 1,
+) -> tuple[NDArray[Any], NDArray[Any], _Float64 | None, int]:
+    """Links of lines "source target [weight] ...": sources, targets, weights if `weighted`, and how many lines there are.
+
+    Ids are int64, or uint64 where one exceeds int64. `delimiter` None is any run of spaces, tabs, commas and semicolons.
+    Lines are skipped when empty or when their first character is one of `comments`. With `tag` (DIMACS: "a") the other
+    lines must begin with it. Further fields are ignored. ValueError tells line (counted from `first_line`), content and
+    trouble of the first bad line.
+    """
+
+def network_ids(pool: KernelPool, *values: NDArray[Any]) -> NDArray[Any]:
+    """The distinct ids in arrays of int64 or uint64 (of one dtype), ascending."""
+
+def network_find(pool: KernelPool, ids: NDArray[Any], values: NDArray[Any]) -> _Nodes:
+    """The place of each of `values` in the ascending `ids`, `NO_NODE` where it is not among them."""
+
+def network_pagerank(
+    pool: KernelPool,
+    incoming: CompressedRows,
+    outgoing: _Float64,
+    damping: float,
+    tolerance: float,
+    iterations_max: int,
+    rule: Literal["l1", "largest"] = "l1",
+    start: _Float64 | None = None,
+    teleport: _Float64 | None = None,
+    dangling: _Float64 | None = None,
+    drop_dangling: bool = False,
+) -> tuple[_Float64, int, float]:
+    """Scores, iterations and the last change, which is below `tolerance` if they converged.
+
+    `outgoing` is the sum of the weights (or the number) of the links that leave each node: `weight_sums` of the
+    transpose. `start` and `teleport` default to 1 / n, `dangling` to `teleport`. Nothing is normalized: with `start` and
+    `teleport` of ones and `drop_dangling` it is the unnormalized form.
+    """
+
+def network_bfs(
+    pool: KernelPool, outgoing: CompressedRows, incoming: CompressedRows | None, source: int
+) -> tuple[_Nodes, NDArray[np.int32]]:
+    """Parents (`NO_NODE` where not reached; the source is its own) and levels (-1 where not reached).
+
+    With `incoming` (`outgoing` itself where symmetric) large levels are searched from below.
+    """
+
+def network_shortest_paths(
+    pool: KernelPool,
+    outgoing: CompressedRows,
+    sources: _Nodes,
+    delta: float | None = None,
+    cutoff: float | None = None,
+) -> tuple[_Float64, _Nodes]:
+    """Distances from the nearest source (inf where not reached) and parents (`NO_NODE` likewise; a source is its own).
+
+    Nodes farther than `cutoff` count as not reached. ValueError names the first link whose weight is negative or NaN.
+    """
+
+def network_components(pool: KernelPool, outgoing: CompressedRows, incoming: CompressedRows | None) -> _Nodes:
+    """Of each node the smallest node of its (weakly) connected component. `incoming` may be None or the transpose."""
+
+def network_strong_components(pool: KernelPool, outgoing: CompressedRows) -> _Nodes:
+    """Of each node the smallest node of its strongly connected component."""
+
+def network_triangles(pool: KernelPool, links: CompressedRows) -> _Int64:
+    """Of each node how many triangles it is in. Symmetric links; loops and duplicates are ignored."""
+
+def network_betweenness(
+    pool: KernelPool, outgoing: CompressedRows, sources: _Nodes, endpoints: bool = False
+) -> _Float64:
+    """Sums over `sources` of the shares of shortest paths (by number of links) that lead over each node.
+
+    Neither scaled nor halved. Parallel links count as several paths.
+    """
+
+def network_core_numbers(links: CompressedRows) -> _Nodes:
+    """Core numbers. Symmetric links without loops."""
+
+def network_label_propagation(
+    pool: KernelPool,
+    outgoing: CompressedRows,
+    incoming: CompressedRows | None,
+    labels: _Nodes,
+    iterations_max: int,
+) -> tuple[_Nodes, int]:
+    """Each node takes its neighbors' most frequent label, the smallest of several, all at once; until nothing changes.
+
+    With `incoming` the neighbors over links of both directions count, as in LDBC Graphalytics.
+    """
+
+def network_spanning_forest(pool: KernelPool, links: CompressedRows, maximum: bool = False) -> tuple[_Nodes, _Int64]:
+    """A minimum (or maximum) spanning forest: sources and places (in `targets`, `weights`) of its links. Symmetric links."""
+
+def network_maximum_flow(outgoing: CompressedRows, source: int, sink: int) -> tuple[float, _Float64, NDArray[np.bool_]]:
+    """The value, the flow over each link, and which nodes are on the source's side of a minimum cut.
+
+    Weights are capacities; without weights each is 1. ValueError names the first that is negative or NaN, and tells
+    where the flow is unbounded.
+    """
+
+def network_louvain(
+    pool: KernelPool,
+    links: CompressedRows,
+    resolution: float = 1.0,
+    threshold: float = 1e-7,
+    seed: int = 0,
+    levels_max: int | None = None,
+) -> tuple[_Nodes, float, int]:
+    """Communities from 0, their modularity, and levels. Symmetric links; repeatable by seed on any number of threads."""
+
+def network_modularity(links: CompressedRows, labels: _Nodes, resolution: float = 1.0) -> float: ...
+
+# Parts of networks. A part's rows are those of its own nodes, 0..rows; its other columns are ghosts.
+
+def network_partition(
+    links: CompressedRows, parts: int, passes: int = 10, imbalance: float = 0.05
+) -> tuple[_Nodes, int]:
+    """The part of each node by restreamed linear deterministic greedy, and how many links are cut. Symmetric links."""
+
+def network_cut(pool: KernelPool, links: CompressedRows, parts: _Nodes) -> int:
+    """How many links join nodes of different parts."""
+
+def network_pagerank_step(
+    pool: KernelPool,
+    incoming: CompressedRows,
+    contributions: _Float64,
+    base: _Float64 | float,
+    damping: float,
+    values: _Float64,
+) -> tuple[float, float]:
+    """Set `values` (rows,) to base + damping * the sum over links of weight * contribution of the source; L1 and largest change.
+
+    `contributions`, (columns,), is value / outgoing of every node. A row's sum does not depend on threads or parts.
+    """
+
+def network_pagerank_sweeps(
+    incoming: CompressedRows,
+    contributions: _Float64,
+    inverse: _Float64,
+    base: _Float64 | float,
+    damping: float,
+    values: _Float64,
+    sweeps_max: int,
+    tolerance: float,
+) -> tuple[int, float, float]:
+    """The same in place, one row after the other: `contributions` of the own nodes follow as value * `inverse` (rows,).
+
+    Sweeps made, L1 and largest change of the last; ends when the largest is below `tolerance`.
+    """
+
+def network_relax(
+    outgoing: CompressedRows,
+    distances: _Float64,
+    parents: _Nodes | None,
+    active: _Nodes | None,
+    rounds_max: int | None = None,
+) -> tuple[_Nodes, _Nodes, int]:
+    """Lower `distances` (columns,) over the part's links from the `active` own nodes (None: all that are reached).
+
+    With `rounds_max` in so many rounds of all active nodes, else in the order of distances until nothing changes.
+    Returns the columns that were lowered, ascending, the own nodes that are still active, and the links relaxed.
+    `parents`, (columns,), gets columns. Unweighted links are 1 long. ValueError as of `network_shortest_paths`.
+    """
+
+def network_lower_labels(
+    links: CompressedRows, labels: _Int64, active: _Nodes | None, sweeps_max: int | None = None
+) -> tuple[_Nodes, _Nodes, int]:
+    """Give both ends of the links of the `active` own nodes (None: all) the lower of their `labels`, (columns,).
+
+    Returns as `network_relax`.
+    """
+
 def kernel_cpus() -> int: ...
 def kernel_instruction_sets() -> list[str]: ...
 def kmeans_statistics(
