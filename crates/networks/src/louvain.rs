@@ -1,1 +1,267 @@
-//! To come.
+//! Communities of high modularity: nodes move to the neighboring community that gains most, until none gains; then each
+//! community becomes a node, and all begins anew.
+//!
+//! Source: V. Blondel, J.-L. Guillaume, R. Lambiotte and E. Lefebvre, Fast unfolding of communities in large networks
+//! (2008). The order of nodes follows from the seed alone, so results repeat.
+
+use crate::build::{Duplicates, LinkOptions, Links};
+use crate::error::{NetworkError, ensure};
+use crate::rows::CompressedRows;
+use tidemill_kernels::pool::Pool;
+
+/// How communities are sought.
+#[derive(Clone, Copy, Debug)]
+pub struct LouvainOptions {
+    /// Above 1 for more, smaller communities.
+    pub resolution: f64,
+    /// A level that gains less is the last.
+    pub threshold: f64,
+    /// Decides the order of nodes.
+    pub seed: u64,
+    /// At most so many levels.
+    pub levels_max: usize,
+}
+
+/// Communities, and how good they are.
+#[derive(Clone, Debug)]
+pub struct Communities {
+    /// The community of each node, numbered from 0 in the order of their smallest nodes.
+    pub labels: Vec<u32>,
+    /// Their modularity.
+    pub modularity: f64,
+    /// How many levels were made.
+    pub levels: usize,
+}
+
+/// A network of communities: links between them, and twice the weight within each.
+struct Level {
+    links: CompressedRows,
+    inner: Vec<f64>,
+}
+
+/// Communities of symmetric `links`.
+///
+/// # Errors
+/// `BadWeight` with the first weight that is negative or no number.
+pub fn louvain(pool: &Pool, links: &CompressedRows, options: LouvainOptions) -> Result<Communities, NetworkError> {
+    links.check_square()?;
+    links.check_weights()?;
+    let n = links.rows();
+    let mut labels: Vec<u32> = (0..n as u32).collect();
+    let mut level = coarsen(pool, links, None, &labels, n)?;
+    let total: f64 = total_weight(&level);
+    let mut best = modularity_of(&level, &labels, options.resolution, total);
+    let mut levels = 0;
+    while levels < options.levels_max && total > 0.0 {
+        let mut moved = move_nodes(&level, options, levels as u64, total);
+        let count = renumber(&mut moved);
+        let gained = modularity_of(&level, &moved, options.resolution, total);
+        if gained - best <= options.threshold {
+            break;
+        }
+        best = gained;
+        labels.iter_mut().for_each(|label| *label = moved[*label as usize]);
+        level = coarsen(pool, &level.links, Some(&level.inner), &moved, count)?;
+        levels += 1;
+    }
+    renumber(&mut labels);
+    let modularity = modularity(links, &labels, options.resolution)?;
+    Ok(Communities { labels, modularity, levels })
+}
+
+/// The modularity of `labels` on symmetric `links`, 0 without links. A loop counts at both its ends.
+///
+/// # Errors
+/// `BadArgument` if there is not one label for each node, below the number of nodes.
+pub fn modularity(links: &CompressedRows, labels: &[u32], resolution: f64) -> Result<f64, NetworkError> {
+    links.check_square()?;
+    let n = links.rows();
+    ensure(
+        labels.len() == n && labels.iter().all(|&label| (label as usize) < n),
+        "labels must be nodes, one for each",
+    )?;
+    let (mut within, mut sums, mut total) = (0.0, vec![0.0; n], 0.0);
+    for node in 0..n {
+        for (target, weight) in links.weighted(node) {
+            let weight = if target as usize == node { 2.0 * weight } else { weight };
+            sums[labels[node] as usize] += weight;
+            total += weight;
+            if labels[node] == labels[target as usize] {
+                within += weight;
+            }
+        }
+    }
+    Ok(combined(within, &sums, total, resolution))
+}
+
+fn combined(within: f64, sums: &[f64], total: f64, resolution: f64) -> f64 {
+    if total == 0.0 {
+        return 0.0;
+    }
+    within / total - resolution * sums.iter().map(|sum| (sum / total) * (sum / total)).sum::<f64>()
+}
+
+fn degrees(level: &Level) -> Vec<f64> {
+    (0..level.inner.len())
+        .map(|node| level.inner[node] + level.links.weighted(node).map(|link| link.1).sum::<f64>())
+        .collect()
+}
+
+fn total_weight(level: &Level) -> f64 {
+    degrees(level).iter().sum()
+}
+
+fn modularity_of(level: &Level, labels: &[u32], resolution: f64, total: f64) -> f64 {
+    let (mut within, mut sums) = (0.0, vec![0.0; labels.len()]);
+    for (node, degree) in degrees(level).into_iter().enumerate() {
+        sums[labels[node] as usize] += degree;
+        let inner = level.links.weighted(node).filter(|&(target, _)| labels[target as usize] == labels[node]);
+        within += level.inner[node] + inner.map(|link| link.1).sum::<f64>();
+    }
+    combined(within, &sums, total, resolution)
+}
+
+/// Makes each of `count` communities a node. `inner` is what the nodes hold within; if not given, loops count twice.
+fn coarsen(
+    pool: &Pool,
+    links: &CompressedRows,
+    inner: Option<&[f64]>,
+    labels: &[u32],
+    count: usize,
+) -> Result<Level, NetworkError> {
+    let mut sums = vec![0.0; count];
+    let (mut sources, mut targets, mut weights) = (Vec::new(), Vec::new(), Vec::new());
+    for node in 0..links.rows() {
+        let label = labels[node];
+        sums[label as usize] += inner.map_or(0.0, |inner| inner[node]);
+        for (target, weight) in links.weighted(node) {
+            if labels[target as usize] == label {
+                sums[label as usize] += if target as usize == node { 2.0 * weight } else { weight };
+            } else {
+                sources.push(label);
+                targets.push(labels[target as usize]);
+                weights.push(weight);
+            }
+        }
+    }
+    let options = LinkOptions { duplicates: Duplicates::Sum, ..LinkOptions::square(count) };
+    let links = Links { sources: &sources, targets: &targets, weights: Some(&weights) };
+    Ok(Level { links: CompressedRows::of_links(pool, links, &options)?, inner: sums })
+}
+
+/// Moves nodes until none gains; returns the community of each.
+fn move_nodes(level: &Level, options: LouvainOptions, round: u64, total: f64) -> Vec<u32> {
+    /// More are hardly ever needed; rounding could otherwise move a node to and fro.
+    const PASSES_MAX: usize = 100;
+    let n = level.inner.len();
+    let degrees = degrees(level);
+    let mut labels: Vec<u32> = (0..n as u32).collect();
+    let mut sums = degrees.clone();
+    let mut order: Vec<u32> = (0..n as u32).collect();
+    let mut random = options.seed ^ round.wrapping_mul(0xD1B5_4A32_D192_ED03);
+    for at in (1..n).rev() {
+        order.swap(at, (next_random(&mut random) % (at as u64 + 1)) as usize);
+    }
+    let mut toward = vec![0.0; n];
+    let mut seen: Vec<u32> = Vec::new();
+    for _ in 0..PASSES_MAX {
+        let mut moves = 0;
+        for &node in &order {
+            let node = node as usize;
+            let old = labels[node];
+            for (target, weight) in level.links.weighted(node).filter(|&(target, _)| target as usize != node) {
+                let label = labels[target as usize];
+                if toward[label as usize] == 0.0 {
+                    seen.push(label);
+                }
+                toward[label as usize] += weight;
+            }
+            sums[old as usize] -= degrees[node];
+            let share = options.resolution * degrees[node] / total;
+            let gain = |label: u32| toward[label as usize] - share * sums[label as usize];
+            let (mut best, mut most) = (old, gain(old));
+            for &label in &seen {
+                let gain = gain(label);
+                // Of equal gains the smallest label, so that the order of links does not matter.
+                if gain > most || (gain == most && best != old && label < best) {
+                    (best, most) = (label, gain);
+                }
+            }
+            seen.drain(..).for_each(|label| toward[label as usize] = 0.0);
+            sums[best as usize] += degrees[node];
+            labels[node] = best;
+            moves += usize::from(best != old);
+        }
+        if moves == 0 {
+            break;
+        }
+    }
+    labels
+}
+
+/// SplitMix64.
+fn next_random(state: &mut u64) -> u64 {
+    *state = state.wrapping_add(0x9E37_79B9_7F4A_7C15);
+    let z = (*state ^ (*state >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+    let z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+    z ^ (z >> 31)
+}
+
+/// Numbers labels from 0 in the order of their first nodes; returns how many there are.
+fn renumber(labels: &mut [u32]) -> usize {
+    let mut numbers = vec![u32::MAX; labels.len()];
+    let mut count = 0;
+    for label in labels {
+        let number = &mut numbers[*label as usize];
+        if *number == u32::MAX {
+            *number = count;
+            count += 1;
+        }
+        *label = *number;
+    }
+    count as usize
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::{any_network, pool, rows_of};
+    use proptest::prelude::*;
+
+    const PLAIN: LouvainOptions = LouvainOptions { resolution: 1.0, threshold: 1e-7, seed: 0, levels_max: usize::MAX };
+
+    proptest! {
+        /// Modularity must equal its definition, and never be worse than that of single nodes.
+        #[test]
+        fn modularity_equals_the_definition(network in any_network(true), seed: u64) {
+            let found = louvain(&pool(1), &network, LouvainOptions { seed, ..PLAIN }).unwrap();
+            let n = network.rows();
+            let weight = |a: usize, b: usize| -> f64 {
+                let sum: f64 = network.weighted(a).filter(|link| link.0 as usize == b).map(|link| link.1).sum();
+                if a == b { 2.0 * sum } else { sum }
+            };
+            let degree: Vec<f64> = (0..n).map(|a| (0..n).map(|b| weight(a, b)).sum()).collect();
+            let total: f64 = degree.iter().sum();
+            let of = |labels: &[u32]| -> f64 {
+                let pairs = (0..n).flat_map(|a| (0..n).map(move |b| (a, b))).filter(|&(a, b)| labels[a] == labels[b]);
+                let sum: f64 = pairs.map(|(a, b)| weight(a, b) - degree[a] * degree[b] / total).sum();
+                if total > 0.0 { sum / total } else { 0.0 }
+            };
+            prop_assert!((found.modularity - of(&found.labels)).abs() < 1e-9);
+            let single: Vec<u32> = (0..n as u32).collect();
+            prop_assert!(found.modularity >= of(&single) - 1e-9);
+            let again = louvain(&pool(2), &network, LouvainOptions { seed, ..PLAIN }).unwrap();
+            prop_assert_eq!(found.labels, again.labels);
+        }
+    }
+
+    /// Four cliques on a ring are four communities.
+    #[test]
+    fn cliques_are_found() {
+        let clique = |c: u32| (0..6).flat_map(move |a| (0..a).map(move |b| (c * 6 + a, c * 6 + b, 1.0)));
+        let mut links: Vec<_> = (0..4).flat_map(clique).collect();
+        links.extend((0..4).map(|c| (c * 6, (c * 6 + 7) % 24, 1.0)));
+        let found = louvain(&pool(1), &rows_of(24, &links, true), PLAIN).unwrap();
+        assert_eq!(found.labels, (0..24).map(|v| v / 6).collect::<Vec<u32>>());
+    }
+}

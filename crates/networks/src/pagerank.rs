@@ -5,7 +5,7 @@
 
 use crate::error::{NetworkError, ensure};
 use crate::rows::CompressedRows;
-use crate::shared::{SharedSlice, fill_with};
+use crate::shared::{SharedSlice, fill_with, gather_sum};
 use std::str::FromStr;
 use std::sync::Mutex;
 use tidemill_kernels::pool::Pool;
@@ -105,7 +105,7 @@ pub fn pagerank(
     options: PagerankOptions<'_>,
 ) -> Result<PagerankScores, NetworkError> {
     incoming.check_square()?;
-    incoming.check_weights(pool)?;
+    incoming.check_weights()?;
     let n = incoming.rows();
     let fits = |values: Option<&[f64]>| values.is_none_or(|values| values.len() == n);
     let lengths = outgoing.len() == n && fits(options.start) && fits(options.teleport) && fits(options.dangling);
@@ -223,29 +223,14 @@ fn pull(
 #[inline(always)]
 pub(crate) fn row_sum(incoming: &CompressedRows, row: usize, contributions: &[f64]) -> f64 {
     assert!(contributions.len() >= incoming.columns());
-    // SAFETY: targets are below `columns` (the invariant of the rows). Benefit: the sweep's inner loop without checks.
-    let at = |source: u32| unsafe { *contributions.get_unchecked(source as usize) };
     let sources = incoming.neighbors(row);
-    // Four sums hide the latency of additions.
+    let Some(weights) = incoming.weights() else {
+        // SAFETY: targets are below `columns` (the invariant of the rows).
+        return unsafe { gather_sum(contributions, sources) };
+    };
     let mut sums = [0.0; 4];
-    match incoming.weights() {
-        None => {
-            let (fours, rest) = sources.as_chunks::<4>();
-            for four in fours {
-                for lane in 0..4 {
-                    sums[lane] += at(four[lane]);
-                }
-            }
-            for (sum, &source) in sums.iter_mut().zip(rest) {
-                *sum += at(source);
-            }
-        }
-        Some(weights) => {
-            let weights = &weights[incoming.range(row)];
-            for (i, (&source, weight)) in sources.iter().zip(weights).enumerate() {
-                sums[i % 4] += weight * at(source);
-            }
-        }
+    for (i, (&source, weight)) in sources.iter().zip(&weights[incoming.range(row)]).enumerate() {
+        sums[i % 4] += weight * contributions[source as usize];
     }
     (sums[0] + sums[1]) + (sums[2] + sums[3])
 }

@@ -64,11 +64,6 @@ impl Chunks {
         let start = self.next.fetch_add(self.grain, Ordering::Relaxed);
         (start < self.n).then(|| (start / self.grain, start..(start + self.grain).min(self.n)))
     }
-
-    /// Begins anew. Only while no thread takes any.
-    pub(crate) fn restart(&self) {
-        self.next.store(0, Ordering::Relaxed);
-    }
 }
 
 /// Runs `function` for every chunk of `0..n`, on all threads.
@@ -97,6 +92,28 @@ pub(crate) fn fill_with<T: Send, F: Fn(usize) -> T + Sync>(pool: &Pool, out: &mu
             unsafe { out.set(i, function(i)) };
         }
     });
+}
+
+/// The sum of the values at `places`, in an order that depends on their number alone. Four sums hide the latency of
+/// additions.
+///
+/// # Safety
+/// All places are inside the slice. Benefit: the head of most inner loops, which checks slow down by a third.
+#[inline(always)]
+pub(crate) unsafe fn gather_sum(values: &[f64], places: &[u32]) -> f64 {
+    let mut sums = [0.0; 4];
+    let (fours, rest) = places.as_chunks::<4>();
+    for four in fours {
+        for lane in 0..4 {
+            // SAFETY: by this function's contract.
+            sums[lane] += unsafe { *values.get_unchecked(four[lane] as usize) };
+        }
+    }
+    for (sum, &place) in sums.iter_mut().zip(rest) {
+        // SAFETY: as above.
+        *sum += unsafe { *values.get_unchecked(place as usize) };
+    }
+    (sums[0] + sums[1]) + (sums[2] + sums[3])
 }
 
 /// The same memory as atomics.

@@ -1,0 +1,351 @@
+//! Networks as compressed rows, and algorithms on them. Private to `tidemill.networks`, which checks what users give.
+//!
+//! Arrays are one-dimensional and C-contiguous; every call releases the GIL. Nodes are uint32, offsets int64, weights
+//! float64.
+
+use crate::kernels::{KernelPool, slice};
+use numpy::ndarray::ArrayView1;
+use numpy::{
+    Element as NumpyElement, IntoPyArray, PyArray1, PyArrayMethods, PyReadonlyArray1, PyReadwriteArray1,
+
+};
+use pyo3::exceptions::{PyTypeError, PyValueError};
+use pyo3::prelude::*;
+use pyo3::types::PyBytes;
+use tidemill_networks::ids::{self, NodeId};
+use tidemill_networks::pagerank::{BaseScores, PagerankOptions};
+use tidemill_networks::parse::{LinkFormat, parse_links};
+use tidemill_networks::{CompressedRows, LinkOptions, Links, NetworkError};
+use tidemill_networks::{bfs, pagerank};
+
+type Nodes<'py> = PyReadonlyArray1<'py, u32>;
+type Floats<'py> = PyReadonlyArray1<'py, f64>;
+type Array<'py, T> = Bound<'py, PyArray1<T>>;
+
+fn refused(error: NetworkError) -> PyErr {
+    PyValueError::new_err(error.to_string())
+}
+
+/// A name of an option.
+fn named<T: std::str::FromStr<Err = String>>(name: &str) -> PyResult<T> {
+    name.parse().map_err(PyValueError::new_err)
+}
+
+fn optional<'a, T: NumpyElement>(array: &'a Option<PyReadonlyArray1<'_, T>>) -> PyResult<Option<&'a [T]>> {
+    array.as_ref().map(slice).transpose()
+}
+
+/// Rows of links; see `tidemill_networks::CompressedRows`.
+#[pyclass(frozen, name = "CompressedRows", module = "tidemill._tidemill")]
+pub(crate) struct NetworkRows(CompressedRows);
+
+/// `values`, which `owner` keeps alive, as an array that nobody can write.
+fn view<'py, T: NumpyElement>(owner: &Bound<'py, NetworkRows>, values: &[T]) -> Array<'py, T> {
+    // SAFETY: the memory belongs to `owner`, whose arrays never change or move, and which the new array keeps alive.
+    let array = unsafe { PyArray1::borrow_from_array(&ArrayView1::from(values), owner.clone().into_any()) };
+    array.readwrite().make_nonwriteable();
+    array
+}
+
+#[pymethods]
+impl NetworkRows {
+    #[new]
+    fn new(
+        py: Python<'_>,
+        pool: &KernelPool,
+        offsets: PyReadonlyArray1<'_, i64>,
+        targets: Nodes<'_>,
+        weights: Option<Floats<'_>>,
+        columns: usize,
+    ) -> PyResult<Self> {
+        let (offsets, targets, weights) = (slice(&offsets)?, slice(&targets)?, optional(&weights)?);
+        py.detach(|| {
+            let weights = weights.map(<[f64]>::to_vec);
+            CompressedRows::new(&pool.0, offsets.to_vec(), targets.to_vec(), weights, columns)
+        })
+        .map(NetworkRows)
+        .map_err(refused)
+    }
+
+    #[staticmethod]
+    #[pyo3(signature = (pool, sources, targets, weights, rows, columns, duplicates = "keep", loops = true, symmetric = false))]
+    #[allow(clippy::too_many_arguments)]
+    fn of_links(
+        py: Python<'_>,
+        pool: &KernelPool,
+        sources: Nodes<'_>,
+        targets: Nodes<'_>,
+        weights: Option<Floats<'_>>,
+        rows: usize,
+        columns: usize,
+        duplicates: &str,
+        loops: bool,
+        symmetric: bool,
+    ) -> PyResult<Self> {
+        let options = LinkOptions { rows, columns, duplicates: named(duplicates)?, loops, symmetric };
+        let links = Links { sources: slice(&sources)?, targets: slice(&targets)?, weights: optional(&weights)? };
+        py.detach(|| CompressedRows::of_links(&pool.0, links, &options)).map(NetworkRows).map_err(refused)
+    }
+
+    #[getter]
+    fn rows(&self) -> usize {
+        self.0.rows()
+    }
+
+    #[getter]
+    fn columns(&self) -> usize {
+        self.0.columns()
+    }
+
+    #[getter]
+    fn links(&self) -> usize {
+        self.0.links()
+    }
+
+    #[getter]
+    fn nbytes(&self) -> usize {
+        self.0.bytes()
+    }
+
+    #[getter]
+    fn offsets<'py>(slf: &Bound<'py, Self>) -> Array<'py, i64> {
+        view(slf, slf.get().0.offsets())
+    }
+
+    #[getter]
+    fn targets<'py>(slf: &Bound<'py, Self>) -> Array<'py, u32> {
+        view(slf, slf.get().0.targets())
+    }
+
+    #[getter]
+    fn weights<'py>(slf: &Bound<'py, Self>) -> Option<Array<'py, f64>> {
+        slf.get().0.weights().map(|weights| view(slf, weights))
+    }
+
+    fn transpose(&self, py: Python<'_>, pool: &KernelPool) -> Self {
+        NetworkRows(py.detach(|| self.0.transpose(&pool.0)))
+    }
+
+    fn is_symmetric(&self, py: Python<'_>, pool: &KernelPool) -> bool {
+        py.detach(|| self.0.is_symmetric(&pool.0))
+    }
+
+    fn weight_sums<'py>(&self, py: Python<'py>, pool: &KernelPool) -> Array<'py, f64> {
+        py.detach(|| self.0.weight_sums(&pool.0)).into_pyarray(py)
+    }
+
+    fn part<'py>(
+        &self,
+        py: Python<'py>,
+        pool: &KernelPool,
+        nodes: Nodes<'py>,
+    ) -> PyResult<(NetworkRows, Array<'py, u32>)> {
+        let nodes = slice(&nodes)?;
+        let (rows, ghosts) = py.detach(|| self.0.part(&pool.0, nodes)).map_err(refused)?;
+        Ok((NetworkRows(rows), ghosts.into_pyarray(py)))
+    }
+}
+
+/// Text as `bytes` or as an array of them.
+#[derive(FromPyObject)]
+enum TextArg<'py> {
+    Bytes(Bound<'py, PyBytes>),
+    Array(PyReadonlyArray1<'py, u8>),
+}
+
+fn one_byte(delimiter: &str) -> PyResult<u8> {
+    match delimiter.as_bytes() {
+        [byte] => Ok(*byte),
+        _ => Err(PyValueError::new_err(format!("a delimiter or tag must be one ASCII character, not {delimiter:?}"))),
+    }
+}
+
+/// What `network_parse` returns.
+type Parsed<'py> = (Bound<'py, PyAny>, Bound<'py, PyAny>, Option<Array<'py, f64>>, u64);
+
+/// Links of lines of text.
+#[pyfunction]
+#[pyo3(signature = (pool, data, weighted, delimiter = None, comments = "#%", tag = None, first_line = 1))]
+#[allow(clippy::too_many_arguments)]
+fn network_parse<'py>(
+    py: Python<'py>,
+    pool: &KernelPool,
+    data: TextArg<'py>,
+    weighted: bool,
+    delimiter: Option<&str>,
+    comments: &str,
+    tag: Option<&str>,
+    first_line: u64,
+) -> PyResult<Parsed<'py>> {
+    let format = LinkFormat {
+        delimiter: delimiter.map(one_byte).transpose()?,
+        comments: comments.as_bytes().to_vec(),
+        tag: tag.map(one_byte).transpose()?,
+        weighted,
+        first_line,
+    };
+    let text = match &data {
+        TextArg::Bytes(bytes) => bytes.as_bytes(),
+        TextArg::Array(array) => slice(array)?,
+    };
+    let links = py.detach(|| parse_links(&pool.0, text, &format)).map_err(refused)?;
+    let ids = |ids: Vec<i64>| {
+        if links.unsigned {
+            ids.into_iter().map(|id| id as u64).collect::<Vec<_>>().into_pyarray(py).into_any()
+        } else {
+            ids.into_pyarray(py).into_any()
+        }
+    };
+    let weights = weighted.then(|| links.weights.into_pyarray(py));
+    Ok((ids(links.sources), ids(links.targets), weights, links.lines))
+}
+
+/// Ids of either type.
+#[derive(FromPyObject)]
+enum IdsArg<'py> {
+    Signed(PyReadonlyArray1<'py, i64>),
+    Unsigned(PyReadonlyArray1<'py, u64>),
+}
+
+/// The distinct ids of all arrays, ascending.
+#[pyfunction]
+#[pyo3(signature = (pool, *values))]
+fn network_ids<'py>(py: Python<'py>, pool: &KernelPool, values: Vec<IdsArg<'py>>) -> PyResult<Bound<'py, PyAny>> {
+    fn distinct<'py, T: NodeId + NumpyElement>(
+        py: Python<'py>,
+        pool: &KernelPool,
+        lists: &[&PyReadonlyArray1<'py, T>],
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let lists = lists.iter().map(|list| slice(list)).collect::<PyResult<Vec<_>>>()?;
+        Ok(py.detach(|| ids::distinct(&pool.0, &lists)).into_pyarray(py).into_any())
+    }
+    let (mut signed, mut unsigned) = (Vec::new(), Vec::new());
+    for list in &values {
+        match list {
+            IdsArg::Signed(list) => signed.push(list),
+            IdsArg::Unsigned(list) => unsigned.push(list),
+        }
+    }
+    match (signed.is_empty(), unsigned.is_empty()) {
+        (_, true) => distinct(py, pool, &signed),
+        (true, false) => distinct(py, pool, &unsigned),
+        _ => Err(PyTypeError::new_err("ids must have one dtype")),
+    }
+}
+
+/// The place of each value among ascending ids.
+#[pyfunction]
+fn network_find<'py>(
+    py: Python<'py>,
+    pool: &KernelPool,
+    ids: IdsArg<'py>,
+    values: IdsArg<'py>,
+) -> PyResult<Array<'py, u32>> {
+    let places = match (&ids, &values) {
+        (IdsArg::Signed(ids), IdsArg::Signed(values)) => {
+            let (ids, values) = (slice(ids)?, slice(values)?);
+            py.detach(|| ids::find(&pool.0, ids, values))
+        }
+        (IdsArg::Unsigned(ids), IdsArg::Unsigned(values)) => {
+            let (ids, values) = (slice(ids)?, slice(values)?);
+            py.detach(|| ids::find(&pool.0, ids, values))
+        }
+        _ => return Err(PyTypeError::new_err("ids and values must have one dtype")),
+    };
+    Ok(places.into_pyarray(py))
+}
+
+/// Scores, iterations and the last change.
+#[pyfunction]
+#[pyo3(signature = (
+    pool, incoming, outgoing, damping, tolerance, iterations_max, rule = "l1", start = None, teleport = None,
+    dangling = None, drop_dangling = false,
+))]
+#[allow(clippy::too_many_arguments)]
+fn network_pagerank<'py>(
+    py: Python<'py>,
+    pool: &KernelPool,
+    incoming: &NetworkRows,
+    outgoing: Floats<'py>,
+    damping: f64,
+    tolerance: f64,
+    iterations_max: usize,
+    rule: &str,
+    start: Option<Floats<'py>>,
+    teleport: Option<Floats<'py>>,
+    dangling: Option<Floats<'py>>,
+    drop_dangling: bool,
+) -> PyResult<(Array<'py, f64>, usize, f64)> {
+    let options = PagerankOptions {
+        damping,
+        tolerance,
+        iterations_max,
+        rule: named(rule)?,
+        start: optional(&start)?,
+        teleport: optional(&teleport)?,
+        dangling: optional(&dangling)?,
+        drop_dangling,
+    };
+    let outgoing = slice(&outgoing)?;
+    let found = py.detach(|| pagerank::pagerank(&pool.0, &incoming.0, outgoing, options)).map_err(refused)?;
+    Ok((found.scores.into_pyarray(py), found.iterations, found.change))
+}
+
+/// Parents and levels.
+#[pyfunction]
+fn network_bfs<'py>(
+    py: Python<'py>,
+    pool: &KernelPool,
+    outgoing: &NetworkRows,
+    incoming: Option<&NetworkRows>,
+    source: usize,
+) -> PyResult<(Array<'py, u32>, Array<'py, i32>)> {
+    let incoming = incoming.map(|rows| &rows.0);
+    let tree = py.detach(|| bfs::bfs(&pool.0, &outgoing.0, incoming, source)).map_err(refused)?;
+    Ok((tree.parents.into_pyarray(py), tree.levels.into_pyarray(py)))
+}
+
+/// One value for all rows, or one for each.
+#[derive(FromPyObject)]
+enum BaseArg<'py> {
+    Uniform(f64),
+    Each(Floats<'py>),
+}
+
+impl BaseArg<'_> {
+    fn scores(&self) -> PyResult<BaseScores<'_>> {
+        Ok(match self {
+            BaseArg::Uniform(value) => BaseScores::Uniform(*value),
+            BaseArg::Each(values) => BaseScores::Each(slice(values)?),
+        })
+    }
+}
+
+/// One step of PageRank on the rows of a part: L1 and largest change.
+#[pyfunction]
+fn network_pagerank_step(
+    py: Python<'_>,
+    pool: &KernelPool,
+    incoming: &NetworkRows,
+    contributions: Floats<'_>,
+    base: BaseArg<'_>,
+    damping: f64,
+    mut values: PyReadwriteArray1<'_, f64>,
+) -> PyResult<(f64, f64)> {
+    let (contributions, base, values) = (slice(&contributions)?, base.scores()?, values.as_slice_mut()?);
+    let change = py
+        .detach(|| pagerank::pagerank_step(&pool.0, &incoming.0, contributions, base, damping, values))
+        .map_err(refused)?;
+    Ok((change.l1, change.largest))
+}
+
+/// Adds this area to the module.
+pub fn register(m: &Bound<'_, PyModule>) -> PyResult<()> {
+    m.add_class::<NetworkRows>()?;
+    m.add_function(wrap_pyfunction!(network_parse, m)?)?;
+    m.add_function(wrap_pyfunction!(network_ids, m)?)?;
+    m.add_function(wrap_pyfunction!(network_find, m)?)?;
+    m.add_function(wrap_pyfunction!(network_pagerank, m)?)?;
+    m.add_function(wrap_pyfunction!(network_bfs, m)?)?;
+    m.add_function(wrap_pyfunction!(network_pagerank_step, m)?)
+}
