@@ -5,18 +5,19 @@
 
 use crate::kernels::{KernelPool, slice};
 use numpy::ndarray::ArrayView1;
-use numpy::{
-    Element as NumpyElement, IntoPyArray, PyArray1, PyArrayMethods, PyReadonlyArray1, PyReadwriteArray1,
-
-};
+use numpy::{Element as NumpyElement, IntoPyArray, PyArray1, PyArrayMethods, PyReadonlyArray1, PyReadwriteArray1};
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 use tidemill_networks::ids::{self, NodeId};
+use tidemill_networks::louvain::{LouvainOptions, louvain, modularity};
 use tidemill_networks::pagerank::{BaseScores, PagerankOptions};
 use tidemill_networks::parse::{LinkFormat, parse_links};
-use tidemill_networks::{CompressedRows, LinkOptions, Links, NetworkError};
-use tidemill_networks::{bfs, pagerank};
+use tidemill_networks::sweeps::Lowered;
+use tidemill_networks::{
+    CompressedRows, LinkOptions, Links, NetworkError, betweenness, bfs, components, cores, flow, forest, labels,
+    pagerank, partition, paths, strong, sweeps, triangles,
+};
 
 type Nodes<'py> = PyReadonlyArray1<'py, u32>;
 type Floats<'py> = PyReadonlyArray1<'py, f64>;
@@ -305,6 +306,171 @@ fn network_bfs<'py>(
     Ok((tree.parents.into_pyarray(py), tree.levels.into_pyarray(py)))
 }
 
+/// Distances and parents.
+#[pyfunction]
+#[pyo3(signature = (pool, outgoing, sources, delta = None, cutoff = None))]
+fn network_shortest_paths<'py>(
+    py: Python<'py>,
+    pool: &KernelPool,
+    outgoing: &NetworkRows,
+    sources: Nodes<'py>,
+    delta: Option<f64>,
+    cutoff: Option<f64>,
+) -> PyResult<(Array<'py, f64>, Array<'py, u32>)> {
+    let sources = slice(&sources)?;
+    let tree = py.detach(|| paths::shortest_paths(&pool.0, &outgoing.0, sources, delta, cutoff)).map_err(refused)?;
+    Ok((tree.distances.into_pyarray(py), tree.parents.into_pyarray(py)))
+}
+
+/// Of each node the smallest node of its connected component.
+#[pyfunction]
+fn network_components<'py>(
+    py: Python<'py>,
+    pool: &KernelPool,
+    outgoing: &NetworkRows,
+    incoming: Option<&NetworkRows>,
+) -> PyResult<Array<'py, u32>> {
+    let incoming = incoming.map(|rows| &rows.0);
+    let labels = py.detach(|| components::components(&pool.0, &outgoing.0, incoming)).map_err(refused)?;
+    Ok(labels.into_pyarray(py))
+}
+
+/// Of each node the smallest node of its strongly connected component.
+#[pyfunction]
+fn network_strong_components<'py>(
+    py: Python<'py>,
+    pool: &KernelPool,
+    outgoing: &NetworkRows,
+) -> PyResult<Array<'py, u32>> {
+    let _ = pool;
+    Ok(py.detach(|| strong::strong_components(&outgoing.0)).map_err(refused)?.into_pyarray(py))
+}
+
+/// How many triangles each node is in.
+#[pyfunction]
+fn network_triangles<'py>(py: Python<'py>, pool: &KernelPool, links: &NetworkRows) -> PyResult<Array<'py, i64>> {
+    Ok(py.detach(|| triangles::triangles(&pool.0, &links.0)).map_err(refused)?.into_pyarray(py))
+}
+
+/// Sums over sources of the shares of shortest paths that lead over each node.
+#[pyfunction]
+#[pyo3(signature = (pool, outgoing, sources, endpoints = false))]
+fn network_betweenness<'py>(
+    py: Python<'py>,
+    pool: &KernelPool,
+    outgoing: &NetworkRows,
+    sources: Nodes<'py>,
+    endpoints: bool,
+) -> PyResult<Array<'py, f64>> {
+    let sources = slice(&sources)?;
+    let sums = py.detach(|| betweenness::betweenness(&pool.0, &outgoing.0, sources, endpoints)).map_err(refused)?;
+    Ok(sums.into_pyarray(py))
+}
+
+/// Core numbers.
+#[pyfunction]
+fn network_core_numbers<'py>(py: Python<'py>, links: &NetworkRows) -> PyResult<Array<'py, u32>> {
+    Ok(py.detach(|| cores::core_numbers(&links.0)).map_err(refused)?.into_pyarray(py))
+}
+
+/// Labels, and iterations made.
+#[pyfunction]
+fn network_label_propagation<'py>(
+    py: Python<'py>,
+    pool: &KernelPool,
+    outgoing: &NetworkRows,
+    incoming: Option<&NetworkRows>,
+    labels: Nodes<'py>,
+    iterations_max: usize,
+) -> PyResult<(Array<'py, u32>, usize)> {
+    let (incoming, first) = (incoming.map(|rows| &rows.0), slice(&labels)?);
+    let (labels, iterations) = py
+        .detach(|| labels::label_propagation(&pool.0, &outgoing.0, incoming, first, iterations_max))
+        .map_err(refused)?;
+    Ok((labels.into_pyarray(py), iterations))
+}
+
+/// Sources and places of the links of a spanning forest.
+#[pyfunction]
+#[pyo3(signature = (pool, links, maximum = false))]
+fn network_spanning_forest<'py>(
+    py: Python<'py>,
+    pool: &KernelPool,
+    links: &NetworkRows,
+    maximum: bool,
+) -> PyResult<(Array<'py, u32>, Array<'py, i64>)> {
+    let _ = pool;
+    let (sources, places) = py
+        .detach(|| {
+            let places = forest::spanning_forest(&links.0, maximum)?;
+            let sources: Vec<u32> = places.iter().map(|&place| links.0.source(place) as u32).collect();
+            Ok((sources, places.into_iter().map(|place| place as i64).collect::<Vec<_>>()))
+        })
+        .map_err(refused)?;
+    Ok((sources.into_pyarray(py), places.into_pyarray(py)))
+}
+
+/// What `network_maximum_flow` returns.
+type Flow<'py> = (f64, Array<'py, f64>, Array<'py, bool>);
+
+/// The value of a maximum flow, the flow over each link, and the source's side of a minimum cut.
+#[pyfunction]
+fn network_maximum_flow<'py>(
+    py: Python<'py>,
+    outgoing: &NetworkRows,
+    source: usize,
+    sink: usize,
+) -> PyResult<Flow<'py>> {
+    let flow = py.detach(|| flow::maximum_flow(&outgoing.0, source, sink)).map_err(refused)?;
+    Ok((flow.value, flow.flows.into_pyarray(py), flow.source_side.into_pyarray(py)))
+}
+
+/// Communities, their modularity, and levels.
+#[pyfunction]
+#[pyo3(signature = (pool, links, resolution = 1.0, threshold = 1e-7, seed = 0, levels_max = None))]
+fn network_louvain<'py>(
+    py: Python<'py>,
+    pool: &KernelPool,
+    links: &NetworkRows,
+    resolution: f64,
+    threshold: f64,
+    seed: u64,
+    levels_max: Option<usize>,
+) -> PyResult<(Array<'py, u32>, f64, usize)> {
+    let options = LouvainOptions { resolution, threshold, seed, levels_max: levels_max.unwrap_or(usize::MAX) };
+    let found = py.detach(|| louvain(&pool.0, &links.0, options)).map_err(refused)?;
+    Ok((found.labels.into_pyarray(py), found.modularity, found.levels))
+}
+
+/// The modularity of labels.
+#[pyfunction]
+#[pyo3(signature = (links, labels, resolution = 1.0))]
+fn network_modularity(py: Python<'_>, links: &NetworkRows, labels: Nodes<'_>, resolution: f64) -> PyResult<f64> {
+    let labels = slice(&labels)?;
+    py.detach(|| modularity(&links.0, labels, resolution)).map_err(refused)
+}
+
+/// The part of each node, and how many links are cut.
+#[pyfunction]
+#[pyo3(signature = (links, parts, passes = 10, imbalance = 0.05))]
+fn network_partition<'py>(
+    py: Python<'py>,
+    links: &NetworkRows,
+    parts: usize,
+    passes: usize,
+    imbalance: f64,
+) -> PyResult<(Array<'py, u32>, usize)> {
+    let (part_of, cut) = py.detach(|| partition::partition(&links.0, parts, passes, imbalance)).map_err(refused)?;
+    Ok((part_of.into_pyarray(py), cut))
+}
+
+/// How many links join nodes of different parts.
+#[pyfunction]
+fn network_cut(py: Python<'_>, pool: &KernelPool, links: &NetworkRows, parts: Nodes<'_>) -> PyResult<usize> {
+    let parts = slice(&parts)?;
+    py.detach(|| partition::cut(&pool.0, &links.0, parts)).map_err(refused)
+}
+
 /// One value for all rows, or one for each.
 #[derive(FromPyObject)]
 enum BaseArg<'py> {
@@ -339,6 +505,67 @@ fn network_pagerank_step(
     Ok((change.l1, change.largest))
 }
 
+/// PageRank in place on the rows of a part: sweeps made, L1 and largest change of the last.
+#[pyfunction]
+#[allow(clippy::too_many_arguments)]
+fn network_pagerank_sweeps(
+    py: Python<'_>,
+    incoming: &NetworkRows,
+    mut contributions: PyReadwriteArray1<'_, f64>,
+    inverse: Floats<'_>,
+    base: BaseArg<'_>,
+    damping: f64,
+    mut values: PyReadwriteArray1<'_, f64>,
+    sweeps_max: usize,
+    tolerance: f64,
+) -> PyResult<(usize, f64, f64)> {
+    let (contributions, values) = (contributions.as_slice_mut()?, values.as_slice_mut()?);
+    let (inverse, base, ends) = (slice(&inverse)?, base.scores()?, (sweeps_max, tolerance));
+    let (sweeps, change) = py
+        .detach(|| sweeps::pagerank_sweeps(&incoming.0, contributions, inverse, base, damping, values, ends))
+        .map_err(refused)?;
+    Ok((sweeps, change.l1, change.largest))
+}
+
+/// Columns that were lowered, own nodes that are still active, and how many links were looked at.
+type LoweredArrays<'py> = (Array<'py, u32>, Array<'py, u32>, u64);
+
+fn lowered_arrays(py: Python<'_>, lowered: Lowered) -> LoweredArrays<'_> {
+    (lowered.columns.into_pyarray(py), lowered.active.into_pyarray(py), lowered.links)
+}
+
+/// Lowers distances over the links of a part.
+#[pyfunction]
+#[pyo3(signature = (outgoing, distances, parents, active, rounds_max = None))]
+fn network_relax<'py>(
+    py: Python<'py>,
+    outgoing: &NetworkRows,
+    mut distances: PyReadwriteArray1<'py, f64>,
+    mut parents: Option<PyReadwriteArray1<'py, u32>>,
+    active: Option<Nodes<'py>>,
+    rounds_max: Option<usize>,
+) -> PyResult<LoweredArrays<'py>> {
+    let (distances, active) = (distances.as_slice_mut()?, optional(&active)?);
+    let parents = parents.as_mut().map(|parents| parents.as_slice_mut()).transpose()?;
+    let lowered = py.detach(|| sweeps::relax(&outgoing.0, distances, parents, active, rounds_max)).map_err(refused)?;
+    Ok(lowered_arrays(py, lowered))
+}
+
+/// Lowers labels over the links of a part.
+#[pyfunction]
+#[pyo3(signature = (links, labels, active, sweeps_max = None))]
+fn network_lower_labels<'py>(
+    py: Python<'py>,
+    links: &NetworkRows,
+    mut labels: PyReadwriteArray1<'py, i64>,
+    active: Option<Nodes<'py>>,
+    sweeps_max: Option<usize>,
+) -> PyResult<LoweredArrays<'py>> {
+    let (labels, active) = (labels.as_slice_mut()?, optional(&active)?);
+    let lowered = py.detach(|| sweeps::lower_labels(&links.0, labels, active, sweeps_max)).map_err(refused)?;
+    Ok(lowered_arrays(py, lowered))
+}
+
 /// Adds this area to the module.
 pub fn register(m: &Bound<'_, PyModule>) -> PyResult<()> {
     m.add_class::<NetworkRows>()?;
@@ -347,5 +574,22 @@ pub fn register(m: &Bound<'_, PyModule>) -> PyResult<()> {
     m.add_function(wrap_pyfunction!(network_find, m)?)?;
     m.add_function(wrap_pyfunction!(network_pagerank, m)?)?;
     m.add_function(wrap_pyfunction!(network_bfs, m)?)?;
-    m.add_function(wrap_pyfunction!(network_pagerank_step, m)?)
+    m.add_function(wrap_pyfunction!(network_pagerank_step, m)?)?;
+    m.add_function(wrap_pyfunction!(network_shortest_paths, m)?)?;
+    m.add_function(wrap_pyfunction!(network_components, m)?)?;
+    m.add_function(wrap_pyfunction!(network_strong_components, m)?)?;
+    m.add_function(wrap_pyfunction!(network_triangles, m)?)?;
+    m.add_function(wrap_pyfunction!(network_betweenness, m)?)?;
+    m.add_function(wrap_pyfunction!(network_core_numbers, m)?)?;
+    m.add_function(wrap_pyfunction!(network_label_propagation, m)?)?;
+    m.add_function(wrap_pyfunction!(network_spanning_forest, m)?)?;
+    m.add_function(wrap_pyfunction!(network_maximum_flow, m)?)?;
+    m.add_function(wrap_pyfunction!(network_louvain, m)?)?;
+    m.add_function(wrap_pyfunction!(network_modularity, m)?)?;
+    m.add_function(wrap_pyfunction!(network_partition, m)?)?;
+    m.add_function(wrap_pyfunction!(network_cut, m)?)?;
+    m.add_function(wrap_pyfunction!(network_pagerank_sweeps, m)?)?;
+    m.add_function(wrap_pyfunction!(network_relax, m)?)?;
+    m.add_function(wrap_pyfunction!(network_lower_labels, m)?)?;
+    Ok(())
 }
