@@ -172,7 +172,7 @@ class CompressedRows:
     def part(self, pool: KernelPool, nodes: _Nodes) -> tuple[CompressedRows, _Nodes]:
         """The rows of `nodes`, and the ghosts: targets that are not among them, ascending.
 
-        In the result node `nodes[i]` is i, and ghost `ghosts[j]` is `len(nodes) + j`.
+        In the result node `nodes[i]` is i, and ghost `ghosts[j]` is `len(nodes) + j`; links keep their order.
         """
 
 def network_parse(

@@ -1,7 +1,8 @@
 //! Betweenness: a breadth-first search from each source counts shortest paths, and the way back adds up dependencies.
 //!
-//! Source: U. Brandes, A faster algorithm for betweenness centrality (2001). The way back needs no comparison of levels:
-//! what a node passes on is 0 until its level is done, so the sum over all neighbors is that over the next level.
+//! Source: U. Brandes, A faster algorithm for betweenness centrality (2001). The way back needs no comparison of
+//! levels: what a node passes on is 0 until its level is done, so the sum over all neighbors is that over the next
+//! level.
 
 use crate::error::{NetworkError, ensure};
 use crate::rows::CompressedRows;
@@ -9,9 +10,9 @@ use crate::shared::gather_sum;
 use std::sync::Mutex;
 use tidemill_kernels::pool::Pool;
 
-/// The sum over `sources` of the shares of shortest paths that lead over each node, by number of links; with `endpoints`
-/// also of those that begin or end there. Neither scaled nor halved. Parallel links count as several paths. Threads share
-/// the sources, so the last bits depend on how many there are.
+/// The sum over `sources` of the shares of shortest paths that lead over each node, by number of links; with
+/// `endpoints` also of those that begin or end there. Neither scaled nor halved. Parallel links count as several
+/// paths. Threads share the sources, so the last bits depend on how many there are.
 ///
 /// # Errors
 /// `BadArgument` for a source that is no node.
@@ -124,7 +125,7 @@ mod tests {
         for level in 0..n as u32 {
             for v in (0..n).filter(|&v| levels[v] == level).collect::<Vec<_>>() {
                 for &target in network.neighbors(v) {
-                    if levels[target as usize] >= level + 1 {
+                    if levels[target as usize] > level {
                         levels[target as usize] = level + 1;
                         counts[target as usize] += counts[v];
                     }

@@ -1,6 +1,7 @@
 //! Breadth-first search that goes down from a small level, and up from what is not reached yet to a large one.
 //!
-//! Source: S. Beamer, K. Asanovic and D. Patterson, Direction-optimizing breadth-first search (2012), with its constants.
+//! Source: S. Beamer, K. Asanovic and D. Patterson, Direction-optimizing breadth-first search (2012), with its
+//! constants.
 
 use crate::error::{NetworkError, ensure};
 use crate::rows::{CompressedRows, NO_NODE};
@@ -17,7 +18,8 @@ const DOWN_PART: usize = 18;
 /// How every node is reached.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SearchTree {
-    /// The node before each on a shortest path, `NO_NODE` where it is not reached; the source is its own. Of several, any.
+    /// The node before each on a shortest path, `NO_NODE` where it is not reached; the source is its own. Of several,
+    /// any.
     pub parents: Vec<u32>,
     /// How many links away each is, -1 where not reached.
     pub levels: Vec<i32>,

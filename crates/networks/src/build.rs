@@ -1,8 +1,8 @@
 //! From links in any order to rows.
 //!
-//! Links go to buckets of neighboring rows, small enough to be sorted in the cache; a bucket is sorted by row and target
-//! with a stable radix sort, merged, and copied to its place. Both halves run on all threads, and nothing depends on how
-//! many there are.
+//! Links go to buckets of neighboring rows, small enough to be sorted in the cache; a bucket is sorted by row and
+//! target with a stable radix sort, merged, and copied to its place. Both halves run on all threads, and nothing
+//! depends on how many there are.
 
 use crate::error::{NetworkError, ensure};
 use crate::rows::{CompressedRows, check_size};

@@ -11,8 +11,8 @@ use crate::shared::for_chunks;
 use std::sync::atomic::{AtomicU32, Ordering};
 use tidemill_kernels::pool::Pool;
 
-/// Of each node the smallest node of its component; links join both ends. `incoming` may be the transpose, or `outgoing`
-/// itself where it is symmetric: then the largest component's links are skipped.
+/// Of each node the smallest node of its component; links join both ends. `incoming` may be the transpose, or
+/// `outgoing` itself where it is symmetric: then the largest component's links are skipped.
 ///
 /// # Errors
 /// `BadArgument` if `incoming` has another number of nodes.

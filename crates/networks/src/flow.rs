@@ -1,7 +1,7 @@
 //! Maximum flow and minimum cut: in rounds, flow is sent along shortest paths with room until each has a full link.
 //!
-//! Source: E. Dinic, Algorithm for solution of a problem of maximum flow in networks with power estimation (1970). A round
-//! fills at least one link exactly, also with floats, so there are at most as many rounds as nodes.
+//! Source: E. Dinic, Algorithm for solution of a problem of maximum flow in networks with power estimation (1970). A
+//! round fills at least one link exactly, also with floats, so there are at most as many rounds as nodes.
 
 use crate::error::{NetworkError, ensure};
 use crate::rows::CompressedRows;
@@ -102,8 +102,8 @@ impl FlowArcs {
         FlowArcs { starts, targets, reverse, room, of_link }
     }
 
-    /// How far each node is from the sink over links with room; false if the source is cut off. From the sink, so that no
-    /// way of `fill` ends elsewhere.
+    /// How far each node is from the sink over links with room; false if the source is cut off. From the sink, so that
+    /// no way of `fill` ends elsewhere.
     fn levels(&self, source: usize, sink: usize, levels: &mut [u32]) -> bool {
         levels.fill(u32::MAX);
         levels[sink] = 0;

@@ -1,5 +1,5 @@
-//! PageRank by pulling: each node sums what its incoming links bring, so no two threads write one place, and a row's sum
-//! does not depend on how many there are.
+//! PageRank by pulling: each node sums what its incoming links bring, so no two threads write one place, and a row's
+//! sum does not depend on how many there are.
 //!
 //! Source: S. Brin and L. Page (1998); the treatment of nodes without outgoing links is networkx's.
 
@@ -93,8 +93,8 @@ impl BaseScores<'_> {
     }
 }
 
-/// Scores of the nodes that `incoming` leads into; `outgoing` is the sum of the weights, or the number, of the links that
-/// leave each. Nothing is normalized.
+/// Scores of the nodes that `incoming` leads into; `outgoing` is the sum of the weights, or the number, of the links
+/// that leave each. Nothing is normalized.
 ///
 /// # Errors
 /// `BadArgument` if lengths differ, `BadWeight` for a weight that is negative or no number.
@@ -247,13 +247,13 @@ mod tests {
         let mut scores = vec![1.0 / n as f64; n];
         for _ in 0..iterations {
             let mut next: Vec<f64> = teleport.iter().map(|t| 0.15 * t).collect();
-            for v in 0..n {
+            for (v, &score) in scores.iter().enumerate() {
                 let out: f64 = outgoing.weighted(v).map(|link| link.1).sum();
                 for (target, weight) in outgoing.weighted(v).filter(|_| out > 0.0) {
-                    next[target as usize] += 0.85 * scores[v] * weight / out;
+                    next[target as usize] += 0.85 * score * weight / out;
                 }
                 if out == 0.0 && !drop {
-                    next.iter_mut().zip(teleport).for_each(|(next, t)| *next += 0.85 * scores[v] * t);
+                    next.iter_mut().zip(teleport).for_each(|(next, t)| *next += 0.85 * score * t);
                 }
             }
             scores = next;

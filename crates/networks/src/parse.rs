@@ -1,7 +1,8 @@
 //! Links from lines of text, "source target [weight] ...", on all threads.
 //!
-//! The text is cut into one piece a thread at ends of lines. Source of the exact short way for decimals: W. Clinger, How
-//! to read floating point numbers accurately (1990): a mantissa below 2^53 over a power of ten up to 10^22 rounds once.
+//! The text is cut into one piece a thread at ends of lines. Source of the exact short way for decimals: W. Clinger,
+//! How to read floating point numbers accurately (1990): a mantissa below 2^53 over a power of ten up to 10^22 rounds
+//! once.
 
 use crate::error::NetworkError;
 use std::ops::Range;
@@ -10,7 +11,8 @@ use tidemill_kernels::pool::{Pool, share};
 /// How lines are read.
 #[derive(Clone, Debug)]
 pub struct LinkFormat {
-    /// What stands between fields; any run of spaces, tabs, commas and semicolons if not given. Runs of spaces count once.
+    /// What stands between fields; any run of spaces, tabs, commas and semicolons if not given. Runs of spaces count
+    /// once.
     pub delimiter: Option<u8>,
     /// A line that begins with one of these is skipped.
     pub comments: Vec<u8>,

@@ -6,8 +6,9 @@ use crate::shared::{SharedSlice, for_chunks};
 use tidemill_kernels::pool::Pool;
 
 impl CompressedRows {
-    /// The rows of `nodes`, where `nodes[i]` is numbered i, and the ghosts, ascending, numbered after them: targets that
-    /// are not among `nodes`. Links keep the order they have in their row, so that sums over rows do not depend on parts.
+    /// The rows of `nodes`, where `nodes[i]` is numbered i, and the ghosts, ascending, numbered after them: targets
+    /// that are not among `nodes`. Links keep the order they have in their row, so that sums over rows do not depend
+    /// on parts.
     ///
     /// # Errors
     /// `BadArgument` for a node that has no row, or is named twice.

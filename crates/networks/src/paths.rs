@@ -14,8 +14,8 @@ use tidemill_kernels::pool::Pool;
 pub struct PathTree {
     /// The length of a shortest path from the nearest source; infinite where there is none.
     pub distances: Vec<f64>,
-    /// The node before each on such a path: of several that are nearer the smallest. `NO_NODE` where not reached; a source
-    /// is its own.
+    /// The node before each on such a path: of several that are nearer the smallest. `NO_NODE` where not reached; a
+    /// source is its own.
     pub parents: Vec<u32>,
 }
 
@@ -23,8 +23,8 @@ pub struct PathTree {
 /// reached. `delta` is chosen by the weights if not given; it changes the time, not the result.
 ///
 /// # Errors
-/// `BadArgument` for a source that is no node or a delta that is not above 0; `BadWeight` with the first link whose weight
-/// is negative or no number.
+/// `BadArgument` for a source that is no node or a delta that is not above 0; `BadWeight` with the first link whose
+/// weight is negative or no number.
 pub fn shortest_paths(
     pool: &Pool,
     outgoing: &CompressedRows,
@@ -57,8 +57,8 @@ pub fn shortest_paths(
     Ok(PathTree { distances, parents })
 }
 
-/// A width for which bins hold neither few nodes nor many that are lowered again: a mean link where nodes have many, and
-/// several where they have few, as on roads.
+/// A width for which bins hold neither few nodes nor many that are lowered again: a mean link where nodes have many,
+/// and several where they have few, as on roads.
 fn width(outgoing: &CompressedRows) -> f64 {
     const SAMPLES: usize = 1 << 14;
     const LINKS_REACHED: f64 = 32.0;
@@ -80,7 +80,8 @@ struct DeltaSearch<'a> {
     cutoff: f64,
 }
 
-/// One thread's bins. Those from `first` on have lists; what lies beyond the last waits in `far`, however small delta is.
+/// One thread's bins. Those from `first` on have lists; what lies beyond the last waits in `far`, however small delta
+/// is.
 #[derive(Default)]
 struct DistanceBins {
     first: u64,
@@ -199,8 +200,8 @@ impl DeltaSearch<'_> {
     }
 }
 
-/// The parents that distances imply. First those that are nearer, which cannot form a ring; then, along links of length 0,
-/// whatever hangs on a node that has one.
+/// The parents that distances imply. First those that are nearer, which cannot form a ring; then, along links of
+/// length 0, whatever hangs on a node that has one.
 fn parents(pool: &Pool, outgoing: &CompressedRows, distances: &[f64], sources: &[u32]) -> Vec<u32> {
     let mut parents = vec![NO_NODE; distances.len()];
     let shared = atomics(&mut parents);

@@ -1,5 +1,5 @@
-//! Steps on the rows of a part that take each other's results at once, with the values of ghosts given: what a worker does
-//! between two exchanges. Columns `0..rows` are the part's own nodes, the rest ghosts.
+//! Steps on the rows of a part that take each other's results at once, with the values of ghosts given: what a worker
+//! does between two exchanges. Columns `0..rows` are the part's own nodes, the rest ghosts.
 
 use crate::error::{NetworkError, ensure};
 use crate::pagerank::{BaseScores, StepChange, check_lengths, row_sum};
@@ -89,8 +89,8 @@ impl ColumnSet {
 /// (Dijkstra). `parents` get columns. Links without weights are 1 long.
 ///
 /// # Errors
-/// `BadArgument` if lengths differ or an active node is not the part's; `BadWeight` with the first weight that is negative
-/// or no number.
+/// `BadArgument` if lengths differ or an active node is not the part's; `BadWeight` with the first weight that is
+/// negative or no number.
 pub fn relax(
     outgoing: &CompressedRows,
     distances: &mut [f64],

@@ -1,5 +1,5 @@
-//! Triangles: links lead from nodes of low degree to nodes of high degree, so that no node has many, and each triangle is
-//! found once, at its lowest node.
+//! Triangles: links lead from nodes of low degree to nodes of high degree, so that no node has many, and each triangle
+//! is found once, at its lowest node.
 //!
 //! Source: T. Schank and D. Wagner, Finding, counting and listing all triangles in large graphs (2005).
 

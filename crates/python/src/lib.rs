@@ -10,6 +10,7 @@
 //! | `kernels`     | K-means and its threads                                  |
 //! | `launch`      | The `tidemill` command                                   |
 //! | `mds`         | Multidimensional scaling                                 |
+//! | `networks`    | Networks as compressed rows, and algorithms on them      |
 //! | `wait`        | Waits without the GIL, between which signals are handled |
 //! | `message`     | What a caller passes as a message, as memory             |
 //! | `request`     | Requests                                                 |
@@ -38,6 +39,7 @@ mod kernels;
 mod launch;
 mod mds;
 mod message;
+mod networks;
 mod parcel;
 mod report;
 mod request;
@@ -69,6 +71,7 @@ fn _tidemill(m: &Bound<'_, PyModule>) -> PyResult<()> {
     kernels::register(m)?;
     launch::register(m)?;
     mds::register(m)?;
+    networks::register(m)?;
     simulate::register(m)?;
     Ok(())
 }
