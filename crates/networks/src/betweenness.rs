@@ -45,7 +45,7 @@ pub fn betweenness(
 
 /// One thread's state; all as at the beginning between sources.
 struct PathCounts {
-    levels: Vec<u32>,
+    states: Vec<SearchState>,
     /// How many shortest paths lead from the source to each node.
     counts: Vec<f64>,
     /// (1 + dependency) / count of nodes whose level is done.
@@ -54,37 +54,22 @@ struct PathCounts {
     order: Vec<u32>,
 }
 
-const FAR: u32 = u32::MAX;
+/// A byte for each node, of which more stay in the cache than of levels.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum SearchState {
+    Far,
+    NextLevel,
+    Reached,
+}
 
 impl PathCounts {
     fn new(n: usize) -> Self {
-        PathCounts { levels: vec![FAR; n], counts: vec![0.0; n], shares: vec![0.0; n], order: Vec::with_capacity(n) }
+        let states = vec![SearchState::Far; n];
+        PathCounts { states, counts: vec![0.0; n], shares: vec![0.0; n], order: Vec::with_capacity(n) }
     }
 
     fn add(&mut self, outgoing: &CompressedRows, source: u32, endpoints: bool, sum: &mut [f64]) {
-        self.levels[source as usize] = 0;
-        self.counts[source as usize] = 1.0;
-        self.order.push(source);
-        let mut starts = vec![0];
-        while starts.last() < Some(&self.order.len()) {
-            let range = starts[starts.len() - 1]..self.order.len();
-            let next = starts.len() as u32;
-            starts.push(range.end);
-            for at in range {
-                let node = self.order[at] as usize;
-                let count = self.counts[node];
-                for &target in outgoing.neighbors(node) {
-                    let level = &mut self.levels[target as usize];
-                    if *level == FAR {
-                        *level = next;
-                        self.order.push(target);
-                    }
-                    if *level == next {
-                        self.counts[target as usize] += count;
-                    }
-                }
-            }
-        }
+        let starts = self.count_paths(outgoing, source);
         let mut level_shares = Vec::new();
         for level in starts.windows(2).rev() {
             let nodes = &self.order[level[0]..level[1]];
@@ -105,9 +90,40 @@ impl PathCounts {
         }
         for &node in &self.order {
             let node = node as usize;
-            (self.levels[node], self.counts[node], self.shares[node]) = (FAR, 0.0, 0.0);
+            (self.states[node], self.counts[node], self.shares[node]) = (SearchState::Far, 0.0, 0.0);
         }
         self.order.clear();
+    }
+
+    /// Searches from `source`; returns where each level starts in the order, and its end.
+    fn count_paths(&mut self, outgoing: &CompressedRows, source: u32) -> Vec<usize> {
+        self.states[source as usize] = SearchState::Reached;
+        self.counts[source as usize] = 1.0;
+        self.order.push(source);
+        let mut starts = vec![0];
+        while starts.last() < Some(&self.order.len()) {
+            let range = starts[starts.len() - 1]..self.order.len();
+            starts.push(range.end);
+            for at in range.clone() {
+                let node = self.order[at] as usize;
+                let count = self.counts[node];
+                for &target in outgoing.neighbors(node) {
+                    let state = &mut self.states[target as usize];
+                    if *state == SearchState::Reached {
+                        continue;
+                    }
+                    if *state == SearchState::Far {
+                        *state = SearchState::NextLevel;
+                        self.order.push(target);
+                    }
+                    self.counts[target as usize] += count;
+                }
+            }
+            for &node in &self.order[range.end..] {
+                self.states[node as usize] = SearchState::Reached;
+            }
+        }
+        starts
     }
 }
 
@@ -116,6 +132,8 @@ mod tests {
     use super::*;
     use crate::testing::{any_network, pool};
     use proptest::prelude::*;
+
+    const FAR: u32 = u32::MAX;
 
     /// Levels and numbers of shortest paths from a node.
     fn counted(network: &CompressedRows, source: usize) -> (Vec<u32>, Vec<f64>) {

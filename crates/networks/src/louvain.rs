@@ -2,11 +2,13 @@
 //! community becomes a node, and all begins anew.
 //!
 //! Source: V. Blondel, J.-L. Guillaume, R. Lambiotte and E. Lefebvre, Fast unfolding of communities in large networks
-//! (2008). The order of nodes follows from the seed alone, so results repeat.
+//! (2008), with the queue of V. Traag, L. Waltman and N. van Eck (2019). The order of nodes follows from the seed alone, so
+//! results repeat.
 
 use crate::build::{Duplicates, LinkOptions, Links};
 use crate::error::{NetworkError, ensure};
 use crate::rows::CompressedRows;
+use std::collections::VecDeque;
 use tidemill_kernels::pool::Pool;
 
 /// How communities are sought.
@@ -33,7 +35,7 @@ pub struct Communities {
     pub levels: usize,
 }
 
-/// A network of communities: links between them, and twice the weight within each.
+/// A network of communities: links between them, without loops, and twice the weight within each.
 struct Level {
     links: CompressedRows,
     inner: Vec<f64>,
@@ -149,10 +151,11 @@ fn coarsen(
     Ok(Level { links: CompressedRows::of_links(pool, links, &options)?, inner: sums })
 }
 
-/// Moves nodes until none gains; returns the community of each.
+/// Moves nodes until none gains; returns the community of each. A node is looked at again only when a neighbor has moved
+/// to another community.
 fn move_nodes(level: &Level, options: LouvainOptions, round: u64, total: f64) -> Vec<u32> {
-    /// More are hardly ever needed; rounding could otherwise move a node to and fro.
-    const PASSES_MAX: usize = 100;
+    /// More looks at each node are hardly ever needed; rounding could otherwise move one to and fro.
+    const LOOKS_MAX: usize = 100;
     let n = level.inner.len();
     let degrees = degrees(level);
     let mut labels: Vec<u32> = (0..n as u32).collect();
@@ -162,38 +165,43 @@ fn move_nodes(level: &Level, options: LouvainOptions, round: u64, total: f64) ->
     for at in (1..n).rev() {
         order.swap(at, (next_random(&mut random) % (at as u64 + 1)) as usize);
     }
+    let mut queue = VecDeque::from(order);
+    let mut queued = vec![true; n];
     let mut toward = vec![0.0; n];
     let mut seen: Vec<u32> = Vec::new();
-    for _ in 0..PASSES_MAX {
-        let mut moves = 0;
-        for &node in &order {
-            let node = node as usize;
-            let old = labels[node];
-            for (target, weight) in level.links.weighted(node).filter(|&(target, _)| target as usize != node) {
-                let label = labels[target as usize];
-                if toward[label as usize] == 0.0 {
-                    seen.push(label);
-                }
-                toward[label as usize] += weight;
+    for _ in 0..n.saturating_mul(LOOKS_MAX) {
+        let Some(node) = queue.pop_front() else { break };
+        let node = node as usize;
+        queued[node] = false;
+        let old = labels[node];
+        level.links.each_weighted(node, |target, weight| {
+            let label = labels[target as usize];
+            let toward = &mut toward[label as usize];
+            if *toward == 0.0 {
+                seen.push(label);
             }
-            sums[old as usize] -= degrees[node];
-            let share = options.resolution * degrees[node] / total;
-            let gain = |label: u32| toward[label as usize] - share * sums[label as usize];
-            let (mut best, mut most) = (old, gain(old));
-            for &label in &seen {
-                let gain = gain(label);
-                // Of equal gains the smallest label, so that the order of links does not matter.
-                if gain > most || (gain == most && best != old && label < best) {
-                    (best, most) = (label, gain);
-                }
+            *toward += weight;
+        });
+        sums[old as usize] -= degrees[node];
+        let share = options.resolution * degrees[node] / total;
+        let gain = |label: u32| toward[label as usize] - share * sums[label as usize];
+        let (mut best, mut most) = (old, gain(old));
+        for &label in &seen {
+            let gain = gain(label);
+            // Of equal gains the smallest label, so that the order of links does not matter.
+            if gain > most || (gain == most && best != old && label < best) {
+                (best, most) = (label, gain);
             }
-            seen.drain(..).for_each(|label| toward[label as usize] = 0.0);
-            sums[best as usize] += degrees[node];
-            labels[node] = best;
-            moves += usize::from(best != old);
         }
-        if moves == 0 {
-            break;
+        seen.drain(..).for_each(|label| toward[label as usize] = 0.0);
+        sums[best as usize] += degrees[node];
+        if best != old {
+            labels[node] = best;
+            for &target in level.links.neighbors(node) {
+                if labels[target as usize] != best && !std::mem::replace(&mut queued[target as usize], true) {
+                    queue.push_back(target);
+                }
+            }
         }
     }
     labels

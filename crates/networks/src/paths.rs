@@ -181,7 +181,7 @@ impl DeltaSearch<'_> {
                 continue;
             }
             relaxed.store(distance.to_bits(), Ordering::Relaxed);
-            for (target, weight) in self.outgoing.weighted(node as usize) {
+            self.outgoing.each_weighted(node as usize, |target, weight| {
                 let offer = distance + weight;
                 let place = &self.distances[target as usize];
                 if offer < f64::from_bits(place.load(Ordering::Relaxed)) && offer <= self.cutoff {
@@ -195,7 +195,7 @@ impl DeltaSearch<'_> {
                         bins.push(self.bin(offer), target);
                     }
                 }
-            }
+            });
         }
     }
 }
@@ -211,7 +211,7 @@ fn parents(pool: &Pool, outgoing: &CompressedRows, distances: &[f64], sources: &
             if distance == f64::INFINITY {
                 continue;
             }
-            for (target, weight) in outgoing.weighted(node) {
+            outgoing.each_weighted(node, |target, weight| {
                 let reached = distances[target as usize];
                 if distance + weight == reached && distance < reached {
                     let parent = &shared[target as usize];
@@ -219,7 +219,7 @@ fn parents(pool: &Pool, outgoing: &CompressedRows, distances: &[f64], sources: &
                         parent.fetch_min(node as u32, Ordering::Relaxed);
                     }
                 }
-            }
+            });
         }
     });
     for &source in sources {

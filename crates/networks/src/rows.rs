@@ -140,6 +140,19 @@ impl CompressedRows {
         range.map(move |link| (self.targets[link], weights.map_or(1.0, |weights| weights[link])))
     }
 
+    /// Calls `function` with each link of `node`; what inner loops use, which then ask once for a row whether there are
+    /// weights.
+    #[inline(always)]
+    pub(crate) fn each_weighted(&self, node: usize, mut function: impl FnMut(u32, f64)) {
+        let targets = self.neighbors(node);
+        match self.weights() {
+            None => targets.iter().for_each(|&target| function(target, 1.0)),
+            Some(weights) => {
+                targets.iter().zip(&weights[self.range(node)]).for_each(|(&target, &weight)| function(target, weight));
+            }
+        }
+    }
+
     /// The node whose row holds `link`.
     #[must_use]
     pub fn source(&self, link: usize) -> usize {
