@@ -17,7 +17,7 @@ import os
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from tidemill import dataset, functions, graph, ml, mpi, series, stream, viz
+    from tidemill import dataset, functions, graph, ml, mpi, networks, series, stream, viz
     from tidemill._errors import (
         BufferMismatchError,
         CommError,
@@ -127,6 +127,7 @@ __all__ = [
     "ml",
     "mpi",
     "n_unique",
+    "networks",
     "read_csv",
     "read_database",
     "read_ipc",
@@ -174,6 +175,7 @@ _SOURCES: dict[str, tuple[str, str | None]] = {
     "init": ("tidemill._job", "init"),
     "ml": ("tidemill.ml", None),
     "mpi": ("tidemill.mpi", None),
+    "networks": ("tidemill.networks", None),
     "run": ("tidemill._run", "run"),
     "series": ("tidemill.series", None),
     "stream": ("tidemill.stream", None),

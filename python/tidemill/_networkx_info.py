@@ -1,0 +1,56 @@
+"""What networkx asks at its import about Tidemill as a back end; the back end itself is loaded on first use."""
+
+from __future__ import annotations
+
+from typing import Any
+
+__all__ = ["FUNCTIONS", "get_info"]
+
+#: The functions of networkx that the back end has, with what it does not do. `tidemill.networks._networkx` has them all.
+FUNCTIONS: dict[str, str | None] = {
+    "all_pairs_dijkstra_path_length": "Weights are attributes, numbers and not negative.",
+    "all_pairs_shortest_path_length": None,
+    "ancestors": None,
+    "average_clustering": "Undirected graphs without weights, and all nodes.",
+    "betweenness_centrality": "Without weights.",
+    "clustering": "Undirected graphs without weights.",
+    "connected_components": None,
+    "core_number": None,
+    "descendants": None,
+    "is_connected": None,
+    "is_strongly_connected": None,
+    "is_weakly_connected": None,
+    "louvain_communities": "Undirected graphs. The seed gives other communities than networkx's, of as high modularity.",
+    "maximum_flow": "With the default algorithm.",
+    "maximum_flow_value": "With the default algorithm.",
+    "minimum_cut": "With the default algorithm.",
+    "minimum_cut_value": "With the default algorithm.",
+    "minimum_spanning_edges": "No multigraphs. Of links of equal weight, another one may be chosen.",
+    "minimum_spanning_tree": "No multigraphs. Of links of equal weight, another one may be chosen.",
+    "multi_source_dijkstra_path_length": "Weights are attributes, numbers and not negative.",
+    "node_connected_component": None,
+    "number_connected_components": None,
+    "number_strongly_connected_components": None,
+    "number_weakly_connected_components": None,
+    "pagerank": "Weights are numbers and not negative.",
+    "shortest_path_length": "From one source to all nodes.",
+    "single_source_dijkstra_path_length": "Weights are attributes, numbers and not negative.",
+    "single_source_shortest_path_length": None,
+    "single_target_shortest_path_length": None,
+    "strongly_connected_components": None,
+    "transitivity": "Undirected graphs.",
+    "triangles": None,
+    "weakly_connected_components": None,
+}
+
+
+def get_info() -> dict[str, Any]:
+    """Return what networkx's entry point ``networkx.backend_info`` is for."""
+    return {
+        "backend_name": "tidemill",
+        "project": "tidemill",
+        "package": "tidemill.networks",
+        "short_summary": "Parallel kernels of Tidemill, on the threads of this process.",
+        "default_config": {},
+        "functions": {name: {"additional_docs": docs} if docs else {} for name, docs in FUNCTIONS.items()},
+    }

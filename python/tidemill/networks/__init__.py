@@ -1,0 +1,76 @@
+"""Networks: nodes and links, on one worker or on all, with networkx's definitions.
+
+`read` makes a `Network` of files, tables, arrays and objects of other libraries. Functions compute on it, such as
+`pagerank`, `bfs`, `shortest_paths`, `connected_components` or `louvain`; what they return answers by id, is an array, and
+becomes a table. With ``sync=``, PageRank, shortest paths and components run on all workers of the job, which exchange
+boundary values after every sweep or less often.
+
+`tidemill.Graph` is something else: the graph of tasks.
+"""
+
+from __future__ import annotations
+
+from tidemill.networks._algorithms import (
+    Clustering,
+    betweenness,
+    bfs,
+    clustering,
+    core_numbers,
+    distances,
+    label_propagation,
+    louvain,
+    maximum_flow,
+    minimum_cut,
+    minimum_spanning_forest,
+    strong_components,
+    triangles,
+)
+from tidemill.networks._iterations import connected_components, pagerank, shortest_paths
+from tidemill.networks._network import Network
+from tidemill.networks._partition import Partition, partition
+from tidemill.networks._read import read
+from tidemill.networks._results import (
+    Account,
+    Communities,
+    Components,
+    Cores,
+    Flow,
+    Forest,
+    NodeValues,
+    Paths,
+    Scores,
+    Search,
+)
+
+__all__ = [
+    "Account",
+    "Clustering",
+    "Communities",
+    "Components",
+    "Cores",
+    "Flow",
+    "Forest",
+    "Network",
+    "NodeValues",
+    "Partition",
+    "Paths",
+    "Scores",
+    "Search",
+    "betweenness",
+    "bfs",
+    "clustering",
+    "connected_components",
+    "core_numbers",
+    "distances",
+    "label_propagation",
+    "louvain",
+    "maximum_flow",
+    "minimum_cut",
+    "minimum_spanning_forest",
+    "pagerank",
+    "partition",
+    "read",
+    "shortest_paths",
+    "strong_components",
+    "triangles",
+]

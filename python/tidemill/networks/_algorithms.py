@@ -1,0 +1,422 @@
+"""Algorithms that find structure: triangles, betweenness, cores, communities, spanning forests and flows.
+
+Those that can synchronize partially are in `_iterations.py`. Each names its source, and agrees with networkx where that
+has the same.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from tidemill import _tidemill as native
+from tidemill.ml._threads import pool
+from tidemill.networks._network import Network
+from tidemill.networks._results import Communities, Components, Cores, Flow, Forest, NodeValues, Scores, Search
+
+__all__ = [
+    "Clustering",
+    "betweenness",
+    "bfs",
+    "clustering",
+    "core_numbers",
+    "distances",
+    "label_propagation",
+    "louvain",
+    "maximum_flow",
+    "minimum_cut",
+    "minimum_spanning_forest",
+    "strong_components",
+    "triangles",
+]
+
+
+def numbers_or_none(nodes: NDArray[np.uint32]) -> NDArray[np.int64]:
+    """Return numbers of nodes with -1 for none."""
+    found = nodes.astype(np.int64)
+    found[nodes == 0xFFFFFFFF] = -1
+    return found
+
+
+def bfs(network: Network, source: Any, *, n_threads: int | None = None) -> Search:
+    """Search in breadth from a node, along the directions of links.
+
+    Large levels are searched from below. Source: Beamer, Asanović and Patterson (2012), Direction-optimizing
+    breadth-first search.
+
+    Parameters
+    ----------
+    network : Network
+    source : id of a node
+    n_threads : int, optional
+        Threads of this worker; by default the launcher's setting, else its share of the host's CPUs. So everywhere.
+
+    Returns
+    -------
+    Search
+        ``values`` are the levels, (n,) int32; -1 where not reached.
+
+    Raises
+    ------
+    KeyError
+        If there is no such node.
+    """
+    at = network.number(source)
+    parents, levels = native.network_bfs(pool(n_threads), network.outgoing(False), network.incoming(False), at)
+    return Search(network, levels, numbers_or_none(parents))
+
+
+def distances(
+    network: Network,
+    sources: Iterable[Any] | None = None,
+    *,
+    weighted: bool = True,
+    cutoff: float | None = None,
+    n_threads: int | None = None,
+) -> NDArray[np.float64]:
+    """Compute the distances from each of several nodes to all: of all pairs, if `sources` is not given.
+
+    Parameters
+    ----------
+    network : Network
+    sources : iterable of ids, optional
+        By default all nodes.
+    weighted : bool, default=True
+        Whether the weights are lengths; else each link is 1 long.
+    cutoff : float, optional
+        Nodes farther than this count as not reached.
+
+    Returns
+    -------
+    ndarray of float64, shape (k, n)
+        Infinite where not reached. It takes 8 k n bytes.
+
+    Raises
+    ------
+    ValueError
+        For a negative weight, with its link.
+    KeyError
+        If there is no such node.
+    """
+    at = np.arange(network.n, dtype=np.uint32) if sources is None else network.numbers(sources)
+    rows = network.outgoing(weighted)
+    found = np.empty((len(at), network.n))
+    for row, source in enumerate(at):
+        found[row], _ = native.network_shortest_paths(
+            pool(n_threads), rows, np.array([source], np.uint32), None, cutoff
+        )
+    return found
+
+
+def strong_components(network: Network, *, n_threads: int | None = None) -> Components:
+    """Find the strongly connected components: their nodes reach each other. Those of an undirected network are connected.
+
+    Returns
+    -------
+    Components
+    """
+    if not network.directed:
+        labels = native.network_components(pool(n_threads), network.outgoing(False), None)
+    else:
+        labels = native.network_strong_components(pool(n_threads), network.outgoing(False))
+    found: Components = Components.of(network, labels)
+    return found
+
+
+def _undirected(network: Network, call: str) -> Network:
+    if network.directed:
+        raise ValueError(f"{call} is for undirected networks: pass network.to_undirected()")
+    return network
+
+
+@dataclass(repr=False)
+class Clustering(NodeValues):
+    """Local clustering coefficients, float64.
+
+    Attributes
+    ----------
+    average : float
+        Their mean.
+    transitivity : float
+        Three times the number of triangles, divided by the number of pairs of neighbors.
+    """
+
+    average: float
+    transitivity: float
+    _column: ClassVar[str] = "clustering"
+
+
+def triangles(network: Network, *, n_threads: int | None = None) -> NodeValues:
+    """Count the triangles that each node is in; loops and parallel links do not count.
+
+    Source: Latapy (2008), Main-memory triangle computations for very large (sparse (power-law)) graphs.
+
+    Returns
+    -------
+    NodeValues
+        ``values`` is (n,) int64; their sum is three times the number of triangles.
+
+    Raises
+    ------
+    ValueError
+        If the network is directed.
+    """
+    _undirected(network, "triangles")
+    return NodeValues(network, native.network_triangles(pool(n_threads), network.simple()))
+
+
+def clustering(network: Network, *, n_threads: int | None = None) -> Clustering:
+    """Compute local clustering coefficients: of the pairs of a node's neighbors, how many are linked. Weights do not count.
+
+    Source: Watts and Strogatz (1998), Collective dynamics of small-world networks.
+
+    Returns
+    -------
+    Clustering
+        ``values`` is (n,) float64, 0 for nodes with fewer than two neighbors.
+
+    Raises
+    ------
+    ValueError
+        If the network is directed.
+    """
+    _undirected(network, "clustering")
+    counts = native.network_triangles(pool(n_threads), network.simple())
+    degrees = np.diff(network.simple().offsets)
+    pairs = degrees * (degrees - 1) / 2
+    values = np.divide(counts, pairs, out=np.zeros(network.n), where=pairs > 0)
+    total = float(pairs.sum())
+    average = float(values.mean()) if network.n else 0.0
+    return Clustering(network, values, average, float(counts.sum()) / total if total else 0.0)
+
+
+def betweenness(
+    network: Network,
+    *,
+    samples: int | Iterable[Any] | None = None,
+    normalized: bool = True,
+    endpoints: bool = False,
+    seed: int | None = None,
+    n_threads: int | None = None,
+) -> Scores:
+    """Compute betweenness centrality: the share of shortest paths, by number of links, that lead over each node.
+
+    From one sample, that of the sampled node itself is NaN.
+
+    Source: Brandes (2001), A faster algorithm for betweenness centrality; the scale is networkx's.
+
+    Parameters
+    ----------
+    network : Network
+        Weights, loops and parallel links do not count.
+    samples : int or iterable of ids, optional
+        Estimate it from shortest paths from so many nodes, drawn at random, or from these nodes; by default from all.
+    normalized : bool, default=True
+        Divide by the number of pairs that the node is not part of.
+    endpoints : bool, default=False
+        Whether a path leads over its ends, too.
+    seed : int, optional
+        Of the drawing of samples.
+
+    Returns
+    -------
+    Scores
+
+    Raises
+    ------
+    ValueError
+        If `samples` is not from 1 to n.
+    """
+    n = network.n
+    if samples is None:
+        chosen = None
+    elif isinstance(samples, int | np.integer):
+        if not 1 <= samples <= n:
+            raise ValueError(f"samples is a number of nodes from 1 to {n}, not {samples}")
+        chosen = np.array(random.Random(seed).sample(range(n), int(samples)), np.uint32)
+    else:
+        chosen = network.numbers(samples)
+    sources = np.arange(n, dtype=np.uint32) if chosen is None else chosen
+    sums = native.network_betweenness(pool(n_threads), network.simple(), sources, endpoints)
+    return Scores(network, sums * betweenness_scale(n, chosen, normalized, network.directed, endpoints))
+
+
+def betweenness_scale(
+    n: int, sampled: NDArray[np.uint32] | None, normalized: bool, directed: bool, endpoints: bool
+) -> NDArray[np.float64]:
+    """Return what networkx multiplies sums over sources by, (n,)."""
+    others = n if endpoints else n - 1
+    if others < 2:
+        return np.ones(n)
+    seen = np.full(n, float(others if sampled is None else len(sampled)))
+    if sampled is not None and not endpoints:
+        # A node that is a source itself is on no path from there.
+        seen[sampled] -= 1
+    with np.errstate(divide="ignore"):
+        scale = 1 / (seen * (others - 1)) if normalized else others / (seen * (1 if directed else 2))
+    scale[seen == 0] = np.nan
+    return scale
+
+
+def core_numbers(network: Network) -> Cores:
+    """Compute core numbers: the largest k for which a node is in a subnetwork where all have at least k links.
+
+    Links of both directions count; loops do not. Source: Batagelj and Zaveršnik (2003), An O(m) algorithm for cores
+    decomposition of networks.
+
+    Returns
+    -------
+    Cores
+        ``values`` is (n,) int64.
+    """
+    return Cores(network, native.network_core_numbers(network.both()).astype(np.int64))
+
+
+def label_propagation(
+    network: Network, *, labels: ArrayLike | None = None, max_iter: int = 100, n_threads: int | None = None
+) -> Communities:
+    """Find communities by label propagation: all nodes at once take the most frequent label of their neighbors, of several the smallest.
+
+    Over links of both directions; a neighbor in both counts twice. Source: LDBC Graphalytics' form of Raghavan, Albert and
+    Kumara (2007); networkx's functions draw at random instead.
+
+    Parameters
+    ----------
+    network : Network
+    labels : array-like of int (n,), optional
+        To begin with, from 0; by default each node has its own.
+    max_iter : int, default=100
+        It also ends when nothing changes; labels may swing for ever.
+
+    Returns
+    -------
+    Communities
+
+    Raises
+    ------
+    ValueError
+        If `labels` has another length, or is negative.
+    """
+    start = np.arange(network.n) if labels is None else np.asarray(labels)
+    if start.shape != (network.n,) or (len(start) and not 0 <= int(start.min()) <= int(start.max()) < 2**32 - 1):
+        raise ValueError(f"labels are {network.n} integers from 0, one for each node")
+    incoming = network.incoming(False) if network.directed else None
+    found, rounds = native.network_label_propagation(
+        pool(n_threads), network.outgoing(False), incoming, start.astype(np.uint32), max_iter
+    )
+    symmetric = network.both() if network.directed else network.outgoing(False)
+    modularity = native.network_modularity(symmetric, found)
+    result: Communities = Communities.of(network, found, modularity=modularity, iterations=rounds)
+    return result
+
+
+def louvain(
+    network: Network,
+    *,
+    weighted: bool = True,
+    resolution: float = 1.0,
+    threshold: float = 1e-7,
+    max_levels: int | None = None,
+    seed: int = 0,
+    n_threads: int | None = None,
+) -> Communities:
+    """Find communities of high modularity by Louvain's method.
+
+    Source: Blondel, Guillaume, Lambiotte and Lefebvre (2008), Fast unfolding of communities in large networks. The seed
+    decides the order of nodes; the result does not depend on threads.
+
+    Parameters
+    ----------
+    network : Network
+        Undirected; parallel links count as one with the sum of their weights.
+    resolution : float, default=1.0
+        More than 1 favors smaller communities.
+    threshold : float, default=1e-7
+        End when a level raises modularity by less.
+    max_levels : int, optional
+
+    Returns
+    -------
+    Communities
+
+    Raises
+    ------
+    ValueError
+        If the network is directed, or a weight is negative.
+    """
+    _undirected(network, "louvain")
+    rows = network.outgoing(weighted)
+    if rows.weights is not None and (rows.weights < 0).any():
+        raise ValueError("louvain is for weights that are not negative")
+    labels, modularity, levels = native.network_louvain(pool(n_threads), rows, resolution, threshold, seed, max_levels)
+    result: Communities = Communities.of(network, labels, modularity=modularity, iterations=levels)
+    return result
+
+
+def minimum_spanning_forest(network: Network, *, maximum: bool = False, n_threads: int | None = None) -> Forest:
+    """Find a spanning tree of each component with the smallest sum of weights.
+
+    Source: Borůvka (1926), O jistém problému minimálním.
+
+    Parameters
+    ----------
+    network : Network
+        Undirected. Loops do not count.
+    maximum : bool, default=False
+        Find the largest sum instead.
+
+    Returns
+    -------
+    Forest
+        Of n minus the number of components links.
+
+    Raises
+    ------
+    ValueError
+        If the network is directed.
+    """
+    _undirected(network, "minimum_spanning_forest")
+    rows = network.outgoing()
+    sources, places = native.network_spanning_forest(pool(n_threads), rows, maximum)
+    weights = np.ones(len(places)) if rows.weights is None else rows.weights[places]
+    return Forest(network, sources, rows.targets[places], weights, float(weights.sum()))
+
+
+def maximum_flow(network: Network, source: Any, sink: Any) -> Flow:
+    """Find a maximum flow from a node to another, and a minimum cut between them; weights are capacities, 1 without.
+
+    Source: Goldberg and Tarjan (1988), A new approach to the maximum-flow problem.
+
+    Parameters
+    ----------
+    network : Network
+        Over a link of an undirected one, its capacity flows in either direction. A capacity may be infinite.
+    source, sink : ids of nodes
+
+    Returns
+    -------
+    Flow
+
+    Raises
+    ------
+    ValueError
+        If a capacity is negative, the flow has no bound, or source and sink are the same.
+    KeyError
+        If there is no such node.
+    """
+    ends = network.number(source), network.number(sink)
+    if ends[0] == ends[1]:
+        raise ValueError(f"source and sink are the same node, {source!r}")
+    value, flows, side = native.network_maximum_flow(network.rows, *ends)
+    return Flow(network, value, flows, side)
+
+
+def minimum_cut(network: Network, source: Any, sink: Any) -> tuple[float, list[tuple[Any, Any]]]:
+    """Find a minimum cut between two nodes: the sum of its capacities, and its links by id. See `maximum_flow`."""
+    flow = maximum_flow(network, source, sink)
+    return flow.value, flow.cut()

@@ -1,0 +1,187 @@
+"""A worker's part of a network, and the exchange of values at its boundary.
+
+A part has the links of the worker's own nodes. Its columns are these nodes, ascending, and behind them the ghosts: nodes of
+other workers at the other end of its links, ascending too. Which ghost is whose is told once; after that only values
+travel. `Boundary.pull` fetches the values of ghosts from their owners; `Boundary.push` gives owners what was found for
+their nodes elsewhere.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tidemill._tidemill import CompressedRows
+from tidemill.ml._threads import pool
+from tidemill.networks._partition import Partition
+from tidemill.networks._results import Account
+
+__all__ = ["Boundary", "Part", "exact_sums"]
+
+
+class Boundary:
+    """Which values of own nodes go where, and where those of ghosts come from."""
+
+    def __init__(
+        self,
+        comm: Any,
+        owners: NDArray[np.uint32],
+        nodes: NDArray[np.uint32],
+        ghosts: NDArray[np.uint32],
+        account: Account,
+    ) -> None:
+        self._comm, self._account, self._own = comm, account, len(nodes)
+        owner = owners[ghosts]
+        #: Ghosts in the order of their owners.
+        self._order = np.argsort(owner, kind="stable")
+        self._pulled = np.bincount(owner, minlength=comm.size)
+        #: Of each ghost its owner, and its place in what that owner sends here.
+        self._owner = owner.astype(np.int64)
+        places = np.empty(len(ghosts), np.int64)
+        places[self._order] = np.arange(len(ghosts))
+        firsts = np.concatenate([[0], np.cumsum(self._pulled)])[:-1]
+        self._place = places - firsts[self._owner] if len(ghosts) else places
+        self._pushed = self._counts(self._pulled)
+        wanted = self._alltoallv(ghosts[self._order].astype(np.int64), self._pulled, self._pushed)
+        #: The own nodes that others have as ghosts, in the order of these others.
+        self._sent = np.searchsorted(nodes, wanted)
+        self._firsts = np.concatenate([[0], np.cumsum(self._pushed)])
+
+    def _counts(self, counts: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Tell each worker how many values it gets from here; return how many come."""
+        received = np.zeros_like(counts)
+        if self._comm.size > 1:
+            self._comm.Alltoall(counts, received)
+        return received
+
+    def _alltoallv(
+        self, values: NDArray[Any], sent: NDArray[np.int64], received: NDArray[np.int64], width: int = 1
+    ) -> NDArray[Any]:
+        found = np.empty(int(received.sum()) * width, values.dtype)
+        if self._comm.size > 1:
+            counts = [(side * width).tolist() for side in (sent, received)]
+            self._comm.Alltoallv([values, counts[0]], [found, counts[1]])
+        return found
+
+    def pull(self, values: NDArray[np.float64]) -> None:
+        """Set the values of ghosts, behind those of own nodes in `values`, to their owners'. Collective."""
+        begin = time.perf_counter()
+        sent = values[self._sent]
+        found = self._alltoallv(sent, self._pushed, self._pulled)
+        values[self._own + self._order] = found
+        self._done(begin, sent.nbytes)
+
+    def push(
+        self, lowered: NDArray[np.int64], values: NDArray[Any], extras: NDArray[np.int64]
+    ) -> tuple[NDArray[np.int64], NDArray[Any], NDArray[np.int64]]:
+        """Give owners the values of ghosts, and another number with each; return what came for own nodes. Collective.
+
+        Parameters
+        ----------
+        lowered : ndarray of int64
+            Ghosts, from 0.
+        values : ndarray of 8-byte numbers
+            Beside `lowered`, as is `extras`.
+
+        Returns
+        -------
+        tuple
+            Own nodes, values and extras; a node may come from several workers.
+        """
+        begin = time.perf_counter()
+        owner = self._owner[lowered]
+        order = np.argsort(owner, kind="stable")
+        message = np.column_stack([self._place[lowered], values.view(np.int64), extras])[order].ravel()
+        counts = np.bincount(owner, minlength=self._comm.size)
+        coming = self._counts(counts)
+        found = self._alltoallv(message, counts, coming, 3).reshape(-1, 3)
+        senders = np.repeat(np.arange(self._comm.size), coming)
+        nodes = self._sent[self._firsts[senders] + found[:, 0]]
+        self._done(begin, message.nbytes)
+        return nodes, np.ascontiguousarray(found[:, 1]).view(values.dtype), found[:, 2]
+
+    def _done(self, begin: float, sent_bytes: int) -> None:
+        self._account.rounds += 1
+        self._account.bytes_sent += sent_bytes
+        self._account.exchange_seconds += time.perf_counter() - begin
+
+
+@dataclass
+class Part:
+    """A worker's part: its own nodes, their links, and the boundary."""
+
+    comm: Any
+    n: int
+    owners: NDArray[np.uint32]
+    nodes: NDArray[np.uint32]
+    ghosts: NDArray[np.uint32]
+    rows: CompressedRows
+    boundary: Boundary
+    account: Account
+
+    @classmethod
+    def of(cls, comm: Any, rows: CompressedRows, divided: Partition, account: Account) -> Part:
+        """Take this worker's part of a network's rows. Collective."""
+        begin = time.perf_counter()
+        nodes = np.flatnonzero(divided.parts == comm.rank).astype(np.uint32)
+        own, ghosts = rows.part(pool(), nodes)
+        boundary = Boundary(comm, divided.parts, nodes, ghosts, account)
+        account.cut_links, account.ghosts = divided.cut_links, len(ghosts)
+        account.partition_seconds = divided.seconds + time.perf_counter() - begin
+        return cls(comm, rows.rows, divided.parts, nodes, ghosts, own, boundary, account)
+
+    @property
+    def own(self) -> int:
+        """Number of own nodes."""
+        return len(self.nodes)
+
+    def gathered(self, values: NDArray[Any]) -> NDArray[Any]:
+        """Return the values of all nodes in their order, from those of each worker's own. Collective."""
+        values = np.ascontiguousarray(values)
+        found = np.empty(self.n, values.dtype)
+        places = np.argsort(self.owners, kind="stable")
+        if self.comm.size == 1:
+            found[places] = values
+            return found
+        received = np.empty_like(found)
+        counts = np.bincount(self.owners, minlength=self.comm.size).tolist()
+        self.comm.Allgatherv(values, [received, counts])
+        found[places] = received
+        return found
+
+    def sum(self, number: int) -> int:
+        """Return the sum of a number over all workers. Collective."""
+        total = np.array([number], np.int64)
+        if self.comm.size > 1:
+            self.comm.Allreduce(total.copy(), total)
+        return int(total[0])
+
+
+#: Numbers are summed in two words of this many bits each, so that 2³² of them do not overflow.
+_BITS = 31
+
+
+def exact_sums(comm: Any, scale: float, *values: NDArray[np.float64]) -> list[float]:
+    """Sum arrays over all workers in fixed point, so that the sums do not depend on which worker has what. Collective.
+
+    Parameters
+    ----------
+    scale : float
+        A power of 2, the same on all workers, that no value exceeds. The error of a sum is below n 2⁻⁶² times it.
+    *values : ndarray of float64
+        Not negative.
+    """
+    words = np.zeros(2 * len(values), np.int64)
+    for at, array in enumerate(values):
+        high = array * (2.0**_BITS / scale)
+        whole = np.floor(high)
+        words[2 * at] = whole.astype(np.int64).sum()
+        words[2 * at + 1] = ((high - whole) * 2.0**_BITS).astype(np.int64).sum()
+    if comm.size > 1:
+        comm.Allreduce(words.copy(), words)
+    whole_sums = [(int(words[2 * at]) << _BITS) + int(words[2 * at + 1]) for at in range(len(values))]
+    return [float(total) / 2.0 ** (2 * _BITS) * scale for total in whole_sums]

@@ -1,0 +1,537 @@
+"""Algorithms that run on one worker, or on all with more or less synchronization: PageRank, shortest paths, components.
+
+| `sync`      | between two exchanges of boundary values                                        |
+|-------------|---------------------------------------------------------------------------------|
+| `None`      | this worker alone computes everything; nothing is exchanged                      |
+| `"global"`  | one sweep over each worker's part                                                |
+| `"partial"` | `local_sweeps` of them, in place, with what came from other workers held fixed   |
+| `"auto"`    | as many as remove most error a second, tried in the first rounds                 |
+"""
+
+from __future__ import annotations
+
+import math
+import time
+import warnings
+from collections.abc import Callable, Mapping
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from tidemill import _tidemill as native
+from tidemill.ml._estimator import warning_class
+from tidemill.ml._job import active
+from tidemill.ml._threads import pool
+from tidemill.networks._algorithms import numbers_or_none
+from tidemill.networks._exchange import Part, exact_sums
+from tidemill.networks._network import Network
+from tidemill.networks._partition import Method, partition
+from tidemill.networks._results import Account, Components, Paths, Scores
+
+__all__ = ["connected_components", "pagerank", "shortest_paths"]
+
+Sync = Literal["global", "partial", "auto"] | None
+Array = NDArray[np.float64]
+
+#: Local sweeps that `sync="auto"` tries, and for how many rounds each.
+_TRIED, _TRIED_ROUNDS = (0, 1, 2, 4, 8), 2
+
+
+def _account(sync: Sync, local_sweeps: int | None) -> Account:
+    if sync not in ("global", "partial", "auto"):
+        raise ValueError(f"sync is 'global', 'partial', 'auto' or None, not {sync!r}")
+    if local_sweeps is not None and (local_sweeps < 1 or sync != "partial"):
+        raise ValueError("local_sweeps is a positive number, with sync='partial'")
+    return Account(sync, local_sweeps)
+
+
+def _part(
+    network: Network, rows: native.CompressedRows, method: Method | ArrayLike, account: Account, comm: Any
+) -> Part:
+    return Part.of(comm, rows, partition(network, comm.size, method=method), account)
+
+
+# PageRank.
+
+
+def pagerank(
+    network: Network,
+    *,
+    alpha: float = 0.85,
+    personalization: Mapping[Any, float] | ArrayLike | None = None,
+    start: Mapping[Any, float] | ArrayLike | None = None,
+    dangling: Mapping[Any, float] | ArrayLike | Literal["drop"] | None = None,
+    weighted: bool = True,
+    tol: float = 1e-6,
+    rule: Literal["l1", "largest"] = "l1",
+    max_iter: int = 100,
+    normalized: bool = True,
+    sync: Sync = None,
+    local_sweeps: int | None = None,
+    method: Method | ArrayLike = "greedy",
+    n_threads: int | None = None,
+) -> Scores:
+    """Compute PageRank by the power method.
+
+    Source: Page, Brin, Motwani and Winograd (1999), The PageRank citation ranking. Parameters and results are
+    networkx's; partial synchronization is described in docs/networks.md.
+
+    Parameters
+    ----------
+    network : Network
+        On an undirected one, links lead both ways.
+    alpha : float, default=0.85
+        Damping.
+    personalization : mapping of id to float, or array-like (n,), optional
+        Where the walk goes when it does not follow a link, in any scale; by default everywhere alike. Nodes that a
+        mapping does not name count as 0.
+    start : mapping or array-like (n,), optional
+        Scores to begin with, in any scale; by default all alike.
+    dangling : mapping, array-like (n,) or "drop", optional
+        Where the walk goes from nodes without links that leave them; by default as `personalization`. ``"drop"`` loses
+        their score.
+    weighted : bool, default=True
+        Whether links are followed in proportion to their weights.
+    tol : float, default=1e-6
+        End when an iteration changes the scores by less than ``n * tol`` in sum, as in networkx, or with
+        ``rule="largest"``, each by less than `tol`.
+    max_iter : int, default=100
+        Iterations, or with `sync`, rounds.
+    normalized : bool, default=True
+        Whether scores sum to 1; otherwise they begin at 1 each and sum to n, or less with ``dangling="drop"``.
+    sync : {"global", "partial", "auto"}, optional
+        Compute on all workers of the job, or of `tidemill.ml.using`; see the table of the module. Collective: every
+        worker calls it with the same network and gets all scores. With ``"global"`` they are bitwise the same for any
+        number of workers and any partition. By default this worker computes alone.
+    local_sweeps : int, optional
+        With ``sync="partial"``; by default 4.
+    method : optional
+        Of `partition`.
+    n_threads : int, optional
+
+    Returns
+    -------
+    Scores
+        With `sync`, its ``account`` says what was exchanged.
+
+    Warns
+    -----
+    ConvergenceWarning
+        If `max_iter` ended it.
+
+    Raises
+    ------
+    ValueError
+        If a parameter is out of range, or a weight or a given score is negative or not finite.
+    KeyError
+        If a mapping names a node that there is not.
+
+    Examples
+    --------
+    >>> import tidemill as tm
+    >>> net = tm.networks.read((["a", "b", "c"], ["b", "a", "a"]))
+    >>> {node: round(score, 3) for node, score in tm.networks.pagerank(net).items()}
+    {'a': 0.486, 'b': 0.464, 'c': 0.05}
+    """
+    if not 0 <= alpha <= 1:
+        raise ValueError(f"alpha is from 0 to 1, not {alpha}")
+    if rule not in ("l1", "largest"):
+        raise ValueError(f"rule is 'l1' or 'largest', not {rule!r}")
+    n = network.n
+    scale = 1.0 if normalized else float(n)
+    drop = isinstance(dangling, str)
+    if drop and dangling != "drop":
+        raise ValueError(f"dangling is a distribution or 'drop', not {dangling!r}")
+    teleport = _distribution(network, personalization, "personalization", scale)
+    target = teleport if drop else _distribution(network, dangling, "dangling", scale)
+    first = _distribution(network, start, "start", scale)
+    sums = _outgoing_sums(network, weighted)
+    if n == 0:
+        return Scores(network, np.empty(0))
+    limit = tol * n * scale if rule == "l1" else tol
+    if sync is None:
+        if local_sweeps is not None:
+            raise ValueError("local_sweeps is a positive number, with sync='partial'")
+        uniform = np.full(n, scale / n)
+        everywhere = uniform if teleport is None else teleport
+        values, iterations, change = native.network_pagerank(
+            pool(n_threads),
+            network.incoming(weighted),
+            sums,
+            alpha,
+            limit,
+            max_iter,
+            rule,
+            uniform if first is None else first,
+            everywhere,
+            # A share of what dangling nodes lose, in any scale.
+            (everywhere if target is None else target) / scale,
+            drop,
+        )
+        result = Scores(network, values, iterations, change, change < limit)
+    else:
+        account = _account(sync, local_sweeps)
+        part = _part(network, network.incoming(weighted), method, account, active())
+        run = _PageRank(part, alpha, scale, first, teleport, target, sums, drop, pool(n_threads))
+        result = run.iterate(network, limit, rule, max_iter)
+    if not result.converged:
+        warnings.warn(
+            f"PageRank ended after {result.iterations} iterations with a change of {result.change:.2g}, and has not converged: "
+            "allow more by max_iter, or a larger tol",
+            warning_class(),
+            stacklevel=2,
+        )
+    return result
+
+
+def _distribution(network: Network, given: Any, name: str, scale: float) -> Array | None:
+    """Return given scores with a sum of `scale`, (n,)."""
+    if given is None:
+        return None
+    if isinstance(given, Mapping):
+        values = np.zeros(network.n)
+        values[network.numbers(given)] = [float(value) for value in given.values()]
+    else:
+        values = np.array(given, np.float64)
+    if values.shape != (network.n,):
+        raise ValueError(f"{name} has shape {values.shape}, not ({network.n},): one number for each node")
+    total = float(values.sum())
+    if not (np.isfinite(values).all() and (values >= 0).all() and total > 0):
+        raise ValueError(f"{name} is numbers that are finite, not negative, and not all 0")
+    return values * (scale / total)
+
+
+def _outgoing_sums(network: Network, weighted: bool) -> Array:
+    """Return of each node the sum of the weights of the links that leave it, which are checked."""
+
+    def sums() -> Array:
+        weights = network.weights if weighted else None
+        if weights is not None and not (np.isfinite(weights) & (weights >= 0)).all():
+            at = int((~np.isfinite(weights) | (weights < 0)).argmax())
+            ends = network.ids[network.sources[at]], network.ids[network.targets[at]]
+            raise ValueError(
+                f"the link from {ends[0]!r} to {ends[1]!r} has weight {weights[at]:g}; PageRank needs finite ones that are not negative"
+            )
+        return network.outgoing(weighted).weight_sums(pool())
+
+    found: Array = network.form(f"outgoing sums, {weighted}", sums)
+    return found
+
+
+class _PageRank:
+    """The scores of a worker's own nodes, and what a round does to them.
+
+    A round is local sweeps, an exchange of contributions, and a step of all workers from there. So a round without
+    local sweeps is an iteration of the power method, and what the step changes is measured alike in all modes.
+    """
+
+    def __init__(
+        self,
+        part: Part,
+        alpha: float,
+        scale: float,
+        first: Array | None,
+        teleport: Array | None,
+        target: Array | None,
+        sums: Array,
+        drop: bool,
+        threads: native.KernelPool,
+    ) -> None:
+        def own(values: Array | None, total: float) -> Array:
+            return np.full(part.own, total / part.n) if values is None else values[part.nodes]
+
+        self._part, self._alpha, self._scale, self._pool, self._drop = part, alpha, scale, threads, drop
+        outgoing = sums[part.nodes]
+        self._inverse = np.divide(1.0, outgoing, out=np.zeros(part.own), where=outgoing > 0)
+        self._dangling = np.flatnonzero(outgoing == 0)
+        self._teleport = own(teleport, scale) * (1 - alpha)
+        # Where nothing else is said, the walk goes on from dangling nodes as it does elsewhere.
+        self._target = own(target if target is not None else teleport, scale) / scale
+        self._values = own(first, scale)
+        self._contributions = np.zeros(part.rows.columns)
+        # A power of 2 above all scores, and above what one of them changes.
+        self._bound = 2.0 ** (math.ceil(math.log2(scale)) + 1)
+        self._set_contributions()
+        (self._lost,) = self._sums(self._values[self._dangling])
+
+    def _sums(self, *values: Array) -> list[float]:
+        begin = time.perf_counter()
+        sums = exact_sums(self._part.comm, self._bound, *values)
+        self._part.account.exchange_seconds += time.perf_counter() - begin
+        return sums
+
+    def _set_contributions(self) -> None:
+        np.multiply(self._values, self._inverse, out=self._contributions[: self._part.own])
+
+    def round(self, sweeps: int, tolerance: float) -> tuple[float, float]:
+        """Make a round; return by how much its step changed the scores, in sum and at most."""
+        part, alpha = self._part, self._alpha
+        account = part.account
+        base = self._teleport if self._drop else self._teleport + (alpha * self._lost) * self._target
+        begin = time.perf_counter()
+        if sweeps and part.own:
+            made, _, _ = native.network_pagerank_sweeps(
+                part.rows, self._contributions, self._inverse, base, alpha, self._values, sweeps, tolerance
+            )
+            account.sweeps += made
+        account.compute_seconds += time.perf_counter() - begin
+        part.boundary.pull(self._contributions)
+        begin = time.perf_counter()
+        before = self._values.copy()
+        if part.own:
+            native.network_pagerank_step(self._pool, part.rows, self._contributions, base, alpha, self._values)
+        self._set_contributions()
+        account.sweeps += 1
+        account.compute_seconds += time.perf_counter() - begin
+        changes = np.abs(self._values - before)
+        change, held, lost = self._sums(changes, before[self._dangling], self._values[self._dangling])
+        # Local sweeps moved what dangling nodes lose; the step did not know that yet.
+        change += 0.0 if self._drop else alpha * abs(held - self._lost)
+        self._lost = lost
+        return change, float(changes.max(initial=0.0))
+
+    def iterate(self, network: Network, limit: float, rule: str, max_iter: int) -> Scores:
+        """Make rounds until the change is below `limit`."""
+        account = self._part.account
+        auto = account.sync == "auto" and self._part.comm.size > 1
+        sweeps = 0
+        if account.sync == "partial":
+            sweeps = account.local_sweeps = account.local_sweeps or 4
+        choice = _Choice(self._part.comm) if auto else None
+        iterations, change = 0, math.inf
+        # Local sweeps that change less than this do not bring the end nearer.
+        local = limit / (10 * self._part.n if rule == "l1" else 10)
+        while iterations < max_iter and not change < limit:
+            if choice is not None:
+                sweeps = choice.sweeps(change)
+            # Nobody knows anything of ghosts before the first exchange.
+            l1, largest = self.round(sweeps if iterations else 0, local)
+            change = l1 if rule == "l1" else self._largest(largest)
+            iterations += 1
+        if account.sync == "auto":
+            account.sync, account.local_sweeps = "partial" if sweeps else "global", sweeps
+            account.tries = {} if choice is None else choice.rates
+        values = self._part.gathered(self._values)
+        return Scores(network, values, iterations, change, change < limit, account=account)
+
+    def _largest(self, value: float) -> float:
+        largest: float = max(self._part.comm.allgather(value))
+        return largest
+
+
+class _Choice:
+    """Tries numbers of local sweeps, and keeps the one that removes most error a second. All workers choose the same."""
+
+    def __init__(self, comm: Any) -> None:
+        self._comm = comm
+        #: The number of rounds so far, and what the current number of sweeps began with.
+        self._round = 0
+        self._begin, self._error = 0.0, math.inf
+        #: Digits of error a second by number of sweeps.
+        self.rates: dict[int, float] = {}
+
+    def sweeps(self, error: float) -> int:
+        """Return the number of local sweeps for the next round, after which round the error was `error`."""
+        # The first round only warms up.
+        tried, rest = divmod(self._round - 1, _TRIED_ROUNDS)
+        self._round += 1
+        if self._round == 1:
+            return 0
+        if rest == 0 and 1 <= tried <= len(_TRIED):
+            seconds = max(self._comm.allgather(time.perf_counter() - self._begin))
+            digits = math.log10(self._error / error) if error > 0 and self._error > 0 else 0.0
+            self.rates[_TRIED[tried - 1]] = digits / max(seconds, 1e-9)
+        if rest == 0:
+            self._begin, self._error = time.perf_counter(), error
+        if tried < len(_TRIED):
+            return _TRIED[tried]
+        return max(self.rates, key=lambda sweeps: (self.rates[sweeps], -sweeps))
+
+
+# What only lowers values: shortest paths and components.
+
+
+def _lower(
+    part: Part,
+    values: NDArray[Any],
+    active_nodes: NDArray[np.uint32] | None,
+    step: Callable[[NDArray[np.uint32] | None], tuple[NDArray[np.uint32], NDArray[np.uint32], int]],
+    origins: NDArray[np.int64],
+    parents: NDArray[np.uint32] | None,
+) -> None:
+    """Lower values of own nodes and ghosts by `step`, and tell the owners of ghosts, until no node is active. Collective.
+
+    Parameters
+    ----------
+    values : ndarray (columns,)
+        Of own nodes, then of ghosts. In the end those of own nodes are final.
+    origins : ndarray of int64 (own,)
+        Set to the node, by its number in the network, that lowered each own node last.
+    parents : ndarray of uint32 (columns,), optional
+        What `step` sets to the column that lowered each.
+    """
+    account, links = part.account, max(1, part.rows.links)
+    while True:
+        begin = time.perf_counter()
+        if active_nodes is None or len(active_nodes):
+            lowered, active_nodes, relaxed = step(active_nodes)
+        else:
+            lowered, relaxed = np.empty(0, np.uint32), 0
+        columns = lowered.astype(np.int64)
+        found = np.zeros(len(columns), np.int64)
+        if parents is not None:
+            found = part.nodes[parents[columns]].astype(np.int64)
+            mine = columns < part.own
+            origins[columns[mine]] = found[mine]
+        account.sweeps += relaxed / links
+        account.compute_seconds += time.perf_counter() - begin
+        outside = columns >= part.own
+        ghosts = columns[outside]
+        nodes, coming, came_from = part.boundary.push(ghosts - part.own, values[ghosts], found[outside])
+        # The least of what several workers found for a node, and of equals that of the first worker.
+        order = np.lexsort((np.arange(len(nodes)), coming, nodes))
+        nodes, coming, came_from = nodes[order], coming[order], came_from[order]
+        first = np.ones(len(nodes), bool)
+        first[1:] = nodes[1:] != nodes[:-1]
+        better = first & (coming < values[nodes])
+        values[nodes[better]], origins[nodes[better]] = coming[better], came_from[better]
+        active_nodes = np.union1d(active_nodes, nodes[better].astype(np.uint32)).astype(np.uint32)
+        begin = time.perf_counter()
+        left = part.sum(len(active_nodes))
+        account.exchange_seconds += time.perf_counter() - begin
+        if left == 0:
+            return
+
+
+def shortest_paths(
+    network: Network,
+    sources: Any,
+    *,
+    weighted: bool = True,
+    cutoff: float | None = None,
+    sync: Sync = None,
+    local_sweeps: int | None = None,
+    method: Method | ArrayLike = "greedy",
+    n_threads: int | None = None,
+) -> Paths:
+    """Find shortest paths from a node, or from the nearest of several, along the directions of links.
+
+    Source: Meyer and Sanders (2003), Δ-stepping: a parallelizable shortest path algorithm.
+
+    Parameters
+    ----------
+    network : Network
+    sources : id, or list or set of ids
+    weighted : bool, default=True
+        Whether weights are lengths; else each link is 1 long.
+    cutoff : float, optional
+        Nodes farther than this count as not reached.
+    sync : {"global", "partial", "auto"}, optional
+        Compute on all workers, as in `pagerank`. Distances are bitwise the same with each; of several shortest paths,
+        another one may be found. ``"auto"`` is ``"partial"``: a worker that goes on until nothing changes follows the
+        order of distances, and rarely does work in vain.
+    local_sweeps : int, optional
+        With ``sync="partial"``: the number of rounds over active nodes before an exchange; by default until nothing
+        changes.
+    method : optional
+        Of `partition`.
+
+    Returns
+    -------
+    Paths
+
+    Raises
+    ------
+    ValueError
+        For a negative weight, with its link.
+    KeyError
+        If there is no such node.
+
+    Examples
+    --------
+    >>> import tidemill as tm
+    >>> net = tm.networks.read((["a", "a", "b"], ["b", "c", "c"], [1.0, 5.0, 2.0]))
+    >>> paths = tm.networks.shortest_paths(net, "a")
+    >>> paths["c"], paths.path_to("c")
+    (3.0, ['a', 'b', 'c'])
+    """
+    several = isinstance(sources, list | set | frozenset | np.ndarray)
+    at = network.numbers(sources) if several else network.numbers([sources])
+    rows = network.outgoing(weighted)
+    if sync is None:
+        found, parents = native.network_shortest_paths(pool(n_threads), rows, at, None, cutoff)
+        return Paths(network, found, numbers_or_none(parents))
+    account = _account(sync, local_sweeps)
+    weights = rows.weights
+    if weights is not None and (weights < 0).any():
+        link = int((weights < 0).argmax())
+        ends = network.ids[network.sources[link]], network.ids[network.targets[link]]
+        raise ValueError(
+            f"the link from {ends[0]!r} to {ends[1]!r} has weight {weights[link]:g}; lengths are not negative"
+        )
+    part = _part(network, rows, method, account, active())
+    values = np.full(part.rows.columns, np.inf)
+    mine = np.flatnonzero(np.isin(part.nodes, at))
+    values[mine] = 0.0
+    columns = np.full(part.rows.columns, 0xFFFFFFFF, np.uint32)
+    columns[mine] = mine
+    origins = np.full(part.own, -1, np.int64)
+    origins[mine] = part.nodes[mine]
+    account.sync = "global" if sync == "global" else "partial"
+    rounds = 1 if sync == "global" else local_sweeps
+
+    def step(nodes: NDArray[np.uint32] | None) -> tuple[NDArray[np.uint32], NDArray[np.uint32], int]:
+        return native.network_relax(part.rows, values, columns, nodes, rounds)
+
+    _lower(part, values, mine.astype(np.uint32), step, origins, columns)
+    values, origins = part.gathered(values[: part.own]), part.gathered(origins)
+    if cutoff is not None:
+        values[values > cutoff], origins[values > cutoff] = np.inf, -1
+    return Paths(network, values, origins, account=account)
+
+
+def connected_components(
+    network: Network,
+    *,
+    sync: Sync = None,
+    local_sweeps: int | None = None,
+    method: Method | ArrayLike = "greedy",
+    n_threads: int | None = None,
+) -> Components:
+    """Find connected components; of a directed network the weakly connected ones, as if links had no direction.
+
+    Source: Sutton, Ben-Nun and Barak (2018), Optimizing parallel graph connectivity computation via subgraph sampling.
+
+    Parameters
+    ----------
+    network : Network
+    sync : {"global", "partial", "auto"}, optional
+        Compute on all workers, as in `pagerank`; the result is the same with each. ``"auto"`` is ``"partial"``.
+    local_sweeps : int, optional
+        With ``sync="partial"``; by default until nothing changes.
+    method : optional
+        Of `partition`.
+
+    Returns
+    -------
+    Components
+    """
+    if sync is None:
+        labels: NDArray[Any] = native.network_components(pool(n_threads), network.outgoing(False), None)
+    else:
+        account = _account(sync, local_sweeps)
+        part = _part(network, network.both(), method, account, active())
+        values = np.concatenate([part.nodes, part.ghosts]).astype(np.int64)
+        account.sync = "global" if sync == "global" else "partial"
+        sweeps = 1 if sync == "global" else local_sweeps
+
+        def step(nodes: NDArray[np.uint32] | None) -> tuple[NDArray[np.uint32], NDArray[np.uint32], int]:
+            return native.network_lower_labels(part.rows, values, nodes, sweeps)
+
+        _lower(part, values, None, step, np.empty(part.own, np.int64), None)
+        labels = part.gathered(values[: part.own])
+        found: Components = Components.of(network, labels, account=account)
+        return found
+    alone: Components = Components.of(network, labels)
+    return alone

@@ -1,0 +1,139 @@
+"""Which worker has which nodes: by blocks, hash, or restreamed linear deterministic greedy.
+
+| method   | cut          | cost                 | for                                                     |
+|----------|--------------|----------------------|---------------------------------------------------------|
+| `blocks` | by the order | none                 | ids that say where a node is: crawled pages, sorted ids |
+| `hash`   | (P - 1) / P  | none                 | comparison                                              |
+| `greedy` | low          | about twenty sweeps  | everything else                                         |
+| `metis`  | lowest       | more, needs pymetis  | what is computed often                                  |
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from tidemill._needs import needed
+from tidemill._tidemill import network_cut, network_partition
+from tidemill.ml._threads import pool
+from tidemill.networks._network import Network
+
+__all__ = ["Partition", "partition"]
+
+Method = Literal["greedy", "blocks", "hash", "metis"]
+
+
+@dataclass
+class Partition:
+    """The part of each node.
+
+    Attributes
+    ----------
+    parts : ndarray of uint32, shape (n,)
+    count : int
+        Number of parts.
+    method : str
+    cut_links : int
+        Links between nodes of different parts; of an undirected network each counts once.
+    balance : float
+        Nodes of the largest part, divided by the mean.
+    seconds : float
+        What it took.
+    """
+
+    parts: NDArray[np.uint32] = field(repr=False)
+    count: int
+    method: str
+    cut_links: int
+    balance: float
+    seconds: float
+
+
+def partition(
+    network: Network,
+    count: int,
+    *,
+    method: Method | ArrayLike = "greedy",
+    passes: int = 10,
+    imbalance: float = 0.05,
+) -> Partition:
+    """Divide the nodes of a network into parts with few links between them. Kept with the network.
+
+    Source: Stanton and Kliot (2012), Streaming graph partitioning for large distributed graphs, restreamed as by
+    Nishimura and Ugander (2013). The result is the same on every worker.
+
+    Parameters
+    ----------
+    network : Network
+    count : int
+        Number of parts.
+    method : {"greedy", "blocks", "hash", "metis"} or array-like of int (n,)
+        ``"blocks"`` cuts the order of the nodes into pieces with equally many links; ``"metis"`` needs the package
+        pymetis. An array says the part of each node.
+    passes : int, default=10
+        Of ``"greedy"``.
+    imbalance : float, default=0.05
+        How much larger than the mean a part may be.
+
+    Returns
+    -------
+    Partition
+
+    Raises
+    ------
+    ValueError
+        If `count` is not positive, or parts are given that do not fit.
+    """
+    if count < 1:
+        raise ValueError(f"there is at least one part, not {count}")
+    if not isinstance(method, str):
+        return _measured(network, _given(network, count, method), count, "given", time.perf_counter())
+    key = f"partition, {method}, {count}, {passes}, {imbalance}"
+    found: Partition = network.form(key, lambda: _made(network, count, method, passes, imbalance))
+    return found
+
+
+def _made(network: Network, count: int, method: str, passes: int, imbalance: float) -> Partition:
+    begin = time.perf_counter()
+    n = network.n
+    if count == 1:
+        parts: NDArray[Any] = np.zeros(n, np.uint32)
+    elif method == "greedy":
+        parts, _ = network_partition(network.both(), count, passes, imbalance)
+    elif method == "blocks":
+        # A node costs about as much as a link.
+        work = network.offsets[:-1] + np.arange(n)
+        parts = work * count // max(1, network.rows.links + n)
+    elif method == "hash":
+        # Fibonacci hashing (Knuth, The Art of Computer Programming 3, section 6.4).
+        parts = ((np.arange(n, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)) >> np.uint64(32)) % np.uint64(count)
+    elif method == "metis":
+        rows = network.both()
+        _, found = needed("pymetis", "partition(method='metis')").part_graph(
+            count, xadj=rows.offsets.tolist(), adjncy=rows.targets.tolist()
+        )
+        parts = np.asarray(found)
+    else:
+        raise ValueError(f"method is 'greedy', 'blocks', 'hash', 'metis' or the part of each node, not {method!r}")
+    return _measured(network, parts.astype(np.uint32), count, method, begin)
+
+
+def _given(network: Network, count: int, parts: ArrayLike) -> NDArray[np.uint32]:
+    found = np.asarray(parts)
+    if found.shape != (network.n,) or found.dtype.kind not in "iu":
+        raise ValueError(f"parts are {network.n} integers, one for each node")
+    if len(found) and not 0 <= int(found.min()) <= int(found.max()) < count:
+        raise ValueError(f"parts are from 0 to {count - 1}")
+    return found.astype(np.uint32)
+
+
+def _measured(network: Network, parts: NDArray[np.uint32], count: int, method: str, begin: float) -> Partition:
+    cut = network_cut(pool(), network.outgoing(False), parts)
+    largest = int(np.bincount(parts, minlength=1).max()) if network.n else 0
+    balance = largest * count / network.n if network.n else 1.0
+    cut = cut if network.directed else cut // 2
+    return Partition(parts, count, method, cut, balance, time.perf_counter() - begin)

@@ -1,0 +1,319 @@
+"""`read`: a network from a file, a DataSet, arrays, or an object of another library."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from tidemill._needs import needed
+from tidemill.dataset import DataSet, Table, from_arrow, read_csv, read_parquet
+from tidemill.networks import _text
+from tidemill.networks._network import Duplicates, Network, built, numbered, objects
+
+__all__ = ["read"]
+
+#: Formats by the end of a file's name, without that of its compression.
+_SUFFIXES = {
+    ".gr": "dimacs",
+    ".max": "dimacs",
+    ".col": "dimacs",
+    ".dimacs": "dimacs",
+    ".mtx": "matrix_market",
+    ".graph": "metis",
+    ".metis": "metis",
+    ".graphml": "graphml",
+    ".parquet": "parquet",
+    ".pq": "parquet",
+}
+
+
+def read(
+    source: Any,
+    *,
+    format: str | None = None,
+    directed: bool | None = None,
+    weights: bool | str | ArrayLike | None = None,
+    columns: tuple[str, str] | None = None,
+    nodes: int | ArrayLike | None = None,
+    coordinates: str | os.PathLike[str] | ArrayLike | None = None,
+    comments: str = "#%",
+    delimiter: str | None = None,
+    duplicates: Duplicates = "first",
+    self_loops: Literal["keep", "drop", "raise"] = "keep",
+) -> Network:
+    """Read a network.
+
+    Local: every worker that calls it gets the whole network, except that a DataSet is collected, which all workers do
+    together. It takes 4 bytes a link and 8 a node, 8 more a link with weights, and 12 to 20 more a link while it is
+    read; an undirected network has two links for each of its source's.
+
+    Parameters
+    ----------
+    source : str, path-like, DataSet, Table, arrays, or an object of another library
+        - A file, also compressed (``.gz``, ``.bz2``, ``.xz``, ``.zst``): an edge list as of SNAP (a link a line: its
+          source, its target, perhaps a weight), DIMACS (``.gr``, ``.max``, ``.col``), Matrix Market (``.mtx``), METIS
+          (``.graph``, ``.metis``), GraphML (``.graphml``; by networkx), Parquet, or CSV with a header.
+        - A `DataSet`, a `Table` or a table of another library: its first two columns are the ends of links, a third is
+          the weight.
+        - A pair ``(sources, targets)`` of arrays (m,), with weights as a third; or an array of integers (m, 2).
+        - A sparse matrix or array of SciPy (n, n), with rows as sources.
+        - A graph of networkx or igraph.
+    format : {"edges", "dimacs", "matrix_market", "metis", "graphml", "parquet", "csv"}, optional
+        Of a file; by default by its name, and an edge list if that says nothing.
+    directed : bool, optional
+        By default as the source says, and True where it says nothing: edge lists, tables and arrays.
+    weights : bool, str or array-like (m,), optional
+        Whether links have weights, the column or attribute that has them, or the weights themselves. By default they
+        have weights if the source has: a third column of numbers, values of a matrix other than 1, or the attribute
+        ``weight``.
+    columns : pair of str, optional
+        The columns of a table with the ends of links; by default the first two.
+    nodes : int or array-like, optional
+        Ids of nodes, so that also those without links are there; a number ``n`` is the ids 0 to ``n - 1``.
+    coordinates : str, path-like or array-like (n, 2), optional
+        A file of DIMACS (``.co``), or coordinates in the order of the nodes.
+    comments : str, default="#%"
+        Characters; a line of an edge list that begins with one of them is skipped.
+    delimiter : str, optional
+        One character between the fields of an edge list; by default any run of spaces, tabs, commas and semicolons.
+    duplicates : {"first", "sum", "min", "max", "keep"}, default="first"
+        Of several links between two nodes (in the same direction, if directed), keep the first, one with the sum, the
+        smallest or the largest of their weights, or all. The sum of links without weights is their number.
+    self_loops : {"keep", "drop", "raise"}, default="keep"
+        What becomes of links from a node to itself.
+
+    Returns
+    -------
+    Network
+
+    Raises
+    ------
+    ValueError
+        With file and line for what is not a link; with the link for a NaN weight; for an option that does not fit.
+    TypeError
+        If `source` is nothing of the above.
+    FileNotFoundError
+    ModuleNotFoundError
+        If a package that a format needs is missing.
+
+    Examples
+    --------
+    >>> import tidemill as tm
+    >>> net = tm.networks.read((["ann", "bob", "bob"], ["bob", "cid", "dee"]), directed=False)
+    >>> net.n, net.m, net.ids.tolist()
+    (4, 3, ['ann', 'bob', 'cid', 'dee'])
+    """
+    links = _links(source, format, weights, columns, comments, delimiter)
+    if nodes is not None:
+        links.nodes = np.arange(nodes) if isinstance(nodes, int) else np.asarray(nodes)
+    if not isinstance(weights, bool | str | None):
+        links.weights = np.asarray(weights, np.float64)
+    if weights is False:
+        links.weights = None
+    if links.weights is not None and len(links.weights) != len(links.sources):
+        raise ValueError(f"there are {len(links.weights)} weights for {len(links.sources)} links")
+    ids, n, sources, targets = numbered(links.sources, links.targets, links.nodes)
+    net = built(
+        sources,
+        targets,
+        links.weights,
+        n,
+        ids,
+        directed=links.directed if directed is None else directed,
+        duplicates=duplicates,
+        self_loops=self_loops,
+        attributes=links.attributes,
+    )
+    if isinstance(coordinates, str | os.PathLike):
+        net.coordinates = _text.coordinates(Path(coordinates), net.ids)
+    elif coordinates is not None:
+        net.coordinates = np.asarray(coordinates, np.float64)
+        if net.coordinates.shape != (n, 2):
+            raise ValueError(f"coordinates are of shape ({n}, 2), one row for each node, not {net.coordinates.shape}")
+    return net
+
+
+def _links(
+    source: Any, format: str | None, weights: Any, columns: tuple[str, str] | None, comments: str, delimiter: str | None
+) -> _text.Links:
+    """Return the links of any source."""
+    flag = weights if isinstance(weights, bool | None) else None
+    name = weights if isinstance(weights, str) else None
+    if isinstance(source, str | os.PathLike):
+        return _of_file(Path(source), format, flag, name, columns, comments, delimiter)
+    if isinstance(source, Network):
+        return _of_network(source)
+    # Without importing any of these libraries.
+    home = type(source).__module__.partition(".")[0]
+    if home == "networkx" or hasattr(source, "is_multigraph"):
+        return _of_networkx(source, name or "weight", flag)
+    if home == "igraph" or (home != "numpy" and hasattr(source, "get_edgelist")):
+        return _of_igraph(source, name or "weight", flag)
+    if home == "scipy":
+        return _of_scipy(source, flag)
+    if isinstance(source, DataSet | Table) or hasattr(source, "__arrow_c_stream__"):
+        return _of_table(source, name, flag, columns)
+    return _of_arrays(source)
+
+
+def _of_file(
+    path: Path,
+    format: str | None,
+    weights: bool | None,
+    name: str | None,
+    columns: tuple[str, str] | None,
+    comments: str,
+    delimiter: str | None,
+) -> _text.Links:
+    plain = path.name.lower()
+    for packed in (".gz", ".bz2", ".xz", ".zst"):
+        plain = plain.removesuffix(packed)
+    suffix = Path(plain).suffix
+    if format is None:
+        format = _SUFFIXES.get(suffix)
+        if suffix == ".co":
+            raise ValueError(f"{path} has coordinates, not links: read the network, with coordinates={str(path)!r}")
+        if format is None and suffix in (".csv", ".tsv") and _has_header(path, comments):
+            format = "csv"
+    match format:
+        case "edges" | None:
+            return _text.edge_list(path, weights, comments, delimiter)
+        case "dimacs":
+            return _text.dimacs(path)
+        case "matrix_market":
+            return _text.matrix_market(path)
+        case "metis":
+            return _text.metis(path)
+        case "graphml":
+            with _text.opened(path) as stream:
+                graph = needed("networkx", f"reading {path.name}").read_graphml(stream)
+            return _of_networkx(graph, name or "weight", weights)
+        case "parquet":
+            return _of_table(read_parquet(path), name, weights, columns)
+        case "csv":
+            table = read_csv(path, delimiter=delimiter or ("\t" if suffix == ".tsv" else ","))
+            return _of_table(table, name, weights, columns)
+    raise ValueError(
+        f"format is 'edges', 'dimacs', 'matrix_market', 'metis', 'graphml', 'parquet' or 'csv', not {format!r}"
+    )
+
+
+def _has_header(path: Path, comments: str) -> bool:
+    """Return whether the first line of a table is names: something in its first two fields is not an integer."""
+    with _text.opened(path) as stream:
+        for line in stream:
+            if line.strip() and line[:1].decode(errors="replace") not in comments:
+                fields = line.decode(errors="replace").replace("\t", ",").replace(";", ",").split(",")
+                return not all(field.strip().lstrip("+-").isdigit() for field in fields[:2])
+    return False
+
+
+def _of_network(source: Network) -> _text.Links:
+    ends = source.sources, source.targets
+    kept = slice(None) if source.directed else ends[0] <= ends[1]
+    weights = None if source.weights is None else source.weights[kept]
+    named = [source.ids[end[kept]] for end in ends]
+    return _text.Links(named[0], named[1], weights, source.directed, source.ids, dict(source.attributes))
+
+
+def _of_table(source: Any, name: str | None, weights: bool | None, columns: tuple[str, str] | None) -> _text.Links:
+    if not isinstance(source, DataSet | Table):
+        source = from_arrow(source)
+    schema = source.schema
+    for column in (*(columns or ()), *([name] if name else [])):
+        if column not in schema:
+            raise ValueError(f"there is no column {column!r}; there are {', '.join(map(repr, schema))}")
+    names = list(columns or list(schema)[:2])
+    if len(names) < 2:
+        raise ValueError(
+            f"a network needs two columns, the ends of its links; there are {', '.join(map(repr, schema))}"
+        )
+    others = [column for column in schema if column not in names]
+    numeric = ("Int", "UInt", "Float", "Decimal")
+    if name is None and weights is not False and others and schema[others[0]].startswith(numeric):
+        name = others[0]
+    if name is None and weights:
+        raise ValueError("weights=True, but the table has no third column of numbers")
+    chosen = [*names, *([name] if name else [])]
+    if isinstance(source, DataSet):
+        source = source.select(*chosen).collect()
+    found = source.to_numpy()
+    for column in chosen:
+        if found[column].dtype == object and any(value is None for value in found[column]):
+            row = next(at for at, value in enumerate(found[column]) if value is None)
+            raise ValueError(f"column {column!r} is null in row {row}: leave such rows out with drop_nulls()")
+    values = found[name].astype(np.float64) if name else None
+    return _text.Links(found[names[0]], found[names[1]], values)
+
+
+def _of_arrays(source: Any) -> _text.Links:
+    if isinstance(source, tuple | list) and len(source) in (2, 3) and not np.isscalar(source[0]):
+        sides = [side if isinstance(side, np.ndarray) else _array(side) for side in source[:2]]
+        values = np.asarray(source[2], np.float64) if len(source) == 3 else None
+        return _text.Links(sides[0], sides[1], values)
+    if isinstance(source, np.ndarray) and source.ndim == 2 and source.shape[1] == 2:
+        return _text.Links(source[:, 0], source[:, 1], None)
+    raise TypeError(
+        f"a network is read from a file, a table, a pair of arrays (sources, targets), an array (m, 2), or a graph of networkx, igraph "
+        f"or SciPy, not from {type(source).__name__}"
+    )
+
+
+def _array(values: Any) -> NDArray[Any]:
+    """Return ids as an array of integers or strings if all are, else of objects: NumPy would make strings of mixed ones."""
+    listed = values.tolist() if hasattr(values, "tolist") else list(values)
+    kinds = set(map(type, listed))
+    if kinds <= {int} or kinds == {str}:
+        try:
+            return np.array(listed, None if listed else np.int64)
+        except OverflowError:
+            pass
+    return objects(listed)
+
+
+def _of_scipy(source: Any, weights: bool | None) -> _text.Links:
+    if source.ndim != 2 or source.shape[0] != source.shape[1]:
+        raise ValueError(f"the matrix of a network is square, not of shape {source.shape}")
+    matrix = source.tocoo()
+    values = None
+    if weights or (weights is None and not (matrix.data == 1).all()):
+        values = matrix.data.astype(np.float64)
+    n = source.shape[0]
+    return _text.Links(matrix.row.astype(np.int64), matrix.col.astype(np.int64), values, nodes=np.arange(n))
+
+
+def _of_igraph(source: Any, weight: str, weights: bool | None) -> _text.Links:
+    ends = np.array(source.get_edgelist(), np.int64).reshape(-1, 2)
+    values = None
+    if weights is not False and weight in source.es.attributes():
+        values = np.array(source.es[weight], np.float64)
+    nodes: NDArray[Any] = np.arange(source.vcount())
+    if "name" in source.vs.attributes():
+        nodes = _array(source.vs["name"])
+        ends = nodes[ends]
+    return _text.Links(ends[:, 0], ends[:, 1], values, source.is_directed(), nodes)
+
+
+def _of_networkx(source: Any, weight: str, weights: bool | None) -> _text.Links:
+    """A missing weight is 1, as for networkx itself."""
+    ids = list(source.nodes)
+    ends = list(itertools.chain.from_iterable(source.edges()))
+    every: Mapping[Any, int] = {node: at for at, node in enumerate(ids)}
+    nodes = _array(ids)
+    if nodes.dtype == object:
+        # Equal ids of several types, such as 1 and 1.0, are one node for networkx and for a dictionary.
+        flat = objects(ids)[np.fromiter((every[end] for end in ends), np.int64, len(ends))]
+    else:
+        flat = nodes[np.fromiter((every[end] for end in ends), np.int64, len(ends))]
+    values = None
+    if weights is not False:
+        listed = [value for *_, value in source.edges(data=weight, default=None)]
+        if weights or any(value is not None for value in listed):
+            values = np.array([1.0 if value is None else value for value in listed], np.float64)
+    return _text.Links(flat[::2], flat[1::2], values, source.is_directed(), nodes)

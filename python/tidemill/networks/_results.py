@@ -1,0 +1,316 @@
+"""What algorithms return: arrays by number of a node, which also answer by id and become tables."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tidemill.dataset import Table
+from tidemill.networks._network import Network
+
+__all__ = ["Account", "Communities", "Components", "Cores", "Flow", "Forest", "NodeValues", "Paths", "Scores", "Search"]
+
+
+@dataclass
+class Account:
+    """What a computation on several workers did, on this worker if not said otherwise.
+
+    Attributes
+    ----------
+    sync : {"global", "partial"}
+        What was done; ``"auto"`` ends as one of them.
+    local_sweeps : int or None
+        Sweeps over the part of a worker between two exchanges; None for as many as change something.
+    rounds : int
+        Exchanges of boundary values, the same on all workers.
+    sweeps : float
+        Sweeps over the links of this worker: links looked at, divided by their number.
+    bytes_sent : int
+        Boundary values sent to other workers.
+    exchange_seconds, compute_seconds, partition_seconds : float
+    cut_links : int
+        Links between nodes of different workers.
+    ghosts : int
+        Nodes of other workers that this one has values of.
+    tries : dict of int to float
+        With ``sync="auto"``: digits of error removed a second, for each number of local sweeps that was tried (0 is
+        global).
+    """
+
+    sync: str
+    local_sweeps: int | None = 0
+    rounds: int = 0
+    sweeps: float = 0.0
+    bytes_sent: int = 0
+    exchange_seconds: float = 0.0
+    compute_seconds: float = 0.0
+    partition_seconds: float = 0.0
+    cut_links: int = 0
+    ghosts: int = 0
+    tries: dict[int, float] = field(default_factory=dict)
+
+
+@dataclass(repr=False)
+class NodeValues:
+    """A value for each node.
+
+    Attributes
+    ----------
+    network : Network
+    values : ndarray, shape (n,)
+        In the order of ``network.ids``; ``numpy.asarray(result)`` is the same.
+    account : Account or None
+        Of a computation on several workers.
+    """
+
+    network: Network
+    values: NDArray[Any]
+    account: Account | None = field(default=None, kw_only=True)
+
+    #: The column of `to_table`.
+    _column: ClassVar[str] = "value"
+
+    def __repr__(self) -> str:
+        shown = np.array2string(self.values, threshold=8, edgeitems=3, precision=6)
+        return f"<{type(self).__name__} of {len(self):,} nodes: {shown}>"
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def __getitem__(self, node: Any) -> Any:
+        """Return the value of a node, by its id."""
+        return self.values[self.network.number(node)].item()
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
+        return np.array(self.values, dtype=dtype, copy=copy)
+
+    def items(self) -> Iterator[tuple[Any, Any]]:
+        """Return pairs of id and value."""
+        return zip(self.network.ids.tolist(), self.values.tolist(), strict=True)
+
+    def to_dict(self) -> dict[Any, Any]:
+        """Return the values by id."""
+        return dict(self.items())
+
+    def to_table(self) -> Table:
+        """Return a table with the columns ``node`` and, named after the result, the value; `tidemill.from_arrow` makes a DataSet of it.
+
+        Ids that are neither integers nor strings become text.
+        """
+        return Table.from_numpy({"node": _plain(self.network.ids), self._column: self.values})
+
+
+def _plain(ids: NDArray[Any]) -> NDArray[Any]:
+    if ids.dtype != object or all(isinstance(node, str) for node in ids):
+        return ids
+    return np.array([str(node) for node in ids], object)
+
+
+@dataclass(repr=False)
+class Scores(NodeValues):
+    """A score for each node, float64.
+
+    Attributes
+    ----------
+    iterations : int
+        Of an iteration: how many were made.
+    change : float
+        The sum over all nodes of what the last one changed.
+    converged : bool
+        Whether it ended by its tolerance.
+    """
+
+    iterations: int = 0
+    change: float = 0.0
+    converged: bool = True
+    _column: ClassVar[str] = "score"
+
+    def top(self, count: int = 10) -> list[tuple[Any, float]]:
+        """Return the nodes with the highest scores, by id; of equal ones, the first."""
+        at = np.argsort(-self.values, kind="stable")[:count]
+        return list(zip(self.network.ids[at].tolist(), self.values[at].tolist(), strict=True))
+
+
+@dataclass(repr=False)
+class _Tree(NodeValues):
+    """Values with the node from which each was reached.
+
+    Attributes
+    ----------
+    parents : ndarray of int64, shape (n,)
+        By number; -1 where not reached, and a source is its own.
+    """
+
+    parents: NDArray[np.int64]
+
+    def path_to(self, node: Any) -> list[Any]:
+        """Return the ids on a shortest path from a source to `node`.
+
+        Raises
+        ------
+        ValueError
+            If it was not reached.
+        """
+        at = self.network.number(node)
+        if self.parents[at] < 0:
+            raise ValueError(f"node {node!r} was not reached from the source")
+        path = [at]
+        while self.parents[at] != at:
+            at = int(self.parents[at])
+            path.append(at)
+        return list(self.network.ids[path[::-1]].tolist())
+
+    @property
+    def reached(self) -> NDArray[np.bool_]:
+        """Which nodes were reached, (n,)."""
+        found: NDArray[np.bool_] = self.parents >= 0
+        return found
+
+
+@dataclass(repr=False)
+class Search(_Tree):
+    """Levels of a search in breadth, int32: links from the source, -1 where not reached."""
+
+    _column: ClassVar[str] = "level"
+
+
+@dataclass(repr=False)
+class Paths(_Tree):
+    """Distances from the nearest source, float64; infinite where not reached."""
+
+    _column: ClassVar[str] = "distance"
+
+
+@dataclass(repr=False)
+class Components(NodeValues):
+    """Of each node the number of its component, int64, from 0 in the order of their first nodes.
+
+    Attributes
+    ----------
+    count : int
+    sizes : ndarray of int64, shape (count,)
+    """
+
+    count: int
+    sizes: NDArray[np.int64]
+    _column: ClassVar[str] = "component"
+
+    @classmethod
+    def of(cls, network: Network, labels: NDArray[Any], **more: Any) -> Any:
+        """Return the result for any labels, numbered anew in the order of their first nodes."""
+        _, firsts, places = np.unique(labels, return_index=True, return_inverse=True)
+        order = np.empty(len(firsts), np.int64)
+        order[np.argsort(firsts, kind="stable")] = np.arange(len(firsts))
+        values = order[places]
+        return cls(network, values, len(firsts), np.bincount(values, minlength=len(firsts)), **more)
+
+    def members(self, component: int) -> NDArray[Any]:
+        """Return the ids of the nodes of a component."""
+        found: NDArray[Any] = self.network.ids[self.values == component]
+        return found
+
+    def sets(self) -> list[set[Any]]:
+        """Return the ids of each component, as networkx does."""
+        order = np.argsort(self.values, kind="stable")
+        ids = self.network.ids[order].tolist()
+        ends = np.concatenate([[0], np.cumsum(self.sizes)]).tolist()
+        return [set(ids[begin:end]) for begin, end in itertools.pairwise(ends)]
+
+
+@dataclass(repr=False)
+class Communities(Components):
+    """Of each node the number of its community; as of `Components`.
+
+    Attributes
+    ----------
+    modularity : float
+    iterations : int
+        Rounds of label propagation, or levels of Louvain.
+    """
+
+    modularity: float = 0.0
+    iterations: int = 0
+    _column: ClassVar[str] = "community"
+
+
+@dataclass(repr=False)
+class Cores(NodeValues):
+    """Core numbers, int64."""
+
+    _column: ClassVar[str] = "core"
+
+
+@dataclass
+class Forest:
+    """The links of a spanning forest.
+
+    Attributes
+    ----------
+    sources, targets : ndarray of uint32, shape (k,)
+        The ends of the links, by number of the node.
+    weights : ndarray of float64, shape (k,)
+        Ones where the network has none.
+    total : float
+        Their sum.
+    """
+
+    network: Network = field(repr=False)
+    sources: NDArray[np.uint32]
+    targets: NDArray[np.uint32]
+    weights: NDArray[np.float64]
+    total: float
+
+    def __len__(self) -> int:
+        return len(self.sources)
+
+    def links(self) -> list[tuple[Any, Any, float]]:
+        """Return the links by id, with their weights."""
+        ids = self.network.ids
+        return list(zip(ids[self.sources].tolist(), ids[self.targets].tolist(), self.weights.tolist(), strict=True))
+
+    def to_table(self) -> Table:
+        """Return a table with the columns ``source``, ``target`` and ``weight``."""
+        ids = _plain(self.network.ids)
+        return Table.from_numpy({"source": ids[self.sources], "target": ids[self.targets], "weight": self.weights})
+
+
+@dataclass(repr=False)
+class Flow:
+    """A maximum flow, and a minimum cut.
+
+    Attributes
+    ----------
+    value : float
+    flows : ndarray of float64
+        Beside ``network.targets``: how much flows over each link, at most its capacity. Of an undirected network one
+        direction of a link has the net flow.
+    source_side : ndarray of bool, shape (n,)
+        The nodes that the source still reaches: the links that leave them are a minimum cut.
+    """
+
+    network: Network
+    value: float
+    flows: NDArray[np.float64]
+    source_side: NDArray[np.bool_]
+
+    def __repr__(self) -> str:
+        return f"<Flow of {self.value:g}, {int(self.source_side.sum()):,} of {self.network.n:,} nodes on the side of the source>"
+
+    def cut(self) -> list[tuple[Any, Any]]:
+        """Return the links of the minimum cut, by id."""
+        net = self.network
+        sources = net.sources
+        at = np.flatnonzero(self.source_side[sources] & ~self.source_side[net.targets])
+        return list(zip(net.ids[sources[at]].tolist(), net.ids[net.targets[at]].tolist(), strict=True))
+
+    def to_table(self) -> Table:
+        """Return a table of the links with flow: ``source``, ``target`` and ``flow``."""
+        at = np.flatnonzero(self.flows)
+        ids = _plain(self.network.ids)
+        ends = ids[self.network.sources[at]], ids[self.network.targets[at]]
+        return Table.from_numpy({"source": ends[0], "target": ends[1], "flow": self.flows[at]})
