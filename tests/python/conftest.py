@@ -23,6 +23,7 @@ SHARED = ("tiny", "kafka", "rabbitmq", "redis_server")
 #: What the tests of a folder need. Each has its folder's name as a marker.
 NEEDS = {
     "api": "no processes but this one, an interpreter beside it, and workers that stay from test to test",
+    "networks": "as for api, and networkx and SciPy",
     "jobs": "starts jobs, or commands of `tidemill`",
     "recovery": "kills workers and jobs, damages what they have, and starts jobs again",
     "servers": "a server: Kafka, RabbitMQ, Redis, PostgreSQL or S3",

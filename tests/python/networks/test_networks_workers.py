@@ -1,0 +1,144 @@
+"""Networks on several workers: the same result for any number of them, any partition and any synchronization."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import tidemill as tm
+from numpy.typing import NDArray
+from standing import run
+
+METHODS = ("greedy", "blocks", "hash")
+
+
+def links(seed: int, n: int, directed: bool) -> tuple[Any, Any, Any]:
+    """Links between near nodes, some far ones, and nodes that nothing leads to or from."""
+    rng = np.random.default_rng(seed)
+    sources = rng.integers(0, n, 4 * n)
+    steps = np.where(rng.random(4 * n) < 0.9, rng.integers(1, 5, 4 * n), rng.integers(1, n, 4 * n))
+    kept = sources % 11 != 0
+    return sources[kept], ((sources + steps) % n)[kept], rng.integers(1, 9, int(kept.sum())) / 4
+
+
+def computed(ends: tuple[Any, Any, Any], n: int, directed: bool, options: dict[str, Any]) -> dict[str, Any]:
+    """On a worker: everything that can synchronize partially."""
+    net = tm.networks.read(ends, directed=directed, nodes=n)
+    scores = tm.networks.pagerank(net, tol=1e-13, max_iter=2000, **options)
+    more = {name: value for name, value in options.items() if name != "local_sweeps"}
+    paths = tm.networks.shortest_paths(net, [3, 1], **options)
+    components = tm.networks.connected_components(net, **more)
+    return {
+        "scores": scores.values,
+        "converged": scores.converged,
+        "distances": paths.values,
+        "parents": paths.parents,
+        "components": components.values,
+        "accounts": [scores.account, paths.account, components.account],
+    }
+
+
+def check_parents(net: tm.networks.Network, distances: NDArray[Any], parents: NDArray[Any]) -> None:
+    """A parent's distance and the length of a link are the distance."""
+    shortest: dict[tuple[int, int], float] = {}
+    weights = net.weights
+    assert weights is not None
+    for source, target, weight in zip(net.sources.tolist(), net.targets.tolist(), weights.tolist(), strict=True):
+        shortest[source, target] = min(weight, shortest.get((source, target), np.inf))
+    for node, parent in enumerate(parents.tolist()):
+        if parent < 0 or parent == node:
+            assert distances[node] == (0 if parent == node else np.inf)
+        else:
+            assert distances[node] == distances[parent] + shortest[parent, node]
+
+
+@pytest.mark.parametrize("directed", [False, True], ids=["undirected", "directed"])
+@pytest.mark.parametrize("workers", [1, 2, 3])
+def test_every_synchronization_finds_the_same(workers: int, directed: bool) -> None:
+    n = 300
+    ends = links(workers, n, directed)
+    net = tm.networks.read(ends, directed=directed, nodes=n)
+    alone = tm.networks.pagerank(net, tol=1e-13, max_iter=2000)
+    paths = tm.networks.shortest_paths(net, [3, 1])
+    components = tm.networks.connected_components(net)
+    one = computed(ends, n, directed, {"sync": "global"})
+    cases: list[dict[str, Any]] = [{"sync": "global", "method": method} for method in METHODS]
+    cases += [{"sync": "partial"}, {"sync": "partial", "local_sweeps": 2, "method": "hash"}, {"sync": "auto"}]
+    for options in cases:
+        for found in run(computed, ends, n, directed, options, workers=workers):
+            assert found["converged"], options
+            np.testing.assert_allclose(found["scores"], alone.values, atol=1e-12, err_msg=str(options))
+            if options["sync"] == "global":
+                assert (found["scores"] == one["scores"]).all(), f"{options}: not the same to the bit"
+            assert (found["distances"] == paths.values).all(), options
+            check_parents(net, found["distances"], found["parents"])
+            assert (found["components"] == components.values).all(), options
+
+
+def test_partial_synchronization_needs_fewer_rounds() -> None:
+    """A ring of 400 nodes in two parts: what one sweep a round takes hundreds of, a fixpoint takes a few."""
+    n = 400
+    nodes = np.arange(n)
+    ends = (nodes, (nodes + 1) % n, np.ones(n))
+    options: dict[str, Any] = {"method": "blocks"}
+    every = run(computed, ends, n, False, {"sync": "global", **options}, workers=2)
+    partial = run(computed, ends, n, False, {"sync": "partial", **options}, workers=2)
+    for plain, fewer in zip(every, partial, strict=True):
+        scores, paths, components = zip(plain["accounts"], fewer["accounts"], strict=True)
+        assert scores[1].rounds <= scores[0].rounds
+        assert paths[1].rounds * 20 < paths[0].rounds
+        assert components[1].rounds * 20 < components[0].rounds
+        assert scores[1].cut_links == 2 and scores[1].ghosts == 2
+        assert scores[1].bytes_sent == 16 * scores[1].rounds
+        assert scores[1].local_sweeps == 4 and scores[1].sync == "partial"
+
+
+def small(directed: bool, n: int) -> list[Any]:
+    """On a worker: networks with fewer nodes than workers."""
+    net = tm.networks.read(([0] if n > 1 else [], [n - 1] if n > 1 else []), directed=directed, nodes=n)
+    scores = tm.networks.pagerank(net, sync="partial").values.tolist()
+    count = tm.networks.connected_components(net, sync="global").count
+    return [scores, count, tm.networks.shortest_paths(net, [0], sync="partial").values.tolist() if n else None]
+
+
+@pytest.mark.parametrize("n", [0, 1, 2])
+def test_workers_may_have_no_nodes(n: int) -> None:
+    found = run(small, True, n, workers=3)
+    assert found[0] == found[1] == found[2]
+    assert found[0][1] == min(n, 1)
+
+
+def bad(weight: float) -> str:
+    """On a worker: what is wrong with a network is an error on all of them."""
+    net = tm.networks.read(([0, 1], [1, 2], [1.0, weight]))
+    try:
+        tm.networks.shortest_paths(net, 0, sync="partial")
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
+def test_errors_are_on_every_worker() -> None:
+    assert all("from 1 to 2 has weight -1" in message for message in run(bad, -1.0, workers=2))
+
+
+def test_partitions() -> None:
+    n = 1000
+    nodes = np.arange(n)
+    ring = tm.networks.read((nodes, (nodes + 1) % n), directed=False)
+    for method in METHODS:
+        found = tm.networks.partition(ring, 4, method=method)
+        assert found.parts.shape == (n,) and set(found.parts.tolist()) == {0, 1, 2, 3}
+        assert found.balance < 1.2
+        ends = found.parts[ring.sources] != found.parts[ring.targets]
+        assert found.cut_links == ends.sum() // 2
+    assert tm.networks.partition(ring, 4, method="blocks").cut_links == 4
+    assert tm.networks.partition(ring, 4).cut_links < 40
+    assert tm.networks.partition(ring, 4) is tm.networks.partition(ring, 4)
+    given = tm.networks.partition(ring, 2, method=nodes % 2)
+    assert given.cut_links == n
+    with pytest.raises(ValueError, match="from 0 to 1"):
+        tm.networks.partition(ring, 2, method=nodes)
+    with pytest.raises(ValueError, match="method is"):
+        tm.networks.partition(ring, 2, method="best")  # type: ignore[arg-type]
