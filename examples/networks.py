@@ -35,8 +35,12 @@ def main() -> None:
         scores = tm.networks.pagerank(net, tol=1e-10, max_iter=500, sync=sync)
         if job.rank == 0:
             reached = paths.values[paths.reached]
-            print(f"{sync}: farthest {reached.max():g} of {len(reached):,} nodes reached, in {paths.account.rounds} rounds")
-            print(f"{sync}: PageRank of {len(scores):,} nodes in {scores.account.rounds} rounds, {scores.account.sweeps:g} sweeps")
+            print(
+                f"{sync}: farthest {reached.max():g} of {len(reached):,} nodes reached, in {paths.account.rounds} rounds"
+            )
+            print(
+                f"{sync}: PageRank of {len(scores):,} nodes in {scores.account.rounds} rounds, {scores.account.sweeps:g} sweeps"
+            )
 
     if job.rank == 0:
         print(net)

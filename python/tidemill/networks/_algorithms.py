@@ -104,6 +104,8 @@ def distances(
         If there is no such node.
     """
     at = np.arange(network.n, dtype=np.uint32) if sources is None else network.numbers(sources)
+    if weighted:
+        network.check_weights("lengths")
     rows = network.outgoing(weighted)
     found = np.empty((len(at), network.n))
     for row, source in enumerate(at):
@@ -350,9 +352,9 @@ def louvain(
         If the network is directed, or a weight is negative.
     """
     _undirected(network, "louvain")
+    if weighted:
+        network.check_weights("weights of Louvain", finite=True)
     rows = network.outgoing(weighted)
-    if rows.weights is not None and (rows.weights < 0).any():
-        raise ValueError("louvain is for weights that are not negative")
     labels, modularity, levels = native.network_louvain(pool(n_threads), rows, resolution, threshold, seed, max_levels)
     result: Communities = Communities.of(network, labels, modularity=modularity, iterations=levels)
     return result
@@ -412,6 +414,7 @@ def maximum_flow(network: Network, source: Any, sink: Any) -> Flow:
     ends = network.number(source), network.number(sink)
     if ends[0] == ends[1]:
         raise ValueError(f"source and sink are the same node, {source!r}")
+    network.check_weights("capacities")
     value, flows, side = native.network_maximum_flow(network.rows, *ends)
     return Flow(network, value, flows, side)
 

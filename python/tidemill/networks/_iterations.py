@@ -206,13 +206,8 @@ def _outgoing_sums(network: Network, weighted: bool) -> Array:
     """Return of each node the sum of the weights of the links that leave it, which are checked."""
 
     def sums() -> Array:
-        weights = network.weights if weighted else None
-        if weights is not None and not (np.isfinite(weights) & (weights >= 0)).all():
-            at = int((~np.isfinite(weights) | (weights < 0)).argmax())
-            ends = network.ids[network.sources[at]], network.ids[network.targets[at]]
-            raise ValueError(
-                f"the link from {ends[0]!r} to {ends[1]!r} has weight {weights[at]:g}; PageRank needs finite ones that are not negative"
-            )
+        if weighted:
+            network.check_weights("weights of PageRank", finite=True)
         return network.outgoing(weighted).weight_sums(pool())
 
     found: Array = network.form(f"outgoing sums, {weighted}", sums)
@@ -459,17 +454,12 @@ def shortest_paths(
     several = isinstance(sources, list | set | frozenset | np.ndarray)
     at = network.numbers(sources) if several else network.numbers([sources])
     rows = network.outgoing(weighted)
+    if weighted:
+        network.check_weights("lengths")
     if sync is None:
         found, parents = native.network_shortest_paths(pool(n_threads), rows, at, None, cutoff)
         return Paths(network, found, numbers_or_none(parents))
     account = _account(sync, local_sweeps)
-    weights = rows.weights
-    if weights is not None and (weights < 0).any():
-        link = int((weights < 0).argmax())
-        ends = network.ids[network.sources[link]], network.ids[network.targets[link]]
-        raise ValueError(
-            f"the link from {ends[0]!r} to {ends[1]!r} has weight {weights[link]:g}; lengths are not negative"
-        )
     part = _part(network, rows, method, account, active())
     values = np.full(part.rows.columns, np.inf)
     mine = np.flatnonzero(np.isin(part.nodes, at))

@@ -257,7 +257,7 @@ def ancestors(G: Any, source: Any) -> set[Any]:
 
 def _reached(network: Network, graph: Any, source: Any) -> set[Any]:
     if source not in graph:
-        raise nx.NetworkXError(f"The node {source} is not in the graph.")
+        raise nx.NetworkXError(f"The node {source} is not in the {'digraph' if network.directed else 'graph'}.")
     found = _algorithms.bfs(network, source).values > 0
     return set(network.ids[found].tolist())
 
@@ -390,6 +390,8 @@ def is_weakly_connected(G: Any) -> bool:
 @function()
 def node_connected_component(G: Any, n: Any) -> set[Any]:
     """See networkx."""
+    if n not in G:
+        raise KeyError(n)
     network, _ = _network(G)
     return set(network.ids[_algorithms.bfs(network, n).reached].tolist())
 
@@ -436,8 +438,12 @@ def _chosen(graph: Any, network: Network, values: NDArray[Any], nodes: Any) -> A
     return {node: values[network.number(node)].item() for node in nodes if node in graph}
 
 
+def _simple(G: Any) -> bool:
+    return not G.is_directed() and not G.is_multigraph()
+
+
 def _undirected_plain(G: Any, nodes: Any = None, weight: Any = None, **kwargs: Any) -> bool:
-    return weight is None and not G.is_directed()
+    return weight is None and _simple(G)
 
 
 @function(_undirected_plain)
@@ -451,7 +457,7 @@ def clustering(G: Any, nodes: Any = None, weight: str | None = None) -> Any:
 
 
 def _average(G: Any, nodes: Any = None, weight: Any = None, count_zeros: bool = True) -> bool:
-    return weight is None and nodes is None and not G.is_directed() and len(G) > 0
+    return weight is None and nodes is None and _simple(G) and len(G) > 0
 
 
 @function(_average)
@@ -465,7 +471,7 @@ def average_clustering(G: Any, nodes: Any = None, weight: str | None = None, cou
     return total / len(values)
 
 
-@function(lambda G: not G.is_directed())
+@function(_simple)
 def transitivity(G: Any) -> float:
     """See networkx."""
     return _algorithms.clustering(_network(G)[0]).transitivity or 0
@@ -626,8 +632,10 @@ def _flow(G: Any, s: Any, t: Any, capacity: str, back: bool = False) -> tuple[An
     ends = (t, s) if back else (s, t)
     if back:
         network = _turned(network)
-    if network.weights is not None and (network.weights < 0).any():
-        raise NotImplementedError("capacities are not negative")
+    try:
+        network.check_weights("capacities")
+    except ValueError as error:
+        raise NotImplementedError(str(error)) from None
     try:
         found = _algorithms.maximum_flow(network, *ends)
     except ValueError as error:
