@@ -399,7 +399,28 @@ def node_connected_component(G: Any, n: Any) -> set[Any]:
 @function()
 def strongly_connected_components(G: Any) -> Iterator[set[Any]]:
     """See networkx."""
-    yield from _algorithms.strong_components(_network(G)[0]).sets()
+    network, _ = _network(G)
+    found = _algorithms.strong_components(network)
+    sets = found.sets()
+    yield from (sets[at] for at in _sinks_first(network, found.values, found.count))
+
+
+def _sinks_first(network: Network, labels: NDArray[np.int64], count: int) -> list[int]:
+    """Return the components so that none stands before one that it leads to, as by Tarjan's algorithm."""
+    sources, targets = labels[network.sources], labels[network.targets]
+    sources, targets = sources[sources != targets], targets[sources != targets]
+    sources = sources[np.argsort(targets, kind="stable")]
+    ends = np.concatenate([[0], np.cumsum(np.bincount(targets, minlength=count))])
+    left = np.bincount(sources, minlength=count)
+    order: list[int] = []
+    ready = np.flatnonzero(left == 0)
+    while len(ready):
+        order += ready.tolist()
+        links = [sources[ends[at] : ends[at + 1]] for at in ready.tolist()]
+        above, times = np.unique(np.concatenate(links), return_counts=True)
+        left[above] -= times
+        ready = above[left[above] == 0]
+    return order
 
 
 @function()
@@ -499,7 +520,8 @@ def _by_links(
     endpoints: bool = False,
     seed: Any = None,
 ) -> bool:
-    return weight is None
+    # Without samples, networkx divides by zero.
+    return weight is None and k != 0
 
 
 @function(_by_links)
@@ -572,7 +594,7 @@ def _single_links(G: Any, *args: Any, **kwargs: Any) -> bool:
 
 
 def _tree(G: Any, algorithm: str, weight: str, ignore_nan: bool) -> Iterator[tuple[Any, Any]]:
-    if algorithm not in ("kruskal", "prim", "boruvka"):
+    if algorithm not in ("kruskal", "prim", "boruvka", "borůvka"):
         raise ValueError(f"{algorithm} is not a valid choice for an algorithm.")
     network, _ = _network(G, weight)
     forest = _algorithms.minimum_spanning_forest(network)
@@ -719,9 +741,24 @@ def can_run(name: str, args: Any, kwargs: Any) -> bool | str:
     return FUNCTIONS.get(name) or "not with these arguments"
 
 
+def on_start_tests(items: list[Any]) -> None:
+    """Mark the tests of networkx that expect what its own random numbers lead to, when it runs them with this back end."""
+    import pytest
+
+    drawn = ("test_karate_club_partition", "test_undirected_selfloops", "test_none_weight_param", "test_max_level")
+    for item in items:
+        if item.path.name == "test_louvain.py" and item.name in drawn:
+            item.add_marker(pytest.mark.xfail(reason="Louvain's order of nodes is drawn by another generator"))
+
+
 assert _functions.keys() == FUNCTIONS.keys()
 
 #: What the entry point ``networkx.backends`` is for.
 backend = SimpleNamespace(
-    **_functions, convert_from_nx=convert_from_nx, convert_to_nx=convert_to_nx, can_run=can_run, should_run=can_run
+    **_functions,
+    convert_from_nx=convert_from_nx,
+    convert_to_nx=convert_to_nx,
+    can_run=can_run,
+    on_start_tests=on_start_tests,
+    should_run=can_run,
 )
