@@ -45,17 +45,18 @@ class Boundary:
         places[self._order] = np.arange(len(ghosts))
         firsts = np.concatenate([[0], np.cumsum(self._pulled)])[:-1]
         self._place = places - firsts[self._owner] if len(ghosts) else places
-        self._pushed = self._counts(self._pulled)
+        self._pushed = self._told(self._pulled)
         wanted = self._alltoallv(ghosts[self._order].astype(np.int64), self._pulled, self._pushed)
         #: The own nodes that others have as ghosts, in the order of these others.
         self._sent = np.searchsorted(nodes, wanted)
         self._firsts = np.concatenate([[0], np.cumsum(self._pushed)])
 
-    def _counts(self, counts: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Tell each worker how many values it gets from here; return how many come."""
-        received = np.zeros_like(counts)
-        if self._comm.size > 1:
-            self._comm.Alltoall(counts, received)
+    def _told(self, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Tell each worker equally many numbers; return what they tell."""
+        if self._comm.size == 1:
+            return numbers.copy()
+        received = np.empty_like(numbers)
+        self._comm.Alltoall(numbers, received)
         return received
 
     def _alltoallv(
@@ -76,9 +77,11 @@ class Boundary:
         self._done(begin, sent.nbytes)
 
     def push(
-        self, lowered: NDArray[np.int64], values: NDArray[Any], extras: NDArray[np.int64]
-    ) -> tuple[NDArray[np.int64], NDArray[Any], NDArray[np.int64]]:
+        self, lowered: NDArray[np.int64], values: NDArray[Any], extras: NDArray[np.int64], busy: bool
+    ) -> tuple[NDArray[np.int64], NDArray[Any], NDArray[np.int64]] | None:
         """Give owners the values of ghosts, and another number with each; return what came for own nodes. Collective.
+
+        Returns None, on all workers, if none has anything to give or is otherwise `busy`.
 
         Parameters
         ----------
@@ -97,7 +100,14 @@ class Boundary:
         order = np.argsort(owner, kind="stable")
         message = np.column_stack([self._place[lowered], values.view(np.int64), extras])[order].ravel()
         counts = np.bincount(owner, minlength=self._comm.size)
-        coming = self._counts(counts)
+        busy = busy or len(lowered) > 0
+        # How many values come, and whether their sender goes on.
+        told = np.column_stack([counts, np.full(self._comm.size, busy)]).astype(np.int64).ravel()
+        heard = self._told(told).reshape(-1, 2)
+        if not heard[:, 1].any():
+            self._account.exchange_seconds += time.perf_counter() - begin
+            return None
+        coming = heard[:, 0]
         found = self._alltoallv(message, counts, coming, 3).reshape(-1, 3)
         senders = np.repeat(np.arange(self._comm.size), coming)
         nodes = self._sent[self._firsts[senders] + found[:, 0]]
@@ -152,13 +162,6 @@ class Part:
         self.comm.Allgatherv(values, [received, counts])
         found[places] = received
         return found
-
-    def sum(self, number: int) -> int:
-        """Return the sum of a number over all workers. Collective."""
-        total = np.array([number], np.int64)
-        if self.comm.size > 1:
-            self.comm.Allreduce(total.copy(), total)
-        return int(total[0])
 
 
 #: Numbers are summed in two words of this many bits each, so that 2³² of them do not overflow.

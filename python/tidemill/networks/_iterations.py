@@ -236,7 +236,11 @@ class _PageRank:
         def own(values: Array | None, total: float) -> Array:
             return np.full(part.own, total / part.n) if values is None else values[part.nodes]
 
-        self._part, self._alpha, self._scale, self._pool, self._drop = part, alpha, scale, threads, drop
+        self._part, self._alpha, self._scale, self._pool = part, alpha, scale, threads
+        # Where the walk goes on from dangling nodes as it does elsewhere, their score can be dropped and the sum set right in the
+        # end. Local sweeps need that: what all dangling nodes lose is known after an exchange only.
+        self._set_right = not drop and target is None and part.account.sync != "global"
+        self._total, self._drop = scale, drop or self._set_right
         outgoing = sums[part.nodes]
         self._inverse = np.divide(1.0, outgoing, out=np.zeros(part.own), where=outgoing > 0)
         self._dangling = np.flatnonzero(outgoing == 0)
@@ -248,7 +252,7 @@ class _PageRank:
         # A power of 2 above all scores, and above what one of them changes.
         self._bound = 2.0 ** (math.ceil(math.log2(scale)) + 1)
         self._set_contributions()
-        (self._lost,) = self._sums(self._values[self._dangling])
+        self._lost = 0.0 if self._drop else self._sums(self._values[self._dangling])[0]
 
     def _sums(self, *values: Array) -> list[float]:
         begin = time.perf_counter()
@@ -280,11 +284,19 @@ class _PageRank:
         account.sweeps += 1
         account.compute_seconds += time.perf_counter() - begin
         changes = np.abs(self._values - before)
+        largest = float(changes.max(initial=0.0))
+        if self._set_right:
+            change, self._total = self._sums(changes, self._values)
+            factor = self._scale / self._total
+            return change * factor, largest * factor
+        if self._drop:
+            (change,) = self._sums(changes)
+            return change, largest
         change, held, lost = self._sums(changes, before[self._dangling], self._values[self._dangling])
         # Local sweeps moved what dangling nodes lose; the step did not know that yet.
-        change += 0.0 if self._drop else alpha * abs(held - self._lost)
+        change += alpha * abs(held - self._lost)
         self._lost = lost
-        return change, float(changes.max(initial=0.0))
+        return change, largest
 
     def iterate(self, network: Network, limit: float, rule: str, max_iter: int) -> Scores:
         """Make rounds until the change is below `limit`."""
@@ -307,6 +319,8 @@ class _PageRank:
         if account.sync == "auto":
             account.sync, account.local_sweeps = "partial" if sweeps else "global", sweeps
             account.tries = {} if choice is None else choice.rates
+        if self._set_right:
+            self._values *= self._scale / self._total
         values = self._part.gathered(self._values)
         return Scores(network, values, iterations, change, change < limit, account=account)
 
@@ -383,7 +397,10 @@ def _lower(
         account.compute_seconds += time.perf_counter() - begin
         outside = columns >= part.own
         ghosts = columns[outside]
-        nodes, coming, came_from = part.boundary.push(ghosts - part.own, values[ghosts], found[outside])
+        came = part.boundary.push(ghosts - part.own, values[ghosts], found[outside], len(active_nodes) > 0)
+        if came is None:
+            return
+        nodes, coming, came_from = came
         # The least of what several workers found for a node, and of equals that of the first worker.
         order = np.lexsort((np.arange(len(nodes)), coming, nodes))
         nodes, coming, came_from = nodes[order], coming[order], came_from[order]
@@ -392,11 +409,6 @@ def _lower(
         better = first & (coming < values[nodes])
         values[nodes[better]], origins[nodes[better]] = coming[better], came_from[better]
         active_nodes = np.union1d(active_nodes, nodes[better].astype(np.uint32)).astype(np.uint32)
-        begin = time.perf_counter()
-        left = part.sum(len(active_nodes))
-        account.exchange_seconds += time.perf_counter() - begin
-        if left == 0:
-            return
 
 
 def shortest_paths(

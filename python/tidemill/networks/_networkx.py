@@ -416,8 +416,10 @@ def _sinks_first(network: Network, labels: NDArray[np.int64], count: int) -> lis
     ready = np.flatnonzero(left == 0)
     while len(ready):
         order += ready.tolist()
-        links = [sources[ends[at] : ends[at + 1]] for at in ready.tolist()]
-        above, times = np.unique(np.concatenate(links), return_counts=True)
+        counts = ends[ready + 1] - ends[ready]
+        # The places of all links that lead to what is ready.
+        places = np.arange(counts.sum()) + np.repeat(ends[ready] - np.cumsum(counts) + counts, counts)
+        above, times = np.unique(sources[places], return_counts=True)
         left[above] -= times
         ready = above[left[above] == 0]
     return order
