@@ -11,6 +11,8 @@ __all__ = ["needed"]
 _EXTRAS = {
     "pyarrow": "files",
     "cloudpickle": "run",
+    "networkx": "networks",
+    "scipy": "networks",
     "adbc_driver_manager": "database",
     "adbc_driver_sqlite": "database",
     "adbc_driver_postgresql": "database",

@@ -150,6 +150,15 @@ def test_loops(workers: int) -> None:
     assert all(abs(wanted[page] - rank) < 1e-3 for page, rank in found.items())
 
 
+@WORKERS
+def test_networks(workers: int) -> None:
+    """Both ways of synchronizing find the same."""
+    lines = printed(workers, "networks.py")
+    globally, partially = (re.findall(r"farthest (\d+) of ([\d,]+) nodes", line)[0] for line in lines[:4:2])
+    assert globally == partially
+    assert lines[4].startswith("<tidemill.Network: 10,000 nodes") and lines[5] == "components: 2"
+
+
 @pytest.mark.parametrize("workers", [1, 3])
 def test_applications(workers: int) -> None:
     *plan, found = printed(workers, "applications.py")
