@@ -49,6 +49,13 @@ def _account(sync: Sync, local_sweeps: int | None) -> Account:
 def _part(
     network: Network, rows: native.CompressedRows, method: Method | ArrayLike, account: Account, comm: Any
 ) -> Part:
+    if comm.size > 1:
+        every = comm.allgather((network.n, network.rows.links, network.fingerprint))
+        if different := [rank for rank, one in enumerate(every) if one != every[0]]:
+            raise ValueError(
+                f"the workers have different networks: {network.n:,} nodes on rank {comm.rank}, and others on rank {different[0]} than "
+                "on rank 0; every worker passes the same one"
+            )
     return Part.of(comm, rows, partition(network, comm.size, method=method), account)
 
 

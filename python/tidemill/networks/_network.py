@@ -6,6 +6,7 @@ columns. What algorithms need besides the rows, such as the transpose, is made o
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -86,7 +87,18 @@ class Network:
     def __len__(self) -> int:
         return self.n
 
-    # So that a network has no order of its own: `in` asks for an id.
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _restored, (
+            self.offsets,
+            self.targets,
+            self.weights,
+            self._ids,
+            self.directed,
+            self.coordinates,
+            self.attributes,
+        )
+
+    # Without it, `in` would count through the nodes.
     def __contains__(self, node: object) -> bool:
         try:
             self.number(node)
@@ -144,6 +156,17 @@ class Network:
         return sum(rows.values()) + (0 if self._ids is None else self._ids.nbytes)
 
     # Nodes.
+
+    @property
+    def fingerprint(self) -> int:
+        """A checksum of the links, by which workers find out whether they have the same."""
+
+        def checksum() -> int:
+            found = zlib.crc32(self.offsets.data, int(self.directed))
+            found = zlib.crc32(self.targets.data, found)
+            return found if self.weights is None else zlib.crc32(self.weights.data, found)
+
+        return int(self.form("fingerprint", checksum))
 
     def number(self, node: Any) -> int:
         """Return the number of a node.
@@ -344,6 +367,19 @@ class Network:
     def number_of_edges(self) -> int:
         """Return the number of links."""
         return self.m
+
+
+def _restored(
+    offsets: NDArray[np.int64],
+    targets: NDArray[np.uint32],
+    weights: NDArray[np.float64] | None,
+    ids: NDArray[Any] | None,
+    directed: bool,
+    coordinates: NDArray[np.float64] | None,
+    attributes: dict[str, Any],
+) -> Network:
+    rows = CompressedRows(pool(), offsets, targets, weights, len(offsets) - 1)
+    return Network(rows, ids, directed=directed, coordinates=coordinates, attributes=attributes)
 
 
 def built(

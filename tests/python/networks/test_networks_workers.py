@@ -123,6 +123,31 @@ def test_errors_are_on_every_worker() -> None:
     assert all("from 1 to 2 has weight -1" in message for message in run(bad, -1.0, workers=2))
 
 
+def different() -> str:
+    """On a worker: networks that are not the same."""
+    net = tm.networks.read(([0, 1], [1, tm.init().rank]))
+    try:
+        tm.networks.pagerank(net, sync="global")
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
+def test_workers_have_the_same_network() -> None:
+    """Otherwise some would wait for values that nobody sends."""
+    assert all("different networks" in message for message in run(different, workers=2))
+
+
+def sizes(net: tm.networks.Network) -> tuple[int, int, list[str]]:
+    """On a worker."""
+    return net.n, net.m, net.ids.tolist()
+
+
+def test_networks_go_to_workers() -> None:
+    net = tm.networks.read((["a", "b"], ["b", "c"], [1.0, 2.0]), directed=False)
+    assert run(sizes, net, workers=2) == [(3, 2, ["a", "b", "c"])] * 2
+
+
 def test_partitions() -> None:
     n = 1000
     nodes = np.arange(n)
