@@ -316,23 +316,23 @@ impl Communicator {
             Collective::Bcast | Collective::Barrier => false,
             _ => call.send.is_none(),
         };
+        let root = if call.is_rooted() { call.root } else { 0 };
         let key = ScheduleKey {
             collective: call.collective,
             algorithm: choice.algorithm,
             chunk: choice.chunk,
-            root: if call.is_rooted() { call.root } else { 0 },
+            root: overlay.as_ref().map_or(u64::from(root), |in_use| in_use.fingerprint),
             count: call.count,
             commutative,
             repeatable,
             in_place,
-            overlay: overlay.as_ref().map(|in_use| in_use.fingerprint),
         };
         let cacheable = call.send_blocks.is_empty() && call.recv_blocks.is_empty();
         if cacheable && let Some(schedule) = self.0.collectives.lock().schedules.get(&key) {
             return Ok(Arc::clone(schedule));
         }
         let params = ScheduleParams {
-            root: key.root,
+            root,
             count: call.count,
             send_blocks: call.send_blocks,
             recv_blocks: call.recv_blocks,

@@ -132,13 +132,12 @@ pub(crate) struct ScheduleKey {
     pub(crate) collective: Collective,
     pub(crate) algorithm: Algorithm,
     pub(crate) chunk: usize,
-    pub(crate) root: u32,
+    /// The root, or the fingerprint of the overlay: what goes along one has no root.
+    pub(crate) root: u64,
     pub(crate) count: usize,
     pub(crate) commutative: bool,
     pub(crate) repeatable: bool,
     pub(crate) in_place: bool,
-    /// Fingerprint of the overlay, if it is used.
-    pub(crate) overlay: Option<u64>,
 }
 
 impl Communicator {

@@ -13,7 +13,7 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 use tidemill_net::{Engine, EngineTask, Envelope, GroupId, MatchPattern, MemoryRegion, NetError, Rank};
 
-use crate::schedule::{BufferId, BufferRange, LocalStep, Schedule, ScheduleMessage};
+use crate::schedule::{BufferId, BufferRange, LocalStep, Round, Schedule, ScheduleMessage, Strand};
 use crate::{DType, ReduceOp, reduce};
 
 /// Scratch memory that is kept for a communicator's next collective.
@@ -40,12 +40,20 @@ pub struct ScheduleExecution {
     op: ReduceOp,
     buffers: ScheduleBuffers,
     begun: bool,
-    /// Strand 0 apart: schedules with no other allocate nothing.
     first: StrandProgress,
-    others: Vec<StrandProgress>,
+    more: Option<Box<MoreProgress>>,
+}
+
+/// What schedules of one strand without late sends do not need; most are such, and allocate nothing.
+#[derive(Default)]
+struct MoreProgress {
+    /// Strands from the second on.
+    strands: Vec<StrandProgress>,
     /// Sends that no round waits for: out of the caller's buffers, and out of scratch.
     late: [Option<GroupId>; 2],
     failure: ExecutionFailure,
+    /// After a failure: what was under way.
+    left_over: Vec<GroupId>,
     left_behind: bool,
 }
 
@@ -95,10 +103,7 @@ impl ScheduleExecution {
             buffers,
             begun: false,
             first: StrandProgress::default(),
-            others: Vec::new(),
-            late: [None; 2],
-            failure: ExecutionFailure::None,
-            left_behind: false,
+            more: None,
         }
     }
 
@@ -131,12 +136,9 @@ impl ScheduleExecution {
         MemoryRegion { ptr: unsafe { whole.ptr.add(start) }, len }
     }
 
-    fn post(&mut self, engine: &mut Engine, index: usize, group: GroupId) {
-        let schedule = Arc::clone(&self.schedule);
-        let strand = &schedule.strands[index];
-        let messages = &strand.rounds[self.strand(index).round].messages;
+    fn post(&mut self, engine: &mut Engine, group: GroupId, strand: &Strand, round: &Round) {
         // Receives first: what has a place to go needs no copy on the way. Sends and receives keep their own order.
-        for message in messages {
+        for message in &round.messages {
             if let ScheduleMessage::Recv { from, range } = *message {
                 let region = self.region(range);
                 let pattern = MatchPattern {
@@ -149,11 +151,11 @@ impl ScheduleExecution {
             }
         }
         let envelope = Envelope { tag: strand.send_channel as i32, ..self.envelope };
-        for message in messages {
+        for message in &round.messages {
             let (to, range, group) = match *message {
                 ScheduleMessage::Send { to, range } => (to, range, group),
                 ScheduleMessage::LateSend { to, range } => {
-                    let late = &mut self.late[usize::from(range.buffer == BufferId::Scratch)];
+                    let late = &mut self.more().late[usize::from(range.buffer == BufferId::Scratch)];
                     (to, range, *late.get_or_insert_with(|| engine.new_group()))
                 }
                 ScheduleMessage::Recv { .. } => continue,
@@ -165,9 +167,8 @@ impl ScheduleExecution {
         }
     }
 
-    fn work(&mut self, index: usize) -> Result<(), NetError> {
-        let schedule = Arc::clone(&self.schedule);
-        for local in &schedule.strands[index].rounds[self.strand(index).round].local {
+    fn work(&mut self, round: &Round) -> Result<(), NetError> {
+        for local in &round.local {
             let (LocalStep::Copy { from, into }
             | LocalStep::ReduceLeft { from, into }
             | LocalStep::ReduceRight { from, into }) = *local;
@@ -175,9 +176,9 @@ impl ScheduleExecution {
             if from.len == 0 || (from.ptr == into.ptr && matches!(local, LocalStep::Copy { .. })) {
                 continue;
             }
-            // SAFETY: both are within buffers that are ours while no message of the round is pending, other strands work
-            // elsewhere, and a schedule's local steps never name overlapping ranges (checked by the schedules' property
-            // tests).
+            // SAFETY: both are within buffers that are ours while no message of the round is pending, other strands
+            // work elsewhere, and a schedule's local steps never name overlapping ranges (checked by the schedules'
+            // property tests).
             let (from, into) = unsafe {
                 (
                     std::slice::from_raw_parts(from.ptr.cast_const(), from.len),
@@ -200,21 +201,41 @@ impl ScheduleExecution {
     fn strand(&mut self, index: usize) -> &mut StrandProgress {
         match index {
             0 => &mut self.first,
-            _ => &mut self.others[index - 1],
+            _ => &mut self.more().strands[index - 1],
         }
     }
 
+    fn more(&mut self) -> &mut MoreProgress {
+        self.more.get_or_insert_default()
+    }
+
     /// Goes on with a strand as far as it can. Whether it is at its end.
+    #[inline]
     fn step_strand(&mut self, engine: &mut Engine, index: usize) -> Result<bool, NetError> {
-        let rounds = self.schedule.strands[index].rounds.len();
-        if self.strand(index).round == rounds {
+        let mut progress = *self.strand(index);
+        if progress.posted && progress.group.is_some_and(|group| !engine.is_complete(group)) {
+            return Ok(false);
+        }
+        if progress.round == self.schedule.strands[index].rounds.len() {
             return Ok(true);
         }
-        let group = *self.strand(index).group.get_or_insert_with(|| engine.new_group());
-        loop {
-            if !self.strand(index).posted {
-                self.post(engine, index, group);
-                self.strand(index).posted = true;
+        let schedule = Arc::clone(&self.schedule);
+        let result = self.advance(engine, &schedule.strands[index], &mut progress);
+        *self.strand(index) = progress;
+        result
+    }
+
+    fn advance(
+        &mut self,
+        engine: &mut Engine,
+        strand: &Strand,
+        progress: &mut StrandProgress,
+    ) -> Result<bool, NetError> {
+        let group = *progress.group.get_or_insert_with(|| engine.new_group());
+        while let Some(round) = strand.rounds.get(progress.round) {
+            if !progress.posted {
+                self.post(engine, group, strand, round);
+                progress.posted = true;
             }
             if !engine.is_complete(group) {
                 return Ok(false);
@@ -222,26 +243,29 @@ impl ScheduleExecution {
             if let Some(error) = engine.take_error(group) {
                 return Err(error);
             }
-            self.work(index)?;
-            let strand = self.strand(index);
-            strand.posted = false;
-            strand.round += 1;
-            if strand.round == rounds {
-                strand.group = None;
-                return engine.take(group).map(|_| true);
-            }
+            self.work(round)?;
+            progress.posted = false;
+            progress.round += 1;
         }
+        progress.group = None;
+        engine.take(group).map(|_| true)
     }
 
     /// Everything that is under way.
-    fn take_groups(&mut self) -> impl Iterator<Item = GroupId> + use<'_> {
-        let strands = std::iter::once(&mut self.first).chain(&mut self.others);
-        strands.filter_map(|strand| strand.group.take()).chain(self.late.iter_mut().filter_map(Option::take))
+    fn take_groups(&mut self) -> Vec<GroupId> {
+        let mut groups: Vec<GroupId> = self.first.group.take().into_iter().collect();
+        if let Some(more) = &mut self.more {
+            groups.extend(more.strands.iter_mut().filter_map(|strand| strand.group.take()));
+            groups.extend(more.late.iter_mut().filter_map(Option::take));
+            groups.append(&mut more.left_over);
+        }
+        groups
     }
 
     /// All strands are at their end: the rest of the caller's memory is waited for, scratch is left behind.
     fn end(&mut self, engine: &mut Engine) -> Option<Result<(), NetError>> {
-        let [from_caller, from_scratch] = &mut self.late;
+        let Some(more) = &mut self.more else { return Some(Ok(())) };
+        let [from_caller, from_scratch] = &mut more.late;
         if let Some(group) = *from_caller {
             if !engine.is_complete(group) {
                 return None;
@@ -255,27 +279,29 @@ impl ScheduleExecution {
             if engine.is_complete(group) {
                 return Some(engine.take(group).map(|_| ()));
             }
-            self.left_behind = true;
+            more.left_behind = true;
             engine.detach(group, Some(Box::new(std::mem::take(&mut self.buffers.scratch))));
         }
         Some(Ok(()))
     }
 
     /// It has failed: over, if nothing is under way.
+    #[cold]
     fn fail(&mut self, engine: &mut Engine, error: NetError) -> Option<Result<(), NetError>> {
-        self.failure = ExecutionFailure::Untold(error);
+        self.more().failure = ExecutionFailure::Untold(error);
         self.settle(engine)
     }
 
     /// After a failure: over, when nothing reads or writes the caller's memory any more.
     fn settle(&mut self, engine: &mut Engine) -> Option<Result<(), NetError>> {
-        let strands = std::iter::once(&self.first).chain(&self.others);
-        let mut groups = strands.filter_map(|strand| strand.group).chain(self.late.iter().copied().flatten());
-        if !groups.all(|group| engine.is_complete(group)) {
+        let groups = self.take_groups();
+        if groups.iter().any(|&group| !engine.is_complete(group)) {
+            // Which strand a group is of does not count any more.
+            self.more().left_over = groups;
             return None;
         }
-        self.take_groups().for_each(|group| engine.detach(group, None));
-        match std::mem::take(&mut self.failure) {
+        groups.into_iter().for_each(|group| engine.detach(group, None));
+        match std::mem::take(&mut self.more().failure) {
             ExecutionFailure::Untold(error) | ExecutionFailure::Told(error) => Some(Err(error)),
             ExecutionFailure::None => unreachable!("only a failed execution settles"),
         }
@@ -283,13 +309,14 @@ impl ScheduleExecution {
 
     /// What it failed with, once: the job must be told, or it may not end.
     pub(crate) fn untold_failure(&mut self) -> Option<NetError> {
-        match std::mem::take(&mut self.failure) {
+        let failure = &mut self.more.as_mut()?.failure;
+        match std::mem::take(failure) {
             ExecutionFailure::Untold(error) => {
-                self.failure = ExecutionFailure::Told(error.clone());
+                *failure = ExecutionFailure::Told(error.clone());
                 Some(error)
             }
             other => {
-                self.failure = other;
+                *failure = other;
                 None
             }
         }
@@ -300,19 +327,25 @@ impl ScheduleExecution {
     /// [`Communicator::follow_up`]: crate::Communicator::follow_up
     #[inline]
     pub(crate) fn needs_follow_up(&self) -> bool {
-        self.left_behind || matches!(self.failure, ExecutionFailure::Untold(_))
+        let needs = |more: &MoreProgress| more.left_behind || matches!(more.failure, ExecutionFailure::Untold(_));
+        self.more.as_deref().is_some_and(needs)
     }
 
     /// The groups of messages it is waiting for now. The first apart: mostly it is the only one.
     pub(crate) fn waits_in(&self) -> (Option<GroupId>, Vec<GroupId>) {
-        let others = self.others.iter().filter_map(|strand| strand.group);
-        (self.first.group, others.chain(self.late[0]).collect())
+        let others = |more: &MoreProgress| {
+            let strands = more.strands.iter().filter_map(|strand| strand.group);
+            strands.chain(more.late[0]).chain(more.left_over.iter().copied()).collect()
+        };
+        (self.first.group, self.more.as_deref().map_or_else(Vec::new, others))
     }
 
     /// Lets the messages under way end by themselves; `keepalive` owns the caller's buffers meanwhile.
     pub(crate) fn detach(mut self, engine: &mut Engine, keepalive: Option<Box<dyn std::any::Any + Send>>) {
         let kept = Arc::new(Mutex::new((std::mem::take(&mut self.buffers.scratch), keepalive)));
-        self.take_groups().for_each(|group| engine.detach(group, Some(Box::new(Arc::clone(&kept)))));
+        for group in self.take_groups() {
+            engine.detach(group, Some(Box::new(Arc::clone(&kept))));
+        }
     }
 }
 
@@ -322,9 +355,11 @@ impl EngineTask for ScheduleExecution {
             self.begun = true;
             self.buffers.scratch.clear();
             self.buffers.scratch.resize(self.schedule.scratch_len * self.item_bytes, 0);
-            self.others = vec![StrandProgress::default(); self.schedule.strands.len().saturating_sub(1)];
+            if self.schedule.strands.len() > 1 {
+                self.more().strands = vec![StrandProgress::default(); self.schedule.strands.len() - 1];
+            }
         }
-        if !matches!(self.failure, ExecutionFailure::None) {
+        if self.more.as_deref().is_some_and(|more| !matches!(more.failure, ExecutionFailure::None)) {
             return self.settle(engine);
         }
         let mut ended = true;

@@ -1,5 +1,5 @@
-//! Allreduce along overlays through real communicators over the in-process transport: large messages, what a call leaves
-//! behind, and overlays that differ.
+//! Allreduce along overlays through real communicators over the in-process transport: large messages, what a call
+//! leaves behind, and overlays that differ.
 
 #[path = "schedules/any_overlay.rs"]
 mod any_overlay;
@@ -43,11 +43,13 @@ fn allreduce(
         options: CallOptions { algorithm: Some(Algorithm::Overlay), chunk, repeatable: false },
         ..CollectiveCall::new(Collective::Allreduce)
     };
-    // SAFETY: the slices outlive the call, which is waited for.
-    match blocking {
-        true => unsafe { comm.run(&call) },
-        false => unsafe { comm.start_nonblocking(&call) }.and_then(|request| Ok(request.wait().map(|_| ())?)),
+    if blocking {
+        // SAFETY: the slices outlive the call.
+        return unsafe { comm.run(&call) };
     }
+    // SAFETY: the same; it is waited for.
+    let request = unsafe { comm.start_nonblocking(&call)? };
+    Ok(request.wait().map(|_| ())?)
 }
 
 /// What a rank contributes, and the sum over `size` ranks.

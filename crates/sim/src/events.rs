@@ -1,8 +1,8 @@
 //! Runs the schedules of all workers on the links of a cluster, event by event.
 //!
-//! A round ends when its sends have left (from [`crate::Cluster::rendezvous_bytes_min`] on: have arrived) and its receives
-//! have arrived, and then does its local work. The strands of a rank go on side by side; late sends are waited for at the
-//! rank's end, or not at all.
+//! A round ends when its sends have left (from [`crate::Cluster::rendezvous_bytes_min`] on: have arrived) and its
+//! receives have arrived, and then does its local work. The strands of a rank go on side by side; late sends are waited
+//! for at the rank's end, or not at all.
 //! A worker that dies sends nothing from then on; who waits for it never ends.
 
 use std::cmp::Reverse;

@@ -224,7 +224,7 @@ fn exhaust(collective: Collective) {
 // A frame lost, doubled or matched wrongly between the executor and the wire, under any delay and lack of credit.
 each_collective!(exhaust);
 
-/// A slice that is taken for another one of another strand, or is gone when it is read: scratch is dropped with the call.
+/// A slice that is taken for one of another strand, or is gone when it is read: scratch is dropped with the call.
 #[test]
 fn overlays() {
     overlay_cases(0..500).for_each(|case| verify(&case));
