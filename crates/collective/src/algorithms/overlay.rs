@@ -1,9 +1,9 @@
 //! Allreduce along the trees of an [`Overlay`], a slice at a time.
 //!
 //! The slices of a part climb its reduction tree, are complete at its root and go down its broadcast tree. Each part
-//! has [`STRANDS`] strands in each direction, which take its slices in turn: while one waits for a slice another has its
-//! own under way. No strand waits for another one, and none for its sends, so that a slow link delays only what has to
-//! go over it. At the root a slice goes down in the strand that has combined it.
+//! has [`STRANDS`] strands in each direction, which take its slices in turn: while one waits for a slice another has
+//! its own under way. No strand waits for another one, and none for its sends, so that a slow link delays only what
+//! has to go over it. At the root a slice goes down in the strand that has combined it.
 //!
 //! With m slices: depth up + depth down + m - 1 steps. Sent: n to each parent up and to each child down. Scratch: n at
 //! ranks that pass results on, so that these wait for nobody at their end, and a slice for each child and strand.
