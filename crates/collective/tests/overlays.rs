@@ -95,6 +95,8 @@ fn different_overlays_are_put_into_words() {
     let errors = run_ranks(3, |comm| {
         let overlay = if comm.rank() == 1 { any_overlay(3, &mut Random(5)) } else { stars(3) };
         comm.set_overlay(Some(Arc::new(overlay))).unwrap();
+        // Everybody has the communicator before the job fails; who is late gets the error here and, again, below.
+        let _ = comm.barrier();
         allreduce(&comm, &mut [1; 100], None, None, true).unwrap_err().to_string()
     });
     for error in errors.unwrap() {
