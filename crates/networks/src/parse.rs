@@ -196,7 +196,7 @@ impl LineCursor<'_> {
     fn is_field_end(&self) -> bool {
         match self.peek() {
             b' ' | b'\t' | b'\r' | b'\n' => true,
-            byte @ (b',' | b';') if self.delimiter.is_none() => byte != 0,
+            b',' | b';' if self.delimiter.is_none() => true,
             byte => self.delimiter == Some(byte),
         }
     }

@@ -102,7 +102,7 @@ pub(crate) fn fill_with<T: Send, F: Fn(usize) -> T + Sync>(pool: &Pool, out: &mu
 #[inline(always)]
 pub(crate) unsafe fn gather_sum(values: &[f64], places: &[u32]) -> f64 {
     /// Sums of short rows overlap with each other, and one loop is cheaper than two.
-    const SHORT: usize = 16;
+    const SHORT: usize = 256;
     if places.len() < SHORT {
         // SAFETY: by this function's contract.
         return places.iter().fold(0.0, |sum, &place| sum + unsafe { *values.get_unchecked(place as usize) });
