@@ -34,8 +34,8 @@ __all__ = ["connected_components", "pagerank", "shortest_paths"]
 Sync = Literal["global", "partial", "auto"] | None
 Array = NDArray[np.float64]
 
-#: Local sweeps that `sync="auto"` tries, and for how many rounds each.
-_TRIED, _TRIED_ROUNDS = (0, 1, 2, 4, 8), 2
+#: Local sweeps that `sync="auto"` tries, for how many rounds each, and for how many the best goes on until it is measured again.
+_TRIED, _TRIED_ROUNDS, _KEPT_ROUNDS = (0, 1, 2, 4, 8), 2, 6
 
 
 def _account(sync: Sync, local_sweeps: int | None) -> Account:
@@ -337,32 +337,40 @@ class _PageRank:
 
 
 class _Choice:
-    """Tries numbers of local sweeps, and keeps the one that removes most error a second. All workers choose the same."""
+    """Chooses the number of local sweeps that removes most error a second. All workers choose the same.
+
+    Each number is tried, then the best is kept and measured on: what goes well in the first rounds may not later, and when
+    another one did better when it was last measured, that has its turn.
+    """
 
     def __init__(self, comm: Any) -> None:
         self._comm = comm
-        #: The number of rounds so far, and what the current number of sweeps began with.
-        self._round = 0
+        #: Rounds of this measurement that are left; what is measured, -1 before the first round; and what it began with.
+        self._left, self._current = 1, -1
         self._begin, self._error = 0.0, math.inf
         #: Digits of error a second by number of sweeps.
         self.rates: dict[int, float] = {}
 
     def sweeps(self, error: float) -> int:
-        """Return the number of local sweeps for the next round, after which round the error was `error`."""
-        # The first round only warms up.
-        tried, rest = divmod(self._round - 1, _TRIED_ROUNDS)
-        self._round += 1
-        if self._round == 1:
+        """Return the number of local sweeps for the next round; the error was `error` after the last one."""
+        if math.isinf(error):
+            # The first round only warms up.
             return 0
-        if rest == 0 and 1 <= tried <= len(_TRIED):
-            seconds = max(self._comm.allgather(time.perf_counter() - self._begin))
-            digits = math.log10(self._error / error) if error > 0 and self._error > 0 else 0.0
-            self.rates[_TRIED[tried - 1]] = digits / max(seconds, 1e-9)
-        if rest == 0:
+        self._left -= 1
+        if self._left == 0:
+            self._measure(error)
+            untried = [sweeps for sweeps in _TRIED if sweeps not in self.rates]
+            self._left = _TRIED_ROUNDS if untried else _KEPT_ROUNDS
+            self._current = untried[0] if untried else max(self.rates, key=lambda sweeps: (self.rates[sweeps], -sweeps))
             self._begin, self._error = time.perf_counter(), error
-        if tried < len(_TRIED):
-            return _TRIED[tried]
-        return max(self.rates, key=lambda sweeps: (self.rates[sweeps], -sweeps))
+        return self._current
+
+    def _measure(self, error: float) -> None:
+        if self._current < 0:
+            return
+        seconds = max(self._comm.allgather(time.perf_counter() - self._begin))
+        digits = math.log10(self._error / error) if error > 0 and self._error > 0 else 0.0
+        self.rates[self._current] = digits / max(seconds, 1e-9)
 
 
 # What only lowers values: shortest paths and components.
