@@ -37,7 +37,6 @@ FUNCTIONS: dict[str, str | None] = {
     "single_source_dijkstra_path_length": "Weights are attributes, numbers and not negative.",
     "single_source_shortest_path_length": None,
     "single_target_shortest_path_length": None,
-    "strongly_connected_components": None,
     "transitivity": "Undirected graphs.",
     "triangles": None,
     "weakly_connected_components": None,

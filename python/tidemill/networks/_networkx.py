@@ -397,35 +397,6 @@ def node_connected_component(G: Any, n: Any) -> set[Any]:
 
 
 @function()
-def strongly_connected_components(G: Any) -> Iterator[set[Any]]:
-    """See networkx."""
-    network, _ = _network(G)
-    found = _algorithms.strong_components(network)
-    sets = found.sets()
-    yield from (sets[at] for at in _sinks_first(network, found.values, found.count))
-
-
-def _sinks_first(network: Network, labels: NDArray[np.int64], count: int) -> list[int]:
-    """Return the components so that none stands before one that it leads to, as by Tarjan's algorithm."""
-    sources, targets = labels[network.sources], labels[network.targets]
-    sources, targets = sources[sources != targets], targets[sources != targets]
-    sources = sources[np.argsort(targets, kind="stable")]
-    ends = np.concatenate([[0], np.cumsum(np.bincount(targets, minlength=count))])
-    left = np.bincount(sources, minlength=count)
-    order: list[int] = []
-    ready = np.flatnonzero(left == 0)
-    while len(ready):
-        order += ready.tolist()
-        counts = ends[ready + 1] - ends[ready]
-        # The places of all links that lead to what is ready.
-        places = np.arange(counts.sum()) + np.repeat(ends[ready] - np.cumsum(counts) + counts, counts)
-        above, times = np.unique(sources[places], return_counts=True)
-        left[above] -= times
-        ready = above[left[above] == 0]
-    return order
-
-
-@function()
 def number_strongly_connected_components(G: Any) -> int:
     """See networkx."""
     return _algorithms.strong_components(_network(G)[0]).count
@@ -721,6 +692,12 @@ def convert_from_nx(graph: Any, **options: Any) -> Any:
         return graph
     if not isinstance(graph, nx.Graph):
         raise NotImplementedError(f"a graph of {type(graph).__name__} is not converted")
+    directed, several = graph.is_directed(), graph.is_multigraph()
+    usual = {(False, False): nx.Graph, (True, False): nx.DiGraph, (False, True): nx.MultiGraph}
+    kind = usual.get((directed, several), nx.MultiDiGraph)
+    # A class whose links are not in its dictionaries, such as the complement of a graph, has its own way to tell neighbors.
+    if any(getattr(type(graph), name) is not getattr(kind, name) for name in ("__getitem__", "adjacency", "neighbors")):
+        raise NotImplementedError(f"{type(graph).__name__} tells neighbors in its own way")
     return Converted(graph)
 
 
