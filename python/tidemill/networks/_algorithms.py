@@ -354,7 +354,7 @@ def louvain(
     _undirected(network, "louvain")
     if weighted:
         network.check_weights("weights of Louvain", finite=True)
-    rows = network.outgoing(weighted)
+    rows = network.merged(weighted) if network.is_multigraph() else network.outgoing(weighted)
     labels, modularity, levels = native.network_louvain(pool(n_threads), rows, resolution, threshold, seed, max_levels)
     result: Communities = Communities.of(network, labels, modularity=modularity, iterations=levels)
     return result

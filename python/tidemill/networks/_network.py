@@ -257,6 +257,17 @@ class Network:
             pool(), self.sources, self.targets, weights, self.n, self.n, "keep", False, self.directed
         )
 
+    def merged(self, weighted: bool = True) -> CompressedRows:
+        """Return links with the sum of the weights of parallel ones, or their number."""
+        weights = self.weights if weighted else None
+        found: CompressedRows = self.form(
+            f"merged, {weighted}",
+            lambda: CompressedRows.of_links(
+                pool(), self.sources, self.targets, weights, self.n, self.n, "sum", True, False
+            ),
+        )
+        return found
+
     def simple(self) -> CompressedRows:
         """Return links without weights, loops and parallels."""
         found: CompressedRows = self.form(

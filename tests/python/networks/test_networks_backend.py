@@ -13,6 +13,7 @@ pytest.importorskip("scipy")
 from random_graphs import KINDS, graph  # noqa: E402
 from tidemill._networkx_info import FUNCTIONS, get_info  # noqa: E402
 
+pytestmark = pytest.mark.filterwarnings("ignore:Note. conversions")
 needs_entry_point = pytest.mark.skipif(
     "tidemill" not in nx.utils.backends.backends,
     reason="this installation has no entry point for networkx: install it anew (make setup)",
@@ -115,7 +116,6 @@ def test_what_it_cannot_do_is_refused_or_falls_back() -> None:
 
 
 @needs_entry_point
-@pytest.mark.filterwarnings("ignore:Note. conversions")
 def test_conversion_is_kept_with_the_graph() -> None:
     """And forgotten when the graph changes."""
     made = graph("sparse", False, 1)
