@@ -12,7 +12,7 @@ nx = pytest.importorskip("networkx")
 pytest.importorskip("scipy")
 from random_graphs import KINDS, graph  # noqa: E402
 
-SEEDS = range(3)
+SEEDS = range(2)
 EVERY = pytest.mark.parametrize("kind", KINDS)
 DIRECTED = pytest.mark.parametrize("directed", [False, True], ids=["undirected", "directed"])
 

@@ -54,7 +54,7 @@ def same(found: Any, wanted: Any) -> bool:
 
 
 @needs_entry_point
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ["empty", "one node", "sparse", "parts", "loops", "parallel"])
 @pytest.mark.parametrize("name", sorted(set(FUNCTIONS) - set(DRAWN)))
 def test_results_and_errors_are_networkx_s(name: str, kind: str) -> None:
     registered = nx.utils.backends._registered_algorithms[name]
