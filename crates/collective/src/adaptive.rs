@@ -234,3 +234,28 @@ impl CallDescriber for LinkMeasurement<'_> {
         self.groups.iter().flat_map(|&group| engine.waiting_for(group)).collect()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use crate::{ReduceOp, run_ranks};
+
+    /// On one host there is nothing to go around; the calls that a program does not name an algorithm for must not be
+    /// taken for adaptive ones again and again.
+    #[test]
+    fn a_whole_program_can_be_adaptive() {
+        let sums = run_ranks(2, |comm| {
+            comm.set_overlay_setting(1).unwrap();
+            let part = comm.split(Some(0), 0).unwrap().unwrap();
+            let mut sum = vec![0; 1 << 18];
+            for comm in [&comm, &part] {
+                comm.allreduce(&vec![1_i64; 1 << 18], &mut sum, &ReduceOp::Sum).unwrap();
+                comm.start_allreduce(vec![1_i64], &ReduceOp::Sum).unwrap().wait().unwrap();
+                assert!(comm.is_adaptive(&crate::CollectiveCall::new(crate::Collective::Allreduce)));
+                assert!(comm.describe_overlay().contains("one host"), "{}", comm.describe_overlay());
+            }
+            assert!(comm.set_overlay_setting(2).unwrap_err().to_string().contains("TIDEMILL_OVERLAY"));
+            sum
+        });
+        assert!(sums.unwrap().iter().flatten().all(|&sum| sum == 2));
+    }
+}

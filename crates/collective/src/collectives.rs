@@ -30,10 +30,14 @@ impl Communicator {
     /// The call's regions are valid, and touched by nobody else, until the request is over.
     #[inline]
     pub unsafe fn start(&self, call: &CollectiveCall) -> Result<StartResult, CollectiveError> {
-        if self.is_adaptive(call) {
-            // SAFETY: as the caller's; what it returns is not adaptive.
-            return unsafe { self.start(&self.adapted(call)) };
-        }
+        // SAFETY: by this function's contract.
+        unsafe { if self.is_adaptive(call) { self.start_as(&self.adapted(call)) } else { self.start_as(call) } }
+    }
+
+    /// # Safety
+    /// As [`Communicator::start`].
+    #[inline]
+    unsafe fn start_as(&self, call: &CollectiveCall) -> Result<StartResult, CollectiveError> {
         self.check(call)?;
         let overlay = self.overlay_of(call);
         let code = call.code_along(overlay.as_ref().map(|in_use| in_use.fingerprint));
@@ -88,10 +92,8 @@ impl Communicator {
     /// # Safety
     /// As [`Communicator::start`]; after [`Request::detach`], until the keepalive is dropped.
     pub unsafe fn start_nonblocking(&self, call: &CollectiveCall) -> Result<Request, CollectiveError> {
-        if self.is_adaptive(call) {
-            // SAFETY: as the caller's; what it returns is not adaptive.
-            return unsafe { self.start_nonblocking(&self.adapted(call)) };
-        }
+        let adapted = self.is_adaptive(call).then(|| self.adapted(call));
+        let call = adapted.as_ref().unwrap_or(call);
         self.check(call)?;
         let overlay = self.overlay_of(call);
         let [word, bytes] = call.code_along(overlay.as_ref().map(|in_use| in_use.fingerprint));
