@@ -1,4 +1,4 @@
-"""One host receives slowly: adaptive all-reduces give it nothing to combine, and go back when its link is free again."""
+"""One host receives slowly: adaptive all-reduces go around it."""
 
 from __future__ import annotations
 
@@ -31,18 +31,12 @@ if comm.rank == 0:
 """
 
 
-@pytest.mark.parametrize("incoming", ["4mbit", "40mbit"])
-def test_all_reduces_go_around_a_slow_link(tmp_path: Path, cluster: Cluster, incoming: str) -> None:
+def test_all_reduces_go_around_a_slow_link(tmp_path: Path, cluster: Cluster) -> None:
     """A ring would pass everything through the slow host; trees in which it combines would, too."""
     app = tmp_path / "app.py"
     app.write_text(textwrap.dedent(PROGRAM))
-    cluster.set(SLOW, incoming=incoming)
-    try:
-        job = launched.run("run", "--on", cluster.name, "-n", str(HOSTS), app)
-    finally:
-        cluster.set(SLOW, incoming="40mbit")
+    cluster.set(SLOW, incoming="4mbit")
+    job = launched.run("run", "--on", cluster.name, "-n", str(HOSTS), app)
     assert job.returncode == 0, job.stderr.decode()
     output = job.stdout.decode()
-    is_slow = f"rank {SLOW}'s host receives" in output
-    assert is_slow == (incoming == "4mbit"), output
-    assert ("without an overlay" in output) >= is_slow, output
+    assert f"rank {SLOW}'s host receives" in output and "without an overlay" in output, output
