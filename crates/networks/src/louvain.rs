@@ -2,8 +2,8 @@
 //! community becomes a node, and all begins anew.
 //!
 //! Source: V. Blondel, J.-L. Guillaume, R. Lambiotte and E. Lefebvre, Fast unfolding of communities in large networks
-//! (2008), with the queue of V. Traag, L. Waltman and N. van Eck (2019). The order of nodes follows from the seed alone, so
-//! results repeat.
+//! (2008), with the queue of V. Traag, L. Waltman and N. van Eck (2019). The order of nodes follows from the seed
+//! alone, so results repeat.
 
 use crate::build::{Duplicates, LinkOptions, Links};
 use crate::error::{NetworkError, ensure};
@@ -151,8 +151,8 @@ fn coarsen(
     Ok(Level { links: CompressedRows::of_links(pool, links, &options)?, inner: sums })
 }
 
-/// Moves nodes until none gains; returns the community of each. A node is looked at again only when a neighbor has moved
-/// to another community.
+/// Moves nodes until none gains; returns the community of each. A node is looked at again only when a neighbor has
+/// moved to another community.
 fn move_nodes(level: &Level, options: LouvainOptions, round: u64, total: f64) -> Vec<u32> {
     /// More looks at each node are hardly ever needed; rounding could otherwise move one to and fro.
     const LOOKS_MAX: usize = 100;
