@@ -392,7 +392,7 @@ def minimum_spanning_forest(network: Network, *, maximum: bool = False, n_thread
 def maximum_flow(network: Network, source: Any, sink: Any) -> Flow:
     """Find a maximum flow from a node to another, and a minimum cut between them; weights are capacities, 1 without.
 
-    Source: Goldberg and Tarjan (1988), A new approach to the maximum-flow problem.
+    Source: Dinic (1970), Algorithm for solution of a problem of maximum flow in networks with power estimation.
 
     Parameters
     ----------
