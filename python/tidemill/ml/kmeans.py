@@ -5,7 +5,7 @@ from __future__ import annotations
 import numbers
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, TypeVar, overload
 
 import numpy as np
@@ -24,6 +24,7 @@ from tidemill.ml._estimator import (
 )
 from tidemill.ml._job import active, collective_try, using
 from tidemill.ml._lloyd import Iteration, Result, cluster_sums, lloyd
+from tidemill.ml._partial import Account, partial_rounds
 from tidemill.ml._shard import Array, Moments, Shard, moments
 from tidemill.ml._tables import (
     NamedRows,
@@ -78,6 +79,19 @@ class KMeans(Estimator):
     n_threads : int or None, default=None
         Threads of each rank; ``None`` for the launcher's setting, else all processors of the host, shared among its
         workers.
+    sync : {"global", "partial"}, default="global"
+        ``"partial"`` lets parts of the rows iterate by themselves from common centers, whose means over parts are the next
+        common centers: fewer all-reduces and more passes over the rows, for workers between which an all-reduce is slow.
+        Lloyd's algorithm goes on from there until no label changes.
+    parts : int or None, default=None
+        With ``sync="partial"``, the parts of each rank's rows; ``None`` for up to 8, fewer if that leaves a part less than
+        20 rows for each cluster. After every 3 rounds, rows are dealt to the parts of their rank anew.
+    part_means : {"weighted", "unweighted"}, default="weighted"
+        With ``sync="partial"``, whether a part counts by the weight of its rows in a cluster, or like any other that has
+        rows in it.
+    local_sweeps : int or None, default=None
+        With ``sync="partial"``, how often a part iterates between two all-reduces at most; ``None`` for as often as it takes
+        to settle.
 
     Attributes
     ----------
@@ -89,6 +103,11 @@ class KMeans(Estimator):
     cluster_weights_ : ndarray of shape (n_clusters,), float64
         Weight of all ranks' rows of each cluster; after `partial_fit`, of all rows that its center stands for.
     n_iter_ : int
+        Iterations, and rounds of parts before them.
+    account_ : object
+        Of the start that was kept: ``sync``, ``rounds`` of parts, ``iterations`` over all rows, ``passes`` over the rows by
+        both, ``bytes_sent`` by this rank to all-reduces, and ``oscillated``: whether the rounds ended because the common
+        centers did not settle.
     n_features_in_ : int
     feature_names_in_ : ndarray of shape (n_features,)
         Only if ``X`` has column names that are all strings.
@@ -119,6 +138,7 @@ class KMeans(Estimator):
     labels_: NDArray[np.int32]
     inertia_: float
     n_iter_: int
+    account_: Account
     cluster_weights_: Array
     n_features_in_: int
     feature_names_in_: NDArray[np.object_]
@@ -139,6 +159,10 @@ class KMeans(Estimator):
         random_state: int | np.random.RandomState | np.random.Generator | None = None,
         algorithm: str = "auto",
         n_threads: int | None = None,
+        sync: str = "global",
+        parts: int | None = None,
+        part_means: str = "weighted",
+        local_sweeps: int | None = None,
     ) -> None:
         self.n_clusters = n_clusters
         self.init = init
@@ -149,6 +173,10 @@ class KMeans(Estimator):
         self.random_state = random_state
         self.algorithm = algorithm
         self.n_threads = n_threads
+        self.sync = sync
+        self.parts = parts
+        self.part_means = part_means
+        self.local_sweeps = local_sweeps
 
     def fit(
         self: Self,
@@ -180,24 +208,15 @@ class KMeans(Estimator):
         shard, squares, tol, names = self._prepare(X, sample_weight)
         rng = np.random.default_rng(self._seed)
         starts = self._starts()
-        best: Result | None = None
+        kept: tuple[Result, Account] | None = None
         for number in range(starts):
             if self.verbose and shard.comm.rank == 0 and starts > 1:
                 print(f"Start {number + 1} of {starts}.")
-            centres = self._start(shard, rng)
-            result = lloyd(
-                shard,
-                centres,
-                max_iter=self.max_iter,
-                tol=tol,
-                algorithm="hamerly" if self.algorithm == "elkan" else self.algorithm,
-                squares=squares,
-                settle=lambda centres: self._seen(shard, centres) - shard.shift.astype(np.float64),
-                report=self._report,
-            )
-            if best is None or result.inertia < best.inertia:
-                best = result
-        assert best is not None, "there is at least one start"
+            found = self._found(shard, self._start(shard, rng), squares, tol, rng)
+            if kept is None or found[0].inertia < kept[0].inertia:
+                kept = found
+        assert kept is not None, "there is at least one start"
+        best, self.account_ = kept
         filled = int((best.weights > 0).sum())
         if filled < self.n_clusters and shard.comm.rank == 0:
             warnings.warn(
@@ -210,7 +229,7 @@ class KMeans(Estimator):
         self.labels_ = best.labels
         self.inertia_ = best.inertia
         self.cluster_weights_ = best.weights
-        self.n_iter_ = best.iterations
+        self.n_iter_ = self.account_.rounds + best.iterations
         self._algorithm = best.algorithm
         self._shift = shard.shift
         self.n_features_in_ = shard.d
@@ -415,19 +434,26 @@ class KMeans(Estimator):
 
         whole("n_clusters", 1, self.n_clusters)
         whole("max_iter", 1, self.max_iter)
-        if self.n_threads is not None:
-            whole("n_threads", 1, self.n_threads)
+        for name in ("n_threads", "parts", "local_sweeps"):
+            if getattr(self, name) is not None:
+                whole(name, 1, getattr(self, name))
         if not (isinstance(self.n_init, str) and self.n_init == "auto"):
             whole("n_init", 1, self.n_init)
         if not isinstance(self.tol, numbers.Real) or not self.tol >= 0:
             raise ValueError(
                 f"The 'tol' parameter of KMeans must be a float in the range [0.0, inf). Got {self.tol!r} instead."
             )
-        algorithms = ("auto", "lloyd", "hamerly", "elkan", "tree")
-        if self.algorithm not in algorithms:
-            raise ValueError(
-                f"The 'algorithm' parameter of KMeans must be a str among {set(algorithms)}. Got {self.algorithm!r} instead."
-            )
+        choices = {
+            "algorithm": ("auto", "lloyd", "hamerly", "elkan", "tree"),
+            "sync": ("global", "partial"),
+            "part_means": ("weighted", "unweighted"),
+        }
+        for choice, words in choices.items():
+            value = getattr(self, choice)
+            if not isinstance(value, str) or value not in words:
+                raise ValueError(
+                    f"The {choice!r} parameter of KMeans must be a str among {set(words)}. Got {value!r} instead."
+                )
         inits = ("k-means||", "k-means++", "random")
         if isinstance(self.init, str) and self.init not in inits:
             raise ValueError(
@@ -504,6 +530,46 @@ class KMeans(Estimator):
         self._seed = everyone[0].seed
         names = next((one.names for one in everyone if one.names is not None), None)
         return shard, squares, float(self.tol * max(variances.mean(), 0.0)), names
+
+    def _found(
+        self, shard: Shard, centres: Array, squares: float, tol: float, rng: np.random.Generator
+    ) -> tuple[Result, Account]:
+        """Iterate from initial centers; return the result and the account of it."""
+        algorithm = "hamerly" if self.algorithm == "elkan" else self.algorithm
+        account, left = Account(), int(self.max_iter)
+        if self.sync == "partial":
+            rounds = partial_rounds(
+                shard,
+                centres,
+                parts=self.parts,
+                local_sweeps=self.local_sweeps,
+                weighted=self.part_means == "weighted",
+                max_iter=left,
+                tol=tol,
+                algorithm=algorithm,
+                squares=squares,
+                seed=int(rng.integers(2**63)),
+                report=self._report,
+            )
+            centres, account = rounds.centres, rounds.account
+            # Centers of parts are no fixpoint: only Lloyd's iterations lead to one, and at least one is due.
+            left, tol = max(1, left - account.rounds), 0.0
+        result = lloyd(
+            shard,
+            centres,
+            max_iter=left,
+            tol=tol,
+            algorithm=algorithm,
+            squares=squares,
+            settle=lambda centres: self._seen(shard, centres) - shard.shift.astype(np.float64),
+            report=lambda iteration: self._report(replace(iteration, number=account.rounds + iteration.number)),
+        )
+        account.iterations = result.iterations
+        # Labels are of one more look, at the centers as they are returned.
+        account.passes += result.iterations + 1
+        if shard.comm.size > 1:
+            account.bytes_sent += (result.iterations + 1) * 8 * (centres.size + len(centres) + 1)
+        return result, account
 
     def _start(self, shard: Shard, rng: np.random.Generator) -> Array:
         """Return initial centers, minus the shift, the same on every rank."""
