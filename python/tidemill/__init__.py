@@ -30,6 +30,7 @@ if TYPE_CHECKING:
         WorkerLost,
     )
     from tidemill._group import group
+    from tidemill._iterate import Iterated, IterationAccount, iterate
     from tidemill._job import Job, init
     from tidemill._run import Workers, run
     from tidemill.dataset import (
@@ -88,6 +89,8 @@ __all__ = [
     "Graph",
     "GraphError",
     "GroupBy",
+    "Iterated",
+    "IterationAccount",
     "Job",
     "KeyedRows",
     "MismatchError",
@@ -117,6 +120,7 @@ __all__ = [
     "graph",
     "group",
     "init",
+    "iterate",
     "last",
     "last_report",
     "lit",
@@ -157,6 +161,8 @@ _SOURCES: dict[str, tuple[str, str | None]] = {
     "Communicator": ("tidemill.mpi", "Intracomm"),
     "Graph": ("tidemill.graph", "Graph"),
     "GraphError": ("tidemill.graph", "GraphError"),
+    "Iterated": ("tidemill._iterate", "Iterated"),
+    "IterationAccount": ("tidemill._iterate", "IterationAccount"),
     "Job": ("tidemill._job", "Job"),
     "MismatchError": ("tidemill._errors", "MismatchError"),
     "OperationError": ("tidemill._errors", "OperationError"),
@@ -173,6 +179,7 @@ _SOURCES: dict[str, tuple[str, str | None]] = {
     "graph": ("tidemill.graph", None),
     "group": ("tidemill._group", "group"),
     "init": ("tidemill._job", "init"),
+    "iterate": ("tidemill._iterate", "iterate"),
     "ml": ("tidemill.ml", None),
     "mpi": ("tidemill.mpi", None),
     "networks": ("tidemill.networks", None),

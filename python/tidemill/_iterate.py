@@ -1,0 +1,391 @@
+"""`iterate`: programs that iterate on parts of a problem, and exchange what others need after every sweep or less often.
+
+All workers go through the same rounds. In a round each sweeps over its own part, then all exchange. Votes about the end and
+errors travel with the exchange, so that all workers end, or fail, in the same round.
+"""
+
+from __future__ import annotations
+
+import pickle
+import time
+import zlib
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tidemill._job import init
+
+__all__ = ["Iterated", "IterationAccount", "iterate"]
+
+T = TypeVar("T")
+Pairs = Iterable[tuple[Any, Any]]
+#: Messages by the worker that they go to, or an array that is summed.
+Messages = Mapping[int, Any] | NDArray[Any]
+
+#: Sweeps in a round at most, if only the test limits them.
+_SWEEPS_MAX = 1000
+
+
+@dataclass
+class IterationAccount:
+    """What an iteration did, on this worker if not said otherwise.
+
+    Attributes
+    ----------
+    sync : {"global", "partial"}
+    local_sweeps : int or None
+        Sweeps in a round at most; None for as many as the local test asks for.
+    rounds : int
+        The same on all workers. One more exchange comes before the first (arrays) or tells the keys (items).
+    sweeps : int
+        Calls of ``local``; or of ``lmap`` or ``gmap`` on all items.
+    bytes_sent : int
+        Messages to other workers, as they travel; of arrays that are summed, their bytes.
+    exchange_seconds : float
+        In exchanges, waiting for other workers included.
+    compute_seconds : float
+        In the functions given.
+    """
+
+    sync: str
+    local_sweeps: int | None
+    rounds: int = 0
+    sweeps: int = 0
+    bytes_sent: int = 0
+    exchange_seconds: float = 0.0
+    compute_seconds: float = 0.0
+
+
+@dataclass
+class Iterated:
+    """Result of `iterate`.
+
+    Attributes
+    ----------
+    state : object
+        This worker's part; in the form with keys, a dict.
+    converged : bool
+        Whether ``until`` ended it, the same on all workers.
+    account : IterationAccount
+    """
+
+    state: Any
+    converged: bool
+    account: IterationAccount
+
+
+class _Rounds:
+    """The functions' calls and exchanges of one iteration, with their account."""
+
+    def __init__(self, comm: Any, account: IterationAccount) -> None:
+        self.comm, self.account = comm, account
+        #: What is summed: shape and dtype; None for messages by worker; not known before the first exchange.
+        self._summed: tuple[Any, ...] | None | str = "unknown"
+
+    def exchange(self, work: Callable[[], tuple[T, Messages, bool]]) -> tuple[T, Any, bool]:
+        """Do a round's work, which returns a result, messages, and whether this worker is done; then exchange.
+
+        Returns
+        -------
+        tuple
+            The result, the messages received, and whether all workers are done.
+        """
+        begin = time.perf_counter()
+        result: Any = None
+        sent: Any = {}
+        done, error, kind = False, None, None
+        try:
+            result, sent, done = work()
+            kind = self._kind(sent)
+            if self._summed not in ("unknown", kind):
+                raise ValueError(f"boundary returned {_named(kind)}, and {_named(self._summed)} before")
+            frames = [None if kind else _frame(sent, rank) for rank in range(self.comm.size)]
+        except Exception as caught:
+            error, frames = caught, [None] * self.comm.size
+        middle = time.perf_counter()
+        self.account.compute_seconds += middle - begin
+        vote = (done, None if error is None else f"{type(error).__name__}: {error}", kind)
+        heard = self.comm.alltoall([(frame, vote) for frame in frames])
+        if error is not None:
+            raise error
+        for rank, (_, (_, message, _)) in enumerate(heard):
+            if message is not None:
+                raise RuntimeError(f"iterate: worker {rank} failed: {message}")
+        kinds = [other for _, (_, _, other) in heard]
+        if any(other != kind for other in kinds):
+            raise ValueError(f"boundary returned {' and '.join(sorted(set(map(_named, kinds))))} on different workers")
+        self._summed = kind
+        received: Any
+        if kind:
+            received = np.empty_like(sent)
+            self.comm.Allreduce(np.ascontiguousarray(sent), received)
+            self.account.bytes_sent += sent.nbytes if self.comm.size > 1 else 0
+        else:
+            received = {rank: pickle.loads(frame) for rank, (frame, _) in enumerate(heard) if frame is not None}
+            self.account.bytes_sent += sum(
+                len(frame) for rank, frame in enumerate(frames) if frame is not None and rank != self.comm.rank
+            )
+        self.account.exchange_seconds += time.perf_counter() - middle
+        return result, received, all(vote[0] for _, vote in heard)
+
+    def _kind(self, sent: Any) -> tuple[Any, ...] | None:
+        if isinstance(sent, np.ndarray):
+            return (sent.shape, str(sent.dtype))
+        if not isinstance(sent, Mapping):
+            raise TypeError(
+                f"boundary returned {type(sent).__name__}; it returns a dict of messages by worker, or an array to sum"
+            )
+        strange = [rank for rank in sent if rank not in range(self.comm.size)]
+        if strange:
+            raise ValueError(f"boundary sends to worker {strange[0]!r}, and there are {self.comm.size}, from 0")
+        return None
+
+
+def _frame(messages: Mapping[int, Any], rank: int) -> bytes | None:
+    return pickle.dumps(messages[rank], protocol=5) if rank in messages else None
+
+
+def _named(kind: Any) -> str:
+    return "a dict of messages" if kind is None else f"an array of shape {kind[0]} and type {kind[1]}"
+
+
+def _always(before: Any, after: Any) -> bool:
+    return True
+
+
+def _never(before: Any, after: Any) -> bool:
+    return False
+
+
+def iterate(
+    state: Any,
+    *,
+    local: Callable[[Any, Any], Any] | None = None,
+    boundary: Callable[[Any], Messages] | None = None,
+    receive: Callable[[Any, Any], Any] | None = None,
+    lmap: Callable[[Any, Any], Pairs] | None = None,
+    lreduce: Callable[[Any, list[Any]], Any] | None = None,
+    gmap: Callable[[Any, Any], Pairs] | None = None,
+    greduce: Callable[[Any, list[Any]], Any] | None = None,
+    combine: Callable[[Any, list[Any]], Any] | None = None,
+    until: Callable[[Any, Any], bool] | None = None,
+    local_until: Callable[[Any, Any], bool] | None = None,
+    sync: str = "global",
+    local_sweeps: int | None = None,
+    max_rounds: int = 1000,
+    comm: Any = None,
+) -> Iterated:
+    """Iterate on the parts of a problem, one of each worker, and exchange after every sweep or less often. Collective.
+
+    There are two forms, of arrays (or any objects) with ``local`` and ``boundary``, and of items with keys with ``lmap`` and
+    ``lreduce``. Functions return new states and leave their arguments as they are.
+
+    **Arrays.** First, all exchange ``boundary(state)``. In each round a worker calls ``state = local(state, ghosts)`` once or
+    several times, with the same ghosts, then all exchange ``boundary(state)``; what was received are the next ghosts, after
+    ``state = receive(state, ghosts)``, also after the last round. Messages are copies.
+
+    **Items with keys.** ``state`` are this worker's items; a key is on one worker. In each round, a worker calls
+    ``lmap(key, value)`` for each item, groups what it yields by key, and sets the values of its own keys to
+    ``lreduce(key, values)``; pairs with other keys are dropped. This it does as often as there are local sweeps, with
+    ``sync="global"`` never. Then a global step: pairs of ``gmap(key, value)`` go to the workers of their keys, and
+    ``greduce(key, values)`` is the new value there, with values in the order of workers. Items whose keys no pair has are
+    gone after either step; a new key belongs to a worker by its hash.
+
+    Parameters
+    ----------
+    state : object, or mapping or iterable of (key, value)
+        This worker's part.
+    local : callable(state, ghosts)
+        A sweep over the part; returns the new state.
+    boundary : callable(state), optional
+        What others are told: a dict of messages by worker, which others get as a dict by sender; or an array of the same
+        shape and type on all workers, whose sum over them all get. By default nothing.
+    receive : callable(state, ghosts), optional
+        Takes what was received into the state, and returns it. By default the state stays.
+    lmap, gmap : callable(key, value)
+        Yield pairs of key and value. `gmap` is `lmap` by default.
+    lreduce, greduce : callable(key, values)
+        Return a key's value. `greduce` is `lreduce` by default.
+    combine : callable(key, values), optional
+        Makes one value of those that a worker's `gmap` has for a key, before they travel.
+    until : callable(before, after), optional
+        The global test: whether the state hardly changed, from the end of one round to that of the next. The iteration ends
+        when it is true on all workers, or after `max_rounds`.
+    local_until : callable(before, after), optional
+        The local test, between two sweeps of a round; `until` by default.
+    sync : {"global", "partial"}, default="global"
+        ``"global"`` is one sweep in a round, or one global step; ``"partial"`` sweeps until the local test is true.
+    local_sweeps : int, optional
+        With ``"partial"``, limits the sweeps in a round; 1000 by default.
+    max_rounds : int, default=1000
+    comm : communicator, optional
+        Of the workers that take part; by default all of the job, or of the `tidemill.group` block.
+
+    Returns
+    -------
+    Iterated
+        With ``state``, ``converged`` and ``account``.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If arguments do not fit together.
+    Exception
+        What a function raised on this worker; on the others `RuntimeError`, with worker and message.
+
+    Examples
+    --------
+    >>> import tidemill as tm
+    >>> halved = tm.iterate(8.0, local=lambda x, ghosts: x / 2, until=lambda before, after: before - after < 1)
+    >>> halved.state, halved.account.rounds
+    (0.5, 4)
+    """
+    _check(local, boundary, receive, lmap, lreduce, gmap, greduce, combine)
+    if sync not in ("global", "partial"):
+        raise ValueError(f'sync={sync!r} is not "global" or "partial"')
+    for name, number in (("local_sweeps", local_sweeps), ("max_rounds", max_rounds)):
+        if number is not None and (isinstance(number, bool) or not isinstance(number, int) or number < 1):
+            raise ValueError(f"{name}={number!r} must be an int of at least 1")
+    test = local_until or until
+    if sync == "partial" and local_sweeps is None and test is None:
+        raise ValueError('sync="partial" needs local_sweeps=, until= or local_until=: otherwise a round has no end')
+    comm = init().comm if comm is None else comm
+    account = IterationAccount(sync, local_sweeps if sync == "partial" else 1)
+    limit = 1 if sync == "global" else local_sweeps or _SWEEPS_MAX
+    rounds = _Rounds(comm, account)
+    sweep = _Sweep(account, test or _never, limit)
+    if local is not None:
+        return _arrays(rounds, sweep, state, local, boundary, receive, until or _never, max_rounds)
+    assert lmap is not None and lreduce is not None, "_check has seen to that"
+    steps = (gmap or lmap, greduce or lreduce, combine)
+    return _items(rounds, sweep, state, lmap, lreduce, steps, until or _never, max_rounds)
+
+
+def _check(local: Any, boundary: Any, receive: Any, lmap: Any, lreduce: Any, *rest: Any) -> None:
+    arrays, items = (local, boundary, receive), (lmap, lreduce, *rest)
+    for function in (*arrays, *items):
+        if function is not None and not callable(function):
+            raise TypeError(f"iterate takes functions, not {type(function).__name__} {function!r}")
+    if any(f is not None for f in arrays) and any(f is not None for f in items):
+        raise TypeError("iterate takes local, boundary and receive, or lmap, lreduce, gmap, greduce and combine: not both")
+    if local is None and (lmap is None or lreduce is None):
+        raise TypeError("iterate needs local=, or both lmap= and lreduce=")
+
+
+@dataclass
+class _Sweep:
+    """Sweeps of one round: as many as the limit allows, until the local test is true."""
+
+    account: IterationAccount
+    test: Callable[[Any, Any], bool]
+    limit: int
+
+    def __call__(self, state: T, sweep: Callable[[T], T]) -> T:
+        for number in range(1, self.limit + 1):
+            before, state = state, sweep(state)
+            self.account.sweeps += 1
+            if number < self.limit and self.test(before, state):
+                break
+        return state
+
+
+def _arrays(
+    rounds: _Rounds,
+    sweep: _Sweep,
+    state: Any,
+    local: Callable[[Any, Any], Any],
+    boundary: Callable[[Any], Messages] | None,
+    receive: Callable[[Any, Any], Any] | None,
+    until: Callable[[Any, Any], bool],
+    max_rounds: int,
+) -> Iterated:
+    tell: Callable[[Any], Messages] = boundary or (lambda state: {})
+    take = receive or (lambda state, ghosts: state)
+    state, ghosts, _ = rounds.exchange(lambda: (state, tell(state), False))
+    before: Any = None
+    for number in range(1, max_rounds + 1):
+
+        def work() -> tuple[Any, Messages, bool]:
+            taken = take(state, ghosts)
+            reached = sweep(taken, lambda part: local(part, ghosts))
+            return reached, tell(reached), bool(until(taken if number == 1 else before, reached))
+
+        state, ghosts, done = rounds.exchange(work)
+        before = state
+        rounds.account.rounds = number
+        if done:
+            break
+    return Iterated(take(state, ghosts), done, rounds.account)
+
+
+def _grouped(pairs: Pairs) -> dict[Any, list[Any]]:
+    groups: defaultdict[Any, list[Any]] = defaultdict(list)
+    for key, value in pairs:
+        groups[key].append(value)
+    return dict(groups)
+
+
+def _items(
+    rounds: _Rounds,
+    sweep: _Sweep,
+    given: Any,
+    lmap: Callable[[Any, Any], Pairs],
+    lreduce: Callable[[Any, list[Any]], Any],
+    steps: tuple[Callable[[Any, Any], Pairs], Callable[[Any, list[Any]], Any], Callable[[Any, list[Any]], Any] | None],
+    until: Callable[[Any, Any], bool],
+    max_rounds: int,
+) -> Iterated:
+    gmap, greduce, combine = steps
+    comm, account = rounds.comm, rounds.account
+
+    def begin() -> tuple[dict[Any, Any], Messages, bool]:
+        items = dict(given)
+        keys: list[Hashable] = list(items)
+        return items, dict.fromkeys(range(comm.size), keys), False
+
+    # The keys of all are told once.
+    state, told, _ = rounds.exchange(begin)
+    owners: dict[Any, int] = {}
+    for rank, keys in told.items():
+        for key in keys:
+            if owners.setdefault(key, rank) != rank:
+                raise ValueError(f"the key {key!r} is on worker {owners[key]} and on worker {rank}: it must be on one")
+
+    def owner(key: Any) -> int:
+        known = owners.get(key)
+        # Python's own hash of text differs between processes.
+        return zlib.crc32(repr(key).encode()) % comm.size if known is None else known
+
+    def local(items: dict[Any, Any]) -> dict[Any, Any]:
+        pairs = (pair for key, value in items.items() for pair in lmap(key, value))
+        own = (pair for pair in pairs if owner(pair[0]) == comm.rank)
+        return {key: lreduce(key, values) for key, values in _grouped(own).items()}
+
+    received: dict[int, Any] = {}
+    for number in range(max_rounds + 1):
+
+        def work() -> tuple[dict[Any, Any], Messages, bool]:
+            if number == 0:
+                reduced, settled = state, False
+            else:
+                arrived = _grouped(pair for rank in sorted(received) for pair in received[rank])
+                reduced = {key: greduce(key, [v for part in parts for v in part]) for key, parts in arrived.items()}
+                settled = bool(until(state, reduced))
+            messages: defaultdict[int, list[tuple[Any, list[Any]]]] = defaultdict(list)
+            # Whether all are done is known only with the exchange, so what it carries may be of no use.
+            if number < max_rounds:
+                reached = sweep(reduced, local) if account.sync == "partial" else reduced
+                account.sweeps += 1
+                for key, values in _grouped(pair for item in reached.items() for pair in gmap(*item)).items():
+                    messages[owner(key)].append((key, [combine(key, values)] if combine else values))
+            return reduced, messages, settled
+
+        state, received, done = rounds.exchange(work)
+        account.rounds = number
+        if done:
+            break
+    return Iterated(state, done, account)
