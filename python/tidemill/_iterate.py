@@ -271,7 +271,9 @@ def _check(local: Any, boundary: Any, receive: Any, lmap: Any, lreduce: Any, *re
         if function is not None and not callable(function):
             raise TypeError(f"iterate takes functions, not {type(function).__name__} {function!r}")
     if any(f is not None for f in arrays) and any(f is not None for f in items):
-        raise TypeError("iterate takes local, boundary and receive, or lmap, lreduce, gmap, greduce and combine: not both")
+        raise TypeError(
+            "iterate takes local, boundary and receive, or lmap, lreduce, gmap, greduce and combine: not both"
+        )
     if local is None and (lmap is None or lreduce is None):
         raise TypeError("iterate needs local=, or both lmap= and lreduce=")
 

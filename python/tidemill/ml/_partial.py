@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
@@ -28,8 +29,9 @@ _PATIENCE = 3
 #: By default a worker has so many parts, or fewer, so that each has some rows of each cluster.
 _PARTS = 8
 _ROWS_OF_CLUSTER = 20
-#: More blocks mix better, and cost more calls of the kernel.
+#: More blocks mix better, and cost more calls of the kernel: smaller ones than this are not made for that.
 _BLOCKS_OF_PART = 8
+_ROWS_OF_BLOCK = 64
 
 
 @dataclass
@@ -75,9 +77,10 @@ class _Blocks:
         self.shard, self.k = shard, k
         wanted = parts or max(1, min(_PARTS, shard.n // (_ROWS_OF_CLUSTER * k)))
         self.parts = min(wanted, shard.n)
-        count = min(self.parts * _BLOCKS_OF_PART, shard.n) if self.parts > 1 else self.parts
+        most = _BLOCKS_OF_PART * self.parts if self.parts > 1 else self.parts
+        count = min(most, max(2 * self.parts, shard.n // _ROWS_OF_BLOCK), shard.n)
         cuts = np.linspace(0, shard.n, count + 1).astype(int)
-        self.rows = [slice(first, end) for first, end in zip(cuts[:-1], cuts[1:], strict=True)]
+        self.rows = [slice(first, end) for first, end in pairwise(cuts.tolist())]
         self.fits = [
             native.KMeansFit(shard.pool, shard.x[rows], shard.shift, self._weights(rows), k, algorithm, steps_max)
             for rows in self.rows
@@ -98,9 +101,7 @@ class _Blocks:
         out.fill(0)
         for at in blocks:
             rows = self.rows[at]
-            changed += self.fits[at].step(
-                shard.pool, shard.x[rows], shard.shift, self._weights(rows), centres, one
-            )[0]
+            changed += self.fits[at].step(shard.pool, shard.x[rows], shard.shift, self._weights(rows), centres, one)[0]
             out += one
         return changed
 
@@ -186,7 +187,14 @@ def partial_rounds(
 
 
 def _settle(
-    blocks: _Blocks, part: list[int], common: Array, out: Array, local: Array, sweeps_max: int, tol: float, weighted: bool
+    blocks: _Blocks,
+    part: list[int],
+    common: Array,
+    out: Array,
+    local: Array,
+    sweeps_max: int,
+    tol: float,
+    weighted: bool,
 ) -> None:
     """Iterate one part from the common centers until it settles; add what it found to `local`."""
     k, d = common.shape
