@@ -48,7 +48,7 @@ class IterationAccount:
     exchange_seconds : float
         In exchanges, waiting for other workers included.
     compute_seconds : float
-        In the functions given.
+        In the functions given, and in packing messages.
     """
 
     sync: str
@@ -84,9 +84,9 @@ class _Rounds:
     def __init__(self, comm: Any, account: IterationAccount) -> None:
         self.comm, self.account = comm, account
         #: What is summed: shape and dtype; None for messages by worker; not known before the first exchange.
-        self._summed: tuple[Any, ...] | None | str = "unknown"
+        self._summed: tuple[Any, ...] | str | None = "unknown"
 
-    def exchange(self, work: Callable[[], tuple[T, Messages, bool]]) -> tuple[T, Any, bool]:
+    def exchange(self, work: Callable[..., tuple[T, Messages, bool]], *args: Any) -> tuple[T, Any, bool]:
         """Do a round's work, which returns a result, messages, and whether this worker is done; then exchange.
 
         Returns
@@ -99,7 +99,7 @@ class _Rounds:
         sent: Any = {}
         done, error, kind = False, None, None
         try:
-            result, sent, done = work()
+            result, sent, done = work(*args)
             kind = self._kind(sent)
             if self._summed not in ("unknown", kind):
                 raise ValueError(f"boundary returned {_named(kind)}, and {_named(self._summed)} before")
@@ -307,17 +307,15 @@ def _arrays(
 ) -> Iterated:
     tell: Callable[[Any], Messages] = boundary or (lambda state: {})
     take = receive or (lambda state, ghosts: state)
-    state, ghosts, _ = rounds.exchange(lambda: (state, tell(state), False))
-    before: Any = None
+
+    def work(number: int, state: Any, ghosts: Any) -> tuple[Any, Messages, bool]:
+        taken = take(state, ghosts)
+        reached = sweep(taken, lambda part: local(part, ghosts))
+        return reached, tell(reached), bool(until(taken if number == 1 else state, reached))
+
+    state, ghosts, done = rounds.exchange(lambda: (state, tell(state), False))
     for number in range(1, max_rounds + 1):
-
-        def work() -> tuple[Any, Messages, bool]:
-            taken = take(state, ghosts)
-            reached = sweep(taken, lambda part: local(part, ghosts))
-            return reached, tell(reached), bool(until(taken if number == 1 else before, reached))
-
-        state, ghosts, done = rounds.exchange(work)
-        before = state
+        state, ghosts, done = rounds.exchange(work, number, state, ghosts)
         rounds.account.rounds = number
         if done:
             break
@@ -367,26 +365,24 @@ def _items(
         own = (pair for pair in pairs if owner(pair[0]) == comm.rank)
         return {key: lreduce(key, values) for key, values in _grouped(own).items()}
 
+    def work(number: int, before: dict[Any, Any], received: dict[int, Any]) -> tuple[dict[Any, Any], Messages, bool]:
+        reduced, settled = before, False
+        if number > 0:
+            arrived = _grouped(pair for rank in sorted(received) for pair in received[rank])
+            reduced = {key: greduce(key, [v for part in parts for v in part]) for key, parts in arrived.items()}
+            settled = bool(until(before, reduced))
+        messages: defaultdict[int, list[tuple[Any, list[Any]]]] = defaultdict(list)
+        # Whether all are done is known only after the exchange: the last one carries what nobody needs.
+        if number < max_rounds:
+            reached = sweep(reduced, local) if account.sync == "partial" else reduced
+            account.sweeps += 1
+            for key, values in _grouped(pair for item in reached.items() for pair in gmap(*item)).items():
+                messages[owner(key)].append((key, [combine(key, values)] if combine else values))
+        return reduced, messages, settled
+
     received: dict[int, Any] = {}
     for number in range(max_rounds + 1):
-
-        def work() -> tuple[dict[Any, Any], Messages, bool]:
-            if number == 0:
-                reduced, settled = state, False
-            else:
-                arrived = _grouped(pair for rank in sorted(received) for pair in received[rank])
-                reduced = {key: greduce(key, [v for part in parts for v in part]) for key, parts in arrived.items()}
-                settled = bool(until(state, reduced))
-            messages: defaultdict[int, list[tuple[Any, list[Any]]]] = defaultdict(list)
-            # Whether all are done is known only with the exchange, so what it carries may be of no use.
-            if number < max_rounds:
-                reached = sweep(reduced, local) if account.sync == "partial" else reduced
-                account.sweeps += 1
-                for key, values in _grouped(pair for item in reached.items() for pair in gmap(*item)).items():
-                    messages[owner(key)].append((key, [combine(key, values)] if combine else values))
-            return reduced, messages, settled
-
-        state, received, done = rounds.exchange(work)
+        state, received, done = rounds.exchange(work, number, state, received)
         account.rounds = number
         if done:
             break
