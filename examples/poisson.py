@@ -1,4 +1,4 @@
-"""Block Jacobi for a Poisson problem, -u'' - u'' = f on a square: `tidemill.iterate` with partial synchronization against plain.
+"""Block Jacobi for a Poisson problem on a square: `tidemill.iterate` with partial synchronization against plain.
 
 tidemill run -n 2 examples/poisson.py            one block of rows of the grid for each worker
 tidemill run -n 4 examples/poisson.py 256        a finer grid, 256 x 256

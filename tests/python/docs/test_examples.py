@@ -159,6 +159,30 @@ def test_networks(workers: int) -> None:
     assert lines[4].startswith("<tidemill.Network: 10,000 nodes") and lines[5] == "components: 2"
 
 
+def account(line: str) -> tuple[str, int, int, int]:
+    """The way of synchronizing, rounds, sweeps or steps, and bytes of a line that an example of `iterate` prints."""
+    found = re.match(r"(\w+): (\d+) rounds, (\d+) \w+, ([\d,]+) bytes", line)
+    assert found is not None, line
+    return found[1], int(found[2]), int(found[3]), int(found[4].replace(",", ""))
+
+
+def test_poisson() -> None:
+    """Fewer rounds and bytes, and no larger error."""
+    lines = printed(2, "poisson.py")
+    plain, partial = map(account, lines)
+    assert (plain[0], partial[0]) == ("global", "partial")
+    assert plain[1] == plain[2] and 4 * partial[1] < plain[1] and 4 * partial[3] < plain[3]
+    errors = [float(re.findall(r"error (\S+),", line)[0]) for line in lines]
+    assert errors[1] <= errors[0] < 1e-3
+
+
+@WORKERS
+def test_local_sgd(workers: int) -> None:
+    lines = printed(workers, "local_sgd.py")
+    assert [account(line)[:3] for line in lines] == [("global", 400, 400), ("partial", 50, 400)]
+    assert all(float(re.findall(r"([\d.]+)% right", line)[0]) > 80 for line in lines)
+
+
 @pytest.mark.parametrize("workers", [1, 3])
 def test_applications(workers: int) -> None:
     *plan, found = printed(workers, "applications.py")
