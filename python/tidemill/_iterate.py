@@ -357,8 +357,11 @@ def _items(
 
     def owner(key: Any) -> int:
         known = owners.get(key)
-        # Python's own hash of text differs between processes.
-        return zlib.crc32(repr(key).encode()) % comm.size if known is None else known
+        if known is not None:
+            return known
+        # Python's hash of text differs between processes; that of numbers does not, and is the same for equal ones.
+        mixed = hash(key) if isinstance(key, (int, float, np.number)) else zlib.crc32(repr(key).encode())
+        return int(mixed % comm.size)
 
     def local(items: dict[Any, Any]) -> dict[Any, Any]:
         pairs = (pair for key, value in items.items() for pair in lmap(key, value))
