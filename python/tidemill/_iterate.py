@@ -121,8 +121,8 @@ class _Rounds:
         self._summed = kind
         received: Any
         if kind:
-            received = np.empty_like(sent)
-            self.comm.Allreduce(np.ascontiguousarray(sent), received)
+            received = np.empty(sent.shape, sent.dtype)
+            self.comm.Allreduce(np.asarray(sent, order="C"), received)
             self.account.bytes_sent += sent.nbytes if self.comm.size > 1 else 0
         else:
             received = {rank: pickle.loads(frame) for rank, (frame, _) in enumerate(heard) if frame is not None}
@@ -134,6 +134,10 @@ class _Rounds:
 
     def _kind(self, sent: Any) -> tuple[Any, ...] | None:
         if isinstance(sent, np.ndarray):
+            if sent.dtype.kind not in "iufc":
+                raise TypeError(
+                    f"boundary returned an array of {sent.dtype}, which has no sum; return an array of numbers"
+                )
             return (sent.shape, str(sent.dtype))
         if not isinstance(sent, Mapping):
             raise TypeError(

@@ -86,6 +86,21 @@ def test_arrays_are_summed() -> None:
     assert run(summed, workers=3) == [([1.0, 1.0], False, 61 * 16)] * 3
 
 
+def summed_transposed() -> Any:
+    """On a worker: an array whose columns lie one after the other, and one without dimensions."""
+    rank = tm.init().rank
+    table = np.arange(6.0).reshape(2, 3) * (rank + 1)
+    one = {"local": lambda state, ghosts: state, "receive": lambda state, total: total, "max_rounds": 1}
+    found = tm.iterate(table.T, boundary=lambda state: table.T, **one)
+    number = tm.iterate(0, boundary=lambda state: np.array(rank), **one)
+    return found.state.tolist(), int(number.state)
+
+
+def test_arrays_are_summed_whatever_their_layout() -> None:
+    wanted = (3 * np.arange(6.0).reshape(2, 3)).T.tolist()
+    assert run(summed_transposed, workers=2) == [(wanted, 1)] * 2
+
+
 def roads(size: int) -> dict[int, list[tuple[int, float]]]:
     """Links of a ring of towns with shortcuts, and their lengths."""
     rng = np.random.default_rng(5)
@@ -174,6 +189,8 @@ def failing(case: str) -> tuple[str, str]:
                 return {7: state}
             case "type":
                 return [state]
+            case "objects":
+                return np.array([None])
             case "kind":
                 return np.zeros(2)
         return {}
@@ -197,6 +214,7 @@ def failing(case: str) -> tuple[str, str]:
         ("local", ("RuntimeError", "ZeroDivisionError"), "no tide"),
         ("worker", ("RuntimeError", "ValueError"), "boundary sends to worker 7, and there are 3"),
         ("type", ("RuntimeError", "TypeError"), "boundary returned list"),
+        ("objects", ("RuntimeError", "TypeError"), "an array of object, which has no sum"),
         ("kind", ("ValueError", "ValueError"), "on different workers"),
         ("keys", ("ValueError", "ValueError"), "the key 'x' is on worker 0 and on worker 1"),
     ],
