@@ -30,6 +30,7 @@ from harness import (
     loops,
     machine,
     mds,
+    networks,
     nexmark,
     records,
     report,
@@ -111,6 +112,7 @@ def arguments(argv: list[str]) -> argparse.Namespace:
             "topologies",
             "control",
             "allreduce",
+            "networks",
         ),
         help="one of the benchmarks",
     )
@@ -122,9 +124,12 @@ def arguments(argv: list[str]) -> argparse.Namespace:
     parser.add_argument(
         "--cases",
         type=names,
-        help="cases of k-means and DataSets by a part of their name, such as k1000-float32,x100-,join; of MDS such as 5000,annealing,large; queries, such as q0,q5; areas of scaling, such as kmeans,stream; of the viewer market, or numbers of points; of rounds such as reduce-4,-131072; of loops kmeans,mds; of Yahoo such as query,paced-table-10000; of broadcast such as binary,60-10000; of topologies such as A-2-128,pickle; of control such as keyed,cpu; of allreduce such as free,in-11-8388608",
+        help="cases of k-means and DataSets by a part of their name, such as k1000-float32,x100-,join; of MDS such as 5000,annealing,large; queries, such as q0,q5; areas of scaling, such as kmeans,stream; of the viewer market, or numbers of points; of rounds such as reduce-4,-131072; of loops kmeans,mds; of Yahoo such as query,paced-table-10000; of broadcast such as binary,60-10000; of topologies such as A-2-128,pickle; of control such as keyed,cpu; of allreduce such as free,in-11-8388608; of networks such as A,roads,sync",
     )
     parser.add_argument("--rows", type=int, help="rows of the cases of window functions (DataSets)")
+    parser.add_argument(
+        "--gap", type=Path, metavar="FOLDER", help="the built GAP reference, a peer of the benchmark of networks"
+    )
     parser.add_argument("--rounds", type=int, help="rounds, of which the median is taken")
     parser.add_argument(
         "--out", type=Path, default=BENCH / "results", help="folder of the results (default bench/results)"
@@ -224,6 +229,12 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         # Without `--only` the cases are those of others.
         cases = options.cases if options.only else None
         results["allreduce"] = allreduce.measure(options.setting, options.systems, cases, say)
+    if options.only in (None, "networks"):
+        # Without `--only` the cases are those of others.
+        cases = options.cases if options.only else None
+        results["networks"] = networks.measure(
+            options.setting, options.systems, cases, options.rounds, options.gap, say
+        )
     return results
 
 
@@ -294,6 +305,11 @@ def any_measured(results: dict[str, Any]) -> bool:
     streams += [case["elapsed_s"] for case in results.get("yahoo", {}).get("paced", [])]
     streams += [case["found"] for case in results.get("state", {}).get("cases", [])]
     exchanges += [case["ranks_s"] for case in results.get("allreduce", {}).get("cases", [])]
+    networks_found = results.get("networks", {})
+    if any(case["kernel_s"] for case in networks_found.get("cases", [])) or (networks_found.get("sync") or {}).get(
+        "cases"
+    ):
+        return True
     if any(any(results.get(name, {}).get("cases", {}).values()) for name in ("broadcast", "topologies", "control")):
         return True
     return any(map(any, (comm_points, kmeans_cases, scalings, dataset_cases, starts, exchanges, window_cases, streams)))

@@ -16,14 +16,15 @@
 #   .peers/storm     Storm's jars, by Maven, and our broadcasts in Java
 #   .peers/bytewax   Bytewax
 #   .peers/pathway   Pathway
+#   .peers/networks  igraph, NetworKit, networkx, rustworkx and SciPy
 #   gloo             PyTorch without graphics cards, from Debian, for the system's own Python; it brings gloo
 #   .peers/bin       our small C+MPI Lloyd, in float32 and float64, and exchanges and rounds by hand, built with Open MPI (`openmpi`);
 #                    exchanges with Tidemill's own Rust crate, built by cargo (`tidemill`); windows in timely dataflow (`timely`)
 #
-# About 4 GB. All but one are free software: Apache-2.0 (Bytewax, DataFusion, Flink, pyarrow, Ray, Spark, Storm), BSD (Dask, mpi4py, NumPy,
-# Open MPI, scikit-learn), MIT (DuckDB, faiss, Jedis, Polars, timely dataflow), MPICH's licence, and GPL-2 with the classpath exception
-# (OpenJDK). Pathway's is the Business Source License 1.1: measuring with it is allowed, and each release becomes Apache-2.0 after
-# four years.
+# About 4 GB. All but one are free software: Apache-2.0 (Bytewax, DataFusion, Flink, pyarrow, Ray, rustworkx, Spark, Storm), BSD (Dask, mpi4py,
+# networkx, NumPy, Open MPI, scikit-learn, SciPy), MIT (DuckDB, faiss, Jedis, NetworKit, Polars, timely dataflow), MPICH's licence, GPL-2
+# (igraph), and GPL-2 with the classpath exception (OpenJDK). Pathway's is the Business Source License 1.1: measuring with it is allowed,
+# and each release becomes Apache-2.0 after four years.
 #
 # The two MPIs live side by side in Debian, so each is called by its full name (mpicc.openmpi, mpicc.mpich), never
 # through the `mpicc` alternative. The mpi4py wheels carry no MPI of their own, hence the builds from source. The wheel of Open MPI 5
@@ -36,7 +37,7 @@ mpi4py_version=4.1.2
 chosen=("$@")
 for name in "${chosen[@]}"; do
     case "$name" in
-        openmpi | openmpi5 | mpich | ml | tables | spark | dask | ray | flink | storm | bytewax | pathway | gloo | timely | tidemill) ;;
+        openmpi | openmpi5 | mpich | ml | tables | spark | dask | ray | flink | storm | bytewax | pathway | networks | gloo | timely | tidemill) ;;
         *) printf 'setup_peers: unknown: %s\n' "$name" >&2; exit 2 ;;
     esac
 done
@@ -114,6 +115,7 @@ make_env ray "$numpy ray polars pyarrow" "$numpy" "ray[data]" polars pyarrow
 make_env flink apache-flink apache-flink
 make_env bytewax "$numpy bytewax" "$numpy" bytewax
 make_env pathway "$numpy pathway" "$numpy" pathway
+make_env networks "$numpy scipy igraph networkit rustworkx networkx" "$numpy" scipy igraph networkit rustworkx networkx
 
 # --- C + MPI ---------------------------------------------------------------------------------------------------------
 mkdir -p "$peers/bin"
@@ -207,5 +209,6 @@ tell ray 'import ray.data; print("Ray", ray.__version__)'
 ! wanted gloo || say "$(/usr/bin/python3 -c 'import torch; assert torch.distributed.is_gloo_available(); print("gloo of PyTorch", torch.__version__)')"
 tell bytewax 'from importlib import metadata; import bytewax; print("Bytewax", metadata.version("bytewax"))'
 tell pathway 'import pathway; print("Pathway", pathway.__version__)'
+tell networks 'from importlib import metadata; print(", ".join(f"{name} {metadata.version(name)}" for name in ("scipy", "igraph", "networkit", "rustworkx", "networkx")))'
 ! wanted timely || say "timely dataflow $(sed -n '/^name = "timely"$/{n;s/version = "\(.*\)"/\1/p}' peers/timely/Cargo.lock)"
 say "done"

@@ -31,8 +31,26 @@ PACKAGES = (
     "apache-flink-libraries",
     "bytewax",
     "pathway",
+    "scipy",
+    "igraph",
+    "networkit",
+    "rustworkx",
+    "networkx",
 )
-ENVIRONMENTS = ("openmpi", "openmpi5", "mpich", "ml", "tables", "spark", "dask", "ray", "flink", "bytewax", "pathway")
+ENVIRONMENTS = (
+    "openmpi",
+    "openmpi5",
+    "mpich",
+    "ml",
+    "tables",
+    "spark",
+    "dask",
+    "ray",
+    "flink",
+    "bytewax",
+    "pathway",
+    "networks",
+)
 
 
 def describe() -> dict[str, Any]:

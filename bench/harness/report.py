@@ -16,6 +16,7 @@ from . import (
     broadcast,
     control,
     loops,
+    networks,
     report_mds,
     report_streams,
     rounds,
@@ -443,6 +444,8 @@ def markdown(results: dict[str, Any]) -> str:
         parts.append(control.section(results["control"]))
     if "allreduce" in results:
         parts.append(allreduce.section(results["allreduce"]))
+    if "networks" in results:
+        parts.append(networks.section(results["networks"]))
     if results.get("windows", {}).get("cases"):
         parts.append(windows_section(results["windows"]))
     parts += report_streams.sections(results)

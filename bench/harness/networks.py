@@ -1,0 +1,326 @@
+"""The benchmark of networks: graph kernels beside other libraries on one worker, and partial beside global synchronization on emulated hosts.
+
+Kernels: each system runs all kernels on a graph in one process, in turn over several rounds, with one thread and with two where it has threads. What
+they found must be the same. Synchronization: see `networks_sync.py`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from . import graphs, networks_sync
+from .comm import SystemFailed
+from .once import in_turn, run_once
+from .systems import BENCH, PEERS, SINGLE_THREADED, Launch, present
+from .tables import OURS, cell, order, table
+
+WORKER = str(BENCH / "harness" / "networks_worker.py")
+KERNELS = ("read", "build", "pagerank", "bfs", "paths", "components", "triangles", "betweenness")
+LIBRARIES = ("scipy-1", "igraph-1", "networkit-1", "networkit-2", "rustworkx-1", "networkx-1")
+GAP = ("gap-1", "gap-2")
+SYSTEMS = ("tidemill-1", "tidemill-2", *LIBRARIES, *GAP)
+#: Of a kernel, the program of the GAP reference, and whether links have directions and lengths.
+GAP_PROGRAMS = {
+    "pagerank": ("pr", True, False),
+    "bfs": ("bfs", True, False),
+    "paths": ("sssp", True, True),
+    "components": ("cc", False, False),
+    "triangles": ("tc", False, False),
+    "betweenness": ("bc", False, False),
+}
+#: Pure Python takes minutes on more links, and Python's numbers in millions of links much memory.
+NETWORKX_LINKS_MAX, RUSTWORKX_LINKS_MAX = 200_000, 5_000_000
+#: Of what the arrays of two systems may differ in sum: both end within about 6e-6 of the fixpoint.
+TOLERANCES = {"pagerank": 2e-5, "betweenness": 1e-6}
+RULES = {
+    "tidemill": "sum of changes < 1e-6",
+    "scipy": "sum of changes < 1e-6, a loop by hand over a product of a sparse matrix",
+    "networkit": "sum of changes < 1e-6 (its norm set to L1), sinks distributed",
+    "rustworkx": "sum of changes < 1e-6",
+    "networkx": "sum of changes < 1e-6",
+    "igraph": "PRPACK's own, a residual below 1e-10: more work",
+    "gap": "sum of changes < 1e-6; nothing done about nodes without outgoing links, and in place: less work",
+}
+
+
+@dataclass(frozen=True)
+class Setting:
+    graphs: tuple[str, ...]
+    sources: int  # of betweenness
+    rounds: int
+    enough_s: float  # of the runs of a kernel in one process
+    timeout_s: float
+    sync: networks_sync.Setting
+
+
+SETTINGS = {
+    "full": Setting(
+        graphs=("A", "B", "chung-lu-A", "chung-lu-B", "kronecker-20", *graphs.FILES),
+        sources=4,
+        rounds=5,
+        enough_s=3.0,
+        timeout_s=1800,
+        sync=networks_sync.Setting(8, (1000, 100, 10), ("A", "B", "chung-lu-A", *graphs.FILES), repeats=3),
+    ),
+    "quick": Setting(
+        graphs=("A/4", "kronecker-14", "roads", "votes"),
+        sources=4,
+        rounds=2,
+        enough_s=0.3,
+        timeout_s=120,
+        sync=networks_sync.Setting(4, (100, 10), ("A/4", "roads"), repeats=1),
+    ),
+    "tiny": Setting(
+        graphs=("kronecker-8",),
+        sources=2,
+        rounds=1,
+        enough_s=0.01,
+        timeout_s=120,
+        sync=networks_sync.Setting(2, (100,), ("grid-16",), repeats=1),
+    ),
+}
+
+
+# --- the systems -----------------------------------------------------------------------------------------------------
+def missing(system: str, gap: Path | None) -> str | None:
+    if system in GAP:
+        if gap is None:
+            return "no folder of it was named: --gap FOLDER"
+        lacking = [name for name, _, _ in GAP_PROGRAMS.values() if not (gap / name).exists()]
+        return f"{', '.join(lacking)} are not in {gap}: run make there" if lacking else None
+    if system in LIBRARIES and not (PEERS / "networks" / ".stamp").exists():
+        return "not installed: run bench/setup_peers.sh networks"
+    return None
+
+
+def unfit(system: str, graph: graphs.Graph) -> bool:
+    links = len(graph.links)
+    return (system.startswith("networkx") and links > NETWORKX_LINKS_MAX) or (
+        system.startswith("rustworkx") and links > RUSTWORKX_LINKS_MAX
+    )
+
+
+def launch(system: str, folder: Path, kernels: Sequence[str], enough_s: float) -> Launch:
+    name, threads = system.rsplit("-", 1)
+    python = sys.executable if name == OURS else str(PEERS / "networks" / "bin" / "python")
+    env = {variable: threads for variable in (*SINGLE_THREADED, "TIDEMILL_THREADS", "RAYON_NUM_THREADS")}
+    return Launch([python, WORKER, name, threads, str(folder), ",".join(kernels), str(enough_s)], env)
+
+
+def run_gap(
+    system: str, gap: Path, graph: graphs.Graph, folder: Path, kernels: Sequence[str], setting: Setting
+) -> dict[str, Any]:
+    """The programs of the reference, each with its own verification in the first of its runs."""
+    seconds: dict[str, float] = {}
+    failures: dict[str, str] = {}
+    env = {**os.environ, "OMP_NUM_THREADS": system.rsplit("-", 1)[1]}
+    sources = json.loads((folder / "facts.json").read_text())["sources"]
+    more = {
+        "pagerank": ["-t", "1e-6", "-i", "100"],
+        "bfs": ["-r", str(sources[0])],
+        "paths": ["-r", str(sources[0]), "-d", str(max(1, int(np.median(graph.lengths))))],
+        "betweenness": ["-r", str(sources[0]), "-i", "1"],
+    }
+    for kernel in kernels:
+        if kernel not in GAP_PROGRAMS:
+            continue
+        program, directed, lengths = GAP_PROGRAMS[kernel]
+        file = folder / ("links.wel" if lengths else "links.el")
+        command = [str(gap / program), "-f", str(file), *([] if directed else ["-s"]), *more.get(kernel, ())]
+        try:
+            checked = subprocess.run(
+                [*command, "-n", "1", "-v"], env=env, capture_output=True, text=True, timeout=setting.timeout_s
+            )
+            done = subprocess.run(
+                [*command, "-n", "4"], env=env, capture_output=True, text=True, timeout=setting.timeout_s
+            )
+        except subprocess.TimeoutExpired:
+            failures[kernel] = f"took longer than {setting.timeout_s:.0f} s"
+            continue
+        trials = [float(text) for text in re.findall(r"^Trial Time: +([\d.]+)", done.stdout, re.MULTILINE)]
+        if "PASS" not in checked.stdout or len(trials) != 4:
+            failures[kernel] = "its own verification failed, or it ended early"
+            continue
+        seconds[kernel] = statistics.median(trials)
+        if kernel == "betweenness":
+            # From one source at a time.
+            seconds[kernel] *= len(sources)
+        if kernel == "pagerank" and (built := re.search(r"^Build Time: +([\d.]+)", done.stdout, re.MULTILINE)):
+            read = re.search(r"^Read Time: +([\d.]+)", done.stdout, re.MULTILINE)
+            seconds["build"] = float(built[1])
+            if read:
+                seconds["read"] = float(read[1]) + float(built[1])
+    return {"kernel_s": seconds, "failures": failures}
+
+
+# --- measuring -------------------------------------------------------------------------------------------------------
+def write(graph: graphs.Graph, folder: Path, sources: int) -> None:
+    """The files that all systems read."""
+    facts = {"nodes": graph.nodes, "sources": graph.sources(sources)}
+    (folder / "facts.json").write_text(json.dumps(facts))
+    np.save(folder / "links.npy", graph.links)
+    np.save(folder / "lengths.npy", graph.lengths)
+    np.save(folder / "undirected.npy", graph.undirected())
+    np.savetxt(folder / "links.txt", graph.links, "%d", delimiter="\t")
+    os.link(folder / "links.txt", folder / "links.el")
+    rows = np.column_stack([graph.links, graph.lengths.astype(np.int64)])
+    np.savetxt(folder / "links.wel", rows, "%d", delimiter=" ")
+
+
+def measure(
+    name: str,
+    systems: Sequence[str] | None,
+    cases: Sequence[str] | None,
+    rounds: int | None,
+    gap: Path | None,
+    say: Callable[[str], None],
+) -> dict[str, Any]:
+    """All graphs, or those named in `cases` by a part of their name (`sync` for the emulated hosts); the raw results."""
+    setting = SETTINGS[name]
+
+    def tell(line: str) -> None:
+        say(f"networks: {line}")
+
+    running = present(name, systems, SYSTEMS, lambda system: missing(system, gap), tell)
+    rounds = rounds or setting.rounds
+    found: dict[str, Any] = {"rounds": rounds, "cases": [], "sync": None}
+    chosen = [one for one in setting.graphs if not cases or any(part in one for part in cases)]
+    for graph_name in graphs.present(tuple(chosen), tell):
+        with tempfile.TemporaryDirectory(prefix="tidemill-bench-") as folder:
+            found["cases"].append(
+                measure_graph(graphs.known()[graph_name](), running, setting, rounds, gap, Path(folder), tell)
+            )
+    if (not cases or "sync" in cases) and any(system.startswith(OURS) for system in running):
+        found["sync"] = networks_sync.measure(setting.sync, tell)
+    return found
+
+
+def measure_graph(
+    graph: graphs.Graph,
+    systems: Sequence[str],
+    setting: Setting,
+    rounds: int,
+    gap: Path | None,
+    folder: Path,
+    say: Callable[[str], None],
+) -> dict[str, Any]:
+    started = time.monotonic()
+    write(graph, folder, setting.sources)
+    kernel_failures: dict[str, str] = {}
+
+    def run(system: str, number: int) -> dict[str, Any]:
+        if system in GAP:
+            assert gap is not None
+            done = run_gap(system, gap, graph, folder, KERNELS, setting)
+        else:
+            done = run_once(launch(system, folder, KERNELS, setting.enough_s), "kernel_s", setting.timeout_s)
+        for kernel, why in done["failures"].items():
+            kernel_failures[f"{system}, {kernel}"] = why
+        if not done["kernel_s"]:
+            raise SystemFailed("no kernel ran")
+        return dict(done["kernel_s"])
+
+    fit = [system for system in systems if not unfit(system, graph)]
+    seconds, failures = in_turn(fit, rounds, run, say, graph.name)
+    different = differing(folder, fit)
+    for what in different:
+        say(f"{graph.name}: {what}")
+    say(
+        f"{graph.name}: {graph.nodes:,} nodes, {len(graph.links):,} links, {rounds} rounds, {time.monotonic() - started:.0f} s"
+    )
+    return {
+        "name": graph.name,
+        "nodes": graph.nodes,
+        "links": len(graph.links),
+        "kernel_s": seconds,
+        "failures": failures | kernel_failures,
+        "different": different,
+    }
+
+
+def differing(folder: Path, systems: Sequence[str]) -> list[str]:
+    """Which systems found something else than most did, of each kernel."""
+    found = []
+    for kernel in KERNELS:
+        answers = {}
+        for system in systems:
+            file = folder / f"{system}-{kernel}.npy"
+            if file.exists() and len(answer := np.load(file)):
+                answers[system] = answer
+        if len(answers) < 2:
+            continue
+        agreeing = {
+            system: [other for other in answers if is_same(kernel, answers[system], answers[other])]
+            for system in answers
+        }
+        most = max(agreeing.values(), key=len)
+        found += [f"{system} found another {kernel} than {', '.join(most)}" for system in answers if system not in most]
+    return found
+
+
+def is_same(kernel: str, one: Any, other: Any) -> bool:
+    if one.shape != other.shape:
+        return False
+    if kernel in TOLERANCES:
+        return float(np.abs(one - other).sum()) <= TOLERANCES[kernel]
+    return bool(np.allclose(one, other, rtol=1e-12, atol=0))
+
+
+# --- the report ------------------------------------------------------------------------------------------------------
+def section(networks: dict[str, Any]) -> str:
+    """The tables of a report."""
+    names = sorted({name for case in networks["cases"] for of in case["kernel_s"].values() for name in of}, key=order)
+    parts = ["## Networks", ""]
+    if networks["cases"]:
+        parts += [
+            f"Median seconds of {networks['rounds']} rounds; `-1` and `-2` are threads. *Ratio*: Tidemill's better time over that of the best peer, and its name. `read` is from an edge "
+            "list as text, `build` from arrays in memory; PageRank, BFS and shortest paths (one source, lengths 1 to 10 or the file's) follow directions, the others have none. "
+            "Betweenness is from four sources, which NetworKit draws itself. Where a library lacks a kernel there is no figure.",
+            "",
+            "PageRank ends by different rules: "
+            + "; ".join(
+                f"{system}: {rule}" for system, rule in RULES.items() if any(n.startswith(system + "-") for n in names)
+            )
+            + ". Damping is 0.85.",
+            "",
+        ]
+    for case in networks["cases"]:
+        rows = []
+        for kernel in KERNELS:
+            times = case["kernel_s"].get(kernel, {})
+            rows.append([kernel, *(cell(times, name) for name in names), best_ratio(times)])
+        parts += [
+            f"### {case['name']}: {case['nodes']:,} nodes, {case['links']:,} links",
+            "",
+            table(["kernel", *names, "ratio"], rows),
+            "",
+            *([f"- {name}: {why}" for name, why in case["failures"].items()]),
+            *([f"- {what}" for what in case["different"]] or ["All that ran found the same."]),
+            "",
+        ]
+    if networks["sync"]:
+        parts.append(networks_sync.section(networks["sync"]))
+    return "\n".join(parts)
+
+
+def best_ratio(times: dict[str, list[float]]) -> str:
+    medians = {name: statistics.median(of) for name, of in times.items() if of}
+    ours = [seconds for name, seconds in medians.items() if name.startswith(OURS)]
+    peers = {name: seconds for name, seconds in medians.items() if not name.startswith(OURS) and seconds > 0}
+    if not ours or not peers:
+        return "-"
+    best = min(peers, key=lambda name: peers[name])
+    return f"{min(ours) / peers[best]:.2f} {best}"
