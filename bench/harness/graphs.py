@@ -13,7 +13,7 @@ import shutil
 import subprocess
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -175,6 +175,11 @@ def known() -> dict[str, Callable[[], Graph]]:
     for side in (16, 250):
         found[f"grid-{side}"] = partial(grid, f"grid-{side}", side)
     return found | {name: partial(real, name) for name in FILES}
+
+
+@lru_cache(maxsize=2)
+def made(name: str) -> Graph:
+    return known()[name]()
 
 
 def present(names: tuple[str, ...], say: Callable[[str], None]) -> list[str]:

@@ -56,7 +56,7 @@ def measure(setting: Setting, say: Callable[[str], None]) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="tidemill-bench-") as folder:
         points = []
         for name in graphs.present(setting.graphs, say):
-            graph = graphs.known()[name]()
+            graph = graphs.made(name)
             place = Path(folder, name.replace("/", "-"))
             place.mkdir()
             np.savez(place / "graph.npz", links=graph.links, lengths=graph.lengths)
