@@ -195,7 +195,7 @@ def networkit(data: Input, threads: int) -> dict[str, Kernel]:
         return nk.graphio.EdgeListReader("\t", 0, continuous=True, directed=True).read(data.text)
 
     def pagerank() -> Any:
-        distribute = nk.centrality.SinkHandling.DISTRIBUTE_SINKS
+        distribute = nk.centrality.SinkHandling.DistributeSinks
         run = nk.centrality.PageRank(plain, damp=ALPHA, tol=TOLERANCE, distributeSinks=distribute)
         run.norm = nk.centrality.Norm.L1_NORM
         return run.run().scores()

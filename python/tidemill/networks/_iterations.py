@@ -160,6 +160,8 @@ def pagerank(
     if sync is None:
         if local_sweeps is not None:
             raise ValueError("local_sweeps is a positive number, with sync='partial'")
+        # Without arrays the kernel takes 1 / n for each node, which is faster.
+        is_uniform = scale == 1 and first is None and teleport is None and target is None
         uniform = np.full(n, scale / n)
         everywhere = uniform if teleport is None else teleport
         values, iterations, change = native.network_pagerank(
@@ -170,10 +172,10 @@ def pagerank(
             limit,
             max_iter,
             rule,
-            uniform if first is None else first,
-            everywhere,
+            None if is_uniform else (uniform if first is None else first),
+            None if is_uniform else everywhere,
             # A share of what dangling nodes lose, in any scale.
-            (everywhere if target is None else target) / scale,
+            None if is_uniform else (everywhere if target is None else target) / scale,
             drop,
         )
         result = Scores(network, values, iterations, change, change < limit)
