@@ -203,6 +203,13 @@ class Components(NodeValues):
     @classmethod
     def of(cls, network: Network, labels: NDArray[Any], **more: Any) -> Any:
         """Return the result for any labels, numbered anew in the order of their first nodes."""
+        nodes = np.arange(len(labels))
+        if ((labels >= 0) & (labels <= nodes)).all() and (labels[labels] == labels).all():
+            # Each is the first node of its component: no need to sort.
+            is_first = labels == nodes
+            values = (np.cumsum(is_first) - 1)[labels]
+            count = int(is_first.sum())
+            return cls(network, values, count, np.bincount(values, minlength=count), **more)
         _, firsts, places = np.unique(labels, return_index=True, return_inverse=True)
         order = np.empty(len(firsts), np.int64)
         order[np.argsort(firsts, kind="stable")] = np.arange(len(firsts))
