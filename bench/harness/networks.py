@@ -82,7 +82,7 @@ SETTINGS = {
         rounds=2,
         enough_s=0.3,
         timeout_s=120,
-        sync=networks_sync.Setting(4, (100, 10), ("A/4", "roads"), repeats=3),
+        sync=networks_sync.Setting(4, (100, 10), ("A/4", "roads"), repeats=1),
     ),
     "tiny": Setting(
         graphs=("kronecker-8",),
