@@ -151,6 +151,7 @@ class Part:
 
     def gathered(self, values: NDArray[Any]) -> NDArray[Any]:
         """Return the values of all nodes in their order, from those of each worker's own. Collective."""
+        begin = time.perf_counter()
         values = np.ascontiguousarray(values)
         found = np.empty(self.n, values.dtype)
         places = np.argsort(self.owners, kind="stable")
@@ -161,6 +162,7 @@ class Part:
         counts = np.bincount(self.owners, minlength=self.comm.size).tolist()
         self.comm.Allgatherv(values, [received, counts])
         found[places] = received
+        self.account.gather_seconds += time.perf_counter() - begin
         return found
 
 

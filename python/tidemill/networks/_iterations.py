@@ -428,6 +428,18 @@ def _lower(
         active_nodes = np.union1d(active_nodes, nodes[better].astype(np.uint32)).astype(np.uint32)
 
 
+#: With `sync="auto"`, values are lowered partially where at most this share of the links is cut.
+_CUT_MAX = 0.05
+
+
+def _sweeps_between(part: Part, network: Network) -> int | None:
+    """Decide on the synchronization of a computation that lowers values; return its sweeps between exchanges."""
+    account = part.account
+    if account.sync == "auto":
+        account.sync = "partial" if account.cut_links <= _CUT_MAX * network.rows.links else "global"
+    return 1 if account.sync == "global" else account.local_sweeps
+
+
 def shortest_paths(
     network: Network,
     sources: Any,
@@ -453,8 +465,8 @@ def shortest_paths(
         Nodes farther than this count as not reached.
     sync : {"global", "partial", "auto"}, optional
         Compute on all workers, as in `pagerank`. Distances are bitwise the same with each; of several shortest paths,
-        another one may be found. ``"auto"`` is ``"partial"``: a worker that goes on until nothing changes follows the
-        order of distances, and rarely does work in vain.
+        another one may be found. ``"auto"`` is ``"partial"`` where at most 5 % of the links are between workers, and
+        else ``"global"``: much that a worker found by itself would be found again.
     local_sweeps : int, optional
         With ``sync="partial"``: the number of rounds over active nodes before an exchange; by default until nothing
         changes.
@@ -497,8 +509,7 @@ def shortest_paths(
     columns[mine] = mine
     origins = np.full(part.own, -1, np.int64)
     origins[mine] = part.nodes[mine]
-    account.sync = "global" if sync == "global" else "partial"
-    rounds = 1 if sync == "global" else local_sweeps
+    rounds = _sweeps_between(part, network)
 
     def step(nodes: NDArray[np.uint32] | None) -> tuple[NDArray[np.uint32], NDArray[np.uint32], int]:
         return native.network_relax(part.rows, values, columns, nodes, rounds)
@@ -526,7 +537,8 @@ def connected_components(
     ----------
     network : Network
     sync : {"global", "partial", "auto"}, optional
-        Compute on all workers, as in `pagerank`; the result is the same with each. ``"auto"`` is ``"partial"``.
+        Compute on all workers, as in `pagerank`; the result is the same with each. ``"auto"`` chooses as in
+        `shortest_paths`.
     local_sweeps : int, optional
         With ``sync="partial"``; by default until nothing changes.
     method : optional
@@ -545,8 +557,7 @@ def connected_components(
         account = _account(sync, local_sweeps)
         part = _part(network, network.both(), method, account, active())
         values = np.concatenate([part.nodes, part.ghosts]).astype(np.int64)
-        account.sync = "global" if sync == "global" else "partial"
-        sweeps = 1 if sync == "global" else local_sweeps
+        sweeps = _sweeps_between(part, network)
 
         def step(nodes: NDArray[np.uint32] | None) -> tuple[NDArray[np.uint32], NDArray[np.uint32], int]:
             return native.network_lower_labels(part.rows, values, nodes, sweeps)

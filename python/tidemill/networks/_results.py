@@ -32,7 +32,8 @@ class Account:
         Sweeps over the links of this worker: links looked at, divided by their number.
     bytes_sent : int
         Boundary values sent to other workers.
-    exchange_seconds, compute_seconds, partition_seconds : float
+    exchange_seconds, compute_seconds, partition_seconds, gather_seconds : float
+        The last is for the whole result, which all workers get in the end.
     cut_links : int
         Links between nodes of different workers.
     ghosts : int
@@ -50,6 +51,7 @@ class Account:
     exchange_seconds: float = 0.0
     compute_seconds: float = 0.0
     partition_seconds: float = 0.0
+    gather_seconds: float = 0.0
     cut_links: int = 0
     ghosts: int = 0
     tries: dict[int, float] = field(default_factory=dict)

@@ -76,6 +76,17 @@ def test_every_synchronization_finds_the_same(workers: int, directed: bool) -> N
             assert (found["components"] == components.values).all(), options
 
 
+def test_auto_is_partial_where_few_links_are_cut() -> None:
+    """A ring in two halves has two links between them; dealt by a hash, half of its links are."""
+    n = 400
+    nodes = np.arange(n)
+    ends = (nodes, (nodes + 1) % n, np.ones(n))
+    for method, expected in (("blocks", "partial"), ("hash", "global")):
+        for found in run(computed, ends, n, False, {"sync": "auto", "method": method}, workers=2):
+            _, paths, components = found["accounts"]
+            assert (paths.sync, components.sync) == (expected, expected), method
+
+
 def test_partial_synchronization_needs_fewer_rounds() -> None:
     """A ring of 400 nodes in two parts: what one sweep a round takes hundreds of, a fixpoint takes a few."""
     n = 400
@@ -88,6 +99,7 @@ def test_partial_synchronization_needs_fewer_rounds() -> None:
         scores, paths, components = zip(plain["accounts"], fewer["accounts"], strict=True)
         assert scores[1].rounds <= scores[0].rounds
         assert paths[1].rounds * 20 < paths[0].rounds
+        assert paths[1].gather_seconds > 0
         assert components[1].rounds <= components[0].rounds
         assert scores[1].cut_links == 2 and scores[1].ghosts == 2
         assert scores[1].bytes_sent == 16 * scores[1].rounds
