@@ -59,7 +59,7 @@ class Setting:
     trees: int
     trees_s: float
     calls: int  # at most
-    budget_s: float  # after which there are no more
+    budget_s: float  # calls go on until this time has passed and there are enough
     forced: tuple[str, ...]
 
 

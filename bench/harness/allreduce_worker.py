@@ -39,17 +39,15 @@ class System(Protocol):
         """What rank 0 has given."""
 
     def allreduce(self, own: Any, result: Any, point: dict[str, Any], call: int) -> None:
-        """Adds up; ValueError on all ranks if there is no such algorithm."""
+        """Sum `own` of all ranks into `result`; raise a ValueError on all ranks if the algorithm does not exist."""
 
 
-class Tidemill:
-    def __init__(self) -> None:
-        import tidemill
+class MpiSystem:
+    """What has a communicator as mpi4py's."""
 
-        self._comm: Any = tidemill.init().comm
-        self.rank, self.size = self._comm.rank, self._comm.size
-        self._shuffled: dict[int, Any] = {}
-        self._fresh, self._fresh_for = self._comm, ""
+    def __init__(self, comm: Any) -> None:
+        self._comm = comm
+        self.rank, self.size = comm.rank, comm.size
 
     def barrier(self) -> None:
         self._comm.Barrier()
@@ -59,6 +57,15 @@ class Tidemill:
 
     def agree(self, value: bool) -> bool:
         return bool(self._comm.bcast(value))
+
+
+class Tidemill(MpiSystem):
+    def __init__(self) -> None:
+        import tidemill
+
+        super().__init__(tidemill.init().comm)
+        self._shuffled: dict[int, Any] = {}
+        self._fresh, self._fresh_for = self._comm, ""
 
     def shuffled(self, seed: int) -> Any:
         """The same workers, numbered at random."""
@@ -79,22 +86,12 @@ class Tidemill:
         comm.Allreduce(own, result, algorithm=point["algorithm"])
 
 
-class OpenMpi:
+class OpenMpi(MpiSystem):
     def __init__(self) -> None:
         from mpi4py import MPI
 
+        super().__init__(MPI.COMM_WORLD)
         self._mpi: Any = MPI
-        self._comm = MPI.COMM_WORLD
-        self.rank, self.size = self._comm.rank, self._comm.size
-
-    def barrier(self) -> None:
-        self._comm.Barrier()
-
-    def gather(self, value: Any) -> list[Any]:
-        return self._comm.gather(value) or []
-
-    def agree(self, value: bool) -> bool:
-        return bool(self._comm.bcast(value))
 
     def allreduce(self, own: Any, result: Any, point: dict[str, Any], call: int) -> None:
         self._comm.Allreduce(own, result, self._mpi.SUM)

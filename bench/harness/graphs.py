@@ -129,7 +129,7 @@ def kronecker(name: str, scale: int) -> Graph:
 
 
 def grid(name: str, side: int) -> Graph:
-    """Streets, where there are no roads: a square grid, both ways."""
+    """A square grid with links both ways, which stands in for roads where the data is absent."""
     at = np.arange(side * side).reshape(side, side)
     one = np.concatenate([at[:, :-1].ravel(), at[:-1].ravel()])
     other = np.concatenate([at[:, 1:].ravel(), at[1:].ravel()])

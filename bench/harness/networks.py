@@ -142,7 +142,7 @@ def run_gap(
         file = folder / ("links.wel" if lengths else "links.el")
         command = [str(gap / program), "-f", str(file), *([] if directed else ["-s"]), *more.get(kernel, ())]
         try:
-            # Verified apart, for that is no part of the work.
+            # Verified in a run of its own, so that its time does not count.
             checked = gap_output([*command, "-n", "1", "-v"], env, timeout_s) if verify else "PASS"
             done = gap_output([*command, "-n", str(GAP_TRIALS)], env, timeout_s)
         except subprocess.TimeoutExpired:
@@ -293,7 +293,7 @@ def section(networks: dict[str, Any]) -> str:
         parts += [
             f"Median seconds of {networks['rounds']} rounds; `-1` and `-2` are threads. *Ratio*: Tidemill's better time over that of the best peer, and its name. `read` is from an edge "
             "list as text, `build` from arrays in memory; PageRank, BFS and shortest paths (one source, lengths 1 to 10 or the file's) follow directions, the others have none. "
-            "Betweenness is from four sources, which NetworKit draws itself. Where a library lacks a kernel there is no figure.",
+            "Betweenness is from four sources; NetworKit draws its own. A library without a kernel has no figure for it.",
             "",
             "PageRank ends by different rules: "
             + "; ".join(

@@ -17,13 +17,13 @@ use crate::{Algorithm, Collective};
 
 /// The tag of the messages that are measured, which nobody else in the context of collectives uses.
 const PROBE_TAG: i32 = i32::MIN;
-/// What may wait in the kernel for a host that receives slowly.
+/// Unsent bytes that the kernel may hold for a host that receives slowly.
 const UNSENT_BYTES: u32 = 16 << 10;
 /// Asks for adaptive overlays in a whole program.
 const VARIABLE: &str = "TIDEMILL_OVERLAY";
 
 impl Communicator {
-    /// What all ranks are told of rank 0's `TIDEMILL_OVERLAY`.
+    /// The value of `TIDEMILL_OVERLAY` as a number, which rank 0 sends to all ranks.
     pub(crate) fn overlay_setting() -> u64 {
         match std::env::var(VARIABLE).as_deref() {
             Err(_) | Ok("") => 0,
@@ -42,7 +42,7 @@ impl Communicator {
         Ok(())
     }
 
-    /// Whether the call asks for an overlay that adapts, or the whole program does.
+    /// Whether the call is to use an adaptive overlay, by its own options or by those of the whole program.
     #[inline]
     pub(crate) fn is_adaptive(&self, call: &CollectiveCall) -> bool {
         let is_asked = match call.options.algorithm {
@@ -119,7 +119,7 @@ impl Communicator {
         }
     }
 
-    /// What adaptive all-reduces go along, and why, in words.
+    /// The overlay that adaptive all-reduces use, and the reason, as text.
     pub fn describe_overlay(&self) -> String {
         self.with_adaptive(|adaptive| adaptive.to_string())
     }

@@ -108,7 +108,7 @@ class Cluster:
 
     @property
     def _file(self) -> Path:
-        return _folder() / f"{self.name}.json"
+        return _file_of(self.name)
 
     @property
     def is_up(self) -> bool:
@@ -179,7 +179,7 @@ class Cluster:
     def cut(self, host: int) -> None:
         """Cut a host off: what it sends, and what is sent to it, is lost, and no worker is told.
 
-        ``tidemill run --restarts`` starts workers on the other hosts until you heal it.
+        The launcher starts workers on the other hosts until you heal it.
         """
         self._host(host)
         self._port(host, _CUT)
@@ -269,6 +269,11 @@ def _folder() -> Path:
     return folder
 
 
+def _file_of(name: Any) -> Path:
+    """Return the file that tells of a cluster."""
+    return _folder() / f"{_checked_name(name)}.json"
+
+
 def names() -> Iterator[str]:
     """Yield the names of the clusters that are up."""
     for file in sorted(_folder().glob("*.json")):
@@ -286,7 +291,7 @@ def find(name: str = "lab") -> Cluster:
         If there is none.
     """
     with contextlib.suppress(OSError, ValueError):
-        if (found := Cluster(json.loads((_folder() / f"{_checked_name(name)}.json").read_text()))).is_up:
+        if (found := Cluster(json.loads(_file_of(name).read_text()))).is_up:
             return found
     there = ", ".join(names())
     raise HostsError(
@@ -344,7 +349,7 @@ def up(
     """
     if isinstance(hosts, bool) or not isinstance(hosts, int) or not 1 <= hosts <= _HOSTS_MAX:
         raise HostsError(f"hosts={hosts!r} must be a number of hosts, from 1 to {_HOSTS_MAX}")
-    file = _folder() / f"{_checked_name(name)}.json"
+    file = _file_of(name)
     if why := missing() or lacking():
         raise HostsError(why)
     if name in names():

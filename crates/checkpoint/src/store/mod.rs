@@ -530,7 +530,7 @@ impl CheckpointStore {
         Err(self.taken_by_another().await)
     }
 
-    /// What was last kept by this name beside the checkpoints; `None` if nothing was.
+    /// The note with this name beside the checkpoints, as last written; `None` if there is none.
     ///
     /// # Errors
     /// The store's; `Untrusted`.
@@ -540,7 +540,7 @@ impl CheckpointStore {
         Ok(Some(Bytes::copy_from_slice(opened)))
     }
 
-    /// Keeps something beside the checkpoints that belongs to no epoch, in the place of what was kept by this name.
+    /// Writes a note beside the checkpoints, which belongs to no epoch; it replaces the one with this name.
     ///
     /// # Errors
     /// The store's.

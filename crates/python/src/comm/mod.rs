@@ -88,7 +88,7 @@ impl Comm {
         Ok(waits.into_iter().map(|(seq, waited)| (seq, waited.as_secs_f64())).collect())
     }
 
-    /// What adaptive all-reduces go along, and why.
+    /// The overlay that adaptive all-reduces use, and the reason.
     ///
     /// Those are ``Allreduce(..., algorithm="adaptive")``, or all of at least 1 MiB if ``TIDEMILL_OVERLAY=adaptive`` is
     /// set. The text names the overlay, the time it should take, and which hosts have slow links. For people: it may
