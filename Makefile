@@ -88,8 +88,8 @@ fuzz-sql: setup ## Run random queries and chains of DataSets against DuckDB and 
 	PYTHONPATH=tests $(BIN)/python -m sqlfuzz --workers 1,2,3 --queries $(QUERIES) --seconds $(SECONDS)
 
 .PHONY: wheel
-wheel: $(PAGE) out/wheel-env/.installed ## Build the wheel for Linux x86-64 and the sdist into dist, and check them
-	PATH="$(CURDIR)/out/wheel-env/bin:$$PATH" out/wheel-env/bin/python tools/wheel
+wheel: $(PAGE) out/wheel-env/.installed ## Build a wheel and the sdist into dist, and check them (ARCH="x86_64 aarch64": wheels for both)
+	PATH="$(CURDIR)/out/wheel-env/bin:$$PATH" out/wheel-env/bin/python tools/wheel $(ARCH)
 
 .PHONY: test-wheel
 test-wheel: ## Install dist's wheel into fresh environments and try it (after `make wheel`)

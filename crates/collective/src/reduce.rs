@@ -108,6 +108,7 @@ pub(crate) enum OperandForm<'a> {
     Both { left: &'a [u8], right: &'a [u8], out: &'a mut [u8] },
 }
 
+#[cfg(target_arch = "x86_64")]
 impl<'a> OperandForm<'a> {
     /// The first `bytes` bytes, and the rest.
     pub(crate) fn split_at(self, bytes: usize) -> (OperandForm<'a>, OperandForm<'a>) {
