@@ -30,9 +30,9 @@ use crate::error::{DataSetError, Result};
 use crate::exec::step::SLICE_ROWS;
 use crate::exec::user_function::{BatchFunction, MapTable};
 use crate::plan::deep::check_plan;
-use crate::plan::durations::with_durations;
 use crate::plan::expr::{column, count_rows, named, output_name, over};
 use crate::plan::markers::DistinctTtl;
+use crate::plan::operators::with_operators;
 use crate::plan::tables::{StepProvider, reads_stream};
 use crate::plan::window_names::window_parts;
 
@@ -195,7 +195,7 @@ impl DataSet {
             }
             return self.aggregate(Vec::new(), exprs);
         }
-        let exprs = self.with_durations(exprs)?;
+        let exprs = self.with_operators(exprs)?;
         let frame = self.frame.clone().select(exprs.into_iter().map(named).collect::<Vec<_>>())?;
         DataSet::new(frame)
     }
@@ -251,7 +251,7 @@ impl DataSet {
     pub fn filter(&self, predicate: Expr) -> Result<Self> {
         refuse_aggregates([&predicate])?;
         if find_window_exprs([&predicate]).is_empty() {
-            let predicate = with_durations(predicate, self.frame.schema())?;
+            let predicate = with_operators(predicate, self.frame.schema())?;
             return DataSet::new(self.frame.clone().filter(predicate)?);
         }
         // A plan's filter knows no windows: their values become a column for the time of the filter.
@@ -265,8 +265,8 @@ impl DataSet {
     /// # Errors
     /// `UnknownColumn`; `Query` for an expression that neither aggregates nor is a key.
     pub fn aggregate(&self, keys: Vec<Expr>, aggregates: Vec<Expr>) -> Result<Self> {
-        let keys: Vec<Expr> = self.with_durations(keys)?.into_iter().map(named).collect();
-        let aggregates = self.with_durations(aggregates)?;
+        let keys: Vec<Expr> = self.with_operators(keys)?.into_iter().map(named).collect();
+        let aggregates = self.with_operators(aggregates)?;
         let functions = find_aggregate_exprs(&aggregates);
         // Two that differ only by a cast would have the same name.
         let named: Vec<(String, &Expr)> = functions
@@ -318,7 +318,7 @@ impl DataSet {
     pub fn sort(&self, mut by: Vec<Sort>) -> Result<Self> {
         refuse_aggregates(by.iter().map(|key| &key.expr))?;
         for key in &mut by {
-            key.expr = with_durations(std::mem::take(&mut key.expr), self.frame.schema())?.unalias();
+            key.expr = with_operators(std::mem::take(&mut key.expr), self.frame.schema())?.unalias();
         }
         // Not by `DataFrame::sort`, which takes a column of a select for the one that it was made of if that had the
         // key's name.
@@ -340,7 +340,7 @@ impl DataSet {
             )));
         }
         for key in &mut by {
-            key.expr = with_durations(std::mem::take(&mut key.expr), self.frame.schema())?.unalias();
+            key.expr = with_operators(std::mem::take(&mut key.expr), self.frame.schema())?.unalias();
         }
         let mut plan = self.frame.logical_plan();
         while let LogicalPlan::Limit(step) = plan {
@@ -362,8 +362,8 @@ impl DataSet {
         }
     }
 
-    fn with_durations(&self, exprs: Vec<Expr>) -> Result<Vec<Expr>> {
-        exprs.into_iter().map(|expr| with_durations(expr, self.frame.schema())).collect()
+    fn with_operators(&self, exprs: Vec<Expr>) -> Result<Vec<Expr>> {
+        exprs.into_iter().map(|expr| with_operators(expr, self.frame.schema())).collect()
     }
 
     /// At most `count` rows after the first `skip`: of a sorted table the first ones, else any.

@@ -36,10 +36,10 @@ use crate::exec::replaced_exec::ReplacedExec;
 use crate::exec::spill::SpillFiles;
 use crate::exec::spilling_rule::SpillingRule;
 use crate::exec::spread::{SettleSpreads, SpreadRows};
-use crate::plan::durations::SqlDurations;
 use crate::plan::frames::{CheckFrames, SqlFrames};
 use crate::plan::guards::GuardConditions;
 use crate::plan::numbers::{CheckArithmetic, CompareFloats, DecimalsAsFloats, aggregate_functions, number_functions};
+use crate::plan::operators::SqlOperators;
 use crate::plan::optimizer::{ListsOfColumns, logical_rules, physical_rules};
 use crate::plan::sql::planning_functions;
 use crate::plan::times::{DatesAsTimes, time_functions};
@@ -461,7 +461,7 @@ fn session_of(
     let (budget_bytes, threads) = (governor.settings().budget_bytes, config.target_partitions());
     rules.push(Arc::new(SpillingRule { governor: governor.clone(), budget_bytes, threads, is_alone: true }));
     let builder = SessionStateBuilder::new().with_config(config).with_runtime_env(runtime);
-    let builder = builder.with_expr_planners(vec![Arc::new(SqlDurations), Arc::new(SqlFrames)]).with_default_features();
+    let builder = builder.with_expr_planners(vec![Arc::new(SqlOperators), Arc::new(SqlFrames)]).with_default_features();
     let mut analyzer: Vec<Arc<dyn AnalyzerRule + Send + Sync>> =
         vec![Arc::new(DatesAsTimes), Arc::new(DecimalsAsFloats), Arc::new(ListsOfColumns)];
     analyzer.extend(Analyzer::new().rules);

@@ -11,9 +11,9 @@ use datafusion::logical_expr::{Expr, LogicalPlanBuilder};
 
 use crate::dataset::{DataSet, refuse_aggregates};
 use crate::error::{DataSetError, Result};
-use crate::plan::durations::with_durations;
 use crate::plan::expr::column;
 use crate::plan::markers::JoinTtl;
+use crate::plan::operators::with_operators;
 
 /// Which rows a join keeps, and what columns it has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -137,7 +137,7 @@ impl DataSet {
                     let names = own.chain(right_schema.fields().iter().map(|field| shown(field.name())));
                     Err(DataSetError::unknown_column(&of.name, names.collect()))
                 }
-                None => Ok(with_durations(renamed, &left_plan.schema().join(right_plan.schema())?)?.unalias()),
+                None => Ok(with_operators(renamed, &left_plan.schema().join(right_plan.schema())?)?.unalias()),
             }
         };
         let condition = condition.map(of_pairs).transpose()?;

@@ -27,7 +27,7 @@ class Expr:
 
     Operators work as in Python: ``/`` is true division, ``//`` and ``%`` round down. Comparisons give expressions, and
     ``&``, ``|``, ``^``, ``~`` combine them: ``(col("a") > 1) & (col("b") == "x")``. A null on either side gives null.
-    ``col("s") + "text"`` concatenates strings; use `concat_str` for several columns. An expression has the name of its
+    ``col("s") + "text"`` and ``col("s") + col("t")`` concatenate strings. An expression has the name of its
     leftmost column unless you rename it with `alias`.
     """
 
@@ -57,7 +57,7 @@ class Expr:
         return Expr(as_value(left)._native.binary(op, self._native))
 
     def __add__(self, other: object) -> Expr:
-        # Whether columns hold strings is not known here; of two columns `concat_str` makes one text.
+        # Whether two columns hold strings is only known with their table, which decides then.
         return self._binary("||" if isinstance(other, str) else "+", other)
 
     def __radd__(self, other: object) -> Expr:

@@ -254,6 +254,7 @@ def test_strings() -> None:
         check(s.str.replace_match(pattern, new), lambda text, pattern=pattern, new=new: re.sub(pattern, new, text))
     check(s.str.replace("", "$1-"), lambda text: text.replace("", "$1-"))
     check(s + "!", lambda text: text + "!")
+    check(s + tm.col("s").str.upper(), lambda text: text + text.upper())
     assert evaluate(tm.concat_str("s", "x", separator="-"), s=["a", None], x=[1, 2]) == ["a-1", "2"]
 
 

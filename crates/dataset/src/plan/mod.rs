@@ -14,7 +14,7 @@
 //! | `markers`      | how long a query over streams remembers rows                    |
 //! | `expr`         | expressions by the names that Python uses                       |
 //! | `numbers`      | what numbers mean: sums and products that do not fit are errors |
-//! | `durations`    | what expressions do with dates and numbers                      |
+//! | `operators`    | operators of durations and texts that DataFusion lacks          |
 //! | `guards`       | a condition guards what is to the right of it                   |
 //! | `optimizer`    | DataFusion's rules, with guards around those that are wrong     |
 //! | `sql`          | what a query in SQL means                                       |
@@ -22,13 +22,13 @@
 
 pub(crate) mod calls;
 pub(crate) mod deep;
-pub(crate) mod durations;
 pub mod expr;
 pub(crate) mod frames;
 pub(crate) mod guards;
 pub(crate) mod markers;
 pub(crate) mod micros;
 pub(crate) mod numbers;
+pub(crate) mod operators;
 pub(crate) mod optimizer;
 pub(crate) mod rewrite;
 pub(crate) mod sql;

@@ -43,7 +43,7 @@ use self::names::{TellApart, named_function, plain};
 pub(crate) use self::timestamps::fraction_of;
 use self::timestamps::in_microseconds;
 use crate::error::{DataSetError, Result};
-use crate::plan::durations::NEGATIVE;
+use crate::plan::operators::NEGATIVE;
 
 /// What a query says, ready to be planned.
 ///

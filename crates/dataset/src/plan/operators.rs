@@ -1,4 +1,5 @@
-//! Arithmetic of durations that DataFusion has not, as Python has it: with dates, and with numbers.
+//! Operators that DataFusion lacks, with the meaning that they have in Python: arithmetic of durations with dates and
+//! numbers, and `+` of texts.
 //!
 //! | expression             | is                                                     |
 //! |------------------------|--------------------------------------------------------|
@@ -6,6 +7,7 @@
 //! | duration * or / number | a duration, to the nearest of its unit                 |
 //! | duration / duration    | a number: how often the one goes into the other        |
 //! | -duration              | a duration                                             |
+//! | text + text            | both as one text; SQL has `||` for it                  |
 
 use arrow::datatypes::{DataType, TimeUnit};
 use datafusion::common::tree_node::{Transformed, TreeNode};
@@ -20,8 +22,8 @@ use datafusion::sql::sqlparser::ast::BinaryOperator;
 use crate::error::Result;
 use crate::plan::expr::output_name;
 
-/// `expr` with such arithmetic in it, by the name that it has without.
-pub(crate) fn with_durations(expr: Expr, schema: &DFSchema) -> Result<Expr> {
+/// `expr` with these operators in it. Its name stays the same.
+pub(crate) fn with_operators(expr: Expr, schema: &DFSchema) -> Result<Expr> {
     let name = output_name(&expr);
     let made = expr.transform_up(|part| {
         Ok(match replacement_for(&part, schema) {
@@ -35,11 +37,11 @@ pub(crate) fn with_durations(expr: Expr, schema: &DFSchema) -> Result<Expr> {
 /// A minus before its only operand, as an operator of two: see [`sql::parsed`](crate::plan::sql::parsed).
 pub(crate) const NEGATIVE: &str = "unary -";
 
-/// The same of SQL, whose operators are given their meaning as it is read.
+/// The operators of durations in SQL, which get their meaning while the query is parsed.
 #[derive(Debug)]
-pub(crate) struct SqlDurations;
+pub(crate) struct SqlOperators;
 
-impl ExprPlanner for SqlDurations {
+impl ExprPlanner for SqlOperators {
     fn plan_binary_op(
         &self,
         expr: RawBinaryExpr,
@@ -85,9 +87,18 @@ fn replacement_for(part: &Expr, schema: &DFSchema) -> Option<Expr> {
             let of_type = of.get_type(schema).ok().filter(is_duration)?;
             Some(cast(lit(0_i64) - cast((**of).clone(), DataType::Int64), of_type))
         }
-        Expr::BinaryExpr(BinaryExpr { left, op, right }) => of_two(left, *op, right, schema),
+        Expr::BinaryExpr(BinaryExpr { left, op, right }) => {
+            joined(left, *op, right, schema).or_else(|| of_two(left, *op, right, schema))
+        }
         _ => None,
     }
+}
+
+/// Two texts as one.
+fn joined(left: &Expr, op: Operator, right: &Expr, schema: &DFSchema) -> Option<Expr> {
+    let is_text = |expr: &Expr| expr.get_type(schema).is_ok_and(|of| of.is_string());
+    let both = op == Operator::Plus && is_text(left) && is_text(right);
+    both.then(|| binary_expr(left.clone(), Operator::StringConcat, right.clone()))
 }
 
 fn of_two(left: &Expr, op: Operator, right: &Expr, schema: &DFSchema) -> Option<Expr> {
