@@ -1,8 +1,8 @@
 //! All-reduces whose overlay follows the rates of links.
 //!
-//! Before a call now and then, every host sends every other one a message, at the same time, and notes when theirs have
-//! come. All ranks learn all times, so that all decide alike ([`AdaptiveOverlay`]). Ranks of a host share its links:
-//! one of them measures.
+//! Before some calls, every host sends every other host a message at the same time and records when the others'
+//! messages arrive. All ranks then share all times, so they all make the same decision ([`AdaptiveOverlay`]). Ranks of
+//! a host share its links, so only one of them measures.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -15,9 +15,9 @@ use crate::communicator::{CollectiveError, Communicator};
 use crate::overlay::{ADAPTIVE_BYTES_MIN, AdaptiveOverlay, OverlayKind};
 use crate::{Algorithm, Collective};
 
-/// The tag of the messages that are measured, which nobody else in the context of collectives uses.
+/// The tag of the messages that are measured. Nothing else in the context of collectives uses it.
 const PROBE_TAG: i32 = i32::MIN;
-/// Unsent bytes that the kernel may hold for a host that receives slowly.
+/// Unsent bytes that the kernel may buffer for a host that receives slowly.
 const UNSENT_BYTES: u32 = 16 << 10;
 /// Asks for adaptive overlays in a whole program.
 const VARIABLE: &str = "TIDEMILL_OVERLAY";
@@ -42,7 +42,7 @@ impl Communicator {
         Ok(())
     }
 
-    /// Whether the call is to use an adaptive overlay, by its own options or by those of the whole program.
+    /// Whether the call uses an adaptive overlay, because of its own options or those of the whole program.
     #[inline]
     pub(crate) fn is_adaptive(&self, call: &CollectiveCall) -> bool {
         let is_asked = match call.options.algorithm {
@@ -52,16 +52,16 @@ impl Communicator {
         is_asked && call.collective == Collective::Allreduce
     }
 
-    /// The bytes of a call for which [`Communicator::adapt`] has to be called first, on all ranks.
+    /// The size of a call that requires all ranks to call [`Communicator::adapt`] first; `None` for other calls.
     #[inline]
     pub fn adaptive_bytes(&self, call: &CollectiveCall) -> Option<u64> {
-        // Others are too short to show a rate, or need an order that trees do not keep.
+        // Other calls are too short to show a rate, or need an order that trees do not keep.
         let bytes = || (call.count * call.dtype.size_bytes()) as u64;
         let fits = || bytes() >= ADAPTIVE_BYTES_MIN && call.op.is_commutative() && !call.options.repeatable;
         (self.is_adaptive(call) && fits()).then(bytes)
     }
 
-    /// The call as it is made: as was decided last, else as the tuner chooses.
+    /// The call as it will run: as last decided, or else as the tuner chooses.
     #[cold]
     pub(crate) fn adapted<'a>(&self, call: &CollectiveCall<'a>) -> CollectiveCall<'a> {
         let mut adapted = *call;
@@ -75,15 +75,15 @@ impl Communicator {
         adapted
     }
 
-    /// Before an adaptive all-reduce of so many bytes that blocks: measures the links if it is time to, and changes the
-    /// overlay if that pays. Collective.
+    /// Prepares a blocking adaptive all-reduce of `bytes` bytes: measures the links when a measurement is due, and
+    /// changes the overlay if that pays. Collective.
     ///
     /// # Errors
-    /// The job's fault; an interrupt.
+    /// Any failure of the job; an interrupt.
     pub fn adapt(&self, bytes: u64) -> Result<(), CollectiveError> {
         let message = self.with_adaptive(|adaptive| adaptive.begin_call(bytes));
         let Some(message) = message else { return Ok(()) };
-        // A rank with another call is reported by that call. Nobody measures before all are here.
+        // A rank that makes a different call is reported by that call. Measuring starts only once all ranks are here.
         if self.allgather_words(&mut [bytes])?.iter().any(|&theirs| theirs != bytes) {
             return Ok(());
         }
@@ -106,8 +106,8 @@ impl Communicator {
         overlay.map_or(Ok(()), |overlay| self.set_overlay(overlay.map(Arc::new)))
     }
 
-    /// Lets little wait in the kernel for hosts that receive slowly: what they need to go on sending would be behind
-    /// it.
+    /// Limits what the kernel buffers for hosts that receive slowly: data that such a host needs before it can continue
+    /// sending would queue behind it.
     fn limit_links(&self, before: &[bool], now: &[bool]) {
         let engine = self.0.endpoint.lock();
         for (rank, host) in (0..).zip(self.host_of()) {
@@ -119,7 +119,7 @@ impl Communicator {
         }
     }
 
-    /// The overlay that adaptive all-reduces use, and the reason, as text.
+    /// Describes the overlay that adaptive all-reduces use, and the reason for it.
     pub fn describe_overlay(&self) -> String {
         self.with_adaptive(|adaptive| adaptive.to_string())
     }
@@ -133,8 +133,8 @@ impl Communicator {
         if self.0.hosts.is_empty() { vec![0; self.size() as usize] } else { self.0.hosts.to_vec() }
     }
 
-    /// For each host, the seconds until a message of each other host was there; the same on all ranks. Those that are
-    /// skipped receive nothing. Collective.
+    /// For each host, the seconds until each other host's message arrived; the same on all ranks. Skipped hosts receive
+    /// nothing. Collective.
     fn measure_links(&self, bytes: usize, skipped: Option<&[bool]>) -> Result<Vec<Vec<f64>>, CollectiveError> {
         let host_of = self.host_of();
         let hosts = self.hosts() as usize;
@@ -142,7 +142,8 @@ impl Communicator {
         let leaders: Vec<usize> = (0..hosts).map(first).collect();
         let mut nanoseconds = vec![0; hosts];
         if let Some(me) = leaders.iter().position(|&leader| leader == self.rank() as usize) {
-            // Connections are made, and have found their pace; and who has all of these begins when the others do.
+            // A first exchange opens the connections and lets them find their pace. It also synchronizes the hosts: a
+            // host that has received all messages starts the second exchange together with the others.
             self.exchange(&leaders, me, bytes.div_ceil(8), skipped)?;
             nanoseconds = self.exchange(&leaders, me, bytes, skipped)?;
         }
@@ -151,8 +152,8 @@ impl Communicator {
         Ok(leaders.iter().map(seconds).collect())
     }
 
-    /// Sends a message to every other leader that is not skipped, and receives theirs: nanoseconds until each was
-    /// there.
+    /// Sends a message to every other leader that is not skipped and receives theirs. Returns the nanoseconds until
+    /// each one arrived.
     fn exchange(
         &self,
         leaders: &[usize],
@@ -163,21 +164,22 @@ impl Communicator {
         let hosts = leaders.len();
         let receives = |host: usize| skipped.is_none_or(|skipped| !skipped[host]);
         let context = self.collective_context();
-        // Written to, so that no page is new to the receives. Who waits no longer leaves both to the engine.
+        // Written to, so that the receives do not fault in new pages. If the wait is given up, both buffers go to the
+        // engine.
         let mut memory = (vec![1_u8; bytes], vec![1_u8; bytes * hosts]);
         let sent = MemoryRegion::of(&memory.0);
         let mut received: Vec<MemoryRegion> = memory.1.chunks_exact_mut(bytes).map(MemoryRegion::of_mut).collect();
         let memory = Arc::new(memory);
         let mut engine = self.0.endpoint.lock();
         let mut pending = Vec::with_capacity(hosts);
-        // All begin with another receiver.
+        // Each leader starts with a different receiver.
         let others = || (1..hosts).map(|step| (me + step) % hosts);
         for from in others().filter(|_| receives(me)) {
             let (group, source) = (engine.new_group(), Some(self.world_rank(leaders[from] as u32)));
             let pattern = MatchPattern { source, tag: Some(PROBE_TAG), seq: 0 };
             let region = std::mem::replace(&mut received[from], MemoryRegion::EMPTY);
-            // SAFETY: `memory` has the region, which nobody else looks at, and lives until the group is over: it is
-            // here, or with the engine (`detach`).
+            // SAFETY: `memory` contains the region, nothing else accesses it, and it outlives the group: it is owned
+            // here, or by the engine (`detach`).
             unsafe { engine.post_recv(group, context, pattern, region) };
             pending.push((Some(from), group));
         }
@@ -185,7 +187,7 @@ impl Communicator {
         let group = engine.new_group();
         let envelope = Envelope { context, tag: PROBE_TAG, seq: 0, signature: 0 };
         for to in others().filter(|&to| receives(to)) {
-            // SAFETY: as above; it is only read.
+            // SAFETY: as above; the region is only read.
             unsafe { engine.post_send(group, self.world_rank(leaders[to] as u32), &envelope, sent) };
         }
         pending.push((None, group));
@@ -239,8 +241,8 @@ impl CallDescriber for LinkMeasurement<'_> {
 mod tests {
     use crate::{ReduceOp, run_ranks};
 
-    /// On one host there is nothing to go around; the calls that a program does not name an algorithm for must not be
-    /// taken for adaptive ones again and again.
+    /// A single host offers no way around a slow link, and calls without a named algorithm must not be treated as
+    /// adaptive over and over.
     #[test]
     fn a_whole_program_can_be_adaptive() {
         let sums = run_ranks(2, |comm| {

@@ -1,23 +1,23 @@
-//! What a collective call was, in sixteen bytes: every rank notes its own, fingerprints travel with every message, and
-//! when two differ both are put into words.
+//! A description of a collective call in sixteen bytes. Every rank records its own, fingerprints travel with every
+//! message, and when two differ, the error shows both calls in words.
 
 use tidemill_net::MemoryRegion;
 
 use crate::algorithms::supported;
 use crate::{Algorithm, Collective, DType, PREDEFINED, ReduceOp, VectorBlock};
 
-/// How a collective shall be run; by default the tuner decides.
+/// How to run a collective; by default the tuner decides.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct CallOptions {
     /// This algorithm and no other.
     pub algorithm: Option<Algorithm>,
     /// Elements of a pipelined chunk, with `algorithm`.
     pub chunk: Option<usize>,
-    /// Combine in an order that depends on the number of ranks alone, so that floats repeat bit by bit.
+    /// Combine in an order that depends only on the number of ranks, so that floats repeat bit for bit.
     pub repeatable: bool,
 }
 
-/// What a call asks of the order in which contributions are combined. Each class is measured on its own.
+/// What order of combination a call requires. Each class is measured separately.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum CombineOrder {
     /// None: commutative operations, and collectives that only move data.
@@ -53,7 +53,7 @@ impl CombineOrder {
     /// Whether `algorithm` can run `collective` in this order wherever ranks lie.
     pub fn allows(self, collective: Collective, algorithm: Algorithm) -> bool {
         use Collective::{Allreduce, Reduce};
-        // By host is rank order only for some placements, which a query does not tell.
+        // Combining by host keeps rank order only for some placements, which a query does not describe.
         let by_host = algorithm == Algorithm::TwoLevel && matches!(collective, Reduce | Allreduce);
         supported(collective).iter().any(|entry| {
             entry.algorithm == algorithm
@@ -66,14 +66,14 @@ impl CombineOrder {
     }
 }
 
-/// A collective call. Which buffers and blocks it needs is said at [`Collective`]; lengths are in elements of `dtype`.
+/// A collective call. [`Collective`] says which buffers and blocks it needs; lengths are in elements of `dtype`.
 #[derive(Clone, Copy, Debug)]
 pub struct CollectiveCall<'a> {
     /// What to do.
     pub collective: Collective,
     /// The element type.
     pub dtype: DType,
-    /// The operation of a reduction, else ignored.
+    /// The operation of a reduction; ignored by others.
     pub op: &'a ReduceOp,
     /// The root, if the collective has one.
     pub root: u32,
@@ -81,7 +81,7 @@ pub struct CollectiveCall<'a> {
     pub count: usize,
     /// The contribution; `None` for in place (or nothing).
     pub send: Option<MemoryRegion>,
-    /// The result; `None` where this rank gets none, or for the root of an in-place scatter.
+    /// The result; `None` if this rank gets none, or for the root of an in-place scatter.
     pub recv: Option<MemoryRegion>,
     /// Blocks of `send`, for vector variants.
     pub send_blocks: &'a [VectorBlock],
@@ -91,15 +91,15 @@ pub struct CollectiveCall<'a> {
     pub options: CallOptions,
 }
 
-/// The call does not block: a collective that does meets no such one.
+/// The call does not block. It never matches a blocking collective.
 pub(crate) const NONBLOCKING: u64 = 1 << 7;
 const _: () = assert!(Collective::ALL.len() < 128);
 
 const NO_OP_CODE: u64 = 0xff;
 const USER_OP_CODE: u64 = 0xfe;
 
-/// Six bits say which algorithm was asked for: schedules of different ones do not fit together. 0: none, the tuner
-/// chose.
+/// Six bits hold the requested algorithm, because schedules of different algorithms do not match. 0: none was
+/// requested, and the tuner chose.
 const ALGORITHM_SHIFT: u32 = 26;
 const _: () = assert!(Algorithm::ALL.len() < 64);
 
@@ -126,19 +126,19 @@ impl CollectiveCall<'_> {
         matches!(self.collective, Reduce | Allreduce | ReduceScatter | ReduceScatterBlock | Scan | Exscan)
     }
 
-    /// Whether one rank is special.
+    /// Whether the collective has a root.
     pub fn is_rooted(&self) -> bool {
         use Collective::*;
         matches!(self.collective, Bcast | Reduce | Gather | Gatherv | Scatter | Scatterv)
     }
 
-    /// Whether only those who exchange a message know how long it is.
+    /// Whether only the two ranks that exchange a message know its length.
     fn has_own_counts(&self) -> bool {
         use Collective::*;
         matches!(self.collective, Gatherv | Scatterv | Alltoallv)
     }
 
-    /// The blocks whose lengths every rank passes alike.
+    /// The blocks whose lengths are the same on every rank.
     pub(crate) fn common_blocks(&self) -> Option<&[VectorBlock]> {
         match self.collective {
             Collective::Allgatherv => Some(self.recv_blocks),
@@ -147,12 +147,12 @@ impl CollectiveCall<'_> {
         }
     }
 
-    /// The call in sixteen bytes: all that must be alike on every rank.
+    /// The call in sixteen bytes: everything that must be the same on every rank.
     #[inline]
     pub(crate) fn code(&self) -> [u64; 2] {
         let op = if self.reduces() { op_code(self.op) } else { NO_OP_CODE };
         let counts = self.common_blocks();
-        // Without a root its place has what tells counts of one sum apart.
+        // Without a root, its bits hold a digest that distinguishes counts with the same sum.
         let root = if self.is_rooted() { self.root } else { counts.map_or(0, digest) };
         let repeatable = u64::from(self.options.repeatable);
         // In-place alltoalls are in place on every rank (MPI 4.1 section 6.8).
@@ -171,8 +171,8 @@ impl CollectiveCall<'_> {
         [word, bytes]
     }
 
-    /// The same for a call along the overlay with this fingerprint. That has the place of the root, of which the
-    /// collectives that go along overlays have none.
+    /// The same for a call along the overlay with this fingerprint. The fingerprint takes the place of the root, since
+    /// collectives along overlays have none.
     #[inline]
     pub(crate) fn code_along(&self, overlay: Option<u64>) -> [u64; 2] {
         let [word, bytes] = self.code();
@@ -180,7 +180,7 @@ impl CollectiveCall<'_> {
     }
 }
 
-/// A number for the lengths of some blocks, other ones for most others.
+/// A digest of the lengths of some blocks; different lengths almost always have different digests.
 fn digest(blocks: &[VectorBlock]) -> u32 {
     let mix =
         |sum: u64, block: &VectorBlock| (sum.rotate_left(5) ^ block.len as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15);
@@ -282,7 +282,7 @@ mod tests {
         }
     }
 
-    /// Differences that the fingerprint does not see would go unnoticed until a hang.
+    /// Differences that the fingerprint misses would go unnoticed until a hang.
     #[test]
     fn signatures_tell_calls_apart() {
         let base = CollectiveCall {

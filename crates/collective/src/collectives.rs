@@ -1,4 +1,4 @@
-//! Collectives: a call is checked, given to shared memory or to a schedule, and started.
+//! Collectives: checks a call, passes it to shared memory or to a schedule, and starts it.
 
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
@@ -17,17 +17,17 @@ use crate::schedule::Schedule;
 use crate::tuner::{AlgorithmChoice, TuneQuery};
 use crate::{Algorithm, Collective, VectorBlock};
 
-/// Schedules remembered per communicator.
+/// Schedules cached per communicator.
 const SCHEDULES_MAX: usize = 256;
 
 impl Communicator {
     /// Starts a collective that this thread will wait for.
     ///
     /// # Errors
-    /// A wrong root, length, operation or algorithm before anything moves; the job's fault.
+    /// A wrong root, length, operation or algorithm, before any data moves; any failure of the job.
     ///
     /// # Safety
-    /// The call's regions are valid, and touched by nobody else, until the request is over.
+    /// The call's regions stay valid, and nothing else touches them, until the request is over.
     #[inline]
     pub unsafe fn start(&self, call: &CollectiveCall) -> Result<StartResult, CollectiveError> {
         // SAFETY: by this function's contract.
@@ -84,7 +84,7 @@ impl Communicator {
         Ok(StartResult::Pending(Request::new(self, what, state)))
     }
 
-    /// Starts a collective that goes on by itself.
+    /// Starts a collective that progresses by itself.
     ///
     /// # Errors
     /// As [`Communicator::start`].
@@ -117,13 +117,13 @@ impl Communicator {
         Ok(Request::new(self, what, RequestState::Group(group)))
     }
 
-    /// Starts a collective and waits for it. For callers without signals to look at.
+    /// Starts a collective and waits for it. For callers that need not watch for signals.
     ///
     /// # Errors
     /// As [`Communicator::start`].
     ///
     /// # Safety
-    /// The call's regions are valid, and touched by nobody else, during the call.
+    /// The call's regions are valid, and nothing else touches them, during the call.
     pub unsafe fn run(&self, call: &CollectiveCall) -> Result<(), CollectiveError> {
         if let Some(bytes) = self.adaptive_bytes(call) {
             self.adapt(bytes)?;
@@ -184,7 +184,7 @@ impl Communicator {
         let (send, recv) = self.regions(call);
         let item = call.dtype.size_bytes();
         let cut = |region: MemoryRegion, len: usize| MemoryRegion { len: (len * item).min(region.len), ..region };
-        // Buffers may be longer than the call; what direct collectives move is what the call says.
+        // Buffers may be longer than the call needs; direct collectives move only what the call specifies.
         let (send_len, recv_len) = self.lengths(call);
         DirectOperation {
             collective: call.collective,
@@ -236,7 +236,7 @@ impl Communicator {
         self.0.endpoint.check_process()?;
         let faults = self.0.endpoint.faults();
         if self.0.abandoned.load(Ordering::Relaxed) || faults.has_failed() {
-            // A call that failed with the job is no reason of its own.
+            // A call that failed together with the job is not itself the cause.
             let fatal = faults.fatal().map(CollectiveError::Net);
             return Err(
                 fatal.unwrap_or_else(|| CollectiveError::Abandoned { comm: self.name(), from_parent: self.0.id >= 2 })
@@ -276,7 +276,7 @@ impl Communicator {
         }
     }
 
-    /// What the call goes along, if it goes along an overlay.
+    /// The overlay of the call, if it uses one.
     #[inline]
     fn overlay_of(&self, call: &CollectiveCall) -> Option<OverlayInUse> {
         match call.options.algorithm {
@@ -357,14 +357,14 @@ impl Communicator {
         Ok(schedule)
     }
 
-    /// The algorithm without messages that runs a blocking call where nothing was measured.
+    /// The algorithm without messages that runs a blocking call for which there are no measurements.
     pub(crate) fn direct_way(&self, call: &CollectiveCall) -> Option<Algorithm> {
         let collectives = self.0.collectives.lock();
         collectives.direct.as_ref()?;
         collectives.chooser.untuned(call)
     }
 
-    /// Why a call that was to go without messages came here.
+    /// Why a call that requested an algorithm without messages got here.
     fn not_direct(&self, call: &CollectiveCall, algorithm: Algorithm) -> CollectiveError {
         let collectives = self.0.collectives.lock();
         let reason = match &collectives.direct {
@@ -382,13 +382,13 @@ impl Communicator {
         UnsupportedAlgorithm { collective: call.collective, algorithm, reason, alternatives }.into()
     }
 
-    /// Bytes of the vector, or of all blocks together, as every rank knows them alike.
+    /// Bytes of the vector, or of all blocks together; the same on every rank.
     pub(crate) fn total_bytes(&self, call: &CollectiveCall) -> usize {
         use Collective::*;
         let p = self.0.ranks.len();
         let elements = match call.collective {
             Gather | Allgather | Scatter | Alltoall | ReduceScatterBlock => call.count * p,
-            // Lengths that only some ranks know must not steer the choice.
+            // Lengths that only some ranks know must not affect the choice.
             Gatherv | Scatterv | Alltoallv => 0,
             Allgatherv => call.recv_blocks.iter().map(|b| b.len).sum(),
             ReduceScatter => call.send_blocks.iter().map(|b| b.len).sum(),
@@ -398,24 +398,24 @@ impl Communicator {
     }
 }
 
-/// Elements of the receive buffer that an in-place call reads its contribution from.
+/// Elements of the receive buffer from which an in-place call reads its contribution.
 fn in_place_send(call: &CollectiveCall) -> usize {
     use Collective::*;
     match call.collective {
-        // Within what is received anyway.
+        // Within the received range anyway.
         Gather | Gatherv | Allgather | Allgatherv | Scatter | Scatterv | Bcast | Barrier => 0,
         _ => usize::MAX,
     }
 }
 
-/// Elements of a slice where a call along an overlay does not say.
+/// Elements of a slice for calls along an overlay that do not specify it.
 fn slice_len(part_len: usize, item_bytes: usize) -> usize {
     let item_bytes = item_bytes.max(1);
     (slice_bytes(part_len * item_bytes) / item_bytes).max(1)
 }
 
-/// A non-blocking collective. If it fails here, the other ranks must learn it at once: this rank may look at its
-/// request late, never, or only after they go on.
+/// A non-blocking collective. If it fails here, the other ranks must learn that at once: this rank may look at its
+/// request late, never, or only after the others have progressed.
 struct NonBlockingTask {
     execution: ScheduleExecution,
     comm: Weak<CommunicatorCore>,

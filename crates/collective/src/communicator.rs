@@ -1,4 +1,4 @@
-//! The communicator: a group of workers in which each has a rank, with traffic of its own that nothing else can meet.
+//! The communicator: a group of workers, each with a rank, whose traffic is separate from all other traffic.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -18,7 +18,7 @@ use crate::tuner::TuneTable;
 use crate::waits::{RecentWaits, waits_for_all};
 use crate::{Algorithm, Collective, OpError, UnsupportedAlgorithm};
 
-/// What can be wrong with a call before anything moves, and what can go wrong while it does.
+/// What can be wrong with a call before any data moves, and what can go wrong while it runs.
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum CollectiveError {
@@ -53,7 +53,7 @@ pub enum CollectiveError {
         /// Bytes it should have.
         needed: usize,
     },
-    /// An earlier collective on the communicator was given up halfway.
+    /// An earlier collective on the communicator was abandoned halfway.
     #[error(
         "comm \"{comm}\" is unusable: a collective on it was interrupted or failed; {}",
         if *from_parent { "make a new communicator from its parent" } else { "start the job again" }
@@ -61,10 +61,10 @@ pub enum CollectiveError {
     Abandoned {
         /// The communicator.
         comm: String,
-        /// Whether it was made from another one.
+        /// Whether it was made from another communicator.
         from_parent: bool,
     },
-    /// An overlay is for another number of ranks.
+    /// An overlay is for a different number of ranks.
     #[error("an overlay for {found} ranks does not fit comm \"{comm}\", which has {size}: make one for {size}")]
     OverlaySize {
         /// Ranks it is for.
@@ -74,12 +74,12 @@ pub enum CollectiveError {
         /// The communicator.
         comm: String,
     },
-    /// No more communicators can be made.
+    /// The limit on communicators is reached.
     #[error("too many communicators: a job can make at most 2^31 divided by its number of workers")]
     TooMany,
 }
 
-/// A group of workers with traffic of its own. Clones are the same communicator.
+/// A group of workers with its own traffic. Clones are the same communicator.
 #[derive(Clone)]
 pub struct Communicator(pub(crate) Arc<CommunicatorCore>);
 
@@ -93,14 +93,14 @@ pub(crate) struct CommunicatorCore {
     pub(crate) id: u32,
     /// Host of each rank; empty when they all share one.
     pub(crate) hosts: Box<[u32]>,
-    /// What holds for all of these hosts.
+    /// The kind of link that all of these hosts support.
     pub(crate) within_host: HostLinks,
     pub(crate) name: Mutex<String>,
     pub(crate) table: RwLock<Arc<TuneTable>>,
     pub(crate) overlay: RwLock<Option<OverlayInUse>>,
-    /// What adapts the overlay; made by the first call that may.
+    /// Adapts the overlay; created by the first call that may use it.
     pub(crate) adaptive: Mutex<Option<AdaptiveOverlay>>,
-    /// Whether all-reduces adapt that do not say how they go.
+    /// Whether all-reduces that name no algorithm adapt.
     pub(crate) is_adaptive: AtomicBool,
     pub(crate) collectives: Arc<Mutex<CollectiveState>>,
     pub(crate) waits: RecentWaits,
@@ -109,7 +109,7 @@ pub(crate) struct CommunicatorCore {
     pub(crate) polls: u32,
 }
 
-/// What calls with [`Algorithm::Overlay`] go along.
+/// The overlay for calls with [`Algorithm::Overlay`].
 #[derive(Clone)]
 pub(crate) struct OverlayInUse {
     pub(crate) overlay: Arc<Overlay>,
@@ -120,9 +120,9 @@ pub(crate) struct OverlayInUse {
 pub(crate) struct CollectiveState {
     pub(crate) seq: u32,
     pub(crate) direct: Option<DirectChannel>,
-    /// Whether a blocking call is direct.
+    /// Decides whether a blocking call is direct.
     pub(crate) chooser: DirectChooser,
-    /// Where the direct collective under way waits.
+    /// The rank for which the current direct collective waits.
     pub(crate) waits_for: Option<usize>,
     pub(crate) schedules: HashMap<ScheduleKey, Arc<Schedule>>,
 }
@@ -132,7 +132,7 @@ pub(crate) struct ScheduleKey {
     pub(crate) collective: Collective,
     pub(crate) algorithm: Algorithm,
     pub(crate) chunk: usize,
-    /// The root, or the fingerprint of the overlay: what goes along one has no root.
+    /// The root, or the fingerprint of the overlay; a call along an overlay has no root.
     pub(crate) root: u64,
     pub(crate) count: usize,
     pub(crate) commutative: bool,
@@ -141,14 +141,14 @@ pub(crate) struct ScheduleKey {
 }
 
 impl Communicator {
-    /// The communicator of all workers. Collective over the job; made once. Rank 0's `table` becomes everybody's.
+    /// The communicator of all workers. Collective over the job; made once. All ranks get rank 0's `table`.
     ///
     /// # Errors
-    /// When the workers cannot agree.
+    /// If the workers cannot agree.
     pub fn world(endpoint: Endpoint, table: Arc<TuneTable>) -> Result<Self, CollectiveError> {
         endpoint.set_call_formatter(call::describe);
         let ranks = (0..endpoint.size()).map(Rank).collect();
-        // What shares the table must not be steered by it: until then all ranks use the built-in choices.
+        // The calls that share the table must not depend on it: until then all ranks use the built-in choices.
         let world = Self::make(endpoint, ranks, 0, "world", Arc::default());
         world.share_table(&table)?;
         world.open_direct()?;
@@ -156,13 +156,13 @@ impl Communicator {
         Ok(world)
     }
 
-    /// From here on collectives are the program's, and messages count them.
+    /// From here on, collectives belong to the program, and error messages count them.
     pub(crate) fn begin_count(&self) {
         let made_with = self.0.collectives.lock().seq;
         self.0.endpoint.set_calls_before(self.collective_context(), made_with);
     }
 
-    /// Gives all ranks rank 0's table and setting of overlays: schedules of different ones would not fit together.
+    /// Gives all ranks rank 0's table and overlay setting, because schedules made from different ones would not match.
     pub(crate) fn share_table(&self, table: &TuneTable) -> Result<(), CollectiveError> {
         let mut text = Vec::new();
         if self.0.rank == 0 && table.rules().next().is_some() {
@@ -241,15 +241,15 @@ impl Communicator {
         comm
     }
 
-    /// The blocking call that has just ended has waited so long.
+    /// Records how long the blocking call that has just ended waited.
     pub fn note_wait(&self, collective: Collective, waited: Duration) {
         if waits_for_all(collective) {
             self.0.waits.note(self.0.collectives.lock().seq, waited);
         }
     }
 
-    /// How long this rank has waited in its last collectives that wait for all ranks, at least a millisecond each: by
-    /// the number of the call, which is the same on all ranks.
+    /// How long this rank has waited in its recent collectives that wait for all ranks, counting waits of at least a
+    /// millisecond: by the number of the call, which is the same on all ranks.
     pub fn recent_waits(&self) -> Vec<(u32, Duration)> {
         self.0.waits.all()
     }
@@ -260,7 +260,7 @@ impl Communicator {
         self.0.rank
     }
 
-    /// How many ranks there are.
+    /// The number of ranks.
     #[inline]
     pub fn size(&self) -> u32 {
         self.0.ranks.len() as u32
@@ -277,12 +277,12 @@ impl Communicator {
         self.0.ranks[rank as usize]
     }
 
-    /// A number that tells the communicators of a worker apart, the same on all its ranks.
+    /// A number that distinguishes the communicators of a worker, the same on all its ranks.
     pub fn id(&self) -> u32 {
         self.0.id
     }
 
-    /// The name in messages to people.
+    /// The name in messages to users.
     pub fn name(&self) -> String {
         self.0.name.lock().clone()
     }
@@ -293,7 +293,7 @@ impl Communicator {
         self.0.endpoint.set_context_name(self.collective_context(), name);
     }
 
-    /// Hosts its ranks are on.
+    /// The number of hosts that its ranks are on.
     pub fn hosts(&self) -> u32 {
         self.0.hosts.iter().max().map_or(1, |m| m + 1)
     }
@@ -303,16 +303,16 @@ impl Communicator {
         Arc::strong_count(&self.0) > 1
     }
 
-    /// The table by which its calls choose their algorithms.
+    /// The table from which its calls choose their algorithms.
     pub fn table(&self) -> Arc<TuneTable> {
         Arc::clone(&self.0.table.read())
     }
 
-    /// Gives calls with [`Algorithm::Overlay`] the trees they go along, from this rank's next call on. All ranks must
-    /// have equal ones when they call, or all get [`NetError::Mismatch`]. Local.
+    /// Sets the trees for calls with [`Algorithm::Overlay`], starting with this rank's next call. All ranks must have
+    /// equal overlays when they call, or all get [`NetError::Mismatch`]. Local.
     ///
     /// # Errors
-    /// When it is for another number of ranks.
+    /// If the overlay is for a different number of ranks.
     pub fn set_overlay(&self, overlay: Option<Arc<Overlay>>) -> Result<(), CollectiveError> {
         if let Some(overlay) = overlay.as_ref().filter(|overlay| overlay.size() != self.size()) {
             let (found, size) = (overlay.size(), self.size());
@@ -323,25 +323,25 @@ impl Communicator {
         Ok(())
     }
 
-    /// What [`Communicator::set_overlay`] was given last.
+    /// The overlay last passed to [`Communicator::set_overlay`].
     pub fn overlay(&self) -> Option<Arc<Overlay>> {
         self.0.overlay.read().as_ref().map(|in_use| Arc::clone(&in_use.overlay))
     }
 
-    /// What messages within a host go by, if it is the same on all its hosts; else what holds for all of them.
+    /// How messages travel within a host, if all its hosts agree; else the kind that all of them support.
     pub fn within_host(&self) -> HostLinks {
         self.0.within_host
     }
 
-    /// The endpoint below.
+    /// The underlying endpoint.
     #[inline]
     pub fn endpoint(&self) -> &Endpoint {
         &self.0.endpoint
     }
 
-    /// This rank makes no more calls here, and none is under way: whoever waits for one, or comes to, gets
-    /// [`NetError::PeerEnded`]. What it has sent is still received; large messages to it are dropped, as small ones
-    /// are.
+    /// This rank makes no more calls here, and none is under way: other ranks that wait for one, now or later, get
+    /// [`NetError::PeerEnded`]. Messages it has sent are still received. Messages to it are dropped, large ones as well
+    /// as small ones.
     pub fn end(&self) {
         if self.0.endpoint.check_process().is_err() {
             return;
@@ -360,8 +360,8 @@ impl Communicator {
         self.0.id * 2
     }
 
-    /// The context of its messages, for who drives the engine by hand and uses the communicator for nothing else. It
-    /// ends with the communicator's last clone.
+    /// The context of its messages, for callers that drive the engine by hand and use the communicator for nothing
+    /// else. It ends with the communicator's last clone.
     pub fn message_context(&self) -> u32 {
         self.p2p_context()
     }
@@ -370,7 +370,7 @@ impl Communicator {
         self.0.id * 2 + 1
     }
 
-    /// The rank here of the sender in a status.
+    /// The rank in this communicator of the sender in a status.
     #[inline]
     pub fn rank_of(&self, world: Rank) -> u32 {
         match &self.0.rank_of {

@@ -1,5 +1,5 @@
-//! New communicators out of old ones. The first rank gives them a number that nobody else gives; contexts follow from
-//! it.
+//! New communicators from existing ones. The first rank gives each a number that no other rank uses; its contexts
+//! follow from that number.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -10,51 +10,51 @@ use crate::communicator::{CollectiveError, Communicator};
 use crate::direct_calls::region_of;
 use crate::request::{RequestKind, StartResult};
 
-/// Two contexts per communicator, which are 32-bit numbers.
+/// Each communicator uses two contexts, which are 32-bit numbers.
 const ID_MAX: u32 = u32::MAX / 2;
-/// The communicators of all workers, and of each alone.
+/// The communicator of all workers, and that of each worker alone.
 const IDS_FIXED: u32 = 2;
 
 impl Communicator {
-    /// A communicator with the same ranks and traffic of its own. Collective.
+    /// A communicator with the same ranks and separate traffic. Collective.
     ///
     /// # Errors
-    /// The job's fault.
+    /// Any failure of the job.
     pub fn dup(&self) -> Result<Communicator, CollectiveError> {
         let new = self.split(Some(0), i64::from(self.0.rank))?.expect("every rank has a colour");
         new.set_name(&format!("{} (dup)", self.name()));
         Ok(new)
     }
 
-    /// Splits into one communicator per colour, ranked by `key`, then by rank here. `None`: not in any. Collective.
+    /// Splits into one communicator per color, ranked by `key`, then by rank here. `None`: in none of them. Collective.
     ///
     /// # Errors
-    /// The job's fault.
+    /// Any failure of the job.
     pub fn split(&self, color: Option<u32>, key: i64) -> Result<Option<Communicator>, CollectiveError> {
         let mut mine = self.split_words(color, key);
         let all = self.allgather_words(&mut mine)?;
         self.split_agreed(color, &all)
     }
 
-    /// What this rank contributes to a split. For callers that gather these words themselves, because they have signals
-    /// to look at while they wait.
+    /// What this rank contributes to a split. For callers that gather these words themselves because they must watch
+    /// for signals while they wait.
     pub fn split_words(&self, color: Option<u32>, key: i64) -> [u64; 3] {
         // Only the first rank's number counts.
         let id = if self.0.rank == 0 { self.new_id() } else { 0 };
         [color.map_or(u64::MAX, u64::from), key as u64, u64::from(id)]
     }
 
-    /// A number for a communicator whose first rank this worker is. Threads of one worker may make communicators at the
-    /// same time, and their messages come to the others in any order: so it is unique, not agreed on. `ID_MAX` and
-    /// beyond: there are no more.
+    /// A number for a communicator whose first rank is this worker. Threads of one worker may make communicators at the
+    /// same time, and their messages may arrive in any order, so the number is unique rather than agreed on. `ID_MAX`
+    /// or more means that there are none left.
     fn new_id(&self) -> u32 {
         self.0.endpoint.unique().map_or(ID_MAX, |n| n.saturating_add(IDS_FIXED))
     }
 
-    /// The rest of a split, given everybody's words in rank order.
+    /// The rest of a split, given all ranks' words in rank order.
     ///
     /// # Errors
-    /// The job's fault; `TooMany`.
+    /// Any failure of the job; `TooMany`.
     pub fn split_agreed(&self, color: Option<u32>, all: &[u64]) -> Result<Option<Communicator>, CollectiveError> {
         let id = all[2] as u32;
         if id >= ID_MAX {
@@ -72,28 +72,28 @@ impl Communicator {
         self.found(ranks, id).map(Some)
     }
 
-    /// A communicator of the given ranks of this one, in that order; `None` for who is not among them. Collective over
-    /// this communicator.
+    /// A communicator of the given ranks of this one, in that order; `None` on ranks that are not among them.
+    /// Collective over this communicator.
     ///
     /// # Errors
-    /// `NoSuchRank`; the job's fault.
+    /// `NoSuchRank`; any failure of the job.
     pub fn create(&self, ranks: &[u32]) -> Result<Option<Communicator>, CollectiveError> {
         ranks.iter().try_for_each(|&r| self.check_rank(r).map(|_| ()))?;
         let key = ranks.iter().position(|&r| r == self.0.rank);
         self.split(key.map(|_| 0), key.map_or(0, |k| k as i64))
     }
 
-    /// A communicator of the given ranks of this one, in that order. Called by those ranks only; `tag` tells apart
-    /// groups that overlap and are made at the same time (MPI 4.1 section 7.4.2).
+    /// A communicator of the given ranks of this one, in that order. Called by those ranks only; `tag` distinguishes
+    /// overlapping groups that are made at the same time (MPI 4.1 section 7.4.2).
     ///
     /// # Errors
-    /// `NoSuchRank`, also if this rank is not among them; the job's fault.
+    /// `NoSuchRank`, also if this rank is not among them; any failure of the job.
     pub fn create_group(&self, ranks: &[u32], tag: i32) -> Result<Communicator, CollectiveError> {
         let worlds: Arc<[Rank]> = ranks.iter().map(|&r| self.check_rank(r)).collect::<Result<_, _>>()?;
         let Some(me) = ranks.iter().position(|&r| r == self.0.rank) else {
             return Err(CollectiveError::NoSuchRank { rank: self.0.rank, size: self.size(), comm: self.name() });
         };
-        // All are here before any goes on: the first hears of everybody, then tells the number.
+        // All ranks arrive before any continues: the first rank hears from all others, then sends the number.
         let mut id = [0u64];
         if me == 0 {
             for &peer in &worlds[1..] {
@@ -114,7 +114,7 @@ impl Communicator {
         self.found(worlds, id)
     }
 
-    /// A message outside the user's and the collectives' traffic: in the collective context, without a number.
+    /// A message outside the traffic of the user and of collectives: in the collective context, without a number.
     pub(crate) fn management(
         &self,
         peer: Rank,

@@ -1,4 +1,4 @@
-//! A communicator's direct collectives: opening the shared area, driving a call between polls, waking peers.
+//! A communicator's direct collectives: opens the shared area, drives a call between polls, and wakes peers.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -12,7 +12,7 @@ use crate::direct::{
 };
 use crate::{Collective, DType, ReduceOp};
 
-/// Direct collectives up to this many ranks; the flat exchange reads P lines per rank.
+/// The most ranks for direct collectives; the flat exchange reads P lines per rank.
 const DIRECT_RANKS_MAX: usize = 32;
 
 impl Communicator {
@@ -59,7 +59,7 @@ impl Communicator {
         poll
     }
 
-    /// This rank sleeps in a direct collective, or does so no longer. Only sleepers are rung for: a count that every
+    /// This rank starts or stops sleeping in a direct collective. Only sleepers get a wake-up: a counter that every
     /// wait changed would travel between the cores with each call.
     pub(crate) fn count_sleeper(&self, change: i32) {
         if let Some(direct) = &self.0.collectives.lock().direct {
@@ -67,8 +67,8 @@ impl Communicator {
         }
     }
 
-    /// Whether the rank a direct collective waits for has left the job, or is done here, after which nothing more comes
-    /// from it.
+    /// Whether the rank for which a direct collective waits has left the job, or is done here; in either case it sends
+    /// nothing more.
     pub(crate) fn direct_peer_left(&self, engine: &mut Engine) -> Option<NetError> {
         let rank = self.direct_waits_for()?;
         engine.never(self.collective_context(), &MatchPattern { source: Some(rank), tag: None, seq: 0 })
@@ -79,14 +79,14 @@ impl Communicator {
         Some(self.world_rank(rank as u32))
     }
 
-    /// The first of the latest collectives in which `rank` made another call than this rank, and its call.
+    /// The first recent collective in which `rank` made a different call than this rank, and its call.
     pub(crate) fn direct_divergence(&self, rank: usize, seq: u32) -> (u32, Option<[u64; 2]>) {
         let collectives = self.0.collectives.lock();
         let Some(direct) = &collectives.direct else { return (seq, None) };
         direct.divergence(rank, seq).map_or((seq, None), |(seq, call)| (seq, Some(call)))
     }
 
-    /// A wait has become long: perhaps a peer is in another collective, which no message would ever tell.
+    /// A wait has become long: a peer may be in a different collective, which no message would ever reveal.
     pub(crate) fn look_for_contradiction(&self, seq: u32, signature: u32) {
         let found = self.0.collectives.lock().direct.as_ref().and_then(|d| d.find_contradiction(seq, signature));
         if let Some(rank) = found {
@@ -102,8 +102,8 @@ impl Communicator {
         }
     }
 
-    /// A collective failed here: peers may be anywhere in it, so that a next one would not meet theirs. What only this
-    /// rank knows, it tells them: they would wait for its part.
+    /// A collective failed here. Peers may be anywhere in it, so a later one would not match theirs. If only this rank
+    /// knows of the failure, it tells its peers, which would otherwise wait for its part.
     pub(crate) fn fail(&self, error: &NetError) {
         self.abandon();
         if let (NetError::Operation(text), true) = (error, self.0.ranks.len() > 1) {
@@ -111,7 +111,7 @@ impl Communicator {
         }
     }
 
-    /// A collective was given up halfway.
+    /// A collective was abandoned halfway.
     pub(crate) fn abandon(&self) {
         self.0.abandoned.store(true, Ordering::Relaxed);
     }
@@ -120,7 +120,8 @@ impl Communicator {
     pub(crate) fn open_direct(&self) -> Result<(), CollectiveError> {
         let size = self.0.ranks.len();
         let local = self.0.hosts.is_empty() && self.0.ranks.iter().all(|&r| self.0.endpoint.shares_memory_with(r));
-        // Every pair agreed on its transport, so all ranks judge alike only if all pairs are local.
+        // Every pair agreed on its transport separately, so all ranks come to the same answer only if all pairs are
+        // local.
         let all_local = self.agree_min(u64::from(local && (2..=DIRECT_RANKS_MAX).contains(&size)))?;
         if all_local == 0 {
             return Ok(());

@@ -7,7 +7,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-/// What one element of a buffer is. Native byte order; any alignment.
+/// The type of one element of a buffer. Native byte order; any alignment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum DType {
@@ -35,7 +35,7 @@ pub enum DType {
     F32,
     /// IEEE double precision.
     F64,
-    /// C `long double` in 16 bytes: x87 extended on x86-64 (reduced there), moved only elsewhere.
+    /// C `long double` in 16 bytes: x87 extended on x86-64 (where it can be reduced); only moved elsewhere.
     LongDouble,
     /// Two `f32`.
     C64,
@@ -55,7 +55,7 @@ pub enum DType {
     ShortInt,
     /// `struct { long double; int; }`, 32 bytes.
     LongDoubleInt,
-    /// An opaque item of so many bytes (a structured dtype): moved, never reduced by a predefined operation.
+    /// An opaque item of this many bytes (a structured dtype): moved, never reduced by a predefined operation.
     Bytes(usize),
 }
 
@@ -88,19 +88,19 @@ const NAMED: [(DType, &str, usize); 22] = [
 ];
 
 impl DType {
-    /// Every dtype but the opaque ones, for tables and tests.
+    /// Every dtype except opaque items, for tables and tests.
     pub fn all() -> impl Iterator<Item = DType> {
         NAMED.into_iter().map(|(dtype, _, _)| dtype)
     }
 
-    /// A number that stands for the dtype in fingerprints; all opaque items share one.
+    /// A number that identifies the dtype in fingerprints; all opaque items share one.
     #[inline]
     pub(crate) fn code(self) -> u64 {
         // SAFETY: a `repr(u8)` enum begins with its discriminant.
         u64::from(unsafe { *std::ptr::from_ref(&self).cast::<u8>() })
     }
 
-    /// The dtype behind [`DType::code`], but for opaque items.
+    /// The dtype for a [`DType::code`], except for opaque items.
     pub(crate) fn from_code(code: u64) -> Option<DType> {
         DType::all().find(|dtype| dtype.code() == code)
     }
@@ -119,7 +119,7 @@ impl DType {
         }
     }
 
-    /// The name people know it by; opaque items are all called `V` (their [`Display`](fmt::Display) adds the size).
+    /// The name shown to users; opaque items are all called `V` (their [`Display`](fmt::Display) adds the size).
     pub fn name(self) -> &'static str {
         NAMED.iter().find(|entry| entry.0 == self).map_or("V", |entry| entry.1)
     }
@@ -134,7 +134,7 @@ impl fmt::Display for DType {
     }
 }
 
-/// The text names no dtype of Tidemill.
+/// The text does not name a dtype of Tidemill.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("unknown dtype {0:?}: use a NumPy name such as int32 or float64, a pair such as double_int, or V<bytes>")]
 pub struct UnknownDType(pub String);

@@ -1,12 +1,13 @@
 //! The executor: runs one rank's schedule over an endpoint, each strand a round at a time.
 //!
-//! An execution is a state machine that is stepped between bits of progress: by the blocking call itself, or, as a task
-//! of the engine, by whoever drives. It posts a round's messages, waits until all are complete, does the local work and
-//! goes on.
+//! An execution is a state machine that is stepped between bits of progress: by the blocking call itself or, as a task
+//! of the engine, by whichever thread drives the engine. It posts a round's messages, waits until all are complete,
+//! does the local work, and moves to the next round.
 //!
-//! When all strands are at their end the result is there. What is still being sent late from the caller's buffers is
-//! waited for; what is sent from scratch goes on by itself and takes the scratch memory with it. Of an all-reduce that
-//! is never more than one call's: no later result comes before everybody who is to have this one has it.
+//! Once all strands have finished, the result is complete. The execution still waits for late sends from the caller's
+//! buffers. Late sends from scratch finish by themselves and take the scratch memory with them. In an all-reduce, at
+//! most one call's sends are left behind this way: a later result cannot arrive before every receiver of this one has
+//! it.
 
 use std::sync::Arc;
 
@@ -29,7 +30,7 @@ pub(crate) struct ScheduleBuffers {
     pub scratch: Vec<u8>,
 }
 
-/// A collective under way. Public, though hidden, for who drives engines by hand, as the simulator does.
+/// A collective under way. Public, though hidden, for callers that drive engines by hand, such as the simulator.
 pub struct ScheduleExecution {
     schedule: Arc<Schedule>,
     /// World rank of each rank of the communicator.
@@ -44,30 +45,31 @@ pub struct ScheduleExecution {
     more: Option<Box<MoreProgress>>,
 }
 
-/// What schedules of one strand without late sends do not need; most are such, and allocate nothing.
+/// State that schedules with a single strand and no late sends do not need. Most schedules are like that and allocate
+/// nothing.
 #[derive(Default)]
 struct MoreProgress {
-    /// Strands from the second on.
+    /// The second and later strands.
     strands: Vec<StrandProgress>,
     /// Sends that no round waits for: out of the caller's buffers, and out of scratch.
     late: [Option<GroupId>; 2],
     failure: ExecutionFailure,
-    /// After a failure: what was under way.
+    /// After a failure: the messages that were in flight.
     left_over: Vec<GroupId>,
     left_behind: bool,
 }
 
-/// How far a strand is.
+/// The progress of a strand.
 #[derive(Clone, Copy, Default)]
 struct StrandProgress {
     round: usize,
     posted: bool,
-    /// Of the current round's messages; `None` before the first and after the last.
+    /// The current round's messages; `None` before the first round and after the last.
     group: Option<GroupId>,
 }
 
-/// What went wrong while messages of other strands were under way, to and from the caller's memory. They end with the
-/// job, which has to be told.
+/// A failure while messages of other strands were in flight, to and from the caller's memory. They end only with the
+/// job, which therefore has to learn of the failure.
 #[derive(Default)]
 enum ExecutionFailure {
     #[default]
@@ -77,11 +79,11 @@ enum ExecutionFailure {
 }
 
 impl ScheduleExecution {
-    /// Ready to be stepped.
+    /// Makes an execution that is ready to step.
     ///
     /// # Safety
-    /// `buffers.send` is readable and `buffers.recv` writable, and touched by nobody else, until the execution is over
-    /// or what [`ScheduleExecution::detach`] was given has been dropped.
+    /// `buffers.send` is readable and `buffers.recv` writable, and nothing else touches them, until the execution is
+    /// over or the keepalive passed to [`ScheduleExecution::detach`] has been dropped.
     pub unsafe fn new(
         schedule: Arc<Schedule>,
         ranks: Arc<[Rank]>,
@@ -107,15 +109,15 @@ impl ScheduleExecution {
         }
     }
 
-    /// This execution in the place, and with the scratch memory, of one that is over.
+    /// Puts this execution into the allocation of a finished one, and reuses its scratch memory.
     pub(crate) fn with_scratch_of(mut self, mut over: Box<ScheduleExecution>) -> Box<ScheduleExecution> {
         self.buffers.scratch = std::mem::take(&mut over.buffers.scratch);
         *over = self;
         over
     }
 
-    /// After its end: keeps nothing of its caller's, to be of use to [`ScheduleExecution::with_scratch_of`]. `false`:
-    /// it had better go.
+    /// After it is over: drops everything of its caller's, so that [`ScheduleExecution::with_scratch_of`] can reuse it.
+    /// `false`: it is not worth keeping.
     pub(crate) fn become_spare(&mut self) -> bool {
         self.op = ReduceOp::NoOp;
         self.buffers.scratch.capacity() <= SPARE_BYTES_MAX
@@ -137,7 +139,8 @@ impl ScheduleExecution {
     }
 
     fn post(&mut self, engine: &mut Engine, group: GroupId, strand: &Strand, round: &Round) {
-        // Receives first: what has a place to go needs no copy on the way. Sends and receives keep their own order.
+        // Receives first: a message that finds its receive posted needs no extra copy. Sends and receives keep their
+        // own order.
         for message in &round.messages {
             if let ScheduleMessage::Recv { from, range } = *message {
                 let region = self.region(range);
@@ -161,8 +164,9 @@ impl ScheduleExecution {
                 ScheduleMessage::Recv { .. } => continue,
             };
             let region = self.region(range);
-            // SAFETY: as above; no receive of the round writes what its sends read, and nobody what is sent late until
-            // its receiver has it. Scratch that is still read at the end goes to the engine (`end`).
+            // SAFETY: as above; no receive of the round writes what its sends read, and nothing writes the data of a
+            // late send until its receiver has it. Scratch that is still being read at the end goes to the engine
+            // (`end`).
             unsafe { engine.post_send(group, self.ranks[to as usize], &envelope, region) };
         }
     }
@@ -209,7 +213,7 @@ impl ScheduleExecution {
         self.more.get_or_insert_default()
     }
 
-    /// Goes on with a strand as far as it can. Whether it is at its end.
+    /// Advances a strand as far as possible. Returns whether it has finished.
     #[inline]
     fn step_strand(&mut self, engine: &mut Engine, index: usize) -> Result<bool, NetError> {
         let mut progress = *self.strand(index);
@@ -251,7 +255,7 @@ impl ScheduleExecution {
         engine.take(group).map(|_| true)
     }
 
-    /// Everything that is under way.
+    /// All messages in flight.
     fn take_groups(&mut self) -> Vec<GroupId> {
         let mut groups: Vec<GroupId> = self.first.group.take().into_iter().collect();
         if let Some(more) = &mut self.more {
@@ -262,7 +266,7 @@ impl ScheduleExecution {
         groups
     }
 
-    /// All strands are at their end: the rest of the caller's memory is waited for, scratch is left behind.
+    /// All strands have finished: waits for the sends from the caller's memory, and leaves scratch behind.
     fn end(&mut self, engine: &mut Engine) -> Option<Result<(), NetError>> {
         let Some(more) = &mut self.more else { return Some(Ok(())) };
         let [from_caller, from_scratch] = &mut more.late;
@@ -285,18 +289,18 @@ impl ScheduleExecution {
         Some(Ok(()))
     }
 
-    /// It has failed: over, if nothing is under way.
+    /// The execution has failed: it is over if no messages are in flight.
     #[cold]
     fn fail(&mut self, engine: &mut Engine, error: NetError) -> Option<Result<(), NetError>> {
         self.more().failure = ExecutionFailure::Untold(error);
         self.settle(engine)
     }
 
-    /// After a failure: over, when nothing reads or writes the caller's memory any more.
+    /// After a failure: the execution is over once nothing reads or writes the caller's memory.
     fn settle(&mut self, engine: &mut Engine) -> Option<Result<(), NetError>> {
         let groups = self.take_groups();
         if groups.iter().any(|&group| !engine.is_complete(group)) {
-            // Which strand a group is of does not count any more.
+            // The strand of a group no longer matters.
             self.more().left_over = groups;
             return None;
         }
@@ -307,7 +311,7 @@ impl ScheduleExecution {
         }
     }
 
-    /// What it failed with, once: the job must be told, or it may not end.
+    /// Its failure, returned once: the job must learn of it, or the execution may never end.
     pub(crate) fn untold_failure(&mut self) -> Option<NetError> {
         let failure = &mut self.more.as_mut()?.failure;
         match std::mem::take(failure) {
@@ -322,7 +326,7 @@ impl ScheduleExecution {
         }
     }
 
-    /// Whether the communicator has to do something about the last step: [`Communicator::follow_up`].
+    /// Whether the communicator has to act on the last step: [`Communicator::follow_up`].
     ///
     /// [`Communicator::follow_up`]: crate::Communicator::follow_up
     #[inline]
@@ -331,7 +335,7 @@ impl ScheduleExecution {
         self.more.as_deref().is_some_and(needs)
     }
 
-    /// The groups of messages it is waiting for now. The first apart: mostly it is the only one.
+    /// The groups of messages for which it currently waits. The first is separate because it is usually the only one.
     pub(crate) fn waits_in(&self) -> (Option<GroupId>, Vec<GroupId>) {
         let others = |more: &MoreProgress| {
             let strands = more.strands.iter().filter_map(|strand| strand.group);
@@ -340,7 +344,7 @@ impl ScheduleExecution {
         (self.first.group, self.more.as_deref().map_or_else(Vec::new, others))
     }
 
-    /// Lets the messages under way end by themselves; `keepalive` owns the caller's buffers meanwhile.
+    /// Lets the messages in flight finish by themselves; `keepalive` owns the caller's buffers until then.
     pub(crate) fn detach(mut self, engine: &mut Engine, keepalive: Option<Box<dyn std::any::Any + Send>>) {
         let kept = Arc::new(Mutex::new((std::mem::take(&mut self.buffers.scratch), keepalive)));
         for group in self.take_groups() {

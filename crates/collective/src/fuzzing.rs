@@ -1,8 +1,9 @@
-//! What fuzz targets and property tests feed with bytes from nowhere. Each function panics when a decoder misbehaves.
+//! Entry points for fuzz targets and property tests that feed in arbitrary bytes. Each function panics when a decoder
+//! misbehaves.
 
 use crate::{TuneTable, parcel};
 
-/// A table of measured choices, as `tidemill tune` writes it and people edit it.
+/// A table of measured choices, as `tidemill tune` writes it and users edit it.
 pub fn table(text: &str) {
     if let Ok(table) = TuneTable::parse(text, "the fuzzer") {
         let written = table.to_text();
@@ -11,11 +12,11 @@ pub fn table(text: &str) {
     }
 }
 
-/// The message in front of an object's arrays.
+/// The message that precedes an object's arrays.
 pub fn parcel(bytes: &[u8]) {
     if let Some((key, lengths, start)) = parcel::decode(bytes) {
         assert!(start <= bytes.len() && lengths.len() <= bytes.len() / 8);
-        // A message without arrays may have the prefix without need.
+        // A message without arrays may have an unnecessary prefix.
         if !lengths.is_empty() {
             let lengths: Vec<usize> = lengths.iter().map(|&len| len as usize).collect();
             assert_eq!(parcel::encode(&bytes[start..], key, &lengths), bytes);
@@ -30,14 +31,14 @@ mod tests {
     use super::*;
 
     proptest! {
-        /// Half of the inputs begin like a parcel.
+        /// Half of the inputs start like a parcel.
         #[test]
         fn any_bytes_are_a_parcel_or_refused(bytes in prop::collection::vec(any::<u8>(), 0..80), begins: bool, count in 0u8..4) {
             let start: &[u8] = if begins { &[0, 1, 2, 3, 0x80, count, 0, 0, 0] } else { &[] };
             parcel(&[start, &bytes].concat());
         }
 
-        /// Rules of words that could be, in any order, and the end cut off.
+        /// Rules made of plausible words, in any order, with the end cut off.
         #[test]
         fn any_table_is_read_or_refused(
             version in 1u8..4, rules in prop::collection::vec(rule(), 0..4), link in prop::option::of(any::<[f64; 3]>()),

@@ -1,12 +1,13 @@
-//! Arrays between workers, in step: the communicator, schedules, algorithms and the tuner. Usable without Arrow.
+//! Collective operations on arrays between workers: the communicator, schedules, algorithms and the tuner. Usable
+//! without Arrow.
 //!
 //! Modules, lowest first; each uses only those above it:
 //!
 //! | module          | what                                                           |
-//! |-----------------|----------------------------------------------------------------|
+//! | module          | contents                                                       |
 //! | `dtype`         | Element types                                                  |
 //! | `op`            | Reduction operations                                           |
-//! | `overlay`       | Which trees a vector goes along, as data                       |
+//! | `overlay`       | The trees along which a vector travels, as data                |
 //! | `schedule`      | One rank's part of a collective, as data                       |
 //! | `algorithms`    | Pure functions that return schedules                           |
 //! | `call`          | A collective call in sixteen bytes, to detect mismatched calls |
@@ -16,20 +17,20 @@
 //! | `reduce`        | Elementwise reduction kernels                                  |
 //! | `exec`          | The executor of schedules                                      |
 //! | `direct`        | Collectives through shared memory, without messages            |
-//! | `request_state` | What an operation under way waits for                          |
-//! | `waits`         | How long a rank has waited in its last collectives             |
+//! | `request_state` | What a pending operation waits for                             |
+//! | `waits`         | How long a rank waited in its recent collectives               |
 //! | `tuner`         | Which algorithm and chunk size runs a collective               |
-//! | `communicator`  | A group of workers with traffic of its own                     |
+//! | `communicator`  | A group of workers with separate traffic                       |
 //! | `direct_calls`  | A communicator's direct collectives                            |
 //! | `request`       | Operations in progress                                         |
 //! | `adaptive`      | All-reduces whose overlay follows the rates of links           |
 //! | `collectives`   | Checks and starts collective calls                             |
-//! | `create`        | New communicators from old ones                                |
+//! | `create`        | New communicators from existing ones                           |
 //! | `p2p`           | Messages between two ranks                                     |
 //! | `typed`         | Collectives on Rust slices, and jobs of threads                |
-//! | `pending`       | Reductions that go on while their caller works                 |
-//! | `measure`       | Measures algorithms, and makes tuning rules of the results     |
-//! | `measure_links` | Measures what messages cost, for the simulator                 |
+//! | `pending`       | Reductions that run while their caller works                   |
+//! | `measure`       | Measures algorithms, and turns the results into tuning rules   |
+//! | `measure_links` | Measures the cost of messages, for the simulator               |
 
 pub mod algorithms;
 mod dtype;

@@ -1,14 +1,14 @@
 //! x87 extended precision (C's `long double` on x86-64) in its 16-byte storage form. Rust has no such type, so the few
 //! operations that reductions need are written as x87 instructions.
 //!
-//! Invariant: every block finds the x87 register stack empty, as the Rust inline-assembly rules promise to one that
-//! declares all of `st(0)` to `st(7)` clobbered, and leaves it empty.
+//! Invariant: every block finds the x87 register stack empty and leaves it empty. The Rust inline-assembly rules
+//! guarantee the former to a block that declares all of `st(0)` to `st(7)` clobbered.
 
 use std::arch::asm;
 use std::cmp::Ordering;
 use std::ops::{Add, Mul, Sub};
 
-/// An extended-precision number: 10 bytes of value, 6 of padding that results carry as zeros.
+/// An extended-precision number: 10 bytes of value and 6 of padding, which is zero in results.
 #[derive(Clone, Copy)]
 pub(crate) struct X87([u8; 16]);
 
@@ -114,7 +114,7 @@ mod tests {
         X87(bytes)
     }
 
-    /// A wrong operand order or a comparison flag read wrongly would show here.
+    /// A wrong operand order or a misread comparison flag would show here.
     #[test]
     fn arithmetic_and_order_match_integers() {
         let values = [-5i64, -1, 0, 1, 2, 7, (1 << 61) + 1];
@@ -130,7 +130,7 @@ mod tests {
         }
     }
 
-    /// More digits than a double has must survive, and NaN compares with nothing.
+    /// More digits than a double has must survive, and NaN does not compare with anything.
     #[test]
     fn keeps_64_bits_and_knows_nan() {
         let big = x87((1 << 62) + 1);

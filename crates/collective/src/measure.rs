@@ -1,4 +1,4 @@
-//! Measures which algorithm is best on the workers of a communicator, and writes it down as rules: `tidemill tune`.
+//! Measures which algorithm is best on the workers of a communicator, and records it as rules: `tidemill tune`.
 
 use std::time::{Duration, Instant};
 
@@ -10,9 +10,9 @@ use crate::{
     direct_algorithms,
 };
 
-/// Sizes to measure unless told otherwise, in bytes of the vector or of one rank's blocks together.
+/// Default sizes to measure, in bytes of the vector or of one rank's blocks together.
 pub const SIZES_BYTES: [usize; 8] = [8, 128, 2 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20, 8 << 20];
-/// Collectives measured. The vector variants follow the rule of their uniform twins or the cost model.
+/// Collectives that are measured. The vector variants follow the rule of their uniform counterparts or the cost model.
 const MEASURED: [Collective; 11] = [
     Collective::Barrier,
     Collective::Bcast,
@@ -28,7 +28,7 @@ const MEASURED: [Collective; 11] = [
 ];
 const ROUNDS: usize = 3;
 
-/// What was found for one collective and size, for progress reports.
+/// The findings for one collective and size, for progress reports.
 pub struct TuneFinding {
     /// The collective.
     pub collective: Collective,
@@ -36,20 +36,19 @@ pub struct TuneFinding {
     pub order: CombineOrder,
     /// Bytes.
     pub bytes: usize,
-    /// The best way by messages, its chunk in bytes and its time per call.
+    /// The best algorithm with messages, its chunk in bytes and its time per call.
     pub best: (Algorithm, usize, Duration),
-    /// The best way of a blocking call without messages, where that is better.
+    /// The best algorithm without messages for a blocking call, if that is faster.
     pub blocking: Option<(Algorithm, Duration)>,
-    /// Time per call of what blocking calls are run by where nothing was measured.
+    /// Time per call of the algorithm that blocking calls use without measurements.
     pub untuned: Duration,
 }
 
-/// Measures all collectives on `comm` at `sizes_bytes` (ascending), `budget` of time for each way of running one at one
-/// size, and adds the rules to `table`. Collective; all ranks get equal rules. `report` is called on every rank after
-/// each size.
+/// Measures all collectives on `comm` at `sizes_bytes` (ascending) and adds the rules to `table`. Spends `budget` of
+/// time on each algorithm and size. Collective; all ranks get equal rules. Every rank calls `report` after each size.
 ///
 /// # Errors
-/// The job's fault.
+/// Any failure of the job.
 pub fn measure(
     comm: &Communicator,
     table: &mut TuneTable,
@@ -110,7 +109,7 @@ pub fn measure(
                     }
                 }
                 let last = bytes == *sizes.last().expect("sizes are not empty");
-                // A rule holds to the middle (on a log scale) between its size and the next.
+                // A rule applies up to the midpoint (on a log scale) between its size and the next.
                 let next = sizes.iter().find(|&&b| b > bytes).copied().unwrap_or(bytes);
                 let bytes_max = if last { usize::MAX } else { ((bytes as f64) * (next as f64)).sqrt() as usize };
                 let (algorithm, chunk_bytes, _) = best;
@@ -133,11 +132,11 @@ pub fn measure(
     Ok(())
 }
 
-/// Times of `repeats` calls one after the other of a collective at `bytes`, on the slowest rank: a few, ascending, the
+/// Times of `repeats` consecutive calls of a collective at `bytes`, on the slowest rank: a few samples, ascending, the
 /// same on all ranks. Collective.
 ///
 /// # Errors
-/// The job's fault.
+/// Any failure of the job.
 pub fn time_collective(
     comm: &Communicator,
     collective: Collective,
@@ -153,7 +152,7 @@ pub fn time_collective(
     Ok(times)
 }
 
-/// A collective of one size, with its buffers.
+/// A collective of one size, together with its buffers.
 struct TuneTrial {
     collective: Collective,
     count: usize,

@@ -1,47 +1,48 @@
-//! Measures what messages between the workers of a communicator cost, in the numbers of [`CostModel`]: what the
-//! simulator predicts from.
+//! Measures the cost of messages between the workers of a communicator, in the parameters of [`CostModel`], from which
+//! the simulator predicts.
 //!
-//! Rank 0 talks to another rank of its host and to one of another host, while all others wait: ping-pong of 8 bytes for
-//! the latency, a flood of such messages (or the processor's time, where workers share cores) for the overhead, long
-//! messages one after the other for the bytes. After Hoefler et al., "Netgauge: a network performance measurement
-//! framework" (2007).
+//! Rank 0 exchanges messages with another rank on its host and with one on another host, while all others wait. A
+//! ping-pong of 8 bytes gives the latency. A flood of such messages (or the processor time, if workers share cores)
+//! gives the overhead. Consecutive long messages give the time per byte. After Hoefler et al., "Netgauge: a network
+//! performance measurement framework" (2007).
 
 use std::time::Instant;
 
 use crate::tuner::{CostModel, LinkCost};
 use crate::{CollectiveError, Communicator};
 
-/// Round trips measured, and messages of a flood.
+/// Round trips measured, and messages in a flood.
 const ROUND_TRIPS: usize = 500;
-/// Round trips, and messages of a flood, before anything is measured.
+/// Round trips, and messages of a flood, before measuring starts.
 const WARM_UP: usize = 50;
-/// Long messages: this many bytes each, a few and then more of them, whose difference is without what a start costs.
+/// Long messages have this many bytes each. A few are sent, then more of them; the difference excludes the startup
+/// cost.
 const LONG_BYTES: usize = 1 << 20;
 const LONG_FEW: usize = 2;
 const LONG_MANY: usize = 8;
 const ROUNDS: usize = 3;
 const TAG: i32 = 1;
 
-/// What was measured.
+/// The measured costs.
 #[derive(Clone, Debug, PartialEq)]
 pub struct MeasuredLinks {
-    /// Between ranks of one host; `None`: rank 0 is alone on its host.
+    /// Between ranks of one host; `None` if rank 0 is alone on its host.
     pub same_host: Option<LinkCost>,
-    /// Between ranks of different hosts; `None`: there is one host.
+    /// Between ranks of different hosts; `None` if there is only one host.
     pub other_host: Option<LinkCost>,
     /// Seconds per byte of a result to combine two operands.
     pub reduce_per_byte_s: f64,
     /// Seconds per byte to copy.
     pub copy_per_byte_s: f64,
-    /// Times of single round trips of 8 bytes, in seconds, ascending: between hosts if there are several. Known to
-    /// rank 0.
+    /// Times of single round trips of 8 bytes, in seconds, ascending: between hosts if there are several. Only rank 0
+    /// has them.
     pub round_trips_s: Vec<f64>,
 }
 
-/// Measures on the ranks of `comm`. Collective; all ranks get the same, but for the round trips.
+/// Measures on the ranks of `comm`. Collective; all ranks get the same result, except for the round trips.
 ///
 /// # Errors
-/// The job's fault.
+/// Any failure of the job.
 pub fn measure_links(comm: &Communicator) -> Result<MeasuredLinks, CollectiveError> {
     let host = |rank: u32| comm.0.hosts.get(rank as usize).copied().unwrap_or(0);
     let near = (1..comm.size()).find(|&rank| host(rank) == host(0));
@@ -61,7 +62,7 @@ pub fn measure_links(comm: &Communicator) -> Result<MeasuredLinks, CollectiveErr
     Ok(MeasuredLinks { same_host, other_host, reduce_per_byte_s: local[0], copy_per_byte_s: local[1], round_trips_s })
 }
 
-/// What messages between rank 0 and `peer` cost. All ranks call it.
+/// The cost of messages between rank 0 and `peer`. All ranks call it.
 fn measure_pair(comm: &Communicator, peer: u32) -> Result<(LinkCost, Vec<f64>), CollectiveError> {
     let pair = LinkPair { comm, peer };
     comm.barrier()?;
@@ -74,7 +75,7 @@ fn measure_pair(comm: &Communicator, peer: u32) -> Result<(LinkCost, Vec<f64>), 
             pair.round_trip()?;
             trips.push(start.elapsed().as_secs_f64());
         }
-        // A round trip is a message sent and one received.
+        // A round trip is one message sent and one received.
         let processor_s = (processor_s() - busy) / (2 * ROUND_TRIPS) as f64;
         trips.sort_by(f64::total_cmp);
         pair.send_many(&[0u8; 8], WARM_UP)?;
@@ -98,7 +99,7 @@ fn measure_pair(comm: &Communicator, peer: u32) -> Result<(LinkCost, Vec<f64>), 
     Ok((LinkCost { latency_s, overhead_s, per_byte_s }, trips))
 }
 
-/// Rank 0 and another one.
+/// Rank 0 and one other rank.
 struct LinkPair<'a> {
     comm: &'a Communicator,
     peer: u32,
@@ -121,7 +122,7 @@ impl LinkPair<'_> {
         Ok(())
     }
 
-    /// `count` messages from rank 0, and an answer once all have come.
+    /// Sends `count` messages from rank 0, and an answer once all have arrived.
     fn send_many(&self, message: &[u8], count: usize) -> Result<(), CollectiveError> {
         if self.is_first() {
             (0..count).try_for_each(|_| self.comm.send_slice(message, self.peer, TAG))?;
@@ -156,7 +157,7 @@ fn processor_s() -> f64 {
     time.tv_sec as f64 + time.tv_nsec as f64 * 1e-9
 }
 
-/// Seconds per byte to add vectors of float64 that come out of the cache of the last level, or memory.
+/// Seconds per byte to add vectors of float64 that come out of the last-level cache, or memory.
 fn reduce_per_byte_s() -> f64 {
     let left = vec![1.0f64; LONG_BYTES / 8];
     let mut right = vec![2.0f64; LONG_BYTES / 8];
@@ -187,14 +188,14 @@ fn per_byte_s(mut work: impl FnMut()) -> f64 {
 }
 
 impl MeasuredLinks {
-    /// The costs measured; what could not be measured here is as in `other`.
+    /// The measured costs; the values of `other` for what could not be measured here.
     pub fn model(&self, other: &CostModel) -> CostModel {
         CostModel {
             same_host: self.same_host.unwrap_or(other.same_host),
             other_host: self.other_host.unwrap_or(other.other_host),
             reduce_per_byte_s: self.reduce_per_byte_s,
             copy_per_byte_s: self.copy_per_byte_s,
-            // What a wake-up takes is in the overheads.
+            // The overheads include the cost of a wake-up.
             switch_s: 0.0,
             ..*other
         }
@@ -206,7 +207,7 @@ mod tests {
     use super::*;
     use crate::run_ranks;
 
-    /// A pair that waits for the wrong rank hangs; a difference of the wrong sign gives links faster than light.
+    /// A pair that waits for the wrong rank hangs; a difference with the wrong sign makes links faster than light.
     #[test]
     fn links_of_threads_have_costs() {
         let measured = run_ranks(3, |comm| measure_links(&comm).unwrap()).unwrap();

@@ -1,4 +1,4 @@
-//! Reduction operations: the predefined ones of MPI and user functions, and which of them is defined for which dtype.
+//! Reduction operations: MPI's predefined ones and user functions, and which dtypes each is defined for.
 //!
 //! | operation | bool | integers | floats | complex | pairs |
 //! |---|---|---|---|---|---|
@@ -10,9 +10,9 @@
 //! | replace, no_op | yes | yes | yes | yes | yes |
 //!
 //! `replace` keeps the right operand (the highest rank's value), `no_op` the left one. Where MPI leaves the result
-//! open, NumPy decides: a NaN on either side of min or max is the result, integers wrap, bool adds as "or" (Open MPI
-//! refuses arithmetic on bool, so no program that ran there sees a difference). `Bytes(n)` items can only be reduced by
-//! user functions, `replace` and `no_op`.
+//! open, NumPy's behavior applies: a NaN on either side of min or max is the result, integers wrap, and bool adds as
+//! "or" (Open MPI rejects arithmetic on bool, so no program that ran there sees a difference). `Bytes(n)` items can
+//! only be reduced by user functions, `replace` and `no_op`.
 
 use std::error::Error;
 use std::fmt;
@@ -21,14 +21,14 @@ use std::sync::Arc;
 
 use crate::DType;
 
-/// What a user function returns: its own error travels to the caller unchanged.
+/// The result of a user function. Its own error reaches the caller unchanged.
 pub type UserResult = Result<(), Box<dyn Error + Send + Sync>>;
 
 /// `right = function(left, right)` elementwise: equal byte lengths, a whole number of elements, any alignment. May be
 /// called with any part of the vectors.
 pub type UserFunction = dyn Fn(&[u8], &mut [u8], DType) -> UserResult + Send + Sync;
 
-/// A reduction made of a user function, which must be associative.
+/// A reduction by a user function, which must be associative.
 #[derive(Clone)]
 pub struct UserOp {
     name: Arc<str>,
@@ -49,7 +49,7 @@ impl UserOp {
     /// Runs the function: `right = left op right`.
     ///
     /// # Errors
-    /// [`OpError::User`] with what the function returned.
+    /// [`OpError::User`] with the function's error.
     pub fn call(&self, left: &[u8], right: &mut [u8], dtype: DType) -> Result<(), OpError> {
         (self.function)(left, right, dtype)
             .map_err(|source| OpError::User { op: self.name.to_string(), source: source.into() })
@@ -62,7 +62,7 @@ impl fmt::Debug for UserOp {
     }
 }
 
-/// How two elements become one.
+/// How two elements are combined.
 #[derive(Clone, Debug)]
 #[repr(u8)]
 pub enum ReduceOp {
@@ -115,7 +115,7 @@ pub enum OpError {
     User {
         /// The operation's name.
         op: String,
-        /// What the function returned.
+        /// The error that the function returned.
         source: Arc<dyn Error + Send + Sync>,
     },
 }
@@ -139,14 +139,14 @@ pub static PREDEFINED: [(ReduceOp, &str); 14] = [
 ];
 
 impl ReduceOp {
-    /// A number that stands for the operation in fingerprints; all user functions share one.
+    /// A number that identifies the operation in fingerprints; all user functions share one.
     #[inline]
     pub(crate) fn code(&self) -> u64 {
         // SAFETY: a `repr(u8)` enum begins with its discriminant.
         u64::from(unsafe { *std::ptr::from_ref(self).cast::<u8>() })
     }
 
-    /// The name people know it by; a user function's own.
+    /// The name shown to users; for a user function, its own name.
     pub fn name(&self) -> &str {
         match self {
             ReduceOp::User(user) => &user.name,
@@ -157,7 +157,8 @@ impl ReduceOp {
         }
     }
 
-    /// Whether operands may be exchanged. `replace` and `no_op` depend on the order of ranks, so they count as not.
+    /// Whether operands may be exchanged. `replace` and `no_op` depend on the order of ranks, so they are not
+    /// commutative.
     pub fn is_commutative(&self) -> bool {
         match self {
             ReduceOp::Replace | ReduceOp::NoOp => false,
@@ -186,7 +187,7 @@ impl ReduceOp {
             ReduceOp::Minloc | ReduceOp::Maxloc => pair,
             ReduceOp::Replace | ReduceOp::NoOp | ReduceOp::User(_) => return Ok(()),
         };
-        // The extended format is x87's; elsewhere `long double` is something else that we only move.
+        // The extended format is specific to x87; elsewhere `long double` is a different type that is only moved.
         if defined && (!long_double || cfg!(target_arch = "x86_64")) {
             return Ok(());
         }
@@ -200,7 +201,7 @@ impl fmt::Display for ReduceOp {
     }
 }
 
-/// The text names no predefined operation.
+/// The text does not name a predefined operation.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("unknown predefined operation {0:?}")]
 pub struct UnknownOp(pub String);

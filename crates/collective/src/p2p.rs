@@ -1,5 +1,5 @@
-//! Point to point: messages between two ranks of a communicator, probes, and messages of arrays apart from their
-//! object.
+//! Point to point: messages between two ranks of a communicator, probes, and messages whose arrays travel separately
+//! from their object.
 
 use tidemill_net::{CallWait, Engine, Envelope, MemoryRegion, ProbedMessage, ReceiveStatus};
 
@@ -12,7 +12,7 @@ impl Communicator {
     /// Sends `region` to `dest`.
     ///
     /// # Errors
-    /// `NoSuchRank`; the job's fault.
+    /// `NoSuchRank`; any failure of the job.
     ///
     /// # Safety
     /// `region` is readable until the request is over (or its keepalive is dropped).
@@ -27,7 +27,7 @@ impl Communicator {
         self.started(engine, group, RequestKind::Send { dest })
     }
 
-    /// Sends `region` to `dest`; the request is over when a receive has taken the message.
+    /// Sends `region` to `dest`; the request is over when a receive has matched the message.
     ///
     /// # Errors
     /// As [`Communicator::send`].
@@ -49,8 +49,8 @@ impl Communicator {
         self.started(engine, group, RequestKind::Send { dest })
     }
 
-    /// Sends apart from the user's traffic: `key`, which is negative, takes the place of a tag, and neither probes nor
-    /// receives from anywhere see the message. For parts of a larger operation.
+    /// Sends separately from the user's traffic: `key`, which is negative, takes the place of a tag, and neither probes
+    /// nor wildcard receives see the message. For parts of a larger operation.
     ///
     /// # Errors
     /// As [`Communicator::send`].
@@ -97,10 +97,10 @@ impl Communicator {
     /// Receives one message into `region`. `None` is any source or any tag.
     ///
     /// # Errors
-    /// `NoSuchRank`; the job's fault.
+    /// `NoSuchRank`; any failure of the job.
     ///
     /// # Safety
-    /// `region` is writable, and touched by nobody else, until the request is over (or its keepalive is dropped).
+    /// `region` is writable, and nothing else touches it, until the request is over (or its keepalive is dropped).
     #[inline]
     pub unsafe fn recv(
         &self,
@@ -131,10 +131,10 @@ impl Communicator {
         Ok(StartResult::Pending(Request::new(self, what, RequestState::Group(group))))
     }
 
-    /// Status of the first message a receive would take, if there is one.
+    /// The status of the first message that a receive would take, if there is one.
     ///
     /// # Errors
-    /// `NoSuchRank`; the job's fault; `PeerLeft` when none can ever come.
+    /// `NoSuchRank`; any failure of the job; `PeerLeft` when no such message can ever arrive.
     pub fn iprobe(&self, source: Option<u32>, tag: Option<i32>) -> Result<Option<ReceiveStatus>, CollectiveError> {
         let pattern = self.pattern(source, tag)?;
         let context = self.p2p_context();
@@ -145,7 +145,7 @@ impl Communicator {
         })?)
     }
 
-    /// Waits for a message; `None` after a slice: look at signals and call again.
+    /// Waits for a message; `None` when a time slice ends: check for signals and call again.
     ///
     /// # Errors
     /// As [`Communicator::iprobe`].
@@ -164,7 +164,7 @@ impl Communicator {
         })?)
     }
 
-    /// Takes the first message a receive would take out of matching, if there is one.
+    /// Removes the first message that a receive would take from matching, if there is one.
     ///
     /// # Errors
     /// As [`Communicator::iprobe`].
@@ -178,7 +178,7 @@ impl Communicator {
         })?)
     }
 
-    /// The waiting twin of [`Communicator::improbe`]; `None` after a slice.
+    /// Like [`Communicator::improbe`], but waits; `None` when a time slice ends.
     ///
     /// # Errors
     /// As [`Communicator::iprobe`].
@@ -197,10 +197,10 @@ impl Communicator {
         })?)
     }
 
-    /// Receives a message that a matching probe has taken.
+    /// Receives a message that a matching probe has removed from matching.
     ///
     /// # Errors
-    /// The job's fault; `Truncated`.
+    /// Any failure of the job; `Truncated`.
     ///
     /// # Safety
     /// As [`Communicator::recv`].
@@ -217,9 +217,9 @@ impl Communicator {
         self.started(engine, group, RequestKind::Recv { source })
     }
 
-    /// Sends a parcel: `message` (see [`crate::parcel::encode`]) and the arrays it announces under `key`.
-    /// `synchronous`: the request is over when a receive has taken the message. A negative tag sends it apart from the
-    /// user's traffic, as [`Communicator::send_hidden`] does.
+    /// Sends a parcel: `message` (see [`crate::parcel::encode`]) and the arrays it announces under `key`. With
+    /// `synchronous`, the request is over when a receive has matched the message. A negative tag sends it separately
+    /// from the user's traffic, as [`Communicator::send_hidden`] does.
     ///
     /// # Errors
     /// As [`Communicator::send`].
@@ -257,11 +257,11 @@ impl Communicator {
         if tag.is_some_and(|tag| tag < 0) { self.collective_context() } else { self.p2p_context() }
     }
 
-    /// Receives a parcel of any length into memory of its own, which is left in `slot`. The receive goes on by itself.
-    /// With `matched` it takes that message, else it matches in the order of all such receives.
+    /// Receives a parcel of any length into newly allocated memory, which it leaves in `slot`. The receive progresses
+    /// by itself. With `matched` it takes that message; otherwise it matches in the order of all such receives.
     ///
     /// # Errors
-    /// `NoSuchRank`; the job's fault.
+    /// `NoSuchRank`; any failure of the job.
     pub fn recv_parcel(
         &self,
         source: Option<u32>,

@@ -1,15 +1,15 @@
-//! Parcels: messages of any length, with arrays attached that land straight in memory of their own.
+//! Parcels: messages of any length with attached arrays, which land directly in memory of their own.
 //!
-//! Made for languages that send objects: the message is the object without its large arrays, the arrays follow as they
-//! are. The receiver need not know any length, and need not be waiting either: a receive goes on by itself until the
-//! last array has landed, so that two workers may send to each other at the same time.
+//! Made for languages that send objects: the message is the object without its large arrays, and the arrays follow as
+//! they are. The receiver need not know any length or be waiting: a receive progresses by itself until the last array
+//! has arrived, so two workers may send to each other at the same time.
 //!
 //! ```text
-//!  without arrays   | body, the first byte of which is not 0 |
-//!  else             | 0 | key: i32 | arrays: u32 | their lengths: u64 each | body |
+//!  without arrays   | body, whose first byte is not 0 |
+//!  otherwise        | 0 | key: i32 | arrays: u32 | their lengths: u64 each | body |
 //! ```
 //!
-//! The arrays travel in order as hidden messages under the key, which is the sender's own and negative.
+//! The arrays travel in order as hidden messages under the key, which is negative and chosen by the sender.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -19,7 +19,7 @@ use tidemill_net::{Engine, EngineTask, GroupId, MatchPattern, MemoryRegion, NetE
 
 const PREFIX_BYTES: usize = 9;
 
-/// What a receive of a parcel gives.
+/// The result of receiving a parcel.
 #[derive(Debug, Default)]
 pub struct Parcel {
     /// The body.
@@ -30,7 +30,7 @@ pub struct Parcel {
     pub source: Option<Rank>,
     /// The tag.
     pub tag: i32,
-    /// Bytes of the message itself, as a probe reports them.
+    /// Bytes of the message itself, as reported by probes.
     pub message_bytes: u64,
 }
 
@@ -46,20 +46,20 @@ struct SlotState {
 }
 
 impl ParcelSlot {
-    /// The parcel, once its request is over; once.
+    /// The parcel, once its request is over. Returned only once.
     pub fn take(&self) -> Option<Parcel> {
         self.0.parcel.lock().take()
     }
 
-    /// Withdraws the receive unless a message has matched it already. Returns whether that succeeded.
+    /// Withdraws the receive unless a message has already matched it. Returns whether that succeeded.
     pub fn cancel(&self) -> bool {
         self.0.cancelled.store(true, Ordering::SeqCst);
         !self.0.matched.load(Ordering::SeqCst)
     }
 }
 
-/// The message of a parcel: `body` with the lengths of the arrays that follow in front. Without arrays the message is
-/// the body itself, unless that begins with a zero byte.
+/// The message of a parcel: `body`, preceded by the lengths of the arrays that follow. Without arrays, the message is
+/// the body itself, unless it starts with a zero byte.
 pub fn encode(body: &[u8], key: i32, lengths: &[usize]) -> Vec<u8> {
     if lengths.is_empty() && body.first() != Some(&0) {
         return body.to_vec();
@@ -73,7 +73,7 @@ pub fn encode(body: &[u8], key: i32, lengths: &[usize]) -> Vec<u8> {
     message
 }
 
-/// Key, lengths of the arrays, and where the body begins.
+/// Key, lengths of the arrays, and the start of the body.
 pub(crate) fn decode(message: &[u8]) -> Option<(i32, Vec<u64>, usize)> {
     if message.first() != Some(&0) {
         return Some((0, Vec::new(), 0));
@@ -86,7 +86,7 @@ pub(crate) fn decode(message: &[u8]) -> Option<(i32, Vec<u64>, usize)> {
     (key < 0).then_some((key, lengths, end))
 }
 
-/// Memory for `len` bytes, of a length that a peer has named.
+/// Memory for `len` bytes, a length that a peer has supplied.
 fn room(len: u64, from: Rank) -> Result<Vec<u8>, NetError> {
     let mut room = Vec::new();
     let refused = || NetError::Operation(format!("not enough memory for the {len} bytes that worker {from} sends"));
@@ -94,7 +94,7 @@ fn room(len: u64, from: Rank) -> Result<Vec<u8>, NetError> {
     Ok(room)
 }
 
-/// The spare capacity that `room` made.
+/// The spare capacity that `room` reserved.
 fn region(room: &mut Vec<u8>, len: u64) -> MemoryRegion {
     MemoryRegion { ptr: room.as_mut_ptr(), len: len as usize }
 }
@@ -105,7 +105,7 @@ enum ParcelStage {
     Arrays(GroupId),
 }
 
-/// Where the messages of a communicator travel, and the attached arrays.
+/// The contexts of a communicator's messages, and of the attached arrays.
 #[derive(Clone, Copy)]
 pub(crate) struct ParcelContexts {
     pub messages: u32,
@@ -114,8 +114,8 @@ pub(crate) struct ParcelContexts {
 
 /// A receive under way.
 pub(crate) struct ParcelReceive {
-    /// Contexts of the communicator, which the task must not own: the engine that owns the task is locked when it is
-    /// dropped, and a communicator's end locks the engine.
+    /// Contexts of the communicator, which the task must not own: when the engine drops the task, the engine is locked,
+    /// and the end of a communicator locks the engine.
     contexts: ParcelContexts,
     pattern: MatchPattern,
     matched: Option<ProbedMessage>,
@@ -138,12 +138,12 @@ impl ParcelReceive {
         ParcelReceive { contexts, pattern, matched, stage: ParcelStage::Matching, source, lengths, parcel, slot }
     }
 
-    /// Takes the message out of matching, if it is there.
+    /// Removes the message from matching, if it has arrived.
     fn match_message(&mut self, engine: &mut Engine) -> Option<Result<(), NetError>> {
         let matched = match self.matched.take() {
             Some(matched) => matched,
             None => {
-                // In this order, so that either the canceller or the match wins, never both.
+                // In this order, so that either the cancel or the match wins, never both.
                 self.slot.0.matched.store(true, Ordering::SeqCst);
                 if self.slot.0.cancelled.load(Ordering::SeqCst) {
                     return Some(Ok(()));
@@ -166,13 +166,14 @@ impl ParcelReceive {
             Err(error) => return Some(Err(error)),
         }
         let group = engine.new_group();
-        // SAFETY: the memory is this task's, which lives until the group is complete, and `body` is not touched before.
+        // SAFETY: this task owns the memory and lives until the group is complete, and nothing touches `body` before
+        // that.
         unsafe { engine.post_matched(group, matched, region(&mut self.parcel.body, status.len)) };
         self.stage = ParcelStage::Message(group, status.len);
         None
     }
 
-    /// The message is there: posts receives for its arrays. Returns whether there are any.
+    /// The message has arrived: posts receives for its arrays. Returns whether there are any.
     fn post_arrays(&mut self, engine: &mut Engine) -> Result<Option<GroupId>, NetError> {
         let nonsense = || NetError::Operation(format!("worker {} sent no parcel, but one was expected", self.source));
         let (key, lengths, start) = decode(&self.parcel.body).ok_or_else(nonsense)?;
@@ -206,7 +207,7 @@ impl EngineTask for ParcelReceive {
             if let Err(error) = engine.take(group) {
                 return Some(Err(error));
             }
-            // SAFETY: `len` bytes of capacity have just been received into.
+            // SAFETY: `len` bytes have just been received into the capacity.
             unsafe { self.parcel.body.set_len(len as usize) };
             match self.post_arrays(engine) {
                 Ok(Some(group)) => self.stage = ParcelStage::Arrays(group),
@@ -225,8 +226,8 @@ impl EngineTask for ParcelReceive {
                 return Some(Err(error));
             }
             for (array, &len) in self.parcel.arrays.iter_mut().zip(&self.lengths) {
-                // SAFETY: as above; a sender that names a length and sends less is no sender of ours, and the memory is
-                // allocated all the same.
+                // SAFETY: as above. A sender that announces one length and sends less is not one of ours, and the
+                // memory is allocated anyway.
                 unsafe { array.set_len(len as usize) };
             }
             *self.slot.0.parcel.lock() = Some(std::mem::take(&mut self.parcel));
@@ -247,7 +248,7 @@ impl EngineTask for ParcelReceive {
 mod tests {
     use super::*;
 
-    /// A length or key read wrongly would make a receiver wait for ever, or allocate what nobody sends.
+    /// A misread length or key would make a receiver wait forever, or allocate memory for data that is never sent.
     #[test]
     fn messages_are_decoded_as_they_were_encoded() {
         let message = encode(b"body", -7, &[3, 1 << 40]);
@@ -258,7 +259,7 @@ mod tests {
         assert_eq!(decode(b"body"), Some((0, vec![], 0)));
     }
 
-    /// Every byte is the peer's: none may lead out of bounds.
+    /// Every byte comes from the peer: none may lead out of bounds.
     #[test]
     fn nonsense_is_refused() {
         let message = encode(b"", -7, &[1, 2, 3]);

@@ -1,16 +1,16 @@
-//! Reductions that go on by themselves while their caller does something else.
+//! Reductions that progress by themselves while their caller does something else.
 
 use tidemill_net::{CallWait, MemoryRegion, NetError};
 
 use crate::typed::CollectiveElement;
 use crate::{Collective, CollectiveCall, CollectiveError, Communicator, ReduceOp, Request};
 
-/// An allreduce under way, which owns its values. Dropping it leaves the call to end by itself.
+/// An allreduce under way that owns its values. Dropping it lets the call finish by itself.
 #[must_use]
 pub struct PendingAllreduce<T: CollectiveElement> {
-    /// `None` once it is over.
+    /// `None` once it has finished.
     request: Option<Request>,
-    /// The send buffer and the receive buffer; their memory does not move when this does.
+    /// The send buffer and the receive buffer; their memory does not move when this value does.
     values: Option<[Box<[T]>; 2]>,
 }
 
@@ -19,7 +19,7 @@ impl Communicator {
     /// 6.12.9.
     ///
     /// # Errors
-    /// `ReduceOp` if the operation is not defined for the type; the job's fault.
+    /// `ReduceOp` if the operation is not defined for the type; any failure of the job.
     ///
     /// # Examples
     /// ```
@@ -47,23 +47,23 @@ impl Communicator {
             recv: Some(region(&mut received)),
             ..CollectiveCall::new(Collective::Allreduce)
         };
-        // SAFETY: the slices are on the heap, nobody else has them, and they live until the request is over: dropping
-        // what owns them hands them to the request.
+        // SAFETY: the slices are on the heap, nothing else refers to them, and they live until the request is over:
+        // dropping their owner hands them to the request.
         let request = unsafe { self.start_nonblocking(&call)? };
         Ok(PendingAllreduce { request: Some(request), values: Some([sent, received]) })
     }
 }
 
 impl<T: CollectiveElement> PendingAllreduce<T> {
-    /// The result, if it is there. It is given once.
+    /// The result, if it is ready. Returned only once.
     ///
     /// # Errors
-    /// `Mismatch` on every rank; the job's fault.
+    /// `Mismatch` on every rank; any failure of the job.
     pub fn test(&mut self) -> Result<Option<Vec<T>>, NetError> {
         self.poll(Request::test)
     }
 
-    /// [`PendingAllreduce::test`] that waits for the result, 100 ms at most.
+    /// Like [`PendingAllreduce::test`], but waits up to 100 ms for the result.
     ///
     /// # Errors
     /// As [`PendingAllreduce::test`].
@@ -74,7 +74,7 @@ impl<T: CollectiveElement> PendingAllreduce<T> {
     /// Waits for the result.
     ///
     /// # Errors
-    /// As [`PendingAllreduce::test`]; [`NetError::Interrupted`] when the caller wants it.
+    /// As [`PendingAllreduce::test`]; [`NetError::Interrupted`] when the caller requests it.
     pub fn wait(mut self) -> Result<Vec<T>, NetError> {
         let mut wait = CallWait::default();
         loop {
@@ -92,7 +92,7 @@ impl<T: CollectiveElement> PendingAllreduce<T> {
         step: impl FnOnce(&mut Request) -> Result<Option<S>, NetError>,
     ) -> Result<Option<Vec<T>>, NetError> {
         let Some(request) = &mut self.request else { return Ok(None) };
-        // An error ends it as a result does.
+        // An error ends it just as a result does.
         let over = step(request).map(|status| status.is_some());
         if !matches!(over, Ok(false)) {
             self.request = None;
@@ -114,12 +114,12 @@ mod tests {
     use super::*;
     use crate::run_ranks;
 
-    /// A rank that has started one goes on, and gets the result when the last rank has come.
+    /// A rank that has started an allreduce continues, and gets the result once the last rank has arrived.
     #[test]
     fn ranks_need_not_wait() {
         let results = run_ranks(3, |comm| {
             let mut pending = comm.start_allreduce(vec![i64::from(comm.rank()), 5], &ReduceOp::Max).unwrap();
-            // Whoever else waits in this needs the first to go on meanwhile.
+            // The ranks that wait in this barrier need the first one to make progress meanwhile.
             comm.barrier().unwrap();
             loop {
                 if let Some(values) = pending.wait_briefly().unwrap() {
@@ -140,7 +140,7 @@ mod tests {
         assert_eq!(sums.unwrap(), [[4], [4]]);
     }
 
-    /// The job's end waits for messages that have been promised, but none will come here.
+    /// The end of the job waits for promised messages, but here none will arrive.
     #[test]
     fn the_job_can_be_left_after_one_was_dropped_with_its_communicator() {
         let left = run_ranks(2, |comm| {

@@ -5,9 +5,9 @@
 //! operations: two ranks that compute the same `a op b` in different forms must agree to the last bit (signed zeros,
 //! NaN payloads).
 //!
-//! Buffers may have any alignment: elements are loaded from and stored to byte arrays, which compiles to the unaligned
+//! Buffers may have any alignment: elements are loaded from and stored to byte arrays, which compiles to unaligned
 //! vector moves that cost nothing extra on aligned data. Loops are compiled for the base instruction set and for AVX2
-//! and AVX-512, and the best one is found at run time.
+//! and AVX-512; the best one is selected at run time.
 
 #[cfg(target_arch = "x86_64")]
 mod half_lanes;
@@ -51,7 +51,7 @@ pub fn reduce_right(op: &ReduceOp, dtype: DType, into: &mut [u8], right: &[u8]) 
     match op {
         ReduceOp::User(user) if op.is_commutative() => user.call(right, into, dtype),
         ReduceOp::User(user) => {
-            // A user function overwrites its right operand, which here is a message somebody else may still read.
+            // A user function overwrites its right operand, which here is a message that may still have other readers.
             let mut result = right.to_vec();
             user.call(into, &mut result, dtype)?;
             copy_slice(into, &result);
@@ -138,7 +138,7 @@ impl<'a> OperandForm<'a> {
     }
 }
 
-/// A value that is loaded from and stored to `N` bytes at any address.
+/// A value that can be loaded from and stored to `N` bytes at any address.
 pub(crate) trait UnalignedElement<const N: usize>: Copy {
     fn load(bytes: &[u8; N]) -> Self;
     fn store(self) -> [u8; N];
@@ -427,7 +427,7 @@ impl UnalignedElement<32> for [X87; 2] {
     }
 }
 
-/// No vector unit does x87 arithmetic, so these loops skip the choice of an instruction set.
+/// Vector units do not do x87 arithmetic, so these loops skip the choice of an instruction set.
 #[cfg(target_arch = "x86_64")]
 fn long_double(op: &ReduceOp, form: OperandForm<'_>) {
     match op {

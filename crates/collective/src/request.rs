@@ -1,4 +1,4 @@
-//! An operation under way: what blocking calls wait for and non-blocking calls return.
+//! An operation in progress: what blocking calls wait for and non-blocking calls return.
 
 use std::any::Any;
 use std::fmt::Write;
@@ -13,20 +13,20 @@ use crate::exec::ScheduleExecution;
 use crate::request_state::RequestState;
 use crate::{Collective, ReduceOp};
 
-/// Polls of a direct collective before the engine is involved: a microsecond or two.
+/// Polls of a direct collective before the engine gets involved: a microsecond or two.
 const POLLS_DIRECT: u32 = 40;
 
-/// What starting an operation gave.
+/// The result of starting an operation.
 #[must_use]
 pub enum StartResult {
-    /// It is over already.
+    /// The operation has already finished.
     Done(ReceiveStatus),
-    /// It goes on; wait for it.
+    /// The operation continues; wait for it.
     Pending(Request),
 }
 
-/// An operation that is not over yet. Dropping it lets the operation go on by itself; the memory it uses must outlive
-/// it, see [`Request::detach`].
+/// An unfinished operation. Dropping it lets the operation continue by itself; the memory it uses must outlive it, see
+/// [`Request::detach`].
 #[must_use]
 pub struct Request {
     comm: Communicator,
@@ -44,7 +44,7 @@ pub(crate) enum RequestKind {
 }
 
 impl RequestKind {
-    /// The error with the call that it ends, if it is to be told.
+    /// The error, with the name of the failed call if it should be reported.
     pub(crate) fn named(self, comm: &Communicator, error: NetError) -> NetError {
         named(&RequestCaller { comm, what: self, group: None, more: Vec::new(), direct: false }, error)
     }
@@ -67,20 +67,20 @@ impl Request {
         Request { comm: comm.clone(), what, state: Some(state), slices: 0 }
     }
 
-    /// Whether it is over, after a bit of progress. The outcome is given once.
+    /// Returns the outcome if the operation has finished, after a bit of progress. The outcome is returned once.
     ///
     /// # Errors
-    /// What the operation failed with.
+    /// The operation's failure.
     pub fn test(&mut self) -> Result<Option<ReceiveStatus>, NetError> {
         let (endpoint, state) = (self.comm.endpoint(), &mut self.state);
         endpoint.check_process()?;
         endpoint.try_once(|engine| step(&self.comm, self.what, state, engine))
     }
 
-    /// Waits for a microsecond or two; `None`: not yet.
+    /// Waits for a microsecond or two; `None`: not finished yet.
     ///
     /// # Errors
-    /// What the operation failed with.
+    /// The operation's failure.
     pub fn poll_briefly(&mut self) -> Result<Option<ReceiveStatus>, NetError> {
         if matches!(self.state, Some(RequestState::Large(_))) {
             return Ok(None);
@@ -89,10 +89,10 @@ impl Request {
         self.comm.endpoint().poll_briefly(|engine| step(&self.comm, self.what, state, engine))
     }
 
-    /// Waits for up to 100 ms or a signal; `None`: look at signals and call again with the same `wait`.
+    /// Waits for up to 100 ms or until a signal; `None`: check for signals and call again with the same `wait`.
     ///
     /// # Errors
-    /// What the operation failed with.
+    /// The operation's failure.
     pub fn wait_slice(&mut self, wait: &mut CallWait) -> Result<Option<ReceiveStatus>, NetError> {
         let comm = &self.comm;
         comm.endpoint().check_process()?;
@@ -106,10 +106,10 @@ impl Request {
         comm.endpoint().wait_slice(wait, &who, |engine| step(comm, self.what, state, engine))
     }
 
-    /// Waits until it is over.
+    /// Waits until the operation has finished.
     ///
     /// # Errors
-    /// What the operation failed with; [`NetError::Interrupted`] when the caller wants it
+    /// The operation's failure; [`NetError::Interrupted`] when the caller requests it
     /// ([`tidemill_net::interruptible`]).
     pub fn wait(mut self) -> Result<ReceiveStatus, NetError> {
         let mut wait = CallWait::default();
@@ -123,11 +123,12 @@ impl Request {
         }
     }
 
-    /// Waits until one of `requests` is over, for up to 100 ms or a signal; then [`Request::test`] says which. `false`:
-    /// look at signals and call again with the same `wait`. For requests of non-blocking calls, of one job.
+    /// Waits until one of `requests` has finished, for up to 100 ms or until a signal; [`Request::test`] then says
+    /// which one. `false`: check for signals and call again with the same `wait`. For requests of non-blocking calls,
+    /// all of one job.
     ///
     /// # Errors
-    /// The job's fault.
+    /// Any failure of the job.
     pub fn wait_any_slice(requests: &mut [&mut Request], wait: &mut CallWait) -> Result<bool, NetError> {
         let requests = &*requests;
         let Some(first) = requests.first() else { return Ok(true) };
@@ -148,7 +149,7 @@ impl Request {
         self.groups().0
     }
 
-    /// What it waits in, the first apart.
+    /// The groups in which it waits, with the first one separate.
     fn groups(&self) -> (Option<GroupId>, Vec<GroupId>) {
         match self.state {
             Some(RequestState::Group(group)) => (Some(group), Vec::new()),
@@ -157,7 +158,8 @@ impl Request {
         }
     }
 
-    /// Withdraws a receive that no message has matched yet. Returns whether that succeeded; the request is then over.
+    /// Withdraws a receive that no message has matched yet. Returns whether that succeeded; the request has then
+    /// finished.
     pub fn cancel(&mut self) -> bool {
         match self.state {
             Some(RequestState::Group(group)) => self.comm.endpoint().lock().cancel_recvs(group),
@@ -165,11 +167,11 @@ impl Request {
         }
     }
 
-    /// Nobody will wait any more: the operation goes on by itself, and `keepalive` (what owns its buffers) is dropped
-    /// when it is over. A collective cannot be left like that: its communicator is unusable afterwards.
+    /// Stops waiting: the operation continues by itself, and `keepalive` (which owns its buffers) is dropped when it
+    /// has finished. A blocking collective cannot be left this way: its communicator is unusable afterwards.
     pub fn detach(mut self, keepalive: Option<Box<dyn Any + Send>>) {
         if self.comm.endpoint().check_process().is_err() {
-            // The parent's operation, not this process's; its memory is this process's copy.
+            // The operation belongs to the parent process, not to this one; its memory here is a copy.
             self.state = None;
             return;
         }
@@ -193,7 +195,7 @@ impl Drop for Request {
     }
 }
 
-/// One look at an operation; with its result the state is used up.
+/// Checks an operation once. Returning its result consumes the state.
 #[inline]
 fn step(
     comm: &Communicator,
@@ -229,7 +231,7 @@ fn step(
     let result = result.map_err(|error| what.named(comm, error));
     let over = state.take().expect("as above");
     let told = matches!(over, RequestState::Group(_));
-    // Of one that failed messages may still be under way, to and from its memory.
+    // After a failure, messages may still be in flight, to and from its memory.
     if result.is_ok() && !told {
         comm.0.spares.lock().keep(over);
     }
@@ -261,7 +263,7 @@ fn polled(
     }
 }
 
-/// The blocking part of a direct collective before anybody sleeps.
+/// The blocking part of a direct collective before any rank sleeps.
 ///
 /// # Safety
 /// As [`DirectChannel::poll`].
@@ -283,7 +285,7 @@ pub(crate) unsafe fn spin_direct(
     DirectPoll::Waiting
 }
 
-/// Several requests, of which one is waited for.
+/// Several requests; waits for any one of them.
 struct AnyRequest<'a>(&'a [&'a mut Request]);
 
 impl AnyRequest<'_> {
@@ -319,7 +321,7 @@ struct RequestCaller<'a> {
 
 impl CallDescriber for RequestCaller<'_> {
     fn describe(&self, text: &mut String) {
-        // Writing to a text cannot fail.
+        // Writing to a `String` cannot fail.
         let _ = match self.what {
             RequestKind::Send { dest } => write!(text, "send to rank {dest}"),
             RequestKind::Recv { source: Some(source) } => write!(text, "recv from rank {source}"),
@@ -356,14 +358,14 @@ impl CallDescriber for RequestCaller<'_> {
     }
 }
 
-/// A probe that waits: says whom it waits for.
+/// A waiting probe; reports which rank it waits for.
 pub(crate) struct ProbeCaller<'a> {
     pub comm: &'a Communicator,
     pub pattern: MatchPattern,
 }
 
 impl ProbeCaller<'_> {
-    /// Why no such message can come any more, if so.
+    /// Why such a message can no longer arrive, if so.
     pub(crate) fn never(&self, engine: &mut Engine) -> Option<NetError> {
         engine.never(self.comm.p2p_context(), &self.pattern).map(|error| named(self, error))
     }
@@ -380,8 +382,8 @@ impl CallDescriber for ProbeCaller<'_> {
 }
 
 impl Communicator {
-    /// After a step of an execution: tells the job of a failure that leaves messages under way, and the background of
-    /// what goes on after the end.
+    /// After a step of an execution: reports a failure that leaves messages in flight to the job, and tells the
+    /// background about work that continues after the end.
     #[cold]
     pub(crate) fn follow_up(&self, execution: &mut ScheduleExecution) {
         match execution.untold_failure() {

@@ -1,4 +1,4 @@
-//! What an operation under way waits for, and the memory that communicators keep for the next one.
+//! What a pending operation waits for, and the memory that communicators keep for the next one.
 
 use tidemill_net::GroupId;
 
@@ -6,26 +6,26 @@ use crate::ReduceOp;
 use crate::direct::{DirectOperation, DirectProgress, LargeProgress};
 use crate::exec::ScheduleExecution;
 
-/// What an operation under way waits for.
+/// What a pending operation waits for.
 pub(crate) enum RequestState {
     /// Ops of the engine, or a task.
     Group(GroupId),
-    /// A blocking collective that is stepped by whoever waits for it.
+    /// A blocking collective, stepped by the thread that waits for it.
     Execution(Box<ScheduleExecution>),
-    /// A blocking collective in shared memory. Boxed, so that requests are small: programs move many of them.
+    /// A blocking collective in shared memory. Boxed to keep requests small, because programs move many of them.
     Direct(Box<DirectCall<DirectProgress>>),
     /// The same, reading the peers' memory.
     Large(Box<DirectCall<LargeProgress>>),
 }
 
-/// A direct collective under way.
+/// A direct collective in progress.
 pub(crate) struct DirectCall<P> {
     pub job: DirectOperation,
     pub op: ReduceOp,
     pub progress: P,
 }
 
-/// Memory that a communicator's finished blocking collectives leave for its next one, so that small ones allocate
+/// Memory that a communicator's finished blocking collectives leave for the next one, so that small ones allocate
 /// nothing.
 #[derive(Default)]
 pub(crate) struct RequestPool {
@@ -52,7 +52,7 @@ impl RequestPool {
         })
     }
 
-    /// Takes an operation that ended well.
+    /// Keeps the memory of an operation that succeeded.
     pub(crate) fn keep(&mut self, state: RequestState) {
         match state {
             RequestState::Direct(mut call) => {

@@ -1,12 +1,12 @@
-//! Copies that leave the caches alone: for blocks so long that nobody would find them there anyway.
+//! Copies that bypass the caches, for blocks so long that they would not stay there anyway.
 //!
-//! An ordinary store first reads the line that it overwrites, or pushes out another; a streaming store does neither,
-//! which saves a third of the memory's bandwidth. Source: Intel 64 Optimization Reference Manual, section 9.4.1.
+//! An ordinary store first reads the line that it overwrites, or evicts another; a streaming store does neither, which
+//! saves a third of the memory bandwidth. Source: Intel 64 Optimization Reference Manual, section 9.4.1.
 
-/// Blocks from this size on no longer fit a core's own cache beside their source.
+/// Blocks of at least this size do not fit into a core's own cache along with their source.
 pub(crate) const STREAM_BYTES_MIN: usize = 4 << 20;
 
-/// Copies `len` bytes past the caches.
+/// Copies `len` bytes, bypassing the caches.
 ///
 /// # Safety
 /// `from` is readable and `into` writable for `len` bytes, and the two do not overlap.
@@ -19,7 +19,7 @@ pub(crate) unsafe fn copy(from: *const u8, into: *mut u8, len: usize) {
     let tail = head + lines * LINE_BYTES;
     // SAFETY: `head`, `lines` and the rest make up exactly `len` bytes of both; streaming stores need 16-byte
     // alignment, which every part of an aligned line has. SSE2 is part of x86-64. The fence orders the stores before
-    // whatever tells others that the block is there.
+    // whatever signals that the block is complete.
     unsafe {
         std::ptr::copy_nonoverlapping(from, into, head);
         for line in 0..lines {
@@ -45,7 +45,7 @@ pub(crate) unsafe fn copy(from: *const u8, into: *mut u8, len: usize) {
 
 #[cfg(test)]
 mod tests {
-    /// A byte lost at either ragged end, or written beside it, is somebody's data.
+    /// A byte lost at either ragged end, or written beside it, is someone's data.
     #[test]
     fn every_byte_and_no_other() {
         let source: Vec<u8> = (0..1000u32).map(|i| (i * 7 + 1) as u8).collect();

@@ -9,9 +9,9 @@ use crate::{Collective, CollectiveCall, CollectiveError, Communicator, DType, Re
 /// Rust types that are elements of collectives.
 ///
 /// # Safety
-/// The type's memory is `DTYPE`'s, every bit pattern of it that a peer could send is valid, and it has no padding.
+/// The type has the memory layout of `DTYPE`, every bit pattern that a peer could send is valid, and it has no padding.
 pub unsafe trait CollectiveElement: Copy + Send + 'static {
-    /// The dtype it is.
+    /// The corresponding dtype.
     const DTYPE: DType;
 }
 
@@ -38,16 +38,16 @@ impl Communicator {
     /// Waits until every rank has called it. Source: MPI 4.1 section 6.3.
     ///
     /// # Errors
-    /// The job's fault.
+    /// Any failure of the job.
     pub fn barrier(&self) -> Result<(), CollectiveError> {
         // SAFETY: a barrier has no buffers.
         unsafe { self.run(&CollectiveCall::new(Collective::Barrier)) }
     }
 
-    /// Copies the root's `buffer` to every rank's, which has the same length. Source: MPI 4.1 section 6.4.
+    /// Copies the root's `buffer` to all ranks' buffers, which have the same length. Source: MPI 4.1 section 6.4.
     ///
     /// # Errors
-    /// `NoSuchRank`; the job's fault; `Mismatch` on every rank when lengths or roots differ.
+    /// `NoSuchRank`; any failure of the job; `Mismatch` on every rank when lengths or roots differ.
     pub fn bcast<T: CollectiveElement>(&self, buffer: &mut [T], root: u32) -> Result<(), CollectiveError> {
         let (count, recv) = (buffer.len(), Some(write(buffer)));
         // SAFETY: the slice is borrowed during the call.
@@ -56,11 +56,12 @@ impl Communicator {
         }
     }
 
-    /// Reduces `send` elementwise over all ranks and leaves the result in `recv` on every rank. Both have one length,
-    /// the same on every rank. Source: MPI 4.1 section 6.9.6.
+    /// Reduces `send` elementwise over all ranks and leaves the result in `recv` on every rank. Both have the same
+    /// length, on every rank. Source: MPI 4.1 section 6.9.6.
     ///
     /// # Errors
-    /// `Length`; `ReduceOp` if the operation is not defined for the type; `Mismatch` on every rank; the job's fault.
+    /// `Length`; `ReduceOp` if the operation is not defined for the type; `Mismatch` on every rank; any failure of the
+    /// job.
     ///
     /// # Examples
     /// ```
@@ -91,11 +92,11 @@ impl Communicator {
         unsafe { self.run(&call) }
     }
 
-    /// Everybody's `send`, one after the other by rank, to everybody. `recv` is `size` times as long. Source: MPI 4.1
+    /// Concatenates all ranks' `send`, in rank order, on every rank. `recv` is `size` times as long. Source: MPI 4.1
     /// section 6.7.
     ///
     /// # Errors
-    /// `Length`; `Mismatch` on every rank; the job's fault.
+    /// `Length`; `Mismatch` on every rank; any failure of the job.
     pub fn allgather<T: CollectiveElement>(&self, send: &[T], recv: &mut [T]) -> Result<(), CollectiveError> {
         let call = CollectiveCall {
             dtype: T::DTYPE,
@@ -108,10 +109,10 @@ impl Communicator {
         unsafe { self.run(&call) }
     }
 
-    /// Sends `data` to `dest` and returns when it may be changed again.
+    /// Sends `data` to `dest` and returns when the caller may change it again.
     ///
     /// # Errors
-    /// `NoSuchRank`; the job's fault.
+    /// `NoSuchRank`; any failure of the job.
     pub fn send_slice<T: CollectiveElement>(&self, data: &[T], dest: u32, tag: i32) -> Result<(), CollectiveError> {
         // SAFETY: the slice is borrowed until the request is over.
         match unsafe { self.send(dest, tag, read(data))? } {
@@ -120,10 +121,10 @@ impl Communicator {
         }
     }
 
-    /// Receives a message of at most `data.len()` elements. `None` is any source or tag.
+    /// Receives a message of at most `data.len()` elements. `None` means any source or tag.
     ///
     /// # Errors
-    /// `NoSuchRank`; `Truncated`; the job's fault.
+    /// `NoSuchRank`; `Truncated`; any failure of the job.
     pub fn recv_slice<T: CollectiveElement>(
         &self,
         data: &mut [T],
@@ -138,11 +139,11 @@ impl Communicator {
     }
 }
 
-/// Runs `work` on `size` threads, each with its rank of a world communicator, and returns their results by rank. A
+/// Runs `work` on `size` threads, each with its own rank of a world communicator, and returns their results by rank. A
 /// thread that panics fails the job on the others.
 ///
 /// # Errors
-/// When the job cannot be opened.
+/// If the job cannot be opened.
 pub fn run_ranks<R: Send>(
     size: u32,
     work: impl Fn(Communicator) -> R + Sync,

@@ -1,5 +1,5 @@
-//! How long a rank has waited in its last collectives. Clocks of hosts differ, but who came last waited least: ranks
-//! that compare their waits find out who keeps the others waiting.
+//! How long a rank waited in its recent collectives. Clocks of hosts differ, but the last rank to arrive waits least:
+//! by comparing their waits, ranks find out which one keeps the others waiting.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -8,16 +8,16 @@ use parking_lot::Mutex;
 
 use crate::Collective;
 
-/// Waits that are kept.
+/// Number of waits that are kept.
 const WAITS_MAX: usize = 128;
-/// Shorter ones are not: a rank without one did not wait.
+/// Shorter waits are not kept: a rank without an entry did not wait.
 const WAIT_MIN: Duration = Duration::from_millis(1);
 
 /// The last waits of a rank, by the number of the collective.
 #[derive(Debug, Default)]
 pub(crate) struct RecentWaits(Mutex<VecDeque<(u32, Duration)>>);
 
-/// Whether nobody leaves such a collective before all have come.
+/// Whether no rank leaves such a collective before all have arrived.
 pub(crate) fn waits_for_all(collective: Collective) -> bool {
     use Collective::{
         Allgather, Allgatherv, Allreduce, Alltoall, Alltoallv, Barrier, ReduceScatter, ReduceScatterBlock,

@@ -1,5 +1,5 @@
-//! A running combination that begins as the caller's read-only vector and moves to its own place with the first
-//! contribution received: no reduction copies its input first.
+//! A running combination that starts as the caller's read-only vector and moves to its own buffer with the first
+//! contribution received, so no reduction copies its input first.
 
 use super::builder::ScheduleBuilder;
 use crate::schedule::BufferRange;
@@ -13,7 +13,7 @@ pub(crate) struct RangeAccumulator {
 }
 
 impl RangeAccumulator {
-    /// Combines into `result`, starting with `own`; with `started`, `result` holds our contribution already.
+    /// Combines into `result`, starting with `own`. With `started`, `result` already holds our contribution.
     pub(crate) fn new(
         b: &mut ScheduleBuilder,
         rank: u32,
@@ -24,13 +24,14 @@ impl RangeAccumulator {
         RangeAccumulator { rank, own, result, spare: b.scratch(own.len), started }
     }
 
-    /// Where the combination is now.
+    /// Where the combination currently is.
     pub(crate) fn value(&self) -> BufferRange {
         if self.started { self.result } else { self.own }
     }
 
-    /// Receives `len` elements from `start` of a contribution of the ranks around `from`, combines them on the side
-    /// that `from` says, and ends the round. After the first call only what was combined is valid in [`Self::value`].
+    /// Receives `len` elements from `start` of a contribution from the ranks around `from`, combines them on the side
+    /// that `from` implies, and ends the round. After the first call, only the combined part of [`Self::value`] is
+    /// valid.
     pub(crate) fn absorb(&mut self, b: &mut ScheduleBuilder, from: u32, (start, len): (usize, usize)) {
         let (incoming, mine) = if self.started { (self.spare, self.result) } else { (self.result, self.own) };
         let (incoming, mine) = (incoming.part(start, len), mine.part(start, len));
@@ -45,7 +46,7 @@ impl RangeAccumulator {
         b.next_round();
     }
 
-    /// Goes on with what `result` holds.
+    /// Continues with the contents of `result`.
     pub(crate) fn restart(&mut self, result: BufferRange) {
         (self.result, self.started) = (result, true);
     }

@@ -1,9 +1,9 @@
 //! Bruck's algorithms: data hops by doubling distances, lg P steps for any P.
 //!
-//! Allgather(v): n(P - 1) / P elements sent; blocks travel from their place in `Recv` to their place (allgatherv:
-//! packed, n scratch), a run that crosses from rank P - 1 to rank 0 as two messages. Alltoall: a block travels the
-//! binary digits of its distance, so about (n / 2) lg P elements are sent; 2n scratch and as many copies: for small
-//! blocks.
+//! Allgather(v): sends n(P - 1) / P elements. Blocks travel from their place in `Recv` to their place (allgatherv:
+//! packed, n scratch); a run that crosses from rank P - 1 to rank 0 takes two messages. Alltoall: a block travels the
+//! binary digits of its distance, so about (n / 2) lg P elements are sent; 2n scratch and as many copies. Suited to
+//! small blocks.
 //!
 //! Source: Bruck, Ho, Kipnis, Upfal, Weathersby, "Efficient algorithms for all-to-all communications in multiport
 //! message-passing systems" (1997).

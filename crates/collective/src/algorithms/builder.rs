@@ -3,19 +3,19 @@
 use super::ScheduleParams;
 use crate::schedule::{BufferId, BufferRange, LocalStep, Round, Schedule, ScheduleMessage, Strand};
 
-/// Collects messages and local work of the current round; empty rounds vanish.
+/// Collects the messages and local work of the current round; drops empty rounds.
 ///
-/// A builder can speak for a subset of the ranks ([`ScheduleBuilder::among`]), so that algorithms compose: what runs
-/// inside sees a smaller communicator.
+/// A builder can act for a subset of the ranks ([`ScheduleBuilder::among`]), so that algorithms compose: the inner
+/// algorithm sees a smaller communicator.
 pub(crate) struct ScheduleBuilder {
     schedule: Schedule,
     strand: Strand,
     round: Round,
-    /// Rank of the communicator for each rank the algorithm knows; empty: the same.
+    /// Rank of the communicator for each rank the algorithm knows; empty: the same numbers.
     members: Vec<u32>,
     /// `Send` of the algorithm is `Recv` of the schedule (a later phase works on the result of an earlier one).
     send_is_recv: bool,
-    /// Only messages count (barriers).
+    /// Only messages count (for barriers).
     silent: bool,
 }
 
@@ -31,7 +31,7 @@ impl ScheduleBuilder {
         }
     }
 
-    /// A builder that leaves out local work: what remains of a collective on empty vectors is its synchronization.
+    /// A builder that omits local work: a collective on empty vectors reduces to its synchronization.
     pub(crate) fn silent() -> Self {
         ScheduleBuilder { silent: true, ..ScheduleBuilder::new() }
     }
@@ -60,7 +60,7 @@ impl ScheduleBuilder {
         }
     }
 
-    /// Copies our own contribution to its place in the result, where it lies already if in place.
+    /// Copies our own contribution to its place in the result, unless an in-place call already has it there.
     pub(crate) fn copy_own(&mut self, p: &ScheduleParams, into: BufferRange) {
         if !p.in_place || into.buffer != BufferId::Recv {
             self.copy(p.own(), into);
@@ -81,14 +81,14 @@ impl ScheduleBuilder {
         self.local(LocalStep::ReduceRight { from, into });
     }
 
-    /// Ends the round: what follows waits for its messages and comes after its local work.
+    /// Ends the round: later work waits for its messages and follows its local work.
     pub(crate) fn next_round(&mut self) {
         if !self.round.messages.is_empty() || !self.round.local.is_empty() {
             self.strand.rounds.push(std::mem::take(&mut self.round));
         }
     }
 
-    /// Ends the strand: what follows is the next one, and waits for nothing before it.
+    /// Ends the strand: later work belongs to the next one, which waits for nothing before it.
     pub(crate) fn next_strand(&mut self, recv_channel: u32, send_channel: u32) {
         self.next_round();
         if !self.strand.rounds.is_empty() {
@@ -104,8 +104,8 @@ impl ScheduleBuilder {
         BufferRange { buffer: BufferId::Scratch, start, len }
     }
 
-    /// Runs `phase` in rounds of its own on a communicator of `members` (its rank i is `members[i]`), whose `Send` is
-    /// our `Recv` if `send_is_recv`. Phases do not nest.
+    /// Runs `phase` in separate rounds on a communicator of `members` (its rank i is `members[i]`). Its `Send` is our
+    /// `Recv` if `send_is_recv`. Phases do not nest.
     pub(crate) fn among(&mut self, members: Vec<u32>, send_is_recv: bool, phase: impl FnOnce(&mut ScheduleBuilder)) {
         assert!(self.members.is_empty(), "phases of a schedule do not nest");
         self.next_round();
@@ -161,7 +161,8 @@ impl BufferRange {
     }
 }
 
-/// The same schedule with `Send` copied to scratch first, for callers whose `Send` is overwritten on the way.
+/// The same schedule with `Send` first copied to scratch, for algorithms that overwrite `Send` while they still read
+/// it.
 pub(crate) fn stage_send(mut schedule: Schedule, send_len: usize) -> Schedule {
     let base = schedule.scratch_len;
     let stage = |range: &mut BufferRange| {

@@ -1,4 +1,4 @@
-//! Which algorithms run which collective, what they keep, and the way from a name to its code.
+//! Which algorithms run which collective, what they guarantee, and the mapping from a name to its code.
 
 use super::builder::ScheduleBuilder;
 use super::tree::HostGroups;
@@ -6,12 +6,13 @@ use super::{Algorithm, Collective, ScheduleParams};
 use super::{bruck, dissemination, gather_scatter, halving_doubling, linear, overlay, pairwise, recursive_doubling};
 use super::{recursive_halving, ring, scan, scatter_allgather, tree, two_level};
 
-/// What one algorithm promises for one collective.
+/// The guarantees of one algorithm for one collective.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AlgorithmEntry {
     /// The algorithm.
     pub algorithm: Algorithm,
-    /// Whether the operation need not commute. For `two_level` only where each host's ranks are consecutive.
+    /// Whether the algorithm works for operations that do not commute. `two_level` does only if each host's ranks are
+    /// consecutive.
     pub in_order: bool,
     /// Whether it combines in the canonical order (for scans: from the lowest rank up), so that all repeatable
     /// algorithms of the collective give bitwise the same result.
@@ -29,8 +30,8 @@ const fn moves(algorithm: Algorithm) -> AlgorithmEntry {
     entry(algorithm, true, true, false)
 }
 
-/// What [`Algorithm::Overlay`] promises. It is not in the list of what is supported: without trees it cannot run, and
-/// nobody knows better than who gave them whether it is to.
+/// The guarantees of [`Algorithm::Overlay`]. It is not in the list of supported algorithms: it cannot run without
+/// trees, and whoever supplied them decides when to use it.
 const OVERLAY: AlgorithmEntry = entry(Algorithm::Overlay, false, false, true);
 
 /// The algorithms that can run `collective`, simplest first.
@@ -108,7 +109,7 @@ pub fn supported(collective: Collective) -> &'static [AlgorithmEntry] {
     }
 }
 
-/// Why `algorithm` cannot run the collective as `p` asks, if so.
+/// Why `algorithm` cannot run the collective with the given params, if it cannot.
 pub(crate) fn obstacle(collective: Collective, algorithm: Algorithm, p: &ScheduleParams) -> Option<&'static str> {
     let along_overlay = (collective, algorithm) == (Collective::Allreduce, Algorithm::Overlay);
     let mut entries = supported(collective).iter().chain(along_overlay.then_some(&OVERLAY));
@@ -135,13 +136,13 @@ pub(crate) fn obstacle(collective: Collective, algorithm: Algorithm, p: &Schedul
     None
 }
 
-/// Names of the algorithms that could run it.
+/// Names of the algorithms that could run the collective.
 pub(crate) fn alternatives(collective: Collective, p: &ScheduleParams) -> String {
     let able = supported(collective).iter().filter(|entry| obstacle(collective, entry.algorithm, p).is_none());
     able.map(|entry| entry.algorithm.name()).collect::<Vec<_>>().join(", ")
 }
 
-/// The rounds of a supported combination, for two ranks or more.
+/// The rounds of a supported combination, for at least two ranks.
 pub(crate) fn build(collective: Collective, algorithm: Algorithm, p: &ScheduleParams) -> ScheduleBuilder {
     use Algorithm as A;
     use Collective as C;
@@ -187,7 +188,7 @@ pub(crate) fn build(collective: Collective, algorithm: Algorithm, p: &SchedulePa
     std::mem::replace(b, ScheduleBuilder::new())
 }
 
-/// A barrier: a collective on empty vectors, of which only the messages matter.
+/// A barrier: a collective on empty vectors, reduced to its messages.
 fn silent(p: &ScheduleParams, build: impl FnOnce(&mut ScheduleBuilder, &ScheduleParams)) -> ScheduleBuilder {
     let mut b = ScheduleBuilder::silent();
     build(&mut b, &ScheduleParams { root: 0, count: 0, chunk: 0, commutative: true, in_place: false, ..*p });

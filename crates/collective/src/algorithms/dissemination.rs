@@ -1,4 +1,4 @@
-//! Dissemination barrier: in step k everybody signals the rank 2^k above. lg P steps for any P, no data, no scratch.
+//! Dissemination barrier: in step k every rank signals the rank 2^k above. lg P steps for any P, no data, no scratch.
 //!
 //! Source: Hensgen, Finkel, Manber, "Two algorithms for barrier synchronization" (1988).
 

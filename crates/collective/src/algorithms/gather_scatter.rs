@@ -1,13 +1,13 @@
-//! Gather and scatter: blocks between the root and everybody.
+//! Gather and scatter: blocks between the root and all ranks.
 //!
 //! | algorithm  | steps | elements sent                    | scratch                        |
 //! |------------|-------|----------------------------------|--------------------------------|
 //! | `flat`     | 1     | scatter, root: n(P - 1) / P      | none                           |
 //! | `binomial` | lg P  | gather, first child: n / 2       | the blocks of the own subtree  |
 //!
-//! Only the root knows all lengths of the vector variants, so these are always flat. In the binomial tree positions
-//! count from the root around the circle and a subtree is a run of positions; a run that crosses from rank P - 1 to
-//! rank 0 is two messages, so that the root's blocks need no rotating.
+//! Only the root knows all lengths in the vector variants, so these are always flat. In the binomial tree, positions
+//! count from the root around the circle, and a subtree is a run of positions. A run that crosses from rank P - 1 to
+//! rank 0 takes two messages, so the root's blocks need no rotation.
 //!
 //! Source: binomial gather and scatter of MPICH; MPI 3.1 sections 5.5 and 5.6.
 
@@ -41,7 +41,7 @@ pub(crate) fn scatter_flat(b: &mut ScheduleBuilder, p: &ScheduleParams) {
     b.next_round();
 }
 
-/// The root's block of a scatter, which in place lies where it should.
+/// The root's block of a scatter; an in-place scatter already has it in place.
 fn keep_own(b: &mut ScheduleBuilder, p: &ScheduleParams) {
     if !p.in_place {
         b.copy(p.send_block(p.rank), p.result());
@@ -80,7 +80,7 @@ pub(crate) fn scatter_binomial(b: &mut ScheduleBuilder, p: &ScheduleParams) {
     } else {
         keep_own(b, p);
     }
-    // The largest subtree first: it has the most still to pass on.
+    // The largest subtree first, because it has the most left to pass on.
     for &child in node.children.iter().rev() {
         node.runs(p, child).for_each(|run| b.send(node.rank(p, child), store.at(p, run)));
     }
@@ -122,14 +122,14 @@ impl BinomialNode {
         [(position, cut), (cut, end)].into_iter().filter(|run| run.0 < run.1)
     }
 
-    /// `all`: the root's buffer, by rank; `single`: where a leaf has its block.
+    /// `all`: the root's buffer, by rank; `single`: where a leaf stores its block.
     fn store(&self, b: &mut ScheduleBuilder, p: &ScheduleParams, all: BufferId, single: BufferRange) -> SubtreeBlocks {
         let blocks = match (self.position, self.children.is_empty()) {
             (0, _) => BufferRange { buffer: all, start: 0, len: p.size as usize * p.count },
             (_, true) => single,
             _ => b.scratch((Self::end(p, self.position) - self.position) as usize * p.count),
         };
-        // Block 0 is rank 0's at the root, elsewhere that of the node's own position.
+        // At the root, block 0 belongs to rank 0; elsewhere it belongs to the node's own position.
         SubtreeBlocks { blocks, offset: if self.position == 0 { p.root } else { p.size - self.position } }
     }
 }
@@ -137,7 +137,7 @@ impl BinomialNode {
 /// Where a node keeps the blocks of its subtree.
 struct SubtreeBlocks {
     blocks: BufferRange,
-    /// Added to a position, around the circle, this is its place.
+    /// A position plus this offset, around the circle, is the block's place.
     offset: u32,
 }
 

@@ -1,24 +1,24 @@
-//! The canonical order of combination: how a reduction pairs up P ranks when P is no power of two, and the one tree
-//! that every repeatable algorithm evaluates for every element.
+//! The canonical order of combination: how a reduction pairs up P ranks when P is not a power of two, and the single
+//! tree that every repeatable algorithm evaluates for every element.
 //!
-//! Let G be the largest power of two that is at most P. The first 2(P - G) ranks form pairs, the others stand alone: G
-//! groups of neighbouring ranks. A pair combines first; then groups 2i and 2i + 1, then their results, and so on, the
-//! lower one always left. The tree depends on P alone, keeps rank order, and has the smallest possible depth. Recursive
-//! doubling and halving walk it from the nearest partner to the farthest, the binomial tree of `tree.rs` walks it
-//! to rank 0, and who holds all contributions evaluates it locally ([`combine`]).
+//! Let G be the largest power of two that is at most P. The first 2(P - G) ranks form pairs and the others stand alone,
+//! which gives G groups of neighbors. A pair combines first; then groups 2i and 2i + 1 combine, then their results, and
+//! so on, always with the lower one on the left. The tree depends on P alone, keeps rank order, and has the smallest
+//! possible depth. Recursive doubling and halving walk it from the nearest partner to the farthest, the binomial tree
+//! of `tree.rs` walks it to rank 0, and a rank that holds all contributions evaluates it locally ([`combine`]).
 
 use super::ScheduleParams;
 use super::builder::ScheduleBuilder;
 use crate::schedule::BufferRange;
 
-/// `size` ranks as a power of two of groups of one or two neighbours.
+/// `size` ranks as a power of two of groups of one or two neighbors.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct RankGroups {
     /// A power of two.
     pub(crate) count: u32,
     /// The first `pairs` groups have two ranks.
     pairs: u32,
-    /// The rank that speaks for its group though it is the higher one.
+    /// The rank that represents its group even though it is the higher one.
     preferred: u32,
 }
 
@@ -28,7 +28,7 @@ impl RankGroups {
         RankGroups { count, pairs: size - count, preferred: 0 }
     }
 
-    /// Lets `rank` speak for its group; in other groups the lower rank does.
+    /// Makes `rank` represent its group; in other groups the lower rank does.
     pub(crate) fn led_by(size: u32, rank: u32) -> Self {
         RankGroups { preferred: rank, ..RankGroups::new(size) }
     }
@@ -38,12 +38,12 @@ impl RankGroups {
         if rank < 2 * self.pairs { rank / 2 } else { rank - self.pairs }
     }
 
-    /// Lowest rank of `group`; of `count`, one past the last rank.
+    /// Lowest rank of `group`; for `count`, one past the last rank.
     pub(crate) fn first(&self, group: u32) -> u32 {
         group + group.min(self.pairs)
     }
 
-    /// The rank that speaks for `group`.
+    /// The rank that represents `group`.
     pub(crate) fn leader(&self, group: u32) -> u32 {
         let first = self.first(group);
         if group < self.pairs && self.preferred == first + 1 { first + 1 } else { first }
@@ -81,9 +81,9 @@ pub(crate) fn combine(b: &mut ScheduleBuilder, mut operands: Vec<Operand>) -> Bu
     level[0].0
 }
 
-/// Operands for [`combine`] at a rank that receives everybody's part: its own one, and a place for every other. The
-/// result should end in `result`, so that becomes the place of the lowest other rank, unless our own part lies there.
-/// `places` hold at least `own.len` elements each, one for every other rank.
+/// Operands for [`combine`] at a rank that receives all parts: its own part, and a place for every other one. The
+/// result should end up in `result`, so that becomes the place of the lowest other rank, unless our own part lies
+/// there. `places` contains one range of at least `own.len` elements for every other rank.
 pub(crate) fn gather_operands(
     p: &ScheduleParams,
     own: BufferRange,
@@ -108,7 +108,7 @@ pub(crate) fn gather_operands(
 mod tests {
     use super::*;
 
-    /// A rank in no group, or in two, would be lost from or doubled in every reduction.
+    /// A rank in no group would be lost from every reduction; a rank in two would count twice.
     #[test]
     fn groups_partition_the_ranks_in_order() {
         for size in 1..40 {

@@ -1,11 +1,11 @@
 //! Recursive halving, then doubling (Rabenseifner's algorithm): for long vectors with few steps.
 //!
-//! In step k partners at distance 2^k split the window they share: each keeps one half and receives the other's
-//! contribution to it. After lg P steps every rank has the whole combination of n / P elements. The way back collects
-//! them: everywhere (allreduce) or towards the root (reduce). 2 lg P steps, 2n(P - 1) / P elements sent; scratch n, on
-//! other ranks than the root of a reduce 2n. Halving from the nearest partner on is the canonical order, so rank order
-//! is kept and results equal recursive doubling's bitwise. Any P: ranks beyond a power of two pair up first, n elements
-//! and up to two steps more. Windows may be empty.
+//! In step k, partners at distance 2^k split the window they share: each keeps one half and receives the other's
+//! contribution to it. After lg P steps every rank has the complete combination of n / P elements. The way back
+//! collects these, either everywhere (allreduce) or toward the root (reduce). 2 lg P steps, 2n(P - 1) / P elements
+//! sent; scratch n, or 2n on non-root ranks of a reduce. Halving starts with the nearest partner, which is the
+//! canonical order, so it keeps rank order and its results are bitwise equal to those of recursive doubling. Any P:
+//! ranks beyond a power of two pair up first, which costs n elements and up to two more steps. Windows may be empty.
 //!
 //! Source: Rabenseifner, "Optimization of collective reduction operations" (2004).
 
@@ -15,7 +15,7 @@ use super::builder::ScheduleBuilder;
 use super::groups::RankGroups;
 use crate::schedule::BufferRange;
 
-/// What a step left with us and what with the partner, as (start, len).
+/// What a step leaves to us and to the partner, as (start, len).
 struct HalvingSplit {
     partner: u32,
     kept: (usize, usize),
@@ -49,7 +49,7 @@ pub(crate) fn reduce(b: &mut ScheduleBuilder, p: &ScheduleParams) {
     let result = if at_root { p.result() } else { b.scratch(p.count) };
     let mut sum = RangeAccumulator::new(b, p.rank, p.own(), result, at_root && p.in_place);
     let Some(splits) = halve(b, p, &groups, &mut sum) else { return };
-    // At every split the side away from the root hands over what it has collected and is done.
+    // At every split, the side away from the root hands over what it has collected and is done.
     let away = groups.of(p.rank) ^ groups.of(p.root);
     for (k, split) in splits.iter().enumerate().rev() {
         if away & (1 << k) != 0 {
@@ -61,7 +61,7 @@ pub(crate) fn reduce(b: &mut ScheduleBuilder, p: &ScheduleParams) {
     }
 }
 
-/// The way down; `None` for the rank of a pair that only hands its contribution to the other.
+/// The way down; `None` for the rank of a pair that only hands over its contribution.
 fn halve(
     b: &mut ScheduleBuilder,
     p: &ScheduleParams,

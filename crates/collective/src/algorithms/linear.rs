@@ -1,4 +1,5 @@
-//! Everybody to everybody, everything posted at once: one step, the least latency for few ranks and small vectors.
+//! All ranks to all ranks, with everything posted at once: one step, and the lowest latency for few ranks and small
+//! vectors.
 //!
 //! | collective            | elements sent | scratch                    |
 //! |-----------------------|---------------|----------------------------|
@@ -8,9 +9,9 @@
 //! | reduce_scatter(_block)| n(P - 1) / P  | n(P - 2) / P (+ n in place)|
 //! | scan, exscan          | n(P - 1)      | n(P - 1)                   |
 //!
-//! Reductions combine what was received in the canonical order (scans from the lowest rank up, as the chain does), so
-//! they keep rank order and are repeatable. Peers are addressed starting after ourselves, so that not everybody sends
-//! to rank 0 first.
+//! Reductions combine the received contributions in the canonical order (scans from the lowest rank up, as the chain
+//! does), so they keep rank order and are repeatable. Each rank addresses its peers starting after itself, so that not
+//! all ranks send to rank 0 first.
 
 use super::builder::ScheduleBuilder;
 use super::groups;
@@ -28,7 +29,7 @@ pub(crate) fn reduce_scatter(b: &mut ScheduleBuilder, p: &ScheduleParams) {
     combine_all(b, p, |to| p.send_block(to), result);
 }
 
-/// Sends `part(i)` to each rank i and combines everybody's part for us into `result`.
+/// Sends `part(i)` to each rank i and combines all ranks' parts for us into `result`.
 fn combine_all(b: &mut ScheduleBuilder, p: &ScheduleParams, part: impl Fn(u32) -> BufferRange, result: BufferRange) {
     let places: Vec<BufferRange> = (1..p.size).map(|_| b.scratch(result.len)).collect();
     let operands = groups::gather_operands(p, part(p.rank), result, &places);

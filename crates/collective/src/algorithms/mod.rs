@@ -1,9 +1,9 @@
 //! Algorithms: pure functions from (collective, algorithm, [`ScheduleParams`]) to a [`Schedule`]. The tuner picks one
 //! from message size, rank count, hosts and the operation's properties.
 //!
-//! P ranks, n elements of the vector (or of all blocks together), c elements a chunk, m = n / c chunks. "Sent" is by
-//! the busiest rank. In order: the result equals the in-order reduction, so the operation need not commute. Repeatable:
-//! the algorithm combines every element in the canonical order of `groups.rs`, a function of P alone.
+//! P ranks, n elements of the vector (or of all blocks together), c elements a chunk, m = n / c chunks. "Sent" counts
+//! the busiest rank. "In order": the result equals the in-order reduction, so the operation need not commute.
+//! "Repeatable": the algorithm combines every element in the canonical order of `groups.rs`, a function of P alone.
 //!
 //! | module               | collectives                           | steps         | elements sent       | in order | repeatable |
 //! |----------------------|---------------------------------------|---------------|---------------------|----------|------------|
@@ -55,13 +55,13 @@ pub use params::{Algorithm, Collective, ScheduleParams, UnknownName, VectorBlock
 use crate::schedule::{BufferId, BufferRange, Schedule};
 use builder::ScheduleBuilder;
 
-/// The algorithm cannot do what is asked; another one can.
+/// The algorithm cannot do what was requested; others can.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("algorithm {algorithm} cannot run {collective}: {reason}; it can be one of: {alternatives}")]
 pub struct UnsupportedAlgorithm {
-    /// What was to be run.
+    /// The requested collective.
     pub collective: Collective,
-    /// What was to run it.
+    /// The requested algorithm.
     pub algorithm: Algorithm,
     /// Why not.
     pub reason: &'static str,
@@ -69,12 +69,12 @@ pub struct UnsupportedAlgorithm {
     pub alternatives: String,
 }
 
-/// The part of rank `params.rank` in `collective`. All ranks must pass the same collective, algorithm and params, but
-/// for `rank`, `in_place` and what [`ScheduleParams`] says is local.
+/// The part of rank `params.rank` in `collective`. All ranks must pass the same collective, algorithm and params,
+/// except for `rank`, `in_place` and the fields that [`ScheduleParams`] declares local.
 ///
 /// # Errors
-/// [`UnsupportedAlgorithm`] when the algorithm does not exist for the collective or cannot keep what `params` asks
-/// (rank order, repeatability).
+/// [`UnsupportedAlgorithm`] if the algorithm does not exist for the collective or cannot guarantee what `params`
+/// requests (rank order, repeatability).
 ///
 /// # Panics
 /// When `params` is malformed (rank or root not below size, missing blocks): a bug of the caller.
@@ -91,7 +91,7 @@ pub fn schedule(
     if params.size == 1 {
         return Ok(alone(collective, params));
     }
-    // These write their result over what they still have to read when Send is Recv; they work on a copy instead.
+    // With Send equal to Recv, these would overwrite input that they still have to read, so they work on a copy.
     use Collective::{Alltoall, Alltoallv, ReduceScatter, ReduceScatterBlock};
     let overwrites = matches!(collective, Alltoall | Alltoallv | ReduceScatter | ReduceScatterBlock);
     if params.in_place && overwrites && algorithm != Algorithm::Bruck {

@@ -1,15 +1,16 @@
 //! Allreduce along the trees of an [`Overlay`], a slice at a time.
 //!
-//! The slices of a part climb its reduction tree, are complete at its root and go down its broadcast tree. Each part
-//! has [`STRANDS`] strands in each direction, which take its slices in turn: while one waits for a slice another has
-//! its own under way. No strand waits for another one, and none for its sends, so that a slow link delays only what
-//! has to go over it. At the root a slice goes down in the strand that has combined it.
+//! The slices of a part climb its reduction tree, are complete at its root, and go down its broadcast tree. Each part
+//! has [`STRANDS`] strands in each direction, which take turns with its slices: while one waits for a slice, another
+//! has its slice in flight. Strands wait neither for each other nor for their sends, so a slow link delays only the
+//! data that has to cross it. At the root, the strand that combined a slice also sends it down.
 //!
-//! With m slices: depth up + depth down + m - 1 steps. Sent: n to each parent up and to each child down. Scratch: n at
-//! ranks that pass results on, so that these wait for nobody at their end, and a slice for each child and strand.
+//! With m slices: depth up + depth down + m - 1 steps. Sent: n to each parent going up and to each child going down.
+//! Scratch: a slice for each child and strand, and n at ranks that pass results on, so that these need not wait for
+//! slow receivers when they finish.
 //!
-//! A rank's part of a slice is still being sent up while the result comes down to the same place: that holds up nothing
-//! and breaks nothing, because there is no result before the contribution is with the parent.
+//! A rank's part of a slice may still be in flight to the parent when the result arrives at the same place. This is
+//! safe and delays nothing: the result cannot exist before the parent has received the contribution.
 
 use super::ScheduleParams;
 use super::builder::ScheduleBuilder;
@@ -17,7 +18,7 @@ use super::tree::RankTree;
 use crate::overlay::Overlay;
 use crate::schedule::{BufferId, BufferRange};
 
-/// Strands of a part in each direction: slices under way at once.
+/// Strands of a part in each direction, and so the number of slices in flight.
 const STRANDS: usize = 2;
 
 /// One part, as a rank sees it.
@@ -27,14 +28,14 @@ struct PartView<'a> {
     down: RankTree,
     own: BufferRange,
     result: BufferRange,
-    /// Where results lie that are passed on.
+    /// Where results that are passed on lie.
     kept: Option<BufferRange>,
 }
 
 /// Allreduce along `overlay`.
 pub(crate) fn allreduce(b: &mut ScheduleBuilder, p: &ScheduleParams, overlay: &Overlay) {
     let ranges = overlay.ranges(p.count);
-    // Each rank begins with another part, so that not all send to the root of the first one at once.
+    // Each rank starts with a different part, so that not all send to the root of the first part at once.
     for index in (0..ranges.len()).map(|i| (i + p.rank as usize + 1) % ranges.len()) {
         let (part, range) = (&overlay.parts()[index], ranges[index].clone());
         if range.is_empty() {
@@ -87,7 +88,7 @@ impl PartView<'_> {
             (None, None) => unreachable!("a root has somebody to pass results on to"),
         };
         let chunk = self.own.chunks(self.p.chunk).next().map_or(0, |slice| slice.len);
-        // Where our own contribution lies in the place of the result, the first child needs a place, too.
+        // If our own contribution lies where the result goes, the first child needs a separate place, too.
         let overwrites_own = self.p.in_place && into.buffer == BufferId::Recv;
         let first_place = overwrites_own.then(|| b.scratch(chunk));
         let places: Vec<BufferRange> = other_children.iter().map(|_| b.scratch(chunk)).collect();
@@ -116,7 +117,7 @@ impl PartView<'_> {
         b.next_round();
     }
 
-    /// Takes the results of a strand and passes them on.
+    /// Receives the results of a strand and passes them on.
     fn broadcast(&self, b: &mut ScheduleBuilder, strand: usize) {
         let parent = self.down.parent.expect("a rank below the root has a parent in both trees");
         for (start, len) in self.slices(strand) {

@@ -1,11 +1,12 @@
-//! The blocks of an allgather side by side, so that runs of them travel in one message though the places of blocks in
-//! `Recv` may differ from rank to rank (allgatherv).
+//! The blocks of an allgather side by side, so that runs of them travel in one message even though the places of blocks
+//! in `Recv` may differ between ranks (allgatherv).
 
 use super::builder::ScheduleBuilder;
 use super::{ScheduleParams, VectorBlock};
 use crate::schedule::{BufferId, BufferRange};
 
-/// All blocks of an allgather side by side in rank order: in `Recv` itself where blocks are equal, else in scratch.
+/// All blocks of an allgather side by side in rank order: in `Recv` itself if blocks have equal lengths, else in
+/// scratch.
 pub(crate) struct PackedBlocks {
     whole: BufferRange,
     /// Where each block starts, and the end of the last.
@@ -45,7 +46,7 @@ impl PackedBlocks {
         runs.into_iter().filter(|run| run.0 < run.1).map(|run| self.blocks(run.0, run.1))
     }
 
-    /// Moves the blocks to where `Recv` wants them.
+    /// Moves the blocks to their places in `Recv`.
     pub(crate) fn unpack(&self, b: &mut ScheduleBuilder, p: &ScheduleParams) {
         for (rank, &VectorBlock { start, len }) in p.recv_blocks.iter().enumerate() {
             b.copy(self.block(rank as u32), BufferRange { buffer: BufferId::Recv, start, len });

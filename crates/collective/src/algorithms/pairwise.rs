@@ -1,8 +1,8 @@
-//! Pairwise exchange: in step k everybody sends to the rank k above and receives from the rank k below.
+//! Pairwise exchange: in step k every rank sends to the rank k above and receives from the rank k below.
 //!
-//! P - 1 steps, n(P - 1) / P elements sent, the least possible, with one message in flight each way. Alltoall(v): no
-//! scratch; reduce_scatter(_block): one block, and the operation must commute (contributions arrive from below, around
-//! the circle). In place: n more scratch.
+//! P - 1 steps. Sends n(P - 1) / P elements, the minimum, with one message in flight each way. Alltoall(v): no scratch.
+//! Reduce_scatter(_block): one block of scratch, and the operation must commute (contributions arrive from below,
+//! around the circle). In place: n more scratch.
 //!
 //! Source: Thakur, Rabenseifner, Gropp (2005).
 

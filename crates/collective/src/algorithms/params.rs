@@ -1,4 +1,4 @@
-//! What an algorithm is told: the collective, its name, and the numbers it depends on.
+//! The inputs of an algorithm: the collective, its name, and the numbers it depends on.
 
 use std::fmt;
 use std::str::FromStr;
@@ -13,7 +13,7 @@ macro_rules! named_enum {
         pub enum $name { $($(#[$vdoc])* $variant,)* }
 
         impl $name {
-            /// All of them.
+            /// All variants.
             pub const ALL: &'static [$name] = &[$($name::$variant,)*];
 
             /// The name used in tables and options.
@@ -42,7 +42,7 @@ macro_rules! named_enum {
     };
 }
 
-/// A text that names no collective or algorithm.
+/// A text that does not name a collective or algorithm.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("unknown {what} {text:?}; choose one of: {known}")]
 pub struct UnknownName {
@@ -52,7 +52,7 @@ pub struct UnknownName {
 }
 
 named_enum! {
-    /// A collective operation, and what its buffers hold. In elements; block i is `i * count .. (i + 1) * count`.
+    /// A collective operation and the contents of its buffers, in elements. Block i is `i * count .. (i + 1) * count`.
     ///
     /// | collective | `Send` | `Recv` | with `in_place`, `Send` is |
     /// |---|---|---|---|
@@ -71,23 +71,23 @@ named_enum! {
     /// | reduce_scatter_block | P blocks | `count` | `Recv`, which is P blocks long |
     /// | reduce_scatter | `send_blocks`, without gaps, in rank order | `send_blocks[rank].len` | `Recv`, as long as `Send` |
     Collective, "collective" {
-        /// Nobody leaves before everybody has come.
+        /// No rank leaves before all have arrived.
         Barrier = "barrier",
-        /// The root's vector to everybody.
+        /// The root's vector to all ranks.
         Bcast = "bcast",
-        /// The combination of everybody's vector to the root.
+        /// The combination of all ranks' vectors to the root.
         Reduce = "reduce",
-        /// The combination of everybody's vector to everybody.
+        /// The combination of all ranks' vectors to all ranks.
         Allreduce = "allreduce",
-        /// Everybody's block to the root.
+        /// Every rank's block to the root.
         Gather = "gather",
         /// Gather with blocks of different lengths.
         Gatherv = "gatherv",
-        /// Everybody's block to everybody.
+        /// Every rank's block to all ranks.
         Allgather = "allgather",
         /// Allgather with blocks of different lengths.
         Allgatherv = "allgatherv",
-        /// A block of the root's to everybody.
+        /// One of the root's blocks to each rank.
         Scatter = "scatter",
         /// Scatter with blocks of different lengths.
         Scatterv = "scatterv",
@@ -109,7 +109,7 @@ named_enum! {
 named_enum! {
     /// A way of running collectives; see the table of [`crate::algorithms`].
     Algorithm, "algorithm" {
-        /// A star: the root talks to everybody.
+        /// A star: the root exchanges messages with all ranks.
         Flat = "flat",
         /// A balanced binary tree, pipelined by chunk.
         Binary = "binary",
@@ -119,19 +119,19 @@ named_enum! {
         Chain = "chain",
         /// Scatter, then allgather (van de Geijn).
         ScatterAllgather = "scatter_allgather",
-        /// Exchange of everything with a partner at doubling distance.
+        /// Exchanges everything with a partner at doubling distance.
         RecursiveDoubling = "recursive_doubling",
-        /// Exchange of halves (reduce_scatter).
+        /// Exchanges halves (reduce_scatter).
         RecursiveHalving = "recursive_halving",
         /// Recursive halving, then doubling (Rabenseifner).
         HalvingDoubling = "halving_doubling",
-        /// Neighbour to neighbour.
+        /// Neighbor to neighbor.
         Ring = "ring",
         /// Store and forward at doubling distance.
         Bruck = "bruck",
-        /// One partner a step, each step another one.
+        /// One partner per step, a different one each step.
         Pairwise = "pairwise",
-        /// Everybody to everybody, everything posted at once.
+        /// All ranks to all ranks, everything posted at once.
         Linear = "linear",
         /// Signals at doubling distance.
         Dissemination = "dissemination",
@@ -139,17 +139,17 @@ named_enum! {
         TwoLevel = "two_level",
         /// Through shared memory, without messages or a schedule. Only for blocking calls, on one host.
         SharedMemory = "shared_memory",
-        /// Straight out of the peers' memory; else the same.
+        /// Directly out of the peers' memory; otherwise like `SharedMemory`.
         SingleCopy = "single_copy",
-        /// Along the trees of the communicator's overlay. Never chosen: only where it is asked for.
+        /// Along the trees of the communicator's overlay. Never chosen automatically, only on request.
         Overlay = "overlay",
-        /// Along an overlay that follows the rates of links, where that is faster. Never chosen.
+        /// Along an overlay that follows the rates of links, if that is faster. Never chosen automatically.
         Adaptive = "adaptive",
     }
 }
 
 impl Algorithm {
-    /// Whether it does without messages, and so has no schedule.
+    /// Whether it works without messages, and so has no schedule.
     pub fn is_direct(self) -> bool {
         matches!(self, Algorithm::SharedMemory | Algorithm::SingleCopy)
     }
@@ -164,23 +164,23 @@ pub struct VectorBlock {
     pub len: usize,
 }
 
-/// The first element behind all blocks.
+/// The first element after all blocks.
 pub(crate) fn blocks_end(blocks: &[VectorBlock]) -> usize {
     blocks.iter().map(|block| block.start + block.len).max().unwrap_or(0)
 }
 
-/// What a schedule depends on. Local to a rank: `rank`, `in_place`, and of the vector variants what MPI makes local
-/// (gatherv: `recv_blocks`, at the root only; scatterv: `send_blocks`, at the root only; alltoallv: both;
-/// all: `start` of `recv_blocks`). The rest is the same on every rank.
+/// The inputs of a schedule. These are local to a rank: `rank`, `in_place`, and, in the vector variants, whatever MPI
+/// makes local (gatherv: `recv_blocks`, at the root only; scatterv: `send_blocks`, at the root only; alltoallv: both;
+/// all: `start` of `recv_blocks`). Everything else is the same on every rank.
 #[derive(Clone, Copy, Debug)]
 pub struct ScheduleParams<'a> {
     /// This rank.
     pub rank: u32,
     /// Ranks of the communicator.
     pub size: u32,
-    /// The root of rooted collectives, else ignored.
+    /// The root of rooted collectives; ignored by others.
     pub root: u32,
-    /// Elements of a vector or of one block; see [`Collective`]. For gatherv, allgatherv and scatterv: of this rank.
+    /// Elements of a vector or of one block; see [`Collective`]. For gatherv, allgatherv and scatterv: this rank's.
     pub count: usize,
     /// Where the blocks lie in `Send`, by rank; see [`Collective`].
     pub send_blocks: &'a [VectorBlock],
@@ -188,20 +188,20 @@ pub struct ScheduleParams<'a> {
     pub recv_blocks: &'a [VectorBlock],
     /// Elements of a pipelined chunk; 0: the whole vector at once. Ignored by algorithms without chunks.
     pub chunk: usize,
-    /// The host of each rank, as any numbers; empty: all on one.
+    /// The host of each rank, in any numbering; empty: all on one host.
     pub hosts: &'a [u32],
     /// Whether operands may be exchanged.
     pub commutative: bool,
     /// Whether each element must be combined in the canonical order, whatever the message size and placement.
     pub repeatable: bool,
-    /// Whether `Send` is a part of `Recv`; see [`Collective`]. For rooted collectives meant at the root only.
+    /// Whether `Send` is a part of `Recv`; see [`Collective`]. For rooted collectives it counts at the root only.
     pub in_place: bool,
     /// The trees of [`Algorithm::Overlay`].
     pub overlay: Option<&'a Overlay>,
 }
 
 impl<'a> ScheduleParams<'a> {
-    /// Params of a commutative operation with everything else empty, to be completed by struct update.
+    /// Params of a commutative operation with all other fields empty, to be completed by struct update.
     pub fn new(rank: u32, size: u32) -> ScheduleParams<'a> {
         ScheduleParams {
             rank,

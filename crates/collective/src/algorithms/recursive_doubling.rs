@@ -1,9 +1,9 @@
 //! Recursive doubling: in step k every rank exchanges all it has with the partner at distance 2^k.
 //!
-//! Allreduce: lg P steps, n lg P elements sent, n scratch (nothing is copied: the first message lands in `Recv` and our
-//! own vector is combined into it). Allgather: lg P steps, n(P - 1) / P sent; allgatherv works in n scratch, packed,
-//! since the places of blocks may differ from rank to rank. Any P: ranks beyond a power of two pair up first (see
-//! `groups.rs`) and get the result at the end, two steps more. Keeps rank order and is the canonical order.
+//! Allreduce: lg P steps, n lg P elements sent, n scratch. Nothing is copied: the first message lands in `Recv`, and
+//! our own vector is combined into it. Allgather: lg P steps, n(P - 1) / P sent. Allgatherv works in n scratch, packed,
+//! because the places of blocks may differ between ranks. Any P: ranks beyond a power of two pair up first (see
+//! `groups.rs`) and get the result at the end, two more steps. Keeps rank order; its order is the canonical order.
 //!
 //! Source: Thakur, Rabenseifner, Gropp, "Optimization of collective communication operations in MPICH" (2005).
 

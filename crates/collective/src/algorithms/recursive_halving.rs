@@ -1,10 +1,9 @@
-//! Recursive halving for reduce_scatter: partners exchange the half of the blocks the other one is responsible for.
+//! Recursive halving for reduce_scatter: partners exchange the half of the blocks that the other is responsible for.
 //!
-//! lg P steps, n(P - 1) / P elements sent, 2n scratch. When rank order matters the blocks are first laid out in
-//! bit-reversed order (n elements copied, n more scratch): then the first split is between nearest neighbours and
-//! every combination is one of the canonical order. Otherwise the first partner is the farthest and halves are runs of
-//! `Send`, of which nothing is copied. Any P: ranks beyond a power of two pair up first (n elements and two steps
-//! more).
+//! lg P steps, n(P - 1) / P elements sent, 2n scratch. If rank order matters, the blocks are first laid out in
+//! bit-reversed order (n elements copied, n more scratch): the first split is then between nearest neighbors, and every
+//! combination is one of the canonical order. Otherwise the first partner is the farthest, and halves are runs of
+//! `Send` that need no copy. Any P: ranks beyond a power of two pair up first (n elements and two more steps).
 //!
 //! Source: Thakur, Rabenseifner, Gropp (2005); the permutation is that of MPICH's non-commutative reduce_scatter.
 

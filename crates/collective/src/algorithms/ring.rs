@@ -1,4 +1,4 @@
-//! Ring: everybody sends to the next rank and receives from the one before.
+//! Ring: every rank sends to the next rank and receives from the previous one.
 //!
 //! | collective             | steps    | elements sent  | scratch                              |
 //! |------------------------|----------|----------------|--------------------------------------|
@@ -6,8 +6,8 @@
 //! | reduce_scatter(_block) | P - 1    | n(P - 1) / P   | two largest blocks (+ n in place)    |
 //! | allreduce              | 2(P - 1) | 2n(P - 1) / P  | none; in place one piece             |
 //!
-//! The least possible traffic, between neighbours only; many steps. A block is combined in a circle that starts after
-//! its owner, so the operation must commute and the order depends on which block an element is in.
+//! The least possible traffic, and only between neighbors, but many steps. A block is combined in a circle that starts
+//! after its owner, so the operation must commute, and the order depends on which block an element is in.
 //!
 //! Source: Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations" (2009).
 

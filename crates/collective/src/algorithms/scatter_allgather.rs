@@ -1,11 +1,12 @@
 //! Bcast of long vectors as a binomial scatter of P pieces and a ring allgather of them (van de Geijn).
 //!
 //! lg P + P - 1 steps; the root sends about 2n elements instead of n lg P. No scratch: pieces travel between their
-//! places. A rank passes on to the next only pieces that its part of the scatter did not contain, so nothing comes back
-//! to the root.
+//! places. A rank passes on only pieces that the next rank did not get from the scatter, so nothing comes back to the
+//! root.
 //!
 //! Source: Barnett, Gupta, Payne, Shuler, van de Geijn, Watts, "Interprocessor collective communication library"
-//! (1994); leaving out what is there already: Zhou et al., "A bandwidth-saving optimization for MPI broadcast" (2015).
+//! (1994); skipping pieces that are already present: Zhou et al., "A bandwidth-saving optimization for MPI broadcast"
+//! (2015).
 
 use super::ScheduleParams;
 use super::builder::ScheduleBuilder;

@@ -1,4 +1,4 @@
-//! Overlays: trees of ranks, and bcast and reduce along any of them, a chunk at a time.
+//! Overlays: trees of ranks, with bcast and reduce along any of them, a chunk at a time.
 //!
 //! | shape       | depth        | children         | subtree of a node                        |
 //! |-------------|--------------|------------------|------------------------------------------|
@@ -8,14 +8,14 @@
 //! | `chain`     | P - 1        | 1                | everything after it                      |
 //! | `two_level` | lg H + lg L  | both binomial    | its host's, then later hosts'            |
 //!
-//! With m chunks a bcast or reduce takes depth + m - 1 steps and a rank sends n elements to each child; a chunk travels
-//! down (or up) while the next one follows. A reduction combines own, first child, second child, ...; every shape lists
-//! children so that this is rank order counted from the tree's top. An operation that needs rank order therefore climbs
-//! to rank 0, which passes the result to the root: one more step of n elements, except for `flat`, where the root holds
-//! everything and combines it in the canonical order.
+//! With m chunks, a bcast or reduce takes depth + m - 1 steps, and a rank sends n elements to each child; a chunk
+//! travels down (or up) while the next one follows. A reduction combines its own part, the first child, the second
+//! child, and so on. Every shape lists children so that this is rank order counted from the top of the tree. An
+//! operation that needs rank order therefore climbs to rank 0, which passes the result to the root. That is one more
+//! step of n elements, except for `flat`, where the root holds everything and combines it in the canonical order.
 //!
 //! Scratch: reduce uses two chunks for itself and one for each child after the first; `flat` n(P - 1), or c(P - 1).
-//! Restrictions: `two_level` keeps rank order only where each host's ranks are consecutive.
+//! Restrictions: `two_level` keeps rank order only if each host's ranks are consecutive.
 //! Source: MPICH and Open MPI `coll/base` trees; pipelining after Worringen, "Pipelining and overlapping for MPI
 //! collective operations" (2003).
 
@@ -24,7 +24,7 @@ use super::groups::{self, RankGroups};
 use super::{Algorithm, ScheduleParams};
 use crate::schedule::BufferRange;
 
-/// A rank's neighbours in an overlay. Children are in the order in which their subtrees combine.
+/// A rank's neighbors in an overlay. Children are in the order in which their subtrees combine.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct RankTree {
     pub(crate) parent: Option<u32>,
@@ -32,7 +32,7 @@ pub(crate) struct RankTree {
 }
 
 impl RankTree {
-    /// The neighbours of `p.rank` in the tree of this shape with `top` at its top.
+    /// The neighbors of `p.rank` in the tree of this shape with `top` at its top.
     pub(crate) fn new(shape: Algorithm, p: &ScheduleParams, top: u32) -> RankTree {
         // Shapes are made for a tree topped by position 0; positions count ranks from `top` around the circle.
         let position = (p.rank + p.size - top) % p.size;
@@ -50,8 +50,8 @@ impl RankTree {
         tree.renamed(|position| ((u64::from(position) + u64::from(top)) % u64::from(p.size)) as u32)
     }
 
-    /// The neighbours of `rank` in the tree in which everybody has this parent. Children begin with the next higher
-    /// rank, so that ranks at the tops of as many stars do not all send to the same one first.
+    /// The neighbors of `rank` in the tree given by `parents`. Children start with the next higher rank, so that the
+    /// ranks at the tops of several stars do not all send to the same rank first.
     pub(crate) fn from_parents(parents: &[Option<u32>], rank: u32) -> RankTree {
         let children = (0..).zip(parents).filter(|(_, parent)| **parent == Some(rank)).map(|(child, _)| child);
         let mut children: Vec<u32> = children.collect();
@@ -130,7 +130,7 @@ impl HostGroups {
         let mut names: Vec<u32> = vec![host_of(top)];
         let mut members: Vec<Vec<u32>> = vec![vec![top]];
         let mut index = std::collections::HashMap::from([(names[0], 0)]);
-        // Neighbors are mostly on one host: they need no look at the index.
+        // Neighboring ranks are usually on one host, so they need no index lookup.
         let mut last = (names[0], 0);
         for rank in (0..p.size).filter(|&rank| rank != top) {
             let name = host_of(rank);
@@ -166,9 +166,9 @@ impl HostGroups {
 pub(crate) fn bcast(b: &mut ScheduleBuilder, shape: Algorithm, p: &ScheduleParams, data: BufferRange) {
     let RankTree { parent, children } = RankTree::new(shape, p, p.root);
     let chunks = data.chunks(p.chunk);
-    // Ends of the tree have nothing to wait for between chunks: all of them are posted at once. A node in between
-    // receives a chunk while it passes the one before on, to the largest subtree first; it does not wait for that, or
-    // one slow leaf would hold up all others below its parent.
+    // Leaves have nothing to wait for between chunks, so they post all of them at once. An inner node receives a chunk
+    // while it passes on the previous one, to the largest subtree first. It does not wait for those sends, or one slow
+    // leaf would hold up everything else below its parent.
     let mut previous = None;
     for chunk in chunks {
         if let Some(parent) = parent {
@@ -214,7 +214,7 @@ pub(crate) fn reduce(b: &mut ScheduleBuilder, shape: Algorithm, p: &SchedulePara
     }
     b.next_round();
     if top != p.root {
-        // Not chunk by chunk: the root may only take it once it has sent all of its own part up the tree.
+        // Not chunk by chunk: the root may only receive the result after it has sent all of its own part up the tree.
         match whole {
             Some(whole) => b.send(p.root, whole),
             None if at_root => b.recv(top, p.result()),
@@ -232,12 +232,12 @@ fn reduce_inner(
     whole: Option<BufferRange>,
 ) {
     let chunk_len = p.own().chunks(p.chunk).next().map_or(0, |chunk| chunk.len);
-    // Below the top a chunk's result is needed only until it is sent, in the round after.
+    // Below the top, a chunk's result is needed only until it is sent, in the next round.
     let slots = match whole {
         Some(_) => Vec::new(),
         None => (0..p.own().chunks(p.chunk).len().min(2)).map(|_| b.scratch(chunk_len)).collect(),
     };
-    // Where the root's own contribution lies in Recv, the first child needs a place too.
+    // If the root's own contribution lies in Recv, the first child needs a separate place, too.
     let overwrites_own = p.in_place && p.rank == p.root && whole.is_some();
     let first_place = overwrites_own.then(|| b.scratch(chunk_len));
     let places: Vec<BufferRange> = children[1..].iter().map(|_| b.scratch(chunk_len)).collect();
@@ -298,7 +298,7 @@ fn reduce_flat(b: &mut ScheduleBuilder, p: &ScheduleParams) {
 /// Reduce to rank 0, then bcast from it.
 pub(crate) fn allreduce(b: &mut ScheduleBuilder, shape: Algorithm, p: &ScheduleParams) {
     let p = ScheduleParams { root: 0, ..*p };
-    // On other ranks than the root reduce reads Send and never writes Recv, so in-place needs nothing else there.
+    // On ranks other than the root, reduce reads Send and never writes Recv, so in-place calls need nothing else there.
     reduce(b, shape, &p);
     bcast(b, shape, &p, p.result());
 }

@@ -1,11 +1,11 @@
-//! Two levels: within hosts over shared memory, between hosts by one leader each, so that a host sends and receives the
-//! data once. H hosts of L ranks. (Bcast, reduce and barrier use the `two_level` tree of `tree.rs`, which pipelines
-//! both.)
+//! Two levels: shared memory within hosts, and one leader per host between hosts, so that a host sends and receives the
+//! data only once. H hosts of L ranks. (Bcast, reduce and barrier use the `two_level` tree of `tree.rs`, which
+//! pipelines both.)
 //!
 //! Allreduce: binomial reduce to the leader, recursive doubling (or, for long vectors, halving and doubling) among
-//! leaders, binomial bcast: 2 lg L + lg H steps (2 lg H for long vectors). Scratch 2n. Keeps rank order where each
-//! host's ranks are consecutive. Allgather: blocks to the leader, ring of hosts, bcast of everything: 1 + H - 1 + lg L
-//! steps, no scratch; allgatherv works in n scratch, packed, as the places of blocks may differ from rank to rank.
+//! leaders, binomial bcast: 2 lg L + lg H steps (2 lg H for long vectors). Scratch 2n. Keeps rank order if each host's
+//! ranks are consecutive. Allgather: blocks to the leader, ring of hosts, bcast of everything: 1 + H - 1 + lg L steps,
+//! no scratch. Allgatherv works in n scratch, packed, because the places of blocks may differ between ranks.
 //!
 //! Source: Karonis et al., "Exploiting hierarchy in parallel computer networks" (2000).
 
@@ -15,7 +15,7 @@ use super::tree::{self, HostGroups};
 use super::{Algorithm, ScheduleParams, halving_doubling, recursive_doubling};
 use crate::schedule::BufferRange;
 
-/// Elements per leader from which the leaders split the vector instead of exchanging all of it.
+/// Elements per leader above which the leaders split the vector instead of exchanging all of it.
 const SPLIT_MIN_LEN: usize = 2048;
 
 /// Allreduce.
@@ -75,7 +75,7 @@ pub(crate) fn allgather(b: &mut ScheduleBuilder, p: &ScheduleParams) {
     packed.unpack(b, p);
 }
 
-/// The blocks of ascending ranks as ranges, neighbours joined: the same on every rank.
+/// The blocks of ascending ranks as ranges, with adjacent blocks joined: the same on every rank.
 fn runs(packed: &PackedBlocks, ranks: &[u32]) -> impl Iterator<Item = BufferRange> {
     ranks.chunk_by(|low, high| low + 1 == *high).map(|run| packed.blocks(run[0], run[run.len() - 1] + 1))
 }

@@ -8,10 +8,10 @@
 //!
 //! A collective is a sequence of *turns*, the same on every rank. In turn `t` a rank may publish up to `DATA_BYTES` in
 //! its slot `t % SLOTS`: the bytes first, then the stamp (release). A small contribution lies in the stamp's own cache
-//! line, so that publishing and reading it moves one line. Readers mark a turn done when they need its slots no longer;
+//! line, so that publishing and reading it moves one line. Readers mark a turn done when they no longer need its slots;
 //! a slot is reused only when every rank is done with its last turn.
 //!
-//! What other ranks write is not trusted with memory safety: lengths come from this rank's own call, never from the
+//! Memory safety does not depend on what other ranks write: lengths come from this rank's own call, never from the
 //! area, so a broken peer can spoil the result but not this process.
 
 use std::ptr::NonNull;
@@ -42,7 +42,7 @@ pub(crate) struct SharedArea {
 unsafe impl Send for SharedArea {}
 
 impl SharedArea {
-    /// Bytes of an area for `ranks` ranks. Pages that nobody touches cost nothing.
+    /// Bytes of an area for `ranks` ranks. Pages that are never touched cost nothing.
     pub(crate) fn bytes(ranks: usize) -> usize {
         data_start(ranks) + ranks * SLOTS as usize * DATA_BYTES
     }
@@ -70,7 +70,7 @@ impl SharedArea {
         unsafe { self.at(offset).cast::<AtomicU64>().as_ref() }
     }
 
-    /// How many ranks sleep (or are about to) for want of a stamp or a done mark.
+    /// How many ranks sleep (or are about to) while they wait for a stamp or a done mark.
     pub(crate) fn sleepers(&self) -> &AtomicU32 {
         self.word32(LINE)
     }
@@ -88,7 +88,8 @@ impl SharedArea {
         self.rank_lines(rank) + (1 + (seq % SLOTS) as usize) * LINE
     }
 
-    /// Notes that this rank begins collective `seq`, for peers that wonder why what they expect does not come.
+    /// Records that this rank begins collective `seq`, for peers that need to know why an expected contribution is
+    /// missing.
     #[inline]
     pub(crate) fn set_call(&self, rank: usize, seq: u32, signature: u32, call: [u64; 2]) {
         let at = self.call_offset(rank, seq);
@@ -97,8 +98,8 @@ impl SharedArea {
         self.word64(at).store(u64::from(seq) << 32 | u64::from(signature), Ordering::Release);
     }
 
-    /// Signature and call of `rank` under number `seq`, if it has begun it and not long ago. Diagnostic: a line that is
-    /// just being overwritten may mix two calls.
+    /// Signature and call of `rank` under number `seq`, if it has begun that call recently. Diagnostic: a line that is
+    /// being overwritten may mix two calls.
     pub(crate) fn call(&self, rank: usize, seq: u32) -> Option<(u32, [u64; 2])> {
         let at = self.call_offset(rank, seq);
         let word = self.word64(at).load(Ordering::Acquire);
@@ -123,7 +124,8 @@ impl SharedArea {
     #[inline]
     pub(crate) unsafe fn publish(&self, rank: usize, turn: u32, signature: u32, bytes: &[u8]) {
         debug_assert!(bytes.len() <= DATA_BYTES);
-        // SAFETY: the slot is `DATA_BYTES` (or the line's rest) long, ours, and read by nobody until the stamp is set.
+        // SAFETY: the slot is `DATA_BYTES` (or the rest of the line) long and ours, and nothing reads it until the
+        // stamp is set.
         unsafe { tidemill_net::copy(bytes.as_ptr(), self.data(rank, turn, bytes.len()), bytes.len()) };
         let stamp = u64::from(signature) << 32 | u64::from(turn);
         self.word64(self.stamp_offset(rank, turn)).store(stamp, Ordering::Release);

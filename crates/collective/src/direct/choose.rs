@@ -1,24 +1,24 @@
-//! Which blocking calls go without messages, and how: through slots of shared memory, or straight out of the peers'
+//! Which blocking calls run without messages, and how: through slots of shared memory, or directly out of the peers'
 //! memory.
 //!
-//! Every rank must come to the same answer, so it depends only on what all of them pass alike.
+//! Every rank must come to the same answer, so it depends only on values that all of them share.
 
 use super::DATA_BYTES;
 use crate::algorithms::blocks_end;
 use crate::call::{CollectiveCall, CombineOrder};
 use crate::{Algorithm, Collective};
 
-/// Smallest vector for which reading the peers' memory pays, where nothing was measured.
+/// Smallest vector for which reading the peers' memory pays, without measurements.
 const SINGLE_COPY_BYTES_MIN: usize = 128 << 10;
 
-/// Largest vector that goes through the slots chunk by chunk, where nothing was measured.
+/// Largest vector that goes through the slots chunk by chunk, without measurements.
 const CHUNKED_BYTES_MAX: usize = 128 << 10;
 
-/// The same for a broadcast among ranks that share cores, which is read from peers' memory only beyond it: they take
-/// turns, and a chunk that one has just written, or read, is still in the core's cache when the next one reads it.
+/// The same for a broadcast among ranks that share cores; larger ones are read from peers' memory. Such ranks take
+/// turns, so a chunk that one has just written or read is still in the core's cache when the next one reads it.
 const BCAST_TURNS_BYTES_MAX: usize = 4 << 20;
 
-/// The rules of blocking calls of some ranks on one host, made flat: they are looked up on each call.
+/// The rules for blocking calls on one host, flattened because every call looks them up.
 #[derive(Default)]
 pub(crate) struct BlockingRules(pub(crate) Vec<Vec<(usize, Algorithm)>>);
 
@@ -28,7 +28,7 @@ impl BlockingRules {
         self.0.is_empty()
     }
 
-    /// The rule for a call of `bytes` in all.
+    /// The rule for a call of `bytes` in total.
     pub(crate) fn find(&self, call: &CollectiveCall, bytes: usize) -> Option<Algorithm> {
         let reduces = call.reduces();
         let order = CombineOrder::new(!reduces || call.op.is_commutative(), reduces && call.options.repeatable);
@@ -38,20 +38,20 @@ impl BlockingRules {
     }
 }
 
-/// What a communicator whose ranks share memory chooses by.
+/// How a communicator whose ranks share memory chooses.
 #[derive(Default)]
 pub(crate) struct DirectChooser {
     pub ranks: usize,
-    /// Every rank has a core for itself.
+    /// Every rank has a core to itself.
     pub own_cores: bool,
     /// Every rank can read every other's memory.
     pub single_copy: bool,
-    /// What was measured.
+    /// The measured rules.
     pub rules: BlockingRules,
 }
 
 impl DirectChooser {
-    /// The algorithm without messages that runs a call of `bytes` in all; `None`: it goes by messages.
+    /// The algorithm without messages that runs a call of `bytes` in total; `None`: the call uses messages.
     #[inline]
     pub(crate) fn choose(&self, call: &CollectiveCall, bytes: impl FnOnce() -> usize) -> Option<Algorithm> {
         if call.options.algorithm.is_some() || self.rules.is_empty() {
@@ -64,7 +64,7 @@ impl DirectChooser {
         }
     }
 
-    /// The choice where nothing was measured: the algorithm that is asked for, if it is able.
+    /// The choice without measurements: the requested algorithm, if it can run the call.
     #[inline]
     pub(crate) fn untuned(&self, call: &CollectiveCall) -> Option<Algorithm> {
         if let Some(asked) = call.options.algorithm {
@@ -79,7 +79,7 @@ impl DirectChooser {
         (short && self.obstacle(Algorithm::SharedMemory, call).is_none()).then_some(Algorithm::SharedMemory)
     }
 
-    /// Whether a broadcast is among ranks that take turns on cores.
+    /// Whether this is a broadcast among ranks that take turns on cores.
     fn takes_turns(&self) -> bool {
         self.ranks > 2 && !self.own_cores
     }
@@ -90,10 +90,10 @@ impl DirectChooser {
         match call.collective {
             Allreduce => bytes >= SINGLE_COPY_BYTES_MIN,
             Bcast if self.takes_turns() => bytes > BCAST_TURNS_BYTES_MAX,
-            // Two ranks have one message, which the transport copies as well.
+            // Two ranks need one message, which the transport copies just as well.
             Bcast => self.ranks > 2 && bytes >= SINGLE_COPY_BYTES_MIN,
             Gather | Allgather | Scatter => bytes >= SINGLE_COPY_BYTES_MIN / 2,
-            // Blocks as long as these on the average.
+            // Blocks that are this long on average.
             Allgatherv => {
                 let elements: usize = call.recv_blocks.iter().map(|block| block.len).sum();
                 elements * call.dtype.size_bytes() >= SINGLE_COPY_BYTES_MIN / 2 * self.ranks
@@ -103,7 +103,7 @@ impl DirectChooser {
         }
     }
 
-    /// Why `algorithm` cannot run the call without messages, if so.
+    /// Why `algorithm` cannot run the call without messages, if it cannot.
     #[inline]
     pub(crate) fn obstacle(&self, algorithm: Algorithm, call: &CollectiveCall) -> Option<&'static str> {
         use Collective::*;
@@ -133,7 +133,7 @@ impl DirectChooser {
     }
 }
 
-/// The longest block of a vector variant, which every rank knows; else what every rank contributes.
+/// The longest block of a vector variant, which every rank knows; otherwise the contribution of every rank.
 #[inline]
 fn block_bytes_max(call: &CollectiveCall) -> usize {
     let elements = match call.collective {
@@ -146,7 +146,7 @@ fn block_bytes_max(call: &CollectiveCall) -> usize {
 
 const _: () = assert!(DATA_BYTES == 32 << 10, "the message above says so");
 
-/// The algorithms without messages that can run `collective` at some size.
+/// The algorithms without messages that can run `collective` for at least some sizes.
 pub fn direct_algorithms(collective: Collective) -> &'static [Algorithm] {
     use Collective::*;
     match collective {
@@ -154,7 +154,7 @@ pub fn direct_algorithms(collective: Collective) -> &'static [Algorithm] {
         Bcast | Allreduce | Gather | Allgather | Allgatherv | Scatter | Alltoall => {
             &[Algorithm::SharedMemory, Algorithm::SingleCopy]
         }
-        // Not every rank knows how long the others' blocks are, so they could not choose alike.
+        // Not every rank knows the lengths of the others' blocks, so they could not make the same choice.
         Gatherv | Scatterv | Alltoallv => &[],
     }
 }

@@ -1,15 +1,15 @@
 //! Collectives of large vectors within a host, by reading the peers' memory.
 //!
-//! In turn A all tell where their buffers lie; each rank then copies what it needs straight out of its owner's memory.
-//! In turn C all have read, and buffers may be reused. What a rank has from itself it copies while it would wait for
-//! the others: one half in turn A, the other in turn C.
+//! In turn A, all ranks publish the addresses of their buffers; each rank then copies what it needs directly out of its
+//! owner's memory. In turn C, all ranks have finished reading, and buffers may be reused. A rank copies its own part
+//! while it would otherwise wait for the others: one half in turn A, the other in turn C.
 //!
 //! Allreduce computes in between. Every rank owns a slice of the vector: it reads its slice of every peer's
 //! contribution, a cache-sized chunk at a time, and combines it into its own result. In turn B all have done so, and
-//! each rank reads the other slices straight out of their owners' results. Per rank n(P - 1) / P elements are read and
-//! combined, and as many copied: each byte crosses once, no intermediate buffer leaves the cache. Operands are combined
-//! in rank order. Source: Rabenseifner's reduce-scatter + allgather, with the single-copy exchange of Chakraborty et
-//! al., "Designing efficient shared address space reduction collectives" (IPDPS 2018).
+//! each rank reads the other slices directly out of their owners' results. Each rank reads and combines n(P - 1) / P
+//! elements and copies as many: each byte crosses once, and no intermediate buffer leaves the cache. Operands are
+//! combined in rank order. Source: Rabenseifner's reduce-scatter + allgather, with the single-copy exchange of
+//! Chakraborty et al., "Designing efficient shared address space reduction collectives" (IPDPS 2018).
 
 use tidemill_net::{Engine, NetError, Rank, copy_or_move};
 
@@ -19,10 +19,10 @@ use crate::{Collective, OpError, ReduceOp, VectorBlock, reduce};
 
 /// Bytes combined at a time: small enough to stay in a core's cache with its operands.
 const CHUNK_BYTES: usize = 128 << 10;
-/// Bytes copied at a time: long reads cost fewer system calls, and nothing of them has to stay in the cache.
+/// Bytes copied at a time: long reads cost fewer system calls, and the data need not stay in the cache.
 const READ_BYTES: usize = 1 << 20;
 
-/// Where a large allreduce has got to.
+/// The progress of a large allreduce.
 pub(crate) struct LargeProgress {
     stage: LargeStage,
     /// Send and receive address of each rank.
@@ -33,7 +33,7 @@ pub(crate) struct LargeProgress {
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum LargeStage {
     Announce(LargeTurn),
-    /// Copy what this rank has from itself, from this byte on.
+    /// Copy this rank's own part, from this byte on.
     Own(LargeTurn, usize),
     Await(LargeTurn, usize),
     /// Combine the chunk at this byte of the own slice.
@@ -43,7 +43,7 @@ enum LargeStage {
         step: usize,
         offset: usize,
     },
-    /// This rank's memory could not be read any more.
+    /// Reading this rank's memory failed.
     Gone(usize),
 }
 
@@ -60,7 +60,7 @@ enum ChunkFailure {
     Operation(OpError),
 }
 
-/// Bytes at address `from` of their owner, to be copied to byte `into` of the receive buffer.
+/// Bytes at address `from` of their owner, which go to byte `into` of the receive buffer.
 struct CopyRange {
     from: u64,
     into: usize,
@@ -86,10 +86,10 @@ impl LargeProgress {
 }
 
 impl DirectChannel {
-    /// Does what can be done now, one chunk at most.
+    /// Makes the progress that is possible now, at most one chunk.
     ///
     /// # Safety
-    /// As [`DirectChannel::poll`]. `ranks` are the workers of the communicator, whose memory this one can read.
+    /// As [`DirectChannel::poll`]. `ranks` are the workers of the communicator, and this worker can read their memory.
     pub(crate) unsafe fn poll_large(
         &mut self,
         job: &DirectOperation,
@@ -200,8 +200,8 @@ impl DirectChannel {
         assert!(part.into + part.len <= job.recv.len, "a part lies within the receive buffer");
         let n = (self.own_half(job, turn).1 - offset).min(READ_BYTES);
         let from = (part.from + offset as u64) as *const u8;
-        // SAFETY: the own part lies in the send buffer, and goes into a part of the receive buffer, both the
-        // caller's by `poll_large`'s contract.
+        // SAFETY: the own part lies in the send buffer, and goes into a part of the receive buffer; both belong to the
+        // caller by `poll_large`'s contract.
         unsafe {
             let into = job.recv.ptr.add(part.into + offset);
             if part.len >= STREAM_BYTES_MIN && (from as usize).abs_diff(into as usize) >= part.len {
@@ -224,12 +224,12 @@ impl DirectChannel {
         (word(0), word(8))
     }
 
-    /// What to do of the own part from byte `offset` on before the others are waited for.
+    /// What to copy of the own part, from byte `offset` on, before waiting for the others.
     fn own_from(&self, job: &DirectOperation, turn: LargeTurn, offset: usize) -> LargeStage {
         if offset < self.own_half(job, turn).1 { LargeStage::Own(turn, offset) } else { LargeStage::Await(turn, 0) }
     }
 
-    /// From and up to which byte of what it has from itself a rank copies in this turn.
+    /// The byte range of its own part that a rank copies in this turn.
     fn own_half(&self, job: &DirectOperation, turn: LargeTurn) -> (usize, usize) {
         let len = self.part(job, (0, 0), self.rank).len;
         match turn {
@@ -239,7 +239,8 @@ impl DirectChannel {
         }
     }
 
-    /// What this rank copies from `owner`'s memory, whose buffers for sending and receiving lie there, and where to.
+    /// What this rank copies from `owner`'s memory, given the addresses of its send and receive buffers, and where it
+    /// goes.
     fn part(&self, job: &DirectOperation, (send, recv): (u64, u64), owner: usize) -> CopyRange {
         let at_root = self.rank == job.root;
         let nothing = CopyRange { from: 0, into: 0, len: 0 };
@@ -267,7 +268,7 @@ impl DirectChannel {
         }
     }
 
-    /// First byte and length of `rank`'s slice: whole elements, as equal as can be.
+    /// First byte and length of `rank`'s slice: whole elements, with slices as equal as possible.
     fn slice(&self, job: &DirectOperation, rank: usize) -> (usize, usize) {
         let item = job.dtype.size_bytes();
         let elements = job.send.len / item;

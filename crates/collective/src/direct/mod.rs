@@ -8,10 +8,10 @@
 //! | allreduce, scan, exscan, reduce_scatter(_block) | all | all | nP, combined in rank order |
 //! | allgather(v), alltoall | all | all | nP |
 //!
-//! Large allreduces read the peers' memory instead, see [`large`]. bcast, reduce and allreduce of more than a slot go
-//! in chunks, one turn each, and a rank may be at the next chunk while others are at this one. Operands are combined in
-//! rank order, so any operation works, and the result does not depend on timing. Messages are faster for large payloads
-//! and many ranks; [`choose`] decides, based on data that is the same on every rank.
+//! Large allreduces read the peers' memory instead, see [`large`]. A bcast, reduce or allreduce of more than a slot
+//! goes in chunks, one turn each, and one rank may already be at the next chunk. Operands are combined in rank order,
+//! so any operation works, and the result does not depend on timing. Messages are faster for large payloads and many
+//! ranks; [`choose`] decides, based on data that is the same on every rank.
 //!
 //! Source: the flat shared-memory collectives of Open MPI's `sm` and MPICH's release/gather (Jain et al., SC 2018),
 //! with the stamp in the data's cache line.
@@ -40,12 +40,12 @@ pub(crate) struct DirectChannel {
     size: usize,
     /// The last turn begun.
     turn: u32,
-    /// Every rank is done with this turn, as far as known.
+    /// Every rank is done with this turn, as far as this rank knows.
     done_by_all: u32,
     chain: u32,
 }
 
-/// What a call does, as the direct collectives need it.
+/// A call's work, as the direct collectives need it.
 pub(crate) struct DirectOperation {
     pub collective: Collective,
     pub root: usize,
@@ -54,12 +54,12 @@ pub(crate) struct DirectOperation {
     /// The caller's contribution; for in-place calls it may be part of `recv`.
     pub send: MemoryRegion,
     pub recv: MemoryRegion,
-    /// Of a vector variant: the block of each rank, in bytes. Their lengths are alike on every rank.
+    /// In a vector variant: the block of each rank, in bytes. The lengths are the same on every rank.
     pub blocks: Option<Arc<[VectorBlock]>>,
 }
 
 impl DirectOperation {
-    /// The block of a rank, in bytes; `len` bytes for each where all are equal.
+    /// The block of a rank, in bytes; `len` bytes for each rank if all are equal.
     #[inline]
     fn block(&self, rank: usize, len: usize) -> VectorBlock {
         match &self.blocks {
@@ -69,7 +69,7 @@ impl DirectOperation {
     }
 }
 
-/// Where a call has got to. Advanced between polls until it is over.
+/// The progress of a call. Advanced between polls until the call is over.
 pub(crate) struct DirectProgress {
     /// First byte of the current chunk.
     offset: usize,
@@ -78,14 +78,14 @@ pub(crate) struct DirectProgress {
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum DirectStage {
-    /// A turn is to be begun.
+    /// A turn is about to begin.
     Publish,
-    /// Contributions of ranks from this one on are still to be read.
+    /// The contributions of this rank and later ones still have to be read.
     Read(usize),
 }
 
 impl DirectProgress {
-    /// Changes whenever this rank has published something or is done with something.
+    /// Changes whenever this rank has published something or finished with something.
     pub(crate) fn moved(&self) -> (usize, bool) {
         (self.offset, self.stage == DirectStage::Publish)
     }
@@ -100,11 +100,11 @@ fn chunk_bytes(job: &DirectOperation) -> usize {
 
 const BCAST_CHUNK_BYTES: usize = 16 << 10;
 
-/// What a poll of a direct call found.
+/// The result of polling a direct call.
 pub(crate) enum DirectPoll {
-    /// Something a peer has to do first.
+    /// A peer has to act first.
     Waiting,
-    /// Something was done, and more can be.
+    /// Some work was done, and more is possible.
     Moved,
     /// The call is over.
     Done,
@@ -127,7 +127,7 @@ impl DirectChannel {
         DirectProgress { offset: 0, stage: DirectStage::Publish }
     }
 
-    /// Whom a stuck call waits for.
+    /// The rank for which a stuck call waits.
     pub(crate) fn waiting_for(&self, progress: &DirectProgress) -> Option<usize> {
         match progress.stage {
             DirectStage::Read(rank) => Some(rank),
@@ -138,20 +138,20 @@ impl DirectChannel {
         }
     }
 
-    /// The fingerprint under which the next call publishes: of it and of all direct calls before, so that a difference
-    /// that no rank happened to see at the time still shows at the next one.
+    /// The fingerprint under which the next call publishes. It covers this call and all earlier direct calls, so that a
+    /// difference that no rank happened to see at the time still shows at the next call.
     #[inline]
     pub(crate) fn chain(&mut self, signature: u32) -> u32 {
         self.chain = (self.chain.rotate_left(5) ^ signature).wrapping_mul(0x9e37_79b1);
         self.chain
     }
 
-    /// A peer whose call under this number is another one, seen from the marks every collective leaves.
+    /// A peer that made a different call under this number, according to the marks that every collective leaves.
     pub(crate) fn find_contradiction(&self, seq: u32, signature: u32) -> Option<usize> {
         (0..self.size).find(|&r| matches!(self.area.call(r, seq), Some((other, _)) if other != signature))
     }
 
-    /// The first collective up to `seq`, among the latest, that `rank` called differently, and its call.
+    /// The first recent collective up to `seq` that `rank` called differently, and its call.
     pub(crate) fn divergence(&self, rank: usize, seq: u32) -> Option<(u32, [u64; 2])> {
         (seq.saturating_sub(SLOTS - 1)..=seq).find_map(|s| {
             let ((ours, _), (theirs, call)) = (self.area.call(self.rank, s)?, self.area.call(rank, s)?);
@@ -159,15 +159,16 @@ impl DirectChannel {
         })
     }
 
-    /// Ranks that may sleep while this one has published something: to be woken before a call returns.
+    /// The number of ranks that may sleep although this one has published something; they must be woken before a call
+    /// returns.
     #[inline]
     pub(crate) fn sleepers(&self) -> u32 {
-        // Orders the stamps and done marks before the look; the sleeper orders its announcement before its last look.
+        // Orders the stamps and done marks before this read; the sleeper orders its announcement before its last look.
         fence(Ordering::SeqCst);
         self.area.sleepers().load(Ordering::Relaxed)
     }
 
-    /// Does what can be done now.
+    /// Makes the progress that is possible now.
     ///
     /// # Safety
     /// `job`'s regions are valid (`send` readable, `recv` writable), of the lengths its collective needs, and the same
@@ -220,7 +221,7 @@ impl DirectChannel {
         }
     }
 
-    /// This rank needs the turn's slots no longer; `met_all` if it has read every rank's.
+    /// This rank no longer needs the turn's slots; `met_all` if it has read every rank's.
     #[inline]
     fn finish_turn(&mut self, met_all: bool) {
         self.area.done(self.rank).store(self.turn, Ordering::Release);
@@ -251,7 +252,7 @@ impl DirectChannel {
         }
     }
 
-    /// Whose contributions this rank reads.
+    /// The ranks whose contributions this rank reads.
     #[inline]
     fn readers_sources(&self, job: &DirectOperation) -> std::ops::Range<usize> {
         match job.collective {
@@ -269,7 +270,7 @@ impl DirectChannel {
         self.readers_sources(job).start
     }
 
-    /// Bytes of the whole call that go through chunks.
+    /// Bytes of the whole call that go in chunks.
     #[inline]
     fn total(&self, job: &DirectOperation) -> usize {
         match job.collective {

@@ -1,5 +1,5 @@
-//! When to measure the links of hosts, and when to change the overlay: a state machine without clock or wire. With the
-//! same calls and measurements every rank has the same overlay before each call.
+//! When to measure the links of hosts, and when to change the overlay: a state machine without a clock or network.
+//! Given the same calls and measurements, every rank has the same overlay before each call.
 
 use std::fmt::Write;
 
@@ -8,43 +8,43 @@ use super::choose::{OverlayChoice, choose, reconsider, without_overlay};
 use super::model::{OverlayForecast, OverlayModel};
 use super::probe::host_rates;
 
-/// Calls with fewer bytes are left to the tuner: they are over before a link's rate shows.
+/// Calls with fewer bytes are left to the tuner: they end before the rate of a link shows.
 pub const ADAPTIVE_BYTES_MIN: u64 = 1 << 20;
-/// Of a call's bytes a host sends one part in so many to be measured.
+/// A host sends one part in this many of a call's bytes as a measurement.
 const PROBE_PART: u64 = 16;
-/// What it sends then, all messages together, is between these: enough to tell, and not too much.
+/// Bounds on the size of a measurement, all messages together: enough to show a rate, but not too costly.
 const PROBE_BYTES: std::ops::RangeInclusive<u64> = 512 << 10..=4 << 20;
-/// Between measurements calls take so many times as long as one while links seem alike,
+/// While links seem alike, the calls between measurements take this many times as long as a measurement.
 const CALLS_PER_PROBE: f64 = 64.0;
-/// and so many times while an overlay goes around slow ones, which may be free again.
+/// The same while an overlay avoids slow links, which may have recovered.
 const CALLS_PER_PROBE_AROUND: f64 = 32.0;
-/// A change is worth it if it takes no more than this part of the time.
+/// A change is worth it if it reduces the time to this fraction or less.
 const GAIN: f64 = 0.9;
-/// A direction of a host that has less than this part of the usual rate is called slow.
+/// A direction of a host is called slow if it has less than this fraction of the usual rate.
 const SLOW: f64 = 0.7;
 
 /// The overlay of a communicator that measures its links.
 #[derive(Debug)]
 pub struct AdaptiveOverlay {
-    /// Each rank's host.
+    /// The host of each rank.
     host_of: Vec<u32>,
     hosts: u64,
-    /// Of the last two measurements: a host that was slow in one may have been busy.
+    /// The last two measurements. A host that was slow in only one of them may just have been busy.
     measured: [Option<Vec<HostRate>>; 2],
-    /// How long the last one took.
+    /// How long the last measurement took.
     measured_s: f64,
-    /// Bytes of the calls until the next measurement.
+    /// Bytes of calls until the next measurement.
     bytes_left: u64,
     /// `None` before the first measurement.
     choice: Option<OverlayChoice>,
-    /// Bytes of the call that was decided for last.
+    /// Bytes of the call for which the last decision was made.
     bytes: u64,
-    /// What that should take without an overlay.
+    /// The time that call should take without an overlay.
     without: OverlayForecast,
 }
 
 impl AdaptiveOverlay {
-    /// Nothing is measured; `host_of` has each rank's host.
+    /// An overlay without measurements; `host_of` contains each rank's host.
     pub fn new(host_of: &[u32]) -> AdaptiveOverlay {
         let hosts = host_of.iter().max().map_or(1, |&last| u64::from(last) + 1);
         let host_of = host_of.to_vec();
@@ -61,8 +61,8 @@ impl AdaptiveOverlay {
         }
     }
 
-    /// An all-reduce of so many bytes comes: whether links have to be measured before it. Then every host sends every
-    /// other one a message of this length.
+    /// Announces an all-reduce of `bytes` bytes. If links have to be measured before it, returns the length of the
+    /// message that every host then sends to every other.
     pub fn begin_call(&mut self, bytes: u64) -> Option<u64> {
         if self.hosts < 2 || bytes < ADAPTIVE_BYTES_MIN {
             return None;
@@ -75,16 +75,16 @@ impl AdaptiveOverlay {
         Some((sent / (self.hosts - 1)).max(1))
     }
 
-    /// Takes a measurement: for each receiver, the seconds until the message of each sender was there.
+    /// Takes a measurement: for each receiver, the seconds until each sender's message arrived.
     pub fn measure(&mut self, seconds: &[Vec<f64>], message: u64) {
         self.measured.swap(0, 1);
         self.measured[0] = Some(host_rates(seconds, message as f64));
         self.measured_s = longest(seconds);
     }
 
-    /// If some host was slow in the last measurement: all hosts, and whether they should be sent nothing in a further
-    /// one. Acknowledgements that are stuck before a slow input slow down what the host sends, and so does a message
-    /// to it what others send.
+    /// If some host was slow in the last measurement: for every host, whether a second measurement should send it
+    /// nothing. Acknowledgments that queue behind a slow input delay what that host sends, and a message to it delays
+    /// what the others send.
     pub fn slow_receivers(&self) -> Option<Vec<bool>> {
         let rates = self.measured[0].as_ref()?;
         let limit = SLOW * usual(rates);
@@ -92,19 +92,19 @@ impl AdaptiveOverlay {
         rates.iter().any(is_slow).then(|| slow_inputs(rates))
     }
 
-    /// Hosts with a slow input, by the last two measurements; none before the first.
+    /// The hosts with a slow input, according to the last two measurements; none before the first.
     pub fn slow_inputs(&self) -> Vec<bool> {
         self.rates().map_or_else(|| vec![false; self.hosts as usize], |rates| slow_inputs(&rates))
     }
 
-    /// Takes that further measurement, with 0 where nothing was sent.
+    /// Takes that second measurement, with 0 for messages that were not sent.
     pub fn refine(&mut self, seconds: &[Vec<f64>], message: u64) {
         let refined = host_rates(seconds, message as f64);
         self.measured[0] = self.measured[0].take().map(|rates| greater(&rates, &refined));
         self.measured_s += longest(seconds);
     }
 
-    /// Decides how all-reduces of about so many bytes go from here on. Whether that is another way.
+    /// Decides how all-reduces of about `bytes` bytes run from now on. Returns whether that is a change.
     pub fn decide(&mut self, bytes: u64) -> bool {
         let is_change = self.reconsider(bytes);
         let Some(choice) = &self.choice else { return false };
@@ -121,7 +121,7 @@ impl AdaptiveOverlay {
         let now = self.choice.get_or_insert_with(|| without.clone());
         now.forecast = reconsider(now, &rates, &self.host_of, bytes, &model);
         let best = choose(&rates, &self.host_of, bytes, &model);
-        // What is simple is taken back as soon as nothing is lost by it.
+        // An overlay is dropped as soon as the simpler way is no slower.
         let is_needless = now.overlay.is_some() && without.forecast.mean_s <= now.forecast.mean_s;
         let next = if best.forecast.mean_s <= GAIN * now.forecast.mean_s {
             best
@@ -135,12 +135,12 @@ impl AdaptiveOverlay {
         is_change
     }
 
-    /// How calls go: along the overlay, if there is one. `None`: nothing is known yet.
+    /// How calls run: along the overlay, if there is one. `None` before the first measurement.
     pub fn choice(&self) -> Option<&OverlayChoice> {
         self.choice.as_ref()
     }
 
-    /// The greater of the last two measurements.
+    /// The higher rate of the last two measurements.
     fn rates(&self) -> Option<Vec<HostRate>> {
         let [new, old] = &self.measured;
         let new = new.as_ref()?;
@@ -172,7 +172,7 @@ fn longest(seconds: &[Vec<f64>]) -> f64 {
     seconds.iter().flatten().copied().fold(0.0, f64::max)
 }
 
-/// For people: what is used and why.
+/// A description for users: the overlay in use, and why.
 impl std::fmt::Display for AdaptiveOverlay {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let (Some(rates), Some(choice)) = (self.rates(), &self.choice) else {
@@ -219,8 +219,8 @@ mod tests {
         rates
     }
 
-    /// What hosts with these rates measure when these receive nothing: all messages of a host are as slow as the
-    /// slowest.
+    /// The times that hosts with these rates measure when the skipped ones receive nothing: all messages of a host are
+    /// as slow as the slowest.
     fn exchange(rates: &[HostRate], message: u64, skipped: &[bool]) -> Vec<Vec<f64>> {
         let hosts = rates.len();
         let bytes = |count: usize| (count as u64 * message) as f64;
@@ -244,7 +244,8 @@ mod tests {
         adaptive.decide(bytes)
     }
 
-    /// Calls until the next measurement, which has this result; whether it changes anything, and how many.
+    /// Makes calls until the next measurement, which has this result. Returns whether it changed anything, and the
+    /// number of calls.
     fn go_on(adaptive: &mut AdaptiveOverlay, rates: &[HostRate]) -> (bool, u32) {
         for calls in 0..1000 {
             if let Some(message) = adaptive.begin_call(BYTES) {
@@ -262,7 +263,7 @@ mod tests {
             let (even, slow) = (choked(hosts, None), choked(hosts, Some((1, 0.11))));
             assert_eq!(go_on(&mut adaptive, &even), (false, 0));
             assert_eq!(adaptive.choice().unwrap().kind, OverlayKind::Ring);
-            // Once it may be chance.
+            // A single time may be chance.
             assert!(!go_on(&mut adaptive, &slow).0);
             assert!(go_on(&mut adaptive, &slow).0);
             let overlay = adaptive.choice().unwrap().overlay.clone().unwrap();
@@ -276,7 +277,7 @@ mod tests {
         }
     }
 
-    /// Rates that go up and down by a tenth are no reason to change anything.
+    /// Rates that vary by a tenth are no reason to change anything.
     #[test]
     fn noise_changes_nothing() {
         let mut adaptive = AdaptiveOverlay::new(&[0, 1, 2, 3, 4, 5, 6, 7]);

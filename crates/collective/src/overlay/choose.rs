@@ -1,7 +1,7 @@
-//! Which overlay: the one with the least forecast time, from the rates of hosts.
+//! Chooses the overlay with the lowest forecast time, given the rates of hosts.
 //!
-//! Pure and without a clock: with equal rates every rank makes the same choice. Floats go through the same operations
-//! everywhere, and ties have an order.
+//! Pure and without a clock: given equal rates, every rank makes the same choice. Floating-point operations are the
+//! same everywhere, and ties are broken in a fixed order.
 
 use std::fmt;
 
@@ -10,21 +10,21 @@ use super::shards::shards;
 use super::weighted::{HostStreams, TreeRule, TreeShape, trees};
 use super::{HostRate, Overlay, OverlayPart};
 
-/// Roots that are tried: as many hosts, those that send and receive best.
+/// The number of roots to try: the hosts that send and receive fastest.
 const ROOTS: usize = 16;
-/// What is simpler is kept if it is slower by no more than this.
+/// A simpler way is kept if it is slower by no more than this factor.
 const TOLERANCE: f64 = 1.02;
-/// Bytes a second: a host that seems to stand still is only very slow.
+/// Bytes a second: a host that seems to have stopped counts as very slow.
 const RATE_MIN: f64 = 1.0;
 
-/// How an all-reduce goes.
+/// How an all-reduce runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum OverlayKind {
     /// The ring of all ranks.
     Ring,
     /// Recursive halving and doubling.
     HalvingDoubling,
-    /// Shards as large as their owners' rates allow.
+    /// Shards that are as large as their owners' rates allow.
     Shards,
     /// One pair of weighted trees; with degree 1 a chain.
     Tree(TreeShape),
@@ -49,30 +49,30 @@ impl fmt::Display for OverlayKind {
     }
 }
 
-/// What was chosen, and what is expected of it.
+/// The choice, and its expected time.
 #[derive(Clone, Debug, PartialEq)]
 pub struct OverlayChoice {
-    /// Which way.
+    /// The kind of overlay.
     pub kind: OverlayKind,
     /// The trees over ranks; `None` for the ring and for halving and doubling.
     pub overlay: Option<Overlay>,
-    /// The time it should take.
+    /// The expected time.
     pub forecast: OverlayForecast,
-    /// The least that any way could take.
+    /// The least time that any overlay could take.
     pub bound: OverlayForecast,
 }
 
-/// A way over hosts.
+/// An overlay over hosts.
 struct HostOverlay {
     kind: OverlayKind,
     overlay: Option<Overlay>,
     forecast: OverlayForecast,
 }
 
-/// The best way to all-reduce `bytes` among ranks on hosts with these rates; `host_of` has each rank's host.
+/// The best way to all-reduce `bytes` among ranks on hosts with these rates; `host_of` contains each rank's host.
 ///
 /// # Panics
-/// If `host_of` names a host without rates, or there is a host without ranks.
+/// If `host_of` names a host without rates, or if a host has no ranks.
 pub fn choose(rates: &[HostRate], host_of: &[u32], bytes: u64, model: &OverlayModel) -> OverlayChoice {
     let (rates, bytes) = (moving(rates), bytes.max(1) as f64);
     let mut ways = candidates(&rates, host_of, bytes, model);
@@ -92,7 +92,7 @@ pub fn choose(rates: &[HostRate], host_of: &[u32], bytes: u64, model: &OverlayMo
     }
 }
 
-/// The time that a choice made with other rates would take with these; its kind says how it goes.
+/// The time that a choice made with other rates would take with these rates.
 pub fn reconsider(
     choice: &OverlayChoice,
     rates: &[HostRate],
@@ -108,7 +108,7 @@ pub fn reconsider(
     }
 }
 
-/// The better of ring and halving and doubling.
+/// The faster one of the ring and halving and doubling.
 pub(crate) fn without_overlay(rates: &[HostRate], host_of: &[u32], bytes: u64, model: &OverlayModel) -> OverlayChoice {
     let (rates, bytes) = (moving(rates), bytes.max(1) as f64);
     let (ring, halving) = (model.ring(&rates, host_of, bytes), model.halving_doubling(&rates, host_of, bytes));
@@ -120,7 +120,7 @@ pub(crate) fn without_overlay(rates: &[HostRate], host_of: &[u32], bytes: u64, m
     OverlayChoice { kind, overlay: None, forecast, bound: lower_bound(&rates, bytes) }
 }
 
-/// Rates that can be divided by.
+/// The rates with zeros replaced, so that they can be divisors.
 fn moving(rates: &[HostRate]) -> Vec<HostRate> {
     let moving = |rate: &HostRate| HostRate { input: rate.input.max(RATE_MIN), output: rate.output.max(RATE_MIN) };
     rates.iter().map(moving).collect()
@@ -130,7 +130,7 @@ fn order(one: &OverlayForecast, other: &OverlayForecast) -> std::cmp::Ordering {
     one.mean_s.total_cmp(&other.mean_s).then(one.worst_s.total_cmp(&other.worst_s))
 }
 
-/// All ways that are compared, simpler ones first.
+/// All candidates, simpler ones first.
 fn candidates(rates: &[HostRate], host_of: &[u32], bytes: f64, model: &OverlayModel) -> Vec<HostOverlay> {
     let plain = |kind, forecast| HostOverlay { kind, overlay: None, forecast };
     let mut ways = vec![
@@ -150,7 +150,7 @@ fn candidates(rates: &[HostRate], host_of: &[u32], bytes: f64, model: &OverlayMo
     let none = HostStreams::none(rates.len());
     for degree in 1..=3 {
         for rule in [TreeRule::FewestHops, TreeRule::LeastCost] {
-            // A chain has one end to take children.
+            // In a chain, only the end can take a child.
             if degree == 1 && rule == TreeRule::LeastCost {
                 continue;
             }
@@ -174,13 +174,13 @@ fn candidates(rates: &[HostRate], host_of: &[u32], bytes: f64, model: &OverlayMo
     ways
 }
 
-/// Two pairs of trees with shares by what each can carry: by the inverse of the time it would take alone.
+/// Two pairs of trees whose shares are inverse to the time that each would take alone.
 fn in_proportion(first: &OverlayPart, second: &OverlayPart, first_s: f64, second_s: f64) -> Vec<OverlayPart> {
     let share = ((1024.0 * second_s / (first_s + second_s)).round() as u32).clamp(1, 1023);
     vec![OverlayPart { share, ..first.clone() }, OverlayPart { share: 1024 - share, ..second.clone() }]
 }
 
-/// The hosts that send and receive best.
+/// The hosts that send and receive fastest.
 fn roots(rates: &[HostRate]) -> Vec<u32> {
     let slower = |host: u32| rates[host as usize].input.min(rates[host as usize].output);
     let mut roots: Vec<u32> = (0..rates.len() as u32).collect();
@@ -196,7 +196,8 @@ fn leaders(host_of: &[u32]) -> Vec<u32> {
     (0..hosts).map(|host| first(host) as u32).collect()
 }
 
-/// An overlay of hosts as one of ranks: hosts are led by their lowest ranks, of whom the others are children.
+/// An overlay of hosts as an overlay of ranks: the lowest rank of a host represents it, and its other ranks are
+/// children of that rank.
 fn over_ranks(overlay: &Overlay, host_of: &[u32]) -> Overlay {
     let leaders = leaders(host_of);
     let spread = |parents: &[Option<u32>]| {
@@ -209,7 +210,7 @@ fn over_ranks(overlay: &Overlay, host_of: &[u32]) -> Overlay {
     map_trees(overlay, host_of.len() as u32, spread)
 }
 
-/// The overlay of hosts behind one of ranks.
+/// The overlay of hosts for an overlay of ranks.
 fn over_hosts(overlay: &Overlay, host_of: &[u32]) -> Overlay {
     let leaders = leaders(host_of);
     let gather = |parents: &[Option<u32>]| {
@@ -250,7 +251,7 @@ mod tests {
         (0..hosts as u32).collect()
     }
 
-    /// Both directions by a normal distribution, cut to 50 to 940 Mbit/s.
+    /// Both directions drawn from a normal distribution, clipped to 50 to 940 Mbit/s.
     fn normal(hosts: usize, mean: f64, deviation: f64, mut seed: u64) -> Vec<HostRate> {
         let mut uniform = || {
             // Splitmix64.
@@ -272,8 +273,8 @@ mod tests {
         ways.iter().find(of_rule).unwrap().forecast.mean_s
     }
 
-    /// Of the published model's results for 20 hosts, 940 Mbit/s and 64 MiB: flat trees, deep trees, ring. A tree that
-    /// has lost a term of its cost is several times slower.
+    /// The published model's results for 20 hosts, 940 Mbit/s and 64 MiB: flat trees, deep trees, ring. A tree whose
+    /// cost lacks a term is several times slower.
     #[test]
     fn trees_take_what_the_model_of_their_source_says() {
         let rows = [
@@ -315,7 +316,7 @@ mod tests {
         }
     }
 
-    /// Each host is an inner one of one pair only, so that it sends and receives little more than twice.
+    /// Each host is an inner host of only one pair, so it sends and receives little more than twice the vector.
     #[test]
     fn two_pairs_of_trees_have_nearly_the_bandwidth_of_a_ring() {
         let ways = candidates(&even(20), &each(20), BYTES as f64, &OverlayModel::TYPICAL);
@@ -334,7 +335,7 @@ mod tests {
         assert_ne!(choice.kind, OverlayKind::Ring);
     }
 
-    /// Ranks that chose apart would wait for each other forever.
+    /// Ranks that made different choices would wait for each other forever.
     #[test]
     fn ranks_of_a_host_hang_on_their_leader() {
         let host_of = [0, 0, 1, 2, 1, 2, 3, 3];

@@ -1,17 +1,17 @@
-//! Overlays: which trees a vector goes along, as data, so that they can be computed from the rates of links and swapped
-//! between calls.
+//! Overlays: the trees along which a vector travels, as data, so that they can be computed from the rates of links and
+//! swapped between calls.
 //!
 //! An all-reduce's elements are cut into parts. The slices of a part climb its reduction tree, are complete at the
-//! root, and go down its broadcast tree while later slices still climb. One part is a tree as in "minimum weighted
-//! degree" overlays; two parts with different inner ranks are a double tree; a part for each rank whose trees are stars
-//! is a reduce-scatter followed by an all-gather, with shards as large as their shares.
+//! root, and go down its broadcast tree while later slices still climb. A single part is a tree as in "minimum weighted
+//! degree" overlays. Two parts with different inner ranks are a double tree. One part per rank, with stars as trees, is
+//! a reduce-scatter followed by an all-gather, with shards as large as the parts' shares.
 //!
-//! | module     | what                                                      |
+//! | module     | contents                                                  |
 //! |------------|-----------------------------------------------------------|
 //! | `weighted` | Trees in which slow ends of links are leaves              |
 //! | `shards`   | Shares of the elements by what hosts can send and receive |
-//! | `model`    | The time along an overlay, and the least possible         |
-//! | `choose`   | The best overlay for the rates of hosts                   |
+//! | `model`    | The time along an overlay, and the lowest possible time   |
+//! | `choose`   | The best overlay for given rates of hosts                 |
 //! | `probe`    | Rates of hosts from an exchange of messages               |
 //! | `adapt`    | When to measure, and when to change                       |
 
@@ -35,39 +35,39 @@ pub struct Overlay {
     size: u32,
 }
 
-/// A share of the elements, and the trees it goes along.
+/// A share of the elements, and the trees along which they travel.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct OverlayPart {
-    /// The part's elements, of the sum of all shares. 0 carries nothing.
+    /// The part's elements, out of the sum of all shares. 0 carries nothing.
     pub share: u32,
-    /// To whom each rank sends its slices; the root has `None`.
+    /// The rank to which each rank sends its slices; `None` for the root.
     pub reduce: Vec<Option<u32>>,
-    /// From whom each rank receives the complete slices; the same root has `None`.
+    /// The rank from which each rank receives the complete slices; `None` for the root, which is the same.
     pub broadcast: Vec<Option<u32>>,
 }
 
-/// What is wrong with the trees of an overlay.
+/// A defect in the trees of an overlay.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum OverlayError {
     /// No part has a share.
     #[error("an overlay needs at least one part with a share above 0")]
     Empty,
-    /// A tree has another number of ranks.
+    /// A tree has a different number of ranks.
     #[error("part {part}: its trees have {found} and {other} ranks; they must have {size}")]
     Size {
-        /// Which part.
+        /// The index of the part.
         part: usize,
         /// Ranks of the reduction tree.
         found: usize,
         /// Ranks of the broadcast tree.
         other: usize,
-        /// Ranks there should be.
+        /// Ranks that it should have.
         size: u32,
     },
-    /// Not a tree with one root, or not the same root.
+    /// Not a tree with one root, or the two roots differ.
     #[error("part {part}: both of its trees must lead every rank to one root, the same in both")]
     Shape {
-        /// Which part.
+        /// The index of the part.
         part: usize,
     },
 }
@@ -99,13 +99,12 @@ impl Overlay {
         &self.parts
     }
 
-    /// Ranks it is made for.
+    /// The number of ranks that it is for.
     pub fn size(&self) -> u32 {
         self.size
     }
 
-    /// The elements of each part when there are `count` of them: consecutive ranges, of which a part with a share has
-    /// its proportion, rounded.
+    /// The elements of each part out of `count`: consecutive ranges in proportion to the shares, rounded.
     pub fn ranges(&self, count: usize) -> Vec<std::ops::Range<usize>> {
         let total: u64 = self.parts.iter().map(|part| u64::from(part.share)).sum();
         let mut before = 0_u64;
@@ -137,14 +136,14 @@ impl Overlay {
     }
 }
 
-/// The root, if every rank leads to it.
+/// The root, if a path leads to it from every rank.
 pub(crate) fn root(parents: &[Option<u32>]) -> Option<u32> {
     let mut roots = parents.iter().enumerate().filter(|(_, parent)| parent.is_none());
     let root = roots.next()?.0 as u32;
     if roots.next().is_some() {
         return None;
     }
-    // 1: leads to the root. A rank that is met again on one way is on a circle.
+    // 1: leads to the root. A rank that appears twice on one path is on a cycle.
     let mut known = vec![false; parents.len()];
     known[root as usize] = true;
     for start in 0..parents.len() {
@@ -165,12 +164,12 @@ pub(crate) fn root(parents: &[Option<u32>]) -> Option<u32> {
     Some(root)
 }
 
-/// What a host can send and receive, in bytes a second.
+/// How fast a host can send and receive, in bytes a second.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct HostRate {
-    /// Received at most.
+    /// Maximum receive rate.
     pub input: f64,
-    /// Sent at most.
+    /// Maximum send rate.
     pub output: f64,
 }
 

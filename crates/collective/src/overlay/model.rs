@@ -1,30 +1,30 @@
-//! How long an all-reduce takes along an overlay, and how long it takes at least: streams as fluids.
+//! How long an all-reduce takes along an overlay, and a lower bound: streams modeled as fluids.
 //!
-//! A host's input is shared by what it receives of all parts, and its output by what it sends, each stream by what it
-//! carries. The slices of a part follow each other at the rate of its slowest stream. So a host has the part when its
-//! first slice has gone up and down to it, and the others have followed at the rate of the slowest stream on their way.
-//! What a host waits for is not what others wait for: the time of an all-reduce is given as the mean over hosts, and
-//! as the worst.
+//! All streams that a host receives, over all parts, share its input, and all that it sends share its output, in
+//! proportion to the data they carry. The slices of a part follow each other at the rate of its slowest stream. So a
+//! host has the part once its first slice has gone up and down to it, and the others have followed at the rate of the
+//! slowest stream on their way. Different hosts wait for different streams, so the time of an all-reduce is given as
+//! the mean over hosts and as the worst.
 
 use super::shards::water_fill;
 use super::{HostRate, Overlay, OverlayPart};
 
-/// What messages cost beyond their bytes.
+/// The costs of messages beyond their bytes.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct OverlayModel {
     /// Seconds from the end of sending to the end of receiving.
     pub latency_s: f64,
-    /// Seconds a message takes of each side's processor.
+    /// Processor seconds that a message takes on each side.
     pub overhead_s: f64,
 }
 
-/// Slices of an overlay's longest part, as far as their limits allow: enough for a pipeline, and each long enough that
-/// what a message costs does not count.
+/// Slices of an overlay's longest part, as far as their limits allow: enough to fill a pipeline, and each long enough
+/// for the cost of a message not to matter.
 const SLICES: usize = 64;
 const SLICE_BYTES_MIN: usize = 128 << 10;
 const SLICE_BYTES_MAX: usize = 1 << 20;
 
-/// Bytes of a slice where the longest part has so many.
+/// Bytes of a slice if the longest part has `longest` bytes.
 pub(crate) fn slice_bytes(longest: usize) -> usize {
     (longest / SLICES).clamp(SLICE_BYTES_MIN, SLICE_BYTES_MAX)
 }
@@ -34,12 +34,12 @@ impl OverlayModel {
     pub const TYPICAL: OverlayModel = OverlayModel { latency_s: 100e-6, overhead_s: 5e-6 };
 }
 
-/// Seconds until hosts have the result.
+/// Seconds until the hosts have the result.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct OverlayForecast {
     /// On average.
     pub mean_s: f64,
-    /// The last one.
+    /// Of the last host.
     pub worst_s: f64,
 }
 
@@ -49,13 +49,13 @@ impl OverlayForecast {
         OverlayForecast { mean_s, worst_s: ends.iter().copied().fold(0.0, f64::max) }
     }
 
-    /// Everybody at once.
+    /// All hosts at the same time.
     fn even(end_s: f64) -> OverlayForecast {
         OverlayForecast { mean_s: end_s, worst_s: end_s }
     }
 }
 
-/// What hosts send or receive, in vectors, and in how many streams.
+/// The traffic that hosts send or receive, in vectors, and the number of streams.
 #[derive(Clone, Default)]
 struct Traffic {
     vectors: Vec<f64>,
@@ -78,7 +78,7 @@ impl Traffic {
     }
 }
 
-/// Of one direction of trees, or of both.
+/// The flows of one direction of the trees, or of both.
 struct Flows {
     input: Traffic,
     output: Traffic,
@@ -98,7 +98,7 @@ impl Flows {
         Flows { input, output }
     }
 
-    /// Seconds for each byte of the vector that a stream takes, whatever its share: those with more get more.
+    /// Seconds per byte of the vector that a stream takes, regardless of its share: streams with more data get more.
     fn seconds(&self, rates: &[HostRate], from: usize, to: usize) -> f64 {
         (self.output.vectors[from] / rates[from].output).max(self.input.vectors[to] / rates[to].input)
     }
@@ -149,7 +149,7 @@ impl OverlayModel {
         for part in parts {
             let size = bytes * share(part);
             let slice = slice_bytes.min(size) / size;
-            // While first slices go up nothing comes down, and the other way round.
+            // While the first slices go up, nothing comes down, and vice versa.
             let hop = |flows: &Flows, from, to| {
                 self.latency_s
                     + self.overhead_s * flows.streams(from, to)
@@ -173,7 +173,7 @@ impl OverlayModel {
         OverlayForecast::of(&ends)
     }
 
-    /// The time of the ring of all ranks, in their order. `host_of` has each rank's host.
+    /// The time of the ring of all ranks, in rank order. `host_of` contains each rank's host.
     pub fn ring(&self, rates: &[HostRate], host_of: &[u32], bytes: f64) -> OverlayForecast {
         let ranks = host_of.len();
         let pairs: Vec<(usize, usize)> = (0..ranks).map(|rank| (rank, (rank + 1) % ranks)).collect();
@@ -186,7 +186,7 @@ impl OverlayModel {
         let ranks = host_of.len();
         let groups = 1 << ranks.ilog2();
         let folded = ranks - groups;
-        // The first ranks pair up when there are more than a power of two.
+        // The first ranks pair up if the number of ranks is not a power of two.
         let leader = |group: usize| if group < folded { 2 * group } else { group + folded };
         let fold: Vec<(usize, usize)> = (0..folded).map(|group| (2 * group + 1, 2 * group)).collect();
         let unfold: Vec<(usize, usize)> = fold.iter().map(|&(from, to)| (to, from)).collect();
@@ -199,7 +199,7 @@ impl OverlayModel {
         OverlayForecast::even(end_s)
     }
 
-    /// The time in which each pair's first rank sends so many bytes to its second.
+    /// The time in which each pair's first rank sends `bytes` bytes to its second.
     fn step(&self, rates: &[HostRate], host_of: &[u32], pairs: &[(usize, usize)], bytes: f64) -> f64 {
         let mut flows = Flows { input: Traffic::new(rates.len()), output: Traffic::new(rates.len()) };
         let between = || {
@@ -217,8 +217,8 @@ impl OverlayModel {
     }
 }
 
-/// What no all-reduce among these hosts can go below: each receives the whole vector, or what others have combined of
-/// it, and waits for everybody's contribution; and together they must do what the best shards do.
+/// A lower bound for any all-reduce among these hosts. Each host receives the whole vector, or what others have
+/// combined of it, and waits for every host's contribution; and together they must do the work that the best shards do.
 pub fn lower_bound(rates: &[HostRate], bytes: f64) -> OverlayForecast {
     if rates.len() < 2 {
         return OverlayForecast::default();

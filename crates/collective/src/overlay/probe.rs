@@ -1,24 +1,25 @@
-//! The rates of hosts from how long messages took when every host sent one to every other at the same time.
+//! Infers the rates of hosts from the times of messages that every host sent to every other at the same time.
 //!
-//! A host's messages leave it together, or one after the other, as kernels and links like it. Either way, when k of
-//! them have arrived, k messages' bytes have left. One that is late says nothing of its sender, if most others were
-//! not: its receiver is slow. So the rate is the greatest of what the first k show, but of at least a third of all,
-//! because the first few may have gone through a burst.
+//! A host's messages leave it together, or one after the other, depending on kernels and links. Either way, once k of
+//! them have arrived, k messages' worth of bytes have left the host. A single late message says nothing about its
+//! sender if most of the others were not late: its receiver is slow. So the rate is the highest of those that the first
+//! k messages show. Here k is at least a third of all messages, because the first few may have left in a burst.
 
 use super::HostRate;
 
-/// Who is no slower than this part of the fastest keeps up with it.
+/// A host with at least this fraction of the fastest host's rate keeps up with it.
 const KEEPS_UP: f64 = 0.7;
 
-/// The rates of hosts that exchanged messages of so many bytes; `seconds` has, for each receiver, the time until the
-/// message of each sender was there, and 0 where there was none. A rate is 0 if nothing was to tell it.
+/// The rates of hosts that exchanged messages of `bytes` bytes. `seconds` has, for each receiver, the time until the
+/// message of each sender arrived, and 0 for messages that were not sent. A rate without any message to derive it from
+/// is 0.
 pub(crate) fn host_rates(seconds: &[Vec<f64>], bytes: f64) -> Vec<HostRate> {
     let hosts = seconds.len();
     let sent = |host: usize| (0..hosts).map(|to| seconds[to][host]).collect();
     let outputs: Vec<(f64, f64)> = (0..hosts).map(|host| rate(sent(host), bytes)).collect();
     let best = outputs.iter().map(|(rate, count)| rate / count).fold(0.0, f64::max);
-    // With fewer receivers than senders it is the receivers whom the senders wait for. Who keeps up with the others
-    // would have sent as much to each, had there been more.
+    // With fewer receivers than senders, the receivers limit the senders. A sender that keeps up with the others could
+    // have sent as much to additional receivers.
     let output = |&(rate, count): &(f64, f64)| {
         if rate >= KEEPS_UP * best * count { rate.max(rate / count * (hosts - 1) as f64) } else { rate }
     };
@@ -26,7 +27,7 @@ pub(crate) fn host_rates(seconds: &[Vec<f64>], bytes: f64) -> Vec<HostRate> {
     rates.map(|(from, to)| HostRate { input: rate(from.clone(), bytes).0, output: output(to) }).collect()
 }
 
-/// Bytes a second, and the number of messages, 1 at least.
+/// Bytes a second, and the number of messages, at least 1.
 fn rate(mut seconds: Vec<f64>, bytes: f64) -> (f64, f64) {
     seconds.retain(|&seconds| seconds > 0.0);
     seconds.sort_by(f64::total_cmp);
@@ -50,13 +51,13 @@ mod tests {
             }
             let turn = ((to + hosts - from) % hosts) as f64;
             let messages = if is_in_turn { turn } else { others };
-            // A slow receiver shares its input among all who send.
+            // A slow receiver's input is shared by all senders.
             (messages * bytes / rates[from].output).max(others * bytes / rates[to].input)
         };
         (0..hosts).map(|to| (0..hosts).map(|from| time(to, from)).collect()).collect()
     }
 
-    /// Of the two ends of a slow link the one would be a leaf in vain, and the other hold everybody up.
+    /// If the wrong end of a slow link is blamed, one host becomes a leaf for nothing, and the other delays all.
     #[test]
     fn the_slow_end_is_the_slow_one() {
         for is_in_turn in [false, true] {

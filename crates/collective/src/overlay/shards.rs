@@ -1,34 +1,34 @@
-//! Weighted reduce-scatter and all-gather: each host owns a shard of the elements, as large as its links allow.
+//! Weighted reduce-scatter and all-gather: each host owns a shard of the elements that is as large as its links allow.
 //!
-//! Everybody sends each shard to its owner, who combines it and sends it to everybody. Of M bytes a host that owns the
-//! share x sends M (1 - x) and M x (n - 1), and receives as much: M (1 + (n - 2) x) each way. So a host whose slower
-//! direction has the rate r is done no sooner than M (1 + (n - 2) x) / r, and the shares that make the latest owner's
-//! end as early as possible fill all hosts up to one level: where the level is below M / r, the host owns none, and is
-//! held up only by what it has to receive anyway.
+//! Every host sends each shard to its owner, which combines the contributions and sends the result to every host. With
+//! M bytes in total, a host that owns the share x sends M (1 - x) and M x (n - 1), and receives as much: M (1 + (n - 2)
+//! x) each way. So a host whose slower direction has the rate r needs at least M (1 + (n - 2) x) / r. The shares that
+//! let the last owner finish as early as possible fill all hosts up to one level. Where the level is below M / r, the
+//! host owns nothing, and only the data that it has to receive anyway delays it.
 //!
-//! Such a host would receive from all owners at once what its link cannot take, and TCP would lose more than it sends
-//! to it. So each is below two owners in the broadcast trees, who pass all shards on to it. What these send more, the
-//! others send less, and own more for it.
+//! Such a host would receive more from all owners at once than its link can take, and TCP would lose more than it
+//! gains. So in the broadcast trees it is a child of two owners, which relay all shards to it. These two send more and
+//! the other owners send less, so the others own more in return.
 
 use super::{HostRate, OverlayPart};
 
-/// All shares together.
+/// The sum of all shares.
 const SHARES: u32 = 1 << 20;
 
-/// Shares of the elements that hosts own, with a sum of 1, and the level: seconds for each byte of the vector.
+/// The shares of the elements that hosts own, with a sum of 1, and the level: seconds per byte of the vector.
 pub(crate) fn water_fill(rates: &[HostRate]) -> (Vec<f64>, f64) {
     let slower: Vec<f64> = rates.iter().map(|rate| rate.input.min(rate.output)).collect();
     let hosts = slower.len();
     if hosts <= 2 {
-        // Each has to send and receive all, whoever combines.
+        // With two hosts at most, each has to send and receive everything, regardless of which one combines.
         let total: f64 = slower.iter().sum();
         let level = slower.iter().fold(0.0_f64, |level, rate| level.max(1.0 / rate));
         return (slower.iter().map(|rate| rate / total).collect(), level);
     }
     let mut fastest: Vec<usize> = (0..hosts).collect();
     fastest.sort_by(|&a, &b| slower[b].total_cmp(&slower[a]).then(a.cmp(&b)));
-    // With the k fastest as owners, the sum of (level * rate - 1) / (n - 2) is 1. Each host that can take something
-    // below the level of those before lowers it.
+    // With the k fastest hosts as owners, the sum of (level * rate - 1) / (n - 2) is 1. Each host that can contribute
+    // below the previous level lowers it.
     let extra = (hosts - 2) as f64;
     let (mut sum, mut level) = (0.0, f64::INFINITY);
     for (before, &host) in fastest.iter().enumerate() {
@@ -41,10 +41,10 @@ pub(crate) fn water_fill(rates: &[HostRate]) -> (Vec<f64>, f64) {
     (slower.iter().map(|rate| ((level * rate - 1.0) / extra).max(0.0)).collect(), level)
 }
 
-/// The owners who pass shards on to a host that owns none: the first for the first half of the elements.
+/// The owners that relay shards to a host that owns none: the first one relays the first half of the elements.
 type Relays = Vec<Option<[usize; 2]>>;
 
-/// Gives every host without a share two of those with one, those with the most output to spare.
+/// Assigns two relays to every host without a share: the owners with the most spare output.
 fn relays(rates: &[HostRate], shares: &[f64]) -> Relays {
     let owners: Vec<usize> = (0..rates.len()).filter(|&host| shares[host] > 0.0).collect();
     let mut passed = vec![0.5; rates.len()];
@@ -65,8 +65,8 @@ fn relays(rates: &[HostRate], shares: &[f64]) -> Relays {
     (0..rates.len()).map(&mut both).collect()
 }
 
-/// Shares for owners of whom some pass on: who passes on a vector sends that much more, and nobody sends his shard to
-/// hosts without one but their relays.
+/// Shares for owners of which some are relays: relaying a vector adds that much to an owner's output, and owners send
+/// their shards to hosts without a share only through the relays.
 fn fill_relays(rates: &[HostRate], shares: &[f64], relays: &Relays) -> Vec<f64> {
     let hosts = rates.len() as f64;
     let owners = shares.iter().filter(|&&share| share > 0.0).count() as f64;
@@ -81,7 +81,7 @@ fn fill_relays(rates: &[HostRate], shares: &[f64], relays: &Relays) -> Vec<f64> 
         received.min(sent).clamp(0.0, 1.0)
     };
     let all = |level: f64| (0..rates.len()).map(|host| share(host, level)).collect::<Vec<_>>();
-    // So many halvings that the shares are exact to their rounding.
+    // Enough halvings for the shares to be exact up to rounding.
     let slowest = rates.iter().map(|rate| rate.input.min(rate.output)).fold(f64::INFINITY, f64::min);
     let (mut low, mut high) = (0.0, 2.0 * hosts / slowest);
     for _ in 0..64 {
@@ -91,7 +91,7 @@ fn fill_relays(rates: &[HostRate], shares: &[f64], relays: &Relays) -> Vec<f64> 
     all(high)
 }
 
-/// The shards as an overlay: a part for each owner, whose trees are stars around it, but for the hosts with relays.
+/// The shards as an overlay: one part per owner, whose trees are stars around it, except for the hosts with relays.
 pub(crate) fn shards(rates: &[HostRate]) -> Vec<OverlayPart> {
     let hosts = rates.len();
     let (mut shares, _) = water_fill(rates);
@@ -128,7 +128,7 @@ mod tests {
         slower.iter().map(|&rate| HostRate { input: rate, output: 2.0 * rate }).collect()
     }
 
-    /// The least level over all shares on a grid: what a linear program would find, to the grid's precision.
+    /// The lowest level over all shares on a grid: what a linear program would find, to the grid's precision.
     fn oracle(slower: &[f64], steps: usize) -> f64 {
         fn try_all(slower: &[f64], owned: &mut Vec<usize>, left: usize, steps: usize) -> f64 {
             if owned.len() + 1 == slower.len() {
@@ -169,7 +169,7 @@ mod tests {
             let best = oracle(slower, steps);
             assert!((shares.iter().sum::<f64>() - 1.0).abs() < 1e-12, "{slower:?}: {shares:?}");
             assert!(level <= best * (1.0 + 1e-12), "{slower:?}: {level} above {best}");
-            // Rounding to the grid moves an owner by a step at most.
+            // Rounding to the grid moves an owner by at most one step.
             let step = slower.len() as f64 / steps as f64 / slower.iter().copied().fold(f64::INFINITY, f64::min);
             assert!(best <= level + step, "{slower:?}: {level} far below {best}");
             for (share, rate) in shares.iter().zip(slower) {
@@ -186,7 +186,7 @@ mod tests {
         let parts = shards(&rates(&slower));
         assert_eq!(parts.len(), 19);
         assert!(parts.iter().all(|part| part.reduce[3].is_some()));
-        // It receives from two, who each pass on about half.
+        // It receives from two relays, each of which passes on about half.
         let mut senders: Vec<_> = parts.iter().map(|part| part.broadcast[3]).collect();
         let first = senders.iter().filter(|&&sender| sender == senders[0]).count();
         assert!((8..=11).contains(&first), "{senders:?}");

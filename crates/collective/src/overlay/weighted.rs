@@ -1,39 +1,39 @@
 //! Trees of minimum weighted degree: slow ends of links become leaves.
 //!
-//! A byte from host u to host v takes max(1/out(u), 1/in(v)). A tree grows from its root: of all hosts that may still
-//! have children and all hosts outside, the pair is joined whose cost is least: what the new edge takes, and what the
-//! edges take that the inner host has already. In the reduction tree data flow towards the root, so that a host whose
-//! input is slow costs most as an inner one; in the broadcast tree it is a host whose output is slow.
+//! A byte from host u to host v takes max(1/out(u), 1/in(v)). A tree grows from its root. Out of all pairs of a host
+//! that may still take children and a host outside the tree, the cheapest pair is joined. The cost of a pair is the
+//! time of the new edge plus that of the inner host's existing edges. In the reduction tree, data flow toward the root,
+//! so a host with a slow input costs most as an inner host; in the broadcast tree, a host with a slow output does.
 //!
-//! Many pairs cost the same (a host with a slow input sends as fast as any other), and who is taken decides who has to
-//! take children later. So ties go to the host that is the better inner one, then to the lowest rank.
+//! Many pairs cost the same (a host with a slow input sends as fast as any other), and the choice determines which
+//! hosts have to take children later. So ties go to the better inner host, then to the lowest rank.
 //!
-//! Source: a dissertation on communication of distributed stream processing; here with corrections: the cost of the
-//! new edge counts, and each cost is computed afresh.
+//! Source: a dissertation on communication in distributed stream processing, with corrections: the cost of the new edge
+//! counts, and each cost is computed afresh.
 
 use std::cmp::Ordering;
 
 use super::{HostRate, OverlayPart};
 
-/// Which hosts of a growing tree take children first.
+/// The order in which the hosts of a growing tree take children.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum TreeRule {
-    /// Those with the fewest hops to the root: flat trees, best when many hosts are slow.
+    /// Hosts with the fewest hops to the root first: flat trees, best if many hosts are slow.
     FewestHops,
-    /// Those for which it costs least: deep trees, best when few hosts are slow.
+    /// The cheapest hosts first: deep trees, best if few hosts are slow.
     LeastCost,
 }
 
 /// The form of a weighted tree.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct TreeShape {
-    /// Children of a host, at most; 1 is a chain.
+    /// Maximum number of children of a host; 1 makes a chain.
     pub degree: u32,
-    /// Who takes them first.
+    /// Which hosts take children first.
     pub rule: TreeRule,
 }
 
-/// Streams that hosts have already, of other trees.
+/// The streams of other trees that hosts already have.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct HostStreams {
     input: Vec<u32>,
@@ -41,12 +41,12 @@ pub(crate) struct HostStreams {
 }
 
 impl HostStreams {
-    /// None.
+    /// No streams.
     pub(crate) fn none(hosts: usize) -> HostStreams {
         HostStreams { input: vec![0; hosts], output: vec![0; hosts] }
     }
 
-    /// Those of a part.
+    /// The streams of a part.
     pub(crate) fn of(part: &OverlayPart) -> HostStreams {
         let mut streams = HostStreams::none(part.reduce.len());
         for (host, (up, down)) in part.reduce.iter().zip(&part.broadcast).enumerate() {
@@ -63,7 +63,7 @@ impl HostStreams {
     }
 }
 
-/// Both trees from one root: the broadcast avoids the directed edges of the reduction where it can.
+/// Both trees from one root: the broadcast avoids the directed edges of the reduction where possible.
 pub(crate) fn trees(rates: &[HostRate], root: u32, shape: TreeShape, others: &HostStreams) -> OverlayPart {
     let input: Vec<f64> = rates.iter().map(|rate| 1.0 / rate.input).collect();
     let output: Vec<f64> = rates.iter().map(|rate| 1.0 / rate.output).collect();
@@ -73,26 +73,26 @@ pub(crate) fn trees(rates: &[HostRate], root: u32, shape: TreeShape, others: &Ho
     OverlayPart { share: 1, reduce, broadcast }
 }
 
-/// What a tree's edges take, in seconds a byte, at either end.
+/// The time of a tree's edges at either end, in seconds per byte.
 struct TreeEnds<'a> {
-    /// At the inner host, which has many of them.
+    /// At the inner host, which has several edges.
     inner: &'a [f64],
     /// At the host that is added.
     new: &'a [f64],
-    /// Streams of other trees where the inner host has its own.
+    /// Streams of other trees that share a direction with those of the inner host.
     others: &'a [u32],
 }
 
-/// A host outside that could become the child of one in the tree.
+/// A host outside the tree that could become a child of a host in it.
 #[derive(Clone, Copy)]
 struct TreeEdge {
     parent: usize,
     child: usize,
-    /// The reduction has it already.
+    /// The reduction already uses this edge.
     is_used: bool,
     hops: u32,
     cost: f64,
-    /// What the child would take a byte as an inner host.
+    /// The time per byte of the child as an inner host.
     child_s: f64,
 }
 
@@ -112,16 +112,16 @@ impl TreeEdge {
     }
 }
 
-/// The parents of a tree. `reduction` has the edges to avoid.
+/// The parents in a tree. `reduction` contains the edges to avoid.
 fn grow(ends: &TreeEnds<'_>, root: u32, shape: TreeShape, reduction: Option<&[Option<u32>]>) -> Vec<Option<u32>> {
     let hosts = ends.inner.len();
-    // A stream of another tree is one more to share with.
+    // Each stream of another tree is one more to share the link with.
     let inner_s: Vec<f64> = (0..hosts).map(|host| ends.inner[host] * f64::from(1 + ends.others[host])).collect();
     let mut spent: Vec<f64> = (0..hosts).map(|host| ends.inner[host] * f64::from(ends.others[host])).collect();
     let mut parents = vec![None; hosts];
     let (mut hops, mut children) = (vec![0_u32; hosts], vec![0_u32; hosts]);
     let mut members = vec![root as usize];
-    // Those outside: first those that are better inner hosts, and first those whose own end is fast.
+    // The hosts outside the tree: better inner hosts first, and among equals those with a faster own end.
     let mut outside: Vec<usize> = (0..hosts).filter(|&host| host != root as usize).collect();
     outside.sort_by(|&a, &b| inner_s[a].total_cmp(&inner_s[b]).then(a.cmp(&b)));
     let mut fast_ends = outside.clone();
@@ -132,7 +132,7 @@ fn grow(ends: &TreeEnds<'_>, root: u32, shape: TreeShape, reduction: Option<&[Op
             let is_used = |child: usize| reduction.is_some_and(|up| up[parent] == Some(child as u32));
             let inner = ends.inner[parent];
             let fastest = fast_ends.iter().copied().find(|&child| !is_used(child)).unwrap_or(fast_ends[0]);
-            // All whose own end is no slower than the parent's cost the same.
+            // All hosts whose own end is no slower than the parent's cost the same.
             let ties = |&child: &usize| ends.new[child] <= inner && !is_used(child);
             let child = outside.iter().copied().find(ties).unwrap_or(fastest);
             let edge = TreeEdge {
@@ -175,7 +175,7 @@ mod tests {
         parents.iter().filter(|&&parent| parent == Some(host)).count()
     }
 
-    /// A host with a slow input that received would slow all of the reduction.
+    /// If a host with a slow input received, it would slow down the whole reduction.
     #[test]
     fn slow_ends_are_leaves() {
         for shape in shapes().filter(|shape| shape.degree > 1) {
@@ -191,7 +191,7 @@ mod tests {
         }
     }
 
-    /// Half of the hosts can be slow and all of them leaves, if ties go to the able.
+    /// Even if half of the hosts are slow, all of those can be leaves, provided that ties go to the faster hosts.
     #[test]
     fn ties_go_to_the_better_inner_host() {
         let mut rates = [FAST; 20];
@@ -213,7 +213,7 @@ mod tests {
                 for (child, parent) in part.broadcast.iter().enumerate() {
                     let Some(parent) = *parent else { continue };
                     let is_used = part.reduce[parent as usize] == Some(child as u32);
-                    // A chain's end may have no other way.
+                    // The end of a chain may have no other choice.
                     assert!(!is_used || hosts < 4 || shape.degree == 1, "{shape:?} of {hosts}: {part:?}");
                 }
                 Overlay::new(hosts, vec![part]).unwrap();
@@ -221,7 +221,7 @@ mod tests {
         }
     }
 
-    /// Two trees whose inner hosts are the same would have half of the rate.
+    /// Two trees with the same inner hosts would have half of the rate.
     #[test]
     fn a_second_tree_has_other_inner_hosts() {
         let shape = TreeShape { degree: 2, rule: TreeRule::FewestHops };

@@ -20,7 +20,7 @@ impl UnalignedElement<16> for HalfLanes {
     }
 }
 
-/// A last element or a few that fill no vector.
+/// A last element, or the few elements that do not fill a vector.
 #[derive(Clone, Copy)]
 struct HalfTail([u8; 2]);
 

@@ -1,12 +1,12 @@
-//! Closed-form estimates of what each algorithm costs, for choices where nothing has been measured. The simulator of
-//! `tidemill-sim` runs the real schedules under the same model; its tests keep these formulas honest.
+//! Closed-form estimates of each algorithm's cost, for choices without measurements. The simulator of `tidemill-sim`
+//! runs the real schedules under the same model; its tests check these formulas.
 //!
-//! Ranks are taken to be spread evenly over the hosts, neighbours together.
+//! Assumes that ranks are spread evenly over the hosts, with neighboring ranks together.
 
 use super::{CostModel, LinkCost, TuneQuery};
 use crate::{Algorithm, Collective};
 
-/// Seconds that `algorithm` takes for the call with chunks of `chunk_bytes` (0: no chunks).
+/// The seconds that `algorithm` takes for the call, with chunks of `chunk_bytes` (0: no chunks).
 pub(crate) fn seconds(model: &CostModel, q: &TuneQuery, algorithm: Algorithm, chunk_bytes: usize) -> f64 {
     let net = NetworkShape::new(model, q);
     let n = q.bytes as f64;
@@ -61,7 +61,7 @@ pub(crate) fn seconds(model: &CostModel, q: &TuneQuery, algorithm: Algorithm, ch
         (C::ReduceScatter | C::ReduceScatterBlock, A::Linear) => net.everybody(block) + (p - 1.0) * block * reduce,
         (C::ReduceScatter | C::ReduceScatterBlock, A::RecursiveHalving) => {
             let permute = if q.commutative && !q.repeatable { 0.0 } else { n * copy };
-            // Without an order to keep, the largest messages go the farthest.
+            // If no order has to be kept, the largest messages travel the farthest.
             let halving = if permute > 0.0 { net.halvings(n, reduce) } else { net.far_halvings(n, reduce) };
             permute + halving + net.fold(n, reduce)
         }
@@ -82,7 +82,7 @@ struct NetworkShape {
     /// Within a host, and between hosts.
     near: LinkCost,
     far: LinkCost,
-    /// Ranks, and how many of them a host has.
+    /// The number of ranks, and the number of ranks on each host.
     p: f64,
     per_host: f64,
 }
@@ -131,7 +131,7 @@ impl NetworkShape {
         if distance < self.per_host { self.local(bytes) } else { self.remote(bytes, 1.0) }
     }
 
-    /// Everybody exchanges with the partner at a power of two.
+    /// All ranks exchange with the partner at a power of two.
     fn swap(&self, distance: f64, bytes: f64) -> f64 {
         if self.per_host.log2().fract() != 0.0 || self.p.log2().fract() != 0.0 {
             return self.shift(distance, bytes); // Then near partners, too, are on different hosts.
@@ -139,7 +139,7 @@ impl NetworkShape {
         if distance < self.per_host { self.local(bytes) } else { self.remote(bytes, self.per_host) }
     }
 
-    /// Everybody sends to the rank `distance` above.
+    /// All ranks send to the rank `distance` above.
     fn shift(&self, distance: f64, bytes: f64) -> f64 {
         if self.hosts() <= 1.0 {
             return self.local(bytes);
@@ -152,24 +152,24 @@ impl NetworkShape {
         (1..self.p as u32).map(|d| self.shift(f64::from(d), bytes)).sum()
     }
 
-    /// Everybody to everybody at once.
+    /// All ranks to all ranks at once.
     fn everybody(&self, bytes: f64) -> f64 {
         let (local, remote) = (&self.near, &self.far);
         let (near, far) = (self.per_host - 1.0, self.p - self.per_host);
-        // Links work while the processor sees to the next message.
+        // Links work while the processor handles the next message.
         let processor = self.posting();
         let links = (near * bytes * local.per_byte_s).max(far * bytes * self.per_host * remote.per_byte_s);
         let latency = if far > 0.0 { remote.latency_s } else { local.latency_s };
         links.max(processor) + processor + latency
     }
 
-    /// The processor's time for one message to, or from, everybody.
+    /// The processor time for one message to, or from, every rank.
     fn posting(&self) -> f64 {
         let (near, far) = (self.per_host - 1.0, self.p - self.per_host);
         near * self.near.overhead_s + far * self.far.overhead_s
     }
 
-    /// Ranks beyond a power of two hand their vector over and get one back.
+    /// Ranks beyond a power of two hand over their vector and get one back.
     fn fold(&self, bytes: f64, reduce: f64) -> f64 {
         if self.p.log2().fract() == 0.0 { 0.0 } else { 2.0 * self.swap(1.0, bytes) + bytes * reduce }
     }
@@ -208,11 +208,11 @@ impl NetworkShape {
         let (local, remote) = (&self.near, &self.far);
         let (hosts, per_host) = (self.hosts(), self.per_host);
         let levels = |ranks: f64| ranks.log2().ceil();
-        // Depth, children of the busiest node, and how many of these a chunk has to wait for on its way; near and far.
+        // Depth, children of the busiest node, and how many of these a chunk waits for on its way; near and far.
         let (depth, fan, wait) = match shape {
             Algorithm::Flat => ([1.0, f64::from(hosts > 1.0)], [per_host - 1.0, self.p - per_host], None),
             Algorithm::Binary => {
-                // Subtrees do not end where hosts do: some more edges cross.
+                // Subtrees do not end at host boundaries, so a few more edges cross hosts.
                 let far = 2f64.min(hosts - 1.0);
                 ([levels(per_host), levels(hosts)], [2f64.min(per_host - 1.0), far + f64::from(hosts > 1.0)], Some(1.5))
             }

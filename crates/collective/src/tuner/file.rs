@@ -12,10 +12,10 @@ use crate::{Algorithm, Collective};
 /// The format this code reads and writes.
 const VERSION: u32 = 2;
 
-/// Largest file that is read.
+/// Largest file that is accepted.
 const FILE_BYTES_MAX: u64 = 16 << 20;
 
-/// What can be wrong with a table.
+/// Errors in reading, writing or building a table.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum TableError {
@@ -24,17 +24,17 @@ pub enum TableError {
     File {
         /// The file.
         path: String,
-        /// Why.
+        /// The cause.
         source: std::io::Error,
     },
-    /// The text is no table.
+    /// The text is not a table.
     #[error("tuning table {path}, line {line}: {reason}")]
     Bad {
-        /// The file, or where the text came from.
+        /// The file, or the origin of the text.
         path: String,
-        /// Counted from 1.
+        /// Line number, counted from 1.
         line: usize,
-        /// What is wrong there.
+        /// What is wrong in that line.
         reason: String,
     },
     /// The rule's algorithm cannot do what the rule says.
@@ -80,8 +80,7 @@ struct RuleLine {
 }
 
 impl TuneTable {
-    /// Where the table of this user is: `$TIDEMILL_TUNE`, else `tidemill/tune.toml` in `$XDG_CONFIG_HOME` or
-    /// `~/.config`.
+    /// The path of this user's table: `$TIDEMILL_TUNE`, else `tidemill/tune.toml` in `$XDG_CONFIG_HOME` or `~/.config`.
     pub fn default_path() -> Option<PathBuf> {
         let set = |name| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
         set("TIDEMILL_TUNE").or_else(|| {
@@ -90,7 +89,7 @@ impl TuneTable {
         })
     }
 
-    /// The table of this user. If none was named and none is in the usual place, one without rules.
+    /// This user's table. If none is named and none is in the usual place, a table without rules.
     ///
     /// # Errors
     /// As [`TuneTable::load`]; also when `$TIDEMILL_TUNE` names a file that does not exist.
@@ -182,7 +181,7 @@ impl TuneTable {
         text
     }
 
-    /// Writes the table to a file, whole or not at all, making its folder if needed.
+    /// Writes the table to a file atomically, and creates its folder if needed.
     ///
     /// # Errors
     /// [`TableError::File`].
@@ -271,7 +270,7 @@ mod tests {
         }
     }
 
-    /// A rule lost or changed on the way to disk and back would silently mistune every later job.
+    /// A rule that is lost or changed on the way to disk and back would silently mistune every later job.
     #[test]
     fn tables_survive_the_way_through_a_file() {
         let mut table = TuneTable::default();
@@ -296,7 +295,7 @@ mod tests {
         std::fs::remove_dir_all(folder).unwrap();
     }
 
-    /// The wrong neighbour in any of the three keys.
+    /// Catches a lookup of the wrong neighbor in any of the three keys.
     #[test]
     fn lookup_takes_the_nearest_rule() {
         let mut table = TuneTable::default();
@@ -317,8 +316,8 @@ mod tests {
         assert!(table.insert(rule(1, 1, Algorithm::Bruck, CombineOrder::Any)).is_err());
     }
 
-    /// Blocking calls of workers who share memory are looked up apart, and a rule for several hosts says nothing about
-    /// them.
+    /// Blocking calls of workers that share memory are looked up separately, and a rule for several hosts does not
+    /// apply to them.
     #[test]
     fn blocking_calls_have_rules_of_their_own() {
         let by = |blocking, rule| TuneRule { blocking, ..rule };
@@ -350,7 +349,7 @@ mod tests {
         }
     }
 
-    /// An error without the line sends a user through a thousand rules.
+    /// Without the line number, a user would have to search a thousand rules.
     #[test]
     fn bad_files_name_the_line() {
         let good =

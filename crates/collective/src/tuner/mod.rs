@@ -1,8 +1,8 @@
-//! The tuner: which algorithm, and which chunk, runs a collective.
+//! The tuner: selects the algorithm, and the chunk size, that runs a collective.
 //!
-//! A [`TuneTable`] of measured rules decides; without a rule, the algorithm with the lowest estimated cost under a
-//! [`CostModel`] is used. All ranks of a communicator must use equal tables, or their schedules will not match: read
-//! the file on one rank and pass its text to the others ([`TuneTable::to_text`], [`TuneTable::parse`]).
+//! Uses the measured rules of a [`TuneTable`]; without a rule, the algorithm with the lowest estimated cost under a
+//! [`CostModel`]. All ranks of a communicator must use equal tables, or their schedules will not match: read the file
+//! on one rank and pass its text to the others ([`TuneTable::to_text`], [`TuneTable::parse`]).
 //!
 //! # File format, version 2
 //!
@@ -19,8 +19,8 @@
 //! ]
 //! ```
 //!
-//! A rule applies to calls of its collective and its order class with up to `bytes_max` bytes. Of the rank counts that
-//! have rules, the largest that does not exceed the call's is used, else the smallest; the number of hosts is matched
+//! A rule applies to calls of its collective and its order class with up to `bytes_max` bytes. Among the rank counts
+//! with rules, the largest that does not exceed the call's is used, else the smallest. The number of hosts is matched
 //! first, in the same way.
 
 mod estimate;
@@ -40,24 +40,24 @@ pub use crate::call::CombineOrder;
 use crate::direct::BlockingRules;
 use crate::{Algorithm, Collective, direct_algorithms};
 
-/// What the choice may depend on; alike on every rank.
+/// The inputs of a choice; the same on every rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct TuneQuery {
     /// The collective.
     pub collective: Collective,
-    /// Bytes of the vector, or of one rank's blocks together; 0 where ranks do not know it alike.
+    /// Bytes of the vector, or of one rank's blocks together; 0 if not all ranks know it.
     pub bytes: usize,
     /// Bytes of an element.
     pub item_bytes: usize,
     /// Ranks of the communicator.
     pub ranks: u32,
-    /// Hosts they are on.
+    /// The number of hosts they are on.
     pub hosts: u32,
-    /// What messages within a host go by.
+    /// How messages travel within a host.
     pub within_host: HostLinks,
     /// Whether operands may be exchanged.
     pub commutative: bool,
-    /// Whether the canonical order is asked for.
+    /// Whether the canonical order is required.
     pub repeatable: bool,
 }
 
@@ -70,7 +70,7 @@ pub struct AlgorithmChoice {
     pub chunk: usize,
 }
 
-/// The measured best for one range of sizes.
+/// The measured best algorithm for a range of sizes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TuneRule {
     /// The collective.
@@ -81,49 +81,49 @@ pub struct TuneRule {
     pub hosts: u32,
     /// Ranks it was measured with.
     pub ranks: u32,
-    /// The rule holds up to this many bytes (and above those of the next smaller rule); `usize::MAX`: for all above.
+    /// The rule applies up to this many bytes (from the limit of the next smaller rule up); `usize::MAX`: no limit.
     pub bytes_max: usize,
     /// The best algorithm.
     pub algorithm: Algorithm,
     /// Its chunk; 0: none.
     pub chunk_bytes: usize,
-    /// What is better still for calls that block: one of [`direct_algorithms`].
+    /// A faster algorithm for blocking calls: one of [`direct_algorithms`].
     pub blocking: Option<Algorithm>,
 }
 
-/// The best for a range of sizes: algorithm, chunk in bytes, and what runs blocking calls.
+/// The best for a range of sizes: algorithm, chunk in bytes, and the algorithm of blocking calls.
 type Best = (Algorithm, usize, Option<Algorithm>);
 
 /// Rules of one collective and order class: by hosts, then ranks, then the end of the range of bytes.
 type Rules = BTreeMap<u32, BTreeMap<u32, BTreeMap<usize, Best>>>;
 
-/// Links that a table has measurements of.
+/// Links for which a table has measurements.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 struct TableLinks {
     same_host: Option<LinkCost>,
     other_host: Option<LinkCost>,
 }
 
-/// Measured rules over a cost model. The default has no rules.
+/// Measured rules on top of a cost model. The default has no rules.
 #[derive(Default)]
 pub struct TuneTable {
     rules: BTreeMap<(Collective, CombineOrder), Rules>,
-    /// Links that were measured, which are in the model, too.
+    /// The measured links, which are also in the model.
     links: TableLinks,
     model: CostModel,
-    /// Answers given, so that a call repeated a million times is looked up once.
+    /// Cached answers, so that a call repeated a million times is looked up once.
     answers: Mutex<HashMap<TuneQuery, AlgorithmChoice>>,
 }
 
-/// Answers remembered.
+/// Maximum number of cached answers.
 const ANSWERS_MAX: usize = 1024;
 
-/// Chunks that are considered.
+/// Candidate chunk sizes.
 const CHUNK_BYTES: [usize; 6] = [0, 8 << 10, 32 << 10, 128 << 10, 512 << 10, 2 << 20];
 
 impl TuneTable {
-    /// The algorithm and chunk for a call: the table's, or the one that should cost least. Never one that cannot run
-    /// it.
+    /// The algorithm and chunk for a call: the table's, or the one with the lowest estimated cost. Never one that
+    /// cannot run the call.
     pub fn choose(&self, query: &TuneQuery) -> AlgorithmChoice {
         let mut answers = self.answers.lock();
         if let Some(&choice) = answers.get(query) {
@@ -142,12 +142,12 @@ impl TuneTable {
         let by_hosts = self.rules.get(&(query.collective, CombineOrder::new(query.commutative, query.repeatable)))?;
         let by_ranks = nearest(by_hosts, query.hosts)?;
         let by_bytes = nearest(by_ranks, query.ranks)?;
-        // Above the largest size measured, what was best there.
+        // Above the largest measured size, the best at that size.
         let rule = by_bytes.range(query.bytes..).next().or_else(|| by_bytes.last_key_value());
         rule.map(|(_, &(algorithm, chunk_bytes, _))| choice(query, algorithm, chunk_bytes))
     }
 
-    /// What runs blocking calls of `ranks` on one host. Empty without rules of one host.
+    /// The algorithms of blocking calls of `ranks` on one host. Empty if there are no rules for one host.
     pub(crate) fn blocking(&self, ranks: u32) -> BlockingRules {
         let flat = |collective, order| -> Vec<(usize, Algorithm)> {
             let by_ranks = self.rules.get(&(collective, order)).and_then(|by_hosts| by_hosts.get(&1));
@@ -159,7 +159,7 @@ impl TuneTable {
         BlockingRules(if all.iter().all(Vec::is_empty) { Vec::new() } else { all })
     }
 
-    /// The choice of the cost model, whatever the table says.
+    /// The choice of the cost model, regardless of the table.
     pub fn estimate(&self, query: &TuneQuery) -> AlgorithmChoice {
         let cost = |way: &(Algorithm, usize)| estimate::seconds(&self.model, query, way.0, way.1);
         let best = candidates(query).min_by(|a, b| cost(a).total_cmp(&cost(b)));
@@ -167,7 +167,7 @@ impl TuneTable {
         choice(query, algorithm, chunk_bytes)
     }
 
-    /// The chunk with which the cost model would run `algorithm`.
+    /// The chunk that the cost model would choose for `algorithm`.
     pub fn estimate_chunk(&self, query: &TuneQuery, algorithm: Algorithm) -> usize {
         let chunked = supported(query.collective).iter().any(|e| e.algorithm == algorithm && e.chunked);
         let chunks = CHUNK_BYTES.into_iter().filter(|&c| c == 0 || (chunked && c < query.bytes));
@@ -176,20 +176,20 @@ impl TuneTable {
         choice(query, algorithm, best).chunk
     }
 
-    /// The cost of messages, with the links that were measured.
+    /// The cost of messages, including the measured links.
     pub fn model(&self) -> &CostModel {
         &self.model
     }
 
-    /// Notes what messages between ranks of one host, and of different hosts, were measured to cost; `None` leaves what
-    /// was noted before.
+    /// Records the measured cost of messages between ranks of one host, and of different hosts; `None` leaves the
+    /// previous value.
     pub fn set_links(&mut self, same_host: Option<LinkCost>, other_host: Option<LinkCost>) {
         let links = &mut self.links;
         *links = TableLinks { same_host: same_host.or(links.same_host), other_host: other_host.or(links.other_host) };
         self.model.same_host = links.same_host.unwrap_or(self.model.same_host);
         self.model.other_host = links.other_host.unwrap_or(self.model.other_host);
         if *links != TableLinks::default() {
-            // What a wake-up takes is in the overheads measured.
+            // The measured overheads include the cost of a wake-up.
             self.model.switch_s = 0.0;
         }
         self.answers.lock().clear();
@@ -238,11 +238,11 @@ impl TuneTable {
     }
 }
 
-/// Every algorithm and chunk, in bytes, that can run a call: what `tidemill tune` measures.
+/// Every algorithm and chunk, in bytes, that can run a call: the candidates that `tidemill tune` measures.
 pub fn candidates(query: &TuneQuery) -> impl Iterator<Item = (Algorithm, usize)> + use<> {
     let (q, order) = (*query, CombineOrder::new(query.commutative, query.repeatable));
     let able = supported(q.collective).iter().filter(move |entry| {
-        // On one host two levels are one: two_level is then the same as binomial.
+        // On one host there is only one level: two_level is then the same as binomial.
         order.allows(q.collective, entry.algorithm) && (q.hosts > 1 || entry.algorithm != Algorithm::TwoLevel)
     });
     able.flat_map(move |entry| {
@@ -251,7 +251,7 @@ pub fn candidates(query: &TuneQuery) -> impl Iterator<Item = (Algorithm, usize)>
     })
 }
 
-/// The entry of the largest key up to `key`, else of the smallest.
+/// The entry of the largest key up to `key`, else that of the smallest key.
 fn nearest<T>(map: &BTreeMap<u32, T>, key: u32) -> Option<&T> {
     map.range(..=key).next_back().or_else(|| map.first_key_value()).map(|(_, value)| value)
 }

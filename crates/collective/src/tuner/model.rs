@@ -1,4 +1,4 @@
-//! What communication costs, in a few numbers: the LogGP-like model behind the built-in choices and the simulator.
+//! The cost of communication in a few numbers: the LogGP-like model behind the built-in choices and the simulator.
 
 use tidemill_net::topology::HostLinks;
 
@@ -7,18 +7,18 @@ use tidemill_net::topology::HostLinks;
 pub struct LinkCost {
     /// Seconds from the end of sending to the earliest end of receiving.
     pub latency_s: f64,
-    /// Seconds of each side's processor per message.
+    /// Processor seconds per message on each side.
     pub overhead_s: f64,
     /// Seconds per byte on the link. Within a host each rank has its own; between hosts the ranks of a host share one.
     pub per_byte_s: f64,
 }
 
-/// The cost of everything a schedule does.
+/// The cost of everything that a schedule does.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct CostModel {
     /// Between ranks of one host, by shared memory.
     pub same_host: LinkCost,
-    /// Between ranks of one host that share no memory: TCP over the loopback interface.
+    /// Between ranks of one host that do not share memory: TCP over the loopback interface.
     pub loopback: LinkCost,
     /// Between ranks of different hosts.
     pub other_host: LinkCost,
@@ -26,8 +26,8 @@ pub struct CostModel {
     pub reduce_per_byte_s: f64,
     /// Seconds per byte to copy within a rank.
     pub copy_per_byte_s: f64,
-    /// Seconds of processor that each side of a message takes beyond its overhead where ranks share cores: who waits
-    /// sleeps, and has to be woken.
+    /// Processor seconds that each side of a message takes beyond its overhead if ranks share cores: a waiting rank
+    /// sleeps and has to be woken.
     pub switch_s: f64,
 }
 
@@ -42,7 +42,7 @@ impl CostModel {
         switch_s: 2e-6,
     };
 
-    /// The cost of messages within a host and between hosts, on hosts like these.
+    /// The cost of messages within a host and between hosts, for hosts with these links.
     pub fn links(&self, within_host: HostLinks) -> (LinkCost, LinkCost) {
         let near = if within_host.shared_memory { self.same_host } else { self.loopback };
         let switch_s = if within_host.own_cores { 0.0 } else { self.switch_s };
