@@ -1,9 +1,9 @@
-//! How much a batch weighs: credit, reservations and the size of blocks go by it.
+//! The size of a batch in bytes, the basis for credit, reservations and block sizes.
 
 use arrow::array::{Array, AsArray, RecordBatch};
 use arrow::datatypes::DataType;
 
-/// Bytes of a batch's rows: of a slice, only its part.
+/// Bytes of a batch's rows. For a slice, only its part counts.
 pub fn batch_bytes(batch: &RecordBatch) -> u64 {
     let fixed = |column: &dyn Array, width: usize| {
         let nulls = if column.nulls().is_some() { column.len().div_ceil(8) } else { 0 };
@@ -11,7 +11,7 @@ pub fn batch_bytes(batch: &RecordBatch) -> u64 {
     };
     let column = |column: &dyn Array| match (column.data_type(), column.data_type().primitive_width()) {
         (_, Some(width)) => fixed(column, width),
-        // Arrow counts the views only; what they refer to is most of it, and crosses with them.
+        // Arrow counts only the views; the data they refer to is most of the size, and is sent along with them.
         (DataType::Utf8View, _) => fixed(column, 16) + column.as_string_view().total_buffer_bytes_used(),
         (DataType::BinaryView, _) => fixed(column, 16) + column.as_binary_view().total_buffer_bytes_used(),
         _ => column.to_data().get_slice_memory_size().unwrap_or_else(|_| column.get_array_memory_size()),
@@ -27,7 +27,7 @@ mod tests {
 
     use super::batch_bytes;
 
-    /// Credit and the size of blocks go by this: a text must weigh about the same in each of its layouts, whole or
+    /// Credit and block sizes depend on this: a string must weigh about the same in each of its layouts, whole or
     /// sliced.
     #[test]
     fn texts_weigh_what_they_hold() {

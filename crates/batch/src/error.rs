@@ -1,8 +1,8 @@
-//! What can go wrong with batches on one worker.
+//! Errors of work on batches within one worker.
 
 use arrow::error::ArrowError;
 
-/// What a task's own code fails with.
+/// An error from a task's own code.
 pub type TaskError = Box<dyn std::error::Error + Send + Sync>;
 
 /// Why work on batches failed. Cheap to clone.
@@ -14,15 +14,15 @@ pub enum BatchError {
          ({held_bytes} bytes); raise --memory, or use fewer copies"
     )]
     Memory {
-        /// Who asked.
+        /// The operator that asked.
         wants: String,
-        /// For how much.
+        /// The amount it asked for.
         bytes: u64,
         /// The worker's budget.
         budget_bytes: u64,
-        /// Who holds most.
+        /// The operator that holds the most.
         holder: String,
-        /// How much that is.
+        /// The amount it holds.
         held_bytes: u64,
     },
     /// The spill directory cannot be written or read.
@@ -30,7 +30,7 @@ pub enum BatchError {
     Spill {
         /// The directory.
         dir: String,
-        /// What the system said, and what to do.
+        /// The system's message, and the remedy.
         reason: String,
     },
     /// An Arrow kernel failed.

@@ -1,4 +1,4 @@
-//! Floats as keys: all NaNs are one value, the largest, and both zeros are.
+//! Floats as keys: all NaNs are one value, which is the largest, and the two zeros are equal.
 
 use std::sync::Arc;
 
@@ -6,7 +6,7 @@ use arrow::array::{Array, ArrayRef, AsArray, make_array};
 use arrow::datatypes::{DataType, Float16Type, Float32Type, Float64Type};
 use arrow::error::ArrowError;
 
-/// Which floats are made one.
+/// Which floats count as one value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum FloatEquality {
     /// NaNs; a zero keeps its sign.
@@ -15,7 +15,7 @@ pub enum FloatEquality {
     NaNsAndZeros,
 }
 
-/// Whether values of this type are floats, or hold some.
+/// Whether values of this type are floats or contain floats.
 pub fn has_floats(data_type: &DataType) -> bool {
     match data_type {
         DataType::Float16 | DataType::Float32 | DataType::Float64 => true,
@@ -29,7 +29,7 @@ pub fn has_floats(data_type: &DataType) -> bool {
     }
 }
 
-/// The same values with one NaN and one zero, so that their bits are equal when they are.
+/// The same values with a single NaN and a single zero, so that equal values have equal bits.
 ///
 /// # Errors
 /// None known.
@@ -37,7 +37,7 @@ pub fn canonical(array: &ArrayRef) -> Result<ArrayRef, ArrowError> {
     with_same(array, FloatEquality::NaNsAndZeros)
 }
 
-/// The same values, of which those in `same` have the same bits. Most often all have already, and nothing is copied.
+/// The same values, with equal bits for all that `same` unifies. Usually that is already so, and nothing is copied.
 ///
 /// # Errors
 /// None known.
@@ -49,7 +49,7 @@ pub fn with_same(array: &ArrayRef, same: FloatEquality) -> Result<ArrayRef, Arro
             let odd_zero = (-<$float>::from(0_i8)).to_bits();
             let is_odd =
                 |x: $float| (x.is_nan() & (x.to_bits() != nan.to_bits())) | (zeros & (x.to_bits() == odd_zero));
-            // Without a way out before the end, many are looked at at once.
+            // A loop without an early exit handles many values at once.
             if !floats.values().iter().fold(false, |odd, &x| odd | is_odd(x)) {
                 return Ok(Arc::clone(array));
             }

@@ -5,7 +5,7 @@ use arrow::buffer::Buffer;
 
 use crate::wire::{Frame, HEADER_BYTES, ReceivedFrame, WireHeader, WireKind};
 
-/// Takes the frames out of a message; returns how many were whole. Panics when the decoder misbehaves.
+/// Takes the frames out of a message; returns how many were complete. Panics when the decoder misbehaves.
 pub fn frames(bytes: &[u8]) -> usize {
     let mut message = Buffer::from(bytes);
     let mut whole = 0;
@@ -22,7 +22,7 @@ pub fn frames(bytes: &[u8]) -> usize {
     whole
 }
 
-/// A frame with this body, for mutation to begin with.
+/// A frame with this body, as a starting point for mutation.
 pub fn frame(seq: u64, body: &[u8]) -> Vec<u8> {
     let header = WireHeader { seq, rows: 3, ..WireHeader::new(WireKind::Batch, 7) };
     Frame::new(&header, &[Buffer::from(body)]).into_buffer().to_vec()
@@ -40,7 +40,7 @@ mod tests {
             prop_assert_eq!(frames(&bytes), 0);
         }
 
-        /// A bit turned anywhere but in the padding is noticed, and only in its own frame.
+        /// A flipped bit anywhere except in the padding is detected, and only in its own frame.
         #[test]
         fn damage_is_noticed(
             bodies in prop::collection::vec(prop::collection::vec(any::<u8>(), 0..200), 1..4),

@@ -1,5 +1,5 @@
-//! Hashes of keys, the same on every worker, machine and release: where a row goes, and what lies in a checkpoint, hang
-//! on them. One pass per column over a vector of hashes; what is equal as a key hashes equally:
+//! Hashes of keys, the same on every worker, machine and release, because both the routing of rows and the contents of
+//! checkpoints depend on them. Makes one pass per column over a vector of hashes. Equal keys have equal hashes:
 //!
 //! - nulls equal nulls; all NaNs equal each other; -0.0 equals 0.0;
 //! - a dictionary's rows hash like their values, and a run's like its value, so encodings do not matter;
@@ -15,7 +15,7 @@ use arrow::datatypes::{ArrowPrimitiveType, DataType, Field, IntervalDayTime, Int
 use arrow::error::ArrowError;
 use twox_hash::XxHash3_64;
 
-// Fixed for ever: digits of pi.
+// Fixed forever: digits of pi.
 const SEED: u64 = 0x243f_6a88_85a3_08d3;
 const MULTIPLIER: u64 = 0x9e37_79b9_7f4a_7c15;
 const SPREAD: u64 = 0xa409_3822_299f_31d0;
@@ -26,14 +26,14 @@ const NULL: u64 = 0x082e_fa98_ec4e_6c89;
 fn mix(hash: u64, value: u64) -> u64 {
     let product = u128::from(hash.rotate_left(23) ^ value ^ SPREAD) * u128::from(MULTIPLIER);
     let folded = product as u64 ^ (product >> 64) as u64;
-    // One more multiplication: the buckets of keys that count up by a power of two would not be even.
+    // One more multiplication; without it, keys that count up by a power of two would fill buckets unevenly.
     (folded ^ (folded >> 32)).wrapping_mul(0xd6e8_feb8_6659_fd93)
 }
 
 /// Whether a column can be (part of) a key.
 ///
 /// # Errors
-/// In words, when it cannot.
+/// A description, if it cannot.
 pub fn check(field: &Field) -> Result<(), String> {
     fn hashable(data_type: &DataType) -> bool {
         match data_type {
@@ -60,15 +60,15 @@ pub struct KeyHasher {
 }
 
 impl KeyHasher {
-    /// For the columns at these positions, in this order.
+    /// Hashes the columns at these positions, in this order.
     pub fn new(columns: Vec<usize>) -> Self {
         KeyHasher { columns }
     }
 
-    /// Leaves the hash of each row in `hashes`.
+    /// Writes the hash of each row to `hashes`.
     ///
     /// # Errors
-    /// When a column is of a type that is no key.
+    /// If a column's type cannot be a key.
     pub fn hash(&self, batch: &RecordBatch, hashes: &mut Vec<u64>) -> Result<(), ArrowError> {
         hashes.clear();
         hashes.resize(batch.num_rows(), SEED);
@@ -111,7 +111,7 @@ impl HashWord for half::f16 {
 impl HashWord for i128 {
     #[inline]
     fn word(self) -> u64 {
-        // A value that fits in 64 bits hashes like one, whatever its type.
+        // A value that fits in 64 bits hashes like a 64-bit value, whatever its type.
         if self as i64 as i128 == self { self as u64 } else { mix(self as u64, (self >> 64) as u64) }
     }
 }
@@ -135,7 +135,7 @@ impl HashWord for IntervalMonthDayNano {
     }
 }
 
-/// Mixes a column into the hashes, which are as many.
+/// Mixes a column into the hashes, one per row.
 fn hash_into(array: &ArrayRef, hashes: &mut [u64]) -> Result<(), ArrowError> {
     fn primitive<T: ArrowPrimitiveType>(array: &PrimitiveArray<T>, hashes: &mut [u64])
     where
@@ -158,7 +158,7 @@ fn hash_into(array: &ArrayRef, hashes: &mut [u64]) -> Result<(), ArrowError> {
     Ok(())
 }
 
-/// One word per row, which a hash is made of.
+/// One word per row, from which the hash is computed.
 fn words(array: &ArrayRef) -> Result<Vec<u64>, ArrowError> {
     fn rows(array: &dyn Array, word: impl Fn(usize) -> u64) -> Vec<u64> {
         match array.logical_nulls().filter(|nulls| nulls.null_count() > 0) {
@@ -194,9 +194,9 @@ fn words(array: &ArrayRef) -> Result<Vec<u64>, ArrowError> {
         DataType::FixedSizeBinary(_) => bytes(any, |row| any.as_fixed_size_binary().value(row)),
         DataType::Dictionary(..) => {
             let dictionary = any.as_any_dictionary();
-            // Logical nulls cover keys that are null and keys of null values; the other keys name a value.
+            // Logical nulls cover both null keys and keys of null values; all other keys refer to a value.
             let values = words(dictionary.values())?;
-            // One without values, of which all rows are null, has no normalized keys.
+            // A dictionary without values, whose rows are all null, has no normalized keys.
             let keys = if values.is_empty() { Vec::new() } else { dictionary.normalized_keys() };
             rows(any, |row| values[keys[row]])
         }
@@ -237,7 +237,7 @@ fn refused(data_type: &DataType) -> ArrowError {
     ArrowError::NotYetImplemented(format!("a column of type {data_type} cannot be a key"))
 }
 
-/// The word of a list: of its length and its elements in order.
+/// The word of a list, from its length and its elements in order.
 fn sequence(elements: &[u64]) -> u64 {
     elements.iter().fold(mix(SEED, elements.len() as u64), |hash, &element| mix(hash, element))
 }
@@ -258,7 +258,7 @@ mod tests {
         hashes
     }
 
-    /// Checkpoints and route maps outlive a release: a hash that changes would send a key to the wrong owner's state.
+    /// Checkpoints and route maps outlive a release: a changed hash would send a key to the wrong owner of its state.
     #[test]
     fn hashes_never_change() {
         let numbers = hashes(Arc::new(Int64Array::from(vec![Some(0), Some(1), Some(-1), None])));
@@ -269,7 +269,7 @@ mod tests {
     const NUMBERS: [u64; 4] = [3215088789702110615, 8789993786757746775, 3740166720385767507, 10680932142282622192];
     const WORDS: [u64; 3] = [15716366261599575436, 6005961549839706369, 12849759520041046507];
 
-    /// Two encodings of one value on two workers must meet at one copy.
+    /// Two encodings of one value on two workers must go to the same copy.
     #[test]
     fn encodings_do_not_matter() {
         let strings: ArrayRef = Arc::new(StringArray::from(vec![Some("a"), None, Some("bb"), Some("a"), Some("bb")]));
@@ -285,13 +285,13 @@ mod tests {
         let ints = hashes(Arc::new(Int8Array::from(vec![Some(-5), None, Some(7)])));
         assert_eq!(hashes(Arc::new(Int64Array::from(vec![Some(-5), None, Some(7)]))), ints);
         assert_eq!(hashes(Arc::new(Decimal128Array::from(vec![Some(-5), None, Some(7)]))), ints);
-        // A null value behind a valid key is a null.
+        // A null value referenced by a valid key is a null.
         let values: ArrayRef = Arc::new(StringArray::from(vec![Some("a"), None]));
         let keys = DictionaryArray::<Int32Type>::new(Int32Array::from(vec![Some(0), Some(1), None]), values);
         assert_eq!(hashes(Arc::new(keys)), [plain[0], plain[1], plain[1]]);
     }
 
-    /// A NaN that is not where the other NaNs are would be a group of its own.
+    /// A NaN that hashes differently from other NaNs would form a separate group.
     #[test]
     fn floats_have_one_nan_and_one_zero() {
         let odd_nan = f64::from_bits(f64::NAN.to_bits() | 1 << 63 | 5);
@@ -302,7 +302,7 @@ mod tests {
         assert_eq!(f, [h[0], h[0], h[2], h[2], h[4]]);
     }
 
-    /// Lists that differ only in where an element belongs are different keys; nesting must not change with slicing.
+    /// Lists that differ only in the position of an element are different keys; nesting must not change with slicing.
     #[test]
     fn nested_keys() {
         let lists = ListArray::from_iter_primitive::<Int32Type, _, _>([
@@ -327,7 +327,7 @@ mod tests {
         assert_ne!(hashes(pair(1, "x")), hashes(pair(1, "y")));
     }
 
-    /// Keys that count up, in steps or not, are the commonest: they must not pile up in some buckets.
+    /// Consecutive keys, with or without a step, are the most common ones: they must not pile up in a few buckets.
     #[test]
     fn sequences_fill_buckets_evenly() {
         for step in [1i64, 2, 10, 64, 1024, 4096, 1 << 20, 1 << 32, 1_000_003] {
@@ -335,7 +335,7 @@ mod tests {
             let mut counts = vec![0i64; 1024];
             let map = crate::route_map::RouteMap::even(1024, 1);
             hashes(Arc::new(keys)).iter().for_each(|&hash| counts[map.bucket(hash) as usize] += 1);
-            // 195 on average, 14 standard deviation: six of them either way.
+            // 195 on average, with a standard deviation of 14: six deviations either way.
             let (min, max) = (counts.iter().min().unwrap(), counts.iter().max().unwrap());
             assert!(*min > 110 && *max < 285, "step {step}: {min} to {max}");
         }

@@ -1,21 +1,21 @@
-//! Batches on one worker: operations on Arrow `RecordBatch`es in place. This crate knows neither tasks nor other
+//! Batches on one worker: operations on Arrow `RecordBatch`es in place. This crate does not know about tasks or other
 //! workers.
 //!
 //! Modules, lowest first; each uses only those above it:
 //!
-//! | module          | what is in it                                                              |
+//! | module          | contents                                                                   |
 //! |-----------------|----------------------------------------------------------------------------|
 //! | `error`         | [`BatchError`], [`TaskError`]                                              |
-//! | `prefetch`, `simd_dispatch` | memory asked for ahead of its use; loops for the widest vectors of the processor |
-//! | `min_max`       | the least and the greatest value of a column                               |
+//! | `prefetch`, `simd_dispatch` | software prefetching; loops for the widest vectors of the processor |
+//! | `min_max`       | the minimum and maximum of a column                                        |
 //! | [`floats`]      | floats as keys: one NaN, one zero                                          |
 //! | [`keys`], [`route_map`] | the hash of a key, its bucket, and the bucket's owner              |
-//! | [`schema`]      | columns by name; which batches may go where                                |
-//! | `batch_bytes`   | how much a batch weighs                                                    |
-//! | [`frame_buffers`] | memory that frames are written to and land in                              |
+//! | [`schema`]      | columns by name; schema compatibility                                      |
+//! | `batch_bytes`   | the size of a batch                                                        |
+//! | [`frame_buffers`] | memory for outgoing and received frames                                    |
 //! | [`wire`]        | batches as bytes: frames and their encoding                                |
-//! | [`gather`]      | rows of several batches put together, or dealt to targets                  |
-//! | [`memory`]      | the worker's budget, and the disk beyond it                                |
+//! | [`gather`]      | gathers rows of several batches, or distributes them to targets            |
+//! | [`memory`]      | the worker's memory budget, and spilling beyond it                         |
 //! | [`local`]       | sorting, merging, reducing and joining, within the budget                  |
 
 pub mod floats;

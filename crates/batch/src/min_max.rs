@@ -1,11 +1,11 @@
-//! The least and the greatest of whole numbers, which each batch's times are asked for more than once.
+//! The minimum and maximum of integers. Called more than once for the times of each batch, so it has to be fast.
 
 use arrow::array::{Array, ArrowNumericType, PrimitiveArray};
 use arrow::compute::{max, min};
 
 use crate::simd_dispatch::dispatch_simd;
 
-/// The least and the greatest value of a column, if there are any; nulls are none.
+/// The minimum and maximum of a column's values, if there are any; nulls are ignored.
 pub fn min_max<T: ArrowNumericType<Native = i64>>(column: &PrimitiveArray<T>) -> Option<(i64, i64)> {
     match column.null_count() {
         0 => min_max_of(column.values()),
@@ -27,7 +27,7 @@ mod tests {
 
     use super::*;
 
-    /// Wherever they lie among so many values that vectors are full, and have a rest.
+    /// Wherever they lie among enough values for full vectors and a remainder.
     #[test]
     fn the_ends_are_found_anywhere() {
         assert_eq!((min_max_of(&[]), min_max(&Int64Array::new_null(3))), (None, None));

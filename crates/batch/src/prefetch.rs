@@ -1,7 +1,6 @@
-//! Software prefetching: memory is asked for some rows before their turn, so that many cache misses are under way at
-//! once.
+//! Software prefetching: memory is requested some rows ahead, so that many cache misses overlap.
 
-/// Asks for the cache line at an address, which may be any.
+/// Prefetches the cache line at an address, which may be any address.
 #[inline(always)]
 pub fn prefetch<T>(at: *const T) {
     #[cfg(target_arch = "x86_64")]

@@ -1,14 +1,14 @@
-//! The route map: which copy owns which bucket. A key's hash says its bucket, the same on every worker, machine and
-//! release; the map says who owns it, and may change from version to version.
+//! The route map assigns buckets to copies. A key's hash determines its bucket, the same on every worker, machine and
+//! release; the map determines the bucket's owner, and may change from version to version.
 
 use serde::{Deserialize, Serialize};
 
-/// Buckets of a keyed exchange, unless told.
+/// Default number of buckets of a keyed exchange.
 pub const BUCKETS: u32 = 1024;
-/// The most that there may be: every sender counts what it sends to each.
+/// Maximum number of buckets: every sender counts the rows it sends to each.
 pub const BUCKETS_MAX: u32 = 1 << 20;
 
-/// See the module.
+/// The route map, see the module.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "EncodedMap")]
 pub struct RouteMap {
@@ -17,7 +17,7 @@ pub struct RouteMap {
     owners: Vec<u32>,
 }
 
-/// A map as it comes from elsewhere.
+/// An unchecked map from elsewhere.
 #[derive(Deserialize)]
 struct EncodedMap {
     version: u64,
@@ -36,38 +36,38 @@ impl TryFrom<EncodedMap> for RouteMap {
 }
 
 impl RouteMap {
-    /// Buckets dealt evenly, neighbours together.
+    /// Buckets distributed evenly, with neighbors together.
     ///
     /// # Panics
-    /// When either number is 0.
+    /// If either number is 0.
     pub fn even(buckets: u32, copies: u32) -> Self {
         assert!(buckets > 0 && copies > 0, "a route map needs at least one bucket and one copy");
         let owner = |bucket: u32| (u64::from(bucket) * u64::from(copies) / u64::from(buckets)) as u32;
         RouteMap { version: 1, owners: (0..buckets).map(owner).collect() }
     }
 
-    /// A map by hand: the owner of each bucket.
+    /// A map from an explicit list with the owner of each bucket.
     ///
     /// # Panics
-    /// When there is no bucket.
+    /// If there are no buckets.
     pub fn new(version: u64, owners: Vec<u32>) -> Self {
         assert!(!owners.is_empty(), "a route map needs at least one bucket");
         RouteMap { version, owners }
     }
 
-    /// Grows with every change.
+    /// Increases with every change.
     #[inline]
     pub fn version(&self) -> u64 {
         self.version
     }
 
-    /// How many buckets there are.
+    /// The number of buckets.
     #[inline]
     pub fn buckets(&self) -> u32 {
         self.owners.len() as u32
     }
 
-    /// The bucket of a key's hash: its high bits, so that other uses of the low ones stay independent.
+    /// The bucket of a key's hash. Uses the high bits, so that other uses of the low bits stay independent.
     #[inline]
     pub fn bucket(&self, hash: u64) -> u32 {
         ((u128::from(hash) * self.owners.len() as u128) >> 64) as u32
@@ -84,10 +84,10 @@ impl RouteMap {
         self.owners.iter().copied()
     }
 
-    /// Whether it can deal the rows of `copies` copies in so many buckets.
+    /// Checks whether the map can distribute rows to `copies` copies in `buckets` buckets.
     ///
     /// # Errors
-    /// In words.
+    /// A description, if it cannot.
     pub fn fits(&self, buckets: u32, copies: u32) -> Result<(), String> {
         if self.buckets() != buckets {
             return Err(format!("the map has {} buckets, but the task's keys use {buckets}", self.buckets()));
@@ -106,7 +106,7 @@ impl RouteMap {
         RouteMap { version: self.version + 1, owners }
     }
 
-    /// In words, with a hash of all owners.
+    /// A description that includes a hash of all owners.
     pub fn describe(&self) -> String {
         let mut bytes = Vec::with_capacity(self.owners.len() * 4);
         self.owners.iter().for_each(|owner| bytes.extend_from_slice(&owner.to_le_bytes()));
@@ -119,7 +119,7 @@ impl RouteMap {
 mod tests {
     use super::*;
 
-    /// A bucket more here than there would be a copy with more work; a bucket without owner, an error at run time.
+    /// An additional bucket would mean a copy with more work; a bucket without an owner, an error at run time.
     #[test]
     fn even_maps_are_even() {
         for copies in [1, 2, 3, 7, 64, 1000, 1024] {

@@ -1,11 +1,11 @@
-//! Columns by name, and whether batches of one schema may go where another is declared.
+//! Columns by name, and whether batches of one schema are acceptable where another is declared.
 
 use arrow::datatypes::{Schema, SchemaRef};
 
 /// The positions of named columns.
 ///
 /// # Errors
-/// In words, when there is no column of a name.
+/// A description, if there is no column with one of the names.
 pub fn columns(schema: &SchemaRef, names: &[String]) -> Result<Vec<usize>, String> {
     let position = |name: &String| {
         schema.index_of(name).map_err(|_| {
@@ -16,10 +16,11 @@ pub fn columns(schema: &SchemaRef, names: &[String]) -> Result<Vec<usize>, Strin
     names.iter().map(position).collect()
 }
 
-/// Whether batches of `found` may go where `wanted` is declared: same names and types; nulls only where allowed.
+/// Checks whether batches of `found` are acceptable where `wanted` is declared: same names and types; nulls only where
+/// allowed.
 ///
 /// # Errors
-/// In words, when they do not fit.
+/// A description, if they are not.
 pub fn fits(found: &Schema, wanted: &Schema) -> Result<(), String> {
     if found.fields().len() != wanted.fields().len() {
         return Err(format!("{} columns arrived, but {} are declared", found.fields().len(), wanted.fields().len()));

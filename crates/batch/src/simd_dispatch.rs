@@ -1,8 +1,7 @@
-//! Loops over numbers, compiled for the vectors of the processor that runs them: what every processor of x86-64 has is
-//! half as wide as most have, and compares no numbers of 64 bits.
+//! Loops over numbers, compiled for the vectors of the processor that runs them. The x86-64 baseline has vectors half
+//! as wide as most processors do, and cannot compare 64-bit numbers.
 
-/// Calls a function that is compiled for the widest vectors that this processor has. It has to be short enough to be
-/// inlined.
+/// Calls a function compiled for the widest vectors of this processor. The function must be short enough to be inlined.
 #[inline]
 pub(crate) fn dispatch_simd<A, R>(function: impl Fn(A) -> R, argument: A) -> R {
     #[cfg(target_arch = "x86_64")]

@@ -1,5 +1,5 @@
-//! Memory for frames, outgoing and received. Large rooms are reused: the kernel hands out memory of that size page by
-//! page, and a page fault takes longer than filling the page.
+//! Memory for frames, both outgoing and received. Large buffers are reused: the kernel provides memory of that size
+//! page by page, and a page fault takes longer than filling the page.
 
 mod segment;
 
@@ -14,12 +14,12 @@ use parking_lot::Mutex;
 
 pub use segment::{Extent, SegmentAllocator};
 
-/// Smaller ones come and go within memory that the allocator keeps.
+/// Smaller buffers come from memory that the allocator keeps anyway.
 const KEPT_BYTES_MIN: usize = 64 << 10;
-/// What is kept for later use.
+/// Limit on idle memory that is kept for reuse.
 const IDLE_BYTES_MAX: usize = 8 << 20;
 
-/// The rooms of one run.
+/// The buffers of one run.
 #[derive(Default)]
 pub struct BufferPool(Mutex<IdleBuffers>);
 
@@ -30,19 +30,19 @@ struct IdleBuffers {
 }
 
 impl BufferPool {
-    /// An empty room for `len` bytes.
+    /// An empty buffer for `len` bytes.
     pub fn buffer(self: &Arc<Self>, len: usize) -> FrameBuffer {
         if len < KEPT_BYTES_MIN {
             return FrameBuffer::new(len);
         }
-        // The last is the one that the cache still knows. Not a much larger one: what stays in it for long would keep
-        // the rest of it.
+        // The last one is the most likely to be in the cache. A much larger one would not do: data that stays in it for
+        // long would hold on to the rest of it.
         let fits = |room: &MutableBuffer| (len..=2 * len).contains(&room.capacity());
         let mut idle = self.0.lock();
         let found = idle.rooms.iter().rposition(fits).map(|at| idle.rooms.remove(at));
         idle.bytes -= found.as_ref().map_or(0, MutableBuffer::capacity);
         drop(idle);
-        // A little larger, so that it serves messages of about the same length.
+        // Slightly larger, so that it fits later messages of about the same length.
         let memory = found.unwrap_or_else(|| MutableBuffer::with_capacity(len.next_multiple_of(KEPT_BYTES_MIN)));
         FrameBuffer(BufferMemory::Own(memory, Arc::downgrade(self)))
     }
@@ -57,40 +57,42 @@ impl BufferPool {
     }
 }
 
-/// Room for one message, aligned for every type. It goes back when it, or what it became, is dropped.
+/// Memory for one message, aligned for every type. It returns to the pool when it, or the buffer made from it, is
+/// dropped.
 pub struct FrameBuffer(BufferMemory);
 
 enum BufferMemory {
-    /// This worker's own.
+    /// Owned by this worker.
     Own(MutableBuffer, Weak<BufferPool>),
-    /// Others of the host can read it, too; if so told, all that it is for do.
+    /// Also readable by other workers of the host; the flag says whether all of the frame's receivers read it in place.
     Shared(Extent, bool),
 }
 
 impl FrameBuffer {
-    /// One that nobody uses again.
+    /// A buffer that is not reused.
     #[inline]
     pub fn new(len: usize) -> Self {
         FrameBuffer(BufferMemory::Own(MutableBuffer::with_capacity(len), Weak::new()))
     }
 
-    /// One that others of the host can read; `by_all`: and all that it is for do, and nobody else.
+    /// A buffer that other workers of the host can read; `by_all`: all of its receivers, and no one else, read it in
+    /// place.
     #[inline]
     pub fn shared(place: Extent, by_all: bool) -> Self {
         FrameBuffer(BufferMemory::Shared(place, by_all))
     }
 
-    /// Whether it is read where it is by all that it is for.
+    /// Whether all of its receivers read it in place.
     #[inline]
     pub(crate) fn is_read_in_place(&self) -> bool {
         matches!(self.0, BufferMemory::Shared(_, true))
     }
 
-    /// All of it, to be filled.
+    /// The whole buffer, to be filled.
     #[inline]
     pub fn spare(&mut self) -> &mut [MaybeUninit<u8>] {
         match &mut self.0 {
-            // SAFETY: the buffer has so many bytes there.
+            // SAFETY: the buffer has this many bytes there.
             BufferMemory::Own(memory, _) => unsafe {
                 from_raw_parts_mut(memory.as_mut_ptr().cast(), memory.capacity())
             },
@@ -98,7 +100,8 @@ impl FrameBuffer {
         }
     }
 
-    /// Its first `len` bytes, as they have been filled; the room goes back when nothing refers to them.
+    /// The first `len` bytes, which have been filled. The memory returns to the pool when nothing refers to them any
+    /// more.
     ///
     /// # Safety
     /// The first `len` bytes of [`FrameBuffer::spare`] have been filled.
@@ -106,7 +109,7 @@ impl FrameBuffer {
         assert!(len <= self.spare().len(), "{len} bytes in a room for {}", self.spare().len());
         let ptr = match &mut self.0 {
             BufferMemory::Own(memory, rooms) => {
-                // SAFETY: as said above.
+                // SAFETY: by this function's contract.
                 unsafe { memory.set_len(len) };
                 if rooms.strong_count() == 0 {
                     return Buffer::from(take(memory));
@@ -115,10 +118,10 @@ impl FrameBuffer {
             }
             BufferMemory::Shared(place, _) => place.ptr(),
         };
-        // A panic elsewhere leaves rooms as they are.
+        // A panic elsewhere does not affect buffers.
         let owner = Arc::new(AssertUnwindSafe(self));
-        // SAFETY: the buffer owns the room, whose memory has `len` bytes at `ptr` until it is dropped, and which nobody
-        // else refers to.
+        // SAFETY: the buffer owns the memory, which has `len` bytes at `ptr` until it is dropped and which nothing else
+        // refers to.
         unsafe { Buffer::from_custom_allocation(ptr, len, owner) }
     }
 }
@@ -137,8 +140,8 @@ impl Drop for FrameBuffer {
 mod tests {
     use super::*;
 
-    /// Rooms that were given away while somebody still reads them would change data; ones that piled up would take all
-    /// memory.
+    /// Buffers that were handed out again while still being read would corrupt data; without a bound they would use up
+    /// all memory.
     #[test]
     fn rooms_are_used_again_and_bounded() {
         let rooms = Arc::new(BufferPool::default());

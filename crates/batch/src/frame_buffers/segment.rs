@@ -1,5 +1,5 @@
-//! Memory that several workers map, given out in places: a frame to a worker of the same host is written into one, and
-//! read where it lies.
+//! An allocator for memory that several workers map: a frame for a worker of the same host is written into an extent of
+//! it and read in place.
 
 use std::collections::BTreeMap;
 use std::mem::MaybeUninit;
@@ -10,30 +10,29 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 use tidemill_net::Segment;
 
-/// Places begin and end at a multiple of this, that of pages: so they are aligned for every type, and no two share a
-/// cache line.
+/// Extents begin and end at multiples of the page size: this aligns them for every type, and no two share a cache line.
 const STEP_BYTES: usize = 4096;
 
 /// See the module.
 pub struct SegmentAllocator {
     segment: Segment,
-    /// Where free stretches begin, and how long they are; no two touch.
+    /// Start and length of each free range; no two are adjacent.
     free: Mutex<BTreeMap<usize, usize>>,
 }
 
 impl SegmentAllocator {
-    /// All of a segment, but for its first page.
+    /// All of a segment except its first page.
     pub fn new(segment: Segment) -> Arc<Self> {
         let len = segment.len().saturating_sub(STEP_BYTES) / STEP_BYTES * STEP_BYTES;
         let free = (len > 0).then_some((STEP_BYTES, len)).into_iter().collect();
         Arc::new(SegmentAllocator { segment, free: Mutex::new(free) })
     }
 
-    /// A place for `len` bytes, at least one; `None` while there is none so long.
+    /// An extent for `len` bytes, at least one; `None` while no free range is long enough.
     pub fn take(self: &Arc<Self>, len: usize) -> Option<Extent> {
         let len = len.next_multiple_of(STEP_BYTES);
         let mut free = self.free.lock();
-        // The lowest, so that few pages are in use, which the caches know.
+        // The lowest one, so that few pages are in use and these stay in the caches.
         let (start, found) = free.iter().map(|(start, len)| (*start, *len)).find(|(_, found)| *found >= len)?;
         free.remove(&start);
         if found > len {
@@ -56,14 +55,14 @@ impl SegmentAllocator {
         free.insert(start, len);
     }
 
-    /// Where in the segment `bytes` begin, if that is where they lie.
+    /// The offset of `bytes` in the segment, if they lie in it.
     pub fn offset_of(&self, bytes: &[u8]) -> Option<usize> {
         let offset = bytes.as_ptr().addr().checked_sub(self.segment.base().addr().get())?;
         (offset < self.segment.len()).then_some(offset)
     }
 }
 
-/// A stretch of a [`SegmentAllocator`] that is nobody else's.
+/// A range of a [`SegmentAllocator`] with a single owner.
 pub struct Extent {
     space: Arc<SegmentAllocator>,
     start: usize,
@@ -72,13 +71,13 @@ pub struct Extent {
 
 impl Extent {
     pub(crate) fn ptr(&self) -> NonNull<u8> {
-        // SAFETY: a place lies within its segment.
+        // SAFETY: an extent lies within its segment.
         unsafe { self.space.segment.base().add(self.start) }
     }
 
-    /// To be written.
+    /// The memory to write to.
     pub(crate) fn spare(&mut self) -> &mut [MaybeUninit<u8>] {
-        // SAFETY: the place has `len` bytes there, which nobody else writes or reads until it is given away.
+        // SAFETY: the extent has `len` bytes there, which nothing else reads or writes until it is handed on.
         unsafe { slice::from_raw_parts_mut(self.ptr().as_ptr().cast(), self.len) }
     }
 }
@@ -96,7 +95,7 @@ mod tests {
     use super::*;
 
     proptest! {
-        /// Places that overlap would be wrong data without any error; ones that were lost, memory that nobody has.
+        /// Overlapping extents would silently corrupt data; lost ones would leak memory.
         #[test]
         fn places_are_apart_and_come_back(steps in prop::collection::vec((any::<prop::sample::Index>(), 1usize..40_000), 1..200)) {
             let space = SegmentAllocator::new(Segment::private(40 * STEP_BYTES + 100).unwrap());

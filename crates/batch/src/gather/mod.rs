@@ -1,9 +1,9 @@
 //! Gathers rows of several batches: in any order, as the last step of sorts and merges, or in batch order, for
 //! exchanges by row.
 //!
-//! In any order, rows are scattered over memory, and each would cost a cache miss per column, one after the other. So
-//! each row's data is prefetched a few rows ahead (software prefetching), and many misses overlap. Fixed-length values,
-//! strings and binaries are copied here; other types use Arrow's `interleave`.
+//! Rows in arbitrary order are scattered over memory, and each would cost one cache miss per column, one after the
+//! other. So each row's data is prefetched a few rows ahead (software prefetching), and many misses overlap.
+//! Fixed-length values, strings and binaries are copied here; other types use Arrow's `interleave`.
 
 use std::cell::LazyCell;
 use std::mem::MaybeUninit;
@@ -32,35 +32,35 @@ pub use scatter::{Scatter, ScatterOutput};
 use crate::prefetch::prefetch;
 use crate::wire::compact_column;
 
-/// A row is asked for so many rows before it is copied: as many misses as a core can have under way.
+/// How many rows ahead a row is prefetched: as many cache misses as a core can have outstanding.
 const AHEAD: usize = 16;
 const LINE_BYTES: usize = 64;
-/// Lines of a value that are asked for; of what follows the processor sees by itself that it is read in order.
+/// Cache lines of a value to prefetch; after these, the processor detects the sequential read itself.
 const LINES_MAX: usize = 4;
 
-/// A row: the number of its batch, and its own in that.
+/// A row: the number of its batch, and its number within that batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct RowIndex {
     pub batch: u32,
     pub row: u32,
 }
 
-/// Batches to pick rows from. Cheap to make: it refers to their buffers.
+/// Batches to pick rows from. Cheap to make: it only refers to their buffers.
 pub struct RowGather {
     schema: SchemaRef,
     columns: Vec<GatherColumn>,
 }
 
-/// A column of all batches.
+/// One column of all batches.
 struct GatherColumn {
     data_type: DataType,
     values: ColumnValues,
-    /// Of each batch, if any has a null.
+    /// The null buffer of each batch, if any batch has a null.
     nulls: Option<Vec<Option<NullBuffer>>>,
 }
 
 enum ColumnValues {
-    /// So many bytes a value, and those of each batch.
+    /// The bytes per value, and the values of each batch.
     Fixed(usize, Vec<Buffer>),
     Texts(Texts<i32>),
     LargeTexts(Texts<i64>),
@@ -71,7 +71,7 @@ enum ColumnValues {
 type Texts<O> = Vec<(ScalarBuffer<O>, Buffer)>;
 
 impl RowGather {
-    /// `batches` have this schema.
+    /// A gather from `batches`, which have this schema.
     pub fn new(schema: &SchemaRef, batches: &[RecordBatch]) -> Self {
         let column =
             |at: usize| GatherColumn::new(schema.field(at).data_type(), batches.iter().map(|batch| batch.column(at)));
@@ -81,15 +81,15 @@ impl RowGather {
     /// These rows, in this order.
     ///
     /// # Errors
-    /// When texts are longer together than their offsets can tell.
+    /// If the combined strings are too long for their offsets.
     ///
     /// # Panics
-    /// On a row or a batch that there is not.
+    /// On a row or batch that does not exist.
     pub(crate) fn rows(&self, picks: &[RowIndex]) -> Result<RecordBatch, ArrowError> {
         self.batch(picks.len(), |column| column.rows(picks))
     }
 
-    /// The rows of a part.
+    /// The rows of a subset.
     ///
     /// # Errors
     /// As [`RowGather::rows`].
@@ -107,7 +107,7 @@ impl RowGather {
         })
     }
 
-    /// How long the values of each column are, if all are plain numbers without nulls.
+    /// The width of each column's values, if all columns are plain numbers without nulls.
     pub fn widths(&self) -> Option<Vec<usize>> {
         let width = |column: &GatherColumn| match column.values {
             ColumnValues::Fixed(width @ (1 | 2 | 4 | 8 | 16), _) if column.nulls.is_none() => Some(width),
@@ -116,10 +116,11 @@ impl RowGather {
         self.columns.iter().map(width).collect()
     }
 
-    /// The values of a column of numbers of a part, in place of what is in `out`, which they fill.
+    /// Writes a subset's values of a numeric column to `out`, which they fill exactly.
     ///
     /// # Panics
-    /// As [`RowGather::rows`]; when [`RowGather::widths`] has none of that column, or another times the part's rows.
+    /// As [`RowGather::rows`]; if [`RowGather::widths`] has no width for the column; if `out` does not have room for
+    /// exactly the subset's rows.
     pub fn fill(&self, column: usize, part: &RowSubset, out: &mut [MaybeUninit<u8>]) {
         let ColumnValues::Fixed(width, values) = &self.columns[column].values else {
             panic!("column {column}: no number")
@@ -154,7 +155,7 @@ impl GatherColumn {
             (DataType::LargeBinary, _) => ColumnValues::LargeTexts(texts::<LargeBinaryType>(arrays.clone())),
             _ => ColumnValues::Others(arrays.clone().cloned().collect()),
         };
-        // Nulls of other types are Arrow's to see to.
+        // For other types, Arrow handles nulls.
         let has_nulls =
             !matches!(values, ColumnValues::Others(_)) && arrays.clone().any(|array| array.null_count() > 0);
         let nulls = has_nulls.then(|| arrays.map(|array| array.nulls().cloned()).collect());
@@ -175,7 +176,7 @@ impl GatherColumn {
             ColumnValues::Others(arrays) => {
                 let arrays: Vec<&dyn Array> = arrays.iter().map(AsRef::as_ref).collect();
                 let picks: Vec<_> = picks.iter().map(|pick| (pick.batch as usize, pick.row as usize)).collect();
-                // Of texts in views it refers to all that any of the batches has.
+                // A result with string views refers to all buffers of all the batches.
                 compact_column(&interleave(&arrays, &picks)?)
             }
         }
@@ -220,8 +221,9 @@ impl GatherColumn {
             }
             values.extend_from_slice(&texts[pick.batch as usize].1[spans[at].clone()]);
         }
-        // SAFETY: offsets begin with 0 and only grow, as lengths were added; between two of them lies the whole value
-        // of a row of a sound array of the same type, so a text is one. Benefit: texts are not looked through again.
+        // SAFETY: offsets begin with 0 and only grow, because lengths were added. Between two of them lies the whole
+        // value of a row of a valid array of the same type, so it is a valid string. Benefit: strings are not validated
+        // again.
         let array = unsafe {
             let offsets = OffsetBuffer::new_unchecked(offsets.into());
             GenericByteArray::<T>::new_unchecked(offsets, values.into(), self.nulls(picks))
@@ -230,7 +232,7 @@ impl GatherColumn {
     }
 }
 
-/// The values of an array, from its first on.
+/// The values of an array, starting with its first.
 fn fixed_values(array: &ArrayRef, width: usize) -> Buffer {
     let data = array.to_data();
     data.buffers()[0].slice_with_length(data.offset() * width, data.len() * width)
@@ -267,7 +269,7 @@ fn fixed(width: usize, values: &[Buffer], picks: &[RowIndex]) -> Buffer {
     }
 }
 
-/// The values of a part; `None` for a width that a number does not have.
+/// The values of a subset; `None` for a width that no number has.
 fn fixed_part(width: usize, values: &[Buffer], part: &RowSubset) -> Option<Buffer> {
     let len = part.len() * width;
     // Aligned for every type.
@@ -277,12 +279,12 @@ fn fixed_part(width: usize, values: &[Buffer], part: &RowSubset) -> Option<Buffe
     if !part.fill(width, values, spare) {
         return None;
     }
-    // SAFETY: all of them have been filled.
+    // SAFETY: all bytes have been filled.
     unsafe { out.set_len(len) };
     Some(out.into())
 }
 
-/// [`fixed`] of a width that the compiler knows: a value is a move.
+/// [`fixed`] for a width known at compile time, so that copying a value is a single move.
 fn fixed_of<const WIDTH: usize>(values: &[Buffer], picks: &[RowIndex]) -> Buffer {
     // Aligned for every type.
     let mut out = MutableBuffer::from_len_zeroed(picks.len() * WIDTH);
@@ -295,7 +297,7 @@ fn fixed_of<const WIDTH: usize>(values: &[Buffer], picks: &[RowIndex]) -> Buffer
     out.into()
 }
 
-/// Asks for `len` bytes from `at` on, or as many as count.
+/// Prefetches `len` bytes from `at` on, up to a limit.
 #[inline(always)]
 fn prefetch_range(bytes: &[u8], at: usize, len: usize) {
     let first = bytes.as_ptr().wrapping_add(at);
@@ -316,7 +318,7 @@ mod tests {
     use super::*;
     use crate::gather::row_subset::{split_by_target, split_numbers};
 
-    /// A row of every kind of column, with nulls or without.
+    /// A row with every kind of column, with or without nulls.
     fn batch(rows: &[u32], with_nulls: bool) -> RecordBatch {
         let null = |row: u32| with_nulls && row.is_multiple_of(3);
         let some = |row: &u32| (!null(*row)).then_some(*row);
@@ -340,8 +342,8 @@ mod tests {
     }
 
     proptest! {
-        /// A value of another row, of the row before a slice's first, or a null in the wrong place shows up against
-        /// Arrow's own.
+        /// A comparison with Arrow's result catches the value of another row, the row before the start of a slice, and
+        /// misplaced nulls.
         #[test]
         fn equals_interleave(
             batches in prop::collection::vec((prop::collection::vec(0u32..1000, 1..60), any::<bool>(), 0usize..5), 1..6),
@@ -369,9 +371,9 @@ mod tests {
     }
 
     proptest! {
-        /// A part has rows of each batch in order, none of some: one that was taken of the batch beside it would be
-        /// wrong data. Few targets and many are dealt in other ways, batches are longer than what a word or a vector
-        /// has, and slices begin anywhere.
+        /// A subset has rows of each batch in order, and may have none of a batch. A row taken from the wrong batch
+        /// would be wrong data. Few targets and many use different code, batches are longer than a word or vector, and
+        /// slices start anywhere.
         #[test]
         fn parts_are_what_was_assigned(
             targets in prop_oneof![1u32..9, 9u32..40],

@@ -1,20 +1,22 @@
-//! Rows by a bit for each: how an exchange tells those of one target where targets are few, and copies their numbers, a
-//! vector at a time, by the instructions of AVX-512 that move a vector's marked values together (`VPCOMPRESS`).
+//! Rows as a bit mask. With few targets, an exchange marks the rows of each target this way and copies their numbers a
+//! vector at a time, with the AVX-512 instructions that move a vector's marked values together (`VPCOMPRESS`).
 //!
-//! All values are read once for each target, but eight of 8 bytes in the time of about two that are fetched one by one.
+//! All values are read once for each target, but eight 8-byte values take about as long as two that are fetched one by
+//! one.
 
 use std::arch::is_x86_feature_detected as has;
 use std::arch::x86_64::*;
 use std::mem::MaybeUninit;
 
-/// Rows that one word marks.
+/// Rows that one word covers.
 pub(super) const WORD_ROWS: usize = u64::BITS as usize;
 
-/// Says that the processor has what is needed here.
+/// Proof that the processor has the required features.
 #[derive(Clone, Copy)]
 pub(super) struct CompressSupport(());
 
-/// Rows of one batch, a bit for each, the first in the lowest of the first word; none beyond the batch's end.
+/// Rows of one batch, one bit each, starting with the lowest bit of the first word. Bits past the end of the batch are
+/// 0.
 pub(super) struct RowMask {
     rows: usize,
     words: Vec<u64>,
@@ -27,9 +29,9 @@ impl CompressSupport {
             .then_some(CompressSupport(()))
     }
 
-    /// For each of `targets` the rows that are assigned to it.
+    /// The rows assigned to each of `targets`.
     pub(super) fn mark(self, targets: u32, assigned: &[u32]) -> Vec<RowMask> {
-        // SAFETY: a token is only where the features were detected.
+        // SAFETY: the token exists only if the features were detected.
         let words = unsafe { mark(targets, assigned) };
         let marks = |words: Vec<u64>| RowMask {
             rows: assigned.len(),
@@ -39,11 +41,11 @@ impl CompressSupport {
         words.into_iter().map(marks).collect()
     }
 
-    /// Puts the marked ones of `values`, numbers of `width` bytes, one behind the other into `out`; `None` for a width
-    /// that a number does not have, and otherwise how many bytes these are.
+    /// Copies the marked elements of `values`, numbers of `width` bytes, contiguously into `out`. Returns the number of
+    /// bytes written, or `None` for a width that no number has.
     ///
     /// # Panics
-    /// When there are fewer values than rows, or more are marked than `out` takes.
+    /// If there are fewer values than rows, or if more rows are marked than fit into `out`.
     pub(super) fn fill(
         self,
         width: usize,
@@ -56,8 +58,8 @@ impl CompressSupport {
             values.len() >= marks.rows * width && out.len() >= len,
             "a value for each row, and room for what is marked"
         );
-        // SAFETY: a token is only where the features were detected; the lengths have just been checked, and no bit is
-        // beyond `rows`.
+        // SAFETY: the token exists only if the features were detected; the lengths have just been checked, and no bit
+        // is past `rows`.
         unsafe {
             match width {
                 1 => fill_1(values, &marks.words, out),
@@ -73,12 +75,12 @@ impl CompressSupport {
 }
 
 impl RowMask {
-    /// How many are marked.
+    /// The number of marked rows.
     pub(super) fn marked(&self) -> usize {
         self.marked
     }
 
-    /// The numbers of those that are marked.
+    /// The row numbers that are marked.
     pub(super) fn rows(&self) -> impl Iterator<Item = u32> {
         self.words.iter().enumerate().flat_map(|(at, &word)| {
             let rest = std::iter::successors(Some(word), |word| Some(word & word.wrapping_sub(1)));
@@ -94,7 +96,7 @@ fn mark(targets: u32, assigned: &[u32]) -> Vec<Vec<u64>> {
         let lanes: [(__mmask16, __m512i); WORD_ROWS / 16] = std::array::from_fn(|at| {
             let rest = assigned.get(at * 16..).unwrap_or_default();
             let there = ((1_u32 << rest.len().min(16)) - 1) as __mmask16;
-            // SAFETY: as many are read as are there.
+            // SAFETY: reads only the elements that exist.
             (there, unsafe { _mm512_maskz_loadu_epi32(there, rest.as_ptr().cast()) })
         });
         for (target, words) in (0..).zip(&mut words) {
@@ -106,11 +108,11 @@ fn mark(targets: u32, assigned: &[u32]) -> Vec<Vec<u64>> {
     words
 }
 
-/// For values of so many bytes, of which a vector has so many: what moves together, and the mask of a vector's bits.
+/// For values of this width: the values per vector, the compress instruction, and the mask type.
 macro_rules! fill {
     ($name:ident, $width:literal, $lanes:literal, $mask:ty, $wide:expr, $load:ident, $compress:ident, $store:ident) => {
         /// # Safety
-        /// For every bit there is a value, and for every one that is set there is room in `out`.
+        /// There is a value for every bit, and room in `out` for every bit that is set.
         #[target_feature(enable = "avx512f,avx512bw,avx512vbmi2,bmi2,popcnt")]
         unsafe fn $name(values: &[u8], words: &[u64], out: &mut [MaybeUninit<u8>]) {
             let wide: fn(u64) -> $mask = $wide;
@@ -123,8 +125,8 @@ macro_rules! fill {
                     let mask = wide(marked);
                     let from = values.as_ptr().wrapping_add((at * WORD_ROWS + lane) * $width);
                     // SAFETY: values are read and written where bits are set, for which the caller vouches, and a whole
-                    // vector is written only where there is room for it. Lanes that hold no value are
-                    // overwritten by the next ones.
+                    // vector is written only where there is room for it. Later writes overwrite the lanes without a
+                    // value.
                     unsafe {
                         let together = $compress(mask, $load(mask, from.cast()));
                         if room >= 64 {
@@ -194,7 +196,7 @@ fill!(
     _mm512_mask_storeu_epi64
 );
 
-/// Each of four bits twice.
+/// Each of four bits duplicated.
 const PAIRS: [__mmask8; 16] = {
     let mut pairs = [0; 16];
     let mut bits = 0;

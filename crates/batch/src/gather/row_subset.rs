@@ -1,4 +1,4 @@
-//! Which rows of several batches go together: those that an exchange sends to one copy.
+//! Subsets of the rows of several batches: the rows that an exchange sends to one copy.
 
 use std::mem::MaybeUninit;
 
@@ -8,29 +8,27 @@ use super::RowIndex;
 #[cfg(target_arch = "x86_64")]
 use super::row_mask::{CompressSupport, RowMask};
 
-/// Up to so many targets, rows are told by a bit for each: with more, values would be passed over more often than it is
-/// worth.
+/// With up to this many targets, subsets are bit masks; with more, reading all values once per target no longer pays.
 #[cfg(target_arch = "x86_64")]
 const MARKED_TARGETS_MAX: u32 = 8;
 
-/// Some rows of each batch, in order.
+/// Some of the rows of each batch, in order.
 pub struct RowSubset {
     len: usize,
     rows: PartRows,
 }
 
 enum PartRows {
-    /// Of all batches, each row by its number in its own; and where those of each batch end.
+    /// Row numbers within each batch, for all batches, and the end of each batch's numbers.
     Numbers(Vec<u32>, Vec<usize>),
     #[cfg(target_arch = "x86_64")]
     Marks(CompressSupport, Vec<RowMask>),
 }
 
-/// The part of each of `targets`, of batches that have so many `rows`: of each of all these the target is told by
-/// `assigned`.
+/// The subset of each of `targets`, for batches with `rows` rows each. `assigned` contains the target of every row.
 ///
 /// # Panics
-/// When there are not as many, or another target is among them.
+/// If the lengths do not match, or if an assigned target does not exist.
 pub(crate) fn split_by_target(targets: u32, assigned: &[u32], rows: &[usize]) -> Vec<RowSubset> {
     assert_eq!(assigned.len(), rows.iter().sum::<usize>(), "a target for each row");
     #[cfg(target_arch = "x86_64")]
@@ -74,19 +72,19 @@ fn split_masks(compress: CompressSupport, targets: u32, mut assigned: &[u32], ro
 }
 
 impl RowSubset {
-    /// How many rows there are.
+    /// The number of rows.
     #[inline]
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether there are none.
+    /// Whether there are no rows.
     #[inline]
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// Each row by itself.
+    /// The rows one by one.
     pub(super) fn picks(&self) -> Vec<RowIndex> {
         let mut picks = Vec::with_capacity(self.len);
         match &self.rows {
@@ -101,11 +99,11 @@ impl RowSubset {
         picks
     }
 
-    /// Fills `out` with these rows' numbers of `width` bytes, out of the values of each batch; `false` for a width that
-    /// a number does not have.
+    /// Fills `out` with these rows' numbers of `width` bytes, given the values of each batch. Returns `false` for a
+    /// width that no number has.
     ///
     /// # Panics
-    /// On a row that there is not, or when `out` has another length.
+    /// On a row that does not exist, or if `out` has a different length.
     pub(super) fn fill(&self, width: usize, values: &[Buffer], out: &mut [MaybeUninit<u8>]) -> bool {
         assert_eq!(out.len(), self.len * width, "as many bytes as the values have");
         let (numbers, ends) = match &self.rows {
@@ -141,7 +139,7 @@ fn by_batch<'a>(numbers: &'a [u32], ends: &'a [usize]) -> impl Iterator<Item = &
     starts.zip(ends).map(|(start, &end)| &numbers[start..end])
 }
 
-/// As rows are read in order, the processor sees by itself what is needed next.
+/// Rows are read in order, so the processor prefetches by itself.
 fn fill_numbers<'a, const WIDTH: usize>(
     rows: impl Iterator<Item = (&'a [u32], &'a Buffer)>,
     out: &mut [MaybeUninit<u8>],

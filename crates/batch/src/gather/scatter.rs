@@ -1,8 +1,9 @@
-//! Rows to targets: takes rows whose targets are known, and makes one batch for each target out of many.
+//! Distributes rows to targets: takes rows with known targets, and makes one batch per target out of many input
+//! batches.
 //!
-//! Batches are collected until there is enough for every target, so that small ones never cross the wire one by one;
-//! then each target's are copied into a batch of its own. Not into stretches of one: who keeps a stretch would keep all
-//! of it.
+//! Batches are collected until there is enough for every target, so that small ones never cross the network one by one;
+//! then each target's rows are copied into a separate batch. Slices of a common batch would not do: a receiver that
+//! keeps one slice would keep the whole batch alive.
 
 use arrow::array::RecordBatch;
 use arrow::datatypes::SchemaRef;
@@ -13,16 +14,16 @@ use super::row_subset::{RowSubset, split_by_target};
 use crate::batch_bytes;
 use crate::error::TaskError;
 
-/// What is collected at most before it goes out, however many targets there are.
+/// Maximum size of the collected rows before they are sent, regardless of the number of targets.
 const COLLECT_BYTES_MAX: u64 = 32 << 20;
-/// Rows are numbered in 32 bits.
+/// Row numbers have 32 bits.
 const COLLECT_ROWS_MAX: usize = 1 << 30;
 
-/// What has been collected, by target; targets without rows are left out.
+/// The collected rows, by target; targets without rows are omitted.
 pub enum ScatterOutput {
-    /// A batch all of whose rows go to one.
+    /// A batch whose rows all go to one target.
     Whole(u32, RecordBatch),
-    /// The rows of each target, to be picked from batches.
+    /// The rows of each target, to be gathered from the batches.
     Parts(RowGather, Vec<(u32, RowSubset)>),
 }
 
@@ -30,7 +31,7 @@ impl ScatterOutput {
     /// Each target's rows as a batch.
     ///
     /// # Errors
-    /// When texts are longer together than their offsets can tell.
+    /// If the combined strings are too long for their offsets.
     pub fn into_batches(self) -> Result<Vec<(u32, RecordBatch)>, ArrowError> {
         match self {
             ScatterOutput::Whole(target, batch) => Ok(vec![(target, batch)]),
@@ -41,7 +42,7 @@ impl ScatterOutput {
     }
 }
 
-/// Collects and distributes for one source copy.
+/// Collects and distributes the rows of one source copy.
 pub struct Scatter {
     schema: SchemaRef,
     targets: u32,
@@ -53,7 +54,7 @@ pub struct Scatter {
 }
 
 impl Scatter {
-    /// Nothing yet, for so many targets: it is time to send when each has about `batch_bytes`.
+    /// An empty scatter for `targets` targets. It is time to send when each target has about `batch_bytes`.
     pub fn new(schema: &SchemaRef, targets: u32, batch_bytes: u64) -> Self {
         let flush_bytes = (batch_bytes * u64::from(targets)).min(COLLECT_BYTES_MAX);
         let schema = SchemaRef::clone(schema);
@@ -63,13 +64,14 @@ impl Scatter {
     /// Takes a batch whose rows go to `targets`. Returns whether it is time to send.
     ///
     /// # Errors
-    /// When there is not one target for each row, or one that there is not.
+    /// If there is not exactly one target for each row, or if a target does not exist.
     pub fn collect(&mut self, batch: RecordBatch, targets: &[u32]) -> Result<bool, TaskError> {
         if targets.len() != batch.num_rows() {
             let (found, rows) = (targets.len(), batch.num_rows());
             return Err(format!("the partitioner returned {found} targets for {rows} rows").into());
         }
-        // Not by `max`, which tells of equal ones which came last: one by one.
+        // A plain comparison instead of `max`, which has to track the last of equal values and would run element by
+        // element.
         let target = targets.iter().fold(0, |most, &target| most.max(target));
         if target >= self.targets {
             let copies = self.targets;
@@ -83,7 +85,7 @@ impl Scatter {
         Ok(self.bytes >= self.flush_bytes || self.assigned.len() >= COLLECT_ROWS_MAX)
     }
 
-    /// What has been collected for each target, if all get the same.
+    /// The average collected size per target.
     pub fn target_bytes(&self) -> u64 {
         self.bytes / u64::from(self.targets.max(1))
     }
@@ -93,7 +95,7 @@ impl Scatter {
         self.batches.is_empty()
     }
 
-    /// What has been collected.
+    /// Returns the collected rows and starts over.
     pub fn drain(&mut self) -> ScatterOutput {
         let (assigned, mut batches) = (std::mem::take(&mut self.assigned), std::mem::take(&mut self.batches));
         self.bytes = 0;

@@ -1,5 +1,5 @@
-//! A whole column as one value, as in reductions without keys: no group of each row is looked up, and many rows are
-//! added at once.
+//! Reduces a whole column to one value, for reductions without keys: skips the group lookup per row, and adds many rows
+//! at once.
 
 use std::any::Any;
 use std::sync::Arc;
@@ -15,23 +15,23 @@ use arrow::error::ArrowError;
 use super::reduce::ColumnOp;
 use crate::simd_dispatch::dispatch_simd;
 
-/// Sums of columns of whole numbers that come in batches: nothing is made of each batch.
+/// Running sums of int64 columns over several batches, without a per-batch result.
 pub(crate) struct ColumnSums {
     totals: Vec<i128>,
     empty: bool,
-    /// Of few values at a time, what is not in the totals yet.
+    /// Sums of short batches that are not in the totals yet.
     lanes: VectorSums,
 }
 
 impl ColumnSums {
-    /// Of batches with this schema; `None` if one of their columns is not of int64.
+    /// Sums for batches with this schema; `None` if a column is not int64.
     pub(crate) fn new(schema: &SchemaRef) -> Option<Self> {
         let fields = schema.fields();
         let whole = fields.iter().all(|field| *field.data_type() == DataType::Int64);
         whole.then(|| ColumnSums { totals: vec![0; fields.len()], empty: true, lanes: VectorSums::default() })
     }
 
-    /// Adds a batch, unless it has nulls, or no rows. Returns whether it did.
+    /// Adds a batch, unless it has nulls or no rows. Returns whether it did.
     pub(crate) fn add(&mut self, batch: &RecordBatch) -> bool {
         if batch.num_rows() == 0 || batch.columns().iter().any(|column| column.null_count() > 0) {
             return false;
@@ -43,7 +43,7 @@ impl ColumnSums {
         true
     }
 
-    /// Adds values, given as bytes, of the only column. Returns whether there is no other.
+    /// Adds values, given as bytes, of the only column. Returns whether there is only one column.
     #[inline]
     pub(crate) fn add_values(&mut self, values: &[u8]) -> bool {
         let [total] = self.totals.as_mut_slice() else { return false };
@@ -57,10 +57,10 @@ impl ColumnSums {
         true
     }
 
-    /// The sums, if there are any.
+    /// The sums, if any rows were added.
     ///
     /// # Errors
-    /// When one is beyond the range.
+    /// If a sum overflows.
     pub(crate) fn row(mut self, schema: &SchemaRef) -> Option<Result<RecordBatch, ArrowError>> {
         if let [total] = self.totals.as_mut_slice() {
             *total += self.lanes.sum();
@@ -74,7 +74,7 @@ impl ColumnSums {
     }
 }
 
-/// One row of what `op` makes of a column; `None`: not of such a column, or not in a shorter way.
+/// The result of `op` on a column, as one row; `None` if there is no faster way for this type of column.
 pub(crate) fn whole(op: ColumnOp, column: &dyn Array) -> Option<Result<ArrayRef, ArrowError>> {
     match op {
         ColumnOp::Sum => downcast_primitive_array!(column => of_sum(column), _ => None),
@@ -115,7 +115,7 @@ fn beyond(data_type: &DataType) -> ArrowError {
     ArrowError::ArithmeticOverflow(format!("Overflow: a sum is beyond the range of {data_type}"))
 }
 
-/// The sum. Only it has to fit: sums on the way may be beyond the range.
+/// The sum. Only the result has to fit: intermediate sums may overflow.
 fn exactly(values: &[[u8; 8]]) -> i128 {
     match values.split_at_checked(VALUES_MAX) {
         None => some_exactly(values),
@@ -123,12 +123,12 @@ fn exactly(values: &[[u8; 8]]) -> i128 {
     }
 }
 
-/// So many values at a time: see [`from_halves`].
+/// Values that are summed at a time: see [`from_halves`].
 const VALUES_MAX: usize = 1 << 31;
 
-/// The sum of about [`VALUES_MAX`] values at most. Two sums tell it, which a processor adds up for many values at once:
-/// that of their upper halves, `upper`, is the sum but for less than `count << 32`, and that of the values, `whole`,
-/// modulo 2^64, says by how much less.
+/// The sum of at most about [`VALUES_MAX`] values, from two sums that a processor can add for many values at once. The
+/// sum of the upper halves, `upper`, gives the result up to an error below `count << 32`. The sum of the values modulo
+/// 2^64, `whole`, gives that error.
 fn from_halves(whole: i64, upper: i64) -> i128 {
     let least = i128::from(upper) << 32;
     least + i128::from(whole.wrapping_sub(least as i64) as u64)
@@ -148,23 +148,23 @@ fn some_exactly(values: &[[u8; 8]]) -> i128 {
     dispatch_simd(both, values)
 }
 
-/// For more values, adding up the lanes of a vector costs little beside the rest; for fewer it would take longer than
+/// With more values, adding up the lanes of a vector costs little in comparison. With fewer, it would take longer than
 /// adding the values one by one.
 const LANES_VALUES_MAX: usize = 64;
 
-/// Sums that each take every so many-th value of what is added, as a vector has lanes.
+/// Sums by vector lane: each lane adds every n-th value.
 #[derive(Default)]
 #[repr(C, align(64))]
 struct VectorSums {
     /// See [`from_halves`].
     whole: [i64; 8],
     upper: [i64; 8],
-    /// How many values.
+    /// The number of values.
     added: usize,
 }
 
 impl VectorSums {
-    /// Adds values, if this processor does so faster than it adds up a vector's lanes. Returns whether it did.
+    /// Adds values, if that is faster on this processor than a separate vector sum. Returns whether it did.
     #[inline]
     fn add(&mut self, values: &[[u8; 8]]) -> bool {
         #[cfg(target_arch = "x86_64")]
@@ -177,28 +177,28 @@ impl VectorSums {
         false
     }
 
-    /// The sum of all that was added until now, which is forgotten.
+    /// Returns the sum of all values added so far, and resets it.
     #[cold]
     fn take(&mut self) -> i128 {
         std::mem::take(self).sum()
     }
 
-    /// By intrinsics: the compiler takes the lanes apart.
+    /// Uses intrinsics because the compiler would split the lanes.
     #[cfg(target_arch = "x86_64")]
     #[target_feature(enable = "avx512f")]
     fn add_avx512(&mut self, values: &[[u8; 8]]) {
         use std::arch::x86_64::*;
         let (rows, others) = values.as_chunks::<8>();
-        // SAFETY: 64 bytes each.
+        // SAFETY: both arrays have 64 bytes.
         let (mut whole, mut upper) =
             unsafe { (_mm512_load_si512(self.whole.as_ptr().cast()), _mm512_load_si512(self.upper.as_ptr().cast())) };
         for row in rows {
-            // SAFETY: as above; of any alignment.
+            // SAFETY: as above; any alignment is allowed.
             let row = unsafe { _mm512_loadu_si512(row.as_ptr().cast()) };
             whole = _mm512_add_epi64(whole, row);
             upper = _mm512_add_epi64(upper, _mm512_srai_epi64::<32>(row));
         }
-        // SAFETY: as above; the struct is aligned to 64 bytes, and both begin at a multiple of them.
+        // SAFETY: as above; the struct is aligned to 64 bytes, and both arrays begin at a multiple of that.
         unsafe {
             _mm512_store_si512(self.whole.as_mut_ptr().cast(), whole);
             _mm512_store_si512(self.upper.as_mut_ptr().cast(), upper);
@@ -228,8 +228,8 @@ mod tests {
     use super::*;
 
     proptest! {
-        /// Near the ends of the range a sum that went beyond on the way would be another number, or an error where
-        /// there is none.
+        /// Near the ends of the range, an intermediate overflow would give a different number, or an error although the
+        /// result fits.
         #[test]
         fn sums_are_exact(values in prop::collection::vec(
             prop_oneof![-9_i64..9, Just(i64::MAX), Just(i64::MIN), Just(i64::MAX / 2), Just(i64::MIN / 3), any::<i64>()], 1..200),
@@ -240,7 +240,7 @@ mod tests {
             let found = whole(ColumnOp::Sum, &column).unwrap();
             prop_assert_eq!(found.ok().map(|sum| sum.as_primitive::<Int64Type>().value(0)), expected);
 
-            // Also in batches, of which one alone may be beyond.
+            // Also in batches, of which a single one may overflow.
             let batch = RecordBatch::try_from_iter([("n", column)]).unwrap();
             let mut sums = ColumnSums::new(batch.schema_ref()).unwrap();
             let half = batch.num_rows() / 2;
@@ -259,7 +259,7 @@ mod tests {
         }
     }
 
-    /// What is not added has to be reduced otherwise, and no rows have no sum.
+    /// Batches that are not added must be reduced in another way; and without rows there is no sum.
     #[test]
     fn batches_that_are_not_summed() {
         let batch = |column: ArrayRef| RecordBatch::try_from_iter([("n", column)]).unwrap();
@@ -284,7 +284,7 @@ mod tests {
         let of = |op| whole(op, &floats).unwrap().unwrap().as_primitive::<Float64Type>().value(0);
         assert!(of(ColumnOp::Sum).is_nan() && of(ColumnOp::Max).is_nan());
         assert_eq!(of(ColumnOp::Min), 0.0);
-        // Of nothing there is nothing; nulls, texts and products are left to who looks at rows one by one.
+        // No values have no sum; nulls, strings and products are left to the row-by-row code.
         let nothing = whole(ColumnOp::Sum, &Float64Array::from(Vec::<f64>::new())).unwrap().unwrap();
         assert_eq!((nothing.len(), nothing.null_count()), (1, 1));
         assert_eq!(sum(&Int64Array::from(vec![Some(1), None])), None);

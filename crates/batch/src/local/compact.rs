@@ -1,8 +1,8 @@
 //! Sort keys of plain numbers, in as few bits as the values at hand need.
 //!
-//! Arrow's row format takes 9 bytes for each number, so the keys of two columns rarely fit into 16 bytes. With the
-//! least and the greatest value of each column known, a key needs only the bits in which values differ: numbers are
-//! mapped to unsigned words of the same order, the least is subtracted, and nulls become one more value at either end.
+//! Arrow's row format takes 9 bytes per number, so the keys of two columns rarely fit into 16 bytes. Given the minimum
+//! and maximum of each column, a key needs only the bits in which values differ: numbers are mapped to unsigned words
+//! of the same order, the minimum is subtracted, and nulls become one more value at either end.
 
 use arrow::array::{Array, ArrayRef, RecordBatch};
 use arrow::compute::SortOptions;
@@ -18,13 +18,13 @@ pub(crate) fn is_plain(data_type: &DataType) -> bool {
         )
 }
 
-/// How the values of a column become a part of a key.
+/// How the values of a column become part of a key.
 struct CompactPart {
     column: usize,
     descending: bool,
-    /// The least word.
+    /// The smallest word.
     low: u64,
-    /// The code of the least word: 1 if nulls come first and take 0.
+    /// The code of the smallest word: 1 if nulls come first and take 0.
     first: u128,
     null: u128,
     bits: u32,
@@ -38,7 +38,7 @@ pub(crate) struct CompactKeys {
 }
 
 impl CompactKeys {
-    /// `None` if a key of these columns, all of them [plain](is_plain), does not fit into 128 bits.
+    /// `None` if the key of these columns, all of them [plain](is_plain), does not fit into 128 bits.
     pub(crate) fn of(batches: &[RecordBatch], columns: impl Iterator<Item = (usize, SortOptions)>) -> Option<Self> {
         let mut words = Vec::new();
         let parts: Vec<CompactPart> =
@@ -47,7 +47,7 @@ impl CompactKeys {
         (bits <= u128::BITS).then_some(CompactKeys { parts, words })
     }
 
-    /// The keys of a batch's rows, in place of what is in `keys`.
+    /// Writes the keys of a batch's rows to `keys`, replacing its contents.
     pub(crate) fn keys(&mut self, batch: &RecordBatch, keys: &mut Vec<u128>) {
         keys.clear();
         keys.resize(batch.num_rows(), 0);
@@ -94,7 +94,7 @@ impl CompactPart {
     }
 }
 
-/// Words that compare as the values do; those of nulls are any.
+/// Words that compare like the values; the words of nulls are arbitrary.
 fn words(array: &ArrayRef, descending: bool, words: &mut Vec<u64>) {
     words.clear();
     let data = array.to_data();
@@ -128,10 +128,10 @@ fn signed(value: i64) -> u64 {
     value as u64 ^ 1 << 63
 }
 
-/// One NaN, the greatest, and one zero.
+/// One NaN, the largest value, and one zero.
 fn float(value: f64) -> u64 {
     const NAN: u64 = 0x7ff8 << 48;
-    // The negative zero becomes the other.
+    // Negative zero becomes positive zero.
     let bits = if value.is_nan() { NAN } else { (value + 0.0).to_bits() };
     bits ^ (((bits as i64) >> 63) as u64 | 1 << 63)
 }
@@ -177,7 +177,8 @@ mod tests {
         ]
     }
 
-    /// Against Arrow's row format, for every pair of types, both directions and both places of nulls; in slices.
+    /// Compares with Arrow's row format, for every pair of types, both directions and both positions of nulls; in
+    /// slices.
     #[test]
     fn keys_compare_as_rows_do() {
         let batch =

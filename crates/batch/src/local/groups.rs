@@ -1,4 +1,4 @@
-//! Groups: which rows have equal keys. Each key gets a number in the order in which it was first seen.
+//! Groups: finds rows with equal keys. Keys are numbered in the order in which they first appear.
 
 use arrow::array::{Array, ArrayRef, RecordBatch, UInt32Array};
 use arrow::compute::take;
@@ -10,7 +10,7 @@ use hashbrown::HashTable;
 use crate::floats::canonical;
 use crate::keys::KeyHasher;
 
-/// Key columns as rows of bytes that are equal when the keys are.
+/// Key columns as rows of bytes that are equal if the keys are.
 pub(crate) struct KeyRows {
     columns: Vec<usize>,
     converter: RowConverter,
@@ -36,7 +36,7 @@ impl KeyRows {
         self.converter.empty_rows(0, 0)
     }
 
-    /// Whether any key column of each row is null.
+    /// For each row, whether any key column is null.
     pub(crate) fn nulls(&self, batch: &RecordBatch) -> Vec<bool> {
         let mut nulls = vec![false; batch.num_rows()];
         for &at in &self.columns {
@@ -48,7 +48,7 @@ impl KeyRows {
     }
 }
 
-/// See the module. Without key columns all rows are one group.
+/// The numbered groups, see the module. Without key columns, all rows form one group.
 pub(crate) struct GroupTable {
     keys: KeyRows,
     table: HashTable<(u64, u32)>,
@@ -70,13 +70,13 @@ impl GroupTable {
         self.count as usize
     }
 
-    /// Bytes it holds, about.
+    /// Approximate number of bytes it holds.
     pub(crate) fn bytes(&self) -> u64 {
         let pieces: usize = self.pieces.iter().flatten().map(|array| array.get_array_memory_size()).sum();
         (self.rows.size() + self.table.capacity() * 17 + pieces) as u64
     }
 
-    /// Leaves the group of each row in `groups`.
+    /// Writes the group of each row to `groups`.
     pub(crate) fn assign(&mut self, batch: &RecordBatch, groups: &mut Vec<u32>) -> Result<(), ArrowError> {
         groups.clear();
         if self.keys.columns.is_empty() {
@@ -108,7 +108,7 @@ impl GroupTable {
         Ok(())
     }
 
-    /// The key columns, a row for each group.
+    /// The key columns, one row per group.
     pub(crate) fn key_columns(&self) -> Result<Vec<ArrayRef>, ArrowError> {
         (0..self.keys.columns.len())
             .map(|at| {

@@ -1,5 +1,5 @@
-//! Joining two sets of rows by equal keys: one side is put into a hash table, the other is looked up in it. A side that
-//! does not fit goes to disk with the other, parted by the keys' hash, and is joined part by part.
+//! Joins two sets of rows by equal keys: one side goes into a hash table, and the other side is looked up in it. If a
+//! side does not fit, both sides are partitioned to disk by the hash of the key and joined partition by partition.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -16,7 +16,7 @@ use crate::error::{BatchError, TaskError};
 use crate::keys::KeyHasher;
 use crate::memory::{Governor, Reservation, SpillFile, SpillPartitions, SpillReader};
 
-/// Rows of a batch of results, about.
+/// Approximate number of rows in a result batch.
 const ROWS_MAX: usize = 8192;
 /// The end of a chain.
 const NONE: u32 = u32::MAX;
@@ -26,15 +26,15 @@ const NONE: u32 = u32::MAX;
 pub enum JoinKind {
     /// Pairs with equal keys.
     Inner,
-    /// And the left rows without partner, beside nulls.
+    /// Also the unmatched left rows, with nulls on the right.
     Left,
-    /// And the right rows without partner, beside nulls.
+    /// Also the unmatched right rows, with nulls on the left.
     Right,
-    /// Both.
+    /// Both of these.
     Full,
-    /// Left rows that have a partner, once, without it.
+    /// Left rows that have a match, once each, without the match.
     Semi,
-    /// Left rows that have none.
+    /// Left rows without a match.
     Anti,
 }
 
@@ -51,10 +51,11 @@ impl JoinKind {
         !matches!(self, JoinKind::Semi | JoinKind::Anti)
     }
 
-    /// What comes out: the left columns, then the right ones. Who may be without partner may be null.
+    /// The schema of results: the left columns, then the right ones. Columns that may come from an unmatched row are
+    /// nullable.
     ///
     /// # Errors
-    /// In words, when both sides have a column of one name.
+    /// A description, if both sides have a column with the same name.
     pub fn schema(self, left: &SchemaRef, right: &SchemaRef) -> Result<SchemaRef, String> {
         if !self.is_pairs() {
             return Ok(SchemaRef::clone(left));
@@ -77,16 +78,16 @@ impl JoinKind {
     }
 }
 
-/// The columns of one side that make its key, and the side's schema.
+/// One side of a join: its schema and its key columns.
 #[derive(Clone)]
 pub struct JoinInput {
     /// The columns.
     pub schema: SchemaRef,
-    /// Which of them are the key.
+    /// The positions of the key columns.
     pub keys: Vec<usize>,
 }
 
-/// A join. The right side is given first, all of it; then the left, batch by batch.
+/// A join. First the whole right side is pushed, then the left side, batch by batch.
 pub struct HashJoiner {
     kind: JoinKind,
     left: JoinInput,
@@ -101,39 +102,39 @@ pub struct HashJoiner {
     probing: Option<ProbeBatch>,
     spilled: Option<(SpillPartitions, SpillPartitions)>,
     parts: VecDeque<(SpillFile, SpillFile)>,
-    /// The part that is being joined, and what is left of its left side.
+    /// The partition that is currently joined, and the rest of its left side.
     inner: Option<(Box<HashJoiner>, Option<SpillReader>)>,
-    /// Right rows without partner that are still to come, from this row on.
+    /// The next right row to check for the output of unmatched rows.
     unmatched: usize,
     ended: bool,
 }
 
-/// The right side, to be looked up.
+/// The right side, indexed for lookup.
 struct BuildTable {
     rows: RecordBatch,
     keys: Rows,
-    /// The last row of each key; `next` leads to the one before.
+    /// The last row of each key; `next` links to the previous one.
     heads: HashTable<(u64, u32)>,
     next: Vec<u32>,
     matched: Vec<bool>,
 }
 
-/// A left batch on its way through.
+/// A left batch that is being joined.
 struct ProbeBatch {
     batch: RecordBatch,
     keys: Rows,
     hashes: Vec<u64>,
     nulls: Vec<bool>,
     row: usize,
-    /// Where in the row's chain to go on; `None` at the row's beginning.
+    /// The position in the row's chain; `None` at the start of a row.
     chain: Option<u32>,
 }
 
 impl HashJoiner {
-    /// A join of nothing yet.
+    /// A join without any rows yet.
     ///
     /// # Errors
-    /// When both sides have a column of one name.
+    /// If both sides have a column with the same name.
     pub fn new(
         kind: JoinKind,
         left: JoinInput,
@@ -177,19 +178,19 @@ impl HashJoiner {
     /// Takes a batch of the right side.
     ///
     /// # Errors
-    /// When there is no room for it, or the disk fails.
+    /// If memory runs out, or on a disk error.
     pub fn push_right(&mut self, batch: RecordBatch) -> Result<(), TaskError> {
         if let Some((_, right)) = &mut self.spilled {
             return right.write(&batch);
         }
-        // The rows, twice for a moment when they are put together; their keys; the table.
+        // The rows (twice for a moment, when they are concatenated), their keys, and the table.
         let bytes = 2 * batch_bytes(&batch) + 64 * batch.num_rows() as u64;
         if !self.reservation.try_grow(bytes) {
             if self.level < SpillPartitions::LEVELS {
                 self.begin_spill()?;
                 return self.push_right(batch);
             }
-            // One key, most likely: no splitting helps.
+            // Probably a single key: splitting does not help.
             self.reservation.grow(bytes)?;
         }
         self.build.push(batch);
@@ -211,10 +212,10 @@ impl HashJoiner {
         Ok(())
     }
 
-    /// The right side is complete.
+    /// Marks the end of the right side.
     ///
     /// # Errors
-    /// When its keys cannot be hashed.
+    /// If its keys cannot be hashed.
     pub fn end_right(&mut self) -> Result<(), TaskError> {
         if self.spilled.is_some() {
             return Ok(());
@@ -228,7 +229,7 @@ impl HashJoiner {
         let mut heads: HashTable<(u64, u32)> = HashTable::with_capacity(rows.num_rows());
         let mut next = vec![NONE; rows.num_rows()];
         for (row, &hash) in hashes.iter().enumerate() {
-            // A null key equals none.
+            // A null key does not equal any key.
             if nulls[row] {
                 continue;
             }
@@ -243,13 +244,13 @@ impl HashJoiner {
         Ok(())
     }
 
-    /// Takes a batch of the left side; its results come from [`HashJoiner::next_batch`].
+    /// Takes a batch of the left side; [`HashJoiner::next_batch`] returns its results.
     ///
     /// # Errors
     /// As [`HashJoiner::push_right`].
     ///
     /// # Panics
-    /// When there are still results of the batch before.
+    /// If there are still results of the previous batch.
     pub fn push_left(&mut self, batch: RecordBatch) -> Result<(), TaskError> {
         if let Some((left, _)) = &mut self.spilled {
             return left.write(&batch);
@@ -263,10 +264,10 @@ impl HashJoiner {
         Ok(())
     }
 
-    /// The left side is complete.
+    /// Marks the end of the left side.
     ///
     /// # Errors
-    /// When the disk fails.
+    /// On a disk error.
     pub fn end_left(&mut self) -> Result<(), TaskError> {
         self.ended = true;
         if let Some((left, right)) = self.spilled.take() {
@@ -275,10 +276,10 @@ impl HashJoiner {
         Ok(())
     }
 
-    /// The next results of what was given so far.
+    /// The next results for the rows pushed so far.
     ///
     /// # Errors
-    /// When the disk fails, or there is no room.
+    /// On a disk error, or if memory runs out.
     pub fn next_batch(&mut self) -> Result<Option<RecordBatch>, TaskError> {
         if self.probing.is_some() {
             if let Some(batch) = self.probe()? {
@@ -295,7 +296,7 @@ impl HashJoiner {
         self.next_of_parts()
     }
 
-    /// Goes through the left batch until there is a batch of results, or it is at its end.
+    /// Processes the left batch until a result batch is full or the left batch ends.
     fn probe(&mut self) -> Result<Option<RecordBatch>, TaskError> {
         let (Some(table), Some(probe)) = (&mut self.table, &mut self.probing) else {
             return Err("the left side of a join arrived before the end of its right side".into());
@@ -347,7 +348,7 @@ impl HashJoiner {
         pairs(&self.schema, Some((&probe.batch, &lefts)), rights).map(Some)
     }
 
-    /// Right rows without partner, in batches.
+    /// Unmatched right rows, in batches.
     fn left_over(&mut self) -> Result<Option<RecordBatch>, TaskError> {
         let Some(table) = &self.table else { return Ok(None) };
         let alone: Vec<u32> = (self.unmatched..table.matched.len())
@@ -403,7 +404,7 @@ impl HashJoiner {
     }
 }
 
-/// Rows of one side and the rows of it to take; no row is a row of nulls.
+/// One side, and the rows to take from it; a null index gives a row of nulls.
 type TakeRows<'a> = Option<(&'a RecordBatch, &'a UInt32Array)>;
 
 fn pairs(schema: &SchemaRef, left: TakeRows<'_>, right: TakeRows<'_>) -> Result<RecordBatch, TaskError> {
@@ -502,7 +503,7 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig { cases: 60, ..ProptestConfig::default() })]
 
-        /// A pair lost, doubled or beside the wrong partner shows up against two loops, in memory and on disk.
+        /// A comparison with nested loops catches lost, duplicate and wrong pairs, in memory and on disk.
         #[test]
         fn equals_two_loops(
             left in prop::collection::vec(prop::collection::vec((prop::option::of(0i64..40), 0i64..1000), 0..60), 0..8),
@@ -515,7 +516,7 @@ mod tests {
         }
     }
 
-    /// Many partners of one key come out in batches of bounded size, and keys that do not fit are split again.
+    /// Many matches of one key come out in bounded batches, and partitions that do not fit are split again.
     #[test]
     fn skew_and_size() {
         let left = vec![vec![(Some(1), 1), (Some(2), 2), (None, 3)]];

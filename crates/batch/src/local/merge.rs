@@ -1,5 +1,5 @@
-//! Merging sorted streams. A state machine without I/O: it says of which stream it needs the next batch, and is given
-//! it.
+//! Merges sorted streams. A state machine without I/O: it reports which stream's next batch it needs, and the caller
+//! supplies it.
 
 use std::cmp::Ordering;
 use std::collections::BinaryHeap;
@@ -14,9 +14,9 @@ use super::order::{PREFIX_BYTES, RowOrder, prefix};
 use crate::batch_bytes;
 use crate::gather::{RowGather, RowIndex};
 
-/// What a merge wants or gives.
+/// What a merge needs or returns next.
 pub enum MergeStep {
-    /// The next batch of this stream, or that it has ended.
+    /// The next batch of this stream, or the news that it has ended.
     Need(usize),
     /// Sorted rows.
     Batch(RecordBatch),
@@ -24,7 +24,8 @@ pub enum MergeStep {
     Done,
 }
 
-/// The row a stream stands at. The greatest entry is the one that comes first, for the heap is a max-heap.
+/// A stream's current row. The greatest entry is the one that comes first in the output, because the heap is a
+/// max-heap.
 struct HeapEntry {
     prefix: u128,
     rows: Arc<Rows>,
@@ -44,7 +45,7 @@ impl Ord for HeapEntry {
             true => Ordering::Equal,
             false => other.key().cmp(self.key()),
         };
-        // Equal rows in the order of their streams: the outcome does not depend on who came first.
+        // Equal rows go in the order of their streams, so the result does not depend on arrival order.
         other.prefix.cmp(&self.prefix).then_with(by_key).then_with(|| other.stream.cmp(&self.stream))
     }
 }
@@ -67,13 +68,13 @@ impl Eq for HeapEntry {}
 pub struct KWayMerge {
     order: RowOrder,
     heap: BinaryHeap<HeapEntry>,
-    /// Streams whose next batch is needed before anything else can be said.
+    /// Streams whose next batch is needed before the merge can continue.
     needed: Vec<usize>,
-    /// The batch in `held` that each stream stands in.
+    /// The current batch of each stream, by its index in `held`.
     current: Vec<usize>,
     held: Vec<RecordBatch>,
     picks: Vec<RowIndex>,
-    /// Bytes of a row of the batch that each stream stands in, on average, and of the rows that are picked.
+    /// Average bytes per row of each stream's current batch, and bytes of the picked rows.
     row_bytes: Vec<u64>,
     picked_bytes: u64,
     rows_max: usize,
@@ -81,8 +82,7 @@ pub struct KWayMerge {
 }
 
 impl KWayMerge {
-    /// A merge of so many streams into batches of at most `rows_max` rows, which end once they have about `bytes_max`
-    /// bytes.
+    /// A merge of `streams` streams into batches of at most `rows_max` rows and about `bytes_max` bytes.
     pub fn new(order: RowOrder, streams: usize, rows_max: usize, bytes_max: u64) -> Self {
         KWayMerge {
             order,
@@ -101,7 +101,7 @@ impl KWayMerge {
     /// Answers [`MergeStep::Need`].
     ///
     /// # Errors
-    /// When the batch does not have the columns that rows are merged by.
+    /// If the batch lacks the columns by which rows are merged.
     pub fn offer(&mut self, stream: usize, batch: Option<RecordBatch>) -> Result<(), ArrowError> {
         match batch {
             Some(batch) if batch.num_rows() == 0 => return Ok(()),
@@ -118,10 +118,10 @@ impl KWayMerge {
         Ok(())
     }
 
-    /// What the merge wants or gives next.
+    /// The next step.
     ///
     /// # Errors
-    /// When the texts of a batch are longer together than their offsets can tell.
+    /// If the combined strings of a batch are too long for their offsets.
     pub fn step(&mut self) -> Result<MergeStep, ArrowError> {
         loop {
             if let Some(&stream) = self.needed.last() {
@@ -148,7 +148,7 @@ impl KWayMerge {
         let batch = RowGather::new(self.held[0].schema_ref(), &self.held).rows(&self.picks)?;
         self.picks.clear();
         self.picked_bytes = 0;
-        // Only the batches that streams still stand in are kept.
+        // Keeps only the batches that are still current for some stream.
         let mut kept = Vec::with_capacity(self.heap.len());
         for entry in &self.heap {
             kept.push(self.held[self.current[entry.stream]].clone());

@@ -1,15 +1,15 @@
 //! The work of exchanges on one worker: sorting, merging, reducing and joining rows, within a memory budget.
 //!
-//! | module    | what is in it                                                      |
+//! | module    | contents                                                           |
 //! |-----------|--------------------------------------------------------------------|
-//! | `compact` | plain numbers as short keys that compare like them                 |
-//! | `order`   | by which columns rows are sorted, and rows as bytes that compare   |
-//! | `merge`   | sorted batches become one                                          |
-//! | `sort`    | rows in any order become sorted ones                               |
-//! | `groups`  | rows with equal keys                                               |
-//! | `column_sums`, `reduce` | many rows of a group become one                            |
-//! | `rounds`  | the n-th messages of several streams become one row                |
-//! | `join`    | two sets of rows by equal keys                                     |
+//! | `compact` | short sort keys for plain numbers                                  |
+//! | `order`   | sort orders, and rows as bytes that compare accordingly            |
+//! | `merge`   | merges sorted batches                                              |
+//! | `sort`    | sorts rows                                                         |
+//! | `groups`  | finds rows with equal keys                                         |
+//! | `column_sums`, `reduce` | reduces the rows of a group to one                           |
+//! | `rounds`  | reduces the n-th messages of several streams to one row            |
+//! | `join`    | joins two sets of rows by equal keys                               |
 
 mod column_sums;
 mod compact;

@@ -1,4 +1,4 @@
-//! The order of rows: by which columns, which way; and rows as bytes that compare in it, the same on every worker.
+//! Sort orders: the columns and their directions, and rows as bytes that compare accordingly, the same on every worker.
 
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ use arrow::row::{RowConverter, Rows, SortField};
 use super::compact::is_plain;
 use crate::floats::canonical;
 
-/// A column to sort by. Nulls come first and NaNs, of either sign, after all other numbers, unless told; both zeros are
+/// A column to sort by. By default nulls come first. NaNs, of either sign, come after all other numbers; both zeros are
 /// equal.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SortKey {
@@ -38,7 +38,7 @@ impl SortKey {
         self
     }
 
-    /// In words: the column, and which way.
+    /// A description: the column and its direction.
     pub fn describe(&self) -> String {
         let way = if self.options.descending { " descending" } else { "" };
         let nulls = if self.options.nulls_first == self.options.descending { " (nulls the other way)" } else { "" };
@@ -46,11 +46,11 @@ impl SortKey {
     }
 }
 
-/// The order of rows by some of their columns: all NaNs are one value, the largest, and both zeros are one.
+/// The order of rows by some of their columns: all NaNs are one value, the largest, and both zeros are equal.
 #[derive(Clone)]
 pub struct RowOrder {
     columns: Vec<(usize, SortOptions)>,
-    /// True if all columns are plain numbers, which have compact keys.
+    /// Whether all columns are plain numbers, which have compact keys.
     is_plain: bool,
     converter: Arc<RowConverter>,
 }
@@ -59,19 +59,19 @@ impl RowOrder {
     /// The order of rows with this schema by these columns.
     ///
     /// # Errors
-    /// Where the schema does not have a column, or its type has no order.
+    /// If the schema lacks a column, or if a column's type has no order.
     pub fn new(schema: &SchemaRef, keys: &[SortKey]) -> Result<Self, ArrowError> {
         let column = |key: &SortKey| Ok((schema.index_of(&key.column)?, key.options));
         RowOrder::by_columns(schema, keys.iter().map(column).collect::<Result<_, ArrowError>>()?)
     }
 
-    /// An order by columns of these numbers.
+    /// The order by the columns with these numbers.
     ///
     /// # Errors
     /// For types without an order, such as maps.
     ///
     /// # Panics
-    /// If the schema has fewer columns than a number asks for.
+    /// If a column number is out of range for the schema.
     pub fn by_columns(schema: &SchemaRef, columns: Vec<(usize, SortOptions)>) -> Result<Self, ArrowError> {
         let data_type = |at: usize| schema.field(at).data_type();
         let field = |&(at, options): &(usize, SortOptions)| SortField::new_with_options(data_type(at).clone(), options);
@@ -85,7 +85,7 @@ impl RowOrder {
         self.is_plain.then(|| self.columns.iter().copied())
     }
 
-    /// An order in which rows with equal keys follow each other.
+    /// An order in which rows with equal keys are adjacent.
     ///
     /// # Errors
     /// As [`RowOrder::new`].
@@ -96,7 +96,7 @@ impl RowOrder {
     /// Rows as bytes that compare in this order.
     ///
     /// # Errors
-    /// When the columns are not of the types that the order was made for.
+    /// If the column types differ from those that the order was made for.
     pub fn rows(&self, batch: &RecordBatch) -> Result<Rows, ArrowError> {
         let columns = self.columns.iter().map(|&(at, _)| canonical(batch.column(at))).collect::<Result<Vec<_>, _>>()?;
         self.converter.convert_columns(&columns)

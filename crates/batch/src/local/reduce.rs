@@ -1,5 +1,5 @@
-//! Reducing: many rows of a group become one of the same columns. What was reduced can be reduced again, so it is done
-//! wherever rows meet: at the sender, at every inner worker of a tree, at the receiver.
+//! Reduces the rows of a group to one row with the same columns. Results can be reduced again, so reducing happens
+//! wherever rows meet: at the sender, at every inner worker of a tree, and at the receiver.
 
 use std::sync::Arc;
 
@@ -19,35 +19,36 @@ use crate::error::{BatchError, TaskError};
 use crate::keys::KeyHasher;
 use crate::memory::{Governor, Reservation, SpillFile, SpillPartitions};
 
-/// Rows collected before they are folded into what there is, at least.
+/// Minimum number of rows to collect before folding them into the result.
 const FOLD_ROWS_MIN: usize = 64 << 10;
-/// Without keys a batch of so many rows is folded by itself, where it is, and so many of what comes of them together.
+/// Without keys, a batch of at least `ALONE_ROWS_MIN` rows is folded in place by itself, and up to `ALONE_MAX` of the
+/// results are folded together.
 const ALONE_ROWS_MIN: usize = 512;
 const ALONE_MAX: usize = 64;
-/// Rows of a batch of results, at most.
+/// Maximum number of rows in a result batch.
 const ROWS_MAX: usize = 8192;
 
-/// How one column is reduced. Nulls are left out; a group of nulls is null.
+/// How one column is reduced. Nulls are ignored; a group with only nulls gives null.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ColumnOp {
-    /// The sum; beyond the type's range an error.
+    /// The sum; overflow is an error.
     Sum,
-    /// The product; beyond the type's range an error. Decimals have none.
+    /// The product; overflow is an error. Not available for decimals.
     Product,
     /// The smallest, in Arrow's order: NaN is largest.
     Min,
     /// The largest.
     Max,
-    /// One of them, whichever.
+    /// An arbitrary one of them.
     Any,
 }
 
-/// A reduction of a whole batch: `(rows, group of each row, number of groups) -> a row for each group`, with the
-/// columns it was given. Associative and commutative.
+/// A reduction of a whole batch: `(rows, group of each row, number of groups) -> one row per group`, with the same
+/// columns as its input. Associative and commutative.
 pub type FoldFunction = Arc<dyn Fn(&RecordBatch, &[u32], usize) -> Result<RecordBatch, TaskError> + Send + Sync>;
 
-/// What a reduction does with the columns that are not keys.
+/// How a reduction treats the columns that are not keys.
 #[derive(Clone)]
 pub struct Reduction {
     pub(crate) fold: ReduceBy,
@@ -66,7 +67,7 @@ impl Default for Reduction {
 }
 
 impl Reduction {
-    /// A reduction of no column yet: of the keys alone, which makes them distinct.
+    /// A reduction without columns, which just makes the keys distinct.
     pub fn new() -> Self {
         Reduction { fold: ReduceBy::Columns(Vec::new()) }
     }
@@ -74,7 +75,7 @@ impl Reduction {
     /// Also reduces `column` with `op`.
     ///
     /// # Panics
-    /// On a reduction by a function.
+    /// On a reduction that uses a function.
     #[must_use]
     pub fn column(mut self, column: impl Into<String>, op: ColumnOp) -> Self {
         let ReduceBy::Columns(columns) = &mut self.fold else {
@@ -90,19 +91,20 @@ impl Reduction {
         self.column(column, ColumnOp::Sum)
     }
 
-    /// Also takes the smallest of `column`.
+    /// Also takes the minimum of `column`.
     #[must_use]
     pub fn min(self, column: impl Into<String>) -> Self {
         self.column(column, ColumnOp::Min)
     }
 
-    /// Also takes the largest of `column`.
+    /// Also takes the maximum of `column`.
     #[must_use]
     pub fn max(self, column: impl Into<String>) -> Self {
         self.column(column, ColumnOp::Max)
     }
 
-    /// A reduction of `columns` by a function; `name` stands for it in plans, and must change when it does.
+    /// A reduction of `columns` by a function. `name` identifies the function in plans, and must change whenever it
+    /// does.
     pub fn with<S: Into<String>>(
         name: impl Into<String>,
         columns: impl IntoIterator<Item = S>,
@@ -118,7 +120,7 @@ impl Reduction {
         matches!(self.fold, ReduceBy::Function { .. })
     }
 
-    /// In words, with everything that matters.
+    /// A description that includes everything relevant.
     pub fn describe(&self) -> String {
         match &self.fold {
             ReduceBy::Columns(columns) => {
@@ -129,7 +131,7 @@ impl Reduction {
         }
     }
 
-    /// The names of the columns that are reduced.
+    /// The names of the reduced columns.
     fn columns(&self) -> Vec<String> {
         match &self.fold {
             ReduceBy::Columns(columns) => columns.iter().map(|(name, _)| name.clone()).collect(),
@@ -137,7 +139,7 @@ impl Reduction {
         }
     }
 
-    /// The schema of results: keys, then reduced columns.
+    /// The schema of results: the keys, then the reduced columns.
     pub fn schema(&self, schema: &SchemaRef, keys: &[String]) -> Result<SchemaRef, String> {
         let reduced = self.columns();
         if let Some(column) = reduced.iter().find(|column| keys.contains(column)) {
@@ -148,14 +150,14 @@ impl Reduction {
             fields.push(schema.field(at).clone());
         }
         for at in crate::schema::columns(schema, &reduced)? {
-            // A sum of nothing is null.
+            // An empty sum is null.
             fields.push(schema.field(at).clone());
         }
         if let ReduceBy::Columns(columns) = &self.fold {
             for ((name, op), at) in columns.iter().zip(crate::schema::columns(schema, &reduced)?) {
                 let data_type = schema.field(at).data_type();
                 let arithmetic = match op {
-                    // Each would have more digits behind the point.
+                    // Each product would have more decimal places.
                     ColumnOp::Product => data_type.is_integer() || data_type.is_floating(),
                     _ => data_type.is_numeric() || matches!(data_type, DataType::Duration(_)),
                 };
@@ -172,7 +174,7 @@ impl Reduction {
         Ok(Arc::new(Schema::new(fields)))
     }
 
-    /// A row for each of `count` groups, given the group of each row.
+    /// One row for each of `count` groups, given the group of each row.
     pub(super) fn fold(&self, values: &RecordBatch, groups: &[u32], count: usize) -> Result<RecordBatch, TaskError> {
         match &self.fold {
             ReduceBy::Columns(columns) => {
@@ -196,7 +198,7 @@ impl Reduction {
     }
 }
 
-/// Arrow adds decimals up beyond the digits that their type has.
+/// Arrow adds decimals up beyond the precision of their type.
 fn fits(folded: ArrayRef) -> Result<ArrayRef, TaskError> {
     match folded.data_type() {
         DataType::Decimal32(digits, _) => folded.as_primitive::<Decimal32Type>().validate_decimal_precision(*digits),
@@ -274,32 +276,32 @@ fn fold_column(op: ColumnOp, column: &ArrayRef, groups: &[u32], count: usize) ->
     }
 }
 
-/// Reduces rows by their key, in a bounded part of memory: when it runs out, groups go to disk, parted by their hash,
-/// and each part is reduced on its own in the end.
+/// Reduces rows by key within a memory limit. When memory runs out, groups go to disk, partitioned by hash, and at the
+/// end each partition is reduced separately.
 pub struct Reducer {
     plan: ReducePlan,
     level: u32,
     groups: GroupTable,
-    /// Without keys, if all columns can be summed as they come.
+    /// The running sums, if there are no keys and all columns can be summed directly.
     sums: Option<ColumnSums>,
     /// Without keys, the group of each row of a batch that is folded by itself.
     zeros: Vec<u32>,
-    /// One row for each group that has been folded.
+    /// One row for each group that has been folded so far.
     folded: RecordBatch,
     pending: Vec<RecordBatch>,
     pending_groups: Vec<u32>,
     pending_bytes: u64,
     reservation: Reservation,
     spilled: Option<SpillPartitions>,
-    /// The schema that batches had last, and where in it the columns are that are wanted.
+    /// The schema of the last batch, and the positions of the required columns in it.
     last: Option<(SchemaRef, Vec<usize>)>,
 }
 
-/// What does not change from part to part.
+/// The parameters, which are the same for all partitions.
 #[derive(Clone)]
 struct ReducePlan {
     reduce: Reduction,
-    /// Of results.
+    /// The schema of results.
     schema: SchemaRef,
     keys: usize,
     governor: Governor,
@@ -307,10 +309,10 @@ struct ReducePlan {
 }
 
 impl Reducer {
-    /// For rows of `schema`, which is that of results: keys first.
+    /// Reduces rows of `schema`, which is that of results: keys first.
     ///
     /// # Errors
-    /// When a type is no key, or memory is used up.
+    /// If a type cannot be a key, or if memory is used up.
     pub fn new(
         schema: &SchemaRef,
         keys: usize,
@@ -345,7 +347,7 @@ impl Reducer {
         })
     }
 
-    /// Only the columns that are wanted, in their order. All batches have the same, as a rule.
+    /// Selects the required columns, in order. Usually all batches have the same schema.
     fn project(&mut self, batch: RecordBatch) -> Result<RecordBatch, TaskError> {
         if Arc::ptr_eq(batch.schema_ref(), &self.plan.schema) {
             return Ok(batch);
@@ -361,16 +363,16 @@ impl Reducer {
         Ok(if all { batch } else { batch.project(at)? })
     }
 
-    /// Adds numbers, given as bytes, of the only column; `false`: they have to come as a batch.
+    /// Adds numbers, given as bytes, of the only column. `false`: they must be pushed as a batch.
     #[inline]
     pub fn push_values(&mut self, values: &[u8]) -> bool {
         self.sums.as_mut().is_some_and(|sums| sums.add_values(values))
     }
 
-    /// Adds rows, which may have other columns, too.
+    /// Adds rows, which may have additional columns.
     ///
     /// # Errors
-    /// When values cannot be reduced, or there is no room for them.
+    /// If values cannot be reduced, or if memory runs out.
     pub fn push(&mut self, batch: RecordBatch) -> Result<(), TaskError> {
         let mut batch = self.project(batch)?;
         if let Some(sums) = &mut self.sums
@@ -391,7 +393,7 @@ impl Reducer {
         self.pending_bytes += batch_bytes(&values) + 4 * groups.len() as u64;
         self.pending.push(values);
         self.pending_groups.append(&mut groups);
-        // As many rows again as there are groups: each row is folded a bounded number of times on average.
+        // As many new rows as there are groups: on average, each row is folded a bounded number of times.
         let enough = FOLD_ROWS_MIN.max(self.groups.count());
         if self.pending_groups.len() >= enough || self.plan.keys == 0 && self.pending.len() >= ALONE_MAX {
             self.fold()?;
@@ -399,11 +401,11 @@ impl Reducer {
         self.account()
     }
 
-    /// Tells the governor what is held; spills when it is too much.
+    /// Reports the memory held to the governor, and spills when it is too much.
     fn account(&mut self) -> Result<(), TaskError> {
         let bytes = self.groups.bytes() + batch_bytes(&self.folded) + self.pending_bytes;
         let held = self.reservation.bytes();
-        // In steps: the governor need not hear of every batch.
+        // In steps, so that the governor is not called for every batch.
         let step = (held / 8).max(64 << 10);
         if bytes > held + step && !self.reservation.try_grow(bytes - held) {
             self.fold()?;
@@ -427,7 +429,7 @@ impl Reducer {
         Ok(())
     }
 
-    /// All groups there are, one row each.
+    /// All groups, one row each.
     fn results(&self) -> Result<RecordBatch, BatchError> {
         let mut columns = if self.groups.count() == 0 { Vec::new() } else { self.groups.key_columns()? };
         if self.groups.count() == 0 {
@@ -440,7 +442,7 @@ impl Reducer {
 
     fn spill(&mut self) -> Result<(), TaskError> {
         if self.level >= SpillPartitions::LEVELS || self.plan.keys == 0 {
-            // Splitting does not help: it is one group, or many of one hash.
+            // Splitting does not help: it is a single group, or many groups with the same hash.
             let bytes = self.groups.bytes() + batch_bytes(&self.folded);
             return Ok(self.reservation.grow(bytes.saturating_sub(self.reservation.bytes()))?);
         }
@@ -479,7 +481,7 @@ impl Reducer {
     }
 }
 
-/// What a [`Reducer`] ends with.
+/// The results of a [`Reducer`].
 pub struct ReducedBatches {
     plan: ReducePlan,
     level: u32,
@@ -543,7 +545,7 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig { cases: 40, ..ProptestConfig::default() })]
 
-        /// A group counted twice, or torn apart by spilling, shows up against a map.
+        /// A comparison with a map catches groups that were counted twice or torn apart by spilling.
         #[test]
         fn equals_a_map(
             rows in prop::collection::vec(
@@ -582,8 +584,8 @@ mod tests {
     }
 
     proptest! {
-        /// Without keys large batches are folded alone, small ones together, and what comes of either with the rest: a
-        /// row that was counted twice or not at all shows up against sums.
+        /// Without keys, large batches are folded alone and small ones together, and the results of both with the rest.
+        /// A comparison with sums catches rows that were counted twice or not at all.
         #[test]
         fn without_keys_all_is_one_row(
             rows in prop::collection::vec((prop::option::weighted(0.9, -50i64..50), 1usize..3000), 1..150)
@@ -607,7 +609,7 @@ mod tests {
         }
     }
 
-    /// Many groups in little memory: parts are split again, and every group comes out once.
+    /// Many groups in little memory: partitions are split again, and every group comes out once.
     #[test]
     fn more_groups_than_fit() {
         let settings = MemorySettings { budget_bytes: 4 << 20, watch_process: false, ..MemorySettings::default() };
@@ -628,8 +630,8 @@ mod tests {
         assert_eq!(count, 300_000);
     }
 
-    /// Columns without nulls take a shorter way when all is one group: with the same sum, null of no rows, and
-    /// overflow.
+    /// Columns without nulls use faster code if there is only one group: with the same sum, null for no rows, and
+    /// overflow errors.
     #[test]
     fn a_single_group() {
         let sum = |values: Vec<Option<i64>>| {
@@ -656,8 +658,8 @@ mod tests {
         assert!(reducer.finish().err().unwrap().to_string().to_lowercase().contains("overflow"));
     }
 
-    /// A decimal of more digits than its type has would be read as one by nobody; a product has other digits behind the
-    /// point.
+    /// A decimal with more digits than its type allows could not be read back, and a product has a different number of
+    /// decimal places.
     #[test]
     fn decimals_have_their_digits() {
         let governor = Governor::new(MemorySettings::default());

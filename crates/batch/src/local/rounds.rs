@@ -1,7 +1,7 @@
-//! Reducing by rounds: of several streams the n-th messages make the n-th result.
+//! Reduces by rounds: the n-th messages of several streams give the n-th result.
 //!
-//! A message is a row by then ([`MessageReducer`]). So rows of a stream need no numbers: they stay in order, and the
-//! n-th is of round n.
+//! By then, a message has become a single row ([`MessageReducer`]). Rows of a stream therefore need no numbers: they
+//! stay in order, and the n-th row belongs to round n.
 
 use std::collections::VecDeque;
 
@@ -13,13 +13,13 @@ use super::reduce::Reduction;
 use crate::batch_bytes;
 use crate::error::TaskError;
 
-/// Rounds that are merged at once, at most.
+/// Maximum number of rounds that are merged at once.
 const ROUNDS_AT_ONCE: usize = 8192;
-/// A stream that is so far ahead of the slowest waits: rounds, and bytes.
+/// A stream that is this far ahead of the slowest one waits: limits in rounds and bytes.
 const AHEAD_ROUNDS_MAX: usize = 64;
 const AHEAD_BYTES_MAX: u64 = 16 << 20;
 
-/// What to do when a stream ends before the others.
+/// What happens when a stream ends before the others.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RoundEnd {
     /// Fail: every stream must have the same number of messages.
@@ -33,13 +33,13 @@ pub struct MessageReducer {
     reduction: Reduction,
     /// The schema of results.
     schema: SchemaRef,
-    /// The schema that the last message had, and where in it the columns are that are wanted.
+    /// The schema of the last message, and the positions of the required columns in it.
     last: Option<(SchemaRef, Vec<usize>)>,
     zeros: Vec<u32>,
 }
 
 impl MessageReducer {
-    /// Makes results with `schema`, which is [`Reduction::schema`] without keys.
+    /// Makes results with `schema`, which must be [`Reduction::schema`] without keys.
     pub fn new(reduction: &Reduction, schema: &SchemaRef) -> Self {
         MessageReducer { reduction: reduction.clone(), schema: SchemaRef::clone(schema), last: None, zeros: Vec::new() }
     }
@@ -47,7 +47,7 @@ impl MessageReducer {
     /// Reduces one message to one row.
     ///
     /// # Errors
-    /// When values cannot be reduced, or a column is missing.
+    /// If values cannot be reduced, or if a column is missing.
     pub fn reduce(&mut self, message: &RecordBatch) -> Result<RecordBatch, TaskError> {
         let (_, at) = match &mut self.last {
             Some(last) if SchemaRef::ptr_eq(&last.0, message.schema_ref()) => last,
@@ -65,13 +65,13 @@ impl MessageReducer {
     }
 }
 
-/// Merges streams of rows, round by round. In one that ends early, see [`RoundEnd`].
+/// Merges streams of rows, round by round. [`RoundEnd`] says what happens when a stream ends early.
 pub struct RoundMerger {
     reduction: Reduction,
     schema: SchemaRef,
     end: RoundEnd,
     streams: Vec<RoundStream>,
-    /// Rounds that have been merged.
+    /// Rounds merged so far.
     merged: u64,
 }
 
@@ -84,7 +84,7 @@ struct RoundStream {
 }
 
 impl RoundStream {
-    /// Its next rows, so many at most.
+    /// Takes up to `rows` of its next rows.
     fn take(&mut self, rows: usize, taken: &mut Vec<RecordBatch>) -> usize {
         let mut left = rows.min(self.rows);
         let count = left;
@@ -107,12 +107,12 @@ impl RoundStream {
     }
 }
 
-/// Stream `stream` ended after `rounds` messages, and others have sent more.
+/// Stream `stream` ended after `rounds` messages, but other streams have sent more.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct UnequalRounds {
     /// The stream.
     pub stream: usize,
-    /// Its messages.
+    /// The number of its messages.
     pub rounds: u64,
 }
 
@@ -123,13 +123,13 @@ impl RoundMerger {
         RoundMerger { reduction: reduction.clone(), schema: SchemaRef::clone(schema), end, streams, merged: 0 }
     }
 
-    /// Whether to read more of a stream; if not, it is too far ahead of the slowest.
+    /// Whether to read more of a stream; if not, it is too far ahead of the slowest one.
     pub fn takes(&self, stream: usize) -> bool {
         let RoundStream { rows, bytes, .. } = self.streams[stream];
         rows == 0 || rows < AHEAD_ROUNDS_MAX && bytes < AHEAD_BYTES_MAX
     }
 
-    /// Rows of a stream have come.
+    /// Adds rows of a stream.
     pub fn push(&mut self, stream: usize, rows: RecordBatch) {
         let of = &mut self.streams[stream];
         of.rows += rows.num_rows();
@@ -137,12 +137,12 @@ impl RoundMerger {
         of.batches.push_back(rows);
     }
 
-    /// A stream has ended.
+    /// Marks the end of a stream.
     pub fn end(&mut self, stream: usize) {
         self.streams[stream].ended = true;
     }
 
-    /// A stream that has ended too early, if that is an error.
+    /// A stream that ended too early, if that is an error.
     pub fn unequal(&self) -> Option<UnequalRounds> {
         let most = self.streams.iter().map(|stream| stream.rows).max()?;
         let short = |stream: &RoundStream| stream.ended && stream.rows < most;
@@ -150,10 +150,10 @@ impl RoundMerger {
         Some(UnequalRounds { stream, rounds: self.merged + self.streams[stream].rows as u64 })
     }
 
-    /// The next rounds for which every stream that goes on has a row, as one row each, in order.
+    /// The next rounds for which every unfinished stream has a row, as one row each, in order.
     ///
     /// # Errors
-    /// When values cannot be reduced.
+    /// If values cannot be reduced.
     pub fn merge(&mut self) -> Result<Option<RecordBatch>, TaskError> {
         let open = self.streams.iter().filter(|stream| !stream.ended).map(|stream| stream.rows).min();
         let rounds = open.or_else(|| self.streams.iter().map(|stream| stream.rows).max()).unwrap_or(0);
@@ -194,7 +194,7 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig { cases: 200, ..ProptestConfig::default() })]
 
-        /// Rounds that mix messages, lose some, or come in another order show up against a sum by hand.
+        /// A comparison with sums computed by hand catches rounds that mix, lose or reorder messages.
         #[test]
         fn equals_sums_of_the_nth(
             streams in prop::collection::vec(prop::collection::vec(-99i64..99, 0..150), 1..5),
@@ -223,7 +223,7 @@ mod tests {
         }
     }
 
-    /// A stream that has ended is not waited for, and is named before the others have ended, too.
+    /// The merge does not wait for a stream that has ended, and names it even before the others have ended.
     #[test]
     fn a_stream_that_ends_early_is_named() {
         let reduction = Reduction::new().sum("n");
@@ -237,7 +237,7 @@ mod tests {
         assert_eq!(merger.unequal(), Some(UnequalRounds { stream: 2, rounds: 1 }));
     }
 
-    /// A fast stream that nothing holds would be kept in memory as a whole.
+    /// Without a limit, a fast stream would end up in memory as a whole.
     #[test]
     fn a_stream_far_ahead_waits() {
         let mut merger = RoundMerger::new(&Reduction::new().sum("n"), &batch(&[]).schema(), 2, RoundEnd::Strict);

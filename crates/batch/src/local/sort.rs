@@ -1,7 +1,8 @@
-//! Sorting more than fits: batches are collected, sorted and, when memory runs out, spilled as a run; runs are merged.
+//! Sorts data larger than memory: batches are collected, sorted and, when memory runs out, spilled as runs, which are
+//! merged.
 //!
-//! In memory, keys are sorted with the places of their rows. They are dealt into ranges that fit into a processor's
-//! cache, and sorted there. Rows with equal keys stay in the order in which they came.
+//! In memory, keys are sorted together with the places of their rows. They are distributed into ranges that fit into a
+//! processor's cache, and sorted there. Rows with equal keys keep their input order.
 
 use std::cmp::Ordering;
 
@@ -17,38 +18,38 @@ use crate::error::BatchError;
 use crate::gather::{RowGather, RowIndex};
 use crate::memory::{Governor, Reservation, SpillFile, SpillReader, SpillWriter};
 
-/// Rows of a sorted batch, at most.
+/// Maximum number of rows in a sorted batch.
 const ROWS_MAX: usize = 8192;
-/// Bytes of a sorted batch, about: a merge holds one of each run.
+/// Approximate size of a sorted batch; a merge holds one per run.
 const BLOCK_BYTES: usize = 256 << 10;
-/// Runs merged at once, if there is memory for as many.
+/// Runs merged at once, if there is enough memory.
 const FAN_IN_MAX: usize = 128;
-/// And if there is not.
+/// The minimum, if there is not.
 const FAN_IN_MIN: usize = 8;
-/// What a merge holds of a run: a block as it is read, its batch, and the keys of that.
+/// Memory of a merge per run: a block as read, its batch, and the batch's keys.
 const RUN_BYTES: u64 = 3 * BLOCK_BYTES as u64;
-/// And if a single row is as long as a block, or longer.
+/// The fan-in if a single row is as long as a block, or longer.
 const FAN_IN_OF_LONG_ROWS: usize = 2;
-/// Bytes of a merged batch, about: whoever takes it should not have to have room for as many long rows as short ones.
+/// Approximate size of a merged batch: a consumer should not need room for as many long rows as short ones.
 const MERGED_BYTES: u64 = 2 * BLOCK_BYTES as u64;
-/// Of the budget, what a merge may hold.
+/// The fraction of the budget that a merge may hold.
 const MERGE_SHARE: u64 = 8;
-/// A batch up to this share of the budget is taken whole: readers of files deliver 8192 rows at once, however long they
+/// A batch up to this fraction of the budget is taken whole: file readers deliver 8192 rows at once, however long they
 /// are.
 const PIECE_SHARE: u64 = 32;
-/// Rows whose keys are in a processor's cache while they are sorted.
+/// Rows whose keys stay in a processor's cache while they are sorted.
 const NEAR_ROWS: usize = 4096;
-/// Rows that a range is to have, at least.
+/// Minimum number of rows in a range.
 const RANGE_ROWS: usize = 512;
-/// Rows are dealt into two to the power of this ranges at once, at most.
+/// Rows are distributed into at most two to the power of this ranges at once.
 const DIGIT_BITS_MAX: u32 = 11;
 /// Memory per row for its place, and for a copy of it while places are dealt.
 const PLACE_BYTES: u64 = 2 * size_of::<RowRef>() as u64;
 
-/// Where a row is, with the beginning of its key.
+/// The place of a row, with the first bytes of its key.
 #[derive(Clone, Copy)]
 struct RowRef {
-    /// A `u128`, which would be aligned to more than its place needs.
+    /// A `u128`, stored like this because its alignment would waste space.
     prefix: [u64; 2],
     at: RowIndex,
 }
@@ -63,41 +64,41 @@ impl RowRef {
     }
 }
 
-/// Sorts rows, on disk what does not fit into the budget.
+/// Sorts rows; what does not fit into the budget goes to disk.
 pub struct Sorter {
     schema: SchemaRef,
     order: RowOrder,
     governor: Governor,
     reservation: Reservation,
     batches: Vec<RecordBatch>,
-    /// One per row. Places of rows with plain keys are made only when the rows are sorted, since compact keys depend on
-    /// all values.
+    /// One per row. The places of rows with plain keys are made only when the rows are sorted, since compact keys
+    /// depend on all values.
     places: Vec<RowRef>,
-    /// Keys of each batch that has any longer than its prefix.
+    /// Keys of each batch that has any longer than their prefix.
     keys: Vec<Option<Rows>>,
-    /// Runs of what was in memory, then those that so many of the ones before were merged into, and so on: no row is
-    /// merged often, and not many files are open.
+    /// Levels of runs: runs of rows from memory, then runs merged from those, and so on. This limits both how often a
+    /// row is merged and how many files are open.
     runs: Vec<Vec<SpillFile>>,
-    /// What it holds at most in memory.
+    /// The most that it may hold in memory.
     share_bytes: u64,
-    /// Of the largest batch on disk.
+    /// Size of the largest batch on disk.
     block_bytes: u64,
     spilled: SpillCounts,
 }
 
-/// What a sort has written to disk.
+/// The amounts a sort has written to disk.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SpillCounts {
-    /// Files.
+    /// Number of files.
     pub runs: usize,
-    /// Rows, each as often as it was written.
+    /// Rows, each counted as often as it was written.
     pub rows: u64,
-    /// Bytes, as they lie there.
+    /// Bytes on disk.
     pub bytes: u64,
 }
 
 impl Sorter {
-    /// A sort of rows with this schema, which holds what `reservation` can get.
+    /// A sort of rows with this schema, which holds as much memory as `reservation` can get.
     pub fn new(schema: &SchemaRef, order: RowOrder, governor: &Governor, reservation: Reservation) -> Self {
         Sorter {
             schema: SchemaRef::clone(schema),
@@ -114,7 +115,7 @@ impl Sorter {
         }
     }
 
-    /// The same, which holds so many bytes at most even where there is room for more: others want some, too.
+    /// The same, but holds at most `share_bytes` even if there is room for more, to leave some for others.
     #[must_use]
     pub fn with_limit(mut self, share_bytes: u64) -> Self {
         self.share_bytes = share_bytes;
@@ -124,7 +125,7 @@ impl Sorter {
     /// Takes rows.
     ///
     /// # Errors
-    /// `Memory` where there is no room for a single row, `Spill` where the disk is full or fails.
+    /// `Memory` if there is no room for a single row; `Spill` if the disk is full or fails.
     pub fn push(&mut self, batch: RecordBatch) -> Result<(), BatchError> {
         if batch.num_rows() == 0 {
             return Ok(());
@@ -138,7 +139,7 @@ impl Sorter {
             .try_for_each(|at| self.take(batch.slice(at, rows.min(batch.num_rows() - at))))
     }
 
-    /// How many rows of a batch are taken at once.
+    /// The number of a batch's rows to take at once.
     fn piece_rows(&self, batch: &RecordBatch) -> usize {
         match self.governor.settings().budget_bytes {
             0 => usize::MAX,
@@ -206,7 +207,7 @@ impl Sorter {
         self.spilled = SpillCounts { runs: runs + 1, rows: rows + run.rows(), bytes: bytes + run.bytes() };
     }
 
-    /// What a merge holds of a run.
+    /// Memory that a merge holds per run.
     fn run_bytes(&self) -> u64 {
         if self.has_long_rows() { 3 * self.block_bytes } else { RUN_BYTES }
     }
@@ -215,7 +216,7 @@ impl Sorter {
         self.block_bytes > 2 * MERGED_BYTES
     }
 
-    /// How many runs are merged at once.
+    /// The number of runs to merge at once.
     fn fan_in(&self) -> usize {
         match self.governor.settings().budget_bytes {
             0 => FAN_IN_MAX,
@@ -226,7 +227,7 @@ impl Sorter {
         }
     }
 
-    /// A merge of runs, whose memory others must do without.
+    /// A merge of runs. Its memory is no longer available to others.
     fn merging(&self, runs: Vec<SpillFile>) -> Result<MergedRuns, BatchError> {
         let bytes: u64 = runs.iter().map(|run| self.run_bytes().min(4 * run.bytes())).sum();
         self.reservation.force_grow(bytes.min(self.governor.settings().budget_bytes / MERGE_SHARE));
@@ -246,11 +247,11 @@ impl Sorter {
         Ok(run)
     }
 
-    /// The places of rows whose keys are plain numbers.
+    /// Makes the places of rows whose keys are plain numbers.
     fn find_places(&mut self) -> Result<(), BatchError> {
         let Some(columns) = self.order.plain() else { return Ok(()) };
         let Some(mut compact) = CompactKeys::of(&self.batches, columns) else {
-            // Keys as long as this are rare: no room was kept for them.
+            // Keys this long are rare, so no memory was reserved for them.
             for number in 0..self.batches.len() {
                 let keys = self.order.rows(&self.batches[number])?;
                 self.reservation.force_grow(keys.size() as u64);
@@ -274,7 +275,7 @@ impl Sorter {
         if keys.iter().all(Option::is_none) {
             sort_places(&mut places, &|a, b| a.prefix().cmp(&b.prefix()));
         } else {
-            // A row that has none here is short: none that is longer begins with its prefix.
+            // A row without an entry here has a short key: no longer key begins with its prefix.
             let key =
                 |place: &RowRef| keys[place.at.batch as usize].as_ref().map(|rows| rows.row(place.at.row as usize));
             sort_places(&mut places, &|a, b| {
@@ -289,8 +290,8 @@ impl Sorter {
         Ok(MemoryRun { gather: RowGather::new(&self.schema, &batches), places, next: 0, rows_max, picks: Vec::new() })
     }
 
-    /// All rows in order. What it holds in memory stays reserved until the result is dropped: where that is most of
-    /// what there is, rows go to disk instead, as whoever takes them needs some, too.
+    /// All rows in order. Memory it holds stays reserved until the result is dropped. If that is most of the available
+    /// memory, rows go to disk instead, because the consumer needs some, too.
     ///
     /// # Errors
     /// As [`Sorter::push`].
@@ -302,7 +303,7 @@ impl Sorter {
             return Ok(SortedBatches { source, spilled: self.spilled, _reservation: self.reservation });
         }
         self.spill()?;
-        // The shortest first.
+        // The shortest runs first.
         let (mut runs, fan_in) =
             (std::mem::take(&mut self.runs).into_iter().flatten().collect::<Vec<_>>(), self.fan_in());
         while runs.len() > fan_in {
@@ -321,14 +322,14 @@ fn has_long(keys: &Rows) -> bool {
     keys.lengths().any(|bytes| bytes > PREFIX_BYTES)
 }
 
-/// Sorts places by a comparison that begins with their prefixes; equal ones stay in their order.
+/// Sorts places with a comparison that starts with their prefixes; equal ones keep their order.
 fn sort_places(places: &mut [RowRef], compare: &impl Fn(&RowRef, &RowRef) -> Ordering) {
     let mut spare = if places.len() > NEAR_ROWS { places.to_vec() } else { Vec::new() };
     sort_range(places, &mut spare, compare);
 }
 
-/// The same, of which each part that does not fit into the cache is dealt by the bits in which prefixes differ; `spare`
-/// is as long, where that is needed.
+/// The same, but first distributes each part that does not fit into the cache by the bits in which prefixes differ.
+/// `spare` has the same length if it is needed.
 fn sort_range(places: &mut [RowRef], spare: &mut [RowRef], compare: &impl Fn(&RowRef, &RowRef) -> Ordering) {
     if places.len() <= NEAR_ROWS {
         return places.sort_by(compare);
@@ -372,7 +373,7 @@ struct MemoryRun {
     places: Vec<RowRef>,
     next: usize,
     rows_max: usize,
-    /// Kept for its memory.
+    /// Kept to reuse its memory.
     picks: Vec<RowIndex>,
 }
 
@@ -427,7 +428,7 @@ pub struct SortedBatches {
 }
 
 impl SortedBatches {
-    /// What the sort has written to disk.
+    /// The amounts the sort has written to disk.
     pub fn spilled(&self) -> SpillCounts {
         self.spilled
     }
@@ -435,7 +436,7 @@ impl SortedBatches {
     /// The next rows.
     ///
     /// # Errors
-    /// `Spill` where the disk fails, or returns something else than was written.
+    /// `Spill` if the disk fails, or returns data other than what was written.
     pub fn next_batch(&mut self) -> Result<Option<RecordBatch>, BatchError> {
         match &mut self.source {
             MergeInput::Memory(in_memory) => in_memory.next_batch(),
@@ -479,7 +480,7 @@ mod tests {
             assert!(batch.num_rows() <= ROWS_MAX);
             let (n, x) = (batch.column(0).as_primitive::<Int64Type>(), batch.column(1).as_primitive::<Float64Type>());
             rows.extend((0..batch.num_rows()).map(|row| (n.is_valid(row).then(|| n.value(row)), x.value(row))));
-            // The other columns come along.
+            // The other columns move along.
             let text = batch.column(2).as_string::<i32>();
             (0..batch.num_rows()).for_each(|row| {
                 let whole = (n.is_valid(row).then(|| n.value(row)), x.value(row));
@@ -492,8 +493,8 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig { cases: 40, ..ProptestConfig::default() })]
 
-        /// A row out of place, lost at a run's edge or torn apart shows up against the standard library's sort, whether
-        /// it went through memory or through many runs.
+        /// A comparison with the standard library's sort catches rows that are out of place, lost at the end of a run
+        /// or torn apart, both in memory and through many runs.
         #[test]
         fn equals_a_sort_of_the_rows(
             rows in prop::collection::vec(prop::collection::vec((prop::option::of(-50i64..50), -3.0f64..3.0), 0..80), 1..30),
@@ -516,8 +517,8 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig { cases: 40, ..ProptestConfig::default() })]
 
-        /// Texts that differ only behind their prefixes, in some batches and not in others, must still come in order,
-        /// either way, whether keys are kept or only prefixes.
+        /// Strings that differ only after their prefixes, in some batches and not in others, must still come in order
+        /// in either direction, whether keys or only prefixes are kept.
         #[test]
         fn equals_a_sort_of_texts(
             texts in prop::collection::vec(prop::collection::vec("[ab]{0,3}(a{10,14})?[abc]{0,9}", 0..60), 1..12),
@@ -528,7 +529,7 @@ mod tests {
                 RecordBatch::try_from_iter([("t", column)]).unwrap()
             }).collect();
             let key = if descending { SortKey::descending("t") } else { SortKey::ascending("t") };
-            // Room for the largest batch with its keys, not for all of them.
+            // Room for the largest batch with its keys, but not for all batches.
             let (_, sorter) = sorter(&batches, &[key], if spill { 16 << 10 } else { 0 });
             let (mut sorted, mut found) = (sorter.finish().unwrap(), Vec::new());
             while let Some(batch) = sorted.next_batch().unwrap() {
@@ -543,8 +544,8 @@ mod tests {
         }
     }
 
-    /// A batch of long rows that is larger than the budget goes to disk piece by piece, and comes back as few rows at a
-    /// time as fit: by their number alone a merge would have to hold hundreds of MiB.
+    /// A batch of long rows that is larger than the budget goes to disk in pieces, and comes back in batches of as few
+    /// rows as fit: with a limit on their number alone, a merge would hold hundreds of MiB.
     #[test]
     fn rows_that_are_long() {
         let numbers = || (0..200).map(|row| row * 77 % 200);
@@ -573,7 +574,7 @@ mod tests {
         }
     }
 
-    /// More rows than are sorted in one go, whatever their keys: equal rows stay in their order.
+    /// More rows than are sorted in one go, with keys of all kinds: equal rows keep their order.
     #[test]
     fn many_rows_are_dealt() {
         let keys: [fn(i64) -> i64; 5] =
@@ -585,15 +586,15 @@ mod tests {
             expected.sort_by_key(|row| row.0);
             let by_number = sorter(&batches, &[SortKey::ascending("n")], 0).1;
             assert_eq!(drain(by_number.finish().unwrap()), expected, "{number}");
-            // Prefixes that are equal, and longer keys that are not.
+            // Equal prefixes of longer keys that differ.
             let by_both = sorter(&batches, &[SortKey::ascending("n"), SortKey::ascending("s")], 0).1;
             expected.sort_by_key(|row| (row.0, format!("{row:?}")));
             assert_eq!(drain(by_both.finish().unwrap()), expected, "{number}");
         }
     }
 
-    /// More runs than are merged at once: the merge of merges loses nothing, and each run is an open file, of which a
-    /// process may have only so many.
+    /// More runs than are merged at once: the merge of merges loses nothing. Each run is an open file, and the number
+    /// of those is limited per process.
     #[test]
     fn many_runs_are_merged_in_turns() {
         let rows: Vec<(Option<i64>, f64)> = (0..60_000).map(|i| (Some(i * 7919 % 60_000), i as f64)).collect();

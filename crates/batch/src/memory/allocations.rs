@@ -1,17 +1,17 @@
-//! The memory that kept batches use: columns of one frame share one allocation, and batches share dictionaries.
+//! The memory that retained batches use: columns of one frame share one allocation, and batches share dictionaries.
 
 use std::collections::HashMap;
 
 use arrow::array::{Array, ArrayData, RecordBatch};
 use arrow::buffer::Buffer;
 
-/// The allocations that some batches refer to, by where they begin; and how much of each.
+/// The allocations that some batches refer to, by start address, with the bytes counted of each.
 #[derive(Default)]
 pub struct AllocationSet(HashMap<usize, usize>);
 
 impl AllocationSet {
-    /// Bytes that `batch` refers to and those that were added before do not. They must be kept meanwhile: another could
-    /// else be where one of them was.
+    /// Bytes that `batch` refers to beyond those of the batches added before. Those batches must stay alive: otherwise
+    /// a new allocation could have the address of an old one.
     pub fn add(&mut self, batch: &RecordBatch) -> u64 {
         batch.columns().iter().map(|column| self.add_data(&column.to_data())).sum()
     }
@@ -39,7 +39,8 @@ mod tests {
 
     use super::*;
 
-    /// What is shared must count once, however many columns, slices and batches refer to it; what is not, each time.
+    /// Shared memory must count once, however many columns, slices and batches refer to it; unshared memory counts each
+    /// time.
     #[test]
     fn what_is_shared_counts_once() {
         let whole: Buffer = (0..4000_i64).collect();

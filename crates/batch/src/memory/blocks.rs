@@ -1,6 +1,5 @@
-//! Bytes on disk for who has a format of its own: what is appended is a block, read back whole, and compared with the
-//! checksum that was made of it. Checksums stay in memory, where a disk cannot damage them together with what they are
-//! of.
+//! Blocks of bytes on disk, for callers with their own format. A block is appended and read back as a whole, and
+//! compared with its checksum. Checksums stay in memory, where a disk error cannot damage them together with the data.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -14,12 +13,12 @@ use super::Governor;
 use super::spill::{damaged, nameless_file, spill_error};
 use crate::error::BatchError;
 
-/// A file without a name in the governor's spill directory. One writes at a time; others may read what has been
+/// An unnamed file in the governor's spill directory. Only one caller writes at a time; others may read what has been
 /// written.
 #[derive(Debug)]
 pub struct BlockFile {
     governor: Governor,
-    /// Who writes it, for errors.
+    /// The operator that writes it, for errors.
     owner: String,
     file: File,
     blocks: Mutex<Vec<BlockExtent>>,
@@ -35,7 +34,7 @@ impl BlockFile {
     /// An empty file; `owner` appears in errors.
     ///
     /// # Errors
-    /// When it cannot be made.
+    /// If it cannot be created.
     pub fn new(governor: &Governor, owner: impl Into<String>) -> Result<Self, BatchError> {
         let file = nameless_file(governor)?;
         Ok(BlockFile { governor: governor.clone(), owner: owner.into(), file, blocks: Mutex::default() })
@@ -49,20 +48,20 @@ impl BlockFile {
     /// Appends a block.
     ///
     /// # Errors
-    /// When the disk is full or fails.
+    /// If the disk is full or fails.
     pub fn append(&self, block: &[u8]) -> Result<(), BatchError> {
         let (start, len) = (self.bytes(), block.len() as u64);
         self.file.write_all_at(block, start).map_err(|error| spill_error(&self.governor, &error))?;
         self.governor.0.spilled_bytes.fetch_add(len, Ordering::Relaxed);
-        // Readers see a block when all of it is there.
+        // Readers see a block once it is complete.
         self.blocks.lock().push(BlockExtent { end: start + len, sum: XxHash3_64::oneshot(block) });
         Ok(())
     }
 
-    /// Block number `at`; `None` behind the last one.
+    /// Block number `at`; `None` past the last one.
     ///
     /// # Errors
-    /// When the disk fails, or returns something else than was written.
+    /// If the disk fails, or returns data other than what was written.
     pub fn read(&self, at: usize) -> Result<Option<Bytes>, BatchError> {
         let (start, BlockExtent { end, sum }) = {
             let blocks = self.blocks.lock();
@@ -87,7 +86,7 @@ mod tests {
     use super::*;
     use crate::memory::MemorySettings;
 
-    /// Another byte than was written must be an error of the block it is in, and of no other.
+    /// A changed byte must be an error of its block, and of no other.
     #[test]
     fn damage_is_an_error_of_its_block() {
         let file = BlockFile::new(&Governor::new(MemorySettings::default()), "sort").unwrap();

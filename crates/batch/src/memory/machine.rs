@@ -1,18 +1,18 @@
-//! The memory of the machine, or of the container that this process is in: how much there is, and how much is left.
+//! The memory of the machine, or of the container that this process runs in: the total and what is left.
 
 use std::fs::read_to_string;
 use std::path::Path;
 
 use rustix::process::{Resource, getrlimit};
 
-/// Bytes that the processes here may have together: what the machine has, or less where a cgroup (of either version)
-/// says so. `None` where the system does not tell.
+/// Bytes that all processes here may use together: the machine's memory, or less if a cgroup (of either version) limits
+/// it. `None` if the system does not report it.
 pub fn memory_bytes() -> Option<u64> {
     let limits = groups().into_iter().filter_map(|group| group.limit);
     limits.chain(of_machine("MemTotal:")).min()
 }
 
-/// Bytes of addresses that this process may still map, where `ulimit -v` says so. Threads take a good part of them:
+/// Bytes of address space that this process may still map, if `ulimit -v` limits it. Threads take a good part of it:
 /// each has a stack, most of which it never touches.
 pub fn address_bytes_left() -> Option<u64> {
     let limit = getrlimit(Resource::As).current?;
@@ -20,7 +20,7 @@ pub fn address_bytes_left() -> Option<u64> {
     Some(limit.saturating_sub(field(&status, "VmSize:").unwrap_or(0) << 10))
 }
 
-/// Bytes that are left of them before the kernel ends a process; files that it could let go of count as left.
+/// Bytes that are left before the kernel kills a process; reclaimable file pages count as left.
 pub(super) fn left_bytes() -> Option<u64> {
     let left = groups().into_iter().filter_map(|group| Some(group.limit?.saturating_sub(group.used)));
     left.chain(of_machine("MemAvailable:")).min()
@@ -32,12 +32,12 @@ struct CgroupMemory {
     used: u64,
 }
 
-/// How a version of cgroups calls what counts here.
+/// The names that a version of cgroups uses for the relevant values.
 struct CgroupVersion {
     folder: &'static str,
     limit: &'static str,
     used: &'static str,
-    /// What of it the kernel could let go of.
+    /// File memory that the kernel could reclaim.
     files: [&'static str; 3],
 }
 
@@ -54,13 +54,13 @@ const SECOND: CgroupVersion = CgroupVersion {
     files: ["inactive_file ", "active_file ", "slab_reclaimable "],
 };
 
-/// This process's cgroups and those that they lie in.
+/// This process's cgroups and their ancestors.
 fn groups() -> Vec<CgroupMemory> {
     groups_of(&read_to_string("/proc/self/cgroup").unwrap_or_default(), Path::new("/sys/fs/cgroup"))
 }
 
-/// Those of a process of which the system tells `of_process`. In a container the paths may be the machine's, which are
-/// not there: its own group is what is mounted.
+/// The cgroups listed in `of_process`. In a container, the paths may be the machine's and not exist: its own group is
+/// then the one that is mounted.
 fn groups_of(of_process: &str, mounted: &Path) -> Vec<CgroupMemory> {
     let lines = of_process.lines().filter_map(|line| {
         let (controllers, path) = line.split_once(':')?.1.split_once(':')?;
@@ -97,7 +97,7 @@ fn field(text: &str, name: &str) -> Option<u64> {
 mod tests {
     use super::*;
 
-    /// Budgets are made of the one, and jobs ended by the other: they must be there, and in one unit.
+    /// Budgets come from one and jobs are ended because of the other: both must be available, in the same unit.
     #[test]
     fn some_is_left_of_what_there_is() {
         let (all, left) = (memory_bytes().unwrap(), left_bytes().unwrap());
@@ -105,8 +105,8 @@ mod tests {
         assert_eq!(field("anon 5\nfile 7\ninactive_file 9\n", "file "), Some(7));
     }
 
-    /// A container has a group of its own under either version, with or without the machine's path to it: whoever
-    /// looked in one place only took the machine's memory for its own, and was killed.
+    /// A container has its own group under either version, with or without the machine's path to it. A process that
+    /// looked in only one place took the whole machine's memory for its own, and was killed.
     #[test]
     fn limits_of_both_versions_are_found() {
         let folder = tempfile::tempdir().unwrap();

@@ -1,13 +1,13 @@
-//! Data that does not fit in memory and is read again: it is in mapped files of the spill directory. A reader need not
-//! know where the bytes are; the kernel keeps the pages in use in memory, and drops them when others need it.
+//! Data that does not fit in memory and is read again: it lies in mapped files in the spill directory. A reader need
+//! not know where the bytes are; the kernel keeps the pages in use in memory, and drops them when the memory is needed.
 //!
-//! Like those that are [spilled](super::SpillFile) a file has no name, and is gone when nobody has its bytes any more,
-//! however the worker ends. It is written to its end before it is mapped, so a full disk is an error of who writes.
-//! Rows lie in it uncompressed, as they do in memory: an array of a mapped batch is a piece of the file.
+//! Like a [spilled](super::SpillFile) file, a mapped file has no name and disappears once nothing refers to its bytes,
+//! however the worker ends. It is written completely before it is mapped, so a full disk is an error in the writer.
+//! Rows are stored uncompressed, as in memory: an array of a mapped batch is a range of the file.
 //!
-//! Reading mapped memory cannot return an error. So before you read what may be mapped, [verify](verify) it: that
-//! compares its pages with the checksums made when they were written. The numbers of [`SpillVec`] change where
-//! they lie, and have none.
+//! Reading mapped memory cannot return an error. So before you read data that may be mapped, [verify](verify) it: this
+//! compares its pages with checksums made when they were written. The numbers of [`SpillVec`] change in place, and have
+//! no checksums.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -30,22 +30,22 @@ use super::spill::{IO_BYTES, damaged, spill_error};
 use crate::error::BatchError;
 use crate::wire::{BatchDecoder, BatchEncoder};
 
-/// A file's bytes. It has as many as are mapped as long as this is there: it has no name by which others could cut it.
+/// The mapped bytes of a file. The file cannot shrink while this exists: without a name, no other process can truncate
+/// it.
 struct FileMapping {
     start: NonNull<u8>,
     len: usize,
 }
 
-// SAFETY: it owns its pages; what is shared of them is only read.
+// SAFETY: it owns its pages; shared parts are only read.
 unsafe impl Send for FileMapping {}
 // SAFETY: as above.
 unsafe impl Sync for FileMapping {}
 
 impl FileMapping {
-    /// Maps the first `len` bytes of a file, more than none, which are there.
+    /// Maps the first `len` bytes of a file; `len` is above 0, and the file has these bytes.
     fn new(file: &File, len: usize, protection: libc::c_int) -> std::io::Result<Self> {
-        // SAFETY: a new mapping, at an address that the kernel chooses, of a file that is open; the result is looked
-        // at.
+        // SAFETY: a new mapping of an open file at an address that the kernel chooses; the result is checked.
         let start = unsafe { libc::mmap(std::ptr::null_mut(), len, protection, libc::MAP_SHARED, file.as_raw_fd(), 0) };
         match NonNull::new(start.cast()).filter(|_| start != libc::MAP_FAILED) {
             Some(start) => Ok(FileMapping { start, len }),
@@ -56,34 +56,34 @@ impl FileMapping {
 
 impl AsRef<[u8]> for FileMapping {
     fn as_ref(&self) -> &[u8] {
-        // SAFETY: so many bytes are mapped until it is dropped, and whoever could write to them has them to itself
-        // (`SpillVec`).
+        // SAFETY: this many bytes are mapped until it is dropped, and code that could write to them has exclusive
+        // access (`SpillVec`).
         unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.len) }
     }
 }
 
 impl Drop for FileMapping {
     fn drop(&mut self) {
-        // SAFETY: nobody has a reference into it any more.
+        // SAFETY: there are no references into it any more.
         unsafe {
             libc::munmap(self.start.as_ptr().cast(), self.len);
         }
     }
 }
 
-/// Bytes that have a checksum together. Few, as a join looks at single rows.
+/// Bytes covered by one checksum. Small, because a join reads single rows.
 const PAGE_BYTES: usize = 4 << 10;
 
-/// Checksums of the pages of what has been written.
+/// Checksums of the pages written so far.
 struct BlockSums {
     pages: Vec<u32>,
-    /// The beginning of the next page.
+    /// The start of the next page.
     rest: Vec<u8>,
 }
 
 impl BlockSums {
     fn of_page(bytes: &[u8]) -> u32 {
-        // The lower half: as many as there are pages are held in memory.
+        // Only the lower half: one checksum per page is kept in memory.
         XxHash3_64::oneshot(bytes) as u32
     }
 
@@ -116,15 +116,15 @@ struct Sealed {
     mapping: FileMapping,
 }
 
-/// Checks that a mapping's bytes are those that were written. It is looked up by their address, because arrays know
-/// nothing else about where they are.
+/// Checks that the bytes of a mapping are those that were written. Lookup is by address, because arrays carry no other
+/// information about where they are.
 struct PageChecksums {
     governor: Governor,
     len: usize,
     pages: Vec<u32>,
 }
 
-/// Of all sealed files of this process, by their address.
+/// The checksums of all sealed files of this process, by address.
 static SEALS: RwLock<BTreeMap<usize, Arc<PageChecksums>>> = RwLock::new(BTreeMap::new());
 
 impl Sealed {
@@ -143,16 +143,16 @@ impl AsRef<[u8]> for Sealed {
 
 impl Drop for Sealed {
     fn drop(&mut self) {
-        // Before it is unmapped, which is when the address may become that of another.
+        // Before the file is unmapped: after that, another mapping may get the same address.
         SEALS.write().remove(&(self.mapping.start.as_ptr() as usize));
     }
 }
 
-/// Compares bytes with what was written, if they lie in a mapped file: they and the rest of their pages are read. Any
-/// other bytes are as they should be.
+/// Compares bytes with what was written, if they lie in a mapped file. Reads them and the rest of their pages. Bytes
+/// elsewhere always pass.
 ///
 /// # Errors
-/// When the disk has returned something else than was written.
+/// If the disk has returned data other than what was written.
 pub fn verify(bytes: &[u8]) -> Result<(), BatchError> {
     let address = bytes.as_ptr() as usize;
     let (start, seal) = match SEALS.read().range(..=address).next_back() {
@@ -163,8 +163,8 @@ pub fn verify(bytes: &[u8]) -> Result<(), BatchError> {
     let behind = (address - start + bytes.len()).div_ceil(PAGE_BYTES);
     for (page, &sum) in (first..behind).zip(&seal.pages[first..]) {
         let (from, to) = (page * PAGE_BYTES, ((page + 1) * PAGE_BYTES).min(seal.len));
-        // SAFETY: the page is of the mapping that `bytes` lies in, which whoever has lent these keeps mapped; nobody
-        // writes to it.
+        // SAFETY: the page belongs to the mapping that `bytes` lies in, which the lender of `bytes` keeps mapped;
+        // nothing writes to it.
         let page_bytes = unsafe { std::slice::from_raw_parts((start + from) as *const u8, to - from) };
         if BlockSums::of_page(page_bytes) != sum {
             return Err(damaged(
@@ -176,18 +176,18 @@ pub fn verify(bytes: &[u8]) -> Result<(), BatchError> {
     Ok(())
 }
 
-/// [`verify`] of all that rows consist of.
+/// [`verify`] for all data of some rows.
 ///
 /// # Errors
-/// As there.
+/// As [`verify`].
 pub fn verify_rows(rows: &RecordBatch) -> Result<(), BatchError> {
     rows.columns().iter().try_for_each(|column| verify_column(column.as_ref()))
 }
 
-/// [`verify`] of a column.
+/// [`verify`] for a column.
 ///
 /// # Errors
-/// As there.
+/// As [`verify`].
 pub fn verify_column(column: &dyn Array) -> Result<(), BatchError> {
     if SEALS.read().is_empty() { Ok(()) } else { verify_data(&column.to_data()) }
 }
@@ -231,20 +231,20 @@ fn verify_data(data: &ArrayData) -> Result<(), BatchError> {
     }
 }
 
-/// The bytes of so many bits.
+/// The bytes that contain a range of bits.
 fn bits(offset: usize, len: usize) -> std::ops::Range<usize> {
     offset / 8..(offset + len).div_ceil(8)
 }
 
-/// Where the values of a column with offsets begin and end, when these are as they were written.
+/// The start and end of the values of a column with offsets, after verifying the offsets.
 fn ranged<T: ArrowNativeType>(data: &ArrayData) -> Result<(usize, usize), BatchError> {
     let Some(offsets) = (!data.is_empty()).then(|| &data.buffer::<T>(0)[..=data.len()]) else { return Ok((0, 0)) };
-    // SAFETY: any bytes are bytes.
+    // SAFETY: any memory may be read as bytes.
     verify(unsafe { std::slice::from_raw_parts(offsets.as_ptr().cast(), size_of_val(offsets)) })?;
     Ok((offsets[0].as_usize(), offsets[data.len()].as_usize()))
 }
 
-/// Texts that are not in their views lie anywhere in their buffers.
+/// Strings outside their views lie anywhere in their buffers.
 fn verify_views(data: &ArrayData) -> Result<(), BatchError> {
     const INLINE_BYTES_MAX: u32 = 12;
     let views = &data.buffer::<u128>(0)[..data.len()];
@@ -262,7 +262,7 @@ fn verify_views(data: &ArrayData) -> Result<(), BatchError> {
     texts.try_for_each(|((first, end), buffer)| verify(&buffer[first..end]))
 }
 
-/// A file that is being written, and then mapped.
+/// A file that is written, and then mapped.
 pub struct MapWriter {
     governor: Governor,
     file: BufWriter<File>,
@@ -274,7 +274,7 @@ impl MapWriter {
     /// A new file in the governor's spill directory.
     ///
     /// # Errors
-    /// When it cannot be made there.
+    /// If it cannot be created there.
     pub fn new(governor: &Governor) -> Result<Self, BatchError> {
         let file = tempfile::tempfile_in(&governor.settings().spill_dir).map_err(|e| spill_error(governor, &e))?;
         let (file, sums) =
@@ -285,7 +285,7 @@ impl MapWriter {
     /// Appends bytes.
     ///
     /// # Errors
-    /// When the disk is full or fails.
+    /// If the disk is full or fails.
     pub fn write(&mut self, bytes: &[u8]) -> Result<(), BatchError> {
         self.file.write_all(bytes).map_err(|error| spill_error(&self.governor, &error))?;
         self.len += bytes.len();
@@ -304,7 +304,7 @@ impl MapWriter {
         self.len == 0
     }
 
-    /// All that was written, to be [verified](verify) before it is looked at.
+    /// Returns everything that was written. [Verify](verify) it before reading it.
     ///
     /// # Errors
     /// As [`MapWriter::write`].
@@ -321,10 +321,10 @@ impl MapWriter {
 }
 
 impl Governor {
-    /// The same rows, on disk, to be [verified](verify_rows) before they are looked at.
+    /// The same rows, on disk. [Verify](verify_rows) them before reading them.
     ///
     /// # Errors
-    /// When the disk is full or fails; when a column cannot be encoded.
+    /// If the disk is full or fails, or if a column cannot be encoded.
     pub fn map(&self, rows: &RecordBatch) -> Result<RecordBatch, BatchError> {
         if rows.num_columns() == 0 || rows.num_rows() == 0 {
             return Ok(rows.clone());
@@ -337,7 +337,7 @@ impl Governor {
     }
 }
 
-/// A number that is stored as it is: any bits are one.
+/// A number that is stored as is: every bit pattern is valid.
 pub trait SpillElement: Copy + Default + sealed::Sealed {}
 
 mod sealed {
@@ -352,10 +352,10 @@ macro_rules! cells {
 }
 cells!(u8, u32, u64, i64);
 
-/// A vector of numbers: in memory, or on disk when there is too little of it.
+/// A vector of numbers: in memory, or on disk if memory is short.
 pub struct SpillVec<T> {
     memory: Vec<T>,
-    /// Then `memory` is empty.
+    /// If set, `memory` is empty.
     disk: Option<MappedElements>,
 }
 
@@ -363,7 +363,7 @@ struct MappedElements {
     governor: Governor,
     file: File,
     mapping: FileMapping,
-    /// Numbers, of those that there is room for.
+    /// Number of elements in use, out of those that there is room for.
     len: usize,
 }
 
@@ -379,15 +379,15 @@ impl<T: SpillElement> SpillVec<T> {
         self.memory.capacity() * size_of::<T>()
     }
 
-    /// Who has put them on disk; `None` while they are in memory.
+    /// The governor that moved it to disk; `None` while it is in memory.
     pub fn governor(&self) -> Option<&Governor> {
         self.disk.as_ref().map(|disk| &disk.governor)
     }
 
-    /// Puts them on disk, where they stay.
+    /// Moves the numbers to disk, where they stay.
     ///
     /// # Errors
-    /// When the disk is full or fails.
+    /// If the disk is full or fails.
     pub fn spill(&mut self, governor: &Governor) -> Result<(), BatchError> {
         if self.disk.is_some() {
             return Ok(());
@@ -401,7 +401,7 @@ impl<T: SpillElement> SpillVec<T> {
     /// Appends numbers.
     ///
     /// # Errors
-    /// When the disk is full or fails.
+    /// If the disk is full or fails.
     pub fn extend_from_slice(&mut self, numbers: &[T]) -> Result<(), BatchError> {
         let start = self.len();
         self.resize(start + numbers.len())?;
@@ -409,10 +409,10 @@ impl<T: SpillElement> SpillVec<T> {
         Ok(())
     }
 
-    /// Makes them so many: cuts off the last, or appends zeros.
+    /// Changes the length: drops elements at the end, or appends zeros.
     ///
     /// # Errors
-    /// When the disk is full or fails.
+    /// If the disk is full or fails.
     pub fn resize(&mut self, len: usize) -> Result<(), BatchError> {
         let Some(disk) = &mut self.disk else {
             self.memory.resize(len, T::default());
@@ -429,7 +429,7 @@ impl<T: SpillElement> SpillVec<T> {
         }
         let before = std::mem::replace(&mut self.disk.as_mut().expect("looked at above").len, len);
         if before < len {
-            // What was cut off before may still be there.
+            // Elements dropped earlier may still be there.
             self[before..].fill(T::default());
         }
         Ok(())
@@ -437,12 +437,12 @@ impl<T: SpillElement> SpillVec<T> {
 }
 
 impl MappedElements {
-    /// Room for so many bytes, and as many again.
+    /// Maps room for `bytes` bytes, and as many again.
     fn map(governor: &Governor, file: File, bytes: usize) -> Result<Self, BatchError> {
         let bytes = (2 * bytes).next_multiple_of(rustix::param::page_size()).max(rustix::param::page_size());
         let failed = |error: &std::io::Error| spill_error(governor, error);
-        // SAFETY: the file is open. Benefit: a disk without room says so here; a write to a page of a file that has
-        // none is a signal.
+        // SAFETY: the file is open. Benefit: a full disk is reported here; writing to a page of a file without space
+        // behind it would raise a signal.
         let result = unsafe { libc::posix_fallocate(file.as_raw_fd(), 0, bytes as libc::off_t) };
         if result != 0 {
             return Err(failed(&std::io::Error::from_raw_os_error(result)));
@@ -459,8 +459,8 @@ impl<T: SpillElement> Deref for SpillVec<T> {
 
     fn deref(&self) -> &[T] {
         match &self.disk {
-            // SAFETY: the mapping begins at a page and has room for so many; any bits are a number, and nobody writes
-            // meanwhile, as that takes the cells mutably.
+            // SAFETY: the mapping starts at a page and has room for this many elements; every bit pattern is a number,
+            // and nothing writes meanwhile, because that needs a mutable borrow.
             Some(disk) => unsafe { std::slice::from_raw_parts(disk.mapping.start.as_ptr().cast(), disk.len) },
             None => &self.memory,
         }
@@ -470,7 +470,7 @@ impl<T: SpillElement> Deref for SpillVec<T> {
 impl<T: SpillElement> DerefMut for SpillVec<T> {
     fn deref_mut(&mut self) -> &mut [T] {
         match &mut self.disk {
-            // SAFETY: as above; the mapping may be written, and is this one's alone.
+            // SAFETY: as above; the mapping is writable and exclusively owned.
             Some(disk) => unsafe { std::slice::from_raw_parts_mut(disk.mapping.start.as_ptr().cast(), disk.len) },
             None => &mut self.memory,
         }
@@ -492,7 +492,7 @@ mod tests {
         Governor::new(MemorySettings::default())
     }
 
-    /// Rows that came back otherwise, or were copied into memory, would make mapping pointless.
+    /// If rows came back different, or were copied into memory, mapping would be pointless.
     #[test]
     fn mapped_rows_are_the_same_and_lie_in_the_file() {
         let n: Int64Array = (0..5000).map(|row| (row % 7 != 0).then_some(row)).collect();
@@ -516,12 +516,12 @@ mod tests {
         assert_eq!(part.as_string::<i32>().value(1), "text 101", "it stays as long as anybody has a part of it");
     }
 
-    /// A byte of a mapped file becomes another, as on a disk that is not sound.
+    /// Changes a byte of a mapped file, as a faulty disk would.
     fn damage(at: *const u8) {
         let address = at as usize;
         let page = address - address % rustix::param::page_size();
-        // SAFETY: the page is mapped, of a file that was opened for writing; the test looks at it only by what is
-        // tested.
+        // SAFETY: the page is mapped from a file that was opened for writing; the test reads it only through the code
+        // under test.
         unsafe {
             let writable = libc::PROT_READ | libc::PROT_WRITE;
             assert_eq!(libc::mprotect(page as *mut _, rustix::param::page_size(), writable), 0);
@@ -529,8 +529,8 @@ mod tests {
         }
     }
 
-    /// Rows of which a byte has changed on disk must be an error, wherever it lies in any type of column; and rows that
-    /// are read elsewhere must not be refused for it.
+    /// Rows with a byte that has changed on disk must be an error, wherever it lies and whatever the column type; but
+    /// rows read from other pages must not be rejected.
     #[test]
     fn damage_is_an_error() {
         use arrow::array::{BooleanArray, FixedSizeListArray, ListArray, StructArray};
@@ -568,7 +568,7 @@ mod tests {
                 let error = verify_rows(&mapped).expect_err(&format!("{} buffer {which}", column.data_type()));
                 assert!(error.to_string().contains("differs from the data written: the checksum of bytes"), "{error}");
                 assert!(error.to_string().contains(&governor.settings().spill_dir.display().to_string()), "{error}");
-                // What is read of other pages is as it was; of a dictionary all values count.
+                // Data on other pages is unaffected; in a dictionary all values count.
                 let is_small = buffer.len() < 4 * PAGE_BYTES;
                 for (from, rows) in [(0, 100), (9900, 100)] {
                     assert!(
@@ -590,7 +590,7 @@ mod tests {
         own.chain(data.child_data().iter().flat_map(buffers)).collect()
     }
 
-    /// Pieces of any length have the checksums of the pages that they fall into.
+    /// Pieces of any length have the checksums of the pages they fall into.
     #[test]
     fn bytes_are_verified_however_they_were_written() {
         let mut writer = MapWriter::new(&governor()).unwrap();
@@ -611,7 +611,7 @@ mod tests {
         verify(&mapped[..40_000]).unwrap();
     }
 
-    /// A full disk must be an error that says what to do.
+    /// A full disk must be an error that states the remedy.
     #[test]
     fn a_full_disk_is_a_clear_error() {
         let missing = MemorySettings { spill_dir: "/nowhere/at/all".into(), ..MemorySettings::default() };
@@ -627,7 +627,7 @@ mod tests {
     }
 
     proptest! {
-        /// Numbers that change when they go to disk, or when there is no more room for them there.
+        /// Catches numbers that change when they move to disk, or when they outgrow their space there.
         #[test]
         fn cells_are_a_vector(steps in prop::collection::vec((0u8..4, 0usize..3000), 1..40), spill_at in 0usize..40) {
             let governor = governor();

@@ -1,18 +1,18 @@
-//! Memory budget: one governor per worker tracks what operators hold and the real size of the process, and decides on
-//! requests for more. As memory runs out, in this order:
+//! The memory budget: one governor per worker tracks the memory that operators hold and the real size of the process,
+//! and decides on requests for more. As memory runs out, in this order:
 //!
-//! 1. [`MemoryLevel::Slow`]: streams into this worker get less credit, so that sources slow down;
+//! 1. [`MemoryLevel::Slow`]: streams into this worker get less credit, so sources slow down;
 //! 2. [`MemoryLevel::Spill`]: operators that support it spill to disk instead of growing;
-//! 3. a refusal, an error that names the operator that holds most; also without a request, when the process is beyond
-//!    its budget and the machine is nearly out of memory ([`Governor::overdrawn`]). The kernel's out-of-memory killer
-//!    never decides.
+//! 3. requests fail with an error that names the operator that holds the most memory. Without a request, the job also
+//!    fails when the process exceeds its budget and the machine is nearly out of memory ([`Governor::overdrawn`]). The
+//!    kernel's out-of-memory killer never decides.
 //!
 //! The size of the process is read from `/proc/self/status`, at most every few milliseconds: the operators' own counts
 //! miss queues, batches in flight, the allocator's slack and everything else in the program. File pages do not count:
-//! the kernel reclaims them when memory is needed, and operators map the files that they have spilled.
+//! the kernel reclaims them when memory is needed, and operators map the files they have spilled.
 //!
-//! Spilled data has checksums: of frames ([`SpillFile`]), of blocks ([`BlockFile`]) or of pages ([`verify`]). If a disk
-//! returns corrupt data, the reader gets an error.
+//! Spilled data has checksums: per frame ([`SpillFile`]), block ([`BlockFile`]) or page ([`verify`]). If a disk returns
+//! corrupt data, the reader gets an error.
 
 mod allocations;
 mod blocks;
@@ -41,32 +41,32 @@ pub use spill_queue::SpillQueue;
 
 use crate::error::BatchError;
 
-/// Parts of the budget, in percent, at which the levels begin.
+/// Percentages of the budget at which the levels begin.
 const SLOW_PERCENT: u64 = 70;
 const SPILL_PERCENT: u64 = 85;
-/// What an interpreter and its libraries take before there is any data. So much of the process, if it is there when the
-/// governor is made, is not counted: a small budget is one for data.
+/// The memory of an interpreter and its libraries before there is any data. Up to this much of the process, if present
+/// when the governor is made, does not count: a small budget is meant for data.
 const BASE_BYTES_MAX: u64 = 128 << 20;
-/// Part of the budget that every operator gets however large the process is, if operators have left it: with less, what
-/// is spilled would be many small pieces, and cost more memory than it frees.
+/// The fraction of the budget that every operator gets even if the process is large, unless operators hold it already.
+/// With less, spilled data would be many small pieces and cost more memory than it frees.
 const FLOOR_SHARE: u64 = 32;
 const FLOOR_BYTES_MIN: u64 = 1 << 20;
-/// What the allocator keeps of freed memory, and of the budget.
+/// Limits on freed memory that the allocator keeps: a minimum, and a fraction of the budget.
 const FREED_BYTES_MIN: u64 = 256 << 10;
 const FREED_BYTES_MAX: u64 = 64 << 20;
 const FREED_SHARE: u64 = 32;
-/// Part of the machine's memory, in percent, below which a process beyond its budget has to end: by itself, and not by
-/// the kernel.
+/// Percentage of the machine's memory below which a process over its budget has to end by itself, before the kernel
+/// ends it.
 const LEFT_PERCENT: u64 = 5;
-/// Looks in a row that find it so.
+/// Consecutive checks that must find it so.
 const SHORT_LOOKS: u32 = 2;
-/// Between looks at the process.
+/// Time between checks of the process.
 const LOOK_INTERVAL: Duration = Duration::from_millis(5);
 
 /// How much of the budget is used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum MemoryLevel {
-    /// Enough.
+    /// There is enough memory.
     Ok,
     /// Sources should slow down.
     Slow,
@@ -74,15 +74,15 @@ pub enum MemoryLevel {
     Spill,
 }
 
-/// How a worker's memory is governed.
+/// Settings of a worker's memory governor.
 #[derive(Clone, Debug)]
 pub struct MemorySettings {
-    /// The worker's budget; 0 is none.
+    /// The worker's budget; 0 for none.
     pub budget_bytes: u64,
-    /// Whether the whole process counts, not only what operators say. Off where several workers are threads of one
-    /// process.
+    /// Whether the whole process counts, not only the memory that operators report. Off if several workers are threads
+    /// of one process.
     pub watch_process: bool,
-    /// Where operators spill to.
+    /// The directory for spilled data.
     pub spill_dir: PathBuf,
 }
 
@@ -92,7 +92,7 @@ impl Default for MemorySettings {
     }
 }
 
-/// See the module. Clones are the same governor.
+/// The memory governor, see the module. Clones are the same governor.
 #[derive(Clone, Debug)]
 pub struct Governor(Arc<GovernorState>);
 
@@ -100,12 +100,12 @@ pub struct Governor(Arc<GovernorState>);
 struct GovernorState {
     settings: MemorySettings,
     reserved: AtomicU64,
-    /// The most that was reserved since the allocator last returned what was free.
+    /// The highest reservation since the allocator last returned free memory.
     reserved_max: AtomicU64,
     holders: Mutex<Vec<Arc<MemoryHolder>>>,
     process_bytes: AtomicU64,
     process_bytes_max: AtomicU64,
-    /// What of the process is not counted.
+    /// The part of the process that does not count.
     base_bytes: u64,
     looked: Mutex<Option<Instant>>,
     short_looks: AtomicU32,
@@ -119,7 +119,7 @@ struct MemoryHolder {
 }
 
 impl Governor {
-    /// A governor of its own.
+    /// Makes a new governor.
     pub fn new(settings: MemorySettings) -> Self {
         spill::allow_many_files();
         keep_freed(settings.budget_bytes);
@@ -143,7 +143,7 @@ impl Governor {
         &self.0.settings
     }
 
-    /// An empty reservation for an operator; `name` appears in refusals.
+    /// An empty reservation for an operator; `name` appears in error messages.
     pub fn reservation(&self, name: impl Into<String>) -> Reservation {
         let holder = Arc::new(MemoryHolder { name: name.into(), bytes: AtomicU64::new(0) });
         self.0.holders.lock().push(Arc::clone(&holder));
@@ -164,32 +164,32 @@ impl Governor {
         }
     }
 
-    /// Bytes that operators hold by their own account.
+    /// Bytes that operators hold, by their own count.
     pub fn reserved_bytes(&self) -> u64 {
         self.0.reserved.load(Ordering::Relaxed)
     }
 
-    /// Bytes written to the spill directory so far, as they lie there.
+    /// Bytes written to the spill directory so far, as stored on disk.
     pub fn spilled_bytes(&self) -> u64 {
         self.0.spilled_bytes.load(Ordering::Relaxed)
     }
 
-    /// The largest size of the process that was seen.
+    /// The largest process size observed.
     pub fn process_bytes_max(&self) -> u64 {
         self.0.process_bytes_max.load(Ordering::Relaxed)
     }
 
-    /// Bytes that operators may hold together before they are to spill; 0 is no limit.
+    /// Bytes that all operators together may hold before they should spill; 0 for no limit.
     pub fn limit_bytes(&self) -> u64 {
         self.0.settings.budget_bytes / 100 * SPILL_PERCENT
     }
 
-    /// What an operator may hold however large the process is.
+    /// The amount that an operator may hold even if the process is large.
     fn floor_bytes(&self) -> u64 {
         (self.0.settings.budget_bytes / FLOOR_SHARE).max(FLOOR_BYTES_MIN)
     }
 
-    /// Whether an operator that holds `held` bytes may have `bytes` more before it is to spill.
+    /// Whether an operator that holds `held` bytes may take `bytes` more before it should spill.
     fn has_room(&self, held: u64, bytes: u64) -> bool {
         let (budget, limit, floor) = (self.0.settings.budget_bytes, self.limit_bytes(), self.floor_bytes());
         let reserved = self.reserved_bytes();
@@ -197,13 +197,13 @@ impl Governor {
             || reserved.saturating_add(bytes) <= limit && (held.saturating_add(bytes) <= floor || !self.is_full())
     }
 
-    /// Whether the process is so large that operators are to spill, whatever they hold by their own account.
+    /// Whether the process is so large that operators should spill, whatever they hold by their own count.
     pub fn is_full(&self) -> bool {
         self.0.settings.budget_bytes > 0 && self.process_bytes() > self.limit_bytes()
     }
 
-    /// Why this process has to give up before the kernel ends it: it is beyond its budget, has not got below it by
-    /// spilling, and the machine has next to nothing left. To be asked a few times a second while anything runs.
+    /// Why this process has to give up before the kernel kills it: it is over its budget, spilling has not brought it
+    /// below, and the machine has almost no memory left. Call this a few times a second while anything runs.
     pub fn overdrawn(&self) -> Option<String> {
         let (process, budget) = (self.process_bytes(), self.0.settings.budget_bytes);
         let is_short = || Some(is_short(machine::left_bytes()?, machine::memory_bytes()?));
@@ -215,7 +215,7 @@ impl Governor {
         (looks >= SHORT_LOOKS).then(|| self.describe(process))
     }
 
-    /// Who holds the memory of a process of this size.
+    /// Describes what holds the memory of a process of this size.
     fn describe(&self, process_bytes: u64) -> String {
         let holders = self.0.holders.lock();
         let most = holders.iter().max_by_key(|holder| holder.bytes.load(Ordering::Relaxed));
@@ -237,7 +237,7 @@ impl Governor {
         if !self.0.settings.watch_process {
             return 0;
         }
-        // One looks, the others take what was seen last.
+        // One caller checks; the others use the last value.
         if let Some(mut looked) = self.0.looked.try_lock()
             && looked.is_none_or(|at| at.elapsed() >= LOOK_INTERVAL)
         {
@@ -252,12 +252,12 @@ impl Governor {
         self.0.process_bytes.load(Ordering::Relaxed)
     }
 
-    /// Of a process of this size that is to spill, what operators have given back is not to count. Returns whether any
-    /// left it.
+    /// If a process of this size should spill, returns memory that operators have freed to the system, so that it does
+    /// not count. Returns whether any was returned.
     fn returns_freed(&self, process_bytes: u64) -> bool {
         let (budget, limit, reserved) = (self.0.settings.budget_bytes, self.limit_bytes(), self.reserved_bytes());
         let freed = self.0.reserved_max.load(Ordering::Relaxed).saturating_sub(reserved);
-        // To look for what is free takes a while: it has to be worth it.
+        // Looking for free memory takes a while, so it has to be worth it.
         let returns = budget > 0 && process_bytes > self.0.base_bytes + limit && freed >= self.floor_bytes();
         if returns {
             self.0.reserved_max.store(reserved, Ordering::Relaxed);
@@ -275,36 +275,35 @@ fn is_short(left_bytes: u64, memory_bytes: u64) -> bool {
     left_bytes < memory_bytes / 100 * LEFT_PERCENT
 }
 
-/// The resident size of this process, but for pages of files; 0 where it cannot be read.
+/// The resident size of this process without file pages; 0 if it cannot be read.
 fn resident_bytes() -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let kib = |name: &str| {
         let line = status.lines().find_map(|line| line.strip_prefix(name))?;
         line.split_whitespace().next()?.parse::<u64>().ok()
     };
-    // Some systems that are almost Linux tell only the sum.
+    // Some systems that are almost Linux only report the sum.
     let kib = kib("RssAnon:").map(|own| own + kib("RssShmem:").unwrap_or(0)).or_else(|| kib("VmRSS:"));
     kib.unwrap_or(0) << 10
 }
 
-/// Of a small budget the free memory within the arenas of many threads, which no other can use, is a large part.
+/// Below this budget, the free memory within the arenas of many threads, which other threads cannot use, matters.
 const ARENAS_BUDGET_BYTES: u64 = 512 << 20;
 const ARENAS_MAX: libc::c_int = 2;
-/// Of a budget below, the unused ends of huge pages would be a good part.
+/// Below this budget, the unused ends of huge pages matter.
 const HUGE_BUDGET_BYTES: u64 = 1 << 30;
 
-/// Has the allocator keep some of what is freed, at the end of each thread's memory. By itself it gives back all but
-/// 128 KiB of it, and batches that come and go would have the kernel clear their pages each time, which takes longer
-/// than to fill them.
+/// Makes the allocator keep some freed memory at the end of each thread's heap. By default it returns all but 128 KiB,
+/// and for batches that come and go the kernel would clear their pages each time, which takes longer than filling them.
 fn keep_freed(budget_bytes: u64) {
     let most = if budget_bytes == 0 { FREED_BYTES_MAX } else { budget_bytes / FREED_SHARE };
     let freed = most.clamp(FREED_BYTES_MIN, FREED_BYTES_MAX) as libc::c_int;
     #[cfg(target_env = "gnu")]
-    // SAFETY: numbers of the allocator.
+    // SAFETY: only sets parameters of the allocator.
     unsafe {
         libc::mallopt(libc::M_TRIM_THRESHOLD, freed);
-        // Larger pieces are the kernel's each by itself. Half of it, as the allocator does where it learns both by
-        // itself.
+        // Larger allocations are mapped separately. The threshold is half of the kept amount, the ratio that the
+        // allocator itself uses when it adapts both.
         libc::mallopt(libc::M_MMAP_THRESHOLD, freed / 2);
         if (1..ARENAS_BUDGET_BYTES).contains(&budget_bytes) {
             libc::mallopt(libc::M_ARENA_MAX, ARENAS_MAX);
@@ -312,8 +311,8 @@ fn keep_freed(budget_bytes: u64) {
     }
 }
 
-/// Returns what has been freed to the system. What was freed by spilling shall leave the process, whose size is what
-/// counts.
+/// Returns freed memory to the system. Memory freed by spilling should leave the process, because the size of the
+/// process is what counts.
 pub fn trim() {
     #[cfg(target_env = "gnu")]
     // SAFETY: the function only returns free memory of the allocator; it may be called at any time.
@@ -322,7 +321,7 @@ pub fn trim() {
     }
 }
 
-/// What one operator holds. Dropping it gives everything back.
+/// The memory that one operator holds. Dropping it returns everything.
 #[derive(Debug)]
 pub struct Reservation {
     governor: Governor,
@@ -336,8 +335,8 @@ impl Reservation {
         self.holder.bytes.load(Ordering::Relaxed)
     }
 
-    /// Takes `bytes` more if there is room below the level at which operators spill; else the operator should spill. A
-    /// little is there for each operator even where the process has grown beyond that by itself.
+    /// Takes `bytes` more if there is room below the level at which operators spill; otherwise the operator should
+    /// spill. Each operator can always get a small amount, even if the process itself has grown beyond that level.
     #[must_use]
     #[inline]
     pub fn try_grow(&self, bytes: u64) -> bool {
@@ -348,8 +347,8 @@ impl Reservation {
         has_room
     }
 
-    /// Takes `bytes` more, whatever others hold, if all that is held is within the little that each operator has
-    /// always.
+    /// Takes `bytes` more, whatever others hold, as long as the total stays within the small amount that each operator
+    /// may always hold.
     #[must_use]
     #[inline]
     pub fn grow_to_floor(&self, bytes: u64) -> bool {
@@ -363,7 +362,7 @@ impl Reservation {
     /// Takes `bytes` more that the operator cannot do without.
     ///
     /// # Errors
-    /// [`BatchError::Memory`] beyond the budget.
+    /// [`BatchError::Memory`] if this exceeds the budget.
     pub fn grow(&self, bytes: u64) -> Result<(), BatchError> {
         let (inner, budget_bytes) = (&self.governor.0, self.governor.0.settings.budget_bytes);
         if budget_bytes > 0 && inner.reserved.load(Ordering::Relaxed).saturating_add(bytes) > budget_bytes {
@@ -382,13 +381,13 @@ impl Reservation {
         Ok(())
     }
 
-    /// Takes `bytes` more that are held already, whatever the budget says: others will slow down and spill for them.
+    /// Adds `bytes` that are already in use, regardless of the budget: others will slow down and spill to make room.
     #[inline]
     pub fn force_grow(&self, bytes: u64) {
         self.add(bytes);
     }
 
-    /// Gives `bytes` back.
+    /// Returns `bytes`.
     #[inline]
     pub fn shrink(&self, bytes: u64) {
         let bytes = bytes.min(self.bytes());
@@ -396,7 +395,7 @@ impl Reservation {
         self.governor.0.reserved.fetch_sub(bytes, Ordering::Relaxed);
     }
 
-    /// Gives everything back.
+    /// Returns everything.
     #[inline]
     pub fn free(&self) {
         self.shrink(self.bytes());
@@ -426,7 +425,8 @@ mod tests {
         Governor::new(MemorySettings { budget_bytes, watch_process: false, ..MemorySettings::default() })
     }
 
-    /// An operator that is not told to spill is refused later; one that is refused must hear who holds the memory.
+    /// An operator must be told to spill before its requests fail, and a failed request must name the one that holds
+    /// the memory.
     #[test]
     fn slow_then_spill_then_refuse() {
         let governor = governor(1000);
@@ -449,7 +449,7 @@ mod tests {
         assert_eq!((governor.level(), governor.reserved_bytes()), (MemoryLevel::Ok, 0));
     }
 
-    /// Without a budget nobody is ever told no.
+    /// Without a budget, no request fails.
     #[test]
     fn no_budget_no_limit() {
         let governor = governor(0);
@@ -458,7 +458,7 @@ mod tests {
         assert_eq!(governor.level(), MemoryLevel::Ok);
     }
 
-    /// Who is to blame must be told: an operator, or what the program has by itself.
+    /// The error must name the culprit: an operator, or memory of the program itself.
     #[test]
     fn the_holder_is_named() {
         let governor = governor(1000);
@@ -470,7 +470,7 @@ mod tests {
         assert_eq!(governor.overdrawn(), None, "of no process");
     }
 
-    /// A process that is larger than the budget says, whatever operators count; but for a little, without which they
+    /// A process larger than the budget counts, whatever operators report, except for a small amount without which they
     /// would spill every batch by itself.
     #[test]
     fn the_process_counts() {
@@ -484,7 +484,7 @@ mod tests {
         assert!(any.try_grow(2 << 20) && !any.try_grow(1));
     }
 
-    /// Memory that an operator has given back, and the allocator has not, must not have the next ones spill.
+    /// Memory that an operator has freed, but the allocator has kept, must not make the next operators spill.
     #[test]
     fn what_was_given_back_does_not_count() {
         let governor = Governor::new(MemorySettings { budget_bytes: 256 << 20, ..MemorySettings::default() });
@@ -493,7 +493,7 @@ mod tests {
         sort.force_grow(400 << 20);
         std::thread::sleep(2 * LOOK_INTERVAL);
         assert!(governor.is_full());
-        // The last one keeps the others' memory from going back by itself.
+        // The last one keeps the allocator from returning the others' memory by itself.
         rows.drain(..6399);
         sort.shrink(399 << 20);
         std::thread::sleep(2 * LOOK_INTERVAL);

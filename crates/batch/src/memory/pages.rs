@@ -1,24 +1,24 @@
-//! Large allocations lie in huge pages, where the kernel is set to give them on advice, as is usual. A table that grows
-//! would otherwise have it clear and enter 4 KiB at a time, and look up an address in as many entries as there are.
+//! Puts large allocations into huge pages, if the kernel provides them on advice, as is usual. Otherwise a growing
+//! table makes the kernel clear and map 4 KiB at a time, and every lookup needs its own page table entry.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 const PAGE: usize = 2 << 20;
-/// At least one whole page lies in as much, wherever it begins.
+/// An allocation of this size contains at least one whole huge page, wherever it starts.
 const BYTES_MIN: usize = 2 * PAGE;
-/// Malloc's own alignment: what wants more, the system's allocator moves to grow it, into memory that nobody has been
-/// asked about.
+/// Malloc's own alignment. With a larger one, the system's allocator grows an allocation by moving it into new memory,
+/// for which no advice was given.
 const ALIGN: usize = 2 * size_of::<usize>();
 
-/// Whether large allocations are in huge pages. A small budget has no room for the ends of them that are not used.
+/// Whether large allocations use huge pages. A small budget has no room for their unused ends.
 static ADVISES: AtomicBool = AtomicBool::new(true);
 
 pub(super) fn use_huge_pages(uses: bool) {
     ADVISES.store(uses, Ordering::Relaxed);
 }
 
-/// The system's allocator, with huge pages for large allocations: for `#[global_allocator]` of a program.
+/// The system's allocator with huge pages for large allocations, for a program's `#[global_allocator]`.
 #[derive(Debug)]
 pub struct HugePages;
 
@@ -37,8 +37,8 @@ fn advise(first: usize, bytes: usize) {
     }
     let (start, end) = (first.next_multiple_of(PAGE), (first + bytes) / PAGE * PAGE);
     #[cfg(target_os = "linux")]
-    // SAFETY: the range lies within the allocation, and the advice changes nothing that can be read there. A kernel
-    // that does not know it says so, and gives small pages.
+    // SAFETY: the range lies within the allocation, and the advice does not change its contents. A kernel without huge
+    // pages returns an error and provides small pages.
     unsafe {
         libc::madvise(start as *mut libc::c_void, end - start, libc::MADV_HUGEPAGE);
     }
@@ -46,32 +46,32 @@ fn advise(first: usize, bytes: usize) {
     let _ = (start, end);
 }
 
-// SAFETY: all memory is that of `System`, by the same layouts.
+// SAFETY: all memory comes from `System`, with the same layouts.
 unsafe impl GlobalAlloc for HugePages {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        // SAFETY: as the caller's.
+        // SAFETY: by the caller's contract.
         advised(unsafe { System.alloc(layout) }, layout.size())
     }
 
     unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
-        // SAFETY: as the caller's.
+        // SAFETY: by the caller's contract.
         advised(unsafe { System.alloc_zeroed(layout) }, layout.size())
     }
 
     unsafe fn dealloc(&self, memory: *mut u8, layout: Layout) {
-        // SAFETY: as the caller's.
+        // SAFETY: by the caller's contract.
         unsafe { System.dealloc(memory, layout) }
     }
 
     unsafe fn realloc(&self, memory: *mut u8, layout: Layout, bytes: usize) -> *mut u8 {
         if layout.align() <= ALIGN || bytes < BYTES_MIN {
-            // SAFETY: as the caller's.
+            // SAFETY: by the caller's contract.
             return advised(unsafe { System.realloc(memory, layout, bytes) }, bytes);
         }
-        // SAFETY: the caller has seen to it that this size is valid for the alignment.
+        // SAFETY: the caller guarantees that this size is valid for the alignment.
         let grown = unsafe { Layout::from_size_align_unchecked(bytes, layout.align()) };
-        // SAFETY: `bytes` is not zero; both are at least as large as what is copied, and the old one is not used any
-        // more.
+        // SAFETY: `bytes` is not zero; both are at least as large as the copied range, and the old allocation is not
+        // used any more.
         unsafe {
             let moved = self.alloc(grown);
             if !moved.is_null() {
@@ -89,7 +89,7 @@ mod tests {
 
     fn grown(align: usize, sizes: [usize; 2]) {
         let layout = Layout::from_size_align(sizes[0], align).unwrap();
-        // SAFETY: layouts of memory that is there, and bytes within it.
+        // SAFETY: layouts of existing memory, and bytes within it.
         unsafe {
             let memory = HugePages.alloc(layout);
             for at in 0..sizes[0] {

@@ -1,4 +1,4 @@
-//! Rows on disk, parted by their key's hash: what does not fit in memory at once fits part by part.
+//! Rows on disk, partitioned by the hash of their key: data that does not fit in memory as a whole fits part by part.
 
 use arrow::array::RecordBatch;
 use arrow::datatypes::SchemaRef;
@@ -8,17 +8,17 @@ use crate::batch_bytes;
 use crate::error::TaskError;
 use crate::gather::Scatter;
 
-/// Parts at once. Each level takes other bits of the hash, and not those that buckets are made of.
+/// Number of partitions. Each level uses different bits of the hash, and none of those that determine buckets.
 const PARTS: u32 = 32;
-/// Rows of a block, at most.
+/// Maximum number of rows in a block.
 const BLOCK_ROWS: usize = 8192;
-/// Bytes of a block, about, at most: who reads a part has a block in memory, however long its rows are.
+/// Approximate maximum size of a block: a reader holds one in memory, however long its rows are.
 const BLOCK_BYTES: usize = 1 << 20;
 
-/// Leaves the hash of each row's key in the vector.
+/// Writes the hash of each row's key to the vector.
 pub type HashKeys = Box<dyn Fn(&RecordBatch, &mut Vec<u64>) -> Result<(), TaskError> + Send>;
 
-/// See the module.
+/// The partitions, see the module.
 pub struct SpillPartitions {
     writers: Vec<SpillWriter>,
     hash: HashKeys,
@@ -28,13 +28,13 @@ pub struct SpillPartitions {
 }
 
 impl SpillPartitions {
-    /// How often what fell into one part can be parted again: the levels are 0 to 5.
+    /// How often the rows of one partition can be partitioned again: the levels are 0 to 5.
     pub const LEVELS: u32 = 6;
 
-    /// Parts for rows of `schema`. At `level` 1 they part what fell into one part at level 0, and so on.
+    /// Partitions for rows of `schema`. At `level` 1 they divide the rows of one partition at level 0, and so on.
     ///
     /// # Errors
-    /// When the files cannot be made.
+    /// If the files cannot be created.
     pub fn new(governor: &Governor, schema: &SchemaRef, hash: HashKeys, level: u32) -> Result<Self, TaskError> {
         let writers = (0..PARTS).map(|_| SpillWriter::new(governor, schema)).collect::<Result<_, _>>()?;
         Ok(SpillPartitions { writers, hash, scatter: Scatter::new(schema, PARTS, 32 << 10), level, hashes: Vec::new() })
@@ -43,7 +43,7 @@ impl SpillPartitions {
     /// Takes rows.
     ///
     /// # Errors
-    /// When the disk is full or fails, or their keys cannot be hashed.
+    /// If the disk is full or fails, or if keys cannot be hashed.
     pub fn write(&mut self, batch: &RecordBatch) -> Result<(), TaskError> {
         for from in (0..batch.num_rows()).step_by(BLOCK_ROWS * 8) {
             let batch = batch.slice(from, (batch.num_rows() - from).min(BLOCK_ROWS * 8));
@@ -69,7 +69,7 @@ impl SpillPartitions {
         Ok(())
     }
 
-    /// The parts, also the empty ones.
+    /// The partitions, including empty ones.
     ///
     /// # Errors
     /// As [`SpillPartitions::write`].

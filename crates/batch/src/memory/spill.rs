@@ -1,7 +1,7 @@
 //! Spilling: batches in files of the spill directory, compressed and checksummed, read back in order.
 //!
-//! A file has no name from the moment it is open (`O_TMPFILE`, or unlinked at once), so however the worker ends,
-//! nothing is left. Its blocks are frames as on the wire, their bodies pieces of an Arrow IPC stream with LZ4.
+//! A file has no name once it is open (`O_TMPFILE`, or unlinked at once), so nothing is left behind, however the worker
+//! ends. Its blocks are frames as on the wire, whose bodies are parts of an Arrow IPC stream with LZ4.
 
 use std::fs::File;
 use std::io::{BufReader, BufWriter, Error, ErrorKind, Read, Write};
@@ -19,12 +19,12 @@ use super::Governor;
 use crate::error::BatchError;
 use crate::wire::{BatchDecoder, BatchEncoder, Frame, HEADER_BYTES, ReceivedFrame, WireHeader, WireKind};
 
-/// Read and written at once.
+/// Bytes per read or write.
 pub(super) const IO_BYTES: usize = 256 << 10;
-/// A file from which on so much may have been freed that it is to leave the process.
+/// Minimum size of a file after which freed memory is returned to the system.
 const TRIM_BYTES_MIN: u64 = 1 << 20;
 
-/// The error of a file in the governor's spill directory, with what can be done about it.
+/// The error of a file in the governor's spill directory, with the remedy.
 pub fn spill_error(governor: &Governor, error: &Error) -> BatchError {
     let reason = match (error.kind(), error.raw_os_error()) {
         (ErrorKind::StorageFull | ErrorKind::QuotaExceeded | ErrorKind::FileTooLarge, _) => format!(
@@ -50,7 +50,7 @@ pub fn spill_error(governor: &Governor, error: &Error) -> BatchError {
     BatchError::Spill { dir: governor.settings().spill_dir.display().to_string(), reason }
 }
 
-/// How much of a directory's disk is free, for errors; nothing where the system does not say.
+/// The free space on a directory's disk, for errors; empty if the system does not report it.
 fn room(dir: &Path) -> String {
     let mib = |blocks: u64, block_bytes: u64| blocks.saturating_mul(block_bytes) >> 20;
     rustix::fs::statvfs(dir).map_or_else(
@@ -62,26 +62,26 @@ fn room(dir: &Path) -> String {
     )
 }
 
-/// The error of a file that is not as it was written.
+/// The error of a file that differs from what was written.
 pub(super) fn damaged(governor: &Governor, reason: &dyn std::fmt::Display) -> BatchError {
     let reason = format!("the data read differs from the data written: {reason}; is the disk faulty?");
     BatchError::Spill { dir: governor.settings().spill_dir.display().to_string(), reason }
 }
 
-/// Lets this process have as many files open as it may: what is spilled at once is some hundred, and the soft limit,
-/// often 1024, is there for programs that call `select`.
+/// Raises the limit on open files as far as allowed: spilling can open some hundred files at once, and the soft limit,
+/// often 1024, only exists for programs that call `select`.
 pub(super) fn allow_many_files() {
     let limit = getrlimit(Resource::Nofile);
     if limit.current != limit.maximum {
-        // Where it is refused, the error that comes of it says what to do.
+        // If this fails, the resulting error will state the remedy.
         let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit });
     }
 }
 
-/// A file without a name in the governor's spill directory: it is there as long as it is open.
+/// An unnamed file in the governor's spill directory, which exists as long as it is open.
 ///
 /// # Errors
-/// When it cannot be made there.
+/// If it cannot be created there.
 pub fn nameless_file(governor: &Governor) -> Result<File, BatchError> {
     tempfile::tempfile_in(&governor.settings().spill_dir).map_err(|error| spill_error(governor, &error))
 }
@@ -101,7 +101,7 @@ impl SpillWriter {
     /// A new file in the governor's spill directory.
     ///
     /// # Errors
-    /// When it cannot be made there.
+    /// If it cannot be created there.
     pub fn new(governor: &Governor, schema: &SchemaRef) -> Result<Self, BatchError> {
         let file = nameless_file(governor)?;
         Ok(SpillWriter {
@@ -118,7 +118,7 @@ impl SpillWriter {
     /// Appends a batch.
     ///
     /// # Errors
-    /// When the disk is full or fails.
+    /// If the disk is full or fails.
     pub fn write(&mut self, batch: &RecordBatch) -> Result<(), BatchError> {
         let header =
             WireHeader { seq: self.blocks, rows: batch.num_rows() as u64, ..WireHeader::new(WireKind::Batch, 0) };
@@ -131,7 +131,7 @@ impl SpillWriter {
         Ok(())
     }
 
-    /// Bytes written, as they lie on disk.
+    /// Bytes written, as stored on disk.
     pub fn bytes(&self) -> u64 {
         self.bytes
     }
@@ -143,7 +143,7 @@ impl SpillWriter {
     pub fn finish(self) -> Result<SpillFile, BatchError> {
         let SpillWriter { governor, file, schema, blocks, rows, bytes, .. } = self;
         let file = file.into_inner().map_err(|error| spill_error(&governor, error.error()))?;
-        // To look for what has been freed takes longer than to write a small file.
+        // For a small file, looking for freed memory takes longer than writing the file.
         if bytes >= TRIM_BYTES_MIN {
             super::trim();
         }
@@ -151,7 +151,7 @@ impl SpillWriter {
     }
 }
 
-/// A file that was written.
+/// A file that has been written.
 pub struct SpillFile {
     governor: Governor,
     file: Arc<File>,
@@ -162,25 +162,25 @@ pub struct SpillFile {
 }
 
 impl SpillFile {
-    /// Rows in it.
+    /// Number of rows in it.
     pub fn rows(&self) -> u64 {
         self.rows
     }
 
-    /// Its length, as it lies on disk.
+    /// Its length on disk.
     pub fn bytes(&self) -> u64 {
         self.bytes
     }
 
-    /// What its batches have in common.
+    /// The schema of its batches.
     pub fn schema(&self) -> &SchemaRef {
         &self.schema
     }
 
-    /// Reads it from the start. It is there as long as any of its readers.
+    /// Reads it from the start. The file exists as long as any of its readers.
     ///
     /// # Errors
-    /// When a schema's batches cannot be read.
+    /// If batches with its schema cannot be read.
     pub fn read(&self) -> Result<SpillReader, BatchError> {
         let file = BufReader::with_capacity(IO_BYTES, FileCursor { file: Arc::clone(&self.file), at: 0 });
         let (governor, decoder) = (self.governor.clone(), BatchDecoder::new(&self.schema)?);
@@ -188,7 +188,7 @@ impl SpillFile {
     }
 }
 
-/// Where a reader is in a file that others read too.
+/// A reader's position in a file that may have other readers.
 struct FileCursor {
     file: Arc<File>,
     at: u64,
@@ -216,7 +216,7 @@ impl SpillReader {
     /// The next batch.
     ///
     /// # Errors
-    /// When the disk fails, or returns something else than was written.
+    /// If the disk fails, or returns data other than what was written.
     pub fn next_batch(&mut self) -> Result<Option<RecordBatch>, BatchError> {
         if self.next == self.blocks {
             return Ok(None);
@@ -229,7 +229,7 @@ impl SpillReader {
         let mut header = [0; HEADER_BYTES];
         read(&mut header)?;
         let len = ReceivedFrame::len(&header).map_err(|error| damaged(&error))?;
-        // What the file says must not size an allocation before it is known to be possible.
+        // A length from the file must not size an allocation before it is known to be plausible.
         if len as u64 > self.left_bytes {
             return Err(damaged(&"the file ends early"));
         }
@@ -276,8 +276,8 @@ mod tests {
         writer.finish().unwrap()
     }
 
-    /// What comes back must be what went in, dictionaries and empty batches included, whoever else reads it, and
-    /// smaller on the way.
+    /// Batches must come back unchanged, including dictionaries and empty batches, whatever other readers do; and they
+    /// must be smaller on disk.
     #[test]
     fn batches_come_back() {
         let batches: Vec<_> = [(1, 5000), (2, 0), (3, 1), (4, 3000)].map(|(seed, rows)| batch(seed, rows)).into();
@@ -296,7 +296,7 @@ mod tests {
         assert!(readers[0].next_batch().unwrap().is_none());
     }
 
-    /// A disk that returns other bytes is an error that says so, never rows.
+    /// A disk that returns wrong bytes causes a clear error, never wrong rows.
     #[test]
     fn damage_is_an_error() {
         for at in [3, 26, 44, 50, 70, 5000] {
@@ -312,7 +312,7 @@ mod tests {
         assert!(short.read().unwrap().next_batch().unwrap_err().to_string().contains("ends early"));
     }
 
-    /// No room is an error that says what to do. `/dev/full` is a disk without any.
+    /// A full disk causes an error that states the remedy. `/dev/full` acts as a full disk.
     #[test]
     fn a_full_disk_is_a_clear_error() {
         let mut writer = SpillWriter::new(&governor(), &batch(0, 0).schema()).unwrap();

@@ -1,4 +1,4 @@
-//! A queue of batches that must be kept however many they are: in memory while that lasts, then on disk.
+//! A queue that keeps any number of batches: in memory as long as there is room, then on disk.
 
 use std::collections::VecDeque;
 
@@ -9,7 +9,7 @@ use super::{Governor, Reservation, SpillReader, SpillWriter};
 use crate::batch_bytes;
 use crate::error::BatchError;
 
-/// See the module. First in, first out; once taking has begun nothing more is put in.
+/// The queue, see the module. First in, first out; no more pushes once popping has begun.
 pub struct SpillQueue {
     schema: SchemaRef,
     governor: Governor,
@@ -20,7 +20,7 @@ pub struct SpillQueue {
 }
 
 impl SpillQueue {
-    /// An empty queue of batches with this schema; `name` is who holds them.
+    /// An empty queue of batches with this schema; `name` is the owner.
     pub fn new(schema: &SchemaRef, governor: &Governor, name: &str) -> Self {
         SpillQueue {
             schema: SchemaRef::clone(schema),
@@ -32,13 +32,13 @@ impl SpillQueue {
         }
     }
 
-    /// Puts a batch behind the others.
+    /// Appends a batch.
     ///
     /// # Errors
-    /// When the disk is full or fails.
+    /// If the disk is full or fails.
     ///
     /// # Panics
-    /// When taking has begun.
+    /// If popping has begun.
     pub fn push(&mut self, batch: RecordBatch) -> Result<(), BatchError> {
         assert!(self.reader.is_none(), "a stash is filled before it is emptied");
         if self.disk.is_none() && self.reservation.try_grow(batch_bytes(&batch)) {
@@ -55,7 +55,7 @@ impl SpillQueue {
     /// Takes the first batch.
     ///
     /// # Errors
-    /// When the disk fails.
+    /// On a disk error.
     pub fn pop(&mut self) -> Result<Option<RecordBatch>, BatchError> {
         if let Some(batch) = self.memory.pop_front() {
             self.reservation.shrink(batch_bytes(&batch));
@@ -78,7 +78,7 @@ mod tests {
     use super::*;
     use crate::memory::MemorySettings;
 
-    /// A batch that changed places between memory and disk would come out of order.
+    /// Batches must not change their order between memory and disk.
     #[test]
     fn first_in_first_out_through_memory_and_disk() {
         let settings = MemorySettings { budget_bytes: 20_000, watch_process: false, ..MemorySettings::default() };

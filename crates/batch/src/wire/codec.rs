@@ -1,5 +1,6 @@
-//! Batches to bytes and back, one pair for every stream from a copy to a copy. Both ends begin with the schema; a
-//! dictionary goes over when it is not the one before. Decoded columns lie in the buffer that arrived.
+//! Encodes batches as bytes and decodes them, with one pair for every stream from a copy to a copy. Both ends start
+//! with the schema; a dictionary is sent only if it differs from the previous one. Decoded columns lie in the received
+//! buffer.
 
 use arrow::array::{Array, ArrayData, ArrayRef, AsArray, RecordBatch, RecordBatchOptions, UInt64Array, make_array};
 use arrow::buffer::{Buffer, MutableBuffer};
@@ -11,9 +12,9 @@ use arrow_ipc::writer::{IpcWriteOptions, StreamEncoder};
 
 /// A piece of a batch's encoding.
 pub enum BodyPiece {
-    /// Bytes as they are.
+    /// Literal bytes.
     Bytes(Buffer),
-    /// The values of a column, and how many bytes they are.
+    /// The values of a column, and their size in bytes.
     Values(usize, usize),
 }
 
@@ -21,14 +22,14 @@ pub enum BodyPiece {
 pub struct BatchEncoder {
     inner: StreamEncoder,
     schema: SchemaRef,
-    /// Stands for the values of a column that are not there yet.
+    /// Stands for the values of a column that are filled in later.
     blank: Buffer,
-    /// Columns that may drag along memory that no row refers to.
+    /// Columns that may refer to memory that no row uses.
     loose: Vec<usize>,
 }
 
-/// What begins every stream and is never sent, as both ends make it from the schema: the schema, empty dictionaries and
-/// an empty batch.
+/// The start of every stream, which is never sent because both ends make it from the schema: the schema, empty
+/// dictionaries and an empty batch.
 fn stream_prefix(schema: &SchemaRef, options: IpcWriteOptions) -> Result<(StreamEncoder, Buffer), ArrowError> {
     let mut encoder = StreamEncoder::try_new_with_options(schema, options)?;
     let mut bytes = Vec::new();
@@ -38,13 +39,13 @@ fn stream_prefix(schema: &SchemaRef, options: IpcWriteOptions) -> Result<(Stream
     Ok((encoder, Buffer::from(bytes)))
 }
 
-/// The next batch in `bytes`.
+/// Decodes the next batch in `bytes`.
 fn next(decoder: &mut StreamDecoder, bytes: &mut Buffer) -> Result<RecordBatch, ArrowError> {
     let nothing = || ArrowError::IpcError("a block has no batch".into());
     match decoder.decode(bytes)? {
         Some(batch) => Ok(batch),
-        // The decoder looks at a message without a body (no rows, or all columns null) only when something follows:
-        // four bytes of a next message's start, which it does not take.
+        // The decoder looks at a message without a body (no rows, or all columns null) only when something follows: the
+        // first four bytes of a next message, which it does not consume.
         None => decoder.decode(&mut Buffer::from(vec![0xff_u8; 4]))?.ok_or_else(nothing),
     }
 }
@@ -53,12 +54,12 @@ impl BatchEncoder {
     /// An encoder of batches with this schema.
     ///
     /// # Errors
-    /// When a type cannot be encoded.
+    /// If a type cannot be encoded.
     pub fn new(schema: &SchemaRef) -> Result<Self, ArrowError> {
         Self::with_options(schema, IpcWriteOptions::default())
     }
 
-    /// An encoder whose bodies are compressed with LZ4. Decoders see to that by themselves.
+    /// An encoder that compresses bodies with LZ4. Decoders detect that by themselves.
     ///
     /// # Errors
     /// As [`BatchEncoder::new`].
@@ -76,14 +77,14 @@ impl BatchEncoder {
         Ok(BatchEncoder { inner, schema, blank: Buffer::default(), loose })
     }
 
-    /// A batch of so many rows of plain numbers, of these widths and without nulls, whose values are to be filled in,
-    /// each where its piece is.
+    /// The outline of a batch with `rows` rows of plain numbers, with these widths and without nulls. The caller writes
+    /// each column's values at its piece.
     ///
     /// # Errors
-    /// When the widths are not those of the schema.
+    /// If the widths do not match the schema.
     ///
     /// # Panics
-    /// When Arrow would send the values otherwise than as they are.
+    /// If Arrow would not send the values as they are.
     pub fn outline(&mut self, rows: usize, widths: &[usize]) -> Result<Vec<BodyPiece>, ArrowError> {
         let longest = rows * widths.iter().max().copied().unwrap_or_default();
         if self.blank.len() < longest {
@@ -101,7 +102,7 @@ impl BatchEncoder {
             false => BodyPiece::Bytes(part),
         };
         let pieces = parts.into_iter().map(piece).collect();
-        // Each column's values lie in the stream as they lie in memory: else the pieces would not be those of the
+        // Each column's values must lie in the stream as they lie in memory, or the pieces would not be those of the
         // batch.
         assert_eq!(columns.start, widths.len(), "the message has values that Arrow would not send in this form");
         Ok(pieces)
@@ -110,7 +111,7 @@ impl BatchEncoder {
     /// The batch as pieces of the stream; most are the batch's own buffers, not copies.
     ///
     /// # Errors
-    /// When Arrow cannot encode it.
+    /// If Arrow cannot encode it.
     pub fn encode(&mut self, batch: &RecordBatch) -> Result<Vec<Buffer>, ArrowError> {
         if batch.num_columns() == 0 {
             return Ok(Vec::new());
@@ -126,8 +127,8 @@ impl BatchEncoder {
     }
 }
 
-/// A column without the values that none of its rows refers to, if there are many: a slice of a big batch must not
-/// bring all the batch's strings along.
+/// A column without the values that none of its rows refers to, if there are many: a slice of a big batch must not drag
+/// along all of the batch's strings.
 pub(crate) fn compact_column(column: &ArrayRef) -> Result<ArrayRef, ArrowError> {
     match column.data_type() {
         DataType::Utf8View => {
@@ -143,7 +144,8 @@ pub(crate) fn compact_column(column: &ArrayRef) -> Result<ArrayRef, ArrowError> 
         DataType::Dictionary(..) => {
             let dictionary = column.as_any_dictionary();
             let values = dictionary.values();
-            // One that is no larger than its rows is sent whole: it is likely to serve the next batch, too.
+            // A dictionary that is no larger than its rows is sent whole, because the next batch will probably use it,
+            // too.
             if values.len() <= 1024.max(2 * column.len()) || values.data_type().is_nested() {
                 return Ok(column.clone());
             }
@@ -178,17 +180,17 @@ impl BatchDecoder {
     /// A decoder of batches with this schema.
     ///
     /// # Errors
-    /// When a type cannot be encoded.
+    /// If a type cannot be encoded.
     pub fn new(schema: &SchemaRef) -> Result<Self, ArrowError> {
         let mut inner = StreamDecoder::new();
         next(&mut inner, &mut stream_prefix(schema, IpcWriteOptions::default())?.1)?;
         Ok(BatchDecoder { inner, schema: SchemaRef::clone(schema) })
     }
 
-    /// The batch in a body.
+    /// Decodes the batch in a body.
     ///
     /// # Errors
-    /// When the body is not a batch of so many rows.
+    /// If the body is not a batch with `rows` rows.
     pub fn decode(&mut self, mut body: Buffer, rows: usize) -> Result<RecordBatch, ArrowError> {
         let options = RecordBatchOptions::new().with_row_count(Some(rows));
         if self.schema.fields().is_empty() {
@@ -198,7 +200,7 @@ impl BatchDecoder {
         if batch.num_rows() != rows || !body.is_empty() {
             return Err(ArrowError::IpcError(format!("a block of {} rows claims to have {rows}", batch.num_rows())));
         }
-        // The stream's schema has dictionary numbers of its own; the task's is what tasks compare.
+        // The stream's schema has its own dictionary numbers; tasks compare the task's schema.
         RecordBatch::try_new_with_options(SchemaRef::clone(&self.schema), batch.columns().to_vec(), &options)
     }
 }
@@ -232,7 +234,8 @@ mod tests {
         RecordBatch::try_from_iter(columns).unwrap()
     }
 
-    /// A block whose values were filled in must be, to the byte, the block of the batch: its receiver cannot know.
+    /// A block with values filled in must equal the encoded batch byte for byte: its receiver cannot tell the
+    /// difference.
     #[test]
     fn an_outline_filled_in_is_the_batch() {
         let batches = [batch(0..3000), batch(-500..0)];
@@ -254,7 +257,7 @@ mod tests {
                     BodyPiece::Values(column, len) => {
                         let mut values = vec![MaybeUninit::new(0); len];
                         gather.fill(column, &part, &mut values);
-                        // SAFETY: they began as zeros.
+                        // SAFETY: they were initialized to zeros.
                         found.extend(values.into_iter().map(|value| unsafe { value.assume_init() }));
                     }
                 }
@@ -263,7 +266,7 @@ mod tests {
         }
     }
 
-    /// Texts and nulls are not plain numbers: they go as batches.
+    /// Strings and nulls are not plain numbers: they are sent as batches.
     #[test]
     fn what_is_not_a_plain_number_has_no_width() {
         let texts: ArrayRef = Arc::new(arrow::array::StringArray::from(vec!["a"]));

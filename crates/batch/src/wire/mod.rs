@@ -5,10 +5,10 @@
 //!  | magic | kind | run | edge | source | target | seq | rows | length | checksum | 0 | body ... | 0 to a multiple of 64 |
 //! ```
 //!
-//! Little endian. The checksum (XXH3) covers header and body; a frame that is read on the worker that wrote it may have
-//! none. A frame begins at a multiple of 64 bytes of its message, so a body can be used in place. The body of a batch
-//! is a piece of an Arrow IPC stream without its schema, which both ends know from the graph; a dictionary is sent when
-//! it changes, not with every batch.
+//! Little endian. The checksum (XXH3) covers header and body; a frame that is read on the worker that wrote it may omit
+//! it. A frame begins at a multiple of 64 bytes in its message, so a body can be used in place. The body of a batch is
+//! a part of an Arrow IPC stream without its schema, which both ends know from the graph; a dictionary is sent when it
+//! changes, not with every batch.
 
 mod codec;
 
@@ -23,56 +23,56 @@ use crate::frame_buffers::FrameBuffer;
 pub(crate) use codec::compact_column;
 pub use codec::{BatchDecoder, BatchEncoder, BodyPiece};
 
-/// Bytes of a header, and what frames are aligned to.
+/// Size of a header, and alignment of frames.
 pub const HEADER_BYTES: usize = 64;
-/// Changes when the layout does.
+/// Changes with the layout.
 const MAGIC: u32 = u32::from_le_bytes(*b"TMD1");
 
-/// Of a body so much is copied and hashed at a time: the hash finds it in the cache.
+/// Bytes of a body that are copied and hashed at a time, so that the hash finds them in the cache.
 const HASHED_BYTES: usize = 16 << 10;
 
-/// Larger bodies are not made: batches are cut long before.
+/// No larger bodies are made: batches are split long before.
 const BODY_BYTES_MAX: u64 = 1 << 40;
 
-/// What a frame is.
+/// The kind of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WireKind {
     /// Rows.
     Batch,
     /// The stream from `source` to `target` is over: `seq` blocks with `rows` rows were sent.
     End,
-    /// Behind `seq` blocks: all rows of event times before `rows` have been sent.
+    /// After `seq` blocks: all rows with event times before `rows` have been sent.
     Watermark,
-    /// Behind `seq` blocks: nothing comes for now.
+    /// After `seq` blocks: nothing more comes for now.
     Idle,
-    /// Behind `seq` blocks: the body is a barrier.
+    /// After `seq` blocks: the body is a barrier.
     Barrier,
-    /// `rows` bytes of the stream from `source` to `target` have been taken.
+    /// The receiver has taken `rows` bytes of the stream from `source` to `target`.
     Credit,
-    /// Nothing more of the stream from `source` to `target` is wanted; its end still is.
+    /// The receiver wants nothing more of the stream from `source` to `target`, except its end.
     Stop,
-    /// `rows` says how far the sender is, in units of the run's own.
+    /// `rows` says how far the sender is, in units that the run defines.
     Progress,
-    /// The body is what the sender says of itself, for worker 0: it means what the program says.
+    /// The body is the sender's status, for worker 0; the program defines its meaning.
     Status,
     /// Worker 0 asks the sources for the barrier in the body.
     Inject,
-    /// Worker 0 has the barrier of epoch `rows` overtake rows.
+    /// Worker 0 lets the barrier of epoch `rows` overtake rows.
     Unalign,
-    /// What a copy of the sender has saved, for worker 0: the body is a report.
+    /// The state that a copy of the sender has saved, for worker 0: the body is a report.
     Saved,
     /// Worker 0 has made the checkpoint of epoch `rows` durable.
     Durable,
     /// A task has failed, here or elsewhere: give up, and pass this on.
     Abort,
-    /// Round `rows` of the end of the run: the sender's part is over, and those of all it has heard of in rounds
-    /// before. A body is the first fault among them, and whose it is.
+    /// Round `rows` of the end of the run: the sender has finished, and so have all workers it heard from in earlier
+    /// rounds. A body contains the first fault among them, and its origin.
     Finish,
-    /// A frame of `rows` bytes lies at `seq` of the memory that the sender lends.
+    /// A frame of `rows` bytes lies at `seq` in memory that the sender lends.
     Lent,
-    /// What was lent at `seq` of the receiver's memory is not needed any more.
+    /// The memory lent at `seq` of the receiver's segment is no longer needed.
     Returned,
-    /// A worker's counters, for worker 0. The body holds what has changed since the last such frame.
+    /// A worker's counters, for worker 0. The body contains the changes since the last such frame.
     Measured,
 }
 
@@ -97,14 +97,14 @@ const KINDS: [WireKind; 18] = [
     WireKind::Measured,
 ];
 
-/// A frame's header, but for what belongs to the encoding.
+/// A frame's header, except for fields of the encoding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WireHeader {
-    /// What the frame is.
+    /// The kind of the frame.
     pub kind: WireKind,
-    /// Which run of the graph runner; one of an earlier run is late, one of a later run a bug or a stranger.
+    /// The run of the graph runner. A frame of an earlier run is late; one of a later run is a bug or from a stranger.
     pub run: u32,
-    /// The edge, by its number in the flow.
+    /// The number of the edge in the flow.
     pub edge: u32,
     /// The sending copy.
     pub source: u32,
@@ -112,12 +112,12 @@ pub struct WireHeader {
     pub target: u32,
     /// The number of the block in its stream.
     pub seq: u64,
-    /// How many rows the body has; of other kinds than batches see [`WireKind`].
+    /// The number of rows in the body; for kinds other than batches, see [`WireKind`].
     pub rows: u64,
 }
 
 impl WireHeader {
-    /// A header of this kind, all else 0.
+    /// A header of this kind, with all other fields 0.
     #[inline]
     pub fn new(kind: WireKind, run: u32) -> Self {
         WireHeader { kind, run, edge: 0, source: 0, target: 0, seq: 0, rows: 0 }
@@ -136,23 +136,23 @@ impl WireHeader {
     }
 }
 
-/// What the hash of a body begins with, so that it is its header's, too.
+/// The seed of a body's hash, which makes the hash cover the header, too.
 fn seed(header: &[u8]) -> u64 {
     XxHash3_64::oneshot(header)
 }
 
-/// A frame that is being written, piece by piece.
+/// Writes a frame piece by piece.
 pub struct FrameWriter {
     room: FrameBuffer,
-    /// How much is written.
+    /// Bytes written so far.
     at: usize,
     body_len: usize,
-    /// Not where others read it from this worker's memory: nothing can happen to it on a way that it does not take.
+    /// `None` if receivers read the frame from this worker's memory: it is not transferred, so nothing can corrupt it.
     hasher: Option<XxHash3_64>,
 }
 
 impl FrameWriter {
-    /// A frame whose body has so many bytes, in a room for so many.
+    /// A frame with a body of `body_len` bytes, in a buffer from `room`.
     pub fn new(room: impl FnOnce(usize) -> FrameBuffer, header: &WireHeader, body_len: usize) -> Self {
         let room = room((HEADER_BYTES + body_len).next_multiple_of(HEADER_BYTES));
         let header_bytes = header.encode(body_len as u64);
@@ -173,7 +173,7 @@ impl FrameWriter {
         }
     }
 
-    /// The next `len` bytes, all of which `fill` writes.
+    /// Makes `fill` write the next `len` bytes, all of them.
     pub fn fill(&mut self, len: usize, fill: impl FnOnce(&mut [MaybeUninit<u8>])) {
         let out = &mut self.room.spare()[self.at..][..len];
         fill(out);
@@ -187,76 +187,76 @@ impl FrameWriter {
     /// The whole frame.
     ///
     /// # Panics
-    /// If the body is not as long as it was said to be.
+    /// If the body does not have the announced length.
     pub fn finish(mut self) -> Frame {
         assert_eq!(self.at, HEADER_BYTES + self.body_len, "the body has a different length");
         let sum = self.hasher.take().map_or(0, |hasher| hasher.finish());
         self.room.spare()[48..56].write_copy_of_slice(&sum.to_le_bytes());
         let len = self.at.next_multiple_of(HEADER_BYTES);
         self.room.spare()[self.at..len].fill(MaybeUninit::new(0));
-        // SAFETY: all of them have been written.
+        // SAFETY: all bytes have been written.
         Frame(unsafe { self.room.into_buffer(len) })
     }
 }
 
-/// A frame on its way out.
+/// An outgoing frame.
 pub struct Frame(Buffer);
 
 impl Frame {
-    /// Encodes a frame whose body is `parts`, one after the other.
+    /// Encodes a frame whose body is the concatenation of `parts`.
     pub fn new(header: &WireHeader, parts: &[Buffer]) -> Self {
         Self::new_in(FrameBuffer::new, header, parts)
     }
 
-    /// [`Frame::new`], in a room for so many bytes.
+    /// Like [`Frame::new`], in a buffer from `room`.
     pub fn new_in(room: impl FnOnce(usize) -> FrameBuffer, header: &WireHeader, parts: &[Buffer]) -> Self {
         let mut draft = FrameWriter::new(room, header, parts.iter().map(Buffer::len).sum());
         parts.iter().for_each(|part| draft.put(part));
         draft.finish()
     }
 
-    /// A frame that is its header.
+    /// A frame without a body.
     #[inline]
     pub fn header_only(header: &WireHeader) -> Self {
         Self::new(header, &[])
     }
 
-    /// Its bytes; their number is what it costs in credit.
+    /// The frame's bytes; their number is its cost in credit.
     #[inline]
     pub fn into_buffer(self) -> Buffer {
         self.0
     }
 }
 
-/// Why bytes are no frame.
+/// Why bytes are not a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum FrameError {
     /// There are fewer bytes than the frame needs.
     #[error("the message ends in the middle of a frame")]
     Short,
-    /// The first bytes are those of no frame.
+    /// The bytes do not start like a frame.
     #[error("not a frame (do all workers run the same version of Tidemill?)")]
     Magic,
     /// Its kind is unknown.
     #[error("unknown frame kind {0}")]
     Kind(u32),
-    /// Its length is beyond all that is sent.
+    /// Its length exceeds that of any valid frame.
     #[error("a frame claims to have {0} bytes")]
     Long(u64),
-    /// Its checksum is that of other bytes.
+    /// Its checksum does not match.
     #[error("the checksum of a frame is wrong: it was damaged in transit")]
     Checksum,
 }
 
-/// A frame as it arrived: its bytes are still in the message's buffer.
+/// A received frame: its bytes are still in the message's buffer.
 #[derive(Clone, Debug)]
 pub struct ReceivedFrame {
     /// Its header.
     pub header: WireHeader,
-    /// Header, body and padding, to be passed on as they are.
+    /// Header, body and padding, for forwarding unchanged.
     pub whole: Buffer,
     body_len: usize,
-    /// It is where it was written: no checksum is needed.
+    /// It is read where it was written, so no checksum is needed.
     in_place: bool,
 }
 
@@ -264,7 +264,7 @@ impl ReceivedFrame {
     /// The length of the frame that begins with `header`, padding included.
     ///
     /// # Errors
-    /// When it is not the header of a frame.
+    /// If it is not a frame header.
     #[inline]
     pub fn len(header: &[u8]) -> Result<usize, FrameError> {
         let magic = header.get(0..4).ok_or(FrameError::Short)?;
@@ -273,17 +273,17 @@ impl ReceivedFrame {
         }
         let body = header.get(40..48).ok_or(FrameError::Short)?;
         let body = u64::from_le_bytes(body.try_into().expect("eight bytes"));
-        // No frame comes near that; what says so is damaged, and must not size an allocation.
+        // No valid frame comes near this length; a header that claims it is damaged, and must not size an allocation.
         if body > BODY_BYTES_MAX {
             return Err(FrameError::Long(body));
         }
         Ok((HEADER_BYTES + body as usize).next_multiple_of(HEADER_BYTES))
     }
 
-    /// Takes the frame at the front of `message`, which is left with the rest. The checksum is not looked at.
+    /// Takes the frame at the front of `message` and leaves the rest. Does not check the checksum.
     ///
     /// # Errors
-    /// When no whole frame is there.
+    /// If there is no complete frame.
     pub fn take(message: &mut Buffer) -> Result<ReceivedFrame, FrameError> {
         let bytes = message.as_slice();
         if bytes.len() < HEADER_BYTES {
@@ -311,7 +311,7 @@ impl ReceivedFrame {
         Ok(ReceivedFrame { header, whole, body_len, in_place: false })
     }
 
-    /// The frame in memory that its sender lends.
+    /// The frame in memory lent by its sender.
     ///
     /// # Errors
     /// As [`ReceivedFrame::take`].
@@ -319,10 +319,10 @@ impl ReceivedFrame {
         Ok(ReceivedFrame { in_place: true, ..Self::take(&mut bytes)? })
     }
 
-    /// Whether header and body are as they were sent.
+    /// Checks that header and body are as they were sent.
     ///
     /// # Errors
-    /// When the checksum differs.
+    /// If the checksum differs.
     pub fn verify(&self) -> Result<(), FrameError> {
         if self.in_place {
             return Ok(());
