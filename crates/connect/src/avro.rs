@@ -1,5 +1,5 @@
-//! Avro records: as they are, or in Confluent's wire format, with a zero and the number of the writer's schema before
-//! each.
+//! Avro records: plain, or in Confluent's wire format, which puts a zero and the number of the writer's schema before
+//! each record.
 
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -13,31 +13,31 @@ use serde_json::Value;
 
 use crate::error::DecodeFailure;
 
-/// Of a record without one.
+/// The header of a record without one.
 const NO_HEADER: [u8; 5] = [0; 5];
 
-/// Schemas that records are read with.
+/// The schemas for reading records.
 #[derive(Clone, Debug)]
 pub(crate) struct AvroSchemas {
     reader: AvroSchema,
-    /// Whether records have the number of their schema before them.
+    /// Whether the number of its schema precedes each record.
     has_header: bool,
-    /// The schemas that they were written with by number; of records without, the one and only.
+    /// The writer schemas by number; for records without a header, a single one.
     writers: BTreeMap<u32, AvroSchema>,
     schema: SchemaRef,
 }
 
 impl AvroSchemas {
-    /// Records are read as `schema`; `writers` has the schemas that they were written with, by their numbers. Without
-    /// any, it is the same, and records have no header.
+    /// Records are read as `schema`; `writers` contains the writer schemas by number. If it is empty, the two are the
+    /// same, and records have no header.
     ///
     /// # Errors
-    /// In words.
+    /// A description of the problem.
     pub(crate) fn new(schema: &Value, writers: &BTreeMap<u32, Value>) -> Result<Self, String> {
         let avro = |schema: &Value| AvroSchema::new(schema.as_str().map_or_else(|| schema.to_string(), str::to_owned));
         let reader = avro(schema);
         let mut found = AvroSchemas {
-            // What it makes of its own records is what its rows are.
+            // The schema that the decoder gives its own records is the schema of the rows.
             schema: builder(&reader, 0, &reader, 1)?.schema(),
             writers: BTreeMap::from([(0, reader.clone())]),
             has_header: false,
@@ -53,7 +53,7 @@ impl AvroSchemas {
         Ok(found)
     }
 
-    /// With the number of their schema before records, which is to be [learned](AvroSchemas::learn).
+    /// The same, for records preceded by the number of their schema, which is yet to be [learned](AvroSchemas::learn).
     pub(crate) fn learning(self) -> Self {
         AvroSchemas { has_header: true, writers: BTreeMap::new(), ..self }
     }
@@ -61,28 +61,28 @@ impl AvroSchemas {
     /// Records with this number were written with this schema.
     ///
     /// # Errors
-    /// In words, when they cannot be read so.
+    /// A description, if they cannot be read.
     pub(crate) fn learn(&mut self, number: u32, writer: AvroSchema) -> Result<(), String> {
         builder(&self.reader, number, &writer, 1)?;
         self.writers.insert(number, writer);
         Ok(())
     }
 
-    /// Whether it is known what records with this number were written with.
+    /// Whether the writer schema with this number is known.
     pub(crate) fn knows(&self, number: u32) -> bool {
         self.writers.contains_key(&number)
     }
 
-    /// What its rows are.
+    /// The schema of its rows.
     pub(crate) fn schema(&self) -> &SchemaRef {
         &self.schema
     }
 
-    /// The rows of records; else what is wrong, and with which one, if that is known.
+    /// The rows of records, or the problem and, if known, the record that causes it.
     pub(crate) fn decode(&self, records: &[&[u8]]) -> Result<RecordBatch, DecodeFailure> {
         let mut batches = Vec::new();
         let mut begin = 0;
-        // A batch is of one writer.
+        // A batch contains records of a single writer.
         while begin < records.len() {
             let number = self.number(records[begin]).map_err(|reason| DecodeFailure { reason, at: Some(begin) })?;
             let same = |record: &&&[u8]| !self.has_header || self.number(record) == Ok(number);
@@ -134,7 +134,7 @@ impl AvroSchemas {
     }
 }
 
-/// Runs a decoder that may panic on a record that breaks its assertions: such a record is bad, and the job goes on.
+/// Runs a decoder that may panic on a record that violates its assertions. Such a record is bad, and the job continues.
 fn sound<R, E: ToString>(decode: impl FnOnce() -> Result<R, E>) -> Result<R, String> {
     match catch_unwind(AssertUnwindSafe(decode)) {
         Ok(read) => read.map_err(|error| error.to_string()),
@@ -142,7 +142,7 @@ fn sound<R, E: ToString>(decode: impl FnOnce() -> Result<R, E>) -> Result<R, Str
     }
 }
 
-/// Reads batches of so many records that were written with one schema as those of another.
+/// Makes a decoder for batches of `rows` records that reads records of one schema as those of another.
 fn builder(reader: &AvroSchema, number: u32, writer: &AvroSchema, rows: usize) -> Result<Decoder, String> {
     let mut store = SchemaStore::new_with_type(FingerprintAlgorithm::Id);
     store.set(Fingerprint::Id(number), writer.clone()).map_err(|error| error.to_string())?;
@@ -166,7 +166,7 @@ mod tests {
         json!({"type": "record", "name": "Click", "fields": fields})
     }
 
-    /// The first column, and the bad ones.
+    /// The first column, and the bad records.
     fn found(avro: &AvroSchemas, records: &[&[u8]]) -> (Vec<i64>, Vec<(usize, String)>) {
         let mut bad = Vec::new();
         let Ok(rows) = RecordDecoder::of_avro(avro.clone()).decode(records, |at, reason| {
@@ -176,7 +176,7 @@ mod tests {
         (rows.column(0).as_primitive::<Int64Type>().values().to_vec(), bad)
     }
 
-    /// A record that is cut, or has something behind it, must not take others with it, nor pass.
+    /// A truncated record, or one with extra bytes, must neither affect other records nor pass as valid.
     #[test]
     fn plain_records() {
         let avro = AvroSchemas::new(
@@ -196,8 +196,8 @@ mod tests {
         }
     }
 
-    /// Whatever bytes come, the good records are rows and the others are told: a length that one tells must neither end
-    /// the process nor become an allocation.
+    /// Whatever bytes arrive, the good records become rows and the others are reported: a length in the data must
+    /// neither end the process nor size an allocation.
     #[test]
     fn damaged_records() {
         let field = |name: &str, kind: Value| json!({"name": name, "type": kind});
@@ -214,7 +214,7 @@ mod tests {
         assert_eq!(found(&avro, &[good]), (vec![1], vec![]));
         let seed = std::process::id() as u64;
         println!("seed {seed}");
-        // A generator of SplitMix64.
+        // A SplitMix64 generator.
         let mut state = seed;
         let mut below = |most: usize| {
             state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
@@ -231,7 +231,7 @@ mod tests {
                     0 => bad[at] ^= 1 << below(8),
                     1 => bad[at] = below(256) as u8,
                     2 => bad.truncate(at.max(1)),
-                    // The largest lengths that there are, and negative ones.
+                    // The largest possible lengths, and negative ones.
                     3 => drop(bad.splice(at..at, [0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0x01])),
                     _ => drop(bad.splice(at..at, [0xfe, 0xff, 0xff, 0xff, 0x0f])),
                 }
@@ -244,7 +244,7 @@ mod tests {
         assert!(wrong > 250, "{wrong} of seed {seed}");
     }
 
-    /// Records of several writers in one topic are rows of one schema.
+    /// Records of several writers in one topic become rows of one schema.
     #[test]
     fn confluent_records() {
         let x = json!({"name": "x", "type": "long"});

@@ -1,21 +1,21 @@
-//! Records that are no rows: what becomes of them.
+//! What happens to records that cannot be decoded.
 //!
-//! Those that go to a sink are rows, of the same columns whatever source they are of:
+//! Records that go to a sink become rows with the same columns for every source:
 //!
-//! | column      | of a record                                              |
+//! | column      | contents                                                 |
 //! |-------------|----------------------------------------------------------|
-//! | `source`    | the topic, file, stream, queue or address that it is of  |
-//! | `place`     | all that says where it is, as an object of JSON          |
-//! | `partition` | of Kafka                                                 |
-//! | `offset`    | of Kafka; of a file's line the byte that it begins at    |
+//! | `source`    | the record's topic, file, stream, queue or address       |
+//! | `place`     | everything that identifies its place, as a JSON object   |
+//! | `partition` | for Kafka                                                |
+//! | `offset`    | for Kafka; for a line of a file, its first byte          |
 //! | `timestamp` | when it was written, if that is known                    |
-//! | `key`       | of Kafka, if it has one                                  |
-//! | `value`     | its bytes; null where a record of Kafka has no value     |
-//! | `headers`   | of Kafka and RabbitMQ, if it has any: names and values   |
+//! | `key`       | for Kafka, if it has one                                 |
+//! | `value`     | its bytes; null if a Kafka record has no value           |
+//! | `headers`   | for Kafka and RabbitMQ, if any: names and values         |
 //! | `reason`    | what is wrong with it                                    |
 //!
-//! A source gives them together with the rows that they lay between, so that each of its snapshots is behind both, and
-//! the sink has them as often as the job's sinks have rows.
+//! A source emits them together with the rows around them, so each of its snapshots covers both, and the sink receives
+//! them with the same guarantee as the job's sinks receive rows.
 
 use std::fs::{File, OpenOptions};
 use std::io::Write;
@@ -34,33 +34,33 @@ use tidemill_dataflow::TaskError;
 use crate::error::with_remedy;
 use crate::headers::{self, Headers};
 
-/// What becomes of a record that is no row.
+/// What to do with a bad record.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum OnError {
-    /// The job fails, and says where the record is.
+    /// The job fails, and reports where the record is.
     #[default]
     Raise,
-    /// It is left out, and counted.
+    /// The record is skipped and counted.
     Skip,
-    /// It is left out, counted, and written into a local folder. A job that goes on after a failure may write it again;
-    /// where it came from is written with it.
+    /// The record is skipped, counted, and written to a local folder together with its origin. A job that resumes after
+    /// a failure may write it again.
     Quarantine(#[serde(deserialize_with = "local")] PathBuf),
-    /// It is left out, counted, and given on beside the rows, for a sink of the job.
+    /// The record is skipped, counted, and emitted beside the rows, for a sink of the job.
     Sink(BytesAs),
 }
 
-/// How a sink takes what is bytes.
+/// How a sink represents bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum BytesAs {
-    /// As they are.
+    /// As bytes.
     Raw,
-    /// Texts alone: bytes are hexadecimal digits, as they are in JSON, and headers are JSON.
+    /// As text: bytes become hexadecimal digits, as in JSON, and headers become JSON.
     Hex,
 }
 
-/// A folder; a URL would name one as well, whose first part is called `s3:`.
+/// A folder. Without this check, a URL would also pass, as a folder called `s3:`.
 fn local<'de, D: Deserializer<'de>>(deserializer: D) -> Result<PathBuf, D::Error> {
     let folder = String::deserialize(deserializer)?;
     if folder.is_empty() || folder.contains("://") {
@@ -69,7 +69,7 @@ fn local<'de, D: Deserializer<'de>>(deserializer: D) -> Result<PathBuf, D::Error
     Ok(folder.into())
 }
 
-/// How many records were left out, and the first of them.
+/// The number of skipped records, and the first of them.
 #[derive(Debug, Default)]
 pub struct BadRecords(Mutex<(u64, Option<String>)>);
 
@@ -80,14 +80,14 @@ impl BadRecords {
         seen.1.get_or_insert(text);
     }
 
-    /// How many since the last call, and what was wrong with the first.
+    /// The number since the last call, and what was wrong with the first.
     pub fn take(&self) -> (u64, Option<String>) {
         std::mem::take(&mut *self.0.lock().expect("nothing panics with it locked"))
     }
 }
 
 impl OnError {
-    /// What bad records are to a sink, if they go to one.
+    /// The schema of bad records for a sink, if they go to one.
     pub(crate) fn schema(&self) -> Option<SchemaRef> {
         match self {
             OnError::Sink(BytesAs::Raw) => Some(SchemaRef::clone(&RAW)),
@@ -96,7 +96,7 @@ impl OnError {
         }
     }
 
-    /// The folder that they are written into, if they are.
+    /// The folder to which they are written, if any.
     pub(crate) fn folder(&self) -> Option<PathBuf> {
         if let OnError::Quarantine(folder) = self { Some(folder.clone()) } else { None }
     }
@@ -120,7 +120,7 @@ fn schema(bytes: &DataType, headers: DataType) -> SchemaRef {
     ]))
 }
 
-/// Rows, and what was met between them and goes to a sink.
+/// Rows, and the bad records among them that go to a sink.
 pub(crate) type Decoded = (RecordBatch, Option<RecordBatch>);
 
 /// What is known of a record besides its place and its bytes.
@@ -131,15 +131,15 @@ pub(crate) struct RecordContext {
     pub(crate) headers: Option<BadHeaders>,
 }
 
-/// Headers, as those who put them there mean them.
+/// Headers with the types their senders gave them.
 pub(crate) enum BadHeaders {
-    /// Bytes, of names that may come several times.
+    /// Bytes; names may repeat.
     List(Headers),
-    /// Values of JSON.
+    /// JSON values.
     Object(Map<String, Value>),
 }
 
-/// A record on its way to a sink.
+/// A bad record on its way to a sink.
 struct BadRow {
     source: String,
     place: String,
@@ -152,7 +152,7 @@ struct BadRow {
     reason: String,
 }
 
-/// What all copies of a source do with bad records, and how many they have met in this process.
+/// What all copies of a source do with bad records, and the number they have met in this process.
 #[derive(Clone, Default)]
 pub(crate) struct BadRecordPolicy {
     on_error: OnError,
@@ -168,33 +168,33 @@ impl BadRecordPolicy {
         &self.on_error
     }
 
-    /// The records that were left out.
+    /// The skipped records.
     pub(crate) fn counted(&self) -> Arc<BadRecords> {
         Arc::clone(&self.counted)
     }
 
-    /// What one copy uses, by its name.
+    /// The handler for one copy, given its name.
     pub(crate) fn handler(&self, copy: String) -> BadRecordHandler {
         BadRecordHandler::new(self.on_error.clone(), &self.counted, copy)
     }
 }
 
-/// Does with the bad records of one copy what was asked for.
+/// Handles the bad records of one copy as configured.
 pub(crate) struct BadRecordHandler {
     on_error: OnError,
     counted: Arc<BadRecords>,
-    /// What its file is called.
+    /// The name of its file.
     name: String,
     file: Option<File>,
-    /// Lines that are not written yet: a write has whole ones, since others may append to the same file.
+    /// Lines that are not written yet. Each write contains whole lines, because others may append to the same file.
     lines: Vec<u8>,
-    /// What goes to a sink, and is not given on yet.
+    /// Records for a sink that have not been emitted yet.
     rows: Vec<BadRow>,
 }
 
 impl BadRecordHandler {
     pub(crate) fn new(on_error: OnError, counted: &Arc<BadRecords>, copy: String) -> Self {
-        // A task's name may have a path in it.
+        // A task's name may contain a path.
         let plain = |c: char| if c.is_alphanumeric() || "-_.".contains(c) { c } else { '_' };
         let name: String = copy.chars().rev().take(100).collect::<Vec<_>>().into_iter().rev().map(plain).collect();
         BadRecordHandler {
@@ -207,21 +207,21 @@ impl BadRecordHandler {
         }
     }
 
-    /// Whether what is known of a record besides its bytes is wanted when it is bad.
+    /// Whether a bad record needs more than its bytes.
     pub(crate) fn keeps(&self) -> bool {
         matches!(self.on_error, OnError::Quarantine(_) | OnError::Sink(_))
     }
 
-    /// A bad record was met at `place`.
+    /// Handles a bad record at `place`.
     ///
     /// # Errors
-    /// That it is bad, if it must not be; or that it cannot be written down.
+    /// The record itself, if bad records are errors; a failure to write it.
     pub(crate) fn bad(&mut self, place: &[(&str, Value)], reason: &str, bytes: &[u8]) -> Result<(), TaskError> {
         self.bad_with(place, reason, Some(bytes), RecordContext::default)
     }
 
-    /// The same of one that may have no bytes, and more than these; `besides` goes along, so that it can be sent again
-    /// as it was.
+    /// The same for a record that may have no bytes. `besides` is stored, too, so that the record can be sent again
+    /// unchanged.
     ///
     /// # Errors
     /// As `bad`.
@@ -246,12 +246,12 @@ impl BadRecordHandler {
         Ok(())
     }
 
-    /// Returns what was met so far and goes to a sink, to be given together with the rows that it was met with; or
-    /// writes it down, on disk: before anything behind it is given away, so that no checkpoint has passed a record that
-    /// a loss of power takes.
+    /// Returns the bad records so far that go to a sink, to be emitted together with the rows around them; or writes
+    /// them to disk. This happens before later data are emitted, so that no checkpoint has passed a record that a power
+    /// failure could lose.
     ///
     /// # Errors
-    /// The file's.
+    /// Those of the file.
     pub(crate) fn flush(&mut self) -> Result<Option<RecordBatch>, TaskError> {
         let rows = std::mem::take(&mut self.rows);
         if let (Some(schema), false) = (self.on_error.schema(), rows.is_empty()) {
@@ -268,7 +268,7 @@ impl BadRecordHandler {
         let written = file.metadata().and_then(|before| {
             let written = file.write_all(&self.lines).and_then(|()| file.sync_data());
             if written.is_err() {
-                // Half a line would become one with the first line of the next run.
+                // Half a line would merge with the first line of the next run.
                 let _ = file.set_len(before.len());
             }
             written
@@ -279,19 +279,19 @@ impl BadRecordHandler {
     }
 }
 
-/// A record as it is written down.
+/// A record as it is written.
 fn line(place: &[(&str, Value)], reason: &str, bytes: Option<&[u8]>, besides: RecordContext) -> Value {
     let mut line = object(place);
     line.insert("reason".into(), reason.into());
     let (name, value) = match bytes.map(std::str::from_utf8) {
-        // An empty text is another than none.
+        // An empty text differs from none.
         None => ("text", Value::Null),
         Some(Ok(text)) => ("text", text.into()),
         Some(Err(_)) => ("hex", hex(bytes.unwrap_or_default())),
     };
     line.insert(name.into(), value);
     if let Some(timestamp_ms) = besides.timestamp_ms {
-        // That of a place may be told in another unit.
+        // A place may give the timestamp in another unit.
         line.entry("timestamp").or_insert_with(|| timestamp_ms.into());
     }
     line.extend(besides.key.map(|key| ("key".into(), told(&key))));
@@ -365,7 +365,7 @@ fn object(place: &[(&str, Value)]) -> Map<String, Value> {
     place.iter().map(|(name, value)| ((*name).to_owned(), value.clone())).collect()
 }
 
-/// A header's value: a text as it is, another as JSON.
+/// The value of a header: a string as is, anything else as JSON.
 fn bytes_of(value: Value) -> Option<Vec<u8>> {
     (!value.is_null()).then(|| text(&value).into_bytes())
 }
@@ -374,8 +374,7 @@ fn text(value: &Value) -> String {
     value.as_str().map_or_else(|| value.to_string(), str::to_owned)
 }
 
-/// Bytes as they are written down where others than `text` and `hex` are needed: a text or, of what is no UTF-8, an
-/// object with `hex`.
+/// Bytes in the form used outside of `text` and `hex`: a string, or an object with `hex` if they are not UTF-8.
 pub(crate) fn told(bytes: &[u8]) -> Value {
     std::str::from_utf8(bytes).map_or_else(|_| json!({"hex": hex(bytes)}), Value::from)
 }
@@ -396,7 +395,7 @@ fn open(folder: &Path, name: &str) -> Result<File, TaskError> {
     let path = folder.join(format!("{name}.jsonl"));
     std::fs::create_dir_all(folder).map_err(|error| failed(folder, &error))?;
     let file = OpenOptions::new().create(true).append(true).open(path);
-    // The folder, too, where the file's name is.
+    // Also syncs the folder, which contains the file's name.
     file.and_then(|file| File::open(folder)?.sync_all().map(|()| file)).map_err(|error| failed(folder, &error))
 }
 
@@ -411,8 +410,8 @@ mod tests {
 
     use super::*;
 
-    /// What a sink is given: all that is known, and null for what is not; in texts the same bytes. It is given once,
-    /// and counted.
+    /// A sink receives everything that is known, with null for the rest, and the same bytes as text. Each record is
+    /// emitted and counted once.
     #[test]
     fn bad_records_are_rows_of_a_sink() {
         let counted = Arc::default();

@@ -1,4 +1,4 @@
-//! Options of connections, which several connectors have.
+//! Connection options that several connectors share.
 
 use std::time::Duration;
 
@@ -7,17 +7,17 @@ use serde::Deserialize;
 use crate::options::{self, SecretText};
 use crate::tls::TlsOptions;
 
-/// How long a server may be away, unless told.
+/// Default time that a server may be unreachable.
 const PATIENCE_S: f64 = 60.0;
 
-/// A server that a URL names.
+/// A server given by a URL.
 #[derive(Clone, Deserialize)]
 pub(crate) struct ServerOptions {
-    /// The scheme says whether the connection is encrypted. A password in it appears in no message.
+    /// The scheme determines whether the connection is encrypted. A password in the URL never appears in messages.
     pub(crate) url: SecretText,
-    /// Files of certificates, if it is.
+    /// Certificate files, for an encrypted connection.
     pub(crate) tls: Option<TlsOptions>,
-    /// As of [`patience`].
+    /// See [`patience`].
     patience_s: Option<f64>,
 }
 
@@ -28,15 +28,15 @@ impl ServerOptions {
     }
 }
 
-/// How long a server may be away, or keep silent, before the job fails: `patience_s`, or a minute.
+/// How long a server may be unreachable or silent before the job fails: `patience_s`, or a minute by default.
 ///
 /// # Errors
-/// In words, if it is negative or too long.
+/// A description, if it is negative or too long.
 pub(crate) fn patience(given_s: Option<f64>) -> Result<Duration, String> {
     options::seconds("patience_s", given_s.unwrap_or(PATIENCE_S), 0.0)
 }
 
-/// A user of a server. What is not given comes from environment variables, whose names depend on the connector.
+/// A user of a server. Missing parts come from environment variables, whose names depend on the connector.
 #[derive(Clone, Deserialize)]
 pub(crate) struct Credentials {
     user: Option<String>,
@@ -44,7 +44,7 @@ pub(crate) struct Credentials {
 }
 
 impl Credentials {
-    /// The user's name and password; `user` and `password` are variables of the environment.
+    /// The user's name and password; `user` and `password` name environment variables.
     pub(crate) fn or_environment(self, user: &str, password: &str) -> (Option<String>, Option<SecretText>) {
         (self.user.or_else(|| std::env::var(user).ok()), SecretText::or_environment(self.password, password))
     }

@@ -1,7 +1,7 @@
-//! Bytes to rows: JSON, CSV, text, Avro and bytes as they are, where some records may not be what they should.
+//! Decodes bytes to rows: JSON, CSV, text, Avro and raw bytes, where some records may be malformed.
 //!
-//! Records are decoded many at a time. Where that fails, the bad record is found by its number, or by halving; the
-//! others cost what they always do. One record makes one row, always: what is two objects, or half of one, is bad.
+//! Many records are decoded at a time. If that fails, the bad record is found by its number, or by bisection; the
+//! others cost no more than usual. Each record makes exactly one row: two objects, or half of one, are bad.
 
 use std::cell::Cell;
 use std::sync::Arc;
@@ -17,19 +17,19 @@ use tidemill_json::{LossDetector, LosslessReader, RowReader, has_overflown, roun
 use crate::avro::AvroSchemas;
 use crate::error::DecodeFailure;
 
-/// How a record's bytes are a row.
+/// The encoding of a row in a record's bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum RecordLayout {
     /// An object.
     Json,
-    /// Values between delimiters.
+    /// Values separated by delimiters.
     Csv {
-        /// Between values.
+        /// The separator of values.
         delimiter: u8,
     },
-    /// UTF-8, as it stands.
+    /// UTF-8 text, unchanged.
     Text,
-    /// Bytes, as they stand.
+    /// Bytes, unchanged.
     Raw,
 }
 
@@ -38,12 +38,12 @@ pub(crate) enum RecordLayout {
 pub(crate) struct RecordDecoder {
     kind: DecoderKind,
     schema: SchemaRef,
-    /// For JSON: reads most records, and finds values in the others that Arrow would cut.
+    /// For JSON: reads most records, and detects values in the others that Arrow would truncate.
     rows: Option<RowReader>,
     cuts: LossDetector,
-    /// For JSON: the schema, with one more digit for decimals.
+    /// For JSON: the schema with one more digit for decimals.
     guarded: SchemaRef,
-    /// For CSV: reads values without cutting any.
+    /// For CSV: reads values without truncating any.
     exact: LosslessReader,
 }
 
@@ -54,14 +54,14 @@ enum DecoderKind {
 }
 
 impl RecordDecoder {
-    /// For records of `layout` as rows of `schema`.
+    /// A decoder from records of `layout` to rows of `schema`.
     ///
     /// # Errors
-    /// In words, for types that cannot be read from it.
+    /// A description, for types that cannot be read from that layout.
     pub(crate) fn new(layout: RecordLayout, schema: SchemaRef) -> Result<Self, String> {
         let rows = if layout == RecordLayout::Json { RowReader::new(&schema, true) } else { None };
         let decoder = RecordDecoder::of(DecoderKind::Layout(layout), schema, rows);
-        // Types are looked at when there is a row.
+        // Types are otherwise checked only when there is a row.
         if layout == RecordLayout::Json {
             json(&decoder.guarded, 1).map_err(|error| plain(&error))?;
         }
@@ -74,16 +74,16 @@ impl RecordDecoder {
         RecordDecoder { kind, schema, rows, cuts, guarded, exact }
     }
 
-    /// For Avro records, whose schemas say what their rows are.
+    /// A decoder for Avro records, whose schemas determine the rows.
     pub(crate) fn of_avro(avro: AvroSchemas) -> Self {
         let schema = SchemaRef::clone(avro.schema());
         RecordDecoder::of(DecoderKind::Avro(avro), schema, None)
     }
 
-    /// Of Avro: records with this number were written with this schema. Once is enough.
+    /// For Avro: tells the decoder the writer schema of records with this number. Needed only once.
     ///
     /// # Errors
-    /// In words, when they cannot be read so.
+    /// A description, if the records cannot be read.
     pub(crate) fn learn(&mut self, number: u32, schema: &str) -> Result<(), String> {
         match &mut self.kind {
             DecoderKind::Avro(avro) if !avro.knows(number) => avro.learn(number, AvroSchema::new(schema.to_owned())),
@@ -95,7 +95,7 @@ impl RecordDecoder {
         &self.schema
     }
 
-    /// The rows that `records` are, in their order; `bad` is told those that are none, by their number.
+    /// The rows of `records`, in order; calls `bad` for those that are malformed, with their number.
     ///
     /// # Errors
     /// Those of `bad`.
@@ -115,7 +115,7 @@ impl RecordDecoder {
                 Ok(rows) => good.push(rows),
                 Err(DecodeFailure { reason, .. }) if end - begin == 1 => bad(begin, &reason)?,
                 Err(DecodeFailure { at: Some(at), reason }) => {
-                    // What is before it may be bad in its values.
+                    // The values of the records before it may be bad.
                     if at == 0 {
                         bad(begin, &reason)?;
                         stack.push((begin + 1, end));
@@ -171,7 +171,7 @@ impl RecordDecoder {
         let rows = decoder.flush().and_then(|rows| rows.map(|rows| rounded(rows, &self.schema)).transpose());
         match rows {
             Ok(Some(rows)) if records.iter().any(|record| has_overflown(&rows, record)) => {
-                // Of many, one: they are looked at apart.
+                // With several records, the bad one is unknown: they are checked separately.
                 let at = (records.len() == 1).then_some(0);
                 Err(DecodeFailure { reason: "a number is too large for its column".into(), at })
             }
@@ -182,7 +182,7 @@ impl RecordDecoder {
     }
 
     fn some_csv(&self, records: &[&[u8]], delimiter: u8) -> Result<RecordBatch, DecodeFailure> {
-        // Which record is none, where its bytes alone tell; what its values are is told by what reads them.
+        // The bad record, if its bytes alone show that; bad values are found by the reader of the values.
         let failed_at = Cell::new(None);
         let read = |schema: &SchemaRef| {
             let builder = arrow::csv::ReaderBuilder::new(SchemaRef::clone(schema));
@@ -190,7 +190,7 @@ impl RecordDecoder {
             for (at, record) in records.iter().enumerate() {
                 failed_at.set(Some(at));
                 for bytes in [record, b"\n".as_slice()] {
-                    // A line that is empty is no row; the decoder takes no bytes at all for the end.
+                    // An empty line is not a row, and the decoder would take an empty slice for the end of input.
                     if !bytes.is_empty() {
                         decoder.decode(bytes)?;
                     }
@@ -226,7 +226,7 @@ impl RecordDecoder {
     }
 }
 
-/// What is to be done about bytes that are compressed: no text begins as they do.
+/// The remedy if bytes are compressed: no text starts like compressed data.
 pub(crate) fn compressed(bytes: &[u8]) -> Option<&'static str> {
     let begins: [&[u8]; 3] = [b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b"\xfd7zXZ"];
     begins.iter().any(|begin| bytes.starts_with(begin)).then_some(
@@ -235,8 +235,7 @@ pub(crate) fn compressed(bytes: &[u8]) -> Option<&'static str> {
 }
 
 fn json(schema: &SchemaRef, rows: usize) -> Result<arrow::json::reader::Decoder, ArrowError> {
-    // A number is a text where texts are expected, as ids are by some programs and not by others; others' records say
-    // no more.
+    // A number is accepted where text is expected: some programs write ids as numbers, others as text.
     let builder = arrow::json::ReaderBuilder::new(SchemaRef::clone(schema)).with_coerce_primitive(true);
     builder.with_batch_size(rows).build_decoder()
 }
@@ -245,7 +244,7 @@ fn failure(error: &ArrowError, at: Option<usize>) -> DecodeFailure {
     DecodeFailure { reason: plain(error), at }
 }
 
-/// Arrow's words, without those that name the kind of its error.
+/// Arrow's message without the name of the error kind.
 fn plain(error: &ArrowError) -> String {
     let text = error.to_string();
     let kinds = ["Csv error: ", "Parser error: ", "Json error: ", "Cast error: "];
@@ -277,7 +276,7 @@ mod tests {
         (rows.column(0).as_primitive::<Int64Type>().values().to_vec(), bad)
     }
 
-    /// Records that together look like as many rows as there should be must not pass as those.
+    /// Records that together look like the right number of rows must not pass.
     #[test]
     fn every_record_is_one_row() {
         let json: [&[u8]; 8] = [
@@ -298,7 +297,7 @@ mod tests {
     }
 
     proptest! {
-        /// A bad record that takes good ones with it, or passes, anywhere.
+        /// Catches a bad record, anywhere, that affects good ones or passes as valid.
         #[test]
         fn bad_records_are_found_wherever_they_are(
             kinds in prop::collection::vec(0usize..6, 0..200), csv in any::<bool>(),

@@ -1,8 +1,8 @@
-//! Rows to bytes: JSON lines, CSV and Parquet.
+//! Encodes rows as bytes: JSON lines, CSV and Parquet.
 //!
-//! JSON has no numbers that are NaN or infinite, and Arrow's own encoder makes nulls of them. Here they are the texts
-//! "NaN", "Infinity" and "-Infinity", as Jackson writes them (and so Spark and Kafka's tools), which are read into
-//! floats again.
+//! JSON numbers cannot be NaN or infinite, and Arrow's own encoder turns these into nulls. Here they become the strings
+//! "NaN", "Infinity" and "-Infinity", as in Jackson (and thus Spark and Kafka's tools), which can be read back into
+//! floats.
 
 use std::io::{self, Write};
 use std::sync::{Arc, LazyLock, Mutex};
@@ -18,23 +18,23 @@ use parquet::errors::ParquetError;
 use parquet::file::properties::WriterProperties;
 use serde::Deserialize;
 
-/// How rows are written down.
+/// The output format of rows.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum RowFormat {
-    /// An object a line; nulls are left out.
+    /// One object per line; nulls are omitted.
     #[default]
     Json,
-    /// Values between commas.
+    /// Values separated by commas.
     Csv,
     /// Columns, in files with a footer.
     Parquet,
 }
 
-/// What a Parquet file holds before it goes to disk as a row group.
+/// The amount that a Parquet file buffers before it is written as a row group.
 const GROUP_BYTES: usize = 32 << 20;
 
-/// One file's rows on their way to bytes: those that are ready are taken when there are enough.
+/// Encodes the rows of one file; the caller takes the encoded bytes whenever there are enough.
 pub(crate) struct FileEncoder {
     kind: EncoderKind,
     begun: bool,
@@ -45,7 +45,7 @@ enum EncoderKind {
     Parquet { writer: Box<ArrowWriter<SharedBuffer>>, bytes: SharedBuffer },
 }
 
-/// Where a Parquet writer, which keeps what it writes to, leaves its bytes.
+/// The output of a Parquet writer, which owns its writer and does not return the bytes.
 #[derive(Clone, Default)]
 struct SharedBuffer(Arc<Mutex<Vec<u8>>>);
 
@@ -62,7 +62,7 @@ impl Write for SharedBuffer {
 
 impl FileEncoder {
     /// # Errors
-    /// For types that the format has no way to write.
+    /// For types that the format cannot represent.
     pub(crate) fn new(format: RowFormat, schema: &SchemaRef) -> Result<Self, ArrowError> {
         let kind = match format {
             RowFormat::Parquet => {
@@ -86,13 +86,13 @@ impl FileEncoder {
             EncoderKind::Parquet { writer, .. } => {
                 let failed = |error: ParquetError| ArrowError::ParquetError(error.to_string());
                 writer.write(rows).map_err(failed)?;
-                // What it holds grows until a group is full; groups by rows alone could be of any size.
+                // Its buffer grows until a group is full; groups limited only by rows could have any size.
                 if writer.in_progress_size() >= GROUP_BYTES { writer.flush().map_err(failed) } else { Ok(()) }
             }
         }
     }
 
-    /// Nothing more comes: the rest of the file is ready.
+    /// Marks the end of the rows: the rest of the file becomes ready.
     pub(crate) fn finish(&mut self) -> Result<(), ArrowError> {
         match &mut self.kind {
             EncoderKind::Lines { .. } => Ok(()),
@@ -102,7 +102,7 @@ impl FileEncoder {
         }
     }
 
-    /// Bytes that are ready.
+    /// Number of bytes that are ready.
     pub(crate) fn ready(&self) -> usize {
         match &self.kind {
             EncoderKind::Lines { bytes, .. } => bytes.len(),
@@ -110,7 +110,7 @@ impl FileEncoder {
         }
     }
 
-    /// Takes them.
+    /// Takes the bytes that are ready.
     pub(crate) fn take(&mut self) -> Vec<u8> {
         match &mut self.kind {
             EncoderKind::Lines { bytes, .. } => std::mem::take(bytes),
@@ -122,7 +122,7 @@ impl FileEncoder {
 }
 
 impl RowFormat {
-    /// What files of it end with.
+    /// The extension of files in this format.
     pub(crate) fn ending(self) -> &'static str {
         match self {
             RowFormat::Json => "jsonl",
@@ -131,10 +131,10 @@ impl RowFormat {
         }
     }
 
-    /// Appends rows to `out`, a line each; before CSV's come its names, if `header` says so.
+    /// Appends rows to `out`, one line each. For CSV, a line with the column names comes first if `header` is set.
     ///
     /// # Errors
-    /// For types that it has no way to write.
+    /// For types that the format cannot represent.
     pub(crate) fn encode(self, rows: &RecordBatch, header: bool, out: &mut Vec<u8>) -> Result<(), ArrowError> {
         match self {
             RowFormat::Json => json_lines(rows, NotFinite::Text, out),
@@ -144,27 +144,27 @@ impl RowFormat {
     }
 }
 
-/// What becomes of a NaN or an infinity in JSON.
+/// What to do with a NaN or an infinity in JSON.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum NotFinite {
-    /// A text.
+    /// Write a string.
     Text,
-    /// An error: a schema says that there are numbers only.
+    /// Fail: a schema promises only numbers.
     Refused,
 }
 
-/// Appends rows to `out`, an object a line; nulls are left out, but for those in maps, whose keys would be lost with
+/// Appends rows to `out`, one object per line. Nulls are omitted, except those in maps, whose keys would be lost with
 /// them.
 ///
 /// # Errors
-/// For types that it has no way to write, and values that are refused.
+/// For types that JSON cannot represent, and for values that are rejected.
 pub(crate) fn json_lines(rows: &RecordBatch, not_finite: NotFinite, out: &mut Vec<u8>) -> Result<(), ArrowError> {
     let mut writer = WriterBuilder::new().with_encoder_factory(Arc::new(not_finite)).build::<_, LineDelimited>(out);
     writer.write(rows)?;
     writer.finish()
 }
 
-/// Encoders borrow what they are told from whoever asks for them, so this is told by nobody.
+/// Encoders borrow their options from the caller, so the default options must be static.
 static PLAIN: LazyLock<EncoderOptions> = LazyLock::new(EncoderOptions::default);
 static TEXT_IN_MAPS: LazyLock<EncoderOptions> = LazyLock::new(|| NotFinite::Text.in_maps());
 static REFUSED_IN_MAPS: LazyLock<EncoderOptions> = LazyLock::new(|| NotFinite::Refused.in_maps());
@@ -208,7 +208,7 @@ impl EncoderFactory for NotFinite {
     }
 }
 
-/// Of each number what it is written as, if not as one.
+/// For each number, the string that replaces it, if any.
 fn texts<T: ArrowPrimitiveType>(array: &dyn Array, wide: impl Fn(T::Native) -> f64) -> Vec<Option<&'static str>> {
     let text = |value: f64| match value {
         _ if value.is_finite() => None,
@@ -219,7 +219,7 @@ fn texts<T: ArrowPrimitiveType>(array: &dyn Array, wide: impl Fn(T::Native) -> f
     array.as_primitive::<T>().iter().map(|value| value.and_then(|value| text(wide(value)))).collect()
 }
 
-/// Numbers of which some are texts.
+/// Numbers of which some are written as strings.
 struct FloatTexts<'a> {
     plain: NullableEncoder<'a>,
     texts: Vec<Option<&'static str>>,
@@ -242,7 +242,7 @@ mod tests {
     use super::*;
     use crate::decode::{RecordDecoder, RecordLayout};
 
-    /// They were nulls, and what was null in a map was gone.
+    /// Such numbers used to become nulls, and nulls in a map were lost.
     #[test]
     fn what_json_has_no_number_for_is_read_as_it_was_written() {
         let some = [Some(f64::NAN), Some(f64::INFINITY), Some(f64::NEG_INFINITY), Some(1.5), None];
@@ -268,7 +268,7 @@ mod tests {
         let decoder = RecordDecoder::new(RecordLayout::Json, rows.schema()).unwrap();
         let lines: Vec<&[u8]> = lines.iter().map(|line| line.as_bytes()).collect();
         let read = decoder.decode(&lines, |at, reason| Err(format!("{at}: {reason}"))).unwrap();
-        // NaN equals nothing, but its text equals itself.
+        // NaN does not equal anything, but its text equals itself.
         assert_eq!(format!("{read:?}"), format!("{rows:?}"));
 
         let error = json_lines(&rows, NotFinite::Refused, &mut Vec::new()).unwrap_err().to_string();

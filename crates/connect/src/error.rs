@@ -2,21 +2,21 @@
 
 use std::io::{Error, ErrorKind};
 
-/// See the module.
+/// An error in a description, see the module.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ConnectError {
-    /// There is no such kind.
+    /// The kind does not exist.
     #[error("unknown kind of {role}: {kind}; use one of {known}")]
     Kind {
         /// Source or sink.
         role: &'static str,
-        /// What was asked for.
+        /// The requested kind.
         kind: String,
-        /// All that there are.
+        /// All kinds that exist.
         known: String,
     },
-    /// An option is wrong, missing, or none.
+    /// An option is wrong, missing, or unknown.
     #[error("{connector}: {reason}")]
     Option {
         /// Kind and role.
@@ -38,7 +38,7 @@ pub(crate) struct DecodeFailure {
     pub(crate) at: Option<usize>,
 }
 
-/// The text of an error of writing; where the disk is full, with what can be done.
+/// The text of a write error, with the remedy if the disk is full.
 pub(crate) fn with_remedy(error: &Error) -> String {
     match error.kind() {
         ErrorKind::StorageFull | ErrorKind::QuotaExceeded => {

@@ -1,4 +1,4 @@
-//! Formats that several sources have: as people write them, the layout that they are, and the schema of their rows.
+//! Formats that several sources share: their names in options, their layouts, and the schemas of their rows.
 
 use std::sync::Arc;
 
@@ -9,14 +9,14 @@ use crate::decode::RecordLayout;
 use crate::error::ConnectError;
 use crate::options;
 
-/// Of messages, each of which is a row.
+/// The format of messages, each of which is a row.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum MessageFormat {
     #[default]
     Json,
     Text,
-    /// Bytes as they are.
+    /// Bytes, unchanged.
     Raw,
 }
 
@@ -30,7 +30,7 @@ impl MessageFormat {
     }
 }
 
-/// Of lines, each of which is a row.
+/// The format of lines, each of which is a row.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "snake_case")]
 enum LineFormat {
@@ -40,12 +40,12 @@ enum LineFormat {
     Text,
 }
 
-/// Options of what has lines.
+/// Options for sources of lines.
 #[derive(Clone, Copy, Debug, Deserialize)]
 #[serde(default)]
 pub(crate) struct LineOptions {
     format: LineFormat,
-    /// Of CSV: what is between values.
+    /// For CSV: the separator of values.
     delimiter: char,
 }
 
@@ -56,10 +56,10 @@ impl Default for LineOptions {
 }
 
 impl LineOptions {
-    /// How lines are decoded.
+    /// The layout of lines.
     ///
     /// # Errors
-    /// In words, when the delimiter is more than a byte.
+    /// A description, if the delimiter is more than one byte.
     pub(crate) fn layout(self) -> Result<RecordLayout, String> {
         let LineOptions { format, delimiter } = self;
         if !delimiter.is_ascii() {
@@ -73,11 +73,11 @@ impl LineOptions {
     }
 }
 
-/// What rows of a layout are: of text, and of bytes as they are, one column, which is called `column` unless a schema
-/// says otherwise; of others what a schema says.
+/// The schema of rows of a layout. Text and raw bytes have one column, called `column` unless the given schema has
+/// another name; other layouts use the given schema.
 ///
 /// # Errors
-/// When there is none, or one with other columns.
+/// If there is no schema, or if it has other columns.
 pub(crate) fn schema(
     connector: &str,
     layout: RecordLayout,
@@ -105,7 +105,8 @@ pub(crate) fn schema(
 mod tests {
     use super::*;
 
-    /// Text that is read as several columns, or a format without any, would fail at each record and not at the start.
+    /// Text with several columns, or a format without a schema, would otherwise fail at each record instead of at the
+    /// start.
     #[test]
     fn text_and_bytes_have_one_column() {
         let of = |fields: &[(&str, DataType)]| {

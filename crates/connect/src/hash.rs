@@ -1,8 +1,8 @@
-//! Numbers that look random and are the same everywhere and always.
+//! Pseudorandom numbers that are the same everywhere and always.
 
 use twox_hash::XxHash3_64;
 
-/// One round of SplitMix64: neighbours get numbers that have nothing to do with each other.
+/// One round of SplitMix64: consecutive inputs give unrelated outputs.
 ///
 /// Source: Steele, Lea and Flood (2014), "Fast splittable pseudorandom number generators".
 pub(crate) fn mix(number: u64) -> u64 {
@@ -22,7 +22,7 @@ pub(crate) fn of_bytes(bytes: &[u8]) -> u64 {
     XxHash3_64::oneshot(bytes)
 }
 
-/// A name that nobody else has, in hexadecimal.
+/// A unique name, in hexadecimal.
 pub(crate) fn unique() -> String {
     use std::collections::hash_map::RandomState;
     use std::hash::{BuildHasher, Hasher};

@@ -1,4 +1,4 @@
-//! Headers of records, names and values in their order: as a column, a list for each record, and from columns.
+//! Headers of records, which are ordered names and values: as a column with a list per record, and from columns.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -23,12 +23,12 @@ fn fields() -> Fields {
     Fields::from(vec![Field::new("name", DataType::Utf8, false), Field::new("value", DataType::Binary, true)])
 }
 
-/// Of the column.
+/// The type of the column.
 pub(crate) fn data_type() -> DataType {
     DataType::new_list(DataType::Struct(fields()), true)
 }
 
-/// Of records, one a row; null where it is not known whether there are any.
+/// The column of records' headers, one record per row; null if it is unknown whether there are any.
 pub(crate) fn column<'a>(records: impl IntoIterator<Item = Option<&'a Headers>>) -> ArrayRef {
     let mut lists = ListBuilder::new(StructBuilder::from_fields(fields(), 0));
     for record in records {
@@ -43,27 +43,27 @@ pub(crate) fn column<'a>(records: impl IntoIterator<Item = Option<&'a Headers>>)
     Arc::new(lists.finish())
 }
 
-/// The name of a header, and the column with its values; without a name, of a column that has names and values.
+/// The name of a header, and the column with its values. Without a name, the column contains both names and values.
 pub(crate) type HeaderColumn = (Option<String>, String);
 
-/// The columns that headers of records are written from.
+/// The columns from which headers are written.
 #[derive(Clone, Debug)]
 pub(crate) struct HeaderColumns(Vec<(Option<String>, usize)>);
 
 impl HeaderColumns {
     /// # Errors
-    /// In words, for columns that are not there.
+    /// A description, for columns that do not exist.
     pub(crate) fn new(schema: &SchemaRef, columns: &[HeaderColumn]) -> Result<Self, String> {
         let of = |(name, column): &HeaderColumn| Ok((name.clone(), options::column(schema, "headers", column)?));
         columns.iter().map(of).collect::<Result<_, String>>().map(HeaderColumns)
     }
 
-    /// Whether a header is of this column.
+    /// Whether a header comes from this column.
     pub(crate) fn has(&self, column: usize) -> bool {
         self.0.iter().any(|(_, of)| *of == column)
     }
 
-    /// What rows have of them.
+    /// The header columns of some rows.
     ///
     /// # Errors
     /// For columns of other types.
@@ -80,18 +80,18 @@ impl HeaderColumns {
     }
 }
 
-/// Headers of the rows of a batch.
+/// The headers of a batch's rows.
 pub(crate) struct RowHeaders<'a>(Vec<HeaderPart<'a>>);
 
-/// What one column has of them.
+/// The headers from one column.
 enum HeaderPart<'a> {
-    /// One; where the value is null it has none.
+    /// A single header, without a value if the value is null.
     One(&'a str, LargeBinaryArray),
-    /// Any number of them, a null among which has no value.
+    /// Any number of headers; a null has no value.
     All { column: &'a str, lists: Box<HeaderLists>, names: LargeStringArray, values: LargeBinaryArray },
 }
 
-/// Which entries belong to which row.
+/// The range of entries of each row.
 struct HeaderLists {
     offsets: Vec<usize>,
     rows: ArrayRef,
@@ -159,10 +159,10 @@ fn all<'a>(field: &'a Field, values: &ArrayRef) -> Result<HeaderPart<'a>, TaskEr
 }
 
 impl RowHeaders<'_> {
-    /// The headers of a row, as `put` writes names and values.
+    /// The headers of a row, encoded by `put` as names and values.
     ///
     /// # Errors
-    /// For a header that has no name.
+    /// For a header without a name.
     pub(crate) fn row(&self, row: usize) -> Result<Vec<u8>, TaskError> {
         let mut out = Vec::new();
         let mut header = |name: &str, values: &LargeBinaryArray, at: usize| {
@@ -190,13 +190,13 @@ impl RowHeaders<'_> {
     }
 }
 
-/// Bytes as they are, anything else as people write it.
+/// Bytes unchanged, anything else as text.
 ///
 /// # Errors
-/// For types that have no text.
+/// For types without a text form.
 pub(crate) fn bytes_of(column: &ArrayRef) -> Result<LargeBinaryArray, ArrowError> {
     let texts = match column.data_type() {
-        // As text, what is no UTF-8 would be null.
+        // A cast to text would turn bytes that are not UTF-8 into null.
         DataType::Binary | DataType::LargeBinary | DataType::BinaryView | DataType::FixedSizeBinary(_) => {
             cast(column, &DataType::LargeBinary)?
         }
@@ -234,8 +234,7 @@ mod tests {
         (Some(name.into()), column.into())
     }
 
-    /// What a source reads must be what a sink writes, in slices of batches, too, whose lists do not begin at the first
-    /// entry.
+    /// A source must read what a sink writes, also in slices of batches, whose lists do not start at the first entry.
     #[test]
     fn headers_are_written_as_they_were_read() {
         let of = |name: &str, value: Option<&[u8]>| (name.to_owned(), value.map(<[u8]>::to_vec));
@@ -277,7 +276,7 @@ mod tests {
         assert_eq!(found, [vec![("a".into(), Some(b"1".to_vec()))], vec![("b".into(), None)], vec![]]);
     }
 
-    /// A wrong type must be heard of before there are rows, and a name that is missing must not be an empty one.
+    /// A wrong type must be reported before there are rows, and a missing name must not become an empty one.
     #[test]
     fn what_is_no_header_is_refused() {
         let numbers: ArrayRef = Arc::new(Int64Array::from(vec![1]));

@@ -1,26 +1,26 @@
-//! When to say once more that a split has nothing: whoever counts how long has to know that it was looked at, and hears
-//! so whenever it has been for twice as long.
+//! Decides when to report again that a split is idle. The receiver measures idle time and has to know that the split
+//! was checked, so each report comes after twice the idle time of the previous one.
 
 use std::time::{Duration, Instant};
 
-/// Before it is said for the second time.
+/// Time before the second report.
 const FIRST: Duration = Duration::from_millis(50);
 
 /// A split that has nothing more for now.
 #[derive(Clone, Debug)]
 pub(crate) struct IdleSplit {
     since: Instant,
-    /// When it is said again.
+    /// The time of the next report.
     next: Instant,
 }
 
 impl IdleSplit {
-    /// From now on; that is said, too.
+    /// A split that is idle from now on; the caller reports that.
     pub(crate) fn new(now: Instant) -> Self {
         IdleSplit { since: now, next: now + FIRST }
     }
 
-    /// The split has nothing. True: say so.
+    /// Notes that the split has nothing. Returns whether to report it.
     pub(crate) fn of(split: &mut Option<IdleSplit>, now: Instant) -> bool {
         match split {
             Some(quiet) => quiet.goes_on(now),
@@ -31,7 +31,7 @@ impl IdleSplit {
         }
     }
 
-    /// It still has nothing. True: say so.
+    /// Notes that it still has nothing. Returns whether to report it.
     pub(crate) fn goes_on(&mut self, now: Instant) -> bool {
         let due = now >= self.next;
         if due {
@@ -45,7 +45,8 @@ impl IdleSplit {
 mod tests {
     use super::*;
 
-    /// One that is not told of again is never idle beside others that go on; one that always is keeps everybody busy.
+    /// Without further reports, a split beside busy ones would never count as idle; constant reports would keep
+    /// everything busy.
     #[test]
     fn it_is_said_when_it_was_so_for_twice_as_long() {
         let begun = Instant::now();

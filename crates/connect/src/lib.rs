@@ -1,30 +1,30 @@
-//! Sources and sinks: where streams come from and go to. One connector a file.
+//! Sources and sinks: the connectors through which streams enter and leave a job, one per file.
 //!
-//! | module     | kind                             | source | copies go on from             | sink | guarantee             |
+//! | module     | kind                             | source | copies resume from            | sink | guarantee             |
 //! |------------|----------------------------------|--------|-------------------------------|------|-----------------------|
 //! | `rate`     | `rate`                           | yes    | the number of a row           |      |                       |
 //! | `files`    | `files`                          | yes    | bytes of each file, or object | yes  | exactly once          |
 //! | `kafka`    | `kafka`                          | yes    | offsets of partitions         | yes  | exactly once, or less |
 //! | `redis`    | `redis`                          | yes    | ids of streams' entries       | yes  | exactly once, or less |
-//! | `rabbitmq` | `rabbitmq`                       | yes    | what is not acknowledged      | yes  | at least once         |
+//! | `rabbitmq` | `rabbitmq`                       | yes    | unacknowledged messages       | yes  | at least once         |
 //! | `sockets`  | `socket`, `websocket`, `webhook` | yes    | nothing: see there            |      |                       |
 //!
 //! Modules, lowest first; each uses only those above it:
 //!
-//! | module            | what                                                          |
+//! | module            | contents                                                      |
 //! |-------------------|---------------------------------------------------------------|
 //! | `error`           | Errors in the description of a source or sink, and in records |
-//! | `options`         | What people write to describe a connector                     |
+//! | `options`         | Reads the options of connectors                               |
 //! | `hash`            | Hashes that are the same everywhere                           |
-//! | `prepared_commit` | What checkpoints keep of sinks                                |
+//! | `prepared_commit` | A sink's data in checkpoints                                  |
 //! | `headers`         | Headers of records, as a column                               |
 //! | `tls`             | Certificates and keys, for all connectors                     |
-//! | `connection`      | Options of connections                                        |
-//! | `idleness`        | Splits that have nothing at the moment                        |
-//! | `encode`          | Rows to bytes                                                 |
+//! | `connection`      | Connection options                                            |
+//! | `idleness`        | Reports of idle splits                                        |
+//! | `encode`          | Encodes rows as bytes                                         |
 //! | `read_ahead`      | A thread that reads ahead                                     |
 //! | `avro`            | Avro records                                                  |
-//! | `decode`          | Bytes to rows                                                 |
+//! | `decode`          | Decodes bytes to rows                                         |
 //! | `format`          | The formats that several sources share                        |
 //! | `bad_records`     | Records that cannot be decoded                                |
 //! | `rate`            | The generator                                                 |
@@ -32,12 +32,12 @@
 //! | `files`           | Folders and objects, as sources and sinks                     |
 //! | `redis`           | Redis streams, lists and hashes                               |
 //! | `sockets`         | TCP servers, WebSockets and webhooks                          |
-//! | `record`          | Rows to keys and values, or to messages                       |
+//! | `record`          | Encodes rows as keys and values, or as messages               |
 //! | `kafka`           | Kafka                                                         |
 //! | `rabbitmq`        | RabbitMQ                                                      |
 //!
-//! A connector is described by JSON, [`source`] and [`sink`] turn that into something that makes one for each copy of a
-//! task:
+//! JSON describes a connector; [`source`] and [`sink`] turn that into a factory that makes one connector for each copy
+//! of a task:
 //!
 //! ```
 //! use serde_json::json;
@@ -50,8 +50,8 @@
 //! # Ok::<(), tidemill_connect::ConnectError>(())
 //! ```
 //!
-//! No connector blocks a thread of the pool: what blocks has a thread of its own, with a bounded queue between.
-//! Passwords come from the options or the environment and appear in no message.
+//! Connectors never block a thread of the pool: blocking work has its own thread, with a bounded queue in between.
+//! Passwords come from the options or the environment and never appear in messages.
 
 mod avro;
 mod bad_records;
@@ -91,34 +91,34 @@ use bad_records::BadRecordPolicy;
 pub use bad_records::BadRecords;
 pub use error::ConnectError;
 
-/// A source that can be made.
+/// A source that can be created.
 #[derive(Clone)]
 pub struct SourceSpec {
     /// For plans and errors; the same on every worker.
     pub name: String,
-    /// What its rows are.
+    /// The schema of its rows.
     pub schema: SchemaRef,
     /// More copies than this would have nothing to read; 0 is no limit.
     pub copies_max: u32,
-    /// What becomes of a row when a job with checkpoints fails and goes on: exactly once from a source that goes on
-    /// where the checkpoint says, at least once where who sends does not know what has arrived, at most once where what
-    /// came since is lost.
+    /// The guarantee for rows when a job with checkpoints fails and resumes. Exactly once: the source resumes where the
+    /// checkpoint says. At least once: senders do not know what has arrived. At most once: whatever arrived since the
+    /// checkpoint is lost.
     pub guarantee: DeliveryGuarantee,
-    /// The records that were left out in this process.
+    /// The records skipped in this process.
     pub bad: Arc<BadRecords>,
-    /// What they are to a sink, if `on_error` says that they go to one: its source gives them beside the rows.
+    /// The schema of bad records, if `on_error` sends them to a sink: the source then emits them beside the rows.
     pub bad_schema: Option<SchemaRef>,
-    /// The folder that they are written into, if it says so: at once, so a job that goes on after a failure may write
-    /// one again.
+    /// The folder to which bad records are written, if `on_error` says so. They are written at once, so a job that
+    /// resumes after a failure may write one again.
     pub bad_folder: Option<PathBuf>,
-    /// The local files that it would read now: all hosts have to see the same.
+    /// The local files that it would read now: all hosts must see the same ones.
     pub files: Option<ListFiles>,
-    /// Makes one.
+    /// Creates one.
     pub make: MakeSource,
 }
 
 impl SourceSpec {
-    /// A source that any number of copies may read, and that is of no local files.
+    /// A source that any number of copies may read and that does not read local files.
     fn new(
         name: String,
         schema: SchemaRef,
@@ -146,16 +146,16 @@ impl fmt::Debug for SourceSpec {
     }
 }
 
-/// A sink that can be made.
+/// A sink that can be created.
 #[derive(Clone)]
 pub struct SinkSpec {
     /// For plans and errors; the same on every worker.
     pub name: String,
-    /// More copies than this are not wanted; 0 is no limit.
+    /// Maximum useful number of copies; 0 for no limit.
     pub copies_max: u32,
-    /// What it gives, at best.
+    /// The best guarantee that it can give.
     pub guarantee: DeliveryGuarantee,
-    /// Makes one.
+    /// Creates one.
     pub make: MakeSink,
 }
 
@@ -165,14 +165,14 @@ impl fmt::Debug for SinkSpec {
     }
 }
 
-/// The source that `spec` describes: an object with its `kind` and that kind's options. `schema` says what its rows
-/// are, where they do not say it themselves; `stores` has the object stores that are open.
+/// The source that `spec` describes: an object with its `kind` and that kind's options. `schema` is the schema of its
+/// rows, unless they have their own; `stores` contains the open object stores.
 ///
-/// Nothing outside is asked, besides files of certificates, and a registry for the schema of Avro values that nobody
-/// gave; all else is asked when one is made.
+/// Contacts nothing outside, except for reading certificate files, and asking a registry for the schema of Avro values
+/// if none is given. Everything else happens when a source is created.
 ///
 /// # Errors
-/// `Kind` and `Option` name what is wrong and what would be right.
+/// `Kind` and `Option` say what is wrong and what would be right.
 pub fn source(spec: &Value, schema: Option<SchemaRef>, stores: &ObjectStores) -> Result<SourceSpec, ConnectError> {
     match options::kind(spec, "source", &SOURCES)? {
         "rate" => rate::source(spec, schema),
@@ -187,9 +187,9 @@ pub fn source(spec: &Value, schema: Option<SchemaRef>, stores: &ObjectStores) ->
     }
 }
 
-/// The sink that `spec` describes, for rows of `schema`; `stores` has the object stores that are open.
+/// The sink that `spec` describes, for rows of `schema`; `stores` contains the open object stores.
 ///
-/// Nothing outside is asked; that is done when one is made.
+/// Contacts nothing outside; that happens when a sink is created.
 ///
 /// # Errors
 /// As [`source`].

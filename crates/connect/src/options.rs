@@ -1,4 +1,4 @@
-//! What people write to describe a connector: an object of its kind and its options, read strictly.
+//! Connector options as users write them: an object with the kind and its options, read strictly.
 
 use std::fmt;
 use std::sync::Arc;
@@ -11,12 +11,12 @@ use serde_json::{Map, Value};
 
 use crate::error::ConnectError;
 
-/// The most bytes of a message, unless told.
+/// Default maximum size of a message.
 pub(crate) const MESSAGE_BYTES_MAX: usize = 1 << 20;
-/// The longest time that an option may name: 30 years.
+/// The longest time that an option accepts: 30 years.
 const SECONDS_MAX: f64 = 1e9;
 
-/// The kind that `spec` names, which is one of `known`.
+/// The kind of `spec`, which must be one of `known`.
 pub(crate) fn kind(spec: &Value, role: &'static str, known: &[&'static str]) -> Result<&'static str, ConnectError> {
     let named = spec.get("kind").and_then(Value::as_str);
     if let Some(kind) = known.iter().find(|kind| Some(**kind) == named) {
@@ -26,17 +26,17 @@ pub(crate) fn kind(spec: &Value, role: &'static str, known: &[&'static str]) -> 
     Err(ConnectError::Kind { role, kind, known: known.join(", ") })
 }
 
-/// The options of `spec`. `connector` is for errors.
+/// The options of `spec`. `connector` appears in errors.
 ///
 /// # Errors
-/// `Option` names the option that is unknown, missing or wrong, and what would be right.
+/// `Option` names the unknown, missing or wrong option, and what would be right.
 pub(crate) fn read<T: DeserializeOwned>(connector: &str, spec: &Value) -> Result<T, ConnectError> {
     read_groups::<(T,)>(connector, spec).map(|(options,)| options)
 }
 
-/// As [`read`], for options in several structs: what only this connector has, and what it shares with others, such as
-/// `ServerOptions`. The user writes all of them side by side. (serde's `flatten` does the same, but cannot say which
-/// names it knows when it meets one that it does not.)
+/// Like [`read`], for options in several structs: those of this connector, and those it shares with others, such as
+/// `ServerOptions`. The user writes all of them side by side. (serde's `flatten` does the same, but its error for an
+/// unknown option cannot list the known ones.)
 ///
 /// # Errors
 /// As [`read`].
@@ -57,10 +57,10 @@ pub(crate) trait OptionGroups: Sized {
     /// The names of all options.
     fn names() -> Vec<&'static str>;
 
-    /// The options by their values.
+    /// The options from their values.
     ///
     /// # Errors
-    /// In words, for an option that is missing or wrong.
+    /// A description, for an option that is missing or wrong.
     fn read(given: &Map<String, Value>) -> Result<Self, String>;
 }
 
@@ -83,7 +83,7 @@ option_groups!(A B);
 option_groups!(A B C);
 option_groups!(A B C D);
 
-/// The names of a struct's options: those that its `Deserialize` asks for.
+/// The names of a struct's options: the fields that its `Deserialize` asks for.
 fn names_of<T: DeserializeOwned>() -> &'static [&'static str] {
     struct NameFinder<'a>(&'a mut &'static [&'static str]);
 
@@ -111,12 +111,12 @@ fn names_of<T: DeserializeOwned>() -> &'static [&'static str] {
     }
 
     let mut names: &'static [&'static str] = &[];
-    // It always fails: it is asked for its names alone.
+    // This always fails: only the names matter.
     drop(T::deserialize(NameFinder(&mut names)));
     names
 }
 
-/// One struct's options among those given.
+/// The options of one struct among those given.
 fn read_group<T: DeserializeOwned>(given: &Map<String, Value>) -> Result<T, String> {
     let names = names_of::<T>();
     let own = given.iter().filter(|(name, _)| names.contains(&name.as_str()));
@@ -124,7 +124,7 @@ fn read_group<T: DeserializeOwned>(given: &Map<String, Value>) -> Result<T, Stri
     let of =
         |options: Map<String, Value>| serde_json::from_value::<T>(options.into()).map_err(|error| error.to_string());
     of(own.clone()).map_err(|error| {
-        // Which option it is about is not said: it is the one without which there is no such error.
+        // The error does not name the option: it is the one whose removal makes the error disappear.
         let is_about = |name: &&String| {
             let mut others = own.clone();
             others.remove(*name);
@@ -134,10 +134,10 @@ fn read_group<T: DeserializeOwned>(given: &Map<String, Value>) -> Result<T, Stri
     })
 }
 
-/// The length of time that an option gives in seconds: `min_s` at least.
+/// The duration that an option gives in seconds: at least `min_s`.
 ///
 /// # Errors
-/// In words, when it is shorter or longer than 30 years.
+/// A description, if it is shorter than that or longer than 30 years.
 pub(crate) fn seconds(option: &str, given_s: f64, min_s: f64) -> Result<Duration, String> {
     if !(min_s..=SECONDS_MAX).contains(&given_s) {
         return Err(format!("`{option}` is {given_s}, but must be from {min_s} to {SECONDS_MAX} seconds"));
@@ -145,7 +145,7 @@ pub(crate) fn seconds(option: &str, given_s: f64, min_s: f64) -> Result<Duration
     Ok(Duration::from_secs_f64(given_s))
 }
 
-/// What is wrong with an option, in words for who has given it.
+/// What is wrong with an option, worded for the user.
 fn plain(error: &str, option: Option<&str>) -> String {
     let text = error.replace("unknown field", "no option").replace("missing field", "missing option");
     let Some(option) = option.filter(|_| !text.contains(" option `")) else { return text };
@@ -170,7 +170,7 @@ fn plain(error: &str, option: Option<&str>) -> String {
 /// The column that an option names.
 ///
 /// # Errors
-/// In words, with those that there are.
+/// A description that lists the existing columns.
 pub(crate) fn column(schema: &SchemaRef, option: &str, name: &str) -> Result<usize, String> {
     schema.index_of(name).map_err(|_| {
         let names: Vec<&str> = schema.fields().iter().map(|field| field.name().as_str()).collect();
@@ -178,7 +178,7 @@ pub(crate) fn column(schema: &SchemaRef, option: &str, name: &str) -> Result<usi
     })
 }
 
-/// The schema that somebody has to give.
+/// The schema, which is required.
 pub(crate) fn needed(connector: &str, schema: Option<SchemaRef>) -> Result<SchemaRef, ConnectError> {
     match schema {
         Some(schema) if !schema.fields().is_empty() => Ok(schema),
@@ -186,10 +186,10 @@ pub(crate) fn needed(connector: &str, schema: Option<SchemaRef>) -> Result<Schem
     }
 }
 
-/// The schema of values with columns of metadata behind them, by their names.
+/// The schema of values with metadata columns after them, given their names.
 ///
 /// # Errors
-/// In words, when there is a column of that name.
+/// A description, if there already is a column with one of the names.
 pub(crate) fn with_metadata<'a>(
     values: &SchemaRef,
     metadata: impl IntoIterator<Item = (&'a str, DataType)>,
@@ -204,12 +204,12 @@ pub(crate) fn with_metadata<'a>(
     Ok(Arc::new(Schema::new(fields)))
 }
 
-/// A password, or an address that may have one in it: no message shows it.
+/// A password, or an address that may contain one: it never appears in messages.
 #[derive(Clone, PartialEq, Eq)]
 pub(crate) struct SecretText(String);
 
 impl SecretText {
-    /// The one given, else that of the environment.
+    /// The given secret, else the one in the environment.
     pub(crate) fn or_environment(given: Option<SecretText>, variable: &str) -> Option<SecretText> {
         given.or_else(|| std::env::var(variable).ok().map(SecretText))
     }
@@ -231,7 +231,7 @@ impl fmt::Debug for SecretText {
 
 impl<'de> Deserialize<'de> for SecretText {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        // Its own error would show the value.
+        // serde's own error would show the value.
         match Value::deserialize(deserializer)? {
             Value::String(secret) => Ok(SecretText(secret)),
             _ => Err(D::Error::custom("an address or password must be a string")),
@@ -262,7 +262,7 @@ mod tests {
         Slow,
     }
 
-    /// A wrong option that is passed over does something else than asked; one that is only refused makes people guess.
+    /// Ignoring a wrong option would do something unintended; rejecting it without its name would make users guess.
     #[test]
     fn wrong_options_are_named() {
         let error = |spec| read::<Some>("some source", &spec).unwrap_err().to_string();
@@ -285,7 +285,7 @@ mod tests {
         keys: Vec<String>,
     }
 
-    /// Options that several connectors share must be as strict as a connector's own.
+    /// Options shared by several connectors must be as strict as a connector's own.
     #[test]
     fn groups_are_read_side_by_side() {
         let read = |spec| read_groups::<(Some, Others)>("x", &spec).map_err(|error| error.to_string());

@@ -1,8 +1,8 @@
-//! What a checkpoint keeps of a sink: records, to be written when it is durable.
+//! A sink's data in a checkpoint: records to be written when the checkpoint is durable.
 //!
-//! It is a header (its length in four bytes, then JSON), and the records behind one another: of key, value and, if they
-//! have some, headers each the length and one more in four bytes, or zero for none, then the bytes. Headers are names
-//! and values behind one another, written likewise. Numbers are little-endian.
+//! The format is a header (four bytes of length, then JSON), followed by the records. A record is a key, a value and,
+//! optionally, headers. Each of these is stored as its length plus one in four bytes, or zero for none, followed by the
+//! bytes. Headers are a sequence of names and values in the same encoding. Numbers are little-endian.
 
 use std::fmt;
 
@@ -12,16 +12,16 @@ use tidemill_dataflow::TaskError;
 
 use crate::hash;
 
-/// What is prepared, but for the records.
+/// The description of prepared records.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct PreparedHeader {
-    /// What the sink is called where its records go.
+    /// The sink's name at the target.
     pub(crate) id: String,
-    /// Where they go.
+    /// Where the records go.
     pub(crate) target: String,
-    /// The copy that prepared it.
+    /// The copy that prepared them.
     pub(crate) origin: u32,
-    /// Of one run of that copy.
+    /// Identifies one run of that copy.
     pub(crate) run: String,
     pub(crate) epoch: u64,
     pub(crate) records: u64,
@@ -30,18 +30,18 @@ pub(crate) struct PreparedHeader {
     pub(crate) headed: bool,
 }
 
-/// The records of one copy of a sink since the last checkpoint, on their way into the next one.
+/// The records of one copy of a sink since the last checkpoint, which go into the next one.
 pub(crate) struct EpochBuffer {
     header: PreparedHeader,
-    /// The records, as `put` appends them.
+    /// The records, appended by `put`.
     pub(crate) bytes: Vec<u8>,
-    /// At half of it a checkpoint is asked for, and at all of it rows wait for that.
+    /// At half of this size the sink requests a checkpoint; at this size rows wait for it.
     bytes_max: usize,
 }
 
 impl EpochBuffer {
-    /// Of copy `origin` of a sink that is called `id` where its records go, which is `target`. `headed`: whether each
-    /// record has headers.
+    /// A buffer for copy `origin` of a sink that is called `id` at its `target`. `headed`: whether each record has
+    /// headers.
     pub(crate) fn new(id: String, target: String, origin: u32, headed: bool, bytes_max: usize) -> Self {
         let header = PreparedHeader { id, target, origin, run: hash::unique(), epoch: 0, records: 0, headed };
         EpochBuffer { header, bytes: Vec::new(), bytes_max }
@@ -52,17 +52,17 @@ impl EpochBuffer {
         &self.header.target
     }
 
-    /// The copy that they are of.
+    /// The copy that the records belong to.
     pub(crate) fn origin(&self) -> u32 {
         self.header.origin
     }
 
-    /// So many records have been appended to `bytes`.
+    /// Notes that `records` records have been appended to `bytes`.
     pub(crate) fn count(&mut self, records: usize) {
         self.header.records += records as u64;
     }
 
-    /// What the checkpoint of `epoch` keeps: nothing, if there are no records. Then the buffer is empty.
+    /// The data for the checkpoint of `epoch`, empty if there are no records. Empties the buffer.
     pub(crate) fn seal(&mut self, epoch: u64) -> Bytes {
         self.header.epoch = epoch;
         let bytes = std::mem::take(&mut self.bytes);
@@ -71,20 +71,20 @@ impl EpochBuffer {
         sealed
     }
 
-    /// How full it is: 1 is full.
+    /// The fill level; 1 is full.
     pub(crate) fn fullness(&self) -> f64 {
         self.bytes.len() as f64 / self.bytes_max as f64
     }
 }
 
-/// Which guarantee a sink gives that can commit, and under which name.
+/// The guarantee and the name of a sink that supports commits.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
 pub(crate) struct CommitOptions {
     guarantee: CommitGuarantee,
-    /// With exactly once: what the job is called where rows go, where nobody else may be called so.
+    /// With exactly once: the job's name, which must be unique at the target.
     id: Option<String>,
-    /// Of one copy between two checkpoints, see [`EpochBuffer`].
+    /// Limit per copy between two checkpoints, see [`EpochBuffer`].
     pub(crate) epoch_bytes_max: Option<usize>,
 }
 
@@ -97,10 +97,10 @@ enum CommitGuarantee {
 }
 
 impl CommitOptions {
-    /// The job's name, with exactly once; nothing, with at least once. `at` is where rows go.
+    /// The job's name with exactly once, `None` with at least once. `at` is the target.
     ///
     /// # Errors
-    /// In words, when exactly once lacks the name.
+    /// A description, if exactly once lacks the name.
     pub(crate) fn id(&self, at: &str) -> Result<Option<String>, String> {
         match (self.guarantee, self.id.clone().filter(|id| !id.is_empty())) {
             (CommitGuarantee::AtLeastOnce, _) => Ok(None),
@@ -112,29 +112,28 @@ impl CommitOptions {
     }
 }
 
-/// In a marker.
+/// Maximum number of runs in a marker.
 const RUNS_MAX: usize = 16;
 
-/// What is kept where records go, with the last of them: the runs that have committed, the newest first, each with its
-/// last epoch. A run that was cut off and comes back late finds itself there, also when the next one has gone on
-/// already.
+/// Stored at the target with the last records: the runs that have committed, newest first, each with its last epoch. A
+/// run that was cut off and comes back late finds itself there, even if the next run has already continued.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct CommitMarker(Vec<(String, u64)>);
 
 impl CommitMarker {
-    /// Of its text.
+    /// Parses its text.
     pub(crate) fn parse(text: &str) -> Self {
         let words: Vec<&str> = text.split(' ').collect();
         let run = |pair: &[&str]| Some((pair[0].to_owned(), pair[1].parse().ok()?));
         CommitMarker(words.chunks_exact(2).filter_map(run).collect())
     }
 
-    /// Whether it says that this is committed.
+    /// Whether it contains this commit.
     pub(crate) fn has(&self, header: &PreparedHeader) -> bool {
         self.0.iter().any(|(run, epoch)| *run == header.run && *epoch >= header.epoch)
     }
 
-    /// The one that says that this is committed, too.
+    /// The marker that also contains this commit.
     pub(crate) fn with(&self, header: &PreparedHeader) -> Self {
         let others = self.0.iter().filter(|(run, _)| *run != header.run).cloned();
         CommitMarker(std::iter::once((header.run.clone(), header.epoch)).chain(others).take(RUNS_MAX).collect())
@@ -148,7 +147,7 @@ impl fmt::Display for CommitMarker {
     }
 }
 
-/// A key and a value, or the name and the value of a header.
+/// A key and a value, or the name and value of a header.
 pub(crate) type Record<'a> = (Option<&'a [u8]>, Option<&'a [u8]>);
 
 /// Appends a key, a value, or headers.
@@ -157,7 +156,7 @@ pub(crate) fn put(bytes: Option<&[u8]>, out: &mut Vec<u8>) {
     out.extend_from_slice(bytes.unwrap_or_default());
 }
 
-/// What a checkpoint keeps.
+/// Encodes the data for a checkpoint.
 fn seal(header: &PreparedHeader, records: &[u8]) -> Bytes {
     let header = serde_json::to_vec(header).expect("it is made of numbers and texts");
     let mut bytes = (header.len() as u32).to_le_bytes().to_vec();
@@ -166,10 +165,10 @@ fn seal(header: &PreparedHeader, records: &[u8]) -> Bytes {
     bytes.into()
 }
 
-/// What `seal` made.
+/// Decodes what `seal` produced.
 ///
 /// # Errors
-/// For bytes that it did not make.
+/// For bytes that it did not produce.
 pub(crate) fn open(bytes: &[u8]) -> Result<(PreparedHeader, &[u8]), TaskError> {
     let parts =
         bytes.split_first_chunk().and_then(|(len, rest)| rest.split_at_checked(u32::from_le_bytes(*len) as usize));
@@ -177,12 +176,12 @@ pub(crate) fn open(bytes: &[u8]) -> Result<(PreparedHeader, &[u8]), TaskError> {
     Ok((serde_json::from_slice(header)?, records))
 }
 
-/// The records among bytes that `put` made.
+/// The records in bytes that `put` produced.
 pub(crate) fn records(bytes: &[u8]) -> impl Iterator<Item = Result<Record<'_>, TaskError>> {
     with_headers(bytes, false).map(|record| record.map(|(record, _)| record))
 }
 
-/// The records, with the headers of each if they are `headed`.
+/// The records, with their headers if they are `headed`.
 pub(crate) fn with_headers(
     mut bytes: &[u8],
     headed: bool,
@@ -220,7 +219,7 @@ fn take<'a>(bytes: &mut &'a [u8]) -> Option<Option<&'a [u8]>> {
 mod tests {
     use super::*;
 
-    /// What was committed must be known for as long as somebody may try again.
+    /// A commit must be remembered as long as some run may try it again.
     #[test]
     fn markers_know_earlier_runs() {
         let of = |run: &str, epoch| PreparedHeader {
@@ -247,7 +246,7 @@ mod tests {
         assert!(marker.to_string().len() < 1000);
     }
 
-    /// A checkpoint that is damaged must not be taken for one with fewer records.
+    /// A damaged checkpoint must not pass as one with fewer records.
     #[test]
     fn what_is_cut_is_refused() {
         let mut header = PreparedHeader {
@@ -279,7 +278,7 @@ mod tests {
         let headed: Vec<_> = with_headers(inside, opened.headed).map(Result::unwrap).collect();
         assert_eq!(headed, [((texts[0], texts[1]), texts[2]), ((texts[3], texts[4]), texts[5])]);
         assert!(with_headers(&inside[..inside.len() - 4], true).last().unwrap().is_err());
-        // What releases before this one prepared has no word of it.
+        // Data prepared by earlier releases lack this field.
         let before = r#"{"id":"i","target":"t","origin":1,"run":"r","epoch":7,"records":3}"#;
         assert!(!serde_json::from_str::<PreparedHeader>(before).unwrap().headed);
     }

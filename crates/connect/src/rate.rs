@@ -1,7 +1,7 @@
-//! A generator: rows by number, at a given rate or as fast as they are taken.
+//! A generator: makes numbered rows at a given rate, or as fast as they are taken.
 //!
-//! Row i of split s has the number n = i * splits + s; its key is a hash of the seed and n, its event time `start_us`
-//! and as much as n rows take. So whatever is made again after a failure is the same.
+//! Row i of split s has the number n = i * splits + s. Its key is a hash of the seed and n; its event time is
+//! `start_us` plus the time of n rows. So rows that are made again after a failure are the same.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -24,41 +24,41 @@ use crate::hash::mix;
 use crate::{DeliveryGuarantee, MakeSource, SourceSpec, options};
 
 const NAME: &str = "generator";
-/// At a given rate rows come at most so often, and more at a time.
+/// The minimum time between batches at a given rate; higher rates make larger batches.
 const INTERVAL: Duration = Duration::from_millis(2);
-/// 2026-01-01, where event time begins unless something else is said.
+/// 2026-01-01, the default start of event time.
 const START_US: i64 = 1_767_225_600_000_000;
 
-/// What event times are.
+/// The kind of event times.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "snake_case")]
 enum RateTimes {
     /// Counted from `start_us`.
     #[default]
     Counted,
-    /// When a row was made: for measuring how long it takes. What is made again has another time.
+    /// The time at which a row was made, for measuring latency. A row that is made again gets a new time.
     Clock,
 }
 
 #[derive(Clone, Debug, Deserialize)]
 #[serde(default)]
 struct RateOptions {
-    /// How many there are in all; without it they have no end.
+    /// Total number of rows; unlimited by default.
     rows: Option<u64>,
-    /// Of all splits together; 0 is as fast as they are taken.
+    /// Rate of all splits together; 0 for as fast as they are taken.
     rows_per_second: f64,
-    /// What copies share among them; 0: as many as there are copies, of every worker's threads one.
+    /// Number of splits, shared among copies; 0 for as many as there are copies, one per thread of every worker.
     splits: u32,
-    /// Keys are from 0 to this, exclusive.
+    /// Keys range from 0 to this, exclusive.
     keys: u64,
-    /// Other seeds make other keys.
+    /// Different seeds give different keys.
     seed: u64,
     times: RateTimes,
     /// The first row's event time, in microseconds since 1970.
     start_us: i64,
-    /// From one row's event time to the next one's, in microseconds; without it what the rate says, or 1.
+    /// The time between the event times of two rows, in microseconds; derived from the rate by default, or 1.
     step_us: Option<f64>,
-    /// At most so many at a time.
+    /// Maximum number of rows in a batch.
     batch_rows: u32,
 }
 
@@ -84,7 +84,7 @@ impl RateOptions {
         self.step_us.unwrap_or(if rate > 0.0 { 1e6 / rate } else { 1.0 })
     }
 
-    /// Rows of a split.
+    /// Number of rows in a split.
     fn rows_of(&self, split: u32) -> u64 {
         let of = |rows: u64| rows.saturating_sub(u64::from(split)).div_ceil(u64::from(self.splits));
         self.rows.map_or(u64::MAX, of)
@@ -139,7 +139,7 @@ pub(crate) fn source(spec: &Value, schema: Option<SchemaRef>) -> Result<SourceSp
     Ok(SourceSpec { copies_max, ..SourceSpec::new("generator".into(), schema, guarantee, &bad, make) })
 }
 
-/// A split's place. Copies number theirs from 0.
+/// The position in a split. Copies number their splits from 0.
 struct RateSplit {
     split: u32,
     next: u64,
@@ -150,12 +150,12 @@ struct RateSource {
     options: RateOptions,
     schema: SchemaRef,
     splits: Vec<RateSplit>,
-    /// Whose turn it is.
+    /// The split whose turn it is.
     turn: usize,
     /// Rows of each split before this run.
     begun: Option<(Instant, Vec<u64>)>,
     rest: Option<Pin<Box<Sleep>>>,
-    /// Rows at a time.
+    /// Rows per batch.
     most: u64,
 }
 
@@ -163,7 +163,7 @@ impl RateSource {
     fn new(mut options: RateOptions, schema: &SchemaRef, context: &TaskContext) -> Result<Self, TaskError> {
         let restored = context.restored().filter(|restored| !restored.split_names.is_empty());
         if options.splits == 0 {
-            // As many as there were when the job began: a row's split says which row it is.
+            // As many as there were when the job began, because the number of splits determines a row.
             options.splits = restored.map_or(context.copies(), |restored| restored.split_names.len() as u32);
         }
         let places = match restored {
@@ -175,7 +175,8 @@ impl RateSource {
         };
         let splits: Vec<_> =
             places.into_iter().map(|(split, next)| RateSplit { split, next, told_end: false }).collect();
-        // The last one first: whoever hears of it knows that there are the others, and does not go ahead of them.
+        // The last split comes first: a receiver that sees it knows that the others exist, and does not let time
+        // advance past them.
         let turn = splits.len().saturating_sub(1);
         Ok(RateSource {
             options,
@@ -188,7 +189,7 @@ impl RateSource {
         })
     }
 
-    /// How far a split may be now, and when there is more.
+    /// How far a split may be by now, and when it may continue.
     fn due(&self, at: usize, now: Instant, begun: Instant, before: u64) -> (u64, Option<Instant>) {
         let end = self.options.rows_of(self.splits[at].split);
         if self.options.rows_per_second == 0.0 {
@@ -198,14 +199,14 @@ impl RateSource {
         let passed = (now - begun).as_secs_f64();
         let due = before.saturating_add((passed * per_second) as u64).min(end);
         let seconds = ((self.splits[at].next + 1).saturating_sub(before)) as f64 / per_second;
-        // Beyond a century there is no waiting for it.
+        // Capped at a century, which nobody waits for.
         let next = begun + Duration::from_secs_f64(seconds.min(3e9));
         (due, Some(next.max(now + INTERVAL)))
     }
 }
 
-/// A split, and its next row. How many splits there are is saved beside it: with another number of them a split would
-/// have other rows.
+/// A split and its next row. The number of splits is saved with it: with a different number, a split would have other
+/// rows.
 fn place((name, bytes): (&String, &Bytes), splits: u32) -> Result<(u32, u64), TaskError> {
     let parts = bytes.split_first_chunk().and_then(|(next, of)| Some((u64::from_le_bytes(*next), of.try_into().ok()?)));
     match (name.parse(), parts.map(|(next, of)| (next, u32::from_le_bytes(of)))) {
@@ -294,7 +295,7 @@ mod tests {
         options::read(NAME, spec).unwrap()
     }
 
-    /// Splits that overlap or leave rows out, however many rows there are.
+    /// Catches splits that overlap or omit rows, for any number of rows.
     #[test]
     fn splits_share_all_rows() {
         for rows in [0, 1, 2, 3, 10, 11] {
@@ -309,7 +310,7 @@ mod tests {
         }
     }
 
-    /// A row that depends on the batch it was made in is another one after a restart.
+    /// A row that depended on its batch would differ after a restart.
     #[test]
     fn rows_depend_on_their_number_alone() {
         let options = options(&json!({"splits": 2, "keys": 10, "seed": 3, "rows_per_second": 3.0}));
@@ -325,7 +326,7 @@ mod tests {
         assert_ne!(other.rows(&schema, 1, 0, 100).unwrap(), all);
     }
 
-    /// More or fewer splits would each have other rows: some would be left out, or come twice.
+    /// With more or fewer splits, each would have other rows: some would be omitted or come twice.
     #[test]
     fn the_number_of_splits_stays() {
         let saved = |next: u64, of: u32| Bytes::from([&next.to_le_bytes()[..], &of.to_le_bytes()[..]].concat());

@@ -1,5 +1,5 @@
-//! A thread that reads ahead, for what cannot be read without blocking: it gives into a bounded queue, and ends when
-//! nobody takes from it any more. What it asks of others meanwhile is given up then, too.
+//! A thread that reads ahead, for blocking reads. It writes to a bounded queue, and ends when the receiver is dropped.
+//! Requests that it waits for are abandoned then, too.
 
 use std::future::Future;
 use std::sync::Arc;
@@ -12,25 +12,25 @@ use tidemill_dataflow::TaskError;
 use tokio::runtime::Handle;
 use tokio::sync::{mpsc, watch};
 
-/// How soon a resting thread finds out that nobody wants more.
+/// How soon a resting thread notices that the receiver is gone.
 const SLICE: Duration = Duration::from_millis(50);
 
-/// The end that takes.
+/// The receiving end.
 pub(crate) struct FeedReceiver<T> {
     items: mpsc::Receiver<Result<T, TaskError>>,
     ended: Arc<AtomicBool>,
     name: String,
-    /// Dropped, it says that nobody wants more.
+    /// Dropping it signals that no more items are wanted.
     _wants: watch::Sender<()>,
 }
 
-/// The end that gives.
+/// The sending end.
 pub(crate) struct FeedSender<T> {
     items: mpsc::Sender<Result<T, TaskError>>,
     wanted: watch::Receiver<()>,
 }
 
-/// Waits on the feed's thread for what a pool drives.
+/// Waits on the feed's thread for futures that a pool drives.
 #[derive(Clone, Debug)]
 pub(crate) struct PoolWaiter {
     pool: Handle,
@@ -38,11 +38,11 @@ pub(crate) struct PoolWaiter {
 }
 
 impl PoolWaiter {
-    /// What comes of `work`, as long as somebody takes from the feed. Then nothing of the pool is used any more, which
-    /// may end before what a store or server that does not answer is asked would.
+    /// The result of `work`, as long as the feed has a receiver. Without a receiver, nothing of the pool is used any
+    /// more: the pool may end before a store or server answers.
     ///
     /// # Errors
-    /// When nobody does any more, which nobody need be told.
+    /// If there is no receiver any more. The error need not be reported.
     pub(crate) fn wait<R>(&self, work: impl Future<Output = R>) -> Result<R, TaskError> {
         let mut wanted = self.wanted.clone();
         self.pool.block_on(async {
@@ -57,10 +57,10 @@ impl PoolWaiter {
 }
 
 impl<T: Send + 'static> FeedReceiver<T> {
-    /// Runs `body` on a thread of its own, at most `queue` items ahead.
+    /// Runs `body` on a separate thread, at most `queue` items ahead.
     ///
     /// # Errors
-    /// When there can be no further thread.
+    /// If a thread cannot be started.
     pub(crate) fn start<F>(name: String, queue: usize, body: F) -> Result<Self, TaskError>
     where
         F: FnOnce(&FeedSender<T>) -> Result<(), TaskError> + Send + 'static,
@@ -73,7 +73,7 @@ impl<T: Send + 'static> FeedReceiver<T> {
         let work = move || {
             match body(&feeder) {
                 Ok(()) => done.store(true, Ordering::Release),
-                // Nobody may be there to hear it.
+                // The receiver may be gone.
                 Err(error) => drop(feeder.items.blocking_send(Err(error))),
             }
         };
@@ -98,23 +98,23 @@ impl<T: Send + 'static> FeedReceiver<T> {
 }
 
 impl<T> FeedSender<T> {
-    /// Gives an item, when there is room. False: nobody wants more.
+    /// Sends an item once there is room. Returns false if no more are wanted.
     #[must_use]
     pub(crate) fn give(&self, item: T) -> bool {
         self.items.blocking_send(Ok(item)).is_ok()
     }
 
-    /// For what is asked of others with the threads of `pool`.
+    /// A waiter for requests that the threads of `pool` drive.
     pub(crate) fn waiter(&self, pool: &Handle) -> PoolWaiter {
         PoolWaiter { pool: pool.clone(), wanted: self.wanted.clone() }
     }
 
-    /// Whether somebody still takes.
+    /// Whether there still is a receiver.
     pub(crate) fn is_wanted(&self) -> bool {
         !self.items.is_closed()
     }
 
-    /// Does nothing for a while. False: nobody wants more.
+    /// Sleeps for a while. Returns false if no more items are wanted.
     #[must_use]
     pub(crate) fn rest(&self, time: Duration) -> bool {
         let end = Instant::now() + time;
@@ -132,8 +132,8 @@ impl<T> FeedSender<T> {
 mod tests {
     use super::*;
 
-    /// What a store that does not answer is asked outlived the run; when the pool ended, the thread panicked in the
-    /// middle of it.
+    /// A request to a store that did not answer used to outlive the run; when the pool ended, the thread panicked in
+    /// the middle of it.
     #[test]
     fn waiting_ends_with_the_feed() {
         let pool = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_time().build().unwrap();

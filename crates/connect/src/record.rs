@@ -1,4 +1,4 @@
-//! Rows as records with a key and a value, or as messages.
+//! Encodes rows as records with a key and a value, or as messages.
 
 use std::sync::Arc;
 
@@ -14,32 +14,32 @@ use crate::headers::{HeaderColumn, HeaderColumns, bytes_of};
 use crate::options;
 use crate::prepared_commit::put;
 
-/// How rows are records.
+/// The mapping from rows to records.
 #[derive(Clone, Debug)]
 pub(crate) struct RecordEncoder {
-    /// The column that is the value, else the whole row as JSON.
+    /// The column with the value; by default, the whole row as JSON.
     value: Option<usize>,
     key: Option<usize>,
     headers: Option<HeaderColumns>,
-    /// The columns of the whole row: all that no header is of.
+    /// The columns of the whole row, without header columns.
     whole: Vec<usize>,
-    /// How the whole row is a value that has the number of a schema before it; without, it is JSON alone.
+    /// The encoding of the whole row as a value with a schema number; without it, plain JSON.
     numbered: Option<SchemaPrefix>,
 }
 
-/// Values with a zero and the number of their schema before them, as Confluent's serializers write them.
+/// Values preceded by a zero and the number of their schema, as written by Confluent's serializers.
 #[derive(Clone, Debug)]
 pub(crate) enum SchemaPrefix {
     Json(u32),
-    /// With the columns, whose metadata has the Avro schema.
+    /// With the columns, whose metadata contain the Avro schema.
     Avro(SchemaRef, u32),
 }
 
 impl RecordEncoder {
-    /// `value` and `key` are names of columns.
+    /// `value` and `key` are column names.
     ///
     /// # Errors
-    /// In words.
+    /// A description of the problem.
     pub(crate) fn new(
         schema: &SchemaRef,
         value: Option<&str>,
@@ -63,20 +63,20 @@ impl RecordEncoder {
         self.headers.is_some()
     }
 
-    /// What whole rows are.
+    /// The schema of whole rows.
     pub(crate) fn whole_schema(&self, schema: &SchemaRef) -> SchemaRef {
         Arc::new(schema.project(&self.whole).expect("they are columns of it"))
     }
 
-    /// With numbers before values.
+    /// Adds schema numbers before values.
     ///
     /// # Errors
-    /// In words, for types that cannot be written so.
+    /// A description, for types that cannot be written this way.
     pub(crate) fn numbered(self, schema: &SchemaRef, numbered: SchemaPrefix) -> Result<Self, String> {
         RecordEncoder { numbered: Some(numbered), ..self }.looked_at(schema)
     }
 
-    /// The number that values have before them from now on.
+    /// Sets the number for all following values.
     pub(crate) fn set_number(&mut self, new: u32) {
         match &mut self.numbered {
             Some(SchemaPrefix::Json(number) | SchemaPrefix::Avro(_, number)) => *number = new,
@@ -84,7 +84,7 @@ impl RecordEncoder {
         }
     }
 
-    /// Types are looked at before there are rows.
+    /// Checks types before there are rows.
     fn looked_at(self, schema: &SchemaRef) -> Result<Self, String> {
         let empty = RecordBatch::new_empty(SchemaRef::clone(schema));
         self.encode(&empty, usize::MAX, &mut Vec::new()).map_err(|error| error.to_string())?;
@@ -126,7 +126,7 @@ impl RecordEncoder {
         Ok(())
     }
 
-    /// Each row in one piece, if that is wanted.
+    /// Each row in one piece, if `wanted`.
     fn whole(&self, rows: &RecordBatch, wanted: bool) -> Result<Vec<Vec<u8>>, TaskError> {
         if !wanted {
             return Ok(Vec::new());
@@ -170,7 +170,7 @@ mod tests {
         records(&bytes).map(|record| record.map(|(key, value)| (text(key), text(value))).unwrap()).collect()
     }
 
-    /// Records that are not those of the rows: nulls, empty texts and line ends among them.
+    /// Catches records that differ from their rows, including nulls, empty strings and line ends.
     #[test]
     fn rows_are_records() {
         let schema = rows().schema();
@@ -189,7 +189,7 @@ mod tests {
         assert!(error.contains("a record of 3 bytes"), "{error}");
     }
 
-    /// A header that is in the value as well, that is not counted, or that leaves nothing to be written.
+    /// Catches a header that is also in the value, is not counted, or leaves nothing to write.
     #[test]
     fn headers_are_beside_the_value() {
         let schema = rows().schema();
@@ -203,7 +203,7 @@ mod tests {
         let headers = |at: usize| records(found[at].1.unwrap()).map(Result::unwrap).collect::<Vec<_>>();
         assert_eq!(headers(0), [(Some(b"t".as_slice()), Some(b"a\nb".as_slice()))]);
         assert_eq!((headers(1), headers(2)), (vec![(Some(b"t".as_slice()), Some(b"".as_slice()))], vec![]));
-        // Name and value are four bytes, their lengths eight, and the object seven.
+        // Name and value have four bytes, their lengths eight, and the object seven.
         let error = encoder.encode(&rows(), 18, &mut Vec::new()).unwrap_err().to_string();
         assert!(error.contains("a record of 19 bytes"), "{error}");
         let error = RecordEncoder::new(&schema, None, None, &[of("t", "text"), of("n", "n")]).unwrap_err();

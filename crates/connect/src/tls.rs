@@ -1,13 +1,13 @@
-//! TLS, the same for all connectors: who is trusted, and who we are, as files in PEM.
+//! TLS for all connectors: the trusted authorities and our own identity, as PEM files.
 //!
-//! | what          | given as                                        | else of the environment    | else                     |
+//! | file          | meaning                                         | default variable           | otherwise                |
 //! |---------------|-------------------------------------------------|----------------------------|--------------------------|
 //! | `ca`          | trusted authorities                             | `TIDEMILL_TLS_CA`          | the system's             |
-//! | `certificate` | our own, and those between it and its authority | `TIDEMILL_TLS_CERTIFICATE` | we do not say who we are |
-//! | `key`         | of `certificate`                                | `TIDEMILL_TLS_KEY`         |                          |
+//! | `certificate` | our own, and those between it and its authority | `TIDEMILL_TLS_CERTIFICATE` | no client certificate    |
+//! | `key`         | the key of `certificate`                        | `TIDEMILL_TLS_KEY`         |                          |
 //!
-//! A server is always asked for a certificate, which has to be for its name: there is no way to go without. Clients are
-//! rustls with ring; only librdkafka brings a TLS of its own, and is told the same.
+//! A server must always present a certificate for its name; this cannot be turned off. Clients use rustls with ring;
+//! only librdkafka has its own TLS, and gets the same settings.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -19,7 +19,7 @@ use rustls::server::WebPkiClientVerifier;
 use rustls::{ClientConfig, RootCertStore, ServerConfig};
 use serde::Deserialize;
 
-/// What people say of it.
+/// TLS options as users write them.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct TlsOptions {
@@ -28,7 +28,7 @@ pub(crate) struct TlsOptions {
     key: Option<PathBuf>,
 }
 
-/// Files that can be read as what they are.
+/// Checked files.
 pub(crate) struct TlsFiles<'a> {
     pub(crate) ca: Option<&'a Path>,
     /// A certificate and its key.
@@ -36,14 +36,14 @@ pub(crate) struct TlsFiles<'a> {
 }
 
 impl TlsOptions {
-    /// What was given, and the environment's for the rest.
+    /// The given options, completed from the environment.
     ///
     /// # Errors
-    /// In words, for a certificate without its key.
+    /// A description, for a certificate without its key.
     pub(crate) fn or_environment(given: Option<&TlsOptions>) -> Result<TlsOptions, String> {
         let given = given.cloned().unwrap_or_default();
         let or = |given: Option<PathBuf>, variable| given.or_else(|| std::env::var_os(variable).map(PathBuf::from));
-        // One without the other is told, rather than taken from elsewhere.
+        // If only one of them is given, that is an error; the other does not come from the environment.
         let (mut certificate, mut key) = (given.certificate, given.key);
         if certificate.is_none() && key.is_none() {
             certificate = or(None, "TIDEMILL_TLS_CERTIFICATE");
@@ -57,24 +57,24 @@ impl TlsOptions {
         Ok(TlsOptions { ca: or(given.ca, "TIDEMILL_TLS_CA"), certificate, key })
     }
 
-    /// The files of the authorities, of the certificate and its key, for clients that read them themselves.
+    /// The files of the authorities, of the certificate and of its key, for clients that read files themselves.
     ///
     /// # Errors
-    /// In words, when one cannot be read as what it is.
+    /// A description, if a file does not contain what it should.
     pub(crate) fn files(&self) -> Result<TlsFiles<'_>, String> {
         self.client()?;
         Ok(TlsFiles { ca: self.ca.as_deref(), own: self.certificate.as_deref().zip(self.key.as_deref()) })
     }
 
-    /// Whether there is a certificate of one's own.
+    /// Whether we have our own certificate.
     pub(crate) fn says_who(&self) -> bool {
         self.certificate.is_some()
     }
 
-    /// The same, as librdkafka calls them, whose OpenSSL does not know where the system has its authorities.
+    /// The same, under librdkafka's names. Its OpenSSL does not know where the system keeps its authorities.
     pub(crate) fn named(&self) -> impl Iterator<Item = (&'static str, String)> {
         let system = || {
-            // A folder that the environment names comes before the system's file, as for rustls.
+            // A folder in the environment takes precedence over the system's file, as in rustls.
             let told = |name| std::env::var_os(name).filter(|value| !value.is_empty());
             if let (None, Some(folders)) = (told("SSL_CERT_FILE"), told("SSL_CERT_DIR")) {
                 return std::env::split_paths(&folders).find(|folder| folder.is_dir());
@@ -90,10 +90,10 @@ impl TlsOptions {
         named.into_iter().filter_map(|(name, file)| Some((name, file?.display().to_string())))
     }
 
-    /// For a client.
+    /// The configuration of a client.
     ///
     /// # Errors
-    /// In words, naming the file.
+    /// A description that names the file.
     pub(crate) fn client(&self) -> Result<Arc<ClientConfig>, String> {
         let builder = ClientConfig::builder_with_provider(provider());
         let builder = builder.with_safe_default_protocol_versions().map_err(|error| error.to_string())?;
@@ -104,11 +104,11 @@ impl TlsOptions {
         }))
     }
 
-    /// For a server that has to say who it is, and, if `ca` was given, asks clients for a certificate of that
-    /// authority.
+    /// The configuration of a server, which has to present a certificate and, if `ca` was given, asks clients for a
+    /// certificate of that authority.
     ///
     /// # Errors
-    /// In words, naming the file, or that there is no certificate.
+    /// A description that names the file, or says that there is no certificate.
     pub(crate) fn server(given: &TlsOptions) -> Result<Arc<ServerConfig>, String> {
         let tls = TlsOptions::or_environment(Some(given))?;
         let Some((chain, key)) = tls.own()? else {
@@ -117,7 +117,7 @@ impl TlsOptions {
         let builder = ServerConfig::builder_with_provider(provider());
         let builder = builder.with_safe_default_protocol_versions().map_err(|error| error.to_string())?;
         let builder = match &given.ca {
-            // That of the environment says whom we trust as clients.
+            // The environment's authority is about servers, not about clients.
             None => builder.with_no_client_auth(),
             Some(_) => {
                 let verifier = WebPkiClientVerifier::builder_with_provider(Arc::new(tls.trusted()?), provider());
@@ -183,7 +183,7 @@ fn unread(file: &Path, what: &str, error: &PemError) -> String {
     }
 }
 
-/// What is to be done about an error of a connection, if it is one of TLS that does not go away on its own.
+/// The remedy for a connection error, if it is a permanent TLS error.
 pub(crate) fn remedy(error: &str) -> Option<&'static str> {
     const REMEDIES: [(&str, &str); 9] = [
         (
@@ -212,7 +212,7 @@ pub(crate) fn remedy(error: &str) -> Option<&'static str> {
         ("InvalidContentType", "the server does not speak TLS on this port"),
         ("certificate", "see the reason given for the certificate"),
     ];
-    // Of what is no error of TLS, nothing is known.
+    // Nothing is known about errors other than those of TLS.
     let ours = ["invalid peer certificate", "fatal alert", "corrupt message", "received corrupt"];
     if !ours.iter().any(|words| error.contains(words)) {
         return None;
@@ -221,7 +221,7 @@ pub(crate) fn remedy(error: &str) -> Option<&'static str> {
     Some(found.map_or("server and client cannot agree on TLS", |(_, remedy)| remedy))
 }
 
-/// An error of a connection with what is to be done about it.
+/// A connection error with the remedy.
 pub(crate) fn told(error: &str) -> String {
     remedy(error).map_or_else(|| error.to_owned(), |remedy| format!("{error}: {remedy}"))
 }
@@ -230,7 +230,7 @@ pub(crate) fn told(error: &str) -> String {
 mod tests {
     use super::*;
 
-    /// A certificate without a key would be left out in silence; a file that is none must be named.
+    /// A certificate without a key would be silently ignored; an invalid file must be named.
     #[test]
     fn files_are_named() {
         let folder = tempfile::tempdir().unwrap();
@@ -252,7 +252,7 @@ mod tests {
         );
     }
 
-    /// A lost connection must be waited for, and a wrong certificate must not.
+    /// A lost connection must be waited for, a wrong certificate must not.
     #[test]
     fn only_errors_that_stay_have_remedies() {
         for error in ["Connection refused (os error 111)", "tls handshake eof", "no such certificate in the queue"] {

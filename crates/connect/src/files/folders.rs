@@ -1,5 +1,4 @@
-//! Rows by the folder that they belong to, `column=value` for each column that names one, as Hive, Spark and DuckDB
-//! have them.
+//! Splits rows by folder, with a folder `column=value` for each partition column, as in Hive, Spark and DuckDB.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -9,22 +8,22 @@ use arrow::compute::{cast, take_record_batch};
 use arrow::datatypes::{DataType, Schema, SchemaRef};
 use arrow::error::ArrowError;
 
-/// The value of a folder whose rows have none.
+/// The value in a folder name for null.
 const NULL: &str = "__HIVE_DEFAULT_PARTITION__";
 
-/// Which columns name folders, and what stays in the files.
+/// The columns that name folders, and the columns that stay in the files.
 #[derive(Clone, Debug)]
 pub(super) struct PartitionFolders {
     names: Vec<String>,
     keys: Vec<usize>,
     rest: Vec<usize>,
-    /// Of the files.
+    /// The schema of the files.
     pub schema: SchemaRef,
 }
 
 impl PartitionFolders {
     /// # Errors
-    /// In words: a column that is not there, or cannot be a text, or nothing is left for the files.
+    /// A description: a column does not exist or cannot become text, or no column is left for the files.
     pub(super) fn new(names: &[String], schema: &SchemaRef) -> Result<Self, String> {
         let find = |name: &String| {
             let (at, field) = schema.column_with_name(name).ok_or_else(|| {
@@ -54,12 +53,12 @@ impl PartitionFolders {
         Ok(PartitionFolders { names: names.to_vec(), keys, rest, schema: of_files })
     }
 
-    /// How many folders lie in each other.
+    /// The nesting depth of folders.
     pub(super) fn depth(&self) -> usize {
         self.keys.len()
     }
 
-    /// The rows of each folder, in their order; without columns that name folders all are of the folder without a name.
+    /// The rows of each folder, in order; without partition columns, all rows belong to the folder without a name.
     pub(super) fn split(&self, rows: RecordBatch) -> Result<Vec<(String, RecordBatch)>, ArrowError> {
         if self.keys.is_empty() {
             return Ok(vec![(String::new(), rows)]);
@@ -88,7 +87,7 @@ impl PartitionFolders {
     }
 }
 
-/// A value as the name of a folder: what has a meaning in paths, or in URLs, is a percent sign and its bytes.
+/// A value as a folder name: characters with a meaning in paths or URLs are percent-encoded.
 fn escape(value: &str, out: &mut String) {
     for c in value.chars() {
         if c.is_control() || "/\\%=:*?\"<>|#'{}[]^~`".contains(c) {

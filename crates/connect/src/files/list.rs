@@ -1,4 +1,4 @@
-//! Which files there are, and which objects.
+//! Lists files and objects.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -14,25 +14,25 @@ use super::tail::FileBytes;
 use crate::ListFiles;
 use crate::read_ahead::PoolWaiter;
 
-/// Requests that are under way together.
+/// Maximum number of concurrent requests.
 const ASKED_AT_ONCE: usize = 32;
 
-/// What people name files by.
+/// How users specify files.
 #[derive(Clone, Debug)]
 pub(crate) enum FilePattern {
     /// A file, or a folder with everything below it.
     Path(PathBuf),
-    /// All that match.
+    /// All files that match.
     Glob(String),
-    /// An object, or all whose keys begin with it and a slash.
+    /// An object, or all objects whose keys begin with it and a slash.
     Objects(ObjectFolder),
 }
 
 impl FilePattern {
-    /// A path with `*`, `?` or `[` is a glob, unless it is there as it stands.
+    /// A path with `*`, `?` or `[` is a glob, unless a file with that literal name exists.
     ///
     /// # Errors
-    /// In words, for globs that are none and URLs of stores that cannot be opened.
+    /// A description, for invalid globs and for URLs of stores that cannot be opened.
     pub(crate) fn of(text: &str, options: &StorageOptions, stores: &ObjectStores) -> Result<Self, String> {
         let Some(path) = local_path(text).map_err(|error| error.to_string())? else {
             return writable(text, options, stores).map(FilePattern::Objects);
@@ -47,11 +47,12 @@ impl FilePattern {
         Ok(FilePattern::Path(path.into()))
     }
 
-    /// All files, in the order of their names. What begins with a dot or an underscore, or lies in such a folder below,
-    /// is not there, as for other readers; and no link to a folder is followed.
+    /// All files, ordered by name. Like other readers, skips names that begin with a dot or an underscore, and
+    /// everything in such folders. Does not follow links to folders.
     ///
     /// # Errors
-    /// Of a folder or store that cannot be read, naming it. A folder, file or object that is not there yet is none.
+    /// For a folder or store that cannot be read, naming it. A folder, file or object that does not exist yet gives an
+    /// empty list.
     pub(crate) fn files(&self, waiter: &PoolWaiter) -> Result<Vec<String>, TaskError> {
         let mut found = match self {
             FilePattern::Objects(objects) => waiter.wait(keys(objects))??,
@@ -61,13 +62,13 @@ impl FilePattern {
         Ok(found)
     }
 
-    /// What lists them where they are local.
+    /// A function that lists the files, if they are local.
     pub(crate) fn local_files(&self) -> Option<ListFiles> {
         let place = self.clone();
         (!matches!(self, FilePattern::Objects(_))).then(|| Arc::new(move || place.found()) as _)
     }
 
-    /// Those of them that are local, in any order.
+    /// The local files, in any order.
     fn found(&self) -> Result<Vec<String>, TaskError> {
         let mut found = Vec::new();
         match self {
@@ -91,7 +92,7 @@ impl FilePattern {
         Ok(found)
     }
 
-    /// What reads a file, or an object, of this name.
+    /// Access to the bytes of the file or object with this name.
     pub(crate) fn held(&self, name: &str, waiter: &PoolWaiter) -> FileBytes {
         match self {
             FilePattern::Objects(objects) => {
@@ -101,10 +102,11 @@ impl FilePattern {
         }
     }
 
-    /// Which of these objects are certainly not there: the store is asked for each, as a listing may leave one out.
+    /// The objects among these that certainly no longer exist. Asks the store for each one, because a listing may omit
+    /// objects.
     ///
     /// # Errors
-    /// When nobody wants to know any more.
+    /// If the results are no longer wanted.
     pub(crate) fn gone(&self, names: Vec<String>, waiter: &PoolWaiter) -> Result<Vec<String>, TaskError> {
         let FilePattern::Objects(objects) = self else { return Ok(Vec::new()) };
         let asked = stream::iter(names).map(async |name| {
@@ -114,16 +116,16 @@ impl FilePattern {
         waiter.wait(asked.buffer_unordered(ASKED_AT_ONCE).filter_map(future::ready).collect())
     }
 
-    /// Whether what is there grows.
+    /// Whether existing files may grow.
     pub(crate) fn grows(&self) -> bool {
         !matches!(self, FilePattern::Objects(_))
     }
 }
 
-/// The place in a store that a URL stands for; other workers have to see it, too.
+/// The place in a store that a URL refers to; other workers must have access to it, too.
 ///
 /// # Errors
-/// In words, when the store cannot be opened or is none that can be written to.
+/// A description, if the store cannot be opened or does not allow writing.
 pub(super) fn writable(url: &str, options: &StorageOptions, stores: &ObjectStores) -> Result<ObjectFolder, String> {
     let at = stores.locate(url, options).map_err(|error| error.to_string())?;
     let folder = at.folder().filter(|_| at.store.shared);
@@ -133,13 +135,13 @@ pub(super) fn writable(url: &str, options: &StorageOptions, stores: &ObjectStore
     })
 }
 
-/// Where an object that was listed by this name is.
+/// The key of an object that was listed under this name.
 fn key(objects: &ObjectFolder, name: &str) -> Key {
     let path = name.strip_prefix(&format!("{}/", objects.store.name)).unwrap_or(name);
     Key::parse(path).expect("it was listed")
 }
 
-/// The URLs of objects; what begins with a dot or an underscore below the place is not there.
+/// The URLs of objects, without those whose path below the folder has a name that begins with a dot or an underscore.
 async fn keys(objects: &ObjectFolder) -> Result<Vec<String>, TaskError> {
     let place = &objects.path;
     let list = async || objects.store.objects.list(Some(place)).try_collect::<Vec<_>>().await;

@@ -1,16 +1,16 @@
-//! Files: those of a folder, or that a glob names, as they come and grow; and a folder that rows are written into. Or
-//! objects of a store.
+//! Files: a source of the files in a folder or matching a glob, as they arrive and grow, and a sink that writes rows to
+//! a folder. Both also work with objects of a store.
 //!
-//! | module     | what is in it                                             |
+//! | module     | contents                                                  |
 //! |------------|-----------------------------------------------------------|
-//! | `list`     | which files there are                                     |
-//! | `position` | how far a file was read, and what identifies it           |
-//! | `tail`     | one file: whole lines from where it was left              |
-//! | `source`   | all files, in turn                                        |
-//! | `folders`  | rows by the folder that they belong to                    |
-//! | `prepared` | what a checkpoint keeps of what is ready                  |
-//! | `sink`     | rows into files that appear when they are whole           |
-//! | `upload`   | rows into objects that do                                 |
+//! | `list`     | lists files                                               |
+//! | `position` | how far a file has been read, and how it is identified    |
+//! | `tail`     | reads one file: whole lines from a position on            |
+//! | `source`   | reads all files, in turn                                  |
+//! | `folders`  | splits rows by partition folder                           |
+//! | `prepared` | prepared files in a checkpoint                            |
+//! | `sink`     | writes rows to files that appear once they are complete   |
+//! | `upload`   | writes rows to objects that do                            |
 
 mod folders;
 mod list;

@@ -1,4 +1,4 @@
-//! How far a file has been read, and by what it is known again.
+//! How far a file has been read, and how the file is recognized later.
 
 use std::fs::Metadata;
 use std::os::unix::fs::MetadataExt;
@@ -8,12 +8,12 @@ use serde::{Deserialize, Serialize};
 
 use crate::hash;
 
-/// Which file it is, whatever it is called.
+/// The identity of a file, independent of its name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct FileId {
     pub(super) device: u64,
     pub(super) inode: u64,
-    /// Since 1970, where the file system keeps it.
+    /// The creation time since 1970, if the file system stores it.
     pub(super) born_ns: Option<u64>,
 }
 
@@ -27,19 +27,19 @@ impl FileId {
         }
     }
 
-    /// Whether it is the same for all that is known: not every look tells when a file was made.
+    /// Whether it is the same file as far as known: not every query returns the creation time.
     pub(super) fn is(self, other: FileId) -> bool {
         let born_together = self.born_ns.zip(other.born_ns).is_none_or(|(one, two)| one == two);
         (self.device, self.inode) == (other.device, other.inode) && born_together
     }
 
-    /// Whether it surely is, but for the device, which may have another number since the machine was started.
+    /// Whether it is certainly the same file, except for the device, whose number may change when the machine restarts.
     pub(super) fn is_like(self, other: FileId) -> bool {
         self.born_ns.is_some() && (self.inode, self.born_ns) == (other.inode, other.born_ns)
     }
 }
 
-/// What stood before an offset: so many bytes, and their hash.
+/// The bytes before an offset: their number and their hash.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct PrefixHash {
     pub(super) len: u32,
@@ -52,11 +52,11 @@ impl PrefixHash {
     }
 }
 
-/// How far a file has been read, and which one, if it is known. Checkpoints of earlier releases have the offset alone.
+/// How far a file has been read, and which file it is, if known. Checkpoints of earlier releases only have the offset.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(from = "SavedPosition", into = "SavedPosition")]
 pub(crate) struct FilePosition {
-    /// Behind the last line that was read.
+    /// The end of the last line that was read.
     pub(crate) offset: u64,
     pub(super) id: Option<FileId>,
     pub(super) mark: Option<PrefixHash>,
@@ -66,7 +66,7 @@ pub(crate) struct FilePosition {
 #[serde(untagged)]
 enum SavedPosition {
     Offset(u64),
-    /// Offset; device, inode and birth; bytes of the mark and their hash.
+    /// Offset; device, inode and creation time; length and hash of the bytes before the offset.
     File(u64, (u64, u64, Option<u64>), Option<(u32, u64)>),
 }
 
@@ -95,7 +95,7 @@ impl From<FilePosition> for SavedPosition {
 }
 
 impl FilePosition {
-    /// Of whichever file it is.
+    /// A position in a file of unknown identity.
     pub(crate) fn at(offset: u64) -> Self {
         FilePosition { offset, ..FilePosition::default() }
     }

@@ -1,5 +1,5 @@
-//! What a checkpoint keeps of files and objects that are ready: one by itself, as before there were folders of values,
-//! or several.
+//! The prepared files and objects in a checkpoint: a single one is stored by itself, as before partition folders
+//! existed, and several as a list.
 
 use bytes::Bytes;
 use serde::de::DeserializeOwned;
@@ -13,7 +13,7 @@ enum PreparedFile<T> {
 }
 
 /// # Errors
-/// Of the encoder: none known.
+/// Those of the encoder: none known.
 pub(super) fn encode<T: Serialize>(mut all: Vec<T>) -> Result<Bytes, serde_json::Error> {
     let prepared = match all.len() {
         0 => return Ok(Bytes::new()),
@@ -24,7 +24,7 @@ pub(super) fn encode<T: Serialize>(mut all: Vec<T>) -> Result<Bytes, serde_json:
 }
 
 /// # Errors
-/// If it is something else than what was encoded, which is not nothing.
+/// If the bytes are neither empty nor what `encode` produced.
 pub(super) fn decode<T: DeserializeOwned>(prepared: &[u8]) -> Result<Vec<T>, serde_json::Error> {
     Ok(match serde_json::from_slice(prepared)? {
         PreparedFile::One(one) => vec![one],

@@ -1,17 +1,17 @@
-//! Rows into a folder, exactly once: each copy writes a file for each checkpoint.
+//! Writes rows to a folder, exactly once: each copy writes one file per checkpoint.
 //!
 //! | when          | the file                                        |
 //! |---------------|-------------------------------------------------|
-//! | rows come     | `.part-COPY-UNIQUE.open`                        |
+//! | rows arrive   | `.part-COPY-UNIQUE.open`                        |
 //! | *prepare*     | synced, `.part-EPOCH-COPY-UNIQUE.ready`         |
 //! | *commit*      | `part-EPOCH-COPY-UNIQUE.jsonl`                  |
 //!
-//! With `partition_by` that is done in each folder `column=value` that rows come for.
+//! With `partition_by`, this happens in each folder `column=value` for which there are rows.
 //!
-//! Names that begin with a dot are not there for readers. A rename is the commit: where it has been done already,
-//! nothing is left to do. What an earlier run left behind is removed when the job goes on: files that are open, and
-//! those that are ready and that the checkpoint it goes on from does not know. Until it is committed a file is locked,
-//! which ends with the process: where one is, another job writes there, whose rows would be removed.
+//! Readers ignore names that begin with a dot. The commit is a rename: if it has been done already, nothing is left to
+//! do. When the job resumes, it removes leftovers of an earlier run: open files, and ready files that its checkpoint
+//! does not know. A file is locked until it is committed, and the lock ends with the process. A locked file means that
+//! another job writes to the same folder, whose rows would otherwise be removed.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File, TryLockError};
@@ -41,28 +41,28 @@ use crate::error::{ConnectError, with_remedy};
 use crate::{DeliveryGuarantee, SinkSpec, hash, options};
 
 const NAME: &str = "files sink";
-/// Written at a time.
+/// Bytes per write.
 const BUFFER_BYTES: usize = 1 << 20;
-/// How long an earlier run, on another host too, may take to end.
+/// How long an earlier run, possibly on another host, may take to end.
 const PATIENCE: Duration = Duration::from_secs(15);
-/// Between looks whether it has.
+/// Time between checks whether it has ended.
 const PAUSE: Duration = Duration::from_millis(100);
-/// The remedy where two jobs write to one folder.
+/// The remedy if two jobs write to the same folder.
 const OWN: &str = "each job needs a folder of its own, or another `prefix`";
 
 #[derive(Clone, Debug, Deserialize)]
 struct FileSinkOptions {
-    /// A local folder, or the URL of one in an object store, for this sink alone (or for those with another prefix).
+    /// A local folder, or the URL of one in an object store, used only by this sink (or by sinks with other prefixes).
     path: PathBuf,
-    /// What that store has to be told.
+    /// Options of that store.
     #[serde(default)]
     storage_options: StorageOptions,
     #[serde(default)]
     format: RowFormat,
-    /// What names of files begin with.
+    /// The prefix of file names.
     #[serde(default = "part")]
     prefix: String,
-    /// Columns that name folders, and are not in the files.
+    /// Columns that name folders and are left out of the files.
     #[serde(default)]
     partition_by: Vec<String>,
 }
@@ -91,7 +91,7 @@ pub(crate) fn sink(spec: &Value, schema: &SchemaRef, stores: &ObjectStores) -> R
     if options.prefix.is_empty() || !options.prefix.chars().all(is_plain) || options.prefix.starts_with('_') {
         return Err(wrong(format!("`prefix` is {:?}, but it must consist of letters, digits and _", options.prefix)));
     }
-    // What cannot be written is found out before there are rows.
+    // Types that cannot be written are detected before there are rows.
     let folders = PartitionFolders::new(&options.partition_by, schema).map_err(wrong)?;
     let tried = FileEncoder::new(options.format, &folders.schema).and_then(|mut encoder| {
         encoder.write(&RecordBatch::new_empty(SchemaRef::clone(&folders.schema)))?;
@@ -114,7 +114,7 @@ pub(crate) fn sink(spec: &Value, schema: &SchemaRef, stores: &ObjectStores) -> R
     })
 }
 
-/// What a checkpoint keeps of a file: its names, in the folder, with that of the folder within it that names a value.
+/// A file in a checkpoint: its names, relative to the sink's folder, including the partition folder.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct FinishedFile {
     ready: String,
@@ -125,13 +125,13 @@ struct FolderSink {
     options: FileSinkOptions,
     folders: PartitionFolders,
     copy: u32,
-    /// Of this run.
+    /// Unique to this run.
     unique: String,
-    /// Files of this run so far.
+    /// Number of files of this run so far.
     files: u64,
-    /// By folder.
+    /// Open files by folder.
     open: BTreeMap<String, OpenFile>,
-    /// Not yet committed, by name: each is open for its lock.
+    /// Uncommitted files by name; each stays open to hold its lock.
     ready: BTreeMap<String, Arc<File>>,
     context: TaskContext,
 }
@@ -152,7 +152,7 @@ impl FolderSink {
         Ok(FolderSink { options, folders, copy, unique, files: 0, open: BTreeMap::new(), ready, context })
     }
 
-    /// Removes what an earlier run left, of this copy.
+    /// Removes what an earlier run of this copy left behind.
     async fn begin(&mut self) -> Result<(), TaskError> {
         let begun = Instant::now();
         loop {
@@ -161,7 +161,7 @@ impl FolderSink {
             let depth = self.folders.depth();
             let look = move || {
                 clear(&folder, &prefix, depth, &|copy, ready| {
-                    // Of copies that there are no more, the first one takes care.
+                    // The first copy takes care of copies that no longer exist.
                     let is_mine = copy == context.copy() || (copy >= context.copies() && context.copy() == 0);
                     is_mine && ready.is_none_or(|epoch| !is_prepared(&context, epoch, copy))
                 })
@@ -183,7 +183,7 @@ impl FolderSink {
                 let open = self.create(&folder)?;
                 self.open.insert(folder.clone(), open);
             }
-            // Of many folders each may hold less.
+            // With many folders, each may buffer less.
             let most = BUFFER_BYTES / self.open.len().div_ceil(64);
             let open = self.open.get_mut(&folder).expect("just put there");
             open.encoder.write(&rows)?;
@@ -203,7 +203,7 @@ impl FolderSink {
         }
         let path = within.join(name);
         let file = Arc::new(File::create_new(&path).map_err(|error| failed(&path, &error))?);
-        // Where a file system has no locks, nothing keeps another job out.
+        // On a file system without locks, nothing keeps another job out.
         let _ = file.try_lock();
         let encoder = FileEncoder::new(self.options.format, &self.folders.schema)?;
         Ok(OpenFile { path, file, number: self.files, encoder })
@@ -271,8 +271,8 @@ impl Sink for FolderSink {
     }
 }
 
-/// `top` is the sink's folder, so many above that of the file: all between may be new, and have to outlast a loss of
-/// power, too.
+/// `top` is the sink's folder, `depth` levels above the file's folder. All folders in between may be new, and must
+/// survive a power failure, too.
 fn make_ready(from: &Path, to: &Path, top: &Path, depth: usize) -> Result<(), TaskError> {
     match fs::rename(from, to) {
         Ok(()) => {
@@ -302,13 +302,13 @@ fn commit(folder: &Path, names: &FinishedFile) -> Result<(), TaskError> {
     sync(within).map_err(|error| failed(within, &error))
 }
 
-/// Whether the checkpoint that the job goes on from has what a copy prepared at an epoch.
+/// Whether the job's checkpoint contains what a copy prepared at an epoch.
 fn is_prepared(context: &TaskContext, epoch: u64, copy: u32) -> bool {
     context.restored().is_some_and(|restored| restored.split_names.contains(&split_name(epoch, copy)))
 }
 
-/// Removes what an earlier run left, of a copy and, if it is ready, of an epoch that `is_left` says. Returns a file
-/// that somebody still holds, which stays. Looks into folders of values, so deep.
+/// Removes what an earlier run of a copy left behind: open files, and ready files of an epoch for which `is_left` is
+/// true. Descends `depth` levels into partition folders. Returns a file that is still locked, which stays.
 fn clear(
     folder: &Path,
     prefix: &str,
@@ -328,7 +328,7 @@ fn clear(
         if let Some((copy, of)) = name.to_str().and_then(|name| left(name, prefix))
             && is_left(copy, of)
         {
-            // For writing, without which some file systems give no lock.
+            // Opened for writing, because some file systems do not grant a lock otherwise.
             let file = File::options().write(true).open(entry.path());
             if file.is_ok_and(|file| matches!(file.try_lock(), Err(TryLockError::WouldBlock))) {
                 return Ok(Some(entry.path()));
@@ -342,7 +342,7 @@ fn clear(
     Ok(None)
 }
 
-/// The copy that a file not yet committed is of, and the epoch, if it is ready.
+/// The copy that an uncommitted file belongs to, and the epoch, if the file is ready.
 fn left(name: &str, prefix: &str) -> Option<(u32, Option<u64>)> {
     let rest = name.strip_prefix('.')?.strip_prefix(prefix)?.strip_prefix('-')?;
     if let Some(rest) = rest.strip_suffix(".open") {
@@ -354,7 +354,7 @@ fn left(name: &str, prefix: &str) -> Option<(u32, Option<u64>)> {
     Some((words.next()?.parse().ok()?, Some(epoch)))
 }
 
-/// Makes renames in a folder outlast a loss of power.
+/// Makes renames in a folder survive a power failure.
 fn sync(folder: &Path) -> io::Result<()> {
     File::open(folder)?.sync_all()
 }
@@ -367,8 +367,8 @@ fn failed(path: &Path, error: &io::Error) -> TaskError {
 mod tests {
     use super::*;
 
-    /// A file that a checkpoint needs must not be cleared away, nor another sink's or job's; one that none needs would
-    /// stay for ever.
+    /// A file that a checkpoint needs must not be removed, nor one of another sink or job. A leftover that was not
+    /// removed would stay forever.
     #[test]
     fn only_leftovers_are_cleared() {
         let folder = tempfile::tempdir().unwrap();
@@ -397,7 +397,7 @@ mod tests {
         assert_eq!(left, [false, true, true, false, true, true, true, true]);
     }
 
-    /// "No such file" names neither why nor what to do.
+    /// "No such file" gives neither the cause nor the remedy.
     #[test]
     fn what_another_job_has_removed_is_told() {
         let folder = tempfile::tempdir().unwrap();
@@ -408,7 +408,7 @@ mod tests {
         assert!(error.contains(".part-0-u1.open is gone: another job") && error.contains(OWN), "{error}");
     }
 
-    /// A commit that is done again, and one of what is lost.
+    /// Repeats a commit, and commits a lost file.
     #[test]
     fn commits_may_be_repeated() {
         let folder = tempfile::tempdir().unwrap();

@@ -1,10 +1,10 @@
-//! One file that may grow, or an object, which does not: whole lines from where it was left, never a part of one.
+//! Reads a file that may grow, or an object, which does not: whole lines from a position on, never part of a line.
 //!
-//! A path may come to have another file, when logs are rotated. A file is known by its device, its inode and when it
-//! was made, for an inode comes again soon after a file is removed; and by the bytes before the offset, which a
-//! checkpoint has a hash of: devices are numbered anew when a machine starts, and a folder that is copied has other
-//! inodes. A file stays open while it is read, so that what was written just before it lost its name, and shortly
-//! after, is read to its end.
+//! A path may come to refer to a new file, when logs are rotated. A file is identified by device, inode and creation
+//! time, because an inode is soon reused after a file is removed. It is also identified by the bytes before the offset,
+//! whose hash is in the checkpoint: devices are renumbered when a machine restarts, and a copied folder has other
+//! inodes. A file stays open while it is read, so that data written shortly before and after it lost its name are read,
+//! too.
 
 use std::fs::File;
 use std::io;
@@ -20,22 +20,22 @@ use tidemill_storage::ObjectFolder;
 use super::position::{FileId, FilePosition, PrefixHash};
 use crate::read_ahead::PoolWaiter;
 
-/// Read at a time; of a store more, as each request takes a while.
+/// Bytes per read; more for a store, where each request takes a while.
 const BLOCK_BYTES: usize = 1 << 20;
 const OBJECT_BLOCK_BYTES: usize = 8 << 20;
-/// A line that is longer is a file that has no lines.
+/// A file with a longer line is treated as not having lines.
 pub(crate) const LINE_BYTES_MAX: usize = 64 << 20;
-/// Before an offset, by which a file is known again.
+/// Number of bytes before an offset that identify a file.
 const MARK_BYTES: usize = 256;
-/// How long a file that has lost its name is still looked at: who writes it opens the next one a little later.
+/// How long to watch a file that has lost its name: its writer opens the next one a little later.
 const GRACE: Duration = Duration::from_secs(2);
 
-/// What holds a file's bytes.
+/// Where a file's bytes are stored.
 #[derive(Clone, Debug)]
 pub(crate) enum FileBytes {
     /// The file system.
     File,
-    /// A store; asked by a thread that may wait.
+    /// An object store, accessed by a thread that may block.
     Object { objects: ObjectFolder, path: Path, waiter: PoolWaiter },
 }
 
@@ -48,33 +48,33 @@ impl FileBytes {
     }
 }
 
-/// A file, and how far it has been read.
+/// A file, with the position up to which it has been read.
 #[derive(Debug)]
 pub(crate) struct FileTail {
     pub(crate) path: String,
     held: FileBytes,
     pub(crate) position: FilePosition,
-    /// The position is that of a checkpoint, and the file was not looked at yet.
+    /// The position comes from a checkpoint, and the file has not been checked yet.
     restored: bool,
-    /// The size it had last.
+    /// The last known size.
     size: u64,
-    /// Of the file system, while it is kept open.
+    /// The open file, while it is kept open.
     file: Option<File>,
-    /// What was read last, at most as much as a mark is of.
+    /// The last bytes that were read, at most as many as identify a file.
     last: Vec<u8>,
-    /// Since when its path is not the open file's any more.
+    /// The time since which its path has referred to something else.
     nameless: Option<Instant>,
     grace: Duration,
 }
 
-/// What a file has now.
+/// What a file has to offer now.
 #[derive(Debug)]
 pub(crate) enum TailPiece {
-    /// Lines, and the offset behind them.
+    /// Lines, which end at the new position.
     Lines(WholeLines),
-    /// Nothing that is whole.
+    /// No complete line.
     Nothing,
-    /// It is not there any more, or another one is at its path, and all that it had has been read.
+    /// The file no longer exists, or another one is at its path, and everything in it has been read.
     Gone,
 }
 
@@ -83,12 +83,12 @@ pub(crate) enum TailPiece {
 pub(crate) struct WholeLines {
     bytes: Vec<u8>,
     ranges: Vec<Range<usize>>,
-    /// Of the first byte.
+    /// The offset of the first byte.
     pub(crate) offset: u64,
 }
 
 impl WholeLines {
-    /// The lines, without their ends, and where each begins in the file.
+    /// The lines without their line ends, and the offset at which each begins.
     pub(crate) fn iter(&self) -> impl Iterator<Item = (u64, &[u8])> {
         self.ranges.iter().map(|range| (self.offset + range.start as u64, &self.bytes[range.clone()]))
     }
@@ -109,25 +109,25 @@ impl FileTail {
         }
     }
 
-    /// The same from its beginning.
+    /// The same file from its beginning.
     pub(crate) fn rewound(&self) -> Self {
         FileTail::new(self.path.clone(), self.held.clone(), FilePosition::at(0))
     }
 
-    /// Does not keep the file open: there are too many.
+    /// Closes the file, if too many are open.
     pub(crate) fn close(&mut self) {
-        // One without a name cannot be opened again.
+        // A file without a name could not be opened again.
         if self.nameless.is_none() {
             self.file = None;
         }
     }
 
-    /// The next lines, about a megabyte of them. A last line without an end counts if `ended`: the file is as long as
-    /// it will be.
+    /// The next lines, about a megabyte of them. With `ended`, the file will not grow, and a last line without a line
+    /// end counts.
     ///
     /// # Errors
-    /// When the file has become shorter than what was read, or was written over, or went away with lines that had not
-    /// been read; the system's.
+    /// If the file has become shorter than what was read, was overwritten, or disappeared with unread lines; I/O
+    /// errors.
     pub(crate) fn read(&mut self, mut ended: bool) -> Result<TailPiece, TaskError> {
         let mut is_over = false;
         let size = match &self.held {
@@ -138,7 +138,7 @@ impl FileTail {
                     if is_nameless {
                         let since = *self.nameless.get_or_insert_with(Instant::now);
                         is_over = ended || since.elapsed() >= self.grace;
-                        // It is as long as it will be.
+                        // The file will not grow any more.
                         ended |= is_over;
                     }
                     Some(size)
@@ -199,16 +199,16 @@ impl FileTail {
         }
     }
 
-    /// How many bytes an object has; `None`: it is not there.
+    /// The size of an object; `None` if it does not exist.
     fn object_size(&self) -> Result<Option<u64>, TaskError> {
         let FileBytes::Object { objects, path, waiter } = &self.held else { unreachable!("it is a file") };
         Ok(waiter.wait(objects.size(path))??)
     }
 
-    /// How many bytes the file has, and whether its path is no longer its own. `None`: it is not there, or another one
-    /// is.
+    /// The size of the file, and whether its path now refers to something else. `None` if the file does not exist or
+    /// has been replaced.
     fn file_size(&mut self) -> Result<Option<(u64, bool)>, TaskError> {
-        // Before the file is asked: what is written to it until then is seen below.
+        // Checked before the file itself, so that data written until then are seen below.
         let named = match std::fs::metadata(&self.path) {
             Ok(metadata) => Some(metadata),
             Err(error) if error.kind() == io::ErrorKind::NotFound => None,
@@ -216,9 +216,9 @@ impl FileTail {
         };
         let named_id = named.as_ref().map(FileId::of);
         if let Some(file) = &self.file {
-            // A server of files may have forgotten it: then what is at the path tells.
+            // A file server may have forgotten the file; then the path decides.
             if let Ok(metadata) = file.metadata() {
-                // It is what it is, also if a layer above gives it another number now.
+                // It is the same file, even if a layer below now gives it a different number.
                 let id = FileId::of(&metadata);
                 self.position.id = Some(id);
                 let is_nameless = !named_id.is_some_and(|named| named.is(id));
@@ -232,7 +232,7 @@ impl FileTail {
         let Some(named) = named else { return Ok(None) };
         let is_known = named_id.zip(self.position.id).is_some_and(|(named, known)| named.is(known));
         if !self.restored && is_known && named.len() == self.position.offset {
-            // There is nothing to open it for.
+            // No need to open it.
             return Ok(Some((named.len(), false)));
         }
         let file = match File::open(&self.path) {
@@ -246,8 +246,8 @@ impl FileTail {
         let is_same = match self.position.id {
             None => true,
             Some(known) if known.is_like(id) => true,
-            // While a file is not open, its inode says less than its bytes: it comes again, or is another one in a
-            // copied folder.
+            // For a file that is not open, its bytes are a better identification than its inode, which may be reused,
+            // or differ in a copied folder.
             Some(_) => size >= self.position.offset && self.is_marked(size)?,
         };
         if !is_same {
@@ -266,7 +266,7 @@ impl FileTail {
         Ok(Some((size, false)))
     }
 
-    /// Whether what stands before the offset is what was read there, as far as that is known.
+    /// Whether the bytes before the offset are those that were read there, as far as known.
     fn is_marked(&self, size: u64) -> Result<bool, TaskError> {
         let Some(mark) = self.position.mark else { return Ok(true) };
         let Some(start) =
@@ -282,14 +282,14 @@ impl FileTail {
         Ok(PrefixHash::of(&bytes) == mark)
     }
 
-    /// Keeps what was read last in mind.
+    /// Remembers the last bytes read.
     fn mark(&mut self, bytes: &[u8]) {
         self.last.extend_from_slice(&bytes[bytes.len().saturating_sub(MARK_BYTES)..]);
         self.last.drain(..self.last.len().saturating_sub(MARK_BYTES));
         self.position.mark = Some(PrefixHash::of(&self.last));
     }
 
-    /// Appends some bytes; fewer, if there are not as many any more.
+    /// Appends up to `len` bytes, fewer if the file has become shorter.
     fn read_some(&self, start: u64, len: usize, out: &mut Vec<u8>) -> Result<(), TaskError> {
         match &self.held {
             FileBytes::File => {
@@ -351,8 +351,8 @@ mod tests {
     }
 
     proptest! {
-        /// A line that is cut, doubled or lost, wherever writing pauses and whenever a reader takes the place of
-        /// another.
+        /// Catches lines that are cut, duplicated or lost, wherever writing pauses and whenever a new reader takes
+        /// over.
         #[test]
         fn lines_come_whole_and_once(
             texts in prop::collection::vec("[a-z]{0,5}\r?", 0..12),
@@ -388,7 +388,7 @@ mod tests {
         }
     }
 
-    /// Lines over several blocks, and blocks of several lines.
+    /// Lines that span several blocks, and blocks with several lines.
     #[test]
     fn long_lines_are_lines() {
         let folder = tempfile::tempdir().unwrap();
@@ -401,7 +401,7 @@ mod tests {
         assert_eq!(all(&mut tail, true), lines[5..]);
     }
 
-    /// As a checkpoint keeps it.
+    /// The position as stored in a checkpoint.
     fn saved(tail: &FileTail) -> FilePosition {
         serde_json::from_slice(&serde_json::to_vec(&tail.position).unwrap()).unwrap()
     }
@@ -410,7 +410,7 @@ mod tests {
         FileTail { grace: Duration::ZERO, ..FileTail::new(path.to_str().unwrap().into(), FileBytes::File, position) }
     }
 
-    /// What is lost must not be passed over.
+    /// Lost data must be reported.
     #[test]
     fn files_that_shrink_or_vanish() {
         let folder = tempfile::tempdir().unwrap();
@@ -427,7 +427,7 @@ mod tests {
         assert!(second.read(false).unwrap_err().to_string().contains("it has 4 bytes, but 8 have been read"));
     }
 
-    /// A file that is cut and written anew would be read from its middle.
+    /// A file that is truncated and rewritten would otherwise be read from its middle.
     #[test]
     fn files_that_are_written_over() {
         let folder = tempfile::tempdir().unwrap();
@@ -439,8 +439,8 @@ mod tests {
         assert!(tail.read(false).unwrap_err().to_string().contains("what precedes byte 8 is not what was read there"));
     }
 
-    /// The last lines of a file that is renamed or removed, also those that come behind its new name, whether or not
-    /// another one has its path; and that other one, which is longer, would be read from its middle.
+    /// The last lines of a renamed or removed file must be read, including those written under its new name, whether or
+    /// not a new file has its path. A longer new file would otherwise be read from its middle.
     #[test]
     fn files_that_are_rotated() {
         for is_removed in [false, true] {
@@ -467,8 +467,8 @@ mod tests {
         }
     }
 
-    /// A file that took another's place while nobody looked is not that one; one whose folder was copied, or whose
-    /// device has another number, still is.
+    /// A file that replaced another one unnoticed is a new file. A file whose folder was copied, or whose device has a
+    /// new number, is still the same.
     #[test]
     fn files_that_a_checkpoint_knows() {
         let folder = tempfile::tempdir().unwrap();
@@ -493,7 +493,7 @@ mod tests {
         assert_eq!(all(&mut tail(&path, moved), false), ["three"]);
     }
 
-    /// Positions are in checkpoints: those of earlier releases are numbers, and these must stay as they are.
+    /// Checkpoints contain positions: those of earlier releases are numbers, and the current form must not change.
     #[test]
     fn positions_of_all_releases_are_read() {
         let read = |text: &str| serde_json::from_str::<FilePosition>(text).unwrap();

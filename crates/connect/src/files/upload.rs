@@ -1,13 +1,13 @@
-//! Rows into an object store, exactly once: each copy makes an object for each checkpoint.
+//! Writes rows to an object store, exactly once: each copy makes one object per checkpoint.
 //!
 //! | when      | the object                                             |
 //! |-----------|--------------------------------------------------------|
-//! | rows come | an upload in parts, which nobody sees                  |
-//! | *prepare* | the last part; what the parts are is in the checkpoint |
+//! | rows come | a multipart upload, which is invisible                 |
+//! | *prepare* | the last part; the checkpoint contains the part list   |
 //! | *commit*  | the upload is completed: `part-COPY-UNIQUE.jsonl`      |
 //!
-//! Its name is its own, so where an upload is gone and the object is there, it was completed before. What a run that
-//! fails has begun stays, unseen, until the store's own rules remove uploads that do not end.
+//! Its name is unique, so if the upload is gone and the object exists, the upload was completed earlier. Uploads of a
+//! failed run remain, invisible, until the store's own rules remove unfinished uploads.
 
 use std::collections::BTreeMap;
 use std::future::ready;
@@ -25,7 +25,7 @@ use super::prepared;
 use crate::encode::{FileEncoder, RowFormat};
 use crate::hash;
 
-/// Of a part, but for the last one: stores take none that are smaller than 5 MiB.
+/// Size of a part, except for the last: stores reject parts below 5 MiB.
 const PART_BYTES: usize = 8 << 20;
 
 /// The sink of one copy.
@@ -33,11 +33,11 @@ pub(super) struct UploadSink {
     objects: ObjectFolder,
     format: RowFormat,
     folders: PartitionFolders,
-    /// What names of objects begin with: the option, the copy, the run.
+    /// The prefix of object names: the option, the copy and the run.
     name: String,
-    /// Objects of this run so far.
+    /// Number of objects of this run so far.
     made: u64,
-    /// By folder.
+    /// Open uploads by folder.
     open: BTreeMap<String, OpenUpload>,
 }
 
@@ -97,7 +97,7 @@ impl UploadSink {
 }
 
 impl OpenUpload {
-    /// Uploads what there is.
+    /// Uploads what is ready.
     async fn put(&mut self, objects: &ObjectFolder) -> Result<(), TaskError> {
         let path = &self.path;
         let open = match &mut self.begun {
@@ -115,7 +115,7 @@ impl OpenUpload {
 }
 
 impl Sink for UploadSink {
-    /// A place that cannot be written to is found out before there are rows.
+    /// Detects a place that is not writable before there are rows.
     fn begin(&mut self) -> BoxFuture<'_, Result<(), TaskError>> {
         Box::pin(async {
             let (objects, path) = (&self.objects, self.objects.path.clone().join(format!("{}0", self.name)));

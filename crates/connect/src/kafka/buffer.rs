@@ -1,30 +1,30 @@
-//! Records of a partition that a reader has, and has not given on yet.
+//! Records of a partition that have been read, but not emitted yet.
 
 use crate::bad_records::{BadHeaders, RecordContext};
 use crate::headers::Headers as HeaderList;
 
-/// Records of a partition that are not given on yet.
+/// Records of a partition that have not been emitted yet.
 #[derive(Default)]
 pub(super) struct PartitionBuffer {
     pub(super) bytes: Vec<u8>,
     pub(super) records: Vec<RecordBounds>,
-    /// Bytes of these, with headers.
+    /// Bytes of these records, including headers.
     pub(super) size: usize,
     pub(super) next: i64,
 }
 
-/// Where a record's key and value end in the buffer; each begins where the one before ends.
+/// The ends of a record's key and value in the buffer; each starts at the previous end.
 pub(super) struct RecordBounds {
     pub(super) offset: i64,
     pub(super) timestamp_ms: Option<i64>,
     pub(super) key: Option<usize>,
     pub(super) value: Option<usize>,
-    /// Where they are wanted: names and values.
+    /// Names and values, if headers are wanted.
     pub(super) headers: HeaderList,
 }
 
 impl RecordBounds {
-    /// What it has besides its value, for who writes it down.
+    /// What the record has besides its value, for storing a bad record.
     pub(super) fn besides(&self, key: Option<&[u8]>) -> RecordContext {
         let headers = (!self.headers.is_empty()).then(|| BadHeaders::List(self.headers.clone()));
         RecordContext { timestamp_ms: self.timestamp_ms, key: key.map(<[u8]>::to_vec), headers }

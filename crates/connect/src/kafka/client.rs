@@ -1,4 +1,4 @@
-//! What all clients are told, and what they have to say.
+//! Configuration of all clients, and the handling of their messages.
 
 use std::collections::BTreeMap;
 use std::sync::Mutex;
@@ -19,10 +19,10 @@ use crate::connection::Credentials;
 use crate::options::SecretText;
 use crate::tls::TlsOptions;
 
-/// Between two lines that one client may print.
+/// Minimum time between two lines that a client prints.
 const QUIET: Duration = Duration::from_secs(5);
 
-/// How brokers are told who asks.
+/// How a client authenticates.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 pub(crate) enum SaslMechanism {
     #[serde(rename = "PLAIN")]
@@ -33,7 +33,7 @@ pub(crate) enum SaslMechanism {
     ScramSha512,
 }
 
-/// A user, by SASL.
+/// A SASL user.
 #[derive(Clone)]
 struct SaslUser {
     name: String,
@@ -41,33 +41,33 @@ struct SaslUser {
     mechanism: SaslMechanism,
 }
 
-/// Where the brokers are, and who asks.
+/// The brokers, and the user.
 #[derive(Clone)]
 pub(crate) struct KafkaConnection {
     pub(crate) servers: String,
     user: Option<SaslUser>,
-    /// What else librdkafka is to be told.
+    /// Further options for librdkafka.
     pub(crate) config: BTreeMap<String, Value>,
-    /// With TLS.
+    /// TLS options, if TLS is used.
     tls: Option<TlsOptions>,
 }
 
-/// A topic, and how its brokers and its registry are reached.
+/// A topic, with the connection to its brokers and its registry.
 #[derive(Clone, Deserialize)]
 pub(crate) struct TopicOptions {
-    /// `host:port`, several with commas between.
+    /// `host:port`, several separated by commas.
     servers: String,
     pub(crate) topic: String,
     /// The schema registry of the topic's values.
     registry: Option<SecretText>,
-    /// By which mechanism brokers are told the user; PLAIN unless it is said.
+    /// The authentication mechanism; PLAIN by default.
     sasl: Option<SaslMechanism>,
-    /// With TLS: files of certificates.
+    /// Certificate files, with TLS.
     tls: Option<TlsOptions>,
-    /// What else librdkafka is to be told.
+    /// Further options for librdkafka.
     #[serde(default)]
     config: BTreeMap<String, Value>,
-    /// How long the brokers may keep silent; sources and sinks have defaults of their own.
+    /// How long the brokers may be silent; sources and sinks have different defaults.
     pub(crate) patience_s: Option<f64>,
 }
 
@@ -75,18 +75,18 @@ impl TopicOptions {
     /// The client of the registry, if there is one.
     ///
     /// # Errors
-    /// In words, when its URL is none, or a file of `tls` is not what it should be.
+    /// A description, if its URL is invalid or a file of `tls` cannot be used.
     pub(crate) fn registry(&self, patience: Duration) -> Result<Option<SchemaRegistry>, String> {
         self.registry.as_ref().map(|url| SchemaRegistry::new(url, self.tls.as_ref(), patience)).transpose()
     }
 }
 
 impl KafkaConnection {
-    /// User and password come from `TIDEMILL_KAFKA_USER` and `TIDEMILL_KAFKA_PASSWORD` where they are not given. With
-    /// TLS if `tls` is given, or `config` says so.
+    /// User and password default to `TIDEMILL_KAFKA_USER` and `TIDEMILL_KAFKA_PASSWORD`. Uses TLS if `tls` is given or
+    /// `config` says so.
     ///
     /// # Errors
-    /// In words, naming a file of `tls` that is not what it should be, or what of a user is missing.
+    /// A description that names the unusable file of `tls`, or the missing part of the user.
     pub(crate) fn new(options: &TopicOptions, credentials: Credentials) -> Result<Self, String> {
         let TopicOptions { servers, sasl: mechanism, tls, config, .. } = options.clone();
         let protocol = config.get("security.protocol").and_then(Value::as_str).unwrap_or_default().to_lowercase();
@@ -112,11 +112,11 @@ impl KafkaConnection {
         Ok(KafkaConnection { servers, user, config, tls })
     }
 
-    /// What a client is told: what was given, and above it `ours`.
+    /// The configuration of a client: the given options, overridden by `ours`.
     pub(crate) fn config(&self, ours: &[(&str, &str)]) -> ClientConfig {
         let mut config = ClientConfig::new();
         config.set_log_level(RDKafkaLogLevel::Warning);
-        // Back soon after a broker's restart.
+        // Reconnects soon after a broker's restart.
         config.set("reconnect.backoff.max.ms", "1000");
         let protocol = match (&self.user, &self.tls) {
             (None, None) => "plaintext",
@@ -149,8 +149,8 @@ impl KafkaConnection {
         config
     }
 
-    /// What a producer is told: a record goes where Kafka's own clients put one with its key, unless something else was
-    /// given.
+    /// The configuration of a producer. Unless configured otherwise, it maps keys to partitions like Kafka's own
+    /// clients.
     pub(crate) fn producer_config(&self, ours: &[(&str, &str)]) -> ClientConfig {
         let mut config = self.config(ours);
         if config.get("partitioner").is_none() {
@@ -159,7 +159,7 @@ impl KafkaConnection {
         config
     }
 
-    /// What hears a client of this connection.
+    /// The context for a client of this connection.
     pub(crate) fn context(&self, name: &str) -> KafkaContext {
         KafkaContext {
             name: name.to_owned(),
@@ -173,35 +173,35 @@ impl KafkaConnection {
     }
 }
 
-/// Hears what a client has to say, and prints a line of it now and then.
+/// Receives a client's messages, and prints one of them now and then.
 pub(crate) struct KafkaContext {
     /// Task and copy.
     name: String,
-    /// Whether the client has a certificate of its own.
+    /// Whether the client has its own certificate.
     says_who: bool,
-    /// Whether what is for producers alone is not meant for it.
+    /// Whether to ignore messages about options that only producers have.
     is_beside_a_producer: bool,
     printed: Mutex<(Option<Instant>, u64)>,
     /// Why a broker and the client do not trust each other.
     distrust: Mutex<Option<String>>,
-    /// What was said last.
+    /// The last message.
     heard: Mutex<String>,
     /// The first record that could not be delivered.
     undelivered: Mutex<Option<RDKafkaErrorCode>>,
 }
 
 impl KafkaContext {
-    /// Of a consumer that is told the same as a producer, whose options are none of its own.
+    /// For a consumer that gets the same configuration as a producer, including options it does not have.
     pub(crate) fn beside_a_producer(self) -> Self {
         KafkaContext { is_beside_a_producer: true, ..self }
     }
 
-    /// What is wrong with a certificate or a password, and what to do about it.
+    /// The problem with a certificate or password, and the remedy.
     pub(crate) fn distrust(&self) -> Option<String> {
         self.distrust.lock().expect("nothing panics with it locked").clone()
     }
 
-    /// What kept the first record from being delivered, since the last call.
+    /// Why the first record since the last call could not be delivered.
     pub(crate) fn take_undelivered(&self) -> Option<RDKafkaErrorCode> {
         self.undelivered.lock().expect("nothing panics with it locked").take()
     }
@@ -233,7 +233,7 @@ impl ClientContext for KafkaContext {
         eprintln!("tidemill: kafka, {}: {text}{more}", self.name);
     }
 
-    // It is logged too, or comes back from the call that it concerns.
+    // The error is also logged, or returned by the call that it concerns.
     fn error(&self, _: KafkaError, _: &str) {}
 }
 
@@ -250,7 +250,7 @@ impl ProducerContext for KafkaContext {
     }
 }
 
-/// What is to be done about what a client says, if that does not go away on its own; a client that says who it is has a
+/// The remedy for a client's message, if the problem does not go away by itself; `says_who` if the client has a
 /// certificate.
 fn remedy(text: &str, says_who: bool) -> Option<&'static str> {
     const WHO: &str = "the broker requires a client certificate: set certificate= and key=, or \
@@ -273,12 +273,12 @@ fn remedy(text: &str, says_who: bool) -> Option<&'static str> {
              and key=",
         ),
     ];
-    // What our side did not get to know, such as of a connection that broke in the middle, says nothing about the
-    // other.
+    // Problems that our side merely did not find out about, such as a connection that broke midway, say nothing about
+    // the other side.
     if !(text.contains("SSL") || text.contains("SASL")) || text.contains("Local: ") {
         return None;
     }
-    // Of who says nothing some brokers say that a certificate is required, some that it is a bad one.
+    // If the client has no certificate, some brokers say that one is required, others that it is bad.
     if ["alert certificate", "alert bad certificate", "alert unknown ca"].iter().any(|words| text.contains(words)) {
         return Some(if says_who {
             "the broker does not accept our certificate: see certificate= and key=, TIDEMILL_TLS_CERTIFICATE and \
@@ -290,7 +290,7 @@ fn remedy(text: &str, says_who: bool) -> Option<&'static str> {
     REMEDIES.iter().find(|(words, _)| text.contains(words)).map(|(_, remedy)| *remedy)
 }
 
-/// An error of a client, without the value of an option, which may be a password.
+/// An error of a client without the values of options, which may be passwords.
 pub(crate) fn plain(error: &KafkaError) -> String {
     match error {
         KafkaError::ClientConfig(_, reason, name, _) => format!("config \"{name}\": {reason}"),
@@ -298,7 +298,7 @@ pub(crate) fn plain(error: &KafkaError) -> String {
     }
 }
 
-/// Whether it is no use to try again.
+/// Whether trying again cannot help.
 pub(crate) fn is_final(error: &KafkaError) -> bool {
     use RDKafkaErrorCode as E;
     if matches!(error, KafkaError::ClientConfig(..) | KafkaError::ClientCreation(_) | KafkaError::Nul(_)) {
@@ -321,11 +321,11 @@ pub(crate) fn is_final(error: &KafkaError) -> bool {
     )
 }
 
-/// How many partitions a topic has. Waits as long as `patience` for a broker that answers. Meanwhile `serve` is called,
-/// which lets the client say for so long what it has to say: why nobody answers is heard in no other way.
+/// The number of partitions of a topic. Waits up to `patience` for a broker to answer. Meanwhile it calls `serve`,
+/// which lets the client deliver its messages: they are the only way to learn why no broker answers.
 ///
 /// # Errors
-/// Naming the topic or the servers.
+/// An error that names the topic or the servers.
 pub(crate) fn partitions(
     client: &Client<KafkaContext>,
     connection: &KafkaConnection,
@@ -341,7 +341,7 @@ pub(crate) fn partitions(
                 Ok(metadata) => {
                     let found = metadata.topics().iter().find(|found| found.name() == topic);
                     match found.map_or(0, |found| found.partitions().len()) {
-                        // It may not have heard of it yet.
+                        // The broker may not know about the topic yet.
                         0 => format!("topic \"{topic}\" does not exist"),
                         partitions => return Ok(partitions as i32),
                     }
@@ -371,7 +371,7 @@ pub(crate) fn failed(topic: &str, error: &KafkaError) -> TaskError {
 mod tests {
     use super::*;
 
-    /// A broker that restarts must be waited for, and who is not let in must be told why.
+    /// A restarting broker must be waited for, and a rejected client must be told why.
     #[test]
     fn only_what_stays_has_remedies() {
         for text in [

@@ -1,22 +1,22 @@
-//! Transactions: one for each copy and checkpoint, opened when the checkpoint is durable and closed at once.
+//! Transactions: one for each copy and checkpoint, opened when the checkpoint is durable and finished at once.
 //!
-//! A transaction that were open from barrier to barrier would be lost when it takes longer than its timeout (the
-//! records of a durable checkpoint with it), and would hold up readers of the topic all the time. So records wait in
-//! the checkpoint instead, and to *commit* is to do these steps, as often as need be:
+//! A transaction that is open from barrier to barrier would be lost when it exceeds its timeout (together with the
+//! records of a durable checkpoint), and would hold up readers of the topic all the time. So records wait in the
+//! checkpoint instead, and a *commit* consists of these steps, repeated as often as necessary:
 //!
-//! 1. A producer with the origin's transactional id is initialized: whoever used it before is fenced, what he had open
-//!    is aborted, what he was about to commit is committed.
-//! 2. The *marker* is read: it is kept with the offset that the consumer group of this id has committed for partition 0
-//!    of the topic, which is the last epoch that was committed. If it knows this run with no earlier epoch, all is
+//! 1. A producer with the origin's transactional id is initialized. This fences any earlier user of the id; its open
+//!    transaction is aborted, and a transaction that it was about to commit is committed.
+//! 2. The *marker* is read. It is the last committed epoch, stored with the offset that the consumer group of this id
+//!    has committed for partition 0 of the topic. If it contains this run with this epoch or a later one, everything is
 //!    done.
-//! 3. One transaction has the records and the new marker.
+//! 3. One transaction writes the records and the new marker.
 //!
-//! The check behind the fence, and records and marker in one transaction, make it exactly once: whoever comes after
-//! sees the marker, and whoever came before can commit no more. After any error the next try begins at 1, so that it
-//! does not matter whether the one before went through.
+//! The check after the fence, and the single transaction for records and marker, make this exactly once: any later user
+//! sees the marker, and any earlier user can no longer commit. After any error the next attempt starts at 1, so it does
+//! not matter whether the previous one succeeded.
 //!
-//! The marker is kept as long as the brokers keep offsets of groups without members (`offsets.retention.minutes`, a
-//! week unless they are told otherwise). A job that goes on after longer may repeat the records of its last checkpoint.
+//! The brokers keep the marker as long as they keep offsets of groups without members (`offsets.retention.minutes`, a
+//! week by default). A job that resumes later than that may repeat the records of its last checkpoint.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
@@ -31,69 +31,69 @@ use tidemill_dataflow::TaskError;
 use super::client::{KafkaConnection, KafkaContext, failed, is_final, plain};
 use crate::prepared_commit::{CommitMarker, PreparedHeader, Record, open, records, with_headers};
 
-/// How long one call may take at least before all is begun anew.
+/// Minimum time for one call before everything starts over.
 const CALL: Duration = Duration::from_secs(30);
-/// Between tries.
+/// Time between attempts.
 const PAUSE: Duration = Duration::from_millis(200);
 
-/// Another run that was cut off fences us once or twice; who does it so often goes on for ever.
+/// Another run that was cut off fences this one once or twice; one that does it more often is still running.
 const FENCED_MAX: u32 = 5;
 
-/// Commits what copies have prepared. Blocks: it has a thread of its own.
+/// Commits what copies have prepared. Blocks, so it has its own thread.
 pub(crate) struct TransactionCommitter {
     pub(crate) connection: KafkaConnection,
     pub(crate) name: String,
     pub(crate) transaction_timeout: Duration,
     pub(crate) record_bytes_max: usize,
     pub(crate) patience: Duration,
-    /// Commits that somebody else has broken off.
+    /// Number of commits that another run has aborted.
     pub(crate) fenced: u32,
-    /// By transactional id.
+    /// Producers by transactional id.
     pub(crate) producers: HashMap<String, TransactionalProducer>,
 }
 
-/// A producer that was initialized, and has not been fenced as far as it knows.
+/// An initialized producer that, as far as it knows, has not been fenced.
 pub(crate) struct TransactionalProducer {
     producer: BaseProducer<KafkaContext>,
-    /// For the name of its group.
+    /// Provides the name of its group.
     consumer: BaseConsumer<KafkaContext>,
     marker: CommitMarker,
 }
 
-/// Of what a copy has prepared.
+/// The transactional id for what a copy has prepared.
 pub(crate) fn transactional_id(id: &str, copy: u32) -> String {
     format!("{id}-{copy}")
 }
 
-/// Whether somebody else has begun to write with the same transactional id.
+/// Whether another client has started to use the same transactional id.
 fn is_fenced(error: &KafkaError) -> bool {
     use RDKafkaErrorCode as E;
     matches!(error.rdkafka_error_code(), Some(E::Fenced | E::ProducerFenced | E::InvalidProducerEpoch))
 }
 
-/// How long one call of a transaction may take: a large one at a slow network takes as long as brokers let it, and what
-/// is begun anew takes as long again. Somewhat less than that, so that the reason is ours.
+/// How long one call of a transaction may take. A large transaction on a slow network takes as long as brokers allow,
+/// and starting over would take as long again. Slightly less than the timeout, so that the error is ours.
 fn call(transaction_timeout: Duration) -> Duration {
     CALL.max(transaction_timeout.mul_f64(0.9))
 }
 
-/// What a producer of records is told, whether it has transactions or not.
+/// The configuration of a producer of records, with or without transactions.
 pub(crate) fn producer_config(record_bytes_max: usize) -> [(&'static str, String); 4] {
-    // A record has more than a key and a value.
+    // A record consists of more than key and value.
     let message_bytes_max = (record_bytes_max + 1024).clamp(1000, 1_000_000_000).to_string();
     [
         ("enable.idempotence", "true".into()),
         ("message.max.bytes", message_bytes_max),
         ("linger.ms", "5".into()),
-        // Records wait for the commit, not for us.
+        // Records wait for the commit, not for the producer.
         ("queue.buffering.max.kbytes", "262144".into()),
     ]
 }
 
-/// Puts a record into the producer's queue, when there is room.
+/// Appends a record to the producer's queue once there is room.
 ///
 /// # Errors
-/// The producer's.
+/// Those of the producer.
 pub(crate) fn send(
     producer: &BaseProducer<KafkaContext>,
     topic: &str,
@@ -118,10 +118,10 @@ pub(crate) fn send(
     }
 }
 
-/// A record's headers, of what is prepared of them.
+/// A record's headers, from their prepared form.
 ///
 /// # Errors
-/// For bytes that are none.
+/// For malformed bytes.
 pub(crate) fn headers(bytes: Option<&[u8]>) -> Result<Option<OwnedHeaders>, TaskError> {
     let mut headers = None;
     for header in records(bytes.unwrap_or_default()) {
@@ -133,8 +133,8 @@ pub(crate) fn headers(bytes: Option<&[u8]>) -> Result<Option<OwnedHeaders>, Task
 }
 
 impl TransactionCommitter {
-    /// Initializes the producer that will commit what this copy prepares: what brokers do not allow is heard before
-    /// there are rows.
+    /// Initializes the producer that will commit what this copy prepares, so that missing permissions are detected
+    /// before there are rows.
     ///
     /// # Errors
     /// As [`TransactionCommitter::commit`].
@@ -160,10 +160,10 @@ impl TransactionCommitter {
         }
     }
 
-    /// Makes what is prepared appear, once.
+    /// Commits what is prepared, exactly once.
     ///
     /// # Errors
-    /// What trying again does not help against, or the last thing that happened when patience is at its end.
+    /// A failure that another attempt cannot fix, or the last failure when patience runs out.
     pub(crate) fn commit(&mut self, prepared: &[u8]) -> Result<(), TaskError> {
         let (header, bytes) = open(prepared)?;
         let id = transactional_id(&header.id, header.origin);
@@ -174,7 +174,7 @@ impl TransactionCommitter {
                 Ok(()) => return Ok(()),
                 Err(error) => error,
             };
-            // Whatever state it is in, a new one brings order.
+            // Whatever state the old one is in, a new producer sorts it out.
             self.producers.remove(&id);
             if is_fenced(&error) && !std::mem::replace(&mut was_fenced, true) {
                 self.fenced += 1;
@@ -199,7 +199,7 @@ impl TransactionCommitter {
         }
     }
 
-    /// One go at it. Outside are errors of what is prepared, inside those of Kafka.
+    /// One attempt. The outer errors are those of the prepared data, the inner ones those of Kafka.
     fn attempt(
         &mut self,
         id: &str,
@@ -232,7 +232,7 @@ impl TransactionCommitter {
         Ok(transactional.finish(header, limit))
     }
 
-    /// The one with this transactional id.
+    /// The producer with this transactional id.
     fn producer(&mut self, id: &str, topic: &str) -> Result<&mut TransactionalProducer, KafkaError> {
         if !self.producers.contains_key(id) {
             let producer = self.initialize(id, topic)?;
@@ -252,7 +252,7 @@ impl TransactionCommitter {
         let config = self.connection.config(&[
             ("group.id", id),
             ("enable.auto.commit", "false"),
-            // Not before what is being committed is there.
+            // Waits for transactions that are being committed.
             ("isolation.level", "read_committed"),
         ]);
         let context = self.connection.context(&self.name).beside_a_producer();
@@ -271,7 +271,7 @@ impl TransactionCommitter {
 
 impl TransactionalProducer {
     fn finish(&mut self, header: &PreparedHeader, limit: Duration) -> Result<(), KafkaError> {
-        // Deliveries have to be heard of before the commit, which does not listen.
+        // Delivery failures must be known before the commit, which does not look at them.
         let flushed = self.producer.flush(limit);
         if let Some(code) = self.producer.context().take_undelivered() {
             return Err(KafkaError::MessageProduction(code));
@@ -289,10 +289,10 @@ impl TransactionalProducer {
     }
 }
 
-/// Waits until all records that were sent are acknowledged.
+/// Waits until all sent records are acknowledged.
 ///
 /// # Errors
-/// When one is not.
+/// If a record is not.
 pub(crate) fn flush(producer: &BaseProducer<KafkaContext>, topic: &str, patience: Duration) -> Result<(), TaskError> {
     let flushed = producer.flush(patience);
     if let Some(code) = producer.context().take_undelivered() {
@@ -305,7 +305,7 @@ pub(crate) fn flush(producer: &BaseProducer<KafkaContext>, topic: &str, patience
 mod tests {
     use super::*;
 
-    /// A transaction that may take ten minutes was given up after half of one, again and again.
+    /// Transactions that could take ten minutes were abandoned after half a minute, again and again.
     #[test]
     fn calls_take_as_long_as_their_transaction() {
         for (timeout_s, limit_s) in [(1, 30), (33, 30), (60, 54), (600, 540)] {

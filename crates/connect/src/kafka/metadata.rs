@@ -1,4 +1,4 @@
-//! What is known of a record besides its value, as columns behind those of the value.
+//! What is known of a record besides its value, as columns after those of the value.
 
 use std::sync::Arc;
 
@@ -9,17 +9,17 @@ use serde::Deserialize;
 use super::buffer::RecordBounds;
 use crate::headers;
 
-/// One thing that is known.
+/// A metadata column.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum KafkaMetadata {
     Topic,
     Partition,
     Offset,
-    /// When it was written, as its producer or the broker says.
+    /// The time it was written, according to its producer or the broker.
     Timestamp,
     Key,
-    /// Names and values, in their order.
+    /// Names and values, in order.
     Headers,
 }
 

@@ -1,16 +1,16 @@
-//! Kafka, by librdkafka.
+//! Kafka, through librdkafka.
 //!
-//! | module     | what is in it                                                        |
+//! | module     | contents                                                             |
 //! |------------|----------------------------------------------------------------------|
-//! | `client`   | what all clients are told, and what they have to say                 |
-//! | `buffer`   | records of a partition that were read and not given on yet           |
-//! | `source`   | partitions of a topic, dealt to copies, their offsets in checkpoints |
-//! | `position` | where a partition is read from, and what was there when it was read  |
-//! | `sink`     | rows into a topic, in a transaction for each checkpoint or plainly   |
+//! | `client`   | configuration and messages of all clients                            |
+//! | `buffer`   | records of a partition that have been read, but not emitted yet      |
+//! | `source`   | reads partitions, with their offsets in checkpoints                  |
+//! | `position` | the position in a partition, and the record before it                |
+//! | `sink`     | writes rows, in one transaction per checkpoint or without            |
 //! | `commit`   | the transactions                                                     |
 //! | `metadata` | what is known of a record besides its value                          |
-//! | `registry` | schemas of values, in a registry                                     |
-//! | `schema`   | rows as values that have one                                         |
+//! | `registry` | a schema registry                                                    |
+//! | `schema`   | encodes rows as values with a registered schema                      |
 
 mod buffer;
 mod client;

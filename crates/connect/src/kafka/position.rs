@@ -1,14 +1,16 @@
-//! Where a partition is read from: an offset, and a mark of the record before it. A topic that is deleted and made anew
-//! has other records at the same offsets, and brokers say nothing of that to who asks for an offset; the mark does.
+//! The position in a partition: an offset, and a fingerprint of the record before it. A topic that is deleted and
+//! recreated has other records at the same offsets, and brokers do not tell a client that asks for an offset; the
+//! fingerprint does.
 //!
-//! In checkpoints it is the offset and, if there is a mark, the record's time and the hash of its value, in eight
+//! A checkpoint contains the offset and, if there is a fingerprint, the record's timestamp and the hash of its value,
+//! in eight little-endian bytes each. Before anything has been read there is no position.
 //! little-endian bytes each. Where nothing has been read yet there is none.
 
 use bytes::Bytes;
 
 use crate::hash;
 
-/// What a record is known by again.
+/// Identifies a record when it is read again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct RecordFingerprint {
     timestamp_ms: i64,
@@ -24,11 +26,11 @@ impl RecordFingerprint {
     }
 }
 
-/// See the module.
+/// The position in a partition, see the module.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct PartitionPosition {
     pub(super) next: i64,
-    /// Of the record before it, if that was read.
+    /// The record before the offset, if it has been read.
     pub(super) last: Option<RecordFingerprint>,
 }
 
@@ -46,7 +48,7 @@ impl PartitionPosition {
         bytes.into()
     }
 
-    /// Of what `to_bytes` made.
+    /// Decodes what `to_bytes` produced.
     pub(super) fn of(bytes: &[u8]) -> Option<Self> {
         let (next, rest) = bytes.split_first_chunk()?;
         let last = match rest.split_first_chunk() {
@@ -65,7 +67,7 @@ impl PartitionPosition {
 mod tests {
     use super::*;
 
-    /// Places are in checkpoints, with a mark and without, and must stay as they are.
+    /// Checkpoints contain positions, with and without a fingerprint, so the format must not change.
     #[test]
     fn places_come_back() {
         assert_eq!(PartitionPosition::of(&17i64.to_le_bytes()), Some(PartitionPosition::at(17)));

@@ -1,13 +1,13 @@
-//! A registry of schemas, by the REST API of Confluent's, which Karapace, Apicurio and Redpanda serve too.
+//! A schema registry with Confluent's REST API, which Karapace, Apicurio and Redpanda also implement.
 //!
-//! | asked for                         | for                                                                     |
+//! | request                           | purpose                                                                 |
 //! |-----------------------------------|-------------------------------------------------------------------------|
-//! | `GET /schemas/ids/ID`             | a record's writer schema: it never changes, so it is asked for once     |
-//! | `GET /subjects/S/versions/latest` | what records are read as, where nobody says it                          |
-//! | `POST /subjects/S/versions`       | the number of the schema that records are written with; again, the same |
+//! | `GET /schemas/ids/ID`             | a record's writer schema, which never changes, so it is cached          |
+//! | `GET /subjects/S/versions/latest` | the default schema for reading records                                  |
+//! | `POST /subjects/S/versions`       | the number of the schema with which records are written; idempotent     |
 //!
-//! The subject of a topic's values is `TOPIC-value`. A registry that is away, or has too much to do, is asked again
-//! while there is patience. That it does not know a number is no failure of it: the record is bad.
+//! The subject of a topic's values is `TOPIC-value`. A registry that is unreachable or overloaded is asked again until
+//! patience runs out. An unknown number is not a failure of the registry: the record is bad.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -24,14 +24,14 @@ use crate::tls::TlsOptions;
 
 const MEDIA_TYPE: &str = "application/vnd.schemaregistry.v1+json";
 const ANSWER: Duration = Duration::from_secs(10);
-/// Between tries.
+/// Time between attempts.
 const PAUSE: Duration = Duration::from_millis(200);
-/// Of an answer.
+/// Maximum size of a response.
 const BYTES_MAX: usize = 16 << 20;
-/// Numbers that it does not know are forgotten when there are more.
+/// Maximum number of unknown schema numbers that are remembered.
 const UNKNOWN_MAX: usize = 10_000;
 
-/// Where a registry is, and who asks.
+/// The address of a registry, and the user.
 #[derive(Clone, Debug)]
 pub(crate) struct SchemaRegistry {
     client: Client,
@@ -40,7 +40,7 @@ pub(crate) struct SchemaRegistry {
     patience: Duration,
 }
 
-/// A schema as the registry has it.
+/// A schema in the registry.
 #[derive(Clone, Debug, Deserialize)]
 pub(crate) struct RegisteredSchema {
     #[serde(rename = "schemaType", default = "avro")]
@@ -55,10 +55,10 @@ fn avro() -> String {
 }
 
 impl RegisteredSchema {
-    /// Its text, if it is of `kind` and needs no other.
+    /// Its text, if it is of `kind` and does not reference other schemas.
     ///
     /// # Errors
-    /// In words.
+    /// A description of the problem.
     pub(crate) fn of(self, kind: &str) -> Result<String, String> {
         match self {
             RegisteredSchema { kind: found, .. } if found != kind => Err(format!("is one of {found}, not of {kind}")),
@@ -70,15 +70,15 @@ impl RegisteredSchema {
     }
 }
 
-/// Why there is no answer.
+/// Why a request failed.
 enum RegistryFailure {
-    /// It may be another time.
+    /// Another attempt may succeed.
     Passing(String),
     Final(String),
 }
 
 impl SchemaRegistry {
-    /// User and password are those of the URL, else `TIDEMILL_REGISTRY_USER` and `TIDEMILL_REGISTRY_PASSWORD`.
+    /// User and password come from the URL, else from `TIDEMILL_REGISTRY_USER` and `TIDEMILL_REGISTRY_PASSWORD`.
     ///
     /// # Errors
     /// In words, which do not show the URL: it may have a password.
@@ -109,7 +109,7 @@ impl SchemaRegistry {
     /// The schema with a number; `None` if there is none.
     ///
     /// # Errors
-    /// Naming the URL.
+    /// An error that names the URL.
     pub(crate) async fn schema(&self, number: u32) -> Result<Option<RegisteredSchema>, TaskError> {
         self.get(&["schemas", "ids", &number.to_string()]).await
     }
@@ -117,15 +117,15 @@ impl SchemaRegistry {
     /// The newest schema of a subject; `None` if it has none.
     ///
     /// # Errors
-    /// Naming the URL.
+    /// An error that names the URL.
     pub(crate) async fn latest(&self, subject: &str) -> Result<Option<RegisteredSchema>, TaskError> {
         self.get(&["subjects", subject, "versions", "latest"]).await
     }
 
-    /// The number of a schema of a subject, which has it from now on.
+    /// Registers a schema under a subject, if necessary, and returns its number.
     ///
     /// # Errors
-    /// Naming the URL: such as that it does not go with the subject's others.
+    /// An error that names the URL, for example if the schema is incompatible with the subject's others.
     pub(crate) async fn register(&self, subject: &str, kind: &str, schema: &str) -> Result<u32, TaskError> {
         #[derive(Deserialize)]
         struct RegistryResponse {
@@ -133,7 +133,7 @@ impl SchemaRegistry {
         }
         let path = ["subjects", subject, "versions"];
         let body = match kind {
-            // Registries that know no other kind do not know the field.
+            // Registries without other kinds do not know the field.
             "AVRO" => json!({"schema": schema}),
             kind => json!({"schema": schema, "schemaType": kind}),
         };
@@ -144,12 +144,12 @@ impl SchemaRegistry {
         Ok(answer.id)
     }
 
-    /// That of the values of a topic.
+    /// The subject of a topic's values.
     pub(crate) fn subject(topic: &str) -> String {
         format!("{topic}-value")
     }
 
-    /// Its address, for people.
+    /// Its address, for messages.
     pub(crate) fn name(&self) -> &str {
         self.url.as_str()
     }
@@ -212,7 +212,7 @@ impl SchemaRegistry {
                 Value::Object(_) => Ok(Some(answer)),
                 _ => Err(RegistryFailure::Final("its answer is not a JSON object: no schema registry is there".into())),
             },
-            // Of the registry's own: a path that nobody knows is no answer about schemas.
+            // An error of the registry itself; an unknown path says nothing about schemas.
             StatusCode::NOT_FOUND if answer.get("error_code").is_some() => Ok(None),
             StatusCode::NOT_FOUND => Err(RegistryFailure::Final("not found: no schema registry is there".into())),
             StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => Err(RegistryFailure::Final(format!(
@@ -231,7 +231,7 @@ impl SchemaRegistry {
 }
 
 fn failed(error: &reqwest::Error) -> RegistryFailure {
-    // What is wrong comes last; before it is the URL, again.
+    // The cause comes last, after the URL again.
     let mut text = String::new();
     let mut cause: Option<&dyn std::error::Error> = Some(error);
     while let Some(error) = cause {
@@ -244,29 +244,29 @@ fn failed(error: &reqwest::Error) -> RegistryFailure {
     }
 }
 
-/// What is known of schemas by number, for a thread that may wait.
+/// A cache of schemas by number, for a thread that may block.
 pub(crate) struct SchemaCache {
     registry: SchemaRegistry,
     runtime: Runtime,
     kind: &'static str,
-    /// The schema, or why there is none.
+    /// The schema, or the reason why there is none.
     known: BTreeMap<u32, Result<String, String>>,
 }
 
 impl SchemaCache {
-    /// Those of a kind: `AVRO` or `JSON`.
+    /// A cache of schemas of a kind: `AVRO` or `JSON`.
     ///
     /// # Errors
-    /// The system's.
+    /// System errors.
     pub(crate) fn new(registry: SchemaRegistry, kind: &'static str) -> Result<Self, TaskError> {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         Ok(SchemaCache { registry, runtime, kind, known: BTreeMap::new() })
     }
 
-    /// The schema with a number, or why records that have it are bad.
+    /// The schema with a number, or the reason why records with that number are bad.
     ///
     /// # Errors
-    /// When the registry does not answer: that is no fault of the record.
+    /// If the registry does not answer, which is not the record's problem.
     pub(crate) fn find(&mut self, number: u32) -> Result<&Result<String, String>, TaskError> {
         if !self.known.contains_key(&number) {
             if self.known.values().filter(|known| known.is_err()).count() >= UNKNOWN_MAX {
@@ -282,7 +282,7 @@ impl SchemaCache {
         Ok(&self.known[&number])
     }
 
-    /// The newest schema of the values of a topic. Waits on a thread of its own, so that it may be called anywhere.
+    /// The newest schema for a topic's values. Blocks on a separate thread, so it may be called from anywhere.
     ///
     /// # Errors
     /// In words.

@@ -1,4 +1,4 @@
-//! Rows as values that have a schema in a registry: Confluent's header, and Avro or JSON behind it.
+//! Encodes rows as values with a schema in a registry: Confluent's header, followed by Avro or JSON.
 
 use std::sync::Arc;
 
@@ -11,15 +11,15 @@ use tidemill_dataflow::TaskError;
 use super::registry::SchemaRegistry;
 use crate::record::{RecordEncoder, SchemaPrefix};
 
-/// Makes records of rows, whose schema it registers before the first.
+/// Encodes rows as records, and registers their schema before the first one.
 #[derive(Clone, Debug)]
 pub(crate) struct RegisteringEncoder {
     encoder: RecordEncoder,
-    /// Until the number is known.
+    /// Set until the number is known.
     wanted: Option<SchemaRequest>,
 }
 
-/// What is to be registered.
+/// The schema to register.
 #[derive(Clone, Debug)]
 struct SchemaRequest {
     registry: SchemaRegistry,
@@ -29,16 +29,16 @@ struct SchemaRequest {
 }
 
 impl RegisteringEncoder {
-    /// Records as they are.
+    /// Records without a registered schema.
     pub(crate) fn plain(encoder: RecordEncoder) -> Self {
         RegisteringEncoder { encoder, wanted: None }
     }
 
-    /// Rows of `schema` as values of a topic, beside what `encoder` makes of them: Avro, by `avro` or a schema made of
-    /// the columns; or JSON.
+    /// Encodes rows of `schema` as values of a topic, in addition to what `encoder` does: as Avro, with `avro` or a
+    /// schema derived from the columns, or as JSON.
     ///
     /// # Errors
-    /// In words, for columns that it has no way to write.
+    /// A description, for columns that it cannot write.
     pub(crate) fn new(
         schema: &SchemaRef,
         registry: SchemaRegistry,
@@ -73,7 +73,7 @@ impl RegisteringEncoder {
     /// Appends the records of rows to `out`.
     ///
     /// # Errors
-    /// As [`RecordEncoder::encode`]; the registry's.
+    /// As [`RecordEncoder::encode`]; those of the registry.
     pub(crate) async fn encode(
         &mut self,
         rows: &RecordBatch,
@@ -89,7 +89,7 @@ impl RegisteringEncoder {
     }
 }
 
-/// The schema of rows as a record that is called as the topic: schemas of a subject have to be of one name.
+/// The schema of rows as a record named after the topic: all schemas of a subject must have the same name.
 fn avro_schema(schema: &SchemaRef, topic: &str) -> Result<String, String> {
     let mut name: String = topic.chars().map(|c| if c.is_ascii_alphanumeric() { c } else { '_' }).collect();
     if !name.starts_with(|c: char| c.is_ascii_alphabetic() || c == '_') {
@@ -100,7 +100,7 @@ fn avro_schema(schema: &SchemaRef, topic: &str) -> Result<String, String> {
     AvroSchema::try_from(&schema).map(|schema| schema.json_string).map_err(|error| error.to_string())
 }
 
-/// What JSON objects of rows look like; a null is left out.
+/// The JSON schema of rows; nulls are omitted.
 fn json_schema(schema: &SchemaRef, topic: &str) -> Value {
     let mut made = object(schema.fields());
     made.insert("$schema".into(), "http://json-schema.org/draft-07/schema#".into());
@@ -160,7 +160,7 @@ mod tests {
         records(&bytes).map(|record| record.unwrap().1.unwrap().to_vec()).collect()
     }
 
-    /// What is written must be what is read, behind the header that Confluent's readers look for.
+    /// What is written must be readable after the header that Confluent's readers expect.
     #[test]
     fn avro_is_read_as_it_was_written() {
         let schema = rows().schema();

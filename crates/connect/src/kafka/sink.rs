@@ -1,13 +1,13 @@
-//! Rows into a topic.
+//! Writes rows to a topic.
 //!
 //! | guarantee     | rows                                | *prepare*                    | *commit*                    |
 //! |---------------|-------------------------------------|------------------------------|-----------------------------|
 //! | exactly once  | are kept                            | hands them to the checkpoint | a transaction, see `commit` |
-//! | at least once | are sent, by an idempotent producer | waits until they are there   | nothing                     |
+//! | at least once | are sent, by an idempotent producer | waits for acknowledgments    | nothing                     |
 //!
-//! With exactly once, rows appear when their checkpoint is durable, all of a copy at once, and readers have to read
-//! committed records only. They are kept in memory and in the checkpoint until then: with
-//! `epoch_bytes_max` of them a checkpoint comes sooner.
+//! With exactly once, rows appear when their checkpoint is durable, all rows of a copy at once, and consumers must read
+//! only committed records. Until then, rows are kept in memory and in the checkpoint; when they reach
+//! `epoch_bytes_max`, the next checkpoint comes sooner.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -36,16 +36,16 @@ use crate::record::RecordEncoder;
 use crate::{DeliveryGuarantee, MakeSink, SinkSpec, options};
 
 const NAME: &str = "kafka sink";
-/// How long the brokers may keep silent before the job fails, and how long one transaction may take, unless told.
+/// Default time that the brokers may be silent before the job fails, and default time limit of one transaction.
 const PATIENCE_S: f64 = 60.0;
 const TRANSACTION_TIMEOUT_S: f64 = 60.0;
-/// Neither may be shorter.
+/// Minimum of both.
 const TIMEOUT_MIN_S: f64 = 0.1;
-/// What brokers take unless they are told otherwise.
+/// The default limit of brokers.
 const RECORD_BYTES_MAX: usize = 1_000_000;
-/// Of one copy between two checkpoints, unless told.
+/// Default limit per copy between two checkpoints.
 const EPOCH_BYTES_MAX: usize = 256 << 20;
-/// Batches on their way to the thread that sends.
+/// Number of batches queued for the sending thread.
 const QUEUE: usize = 4;
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
@@ -58,30 +58,30 @@ enum KafkaSinkFormat {
 
 #[derive(Clone, Deserialize)]
 struct KafkaSinkOptions {
-    /// The column whose bytes or text are a record's value; without it, all columns that no header is of as JSON.
+    /// The column whose bytes or text are a record's value; by default, all columns that are not headers, as JSON.
     value: Option<String>,
     /// The column that is a record's key.
     key: Option<String>,
-    /// The columns that a record's headers are of.
+    /// The columns from which a record's headers come.
     #[serde(default)]
     headers: Vec<HeaderColumn>,
-    /// The whole row as this; Avro, and JSON with a schema, need a registry, and values then have Confluent's header.
+    /// The format of the whole row. Avro, and JSON with a schema, need a registry; values then have Confluent's header.
     #[serde(default)]
     format: KafkaSinkFormat,
-    /// Of Avro: by which schema; without, by one that is made of the columns.
+    /// For Avro: the schema; by default, one derived from the columns.
     avro_schema: Option<Value>,
     record_bytes_max: Option<usize>,
     transaction_timeout_s: Option<f64>,
 }
 
-/// What the sinks of all copies have.
+/// What the sinks of all copies share.
 #[derive(Clone)]
 struct KafkaSinkPlan {
     topic: String,
     connection: KafkaConnection,
     encoder: RegisteringEncoder,
     record_bytes_max: usize,
-    /// How long the brokers may keep silent before the job fails.
+    /// How long the brokers may be silent before the job fails.
     patience: Duration,
 }
 
@@ -147,17 +147,17 @@ fn encoder(
     RegisteringEncoder::new(schema, registry, &topic.topic, encoder?, avro)
 }
 
-/// What a sink's thread is asked to do.
+/// A command for a sink's thread.
 enum ProducerCommand {
-    /// Look whether the topic is there, and may be written to.
+    /// Check that the topic exists and is writable.
     Begin(oneshot::Sender<Result<(), TaskError>>),
     Send(Vec<u8>),
-    /// Answer when all is there.
+    /// Reply when everything is acknowledged.
     Flush(oneshot::Sender<Result<(), TaskError>>),
     Commit(Bytes, oneshot::Sender<Result<(), TaskError>>),
 }
 
-/// Starts a thread that carries out commands until `body` fails or nobody commands any more.
+/// Starts a thread that executes commands until `body` fails or the sender is dropped.
 fn start(
     name: &str,
     mut body: impl FnMut(ProducerCommand) -> Result<(), TaskError> + Send + 'static,
@@ -172,7 +172,7 @@ fn start(
                 }
                 continue;
             };
-            // An error of what was sent before is told by whoever answers next.
+            // The next reply carries an error of something sent earlier.
             match (broken.take(), command) {
                 (
                     Some(error),
@@ -193,7 +193,7 @@ fn start(
     Ok(sender)
 }
 
-/// Sends a command that is answered, and waits for the answer.
+/// Sends a command and waits for the reply.
 async fn ask(
     commands: &mpsc::Sender<ProducerCommand>,
     command: impl FnOnce(oneshot::Sender<Result<(), TaskError>>) -> ProducerCommand,
@@ -241,7 +241,7 @@ impl TransactionalSink {
                         partitions(client.client(), &committer.connection, &topic, committer.patience, serve)?;
                         committer.begin(&own, &topic)
                     });
-                // Nobody may be there to hear it.
+                // The receiver may be gone.
                 drop(answer.send(begun));
                 Ok(())
             }
@@ -282,7 +282,7 @@ impl Sink for TransactionalSink {
     }
 }
 
-/// Sends rows as they come.
+/// Sends rows as they arrive.
 struct AtLeastOnceSink {
     encoder: RegisteringEncoder,
     record_bytes_max: usize,
@@ -304,7 +304,7 @@ impl AtLeastOnceSink {
         let headed = encoder.is_headed();
         let commands = start(&name, move |command| match command {
             ProducerCommand::Begin(answer) => {
-                // Nobody may be there to hear it.
+                // The receiver may be gone.
                 let found = partitions(producer.client(), &connection, &topic, patience, |time| producer.poll(time));
                 drop(answer.send(found.map(drop)));
                 Ok(())
@@ -348,7 +348,7 @@ impl Sink for AtLeastOnceSink {
     }
 
     fn commit(&mut self, _: Bytes) -> BoxFuture<'_, Result<(), TaskError>> {
-        // What another guarantee prepared before the job went on with this one.
+        // Prepared under a different guarantee, before the job resumed with this one.
         let error =
             "the checkpoint has rows of a sink that writes exactly once: continue with `guarantee` exactly_once";
         Box::pin(std::future::ready(Err(error.into())))

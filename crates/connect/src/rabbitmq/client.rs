@@ -1,4 +1,4 @@
-//! Connections, and which errors go away on their own.
+//! Connections, and which errors are temporary.
 
 use std::time::Duration;
 
@@ -11,28 +11,28 @@ use super::tls::runtime;
 use crate::connection::ServerOptions;
 use crate::tls::{self, TlsOptions};
 
-/// Between tries.
+/// Time between attempts.
 pub(crate) const PAUSE: Duration = Duration::from_millis(200);
 const CONNECT_MS: u64 = 5000;
 
-/// Where the server is, and who asks.
+/// The address of the server, and the user.
 #[derive(Clone)]
 pub(crate) struct RabbitMqServer {
     uri: AMQPUri,
-    /// With TLS: how, and what the server's certificate has to be for.
+    /// With TLS: the connector, and the name that the server's certificate must have.
     tls: Option<(TlsConnector, ServerName<'static>)>,
     /// Host and port.
     pub(crate) name: String,
-    /// How long it may be away, or keep silent, before the job fails.
+    /// How long it may be unreachable or silent before the job fails.
     pub(crate) patience: Duration,
 }
 
 impl RabbitMqServer {
-    /// The URL is `amqp://HOST:PORT/VHOST`, or `amqps:` for TLS. User and password are those of the URL, else
+    /// The URL is `amqp://HOST:PORT/VHOST`, or `amqps:` for TLS. User and password come from the URL, else from
     /// `TIDEMILL_RABBITMQ_USER` and `TIDEMILL_RABBITMQ_PASSWORD`.
     ///
     /// # Errors
-    /// In words, which do not show the URL: it may have a password.
+    /// A description without the URL, which may contain a password.
     pub(crate) fn new(options: &ServerOptions) -> Result<Self, String> {
         let (url, tls) = (options.url.reveal(), options.tls.as_ref());
         let wrong = || "`url` must be amqp://HOST:PORT/VHOST, or amqps:// for TLS".to_owned();
@@ -46,7 +46,7 @@ impl RabbitMqServer {
             (AMQPScheme::AMQP, None) => None,
             (AMQPScheme::AMQP, Some(_)) => return Err("`tls` needs an amqps:// `url`".into()),
         };
-        // Its streams come encrypted.
+        // The streams it gets are already encrypted.
         uri.scheme = AMQPScheme::AMQP;
         let rest = url.split_once("://").map_or(url, |(_, rest)| rest);
         let authority = rest.split('/').next().unwrap_or_default();
@@ -78,13 +78,13 @@ impl RabbitMqServer {
     }
 }
 
-/// Whether it is of use to try again, on a new connection.
+/// Whether another attempt on a new connection makes sense.
 pub(crate) fn passes(error: &Error) -> bool {
     if tls::remedy(&error.to_string()).is_some() {
         return false;
     }
     match error.kind() {
-        // 402 and 403: the vhost or the user; 404: a queue or an exchange, unless its host is away; 530: not allowed.
+        // 402 and 403: the vhost or the user; 404: a queue or an exchange, unless its host is down; 530: not allowed.
         ErrorKind::ProtocolError(said) => {
             let is_away = said.get_message().as_str().contains("down or inaccessible");
             is_away || !matches!(said.get_id(), 402 | 403 | 404 | 406 | 530)
@@ -94,7 +94,7 @@ pub(crate) fn passes(error: &Error) -> bool {
     }
 }
 
-/// An error with what is to be done about it, if that is known.
+/// An error with the remedy, if known.
 pub(crate) fn told(error: &Error) -> String {
     tls::told(&error.to_string())
 }

@@ -1,4 +1,4 @@
-//! What is known of a message besides its bytes, as columns behind those of these.
+//! What is known of a message besides its bytes, as columns after those of the bytes.
 
 use std::sync::Arc;
 
@@ -13,23 +13,23 @@ use serde_json::{Map, Value, json};
 use super::queue::QueueMessage;
 use crate::bad_records::told;
 
-/// One thing that is known.
+/// A metadata column.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum RabbitMqMetadata {
     Exchange,
     RoutingKey,
-    /// When it was sent, if its sender has said so.
+    /// The time at which it was sent, if its sender has set it.
     Timestamp,
     MessageId,
     CorrelationId,
-    /// Whether it was given before, to somebody who has not acknowledged it.
+    /// Whether it was delivered before, to a consumer that has not acknowledged it.
     Redelivered,
-    /// Names and values, in the order of the names.
+    /// Names and values, sorted by name.
     Headers,
 }
 
-/// Unlike Kafka's, values have types: a text is what it is, and what is none is JSON.
+/// Unlike Kafka's, values have types: strings stay as they are, anything else becomes JSON.
 fn header_fields() -> Fields {
     Fields::from(vec![Field::new("name", DataType::Utf8, false), Field::new("value", DataType::Utf8, true)])
 }
@@ -47,7 +47,7 @@ impl RabbitMqMetadata {
         }
     }
 
-    /// Of messages, one a row.
+    /// The column of some messages, one per row.
     pub(crate) fn column(self, messages: &[&QueueMessage]) -> ArrayRef {
         let given = || messages.iter().map(|message| &message.delivery);
         let sent = || given().map(|delivery| &delivery.properties);
@@ -96,7 +96,7 @@ pub(crate) fn object(headers: &FieldTable) -> Map<String, Value> {
     headers.inner().iter().map(|(name, value)| (name.as_str().to_owned(), value_of(value))).collect()
 }
 
-/// A header's value in JSON; a time is its seconds since 1970.
+/// A header's value as JSON; a time becomes seconds since 1970.
 fn value_of(value: &AMQPValue) -> Value {
     match value {
         AMQPValue::Boolean(value) => json!(value),

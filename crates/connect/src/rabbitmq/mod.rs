@@ -1,14 +1,14 @@
-//! RabbitMQ, by AMQP 0-9-1.
+//! RabbitMQ, through AMQP 0-9-1.
 //!
-//! | module     | what is in it                                                  |
+//! | module     | contents                                                       |
 //! |------------|----------------------------------------------------------------|
-//! | `client`   | connections, and which errors go away on their own             |
-//! | `queue`    | a task that takes messages from a queue, and acknowledges them |
-//! | `seen_ids` | messages that were given and may come again                    |
+//! | `client`   | connections, and which errors are temporary                    |
+//! | `queue`    | a task that receives and acknowledges messages of a queue      |
+//! | `seen_ids` | messages that were delivered and may be redelivered            |
 //! | `metadata` | what is known of a message besides its bytes                   |
 //! | `source`   | messages as rows, acknowledged when a checkpoint is durable    |
 //! | `sink`     | rows as messages, published when a checkpoint is durable       |
-//! | `tls`      | connections that are encrypted                                 |
+//! | `tls`      | encrypted connections                                          |
 
 mod client;
 mod metadata;

@@ -1,5 +1,5 @@
-//! A task that takes messages from a queue, and acknowledges them when it is told to. It connects again when the server
-//! has been away: what was not acknowledged comes again then, with other numbers.
+//! A task that receives messages from a queue, and acknowledges them on command. It reconnects after the server has
+//! been unreachable: unacknowledged messages are then redelivered with other numbers.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -16,14 +16,14 @@ use tokio::task::JoinHandle;
 
 use super::client::{PAUSE, RabbitMqServer, passes, told};
 
-/// Messages that are given together at most.
+/// Maximum number of messages in a batch.
 const MESSAGES_MAX: usize = 1000;
-/// Batches that wait to be taken.
+/// Number of batches that wait to be taken.
 const QUEUE: usize = 2;
-/// How long a queue that has given all it has is left alone.
+/// Time between checks of a queue that had nothing more.
 const LOOK_INTERVAL: Duration = Duration::from_millis(100);
 
-/// Which message of which connection.
+/// Identifies a message and its connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct DeliveryTag {
     pub(crate) connection: u64,
@@ -32,25 +32,25 @@ pub(crate) struct DeliveryTag {
 
 pub(crate) struct QueueMessage {
     pub(crate) tag: DeliveryTag,
-    /// What the server gave.
+    /// The message from the server.
     pub(crate) delivery: Delivery,
 }
 
 pub(crate) enum QueueEvent {
-    /// The connection was lost; its messages that are not acknowledged come again on another.
+    /// The connection was lost; unacknowledged messages are redelivered on another one.
     Lost,
     Messages(Vec<QueueMessage>),
-    /// There is nothing more now.
+    /// There are no more messages for now.
     CaughtUp,
 }
 
-/// What the task is asked to do.
+/// A command for the task.
 enum QueueCommand {
-    /// Acknowledge all up to this one; the number is told when the server has had it.
+    /// Acknowledge all messages up to this one; the number is reported once the server has received it.
     Acknowledge(DeliveryTag, u64),
 }
 
-/// The task's other end. It ends when this is dropped, and what was not acknowledged comes again elsewhere.
+/// The handle of the task. Dropping it ends the task, and unacknowledged messages are redelivered elsewhere.
 pub(crate) struct QueueTask {
     events: mpsc::Receiver<Result<QueueEvent, TaskError>>,
     commands: mpsc::UnboundedSender<QueueCommand>,
@@ -58,7 +58,7 @@ pub(crate) struct QueueTask {
     task: JoinHandle<()>,
 }
 
-/// What to read, and how.
+/// The queue to read, and how to read it.
 #[derive(Clone)]
 pub(crate) struct QueueOptions {
     pub(crate) server: RabbitMqServer,
@@ -67,7 +67,7 @@ pub(crate) struct QueueOptions {
 }
 
 impl QueueTask {
-    /// Within the runtime that the task is to run in.
+    /// Starts the task in the current runtime.
     pub(crate) fn open(reading: QueueOptions) -> Self {
         let (sender, events) = mpsc::channel(QUEUE);
         let (commands, asked) = mpsc::unbounded_channel();
@@ -89,13 +89,13 @@ impl QueueTask {
         self.events.poll_recv(context).map(|event| event.unwrap_or_else(|| Err("the task of a queue has died".into())))
     }
 
-    /// Acknowledges all messages up to `tag`, unless its connection is lost; `number` is that of the acknowledgement.
+    /// Acknowledges all messages up to `tag`, unless its connection is lost; `number` is the acknowledgment's number.
     pub(crate) fn acknowledge(&self, tag: DeliveryTag, number: u64) {
-        // A task that has ended has told why, or will.
+        // A task that has ended has reported its error, or will.
         let _ = self.commands.send(QueueCommand::Acknowledge(tag, number));
     }
 
-    /// The last acknowledgement that the server has had.
+    /// The last acknowledgment that the server has received.
     pub(crate) fn confirmed(&self) -> u64 {
         self.confirmed.load(Ordering::Acquire)
     }
@@ -115,9 +115,9 @@ struct QueueConsumer {
     connections: u64,
 }
 
-/// A connection that gives messages.
+/// A connection that delivers messages.
 struct OpenChannel {
-    /// Closes when it is dropped.
+    /// Closes on drop.
     _connection: Connection,
     channel: Channel,
     consumer: Consumer,
@@ -133,7 +133,7 @@ impl QueueConsumer {
             self.connections += 1;
             match self.take(&mut open).await {
                 Ok(()) => return,
-                // Told at once: how long messages are remembered goes by it.
+                // Reported at once, because it determines how long messages are remembered.
                 Err(error) if passes(&error) => {
                     if self.events.send(Ok(QueueEvent::Lost)).await.is_err() {
                         return;
@@ -143,7 +143,7 @@ impl QueueConsumer {
                 Err(error) => break self.failed(&error),
             }
         };
-        // Nobody may be there to hear it.
+        // The receiver may be gone.
         let _ = self.events.send(Err(error)).await;
     }
 
@@ -176,13 +176,13 @@ impl QueueConsumer {
         Ok(OpenChannel { _connection: connection, channel, consumer })
     }
 
-    /// Until the connection is lost, or nobody wants more.
+    /// Runs until the connection is lost, or until no more messages are wanted.
     async fn take(&mut self, open: &mut OpenChannel) -> lapin::Result<()> {
         let mut messages = Vec::new();
         let (mut last, mut acknowledged) = (0, 0);
         let mut told_end = false;
         loop {
-            // What there is more at once goes along.
+            // Takes along further messages that are available immediately.
             while messages.len() < MESSAGES_MAX
                 && let Some(Some(delivery)) = futures_util::FutureExt::now_or_never(open.consumer.next())
             {
@@ -206,11 +206,11 @@ impl QueueConsumer {
                 }
                 delivery = open.consumer.next(), if messages.is_empty() => match delivery {
                     Some(delivery) => last = self.keep(delivery?, &mut messages),
-                    // The queue was deleted, or its host has gone.
+                    // The queue was deleted, or its host is gone.
                     None => return Err(std::io::Error::from(std::io::ErrorKind::ConnectionReset).into()),
                 },
                 () = tokio::time::sleep(LOOK_INTERVAL), if messages.is_empty() && !told_end => {
-                    // A queue that owes as many answers as it may has more.
+                    // A queue with the maximum number of unacknowledged messages has more.
                     let is_full = last - acknowledged >= u64::from(self.reading.prefetch);
                     if !is_full && look(&open.channel, &self.reading.queue).await? == 0 {
                         told_end = true;
@@ -223,7 +223,7 @@ impl QueueConsumer {
         }
     }
 
-    /// Keeps a message; its number.
+    /// Adds a message and returns its number.
     fn keep(&self, delivery: Delivery, messages: &mut Vec<QueueMessage>) -> u64 {
         let number = delivery.delivery_tag;
         messages.push(QueueMessage { tag: DeliveryTag { connection: self.connections, number }, delivery });
@@ -231,7 +231,7 @@ impl QueueConsumer {
     }
 }
 
-/// How many messages a queue has that nobody was given.
+/// The number of undelivered messages in a queue.
 async fn look(channel: &Channel, queue: &str) -> lapin::Result<u32> {
     let found = channel.queue_declare(queue.into(), QueueDeclareOptions::default().passive(), FieldTable::default());
     Ok(found.await?.message_count())

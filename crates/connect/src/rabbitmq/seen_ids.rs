@@ -1,48 +1,48 @@
-//! Messages that were given and may come again.
+//! Messages that were delivered and may be redelivered.
 //!
-//! A message comes again when its connection is lost before the server has its acknowledgement, and that is sent when a
-//! checkpoint is durable. So a message's id is remembered, and is part of checkpoints, from when it was given until
+//! A message is redelivered if its connection is lost before the server has its acknowledgment, which is sent when a
+//! checkpoint is durable. So the id of a message is remembered, and is part of checkpoints, from its delivery until
 //!
-//! - the server has answered a question that was asked behind the acknowledgement, one further checkpoint is durable,
-//!   and ten seconds are over (it writes acknowledgements to disk some time after it has had them), or
-//! - an hour is over since its connection was lost, and it has not come again.
+//! - the server has answered a request that was sent after the acknowledgment, one more checkpoint is durable, and ten
+//!   seconds have passed (the server writes acknowledgments to disk some time after receiving them), or
+//! - an hour has passed since its connection was lost, without a redelivery.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
-/// How long a server that is killed may forget an acknowledgement.
+/// How long a killed server may still lose an acknowledgment.
 const SETTLED_AFTER: Duration = Duration::from_secs(10);
-/// How long messages of a lost connection are waited for.
+/// How long to wait for redeliveries after a lost connection.
 const LOST_FOR: Duration = Duration::from_secs(3600);
-/// So many are remembered at most; the server is never owed as many.
+/// Maximum number of remembered ids; the number of unacknowledged messages stays below it.
 const IDS_MAX: usize = 4_000_000;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum MessageState {
-    /// Not acknowledged.
+    /// Not acknowledged yet.
     Given,
-    /// With the acknowledgement of this number, at this time.
+    /// Acknowledged with this number, at this time.
     Acknowledged(u64, Instant),
-    /// It may come again.
+    /// May be redelivered.
     Lost(Instant),
 }
 
-/// Messages by their ids.
+/// The state of messages by id.
 #[derive(Debug, Default)]
 pub(crate) struct SeenMessageIds {
     states: HashMap<String, MessageState>,
-    /// The last acknowledgement that the server has had when the checkpoint before was durable.
+    /// The last acknowledgment that the server had received when the previous checkpoint became durable.
     confirmed_before: u64,
 }
 
 impl SeenMessageIds {
-    /// Those of a checkpoint.
+    /// The ids of a checkpoint.
     pub(crate) fn restored(ids: impl IntoIterator<Item = String>, now: Instant) -> Self {
         let states = ids.into_iter().map(|id| (id, MessageState::Lost(now))).collect();
         SeenMessageIds { states, confirmed_before: 0 }
     }
 
-    /// A message has come. Says whether it is new.
+    /// Notes the arrival of a message. Returns whether it is new.
     pub(crate) fn comes(&mut self, id: &str) -> bool {
         match self.states.get_mut(id) {
             Some(state) => {
@@ -53,7 +53,8 @@ impl SeenMessageIds {
         }
     }
 
-    /// Those that were given are acknowledged with this number; the server is known to have had all up to `confirmed`.
+    /// Notes that delivered messages are acknowledged with this number, and that the server has all acknowledgments up
+    /// to `confirmed`.
     pub(crate) fn acknowledged(&mut self, ids: Vec<String>, number: u64, confirmed: u64, now: Instant) {
         for id in ids {
             self.states.insert(id, MessageState::Acknowledged(number, now));
@@ -66,8 +67,8 @@ impl SeenMessageIds {
         });
     }
 
-    /// The connection was lost: all that is remembered may come again, as a server that was killed may have forgotten
-    /// the last acknowledgements.
+    /// Notes that the connection was lost: everything that is remembered may be redelivered, because a killed server
+    /// may have lost the last acknowledgments.
     pub(crate) fn lost(&mut self, now: Instant) {
         for state in self.states.values_mut() {
             if !matches!(state, MessageState::Lost(_)) {
@@ -76,10 +77,10 @@ impl SeenMessageIds {
         }
     }
 
-    /// For the checkpoint.
+    /// The ids for the checkpoint.
     ///
     /// # Errors
-    /// In words, when there are too many.
+    /// A description, if there are too many.
     pub(crate) fn ids(&self) -> Result<Vec<&String>, String> {
         match self.states.len() {
             0..=IDS_MAX => Ok(self.states.keys().collect()),
@@ -102,7 +103,7 @@ mod tests {
         ids
     }
 
-    /// An id that is forgotten too early makes a row twice; one that is never forgotten makes checkpoints grow.
+    /// An id that is forgotten too early duplicates a row; one that is never forgotten makes checkpoints grow.
     #[test]
     fn ids_are_remembered_as_long_as_they_may_come_again() {
         let now = Instant::now();
@@ -111,7 +112,7 @@ mod tests {
         assert!(!known.comes("r") && known.comes("a") && !known.comes("a"));
         known.acknowledged(texts(&["r", "a"]), 1, 0, now);
         assert!(known.comes("b"));
-        // The server has the first one: it stays for one checkpoint more, and for some time.
+        // The server has the first one: it stays for one more checkpoint, and for some time.
         known.acknowledged(texts(&["b"]), 2, 1, later);
         assert_eq!(ids(&known), ["a", "b", "r"]);
         assert!(known.comes("c"));
@@ -119,7 +120,7 @@ mod tests {
         known.acknowledged(Vec::new(), 3, 1, later + SETTLED_AFTER);
         assert_eq!(ids(&known), ["a", "b", "c", "r"]);
         assert!(!known.comes("b"));
-        // They may come for an hour.
+        // Redeliveries are possible for an hour.
         known.acknowledged(Vec::new(), 4, 3, later + LOST_FOR);
         assert_eq!(ids(&known), ["b"]);
         known.acknowledged(texts(&["b"]), 5, 4, later + LOST_FOR);

@@ -1,11 +1,11 @@
-//! Rows as messages: they wait in the checkpoint, and are published when it is durable, persistent, and confirmed by
-//! the server one and all. A message that no queue takes is an error; that there is the queue, or the exchange, is
-//! looked at before there are any.
+//! Writes rows as messages. They wait in the checkpoint, and are published as persistent messages when it is durable;
+//! the server confirms each one. A message that no queue accepts is an error. The queue or exchange is checked before
+//! there are rows.
 //!
-//! At least once: a commit that is repeated, because the server was away or the job goes on after a failure, publishes
-//! again. Then messages have the same `message_id` as before, so that who reads them can tell (`source` does, with
-//! `id`). At most once, what was sent is not sent again: if the connection is lost before it is confirmed, it may be
-//! lost, which is printed.
+//! At least once: a repeated commit, because the server was unreachable or the job resumes after a failure, publishes
+//! again. The messages then have the same `message_id` as before, so that consumers can detect them (`source` does,
+//! with `id`). At most once: nothing is sent twice. If the connection is lost before a message is confirmed, the
+//! message may be lost, and the job prints that.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -30,30 +30,30 @@ use crate::record::RecordEncoder;
 use crate::{DeliveryGuarantee, SinkSpec, options};
 
 const NAME: &str = "rabbitmq sink";
-/// Messages that are published before the first of them is confirmed.
+/// Maximum number of published messages that are not confirmed yet.
 const AHEAD_MAX: usize = 1000;
-/// What the server says of a queue that only the connection which made it may look at; messages it takes from all.
+/// The server's reply for a queue that only its own connection may inspect; anyone may publish to it.
 const RESOURCE_LOCKED: u16 = 405;
 const NOT_FOUND: u16 = 404;
-/// Of the message.
+/// The delivery mode.
 const PERSISTENT: u8 = 2;
 
-/// What servers take unless they are told otherwise.
+/// The default limit of servers.
 const RECORD_BYTES_MAX: usize = 16 << 20;
-/// Of one copy between two checkpoints, unless told.
+/// Default limit per copy between two checkpoints.
 const EPOCH_BYTES_MAX: usize = 256 << 20;
 
 #[derive(Clone, Deserialize)]
 struct RabbitMqSinkOptions {
-    /// Empty is the one that knows every queue by its name.
+    /// Empty for the default exchange, which knows every queue by name.
     #[serde(default)]
     exchange: String,
-    /// The queue, or what the exchange goes by.
+    /// The queue, or the routing key for the exchange.
     #[serde(default)]
     routing_key: String,
-    /// The column that has the routing key instead.
+    /// The column that contains the routing key, as an alternative.
     key: Option<String>,
-    /// The column whose bytes or text are a message; without it, all columns as JSON.
+    /// The column whose bytes or text are a message; by default, all columns as JSON.
     value: Option<String>,
     record_bytes_max: Option<usize>,
     /// See `EpochBuffer`.
@@ -104,11 +104,11 @@ struct RabbitMqSink {
     buffer: EpochBuffer,
 }
 
-/// Why messages are not published.
+/// Why messages were not published.
 enum PublishFailure {
-    /// Of the server or the connection.
+    /// An error of the server or the connection.
     Server(lapin::Error),
-    /// Of what is published.
+    /// An error of the message itself.
     Message(TaskError),
 }
 
@@ -119,7 +119,7 @@ impl From<lapin::Error> for PublishFailure {
 }
 
 impl RabbitMqSink {
-    /// Looks whether there is what messages go to: else a wrong name or password is found out when there are rows.
+    /// Checks that the target exists. Otherwise a wrong name or password would be noticed only when there are rows.
     async fn begin(&mut self) -> Result<(), TaskError> {
         let begun = Instant::now();
         loop {
@@ -132,12 +132,12 @@ impl RabbitMqSink {
 
     async fn look(&mut self) -> lapin::Result<()> {
         let (connection, _) = self.open().await?;
-        // A channel of its own: an answer that there is none closes it.
+        // A separate channel: a negative reply closes it.
         let channel = connection.create_channel().await?;
         let RabbitMqSinkOptions { exchange, routing_key, key, .. } = &self.options;
         if !exchange.is_empty() {
             let options = ExchangeDeclareOptions { passive: true, ..ExchangeDeclareOptions::default() };
-            // Which kind it is does not matter to the server, as it is not made.
+            // The server ignores the kind, because nothing is created.
             channel
                 .exchange_declare(exchange.as_str().into(), ExchangeKind::Direct, options, FieldTable::default())
                 .await?;
@@ -146,7 +146,7 @@ impl RabbitMqSink {
             match channel.queue_declare(routing_key.as_str().into(), options, FieldTable::default()).await {
                 Err(error) if said(&error) == Some(RESOURCE_LOCKED) => {}
                 Err(error) => return Err(error),
-                // One copy says it for all.
+                // One copy reports it for all.
                 Ok(_) if self.buffer.origin() == 0 && self.forgets(routing_key).await? => eprintln!(
                     "tidemill: rabbitmq {}, {}: it is not durable: messages that the server has confirmed are lost \
                      when it restarts; a queue declared as durable keeps them",
@@ -159,8 +159,8 @@ impl RabbitMqSink {
         Ok(())
     }
 
-    /// Whether a queue that is there is lost with the server. It is asked for as a durable one: a server that has
-    /// another names what is other, durability first. Who may not ask hears nothing.
+    /// Whether an existing queue is lost with the server. Declares it as a durable one: for a queue that differs, the
+    /// server names the difference, durability first. Without the permission to ask, there is no answer.
     async fn forgets(&self, queue: &str) -> lapin::Result<bool> {
         let Some((connection, _)) = &self.open else { return Ok(false) };
         let channel = connection.create_channel().await?;
@@ -171,7 +171,7 @@ impl RabbitMqSink {
         }
     }
 
-    /// The connection, and its channel, on which messages are confirmed.
+    /// The connection, with a channel on which messages are confirmed.
     async fn open(&mut self) -> lapin::Result<&(Connection, Channel)> {
         if self.open.is_none() {
             let connection = self.server.connect().await?;
@@ -182,10 +182,10 @@ impl RabbitMqSink {
         Ok(self.open.as_ref().expect("it was opened above"))
     }
 
-    /// After an error: waits a little, for a try on a new connection.
+    /// After an error: waits a little before an attempt on a new connection.
     ///
     /// # Errors
-    /// When it is not of use to try again, or there is no patience left for it.
+    /// If another attempt makes no sense, or if patience has run out.
     async fn wait(&mut self, begun: Instant, error: &lapin::Error) -> Result<(), TaskError> {
         self.open = None;
         if passes(error) && begun.elapsed() < self.server.patience {
@@ -207,7 +207,7 @@ impl RabbitMqSink {
 
     async fn publish(&mut self, header: &PreparedHeader, bytes: &[u8]) -> Result<(), TaskError> {
         let begun = Instant::now();
-        // What is confirmed is not published again by this run.
+        // This run does not publish confirmed messages again.
         let (mut confirmed, mut sent) = (0, 0);
         loop {
             match self.attempt(header, bytes, (&mut confirmed, &mut sent)).await {
@@ -254,7 +254,7 @@ impl RabbitMqSink {
     }
 }
 
-/// The number by which the server has refused something.
+/// The reply code with which the server has rejected something.
 fn said(error: &lapin::Error) -> Option<u16> {
     match error.kind() {
         ErrorKind::ProtocolError(said) => Some(said.get_id()),
@@ -262,7 +262,7 @@ fn said(error: &lapin::Error) -> Option<u16> {
     }
 }
 
-/// Waits until the server has said that it has each message.
+/// Waits until the server has confirmed each message.
 async fn confirmed(
     ahead: &mut Vec<PublisherConfirm>,
     header: &PreparedHeader,
@@ -276,7 +276,7 @@ async fn confirmed(
                 let text = format!("rabbitmq {}: no queue is bound to routing key \"{key}\" ({reason})", header.target);
                 return Err(PublishFailure::Message(text.into()));
             }
-            // A queue is full and refuses more, or its host is away.
+            // A queue is full and rejects more, or its host is down.
             Confirmation::Nack(None) => {
                 return Err(PublishFailure::Server(std::io::Error::other("the server rejects messages").into()));
             }

@@ -1,18 +1,18 @@
-//! Messages of a queue as rows, acknowledged when the checkpoint that they belong to is durable. Until then they are
-//! the server's: what was not acknowledged when a job failed comes again.
+//! Messages of a queue as rows, acknowledged when their checkpoint is durable. Until then they belong to the server:
+//! messages that were not acknowledged when a job failed are redelivered.
 //!
-//! | `id`             | copies    | a message is a row                                                                     |
+//! | `id`             | copies    | guarantee of a message                                                                 |
 //! |------------------|-----------|----------------------------------------------------------------------------------------|
 //! | none             | any       | at least once: again after a failure, or a lost connection, until it is acknowledged   |
-//! | a property of it | one       | exactly once, if no two messages have the same, and none is without                    |
+//! | a property of it | one       | exactly once, if every message has a unique one                                        |
 //!
-//! With an id, those that may come again are remembered, and are in checkpoints (see `seen_ids`): a message that comes
-//! again is acknowledged with the next checkpoint, and is no row. That holds for what comes again within an hour, and
-//! while the server loses no acknowledgement that it has had for ten seconds.
+//! With an id, the source remembers messages that may be redelivered, also in checkpoints (see `seen_ids`): a
+//! redelivered message is acknowledged with the next checkpoint, and does not become a row. This covers redeliveries
+//! within an hour, as long as the server does not lose acknowledgments that it received ten seconds ago or earlier.
 //!
-//! At most once, messages are acknowledged before they are given on, and one that the server gives again is no row.
+//! At most once: messages are acknowledged before they are emitted, and redelivered messages do not become rows.
 //!
-//! Without checkpoints, messages are acknowledged as they are given on: what is on its way then is lost with the job.
+//! Without checkpoints, messages are acknowledged when they are emitted: messages in flight are lost with the job.
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;
@@ -44,15 +44,15 @@ use crate::read_options::ReadOptions;
 use crate::{DeliveryGuarantee, MakeSource, SourceSpec, options};
 
 const NAME: &str = "rabbitmq source";
-/// Of the split that has the ids.
+/// The name of the split with the ids.
 const SPLIT: &str = "ids";
-/// Messages that a copy may have without acknowledging them, unless told.
+/// Default maximum number of unacknowledged messages per copy.
 const PREFETCH: u16 = 50_000;
-/// For a job that ends: how long the server may take to have its acknowledgements.
+/// When a job ends: how long the server may take to receive its acknowledgments.
 const LAST_WORD: Duration = Duration::from_secs(10);
 const LOOK_INTERVAL: Duration = Duration::from_millis(5);
 
-/// The property that tells messages apart.
+/// The property that identifies a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "snake_case")]
 enum IdProperty {
@@ -84,10 +84,10 @@ struct RabbitMqSourceOptions {
     #[serde(default)]
     format: MessageFormat,
     id: Option<IdProperty>,
-    /// Columns behind those of the bytes: what each is called, and what of a message it has.
+    /// Columns after those of the bytes: the name of each, and the metadata it contains.
     #[serde(default)]
     metadata: Vec<(String, RabbitMqMetadata)>,
-    /// How many messages a copy may have that are not acknowledged: no more are read from one checkpoint to the next.
+    /// Maximum number of unacknowledged messages per copy, and thus of messages read between two checkpoints.
     prefetch: Option<u16>,
 }
 
@@ -109,7 +109,7 @@ pub(crate) fn source(spec: &Value, schema: Option<SchemaRef>) -> Result<SourceSp
     let (stop_at_end, bad) = (reading.stop_at_end, BadRecordPolicy::new(reading.on_error));
     let (name, schema) = (format!("rabbitmq {}", options.queue), SchemaRef::clone(&made));
     let (guarantee, copies_max) = match options.id {
-        // Another copy would not know what comes again after this one has lost its connection.
+        // Another copy would not recognize messages redelivered after this one has lost its connection.
         Some(_) => (DeliveryGuarantee::ExactlyOnce, 1),
         None => (DeliveryGuarantee::AtLeastOnce, 0),
     };
@@ -117,7 +117,7 @@ pub(crate) fn source(spec: &Value, schema: Option<SchemaRef>) -> Result<SourceSp
     let make: MakeSource = Arc::new(move |context| {
         let keeps = context.makes_checkpoints();
         let mut options = options.clone();
-        // Without checkpoints nothing is promised that ids would be of use for.
+        // Without checkpoints there is no guarantee for which ids would be useful.
         options.id = options.id.filter(|_| keeps);
         Ok(Box::new(RabbitMqSource {
             known: known(context)?,
@@ -147,7 +147,7 @@ fn known(context: &TaskContext) -> Result<SeenMessageIds, TaskError> {
     Ok(SeenMessageIds::restored(ids, Instant::now()))
 }
 
-/// What the server is to hear when a checkpoint is durable.
+/// Acknowledgments to send when a checkpoint is durable.
 #[derive(Default)]
 struct PendingAcks {
     /// The last message.
@@ -167,28 +167,28 @@ struct RabbitMqSource {
     options: RabbitMqSourceOptions,
     stop_at_end: bool,
     decoder: RecordDecoder,
-    /// With columns of metadata.
+    /// Includes metadata columns.
     schema: SchemaRef,
     bad: BadRecordHandler,
     reading: QueueOptions,
     queue: Option<QueueTask>,
     /// Whether the job makes checkpoints.
     keeps: bool,
-    /// Whether a message that comes again may have been a row.
+    /// Whether a redelivered message may already have been a row.
     once: bool,
     known: SeenMessageIds,
-    /// Since the last barrier.
+    /// Messages since the last barrier.
     current: PendingAcks,
-    /// By the epochs of barriers.
+    /// Acknowledgments by the epoch of the barrier.
     pending: BTreeMap<u64, PendingAcks>,
-    /// How many were sent.
+    /// Number of acknowledgments sent.
     acknowledgements: u64,
 }
 
 impl Source for RabbitMqSource {
     fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<Result<SourceEvent, TaskError>> {
         if !self.keeps {
-            // What was given last has been taken.
+            // The last batch has been taken.
             self.settle(u64::MAX);
         }
         loop {
@@ -198,7 +198,7 @@ impl Source for RabbitMqSource {
                 Poll::Ready(event) => match event? {
                     QueueEvent::Lost => {
                         self.known.lost(Instant::now());
-                        // Those numbers mean nothing any more.
+                        // Those numbers are invalid now.
                         self.current = PendingAcks::default();
                         self.pending.clear();
                     }
@@ -243,7 +243,7 @@ impl Source for RabbitMqSource {
         Box::pin(async {
             let Some(queue) = &self.queue else { return Ok(()) };
             let since = Instant::now();
-            // Without its answer messages come again, which is no reason to fail.
+            // Without the reply, messages are redelivered, which is no reason to fail.
             while queue.confirmed() < self.acknowledgements && since.elapsed() < LAST_WORD {
                 tokio::time::sleep(LOOK_INTERVAL).await;
             }
@@ -253,7 +253,7 @@ impl Source for RabbitMqSource {
 }
 
 impl RabbitMqSource {
-    /// Acknowledges what was given before the barrier of `epoch`.
+    /// Acknowledges everything emitted before the barrier of `epoch`.
     fn settle(&mut self, epoch: u64) {
         let mut owed = PendingAcks::default();
         while let Some(entry) = self.pending.first_entry().filter(|entry| *entry.key() <= epoch) {
@@ -310,7 +310,7 @@ impl RabbitMqSource {
         Ok((RecordBatch::try_new(SchemaRef::clone(&self.schema), columns)?, bad))
     }
 
-    /// Of a message that is no row.
+    /// Handles a message that cannot be decoded.
     fn put_aside(&mut self, message: &QueueMessage, reason: &str) -> Result<(), TaskError> {
         let Delivery { properties, data, .. } = &message.delivery;
         let besides = || RecordContext {
@@ -322,15 +322,15 @@ impl RabbitMqSource {
     }
 }
 
-/// What a message is known by: its ids, if it has any, else where and when it was sent; and that it has come before, as
-/// what was put aside then is put aside again.
+/// What identifies a message: its ids, if it has any, else where and when it was sent. Also whether it was delivered
+/// before, because a message that was skipped then is skipped again.
 fn place(queue: &str, message: &QueueMessage) -> Vec<(&'static str, Value)> {
     let Delivery { delivery_tag, exchange, routing_key, redelivered, properties, .. } = &message.delivery;
     let mut place = vec![("queue", json!(queue))];
     if !exchange.as_str().is_empty() {
         place.push(("exchange", json!(exchange.as_str())));
     }
-    // The exchange that has no name takes it for the queue's.
+    // With the default exchange, the routing key is the queue's name.
     if routing_key.as_str() != queue {
         place.push(("routing_key", json!(routing_key.as_str())));
     }

@@ -1,5 +1,5 @@
-//! Connections of lapin by TLS. Its own TLS would bring a reader of PKCS#12 and forty crates with it, so it is given
-//! streams that are encrypted already: by a reactor that shakes hands as it connects, and is Tokio's otherwise.
+//! TLS connections for lapin. Its own TLS would pull in a PKCS#12 reader and forty crates, so it gets streams that are
+//! already encrypted, from a reactor that does the handshake when it connects, and is otherwise Tokio's.
 
 use std::io::{Read, Result, Write};
 use std::net::SocketAddr;
@@ -16,16 +16,16 @@ use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 
-/// See the module.
+/// An encrypted stream, see the module.
 #[derive(Clone, Debug)]
 pub(crate) struct EncryptedStream {
     tokio: Tokio,
     connector: OpaqueConnector,
-    /// What the server's certificate has to be for.
+    /// The name that the server's certificate must have.
     name: ServerName<'static>,
 }
 
-/// One without anything that could be shown.
+/// A wrapper whose `Debug` shows nothing.
 #[derive(Clone)]
 struct OpaqueConnector(TlsConnector);
 
@@ -35,7 +35,7 @@ impl std::fmt::Debug for OpaqueConnector {
     }
 }
 
-/// Within a runtime of Tokio: what lapin connects by.
+/// The runtime through which lapin connects. Call it within a Tokio runtime.
 pub(crate) fn runtime(
     connector: TlsConnector,
     name: ServerName<'static>,

@@ -1,4 +1,4 @@
-//! Rows as changes of keys.
+//! Encodes rows as changes of keys.
 
 use arrow::array::{Array, RecordBatch};
 use arrow::datatypes::SchemaRef;
@@ -10,43 +10,43 @@ use super::key::{KeyTemplate, texts};
 use crate::options;
 use crate::prepared_commit::put;
 
-/// Where rows go, and what they change there.
+/// The target of rows, and the changes they make there.
 #[derive(Clone, Deserialize)]
 pub(super) struct ChangeOptions {
-    /// The stream that rows are added to; without it they go into hashes.
+    /// The stream to which rows are added; without it they go into hashes.
     pub(super) stream: Option<String>,
-    /// Of the stream: about so many entries are kept.
+    /// For the stream: the approximate number of entries to keep.
     entries_max: Option<u64>,
-    /// Of hashes: the columns whose values, with colons between, are a hash's key, see `KeyTemplate`. The others are
-    /// its fields.
+    /// For hashes: the columns whose values, joined by colons, are the key of a hash, see `KeyTemplate`. The other
+    /// columns are its fields.
     #[serde(default)]
     key: Vec<String>,
-    /// Of hashes: what their keys begin with.
+    /// For hashes: the prefix of their keys.
     #[serde(default)]
     pub(super) prefix: String,
-    /// Of hashes: columns that are added to what is there.
+    /// For hashes: columns that are added to the stored values.
     #[serde(default)]
     pub(super) increment: Vec<String>,
-    /// Of hashes: how long one stays after it was written last.
+    /// For hashes: how long one lives after the last write.
     expire_s: Option<u64>,
 }
 
-/// What is done to a key.
+/// The changes of one key.
 #[derive(Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub(super) struct KeyChange {
-    /// Fields that a hash has from now on.
+    /// Fields to set in the hash.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     set: Vec<(String, String)>,
-    /// Fields that it has no more.
+    /// Fields to remove.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     unset: Vec<String>,
-    /// Whole numbers, and others, that are added to its fields.
+    /// Numbers to add to its fields, and whether each is an integer.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     add: Vec<(String, String, bool)>,
     #[serde(skip_serializing_if = "Option::is_none")]
     expire_s: Option<u64>,
-    /// Fields of an entry of a stream.
+    /// Fields of a stream entry.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     entry: Vec<(String, String)>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -78,7 +78,7 @@ impl KeyChange {
     }
 }
 
-/// How rows are changes.
+/// The mapping from rows to changes.
 #[derive(Clone)]
 pub(super) struct ChangeEncoder {
     schema: SchemaRef,
@@ -122,13 +122,13 @@ impl ChangeEncoder {
             increment,
             expire_s: given.expire_s,
         };
-        // Types are looked at before there are rows.
+        // Checks types before there are rows.
         let empty = RecordBatch::new_empty(SchemaRef::clone(schema));
         encoder.encode(&empty, &mut Vec::new()).map_err(|error| error.to_string())?;
         Ok(encoder)
     }
 
-    /// Appends what rows change to `out`, as records of keys and changes.
+    /// Appends the changes of some rows to `out`, as records of keys and changes.
     pub(super) fn encode(&self, rows: &RecordBatch, out: &mut Vec<u8>) -> Result<(), TaskError> {
         let texts = texts(rows)?;
         for row in 0..rows.num_rows() {
@@ -150,8 +150,8 @@ impl ChangeEncoder {
             }
             let key = match &self.stream {
                 Some(stream) => {
-                    // An entry has at least one field: a row of nulls has one without a name, which is none of its
-                    // columns.
+                    // An entry needs at least one field: a row of nulls gets one without a name, which is not one of
+                    // its columns.
                     if change.entry.is_empty() {
                         change.entry.push((String::new(), String::new()));
                     }

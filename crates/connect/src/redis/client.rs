@@ -1,4 +1,4 @@
-//! Connections, and which errors go away on their own.
+//! Connections, and which errors are temporary.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -13,27 +13,27 @@ use tidemill_dataflow::TaskError;
 use crate::connection::{Credentials, ServerOptions};
 use crate::tls::{self, TlsFiles, TlsOptions};
 
-/// Between tries.
+/// Time between attempts.
 pub(crate) const PAUSE: Duration = Duration::from_millis(200);
 const CONNECT: Duration = Duration::from_secs(5);
 const ANSWER: Duration = Duration::from_secs(30);
 
-/// Where the server is, and who asks.
+/// The address of the server, and the user.
 #[derive(Clone)]
 pub(crate) struct RedisServer {
     client: Client,
     /// Host and port.
     pub(crate) name: String,
-    /// How long it may be away, or keep silent, before the job fails.
+    /// How long it may be unreachable or silent before the job fails.
     pub(crate) patience: Duration,
 }
 
 impl RedisServer {
-    /// The URL is `redis://HOST:PORT/NUMBER`, or `rediss:` for TLS. User and password are those of the URL, else those
-    /// given, else `TIDEMILL_REDIS_USER` and `TIDEMILL_REDIS_PASSWORD`.
+    /// The URL is `redis://HOST:PORT/NUMBER`, or `rediss:` for TLS. User and password come from the URL, else from
+    /// `credentials`, else from `TIDEMILL_REDIS_USER` and `TIDEMILL_REDIS_PASSWORD`.
     ///
     /// # Errors
-    /// In words, which do not show the URL: it may have a password.
+    /// A description without the URL, which may contain a password.
     pub(crate) fn new(options: &ServerOptions, credentials: Credentials) -> Result<Self, String> {
         let ServerOptions { url, tls, .. } = options;
         let tls = tls.as_ref();
@@ -76,7 +76,7 @@ impl RedisServer {
         self.client.get_multiplexed_async_connection_with_config(&config).await
     }
 
-    /// The connection that `open` has; a new one, if it has none.
+    /// The connection in `open`; makes a new one if there is none.
     pub(crate) async fn connected<'a>(
         &self,
         open: &'a mut Option<MultiplexedConnection>,
@@ -87,10 +87,10 @@ impl RedisServer {
         })
     }
 
-    /// After an error: waits a little, for a try on a new connection.
+    /// After an error: waits a little before an attempt on a new connection.
     ///
     /// # Errors
-    /// When it is of no use to try again, or there is no patience left since `begun`.
+    /// If another attempt makes no sense, or if patience since `begun` has run out.
     pub(crate) async fn wait(&self, begun: Instant, error: &RedisError) -> Result<(), TaskError> {
         if passes(error) && begun.elapsed() < self.patience {
             tokio::time::sleep(PAUSE).await;
@@ -99,7 +99,7 @@ impl RedisServer {
         Err(format!("redis {}: {}", self.name, told(error)).into())
     }
 
-    /// A connection for a thread that waits for its answers.
+    /// A connection for a thread that blocks for its replies.
     pub(crate) fn connect_blocking(&self) -> RedisResult<Connection> {
         let connection = self.client.get_connection_with_timeout(CONNECT)?;
         connection.set_read_timeout(Some(ANSWER))?;
@@ -108,7 +108,7 @@ impl RedisServer {
     }
 }
 
-/// Whether it is of use to try again, on a new connection.
+/// Whether another attempt on a new connection makes sense.
 pub(crate) fn passes(error: &RedisError) -> bool {
     if tls::remedy(&error.to_string()).is_some() {
         return false;
@@ -117,12 +117,12 @@ pub(crate) fn passes(error: &RedisError) -> bool {
         return true;
     }
     let for_now = |code: &str| matches!(code, "LOADING" | "TRYAGAIN" | "MASTERDOWN" | "CLUSTERDOWN" | "READONLY");
-    // Of a transaction or a pipeline it is what each of its commands was answered.
+    // For a transaction or pipeline, the error contains the reply to each of its commands.
     let answers = error.clone().into_server_errors().unwrap_or_default();
     !answers.is_empty() && answers.iter().all(|(_, answer)| for_now(answer.code()))
 }
 
-/// An error with what is to be done about it, if that is known.
+/// An error with the remedy, if known.
 pub(crate) fn told(error: &RedisError) -> String {
     tls::told(&error.to_string())
 }

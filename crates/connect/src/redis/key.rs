@@ -1,27 +1,28 @@
-//! The key of a hash: the values of some columns, with colons between. Sinks write it and lookups ask for it, so both
-//! come here.
+//! The key of a hash: the values of some columns, joined by colons. Both sinks, which write keys, and lookups, which
+//! ask for them, use this module.
 //!
-//! No two rows whose values differ have the same key, and keys that people read stay as people would write them:
+//! Rows with different values never have the same key, and readable keys look the way a person would write them:
 //!
 //! | type of the column                 | a value                                                           | null    |
 //! |------------------------------------|-------------------------------------------------------------------|---------|
-//! | a number, a time, a boolean        | as Arrow writes it: where it ends is known                        | nothing |
+//! | a number, a time, a boolean        | as Arrow writes it, since its end is unambiguous                  | nothing |
 //! | any other that is not the last one | a backslash before each colon and backslash                       | `\N`    |
-//! | the last of these                  | as it is, for it is what the others leave; `\N`, and what would   | `\N`    |
-//! |                                    | be taken for it written so, has one more backslash in front       |         |
+//! | the last of these                  | unchanged, since it takes the rest; `\N`, and values that would   | `\N`    |
+//! |                                    | be mistaken for a written `\N`, get one more backslash in front   |         |
 
 use arrow::array::{Array, ArrayRef, AsArray, LargeStringArray, RecordBatch};
 use arrow::compute::{CastOptions, cast_with_options};
 use arrow::datatypes::{DataType, FieldRef, Schema};
 use arrow::error::ArrowError;
 
-/// Where a text is null.
+/// Stands for a null text.
 const NULL: &str = "\\N";
 
-/// Columns as the texts that a server gets.
+/// Columns as the texts sent to a server.
 ///
 /// # Errors
-/// Naming the column, for types that have no text, and for bytes that are none: they would come to be nulls otherwise.
+/// An error that names the column, for types without a text form, and for bytes that are not text: they would otherwise
+/// become nulls.
 pub(super) fn texts(rows: &RecordBatch) -> Result<Vec<LargeStringArray>, ArrowError> {
     let exact = CastOptions { safe: false, ..CastOptions::default() };
     let text = |(column, field): (&ArrayRef, &FieldRef)| {
@@ -39,7 +40,7 @@ pub(super) fn texts(rows: &RecordBatch) -> Result<Vec<LargeStringArray>, ArrowEr
     rows.columns().iter().zip(rows.schema_ref().fields()).map(text).collect()
 }
 
-/// How rows of a schema have keys.
+/// The mapping from rows of a schema to keys.
 #[derive(Clone, Debug)]
 pub(super) struct KeyTemplate {
     parts: Vec<(usize, KeyPart)>,
@@ -47,16 +48,16 @@ pub(super) struct KeyTemplate {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum KeyPart {
-    /// Its texts end where they have to.
+    /// The end of its text is unambiguous.
     Plain,
-    /// Its texts may have any characters.
+    /// Its text may contain any characters.
     Text,
-    /// So may these, and no more such come behind them.
+    /// The same, and no other such column follows.
     LastText,
 }
 
 impl KeyTemplate {
-    /// Of these columns, in this order.
+    /// A key of these columns, in this order.
     pub(super) fn new(schema: &Schema, columns: &[usize]) -> Self {
         let is_text = |column: usize| is_text(schema.field(column).data_type());
         let last = columns.iter().rposition(|column| is_text(*column));
@@ -72,7 +73,7 @@ impl KeyTemplate {
         self.parts.iter().any(|(part, _)| *part == column)
     }
 
-    /// Of a row, behind a prefix. `texts` are all columns of the schema.
+    /// The key of a row, after a prefix. `texts` contains all columns of the schema.
     pub(super) fn of(&self, prefix: &str, texts: &[LargeStringArray], row: usize) -> String {
         let mut key = prefix.to_owned();
         for (at, (column, part)) in self.parts.iter().enumerate() {
@@ -103,7 +104,7 @@ impl KeyTemplate {
     }
 }
 
-/// Whether a value may have any characters.
+/// Whether a value may contain any characters.
 fn is_text(data_type: &DataType) -> bool {
     match data_type {
         DataType::Dictionary(_, values) => is_text(values),
@@ -112,7 +113,7 @@ fn is_text(data_type: &DataType) -> bool {
     }
 }
 
-/// Backslashes, one at least, and an N.
+/// Whether it is at least one backslash followed by an N.
 fn is_like_null(value: &str) -> bool {
     value.strip_suffix('N').is_some_and(|rest| !rest.is_empty() && rest.bytes().all(|byte| byte == b'\\'))
 }
@@ -128,7 +129,7 @@ mod tests {
 
     use super::*;
 
-    /// Keys of rows with these columns, which are all of the key.
+    /// Keys of rows with these columns, all of which belong to the key.
     fn keys(columns: &[(&str, ArrayRef)]) -> Vec<String> {
         let columns = columns.iter().map(|(name, column)| (*name, ArrayRef::clone(column), true));
         let rows = RecordBatch::try_from_iter_with_nullable(columns).unwrap();
@@ -141,7 +142,7 @@ mod tests {
         Arc::new(StringArray::from(texts.to_vec()))
     }
 
-    /// Rows of other keys would be added together, in silence; and keys that people read must stay as they are.
+    /// Rows with different keys would silently be added together; and readable keys must not change.
     #[test]
     fn keys_of_other_values_differ() {
         let some = [
@@ -179,7 +180,7 @@ mod tests {
         assert_eq!(both, ["p:a\\:b:c:d", "p:a:\\N"]);
     }
 
-    /// A null says by its type what it is: that of a number is no text.
+    /// A null depends on the type: that of a number is not text.
     #[test]
     fn nulls_are_of_a_type() {
         let of = |data_type: DataType| keys(&[("n", new_null_array(&data_type, 1)), ("a", strings(&[Some("x")]))]);
@@ -203,8 +204,7 @@ mod tests {
         }
     }
 
-    /// The same values, however they are kept, are the same key: a sink may have them in one way and a lookup in
-    /// another.
+    /// The same values have the same key, however they are stored: a sink and a lookup may store them differently.
     #[test]
     fn ways_of_keeping_values_make_no_difference() {
         let plain = strings(&[Some("a:b"), None, Some("\\N")]);
@@ -217,7 +217,7 @@ mod tests {
         assert_eq!(keys(&[("a", Arc::new(BooleanArray::from(vec![true])))]), ["p:true"]);
     }
 
-    /// Bytes that are no text were nulls, and their rows all had one key.
+    /// Bytes that were not text used to become nulls, and all their rows had the same key.
     #[test]
     fn bytes_that_are_no_text() {
         let column: ArrayRef = Arc::new(BinaryArray::from(vec![b"\xff".as_slice()]));

@@ -1,4 +1,4 @@
-//! Hashes that are looked up by key: many with one request. Who asks waits: it is for threads that may.
+//! Looks up hashes by key, many with one request. Blocks the caller, so it is for threads that may block.
 
 use std::sync::Mutex;
 use std::time::Instant;
@@ -19,10 +19,10 @@ const NAME: &str = "redis lookup";
 
 #[derive(Deserialize)]
 struct RedisLookupOptions {
-    /// What the keys of the hashes begin with.
+    /// The prefix of the hashes' keys.
     #[serde(default)]
     prefix: String,
-    /// The fields that are wanted of each.
+    /// The requested fields.
     fields: Vec<String>,
 }
 
@@ -31,15 +31,15 @@ pub struct RedisHashes {
     server: RedisServer,
     prefix: String,
     fields: Vec<String>,
-    /// Connections that nobody uses just now.
+    /// Connections that are not in use.
     idle: Mutex<Vec<Connection>>,
 }
 
 impl RedisHashes {
-    /// What `spec` describes: an object with `kind` "redis" and the options.
+    /// Makes what `spec` describes: an object with `kind` "redis" and the options.
     ///
     /// # Errors
-    /// `Option` names what is wrong.
+    /// `Option` says what is wrong.
     pub fn new(spec: &Value) -> Result<Self, ConnectError> {
         type Groups = (RedisLookupOptions, ServerOptions, Credentials);
         let (RedisLookupOptions { prefix, fields }, server, credentials) = options::read_groups::<Groups>(NAME, spec)?;
@@ -51,12 +51,12 @@ impl RedisHashes {
         Ok(RedisHashes { server, prefix, fields, idle: Mutex::default() })
     }
 
-    /// The fields of the hash of each row, whose key is what the columns `on` have, as the sink writes it; in the order
-    /// of the fields, and `None` of a key without a hash, or with none of the fields. A server that is away is waited
-    /// for.
+    /// The fields of each row's hash, whose key comes from the columns `on`, as the sink writes it. The values are in
+    /// the order of the fields; `None` for a key without a hash or with none of the fields. Waits for a server that is
+    /// unreachable.
     ///
     /// # Errors
-    /// In words: for columns that are not there, or have no texts; else naming the server.
+    /// A description, for columns that do not exist or have no text form; otherwise an error that names the server.
     pub fn get(&self, rows: &RecordBatch, on: &[String]) -> Result<Vec<Option<Vec<Option<String>>>>, String> {
         let keys = self.keys(rows, on).map_err(|error| format!("keys of Redis hashes: {error}"))?;
         let deadline = Instant::now() + self.server.patience;
@@ -72,7 +72,7 @@ impl RedisHashes {
     fn keys(&self, rows: &RecordBatch, on: &[String]) -> Result<Vec<String>, ArrowError> {
         let schema = rows.schema();
         let columns = on.iter().map(|name| schema.index_of(name)).collect::<Result<Vec<_>, _>>()?;
-        // Other columns may have no texts.
+        // Other columns may have no text form.
         let rows = rows.project(&columns)?;
         let all: Vec<usize> = (0..columns.len()).collect();
         let (key, texts) = (KeyTemplate::new(&rows.schema(), &all), texts(&rows)?);
@@ -87,7 +87,7 @@ impl RedisHashes {
             pipeline.cmd("HMGET").arg(key).arg(&self.fields);
         }
         let found: Vec<Vec<Option<String>>> = pipeline.query(&mut connection)?;
-        // One that has failed is not used again.
+        // A connection that has failed is not reused.
         self.idle.lock().expect("nothing panics with it locked").push(connection);
         Ok(found.into_iter().map(|fields| fields.iter().any(Option::is_some).then_some(fields)).collect())
     }
@@ -112,7 +112,7 @@ mod tests {
         assert!(secret.contains("`url` must be") && !secret.contains("secret"), "{secret}");
     }
 
-    /// A server that is not there is an error that names it, and no hang.
+    /// A missing server causes an error that names it, not a hang.
     #[test]
     fn nobody_answers() {
         let spec = json!({"kind": "redis", "url": "redis://127.0.0.1:1/0", "fields": ["a"], "patience_s": 0.0});

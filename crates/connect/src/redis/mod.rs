@@ -1,16 +1,16 @@
-//! Redis, and what speaks its protocol.
+//! Redis, and other servers with its protocol.
 //!
-//! | module     | what is in it                                            |
+//! | module     | contents                                                 |
 //! |------------|----------------------------------------------------------|
-//! | `client`   | connections, and which errors go away on their own       |
-//! | `position` | where a stream is read from, and whether that is there   |
-//! | `reader`   | asks for entries                                         |
-//! | `source`   | entries of streams, their ids in checkpoints             |
-//! | `key`      | what the key of a hash is                                |
-//! | `change`   | rows as changes of keys                                  |
-//! | `risks`    | what a server may lose                                   |
-//! | `sink`     | rows into hashes or a stream                             |
-//! | `lookup`   | fields of hashes, by key                                 |
+//! | `client`   | connections, and which errors are temporary              |
+//! | `position` | positions in a stream, and checks that they still exist  |
+//! | `reader`   | reads entries                                            |
+//! | `source`   | emits entries of streams, with their ids in checkpoints  |
+//! | `key`      | the keys of hashes                                       |
+//! | `change`   | encodes rows as changes of keys                          |
+//! | `risks`    | the data that a server may lose                          |
+//! | `sink`     | writes rows to hashes or a stream                        |
+//! | `lookup`   | looks up fields of hashes by key                         |
 
 mod change;
 mod client;

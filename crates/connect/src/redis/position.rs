@@ -1,4 +1,4 @@
-//! Where a stream is read from, and whether what comes after that is still there.
+//! The position in a stream, and whether the entries after it still exist.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -17,17 +17,17 @@ pub(super) enum RedisStart {
     Latest,
 }
 
-/// Where a stream is read from.
+/// The position in a stream.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct StreamPosition {
-    /// Of the entry before.
+    /// The id of the entry before.
     pub(super) id: String,
-    /// How many had been added with it, if the server knows.
+    /// How many entries had been added including that one, if the server counts.
     pub(super) number: Option<u64>,
 }
 
 impl StreamPosition {
-    /// Of a checkpoint; none, where the stream had not been looked at.
+    /// Parses a position in a checkpoint; `None` if the stream had not been checked yet.
     pub(super) fn parse(text: &str) -> Option<Self> {
         let (id, number) = text.split_once(' ').map_or((text, None), |(id, number)| (id, number.parse().ok()));
         (!id.is_empty()).then(|| StreamPosition { id: id.to_owned(), number })
@@ -41,20 +41,20 @@ impl fmt::Display for StreamPosition {
     }
 }
 
-/// What a server knows of a stream.
+/// The server's information about a stream.
 #[derive(Clone, Debug, Default)]
 pub(super) struct StreamInfo {
     pub(super) last: String,
-    /// How many entries were ever added, and how many of them are there.
+    /// How many entries were ever added, and how many of them still exist.
     pub(super) added: Option<u64>,
     pub(super) length: u64,
 }
 
 impl StreamInfo {
-    /// Of an answer to XINFO; of a stream that is not there nothing was added.
+    /// Decodes a reply to XINFO; nothing was added to a stream that does not exist.
     ///
     /// # Errors
-    /// The server's.
+    /// Those of the server.
     pub(super) fn of(answer: RedisResult<BTreeMap<String, redis::Value>>) -> RedisResult<Self> {
         let found = match answer {
             Err(error) if error.detail().is_some_and(|detail| detail.contains("no such key")) => {
@@ -71,10 +71,10 @@ impl StreamInfo {
         })
     }
 
-    /// Where a job begins.
+    /// Where a job starts.
     pub(super) fn start(&self, start: RedisStart) -> StreamPosition {
         match start {
-            // A place that stays the same, never "the end".
+            // A fixed position, never "the end".
             RedisStart::Latest => StreamPosition { id: self.last.clone(), number: self.added },
             RedisStart::Earliest => {
                 StreamPosition { id: NOTHING.into(), number: self.added.map(|added| added - self.length) }
@@ -82,10 +82,10 @@ impl StreamInfo {
         }
     }
 
-    /// What is wrong with going on from a place.
+    /// The problem with resuming from a position, if any.
     pub(super) fn lost(&self, stream: &str, place: &StreamPosition) -> Option<String> {
         let (added, number) = (self.added?, place.number?);
-        // One that is not there: somebody may have deleted it when all of it was read.
+        // A stream that does not exist: it may have been deleted after everything was read.
         let removed = added.saturating_sub(self.length);
         let what = match (added < number && added > 0, removed > number) {
             (true, _) => format!("it was recreated since entry {} was read", place.id),
@@ -112,7 +112,7 @@ pub(super) fn info(stream: &str) -> redis::Cmd {
 mod tests {
     use super::*;
 
-    /// A place of an earlier version is one, too, and what it was is what is saved.
+    /// Positions of earlier versions are valid, too, and the saved form must not change.
     #[test]
     fn places_are_texts() {
         let place = |number| Some(StreamPosition { id: "7-1".into(), number });

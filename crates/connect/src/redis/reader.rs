@@ -1,4 +1,4 @@
-//! Asks the server for entries, on a connection that it keeps.
+//! Asks the server for entries, over a persistent connection.
 
 use std::time::Instant;
 
@@ -9,28 +9,28 @@ use tidemill_dataflow::TaskError;
 use super::client::RedisServer;
 use super::position::{RedisStart, StreamInfo, StreamPosition, info};
 
-/// Entries asked for at a time, of each stream.
+/// Entries per request and stream.
 const COUNT: usize = 1000;
 
-/// How long the server waits for one.
+/// How long the server waits for an entry.
 const BLOCK_MS: usize = 100;
 
-/// An id, and fields with their values.
+/// An id, and the fields with their values.
 pub(super) type Entry = (String, Vec<(Vec<u8>, Vec<u8>)>);
 
 type Entries = Vec<(String, Vec<Entry>)>;
 
-/// Where streams begin that had no place, and entries by stream.
+/// The starts of streams without a position, and entries by stream.
 type Read = (Vec<(String, StreamPosition)>, Entries);
 
-/// Where streams begin, and what was found behind that.
+/// The starts of streams, and the entries found after them.
 pub(super) struct StreamBounds {
     pub(super) reader: RedisReader,
     pub(super) first: Vec<(String, StreamPosition)>,
     pub(super) entries: Entries,
 }
 
-/// Asks the server, on a connection that it keeps.
+/// Asks the server, over a persistent connection.
 pub(super) struct RedisReader {
     server: RedisServer,
     connection: Option<MultiplexedConnection>,
@@ -60,7 +60,7 @@ impl RedisReader {
         }
     }
 
-    /// Entries, and where streams begin that had no place; inside, in words, that some are lost.
+    /// Entries, and the starts of streams without a position; the inner error describes lost entries.
     async fn attempt(&mut self, streams: &[(String, Option<StreamPosition>)]) -> RedisResult<Result<Read, String>> {
         let connection = self.server.connected(&mut self.connection).await?;
         let mut places: Vec<(&String, StreamPosition)> = Vec::new();
@@ -91,7 +91,7 @@ impl RedisReader {
             }
             command
         };
-        // At one moment: what is removed between a look and a read is not seen by either.
+        // In one transaction: otherwise, entries removed between the check and the read would go unnoticed.
         let mut together = redis::pipe();
         together.atomic().ignore_errors();
         for (name, _) in &places {

@@ -1,11 +1,11 @@
-//! What a server may lose that it has said to have.
+//! Acknowledged data that a server may lose.
 
 use std::collections::BTreeMap;
 
-/// By which a server keeps what it has, or does not.
+/// The settings that determine whether a server keeps its data.
 pub(super) const SETTINGS: [&str; 3] = ["appendonly", "appendfsync", "maxmemory-policy"];
 
-/// What settings of a server mean for rows that are to be there once.
+/// What a server's settings mean for rows that should be there exactly once.
 pub(super) fn risks(settings: &BTreeMap<String, String>, expires: bool) -> Vec<String> {
     let mut risks = Vec::new();
     let unsaid: Vec<&str> = SETTINGS.into_iter().filter(|name| !settings.contains_key(*name)).collect();
@@ -50,7 +50,7 @@ pub(super) fn risks(settings: &BTreeMap<String, String>, expires: bool) -> Vec<S
 mod tests {
     use super::*;
 
-    /// A server that loses what it has said to have is to be told of, and one that does not say.
+    /// A server that may lose acknowledged data must cause a warning, and so must one that does not tell.
     #[test]
     fn servers_that_forget_are_told_of() {
         let told = |settings: &[(&str, &str)], expires: bool| {

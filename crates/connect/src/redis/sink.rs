@@ -1,19 +1,20 @@
-//! Rows into hashes or a stream.
+//! Writes rows to hashes or a stream.
 //!
-//! With exactly once, what is to be written waits in the checkpoint. To *commit* is one transaction of the server: it
-//! writes, and sets a *marker*, the key `tidemill:ID:COPY`, to the run and the epoch. Where the marker is there already
-//! nothing is left to do; the key is watched, so that of two who commit the same one has to look again. So adding to a
-//! number is exact, too.
+//! With exactly once, the changes wait in the checkpoint. A *commit* is one transaction of the server: it writes the
+//! changes, and sets a *marker*, the key `tidemill:ID:COPY`, to the run and the epoch. If the marker is already there,
+//! nothing is left to do. The key is watched, so if two processes commit the same changes, one of them has to check
+//! again. This makes even adding to a number exact.
 //!
-//! With at least once rows are written as they come, for those who want them soon: a hash that is set again is as it
-//! was.
+//! With at least once, rows are written as they arrive, for users who want them soon: setting a hash again changes
+//! nothing.
 //!
-//! At the beginning it is asked whether it keeps what it has: one that does not write each change to disk, or evicts
-//! keys when it is full, loses rows that were committed, and markers; that is printed, as is that it does not say.
+//! At the start, the sink asks whether the server keeps its data. A server that does not write each change to disk, or
+//! that evicts keys when it is full, loses committed rows and markers. The sink prints a warning in that case, and also
+//! if the server does not answer.
 //!
-//! A hash's key is the values of its columns, with colons between, see `key`.
+//! A hash's key consists of the values of its columns, joined by colons, see `key`.
 //!
-//! The server does not undo a transaction one of whose commands is wrong, such as one on a key of another type: that is
+//! The server does not undo a transaction if one of its commands fails, for example on a key of another type: this is
 //! an error of the job, and the rest of the transaction has been written.
 
 use std::collections::BTreeMap;
@@ -40,7 +41,7 @@ use crate::{DeliveryGuarantee, SinkSpec, options};
 
 const NAME: &str = "redis sink";
 
-/// Of one copy between two checkpoints, unless told.
+/// Default limit per copy between two checkpoints.
 const EPOCH_BYTES_MAX: usize = 64 << 20;
 
 pub(crate) fn sink(spec: &Value, schema: &SchemaRef) -> Result<SinkSpec, ConnectError> {
@@ -79,16 +80,16 @@ struct RedisSink {
     encoder: ChangeEncoder,
     server: RedisServer,
     connection: Option<MultiplexedConnection>,
-    /// With exactly once.
+    /// Set with exactly once.
     buffer: Option<EpochBuffer>,
-    /// Whether nothing may be sent twice: what may have arrived, and would be added again.
+    /// Whether nothing may be sent twice, because changes that may have arrived would be added again.
     once: bool,
-    /// One copy says for all what the server may lose.
+    /// One copy reports for all what the server may lose.
     is_first: bool,
 }
 
 impl RedisSink {
-    /// Connects, and says what the server may lose.
+    /// Connects, and reports what the server may lose.
     async fn begin(&mut self) -> Result<(), TaskError> {
         let begun = Instant::now();
         loop {
@@ -119,7 +120,7 @@ impl RedisSink {
             match asked {
                 Ok(values) => found.extend(values),
                 Err(error) if passes(&error) => return Err(error),
-                // Who may not ask is told so below.
+                // A missing permission is reported below.
                 Err(_) => {}
             }
         }
@@ -137,7 +138,7 @@ impl RedisSink {
         Ok(())
     }
 
-    /// Makes changes, and tries again while there is patience.
+    /// Makes changes, and retries until patience runs out.
     async fn send(&mut self, bytes: &[u8], marker: Option<(&str, &PreparedHeader)>) -> Result<(), TaskError> {
         let mut pipeline = Pipeline::new();
         let mut found = 0;
@@ -167,14 +168,14 @@ impl RedisSink {
         }
     }
 
-    /// False: somebody else has moved the marker meanwhile.
+    /// Returns false if another process has moved the marker meanwhile.
     async fn attempt(&mut self, pipeline: &Pipeline, marker: Option<(&str, &PreparedHeader)>) -> RedisResult<bool> {
         let connection = self.server.connected(&mut self.connection).await?;
         let Some((key, header)) = marker else {
             pipeline.exec_async(connection).await?;
             return Ok(true);
         };
-        // Nobody else has this connection, which is what may watch.
+        // This connection is not shared, so it may watch keys.
         redis::cmd("WATCH").arg(key).exec_async(connection).await?;
         let last: Option<String> = redis::cmd("GET").arg(key).query_async(connection).await?;
         let marker = CommitMarker::parse(last.as_deref().unwrap_or_default());

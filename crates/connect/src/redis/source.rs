@@ -1,11 +1,11 @@
-//! Entries of streams: each stream is a split, read from the entry behind the last one. Copies share the streams by
-//! their places in the list. All know from a checkpoint which ones any of them had, so that a stream that is named
-//! later is read by one of them.
+//! Entries of streams. Each stream is a split, read from the entry after the last one. Copies share the streams by
+//! their positions in the list. All copies know from a checkpoint which streams any of them had, so a stream that is
+//! added later is read by exactly one of them.
 //!
-//! Entries that the server has trimmed away, or somebody has deleted, before they were read are an error. They are
-//! found by number: the server counts what was added and what is left, so what was removed; and a place is an id with
-//! the number of its entry. What was removed beyond that had not been read. (Servers before Redis 7 do not count: there
-//! they are not seen, and nobody is told.)
+//! Entries that were trimmed by the server or deleted before they were read are an error. They are detected by
+//! counting: the server counts the entries that were added and those that are left, and a position is an id with the
+//! number of its entry. If more entries were removed than had been read, some are lost. (Servers before Redis 7 do not
+//! count, so losses go unnoticed there.)
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
@@ -35,13 +35,13 @@ use crate::read_options::ReadOptions;
 use crate::{DeliveryGuarantee, MakeSource, SourceSpec, options};
 
 const NAME: &str = "redis source";
-/// The name of what copies share.
+/// The name of the state that copies share.
 const SHARED: &str = "streams";
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "snake_case")]
 enum RedisFormat {
-    /// An entry's fields are the columns, their values as text.
+    /// An entry's fields are the columns, with their values as text.
     #[default]
     Fields,
     /// One field is a JSON object with the columns.
@@ -53,10 +53,10 @@ struct RedisSourceOptions {
     streams: Vec<String>,
     #[serde(default)]
     format: RedisFormat,
-    /// The field that is JSON.
+    /// The field that contains JSON.
     #[serde(default = "value")]
     field: String,
-    /// Where a job begins that goes on from no checkpoint.
+    /// Where a job starts that does not resume from a checkpoint.
     #[serde(default)]
     start: RedisStart,
 }
@@ -104,9 +104,9 @@ pub(crate) fn source(spec: &Value, schema: Option<SchemaRef>) -> Result<SourceSp
 #[derive(Clone)]
 struct ReadStream {
     name: String,
-    /// Behind the last entry that was given on; none, where that is not known yet.
+    /// The position after the last emitted entry; `None` if not known yet.
     place: Option<StreamPosition>,
-    /// It has been read as far as there is anything.
+    /// Set if everything available has been read.
     quiet: Option<IdleSplit>,
     is_over: bool,
 }
@@ -150,11 +150,11 @@ struct RedisSource {
     /// The streams of all copies.
     held: BTreeSet<String>,
     has_begun: bool,
-    /// By places of streams, and what has not been given on yet.
+    /// Entries not emitted yet, with the position of their stream in the list.
     found: Vec<(usize, Vec<Entry>)>,
-    /// The streams that had nothing when they were asked last, and that is not told yet.
+    /// Streams that had nothing at the last request, which is not reported yet.
     empty: Vec<usize>,
-    /// When that was.
+    /// The time of that request.
     asked: Instant,
     reader: Option<RedisReader>,
     reading: Option<BoxFuture<'static, Result<StreamBounds, TaskError>>>,
@@ -164,7 +164,8 @@ impl Source for RedisSource {
     fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<Result<SourceEvent, TaskError>> {
         if !std::mem::replace(&mut self.has_begun, true) {
             return Poll::Ready(Ok(match self.streams.len().checked_sub(1) {
-                // Whoever hears of the last one knows that there are the others, and does not go ahead of them in time.
+                // A receiver that sees the last one knows that the others exist, and does not let time advance past
+                // them.
                 Some(last) => {
                     let rows = RecordBatch::new_empty(SchemaRef::clone(self.decoder.schema()));
                     SourceEvent::rows(last as u32, rows)
@@ -173,7 +174,7 @@ impl Source for RedisSource {
             }));
         }
         if self.streams.is_empty() && !self.stop_at_end {
-            // One that has ended would have nothing to read for good, also of streams that are named later.
+            // If it ended, it could never read anything again, not even streams that are added later.
             return Poll::Pending;
         }
         loop {
@@ -265,7 +266,7 @@ impl RedisSource {
             wrong.push((numbers[at], reason.to_owned(), records[at]));
             Ok::<(), Infallible>(())
         });
-        // The first one is told first.
+        // The first one is reported first.
         wrong.sort_unstable_by_key(|(number, ..)| *number);
         for (number, reason, bytes) in wrong {
             let place = [("stream", json!(self.streams[at].name)), ("id", json!(entries[number].0))];
@@ -274,7 +275,7 @@ impl RedisSource {
         Ok((rows, self.bad.flush()?))
     }
 
-    /// An entry as JSON; else what is wrong, and with which bytes.
+    /// An entry as JSON, or the problem and the bytes that cause it.
     fn record<'a>(&self, fields: &'a [(Vec<u8>, Vec<u8>)]) -> Result<Cow<'a, [u8]>, (String, &'a [u8])> {
         if self.options.format == RedisFormat::Json {
             let name = &self.options.field;
@@ -288,7 +289,7 @@ impl RedisSource {
         for (name, value) in fields {
             let (Ok(name), schema) = (std::str::from_utf8(name), self.decoder.schema()) else { continue };
             let Ok(column) = schema.field_with_name(name) else { continue };
-            // Numbers and times are read from texts, these are not.
+            // Numbers and times are parsed from strings; values of these types are not.
             let value = match (column.data_type(), text(value)?) {
                 (DataType::Boolean, "true") => Value::Bool(true),
                 (DataType::Boolean, "false") => Value::Bool(false),

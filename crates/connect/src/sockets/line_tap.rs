@@ -1,5 +1,5 @@
-//! A task that takes what comes, and the source that gives it on: between them is a bounded queue. Who sends may be
-//! answered, when his rows have been taken or when a checkpoint has them.
+//! A task that receives data, and the source that emits them, with a bounded queue in between. Senders may get a reply
+//! when their rows have been taken, or when a checkpoint contains them.
 
 use std::collections::BTreeMap;
 use std::future::Future;
@@ -19,23 +19,23 @@ use tokio::task::JoinHandle;
 
 use crate::bad_records::Decoded;
 
-/// Batches that wait to be taken.
+/// Number of batches that wait to be taken.
 const QUEUE: usize = 64;
-/// Of small batches so many rows are given on together.
+/// Small batches are emitted together, up to this many rows.
 const ROWS_MAX: usize = 8192;
-/// For a job that ends: how long those who were answered have to take it.
+/// When a job ends: how long senders have to receive their replies.
 const LAST_WORD: Duration = Duration::from_secs(2);
 
-/// Tells who has sent rows that they have arrived; dropped, that they have not.
+/// Tells the sender that its rows have arrived; dropping it, that they have not.
 pub(crate) type Answer = oneshot::Sender<()>;
-/// Rows with what is none, and who wants to know.
+/// Rows with the bad records among them, and the sender to reply to.
 pub(crate) type Taken = (Decoded, Option<Answer>);
-/// What the task gives into.
+/// The queue that the task writes to.
 pub(crate) type Sender = mpsc::Sender<Taken>;
 
 type Run = Box<dyn FnOnce(Sender) -> BoxFuture<'static, Result<(), TaskError>> + Send>;
 
-/// Gives on what there is, when there is room. False: nobody wants more.
+/// Sends rows once there is room. Returns false if no more are wanted.
 pub(crate) async fn give(sender: &Sender, (rows, bad): Decoded) -> bool {
     rows.num_rows() == 0 && bad.is_none() || sender.send(((rows, bad), None)).await.is_ok()
 }
@@ -43,21 +43,21 @@ pub(crate) async fn give(sender: &Sender, (rows, bad): Decoded) -> bool {
 /// The source.
 pub(crate) struct LineTap {
     schema: SchemaRef,
-    /// Until it runs.
+    /// Set until it runs.
     run: Option<Run>,
     task: Option<JoinHandle<Result<(), TaskError>>>,
     taken: mpsc::Receiver<Taken>,
     sender: Option<Sender>,
-    /// Whether answers wait for checkpoints.
+    /// Whether replies wait for checkpoints.
     waits: bool,
     told_end: bool,
     current: Vec<Answer>,
-    /// By the epochs of barriers.
+    /// Replies by the epoch of the barrier.
     pending: BTreeMap<u64, Vec<Answer>>,
 }
 
 impl LineTap {
-    /// Of what `run` takes, until it returns.
+    /// A source of what `run` sends, until it returns.
     pub(crate) fn new<F>(schema: SchemaRef, waits: bool, run: impl FnOnce(Sender) -> F + Send + 'static) -> Self
     where
         F: Future<Output = Result<(), TaskError>> + Send + 'static,
@@ -78,7 +78,7 @@ impl LineTap {
 
     fn answer(answers: Vec<Answer>) {
         for answer in answers {
-            // Who has gone does not hear it.
+            // The sender may be gone.
             let _ = answer.send(());
         }
     }
@@ -106,7 +106,7 @@ impl Source for LineTap {
             self.task = Some(tokio::spawn(run(sender)));
         }
         if !self.waits {
-            // What was given last has been taken.
+            // The last batch has been taken.
             Self::answer(std::mem::take(&mut self.current));
         }
         let (mut batches, mut bad, mut rows) = (Vec::new(), Vec::new(), 0);
@@ -170,7 +170,7 @@ impl Source for LineTap {
 
     fn finish(&mut self) -> BoxFuture<'_, Result<(), TaskError>> {
         Box::pin(async {
-            // The task hears that nobody wants more, and ends when its answers have been sent.
+            // This tells the task that no more rows are wanted; it ends once its replies have been sent.
             self.taken.close();
             while self.taken.recv().await.is_some() {}
             let ended = std::future::poll_fn(|context| self.poll_end(context));

@@ -1,19 +1,19 @@
-//! What comes over a connection and cannot be asked for again: lines of a TCP server, messages of a WebSocket, posts to
-//! a web server of our own.
+//! Data that arrive over a connection and cannot be requested again: lines of a TCP server, messages of a WebSocket,
+//! posts to our own web server.
 //!
 //! | module      | kind        | a row is                            | after a failure                                          |
 //! |-------------|-------------|-------------------------------------|----------------------------------------------------------|
-//! | `tcp`       | `socket`    | a line                              | at most once: what came since the checkpoint is lost     |
+//! | `tcp`       | `socket`    | a line                              | at most once: data since the checkpoint are lost         |
 //! | `websocket` | `websocket` | a message                           | the same                                                 |
 //! | `webhook`   | `webhook`   | a JSON object, several in one post  | the same; or at least once, with `answer` `durable`      |
 //!
-//! Beneath them:
+//! Lower modules:
 //!
-//! | module      | what is in it                                                     |
+//! | module      | contents                                                          |
 //! |-------------|-------------------------------------------------------------------|
 //! | `reconnect` | reads one connection after another                                |
-//! | `line_tap`  | a task that takes what comes, and the source that gives it on     |
-//! | `payload`   | what posts have to carry                                          |
+//! | `line_tap`  | a task that receives data, and the source that emits them         |
+//! | `payload`   | authenticates posts                                               |
 
 mod line_tap;
 mod payload;
@@ -25,7 +25,7 @@ mod websocket;
 use std::io;
 use std::time::Duration;
 
-// The same as Tokio's: of its own it lets nobody say how often.
+// The same as Tokio's, which does not offer to set how often.
 use redis::io::tcp::socket2::{SockRef, TcpKeepalive};
 use tidemill_dataflow::TaskContext;
 use tokio::net::TcpStream;
@@ -34,13 +34,12 @@ pub(crate) use tcp::source as tcp;
 pub(crate) use webhook::source as webhook;
 pub(crate) use websocket::source as websocket;
 
-/// How long a connection may be silent before its other end is asked whether it is there, how often, and how many
-/// times.
+/// Keep-alive settings: the silence before the first probe, the time between probes, and their number.
 const SILENT: Duration = Duration::from_secs(30);
 const ASK_INTERVAL: Duration = Duration::from_secs(10);
 const ASK_TIMES: u32 = 3;
 
-/// Says, where a job goes on or begins again, that what a source has sent meanwhile is not sent again.
+/// When a job resumes or restarts, prints that the source does not resend what was sent meanwhile.
 fn tell_lost(context: &TaskContext, source: &str) {
     let restarted = || std::env::var("TIDEMILL_RESTART").is_ok_and(|number| number != "0");
     if context.restored().is_some() {
@@ -50,8 +49,8 @@ fn tell_lost(context: &TaskContext, source: &str) {
     }
 }
 
-/// Lets a connection end whose other end has vanished: a host that lost its power, or a firewall that forgot it, says
-/// nothing, and who only reads would wait for ever.
+/// Ends a connection whose other end has disappeared: a host that lost power, or a firewall that forgot the connection,
+/// sends nothing, and a mere reader would wait forever.
 fn keep_alive(stream: &TcpStream) -> io::Result<()> {
     let how = TcpKeepalive::new().with_time(SILENT).with_interval(ASK_INTERVAL).with_retries(ASK_TIMES);
     SockRef::from(stream).set_tcp_keepalive(&how)
@@ -61,7 +60,7 @@ fn keep_alive(stream: &TcpStream) -> io::Result<()> {
 mod tests {
     use super::*;
 
-    /// A connection whose other end has vanished held a source for ever.
+    /// A connection whose other end had disappeared used to block a source forever.
     #[test]
     fn silent_connections_are_asked() {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();

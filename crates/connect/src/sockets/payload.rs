@@ -1,5 +1,5 @@
-//! What a post has to carry to be taken: a token, or a signature of its body. Both are compared in the same time
-//! whatever is wrong with them, as how long an answer takes would tell how much of a guess is right.
+//! Authenticates posts, by a token or by a signature of the body. Both comparisons take constant time, because the
+//! response time would otherwise reveal how much of a guess is right.
 
 use hyper::header::{AUTHORIZATION, HeaderMap, HeaderName};
 use ring::hmac::{self, HMAC_SHA256, Key};
@@ -8,31 +8,31 @@ use serde::Deserialize;
 
 use crate::options::SecretText;
 
-/// Which of them; the secrets are the environment's alone.
+/// The method; the secrets come only from the environment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum PayloadAuth {
-    /// `Authorization: Bearer` and the token of `TIDEMILL_WEBHOOK_TOKEN`.
+    /// `Authorization: Bearer` with the token in `TIDEMILL_WEBHOOK_TOKEN`.
     Token,
-    /// HMAC-SHA256 of the body with the secret of `TIDEMILL_WEBHOOK_SECRET`, in hexadecimal digits, as GitHub signs.
+    /// HMAC-SHA256 of the body with the secret in `TIDEMILL_WEBHOOK_SECRET`, in hexadecimal, as signed by GitHub.
     Signature,
 }
 
-/// How it is looked at.
+/// How a post is checked.
 #[derive(Clone)]
 pub(super) enum SocketPayload {
-    /// All posts are taken.
+    /// Accepts all posts.
     Nothing,
-    /// The token's code under a key that nobody knows, so that codes may be compared of which none tells anything.
+    /// The token's code under a random key: comparing codes reveals nothing about the token.
     Token(Key, hmac::Tag),
     Signature(HeaderName, Key),
 }
 
 impl SocketPayload {
-    /// What `auth` asks for; where it asks for nothing, what the environment has a secret for.
+    /// The check that `auth` requests; by default, the one for which the environment has a secret.
     ///
     /// # Errors
-    /// In words, when the secret is missing, or nobody has said which of two counts.
+    /// A description, if the secret is missing or it is unclear which of two applies.
     pub(super) fn new(
         auth: Option<PayloadAuth>,
         header: &str,
@@ -68,7 +68,7 @@ impl SocketPayload {
         }
     }
 
-    /// Whether the head of a post is what it should be: without a right token its body is not read.
+    /// Whether the head of a post is acceptable: without the right token, its body is not read.
     pub(super) fn head(&self, headers: &HeaderMap) -> bool {
         let SocketPayload::Token(key, tag) = self else { return true };
         let given = headers.get(AUTHORIZATION).and_then(|value| value.as_bytes().split_at_checked("Bearer ".len()));
@@ -77,7 +77,7 @@ impl SocketPayload {
         })
     }
 
-    /// Whether the body was signed by who knows the secret.
+    /// Whether the body was signed with the secret.
     pub(super) fn body(&self, headers: &HeaderMap, body: &[u8]) -> bool {
         let SocketPayload::Signature(header, key) = self else { return true };
         let given = headers.get(header).map(|value| value.as_bytes());
@@ -86,7 +86,7 @@ impl SocketPayload {
     }
 }
 
-/// Of hexadecimal digits.
+/// The bytes of hexadecimal digits.
 fn bytes(digits: &[u8]) -> Option<Vec<u8>> {
     let digit = |digit: u8| char::from(digit).to_digit(16);
     let (pairs, rest) = digits.as_chunks::<2>();
@@ -102,7 +102,7 @@ mod tests {
         HeaderMap::from_iter([(HeaderName::from_static(name), value.parse().unwrap())])
     }
 
-    /// What GitHub's documentation gives for checks of one's own; and near misses, which must not pass.
+    /// The test values in GitHub's documentation; near misses must not pass.
     #[test]
     fn signatures_are_those_of_github() {
         let secret = SecretText::new("It's a Secret to Everybody");
@@ -118,7 +118,7 @@ mod tests {
         assert!(carried.head(&HeaderMap::new()), "the body tells");
     }
 
-    /// A token that is only like the right one, or comes by another scheme.
+    /// A token that is merely similar, or has another scheme, must not pass.
     #[test]
     fn tokens_are_whole() {
         let carried = SocketPayload::new(None, "", [Some(SecretText::new("swordfish")), None]).unwrap();
@@ -130,7 +130,7 @@ mod tests {
         assert!(!carried.head(&HeaderMap::new()));
     }
 
-    /// A server that lets everybody in because a variable is misspelt.
+    /// A server must not let everyone in because a variable is misspelled.
     #[test]
     fn secrets_that_are_missing_are_told() {
         let secret = || Some(SecretText::new("s"));

@@ -1,5 +1,5 @@
-//! Reads one connection after another: when one is lost it is made again, and what the server sends meanwhile is lost,
-//! which is printed.
+//! Reads one connection after another: a lost connection is made again. What the server sends meanwhile is lost, which
+//! the job prints.
 
 use std::future::Future;
 use std::time::{Duration, Instant};
@@ -10,18 +10,18 @@ use tidemill_dataflow::TaskError;
 use super::line_tap::Sender;
 use crate::tls;
 
-/// Between tries.
+/// Time between attempts.
 const PAUSE: Duration = Duration::from_millis(200);
 
-/// How a connection has ended; nothing, if nobody wants more of it.
+/// How a connection ended; `None` if no more data are wanted.
 pub(super) type ConnectionEnd<E> = Option<Result<(), E>>;
 
-/// What connects to a server, and reads what it sends.
+/// Connects to a server, and reads what it sends.
 pub(super) trait SocketReader {
     type Connection;
     type Error: fmt::Display + From<io::Error>;
 
-    /// How long connecting may take.
+    /// Time limit for connecting.
     const CONNECT: Duration;
 
     /// The kind of connection and the server, for messages.
@@ -29,21 +29,21 @@ pub(super) trait SocketReader {
 
     fn connect(&self) -> impl Future<Output = Result<Self::Connection, Self::Error>> + Send;
 
-    /// Gives on what comes, until the connection ends.
+    /// Emits what arrives, until the connection ends.
     fn read(
         &mut self,
         connection: Self::Connection,
         sender: &Sender,
     ) -> impl Future<Output = Result<ConnectionEnd<Self::Error>, TaskError>> + Send;
 
-    /// Whether it is of use to connect again.
+    /// Whether reconnecting makes sense.
     fn passes(error: &Self::Error) -> bool;
 }
 
-/// Until nobody wants more or, with `stop_at_end`, the server closes the connection.
+/// Reads until no more data are wanted or, with `stop_at_end`, the server closes the connection.
 ///
 /// # Errors
-/// When the server is away for longer than `patience`, or connecting again is of no use.
+/// If the server is unreachable for longer than `patience`, or if reconnecting makes no sense.
 pub(super) async fn read_on<R>(
     mut reader: R,
     stop_at_end: bool,

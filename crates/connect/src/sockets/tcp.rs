@@ -1,5 +1,5 @@
-//! Lines of a TCP server that we connect to. When the connection is lost it is made again; what the server has sent
-//! meanwhile is lost, which is printed.
+//! Lines of a TCP server that we connect to. A lost connection is made again; what the server sends meanwhile is lost,
+//! which the job prints.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -28,22 +28,22 @@ use crate::tls::{self, TlsOptions};
 use crate::{DeliveryGuarantee, MakeSource, SourceSpec, connection, options};
 
 const NAME: &str = "socket source";
-/// What is read at a time.
+/// Bytes per read.
 const READ_BYTES: usize = 1 << 16;
 
 #[derive(Clone, Deserialize)]
 struct TcpOptions {
     host: String,
     port: u16,
-    /// The server speaks TLS: files of certificates.
+    /// Certificate files, if the server uses TLS.
     tls: Option<TlsOptions>,
     line_bytes_max: Option<usize>,
-    /// As of `connection::patience`.
+    /// See `connection::patience`.
     patience_s: Option<f64>,
 }
 
 pub(crate) fn source(spec: &Value, schema: Option<SchemaRef>) -> Result<SourceSpec, ConnectError> {
-    // CSV has no header.
+    // CSV without a header.
     type Groups = (TcpOptions, LineOptions, ReadOptions);
     let (options, lines, reading) = options::read_groups::<Groups>(NAME, spec)?;
     let wrong = |reason: String| ConnectError::option(NAME, reason);
@@ -79,9 +79,9 @@ pub(crate) fn source(spec: &Value, schema: Option<SchemaRef>) -> Result<SourceSp
     Ok(SourceSpec { copies_max: 1, ..SourceSpec::new(name, schema, DeliveryGuarantee::AtMostOnce, &bad, make) })
 }
 
-/// What a server's lines come by.
+/// The stream of a server's lines.
 type Stream = Pin<Box<dyn AsyncRead + Send>>;
-/// How to speak TLS, and what the server's certificate has to be for.
+/// The TLS connector, and the name that the server's certificate must have.
 type Encryption = (TlsConnector, ServerName<'static>);
 
 struct TcpReader {
@@ -119,20 +119,20 @@ impl SocketReader for TcpReader {
     }
 }
 
-/// Bytes to rows.
+/// Splits bytes into lines and decodes rows.
 struct LineSplitter {
     decoder: RecordDecoder,
     bad: BadRecordHandler,
     address: String,
     line_bytes_max: usize,
-    /// Of the last line.
+    /// The number of the last line.
     number: u64,
-    /// Within a line that is too long.
+    /// Whether it is within a line that is too long.
     is_skipping: bool,
 }
 
 impl LineSplitter {
-    /// Until the connection ends, which is told; nothing, if nobody wants more.
+    /// Reads until the connection ends, and returns how; `None` if no more data are wanted.
     async fn read(&mut self, mut stream: Stream, sender: &Sender) -> Result<ConnectionEnd<std::io::Error>, TaskError> {
         let mut buffer = Vec::new();
         self.is_skipping = false;
@@ -146,7 +146,7 @@ impl LineSplitter {
                 },
                 () = sender.closed() => return Ok(None),
             };
-            // The last line of a server that says that it has no more is a whole one.
+            // If the server has closed the connection properly, the last line is complete.
             if matches!(ended, Some(Ok(()))) && !buffer.is_empty() {
                 buffer.push(b'\n');
             }
@@ -157,7 +157,7 @@ impl LineSplitter {
                 return Ok(None);
             }
             if buffer.len() > self.line_bytes_max {
-                // Its end is not counted.
+                // The end of a skipped line does not count.
                 self.number += u64::from(!self.is_skipping);
                 self.too_long(&buffer)?;
                 buffer.clear();
@@ -176,7 +176,7 @@ impl LineSplitter {
         }
     }
 
-    /// The rows of whole lines.
+    /// The rows of complete lines.
     fn rows(&mut self, mut bytes: &[u8]) -> Result<Decoded, TaskError> {
         let (mut records, mut numbers) = (Vec::new(), Vec::new());
         while let Some(end) = memchr(b'\n', bytes) {
@@ -201,7 +201,7 @@ impl LineSplitter {
         Ok((rows, bad.flush()?))
     }
 
-    /// Its beginning is told once.
+    /// Reports its beginning once.
     fn too_long(&mut self, line: &[u8]) -> Result<(), TaskError> {
         if !std::mem::replace(&mut self.is_skipping, true) {
             let reason = format!("it is longer than `line_bytes_max`, {} bytes", self.line_bytes_max);

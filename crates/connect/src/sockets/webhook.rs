@@ -1,17 +1,18 @@
-//! A web server that others post to: each body has one JSON object or several, one behind the other or in an array.
+//! A web server that accepts posts: each body contains one or more JSON objects, concatenated or in an array.
 //!
-//! | it answers            | when                                                                                    |
+//! | response              | when                                                                                    |
 //! |-----------------------|-----------------------------------------------------------------------------------------|
 //! | 200                   | the rows were taken by the job or, with `answer` `durable`, are in a durable checkpoint |
-//! | 400, with the reason  | something in the body is no row: none of it is taken                                    |
-//! | 401                   | it lacks the token or the signature that it has to carry, see `payload`                 |
-//! | 404, 405              | it is another path, or no POST                                                          |
-//! | 408                   | the body does not come within `patience_s`                                              |
+//! | 400, with the reason  | something in the body is malformed: none of it is taken                                 |
+//! | 401                   | it lacks the required token or signature, see `payload`                                 |
+//! | 404, 405              | the path is different, or the method is not POST                                        |
+//! | 408                   | the body does not arrive within `patience_s`                                            |
 //! | 413                   | the body is too long                                                                    |
 //! | 415                   | the body is compressed                                                                  |
-//! | 503, with Retry-After | the job takes no more just now, or has ended meanwhile                                  |
+//! | 503, with Retry-After | the job takes no more at the moment, or has ended meanwhile                             |
 //!
-//! Who has no answer, because the job has failed, posts again: with `answer` `durable` that is at least once.
+//! A sender without a response, because the job has failed, posts again: with `answer` `durable`, this gives at least
+//! once.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -50,12 +51,12 @@ use crate::tls::TlsOptions;
 use crate::{DeliveryGuarantee, MakeSource, SourceSpec, options};
 
 const NAME: &str = "webhook source";
-/// Posts that wait for their answer.
+/// Maximum number of posts that wait for a response.
 const WAITING_MAX: usize = 10_000;
 const CONNECTIONS_MAX: usize = 10_000;
-/// For a body, behind its head, unless told.
+/// Default time limit for a body, after its head.
 const PATIENCE_S: f64 = 30.0;
-/// For the head of a request.
+/// Time limit for the head of a request.
 const HEAD: Duration = Duration::from_secs(30);
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
@@ -68,23 +69,23 @@ enum AnswerWhen {
 
 #[derive(Clone, Deserialize)]
 struct WebhookOptions {
-    /// Where it listens.
+    /// The address on which it listens.
     #[serde(default = "loopback")]
     host: String,
     port: u16,
-    /// By TLS, with these files: its own certificate and, if clients need one too, their authority.
+    /// Files for TLS: its certificate and, if clients need one too, their authority.
     tls: Option<TlsOptions>,
     #[serde(default = "root")]
     path: String,
     #[serde(default)]
     answer: AnswerWhen,
-    /// What a post has to carry; without it, what the environment has a secret for.
+    /// Authentication of posts; by default, the one for which the environment has a secret.
     auth: Option<PayloadAuth>,
-    /// The header that has a signature.
+    /// The header with the signature.
     #[serde(default = "github")]
     signature_header: String,
     body_bytes_max: Option<usize>,
-    /// For a body, behind its head.
+    /// Time limit for a body, after its head.
     patience_s: Option<f64>,
 }
 
@@ -115,7 +116,7 @@ pub(crate) fn source(spec: &Value, schema: Option<SchemaRef>) -> Result<SourceSp
     let carried = SocketPayload::new(options.auth, &options.signature_header, secrets).map_err(wrong)?;
     let patience = options::seconds("patience_s", options.patience_s.unwrap_or(PATIENCE_S), 0.0).map_err(wrong)?;
     let body_bytes_max = options.body_bytes_max.unwrap_or(options::MESSAGE_BYTES_MAX);
-    // A bad row is the sender's: it gets the answer.
+    // A bad row is the sender's problem, and is reported in the response.
     let bad = BadRecordPolicy::default();
     let guarantee = match options.answer {
         AnswerWhen::Taken => DeliveryGuarantee::AtMostOnce,
@@ -152,7 +153,7 @@ pub(crate) fn source(spec: &Value, schema: Option<SchemaRef>) -> Result<SourceSp
 struct WebhookServer {
     options: Arc<WebhookOptions>,
     body_bytes_max: usize,
-    /// For a body.
+    /// Time limit for a body.
     patience: Duration,
     decoder: RecordDecoder,
     carried: SocketPayload,
@@ -177,7 +178,7 @@ async fn serve(server: WebhookServer, acceptor: Option<TlsAcceptor>) -> Result<(
                     connections.spawn(async move {
                         match acceptor {
                             None => connection(server, stream, ends).await,
-                            // Who does not speak TLS, or is not known, hears so by it.
+                            // A failed handshake tells clients that do not use TLS, or are unknown.
                             Some(acceptor) => {
                                 if let Ok(Ok(stream)) = timeout(HEAD, acceptor.accept(stream)).await {
                                     connection(server, stream, ends).await;
@@ -186,7 +187,7 @@ async fn serve(server: WebhookServer, acceptor: Option<TlsAcceptor>) -> Result<(
                         }
                     });
                 }
-                // Such as too many open files: they get fewer.
+                // For example, too many open files: wait a little.
                 Err(_) => tokio::time::sleep(Duration::from_millis(100)).await,
             },
             Some(_) = connections.join_next() => {}
@@ -198,7 +199,7 @@ async fn serve(server: WebhookServer, acceptor: Option<TlsAcceptor>) -> Result<(
     Ok(())
 }
 
-/// Answers on one connection until it ends or, after the answer that is due, the job does.
+/// Responds on one connection until it ends or, after the pending response, until the job ends.
 async fn connection(
     server: Arc<WebhookServer>,
     stream: impl AsyncRead + AsyncWrite + Send + Unpin + 'static,
@@ -211,7 +212,7 @@ async fn connection(
     let mut builder = http1::Builder::new();
     let serving = builder.timer(TokioTimer::new()).header_read_timeout(HEAD);
     let mut serving = std::pin::pin!(serving.serve_connection(TokioIo::new(stream), service));
-    // Who breaks off does not hear of errors.
+    // Errors do not matter to a client that disconnects.
     tokio::select! {
         _ = serving.as_mut() => {}
         _ = ends.changed() => {
@@ -254,7 +255,7 @@ impl WebhookServer {
             return with(StatusCode::UNSUPPORTED_MEDIA_TYPE, text, ACCEPT_ENCODING, "identity");
         }
         let full = || busy("too many posts are waiting\n");
-        // A busy server does not read the body in vain. Who is slow with it takes nobody's place.
+        // A busy server does not read the body for nothing. A slow sender does not take up a place.
         if self.waiting.available_permits() == 0 {
             return full();
         }
@@ -301,7 +302,7 @@ impl WebhookServer {
     }
 }
 
-/// The objects in a body, each as it stands.
+/// The objects in a body, each as its original text.
 fn objects(body: &[u8]) -> Result<Vec<&[u8]>, String> {
     let mut rest = body.trim_ascii();
     let is_array = rest.first() == Some(&b'[');
@@ -343,7 +344,7 @@ fn objects(body: &[u8]) -> Result<Vec<&[u8]>, String> {
 mod tests {
     use super::*;
 
-    /// Who sends a head and no body would take a place for good: with as many of them nobody is served any more.
+    /// A client that sends a head but no body would take up a place for good; enough of them would block the server.
     #[tokio::test]
     async fn bodies_that_do_not_come_hold_up_nobody() {
         use arrow::datatypes::{DataType, Field, Schema};
@@ -386,7 +387,7 @@ mod tests {
         }
     }
 
-    /// A body that is not what it should be must not be taken in part.
+    /// A malformed body must not be taken in part.
     #[test]
     fn bodies_are_objects_one_and_all() {
         let texts = |body: &str| -> Result<Vec<String>, String> {

@@ -1,5 +1,5 @@
-//! Messages of a WebSocket, each a row. When the connection is lost it is made again; what the server has sent
-//! meanwhile is lost, which is printed.
+//! Messages of a WebSocket, each a row. A lost connection is made again; what the server sends meanwhile is lost, which
+//! the job prints.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -34,16 +34,15 @@ use crate::tls::{self, TlsOptions};
 use crate::{DeliveryGuarantee, MakeSource, SourceSpec, options};
 
 const NAME: &str = "websocket source";
-/// Messages that are given together at most.
+/// Maximum number of messages in a batch.
 const MESSAGES_MAX: usize = 1000;
 
 #[derive(Clone, Deserialize)]
 struct WebSocketOptions {
-    /// What the request has beside what WebSockets need; without an `Authorization`, the token of
-    /// `TIDEMILL_WEBSOCKET_TOKEN` is one.
+    /// Additional headers of the request. Without an `Authorization`, the token in `TIDEMILL_WEBSOCKET_TOKEN` is used.
     #[serde(default)]
     headers: BTreeMap<String, SecretText>,
-    /// What is sent after connecting, such as what to subscribe to.
+    /// Messages to send after connecting, such as subscriptions.
     #[serde(default)]
     send: Vec<String>,
     #[serde(default)]
@@ -51,7 +50,7 @@ struct WebSocketOptions {
     message_bytes_max: Option<usize>,
 }
 
-/// `url` is `ws://HOST:PORT/PATH`, or `wss:` for TLS; it may have a token in it.
+/// `url` is `ws://HOST:PORT/PATH`, or `wss:` for TLS; it may contain a token.
 pub(crate) fn source(spec: &Value, schema: Option<SchemaRef>) -> Result<SourceSpec, ConnectError> {
     type Groups = (WebSocketOptions, ServerOptions, ReadOptions);
     let (options, server, reading) = options::read_groups::<Groups>(NAME, spec)?;
@@ -93,10 +92,10 @@ pub(crate) fn source(spec: &Value, schema: Option<SchemaRef>) -> Result<SourceSp
     Ok(SourceSpec { copies_max: 1, ..SourceSpec::new(shown, schema, DeliveryGuarantee::AtMostOnce, &bad, make) })
 }
 
-/// What is sent with the request, which no message shows.
+/// The headers of the request, which never appear in messages.
 ///
 /// # Errors
-/// In words that do not show a value, for what is no header, or is one that WebSockets need for themselves.
+/// A description without values, for invalid headers and for those that WebSockets use themselves.
 fn headers(given: &BTreeMap<String, SecretText>) -> Result<HeaderMap, String> {
     let own = [CONNECTION, UPGRADE, SEC_WEBSOCKET_KEY, SEC_WEBSOCKET_VERSION];
     let mut headers = HeaderMap::new();
@@ -127,13 +126,13 @@ struct WebSocketReader {
     send: Vec<String>,
     message_bytes_max: usize,
     headers: HeaderMap,
-    /// With TLS.
+    /// Set with TLS.
     connector: Option<Connector>,
     /// Host and port.
     name: String,
     decoder: RecordDecoder,
     bad: BadRecordHandler,
-    /// Of the last message.
+    /// The number of the last message.
     number: u64,
 }
 
@@ -151,7 +150,7 @@ impl SocketReader for WebSocketReader {
         let bytes_max = Some(self.message_bytes_max);
         let config = WebSocketConfig::default().max_message_size(bytes_max).max_frame_size(bytes_max);
         let mut request = self.url.reveal().into_client_request()?;
-        // In the place of what a request has of its own, such as its host.
+        // Overrides headers that the request already has, such as its host.
         request.headers_mut().extend(self.headers.clone());
         let (mut connection, _) =
             connect_async_tls_with_config(request, Some(config), false, self.connector.clone()).await?;
@@ -176,7 +175,7 @@ impl SocketReader for WebSocketReader {
             let mut messages: Vec<Bytes> = Vec::new();
             let mut next = Some(first);
             let mut ended = None;
-            // What there is more at once goes along.
+            // Takes along further messages that are available immediately.
             while let Some(message) = next.take() {
                 match message {
                     Some(Ok(message @ (Message::Text(_) | Message::Binary(_)))) => messages.push(message.into_data()),
@@ -198,8 +197,8 @@ impl SocketReader for WebSocketReader {
         }
     }
 
-    /// A server that restarts closes connections in the middle of a handshake, and a proxy before it answers 502 to 504
-    /// meanwhile; another answer that is no WebSocket's, or a wrong URL, stays so.
+    /// A restarting server closes connections in the middle of a handshake, and a proxy in front of it responds with
+    /// 502 to 504 meanwhile. Any other response that is not a WebSocket's, or a wrong URL, is permanent.
     fn passes(error: &Error) -> bool {
         if tls::remedy(&error.to_string()).is_some() {
             return false;

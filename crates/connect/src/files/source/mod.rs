@@ -1,20 +1,20 @@
-//! Files as a stream: every file is a split of its own time, read a block at a time in turn with the others, from its
-//! first line on; then what is appended to it, and files that come.
+//! Files as a stream. Every file is a split with its own time. Files are read in turn, a block at a time, from the
+//! first line; then appended data are read, and new files.
 //!
-//! A path that comes to have another file, as logs are rotated, is read from that one's beginning, as soon as the one
-//! before has been read to its end: see `tail`.
+//! If a path refers to a new file, as when logs are rotated, the new one is read from its beginning once the old one
+//! has been read to its end: see `tail`.
 //!
-//! Objects of a store do not change, so each is over when it has been read; a prefix of keys is listed as a folder is.
-//! One is known, and is in checkpoints, for as long as it is there. (Times of objects tell nothing that would do
-//! instead of their names: one that is uploaded in parts has the time at which that began, and is seen when it ends.)
+//! Objects of a store do not change, so each is finished once it has been read; a key prefix is listed like a folder.
+//! Checkpoints contain an object's name as long as the object exists. (Modification times could not replace the names:
+//! an object that is uploaded in parts has the time at which the upload began, but appears when it ends.)
 //!
-//! Files belong to *shelves*, by a hash of their names, and shelves are what copies have and checkpoints save. So a
-//! file that comes later has its place whoever goes on from the checkpoint, and thousands of files that are over make
-//! no manifest long.
+//! Files belong to *shelves*, by a hash of their names. Copies own shelves, and checkpoints save shelves. So a file
+//! that arrives later has its place however the job resumes, and thousands of finished files do not make the manifest
+//! long.
 //!
-//! | module   | what is in it                              |
+//! | module   | contents                                   |
 //! |----------|--------------------------------------------|
-//! | `reader` | the thread that looks for files and reads  |
+//! | `reader` | the thread that lists and reads files      |
 //! | `spec`   | options, and the source that they describe |
 
 mod reader;
@@ -36,46 +36,46 @@ use crate::read_ahead::FeedReceiver;
 
 pub(crate) use spec::source;
 
-/// More copies would have nothing to read.
+/// More copies than this would have nothing to read.
 const SHELVES: u32 = 64;
-/// Blocks that are read ahead.
+/// Number of blocks that are read ahead.
 const QUEUE: usize = 4;
 
 fn shelf(path: &str) -> u32 {
     (hash::of_name(path) % u64::from(SHELVES)) as u32
 }
 
-/// What the reading thread gives.
+/// Messages from the reading thread.
 enum FileEvent {
-    /// Files that it had not told before; copies number files as they hear of them.
+    /// New files. Copies number files in the order in which they are announced.
     New(Vec<String>),
     Rows {
         file: u32,
         rows: RecordBatch,
         bad: Option<RecordBatch>,
-        /// Behind them.
+        /// The position after the rows.
         position: FilePosition,
     },
     CaughtUp {
         file: u32,
-        /// When it was looked at.
+        /// The time of the check.
         at: Instant,
     },
     Over {
         file: u32,
-        /// It is not there any more: a file that comes to its path is another one.
+        /// The file no longer exists: a later file at its path is a new one.
         is_gone: bool,
     },
-    /// Objects that are over, and not there any more.
+    /// Objects that are finished and no longer exist.
     Gone(Vec<String>),
-    /// There is no file now that is read. It counts as one that has nothing, so that it holds back nobody's time.
+    /// There are no files to read. This counts as an idle file, so that the copy does not hold back event time.
     Nothing { at: Instant, is_new: bool, file: u32 },
 }
 
 /// The source of one copy.
 struct FolderSource {
     feed: FeedReceiver<FileEvent>,
-    /// The paths of its shelves, and how far each was read.
+    /// The paths in its shelves, with the position in each file.
     shelves: BTreeMap<u32, BTreeMap<String, FilePosition>>,
     files: Vec<String>,
 }
@@ -169,7 +169,7 @@ impl Source for FolderSource {
 mod tests {
     use super::shelf;
 
-    /// Shelves are in checkpoints: a file must not move to another one with the next release.
+    /// Checkpoints contain shelves: a file must not move to a different shelf with the next release.
     #[test]
     fn shelves_stay() {
         assert_eq!(["a", "logs/2026-01-01.jsonl", "ü"].map(shelf), [31, 42, 46]);

@@ -1,4 +1,4 @@
-//! The thread that looks for files, and reads them in turn.
+//! The thread that lists files and reads them in turn.
 
 use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
@@ -18,64 +18,64 @@ use crate::decode::{RecordDecoder, RecordLayout, compressed};
 use crate::idleness::IdleSplit;
 use crate::read_ahead::FeedSender;
 
-/// Of objects that are not listed any more, so many are asked for at each listing.
+/// The maximum number of objects missing from a listing that are checked individually each time.
 const MISSING_MAX: usize = 1000;
 
-/// So many files are kept open by all copies together, and some by each: those that came last, for they are those that
-/// are rotated. The others are opened whenever they have more.
+/// Maximum number of files that all copies together keep open, and minimum per copy. The newest files stay open,
+/// because those are the ones that get rotated. The others are opened whenever there are more data.
 const OPEN_MAX: usize = 256;
 const OPEN_MIN: usize = 8;
 
-/// A file that is read.
+/// A file that is being read.
 struct FileRead {
     file: u32,
     tail: FileTail,
-    /// Of CSV with a header: how its lines are rows.
+    /// For CSV with a header: the mapping from lines to rows.
     columns: Option<FileColumns>,
-    /// It has been read as far as there is anything.
+    /// Set if everything available has been read.
     quiet: Option<IdleSplit>,
 }
 
 struct FileColumns {
     decoder: RecordDecoder,
-    /// Where the columns of the schema are.
+    /// The positions of the schema's columns.
     projection: Vec<usize>,
 }
 
-/// What the readers of all copies have.
+/// What the readers of all copies share.
 #[derive(Clone)]
 pub(super) struct FolderReaderPlan {
     pub(super) place: FilePattern,
     pub(super) layout: RecordLayout,
     pub(super) decoder: RecordDecoder,
-    /// Of CSV: the first line of each file names its columns.
+    /// For CSV: the first line of each file names its columns.
     pub(super) has_header: bool,
     pub(super) stop_at_end: bool,
-    /// Between looks for new files.
+    /// Time between listings.
     pub(super) list_interval: Duration,
-    /// Between looks for what was appended.
+    /// Time between checks for appended data.
     pub(super) poll_interval: Duration,
 }
 
-/// Reads on a thread of its own.
+/// Reads files on a separate thread.
 pub(super) struct FolderReader {
     plan: FolderReaderPlan,
     bad: BadRecordHandler,
-    /// For what is asked of a store.
+    /// For requests to a store.
     pool: Handle,
     pub(super) shelves: HashSet<u32>,
     files: Vec<FileRead>,
-    /// Paths that are read, or are over.
+    /// Paths that are being read or are finished.
     names: HashSet<String>,
-    /// Of the checkpoint; what is read is not in it any more.
+    /// Positions from the checkpoint, without the files that are already being read.
     known: BTreeMap<String, FilePosition>,
-    /// A file has lost its path: there may be another one at it.
+    /// A file has lost its path: there may be a new one there.
     some_gone: bool,
     open_max: usize,
 }
 
 impl FolderReader {
-    /// Of one of `copies`, without shelves so far.
+    /// A reader for one of `copies`, without shelves so far.
     pub(super) fn new(plan: FolderReaderPlan, bad: BadRecordHandler, pool: Handle, copies: u32) -> Self {
         FolderReader {
             plan,
@@ -116,7 +116,7 @@ impl FolderReader {
                         );
                     }
                 }
-                // A listing may take long in a large folder: a tenth of the time is enough for it.
+                // Listing a large folder may take long: it gets at most a tenth of the time.
                 looked = Some(Instant::now() + round.elapsed() * 9);
                 if !self.plan.place.grows() && !self.forget(&paths, feeder)? {
                     return Ok(());
@@ -127,8 +127,8 @@ impl FolderReader {
                     .collect();
                 if !new.is_empty() {
                     self.names.extend(new.iter().cloned());
-                    // The last number goes to the file that is read first: whoever hears of it knows that there are the
-                    // others, and does not go ahead of them in time.
+                    // The last number goes to the file that is read first: a receiver that sees it knows that the
+                    // others exist, and does not let time advance past them.
                     let numbers = (number..number + new.len() as u32).rev();
                     number += new.len() as u32;
                     for (path, file) in new.iter().zip(numbers) {
@@ -168,8 +168,8 @@ impl FolderReader {
         }
     }
 
-    /// Of objects that are not there any more nothing needs to be known: they cannot be read again. So a checkpoint has
-    /// no more names than the store has objects. `listed` is in order. Says whether anybody wants more.
+    /// Forgets objects that no longer exist, since they cannot be read again. This limits the names in a checkpoint to
+    /// the number of objects in the store. `listed` is sorted. Returns whether more data are wanted.
     fn forget(&mut self, listed: &[String], feeder: &FeedSender<FileEvent>) -> Result<bool, TaskError> {
         let read: HashSet<&String> = self.files.iter().map(|reading| &reading.tail.path).collect();
         let is_missing = |path: &&String| listed.binary_search(path).is_err() && !read.contains(path);
@@ -185,7 +185,7 @@ impl FolderReader {
         Ok(feeder.give(FileEvent::Gone(gone)))
     }
 
-    /// A block of every file that has one. Says whether there was any; nothing, if nobody wants more.
+    /// Reads a block of every file that has one. Returns whether there was any; `None` if no more data are wanted.
     fn round(&mut self, feeder: &FeedSender<FileEvent>) -> Result<Option<bool>, TaskError> {
         let mut progress = false;
         let mut files = std::mem::take(&mut self.files);
@@ -212,8 +212,8 @@ impl FolderReader {
                 }
                 ReadOutcome::Gone => {
                     over.push(number);
-                    // Its path may have another file, which is looked for at once, also if this is to end when all has
-                    // been read.
+                    // There may be a new file at its path. Checked at once, even if the job should end after everything
+                    // has been read.
                     progress = true;
                     self.some_gone = true;
                     self.names.remove(&reading.tail.path);
@@ -241,7 +241,7 @@ impl FolderReader {
         let has_header = matches!(self.plan.layout, RecordLayout::Csv { .. }) && self.plan.has_header;
         let ended = self.plan.stop_at_end || !self.plan.place.grows();
         if has_header && reading.columns.is_none() && reading.tail.position.offset > 0 {
-            // It goes on behind its header.
+            // The file continues after its header.
             let mut start = reading.tail.rewound();
             if let TailPiece::Lines(lines) = start.read(ended)?
                 && let Some((_, header)) = lines.iter().find(|(_, line)| !is_blank(line))
@@ -256,7 +256,7 @@ impl FolderReader {
         };
         let mut records: Vec<(u64, &[u8])> = Vec::new();
         for (at, line) in lines.iter() {
-            // A byte-order mark, which some programs begin a file with.
+            // A byte-order mark, which some programs write at the start of a file.
             let line = line.strip_prefix(b"\xef\xbb\xbf").filter(|_| at == 0).unwrap_or(line);
             if self.plan.layout != RecordLayout::Text && is_blank(line) {
                 continue;
@@ -288,7 +288,7 @@ impl FolderReader {
         Ok((rows, bad))
     }
 
-    /// How lines below `header` are rows.
+    /// The mapping from lines below `header` to rows.
     fn columns(&self, path: &str, header: &[u8]) -> Result<FileColumns, TaskError> {
         let failed = |reason: String| -> TaskError { format!("{path}: {reason}").into() };
         if let Some(reason) = compressed(header) {
@@ -314,9 +314,9 @@ impl FolderReader {
     }
 }
 
-/// What a look at a file brought.
+/// The result of reading from a file.
 enum ReadOutcome {
-    /// And the position behind them.
+    /// Rows, and the position after them.
     Rows(Decoded, FilePosition),
     Nothing,
     Gone,
@@ -326,7 +326,7 @@ fn is_blank(line: &[u8]) -> bool {
     line.iter().all(u8::is_ascii_whitespace)
 }
 
-/// The values of a line, as texts.
+/// The values of a line, as text.
 fn csv_values(line: &[u8], delimiter: u8) -> Result<Vec<String>, String> {
     let format = arrow::csv::reader::Format::default().with_header(true).with_delimiter(delimiter);
     let (schema, _) = format.infer_schema(line, Some(0)).map_err(|error| error.to_string())?;
@@ -344,7 +344,7 @@ mod tests {
     use crate::format;
     use crate::read_ahead::FeedReceiver;
 
-    /// Whatever was read once stayed in all checkpoints. What is forgotten while it is there would be read again.
+    /// Objects used to stay in all checkpoints once read. One that is forgotten while it exists would be read again.
     #[test]
     fn objects_are_known_as_long_as_they_are_there() {
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).build().unwrap();
@@ -369,7 +369,7 @@ mod tests {
         reader.shelves = (0..SHELVES).collect();
         put("in/a");
         put("in/b");
-        // One of a checkpoint, which went away before the job went on.
+        // An object of a checkpoint that disappeared before the job resumed.
         let known = BTreeMap::from([("memory:///in/z".to_owned(), FilePosition::at(2))]);
         let mut feed = FeedReceiver::start("reader".into(), QUEUE, move |feeder| reader.run(known, feeder)).unwrap();
         let mut told = |is_wanted: &dyn Fn(&FileEvent) -> bool| {
@@ -390,7 +390,7 @@ mod tests {
         }
         runtime.block_on(store.delete(&"in/a".into())).unwrap();
         told(&|event| gone(event, "memory:///in/a"));
-        // Another one, by the same name.
+        // A new object with the same name.
         put("in/a");
         told(&|event| new(event, &["memory:///in/a"]));
     }

@@ -1,4 +1,4 @@
-//! What people write to describe a source, and what is made of it.
+//! The options of a file source, and how it is made from them.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -21,25 +21,26 @@ use crate::{DeliveryGuarantee, MakeSource, SourceSpec, options};
 
 const NAME: &str = "files source";
 
-/// Between looks for new files, and for new objects, unless told.
+/// Default time between listings of files and objects.
 const LIST_INTERVAL_MS: u64 = 1000;
 const OBJECTS_INTERVAL_MS: u64 = 5000;
-/// Between looks for what was appended, unless told.
+/// Default time between checks for appended data.
 const POLL_INTERVAL_MS: u64 = 100;
 
 #[derive(Deserialize)]
 struct FileSourceOptions {
-    /// A file, a folder with everything below, or a glob; or the URL of an object, or of all whose keys begin with it.
+    /// A file, a folder with everything below it, or a glob; or the URL of an object, or of all objects whose keys
+    /// begin with it.
     path: String,
-    /// What the store of a URL has to be told.
+    /// Options of the URL's store.
     #[serde(default)]
     storage_options: StorageOptions,
-    /// Between looks for new files.
+    /// Time between listings.
     list_interval_ms: Option<u64>,
-    /// Between looks for what was appended.
+    /// Time between checks for appended data.
     poll_interval_ms: Option<u64>,
-    /// Of CSV: the first line of each file names its columns, in any order, which is so unless told; others than the
-    /// schema's are passed over.
+    /// For CSV: whether the first line of each file names its columns, in any order. True by default; columns that are
+    /// not in the schema are skipped.
     has_header: Option<bool>,
 }
 

@@ -1,18 +1,17 @@
-//! Partitions of a topic, each a split: assigned, not balanced by a group. Their offsets are in checkpoints and nowhere
-//! else.
+//! Partitions of a topic, each a split. They are assigned, not balanced by a group. Their offsets are in checkpoints
+//! and nowhere else.
 //!
-//! Copy c of n begins with the partitions p for which p % n is c, or those that a checkpoint deals to it. All copies
-//! know which partitions any of them had at the checkpoint; one that nobody had goes to copy p % n, and is read from
-//! its beginning, or where `start` says if it was there when the job began.
+//! Copy c of n starts with the partitions p for which p % n is c, or those that a checkpoint assigns to it. All copies
+//! know which partitions any of them had at the checkpoint. A new partition goes to copy p % n, and is read from its
+//! beginning, or from `start` if it existed when the job began.
 //!
-//! An offset that is not there any more, because the topic keeps records for less time than the job was away, is an
-//! error: nothing is passed over in silence. So is a topic that was deleted and made anew, whose offsets are those of
-//! other records: with an offset a checkpoint has a mark of the record before it, which is looked at first, see
-//! `position`.
+//! An offset that no longer exists, because the job was down for longer than the topic keeps records, is an error:
+//! nothing is skipped silently. So is a topic that was deleted and recreated, whose offsets refer to other records: a
+//! checkpoint also contains a fingerprint of the record before the offset, which is checked first, see `position`.
 //!
-//! | module   | what is in it                                     |
+//! | module   | contents                                          |
 //! |----------|---------------------------------------------------|
-//! | `rows`   | records of a partition as rows                    |
+//! | `rows`   | converts records of a partition to rows           |
 //! | `reader` | the thread that reads                             |
 //! | `spec`   | options, and the source that they describe        |
 
@@ -38,24 +37,24 @@ use crate::read_ahead::FeedReceiver;
 
 pub(crate) use spec::source;
 
-/// Batches that are read ahead.
+/// Number of batches that are read ahead.
 const QUEUE: usize = 4;
-/// The name of what copies share.
+/// The name of the state that copies share.
 const SHARED: &str = "partitions";
 
-/// What copies tell each other by a checkpoint.
+/// What copies tell each other through a checkpoint.
 #[derive(Default, Serialize, Deserialize)]
 struct SharedPositions {
     /// The partitions that a copy had.
     held: Vec<i32>,
-    /// How many there were when the job began.
+    /// The number of partitions when the job began.
     initial: i32,
 }
 
-/// What a copy begins with.
+/// What a copy starts with.
 #[derive(Clone, Default)]
 struct RestoredPositions {
-    /// Of its partitions.
+    /// The positions in its partitions.
     places: BTreeMap<i32, PartitionPosition>,
     /// The partitions of all copies.
     held: BTreeSet<i32>,
@@ -84,13 +83,12 @@ impl RestoredPositions {
 }
 
 enum KafkaEvent {
-    /// Partitions that the copy has from now on, where they are read from, and how many there were at the job's
-    /// beginning.
+    /// The partitions that the copy has from now on, their positions, and the number of partitions when the job began.
     Assigned {
         places: Vec<(i32, PartitionPosition)>,
         initial: i32,
     },
-    /// `place` is behind them.
+    /// `place` is the position after them.
     Rows {
         partition: i32,
         rows: RecordBatch,
@@ -99,13 +97,13 @@ enum KafkaEvent {
     },
     CaughtUp {
         partition: i32,
-        /// When there was nothing more.
+        /// When the end was reached.
         at: Instant,
     },
     Over {
         partition: i32,
     },
-    /// The copy has no partition.
+    /// The copy has no partitions.
     Nothing,
 }
 
@@ -114,15 +112,15 @@ struct KafkaSource {
     topic: String,
     feed: FeedReceiver<KafkaEvent>,
     schema: SchemaRef,
-    /// Splits, by partition.
+    /// Split numbers by partition.
     numbers: BTreeMap<i32, u32>,
-    /// Behind the last row that was given.
+    /// The positions after the last emitted row.
     places: BTreeMap<i32, PartitionPosition>,
     initial: Option<i32>,
 }
 
 impl KafkaSource {
-    /// Starts the thread that reads for the copy of `context`, which is called `copy`.
+    /// Starts the reading thread of the copy of `context`, which is called `copy`.
     fn start(
         plan: KafkaReaderPlan,
         bad: BadRecordHandler,
@@ -153,8 +151,8 @@ impl Source for KafkaSource {
                         last = Some(number);
                     }
                     self.initial = Some(initial);
-                    // Whoever hears of the last one knows that there are the others, and does not go ahead of them in
-                    // time.
+                    // A receiver that sees the last one knows that the others exist, and does not let time advance past
+                    // them.
                     match last {
                         Some(split) => {
                             let rows = RecordBatch::new_empty(SchemaRef::clone(&self.schema));
@@ -189,7 +187,7 @@ impl Source for KafkaSource {
     }
 
     fn shared(&mut self) -> Result<Vec<(String, Bytes)>, TaskError> {
-        // Before it knows, whoever goes on begins as it did.
+        // Until this is known, a resumed job starts like this one.
         let Some(initial) = self.initial else { return Ok(Vec::new()) };
         let shared = SharedPositions { held: self.places.keys().copied().collect(), initial };
         Ok(vec![(SHARED.into(), serde_json::to_vec(&shared)?.into())])

@@ -1,4 +1,4 @@
-//! The thread that reads partitions, and gives on what it has read.
+//! The thread that reads partitions and emits their records.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
@@ -24,65 +24,65 @@ use super::super::buffer::{PartitionBuffer, RecordBounds};
 use super::KafkaEvent;
 use super::spec::{IsolationLevel, KafkaSourceFormat, KafkaSourceOptions, KafkaStart};
 
-/// A batch is given on when it has so many bytes, or so many rows, or nothing more is there.
+/// A batch is emitted when it has this many bytes or rows, or when there is nothing more.
 const BATCH_BYTES: usize = 1 << 20;
 
 const BATCH_ROWS: usize = 8192;
 
-/// How long to wait for what is not there.
+/// How long to wait for new records.
 const POLL: Duration = Duration::from_millis(50);
 
-/// For a broker's answer.
+/// How long to wait for a broker's reply.
 const ANSWER: Duration = Duration::from_secs(5);
 
-/// For one that may as well come another time.
+/// The same for a reply that is not urgent.
 const ASK: Duration = Duration::from_secs(2);
 
-/// What the readers of all copies have.
+/// What the readers of all copies share.
 #[derive(Clone)]
 pub(super) struct KafkaReaderPlan {
     pub(super) options: KafkaSourceOptions,
     pub(super) topic: String,
     pub(super) stop_at_end: bool,
-    /// How long the brokers may keep silent at the start.
+    /// How long the brokers may be silent at the start.
     pub(super) patience: Duration,
-    /// Between looks for new partitions; zero is never.
+    /// Time between checks for new partitions; zero for never.
     pub(super) discovery_interval: Duration,
     pub(super) connection: KafkaConnection,
-    /// Raw records have none.
+    /// `None` for raw records.
     pub(super) decoder: Option<RecordDecoder>,
-    /// Of the rows, with metadata.
+    /// The schema of rows, including metadata.
     pub(super) schema: SchemaRef,
     pub(super) registry: Option<SchemaRegistry>,
 }
 
-/// Reads on a thread of its own.
+/// Reads on a separate thread.
 pub(super) struct KafkaReader {
     pub(super) plan: KafkaReaderPlan,
     pub(super) bad: BadRecordHandler,
     name: String,
     copy: i32,
     copies: i32,
-    /// How many partitions there were when the job began.
+    /// The number of partitions when the job began.
     initial: Option<i32>,
     /// The partitions of all copies.
     held: BTreeSet<i32>,
-    /// Of the registry.
+    /// Schemas from the registry.
     pub(super) schemas: Option<SchemaCache>,
-    /// Of partitions that have just been assigned: the offset they go on from, and what has to be the record before it.
+    /// For newly assigned partitions: the offset to resume from, and the expected record before it.
     marks: BTreeMap<i32, (i64, RecordFingerprint)>,
     buffers: BTreeMap<i32, PartitionBuffer>,
     /// Rows and bytes in all buffers.
     waiting: (usize, usize),
-    /// Behind the last record of each partition.
+    /// The offsets after the last record of each partition.
     next: BTreeMap<i32, i64>,
-    /// Partitions that have been read as far as there is anything.
+    /// Partitions that have been read to their current end.
     quiet: BTreeMap<i32, IdleSplit>,
 }
 
 impl KafkaReader {
-    /// For the copy of `context`, which is called `name`. `held` are the partitions of all copies, and `initial` is how
-    /// many there were when the job began, if it goes on from a checkpoint.
+    /// A reader for the copy of `context`, which is called `name`. `held` are the partitions of all copies; `initial`
+    /// is the number of partitions when the job began, if it resumes from a checkpoint.
     pub(super) fn new(
         plan: KafkaReaderPlan,
         bad: BadRecordHandler,
@@ -116,7 +116,7 @@ impl KafkaReader {
         self.schemas = self.plan.registry.take().map(|registry| SchemaCache::new(registry, kind)).transpose()?;
         let consumer = self.consumer()?;
         let patience = self.plan.patience;
-        // Nothing is read yet, so no record is lost; one call may return after the first thing that was said.
+        // Nothing has been read yet, so no record is lost; one call may return after the first message.
         let serve = |time| {
             let begun = Instant::now();
             while begun.elapsed() < time {
@@ -146,7 +146,7 @@ impl KafkaReader {
             }
             if !interval.is_zero() && !self.plan.stop_at_end && looked.elapsed() >= interval {
                 looked = Instant::now();
-                // It is tried again: a broker that is away comes back.
+                // The client tries again: an unreachable broker comes back.
                 let topic = &self.plan.topic;
                 let count = partitions(consumer.client(), &self.plan.connection, topic, Duration::ZERO, |_| ());
                 if let Ok(count) = count {
@@ -165,7 +165,7 @@ impl KafkaReader {
                     }
                 }
                 Some(Ok(message)) => {
-                    // What is still in its queue of a partition that is over.
+                    // Its queue may still contain records of a finished partition.
                     if reading.contains(&message.partition()) && self.is_new(&message)? {
                         self.buffer_record(&message);
                     }
@@ -207,7 +207,7 @@ impl KafkaReader {
             IsolationLevel::ReadUncommitted => "read_uncommitted",
         };
         let config = self.plan.connection.config(&[
-            // It has to have one, and joins none.
+            // A group id is required, although the consumer does not join a group.
             ("group.id", "tidemill"),
             ("enable.auto.commit", "false"),
             ("enable.auto.offset.store", "false"),
@@ -219,7 +219,7 @@ impl KafkaReader {
         consumer.map_err(|error| failed(&self.plan.topic, &error))
     }
 
-    /// Of `count` partitions those that nobody has and this copy is to take, and where they are read from.
+    /// The partitions out of `count` that are unassigned and belong to this copy, with their initial positions.
     fn first_places(
         &mut self,
         consumer: &BaseConsumer<KafkaContext>,
@@ -239,7 +239,7 @@ impl KafkaReader {
         Ok(places)
     }
 
-    /// Asks the brokers until they answer.
+    /// Asks the brokers until they reply.
     fn retry<T>(&self, patience: Duration, question: impl Fn() -> Result<T, KafkaError>) -> Result<T, TaskError> {
         let begun = Instant::now();
         loop {
@@ -251,7 +251,7 @@ impl KafkaReader {
         }
     }
 
-    /// A number, never "the end": where the job goes on must not depend on when.
+    /// A number, never "the end": where the job resumes must not depend on when.
     fn first_offset(
         &self,
         consumer: &BaseConsumer<KafkaContext>,
@@ -289,7 +289,7 @@ impl KafkaReader {
             let mut offset = next;
             if let Some(mark) = last {
                 let (low, _) = self.retry(patience, || consumer.fetch_watermarks(topic, partition, ANSWER))?;
-                // A record that the topic keeps no longer tells nothing.
+                // A record that the topic no longer keeps cannot be checked.
                 if low < next {
                     offset = next - 1;
                     marks.insert(partition, (next, mark));
@@ -307,14 +307,14 @@ impl KafkaReader {
         Ok(true)
     }
 
-    /// Whether a record was not read before the checkpoint: the last one that was comes again, so that it can be looked
-    /// at.
+    /// Whether a record was not read before the checkpoint. The last one before the checkpoint is read again so that it
+    /// can be checked.
     ///
     /// # Errors
-    /// When it is another one than it was.
+    /// If it is a different record than before.
     fn is_new(&mut self, message: &BorrowedMessage<'_>) -> Result<bool, TaskError> {
         let Some((next, mark)) = self.marks.remove(&message.partition()) else { return Ok(true) };
-        // Compaction may have removed it.
+        // Compaction may have removed the expected record.
         if message.offset() >= next {
             return Ok(true);
         }
@@ -335,12 +335,12 @@ impl KafkaReader {
         .into()
     }
 
-    /// What a consumer says instead of a record.
+    /// Classifies an error that a consumer returns instead of a record.
     fn classify_error(&self, error: &KafkaError, context: &KafkaContext) -> Result<(), TaskError> {
         use RDKafkaErrorCode as E;
         let topic = &self.plan.topic;
         match error.rdkafka_error_code() {
-            // It looks for them on its own, and says so in its log.
+            // The client retries by itself, and logs that.
             Some(
                 E::BrokerTransportFailure
                 | E::AllBrokersDown
@@ -357,8 +357,8 @@ impl KafkaReader {
                 | E::CoordinatorNotAvailable
                 | E::NotCoordinator,
             ) => Ok(()),
-            // A broker that restarts says the like in the middle of a handshake; what will not change has been heard
-            // with its reason.
+            // A restarting broker causes similar errors in the middle of a handshake; a permanent problem has been
+            // reported with its reason.
             Some(E::Authentication | E::SSL) => match context.distrust() {
                 Some(why) => Err(format!("kafka {}: {why}", self.plan.connection.servers).into()),
                 None => Ok(()),
@@ -381,7 +381,7 @@ impl KafkaReader {
             buffer.bytes.extend_from_slice(bytes?);
             Some(buffer.bytes.len())
         };
-        // A bad record is written down with all that it takes to send it again.
+        // A bad record is stored with everything needed to send it again.
         let wants =
             |what: KafkaMetadata| self.bad.keeps() || self.plan.options.metadata.iter().any(|(_, of)| *of == what);
         let key = put(if self.plan.decoder.is_none() || wants(KafkaMetadata::Key) { message.key() } else { None });
@@ -404,11 +404,11 @@ impl KafkaReader {
         self.waiting.1 += more;
     }
 
-    /// Says of partitions that had nothing more that they still have nothing, when it is time to. That is so when
-    /// nothing at all has come; else (`asking`) the broker is asked whether there is something behind what was read,
-    /// which may wait in the consumer's queue behind records of others. What was read is told by the consumer's
-    /// position, which is behind the mark that ends a transaction and is no record; before the first record of a
-    /// partition it has none, and it is where reading began.
+    /// Reports when partitions that were idle still are, when it is time to. If nothing at all has arrived, this is
+    /// certain. Otherwise (`asking`) it asks the broker whether there is something after what was read, which may wait
+    /// in the consumer's queue behind records of other partitions. The consumer's position says what was read: it is
+    /// past the transaction marker, which is not a record. Before the first record of a partition there is no position,
+    /// and the start of reading counts.
     fn emit_idle(&mut self, asking: Option<&BaseConsumer<KafkaContext>>, feeder: &FeedSender<KafkaEvent>) -> bool {
         let now = Instant::now();
         let topic = &self.plan.topic;
@@ -419,9 +419,9 @@ impl KafkaReader {
             let is_so = asking.is_none_or(|consumer| {
                 let position = consumer.position().ok();
                 let position = position.and_then(|list| list.find_partition(topic, partition)?.offset().to_raw());
-                // Before the first record it is no number of one.
+                // Before the first record, the position is not a valid offset.
                 let read = self.next.get(&partition).copied().max(position.filter(|position| *position >= 0));
-                // A broker that is away may have something.
+                // An unreachable broker may have something.
                 let end = consumer.fetch_watermarks(topic, partition, ASK);
                 end.is_ok_and(|(_, end)| read == Some(end))
             });
@@ -432,7 +432,7 @@ impl KafkaReader {
         true
     }
 
-    /// Gives on what is there of a partition, or of all. False: nobody wants more.
+    /// Emits what has been read of a partition, or of all. Returns false if no more data are wanted.
     fn flush_buffers(&mut self, only: Option<i32>, feeder: &FeedSender<KafkaEvent>) -> Result<bool, TaskError> {
         let chosen: Vec<i32> = match only {
             Some(partition) => vec![partition],

@@ -1,4 +1,4 @@
-//! Records of a partition as rows.
+//! Converts records of a partition to rows.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -36,7 +36,7 @@ impl KafkaReader {
                     let found = schemas.find(number)?.as_ref().map_err(String::clone);
                     found.and_then(|schema| decoder.learn(number, schema))
                 }
-                // Without a header there is nothing to ask for, as it is told below.
+                // Without a header there is no schema to ask for; the error follows below.
                 _ => Ok(()),
             };
             match known.and(body) {
@@ -54,7 +54,7 @@ impl KafkaReader {
             is_row[at] = false;
             Ok::<(), Infallible>(())
         });
-        // The first one is told first.
+        // The first one is reported first.
         wrong.sort_unstable_by_key(|(record, ..)| record.offset);
         for (record, key, reason, bytes) in wrong {
             let offset = json!(record.offset);

@@ -1,4 +1,4 @@
-//! What people write to describe a source, and what is made of it.
+//! The options of a Kafka source, and how it is made from them.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -21,7 +21,7 @@ use crate::read_options::ReadOptions;
 use crate::{DeliveryGuarantee, MakeSource, SourceSpec, format, options};
 
 const NAME: &str = "kafka source";
-/// How long the brokers may keep silent at the start, unless told.
+/// Default time that the brokers may be silent at the start.
 const PATIENCE_S: f64 = 30.0;
 const DISCOVERY_INTERVAL_S: f64 = 30.0;
 
@@ -41,7 +41,7 @@ pub(super) enum KafkaStart {
     #[default]
     Earliest,
     Latest,
-    /// The first record that is not older.
+    /// The first record that is not older than this.
     TimestampMs(i64),
 }
 
@@ -57,23 +57,24 @@ pub(super) enum IsolationLevel {
 pub(super) struct KafkaSourceOptions {
     #[serde(default)]
     pub(super) format: KafkaSourceFormat,
-    /// Of JSON: values begin with a zero and a schema's number of four bytes, as Confluent's serializers write them.
+    /// For JSON: values begin with a zero and a four-byte schema number, as written by Confluent's serializers.
     #[serde(default)]
     pub(super) confluent_header: bool,
-    /// Columns behind those of values: what each is called, and what of a record it has.
+    /// Columns after those of the value: the name of each, and the metadata it contains.
     #[serde(default)]
     pub(super) metadata: Vec<(String, KafkaMetadata)>,
-    /// Of Avro: what values are read as; with a registry, by default the newest schema of the topic's values.
+    /// For Avro: the schema for reading values. With a registry, the default is the newest schema for the topic's
+    /// values.
     avro_schema: Option<Value>,
-    /// Of Avro values with Confluent's header: the schemas they were written with, by number.
+    /// For Avro values with Confluent's header: the writer schemas by number.
     #[serde(default)]
     avro_writers: BTreeMap<u32, Value>,
-    /// Where a job begins that goes on from no checkpoint.
+    /// Where a job starts that does not resume from a checkpoint.
     #[serde(default)]
     pub(super) start: KafkaStart,
     #[serde(default)]
     pub(super) isolation: IsolationLevel,
-    /// Between looks for new partitions; 0 is never.
+    /// Time between checks for new partitions; 0 for never.
     discover_interval_s: Option<f64>,
 }
 
@@ -110,7 +111,7 @@ pub(crate) fn source(spec: &Value, schema: Option<SchemaRef>) -> Result<SourceSp
     Ok(SourceSpec::new(name, schema, DeliveryGuarantee::ExactlyOnce, &bad, make))
 }
 
-/// What rows are besides metadata, and how values become them; raw ones need not.
+/// The schema of rows without metadata, and the decoder of values, which raw values do not need.
 fn rows(
     options: &KafkaSourceOptions,
     topic: &str,
