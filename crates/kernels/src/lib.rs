@@ -2,18 +2,18 @@
 //!
 //! Modules, lowest first; each uses only those above it:
 //!
-//! | module     | what                                                                |
+//! | module     | contents                                                            |
 //! |------------|---------------------------------------------------------------------|
 //! | `memory`   | Aligned memory for large buffers                                    |
 //! | [`simd`]   | The vector operations, once for each instruction set                |
 //! | `random`   | Random numbers by seed, stream and index                            |
 //! | `sync`     | The atomics of the gate, which loom replaces                        |
-//! | [`pool`]   | Long-running pinned threads that meet at spin barriers              |
+//! | [`pool`]   | Long-running pinned threads with spin barriers                      |
 //! | [`kmeans`] | Lloyd's algorithm, dense and with exact pruning, and its seeding    |
-//! | [`mds`]    | The passes over distances that multidimensional scaling consists of |
+//! | [`mds`]    | The passes over distances in multidimensional scaling               |
 //!
-//! Nothing here sends or receives: a kernel works on the rows of one worker, and its caller combines the results of all
-//! workers with a collective.
+//! This crate does not communicate: a kernel works on the rows of one worker, and its caller combines the results of
+//! all workers with a collective.
 
 pub mod kmeans;
 pub mod mds;

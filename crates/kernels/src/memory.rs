@@ -1,11 +1,12 @@
-//! Memory for large buffers, aligned. Where the program's allocator uses huge pages, as Python's module does, they
-//! begin on one: a fit touches all of its memory for the first time in its first step, and that takes longer than the
-//! step where pages are small.
+//! Aligned memory for large buffers. If the program's allocator uses huge pages, as in the Python module, buffers start
+//! on one: a fit touches all of its memory for the first time in its first step, and with small pages that takes longer
+//! than the step itself.
 
 const CACHE_LINE: usize = 64;
 const HUGE_PAGE: usize = 2 << 20;
 
-/// A list of fixed length that begins on a cache line, so that vectors do not straddle two; large ones on a huge page.
+/// A list of fixed length that starts on a cache line, so that vectors do not straddle two; large ones start on a huge
+/// page.
 #[derive(Debug, Default)]
 pub(crate) struct AlignedBuffer<T> {
     memory: Vec<T>,
@@ -14,11 +15,11 @@ pub(crate) struct AlignedBuffer<T> {
 }
 
 impl<T: Copy + Default> AlignedBuffer<T> {
-    /// `len` default values. Where those are zero bits, large memory is not touched yet.
+    /// `len` default values. If those are zero bits, large memory is not touched yet.
     pub(crate) fn zeroed(len: usize) -> Self {
         let bytes = len * size_of::<T>();
         let align = if bytes >= HUGE_PAGE { HUGE_PAGE } else { CACHE_LINE };
-        // A huge page must lie within: beyond the end is room for a whole one.
+        // There must be room for a whole huge page, even beyond the end.
         let spare = if bytes >= HUGE_PAGE { 2 * HUGE_PAGE } else { CACHE_LINE };
         let memory = vec![T::default(); len + spare / size_of::<T>()];
         // The memory of a `Vec` does not move with the `Vec`.

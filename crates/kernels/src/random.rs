@@ -1,5 +1,5 @@
-//! Random numbers by address: a pure function of a seed, a stream and an index, so that what a row draws does not
-//! depend on which worker or thread holds it.
+//! Random numbers by address: a pure function of a seed, a stream and an index, so that a row's draw does not depend on
+//! its worker or thread.
 //!
 //! Source: the finalizer of SplitMix64 (Steele, Lea and Flood, 2014), chained over the three parts.
 
@@ -24,8 +24,7 @@ pub(crate) fn uniform(seed: u64, stream: u64, index: u64) -> f64 {
 mod tests {
     use super::uniform;
 
-    /// Neighbouring indices, streams and seeds must not be related: their means and correlations stay within five
-    /// sigma.
+    /// Neighboring indices, streams and seeds must be unrelated: their means and correlations stay within five sigma.
     #[test]
     fn neighbours_are_unrelated() {
         let n = 100_000u64;

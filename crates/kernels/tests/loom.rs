@@ -1,7 +1,7 @@
-//! Model checking: every interleaving of the threads that meet at the pool's gate, as the memory model allows them.
+//! Model checking: every interleaving of the threads that meet at the pool's gate that the memory model allows.
 //!
 //! The file is compiled here a second time, against `sync` below instead of the crate's own. So this is an ordinary
-//! test, without `--cfg loom` and the rebuild of everything that goes with it.
+//! test, without `--cfg loom` and the full rebuild that it requires.
 
 mod sync {
     pub(crate) use loom::hint::spin_loop;
@@ -15,7 +15,7 @@ use gate::ThreadGate;
 use loom::sync::Arc;
 use loom::thread;
 
-/// Two sleepers and one advancer: none sleeps for ever.
+/// Two sleepers and one advancer: none sleeps forever.
 #[test]
 fn no_wake_up_is_lost() {
     loom::model(|| {
@@ -33,7 +33,7 @@ fn no_wake_up_is_lost() {
     });
 }
 
-/// What was written before an advance is seen by who waited for it, asleep or not.
+/// A waiter sees everything written before an advance, asleep or not.
 #[test]
 fn an_advance_publishes() {
     loom::model(|| {

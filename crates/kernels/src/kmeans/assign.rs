@@ -1,4 +1,4 @@
-//! What is asked of centres outside a fit: labels of new rows, all distances, inertia, and the rows farthest out.
+//! Operations on centers outside of a fit: labels of new rows, all distances, inertia, and the farthest rows.
 
 use super::TileWidth;
 use super::exact::{self, RoundingBounds, squared_distance};
@@ -7,7 +7,7 @@ use super::tile::{NearestCentres, TiledCentres, search};
 use crate::pool::{Pool, share};
 use crate::simd::{FloatElement, Isa, Kernel, Simd, WIDE, dispatch};
 
-/// Calls `found(row, label)` for every row of `range`, in order, with its nearest centre.
+/// Calls `found(row, label)` for every row of `range`, in order, with its nearest center.
 pub(super) struct LabelSweep<'a, T, F> {
     pub(super) rows: PointRows<'a, T>,
     pub(super) range: std::ops::Range<usize>,
@@ -47,7 +47,7 @@ impl<T: FloatElement, F: FnMut(usize, u32)> Kernel<T> for LabelSweep<'_, T, F> {
     }
 }
 
-/// Lays out centres for an instruction set.
+/// Lays out centers for an instruction set.
 pub(super) fn lay_out<T: FloatElement>(isa: Isa, centres: &[f64], d: usize) -> TiledCentres<T> {
     TiledCentres::new(centres, d, dispatch::<T, _>(isa, TileWidth))
 }
@@ -64,7 +64,7 @@ pub(super) fn split<'a, V>(mut slice: &'a mut [V], n: usize, per: usize, pool: &
     parts
 }
 
-/// The nearest of `centres` (`k x d`, less the shift) for each row; of equally near ones the first.
+/// The nearest of `centres` (`k x d`, less the shift) for each row; ties go to the first.
 ///
 /// # Panics
 /// If a shape does not fit.
@@ -79,10 +79,10 @@ pub fn assign<T: FloatElement>(pool: &Pool, isa: Isa, rows: PointRows<'_, T>, ce
     });
 }
 
-/// The sum over the rows of weight times squared distance to the centre of their label.
+/// The sum over the rows of weight times squared distance to the center of their label.
 ///
 /// # Panics
-/// If a shape does not fit or a label names no centre.
+/// If a shape does not fit or a label names no center.
 #[must_use]
 pub fn inertia<T: FloatElement>(pool: &Pool, isa: Isa, rows: PointRows<'_, T>, centres: &[f64], labels: &[i32]) -> f64 {
     assert_eq!(labels.len(), rows.n(), "one label for each row");
@@ -116,11 +116,11 @@ fn own_distance<T: FloatElement>(rows: &PointRows<'_, T>, i: usize, centres: &[f
     squared_distance(rows.raw(i), rows.shift(), &centres[label * d..(label + 1) * d])
 }
 
-/// The `count` rows farthest from the centre of their label, farthest first, of equally far ones the first; rows
-/// without weight or at distance 0 are left out. Each is a squared distance and a row.
+/// The `count` rows farthest from the center of their label, farthest first, with ties in row order. Omits rows without
+/// weight or at distance 0. Each entry is a squared distance and a row.
 ///
 /// # Panics
-/// If a shape does not fit or a label names no centre.
+/// If a shape does not fit or a label names no center.
 #[must_use]
 pub fn farthest<T: FloatElement>(
     rows: PointRows<'_, T>,
@@ -146,7 +146,7 @@ pub fn farthest<T: FloatElement>(
     far
 }
 
-/// The distance of each row from each centre, `n x k`.
+/// The distance of each row from each center, `n x k`.
 ///
 /// # Panics
 /// If a shape does not fit.

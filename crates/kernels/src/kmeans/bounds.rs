@@ -1,21 +1,21 @@
-//! What Hamerly's bounds need besides the rows: how far centres have moved and lie apart, and when bounds are worth it.
+//! Center data for Hamerly's bounds: how far centers have moved and are apart, and when bounds pay.
 
 use super::exact::squared_distance;
 use super::tile::TiledCentres;
 use crate::pool::{Pool, share};
 use crate::simd::{FloatElement, Isa, Kernel, Simd, dispatch};
 
-/// Larger and smaller by more than the rounding of two operations in `f32`.
+/// Factors that enlarge or reduce a value by more than the rounding of two operations in `f32`.
 pub(super) const UP: f32 = 1.0 + 4.0 * f32::EPSILON;
 pub(super) const DOWN: f32 = 1.0 - 4.0 * f32::EPSILON;
 
-/// What one step says about the centres, for the bounds.
+/// What the bounds need to know about the centers of one step.
 pub(super) struct CentreMotion {
-    /// How far each centre has moved, rounded up.
+    /// How far each center has moved, rounded up.
     pub(super) moved: Vec<f32>,
-    /// The centre that moved furthest, how far, and how far the second did.
+    /// The center that moved farthest, its distance, and the second largest distance.
     pub(super) farthest: (u32, f32, f32),
-    /// Half the distance from each centre to the nearest other, rounded down.
+    /// Half the distance from each center to its nearest other center, rounded down.
     pub(super) separation: Vec<f32>,
 }
 
@@ -50,7 +50,7 @@ impl CentreMotion {
     }
 }
 
-/// Half distances from centres `first..` to the nearest other one.
+/// Half the distances from centers `first..` to their nearest other centers.
 struct CentreSeparation<'a, T> {
     first: usize,
     part: &'a mut [f32],
@@ -74,20 +74,20 @@ impl<T: FloatElement> Kernel<T> for CentreSeparation<'_, T> {
     }
 }
 
-/// Steps without bounds, where they would decide too little to be worth their while: while the centres still move far,
-/// or where all rows are about as far from several centres.
+/// Disables bounds for some steps when they would decide too few rows to pay off: while the centers still move far, or
+/// if all rows are about equally far from several centers.
 #[derive(Default)]
 pub(super) struct BoundsPause {
-    /// Steps to come, and how many there were the last time.
+    /// Steps left, and the length of the last pause.
     pub(super) left: u32,
     length: u32,
 }
 
 impl BoundsPause {
-    /// Most steps in one go.
+    /// Maximum length of a pause.
     const MAX: u32 = 8;
 
-    /// Takes note of a step of `n` rows.
+    /// Records a step of `n` rows.
     pub(super) fn after(&mut self, n: usize, searched: u64) {
         if self.left > 0 {
             self.left -= 1;
@@ -100,7 +100,7 @@ impl BoundsPause {
     }
 }
 
-/// Whether it has paid, in this step, to replace a failing upper bound by the true distance.
+/// Decides, within a step, whether replacing a failing upper bound by the true distance pays.
 #[derive(Default)]
 pub(super) struct TighteningPolicy {
     pub(super) tried: u32,
@@ -108,8 +108,8 @@ pub(super) struct TighteningPolicy {
 }
 
 impl TighteningPolicy {
-    /// One distance costs as much as the search of about thirty centres, most of it for fetching the row; of a hundred
-    /// where there is a first look.
+    /// One distance costs as much as searching about thirty centers, mostly for fetching the row; about a hundred with
+    /// a first pass.
     pub(super) fn pays(&self, k: usize, looks: bool) -> bool {
         let worth = if looks { 100 } else { 30 };
         self.tried < 128 || u64::from(self.kept) * k as u64 > u64::from(self.tried) * worth

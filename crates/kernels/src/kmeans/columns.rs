@@ -1,9 +1,9 @@
-//! Lloyd's step in few features, every row against every centre: rows lie as columns of `f32`, so that a step only
-//! streams.
+//! Lloyd's step for few features, every row against every center: rows are stored as columns of `f32`, so that a step
+//! only streams.
 //!
-//! As in the tile, `v = |c|^2 / 2 - x.c` orders the centres. Columns are `f32` whatever the type of the rows. A row
-//! whose two smallest `v` are closer than rounding can tell apart is compared again in `f64` from the row as it came:
-//! labels are those of exact arithmetic. So are the sums, which read the rows as they came too.
+//! As in the tile, `v = |c|^2 / 2 - x.c` orders the centers. Columns are `f32` whatever the type of the rows. If the
+//! two smallest `v` of a row are too close for the rounding, the original row is compared again in `f64`: labels are
+//! those of exact arithmetic. So are the sums, which also read the original rows.
 
 use super::exact;
 use super::rows::PointRows;
@@ -13,7 +13,8 @@ use crate::pool::{Pool, share};
 use crate::simd::{FloatElement, Isa, Kernel, Simd, WIDE, dispatch, prefetch};
 use std::ops::Range;
 
-/// The most features it is compiled for: with more, the tile's transposition costs little beside its arithmetic.
+/// The maximum number of features that it is compiled for: with more, the tile's transposition costs little compared
+/// with its arithmetic.
 pub(crate) const FEATURES_MAX: usize = 4;
 
 /// Elements after the last point that a vector load may touch.
@@ -46,8 +47,8 @@ impl<T: FloatElement> ColumnFit<T> {
         })
     }
 
-    /// Gives every row its nearest centre; `total` follows the rows that change, and with `renew` is formed anew.
-    /// Returns how many rows `f32` could not decide.
+    /// Assigns every row to its nearest center. Updates `total` for the rows that change; with `renew`, computes it
+    /// afresh. Returns how many rows `f32` could not decide.
     pub(crate) fn step(
         &mut self,
         pool: &Pool,
@@ -66,24 +67,24 @@ impl<T: FloatElement> ColumnFit<T> {
     }
 }
 
-/// What all threads keep.
+/// The data of all threads.
 struct ColumnParts<const D: usize> {
     parts: Vec<ColumnPart<D>>,
 }
 
-/// What one thread keeps. Aligned, as threads write to their own all the time.
+/// The data of one thread. Aligned, because threads write to their own parts all the time.
 #[repr(align(128))]
 struct ColumnPart<const D: usize> {
     range: Range<usize>,
-    /// Whether a step has made the columns and labels.
+    /// Whether a step has filled the columns and labels.
     labelled: bool,
-    /// Elements of a column, [`PADDING`] more than rows.
+    /// Length of a column: the number of rows plus [`PADDING`].
     stride: usize,
     /// Column after column.
     points: AlignedBuffer<f32>,
-    /// Numbers of centres as elements, to be compared in vectors.
+    /// Center numbers as elements, for vector comparisons.
     labels: AlignedBuffer<f32>,
-    /// What each cluster has gained in this step.
+    /// The gain of each cluster in this step.
     gains: Vec<ClusterGain<D>>,
     changed: u64,
     unsure: u64,
@@ -92,12 +93,12 @@ struct ColumnPart<const D: usize> {
     pending: Vec<usize>,
 }
 
-/// What a cluster has gained: side by side, because a row adds to all of it.
+/// The gain of a cluster, stored together because a row adds to all of it.
 #[derive(Clone, Copy)]
 struct ClusterGain<const D: usize> {
     sum: [f64; D],
     weight: f64,
-    /// Rows with a weight; not kept where all weigh 1.
+    /// Rows with a weight; not maintained if all weights are 1.
     count: i64,
 }
 
@@ -105,17 +106,17 @@ impl<const D: usize> ClusterGain<D> {
     const NONE: Self = ClusterGain { sum: [0.0; D], weight: 0.0, count: 0 };
 }
 
-/// Points that are searched before anything is done with what was found: a search waits for no branch, and the memory
-/// of rows that move is fetched meanwhile.
+/// Points to search before handling the results: the search has no branches to wait for, and the memory of rows that
+/// move is fetched meanwhile.
 const BLOCK: usize = 1024;
 const _: () = assert!(BLOCK.is_multiple_of(PADDING) && 64usize.is_multiple_of(PADDING));
 
-/// What a search found for a block of points.
+/// The search results for a block of points.
 #[repr(align(64))]
 struct BlockSearch {
     found: [f32; BLOCK],
     numbers: [u32; BLOCK],
-    /// A bit for each point whose label differs or is unsure, and for each that is unsure.
+    /// One bit for each point whose label differs or is unsure, and one for each that is unsure.
     open: [u64; BLOCK / 64],
     unsure: [u64; BLOCK / 64],
 }
@@ -182,15 +183,14 @@ impl<T: FloatElement, const D: usize> AnyColumns<T> for ColumnParts<D> {
         }
         pool.each(&mut parts, |_, (part, out)| {
             for (out, &label) in out.iter_mut().zip(part.labels.as_slice()) {
-                // SAFETY: a label is the number of a centre. Benefit: a check of the range would take longer than the
-                // rest.
+                // SAFETY: a label is the number of a center. Benefit: a range check would take longer than the rest.
                 *out = unsafe { label.to_int_unchecked() };
             }
         });
     }
 }
 
-/// A centre in `f32`.
+/// A center in `f32`.
 #[derive(Clone, Copy)]
 struct SingleCentre<const D: usize> {
     x: [f32; D],
@@ -255,7 +255,7 @@ impl<T: FloatElement, const D: usize> Kernel<f32> for ColumnStep<'_, T, D> {
 }
 
 impl<T: FloatElement, const D: usize> ColumnStep<'_, T, D> {
-    /// Makes columns of a block of rows.
+    /// Converts a block of rows to columns.
     #[inline(always)]
     fn load(&mut self, first: usize, count: usize) {
         let start = self.part.range.start + first;
@@ -268,7 +268,7 @@ impl<T: FloatElement, const D: usize> ColumnStep<'_, T, D> {
         }
     }
 
-    /// Finds the nearest centre of each point of a block.
+    /// Finds the nearest center of each point of a block.
     #[inline(always)]
     fn search<S: Simd<Elem = f32>>(&mut self, s: S, first: usize, count: usize) {
         let infinity = s.splat(f32::INFINITY);
@@ -305,7 +305,7 @@ impl<T: FloatElement, const D: usize> ColumnStep<'_, T, D> {
                     s.store(block.found.as_mut_ptr().add(at), index[w]);
                     s.load(labels.as_slice().as_ptr().add(first + at))
                 };
-                // Also where something is not a number, because it was too large for f32.
+                // Also true for NaN, from values that are too large for f32.
                 let unsure = !s.bits(s.lt(margin, s.sub(second[w], best[w])));
                 let differ = s.bits(s.lt(label, index[w])) | s.bits(s.lt(index[w], label));
                 let lanes = u64::MAX >> (64 - S::LANES);
@@ -313,13 +313,13 @@ impl<T: FloatElement, const D: usize> ColumnStep<'_, T, D> {
                 block.unsure[at / 64] |= (u64::from(unsure) & lanes) << (at % 64);
             }
         }
-        // What lies beyond the last point is nothing.
+        // Clears bits beyond the last point.
         if !count.is_multiple_of(64) {
             block.open[count / 64] &= (1 << (count % 64)) - 1;
         }
     }
 
-    /// Labels points that had none.
+    /// Labels points that have no label yet.
     #[inline(always)]
     fn settle_first(&mut self, first: usize, count: usize) {
         self.decide(first, count);
@@ -364,12 +364,12 @@ impl<T: FloatElement, const D: usize> ColumnStep<'_, T, D> {
         }
     }
 
-    /// Finds the labels of the unsure points of the block, exactly.
+    /// Determines the labels of the block's unsure points exactly.
     #[inline(always)]
     fn decide(&mut self, first: usize, count: usize) {
         let ColumnPart { range, block, unsure, .. } = &mut *self.part;
         for word in 0..count.div_ceil(64) {
-            // Beyond the last point all are unsure, and none is open.
+            // Beyond the last point all bits are unsure and none is open.
             let mut bits = block.unsure[word] & block.open[word];
             while bits != 0 {
                 let at = word * 64 + bits.trailing_zeros() as usize;
@@ -381,7 +381,7 @@ impl<T: FloatElement, const D: usize> ColumnStep<'_, T, D> {
     }
 }
 
-/// Rows as what clusters gain.
+/// Rows in the form in which clusters gain them.
 struct GainRows<'a, T, const D: usize> {
     rows: PointRows<'a, T>,
     shift: [T; D],
@@ -394,7 +394,7 @@ impl<'a, T: FloatElement, const D: usize> GainRows<'a, T, D> {
         GainRows { rows, shift: rows.shift().try_into().expect("D features"), clusters }
     }
 
-    /// Gives a cluster row `i`, or takes it away, by the sign.
+    /// Adds row `i` to a cluster, or removes it, depending on the sign.
     #[inline(always)]
     fn add(&mut self, i: usize, label: u32, sign: f64) {
         let row: &[T; D] = self.rows.raw(i).try_into().expect("D features");
@@ -412,8 +412,8 @@ impl<'a, T: FloatElement, const D: usize> GainRows<'a, T, D> {
     }
 }
 
-/// A bound of what rounding can do to the difference of the two smallest `v` of a point: `12 |x|^2 + 5 |v|` for each,
-/// times `(d + 8) u`; `exact` says why. There is one rounding more than in the tile, that of the point.
+/// A bound on the rounding error in the difference of a point's two smallest `v`: `12 |x|^2 + 5 |v|` for each, times
+/// `(d + 8) u`; see `exact` for the derivation. There is one more rounding than in the tile, that of the point.
 struct RoundingMargin<S: Simd> {
     per_squared_norm: S::V,
     per_v: S::V,
@@ -423,7 +423,7 @@ struct RoundingMargin<S: Simd> {
 impl<S: Simd<Elem = f32>> RoundingMargin<S> {
     #[inline(always)]
     fn new(s: S, d: usize) -> Self {
-        // Both together, and a little for the rounding of the margin itself.
+        // Both together, plus a little for the rounding of the margin itself.
         let relative = (d as f32 + 8.0) * f32::EPSILON * 1.001;
         let tiny = (2 * d + 8) as f32 * f32::MIN_POSITIVE;
         RoundingMargin {
@@ -437,7 +437,7 @@ impl<S: Simd<Elem = f32>> RoundingMargin<S> {
     fn of<const D: usize>(&self, s: S, point: [S::V; D], best: S::V, second: S::V) -> S::V {
         let zero = s.splat(0.0);
         let squared = point.into_iter().fold(zero, |squared, x| s.mul_add(x, x, squared));
-        // The larger of both: the second is not below the best.
+        // The larger of the two: the second is not below the best.
         let v = s.max(second, s.sub(zero, best));
         s.mul_add(squared, self.per_squared_norm, s.mul_add(v, self.per_v, self.tiny))
     }

@@ -1,11 +1,12 @@
-//! Lloyd's step by the distance tile, for any number of features; with Hamerly's bounds most rows skip the search.
+//! Lloyd's step with the distance tile, for any number of features; Hamerly's bounds let most rows skip the search.
 //!
-//! Each row keeps an upper bound of the distance to its centre and a lower bound of the distance to every other. When
-//! the centres have moved, the bounds move by as much. A row whose upper bound is below its lower bound, or below half
-//! the distance from its centre to the nearest other centre, keeps its label without a look at its features. The rows
-//! that fail are gathered into full panels, so that the search runs at the same speed for few rows as for all.
+//! Each row keeps an upper bound on the distance to its center and a lower bound on the distance to every other. When
+//! the centers move, the bounds move by as much. A row whose upper bound is below its lower bound, or below half the
+//! distance from its center to the nearest other center, keeps its label without a look at its features. The rows that
+//! fail are gathered into full panels, so that the search is as fast for few rows as for all.
 //!
-//! The bounds are kept in `f32`, rounded outwards, and allow for the tile's rounding: labels stay Lloyd's exactly.
+//! The bounds are `f32`, rounded outward, and allow for the tile's rounding: labels are exactly those of Lloyd's
+//! algorithm.
 //!
 //! Source: Hamerly, "Making k-means even faster" (2010).
 
@@ -19,7 +20,7 @@ use super::tile::{NearestCentres, TiledCentres, search};
 use crate::pool::{Pool, share};
 use crate::simd::{FloatElement, Isa, Kernel, Simd, WIDE, dispatch};
 
-/// Rows whose bounds are looked at in one go.
+/// Rows whose bounds are checked at a time.
 const BLOCK: usize = 256;
 
 /// The state of one fit.
@@ -28,13 +29,13 @@ pub(crate) struct DenseFit<T> {
     /// Empty without bounds.
     upper: Vec<f32>,
     lower: Vec<f32>,
-    /// The centres that the bounds were made for; empty where there are none.
+    /// The centers for which the bounds were computed; empty if there are no bounds.
     previous: Vec<f64>,
     rest: BoundsPause,
     scratch: Vec<DenseScratch<T>>,
 }
 
-/// What one thread works with.
+/// The working data of one thread.
 struct DenseScratch<T> {
     panel: PointPanel<T>,
     nearest: NearestCentres<T>,
@@ -42,14 +43,14 @@ struct DenseScratch<T> {
     pending: Vec<usize>,
     delta: ClusterSums,
     searched: u64,
-    /// Of this step, rows that had a first look, and those of them that it left open.
+    /// Rows that had a first pass in this step, and those that it left open.
     #[cfg(target_arch = "x86_64")]
     looked: u64,
     #[cfg(target_arch = "x86_64")]
     open_total: u64,
     #[cfg(target_arch = "x86_64")]
     open: Vec<usize>,
-    /// The centres that may be nearest to a row.
+    /// The centers that may be nearest to a row.
     #[cfg(target_arch = "x86_64")]
     candidates: Vec<usize>,
     #[cfg(target_arch = "x86_64")]
@@ -90,12 +91,13 @@ impl<T: FloatElement> DenseFit<T> {
         }
     }
 
-    /// Without bounds, for rows that have labels.
+    /// A state without bounds, for rows that have labels.
     pub(crate) fn with_labels(labels: Vec<u32>, k: usize, d: usize, threads: usize) -> Self {
         DenseFit { labels, ..DenseFit::new(0, k, d, threads, false) }
     }
 
-    /// Gives every row its nearest centre; `total` follows the rows that change. Returns how many rows were searched.
+    /// Assigns every row to its nearest center, and updates `total` for the rows that change. Returns how many rows
+    /// were searched.
     pub(crate) fn step(
         &mut self,
         pool: &Pool,
@@ -144,7 +146,7 @@ impl<T: FloatElement> DenseFit<T> {
             total.merge(&scratch.delta);
         }
         let searched = self.scratch.iter().map(|scratch| scratch.searched).sum();
-        // The first step with bounds searches all rows: it makes them.
+        // The first step with bounds searches all rows, because it computes the bounds.
         if !bounded || motion.is_some() {
             self.rest.after(rows.n(), searched);
         }
@@ -167,7 +169,7 @@ struct DenseStep<'a, 'b, T> {
     centres: &'a TiledCentres<T>,
     rounding: RoundingBounds,
     motion: Option<&'a CentreMotion>,
-    /// The centres for a first look, where the instruction set has one and it pays.
+    /// The centers for the first pass, if the instruction set has one and it pays.
     #[cfg(target_arch = "x86_64")]
     coarse: Option<&'a first_pass::CoarseCentres>,
 }
@@ -194,7 +196,7 @@ impl<T: FloatElement> Kernel<T> for DenseStep<'_, '_, T> {
             let last = block.end == n;
             #[cfg(target_arch = "x86_64")]
             if self.coarse.is_some() {
-                // SAFETY: a first look is made only for an instruction set that has it.
+                // SAFETY: the first pass is used only with an instruction set that supports it.
                 unsafe { self.part.scratch.look.extend(&self.rows, self.part.first, block.end) };
             }
             match self.motion {
@@ -221,7 +223,8 @@ impl<T: FloatElement> Kernel<T> for DenseStep<'_, '_, T> {
 }
 
 impl<T: FloatElement> DenseStep<'_, '_, T> {
-    /// Moves the bounds of the rows in `block` with the centres, and adds to `pending` the rows they do not decide.
+    /// Moves the bounds of the rows in `block` with the centers, and adds the rows that they leave undecided to
+    /// `pending`.
     #[inline(always)]
     fn filter(
         &mut self,
@@ -270,7 +273,7 @@ impl<T: FloatElement> DenseStep<'_, '_, T> {
         pending.truncate(kept);
     }
 
-    /// Searches full panels of `pending`, and with `all` also what is left over; returns how many rows it took.
+    /// Searches full panels of `pending`, and with `all` also the remainder; returns how many rows it took.
     #[inline(always)]
     fn settle<S: Simd<Elem = T>>(&mut self, s: S, pending: &[usize], all: bool) -> usize {
         #[cfg(target_arch = "x86_64")]
@@ -280,7 +283,7 @@ impl<T: FloatElement> DenseStep<'_, '_, T> {
         self.settle_by_tile(s, pending, all)
     }
 
-    /// By the distance tile.
+    /// Uses the distance tile.
     #[inline(always)]
     fn settle_by_tile<S: Simd<Elem = T>>(&mut self, s: S, pending: &[usize], all: bool) -> usize {
         let points = WIDE * S::LANES;
@@ -316,8 +319,8 @@ impl<T: FloatElement> DenseStep<'_, '_, T> {
         taken
     }
 
-    /// By a first look. Rows that it leaves open are compared exactly with the few centres that can be nearest; where
-    /// these are many, or not known, they go on to the tile.
+    /// Uses the first pass. Rows that it leaves open are compared exactly with the few centers that can be nearest; if
+    /// these are many, or unknown, the rows go to the tile.
     #[cfg(target_arch = "x86_64")]
     #[inline(always)]
     fn settle_by_look<S: Simd<Elem = T>>(
@@ -332,13 +335,14 @@ impl<T: FloatElement> DenseStep<'_, '_, T> {
         let mut found = SearchResult::new();
         let mut taken = 0;
         while pending.len() - taken >= if all { 1 } else { first_pass::POINTS } {
-            // Where most rows stay open, as with one centre far beyond all others, the first look is a waste.
+            // If most rows stay open, for example because one center is far beyond all others, the first pass is a
+            // waste.
             let scratch = &mut *self.part.scratch;
             if scratch.looked >= 1024 && scratch.open_total * 4 > scratch.looked {
                 return taken + self.settle_by_tile(s, &pending[taken..], all);
             }
             let (now, next) = pending[taken..].split_at(first_pass::POINTS.min(pending.len() - taken));
-            // SAFETY: a first look is made only for an instruction set that has it, and `run` has begun it with
+            // SAFETY: the first pass is used only with an instruction set that supports it, and `run` has begun it with
             // `coarse`.
             let glance = unsafe { scratch.look.search(coarse, now, &next[..next.len().min(first_pass::POINTS)]) };
             for lane in 0..first_pass::POINTS {
@@ -390,7 +394,7 @@ impl<T: FloatElement> DenseStep<'_, '_, T> {
         taken
     }
 
-    /// Notes the label of row `i` of this part, if it is new, and writes its bounds.
+    /// Records the label of row `i` of this part if it is new, and writes its bounds.
     #[inline(always)]
     fn accept(&mut self, i: usize, label: u32, upper: f32, lower: f32) {
         if self.part.labels[i] != label {
@@ -403,7 +407,7 @@ impl<T: FloatElement> DenseStep<'_, '_, T> {
         }
     }
 
-    /// Moves the rows that were noted; the memory of most is there by now.
+    /// Moves the recorded rows; the memory of most has arrived by now.
     #[inline(always)]
     fn relocate(&mut self) {
         let DenseScratch { moved, delta, .. } = &mut *self.part.scratch;
@@ -414,7 +418,7 @@ impl<T: FloatElement> DenseStep<'_, '_, T> {
     }
 }
 
-/// What a search found for a panel of points, and what follows from it.
+/// The search results for a panel of points, and their consequences.
 struct SearchResult {
     /// Squared norms of the points.
     squared: [f64; PANEL_MAX],
@@ -442,8 +446,8 @@ impl SearchResult {
         }
     }
 
-    /// Whether each label is certain, given the errors of `best` and `second`, and with `bounds` also those of the
-    /// distances; `relative` is the error of a squared norm.
+    /// Whether each label is certain, given the errors of `best` and `second`. With `bounds`, computes bounds on the
+    /// distances, too; `relative` is the error of a squared norm.
     #[inline(always)]
     fn judge(&mut self, points: usize, rounding: RoundingBounds, relative: f64, bounds: bool) {
         assert!(points <= PANEL_MAX, "a panel holds at most {PANEL_MAX} points");
@@ -466,8 +470,8 @@ impl SearchResult {
         }
     }
 
-    /// Whether each label is certain, and bounds of the distances, where errors are bounded in distances: `error` is
-    /// what `CoarsePrecision::bounds` calls `lost`.
+    /// Whether each label is certain, and bounds on the distances, for errors that are bounded in distances: `error` is
+    /// the `lost` of `CoarsePrecision::bounds`.
     #[cfg(target_arch = "x86_64")]
     #[inline(always)]
     fn judge_distances(&mut self, points: usize, precision: &first_pass::CoarsePrecision) {

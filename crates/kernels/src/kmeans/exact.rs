@@ -1,18 +1,18 @@
-//! What rounding can do to a distance, and the exact comparison that decides where it could matter.
+//! Bounds on the rounding error of a distance, and the exact comparison for the cases where it could matter.
 //!
 //! The tile computes `v = |c|^2 / 2 - x.c` in the element type. Its error is at most
 //! `E = (d + 4) u (|x| |c| + |c|^2 / 2)`, with `u` half of epsilon: `d + 1` roundings of the sum, and one each of `c`,
 //! of `|c|^2 / 2` and of `x.c`. If the two smallest `v` differ by more than both errors, the tile's answer is the true
-//! one. Otherwise all centres are compared again by `sum (x - c)^2` in `f64`, which does not cancel. So every kernel,
-//! algorithm and instruction set gives a point the same label; of equal distances the lowest centre wins.
+//! one. Otherwise all centers are compared again by `sum (x - c)^2` in `f64`, which does not cancel. So every kernel,
+//! algorithm and instruction set gives a point the same label; of equal distances the lowest center wins.
 
 use super::rows::PointRows;
 use crate::simd::FloatElement;
 
-/// Bounds of `E` for the centres of one step.
+/// Bounds on `E` for the centers of one step.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct RoundingBounds {
-    /// `(d + 4) u`, or what takes its place.
+    /// `(d + 4) u`, or its equivalent.
     pub(crate) relative: f64,
     norm_max: f64,
     /// Below this, products vanish rather than round.
@@ -26,13 +26,13 @@ impl RoundingBounds {
         } else {
             (f64::MIN_POSITIVE, f64::MAX)
         };
-        // Where |c|^2 / 2 overflows, a centre is seen as far from all rows: then nothing is certain.
+        // If |c|^2 / 2 overflows, the center looks far from all rows, so nothing is certain.
         let overflows = norm_max * norm_max >= huge;
         let relative = if overflows { f64::INFINITY } else { (d as f64 + 4.0) * T::EPSILON / 2.0 };
         RoundingBounds { relative, norm_max, tiny: (d as f64 + 4.0) * tiny }
     }
 
-    /// For a first look, where `relative` differs from point to point.
+    /// For a first pass, where `relative` differs between points.
     #[cfg(target_arch = "x86_64")]
     pub(crate) fn coarse(norm_max: f64) -> Self {
         RoundingBounds { relative: f64::INFINITY, norm_max, tiny: f64::from(f32::MIN_POSITIVE) }
@@ -44,11 +44,10 @@ impl RoundingBounds {
         RoundingBounds { relative, ..self }
     }
 
-    /// Bound of the error of a point's `v`, for this centre and every centre whose `v` is larger: `norm` is the
-    /// point's.
+    /// A bound on the error of a point's `v` for this center and every center with a larger `v`; `norm` is the point's.
     ///
-    /// A centre with `|c| > 4 |x|` has `v >= |c|^2 / 4`, hence `E <= 3 (d + 4) u v`; any other has
-    /// `E <= 12 (d + 4) u |x|^2`. So a single far centre does not spoil the bound for all points.
+    /// A center with `|c| > 4 |x|` has `v >= |c|^2 / 4`, hence `E <= 3 (d + 4) u v`; any other has
+    /// `E <= 12 (d + 4) u |x|^2`. So a single far center does not spoil the bound for all points.
     #[inline(always)]
     pub(crate) fn of(&self, norm: f64, v: f64) -> f64 {
         let by_largest = norm * self.norm_max + 0.5 * self.norm_max * self.norm_max;
@@ -57,8 +56,8 @@ impl RoundingBounds {
     }
 }
 
-/// The squared distance of a raw row, once shifted, from a centre, in `f64`. Eight sums that are added in a fixed
-/// order: the same on every instruction set, and fast on each.
+/// The squared distance of a raw row, after the shift, from a center, in `f64`. Uses eight sums that are added in a
+/// fixed order: the same on every instruction set, and fast on each.
 #[inline(always)]
 pub(crate) fn squared_distance<T: FloatElement>(raw: &[T], shift: &[T], centre: &[f64]) -> f64 {
     assert!(raw.len() == shift.len() && raw.len() == centre.len(), "a row, the shift and a centre are equally long");
@@ -69,7 +68,7 @@ pub(crate) fn squared_distance<T: FloatElement>(raw: &[T], shift: &[T], centre: 
 #[inline(always)]
 fn sum_of_squares(d: usize, part: impl Fn(usize) -> f64) -> f64 {
     let square = |f: usize| part(f) * part(f);
-    // What the sum below comes to, to the bit, without the zeros.
+    // Bitwise equal to the sum below, but without adding the zeros.
     match d {
         1 => return square(0),
         2 => return square(0) + square(1),
@@ -93,7 +92,7 @@ fn sum_of_squares(d: usize, part: impl Fn(usize) -> f64) -> f64 {
 #[inline(always)]
 pub(crate) fn nearest<T: FloatElement>(rows: &PointRows<'_, T>, i: usize, centres: &[f64]) -> (usize, f64, f64) {
     let (mut index, mut best, mut second) = (0, f64::INFINITY, f64::INFINITY);
-    // Shifted once for all centres, where that is worth the memory.
+    // Shifts once for all centers, if that is worth the memory.
     let (raw, shift, d) = (rows.raw(i), rows.shift(), rows.d());
     let point: Vec<f64> =
         if d < 16 { Vec::new() } else { raw.iter().zip(shift).map(|(x, &s)| x.minus(s).to_f64()).collect() };
@@ -113,7 +112,7 @@ pub(crate) fn nearest<T: FloatElement>(rows: &PointRows<'_, T>, i: usize, centre
     (index, best, second)
 }
 
-/// As [`nearest`], of the centres with these numbers, which grow.
+/// As [`nearest`], for the centers with these numbers, which are ascending.
 #[cfg(target_arch = "x86_64")]
 pub(crate) fn nearest_of<T: FloatElement>(
     rows: &PointRows<'_, T>,

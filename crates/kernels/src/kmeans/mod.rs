@@ -40,7 +40,7 @@ use tree::TreeFit;
 /// How a step avoids work; see the module.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum KmeansAlgorithm {
-    /// All rows against all centres.
+    /// All rows against all centers.
     Lloyd,
     /// Bounds on distances.
     Hamerly,
@@ -52,11 +52,11 @@ impl KmeansAlgorithm {
     /// The most features the tree is made for.
     pub const TREE_FEATURES_MAX: usize = tree::FEATURES_MAX;
 
-    /// The fastest for `n` rows, `d` features, `k` centres and at most `steps_max` steps.
+    /// The fastest for `n` rows, `d` features, `k` centers and at most `steps_max` steps.
     #[must_use]
     pub fn choose(n: usize, d: usize, k: usize, steps_max: usize) -> KmeansAlgorithm {
-        // Building the tree costs as much as comparing every row with about 400 centres, and comes back within one step
-        // and the last look at the labels where there are more.
+        // Building the tree costs as much as comparing every row with about 400 centers. With more centers, it pays off
+        // within one step and the final pass for the labels.
         let pays = if steps_max <= 2 { k >= 256 } else { k > 32 };
         let few = d <= columns::FEATURES_MAX;
         if few && n >= 2000 && n / k >= 8 && pays {
@@ -90,12 +90,12 @@ impl FromStr for KmeansAlgorithm {
     }
 }
 
-/// What one step did.
+/// The effect of one step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StepReport {
     /// Rows that changed their cluster.
     pub changed: u64,
-    /// Rows that were compared with more than their own centre.
+    /// Rows that were compared with centers other than their own.
     pub searched: u64,
 }
 
@@ -127,14 +127,15 @@ enum FitState<T> {
     Tree(TreeFit<T>),
 }
 
-/// After so many steps the sums are formed anew, which takes away what rounding has piled up.
+/// Number of steps after which the sums are computed afresh, to remove accumulated rounding errors.
 const RENEWAL: u64 = 64;
 
 impl<T: FloatElement> KmeansFit<T> {
-    /// Prepares a fit of `k` centres.
+    /// Prepares a fit of `k` centers.
     ///
     /// # Panics
-    /// If `k` is 0 or too large for labels of 31 bits, or `KmeansAlgorithm::Tree` is asked for too many features.
+    /// If `k` is 0 or too large for labels of 31 bits, or if `KmeansAlgorithm::Tree` is requested for too many
+    /// features.
     #[must_use]
     pub fn new(pool: &Pool, isa: Isa, rows: PointRows<'_, T>, k: usize, algorithm: KmeansAlgorithm) -> Self {
         let (n, d) = (rows.n(), rows.d());
@@ -149,11 +150,11 @@ impl<T: FloatElement> KmeansFit<T> {
         KmeansFit { n, d, k, isa, state, total: ClusterSums::new(k, d), steps: 0 }
     }
 
-    /// Gives every row its nearest of `centres`, `k x d` less the shift of `rows`. The rows are those of
+    /// Assigns every row to the nearest of `centres`, `k x d` less the shift of `rows`. The rows must be those of
     /// [`KmeansFit::new`].
     ///
     /// # Panics
-    /// If the pool has another number of threads than that of [`KmeansFit::new`], or a shape differs.
+    /// If the pool has a different number of threads than in [`KmeansFit::new`], or a shape differs.
     pub fn step(&mut self, pool: &Pool, rows: PointRows<'_, T>, centres: &[f64]) -> StepReport {
         assert_eq!((rows.n(), rows.d()), (self.n, self.d), "the rows must be those the fit was made for");
         assert_eq!(centres.len(), self.k * self.d, "the centres must be k x d");
@@ -164,7 +165,7 @@ impl<T: FloatElement> KmeansFit<T> {
             FitState::Columns(columns) => {
                 let unsure = columns.step(pool, self.isa, rows, centres, &mut self.total, renew);
                 if unsure > self.n as u64 / 8 && T::EPSILON < f64::from(f32::EPSILON) {
-                    // Data that f32 cannot tell apart: rows crowd together, and a few lie very far from them.
+                    // f32 cannot distinguish these data: rows are crowded together, with a few others very far away.
                     let labels = self.labels(pool).into_iter().map(|label| label as u32).collect();
                     self.state = FitState::Dense(DenseFit::with_labels(labels, self.k, self.d, pool.threads()));
                 }
@@ -204,7 +205,7 @@ impl<T: FloatElement> KmeansFit<T> {
     /// The label of each row, after at least one step.
     ///
     /// # Panics
-    /// If the pool has another number of threads than that of [`KmeansFit::new`].
+    /// If the pool has a different number of threads than in [`KmeansFit::new`].
     #[must_use]
     pub fn labels(&self, pool: &Pool) -> Vec<i32> {
         let mut labels = vec![0; self.n];

@@ -1,7 +1,7 @@
 //! The rows of one worker, and a panel of them laid out for the distance tile.
 //!
-//! All kernels see `x - shift`, rounded to the element type, never `x`: with the mean as shift, squared norms stay as
-//! small as the data's spread, so that `|c|^2 / 2 - x.c` does not cancel when the data lies far from the origin.
+//! Kernels never see `x`, only `x - shift`, rounded to the element type. With the mean as shift, squared norms are as
+//! small as the spread of the data, so `|c|^2 / 2 - x.c` does not cancel when the data are far from the origin.
 
 use crate::memory::AlignedBuffer;
 use crate::simd::{FloatElement, Simd, WIDE, prefetch};
@@ -15,11 +15,11 @@ pub struct PointRows<'a, T> {
 }
 
 impl<'a, T: FloatElement> PointRows<'a, T> {
-    /// Rows of `shift.len()` features each, seen less `shift`; `weights` has one number for each row, or is absent for
-    /// ones.
+    /// Rows of `shift.len()` features each, from which `shift` is subtracted. `weights` has one number per row; `None`
+    /// means that all are 1.
     ///
     /// # Panics
-    /// If the lengths do not fit together, or there are no features.
+    /// If the lengths do not match, or if there are no features.
     #[must_use]
     pub fn new(x: &'a [T], shift: &'a [T], weights: Option<&'a [f64]>) -> Self {
         assert!(!shift.is_empty(), "rows need at least one feature");
@@ -28,37 +28,37 @@ impl<'a, T: FloatElement> PointRows<'a, T> {
         PointRows { x, shift, weights }
     }
 
-    /// Rows.
+    /// Number of rows.
     #[must_use]
     pub fn n(&self) -> usize {
         self.x.len() / self.d()
     }
 
-    /// Features.
+    /// Number of features.
     #[must_use]
     pub fn d(&self) -> usize {
         self.shift.len()
     }
 
-    /// What is subtracted from every row.
+    /// The vector subtracted from every row.
     #[must_use]
     pub fn shift(&self) -> &'a [T] {
         self.shift
     }
 
-    /// Row `i` as it came, not shifted.
+    /// Row `i` as given, not shifted.
     #[inline(always)]
     pub(crate) fn raw(&self, i: usize) -> &'a [T] {
         &self.x[i * self.d()..(i + 1) * self.d()]
     }
 
-    /// Rows of a range as they came, one after the other.
+    /// A range of rows as given, contiguous.
     #[inline(always)]
     pub(crate) fn block(&self, range: std::ops::Range<usize>) -> &'a [T] {
         &self.x[range.start * self.d()..range.end * self.d()]
     }
 
-    /// Asks for the memory of part `part` of `parts` of the rows `row(0)` to `row(count - 1)`.
+    /// Prefetches part `part` of `parts` of the rows `row(0)` to `row(count - 1)`.
     #[inline(always)]
     pub(crate) fn prefetch(&self, count: usize, row: impl Fn(usize) -> usize, part: usize, parts: usize) {
         let line = 64 / size_of::<T>();
@@ -83,7 +83,7 @@ impl<'a, T: FloatElement> PointRows<'a, T> {
     }
 }
 
-/// The most points in a panel, over all instruction sets: 16 lanes.
+/// The maximum number of points in a panel over all instruction sets: 16 lanes.
 pub(crate) const PANEL_MAX: usize = WIDE * 16;
 
 /// `WIDE * LANES` shifted rows, transposed: feature `f` of all points, then feature `f + 1`.
@@ -99,7 +99,7 @@ impl<T: FloatElement> PointPanel<T> {
         PointPanel { values: AlignedBuffer::zeroed(d * PANEL_MAX), norms: [0.0; PANEL_MAX] }
     }
 
-    /// Fills the panel with `count` rows, `row(0)` to `row(count - 1)`; the lanes beyond repeat the last.
+    /// Fills the panel with `count` rows, `row(0)` to `row(count - 1)`; the remaining lanes repeat the last.
     #[inline(always)]
     pub(crate) fn fill<S: Simd<Elem = T>>(
         &mut self,

@@ -1,7 +1,7 @@
-//! Seeding: squared distances to the nearest seed so far, and draws in proportion to them.
+//! Seeding: squared distances to the nearest seed so far, and random draws in proportion to them.
 //!
-//! What a row draws depends on its number in the whole data set, not on its worker, so that seeds do not depend on how
-//! the rows are spread.
+//! The draw of a row depends on its number in the whole data set, not on its worker, so seeds do not depend on how the
+//! rows are distributed.
 //!
 //! Source: Arthur and Vassilvitskii, "k-means++" (2007); Bahmani et al., "Scalable k-means++" (2012).
 
@@ -12,14 +12,14 @@ use crate::pool::Pool;
 use crate::random;
 use crate::simd::{FloatElement, Isa, Kernel, Simd, WIDE, dispatch};
 
-/// Sums over the shifted rows of one worker, in `f64` without rounding the shifted values first.
+/// Sums over the shifted rows of one worker, in `f64`, without rounding the shifted values first.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RowStatistics {
     /// Sum of each feature.
     pub sums: Vec<f64>,
     /// Sum of the square of each feature.
     pub squares: Vec<f64>,
-    /// The two again with each row times its weight, and the sum of weights.
+    /// The same two with each row multiplied by its weight, and the sum of weights.
     pub weighted_sums: Vec<f64>,
     /// See `weighted_sums`.
     pub weighted_squares: Vec<f64>,
@@ -42,7 +42,7 @@ pub fn statistics<T: FloatElement>(pool: &Pool, isa: Isa, rows: PointRows<'_, T>
         total.merge(part);
     }
     let MomentSums { sums, squares, weighted_sums, weighted_squares, weight } = total;
-    // A value that is not finite leaves none of its sums finite. The other way round, squares may overflow.
+    // A non-finite value makes all of its sums non-finite. The converse does not hold: squares may overflow.
     let finite = squares.iter().all(|square| square.is_finite()) || (0..n).all(|i| all_finite(rows.raw(i)));
     if rows.is_weighted() {
         return RowStatistics { sums, squares, weighted_sums, weighted_squares, weight, finite };
@@ -102,7 +102,7 @@ impl<T: FloatElement> Kernel<T> for MomentKernel<'_, T> {
     #[inline(always)]
     fn run<S: Simd<Elem = T>>(self, _: S) {
         let (rows, part, d) = (self.rows, self.part, self.rows.d());
-        // Several rows side by side, so that vectors are full however few the features.
+        // Several rows side by side, to fill vectors even with few features.
         let abreast = 64usize.div_ceil(d);
         let shift: Vec<f64> = rows.shift().iter().map(|x| x.to_f64()).cycle().take(abreast * d).collect();
         let (mut sums, mut squares) = (vec![0.0f64; abreast * d], vec![0.0f64; abreast * d]);
@@ -135,8 +135,8 @@ impl<T: FloatElement> Kernel<T> for MomentKernel<'_, T> {
     }
 }
 
-/// Lowers `closest`, each row's squared distance to the seeds so far, for the new `seeds` (`m x d`, less the shift).
-/// Where one is nearer, `index` gets its number, counted from `first`. Returns the sum of weight times `closest`.
+/// Updates `closest`, each row's squared distance to the seeds so far, for the new `seeds` (`m x d`, less the shift).
+/// Where one is nearer, `index` is set to its number, counted from `first`. Returns the sum of weight times `closest`.
 ///
 /// # Panics
 /// If a shape does not fit.
@@ -171,7 +171,7 @@ pub fn nearest_update<T: FloatElement>(
     parts.iter().map(|part| part.3).sum()
 }
 
-/// For each of `trials` (`m x d`, less the shift): what [`nearest_update`] would return if it were the only new seed,
+/// For each of `trials` (`m x d`, less the shift): what [`nearest_update`] would return with it as the only new seed,
 /// up to rounding in the element type.
 ///
 /// # Panics
@@ -256,8 +256,8 @@ pub fn draw<T: FloatElement>(
     (0..rows.n()).filter(drawn).collect()
 }
 
-/// For each of `targets` the first row at which the running sum of weight times `closest` exceeds it, or the last row
-/// that adds anything, should rounding leave the target beyond the end.
+/// For each of `targets`, the first row at which the running sum of weight times `closest` exceeds it. If rounding puts
+/// a target beyond the end, the last row that contributes anything.
 #[must_use]
 pub fn locate<T: FloatElement>(rows: PointRows<'_, T>, closest: &[f64], targets: &[f64]) -> Vec<usize> {
     const BLOCK: usize = 1024;
@@ -275,7 +275,7 @@ pub fn locate<T: FloatElement>(rows: PointRows<'_, T>, closest: &[f64], targets:
             }
             sum += total;
         }
-        // Within the block found, or within the last that adds anything.
+        // Within that block, or within the last one that contributes anything.
         let mut row = None;
         let start = last * BLOCK;
         for i in start..(start + BLOCK).min(rows.n()) {
@@ -322,7 +322,7 @@ mod tests {
                 }
             }
         }
-        // Squares that overflow come from values that are finite.
+        // Squares may overflow although the values are finite.
         let big = [1e300f64; 4];
         assert!(statistics(&pool, Isa::best(), PointRows::new(&big, &[0.0; 2], None)).finite);
     }
@@ -340,7 +340,7 @@ mod tests {
         }
     }
 
-    /// Rows are drawn in proportion: a target in a row's share of the running sum must find that row.
+    /// Rows are drawn in proportion: a target within a row's share of the running sum must find that row.
     #[test]
     fn locate_finds_the_share_of_each_row() {
         let n = 3000;

@@ -1,4 +1,5 @@
-//! Sums and weights of clusters, kept by what changed: a row that moves is taken from one cluster and given to another.
+//! Sums and weights of clusters, updated by changes: a row that moves is subtracted from one cluster and added to
+//! another.
 
 use super::rows::PointRows;
 use crate::simd::FloatElement;
@@ -14,7 +15,7 @@ pub(crate) struct ClusterSums {
     pub(crate) sums: Vec<f64>,
     /// `k`.
     pub(crate) weights: Vec<f64>,
-    /// Rows with a weight. Where there are none, what rounding has left in the sums is no sum of anything.
+    /// Rows with a weight. Without any, the sums consist only of rounding errors.
     counts: Vec<i64>,
     /// Rows that changed their cluster.
     pub(crate) changed: u64,
@@ -32,7 +33,7 @@ impl ClusterSums {
         self.changed = 0;
     }
 
-    /// Adds `weight` times row `i` to cluster `to`; a negative weight takes the row away.
+    /// Adds `weight` times row `i` to cluster `to`; a negative weight removes the row.
     #[inline(always)]
     pub(crate) fn add<T: FloatElement>(&mut self, rows: &PointRows<'_, T>, i: usize, weight: f64, to: u32) {
         let to = to as usize;
@@ -65,7 +66,7 @@ impl ClusterSums {
         }
     }
 
-    /// Adds a ready sum of points with `weight` together, `count` of which have any.
+    /// Adds a precomputed sum of points with a total `weight`, `count` of which have a weight.
     #[inline(always)]
     pub(crate) fn add_sum<const D: usize>(&mut self, sum: [f64; D], weight: f64, count: i64, to: u32) {
         let to = to as usize;
@@ -77,7 +78,7 @@ impl ClusterSums {
         self.counts[to] += count;
     }
 
-    /// Sets the sums of clusters without rows to zero, exactly: rounding may have left a little.
+    /// Sets the sums of clusters without rows to exactly zero: rounding may have left a remainder.
     pub(crate) fn sweep(&mut self) {
         for (j, _) in self.counts.iter().enumerate().filter(|(_, count)| **count == 0) {
             self.sums[j * self.d..(j + 1) * self.d].fill(0.0);
@@ -100,7 +101,7 @@ impl ClusterSums {
     }
 }
 
-/// `len` times `value`, with unused memory behind, so that lists of different threads never share a cache line.
+/// `len` times `value`, followed by unused memory, so that lists of different threads never share a cache line.
 pub(crate) fn apart<T: Clone>(len: usize, value: T) -> Vec<T> {
     let mut list = Vec::with_capacity(len + 128usize.div_ceil(size_of::<T>()));
     list.resize(len, value);

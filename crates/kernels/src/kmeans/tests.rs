@@ -1,11 +1,11 @@
-//! Every algorithm, instruction set and number of threads against a ten-line Lloyd step.
+//! Tests every algorithm, instruction set and number of threads against a ten-line Lloyd step.
 
 use super::*;
 use crate::pool::PoolConfig;
 use crate::random;
 use proptest::prelude::*;
 
-/// Nearest centres by the definition, in `f64`, on the shifted and rounded rows; the first of equally near ones.
+/// Nearest centers by definition, in `f64`, on the shifted and rounded rows; ties go to the first.
 fn plain<T: FloatElement>(x: &[T], shift: &[T], centres: &[f64]) -> Vec<i32> {
     let d = shift.len();
     let distance = |row: &[T], centre: &[f64]| exact::squared_distance(row, shift, centre);
@@ -27,9 +27,9 @@ struct Shape {
     n: usize,
     d: usize,
     k: usize,
-    /// Whole numbers in a small range, which makes many exact ties and duplicates.
+    /// Integers in a small range, which cause many exact ties and duplicates.
     lattice: bool,
-    /// How far all data lies from the origin.
+    /// The distance of all data from the origin.
     offset: f64,
     weighted: bool,
     seed: u64,
@@ -40,7 +40,7 @@ fn number(shape: Shape, stream: u64, i: usize) -> f64 {
     if shape.lattice { (u * 4.0).floor() } else { u * 2.0 - 1.0 }
 }
 
-/// Runs steps with moving centres; after each, labels, sums and weights must be those of the definition.
+/// Runs steps with moving centers; after each, labels, sums and weights must match the definition.
 fn check<T: FloatElement>(shape: Shape, algorithm: KmeansAlgorithm, isa: Isa, threads: usize) {
     let Shape { n, d, k, offset, .. } = shape;
     if algorithm == KmeansAlgorithm::Tree && d > KmeansAlgorithm::TREE_FEATURES_MAX {
@@ -71,7 +71,7 @@ fn check<T: FloatElement>(shape: Shape, algorithm: KmeansAlgorithm, isa: Isa, th
             let empty = (0..n).all(|i| labels[i] as usize != j || rows.weight(i) == 0.0);
             assert_eq!(empty, fit.weights()[j] == 0.0, "{what}: an empty cluster weighs nothing, exactly");
         }
-        // Lloyd's means, except in one step, which jumps, as the relocation of an empty cluster does.
+        // Lloyd's means, except for one step that jumps, like the relocation of an empty cluster.
         for j in 0..k {
             for f in 0..d {
                 let mean = total.sums[j * d + f] / total.weights[j];
@@ -100,7 +100,8 @@ fn check_all(shape: Shape, threads: usize) {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 40, failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// A wrong tile edge, a bound too tight or a pruned centre shows as a label that differs from the definition's.
+    /// A wrong tile edge, a bound that is too tight or a wrongly pruned center shows as a label that differs from the
+    /// definition.
     #[test]
     fn every_step_is_lloyds(
         n in 0usize..400, d in 1usize..40, k in 1usize..40, lattice: bool, far in 0usize..3, weighted: bool,
@@ -110,7 +111,7 @@ proptest! {
         check_all(Shape { n, d, k, lattice, offset, weighted, seed }, threads);
     }
 
-    /// Few features and many rows: deep trees, leaves of one owner, leaves that change it.
+    /// Few features and many rows: deep trees, leaves with a single owner, and leaves that change it.
     #[test]
     fn deep_trees_are_lloyds(d in 1usize..=6, k in 1usize..60, lattice: bool, seed: u64, weighted: bool) {
         check_all(Shape { n: 6000, d, k, lattice, offset: 3.0, weighted, seed }, 2);
@@ -132,7 +133,7 @@ fn edges_of_the_tile() {
     }
 }
 
-/// All points equal, and all centres equal: every comparison is a tie, and the first centre wins.
+/// All points equal, and all centers equal: every comparison is a tie, and the first center wins.
 #[test]
 fn nothing_but_ties() {
     let pool = Pool::new(PoolConfig::default());
@@ -150,7 +151,7 @@ fn nothing_but_ties() {
     }
 }
 
-/// Two centres a hair apart, far from the mean: `|c|^2 / 2 - x.c` in f32 knows nothing of the hair.
+/// Two centers a hair apart, far from the mean: `|c|^2 / 2 - x.c` in f32 cannot see the hair.
 #[test]
 fn cancellation_is_noticed() {
     let pool = Pool::new(PoolConfig::default());
@@ -167,7 +168,7 @@ fn cancellation_is_noticed() {
     }
 }
 
-/// Many features: a first look in several steps and tiles, of all widths, full and not, and none beyond its limit.
+/// Many features: a first pass in several steps and tiles, of all widths, full and partial, and none beyond its limit.
 #[test]
 fn long_rows_are_lloyds() {
     for (d, k) in [(63, 9), (64, 16), (65, 17), (100, 100), (129, 33), (300, 20), (512, 8), (513, 8)] {
@@ -176,9 +177,9 @@ fn long_rows_are_lloyds() {
     }
 }
 
-/// One centre far beyond all others makes a bound by the largest norm useless, and a first look in 16 bits leaves
-/// nearly every row open: it must be given up, and no row lost on the way. So it is with columns of `f32` where they
-/// overflow or vanish.
+/// One center far beyond all others makes a bound based on the largest norm useless, and a first pass in 16 bits leaves
+/// nearly every row open. It must be given up without losing a row. The same goes for columns of `f32` that overflow or
+/// vanish.
 #[test]
 fn a_far_centre_spoils_nothing() {
     for (d, k) in [(21, 12), (2, 5)] {
@@ -245,7 +246,7 @@ fn check_line<T: FloatElement>(d: usize, k: usize, length: f64, scale: f64) {
     }
 }
 
-/// The sums are formed anew now and then; nothing may change by it.
+/// The sums are recomputed now and then, which must not change anything.
 #[test]
 fn renewal_keeps_the_sums() {
     let pool = Pool::new(PoolConfig { threads: 2, ..PoolConfig::default() });
@@ -254,7 +255,7 @@ fn renewal_keeps_the_sums() {
     for algorithm in [KmeansAlgorithm::Lloyd, KmeansAlgorithm::Hamerly, KmeansAlgorithm::Tree] {
         let mut fit = KmeansFit::new(&pool, Isa::best(), rows, 2, algorithm);
         for step in 0..2 * RENEWAL + 1 {
-            // Around the first renewal something changes, around the second nothing does.
+            // Something changes around the first renewal, and nothing around the second.
             let at = (step.min(RENEWAL + 10) as f64 * 0.37).sin() * 0.4;
             fit.step(&pool, rows, &[at, 0.1, -at, -0.1]);
             let mut total = ClusterSums::new(2, 2);

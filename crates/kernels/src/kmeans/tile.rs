@@ -1,28 +1,29 @@
-//! The distance tile: two vectors of points against up to twelve centres, all in registers, with a fused search for the
-//! nearest and the second nearest centre.
+//! The distance tile: two vectors of points against up to twelve centers, all in registers, with a fused search for the
+//! nearest and the second nearest center.
 //!
-//! For a point `x` and a centre `c` it computes `v = |c|^2 / 2 - x.c`, which orders centres as the distance does,
-//! because `|x - c|^2 = |x|^2 + 2 v`. Each feature costs one multiply-add for each pair. Points lie along the lanes, so
-//! that the search needs no work across lanes.
+//! For a point `x` and a center `c` it computes `v = |c|^2 / 2 - x.c`, which orders centers like the distance, because
+//! `|x - c|^2 = |x|^2 + 2 v`. Each feature costs one multiply-add per pair. Points lie along the lanes, so the search
+//! needs no work across lanes.
 
 use super::rows::{PANEL_MAX, PointPanel};
 use crate::memory::AlignedBuffer;
 use crate::simd::{FloatElement, Simd, WIDE};
 
-/// Centres as the tile wants them: tile after tile, in each feature after feature, `width` centres side by side.
+/// Centers in the tile's layout: tile after tile, within a tile feature after feature, with `width` centers side by
+/// side.
 #[derive(Debug)]
 pub(crate) struct TiledCentres<T> {
     pub(crate) k: usize,
     pub(crate) d: usize,
-    /// As given, `k x d`, in `f64`: what near ties are decided by.
+    /// As given, `k x d`, in `f64`: used to decide near ties.
     pub(crate) exact: Vec<f64>,
     values: AlignedBuffer<T>,
-    /// `|c|^2 / 2`, infinite for the centres that only fill up a tile.
+    /// `|c|^2 / 2`, infinite for padding centers.
     half: Vec<T>,
-    /// The centre's number, as an element.
+    /// The center's number, as an element.
     index: Vec<T>,
     tiles: Vec<CentreTile>,
-    /// Largest norm of a centre.
+    /// Largest norm of a center.
     pub(crate) norm_max: f64,
 }
 
@@ -32,11 +33,11 @@ struct CentreTile {
     width: usize,
 }
 
-/// Widths that are compiled; a last tile takes the next one up.
+/// Compiled widths; the last tile uses the next larger one.
 const WIDTHS: [usize; 9] = [1, 2, 3, 4, 5, 6, 8, 10, 12];
 
 impl<T: FloatElement> TiledCentres<T> {
-    /// Lays out `k` centres of `d` features, less nothing: they are in the shifted frame already.
+    /// Lays out `k` centers of `d` features. They are already in the shifted frame.
     pub(crate) fn new(exact: &[f64], d: usize, width_max: usize) -> Self {
         let k = exact.len() / d;
         assert!(k > 0 && exact.len() == k * d, "the centres must be complete, and at least one");
@@ -69,15 +70,15 @@ impl<T: FloatElement> TiledCentres<T> {
         TiledCentres { k, d, exact: exact.to_vec(), values, half, index, tiles, norm_max: norm_max.sqrt() }
     }
 
-    /// Centre `j`.
+    /// Center `j`.
     #[inline(always)]
     pub(crate) fn get(&self, j: usize) -> &[f64] {
         &self.exact[j * self.d..(j + 1) * self.d]
     }
 }
 
-/// For each point of a panel: the nearest centre, its `v`, and the second smallest `v` (infinite if there is one
-/// centre).
+/// For each point of a panel: the nearest center, its `v`, and the second smallest `v` (infinite if there is only one
+/// center).
 pub(crate) struct NearestCentres<T> {
     pub(crate) best: [T; PANEL_MAX],
     pub(crate) second: [T; PANEL_MAX],
@@ -101,8 +102,8 @@ struct RunningNearest<V> {
     index: [V; WIDE],
 }
 
-/// Searches all centres for every point of the panel. Of equal `v` the lowest number wins. Meanwhile `ahead` is called
-/// once for each tile, with its number and how many there are, to ask for the memory of the next panel.
+/// Searches all centers for every point of the panel. Ties go to the lowest number. Meanwhile it calls `ahead` once for
+/// each tile, with its number and the number of tiles, to prefetch the next panel.
 #[inline(always)]
 pub(crate) fn search<S: Simd>(
     s: S,
@@ -117,7 +118,7 @@ pub(crate) fn search<S: Simd>(
     assert!(panel.values.as_slice().len() >= centres.d * WIDE * S::LANES, "panel and centres differ in features");
     for (number, tile) in centres.tiles.iter().enumerate() {
         ahead(number, centres.tiles.len());
-        // SAFETY: the panel was checked above; a tile's centres lie within `values`, `half` and `index` by
+        // SAFETY: the panel was checked above; a tile's centers lie within `values`, `half` and `index` by
         // construction.
         unsafe {
             let scan = TileScan {

@@ -1,4 +1,4 @@
-//! The distances, and weights, of one worker's points to all points, as they lie in memory.
+//! Storage for the distances and weights between one worker's points and all points.
 
 use super::{PADDING, split};
 use crate::memory::AlignedBuffer;
@@ -7,7 +7,7 @@ use crate::simd::FloatElement;
 use std::ops::Range;
 use std::str::FromStr;
 
-/// How a distance, or a weight, is kept; `error` is the largest, and the unit is at least the largest of them.
+/// How a distance or weight is stored. `error` is the maximum error; the unit is at least the largest value.
 ///
 /// | storage   | bytes | error                                                    |
 /// |-----------|-------|----------------------------------------------------------|
@@ -15,15 +15,15 @@ use std::str::FromStr;
 /// | `F16`     | 2     | 2^-11 of the number, 2^-40 of the unit below 2^-29 of it |
 /// | `Fixed16` | 2     | 1 / 131070 of the unit                                   |
 ///
-/// A weight above 0 stays above 0, as 0 means that there is none: what would become 0 becomes the least number there
-/// is, 2^-39 or 1 / 65535 of the unit.
+/// A weight above 0 stays above 0, because 0 means that there is none: a weight that would become 0 becomes the
+/// smallest number instead, 2^-39 or 1 / 65535 of the unit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CellStorage {
     /// IEEE single precision.
     F32,
     /// IEEE half precision, scaled so that the unit is 2^15.
     F16,
-    /// Whole numbers; the unit is 65535.
+    /// Integers; the unit is 65535.
     Fixed16,
 }
 
@@ -40,17 +40,17 @@ impl FromStr for CellStorage {
     }
 }
 
-/// Numbers from 0 to 1 as they lie in memory, rows of `stride`.
+/// Stored numbers from 0 to 1, in rows of `stride`.
 pub(super) enum CellTable {
     F32(AlignedBuffer<f32>),
     F16(AlignedBuffer<u16>),
     Fixed16(AlignedBuffer<u16>),
 }
 
-/// Distances as they lie in memory.
+/// Stored distances.
 pub(super) enum DistanceCells {
     Table(CellTable),
-    /// Distances are those of row vectors to column vectors. Columns lie in panels of `PADDING`: feature 0 of all,
+    /// Distances between row vectors and column vectors. Columns lie in panels of `PADDING`: feature 0 of all, then
     /// feature 1, ...
     Vectors {
         rows: Vec<f32>,
@@ -59,7 +59,8 @@ pub(super) enum DistanceCells {
     },
 }
 
-/// Distances of some points, the rows, to `n` points, the columns, and a weight for each where they are not alike.
+/// Distances from some points, the rows, to `n` points, the columns, with a weight for each unless all weights are
+/// equal.
 pub struct DistanceBlock {
     pub(super) cells: DistanceCells,
     /// `rows x stride`; 0 where a distance is missing.
@@ -67,24 +68,23 @@ pub struct DistanceBlock {
     pub(super) rows: usize,
     pub(super) n: usize,
     pub(super) stride: usize,
-    /// The column that is the same point as row 0, if rows are among the columns.
+    /// The column of the same point as row 0, if rows are among the columns.
     pub(super) first: Option<usize>,
 }
 
 impl DistanceBlock {
-    /// Room for `rows x n` distances, all 0, to be [`DistanceBlock::fill`]ed. `first` is the column that is the same
-    /// point as row 0; `None` where rows are not among the columns.
+    /// Allocates `rows x n` distances, all 0, to be [`DistanceBlock::fill`]ed. `first` is the column of the same point
+    /// as row 0; `None` if rows are not among the columns.
     ///
     /// # Panics
-    /// If there are no columns, or rows reach beyond the last column.
+    /// If there are no columns, or if rows extend beyond the last column.
     #[must_use]
     pub fn new(rows: usize, n: usize, first: Option<usize>, storage: CellStorage) -> Self {
         let cells = CellTable::zeroed(storage, rows * n.next_multiple_of(PADDING));
         Self::with(DistanceCells::Table(cells), rows, n, first)
     }
 
-    /// Distances between vectors of `d` features, computed whenever they are needed. Rows are `rows x d`, columns
-    /// `n x d`.
+    /// Distances between vectors of `d` features, computed on demand. Rows are `rows x d`, columns `n x d`.
     ///
     /// # Panics
     /// If a shape does not fit.
@@ -108,13 +108,13 @@ impl DistanceBlock {
         DistanceBlock { cells, weights: None, rows, n, stride: n.next_multiple_of(PADDING), first }
     }
 
-    /// Rows.
+    /// Number of rows.
     #[must_use]
     pub fn rows(&self) -> usize {
         self.rows
     }
 
-    /// Columns.
+    /// Number of columns.
     #[must_use]
     pub fn n(&self) -> usize {
         self.n
@@ -130,17 +130,17 @@ impl DistanceBlock {
         cells + self.weights.as_ref().map_or(0, CellTable::len_bytes)
     }
 
-    /// Whether each distance has a weight of its own.
+    /// Whether distances have individual weights.
     #[must_use]
     pub fn is_weighted(&self) -> bool {
         self.weights.is_some()
     }
 
-    /// Keeps `block`, whole rows from row `at` on, in units of `unit`: no distance may exceed it. NaN, a missing
-    /// distance, becomes 0, and so does that of a point to itself.
+    /// Stores `block`, whole rows from row `at` on, in units of `unit`, which no distance may exceed. NaN, a missing
+    /// distance, becomes 0, and so does the distance of a point to itself.
     ///
     /// # Panics
-    /// If the block does not consist of rows that there are, or distances come from vectors.
+    /// If the block does not consist of existing rows, or if distances come from vectors.
     pub fn fill<T: FloatElement>(&mut self, pool: &Pool, at: usize, block: &[T], unit: f64) {
         let (n, stride, first) = (self.n, self.stride, self.first);
         let count = block.len() / n;
@@ -154,16 +154,16 @@ impl DistanceBlock {
         cells.keep(pool, at..at + count, n, stride, 0, seen);
     }
 
-    /// Makes room for a weight of each distance, all 0, to be [`DistanceBlock::weigh`]ed.
+    /// Allocates a weight for each distance, all 0, to be [`DistanceBlock::weigh`]ed.
     pub fn make_weights(&mut self, storage: CellStorage) {
         self.weights = Some(CellTable::zeroed(storage, self.rows * self.stride));
     }
 
-    /// Gives whole rows from row `at` on weights, in units of `unit`: no weight may exceed it. Rows that get none keep
-    /// 0. The weight of a point and itself is 0; others that are above 0 stay so.
+    /// Sets the weights of whole rows from row `at` on, in units of `unit`, which no weight may exceed. Other rows keep
+    /// 0. The weight of a point and itself is 0; other weights above 0 stay above 0.
     ///
     /// # Panics
-    /// If the block does not consist of rows that there are, or there is no room for weights.
+    /// If the block does not consist of existing rows, or if weights are not allocated.
     pub fn weigh<T: FloatElement>(&mut self, pool: &Pool, at: usize, block: &[T], unit: f64) {
         let (n, stride, first) = (self.n, self.stride, self.first);
         let count = block.len() / n;
@@ -176,8 +176,8 @@ impl DistanceBlock {
         });
     }
 
-    /// For each column the number of the first one that it is connected with: two are if a row has weight on both,
-    /// directly or over others.
+    /// For each column, the number of the first column that it is connected to. Two columns are connected if a row has
+    /// weight on both, directly or through others.
     ///
     /// # Panics
     /// If there are no weights, or rows are not among the columns.
@@ -227,8 +227,8 @@ impl CellTable {
         }
     }
 
-    /// Keeps `seen(row, column)`, counted from the first of `rows`; what is above 0 as at least `least` of the steps
-    /// that there are.
+    /// Stores `seen(row, column)`, counted from the first of `rows`; values above 0 become at least `least` of the
+    /// available steps.
     fn keep(
         &mut self,
         pool: &Pool,
@@ -251,7 +251,7 @@ impl CellTable {
             }),
             CellTable::Fixed16(cells) => keep(pool, &mut cells.as_mut_slice()[range], n, stride, |i, j| {
                 let value = seen(i, j);
-                // From positive numbers `as` rounds down.
+                // For positive numbers, `as` rounds down.
                 ((value * 65535.0 + 0.5) as u16).max(floor(value))
             }),
         }
@@ -270,9 +270,10 @@ fn keep<T: Send>(pool: &Pool, cells: &mut [T], n: usize, stride: usize, value: i
     });
 }
 
-/// Half precision of a number from 0 to 1, of which 1 is 2^15; to the nearest, ties to even.
+/// Half precision of a number from 0 to 1, scaled so that 1 is 2^15; rounds to nearest, ties to even.
 fn to_half(value: f64) -> u16 {
-    // In `f32` with an exponent less by 112, the upper bits are those of half precision, also below its normal range.
+    // In `f32` with the exponent reduced by 112, the upper bits are those of half precision, even below its normal
+    // range.
     let bits = ((value * 32768.0) as f32 * 2f32.powi(-112)).to_bits();
     ((bits + 0xfff + (bits >> 13 & 1)) >> 13) as u16
 }

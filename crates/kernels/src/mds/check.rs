@@ -1,5 +1,4 @@
-//! What is wrong with distances or weights: before they are kept, cell by cell; and then, whether they are the same
-//! across the diagonal.
+//! Checks distances and weights: cell by cell before they are stored, and for symmetry afterwards.
 
 use super::GROUP;
 use super::cells::{CellTable, DistanceBlock, DistanceCells};
@@ -7,10 +6,10 @@ use crate::pool::Pool;
 use crate::simd::{FloatElement, Isa, Kernel, Simd, dispatch};
 use std::ops::Range;
 
-/// Why a cell is refused.
+/// Why a cell is rejected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CellError {
-    /// Not a number, where the weight is not 0.
+    /// Not a number, although the weight is not 0.
     Nan,
     /// Positive infinity.
     Infinite,
@@ -18,29 +17,29 @@ pub enum CellError {
     Negative,
 }
 
-/// What [`inspect`] finds in some rows.
+/// The results of [`inspect`] for some rows.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct BlockInspection {
     /// The largest value.
     pub max: f64,
-    /// The first cell that is refused: row and column.
+    /// The first rejected cell: row and column.
     pub bad: Option<(usize, usize, CellError)>,
-    /// The largest value of a point and itself, and its row.
+    /// The largest value of a point with itself, and its row.
     pub diagonal: Option<(f64, usize)>,
 }
 
-/// Where the diagonal of a block is, and which of its cells may be NaN.
+/// The position of a block's diagonal, and which of its cells may be NaN.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct BlockDiagonal<'a, T> {
-    /// The column that is the same point as row 0 of the block.
+    /// The column of the same point as row 0 of the block.
     pub first: Option<usize>,
-    /// Weights of the block's cells: where they are 0, NaN is accepted.
+    /// Weights of the block's cells: NaN is accepted where they are 0.
     pub weights: Option<&'a [T]>,
-    /// Weights of the columns, instead; those of the rows begin at `first`.
+    /// Alternatively, weights of the columns; those of the rows begin at `first`.
     pub columns: Option<&'a [f64]>,
 }
 
-/// Looks at whole rows of `n` cells each.
+/// Inspects whole rows of `n` cells each.
 ///
 /// # Panics
 /// If a shape does not fit.
@@ -56,7 +55,7 @@ pub fn inspect<T: FloatElement>(pool: &Pool, block: &[T], n: usize, about: Block
             row(i, &block[i * n..(i + 1) * n], about, found);
         }
     });
-    // Threads have their rows in order: the first that found something found the first.
+    // Threads have their rows in order: the first thread that found something found the first cell.
     let mut all = BlockInspection::default();
     for one in found {
         all.max = all.max.max(one.max);
@@ -71,7 +70,7 @@ pub fn inspect<T: FloatElement>(pool: &Pool, block: &[T], n: usize, about: Block
 fn row<T: FloatElement>(i: usize, cells: &[T], about: BlockDiagonal<'_, T>, found: &mut BlockInspection) {
     let n = cells.len();
     let own = about.first.map(|first| first + i).filter(|&own| own < n);
-    // Comparing is false for NaN: it never becomes the largest, but nor is it at least 0.
+    // Comparisons with NaN are false: it never becomes the maximum, but it is not at least 0 either.
     let (mut max, mut good) = (T::default(), true);
     for &cell in cells {
         max = if cell > max { cell } else { max };
@@ -122,17 +121,17 @@ pub enum CellPlane {
     Weights,
 }
 
-/// Compares what is kept with what is kept across the diagonal, perhaps by another worker.
+/// Compares stored cells with those across the diagonal, which another worker may hold.
 #[derive(Clone, Copy)]
 pub struct SymmetryCheck<'a> {
-    /// Of this worker.
+    /// This worker's distances.
     pub distances: &'a DistanceBlock,
-    /// What is compared.
+    /// What to compare.
     pub plane: CellPlane,
 }
 
 impl SymmetryCheck<'_> {
-    /// Cells as they are kept, `rows x columns`, in their units.
+    /// Stored cells, `rows x columns`, in their units.
     ///
     /// # Panics
     /// If there are no such rows or columns, or no weights.
@@ -140,7 +139,7 @@ impl SymmetryCheck<'_> {
     pub fn block(&self, isa: Isa, rows: Range<usize>, columns: Range<usize>) -> Vec<f32> {
         assert!(rows.end <= self.distances.rows && columns.end <= self.distances.n, "a block of what there is");
         let mut out = vec![0.0; rows.len() * columns.len()];
-        // A worker without rows has no columns that are its own.
+        // A worker without rows has no columns of its own.
         if out.is_empty() {
             return out;
         }
@@ -149,7 +148,7 @@ impl SymmetryCheck<'_> {
     }
 
     /// The first cell of `columns`, by rows, that differs by more than `tolerance` from its counterpart in `others`,
-    /// `columns x rows`: row, column and both values.
+    /// which is `columns x rows`: row, column and both values.
     ///
     /// # Panics
     /// If a shape does not fit.
@@ -166,7 +165,7 @@ impl SymmetryCheck<'_> {
         assert_eq!(others.len(), rows * width, "as many cells across the diagonal");
         let mut found = vec![None; pool.threads()];
         pool.each(&mut found, |worker, found| {
-            // Square tiles: one of the two is read across its rows.
+            // Square tiles, because one of the two is read across its rows.
             for first in worker.share(rows, GROUP).step_by(TILE) {
                 let mine = first..worker.share(rows, GROUP).end.min(first + TILE);
                 for at in columns.clone().step_by(TILE) {

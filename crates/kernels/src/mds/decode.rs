@@ -1,25 +1,25 @@
-//! Distances and weights as the loops read them: `f32`, some rows by some columns.
+//! Decodes distances and weights for the loops: as `f32`, some rows by some columns.
 
 use super::PADDING;
 use super::cells::{CellTable, DistanceBlock, DistanceCells};
 use crate::simd::Simd;
 use std::ops::Range;
 
-/// Features of vectors that are taken in one go: with them a panel of columns stays in the first-level cache.
+/// Vector features that are processed at a time, so that a panel of columns stays in the first-level cache.
 const FEATURES: usize = 256;
 
-/// Rows and columns of a tile: what lies beside it in the loops stays in the caches, and vectors are read seldom.
+/// Rows and columns of a tile, chosen so that the loops' other data stay in the caches, and vectors are read seldom.
 #[derive(Clone, Copy)]
 pub(super) struct TileShape {
     pub(super) rows: usize,
     pub(super) columns: usize,
 }
 
-/// Room for a decoded tile.
+/// A buffer for a decoded tile.
 pub(super) struct TileBuffer(Vec<f32>);
 
 impl DistanceBlock {
-    /// The tile that suits these cells; both numbers are multiples of what the loops take.
+    /// The best tile for these cells; both numbers are multiples of what the loops process.
     pub(super) fn tile(&self) -> TileShape {
         match self.cells {
             DistanceCells::Vectors { .. } => TileShape { rows: 64, columns: 512 },
@@ -34,12 +34,12 @@ impl DistanceBlock {
         matches!(self.weights, Some(CellTable::F16(_) | CellTable::Fixed16(_)))
     }
 
-    /// For [`DistanceBlock::decode`].
+    /// A buffer for [`DistanceBlock::decode`].
     pub(super) fn buffer(&self) -> TileBuffer {
         self.room(!matches!(self.cells, DistanceCells::Table(CellTable::F32(_))))
     }
 
-    /// For [`DistanceBlock::decode_weights`].
+    /// A buffer for [`DistanceBlock::decode_weights`].
     pub(super) fn weight_buffer(&self) -> TileBuffer {
         self.room(self.decodes_weights())
     }
@@ -49,7 +49,7 @@ impl DistanceBlock {
         TileBuffer(vec![0.0; if wanted { tile.rows * tile.columns } else { 0 }])
     }
 
-    /// Weights of rows and columns, as [`DistanceBlock::decode`].
+    /// The weights of rows and columns, like [`DistanceBlock::decode`].
     #[inline(always)]
     pub(super) fn decode_weights<'a>(
         &'a self,
@@ -60,8 +60,8 @@ impl DistanceBlock {
         self.weights.as_ref().expect("checked by the caller").decode(self.stride, rows, columns, buffer)
     }
 
-    /// Decodes rows and columns, at most a tile of them; `columns` begin at a multiple of the padding. Returns cells
-    /// and the step from row to row.
+    /// Decodes rows and columns, at most a tile of them; `columns` begin at a multiple of the padding. Returns the
+    /// cells and the step from row to row.
     #[inline(always)]
     pub(super) fn decode<'a, S: Simd<Elem = f32>>(
         &'a self,
@@ -80,7 +80,7 @@ impl DistanceBlock {
             let mut i = rows.start;
             while i < rows.end {
                 let out = &mut buffer.0[(i - rows.start) * width + panel - columns.start..];
-                // A row's sum is the same however many rows are taken together.
+                // A row's sum does not depend on how many rows are processed together.
                 if i + 8 <= rows.end {
                     between::<S, 8>(s, &vectors[i * d..], values, d, out, width);
                     i += 8;
@@ -108,7 +108,7 @@ impl CellTable {
         match self {
             CellTable::F32(cells) => return (&cells.as_slice()[at(rows.start).start..at(rows.end - 1).end], stride),
             CellTable::F16(cells) => {
-                // Half precision shifted into place is 2^-112 of the number, of which 2^15 is the unit.
+                // Half precision, shifted into place, is 2^-112 of the number, and the unit is 2^15.
                 let scale = 2f32.powi(112 - 15);
                 for (i, out) in rows.zip(buffer.0.chunks_exact_mut(width)) {
                     for (out, &cell) in out.iter_mut().zip(&cells.as_slice()[at(i)]) {
@@ -142,7 +142,7 @@ fn between<S: Simd<Elem = f32>, const R: usize>(
     let tiny = s.splat(f32::MIN_POSITIVE);
     for lane in (0..PADDING).step_by(S::LANES) {
         let mut total = [s.splat(0.0); R];
-        // Sums of a few features each, so that thousands lose no more digits than these.
+        // Sums over a few features each, so that thousands of features lose no more digits than these.
         for features in (0..d).step_by(FEATURES) {
             let mut sum = [s.splat(0.0); R];
             for f in features..d.min(features + FEATURES) {

@@ -1,8 +1,7 @@
-//! The pass over all distances that a SMACOF iteration is: Guttman's transform and the stress, in one reading of each
-//! cell.
+//! The pass over all distances in a SMACOF iteration: Guttman's transform and the stress, reading each cell once.
 //!
-//! For a row point `z` it sums, over the columns, `w r (z - z_j)`, where `r = delta / |z - z_j|`, or 0 where the points
-//! coincide, and `w (|z - z_j| - delta)^2`. The former is the row of `B(Z) Z` (de Leeuw, 1977).
+//! For a row point `z`, it sums `w r (z - z_j)` over the columns, where `r = delta / |z - z_j|`, or 0 for coinciding
+//! points, and `w (|z - z_j| - delta)^2`. The former is the row of `B(Z) Z` (de Leeuw, 1977).
 
 use super::cells::DistanceBlock;
 use super::decode::TileBuffer;
@@ -12,32 +11,32 @@ use crate::pool::Pool;
 use crate::simd::{Isa, Kernel, Simd, dispatch};
 use std::ops::Range;
 
-/// Added to squared distances, so that points that coincide need no branch: far below what `f32` tells apart in units
-/// of the largest.
+/// Added to squared distances, so that coinciding points need no branch: far below the resolution of `f32` in units of
+/// the largest.
 const TINY: f32 = 1e-30;
 
-/// Columns whose coefficients are formed before they are used, where there are more than four coordinates.
+/// Columns whose coefficients are computed before they are used, with more than four coordinates.
 pub(super) const STRIP: usize = 256;
 
-/// What a pass is made for.
+/// The inputs of a pass.
 #[derive(Clone, Copy, Debug)]
 pub struct GuttmanPass<'a> {
-    /// Where the row points are, `rows x k`.
+    /// The positions of the row points, `rows x k`.
     pub rows: &'a [f64],
-    /// Where the column points are, `n x k`.
+    /// The positions of the column points, `n x k`.
     pub columns: &'a [f64],
-    /// Coordinates of a point.
+    /// Coordinates per point.
     pub k: usize,
-    /// One weight for each column; `None` for the weights that the distances have.
+    /// One weight per column; `None` for the weights stored with the distances.
     pub weights: Option<&'a [f64]>,
-    /// Subtracted from every distance, which does not go below 0: the temperature of annealing.
+    /// Subtracted from every distance, down to 0 at most: the temperature of annealing.
     pub shift: f64,
 }
 
-/// Writes the sums of each row, `k` and then the stress: `rows x (k + 1)`.
+/// Writes the sums of each row, first `k` sums and then the stress: `rows x (k + 1)`.
 ///
 /// # Panics
-/// If a shape does not fit, or weights are neither given nor part of the distances.
+/// If a shape does not match, or if weights are neither given nor stored with the distances.
 pub fn guttman(pool: &Pool, isa: Isa, distances: &DistanceBlock, pass: GuttmanPass<'_>, out: &mut [f64]) {
     let GuttmanPass { rows, columns, k, weights, shift } = pass;
     assert!(k > 0 && rows.len() == distances.rows * k && columns.len() == distances.n * k, "positions must be n x k");
@@ -60,7 +59,7 @@ pub fn guttman(pool: &Pool, isa: Isa, distances: &DistanceBlock, pass: GuttmanPa
     });
 }
 
-/// What all threads read.
+/// The inputs of all threads.
 #[derive(Clone, Copy)]
 struct PassInputs<'a> {
     distances: &'a DistanceBlock,
@@ -71,7 +70,7 @@ struct PassInputs<'a> {
 }
 
 impl<'a> PassInputs<'a> {
-    /// Weights of a tile, and the step from row to row.
+    /// The weights of a tile, and the step from row to row.
     #[inline(always)]
     fn weights<'b>(&self, rows: Range<usize>, columns: Range<usize>, buffer: &'b mut TileBuffer) -> (&'b [f32], usize)
     where
@@ -126,8 +125,8 @@ impl<const K: usize> Kernel<f32> for FusedPass<'_, K> {
     }
 }
 
-/// Adds the sums of `R` rows, from row `i` on, over some columns; cells and weights with the step from row to row. What
-/// is summed for a row does not depend on `R`.
+/// Adds the sums of `R` rows, from row `i` on, over some columns; cells and weights have the given step from row to
+/// row. The sum of a row does not depend on `R`.
 #[inline(always)]
 fn sweep<S: Simd<Elem = f32>, const K: usize, const R: usize>(
     s: S,
@@ -149,7 +148,7 @@ fn sweep<S: Simd<Elem = f32>, const K: usize, const R: usize>(
     let mut sums = [[zero; K]; R];
     let mut stress = [zero; R];
     for j in (0..width).step_by(S::LANES) {
-        // SAFETY: `j + LANES` is at most `width`, and all that is loaded has that many elements, as asserted above.
+        // SAFETY: `j + LANES` is at most `width`, and everything loaded has that many elements, as asserted above.
         let xj: [S::V; K] = std::array::from_fn(|c| unsafe { s.load(x[c].as_ptr().add(j)) });
         for r in 0..R {
             // SAFETY: as above; rows of cells are `step` apart.
@@ -183,7 +182,7 @@ pub(super) fn total<S: Simd<Elem = f32>>(s: S, v: S::V) -> f64 {
     lanes[..S::LANES].iter().map(|&lane| f64::from(lane)).sum()
 }
 
-/// One thread's rows, for any number of coordinates: coefficients of a strip of columns first, then one coordinate
+/// One thread's rows, for any number of coordinates: first the coefficients of a strip of columns, then one coordinate
 /// after the other.
 struct StripPass<'a> {
     pass: PassInputs<'a>,
@@ -249,7 +248,7 @@ fn strip<S: Simd<Elem = f32>>(
             let way = s.sub(s.splat(pass.rows[i * k + c] as f32), unsafe { s.load(x.as_ptr()) });
             square = s.mul_add(way, way, square);
         }
-        // SAFETY: `j + LANES` is at most `width`, which both have.
+        // SAFETY: `j + LANES` is at most `width`, the length of both.
         let (cell, weight) = unsafe { (s.load(cells.as_ptr().add(j)), s.load(weights.as_ptr().add(j))) };
         let delta = s.max(s.sub(cell, shift), zero);
         let inverse = s.rsqrt(square);
@@ -261,7 +260,7 @@ fn strip<S: Simd<Elem = f32>>(
     total(s, stress)
 }
 
-/// Adds `coefficient (z - x)` of the columns from `at` on, coordinate by coordinate.
+/// Adds `coefficient (z - x)` for the columns from `at` on, coordinate by coordinate.
 #[inline(always)]
 pub(super) fn add<S: Simd<Elem = f32>>(
     s: S,
@@ -275,7 +274,7 @@ pub(super) fn add<S: Simd<Elem = f32>>(
         let x = &points.coordinate(c, at)[..coefficients.len()];
         let (z, mut sum) = (s.splat(z as f32), s.splat(0.0));
         for j in (0..coefficients.len()).step_by(S::LANES) {
-            // SAFETY: both have as many elements, a multiple of `LANES`.
+            // SAFETY: both have the same number of elements, a multiple of `LANES`.
             let (x, coefficient) = unsafe { (s.load(x.as_ptr().add(j)), s.load(coefficients.as_ptr().add(j))) };
             sum = s.mul_add(coefficient, s.sub(z, x), sum);
         }

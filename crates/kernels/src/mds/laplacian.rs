@@ -1,5 +1,5 @@
-//! Rows of the Laplacian of a weighted graph times vectors: `sum of c_ij (p_i - p_j)`, for weights, or what classical
-//! scaling needs.
+//! Rows of the Laplacian of a weighted graph times vectors, `sum of c_ij (p_i - p_j)`, with the weights or the squared
+//! distances of classical scaling as coefficients.
 
 use super::cells::DistanceBlock;
 use super::guttman::{STRIP, add, total};
@@ -8,14 +8,14 @@ use crate::pool::Pool;
 use crate::simd::{Isa, Kernel, Simd, dispatch};
 use std::str::FromStr;
 
-/// What the coefficient of a pair is.
+/// The coefficient of a pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LaplacianCoefficients {
     /// The weight.
     Weights,
     /// The squared distance.
     Squares,
-    /// 1 where the weight is 0, of different points.
+    /// 1 if the weight of two different points is 0.
     Missing,
 }
 
@@ -32,11 +32,11 @@ impl FromStr for LaplacianCoefficients {
     }
 }
 
-/// Writes for each row the `k` sums over the columns of `c_ij (p_i - p_j)`, and then that of `c_ij`: `rows x (k + 1)`.
-/// `points` are `n x k`.
+/// Writes, for each row, the `k` sums of `c_ij (p_i - p_j)` over the columns, and then the sum of `c_ij`:
+/// `rows x (k + 1)`. `points` are `n x k`.
 ///
 /// # Panics
-/// If a shape does not fit, rows are not among the columns, or there are no weights where they are asked for.
+/// If a shape does not match, if rows are not among the columns, or if required weights are missing.
 pub fn laplacian(
     pool: &Pool,
     isa: Isa,
@@ -63,7 +63,7 @@ struct LaplacianRows<'a> {
     distances: &'a DistanceBlock,
     coefficients: LaplacianCoefficients,
     vectors: &'a PaddedPoints,
-    /// The points of the thread's rows and on.
+    /// The points from the thread's first row on.
     rows: &'a [f64],
     first: usize,
     out: &'a mut [f64],
@@ -125,7 +125,7 @@ fn sum<S: Simd<Elem = f32>>(s: S, values: &[f32]) -> f64 {
     total(s, sum)
 }
 
-/// 1 where the weights of row `i` from column `at` on are 0, of different points.
+/// 1 where the weight of row `i`, from column `at` on, is 0 and the points differ.
 #[inline(always)]
 fn missing(distances: &DistanceBlock, i: usize, at: usize, weights: &[f32], out: &mut [f32]) {
     for (out, &weight) in out.iter_mut().zip(weights) {

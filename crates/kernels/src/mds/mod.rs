@@ -1,17 +1,16 @@
 //! Multidimensional scaling: SMACOF's operations on the distances from one worker's points to all points.
 //!
-//! | module        | what                                                                                   |
+//! | module        | contents                                                                               |
 //! |---------------|----------------------------------------------------------------------------------------|
-//! | [`DistanceBlock`] | distances and weights as they are kept: f32, f16, fixed point, or vectors distances are computed from |
-//! | [`inspect`]   | what is wrong with distances or weights, and their largest                             |
-//! | [`guttman`]   | a row of B(Z) times Z, and the row's stress: the pass that a SMACOF iteration is       |
+//! | [`DistanceBlock`] | stored distances and weights: f32, f16, fixed point, or vectors from which distances are computed |
+//! | [`inspect`]   | problems with distances or weights, and their maximum                                  |
+//! | [`guttman`]   | a row of B(Z) times Z, and the row's stress: the pass of a SMACOF iteration            |
 //! | [`laplacian`] | rows of a weighted graph's Laplacian times vectors: conjugate gradients, classical scaling |
 //! | [`SymmetryCheck`]  | cells that differ from those across the diagonal                                       |
 //!
-//! Distances are seen in units in which none exceeds 1, and so are positions: nothing overflows or cancels in `f32`
-//! that did not in the user's units. Sums run in `f32` within a few thousand cells and in `f64` beyond. A row's sums
-//! depend only on the row and the positions, whichever thread or worker has it: results are bitwise equal for any
-//! number of both.
+//! Distances are in units in which none exceeds 1, and so are positions: nothing overflows or cancels in `f32` that did
+//! not do so in the user's units. Sums are `f32` within a few thousand cells and `f64` beyond. A row's sums depend only
+//! on the row and the positions, not on the thread or worker: results are bitwise equal for any number of either.
 
 mod cells;
 mod check;
@@ -30,7 +29,7 @@ use crate::pool::{Pool, share};
 /// Rows are padded to a multiple of the widest vector, with distance and weight 0.
 const PADDING: usize = 16;
 
-/// Rows that the widest loops treat together.
+/// Rows that the widest loops process together.
 const GROUP: usize = 4;
 
 /// Points coordinate by coordinate, in `f32`, padded with zeros.
@@ -41,7 +40,7 @@ struct PaddedPoints {
 }
 
 impl PaddedPoints {
-    /// From `n x k`, row after row.
+    /// From `n x k`, in rows.
     fn new(points: &[f64], k: usize, stride: usize) -> Self {
         let mut values = AlignedBuffer::zeroed(k * stride);
         for (j, point) in points.chunks_exact(k).enumerate() {
@@ -59,7 +58,7 @@ impl PaddedPoints {
     }
 }
 
-/// One number for each of `n` columns, padded with zeros.
+/// One number per column, padded with zeros.
 fn padded(values: &[f64], stride: usize) -> AlignedBuffer<f32> {
     let mut out = AlignedBuffer::zeroed(stride);
     for (out, &value) in out.as_mut_slice().iter_mut().zip(values) {
@@ -68,7 +67,8 @@ fn padded(values: &[f64], stride: usize) -> AlignedBuffer<f32> {
     out
 }
 
-/// Splits `out`, `per` numbers for each of `rows` rows, into each thread's share; with the number of its first row.
+/// Splits `out`, with `per` numbers for each of `rows` rows, into the threads' shares, each with the number of its
+/// first row.
 fn split<'a, T>(mut out: &'a mut [T], rows: usize, per: usize, pool: &Pool) -> Vec<(usize, &'a mut [T])> {
     let mut parts = Vec::new();
     for thread in 0..pool.threads() {

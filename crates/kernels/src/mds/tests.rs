@@ -1,4 +1,4 @@
-//! The passes against the definitions in `f64`, for every storage, instruction set and shape.
+//! Tests the passes against the definitions in `f64`, for every storage, instruction set and shape.
 
 use super::*;
 use crate::pool::PoolConfig;
@@ -61,7 +61,7 @@ fn assert_close(found: &[f64], expected: &[f64], tolerance: f64, what: &str) {
     }
 }
 
-/// The largest error of a kept distance, or weight, that is at most 1.
+/// The maximum error of a stored distance or weight that is at most 1.
 fn error(storage: CellStorage) -> f64 {
     match storage {
         CellStorage::F32 => 2f64.powi(-24),
@@ -75,8 +75,8 @@ const STORAGES: [CellStorage; 3] = [CellStorage::F32, CellStorage::F16, CellStor
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(60))]
 
-    /// A padded column that counts, a row of the remainder that is summed another way, or a wrong weight shows as
-    /// another sum.
+    /// A padded column that counts, a remaining row that is summed differently, or a wrong weight shows as a different
+    /// sum.
     #[test]
     fn guttman_is_the_definition(
         n in 1usize..90, first in 0usize..40, rows in 0usize..40, k in 1usize..8, threads in 1usize..4, seed: u64,
@@ -89,7 +89,7 @@ proptest! {
         let pool = pool(threads);
         let mut distances = DistanceBlock::new(rows, n, Some(first), storage);
         let part = first * n..(first + rows) * n;
-        // In two blocks, and from user's units.
+        // In two blocks, and in user's units.
         let half = rows / 2 * n;
         let scaled: Vec<f64> = delta[part.clone()].iter().map(|d| d * 7.0).collect();
         distances.fill(&pool, 0, &scaled[..half], 7.0);
@@ -111,7 +111,7 @@ proptest! {
         }
     }
 
-    /// Which thread or worker has a row must not change its sums by a bit.
+    /// A row's sums must not depend on its thread or worker, not even by a bit.
     #[test]
     fn a_row_is_the_same_wherever_it_is(
         n in 2usize..200, cut in 0usize..200, k in 1usize..6, seed: u64, weighted in prop::option::of(0usize..3),
@@ -138,7 +138,7 @@ proptest! {
         prop_assert_eq!(&[run(0, cut, 2), run(cut, n - cut, 3)].concat(), &whole);
     }
 
-    /// Vectors must give what their distances give, through every blocking of rows, columns and features.
+    /// Vectors must give the same results as their distances, through every blocking of rows, columns and features.
     #[test]
     fn vectors_stand_for_their_distances(n in 1usize..150, d in 1usize..600, threads in 1usize..3, seed: u64) {
         let k = 3;
@@ -194,13 +194,13 @@ proptest! {
     }
 }
 
-/// Each storage must keep what its documentation says, the smallest distances included.
+/// Each storage must be as precise as documented, even for the smallest distances.
 #[test]
 fn storages_keep_their_errors() {
     let n = 4000;
     let mut values = numbers(5, n);
     for (i, value) in values.iter_mut().enumerate() {
-        // Down to far below what half precision can keep.
+        // Down to far below what half precision can represent.
         *value *= 2f64.powi(-((i % 50) as i32));
     }
     (values[0], values[1]) = (0.0, 1.0);
@@ -220,7 +220,7 @@ fn storages_keep_their_errors() {
     }
 }
 
-/// Weights have the errors of distances, but one above 0 never becomes 0: its distance would count as missing.
+/// Weights have the same errors as distances, but one above 0 never becomes 0: its distance would count as missing.
 #[test]
 fn weights_keep_their_errors_and_stay_above_zero() {
     let n = 4000;
@@ -255,7 +255,7 @@ fn weights_keep_their_errors_and_stay_above_zero() {
     }
 }
 
-/// A row, a column or a reason that is off by one sends people to a cell where nothing is wrong.
+/// A row, column or reason that is off by one would send users to a cell where nothing is wrong.
 #[test]
 fn inspection_names_the_first_bad_cell() {
     let n = 37;
@@ -305,7 +305,7 @@ fn missing_distances_are_accepted_only_without_weight() {
     assert_eq!(bad(Some(&weights), None), None);
 }
 
-/// Tiles and threads must not hide a difference, and the first by rows is the one to be named.
+/// Tiles and threads must not hide a difference, and the first one by rows must be reported.
 #[test]
 fn the_first_asymmetric_cell_is_found() {
     let n = 150;

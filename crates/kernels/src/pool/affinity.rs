@@ -1,4 +1,4 @@
-//! Which processors a thread may run on. Linux only; elsewhere nothing is bound.
+//! The processors on which a thread may run. Linux only; elsewhere threads are not bound.
 
 use std::fmt;
 use std::str::FromStr;
@@ -8,10 +8,11 @@ use tidemill_machine::{CpuSet, Machine};
 /// How threads are bound to processors.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum CpuAffinity {
-    /// Each thread on a processor of its own.
+    /// Each thread on its own processor.
     Core,
-    /// The same until other programs take these processors: then wherever the operating system likes. Bound threads
-    /// that share their processors wait for each other at every barrier, and are several times slower than free ones.
+    /// The same until other programs take these processors, then wherever the operating system likes. Bound threads
+    /// that share their processors wait for each other at every barrier, and are several times slower than unbound
+    /// ones.
     Auto,
     /// Each thread on any processor of one socket.
     Socket,
@@ -45,7 +46,7 @@ impl fmt::Display for CpuAffinity {
     }
 }
 
-/// The processors this thread may use now; none where the system does not say.
+/// The processors that this thread may use now; empty if the system does not report them.
 pub(crate) fn current() -> CpuSet {
     CpuSet::of_current_thread().unwrap_or_default()
 }
@@ -57,14 +58,14 @@ pub(crate) fn bind(set: &CpuSet) {
     }
 }
 
-/// How many threads this process can keep busy: its affinity and the CPU quota of its container allow as many.
+/// How many threads this process can keep busy, given its affinity and the CPU quota of its container.
 #[must_use]
 pub fn usable_cpus() -> usize {
     Machine::here().usable()
 }
 
-/// Where each of `threads` threads of worker `index` goes, of `workers` that share the processors of `machine`.
-/// `None` leaves them unbound: asked for, or because threads would share a processor while others idle.
+/// The place of each of `threads` threads of worker `index`, out of `workers` that share the processors of `machine`.
+/// `None` leaves them unbound: by request, or because threads would share a processor while others are idle.
 pub(crate) fn place(
     affinity: CpuAffinity,
     threads: usize,

@@ -1,23 +1,23 @@
-//! Whether other programs take a thread's processor: the system counts how often a thread that wanted to go on was
-//! interrupted.
+//! Detects whether other programs take a thread's processor: the system counts how often a runnable thread was
+//! preempted.
 
 use std::cell::Cell;
 use std::time::{Duration, Instant};
 
-/// Between looks.
+/// Time between checks.
 const INTERVAL: Duration = Duration::from_millis(100);
-/// Interruptions a second from which on a thread is not alone. Two programs on one processor take turns 50 times a
-/// second or more; the system's own work interrupts a few times.
+/// Preemptions per second above which a thread is not alone. Two programs on one processor take turns 50 times a second
+/// or more; the system's own work interrupts only a few times.
 const ALONE_PER_S: f64 = 20.0;
-/// Looks in a row that must find it so: a short burst is no reason to give up a processor.
+/// Consecutive checks that must agree: a short burst is no reason to give up a processor.
 const LOOKS: u32 = 3;
 
-/// What was seen of a thread so far.
+/// The observations of a thread so far.
 #[derive(Clone, Copy)]
 struct CrowdingSample {
     at: Instant,
     interruptions: u64,
-    /// Looks in a row that found others on its processor.
+    /// Consecutive checks that found others on its processor.
     crowded: u32,
 }
 
@@ -25,7 +25,7 @@ thread_local! {
     static SEEN: Cell<Option<CrowdingSample>> = const { Cell::new(None) };
 }
 
-/// Whether the calling thread has been interrupted again and again. To be asked often: it looks now and then.
+/// Whether the calling thread has been preempted again and again. Call it often: it only checks now and then.
 pub(super) fn is_displaced() -> bool {
     let now = Instant::now();
     let before = SEEN.get();
@@ -41,8 +41,8 @@ pub(super) fn is_displaced() -> bool {
     crowded >= LOOKS
 }
 
-/// How often the calling thread has lost its processor without having waited for anything; `None` where the system does
-/// not tell.
+/// How often the calling thread has lost its processor without waiting for anything; `None` if the system does not
+/// report it.
 #[cfg(target_os = "linux")]
 fn interruptions() -> Option<u64> {
     // SAFETY: all-zero is a valid `rusage`, which the call fills in.

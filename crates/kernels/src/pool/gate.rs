@@ -1,13 +1,13 @@
-//! A number that only grows, and threads that wait for it: first spinning, then asleep.
+//! A number that only grows, and threads that wait for it: first by spinning, then asleep.
 //!
-//! Invariant: no wake-up is lost. A waiter counts itself in `sleepers` before its last look at `value`; an advancer
-//! moves `value` before it looks at `sleepers`; the sequentially consistent fences between make at least one see the
-//! other. Model-checked in `tests/loom.rs`, which is why this file uses nothing of the crate but `sync`.
+//! Invariant: no wake-up is lost. A waiter counts itself in `sleepers` before its last check of `value`; an advancer
+//! changes `value` before it checks `sleepers`; the sequentially consistent fences in between make at least one see the
+//! other. Model-checked in `tests/loom.rs`, which is why this file uses nothing of the crate except `sync`.
 
 use crate::sync::{AtomicU64, AtomicUsize, Condvar, Mutex, Ordering, fence, spin_loop};
 use std::sync::PoisonError;
 
-/// See the module.
+/// The gate, see the module.
 pub(crate) struct ThreadGate {
     value: AtomicU64,
     sleepers: AtomicUsize,
@@ -25,7 +25,7 @@ impl ThreadGate {
         }
     }
 
-    /// The number now; what was written before the advances that led to it is visible.
+    /// The current number; everything written before the advances that led to it is visible.
     pub(crate) fn value(&self) -> u64 {
         self.value.load(Ordering::Acquire)
     }
@@ -35,14 +35,14 @@ impl ThreadGate {
         let value = self.value.fetch_add(1, Ordering::AcqRel) + 1;
         fence(Ordering::SeqCst);
         if self.sleepers.load(Ordering::Relaxed) > 0 {
-            // Passing through the lock waits for a sleeper that has looked at `value` but not yet begun to wait.
+            // Taking the lock waits for a sleeper that has checked `value` but has not started to wait.
             drop(self.lock.lock().unwrap_or_else(PoisonError::into_inner));
             self.wake.notify_all();
         }
         value
     }
 
-    /// Waits until the number is at least `goal`: `spins` looks, then asleep.
+    /// Waits until the number is at least `goal`: first with `spins` checks, then asleep.
     pub(crate) fn wait_for(&self, goal: u64, spins: u32) {
         for _ in 0..spins {
             if self.value() >= goal {

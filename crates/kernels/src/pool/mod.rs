@@ -1,10 +1,10 @@
 //! Long-running threads for kernels: they stay bound to their processors and meet at spin barriers.
 //!
 //! [`Pool::run`] runs one function on every thread at once and returns when all are done; the caller is thread 0.
-//! Between runs the others spin for a moment and then sleep, so that an idle pool costs nothing.
+//! Between runs the others spin for a moment and then sleep, so an idle pool costs nothing.
 //!
-//! Invariant: the function lives in the caller's frame. Threads reach it only between the `start` gate opening and
-//! their own arrival at `done`, and `run` leaves only after all have arrived, also when one panics.
+//! Invariant: the function lives in the caller's frame. Threads access it only between the opening of the `start` gate
+//! and their own arrival at `done`, and `run` returns only after all have arrived, even if one panics.
 
 mod affinity;
 mod displaced;
@@ -21,30 +21,30 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 use tidemill_machine::{CpuSet, Machine};
 
-/// Whether threads stay between runs.
+/// Whether threads persist between runs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum PoolMode {
-    /// They stay, and meet at spin barriers (bulk synchronous parallel).
+    /// They persist, and meet at spin barriers (bulk synchronous parallel).
     #[default]
     Bsp,
-    /// Each run starts its own and waits for their end.
+    /// Each run starts its own threads and waits for their end.
     ForkJoin,
 }
 
-/// What a pool is made of.
+/// The configuration of a pool.
 #[derive(Clone, Debug)]
 pub struct PoolConfig {
-    /// Threads, the caller included; at least 1.
+    /// Number of threads, including the caller; at least 1.
     pub threads: usize,
-    /// Whether they stay between runs.
+    /// Whether threads persist between runs.
     pub mode: PoolMode,
     /// How they are bound.
     pub affinity: CpuAffinity,
-    /// How many workers share the processors that this one may use, itself included; at least 1.
+    /// How many workers share the processors that this one may use, including itself; at least 1.
     pub workers: usize,
-    /// Which of them this one is, from 0: each has its own part of the processors.
+    /// The number of this worker among them, from 0: each has its own part of the processors.
     pub index: usize,
-    /// Looks at a gate before going to sleep; about 50 ns each. Use 0 where threads outnumber processors.
+    /// Checks of a gate before going to sleep; about 50 ns each. Use 0 if there are more threads than processors.
     pub spins: u32,
 }
 
@@ -59,16 +59,16 @@ impl Default for PoolConfig {
 pub struct PoolThread<'a> {
     /// Its number, `0..threads`.
     pub thread: usize,
-    /// How many there are.
+    /// The number of threads.
     pub threads: usize,
     meeting: &'a SpinBarrier,
 }
 
 impl PoolThread<'_> {
-    /// Waits until every thread of the run has come here as often as this one.
+    /// Waits until every thread of the run has reached this point.
     ///
     /// # Panics
-    /// If another thread of the run panicked: it will never come.
+    /// If another thread of the run panicked, because it will never arrive.
     pub fn barrier(&self) {
         self.meeting.meet(self.threads);
     }
@@ -102,7 +102,7 @@ impl SpinBarrier {
     }
 
     fn meet(&self, threads: usize) {
-        // Read before `broken`: if a break-up is not seen below, its `advance` is still to come and ends the wait.
+        // Read before `broken`: if a break-up is not visible below, its `advance` is still to come and ends the wait.
         let next = self.round.value() + 1;
         self.check();
         if self.arrived.fetch_add(1, Ordering::AcqRel) + 1 == threads {
@@ -144,7 +144,7 @@ struct PoolState {
     threads: usize,
     /// Whether threads are bound to their places.
     bound: AtomicBool,
-    /// Whether they are let go when others take their processors.
+    /// Whether they are unbound when others take their processors.
     lets_go: bool,
 }
 
@@ -227,13 +227,13 @@ impl Pool {
         Pool { config, shared, handles, places, runs: Mutex::new(0), pid: std::process::id() }
     }
 
-    /// Threads, the caller included.
+    /// Number of threads, including the caller.
     #[must_use]
     pub fn threads(&self) -> usize {
         self.config.threads
     }
 
-    /// What it was made of.
+    /// The configuration it was made with.
     #[must_use]
     pub fn config(&self) -> &PoolConfig {
         &self.config
@@ -245,11 +245,11 @@ impl Pool {
         self.shared.is_bound()
     }
 
-    /// Runs `function` on every thread at once. One run at a time: a second caller waits. Not to be called from inside
-    /// a run, where it would wait for itself.
+    /// Runs `function` on every thread at once. One run at a time: a second caller waits. Must not be called from
+    /// within a run, where it would wait for itself.
     ///
     /// # Panics
-    /// With the panic of the first thread that panicked, after all have ended.
+    /// With the panic of the first thread that panicked, after all threads have finished.
     pub fn run<F: Fn(PoolThread<'_>) + Sync>(&self, function: F) {
         let mut runs = lock(&self.runs);
         let shared = &*self.shared;
@@ -278,7 +278,7 @@ impl Pool {
             shared.job.store((&raw const job).cast_mut().cast(), Ordering::Release);
             shared.start.advance();
             shared.work(&function, 0);
-            // `job` must outlive every use: nothing between `advance` and this wait can return or unwind.
+            // `job` must outlive every use: nothing between `advance` and this wait may return or unwind.
             shared.done.wait_for(*runs * (shared.threads as u64 - 1), self.config.spins);
         }
         drop(bound);
@@ -289,10 +289,10 @@ impl Pool {
         }
     }
 
-    /// Runs `function` on every thread with a part of its own.
+    /// Runs `function` on every thread, each with its own part.
     ///
     /// # Panics
-    /// If there is not one part for each thread; and as [`Pool::run`].
+    /// If there is not exactly one part per thread; and as [`Pool::run`].
     pub fn each<P: Send, F: Fn(PoolThread<'_>, &mut P) + Sync>(&self, parts: &mut [P], function: F) {
         assert_eq!(parts.len(), self.threads(), "one part for each thread");
         let parts: Vec<Mutex<&mut P>> = parts.iter_mut().map(Mutex::new).collect();
@@ -313,7 +313,7 @@ impl Drop for Pool {
     }
 }
 
-/// The life of a thread other than the caller.
+/// The main loop of a thread other than the caller.
 fn serve(shared: &PoolState, thread: usize, spins: u32, usable: &CpuSet) {
     let mut bound = shared.is_bound();
     for run in 1.. {
@@ -334,7 +334,7 @@ fn serve(shared: &PoolState, thread: usize, spins: u32, usable: &CpuSet) {
     }
 }
 
-/// Binds the calling thread for the length of a run: it is the user's thread, and gets its freedom back.
+/// Binds the calling thread for the duration of a run. It is the user's thread, so its affinity is restored.
 struct AffinityGuard(CpuSet);
 
 impl AffinityGuard {

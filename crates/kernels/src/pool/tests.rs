@@ -1,4 +1,5 @@
-//! The pool: everyone runs, nobody runs twice, barriers hold, a panic reaches the caller and leaves the pool usable.
+//! Tests the pool: all threads run, none runs twice, barriers hold, and a panic reaches the caller and leaves the pool
+//! usable.
 
 use super::*;
 use std::sync::atomic::AtomicUsize;
@@ -45,7 +46,7 @@ fn a_barrier_separates_before_from_after() {
     }
 }
 
-/// A thread that panics before a barrier would leave the others waiting there for ever.
+/// A thread that panics before a barrier must not leave the others waiting there forever.
 #[test]
 fn a_panic_reaches_the_caller_and_the_pool_lives_on() {
     for pool in pools() {
@@ -113,7 +114,7 @@ fn the_caller_is_free_again_after_a_run() {
     assert_eq!(current(), before);
 }
 
-/// Bound threads beside another program took several times as long as one thread alone.
+/// Bound threads next to another program used to take several times as long as a single thread.
 #[test]
 fn threads_are_let_go_when_others_take_their_processor() {
     use std::time::{Duration, Instant};
@@ -135,7 +136,8 @@ fn threads_are_let_go_when_others_take_their_processor() {
                     std::hint::spin_loop();
                 }
             };
-            // Without end where they are never let go; a pool that must not let go has had as long as it takes.
+            // Unlimited if the threads must be released; a pool that must not release them has had enough time after
+            // this.
             let runs = if affinity == CpuAffinity::Auto { usize::MAX } else { 200 };
             let ran = (0..runs).take_while(|_| pool.is_bound()).map(|_| pool.run(|_| work())).count();
             over.store(true, Ordering::Relaxed);

@@ -1,4 +1,4 @@
-//! AVX2 with FMA: 8 x f32, 4 x f64. Sixteen registers: 2 x 5 accumulators, two points, a centre, and room to compare.
+//! AVX2 with FMA: 8 x f32, 4 x f64. Sixteen registers: 2 x 5 accumulators, two points, a center, and room to compare.
 
 use super::Simd;
 use std::arch::x86_64::*;
@@ -193,7 +193,7 @@ unsafe fn rsqrt_f32(v: __m256) -> __m256 {
     }
 }
 
-/// Exact but for two roundings: no estimate is worth its steps here.
+/// Exact up to two roundings: an estimate with refinement steps would not pay here.
 ///
 /// # Safety
 /// AVX2 and FMA are present.

@@ -1,4 +1,4 @@
-//! AVX-512F: 16 x f32, 8 x f64. Thirty-two registers: 2 x 12 accumulators, two points, a centre, and room to compare.
+//! AVX-512F: 16 x f32, 8 x f64. Thirty-two registers: 2 x 12 accumulators, two points, a center, and room to compare.
 
 use super::Simd;
 use std::arch::x86_64::*;
@@ -206,7 +206,7 @@ unsafe fn rsqrt_f32(v: __m512) -> __m512 {
     }
 }
 
-/// Exact but for two roundings: no estimate is worth its steps here.
+/// Exact up to two roundings: an estimate with refinement steps would not pay here.
 ///
 /// # Safety
 /// AVX-512F is present.

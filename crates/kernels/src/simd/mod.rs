@@ -5,13 +5,13 @@
 //! | [`scalar`] | 1 x f32, 1 x f64        | nothing           |
 //! | `avx2`     | 8 x f32, 4 x f64        | AVX2 and FMA      |
 //! | `avx512`   | 16 x f32, 8 x f64       | AVX-512F and FMA  |
-//! | `avx512vnni` | the same, and pairs of 16-bit whole numbers | AVX-512 F, BW, VL and VNNI |
-//! | `amx`      | the same, and tiles of 8-bit whole numbers | also AMX-INT8, and Linux |
+//! | `avx512vnni` | the same, and pairs of 16-bit integers | AVX-512 F, BW, VL and VNNI |
+//! | `amx`      | the same, and tiles of 8-bit integers | also AMX-INT8, and Linux |
 //! | `neon`     | 4 x f32, 2 x f64        | any 64-bit ARM    |
 //!
-//! Invariant: a [`Simd`] token exists only where its instruction set does, because [`Isa`] cannot name a set the
-//! processor lacks and [`dispatch`] makes tokens from an `Isa` alone. So the arithmetic is safe to call; only loads and
-//! stores through pointers stay `unsafe`.
+//! Invariant: a [`Simd`] token exists only if its instruction set does, because [`Isa`] cannot name a set that the
+//! processor lacks, and [`dispatch`] makes tokens only from an `Isa`. So the arithmetic is safe to call; only loads and
+//! stores through pointers are `unsafe`.
 
 #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
 mod amx;
@@ -29,7 +29,7 @@ use std::fmt::Debug;
 pub trait FloatElement: Copy + Default + PartialOrd + Debug + Send + Sync + 'static {
     /// Distance from 1.0 to the next larger value.
     const EPSILON: f64;
-    /// Largest whole number below which every whole number is exact; centre indices travel as values of this type.
+    /// Largest integer below which every integer is exact; center numbers are stored as values of this type.
     const INTEGER_MAX: u64;
     #[doc(hidden)]
     type Scalar: Simd<Elem = Self>;
@@ -88,9 +88,10 @@ pub trait Simd: Copy {
     type V: Copy;
     /// The lanes in which a comparison held.
     type M: Copy;
-    /// Elements in a vector.
+    /// Number of elements in a vector.
     const LANES: usize;
-    /// Centres in the distance tile, which is [`WIDE`] vectors of points wide: it fills the registers without spilling.
+    /// Centers in the distance tile, which is [`WIDE`] vectors of points wide: as many as fill the registers without
+    /// spilling.
     const TILE: usize;
 
     /// Makes the token.
@@ -128,9 +129,9 @@ pub trait Simd: Copy {
     fn lt(self, a: Self::V, b: Self::V) -> Self::M;
     /// `a` where `m` holds, else `b`.
     fn select(self, m: Self::M, a: Self::V, b: Self::V) -> Self::V;
-    /// One bit a lane, lane 0 lowest.
+    /// One bit per lane, with lane 0 lowest.
     fn bits(self, m: Self::M) -> u32;
-    /// Takes candidate `number` with value `v` into the two smallest values so far and the number of the smallest.
+    /// Merges candidate `number` with value `v` into the two smallest values so far and the number of the smallest.
     #[inline(always)]
     fn keep_nearest(self, v: Self::V, number: Self::V, best: &mut Self::V, second: &mut Self::V, index: &mut Self::V) {
         let nearer = self.lt(v, *best);
@@ -145,14 +146,14 @@ pub trait Simd: Copy {
     /// [`Self::BLOCK`] elements at each of the first `LANES` pointers are readable, and `LANES` elements at
     /// `dst + f * stride` writable for every `f < BLOCK`.
     unsafe fn transpose(self, rows: &[*const Self::Elem], dst: *mut Self::Elem, stride: usize);
-    /// Features that [`Self::transpose`] moves in one call.
+    /// Features that [`Self::transpose`] moves per call.
     const BLOCK: usize;
 }
 
 /// Vectors of points side by side in the distance tile.
 pub(crate) const WIDE: usize = 2;
 
-/// An instruction set that this processor has.
+/// An instruction set that this processor supports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Isa(IsaKind);
 
@@ -172,7 +173,7 @@ enum IsaKind {
 }
 
 impl Isa {
-    /// Every set this processor has, plainest first.
+    /// Every set that this processor supports, simplest first.
     #[must_use]
     pub fn available() -> Vec<Isa> {
         let mut sets = vec![Isa(IsaKind::Scalar)];
@@ -196,26 +197,26 @@ impl Isa {
         sets
     }
 
-    /// The widest set this processor has.
+    /// The widest set that this processor supports.
     #[must_use]
     pub fn best() -> Isa {
         *Self::available().last().expect("the scalar set is always there")
     }
 
-    /// The set of that name (`scalar`, `avx2`, `avx512`, `avx512vnni`, `amx`, `neon`), or `None` where the processor
+    /// The set with that name (`scalar`, `avx2`, `avx512`, `avx512vnni`, `amx`, `neon`), or `None` if the processor
     /// lacks it.
     #[must_use]
     pub fn named(name: &str) -> Option<Isa> {
         Self::available().into_iter().find(|isa| isa.name() == name)
     }
 
-    /// Whether it multiplies pairs of 16-bit whole numbers: AVX-512 F, BW, VL and VNNI.
+    /// Whether it multiplies pairs of 16-bit integers: AVX-512 F, BW, VL and VNNI.
     #[must_use]
     pub fn has_pairs(self) -> bool {
         matches!(self.name(), "avx512vnni" | "amx")
     }
 
-    /// Whether it multiplies tiles of 8-bit whole numbers: AMX-INT8, beside what pairs need.
+    /// Whether it multiplies tiles of 8-bit integers: AMX-INT8, in addition to what pairs need.
     #[must_use]
     pub fn has_tiles(self) -> bool {
         self.name() == "amx"
@@ -240,10 +241,10 @@ impl Isa {
     }
 }
 
-/// A computation written once over [`Simd`]; mark `run` and all it calls `#[inline(always)]`, so that it is compiled as
-/// a whole for each instruction set.
+/// A computation written once over [`Simd`]. Mark `run` and everything it calls `#[inline(always)]`, so that it is
+/// compiled as a whole for each instruction set.
 pub(crate) trait Kernel<T: FloatElement> {
-    /// What it returns.
+    /// The type of its result.
     type Output;
     /// Runs with the instruction set of the token.
     fn run<S: Simd<Elem = T>>(self, simd: S) -> Self::Output;
@@ -269,7 +270,7 @@ pub(crate) fn dispatch<T: FloatElement, K: Kernel<T>>(isa: Isa, kernel: K) -> K:
     }
 }
 
-/// Asks for the cache line at `p`, which need not exist.
+/// Prefetches the cache line at `p`, which need not exist.
 #[inline(always)]
 pub(crate) fn prefetch<T>(p: *const T) {
     #[cfg(target_arch = "x86_64")]

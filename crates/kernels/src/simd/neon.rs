@@ -1,7 +1,7 @@
-//! NEON (64-bit ARM): 4 x f32, 2 x f64. Thirty-two registers: 2 x 12 accumulators, two points, a centre, and room to
+//! NEON (64-bit ARM): 4 x f32, 2 x f64. Thirty-two registers: 2 x 12 accumulators, two points, a center, and room to
 //! compare.
 
-// NEON is always on here, so newer compilers let most of these functions be called without `unsafe`, older ones do not.
+// NEON is always enabled here, so newer compilers allow most of these calls without `unsafe`; older ones do not.
 #![allow(unused_unsafe)]
 
 use super::Simd;

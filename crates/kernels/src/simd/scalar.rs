@@ -1,4 +1,4 @@
-//! One element at a time: the fallback, and the reference the other sets are tested against.
+//! One element at a time: the fallback, and the reference for testing the other sets.
 
 use super::Simd;
 
@@ -45,7 +45,8 @@ macro_rules! scalar {
             fn rsqrt(self, v: $t) -> $t {
                 1.0 / v.sqrt()
             }
-            // Two roundings here: without hardware `mul_add` is a slow library call. All error bounds allow for it.
+            // Two roundings here: without hardware support, `mul_add` is a slow library call. All error bounds allow
+            // for it.
             #[inline(always)]
             fn mul_add(self, a: $t, b: $t, c: $t) -> $t {
                 a * b + c

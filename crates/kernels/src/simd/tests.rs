@@ -1,4 +1,4 @@
-//! Each operation of each instruction set against plain arithmetic: a swapped operand or lane shows here first.
+//! Tests each operation of each instruction set against plain arithmetic: a swapped operand or lane shows here first.
 
 use super::*;
 
@@ -56,7 +56,7 @@ impl<T: FloatElement> Kernel<T> for Operations<'_, T> {
 }
 
 fn every_set<T: FloatElement>() {
-    // Small whole numbers, so that one rounding and two give the same.
+    // Small integers, so that one rounding and two give the same result.
     let values: Vec<T> = (0..96).map(|i| T::from_f64(f64::from((i * 37 + 11) % 53) - 26.0)).collect();
     for isa in Isa::available() {
         dispatch(isa, Operations(&values));

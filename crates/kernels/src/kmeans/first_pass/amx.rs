@@ -1,6 +1,6 @@
-//! AMX tiles of one thread, and the products they are used for. Rust has no stable names for AMX yet, so they are in
-//! assembly. Tiles keep their values from one block to the next: the compiler does not know them, so nothing else can
-//! touch them.
+//! The AMX tiles of one thread, and the products computed with them. Rust has no stable intrinsics for AMX yet, so this
+//! uses assembly. Tiles keep their values between blocks: the compiler does not know them, so nothing else can touch
+//! them.
 
 use std::arch::asm;
 use std::marker::PhantomData;
@@ -8,10 +8,10 @@ use std::marker::PhantomData;
 /// Bytes of a full tile; rows of 64 bytes.
 pub(super) const TILE: usize = 1024;
 
-/// Points, or centres, along one side of a tile.
+/// Points, or centers, along one side of a tile.
 pub(super) const SIDE: usize = 16;
 
-/// What `ldtilecfg` reads.
+/// The operand of `ldtilecfg`.
 #[repr(C, align(64))]
 struct TileConfig {
     palette: u8,
@@ -21,12 +21,13 @@ struct TileConfig {
     rows: [u8; 16],
 }
 
-/// The tiles of this thread, set up for products of one shape: `tmm0` to `tmm3` are sums, `tmm4` and `tmm5` centres,
-/// `tmm6` and `tmm7` points. Not to be sent to another thread.
+/// The tiles of this thread, configured for products of one shape: `tmm0` to `tmm3` are sums, `tmm4` and `tmm5`
+/// centers, `tmm6` and `tmm7` points. Must stay on its thread.
 pub(super) struct ConfiguredTiles(PhantomData<*const ()>);
 
 impl ConfiguredTiles {
-    /// For `width` centres, at most 16, and `bytes` features in a step, at most 64 and a multiple of 4.
+    /// Configures tiles for `width` centers, at most 16, and `bytes` features in a step, at most 64 and a multiple of
+    /// 4.
     ///
     /// # Safety
     /// The processor has AMX, and the operating system has allowed its use.
@@ -43,7 +44,7 @@ impl ConfiguredTiles {
             configuration.rows[tile] = rows as u8;
             configuration.bytes_per_row[tile] = row as u16;
         }
-        // SAFETY: the caller's promise; the configuration is a valid one of palette 1, at most 16 rows of 64 bytes.
+        // SAFETY: by the caller's promise; the configuration is valid for palette 1, with at most 16 rows of 64 bytes.
         unsafe { asm!("ldtilecfg [{}]", in(reg) &configuration, options(nostack, readonly, preserves_flags)) };
         ConfiguredTiles(PhantomData)
     }
@@ -51,15 +52,15 @@ impl ConfiguredTiles {
 
 impl Drop for ConfiguredTiles {
     fn drop(&mut self) {
-        // SAFETY: a value exists only where AMX does.
+        // SAFETY: a value exists only if AMX does.
         unsafe { asm!("tilerelease", options(nostack, nomem, preserves_flags)) };
     }
 }
 
-/// Sums of `high high` and of `high low + low high`, for each centre of a tile and two vectors of points.
+/// Sums of `high high` and of `high low + low high`, for each center of a tile and two vectors of points.
 #[repr(C, align(64))]
 pub(super) struct TileProducts {
-    /// High sums of the first 16 points, of the second, low sums of both: centre after centre.
+    /// High sums of the first 16 points and of the second 16, then low sums of both: center after center.
     pub(super) sums: [[[i32; SIDE]; SIDE]; 4],
 }
 
@@ -80,13 +81,14 @@ impl ConfiguredTiles {
         }
     }
 
-    /// Adds the first half of a step's products. Products for one sum lie three apart, as long as one takes.
+    /// Adds the first half of a step's products. Products for the same sum are three apart, which covers the latency of
+    /// one.
     ///
     /// # Safety
-    /// `centres` begins the two tiles of a step of centres, and `points` the four of a step of the panel.
+    /// `centres` begins the two tiles of a step of centers, and `points` the four of a step of the panel.
     #[inline(always)]
     pub(super) unsafe fn add_first(&mut self, centres: *const i8, points: *const i8) {
-        // SAFETY: the tiles are configured, as `self` proves, and the caller's promise.
+        // SAFETY: the tiles are configured, as `self` proves; the rest is the caller's promise.
         unsafe {
             asm!(
                 "tileloadd tmm5, [{centres} + {row}*1 + 1024]",
@@ -106,8 +108,8 @@ impl ConfiguredTiles {
         }
     }
 
-    /// Adds the second half of a step's products: the first has left the centres' high digits in `tmm4`, and those of
-    /// the second points in `tmm7`.
+    /// Adds the second half of a step's products. The first half has left the centers' high digits in `tmm4`, and those
+    /// of the second points in `tmm7`.
     ///
     /// # Safety
     /// As [`ConfiguredTiles::add_first`], for the same step.

@@ -17,22 +17,22 @@ mod tiles;
 use super::rows::PointRows;
 use crate::simd::{FloatElement, Isa};
 
-/// Points that are looked at together: two vectors of 16.
+/// Points that are processed together: two vectors of 16.
 pub(crate) const POINTS: usize = 32;
 const _: () = assert!(POINTS <= super::rows::PANEL_MAX);
 
-/// The most centres with which a row is compared exactly: more take as long as the distance tile.
+/// Maximum number of centers for an exact comparison of a row: more would take as long as the distance tile.
 pub(crate) const CANDIDATES_MAX: usize = 8;
 
-/// A bound of the relative error of the squared norms that a look knows.
+/// A bound on the relative error of the squared norms in a first pass.
 pub(crate) const NORM_ERROR: f64 = 1.0 / (1 << 18) as f64;
 
-/// Where it pays: there must be enough to multiply, and the numbers of centres travel as `f32`.
+/// Whether it pays: there must be enough to multiply, and center numbers must fit `f32`.
 fn worthwhile(k: usize, d: usize) -> bool {
     d >= 16 && (8..1 << f32::MANTISSA_DIGITS).contains(&k)
 }
 
-/// The centres of one step, as a first look wants them.
+/// The centers of one step, in the form that a first pass needs.
 pub(crate) enum CoarseCentres {
     Pairs(pairs::PairCentres),
     #[cfg(target_os = "linux")]
@@ -40,9 +40,9 @@ pub(crate) enum CoarseCentres {
 }
 
 impl CoarseCentres {
-    /// From `k x d` centres; `None` where no first look pays, or the instruction set has none.
+    /// From `k x d` centers; `None` if a first pass does not pay, or the instruction set has none.
     pub(crate) fn new(isa: Isa, centres: &[f64], d: usize) -> Option<Self> {
-        // Where half a squared norm is infinite in f32, the centre would be seen as far from all rows.
+        // If half a squared norm were infinite in f32, the center would look far from all rows.
         let fits = |centre: &[f64]| centre.iter().map(|x| x * x).sum::<f64>() < f64::from(f32::MAX);
         if !worthwhile(centres.len() / d, d) || !centres.chunks_exact(d).all(fits) {
             return None;
@@ -55,20 +55,20 @@ impl CoarseCentres {
     }
 }
 
-/// How well the centres of one step are known to a first look whose error is bounded in distances.
+/// How precisely a first pass knows the centers of one step, if its error is bounded in distances.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct CoarsePrecision {
-    /// The largest norm of a rounded centre.
+    /// The largest norm of a rounded center.
     norm_max: f64,
-    /// The most that a rounded centre is from the centre; and the most in parts of its norm.
+    /// The maximum distance of a rounded center from the center, absolute and relative to its norm.
     lost_max: f64,
     lost_relative: f64,
 }
 
 impl CoarsePrecision {
-    /// Takes note of a centre: the norm of the rounded one, and how far it is from the centre.
+    /// Includes a center: the norm of the rounded one, and its distance from the center.
     fn include(&mut self, norm: f64, lost: f64) {
-        // For the rounding of both sums.
+        // Allows for the rounding of both sums.
         let lost = lost * (1.0 + 1e-9);
         self.norm_max = self.norm_max.max(norm);
         self.lost_max = self.lost_max.max(lost);
@@ -77,16 +77,15 @@ impl CoarsePrecision {
         }
     }
 
-    /// Bounds of the distance of a point from a centre, from below and from above: `squared` is the squared norm of the
-    /// rounded point, `lost` its distance from the point, `v` as in the module. Both grow with `v`.
+    /// Lower and upper bounds on the distance of a point from a center: `squared` is the squared norm of the rounded
+    /// point, `lost` its distance from the point, `v` as in the module. Both bounds increase with `v`.
     #[inline(always)]
     pub(crate) fn bounds(&self, squared: f64, lost: f64, v: f64) -> (f64, f64) {
         let (norm, distance) = (squared.sqrt(), squared + 2.0 * v);
-        // The centre is no farther from the origin than the point and the way between; a hundredth for what is rounded
-        // here.
+        // The center is no farther from the origin than the point plus the distance between them; one percent covers
+        // the rounding here.
         let centre = self.norm_max.min(1.01 * (norm + distance.max(0.0).sqrt()));
-        // Five roundings in f32 of v: of the sum, of |c|^2 / 2, of the inverse of the scale, of their product and of v
-        // itself.
+        // Five roundings of v in f32: the sum, |c|^2 / 2, the inverse of the scale, their product, and v itself.
         let rounding = 3.0 * f64::from(f32::EPSILON) * (norm + 0.5 * centre) * centre + f64::from(f32::MIN_POSITIVE);
         let lost = lost + self.lost_max.min(self.lost_relative * centre);
         let low = (distance - 2.0 * rounding).max(0.0).sqrt() - lost;
@@ -94,7 +93,8 @@ impl CoarsePrecision {
         (low.max(0.0), high)
     }
 
-    /// A `v` such that every centre with a larger one is at least `far` from the point; `None` if that cannot be told.
+    /// A `v` such that every center with a larger one is at least `far` from the point; `None` if there is no such
+    /// bound.
     pub(crate) fn beyond(&self, squared: f64, lost: f64, far: f64) -> Option<f64> {
         let reach = far + lost + self.lost_max.min(self.lost_relative * 1.01 * (squared.sqrt() + 2.0 * far));
         let centre = self.norm_max.min(1.01 * (squared.sqrt() + 2.0 * far));
@@ -106,7 +106,7 @@ impl CoarsePrecision {
 }
 
 impl CoarseCentres {
-    /// How well the centres are known; `None` where the error is bounded otherwise.
+    /// The precision of the centers; `None` if the error is bounded in another way.
     pub(crate) fn precision(&self) -> Option<CoarsePrecision> {
         match self {
             CoarseCentres::Pairs(centres) => Some(centres.precision),
@@ -116,20 +116,20 @@ impl CoarseCentres {
     }
 }
 
-/// What a first look found for a panel of points. `best` and `second` are `v` over the point's scale.
+/// The results of a first pass for a panel of points. `best` and `second` are `v` over the point's scale.
 #[derive(Debug)]
 pub(crate) struct CoarseSearch {
     pub(crate) scale: [f32; POINTS],
     inverse: [f32; POINTS],
     /// Squared norms.
     pub(crate) norms: [f64; POINTS],
-    /// Where centres have a [`CoarsePrecision`], how far each rounded point is from the point; else bounds of the error
-    /// of `v`, relative to `|x| |c| + |c|^2 / 2`.
+    /// If centers have a [`CoarsePrecision`], the distance of each rounded point from the point. Otherwise a bound on
+    /// the error of `v`, relative to `|x| |c| + |c|^2 / 2`.
     pub(crate) errors: [f32; POINTS],
     pub(crate) best: [f32; POINTS],
     pub(crate) second: [f32; POINTS],
     pub(crate) index: [f32; POINTS],
-    /// `v` of each centre for all points over their scale, or nothing.
+    /// `v` of each center for all points, over their scale; or empty.
     kept: Vec<f32>,
 }
 
@@ -147,8 +147,8 @@ impl CoarseSearch {
         }
     }
 
-    /// Puts into `found` those of `k` centres whose `v` for a point is at most `limit`; false if these are none or more
-    /// than [`CANDIDATES_MAX`], or no `v` was kept.
+    /// Puts those of `k` centers whose `v` for a point is at most `limit` into `found`. Returns false if there are none
+    /// or more than [`CANDIDATES_MAX`], or if no `v` were kept.
     pub(crate) fn candidates(&self, lane: usize, k: usize, limit: f64, found: &mut Vec<usize>) -> bool {
         found.clear();
         if self.kept.is_empty() {
@@ -173,7 +173,7 @@ impl CoarseSearch {
     }
 }
 
-/// One thread's rows for a first look, rounded once for all steps of a fit, and what it works with.
+/// One thread's rows for the first pass, rounded once for all steps of a fit, and its working data.
 #[derive(Default)]
 pub(crate) struct FirstPass(PassState);
 
@@ -187,7 +187,7 @@ enum PassState {
 }
 
 impl FirstPass {
-    /// Makes ready for a step. The `n` rows themselves come by `extend`.
+    /// Prepares a step. The `n` rows themselves come through `extend`.
     #[inline(always)]
     pub(crate) fn begin(&mut self, centres: &CoarseCentres, n: usize, d: usize) {
         match (centres, &mut self.0) {
@@ -213,10 +213,11 @@ impl FirstPass {
         }
     }
 
-    /// Rounds the rows up to the `n`th of this thread, whose first is row `first`, unless that was done before.
+    /// Rounds this thread's rows up to the `n`th, unless they are rounded already; the thread's first row is row
+    /// `first`.
     ///
     /// # Safety
-    /// The processor has what the centres of [`FirstPass::begin`] were made for.
+    /// The processor supports what the centers of [`FirstPass::begin`] were made for.
     #[inline(always)]
     pub(crate) unsafe fn extend<T: FloatElement>(&mut self, rows: &PointRows<'_, T>, first: usize, n: usize) {
         // SAFETY: the caller's promise.
@@ -230,7 +231,8 @@ impl FirstPass {
         }
     }
 
-    /// Looks at 1 to [`POINTS`] rows of this thread; lanes beyond repeat the last. The memory of `next` is asked for.
+    /// Searches 1 to [`POINTS`] rows of this thread; the remaining lanes repeat the last. Prefetches the memory of
+    /// `next`.
     ///
     /// # Safety
     /// As [`FirstPass::extend`], and `centres` are those of [`FirstPass::begin`].

@@ -1,16 +1,16 @@
-//! A first look at distances in 16-bit whole numbers, twice as fast as in `f32` and four times as in `f64`; needs
+//! A first pass over distances in 16-bit integers, twice as fast as in `f32` and four times as fast as in `f64`; needs
 //! AVX-512 VNNI.
 //!
 //! `vpdpwssd` multiplies pairs of 16-bit numbers and adds both products to a 32-bit sum: two multiply-adds in each
-//! 32-bit lane. Each point and each centre gets a scale of its own, its norm over [`RANGE`], and is rounded to
-//! multiples of it. So a sum cannot overflow: by Cauchy-Schwarz it stays below `RANGE^2 < 2^30`.
+//! 32-bit lane. Each point and each center has its own scale, its norm over [`RANGE`], and is rounded to multiples of
+//! that. So a sum cannot overflow: by Cauchy-Schwarz it stays below `RANGE^2 < 2^30`.
 //!
-//! **Error.** What is computed is `v = |c'|^2 / 2 - x'.c'` of the rounded point `x'` and the rounded centre `c'`: the
-//! sums are exact, and so are the norms. Hence `|x'|^2 + 2 v` is the squared distance of `x'` from `c'`, but for a few
-//! roundings in `f32` at the end, and the true distance differs from its root by at most `|x - x'| + |c - c'|`. Both
-//! are measured when the vectors are rounded. That the error of a distance does not grow with the product of the norms
-//! matters for rows that lie far from the mean and close to each other, as correlated features do. Rows that these
-//! bounds do not decide are compared exactly with the few centres that can be nearest, see `FirstPass::candidates`.
+//! **Error.** The computation gives `v = |c'|^2 / 2 - x'.c'` for the rounded point `x'` and the rounded center `c'`;
+//! the sums and the norms are exact. Hence `|x'|^2 + 2 v` is the squared distance of `x'` from `c'`, up to a few
+//! roundings in `f32` at the end, and its root differs from the true distance by at most `|x - x'| + |c - c'|`. Both
+//! are measured when the vectors are rounded. The error of a distance does not grow with the product of the norms. This
+//! matters for rows that are far from the mean and close to each other, as with correlated features. Rows that these
+//! bounds leave undecided are compared exactly with the few centers that can be nearest, see `FirstPass::candidates`.
 
 use super::{CoarsePrecision, CoarseSearch, POINTS};
 use crate::kmeans::exact::squared_distance;
@@ -19,41 +19,41 @@ use crate::memory::AlignedBuffer;
 use crate::simd::{FloatElement, Simd, prefetch};
 use std::arch::x86_64::*;
 
-/// Norm of a point or centre in multiples of its scale. Rounding adds at most `sqrt(d) / 2`, and the norm stays in 16
+/// Norm of a point or center in multiples of its scale. Rounding adds at most `sqrt(d) / 2`, and the norm still fits 16
 /// bits.
 const RANGE: f32 = 32_700.0;
 
-/// Most features for which that holds.
+/// Maximum number of features for which that holds.
 pub(super) const FEATURES_MAX: usize = 4096;
 
-/// Centres in a tile; the last may have 4 or 8.
+/// Centers in a tile; the last may have 4 or 8.
 const TILE: usize = 12;
 
-/// Centres up to which every `v` is kept for a look at the candidates: 1 MiB for each thread.
+/// Maximum number of centers for which every `v` is kept to find candidates: 1 MiB for each thread.
 const KEPT_MAX: usize = 8192;
 
-/// Scale of a vector of this norm; any will do for one that is all zero.
+/// Scale of a vector with this norm; arbitrary for a zero vector.
 fn scale_of(norm: f64) -> f32 {
     let scale = (norm / f64::from(RANGE)) as f32;
     if scale > 0.0 { scale } else { 1.0 }
 }
 
-/// Centres as pairs: tile after tile, in each pair after pair, its centres side by side.
+/// Centers as pairs: tile after tile, within a tile pair after pair, with its centers side by side.
 #[derive(Debug)]
 pub(crate) struct PairCentres {
     pairs: usize,
-    /// First centre and width of each tile.
+    /// First center and width of each tile.
     tiles: Vec<(usize, usize)>,
     values: Vec<i32>,
     scale: Vec<f32>,
-    /// `|c|^2 / 2`, infinite for the centres that only fill up a tile.
+    /// `|c|^2 / 2`, infinite for padding centers.
     half: Vec<f32>,
     index: Vec<f32>,
     pub(super) precision: CoarsePrecision,
 }
 
 impl PairCentres {
-    /// From `k x d` centres.
+    /// From `k x d` centers.
     pub(crate) fn new(centres: &[f64], d: usize) -> Self {
         assert!(d <= FEATURES_MAX, "the sums could overflow");
         let k = centres.len() / d;
@@ -101,19 +101,19 @@ impl PairCentres {
     }
 }
 
-/// Numbers that a transposition moves at once for each row: 16 bytes.
+/// Numbers per row that a transposition moves at once: 16 bytes.
 const BLOCK: usize = 8;
 
 /// Rows as pairs, rounded once for all steps of a fit, and a panel of them.
 pub(crate) struct PairPass {
     d: usize,
-    /// Numbers in a row, a multiple of [`BLOCK`]; those beyond the features are 0.
+    /// Numbers per row, a multiple of [`BLOCK`]; padding is 0.
     stride: usize,
     values: AlignedBuffer<i16>,
     scale: Vec<f32>,
     /// Squared norms of the rounded rows, exact.
     norms: Vec<f64>,
-    /// How far each rounded row is from the row.
+    /// The distance of each rounded row from the row.
     lost: Vec<f32>,
     zeros: Vec<f64>,
     panel: AlignedBuffer<i32>,
@@ -121,7 +121,7 @@ pub(crate) struct PairPass {
 }
 
 impl PairPass {
-    /// For `n` rows, none of which is there yet.
+    /// For `n` rows, none of which are rounded yet.
     pub(super) fn new(n: usize, d: usize) -> Self {
         let stride = d.next_multiple_of(BLOCK);
         PairPass {
@@ -150,7 +150,8 @@ impl PairPass {
             let norm = squared_distance(raw, rows.shift(), &self.zeros);
             let scale = scale_of(norm.sqrt());
             let out = &mut self.values.as_mut_slice()[i * stride..][..stride];
-            // SAFETY: `raw` and `shift` have `d` elements and `out` has at least as many; the caller promises the set.
+            // SAFETY: `raw` and `shift` have `d` elements and `out` has at least as many; the caller guarantees the
+            // instruction set.
             let (squared, lost) = unsafe {
                 let (raw, shift) = (raw.as_ptr(), rows.shift().as_ptr());
                 if size_of::<T>() == 4 {
@@ -161,7 +162,7 @@ impl PairPass {
             };
             self.scale.push(scale);
             self.norms.push(f64::from(squared) * f64::from(scale) * f64::from(scale));
-            // A little more for the rounding of the sum, and of the product.
+            // Slightly more, for the rounding of the sum and of the product.
             self.lost.push(lost.sqrt() * 1.001 * scale);
         }
     }
@@ -173,7 +174,7 @@ impl PairPass {
     #[inline(always)]
     pub(super) unsafe fn search(&mut self, centres: &PairCentres, now: &[usize], next: &[usize]) -> &CoarseSearch {
         assert!(centres.pairs == self.d.div_ceil(2), "rows and centres differ in features");
-        // SAFETY: the caller's promise; a tile's centres lie within the lists by construction.
+        // SAFETY: by the caller's promise; a tile's centers lie within the lists by construction.
         unsafe {
             self.fill(now);
             let kept = if centres.half.len() <= KEPT_MAX { centres.half.len() * POINTS } else { 0 };
@@ -191,7 +192,7 @@ impl PairPass {
         &self.glance
     }
 
-    /// Asks for the memory of part `part` of `parts` of some rows.
+    /// Prefetches part `part` of `parts` of some rows.
     #[inline(always)]
     fn prefetch(&self, rows: &[usize], part: usize, parts: usize) {
         for &row in &rows[rows.len() * part / parts..rows.len() * (part + 1) / parts] {
@@ -203,7 +204,7 @@ impl PairPass {
         }
     }
 
-    /// Fills the panel; nothing is found yet.
+    /// Fills the panel and resets the results.
     ///
     /// # Safety
     /// The processor has AVX-512 F.
@@ -218,9 +219,9 @@ impl PairPass {
             self.glance.norms[lane] = self.norms[row];
             self.glance.errors[lane] = self.lost[row];
         }
-        // SAFETY: each pointer begins a row of `stride` numbers, read 8 at a time up to there; the panel has room for
-        // them. A transposition moves 32 bits whatever they mean, and a row's address is a multiple of 2 only, which it
-        // allows.
+        // SAFETY: each pointer begins a row of `stride` numbers, read 8 at a time up to its end; the panel has room for
+        // them. The transposition moves 32-bit words regardless of their meaning, and allows the alignment of 2 that a
+        // row's address has.
         unsafe {
             let s = <f32 as FloatElement>::Avx512::assume_present();
             let out = self.panel.as_mut_slice().as_mut_ptr().cast::<f32>();
@@ -238,8 +239,8 @@ impl PairPass {
     }
 }
 
-/// Rounds `d` elements less `shift` to multiples of `scale`. Returns the sum of the squares of the numbers, exact, and
-/// of what rounding has taken from them, in multiples of the scale.
+/// Rounds `d` elements less `shift` to multiples of `scale`. Returns the exact sum of the squares of the numbers, and
+/// the sum of the squares of the rounding errors, in multiples of the scale.
 ///
 /// # Safety
 /// `row` and `shift` hold `d` elements, and `out` has room for `d`.
@@ -249,11 +250,11 @@ unsafe fn round_f32(row: *const f32, shift: *const f32, d: usize, scale: f32, ou
     let (mut squared, mut lost) = (_mm512_setzero_si512(), _mm512_setzero_ps());
     for f in (0..d).step_by(16) {
         let mask = if d - f >= 16 { u16::MAX } else { (1 << (d - f)) - 1 };
-        // SAFETY: the mask leaves out what is beyond `d`.
+        // SAFETY: the mask excludes everything beyond `d`.
         unsafe {
             let x = _mm512_sub_ps(_mm512_maskz_loadu_ps(mask, row.add(f)), _mm512_maskz_loadu_ps(mask, shift.add(f)));
             let number = _mm512_cvtps_epi32(_mm512_mul_ps(x, inverse));
-            // In multiples of the scale, where squares of tiny rows do not vanish.
+            // In multiples of the scale, so that squares of tiny rows do not vanish.
             let rest = _mm512_mul_ps(_mm512_fnmadd_ps(_mm512_cvtepi32_ps(number), scales, x), inverse);
             lost = _mm512_fmadd_ps(rest, rest, lost);
             squared = _mm512_add_epi32(squared, _mm512_mullo_epi32(number, number));
@@ -273,7 +274,7 @@ unsafe fn round_f64(row: *const f64, shift: *const f64, d: usize, scale: f32, ou
     let (mut squared, mut lost) = (_mm512_setzero_si512(), _mm512_setzero_pd());
     for f in (0..d).step_by(8) {
         let mask = if d - f >= 8 { u8::MAX } else { (1 << (d - f)) - 1 };
-        // SAFETY: the mask leaves out what is beyond `d`.
+        // SAFETY: the mask excludes everything beyond `d`.
         unsafe {
             let x = _mm512_sub_pd(_mm512_maskz_loadu_pd(mask, row.add(f)), _mm512_maskz_loadu_pd(mask, shift.add(f)));
             let number = _mm512_cvtpd_epi32(_mm512_mul_pd(x, inverse));
@@ -286,13 +287,13 @@ unsafe fn round_f64(row: *const f64, shift: *const f64, d: usize, scale: f32, ou
     (_mm512_reduce_add_epi32(squared), _mm512_reduce_add_pd(lost) as f32)
 }
 
-/// The tile: 32 points against `W` centres from `first` on.
+/// The tile: 32 points against `W` centers from `first` on.
 ///
 /// # Safety
-/// The panel holds `POINTS` points of as many pairs as the centres have, and the centres `first..first + W` are a tile.
+/// The panel holds `POINTS` points of as many pairs as the centers have, and the centers `first..first + W` are a tile.
 #[target_feature(enable = "avx512f,avx512bw,avx512vnni")]
 unsafe fn search_tile<const W: usize>(panel: &[i32], glance: &mut CoarseSearch, centres: &PairCentres, first: usize) {
-    // SAFETY: the caller's promise bounds every offset; each array of the glance has `POINTS` elements.
+    // SAFETY: the caller's promise bounds every offset; each array of the results has `POINTS` elements.
     unsafe {
         let mut sums = [[_mm512_setzero_si512(); 2]; W];
         let mut points = panel.as_ptr();
@@ -308,7 +309,7 @@ unsafe fn search_tile<const W: usize>(panel: &[i32], glance: &mut CoarseSearch, 
             values = values.add(W);
         }
         let s = <f32 as FloatElement>::Avx512::assume_present();
-        // As long as the centres' lists, or empty.
+        // As long as the centers' lists, or empty.
         let kept = (!glance.kept.is_empty()).then_some(glance.kept.as_mut_ptr());
         for w in 0..2 {
             let at = 16 * w;
@@ -317,7 +318,7 @@ unsafe fn search_tile<const W: usize>(panel: &[i32], glance: &mut CoarseSearch, 
             let mut second = _mm512_loadu_ps(glance.second.as_ptr().add(at));
             let mut index = _mm512_loadu_ps(glance.index.as_ptr().add(at));
             for (t, sums) in sums.iter().enumerate() {
-                // v over the point's scale: |c|^2 / 2 / scale - (sum of products) * (the centre's scale).
+                // v over the point's scale: |c|^2 / 2 / scale - (sum of products) * (the center's scale).
                 let half = _mm512_set1_ps(*centres.half.as_ptr().add(first + t));
                 let scale = _mm512_set1_ps(*centres.scale.as_ptr().add(first + t));
                 let v = _mm512_fnmadd_ps(_mm512_cvtepi32_ps(sums[w]), scale, _mm512_mul_ps(half, inverse));

@@ -1,15 +1,15 @@
-//! A first look at distances by AMX, in numbers of two 8-bit digits: the fastest multiply-adds a processor core has.
+//! A first pass over distances with AMX, in numbers of two 8-bit digits: the fastest multiply-adds of a processor core.
 //!
-//! `tdpbssd` multiplies a tile of 16 rows by one of 16 columns, 64 products of 8-bit whole numbers in each, and adds to
-//! 32-bit sums: 16,384 multiply-adds in 16 cycles. A number `256 high + low` has a signed digit in each byte. Of a
-//! product, `high high` is summed in one tile and `high low + low high` in another; `low low` is left out. The sums are
-//! exact: in [`FEATURES_MAX`] features none overflows.
+//! `tdpbssd` multiplies a tile of 16 rows by one of 16 columns, with 64 products of 8-bit integers in each, and adds to
+//! 32-bit sums: 16,384 multiply-adds in 16 cycles. A number `256 high + low` has a signed digit in each byte. For a
+//! product, one tile sums `high high` and another one `high low + low high`; `low low` is omitted. The sums are exact:
+//! with up to [`FEATURES_MAX`] features none overflows.
 //!
-//! **Error.** Let `x'` be a point as digits and `l` its low digits, times the point's scale, which is its largest
-//! feature over [`RANGE`]; likewise for a centre `c`. Then what is computed differs from `x.c` by at most
+//! **Error.** Let `x'` be a point in digits and `l` its low digits, times the point's scale, which is its largest
+//! feature over [`RANGE`]; likewise for a center `c`. Then the result differs from `x.c` by at most
 //! `|x| |c| (ex + (1 + ex) ec + qx qc)`, with `ex = |x - x'| / |x|` and `qx = |l| / |x|`. These are known for each
-//! point, and their largest for the centres. Where that, and the few roundings in `f32` after it, could change which
-//! centre is nearest, the row goes on to the distance tile. Labels are exact all the same.
+//! point, and their maximum for the centers. If this error, and the few roundings in `f32` after it, could change
+//! which center is nearest, the row goes on to the distance tile. So labels are exact all the same.
 
 use super::amx::{ConfiguredTiles, SIDE, TILE, TileProducts};
 use super::{CoarseSearch, NORM_ERROR, POINTS};
@@ -18,24 +18,24 @@ use crate::memory::AlignedBuffer;
 use crate::simd::{FloatElement, Simd, prefetch};
 use std::arch::x86_64::*;
 
-/// Largest number: both digits at most 127.
+/// Largest number: both digits are at most 127.
 const RANGE: f32 = 32_639.0;
 
-/// Most features for which `256 high high + high low + low high` stays below `2^31`.
+/// Maximum number of features for which `256 high high + high low + low high` stays below `2^31`.
 pub(super) const FEATURES_MAX: usize = 512;
 
-// Up to 32 sums and 4 more in a row, and the rounding of the vector before.
+// Up to 32 sums plus 4 in a row, and the earlier rounding of the vector.
 const _: () = assert!(40.0 * f32::EPSILON as f64 <= 2.0 * NORM_ERROR);
 
-/// Features that a transposition moves at once for each row: 16 bytes, four groups of four.
+/// Features per row that a transposition moves at once: 16 bytes, four groups of four.
 const CHUNK: usize = 16;
 
-/// How features are spread over tiles: as few steps as can be, each as narrow as can be.
+/// How features are divided into tiles: as few steps as possible, each as narrow as possible.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct FeatureSplit {
-    /// Tiles one after the other.
+    /// Consecutive tiles.
     steps: usize,
-    /// Chunks in each.
+    /// Chunks per tile.
     chunks: usize,
 }
 
@@ -46,19 +46,19 @@ impl FeatureSplit {
         FeatureSplit { steps, chunks: chunks.div_ceil(steps) }
     }
 
-    /// Features, with those that only fill up.
+    /// Number of features, including padding.
     fn padded(self) -> usize {
         self.steps * self.chunks * CHUNK
     }
 }
 
-/// A vector as digits.
+/// A vector in digits.
 #[derive(Clone, Copy, Debug)]
 struct DigitVector {
     scale: f32,
     /// Its squared norm, off by less than [`NORM_ERROR`].
     squared: f32,
-    /// `e` and `q` of the module's text, rounded up.
+    /// `e` and `q` of the module documentation, rounded up.
     lost: f32,
     low: f32,
 }
@@ -84,7 +84,7 @@ unsafe fn round(x: &[f32], high: *mut i8, low: *mut i8) -> DigitVector {
         for f in (0..x.len()).step_by(16) {
             let x = _mm512_loadu_ps(x.as_ptr().add(f));
             let number = _mm512_cvtps_epi32(_mm512_mul_ps(x, inverse));
-            // Halves go up, so that the low digit lies between -128 and 127.
+            // Halves round up, so that the low digit is between -128 and 127.
             let digit = _mm512_srai_epi32::<8>(_mm512_add_epi32(number, _mm512_set1_epi32(128)));
             let rest = _mm512_sub_epi32(number, _mm512_slli_epi32::<8>(digit));
             _mm_storeu_si128(high.add(f).cast(), _mm512_cvtepi32_epi8(digit));
@@ -96,8 +96,8 @@ unsafe fn round(x: &[f32], high: *mut i8, low: *mut i8) -> DigitVector {
             lows = _mm512_fmadd_ps(rest, rest, lows);
         }
         let squared = _mm512_reduce_add_ps(squared);
-        // A vector of norm 0 loses nothing, and is only zeros. 2^-12 covers the rounding of these sums, and 2 epsilon
-        // that of the vector to f32 before.
+        // A vector of norm 0 is all zeros and loses nothing. 2^-12 covers the rounding of these sums, and 2 epsilon the
+        // earlier conversion of the vector to f32.
         let inverse = if squared > 0.0 { (1.0 + 1.0 / 4096.0) / squared.sqrt() } else { 1.0 };
         DigitVector {
             scale,
@@ -108,26 +108,26 @@ unsafe fn round(x: &[f32], high: *mut i8, low: *mut i8) -> DigitVector {
     }
 }
 
-/// Centres as digits: tile after tile, in each step after step, the high digits and then the low ones.
+/// Centers in digits: tile after tile, within a tile step after step, high digits before low ones.
 #[derive(Debug)]
 pub(crate) struct TileCentres {
     split: FeatureSplit,
     tiles: usize,
-    /// Centres in each tile: all are equally wide.
+    /// Centers per tile; all tiles have the same width.
     width: usize,
     digits: AlignedBuffer<i8>,
-    /// 256 times the centre's.
+    /// 256 times the center's scale.
     scale: Vec<f32>,
-    /// `|c|^2 / 2`, infinite for the centres that only fill up a tile.
+    /// `|c|^2 / 2`, infinite for padding centers.
     half: Vec<f32>,
     index: Vec<f32>,
-    /// The largest of the centres' `e` and `q`.
+    /// The largest of the centers' `e` and `q`.
     lost: f32,
     low: f32,
 }
 
 impl TileCentres {
-    /// From `k x d` centres.
+    /// From `k x d` centers.
     pub(crate) fn new(centres: &[f64], d: usize) -> Self {
         assert!(d <= FEATURES_MAX, "the sums could overflow");
         let (k, split) = (centres.len() / d, FeatureSplit::new(d));
@@ -150,7 +150,7 @@ impl TileCentres {
             for (x, &value) in x.iter_mut().zip(centre) {
                 *x = value as f32;
             }
-            // SAFETY: `TileCentres` are made only for an instruction set that has AVX-512; the lists are equally long.
+            // SAFETY: `TileCentres` are made only for an instruction set with AVX-512; the lists have the same length.
             let rounded = unsafe { round(&x, high.as_mut_ptr(), low.as_mut_ptr()) };
             let squared: f64 = centre.iter().map(|x| x * x).sum();
             (made.lost, made.low) = (made.lost.max(rounded.lost), made.low.max(rounded.low));
@@ -169,35 +169,35 @@ impl TileCentres {
     }
 }
 
-/// Rows as digits, rounded once for all steps of a fit, and a panel of them. A row's high digits come first.
+/// Rows in digits, rounded once for all steps of a fit, and a panel of them. A row's high digits come first.
 pub(crate) struct TilePass {
     d: usize,
     split: FeatureSplit,
-    /// Bytes of each digit of a row: a multiple of [`CHUNK`].
+    /// Bytes per digit of a row: a multiple of [`CHUNK`].
     stride: usize,
     digits: AlignedBuffer<i8>,
     rounded: Vec<DigitVector>,
-    /// Step after step: high digits of the first 16 points, of the second, low digits of both, each in rows of four
-    /// features by 16 points.
+    /// Step after step: high digits of the first 16 points and of the second, then low digits of both, each in rows of
+    /// four features by 16 points.
     panel: AlignedBuffer<i8>,
     /// A row in `f32`, less the shift.
     plain: Vec<f32>,
     products: Box<[TileProducts; 2]>,
     glance: CoarseSearch,
     configured: Option<ConfiguredTiles>,
-    /// Of the centres.
+    /// The maximum of the centers.
     lost: f32,
     low: f32,
 }
 
-// SAFETY: the tiles are configured only from `begin` to `end`, during which the look stays on one thread; else
+// SAFETY: the tiles are configured only from `begin` to `end`, during which the pass stays on one thread; otherwise
 // `configured` is empty.
 unsafe impl Send for TilePass {}
-// SAFETY: nothing can be done through a shared reference.
+// SAFETY: a shared reference allows no operations.
 unsafe impl Sync for TilePass {}
 
 impl TilePass {
-    /// For `n` rows, none of which is there yet.
+    /// For `n` rows, none of which are rounded yet.
     pub(super) fn new(n: usize, d: usize) -> Self {
         let split = FeatureSplit::new(d);
         let stride = d.next_multiple_of(CHUNK);
@@ -218,7 +218,7 @@ impl TilePass {
         }
     }
 
-    /// Sets up this thread's tiles for a step.
+    /// Configures this thread's tiles for a step.
     pub(super) fn begin(&mut self, centres: &TileCentres) {
         assert!(self.split == centres.split, "rows and centres differ in features");
         (self.lost, self.low) = (centres.lost, centres.low);
@@ -226,7 +226,7 @@ impl TilePass {
         self.configured = Some(unsafe { ConfiguredTiles::new(centres.width, centres.split.chunks * CHUNK) });
     }
 
-    /// Gives the tiles back.
+    /// Releases the tiles.
     pub(super) fn end(&mut self) {
         self.configured = None;
     }
@@ -245,7 +245,7 @@ impl TilePass {
             }
             let out = &mut self.digits.as_mut_slice()[i * 2 * self.stride..][..2 * self.stride];
             let (high, low) = out.split_at_mut(self.stride);
-            // SAFETY: `plain`, `high` and `low` are `stride` long; the caller promises the instruction set.
+            // SAFETY: `plain`, `high` and `low` are `stride` long; the caller guarantees the instruction set.
             self.rounded.push(unsafe { round(&self.plain, high.as_mut_ptr(), low.as_mut_ptr()) });
         }
     }
@@ -257,14 +257,14 @@ impl TilePass {
     #[inline(always)]
     pub(super) unsafe fn search(&mut self, centres: &TileCentres, now: &[usize], next: &[usize]) -> &CoarseSearch {
         let FeatureSplit { steps, .. } = self.split;
-        // SAFETY: the caller's promise; tiles, panel and lists are laid out for each other by construction.
+        // SAFETY: by the caller's promise; tiles, panel and lists fit each other by construction.
         unsafe {
             self.fill(now);
             let mut configured = self.configured.take().expect("`begin` sets up the tiles");
             let (even, odd) = self.products.split_at_mut(1);
             let (mut newer, mut older) = (&mut even[0], &mut odd[0]);
             let (panel, digits) = (self.panel.as_slice().as_ptr(), centres.digits.as_slice().as_ptr());
-            // A tile takes turns with the search of the one before: nothing in one waits for the other.
+            // The products of a tile alternate with the search of the previous tile: neither waits for the other.
             let share = centres.width.div_ceil(2 * steps);
             for tile in 0..centres.tiles {
                 let mut found = TileSearch { glance: &mut self.glance, centres, tile, products: older };
@@ -295,7 +295,7 @@ impl TilePass {
         &self.glance
     }
 
-    /// Fills the panel; nothing is found yet.
+    /// Fills the panel and resets the results.
     ///
     /// # Safety
     /// The processor has AVX-512 F.
@@ -310,11 +310,11 @@ impl TilePass {
             self.glance.scale[lane] = scale;
             self.glance.inverse[lane] = 1.0 / scale;
             self.glance.norms[lane] = f64::from(squared);
-            // 18 epsilon, for the 16 of the roundings in f32 after the product and that of this sum.
+            // 18 epsilon: 16 for the roundings in f32 after the product, and the rest for this sum.
             self.glance.errors[lane] = lost + (1.0 + lost) * centres_lost + low * centres_low + 18.0 * f32::EPSILON;
         }
-        // SAFETY: each pointer begins `2 stride` digits, read 16 at a time up to there; the panel has a place for each
-        // chunk. A transposition moves 32 bits whatever they mean, and needs no alignment.
+        // SAFETY: each pointer begins `2 stride` digits, read 16 at a time up to their end; the panel has a place for
+        // each chunk. The transposition moves 32-bit words regardless of their meaning, and needs no alignment.
         unsafe {
             let s = <f32 as FloatElement>::Avx512::assume_present();
             let out = self.panel.as_mut_slice().as_mut_ptr();
@@ -336,7 +336,7 @@ impl TilePass {
     }
 }
 
-/// The products of the tile before `tile`, of which there is none for the first, and what is found in them.
+/// The products of the tile before `tile` (the first one has none), and the search results.
 struct TileSearch<'a> {
     glance: &'a mut CoarseSearch,
     centres: &'a TileCentres,
@@ -345,7 +345,7 @@ struct TileSearch<'a> {
 }
 
 impl TileSearch<'_> {
-    /// Searches `count` centres of the tile from `start` on, or what there is of them.
+    /// Searches up to `count` centers of the tile, starting at `start`.
     ///
     /// # Safety
     /// The processor has AVX-512 F.
@@ -358,7 +358,7 @@ impl TileSearch<'_> {
             return;
         }
         let first = (*tile - 1) * centres.width;
-        // SAFETY: every list of the glance has `POINTS` elements, and those of the centres have whole tiles.
+        // SAFETY: every list of the results has `POINTS` elements, and those of the centers contain whole tiles.
         unsafe {
             let s = <f32 as FloatElement>::Avx512::assume_present();
             for w in 0..2 {

@@ -1,8 +1,9 @@
-//! Building the forest: cells from a sample, rows to cells, then a branch over each thread's cells; all but the sample
-//! on all threads.
+//! Builds the forest: cells from a sample, rows to cells, then a branch over each thread's cells; all threads take
+//! part, except in sampling.
 //!
-//! Space is first cut at medians of a sample, down to cells of about two thousand rows: that follows the data, however
-//! uneven. Within a cell, halving the longest side a few times at once is good enough, and one counting sort does it.
+//! Space is first cut at medians of a sample, down to cells of about two thousand rows: this adapts to the data,
+//! however uneven. Within a cell, halving the longest side a few times at once is good enough, and takes one counting
+//! sort.
 
 use super::{BoundingNode, Forest, PADDING, TreeBranch, TreeLeaf, TreePart, walk};
 use crate::kmeans::rows::PointRows;
@@ -11,12 +12,12 @@ use crate::pool::{Pool, share};
 use crate::simd::{FloatElement, Isa};
 use std::ops::Range;
 
-/// Rows of the sample, and rows and cells aimed at.
+/// Rows in the sample, target number of rows per cell, and maximum number of cells.
 const SAMPLE: usize = 32_768;
 const CELL_ROWS: usize = 2048;
 const CELLS_MAX: usize = 4096; // numbers of 16 bits hold them
 
-/// A cell is halved at most so many times by one sort.
+/// Maximum number of halvings of a cell by one sort.
 const HALVINGS_MAX: u32 = 5;
 
 /// A shifted row and its number.
@@ -29,7 +30,7 @@ struct NumberedRow<T, const D: usize> {
 /// A box around points.
 type Bounds<const D: usize> = ([f64; D], [f64; D]);
 
-/// A complete binary tree of cuts, root at 1: the cell of a point is where it falls out at the bottom.
+/// A complete binary tree of cuts, with its root at 1. A point's cell is where it ends up at the bottom.
 struct CutTree<T> {
     depth: u32,
     cuts: Vec<(T, u32)>,
@@ -57,7 +58,7 @@ impl<T: FloatElement> CutTree<T> {
         self.cut(right, 2 * at + 1);
     }
 
-    /// The cells of eight points at once: each step waits for the one before, so one point alone would mostly wait.
+    /// The cells of eight points at once: each step waits for the previous one, so a single point would mostly wait.
     #[inline(always)]
     fn cells<const D: usize>(&self, points: &[[T; D]; 8]) -> [u16; 8] {
         let mut at = [1; 8];
@@ -71,7 +72,7 @@ impl<T: FloatElement> CutTree<T> {
     }
 }
 
-/// The smallest box around points. Four at a time, because each comparison waits for the one before.
+/// The smallest box around points. Four at a time, because each comparison waits for the previous one.
 #[inline(always)]
 fn bounds<V, T: FloatElement, const D: usize>(points: &[V], x: impl Fn(&V) -> [T; D]) -> Bounds<D> {
     let infinity = T::from_f64(f64::INFINITY);
@@ -118,7 +119,7 @@ impl<T: FloatElement, const D: usize> Forest<T, D> {
         let mut sample: Vec<[T; D]> = (0..n).step_by(stride).map(|i| entry(i).x).collect();
         let cuts = CutTree::new(&mut sample, cells.trailing_zeros());
 
-        // Every thread sorts its own rows, so that no two write to one place.
+        // Every thread sorts its own rows, so that no two write to the same place.
         let mut sorted: Vec<CellRows<T, D>> =
             (0..threads).map(|_| CellRows { entries: Vec::new(), ends: vec![0; cells] }).collect();
         pool.each(&mut sorted, |worker, sorted| {
@@ -164,7 +165,7 @@ impl<T: FloatElement, const D: usize> Forest<T, D> {
     }
 }
 
-/// Points in a leaf: few enough that most leaves meet one or two centres, enough to fill vectors.
+/// Points in a leaf: few enough for most leaves to meet one or two centers, enough to fill vectors.
 fn leaf_size(n: usize, k: usize) -> usize {
     (n / k / 16).clamp(48, 1024)
 }
@@ -189,7 +190,7 @@ fn balanced(counts: &[usize], threads: usize) -> Vec<Range<usize>> {
 /// The rows of one thread, cell after cell.
 struct CellRows<T, const D: usize> {
     entries: Vec<NumberedRow<T, D>>,
-    /// Where each cell ends.
+    /// The end of each cell.
     ends: Vec<usize>,
 }
 
@@ -200,7 +201,7 @@ impl<T, const D: usize> CellRows<T, D> {
     }
 }
 
-/// What growing a branch needs besides it.
+/// The context for growing a branch.
 struct GrowContext<'a, T, const D: usize> {
     rows: &'a PointRows<'a, T>,
     leaf_max: usize,
@@ -208,7 +209,7 @@ struct GrowContext<'a, T, const D: usize> {
     numbers: Vec<u8>,
 }
 
-/// Grows what is below one number of a range.
+/// Grows the subtree below one number of a range.
 type Grow<'a, T, const D: usize> = dyn FnMut(&mut TreeBranch<T, D>, usize) -> Bounds<D> + 'a;
 
 impl<T: FloatElement, const D: usize> TreeBranch<T, D> {
@@ -245,15 +246,15 @@ impl<T: FloatElement, const D: usize> TreeBranch<T, D> {
         branch
     }
 
-    /// Adds nodes over a range of numbers, some of which are filled, each of which `grow` takes further. Numbers are
-    /// cut where their highest bit differs, as the space behind them was.
+    /// Adds nodes over a range of numbers, some of which are filled; `grow` continues below each filled one. Numbers
+    /// are split at their highest differing bit, which is how the space was cut.
     fn join(
         &mut self,
         mut numbers: Range<usize>,
         filled: &dyn Fn(usize) -> bool,
         grow: &mut Grow<'_, T, D>,
     ) -> Bounds<D> {
-        // Of the halves at most one is empty: the ends are filled.
+        // At most one of the halves is empty, because the ends are filled.
         while !filled(numbers.start) {
             numbers.start += 1;
         }
@@ -278,11 +279,11 @@ impl<T: FloatElement, const D: usize> TreeBranch<T, D> {
         (low, high)
     }
 
-    /// Adds the node of `entries`, which it reorders, and all below.
+    /// Adds the node of `entries`, which it reorders, and everything below it.
     fn grow(&mut self, entries: &mut [NumberedRow<T, D>], soil: &mut GrowContext<'_, T, D>) -> Bounds<D> {
         let (low, high) = bounds(entries, |entry| entry.x);
-        // Equal points cannot be told apart by centres either: one leaf holds them all. Nor can a box whose side is
-        // beyond the largest number be halved.
+        // Centers cannot distinguish equal points, so one leaf holds them all. A box with a side that overflows cannot
+        // be halved either.
         let spread = (0..D).map(|f| high[f] - low[f]).fold(0.0, f64::max);
         if entries.len() <= soil.leaf_max || spread == 0.0 || spread.is_infinite() {
             let leaf = self.leaves.len() as u32;
@@ -290,7 +291,7 @@ impl<T: FloatElement, const D: usize> TreeBranch<T, D> {
             self.add_leaf(entries, soil.rows);
             return (low, high);
         }
-        // The box is tight, so both ends of its longest side have a point: at least two numbers are filled.
+        // The box is tight, so there is a point at both ends of its longest side: at least two numbers are filled.
         let ends = sort_by_halves(entries, &low, &high, soil);
         let start = |number: usize| if number == 0 { 0 } else { ends[number - 1] };
         self.join(0..ends.len(), &|number| ends[number] > start(number), &mut |branch, number| {
@@ -321,8 +322,8 @@ impl<T: FloatElement, const D: usize> TreeBranch<T, D> {
     }
 }
 
-/// Halves the box again and again, each time its longest side, and sorts the entries by the piece they are in; returns
-/// where each piece ends. Pieces that were cut first differ in the highest bit of their number.
+/// Repeatedly halves the box along its longest side, and sorts the entries by the piece they are in; returns the end of
+/// each piece. Earlier cuts determine higher bits of a piece's number.
 fn sort_by_halves<T: FloatElement, const D: usize>(
     entries: &mut [NumberedRow<T, D>],
     low: &[f64; D],
@@ -333,7 +334,7 @@ fn sort_by_halves<T: FloatElement, const D: usize>(
     let halvings = wanted.clamp(1, HALVINGS_MAX);
     let mut sides: [f64; D] = std::array::from_fn(|f| high[f] - low[f]);
     let mut pieces = [1u32; D];
-    // What each piece along a feature adds to the number.
+    // What each piece along a feature contributes to the number.
     let mut part = [[0u8; 1 << HALVINGS_MAX]; D];
     for halving in 0..halvings {
         let mut longest = 0;
@@ -416,7 +417,7 @@ mod tests {
         }
     }
 
-    /// Skew, twins and neighbouring numbers: halving must come to an end, and lose no row.
+    /// Skew, duplicates and adjacent numbers: halving must terminate and must not lose rows.
     #[test]
     fn branches_hold_every_row_once() {
         let skewed: Vec<f64> = (0..600).map(|i| 2f64.powi(i % 500)).collect();

@@ -19,10 +19,10 @@ use super::sums::{ClusterSums, NONE};
 use crate::pool::Pool;
 use crate::simd::{FloatElement, Isa, dispatch};
 
-/// The most features a tree is compiled for.
+/// The maximum number of features that a tree is compiled for.
 pub(crate) const FEATURES_MAX: usize = 6;
 
-/// A leaf whose points have labels of their own.
+/// A leaf whose points have individual labels.
 const MIXED: u32 = NONE - 1;
 
 /// Elements after the last point that a vector load may touch.
@@ -51,7 +51,7 @@ impl<T: FloatElement> TreeFit<T> {
         })
     }
 
-    /// As `KmeansFit::step`; with `renew` the sums are formed anew.
+    /// As `KmeansFit::step`; with `renew` the sums are computed afresh.
     pub(crate) fn step(&mut self, pool: &Pool, isa: Isa, centres: &[f64], total: &mut ClusterSums, renew: bool) -> u64 {
         self.0.step(pool, isa, centres, total, renew)
     }
@@ -62,12 +62,12 @@ impl<T: FloatElement> TreeFit<T> {
     }
 }
 
-/// Trees over disjoint parts of space, one for each thread.
+/// Trees over disjoint parts of space, one per thread.
 struct Forest<T, const D: usize> {
     parts: Vec<TreePart<T, D>>,
 }
 
-/// One thread's tree, and what it works with.
+/// One thread's tree and its working data.
 struct TreePart<T, const D: usize> {
     branch: TreeBranch<T, D>,
     delta: ClusterSums,
@@ -75,13 +75,13 @@ struct TreePart<T, const D: usize> {
     searched: u64,
 }
 
-/// A tree over the points of one thread. Points of a leaf lie together, feature by feature.
+/// A tree over the points of one thread. The points of a leaf are contiguous, feature by feature.
 struct TreeBranch<T, const D: usize> {
     /// In preorder: the left child follows its parent.
     nodes: Vec<BoundingNode<D>>,
     leaves: Vec<TreeLeaf<D>>,
     points: [Vec<T>; D],
-    /// As elements, to be compared in vectors.
+    /// Stored as elements, for vector comparisons.
     labels: Vec<T>,
     /// Empty if all weigh 1.
     weights: Vec<f64>,

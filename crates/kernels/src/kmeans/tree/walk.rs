@@ -1,26 +1,26 @@
-//! One step through the forest: which centres reach a node, and what becomes of a leaf.
+//! One step through the forest: which centers reach a node, and what happens to a leaf.
 
 use super::{MIXED, PADDING, TreeBranch, TreePart};
 use crate::kmeans::exact::squared_distance;
 use crate::kmeans::sums::{ClusterSums, NONE};
 use crate::simd::{FloatElement, Kernel, Simd, WIDE};
 
-/// A centre and its number.
+/// A center and its number.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct CentreCandidate<const D: usize> {
     x: [f64; D],
     index: u32,
 }
 
-/// All centres, as the walk wants them.
+/// All centers, in the form that the walk needs.
 pub(super) fn candidates<const D: usize>(centres: &[f64]) -> Vec<CentreCandidate<D>> {
     let centre = |(j, x): (usize, &[f64])| CentreCandidate { x: x.try_into().expect("D features"), index: j as u32 };
     centres.chunks_exact(D).enumerate().map(centre).collect()
 }
 
-/// What a walk needs besides the tree; kept between steps so that a step allocates nothing.
+/// The working data of a walk besides the tree; kept between steps so that a step does not allocate.
 pub(super) struct WalkScratch<T, const D: usize> {
-    /// The candidates of every node on the way down, one after the other.
+    /// The candidates of every node on the path down, concatenated.
     stack: Vec<CentreCandidate<D>>,
     /// The candidates of one leaf, as elements.
     near: Vec<([T; D], T)>,
@@ -60,7 +60,8 @@ struct TreeWalk<'a, T, const D: usize> {
 }
 
 impl<T: FloatElement, const D: usize> TreeWalk<'_, T, D> {
-    /// Visits the nodes in preorder; `pending` holds the right children to come, with the candidates of their parents.
+    /// Visits the nodes in preorder; `pending` holds the right children still to visit, with the candidates of their
+    /// parents.
     #[inline(always)]
     fn go<S: Simd<Elem = T>>(&mut self, s: S) {
         let mut pending: Vec<(u32, u32, u32)> = Vec::with_capacity(64);
@@ -90,7 +91,7 @@ impl<T: FloatElement, const D: usize> TreeWalk<'_, T, D> {
         }
     }
 
-    /// Gives all points of a leaf to one centre.
+    /// Assigns all points of a leaf to one center.
     fn give(&mut self, leaf: usize, owner: u32) {
         let LeafSnapshot { start, end, old, count, weight, sum } = self.leaf(leaf);
         if old == MIXED {
@@ -128,8 +129,8 @@ impl<T: FloatElement, const D: usize> TreeWalk<'_, T, D> {
         let LeafSnapshot { start, end, old, count, weight, sum } = self.leaf(leaf);
         *self.searched += (end - start) as u64;
         let changed_before = self.delta.changed;
-        // A leaf that had one owner now gets a label for each point. Points without a label go to the first candidate
-        // in the sums, all at once, and those that belong elsewhere move on from there.
+        // A leaf that had one owner now gets a label for each point. In the sums, points without a label all go to the
+        // first candidate at once, and those that belong elsewhere then move on.
         if old != MIXED {
             let owner = if old == NONE { self.scratch.stack[from].index } else { old };
             if old == NONE {
@@ -195,7 +196,7 @@ impl<T: FloatElement, const D: usize> TreeWalk<'_, T, D> {
         }
     }
 
-    /// Moves the points at `first` whose bit is set in `lanes`; those in `unsure` are compared again, exactly.
+    /// Moves the points at `first` whose bits are set in `lanes`; those in `unsure` are compared again, exactly.
     fn relabel(&mut self, first: usize, mut lanes: u32, unsure: u32, found: &[T; 16], from: usize) {
         while lanes != 0 {
             let lane = lanes.trailing_zeros() as usize;
@@ -221,7 +222,7 @@ impl<T: FloatElement, const D: usize> TreeWalk<'_, T, D> {
     }
 }
 
-/// What is read of a leaf before it changes.
+/// The contents of a leaf before it changes.
 struct LeafSnapshot<const D: usize> {
     start: usize,
     end: usize,
@@ -231,10 +232,10 @@ struct LeafSnapshot<const D: usize> {
     sum: [f64; D],
 }
 
-/// Appends to `stack` those of its candidates from `from` on that may be nearest to some point of the box, in order.
+/// Appends those of its candidates from `from` on that may be nearest to some point of the box to `stack`, in order.
 ///
-/// The one nearest to the middle, `z`, beats `c` in the whole box if it does in the corner that lies farthest towards
-/// `c`: the difference of the two squared distances is linear.
+/// The candidate nearest to the middle, `z`, beats `c` in the whole box if it does so in the corner that lies farthest
+/// toward `c`: the difference of the two squared distances is linear.
 #[inline(always)]
 fn filter<const D: usize>(stack: &mut Vec<CentreCandidate<D>>, from: usize, low: &[f64; D], high: &[f64; D]) {
     let to = stack.len();
@@ -258,7 +259,8 @@ fn filter<const D: usize>(stack: &mut Vec<CentreCandidate<D>>, from: usize, low:
             own += (corner - c.x[f]) * (corner - c.x[f]);
             others += (corner - z.x[f]) * (corner - z.x[f]);
         }
-        // Only beyond any rounding: a centre kept in vain costs a comparison, one dropped in error a wrong label.
+        // Only if it exceeds any rounding: a center kept needlessly costs a comparison, one dropped by mistake gives a
+        // wrong label.
         let beaten = own * (1.0 - 1e-14) > others;
         if !beaten || c.index == z.index {
             stack.push(c);
@@ -266,10 +268,10 @@ fn filter<const D: usize>(stack: &mut Vec<CentreCandidate<D>>, from: usize, low:
     }
 }
 
-/// A bound of what rounding can do to the difference of two squared distances of points in the box.
+/// A bound on the rounding error in the difference of two squared distances of points in the box.
 ///
-/// With `r` the largest distance from a candidate to a point, and `a` the rounding of a centre's coordinates together,
-/// a squared distance is off by at most `(d + 4) u r^2 + 2 a r + a^2`.
+/// With `r` the largest distance from a candidate to a point, and `a` the combined rounding of a center's coordinates,
+/// the error of a squared distance is at most `(d + 4) u r^2 + 2 a r + a^2`.
 #[inline(always)]
 fn margin<T: FloatElement, const D: usize>(candidates: &[CentreCandidate<D>], low: &[f64; D], high: &[f64; D]) -> T {
     let unit = T::EPSILON / 2.0;
@@ -295,7 +297,7 @@ fn margin<T: FloatElement, const D: usize>(candidates: &[CentreCandidate<D>], lo
 mod tests {
     use super::*;
 
-    /// A centre that is nearest to some corner must survive, or points there get a wrong label.
+    /// A center that is nearest to some corner must survive, or points there get a wrong label.
     #[test]
     fn filter_keeps_every_centre_nearest_to_a_corner() {
         let centres: Vec<f64> = (0..60).map(|i| f64::from((i * 29 + 7) % 31) / 10.0).collect();
