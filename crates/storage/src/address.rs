@@ -1,4 +1,4 @@
-//! URLs in their parts: which store, and which object in it.
+//! Splits URLs into a store and an object in it.
 
 use object_store::ObjectStoreScheme;
 use object_store::path::Path;
@@ -7,10 +7,10 @@ use url::{Position, Url};
 use crate::error::StorageError;
 use crate::shown::redact_passwords;
 
-/// A URL in its parts.
+/// The parts of a URL.
 pub(crate) struct ParsedUrl {
     pub(crate) scheme: ObjectStoreScheme,
-    /// The store: all before the key.
+    /// The store: everything before the key.
     pub(crate) base: String,
     pub(crate) path: Path,
     pub(crate) is_folder: bool,
@@ -48,7 +48,7 @@ pub(crate) fn parse(text: &str) -> Result<ParsedUrl, StorageError> {
     Ok(ParsedUrl { scheme: known, base, path, is_folder })
 }
 
-/// The URL of `path` below that of its store, so that what decodes it finds the path again.
+/// The URL of `path` below that of its store, encoded so that decoding gives the path again.
 pub fn within(base: &Url, path: &Path, is_folder: bool) -> Url {
     let mut url = base.clone();
     if let Ok(mut segments) = url.path_segments_mut() {
@@ -60,13 +60,13 @@ pub fn within(base: &Url, path: &Path, is_folder: bool) -> Url {
     url
 }
 
-/// Whether `text` is a URL, and not the path of a local file.
+/// Whether `text` is a URL, rather than the path of a local file.
 pub fn is_url(text: &str) -> bool {
     let scheme = text.split_once("://").map(|(scheme, _)| scheme).filter(|scheme| !scheme.is_empty());
     scheme.is_some_and(|scheme| scheme.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"+-.".contains(&byte)))
 }
 
-/// The local path that `text` is or, as `file://...`, stands for; `None` for URLs of stores.
+/// The local path in `text`, which may be written as `file://...`; `None` for URLs of stores.
 pub fn local_path(text: &str) -> Result<Option<String>, StorageError> {
     if !is_url(text) {
         return Ok(Some(text.to_owned()));
@@ -74,7 +74,7 @@ pub fn local_path(text: &str) -> Result<Option<String>, StorageError> {
     if !text.starts_with("file://") {
         return Ok(None);
     }
-    // A glob has what would begin a query.
+    // A glob contains characters that would start a query.
     let url = Url::parse(&text.replace('?', "%3F").replace('#', "%23"));
     match url.ok().and_then(|url| url.to_file_path().ok()) {
         Some(path) => Ok(Some(path.to_string_lossy().into_owned())),
@@ -89,7 +89,7 @@ pub fn local_path(text: &str) -> Result<Option<String>, StorageError> {
 mod tests {
     use super::*;
 
-    /// A drive letter or a colon in a name must not make a path a URL, nor may a URL be taken for a path.
+    /// A drive letter or a colon in a name must not make a path a URL, and a URL must not be taken for a path.
     #[test]
     fn what_is_a_url() {
         assert!(is_url("s3://b/k") && is_url("memory:///k") && is_url("https://h/k"));

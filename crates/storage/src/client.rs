@@ -1,4 +1,4 @@
-//! Clients of stores, made from a URL, options and the environment.
+//! Clients of stores, built from a URL, options and the environment.
 
 use std::collections::BTreeMap;
 use std::str::FromStr;
@@ -16,10 +16,10 @@ use object_store::{ClientConfigKey, ClientOptions, ObjectStore, ObjectStoreSchem
 use crate::error::StorageError;
 use crate::shown::{one_line, redact_passwords};
 
-/// Names and values of what a store has to be told, such as `("aws_region", "eu-central-1")`.
+/// Options of a store by name, such as `("aws_region", "eu-central-1")`.
 pub type StorageOptions = BTreeMap<String, String>;
 
-/// How long a request is tried again before its error is told; the library's own three minutes look like a hang.
+/// How long to retry a request before reporting its error; the library's default of three minutes looks like a hang.
 const RETRIES: (usize, Duration) = (6, Duration::from_secs(30));
 
 fn prefix(scheme: &ObjectStoreScheme) -> Option<&'static str> {
@@ -31,7 +31,7 @@ fn prefix(scheme: &ObjectStoreScheme) -> Option<&'static str> {
     }
 }
 
-/// What the environment says of such stores: it may change while the process runs.
+/// The environment's settings for such stores: they may change while the process runs.
 pub(crate) fn environment(scheme: &ObjectStoreScheme) -> Vec<String> {
     let Some(prefix) = prefix(scheme) else { return Vec::new() };
     let mut found: Vec<String> = std::env::vars_os()
@@ -42,13 +42,13 @@ pub(crate) fn environment(scheme: &ObjectStoreScheme) -> Vec<String> {
     found
 }
 
-/// A store, and the same for objects in parts, if it has any.
+/// A store, and its interface for multipart uploads, if it has one.
 pub(crate) type Opened = (Arc<dyn ObjectStore>, Option<Arc<dyn MultipartStore>>);
 
-/// A client of the store `base`, connected to nothing yet.
+/// A client of the store `base`, not connected yet.
 ///
 /// # Errors
-/// `Io`, naming the store, for an option that it does not have or a value that it does not take.
+/// `Io`, naming the store, for an option that it does not have or a value that it does not accept.
 pub(crate) fn open(scheme: &ObjectStoreScheme, base: &str, options: &StorageOptions) -> Result<Opened, StorageError> {
     made(scheme, base, options)
         .map_err(|error| StorageError::Io(redact_passwords(&format!("{base}: {}", one_line(&error)))))
@@ -56,7 +56,7 @@ pub(crate) fn open(scheme: &ObjectStoreScheme, base: &str, options: &StorageOpti
 
 fn made(scheme: &ObjectStoreScheme, base: &str, options: &StorageOptions) -> Result<Opened, String> {
     let retry = RetryConfig { max_retries: RETRIES.0, retry_timeout: RETRIES.1, ..RetryConfig::default() };
-    /// Configures and builds; the three clouds have the same methods and no trait.
+    /// Configures and builds a client; the three clouds have the same methods but no common trait.
     macro_rules! cloud {
         ($builder:ty, $key:ty) => {{
             let mut builder = <$builder>::from_env().with_url(base).with_retry(retry);

@@ -2,20 +2,20 @@
 //!
 //! Modules, lowest first; each uses only those above it:
 //!
-//! | module     | what is in it                                                      |
+//! | module     | contents                                                           |
 //! |------------|--------------------------------------------------------------------|
-//! | `shown`    | URLs and errors as people see them, without passwords              |
-//! | `error`    | `StorageError`: every message stands alone                         |
-//! | `address`  | URLs in their parts, and URLs of objects                           |
-//! | `client`   | clients of stores, made from a URL, options and the environment    |
-//! | `store`    | an open store, places in it, and what its errors mean              |
-//! | `uploads`  | objects whose parts are uploaded, and which appear when completed  |
+//! | `shown`    | URLs and errors as shown to users, without passwords               |
+//! | `error`    | `StorageError`, with self-contained messages                       |
+//! | `address`  | splits URLs, and builds those of objects                           |
+//! | `client`   | clients of stores, built from a URL, options and the environment   |
+//! | `store`    | an open store, places in it, and the meaning of its errors         |
+//! | `uploads`  | multipart uploads, whose objects appear when completed             |
 //! | `registry` | the stores that a process has opened                               |
-//! | [`lease`]  | who holds an object: one at a time, wherever the others are        |
+//! | [`lease`]  | leases on objects: one holder at a time, across machines           |
 //!
-//! What a store has to be told comes from the environment, as its own tools read it (`AWS_ENDPOINT_URL`, `GOOGLE_...`,
+//! A store's settings come from the environment, as read by the store's own tools (`AWS_ENDPOINT_URL`, `GOOGLE_...`,
 //! `AZURE_...`), and from options, which take precedence. A key in a URL is taken literally, even with spaces and `%`,
-//! as other tools do; only HTTP URLs are encoded.
+//! as in other tools; only HTTP URLs are encoded.
 //!
 //! ```
 //! use tidemill_storage::{ObjectStores, StorageOptions};

@@ -1,4 +1,4 @@
-//! The stores that a process has opened: readers and writers of one URL with the same options share one client.
+//! The stores that a process has opened: readers and writers of one URL with the same options share a client.
 
 use std::collections::HashMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -18,13 +18,13 @@ use crate::store::{OpenStore, StoreLocation};
 #[derive(Clone, Debug, Default)]
 pub struct ObjectStores(Arc<Mutex<HashMap<Url, Known>>>);
 
-/// A store, and what the environment said when it was opened.
+/// A store, and the environment's settings when it was opened.
 type Known = (Vec<String>, Arc<OpenStore>);
 
-/// What the URLs of stores with options stand for, for errors that know only those.
+/// The original URLs for internal store URLs, for errors that know only the latter.
 static NAMES: LazyLock<Mutex<HashMap<String, String>>> = LazyLock::new(Mutex::default);
 
-/// A URL made by [`OpenStore::url_of`], for people.
+/// The user's form of a URL made by [`OpenStore::url_of`].
 pub fn shown_url(url: &Url) -> String {
     let store = url[..Position::BeforePath].to_owned();
     let path = Path::from_url_path(url.path()).map_or_else(|_| url.path().to_owned(), |path| path.to_string());
@@ -33,11 +33,11 @@ pub fn shown_url(url: &Url) -> String {
 }
 
 impl ObjectStores {
-    /// What a URL stands for. Its store is opened if it is new, or if the environment says something else of it now;
-    /// nothing is sent to it.
+    /// The location that a URL refers to. Opens its store if it is new, or if the environment's settings have changed;
+    /// does not contact it.
     ///
     /// # Errors
-    /// `Io` for a URL that no store has and for wrong options; `Unsupported` for HTTP URLs with a query.
+    /// `Io` for a URL without a store and for wrong options; `Unsupported` for HTTP URLs with a query.
     pub fn locate(&self, text: &str, options: &StorageOptions) -> Result<StoreLocation, StorageError> {
         let ParsedUrl { scheme, base, path, is_folder } = parse(text)?;
         let url = store_url(&base, &scheme, options)?;
@@ -62,7 +62,7 @@ impl ObjectStores {
         Ok(StoreLocation { store, path, is_folder })
     }
 
-    /// A client of the URL's store that nobody else has: for a thread with a runtime of its own.
+    /// A separate client of the URL's store: for a thread with its own runtime.
     ///
     /// # Errors
     /// As [`ObjectStores::locate`].
@@ -72,11 +72,11 @@ impl ObjectStores {
     }
 }
 
-/// Names a store and its options: its own URL where that says everything, else one made of a hash of both. All workers
-/// that are given the same make the same.
+/// The URL that identifies a store with its options: the store's own URL if that is sufficient, else one made of a hash
+/// of both. All workers with the same inputs make the same URL.
 fn store_url(base: &str, scheme: &ObjectStoreScheme, options: &StorageOptions) -> Result<Url, StorageError> {
     let plain = Url::parse(base).ok().filter(|url| {
-        // Errors of its own would show a password.
+        // The library's own errors would show a password.
         let plain = url.username().is_empty() && url.password().is_none();
         let whole = plain && url.host_str().is_some_and(|host| !host.is_empty());
         whole && matches!(url.path(), "" | "/") && options.is_empty()
@@ -99,7 +99,7 @@ mod tests {
         pairs.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect()
     }
 
-    /// A key has to come out of the store's URL as it went in, and people have to see their own URL.
+    /// A key must survive the round trip through the store's URL, and users must see their own URL.
     #[test]
     fn keys_are_kept() {
         let stores = ObjectStores::default();
@@ -118,7 +118,7 @@ mod tests {
         assert!(folder.is_folder && folder.store.url_of(&folder.path, true).path().ends_with('/'));
     }
 
-    /// What one reader was given must not reach another's store.
+    /// Options of one reader must not affect another's store.
     #[test]
     fn options_make_stores_of_their_own() {
         let stores = ObjectStores::default();
@@ -127,7 +127,7 @@ mod tests {
         assert_ne!(one.store.url, two.store.url);
         let again = stores.locate("s3://bucket/b", &options(&[("region", "x")])).unwrap();
         assert!(Arc::ptr_eq(&one.store, &again.store));
-        // Containers of one account, which have one host.
+        // Containers of one account, which share a host.
         let key = options(&[("account_key", "YQ==")]);
         let of = |text: &str| stores.locate(text, &key).unwrap().store.url.clone();
         assert_ne!(of("abfss://one@account.dfs.core.windows.net/a"), of("abfss://two@account.dfs.core.windows.net/a"));
@@ -144,7 +144,7 @@ mod tests {
         assert!(error("https://host/a?b=c", &[]).contains("URLs with a query"));
     }
 
-    /// What is shown ends in logs, which others read.
+    /// Displayed text ends up in logs, which others read.
     #[test]
     fn passwords_are_not_shown() {
         let (stores, none) = (ObjectStores::default(), StorageOptions::new());

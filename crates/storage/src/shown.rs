@@ -1,6 +1,6 @@
-//! Display of what users have written, and of what a store has answered.
+//! Display of user input and of a store's responses.
 
-/// A text that may have URLs in it, without their passwords: it may end in a log.
+/// A text that may contain URLs, without their passwords, because it may end up in a log.
 pub fn redact_passwords(text: &str) -> String {
     let mut parts = text.split("://");
     let mut shown = parts.next().unwrap_or_default().to_owned();
@@ -27,7 +27,7 @@ pub(crate) fn one_line(text: &str) -> String {
 mod tests {
     use super::*;
 
-    /// A password that is shown; or a text that is not what somebody wrote, where there is none.
+    /// Catches passwords that are shown, and texts that are changed although they contain none.
     #[test]
     fn passwords_are_hidden() {
         for (text, shown) in [

@@ -1,4 +1,4 @@
-//! An open store, places in it, and what its errors mean.
+//! An open store, places in it, and the meaning of its errors.
 
 use std::fmt;
 use std::future::Future;
@@ -14,22 +14,22 @@ use crate::address::within;
 use crate::error::StorageError;
 use crate::shown::{one_line, redact_passwords};
 
-/// How long a store may be away.
+/// How long a store may be unreachable.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// Between tries, each of which the store's client has tried several times.
+/// Time between attempts; within each, the store's client retries several times.
 const PAUSE: Duration = Duration::from_secs(1);
 
-/// A store that is open.
+/// An open store.
 pub struct OpenStore {
-    /// What people call it, such as `s3://bucket`.
+    /// Its name for users, such as `s3://bucket`.
     pub name: String,
-    /// Names the store and its options: what DataFusion's sessions call it.
+    /// Identifies the store and its options, also in DataFusion's sessions.
     pub url: Url,
     /// Its objects.
     pub objects: Arc<dyn ObjectStore>,
-    /// Its uploads in parts; `None` where nothing can be written, as over HTTP.
+    /// Its multipart uploads; `None` if the store is read-only, as over HTTP.
     pub uploads: Option<Arc<dyn MultipartStore>>,
-    /// Whether other processes see what is in it.
+    /// Whether other processes see its contents.
     pub shared: bool,
 }
 
@@ -40,7 +40,7 @@ impl fmt::Debug for OpenStore {
 }
 
 impl OpenStore {
-    /// The URL of an object, for people.
+    /// The URL of an object, for users.
     pub fn shown(&self, path: &Path) -> String {
         format!("{}/{path}", self.name)
     }
@@ -50,7 +50,7 @@ impl OpenStore {
         within(&self.url, path, is_folder)
     }
 
-    /// An error of the store about `path`.
+    /// Converts an error of the store about `path`.
     pub fn failed(&self, path: &Path, error: &Error) -> StorageError {
         let shown = self.shown(path);
         StorageError::Io(match error {
@@ -60,13 +60,13 @@ impl OpenStore {
                 "{shown}: access denied; check the credentials, in the environment or in storage_options ({})",
                 redact_passwords(&one_line(&error.to_string()))
             ),
-            // It may name its own URL.
+            // The message may contain the store's internal URL.
             other => redact_passwords(&format!("{shown}: {}", one_line(&other.to_string()))),
         })
     }
 }
 
-/// Whether the store does not let us. Errors of listings are told by their text only.
+/// Whether the store denies access. Listing errors show it only in their text.
 pub fn is_denied(error: &Error) -> bool {
     let text = error.to_string();
     matches!(error, Error::PermissionDenied { .. } | Error::Unauthenticated { .. })
@@ -74,18 +74,18 @@ pub fn is_denied(error: &Error) -> bool {
         || text.contains("401 Unauthorized")
 }
 
-/// Whether it is the bucket that is not there.
+/// Whether the bucket does not exist.
 pub fn is_bucket(error: &Error) -> bool {
     let text = error.to_string();
     ["NoSuchBucket", "ContainerNotFound", "The specified bucket does not exist"].iter().any(|name| text.contains(name))
 }
 
-/// What a URL stands for.
+/// The location that a URL refers to.
 #[derive(Debug, Clone)]
 pub struct StoreLocation {
     /// The store.
     pub store: Arc<OpenStore>,
-    /// An object, or what keys begin with.
+    /// An object, or a prefix of keys.
     pub path: Path,
     /// Whether the URL ends with a slash.
     pub is_folder: bool,
@@ -98,21 +98,21 @@ impl fmt::Display for StoreLocation {
 }
 
 impl StoreLocation {
-    /// The same as a place to write to; `None` where the store cannot be written to.
+    /// The same as a writable place; `None` if the store is read-only.
     pub fn folder(&self) -> Option<ObjectFolder> {
         let uploads = Arc::clone(self.store.uploads.as_ref()?);
         Some(ObjectFolder { store: Arc::clone(&self.store), uploads, path: self.path.clone() })
     }
 }
 
-/// A place in a store that can be written to.
+/// A writable place in a store.
 #[derive(Clone)]
 pub struct ObjectFolder {
     /// The store.
     pub store: Arc<OpenStore>,
-    /// Its uploads in parts.
+    /// Its multipart uploads.
     pub uploads: Arc<dyn MultipartStore>,
-    /// An object, or what keys begin with.
+    /// An object, or a prefix of keys.
     pub path: Path,
 }
 
@@ -129,7 +129,7 @@ impl fmt::Display for ObjectFolder {
 }
 
 impl ObjectFolder {
-    /// How many bytes an object has; `None` if there is none.
+    /// The size of an object in bytes; `None` if it does not exist.
     ///
     /// # Errors
     /// As [`ObjectFolder::ask`].
@@ -141,7 +141,7 @@ impl ObjectFolder {
         self.ask(path, head).await
     }
 
-    /// Sends a request about `path`, again and again while the store may be away, for a minute.
+    /// Sends a request about `path`, and retries for up to a minute while the store may be unreachable.
     ///
     /// # Errors
     /// `Io`, naming the object.
@@ -160,7 +160,7 @@ impl ObjectFolder {
     }
 }
 
-/// Whether the store may be away, and come back.
+/// Whether the error may be temporary.
 fn may_pass(error: &Error) -> bool {
     matches!(error, Error::Generic { .. }) && !is_denied(error) && !is_bucket(error)
 }

@@ -1,5 +1,6 @@
-//! Uploads whose last step is left to somebody else: the store has all parts of an object, which appears when it is
-//! completed, by any process that knows them. Checkpoints keep them, and workers send them to the one that commits.
+//! Uploads whose last step is left to another process: the store has all parts of an object, which appears when any
+//! process that knows them completes the upload. Checkpoints store the parts, and workers send them to the one that
+//! commits.
 
 use object_store::multipart::PartId;
 use object_store::path::Path;
@@ -8,29 +9,29 @@ use serde::{Deserialize, Serialize};
 
 use crate::store::ObjectFolder;
 
-/// An object that has been uploaded, but for the last step.
+/// An uploaded object, except for the last step.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct UploadedParts {
-    /// Its key. Nothing else may have the same one: an object there is taken for this one.
+    /// Its key, which must be unique: an existing object is taken for this one.
     #[serde(rename = "object", with = "key")]
     pub path: Path,
-    /// What the store calls the upload.
+    /// The store's id of the upload.
     pub upload: MultipartId,
-    /// What the store calls the parts, in order.
+    /// The store's ids of the parts, in order.
     pub parts: Vec<String>,
 }
 
 impl ObjectFolder {
-    /// Makes an object of its parts, unless it was made before. Returns whether it is there: `false` when the store has
+    /// Completes the object, unless that was done before. Returns whether the object exists: `false` if the store has
     /// neither the upload nor the object.
     ///
     /// # Errors
-    /// The store's.
+    /// Those of the store.
     pub async fn complete(&self, uploaded: &UploadedParts) -> Result<bool, Error> {
         let UploadedParts { path, upload, parts } = uploaded;
         let parts = parts.iter().map(|content_id| PartId { content_id: content_id.clone() }).collect();
         let Err(error) = self.uploads.complete_multipart(path, upload, parts).await else { return Ok(true) };
-        // A store that has done it before, perhaps with an answer that was lost, knows no such upload any more.
+        // A store that has completed it before, perhaps with a lost answer, no longer knows the upload.
         match self.store.objects.head(path).await {
             Ok(_) => Ok(true),
             Err(Error::NotFound { .. }) if is_gone(&error) => Ok(false),
@@ -45,7 +46,7 @@ fn is_gone(error: &Error) -> bool {
     told || matches!(error, Error::NotFound { .. })
 }
 
-/// A key as its text.
+/// A key as text.
 mod key {
     use object_store::path::Path;
     use serde::de::Error;
@@ -65,7 +66,7 @@ mod tests {
     use super::*;
     use crate::{ObjectStores, StorageOptions};
 
-    /// Completing again must change nothing, and what is lost must not pass for done.
+    /// Completing again must change nothing, and a lost upload must not pass as done.
     #[tokio::test]
     async fn uploads_may_be_completed_again() {
         let at = ObjectStores::default().locate("memory:///out", &StorageOptions::new()).unwrap().folder().unwrap();
@@ -82,7 +83,7 @@ mod tests {
         assert!(!at.complete(&uploaded).await.unwrap());
     }
 
-    /// They are in checkpoints: those of earlier releases must be read.
+    /// Checkpoints contain uploads: those of earlier releases must be readable.
     #[test]
     fn uploads_are_kept_as_they_were() {
         let uploaded =

@@ -1,4 +1,4 @@
-//! Who asks the store what a [`LeaseClaimant`] wants to be asked, and tells it the time.
+//! Sends the requests of a [`LeaseClaimant`] to the store, and tells it the time.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
@@ -10,16 +10,16 @@ use object_store::{Error, ObjectStore, ObjectStoreExt, PutMode, PutOptions, Upda
 use super::process::ProcessIdentity;
 use super::protocol::{ClaimStep, LeaseClaimant, LeaseRecord, LeaseTerms, StoreAnswer, StoreRequest};
 
-/// What is asked of the store for so long has failed. It may be done all the same, later.
+/// A request that takes longer than this counts as failed. It may still be executed later.
 pub const ANSWER_MAX: Duration = Duration::from_secs(10);
 
-/// Of a store without versions there are no conditions on them.
+/// A store without versions cannot have conditions on them.
 const NO_VERSION: &str = "it does not give versions to what it writes";
 
-/// The words for an error of the store.
+/// Describes an error of the store.
 type DescribeError = Box<dyn Fn(&Error) -> String + Send + Sync>;
 
-/// See the module.
+/// The driver of a claimant, see the module.
 pub struct LeaseClient {
     objects: Arc<dyn ObjectStore>,
     path: Path,
@@ -29,22 +29,22 @@ pub struct LeaseClient {
     anyhow: bool,
 }
 
-/// What has come of a step.
+/// The outcome of a step.
 #[derive(Debug)]
 pub enum ClaimOutcome {
-    /// What the store said.
+    /// The store's answer.
     Answer(StoreAnswer),
-    /// There is nothing to do for so long.
+    /// There is nothing to do for this long.
     Wait(Duration),
-    /// Another holds the place.
+    /// Another owner holds the object.
     Lost(Option<Box<LeaseRecord>>),
-    /// The store does not answer, and the place was never held.
+    /// The store does not answer, and the object was never held.
     Failed(String),
 }
 
 impl LeaseClient {
-    /// Wants the object at `path` for `owner`, which nobody else is, of a job with this name, if it has one. `says` has
-    /// the words for errors.
+    /// Claims the object at `path` for `owner`, which is unique, and for the job with this name, if it has one. `says`
+    /// describes errors.
     pub fn new(
         objects: Arc<dyn ObjectStore>,
         path: Path,
@@ -55,12 +55,12 @@ impl LeaseClient {
         LeaseClient { objects, path, says: Box::new(says), claimant, began: Instant::now(), anyhow: false }
     }
 
-    /// The same, whose record lies there also where the store knows no conditions; it keeps nobody out then.
+    /// The same, but writes the record even if the store does not support conditions; it then keeps no one out.
     pub fn unconditional(self) -> Self {
         LeaseClient { anyhow: true, ..self }
     }
 
-    /// What is next. `is_gone` says whose record, if this version can read it, is nobody's: see [`is_gone`].
+    /// Performs the next step. `is_gone` decides whether the owner of a record, if readable, is gone: see [`is_gone`].
     pub async fn step(&mut self, is_gone: impl Fn(Option<&LeaseRecord>) -> bool) -> ClaimOutcome {
         let ask = match self.claimant.step(self.began.elapsed(), at_ms()) {
             ClaimStep::Ask(ask) => ask,
@@ -73,33 +73,33 @@ impl LeaseClient {
         ClaimOutcome::Answer(answer)
     }
 
-    /// Whose record it waits for, if it can be read, and how long that lasts when it is not renewed.
+    /// The record that it waits for, if it can be read, and how long that lasts without renewal.
     pub fn waits_for(&self) -> Option<(Option<&LeaseRecord>, Duration)> {
         let record = self.claimant.waits_for()?;
         Some((record, record.map_or(LeaseTerms::USUAL.lasts, LeaseRecord::lasts)))
     }
 
-    /// Why the record could not be renewed the last time.
+    /// Why the last renewal of the record failed.
     pub fn trouble(&self) -> Option<&str> {
         self.claimant.trouble()
     }
 
-    /// Whether it has ever had the object; whether it still has it is a matter of time (`HELD`).
+    /// Whether it has ever held the object; whether it still does depends on the time (`HELD`).
     pub fn has_held(&self) -> bool {
         self.claimant.held().is_some()
     }
 
-    /// Renews at the next step, whenever the last time was.
+    /// Renews at the next step, regardless of the last renewal.
     pub fn renew_now(&mut self) {
         self.claimant.renew_now();
     }
 
-    /// Gives the place back, if it has it.
+    /// Releases the object, if it is held.
     pub async fn give_back(&mut self) {
         let Some(ask) = self.claimant.give_back(at_ms()) else { return };
         let StoreRequest::Replace(free, _) = &ask else { return };
         let free = free.clone();
-        // A renewal that was under way may have been written, or not.
+        // A pending renewal may or may not have been written.
         if matches!(self.ask(ask).await, StoreAnswer::Refused)
             && let StoreAnswer::Found(Some(record), version) = self.ask(StoreRequest::Read).await
             && record.owner == free.owner
@@ -108,11 +108,11 @@ impl LeaseClient {
         }
     }
 
-    /// Whether the store refuses what it should, as the record is there and another than `stale`: some write whatever
-    /// they are asked to. If not, why.
+    /// Whether the store rejects a write that it should, given that the record exists and differs from `stale`: some
+    /// stores execute every write. If not, why.
     ///
     /// # Errors
-    /// In words, when it does not answer.
+    /// A description, if the store does not answer.
     pub async fn heeds_conditions(&self, stale: UpdateVersion) -> Result<Option<String>, String> {
         let record = self.claimant.record(at_ms());
         for (ask, wrong) in [
@@ -139,7 +139,7 @@ impl LeaseClient {
     }
 }
 
-/// Of whose record it is certain that nobody renews it: the process was one of this machine.
+/// Whether certainly no process renews this record: its process ran on this machine and is gone.
 pub fn is_gone(record: Option<&LeaseRecord>) -> bool {
     record.is_some_and(|record| record.process.is_gone(&ProcessIdentity::this()))
 }
@@ -149,7 +149,7 @@ fn at_ms() -> u64 {
     SystemTime::UNIX_EPOCH.elapsed().map_or(0, |since| since.as_millis() as u64)
 }
 
-/// Asks a store. If it knows no conditions, what is to be there `anyhow` is written without.
+/// Sends a request to a store. If the store does not support conditions, records for `anyhow` are written without.
 pub(super) async fn ask_store(
     objects: &dyn ObjectStore,
     path: &Path,
@@ -181,10 +181,10 @@ pub(super) async fn ask_store(
     }
 }
 
-/// What lies at `path`: `Nothing` or `Found`.
+/// Reads the record at `path`: returns `Nothing` or `Found`.
 ///
 /// # Errors
-/// The store's.
+/// Those of the store.
 pub async fn read(objects: &dyn ObjectStore, path: &Path) -> Result<StoreAnswer, Error> {
     let found = match objects.get(path).await {
         Ok(found) => found,
@@ -201,7 +201,7 @@ mod tests {
 
     use super::*;
 
-    /// Where a store knows no conditions, a record may be there for others to read, whoever else writes it; but not one
+    /// In a store without conditions, a record may be written for others to read, whoever else writes it; but not one
     /// that has to keep them out.
     #[tokio::test]
     async fn stores_without_conditions_have_records_anyhow() {

@@ -1,11 +1,12 @@
-//! Who holds an object of a store: one at a time. Checkpoints and output that is about to appear are kept apart by it.
+//! Leases on objects of a store: each has one holder at a time. They protect checkpoints and output that is about to
+//! appear.
 //!
-//! | module       | what is in it                                                                     |
+//! | module       | contents                                                                          |
 //! |--------------|-----------------------------------------------------------------------------------|
-//! | `process`    | which process holds it, and when it is certain that it is gone                    |
-//! | `protocol`   | who holds the object: decisions without a clock or a store, and why they are right |
-//! | `client`     | asks the store and reads the clock                                                 |
-//! | `simulation` | several that want it, with clocks, delays and failures from one seed; for tests   |
+//! | `process`    | identifies the holder's process, and determines when it is certainly gone         |
+//! | `protocol`   | decides who holds the object, without a clock or store; proves mutual exclusion    |
+//! | `client`     | sends requests to the store and reads the clock                                    |
+//! | `simulation` | several claimants, with clocks, delays and failures from one seed; for tests      |
 
 mod client;
 mod process;
@@ -20,5 +21,5 @@ pub use process::ProcessIdentity;
 use protocol::LeaseTerms;
 pub use protocol::{LeaseRecord, StoreAnswer};
 
-/// Who has written a record may take the object for its own for so long, counted from when it began to write.
+/// How long the writer of a record may consider itself the holder, counted from when it began to write.
 pub const HELD: Duration = LeaseTerms::USUAL.held;

@@ -1,4 +1,4 @@
-//! Which process holds a lease, or writes output, and when it is certain that it is gone.
+//! Identifies the process that holds a lease or writes output, and determines when it is certainly gone.
 
 use std::fmt;
 use std::str::FromStr;
@@ -6,23 +6,23 @@ use std::str::FromStr;
 use rustix::process::{Pid, test_kill_process};
 use serde::{Deserialize, Serialize};
 
-/// A process, among all that there are anywhere. Where the system does not tell enough, nothing is certain.
+/// A globally unique identity of a process. If the system does not report enough, nothing is certain.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ProcessIdentity {
     /// The machine's name.
     pub host: String,
-    /// Its number there.
+    /// Its process id there.
     pub pid: u32,
-    /// When it began, in the kernel's ticks: numbers of processes are given again.
+    /// Its start time in kernel ticks, because process ids are reused.
     started: String,
-    /// This start of the machine.
+    /// The boot id of the machine.
     boot: String,
-    /// Numbers of processes mean something within it only (Linux's PID namespace): not in another container.
+    /// The PID namespace, outside of which process ids mean nothing, for example in another container.
     namespace: String,
 }
 
 impl ProcessIdentity {
-    /// This one.
+    /// The current process.
     pub fn this() -> Self {
         let text = |path: &str| std::fs::read_to_string(path).unwrap_or_default().trim().to_owned();
         ProcessIdentity {
@@ -35,8 +35,7 @@ impl ProcessIdentity {
         }
     }
 
-    /// Whether it has certainly come to its end: it was one of this machine, since it was started last, and this
-    /// namespace.
+    /// Whether it has certainly ended: it ran on this machine, since the last boot, and in this namespace.
     pub fn is_gone(&self, this: &ProcessIdentity) -> bool {
         let whole = [&self.started, &self.boot, &self.namespace].iter().all(|part| !part.is_empty());
         let here = (&self.host, &self.boot, &self.namespace) == (&this.host, &this.boot, &this.namespace);
@@ -45,14 +44,14 @@ impl ProcessIdentity {
         let pid_text = self.pid.to_string();
         match test_kill_process(pid) {
             Err(error) if error == rustix::io::Errno::SRCH => true,
-            // Another may have its number. One that cannot be looked at may be it.
+            // Another process may have its id. One that cannot be inspected may be it.
             _ => started(&pid_text).is_some_and(|started| started != self.started) || is_over(&pid_text),
         }
     }
 }
 
 impl fmt::Display for ProcessIdentity {
-    /// As one line, which [`FromStr`] reads.
+    /// Writes one line that [`FromStr`] parses.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&serde_json::to_string(self).map_err(|_| fmt::Error)?)
     }
@@ -66,19 +65,19 @@ impl FromStr for ProcessIdentity {
     }
 }
 
-/// Whether a process is over and nobody has asked how it ended: a zombie, of which no thread is left but the first.
+/// Whether a process has ended but was not waited for: a zombie, with no thread left except the first.
 fn is_over(process: &str) -> bool {
     let threads = || std::fs::read_dir(format!("/proc/{process}/task")).map_or(0, Iterator::count);
     field(process, 3).is_some_and(|state| state == "Z") && threads() == 1
 }
 
-/// When it began.
+/// The start time of a process.
 fn started(process: &str) -> Option<String> {
     field(process, 22)
 }
 
-/// The `number`th field of `stat`, from the third on: those behind the name in parentheses, which may have anything in
-/// it.
+/// The `number`th field of `stat`, from the third on: the fields after the name in parentheses, which may contain
+/// anything.
 fn field(process: &str, number: usize) -> Option<String> {
     let stat = std::fs::read_to_string(format!("/proc/{process}/stat")).ok()?;
     stat.rsplit_once(')')?.1.split_whitespace().nth(number - 3).map(str::to_owned)
@@ -88,7 +87,7 @@ fn field(process: &str, number: usize) -> Option<String> {
 mod tests {
     use super::*;
 
-    /// A living job that is taken for dead loses its place; a dead one that is not makes the next wait.
+    /// A live job that is taken for dead loses its lease; a dead one that is taken for live makes the next one wait.
     #[test]
     fn only_who_was_here_and_is_gone_is_gone() {
         let this = ProcessIdentity::this();

@@ -1,12 +1,14 @@
-//! Who holds a place in an object store: decisions without a clock, a store or a thread. A thin driver (`super`) asks
-//! the store what a [`LeaseClaimant`] wants to be asked, and so does a simulation (`super::simulation`).
+//! Decides who holds a lease in an object store, without a clock, a store or a thread. A thin driver (`super`) sends
+//! the requests of a [`LeaseClaimant`] to the store, and so does a simulation (`super::simulation`).
 //!
-//! The store has one record. It is created where there is none, and replaced by whoever knows the version that lies
-//! there; both are refused if it has changed meanwhile. The holder replaces it by another again and again. Clocks are
-//! not compared: a claimant that has seen one version for as long as the record lasts, *by its own clock and from when
-//! it had read it*, knows that the holder has not renewed it since before that, and the holder, which counts a shorter
-//! time from when it *began* to write it, has stopped holding it by then. So clocks may show anything; they only have
-//! to run about as fast (see [`LeaseTerms`]).
+//! The store contains one record. A claimant creates it if there is none, or replaces it if it knows the current
+//! version; the store rejects both if the record has changed meanwhile. The holder replaces the record again and again.
+//!
+//! Clocks are not compared. A claimant waits until it has seen the same version for as long as the record lasts, *by
+//! its own clock and from when it had read it*. It then knows that the holder has not renewed the record since before
+//! that. The holder counts a shorter time, from when it *began* to write the record, so by then it has stopped
+//! considering itself the holder. Clocks may therefore show any time; they only have to run at about the same rate (see
+//! [`LeaseTerms`]).
 
 use std::time::Duration;
 
@@ -18,30 +20,29 @@ use super::process::ProcessIdentity;
 /// Time since the claimant began.
 pub(crate) type Now = Duration;
 
-/// A record that says that it lasts longer does not.
+/// Upper limit on the duration that a record may claim.
 const LASTS_MAX: Duration = Duration::from_secs(600);
-/// So often in a row a store may fail for who wants the place.
+/// Consecutive failures of the store after which a claimant gives up.
 const FAILURES_MAX: u32 = 2;
-/// So often in a row a store may refuse what it should take from who wants the place: others may be faster, but each
-/// once.
+/// Consecutive rejections after which a claimant gives up: others may be faster, but each of them only once.
 const REFUSALS_MAX: u32 = 20;
 
-/// How long things take.
+/// The durations of the protocol.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct LeaseTerms {
-    /// A record that has not changed for so long is nobody's.
+    /// A record that has not changed for this long has no holder.
     pub lasts: Duration,
-    /// For so long a holder takes what it has written for its own: less, by more than clocks differ in so short a time.
+    /// How long a holder relies on its last write: shorter, by more than clocks drift apart in that time.
     pub held: Duration,
-    /// From one renewal to the next.
+    /// Time between renewals.
     pub renew: Duration,
-    /// From one look at another's record to the next; and after something that has failed, or was refused.
+    /// Time between checks of another's record, and after a failure or rejection.
     pub again: Duration,
 }
 
 impl LeaseTerms {
-    /// A claimant that finds a living holder knows it within three seconds or so, and one that waits for a dead one to
-    /// be certain, after fifteen. Clocks may differ in their rate by a tenth.
+    /// A claimant recognizes a live holder within about three seconds, and one that waits for a dead holder is certain
+    /// after fifteen. Clock rates may differ by a tenth.
     pub(crate) const USUAL: LeaseTerms = LeaseTerms {
         lasts: Duration::from_secs(15),
         held: Duration::from_secs(12),
@@ -50,36 +51,36 @@ impl LeaseTerms {
     };
 }
 
-/// What lies in the store, as JSON.
+/// The record in the store, as JSON.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LeaseRecord {
-    /// A run of a job, or a write: no two have the same.
+    /// A unique id of a job's run, or of a write.
     pub owner: String,
-    /// The job's name, for people.
+    /// The job's name, for messages.
     pub job: String,
-    /// The one that writes this: the job's worker 0.
+    /// The writer: the job's worker 0.
     pub process: ProcessIdentity,
     /// Milliseconds.
     pub lasts_ms: u64,
-    /// Counts up, so that no two records are the same, or have the same version.
+    /// A counter that makes all records, and their versions, different.
     pub renewal: u64,
-    /// When it was written by the holder's clock, in milliseconds since 1970 UTC; for people.
+    /// The time of writing by the holder's clock, in milliseconds since 1970 UTC; for messages.
     pub at_ms: u64,
-    /// It was given back: nobody's.
+    /// The lease was released: there is no holder.
     pub free: bool,
 }
 
 impl LeaseRecord {
-    /// What `process` writes for `owner`.
+    /// The record that `process` writes for `owner`.
     pub(crate) fn of(owner: &str, job: &str, process: ProcessIdentity) -> Self {
         let (lasts_ms, renewal, at_ms, free) = Default::default();
         LeaseRecord { owner: owner.into(), job: job.into(), process, lasts_ms, renewal, at_ms, free }
     }
 
-    /// From the bytes of an object; `None`, if they are of no version that this one reads.
+    /// Parses the bytes of an object; `None` if they are not of a version that this one can read.
     pub(crate) fn read(bytes: &[u8]) -> Option<Box<Self>> {
         let older = || {
-            // Marks beside output were two lines once: who writes and how often it was put, and the process.
+            // Markers beside output used to have two lines: the writer with a counter, and the process.
             let (first, process) = std::str::from_utf8(bytes).ok()?.split_once('\n')?;
             let owner = first.split_once(' ')?.0;
             let lasts_ms = LeaseTerms::USUAL.lasts.as_millis() as u64;
@@ -94,47 +95,47 @@ impl LeaseRecord {
     }
 }
 
-/// What a claimant wants from the store.
+/// A claimant's request to the store.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum StoreRequest {
     Read,
-    /// If there is no record.
+    /// Create the record, if there is none.
     Create(Box<LeaseRecord>),
-    /// If that version lies there.
+    /// Replace the record, if it has that version.
     Replace(Box<LeaseRecord>, UpdateVersion),
 }
 
-/// What the store says.
+/// The store's answer.
 #[derive(Clone, Debug)]
 pub enum StoreAnswer {
     /// There is no record.
     Nothing,
-    /// This one; `None`, if it is none that this version of Tidemill can read.
+    /// The record; `None` if this version of Tidemill cannot read it.
     Found(Option<Box<LeaseRecord>>, UpdateVersion),
-    /// What was to be written is there.
+    /// The record was written.
     Written(UpdateVersion),
-    /// Something else lies there.
+    /// The record is different from what the condition requires.
     Refused,
-    /// What was to be written may be there, or come later.
+    /// The record may have been written, or may be written later.
     Failed(String),
-    /// It does not know such conditions, and no lease can be had of it.
+    /// The store does not support such conditions, so leases are impossible.
     Unconditional(String),
 }
 
-/// What is next.
+/// The next step of a claimant.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum ClaimStep {
-    /// Ask the store, and tell the claimant what it says.
+    /// Send the request to the store, and give the answer to the claimant.
     Ask(StoreRequest),
-    /// Nothing until then.
+    /// Wait until this time.
     Wait(Now),
-    /// Another holds the place.
+    /// Another owner holds the lease.
     Lost(Option<Box<LeaseRecord>>),
-    /// The store does not answer, and the place was never held.
+    /// The store does not answer, and the lease was never held.
     Failed(String),
 }
 
-/// Another's record, and since when it has not changed.
+/// Another owner's record, and the time since which it has not changed.
 struct RecordSighting {
     record: Option<Box<LeaseRecord>>,
     version: UpdateVersion,
@@ -143,15 +144,15 @@ struct RecordSighting {
 }
 
 enum ClaimState {
-    /// Wants to know what is there.
+    /// Reads the record.
     Looks,
-    /// There was nothing.
+    /// There was no record.
     Creates,
-    /// What lies there is nobody's, or its own.
+    /// The record has no live owner, or is its own.
     Takes(UpdateVersion),
-    /// Another's lies there.
+    /// Another owner's record exists.
     Waits,
-    /// Has written this.
+    /// Has written this record.
     Holds {
         version: UpdateVersion,
         renew: Now,
@@ -159,19 +160,19 @@ enum ClaimState {
     Over(ClaimStep),
 }
 
-/// Who wants the place, or has it.
+/// A process that wants the lease, or holds it.
 pub(crate) struct LeaseClaimant {
     me: LeaseRecord,
     terms: LeaseTerms,
     state: ClaimState,
-    /// When what is being asked was asked.
+    /// When the current request was sent.
     asked: Now,
-    /// Nothing is asked before.
+    /// No request is sent before this time.
     pause: Now,
     refusals: u32,
     failures: u32,
     seen: Option<RecordSighting>,
-    /// When it began to write what it knows to have been written last.
+    /// When it began to write the last record that is known to be written.
     held: Option<Now>,
     /// Why that was not renewed since.
     trouble: Option<String>,
@@ -184,8 +185,8 @@ impl LeaseClaimant {
         LeaseClaimant { me, terms, state: ClaimState::Looks, asked, pause, refusals, failures, seen, held, trouble }
     }
 
-    /// When it began to write what it knows to have been written last, if it is the holder; whether it still is one is
-    /// a matter of time ([`LeaseTerms::held`]).
+    /// When it began to write the last record that is known to be written, if it is the holder; whether it still is
+    /// depends on the time ([`LeaseTerms::held`]).
     pub(crate) fn held(&self) -> Option<Now> {
         self.held
     }
@@ -195,12 +196,12 @@ impl LeaseClaimant {
         self.trouble.as_deref()
     }
 
-    /// Whose record it waits for.
+    /// The record that it waits for.
     pub(crate) fn waits_for(&self) -> Option<Option<&LeaseRecord>> {
         self.seen.as_ref().filter(|_| matches!(self.state, ClaimState::Waits)).map(|seen| seen.record.as_deref())
     }
 
-    /// What is next. `at_ms` is the time of day, for people.
+    /// The next step. `at_ms` is the time of day, for messages.
     pub(crate) fn step(&mut self, now: Now, at_ms: u64) -> ClaimStep {
         let ask = match &self.state {
             ClaimState::Over(step) => return step.clone(),
@@ -222,8 +223,8 @@ impl LeaseClaimant {
         ClaimStep::Ask(ask)
     }
 
-    /// The answer to what [`LeaseClaimant::step`] asked last. `is_gone` says whose record, if it can be read, is
-    /// nobody's.
+    /// Handles the answer to the last request of [`LeaseClaimant::step`]. `is_gone` decides whether the owner of a
+    /// record, if readable, is gone.
     pub(crate) fn on_answer(&mut self, now: Now, answer: StoreAnswer, is_gone: impl Fn(Option<&LeaseRecord>) -> bool) {
         self.failures = if matches!(answer, StoreAnswer::Failed(_) | StoreAnswer::Unconditional(_)) {
             self.failures + 1
@@ -236,7 +237,7 @@ impl LeaseClaimant {
                 (self.seen, self.trouble, self.refusals) = (None, None, 0);
                 self.state = ClaimState::Holds { version, renew: self.asked + self.terms.renew };
             }
-            // Something else lies there: perhaps what it has written itself, and was told otherwise.
+            // The record differs: perhaps it is its own write, whose answer was lost.
             StoreAnswer::Refused => {
                 self.refusals += 1;
                 self.pause = if self.refusals > 1 { now + self.terms.again } else { now };
@@ -255,7 +256,7 @@ impl LeaseClaimant {
                 self.state = ClaimState::Over(ClaimStep::Failed(reason));
             }
             StoreAnswer::Failed(reason) | StoreAnswer::Unconditional(reason) => {
-                // If it has been written all the same, the next is refused.
+                // If the write did succeed, the next one is rejected.
                 self.trouble = Some(reason);
                 self.pause = now + self.terms.again;
             }
@@ -275,7 +276,8 @@ impl LeaseClaimant {
             self.state = ClaimState::Takes(version);
             return;
         }
-        // Whoever has held it has been taken for dead; and who renews what is waited for lives.
+        // If it has held the lease before, it was taken for dead; and if the awaited record was renewed, its owner is
+        // alive.
         if self.held.is_some() || self.seen.as_ref().is_some_and(|seen| seen.version != version) {
             self.state = ClaimState::Over(ClaimStep::Lost(record));
             return;
@@ -291,7 +293,7 @@ impl LeaseClaimant {
         }
     }
 
-    /// What gives the place back, if it holds it.
+    /// The request that releases the lease, if it is held.
     pub(crate) fn give_back(&mut self, at_ms: u64) -> Option<StoreRequest> {
         let ClaimState::Holds { version, .. } = &self.state else { return None };
         let version = version.clone();
@@ -300,14 +302,14 @@ impl LeaseClaimant {
         Some(StoreRequest::Replace(Box::new(LeaseRecord { free: true, ..*self.record(at_ms) }), version))
     }
 
-    /// Renews at the next step, whenever the last time was.
+    /// Renews at the next step, regardless of the last renewal.
     pub(crate) fn renew_now(&mut self) {
         if let ClaimState::Holds { renew, .. } = &mut self.state {
             *renew = Now::ZERO;
         }
     }
 
-    /// What it would write now.
+    /// The record that it would write now.
     pub(crate) fn record(&self, at_ms: u64) -> Box<LeaseRecord> {
         Box::new(LeaseRecord { at_ms, ..self.me.clone() })
     }
@@ -317,8 +319,8 @@ impl LeaseClaimant {
 mod tests {
     use super::*;
 
-    /// A mark that an older version left could not be taken before it had lain there for long, though its writer is
-    /// here and gone.
+    /// A marker left by an older version used to be taken over only after a long wait, although its writer ran on this
+    /// machine and was gone.
     #[test]
     fn marks_of_older_versions_are_read() {
         let process = ProcessIdentity::this();

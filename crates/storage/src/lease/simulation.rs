@@ -1,9 +1,9 @@
-//! Several runs that want one place, in one thread: one seed is one story, a tick a millisecond of it. The protocol and
-//! the store, one in memory, are the real ones. Clocks of runs show anything and are up to a twentieth too fast or too
-//! slow; questions and answers take their time, get lost, or are done when whoever asked has long given up; runs are
-//! killed, where others may see it or not, and stopped for a while, and go on.
+//! Several runs that want the same lease, in one thread. A seed determines a story; a tick is a millisecond. The
+//! protocol and the store, an in-memory one, are the real ones. Clocks of runs show arbitrary times and are up to a
+//! twentieth too fast or too slow. Requests and answers take time, get lost, or are executed long after the sender has
+//! given up. Runs are killed, visibly to others or not, and are paused and resumed.
 //!
-//! Always: no two hold the place. And when faults stop, somebody does.
+//! At all times, at most one run holds the lease. And after the faults stop, some run does.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -17,22 +17,22 @@ use super::client::ask_store;
 use super::process::ProcessIdentity;
 use super::protocol::{ClaimStep, LeaseClaimant, LeaseRecord, LeaseTerms, Now, StoreAnswer, StoreRequest};
 
-/// Seeds of a whole run of the test; see [`share_of_seeds`].
+/// Seeds in a full run of the test; see [`share_of_seeds`].
 const SEEDS: u64 = 1500;
-/// With a tenth of the usual times.
+/// A tenth of the usual durations.
 const TERMS: LeaseTerms = LeaseTerms {
     lasts: Duration::from_millis(150),
     held: Duration::from_millis(120),
     renew: Duration::from_millis(30),
     again: Duration::from_millis(5),
 };
-/// When a run gives a question up.
+/// When a run gives up on a request.
 const ANSWER_MAX: u64 = 100;
 const FAULTS_END: u64 = 2500;
-/// Long enough for what comes late, for a run to begin, and for it to wait for one that was killed.
+/// Long enough for late messages, for a run to start, and for it to wait for one that was killed.
 const END: u64 = FAULTS_END + 1200;
 
-/// What was asked, and when it will be done.
+/// A request, and when it will be executed.
 struct PendingRequest {
     of: usize,
     number: u64,
@@ -43,10 +43,10 @@ struct PendingRequest {
 
 struct SimulatedRun {
     claimant: LeaseClaimant,
-    /// Its clock runs at so many thousandths.
+    /// The rate of its clock, in thousandths.
     rate: u64,
     began: u64,
-    /// Whether others see when it is killed.
+    /// Whether others can see when it is killed.
     is_here: bool,
     stopped_until: u64,
     asked: Option<(u64, u64)>,
@@ -75,7 +75,7 @@ fn begin(number: usize, tick: u64, terms: LeaseTerms, random: &mut SplitMix64) -
     }
 }
 
-/// What has come of a story.
+/// The outcome of a story.
 #[derive(Debug, Default)]
 struct SimulationCounts {
     runs: usize,
@@ -83,12 +83,12 @@ struct SimulationCounts {
     refused: usize,
     lost: usize,
     given_back: usize,
-    /// Two have held the place, at this tick.
+    /// The tick at which two runs held the lease.
     two: Option<u64>,
     one_at_the_end: bool,
 }
 
-/// How often faults come: once in so many chances, never with 0.
+/// Frequency of faults: once in this many chances, never for 0.
 struct FaultRates {
     lost: usize,
     killed: usize,
@@ -97,24 +97,24 @@ struct FaultRates {
     back: usize,
 }
 
-/// A story under way.
+/// A story in progress.
 struct Story {
     random: SplitMix64,
     store: InMemory,
     path: Path,
     terms: LeaseTerms,
-    /// Questions and answers take up to this long.
+    /// Maximum delay of requests and answers.
     slow: usize,
     rates: FaultRates,
     runs: Vec<SimulatedRun>,
     asked: Vec<PendingRequest>,
-    /// How many questions there were.
+    /// Number of requests so far.
     numbered: u64,
-    /// By run and number of the question: when it comes, and what.
+    /// Answers by run and request number: the arrival time, and the answer.
     answers: BTreeMap<(usize, u64), (u64, StoreAnswer)>,
-    /// Of runs that were killed: whether it can be seen.
+    /// For killed runs: whether others can see it.
     gone: BTreeMap<String, bool>,
-    /// Who held the place last.
+    /// The last holder.
     last: Option<usize>,
     counts: SimulationCounts,
 }
@@ -156,7 +156,7 @@ impl Story {
         }
     }
 
-    /// Whether a fault happens now that comes so often.
+    /// Whether a fault with this frequency happens now.
     fn fault(&mut self, tick: u64, rate: usize) -> bool {
         tick < FAULTS_END && self.random.once_in(rate)
     }
@@ -165,8 +165,7 @@ impl Story {
         self.runs.push(begin(self.runs.len(), tick, self.terms, &mut self.random));
     }
 
-    /// New runs come now and then. At the end the launcher starts one again if it was refused because of a run that was
-    /// killed.
+    /// Starts new runs now and then. At the end, the launcher restarts a run that was rejected because of a killed one.
     fn begin_runs(&mut self, tick: u64) {
         let is_new =
             if tick < FAULTS_END { self.random.once_in(self.rates.new) } else { self.runs.iter().all(|run| run.over) };
@@ -176,7 +175,7 @@ impl Story {
         }
     }
 
-    /// The store does what it was asked, in any order.
+    /// Makes the store execute requests, in any order.
     fn answer(&mut self, tick: u64) {
         self.asked.sort_by_key(|asked| asked.done_at);
         while self.asked.first().is_some_and(|asked| asked.done_at <= tick) {
@@ -189,7 +188,7 @@ impl Story {
         }
     }
 
-    /// A run is killed or stopped, hears an answer, or asks.
+    /// Kills or pauses a run, delivers an answer to it, or lets it send a request.
     fn act(&mut self, at: usize, tick: u64) {
         if self.runs[at].over || self.runs[at].stopped_until > tick {
             return;
@@ -207,7 +206,7 @@ impl Story {
             self.hear(at, tick, number, since);
             return;
         }
-        // It need not look at once.
+        // It need not check at once.
         if self.random.once_in(3) {
             return;
         }
@@ -216,7 +215,7 @@ impl Story {
         }
     }
 
-    /// A run hears the answer to its question, or gives the question up.
+    /// Delivers the answer to a run's request, or makes it give up.
     fn hear(&mut self, at: usize, tick: u64, number: u64, since: u64) {
         let answer = if self.answers.get(&(at, number)).is_some_and(|(when, _)| *when <= tick) {
             self.answers.remove(&(at, number)).expect("it is there").1
@@ -234,7 +233,7 @@ impl Story {
         run.claimant.on_answer(now, answer, is_gone);
     }
 
-    /// What a run asks the store now, if anything.
+    /// A run's next request to the store, if any.
     fn next_question(&mut self, at: usize, tick: u64) -> Option<StoreRequest> {
         if tick < FAULTS_END && self.runs[at].claimant.held().is_some() && self.random.once_in(self.rates.back) {
             let run = &mut self.runs[at];
@@ -255,7 +254,7 @@ impl Story {
                 self.counts.refused += usize::from(!had);
                 None
             }
-            // The launcher starts it again.
+            // The launcher restarts it.
             ClaimStep::Failed(_) => {
                 run.over = true;
                 self.begin(tick);
@@ -264,19 +263,19 @@ impl Story {
         }
     }
 
-    /// A question is on its way. It may get lost, or its answer.
+    /// Sends a request. It may get lost, or its answer.
     fn ask(&mut self, at: usize, tick: u64, ask: StoreRequest) {
         self.numbered += 1;
         self.runs[at].asked = Some((self.numbered, tick));
         let done_at = tick + self.random.below(self.slow) as u64;
         let answer_at = done_at + self.random.below(self.slow) as u64;
-        // Lost on its way there: that may also mean very late.
+        // Lost on the way; this may also mean very late.
         let late = if self.fault(tick, self.rates.lost) { self.random.below(600) as u64 } else { 0 };
         let answer_at = (late == 0 && !self.fault(tick, self.rates.lost)).then_some(answer_at);
         self.asked.push(PendingRequest { of: at, number: self.numbered, ask, done_at: done_at + late, answer_at });
     }
 
-    /// Looks who holds the place.
+    /// Checks which run holds the lease.
     fn look(&mut self, tick: u64) {
         let holds = |at: &usize| !self.runs[*at].over && self.runs[*at].holds(tick, self.terms);
         let holders: Vec<usize> = (0..self.runs.len()).filter(holds).collect();
@@ -288,12 +287,13 @@ impl Story {
         {
             self.counts.takeovers += 1;
         }
-        // Where answers take long a holder may lose it for a moment, and get it back.
+        // If answers are slow, a holder may lose the lease for a moment and get it back.
         self.counts.one_at_the_end |= holders.len() == 1 && tick + 300 > END;
     }
 }
 
-/// Two that hold the place at once write over each other's checkpoints; if nobody can get it a job never goes on.
+/// Two simultaneous holders would overwrite each other's checkpoints; and if no run could get the lease, no job would
+/// resume.
 #[test]
 fn nobody_shares_the_place() {
     let seeds = match std::env::var("SIMULATION_SEED") {
@@ -321,7 +321,7 @@ fn nobody_shares_the_place() {
     assert!(single || [all.lost, all.given_back].iter().all(|&count| count > enough / 10), "{all:?}");
 }
 
-/// That would have been noticed: holders that count on what they have written for longer than others wait.
+/// The test would notice: holders that rely on their last write for longer than others wait.
 #[test]
 fn terms_that_are_wrong_are_found_out() {
     let terms = LeaseTerms { held: TERMS.lasts * 2, ..TERMS };
