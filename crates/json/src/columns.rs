@@ -19,7 +19,7 @@ use crate::times;
 
 /// A column while rows are read.
 pub(crate) trait ColumnReader {
-    /// Takes the value that comes, which is no null.
+    /// Reads the next value, which is not null.
     fn read(&mut self, scan: &mut RecordScanner<'_>, room: &mut String) -> Option<()>;
 
     fn null(&mut self);
@@ -27,8 +27,8 @@ pub(crate) trait ColumnReader {
     fn finish(&mut self) -> ArrayRef;
 }
 
-/// One of a type, for so many rows; `None`: it is not read here. With `texts_of_all`, numbers and the like are texts
-/// where texts are wanted.
+/// A column of a type, with capacity for `rows` rows; `None` if the type is not supported here. With `texts_of_all`,
+/// numbers and booleans are accepted where text is expected.
 pub(crate) fn column(data_type: &DataType, rows: usize, texts_of_all: bool) -> Option<Box<dyn ColumnReader>> {
     let column: Box<dyn ColumnReader> = match data_type {
         DataType::Utf8 => Box::new(TextColumn { values: StringBuilder::with_capacity(rows, rows * 16), texts_of_all }),
@@ -125,12 +125,12 @@ impl<T: ArrowPrimitiveType<Native: FromStr>> NumberColumn<T> {
     }
 }
 
-/// A number that is not too large.
+/// A number that is in range.
 fn finite<N: FromStr + Copy>(scan: &mut RecordScanner<'_>, is_finite: fn(N) -> bool) -> Option<N> {
     scan.number()?.text.parse().ok().filter(|&number| is_finite(number))
 }
 
-/// A number without a point and an exponent.
+/// A number without a point or an exponent.
 fn whole<N: FromStr>(scan: &mut RecordScanner<'_>) -> Option<N> {
     let number = scan.number()?;
     number.is_whole.then(|| number.text.parse().ok())?

@@ -1,6 +1,6 @@
-//! Values of JSON that a column has no room for. Arrow's decoder cuts them: a number behind its point where whole ones
-//! are wanted, times among them, so that 2.5 becomes 2; a text with a time of day where dates are wanted, or with a
-//! fraction of a second where whole ones are. Here such a record is found, at little cost for all others.
+//! JSON values that do not fit their column. Arrow's decoder truncates them: the fraction of a number in an integer or
+//! time column, so that 2.5 becomes 2; the time of day of a text in a date column; and fractions of a second that are
+//! too fine. This module finds such records, at little cost for all others.
 
 use arrow::datatypes::{DataType, Field, Fields};
 use memchr::{memchr_iter, memchr3_iter, memmem};
@@ -8,23 +8,23 @@ use serde_json::Value;
 
 use crate::times;
 
-/// Looks for them in records of a schema.
+/// Detects such values in records of a schema.
 #[derive(Clone, Debug)]
 pub struct LossDetector {
     fields: Fields,
-    /// The names of such columns, and of fields within columns.
+    /// The names of columns, and fields within columns, that may lose something.
     names: Vec<String>,
-    /// Whether there are lists of such numbers, and maps, whose keys may be anything.
+    /// Whether there are lists of such numbers, or maps, whose keys are arbitrary.
     lists: bool,
     maps: bool,
-    /// Of the types of times, the fewest digits behind the point of a second that one has room for.
+    /// The smallest number of fractional second digits that one of the time types can store.
     second_digits: Option<usize>,
     /// Whether there are dates.
     dates: bool,
 }
 
 impl LossDetector {
-    /// For records with such fields.
+    /// A detector for records with these fields.
     pub fn of(fields: &Fields) -> Self {
         let mut cuts = LossDetector {
             fields: fields.clone(),
@@ -57,8 +57,8 @@ impl LossDetector {
         }
     }
 
-    /// Whether there may be such a value in a record, or in many, one after the other: that is quicker than to ask for
-    /// each.
+    /// Whether a record, or one of several concatenated records, may contain such a value: faster than checking each
+    /// record.
     pub fn may_cut(&self, records: &[u8]) -> bool {
         if self.may_cut_text(records) {
             return true;
@@ -70,8 +70,7 @@ impl LossDetector {
         memchr_iter(b'.', records).chain(small).any(|at| self.may_cut_at(records, at))
     }
 
-    /// What is wrong with a record: a number that is not whole, where one has to be, or a time that is finer than its
-    /// type.
+    /// The problem with a record: a fraction where an integer is required, or a time that is finer than its type.
     pub fn cut(&self, record: &[u8]) -> Option<String> {
         if !self.may_cut(record) {
             return None;
@@ -80,14 +79,14 @@ impl LossDetector {
         self.fields.iter().find_map(|field| cut_in(object.get(field.name())?, field, field.name()))
     }
 
-    /// Whether a text that stands for a time may have more than its type has room for: too many digits behind the point
-    /// of a second, a second that is one too many, or a time of day of a date.
+    /// Whether a text that represents a time may not fit its type: because of too many fractional second digits, a leap
+    /// second, or the time of day of a date.
     fn may_cut_text(&self, records: &[u8]) -> bool {
         if self.second_digits.is_none() && !self.dates {
             return false;
         }
         let is_digit = |at: Option<usize>| at.and_then(|at| records.get(at)).is_some_and(u8::is_ascii_digit);
-        // Any character may be written as its number.
+        // Any character may be written as an escape.
         if memmem::find(records, b"\\u").is_some() {
             return true;
         }
@@ -108,8 +107,8 @@ impl LossDetector {
         memchr_iter(b'.', records).any(is_fine) || memmem::find_iter(records, b"60").any(is_leap)
     }
 
-    /// Whether the point or exponent there may be of such a number, as far as can be seen without reading all of the
-    /// record.
+    /// Whether the point or exponent at `at` may belong to such a number, as far as can be seen without parsing the
+    /// whole record.
     fn may_cut_at(&self, record: &[u8], at: usize) -> bool {
         if !at.checked_sub(1).is_some_and(|before| record[before].is_ascii_digit()) {
             return false;
@@ -117,7 +116,7 @@ impl LossDetector {
         let before = record[..at].trim_suffix_of(|byte| matches!(byte, b'0'..=b'9' | b'.' | b'+' | b'-' | b'e' | b'E'));
         match before.trim_ascii_end().split_last() {
             Some((b'[' | b',', _)) => self.lists,
-            // A name ends there: in a text a quote would have a backslash before it.
+            // A name ends there: within a text, a quote would follow a backslash.
             Some((b':', name)) => match name.trim_ascii_end().strip_suffix(b"\"") {
                 Some(name) => {
                     self.maps
@@ -143,7 +142,7 @@ impl TrimSuffix for [u8] {
     }
 }
 
-/// What a list's type is of.
+/// The field of a list's elements.
 fn elements(kind: &DataType) -> Option<&Field> {
     match kind {
         DataType::List(of) | DataType::LargeList(of) | DataType::FixedSizeList(of, _) | DataType::Map(of, _) => {
@@ -225,7 +224,7 @@ mod tests {
             (r#"{"day":"2026-01-01T00:00:00","text":"1.1234567, 60 5"}"#, None),
             (r#"{"at":"2026-01-01T00:00:00.123456"}"#, None),
             (r#"{"at":"2026-01-01"}"#, None),
-            // Whole all the same, or none of ours, or no number.
+            // An integer after all, or not one of our columns, or not a number.
             (r#"{"n":2.0,"at":1e3,"many":[30e-1]}"#, None),
             (r#"{"x":2.5,"n":2,"other":{"n":2.5},"many":[1]}"#, None),
             (r#"{"text":"\"n\":2.5, 1.5","n":1}"#, None),

@@ -1,6 +1,6 @@
-//! Values of text files in types that may have too little room for them. Arrow's readers cut digits, fractions and
-//! times of day without a word; what they read here has room for all, and becomes what is wanted by a step that rounds
-//! decimals, as casts do, and refuses the rest.
+//! Reads values of text files into types that may be too small for them. Arrow's readers silently truncate digits,
+//! fractions and times of day. Here they read into types that are large enough; a second step then converts to the
+//! target type. It rounds decimals, as casts do, and rejects everything else that does not fit.
 
 use std::sync::Arc;
 
@@ -14,20 +14,20 @@ use arrow::error::ArrowError;
 
 use crate::times;
 
-/// How rows of a schema are read from CSV.
+/// How to read rows of a schema from CSV.
 #[derive(Clone, Debug)]
 pub struct LosslessReader {
     schema: SchemaRef,
-    /// Decimals with a digit more, times as texts.
+    /// Decimals with one more digit, times as text.
     read: SchemaRef,
-    /// Floats as texts, too.
+    /// Floats as text, too.
     floats: SchemaRef,
-    /// Of these columns a value has to be written as it would be printed.
+    /// Whether the values of each column must be in canonical form, as they would be printed.
     canonical: Vec<bool>,
 }
 
 impl LosslessReader {
-    /// For rows of `schema`.
+    /// A reader for rows of `schema`.
     pub fn new(schema: &SchemaRef) -> Self {
         let guarded = with_guard_digits(schema);
         let text = |kind: &DataType| if kind.is_temporal() { DataType::Utf8 } else { kind.clone() };
@@ -37,8 +37,7 @@ impl LosslessReader {
         LosslessReader { schema: SchemaRef::clone(schema), read, floats, canonical }
     }
 
-    /// The same, where a number has to stand there as it would be printed: `007` is no value of a column of whole
-    /// numbers.
+    /// The same, but numbers must be in canonical form: `007` is not a value of an integer column.
     pub fn strict(schema: &SchemaRef) -> Self {
         let exact = LosslessReader::new(schema);
         let is_number = |kind: &DataType| kind.is_integer() || kind.is_floating() || *kind == DataType::Boolean;
@@ -49,18 +48,18 @@ impl LosslessReader {
         LosslessReader { read: text(&exact.read), floats: text(&exact.floats), canonical, ..exact }
     }
 
-    /// The rows that `read` makes of a schema's types, as rows of the wanted schema, or of the columns of it that
-    /// `projection` names.
+    /// Converts the rows that `read` returns for a schema's types to rows of the target schema, or to those of its
+    /// columns that `projection` selects.
     ///
     /// # Errors
-    /// Those of `read`; a value that the wanted type has no room for.
+    /// Those of `read`; a value that does not fit the target type.
     pub fn read(
         &self,
         projection: Option<&[usize]>,
         read: impl Fn(&SchemaRef) -> Result<RecordBatch, ArrowError>,
     ) -> Result<RecordBatch, ArrowError> {
         let batch = read(&self.read)?;
-        // An infinite number that somebody wrote, or one that is too large: only its text tells.
+        // Either infinity in the input or a number that is out of range: only the text tells.
         let batch = if batch.columns().iter().any(|column| is_infinite(&column.to_data())) {
             read(&self.floats)?
         } else {
@@ -69,10 +68,10 @@ impl LosslessReader {
         self.typed(&batch, projection)
     }
 
-    /// Rows of texts, or of the types that are read, as rows of the wanted schema.
+    /// Converts rows of text, or of the types that are read, to rows of the target schema.
     ///
     /// # Errors
-    /// A value that the wanted type has no room for.
+    /// A value that does not fit the target type.
     pub fn typed(&self, batch: &RecordBatch, projection: Option<&[usize]>) -> Result<RecordBatch, ArrowError> {
         let at = |column: usize| projection.map_or(column, |projection| projection[column]);
         let schema = match projection {
@@ -90,7 +89,7 @@ impl LosslessReader {
     }
 }
 
-/// A column as one of another type; none of its values is cut.
+/// Converts a column to another type without truncating any value.
 fn value(column: &ArrayRef, field: &Field) -> Result<ArrayRef, ArrowError> {
     let kind = field.data_type();
     if column.data_type() == kind {
@@ -102,7 +101,7 @@ fn value(column: &ArrayRef, field: &Field) -> Result<ArrayRef, ArrowError> {
         return parsed.map_err(|unread| unfit(texts.value(unread.row), field, unread.why));
     }
     if *kind == DataType::Boolean {
-        // Casts know more words for it than the reader of CSV.
+        // Casts accept more words for a boolean than the CSV reader.
         let truth = |text: &str| match text {
             _ if text.eq_ignore_ascii_case("true") => Ok(true),
             _ if text.eq_ignore_ascii_case("false") => Ok(false),
@@ -111,7 +110,7 @@ fn value(column: &ArrayRef, field: &Field) -> Result<ArrayRef, ArrowError> {
         let values = texts.iter().map(|text| text.map(truth).transpose());
         return Ok(Arc::new(values.collect::<Result<BooleanArray, _>>()?));
     }
-    // Of many texts the one at fault is looked for.
+    // For an error, the offending text is searched for afterwards.
     let made = cast_with_options(column, kind, &CastOptions::default())?;
     let lost = (0..texts.len()).find(|&row| texts.is_valid(row) && made.is_null(row));
     if let Some(row) = lost {
@@ -126,7 +125,7 @@ fn value(column: &ArrayRef, field: &Field) -> Result<ArrayRef, ArrowError> {
     Ok(made)
 }
 
-/// The values, if each is written as it prints.
+/// The values, if each is written in canonical form.
 fn printed(texts: &ArrayRef, made: ArrayRef, field: &Field) -> Result<ArrayRef, ArrowError> {
     let Some(texts) = texts.as_string_opt::<i32>() else { return Ok(made) };
     let other = (0..made.len()).find(|&row| made.is_valid(row) && !is_canonical(texts.value(row), field.data_type()));
@@ -136,7 +135,7 @@ fn printed(texts: &ArrayRef, made: ArrayRef, field: &Field) -> Result<ArrayRef, 
     }
 }
 
-/// Whether a value of a type stands there as it would be printed, so that nothing is lost if it is read as one.
+/// Whether a value of a type is in canonical form, so that nothing is lost by parsing it.
 pub fn is_canonical(text: &str, kind: &DataType) -> bool {
     match kind {
         DataType::Boolean => matches!(text, "true" | "false"),
@@ -147,7 +146,7 @@ pub fn is_canonical(text: &str, kind: &DataType) -> bool {
             let is_plain = are_digits(whole) && (whole == "0" || !whole.starts_with('0'));
             match fraction {
                 None => is_plain && text != "-0",
-                // 2.0 of a column of fractions is how those print.
+                // 2.0 in a float column is canonical.
                 Some(fraction) => is_plain && are_digits(fraction) && (fraction == "0" || !fraction.ends_with('0')),
             }
         }
@@ -155,7 +154,7 @@ pub fn is_canonical(text: &str, kind: &DataType) -> bool {
     }
 }
 
-/// Whether a text is a number that would lose something as one: zeros before it, or the plus sign of a whole one. It is
+/// Whether a text is a number that would lose something if parsed: leading zeros, or the plus sign of an integer. It is
 /// a code.
 pub fn is_code(text: &str) -> bool {
     let digits = text.strip_prefix(['+', '-']).unwrap_or(text).as_bytes();
@@ -183,7 +182,7 @@ fn infinite_rows(column: &ArrayRef) -> Vec<usize> {
     (0..column.len()).filter(is_infinite).collect()
 }
 
-/// Whether there is an infinite number, at any depth.
+/// Whether there is an infinite number at any nesting depth.
 fn is_infinite(data: &ArrayData) -> bool {
     match data.data_type() {
         DataType::Float16 => !infinite_rows(&arrow::array::make_array(data.clone())).is_empty(),
@@ -193,14 +192,14 @@ fn is_infinite(data: &ArrayData) -> bool {
     }
 }
 
-/// Whether rows have an infinite number that no text of `record` says: JSON cannot write it but as a text.
+/// Whether rows contain an infinity that no text of `record` stands for: JSON can write it only as text.
 pub fn has_overflown(batch: &RecordBatch, record: &[u8]) -> bool {
     batch.columns().iter().any(|column| is_infinite(&column.to_data()))
         && !record.windows(3).any(|word| word.eq_ignore_ascii_case(b"inf"))
 }
 
-/// The same columns, decimals with one digit more behind the point. Arrow's readers cut digits that a type has no room
-/// for; with this one a cast rounds as every cast does.
+/// The same columns, with one more decimal place for decimals. Arrow's readers truncate digits that do not fit; given
+/// the additional digit, a cast rounds as every cast does.
 pub fn with_guard_digits(schema: &SchemaRef) -> SchemaRef {
     let guarded = |kind: &DataType| match kind {
         DataType::Decimal32(digits, scale)
@@ -222,7 +221,7 @@ pub fn with_guard_digits(schema: &SchemaRef) -> SchemaRef {
 /// Rows with guard digits, rounded to the decimals of `schema`.
 ///
 /// # Errors
-/// A number that is too large.
+/// A number that is out of range.
 pub fn rounded(batch: RecordBatch, schema: &SchemaRef) -> Result<RecordBatch, ArrowError> {
     if batch.schema_ref().fields() == schema.fields() {
         return Ok(batch);
@@ -233,7 +232,7 @@ pub fn rounded(batch: RecordBatch, schema: &SchemaRef) -> Result<RecordBatch, Ar
     RecordBatch::try_new(SchemaRef::clone(schema), columns)
 }
 
-/// A type, `change` made to it if it is not nested, else to the types within.
+/// A type with `change` applied to it, or to the types within if it is nested.
 pub fn type_with(kind: &DataType, change: &dyn Fn(&DataType) -> DataType) -> DataType {
     let inner = |field: &Arc<Field>| {
         let kind = type_with(field.data_type(), change);
@@ -249,7 +248,7 @@ pub fn type_with(kind: &DataType, change: &dyn Fn(&DataType) -> DataType) -> Dat
     }
 }
 
-/// A schema, `change` made to the types of its columns.
+/// A schema with `change` applied to the types of its columns.
 pub fn schema_with(schema: &SchemaRef, change: impl Fn(&DataType) -> DataType) -> SchemaRef {
     let changed = |field: &Arc<Field>| field.as_ref().clone().with_data_type(change(field.data_type()));
     let fields: Fields = schema.fields().iter().map(changed).collect();

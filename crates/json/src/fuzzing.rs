@@ -1,4 +1,4 @@
-//! What a fuzz target and property tests feed with bytes from nowhere: records that are read here are what Arrow's
+//! For fuzz targets and property tests with arbitrary bytes: records that this crate reads must equal what Arrow's
 //! decoder reads.
 
 use std::sync::Arc;
@@ -8,8 +8,8 @@ use arrow::datatypes::{DataType, Field, Schema, SchemaRef, TimeUnit};
 
 use crate::RowReader;
 
-/// Reads lines as records, with nulls and without, texts of texts alone and of all values. Panics when it gives other
-/// rows than Arrow's decoder, or any where that gives none. Returns how often it gave rows.
+/// Reads lines as records, with and without nulls, and with `texts_of_all` off and on. Panics if the rows differ from
+/// those of Arrow's decoder, or if Arrow's decoder returns none. Returns how often there were rows.
 pub fn plain_records(bytes: &[u8]) -> usize {
     let records: Vec<&[u8]> = bytes.split(|byte| *byte == b'\n').collect();
     let mut found = 0;
@@ -42,7 +42,7 @@ pub(crate) fn schema(nullable: bool) -> SchemaRef {
     Arc::new(Schema::new(fields.map(|(name, kind)| Field::new(name, kind, nullable)).to_vec()))
 }
 
-/// What Arrow's decoder makes of the same.
+/// The result of Arrow's decoder for the same input.
 pub(crate) fn arrow(schema: &SchemaRef, texts_of_all: bool, records: &[&[u8]]) -> Option<RecordBatch> {
     let builder = arrow::json::ReaderBuilder::new(SchemaRef::clone(schema)).with_coerce_primitive(texts_of_all);
     let mut decoder = builder.with_batch_size(records.len() + 1).build_decoder().unwrap();

@@ -7,14 +7,14 @@
 //!
 //! Modules, lowest first; each uses only those above it:
 //!
-//! | module    | what                                              |
+//! | module    | contents                                          |
 //! |-----------|---------------------------------------------------|
-//! | `times`   | Text to dates and times                           |
+//! | `times`   | Parses dates and times                            |
 //! | `scan`    | A strict walk over one record                     |
 //! | `columns` | The columns that rows are read into               |
 //! | `cuts`    | Values of JSON that do not fit their column       |
 //! | `exact`   | Values of text files that do not fit their column |
-//! | `rows`    | Objects to rows in one pass                       |
+//! | `rows`    | Reads objects as rows in one pass                 |
 
 mod columns;
 mod cuts;

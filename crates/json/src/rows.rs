@@ -1,4 +1,4 @@
-//! Objects to rows, in one pass.
+//! Reads objects as rows, in one pass.
 
 use std::collections::HashMap;
 
@@ -8,14 +8,14 @@ use arrow::datatypes::SchemaRef;
 use crate::columns::{ColumnReader, column};
 use crate::scan::RecordScanner;
 
-/// Names that are known again where they come: of objects whose names are data there could be any number.
+/// Maximum number of names to remember: in objects whose names are data, there could be any number.
 const NAMES_MAX: usize = 256;
 
-/// Reads objects whose wanted values are texts, numbers, times, and true and false.
+/// Reads objects whose required values are texts, numbers, times and booleans.
 ///
-/// It says what Arrow's decoder would say, or nothing: of records of which one is not such an object, of values that
-/// would have to be converted or cut, of names that come twice. Values that nobody wants are looked at for whether they
-/// are JSON, and passed over.
+/// Returns what Arrow's decoder would return, or nothing: nothing if a record is not such an object, if a value would
+/// have to be converted or truncated, or if a name repeats. Values that are not required are only checked for being
+/// JSON, and skipped.
 #[derive(Clone, Debug)]
 pub struct RowReader {
     schema: SchemaRef,
@@ -23,30 +23,30 @@ pub struct RowReader {
     texts_of_all: bool,
 }
 
-/// A name as it comes in records, quotes and all.
+/// A name as it appears in records, including quotes.
 struct QuotedName {
     quoted: Vec<u8>,
     column: Option<usize>,
-    /// Which name came behind it last.
+    /// The name that followed it last.
     next: usize,
 }
 
-/// What is known while records are read.
+/// The state while records are read.
 struct ReadState<'r> {
     of: &'r RowReader,
     columns: Vec<Box<dyn ColumnReader>>,
-    /// The row, from one on, for which a column has got a value last.
+    /// The last row, counted from one, for which each column has received a value.
     filled: Vec<usize>,
     row: usize,
-    /// The first is what stands before all others.
+    /// The first entry stands for the start of an object.
     names: Vec<QuotedName>,
     numbers: HashMap<Vec<u8>, usize>,
     room: String,
 }
 
 impl RowReader {
-    /// For rows of `schema`; `None` where it has types that are not read here, or a name twice. With `texts_of_all`,
-    /// numbers, and true and false, are taken for texts where texts are wanted.
+    /// A reader for rows of `schema`; `None` if it has unsupported types or repeats a name. With `texts_of_all`,
+    /// numbers and booleans are accepted where text is expected.
     pub fn new(schema: &SchemaRef, texts_of_all: bool) -> Option<Self> {
         let fields = schema.fields();
         let columns: HashMap<_, _> =
@@ -59,7 +59,7 @@ impl RowReader {
         })
     }
 
-    /// The rows that `records` are; `None` where Arrow's decoder has to say what they are, or why they are none.
+    /// The rows of `records`; `None` if Arrow's decoder has to decide what they are, or why they are invalid.
     pub fn read(&self, records: &[&[u8]]) -> Option<RecordBatch> {
         let rows = records.len();
         let fields = self.schema.fields().iter();
@@ -75,7 +75,7 @@ impl RowReader {
         let mut bytes = 0usize;
         for record in records {
             bytes += record.len();
-            // Texts of a column must be countable.
+            // The offsets of a text column must fit their type.
             if bytes > i32::MAX as usize {
                 return None;
             }
@@ -125,7 +125,7 @@ impl ReadState<'_> {
         scan.is_over().then_some(())
     }
 
-    /// Which name comes, and its column. Most often it is the one that came behind the same name before.
+    /// The next name, and its column. Usually it is the name that followed the same name before.
     #[inline]
     fn name(&mut self, before: usize, scan: &mut RecordScanner<'_>) -> Option<(usize, Option<usize>)> {
         let next = self.names[before].next;
@@ -199,7 +199,7 @@ mod tests {
         assert_eq!(rows.column(7).null_count(), 4);
     }
 
-    /// What is no such object, or not quite, is Arrow's to judge.
+    /// Anything that is not quite such an object is left to Arrow.
     #[test]
     fn others_are_left() {
         let schema = schema(true);
@@ -255,12 +255,12 @@ mod tests {
         assert!(!schema.fields().is_empty() && RowReader::new(&Arc::new(Schema::empty()), true).is_none());
         let list = Field::new_list("l", Field::new_list_field(DataType::Int64, true), true);
         assert!(RowReader::new(&Arc::new(Schema::new(vec![list])), true).is_none());
-        // Texts are asked for where they are not to be made of all.
+        // Texts are required unless all values are accepted as text.
         let texts = Arc::new(Schema::new(vec![Field::new("text", DataType::Utf8, true)]));
         assert!(RowReader::new(&texts, false).unwrap().read(&[br#"{"text":1}"#]).is_none());
     }
 
-    /// More names than are remembered, in another order each time.
+    /// More names than are remembered, in a different order each time.
     #[test]
     fn names_may_be_many() {
         let schema = Arc::new(Schema::new(vec![Field::new("n", DataType::Int64, false)]));
@@ -274,7 +274,7 @@ mod tests {
         assert!(rows.column(0).as_primitive::<Int64Type>().values().iter().copied().eq(0..20));
     }
 
-    /// Values of all kinds, right or wrong, some cut short.
+    /// Values of all kinds, right or wrong, some truncated.
     fn value() -> impl Strategy<Value = String> {
         let nested = |inner: BoxedStrategy<String>| {
             prop_oneof![
@@ -312,7 +312,7 @@ mod tests {
         })
     }
 
-    /// A property of records none of which is read would hold whatever is done with them.
+    /// If none of the records were read, the property would hold trivially.
     #[test]
     fn many_are_read() {
         let mut runner = TestRunner::deterministic();
@@ -324,13 +324,13 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(2000))]
 
-        /// Rows that Arrow's decoder would not have given, or other values.
+        /// Catches rows that Arrow's decoder would not have returned, or other values.
         #[test]
         fn what_is_read_is_what_arrow_reads(records in prop::collection::vec(record(), 1..4)) {
             plain_records(records.join("\n").as_bytes());
         }
 
-        /// The same of what is hardly JSON at all.
+        /// The same for input that is hardly JSON at all.
         #[test]
         fn nothing_else_is_read(
             records in prop::collection::vec(record(), 1..3),

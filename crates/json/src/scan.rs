@@ -1,27 +1,27 @@
-//! A walk over one record, as strict as the standard of JSON (RFC 8259), but for what lies in texts. `None`, wherever
-//! it is returned, says that something is not as expected; what it is, is for Arrow's decoder to say.
+//! A scanner for one record, as strict as the JSON standard (RFC 8259), except within texts. `None` always means that
+//! the input is not as expected; the diagnosis is left to Arrow's decoder.
 
 use memchr::memchr;
 
-/// Values within values that are passed over; of deeper ones Arrow's decoder sees to it.
+/// Maximum nesting depth of skipped values; deeper ones are left to Arrow's decoder.
 const DEPTH_MAX: usize = 64;
 
-/// Where it is in a record.
+/// The position in a record.
 pub(crate) struct RecordScanner<'a> {
     text: &'a str,
     at: usize,
 }
 
-/// A text as it stands between its quotes.
+/// A text as written between its quotes.
 pub(crate) struct QuotedText<'a> {
     raw: &'a str,
     has_escapes: bool,
 }
 
-/// A number as it stands.
+/// A number as written.
 pub(crate) struct NumberText<'a> {
     pub text: &'a str,
-    /// Without a point and an exponent.
+    /// Without a point or an exponent.
     pub is_whole: bool,
 }
 
@@ -34,7 +34,7 @@ impl<'a> RecordScanner<'a> {
         self.text.as_bytes()
     }
 
-    /// The next byte; zero, which stands nowhere but in texts, at the end.
+    /// The next byte; at the end zero, which is valid only within texts.
     #[inline]
     pub(crate) fn peek(&self) -> u8 {
         self.bytes().get(self.at).copied().unwrap_or(0)
@@ -44,7 +44,7 @@ impl<'a> RecordScanner<'a> {
         self.at >= self.text.len()
     }
 
-    /// Passes over blanks.
+    /// Skips whitespace.
     #[inline]
     pub(crate) fn blank(&mut self) {
         while matches!(self.peek(), b' ' | b'\n' | b'\r' | b'\t') {
@@ -57,13 +57,13 @@ impl<'a> RecordScanner<'a> {
         (self.peek() == byte).then(|| self.at += 1)
     }
 
-    /// Passes over `word`, if it is what comes.
+    /// Skips `word`, if it comes next.
     #[inline]
     pub(crate) fn take_word(&mut self, word: &[u8]) -> Option<()> {
         self.bytes()[self.at..].starts_with(word).then(|| self.at += word.len())
     }
 
-    /// What stands between quotes.
+    /// The text between quotes.
     #[inline]
     pub(crate) fn quoted(&mut self) -> Option<QuotedText<'a>> {
         self.take(b'"')?;
@@ -106,7 +106,7 @@ impl<'a> RecordScanner<'a> {
         Some(NumberText { text: self.text.get(begin..self.at)?, is_whole })
     }
 
-    /// Passes over digits, of which there is one at least. Returns how many.
+    /// Skips one or more digits. Returns how many.
     fn digits(&mut self) -> Option<usize> {
         let begin = self.at;
         while self.peek().is_ascii_digit() {
@@ -115,7 +115,7 @@ impl<'a> RecordScanner<'a> {
         (self.at > begin).then_some(self.at - begin)
     }
 
-    /// True or false.
+    /// A boolean.
     pub(crate) fn boolean(&mut self) -> Option<bool> {
         match self.peek() {
             b't' => self.take_word(b"true").map(|()| true),
@@ -123,7 +123,7 @@ impl<'a> RecordScanner<'a> {
         }
     }
 
-    /// Passes over a value.
+    /// Skips a value.
     #[inline]
     pub(crate) fn skip(&mut self, room: &mut String) -> Option<()> {
         self.skip_within(room, 0)
@@ -146,7 +146,7 @@ impl<'a> RecordScanner<'a> {
         }
     }
 
-    /// Passes over what an object or a list has in it, up to its `end`.
+    /// Skips the contents of an object or a list, up to its `end`.
     fn skip_many(
         &mut self,
         end: u8,
@@ -171,7 +171,7 @@ impl<'a> RecordScanner<'a> {
 }
 
 impl<'a> QuotedText<'a> {
-    /// What it stands for; `room` is where it is written to, if need be.
+    /// The unescaped text; `room` is the buffer for it, if one is needed.
     #[inline]
     pub(crate) fn text<'r>(&self, room: &'r mut String) -> Option<&'r str>
     where
@@ -192,13 +192,13 @@ impl<'a> QuotedText<'a> {
         Some(room)
     }
 
-    /// What it stands for, where it stands for itself.
+    /// The text, if it contains no escapes.
     pub(crate) fn plain(&self) -> Option<&'a str> {
         (!self.has_escapes).then_some(self.raw)
     }
 }
 
-/// What stands behind a backslash, and how long that is.
+/// The character of an escape after its backslash, and the length of the escape.
 fn escaped(bytes: &[u8]) -> Option<(char, usize)> {
     let character = match bytes.first()? {
         b'"' => '"',
@@ -214,7 +214,7 @@ fn escaped(bytes: &[u8]) -> Option<(char, usize)> {
             if let Some(character) = char::from_u32(high) {
                 return Some((character, 5));
             }
-            // Two that stand for one beyond 16 bits.
+            // A surrogate pair for a character beyond 16 bits.
             let low = hexadecimal(bytes.get(5..)?.strip_prefix(b"\\u")?.get(..4)?)?;
             if !(0xd800..0xdc00).contains(&high) || !(0xdc00..0xe000).contains(&low) {
                 return None;
@@ -230,13 +230,13 @@ fn hexadecimal(digits: &[u8]) -> Option<u32> {
     digits.iter().try_fold(0, |value, &digit| Some(value << 4 | char::from(digit).to_digit(16)?))
 }
 
-/// Where the next quote or backslash is, eight bytes at a time: texts are short, and a call of a vectorized search is
-/// not.
+/// The position of the next quote or backslash. Works eight bytes at a time: texts are short, and a vectorized search
+/// has a costly call.
 #[inline]
 fn quote_or_backslash(bytes: &[u8], from: usize) -> Option<usize> {
     const ONES: u64 = u64::from_ne_bytes([1; 8]);
     const HIGHS: u64 = u64::from_ne_bytes([0x80; 8]);
-    // The lowest bit that is set is that of the first byte that is zero (H. S. Warren: Hacker's Delight, section 6-1).
+    // The lowest bit set belongs to the first zero byte (H. S. Warren: Hacker's Delight, section 6-1).
     let zero = |word: u64| word.wrapping_sub(ONES) & !word & HIGHS;
     let mut at = from;
     while let Some(chunk) = bytes.get(at..).and_then(|rest| rest.first_chunk::<8>()) {

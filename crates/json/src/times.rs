@@ -1,5 +1,5 @@
-//! Texts as dates and times. Arrow's parsers cut what a type has no room for: the time of day of a date, the fraction
-//! of a second, the second that is one too many in a minute. Here such a text is an error that says what would be lost.
+//! Parses dates and times. Arrow's parsers truncate what does not fit: the time of day of a date, fractions of a
+//! second, a leap second. Here such a text is an error that says what would be lost.
 
 use arrow::array::timezone::Tz;
 use arrow::array::types::{
@@ -15,7 +15,7 @@ use std::sync::Arc;
 const SECOND_NS: i64 = 1_000_000_000;
 const DAY_US: i64 = 86_400_000_000;
 
-/// Why a text is no value of a type, in words that follow it.
+/// Why a text is not a value of a type, worded to follow the text.
 pub(crate) type Why = &'static str;
 
 const NO_TIME: Why = "is not a date or time";
@@ -24,13 +24,13 @@ const TIME_OF_DAY: Why = "has a time of day";
 const LEAP_SECOND: Why = "is a leap second";
 const TOO_FAR: Why = "is too far from 1970";
 
-/// A row whose text is no value of the type, and why.
+/// A row whose text is not a value of the type, and why.
 pub(crate) struct UnreadableTime {
     pub(crate) row: usize,
     pub(crate) why: Why,
 }
 
-/// A column of texts as one of dates or times; `None` for other types.
+/// Converts a column of text to dates or times; `None` for other types.
 pub(crate) fn parsed(texts: &StringArray, kind: &DataType) -> Option<Result<ArrayRef, UnreadableTime>> {
     Some(match kind {
         DataType::Date32 => column::<Date32Type>(texts, kind, date),
@@ -58,15 +58,15 @@ pub(crate) fn parsed(texts: &StringArray, kind: &DataType) -> Option<Result<Arra
     })
 }
 
-/// What would be lost of a text as a value of a type of dates or times; nothing of other types, and of texts that are
-/// no times, which Arrow's decoder refuses.
+/// What a text would lose as a date or time; `None` for other types, and for texts that are not times, which Arrow's
+/// decoder rejects.
 pub(crate) fn lost(text: &str, kind: &DataType) -> Option<Why> {
     let texts = StringArray::from(vec![text]);
     let why = parsed(&texts, kind)?.err()?.why;
     (why != NO_TIME).then_some(why)
 }
 
-/// Digits behind the point of a second that a type of times has room for; `None` of other types.
+/// Fractional second digits that a time type can store; `None` for other types.
 pub(crate) fn second_digits(kind: &DataType) -> Option<usize> {
     match kind {
         DataType::Timestamp(unit, _) | DataType::Time32(unit) | DataType::Time64(unit) => {
@@ -97,7 +97,7 @@ fn column<T: ArrowPrimitiveType>(
     Ok(Arc::new(values.with_data_type(kind.clone())))
 }
 
-/// The units since 1970, in `zone` where the text does not name one.
+/// Units since 1970, in `zone` if the text does not name one.
 pub(crate) fn timestamp(text: &str, zone: &Tz, unit: TimeUnit) -> Result<i64, Why> {
     let at = string_to_datetime(zone, text).map_err(|_| NO_TIME)?;
     let nanos = i64::from(at.timestamp_subsec_nanos());
@@ -118,7 +118,7 @@ pub(crate) fn timestamp(text: &str, zone: &Tz, unit: TimeUnit) -> Result<i64, Wh
 /// Days since 1970.
 pub(crate) fn date(text: &str) -> Result<i32, Why> {
     let days = Date32Type::parse(text).ok_or(NO_TIME)?;
-    // A longer text has a time, but for years with a sign.
+    // A longer text has a time, unless its year has a sign.
     if text.len() > 10 && !text.starts_with(['+', '-']) {
         let time = timestamp(text, &utc(), TimeUnit::Microsecond).map_err(|_| TIME_OF_DAY)?;
         if time % DAY_US != 0 {
@@ -128,7 +128,7 @@ pub(crate) fn date(text: &str) -> Result<i32, Why> {
     Ok(days)
 }
 
-/// Milliseconds since 1970, of which the type has room for any.
+/// Milliseconds since 1970; the type can store any number of them.
 fn date_ms(text: &str) -> Result<i64, Why> {
     match text.len() {
         0..=10 => Date64Type::parse(text).ok_or(NO_TIME),
@@ -191,7 +191,7 @@ fn per_second(unit: TimeUnit) -> i64 {
     }
 }
 
-/// Whether a fraction has a digit behind the ninth, which the parsers leave out.
+/// Whether a fraction has more than nine digits; the parsers ignore the rest.
 fn has_more_digits(text: &str) -> bool {
     let Some((_, fraction)) = text.split_once('.') else { return false };
     let digits = fraction.bytes().take_while(u8::is_ascii_digit);
