@@ -18,44 +18,44 @@ const CPUS_MAX: usize = 1 << 16;
 /// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct CpuSet {
-    /// Bits from CPU 0 on; the last word is not 0.
+    /// One bit per CPU, from CPU 0 on; the last word is not 0.
     words: Vec<usize>,
 }
 
 impl CpuSet {
-    /// The CPUs that the calling thread may use now; `None` where the system does not say.
+    /// The CPUs that the calling thread may use now; `None` if the system does not report them.
     #[must_use]
     pub fn of_current_thread() -> Option<CpuSet> {
         imp::affinity().map(CpuSet::of_words).filter(|set| !set.is_empty())
     }
 
-    /// Keeps the calling thread on these CPUs. Allocates nothing, so it may run between `fork` and `exec`.
+    /// Binds the calling thread to these CPUs. Does not allocate, so it may run between `fork` and `exec`.
     ///
     /// # Errors
-    /// The system's: a container may forbid it, or none of these CPUs may be used.
+    /// System errors: a container may forbid it, or none of these CPUs may be usable.
     pub fn bind_current_thread(&self) -> io::Result<()> {
         imp::bind(&self.words)
     }
 
-    /// How many CPUs it has.
+    /// The number of CPUs.
     #[must_use]
     pub fn len(&self) -> usize {
         self.words.iter().map(|word| word.count_ones() as usize).sum()
     }
 
-    /// Whether it has none.
+    /// Whether the set is empty.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.words.is_empty()
     }
 
-    /// Whether `cpu` is one of them.
+    /// Whether `cpu` is in the set.
     #[must_use]
     pub fn contains(&self, cpu: usize) -> bool {
         self.words.get(cpu / BITS).is_some_and(|word| word >> (cpu % BITS) & 1 == 1)
     }
 
-    /// Their numbers, ascending.
+    /// The CPU numbers, ascending.
     pub fn iter(&self) -> impl Iterator<Item = usize> + '_ {
         (0..self.words.len() * BITS).filter(|&cpu| self.contains(cpu))
     }
@@ -84,7 +84,7 @@ impl FromIterator<usize> for CpuSet {
 impl std::str::FromStr for CpuSet {
     type Err = String;
 
-    /// Reads a list as Linux writes it, such as `0-2,5`.
+    /// Parses a list as written by Linux, such as `0-2,5`.
     fn from_str(list: &str) -> Result<Self, String> {
         let part = |part: &str| {
             let (first, last) = part.split_once('-').unwrap_or((part, part));
@@ -99,7 +99,7 @@ impl std::str::FromStr for CpuSet {
 }
 
 impl fmt::Display for CpuSet {
-    /// As Linux writes it: `0-2,5`.
+    /// Writes the list like Linux: `0-2,5`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let cpus: Vec<usize> = self.iter().collect();
         for (i, run) in cpus.chunk_by(|a, b| a + 1 == *b).enumerate() {
@@ -129,7 +129,8 @@ mod imp {
             if unsafe { libc::sched_getaffinity(0, bytes, words.as_mut_ptr().cast()) } == 0 {
                 return Some(words);
             }
-            // The kernel refuses a mask that is shorter than its own: it is built for more CPUs.
+            // The kernel rejects a mask that is shorter than its own, which depends on the number of CPUs it is built
+            // for.
             let is_short = io::Error::last_os_error().raw_os_error() == Some(libc::EINVAL);
             if !is_short || words.len() * BITS >= CPUS_MAX {
                 return None;

@@ -1,17 +1,15 @@
-//! The resources of its machine that this process may use: CPUs and their topology, the CPU quota of its container, and
+//! The resources of this machine that the process may use: CPUs and their topology, the CPU quota of its container, and
 //! its affinity mask.
 //!
-//! This crate is the only reader of `/sys/devices/system/{cpu,node}`, of the CPU quotas of cgroups, and of the affinity
-//! mask of a process. Everything below a root folder is a parameter ([`Machine::read`]), so that tests run on recorded
-//! trees.
+//! No other crate reads `/sys/devices/system/{cpu,node}`, the CPU quotas of cgroups, or the affinity mask of a process.
+//! The root folder is a parameter ([`Machine::read`]), so that tests run on recorded trees.
 //!
-//! A *CPU* is what Linux numbers: a hardware thread. A *core* has one or more of them. The affinity mask is the
-//! universe: nothing here ever names a CPU outside of it. A cgroup's cpuset need not be read separately, because the
-//! kernel applies it to the mask.
+//! A *CPU* is what Linux numbers: a hardware thread. A *core* has one or more of them. Only CPUs in the affinity mask
+//! are considered. A cgroup's cpuset need not be read separately, because the kernel applies it to the mask.
 //!
 //! Modules, lowest first; each uses only those above it:
 //!
-//! | module     | what                                                                      |
+//! | module     | contents                                                                  |
 //! |------------|---------------------------------------------------------------------------|
 //! | `cpus`     | Sets of CPUs, and the affinity mask of a thread                           |
 //! | `process`  | CPU time of this process, and how long it has waited for CPUs             |

@@ -1,4 +1,4 @@
-//! How much CPU time the cgroups of this process allow, in CPUs: 1.5 is one and a half CPUs' worth of time.
+//! The CPU time that the cgroups of this process allow, in CPUs: 1.5 is the time of one and a half CPUs.
 //!
 //! Groups are nested, and each may have a quota: the smallest on the path from the process's own group up to the root
 //! counts. Both versions of cgroups are read, because a machine may use the two side by side.
@@ -6,17 +6,16 @@
 use std::fs::read_to_string;
 use std::path::{Path, PathBuf};
 
-/// Where one hierarchy of groups is seen.
+/// The mount point of a cgroup hierarchy.
 struct CgroupMount {
-    /// Version 2, or the controller `cpu` of version 1.
+    /// Version 2, or else the `cpu` controller of version 1.
     is_second: bool,
-    /// The group that is mounted: `/`, or in a container without a namespace for cgroups its own.
+    /// The mounted group: `/`, or the container's own group without a cgroup namespace.
     group: PathBuf,
     folder: PathBuf,
 }
 
-/// The smallest quota of the groups of this process, with `/proc` and `/sys` below `root`; `None` if none of them has
-/// one.
+/// The smallest quota of this process's groups, with `/proc` and `/sys` below `root`; `None` if none of them has one.
 pub(crate) fn read(root: &Path) -> Option<f64> {
     let groups = read_to_string(root.join("proc/self/cgroup")).unwrap_or_default();
     let mounts = mounts(root);
@@ -30,7 +29,7 @@ pub(crate) fn read(root: &Path) -> Option<f64> {
             };
             is_it.then(|| Path::new(path))
         });
-        // A container may see paths of the machine, or above its own root: then what is mounted is its own group.
+        // A container may see paths of the machine, or above its own root: then the mounted group is its own.
         let within = path.and_then(|path| path.strip_prefix(&mount.group).ok());
         let within = within.filter(|path| {
             !path.components().any(|part| part == std::path::Component::ParentDir) && mount.folder.join(path).is_dir()
@@ -47,17 +46,16 @@ fn of_group(is_second: bool, folder: &Path) -> Option<f64> {
     let (quota, period) = if is_second {
         let text = read("cpu.max")?;
         let mut words = text.split_whitespace();
-        // "max" where there is no limit.
+        // "max" means no limit.
         (number(words.next()?)?, number(words.next()?)?)
     } else {
-        // -1 where there is no limit.
+        // -1 means no limit.
         (number(read("cpu.cfs_quota_us")?.trim())?, number(read("cpu.cfs_period_us")?.trim())?)
     };
     (quota > 0.0 && period > 0.0).then(|| quota / period)
 }
 
-/// The hierarchies that can limit CPU time: those that are mounted, or where there is no list of mounts, the usual
-/// places.
+/// The hierarchies that can limit CPU time: the mounted ones or, without a list of mounts, those in the usual places.
 fn mounts(root: &Path) -> Vec<CgroupMount> {
     let of = |is_second: bool, group: &str, folder: &str| CgroupMount {
         is_second,

@@ -1,8 +1,8 @@
-//! Cutting the CPUs of a host among its workers, and a worker's CPUs among its threads.
+//! Divides the CPUs of a host among its workers, and a worker's CPUs among its threads.
 
 use crate::{Cpu, Machine};
 
-/// What a worker's share must lie within.
+/// The scope that a worker's share must not exceed.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum ShareScope {
     Node,
@@ -10,15 +10,14 @@ enum ShareScope {
     Machine,
 }
 
-/// What is not cut in two.
+/// The unit that is not divided.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum ShareUnit {
     Core,
     Cpu,
 }
 
-/// What is given up first comes last: two hardware threads of one core in two workers cost less than a worker on two
-/// sockets.
+/// Strictest first: splitting one core's two hardware threads between workers costs less than a worker on two sockets.
 const WAYS: [(ShareScope, ShareUnit); 5] = [
     (ShareScope::Node, ShareUnit::Core),
     (ShareScope::Socket, ShareUnit::Core),
@@ -28,13 +27,13 @@ const WAYS: [(ShareScope, ShareUnit); 5] = [
 ];
 
 impl Machine {
-    /// The CPUs of worker `index` of `workers` that share the allowed ones, in the order in which its threads should
-    /// take them: the first hardware threads of all its cores come before any second one. `None` if there are fewer
-    /// CPUs than workers.
+    /// The CPUs of worker `index` out of `workers` that share the allowed ones, in the order in which its threads
+    /// should take them: the first hardware threads of all its cores come before any second one. `None` if there are
+    /// fewer CPUs than workers.
     ///
-    /// Each worker gets at least the number of CPUs divided by the number of workers, rounded down. Where that can be
-    /// had without it, no share crosses NUMA nodes, or at least not sockets, and no two workers share a core. Fewer
-    /// CPUs than there are workers may be left to nobody, which no worker has a thread for.
+    /// Each worker gets at least the number of CPUs divided by the number of workers, rounded down. If that is possible
+    /// without it, no share crosses NUMA nodes, or at least not sockets, and no two workers share a core. Up to
+    /// `workers - 1` CPUs may remain unassigned.
     #[must_use]
     pub fn share(&self, index: usize, workers: usize) -> Option<Vec<usize>> {
         if index >= workers || self.cpus.len() < workers {
@@ -49,7 +48,7 @@ impl Machine {
         Some(mine.into_iter().map(|cpu| cpu.number).collect())
     }
 
-    /// A CPU for each of `threads` threads of worker `index` of `workers`; `None` if its share has fewer.
+    /// One CPU for each of `threads` threads of worker `index` out of `workers`; `None` if its share has fewer.
     #[must_use]
     pub fn places(&self, index: usize, workers: usize, threads: usize) -> Option<Vec<usize>> {
         let mut share = self.share(index, workers).filter(|share| share.len() >= threads)?;
@@ -80,13 +79,13 @@ impl Machine {
     }
 }
 
-/// How many workers each group of CPUs gets, so that each worker can have its part of all CPUs within one group; `None`
-/// if that cannot be.
+/// The number of workers for each group of CPUs such that each worker can have its part of all CPUs within one group;
+/// `None` if that is impossible.
 fn apportion(sizes: &[usize], workers: usize) -> Option<Vec<usize>> {
     let least = sizes.iter().sum::<usize>() / workers;
     let mut counts = vec![0; sizes.len()];
     for _ in 0..workers {
-        // Where a worker more has the most for each; the first of equals.
+        // The group where one more worker leaves the most for each; ties go to the first.
         let each = |group: usize| sizes[group] as f64 / (counts[group] + 1) as f64;
         let free = (0..sizes.len()).filter(|&group| sizes[group] / (counts[group] + 1) >= least);
         let best = free.reduce(|best, group| if each(group) > each(best) { group } else { best })?;

@@ -1,4 +1,4 @@
-//! Recorded machines: the files that Linux would have, in a folder.
+//! Recorded machines: the files that Linux would provide, in a folder.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -8,7 +8,7 @@ use proptest::prelude::*;
 
 use crate::{CpuSet, Machine, ProcessTimes};
 
-/// A folder with `/proc` and `/sys` of some machine; removed at the end.
+/// A folder with the `/proc` and `/sys` of a machine; removed on drop.
 struct Tree(PathBuf);
 
 impl Tree {
@@ -25,7 +25,7 @@ impl Tree {
         self
     }
 
-    /// A machine with CPUs whose sockets, NUMA nodes and cores are given by number; all of one core are siblings.
+    /// A machine with CPUs whose sockets, NUMA nodes and cores are given by number; CPUs of the same core are siblings.
     fn cpus(mut self, place: impl Fn(usize) -> (usize, usize, usize), count: usize) -> Tree {
         let folder = "sys/devices/system";
         for cpu in 0..count {
@@ -57,13 +57,13 @@ impl Drop for Tree {
     }
 }
 
-/// Two sockets with `cores` cores each of two hardware threads: even CPUs on socket 0, odd ones on socket 1, second
-/// threads behind all first.
+/// Two sockets with `cores` cores each, of two hardware threads: even CPUs on socket 0, odd ones on socket 1, all
+/// second threads after the first ones.
 fn interleaved(cores: usize) -> Tree {
     Tree::new().cpus(|cpu| (cpu % 2, cpu % 2, cpu % (2 * cores) / 2), 4 * cores)
 }
 
-/// The shares of all workers, as Linux writes sets.
+/// The shares of all workers, in Linux notation.
 fn shares(machine: &Machine, workers: usize) -> Vec<String> {
     let set = |share: Vec<usize>| share.into_iter().collect::<CpuSet>().to_string();
     (0..workers).map(|index| machine.share(index, workers).map_or("none".into(), set)).collect()
@@ -77,9 +77,9 @@ fn a_worker_stays_on_one_socket_and_has_whole_cores() {
     assert_eq!(shares(&machine, 1), ["0-15"]);
     assert_eq!(shares(&machine, 2), ["0,2,4,6,8,10,12,14", "1,3,5,7,9,11,13,15"]);
     assert_eq!(shares(&machine, 4), ["0,2,8,10", "4,6,12,14", "1,3,9,11", "5,7,13,15"]);
-    // Five CPUs each cannot be had on one socket for three workers.
+    // Three workers cannot have five CPUs each on one socket.
     assert_eq!(shares(&machine, 3), ["0,2,4,8,10", "1,6,9,12,14", "3,5,7,11,13,15"]);
-    // Three CPUs each of twelve on a socket: rather half a core than part of another socket.
+    // Three CPUs each out of twelve per socket: half a core is better than part of another socket.
     let eight = shares(&interleaved(6).read("0-23"), 8);
     assert_eq!(eight[..4], ["0,2,12", "4,14,16", "6,8,18", "10,20,22"]);
     assert_eq!(shares(&machine, 16)[..4], ["0", "8", "2", "10"]);
@@ -91,7 +91,7 @@ fn a_worker_stays_on_one_socket_and_has_whole_cores() {
     assert_eq!(machine.socket_of(3), "1,3,5,7,9,11,13,15".parse().unwrap());
 }
 
-/// Siblings side by side: an order by number would give two workers of one thread the same core.
+/// Adjacent siblings: an order by number would give two single-threaded workers the same core.
 #[test]
 fn siblings_that_are_numbered_side_by_side() {
     let machine = Tree::new().cpus(|cpu| (cpu / 8, cpu / 8, cpu % 8 / 2), 16).read("0-15");
@@ -100,19 +100,19 @@ fn siblings_that_are_numbered_side_by_side() {
     assert_eq!(machine.places(1, 8, 1).unwrap(), [2]);
 }
 
-/// Nodes 0 and 2 are in socket 0, 1 and 3 in socket 1: an order by node alone would take a socket apart.
+/// Nodes 0 and 2 are in socket 0, 1 and 3 in socket 1: an order by node alone would split a socket.
 #[test]
 fn sockets_stay_whole_where_they_have_several_nodes() {
     let machine = Tree::new().cpus(|cpu| (cpu / 4 % 2, cpu / 4, cpu), 16).read("0-15");
     assert_eq!(shares(&machine, 2), ["0-3,8-11", "4-7,12-15"]);
     assert_eq!(shares(&machine, 4), ["0-3", "8-11", "4-7", "12-15"]);
-    // Three workers of two CPUs on one socket must not lie on two nodes.
+    // Out of three workers with two CPUs each on one socket, none must span two nodes.
     assert_eq!(shares(&machine, 8)[..4], ["0-1", "2-3", "8-9", "10-11"]);
 }
 
 #[test]
 fn the_mask_is_the_universe() {
-    // Half a socket, as Slurm or a cpuset gives it.
+    // Half a socket, as assigned by Slurm or a cpuset.
     let half = interleaved(4).read("0,2,8,10");
     assert_eq!((half.usable(), half.sockets(), half.online()), (4, 1, 16));
     assert_eq!(shares(&half, 2), ["0,8", "2,10"]);
@@ -120,7 +120,7 @@ fn the_mask_is_the_universe() {
     assert_eq!(shares(&odd, 2), ["3,7,40", "41-43"]);
     // Two CPUs each of six: the two of socket 0 go to one worker.
     assert_eq!(shares(&odd, 3), ["3,7", "40-41", "42-43"]);
-    // Second hardware threads only are as good as first ones.
+    // If there are only second hardware threads, they are as good as first ones.
     assert_eq!(interleaved(4).read("8,10").share(0, 1).unwrap(), [8, 10]);
 }
 
@@ -133,7 +133,7 @@ fn cpus_that_are_offline_are_not_used() {
     assert_eq!(tree.read("6-7").allowed(), "6-7".parse().unwrap(), "the kernel knows better than a file");
 }
 
-/// Virtual machines and containers leave files out, or write -1.
+/// Virtual machines and containers omit files, or contain -1.
 #[test]
 fn without_topology_every_cpu_is_a_core_of_one_socket() {
     let nothing = Tree::new().read("0-7");
@@ -164,22 +164,22 @@ fn a_quota_limits_the_threads() {
         (machine.quota(), machine.usable())
     };
     assert_eq!(limited(&[("/pod/app", "200000 100000")]), (Some(2.0), 2));
-    // The root group of a container without a limit, or with one that is larger than the mask.
+    // The root group of a container without a limit, or with one above the mask.
     assert_eq!(limited(&[("/pod/app", "max 100000")]), (None, 64));
     assert_eq!(limited(&[("/pod/app", "10000000 100000")]), (Some(100.0), 64));
-    // Rounded down, but never to nothing.
+    // Rounded down, but never to zero.
     assert_eq!(limited(&[("/pod/app", "150000 100000")]), (Some(1.5), 1));
     assert_eq!(limited(&[("/pod/app", "290000 100000")]), (Some(2.9), 2));
     assert_eq!(limited(&[("/pod/app", "50000 100000")]), (Some(0.5), 1));
-    // Of nested groups the smallest counts, wherever it is.
+    // The smallest quota of nested groups counts, wherever it is.
     assert_eq!(limited(&[("/pod/app", "800000 100000"), ("/pod", "300000 100000")]), (Some(3.0), 3));
     assert_eq!(limited(&[("/pod/app", "100000 50000"), ("/pod", "max 100000"), ("", "4000 1000")]), (Some(2.0), 2));
-    // What makes no sense limits nothing.
+    // Invalid values do not limit anything.
     assert_eq!(limited(&[("/pod/app", "two"), ("/pod", "100 0"), ("", "")]), (None, 64));
 }
 
-/// In a container the paths of `/proc/self/cgroup` may be the machine's: then what is mounted is the container's own
-/// group.
+/// In a container, the paths in `/proc/self/cgroup` may be the machine's: then the mounted group is the container's
+/// own.
 #[test]
 fn a_container_may_see_paths_that_are_not_there() {
     for group in ["0::/../..", "0::/docker/17", "0::/"] {
@@ -206,7 +206,7 @@ fn quotas_of_version_one() {
     assert_eq!(first(&machine, "").read("0-63").usable(), 2, "a group above limits as well");
     let free = first(mount, "").write("sys/fs/cgroup/cpu,cpuacct/cpu.cfs_quota_us", "-1");
     assert_eq!(free.read("0-63").usable(), 64);
-    // Other controllers of version 1 say nothing about time.
+    // Other controllers of version 1 say nothing about CPU time.
     assert_eq!(first("36 25 0:31 / /sys/fs/cgroup/cpuset rw - cgroup cgroup rw,cpuset", "").read("0-63").usable(), 64);
     // Without a list of mounts, the usual places; both versions side by side.
     let tree = first("", "/docker/17")
@@ -216,7 +216,7 @@ fn quotas_of_version_one() {
     assert_eq!(tree.read("0-63").quota(), Some(1.0));
 }
 
-/// The files of this machine must be understood, whatever it is.
+/// The files of this machine must be parsed, whatever machine it is.
 #[test]
 fn this_machine_is_read() {
     let machine = Machine::here();
@@ -238,7 +238,7 @@ fn lists_of_cpus() {
 }
 
 proptest! {
-    /// On any machine no CPU goes to two workers, nobody gets less than its part, and nobody crosses a socket where all
+    /// On any machine, no CPU goes to two workers, no worker gets less than its part, and none crosses a socket if all
     /// could stay on one.
     #[test]
     fn shares_are_fair_on_every_machine(
@@ -273,7 +273,7 @@ proptest! {
     }
 }
 
-/// Threads come and go; what they have waited must neither be lost nor come twice.
+/// Threads come and go; the time they have waited must be neither lost nor counted twice.
 #[test]
 fn waits_of_threads_add_up() {
     let tree =

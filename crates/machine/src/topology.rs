@@ -7,24 +7,24 @@ use std::sync::Mutex;
 
 use crate::{CpuSet, quota};
 
-/// One CPU and its place. What the system does not say is `None`: virtual machines leave files out, or write -1.
+/// One CPU and its place. `None` if the system does not report it: virtual machines omit files, or contain -1.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Cpu {
-    /// As Linux numbers it.
+    /// Its number in Linux.
     pub number: usize,
     /// Its socket (physical package).
     pub socket: Option<u32>,
     /// Its NUMA node.
     pub node: Option<u32>,
-    /// Its core, a number that is unique only within the socket.
+    /// Its core, unique only within the socket.
     pub core: Option<u32>,
     /// The lowest CPU of its core: unique on the machine.
     pub(crate) first_sibling: usize,
-    /// Which of the usable hardware threads of its core it is, from 0.
+    /// Its number among the usable hardware threads of its core, from 0.
     pub thread: usize,
 }
 
-/// The CPUs that this process may use, and how much of their time.
+/// The CPUs that this process may use, and the limit on their time.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Machine {
     pub(crate) cpus: Vec<Cpu>,
@@ -36,12 +36,12 @@ impl Machine {
     /// This machine, as the calling thread may use it now.
     #[must_use]
     pub fn here() -> Machine {
-        /// The newest answer: reading hundreds of small files takes milliseconds, and only the mask changes while a
+        /// The last answer: reading hundreds of small files takes milliseconds, and only the mask changes while a
         /// process runs.
         static NEWEST: Mutex<Option<(CpuSet, Machine)>> = Mutex::new(None);
         let root = Path::new("/");
         let Some(mask) = CpuSet::of_current_thread() else { return Machine::read(root, None) };
-        // In a child made by fork the lock may be held by a thread that is not there.
+        // In a forked child, the lock may be held by a thread that does not exist there.
         let Ok(mut newest) = NEWEST.try_lock() else { return Machine::read(root, Some(&mask)) };
         match &*newest {
             Some((of, machine)) if *of == mask => machine.clone(),
@@ -50,10 +50,9 @@ impl Machine {
     }
 
     /// The machine whose `/proc` and `/sys` are below `root`, as a process with this affinity mask may use it. Without
-    /// a mask, all CPUs that are online.
+    /// a mask, all online CPUs.
     ///
-    /// What is missing there is made up for: without topology, each CPU is a core, and all are on one socket and one
-    /// node.
+    /// Defaults replace missing data: without topology, each CPU is a core, and all are on one socket and one node.
     #[must_use]
     pub fn read(root: &Path, mask: Option<&CpuSet>) -> Machine {
         let folder = root.join("sys/devices/system");
@@ -62,7 +61,7 @@ impl Machine {
         let allowed = match (mask, &online) {
             (Some(mask), Some(online)) => {
                 let both: CpuSet = mask.iter().filter(|&cpu| online.contains(cpu)).collect();
-                // The kernel's mask has online CPUs only; where the two disagree, it is the mask that is obeyed.
+                // The kernel's mask contains only online CPUs; if the two disagree, the mask wins.
                 if both.is_empty() { mask.clone() } else { both }
             }
             (Some(mask), None) => mask.clone(),
@@ -86,7 +85,7 @@ impl Machine {
                 }
             })
             .collect();
-        // Sockets before nodes: those of one socket need not be numbered side by side.
+        // Sockets before nodes, because the nodes of a socket need not have adjacent numbers.
         cpus.sort_by_key(|cpu| (cpu.socket, cpu.node, cpu.core, cpu.first_sibling, cpu.number));
         for core in cpus.chunk_by_mut(|a, b| a.first_sibling == b.first_sibling) {
             core.iter_mut().enumerate().for_each(|(thread, cpu)| cpu.thread = thread);
@@ -95,19 +94,19 @@ impl Machine {
     }
 
     /// The CPUs that the affinity mask allows, by socket, NUMA node, core and number: hardware threads of a core are
-    /// neighbors.
+    /// adjacent.
     #[must_use]
     pub fn cpus(&self) -> &[Cpu] {
         &self.cpus
     }
 
-    /// The same as a set.
+    /// The same CPUs as a set.
     #[must_use]
     pub fn allowed(&self) -> CpuSet {
         self.cpus.iter().map(|cpu| cpu.number).collect()
     }
 
-    /// How many CPUs are online, allowed or not.
+    /// The number of online CPUs, allowed or not.
     #[must_use]
     pub fn online(&self) -> usize {
         self.online
@@ -119,21 +118,20 @@ impl Machine {
         self.quota
     }
 
-    /// How many threads the quota can keep busy: rounded down, because threads that spin while they wait would use up
-    /// the time of those they wait for, but at least 1.
+    /// How many threads the quota can keep busy, at least 1. Rounded down, because threads that spin while they wait
+    /// would use up the time of those they wait for.
     #[must_use]
     pub fn quota_threads(&self) -> Option<usize> {
         self.quota.map(|quota| (quota as usize).max(1))
     }
 
-    /// How many threads this process can keep busy: one for each allowed CPU, or fewer if the quota says so. At least
-    /// 1.
+    /// How many threads this process can keep busy: one per allowed CPU, or fewer if the quota says so. At least 1.
     #[must_use]
     pub fn usable(&self) -> usize {
         self.cpus.len().min(self.quota_threads().unwrap_or(usize::MAX)).max(1)
     }
 
-    /// How many sockets the allowed CPUs are on. At least 1.
+    /// The number of sockets of the allowed CPUs. At least 1.
     #[must_use]
     pub fn sockets(&self) -> usize {
         self.cpus.chunk_by(|a, b| a.socket == b.socket).count().max(1)
