@@ -32,23 +32,23 @@ _SWEEPS_MAX = 1000
 
 @dataclass
 class IterationAccount:
-    """What an iteration did, on this worker if not said otherwise.
+    """What an iteration cost on this worker.
 
     Attributes
     ----------
     sync : {"global", "partial"}
     local_sweeps : int or None
-        Sweeps in a round at most; None for as many as the local test asks for.
+        Maximum number of sweeps in a round; None if only the local test limits them.
     rounds : int
-        The same on all workers. One more exchange comes before the first (arrays) or tells the keys (items).
+        Number of rounds, the same on all workers. One more exchange comes before the first round.
     sweeps : int
-        Calls of ``local``; or of ``lmap`` or ``gmap`` on all items.
+        Number of calls of ``local``; with items, of passes of ``lmap`` or ``gmap`` over all items.
     bytes_sent : int
-        Messages to other workers, as they travel; of arrays that are summed, their bytes.
+        Size of the pickled messages to other workers; for arrays that are summed, the size of the arrays.
     exchange_seconds : float
-        In exchanges, waiting for other workers included.
+        Time in exchanges, including waiting for other workers.
     compute_seconds : float
-        In the functions given, and in packing messages.
+        Time in your functions, and for packing messages.
     """
 
     sync: str
@@ -67,10 +67,11 @@ class Iterated:
     Attributes
     ----------
     state : object
-        This worker's part; in the form with keys, a dict.
+        This worker's part; for items with keys, a dict.
     converged : bool
-        Whether ``until`` ended it, the same on all workers.
+        Whether ``until`` ended the iteration, not ``max_rounds``; the same on all workers.
     account : IterationAccount
+        What the iteration cost.
     """
 
     state: Any
@@ -141,7 +142,7 @@ class _Rounds:
             return (sent.shape, str(sent.dtype))
         if not isinstance(sent, Mapping):
             raise TypeError(
-                f"boundary returned {type(sent).__name__}; it returns a dict of messages by worker, or an array to sum"
+                f"boundary returned {type(sent).__name__}; return a dict of messages by worker, or an array to sum"
             )
         strange = [rank for rank in sent if rank not in range(self.comm.size)]
         if strange:
@@ -183,51 +184,53 @@ def iterate(
     max_rounds: int = 1000,
     comm: Any = None,
 ) -> Iterated:
-    """Iterate on the parts of a problem, one of each worker, and exchange after every sweep or less often. Collective.
+    """Iterate on the parts of a problem, one on each worker, and exchange data after every sweep or less often. Collective.
 
-    There are two forms, of arrays (or any objects) with ``local`` and ``boundary``, and of items with keys with ``lmap`` and
-    ``lreduce``. Functions return new states and leave their arguments as they are.
+    There are two forms: arrays (or any other objects), with ``local`` and ``boundary``; and items with keys, with ``lmap``
+    and ``lreduce``. Your functions must return new states and leave their arguments as they are.
 
-    **Arrays.** First, all exchange ``boundary(state)``. In each round a worker calls ``state = local(state, ghosts)`` once or
-    several times, with the same ghosts, then all exchange ``boundary(state)``; what was received are the next ghosts, after
-    ``state = receive(state, ghosts)``, also after the last round. Messages are copies.
+    **Arrays.** Before the first round, all workers exchange ``boundary(state)``. What a worker receives are its ghosts. In
+    each round, a worker calls ``state = receive(state, ghosts)``, then ``state = local(state, ghosts)`` once or several
+    times with the same ghosts. Then all exchange ``boundary(state)``. After the last round, they call ``receive`` once
+    more. Messages are copies.
 
-    **Items with keys.** ``state`` are this worker's items; a key is on one worker. In each round, a worker calls
-    ``lmap(key, value)`` for each item, groups what it yields by key, and sets the values of its own keys to
-    ``lreduce(key, values)``; pairs with other keys are dropped. This it does as often as there are local sweeps, with
-    ``sync="global"`` never. Then a global step: pairs of ``gmap(key, value)`` go to the workers of their keys, and
-    ``greduce(key, values)`` is the new value there, with values in the order of workers. Items whose keys no pair has are
-    gone after either step; a new key belongs to a worker by its hash.
+    **Items with keys.** ``state`` has this worker's items; each key is on one worker. In a local sweep, a worker calls
+    ``lmap(key, value)`` for each item, groups the pairs by key, and sets the values of its own keys to
+    ``lreduce(key, values)``. It drops pairs with other keys. With ``sync="global"`` there are no local sweeps. A global step
+    ends the round: the pairs of ``gmap(key, value)`` go to the workers of their keys, where ``greduce(key, values)`` is the
+    new value, with values in the order of workers. After either step, a key without a pair is gone. The hash of a new key
+    decides which worker gets it.
 
     Parameters
     ----------
     state : object, or mapping or iterable of (key, value)
         This worker's part.
     local : callable(state, ghosts)
-        A sweep over the part; returns the new state.
+        Sweeps over the part, and returns the new state.
     boundary : callable(state), optional
-        What others are told: a dict of messages by worker, which others get as a dict by sender; or an array of the same
-        shape and type on all workers, whose sum over them all get. By default nothing.
+        Returns what other workers need: a dict of messages by worker, which the others get as a dict by sender; or an array
+        of the same shape and type on all workers, and all get the sum of these arrays. By default nothing is sent.
     receive : callable(state, ghosts), optional
-        Takes what was received into the state, and returns it. By default the state stays.
+        Takes the ghosts into the state, and returns the new state. By default the state stays.
     lmap, gmap : callable(key, value)
         Yield pairs of key and value. `gmap` is `lmap` by default.
     lreduce, greduce : callable(key, values)
         Return a key's value. `greduce` is `lreduce` by default.
     combine : callable(key, values), optional
-        Makes one value of those that a worker's `gmap` has for a key, before they travel.
+        Combines the values that a worker's `gmap` has for a key into one, before they travel.
     until : callable(before, after), optional
-        The global test: whether the state hardly changed, from the end of one round to that of the next. The iteration ends
-        when it is true on all workers, or after `max_rounds`.
+        The global test: whether the state hardly changed from the end of one round to the end of the next. The iteration
+        ends when it is true on all workers, or after `max_rounds`.
     local_until : callable(before, after), optional
-        The local test, between two sweeps of a round; `until` by default.
+        The local test, of the states after two sweeps of a round; `until` by default.
     sync : {"global", "partial"}, default="global"
-        ``"global"`` is one sweep in a round, or one global step; ``"partial"`` sweeps until the local test is true.
+        ``"global"``: a round is one sweep, or one global step. ``"partial"``: it sweeps until the local test is true.
     local_sweeps : int, optional
-        With ``"partial"``, limits the sweeps in a round; 1000 by default.
+        Maximum number of sweeps in a round with ``"partial"``; 1000 by default.
     max_rounds : int, default=1000
+        Maximum number of rounds.
     comm : communicator, optional
-        Of the workers that take part; by default all of the job, or of the `tidemill.group` block.
+        Communicator of the workers that take part; by default all workers of the job, or of the `tidemill.group` block.
 
     Returns
     -------
@@ -239,7 +242,8 @@ def iterate(
     TypeError, ValueError
         If arguments do not fit together.
     Exception
-        What a function raised on this worker; on the others `RuntimeError`, with worker and message.
+        The exception that your function raised on this worker. The other workers raise a `RuntimeError` with the worker
+        and the message.
 
     Examples
     --------

@@ -24,7 +24,7 @@ def hosts(
 ) -> Any:
     """Return a pytest fixture: a cluster of emulated hosts, on which you start workers, and cut or kill a host.
 
-    Tests that use it are skipped, with the reason, where this machine or user cannot have emulated hosts.
+    If this machine or user cannot have emulated hosts, tests that use the fixture are skipped, with the reason.
 
     Parameters
     ----------
@@ -33,7 +33,8 @@ def hosts(
     bandwidth, cpus : optional
         As in `tidemill.hosts.up`.
     scope : str, default="function"
-        How long a cluster is used, as of any fixture. What a test does to a host, those behind it find.
+        How long a cluster is used, as for any fixture. With a scope other than ``"function"``, a test finds the hosts
+        as the tests before it have left them.
 
     Returns
     -------

@@ -17,7 +17,7 @@ from tidemill.hosts._commands import described
 __all__ = ["main"]
 
 _DESCRIPTION = """\
-A cluster of emulated hosts on this machine: real TCP between them, through links whose bandwidth you set, cut and heal
+Make a cluster of emulated hosts on this machine. They talk by real TCP, through links that you limit, cut and heal
 while programs run. Start a program there with `tidemill run --on NAME`.
 
   tidemill hosts up --hosts 4 --bandwidth 100mbit
@@ -46,10 +46,12 @@ def _parser() -> argparse.ArgumentParser:
     )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
-    made = commands.add_parser("up", help="make a cluster, which is there until `down`, or until its owner ends")
+    made = commands.add_parser("up", help="make a cluster; it stays until `down`, or until its owner ends")
     made.add_argument("--hosts", type=int, required=True, metavar="N", help="number of hosts")
     made.add_argument(
-        "--bandwidth", metavar="RATE", help="what each host can send, and receive, such as 100mbit (default: no limit)"
+        "--bandwidth",
+        metavar="RATE",
+        help="how much each host can send, and receive, such as 100mbit (default: no limit)",
     )
     made.add_argument(
         "--cpus", type=float, metavar="X", help="processors of each host, such as 0.5 (default: no limit)"
@@ -59,21 +61,21 @@ def _parser() -> argparse.ArgumentParser:
         "--owner",
         type=int,
         metavar="PID",
-        help="process whose end is the end of the cluster; 0 for none (default: the shell that runs this command)",
+        help="process at whose end the cluster goes away; 0 for none (default: the shell that runs this command)",
     )
     made.set_defaults(run=_up)
 
     changed = commands.add_parser("set", help="change the limits of a host")
     _add_host(changed)
-    changed.add_argument("--in", dest="incoming", metavar="RATE", help="what it can receive, or none for no limit")
-    changed.add_argument("--out", dest="outgoing", metavar="RATE", help="what it can send, or none for no limit")
-    changed.add_argument("--cpus", type=float, metavar="X", help="its processors")
+    changed.add_argument("--in", dest="incoming", metavar="RATE", help="how much it can receive, or none for no limit")
+    changed.add_argument("--out", dest="outgoing", metavar="RATE", help="how much it can send, or none for no limit")
+    changed.add_argument("--cpus", type=float, metavar="X", help="number of processors")
     changed.set_defaults(run=_set)
 
     for name, method, text in (
-        ("cut", Cluster.cut, "cut a host off from the others, who are not told"),
-        ("heal", Cluster.heal, "join a host that was cut off"),
-        ("kill", Cluster.kill, "end all processes of a host at once, as a loss of power does"),
+        ("cut", Cluster.cut, "cut a host off from the others, without notice"),
+        ("heal", Cluster.heal, "connect a host that was cut off"),
+        ("kill", Cluster.kill, "end all processes of a host at once, like a power failure"),
     ):
         one = commands.add_parser(name, help=text)
         _add_host(one)
@@ -83,11 +85,11 @@ def _parser() -> argparse.ArgumentParser:
     shown.add_argument("name", nargs="?", default="lab", help="name of the cluster (default: lab)")
     shown.add_argument("--once", action="store_true", help="print once, without rates, and end")
     shown.add_argument(
-        "--every", type=duration_s, default=1.0, metavar="TIME", help="time between two looks (default: 1s)"
+        "--every", type=duration_s, default=1.0, metavar="TIME", help="refresh interval (default: 1s)"
     )
     shown.set_defaults(run=_show)
 
-    taken = commands.add_parser("down", help="end all processes on the hosts, and take the cluster away")
+    taken = commands.add_parser("down", help="end all processes on the hosts, and remove the cluster")
     taken.add_argument("name", nargs="?", help="name of the cluster (default: the only one)")
     taken.set_defaults(run=_down)
     return parser

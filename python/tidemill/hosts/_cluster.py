@@ -39,10 +39,10 @@ class Host:
     Attributes
     ----------
     number : int
-        From 0.
+        Number of the host, from 0.
     name, address : str
     init : int
-        Its first process, whose end is the end of all of them.
+        Id of the host's first process. When it ends, all of the host's processes end.
     """
 
     number: int
@@ -54,20 +54,21 @@ class Host:
 
     @property
     def is_alive(self) -> bool:
-        """Whether it has not been killed."""
+        """Whether the host is up: False after `Cluster.kill`."""
         return start_time(self.init) == self.started
 
 
 @dataclass(frozen=True)
 class Traffic:
-    """What a host has received and sent since it is there.
+    """What a host has received and sent since it was made.
 
     Attributes
     ----------
     incoming_bytes, outgoing_bytes : int
     incoming, outgoing : int or None
-        Limits in bits per second.
+        Limits in bits per second; None if there is no limit.
     is_cut : bool
+        Whether the host is cut off.
     """
 
     incoming_bytes: int
@@ -78,9 +79,9 @@ class Traffic:
 
 
 class Cluster:
-    """A cluster of emulated hosts on this machine; made by `up` and found by `find`.
+    """A cluster of emulated hosts on this machine. Make one with `up`, or get an existing one with `find`.
 
-    Used in a ``with`` statement it is taken down at the end.
+    A ``with`` statement takes the cluster down at its end.
     """
 
     def __init__(self, told: dict[str, Any]) -> None:
@@ -112,7 +113,7 @@ class Cluster:
 
     @property
     def is_up(self) -> bool:
-        """Whether it has not been taken down."""
+        """Whether the cluster is up: False after `down`."""
         return start_time(self._keeper) == self._started
 
     def _kept_by(self, process: subprocess.Popen[bytes]) -> Cluster:
@@ -140,7 +141,7 @@ class Cluster:
         return self._enter(self._keeper, "--net")
 
     def prefix(self, host: int) -> list[str]:
-        """Return the words in front of a command that is to run on a host: ``[*cluster.prefix(2), "hostname"]``."""
+        """Return what to put in front of a command to run it on a host: ``[*cluster.prefix(2), "hostname"]``."""
         return self._enter(self._host(host).init, "--net", "--pid", "--mount", "--uts")
 
     def set(
@@ -157,9 +158,9 @@ class Cluster:
         ----------
         host : int
         incoming, outgoing : str, optional
-            Bandwidth, such as ``"20mbit"``; ``"none"`` is no limit. What is not given stays.
+            Bandwidth, such as ``"20mbit"``; ``"none"`` removes the limit. By default a limit stays as it is.
         cpus : float, optional
-            Processors, in a cluster that was made with `cpus`.
+            Number of processors, in a cluster that was made with `cpus`.
 
         Raises
         ------
@@ -177,16 +178,16 @@ class Cluster:
             CpuGroup(Path(of.cpu_group[0]).parent).limit(_checked_cpus(cpus))
 
     def cut(self, host: int) -> None:
-        """Cut a host off: what it sends, and what is sent to it, is lost, and no worker is told.
+        """Cut a host off: it loses all that it sends and receives. As when you pull a cable, nothing announces it.
 
-        The launcher starts workers on the other hosts until you heal it.
+        Until you call `heal`, the launcher starts workers only on the other hosts.
         """
         self._host(host)
         self._port(host, _CUT)
         cut_file(self._file, host).touch()
 
     def heal(self, host: int) -> None:
-        """Join a host that was cut off."""
+        """Connect a host again after `cut`."""
         self._host(host)
         self._port(host, _JOINED)
         cut_file(self._file, host).unlink(missing_ok=True)
@@ -195,7 +196,7 @@ class Cluster:
         checked(*self._world(), "bridge", "link", "set", "dev", twin(host), "state", str(state))
 
     def kill(self, host: int) -> None:
-        """End all processes of a host at once, as a loss of power does: nothing more comes from it, not even a word that it is gone."""
+        """End all processes of a host at once, like a power failure: nothing more comes from it, and nothing announces its end."""
         of = self._host(host)
         self._port(host, _CUT)
         with contextlib.suppress(ProcessLookupError):
@@ -203,7 +204,7 @@ class Cluster:
         self._await(lambda: not of.is_alive, f"host {host} of cluster {self.name!r} does not end")
 
     def traffic(self) -> list[Traffic]:
-        """Return what each host has received and sent, and its limits. What a killed host has sent is not known any more: zeros."""
+        """Return what each host has received and sent, and its limits. For a killed host this is unknown, and all numbers are 0."""
         links = {
             link["ifname"]: link for link in json.loads(checked(*self._world(), "ip", "-j", "-s", "-d", "link", "show"))
         }
@@ -222,7 +223,7 @@ class Cluster:
         return found
 
     def down(self) -> None:
-        """End all processes on its hosts, and take it away. Does nothing if that has happened."""
+        """End all processes on the hosts, and remove the cluster. Does nothing if it is down."""
         if not self.is_up:
             return
         with contextlib.suppress(ProcessLookupError):
@@ -262,7 +263,7 @@ def _folder() -> Path:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
         raise HostsError(
-            f"clusters are told in {folder}, which cannot be made ({error.strerror}); set XDG_RUNTIME_DIR to a folder of your own"
+            f"the list of clusters is in {folder}, which cannot be made ({error.strerror}); set XDG_RUNTIME_DIR to a folder of your own"
         ) from None
     if folder.stat().st_uid != os.getuid():
         raise HostsError(f"{folder} belongs to another user; set XDG_RUNTIME_DIR to a folder of your own")
@@ -288,7 +289,7 @@ def find(name: str = "lab") -> Cluster:
     Raises
     ------
     HostsError
-        If there is none.
+        If there is no cluster of this name.
     """
     with contextlib.suppress(OSError, ValueError):
         if (found := Cluster(json.loads(_file_of(name).read_text()))).is_up:
@@ -317,20 +318,22 @@ def up(
 ) -> Cluster:
     """Make a cluster of emulated hosts on this machine.
 
-    Each host has processes, a network device, a file system's mounts and a name of its own: Tidemill's workers use
-    shared memory within a host, and TCP between hosts. A bridge joins them. The file system is this machine's.
+    Each host has its own processes, network device, mounts and name. Tidemill's workers use shared memory within a
+    host, and TCP between hosts, which a bridge connects. All hosts share this machine's file system.
 
     Parameters
     ----------
     hosts : int
         Number of hosts.
     bandwidth : str, optional
-        What each host can receive, and what it can send: ``"100mbit"``, ``"1gbit"``. By default there is no limit.
+        How much each host can receive, and how much it can send: ``"100mbit"``, ``"1gbit"``. By default there is no
+        limit.
     cpus : float, optional
-        Processors that the workers on each host get together, for example 0.5. Needs the right to make cgroups.
+        Number of processors that the workers on each host share, for example 0.5. Needs the right to make cgroups.
     name : str, default="lab"
+        Name of the cluster.
     owner : int, optional
-        Process whose end is the end of the cluster; by default this one, and 0 for none.
+        Id of a process: the cluster goes away when it ends. By default this process; 0 for none.
 
     Returns
     -------
@@ -339,7 +342,7 @@ def up(
     Raises
     ------
     HostsError
-        If a cluster of this name is up, or this machine or this user cannot have emulated hosts: the message says what is missing.
+        If a cluster of this name is up, or if this machine or user cannot have emulated hosts; the message says what is missing.
 
     Examples
     --------
@@ -384,4 +387,4 @@ def up(
             return find(name)._kept_by(keeper)
         text = errors.read().decode(errors="replace").strip()
     keeper.wait()
-    raise HostsError(refusal(told.get("error") or text or "their keeper has ended without a word", rootless=rootless))
+    raise HostsError(refusal(told.get("error") or text or "the process that keeps them has ended without an error message", rootless=rootless))
