@@ -11,7 +11,7 @@ from tidemill._errors import CommError
 from tidemill._job import Job, entered, group_of, whole
 from tidemill.mpi import Comm, Intracomm
 
-__all__ = ["group"]
+__all__ = ["check_group", "group"]
 
 
 @contextmanager
@@ -51,14 +51,19 @@ def group(comm: Any) -> Iterator[Job]:
     ...     alone.size, tm.from_dict({"n": [1, 2]}).count()
     (1, 2)
     """
-    if isinstance(comm, Comm) and not comm._is_usable():
-        raise CommError("group: the communicator is COMM_NULL: this worker is not in it, and must not enter the block")
-    if not isinstance(comm, Intracomm):
-        raise CommError(f"group: {comm!r} is not a communicator of workers; split one off job.comm")
-    if not comm._is_among(whole().comm):
-        raise CommError(
-            f"group: {comm.Get_name()} joins several copies on one worker; give the task at most one copy on each worker"
-        )
+    check_group(comm, "group")
     job = group_of(comm)
     with entered(job), lifted():
         yield job
+
+
+def check_group(comm: Any, what: str) -> None:
+    """Raise, in a call of `what`, unless the communicator's workers can be a job by themselves."""
+    if isinstance(comm, Comm) and not comm._is_usable():
+        raise CommError(f"{what}: the communicator is COMM_NULL: this worker is not in it, and must not call this")
+    if not isinstance(comm, Intracomm):
+        raise CommError(f"{what}: {comm!r} is not a communicator of workers; split one off job.comm")
+    if not comm._is_among(whole().comm):
+        raise CommError(
+            f"{what}: {comm.Get_name()} joins several copies on one worker; give the task at most one copy on each worker"
+        )

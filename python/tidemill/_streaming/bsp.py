@@ -30,24 +30,25 @@ class BspContext:
     state : object
         What the function keeps at this copy, from call to call: any object that can be pickled, None at first. You may
         change it in place. It is saved with every checkpoint.
-    window_start, window_end : datetime or None
-        The window of the rows (UTC), from its start, inclusive, to its end, exclusive. None if the function is called
-        at checkpoints.
+    window_start, window_end : datetime, int or None
+        The window of the rows (UTC), from its start, inclusive, to its end, exclusive. For windows of a number of rows,
+        the numbers of the first row and of the first one after the last, among all rows of all copies. None if the
+        function is called at checkpoints.
     copy, copies : int
         Number of this copy, from 0, and number of copies: its rank in the communicator, and the size of that.
     """
 
     __slots__ = ("copies", "copy", "state", "window_end", "window_start")
 
-    def __init__(self, state: Any, window: tuple[int, int] | None, copy: int, copies: int) -> None:
+    def __init__(self, state: Any, window: _Window, copy: int, copies: int) -> None:
         self.state = state
-        start, end = window or (None, None)
-        self.window_start = None if start is None else _EPOCH + start * _US
-        self.window_end = None if end is None else _EPOCH + end * _US
+        self.window_start, self.window_end = window
         self.copy = copy
         self.copies = copies
 
 
+#: Of a call: times, numbers of rows, or nothing.
+_Window = tuple[datetime, datetime] | tuple[int, int] | tuple[None, None]
 #: Called with a communicator, this copy's rows and a context; returns rows.
 BspFunction = Callable[[Any, Table, BspContext], Any]
 #: Makes one state of those of all copies.
@@ -93,9 +94,9 @@ class BspLogic:
             raise DataSetError(f"{self._name}: split= returned {len(parts)} states for {self._copies} copies")
         return parts[self._copy]
 
-    def call(self, rows: NativeTable, window: tuple[int, int] | None) -> list[NativeTable]:
-        """Call the function, and return its rows."""
-        context = BspContext(self._state, window, self._copy, self._copies)
+    def call(self, rows: NativeTable, window: tuple[int, int] | None, is_rows: bool) -> list[NativeTable]:
+        """Call the function, and return its rows. `window` is in microseconds, or in numbers of rows."""
+        context = BspContext(self._state, _window(window, is_rows), self._copy, self._copies)
         made = self._function(self._comm, Table(rows), context)
         self._state = context.state
         if made is None:
@@ -113,3 +114,10 @@ class BspLogic:
             return pickle.dumps(self._state, protocol=5)
         except Exception as error:
             raise DataSetError(f"{self._name}: its state cannot be pickled: {error}") from error
+
+
+def _window(window: tuple[int, int] | None, is_rows: bool) -> _Window:
+    if window is None:
+        return None, None
+    start, end = window
+    return window if is_rows else (_EPOCH + start * _US, _EPOCH + end * _US)

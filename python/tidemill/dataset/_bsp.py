@@ -73,6 +73,7 @@ def step(
     state: tuple[Merge | None, Split | None],
     parallelism: int | None,
     on_busy: str,
+    time: str | None,
 ) -> DataSet:
     """See `DataSet.bsp` on a stream; `state` merges and splits states."""
     from tidemill._streaming.bsp import BspLogic
@@ -83,7 +84,8 @@ def step(
         raise DataSetError(f"{name}: bsp on a stream needs schema=, the names and types of the columns that it returns")
     if window is not None and not isinstance(window, Expr):
         raise DataSetError(
-            f'{name}: window= takes a window of time, such as tm.stream.window(tm.stream.tumbling("10s"), on="time")'
+            f'{name}: window= takes a window of time, such as tm.stream.window(tm.stream.tumbling("10s"), on="time"), or of '
+            "a number of rows: tm.stream.window(tm.stream.count_window(1000))"
         )
     if parallelism is not None and (
         isinstance(parallelism, bool) or not isinstance(parallelism, int) or not 1 <= parallelism < 2**20
@@ -93,6 +95,8 @@ def step(
         raise DataSetError(f'{name}: on_busy={on_busy!r} must be "wait", "drop" or "latest"')
     if on_busy != "wait" and window is None:
         raise DataSetError(f"{name}: on_busy={on_busy!r} needs a window=: rows of a checkpoint are never left out")
+    if time is not None and not isinstance(time, str):
+        raise DataSetError(f"{name}: time={time!r} must be the name of a column of schema=")
     columns = [by] if isinstance(by, str) else list(by)
     called = run_in_callback("a function of bsp", function)
 
@@ -100,7 +104,7 @@ def step(
         return BspLogic(called, name, schema, *state, place)
 
     native = None if window is None else window._native
-    return data._step(data._native.bsp(name, logic, given, columns, native, parallelism, on_busy))
+    return data._step(data._native.bsp(name, logic, given, columns, native, parallelism, on_busy, time))
 
 
 def _copies(parallelism: int | None, workers: int) -> list[int]:

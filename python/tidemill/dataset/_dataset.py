@@ -668,6 +668,7 @@ class DataSet(DataSetWriters):
         schema: Schema | None = None,
         *,
         window: Expr | None = None,
+        time: str | None = None,
         by: str | Iterable[str] = (),
         merge: Merge | None = None,
         split: Split | None = None,
@@ -694,8 +695,15 @@ class DataSet(DataSetWriters):
             On a stream: names and types of the columns that it returns.
         window : Expr, optional
             On a stream: a window of time, such as ``tm.stream.window(tm.stream.tumbling("10s"), on="time")``: tumbling,
-            sliding or calendar. Windows without any rows are left out. By default the function is called at each
-            checkpoint, with the rows since the one before, and when the stream ends.
+            sliding or calendar. Windows without any rows are left out. Or a window of a number of rows,
+            ``tm.stream.window(tm.stream.count_window(1000))``: for each thousand rows that have come to all copies
+            together, which are exactly those of the call. Rows that are no full window when the stream ends are in no
+            call. By default the function is called at each checkpoint, with the rows since the one before, and when the
+            stream ends.
+        time : str, optional
+            On a stream with a window of time: the column of `schema`, a timestamp, that is the time of the rows that
+            the function returns, so that windows can follow. None may be earlier than the end of the window before,
+            such as ``context.window_end``: earlier ones come too late for windows behind.
         by : str or iterable of str, optional
             On a stream: rows with equal values in these columns go to the same copy. By default rows are spread by all
             their values.
@@ -762,8 +770,8 @@ class DataSet(DataSetWriters):
         from tidemill.dataset._bsp import run, step
 
         if self._native.is_stream():
-            return step(self, function, schema, window, by, (merge, split), parallelism, on_busy)
-        given = {"schema": schema, "window": window, "by": by or None, "merge": merge, "split": split}
+            return step(self, function, schema, window, by, (merge, split), parallelism, on_busy, time)
+        given = {"schema": schema, "window": window, "time": time, "by": by or None, "merge": merge, "split": split}
         given["on_busy"] = None if on_busy == "wait" else on_busy
         if wrong := [name for name, value in given.items() if value is not None]:
             raise DataSetError(f"bsp: {wrong[0]}= is for streams, and this is a table")

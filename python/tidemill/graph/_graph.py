@@ -11,6 +11,7 @@ import threading
 import traceback
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
@@ -628,7 +629,9 @@ def _listed(sources: Any) -> list[Any]:
 
 
 def _runner(job: Job) -> GraphRunner:
-    with _making:
+    # Several workers make theirs together: a lock of the process would be held for different groups at each. Their graphs
+    # run one at a time.
+    with _making if job.size == 1 else nullcontext():
         if job not in _runners:
             _runners[job] = GraphRunner(job.comm, engine())
         return _runners[job]

@@ -1,12 +1,14 @@
-"""Graphs made on the way: a function of a running graph runs others on its worker."""
+"""Graphs made on the way: a function of a running graph runs others, on its worker or on the workers of its copies."""
 
 from __future__ import annotations
 
 import threading
 from concurrent.futures import Future
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 from tidemill._callback import lifted
+from tidemill._group import check_group
 from tidemill._job import entered, group_of, whole
 from tidemill._tidemill import NativeCopy
 from tidemill.graph._errors import GraphError
@@ -14,6 +16,7 @@ from tidemill.graph._errors import GraphError
 if TYPE_CHECKING:
     from tidemill.graph._graph import Graph
     from tidemill.graph._result import Result
+    from tidemill.mpi import Intracomm
 
 __all__ = ["SpawnedGraph", "depth", "spawn"]
 
@@ -22,6 +25,19 @@ _DEPTH_MAX = 16
 _RUNNING_MAX = 256
 
 _slots = threading.BoundedSemaphore(_RUNNING_MAX)
+
+
+class _Twins:
+    """Communicators of the same ranks as another: graphs that run at once would take each other's messages on one."""
+
+    def __init__(self) -> None:
+        self.comms: list[Intracomm] = []
+        #: Those that nothing runs on at this rank, by number.
+        self.free: set[int] = set()
+
+
+#: Of each communicator, by its state.
+_twins: WeakKeyDictionary[Any, _Twins] = WeakKeyDictionary()
 
 
 class _Depth(threading.local):
@@ -47,17 +63,26 @@ class SpawnedGraph(Future["Result"]):
         return super().exception(timeout)
 
 
-def spawn(graph: Graph, copy: NativeCopy) -> SpawnedGraph:
-    """Run a graph on this worker alone, on a thread that ends with the run of `copy`. See `Context.spawn`."""
+def spawn(graph: Graph, copy: NativeCopy, comm: Intracomm | None) -> SpawnedGraph:
+    """Run a graph on a thread that ends with the run of `copy`: on this worker alone, or on those of `comm`, all of which
+    call this. See `Context.spawn`.
+    """
+    if comm is not None:
+        check_group(comm, "spawn")
     level = depth.value + 1
-    if level > _DEPTH_MAX:
-        raise GraphError(
-            f"graph {graph.name!r} would run {level} graphs deep; at most {_DEPTH_MAX} run within each other"
-        )
-    if not _slots.acquire(blocking=False):
-        raise GraphError(
-            f"{_RUNNING_MAX} spawned graphs run on this worker; wait for some of them before you spawn {graph.name!r}"
-        )
+    refused = _take_slot(graph, level)
+    twins, number = None, 0
+    try:
+        if comm is not None:
+            twins = _twins.setdefault(comm._state, _Twins())
+            number = _agreed(graph, refused, comm, twins)
+        elif refused is not None:
+            raise GraphError(refused)
+    except BaseException:
+        if refused is None:
+            _slots.release()
+        raise
+    group = group_of(whole()._self if twins is None else twins.comms[number])
     future = SpawnedGraph()
     future.set_running_or_notify_cancel()
 
@@ -65,14 +90,47 @@ def spawn(graph: Graph, copy: NativeCopy) -> SpawnedGraph:
         copy.join_thread()
         depth.value = level
         try:
-            with entered(group_of(whole()._self)), lifted():
+            with entered(group), lifted():
                 result = graph.run()
         except BaseException as error:
             _slots.release()
             future.set_exception(error)
         else:
             _slots.release()
+            if twins is not None:
+                twins.free.add(number)
             future.set_result(result)
 
     threading.Thread(target=run, name=f"graph {graph.name}", daemon=True).start()
     return future
+
+
+def _take_slot(graph: Graph, level: int) -> str | None:
+    """Count a graph that runs on this worker, or return why it cannot."""
+    if level > _DEPTH_MAX:
+        return f"graph {graph.name!r} would run {level} graphs deep; at most {_DEPTH_MAX} run within each other"
+    if not _slots.acquire(blocking=False):
+        return f"{_RUNNING_MAX} spawned graphs run on this worker; wait for some of them before you spawn {graph.name!r}"
+    return None
+
+
+def _agreed(graph: Graph, refused: str | None, comm: Intracomm, twins: _Twins) -> int:
+    """Return the number of the twin of `comm` that a graph runs on, if all ranks are about to run the same one; otherwise
+    raise on all of them.
+    """
+    all_said: list[tuple[str, str | None, set[int]]] = comm.allgather((graph.name, refused, twins.free.copy()))
+    for rank, (name, why, _) in enumerate(all_said):
+        if why is not None:
+            raise GraphError(why if rank == comm.rank else f"rank {rank} of {comm.Get_name()}: {why}")
+        if name != all_said[0][0]:
+            raise GraphError(
+                f"spawn: rank 0 of {comm.Get_name()} spawns graph {all_said[0][0]!r}, and rank {rank} {name!r}; all of its "
+                "ranks spawn the same graphs, in the same order"
+            )
+    # Ranks come to the end of a run at different times; all take one that all are done with.
+    if free := set.intersection(*(free for *_, free in all_said)):
+        number = min(free)
+        twins.free.discard(number)
+        return number
+    twins.comms.append(comm.Dup())
+    return len(twins.comms) - 1

@@ -225,8 +225,8 @@ class Context:
         self._each = each
         self._spawned: list[SpawnedGraph] = []
 
-    def spawn(self, graph: Graph) -> Future[Result]:
-        """Run a graph on this worker while the function goes on.
+    def spawn(self, graph: Graph, *, comm: Intracomm | None = None) -> Future[Result]:
+        """Run a graph while the function goes on, on this worker, or on the workers of a communicator.
 
         Any number of graphs may be under way; their functions have threads of their own, and share those of the worker's
         exchanges. Their functions may spawn graphs, too. When the function returns, it waits for those whose result has
@@ -235,19 +235,27 @@ class Context:
         Parameters
         ----------
         graph : Graph
-            Not running; all of its copies run on this worker.
+            Not running.
+        comm : tidemill.mpi.Intracomm, optional
+            The graph runs on the workers of this communicator: ``context.comm`` of a task with ``comm=True`` and at most
+            one copy on each worker, or what is split off it. Collective: every rank builds the graph and spawns it, in
+            the same order as others over this communicator; which graphs end first does not matter. By default all
+            copies of the graph run on this worker, and nobody else takes part.
 
         Returns
         -------
         concurrent.futures.Future
-            ``result()`` waits, and returns the `Result`, or raises the `GraphError`.
+            ``result()`` waits, and returns the `Result`, or raises the `GraphError`: with `comm`, on every rank.
 
         Raises
         ------
         GraphError
-            If graphs are spawned within each other more than 16 deep, or more than 256 run on this worker.
+            If graphs are spawned within each other more than 16 deep, or more than 256 run on this worker; on every rank
+            of `comm`, also if ranks spawn graphs of different names.
+        CommError
+            If `comm` is not of workers, one rank on each.
         """
-        future = spawn(graph, self._copy)
+        future = spawn(graph, self._copy, comm)
         self._spawned.append(future)
         return future
 

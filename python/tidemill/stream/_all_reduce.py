@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from datetime import datetime
 from typing import TYPE_CHECKING, Any, Literal
 
 from tidemill import mpi
@@ -13,7 +14,7 @@ from tidemill._tables.rows import function_name
 from tidemill._tables.table import Table
 from tidemill.dataset._dataset import DataSet
 from tidemill.dataset._expr import IntoExpr
-from tidemill.stream._windows import tumbling, window
+from tidemill.stream._windows import Windows, tumbling, window
 
 if TYPE_CHECKING:
     import numpy
@@ -34,7 +35,7 @@ def all_reduce(
     rows: DataSet,
     function: Callable[[Table, NDArray[numpy.float64] | None], ArrayLike],
     *,
-    every: Duration | None = None,
+    every: Duration | Windows | None = None,
     on: IntoExpr | None = None,
     op: Literal["sum", "mean", "min", "max"] = "sum",
     by: str | Iterable[str] = (),
@@ -54,11 +55,12 @@ def all_reduce(
         ``function(table, value)``: `table` has this copy's rows of the round, in the order of their times; `value` is
         the result of the round before, a ``float64`` array, or None in the first round. It returns a number or an
         array, of the same shape on all copies. A copy without rows is called, too.
-    every : str, number of seconds or timedelta, optional
-        Length of a round in event time, for example ``"1s"``; rounds without any rows are left out. By default a round
-        has the rows from one checkpoint to the next, and the last one those up to the stream's end.
+    every : str, number of seconds, timedelta or Windows, optional
+        Length of a round in event time, for example ``"1s"``; rounds without any rows are left out. Or
+        ``tm.stream.count_window(1000)``: a round has a thousand rows of all copies together. By default a round has the
+        rows from one checkpoint to the next, and the last one those up to the stream's end.
     on : str or Expr, optional
-        The time of a row, for `every`.
+        The time of a row, for `every` in event time.
     op : {"sum", "mean", "min", "max"}, default="sum"
         How values are reduced. ``"mean"`` is over the copies, for models that each copy moves by its own rows.
     by : str or iterable of str, optional
@@ -70,7 +72,8 @@ def all_reduce(
     -------
     DataSet
         A stream with the columns ``round`` (int64, from 0), ``window_start`` and ``window_end`` (timestamps of the
-        round, null without `every`) and ``value`` (a list of float64: the array, flattened in C order).
+        round, null unless `every` is a length of time) and ``value`` (a list of float64: the array, flattened in C
+        order). With rounds of event time, ``window_end`` is the time of a row, so windows can follow.
 
     Raises
     ------
@@ -100,14 +103,17 @@ def all_reduce(
         raise DataSetError(f"{name}: all_reduce is for streams, and this is a table; use bsp for one reduction")
     if op not in _OPS:
         raise DataSetError(f'{name}: op={op!r} must be "sum", "mean", "min" or "max"')
-    if (every is None) != (on is None):
+    counts = isinstance(every, Windows)
+    if (every is None or counts) != (on is None):
         raise DataSetError(
-            f"{name}: every= is a length of event time, and on= is the column that has it; pass both, or neither"
+            f"{name}: every= is a length of event time, and on= is the column that has it; pass both, or neither. Windows of "
+            "count_window take no on="
         )
     return rows.bsp(
         _Round(function, name, op),
         _SCHEMA,
-        window=None if every is None else window(tumbling(every), on=on),
+        window=None if every is None else window(every if isinstance(every, Windows) else tumbling(every), on=on),
+        time=None if on is None else "window_end",
         by=by,
         # The value is the same on all copies.
         merge=lambda states: states[0],
@@ -143,5 +149,7 @@ class _Round:
         context.state = (number + 1, value)
         if comm.rank != 0:
             return []
-        bounds = {"window_start": context.window_start, "window_end": context.window_end}
+        timed = isinstance(context.window_end, datetime)
+        start, end = (context.window_start, context.window_end) if timed else (None, None)
+        bounds = {"window_start": start, "window_end": end}
         return [{"round": number, **bounds, "value": value.ravel().tolist()}]

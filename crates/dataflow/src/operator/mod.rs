@@ -2,6 +2,7 @@
 //! and flushes exchanges when idle.
 
 mod handover;
+mod output_time;
 
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -17,6 +18,9 @@ use crate::error::TaskError;
 use crate::flow::{BucketHandover, Inputs, Outputs, StreamElement};
 use crate::task::TaskContext;
 use crate::work::StepWork;
+
+pub(crate) use output_time::OutputMarks;
+pub use output_time::OutputTime;
 
 /// Batches on their way out of an operator, by output port.
 #[derive(Debug, Default)]
@@ -109,6 +113,12 @@ pub trait Operator: Send {
     fn on_watermark(&mut self, time: EventTime, emit: &mut Emitter) -> Result<EmitStatus, TaskError> {
         let _ = (time, emit);
         Ok(EmitStatus::Done)
+    }
+
+    /// How far its results have come, if they come later than the time that they are of: those behind are told this
+    /// instead of the time of its inputs. Asked after every call; it does not go back.
+    fn output_time(&self) -> Option<OutputTime> {
+        None
     }
 
     /// Nothing comes for now, and the time of other copies goes on without this one's: what they are to count comes
@@ -248,6 +258,7 @@ struct OperatorDriver<'a, O> {
     /// Which input ports the operator wants now.
     wanted: Vec<bool>,
     emit: Emitter,
+    marks: OutputMarks,
     outputs: Outputs,
     inputs: Inputs,
     operator: O,
@@ -283,6 +294,7 @@ impl<'a, O: Operator> OperatorDriver<'a, O> {
             handover,
             wanted: Vec::new(),
             emit: Emitter::default(),
+            marks: OutputMarks::default(),
             outputs,
             inputs,
             operator,
@@ -315,6 +327,7 @@ impl<'a, O: Operator> OperatorDriver<'a, O> {
                 }
             };
             self.send(flow).await?;
+            self.tell_time().await?;
         }
         let flow = self.work.time(0, || self.operator.on_end(&mut self.emit))?;
         self.send(flow).await
@@ -340,6 +353,15 @@ impl<'a, O: Operator> OperatorDriver<'a, O> {
         if flow == EmitStatus::More || !self.emit.0.is_empty() {
             self.send(flow).await?;
             self.outputs.flush().await?;
+        }
+        self.tell_time().await
+    }
+
+    /// Tells those behind how far the operator's results have come, if that is not what its inputs tell.
+    async fn tell_time(&mut self) -> Result<(), TaskError> {
+        let Some(now) = self.operator.output_time() else { return Ok(()) };
+        for mark in self.marks.due(now) {
+            self.outputs.mark(&mark).await?;
         }
         Ok(())
     }
@@ -375,7 +397,14 @@ impl<'a, O: Operator> OperatorDriver<'a, O> {
                 }
             }
         }
-        self.outputs.mark(&mark).await?;
+        match self.operator.output_time() {
+            None => self.outputs.mark(&mark).await?,
+            Some(now) => {
+                for mark in self.marks.of(&mark, now) {
+                    self.outputs.mark(&mark).await?;
+                }
+            }
+        }
         let Mark::Barrier(barrier) = mark else { return Ok(ControlFlow::Continue(())) };
         if barrier.control == BarrierControl::Stop {
             return Ok(ControlFlow::Break(()));

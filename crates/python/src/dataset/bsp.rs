@@ -10,7 +10,7 @@ use pyo3::types::{PyBytes, PyList};
 use tidemill_collective::Communicator;
 use tidemill_dataflow::{TaskError, wait_in_copy};
 use tidemill_dataset::datafusion::arrow::array::RecordBatch;
-use tidemill_stream::{BspFunction, MakeBspFunction};
+use tidemill_stream::{BspFunction, CallSpan, MakeBspFunction};
 
 use super::calls::CallerThread;
 use super::frame::exception_text;
@@ -49,16 +49,16 @@ fn call<T: Send + 'static>(
 }
 
 impl BspFunction for PythonBsp {
-    fn call(
-        &mut self,
-        _comm: &Communicator,
-        rows: RecordBatch,
-        window: Option<(i64, i64)>,
-    ) -> Result<Vec<RecordBatch>, TaskError> {
+    fn call(&mut self, _comm: &Communicator, rows: RecordBatch, of: CallSpan) -> Result<Vec<RecordBatch>, TaskError> {
         let Some(logic) = self.logic.clone() else { return Ok(Vec::new()) };
         call(&mut self.thread, move |py| {
             let table = NativeTable { schema: rows.schema(), batches: vec![rows] };
-            let made = logic.call_method1(py, "call", (table, window))?;
+            let (window, is_rows) = match of {
+                CallSpan::Epoch => (None, false),
+                CallSpan::Time(start, end) => (Some((start, end)), false),
+                CallSpan::Rows(start, end) => (Some((start, end)), true),
+            };
+            let made = logic.call_method1(py, "call", (table, window, is_rows))?;
             let tables = made.extract::<Vec<PyRef<'_, NativeTable>>>(py)?;
             Ok(tables.iter().flat_map(|table| table.batches.clone()).collect())
         })

@@ -216,7 +216,7 @@ impl NativeDataSet {
 
     /// Adds a step that calls an object of Python for each window, on all copies together. `factory` makes the object
     /// of each copy.
-    #[pyo3(signature = (name, factory, schema, by, window = None, copies = None, on_busy = "wait"))]
+    #[pyo3(signature = (name, factory, schema, by, window = None, copies = None, on_busy = "wait", time = None))]
     #[expect(clippy::too_many_arguments, reason = "arguments of a private method")]
     fn bsp(
         &self,
@@ -228,6 +228,7 @@ impl NativeDataSet {
         window: Option<&Bound<'_, NativeExpr>>,
         copies: Option<u32>,
         on_busy: &str,
+        time: Option<String>,
     ) -> PyResult<Self> {
         let on_busy = match on_busy {
             "drop" => OnBusy::Drop,
@@ -236,7 +237,7 @@ impl NativeDataSet {
         };
         let window = window.map(|window| window.get().0.clone());
         let schema = schema.resolve(py)?;
-        let options = BspOptions { name: name.to_owned(), by, window, schema, copies, on_busy };
+        let options = BspOptions { name: name.to_owned(), by, window, schema, time, copies, on_busy };
         let function = bsp_function(name, factory);
         Self::step(py, || tidemill_stream::bsp(&self.0, options, function))
     }

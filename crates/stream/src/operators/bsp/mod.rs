@@ -1,12 +1,14 @@
 //! Functions of programs that all copies of a task enter together, over the rows of a window or of an epoch, with a
 //! communicator: bulk-synchronous solvers inside a running stream.
 //!
-//! | module   | what is in it                                          |
-//! |----------|--------------------------------------------------------|
-//! | `spread` | which copy a row goes to                               |
-//! | `turns`  | how copies agree on what they call the function for    |
-//! | `task`   | the operator: keeps rows, and calls                    |
+//! | module      | what is in it                                                |
+//! |-------------|--------------------------------------------------------------|
+//! | `spread`    | which copy a row goes to                                     |
+//! | `turns`     | how copies agree on the window they call the function for    |
+//! | `row_turns` | how they agree on calls for a number of rows                 |
+//! | `task`      | the operator: keeps rows, and calls                          |
 
+mod row_turns;
 pub(crate) mod spread;
 pub(crate) mod task;
 mod turns;
@@ -14,7 +16,7 @@ mod turns;
 use std::sync::Arc;
 
 use arrow::array::RecordBatch;
-use arrow::datatypes::SchemaRef;
+use arrow::datatypes::{DataType, SchemaRef};
 use bytes::Bytes;
 use datafusion::logical_expr::Expr;
 use tidemill_collective::Communicator;
@@ -22,12 +24,12 @@ use tidemill_dataflow::{TaskContext as CopyContext, TaskError};
 use tidemill_dataset::{DataSet, DataSetError};
 
 use crate::operators::function_table::{FunctionExec, FunctionQuery, column_places, function_step};
-use crate::time::window::{EarlyResults, Micros, WindowKind, WindowRule};
+use crate::time::window::{EarlyResults, WindowKind, WindowRule};
 
 /// One copy's part of a function that all copies of a task call together.
 pub trait BspFunction: Send {
-    /// The copies have all come to the end of `window`, in microseconds, or of an epoch. `rows` are this copy's, in the
-    /// order of their times. The function may make any calls on `comm`, the same at all copies.
+    /// The copies have all come to the end of a window or an epoch. `rows` are this copy's, in the order of their times,
+    /// or else of their arrival. The function may make any calls on `comm`, the same at all copies.
     ///
     /// # Errors
     /// Fails the job.
@@ -35,7 +37,7 @@ pub trait BspFunction: Send {
         &mut self,
         comm: &Communicator,
         rows: RecordBatch,
-        window: Option<(i64, i64)>,
+        of: CallSpan,
     ) -> std::result::Result<Vec<RecordBatch>, TaskError>;
 
     /// Returns this copy's state, to be saved in a checkpoint.
@@ -43,6 +45,17 @@ pub trait BspFunction: Send {
     /// # Errors
     /// Fails the job.
     fn save(&mut self) -> std::result::Result<Bytes, TaskError>;
+}
+
+/// What a call is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CallSpan {
+    /// The rows since the barrier before.
+    Epoch,
+    /// A window of time, from its start to its end, in microseconds.
+    Time(i64, i64),
+    /// Rows by their numbers among all that have come to any copy, from the first to the one after the last.
+    Rows(i64, i64),
 }
 
 /// The inputs for making the function of one copy.
@@ -77,10 +90,14 @@ pub struct BspOptions {
     pub name: String,
     /// The columns whose equal values are at one copy. None: rows are spread by all their values.
     pub by: Vec<String>,
-    /// Windows of a column of time, from [`WindowRule::of`]; `None`: it is called at every barrier, and at the end.
+    /// Windows of a column of time, or of a number of rows of all copies, from [`WindowRule::of`]; `None`: it is called
+    /// at every barrier, and at the end.
     pub window: Option<Expr>,
     /// Of the rows that it returns.
     pub schema: SchemaRef,
+    /// The column of them that tells time, of windows of time: no window's rows have a time before the end of the
+    /// window before it. `None`: their times are not known.
+    pub time: Option<String>,
     /// How many copies there are; by default as many as of other steps.
     pub copies: Option<u32>,
     /// Windows that end meanwhile.
@@ -90,47 +107,92 @@ pub struct BspOptions {
 /// Adds a step that calls a function for each window of a stream, on all copies together.
 ///
 /// # Errors
-/// `UnknownColumn`; `Query` for windows that are not of time alone, or not of a column.
+/// `UnknownColumn`; `Query` for windows that are of sessions, or not of a column.
 pub fn bsp(
     rows: &DataSet,
     options: BspOptions,
     function: MakeBspFunction,
 ) -> std::result::Result<DataSet, DataSetError> {
-    let BspOptions { name, by, window, schema, copies, on_busy } = options;
+    let BspOptions { name, by, window, schema, time, copies, on_busy } = options;
     let by = column_places(rows, &by)?;
-    let window = window.map(|window| {
-        let (rule, time) = windows_of(&name, &window)?;
-        Ok::<_, DataSetError>(BspWindow { rule, time: column_places(rows, &[time])?[0] })
-    });
-    let window = window.transpose()?;
-    function_step(rows, BspQuery { name, by, window, function, schema, copies, on_busy })
+    let window = match window {
+        None => BspWindow::Epochs,
+        Some(window) => window_of(&name, rows, &window)?,
+    };
+    if on_busy != OnBusy::Wait && !matches!(window, BspWindow::Time { .. }) {
+        return Err(DataSetError::Query(format!(
+            "{name}: on_busy= leaves out windows of time; without one no row is left out, so leave out on_busy="
+        )));
+    }
+    let time = time.map(|column| time_of(&name, &schema, &column, &window)).transpose()?;
+    function_step(rows, BspQuery { name, by, window, function, schema, time, copies, on_busy })
 }
 
-/// The windows that an expression stands for, and the column that they are of.
-fn windows_of(name: &str, window: &Expr) -> std::result::Result<(WindowRule, String), DataSetError> {
+/// The windows that an expression stands for.
+fn window_of(name: &str, rows: &DataSet, window: &Expr) -> std::result::Result<BspWindow, DataSetError> {
     let wrong = |reason: &str| Err(DataSetError::Query(format!("{name}: {reason}")));
     let Some((rule, time)) = WindowRule::in_call(window) else {
         return wrong(
-            "window= takes a window of time, such as tm.stream.window(tm.stream.tumbling(\"10s\"), on=\"time\")",
+            "window= takes a window of time, such as tm.stream.window(tm.stream.tumbling(\"10s\"), on=\"time\"), or \
+             of a number of rows: tm.stream.window(tm.stream.count_window(1000))",
         );
     };
-    if !matches!(rule.kind, WindowKind::Sliding { .. } | WindowKind::Calendar(_)) {
-        return wrong("bsp takes tumbling, sliding and calendar windows: all keys must end theirs at the same time");
-    }
     if rule.lateness > 0 || rule.early != EarlyResults::Never {
         return wrong("a window of bsp gives its result once: leave out allowed_lateness= and early results");
     }
+    match rule.kind {
+        WindowKind::Count { size, slide, ttl: None } if size == slide => return Ok(BspWindow::Rows(size)),
+        WindowKind::Count { .. } => {
+            return wrong(
+                "bsp takes windows of rows one after the other: leave out the slide and ttl= of count_window",
+            );
+        }
+        WindowKind::Sliding { .. } | WindowKind::Calendar(_) => {}
+        WindowKind::Session { .. } => {
+            return wrong(
+                "bsp takes tumbling, sliding and calendar windows, and windows of rows: all keys must end theirs at \
+                 the same time",
+            );
+        }
+    }
     match time {
-        Expr::Column(column) => Ok((rule, column.name().to_owned())),
+        Expr::Column(column) => {
+            let column = column_places(rows, &[column.name().to_owned()])?[0];
+            Ok(BspWindow::Time { rule, column })
+        }
         _ => wrong("the window's time must be a column; compute it by with_columns() before bsp"),
     }
 }
 
-/// The windows of a function.
-pub(crate) struct BspWindow {
-    pub rule: WindowRule,
-    /// A column of the input.
-    pub time: usize,
+/// The column that tells time, of the rows that are returned.
+fn time_of(
+    name: &str,
+    schema: &SchemaRef,
+    column: &str,
+    window: &BspWindow,
+) -> std::result::Result<usize, DataSetError> {
+    let wrong = |reason: String| Err(DataSetError::Query(format!("{name}: time={column:?} {reason}")));
+    if !matches!(window, BspWindow::Time { .. }) {
+        return wrong("needs a window= of time: results of other calls may have any time".into());
+    }
+    match schema.column_with_name(column) {
+        Some((place, field)) if matches!(field.data_type(), DataType::Timestamp(..)) => Ok(place),
+        Some((_, field)) => wrong(format!("must be a timestamp, and schema= says {}", field.data_type())),
+        None => {
+            let names: Vec<&str> = schema.fields().iter().map(|field| field.name().as_str()).collect();
+            wrong(format!("is none of the columns of schema=: {}", names.join(", ")))
+        }
+    }
+}
+
+/// What a function is called for.
+pub(crate) enum BspWindow {
+    /// What comes from one barrier to the next.
+    Epochs,
+    /// So many rows of all copies.
+    Rows(i64),
+    /// Windows of a column of the input.
+    Time { rule: WindowRule, column: usize },
 }
 
 /// A function of copies, in a query.
@@ -138,9 +200,11 @@ pub(crate) struct BspQuery {
     pub name: String,
     /// Columns of its input.
     pub by: Vec<usize>,
-    pub window: Option<BspWindow>,
+    pub window: BspWindow,
     pub function: MakeBspFunction,
     pub schema: SchemaRef,
+    /// The column of it that tells time.
+    pub time: Option<usize>,
     pub copies: Option<u32>,
     pub on_busy: OnBusy,
 }
@@ -161,5 +225,13 @@ impl FunctionQuery for BspQuery {
 /// It in a plan.
 pub(crate) type BspExec = FunctionExec<BspQuery>;
 
-/// A window's start and end.
-pub(crate) type WindowSpan = (Micros, Micros);
+impl BspExec {
+    /// The column that tells time, of those that are wanted.
+    pub(crate) fn time_column(&self) -> Option<usize> {
+        let time = self.query.time?;
+        match &self.projection {
+            Some(columns) => columns.iter().position(|&column| column == time),
+            None => Some(time),
+        }
+    }
+}

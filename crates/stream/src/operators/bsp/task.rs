@@ -10,12 +10,13 @@ use arrow::datatypes::SchemaRef;
 use bytes::Bytes;
 use datafusion::error::Result;
 use tidemill_dataflow::checkpoint::{Snapshot, StateSchema};
-use tidemill_dataflow::operator::{EmitStatus, ReleasedParts};
+use tidemill_dataflow::operator::{EmitStatus, OutputTime, ReleasedParts};
 use tidemill_dataflow::stream::EventTime;
 use tidemill_dataflow::{Emitter, Operator, TaskContext, TaskError};
 
+use super::row_turns::{RowTurn, RowTurns};
 use super::turns::{Moment, Turn, Turns, WindowEnds};
-use super::{BspExec, BspFunction, BspSetup, OnBusy, WindowSpan};
+use super::{BspExec, BspFunction, BspSetup, BspWindow, CallSpan, OnBusy};
 use crate::rows::keyed::KeyedRows;
 use crate::rows::late_rows::LateCount;
 use crate::state::expiring_rows::{ExpiringRows, KeptState};
@@ -49,9 +50,10 @@ pub(crate) struct BspShape {
 impl BspShape {
     /// What is kept.
     pub(crate) fn state(&self) -> Result<StateSchema> {
-        let windows = match self.assigner()? {
-            Some(windows) => windows.described(),
-            None => "epochs".into(),
+        let windows = match (&self.exec.query.window, self.assigner()?) {
+            (BspWindow::Rows(size), _) => format!("windows of {size} rows of all copies"),
+            (_, Some(windows)) => windows.described(),
+            (_, None) => "epochs".into(),
         };
         Ok(StateSchema::new(format!("rows of {windows}"), self.layout().fields().collect()))
     }
@@ -61,8 +63,8 @@ impl BspShape {
     }
 
     fn assigner(&self) -> Result<Option<WindowAssigner>> {
-        let Some(window) = &self.exec.query.window else { return Ok(None) };
-        Ok(Some(match window.rule.kind.clone() {
+        let BspWindow::Time { rule, .. } = &self.exec.query.window else { return Ok(None) };
+        Ok(Some(match rule.kind.clone() {
             WindowKind::Calendar(calendar) => {
                 WindowAssigner::calendar(calendar).map_err(datafusion::error::DataFusionError::from)?
             }
@@ -112,6 +114,8 @@ pub(crate) struct BspTask {
     shape: Arc<BspShape>,
     function: Box<dyn BspFunction>,
     turns: Turns,
+    /// Of calls for a number of rows.
+    row_turns: Option<RowTurns>,
     moment: Moment,
     state: KeptState,
     /// Of each pane that a window wants, by its start.
@@ -131,10 +135,15 @@ impl BspTask {
         let held = OperatorMemory::new(context);
         let kept = ExpiringRows::new(Arc::clone(&shape.keyed.schema), held.disk());
         let called = restored.map_or(Ok(Micros::MIN), fired_of)?;
+        let row_turns = match shape.exec.query.window {
+            BspWindow::Rows(size) => Some(RowTurns::new(comm.clone(), size, called)),
+            BspWindow::Epochs | BspWindow::Time { .. } => None,
+        };
         let mut new = BspTask {
             shape: Arc::clone(shape),
             function,
             turns: Turns::new(comm.clone(), shape.assigner()?, called, shape.exec.query.on_busy),
+            row_turns,
             moment: Moment::Time,
             state: KeptState::new(kept, shape.keyed.keys()),
             panes: BTreeMap::new(),
@@ -157,11 +166,12 @@ impl BspTask {
 
     /// Keeps the rows of windows that end after a time. Returns how many are of no such window.
     fn keep(&mut self, rows: RecordBatch, too_late: Micros) -> Result<usize, TaskError> {
-        let (Some(windows), Some(window)) = (self.turns.windows(), &self.shape.exec.query.window) else {
+        let (Some(windows), BspWindow::Time { column, .. }) = (self.turns.windows(), &self.shape.exec.query.window)
+        else {
             self.state.kept.add(rows, Vec::new())?;
             return Ok(0);
         };
-        let times = TimeColumn::column(window.time).values(&rows)?;
+        let times = TimeColumn::column(*column).values(&rows)?;
         self.shape.late.add_untimed(times.null_count());
         let mut late = 0;
         let mut until = Vec::with_capacity(rows.num_rows());
@@ -192,13 +202,16 @@ impl BspTask {
 
     /// Does what is to be done at the moment.
     fn advance(&mut self, waits: bool, emit: &mut Emitter) -> Result<EmitStatus, TaskError> {
+        if self.row_turns.is_some() {
+            return self.advance_rows(waits, emit);
+        }
         let windows = self.turns.windows().cloned();
         let ends = PaneWindows { panes: &self.panes, windows: windows.as_ref() };
         match self.turns.next(self.moment, &ends, waits)? {
             Turn::Call(end) => {
                 let start = windows.map_or(Micros::MIN, |windows| windows.start(end));
                 let numbers = self.state.kept.within(start..end)?;
-                self.call(&numbers, Some((start, end)), emit)?;
+                self.call(&numbers, CallSpan::Time(start, end), emit)?;
                 self.panes.range_mut(start..end).for_each(|(_, rows)| rows.called = true);
                 self.forget()?;
                 if self.shape.exec.query.on_busy != OnBusy::Wait {
@@ -208,7 +221,7 @@ impl BspTask {
             }
             Turn::Over if self.turns.windows().is_none() && self.moment != Moment::Time => {
                 let numbers: Vec<u32> = (0..self.state.kept.count()).collect();
-                self.call(&numbers, None, emit)?;
+                self.call(&numbers, CallSpan::Epoch, emit)?;
                 self.state.retain(|_| false)?;
                 Ok(EmitStatus::Done)
             }
@@ -216,6 +229,23 @@ impl BspTask {
                 self.forget()?;
                 Ok(EmitStatus::Done)
             }
+        }
+    }
+
+    /// The same for calls for a number of rows.
+    fn advance_rows(&mut self, waits: bool, emit: &mut Emitter) -> Result<EmitStatus, TaskError> {
+        let Some(turns) = &mut self.row_turns else { return Ok(EmitStatus::Done) };
+        match turns.next(self.moment, self.state.kept.count() as usize, waits)? {
+            RowTurn::Call { of, share } => {
+                let share = share as u32;
+                let numbers: Vec<u32> = (0..share).collect();
+                self.call(&numbers, CallSpan::Rows(of.start, of.end), emit)?;
+                if share > 0 {
+                    self.state.retain(|number| number >= share)?;
+                }
+                Ok(EmitStatus::More)
+            }
+            RowTurn::Over | RowTurn::NotYet => Ok(EmitStatus::Done),
         }
     }
 
@@ -233,11 +263,21 @@ impl BspTask {
         false
     }
 
+    /// Looks what others have said, without waiting for them.
+    fn look(&mut self, emit: &mut Emitter) -> Result<EmitStatus, TaskError> {
+        self.moment = Moment::Time;
+        let rested = self.rests_until.is_some() && !self.is_resting();
+        if self.row_turns.is_none() && !self.turns.is_pending() && !rested {
+            return Ok(EmitStatus::Done);
+        }
+        self.advance(false, emit)
+    }
+
     /// Calls the function for these rows.
-    fn call(&mut self, numbers: &[u32], window: Option<WindowSpan>, emit: &mut Emitter) -> Result<(), TaskError> {
+    fn call(&mut self, numbers: &[u32], of: CallSpan, emit: &mut Emitter) -> Result<(), TaskError> {
         let columns = (0..self.shape.keyed.width).map(|column| self.state.kept.gather(column, numbers));
         let rows = batch(&self.shape.rows, columns.collect::<Result<_>>()?, numbers.len())?;
-        for made in self.function.call(self.turns.comm(), rows, window)? {
+        for made in self.function.call(self.turns.comm(), rows, of)? {
             let rows = self.shape.exec.finish(made)?;
             if rows.num_rows() > 0 {
                 emit.send(rows);
@@ -288,7 +328,7 @@ impl Operator for BspTask {
         let late = self.keep(rows, self.turns.too_late())?;
         self.shape.late.add(late);
         self.weigh(count)?;
-        self.on_tick(emit)
+        self.look(emit)
     }
 
     fn on_watermark(&mut self, time: EventTime, emit: &mut Emitter) -> Result<EmitStatus, TaskError> {
@@ -303,17 +343,21 @@ impl Operator for BspTask {
         self.advance(!self.turns.is_pending(), emit)
     }
 
+    fn output_time(&self) -> Option<OutputTime> {
+        self.turns.windows()?;
+        let is_settled = !self.turns.is_pending() && !self.turns.is_due();
+        Some(OutputTime { time: EventTime(self.turns.called()), is_settled })
+    }
+
     fn ticks(&self) -> Option<Duration> {
-        self.turns.windows().map(|_| LOOK_INTERVAL)
+        (self.row_turns.is_some() || self.turns.windows().is_some()).then_some(LOOK_INTERVAL)
     }
 
     fn on_tick(&mut self, emit: &mut Emitter) -> Result<EmitStatus, TaskError> {
-        self.moment = Moment::Time;
-        let rested = self.rests_until.is_some() && !self.is_resting();
-        if !self.turns.is_pending() && !rested {
-            return Ok(EmitStatus::Done);
+        if let Some(turns) = &mut self.row_turns {
+            turns.tick();
         }
-        self.advance(false, emit)
+        self.look(emit)
     }
 
     fn before_barrier(&mut self, emit: &mut Emitter) -> Result<EmitStatus, TaskError> {
@@ -362,7 +406,7 @@ impl Operator for BspTask {
     }
 
     fn snapshot(&mut self, whole: bool) -> Result<Snapshot, TaskError> {
-        let mut snapshot = shared(self.turns.called());
+        let mut snapshot = shared(self.row_turns.as_ref().map_or(self.turns.called(), RowTurns::called));
         snapshot.shared.push((FUNCTION.into(), self.function.save()?));
         snapshot.later = self.state.snapshot(whole);
         Ok(snapshot)

@@ -113,7 +113,7 @@ impl Turns {
     }
 
     /// Whether a window may have ended that has not been called.
-    fn is_due(&self) -> bool {
+    pub(super) fn is_due(&self) -> bool {
         let ended = |windows: &WindowAssigner| self.now > Micros::MIN && windows.ended_by(self.now) > self.called;
         self.windows.as_ref().is_some_and(ended)
     }
@@ -176,24 +176,33 @@ impl Turns {
 
     /// What the copies have agreed on, if all have answered.
     fn agreed(&mut self, moment: Moment, waits: bool) -> Result<Option<Agreement>, TaskError> {
-        let Some(mut pending) = self.pending.take() else { return Ok(None) };
-        let values = match moment {
-            Moment::Barrier | Moment::End => Some(pending.wait()?),
-            Moment::Time => {
-                let values = if waits { pending.wait_briefly()? } else { pending.test()? };
-                if values.is_none() {
-                    self.pending = Some(pending);
-                }
-                values
-            }
-        };
-        let Some(values) = values else { return Ok(None) };
+        let Some(values) = answered(&mut self.pending, moment, waits)? else { return Ok(None) };
         let [now, next, all_at_barrier, any_at_barrier, all_rested] = values[..] else {
             return Err("copies have agreed on something else".into());
         };
         let (all_at_barrier, any_at_barrier) = (all_at_barrier == 1, any_at_barrier == -1);
         Ok(Some(Agreement { now, next, all_at_barrier, any_at_barrier, all_rested: all_rested == 1 }))
     }
+}
+
+/// What copies have said together, if all have. At a barrier and at the end a copy waits for it.
+pub(super) fn answered(
+    said: &mut Option<PendingAllreduce<i64>>,
+    moment: Moment,
+    waits: bool,
+) -> Result<Option<Vec<i64>>, TaskError> {
+    let Some(mut pending) = said.take() else { return Ok(None) };
+    let values = match moment {
+        Moment::Barrier | Moment::End => Some(pending.wait()?),
+        Moment::Time => {
+            let values = if waits { pending.wait_briefly()? } else { pending.test()? };
+            if values.is_none() {
+                *said = Some(pending);
+            }
+            values
+        }
+    };
+    Ok(values)
 }
 
 #[cfg(test)]

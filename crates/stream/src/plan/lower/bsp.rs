@@ -10,22 +10,22 @@ use tidemill_dataflow::task::Executor;
 use tidemill_dataset::{DataSetError, Result};
 
 use super::{JobLowering, ROWS, RowFlow, columns_of};
-use crate::operators::bsp::BspExec;
 use crate::operators::bsp::spread::RowHash;
 use crate::operators::bsp::task::{BspShape, BspTask};
+use crate::operators::bsp::{BspExec, BspWindow};
 use crate::rows::keyed::KeyedRows;
-use crate::time::times::StreamTimes;
+use crate::time::times::{StreamTimes, TimeColumn, TimeOf};
 
 impl JobLowering<'_> {
     /// A function of copies: rows go to the copy that owns their key, or wherever their values say.
     pub(super) fn bsp(&mut self, plan: &Arc<dyn ExecutionPlan>, exec: &BspExec) -> Result<RowFlow> {
         let (query, below) = (&exec.query, plan.children()[0]);
         let (rows, behind) = match &query.window {
-            None => (self.below(below)?, 0),
-            Some(window) => {
+            BspWindow::Epochs | BspWindow::Rows(_) => (self.below(below)?, 0),
+            BspWindow::Time { column, .. } => {
                 let rows = self.timed(below)?;
-                let name = rows.schema.field(window.time).name().clone();
-                let time: Arc<dyn PhysicalExpr> = Arc::new(Column::new(&name, window.time));
+                let name = rows.schema.field(*column).name().clone();
+                let time: Arc<dyn PhysicalExpr> = Arc::new(Column::new(&name, *column));
                 let behind = rows.times.behind(&time, &rows.schema).ok_or_else(|| {
                     DataSetError::Unsupported(format!(
                         "{}: a window of {name}, which is not the column that time= of the source names, and does not \
@@ -54,8 +54,14 @@ impl JobLowering<'_> {
         let task = TaskSpec::operator(name.clone(), move |copy| BspTask::new(&shape, copy)).streaming().state(state);
         let task = task.detail(query.name.clone()).input("rows").output(ROWS, plan.schema());
         let task = self.graph.add(task.copies(copies).with_comm().executor(Executor::Thread));
-        // Nothing says what times are in what the function makes of a window.
-        let times = StreamTimes { places: Vec::new(), untimed: rows.times.untimed, lost: !rows.times.untimed };
+        // Only the program knows what times are in what the function makes of a window.
+        let place = |column| TimeOf { place: TimeColumn::column(column), behind: 0 };
+        let untimed = rows.times.untimed;
+        let times = StreamTimes {
+            places: exec.time_column().map(place).into_iter().collect(),
+            untimed,
+            lost: !untimed && query.time.is_none(),
+        };
         self.keyed(rows, &keyed, task.into(), &name);
         Ok(RowFlow::of(task, copies, plan.schema(), times, sources))
     }
