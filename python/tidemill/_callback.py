@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import atexit
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -16,7 +16,7 @@ from tidemill._errors import TidemillError
 from tidemill._job import init
 from tidemill._tidemill import end_calls
 
-__all__ = ["check_outside", "enter_task", "is_task", "lifted", "run_in_callback"]
+__all__ = ["check_outside", "confine", "enter_task", "is_task", "lifted", "reach", "run_in_callback"]
 
 # Threads of a run call Python; none may be doing so when the interpreter ends.
 atexit.register(end_calls)
@@ -44,6 +44,18 @@ def enter_task(copies: int, workers: int) -> None:
     _thread.task = True
     # With a copy on every worker these are as good as the workers themselves.
     _thread.what = None if copies == workers else "a task that has not one copy on each worker"
+
+
+def confine(workers: Iterable[int]) -> None:
+    """Let the calling thread, until it ends, take part only in groups of these workers, by their numbers in the whole job: on others
+    nobody comes to join it.
+    """
+    _thread.reach = frozenset(workers)
+
+
+def reach() -> frozenset[int] | None:
+    """Return the workers that the calling thread may form groups with; None: any."""
+    return getattr(_thread, "reach", None)
 
 
 @contextmanager

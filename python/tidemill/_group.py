@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from tidemill._callback import lifted
+from tidemill._callback import lifted, reach
 from tidemill._errors import CommError
 from tidemill._job import Job, entered, group_of, whole
 from tidemill.mpi import Comm, Intracomm
@@ -36,7 +36,7 @@ def group(comm: Any) -> Iterator[Job]:
     Raises
     ------
     CommError
-        If `comm` is no such communicator.
+        If `comm` is no such communicator; in a task, if it has workers on which the task has no copy.
 
     Notes
     -----
@@ -66,4 +66,10 @@ def check_group(comm: Any, what: str) -> None:
     if not comm._is_among(whole().comm):
         raise CommError(
             f"{what}: {comm.Get_name()} joins several copies on one worker; give the task at most one copy on each worker"
+        )
+    within = reach()
+    if within is not None and (others := sorted(set(comm._world_ranks()) - within)):
+        raise CommError(
+            f"{what}: {comm.Get_name()} has worker {others[0]}, where no copy of this task runs that could join; take context.comm "
+            "of a task with comm=True, or what is split off it"
         )

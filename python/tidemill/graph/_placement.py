@@ -99,7 +99,9 @@ def checked(given: Mapping[str, Sequence[int]], tasks: Sequence[TaskInfo], worke
         wrong = [worker for worker in chosen if not 0 <= worker < workers]
         if wrong:
             raise GraphError(
-                f"the plan puts task {task.name!r} on worker {wrong[0]}, but there are only {workers}", task.name
+                f"the plan puts task {task.name!r} on worker {wrong[0]}, but the last of the workers that the graph runs on is "
+                f"{workers - 1}",
+                task.name,
             )
         plan.append((task.name, chosen))
     return plan

@@ -110,7 +110,9 @@ def _take_slot(graph: Graph, level: int) -> str | None:
     if level > _DEPTH_MAX:
         return f"graph {graph.name!r} would run {level} graphs deep; at most {_DEPTH_MAX} run within each other"
     if not _slots.acquire(blocking=False):
-        return f"{_RUNNING_MAX} spawned graphs run on this worker; wait for some of them before you spawn {graph.name!r}"
+        return (
+            f"{_RUNNING_MAX} spawned graphs run on this worker; wait for some of them before you spawn {graph.name!r}"
+        )
     return None
 
 

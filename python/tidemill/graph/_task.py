@@ -13,8 +13,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from tidemill._callback import enter_task
-from tidemill._job import entered
+from tidemill._callback import confine, enter_task
+from tidemill._job import entered, init, whole
 from tidemill._tables.table import Table
 from tidemill._tidemill import NativeCopy, NativeTable
 from tidemill.graph._errors import GraphError
@@ -287,6 +287,13 @@ class Context:
         return f"<task {self.task!r}, copy {self.copy} of {self.copies}, on worker {self.worker}>"
 
 
+def _workers_of(context: Context) -> list[int]:
+    """Return the workers of a task's copies, as far as they can meet, by their numbers in the whole job."""
+    if context.comm is not None:
+        return context.comm._world_ranks()
+    return init().comm._world_ranks() if context.copies == context.workers else [whole().rank]
+
+
 def collect(rows: Input, context: Context) -> Any:
     """Return the result of a sink without a function: a `Table` of all rows, or a list of messages."""
     tables: list[NativeTable] = []
@@ -324,6 +331,7 @@ def starter(
             for port in out._back:
                 port._own = out if run.own.get(port.name) == out.name else port._own
         context = Context(copy, ins, each)
+        confine(_workers_of(context))
         value = call(ins, outs, context)
         for future in context._spawned:
             if not future.taken:

@@ -1,4 +1,5 @@
-"""Graphs whose nodes are drawn by chance from all kinds there are: functions, loops, solvers, queries, streams, graphs made on the way.
+"""Graphs whose nodes are drawn by chance from all kinds there are: functions, rounds, loops, solvers, queries, streams, functions that
+the copies of a stream enter together, graphs made on the way.
 
 Each node makes numbers of numbers, whatever copies they are on, so that a few lines of Python find the same.
 """
@@ -119,6 +120,55 @@ def spawned(rows: Any, out: Any, context: Any) -> None:
         send(out, future.result()["all"][0])
 
 
+def spread(rows: Any, out: Any, context: Any) -> None:
+    """A graph on the workers of all copies, whose tasks exchange what the copies have."""
+    mine = taken(rows)
+
+    def again(numbers: Any, out: Any, context: Any) -> None:
+        send(out, taken(numbers) * 17 % MODULUS)
+
+    graph = tm.Graph("spread")
+    source = graph.source("numbers", lambda out, context: send(out, mine), schema=N)
+    task = graph.compute("again", again, schema=N)
+    graph.connect(source, task, x.partition("n"))
+    graph.connect(task, graph.sink("all", lambda rows, context: taken(rows)), x.partition())
+    future = context.spawn(graph, comm=context.comm)
+    send(out, future.result()["all"][context.copy])
+
+
+def rounds_of(rows: Any, out: Any, context: Any) -> None:
+    """Three rounds, whatever a copy has."""
+    for part in np.array_split(taken(rows), 3):
+        out.send(part)
+
+
+def in_rounds(rounds: Any, out: Any, context: Any) -> None:
+    """Each round of all copies, at one of those that get them."""
+    for number, parts in enumerate(rounds):
+        if number % context.copies == context.copy:
+            send(out, np.concatenate(parts) * 13 % MODULUS)
+
+
+def stepped(rows: Any, out: Any, context: Any) -> None:
+    """A stream on the copies' workers, with a function that its own copies enter together for each so many rows."""
+    size = 9
+    mine = tm.Table.from_numpy({"n": taken(rows)})
+
+    def step(comm: Any, rows: tm.Table, inner: Any) -> tm.Table:
+        assert comm.allreduce(len(rows)) == size
+        return tm.Table.from_numpy({"n": (rows.to_numpy()["n"] + size) % MODULUS})
+
+    with tm.group(context.comm):
+        whole = tm.from_local(mine).collect()
+        full = len(whole) // size * size
+        if full:
+            stream = tm.stream.from_table(whole.slice(0, full), rows_per_batch=7)
+            window = tm.stream.window(tm.stream.count_window(size))
+            stream.bsp(step, N, window=window, parallelism=3).write_stream(out.send)
+    if context.copy == 0:
+        send(out, (whole.to_numpy()["n"][full:] + size) % MODULUS)
+
+
 def square_of(numbers: Numbers) -> Numbers:
     return [n * n % MODULUS for n in numbers]
 
@@ -130,6 +180,9 @@ KINDS: dict[str, tuple[Node, Callable[[Numbers], Numbers]]] = {
     "query": (queried, query_of),
     "stream": (streamed, lambda numbers: numbers),
     "spawn": (spawned, square_of),
+    "spawn together": (spread, lambda numbers: [n * 17 % MODULUS for n in numbers]),
+    "rounds": (in_rounds, lambda numbers: [n * 13 % MODULUS for n in numbers]),
+    "steps in a stream": (stepped, lambda numbers: [(n + 9) % MODULUS for n in numbers]),
 }
 
 
@@ -149,8 +202,8 @@ def composed(seed: int) -> Iterator[tuple[str, Numbers, Numbers]]:
         for at in range(dice.randint(1, 4)):
             kind = dice.choice(list(KINDS))
             function, reference = KINDS[kind]
-            needs_group = kind in ("query", "solver")
-            copies = dice.randint(1, job.size if kind == "query" else 4)
+            one_each = kind in ("query", "spawn together", "steps in a stream")
+            copies = dice.randint(1, job.size if one_each else 4)
             words.append(f"{kind} x{copies}")
             name = f"{kind} {at}"
             if kind == "loop":
@@ -158,8 +211,13 @@ def composed(seed: int) -> Iterator[tuple[str, Numbers, Numbers]]:
                 task = graph.compute(name, function, inputs=["rows", "back"], outputs=outputs, parallelism=copies)
                 graph.feedback(task["sums"], task["back"], x.all_reduce("sum", rounds="strict"), limit=3)
                 entry = task["rows"]
+            elif kind == "rounds":
+                first = graph.compute(f"{name} begin", rounds_of, schema="arrays", parallelism=copies)
+                task = graph.compute(name, function, schema=N, parallelism=dice.randint(1, 4))
+                graph.connect(first, task, x.all_gather(rounds="strict"))
+                entry = first["in"]
             else:
-                task = graph.compute(name, function, schema=N, parallelism=copies, comm=needs_group)
+                task = graph.compute(name, function, schema=N, parallelism=copies, comm=one_each or kind == "solver")
                 entry = task["in"]
             graph.connect(port, entry, dice.choice([x.partition("n"), x.partition(), x.gather(copies - 1)]))
             port, wanted = task["out"], reference(wanted)

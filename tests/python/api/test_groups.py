@@ -112,6 +112,23 @@ def refusals() -> None:
     with pytest.raises(tm.GraphError, match="joins several copies on one worker"):
         graph.run()
 
+    def of_all(out: Any, context: Any) -> None:
+        with tm.group(job.comm):
+            pass
+
+    def spawned(out: Any, context: Any) -> None:
+        context.spawn(squares(3), comm=job.comm)
+
+    for what, function in [("group", of_all), ("spawn", spawned)]:
+        for options in ({}, {"comm": True}):
+            graph = tm.Graph("outside")
+            source = graph.source("a", function, parallelism=1, **options)
+            graph.connect(source, graph.sink("b", parallelism=1))
+            with pytest.raises(
+                tm.GraphError, match=rf"{what}: MPI_COMM_WORLD has worker 1, where no copy of this task"
+            ):
+                graph.run()
+
     def runs(out: Any, context: Any) -> None:
         tm.Graph("inner").run()
 
@@ -212,6 +229,89 @@ def test_errors_of_spawned_graphs_come_home() -> None:
     # Of a graph whose result nobody takes, too.
     with pytest.raises(tm.GraphError, match="ValueError: within"):
         alone(lambda out, context: context.spawn(inner()) and None)
+
+
+def together() -> Any:
+    """Copies spawn graphs on all of their workers, several at once, and one on a part of them."""
+
+    def ranks(n: int) -> tm.Graph:
+        graph = tm.Graph(f"ranks {n}")
+        source = graph.source(
+            "rank", lambda out, context: out.send(np.array([n + context.worker])), schema="arrays", per_worker=1
+        )
+        sink = graph.sink("sum", lambda rows, context: int(next(rows)[0]), per_worker=1)
+        graph.connect(source, sink, x.all_reduce("sum"))
+        return graph
+
+    def work(out: Any, context: Any) -> Any:
+        futures = [context.spawn(ranks(n), comm=context.comm) for n in range(12)]
+        half = context.comm.Split(context.copy % 2)
+        futures += [context.spawn(ranks(100), comm=half), context.spawn(ranks(7))]
+        return [list(future.result()["sum"].values()) for future in futures]
+
+    graph = tm.Graph("outer")
+    graph.connect(graph.source("work", work, comm=True), graph.sink("end", parallelism=1), x.gather())
+    return graph.run()["work"]
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_graphs_are_spawned_on_all_workers_of_the_copies(workers: int) -> None:
+    for found in standing.run(together, workers=workers):
+        for copy, sums in found.items():
+            half = len(range(copy % 2, workers, 2))
+            wanted = [[sum(range(n, n + workers))] * workers for n in range(12)]
+            assert sums == [*wanted, [sum(range(100, 100 + half))] * half, [7]]
+
+
+def apart() -> None:
+    """What goes wrong with a graph of several copies is said on every worker."""
+
+    def inner(name: str, work: Any) -> tm.Graph:
+        graph = tm.Graph(name)
+        graph.connect(graph.source("source", work), graph.sink("sink", parallelism=1), x.gather())
+        return graph
+
+    def raised(work: Any, **options: Any) -> str:
+        graph = tm.Graph("outer")
+        graph.connect(graph.source("work", work, comm=True, **options), graph.sink("end", parallelism=1), x.gather())
+        with pytest.raises(tm.GraphError) as caught:
+            graph.run()
+        said = tm.init().comm.allgather(str(caught.value).splitlines()[0])
+        assert len(set(said)) == 1, said
+        return str(said[0])
+
+    def nothing(out: Any, context: Any) -> None:
+        pass
+
+    def differ(out: Any, context: Any) -> None:
+        context.spawn(inner(f"of {context.copy}", nothing), comm=context.comm)
+
+    assert "spawn: rank 0 of work spawns graph 'of 0', and rank 1 'of 1'" in raised(differ)
+
+    def fail(out: Any, context: Any) -> None:
+        def last(out: Any, inner: Any) -> None:
+            if inner.worker == context.copies - 1:
+                raise ValueError("within")
+            out.send(1)
+
+        context.spawn(inner("fails", last), comm=context.comm)
+
+    assert "ValueError: within" in raised(fail)
+
+    def leave(out: Any, context: Any) -> None:
+        if context.copy != 1:
+            context.spawn(inner("left", nothing), comm=context.comm)
+
+    assert "worker 1's function returned while this one waits in allgather" in raised(leave)
+
+    def crowd(out: Any, context: Any) -> None:
+        context.spawn(inner("crowd", nothing), comm=context.comm)
+
+    assert "joins several copies on one worker" in raised(crowd, per_worker=2)
+
+
+def test_graphs_that_copies_spawn_apart() -> None:
+    standing.run(apart, workers=2)
 
 
 def test_depth_and_number_are_limited() -> None:

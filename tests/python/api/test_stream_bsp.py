@@ -193,6 +193,99 @@ def test_without_a_window_it_is_called_at_checkpoints(tmp_path: Path) -> None:
     assert written(stream(table()).bsp(epoch, {"n": "int64"}, parallelism=2)) == [{"n": 3000}]
 
 
+def shared_out(comm: Any, rows: tm.Table, context: tm.stream.BspContext) -> Rows:
+    """The rows of a window of 64 of all copies, by the number of its first row."""
+    assert comm.allreduce(len(rows)) == 64
+    start, end = context.window_start, context.window_end
+    assert isinstance(start, int) and isinstance(end, int) and end == start + 64
+    context.state = (context.state or 0) + 1
+    assert set(comm.allgather(context.state)) == {start // 64 + 1}
+    return [{"start": start, **row} for row in rows.select("key", "x").to_pylist()]
+
+
+OF_ROWS: dict[str, Any] = {"window": tm.stream.window(tm.stream.count_window(64))}
+SHARED = {"start": "int64", "key": "int64", "x": "int64"}
+
+
+@pytest.mark.parametrize("copies", [1, 2, 3])
+@pytest.mark.parametrize("by", [(), "key"])
+def test_windows_of_rows_have_their_number_of_all_copies(copies: int, by: Any) -> None:
+    """Exactly so many, each row in one window, those of a key in order; what is no full window at the end is in none."""
+    seen = written(stream(table()).bsp(shared_out, SHARED, by=by, parallelism=copies, **OF_ROWS))
+    full = 3000 // 64 * 64
+    assert Counter(row["start"] for row in seen) == dict.fromkeys(range(0, full, 64), 64)
+    assert len({row["x"] for row in seen}) == full
+    if by:
+        for key in range(11):
+            numbers = [row["x"] for row in sorted(seen, key=lambda row: row["start"]) if row["key"] == key]
+            assert numbers == sorted(numbers)
+
+
+def test_windows_of_rows_go_on_after_a_checkpoint(tmp_path: Path) -> None:
+    """Rows that are in no window yet are kept, also for another number of copies, and so is the count."""
+    seen: Rows = []
+    for until, copies in [(300, 2), (900, 3), (10**9, 1)]:
+        rate = {} if copies == 1 else {"rows_per_s": 2000}
+        made = stream(table(), **rate).bsp(
+            shared_out, SHARED, parallelism=copies, merge=lambda states: states[0], **OF_ROWS
+        )
+        resumed(made, tmp_path, until, seen)
+    full = 3000 // 64 * 64
+    assert Counter(row["start"] for row in seen) == dict.fromkeys(range(0, full, 64), 64)
+    assert len({row["x"] for row in seen}) == full
+
+
+# --- what follows -----------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("copies", [1, 2, 3])
+@pytest.mark.parametrize("size", ["1s", "700ms"])
+def test_windows_follow_what_it_returns(copies: int, size: str) -> None:
+    """Behind it windows end as they do behind other windows, and none of its rows is late."""
+    first = window(tm.stream.sliding("1400ms", size))
+    instant = timedelta(microseconds=1)
+    rows = table()
+    counts = stream(rows).group_by("key", first).agg(n=tm.count())
+    counts = counts.select("key", "n", end=tm.col("window_end") - instant)
+    behind = tm.stream.window(tm.stream.tumbling("5s"), on="end")
+
+    def ended(comm: Any, rows: tm.Table, context: tm.stream.BspContext) -> Rows:
+        time.sleep(0.002 * comm.rank)
+        assert isinstance(context.window_end, datetime)
+        return [{"end": context.window_end - instant, "n": row["n"]} for row in counted(comm, rows, context)]
+
+    made = stream(rows).bsp(ended, {"n": "int64", "end": "timestamp[us]"}, window=first, time="end", parallelism=copies)
+    seen, expected = (
+        written(data.group_by(behind).agg(n=tm.col("n").sum(), rows=tm.count())) for data in (made, counts)
+    )
+    assert tm.last_report().late_rows == 0
+    order = {"key": lambda row: row["window_start"]}
+    assert sorted(seen, **order) == sorted(expected, **order) and len(seen) > 5
+
+
+def test_windows_follow_an_all_reduce() -> None:
+    sums = tm.stream.all_reduce(stream(table()), lambda rows, last: len(rows), every="1s", on="at", parallelism=2)
+    seen = written(sums.group_by(tm.stream.window(tm.stream.tumbling("10s"), on="window_end")).agg(n=tm.count()))
+    assert sum(row["n"] for row in seen) == 31 and len(seen) == 4
+    rounds = tm.stream.all_reduce(
+        stream(table()), lambda rows, last: len(rows), every=tm.stream.count_window(500), parallelism=3
+    )
+    expected = [{"round": n, "window_start": None, "window_end": None, "value": [500.0]} for n in range(6)]
+    assert written(rounds) == expected
+
+
+def test_rows_before_the_window_are_late_behind() -> None:
+    """Whose time is before the end of the window before."""
+
+    def early(comm: Any, rows: tm.Table, context: tm.stream.BspContext) -> Rows | None:
+        assert isinstance(context.window_start, datetime)
+        return [{"at": context.window_start - SECOND * 8}] if comm.rank == 0 else None
+
+    made = stream(table()).bsp(
+        early, {"at": "timestamp[us]"}, window=window(tm.stream.tumbling("4s")), time="at", parallelism=2
+    )
+    written(made.group_by(window(tm.stream.tumbling("4s"))).agg(n=tm.count()))
+    assert tm.last_report().late_rows > 0
+
+
 @pytest.mark.parametrize("on_busy", ["drop", "latest"])
 def test_windows_that_end_while_it_is_busy(on_busy: Any) -> None:
     """Some are left out, the same at all copies, and counted; the last one of a stream that has ended is not."""
@@ -230,6 +323,11 @@ def nothing(comm: Any, rows: tm.Table, context: tm.stream.BspContext) -> None: .
         ),
         ({"window": "10s"}, "nothing: window= takes a window of time, such as tm.stream.window"),
         ({"window": window(tm.stream.session("1s"))}, "bsp takes tumbling, sliding and calendar windows"),
+        ({"window": tm.stream.window(tm.stream.count_window(9, 3))}, "bsp takes windows of rows one after the other"),
+        ({**OF_ROWS, "on_busy": "latest"}, "on_busy= leaves out windows of time"),
+        ({**OF_ROWS, "time": "x"}, 'time="x" needs a window= of time'),
+        ({"window": window(tm.stream.tumbling("1s")), "time": "x"}, 'time="x" must be a timestamp'),
+        ({"window": window(tm.stream.tumbling("1s")), "time": "y"}, 'time="y" is none of the columns of schema=: x'),
         (
             {"window": tm.stream.window(tm.stream.tumbling("1s"), on="at", allowed_lateness="1s")},
             "leave out allowed_lateness= and early results",

@@ -170,7 +170,7 @@ def test_what_cannot_be_placed_says_why() -> None:
     for placement, text in [
         ("random", '"round_robin", "first_fit" or "locality"'),
         ({"a": [0, 0]}, "the plan does not say where the 3 copies of task 'b' run"),
-        ({"a": [0, 0], "b": [0, 0, 1]}, "the plan puts task 'b' on worker 1, but there are only 1"),
+        ({"a": [0, 0], "b": [0, 0, 1]}, "the plan puts task 'b' on worker 1, but the last of the workers"),
         ({"a": [0], "b": [0, 0, 0]}, 'task "a"'),
         ({"c": [0]}, "the plan places 'c', which is not a task; the tasks are a, b"),
         (lambda tasks, workers: 1 / 0, "the placement failed\nTraceback"),
