@@ -24,6 +24,12 @@ _SUMMARY_MAX = 1000
 Hook = Callable[[type[BaseException], BaseException, TracebackType | None], None]
 _installed_in: int | None = None
 _notify: Callable[[str], None] | None = None
+_folder: str | None = None
+
+
+def folder() -> str | None:
+    """Return the private folder of this worker's job, which its launcher made; None without `tidemill run`."""
+    return _folder if _installed_in == os.getpid() else None
 
 
 def install(notify: Callable[[str], None] | None = None) -> None:
@@ -37,13 +43,13 @@ def install(notify: Callable[[str], None] | None = None) -> None:
     notify : callable taking str, optional
         Called with the formatted traceback if the trouble began in this worker, to tell the other workers.
     """
-    global _installed_in, _notify
+    global _installed_in, _notify, _folder
     process = os.getpid()
     _notify = notify or _notify
     if _installed_in == process:
         return
     _installed_in = process
-    folder = os.environ.pop("TIDEMILL_CRASH_DIR", None)
+    folder = _folder = os.environ.pop("TIDEMILL_CRASH_DIR", None)
     rank = int(os.environ.get("TIDEMILL_RANK", "0"))
     earlier: Hook = sys.excepthook
 

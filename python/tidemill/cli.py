@@ -10,7 +10,7 @@ import sys
 from tidemill._tidemill import launch_main
 
 #: Applications that no workers run: they look at jobs, or at files.
-_NO_JOBS = ("balance", "checkpoints", "drain", "hosts", "simulate", "stop", "top", "view", "why")
+_NO_JOBS = ("balance", "checkpoints", "drain", "hosts", "scale", "simulate", "stop", "top", "view", "why")
 
 #: With this option a command that looks at nothing else is run by workers.
 _JOB_OPTIONS = {"simulate": "--validate"}

@@ -24,6 +24,8 @@ pub const APPS: &[App] = &[
     App { name: "hosts", module: "tidemill.apps.hosts", about: "Make a cluster of emulated hosts on this machine" },
     App { name: "kmeans", module: "tidemill.apps.kmeans", about: "Cluster the rows of a file with k-means" },
     App { name: "nexmark", module: "tidemill.apps.nexmark", about: "Run Nexmark queries over streams" },
+    // Neither is this.
+    App { name: "scale", module: "tidemill.apps.scale", about: "Give a running stream more or fewer workers" },
     App {
         name: "series",
         module: "tidemill.apps.series",

@@ -103,6 +103,22 @@ impl EmulatedCluster {
         })
     }
 
+    /// Gives these hosts no workers.
+    ///
+    /// # Errors
+    /// A sentence, if no other is left.
+    pub fn leave_out(&mut self, names: &[String]) -> Result<(), String> {
+        self.hosts.retain(|host| !names.contains(&host.name));
+        match self.hosts.is_empty() {
+            true => Err(format!(
+                "cluster {:?} has no host left but those that the job has been drained of: {}",
+                self.name,
+                names.join(", ")
+            )),
+            false => Ok(()),
+        }
+    }
+
     /// Opens the ways to its hosts. One that has been killed since it was found is left out.
     ///
     /// # Errors

@@ -28,6 +28,7 @@ use crate::lines::OutputStream;
 use crate::options::{self, JobOptions};
 use crate::policy::{FailureReport, GracePeriods, JobEvent, JobPolicy, PolicyAction, WorkerExit};
 use crate::restarts::RestartHistory;
+use crate::scale::{JobScale, LaunchOutcome, ScaleRequest};
 use crate::signals::{self, SignalPipe};
 use crate::sink::OutputSink;
 use crate::terminal::KeyboardInput;
@@ -86,27 +87,57 @@ pub fn run(options: &JobOptions, command: &[OsString], python: &Path) -> i32 {
     }
 }
 
-/// Runs the job, and after a failure of its workers all of it again, as often as the options allow.
+/// Runs the job: again with other workers when somebody asks for that, and after a failure of its workers all of it
+/// again, as often as the options allow.
 fn run_again(options: &JobOptions, program: &WorkerProgram) -> Result<i32, StartError> {
     // Longer than any one of the jobs: a signal between two of them is heard too.
     let signals = SignalPipe::catch().map_err(|e| StartError::System { what: "catch signals", source: e.into() })?;
-    let mut restarts = RestartHistory::new(options.restarts);
-    let mut started = 0;
-    loop {
+    let mut scale = JobScale::default();
+    let code = run_scaled(options, program, &signals, &mut scale);
+    scale.over();
+    code
+}
+
+fn run_scaled(
+    options: &JobOptions,
+    program: &WorkerProgram,
+    signals: &SignalPipe,
+    scale: &mut JobScale,
+) -> Result<i32, StartError> {
+    let (mut options, mut restarts) = (options.clone(), RestartHistory::new(options.restarts));
+    let unscaled = options.workers;
+    for started in 0.. {
+        options.workers = scale.shape.workers.or(unscaled);
+        options.without.clone_from(&scale.shape.without);
         let begin = Instant::now();
-        let (code, failed) = JobLoop::start(options, started, program, &signals)?.supervise();
-        let Some(pause) = restarts.after(begin.elapsed()).filter(|_| failed) else {
-            return Ok(code);
+        let (code, outcome) = match JobLoop::start(&options, started, program, signals, scale) {
+            Ok(job) => job.supervise(),
+            Err(error) => match scale.failed_to_start() {
+                Some(why) => {
+                    say(&format!("{error}; {why}"));
+                    continue;
+                }
+                None => return Err(error),
+            },
         };
-        let (again, of) = (restarts.failures, options.restarts);
-        let delay = if pause.is_zero() { String::new() } else { format!(" in {:.1} s", pause.as_secs_f64()) };
-        // Not `eprintln`, which panics when nobody reads.
-        let _ = writeln!(io::stderr(), "tidemill: starting the job again{delay} ({again} of {of})");
+        let (what, pause) = if let Some(why) = scale.ended(&outcome) {
+            (why, Duration::ZERO)
+        } else {
+            let Some(pause) = restarts.after(begin.elapsed()).filter(|_| outcome.failed) else { return Ok(code) };
+            let delay = if pause.is_zero() { String::new() } else { format!(" in {:.1} s", pause.as_secs_f64()) };
+            (format!("starting the job again{delay} ({} of {})", restarts.failures, options.restarts), pause)
+        };
+        say(&what);
         if let Some(signal) = signals.ending_within(pause) {
             return Ok(128 + signal as i32);
         }
-        started += 1;
     }
+    unreachable!("nobody restarts a job four billion times")
+}
+
+fn say(what: &str) {
+    // Not `eprintln`, which panics when nobody reads.
+    let _ = writeln!(io::stderr(), "tidemill: {what}");
 }
 
 struct WorkerProcess {
@@ -152,17 +183,21 @@ impl<'a> JobLoop<'a> {
         restart: u32,
         program: &WorkerProgram,
         signals: &'a SignalPipe,
+        scale: &JobScale,
     ) -> Result<Self, StartError> {
         let system = |what| move |source: io::Error| StartError::System { what, source };
         set_child_subreaper(true).map_err(|error| system("become a subreaper")(error.into()))?;
         // Anew each time: hosts may have been killed.
         let mut cluster =
             options.on.as_deref().map(EmulatedCluster::find).transpose().map_err(StartError::NoCluster)?;
+        let left_out = cluster.as_mut().map_or(Ok(()), |cluster| cluster.leave_out(&options.without));
+        left_out.map_err(StartError::NoCluster)?;
         let entries = cluster.as_mut().map_or_else(|| Ok(Vec::new()), EmulatedCluster::open_hosts);
         let entries = entries.map_err(system("enter an emulated host"))?;
         let contract =
             contract::JobContract::new(options, restart, cluster.as_ref()).map_err(system("prepare the job"))?;
         let crashes = CrashDir::create(&contract.job).map_err(system("make a temporary folder"))?;
+        scale.announce(crashes.path()).map_err(system("write to its temporary folder"))?;
         let guard = LaunchGuard::start(crashes.path()).map_err(|e| system("start the guard")(e.into()))?;
         let listener = match entries.first() {
             Some(host) => host.listen().map_err(system("listen on an emulated host"))?,
@@ -231,13 +266,13 @@ impl<'a> JobLoop<'a> {
         self.workers.push(WorkerProcess { child, group, exit: None, group_lives: true, crash: None, outputs });
     }
 
-    /// The event loop. Returns the exit code, and whether it is one of a failure that nobody asked for.
-    fn supervise(mut self) -> (i32, bool) {
+    /// The event loop. Returns the exit code, and what it means for who starts the job again.
+    fn supervise(mut self) -> (i32, LaunchOutcome) {
         let mut buffer = vec![0; READ_BYTES];
         loop {
             let now = Instant::now();
             if self.is_over(now) {
-                return (self.policy.exit_code(), self.policy.is_failure());
+                return (self.policy.exit_code(), self.outcome());
             }
             let ready = self.wait(now);
             let now = Instant::now();
@@ -265,6 +300,17 @@ impl<'a> JobLoop<'a> {
                 self.look_at_groups(now);
             }
             self.happens(now, JobEvent::Tick);
+        }
+    }
+
+    fn outcome(&self) -> LaunchOutcome {
+        let folder = self.crashes.path();
+        LaunchOutcome {
+            asked: ScaleRequest::read(folder),
+            stopped: ScaleRequest::has_stopped(folder) && self.policy.exit_code() == 0 && !self.policy.was_signalled(),
+            failed: self.policy.is_failure(),
+            unanswered: JobScale::is_unanswered(folder),
+            workers: self.workers.len(),
         }
     }
 

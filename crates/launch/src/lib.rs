@@ -22,6 +22,7 @@
 //! | `info`     | Version, processors, limits, and what is wrong with them                |
 //! | `notes`    | Messages of the launcher itself                                         |
 //! | `restarts` | How often a failed job is started again                                 |
+//! | `scale`    | Requests for other workers, and what becomes of them                    |
 //! | `signals`  | Signals as bytes in a pipe                                              |
 //! | `worker`   | One worker process: program, environment, start                         |
 //! | `job`      | The event loop: pipes, signals and exits of one job                     |
@@ -39,6 +40,7 @@ mod notes;
 mod options;
 mod policy;
 mod restarts;
+mod scale;
 mod signals;
 mod sink;
 mod terminal;

@@ -86,6 +86,10 @@ pub struct JobOptions {
     /// Do not put [rank] in front of each line
     #[arg(long, action = ArgAction::SetTrue)]
     pub no_prefix: bool,
+
+    /// Emulated hosts that get no workers: a job that runs is asked to leave one (`tidemill drain --restart`).
+    #[arg(skip)]
+    pub without: Vec<String>,
 }
 
 /// Values of `--transport`.

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from tidemill._job import init
+from tidemill._streaming import scale as _scale
 
 __all__ = ["folder", "jobs", "moving", "place", "stopping"]
 
@@ -58,6 +59,7 @@ def place(job: str, comm: Any) -> tuple[str | None, str]:
         "pid": os.getpid(),
         "begun_s": time.time(),
         "begun_up_s": _up_s(),
+        "launch": _scale.launch_folder(),
     }
     return _file(), json.dumps(about)
 

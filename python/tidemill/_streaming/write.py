@@ -12,6 +12,7 @@ from tidemill._job import init
 from tidemill._streaming import late as _late
 from tidemill._streaming import log as _log
 from tidemill._streaming import metrics as _metrics
+from tidemill._streaming import scale as _scale
 from tidemill._streaming import status as _status
 from tidemill._streaming.check import look_at_sinks
 from tidemill._streaming.checkpoint import Checkpoint, as_checkpoint
@@ -85,6 +86,8 @@ def run(
     is_first = init().rank == 0
     asked = stop_when if is_first else None
     watching = (lambda native: on_progress(Running(native, copies()))) if on_progress is not None and is_first else None
+    if is_first:
+        watching = _scale.answering(watching)
     status = _status.place(name, init().comm)
     with _figures(json.loads(status[1])["job_id"]):
         report, count, first, late = write_stream(
@@ -108,6 +111,8 @@ def run(
     remember(RowReport(skipped, late_rows.total(), untimed_rows.total(), skipped_rows.total()))
     _workers.warn_of_bad_records(skipped, first)
     _late.warn_of(late_rows, untimed_rows, skipped_rows)
+    if settings is not None:
+        _scale.leave_if_asked(init().comm)
     return report
 
 
