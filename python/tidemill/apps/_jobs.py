@@ -20,7 +20,7 @@ __all__ = ["LOOK_S", "add_options", "asked", "fail", "found"]
 LOOK_S = 0.1
 
 
-def add_options(parser: argparse.ArgumentParser, until: str) -> None:
+def add_options(parser: argparse.ArgumentParser, until: str, default: str = "no limit") -> None:
     """Add the options that say which stream is meant, and how long to wait."""
     add = parser.add_argument
     add("name", nargs="?", help="name of the job, as passed to write_stream(name=); optional if only one stream runs")
@@ -29,7 +29,7 @@ def add_options(parser: argparse.ArgumentParser, until: str) -> None:
         "--timeout",
         type=duration_s,
         metavar="TIME",
-        help=f"how long to wait {until}, such as 60s (default: no limit)",
+        help=f"how long to wait {until}, such as 60s (default: {default})",
     )
 
 

@@ -14,7 +14,10 @@ from tidemill._streaming import status as _status
 from tidemill.apps import _jobs
 from tidemill.apps._plain import plain
 
-__all__ = ["run"]
+__all__ = ["patience_s", "run"]
+
+#: The longest to wait, by default: a program may have much to do before its stream, but its launcher may be gone.
+_PATIENCE_S = 600.0
 
 
 def run(command: str, job: dict[str, Any], request: dict[str, Any], *, dry_run: bool, timeout_s: float) -> int:
@@ -49,6 +52,11 @@ def run(command: str, job: dict[str, Any], request: dict[str, Any], *, dry_run: 
         return _jobs.fail(command, plain(f"{stream}: {answer['error']}"))
     print(plain(f"{stream}: {_scale.described(answer)}"), flush=True)
     return 0
+
+
+def patience_s(timeout_s: float | None) -> float:
+    """Return how long to wait, if so much is asked for."""
+    return _PATIENCE_S if timeout_s is None else timeout_s
 
 
 def _answer(job: dict[str, Any], folder: Path, request: dict[str, Any], timeout_s: float) -> dict[str, Any]:

@@ -1,18 +1,20 @@
-"""``tidemill drain``: move all keys of a running stream away from a host."""
+"""``tidemill drain``: move all keys of a running stream, or with ``--restart`` all of it, away from a host."""
 
 from __future__ import annotations
 
 import argparse
 import sys
 from collections.abc import Sequence
+from typing import Any
 
-from tidemill.apps import _jobs, _moves
+from tidemill._streaming import status as _status
+from tidemill.apps import _jobs, _moves, _scaling
 
 __all__ = ["main"]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command; the exit code is 0 when the host has no keys, 1 otherwise, with a message that says why."""
+    """Run the command; the exit code is 0 when the host has no keys (or nothing at all), 1 otherwise, with a message that says why."""
     parser = argparse.ArgumentParser(
         prog="tidemill drain",
         description="Move all keys of a running stream, with their state, from a host to the others: before maintenance, or where the "
@@ -27,9 +29,40 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--undo", action="store_true", help="let the host get keys again; tidemill balance moves them there"
     )
     one.add_argument("--dry-run", action="store_true", help="print what would move, and move nothing")
+    add(
+        "--restart",
+        action="store_true",
+        help="start the job again without the host, from a checkpoint that is made for that: nothing of it stays there, neither workers "
+        "nor what they read. Only a job that `tidemill run --on` started",
+    )
     options = parser.parse_args(argv)
+    if options.restart:
+        if options.undo:
+            parser.error("to use the host again after --restart, use tidemill scale --all-hosts")
+        return _restart(options)
     request = {"kind": "undo" if options.undo else "drain", "host": options.host, "dry_run": options.dry_run}
     return _moves.run("drain", _jobs.found(options.name, options.pid, "drained"), request, options.timeout)
+
+
+def _restart(options: argparse.Namespace) -> int:
+    """Have the job started again without the host; the other hosts get no more workers than they have."""
+    job = _jobs.found(options.name, options.pid, "drained")
+    if isinstance(job, str):
+        return _jobs.fail("drain", job)
+    hosts = _hosts(job)
+    if options.host not in hosts:
+        named = ", ".join(sorted(set(hosts)))
+        return _jobs.fail("drain", f'no host "{options.host}"; the hosts of this stream are {named}')
+    workers = sum(host != options.host for host in hosts)
+    if workers == 0:
+        return _jobs.fail("drain", f"{options.host} is the only host of this stream: its workers have nowhere to go")
+    request = {"workers": workers, "leave": options.host}
+    return _scaling.run("drain", job, request, dry_run=options.dry_run, timeout_s=_scaling.patience_s(options.timeout))
+
+
+def _hosts(job: dict[str, Any]) -> list[str]:
+    """Return the host of each worker of a job that has told where it is."""
+    return [str(one["host"]) for one in _status.jobs() if one["job_id"] == job["job_id"]]
 
 
 if __name__ == "__main__":

@@ -12,8 +12,6 @@ __all__ = ["main"]
 
 #: As many as `tidemill run` starts.
 _WORKERS_MAX = 4096
-#: The longest to wait, by default: a program may have much to do before its stream.
-_PATIENCE_S = 600.0
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -26,7 +24,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     add = parser.add_argument
     add("-n", "--workers", type=_workers, required=True, metavar="N", help="how many workers it is to have")
-    _jobs.add_options(parser, "for the stream to run again")
+    _jobs.add_options(parser, "for the stream to run again", "10min")
     add("--all-hosts", action="store_true", help="start workers also on emulated hosts that drain --restart has emptied")
     add("--dry-run", action="store_true", help="print what would be done and how long it should take, and do nothing")
     options = parser.parse_args(argv)
@@ -37,8 +35,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"stream {job['job']!r} has {job['workers']} worker{'' if job['workers'] == 1 else 's'} already")
         return 0
     request = {"workers": options.workers, "all_hosts": options.all_hosts}
-    patience_s = _PATIENCE_S if options.timeout is None else options.timeout
-    return _scaling.run("scale", job, request, dry_run=options.dry_run, timeout_s=patience_s)
+    return _scaling.run("scale", job, request, dry_run=options.dry_run, timeout_s=_scaling.patience_s(options.timeout))
 
 
 def _workers(text: str) -> int:

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,48 @@ def _own_folder(hosts: Cluster, folder: Path) -> None:
     for host in range(2):
         mount = [*hosts.prefix(host), "mount", "-t", "tmpfs", "tmpfs", str(folder)]
         subprocess.run(mount, check=True, capture_output=True, timeout=launched.PATIENCE_S)
+
+
+def test_a_host_is_left_by_everything(tmp_path: Path, hosts: Cluster) -> None:
+    """Not even a worker or a source stays there; it gets workers again when the stream is scaled to all hosts."""
+    _own_folder(hosts, tmp_path / "run")
+    env = {**os.environ, "XDG_RUNTIME_DIR": str(tmp_path / "run"), "TIDEMILL_FAILURE_TIMEOUT": "60"}
+    here, there = (host.name for host in hosts.hosts)
+    (tmp_path / "app.py").write_text(counted.APP)
+
+    def ran(*words: str) -> subprocess.CompletedProcess[str]:
+        command = [*hosts.prefix(0), *launched.command(*words)]
+        return subprocess.run(command, env=env, capture_output=True, text=True, timeout=launched.PATIENCE_S)
+
+    def hosts_of_workers() -> list[str]:
+        told: list[dict[str, Any]] = json.loads(ran("top", "--json").stdout)
+        work = all(any(edge["rows_sent"] for edge in one["edges"]) for one in told)
+        return [str(one["host"]) for one in told] if work else []
+
+    # The launcher looks for the cluster where it is, the workers and commands for each other in the hosts' own folders.
+    inner = ["env", f"XDG_RUNTIME_DIR={tmp_path / 'run'}", sys.executable, "app.py"]
+    job = launched.start("run", "-n", "4", "--on", hosts.name, "--threads", "1", *inner, cwd=tmp_path)
+    try:
+        launched.wait_until(lambda: hosts_of_workers() == 2 * [here] + 2 * [there], "rows of all workers")
+        would = ran("drain", there, "--restart", "--dry-run")
+        assert f"started again with 2 workers instead of 4, none of them on host {there}" in would.stdout, would
+        drained = ran("drain", there, "--restart")
+        assert "scaled from 4 to 2 workers; the stream stood for " in drained.stdout, drained
+        launched.wait_until(lambda: hosts_of_workers() == 2 * [here], "workers on the other host alone")
+        only = ran("drain", here, "--restart")
+        assert only.returncode == 1 and f"{here} is the only host of this stream" in only.stderr, only
+        # The host stays empty until it is asked for.
+        assert ran("scale", "-n", "3").returncode == 0
+        launched.wait_until(lambda: hosts_of_workers() == 3 * [here], "a worker more")
+        assert ran("scale", "-n", "4", "--all-hosts").returncode == 0
+        launched.wait_until(lambda: hosts_of_workers() == 2 * [here] + 2 * [there], "workers on all hosts")
+        assert ran("stop", "numbers").returncode == 0
+        _, err = job.communicate(timeout=launched.PATIENCE_S)
+        assert job.returncode == 0, err
+    finally:
+        job.kill()
+        job.communicate(timeout=launched.PATIENCE_S)
+    assert counted.check(tmp_path) > 0
 
 
 def test_a_host_is_drained_and_comes_back(tmp_path: Path, hosts: Cluster) -> None:

@@ -48,17 +48,16 @@ impl StatusFile {
         self.file.as_ref().map(|file| ["stop", "stopped"].map(|name| file.with_extension(name)))
     }
 
-    /// Tells it now and then. It is of no use to the job itself, so failures are passed over. Returns whether somebody
-    /// asks the job to stop, which it can if it makes checkpoints.
+    /// Tells it now and then. It is of no use to the job itself, so failures are passed over.
     pub(super) fn tell(
         &mut self,
         run: &RunProgress,
         late: &LateRows,
         spilled_bytes: u64,
         controller: &RunController,
-    ) -> bool {
+    ) {
         if !self.timer.is_due() {
-            return false;
+            return;
         }
         let mut edges = run.edges();
         edges.iter_mut().for_each(|edge| {
@@ -107,7 +106,11 @@ impl StatusFile {
             drop(std::fs::write(&new, lines).and_then(|()| std::fs::rename(&new, file)));
         }
         run.tell_status(status.into_bytes());
-        run.durable().is_some() && self.asked().is_some_and(|[asked, _]| asked.exists())
+    }
+
+    /// Whether somebody asks the job to stop, which it can if it makes checkpoints.
+    pub(super) fn is_asked_to_stop(&self, run: &RunProgress) -> bool {
+        run.worker() == 0 && run.durable().is_some() && self.asked().is_some_and(|[asked, _]| asked.exists())
     }
 
     /// The job has come to its end, or to the last checkpoint that somebody asked for, who hears so.

@@ -287,16 +287,13 @@ pub fn write_stream<'py>(
             left_out.look(engine);
             overdue.look(run);
             control.look(engine, run);
-            if let Some(status) = &mut status
-                && status.tell(
-                    run,
-                    &left_out.late,
-                    engine.engine.governor().spilled_bytes() - spilled,
-                    &control.controller,
-                )
-                && !std::mem::replace(&mut stopping, true)
-            {
-                run.request(BarrierControl::Stop);
+            if let Some(status) = &mut status {
+                let spilled_bytes = engine.engine.governor().spilled_bytes() - spilled;
+                status.tell(run, &left_out.late, spilled_bytes, &control.controller);
+                if !stopping && status.is_asked_to_stop(run) {
+                    stopping = true;
+                    run.request(BarrierControl::Stop);
+                }
             }
             look(&mut |py| {
                 if let Some(log) = &mut log {
