@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-/// Due at once, and then so long after each time that it was.
+/// Due at once, or so long after it was made, and then so long after each time that it was.
 #[derive(Debug)]
 pub struct LookTimer {
     interval: Duration,
@@ -13,6 +13,11 @@ impl LookTimer {
     /// One that has not been asked yet.
     pub fn new(interval: Duration) -> Self {
         LookTimer { interval, looked: None }
+    }
+
+    /// One that is due an interval from now for the first time.
+    pub fn after(interval: Duration) -> Self {
+        LookTimer { interval, looked: Some(Instant::now()) }
     }
 
     /// Whether it is time; if it is, the next time is an interval from now.

@@ -26,9 +26,7 @@ def run(command: str, job: dict[str, Any], request: dict[str, Any], *, dry_run: 
     """
     stream = f"stream {job['job']!r}"
     if job["durable"] is None:
-        return _jobs.fail(
-            command, f"{stream} makes no checkpoints that it could go on from; start it with checkpoint="
-        )
+        return _jobs.fail(command, f"{stream} makes no checkpoints that it could go on from; start it with checkpoint=")
     if job.get("launch") is None:
         return _jobs.fail(
             command,

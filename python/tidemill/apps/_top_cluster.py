@@ -39,12 +39,13 @@ class ClusterError(ValueError):
 
 @dataclass(frozen=True)
 class Host:
-    """A host, its workers together; rates and capacities in bytes per second."""
+    """A host, its workers together: CPUs used, threads that wait for one, rates and capacities in bytes per second."""
 
     name: str
     workers: list[int]
     cores: float
     cpus_used: float
+    cpus_waited: float
     out_bytes_s: float
     in_bytes_s: float
     out_capacity: float | None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import textwrap
+from collections.abc import Sequence
 
 from tidemill.apps._top_cluster import Cluster, Decision, host_names
 from tidemill.apps._top_text import Screen, percent, short, table
@@ -27,11 +28,13 @@ _DECISIONS = ("ago", "buckets", "predicted", "measured", "outcome")
 _WIDTH_MIN = 40
 
 
-def why_lines(cluster: Cluster, running_s: float, screen: Screen) -> list[str]:
-    """Return the causes with their evidence, heaviest first, and the decisions, newest first; the job has run for
-    `running_s` seconds.
+def why_lines(cluster: Cluster, running_s: float, screen: Screen, late: Sequence[str] = ()) -> list[str]:
+    """Return the causes with their evidence, heaviest first, who is `late` to collectives, and the decisions, newest first; the job
+    has run for `running_s` seconds.
     """
     lines = _causes(cluster, screen)
+    for sentence in late:
+        lines += _text(f"late: {sentence}", 2, screen, hanging=6)
     lines += _text(f"controller: {_MODES.get(cluster.controller, cluster.controller)}", 2, screen)
     if cluster.controller != "on" and any(cause.remedy is not None for cause in cluster.causes):
         lines += _text('to move buckets: tidemill balance, or write_stream(controller="on")', 2, screen)

@@ -25,7 +25,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     add = parser.add_argument
     add("-n", "--workers", type=_workers, required=True, metavar="N", help="how many workers it is to have")
     _jobs.add_options(parser, "for the stream to run again", "10min")
-    add("--all-hosts", action="store_true", help="start workers also on emulated hosts that drain --restart has emptied")
+    add(
+        "--all-hosts", action="store_true", help="start workers also on emulated hosts that drain --restart has emptied"
+    )
     add("--dry-run", action="store_true", help="print what would be done and how long it should take, and do nothing")
     options = parser.parse_args(argv)
     job = _jobs.found(options.name, options.pid, "scaled")

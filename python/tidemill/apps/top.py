@@ -13,6 +13,7 @@ from tidemill.apps._arguments import Parser, duration_s
 from tidemill.apps._plain import plain
 from tidemill.apps._top_buckets import bucket_lines
 from tidemill.apps._top_cluster import Cluster, ClusterError, read_cluster
+from tidemill.apps._top_collectives import late_copies
 from tidemill.apps._top_links import links_lines
 from tidemill.apps._top_looks import QUIET_S, Look, Status, grouped, lacks_rates, looked, running_s
 from tidemill.apps._top_stream import elsewhere, heading, stream_lines
@@ -21,11 +22,11 @@ from tidemill.apps._top_why import why_lines
 
 __all__ = ["main"]
 
-#: Displays of what worker 0 reports about hosts and links: from that, the time for which the job has run, and the screen.
-_VIEWS: dict[str, Callable[[Cluster, float, Screen], list[str]]] = {
-    "why": why_lines,
-    "links": lambda cluster, _, screen: links_lines(cluster, screen),
-    "buckets": lambda cluster, _, screen: bucket_lines(cluster, screen),
+#: Displays of a job's workers and what worker 0 reports about hosts and links.
+_VIEWS: dict[str, Callable[[list[Status], Cluster, Screen], list[str]]] = {
+    "why": lambda job, cluster, screen: why_lines(cluster, running_s(job[0]), screen, late_copies(job, cluster)),
+    "links": lambda _, cluster, screen: links_lines(cluster, screen),
+    "buckets": lambda _, cluster, screen: bucket_lines(cluster, screen),
 }
 #: A job measures for some seconds before worker 0 has a report.
 _FIRST_REPORT_S = 10.0
@@ -126,7 +127,7 @@ def _view(job: list[Status], view: str, screen: Screen) -> list[str]:
     except ClusterError as error:
         return [*lines, f"  {error}"]
     if cluster is not None and cluster.span_s > 0:
-        return lines + _VIEWS[view](cluster, running_s(first), screen)
+        return lines + _VIEWS[view](job, cluster, screen)
     if running_s(first) < _FIRST_REPORT_S:
         why = "still measuring: the first report comes some seconds after the start"
     else:

@@ -14,6 +14,7 @@ from tidemill._streaming import status as _status
 from tidemill.apps import top
 from tidemill.apps._top_buckets import bucket_lines
 from tidemill.apps._top_cluster import Cluster, ClusterError, read_cluster
+from tidemill.apps._top_collectives import late_copies
 from tidemill.apps._top_links import links_lines
 from tidemill.apps._top_text import Screen
 from tidemill.apps._top_why import why_lines
@@ -102,6 +103,40 @@ def test_why_says_that_nothing_holds_a_job_up() -> None:
     assert said == "  Nothing holds the job up: lab-0 uses 10% of its CPUs"
     (said, *_) = why_lines(read(report(hosts=[])), 10.0, WIDE)
     assert said == "  Nothing holds the job up: no host has told of itself yet"
+
+
+def bsp_worker(number: int, host: str, waits: list[float], first: int = 7) -> dict[str, Any]:
+    """Return what a worker tells whose copy has waited so many seconds in each collective; none where it did not wait."""
+    told = [[first + call, waited_s] for call, waited_s in enumerate(waits) if waited_s]
+    return {"worker": number, "host": host, "collectives": [{"step": "bsp 2", "copy": number, "waits": told}]}
+
+
+def test_why_names_who_is_late_to_collectives() -> None:
+    """And says whether its CPU, its work or its link is the reason, as far as its host tells."""
+    late = [bsp_worker(at, f"lab-{at}", [0.04] * 100 if at != 3 else []) for at in range(4)]
+
+    def said(workers: list[dict[str, Any]], **of_last: Any) -> list[str]:
+        hosts = [host(f"lab-{at}") for at in range(3)] + [host("lab-3", **of_last)]
+        return late_copies(workers, read(report(hosts=hosts)))
+
+    full = (
+        "copy 3 of bsp 2 on lab-3 comes 40 ms late to its collectives, 100 of the last 100: the CPUs of lab-3 are busy "
+    )
+    assert said(late, cpus_used=1.92) == [f"{full}96%: there is too much for them"]
+    crowded = f"{full}50%, and 1.5 threads wait for one: there is too much for them"
+    assert said(late, cpus_used=1.0, cpus_waited=1.5) == [crowded]
+    assert said(late, cpus_used=1.0)[0].endswith(
+        "so it is its own work that takes longer: it has more rows, or harder ones"
+    )
+    behind = [bsp_worker(at, f"lab-{at}", [0.001 if at != 3 else 0.0615] * 30) for at in range(4)]
+    (choked,) = said(behind, in_bytes_s=19 * MBIT, in_capacity=20 * MBIT)
+    assert choked.startswith("copy 3 of bsp 2 on lab-3 has its results 60 ms after the others, 30 of the last 30: ")
+    assert choked.endswith("the inbound link of lab-3 is full")
+    # Nobody is late, once is no habit, and other streams have no collectives.
+    assert said([bsp_worker(at, f"lab-{at}", [0.04] * 100) for at in range(4)]) == []
+    once = [bsp_worker(at, f"lab-{at}", [0.002] * 99 + [0.04 if at != 3 else 0.0]) for at in range(4)]
+    assert said(once) == [] and said([{"worker": 0, "host": "lab-0"}]) == []
+    assert "  late: copy 3 is late" in why_lines(read(report()), 100.0, WIDE, ["copy 3 is late"])
 
 
 def test_why_lists_decisions_newest_first() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import re
@@ -62,6 +63,10 @@ def told(env: dict[str, str]) -> list[dict[str, Any]]:
     return workers
 
 
+def has_workers(env: dict[str, str], workers: int) -> bool:
+    return len(told(env)) == workers
+
+
 def started(folder: Path, env: dict[str, str], jobs: list[Popen[bytes]], app: str) -> Popen[bytes]:
     """Start two workers, and wait until rows have come."""
     (folder / "app.py").write_text(app)
@@ -102,7 +107,7 @@ def test_a_stream_that_is_scaled(tmp_path: Path, env: dict[str, str], jobs: list
         assert done.returncode == 0, done.stderr
         what = rf"scaled from {before} to {workers} workers?; the stream stood for [\d.]+ s\n"
         assert re.fullmatch(f"stream 'numbers': {what}", done.stdout.decode()), done.stdout
-        launched.wait_until(lambda: len(told(env)) == workers, f"{workers} workers")
+        launched.wait_until(functools.partial(has_workers, env, workers), f"{workers} workers")
     done = launched.run("stop", "numbers", env=env)
     assert done.returncode == 0, done.stderr
     out, err = job.communicate(timeout=launched.PATIENCE_S)
@@ -128,7 +133,7 @@ def test_workers_that_die_meanwhile(
     assert done.returncode == (0 if workers == 3 else 1), done
     if workers == 2:
         assert f"tidemill scale: stream 'numbers': {message}" in done.stderr.decode()
-    launched.wait_until(lambda: len(told(env)) == workers, f"{workers} workers")
+    launched.wait_until(functools.partial(has_workers, env, workers), f"{workers} workers")
     assert message in stopped(tmp_path, env, job)
 
 

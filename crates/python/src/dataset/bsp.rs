@@ -1,12 +1,14 @@
 //! Functions of the program that all copies of a task enter together, inside a stream: an object in Python calls them,
 //! with a communicator of `tidemill.mpi`.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Weak};
 
 use bytes::Bytes;
+use parking_lot::Mutex;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyList};
+use serde_json::{Value, json};
 use tidemill_collective::Communicator;
 use tidemill_dataflow::{TaskError, wait_in_copy};
 use tidemill_dataset::datafusion::arrow::array::RecordBatch;
@@ -22,6 +24,34 @@ use crate::wait::in_copy;
 struct PythonBsp {
     logic: Option<Arc<Py<PyAny>>>,
     thread: CallerThread,
+    /// Found by [`collective_waits`] for as long as this lives.
+    _member: Arc<StepMember>,
+}
+
+/// A copy of a step among the others, with which it meets in collectives.
+struct StepMember {
+    step: String,
+    copy: u32,
+    comm: Communicator,
+}
+
+/// Those of this process: its copies are few.
+static MEMBERS: Mutex<Vec<Weak<StepMember>>> = Mutex::new(Vec::new());
+
+/// How long each copy of this worker has waited in its last collectives: numbers of calls, which are the same at all
+/// copies of a step, with seconds. A copy without waits is one that came last.
+pub(super) fn collective_waits() -> Vec<Value> {
+    const CALLS_MAX: usize = 100;
+    let mut members = MEMBERS.lock();
+    members.retain(|member| member.strong_count() > 0);
+    let told = members.iter().filter_map(Weak::upgrade).map(|member| {
+        let waits = member.comm.recent_waits();
+        let newest = waits[waits.len().saturating_sub(CALLS_MAX)..].iter();
+        // Tenths of milliseconds are enough.
+        let waits = newest.map(|(call, waited)| (call, (waited.as_secs_f64() * 1e4).round() / 1e4));
+        json!({"step": member.step, "copy": member.copy, "waits": waits.collect::<Vec<_>>()})
+    });
+    told.collect()
 }
 
 /// Tells a function that its run is given up, when nobody waits for it any more.
@@ -91,6 +121,9 @@ pub fn bsp_function(name: &str, factory: Py<PyAny>) -> MakeBspFunction {
             let restored = PyList::new(py, restored.iter().map(|state| PyBytes::new(py, state)))?;
             factory.call1(py, (Comm::of(comm), copy, copies, restored))
         })?;
-        Ok(Box::new(PythonBsp { logic: Some(Arc::new(logic)), thread }) as Box<dyn BspFunction>)
+        let member = StepMember { step: setup.context.task().to_owned(), copy, comm: setup.comm.clone() };
+        let member = Arc::new(member);
+        MEMBERS.lock().push(Arc::downgrade(&member));
+        Ok(Box::new(PythonBsp { logic: Some(Arc::new(logic)), thread, _member: member }) as Box<dyn BspFunction>)
     })
 }

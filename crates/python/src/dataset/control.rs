@@ -129,9 +129,26 @@ struct ControlRecord {
     earlier: Vec<Value>,
     /// Hosts that a run before this one had drained, by name, until they are known by number.
     drained: Vec<String>,
+    /// What the text was last made of.
+    seen: Option<RecordedState>,
     /// What was last written, or is being written.
     text: String,
     writing: Option<ActionHandle<()>>,
+}
+
+/// What the text of a record depends on: a decision that another one has followed does not change any more.
+#[derive(Clone, PartialEq)]
+struct RecordedState {
+    last: Option<(f64, Outcome, Option<f64>)>,
+    drained: BTreeSet<u32>,
+}
+
+impl RecordedState {
+    fn of(controller: &RunController, drained: &BTreeSet<u32>) -> Self {
+        let last = controller.decisions().last();
+        let last = last.map(|decision| (decision.at_s, decision.outcome.clone(), decision.measured));
+        RecordedState { last, drained: drained.clone() }
+    }
 }
 
 fn now_s() -> f64 {
@@ -173,6 +190,7 @@ impl ControlRecord {
             begun_s,
             earlier,
             drained,
+            seen: None,
             text,
             writing: None,
         })
@@ -189,17 +207,21 @@ impl ControlRecord {
         if !self.timer.is_due() {
             return;
         }
-        let layout = run.layout();
-        if layout.hosts.is_empty() {
-            return;
-        }
-        self.drain_again(&layout, drained);
         match self.writing.as_ref().map(|writing| writing.wait(Duration::ZERO)) {
             Some(None) => return,
             Some(Some(Err(error))) => tell_lost(&error),
             Some(Some(Ok(()))) | None => {}
         }
         self.writing = None;
+        if self.drained.is_empty() && self.seen.as_ref() == Some(&RecordedState::of(controller, drained)) {
+            return;
+        }
+        let layout = run.layout();
+        if layout.hosts.is_empty() {
+            return;
+        }
+        self.drain_again(&layout, drained);
+        self.seen = Some(RecordedState::of(controller, drained));
         let text = self.text(&layout, controller, drained);
         if text != self.text {
             self.text.clone_from(&text);

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use pyo3::prelude::*;
 use serde_json::Value;
-use tidemill_dataflow::RunProgress;
+use tidemill_dataflow::{LookTimer, RunProgress};
 use tidemill_net::notice;
 use tidemill_stream::LateRows;
 
@@ -22,7 +22,7 @@ pub(super) struct DroppedRows {
     pub(super) first: Option<String>,
     pub(super) late: Arc<LateRows>,
     late_told: BTreeMap<String, [u64; 3]>,
-    looked: Instant,
+    timer: LookTimer,
 }
 
 impl DroppedRows {
@@ -30,18 +30,17 @@ impl DroppedRows {
     pub(super) fn new(engine: &QueryEngine) -> Self {
         engine.take_bad_records();
         let (late, late_told) = Default::default();
-        DroppedRows { count: 0, first: None, late, late_told, looked: Instant::now() }
+        DroppedRows { count: 0, first: None, late, late_told, timer: LookTimer::after(TELL_INTERVAL) }
     }
 
     pub(super) fn look(&mut self, engine: &QueryEngine) {
-        if self.looked.elapsed() >= TELL_INTERVAL {
+        if self.timer.is_due() {
             self.tell(engine);
         }
     }
 
     /// Prints what has come since the last time.
     pub(super) fn tell(&mut self, engine: &QueryEngine) {
-        self.looked = Instant::now();
         if let (more @ 1.., Some(first)) = self.take(engine) {
             let records = if more == 1 { "1 record was" } else { &format!("{more} records were") };
             notice!("{records} left out; the first: {first}");
@@ -77,7 +76,7 @@ impl DroppedRows {
 pub(super) struct RunLogger {
     function: Py<PyAny>,
     durable: u64,
-    looked: Instant,
+    timer: LookTimer,
 }
 
 impl RunLogger {
@@ -85,14 +84,13 @@ impl RunLogger {
 
     pub(super) fn new(function: Py<PyAny>) -> Self {
         notice::keep();
-        RunLogger { function, durable: 0, looked: Instant::now() }
+        RunLogger { function, durable: 0, timer: LookTimer::after(Self::EVERY) }
     }
 
     pub(super) fn look(&mut self, py: Python<'_>, run: &RunProgress) -> PyResult<()> {
-        if self.looked.elapsed() < Self::EVERY {
+        if !self.timer.is_due() {
             return Ok(());
         }
-        self.looked = Instant::now();
         let durable = run.durable().filter(|&durable| run.worker() == 0 && durable > self.durable);
         let made = durable.zip(run.checkpoint());
         if let Some((epoch, _)) = made {

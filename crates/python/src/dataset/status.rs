@@ -8,6 +8,7 @@ use serde_json::{Value, json};
 use tidemill_dataflow::{LookTimer, RunController, RunProgress, WorkerStatus};
 use tidemill_stream::LateRows;
 
+use super::bsp::collective_waits;
 use super::stream::described_by;
 
 /// What a worker tells of itself while the job runs: in a file, which `tidemill top` reads, and worker 0, whose file
@@ -49,13 +50,7 @@ impl StatusFile {
     }
 
     /// Tells it now and then. It is of no use to the job itself, so failures are passed over.
-    pub(super) fn tell(
-        &mut self,
-        run: &RunProgress,
-        late: &LateRows,
-        spilled_bytes: u64,
-        controller: &RunController,
-    ) {
+    pub(super) fn tell(&mut self, run: &RunProgress, late: &LateRows, spilled_bytes: u64, controller: &RunController) {
         if !self.timer.is_due() {
             return;
         }
@@ -88,6 +83,7 @@ impl StatusFile {
         status["late"] = json!(of(|step| step.1));
         status["untimed"] = json!(of(|step| step.2));
         status["skipped"] = json!(of(|step| step.3));
+        status["collectives"] = json!(collective_waits());
         status["spilled_bytes"] = json!(spilled_bytes);
         // Worker 0 alone knows of all.
         if run.worker() == 0 {

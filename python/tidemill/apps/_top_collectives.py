@@ -1,0 +1,91 @@
+"""``tidemill top --why``: copies of steps that keep the others waiting in collectives, and why."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tidemill.apps._plain import plain
+from tidemill.apps._top_cluster import Cluster, Host
+from tidemill.apps._top_looks import Status
+from tidemill.apps._top_text import percent
+from tidemill.mpi._lateness import Lateness, compare
+
+__all__ = ["late_copies"]
+
+#: Who is late less often may be so by chance.
+_OFTEN = 0.2
+#: Fewer calls say nothing.
+_CALLS_MIN = 5
+#: A host is full, or a link is.
+_FULL = 0.85
+#: Threads that wait for a CPU, for each that has one: others take its time.
+_CROWDED = 0.25
+
+#: Number, host and waits: numbers of calls, with seconds.
+_Copy = tuple[int, str, list[tuple[int, float]]]
+
+
+def late_copies(job: Sequence[Status], cluster: Cluster) -> list[str]:
+    """Return a sentence for each step whose copies meet in collectives and wait there for one of them; `job` has its workers."""
+    return [
+        sentence
+        for step, copies in _steps(job).items()
+        if (sentence := _sentence(step, sorted(copies), cluster)) is not None
+    ]
+
+
+def _steps(job: Sequence[Status]) -> dict[str, list[_Copy]]:
+    """Return the copies of each step that have told of their collectives."""
+    steps: dict[str, list[_Copy]] = {}
+    for status in job:
+        for copy in status.get("collectives") or []:
+            waits = [(int(call), float(waited_s)) for call, waited_s in copy["waits"]]
+            steps.setdefault(str(copy["step"]), []).append((int(copy["copy"]), str(status["host"]), waits))
+    return steps
+
+
+def _sentence(step: str, copies: list[_Copy], cluster: Cluster) -> str | None:
+    """Return who is late most, and why as far as its host tells; None if nobody is."""
+    found = compare([waits for _, _, waits in copies], [host for _, host, _ in copies])
+    worst = max(found, key=lambda one: max(one.late * one.late_s, one.behind * one.behind_s))
+    if worst.calls < _CALLS_MIN or max(worst.late, worst.behind) < _OFTEN * worst.calls:
+        return None
+    late = worst.late * worst.late_s >= worst.behind * worst.behind_s
+    who = f"copy {copies[worst.rank][0]} of {step} on {worst.host}"
+    host = next((host for host in cluster.hosts if host.name == worst.host), None)
+    if late:
+        what = f"{who} comes {_ms(worst.late_s)} late to its collectives, {_often(worst, worst.late)}"
+        return plain(f"{what}: {_cpu(host)}")
+    what = f"{who} has its results {_ms(worst.behind_s)} after the others, {_often(worst, worst.behind)}"
+    return plain(f"{what}: {_link(host)}")
+
+
+def _often(one: Lateness, times: int) -> str:
+    return f"{times} of the last {one.calls}"
+
+
+def _ms(length_s: float) -> str:
+    return f"{length_s:.1f} s" if length_s >= 1 else f"{1e3 * length_s:.0f} ms"
+
+
+def _cpu(host: Host | None) -> str:
+    """Return what a host's CPUs have to do with it."""
+    if host is None or host.cores <= 0:
+        return "the others wait for its work"
+    busy = f"the CPUs of {host.name} are busy {percent(min(host.cpus_used / host.cores, 1))}"
+    if host.cpus_waited > _CROWDED * max(host.cpus_used, 0.01):
+        return f"{busy}, and {host.cpus_waited:.1f} threads wait for one: there is too much for them"
+    if host.cpus_used > _FULL * host.cores:
+        return f"{busy}: there is too much for them"
+    return f"{busy}, so it is its own work that takes longer: it has more rows, or harder ones"
+
+
+def _link(host: Host | None) -> str:
+    """Return what a host's link has to do with it."""
+    if host is None:
+        return "look at its link"
+    ways = (("in", host.in_bytes_s, host.in_capacity), ("out", host.out_bytes_s, host.out_capacity))
+    full = [f"{way}bound" for way, rate, capacity in ways if capacity and rate > _FULL * capacity]
+    if full:
+        return f"the {' and '.join(full)} link of {host.name} is full"
+    return f"look at the link of {host.name}, which is not full: delays or losses"
