@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import statistics
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
-__all__ = ["Lateness", "compare"]
+__all__ = ["CpuUse", "Lateness", "compare"]
 
 #: Calls that are looked at: the newest.
 _CALLS = 100
 #: Differences up to this are nobody's fault, in seconds.
 _NOTICED_S = 1e-3
+#: A thread that waits for a CPU for so long, for each second that it has one, shares it with others.
+_CROWDED = 0.25
 
 
 @dataclass(frozen=True)
@@ -35,6 +39,10 @@ class Lateness:
         Calls in which it waited a millisecond longer than most others: it got its result later. Its link is slow.
     behind_s : float
         How much longer, in seconds; the median of these calls.
+    cpus : float
+        CPUs that its process has used since its last call of `lateness`, or since it began: 1 is one that was always busy.
+    cpu_wait : float
+        Share of that time in which its main thread was ready to work and waited for a CPU: others had them.
     """
 
     rank: int
@@ -44,26 +52,66 @@ class Lateness:
     late_s: float = 0.0
     behind: int = 0
     behind_s: float = 0.0
+    cpus: float = 0.0
+    cpu_wait: float = 0.0
 
     def __str__(self) -> str:
         who = f"rank {self.rank} on {self.host}"
         of = f"of the last {self.calls} collectives"
         said = []
         if self.late:
-            said.append(f"came {_time(self.late_s)} late to {self.late} {of}: the others waited for its work")
+            said.append(f"came {_time(self.late_s)} late to {self.late} {of}: {self._work()}")
         if self.behind:
             said.append(
                 f"had its result {_time(self.behind_s)} after the others in {self.behind} {of}: look at its link"
             )
         return f"{who} {'; it '.join(said)}" if said else f"{who} was as fast as the others in the last {self.calls}"
 
+    def _work(self) -> str:
+        """Return why it came late, as far as its process tells."""
+        if self.cpus == 0:
+            return "the others waited for its work"
+        if self.cpu_wait > _CROWDED * min(self.cpus, 1):
+            return f"others have its CPUs, for which it waited {100 * self.cpu_wait:.0f} % of the time"
+        return f"the others waited for its work, which used {self.cpus:.2f} CPUs"
+
+
+class CpuUse:
+    """What this process uses of its host's CPUs, from look to look."""
+
+    def __init__(self) -> None:
+        self._last = _cpu_times()
+
+    def look(self) -> tuple[float, float]:
+        """Return the CPUs used, and the share of the time waited for one, since the last look."""
+        now = _cpu_times()
+        passed_s, used_s, waited_s = (new - old for new, old in zip(now, self._last, strict=True))
+        self._last = now
+        return (used_s / passed_s, min(waited_s / passed_s, 1.0)) if passed_s > 0 else (0.0, 0.0)
+
+
+def _cpu_times() -> tuple[float, float, float]:
+    """Return the time, the CPU time of this process, and how long its main thread was ready and waited for a CPU; in seconds."""
+    try:
+        # Nanoseconds on a CPU, and ready for one.
+        waited_s = int(Path("/proc/self/schedstat").read_text().split()[1]) / 1e9
+    except (OSError, ValueError, IndexError):
+        # The kernel does not tell.
+        waited_s = 0.0
+    return time.monotonic(), time.process_time(), waited_s
+
 
 def _time(length_s: float) -> str:
     return f"{length_s:.1f} s" if length_s >= 1 else f"{length_s * 1e3:.0f} ms"
 
 
-def compare(waits: Sequence[Sequence[tuple[int, float]]], hosts: Sequence[str]) -> list[Lateness]:
-    """Return the lateness of each rank; `waits` has the numbers of each rank's calls, and the seconds it waited in them.
+def compare(
+    waits: Sequence[Sequence[tuple[int, float]]],
+    hosts: Sequence[str],
+    cpus: Sequence[tuple[float, float]] | None = None,
+) -> list[Lateness]:
+    """Return the lateness of each rank; `waits` has the numbers of each rank's calls, and the seconds it waited in them, `cpus` what
+    `CpuUse` says of it.
 
     Who came last waited least. Clocks differ between hosts, so nothing else is compared.
     """
@@ -88,6 +136,7 @@ def compare(waits: Sequence[Sequence[tuple[int, float]]], hosts: Sequence[str]) 
                 statistics.median(late) if late else 0.0,
                 len(behind),
                 statistics.median(behind) if behind else 0.0,
+                *(cpus[rank] if cpus is not None else ()),
             )
         )
     return found

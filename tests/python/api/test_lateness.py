@@ -28,6 +28,14 @@ def test_who_waited_least_came_last() -> None:
     assert str(found[1]) == "rank 1 on a was as fast as the others in the last 100"
 
 
+def test_why_a_rank_was_late() -> None:
+    """Its own work, or others that have its CPUs."""
+    waits = [[(call, 0.04) for call in range(10)], []]
+    said = [str(compare(waits, ["a", "b"], [(0.1, 0.0), cpus])[1]) for cpus in ((0.96, 0.01), (0.5, 0.45))]
+    assert said[0].endswith("the others waited for its work, which used 0.96 CPUs")
+    assert said[1].endswith("others have its CPUs, for which it waited 45 % of the time")
+
+
 def test_one_rank_and_no_calls() -> None:
     assert compare([[(1, 0.5)]], ["a"]) == [Lateness(0, "a", 1)]
     assert [one.calls for one in compare([[], []], ["a", "b"])] == [0, 0]
