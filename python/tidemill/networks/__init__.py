@@ -2,7 +2,7 @@
 
 `read` makes a `Network` of files, tables, arrays and objects of other libraries. Functions compute on it, such as
 `pagerank`, `bfs`, `shortest_paths`, `connected_components` or `louvain`; what they return answers by id, is an array, and
-becomes a table. With ``sync=``, PageRank, shortest paths and components run on all workers of the job, which exchange
+becomes a table. `follow` keeps degrees, components and PageRank of a network whose links come and go on a stream. With ``sync=``, PageRank, shortest paths and components run on all workers of the job, which exchange
 boundary values after every sweep or less often.
 
 `tidemill.Graph` is something else: the graph of tasks.
@@ -25,6 +25,7 @@ from tidemill.networks._algorithms import (
     strong_components,
     triangles,
 )
+from tidemill.networks._follow import LiveValues, MissingLinksWarning, follow
 from tidemill.networks._iterations import connected_components, pagerank, shortest_paths
 from tidemill.networks._network import Network
 from tidemill.networks._partition import Partition, partition
@@ -50,6 +51,8 @@ __all__ = [
     "Cores",
     "Flow",
     "Forest",
+    "LiveValues",
+    "MissingLinksWarning",
     "Network",
     "NodeValues",
     "Partition",
@@ -62,6 +65,7 @@ __all__ = [
     "connected_components",
     "core_numbers",
     "distances",
+    "follow",
     "label_propagation",
     "louvain",
     "maximum_flow",

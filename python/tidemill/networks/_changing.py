@@ -1,0 +1,532 @@
+"""A copy's share of a network whose links come and go: its nodes, the links that leave them, and what is known of them.
+
+A node belongs to the copy that the hash of its id says, which gives it a number: its slot there times the number of copies,
+plus the copy. So a number says who owns it, and links are pairs of numbers. What a window adds and removes is netted, sent
+to the owners of the links' sources, and followed:
+
+- degrees by what changed;
+- components by uniting those that new links join. Those that lost a link are found anew from the links of their nodes: each
+  copy sends a spanning forest of what it sees, and all unite these;
+- PageRank by pushing residuals. With x = (1 - alpha) + alpha P'x - r held for scores x and residuals r, a changed link changes
+  a few residuals, and nodes whose residual exceeds the tolerance hand it on until none does.
+
+Source: Ohsaka, Maehara and Kawarabayashi (2015), Efficient PageRank tracking in evolving networks; a changed node's score is
+scaled so that its other links need not be touched, as by Zhang, Lofgren and Goel (2016), Approximate personalized PageRank on
+dynamic graphs.
+"""
+
+from __future__ import annotations
+
+import zlib
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tidemill._tidemill import CompressedRows, network_components
+from tidemill.ml._threads import pool
+
+__all__ = ["Changes", "Rules", "Share", "halves", "split"]
+
+_NUMBER_BITS = 32
+_NUMBERS = (1 << _NUMBER_BITS) - 1
+Numbers = NDArray[np.int64]
+Ids = NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Rules:
+    """What is followed, and how; parameters as of `follow`."""
+
+    directed: bool
+    several: bool
+    components: bool
+    pagerank: bool
+    alpha: float
+    tol: float
+    is_text: bool
+
+
+@dataclass
+class Changes:
+    """What a window did to a copy's nodes.
+
+    Attributes
+    ----------
+    slots : ndarray of int64
+        Own nodes in the network whose degrees or components are not what they were.
+    gone : ndarray
+        Ids of own nodes that lost their last link.
+    missing : int
+        Removals of links that were not there, on all copies.
+    first : pair or None
+        The ends of the first of them, by id.
+    nodes : int
+        How many nodes the network has.
+    total : float
+        The sum of all scores.
+    """
+
+    slots: Numbers
+    gone: Ids
+    missing: int
+    first: tuple[Any, Any] | None
+    nodes: int
+    total: float
+
+
+class Rows:
+    """Counted links as sorted keys (slot << 32 | number): a large table, and a small one of what changed since.
+
+    A count is the sum of both. The small one is merged when it exceeds an eighth of the large one, so that a change costs little
+    more than a search.
+    """
+
+    def __init__(self, keys: Numbers, counts: Numbers) -> None:
+        self.keys, self.counts = keys, counts
+        self._new_keys = self._new_counts = np.empty(0, np.int64)
+
+    def __getstate__(self) -> tuple[Numbers, Numbers]:
+        self.merge()
+        return self.keys, self.counts
+
+    def __setstate__(self, state: tuple[Numbers, Numbers]) -> None:
+        self.__init__(*state)  # type: ignore[misc]
+
+    def merge(self) -> None:
+        """Merge the small table into the large one."""
+        if len(self._new_keys):
+            keys, counts = _summed(
+                np.concatenate([self.keys, self._new_keys]), np.concatenate([self.counts, self._new_counts])
+            )
+            self.keys, self.counts = keys, counts
+            self._new_keys = self._new_counts = np.empty(0, np.int64)
+
+    def of(self, keys: Numbers) -> Numbers:
+        """Return the counts of links."""
+        return _looked_up(self.keys, self.counts, keys) + _looked_up(self._new_keys, self._new_counts, keys)
+
+    def change(self, keys: Numbers, counts: Numbers) -> None:
+        """Add to the counts of links, which are distinct."""
+        self._new_keys, self._new_counts = _summed(
+            np.concatenate([self._new_keys, keys]), np.concatenate([self._new_counts, counts])
+        )
+        if len(self._new_keys) > max(4096, len(self.keys) // 8):
+            self.merge()
+
+    def links(self, slots: Numbers) -> tuple[Numbers, Numbers]:
+        """Return the keys and counts of the links of nodes, ascending if these are."""
+        places = _ranges(self.keys, slots)
+        keys, counts = self.keys[places], self.counts[places]
+        if len(new := _ranges(self._new_keys, slots)):
+            keys, counts = _summed(
+                np.concatenate([keys, self._new_keys[new]]), np.concatenate([counts, self._new_counts[new]])
+            )
+        return keys, counts
+
+
+def _ranges(keys: Numbers, slots: Numbers) -> Numbers:
+    """Return the places in `keys` of the links of nodes."""
+    begins = np.searchsorted(keys, slots << _NUMBER_BITS)
+    sizes = np.searchsorted(keys, (slots + 1) << _NUMBER_BITS) - begins
+    ends = np.cumsum(sizes)
+    return np.arange(ends[-1] if len(ends) else 0) + np.repeat(begins - ends + sizes, sizes)
+
+
+def _looked_up(keys: Numbers, values: NDArray[Any], wanted: Numbers) -> NDArray[Any]:
+    """Return the values beside ascending keys, 0 where there is none."""
+    if not len(keys):
+        return np.zeros(len(wanted), values.dtype)
+    places = np.minimum(np.searchsorted(keys, wanted), len(keys) - 1)
+    return np.where(keys[places] == wanted, values[places], 0)
+
+
+def _summed(keys: Numbers, values: NDArray[Any]) -> tuple[Numbers, NDArray[Any]]:
+    """Return the distinct keys, ascending, with the sums of their values, without those of sum 0."""
+    order = np.argsort(keys, kind="stable")
+    keys, sums = _grouped(keys[order], values[order])
+    kept = sums != 0
+    return keys[kept], sums[kept]
+
+
+def _least(groups: Numbers, names: Ids) -> tuple[Numbers, Ids]:
+    """Return the distinct groups, ascending, with the least of their names."""
+    order = np.argsort(names, kind="stable")
+    found, firsts = np.unique(groups[order], return_index=True)
+    return found, names[order][firsts]
+
+
+def owners_of(ids: Ids, copies: int) -> Numbers:
+    """Return the copy that owns each id."""
+    if ids.dtype == object:
+        hashes = np.fromiter((zlib.crc32(name.encode()) for name in ids), np.uint64, len(ids))
+    else:
+        hashes = ids.astype(np.uint64)
+    # SplitMix64, so that ids in steps are spread, too.
+    hashes = (hashes ^ (hashes >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    hashes = (hashes ^ (hashes >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return ((hashes ^ (hashes >> np.uint64(31))) % np.uint64(copies)).astype(np.int64)
+
+
+class Sent:
+    """Rows that go to their owners, and the answers to them."""
+
+    def __init__(self, comm: Any, owners: Numbers) -> None:
+        self._comm = comm
+        self._order = np.argsort(owners, kind="stable")
+        self._ends = np.searchsorted(owners[self._order], np.arange(1, comm.size))
+        self._received: list[int] = []
+
+    def deal(self, *columns: NDArray[Any]) -> list[NDArray[Any]]:
+        """Send columns; return what came, in the order of the copies. Collective."""
+        if self._comm.size == 1:
+            return list(columns)
+        parts = [np.split(column[self._order], self._ends) for column in columns]
+        received = self._comm.alltoall(list(zip(*parts, strict=True)))
+        self._received = [len(part[0]) for part in received]
+        return [np.concatenate(column) for column in zip(*received, strict=True)]
+
+    def answer(self, *columns: NDArray[Any]) -> list[NDArray[Any]]:
+        """Return values beside what came to where it came from; return those beside what was sent. Collective."""
+        if self._comm.size == 1:
+            return list(columns)
+        ends = np.cumsum(self._received)[:-1]
+        parts = [np.split(column, ends) for column in columns]
+        answers = zip(*self._comm.alltoall(list(zip(*parts, strict=True))), strict=True)
+        found = []
+        for column in answers:
+            joined = np.concatenate(column)
+            placed = np.empty_like(joined)
+            placed[self._order] = joined
+            found.append(placed)
+        return found
+
+
+def _together(comm: Any, *columns: NDArray[Any]) -> list[NDArray[Any]]:
+    """Return the rows of all copies in their order. Collective."""
+    if comm.size == 1:
+        return list(columns)
+    return [np.concatenate(column) for column in zip(*comm.allgather(columns), strict=True)]
+
+
+def _united(ones: Numbers, others: Numbers) -> tuple[Numbers, Numbers]:
+    """Return all members of pairs, ascending, and of each the least that is connected with it."""
+    members, places = np.unique(np.concatenate([ones, others]), return_inverse=True)
+    ends = places.astype(np.uint32)
+    n = len(members)
+    rows = CompressedRows.of_links(pool(), ends[: len(ones)], ends[len(ones) :], None, n, n, "keep", False, True)
+    return members, members[network_components(pool(), rows, rows)]
+
+
+def halves(sources: Ids, targets: Ids, changes: Numbers, directed: bool) -> tuple[Ids, Ids, Numbers]:
+    """Return a window's changes as halves of links by their source: an undirected link leads both ways, a loop once."""
+    if directed:
+        return sources, targets, changes
+    back = sources != targets
+    return (
+        np.concatenate([sources, targets[back]]),
+        np.concatenate([targets, sources[back]]),
+        np.concatenate([changes, changes[back]]),
+    )
+
+
+class Share:
+    """A copy's nodes by slot, and their links. It is the copy's state: it can be pickled."""
+
+    #: What is known of a node, by slot.
+    ARRAYS = ("ids", "alive", "outgoing", "incoming", "loops", "labels", "names", "scores", "residuals", "told")
+
+    def __init__(self, rules: Rules, copy: int, copies: int) -> None:
+        self.rules, self.copy, self.copies = rules, copy, copies
+        self.round = 0
+        kind = object if rules.is_text else np.int64
+        self.ids = np.empty(0, kind)
+        self.alive = np.empty(0, bool)
+        #: Links that leave and enter, and loops; of an undirected network all leave.
+        self.outgoing, self.incoming, self.loops = (np.empty(0, np.int64) for _ in range(3))
+        #: The number of a node of the component, and the least id in it.
+        self.labels, self.names = np.empty(0, np.int64), np.empty(0, kind)
+        self.scores, self.residuals = np.empty(0), np.empty(0)
+        #: The score that was last told; NaN for a node that was not told yet.
+        self.told = np.empty(0)
+        self.rows = Rows(np.empty(0, np.int64), np.empty(0, np.int64))
+        self._slots: dict[Any, int] = {}
+        self._free: list[int] = []
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name not in ("_slots", "_free")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self._index()
+
+    def _index(self) -> None:
+        own = np.flatnonzero(self.alive)
+        self._slots = dict(zip(self.ids[own].tolist(), own.tolist(), strict=True))
+        self._free = np.flatnonzero(~self.alive)[::-1].tolist()
+
+    def __len__(self) -> int:
+        return len(self._slots)
+
+    # Nodes.
+
+    def _number(self, slots: Numbers) -> Numbers:
+        return slots * self.copies + self.copy
+
+    def _named(self, ids: Ids) -> Numbers:
+        """Return the numbers of own nodes, which are made if they are new."""
+        names = ids.tolist()
+        # In their order, so that numbers do not depend on which copy asked first.
+        if new := sorted({name for name in names if name not in self._slots}):
+            self._grow(len(new))
+            slots = [self._free.pop() for _ in new]
+            self._slots.update(zip(new, slots, strict=True))
+            at = np.array(slots)
+            self.ids[at] = self.names[at] = new
+            self.alive[at] = True
+            for array in (self.outgoing, self.incoming, self.loops, self.scores):
+                array[at] = 0
+            self.labels[at] = self._number(at)
+            self.residuals[at] = 1 - self.rules.alpha
+            self.told[at] = np.nan
+        return self._number(np.fromiter((self._slots[name] for name in names), np.int64, len(names)))
+
+    def _grow(self, count: int) -> None:
+        if len(self._free) >= count:
+            return
+        size = len(self.ids)
+        more = max(count, size // 2, 64)
+        if (size + more) * self.copies >= 1 << _NUMBER_BITS:
+            raise ValueError(f"a network that is followed has at most {1 << _NUMBER_BITS:,} nodes")
+        for name in self.ARRAYS:
+            array = getattr(self, name)
+            setattr(self, name, np.concatenate([array, np.zeros(more, array.dtype)]))
+        self._free = [*range(size + more - 1, size - 1, -1), *self._free]
+
+    def _leave(self, slots: Numbers) -> Ids:
+        """Forget nodes; return the ids of those that were told of."""
+        gone = self.ids[slots]
+        self.alive[slots] = False
+        self.scores[slots] = self.residuals[slots] = 0
+        for name, slot in zip(gone.tolist(), slots.tolist(), strict=True):
+            del self._slots[name]
+            self._free.append(slot)
+        return gone[~np.isnan(self.told[slots])]
+
+    def _asked(self, comm: Any, numbers: Numbers, *columns: NDArray[Any]) -> list[NDArray[Any]]:
+        """Return what the owners of nodes know of them: what stands at their slots in these columns. Collective."""
+        asked = Sent(comm, numbers % self.copies)
+        (found,) = asked.deal(numbers // self.copies)
+        return asked.answer(*(column[found] for column in columns))
+
+    # A window.
+
+    def apply(self, comm: Any, sources: Ids, targets: Ids, changes: Numbers) -> Changes:
+        """Follow a window's changes: how often links, by ids, were added, or removed if negative. Collective."""
+        rules = self.rules
+        wanted, places = np.unique(np.concatenate([sources, targets]), return_inverse=True)
+        asked = Sent(comm, owners_of(wanted, self.copies))
+        named = self._named(asked.deal(wanted)[0])
+        ends = asked.answer(named)[0][places.reshape(-1)]
+        dealt = Sent(comm, ends[: len(sources)] % self.copies)
+        slots, targets, changes = dealt.deal(ends[: len(sources)] // self.copies, ends[len(sources) :], changes)
+        keys, changes = _summed(slots << _NUMBER_BITS | targets, changes)
+        before = self.rows.of(keys)
+        lacking = np.maximum(-(before + changes), 0)
+        after = before + changes + lacking
+        self.rows.change(keys, after - before)
+        missing, first = self._missing(comm, keys, lacking)
+        moved = after - before if rules.several else np.sign(after) - np.sign(before)
+        touched, active = self._degrees(comm, keys, moved)
+        relabelled = np.empty(0, np.int64)
+        if rules.components:
+            new, old = (before == 0) & (after > 0), (before > 0) & (after == 0)
+            relabelled = self._components(comm, keys[new], self.labels[keys[old] >> _NUMBER_BITS])
+        # Also nodes that were named by links only that are missing, or were removed at once.
+        named = np.unique(named // self.copies)
+        gone = self._leave(named[self.outgoing[named] + self.incoming[named] == 0])
+        if rules.pagerank:
+            self._push(comm, np.union1d(named, active))
+        nodes, total = comm.allreduce(np.array([len(self), self.scores.sum()]))
+        found = np.union1d(touched, relabelled)
+        self.round += 1
+        return Changes(found[self.alive[found]], gone, missing, first, int(nodes), float(total))
+
+    def _missing(self, comm: Any, keys: Numbers, lacking: Numbers) -> tuple[int, tuple[Any, Any] | None]:
+        """Return how many removals found no link, and the ends of the first such link. Collective."""
+        at = np.flatnonzero(lacking)[:1]
+        slot, target, count = _together(
+            comm, self._number(keys[at] >> _NUMBER_BITS), keys[at] & _NUMBERS, np.array([lacking.sum()])
+        )
+        if not len(slot):
+            return 0, None
+        (ids,) = self._asked(comm, np.array([slot[0], target[0]]), self.ids)
+        return int(count.sum()), (ids[:1].tolist()[0], ids[1:].tolist()[0])
+
+    def _degrees(self, comm: Any, keys: Numbers, moved: Numbers) -> tuple[Numbers, Numbers]:
+        """Follow degrees and residuals; return the own nodes that have other degrees, and those with other residuals. Collective."""
+        kept = moved != 0
+        slots, targets, moved = keys[kept] >> _NUMBER_BITS, keys[kept] & _NUMBERS, moved[kept]
+        own, sums = _grouped(slots, moved)
+        self.outgoing[own] += sums
+        if not self.rules.directed:
+            loops = targets == self._number(slots)
+            self.loops[slots[loops]] += moved[loops]
+        given = np.zeros(len(slots))
+        if self.rules.pagerank:
+            rates = self._rates(own, sums)
+            given = self.rules.alpha * moved * rates[np.searchsorted(own, slots)]
+        reached, moved, given = Sent(comm, targets % self.copies).deal(targets // self.copies, moved, given)
+        np.add.at(self.residuals, reached, given)
+        touched = own
+        if self.rules.directed:
+            np.add.at(self.incoming, reached, moved)
+            touched = np.union1d(own, reached)
+        return touched, np.union1d(own, reached)
+
+    def _rates(self, own: Numbers, sums: Numbers) -> NDArray[np.float64]:
+        """Scale the scores of nodes whose links changed, so that the links that stay hand on what they did; return how much a link does."""
+        after, scores = self.outgoing[own], self.scores[own]
+        before = after - sums
+        stays = (before > 0) & (after > 0)
+        scaled = np.where(stays, scores * after / np.maximum(before, 1), scores)
+        self.scores[own] = scaled
+        self.residuals[own] -= scaled - scores
+        rates: NDArray[np.float64] = scores / np.maximum(np.where(before > 0, before, after), 1)
+        return rates
+
+    # Components.
+
+    def _components(self, comm: Any, new: Numbers, lost: Numbers) -> Numbers:
+        """Follow components, given new links by key and the labels of those that lost one; return own nodes with another. Collective."""
+        (lost,) = _together(comm, np.unique(lost))
+        is_lost = self.alive & np.isin(self.labels, lost) if len(lost) else np.zeros(len(self.ids), bool)
+        # Nodes of components that lost a link stand for themselves, others for their component.
+        own = np.flatnonzero(is_lost)
+        atoms = self.labels.copy() if len(own) else self.labels
+        atoms[own] = self._number(own)
+        least = self.names.copy() if len(own) else self.names
+        least[own] = self.ids[own]
+        sources = new >> _NUMBER_BITS
+        others, others_least = self._asked(comm, new & _NUMBERS, atoms, least)
+        links = self.rows.links(own)[0]
+        links = links[~np.isin(links, new)]
+        ones = np.concatenate([self._number(links >> _NUMBER_BITS), atoms[sources]])
+        members, groups = self._forest(comm, ones, np.concatenate([links & _NUMBERS, others]))
+        if not len(members) and not len(lost):
+            return own
+        # The least id of each group, of what any copy knows of its members.
+        known = np.concatenate([self._number(own), atoms[sources], others])
+        groups_known = _mapped(members, groups, known)
+        ids = np.concatenate([least[own], least[sources], others_least])
+        names = _least(*_together(comm, *_least(groups_known, ids)))
+        labels = _mapped(members, groups, atoms)
+        at = np.flatnonzero(self.alive & np.isin(labels, names[0]))
+        found = names[1][np.searchsorted(names[0], labels[at])]
+        changed = at[found != self.names[at]]
+        self.labels, self.names[at] = labels, found
+        return changed
+
+    def _forest(self, comm: Any, ones: Numbers, others: Numbers) -> tuple[Numbers, Numbers]:
+        """Unite the ends of all copies' pairs; return the members of groups, and of each its group's least. Collective."""
+        members, groups = _united(ones, others)
+        if comm.size > 1:
+            # A spanning forest says as much as all pairs.
+            linked = members != groups
+            members, groups = _united(*_together(comm, members[linked], groups[linked]))
+        return members, groups
+
+    # PageRank.
+
+    def _push(self, comm: Any, candidates: Numbers) -> None:
+        """Hand on residuals until none exceeds the tolerance. Collective."""
+        rules = self.rules
+        while True:
+            active = candidates[np.abs(self.residuals[candidates]) > rules.tol]
+            if not comm.allreduce(len(active)):
+                return
+            given = self.residuals[active]
+            self.scores[active] += given
+            self.residuals[active] = 0
+            keys, counts = self.rows.links(active)
+            degrees = self.outgoing[active]
+            rates = rules.alpha * given / np.maximum(degrees, 1)
+            shares = rates[np.searchsorted(active, keys >> _NUMBER_BITS)]
+            if rules.several:
+                shares *= counts
+            numbers, shares = _added(keys & _NUMBERS, shares, len(self.ids) * self.copies)
+            slots, shares = Sent(comm, numbers % self.copies).deal(numbers // self.copies, shares)
+            np.add.at(self.residuals, slots, shares)
+            candidates = np.unique(slots)
+
+
+def _mapped(keys: Numbers, values: Numbers, wanted: Numbers) -> Numbers:
+    """Return the values beside ascending keys; what is not among them stays."""
+    if not len(keys):
+        return wanted
+    places = np.minimum(np.searchsorted(keys, wanted), len(keys) - 1)
+    found: Numbers = np.where(keys[places] == wanted, values[places], wanted)
+    return found
+
+
+def _grouped(keys: Numbers, values: NDArray[Any]) -> tuple[Numbers, NDArray[Any]]:
+    """Return the distinct of ascending keys with the sums of their values."""
+    if not len(keys):
+        return keys, values
+    firsts = np.flatnonzero(np.concatenate([[True], keys[1:] != keys[:-1]]))
+    return keys[firsts], np.add.reduceat(values, firsts)
+
+
+def _added(numbers: Numbers, values: NDArray[np.float64], bound: int) -> tuple[Numbers, NDArray[np.float64]]:
+    """Return distinct numbers below `bound`, ascending, with the sums of their values."""
+    if 4 * len(numbers) < bound:
+        return _summed(numbers, values)
+    sums = np.bincount(numbers, values, minlength=bound)
+    found = np.flatnonzero(sums)
+    return found, sums[found]
+
+
+def split(shares: list[Share | None], copies: int) -> list[Share | None]:
+    """Return the shares of another number of copies."""
+    given = [share for share in shares if share is not None]
+    if not given:
+        return [None] * copies
+    # Nodes in the order of the old copies and their slots: from the number of a node to its place here, and to its new number.
+    own = [np.flatnonzero(share.alive) for share in given]
+    every = {
+        name: np.concatenate([getattr(share, name)[at] for share, at in zip(given, own, strict=True)])
+        for name in Share.ARRAYS
+    }
+    numbers = np.concatenate([share._number(at) for share, at in zip(given, own, strict=True)])
+    owners = owners_of(every["ids"], copies)
+    order = np.lexsort((np.argsort(np.argsort(every["ids"], kind="stable")), owners))
+    ends = np.searchsorted(owners[order], np.arange(copies + 1))
+    renumbered = np.empty(len(numbers), np.int64)
+    renumbered[order] = (np.arange(len(order)) - ends[owners[order]]) * copies + owners[order]
+    by_number = np.argsort(numbers)
+    olds, news = numbers[by_number], renumbered[by_number]
+    every["labels"] = _mapped(olds, news, every["labels"])
+    for share in given:
+        share.rows.merge()
+    links = [(share.rows.keys, share.rows.counts) for share in given]
+    sources = np.concatenate(
+        [
+            _mapped(olds, news, share._number(keys >> _NUMBER_BITS))
+            for share, (keys, _) in zip(given, links, strict=True)
+        ]
+    )
+    targets = np.concatenate([_mapped(olds, news, keys & _NUMBERS) for keys, _ in links])
+    counts = np.concatenate([count for _, count in links])
+    made: list[Share | None] = []
+    for copy in range(copies):
+        share = Share(given[0].rules, copy, copies)
+        share.round = given[0].round
+        at = order[ends[copy] : ends[copy + 1]]
+        for name, values in every.items():
+            setattr(share, name, values[at])
+        mine = sources % copies == copy
+        share.rows = Rows(*_summed(sources[mine] // copies << _NUMBER_BITS | targets[mine], counts[mine]))
+        share._index()
+        made.append(share)
+    return made

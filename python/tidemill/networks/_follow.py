@@ -1,0 +1,411 @@
+"""`follow`: degrees, components and PageRank of a network whose links come and go on a stream, and their newest values."""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from collections.abc import Iterable
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tidemill._tables.durations import Duration
+from tidemill._tables.errors import DataSetError
+from tidemill._tables.table import Table
+from tidemill.networks._changing import Changes, Rules, Share, halves, split
+
+if TYPE_CHECKING:
+    from tidemill import mpi
+    from tidemill._streaming.bsp import BspContext
+    from tidemill.dataset import DataSet
+    from tidemill.dataset._expr import IntoExpr
+
+__all__ = ["LiveValues", "MissingLinksWarning", "follow"]
+
+Measure = Literal["degrees", "components", "pagerank"]
+
+#: What the values of `op` may be.
+_ADDED, _REMOVED = ("add", "+", "insert"), ("remove", "-", "delete")
+
+
+class MissingLinksWarning(UserWarning):
+    """Links that should be removed were not there; the message gives their number and the first of them."""
+
+
+def follow(
+    links: DataSet,
+    source: str = "source",
+    target: str = "target",
+    *,
+    op: str | None = None,
+    every: Duration | None = None,
+    on: IntoExpr | None = None,
+    measures: Iterable[Measure] = ("degrees", "components", "pagerank"),
+    directed: bool = True,
+    duplicates: Literal["keep", "first"] = "keep",
+    self_loops: Literal["keep", "drop", "raise"] = "keep",
+    missing: Literal["raise", "warn", "ignore"] = "raise",
+    alpha: float = 0.85,
+    tol: float = 1e-6,
+    normalized: bool = True,
+    changed_only: bool = True,
+    min_change: float = 1e-4,
+    root: int | None = None,
+    parallelism: int | None = None,
+) -> DataSet:
+    """Follow a network whose links come and go: its degrees, connected components and PageRank after each window.
+
+    Nodes are those that have links; each belongs to one of the step's copies, which keeps the links that leave it. What
+    a window adds and removes is applied on all copies together, and the values of nodes flow on. They are those that
+    `pagerank` and `connected_components` find for the links that there are at the end of the window.
+
+    Parameters
+    ----------
+    links : DataSet
+        A stream; a row is a link that comes or goes.
+    source, target : str
+        Columns with the ids of its ends: both integers, or both strings.
+    op : str, optional
+        Column that says what happens: the string ``"add"`` (or ``"+"``, ``"insert"``) or ``"remove"`` (``"-"``,
+        ``"delete"``), or an integer, by which the number of such links changes. By default all links come.
+    every : str, number of seconds or timedelta, optional
+        Length of a window in event time, for example ``"1s"``; windows without any rows are left out. By default a
+        window has the rows from one checkpoint to the next, and the last one those up to the stream's end. The order of
+        rows within a window makes no difference.
+    on : str or Expr, optional
+        The time of a row, for `every`.
+    measures : iterable of {"degrees", "components", "pagerank"}, optional
+        What is followed; degrees always are.
+    directed : bool, default=True
+        Whether links lead from their source to their target only, for degrees and PageRank.
+    duplicates : {"keep", "first"}, default="keep"
+        Of several links from one node to another count all, or one. A removal takes away one of them in either case.
+    self_loops : {"keep", "drop", "raise"}, default="keep"
+        What becomes of links from a node to itself.
+    missing : {"raise", "warn", "ignore"}, default="raise"
+        What becomes of the removal of a link that is not there.
+    alpha : float, default=0.85
+        Damping of PageRank, below 1.
+    tol : float, default=1e-6
+        How much a node's score may lack of what its neighbors' scores make it, as a share of the mean score. All
+        scores together are then off by at most ``n * tol / (1 - alpha)`` mean scores; in practice by far less.
+    normalized : bool, default=True
+        Whether scores sum to 1; otherwise to n.
+    changed_only : bool, default=True
+        Whether only nodes whose values changed flow on, or after each window all of them.
+    min_change : float, default=1e-4
+        A score has changed if it differs from the one that flowed on last by this share of the mean score.
+    root : int, optional
+        The copy from which all rows flow on, so that they reach the sink of one worker. By default those of a node flow
+        on from the copy that owns it.
+    parallelism : int, optional
+        Number of copies; by default as many as other steps have.
+
+    Returns
+    -------
+    DataSet
+        A stream with the columns ``round`` (int64: number of the window, from 0), ``end`` (timestamp: its end; null
+        without `every`), ``node``, ``in_degree`` and ``out_degree`` (int64), or ``degree`` if undirected (loops count
+        twice), ``component`` (the least id in the node's component, of the type of ids) and ``score`` (float64). A node
+        that has lost its last link has a last row with degree 0, and null for the others.
+
+    Raises
+    ------
+    DataSetError
+        If `links` is a table, for columns that there are not or that have other types, and for options that do not
+        fit. The job fails with it on every worker, with the link, for the removal of a link that is not there, for a
+        loop with ``self_loops="raise"``, and for a null.
+
+    Warns
+    -----
+    MissingLinksWarning
+        With ``missing="warn"``, in each window on the first copy.
+
+    Notes
+    -----
+    The network is part of the stream's checkpoints, and a job that goes on with another number of copies deals its
+    nodes anew. Degrees and components are the same for any number of copies; scores agree within `tol`.
+
+    A change costs little more than a search for degrees, a pass over the labels of nodes if it joins components, and for
+    PageRank the links of nodes whose scores move. A removal looks again at all links of the components that lost one,
+    and a checkpoint saves the whole network.
+
+    Source: Ohsaka, Maehara and Kawarabayashi (2015), Efficient PageRank tracking in evolving networks.
+
+    Examples
+    --------
+    >>> import tidemill as tm
+    >>> rows = tm.from_dict({"source": ["a", "b", "c", "a"], "target": ["b", "c", "d", "b"], "s": [1, 2, 3, 11],
+    ...                      "op": ["add", "add", "add", "remove"]})
+    >>> rows = rows.select("source", "target", "op", at=tm.col("s").cast("timestamp[s]")).collect()
+    >>> stream = tm.stream.from_table(rows, time="at")
+    >>> followed = tm.networks.follow(stream, op="op", every="10s", on="at", measures=["components"])
+    >>> nodes = tm.networks.LiveValues()
+    >>> _ = followed.write_stream(nodes)
+    >>> nodes["c"]["component"], "a" in nodes, nodes.round
+    ('b', False, 1)
+    """
+    from tidemill.stream._windows import tumbling, window
+
+    if not links._native.is_stream():
+        raise DataSetError("follow: its links come on a stream, and this is a table; use networks.read")
+    wanted = [measures] if isinstance(measures, str) else list(measures)
+    if wrong := [measure for measure in wanted if measure not in ("degrees", "components", "pagerank")]:
+        raise DataSetError(f"follow: measures are 'degrees', 'components' and 'pagerank', not {wrong[0]!r}")
+    for name, value, allowed in (
+        ("duplicates", duplicates, ("keep", "first")),
+        ("self_loops", self_loops, ("keep", "drop", "raise")),
+        ("missing", missing, ("raise", "warn", "ignore")),
+    ):
+        if value not in allowed:
+            raise DataSetError(
+                f"follow: {name} is {', '.join(map(repr, allowed[:-1]))} or {allowed[-1]!r}, not {value!r}"
+            )
+    if not 0 <= alpha < 1:
+        raise DataSetError(f"follow: alpha is from 0 to below 1, not {alpha}")
+    if not tol > 0 or not min_change >= 0:
+        raise DataSetError(f"follow: tol={tol} is positive, and min_change={min_change} is not negative")
+    if (every is None) != (on is None):
+        raise DataSetError(
+            "follow: every= is a length of event time, and on= is the column that has it; pass both, or neither"
+        )
+    is_text, signed = _checked(links.schema, source, target, op)
+    rules = Rules(directed, duplicates == "keep", "components" in wanted, "pagerank" in wanted, alpha, tol, is_text)
+    step = _Step(
+        rules, (source, target, op, signed), (self_loops, missing), (normalized, changed_only, min_change), root
+    )
+    id_type = "string" if is_text else "int64"
+    schema = {"round": "int64", "end": "timestamp[us]", "node": id_type}
+    schema |= dict.fromkeys(("in_degree", "out_degree") if directed else ("degree",), "int64")
+    schema |= {"component": id_type} if rules.components else {}
+    schema |= {"score": "float64"} if rules.pagerank else {}
+    return links.bsp(
+        step,
+        schema,
+        window=None if every is None else window(tumbling(every), on=on),
+        merge=list,
+        split=split,
+        parallelism=parallelism,
+    )
+
+
+def _checked(schema: dict[str, str], source: str, target: str, op: str | None) -> tuple[bool, bool]:
+    """Return whether ids are strings, and whether changes are numbers."""
+    for column in (source, target, *([] if op is None else [op])):
+        if column not in schema:
+            raise DataSetError(f"follow: there is no column {column!r}; there are {', '.join(map(repr, schema))}")
+
+    def kind(column: str) -> str | None:
+        if schema[column].startswith(("Int", "UInt")):
+            return "int"
+        return "text" if schema[column].startswith(("Utf8", "LargeUtf8")) else None
+
+    ends = kind(source), kind(target)
+    if ends[0] is None or ends[0] != ends[1]:
+        raise DataSetError(
+            f"follow: {source!r} is {schema[source]} and {target!r} is {schema[target]}, and ids are integers or strings, both alike: "
+            "cast them"
+        )
+    if op is not None and kind(op) is None:
+        raise DataSetError(
+            f"follow: {op!r} is {schema[op]}; it says 'add' or 'remove', or by how many links there are more"
+        )
+    return ends[0] == "text", op is not None and kind(op) == "int"
+
+
+class _Step:
+    """The function of `DataSet.bsp`; a copy's state is its `Share`."""
+
+    __qualname__ = "follow"
+
+    def __init__(
+        self,
+        rules: Rules,
+        columns: tuple[str, str, str | None, bool],
+        refused: tuple[str, str],
+        told: tuple[bool, bool, float],
+        root: int | None,
+    ) -> None:
+        self._rules, self._columns, self._refused, self._root = rules, columns, refused, root
+        self._normalized, self._changed_only, self._min_change = told
+
+    def __call__(self, comm: mpi.Intracomm, rows: Table, context: BspContext) -> Table | None:
+        if context.state is None:
+            context.state = Share(self._rules, context.copy, context.copies)
+        share: Share = context.state
+        if share.rules != self._rules:
+            raise DataSetError(
+                f"the checkpoint is of a network that was followed by other rules, {share.rules}, than {self._rules}"
+            )
+        number = share.round
+        done = share.apply(comm, *halves(*self._taken(rows), self._rules.directed))
+        if done.missing:
+            self._lacking(comm, done)
+        made = self._told(share, done)
+        end = np.datetime64("NaT", "us") if context.window_end is None else np.datetime64(context.window_end, "us")
+        columns = {"round": np.full(len(made["node"]), number), "end": np.full(len(made["node"]), end), **made}
+        if self._root is not None and comm.size > 1:
+            every = comm.gather(columns, root=self._root % comm.size)
+            if every is None:
+                return None
+            columns = {name: np.ma.concatenate([part[name] for part in every]) for name in columns}
+        return Table.from_numpy(columns) if len(columns["node"]) else None
+
+    def _taken(self, rows: Table) -> tuple[NDArray[Any], NDArray[Any], NDArray[np.int64]]:
+        """Return the ends of links, and how many of each come (go, if negative)."""
+        source, target, op, signed = self._columns
+        arrays = rows.to_numpy()
+        kind = object if self._rules.is_text else np.int64
+        for column in (source, target, *([] if op is None else [op])):
+            values = arrays[column]
+            if values.dtype == object and any(value is None for value in values):
+                raise DataSetError(f"column {column!r} is null; leave such rows out with drop_nulls()")
+        sources, targets = arrays[source].astype(kind), arrays[target].astype(kind)
+        changes = np.ones(len(sources), np.int64)
+        if signed:
+            changes = arrays[op].astype(np.int64)
+        elif op is not None:
+            values = arrays[op]
+            added, removed = np.isin(values, _ADDED), np.isin(values, _REMOVED)
+            if not (added | removed).all():
+                at = int((~(added | removed)).argmax())
+                raise DataSetError(f"column {op!r} has {values[at]!r}, and it says 'add' or 'remove'")
+            changes = np.where(removed, -1, 1)
+        if self._refused[0] != "keep" and (loops := sources == targets).any():
+            if self._refused[0] == "raise":
+                node = sources[loops].tolist()[0]
+                raise DataSetError(f"a link leads from {node!r} to itself: follow with self_loops='drop'")
+            sources, targets, changes = sources[~loops], targets[~loops], changes[~loops]
+        return sources, targets, changes
+
+    def _lacking(self, comm: mpi.Intracomm, done: Changes) -> None:
+        assert done.first is not None
+        source, target = done.first
+        count = done.missing // (1 if self._rules.directed or source == target else 2)
+        found = f"there is no link from {source!r} to {target!r}, which should be removed"
+        if self._refused[1] == "raise":
+            raise DataSetError(f"{found}: follow with missing='ignore', or look for additions that came too late")
+        if self._refused[1] == "warn" and comm.rank == 0:
+            warnings.warn(
+                f"{count} links that should be removed are not there; the first: {found}", MissingLinksWarning, 2
+            )
+
+    def _told(self, share: Share, done: Changes) -> dict[str, NDArray[Any]]:
+        """Return the rows of nodes that have other values than before, or of all, and of those that left."""
+        rules = self._rules
+        slots, scores = done.slots, np.zeros(0)
+        if rules.pagerank or not self._changed_only:
+            every = np.flatnonzero(share.alive)
+            scores = share.scores * ((1.0 if self._normalized else done.nodes) / (done.total or 1.0))
+            if self._changed_only:
+                mean = (1.0 if self._normalized else done.nodes) / max(done.nodes, 1)
+                # Also those that were never told: their comparison is false.
+                moved = ~(np.abs(scores[every] - share.told[every]) <= self._min_change * mean)
+                moved |= np.isin(every, slots, assume_unique=True)
+                every = every[moved]
+            slots = every
+        share.told[slots] = scores[slots] if rules.pagerank else 0.0
+        left = np.zeros(len(done.gone), np.int64)
+
+        def joined(values: NDArray[Any]) -> NDArray[Any]:
+            return np.concatenate([values[slots], left])
+
+        def nulls(values: NDArray[Any]) -> NDArray[Any]:
+            if not len(left):
+                return values[slots]
+            at = np.arange(len(slots) + len(left)) >= len(slots)
+            found = np.concatenate(
+                [values[slots], np.full(len(left), "" if values.dtype == object else 0, values.dtype)]
+            )
+            # A masked array of objects without any has no type.
+            return np.ma.masked_array(found.astype(str) if found.dtype == object else found, at)
+
+        made = {"node": np.concatenate([share.ids[slots], done.gone])}
+        if rules.directed:
+            made |= {"in_degree": joined(share.incoming), "out_degree": joined(share.outgoing)}
+        else:
+            made["degree"] = joined(share.outgoing + share.loops)
+        if rules.components:
+            made["component"] = nulls(share.names)
+        if rules.pagerank:
+            made["score"] = nulls(scores)
+        return made
+
+
+class LiveValues:
+    """The newest values of nodes: a sink for the rows of `follow`, which other threads ask while the stream runs.
+
+    It has the nodes whose rows come to this worker: all of them on one worker, or with ``follow(..., root=0)`` on the
+    first. After a restart it knows only what has changed since, except with ``changed_only=False``.
+
+    Attributes
+    ----------
+    round : int
+        The last window of which there are rows; -1 before the first.
+    end : datetime or None
+        Its end.
+
+    Examples
+    --------
+    See `follow`.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._values: dict[Any, dict[str, Any]] = {}
+        self.round = -1
+        self.end: datetime | None = None
+
+    def __call__(self, rows: Table) -> None:
+        """Take rows, all at once."""
+        with self._lock:
+            for row in rows.to_pylist():
+                self.round, self.end = row.pop("round"), row.pop("end")
+                node = row.pop("node")
+                if any(row.get(name) for name in ("degree", "in_degree", "out_degree")):
+                    self._values[node] = row
+                else:
+                    self._values.pop(node, None)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def __contains__(self, node: object) -> bool:
+        return node in self._values
+
+    def __getitem__(self, node: Any) -> dict[str, Any]:
+        """Return the values of a node, by column.
+
+        Raises
+        ------
+        KeyError
+            If the network has no such node.
+        """
+        with self._lock:
+            if (found := self._values.get(node)) is None:
+                raise KeyError(f"the network has no node {node!r}")
+            return dict(found)
+
+    def get(self, node: Any) -> dict[str, Any] | None:
+        """Return the values of a node, None if there is no such node."""
+        with self._lock:
+            found = self._values.get(node)
+            return None if found is None else dict(found)
+
+    def top(self, count: int = 10, by: str = "score") -> list[tuple[Any, Any]]:
+        """Return the nodes with the highest values of a column; of equal ones, those of the least ids."""
+        with self._lock:
+            pairs = [(node, row[by]) for node, row in self._values.items()]
+        return sorted(pairs, key=lambda pair: (-pair[1], pair[0]))[:count]
+
+    def members(self, component: Any) -> set[Any]:
+        """Return the ids of the nodes of a component, which is named by the least of them."""
+        with self._lock:
+            return {node for node, row in self._values.items() if row["component"] == component}
+
+    def to_dict(self) -> dict[Any, dict[str, Any]]:
+        """Return all values by node."""
+        with self._lock:
+            return {node: dict(row) for node, row in self._values.items()}
