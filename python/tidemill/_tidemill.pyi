@@ -352,6 +352,27 @@ def network_lower_labels(
     Returns as `network_relax`.
     """
 
+def network_push(
+    links: tuple[_Int64, _Int64, _Int64],
+    new_links: tuple[_Int64, _Int64],
+    outgoing: _Int64,
+    scores: _Float64,
+    residuals: _Float64,
+    candidates: _Int64,
+    share: int,
+    shares: int,
+    damping: float,
+    tolerance: float,
+    several: bool,
+    rounds_max: int | None = None,
+) -> tuple[_Int64, _Float64, _Int64, int]:
+    """Hand on residuals of PageRank that exceed `tolerance`, from the `candidates` on, in place.
+
+    `links` are where each slot's begin, their keys (slot << 32 | number) and their counts; `new_links` keys and counts that
+    are added to these. Returns numbers of other shares' nodes and what their residuals get, own slots whose residual still
+    exceeds `tolerance` after `rounds_max`, and the links looked at.
+    """
+
 def kernel_cpus() -> int: ...
 def kernel_instruction_sets() -> list[str]: ...
 def kmeans_statistics(

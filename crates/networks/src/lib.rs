@@ -13,6 +13,7 @@
 //! | [`parse`]       | Links from lines of text                                       |
 //! | [`ids`]         | Any integers as nodes 0, 1, ...                                |
 //! | [`pagerank`]    | PageRank by pulling                                            |
+//! | [`push`]        | PageRank by pushing residuals, for networks that change        |
 //! | [`bfs`]         | Breadth-first search from above and below                      |
 //! | [`paths`]       | Shortest paths by delta-stepping                               |
 //! | [`components`]  | Connected components: links of samples first, then of the rest |
@@ -48,6 +49,7 @@ pub mod parse;
 mod part;
 pub mod partition;
 pub mod paths;
+pub mod push;
 pub mod rows;
 mod shared;
 pub mod strong;

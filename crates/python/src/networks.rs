@@ -13,6 +13,7 @@ use tidemill_networks::ids::{self, NodeId};
 use tidemill_networks::louvain::{LouvainOptions, louvain, modularity};
 use tidemill_networks::pagerank::{BaseScores, PagerankOptions};
 use tidemill_networks::parse::{LinkFormat, parse_links};
+use tidemill_networks::push::{CountedLinks, PushOptions, push_residuals};
 use tidemill_networks::sweeps::Lowered;
 use tidemill_networks::{
     CompressedRows, LinkOptions, Links, NetworkError, betweenness, bfs, components, cores, flow, forest, labels,
@@ -20,6 +21,7 @@ use tidemill_networks::{
 };
 
 type Nodes<'py> = PyReadonlyArray1<'py, u32>;
+type Integers<'py> = PyReadonlyArray1<'py, i64>;
 type Floats<'py> = PyReadonlyArray1<'py, f64>;
 type Array<'py, T> = Bound<'py, PyArray1<T>>;
 
@@ -566,6 +568,41 @@ fn network_lower_labels<'py>(
     Ok(lowered_arrays(py, lowered))
 }
 
+/// Hands on residuals of PageRank over the links of a share: what other shares get, and own slots still to be looked at.
+#[pyfunction]
+#[pyo3(signature = (links, new_links, outgoing, scores, residuals, candidates, share, shares, damping, tolerance, several, rounds_max = None))]
+#[allow(clippy::too_many_arguments, clippy::type_complexity)]
+fn network_push<'py>(
+    py: Python<'py>,
+    links: (Integers<'py>, Integers<'py>, Integers<'py>),
+    new_links: (Integers<'py>, Integers<'py>),
+    outgoing: Integers<'py>,
+    mut scores: PyReadwriteArray1<'py, f64>,
+    mut residuals: PyReadwriteArray1<'py, f64>,
+    candidates: Integers<'py>,
+    share: usize,
+    shares: usize,
+    damping: f64,
+    tolerance: f64,
+    several: bool,
+    rounds_max: Option<usize>,
+) -> PyResult<(Array<'py, i64>, Array<'py, f64>, Array<'py, i64>, u64)> {
+    let links = CountedLinks {
+        firsts: slice(&links.0)?,
+        keys: slice(&links.1)?,
+        counts: slice(&links.2)?,
+        new_keys: slice(&new_links.0)?,
+        new_counts: slice(&new_links.1)?,
+        several,
+    };
+    let options = PushOptions { share, shares, damping, tolerance, rounds_max };
+    let (outgoing, candidates) = (slice(&outgoing)?, slice(&candidates)?);
+    let (scores, residuals) = (scores.as_slice_mut()?, residuals.as_slice_mut()?);
+    let pushed =
+        py.detach(|| push_residuals(&links, outgoing, scores, residuals, candidates, &options)).map_err(refused)?;
+    Ok((pushed.numbers.into_pyarray(py), pushed.values.into_pyarray(py), pushed.active.into_pyarray(py), pushed.links))
+}
+
 /// Adds this area to the module.
 pub fn register(m: &Bound<'_, PyModule>) -> PyResult<()> {
     m.add_class::<NetworkRows>()?;
@@ -573,6 +610,7 @@ pub fn register(m: &Bound<'_, PyModule>) -> PyResult<()> {
     m.add_function(wrap_pyfunction!(network_ids, m)?)?;
     m.add_function(wrap_pyfunction!(network_find, m)?)?;
     m.add_function(wrap_pyfunction!(network_pagerank, m)?)?;
+    m.add_function(wrap_pyfunction!(network_push, m)?)?;
     m.add_function(wrap_pyfunction!(network_bfs, m)?)?;
     m.add_function(wrap_pyfunction!(network_pagerank_step, m)?)?;
     m.add_function(wrap_pyfunction!(network_shortest_paths, m)?)?;

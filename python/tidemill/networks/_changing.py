@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tidemill._tidemill import CompressedRows, network_components
+from tidemill._tidemill import CompressedRows, network_components, network_push
 from tidemill.ml._threads import pool
 
 __all__ = ["Changes", "Rules", "Share", "halves", "split"]
@@ -84,44 +84,47 @@ class Rows:
     """
 
     def __init__(self, keys: Numbers, counts: Numbers) -> None:
+        self._set(keys, counts)
+
+    def _set(self, keys: Numbers, counts: Numbers) -> None:
         self.keys, self.counts = keys, counts
-        self._new_keys = self._new_counts = np.empty(0, np.int64)
+        #: Where the links of each slot begin, and behind them their end.
+        self.firsts = np.concatenate([[0], np.cumsum(np.bincount(keys >> _NUMBER_BITS))]).astype(np.int64)
+        self.new_keys = self.new_counts = np.empty(0, np.int64)
 
     def __getstate__(self) -> tuple[Numbers, Numbers]:
         self.merge()
         return self.keys, self.counts
 
     def __setstate__(self, state: tuple[Numbers, Numbers]) -> None:
-        self.__init__(*state)  # type: ignore[misc]
+        self._set(*state)
 
     def merge(self) -> None:
         """Merge the small table into the large one."""
-        if len(self._new_keys):
-            keys, counts = _summed(
-                np.concatenate([self.keys, self._new_keys]), np.concatenate([self.counts, self._new_counts])
-            )
-            self.keys, self.counts = keys, counts
-            self._new_keys = self._new_counts = np.empty(0, np.int64)
+        if len(self.new_keys):
+            keys, counts = np.concatenate([self.keys, self.new_keys]), np.concatenate([self.counts, self.new_counts])
+            self._set(*_summed(keys, counts))
 
     def of(self, keys: Numbers) -> Numbers:
         """Return the counts of links."""
-        return _looked_up(self.keys, self.counts, keys) + _looked_up(self._new_keys, self._new_counts, keys)
+        found: Numbers = _looked_up(self.keys, self.counts, keys) + _looked_up(self.new_keys, self.new_counts, keys)
+        return found
 
     def change(self, keys: Numbers, counts: Numbers) -> None:
         """Add to the counts of links, which are distinct."""
-        self._new_keys, self._new_counts = _summed(
-            np.concatenate([self._new_keys, keys]), np.concatenate([self._new_counts, counts])
+        self.new_keys, self.new_counts = _summed(
+            np.concatenate([self.new_keys, keys]), np.concatenate([self.new_counts, counts])
         )
-        if len(self._new_keys) > max(4096, len(self.keys) // 8):
+        if len(self.new_keys) > max(4096, len(self.keys) // 8):
             self.merge()
 
     def links(self, slots: Numbers) -> tuple[Numbers, Numbers]:
         """Return the keys and counts of the links of nodes, ascending if these are."""
         places = _ranges(self.keys, slots)
         keys, counts = self.keys[places], self.counts[places]
-        if len(new := _ranges(self._new_keys, slots)):
+        if len(new := _ranges(self.new_keys, slots)):
             keys, counts = _summed(
-                np.concatenate([keys, self._new_keys[new]]), np.concatenate([counts, self._new_counts[new]])
+                np.concatenate([keys, self.new_keys[new]]), np.concatenate([counts, self.new_counts[new]])
             )
         return keys, counts
 
@@ -131,7 +134,8 @@ def _ranges(keys: Numbers, slots: Numbers) -> Numbers:
     begins = np.searchsorted(keys, slots << _NUMBER_BITS)
     sizes = np.searchsorted(keys, (slots + 1) << _NUMBER_BITS) - begins
     ends = np.cumsum(sizes)
-    return np.arange(ends[-1] if len(ends) else 0) + np.repeat(begins - ends + sizes, sizes)
+    places: Numbers = np.arange(ends[-1] if len(ends) else 0) + np.repeat(begins - ends + sizes, sizes)
+    return places
 
 
 def _looked_up(keys: Numbers, values: NDArray[Any], wanted: Numbers) -> NDArray[Any]:
@@ -150,6 +154,13 @@ def _summed(keys: Numbers, values: NDArray[Any]) -> tuple[Numbers, NDArray[Any]]
     return keys[kept], sums[kept]
 
 
+def _distinct(*numbers: Numbers) -> Numbers:
+    """Return the distinct of some numbers, ascending: by sorting, which is faster than NumPy's way for many."""
+    found = np.sort(np.concatenate(numbers))
+    kept: Numbers = found[np.concatenate([[True], found[1:] != found[:-1]])] if len(found) else found
+    return kept
+
+
 def _least(groups: Numbers, names: Ids) -> tuple[Numbers, Ids]:
     """Return the distinct groups, ascending, with the least of their names."""
     order = np.argsort(names, kind="stable")
@@ -166,7 +177,8 @@ def owners_of(ids: Ids, copies: int) -> Numbers:
     # SplitMix64, so that ids in steps are spread, too.
     hashes = (hashes ^ (hashes >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     hashes = (hashes ^ (hashes >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return ((hashes ^ (hashes >> np.uint64(31))) % np.uint64(copies)).astype(np.int64)
+    owners: Numbers = ((hashes ^ (hashes >> np.uint64(31))) % np.uint64(copies)).astype(np.int64)
+    return owners
 
 
 class Sent:
@@ -212,8 +224,8 @@ def _together(comm: Any, *columns: NDArray[Any]) -> list[NDArray[Any]]:
 
 def _united(ones: Numbers, others: Numbers) -> tuple[Numbers, Numbers]:
     """Return all members of pairs, ascending, and of each the least that is connected with it."""
-    members, places = np.unique(np.concatenate([ones, others]), return_inverse=True)
-    ends = places.astype(np.uint32)
+    members = _distinct(ones, others)
+    ends = np.searchsorted(members, np.concatenate([ones, others])).astype(np.uint32)
     n = len(members)
     rows = CompressedRows.of_links(pool(), ends[: len(ones)], ends[len(ones) :], None, n, n, "keep", False, True)
     return members, members[network_components(pool(), rows, rows)]
@@ -344,24 +356,25 @@ class Share:
             new, old = (before == 0) & (after > 0), (before > 0) & (after == 0)
             relabelled = self._components(comm, keys[new], self.labels[keys[old] >> _NUMBER_BITS])
         # Also nodes that were named by links only that are missing, or were removed at once.
-        named = np.unique(named // self.copies)
+        named = _distinct(named // self.copies)
         gone = self._leave(named[self.outgoing[named] + self.incoming[named] == 0])
         if rules.pagerank:
-            self._push(comm, np.union1d(named, active))
+            self._push(comm, _distinct(named, active))
         nodes, total = comm.allreduce(np.array([len(self), self.scores.sum()]))
-        found = np.union1d(touched, relabelled)
+        found = _distinct(touched, relabelled)
         self.round += 1
         return Changes(found[self.alive[found]], gone, missing, first, int(nodes), float(total))
 
     def _missing(self, comm: Any, keys: Numbers, lacking: Numbers) -> tuple[int, tuple[Any, Any] | None]:
         """Return how many removals found no link, and the ends of the first such link. Collective."""
-        at = np.flatnonzero(lacking)[:1]
-        slot, target, count = _together(
-            comm, self._number(keys[at] >> _NUMBER_BITS), keys[at] & _NUMBERS, np.array([lacking.sum()])
-        )
-        if not len(slot):
+        sources, targets = self._number(keys >> _NUMBER_BITS), keys & _NUMBERS
+        # An undirected link has two halves.
+        counted = np.where(self.rules.directed | (sources <= targets), lacking, 0)
+        at = np.flatnonzero(counted)[:1]
+        source, target, count = _together(comm, sources[at], targets[at], np.array([counted.sum()]))
+        if not len(source):
             return 0, None
-        (ids,) = self._asked(comm, np.array([slot[0], target[0]]), self.ids)
+        (ids,) = self._asked(comm, np.array([source[0], target[0]]), self.ids)
         return int(count.sum()), (ids[:1].tolist()[0], ids[1:].tolist()[0])
 
     def _degrees(self, comm: Any, keys: Numbers, moved: Numbers) -> tuple[Numbers, Numbers]:
@@ -382,8 +395,8 @@ class Share:
         touched = own
         if self.rules.directed:
             np.add.at(self.incoming, reached, moved)
-            touched = np.union1d(own, reached)
-        return touched, np.union1d(own, reached)
+            touched = _distinct(own, reached)
+        return touched, _distinct(own, reached)
 
     def _rates(self, own: Numbers, sums: Numbers) -> NDArray[np.float64]:
         """Scale the scores of nodes whose links changed, so that the links that stay hand on what they did; return how much a link does."""
@@ -400,7 +413,7 @@ class Share:
 
     def _components(self, comm: Any, new: Numbers, lost: Numbers) -> Numbers:
         """Follow components, given new links by key and the labels of those that lost one; return own nodes with another. Collective."""
-        (lost,) = _together(comm, np.unique(lost))
+        (lost,) = _together(comm, _distinct(lost))
         is_lost = self.alive & np.isin(self.labels, lost) if len(lost) else np.zeros(len(self.ids), bool)
         # Nodes of components that lost a link stand for themselves, others for their component.
         own = np.flatnonzero(is_lost)
@@ -424,13 +437,14 @@ class Share:
         labels = _mapped(members, groups, atoms)
         at = np.flatnonzero(self.alive & np.isin(labels, names[0]))
         found = names[1][np.searchsorted(names[0], labels[at])]
-        changed = at[found != self.names[at]]
+        changed: Numbers = at[found != self.names[at]]
         self.labels, self.names[at] = labels, found
         return changed
 
     def _forest(self, comm: Any, ones: Numbers, others: Numbers) -> tuple[Numbers, Numbers]:
         """Unite the ends of all copies' pairs; return the members of groups, and of each its group's least. Collective."""
-        members, groups = _united(ones, others)
+        apart = ones != others
+        members, groups = _united(ones[apart], others[apart])
         if comm.size > 1:
             # A spanning forest says as much as all pairs.
             linked = members != groups
@@ -441,24 +455,29 @@ class Share:
 
     def _push(self, comm: Any, candidates: Numbers) -> None:
         """Hand on residuals until none exceeds the tolerance. Collective."""
-        rules = self.rules
+        rules, rows = self.rules, self.rows
+        # Between two exchanges a few rounds, as they bring nearly as much as more would.
+        rounds = None if comm.size == 1 else 4
         while True:
-            active = candidates[np.abs(self.residuals[candidates]) > rules.tol]
-            if not comm.allreduce(len(active)):
+            numbers, values, active, _ = network_push(
+                (rows.firsts, rows.keys, rows.counts),
+                (rows.new_keys, rows.new_counts),
+                self.outgoing,
+                self.scores,
+                self.residuals,
+                candidates,
+                self.copy,
+                self.copies,
+                rules.alpha,
+                rules.tol,
+                rules.several,
+                rounds,
+            )
+            if comm.size == 1 or not comm.allreduce(len(numbers) + len(active)):
                 return
-            given = self.residuals[active]
-            self.scores[active] += given
-            self.residuals[active] = 0
-            keys, counts = self.rows.links(active)
-            degrees = self.outgoing[active]
-            rates = rules.alpha * given / np.maximum(degrees, 1)
-            shares = rates[np.searchsorted(active, keys >> _NUMBER_BITS)]
-            if rules.several:
-                shares *= counts
-            numbers, shares = _added(keys & _NUMBERS, shares, len(self.ids) * self.copies)
-            slots, shares = Sent(comm, numbers % self.copies).deal(numbers // self.copies, shares)
-            np.add.at(self.residuals, slots, shares)
-            candidates = np.unique(slots)
+            slots, values = Sent(comm, numbers % self.copies).deal(numbers // self.copies, values)
+            np.add.at(self.residuals, slots, values)
+            candidates = np.concatenate([active, slots])
 
 
 def _mapped(keys: Numbers, values: Numbers, wanted: Numbers) -> Numbers:
@@ -476,15 +495,6 @@ def _grouped(keys: Numbers, values: NDArray[Any]) -> tuple[Numbers, NDArray[Any]
         return keys, values
     firsts = np.flatnonzero(np.concatenate([[True], keys[1:] != keys[:-1]]))
     return keys[firsts], np.add.reduceat(values, firsts)
-
-
-def _added(numbers: Numbers, values: NDArray[np.float64], bound: int) -> tuple[Numbers, NDArray[np.float64]]:
-    """Return distinct numbers below `bound`, ascending, with the sums of their values."""
-    if 4 * len(numbers) < bound:
-        return _summed(numbers, values)
-    sums = np.bincount(numbers, values, minlength=bound)
-    found = np.flatnonzero(sums)
-    return found, sums[found]
 
 
 def split(shares: list[Share | None], copies: int) -> list[Share | None]:

@@ -48,10 +48,10 @@ def follow(
     self_loops: Literal["keep", "drop", "raise"] = "keep",
     missing: Literal["raise", "warn", "ignore"] = "raise",
     alpha: float = 0.85,
-    tol: float = 1e-6,
+    tol: float = 1e-4,
     normalized: bool = True,
     changed_only: bool = True,
-    min_change: float = 1e-4,
+    min_change: float = 1e-3,
     root: int | None = None,
     parallelism: int | None = None,
 ) -> DataSet:
@@ -88,14 +88,15 @@ def follow(
         What becomes of the removal of a link that is not there.
     alpha : float, default=0.85
         Damping of PageRank, below 1.
-    tol : float, default=1e-6
-        How much a node's score may lack of what its neighbors' scores make it, as a share of the mean score. All
-        scores together are then off by at most ``n * tol / (1 - alpha)`` mean scores; in practice by far less.
+    tol : float, default=1e-4
+        How far a score may be from what the scores of its node's neighbors make it, as a share of the mean score: the rule
+        of ``pagerank(normalized=False, rule="largest", tol=tol)``. All scores together are then off by at most
+        ``n * tol / (1 - alpha)`` mean scores; in practice by far less.
     normalized : bool, default=True
         Whether scores sum to 1; otherwise to n.
     changed_only : bool, default=True
         Whether only nodes whose values changed flow on, or after each window all of them.
-    min_change : float, default=1e-4
+    min_change : float, default=1e-3
         A score has changed if it differs from the one that flowed on last by this share of the mean score.
     root : int, optional
         The copy from which all rows flow on, so that they reach the sink of one worker. By default those of a node flow
@@ -250,7 +251,8 @@ class _Step:
             every = comm.gather(columns, root=self._root % comm.size)
             if every is None:
                 return None
-            columns = {name: np.ma.concatenate([part[name] for part in every]) for name in columns}
+            joined: Any = np.ma.concatenate
+            columns = {name: joined([part[name] for part in every]) for name in columns}
         return Table.from_numpy(columns) if len(columns["node"]) else None
 
     def _taken(self, rows: Table) -> tuple[NDArray[Any], NDArray[Any], NDArray[np.int64]]:
@@ -264,7 +266,7 @@ class _Step:
                 raise DataSetError(f"column {column!r} is null; leave such rows out with drop_nulls()")
         sources, targets = arrays[source].astype(kind), arrays[target].astype(kind)
         changes = np.ones(len(sources), np.int64)
-        if signed:
+        if op is not None and signed:
             changes = arrays[op].astype(np.int64)
         elif op is not None:
             values = arrays[op]
@@ -283,13 +285,12 @@ class _Step:
     def _lacking(self, comm: mpi.Intracomm, done: Changes) -> None:
         assert done.first is not None
         source, target = done.first
-        count = done.missing // (1 if self._rules.directed or source == target else 2)
         found = f"there is no link from {source!r} to {target!r}, which should be removed"
         if self._refused[1] == "raise":
             raise DataSetError(f"{found}: follow with missing='ignore', or look for additions that came too late")
         if self._refused[1] == "warn" and comm.rank == 0:
             warnings.warn(
-                f"{count} links that should be removed are not there; the first: {found}", MissingLinksWarning, 2
+                f"{done.missing} links that should be removed are not there; the first: {found}", MissingLinksWarning, 2
             )
 
     def _told(self, share: Share, done: Changes) -> dict[str, NDArray[Any]]:

@@ -1,0 +1,252 @@
+//! PageRank by pushing residuals: scores that follow a network whose links change, at the cost of what their changes reach.
+//!
+//! Held are scores x and residuals r with x + r = (1 - damping) + damping * P' x, for P the walk along links. A node whose
+//! residual exceeds a tolerance adds it to its score and hands it on to the nodes that its links lead to. Each push takes at
+//! least (1 - damping) of a residual away, in any order.
+//!
+//! Source: Ohsaka, Maehara and Kawarabayashi (2015), Efficient PageRank tracking in evolving networks.
+
+use crate::error::{NetworkError, ensure};
+
+/// Nodes of all shares are numbered: a slot in its share times the number of shares, plus the share.
+const NUMBER_BITS: u32 = 32;
+
+/// The links of a share's nodes with their counts: ascending keys (slot << 32 | number), in a large table and a small one
+/// of what changed since. A link's count is the sum of both.
+#[derive(Clone, Copy, Debug)]
+pub struct CountedLinks<'a> {
+    /// Where the links of each slot begin in `keys`, and behind them their end; later slots have none there.
+    pub firsts: &'a [i64],
+    /// The large table.
+    pub keys: &'a [i64],
+    /// Beside `keys`.
+    pub counts: &'a [i64],
+    /// The small table.
+    pub new_keys: &'a [i64],
+    /// Beside `new_keys`.
+    pub new_counts: &'a [i64],
+    /// Whether several links to a node count as such, or as one.
+    pub several: bool,
+}
+
+impl CountedLinks<'_> {
+    fn check(&self) -> Result<(), NetworkError> {
+        ensure(self.keys.len() == self.counts.len(), "there must be one count for each key")?;
+        ensure(self.new_keys.len() == self.new_counts.len(), "there must be one count for each new key")?;
+        let rising = self.firsts.windows(2).all(|pair| pair[0] <= pair[1]);
+        let inside = self.firsts.first().is_none_or(|&first| first >= 0)
+            && self.firsts.last().is_none_or(|&last| last as usize <= self.keys.len());
+        ensure(rising && inside, "firsts must ascend within the keys")
+    }
+
+    /// Calls `each` with the number and the count of every link of a slot.
+    #[inline(always)]
+    fn each(&self, slot: usize, mut each: impl FnMut(u32, i64)) {
+        let mut call = |key: i64, count: i64| {
+            if count > 0 {
+                each(key as u32, if self.several { count } else { 1 });
+            }
+        };
+        let old = if slot + 1 < self.firsts.len() {
+            self.firsts[slot] as usize..self.firsts[slot + 1] as usize
+        } else {
+            0..0
+        };
+        let begin = (slot as i64) << NUMBER_BITS;
+        let mut new = self.new_keys.partition_point(|&key| key < begin);
+        let end = begin + (1 << NUMBER_BITS);
+        for at in old {
+            let (key, mut count) = (self.keys[at], self.counts[at]);
+            while new < self.new_keys.len() && self.new_keys[new] < key {
+                call(self.new_keys[new], self.new_counts[new]);
+                new += 1;
+            }
+            if new < self.new_keys.len() && self.new_keys[new] == key {
+                count += self.new_counts[new];
+                new += 1;
+            }
+            call(key, count);
+        }
+        while new < self.new_keys.len() && self.new_keys[new] < end {
+            call(self.new_keys[new], self.new_counts[new]);
+            new += 1;
+        }
+    }
+}
+
+/// Which share of how many, and when to end.
+#[derive(Clone, Copy, Debug)]
+pub struct PushOptions {
+    /// This share.
+    pub share: usize,
+    /// How many there are.
+    pub shares: usize,
+    /// Below 1.
+    pub damping: f64,
+    /// Residuals up to this stay.
+    pub tolerance: f64,
+    /// How often all nodes with a larger residual hand it on; by default until there are none.
+    pub rounds_max: Option<usize>,
+}
+
+/// What a push leaves for others to do.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Pushed {
+    /// Nodes of other shares by number, ascending.
+    pub numbers: Vec<i64>,
+    /// What is to be added to their residuals.
+    pub values: Vec<f64>,
+    /// Own slots whose residual still exceeds the tolerance.
+    pub active: Vec<i64>,
+    /// How many links were looked at.
+    pub links: u64,
+}
+
+/// Hands on the residuals of those `candidates` (own slots) that exceed the tolerance, and what exceeds it then.
+/// `outgoing` has the number of links that leave each slot.
+///
+/// # Errors
+/// `BadArgument` if lengths differ, or for a slot that there is not.
+pub fn push_residuals(
+    links: &CountedLinks<'_>,
+    outgoing: &[i64],
+    scores: &mut [f64],
+    residuals: &mut [f64],
+    candidates: &[i64],
+    options: &PushOptions,
+) -> Result<Pushed, NetworkError> {
+    links.check()?;
+    let slots = outgoing.len();
+    ensure(scores.len() == slots && residuals.len() == slots, "there must be a score and a residual for each slot")?;
+    ensure(options.share < options.shares, "a share is one of the shares")?;
+    ensure(candidates.iter().all(|&slot| (0..slots as i64).contains(&slot)), "candidates are slots")?;
+    let PushOptions { share, shares, damping, tolerance, rounds_max } = *options;
+    let mut queued = vec![false; slots];
+    let mut active = Vec::new();
+    for &slot in candidates {
+        if residuals[slot as usize].abs() > tolerance && !std::mem::replace(&mut queued[slot as usize], true) {
+            active.push(slot as usize);
+        }
+    }
+    let mut pushed = Pushed::default();
+    // By number, for other shares; what was touched is noted.
+    let mut given: Vec<f64> = Vec::new();
+    let mut rounds = 0;
+    while !active.is_empty() && rounds_max.is_none_or(|most| rounds < most) {
+        let mut next = Vec::new();
+        for slot in std::mem::take(&mut active) {
+            queued[slot] = false;
+            let residual = std::mem::take(&mut residuals[slot]);
+            scores[slot] += residual;
+            let rate = damping * residual / outgoing[slot].max(1) as f64;
+            links.each(slot, |number, count| {
+                pushed.links += 1;
+                let (number, value) = (number as usize, rate * count as f64);
+                let target = number / shares;
+                if number % shares != share {
+                    if number >= given.len() {
+                        given.resize((number + 1).max(2 * given.len()).max(slots * shares), 0.0);
+                    }
+                    if given[number] == 0.0 {
+                        pushed.numbers.push(number as i64);
+                    }
+                    given[number] += value;
+                } else if target < slots {
+                    residuals[target] += value;
+                    if residuals[target].abs() > tolerance && !std::mem::replace(&mut queued[target], true) {
+                        next.push(target);
+                    }
+                }
+            });
+        }
+        active = next;
+        rounds += 1;
+    }
+    // A node whose sum was 0 in between was noted twice.
+    pushed.numbers.sort_unstable();
+    pushed.numbers.dedup();
+    pushed.values = pushed.numbers.iter().map(|&number| given[number as usize]).collect();
+    pushed.active = active.iter().map(|&slot| slot as i64).collect();
+    Ok(pushed)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::rows::CompressedRows;
+    use crate::testing::any_network;
+    use proptest::prelude::*;
+
+    /// The links of a share, every third of them in the small table, some of whose links are gone in the large one.
+    fn tables(rows: &CompressedRows, share: usize, shares: usize) -> [Vec<i64>; 5] {
+        let mut found: [Vec<i64>; 5] = Default::default();
+        let slots = rows.rows().div_ceil(shares);
+        found[0].push(0);
+        for slot in 0..slots {
+            let node = slot * shares + share;
+            let mut targets = if node < rows.rows() { rows.neighbors(node).to_vec() } else { Vec::new() };
+            targets.dedup();
+            for (at, target) in targets.into_iter().enumerate() {
+                let key = (slot as i64) << NUMBER_BITS | i64::from(target);
+                let (old, new) = [(1, 0), (0, 1), (3, -2)][at % 3];
+                for (count, table) in [(old, 1), (new, 3)] {
+                    if count != 0 {
+                        found[table].push(key);
+                        found[table + 1].push(count);
+                    }
+                }
+            }
+            found[0].push(found[1].len() as i64);
+        }
+        found
+    }
+
+    proptest! {
+        /// A residual that is lost, or handed on twice, leaves scores that are not those of the walk.
+        #[test]
+        fn pushed_scores_are_those_of_the_walk(rows in any_network(false), shares in 1usize..4, rounds in 1usize..4) {
+            let (n, damping) = (rows.rows(), 0.85);
+            let slots = n.div_ceil(shares);
+            let tables: Vec<_> = (0..shares).map(|share| tables(&rows, share, shares)).collect();
+            let mut scores = vec![vec![0.0; slots]; shares];
+            let mut residuals = vec![vec![1.0 - damping; slots]; shares];
+            let mut candidates: Vec<Vec<i64>> = vec![(0..slots as i64).collect(); shares];
+            let degrees: Vec<Vec<i64>> = (0..shares).map(|share| (0..slots).map(|slot| {
+                let node = slot * shares + share;
+                let mut targets = if node < n { rows.neighbors(node).to_vec() } else { Vec::new() };
+                targets.dedup();
+                targets.len() as i64
+            }).collect()).collect();
+            while candidates.iter().any(|own| !own.is_empty()) {
+                for share in 0..shares {
+                    let [firsts, keys, counts, new_keys, new_counts] = &tables[share];
+                    let links = CountedLinks { firsts, keys, counts, new_keys, new_counts, several: true };
+                    let options = PushOptions { share, shares, damping, tolerance: 1e-12, rounds_max: Some(rounds) };
+                    let own = std::mem::take(&mut candidates[share]);
+                    let pushed =
+                        push_residuals(&links, &degrees[share], &mut scores[share], &mut residuals[share], &own, &options)
+                            .unwrap();
+                    candidates[share].extend(pushed.active);
+                    for (number, value) in pushed.numbers.iter().zip(pushed.values) {
+                        let (slot, to) = (*number as usize / shares, *number as usize % shares);
+                        residuals[to][slot] += value;
+                        if residuals[to][slot].abs() > 1e-12 {
+                            candidates[to].push(slot as i64);
+                        }
+                    }
+                }
+            }
+            let mut walked = vec![1.0 - damping; n];
+            for node in 0..n {
+                let mut targets = rows.neighbors(node).to_vec();
+                targets.dedup();
+                for &target in &targets {
+                    walked[target as usize] += damping * scores[node % shares][node / shares] / targets.len() as f64;
+                }
+            }
+            for node in 0..n {
+                prop_assert!((scores[node % shares][node / shares] - walked[node]).abs() < 1e-10);
+            }
+        }
+    }
+}
