@@ -27,9 +27,10 @@ from tidemill.networks._algorithms import (
 )
 from tidemill.networks._follow import LiveValues, MissingLinksWarning, follow
 from tidemill.networks._iterations import connected_components, pagerank, shortest_paths
+from tidemill.networks._memory import Estimate, NetworkTooLargeError
 from tidemill.networks._network import Network
 from tidemill.networks._partition import Partition, partition
-from tidemill.networks._read import read
+from tidemill.networks._read import estimate, read
 from tidemill.networks._results import (
     Account,
     Communities,
@@ -49,11 +50,13 @@ __all__ = [
     "Communities",
     "Components",
     "Cores",
+    "Estimate",
     "Flow",
     "Forest",
     "LiveValues",
     "MissingLinksWarning",
     "Network",
+    "NetworkTooLargeError",
     "NodeValues",
     "Partition",
     "Paths",
@@ -65,6 +68,7 @@ __all__ = [
     "connected_components",
     "core_numbers",
     "distances",
+    "estimate",
     "follow",
     "label_propagation",
     "louvain",

@@ -11,12 +11,16 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from tidemill._job import init
 from tidemill._needs import needed
+from tidemill._tables.engine import memory_budget
 from tidemill.dataset import DataSet, Table, from_arrow, read_csv, read_parquet
-from tidemill.networks import _text
+from tidemill.ml._job import active
+from tidemill.networks import _memory, _text
+from tidemill.networks._memory import Estimate
 from tidemill.networks._network import Duplicates, Network, built, numbered, objects
 
-__all__ = ["read"]
+__all__ = ["estimate", "read"]
 
 #: Formats by the end of a file's name, without that of its compression.
 _SUFFIXES = {
@@ -46,11 +50,12 @@ def read(
     delimiter: str | None = None,
     duplicates: Duplicates = "first",
     self_loops: Literal["keep", "drop", "raise"] = "keep",
+    together: bool = False,
 ) -> Network:
     """Read a network.
 
     Local: every worker that calls it gets the whole network, except that a DataSet is collected, which all workers do
-    together. It takes 4 bytes a link and 8 a node, 8 more a link with weights, and 12 to 20 more a link while it is
+    together, as is a file with ``together=True``. It takes 4 bytes a link and 8 a node, 8 more a link with weights, and 12 to 20 more a link while it is
     read; an undirected network has two links for each of its source's.
 
     Parameters
@@ -87,6 +92,10 @@ def read(
         smallest or the largest of their weights, or all. The sum of links without weights is their number.
     self_loops : {"keep", "drop", "raise"}, default="keep"
         What becomes of links from a node to itself.
+    together : bool, default=False
+        Collective: all workers of the job, or of `tidemill.ml.using`, read the same edge list, a share of its lines each,
+        and exchange what they find. It must not be compressed, and its ids are integers; other files are read by every
+        worker.
 
     Returns
     -------
@@ -94,6 +103,8 @@ def read(
 
     Raises
     ------
+    NetworkTooLargeError
+        If it takes more memory than this worker's budget, before it does so; see `estimate`.
     ValueError
         With file and line for what is not a link; with the link for a NaN weight; for an option that does not fit.
     TypeError
@@ -109,7 +120,7 @@ def read(
     >>> net.n, net.m, net.ids.tolist()
     (4, 3, ['ann', 'bob', 'cid', 'dee'])
     """
-    links = _links(source, format, weights, columns, comments, delimiter)
+    links = _links(source, format, weights, columns, comments, delimiter, together)
     if nodes is not None:
         links.nodes = np.arange(nodes) if isinstance(nodes, int) else np.asarray(nodes)
     if not isinstance(weights, bool | str | None):
@@ -118,6 +129,15 @@ def read(
         links.weights = None
     if links.weights is not None and len(links.weights) != len(links.sources):
         raise ValueError(f"there are {len(links.weights)} weights for {len(links.sources)} links")
+    is_directed = links.directed if directed is None else directed
+    what = str(source) if isinstance(source, str | os.PathLike) else "a network"
+    _memory.check(
+        what,
+        len(links.sources),
+        0 if links.nodes is None else len(links.nodes),
+        links.weights is not None,
+        not is_directed,
+    )
     ids, n, sources, targets = numbered(links.sources, links.targets, links.nodes)
     net = built(
         sources,
@@ -125,7 +145,7 @@ def read(
         links.weights,
         n,
         ids,
-        directed=links.directed if directed is None else directed,
+        directed=is_directed,
         duplicates=duplicates,
         self_loops=self_loops,
         attributes=links.attributes,
@@ -139,14 +159,55 @@ def read(
     return net
 
 
+def estimate(path: str | os.PathLike[str], *, weights: bool | None = None, directed: bool = True) -> Estimate:
+    """Say what reading an edge list or a file of DIMACS or Matrix Market takes, from its size and its first megabyte.
+
+    Of a compressed file it is a lower bound, as if it were not compressed; `read` counts again as it goes.
+
+    Parameters
+    ----------
+    path : str or path-like
+    weights : bool, optional
+        As for `read`: whether links have weights; by default if their lines have a third field.
+    directed : bool, default=True
+        Whether links lead one way; otherwise they take twice as much.
+
+    Returns
+    -------
+    Estimate
+
+    Raises
+    ------
+    FileNotFoundError
+    """
+    path = Path(path)
+    with _text.opened(path) as stream:
+        lines = stream.read(1 << 20).splitlines()
+    comments = b"cpn" if path.suffix in (".gr", ".max", ".col") else b"#%"
+    lines = [line for line in lines if line.strip() and line[:1] not in comments]
+    # The last one may be cut.
+    lines = lines[:-1] or lines
+    size = path.stat().st_size
+    links = round(size * len(lines) / (sum(map(len, lines)) + len(lines))) if lines else 0
+    weighted = weights if weights is not None else bool(lines) and len(lines[0].replace(b",", b" ").split()) > 2
+    held, peak = _memory.of_links(links, 0, weighted, not directed)
+    return Estimate(links, weighted, held, peak, memory_budget(init()))
+
+
 def _links(
-    source: Any, format: str | None, weights: Any, columns: tuple[str, str] | None, comments: str, delimiter: str | None
+    source: Any,
+    format: str | None,
+    weights: Any,
+    columns: tuple[str, str] | None,
+    comments: str,
+    delimiter: str | None,
+    together: bool,
 ) -> _text.Links:
     """Return the links of any source."""
     flag = weights if isinstance(weights, bool | None) else None
     name = weights if isinstance(weights, str) else None
     if isinstance(source, str | os.PathLike):
-        return _of_file(Path(source), format, flag, name, columns, comments, delimiter)
+        return _of_file(Path(source), format, flag, name, columns, comments, delimiter, together)
     if isinstance(source, Network):
         return _of_network(source)
     # Without importing any of these libraries.
@@ -170,6 +231,7 @@ def _of_file(
     columns: tuple[str, str] | None,
     comments: str,
     delimiter: str | None,
+    together: bool,
 ) -> _text.Links:
     plain = path.name.lower()
     for packed in (".gz", ".bz2", ".xz", ".zst"):
@@ -181,9 +243,12 @@ def _of_file(
             raise ValueError(f"{path} has coordinates, not links: read the network, with coordinates={str(path)!r}")
         if format is None and suffix in (".csv", ".tsv") and _has_header(path, comments):
             format = "csv"
+    if format in ("edges", "dimacs", "matrix_market", None):
+        expected = estimate(path, weights=weights)
+        _memory.check(str(path), expected.links, weighted=expected.weighted)
     match format:
         case "edges" | None:
-            return _text.edge_list(path, weights, comments, delimiter)
+            return _text.edge_list(path, weights, comments, delimiter, active() if together else None)
         case "dimacs":
             return _text.dimacs(path)
         case "matrix_market":
@@ -195,7 +260,9 @@ def _of_file(
                 graph = needed("networkx", f"reading {path.name}").read_graphml(stream)
             return _of_networkx(graph, name or "weight", weights)
         case "parquet":
-            return _of_table(read_parquet(path), name, weights, columns)
+            table = read_parquet(path)
+            _memory.check(str(path), table.count())
+            return _of_table(table, name, weights, columns)
         case "csv":
             table = read_csv(path, delimiter=delimiter or ("\t" if suffix == ".tsv" else ","))
             return _of_table(table, name, weights, columns)

@@ -5,6 +5,7 @@ Numbers are parsed by a kernel, a piece of the file at a time; what is bad is to
 
 from __future__ import annotations
 
+import io
 import re
 import zlib
 from collections.abc import Iterator
@@ -19,6 +20,7 @@ from numpy.typing import NDArray
 from tidemill._needs import needed
 from tidemill._tidemill import network_parse
 from tidemill.ml._threads import pool
+from tidemill.networks import _memory
 
 __all__ = ["Links", "coordinates", "dimacs", "edge_list", "matrix_market", "metis", "opened"]
 
@@ -83,20 +85,99 @@ def _parsed(
 ) -> tuple[NDArray[Any], NDArray[Any], NDArray[np.float64] | None]:
     """Parse lines with two numbers, and a third if `weighted`; see `network_parse`."""
     found = []
-    line = first_line
+    line, links = first_line, 0
     for piece in pieces:
         try:
             sources, targets, weights, lines = network_parse(pool(), piece, weighted, first_line=line, **options)
         except ValueError as error:
             raise ValueError(f"{path}: {error}") from None
         found.append((sources, targets, weights))
-        line += lines
+        line, links = line + lines, links + len(sources)
+        _memory.check(str(path), links, weighted=weighted)
     if not found:
         none = np.empty(0, np.int64)
         return none, none, np.empty(0) if weighted else None
     columns = list(zip(*found, strict=True))
     joined = [parts[0] if len(parts) == 1 else np.concatenate(parts) for parts in columns[: 3 if weighted else 2]]
     return joined[0], joined[1], joined[2] if weighted else None
+
+
+def _parsed_together(
+    comm: Any, path: Path, weighted: bool, **options: Any
+) -> tuple[NDArray[Any], NDArray[Any], NDArray[np.float64] | None]:
+    """Parse a share of the lines on each rank, those that begin in its share of the bytes, and return all. Collective.
+
+    Raises
+    ------
+    ValueError
+        On all ranks, with the first bad line.
+    """
+    size = path.stat().st_size
+    begin, end = (size * at // comm.size for at in (comm.rank, comm.rank + 1))
+    lines, trouble = 0, None
+    found: tuple[NDArray[Any], NDArray[Any], NDArray[np.float64] | None] = _parsed(path, iter(()), weighted)
+
+    def counted() -> Iterator[bytes]:
+        nonlocal lines
+        for piece in _pieces(_share_of(stream, begin, end)):
+            yield piece
+            lines += piece.count(b"\n")
+
+    with path.open("rb") as stream:
+        try:
+            found = _parsed(path, counted(), weighted, **options)
+        except (ValueError, MemoryError) as error:
+            trouble = error
+    # An earlier share without an error was counted to its end.
+    told = comm.allgather((lines, trouble))
+    failed = next((rank for rank, (_, error) in enumerate(told) if error is not None), None)
+    if failed is not None:
+        before = sum(count for count, _ in told[:failed])
+        raise type(told[failed][1])(
+            re.sub(r"line (\d+)", lambda line: f"line {int(line[1]) + before}", str(told[failed][1]), count=1)
+        )
+    joined = [_all_gathered(comm, column) for column in found if column is not None]
+    return joined[0], joined[1], joined[2] if weighted else None
+
+
+def _share_of(stream: IO[bytes], begin: int, end: int) -> IO[bytes]:
+    """Return the lines that begin from one byte of a file to before another."""
+    for at in (begin, end):
+        stream.seek(max(at - 1, 0))
+        skipped = len(stream.readline()) - 1 if at else 0
+        if at == begin:
+            first = at + skipped
+        last = at + skipped
+    stream.seek(first)
+    return cast(IO[bytes], _Limited(stream, last - first))
+
+
+class _Limited:
+    """The next bytes of a stream, and no more."""
+
+    def __init__(self, stream: IO[bytes], left: int) -> None:
+        self._stream, self._left = stream, left
+
+    def read(self, size: int) -> bytes:
+        found = self._stream.read(min(size, self._left))
+        self._left -= len(found)
+        return found
+
+
+def _all_gathered(comm: Any, values: NDArray[Any]) -> NDArray[Any]:
+    """Return the values of all ranks, one after the other. Collective."""
+    # A rank may have ids that need 64 bits without a sign, and most ids fit in 32.
+    bounds = (int(values.min(initial=0)), int(values.max(initial=0))) if values.dtype.kind in "iu" else (0.0, 0.0)
+    told = comm.allgather((len(values), *bounds))
+    kind = values.dtype
+    if kind.kind in "iu":
+        least, most = min(one[1] for one in told), max(one[2] for one in told)
+        kind = np.dtype(np.uint32 if least >= 0 and most < 2**32 else np.uint64 if most >= 2**63 else np.int64)
+        if least < 0 and most >= 2**63:
+            raise ValueError("ids are negative and above 2⁶³ at once: make them strings")
+    received = np.empty(sum(one[0] for one in told), kind)
+    comm.Allgatherv(np.ascontiguousarray(values, dtype=kind), [received, [one[0] for one in told]])
+    return received
 
 
 def _first_fields(text: bytes, comments: str, delimiter: str | None) -> list[bytes]:
@@ -121,14 +202,19 @@ def _is_number(text: bytes) -> bool:
     return True
 
 
-def edge_list(path: Path, weights: bool | None, comments: str, delimiter: str | None) -> Links:
-    """Read lines "source target [weight]". Ids that are not integers are strings."""
+def edge_list(path: Path, weights: bool | None, comments: str, delimiter: str | None, comm: Any = None) -> Links:
+    """Read lines "source target [weight]". Ids that are not integers are strings.
+
+    Collective with a communicator: each of its ranks parses a share of the lines.
+    """
     with opened(path) as stream:
         start = stream.read(1 << 20)
         fields = _first_fields(start, comments, delimiter)
         weighted = len(fields) > 2 and _is_number(fields[2]) if weights is None else weights
         pieces = _pieces(_chained(start, stream))
         if all(re.fullmatch(rb"[+-]?\d+", field) for field in fields[:2]):
+            if comm is not None and comm.size > 1 and isinstance(stream, io.BufferedReader):
+                return Links(*_parsed_together(comm, path, weighted, comments=comments, delimiter=delimiter))
             return Links(*_parsed(path, pieces, weighted, comments=comments, delimiter=delimiter))
         return Links(*_names(path, pieces, weighted, comments, delimiter))
 

@@ -1,0 +1,76 @@
+"""How much memory a network takes, stated before it is read, and compared with this worker's budget."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tidemill._errors import TidemillError
+from tidemill._job import init
+from tidemill._tables.engine import memory_budget
+
+__all__ = ["Estimate", "NetworkTooLargeError", "check", "of_links"]
+
+#: What takes less is not compared with the budget.
+_SMALL_BYTES = 64 << 20
+
+
+class NetworkTooLargeError(TidemillError, MemoryError):
+    """A network takes more memory than this worker's budget; the message has both."""
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """What `read` will take, in bytes, from a look at a file.
+
+    Attributes
+    ----------
+    links : int
+        About how many lines with links there are.
+    weighted : bool
+        Whether they have weights.
+    held_bytes : int
+        What the network takes once it is read, without ids.
+    peak_bytes : int
+        What is taken while it is read.
+    budget_bytes : int or None
+        What this worker may take; None for no limit.
+    """
+
+    links: int
+    weighted: bool
+    held_bytes: int
+    peak_bytes: int
+    budget_bytes: int | None
+
+
+def of_links(links: int, nodes: int, weighted: bool, both: bool) -> tuple[int, int]:
+    """Return the bytes that a network takes, and those that are taken while it is read; `both`: links lead both ways."""
+    held = (2 if both else 1) * links * (12 if weighted else 4) + 8 * nodes
+    read = links * (24 if weighted else 16)
+    # Pieces are joined; later what was read stands beside numbers of nodes, sorted links and the rows.
+    building = read + 8 * links + (2 if both else 1) * links * (28 if weighted else 12)
+    return held, max(2 * read, building) + 24 * nodes
+
+
+def check(what: str, links: int, nodes: int = 0, weighted: bool = False, both: bool = False) -> None:
+    """Compare what a network takes with this worker's budget.
+
+    Raises
+    ------
+    NetworkTooLargeError
+        If it takes more.
+    """
+    _, peak = of_links(links, nodes, weighted, both)
+    if peak < _SMALL_BYTES:
+        return
+    budget = memory_budget(init())
+    if budget is not None and peak > budget:
+        raise NetworkTooLargeError(
+            f"reading {what} takes about {_sized(peak)} for {links:,} links, and this worker may take {_sized(budget)}: give it more "
+            "(--memory or TIDEMILL_MEMORY; none for no limit), run fewer workers on this host"
+            + (", or read it without weights (weights=False)" if weighted else "")
+        )
+
+
+def _sized(count: int) -> str:
+    return f"{count / 2**30:.1f} GiB" if count >= 2**30 else f"{count / 2**20:.0f} MiB"
