@@ -71,6 +71,8 @@ pub struct RoundMerger {
     schema: SchemaRef,
     end: RoundEnd,
     streams: Vec<RoundStream>,
+    /// What had arrived of rounds that were open at a restored checkpoint; a row for each round from the next one on.
+    restored: RoundStream,
     /// Rounds merged so far.
     merged: u64,
 }
@@ -80,10 +82,41 @@ struct RoundStream {
     batches: VecDeque<RecordBatch>,
     rows: usize,
     bytes: u64,
+    /// It begins so many rounds later: what it had for those has come by another way.
+    later: u64,
     ended: bool,
 }
 
+/// What of a stream waits for other streams: the round that its first row is of, and its rows.
+#[derive(Clone, Debug, PartialEq)]
+pub struct OpenRounds {
+    /// The number of the first round, from 0.
+    pub first: u64,
+    /// A row for each round.
+    pub rows: RecordBatch,
+}
+
 impl RoundStream {
+    /// Rounds from the next one on for which nothing more is needed of it.
+    fn rounds(&self) -> u64 {
+        self.later + self.rows as u64
+    }
+
+    fn push(&mut self, rows: RecordBatch) {
+        self.rows += rows.num_rows();
+        self.bytes += batch_bytes(&rows);
+        self.batches.push_back(rows);
+    }
+
+    /// What it has for the next rounds, and to which of them that belongs.
+    fn take_rounds(&mut self, rounds: usize, taken: &mut Vec<RecordBatch>, groups: &mut Vec<u32>) {
+        let before = self.later.min(rounds as u64);
+        self.later -= before;
+        let before = before as usize;
+        let count = self.take(rounds - before, taken);
+        groups.extend(before as u32..(before + count) as u32);
+    }
+
     /// Takes up to `rows` of its next rows.
     fn take(&mut self, rows: usize, taken: &mut Vec<RecordBatch>) -> usize {
         let mut left = rows.min(self.rows);
@@ -120,7 +153,61 @@ impl RoundMerger {
     /// Merges `streams` streams of rows with `schema`.
     pub fn new(reduction: &Reduction, schema: &SchemaRef, streams: usize, end: RoundEnd) -> Self {
         let streams = (0..streams).map(|_| RoundStream::default()).collect();
-        RoundMerger { reduction: reduction.clone(), schema: SchemaRef::clone(schema), end, streams, merged: 0 }
+        let (restored, merged) = (RoundStream { ended: true, ..RoundStream::default() }, 0);
+        RoundMerger { reduction: reduction.clone(), schema: SchemaRef::clone(schema), end, streams, restored, merged }
+    }
+
+    /// Before anything has come: lets the rounds begin at number `first`, and each stream at a number of its own, which
+    /// is not smaller.
+    pub fn begin_at(&mut self, first: u64, streams: impl IntoIterator<Item = u64>) {
+        self.merged = first;
+        for (stream, start) in self.streams.iter_mut().zip(streams) {
+            stream.later = start - first;
+        }
+    }
+
+    /// Before anything has come, and after [`RoundMerger::begin_at`]: adds what had come of rounds that were open.
+    ///
+    /// # Errors
+    /// When some round between has nothing; when values cannot be reduced.
+    pub fn restore(&mut self, open: &[OpenRounds]) -> Result<(), TaskError> {
+        let open: Vec<&OpenRounds> = open.iter().filter(|open| open.rows.num_rows() > 0).collect();
+        let mut groups = Vec::new();
+        for OpenRounds { first, rows } in &open {
+            let from = first.checked_sub(self.merged).ok_or("an open round of the checkpoint had gone out already")?;
+            groups.extend((0..rows.num_rows() as u64).map(|row| (from + row) as u32));
+        }
+        let Some(rounds) = groups.iter().max().map(|last| *last as usize + 1) else { return Ok(()) };
+        let mut found = vec![false; rounds];
+        groups.iter().for_each(|&round| found[round as usize] = true);
+        if found.contains(&false) {
+            return Err("an open round of the checkpoint is missing".into());
+        }
+        let rows = concat_batches(&self.schema, open.into_iter().map(|open| &open.rows))?;
+        self.restored.push(self.reduction.fold(&rows, &groups, rounds)?);
+        Ok(())
+    }
+
+    /// The number of rounds that have been merged.
+    pub fn merged(&self) -> u64 {
+        self.merged
+    }
+
+    /// The number of the round that the next row of a stream is of.
+    pub fn next_of(&self, stream: usize) -> u64 {
+        self.merged + self.streams[stream].rounds()
+    }
+
+    /// What of each stream waits for others, and then what was restored.
+    ///
+    /// # Errors
+    /// When rows cannot be put together.
+    pub fn open(&self) -> Result<Vec<OpenRounds>, TaskError> {
+        let open = |stream: &RoundStream| -> Result<OpenRounds, TaskError> {
+            let rows = concat_batches(&self.schema, &stream.batches)?;
+            Ok(OpenRounds { first: self.merged + stream.later, rows })
+        };
+        self.streams.iter().chain([&self.restored]).map(open).collect()
     }
 
     /// Whether to read more of a stream; if not, it is too far ahead of the slowest one.
@@ -131,10 +218,7 @@ impl RoundMerger {
 
     /// Adds rows of a stream.
     pub fn push(&mut self, stream: usize, rows: RecordBatch) {
-        let of = &mut self.streams[stream];
-        of.rows += rows.num_rows();
-        of.bytes += batch_bytes(&rows);
-        of.batches.push_back(rows);
+        self.streams[stream].push(rows);
     }
 
     /// Marks the end of a stream.
@@ -144,10 +228,10 @@ impl RoundMerger {
 
     /// A stream that ended too early, if that is an error.
     pub fn unequal(&self) -> Option<UnequalRounds> {
-        let most = self.streams.iter().map(|stream| stream.rows).max()?;
-        let short = |stream: &RoundStream| stream.ended && stream.rows < most;
+        let most = self.streams.iter().map(RoundStream::rounds).max()?;
+        let short = |stream: &RoundStream| stream.ended && stream.rounds() < most;
         let stream = self.streams.iter().position(short).filter(|_| self.end == RoundEnd::Strict)?;
-        Some(UnequalRounds { stream, rounds: self.merged + self.streams[stream].rows as u64 })
+        Some(UnequalRounds { stream, rounds: self.next_of(stream) })
     }
 
     /// The next rounds for which every unfinished stream has a row, as one row each, in order.
@@ -155,23 +239,23 @@ impl RoundMerger {
     /// # Errors
     /// If values cannot be reduced.
     pub fn merge(&mut self) -> Result<Option<RecordBatch>, TaskError> {
-        let open = self.streams.iter().filter(|stream| !stream.ended).map(|stream| stream.rows).min();
-        let rounds = open.or_else(|| self.streams.iter().map(|stream| stream.rows).max()).unwrap_or(0);
-        let rounds = rounds.min(ROUNDS_AT_ONCE);
+        let all = self.streams.iter().chain([&self.restored]);
+        let open = all.clone().filter(|stream| !stream.ended).map(RoundStream::rounds).min();
+        let rounds = open.or_else(|| all.map(RoundStream::rounds).max()).unwrap_or(0);
+        let rounds = rounds.min(ROUNDS_AT_ONCE as u64) as usize;
         if rounds == 0 {
             return Ok(None);
         }
         let (mut rows, mut groups) = (Vec::new(), Vec::new());
-        for stream in &mut self.streams {
-            let taken = stream.take(rounds, &mut rows);
-            groups.extend(0..taken as u32);
+        for stream in self.streams.iter_mut().chain([&mut self.restored]) {
+            stream.take_rounds(rounds, &mut rows, &mut groups);
         }
         self.merged += rounds as u64;
         let rows = match &rows[..] {
             [one] => one.clone(),
             _ => concat_batches(&self.schema, &rows)?,
         };
-        let alone = rows.num_rows() == rounds;
+        let alone = groups.iter().copied().eq(0..rounds as u32);
         Ok(Some(if alone { rows } else { self.reduction.fold(&rows, &groups, rounds)? }))
     }
 }

@@ -27,8 +27,8 @@ use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::JoinHandle;
 
 use super::ResumePlan;
-use super::in_flight;
 use super::notifications::EpochNotifications;
+use super::{in_flight, open_rounds};
 use crate::error::TaskError;
 use crate::link::Links;
 use crate::rebalance::{BucketOwnership, Moves, RebalanceAnswer};
@@ -411,6 +411,8 @@ pub(crate) struct CopyStates {
     tenure: Mutex<BucketOwnership>,
     /// Of epochs that have overtaken rows: what was in flight to a port, when all of it is known.
     overtaken: Mutex<Vec<(u64, u32, InFlight)>>,
+    /// Of epochs: rounds that were open at a port.
+    rounds: Mutex<Vec<(u64, u32, Bytes)>>,
     ended: AtomicBool,
 }
 
@@ -433,6 +435,7 @@ impl CopyStates {
             before: Mutex::default(),
             tenure: Mutex::default(),
             overtaken: Mutex::default(),
+            rounds: Mutex::default(),
             ended: AtomicBool::new(false),
         }
     }
@@ -493,6 +496,12 @@ impl CopyStates {
         self.overtaken.lock().push((epoch, port, rows));
     }
 
+    /// The barrier of `epoch` passes `port`, where these rounds are open: they belong to the next
+    /// [`CopyStates::save`].
+    pub(crate) fn open_rounds(&self, epoch: u64, port: u32, rounds: Bytes) {
+        self.rounds.lock().push((epoch, port, rounds));
+    }
+
     /// The epochs that are durable.
     pub(crate) fn durable(&self) -> watch::Receiver<u64> {
         self.client.notifications.epochs()
@@ -505,7 +514,7 @@ impl CopyStates {
 
     /// Writes a snapshot in the background and reports it. `whole` says that nothing saved before is needed besides it.
     /// Within the runner's pool.
-    pub(crate) fn save(&self, epoch: u64, whole: bool, snapshot: Snapshot) {
+    pub(crate) fn save(&self, epoch: u64, whole: bool, mut snapshot: Snapshot) {
         let (client, task, copy) = (Arc::clone(&self.client), self.task, self.copy);
         let chain = Arc::clone(&self.chain);
         let file = state_file(&client.run, epoch, (task, copy), "");
@@ -514,6 +523,9 @@ impl CopyStates {
         // Of one that was given up there may be some, where another port has not seen it.
         let overtaken = std::mem::take(&mut *self.overtaken.lock()).into_iter();
         let overtaken = overtaken.filter(|(of, ..)| *of == epoch).map(|(_, port, rows)| (port, rows)).collect();
+        let rounds = std::mem::take(&mut *self.rounds.lock()).into_iter();
+        let rounds = rounds.filter(|(of, ..)| *of == epoch && !self.at_most_once());
+        snapshot.shared.extend(rounds.map(|(_, port, rounds)| (open_rounds::port_name(port), rounds)));
         let mut before = self.before.lock();
         let earlier = before.take();
         *before = Some(tokio::spawn(async move {

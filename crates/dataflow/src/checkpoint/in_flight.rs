@@ -34,13 +34,13 @@ pub(crate) fn encode(batches: &[RecordBatch]) -> Result<Bytes, TaskError> {
 }
 
 /// The next part of what [`encode`] made.
-fn next(bytes: &mut Bytes) -> Result<Bytes, TaskError> {
+pub(super) fn next(bytes: &mut Bytes) -> Result<Bytes, TaskError> {
     let cut = || TaskError::from("rows in flight are truncated");
     let len = usize::try_from(bytes.try_get_u64_le().map_err(|_| cut())?)?;
     (len <= bytes.len()).then(|| bytes.split_to(len)).ok_or_else(cut)
 }
 
-fn decode(schema: &SchemaRef, mut bytes: Bytes) -> Result<Vec<RecordBatch>, TaskError> {
+pub(super) fn decode(schema: &SchemaRef, mut bytes: Bytes) -> Result<Vec<RecordBatch>, TaskError> {
     let (then, now) = (next(&mut bytes)?, described(schema));
     if then != now.as_bytes() {
         let then = String::from_utf8_lossy(&then);
@@ -101,24 +101,32 @@ impl InFlightReplay {
                 continue;
             }
             for batch in decode(schema, bytes)? {
-                mine.extend(self.share(batch)?);
+                mine.extend(share_of(&mut self.dealing, self.copy, batch)?);
             }
         }
         Ok(mine)
     }
+}
 
-    fn share(&mut self, batch: RecordBatch) -> Result<Option<RecordBatch>, TaskError> {
-        let Some(InFlightRouting::Assigned(assign)) = &mut self.dealing else { return Ok(Some(batch)) };
-        let mut targets = Vec::new();
-        let share = match assign.assign(&batch, &mut targets)? {
-            RowAssignment::Whole(target) => (target == self.copy).then_some(batch),
-            RowAssignment::ByRow => {
-                let mine: BooleanArray = targets.iter().map(|target| Some(*target == self.copy)).collect();
-                Some(filter_record_batch(&batch, &mine)?)
-            }
-        };
-        Ok(share.filter(|batch| batch.num_rows() > 0))
-    }
+/// The rows of a batch that are now a copy's.
+///
+/// # Errors
+/// When they cannot be dealt.
+pub(crate) fn share_of(
+    dealing: &mut Option<InFlightRouting>,
+    copy: u32,
+    batch: RecordBatch,
+) -> Result<Option<RecordBatch>, TaskError> {
+    let Some(InFlightRouting::Assigned(assign)) = dealing else { return Ok(Some(batch)) };
+    let mut targets = Vec::new();
+    let share = match assign.assign(&batch, &mut targets)? {
+        RowAssignment::Whole(target) => (target == copy).then_some(batch),
+        RowAssignment::ByRow => {
+            let mine: BooleanArray = targets.iter().map(|target| Some(*target == copy)).collect();
+            Some(filter_record_batch(&batch, &mine)?)
+        }
+    };
+    Ok(share.filter(|batch| batch.num_rows() > 0))
 }
 
 #[cfg(test)]

@@ -10,9 +10,10 @@ use tidemill_batch::local::RowOrder;
 use tidemill_batch::route_map::BUCKETS;
 
 use super::partition::describe_buckets;
+use super::rounds::map_rounds;
 use super::sort::sort_stage;
 use super::{EdgeSignature, Exchange, Partition};
-use crate::flow::{ExchangeStage, FlowPort, Lowering, StreamElement, TaskFactory};
+use crate::flow::{ExchangeStage, FlowPort, Lowering, TaskFactory};
 use crate::task::Executor;
 
 /// See the module.
@@ -70,21 +71,20 @@ impl Exchange for KeyedGather {
 
 /// A stage beside `target` that puts the rows of each round in order, by itself.
 fn group_rounds(lowering: &mut Lowering<'_>, target: FlowPort, order: RowOrder) -> ExchangeStage {
-    let factory: TaskFactory = Arc::new(move |inputs, outputs, _| {
+    let factory: TaskFactory = Arc::new(move |inputs, outputs, context| {
         let order = order.clone();
         Box::pin(async move {
-            let (mut input, mut output) = (inputs.into_only(), outputs.into_only());
-            while output.is_wanted()
-                && let Some(StreamElement::Batch(round)) = input.recv().await?
-            {
+            map_rounds(inputs.into_only(), outputs.into_only(), &context, |round| {
                 let rows = order.rows(&round)?;
                 let mut sorted: Vec<u32> = (0..round.num_rows() as u32).collect();
                 sorted.sort_by(|&one, &other| rows.row(one as usize).cmp(&rows.row(other as usize)));
-                output.send(take_record_batch(&round, &UInt32Array::from(sorted))?).await?;
-            }
-            Ok(())
+                Ok(take_record_batch(&round, &UInt32Array::from(sorted))?)
+            })
+            .await
         })
     });
     let (workers, schema) = (lowering.workers_of(target).to_vec(), SchemaRef::clone(lowering.target_schema()));
-    lowering.stage("group rounds", workers, 1, vec![schema], Executor::Thread, factory)
+    let stage = lowering.stage("group rounds", workers, 1, vec![schema], Executor::Thread, factory);
+    lowering.set_streaming(stage);
+    stage
 }

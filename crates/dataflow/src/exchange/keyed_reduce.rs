@@ -9,6 +9,7 @@ use tidemill_batch::local::{Reducer, Reduction};
 use tidemill_batch::route_map::BUCKETS;
 
 use super::partition::describe_buckets;
+use super::rounds::map_rounds;
 use super::{EdgeSignature, Exchange, Partition};
 use crate::error::TaskError;
 use crate::flow::TaskFactory;
@@ -115,7 +116,9 @@ pub(super) fn stage_on(
     let (reduce, outputs) = (reduce.clone(), vec![SchemaRef::clone(&schema)]);
     if lowering.rounds().is_some() {
         let factory = reduce_rounds(schema, keys, reduce);
-        return lowering.stage(label, workers, inputs, outputs, Executor::Thread, factory);
+        let stage = lowering.stage(label, workers, inputs, outputs, Executor::Thread, factory);
+        lowering.set_streaming(stage);
+        return stage;
     }
     let factory: TaskFactory = Arc::new(move |inputs, outputs, context| {
         let (schema, reduce) = (SchemaRef::clone(&schema), reduce.clone());
@@ -142,10 +145,7 @@ fn reduce_rounds(schema: SchemaRef, keys: usize, reduce: Reduction) -> TaskFacto
     Arc::new(move |inputs, outputs, context| {
         let (schema, reduce) = (SchemaRef::clone(&schema), reduce.clone());
         Box::pin(async move {
-            let (mut input, mut output) = (inputs.into_only(), outputs.into_only());
-            while output.is_wanted()
-                && let Some(StreamElement::Batch(round)) = input.recv().await?
-            {
+            map_rounds(inputs.into_only(), outputs.into_only(), &context, |round| {
                 let mut reducer = new_reducer(&schema, keys, &reduce, &context)?;
                 if round.num_rows() > 0 {
                     reducer.push(round)?;
@@ -154,9 +154,9 @@ fn reduce_rounds(schema: SchemaRef, keys: usize, reduce: Reduction) -> TaskFacto
                 while let Some(batch) = reduced.next_batch()? {
                     batches.push(batch);
                 }
-                output.send(concat_batches(&schema, &batches)?).await?;
-            }
-            Ok(())
+                Ok(concat_batches(&schema, &batches)?)
+            })
+            .await
         })
     })
 }

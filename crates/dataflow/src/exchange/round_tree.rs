@@ -7,20 +7,14 @@
 use std::sync::Arc;
 
 use arrow::datatypes::SchemaRef;
-use tidemill_batch::local::{Reduction, RoundEnd, RoundMerger};
-use tidemill_checkpoint::Mark;
+use tidemill_batch::local::{Reduction, RoundEnd};
+use tidemill_checkpoint::{BarrierControl, Mark};
 
 use super::tree::{OUT, UP};
+use crate::checkpoint::open_rounds::{RoundNode, RoundSource, RoundTree};
 use crate::flow::{EdgeMover, FlowPort, Lowering, StreamElement, TaskFactory, unequal_rounds};
 use crate::overlay::Overlay;
 use crate::task::Executor;
-
-/// A sender to a worker of the tree: a copy on the same worker, or a worker below.
-#[derive(Clone, Copy)]
-enum RoundSource {
-    Copy(u32),
-    Worker(u32),
-}
 
 /// Adds the tree. Returns the output that has the results, at the copy on `root`.
 pub(super) fn add_round_tree(
@@ -51,8 +45,10 @@ pub(super) fn add_round_tree(
     let executor = if reduction.is_function() { Executor::Thread } else { Executor::Pool };
     let everywhere: Vec<u32> = (0..lowering.workers()).collect();
     let schemas = vec![SchemaRef::clone(&schema), SchemaRef::clone(&schema)];
-    let factory = merge_rounds(reduction, &schema, Arc::new(sources), root, end);
+    let rounds = RoundTree { sources, root, copies: members.len() as u32 };
+    let factory = merge_rounds(reduction, &schema, Arc::new(rounds), end);
     let stage = lowering.stage("merge rounds", everywhere, ports, schemas, executor, factory);
+    lowering.save_rounds(stage);
     for port in 0..ports {
         let of_port = |(&worker, &of): (&u32, &usize)| (of == port).then_some(worker);
         let own: Vec<_> = members.iter().zip(&port_of_copy).map(of_port).collect();
@@ -68,45 +64,50 @@ pub(super) fn add_round_tree(
     stage.output(OUT)
 }
 
-fn merge_rounds(
-    reduction: &Reduction,
-    schema: &SchemaRef,
-    sources: Arc<Vec<Vec<RoundSource>>>,
-    root: u32,
-    end: RoundEnd,
-) -> TaskFactory {
+/// A copy that leaves says what it has come to: those that others had sent may be needed by who goes on.
+fn merge_rounds(reduction: &Reduction, schema: &SchemaRef, tree: Arc<RoundTree>, end: RoundEnd) -> TaskFactory {
     let (reduction, schema) = (reduction.clone(), SchemaRef::clone(schema));
-    Arc::new(move |mut inputs, outputs, context| {
-        let (reduction, schema, sources) = (reduction.clone(), SchemaRef::clone(&schema), Arc::clone(&sources));
+    Arc::new(move |mut inputs, mut outputs, context| {
+        let (reduction, schema, tree) = (reduction.clone(), SchemaRef::clone(&schema), Arc::clone(&tree));
         Box::pin(async move {
-            let sources = &sources[context.worker() as usize];
-            let mut merger = RoundMerger::new(&reduction, &schema, sources.len(), end);
-            let mut outputs = outputs.into_ports();
-            let output = &mut outputs[if context.worker() == root { OUT } else { UP }];
-            while output.is_wanted()
-                && let Some((port, item)) = inputs.recv_any(|port| port < sources.len() && merger.takes(port)).await?
-            {
+            let out = if context.worker() == tree.root { OUT } else { UP };
+            let mut node = RoundNode::new(&tree, context.worker(), (&reduction, &schema), end);
+            if let Some(restored) = context.restored() {
+                node.restore(restored)?;
+            }
+            loop {
+                while let Some(rows) = node.merge()? {
+                    outputs.port(out).send(rows).await?;
+                }
+                if !outputs.port(out).is_wanted() {
+                    break;
+                }
+                let next = inputs.recv_any_aligning(|port, aligning| node.takes(port, aligning)).await?;
+                let Some((port, item)) = next else { break };
                 match item {
-                    Some(StreamElement::Batch(rows)) => merger.push(port, rows),
-                    Some(StreamElement::Mark(Mark::Barrier(_))) => {
-                        return Err("a reduction by rounds cannot take part in checkpoints yet".into());
+                    Some(StreamElement::Batch(rows)) => node.push(port, rows),
+                    Some(StreamElement::Mark(Mark::Barrier(barrier))) => {
+                        if let Some(states) = context.states() {
+                            states.save_kept(barrier.epoch, |_| node.snapshot())?;
+                        }
+                        let stops = barrier.control == BarrierControl::Stop;
+                        outputs.mark(&Mark::Barrier(barrier)).await?;
+                        if stops {
+                            return Ok(());
+                        }
                     }
                     Some(StreamElement::Mark(_)) => {}
-                    None => merger.end(port),
+                    None => node.end(port),
                 }
-                if let Some(short) = merger.unequal() {
-                    let who = match sources[short.stream] {
-                        RoundSource::Copy(copy) => format!("copy {copy} of its source"),
-                        RoundSource::Worker(worker) => format!("worker {worker}, for the copies behind it,"),
-                    };
-                    let rounds = short.rounds;
+                if let Some((who, rounds)) = node.unequal() {
                     return Err(unequal_rounds(&who, rounds).into());
                 }
-                while let Some(rows) = merger.merge()? {
-                    output.send(rows).await?;
-                }
             }
-            Ok(())
+            outputs.finish().await?;
+            match context.states().filter(|states| !states.at_most_once()) {
+                Some(states) => states.end(node.snapshot()?).await,
+                None => Ok(()),
+            }
         })
     })
 }

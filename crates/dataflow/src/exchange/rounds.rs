@@ -6,10 +6,14 @@
 //! number of its round to every target copy; a copy puts rounds together from what its streams bring between marks. A
 //! reduction of all rows needs none: a message becomes a row on its way, and the n-th row is of round n.
 
+use arrow::array::RecordBatch;
 use arrow::datatypes::SchemaRef;
+use tidemill_checkpoint::{BarrierControl, Mark, Snapshot};
 
 use super::{EdgeSignature, EdgeWorkers, Exchange, RoundEnd};
-use crate::flow::Lowering;
+use crate::error::TaskError;
+use crate::flow::{Input, Lowering, Output, StreamElement};
+use crate::task::TaskContext;
 
 /// See the module.
 ///
@@ -60,4 +64,32 @@ impl<E: Exchange> Exchange for Rounds<E> {
         lowering.set_rounds(self.end);
         self.exchange.lower(lowering);
     }
+}
+
+/// The loop of a stage that makes something of each round by itself, and keeps nothing.
+pub(super) async fn map_rounds(
+    mut input: Input,
+    mut output: Output,
+    context: &TaskContext,
+    mut map: impl FnMut(RecordBatch) -> Result<RecordBatch, TaskError>,
+) -> Result<(), TaskError> {
+    while output.is_wanted()
+        && let Some(item) = input.recv().await?
+    {
+        match item {
+            StreamElement::Batch(round) => output.send(map(round)?).await?,
+            StreamElement::Mark(Mark::Barrier(barrier)) => {
+                if let Some(states) = context.states() {
+                    states.save_kept(barrier.epoch, |_| Ok(Snapshot::default()))?;
+                }
+                let stops = barrier.control == BarrierControl::Stop;
+                output.mark(&Mark::Barrier(barrier)).await?;
+                if stops {
+                    return Ok(());
+                }
+            }
+            StreamElement::Mark(_) => {}
+        }
+    }
+    Ok(())
 }

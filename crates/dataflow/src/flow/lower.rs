@@ -165,6 +165,7 @@ impl Lowering<'_> {
             executor,
             comm: false,
             streaming: false,
+            saves_rounds: false,
             state: None,
             keeps: StateKind::Unknown,
             inputs,
@@ -172,6 +173,17 @@ impl Lowering<'_> {
             workers,
         });
         ExchangeStage(self.flow.tasks.len() - 1)
+    }
+
+    /// Lets a stage, which knows barriers, save the rounds that are open when one passes.
+    pub(crate) fn save_rounds(&mut self, stage: ExchangeStage) {
+        self.set_streaming(stage);
+        self.flow.tasks[stage.0].saves_rounds = true;
+    }
+
+    /// Says that a stage knows marks.
+    pub(crate) fn set_streaming(&mut self, stage: ExchangeStage) {
+        self.flow.tasks[stage.0].streaming = true;
     }
 
     /// Adds an edge.

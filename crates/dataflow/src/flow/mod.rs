@@ -21,7 +21,7 @@ use tidemill_checkpoint::coordinator::CoordinatedTask;
 pub(crate) use handover::{BucketHandover, BucketPartitioner};
 pub(crate) use lower::CheckedEdge;
 pub use lower::{ExchangeStage, FlowPort, Lowering};
-pub(crate) use receive::{EdgeLimits, EdgeRuntime, Inlet, unequal_rounds};
+pub(crate) use receive::{EdgeLimits, EdgeRuntime, Inlet, RoundReplay, unequal_rounds};
 pub use receive::{Input, InputStream, Inputs, StreamElement};
 pub(crate) use send::Outlet;
 pub use send::{Output, Outputs, SMALL_BYTES_MAX};
@@ -63,6 +63,8 @@ pub(crate) struct FlowTask {
     pub comm: bool,
     /// Whether its copies know marks.
     pub streaming: bool,
+    /// It keeps rounds that are open, which it puts together itself: barriers overtake nothing on their way to it.
+    pub saves_rounds: bool,
     /// What it keeps, if it has said so.
     pub state: Option<StateSchema>,
     pub keeps: StateKind,

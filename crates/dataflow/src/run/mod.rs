@@ -38,10 +38,13 @@ use self::layout::RunLayout;
 pub(crate) use self::lower::lower;
 use self::state::RunState;
 use self::task_copy::TaskCopy;
-use crate::checkpoint::{CheckpointClient, CoordinatorInput, CopyStates, InFlightReplay, InFlightRouting, ResumePlan};
+use crate::checkpoint::{
+    CheckpointClient, CoordinatorInput, CopyStates, InFlightReplay, InFlightRouting, ResumePlan, open_rounds,
+};
 use crate::error::DataflowError;
 use crate::flow::{
     BucketHandover, EdgeLimits, EdgeRuntime, FlowEdge, FlowGraph, Inlet, Input, Inputs, Outlet, Output, Outputs,
+    RoundReplay,
 };
 use crate::graph::{Graph, fingerprint};
 use crate::link::{Links, MemoryLoans, ReceivePump};
@@ -488,7 +491,9 @@ impl ActiveRun {
                 let from: Vec<&FlowEdge> = flow.edges.iter().filter(leads_here).collect();
                 // What is broadcast would be in flight to some copies and not to others: dealt anew, it would come to
                 // all again. Copies that call each other must have had the same rows when a barrier passes.
-                if !task.comm && from.iter().all(|edge| !edge.mover.is_to_all()) {
+                // Open rounds are saved by stream, and what is in flight is not.
+                let by_rounds = task.saves_rounds || from.iter().any(|edge| edge.rounds.is_some());
+                if !task.comm && !by_rounds && from.iter().all(|edge| !edge.mover.is_to_all()) {
                     input.enable_unaligned(port as u32, states);
                 }
                 let copies = task.workers.len() as u32;
@@ -496,6 +501,14 @@ impl ActiveRun {
                     Some(assign) => InFlightRouting::Assigned(assign),
                     None => InFlightRouting::ByCopy,
                 };
+                if by_rounds && !task.saves_rounds {
+                    let replay = states.restored().map(|restored| RoundReplay {
+                        parts: open_rounds::shared(restored, &open_rounds::port_name(port as u32)),
+                        copy,
+                        dealing: restored.rescaled.then(dealing),
+                    });
+                    input.save_rounds(port as u32, states, replay);
+                }
                 input.replay_first(InFlightReplay::of(states.restored(), port as u32, (copy, copies), dealing));
             }
         }

@@ -14,8 +14,8 @@ use tidemill_net::{CallDescriber, Engine, Rank, notice};
 use tokio::runtime::Handle;
 
 use super::share_bytes;
-use crate::checkpoint::ResumePlan;
 use crate::checkpoint::client::{self, SplitsOf};
+use crate::checkpoint::{ResumePlan, open_rounds};
 use crate::error::DataflowError;
 use crate::flow::{FlowGraph, FlowTask};
 use crate::rebalance::StateKind;
@@ -419,6 +419,13 @@ impl ResumePlan {
 
 /// Whether checkpoints can be made of a job's tasks, and none has a state that is to be dropped.
 fn check_tasks(flow: &FlowGraph, settings: &CheckpointSettings) -> Result<(), DataflowError> {
+    if let Some(edge) = flow.edges.iter().find(|edge| edge.feedback) {
+        return Err(DataflowError::Checkpoint(format!(
+            "edge {} leads back, and a job with a loop makes no checkpoints: what goes round in it would be lost; run the \
+             loop in a graph of its own, which a function of the job can spawn, or the job without checkpoints",
+            edge.name
+        )));
+    }
     let mut names = HashSet::new();
     for task in &flow.tasks {
         if !task.streaming {
@@ -444,7 +451,8 @@ fn check_tasks(flow: &FlowGraph, settings: &CheckpointSettings) -> Result<(), Da
 /// Whether a task keeps anything, or has given what it kept when its job came to its end.
 fn keeps(state: &TaskState, finished: bool) -> bool {
     let has_nothing = state.buckets.is_empty() && state.splits.is_empty() && state.in_flight.is_empty();
-    !has_nothing || finished && state.schema.is_some()
+    let has_rounds = state.shared.values().flatten().any(|(name, _)| open_rounds::is_of_rounds(name));
+    !has_nothing || finished && state.schema.is_some() || has_rounds && !finished
 }
 
 /// Whether a job wants to do without the state of a task.

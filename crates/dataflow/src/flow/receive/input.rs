@@ -18,7 +18,7 @@ use tokio::sync::oneshot;
 use super::edge::EdgeRuntime;
 use super::inlet::{Inlet, StreamPacket};
 use super::meter::PortMeter;
-use super::rounds::{RoundCollector, ShortStream};
+use super::rounds::{RoundCollector, RoundReplay, ShortStream};
 use super::stream_end::StreamEnd;
 use crate::checkpoint::{CopyStates, InFlightReplay};
 use crate::error::{DataflowError, TaskError};
@@ -94,8 +94,11 @@ pub struct Input {
     replay: Option<InFlightReplay>,
     ahead: VecDeque<EarlyElement>,
     meter: PortMeter,
-    /// Where the edges that lead here go by rounds.
+    /// Where the edges that lead here go by rounds; and who saves those that are open.
     rounds: Option<RoundCollector>,
+    saved_by: Option<(u32, Arc<CopyStates>)>,
+    /// What comes before all else there.
+    round_replay: Option<RoundReplay>,
     /// Of a task that is part of a loop: what it waits for may wait for it.
     in_loop: bool,
     /// Of who calls functions of the program: how many rows it gets at a time.
@@ -106,9 +109,23 @@ impl Input {
     /// Of a task that is part of a loop long waits are explained.
     pub(crate) fn new(inlet: Arc<Inlet>, target: u32, streaming: bool, in_loop: bool, cancel: CancelToken) -> Self {
         let marks = streaming.then(MarkMerger::default);
-        let (overtaking, replay, ahead, meter, rounds, pace) = Default::default();
-        let (streams, open) = (Vec::new(), 0);
-        Input { inlet, streams, open, target, cancel, marks, overtaking, replay, ahead, meter, rounds, in_loop, pace }
+        Input {
+            inlet,
+            streams: Vec::new(),
+            open: 0,
+            target,
+            cancel,
+            marks,
+            overtaking: None,
+            replay: None,
+            ahead: VecDeque::new(),
+            meter: PortMeter::default(),
+            rounds: None,
+            saved_by: None,
+            round_replay: None,
+            in_loop,
+            pace: None,
+        }
     }
 
     /// Gives out no more rows at a time than take a moment to work on: marks pass between them.
@@ -148,6 +165,13 @@ impl Input {
     /// Has rows taken before all others: they were in flight when the job was cut off.
     pub(crate) fn replay_first(&mut self, replay: Option<InFlightReplay>) {
         self.replay = replay;
+    }
+
+    /// Has rounds that are open when a barrier passes saved, as those of input port `port` of a copy that `states` are
+    /// of; `replay` was saved when the job was cut off.
+    pub(crate) fn save_rounds(&mut self, port: u32, states: &Arc<CopyStates>, replay: Option<RoundReplay>) {
+        self.saved_by = Some((port, Arc::clone(states)));
+        self.round_replay = replay;
     }
 
     /// Adds the streams of an edge that leads here; all of its source copies are numbered, only some may send.
@@ -333,37 +357,88 @@ impl Input {
 
     /// The next round as one batch, perhaps without rows, of the first stream by name.
     fn poll_round(&mut self, context: &mut Context<'_>) -> Poll<Result<Option<(u32, StreamElement)>, DataflowError>> {
+        self.restore_rounds()?;
         loop {
             let rounds = self.rounds.as_mut().expect("the edges go by rounds");
             match rounds.take() {
                 Ok(Some(batches)) => {
-                    self.inlet.release();
-                    rounds.ahead().for_each(|stream| self.inlet.hold(stream));
+                    self.hold_rounds();
                     let round = match <[RecordBatch; 1]>::try_from(batches) {
                         Ok([one]) => one,
                         Err(batches) => concat_batches(&self.streams[0].edge.schema, &batches)?,
                     };
                     return Poll::Ready(Ok(Some((0, StreamElement::Batch(round)))));
                 }
-                Ok(None) if self.open == 0 => return Poll::Ready(Ok(None)),
                 Ok(None) => {}
                 Err(ShortStream { stream, rounds }) => return Poll::Ready(Err(self.streams[stream].unequal(rounds))),
+            }
+            // Behind the rounds that were complete before it.
+            while let Some(mark) = self.marks.as_mut().and_then(MarkMerger::next_mark) {
+                if let Mark::Barrier(barrier) = &mark {
+                    self.save_open(barrier.epoch)?;
+                    return Poll::Ready(Ok(Some((0, StreamElement::Mark(mark)))));
+                }
+            }
+            if self.open == 0 {
+                return Poll::Ready(Ok(None));
             }
             let Poll::Ready((stream, packet)) = self.inlet.poll_take(None, context) else { return Poll::Pending };
             let item = self.unpack(stream, packet)?;
             let rounds = self.rounds.as_mut().expect("just seen");
             match item {
                 Some(StreamElement::Batch(batch)) => rounds.push(stream, batch),
-                Some(StreamElement::Mark(Mark::Watermark(_))) if rounds.mark(stream) => self.inlet.hold(stream),
+                Some(StreamElement::Mark(Mark::Watermark(_))) if rounds.mark(stream) => self.hold_rounds(),
                 Some(StreamElement::Mark(Mark::Watermark(_) | Mark::Idle)) => {}
-                Some(StreamElement::Mark(Mark::Barrier(_))) => {
-                    let reason = "an edge that goes by rounds cannot take part in checkpoints yet".into();
-                    let edge = self.streams[stream as usize].edge.name.clone();
-                    return Poll::Ready(Err(DataflowError::Edge { edge, reason }));
+                Some(StreamElement::Mark(mark @ Mark::Barrier(_))) => {
+                    let Some(marks) = &mut self.marks else {
+                        self.streams[stream as usize].refuse(&mark)?;
+                        continue;
+                    };
+                    marks.mark(stream as usize, mark);
+                    self.hold_rounds();
                 }
-                None => rounds.end_stream(stream),
+                None => {
+                    rounds.end_stream(stream);
+                    if let Some(marks) = &mut self.marks {
+                        marks.end_stream(stream as usize);
+                        self.hold_rounds();
+                    }
+                }
             }
         }
+    }
+
+    /// Reads no more of streams that have brought a barrier which others have not, or, while no barrier is awaited, of
+    /// those that are far ahead: it may lie behind messages of rounds that others come to only behind theirs.
+    fn hold_rounds(&self) {
+        let Some(rounds) = &self.rounds else { return };
+        let held = |stream: usize| self.marks.as_ref().is_some_and(|marks| marks.holds(stream));
+        let aligning = (0..self.streams.len()).any(held);
+        self.inlet.release();
+        let waits = |stream: &usize| held(*stream) || !aligning && rounds.is_ahead(*stream);
+        (0..self.streams.len()).filter(waits).for_each(|stream| self.inlet.hold(stream as u32));
+    }
+
+    /// The barrier of `epoch` passes: what is open is part of the next snapshot.
+    fn save_open(&self, epoch: u64) -> Result<(), DataflowError> {
+        let (Some((port, states)), Some(rounds)) = (&self.saved_by, &self.rounds) else { return Ok(()) };
+        states.open_rounds(epoch, *port, rounds.save().map_err(|error| self.wrong(&error))?);
+        Ok(())
+    }
+
+    /// Brings what was open when the run began before all else.
+    fn restore_rounds(&mut self) -> Result<(), DataflowError> {
+        let (Some(replay), Some(StreamEnd { edge, .. })) = (self.round_replay.take(), self.streams.first()) else {
+            return Ok(());
+        };
+        let schema = SchemaRef::clone(&edge.schema);
+        let rounds = self.rounds.as_mut().expect("the edges go by rounds");
+        rounds.restore(replay, &schema).map_err(|error| self.wrong(&error))
+    }
+
+    fn wrong(&self, error: &TaskError) -> DataflowError {
+        let edge = self.streams.first().map(|end| end.edge.name.clone()).unwrap_or_default();
+        DataflowError::Edge { edge, reason: error.to_string() }
     }
 
     /// What was given out has been worked on.
@@ -374,8 +449,7 @@ impl Input {
     /// Brings what was in flight when the run began before all else.
     fn replay(&mut self, replay: InFlightReplay) -> Result<(), DataflowError> {
         let Some(StreamEnd { edge, .. }) = self.streams.first() else { return Ok(()) };
-        let wrong = |error: TaskError| DataflowError::Edge { edge: edge.name.clone(), reason: error.to_string() };
-        let rows = replay.rows(&edge.schema).map_err(wrong)?;
+        let rows = replay.rows(&edge.schema).map_err(|error| self.wrong(&error))?;
         let first = |rows| EarlyElement { stream: FROM_BEFORE, item: Some(StreamElement::Batch(rows)), guard: None };
         self.ahead.extend(rows.into_iter().map(first));
         Ok(())

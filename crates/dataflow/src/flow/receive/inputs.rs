@@ -86,6 +86,15 @@ impl Inputs {
         &mut self,
         wanted: impl Fn(usize) -> bool,
     ) -> Result<Option<(usize, Option<StreamElement>)>, DataflowError> {
+        self.recv_any_aligning(|port, _| wanted(port)).await
+    }
+
+    /// [`Inputs::recv_any`], where `wanted` is also told whether some port has brought a barrier that others have not:
+    /// who reads no more of one of those waits for it, and it may be what everybody waits for.
+    pub(crate) async fn recv_any_aligning(
+        &mut self,
+        wanted: impl Fn(usize, bool) -> bool,
+    ) -> Result<Option<(usize, Option<StreamElement>)>, DataflowError> {
         if self.busy_since.get_or_insert_with(Instant::now).elapsed() >= TURN {
             tokio::task::yield_now().await;
             self.busy_since = Some(Instant::now());
@@ -98,8 +107,9 @@ impl Inputs {
                     return Poll::Ready(Ok(Some((0, Some(StreamElement::Mark(mark))))));
                 }
                 let mut waiting = false;
+                let aligning = (0..count).any(|port| self.marks.holds(port));
                 for index in (0..count).map(|i| (self.first + i) % count) {
-                    if self.ended[index] || !wanted(index) || self.marks.holds(index) {
+                    if self.ended[index] || !wanted(index, aligning) || self.marks.holds(index) {
                         continue;
                     }
                     match self.ports[index].poll_recv(context)? {

@@ -14,4 +14,5 @@ pub(crate) use edge::{EdgeLimits, EdgeRuntime};
 pub(crate) use inlet::Inlet;
 pub use input::{Input, InputStream, StreamElement};
 pub use inputs::Inputs;
+pub(crate) use rounds::RoundReplay;
 pub(crate) use stream_end::unequal_rounds;

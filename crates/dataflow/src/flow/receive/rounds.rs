@@ -1,10 +1,16 @@
 //! Rounds that streams bring: of each stream what comes between two marks is of one round, and a round is complete when
 //! every stream has brought its mark.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 
 use arrow::array::RecordBatch;
+use arrow::datatypes::SchemaRef;
+use bytes::Bytes;
+use serde::{Deserialize, Serialize};
 use tidemill_batch::local::RoundEnd;
+
+use crate::checkpoint::{InFlightRouting, open_rounds, share_of};
+use crate::error::TaskError;
 
 /// The input stops reading a stream that has this many complete rounds waiting.
 const AHEAD_ROUNDS_MAX: usize = 64;
@@ -25,6 +31,30 @@ pub(super) struct RoundCollector {
     streams: Vec<RoundStream>,
     /// Rounds that have been taken.
     taken: u64,
+}
+
+/// What a checkpoint has of a stream: how many batches its complete rounds have, and the one that is not complete.
+#[derive(Serialize, Deserialize)]
+struct StreamHeader {
+    complete: Vec<usize>,
+    open: usize,
+}
+
+/// What a checkpoint has of a port, beside rows.
+#[derive(Serialize, Deserialize)]
+struct PortHeader {
+    taken: u64,
+    /// `None` of a source copy that does not send here.
+    streams: Vec<Option<StreamHeader>>,
+}
+
+/// What a port had kept when the job was cut off.
+pub(crate) struct RoundReplay {
+    /// By the copy then.
+    pub parts: BTreeMap<u32, Bytes>,
+    pub copy: u32,
+    /// Where there are other copies now: who gets which row.
+    pub dealing: Option<InFlightRouting>,
 }
 
 /// Stream `stream` ended after `rounds` messages, and others have sent more.
@@ -59,10 +89,74 @@ impl RoundCollector {
         self.streams[stream as usize].ended = true;
     }
 
-    /// Streams that are far ahead.
-    pub(super) fn ahead(&self) -> impl Iterator<Item = u32> {
-        let far = |(_, stream): &(usize, &RoundStream)| stream.complete.len() >= AHEAD_ROUNDS_MAX;
-        self.streams.iter().enumerate().filter(far).map(|(at, _)| at as u32)
+    /// Whether a stream is far ahead.
+    pub(super) fn is_ahead(&self, stream: usize) -> bool {
+        self.streams[stream].complete.len() >= AHEAD_ROUNDS_MAX
+    }
+
+    /// What it keeps, when all rounds that are complete have been taken.
+    ///
+    /// # Errors
+    /// When a column cannot be encoded.
+    pub(super) fn save(&self) -> Result<Bytes, TaskError> {
+        let header = |stream: &RoundStream| StreamHeader {
+            complete: stream.complete.iter().map(Vec::len).collect(),
+            open: stream.open.len(),
+        };
+        let streams = self.streams.iter().map(|stream| stream.exists.then(|| header(stream))).collect();
+        let rows = self.streams.iter().flat_map(|stream| stream.complete.iter().chain([&stream.open])).flatten();
+        open_rounds::pack(&PortHeader { taken: self.taken, streams }, &rows.cloned().collect::<Vec<_>>())
+    }
+
+    /// Before anything has come: goes on from what the copies of the task kept, of which this one may have to take a
+    /// share.
+    ///
+    /// # Errors
+    /// When other copies send now than then, and rounds were open; when something is damaged, or of another schema.
+    pub(super) fn restore(&mut self, replay: RoundReplay, schema: &SchemaRef) -> Result<(), TaskError> {
+        let RoundReplay { mut parts, copy, mut dealing } = replay;
+        let is_dealt = matches!(dealing, Some(InFlightRouting::Assigned(_)));
+        if dealing.is_none() {
+            parts.retain(|then, _| *then == copy);
+        }
+        let mut lost = false;
+        for (_, bytes) in parts {
+            let (header, rows) = open_rounds::unpack::<PortHeader>(schema, bytes)?;
+            let same = header.streams.iter().map(Option::is_some).eq(self.streams.iter().map(|stream| stream.exists));
+            // Where nothing is dealt each that gets the same streams has kept the same.
+            if !same || !is_dealt && self.taken > 0 {
+                lost |= !same && !rows.is_empty();
+                continue;
+            }
+            self.taken = header.taken;
+            let mut rows = rows.into_iter();
+            for (stream, header) in self.streams.iter_mut().zip(header.streams) {
+                let Some(StreamHeader { complete, open }) = header else { continue };
+                let mut next = |count: usize| -> Result<Vec<RecordBatch>, TaskError> {
+                    rows.by_ref()
+                        .take(count)
+                        .filter_map(|rows| share_of(&mut dealing, copy, rows).transpose())
+                        .collect()
+                };
+                for (round, count) in complete.into_iter().enumerate() {
+                    let share = next(count)?;
+                    match stream.complete.get_mut(round) {
+                        Some(known) => known.extend(share),
+                        None => stream.complete.push_back(share),
+                    }
+                }
+                stream.open.extend(next(open)?);
+            }
+        }
+        match lost {
+            true => {
+                Err("rounds were open at the checkpoint, and other copies send now than then: let the task that sends \
+                         have as many copies as it had (parallelism=), on any number of workers; or use a reduction, \
+                         whose rounds go on with any"
+                    .into())
+            }
+            false => Ok(()),
+        }
     }
 
     /// The next round, if it is complete: its batches in the order of the streams.
@@ -152,9 +246,9 @@ mod tests {
         let mut rounds = RoundCollector::new(RoundEnd::Strict);
         [true, true].into_iter().for_each(|exists| rounds.add(exists));
         assert!((1..AHEAD_ROUNDS_MAX).all(|_| !rounds.mark(1)) && rounds.mark(1));
-        assert_eq!(rounds.ahead().collect::<Vec<_>>(), [1]);
+        assert!(rounds.is_ahead(1) && !rounds.is_ahead(0));
         rounds.mark(0);
         rounds.take().unwrap().unwrap();
-        assert_eq!(rounds.ahead().count(), 0);
+        assert!(!rounds.is_ahead(1));
     }
 }

@@ -143,7 +143,9 @@ impl Outlet {
         }
         if self.way.edge.rounds.is_some() {
             self.rounds += 1;
-            self.mark(&Mark::Watermark(EventTime(self.rounds))).await?;
+            self.flush().await?;
+            let over = Mark::Watermark(EventTime(self.rounds));
+            self.lanes().iter().try_for_each(|lane| lane.mark(&over))?;
         }
         Ok(())
     }
@@ -201,6 +203,10 @@ impl Outlet {
 
     /// Sends what is collected, and `mark` behind it.
     async fn mark(&mut self, mark: &Mark) -> Result<(), TaskError> {
+        // Where it goes by rounds a watermark is the end of one.
+        if self.way.edge.rounds.is_some() && !matches!(mark, Mark::Barrier(_)) {
+            return Ok(());
+        }
         self.flush().await?;
         let way = &self.way;
         if let (Mark::Barrier(barrier), Some(signal)) = (mark, &way.signal) {
