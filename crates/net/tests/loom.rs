@@ -163,20 +163,56 @@ struct Bell {
     /// The kernel's lock on the queue of sleepers: the word is compared and the caller queued in one step.
     queue: Mutex<()>,
     wake: Condvar,
+    /// The same of a stand-in.
+    wake_stand_in: Condvar,
 }
 
 impl Bell {
     fn new() -> Arc<Self> {
-        Arc::new(Self { word: AtomicU32::new(0), work: AtomicU32::new(0), queue: Mutex::new(()), wake: Condvar::new() })
+        let (word, work, queue) = (AtomicU32::new(0), AtomicU32::new(0), Mutex::new(()));
+        Arc::new(Self { word, work, queue, wake: Condvar::new(), wake_stand_in: Condvar::new() })
     }
 
     fn hand_over_work(&self) {
         self.work.fetch_add(1, Ordering::Relaxed);
         fence(Ordering::SeqCst);
-        if word::ring_fenced(&self.word) != 0 {
+        self.wake(word::ring_fenced(&self.word));
+    }
+
+    fn wake(&self, bits: u32) {
+        if bits != 0 {
             let _queue = self.queue.lock().unwrap();
-            self.wake.notify_all();
+            if bits & word::STAND_IN != 0 {
+                self.wake_stand_in.notify_all();
+            }
+            if bits != word::STAND_IN {
+                self.wake.notify_all();
+            }
         }
+    }
+
+    /// A stand-in looks for work, and sleeps between if it `sleeps`. Of what it finds it tells the sleepers.
+    fn stand_in(&self, sleeps: bool) {
+        let look = || {
+            if self.work.load(Ordering::Relaxed) > 0 {
+                fence(Ordering::SeqCst);
+                self.wake(word::ring_all_fenced(&self.word));
+            }
+        };
+        word::relieve(&self.word);
+        look();
+        while sleeps && self.work.load(Ordering::Relaxed) == 0 {
+            let ticket = word::announce_stand_in(&self.word, true);
+            if self.work.load(Ordering::Relaxed) == 0 {
+                let queue = self.queue.lock().unwrap();
+                if self.word.load(Ordering::Relaxed) == ticket {
+                    drop(self.wake_stand_in.wait(queue).unwrap());
+                }
+            }
+            word::withdraw_stand_in(&self.word);
+        }
+        word::resume(&self.word);
+        look();
     }
 
     fn wait_for_work(&self, amount: u32, withdraw: bool) {
@@ -234,6 +270,21 @@ fn one_ringer_two_sleepers() {
         bell.hand_over_work();
         sleepers.into_iter().for_each(|sleeper| sleeper.join().unwrap());
     });
+}
+
+/// What a ringer leaves to a stand-in, awake or asleep, reaches the sleeper that it stands in for.
+#[test]
+fn a_stand_in_loses_no_wake_up() {
+    for sleeps in [false, true] {
+        model(3, move || {
+            let bell = Bell::new();
+            let stand_in = spawn(&bell, move |bell: &Bell| bell.stand_in(sleeps));
+            let ringer = spawn(&bell, Bell::hand_over_work);
+            bell.wait_for_work(1, true);
+            stand_in.join().unwrap();
+            ringer.join().unwrap();
+        });
+    }
 }
 
 struct Words(Arc<ClaimWords>);

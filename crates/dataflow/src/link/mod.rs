@@ -411,7 +411,7 @@ impl Links {
 
     fn mark_dirty(&self) {
         if !self.dirty.swap(true, Ordering::SeqCst) {
-            self.endpoint.rouse();
+            self.endpoint.rouse_driver();
         }
     }
 
@@ -419,6 +419,14 @@ impl Links {
     #[inline]
     pub(crate) fn is_dirty(&self) -> bool {
         self.dirty.load(Ordering::Relaxed)
+    }
+
+    /// [`Links::pump`], where it is.
+    #[inline]
+    pub(crate) fn pump_if_due(self: &Arc<Self>, engine: &mut Engine) {
+        if self.is_dirty() {
+            self.pump(engine);
+        }
     }
 
     /// Whether nothing waits and nothing is under way.

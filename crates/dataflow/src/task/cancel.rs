@@ -10,16 +10,25 @@ use std::thread::Thread;
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
+use tidemill_net::EndpointWatch;
+use tidemill_net::endpoint::has_lock_wait;
 
 use super::turn::{LongTurn, Turn};
 use crate::error::DataflowError;
 use crate::link::Links;
 use crate::observation::CopyClock;
 
-/// A copy that waits looks for what it waits for in so many rounds at first, each of a microsecond or two, before it
-/// sleeps; and in as many at most, where that has been worth it.
-const WATCH_FIRST: u32 = 4;
-const WATCH_MAX: u32 = 16;
+/// A copy that waits looks for what it waits for before it sleeps: for so long at first, at least, and at most. What
+/// lasts no longer than that is worth it.
+const WATCH_FIRST: Duration = Duration::from_micros(8);
+const WATCH_MIN: Duration = Duration::from_micros(2);
+const WATCH_MAX: Duration = Duration::from_micros(64);
+/// Who gets its core back later than this after it has yielded it shares it with others, who have more use for it.
+const CROWDED: Duration = Duration::from_micros(20);
+/// Looks between two yields where there are no messages to look for.
+const POLLS: u32 = 60;
+/// A sleep on the worker's doorbell ends after this long at the latest.
+const SLICE: Duration = Duration::from_millis(100);
 
 /// The flag of a run.
 #[derive(Default)]
@@ -35,8 +44,8 @@ pub(crate) struct CancelFlag {
 thread_local! {
     /// The flag of the run whose copy is being polled on this thread.
     static CURRENT: RefCell<Option<Arc<CancelFlag>>> = const { RefCell::new(None) };
-    /// The rounds of this thread's next wait.
-    static WATCH: Cell<u32> = const { Cell::new(WATCH_FIRST) };
+    /// How long this thread's next wait looks before it sleeps.
+    static WATCH: Cell<Duration> = const { Cell::new(WATCH_FIRST) };
 }
 
 /// Notes whose copy is being polled, until it is dropped.
@@ -88,28 +97,6 @@ impl CancelFlag {
         let patience = self.links.as_ref()?.endpoint().stall_warning();
         (!patience.is_zero()).then_some(patience)
     }
-
-    /// Looks until `woken`, for as long as that has been worth it lately. Not where only others of this process can
-    /// wake it: in Python they have the lock that it would wait for as soon as it saw them.
-    fn watch(&self, woken: &AtomicBool) {
-        let rounds = WATCH.get();
-        let Some(links) = self.links.as_ref().filter(|links| links.workers() > 1) else { return };
-        for _ in 0..rounds {
-            // A fault is told by who waits for the run's end.
-            drop(links.endpoint().poll_briefly(|engine| {
-                if links.is_dirty() {
-                    links.pump(engine);
-                }
-                woken.load(Ordering::Acquire).then_some(Ok(()))
-            }));
-            if woken.load(Ordering::Acquire) {
-                return WATCH.set((2 * rounds).min(WATCH_MAX));
-            }
-            // Whoever is to wake it may want this core.
-            std::thread::yield_now();
-        }
-        WATCH.set((rounds / 2).max(1));
-    }
 }
 
 impl CancelToken {
@@ -119,9 +106,10 @@ impl CancelToken {
     }
 
     /// Runs a future of a copy that has a thread of its own. Where it has to wait it looks out for a moment, and takes
-    /// what comes from other workers itself: a message that comes soon wakes nobody. Then it sleeps.
+    /// what comes from other workers itself: a message that comes soon wakes nobody. Then it sleeps, and a message
+    /// wakes no other thread first.
     pub(crate) fn block_on<F: Future>(&self, future: F) -> F::Output {
-        block_on_after(future, |woken| self.cancel.watch(woken), CopyClock::pause, None)
+        block_on_after(future, Some(&self.cancel), CopyClock::pause, None)
     }
 
     /// [`CancelToken::block_on`] for what may never come. If it takes as long as calls may take before they are
@@ -133,7 +121,7 @@ impl CancelToken {
                 explain(patience);
             }
         };
-        block_on_after(future, |woken| self.cancel.watch(woken), CopyClock::pause, Some((patience, &explain)))
+        block_on_after(future, Some(&self.cancel), CopyClock::pause, Some((patience, &explain)))
     }
 
     /// Runs `future` until it is done or the run is given up; then it is dropped. Each time it is polled is a turn.
@@ -190,55 +178,157 @@ pub fn wait_in_copy<F: Future>(future: F) -> Result<F::Output, DataflowError> {
 struct UnparkWaker {
     thread: Thread,
     woken: AtomicBool,
+    /// Whose doorbell the thread sleeps on while `on_doorbell`.
+    links: Option<Arc<Links>>,
+    on_doorbell: AtomicBool,
+}
+
+impl UnparkWaker {
+    fn is_woken(&self) -> bool {
+        self.woken.load(Ordering::SeqCst)
+    }
 }
 
 impl Wake for UnparkWaker {
     fn wake(self: Arc<Self>) {
-        self.woken.store(true, Ordering::Release);
+        self.woken.store(true, Ordering::SeqCst);
+        match &self.links {
+            // Else it looks at `woken` before it sleeps there.
+            Some(links) if self.on_doorbell.load(Ordering::SeqCst) => links.endpoint().rouse_watch(),
+            _ => {}
+        }
         self.thread.unpark();
+    }
+}
+
+/// A wait of a copy, from its begin until it has been woken.
+struct CopyWait<'a> {
+    waker: &'a UnparkWaker,
+    begun: Instant,
+    /// It takes messages itself.
+    watch: Option<EndpointWatch<'a>>,
+    /// This thread shares its core.
+    crowded: bool,
+}
+
+impl<'a> CopyWait<'a> {
+    fn begin(waker: &'a UnparkWaker) -> Self {
+        // Where nothing comes from others, somebody of this process wakes it.
+        let links = waker.links.as_ref().filter(|links| links.workers() > 1);
+        let watch = links.map(|links| links.endpoint().watch());
+        CopyWait { waker, begun: Instant::now(), watch, crowded: false }
+    }
+
+    /// Looks until it is woken, for as long as that has been worth it lately. Not where only others of this process can
+    /// wake it, if they have the lock of a host language: it would wait for that as soon as it saw them.
+    fn look(&mut self) {
+        if self.watch.is_none() && has_lock_wait() {
+            return;
+        }
+        let until = self.begun + WATCH.get();
+        loop {
+            self.look_briefly();
+            let now = Instant::now();
+            if self.waker.is_woken() || now >= until {
+                return;
+            }
+            // Whoever is to wake it may want this core.
+            std::thread::yield_now();
+            if now.elapsed() > CROWDED {
+                self.crowded = true;
+                return;
+            }
+        }
+    }
+
+    fn look_briefly(&self) {
+        let Some(links) = self.waker.links.as_ref().filter(|_| self.watch.is_some()) else {
+            return (0..POLLS).for_each(|_| std::hint::spin_loop());
+        };
+        // A fault is told by who waits for the run's end.
+        drop(links.endpoint().poll_briefly(|engine| {
+            links.pump_if_due(engine);
+            self.waker.is_woken().then_some(Ok(()))
+        }));
+    }
+
+    /// Sleeps until it may have been woken, or for `timeout`.
+    fn sleep(&mut self, timeout: Option<Duration>) {
+        let UnparkWaker { links, on_doorbell, .. } = self.waker;
+        if let (Some(watch), Some(links)) = (&mut self.watch, links) {
+            on_doorbell.store(true, Ordering::SeqCst);
+            let slept = watch.sleep(timeout.unwrap_or(SLICE).min(SLICE), |engine| {
+                links.pump_if_due(engine);
+                self.waker.is_woken()
+            });
+            on_doorbell.store(false, Ordering::SeqCst);
+            if slept {
+                return self.look_briefly();
+            }
+        }
+        // Others take the messages.
+        self.watch = None;
+        if !self.waker.is_woken() {
+            timeout.map_or_else(std::thread::park, std::thread::park_timeout);
+        }
+    }
+
+    /// It has been woken: what it took says how long the next one is to look.
+    fn learn(&self) {
+        let watched = WATCH.get();
+        WATCH.set(match self.crowded {
+            true => WATCH_MIN,
+            false if self.begun.elapsed() <= WATCH_MAX => (2 * watched).min(WATCH_MAX),
+            false => (watched / 2).max(WATCH_MIN),
+        });
     }
 }
 
 /// Runs a future on this thread, which sleeps while there is nothing to do.
 pub(crate) fn block_on<F: Future>(future: F) -> F::Output {
-    block_on_after(future, |_| (), || (), None)
+    block_on_after(future, None, || (), None)
 }
 
-/// The same; before it sleeps it calls `watch`, which may take some time to see it woken. What `pause` returns is there
-/// while it waits. If it has slept for the time that comes with `explain`, it calls that.
+/// The same, of a copy of the run that `cancel` is of: before it sleeps it looks for a moment. What `pause` returns is
+/// there while it waits. If it has slept for the time that comes with `explain`, it calls that.
 fn block_on_after<F: Future, P>(
     future: F,
-    watch: impl Fn(&AtomicBool),
+    cancel: Option<&CancelFlag>,
     pause: impl Fn() -> P,
     explain: Option<(Duration, &dyn Fn())>,
 ) -> F::Output {
     let mut future = pin!(future);
-    let unpark = Arc::new(UnparkWaker { thread: std::thread::current(), woken: AtomicBool::new(false) });
+    let unpark = Arc::new(UnparkWaker {
+        thread: std::thread::current(),
+        woken: AtomicBool::new(false),
+        links: cancel.and_then(|cancel| cancel.links.clone()),
+        on_doorbell: AtomicBool::new(false),
+    });
     let waker = Waker::from(Arc::clone(&unpark));
     let mut context = Context::from_waker(&waker);
     loop {
-        unpark.woken.store(false, Ordering::Release);
+        unpark.woken.store(false, Ordering::SeqCst);
         if let Poll::Ready(output) = future.as_mut().poll(&mut context) {
             return output;
         }
         let _paused = pause();
-        watch(&unpark.woken);
-        if unpark.woken.load(Ordering::Acquire) {
-            continue;
+        let mut wait = CopyWait::begin(&unpark);
+        if cancel.is_some() {
+            wait.look();
         }
         let mut left = explain.map(|(patience, explain)| (Instant::now() + patience, explain));
-        while !unpark.woken.load(Ordering::Acquire) {
-            let Some((at, explain)) = left else {
-                std::thread::park();
-                continue;
-            };
-            match at.checked_duration_since(Instant::now()) {
-                Some(time) if !time.is_zero() => std::thread::park_timeout(time),
-                _ => {
+        while !unpark.is_woken() {
+            let timeout = left.map(|(at, _)| at.saturating_duration_since(Instant::now()));
+            match left {
+                Some((_, explain)) if timeout.is_some_and(|time| time.is_zero()) => {
                     explain();
                     left = None;
                 }
+                _ => wait.sleep(timeout),
             }
+        }
+        if cancel.is_some() {
+            wait.learn();
         }
     }
 }

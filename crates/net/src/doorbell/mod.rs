@@ -4,6 +4,9 @@
 //! descriptors, in `ppoll` on them and a pipe. A sender of work rings its [`DoorbellHandle`], which costs a fence and a
 //! load while the owner is awake. `word.rs` holds the argument that no wake-up is lost.
 //!
+//! A thread that looks for work anyway can be a [`StandIn`] for those that sleep in [`Doorbell::arm_relieved`]: while it
+//! is there messages do not wake these.
+//!
 //! ```text
 //! loop {
 //!     if poll() { break }                       // a while, spinning with one pause between looks
@@ -13,6 +16,7 @@
 //! }
 //! ```
 
+mod stand_in;
 pub(crate) mod word;
 
 use std::io;
@@ -22,6 +26,8 @@ use std::sync::atomic::AtomicU32;
 use std::time::Duration;
 
 use parking_lot::Mutex;
+
+pub(crate) use stand_in::StandIn;
 
 use crate::segment::{PAGE_BYTES, Segment, SegmentError, SegmentRef, check, open_descriptor};
 use crate::sync::{Ordering, fence};
@@ -52,6 +58,10 @@ struct SleeperCount {
     count: u32,
     /// A byte may lie in the pipe.
     pipe_used: bool,
+    /// Stand-ins that are awake.
+    stand_ins: u32,
+    /// One sleeps.
+    stand_in_sleeps: bool,
 }
 
 impl Doorbell {
@@ -83,11 +93,25 @@ impl Doorbell {
     /// Announces that the caller is about to sleep, on the futex or, with `fd` given, until `fd` is readable too. The
     /// caller must look for work once more before it sleeps.
     pub fn arm(&self, fd: Option<RawFd>) -> SleepGuard<'_> {
+        self.arm_as(fd, word::INSISTS)
+    }
+
+    /// The same for a caller that need not see messages itself: they wake it only if there is no [`StandIn`].
+    pub(crate) fn arm_relieved(&self, fd: Option<RawFd>) -> SleepGuard<'_> {
+        self.arm_as(fd, 0)
+    }
+
+    fn arm_as(&self, fd: Option<RawFd>, insists: u32) -> SleepGuard<'_> {
         let mut sleepers = self.sleepers.lock();
         sleepers.count += 1;
         sleepers.pipe_used |= fd.is_some();
         let bits = if fd.is_some() { word::ON_PIPE } else { word::ON_WORD };
-        SleepGuard { doorbell: self, fd, ticket: word::announce(&self.word, bits) }
+        SleepGuard { doorbell: self, fd, ticket: word::announce(&self.word, bits | insists) }
+    }
+
+    /// The caller begins to look for work in the place of others that sleep.
+    pub(crate) fn stand_in(&self) -> StandIn<'_> {
+        StandIn::begin(self)
     }
 }
 
@@ -105,33 +129,45 @@ impl SleepGuard<'_> {
     pub fn sleep(self, timeout: Duration) -> WakeReason {
         // There is always a timeout: without one, SA_RESTART handlers would not interrupt a futex wait.
         let timeout = timeout.min(Duration::from_secs(3600));
-        let timeout = libc::timespec { tv_sec: timeout.as_secs() as i64, tv_nsec: timeout.subsec_nanos() as i64 };
         let word = &self.doorbell.word;
-        let result = match self.fd {
-            None => {
-                let at: *const AtomicU32 = &**word;
-                // SAFETY: the word stays mapped during the call, and `timeout` is a valid relative time. Not the
-                // private kind of futex: ringers may be other processes.
-                check(unsafe { libc::syscall(libc::SYS_futex, at, libc::FUTEX_WAIT, self.ticket, &timeout) } as i32)
-                    .map(|_| 1)
-            }
-            Some(fd) => {
-                let entry = |fd| libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
-                let mut fds = [entry(self.doorbell.pipe_read.as_raw_fd()), entry(fd)];
-                // SAFETY: two entries, a valid time, no signal mask.
-                check(unsafe { libc::ppoll(fds.as_mut_ptr(), 2, &timeout, std::ptr::null()) })
-            }
-        };
-        match result {
+        let Some(fd) = self.fd else { return sleep_on(word, self.ticket, word::ON_WORD, timeout) };
+        let timeout = libc::timespec { tv_sec: timeout.as_secs() as i64, tv_nsec: timeout.subsec_nanos() as i64 };
+        let entry = |fd| libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
+        let mut fds = [entry(self.doorbell.pipe_read.as_raw_fd()), entry(fd)];
+        // SAFETY: two entries, a valid time, no signal mask.
+        match check(unsafe { libc::ppoll(fds.as_mut_ptr(), 2, &timeout, std::ptr::null()) }) {
             Ok(0) => WakeReason::TimedOut,
             Ok(_) => WakeReason::Rung,
-            Err(error) => match error.raw_os_error() {
-                Some(libc::EINTR) => WakeReason::Interrupted,
-                Some(libc::ETIMEDOUT) => WakeReason::TimedOut,
-                Some(libc::EAGAIN) => WakeReason::Rung, // The word had changed before we slept.
-                _ => panic!("cannot sleep: {error}"),   // Bad address or descriptor: a bug of ours.
-            },
+            Err(error) => woken_by(&error),
         }
+    }
+}
+
+/// Sleeps on the word until somebody wakes one of `bits`, unless the word is no longer `ticket`.
+fn sleep_on(word: &AtomicU32, ticket: u32, bits: u32, timeout: Duration) -> WakeReason {
+    let mut until = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: room for a time; the clock is there everywhere.
+    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut until) };
+    let nanos = until.tv_nsec + i64::from(timeout.subsec_nanos());
+    until.tv_sec += timeout.as_secs() as i64 + nanos / 1_000_000_000;
+    until.tv_nsec = nanos % 1_000_000_000;
+    let at: *const AtomicU32 = word;
+    let none = std::ptr::null::<u32>();
+    // SAFETY: the word stays mapped during the call, and `until` is a valid time. Not the private kind of futex:
+    // ringers may be other processes.
+    let waited = unsafe { libc::syscall(libc::SYS_futex, at, libc::FUTEX_WAIT_BITSET, ticket, &until, none, bits) };
+    match check(waited as i32) {
+        Ok(_) => WakeReason::Rung,
+        Err(error) => woken_by(&error),
+    }
+}
+
+fn woken_by(error: &io::Error) -> WakeReason {
+    match error.raw_os_error() {
+        Some(libc::EINTR) => WakeReason::Interrupted,
+        Some(libc::ETIMEDOUT) => WakeReason::TimedOut,
+        Some(libc::EAGAIN) => WakeReason::Rung, // The word had changed before we slept.
+        _ => panic!("cannot sleep: {error}"),   // Bad address or descriptor: a bug of ours.
     }
 }
 
@@ -169,28 +205,41 @@ impl DoorbellHandle {
         Ok(Self { word, pipe: Arc::new(pipe) })
     }
 
-    /// Wakes the owner if it sleeps or is about to. What it shall find must have been written before.
+    /// Wakes all threads of the owner that sleep or are about to. What they shall find must have been written before.
     #[inline]
     pub fn ring(&self) {
+        fence(Ordering::SeqCst);
+        self.wake(word::ring_all_fenced(&self.word));
+    }
+
+    /// The same as a message does: whoever stands in for sleepers finds it in their place.
+    #[inline]
+    pub(crate) fn ring_for_message(&self) {
         fence(Ordering::SeqCst);
         self.ring_fenced();
     }
 
-    /// [`DoorbellHandle::ring`] for callers that have made the fence themselves, once for many bells.
+    /// [`DoorbellHandle::ring_for_message`] for callers that have made the fence themselves, once for many bells.
     #[inline]
     pub(crate) fn ring_fenced(&self) {
-        let bits = word::ring_fenced(&self.word);
+        self.wake(word::ring_fenced(&self.word));
+    }
+
+    #[inline]
+    fn wake(&self, bits: u32) {
         if bits != 0 {
-            self.wake(bits);
+            self.wake_sleepers(bits);
         }
     }
 
     #[cold]
-    fn wake(&self, bits: u32) {
-        if bits & word::ON_WORD != 0 {
+    fn wake_sleepers(&self, bits: u32) {
+        let on_word = bits & (word::ON_WORD | word::STAND_IN);
+        if on_word != 0 {
             let at: *const AtomicU32 = &*self.word;
+            let none = std::ptr::null::<u32>();
             // SAFETY: the word is mapped. Waking cannot fail for a valid address.
-            unsafe { libc::syscall(libc::SYS_futex, at, libc::FUTEX_WAKE, i32::MAX) };
+            unsafe { libc::syscall(libc::SYS_futex, at, libc::FUTEX_WAKE_BITSET, i32::MAX, none, none, on_word) };
         }
         if bits & word::ON_PIPE != 0 {
             // SAFETY: one readable byte. A full pipe (EAGAIN) wakes just as well; a vanished owner needs no waking.

@@ -9,6 +9,17 @@
 //! The two fences order the pairs: either the sleeper's second look finds the data, or the ringer finds the bits
 //! (Dekker). Clearing always counts the epoch up, so a sleeper that has not quite fallen asleep sees a changed word.
 //! Only whoever clears the bits pays for a system call. Model-checked in `tests/loom.rs`.
+//!
+//! A thread that looks for work anyway can stand in for the sleepers that allow it. As long as it does, ringers leave
+//! those asleep; when it sleeps itself, they wake it alone:
+//!
+//! ```text
+//!  stand-in: set RELIEVED; look, look ...; clear RELIEVED; fence; look once more
+//!  asleep:   set STAND_IN, clear RELIEVED; fence; look; sleep while the word is unchanged
+//! ```
+//!
+//! The ringer that clears `STAND_IN` sets `RELIEVED`: who is being woken looks. The two fences order these pairs as
+//! well: either the stand-in's last look finds the data, or the ringer finds the sleepers' bits.
 
 use crate::sync::{AtomicU32, Ordering, fence};
 
@@ -16,8 +27,14 @@ use crate::sync::{AtomicU32, Ordering, fence};
 pub(crate) const ON_WORD: u32 = 1;
 /// Somebody sleeps on descriptors, among them the owner's pipe.
 pub(crate) const ON_PIPE: u32 = 2;
-const BITS: u32 = ON_WORD | ON_PIPE;
-const EPOCH: u32 = 4;
+/// Among these is a sleeper for whom nobody stands in.
+pub(crate) const INSISTS: u32 = 4;
+/// A stand-in sleeps on the word.
+pub(crate) const STAND_IN: u32 = 8;
+/// A stand-in is awake.
+const RELIEVED: u32 = 16;
+const SLEEPERS: u32 = ON_WORD | ON_PIPE | INSISTS;
+const EPOCH: u32 = 32;
 
 /// Announces a sleeper. Returns the value the word keeps until somebody rings; after this, look once more for work.
 #[inline]
@@ -30,21 +47,82 @@ pub(crate) fn announce(word: &AtomicU32, bits: u32) -> u32 {
 /// Takes all announcements back. Only when the owner has no other sleeper.
 #[inline]
 pub(crate) fn withdraw(word: &AtomicU32) {
-    word.fetch_and(!BITS, Ordering::Relaxed);
+    word.fetch_and(!SLEEPERS, Ordering::Relaxed);
 }
 
-/// Reads the word and, if sleepers are announced, clears them. Returns the bits to wake. The caller has written what it
-/// rings for, and then made a `fence(SeqCst)`; one fence may serve many words.
+/// Stands in for the sleepers that allow it.
+#[inline]
+pub(crate) fn relieve(word: &AtomicU32) {
+    word.fetch_or(RELIEVED, Ordering::Relaxed);
+}
+
+/// No stand-in is awake any more; after this, look once more for work.
+#[inline]
+pub(crate) fn resume(word: &AtomicU32) {
+    word.fetch_and(!RELIEVED, Ordering::Relaxed);
+    fence(Ordering::SeqCst);
+}
+
+/// Announces that a stand-in sleeps; `last`: no other one is awake. As [`announce`].
+pub(crate) fn announce_stand_in(word: &AtomicU32, last: bool) -> u32 {
+    let ticket = word.fetch_or(STAND_IN, Ordering::Relaxed) | STAND_IN;
+    if !last {
+        fence(Ordering::SeqCst);
+        return ticket;
+    }
+    // Ringers that come between wake nobody: the fence is behind both.
+    resume(word);
+    ticket & !RELIEVED
+}
+
+/// Takes that back: it is awake.
+pub(crate) fn withdraw_stand_in(word: &AtomicU32) {
+    relieve(word);
+    word.fetch_and(!STAND_IN, Ordering::Relaxed);
+}
+
+/// Reads the word and, if sleepers are announced for whom nobody looks, clears them. Returns the bits to wake. The
+/// caller has written what it rings for, and then made a `fence(SeqCst)`; one fence may serve many words.
 #[inline]
 pub(crate) fn ring_fenced(word: &AtomicU32) -> u32 {
+    clear(word, |seen| {
+        if seen & INSISTS != 0 {
+            (seen & (SLEEPERS | STAND_IN), 0)
+        } else if seen & RELIEVED != 0 {
+            (0, 0)
+        } else if seen & STAND_IN != 0 {
+            (STAND_IN, RELIEVED)
+        } else {
+            (seen & SLEEPERS, 0)
+        }
+    })
+}
+
+/// The same for all sleepers, whoever looks.
+#[inline]
+pub(crate) fn ring_all_fenced(word: &AtomicU32) -> u32 {
+    clear(word, |seen| (seen & (SLEEPERS | STAND_IN), 0))
+}
+
+/// The same for a stand-in alone.
+pub(crate) fn ring_stand_in_fenced(word: &AtomicU32) -> u32 {
+    clear(word, |seen| (seen & STAND_IN, 0))
+}
+
+/// Clears the bits that `choose` names first, and sets those that it names second, unless it names none to clear.
+#[inline]
+fn clear(word: &AtomicU32, choose: impl Fn(u32) -> (u32, u32)) -> u32 {
     let mut seen = word.load(Ordering::Relaxed);
-    while seen & BITS != 0 {
-        let cleared = (seen & !BITS).wrapping_add(EPOCH);
+    loop {
+        let (bits, set) = choose(seen);
+        if bits == 0 {
+            return 0;
+        }
+        let cleared = (seen & !bits).wrapping_add(EPOCH) | set;
         match word.compare_exchange_weak(seen, cleared, Ordering::Relaxed, Ordering::Relaxed) {
-            Ok(_) => return seen & BITS,
+            Ok(_) => return bits,
             // Somebody else rang or announced. If bits are still set, the duty is still ours.
             Err(now) => seen = now,
         }
     }
-    0
 }

@@ -16,6 +16,7 @@ mod open;
 mod ops;
 mod stall;
 mod transfer;
+mod watch;
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -29,6 +30,7 @@ pub use matching::MatchPattern;
 pub use open::{EndpointSettings, OpenError, TransportChoice};
 pub use ops::{GroupId, MemoryRegion, ReceiveStatus};
 pub use stall::CallDescriber;
+pub use watch::EndpointWatch;
 
 /// What peers send, as each of those things. See [`crate::fuzzing`].
 #[cfg(any(test, fuzzing))]
@@ -71,6 +73,11 @@ static LOCK_WAIT: OnceLock<LockWait> = OnceLock::new();
 /// That thread may be waiting for the very lock, to run a user's function. The first call counts.
 pub fn set_lock_wait(around: LockWait) {
     let _ = LOCK_WAIT.set(around);
+}
+
+/// Whether threads of this process have such a lock.
+pub fn has_lock_wait() -> bool {
+    LOCK_WAIT.get().is_some()
 }
 
 /// A worker's handle on the job's other workers. Clones share it; the last one to go leaves the job.
@@ -137,7 +144,8 @@ pub struct CallWait {
 
 impl CallWait {
     /// A wait that soon yields its core, and soon sleeps: the worker has other threads that want it. A
-    /// dataflow's records take a quarter less time than with a wait that polls on.
+    /// dataflow's records take a quarter less time than with a wait that polls on. What comes while one of these
+    /// threads [watches](Endpoint::watch) does not wake it.
     pub fn giving_way() -> CallWait {
         CallWait { gives_way: true, ..CallWait::default() }
     }
@@ -293,7 +301,10 @@ impl Endpoint {
         let deadline = Instant::now() + SLICE;
         caller.falls_asleep();
         let result = loop {
-            let armed = shared.doorbell.arm(shared.epoll_fd);
+            let armed = match wait.gives_way {
+                true => shared.doorbell.arm_relieved(shared.epoll_fd),
+                false => shared.doorbell.arm(shared.epoll_fd),
+            };
             // Announced; whatever came before the announcement is seen now, whatever comes after rings.
             let mut engine = shared.lock();
             let moved = engine.progress();

@@ -1,0 +1,60 @@
+//! A thread that looks for work in its own wait, and so in the place of others that sleep.
+
+use std::time::Duration;
+
+use super::{Doorbell, WakeReason, sleep_on, word};
+use crate::sync::{Ordering, fence};
+
+/// See the module. After its end, whoever it was must look once more for work.
+#[must_use]
+pub(crate) struct StandIn<'a>(&'a Doorbell);
+
+impl<'a> StandIn<'a> {
+    pub(super) fn begin(doorbell: &'a Doorbell) -> Self {
+        let mut sleepers = doorbell.sleepers.lock();
+        sleepers.stand_ins += 1;
+        word::relieve(&doorbell.word);
+        StandIn(doorbell)
+    }
+
+    /// Sleeps until a message comes or [`Doorbell::ring_stand_in`] is called, or for `timeout`; `None` if another one
+    /// sleeps so already. `look` is called once it has been announced: unless it finds nothing it does not sleep.
+    pub(crate) fn sleep(&mut self, timeout: Duration, look: impl FnOnce() -> bool) -> Option<WakeReason> {
+        let Doorbell { word, sleepers, .. } = self.0;
+        let ticket = {
+            let mut sleepers = sleepers.lock();
+            if sleepers.stand_in_sleeps {
+                return None;
+            }
+            sleepers.stand_in_sleeps = true;
+            sleepers.stand_ins -= 1;
+            word::announce_stand_in(word, sleepers.stand_ins == 0)
+        };
+        let woken = if look() { WakeReason::Rung } else { sleep_on(word, ticket, word::STAND_IN, timeout) };
+        let mut sleepers = sleepers.lock();
+        sleepers.stand_in_sleeps = false;
+        sleepers.stand_ins += 1;
+        word::withdraw_stand_in(word);
+        Some(woken)
+    }
+}
+
+impl Drop for StandIn<'_> {
+    fn drop(&mut self) {
+        let mut sleepers = self.0.sleepers.lock();
+        sleepers.stand_ins -= 1;
+        if sleepers.stand_ins == 0 {
+            word::resume(&self.0.word);
+        }
+    }
+}
+
+impl Doorbell {
+    /// Wakes a stand-in that sleeps. What it shall find must have been written before.
+    pub(crate) fn ring_stand_in(&self) {
+        fence(Ordering::SeqCst);
+        if word::ring_stand_in_fenced(&self.word) != 0 {
+            self.bell().wake_sleepers(word::STAND_IN);
+        }
+    }
+}

@@ -1,0 +1,63 @@
+//! Threads that wait for something that messages bring, and take these messages themselves.
+
+use std::time::Duration;
+
+use super::{Endpoint, Engine};
+use crate::doorbell::StandIn;
+
+/// A thread that looks for messages in the place of waits that [give way](super::CallWait::giving_way). See
+/// [`Endpoint::watch`].
+pub struct EndpointWatch<'a> {
+    endpoint: &'a Endpoint,
+    /// There until it is dropped.
+    stand_in: Option<StandIn<'a>>,
+}
+
+impl Endpoint {
+    /// The calling thread waits, and looks for messages meanwhile ([`Endpoint::poll_briefly`]). As long as what this
+    /// returns is there, messages wake no wait that gives way; what waits in others' [tasks](super::EngineTask) goes on.
+    pub fn watch(&self) -> EndpointWatch<'_> {
+        EndpointWatch { endpoint: self, stand_in: Some(self.0.doorbell.stand_in()) }
+    }
+
+    /// Wakes the thread that sleeps in [`EndpointWatch::sleep`].
+    pub fn rouse_watch(&self) {
+        self.0.doorbell.ring_stand_in();
+    }
+
+    /// Has somebody drive the engine, as a message would: wakes calls that sleep, unless a thread watches.
+    #[inline]
+    pub fn rouse_driver(&self) {
+        self.0.doorbell.bell().ring_for_message();
+    }
+}
+
+impl EndpointWatch<'_> {
+    /// Sleeps until a message comes, somebody calls [`Endpoint::rouse_watch`], or `timeout` is over; not if `step` is
+    /// done. Returns `false` at once if another thread sleeps so already: one is enough.
+    pub fn sleep(&mut self, timeout: Duration, mut step: impl FnMut(&mut Engine) -> bool) -> bool {
+        let endpoint = self.endpoint;
+        let look = || {
+            let mut engine = endpoint.lock();
+            let moved = engine.progress();
+            engine.note_drive();
+            // A fault is told by who waits for it.
+            let done = endpoint.0.attempt(&mut engine, &mut |engine| step(engine).then_some(Ok(()))).is_some();
+            engine.flush();
+            moved | done | std::mem::take(&mut engine.moved_aside)
+        };
+        self.stand_in.as_mut().is_some_and(|stand_in| stand_in.sleep(timeout, look).is_some())
+    }
+}
+
+impl Drop for EndpointWatch<'_> {
+    fn drop(&mut self) {
+        self.stand_in = None;
+        // What came before the line above has woken nobody.
+        let mut engine = self.endpoint.lock();
+        engine.note_moved();
+        engine.progress();
+        drop(self.endpoint.0.attempt::<()>(&mut engine, &mut |_| None));
+        engine.flush();
+    }
+}
