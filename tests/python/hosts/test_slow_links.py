@@ -24,6 +24,8 @@ cluster = tidemill.testing.hosts(HOSTS, scope="module", bandwidth="40mbit")
 
 #: Rows of some kB by key, as many as the links take. Each worker writes how many it has read, and each epoch how many of each key were committed.
 PROGRAM = """
+import json
+import logging
 import sys
 from collections import Counter
 from pathlib import Path
@@ -32,6 +34,18 @@ import tidemill as tm
 
 folder, controller = Path(__file__).parent, sys.argv[1]
 TEXT = "x" * 4000
+
+
+def note(record):
+    facts = {name: value for name, value in vars(record).items() if name.startswith("tidemill.")}
+    with (folder / "decisions").open("a") as file:
+        print(json.dumps(facts), file=file)
+
+
+log = logging.getLogger("tidemill.stream.controller")
+log.setLevel("INFO")
+log.addHandler(handler := logging.Handler())
+handler.emit = note
 
 
 def read(split, position):
@@ -155,6 +169,8 @@ def test_the_controller_moves_keys_away_from_a_slow_host(tmp_path: Path, cluster
         owners = [task["buckets"]["hosts"] for task in found["cluster"]["tasks"] if task["buckets"]]
         assert all(hosts.count(slow_host) < len(hosts) / HOSTS for hosts in owners if len(set(hosts)) > 1), owners
         stream.ended()
+    logged = json.loads((tmp_path / "decisions").read_text().splitlines()[0])
+    assert logged["tidemill.controller.outcome"] == "moving" and logged["tidemill.controller.buckets"] > 0, logged
     kept = subprocess.run(
         launched.command("why", tmp_path / "checkpoints"), capture_output=True, text=True, timeout=launched.PATIENCE_S
     )

@@ -54,6 +54,8 @@ pub(super) struct RunControl {
     record: Option<ControlRecord>,
     /// The last decision that the job's log has, and where it stood.
     told: Option<(f64, Outcome)>,
+    /// A decision, as JSON, for each line that was printed and that the program's log does not have yet.
+    decided: Vec<String>,
 }
 
 impl RunControl {
@@ -70,7 +72,7 @@ impl RunControl {
         let mut controller = options.map_or_else(advises, ControllerOptions::controller)?;
         let store = store.filter(|_| worker == 0);
         let record = store.and_then(|store| ControlRecord::open(py, engine, store, &mut controller));
-        Ok(RunControl { controller, requests: MoveRequests::new(status_file), record, told: None })
+        Ok(RunControl { controller, requests: MoveRequests::new(status_file), record, told: None, decided: Vec::new() })
     }
 
     /// Looks at the run, and has it do what is decided or asked for.
@@ -92,6 +94,9 @@ impl RunControl {
         }
         let percent = |gain: f64| format!("{:+.0} %", 100.0 * gain);
         let measured = last.measured.map_or_else(String::new, |gain| format!(" ({} measured)", percent(gain)));
+        if !matches!(last.outcome, Outcome::Advised | Outcome::Judging) {
+            self.decided.push(json!(last).to_string());
+        }
         match &last.outcome {
             Outcome::Moving => notice!("the controller moves {} buckets: {}", last.buckets, last.sentence),
             Outcome::Kept => notice!("the controller keeps its move of {} buckets{measured}", last.buckets),
@@ -102,6 +107,11 @@ impl RunControl {
             Outcome::Advised | Outcome::Judging => {}
         }
         self.told = Some(now);
+    }
+
+    /// The decisions that lines were printed of since the last call, as JSON.
+    pub(super) fn take_decided(&mut self) -> Vec<String> {
+        std::mem::take(&mut self.decided)
     }
 
     /// Waits for what is being kept.

@@ -10,6 +10,7 @@ use tidemill_dataflow::{LookTimer, RunProgress};
 use tidemill_net::notice;
 use tidemill_stream::LateRows;
 
+use super::control::RunControl;
 use super::engine::QueryEngine;
 
 /// Between lines that tell of what was left out.
@@ -87,7 +88,7 @@ impl RunLogger {
         RunLogger { function, durable: 0, timer: LookTimer::after(Self::EVERY) }
     }
 
-    pub(super) fn look(&mut self, py: Python<'_>, run: &RunProgress) -> PyResult<()> {
+    pub(super) fn look(&mut self, py: Python<'_>, run: &RunProgress, control: &mut RunControl) -> PyResult<()> {
         if !self.timer.is_due() {
             return Ok(());
         }
@@ -96,13 +97,18 @@ impl RunLogger {
         if let Some((epoch, _)) = made {
             self.durable = epoch;
         }
-        self.tell(py, made.map(|(epoch, made)| (epoch, made.took_ms as f64 / 1e3, made.bytes)))
+        self.tell(py, made.map(|(epoch, made)| (epoch, made.took_ms as f64 / 1e3, made.bytes)), control)
     }
 
-    pub(super) fn tell(&mut self, py: Python<'_>, made: Option<(u64, f64, u64)>) -> PyResult<()> {
+    pub(super) fn tell(
+        &mut self,
+        py: Python<'_>,
+        made: Option<(u64, f64, u64)>,
+        control: &mut RunControl,
+    ) -> PyResult<()> {
         let said = notice::take();
         if !said.is_empty() || made.is_some() {
-            self.function.call1(py, (said, made))?;
+            self.function.call1(py, (said, made, control.take_decided()))?;
         }
         Ok(())
     }

@@ -297,7 +297,7 @@ pub fn write_stream<'py>(
             }
             look(&mut |py| {
                 if let Some(log) = &mut log {
-                    log.look(py, run)?;
+                    log.look(py, run, &mut control)?;
                 }
                 if let (Some(watch), Some(running)) = (&watch, &running) {
                     running.get().look(run);
@@ -316,7 +316,7 @@ pub fn write_stream<'py>(
     });
     control.close(py);
     if let Some(log) = &mut log {
-        log.tell(py, None)?;
+        log.tell(py, None, &mut control)?;
     }
     match report {
         Ok(report) => {
