@@ -552,8 +552,9 @@ def test_a_stream_goes_on_with_the_host_that_is_left(tmp_path: Path, hosts: Clus
         other = 1 - rank // LOCAL
         if how == "cut off" or other == lost:
             assert code != 0 and is_lost(err, names_of(hosts)[other], of_host[other]), f"rank {rank}: {code}\n{err}"
+    # All of them, if the machine was so busy that the first checkpoint had everything.
     before = seen()
-    assert before and before < expected
+    assert before and before <= expected
 
     left = 1 - lost
     command = launched.command("run", "-n", str(LOCAL), tmp_path / "app.py")
