@@ -1,4 +1,4 @@
-//! Actions: queries that run on the threads of this process.
+//! Actions: run queries on the threads of this process.
 
 use std::sync::Arc;
 
@@ -10,21 +10,21 @@ use crate::exec::progress::ReadProgress;
 use crate::files::sources::SourceFiles;
 
 impl DataSet {
-    /// Whether rows that cannot be read are left out of it.
+    /// Whether unreadable rows are skipped.
     pub fn is_lenient(&self) -> bool {
         SourceFiles::of(self.frame()).is_lenient
     }
 
-    /// Runs the query; its batches come in order of the partitions, empty ones are left out. `reading` tells meanwhile
-    /// how far it is.
+    /// Runs the query. Batches come in the order of the partitions, without empty ones. `reading` shows the progress
+    /// meanwhile.
     ///
     /// # Errors
-    /// `Data`, `Io`, `Memory`: what went wrong on the way.
+    /// `Data`, `Io`, `Memory`: whatever fails during the run.
     pub async fn collect(self, reading: ReadProgress) -> Result<Vec<RecordBatch>> {
         self.collect_each(None, reading).await
     }
 
-    /// The same, of each partition no more than `rows`.
+    /// The same, with at most `rows` rows per partition.
     async fn collect_each(self, rows: Option<usize>, reading: ReadProgress) -> Result<Vec<RecordBatch>> {
         let sources = SourceFiles::of(self.frame());
         let partitions =
@@ -32,8 +32,8 @@ impl DataSet {
         Ok(partitions.into_iter().flatten().filter(|batch| batch.num_rows() > 0).collect())
     }
 
-    /// Runs the query for its first rows: at least `rows`, if there are so many. Of a source, with rows left out and
-    /// columns made anew, they are always the same.
+    /// Runs the query for its first rows: at least `rows`, if there are that many. For a source, with rows dropped and
+    /// columns computed, they are always the same.
     ///
     /// # Errors
     /// As for [`DataSet::collect`].
@@ -42,7 +42,7 @@ impl DataSet {
         heads.collect_each(each, reading).await
     }
 
-    /// What will be done, as text.
+    /// The plan, as text.
     ///
     /// # Errors
     /// `Query` if no plan can be made; with `Analyze`, which runs the query, as for [`DataSet::collect`].
@@ -65,15 +65,15 @@ impl DataSet {
     }
 }
 
-/// How much [`DataSet::explain`] says.
+/// The level of detail of [`DataSet::explain`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ExplainLevel {
-    /// The steps as they were written.
+    /// The steps as written.
     Logical,
     /// The steps after optimization.
     Optimized,
-    /// What runs.
+    /// The physical plan.
     Physical,
-    /// What ran, with rows and times.
+    /// The plan that ran, with rows and times.
     Analyze,
 }

@@ -1,4 +1,4 @@
-//! Rows that cannot be read.
+//! Unreadable rows.
 
 use std::sync::Mutex;
 
@@ -7,20 +7,20 @@ use std::sync::Mutex;
 pub struct BadRow {
     /// Path or URL.
     pub file: String,
-    /// From 1 on; the first of the row.
+    /// The first line of the row, from 1.
     pub line: u64,
     /// What is wrong with it.
     pub reason: String,
-    /// The row as it stands there, at most 64 KiB of it.
+    /// The raw row, at most 64 KiB of it.
     pub text: String,
 }
 
-/// The bad rows that this process has met, until somebody asks.
+/// The bad rows that this process has met since the last query of the counter.
 #[derive(Debug, Default)]
 pub(crate) struct BadRows(Mutex<(u64, Option<BadRow>)>);
 
 impl BadRows {
-    /// Counts one.
+    /// Counts a bad row.
     pub(crate) fn note(&self, row: &BadRow) {
         let mut seen = self.0.lock().expect("nothing panics with it locked");
         seen.0 += 1;
@@ -29,7 +29,7 @@ impl BadRows {
         }
     }
 
-    /// How many there were, and the first by file and line; from now on none.
+    /// The number of bad rows, and the first of them by file and line. Resets the counter.
     pub(crate) fn take(&self) -> (u64, Option<BadRow>) {
         std::mem::take(&mut *self.0.lock().expect("nothing panics with it locked"))
     }

@@ -1,7 +1,7 @@
 //! `DataSet`: a lazy table. Each method adds a step to a DataFusion plan; nothing is read before an action runs it.
 //!
-//! Column names are unqualified and unique at every step, so that a name always means one thing; `join` renames what
-//! would clash. A wrong column or type is an error of the step that uses it, not of the action.
+//! Column names are unqualified and unique at every step, so that a name always means one thing; `join` renames columns
+//! that would clash. A wrong column or type is an error of the step that uses it, not of the action.
 
 use std::collections::HashSet;
 use std::sync::{Arc, OnceLock};
@@ -36,11 +36,11 @@ use crate::plan::operators::with_operators;
 use crate::plan::tables::{StepProvider, reads_stream};
 use crate::plan::window_names::window_parts;
 
-/// A lazy table. Cloning is cheap; every method leaves `self` as it is.
+/// A lazy table. Cloning is cheap; no method changes `self`.
 #[derive(Debug, Clone)]
 pub struct DataSet {
     frame: DataFrame,
-    /// What [`DataSet::schema`] has found: the analyzer takes time, and is asked often.
+    /// The cached result of [`DataSet::schema`]: the analyzer takes time, and the schema is needed often.
     schema: Arc<OnceLock<SchemaRef>>,
 }
 
@@ -55,12 +55,12 @@ impl DataSet {
         if schema.iter().all(|(qualifier, _)| qualifier.is_none()) {
             return Ok(DataSet { frame, schema: Arc::default() });
         }
-        // Qualifiers are of use inside SQL only; here they would make `col("a")` ambiguous after a join.
+        // Qualifiers are useful only within SQL; here they would make `col("a")` ambiguous after a join.
         let mut taken: HashSet<String> = HashSet::new();
         let columns: Vec<Expr> = schema
             .iter()
             .map(|(qualifier, field)| {
-                // `SELECT a.*, b.*` may have a name twice.
+                // `SELECT a.*, b.*` may contain a name twice.
                 let is_free = |name: &String| {
                     !taken.contains(name) && (name == field.name() || !schema.has_column_with_unqualified_name(name))
                 };
@@ -74,14 +74,14 @@ impl DataSet {
         Ok(DataSet { frame: frame.select(columns)?, schema: Arc::default() })
     }
 
-    /// A table in memory, cut into as many partitions as the engine has threads, in order.
+    /// A table in memory, divided in order into as many partitions as the engine has threads.
     ///
     /// # Errors
     /// `Data` if a batch does not have the schema.
     pub fn from_batches(engine: &Engine, schema: SchemaRef, batches: &[RecordBatch]) -> Result<Self> {
         let partitions_max = engine.partitions();
         let rows: usize = batches.iter().map(RecordBatch::num_rows).sum();
-        // Small tables have fewer partitions; those that there are have as many rows each.
+        // Small tables have fewer partitions, of equal size.
         let rows_each = rows.div_ceil(rows.div_ceil(SLICE_ROWS).clamp(1, partitions_max)).max(1);
         let mut partitions = vec![Vec::new()];
         let mut filled = 0;
@@ -102,13 +102,13 @@ impl DataSet {
         DataSet::new(engine.context().read_table(Arc::new(table))?)
     }
 
-    /// Whether its rows have an order that does not depend on who makes them: that of a source, with rows left out and
-    /// columns made anew, or that of a sort.
+    /// Whether the order of its rows is independent of the worker that makes them: the order of a source, with rows
+    /// dropped and columns computed, or that of a sort.
     pub fn is_in_order(&self) -> bool {
         matches!(self.origin(), LogicalPlan::TableScan(_) | LogicalPlan::Sort(_) | LogicalPlan::Values(_))
     }
 
-    /// The step that the order of its rows comes from.
+    /// The step that determines the order of its rows.
     fn origin(&self) -> &LogicalPlan {
         let mut plan = self.frame.logical_plan();
         loop {
@@ -122,9 +122,8 @@ impl DataSet {
         }
     }
 
-    /// The frame in which partitions follow each other in the order of the source, if [`DataSet::is_in_order`]. Dealt
-    /// out for the sake of threads, or read by whichever has nothing else to do, the rows of files would be in no
-    /// order.
+    /// The frame with its partitions in source order, if [`DataSet::is_in_order`]. The rows of files would have no
+    /// order if they were distributed over threads, or if idle threads took over files.
     pub(crate) fn undealt(&self) -> Result<Self> {
         let (mut state, plan) = self.frame.clone().into_parts();
         let options = state.config_mut().options_mut();
@@ -133,12 +132,12 @@ impl DataSet {
         DataSet::new(DataFrame::new(state, plan))
     }
 
-    /// The rows to begin with, `rows` of each partition at most: of a source those that come first, however many
-    /// partitions there are.
+    /// The first rows, at most `rows` of each partition. For a source, they are its first rows, regardless of the
+    /// number of partitions.
     pub(crate) fn heads(&self, rows: usize) -> Result<(Self, Option<usize>)> {
         match self.origin() {
             LogicalPlan::TableScan(_) => Ok((self.undealt()?, Some(rows))),
-            // A sort that knows how many rows are wanted keeps no more.
+            // A sort with a limit does not keep more rows.
             _ => Ok((self.limit(0, Some(rows))?, None)),
         }
     }
@@ -151,13 +150,13 @@ impl DataSet {
     /// Names and types of the columns.
     ///
     /// # Errors
-    /// `Query` for types that do not go together.
+    /// `Query` for incompatible types.
     pub fn schema(&self) -> Result<SchemaRef> {
         if let Some(schema) = self.schema.get() {
             return Ok(Arc::clone(schema));
         }
-        // The plan itself has the type of the first branch where several meet; the analyzer finds one that is fit for
-        // all.
+        // For a union, the plan itself has the types of the first branch; the analyzer determines types that fit all
+        // branches.
         let (state, plan) = self.frame.clone().into_parts();
         let plan = state.analyzer().execute_and_check(plan, state.config_options(), |_, _| {})?;
         Ok(Arc::clone(self.schema.get_or_init(|| Arc::clone(plan.schema().inner()))))
@@ -175,10 +174,10 @@ impl DataSet {
         Err(DataSetError::unknown_column(name, self.names()))
     }
 
-    /// These columns and no others. If any of them aggregates, all do, over the whole table.
+    /// Selects these columns and no others. If any of them aggregates, all must, over the whole table.
     ///
     /// # Errors
-    /// `UnknownColumn`; `Query` for types that do not fit or a name that is there twice.
+    /// `UnknownColumn`; `Query` for types that do not fit or a duplicate name.
     pub fn select(&self, exprs: Vec<Expr>) -> Result<Self> {
         if exprs.is_empty() {
             return Err(DataSetError::Query("select needs at least one column".into()));
@@ -200,7 +199,7 @@ impl DataSet {
         DataSet::new(frame)
     }
 
-    /// All columns and these; one of an existing name takes its place.
+    /// All columns plus these; a column with an existing name replaces it.
     ///
     /// # Errors
     /// As for [`DataSet::select`].
@@ -222,7 +221,7 @@ impl DataSet {
         self.select(columns)
     }
 
-    /// All columns but these.
+    /// All columns except these.
     ///
     /// # Errors
     /// `UnknownColumn`; `Query` if no column would be left.
@@ -231,10 +230,10 @@ impl DataSet {
         self.select(self.names().iter().filter(|name| !names.contains(name)).map(|name| column(name)).collect())
     }
 
-    /// The same columns, some by new names, given as pairs (old, new).
+    /// The same columns with some renamed, given as pairs (old, new).
     ///
     /// # Errors
-    /// `UnknownColumn`; `Query` if a name would be there twice.
+    /// `UnknownColumn`; `Query` for a duplicate name.
     pub fn rename(&self, pairs: &[(String, String)]) -> Result<Self> {
         pairs.iter().try_for_each(|(old, _)| self.check_column(old))?;
         let renamed = |name: String| match pairs.iter().find(|(old, _)| *old == name) {
@@ -244,31 +243,32 @@ impl DataSet {
         self.select(self.names().into_iter().map(renamed).collect())
     }
 
-    /// The rows for which `predicate` is true; those for which it is null go too.
+    /// The rows for which `predicate` is true; rows for which it is null are dropped, too.
     ///
     /// # Errors
-    /// `UnknownColumn`; `Query` if the predicate is no boolean.
+    /// `UnknownColumn`; `Query` if the predicate is not boolean.
     pub fn filter(&self, predicate: Expr) -> Result<Self> {
         refuse_aggregates([&predicate])?;
         if find_window_exprs([&predicate]).is_empty() {
             let predicate = with_operators(predicate, self.frame.schema())?;
             return DataSet::new(self.frame.clone().filter(predicate)?);
         }
-        // A plan's filter knows no windows: their values become a column for the time of the filter.
+        // A filter in a plan cannot contain windows: their values become a temporary column.
         const KEPT: &str = "tidemill kept";
         let columns = self.names().iter().map(|name| column(name)).collect();
         self.with_columns(vec![predicate.alias(KEPT)])?.filter(column(KEPT))?.select(columns)
     }
 
-    /// One row for each different value of `keys`, with `aggregates` over its rows; without keys one row for all.
+    /// One row for each distinct value of `keys`, with `aggregates` over its rows; without keys, one row for the whole
+    /// table.
     ///
     /// # Errors
-    /// `UnknownColumn`; `Query` for an expression that neither aggregates nor is a key.
+    /// `UnknownColumn`; `Query` for an expression that is neither an aggregate nor a key.
     pub fn aggregate(&self, keys: Vec<Expr>, aggregates: Vec<Expr>) -> Result<Self> {
         let keys: Vec<Expr> = self.with_operators(keys)?.into_iter().map(named).collect();
         let aggregates = self.with_operators(aggregates)?;
         let functions = find_aggregate_exprs(&aggregates);
-        // Two that differ only by a cast would have the same name.
+        // Two aggregates that differ only by a cast would have the same name.
         let named: Vec<(String, &Expr)> = functions
             .iter()
             .enumerate()
@@ -285,10 +285,10 @@ impl DataSet {
         let plan = LogicalPlanBuilder::from(self.frame.logical_plan().clone())
             .aggregate(keys.clone(), functions_named.collect::<Vec<_>>())?
             .build()?;
-        // The plan's node computes bare functions; what is built around them comes after.
+        // The plan's node computes only bare functions; the expressions around them are computed afterwards.
         let output = |key: &Expr| match window_parts(key) {
             [] => vec![column(&output_name(key))],
-            // The window as columns: who looks at results wants its start and its end.
+            // The window as columns, because users want to see its start and end.
             parts => {
                 let part = |part: &&str| column(&output_name(key)).field(*part).alias(format!("window_{part}"));
                 parts.iter().map(part).collect()
@@ -314,25 +314,25 @@ impl DataSet {
     /// Sorted rows.
     ///
     /// # Errors
-    /// `UnknownColumn`; `Query` for a type that has no order.
+    /// `UnknownColumn`; `Query` for a type without an order.
     pub fn sort(&self, mut by: Vec<Sort>) -> Result<Self> {
         refuse_aggregates(by.iter().map(|key| &key.expr))?;
         for key in &mut by {
             key.expr = with_operators(std::mem::take(&mut key.expr), self.frame.schema())?.unalias();
         }
-        // Not by `DataFrame::sort`, which takes a column of a select for the one that it was made of if that had the
-        // key's name.
+        // Not `DataFrame::sort`: it may replace a selected column with the one that it was computed from, if that had
+        // the key's name.
         let (state, plan) = self.frame.clone().into_parts();
         let expr = normalize_sorts(by, &plan)?;
         let sorted = LogicalPlan::Sort(SortStep { expr, input: Arc::new(plan), fetch: None });
         DataSet::new(DataFrame::new(state, sorted))
     }
 
-    /// The rows with a number of their own in front, from `first` on: in the order of `by`, else in that of a sort that
-    /// was the last step but for a limit, else in any.
+    /// The rows with a number as the first column, counting from `first`: in the order of `by`, else in that of a sort
+    /// that was the last step (apart from a limit), else in any order.
     ///
     /// # Errors
-    /// `UnknownColumn`; `Query` if there is a column of this name.
+    /// `UnknownColumn`; `Query` if there already is a column with this name.
     pub fn with_row_index(&self, name: &str, first: i64, mut by: Vec<Sort>) -> Result<Self> {
         if self.frame.schema().has_column_with_unqualified_name(name) {
             return Err(DataSetError::Query(format!(
@@ -355,7 +355,7 @@ impl DataSet {
         let number = cast(number, DataType::Int64) + lit(first - 1);
         let columns = std::iter::once(number.alias(name)).chain(self.names().into_iter().map(|name| column(&name)));
         let numbered = self.select(columns.collect())?;
-        // In the order of the numbers, as the rows before were in theirs.
+        // In the order of the numbers, if the input was ordered.
         match by.is_empty() {
             true => Ok(numbered),
             false => numbered.sort(vec![column(name).sort(true, false)]),
@@ -366,7 +366,7 @@ impl DataSet {
         exprs.into_iter().map(|expr| with_operators(expr, self.frame.schema())).collect()
     }
 
-    /// At most `count` rows after the first `skip`: of a sorted table the first ones, else any.
+    /// At most `count` rows after skipping `skip`: the first ones of a sorted table, otherwise any.
     ///
     /// # Errors
     /// None known.
@@ -374,7 +374,7 @@ impl DataSet {
         DataSet::new(self.frame.clone().limit(skip, count)?)
     }
 
-    /// Each different row once; with `subset` one row, any, for each different value of those columns.
+    /// Distinct rows; with `subset`, one arbitrary row for each distinct value of those columns.
     ///
     /// # Errors
     /// `UnknownColumn`; `Query` for types without equality.
@@ -387,11 +387,11 @@ impl DataSet {
         DataSet::new(self.frame.clone().distinct_on(subset.iter().map(|name| column(name)).collect(), all, None)?)
     }
 
-    /// Of a stream: as [`DataSet::distinct`], but a row goes on, too, that is by `ttl` microseconds later than the last
-    /// of its kind that did.
+    /// For a stream: as [`DataSet::distinct`], but also passes a row that is at least `ttl` microseconds later than the
+    /// last one of its kind that was passed.
     ///
     /// # Errors
-    /// `UnknownColumn`; `Query` for types without equality, or if it is no stream.
+    /// `UnknownColumn`; `Query` for types without equality, or if it is not a stream.
     pub fn distinct_for(&self, subset: &[String], ttl: i64) -> Result<Self> {
         if !self.is_stream() || ttl <= 0 {
             return Err(DataSetError::Query("distinct takes a positive ttl, for rows of streams".into()));
@@ -411,10 +411,10 @@ impl DataSet {
         DataSet::new(made.select(names.iter().map(|name| column(name)).collect::<Vec<_>>())?)
     }
 
-    /// The rows of both, which have the same columns, in any order of columns.
+    /// The rows of both tables, which must have the same columns, in any column order.
     ///
     /// # Errors
-    /// `Query` if a column is in one only, or has types that do not fit.
+    /// `Query` if a column exists only in one table, or has incompatible types.
     pub fn union(&self, other: &DataSet) -> Result<Self> {
         let (ours, theirs) = (self.names(), other.names());
         let only = |a: &[String], b: &[String]| a.iter().filter(|name| !b.contains(name)).cloned().collect::<Vec<_>>();
@@ -424,7 +424,8 @@ impl DataSet {
                 "union needs the same columns: only the first has {missing:?}, only the second has {extra:?}"
             )));
         }
-        // A union of many is one step, however many it is made in: planning one within another takes longer with each.
+        // A union of many tables is a single step, however it is built up: nested unions take longer to plan with each
+        // level.
         if let LogicalPlan::Union(union) = self.frame.logical_plan()
             && self.frame.schema().fields() == other.frame.schema().fields()
         {
@@ -440,7 +441,7 @@ impl DataSet {
         DataSet::new(self.frame.clone().union_by_name(other.frame.clone())?)
     }
 
-    /// Cuts the rows into `partitions`: by the hash of `by`, or evenly where `by` is empty.
+    /// Redistributes the rows into `partitions`: by the hash of `by`, or evenly if `by` is empty.
     ///
     /// # Errors
     /// `UnknownColumn`; `Query` for zero partitions.
@@ -454,11 +455,11 @@ impl DataSet {
         DataSet::new(self.frame.clone().repartition(how)?)
     }
 
-    /// One row for each element of the lists in `names`, so none for an empty list or null; the other columns are
+    /// One row for each element of the lists in `names`, and none for an empty list or null; the other columns are
     /// repeated.
     ///
     /// # Errors
-    /// `UnknownColumn`; `Query` if a column holds no lists.
+    /// `UnknownColumn`; `Query` if a column does not contain lists.
     pub fn explode(&self, names: &[String]) -> Result<Self> {
         names.iter().try_for_each(|name| self.check_column(name))?;
         let columns = names.iter().map(Column::from_name).collect();
@@ -469,11 +470,11 @@ impl DataSet {
         DataSet::new(DataFrame::new(state, plan))
     }
 
-    /// What `function` makes of each batch of rows: any number of batches with `schema`. `name` stands for it in plans
-    /// and errors.
+    /// Applies `function` to each batch of rows. It may return any number of batches with `schema`. `name` identifies
+    /// it in plans and errors.
     ///
     /// # Errors
-    /// None known; what the function fails with is an error of the action.
+    /// None known; a failure of the function is an error of the action.
     pub fn map_batches(&self, name: &str, function: BatchFunction, schema: SchemaRef) -> Result<Self> {
         let (state, input) = self.frame().clone().into_parts();
         let table = StepProvider(Arc::new(MapTable::new(input, function, name, schema)));
@@ -481,12 +482,12 @@ impl DataSet {
         DataSet::new(DataFrame::new(state, plan))
     }
 
-    /// Whether its rows come of a stream.
+    /// Whether its rows come from a stream.
     pub fn is_stream(&self) -> bool {
         reads_stream(self.frame.logical_plan())
     }
 
-    /// The number of rows, as a table of one.
+    /// The number of rows, as a one-row table.
     ///
     /// # Errors
     /// None known.
@@ -497,7 +498,7 @@ impl DataSet {
     }
 }
 
-/// Columns have different names.
+/// Checks that columns have different names.
 fn check_names(exprs: &[Expr]) -> Result<()> {
     let mut seen = std::collections::HashSet::new();
     match exprs.iter().map(output_name).find(|name| !seen.insert(name.clone())) {
@@ -508,7 +509,7 @@ fn check_names(exprs: &[Expr]) -> Result<()> {
     }
 }
 
-/// A column that is in `expr` but in none of the aggregates.
+/// A column that appears in `expr`, but in none of the aggregates.
 fn beside(expr: &Expr, aggregates: &[Expr]) -> Option<String> {
     let mut found = None;
     let walked = expr.apply(|node| {
@@ -525,7 +526,7 @@ fn beside(expr: &Expr, aggregates: &[Expr]) -> Option<String> {
     found
 }
 
-/// Where each row has a value of its own.
+/// For steps that need a value for each row.
 pub(crate) fn refuse_aggregates<'e>(exprs: impl IntoIterator<Item = &'e Expr>) -> Result<()> {
     match find_aggregate_exprs(exprs).first() {
         Some(aggregate) => Err(DataSetError::Query(format!(
@@ -560,7 +561,7 @@ mod tests {
         batches.iter().flat_map(values).collect()
     }
 
-    /// Partitions are collected in order, so that a table comes back as it went in however many threads there are.
+    /// Partitions are collected in order, so a table comes back unchanged for any number of threads.
     #[test]
     fn tables_keep_their_order() {
         let engine = engine();
@@ -570,7 +571,7 @@ mod tests {
         }
     }
 
-    /// Aggregates inside other expressions are computed first, and the expression around them after.
+    /// Aggregates inside other expressions are computed first, and the surrounding expressions afterwards.
     #[test]
     fn expressions_of_aggregates() {
         let engine = engine();
@@ -586,7 +587,7 @@ mod tests {
         assert_eq!(means.values().as_ref(), [4.0, 5.0]);
     }
 
-    /// A wrong name is an error of the step that uses it: nothing runs.
+    /// A wrong name is an error of the step that uses it, without running anything.
     #[test]
     fn steps_check_names() {
         let engine = engine();

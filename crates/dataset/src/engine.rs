@@ -1,4 +1,4 @@
-//! The engine: threads that run queries, the memory they may use, and the functions they know. One for a process.
+//! The engine: threads that run queries, the memory they may use, and the functions they know. One per process.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -44,38 +44,39 @@ use crate::plan::optimizer::{ListsOfColumns, logical_rules, physical_rules};
 use crate::plan::sql::planning_functions;
 use crate::plan::times::{DatesAsTimes, time_functions};
 
-/// Between looks at what a query that somebody waits for does to the machine.
+/// Time between checks of the machine's memory while a caller waits for a query.
 const LOOK_INTERVAL: Duration = Duration::from_millis(100);
-/// Of the budget, what an operator that can spill may hold whatever others do.
+/// The fraction of the budget that an operator that can spill may always hold.
 const FLOOR_SHARE: u64 = 8;
-/// A row group of Parquet is written when it has so many rows as usual, or sooner where a fourth of a thread's memory
-/// is less than this.
+/// A Parquet row group is written when it has the usual number of rows, or sooner if a fourth of a thread's memory is
+/// less than this.
 const ROW_GROUP_BYTES: usize = 128 << 20;
-/// Of a thread's memory, what a merge of spilled runs may take. It takes for as many runs as it can get, and leaves
-/// nothing to others.
+/// The fraction of a thread's memory that a merge of spilled runs may take. It merges as many runs as it can get memory
+/// for, and leaves none to others.
 const MERGE_SHARE: usize = 2;
-/// What a merge takes for one run, about: two batches of 8192 rows of a hundred bytes, and as much again to sort them.
+/// Approximate memory of a merge per run: two batches of 8192 rows of a hundred bytes, and as much again for sorting
+/// them.
 const RUN_BYTES: usize = 3 << 20;
-/// What plans and expressions as deep as `deep` allows need; of what is not used there is only the address.
+/// Stack for plans and expressions as deep as `deep` allows; unused stack only takes address space.
 const STACK_BYTES: usize = 64 << 20;
-/// Operators that an error about memory names, those that hold most first.
+/// Number of operators named in a memory error, starting with the largest.
 const HOLDERS_NAMED: NonZeroUsize = NonZeroUsize::new(3).expect("it is 3");
 
-/// What an engine may use of the machine.
+/// The resources of the machine that an engine may use.
 #[derive(Debug, Clone)]
 pub struct EngineConfig {
     /// Threads that run queries; at least 1.
     pub threads: usize,
     /// Workers of the job, each with an engine; at least 1.
     pub workers: usize,
-    /// Memory of queries and exchanges: beyond it sorts, aggregations, joins and exchanges spill; `None`: no limit.
+    /// Memory for queries and exchanges. Beyond it, sorts, aggregations, joins and exchanges spill. `None`: no limit.
     pub memory_bytes: Option<usize>,
-    /// Where spilled runs go; `None`: the system's folder for temporary files.
+    /// The folder for spilled data; `None`: the system's folder for temporary files.
     pub spill_dir: Option<PathBuf>,
 }
 
 impl EngineConfig {
-    /// Addresses that the threads take, and what they read files with.
+    /// Address space for the threads and their file reading.
     fn address_bytes(&self) -> u64 {
         const BESIDE_STACKS: u64 = 64 << 20;
         self.threads as u64 * (STACK_BYTES as u64 + BESIDE_STACKS) + 2 * BESIDE_STACKS
@@ -87,13 +88,13 @@ impl EngineConfig {
     }
 }
 
-/// Runs queries. Cheap to ask, costly to make: keep one for the life of the process.
+/// Runs queries. Cheap to call, expensive to make: keep one for the lifetime of the process.
 pub struct Engine {
-    /// There until the engine is dropped.
+    /// Set until the engine is dropped.
     runtime: Option<Runtime>,
     threads: Handle,
     context: SessionContext,
-    /// Those that whoever made the engine brought along.
+    /// Functions supplied by the creator of the engine.
     functions: Vec<ScalarUDF>,
     governor: Governor,
     stores: ObjectStores,
@@ -101,17 +102,17 @@ pub struct Engine {
     partitions: usize,
 }
 
-/// DataFusion's memory, as a part of what the worker's governor knows of: what operators share among them is shared
-/// fairly, they spill for what exchanges and the rest of the process hold, and exchanges slow down and spill for what
-/// they do.
+/// DataFusion's memory pool, as a part of the memory that the worker's governor tracks. Operators share their memory
+/// fairly, and spill for the memory of exchanges and the rest of the process; exchanges slow down and spill for the
+/// memory of operators.
 #[derive(Debug)]
 struct GovernedPool {
     fair: FairSpillPool,
     governor: Governor,
-    /// What each kind of operator holds, by its name.
+    /// The memory of each kind of operator, by name.
     kinds: Mutex<HashMap<String, Arc<Reservation>>>,
-    /// The same by the number of each operator's copy that is there: a copy changes what it holds with every batch, and
-    /// names are looked up only when it begins.
+    /// The same by the number of each existing operator copy: a copy changes its memory with every batch, so its name
+    /// is looked up only when it starts.
     held: RwLock<HashMap<usize, Arc<Reservation>>>,
 }
 
@@ -125,13 +126,13 @@ impl GovernedPool {
         }
     }
 
-    /// Notes a change with the governor, whose refusals name who holds most.
+    /// Reports a change to the governor, whose errors name the operator with the most memory.
     fn note(&self, reservation: &MemoryReservation, change: impl FnOnce(&Reservation)) {
         let held = self.held.read().expect("nothing panics with it");
         change(held.get(&reservation.consumer().id()).expect("who holds memory is registered"));
     }
 
-    /// What operators of a kind hold. The copies of one call themselves `Name[copy]`.
+    /// The reservation of operators of a kind. The copies of one are called `Name[copy]`.
     fn kind(&self, name: &str) -> Arc<Reservation> {
         let kind = name.split_once('[').map_or(name, |(kind, _)| kind);
         let mut kinds = self.kinds.lock().expect("nothing panics with it");
@@ -145,10 +146,10 @@ impl GovernedPool {
         }
     }
 
-    /// Why an operator does not get so much more, and with which budget it would.
+    /// Why an operator cannot get `additional` bytes, and which budget would suffice.
     fn refusal(&self, reservation: &MemoryReservation, additional: usize) -> DataFusionError {
         let (budget, held) = (self.governor.settings().budget_bytes, self.governor.reserved_bytes());
-        // Of the budget, so much is shared among those that can spill.
+        // The percentage of the budget that is shared among operators that can spill.
         let percent = (100 * self.governor.limit_bytes()).checked_div(budget).unwrap_or(100).max(1);
         let can_spill = reservation.consumer().can_spill();
         let least = (held + additional as u64) * 100 / if can_spill { percent } else { 100 };
@@ -157,14 +158,14 @@ impl GovernedPool {
              exchanges and queries hold {held}; it needs a budget of at least {} MiB",
             reservation.consumer().name(),
             reservation.size(),
-            // Where the shares of others were in the way, more than there is.
+            // If the shares of other operators were in the way, more than the current budget.
             least.max(budget + 1).div_ceil(1 << 20),
         ))
     }
 
-    /// Whether the worker as a whole has room for so much more of an operator's. One that has little to spill, or
-    /// cannot, is refused only what is not there at all: it would fail. The process counts, too: operators know nothing
-    /// of what they hold beside their rows, such as copies of them while they spill.
+    /// Whether the worker as a whole has room for `additional` bytes for an operator. An operator that cannot spill, or
+    /// has little to spill, is rejected only if the memory really does not exist, because it would fail. The whole
+    /// process counts, too: operators do not know about memory besides their rows, such as copies made while spilling.
     fn has_room(&self, reservation: &MemoryReservation, additional: usize) -> bool {
         let (held, wanted) = (reservation.size() as u64, additional as u64);
         let (all, budget) = (self.governor.reserved_bytes() + wanted, self.governor.settings().budget_bytes);
@@ -210,7 +211,7 @@ impl MemoryPool for GovernedPool {
     }
 
     fn try_grow(&self, reservation: &MemoryReservation, additional: usize) -> datafusion::error::Result<()> {
-        // Who asks for nothing needs no room, even where others hold more than there is.
+        // A request for zero bytes needs no room, even if others hold more than there is.
         if additional > 0 && !self.has_room(reservation, additional) {
             return Err(self.refusal(reservation, additional));
         }
@@ -232,12 +233,12 @@ impl Engine {
     /// Starts the threads.
     ///
     /// # Errors
-    /// `Query` without threads; `Io` if threads or the folder for spilling cannot be had.
+    /// `Query` without threads; `Io` if threads or the spill folder cannot be created.
     pub fn new(config: &EngineConfig) -> Result<Self> {
         Self::with_functions(config, Vec::new())
     }
 
-    /// As [`Engine::new`]; queries know `functions`, too, such as those of streams.
+    /// As [`Engine::new`], with additional `functions` for queries, such as those of streams.
     ///
     /// # Errors
     /// As for [`Engine::new`].
@@ -250,7 +251,7 @@ impl Engine {
         Self::governed(config, functions, governor)
     }
 
-    /// An engine beside this one, for some of the workers: both share the memory of this one, which `config` repeats.
+    /// A second engine for some of the workers, which shares the memory of this one; `config` must repeat its limit.
     ///
     /// # Errors
     /// As for [`Engine::new`].
@@ -281,14 +282,14 @@ impl Engine {
             .enable_all()
             .build()
             .map_err(|error| DataSetError::Io(format!("cannot start query threads: {error}")))?;
-        // A folder may have been written again since it was last listed; what a file holds is told from its time and
-        // size.
+        // A folder may have been rewritten since it was last listed. Cached file metadata, in contrast, are checked
+        // against time and size.
         let mut environment = RuntimeEnvBuilder::new().with_object_list_cache_limit(0);
         if let Some(bytes) = config.memory_bytes {
             let pool = GovernedPool::new(bytes, &governor);
             environment = environment.with_memory_pool(Arc::new(TrackConsumersPool::new(pool, HOLDERS_NAMED)));
         }
-        // What goes wrong here is told by who wants to write there.
+        // The writer reports errors here.
         let _ = std::fs::create_dir_all(&governor.settings().spill_dir);
         let mut spilled = DiskManagerBuilder::default().with_temp_file_factory(Arc::new(SpillFiles(governor.clone())));
         if let Some(bytes) = config.thread_bytes() {
@@ -298,13 +299,12 @@ impl Engine {
         let session = sparing(SessionConfig::new(), config)
             .with_target_partitions(config.threads)
             .with_spill_compression(SpillCompression::Lz4Frame)
-            // Names mean what they say: `Price` in SQL is the column `Price`, as it is in Python.
+            // Names are case-sensitive: `Price` in SQL is the column `Price`, as in Python.
             .set_bool("datafusion.sql_parser.enable_ident_normalization", false)
-            // It mixes up columns with and without a table's name where a struct's field is read
-            // (apache/datafusion#25446).
+            // It confuses qualified and unqualified columns when a struct's field is read (apache/datafusion#25446).
             .set_bool("datafusion.optimizer.enable_leaf_expression_pushdown", false)
-            // It takes a column for one that may be null, which the plan knows is not:
-            // `CASE WHEN x IS NOT NULL THEN x ELSE 0 END`, `x IS NOT FALSE`. No rows depend on that.
+            // It considers a column nullable that the plan knows is not: `CASE WHEN x IS NOT NULL THEN x ELSE 0 END`,
+            // `x IS NOT FALSE`. No rows depend on that.
             .set_bool("datafusion.execution.skip_physical_aggregate_schema_check", true);
         let context = session_of(session, environment.build_arc()?, &governor, &functions);
         Ok(Engine {
@@ -319,7 +319,7 @@ impl Engine {
         })
     }
 
-    /// Partitions that sources are cut into: one for each thread of the job.
+    /// The number of partitions of sources: one for each thread of the job.
     pub fn partitions(&self) -> usize {
         self.partitions
     }
@@ -334,10 +334,10 @@ impl Engine {
         &self.stores
     }
 
-    /// What a URL stands for, in a store that DataFusion knows, too.
+    /// The location that a URL refers to, in a store that is also registered with DataFusion.
     pub(crate) fn locate(&self, text: &str, options: &StorageOptions) -> Result<StoreLocation> {
         let at = self.stores.locate(text, options)?;
-        // Each time: somebody else may have opened it.
+        // Every time, because the store may have been opened elsewhere.
         self.context.runtime_env().register_object_store(&at.store.url, Arc::clone(&at.store.objects));
         Ok(at)
     }
@@ -351,12 +351,12 @@ impl Engine {
         &self.bad_rows
     }
 
-    /// How many rows have been left out since this was last asked, and the first of them by file and line.
+    /// The number of rows skipped since the last call, and the first of them by file and line.
     pub fn take_bad_rows(&self) -> (u64, Option<BadRow>) {
         self.bad_rows.take()
     }
 
-    /// A session that has the engine's settings, and no tables.
+    /// A session with the engine's settings and without tables.
     pub(crate) fn session(&self) -> SessionContext {
         session_of(self.context.copied_config(), self.context.runtime_env(), &self.governor, &self.functions)
     }
@@ -372,16 +372,16 @@ impl Engine {
         T: Send + 'static,
         F: Future<Output = Result<T>> + Send + 'static,
     {
-        // One slot: the result waits there if nobody asks for it yet.
+        // One slot: the result waits there until it is requested.
         let (sender, outcome) = sync_channel(1);
         let task = self.threads.spawn(async move {
-            // The caller may have given up; then nobody wants the result.
+            // The caller may have given up and dropped the receiver.
             let _ = sender.send(work.await);
         });
         ActionHandle { outcome, task: task.abort_handle(), governor: self.governor.clone() }
     }
 
-    /// Runs `work` to its end. Not to be called from one of the engine's threads.
+    /// Runs `work` to completion. Must not be called from one of the engine's threads.
     ///
     /// # Errors
     /// Those of `work`.
@@ -399,10 +399,10 @@ impl Engine {
     }
 }
 
-/// What does the work of a step, if it is one of those that it can do.
+/// Returns the replacement of a step, if it has one.
 type Other = fn(&Arc<dyn ExecutionPlan>) -> Option<Arc<dyn ExecutionPlan>>;
 
-/// A rule that puts steps of our own in the place of DataFusion's, where there is one.
+/// A rule that replaces DataFusion's steps with ours where possible.
 #[derive(Debug)]
 struct ReplaceSteps {
     name: &'static str,
@@ -427,8 +427,7 @@ impl PhysicalOptimizerRule for ReplaceSteps {
     }
 }
 
-/// What a step keeps in reserve, or gathers before it writes, must leave room for those beside it where memory is
-/// small.
+/// With little memory, limits what a step reserves, or gathers before it writes, so that other steps have room.
 fn sparing(session: SessionConfig, config: &EngineConfig) -> SessionConfig {
     let Some(share) = config.thread_bytes() else { return session };
     let reserve = session.options().execution.sort_spill_reservation_bytes;
@@ -436,14 +435,14 @@ fn sparing(session: SessionConfig, config: &EngineConfig) -> SessionConfig {
     if share / 4 >= ROW_GROUP_BYTES {
         return session;
     }
-    // Several threads that encode columns of one file do not bound what they gather.
+    // If several threads encode the columns of one file, the gathered data are not bounded.
     session
         .set_bool("datafusion.execution.parquet.allow_single_file_parallelism", false)
         .set_str("datafusion.execution.parquet.max_row_group_bytes", &(share / 4).max(1).to_string())
 }
 
-/// A session with our own steps. That of texts comes first: those that follow see to partitions and orders; those of
-/// groups and of what is to spill come last, when both are known.
+/// A session with our own steps. The rule for strings comes first, because the following ones handle partitions and
+/// orders. The rules for groups and for spilling come last, when both are known.
 fn session_of(
     config: SessionConfig,
     runtime: Arc<RuntimeEnv>,
@@ -465,7 +464,7 @@ fn session_of(
     let mut analyzer: Vec<Arc<dyn AnalyzerRule + Send + Sync>> =
         vec![Arc::new(DatesAsTimes), Arc::new(DecimalsAsFloats), Arc::new(ListsOfColumns)];
     analyzer.extend(Analyzer::new().rules);
-    // When all types are known.
+    // After all types are known.
     analyzer.extend([Arc::new(CheckArithmetic) as _, Arc::new(CompareFloats) as _, Arc::new(GuardConditions) as _]);
     let builder = builder.with_optimizer_rules(logical_rules());
     let builder = builder.with_physical_optimizer_rules(rules).with_analyzer_rules(analyzer);
@@ -480,14 +479,14 @@ fn session_of(
 impl Drop for Engine {
     fn drop(&mut self) {
         if let Some(runtime) = self.runtime.take() {
-            // Not waiting for threads: one may be deep in a join that nobody wants any more, and the process is to end
-            // now.
+            // Without waiting for threads: one may be deep in a join whose rows are no longer wanted, and the process
+            // should end now.
             runtime.shutdown_background();
         }
     }
 }
 
-/// An action under way. Dropping it cancels the action.
+/// An action in progress. Dropping it cancels the action.
 pub struct ActionHandle<T> {
     outcome: Receiver<Result<T>>,
     task: AbortHandle,
@@ -495,7 +494,8 @@ pub struct ActionHandle<T> {
 }
 
 impl<T> ActionHandle<T> {
-    /// Waits for the end at most so long; `None`: not yet. It ends with `Memory`, too, when there is next to none left.
+    /// Waits for the end for up to `at_most`; `None`: not finished yet. Also ends with `Memory` if almost no memory is
+    /// left.
     pub fn wait(&self, at_most: Duration) -> Option<Result<T>> {
         match self.outcome.recv_timeout(at_most) {
             Ok(outcome) => Some(outcome),
@@ -509,7 +509,7 @@ impl<T> ActionHandle<T> {
 }
 
 impl<T> ActionHandle<T> {
-    /// Cancels the action, and waits a moment for it to let go of what it holds.
+    /// Cancels the action, and waits a moment for it to release its resources.
     pub fn cancel(self) {
         const AT_MOST: Duration = Duration::from_millis(200);
         let since = Instant::now();
@@ -542,7 +542,7 @@ mod tests {
         assert_eq!(error, DataSetError::Data("x".into()));
     }
 
-    /// A panic in a query must come back as an error, not as a wait without end.
+    /// A panic in a query must come back as an error, not as an endless wait.
     #[test]
     fn a_panic_is_an_error() {
         let engine = Engine::new(&config()).unwrap();
@@ -550,7 +550,7 @@ mod tests {
         assert!(matches!(error, DataSetError::Internal(_)), "{error}");
     }
 
-    /// Ctrl-C drops what is running; it must really end.
+    /// Ctrl-C drops a running action, which must really end.
     #[test]
     fn dropping_cancels() {
         let engine = Engine::new(&config()).unwrap();
@@ -564,7 +564,7 @@ mod tests {
         assert!(engine.run(async move { Ok(gone.await) }).unwrap().is_err());
     }
 
-    /// The end of a program must not wait for a cancelled query whose thread has not noticed yet.
+    /// The end of a program must not wait for a canceled query whose thread has not noticed yet.
     #[test]
     fn dropping_the_engine_does_not_wait() {
         let engine = Engine::new(&config()).unwrap();
@@ -575,14 +575,14 @@ mod tests {
             let _ = held.recv();
             Ok(())
         }));
-        // Cancelled before or after it began; where it began, its thread is held until the last line.
+        // Canceled before or after it began; in the latter case, its thread is blocked until the last line.
         let _ = running.recv();
         drop(engine);
         drop(release);
     }
 
-    /// What exchanges hold is not there for queries: operators are told to spill for it, and who cannot hears who holds
-    /// memory.
+    /// Memory held by exchanges is not available to queries: operators are told to spill to make room, and the error of
+    /// one that cannot names the holder.
     #[test]
     fn queries_make_room_for_exchanges() {
         let engine = Engine::new(&EngineConfig { memory_bytes: Some(64 << 20), ..config() }).unwrap();
@@ -603,8 +603,8 @@ mod tests {
         );
     }
 
-    /// What copies of an operator hold is their kind's, and given back: else refusals would name nobody, or who has
-    /// long ended.
+    /// The memory of an operator's copies counts for their kind, and is returned. Otherwise errors would name no
+    /// operator, or one that ended long ago.
     #[test]
     fn copies_count_for_their_kind() {
         let engine = Engine::new(&EngineConfig { memory_bytes: Some(64 << 20), ..config() }).unwrap();

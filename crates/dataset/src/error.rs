@@ -1,39 +1,39 @@
-//! What can go wrong with a DataSet, in words for the person who wrote the query.
+//! Errors of a DataSet, worded for the person who wrote the query.
 
 use arrow::error::ArrowError;
 use datafusion::common::SchemaError;
 use datafusion::error::DataFusionError;
 use tidemill_storage::StorageError;
 
-/// Result of everything in this crate.
+/// The result type of this crate.
 pub type Result<T, E = DataSetError> = std::result::Result<T, E>;
 
-/// Why a query could not be built or run. Every message stands alone and names the thing at fault.
+/// Why a query could not be built or run. Every message is self-contained and names the cause.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum DataSetError {
-    /// A column that the data does not have.
+    /// A column that the data do not have.
     #[error("no column {name:?}{}; there are: {}", suggestion(nearest.as_deref()), listed(columns))]
     UnknownColumn {
-        /// The name asked for.
+        /// The requested name.
         name: String,
-        /// The existing name most like it.
+        /// The most similar existing name.
         nearest: Option<String>,
-        /// All names there are.
+        /// All existing names.
         columns: Vec<String>,
     },
-    /// A function that no registry has.
+    /// A function that is not registered.
     #[error("no function {name:?}{}", suggestion(nearest.as_deref()))]
     UnknownFunction {
-        /// The name asked for.
+        /// The requested name.
         name: String,
-        /// The existing name most like it.
+        /// The most similar existing name.
         nearest: Option<String>,
     },
-    /// The query makes no sense: types that do not fit, names twice, SQL that does not parse.
+    /// The query is invalid: types that do not fit, duplicate names, SQL that does not parse.
     #[error("{0}")]
     Query(String),
-    /// The data is not what the query expects: a malformed file, a value that cannot be cast.
+    /// The data are not what the query expects: a malformed file, a value that cannot be cast.
     #[error("{0}")]
     Data(String),
     /// Reading or writing failed.
@@ -42,13 +42,13 @@ pub enum DataSetError {
     /// The memory budget or the space for spilling is used up.
     #[error("out of memory budget: {0}")]
     Memory(String),
-    /// Something that Tidemill or DataFusion does not do (yet).
+    /// A feature that Tidemill or DataFusion does not support (yet).
     #[error("not supported: {0}")]
     Unsupported(String),
-    /// The action was given up by its caller.
+    /// The caller gave up on the action.
     #[error("the action was cancelled")]
     Cancelled,
-    /// A bug: in Tidemill or below.
+    /// A bug in Tidemill or below.
     #[error("internal error: {0}")]
     Internal(String),
 }
@@ -57,7 +57,7 @@ fn suggestion(nearest: Option<&str>) -> String {
     nearest.map(|name| format!(" (did you mean {name:?}?)")).unwrap_or_default()
 }
 
-/// Names for a message: all of them, unless there are very many.
+/// Names for a message: all of them, unless there are too many.
 fn listed(names: &[String]) -> String {
     const SHOWN_MAX: usize = 30;
     let mut text = names.iter().take(SHOWN_MAX).cloned().collect::<Vec<_>>().join(", ");
@@ -68,16 +68,16 @@ fn listed(names: &[String]) -> String {
 }
 
 impl DataSetError {
-    /// The error of a column that `columns` does not have.
+    /// The error for a column that `columns` does not contain.
     pub fn unknown_column(name: &str, mut columns: Vec<String>) -> Self {
-        // DataFusion may look twice, and then lists every column twice.
+        // DataFusion may search twice, and then lists every column twice.
         let mut seen = std::collections::HashSet::new();
         columns.retain(|column| seen.insert(column.clone()));
         let nearest = nearest(name, columns.iter().map(String::as_str));
         DataSetError::UnknownColumn { name: name.into(), nearest, columns }
     }
 
-    /// The same, where it is of one of several things.
+    /// The same error, stating which of several inputs it is about.
     pub fn of(self, what: &str) -> Self {
         let of = |text: String| format!("{what}: {text}");
         match self {
@@ -90,13 +90,13 @@ impl DataSetError {
         }
     }
 
-    /// The error of a function that is none of `known`.
+    /// The error for a function that is not among `known`.
     pub fn unknown_function<'a>(name: &str, known: impl Iterator<Item = &'a str>) -> Self {
         DataSetError::UnknownFunction { name: name.into(), nearest: nearest(name, known) }
     }
 }
 
-/// The candidate most like `name`, if any is: case does not count, and at most half of the letters differ.
+/// The candidate most similar to `name`, if any: ignoring case, with at most half of the letters different.
 fn nearest<'a>(name: &str, candidates: impl Iterator<Item = &'a str>) -> Option<String> {
     let wanted = name.to_lowercase();
     candidates
@@ -126,7 +126,7 @@ impl From<DataFusionError> for DataSetError {
                 ),
                 other => DataSetError::Query(schema_text(&other)),
             },
-            // Context tells of DataFusion's own steps, a diagnostic repeats what its error says.
+            // Context describes DataFusion's own steps, and a diagnostic repeats the text of its error.
             DataFusionError::Context(_, inner) | DataFusionError::Diagnostic(_, inner) => (*inner).into(),
             DataFusionError::Shared(inner) => match std::sync::Arc::try_unwrap(inner) {
                 Ok(inner) => inner.into(),
@@ -146,7 +146,7 @@ impl From<DataFusionError> for DataSetError {
     }
 }
 
-/// An error that can only be looked at: other tasks of the query hold it too.
+/// Converts an error that is shared with other tasks of the query and so cannot be taken apart.
 fn shared_text(error: &DataFusionError) -> DataSetError {
     match error {
         DataFusionError::Plan(text) | DataFusionError::Configuration(text) => {
@@ -163,7 +163,7 @@ fn shared_text(error: &DataFusionError) -> DataSetError {
         DataFusionError::ParquetError(error) => DataSetError::Data(error.to_string()),
         DataFusionError::ObjectStore(error) => DataSetError::Io(error.to_string()),
         DataFusionError::IoError(error) => DataSetError::Io(error.to_string()),
-        // Of the folder for spilling it is said there, too.
+        // This also covers the spill folder.
         DataFusionError::ResourcesExhausted(text) if text.contains("disk") => DataSetError::Memory(text.clone()),
         DataFusionError::ResourcesExhausted(text) => DataSetError::Memory(format!(
             "{text}\nMore memory (--memory) or fewer threads (--threads) would help: they share it."
@@ -196,8 +196,8 @@ fn schema_text(error: &SchemaError) -> String {
     }
 }
 
-/// What is wrong with a function's argument, of DataFusion's list of all signatures that it does not fit, or its call
-/// for a bug report.
+/// The wrong argument of a function, extracted from DataFusion's list of all signatures, or its request for a bug
+/// report.
 fn wrong_type(text: &str) -> Option<String> {
     if let Some(told) = refused(text) {
         return Some(told);
@@ -220,7 +220,7 @@ fn wrong_type(text: &str) -> Option<String> {
     Some(format!("explode turns lists into rows, and cannot take {given}"))
 }
 
-/// What a function of ours says of its arguments, without what DataFusion says around it.
+/// The message of one of our functions about its arguments, without DataFusion's text around it.
 fn refused(text: &str) -> Option<String> {
     let (_, told) = text.split_once(" user-defined coercion failed with: Error during planning: ")?;
     let told = told.split(" No function matches the given name").next()?;
@@ -255,7 +255,7 @@ impl From<DataSetError> for DataFusionError {
 mod tests {
     use super::*;
 
-    /// A typing error must lead to the right name, a wild guess to none.
+    /// A typo must lead to the right name, a wild guess to none.
     #[test]
     fn nearest_name() {
         let names = ["price", "volume", "symbol"];
@@ -272,7 +272,7 @@ mod tests {
         assert_eq!(none.to_string(), r#"no column "x"; there are: none"#);
     }
 
-    /// As DataFusion 55 writes them.
+    /// The messages of DataFusion 55.
     #[test]
     fn functions_of_wrong_types() {
         for (text, told) in [
@@ -300,7 +300,7 @@ mod tests {
         assert_eq!(DataSetError::from(other), DataSetError::Internal("no such state".into()));
     }
 
-    /// Errors cross DataFusion, shared between its tasks, and come out as they went in.
+    /// Errors that pass through DataFusion, shared between its tasks, come out unchanged.
     #[test]
     fn ours_pass_through_datafusion() {
         let ours = DataSetError::Data("a.csv: line 3".into());

@@ -1,4 +1,4 @@
-//! Joins of two DataSets on columns that are equal.
+//! Joins of two DataSets on equal columns.
 
 use std::sync::Arc;
 
@@ -15,30 +15,30 @@ use crate::plan::expr::column;
 use crate::plan::markers::JoinTtl;
 use crate::plan::operators::with_operators;
 
-/// Which rows a join keeps, and what columns it has.
+/// Which rows and columns a join outputs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum JoinHow {
-    /// Pairs of rows whose keys are equal.
+    /// Pairs of rows with equal keys.
     Inner,
-    /// Those, and left rows without a partner.
+    /// The same, and unmatched left rows.
     Left,
-    /// Those, and right rows without a partner.
+    /// The same, and unmatched right rows.
     Right,
-    /// All rows of both.
+    /// All rows of both sides.
     Full,
-    /// Left rows that have a partner, once each.
+    /// Left rows that have a match, once each.
     Semi,
-    /// Left rows that have none.
+    /// Left rows without a match.
     Anti,
-    /// Every pair of rows; there are no keys.
+    /// Every pair of rows, without keys.
     Cross,
 }
 
 impl JoinHow {
-    /// From the word that people use.
+    /// Parses the name that users write.
     ///
     /// # Errors
-    /// `Query`, naming the words there are.
+    /// `Query`, listing the valid names.
     pub fn parse(word: &str) -> Result<Self> {
         Ok(match word {
             "inner" => JoinHow::Inner,
@@ -69,17 +69,17 @@ impl JoinHow {
 }
 
 impl DataSet {
-    /// Joins on equal keys, given as pairs (left, right). A null equals nothing.
+    /// Joins on equal keys, given as pairs (left, right). A null does not equal anything.
     ///
-    /// The result has the left's columns, then the right's without its keys; a right column whose name the left has too
-    /// gets `suffix`. Where a row has no left partner its keys are the right's. `Semi` and `Anti` have the left's
-    /// columns only. Rows are partners only where `condition` holds too, in which columns have the names that they have
-    /// in the result. Rows of two streams are remembered for `ttl` microseconds of their time, so partners are less
-    /// than that apart; without, for ever.
+    /// The result has the left columns, then the right ones without the keys; a right column whose name also exists on
+    /// the left gets `suffix`. In rows without a left match, the keys are the right ones. `Semi` and `Anti` have only
+    /// the left columns. Rows match only if `condition` is also true; in it, columns have their names in the result.
+    /// Rows of two streams are remembered for `ttl` microseconds of their time, so matching rows are less than that
+    /// apart; without it, forever.
     ///
     /// # Errors
-    /// `UnknownColumn`; `Query` for keys of different kinds, a name that is there twice even with `suffix`, or a `ttl`
-    /// that is not more than zero, or of what are no streams.
+    /// `UnknownColumn`; `Query` for keys of different kinds, for a name that is a duplicate even with `suffix`, and for
+    /// a `ttl` that is not positive or does not apply because the inputs are not streams.
     pub fn join(
         &self,
         right: &DataSet,
@@ -182,7 +182,7 @@ impl DataSet {
     }
 }
 
-/// What a column of the right is called within: it can clash with none of the left, and none that the result will have.
+/// The internal name of a right column, which cannot clash with the left columns or those of the result.
 fn inner_name(name: &str) -> String {
     format!("{RIGHT}{name}{END}")
 }
@@ -190,7 +190,7 @@ fn inner_name(name: &str) -> String {
 const RIGHT: &str = "right ";
 const END: char = '\u{1f}';
 
-/// The columns of a side by the names that they had before they were joined.
+/// The columns of a side under their names before the join.
 pub fn with_given_names(side: &SchemaRef) -> SchemaRef {
     let given = |name: &str| name.strip_prefix(RIGHT).and_then(|name| name.strip_suffix(END)).map(str::to_owned);
     let fields = side.fields().iter().map(|field| match given(field.name()) {
@@ -200,7 +200,7 @@ pub fn with_given_names(side: &SchemaRef) -> SchemaRef {
     Arc::new(Schema::new(fields.collect::<Vec<_>>()))
 }
 
-/// Refuses keys that could only be compared as text: a number and a string are never meant to be equal.
+/// Rejects keys that could only be compared as text: a number and a string are never meant to be equal.
 fn check_kinds(left: &str, left_type: &DataType, right: &str, right_type: &DataType) -> Result<()> {
     let kind = |data_type: &DataType| match data_type {
         DataType::Dictionary(_, value) => is_text(value),

@@ -2,15 +2,15 @@
 //!
 //! Modules, lowest first; each uses only those above it:
 //!
-//! | module          | what is in it                                                           |
+//! | module          | contents                                                                |
 //! |-----------------|-------------------------------------------------------------------------|
-//! | `error`         | `DataSetError`: every message stands alone                              |
+//! | `error`         | `DataSetError`, with self-contained messages                            |
 //! | `lossless_cast` | casts without loss                                                      |
 //! | `types`         | column types by name                                                    |
-//! | `bad_rows`      | rows that cannot be read                                                |
-//! | `plan`          | what queries mean: expressions, SQL, rules                              |
-//! | `exec`          | steps of plans that are added to DataFusion's, or take their place      |
-//! | `engine`        | threads and memory that queries run with; actions that can be cancelled |
+//! | `bad_rows`      | unreadable rows                                                         |
+//! | `plan`          | the meaning of queries: expressions, SQL, rules                         |
+//! | `exec`          | physical steps that extend or replace DataFusion's                      |
+//! | `engine`        | the threads and memory of queries; actions that can be canceled         |
 //! | `dataset`       | `DataSet`: select, filter, aggregate, sort, ...                         |
 //! | `join`          | joins of two DataSets                                                   |
 //! | `files`         | finds, reads and writes files and objects                               |
@@ -57,7 +57,7 @@ pub use plan::deep::check_expr;
 pub use plan::expr;
 pub use tidemill_storage::StorageOptions;
 
-/// For crates that add tables and steps of their own, as `tidemill-stream` does.
+/// For crates that add tables and steps, such as `tidemill-stream`.
 pub mod extend {
     pub use crate::distribute::{failed, only_value};
     pub use crate::exec::explode_split::SplitExec;

@@ -1,8 +1,8 @@
-//! Casts that lose nothing, and the types that columns come in with.
+//! Casts that lose nothing, and the types that columns have internally.
 //!
-//! Arrow's casts refuse what is out of range, but cut what is behind the point of a float and round what a type cannot
-//! tell apart. Where nobody has asked for a cast, because files or a schema have other types, such a value is an error
-//! instead.
+//! Arrow's casts reject values that are out of range, but truncate the fraction of a float, and round values that the
+//! target type cannot distinguish. If the cast is implicit, because files or a schema have other types, such a value is
+//! an error here.
 
 use std::sync::Arc;
 
@@ -21,9 +21,9 @@ use datafusion::logical_expr::{
 };
 pub(crate) use tidemill_json::{schema_with, type_with};
 
-/// The type that a column of such a type has here: run-end encoded values and views of lists are written out, because
-/// joins and groups would compare runs and views instead of values, and keys of dictionaries are wide enough for the
-/// values of all batches together.
+/// The internal type of a column with the given type. Run-end encoded values and list views are materialized, because
+/// joins and groups would compare runs and views instead of values. Dictionary keys are wide enough for the values of
+/// all batches together.
 pub fn plain_type(kind: &DataType) -> DataType {
     type_with(kind, &|kind| match kind {
         DataType::RunEndEncoded(_, values) => plain_type(values.data_type()),
@@ -44,12 +44,12 @@ pub(crate) fn plain_field(field: &Field) -> Field {
     field.clone().with_data_type(plain_type(field.data_type()))
 }
 
-/// The same columns, of plain types.
+/// The same columns with plain types.
 pub fn plain_schema(schema: &SchemaRef) -> SchemaRef {
     schema_with(schema, plain_type)
 }
 
-/// The same values, of plain types.
+/// The same values with plain types.
 ///
 /// # Errors
 /// None known.
@@ -61,7 +61,7 @@ pub fn plain_batch(batch: &RecordBatch, plain: &SchemaRef) -> Result<RecordBatch
     RecordBatch::try_new(Arc::clone(plain), columns.collect::<Result<_, _>>()?)
 }
 
-/// Whether every value of a type is one of the other, and a plain cast finds it.
+/// Whether every value of one type is a value of the other, and a plain cast preserves it.
 pub(crate) fn widens(from: &DataType, to: &DataType) -> bool {
     use DataType::{
         Date32, Decimal128, Float32, Float64, Int8, Int16, Int32, Int64, Null, UInt8, UInt16, UInt32, UInt64,
@@ -92,7 +92,7 @@ pub(crate) fn is_binary(kind: &DataType) -> bool {
     matches!(kind, DataType::Binary | DataType::LargeBinary | DataType::BinaryView)
 }
 
-/// Whether there is a cast at all.
+/// Whether a cast exists at all.
 pub(crate) fn can_cast(from: &DataType, to: &DataType) -> bool {
     match (from, to) {
         _ if from == to || *from == DataType::Null => true,
@@ -110,10 +110,10 @@ pub(crate) fn can_cast(from: &DataType, to: &DataType) -> bool {
     }
 }
 
-/// The values as another type.
+/// The values converted to another type.
 ///
 /// # Errors
-/// `CastError` for the first that would become another value.
+/// `CastError` for the first value that would change.
 pub fn exact(array: &ArrayRef, to: &DataType) -> Result<ArrayRef, ArrowError> {
     let from = array.data_type();
     match (from, to) {
@@ -134,7 +134,7 @@ pub fn exact(array: &ArrayRef, to: &DataType) -> Result<ArrayRef, ArrowError> {
             Ok(Arc::new(FixedSizeListArray::try_new(Arc::clone(of), *length, values, list.nulls().cloned())?))
         }
         (DataType::Map(..), DataType::Map(entries, sorted)) => map_of(array.as_map(), entries, *sorted),
-        // Another kind of list: its elements first.
+        // A different kind of list: its elements first.
         _ if let (Some(same_kind), Some(_)) = (of_elements(from, to), of_elements(to, to))
             && same_kind != *from =>
         {
@@ -171,7 +171,7 @@ fn strict(array: &ArrayRef, to: &DataType) -> Result<ArrayRef, ArrowError> {
     cast_with_options(array, to, &CastOptions { safe: false, ..Default::default() })
 }
 
-/// By name; null where a field is not there.
+/// By field name, with null for missing fields.
 fn struct_of(array: &StructArray, fields: &Fields) -> Result<ArrayRef, ArrowError> {
     let column = |field: &Arc<Field>| match array.column_by_name(field.name()) {
         Some(column) => exact(column, field.data_type()),
@@ -187,7 +187,7 @@ fn list_of<O: OffsetSizeTrait>(array: &GenericListArray<O>, of: &Arc<Field>) -> 
     Ok(Arc::new(GenericListArray::try_new(Arc::clone(of), offsets, values, nulls)?))
 }
 
-/// Keys and values, whatever they are called.
+/// Keys and values, regardless of the names of their fields.
 fn map_of(array: &MapArray, entries: &Arc<Field>, sorted: bool) -> Result<ArrayRef, ArrowError> {
     let DataType::Struct(pair) = entries.data_type() else {
         return Err(ArrowError::CastError(format!("{entries} are not entries of a map")));
@@ -198,14 +198,14 @@ fn map_of(array: &MapArray, entries: &Arc<Field>, sorted: bool) -> Result<ArrayR
     Ok(Arc::new(MapArray::try_new(Arc::clone(entries), offsets, pairs, nulls, sorted)?))
 }
 
-/// The first row whose value has become another.
+/// The first row whose value has changed.
 fn first_lost(before: &ArrayRef, after: &ArrayRef) -> Result<Option<usize>, ArrowError> {
     let (from, to) = (before.data_type(), after.data_type());
     let said_otherwise = is_text(from) || is_text(to) || from.is_nested() || to.is_nested();
     let same = if widens(from, to) || said_otherwise {
         return Ok(None);
     } else if to.is_floating() && !from.is_integer() {
-        // The nearest float is what a float is; one without end is another number.
+        // Rounding to the nearest float is fine; becoming infinite changes the value.
         let (before, after) = (cast(before, &DataType::Float64)?, cast(after, &DataType::Float64)?);
         let pairs = before.as_primitive::<Float64Type>().iter().zip(after.as_primitive::<Float64Type>());
         pairs.map(|(before, after)| is_finite(before) == is_finite(after)).collect()
@@ -213,7 +213,7 @@ fn first_lost(before: &ArrayRef, after: &ArrayRef) -> Result<Option<usize>, Arro
         return Ok(None);
     } else if from.is_floating() {
         let (before, after) = (cast(before, &DataType::Float64)?, cast(&cast(after, from)?, &DataType::Float64)?);
-        // Zero has two signs, which make no difference here.
+        // Zero has two signs, which do not matter here.
         let pairs = before.as_primitive::<Float64Type>().iter().zip(after.as_primitive::<Float64Type>());
         pairs.map(|(before, after)| before == after).collect::<BooleanArray>()
     } else {
@@ -226,7 +226,7 @@ fn is_finite(value: Option<f64>) -> bool {
     value.is_some_and(f64::is_finite)
 }
 
-/// The function that casts a column so, in plans.
+/// The function that performs such a cast in plans.
 #[derive(Debug, PartialEq, Eq, Hash)]
 pub(crate) struct LosslessCast {
     column: String,

@@ -1,4 +1,4 @@
-//! Column types by the names that people use, beside Arrow's own.
+//! Column types under user-friendly names, in addition to Arrow's own.
 
 use std::str::FromStr;
 
@@ -7,12 +7,12 @@ use arrow::datatypes::{DataType, Field, Schema, SchemaRef, TimeUnit};
 
 use crate::error::{DataSetError, Result};
 
-/// The type of a name: `int64`, `float32`, `str`, `bool`, `date`, `datetime`, `datetime[ns]`,
-/// `datetime[us, Europe/Paris]`, `decimal(12, 2)`, `binary`, ... or whatever Arrow itself writes, such as
+/// The type with a name: `int64`, `float32`, `str`, `bool`, `date`, `datetime`, `datetime[ns]`,
+/// `datetime[us, Europe/Paris]`, `decimal(12, 2)`, `binary`, ... or Arrow's own notation, such as
 /// `Timestamp(Millisecond, Some("UTC"))`.
 ///
 /// # Errors
-/// `Query`, naming some that there are.
+/// `Query`, listing some valid names.
 pub fn parse(name: &str) -> Result<DataType> {
     let lower = name.trim().to_ascii_lowercase();
     Ok(match lower.as_str() {
@@ -79,7 +79,7 @@ fn unknown(name: &str) -> DataSetError {
     ))
 }
 
-/// A schema of columns that may be null.
+/// A schema with nullable columns.
 ///
 /// # Errors
 /// Those of [`parse`].

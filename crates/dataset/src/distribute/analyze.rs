@@ -1,4 +1,4 @@
-//! `explain("analyze")` of a job: the query runs, and every step is shown with what all workers counted of it.
+//! `explain("analyze")` of a job: runs the query, and shows every step with the counters of all workers.
 
 use std::fmt::Write;
 use std::sync::Arc;
@@ -14,17 +14,18 @@ use crate::dataset::DataSet;
 use crate::engine::Engine;
 use crate::exec::progress::ReadExec;
 
-/// What is counted of a step, or of the rows between stages: added up over all workers, or of the worker with the most.
+/// Counters of a step, or of the rows between stages: the sum over all workers, or the value of the worker with the
+/// most.
 #[derive(Default)]
 struct StepCounts {
     sums: Vec<u64>,
     most: Vec<u64>,
-    /// What steps have spilled here that the run counts, too.
+    /// Local spills of steps, which the run also counts.
     in_steps: u64,
 }
 
 impl WorkerGroup {
-    /// Runs a query, drops its rows, and tells what every step of it did. Collective.
+    /// Runs a query, drops its rows, and describes what every step did. Collective.
     ///
     /// # Errors
     /// As for [`WorkerGroup::collect`].
@@ -64,7 +65,7 @@ impl StepCounts {
         self.most.push(report.wall_ns);
     }
 
-    /// In the order in which they were seen, which is the same on all workers.
+    /// In the order of discovery, which is the same on all workers.
     fn told(&self, stages: &StagedPlan, report: &RunReport) -> String {
         let (mut sums, mut most) = (self.sums.iter().copied(), self.most.iter().copied());
         let mut sum = || sums.next().unwrap_or(0);
@@ -80,7 +81,7 @@ impl StepCounts {
                 let line = displayable(step).one_line().to_string();
                 let (rows, spilled, time_ns) = (sum(), sum(), top());
                 let _ = write!(text, "{:indent$}{}", "", line.trim_end(), indent = 2 * depth);
-                // What arrives is told with its edge.
+                // Input from other stages is described with its edge.
                 if step.metrics().is_some() {
                     let _ = write!(text, ", rows={rows}, time={}", seconds(time_ns));
                 }
@@ -109,8 +110,8 @@ impl StepCounts {
     }
 }
 
-/// Calls `see` with every step, the rows that it gave out here, and its depth. Scans do not all count theirs; what was
-/// put above them does, and is no step.
+/// Calls `see` with every step, the number of rows it produced here, and its depth. Not all scans count their rows; the
+/// counter above them does, and is not a step itself.
 fn each_step(plan: &Arc<dyn ExecutionPlan>, depth: usize, see: &mut impl FnMut(&dyn ExecutionPlan, usize, usize)) {
     let rows = plan.metrics().and_then(|metrics| metrics.output_rows()).unwrap_or(0);
     match plan.downcast_ref::<ReadExec>() {

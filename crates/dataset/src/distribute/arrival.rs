@@ -1,4 +1,4 @@
-//! Where a stage's plan ends and another stage's rows come in.
+//! The leaf of a stage's plan where another stage's rows arrive.
 
 use std::fmt;
 use std::pin::Pin;
@@ -16,19 +16,20 @@ use futures::Stream;
 
 use crate::exec::step::no_input;
 
-/// Rows as they come.
+/// Arriving rows.
 pub(super) type Rows = Pin<Box<dyn Stream<Item = Result<RecordBatch>> + Send>>;
 
-/// A leaf in the place of what lies beyond a cut, with its properties: the plan above it cannot tell the difference.
+/// A leaf that replaces the part of the plan beyond a cut, with its properties: the plan above it cannot tell the
+/// difference.
 pub(super) struct ExchangeInput {
     label: String,
     properties: Arc<PlanProperties>,
     broadcast: bool,
-    /// What each partition reads, put there by the copy that runs it.
+    /// The input of each partition, set by the copy that runs it.
     rows: Mutex<Vec<PartitionInput>>,
 }
 
-/// What a partition reads.
+/// The input of a partition.
 enum PartitionInput {
     Empty,
     Given(Rows),
@@ -42,8 +43,8 @@ impl ExchangeInput {
         ExchangeInput { label, properties: Arc::clone(properties), broadcast, rows: Mutex::new(rows) }
     }
 
-    /// Gives a partition its rows. Of a broadcast, which every copy of a worker gets, the first will do; the others are
-    /// dropped here, so that nobody waits for them to be read.
+    /// Sets the rows of a partition. In a broadcast, every copy on a worker gets the same rows, and the first copy's
+    /// are used; the others are dropped here, so that no sender waits for them to be read.
     pub(super) fn give(&self, partition: usize, rows: Rows) {
         let slot = &mut self.rows.lock().expect("nothing panics with it locked")[partition];
         if matches!(slot, PartitionInput::Empty) {

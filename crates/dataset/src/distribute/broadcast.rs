@@ -1,9 +1,9 @@
-//! Joins whose smaller side goes to every worker, so that the larger one stays where it is.
+//! Joins whose smaller side is sent to every worker, so that the larger side stays in place.
 //!
-//! Beside DataFusion's rule, which knows threads that share memory and joins so below a fixed size, this one weighs
-//! what crosses: with `p` partitions, a broadcast costs each of them the whole smaller side, to receive and to build a
-//! hash table of; the other way costs it a share of both sides, to send, to receive and to build. Taking the three as
-//! equal, a broadcast of `s` bytes beside `l` larger ones is less for `l > 1.5 (p - 1) s`, nearly.
+//! DataFusion's own rule assumes threads that share memory, and does this below a fixed size. This rule weighs the data
+//! to transfer. With `p` partitions, a broadcast costs each of them the whole smaller side, to receive and to build a
+//! hash table from. The alternative costs each a share of both sides, to send, to receive and to build. If these three
+//! cost the same, broadcasting `s` bytes next to `l` larger ones is cheaper for about `l > 1.5 (p - 1) s`.
 
 use std::sync::Arc;
 
@@ -17,16 +17,16 @@ use datafusion::physical_plan::ExecutionPlan;
 use datafusion::physical_plan::joins::{HashJoinExec, PartitionMode};
 use datafusion::physical_plan::statistics::{StatisticsArgs, StatisticsContext};
 
-/// The most that is broadcast: every worker holds all of it.
+/// Maximum size of a broadcast: every worker holds all of it.
 const BROADCAST_BYTES_MAX: usize = 256 << 20;
-/// The most where the size is an estimate, which can be far from the truth.
+/// Maximum if the size is an estimate, which can be far off.
 const ESTIMATED_BYTES_MAX: usize = 32 << 20;
 
-/// The rule; comes after DataFusion's own choice, which has put the smaller side on the left.
+/// The rule. It runs after DataFusion's own choice, which puts the smaller side on the left.
 #[derive(Debug)]
 pub(super) struct BroadcastSmaller {
     pub partitions: usize,
-    /// Of a worker; `None`: no limit.
+    /// The memory of a worker; `None`: no limit.
     pub memory_bytes: Option<usize>,
 }
 
@@ -34,7 +34,7 @@ impl PhysicalOptimizerRule for BroadcastSmaller {
     fn optimize(&self, plan: Arc<dyn ExecutionPlan>, _: &ConfigOptions) -> Result<Arc<dyn ExecutionPlan>> {
         plan.transform_up(|node| {
             let Some(join) = node.downcast_ref::<HashJoinExec>() else { return Ok(Transformed::no(node)) };
-            // The others give out left rows by themselves, which takes all of the right side in one place.
+            // Other joins output left rows by themselves, for which they need all of the right side in one place.
             let apart = matches!(
                 join.join_type(),
                 JoinType::Inner | JoinType::Right | JoinType::RightSemi | JoinType::RightAnti | JoinType::RightMark

@@ -1,5 +1,5 @@
-//! Tables whose parts lie in the memory of the workers of a job: each worker holds one, and what plans know of the
-//! whole, its size, is told by all of them before a query is planned.
+//! Tables whose parts are in the memory of a job's workers: each worker holds one part, and before planning a query all
+//! workers exchange the sizes that plans depend on.
 
 use std::fmt;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -31,25 +31,25 @@ use crate::error::DataSetError;
 use crate::exec::step::SLICE_ROWS;
 use crate::exec::step::no_input;
 
-/// How large a table is, of which workers know a part each.
+/// The size of a table of which each worker knows a part.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct TableSize {
     pub rows: u64,
-    /// Of the columns whose values differ in length.
+    /// Bytes of the columns with values of varying length.
     pub loose_bytes: u64,
 }
 
-/// A table of parts, as DataFusion sees it.
+/// A table of parts, for DataFusion.
 pub(crate) struct PartsTable {
     schema: SchemaRef,
-    /// The batches of each partition that are here.
+    /// The local batches, by partition.
     partitions: Arc<Vec<Vec<RecordBatch>>>,
     mine: TableSize,
     whole: OnceLock<TableSize>,
 }
 
 impl DataSet {
-    /// A table whose parts lie on the workers of a job: this one, `worker` of `workers`, holds `batches`.
+    /// A table whose parts are on the workers of a job: this one, `worker` of `workers`, holds `batches`.
     ///
     /// # Errors
     /// `Data` if a batch does not have the schema.
@@ -87,7 +87,7 @@ impl PartsTable {
             mine.loose_bytes += batch_bytes(&batch.project(&loose)?);
         }
         let threads = engine.context().copied_config().target_partitions();
-        // A share for each thread, of as many rows as the others.
+        // One slice per thread, of equal numbers of rows.
         let each = (mine.rows as usize).div_ceil(threads).max(1);
         let (mut shares, mut filled) = (vec![Vec::new()], 0);
         for batch in &batches {
@@ -108,31 +108,31 @@ impl PartsTable {
             shares.get(place / workers).filter(|_| here).cloned().unwrap_or_default()
         };
         let partitions = Arc::new((0..threads * workers).map(part).collect());
-        // Where there are no others to tell it.
+        // A single worker has no others to exchange sizes with.
         let whole = if workers == 1 { OnceLock::from(mine) } else { OnceLock::new() };
         Ok(PartsTable { schema, partitions, mine, whole })
     }
 
-    /// What is here.
+    /// The size of the local part.
     pub(crate) fn mine(&self) -> TableSize {
         self.mine
     }
 
-    /// A sum of the columns, which is not zero: where it differs, columns do.
+    /// A non-zero checksum of the columns: if it differs, columns do.
     pub(crate) fn columns_sum(&self) -> u64 {
         let mut hasher = DefaultHasher::new();
         self.columns().hash(&mut hasher);
-        // Half of it: those of all workers are added up.
+        // Only half of it, because the checksums of all workers are added up.
         (hasher.finish() >> 32) | 1
     }
 
-    /// Names and types of the columns, to be compared with other workers'.
+    /// Names and types of the columns, for a comparison with other workers'.
     pub(crate) fn columns(&self) -> String {
         let column = |field: &Arc<Field>| format!("{:?}\t{}", field.name(), field.data_type());
         self.schema.fields().iter().map(column).collect::<Vec<_>>().join("\t")
     }
 
-    /// What is there on all workers; the first word counts, for plans must not change.
+    /// Sets the size on all workers; only the first call counts, because plans must not change.
     pub(crate) fn tell(&self, whole: TableSize) {
         let _ = self.whole.set(whole);
     }
@@ -183,7 +183,7 @@ fn names_and_types(columns: &str) -> Vec<(String, String)> {
     words.chunks_exact(2).map(|pair| (pair[0].to_owned(), pair[1].to_owned())).collect()
 }
 
-/// Bytes of a value, where all have as many.
+/// Bytes per value, if all values have the same size.
 fn width(field: &Field) -> Option<usize> {
     match field.data_type() {
         DataType::Boolean => Some(1),
@@ -236,7 +236,7 @@ impl TableProvider for PartsTable {
     }
 }
 
-/// Reads the parts that are here; those of others are read there.
+/// Reads the local parts; other workers read theirs.
 pub(crate) struct PartsExec {
     partitions: Arc<Vec<Vec<RecordBatch>>>,
     projection: Vec<usize>,
@@ -275,7 +275,7 @@ impl ExecutionPlan for PartsExec {
 
     fn statistics_from_inputs(&self, _: &[Arc<Statistics>], args: &StatisticsArgs) -> Result<Arc<Statistics>> {
         match args.partition() {
-            // One worker knows only its own parts, and plans must be the same on all.
+            // A worker knows only its own parts, and plans must be the same on all workers.
             Some(_) => Ok(Arc::new(Statistics::new_unknown(self.properties.eq_properties.schema()))),
             None => Ok(Arc::clone(&self.statistics)),
         }
@@ -287,7 +287,7 @@ impl ExecutionPlan for PartsExec {
         let projection = self.projection.clone();
         let batches = batches.clone().into_iter().map(move |batch| {
             let batch = batch.project(&projection)?;
-            // What is cached may lie on disk.
+            // A cached part may be on disk.
             verify_rows(&batch).map_err(|error| DataSetError::Io(error.to_string()))?;
             Ok(batch)
         });
@@ -300,7 +300,7 @@ impl ExecutionPlan for PartsExec {
 mod tests {
     use super::differences;
 
-    /// Of many columns the one that differs has to be found, and on which worker.
+    /// If one of many columns differs, the error must name it and the worker.
     #[test]
     fn columns_that_differ_are_told() {
         let told = |columns: &[&str]| differences(columns).unwrap_or_default();

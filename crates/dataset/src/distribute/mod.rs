@@ -1,8 +1,8 @@
-//! Queries on all workers of a job. Every worker plans the same query, with one partition for each thread of the job.
-//! The plan is split into stages ([`stages`]), which become tasks of a dataflow graph with a copy for each partition;
-//! the cuts become its exchanges.
+//! Runs queries on all workers of a job. Every worker plans the same query, with one partition for each thread of the
+//! job. The plan is split into stages ([`stages`]), which become tasks of a dataflow graph with one copy per partition;
+//! the cuts become exchanges.
 //!
-//! A plan with a step that is not known to support several processes runs entirely on worker 0, and `explain` says why.
+//! A plan with a step that is not known to work across processes runs entirely on worker 0, and `explain` says why.
 
 mod analyze;
 mod arrival;
@@ -56,34 +56,34 @@ use stages::{RowExchange, StageEdge, StageRole, StagedPlan};
 /// Why an action of several workers failed; the same on all of them.
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum ActionError {
-    /// The query did.
+    /// The query failed.
     #[error(transparent)]
     DataSet(#[from] DataSetError),
-    /// The job did.
+    /// The job failed.
     #[error(transparent)]
     Job(#[from] CollectiveError),
 }
 
 type Result<T, E = ActionError> = std::result::Result<T, E>;
 
-/// Who gets the rows of an action.
+/// Which workers get the rows of an action.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ResultTarget {
-    /// Every worker all of them.
+    /// Every worker gets all rows.
     All,
-    /// One worker.
+    /// One worker gets all rows.
     One(u32),
-    /// Every worker those that it has made; on its disk, mapped, what does not fit into its memory.
+    /// Every worker gets the rows that it has made. Rows that do not fit into its memory are mapped from its disk.
     Each,
-    /// Nobody: they are only made.
+    /// No worker: the rows are only computed.
     None,
 }
 
-/// Called every so often while an action runs, with how far it has read: on worker 0 by all, elsewhere by that worker.
-/// An error gives the action up on all workers.
+/// Called now and then while an action runs, with the reading progress: on worker 0 that of all workers, elsewhere that
+/// of the worker itself. An error aborts the action on all workers.
 pub type Watch<'a> = &'a mut dyn FnMut(&ReadProgress) -> Result<(), String>;
 
-/// An action under way: what its runs share.
+/// An action in progress: what its runs share.
 struct QueryRun<'a> {
     context: Arc<TaskContext>,
     sources: Arc<SourceFiles>,
@@ -91,23 +91,23 @@ struct QueryRun<'a> {
     watch: Watch<'a>,
 }
 
-/// The workers of a job, as they run queries.
+/// The workers of a job, as a group that runs queries.
 pub struct WorkerGroup {
     comm: Communicator,
     runner: Runner,
-    /// Of a query: a thread for each, on all workers.
+    /// Partitions per query: one for each thread of all workers.
     partitions: usize,
-    /// The smallest budget of a worker: plans, which are the same on all of them, go by it.
+    /// The smallest memory budget of any worker. Plans depend on it, and must be the same on all workers.
     memory_bytes: Option<usize>,
-    /// The name of each worker's host; nothing where all are on one.
+    /// The name of each worker's host; empty if all are on one host.
     hosts: Vec<String>,
 }
 
 impl WorkerGroup {
-    /// Readies the workers of `comm`. Collective.
+    /// Prepares the workers of `comm`. Collective.
     ///
     /// # Errors
-    /// The job's fault; `Internal` when threads cannot be started.
+    /// Any failure of the job; `Internal` if threads cannot be started.
     pub fn new(comm: &Communicator, engine: &Engine, config: &EngineConfig) -> Result<Self> {
         let comm = comm.dup()?;
         comm.set_name("queries");
@@ -128,7 +128,7 @@ impl WorkerGroup {
         Ok(WorkerGroup { comm, runner, partitions, memory_bytes, hosts })
     }
 
-    /// Partitions of a query: a thread for each, on all workers.
+    /// The number of partitions of a query: one for each thread of all workers.
     pub fn partitions(&self) -> usize {
         self.partitions
     }
@@ -140,10 +140,10 @@ impl WorkerGroup {
 
     /// Runs a query. Collective: every worker calls it with the same query.
     ///
-    /// The rows come in the order of the query's partitions; empty batches are left out.
+    /// Rows come in the order of the query's partitions, without empty batches.
     ///
     /// # Errors
-    /// The same on every worker: what went wrong first.
+    /// The first failure, the same on every worker.
     pub fn collect(
         &self,
         engine: &Engine,
@@ -154,14 +154,14 @@ impl WorkerGroup {
         Ok(self.collect_partitions(engine, set, None, to, watch)?.concat())
     }
 
-    /// Runs a query; each worker gets the rows that it has made, by the number of their partition. Collective, as
+    /// Runs a query; each worker gets the rows that it has made, by partition number. Collective, as
     /// [`WorkerGroup::collect`].
     ///
-    /// Partitions follow each other in the order of the source, if [`DataSet::is_in_order`]: first the files, in the
-    /// order of their paths, then the places in them.
+    /// If [`DataSet::is_in_order`], partitions are in source order: files in the order of their paths, and positions
+    /// within them.
     ///
     /// # Errors
-    /// The same on every worker: what went wrong first.
+    /// The first failure, the same on every worker.
     pub fn collect_in_order(&self, engine: &Engine, set: &DataSet, watch: Watch<'_>) -> Result<Vec<Vec<RecordBatch>>> {
         self.collect_partitions(engine, &set.undealt()?, None, ResultTarget::Each, watch)
     }
@@ -169,7 +169,7 @@ impl WorkerGroup {
     /// As [`DataSet::collect_first`], for worker `root`. Collective, as [`WorkerGroup::collect`].
     ///
     /// # Errors
-    /// The same on every worker: what went wrong first.
+    /// The first failure, the same on every worker.
     pub fn collect_first(
         &self,
         engine: &Engine,
@@ -182,7 +182,7 @@ impl WorkerGroup {
         Ok(self.collect_partitions(engine, &heads, each, ResultTarget::One(root), watch)?.concat())
     }
 
-    /// Of each partition at most `rows`, if that is said.
+    /// With at most `rows` rows per partition, if given.
     fn collect_partitions(
         &self,
         engine: &Engine,
@@ -216,15 +216,15 @@ impl WorkerGroup {
         Ok((plan, QueryRun { context: state.task_ctx(), sources, reading, watch }))
     }
 
-    /// What [`WorkerGroup::collect`] would do, as text. Collective.
+    /// The plan of [`WorkerGroup::collect`], as text. Collective.
     ///
     /// # Errors
-    /// As for [`WorkerGroup::collect`], as far as planning goes.
+    /// As for [`WorkerGroup::collect`], as far as planning is concerned.
     pub fn explain(&self, engine: &Engine, set: &DataSet) -> Result<String> {
         let sources = Arc::new(SourceFiles::of(set.frame()));
         let plan = self.prepare(engine, set, &sources, ResultDivision::AsMade)?.plan;
         let mut text = String::new();
-        // As in `resolve`: what is asked first is told first.
+        // As in `resolve`: scalar subqueries come first.
         let plan = plan.transform_up(|node| {
             let Some(asked) = node.downcast_ref::<ScalarSubqueryExec>() else { return Ok(Transformed::no(node)) };
             for link in asked.subqueries() {
@@ -249,7 +249,7 @@ impl WorkerGroup {
         let governor = engine.governor().clone();
         let planned = engine.run(async move {
             let prepared = prepare(frame, partitions, memory_bytes, &governor, now, share).await;
-            // Errors name their files outside, where the sources are.
+            // Errors elsewhere name their files, where the sources are.
             Ok(prepared)
         });
         let prepared = self.agree(planned.and_then(|prepared| prepared.map_err(|error| sources.name_in(error))))?;
@@ -259,7 +259,7 @@ impl WorkerGroup {
         Ok(prepared)
     }
 
-    /// Refuses, on all workers, files that are not the same on all hosts.
+    /// Fails on all workers if files differ between hosts.
     fn same_files(&self, mut seen: ObservedFiles) -> Result<()> {
         let digest = seen.digest();
         let mut ends = [0u64; 2];
@@ -276,7 +276,7 @@ impl WorkerGroup {
         })
     }
 
-    /// Files that hold what the first worker's do have its times from here on.
+    /// Gives files with the same contents as the first worker's the times of those.
     fn find_copies(&self, first: &ObservedFiles, seen: &mut ObservedFiles) -> Result<()> {
         let mut retimed = first.retimed(seen);
         self.comm.allreduce(&retimed.clone(), &mut retimed, &ReduceOp::Max)?;
@@ -290,10 +290,10 @@ impl WorkerGroup {
         Ok(())
     }
 
-    /// Tells all workers how large the tables are of which each has a part, and what time it is: all see the clock of
-    /// one. Parts have the same columns.
+    /// Tells all workers the sizes of tables of which each has a part, and the current time, which comes from a single
+    /// clock. Checks that parts have the same columns.
     fn tell_sizes(&self, set: &DataSet) -> Result<i64> {
-        /// Of further tables nothing is told: workers whose queries differ must still make the same call.
+        /// Sizes of further tables are not exchanged: workers whose queries differ must still make the same call.
         const TABLES_MAX: usize = 32;
         const WORDS: usize = 3;
         let mut sums = [0u64; 1 + WORDS * TABLES_MAX];
@@ -323,7 +323,7 @@ impl WorkerGroup {
         Ok(whole[0] as i64)
     }
 
-    /// The error where workers' parts of a table have different columns.
+    /// The error if workers' parts of a table have different columns.
     fn columns_differ(&self, set: &DataSet) -> Result<DataSetError> {
         let mut mine = Vec::new();
         each_table(set.frame().logical_plan(), &mut |table| {
@@ -344,7 +344,7 @@ impl WorkerGroup {
         )))
     }
 
-    /// A result of all workers, each having its own: the lowest worker's error is everybody's.
+    /// Combines the workers' individual results: the error of the lowest worker becomes the error of all.
     pub fn agree<T>(&self, mine: Result<T, DataSetError>) -> Result<T> {
         let size = u64::from(self.comm.size());
         let (mut first, me) = ([size], u64::from(self.comm.rank()));
@@ -360,7 +360,7 @@ impl WorkerGroup {
         }
     }
 
-    /// What `root` has to tell the others.
+    /// Sends a text from `root` to the others.
     fn tell(&self, root: u32, text: String) -> Result<String> {
         let mut length = [text.len() as u64];
         self.comm.bcast(&mut length, root)?;
@@ -370,8 +370,8 @@ impl WorkerGroup {
         Ok(String::from_utf8_lossy(&bytes).into_owned())
     }
 
-    /// The plan without its scalar subqueries: they are asked first, for stages that run elsewhere cannot wait for
-    /// them.
+    /// The plan with scalar subqueries replaced by their values. They run first, because stages on other workers cannot
+    /// wait for them.
     fn resolve(&self, plan: Arc<dyn ExecutionPlan>, action: &mut QueryRun<'_>) -> Result<Arc<dyn ExecutionPlan>> {
         let mut fault = None;
         let resolved = plan.transform_up(|node| {
@@ -396,7 +396,7 @@ impl WorkerGroup {
         }
     }
 
-    /// The rows of each partition that are to come to this worker, and how it went.
+    /// Runs stages. Returns the rows of each partition that come to this worker, and the outcome.
     fn run(
         &self,
         stages: &StagedPlan,
@@ -432,7 +432,7 @@ impl WorkerGroup {
             reading.learn(progress.elsewhere());
             watch(reading)
         });
-        // It holds the plan, and that what it has collected.
+        // The graph owns the plan, which owns the collected rows.
         drop(graph);
         let report = ran.map_err(failed)?;
         let kept = std::mem::take(&mut *kept.lock().expect("nothing panics with it locked"));
@@ -453,7 +453,7 @@ fn port(cut: usize) -> String {
     format!("cut {cut}")
 }
 
-/// The exchange of a cut.
+/// The exchange that implements a cut.
 enum ExchangeHandle {
     Partition(Partition),
     Gather(Gather),
@@ -482,8 +482,8 @@ fn exchange(cut: &StageEdge, target_copies: usize) -> ExchangeHandle {
     }
 }
 
-/// The copy of each row, among `count` from `start` on. Hashes as DataFusion's own repartitioning, so that what it
-/// holds to be equal meets.
+/// The copy of each row, among `count` copies from `start` on. Hashes like DataFusion's own repartitioning, so that
+/// values it considers equal go to the same copy.
 fn by_hash(
     keys: &[Arc<dyn PhysicalExpr>],
     batch: &RecordBatch,
@@ -494,7 +494,7 @@ fn by_hash(
     let values = keys.iter().map(|key| key.evaluate(batch)?.into_array(rows)).collect::<Result<Vec<_>, _>>()?;
     let mut hashes = vec![0; rows];
     create_hashes(&values, REPARTITION_RANDOM_STATE.random_state(), &mut hashes)?;
-    // The high bits decide: hash tables on the other side use the low ones.
+    // The high bits decide, because hash tables on the receiving side use the low ones.
     Ok(hashes.iter().map(|&hash| start + ((u128::from(hash) * u128::from(count)) >> 64) as u32).collect())
 }
 
@@ -554,8 +554,8 @@ fn stage_task(stages: &StagedPlan, id: usize, action: &QueryRun<'_>) -> TaskSpec
     task.output("out", schema).copies(stage.copies as u32).detail(detail)
 }
 
-/// What the tables in memory of a plan hold, by a look at some of their rows: each worker reads its part of its own, so
-/// that they have to be the same.
+/// A checksum of the in-memory tables of a plan, from a sample of their rows. Each worker reads a share of its own
+/// tables, so they have to be the same.
 fn tables_in_memory(plan: &Arc<dyn ExecutionPlan>) -> datafusion::error::Result<u64> {
     const ROWS_SEEN: usize = 64;
     let mut all = 0_u64;
@@ -592,7 +592,7 @@ async fn run_partition(
     let mut output = outputs.into_only();
     let schema = SchemaRef::clone(output.schema());
     let mut stream = plan.execute(partition, context)?;
-    // A limit further on may have all that it wants.
+    // A later limit may have all the rows it needs.
     while output.is_wanted()
         && let Some(batch) = stream.next().await
     {
@@ -614,8 +614,8 @@ async fn run_whole(
     Ok(())
 }
 
-/// Keeps what comes, if it is to be kept, in the order of the copies it comes from: on disk, mapped, what does not fit
-/// into memory, where `may_map`.
+/// Keeps the arriving rows, if they are wanted, in the order of the sending copies. With `may_map`, rows that do not
+/// fit into memory go to disk and are mapped.
 fn result_task(kept: Option<Arc<Mutex<Vec<Vec<RecordBatch>>>>>, may_map: bool) -> TaskSpec {
     TaskSpec::new("result", move |inputs, _, copy| {
         let kept = kept.clone();
@@ -631,7 +631,7 @@ fn result_task(kept: Option<Arc<Mutex<Vec<Vec<RecordBatch>>>>>, may_map: bool) -
                 let Some(mut batch) = item.into_batch() else { continue };
                 let bytes = batch_bytes(&batch);
                 if !may_map {
-                    // Of a table in memory that is the program's own, rows count that come out.
+                    // For an in-memory table that the program owns, only the rows that come out count.
                     held.grow(allocations.add(&batch).min(bytes))?;
                 } else if !held.try_grow(bytes) {
                     batch = copy.governor().map(&batch)?;
@@ -642,7 +642,7 @@ fn result_task(kept: Option<Arc<Mutex<Vec<Vec<RecordBatch>>>>>, may_map: bool) -
             if kept.is_empty() {
                 *kept = rows;
             } else {
-                // Copies of one worker: each has streams that the others have not.
+                // Copies on one worker receive disjoint streams.
                 kept.iter_mut().zip(rows).for_each(|(all, rows)| all.extend(rows));
             }
             Ok(())
@@ -651,7 +651,7 @@ fn result_task(kept: Option<Arc<Mutex<Vec<Vec<RecordBatch>>>>>, may_map: bool) -
     .input("rows")
 }
 
-/// The value of a scalar subquery: null of no rows.
+/// The value of a scalar subquery; null if there are no rows.
 pub fn only_value(batches: &[RecordBatch], schema: &SchemaRef) -> datafusion::error::Result<ScalarValue> {
     let mut rows = batches.iter().filter(|batch| batch.num_rows() > 0);
     match (rows.next(), rows.next()) {
@@ -669,7 +669,7 @@ fn different_queries(seen: &str) -> DataSetError {
     ))
 }
 
-/// A run's error, for people who write queries and never saw its tasks.
+/// Converts a run's error for users who write queries and do not know about tasks.
 pub fn failed(error: DataflowError) -> ActionError {
     match error {
         DataflowError::Net(error) => CollectiveError::from(error).into(),

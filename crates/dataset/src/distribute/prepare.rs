@@ -1,8 +1,7 @@
-//! Planning for several workers: the same plan on each of them, and none that counts on shared memory.
+//! Planning for several workers: gives the same plan on each worker, and one that does not depend on shared memory.
 //!
-//! DataFusion's joins that collect their left side tell each other, through memory, which left rows found a partner;
-//! those that give out left rows by themselves (left, full, semi, anti, mark) are changed here to joins that do
-//! without.
+//! DataFusion's joins that collect their left side share in memory which left rows have a match. Joins that output left
+//! rows by themselves (left, full, semi, anti, mark) are replaced here by joins that do not need this.
 
 use std::sync::Arc;
 
@@ -27,12 +26,12 @@ use crate::exec::join_exec::gives_left_rows;
 use crate::exec::spilling_rule::SpillingRule;
 use crate::exec::spread::{SpreadResult, SpreadRows};
 
-/// What each partition of the result is to get.
+/// How the result is divided among partitions.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum ResultDivision {
-    /// What there is, wherever it is made.
+    /// Rows stay where they are made.
     AsMade,
-    /// About as many rows as the others, if the rows are in no order.
+    /// About equal numbers of rows, if the rows have no order.
     Even,
 }
 
@@ -42,8 +41,8 @@ pub(super) struct PreparedQuery {
     pub state: SessionState,
 }
 
-/// Plans a query for `partitions` partitions of workers that may use `memory_bytes` each. `now` is the time that the
-/// query sees, in nanoseconds since 1970.
+/// Plans a query for `partitions` partitions on workers that may each use `memory_bytes`. `now` is the query's current
+/// time, in nanoseconds since 1970.
 pub(super) async fn prepare(
     frame: DataFrame,
     partitions: usize,
@@ -73,14 +72,14 @@ fn session(
         .config()
         .clone()
         .with_target_partitions(partitions)
-        // Partitions of other workers' files are not this worker's to take.
+        // A worker must not take partitions of other workers' files.
         .set_bool("datafusion.execution.enable_file_stream_work_stealing", false)
-        // Each partition writes one file after the other: rows stay in their order.
+        // Each partition writes its files sequentially, so rows keep their order.
         .set_usize("datafusion.execution.minimum_parallel_output_files", 1)
-        // A filter made of one worker's build side would drop rows that have their partners on another.
+        // A filter derived from one worker's build side would drop rows with matches on another worker.
         .set_bool("datafusion.optimizer.enable_join_dynamic_filter_pushdown", false);
     let mut rules = state.physical_optimizers().to_vec();
-    // Joins take their form before that.
+    // Joins must have their final form before that rule.
     rules.retain(|rule| rule.name() != SpillingRule::NAME);
     if share == ResultDivision::Even {
         let spread =
@@ -96,8 +95,8 @@ fn session(
     state
 }
 
-/// The plan of one thread, in which a sort of the whole result is one of partitions, as it is in that of several: the
-/// exchange sorts faster than DataFusion's step does.
+/// In the plan of a single thread, divides a sort of the whole result into partitions, as in the plans of several
+/// threads: the exchange sorts faster than DataFusion's step.
 fn sorted_apart(plan: Arc<dyn ExecutionPlan>) -> Result<Arc<dyn ExecutionPlan>> {
     if let Some(sort) = plan.downcast_ref::<SortExec>().filter(|sort| sort.fetch().is_none()) {
         return Ok(Arc::new(SortPreservingMergeExec::new(sort.expr().clone(), Arc::clone(&plan))));
@@ -129,10 +128,10 @@ fn apart(plan: Arc<dyn ExecutionPlan>) -> Result<Transformed<Arc<dyn ExecutionPl
         Ok(Arc::new(RepartitionExec::try_new(side, Partitioning::Hash(keys, partitions))?))
     };
     let join = match plan.downcast_ref::<HashJoinExec>() {
-        // One that looks for nulls anywhere on the right must see all of it.
+        // A null-aware join must see all of its right side.
         Some(join) if !join.null_aware => {
             let (left_keys, right_keys) = join.on().iter().cloned().unzip();
-            // What was gathered to be collected need not be.
+            // A side that was gathered to be collected need not be gathered.
             let left = match left.downcast_ref::<CoalescePartitionsExec>() {
                 Some(gather) if gather.fetch().is_none() => Arc::clone(gather.input()),
                 _ => left,
@@ -153,7 +152,7 @@ fn apart(plan: Arc<dyn ExecutionPlan>) -> Result<Transformed<Arc<dyn ExecutionPl
     if same {
         return Ok(Transformed::yes(join));
     }
-    // Steps above count on rows being where they were.
+    // The steps above rely on the original distribution.
     let again = match before {
         Partitioning::Hash(..) => before,
         other => Partitioning::RoundRobinBatch(other.partition_count()),

@@ -1,8 +1,8 @@
-//! Whether all hosts see the same local files: each worker reads shares of them, which of files that differ would not
-//! go together.
+//! Checks that all hosts see the same local files: each worker reads a share of them, and shares of different files
+//! would not fit together.
 //!
-//! Files are the same if their sizes and times are, as for rsync; copies that have lost their time are, if what they
-//! hold is the same. Looked at in jobs of several hosts alone.
+//! Files count as the same if their sizes and times are equal, as in rsync. Copies with different times count as the
+//! same if their contents are. Only jobs on several hosts are checked.
 
 use std::collections::BTreeMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -22,15 +22,15 @@ use crate::files::file_table::{CheckedTable, PiecesTable};
 use crate::files::paths::{InputFile, LocalFile};
 use crate::plan::tables::each_table;
 
-/// What every worker is to do about files that differ.
+/// The remedy for files that differ, for every worker.
 const REMEDY: &str = "put the same files where all hosts see them (large ones with their timestamps: `cp -p`, `rsync \
                       -t`), or give the read function each_host=True, so that every host reads its own files";
 
-/// So much is read to find copies, a second's work or so.
+/// Maximum number of bytes to read when comparing copies, about a second of work.
 const COMPARED_BYTES_MAX: u64 = 1 << 30;
 const BLOCK_BYTES: usize = 1 << 20;
 
-/// A sum over what a file holds.
+/// A checksum of a file's contents.
 pub(super) fn contents(path: &str) -> Result<u64, DataSetError> {
     let failed = |error| DataSetError::Io(format!("{path}: {error}"));
     let mut file = std::fs::File::open(path).map_err(failed)?;
@@ -43,12 +43,12 @@ pub(super) fn contents(path: &str) -> Result<u64, DataSetError> {
     }
 }
 
-/// The local files of a query as one worker sees them: bytes and time of the last change, by path.
+/// The local files of a query as one worker sees them: size and modification time by path.
 #[derive(Debug, Default, PartialEq, Eq, Hash)]
 pub(super) struct ObservedFiles(BTreeMap<String, (u64, i64)>);
 
 impl ObservedFiles {
-    /// Those that a plan reads in shares. Files that each host has of its own are not among them.
+    /// The files that a plan reads in shares, without those that each host has separately.
     pub(super) fn of(frame: &DataFrame, plan: &Arc<dyn ExecutionPlan>) -> Result<Self> {
         let mut in_pieces: Vec<InputFile> = Vec::new();
         each_table(frame.logical_plan(), &mut |table| {
@@ -65,7 +65,7 @@ impl ObservedFiles {
                 seen.0.insert(path, (bytes, changed_ns));
             }
         }
-        // What DataFusion reads itself it has listed for the plan.
+        // DataFusion has listed the files that it reads itself for the plan.
         plan.apply(|node| {
             let source = node.downcast_ref::<DataSourceExec>().map(|scan| scan.data_source());
             if let Some(scan) = source.and_then(|source| source.downcast_ref::<FileScanConfig>())
@@ -82,14 +82,14 @@ impl ObservedFiles {
         Ok(seen)
     }
 
-    /// Equal where all of it is.
+    /// Equal if all files are equal.
     pub(super) fn digest(&self) -> u64 {
         let mut hasher = DefaultHasher::new();
         self.hash(&mut hasher);
         hasher.finish()
     }
 
-    /// For [`ObservedFiles::from_text`] on another worker.
+    /// Encodes the files for [`ObservedFiles::from_text`] on another worker.
     pub(super) fn to_text(&self) -> String {
         self.0.iter().map(|(path, (bytes, changed_ns))| format!("{bytes} {changed_ns} {path}\0")).collect()
     }
@@ -103,7 +103,7 @@ impl ObservedFiles {
         ObservedFiles(text.split_terminator('\0').filter_map(file).collect())
     }
 
-    /// Of each file whether another worker has it as large, but of another time.
+    /// For each file, whether another worker has it with the same size but another time.
     pub(super) fn retimed(&self, other: &Self) -> Vec<u8> {
         self.0.keys().map(|path| u8::from(self.is_retimed(path, other))).collect()
     }
@@ -113,7 +113,7 @@ impl ObservedFiles {
         both.is_some_and(|(mine, theirs)| mine.0 == theirs.0 && mine.1 != theirs.1)
     }
 
-    /// Which of the files that are `retimed` for some worker are to be compared.
+    /// The files to compare, among those that are `retimed` for some worker.
     pub(super) fn compared(&self, retimed: &[u8]) -> Vec<String> {
         let mut left_bytes = COMPARED_BYTES_MAX;
         let files = self.0.iter().zip(retimed).filter(|(_, retimed)| **retimed != 0);
@@ -125,14 +125,14 @@ impl ObservedFiles {
             .collect()
     }
 
-    /// Takes the time that another worker sees, of a file that is the same.
+    /// Adopts the time that another worker sees for a file with the same contents.
     pub(super) fn take_time(&mut self, path: &str, other: &Self) {
         if let (Some(mine), Some(theirs)) = (self.0.get_mut(path), other.0.get(path)) {
             mine.1 = theirs.1;
         }
     }
 
-    /// What the first file is that another worker sees otherwise, in words; `here` and `there` are names of hosts.
+    /// Describes the first file that another worker sees differently; `here` and `there` are host names.
     pub(super) fn difference(&self, here: &str, other: &Self, there: &str) -> Option<String> {
         let first = self.0.keys().chain(other.0.keys()).filter(|path| self.0.get(*path) != other.0.get(*path)).min()?;
         let told = match (self.0.get(first), other.0.get(first)) {
@@ -160,7 +160,7 @@ mod tests {
         ObservedFiles(files.iter().map(|&(path, bytes, changed_ns)| (path.to_owned(), (bytes, changed_ns))).collect())
     }
 
-    /// Of many files the one that differs has to be named, with what differs, and where.
+    /// If one of many files differs, the error must name it, the difference, and the host.
     #[test]
     fn the_first_difference_is_told() {
         let mine = seen(&[("/a b\n.csv", 1, 5), ("/b.csv", 2, 6), ("/d.csv", 3, 7)]);
@@ -185,7 +185,7 @@ mod tests {
         }
     }
 
-    /// What is looked at are those of one size, up to a limit; one that is found the same is no difference any more.
+    /// Only files of equal size are compared, up to a limit; one found to be the same is no longer a difference.
     #[test]
     fn copies_are_those_of_another_time() {
         let mine = seen(&[("/a", 1, 5), ("/b", 2, 6), ("/c", 3, 7), ("/d", 4, 8), ("/e", COMPARED_BYTES_MAX, 9)]);

@@ -1,5 +1,5 @@
-//! Whether all hosts see the files that streams read. Each copy reads a share of the files by their names, so one that
-//! its host does not see would be read by nobody. Looked at in jobs of several hosts alone, when they begin.
+//! Checks that all hosts see the files that streams read. Each copy reads a share of the files by name, so a file that
+//! its host does not see would never be read. Only jobs on several hosts are checked, when they start.
 
 use std::collections::HashSet;
 use std::path::Path;
@@ -11,23 +11,23 @@ use tidemill_dataflow::stream::source::ListFiles;
 use super::{Result, WorkerGroup};
 use crate::error::DataSetError;
 
-/// A shared file system may show a new file to other hosts as much later: NFS looks into a folder again after a minute
-/// at most.
+/// How much later a shared file system may show a new file to other hosts: NFS checks a folder again after a minute at
+/// most.
 const SEEN_AFTER: Duration = Duration::from_secs(60);
 const LOOK_INTERVAL: Duration = Duration::from_secs(1);
-/// So many looks before somebody is told what is waited for.
+/// Number of checks before the user is told what the job waits for.
 const LOOKS_SILENT: u32 = 3;
 
-/// What one host sees of the files of another.
+/// Whether a host sees the files of another.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum FolderVisibility {
     All,
-    /// All but one that may come, or be gone.
+    /// All except one that may still appear or disappear.
     NotYet,
 }
 
 impl WorkerGroup {
-    /// Refuses, on all workers, sources whose files are not the same on all hosts. Collective.
+    /// Fails on all workers if the files of some source are not the same on all hosts. Collective.
     pub fn same_folders<'a>(&self, sources: impl Iterator<Item = (&'a str, &'a ListFiles)>) -> Result<()> {
         if self.hosts.is_empty() {
             return Ok(());
@@ -52,7 +52,7 @@ impl WorkerGroup {
         Ok(())
     }
 
-    /// Whether this host has the files that the workers of `all` told of.
+    /// Whether this host has the files reported by the workers of `all`.
     fn sees(&self, source: &str, mine: &[String], all: &[String], look: u32) -> Result<FolderVisibility, DataSetError> {
         let mine: HashSet<&str> = mine.iter().map(String::as_str).collect();
         let here = &self.hosts[self.comm.rank() as usize];
@@ -64,7 +64,7 @@ impl WorkerGroup {
                     continue;
                 }
                 let what = format!("{source}: {here} does not see {file}, which {there} has");
-                // One that is gone by now is not told of again.
+                // A file that is gone by now is not reported again.
                 if age == OLD && look > 0 {
                     return Err(DataSetError::Query(format!(
                         "{what}; all hosts must see a stream's files: use a shared folder, or the URL of a store"
@@ -83,8 +83,8 @@ impl WorkerGroup {
 const NEW: &str = "n";
 const OLD: &str = "o";
 
-/// Whether a file has changed of late, or is gone. One of the future is of a clock that was set back, or of another
-/// machine's.
+/// Whether a file has changed recently, or is gone. A time in the future comes from a clock that was set back, or from
+/// another machine.
 fn is_new(file: &str) -> bool {
     let changed = Path::new(file).metadata().and_then(|of| of.modified());
     changed.map_or(true, |changed| SystemTime::now().duration_since(changed).map_or(true, |age| age < SEEN_AFTER))

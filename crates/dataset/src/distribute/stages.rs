@@ -1,14 +1,14 @@
-//! Cutting a physical plan into stages: where rows change partitions, or many partitions become one.
+//! Cuts a physical plan into stages: where rows change partitions, or where many partitions become one.
 //!
 //! | in the plan                                   | becomes                                               |
 //! |-----------------------------------------------|-------------------------------------------------------|
-//! | a repartitioning by hash, or in turn          | a partition exchange between two stages               |
-//! | a merge of sorted partitions, or of any       | a gather to one copy, which merges                    |
-//! | a sort of everything, at the top              | ranges, sorted by all                                 |
+//! | a repartitioning by hash, or round-robin      | a partition exchange between two stages               |
+//! | a merge of partitions, sorted or not          | a gather to one copy, which merges                    |
+//! | a total sort, at the top                      | ranges, sorted by all copies                          |
 //! | the build side of a join that all others need | a broadcast                                           |
 //! | anything else                                 | a part of a stage, run by every copy on its partition |
 //!
-//! Plans are trees, so the stages' graph is one too, and none can wait for itself.
+//! Plans are trees, so the graph of stages is one, too, and cannot deadlock.
 
 use std::fmt::Write;
 use std::ops::Range;
@@ -40,7 +40,7 @@ use crate::exec::spread::SpreadExec;
 use crate::files::per_host_files::OwnExec;
 use crate::plan::numbers::beneath;
 
-/// Operators whose copies have nothing in common but their inputs.
+/// Operators whose copies share nothing except their inputs.
 const APART: [&str; 34] = [
     "AggregateExec",
     "BoundedWindowAggExec",
@@ -81,15 +81,15 @@ const APART: [&str; 34] = [
 /// How rows cross a cut.
 #[derive(Clone)]
 pub(super) enum RowExchange {
-    /// To the copy of their hash.
+    /// To the copy that owns their hash.
     Hash(Vec<Arc<dyn PhysicalExpr>>),
-    /// Batches to copies in turn.
+    /// Batches go to copies round-robin.
     Turn,
-    /// To one copy, each source's rows in their order.
+    /// To one copy, keeping the order of each source's rows.
     Gather,
     /// To all copies.
     Broadcast,
-    /// Sorted: to the copy of their range, ranges in the order of the copies.
+    /// Sorted: to the copy of their range, with ranges in the order of the copies.
     Sort(Vec<SortKey>),
 }
 
@@ -97,41 +97,41 @@ pub(super) enum RowExchange {
 pub(super) struct StageEdge {
     pub source: usize,
     pub target: usize,
-    /// The target's copies that get rows.
+    /// The target's copies that receive rows.
     pub copies: Range<usize>,
     pub way: RowExchange,
     pub arrival: Arc<ExchangeInput>,
 }
 
-/// What every copy runs on its partition.
+/// The plan that every copy runs on its partition.
 pub(super) struct QueryStage {
     pub plan: Arc<dyn ExecutionPlan>,
     pub copies: usize,
     pub kind: StageRole,
 }
 
-/// What a copy does with the stage's plan.
+/// How a copy runs the stage's plan.
 #[derive(Clone)]
 pub(super) enum StageRole {
-    /// It runs the partition of its number.
+    /// It runs the partition with its number.
     Partition,
     /// The only copy runs all partitions.
     Whole,
-    /// It writes the partition of its number into its sink, and gives the number of rows: one sink for all, or one
-    /// each.
+    /// It writes the partition with its number to its sink, and returns the number of rows. There is one sink for all
+    /// copies, or one for each.
     Write(Vec<Arc<DataSinkExec>>),
 }
 
-/// A plan in pieces. The first stage gives the result.
+/// A plan divided into stages. The first stage produces the result.
 pub(super) struct StagedPlan {
     pub stages: Vec<QueryStage>,
     pub cuts: Vec<StageEdge>,
-    /// Why the plan runs on one worker, if it does.
+    /// Why the plan runs on a single worker, if it does.
     pub undivided: Option<String>,
 }
 
 impl StagedPlan {
-    /// Whether the result is sorted over several copies.
+    /// Whether the sorted result is spread over several copies.
     pub(super) fn is_spread(&self) -> bool {
         self.cuts.iter().any(|cut| cut.target == 0 && matches!(cut.way, RowExchange::Sort(_)))
     }
@@ -146,7 +146,7 @@ impl StagedPlan {
         Ok(self)
     }
 
-    /// Cuts a plan, or leaves it whole where nobody knows how to cut it.
+    /// Cuts a plan, or keeps it whole if it contains unknown operators.
     pub(super) fn of(plan: &Arc<dyn ExecutionPlan>) -> Result<Self> {
         let mut stages = StagedPlan { stages: Vec::new(), cuts: Vec::new(), undivided: None };
         match stages.result(plan) {
@@ -156,7 +156,7 @@ impl StagedPlan {
         }
     }
 
-    /// The whole plan in one stage, but for tables whose parts lie on the workers: those are brought to it.
+    /// The whole plan as one stage, except for tables whose parts are on the workers: their rows are sent to it.
     fn undivided(plan: &Arc<dyn ExecutionPlan>, reason: String) -> Result<Self> {
         let whole = QueryStage { plan: Arc::clone(plan), copies: 1, kind: StageRole::Whole };
         let mut stages = StagedPlan { stages: vec![whole], cuts: Vec::new(), undivided: Some(reason) };
@@ -171,8 +171,8 @@ impl StagedPlan {
         Ok(stages)
     }
 
-    /// The stage that gives the result. What is sorted as a whole is sorted in ranges by all of its copies, one after
-    /// the other, and not merged by one.
+    /// The stage of the result. A total sort becomes ranges that all of its copies sort, instead of a merge by one
+    /// copy.
     fn result(&mut self, plan: &Arc<dyn ExecutionPlan>) -> Result<()> {
         self.stages.push(QueryStage { plan: Arc::clone(plan), copies: 0, kind: StageRole::Partition });
         let spread = match self.spread(plan)? {
@@ -184,7 +184,7 @@ impl StagedPlan {
         Ok(())
     }
 
-    /// The plan over a sort in ranges, if it is one over a merge of sorted partitions.
+    /// The plan above a sort in ranges, if it is one above a merge of sorted partitions.
     fn spread(&mut self, plan: &Arc<dyn ExecutionPlan>) -> Result<Option<Arc<dyn ExecutionPlan>>> {
         if matches!(plan.name(), "ProjectionExec" | "CooperativeExec") {
             let Some(input) = self.spread(plan.children()[0])? else { return Ok(None) };
@@ -210,7 +210,7 @@ impl StagedPlan {
         Ok(id)
     }
 
-    /// The part of `plan` that stays in `stage`, of which `copies` run it.
+    /// The part of `plan` that stays in `stage`, which `copies` copies run.
     fn rewrite(
         &mut self,
         plan: &Arc<dyn ExecutionPlan>,
@@ -228,7 +228,7 @@ impl StagedPlan {
             return self.cut(repartition.input(), stage, copies, way, plan.properties());
         }
         if copies.start > 0 && lies_on_workers(plan) {
-            // Parts that lie on workers are read where they lie, by copies of their own numbers.
+            // Parts on workers are read in place, by copies with matching numbers.
             return self.cut(plan, stage, copies, RowExchange::Turn, plan.properties());
         }
         let children = plan.children();
@@ -248,7 +248,7 @@ impl StagedPlan {
             }
             _ if collects_left(plan) && partitions(children[1]) > 1 => {
                 let (left, properties) = (children[0], children[0].properties());
-                // What is gathered to be broadcast can be broadcast from where it is.
+                // Rows gathered for a broadcast can be broadcast from where they are.
                 let source = match left.downcast_ref::<CoalescePartitionsExec>() {
                     Some(gather) if gather.fetch().is_none() => gather.input(),
                     _ => left,
@@ -256,7 +256,7 @@ impl StagedPlan {
                 inside.push(self.cut(source, stage, copies.clone(), RowExchange::Broadcast, properties)?);
                 inside.push(self.rewrite(children[1], stage, copies)?);
             }
-            // Some names tell more, such as `SortExec(TopK)`.
+            // Some names have a suffix, such as `SortExec(TopK)`.
             name if APART.contains(&name.split('(').next().unwrap_or(name)) || collects_left(plan) => {
                 for child in children {
                     if partitions(child) != copies.len() {
@@ -285,7 +285,7 @@ impl StagedPlan {
         Ok(arrival)
     }
 
-    /// The stages in words, the same on every worker.
+    /// A description of the stages, the same on every worker.
     pub(super) fn describe(&self) -> String {
         let mut text = String::new();
         if let Some(reason) = &self.undivided {
@@ -317,9 +317,9 @@ impl RowExchange {
     }
 }
 
-/// A column to sort by, if it is one that the exchange can name and compare.
+/// A column to sort by, if the exchange can name and compare it.
 fn sort_key(by: &PhysicalSortExpr, schema: &Schema) -> Option<SortKey> {
-    // The exchange has floats in the same order by itself.
+    // The exchange orders floats the same way by itself.
     let column = beneath(&by.expr).downcast_ref::<Column>()?;
     let unique = schema.fields().iter().filter(|field| field.name() == column.name()).count() == 1;
     let key = match by.options.descending {
@@ -330,7 +330,7 @@ fn sort_key(by: &PhysicalSortExpr, schema: &Schema) -> Option<SortKey> {
     plain.then(|| key.nulls_first(by.options.nulls_first))
 }
 
-/// Whether each worker has rows of its own there.
+/// Whether each worker has its own rows there.
 fn lies_on_workers(plan: &Arc<dyn ExecutionPlan>) -> bool {
     plan.downcast_ref::<PartsExec>().is_some() || plan.downcast_ref::<OwnExec>().is_some()
 }

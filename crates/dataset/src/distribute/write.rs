@@ -1,7 +1,7 @@
-//! Writing on all workers. Into a local folder: each writes its partitions into files of its own in one hidden folder,
-//! which worker 0 renames when all are done; the folder must be the same for all of them: one host, or a file system
-//! that they share. Into an object store: each uploads its own, and hands the uploads to worker 0, which completes
-//! those of all.
+//! Writes on all workers. For a local folder, each worker writes its partitions to separate files in a common hidden
+//! folder, which worker 0 renames when all are done. All workers must see the same folder: they must be on one host or
+//! share a file system. For an object store, each worker uploads its own files and passes the uploads to worker 0,
+//! which completes all of them.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -29,7 +29,7 @@ use crate::files::output::OutputFormat;
 use crate::files::uncommitted::abort;
 use crate::files::write::{empty_file, part_sinks, written};
 
-/// What is written.
+/// The parameters of a write.
 struct WriteQuery<'a> {
     set: &'a DataSet,
     output: &'a OutputFormat,
@@ -136,7 +136,7 @@ impl WorkerGroup {
                 return Err(error);
             }
         };
-        // From here on what was uploaded is worker 0's to complete, or to remove.
+        // From here on, worker 0 has to complete or remove the uploads.
         let ended = match commit {
             Some(commit) => engine.run(async move { commit.end(uploads, rows).await }),
             None => Ok(()),
@@ -145,7 +145,7 @@ impl WorkerGroup {
         Ok(rows)
     }
 
-    /// Uploads what this worker makes. Returns the rows of all and, on worker 0, the uploads of all.
+    /// Uploads the rows of this worker. Returns the number of rows of all workers and, on worker 0, all uploads.
     fn upload(
         &self,
         engine: &Engine,
@@ -156,7 +156,7 @@ impl WorkerGroup {
     ) -> Result<(u64, Vec<UploadedParts>), ActionError> {
         let (schema, output) = (self.agree(query.set.schema())?, query.output);
         let rows = match self.write_into(engine, query, &held.url, id, watch) {
-            // What the store said; DataFusion may only say that something was wrong.
+            // The store's own error; DataFusion may only say that something failed.
             Err(ActionError::DataSet(error)) => {
                 self.agree(held.store.fault().map_or(Ok(()), Err))?;
                 return Err(error.into());
@@ -194,7 +194,7 @@ impl WorkerGroup {
         }
     }
 
-    /// The bytes of every worker.
+    /// Gathers the bytes of every worker.
     fn gather(&self, mine: &[u8]) -> Result<Vec<Vec<u8>>, ActionError> {
         let size = self.comm.size() as usize;
         let mut lengths = vec![0_u64; size];
@@ -238,7 +238,7 @@ impl WorkerGroup {
             let sinks = part_sinks(&stages.stages[0].plan, format, folder, copies, suffix, engine.governor());
             stages.stages[0].kind = StageRole::Write(sinks.map_err(DataSetError::from)?);
         } else if let Some(sink) = plan.downcast_ref::<DataSinkExec>() {
-            // Files take rows in any order, so what was gathered for one writer goes to many.
+            // Files may contain rows in any order, so rows gathered for one writer are spread over many.
             let input = match sink.input().downcast_ref::<CoalescePartitionsExec>() {
                 Some(gather) => gather.input(),
                 None => sink.input(),
@@ -247,7 +247,7 @@ impl WorkerGroup {
             if divided.undivided.is_none() && !(divided.is_spread() && by_folders) {
                 stages = divided;
                 let sinks = match stages.is_spread() {
-                    // Ranges of a sorted whole are read again in their order, which is that of the files' paths.
+                    // Ranges of a sorted result are read in the order of the files' paths.
                     true => self.ordered_sinks(engine, set, folder, output, stages.stages[0].copies)?,
                     false => vec![Arc::new(sink.clone())],
                 };
@@ -258,7 +258,8 @@ impl WorkerGroup {
         Ok(written(&self.run(&stages, ResultTarget::All, &mut action)?.0.concat()))
     }
 
-    /// A sink for each copy, in a folder of its own. Made of a table without rows: it is the same whatever is written.
+    /// One sink per copy, each with its own folder. Made from an empty table, because the sinks do not depend on the
+    /// rows.
     fn ordered_sinks(
         &self,
         engine: &Engine,

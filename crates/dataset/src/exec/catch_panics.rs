@@ -1,7 +1,7 @@
-//! Decoders that panic: what they say becomes the error of the file that they were decoding.
+//! Catches panics of decoders: the panic message becomes the error of the file being decoded.
 //!
-//! Libraries that decode Parquet and Arrow IPC have assertions that a broken file can break. A panic there says nothing
-//! about Tidemill, and ends nothing but the reading of that file.
+//! Libraries that decode Parquet and Arrow IPC have assertions that a broken file can violate. Such a panic is not a
+//! bug in Tidemill, and should end only the reading of that file.
 
 use std::any::Any;
 use std::cell::Cell;
@@ -16,17 +16,17 @@ use futures::Stream;
 
 use crate::error::DataSetError;
 
-/// What begins an error of a decoder that has panicked.
+/// The start of the error of a decoder that panicked.
 pub(crate) const DAMAGED: &str = "the file is damaged";
 
 thread_local! {
-    /// Whether this thread is decoding: then a panic is an error to return, and none to print.
+    /// Whether this thread is decoding: then a panic becomes an error and is not printed.
     static DECODING: Cell<bool> = const { Cell::new(false) };
 }
 
 static HOOK: Once = Once::new();
 
-/// Runs a decoder. A panic is returned as what it said.
+/// Runs a decoder. Returns a panic's message as an error.
 pub(crate) fn caught<R>(decode: impl FnOnce() -> R) -> Result<R, String> {
     HOOK.call_once(|| {
         let before = take_hook();
@@ -48,7 +48,7 @@ fn said(panic: &(dyn Any + Send)) -> String {
     format!("{DAMAGED} (its decoder stopped: {})", text.lines().next().unwrap_or_default())
 }
 
-/// A future, or a stream, that decodes.
+/// A decoding future or stream.
 pub(crate) struct CatchPanics<T>(Option<Pin<Box<T>>>);
 
 impl<T> CatchPanics<T> {
@@ -74,7 +74,7 @@ impl<T, S: Stream<Item = datafusion::error::Result<T>>> Stream for CatchPanics<S
     type Item = datafusion::error::Result<T>;
 
     fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
-        // After a panic nobody knows what state it is in.
+        // After a panic its state is unknown.
         let Some(inner) = self.0.as_mut() else { return Poll::Ready(None) };
         match caught(|| inner.as_mut().poll_next(context)) {
             Ok(polled) => polled,
@@ -92,7 +92,7 @@ mod tests {
 
     use super::*;
 
-    /// A panic is one error, and the end; what came before it is kept.
+    /// A panic causes a single error and ends the stream; earlier results are kept.
     #[test]
     fn a_panic_ends_a_stream_with_an_error() {
         let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();

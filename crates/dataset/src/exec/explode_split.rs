@@ -1,5 +1,5 @@
-//! Texts to rows of their parts in one step: `explode` of a `split`, which otherwise makes lists of copies and takes
-//! them apart again. A part is a view of the text that it was in.
+//! Splits strings into rows in one step: `explode` of a `split`, which would otherwise copy the parts into lists and
+//! take these apart again. A part is a view of its original string.
 
 use std::fmt;
 use std::sync::Arc;
@@ -30,17 +30,17 @@ use memchr::memmem::Finder;
 use crate::exec::step::SLICE_ROWS;
 use crate::exec::step::{unordered, with_new_children};
 
-/// Texts up to this length lie in their views (Arrow's format).
+/// Strings up to this length are stored in their views (Arrow's format).
 const INLINE_MAX: usize = 12;
 
-/// A row for each part of a text, with the other columns repeated.
+/// Makes a row for each part of a string, and repeats the other columns.
 pub struct SplitExec {
     input: Arc<dyn ExecutionPlan>,
-    /// What makes the output's columns of the input's; in place `split` the text.
+    /// The expressions of the output columns; at position `split`, that of the string.
     columns: Arc<Vec<Arc<dyn PhysicalExpr>>>,
     split: usize,
     by: Arc<str>,
-    /// Whether a text that is null gives one row.
+    /// Whether a null string gives one row.
     keeps_nulls: bool,
     properties: Arc<PlanProperties>,
     metrics: ExecutionPlanMetricsSet,
@@ -142,7 +142,7 @@ impl ExecutionPlan for SplitExec {
             let _timed = metrics.elapsed_compute().timer();
             let rows = parts_of(&batch?, &columns, split, &finder, keeps_nulls, &schema)?;
             metrics.record_output(rows.num_rows());
-            // Small enough to stay in the cache until the next step has seen it.
+            // Small enough to stay in the cache until the next step has read them.
             let slices = (0..rows.num_rows()).step_by(SLICE_ROWS);
             let slices: Vec<_> = slices.map(|at| Ok(rows.slice(at, SLICE_ROWS.min(rows.num_rows() - at)))).collect();
             Ok::<_, DataFusionError>(futures::stream::iter(slices))
@@ -165,7 +165,7 @@ fn parts_of(
 ) -> Result<RecordBatch> {
     let value = |column: &Arc<dyn PhysicalExpr>| column.evaluate(batch)?.into_array(batch.num_rows());
     let texts = cast(&value(&columns[split])?, &DataType::Utf8View)?;
-    // Only if there are other columns is it of interest which row a part comes from.
+    // The row that a part comes from matters only if there are other columns.
     let mut rows = (columns.len() > 1).then(Vec::new);
     let parts: ArrayRef = Arc::new(parts(texts.as_string_view(), by, keeps_nulls, rows.as_mut()));
     let rows = rows.map(UInt32Array::from);
@@ -179,7 +179,8 @@ fn parts_of(
     Ok(RecordBatch::try_new(SchemaRef::clone(schema), values)?)
 }
 
-/// The parts of all texts, one after the other; an empty text has none. `rows` gets the number of each part's text.
+/// The parts of all strings, concatenated; an empty string has none. `rows` receives the row number of each part's
+/// string.
 fn parts(
     texts: &StringViewArray,
     by: &Finder<'_>,
@@ -207,17 +208,17 @@ fn parts(
         nulls.iter().for_each(|&at| valid.set_bit(at, false));
         NullBuffer::new(valid.finish())
     });
-    // SAFETY: each view is of bytes of one of `texts`, in the block and at the place where that lies, or holds them
-    // itself; and UTF-8 that is cut before and after a whole UTF-8 text is UTF-8. Benefit: all parts would be looked at
-    // once more.
+    // SAFETY: each view refers to bytes of one of `texts`, in its block and at its position, or contains them itself;
+    // and UTF-8 that is cut before and after a complete UTF-8 string is UTF-8. Benefit: the parts are not validated
+    // again.
     unsafe { StringViewArray::new_unchecked(views.into(), texts.data_buffers().to_vec(), nulls) }
 }
 
-/// Appends views of the parts of one text, which is not empty.
+/// Appends views of the parts of one non-empty string.
 fn cut(texts: &StringViewArray, view: u128, by: &Finder<'_>, views: &mut Vec<u128>) {
     let len = view as u32 as usize;
     let short = view.to_le_bytes();
-    // A long text lies in a block, where its view says; a short one in its view, and so do its parts.
+    // A long string lies in a block, where its view points to; a short one lies in its view, and so do its parts.
     let (block, bytes, start) = match len {
         0..=INLINE_MAX => (0, &short[..], 4),
         _ => {
@@ -248,8 +249,8 @@ fn cut(texts: &StringViewArray, view: u128, by: &Finder<'_>, views: &mut Vec<u12
     part(end);
 }
 
-/// Which of the 64 bytes from `at` on are `byte`, a bit for each; parts of texts are too short for a search from one to
-/// the next.
+/// A bit mask of which of the 64 bytes from `at` on equal `byte`. Parts of strings are too short for one search per
+/// part.
 #[inline]
 fn found_in(bytes: &[u8], at: usize, byte: u8) -> u64 {
     const LOW: u64 = u64::from_le_bytes([0x7f; 8]);
@@ -265,14 +266,14 @@ fn found_in(bytes: &[u8], at: usize, byte: u8) -> u64 {
     let mut found = 0;
     for (i, word) in bytes.as_chunks::<8>().0.iter().enumerate() {
         let other = u64::from_le_bytes(*word) ^ u64::from_le_bytes([byte; 8]);
-        // The top bit of each byte that is zero, and no other; then those bits side by side.
+        // The top bit of exactly those bytes that are zero; then these bits side by side.
         let zero = !(((other & LOW) + LOW) | other | LOW);
         found |= ((zero >> 7).wrapping_mul(0x0102_0408_1020_4080) >> 56) << (8 * i);
     }
     found
 }
 
-/// The view of a part; `make_view` without its choice among thirteen lengths.
+/// The view of a part: `make_view` without its dispatch on thirteen lengths.
 #[inline]
 fn view_of(bytes: &[u8], from: usize, to: usize, block: u32) -> u128 {
     let len = to - from;
@@ -291,14 +292,14 @@ mod tests {
 
     fn split(texts: Vec<Option<&str>>, by: &str, keeps_nulls: bool) -> (Vec<Option<String>>, Vec<u32>) {
         let (texts, mut rows) = (StringViewArray::from(texts), Vec::new());
-        // A slice, too: views stay, places change.
+        // Also a slice: views stay the same, positions change.
         let texts = texts.slice(1, texts.len() - 1);
         let found = parts(&texts, &Finder::new(by), keeps_nulls, Some(&mut rows));
         found.to_data().validate_full().unwrap();
         (found.iter().map(|part| part.map(str::to_owned)).collect(), rows)
     }
 
-    /// As the functions do that it stands in for: an empty text has no parts, a null is one, if it is to be kept.
+    /// Like the functions that it replaces: an empty string has no parts, and a null counts as one if it is kept.
     #[test]
     fn parts_of_texts() {
         let long = "a text that is longer, and in many parts  of which some are themselves longer-than-twelve-bytes";

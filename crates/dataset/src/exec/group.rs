@@ -1,7 +1,7 @@
-//! The first half of a group-by with one key of whole numbers, dates or times: what a partition's rows of each key
-//! amount to.
+//! The first half of a group-by with a single integer, date or time key: the partial aggregates of a partition's rows
+//! for each key.
 //!
-//! Its groups are in a table of [`NumberKeys`]. Everything else is DataFusion's: the accumulators, the second half,
+//! Its groups are in a table of [`NumberKeys`]. DataFusion does everything else: the accumulators, the second half, and
 //! groups by other keys.
 
 use std::collections::VecDeque;
@@ -23,10 +23,10 @@ use futures::{StreamExt, stream};
 use crate::exec::number_keys::{NumberKeys, is_number};
 use crate::exec::replaced_exec::{ReplacedExec, StepReplacement};
 
-/// Does what an [`AggregateExec`] would do.
+/// Replaces an [`AggregateExec`].
 type GroupExec = ReplacedExec<ByNumber>;
 
-/// Over an input in the order of its keys, DataFusion does better.
+/// If the input is ordered by its keys, DataFusion is faster.
 #[derive(Clone)]
 pub(crate) struct ByNumber;
 
@@ -76,26 +76,25 @@ impl StepReplacement for ByNumber {
     }
 }
 
-/// The aggregation that a step of a plan does, if its groups are by numbers.
+/// The aggregation that a step performs, if its groups are by numbers.
 pub fn grouped_by_numbers(plan: &dyn ExecutionPlan) -> Option<&AggregateExec> {
     plan.downcast_ref::<GroupExec>().map(GroupExec::step)
 }
 
-/// A million keys at random look as if every row had its own for some hundred thousand rows, and to look one up costs
-/// little.
+/// A million random keys look unique for the first few hundred thousand rows, and looking them up costs little.
 const PROBE_ROWS_MIN: usize = 1 << 20;
 
-/// One partition under way.
+/// The progress of one partition.
 struct GroupBatches {
     schema: SchemaRef,
     key: Arc<dyn PhysicalExpr>,
     functions: Vec<GroupFunction>,
     groups: NumberKeys,
-    /// The group of each row of a batch; kept for its memory.
+    /// The group of each row of a batch; kept to reuse its memory.
     indices: Vec<usize>,
     rows: usize,
-    /// When nearly every row has a key of its own, rows are handed on as they are: after so many rows, with so many
-    /// groups to a row.
+    /// If nearly every row has its own key, rows are passed on unchanged: the number of rows after which this is
+    /// decided, and the required ratio of groups to rows.
     probe: (usize, f64),
     skips: bool,
     batch_rows: usize,
@@ -183,13 +182,13 @@ impl GroupBatches {
         }
         let bytes = self.groups.bytes() + self.functions.iter().map(|each| each.accumulator.size()).sum::<usize>();
         match self.memory.try_resize(bytes) {
-            // What there is goes on to the second half, which spills.
+            // The existing groups go to the second half, which can spill.
             Err(DataFusionError::ResourcesExhausted(_)) if self.groups.count() > 0 => self.emit(),
             resized => resized,
         }
     }
 
-    /// Gives the states of all groups there are, and begins anew.
+    /// Outputs the states of all groups, and starts over.
     fn emit(&mut self) -> Result<()> {
         let mut bytes = 0;
         if self.groups.count() > 0 {
@@ -199,12 +198,12 @@ impl GroupBatches {
             }
             bytes = self.give(columns)?;
         }
-        // They are here until the last of them is handed on.
+        // They stay in memory until the last of them is passed on.
         self.memory.resize(bytes);
         Ok(())
     }
 
-    /// Returns the bytes of what is to be handed on.
+    /// Returns the size of the rows to pass on.
     fn give(&mut self, columns: Vec<ArrayRef>) -> Result<usize> {
         let rows = RecordBatch::try_new(Arc::clone(&self.schema), columns)?;
         self.metrics.record_output(rows.num_rows());

@@ -2,24 +2,24 @@
 //!
 //! Each module uses only those above it in this table.
 //!
-//! | module          | what is in it                                            |
+//! | module          | contents                                                 |
 //! |-----------------|----------------------------------------------------------|
-//! | `catch_panics`  | decoders that panic                                      |
-//! | `number_keys`   | keys of whole numbers                                    |
+//! | `catch_panics`  | catches panics of decoders                               |
+//! | `number_keys`   | tables of integer keys                                   |
 //! | `spill`         | checksummed files that DataFusion's steps spill to       |
-//! | `step`          | what all steps of ours have in common                    |
+//! | `step`          | common code of our steps                                 |
 //! | `stream_step`   | steps of a stream's plan, which never run by themselves  |
 //! | `replaced_exec` | replaces DataFusion's steps with ours                    |
 //! | `join_exec`     | joins within the memory budget                           |
-//! | `user_function` | functions of programs as steps                           |
+//! | `user_function` | steps that call user functions                           |
 //! | `progress`      | the progress of an action                                |
-//! | `explode_split` | texts to rows of their parts                             |
-//! | `group`         | the first half of a group-by with a key of whole numbers |
-//! | `running`       | window functions of rows in order                        |
+//! | `explode_split` | splits strings into rows                                 |
+//! | `group`         | the first half of a group-by with an integer key         |
+//! | `running`       | window functions over ordered rows                       |
 //! | `sorted`        | sorts and merges of long rows within the budget          |
-//! | `spread`        | deals rows out to threads                                |
+//! | `spread`        | distributes rows to threads                              |
 //! | `window_exec`   | window functions, a partition of rows at a time          |
-//! | `spilling_rule` | replaces steps by forms that can spill                   |
+//! | `spilling_rule` | replaces steps by versions that can spill                |
 
 pub(crate) mod catch_panics;
 pub(crate) mod explode_split;

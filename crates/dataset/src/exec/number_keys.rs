@@ -1,8 +1,8 @@
-//! Keys that are whole numbers, dates or times, each with a number of its own.
+//! Tables of keys that are integers, dates or times, and that number each key.
 //!
-//! With many keys each row's key is somewhere else in memory. A table that holds the keys itself costs one cache miss
-//! for a row, and as the places of a whole batch are known before the first is looked up, they are asked for some rows
-//! before their turn (software prefetching). To empty the table costs nothing: what its slots hold is of a time before.
+//! With many keys, each row's key is somewhere else in memory. A table that stores the keys themselves costs one cache
+//! miss per row. The slots of a whole batch are known before the first lookup, so they are prefetched some rows ahead.
+//! Clearing the table is free: its slots are stamped with a generation.
 
 use std::sync::Arc;
 
@@ -15,16 +15,16 @@ use datafusion::physical_plan::aggregates::group_values::{GroupValues, new_group
 use datafusion::physical_plan::aggregates::order::GroupOrdering;
 use tidemill_dataflow::prefetch;
 
-/// Whether values of a type are the same when their bits are, of which there are at most 64.
+/// Whether values of a type are equal if and only if their bits are, and have at most 64 bits.
 pub(crate) fn is_number(data_type: &DataType) -> bool {
     let is_date = data_type.is_temporal() && !matches!(data_type, DataType::Interval(_));
     data_type.is_integer() || is_date
 }
 
-/// Keys of columns with this schema: in a table of numbers if that is what they are, else in DataFusion's.
+/// Groups for columns with this schema: in a table of numbers if possible, else in DataFusion's.
 ///
 /// # Errors
-/// DataFusion's, for types that it knows no groups of.
+/// DataFusion's, for types that it cannot group.
 pub fn group_values(schema: &SchemaRef) -> Result<Box<dyn GroupValues>> {
     match schema.fields().as_ref() {
         [key] if is_number(key.data_type()) => {
@@ -34,7 +34,7 @@ pub fn group_values(schema: &SchemaRef) -> Result<Box<dyn GroupValues>> {
     }
 }
 
-/// A column of them, as DataFusion knows keys.
+/// A column of number keys with DataFusion's interface.
 struct KeyColumn {
     keys: NumberKeys,
     data_type: DataType,
@@ -72,28 +72,28 @@ impl GroupValues for KeyColumn {
     }
 }
 
-/// Keys, numbered in the order in which they were first seen.
+/// Keys, numbered in the order in which they first appear.
 #[derive(Default)]
 pub(crate) struct NumberKeys {
-    /// As many as a power of two, at least twice as many as there are keys; none before the first row. A key's bits,
-    /// and behind them when it came here and its number, of 32 bits each; one that has come at another time is no key.
+    /// Slots: a power of two, at least twice the number of keys; none before the first row. A slot contains a key's
+    /// bits, followed by its generation and its number, of 32 bits each. A slot of another generation is empty.
     slots: Vec<[u64; 2]>,
-    /// From 1 on: memory that is new is empty.
+    /// The current generation, from 1: new memory is empty.
     now: u32,
     /// The bits of each key.
     keys: Vec<u64>,
-    /// The number of the key that is null.
+    /// The number of the null key.
     null: Option<usize>,
-    /// Of a batch; kept for their memory.
+    /// The bits of a batch's keys; kept to reuse the memory.
     bits: Vec<u64>,
 }
 
 const SLOTS_MIN: usize = 1024;
-/// Between looks at whether there are slots enough: each row may have a key of its own.
+/// Rows between checks for enough slots: each row may have a new key.
 const STRETCH_ROWS: usize = 512;
-/// A slot is asked for so many rows before it is looked at.
+/// How many rows ahead a slot is prefetched.
 const AHEAD: usize = 24;
-/// Slots that take no more are in a processor's own cache, and need not be asked for.
+/// Up to this size, slots stay in a processor's own cache and need no prefetching.
 const NEAR_BYTES: usize = 1 << 18;
 
 impl NumberKeys {
@@ -105,7 +105,7 @@ impl NumberKeys {
         self.slots.capacity() * size_of::<[u64; 2]>() + (self.keys.capacity() + self.bits.capacity()) * size_of::<u64>()
     }
 
-    /// Leaves the number of each key in `numbers`.
+    /// Writes the number of each key to `numbers`.
     pub(crate) fn assign(&mut self, keys: &ArrayRef, numbers: &mut Vec<usize>) {
         numbers.clear();
         let mut bits = std::mem::take(&mut self.bits);
@@ -159,7 +159,7 @@ impl NumberKeys {
         }
     }
 
-    /// Makes slots for so many keys more, of which half may be in use.
+    /// Makes slots for `more` additional keys, with at most half of them in use.
     ///
     /// # Panics
     /// With more than four billion keys.
@@ -172,9 +172,9 @@ impl NumberKeys {
         }
     }
 
-    /// All keys there are in so many slots, which are new.
+    /// Rebuilds the table with this number of slots.
     fn build(&mut self, slots: usize) {
-        // Not beside those that there were.
+        // Frees the old slots first.
         self.slots = Vec::new();
         self.slots = vec![[0; 2]; slots];
         self.now = 1;
@@ -190,7 +190,7 @@ impl NumberKeys {
         }
     }
 
-    /// Forgets all keys, and keeps its memory.
+    /// Forgets all keys, and keeps the memory.
     pub(crate) fn clear(&mut self) {
         self.keys.clear();
         self.null = None;
@@ -200,7 +200,7 @@ impl NumberKeys {
         }
     }
 
-    /// Gives memory back that is far beyond what so many keys take: most often as many come again.
+    /// Frees memory far beyond what this number of keys needs; usually a similar number of keys follows.
     fn shrink_to(&mut self, keys: usize) {
         if self.slots.len() > 4 * slots_for(keys) {
             self.build(slots_for(keys));
@@ -208,16 +208,16 @@ impl NumberKeys {
         }
     }
 
-    /// All keys, as a column; there are none then.
+    /// Removes and returns all keys, as a column.
     pub(crate) fn take(&mut self, data_type: &DataType) -> ArrayRef {
         let taken = self.take_first(self.keys.len(), data_type);
         *self = NumberKeys::default();
         taken
     }
 
-    /// The first so many keys, as a column; the others have smaller numbers then.
+    /// Removes and returns the first `count` keys, as a column; the numbers of the others decrease accordingly.
     fn take_first(&mut self, count: usize, data_type: &DataType) -> ArrayRef {
-        // A vector that is filled again keeps its memory.
+        // A vector that is refilled keeps its memory.
         let rest = if count == self.keys.len() { Vec::with_capacity(count) } else { self.keys.split_off(count) };
         let keys = std::mem::replace(&mut self.keys, rest);
         let null = self.null.filter(|null| *null < count);
@@ -247,15 +247,15 @@ fn slots_for(keys: usize) -> usize {
     (2 * keys).next_power_of_two().max(SLOTS_MIN)
 }
 
-/// The slot where a key belongs.
+/// The home slot of a key.
 #[inline]
 fn place(key: u64, slots: usize) -> usize {
-    // Both halves of a product with an odd number of no pattern: each bit of the key moves all of them.
+    // Both halves of a product with an odd pseudorandom number: each bit of the key affects all of them.
     let product = u128::from(key ^ 0x9e37_79b9_7f4a_7c15) * 0xd6e8_feb8_6659_fd93_u128;
     (product as u64 ^ (product >> 64) as u64) as usize & (slots - 1)
 }
 
-/// The bits of each value, those of a null being any.
+/// The bits of each value; those of nulls are arbitrary.
 fn bits_of(keys: &ArrayRef, bits: &mut Vec<u64>) {
     bits.clear();
     macro_rules! bits_of {
@@ -269,7 +269,7 @@ fn bits_of(keys: &ArrayRef, bits: &mut Vec<u64>) {
     }
 }
 
-// Conversions of whole numbers by way of `usize` keep their bits.
+// Integer conversions through `usize` keep all bits.
 const _: () = assert!(usize::BITS == 64);
 
 #[cfg(test)]
@@ -293,8 +293,8 @@ mod tests {
         (all, keys)
     }
 
-    /// Keys that share a slot, grow the table or are null must not meet in a group, nor be in two: against a map, over
-    /// many sizes, numbers of keys and places of the bits that differ.
+    /// Keys that share a slot, grow the table or are null must neither be merged nor split. Compares with a map, for
+    /// many sizes, numbers of keys and positions of the differing bits.
     #[test]
     fn equals_a_map() {
         let mut state = 1_u64;
@@ -303,7 +303,7 @@ mod tests {
             (state >> 33) % below
         };
         for round in 0..120 {
-            // Some have more slots than are near.
+            // Some have more slots than stay in the cache.
             let most = if round % 8 == 1 { 60_000 } else { 6000 };
             let (batches, keys, shift, nulls) = (1 + next(4), 1 + next(most), next(64) as u32, round % 2 == 0);
             let batch = |next: &mut dyn FnMut(u64) -> u64| -> Vec<Option<i64>> {
@@ -326,8 +326,8 @@ mod tests {
         }
     }
 
-    /// As DataFusion uses keys: what is emitted is gone, what is left has smaller numbers, and a table that is emptied
-    /// again and again, for longer than it can tell times apart, knows nothing of before.
+    /// The way DataFusion uses keys: emitted keys are gone, the others have smaller numbers, and a table that is
+    /// cleared again and again, for longer than the generation counter lasts, does not remember old keys.
     #[test]
     fn some_go_and_all_go() {
         let schema = Arc::new(Schema::new(vec![Field::new("key", DataType::Int64, true)]));
@@ -366,7 +366,7 @@ mod tests {
         }
     }
 
-    /// A type whose values lose bits, or its unit, on the way through the table would come out with other keys.
+    /// A type whose values lost bits, or their unit, in the table would come out with different keys.
     #[test]
     fn keys_of_all_types_come_back() {
         let times = TimestampMicrosecondArray::from(vec![-1, i64::MIN, i64::MAX, 0]).with_timezone("Europe/Berlin");

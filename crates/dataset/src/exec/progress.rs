@@ -1,7 +1,6 @@
-//! How far an action has come with its reading: a counter above each of its scans, and how many rows they have in all.
+//! The reading progress of an action: a counter above each of its scans, and their total number of rows.
 //!
-//! Reading is what can be foretold of a query; what can only begin when all is read, such as the merge of a sort, comes
-//! after.
+//! Only reading can be predicted for a query; later work, such as the merge of a sort, is not included.
 
 use std::fmt;
 use std::fs::File;
@@ -31,10 +30,10 @@ use crate::error::DataSetError;
 use crate::exec::catch_panics::{CatchPanics, caught};
 use crate::exec::step::one_input;
 
-/// So much of a text is looked at to learn how long its lines are.
+/// Bytes of a text that are sampled to estimate the length of its lines.
 const SAMPLE_BYTES: u64 = 64 << 10;
 
-/// An action's reading. Cloning is cheap; clones tell the same.
+/// The reading progress of an action. Cloning is cheap; clones share it.
 #[derive(Clone, Default)]
 pub struct ReadProgress(Arc<ReadCounters>);
 
@@ -52,8 +51,8 @@ impl ReadProgress {
         self.rows_here() + self.0.elsewhere.load(Ordering::Relaxed)
     }
 
-    /// Rows that are to be read, at most, if that can be known or, for texts on this machine's disks, estimated. Files
-    /// are looked into at the first call.
+    /// The maximum number of rows to read, if it is known or, for text files on local disks, can be estimated. The
+    /// first call inspects the files.
     pub fn rows_total(&self) -> Option<u64> {
         let scans = self.0.scans.lock().expect("nothing panics with it locked");
         if scans.is_empty() {
@@ -67,7 +66,7 @@ impl ReadProgress {
         self.0.rows.load(Ordering::Relaxed)
     }
 
-    /// What the others have read so far.
+    /// Sets the number of rows that the other workers have read so far.
     pub(crate) fn learn(&self, elsewhere: u64) {
         self.0.elsewhere.fetch_max(elsewhere, Ordering::Relaxed);
     }
@@ -77,7 +76,7 @@ impl ReadProgress {
         self.collect_each(frame, None).await
     }
 
-    /// The same, of each partition no more than `rows`.
+    /// The same, with at most `rows` rows per partition.
     pub(crate) async fn collect_each(&self, frame: DataFrame, rows: Option<usize>) -> Result<Vec<Vec<RecordBatch>>> {
         let context = Arc::new(frame.task_ctx());
         let mut plan = frame.create_physical_plan().await?;
@@ -88,7 +87,7 @@ impl ReadProgress {
         collect_partitioned(self.counted(plan)?, context).await
     }
 
-    /// The plan, with a counter above each scan: it is what is to be run.
+    /// The plan with a counter above each scan; this is the plan to run.
     pub(crate) fn counted(&self, plan: Arc<dyn ExecutionPlan>) -> Result<Arc<dyn ExecutionPlan>> {
         let counted = plan.transform_up(|node| {
             if !is_scan(&node) {
@@ -99,7 +98,7 @@ impl ReadProgress {
         Ok(counted?.data)
     }
 
-    /// Tells of the scans that the action will run.
+    /// Registers the scans that the action will run.
     pub(crate) fn expect(&self, plan: &Arc<dyn ExecutionPlan>) {
         let mut scans = self.0.scans.lock().expect("nothing panics with it locked");
         let seen = plan.apply(|node| {
@@ -118,7 +117,7 @@ impl fmt::Debug for ReadProgress {
     }
 }
 
-/// Whether rows begin here; those that come from other workers have been counted there.
+/// Whether rows originate here; rows from other workers have been counted there.
 fn is_scan(plan: &Arc<dyn ExecutionPlan>) -> bool {
     plan.children().is_empty() && plan.name() != "Arrival"
 }
@@ -134,7 +133,7 @@ fn rows_in(scan: &Arc<dyn ExecutionPlan>) -> Option<u64> {
     }
 }
 
-/// An estimate of the lines of texts: all their bytes, by the length of the first lines of one.
+/// An estimate of the number of lines: all bytes, divided by the length of the first lines of a file.
 fn lines_in(files: &FileScanConfig) -> Option<u64> {
     let is_text = matches!(files.file_source.file_type(), "csv" | "json");
     let is_plain = files.file_compression_type == FileCompressionType::UNCOMPRESSED;
@@ -151,7 +150,7 @@ fn lines_in(files: &FileScanConfig) -> Option<u64> {
     (!sample.is_empty()).then(|| (u128::from(bytes) * lines / sample.len() as u128) as u64)
 }
 
-/// Counts what a scan gives out.
+/// Counts the rows that a scan outputs.
 pub(crate) struct ReadExec {
     input: Arc<dyn ExecutionPlan>,
     reading: ReadProgress,
@@ -163,14 +162,14 @@ impl ReadExec {
         ReadExec { input, reading, metrics: ExecutionPlanMetricsSet::new() }
     }
 
-    /// Whether what it reads is decoded by a library that may panic.
+    /// Whether its input is decoded by a library that may panic.
     fn decodes(&self) -> bool {
         let source = self.input.downcast_ref::<DataSourceExec>().map(DataSourceExec::data_source);
         let files = source.and_then(|source| source.downcast_ref::<FileScanConfig>());
         files.is_some_and(|files| !matches!(files.file_source.file_type(), "csv" | "json"))
     }
 
-    /// What is counted.
+    /// The scan that is counted.
     pub(crate) fn scan(&self) -> &dyn ExecutionPlan {
         self.input.as_ref()
     }
@@ -243,7 +242,7 @@ mod tests {
         reading
     }
 
-    /// Every scan is counted, however many there are, and memory is known to the row.
+    /// Every scan is counted, however many there are, and the size of in-memory tables is known exactly.
     #[test]
     fn counts_tables_in_memory() {
         let engine = engine();
@@ -256,7 +255,7 @@ mod tests {
         assert_eq!((reading.rows(), reading.rows_total()), (100_005, Some(100_005)));
     }
 
-    /// Of texts the number of lines is an estimate; a bar that is far off would be worse than none.
+    /// For text files the number of lines is an estimate; a progress bar that is far off would be worse than none.
     #[test]
     fn estimates_lines() {
         let engine = engine();

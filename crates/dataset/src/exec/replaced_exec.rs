@@ -1,4 +1,4 @@
-//! Steps of a plan that are done otherwise than DataFusion does them, but are its own to all who plan.
+//! Steps of a plan with our own execution, which look like DataFusion's to everything that plans.
 
 use std::fmt;
 use std::sync::Arc;
@@ -16,14 +16,14 @@ use datafusion::physical_plan::{
 
 use crate::exec::step::required_as_by;
 
-/// How steps of one kind are done.
+/// The execution of one kind of step.
 pub(crate) trait StepReplacement: Clone + Send + Sync + 'static {
-    /// What it is the work of.
+    /// The step that it replaces.
     type Step: ExecutionPlan;
-    /// What plans call it; `distribute::stages` knows it by that.
+    /// Its name in plans, by which `distribute::stages` recognizes it.
     const NAME: &'static str;
 
-    /// Whether it can do a step's.
+    /// Whether it can replace a step.
     fn fits(&self, step: &Self::Step) -> bool;
 
     /// The rows of a partition.
@@ -36,7 +36,7 @@ pub(crate) trait StepReplacement: Clone + Send + Sync + 'static {
     ) -> Result<SendableRecordBatchStream>;
 }
 
-/// A step with work of our own.
+/// A step with our own execution.
 pub(crate) struct ReplacedExec<W> {
     step: Arc<dyn ExecutionPlan>,
     work: W,
@@ -44,14 +44,14 @@ pub(crate) struct ReplacedExec<W> {
 }
 
 impl<W: StepReplacement> ReplacedExec<W> {
-    /// `None` for a step that it does not fit.
+    /// `None` for a step that it cannot replace.
     pub(crate) fn of(step: &Arc<dyn ExecutionPlan>, work: &W) -> Option<Arc<dyn ExecutionPlan>> {
         let fits = step.downcast_ref::<W::Step>().is_some_and(|step| work.fits(step));
         let instead = || ReplacedExec { step: Arc::clone(step), work: work.clone(), metrics: Default::default() };
         fits.then(|| Arc::new(instead()) as _)
     }
 
-    /// The step as it would be done without it.
+    /// The original step.
     pub(crate) fn step(&self) -> &W::Step {
         self.step.downcast_ref().expect("made of one")
     }

@@ -1,9 +1,9 @@
-//! Sorts of more than fits, and merges of what they give, by bytes rather than by rows.
+//! Sorts of data larger than memory, and merges of their results, by bytes instead of rows.
 //!
-//! DataFusion sorts and merges batches of 8192 rows. With a row of a kilobyte that is 8 MiB for each run, with one of a
-//! hundred 800 MiB, and a merge that holds a batch of each run is refused memory although there is room on disk. The
-//! exchange that sorts between workers cuts batches by their bytes; here its sort takes the place of DataFusion's
-//! within a worker, too.
+//! DataFusion sorts and merges batches of 8192 rows. With rows of a kilobyte, that is 8 MiB per run; with rows of a
+//! hundred kilobytes, 800 MiB. A merge that holds a batch per run then fails although there is room on disk. The
+//! exchange that sorts between workers splits batches by size. Here its sort replaces DataFusion's within a worker,
+//! too.
 
 use std::sync::Arc;
 
@@ -28,21 +28,21 @@ use crate::exec::spill::failed;
 use crate::exec::stream_step::has_stream;
 use crate::plan::numbers::beneath;
 
-/// Who holds the memory, where that is told.
+/// The owner of the memory in messages.
 const NAME: &str = "sort";
-/// Rows of a merged batch, at most; and bytes, about.
+/// Limits of a merged batch: maximum number of rows, and approximate size.
 const ROWS_MAX: usize = 8192;
 const MERGED_BYTES: u64 = 1 << 20;
-/// What a merge holds of each of its inputs: the batch that it stands in, its keys, and those that wait.
+/// Memory of a merge per input: its current batch with the keys, and those that wait.
 const INPUT_BYTES: u64 = 2 << 20;
-/// Of the budget, what a merge says that it holds at most: others are at work until the last of its inputs is sorted.
+/// The maximum fraction of the budget that a merge reserves: other steps run until the last of its inputs is sorted.
 const MERGE_SHARE: u64 = 16;
 
-/// What a [`SortExec`] does, done by the sort of exchanges; plans call it a `SorterExec`.
+/// Replaces a [`SortExec`] with the sort of exchanges; its name in plans is `SorterExec`.
 #[derive(Clone)]
 pub(crate) struct SortReplacement {
     pub(crate) governor: Governor,
-    /// Of the worker, among which memory is shared.
+    /// The worker's threads, which share its memory.
     pub(crate) threads: usize,
 }
 
@@ -63,7 +63,7 @@ impl StepReplacement for SortReplacement {
     ) -> Result<SendableRecordBatchStream> {
         let (schema, order) = (sort.schema(), order(sort.expr(), sort).expect("fits"));
         let mut input = sort.input().execute(partition, context)?;
-        // Half of what there is: the other half is for those who take the rows.
+        // Half of the memory: the other half is for the consumers of the rows.
         let copies = sort.properties().output_partitioning().partition_count().min(self.threads).max(1) as u64;
         let limit = self.governor.limit_bytes();
         let share = if limit == 0 { u64::MAX } else { limit / 2 / copies };
@@ -94,7 +94,7 @@ impl StepReplacement for SortReplacement {
     }
 }
 
-/// What a [`SortPreservingMergeExec`] over such sorts does; plans call it a `MergeExec`.
+/// Replaces a [`SortPreservingMergeExec`] over such sorts; its name in plans is `MergeExec`.
 #[derive(Clone)]
 pub(crate) struct MergeReplacement {
     pub(crate) governor: Governor,
@@ -140,9 +140,9 @@ impl StepReplacement for MergeReplacement {
 struct MergeInputs {
     merge: KWayMerge,
     inputs: Vec<SendableRecordBatchStream>,
-    /// Rows that are still wanted.
+    /// Number of rows still to output.
     left: usize,
-    /// What it holds.
+    /// Its memory.
     bytes: u64,
     reservation: Reservation,
 }
@@ -157,7 +157,7 @@ impl MergeInputs {
                 MergeStep::Need(number) => {
                     let batch = self.inputs[number].next().await.transpose()?;
                     if self.reservation.bytes() == 0 {
-                        // It is held in any case: whoever can should spill for it.
+                        // The memory is in use anyway: operators that can should spill to make room.
                         self.reservation.force_grow(self.bytes);
                     }
                     self.merge.offer(number, batch)?;
@@ -176,7 +176,7 @@ impl MergeInputs {
     }
 }
 
-/// Whether rows come from sorts of ours, through steps that keep their order.
+/// Whether rows come from our sorts, through steps that keep their order.
 fn is_of_sorts(plan: &Arc<dyn ExecutionPlan>) -> bool {
     match plan.name() {
         SortReplacement::NAME => true,
@@ -185,10 +185,10 @@ fn is_of_sorts(plan: &Arc<dyn ExecutionPlan>) -> bool {
     }
 }
 
-/// What a step sorts by, if the sort of exchanges can.
-/// The order by columns of a step's rows; `None` by something else than columns, or of a type without an order.
+/// The sort order of a step's rows by columns, for the sort of exchanges. `None` for an order by expressions, or by a
+/// type without an order.
 fn order<'a>(by: impl IntoIterator<Item = &'a PhysicalSortExpr>, step: &dyn ExecutionPlan) -> Option<RowOrder> {
-    // Floats are in the same order here by themselves.
+    // Floats already have this order here.
     let column = |by: &PhysicalSortExpr| Some((beneath(&by.expr).downcast_ref::<Column>()?.index(), by.options));
     let columns = by.into_iter().map(column).collect::<Option<Vec<_>>>()?;
     RowOrder::by_columns(&step.schema(), columns).ok()

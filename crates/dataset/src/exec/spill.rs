@@ -1,8 +1,8 @@
-//! Where DataFusion's operators (its sorts, aggregations and joins) spill to: files without a name, which are gone
-//! however the process ends, of blocks with checksums.
+//! The spill files of DataFusion's operators (its sorts, aggregations and joins): unnamed files, which disappear
+//! however the process ends, made of blocks with checksums.
 //!
-//! DataFusion reads what it has written without looking at it. A byte that a disk returns otherwise would be another
-//! value, or an offset into memory that is somebody else's; here it is an error that names the step.
+//! DataFusion does not check what it reads back. A byte corrupted by a disk would become a wrong value, or an offset
+//! outside of the buffer; here it is an error that names the step.
 
 use std::io::{self, Write};
 use std::pin::Pin;
@@ -20,10 +20,10 @@ use tidemill_dataflow::memory::{self as spilled, BlockFile, Governor};
 
 use crate::error::DataSetError;
 
-/// Of a block; those that are flushed are shorter. One is in memory for each file that is read.
+/// Size of a block; flushed blocks are shorter. One block is in memory for each file that is read.
 const BLOCK_BYTES: usize = 128 << 10;
 
-/// Makes files in the governor's spill directory.
+/// Creates files in the governor's spill directory.
 pub(crate) struct SpillFiles(pub(crate) Governor);
 
 impl TempFileFactory for SpillFiles {
@@ -32,7 +32,7 @@ impl TempFileFactory for SpillFiles {
     }
 }
 
-/// What the disk said, or who holds the memory.
+/// Converts an error of the disk or of the memory governor.
 pub(crate) fn failed(error: BatchError) -> DataFusionError {
     let text = error.to_string();
     DataFusionError::from(match error {
@@ -41,7 +41,7 @@ pub(crate) fn failed(error: BatchError) -> DataFusionError {
     })
 }
 
-/// The rows of a file that was written.
+/// The rows of a file that has been written.
 pub(crate) fn rows_of(part: &spilled::SpillFile) -> Result<SendableRecordBatchStream> {
     let mut reader = part.read().map_err(failed)?;
     let batches = std::iter::from_fn(move || reader.next_batch().transpose());
@@ -73,7 +73,7 @@ impl SpillFile for SpilledBatches {
 
 struct BatchSpiller {
     file: Arc<BlockFile>,
-    /// Of the next block.
+    /// The contents of the next block.
     block: Vec<u8>,
 }
 
@@ -91,7 +91,7 @@ impl Write for BatchSpiller {
         Ok(taken)
     }
 
-    /// Puts on disk what has been written: others may be waiting to read it.
+    /// Writes buffered data to disk, because other tasks may wait to read it.
     fn flush(&mut self) -> io::Result<()> {
         if !self.block.is_empty() {
             self.file.append(&self.block).map_err(io::Error::other)?;
@@ -115,8 +115,7 @@ mod tests {
 
     use super::*;
 
-    /// What was written in pieces of any length must come back in order, also what was flushed while the file is being
-    /// written.
+    /// Pieces of any length must come back in order, including those flushed while the file is still being written.
     #[test]
     fn what_is_written_is_read() {
         let runtime = tokio::runtime::Builder::new_multi_thread().build().unwrap();

@@ -1,5 +1,5 @@
-//! Steps that hold all of their rows in memory, in forms that can spill; and those of window functions, which are
-//! faster.
+//! Replaces steps that hold all of their rows in memory by versions that can spill, and window functions by faster
+//! versions.
 
 use std::sync::Arc;
 
@@ -20,23 +20,23 @@ use crate::exec::running::InOrder;
 use crate::exec::sorted::{MergeReplacement, SortReplacement};
 use crate::exec::window_exec::PartitionedWindows;
 
-/// Of the budget, what the first rows of a sorted table may take that are held in memory.
+/// The fraction of the budget that the first rows of a sorted table may use if they are held in memory.
 const TOP_SHARE: u64 = 16;
-/// Of a budget below, the blocks of a merge would be a good part, a quarter of a MiB for each run.
+/// Below this budget, the blocks of a merge, a quarter of a MiB per run, would matter.
 const BLOCKS_BUDGET_BYTES: u64 = 16 << 20;
-/// Of a text, a list and their like, about.
+/// Approximate size of a string, a list or similar.
 const VALUE_BYTES: usize = 32;
 
-/// The rule that does it.
+/// The rule.
 #[derive(Debug, Clone)]
 pub(crate) struct SpillingRule {
     pub(crate) governor: Governor,
-    /// By which plans go; 0: no limit. The same on all workers.
+    /// The budget that plans depend on; 0: no limit. The same on all workers.
     pub(crate) budget_bytes: u64,
-    /// Of a worker.
+    /// Threads of a worker.
     pub(crate) threads: usize,
-    /// Whether all partitions are of this worker. Else sorts and merges stay as they are: they say where rows go from
-    /// worker to worker.
+    /// Whether all partitions belong to this worker. Otherwise sorts and merges stay unchanged, because they determine
+    /// how rows move between workers.
     pub(crate) is_alone: bool,
 }
 
@@ -76,10 +76,10 @@ impl SpillingRule {
         self.is_alone && self.budget_bytes >= BLOCKS_BUDGET_BYTES
     }
 
-    /// A sort of all rows, which spills, for the first ones of it, which do not, if those are many.
+    /// A full sort, which can spill, to replace a top-k sort, which cannot, if k is large.
     fn sort_all(&self, sort: &SortExec, sorts: &SortReplacement) -> Option<Arc<dyn ExecutionPlan>> {
         let fetch = sort.fetch()?;
-        // The rows, and what they are compared by.
+        // The rows, and their sort keys.
         let bytes = (fetch as u64).saturating_mul(row_bytes(&sort.schema())).saturating_mul(2);
         let is_large = self.budget_bytes > 0 && bytes > self.budget_bytes / TOP_SHARE;
         is_large.then(|| {
@@ -123,7 +123,7 @@ mod tests {
 
     use super::*;
 
-    /// Of so many rows that their bytes are no number any more, too.
+    /// Even if the size of that many rows overflows.
     #[test]
     fn the_first_of_very_many_rows_are_sorted_on_disk() {
         let schema = Arc::new(Schema::new(vec![Field::new("x", DataType::Int64, true)]));

@@ -1,9 +1,9 @@
-//! Rows dealt out anew: where `repartition` asks for it, and where a table with few partitions meets a function of the
-//! program.
+//! Redistributes rows: where `repartition` requests it, and where a table with few partitions is the input of a user
+//! function.
 //!
-//! The planner adds and removes DataFusion's `RepartitionExec` as it sees fit. A [`SpreadExec`] stays where it is: to
-//! the planner it is a step like any other. [`SpreadRows`] puts it in before the other rules run, [`SettleSpreads`]
-//! takes it out again where it turned out to have nothing to do.
+//! The planner adds and removes DataFusion's `RepartitionExec` as it sees fit. A [`SpreadExec`] stays in place: the
+//! planner treats it like any other step. [`SpreadRows`] inserts it before the other rules run, and [`SettleSpreads`]
+//! removes it where it turns out to have nothing to do.
 
 use std::fmt;
 use std::sync::Arc;
@@ -36,39 +36,38 @@ use crate::exec::step::{one_input, with_new_children};
 use crate::exec::stream_step::has_stream;
 use crate::exec::user_function::MapExec;
 
-/// Rows for each partition that are dealt one share to each, in order: a table of no more keeps its order across the
-/// partitions.
+/// Leading rows per partition that are distributed as one contiguous share each: a table up to this size keeps its
+/// order across the partitions.
 const FIRST_ROWS: usize = SLICE_ROWS;
-/// The first rows are held until all of them are there, but not if they are large.
+/// The leading rows are held until they are complete, unless they are large.
 const FIRST_BYTES: usize = 32 << 20;
-/// After so many batches for each partition it makes no difference who gets a few rows more, and slices are at least
-/// this long.
+/// After this many batches per partition, it does not matter if some partitions get a few rows more, and slices have at
+/// least this length.
 const EVEN_BATCHES: usize = 8;
 const SLICE_ROWS_MIN: usize = 1024;
 
-/// How rows are dealt out.
+/// How rows are distributed.
 #[derive(Clone, Debug)]
 pub(crate) enum SpreadMethod {
-    /// Rows with equal keys into one of so many partitions.
+    /// By hash of the keys into this number of partitions.
     ByHash(Vec<Arc<dyn PhysicalExpr>>, usize),
-    /// Evenly into so many partitions.
+    /// Evenly into this number of partitions.
     Evenly(usize),
-    /// Evenly into so many partitions, if there are fewer.
+    /// Evenly into this number of partitions, if there are fewer.
     AtLeast(usize),
 }
 
-/// Deals out rows.
+/// Distributes rows.
 pub(crate) struct SpreadExec {
     input: Arc<dyn ExecutionPlan>,
     spread: SpreadMethod,
-    /// What does it; `None` where there is nothing to do.
+    /// The step that does it; `None` if there is nothing to do.
     deal: Option<Arc<RepartitionExec>>,
     properties: Arc<PlanProperties>,
 }
 
 impl SpreadExec {
-    /// For a repartitioning that the program asked for; `None` for any other step. Streams have partitions of their
-    /// own.
+    /// For a repartitioning that the program requested; `None` for any other step. Streams have their own partitions.
     fn try_replace(node: &Arc<dyn ExecutionPlan>) -> Option<Result<Self>> {
         let asked = node.downcast_ref::<RepartitionExec>()?;
         let spread = match asked.partitioning() {
@@ -106,7 +105,7 @@ impl SpreadExec {
         Ok(SpreadExec { input, spread, deal: Some(Arc::new(deal)), properties: Arc::new(properties) })
     }
 
-    /// What deals out the rows, and of what; `None` where there is nothing to do.
+    /// The step that distributes the rows; `None` if there is nothing to do.
     pub(crate) fn deal(&self) -> Option<&RepartitionExec> {
         self.deal.as_deref()
     }
@@ -145,7 +144,7 @@ impl ExecutionPlan for SpreadExec {
         vec![&self.input]
     }
 
-    /// It deals out rows itself.
+    /// It distributes rows itself.
     fn benefits_from_input_partitioning(&self) -> Vec<bool> {
         vec![false]
     }
@@ -198,8 +197,8 @@ impl ExecutionPlan for SpreadExec {
     }
 }
 
-/// Cuts batches so that a slice of each goes to every partition when they are dealt out in turn. The first rows become
-/// one batch before they are cut, so that the partitions of a small table follow each other in its order.
+/// Splits batches so that a slice of each goes to every partition when they are distributed round-robin. The leading
+/// rows are combined into one batch before that, so that the partitions of a small table are in table order.
 pub(crate) struct SliceExec {
     input: Arc<dyn ExecutionPlan>,
     into: usize,
@@ -239,11 +238,11 @@ impl ExecutionPlan for SliceExec {
     }
 }
 
-/// One partition that is being cut.
+/// One partition that is being split.
 struct PartitionSlicer {
     input: Fuse<SendableRecordBatchStream>,
     into: usize,
-    /// That have been cut.
+    /// Number of rows split so far.
     rows: usize,
 }
 
@@ -253,7 +252,7 @@ impl PartitionSlicer {
         Ok(batch.map(|batch| self.cut(&batch)))
     }
 
-    /// The first rows as one batch.
+    /// The leading rows as one batch.
     async fn first(&mut self) -> Result<Option<RecordBatch>> {
         let (mut batches, mut rows, mut bytes) = (Vec::new(), 0, 0);
         while rows < FIRST_ROWS * self.into && bytes < FIRST_BYTES {
@@ -284,9 +283,8 @@ impl PartitionSlicer {
     }
 }
 
-/// The rule that puts spreads into a plan as it comes from the planner: for every repartitioning that the program asked
-/// for, and below functions of the program, which may be slow, where there are fewer partitions than threads. Rows in
-/// an order stay as they are.
+/// The rule that inserts spreads into the planner's plan: for every repartitioning that the program requested, and
+/// below user functions, which may be slow, if there are fewer partitions than threads. Ordered rows are left alone.
 #[derive(Debug)]
 pub(crate) struct SpreadRows;
 
@@ -321,7 +319,7 @@ impl PhysicalOptimizerRule for SpreadRows {
     }
 }
 
-/// The rule that spreads the result over all partitions, for who wants a share of it on every worker.
+/// The rule that spreads the result over all partitions, for callers that want a share of it on every worker.
 #[derive(Debug)]
 pub(crate) struct SpreadResult;
 
@@ -339,8 +337,8 @@ impl PhysicalOptimizerRule for SpreadResult {
     }
 }
 
-/// The rows in as many partitions as there are threads; `None` if they are to stay where they are: they have an order,
-/// lie where the program wants them, or come without an end.
+/// The rows in as many partitions as there are threads. `None` if they must stay in place: they are ordered, the
+/// program has placed them, or they are endless.
 fn at_least(plan: &Arc<dyn ExecutionPlan>, config: &ConfigOptions) -> Result<Option<Arc<dyn ExecutionPlan>>> {
     let stays = !config.optimizer.enable_round_robin_repartition
         || plan.output_ordering().is_some()
@@ -353,7 +351,7 @@ fn at_least(plan: &Arc<dyn ExecutionPlan>, config: &ConfigOptions) -> Result<Opt
     Ok(Some(Arc::new(spread)))
 }
 
-/// Whether rows are in the partitions that the program asked for.
+/// Whether rows are in the partitions that the program requested.
 fn is_spread(plan: &Arc<dyn ExecutionPlan>) -> bool {
     /// Steps that leave rows in their partitions.
     const IN_PLACE: [&str; 7] = [
@@ -372,8 +370,8 @@ fn is_spread(plan: &Arc<dyn ExecutionPlan>) -> bool {
     }
 }
 
-/// The rule that takes out, at the end, spreads without work, and what the planner deals out again that the program has
-/// dealt already.
+/// The rule that, at the end, removes spreads without work, and redundant repartitionings of the planner after one that
+/// the program requested.
 #[derive(Debug)]
 pub(crate) struct SettleSpreads;
 

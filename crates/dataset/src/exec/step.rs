@@ -1,4 +1,4 @@
-//! What the steps of plans that are ours say alike.
+//! Common code of our plan steps.
 
 use std::sync::Arc;
 
@@ -9,26 +9,26 @@ use datafusion::physical_expr::EquivalenceProperties;
 use datafusion::physical_plan::execution_plan::{Boundedness, EmissionType};
 use datafusion::physical_plan::{Partitioning, PlanProperties};
 
-/// Rows of one slice of a table in memory: DataFusion's own batch size.
+/// Rows per slice of an in-memory table: DataFusion's own batch size.
 pub const SLICE_ROWS: usize = 8192;
 
-/// Of a step whose rows come in no order that is known, and as they are made. A stream may well have no end; who lowers
-/// its plan looks for steps that would wait for one.
+/// The properties of a step whose rows have no known order and are produced as input arrives. A stream may be endless;
+/// the code that lowers its plan looks for steps that would wait for its end.
 pub(crate) fn unordered(schema: SchemaRef, partitions: usize) -> Arc<PlanProperties> {
     let (equal, partitions) = (EquivalenceProperties::new(schema), Partitioning::UnknownPartitioning(partitions));
     Arc::new(PlanProperties::new(equal, partitions, EmissionType::Incremental, Boundedness::Bounded))
 }
 
-/// The batch with the schema that its plan announced: operators differ in what they say of nulls and metadata.
+/// The batch with the schema of the plan: operators differ in nullability and metadata.
 pub(crate) fn as_planned(batch: RecordBatch, schema: &SchemaRef) -> Result<RecordBatch> {
     let options = RecordBatchOptions::new().with_row_count(Some(batch.num_rows()));
     Ok(RecordBatch::try_new_with_options(SchemaRef::clone(schema), batch.columns().to_vec(), &options)?)
 }
 
-// Within their `impl ExecutionPlan`.
+// For use within `impl ExecutionPlan`.
 
-/// A step of ours that stands for one of DataFusion's requires of its inputs what that does: a rule that runs later
-/// would take out the exchanges and sorts that the step counts on.
+/// Gives a step that replaces a DataFusion step the same requirements on its inputs: otherwise a later rule would
+/// remove exchanges and sorts that the step relies on.
 macro_rules! required_as_by {
     ($self:ident => $step:expr) => {
         fn input_distribution_requirements(&$self) -> datafusion::physical_plan::InputDistributionRequirements {
@@ -45,7 +45,7 @@ macro_rules! required_as_by {
     };
 }
 
-/// A step that has no steps below it, and no expressions.
+/// A step without inputs and expressions.
 macro_rules! no_input {
     () => {
         fn children(&self) -> Vec<&std::sync::Arc<dyn ExecutionPlan>> {
@@ -66,7 +66,7 @@ macro_rules! no_input {
     };
 }
 
-/// A step of one `input`, without expressions: how it is made anew over another one.
+/// A step with one `input` and no expressions: how to remake it over another one.
 macro_rules! one_input {
     ($self:ident, $input:ident => $made:expr) => {
         fn children(&self) -> Vec<&std::sync::Arc<dyn ExecutionPlan>> {
@@ -103,7 +103,7 @@ macro_rules! no_expressions {
     };
 }
 
-/// By `replace_children`, which has taken its place.
+/// Uses `replace_children`, which has superseded it.
 macro_rules! with_new_children {
     ($mode:ident) => {
         fn with_new_children(

@@ -1,4 +1,4 @@
-//! Steps of a stream's plan: they stand in a plan until it becomes tasks, and never run by themselves.
+//! Steps of a stream's plan: they exist only until the plan becomes tasks, and never run themselves.
 
 use std::any::Any;
 use std::fmt;
@@ -14,25 +14,25 @@ use datafusion::physical_plan::{
 
 use crate::exec::step::{no_expressions, unordered, with_new_children};
 
-/// A step of a stream's plan. In a plan it is inside a [`StreamStepExec`].
+/// A step of a stream's plan. Plans wrap it in a [`StreamStepExec`].
 pub trait StreamStep: Any + fmt::Debug + Send + Sync {
-    /// The kind of step, as plans show it.
+    /// The kind of step, as shown in plans.
     fn kind(&self) -> &'static str;
 
-    /// The name of the step, as plans show it.
+    /// The name of the step, as shown in plans.
     fn title(&self) -> String;
 
     /// The columns of its rows, given those of its input if it has one.
     ///
     /// # Errors
-    /// When it cannot have the columns that are wanted of it.
+    /// If it cannot have the required columns.
     fn schema(&self, input: Option<SchemaRef>) -> Result<SchemaRef>;
 
-    /// The error of an attempt to run it as part of a table's query.
+    /// The error if it is run as part of a table query.
     fn refusal(&self) -> DataFusionError;
 }
 
-/// A [`StreamStep`] as plans have it. One without an input is a stream's beginning.
+/// A [`StreamStep`] as part of a plan. One without an input is the start of a stream.
 #[derive(Debug)]
 pub struct StreamStepExec {
     step: Arc<dyn StreamStep>,
@@ -50,14 +50,14 @@ impl StreamStepExec {
         Ok(StreamStepExec { step, input, properties })
     }
 
-    /// The step that a node of a plan is, if it is one of this type.
+    /// The stream step of a plan node, if it has this type.
     pub fn step_of<T: StreamStep>(plan: &dyn ExecutionPlan) -> Option<&T> {
         let step: &dyn Any = plan.downcast_ref::<StreamStepExec>()?.step.as_ref();
         step.downcast_ref()
     }
 }
 
-/// Whether rows of a plan come from a stream.
+/// Whether a plan's rows come from a stream.
 pub fn has_stream(plan: &Arc<dyn ExecutionPlan>) -> bool {
     plan.downcast_ref::<StreamStepExec>().is_some_and(|exec| exec.input.is_none())
         || plan.children().into_iter().any(has_stream)

@@ -1,8 +1,8 @@
-//! Functions of programs as steps of a query: a table whose rows a function makes of another's, batch by batch.
+//! User functions as steps of a query: a function computes a table from another table, batch by batch.
 //!
-//! A table to DataFusion, so that its planner needs to know nothing of it: what lies below is planned when it is
-//! scanned, with the session of the query it is a part of. Nothing is pushed through a function that nobody can look
-//! into.
+//! It is a table for DataFusion, so that its planner needs no special support. The part below it is planned when it is
+//! scanned, with the session of the enclosing query. Nothing is pushed down through a function, because its behavior is
+//! unknown.
 
 use std::fmt;
 use std::sync::Arc;
@@ -31,12 +31,12 @@ use crate::error::DataSetError;
 use crate::exec::step::{one_input, unordered};
 use crate::plan::tables::StepTable;
 
-/// Makes batches of a batch, or an error in words. It may take its time, but not a thread of the query's: whoever waits
-/// for it may be gone before it is done.
+/// Maps a batch to batches, or to an error message. It may take its time, but must not block a thread of the query: the
+/// caller may be gone before it is done.
 pub type BatchFunction =
     Arc<dyn Fn(RecordBatch) -> BoxFuture<'static, std::result::Result<Vec<RecordBatch>, String>> + Send + Sync>;
 
-/// A function's rows, as a table.
+/// The rows of a function, as a table.
 pub(crate) struct MapTable {
     input: LogicalPlan,
     function: BatchFunction,
@@ -94,16 +94,16 @@ impl TableProvider for MapTable {
     }
 }
 
-/// The plan of what lies below a step that plans its input by itself, before any rule has run: the rules of the session
-/// run on the whole plan. If they ran here as well, those of the whole plan would meet steps of ours in the place of
-/// DataFusion's, or sorts and partitions that only the plan's top had asked for.
+/// The plan of the part below a step that plans its own input, before any rule has run: the session's rules run on the
+/// whole plan. If they ran here as well, the rules on the whole plan would find our steps instead of DataFusion's, or
+/// sorts and partitions that only the top of the plan had requested.
 pub async fn planned_below(session: &dyn Session, input: &LogicalPlan) -> Result<Arc<dyn ExecutionPlan>> {
     let Some(state) = session.as_any().downcast_ref::<SessionState>() else {
         return internal_err!("a query is planned in a session of DataFusion");
     };
     let below = SessionStateBuilder::new_from_existing(state.clone()).with_physical_optimizer_rules(Vec::new());
     let mut below = below.build();
-    // Among them the time that the query sees.
+    // Including the query's current time.
     *below.execution_props_mut() = state.execution_props().clone();
     below.create_physical_plan(input).await
 }
@@ -120,7 +120,7 @@ pub struct MapExec {
 }
 
 impl MapExec {
-    /// What plans and errors call the function.
+    /// The function's name in plans and errors.
     pub fn function_name(&self) -> &str {
         &self.name
     }
@@ -163,7 +163,7 @@ impl ExecutionPlan for MapExec {
         &self.properties
     }
 
-    /// Where rows are spread for it, they are spread evenly; see [`spread`](crate::exec::spread).
+    /// If rows are spread for it, they are spread evenly; see [`spread`](crate::exec::spread).
     fn benefits_from_input_partitioning(&self) -> Vec<bool> {
         vec![false]
     }
@@ -196,7 +196,7 @@ impl ExecutionPlan for MapExec {
             async move {
                 let batch = batch?;
                 let begun = Instant::now();
-                // Functions see no rows only where they are asked what they would make of them.
+                // A function gets an empty batch only when it is asked for its result type.
                 let made = if batch.num_rows() == 0 { Ok(Vec::new()) } else { function(batch).await };
                 let made = finish(made);
                 time.add_duration(begun.elapsed());
@@ -212,7 +212,7 @@ impl ExecutionPlan for MapExec {
     }
 }
 
-/// The batch, if it has the columns that were announced; texts and bytes may be laid out in another way.
+/// The batch, if it has the announced columns; strings and binaries may have another layout.
 pub fn fitted(batch: RecordBatch, schema: &SchemaRef) -> std::result::Result<RecordBatch, String> {
     let columns = |schema: &SchemaRef| {
         let columns = schema.fields().iter().map(|field| format!("{}: {}", field.name(), field.data_type()));
@@ -232,7 +232,7 @@ pub fn fitted(batch: RecordBatch, schema: &SchemaRef) -> std::result::Result<Rec
     RecordBatch::try_new(Arc::clone(schema), values).map_err(|error| error.to_string())
 }
 
-/// Text or bytes, of which Arrow has several layouts with the same values.
+/// Strings or binaries, for which Arrow has several layouts with the same values.
 #[derive(PartialEq)]
 enum StringLayout {
     Text,

@@ -1,9 +1,9 @@
-//! Window functions that look at whole partitions, some partitions at a time.
+//! Window functions over whole partitions, several partitions at a time.
 //!
-//! DataFusion's step holds all of its rows before it looks for partitions. They come sorted by them, so here a
-//! partition is done when the next begins, and memory is needed for the largest one. What has no room in memory goes to
-//! disk where a partition has one value for all of its rows, as aggregates without an order have; else the error names
-//! the step.
+//! DataFusion's step holds all of its rows before it looks for partitions. Since rows come sorted by partition, a
+//! partition is complete here when the next one begins, and memory is needed only for the largest one. A partition that
+//! does not fit goes to disk if its functions have one value for all of its rows, like aggregates without an order;
+//! otherwise the error names the step.
 
 use std::sync::Arc;
 
@@ -28,15 +28,15 @@ use crate::exec::replaced_exec::StepReplacement;
 use crate::exec::spill::{failed, rows_of};
 use crate::exec::stream_step::has_stream;
 
-/// Rows that are held before an end of a partition is looked for, if there is room for them: of few a function costs
-/// more to call.
+/// Rows to collect before looking for the end of a partition, if there is room for them: calling a function for few
+/// rows costs more per row.
 const ROWS: usize = 1 << 15;
-/// Who holds the memory, where that is told.
+/// The owner of the memory in messages.
 const NAME: &str = "window functions";
-/// Of a value of a window function, about.
+/// Approximate size of a window function's value.
 const VALUE_BYTES: u64 = 16;
 
-/// What a [`WindowAggExec`] does, done otherwise; plans call it a `WindowExec`.
+/// Replaces a [`WindowAggExec`]; its name in plans is `WindowExec`.
 #[derive(Clone)]
 pub(crate) struct PartitionedWindows {
     pub(crate) governor: Governor,
@@ -76,25 +76,25 @@ impl StepReplacement for PartitionedWindows {
     }
 }
 
-/// Rows that have been read, with the places where partitions begin.
+/// Rows that have been read, with the starts of partitions.
 #[derive(Default)]
 struct BufferedRows {
     batches: Vec<RecordBatch>,
     count: usize,
-    /// The first row of each partition, of all of these.
+    /// The first row of each partition, among all of these rows.
     starts: Vec<usize>,
     allocations: AllocationSet,
 }
 
 impl BufferedRows {
-    /// What a batch needs of memory beside these. Its rows lie there twice for a moment, when they are put together,
-    /// and the values of functions beside them.
+    /// Additional memory for a batch. Its rows exist twice for a moment, when they are concatenated, together with the
+    /// values of the functions.
     fn wanted_bytes(&mut self, batch: &RecordBatch, functions: usize) -> u64 {
         let values_bytes = VALUE_BYTES * (functions * batch.num_rows()) as u64;
         self.allocations.add(batch) + batch_bytes(batch) + values_bytes
     }
 
-    /// Adds a batch in which partitions begin at these rows.
+    /// Adds a batch with partitions starting at these rows.
     fn add(&mut self, batch: RecordBatch, starts: &[usize]) {
         self.starts.extend(starts.iter().map(|start| self.count + start));
         self.count += batch.num_rows();
@@ -118,14 +118,14 @@ impl BufferedRows {
     }
 }
 
-/// One partition of the step's input under way.
+/// The progress of one partition of the step's input.
 struct WindowStream {
     input: Fuse<SendableRecordBatchStream>,
     /// The last row that was read.
     last: Option<RecordBatch>,
-    /// What has not been given out.
+    /// Rows that have not been output.
     held: BufferedRows,
-    /// Of what is held, and what was given out last.
+    /// Memory of the buffered rows and of the last output.
     reservation: Reservation,
     functions: Vec<Arc<dyn WindowExpr>>,
     schema: SchemaRef,
@@ -134,9 +134,9 @@ struct WindowStream {
 }
 
 impl WindowStream {
-    /// Rows of some partitions with the functions' values.
+    /// The rows of some partitions, with the values of the functions.
     async fn next(&mut self) -> Result<Option<BoxStream<'static, Result<RecordBatch>>>> {
-        // What was given out before is not held here any more; what is has just been read.
+        // The previous output no longer counts; the buffered rows have just been read.
         self.reservation.free();
         self.reservation.force_grow(2 * self.held.batches.iter().map(batch_bytes).sum::<u64>());
         while let Some((batch, starts)) = self.read().await? {
@@ -160,7 +160,7 @@ impl WindowStream {
         if rest.count == 0 { Ok(None) } else { self.evaluated(&rest).map(Some) }
     }
 
-    /// The next rows, and at which of them partitions begin.
+    /// The next rows, and the starts of partitions among them.
     async fn read(&mut self) -> Result<Option<(RecordBatch, Vec<usize>)>> {
         while let Some(batch) = self.input.next().await.transpose()? {
             if batch.num_rows() > 0 {
@@ -194,7 +194,7 @@ impl WindowStream {
         keys.map(|key| key.evaluate(rows)?.into_array(rows.num_rows())).collect()
     }
 
-    /// Whole partitions with the functions' values.
+    /// Complete partitions, with the values of the functions.
     fn evaluated(&self, whole: &BufferedRows) -> Result<BoxStream<'static, Result<RecordBatch>>> {
         let rows = concat_batches(&self.input.get_ref().schema(), &whole.batches)?;
         let ends = whole.starts[1..].iter().chain([&whole.count]);
@@ -207,7 +207,7 @@ impl WindowStream {
         Ok(stream::iter([Ok(rows)]).boxed())
     }
 
-    /// A partition that has no room in memory: its rows go through the functions to disk, and come from there with the
+    /// A partition that does not fit in memory: its rows pass through the functions to disk, and come back with the
     /// values.
     async fn on_disk(&mut self) -> Result<BoxStream<'static, Result<RecordBatch>>> {
         let mut writer = SpillWriter::new(&self.governor, &self.input.get_ref().schema()).map_err(failed)?;
@@ -239,7 +239,7 @@ impl WindowStream {
     }
 }
 
-/// Rows with the functions' values.
+/// Rows, with the values of the functions.
 fn beside(
     schema: &SchemaRef,
     rows: &RecordBatch,
@@ -249,7 +249,7 @@ fn beside(
     Ok(RecordBatch::try_new(Arc::clone(schema), columns)?)
 }
 
-/// What functions make of a partition's rows as they come.
+/// Computes functions over a partition's rows as they arrive.
 struct PartitionFigures {
     functions: Vec<(Arc<dyn WindowExpr>, Box<dyn Accumulator>)>,
     reservation: Reservation,
@@ -282,10 +282,10 @@ impl PartitionFigures {
     }
 }
 
-/// A function that has one value for all rows of a partition, of all of its rows.
+/// A function with a single value for all rows of a partition, computed from all of its rows.
 fn constant(function: &Arc<dyn WindowExpr>) -> Option<&PlainAggregateWindowExpr> {
     let aggregate = function.as_any().downcast_ref::<PlainAggregateWindowExpr>()?;
-    // DataFusion tells neither in another way: a filter would have to be looked at here.
+    // DataFusion exposes neither property in another way: a filter would have to be applied here.
     let is_constant = format!("{aggregate:?}").ends_with("is_constant_in_partition: true, filter: None }");
     is_constant.then_some(aggregate)
 }
@@ -304,7 +304,7 @@ mod tests {
         Arc::new(Engine::new(&EngineConfig { threads: 1, workers: 1, memory_bytes, spill_dir: None }).unwrap())
     }
 
-    /// Rows whose keys `key` makes of their numbers, in batches of their own.
+    /// Rows with keys computed by `key` from their numbers, in separate batches.
     fn table(engine: &Engine, key: fn(i64) -> Option<i64>) -> DataSet {
         let batch = |begin: i64| {
             let numbers = begin..begin + 5000;
@@ -340,7 +340,7 @@ mod tests {
         Ok(rows)
     }
 
-    /// Without a window, whatever partitions there are and wherever they end.
+    /// The same result without a window, for any partitions and any batch boundaries.
     fn expected(query: &str, engine: &Arc<Engine>, table: &DataSet) -> Vec<String> {
         let seen = rows(engine, query, table).unwrap();
         assert_eq!(seen.len(), 150_000, "{query}");
@@ -351,12 +351,12 @@ mod tests {
         |row| Some(row / 7),
         |row| (row % 11 != 0).then_some(row % 30_001),
         |row| Some(row / 5000),
-        // One that is in nearly all rows.
+        // A key that nearly all rows have.
         |row| if row % 100 == 0 { Some(row) } else { None },
         |_| Some(1),
     ];
 
-    /// What has no room goes to disk: the values are those that a group-by and a join give.
+    /// Partitions that do not fit go to disk: the values are those of a group-by and a join.
     #[test]
     fn values_of_whole_partitions_are_those_of_groups() {
         let over = "select n, sum(x) over w, count(x) over w, max(s) over w from t window w as (partition by k)";
@@ -378,8 +378,8 @@ mod tests {
         assert!(seen.contains(&format!("149999,0,{}", 149_999_u64 * 75_000)));
     }
 
-    /// Functions that need a whole partition: small ones are done one after the other, and a large one is refused by
-    /// name.
+    /// Functions that need a whole partition: small ones are processed one after the other, and a large one fails with
+    /// an error that names it.
     #[test]
     fn partitions_that_are_needed_in_memory_must_fit() {
         let query = "select n, ntile(3) over (partition by k order by n), last_value(n) over (partition by k order by n \
@@ -398,7 +398,7 @@ mod tests {
         }
     }
 
-    /// What a filter leaves out must stay out, also of a partition that would go to disk.
+    /// Rows excluded by a filter must stay excluded, even in a partition that would go to disk.
     #[test]
     fn filtered_aggregates_stay_filtered() {
         let query = "select n, count(*) filter (where n % 2 = 0) over () from t";

@@ -1,14 +1,14 @@
-//! Output that appears as a whole: in a folder, or in an object store.
+//! Output that appears atomically: in a folder, or in an object store.
 //!
-//! | where        | until the end                                        | the end                                                                                                                 |
+//! | target       | before the end                                       | the end                                                                                                                 |
 //! |--------------|------------------------------------------------------|-------------------------------------------------------------------------------------------------------------------------|
-//! | local folder | files in a hidden folder beside it                   | the hidden folder is renamed, or changes places with the old one                                                        |
-//! | object store | uploads that nobody completes ([`UncommittedStore`]) | a mark `_unfinished` is put, uploads become objects, what was there before is removed, `_SUCCESS` is put, the mark goes |
+//! | local folder | files in a hidden folder beside it                   | the hidden folder is renamed, or swapped with the old one                                                               |
+//! | object store | uncompleted uploads ([`UncommittedStore`])           | write a marker `_unfinished`, complete the uploads, remove the old objects, write `_SUCCESS`, remove the marker         |
 //!
-//! A crash before the end leaves the hidden folder, or uploads, which nobody sees; `read` does not look into hidden
-//! folders, and the next write to the same place removes them. A crash during the end, which in a store takes a request
-//! for each object, leaves the mark, and `read` refuses what has it; [`settle`] removes it with what lies there, when
-//! it is certain that the writer is dead.
+//! A crash before the end leaves the hidden folder or the uploads, which are invisible: `read` does not look into
+//! hidden folders, and the next write to the same place removes them. The end in a store takes one request per object;
+//! a crash in between leaves the marker, and `read` rejects folders that contain it. [`settle`] removes the marker and
+//! the objects once it is certain that the writer is dead.
 
 use std::ffi::OsStr;
 use std::fs::File;
@@ -35,10 +35,10 @@ use crate::files::output_lease::{OutputLease, key_at};
 use crate::files::paths::{is_there, resolved};
 use crate::files::uncommitted::{UncommittedStore, abort, complete};
 
-/// The object that says that output is whole, as other programs look for it.
+/// The object that marks complete output, as expected by other programs.
 const SUCCESS: &str = "_SUCCESS";
 
-/// Where output goes.
+/// The target of output.
 pub(crate) enum OutputTarget {
     Folder(PathBuf),
     Objects(ObjectFolder),
@@ -46,7 +46,7 @@ pub(crate) enum OutputTarget {
 
 impl OutputTarget {
     /// # Errors
-    /// `Unsupported` for a store that cannot be written to.
+    /// `Unsupported` for a read-only store.
     pub(crate) fn of(engine: &Engine, dir: &str, storage: &StorageOptions) -> Result<Self> {
         if let Some(path) = local_path(dir)? {
             return Ok(OutputTarget::Folder(path.into()));
@@ -62,12 +62,12 @@ impl OutputTarget {
     }
 }
 
-/// The error of output into `folder`; where a disk is full, with the folders that are on it and what can be done.
+/// The error of output into `folder`. If a disk is full, it names the folders on that disk and the remedy.
 pub(crate) fn when_full(error: DataSetError, folder: &Path, engine: &Engine) -> DataSetError {
-    /// `ENOSPC` and `EDQUOT`. By the time it is here an error is a text: of a store, or of another worker.
+    /// `ENOSPC` and `EDQUOT`. Errors here are text: from a store, or from another worker.
     const FULL: [&str; 2] = ["(os error 28)", "(os error 122)"];
     let text = error.to_string();
-    // What spills tells by itself.
+    // A spill error already says this.
     if text.contains("--spill-dir") || !FULL.iter().any(|full| text.contains(full)) {
         return error;
     }
@@ -79,12 +79,12 @@ pub(crate) fn when_full(error: DataSetError, folder: &Path, engine: &Engine) -> 
     ))
 }
 
-/// Output into a local folder under way. Dropping it before `end` removes what was written.
+/// Output into a local folder in progress. Dropping it before `end` removes everything written.
 pub(crate) struct FolderCommit {
     target: PathBuf,
-    /// Where files go until the end.
+    /// The folder for files until the end.
     pub(crate) hidden: PathBuf,
-    /// Locked as long as this write is under way: a folder that nobody has locked was left by one that was killed.
+    /// Locked as long as this write is in progress: an unlocked folder was left behind by a killed write.
     _lock: File,
     overwrite: bool,
     done: bool,
@@ -97,22 +97,22 @@ impl FolderCommit {
             return Err(DataSetError::Query(format!("{} cannot be written to", target.display())));
         };
         std::fs::create_dir_all(parent).map_err(|error| failed(parent, &error))?;
-        // One write begins at a time, so that none takes another's folder, not yet locked, for left behind.
+        // Only one write starts at a time, so that none takes another's folder, not locked yet, for a leftover.
         let beginning = lock(parent)?;
         clear(parent, name, &target);
         if target.exists() && !overwrite {
             return Err(DataSetError::Io(format!("{} exists; overwrite=True replaces it", target.display())));
         }
         let hidden = parent.join(prefix(name, UNDER_WAY) + &write_id());
-        // New, never one that is there: whatever lies in it would come out with this output.
+        // Always a new folder: anything in an existing one would appear with this output.
         std::fs::create_dir(&hidden).map_err(|error| failed(&hidden, &error))?;
         let lock = lock(&hidden)?;
         drop(beginning);
         Ok(FolderCommit { hidden, target, _lock: lock, overwrite, done: false })
     }
 
-    /// Makes the output appear; `extra` is a file to add to it. What it replaces goes when all of it is on the disk:
-    /// nothing of either could be got back else after a power failure.
+    /// Makes the output appear; `extra` is a file to add. The old output is removed only after the new one is on disk,
+    /// so that one of them survives a power failure.
     pub(crate) fn end(mut self, extra: Option<(String, Vec<u8>)>) -> Result<()> {
         if let Some((name, bytes)) = extra {
             let path = self.hidden.join(name);
@@ -130,8 +130,8 @@ impl FolderCommit {
         Ok(())
     }
 
-    /// Puts the new output where the old one is, in one step where the file system can. Returns where the old one is
-    /// now.
+    /// Replaces the old output with the new one, atomically if the file system supports that. Returns where the old one
+    /// is now.
     fn replace(&self) -> Result<PathBuf> {
         let (hidden, target) = (&self.hidden, &self.target);
         if renameat_with(CWD, hidden, CWD, target, RenameFlags::EXCHANGE).is_ok() {
@@ -141,7 +141,7 @@ impl FolderCommit {
         let old = hidden.with_file_name(hidden_name.replace(UNDER_WAY, REPLACED));
         std::fs::rename(target, &old).map_err(|error| failed(target, &error))?;
         if let Err(error) = std::fs::rename(hidden, target) {
-            // Best effort: what was there goes back, and the first error is the one to tell.
+            // Best effort: restores the old output, and reports the first error.
             let _ = std::fs::rename(&old, target);
             return Err(failed(target, &error));
         }
@@ -152,18 +152,18 @@ impl FolderCommit {
 impl Drop for FolderCommit {
     fn drop(&mut self) {
         if !self.done {
-            // The error that led here is the one to tell.
+            // The original error is the one to report.
             let _ = std::fs::remove_dir_all(&self.hidden);
         }
     }
 }
 
-/// What is written, and what has made room for it: `.NAME.unfinished-ID` and `.NAME.replaced-ID` beside the target.
+/// Output in progress, and output that has made room for it: `.NAME.unfinished-ID` and `.NAME.replaced-ID` beside the
+/// target.
 const UNDER_WAY: &str = ".unfinished-";
 const REPLACED: &str = ".replaced-";
 
-/// Holds a folder locked until the file is dropped. Where folders cannot be locked, nothing is ever taken for left
-/// behind.
+/// Locks a folder until the file is dropped. Where folders cannot be locked, nothing is ever taken for a leftover.
 fn lock(folder: &Path) -> Result<File> {
     let file = File::open(folder).map_err(|error| failed(folder, &error))?;
     let _ = file.lock();
@@ -174,11 +174,11 @@ fn prefix(name: &OsStr, state: &str) -> String {
     format!(".{}{state}", name.to_string_lossy())
 }
 
-/// Removes what killed writes into `target` have left beside it, and puts back what one of them had moved away.
+/// Removes leftovers of killed writes to `target` beside it, and restores output that one of them had moved away.
 fn clear(parent: &Path, name: &OsStr, target: &Path) {
     let (under_way, replaced) = (prefix(name, UNDER_WAY), prefix(name, REPLACED));
     let is_locked = |path: &Path| File::open(path).is_ok_and(|folder| folder.try_lock().is_err());
-    // Without a folder to look into there is nothing to clear; who makes it tells what is wrong with it.
+    // Without a parent folder there is nothing to clear; creating it will report the error.
     for entry in std::fs::read_dir(parent).into_iter().flatten().flatten() {
         let found = entry.file_name().to_string_lossy().into_owned();
         if found.starts_with(&under_way) && !is_locked(&entry.path()) {
@@ -188,15 +188,14 @@ fn clear(parent: &Path, name: &OsStr, target: &Path) {
         {
             match target.exists() {
                 true => discard(&entry.path()),
-                // Its writer was killed between two steps. If it cannot go back it stays where it is.
+                // Its writer was killed between two steps. If it cannot be restored, it stays where it is.
                 false => drop(std::fs::rename(entry.path(), target)),
             }
         }
     }
 }
 
-/// Removes what nobody needs any more. What is not to be removed costs space, and is no reason to fail for output that
-/// is there.
+/// Removes what is no longer needed. A failure only costs space, and must not fail output that already exists.
 fn discard(path: &Path) {
     let removed = if path.is_dir() { std::fs::remove_dir_all(path) } else { std::fs::remove_file(path) };
     match removed {
@@ -207,7 +206,7 @@ fn discard(path: &Path) {
     }
 }
 
-/// Puts a folder on the disk, with all that is in it.
+/// Syncs a folder to disk, with everything in it.
 fn sync(path: &Path) -> Result<()> {
     if path.is_dir() {
         for entry in std::fs::read_dir(path).map_err(|error| failed(path, &error))? {
@@ -221,8 +220,8 @@ fn failed(path: &Path, error: &std::io::Error) -> DataSetError {
     DataSetError::Io(format!("{}: {error}", path.display()))
 }
 
-/// The hidden folder as writers know it: for our own formats, which write their files by themselves, by its path; for
-/// DataFusion's by a store that keeps what the disk says.
+/// The hidden folder in the form that writers need: a path for our own formats, which write their files themselves; for
+/// DataFusion's formats, a store that remembers errors of the disk.
 pub(crate) enum StagedFiles {
     Own(Url),
     Stored(LocalFolder),
@@ -246,8 +245,8 @@ impl StagedFiles {
         }
     }
 
-    /// Sees to it that nothing comes into the folder any more, behind an error. Returns what the disk first refused,
-    /// where that is known.
+    /// After an error, ensures that no more files are written to the folder. Returns the first error of the disk, if
+    /// known.
     pub(crate) async fn close(&self) -> Option<DataSetError> {
         match self {
             StagedFiles::Own(_) => None,
@@ -256,17 +255,17 @@ impl StagedFiles {
     }
 }
 
-/// A name that no other write has.
+/// A unique name of a write.
 pub(crate) fn write_id() -> String {
     let mut hasher = DefaultHasher::new();
     (SystemTime::now(), std::process::id(), std::thread::current().id()).hash(&mut hasher);
-    // Keys of its own for each process.
+    // Keys that are unique to the process.
     let secret = std::hash::BuildHasher::hash_one(&std::hash::RandomState::new(), hasher.finish());
     format!("{secret:016x}")
 }
 
-/// One worker's part of output into a store: a folder for DataFusion, in which nothing appears. Dropping it removes
-/// what was written, if it has not been taken.
+/// One worker's part of output into a store: a folder for DataFusion in which nothing appears. Dropping it removes
+/// everything written that has not been taken.
 pub(crate) struct UncommittedFolder {
     pub(crate) url: Url,
     pub(crate) store: Arc<UncommittedStore>,
@@ -275,7 +274,7 @@ pub(crate) struct UncommittedFolder {
 }
 
 impl UncommittedFolder {
-    /// `id` is that of the write, the same on all workers.
+    /// `id` identifies the write, and is the same on all workers.
     pub(crate) fn open(engine: &Engine, at: &ObjectFolder, id: &str) -> Result<Self> {
         let base = Url::parse(&format!("tidemill-held-{id}://store"))
             .map_err(|error| DataSetError::Internal(error.to_string()))?;
@@ -299,13 +298,13 @@ impl Drop for UncommittedFolder {
         let _ = self.runtime.deregister_object_store(&self.url);
         let discarded = self.store.discard();
         if let Ok(threads) = Handle::try_current() {
-            // An action that was cancelled: nobody waits for this any more.
+            // For a canceled action: nothing waits for this any more.
             threads.spawn(discarded);
         }
     }
 }
 
-/// The end of output into a store; one worker's.
+/// The end of output into a store, done by one worker.
 pub(crate) struct ObjectCommit {
     at: ObjectFolder,
     overwrite: bool,
@@ -314,10 +313,10 @@ pub(crate) struct ObjectCommit {
 
 impl ObjectCommit {
     /// # Errors
-    /// `Io` if there is something already, or the store does not say.
+    /// `Io` if there already is output, or if the store does not answer.
     pub(crate) async fn begin(at: &ObjectFolder, overwrite: bool, id: &str) -> Result<Self> {
         let commit = ObjectCommit { at: at.clone(), overwrite, id: id.to_owned() };
-        // Asked also with `overwrite`: who may not list it hears so before anything is made.
+        // Even with `overwrite`, so that a missing permission to list is reported before anything is written.
         let exists = !existing(at, 1).await?.is_empty();
         if !overwrite && (exists || at.store.objects.head(&at.path).await.is_ok()) {
             return Err(commit.exists());
@@ -329,18 +328,19 @@ impl ObjectCommit {
         DataSetError::Io(format!("{} exists; overwrite=True replaces it", self.at))
     }
 
-    /// Makes objects of the uploads of all workers, and removes what was there.
+    /// Completes the uploads of all workers, and removes the old objects.
     ///
     /// # Errors
-    /// `Io`. Then no object of the uploads is left, and what was there still is; unless the store refuses that too, or
-    /// another write has gone over this one.
+    /// `Io`. In that case no object of the uploads remains and the old objects still exist, unless the store rejects
+    /// that, too, or another write has replaced this one.
     pub(crate) async fn end(self, uploads: Vec<UploadedParts>, rows: u64) -> Result<()> {
         let ended = match OutputLease::put(&self.at, &self.id, self.overwrite).await {
             Ok(mark) => match mark.during(self.appear(&mark, &uploads, rows)).await {
                 Some(Ok(true)) => Ok(()),
                 Some(Err(error)) => Err(error),
                 Some(Ok(false)) | None => {
-                    // In the other's way. Should it not go, that write tells that something is there.
+                    // It may get in the other write's way. If it cannot be removed, that write reports that something
+                    // exists.
                     let _ = remove(&self.at, keys_of(&uploads)).await;
                     Err(mark.taken())
                 }
@@ -353,13 +353,13 @@ impl ObjectCommit {
         ended
     }
 
-    /// With the mark put. Returns whether it is still there when all objects are.
+    /// Runs with the marker in place. Returns whether it is still there when all objects exist.
     async fn appear(&self, mark: &OutputLease, uploads: &[UploadedParts], rows: u64) -> Result<bool> {
         let ObjectFolder { store, path, .. } = &self.at;
         let success = path.clone().join(SUCCESS);
         let old = existing(&self.at, usize::MAX).await?;
         if !self.overwrite && !old.is_empty() {
-            // It came while this was written.
+            // Another one appeared during this write.
             mark.remove().await?;
             return Err(self.exists());
         }
@@ -368,8 +368,7 @@ impl ObjectCommit {
             remove(&self.at, vec![success.clone()]).await?;
         }
         if let Err((at, error)) = complete(&self.at, uploads).await {
-            // As far as the store lets us, and the mark stays if it does not, or if what was there was not whole
-            // either.
+            // As far as the store allows. The marker stays if it does not, or if the old output was incomplete, too.
             let removed = remove(&self.at, keys_of(uploads)).await;
             let as_before = match was_whole {
                 true => store.objects.put(&success, "".into()).await.is_ok(),
@@ -391,11 +390,11 @@ impl ObjectCommit {
     }
 }
 
-/// Whether output is in `dir`, a path or a URL, as a whole. In a store, what a writer has left that died when it was
-/// about to appear is removed; while one may be alive, this waits for it.
+/// Whether `dir`, a path or a URL, contains complete output. In a store, removes what a writer that died during the end
+/// has left, and waits while a writer may be alive.
 ///
 /// # Errors
-/// `Io` if that cannot be told; `Unsupported` for a store that cannot be written to.
+/// `Io` if this cannot be determined; `Unsupported` for a read-only store.
 pub async fn settle(engine: &Engine, dir: &str, storage: &StorageOptions) -> Result<bool> {
     let at = match OutputTarget::of(engine, dir, storage)? {
         OutputTarget::Folder(path) => return is_there(&path),
@@ -403,7 +402,7 @@ pub async fn settle(engine: &Engine, dir: &str, storage: &StorageOptions) -> Res
     };
     let success = at.path.clone().join(SUCCESS);
     let is_whole = async {
-        // Unlike `head`, this tells whether it is the bucket that is not there.
+        // Unlike `head`, this shows whether the bucket itself is missing.
         match at.store.objects.get(&success).await {
             Ok(_) => Ok(true),
             Err(error @ Error::NotFound { .. }) if !is_bucket(&error) => Ok(false),
@@ -411,7 +410,7 @@ pub async fn settle(engine: &Engine, dir: &str, storage: &StorageOptions) -> Res
         }
     };
     let Some(mark) = OutputLease::take(&at, &write_id()).await? else { return is_whole.await };
-    // With both there, objects had all appeared, or none of those that were to go over what is whole.
+    // If both exist, either all objects had appeared, or none of those that were to replace the complete output.
     let settled = mark.during(async {
         let is_whole = is_whole.await?;
         if !is_whole {
@@ -426,7 +425,7 @@ pub async fn settle(engine: &Engine, dir: &str, storage: &StorageOptions) -> Res
     settled.await.transpose()?.flatten().ok_or_else(|| mark.taken())
 }
 
-/// What is at the target, but the mark; not much more than `count_max`.
+/// The objects at the target except the marker; not many more than `count_max`.
 async fn existing(at: &ObjectFolder, count_max: usize) -> Result<Vec<Key>> {
     let ObjectFolder { store, path, .. } = at;
     let mut found = Vec::new();
@@ -448,7 +447,7 @@ fn keys_of(uploads: &[UploadedParts]) -> Vec<Key> {
     uploads.iter().map(|upload| upload.path.clone()).collect()
 }
 
-/// Removes objects; those that are not there are fine.
+/// Removes objects; missing ones are not an error.
 async fn remove(at: &ObjectFolder, keys: Vec<Key>) -> Result<()> {
     let keys = futures::stream::iter(keys.into_iter().map(Ok)).boxed();
     let mut removed = at.store.objects.delete_stream(keys);
@@ -480,8 +479,8 @@ mod tests {
         names
     }
 
-    /// Files of a write that was killed must not come out with those of the next one, whose process may have its
-    /// number; nor may they stay for ever, and those of a write that is under way must.
+    /// Files of a killed write must not appear with those of the next one, whose process may have the same id. They
+    /// must not stay forever either, while those of a write in progress must stay.
     #[test]
     fn what_a_killed_write_leaves_goes() {
         let parent = std::env::temp_dir().join(format!("tidemill-{}", write_id()));
@@ -490,7 +489,7 @@ mod tests {
             std::fs::create_dir_all(parent.join(format!(".out.{left}"))).unwrap();
             std::fs::write(parent.join(format!(".out.{left}")).join("stale"), "x").unwrap();
         }
-        // The target had been moved away: it is there again, and is replaced only by who may.
+        // The target had been moved away: it is restored, and only replaced by a write that may overwrite.
         assert!(FolderCommit::begin(&target, false).is_err());
         assert_eq!(names(&target), ["stale"]);
         assert_eq!(names(&parent), ["out"]);
@@ -520,7 +519,7 @@ mod tests {
         keys
     }
 
-    /// Nothing may be seen before the end, everything after it, and nothing of what is given up.
+    /// Nothing is visible before the end, everything after it, and nothing of an abandoned write.
     #[test]
     fn objects_appear_at_the_end() {
         let engine = engine();
@@ -554,7 +553,7 @@ mod tests {
             .unwrap();
     }
 
-    /// Of two writes into the same new folder one must win, and the other leave nothing.
+    /// If two writes go to the same new folder, one must win, and the other must leave nothing.
     #[test]
     fn one_of_two_wins() {
         let engine = engine();
@@ -578,7 +577,7 @@ mod tests {
             .unwrap();
     }
 
-    /// A store that refuses one object at the end: those that have appeared go, what was there stays.
+    /// A store that rejects one object at the end: the objects that have appeared are removed, the old ones stay.
     #[test]
     fn a_refused_end_is_undone() {
         let engine = engine();
@@ -606,8 +605,8 @@ mod tests {
             .unwrap();
     }
 
-    /// A job that was killed at the end of its write could never write there again; one that lives must not lose what
-    /// it writes.
+    /// Once a job was killed at the end of its write, it could never write there again. A live writer must not lose its
+    /// output.
     #[test]
     fn what_a_dead_writer_leaves_in_a_store_goes() {
         let engine = engine();
@@ -651,8 +650,7 @@ mod tests {
             .unwrap();
     }
 
-    /// A writer that stood still until another has gone over it must stop, and not say of what is there that it is
-    /// whole.
+    /// A writer that was paused until another replaced its output must stop, and not mark what is there as complete.
     #[test]
     fn a_writer_without_its_mark_stops() {
         let engine = engine();

@@ -2,24 +2,24 @@
 
 use arrow::datatypes::SchemaRef;
 
-/// How a CSV file is written down.
+/// The layout of a CSV file.
 #[derive(Debug, Clone)]
 pub struct CsvLayout {
     /// Whether the first line names the columns.
     pub has_header: bool,
-    /// Between values.
+    /// The separator of values.
     pub delimiter: u8,
-    /// Around values that contain delimiters.
+    /// The quote around values that contain delimiters.
     pub quote: u8,
-    /// Lines that begin so are left out.
+    /// Lines that begin with this are skipped.
     pub comment: Option<u8>,
-    /// Whether quoted values may contain line ends; files are then not cut into pieces.
+    /// Whether quoted values may contain line ends; files are then not divided.
     pub newlines_in_values: bool,
-    /// A regular expression of what stands for null, beside nothing.
+    /// A regular expression for values that stand for null, in addition to empty ones.
     pub null: Option<String>,
-    /// Whether numbers have to stand there as they would be printed; columns of which some do not are texts.
+    /// Whether numbers must be in canonical form; columns with others become strings.
     pub strict: bool,
-    /// Types of some columns, where those of the others are found out.
+    /// Types of some columns; the types of the others are inferred.
     pub overrides: Option<SchemaRef>,
 }
 

@@ -1,4 +1,4 @@
-//! How the bytes of a file are packed: compressed, or in another encoding than UTF-8.
+//! The encoding of a file's bytes: compression, and a text encoding other than UTF-8.
 
 use std::io::{self, Read};
 
@@ -7,10 +7,10 @@ use encoding_rs::{Decoder, DecoderResult, Encoding, UTF_8};
 
 use crate::error::{DataSetError, Result};
 
-/// Bytes taken from a file at a time.
+/// Bytes read from a file at a time.
 const BLOCK_BYTES: usize = 1 << 16;
 
-/// Between a file and its text.
+/// The transformation from a file's bytes to text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct FileEncoding {
     pub(crate) compression: FileCompressionType,
@@ -19,14 +19,14 @@ pub(crate) struct FileEncoding {
 }
 
 impl FileEncoding {
-    /// UTF-8 as it stands.
+    /// Plain UTF-8.
     pub(crate) const NONE: FileEncoding =
         FileEncoding { compression: FileCompressionType::UNCOMPRESSED, encoding: None };
 
-    /// Of a compression, and of an encoding by one of the names that the WHATWG's standard gives it.
+    /// The given compression and text encoding; the latter by one of its names in the WHATWG standard.
     ///
     /// # Errors
-    /// `Query` for another name.
+    /// `Query` for an unknown name.
     pub(crate) fn new(compression: FileCompressionType, encoding: Option<&str>) -> Result<Self> {
         let known = |name: &str| {
             Encoding::for_label(name.trim().as_bytes()).ok_or_else(|| {
@@ -36,7 +36,7 @@ impl FileEncoding {
                 ))
             })
         };
-        // Python's names of two.
+        // Python's names for two of them.
         let standard = |name: &str| match name.to_ascii_lowercase().replace('_', "-").as_str() {
             "latin-1" | "latin" => "latin1".to_owned(),
             "cp1252" => "windows-1252".to_owned(),
@@ -46,21 +46,21 @@ impl FileEncoding {
         Ok(FileEncoding { compression, encoding: encoding.filter(|encoding| *encoding != UTF_8) })
     }
 
-    /// Whether bytes of the file are bytes of its text, so that it can be read from anywhere.
+    /// Whether the file's bytes are those of its text, so that reading can start anywhere.
     pub(crate) fn is_plain(self) -> bool {
         self == FileEncoding::NONE
     }
 
-    /// Whether it is unpacked so quickly that it may be done twice.
+    /// Whether decoding is so fast that it may be done twice.
     pub(crate) fn is_fast(self) -> bool {
         let is_fast = [FileCompressionType::ZSTD, FileCompressionType::GZIP].contains(&self.compression);
         is_fast && self.encoding.is_none()
     }
 
-    /// The text of a file of such bytes, in UTF-8.
+    /// The text of a file with this encoding, as UTF-8.
     ///
     /// # Errors
-    /// `Io` if it is not compressed so.
+    /// `Io` if it does not have this compression.
     pub(crate) fn open(self, file: impl Read + Send + 'static) -> Result<Box<dyn Read + Send>> {
         let bytes = self.compression.convert_read(file)?;
         Ok(match self.encoding {
@@ -69,7 +69,7 @@ impl FileEncoding {
         })
     }
 
-    /// What reading such a file may fail with, for whoever reads the message.
+    /// The likely cause if reading such a file fails, for users.
     pub(crate) fn remedy(self) -> Option<String> {
         match self.encoding {
             Some(encoding) if self.compression == FileCompressionType::UNCOMPRESSED => {
@@ -83,16 +83,16 @@ impl FileEncoding {
     }
 }
 
-/// A reader of UTF-8 from one of another encoding. Bytes that are no text there are an error, not replaced.
+/// Converts another text encoding to UTF-8. Invalid bytes are an error, and not replaced.
 struct Utf8Reader {
     bytes: Box<dyn Read + Send>,
     decoder: Decoder,
     block: Vec<u8>,
-    /// Of the block: read, and not decoded yet.
+    /// The range of the block that has been read, but not decoded.
     start: usize,
     end: usize,
     is_over: bool,
-    /// Decoded, and not given out yet.
+    /// Text that has been decoded, but not returned.
     text: Vec<u8>,
     given: usize,
 }
@@ -109,7 +109,7 @@ impl Utf8Reader {
             (self.start, self.end) = (0, self.bytes.read(&mut self.block)?);
             self.is_over = self.end == 0;
         }
-        // No byte of any encoding makes more than three of UTF-8.
+        // In all encodings, a byte gives at most three bytes of UTF-8.
         self.text.resize(3 * BLOCK_BYTES, 0);
         let bytes = &self.block[self.start..self.end];
         let (result, read, written) =

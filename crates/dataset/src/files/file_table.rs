@@ -1,5 +1,5 @@
-//! Tables of CSV, JSON and text files that know how to look for rows that cannot be read: after DataFusion's reader has
-//! failed on one, or instead of it, to leave them out.
+//! Tables of CSV, JSON and text files that can search for unreadable rows: after DataFusion's reader has failed on one,
+//! or instead of it, to skip them.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -35,17 +35,17 @@ use crate::files::lines::{ByteRange, deal};
 use crate::files::malformed_rows::{OnError, QuarantineWriter, RowDecoder, first_bad, read_good, told};
 use crate::files::paths::{InputFile, PlaceColumns};
 
-/// DataFusion's own table of files, and how to find what it fails on.
+/// DataFusion's own table of files, with a way to find the cause of a failure.
 #[derive(Debug)]
 pub(crate) struct CheckedTable {
     pub(crate) table: ListingTable,
     pub(crate) check: Arc<FirstBadRow>,
-    /// Of compressed files that are cut, which DataFusion does not, all pieces; else nothing.
+    /// For compressed files that are divided, which DataFusion does not do, all pieces; else empty.
     pub(crate) pieces: Vec<ByteRange>,
 }
 
 impl CheckedTable {
-    /// A partition for each piece.
+    /// Scans with one partition per piece.
     fn scan_pieces(&self, projection: Option<&Vec<usize>>) -> Result<Arc<dyn ExecutionPlan>> {
         let schema = match projection {
             Some(projection) => Arc::new(self.schema().project(projection)?),
@@ -78,7 +78,7 @@ fn scan(
     Ok(Arc::new(StreamingTableExec::try_new(schema, partitions, projection, none, false, limit)?))
 }
 
-/// How to find the first row of some files that cannot be read.
+/// Finds the first unreadable row of some files.
 #[derive(Debug)]
 pub(crate) struct FirstBadRow {
     files: Vec<InputFile>,
@@ -97,10 +97,10 @@ impl FirstBadRow {
         !self.packing.is_plain()
     }
 
-    /// The first row that cannot be read, or file that cannot be expanded: all are read up to it.
+    /// The first unreadable row, or the first file that cannot be decompressed. Reads all files up to there.
     pub(crate) fn fault(&self) -> Option<DataSetError> {
-        // On a thread of its own: this one may be of those that must not wait, and objects are waited for. What else
-        // this one had to run goes to another meanwhile: it may be what brings the objects.
+        // On a separate thread: the current one may be one that must not block, and reading objects blocks. Other work
+        // of the current thread moves elsewhere meanwhile, because it may be what delivers the objects.
         let find = || {
             let _within = self.threads.enter();
             first_bad(&self.files, &self.decoder, self.packing)
@@ -130,7 +130,7 @@ impl TableProvider for CheckedTable {
         filters: &[Expr],
         limit: Option<usize>,
     ) -> Result<Arc<dyn ExecutionPlan>> {
-        // Of the first rows the first piece would have all.
+        // With a limit, the first piece would have all the rows.
         if self.pieces.is_empty() || limit.is_some() {
             return self.table.scan(state, projection, filters, limit).await;
         }
@@ -142,7 +142,7 @@ impl TableProvider for CheckedTable {
     }
 }
 
-/// DataFusion's own table of files, with a column of their names behind all others.
+/// DataFusion's own table of files, with an additional last column for their names.
 #[derive(Debug)]
 pub(crate) struct NamedFiles {
     pub(crate) table: Arc<dyn TableProvider>,
@@ -171,7 +171,7 @@ impl NamedFiles {
             let name = self.names.get(&file.object_meta.location).cloned();
             let mut file = file.clone();
             file.partition_values.push(ScalarValue::Utf8(name));
-            // They are of the columns that there were.
+            // Statistics only cover the original columns.
             file.statistics = None;
             file
         };
@@ -199,7 +199,7 @@ impl TableProvider for NamedFiles {
         let plan = self.table.scan(state, None, &[], limit).await?;
         let source = plan.downcast_ref::<DataSourceExec>().map(DataSourceExec::data_source);
         let Some(files) = source.and_then(|source| source.downcast_ref::<FileScanConfig>()) else {
-            // There is no file.
+            // There are no files.
             let schema =
                 projection.map_or_else(|| Ok(self.schema()), |some| self.schema.project(some).map(Arc::new))?;
             return Ok(Arc::new(EmptyExec::new(schema)));
@@ -220,20 +220,20 @@ impl TableProvider for NamedFiles {
 
 /// A partition of a [`PiecesTable`].
 pub(crate) trait FilePartition: PartitionStream {
-    /// The same of these columns, which `schema` has, and of its first rows where no more than `rows_max` are wanted.
-    /// `None` of one that has to read all columns, whichever are wanted.
+    /// The same partition with only these columns, which are those of `schema`, and only its first rows if `rows_max`
+    /// is given. `None` if it always has to read all columns.
     fn narrowed(&self, _: &SchemaRef, _: &[usize], _: Option<usize>) -> Option<Arc<dyn PartitionStream>> {
         None
     }
 }
 
-/// A table of files that are read in pieces, some by each partition, and not by DataFusion.
+/// A table of files that are read in pieces, several per partition, without DataFusion.
 #[derive(Debug)]
 pub(crate) struct PiecesTable {
     schema: SchemaRef,
     parts: Vec<Arc<dyn FilePartition>>,
     pub(crate) files: Vec<InputFile>,
-    /// Whether rows that cannot be read are left out.
+    /// Whether unreadable rows are skipped.
     pub(crate) is_lenient: bool,
 }
 
@@ -242,7 +242,7 @@ impl PiecesTable {
         PiecesTable { schema, parts, files, is_lenient: false }
     }
 
-    /// A table of the good rows.
+    /// A table of the readable rows.
     pub(crate) fn lenient(
         engine: &Engine,
         files: Vec<InputFile>,
@@ -253,7 +253,7 @@ impl PiecesTable {
     ) -> Result<Self, DataSetError> {
         let names = folders.iter().flat_map(|folders| &folders.names);
         let mut fields = decoder.schema().fields().to_vec();
-        // As DataFusion's own tables of files have them: behind the others.
+        // Folder columns come last, as in DataFusion's own tables of files.
         fields.extend(names.map(|name| Arc::new(Field::new(name, DataType::Utf8, false))));
         let schema: SchemaRef = Arc::new(Schema::new(fields));
         let folders = Arc::new(folders);
@@ -311,16 +311,16 @@ impl TableProvider for PiecesTable {
 }
 
 struct TablePartition {
-    /// With the columns of folders.
+    /// Includes the folder columns.
     schema: SchemaRef,
     pieces: Vec<ByteRange>,
     folders: Arc<Option<PlaceColumns>>,
     decoder: Arc<RowDecoder>,
     packing: FileEncoding,
-    /// Who counts bad rows; `None` where the first is an error.
+    /// Counts bad rows; `None` if the first one is an error.
     seen: Option<Arc<BadRows>>,
     on_error: OnError,
-    /// Of its quarantine; no other partition has it.
+    /// The name of its quarantine file, unique to the partition.
     name: String,
 }
 
@@ -330,7 +330,7 @@ impl fmt::Debug for TablePartition {
     }
 }
 
-/// A row that cannot be read is one of all columns.
+/// Whether a row is readable depends on all columns.
 impl FilePartition for TablePartition {}
 
 impl PartitionStream for TablePartition {
@@ -339,7 +339,7 @@ impl PartitionStream for TablePartition {
     }
 
     fn execute(&self, _: Arc<TaskContext>) -> SendableRecordBatchStream {
-        // Two batches ahead: reading goes on while one is worked on, and no further.
+        // Two batches ahead: reading continues while one is processed, but not further.
         let mut builder = RecordBatchReceiverStreamBuilder::new(SchemaRef::clone(self.schema()), 2);
         let sender = builder.tx();
         let quarantine = match &self.on_error {
@@ -365,7 +365,7 @@ impl PartitionStream for TablePartition {
     }
 }
 
-/// The batch with a column for each of `values`, the same in all rows.
+/// The batch with a column for each of `values`, which are the same in all rows.
 fn with_values(batch: RecordBatch, values: &[String], schema: &SchemaRef) -> Result<RecordBatch> {
     let rows = batch.num_rows();
     let repeated = values.iter().map(|value| -> ArrayRef {

@@ -1,4 +1,4 @@
-//! DataSets of SQL, over tables and files.
+//! DataSets from SQL, over tables and files.
 
 use std::path::Path;
 
@@ -15,13 +15,13 @@ use crate::plan::deep::check_plan;
 use crate::plan::sql;
 
 impl DataSet {
-    /// The result of a SQL query over `tables`, by the names given here, and over files named as `'path/of.csv'`
-    /// or `'s3://bucket/folder/'`.
+    /// The result of a SQL query over `tables`, with their given names, and over files written as `'path/of.csv'` or
+    /// `'s3://bucket/folder/'`.
     ///
     /// # Errors
     /// `Query` if the SQL does not parse or is not a query; `UnknownColumn`.
     pub async fn from_sql(engine: &Engine, query: &str, tables: Vec<(String, DataSet)>) -> Result<Self> {
-        // A session of its own: the tables of one query are no concern of another.
+        // A separate session, because the tables of one query do not concern another.
         let context = engine.session().enable_url_table();
         let columns = tables.iter().map(|(name, table)| (name.clone(), table.names())).collect();
         let statement = sql::parsed(&context.state(), query, &columns)?;
@@ -30,8 +30,8 @@ impl DataSet {
             context.register_table(TableReference::bare(name), table.frame().clone().into_view())?;
         }
         for name in files_in(&context, query, &known) {
-            // DataFusion would know a store only if it had been read from before, would not heed hidden files, and
-            // reads files whose schemas differ, and numbers of JSON, in its own way.
+            // DataFusion would find a store only if it had been used before, would not skip hidden files, and has its
+            // own way of reading JSON numbers and files with different schemas.
             let table = read_url(engine, &name).await?;
             context.register_table(TableReference::bare(name), table.frame().clone().into_view())?;
         }
@@ -43,8 +43,8 @@ impl DataSet {
     }
 }
 
-/// The URLs, paths and globs that a query names as tables, but what is `known`; none if it does not parse, which is
-/// told later.
+/// The URLs, paths and globs that a query uses as tables, except `known` names. Empty if the query does not parse,
+/// which is reported later.
 fn files_in(context: &SessionContext, query: &str, known: &[String]) -> Vec<String> {
     if !query.contains(['\'', '"']) {
         return Vec::new();
@@ -56,7 +56,7 @@ fn files_in(context: &SessionContext, query: &str, known: &[String]) -> Vec<Stri
         .and_then(|statement| state.resolve_table_references(&statement))
         .unwrap_or_default();
     let unknown = tables.iter().map(TableReference::table).filter(|&name| known.iter().all(|known| known != name));
-    // Of what may not be looked at, who reads it says so.
+    // If access is denied, reading reports that.
     let is_file = |name: &&str| is_url(name) || name.contains(GLOBS) || is_there(Path::new(name)).unwrap_or(true);
     unknown.filter(is_file).map(str::to_owned).collect()
 }

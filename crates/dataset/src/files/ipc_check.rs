@@ -1,8 +1,8 @@
-//! Checks what an Arrow IPC file says of its own sizes, before anybody allocates for it.
+//! Checks the sizes that an Arrow IPC file claims, before memory is allocated for them.
 //!
-//! Arrow's reader trusts lengths: it allocates what a block, or a compressed buffer, claims to be, and where that
-//! cannot be had the process aborts. So every length is held against the file first, and what is compressed against
-//! what its codec can make of so many bytes.
+//! Arrow's reader trusts lengths: it allocates the claimed size of a block or a compressed buffer, and if the
+//! allocation fails, the process aborts. So every length is first compared with the file size, and the length of
+//! compressed data with the maximum that its codec can make of the input.
 
 use std::fs;
 use std::io::{self, Read, Seek, SeekFrom};
@@ -19,35 +19,34 @@ const MAGIC: &[u8; 6] = b"ARROW1";
 const START_BYTES: u64 = 8;
 /// The footer's length and the magic number.
 const END_BYTES: u64 = 10;
-/// In front of a message's length, but in very old files.
+/// Precedes a message's length, except in very old files.
 const CONTINUATION: [u8; 4] = [0xff; 4];
-/// A compressed buffer's length before compression, in front of it.
+/// The uncompressed length that precedes a compressed buffer.
 const LENGTH_BYTES: u64 = 8;
-/// Of a buffer that was not compressed after all.
+/// The length of a buffer that was stored uncompressed.
 const NOT_COMPRESSED: i64 = -1;
-/// The most that a byte can stand for: in LZ4 a match of 255 for each byte of its length, in zstd a block of 128 KiB
-/// that repeats one byte.
+/// Maximum compression ratios: in LZ4 a match of 255 bytes per length byte, in zstd a block of 128 KiB that repeats one
+/// byte.
 const LZ4_RATIO: u64 = 256;
 const ZSTD_RATIO: u64 = 1 << 16;
-/// More than any codec's frame of a short buffer.
+/// More than any codec needs for the frame of a short buffer.
 const SLACK_BYTES: u64 = 1 << 16;
 
-/// Where a message's body lies, and what its compressed buffers are, each with its place in the file.
+/// The body of a message, and its compressed buffers with their places in the file.
 struct CompressedBody {
     codec: CompressionType,
     buffers: Vec<Range<u64>>,
 }
 
-/// Checks a file. To be called on a thread that may wait. `memory_bytes` is what a batch may take once it is
-/// decompressed.
+/// Checks a file. Call it on a thread that may block. `memory_bytes` is the maximum size of a decompressed batch.
 ///
 /// # Errors
-/// `Io` if it cannot be opened; the inner one says what is wrong with its content.
+/// `Io` if it cannot be opened; the inner error describes problems of its contents.
 pub(crate) fn check(file: &InputFile, memory_bytes: u64) -> Result<Result<(), String>> {
     let size = file.size_bytes()?;
     let mut start = [0; 6];
     if size < START_BYTES + END_BYTES || at(file, 0..6).map(|bytes| start.copy_from_slice(&bytes)).is_err() {
-        // Too short to lie; who reads it says what is missing.
+        // Too short to claim anything; the reader reports what is missing.
         return Ok(Ok(()));
     }
     Ok(match start == *MAGIC {
@@ -60,7 +59,7 @@ fn check_file(file: &InputFile, size: u64, memory_bytes: u64) -> Result<(), Stri
     let end = at(file, size - END_BYTES..size)?;
     let length = i32::from_le_bytes(end[..4].try_into().expect("four bytes"));
     if end[4..] != *MAGIC {
-        // Without a footer it may still be read as a stream.
+        // Without a footer it can still be read as a stream.
         return check_stream(file, size, memory_bytes);
     }
     let most = size - END_BYTES - START_BYTES;
@@ -106,7 +105,7 @@ fn check_file(file: &InputFile, size: u64, memory_bytes: u64) -> Result<(), Stri
     Ok(())
 }
 
-/// Reads messages one behind the other.
+/// Reads consecutive messages.
 fn check_stream(file: &InputFile, size: u64, memory_bytes: u64) -> Result<(), String> {
     match file {
         InputFile::Local(path) => {
@@ -131,7 +130,7 @@ fn check_stream(file: &InputFile, size: u64, memory_bytes: u64) -> Result<(), St
 
 fn walk(size: u64, memory_bytes: u64, mut read: impl FnMut(Range<u64>) -> io::Result<Vec<u8>>) -> Result<(), String> {
     let mut position = 0;
-    // A file that has lost its footer begins as one.
+    // A file that has lost its footer starts like a stream.
     while size - position >= 8 {
         let mut four = |at: u64| read(at..at + 4).map(|bytes| <[u8; 4]>::try_from(bytes).expect("four bytes"));
         let mut length = four(position).map_err(text)?;
@@ -168,7 +167,7 @@ fn walk(size: u64, memory_bytes: u64, mut read: impl FnMut(Range<u64>) -> io::Re
     Ok(())
 }
 
-/// The compressed buffers of a message; `None` if there are none. All have to lie within its body.
+/// The compressed buffers of a message; `None` if there are none. All must lie within its body.
 fn buffers(message: &Message<'_>, body: Range<u64>) -> Result<Option<CompressedBody>, String> {
     let dictionary = message.header_as_dictionary_batch();
     let batch: Option<RecordBatch<'_>> =

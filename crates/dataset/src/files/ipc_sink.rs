@@ -1,4 +1,4 @@
-//! Arrow IPC files with a choice of compression: DataFusion's own writer has LZ4 alone.
+//! Arrow IPC files with a choice of compression: DataFusion's own writer supports only LZ4.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -30,12 +30,12 @@ use tokio::sync::mpsc::Receiver;
 
 use crate::error::DataSetError;
 
-/// Written at once, about.
+/// Approximate number of bytes per write.
 const BLOCK_BYTES: usize = 1 << 20;
-/// What buffers are padded to, as DataFusion and pyarrow do it.
+/// Alignment of buffers, the same as in DataFusion and pyarrow.
 const ALIGNMENT_BYTES: usize = 64;
 
-/// DataFusion's format with a writer of its own.
+/// DataFusion's format with our own writer.
 #[derive(Debug, Clone)]
 pub(crate) struct IpcFormat {
     compression: Option<CompressionType>,
@@ -45,7 +45,7 @@ impl IpcFormat {
     /// `compression`: `lz4`, `zstd` or `none`.
     ///
     /// # Errors
-    /// `Query` for another.
+    /// `Query` for any other.
     pub(crate) fn new(compression: &str) -> Result<Self, DataSetError> {
         let compression = match compression {
             "lz4" => Some(CompressionType::LZ4_FRAME),
@@ -131,7 +131,7 @@ impl FileFormat for IpcFormat {
     }
 }
 
-/// Writes files, as rows are dealt to them.
+/// Writes files from the rows assigned to them.
 #[derive(Debug)]
 struct IpcSink {
     config: FileSinkConfig,

@@ -1,5 +1,5 @@
-//! Text files as one column `line`. Lines are views into the blocks that they were read in, so their bytes are
-//! copied once, from the file.
+//! Text files as a table with a single column `line`. Lines are views into the blocks in which they were read, so their
+//! bytes are copied only once, from the file.
 
 use std::sync::Arc;
 
@@ -20,7 +20,7 @@ use crate::files::file_table::{FilePartition, PiecesTable};
 use crate::files::lines::{ByteRange, deal, lines_until, read_blocks};
 use crate::files::paths::InputFile;
 
-/// Lines of a batch: DataFusion's own batch size.
+/// Lines per batch: DataFusion's own batch size.
 const BATCH_LINES: usize = 8192;
 
 /// A table of all lines of `files`, in their order within each partition.
@@ -50,7 +50,7 @@ impl PartitionStream for LineRanges {
     }
 
     fn execute(&self, _: Arc<TaskContext>) -> SendableRecordBatchStream {
-        // Two batches ahead: reading goes on while one is worked on, and no further.
+        // Two batches ahead: reading continues while one is processed, but not further.
         let mut builder = RecordBatchReceiverStreamBuilder::new(Arc::clone(&self.schema), 2);
         let sender = builder.tx();
         let (schema, pieces, packing) = (Arc::clone(&self.schema), self.pieces.clone(), self.packing);
@@ -72,7 +72,7 @@ impl PartitionStream for LineRanges {
     }
 }
 
-/// Gives the lines of `piece` to `emit`, until that returns false.
+/// Passes the lines of `piece` to `emit` until it returns false.
 fn read_piece(
     piece: &ByteRange,
     packing: FileEncoding,
@@ -90,7 +90,7 @@ fn read_piece(
     })
 }
 
-/// Gives the lines of `block` that begin before the piece's end to `emit`. Returns whether there may be more.
+/// Passes the lines of `block` that begin before the end of the piece to `emit`. Returns whether there may be more.
 fn emit_lines(
     block: Vec<u8>,
     block_start: u64,
@@ -155,7 +155,8 @@ mod tests {
         Ok(lines)
     }
 
-    /// However a file is cut, every line is read once and in order: also empty ones, and the last without an end.
+    /// However a file is divided, every line is read once and in order, including empty ones and a last line without a
+    /// line end.
     #[test]
     fn every_cut_gives_every_line_once() {
         let file = std::env::temp_dir().join(format!("tidemill-lines-{}", std::process::id()));

@@ -1,6 +1,7 @@
-//! Text files in pieces: a file is cut into byte ranges that threads read apart, in blocks of whole lines.
+//! Text files in pieces: a file is divided into byte ranges that threads read independently, in blocks of whole lines.
 //!
-//! A line belongs to the range that its first byte lies in. Line ends are `\n` or `\r\n`, and are not part of the line.
+//! A line belongs to the range that contains its first byte. Line ends are `\n` or `\r\n`, and are not part of the
+//! line.
 
 use std::io::Read;
 
@@ -8,12 +9,12 @@ use crate::error::{DataSetError, Result};
 use crate::files::encoding::FileEncoding;
 use crate::files::paths::InputFile;
 
-/// Bytes read at a time. A longer line grows its block.
+/// Bytes read at a time. A longer line enlarges its block.
 pub(crate) const BLOCK_BYTES: usize = 1 << 20;
-/// A longer line is an error: it is hardly text, and an Arrow view cannot point further.
+/// A longer line is an error: it is hardly text, and Arrow's views have a limited offset.
 const LINE_BYTES_MAX: usize = 1 << 30;
 
-/// A range of a file's bytes, after decompression; `end` is `u64::MAX` where it ends with the file.
+/// A range of a file's bytes after decompression; `end` is `u64::MAX` if it ends with the file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct ByteRange {
     pub(crate) file: InputFile,
@@ -21,12 +22,12 @@ pub(crate) struct ByteRange {
     pub(crate) end: u64,
 }
 
-/// The pieces of files for each partition: `whole` files, where one cannot be read but from its beginning.
+/// The pieces of files for each partition; `whole` files if they can only be read from the beginning.
 pub(crate) fn deal(files: Vec<InputFile>, whole: bool, partitions_max: usize) -> Result<Vec<Vec<ByteRange>>> {
     if whole { Ok(by_files(files, partitions_max)) } else { by_bytes(&files, partitions_max) }
 }
 
-/// As equal parts of all bytes as there are partitions.
+/// Divides all bytes equally among the partitions.
 fn by_bytes(files: &[InputFile], partitions_max: usize) -> Result<Vec<Vec<ByteRange>>> {
     let sizes = files.iter().map(InputFile::size_bytes).collect::<Result<Vec<u64>>>()?;
     let each = sizes.iter().sum::<u64>().div_ceil(partitions_max as u64).max(BLOCK_BYTES as u64);
@@ -55,18 +56,18 @@ fn by_files(files: Vec<InputFile>, partitions_max: usize) -> Vec<Vec<ByteRange>>
     files.chunks(each).map(|some| some.iter().map(whole).collect()).collect()
 }
 
-/// Pieces that a compressed file is cut into at most: each decompresses all that is before it, too.
+/// Maximum number of pieces of a compressed file: each has to decompress everything before it, too.
 const CUTS_MAX: usize = 4;
-/// Files that are shorter are not worth the second look, in compressed bytes.
+/// Minimum compressed size for dividing a file.
 const CUT_BYTES_MIN: u64 = 1 << 18;
-/// To skip a byte takes this part of the time that it takes to read it.
+/// The time to skip a byte, relative to the time to read it.
 const SKIPPED: f64 = 0.25;
 
-/// Cuts compressed files of this machine into as many pieces as there may be partitions, each a partition of its own;
-/// nothing if that is not worth it.
+/// Divides local compressed files into as many pieces as there may be partitions, one per partition; empty if that does
+/// not pay.
 ///
-/// Nobody can begin in the middle of such a file, but only decompressing has to begin at its start: rows are decoded by
-/// whoever has the piece.
+/// Reading such a file cannot start in the middle, but only the decompression has to start at the beginning: rows are
+/// decoded by the owner of the piece.
 pub(crate) fn cut(files: &[InputFile], packing: FileEncoding, partitions_max: usize) -> Result<Vec<ByteRange>> {
     let cuts = (partitions_max / files.len().max(1)).min(CUTS_MAX);
     let is_fast = packing.is_fast();
@@ -80,7 +81,7 @@ pub(crate) fn cut(files: &[InputFile], packing: FileEncoding, partitions_max: us
             return Ok(Vec::new());
         }
         let expanded = expanded_bytes(file, packing)? as f64;
-        // Each piece is shorter than the one before by what it skips, so that all take as long.
+        // Each piece is shorter than the previous one in proportion to what it skips, so that all take the same time.
         let lengths: Vec<f64> = (0..cuts).map(|i| (1.0 - SKIPPED).powi(i as i32)).collect();
         let (all, mut start, mut done) = (lengths.iter().sum::<f64>(), 0, 0.0);
         for (i, length) in lengths.iter().enumerate() {
@@ -93,14 +94,14 @@ pub(crate) fn cut(files: &[InputFile], packing: FileEncoding, partitions_max: us
     Ok(pieces)
 }
 
-/// How many bytes a file is likely to have after decompression, by what becomes of its first ones: not all say it
-/// themselves. If it is wrong, pieces differ in length, and rows are the same.
+/// Estimates the decompressed size of a file from its first bytes, because not all files record it. If the estimate is
+/// wrong, pieces differ in length, but rows are the same.
 fn expanded_bytes(file: &InputFile, packing: FileEncoding) -> Result<u64> {
     let size = file.size_bytes()?;
     let looked_at = size.min(CUT_BYTES_MIN);
     let mut source = packing.open(file.open(0)?.take(looked_at))?;
     let (mut block, mut expanded) = (vec![0; BLOCK_BYTES], 0);
-    // Where the look ends the rest is missing, and that is an error.
+    // The sample is truncated, so it ends with an error.
     while let Ok(read @ 1..) = source.read(&mut block) {
         expanded += read as u64;
     }
@@ -110,9 +111,9 @@ fn expanded_bytes(file: &InputFile, packing: FileEncoding) -> Result<u64> {
 /// U+FEFF in UTF-8.
 const BYTE_ORDER_MARK: &[u8] = b"\xef\xbb\xbf";
 
-/// Gives the bytes of `piece` to `emit`, until that returns false: blocks of whole lines, and where each begins in the
-/// file; in the end what is left, which may be nothing. The last block may have lines that begin behind the piece.
-/// `is_wanted` is asked while what is before the piece of a compressed file is skipped.
+/// Passes the bytes of `piece` to `emit` until it returns false: blocks of whole lines, with their offsets in the file;
+/// at the end the remainder, which may be empty. The last block may contain lines that begin after the piece. Calls
+/// `is_wanted` while it skips to the start of a piece of a compressed file.
 pub(crate) fn read_blocks(
     piece: &ByteRange,
     packing: FileEncoding,
@@ -120,7 +121,7 @@ pub(crate) fn read_blocks(
     mut emit: impl FnMut(Vec<u8>, u64, bool) -> Result<bool>,
 ) -> Result<()> {
     let failed = |error: std::io::Error| piece.file.not_read(packing, &error);
-    // Where the next byte of the source lies in the file (after decompression).
+    // The offset of the next byte of the source in the file (after decompression).
     let mut position = piece.start.saturating_sub(1);
     let mut source = if packing.is_plain() {
         piece.file.open(position)?
@@ -137,7 +138,7 @@ pub(crate) fn read_blocks(
         }
         source
     };
-    // The line that begins before this piece is another's, unless the byte before the piece ends it.
+    // A line that begins before this piece belongs to another, unless the byte before the piece ends it.
     let mut skipping = piece.start > 0;
     let mut is_first = piece.start == 0;
     let mut carried: Vec<u8> = Vec::new();
@@ -149,14 +150,14 @@ pub(crate) fn read_blocks(
         let mut block_start = position - kept as u64;
         position += read as u64;
         ended = read == 0;
-        // Windows programs begin UTF-8 files with a byte-order mark, which is part of no value.
+        // Windows programs start UTF-8 files with a byte-order mark, which is not part of a value.
         if std::mem::take(&mut is_first) && block.starts_with(BYTE_ORDER_MARK) {
             block.drain(..BYTE_ORDER_MARK.len());
             block_start += BYTE_ORDER_MARK.len() as u64;
         }
         if skipping {
             let Some(at) = memchr::memchr(b'\n', &block) else {
-                // Still inside the line that is not ours; the piece may end within it.
+                // Still within another piece's line; this piece may end within it.
                 if position >= piece.end {
                     return Ok(());
                 }
@@ -166,8 +167,8 @@ pub(crate) fn read_blocks(
             block_start += at as u64 + 1;
             skipping = false;
         }
-        // Whole lines only; the rest waits for its end. What was carried has no line end: a long line is looked through
-        // once.
+        // Only whole lines; the remainder waits for its end. The part carried over has no line end, so a long line is
+        // searched only once.
         let end = || memchr::memrchr(b'\n', &block[kept..]).map_or(0, |at| kept + at + 1);
         let whole = if ended { block.len() } else { end() };
         if block.len() - whole > LINE_BYTES_MAX {
@@ -189,7 +190,7 @@ pub(crate) fn read_blocks(
     Ok(())
 }
 
-/// The lines of a file that end before `position`, which is one after decompression.
+/// The number of lines of a file that end before `position`, an offset after decompression.
 pub(crate) fn lines_until(file: &InputFile, packing: FileEncoding, position: u64) -> Result<u64> {
     let mut source = packing.open(file.open(0)?)?.take(position);
     let mut block = vec![0; BLOCK_BYTES];

@@ -1,6 +1,6 @@
-//! Local files as DataFusion writes them: by its store for the local disk, which here keeps what the disk first
-//! refused, and makes no more files once it is closed. DataFusion itself tells only that something went wrong when
-//! files were ended, and some of its tasks go on behind an error.
+//! Local files written by DataFusion through its store for the local disk. This wrapper remembers the first error of
+//! the disk, and creates no more files once it is closed. DataFusion itself only says that something failed when files
+//! were finished, and some of its tasks continue after an error.
 
 use std::error::Error as _;
 use std::fmt;
@@ -26,7 +26,7 @@ use url::Url;
 use crate::engine::Engine;
 use crate::error::DataSetError;
 
-/// A folder under a URL of its own, as long as this is there.
+/// A folder with its own URL for the lifetime of this value.
 pub(crate) struct LocalFolder {
     pub(crate) url: Url,
     files: Arc<LocalFiles>,
@@ -47,19 +47,19 @@ impl LocalFolder {
         Ok(LocalFolder { url: within(&base, &path, true), files, runtime })
     }
 
-    /// Waits until no file is being made; from then on none is. Returns what could not be written first, and why.
+    /// Waits for files that are being written; after that, none are. Returns what could not be written first, and why.
     pub(crate) async fn close(&self) -> Option<DataSetError> {
         let gate = &self.files.gate;
         gate.is_closed.store(true, Ordering::SeqCst);
         let _nobody = gate.making.write().await;
-        // Whoever comes in later finds it closed, which is no fault of the disk.
+        // Later writers find it closed, which is not an error of the disk.
         self.files.fault.get().cloned()
     }
 }
 
 impl Drop for LocalFolder {
     fn drop(&mut self) {
-        // A write that was cancelled has not closed it; a file that is being made now nobody can wait for here.
+        // A canceled write has not closed it, and waiting for files in progress is impossible here.
         self.files.gate.is_closed.store(true, Ordering::SeqCst);
         let _ = self.runtime.deregister_object_store(&self.url);
     }
@@ -72,15 +72,15 @@ struct LocalFiles {
     gate: Arc<FileGate>,
 }
 
-/// What files are made behind, until it is closed.
+/// Guards the creation of files until it is closed.
 #[derive(Debug, Default)]
 struct FileGate {
-    /// Read while one is being made.
+    /// Read-locked while a file is being written.
     making: RwLock<()>,
     is_closed: AtomicBool,
 }
 
-/// Does what makes a file to its end, also if its caller is cancelled, or not at all.
+/// Runs the creation of a file to completion, even if its caller is canceled, or not at all.
 async fn make<T: Send + 'static>(
     gate: &Arc<FileGate>,
     path: &Path,
@@ -102,13 +102,13 @@ fn over(path: &Path, why: &'static str) -> Error {
 }
 
 fn note(fault: &OnceLock<DataSetError>, path: &Path, error: &Error) {
-    // What the disk said, without the names of the steps that it went through.
+    // The error of the disk, without the names of the steps that it passed through.
     let mut cause = error.source();
     while let Some(deeper) = cause.and_then(|cause| cause.source()) {
         cause = Some(deeper);
     }
     let told = cause.map_or_else(|| error.to_string(), ToString::to_string);
-    // Only the first one counts; what follows may follow from it.
+    // Only the first error counts; later ones may be consequences.
     let _ = fault.set(DataSetError::Io(format!("/{path}: {told}")));
 }
 
@@ -161,10 +161,10 @@ impl ObjectStore for LocalFiles {
 
 const ENDED: &str = "the file is complete, or was given up";
 
-/// A long file under way.
+/// A long file in progress.
 #[derive(Debug)]
 struct LocalUpload {
-    /// Until it is complete.
+    /// Set until it is complete.
     upload: Option<Box<dyn MultipartUpload>>,
     path: Path,
     fault: Arc<OnceLock<DataSetError>>,

@@ -1,7 +1,7 @@
-//! CSV, JSON lines and text in which some rows are not as they should be: which those are, and all others.
+//! CSV, JSON lines and text with malformed rows: finds these, and reads all others.
 //!
-//! Lines are decoded a block at a time, as DataFusion decodes them. A block that fails is halved until the bad rows
-//! stand alone, so that good rows cost what they always do.
+//! Lines are decoded a block at a time, as in DataFusion. A block that fails is bisected until the bad rows stand
+//! alone, so readable rows cost no more than usual.
 
 use std::io::{BufWriter, Write};
 use std::ops::Range;
@@ -29,24 +29,24 @@ use crate::lossless_cast::is_text;
 
 /// Rows decoded at a time: DataFusion's own batch size.
 const BATCH_ROWS: usize = 8192;
-/// A quoted value that goes on for longer has lost its end.
+/// A longer quoted value has lost its closing quote.
 const ROW_BYTES_MAX: usize = 16 << 20;
-/// Of a bad row's text so much is kept.
+/// Maximum length of a bad row's text that is kept.
 const TEXT_BYTES_MAX: usize = 1 << 16;
 
-/// What becomes of rows that cannot be read.
+/// What to do with unreadable rows.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub enum OnError {
-    /// The query fails, and names the first of them.
+    /// The query fails, and names the first one.
     #[default]
     Raise,
-    /// They are left out, and counted.
+    /// They are skipped and counted.
     Skip,
-    /// They are left out, counted, and written into this local folder.
+    /// They are skipped, counted, and written to this local folder.
     Quarantine(PathBuf),
 }
 
-/// What is between line ends.
+/// The contents of lines.
 #[derive(Debug, Clone)]
 pub(crate) enum LineLayout {
     Csv(CsvLayout),
@@ -54,25 +54,25 @@ pub(crate) enum LineLayout {
     Text,
 }
 
-/// How rows are decoded.
+/// The decoder of rows.
 #[derive(Clone, Debug)]
 pub(crate) struct RowDecoder {
     layout: LineLayout,
     schema: SchemaRef,
-    /// Of JSON: the same, decimals with a digit more.
+    /// For JSON: the same schema with one more digit for decimals.
     guarded: SchemaRef,
-    /// Of CSV: reads values whole.
+    /// For CSV: reads values without truncating any.
     exact: LosslessReader,
-    /// Of values that are null.
+    /// Matches values that stand for null.
     null: Option<Regex>,
-    /// Columns of CSV that are wanted; all without.
+    /// Required columns of CSV; `None` for all.
     projection: Option<Vec<usize>>,
-    /// Of JSON: reads most rows, and finds values that would be cut in the others.
+    /// For JSON: reads most rows, and detects values in the others that would be truncated.
     plain: Option<RowReader>,
     cuts: Option<LossDetector>,
 }
 
-/// What a piece of a file holds.
+/// An item of a file's piece.
 pub(crate) enum FileItem {
     Rows(RecordBatch),
     Bad(BadRow),
@@ -81,7 +81,7 @@ pub(crate) enum FileItem {
 impl RowDecoder {
     pub(crate) fn new(layout: LineLayout, schema: SchemaRef) -> Result<Self> {
         let null = match &layout {
-            // The whole value is to match, not a part of it.
+            // The pattern has to match the whole value.
             LineLayout::Csv(CsvLayout { null: Some(pattern), .. }) => Some(
                 Regex::new(&format!("^(?:{pattern})$"))
                     .map_err(|error| DataSetError::Query(format!("null={pattern:?}: {error}")))?,
@@ -107,13 +107,12 @@ impl RowDecoder {
         &self.schema
     }
 
-    /// Whether files can only be read from their beginning.
+    /// Whether files can only be read from the beginning.
     pub(crate) fn needs_whole_files(&self) -> bool {
         matches!(&self.layout, LineLayout::Csv(layout) if layout.newlines_in_values)
     }
 
-    /// Gives the rows of a piece to `give`, good and bad, in their order, until it returns false, or nothing is wanted
-    /// any more.
+    /// Passes the rows of a piece, good and bad, to `give` in order, until it returns false or no more rows are wanted.
     pub(crate) fn read_piece(
         &self,
         piece: &ByteRange,
@@ -122,9 +121,9 @@ impl RowDecoder {
         mut give: impl FnMut(FileItem) -> Result<bool>,
     ) -> Result<()> {
         let mut has_header = piece.start == 0 && matches!(&self.layout, LineLayout::Csv(layout) if layout.has_header);
-        // A row that goes on in the next block.
+        // A row that continues in the next block.
         let mut carried: Vec<u8> = Vec::new();
-        // Lines of the piece before `carried`, and of the file before the piece, once somebody wants to know.
+        // Lines in the piece before `carried`, and lines in the file before the piece, once they are needed.
         let (mut lines, mut lines_before) = (0, (piece.start == 0).then_some(0));
         let mut first_start = None;
         read_blocks(piece, packing, is_wanted, |block, block_start, ended| {
@@ -172,7 +171,7 @@ impl RowDecoder {
         })
     }
 
-    /// Where rows are, and where the one begins that is not whole yet.
+    /// The ranges of rows, and the start of the first incomplete row.
     fn rows(&self, bytes: &[u8], ended: bool) -> (Vec<Range<usize>>, usize) {
         let mut rows = Vec::new();
         let mut start = 0;
@@ -180,7 +179,7 @@ impl RowDecoder {
             LineLayout::Csv(layout) if layout.newlines_in_values => Some(layout),
             _ => None,
         };
-        // Line ends of a row whose quote is open; where it is never closed, its first line is a bad row of its own.
+        // Line ends within an open quote. If the quote is never closed, its first line is a separate bad row.
         let mut open = Vec::new();
         let mut scan = quotes.map(CsvScan::new);
         let mut at = 0;
@@ -209,7 +208,7 @@ impl RowDecoder {
         (rows, start)
     }
 
-    /// Whether a row is none: an empty line or a comment.
+    /// Whether this is not a row: an empty line or a comment.
     fn is_blank(&self, row: &[u8]) -> bool {
         match &self.layout {
             LineLayout::Csv(layout) => {
@@ -221,7 +220,7 @@ impl RowDecoder {
         }
     }
 
-    /// The rows as they should be; else what is wrong, of one row or another.
+    /// The decoded rows, or the problem of one of them.
     fn decode(&self, bytes: &[u8], rows: &[Range<usize>]) -> Result<RecordBatch, String> {
         if let Some(plain) = &self.plain {
             let rows = rows.iter().map(|row| &bytes[Range::clone(row)]).filter(|row| !self.is_blank(row));
@@ -246,7 +245,7 @@ impl RowDecoder {
             return Ok(batch);
         }
         match &self.layout {
-            // Alone it is the reader's to say what a row is.
+            // For a single row, the reader decides what a row is.
             _ if rows.len() > 1 => Err("rows and lines differ in number".into()),
             LineLayout::Json if batch.num_rows() < wanted => Err("incomplete JSON object".into()),
             _ => Ok(batch),
@@ -267,7 +266,7 @@ impl RowDecoder {
         self.exact.typed(&self.without_blanks(read(&texts)?)?, projection)
     }
 
-    /// Rows of CSV as Arrow reads them into columns of `schema`.
+    /// Reads CSV rows with Arrow into columns of `schema`.
     fn read_csv(
         &self,
         layout: &CsvLayout,
@@ -304,7 +303,7 @@ impl RowDecoder {
         decoder.flush()?.map_or_else(|| Ok(RecordBatch::new_empty(none()?)), Ok)
     }
 
-    /// Texts, null where nothing at all stands, but in columns that are to be texts.
+    /// Turns empty values into nulls, except in string columns.
     fn without_blanks(&self, batch: RecordBatch) -> Result<RecordBatch, ArrowError> {
         let wanted = |column: usize| {
             let column = self.projection.as_ref().map_or(column, |projection| projection[column]);
@@ -337,7 +336,7 @@ impl RowDecoder {
             return Err(ArrowError::JsonError("the object is not closed".into()));
         }
         let batch = decoder.flush()?.unwrap_or_else(|| RecordBatch::new_empty(SchemaRef::clone(&self.guarded)));
-        // Of many rows the one is looked for.
+        // With many rows, the bad one is searched for afterwards.
         if has_overflown(&batch, if rows > 1 { b"" } else { bytes }) {
             return Err(ArrowError::JsonError("a number is too large for its column".into()));
         }
@@ -356,7 +355,7 @@ impl RowDecoder {
         RecordBatch::try_new(SchemaRef::clone(&self.schema), vec![lines])
     }
 
-    /// Arrow's words for what is wrong, without line numbers, which are not the file's.
+    /// Arrow's description of the problem, without line numbers, which are not those of the file.
     fn reason(&self, error: &ArrowError) -> String {
         let text = error.to_string();
         let plain =
@@ -364,7 +363,7 @@ impl RowDecoder {
         let text = plain.fold(text.as_str(), |text, prefix| text.strip_prefix(prefix).unwrap_or(text));
         if let Some((_, counts)) = text.split_once("expected ").filter(|_| text.starts_with("incorrect number of")) {
             let (wanted, got) = counts.split_once(" got ").unwrap_or((counts, "others"));
-            // It stops at the first too many.
+            // It stops at the first excess value.
             let got = if got.starts_with("more than") { "more" } else { got };
             return format!("{wanted} values expected, {got} found");
         }
@@ -395,7 +394,7 @@ fn count_lines(bytes: &[u8]) -> u64 {
     memchr::memchr_iter(b'\n', bytes).count() as u64
 }
 
-/// A look at a CSV row, as far as it has been seen. A quote counts at the beginning of a value only.
+/// A scan of a CSV row so far. A quote counts only at the beginning of a value.
 struct CsvScan<'a> {
     layout: &'a CsvLayout,
     values: usize,
@@ -411,7 +410,7 @@ impl<'a> CsvScan<'a> {
     fn see(&mut self, bytes: &[u8]) {
         for &byte in bytes {
             if self.quoted {
-                // A quote that is doubled closes, and opens again at once.
+                // A doubled quote closes and immediately reopens.
                 self.quoted = byte != self.layout.quote;
                 self.begins = !self.quoted;
             } else if byte == self.layout.quote && self.begins {
@@ -424,14 +423,15 @@ impl<'a> CsvScan<'a> {
     }
 }
 
-/// The values of a CSV row; `None` if its last quote is open.
+/// The number of values of a CSV row; `None` if its last quote is open.
 fn fields(row: &[u8], layout: &CsvLayout) -> Option<usize> {
     let mut scan = CsvScan::new(layout);
     scan.see(row);
     (!scan.quoted).then_some(scan.values)
 }
 
-/// The types of a file's first rows that make sense: those that have as many values as the first, or are objects.
+/// Infers types from the plausible rows among a file's first rows: those with as many values as the first, or those
+/// that are objects.
 pub(crate) fn infer(
     layout: &LineLayout,
     file: &InputFile,
@@ -439,10 +439,10 @@ pub(crate) fn infer(
     rows_max: usize,
 ) -> Result<SchemaRef> {
     let none = RowDecoder::new(layout.clone(), Arc::new(Schema::empty()))?;
-    // A header is no row to find types in.
+    // A header is not a row from which to infer types.
     let header = usize::from(matches!(layout, LineLayout::Csv(csv) if csv.has_header));
     let (mut good, mut left, mut wanted) = (Vec::new(), rows_max.saturating_add(header), None);
-    // A row that goes on in the next block.
+    // A row that continues in the next block.
     let mut carried: Vec<u8> = Vec::new();
     let piece = ByteRange { file: file.clone(), start: 0, end: u64::MAX };
     read_blocks(&piece, packing, &|| true, |block, _, ended| {
@@ -491,9 +491,9 @@ pub(crate) fn infer(
     Ok(Arc::new(schema))
 }
 
-/// The types of CSV without those that would change what stands there: numbers with zeros before them, or with a plus
-/// sign, are codes, and so texts. If the layout is strict, any number is that would print otherwise. Times of seconds
-/// may be finer in later rows.
+/// The types of CSV columns, without those that would change values: numbers with leading zeros or a plus sign are
+/// codes, and so remain strings. With a strict layout, this applies to any number not in canonical form. Times in
+/// seconds may be finer in later rows.
 fn with_codes_as_text(layout: &CsvLayout, null: Option<&Regex>, rows: &[u8], found: &Schema) -> Result<Schema> {
     let is_number = |kind: &DataType| kind.is_integer() || kind.is_floating() || *kind == DataType::Boolean;
     let mut kinds: Vec<DataType> = found.fields().iter().map(|field| field.data_type().clone()).collect();
@@ -527,7 +527,7 @@ fn with_codes_as_text(layout: &CsvLayout, null: Option<&Regex>, rows: &[u8], fou
     Ok(Schema::new(typed.collect::<Vec<_>>()))
 }
 
-/// The first bad row of files, if there is one. For errors only: it reads them from their beginning.
+/// The first bad row of files, if there is one. Only for errors: it reads the files from the beginning.
 pub(crate) fn first_bad(files: &[InputFile], decoder: &RowDecoder, packing: FileEncoding) -> Result<Option<BadRow>> {
     let mut found = None;
     for file in files {
@@ -545,8 +545,7 @@ pub(crate) fn first_bad(files: &[InputFile], decoder: &RowDecoder, packing: File
     Ok(found)
 }
 
-/// The bad rows of one partition on their way into a file of JSON lines, which appears when the partition has been
-/// read.
+/// Writes the bad rows of one partition to a file of JSON lines, which appears when the partition has been read.
 pub(crate) struct QuarantineWriter {
     file: PathBuf,
     hidden: PathBuf,
@@ -580,7 +579,7 @@ impl QuarantineWriter {
         written.map_err(|error| self.failed(&error))
     }
 
-    /// What an earlier action has left of this partition goes.
+    /// Removes what an earlier action has left for this partition.
     pub(crate) fn end(mut self) -> Result<()> {
         let ended = match self.writer.take() {
             Some(mut writer) => writer.flush().and_then(|()| std::fs::rename(&self.hidden, &self.file)),
@@ -596,14 +595,14 @@ impl QuarantineWriter {
 impl Drop for QuarantineWriter {
     fn drop(&mut self) {
         if self.writer.is_some() {
-            // The query failed; what is hidden is no use to anybody.
+            // The query failed; the hidden file is useless.
             let _ = std::fs::remove_file(&self.hidden);
         }
     }
 }
 
-/// Reads pieces one after the other, and gives their good rows to `give`, with the piece, until it returns false. Where
-/// nobody has `seen` bad rows before, the first is an error.
+/// Reads pieces one after the other, and passes their good rows with the piece to `give`, until it returns false.
+/// Without `seen`, the first bad row is an error.
 pub(crate) fn read_good(
     pieces: &[ByteRange],
     decoder: &RowDecoder,
@@ -635,16 +634,16 @@ pub(crate) fn read_good(
     quarantine.map_or(Ok(()), QuarantineWriter::end)
 }
 
-/// What [`unread`] errors begin with.
+/// The start of [`unread`] errors.
 pub(crate) const UNREAD: &str = "bad row: ";
 
-/// Of some partition that was read: which row of all files is the first is looked for later, as it is for DataFusion's
-/// own readers.
+/// For a bad row of some partition: the first bad row of all files is searched for later, as for DataFusion's own
+/// readers.
 fn unread(row: &BadRow) -> DataSetError {
     DataSetError::Data(format!("{UNREAD}{}", row.reason))
 }
 
-/// The bad row, for an error.
+/// Describes the bad row, for an error.
 pub(crate) fn told(row: &BadRow) -> String {
     format!("reading {}: line {}: {}", row.file, row.line, row.reason)
 }
@@ -676,7 +675,8 @@ mod tests {
         batches.iter().flat_map(rows).collect()
     }
 
-    /// However a file is cut, every row is good once or bad once, and a bad one has the line number of the whole file.
+    /// However a file is divided, every row is either good or bad exactly once, and a bad one has its line number in
+    /// the file.
     #[test]
     fn every_cut_finds_the_same_rows() {
         let path = std::env::temp_dir().join(format!("tidemill-lenient-{}", std::process::id()));
@@ -688,7 +688,7 @@ mod tests {
             let decoder = RowDecoder::new(LineLayout::Csv(CsvLayout::default()), SchemaRef::clone(&schema)).unwrap();
             let size = text.len() as u64;
             let (good, bad) = seen(&decoder, &file, 0, u64::MAX);
-            // The header belongs to the piece that a file begins with.
+            // The header belongs to the first piece of a file.
             let header = (text.trim_start().find('\n').unwrap_or(0) + text.len() - text.trim_start().len()) as u64;
             for first in header + 1..=size {
                 for second in first..=size {
@@ -719,7 +719,7 @@ mod tests {
         assert_eq!(count(""), Some(1));
     }
 
-    /// A quote that is never closed must not swallow the rest of the file.
+    /// An unclosed quote must not swallow the rest of the file.
     #[test]
     fn an_open_quote_costs_one_row() {
         let layout = CsvLayout { newlines_in_values: true, ..CsvLayout::default() };

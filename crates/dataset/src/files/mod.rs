@@ -2,35 +2,35 @@
 //!
 //! Each module uses only those above it in this table.
 //!
-//! | module             | what is in it                                         |
+//! | module             | contents                                              |
 //! |--------------------|-------------------------------------------------------|
 //! | `csv_layout`       | the layout of CSV files                               |
 //! | `rejected`         | rows that cannot be written                           |
 //! | `one_file`         | joins files into one                                  |
 //! | `encoding`         | compressed files                                      |
 //! | `ipc_sink`         | Arrow IPC files with a choice of compression          |
-//! | `schema_union`     | one schema for files of different ones                |
+//! | `schema_union`     | a common schema for files with different ones         |
 //! | `per_host_files`   | tables of files that only some hosts have             |
 //! | `uncommitted`      | uploads that are complete but not yet visible         |
 //! | `local_files`      | metadata of local files                               |
-//! | `paths`            | which files paths and URLs stand for                  |
+//! | `paths`            | the files that paths and URLs refer to                |
 //! | `ipc_check`        | checks of sizes in Arrow IPC files                    |
-//! | `output_lease`     | marks the writer of a folder                          |
-//! | `schema_evolution` | Parquet and Arrow files of different schemas          |
+//! | `output_lease`     | the marker of a folder's writer                       |
+//! | `schema_evolution` | Parquet and Arrow files with different schemas        |
 //! | `lines`            | pieces of text files, in blocks of whole lines        |
-//! | `malformed_rows`   | which rows cannot be read                             |
-//! | `file_table`       | tables of files, without the rows that cannot be read |
-//! | `sources`          | which files a query reads, for its errors             |
-//! | `line_table`       | text files as one column                              |
+//! | `malformed_rows`   | finds unreadable rows                                 |
+//! | `file_table`       | tables of files, without unreadable rows              |
+//! | `sources`          | the files that a query reads, for its errors          |
+//! | `line_table`       | text files as a single column                         |
 //! | `text_source`      | CSV and JSON lines in DataFusion's tables of files    |
-//! | `read`             | DataSets of files                                     |
-//! | `from_sql`         | DataSets of SQL, over tables and files                |
+//! | `read`             | DataSets from files                                   |
+//! | `from_sql`         | DataSets from SQL, over tables and files              |
 //! | `records`          | files of records of a fixed length                    |
-//! | `npy`              | arrays of NumPy                                       |
-//! | `part_sink`        | writes arrays, records and texts                      |
-//! | `output`           | the formats of files that are written                 |
-//! | `commit`           | makes what was written visible, all or nothing        |
-//! | `write`            | files of DataSets                                     |
+//! | `npy`              | NumPy arrays                                          |
+//! | `part_sink`        | writes arrays, records and text                       |
+//! | `output`           | output file formats                                   |
+//! | `commit`           | makes output visible atomically                       |
+//! | `write`            | writes DataSets to files                              |
 
 pub(crate) mod commit;
 pub(crate) mod csv_layout;

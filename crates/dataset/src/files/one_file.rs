@@ -1,4 +1,4 @@
-//! Files of one schema as one file, where the format has a footer and files cannot just be put one behind the other.
+//! Joins files with the same schema into one, for formats with a footer, which cannot simply be concatenated.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -13,11 +13,11 @@ use datafusion::parquet::file::properties::WriterProperties;
 
 use crate::error::{DataSetError, Result};
 
-/// Writes the rows of `parts`, in order, into the new file `out`: of Parquet files if `parquet`, else of Arrow IPC.
-/// `codec` is as the format's own writer has it.
+/// Writes the rows of `parts`, in order, to the new file `out`: Parquet files if `parquet`, else Arrow IPC. `codec` has
+/// the form that the format's own writer uses.
 ///
 /// # Errors
-/// What cannot be read or written, by name.
+/// Files that cannot be read or written, by name.
 pub fn join_files(parquet: bool, parts: &[PathBuf], out: &Path, codec: &str) -> Result<()> {
     let failed = |path: &Path, error: &dyn std::fmt::Display| DataSetError::Io(format!("{}: {error}", path.display()));
     let open = |path: &Path| File::open(path).map_err(|error| failed(path, &error));

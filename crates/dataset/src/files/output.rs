@@ -1,4 +1,4 @@
-//! The formats of files that are written.
+//! Output file formats.
 
 use std::sync::Arc;
 
@@ -13,19 +13,19 @@ use crate::error::{DataSetError, Result};
 use crate::files::ipc_sink::IpcFormat;
 use crate::files::part_sink::PartFormat;
 
-/// What the files look like.
+/// The format of output files.
 #[derive(Debug, Clone)]
 pub enum OutputFormat {
-    /// Values between delimiters, the columns' names in the first line.
+    /// Values separated by delimiters, with the column names in the first line.
     Csv {
-        /// Between values.
+        /// The separator of values.
         delimiter: u8,
         /// Whether the first line names the columns.
         has_header: bool,
         /// `""`, `gzip`, `bzip2`, `xz` or `zstd`.
         compression: String,
     },
-    /// One JSON object in each line.
+    /// One JSON object per line.
     Json {
         /// As for CSV.
         compression: String,
@@ -40,7 +40,7 @@ pub enum OutputFormat {
         /// `lz4`, `zstd` or `none`.
         compression: String,
     },
-    /// A file for each partition, in the order of the partitions.
+    /// One file per partition, in the order of the partitions.
     Parts(PartFormat),
 }
 
@@ -50,20 +50,20 @@ impl OutputFormat {
         OutputFormat::Parts(PartFormat::Records)
     }
 
-    /// Lines of text, of the only column; `compression` as for CSV.
+    /// Lines of text from a single column; `compression` as for CSV.
     ///
     /// # Errors
-    /// `Query` for a compression that there is not.
+    /// `Query` for an unknown compression.
     pub fn text(compression: &str) -> Result<Self> {
         Ok(OutputFormat::Parts(PartFormat::Text(whole_file(compression)?.into())))
     }
 
-    /// Arrays of NumPy.
+    /// NumPy arrays.
     pub fn npy() -> Self {
         OutputFormat::Parts(PartFormat::Npy)
     }
 
-    /// How partitions are written, if each is a file.
+    /// The format of partitions, if each is a separate file.
     pub(crate) fn part_format(&self, partition_by: &[String]) -> Option<&PartFormat> {
         match self {
             OutputFormat::Parts(format) if partition_by.is_empty() => Some(format),
@@ -71,7 +71,7 @@ impl OutputFormat {
         }
     }
 
-    /// `parquet`: the session's settings for such files.
+    /// `parquet`: the session's settings for Parquet files.
     pub(crate) fn factory(&self, parquet: &ParquetOptions) -> Result<Arc<dyn FileFormatFactory>> {
         Ok(match self {
             OutputFormat::Csv { delimiter, has_header, compression } => {

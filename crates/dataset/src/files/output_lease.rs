@@ -1,10 +1,11 @@
-//! The mark of output that is about to appear in a store: who has put it, and whether its writer lives.
+//! The marker of output that is about to appear in a store: it identifies the writer, and shows whether the writer is
+//! alive.
 //!
-//! Output appears there object by object, with the mark beside it, which is held as the lease on checkpoints is
-//! ([`tidemill_storage::lease`]): whoever takes it is certain that its writer is dead, and a writer whose
-//! mark was taken, as it had only stood still, finds out and stops. Unlike a lease, it is for readers, too: it is there
-//! also in stores that know no conditions, and is removed at the end; and who writes over what is there takes it from
-//! whoever has it.
+//! Output appears there object by object, beside the marker, which works like the lease on checkpoints
+//! ([`tidemill_storage::lease`]): a process that takes it over is certain that its writer is dead, and a writer that
+//! was only paused finds out that its marker was taken, and stops. Unlike a lease, the marker is also for readers: it
+//! exists even in stores that do not support conditions, and is removed at the end. A write that overwrites existing
+//! output takes the marker from any holder.
 
 use std::pin::pin;
 use std::sync::Arc;
@@ -21,38 +22,39 @@ use tokio::time::sleep;
 use crate::error::{DataSetError, Result};
 use crate::files::paths::UNFINISHED;
 
-/// A mark that this process has put.
+/// A marker written by this process.
 pub(crate) struct OutputLease {
     at: ObjectFolder,
     key: Key,
-    /// Whether there was one when it was put: what it stands beside was not whole.
+    /// Whether there already was a marker: the output beside it was incomplete.
     pub(crate) was_there: bool,
-    /// None when it is about to be removed, and not put again.
+    /// `None` once it is about to be removed, so that it is not renewed.
     asker: Mutex<Option<LeaseClient>>,
 }
 
-/// Where the mark of output lies.
+/// The key of the marker of output.
 pub(crate) fn key_at(at: &ObjectFolder) -> Key {
     at.path.clone().join(UNFINISHED)
 }
 
-/// Who asks for the mark of write `id`.
+/// The client for the marker of write `id`.
 fn asker(at: &ObjectFolder, id: &str) -> LeaseClient {
     let (store, key) = (Arc::clone(&at.store), key_at(at));
     let says = move |error: &Error| store.failed(&key, error).to_string();
     LeaseClient::new(Arc::clone(&at.store.objects), key_at(at), (id, "output"), says).unconditional()
 }
 
-/// Whether another has taken what was held, or has taken and removed it.
+/// Whether another process has taken over the marker, or has taken and removed it.
 fn is_taken(told: &ClaimOutcome) -> bool {
     matches!(told, ClaimOutcome::Lost(_) | ClaimOutcome::Answer(StoreAnswer::Nothing))
 }
 
 impl OutputLease {
-    /// Puts the mark of write `id` at output. Without `overwrite` one write of several wins, where the store can tell.
+    /// Writes the marker of write `id`. Without `overwrite`, one of several concurrent writes wins, if the store
+    /// supports that.
     ///
     /// # Errors
-    /// `Io`, where there is one and it is not to be written over, or the store says no.
+    /// `Io` if there is a marker that must not be overwritten, or if the store rejects it.
     pub(crate) async fn put(at: &ObjectFolder, id: &str, overwrite: bool) -> Result<Self> {
         let (mut asker, mut was_there) = (asker(at, id), false);
         loop {
@@ -79,10 +81,11 @@ impl OutputLease {
         OutputLease { at: at.clone(), key: key_at(at), was_there, asker: Mutex::new(Some(asker)) }
     }
 
-    /// Takes the mark of a dead writer for write `id`; `None` if there is none. Waits while its writer may be alive.
+    /// Takes over the marker of a dead writer for write `id`; `None` if there is none. Waits while its writer may be
+    /// alive.
     ///
     /// # Errors
-    /// `Io`, if the store does not let us.
+    /// `Io` if the store does not allow it.
     pub(crate) async fn take(at: &ObjectFolder, id: &str) -> Result<Option<Self>> {
         let (mut asker, mut told) = (self::asker(at, id), false);
         loop {
@@ -101,14 +104,14 @@ impl OutputLease {
                     }
                     sleep(pause).await;
                 }
-                // Its writer lives, and has put it again.
+                // Its writer is alive and has renewed it.
                 ClaimOutcome::Lost(_) => asker = self::asker(at, id),
                 ClaimOutcome::Failed(reason) => return Err(DataSetError::Io(reason)),
             }
         }
     }
 
-    /// What `work` comes to; `None`, when it was given up as the mark is another's by now.
+    /// The result of `work`; `None` if it was abandoned because another process has taken the marker.
     pub(crate) async fn during<T>(&self, work: impl Future<Output = T>) -> Option<T> {
         let taken = async {
             loop {
@@ -119,7 +122,7 @@ impl OutputLease {
                 match told {
                     told if is_taken(&told) => return,
                     ClaimOutcome::Wait(pause) => sleep(pause).await,
-                    // What else a store says `work` hears, too; and here it may not say so the next time.
+                    // `work` sees other errors of the store, too, and here the next renewal may succeed.
                     _ => {}
                 }
             }
@@ -130,11 +133,11 @@ impl OutputLease {
         }
     }
 
-    /// Whether it is still there, before what cannot be undone: this process may have stood still, or another write
-    /// gone over it.
+    /// Whether the marker is still ours, before an irreversible step: this process may have been paused, or another
+    /// write may have replaced it.
     ///
     /// # Errors
-    /// `Io`, if the store does not say.
+    /// `Io` if the store does not answer.
     pub(crate) async fn is_ours(&self) -> Result<bool> {
         let mut asker = self.asker.lock().await;
         let asker = asker.as_mut().expect("it is not asked for when it was removed");
@@ -147,7 +150,7 @@ impl OutputLease {
                 }
                 told if is_taken(&told) => return Ok(false),
                 ClaimOutcome::Wait(pause) => sleep(pause).await,
-                // It may be that it was put before, and the answer was lost.
+                // It may have been renewed earlier, with the answer lost.
                 _ => {}
             }
         }
@@ -156,9 +159,9 @@ impl OutputLease {
     /// Removes it, at the end.
     ///
     /// # Errors
-    /// `Io`, if the store does not let us.
+    /// `Io` if the store does not allow it.
     pub(crate) async fn remove(&self) -> Result<()> {
-        // Not while it is being put again, which would find that it is not there, and take it for another's.
+        // Not during a renewal, which would find it missing and conclude that another process had taken it.
         drop(self.asker.lock().await.take());
         match self.at.store.objects.delete(&self.key).await {
             Ok(()) | Err(Error::NotFound { .. }) => Ok(()),
@@ -166,7 +169,7 @@ impl OutputLease {
         }
     }
 
-    /// The error of a write that has lost its mark.
+    /// The error of a write that has lost its marker.
     pub(crate) fn taken(&self) -> DataSetError {
         DataSetError::Io(format!(
             "{}: another write replaced this one, or took it for dead because it made no progress for a while; the \

@@ -1,7 +1,8 @@
-//! The files that paths and URLs stand for: files and objects themselves, folders (with everything below that is not
+//! The files that paths and URLs refer to: single files and objects, folders (with everything below that is not
 //! hidden), and globs.
 //!
-//! An object store has no folders. What begins with a path and a slash is taken for what is in the folder of that path.
+//! Object stores have no folders. Objects whose keys begin with a path and a slash count as the contents of that
+//! folder.
 
 use std::collections::HashSet;
 use std::fmt;
@@ -27,19 +28,19 @@ use crate::engine::Engine;
 use crate::error::{DataSetError, Result};
 use crate::files::encoding::FileEncoding;
 
-/// The value of a folder whose rows have none, as Hive, Spark and DuckDB have it.
+/// The value in a folder name for null, as in Hive, Spark and DuckDB.
 pub(crate) const NULL_FOLDER: &str = "__HIVE_DEFAULT_PARTITION__";
 
-/// The object that says that output is about to appear around it; what is there is not whole.
+/// The object that marks output about to appear around it, which is incomplete.
 pub(crate) const UNFINISHED: &str = "_unfinished";
 
-/// Ranges of an object that are asked for at once.
+/// Number of ranges of an object to request concurrently.
 const RANGES_AT_ONCE: usize = 8;
 
 /// A file to read.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum InputFile {
-    /// By its absolute path.
+    /// Given by its absolute path.
     Local(PathBuf),
     Object(StoredObject),
 }
@@ -77,12 +78,12 @@ impl InputFile {
         }
     }
 
-    /// Its bytes from `start` on. To be called, and read, on a thread that may wait.
+    /// Its bytes from `start` on. Call and read it on a thread that may block.
     pub(crate) fn open(&self, start: u64) -> Result<Box<dyn Read + Send>> {
         self.open_within(start..u64::MAX)
     }
 
-    /// The same where a store need send nothing behind `range`; a local file goes on.
+    /// The same, but a store sends nothing past the end of `range`; a local file continues.
     pub(crate) fn open_within(&self, range: Range<u64>) -> Result<Box<dyn Read + Send>> {
         let Range { start, end } = range;
         match self {
@@ -102,8 +103,8 @@ impl InputFile {
         }
     }
 
-    /// Fills `into` with some ranges of its bytes, one behind the other, which it is as long as. To be called on a
-    /// thread that may wait.
+    /// Fills `into` with the concatenated ranges of its bytes; the lengths must match. Call it on a thread that may
+    /// block.
     pub(crate) fn read_ranges(&self, ranges: &[Range<u64>], into: &mut [u8]) -> io::Result<()> {
         let mut into = into;
         let mut next = |range: &Range<u64>| {
@@ -136,7 +137,7 @@ impl InputFile {
         DataSetError::Io(if named { text } else { format!("{self}: {text}") })
     }
 
-    /// The same of reading bytes that were there when the file was looked at.
+    /// The same for reading bytes that existed when the file was checked.
     pub(crate) fn cut_short(&self, error: &io::Error) -> DataSetError {
         match error.kind() {
             io::ErrorKind::UnexpectedEof => DataSetError::Data(format!("{self} became shorter while it was read")),
@@ -144,7 +145,7 @@ impl InputFile {
         }
     }
 
-    /// The same of reading: what the system does not say is of who expands a compressed file.
+    /// The same for reading, including errors of decompression, which do not come from the system.
     pub(crate) fn not_read(&self, packing: FileEncoding, error: &io::Error) -> DataSetError {
         match packing.remedy().filter(|_| error.raw_os_error().is_none()) {
             Some(remedy) => DataSetError::Io(format!("{self}: {error}; {remedy}")),
@@ -159,7 +160,7 @@ impl InputFile {
         }
     }
 
-    /// The names of the folders between `base` and this file, and its own.
+    /// The names of the folders between `base` and this file, and the file's own name.
     fn names_below(&self, base: &InputFolder) -> Option<Vec<String>> {
         match (self, base) {
             (InputFile::Local(path), InputFolder::Local(base)) => {
@@ -173,7 +174,7 @@ impl InputFile {
         }
     }
 
-    /// Refuses a file that is compressed, of which nobody can read a share.
+    /// Rejects a compressed file, which cannot be read in shares.
     pub(crate) fn check_not_compressed(&self) -> Result<()> {
         if self.compression() == FileCompressionType::UNCOMPRESSED {
             return Ok(());
@@ -184,7 +185,7 @@ impl InputFile {
         )))
     }
 
-    /// What its name tells of.
+    /// The compression that its name indicates.
     pub(crate) fn compression(&self) -> FileCompressionType {
         let name = match self {
             InputFile::Local(path) => path.to_string_lossy(),
@@ -200,10 +201,11 @@ impl InputFile {
     }
 }
 
-/// The absolute path without `..`, which mean what they mean to the kernel: beneath a link, its target's parent.
+/// The absolute path without `..`, which is resolved like in the kernel: after a link, it is the parent of the link's
+/// target.
 ///
 /// # Errors
-/// When what is before one is not there.
+/// If the part before a `..` does not exist.
 pub(crate) fn resolved(path: &Path) -> std::io::Result<PathBuf> {
     let mut resolved = PathBuf::new();
     for part in std::path::absolute(path)?.components() {
@@ -217,10 +219,10 @@ pub(crate) fn resolved(path: &Path) -> std::io::Result<PathBuf> {
     Ok(resolved)
 }
 
-/// Whether something is there.
+/// Whether something exists at the path.
 ///
 /// # Errors
-/// `Io` where the system does not say: what this process may not look at may well be there.
+/// `Io` if the system does not say: something this process may not access may exist.
 pub(crate) fn is_there(path: &Path) -> Result<bool> {
     use io::ErrorKind::{InvalidFilename, InvalidInput, NotADirectory};
     match path.try_exists() {
@@ -246,7 +248,7 @@ fn ended_early(store: &OpenStore, key: &Key) -> io::Error {
     io::Error::new(io::ErrorKind::UnexpectedEof, format!("{} ended early", store.shown(key)))
 }
 
-/// An object from some byte on, up to another. Nothing is asked for before it is read.
+/// A range of an object. No request is sent before it is read.
 struct ObjectReader {
     object: StoredObject,
     position: u64,
@@ -282,7 +284,7 @@ impl Read for ObjectReader {
     }
 }
 
-/// A folder that files lie below.
+/// A folder that contains files.
 #[derive(Debug)]
 pub(crate) enum InputFolder {
     Local(PathBuf),
@@ -298,17 +300,17 @@ impl InputFolder {
     }
 }
 
-/// What there is to read.
+/// The files to read.
 #[derive(Debug)]
 pub(crate) struct InputFiles {
-    /// At least one; those of one path are in the order of their names.
+    /// At least one; those of one path are ordered by name.
     pub(crate) files: Vec<InputFile>,
-    /// The folder, if one is all there is to read.
+    /// The folder, if there is nothing else to read.
     pub(crate) folder: Option<InputFolder>,
 }
 
 impl InputFiles {
-    /// The file, or one of them and how many there are.
+    /// The file, or one of the files and their number.
     pub(crate) fn describe(&self) -> String {
         match &self.files[..] {
             [one] => one.to_string(),
@@ -317,9 +319,9 @@ impl InputFiles {
         }
     }
 
-    /// The columns that the folders between the only folder and the files stand for, as in
-    /// `year=2024/month=2/part.parquet`; none unless all files have the same, and no file itself is named so, which
-    /// DataFusion would take for a folder.
+    /// The columns given by the folders between the only folder and the files, as in `year=2024/month=2/part.parquet`.
+    /// None unless all files have the same columns, and no file itself has such a name, which DataFusion would take for
+    /// a folder.
     pub(crate) fn folder_keys(&self) -> Vec<String> {
         let Some(folder) = &self.folder else { return Vec::new() };
         let keys_of = |file: &InputFile| -> Option<Vec<String>> {
@@ -334,7 +336,8 @@ impl InputFiles {
         }
     }
 
-    /// Those columns, apart from the files, and one of the files' own names.
+    /// The columns given by the folders, followed by one for the files' own names; the folder itself is removed from
+    /// `self`.
     pub(crate) fn take_place_columns(&mut self, file_column: Option<&str>) -> Option<PlaceColumns> {
         let mut names = self.folder_keys();
         let folder = self.folder.take().filter(|_| !names.is_empty());
@@ -342,7 +345,7 @@ impl InputFiles {
         (!names.is_empty()).then(|| PlaceColumns { folder, names, has_file: file_column.is_some() })
     }
 
-    /// The compression that the files' names tell of.
+    /// The compression that the files' names indicate.
     pub(crate) fn compression(&self) -> Result<FileCompressionType> {
         let first = self.files[0].compression();
         match self.files.iter().find(|file| file.compression() != first) {
@@ -355,7 +358,7 @@ impl InputFiles {
     }
 }
 
-/// The columns that folders stand for, see [`InputFiles::folder_keys`], and behind them one for the files themselves.
+/// The columns given by folders, see [`InputFiles::folder_keys`], followed by one for the files themselves.
 #[derive(Debug)]
 pub(crate) struct PlaceColumns {
     folder: Option<InputFolder>,
@@ -368,13 +371,13 @@ impl PlaceColumns {
     pub(crate) fn values(&self, file: &InputFile) -> Vec<String> {
         let names = self.folder.as_ref().and_then(|folder| file.names_below(folder)).unwrap_or_default();
         let values = names.iter().filter_map(|name| Some(name.split_once('=')?.1));
-        // What a name cannot have may be written with percent signs; a value that is none such stands as it is.
+        // Characters that a name cannot contain may be percent-encoded; an invalid encoding is taken literally.
         let decoded = |value: &str| percent_decode_str(value).decode_utf8().map_or_else(|_| value.into(), Into::into);
         values.map(decoded).chain(self.has_file.then(|| file.to_string())).collect()
     }
 }
 
-/// Every file that `paths` stand for.
+/// All files that `paths` refer to.
 pub(crate) async fn find(engine: &Engine, paths: &[String], options: &StorageOptions) -> Result<InputFiles> {
     let (mut files, mut folder) = (Vec::new(), None);
     for path in paths {
@@ -402,22 +405,22 @@ pub(crate) async fn find(engine: &Engine, paths: &[String], options: &StorageOpt
     Ok(InputFiles { files, folder: folder.filter(|_| paths.len() == 1) })
 }
 
-/// The files that paths and URLs stand for, as paths and URLs.
+/// The files that paths and URLs refer to, as paths and URLs.
 ///
 /// # Errors
-/// `Io` if there are none, or they cannot be listed.
+/// `Io` if there are none, or if they cannot be listed.
 pub async fn find_files(engine: &Engine, paths: &[String], storage: &StorageOptions) -> Result<Vec<String>> {
     Ok(find(engine, paths, storage).await?.files.iter().map(ToString::to_string).collect())
 }
 
-/// A local file as a host sees it. On another host it is the same file if all of this is the same.
+/// A local file as seen by a host. It is the same file on another host if all of this is equal.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct LocalFile {
     /// Its absolute path.
     pub path: String,
-    /// How long it is.
+    /// Its size.
     pub bytes: u64,
-    /// When it was last changed, in nanoseconds since 1970.
+    /// Its modification time, in nanoseconds since 1970.
     pub changed_ns: i64,
 }
 
@@ -431,10 +434,10 @@ impl LocalFile {
     }
 }
 
-/// The local files that paths stand for on this host, which may have none of them.
+/// The local files that paths refer to on this host, which may have none of them.
 ///
 /// # Errors
-/// `Query` for a URL of a store, and where folders stand for columns: of the files of some hosts nobody knows which.
+/// `Query` for a URL of a store, and for folders that give columns, because other hosts' files may give different ones.
 /// `Io`.
 pub fn find_local_files(paths: &[String]) -> Result<Vec<LocalFile>> {
     let (mut files, mut folder) = (Vec::new(), None);
@@ -460,7 +463,7 @@ pub fn find_local_files(paths: &[String]) -> Result<Vec<LocalFile>> {
 /// All bytes of one file.
 ///
 /// # Errors
-/// `Io` if it is not one file, or cannot be read.
+/// `Io` if it is not a single file, or cannot be read.
 pub async fn read_bytes(engine: &Engine, path: &str, storage: &StorageOptions) -> Result<Vec<u8>> {
     let InputFiles { files, folder } = find(engine, &[path.to_owned()], storage).await?;
     let [file] = &files[..] else {
@@ -482,18 +485,18 @@ pub async fn read_bytes(engine: &Engine, path: &str, storage: &StorageOptions) -
     }
 }
 
-/// What a name that stands for several has.
+/// Characters that make a name a pattern.
 pub(crate) const GLOBS: [char; 3] = ['*', '?', '['];
 
-/// Adds the files of a local path, none if there is nothing. Returns the folder if it is one.
+/// Adds the files of a local path, if there are any. Returns the folder if it is one.
 ///
 /// # Errors
-/// `Io` for what cannot be looked at, `Query` for a pattern that is none.
+/// `Io` for something that cannot be accessed, `Query` for an invalid pattern.
 fn find_local(path: &str, files: &mut Vec<InputFile>) -> Result<Option<PathBuf>> {
     let absolute = std::path::absolute(path).map_err(|error| DataSetError::Io(format!("{path}: {error}")))?;
-    // What is not there, or behind a pattern, is told or looked for as it was given.
+    // A missing path, or a pattern, is used as given.
     let absolute = resolved(&absolute).unwrap_or(absolute);
-    // A name may contain what looks like a glob; the file itself goes first.
+    // A name may look like a glob; an existing file takes precedence.
     if is_there(&absolute)? {
         add(&absolute, files)?;
         return Ok(Some(absolute).filter(|path| path.is_dir()));
@@ -506,7 +509,7 @@ fn find_local(path: &str, files: &mut Vec<InputFile>) -> Result<Option<PathBuf>>
     let plain: PathBuf = absolute.iter().take_while(|name| !name.to_string_lossy().contains(GLOBS)).collect();
     let mut entries =
         found.collect::<std::result::Result<Vec<_>, _>>().map_err(|error| DataSetError::Io(error.to_string()))?;
-    // A folder before those in it, which come with it.
+    // A folder precedes its contents, which come with it.
     entries.sort_unstable();
     let mut last: Option<PathBuf> = None;
     for entry in entries {
@@ -520,7 +523,8 @@ fn find_local(path: &str, files: &mut Vec<InputFile>) -> Result<Option<PathBuf>>
     Ok(None)
 }
 
-/// The file, or those below a folder, but what begins with a dot or underscore: such names are of unfinished output.
+/// The file, or the files below a folder, without names that begin with a dot or an underscore: those are unfinished
+/// output.
 fn add(path: &Path, files: &mut Vec<InputFile>) -> Result<()> {
     if !path.is_dir() {
         files.push(InputFile::Local(path.to_owned()));
@@ -539,7 +543,7 @@ fn add(path: &Path, files: &mut Vec<InputFile>) -> Result<()> {
     Ok(())
 }
 
-/// Whether what a glob stands for leaves out hidden names: unless it names some, as in `_log/*`.
+/// Whether a glob skips hidden names: it does unless it names some, as in `_log/*`.
 fn hides_hidden(pattern: &str) -> bool {
     let mut globs = pattern.split('/').skip_while(|segment| !segment.contains(GLOBS));
     !globs.any(is_hidden)
@@ -559,7 +563,7 @@ async fn find_objects(at: &StoreLocation, files: &mut Vec<InputFile>) -> Result<
             size_bytes: meta.size,
         }));
     };
-    // As for files, the object itself goes before a glob. One that has no extension is most likely none.
+    // As with files, an object takes precedence over a glob. A key without an extension is probably not an object.
     let mut head = None;
     if !is_folder && path.filename().is_some_and(|name| name.contains('.')) {
         match head.insert(store.objects.head(path).await) {
@@ -577,7 +581,7 @@ async fn find_objects(at: &StoreLocation, files: &mut Vec<InputFile>) -> Result<
         None => None,
         Some(_) => Some(Pattern::new(path.as_ref()).map_err(|error| DataSetError::Query(format!("{at}: {error}")))?),
     };
-    // Parsed, not made of its parts: that would encode them.
+    // Parsed instead of built from its parts, which would encode them.
     let base = Key::parse(segments[..plain.unwrap_or(segments.len())].join("/"))
         .map_err(|error| DataSetError::Query(format!("{at}: {error}")))?;
     let listed: Result<Vec<ObjectMeta>, _> = store.objects.list(Some(&base)).try_collect().await;
@@ -595,7 +599,7 @@ async fn find_objects(at: &StoreLocation, files: &mut Vec<InputFile>) -> Result<
                 add(meta);
                 return Ok(false);
             }
-            // A store whose folders are those of a file system does not always say that they are no objects.
+            // A store whose folders are those of a file system does not always report that they are not objects.
             (Err(error), Ok(_)) if !matches!(error, object_store::Error::NotFound { .. }) => {
                 return Err(store.failed(path, &error).into());
             }
@@ -623,10 +627,10 @@ async fn find_objects(at: &StoreLocation, files: &mut Vec<InputFile>) -> Result<
     Ok(pattern.is_none())
 }
 
-/// The objects to read of those listed, whose first `depth` segments are the listed folder's: those that are not hidden
-/// below the folder, or below what the glob matches. A mark of unfinished output is kept.
+/// The listed objects to read; their first `depth` segments are those of the listed folder. Skips those hidden below
+/// the folder, or below the part that the glob matches. Keeps a marker of unfinished output.
 fn chosen(listed: &[ObjectMeta], depth: usize, pattern: Option<&Pattern>) -> Vec<ObjectMeta> {
-    // As for local files: stars stay within a name.
+    // As with local files, stars do not match a slash.
     let options = MatchOptions { require_literal_separator: true, ..MatchOptions::new() };
     let hides = pattern.is_none_or(|pattern| hides_hidden(pattern.as_str()));
     let wanted = |meta: &ObjectMeta| {
@@ -643,7 +647,7 @@ fn chosen(listed: &[ObjectMeta], depth: usize, pattern: Option<&Pattern>) -> Vec
         let seen = |from: usize| &segments[if hides { depth } else { from }.min(segments.len())..];
         matched.is_some_and(|from| !seen(from).iter().any(|name| is_hidden(name)))
     };
-    // Some tools mark a folder with an empty object of its name.
+    // Some tools mark a folder with an empty object of the same name.
     let folders: HashSet<&str> = listed
         .iter()
         .flat_map(|meta| meta.location.as_ref().match_indices('/').map(|(at, _)| &meta.location.as_ref()[..at]))
@@ -664,7 +668,7 @@ mod tests {
     const NAMES: [&str; 7] =
         ["b.csv", "a.csv", ".hidden.csv", "_SUCCESS", "deep/c.csv", "deep/_log/d.csv", "odd[1].csv"];
 
-    /// What each path gives, below the folder; the same for files and for objects.
+    /// The files of each path, relative to the folder; the same for files and objects.
     fn expect(names: impl Fn(&str) -> Result<Vec<String>>) {
         assert_eq!(names("").unwrap(), ["a.csv", "b.csv", "deep/c.csv", "odd[1].csv"]);
         assert_eq!(names("/?.csv").unwrap(), ["a.csv", "b.csv"]);
@@ -677,7 +681,7 @@ mod tests {
         assert!(names("/none").unwrap_err().to_string().starts_with("there is no "));
     }
 
-    /// Hidden files are unfinished output of someone else; reading them would double rows.
+    /// Hidden files are another job's unfinished output; reading them would duplicate rows.
     #[test]
     fn local_files() {
         let dir = std::env::temp_dir().join(format!("tidemill-files-{}", std::process::id()));
@@ -719,7 +723,8 @@ mod tests {
         });
     }
 
-    /// A host that has none of the files is no error; what would be columns, for other hosts perhaps not, is one.
+    /// A host without any of the files is not an error; folders that would give columns, perhaps not on other hosts,
+    /// are.
     #[test]
     fn files_of_one_host() {
         let dir = std::env::temp_dir().join(format!("tidemill-own-files-{}", std::process::id()));

@@ -1,7 +1,7 @@
-//! Tables of files that only some hosts have: each worker reads its own, and what no worker has is not read by another.
+//! Tables of files that only some hosts have: each worker reads its own files, and no other worker reads them.
 //!
-//! To plans such a table is the same on all workers, whatever lies where: as many partitions as the job has threads, of
-//! no known size. What a worker reads is a plan of its own, of which others see nothing.
+//! For planning, such a table is the same on all workers, wherever the files are: it has as many partitions as the job
+//! has threads, and its size is unknown. What a worker reads is a separate plan that others do not see.
 
 use std::fmt;
 use std::sync::Arc;
@@ -30,11 +30,11 @@ use crate::exec::step::as_planned;
 use crate::exec::step::no_input;
 
 impl DataSet {
-    /// A table of the rows of `mine` and those that the other workers have: this is `worker` of `workers`, and has
-    /// files, or none.
+    /// A table of the rows of `mine` and of those on the other workers. This is `worker` of `workers`, and may have no
+    /// files.
     ///
-    /// `schema` is the same on every worker, and that of `mine` but for what it says of nulls; so is `is_lenient`,
-    /// whether any worker leaves out rows that cannot be read.
+    /// `schema` is the same on every worker, and equals that of `mine` except for nullability. `is_lenient` is also the
+    /// same: it says whether any worker skips unreadable rows.
     ///
     /// # Errors
     /// None known.
@@ -46,7 +46,7 @@ impl DataSet {
         worker: usize,
         workers: usize,
     ) -> crate::error::Result<Self> {
-        // Files of one worker may have no nulls.
+        // The files of one worker may have no nulls.
         let fields = schema.fields().iter().map(|field| field.as_ref().clone().with_nullable(true));
         let schema = Arc::new(Schema::new(fields.collect::<Vec<_>>()));
         let threads = engine.context().copied_config().target_partitions();
@@ -56,7 +56,7 @@ impl DataSet {
     }
 }
 
-/// Which partitions a worker runs: partition `i` of a query runs on worker `i % workers`.
+/// The partitions that a worker runs: partition `i` of a query runs on worker `i % workers`.
 #[derive(Clone, Copy, Debug)]
 struct HostPartitions {
     worker: usize,
@@ -64,7 +64,7 @@ struct HostPartitions {
     threads: usize,
 }
 
-/// Files of all workers, as one of them sees them.
+/// The files of all workers, as seen by one of them.
 pub(crate) struct OwnTable {
     schema: SchemaRef,
     pub(crate) input: Option<DataFrame>,
@@ -101,7 +101,7 @@ impl TableProvider for OwnTable {
         };
         let input = match &self.input {
             Some(frame) => {
-                // In its own session, which plans for the threads of this worker, not for those of the job.
+                // In a separate session, which plans for the threads of this worker instead of those of the job.
                 let (state, _) = frame.clone().into_parts();
                 Some(frame.clone().into_view().scan(&state, projection, filters, limit).await?)
             }
@@ -115,7 +115,7 @@ impl TableProvider for OwnTable {
     }
 }
 
-/// Reads the files of this worker; those of others are read there.
+/// Reads the files of this worker; other workers read theirs.
 pub(crate) struct OwnExec {
     input: Option<Arc<dyn ExecutionPlan>>,
     share: HostPartitions,
@@ -142,7 +142,7 @@ impl fmt::Debug for OwnExec {
 }
 
 impl DisplayAs for OwnExec {
-    /// The same on every worker: what it reads is its own affair.
+    /// The same on every worker, regardless of what it reads.
     fn fmt_as(&self, _: DisplayFormatType, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let schema = self.properties.eq_properties.schema();
         let names = schema.fields().iter().map(|field| field.name().as_str()).collect::<Vec<_>>().join(", ");
@@ -167,7 +167,7 @@ impl ExecutionPlan for OwnExec {
         let Some(input) = self.input.clone().filter(|_| partition % workers == worker) else {
             return Ok(Box::pin(EmptyRecordBatchStream::new(schema)));
         };
-        // A share of its plan's partitions, one after the other; mostly there is one for each thread.
+        // A share of its plan's partitions, one after the other; usually there is one for each thread.
         let (thread, count) = (partition / workers, input.output_partitioning().partition_count());
         let parts = thread * count / threads..(thread + 1) * count / threads;
         let run = move |part| input.execute(part, Arc::clone(&context));
@@ -186,14 +186,14 @@ mod tests {
     use datafusion::logical_expr::lit;
     use datafusion::physical_plan::displayable;
 
-    /// A partition that is run twice, or by nobody, is rows twice or lost; a plan that tells of files differs between
-    /// workers.
+    /// A partition that runs twice duplicates rows, and one that never runs loses them; a plan that mentions files
+    /// would differ between workers.
     #[test]
     fn each_worker_reads_what_it_has_and_plans_alike() {
         let (threads, workers) = (2, 3);
         let engine = Engine::new(&EngineConfig { threads, workers, memory_bytes: None, spill_dir: None }).unwrap();
         let schema: SchemaRef = Arc::new(Schema::new(vec![Field::new("n", DataType::Int64, false)]));
-        // Worker 1 has nothing.
+        // Worker 1 has no files.
         let mine = |worker: usize| {
             let numbers = Int64Array::from_iter_values((0..20_000).map(|n| n * 10 + worker as i64));
             let batch = RecordBatch::try_new(Arc::clone(&schema), vec![Arc::new(numbers)]).unwrap();

@@ -1,4 +1,4 @@
-//! DataSets of files: paths, folders, globs and URLs of CSV, JSON lines, Parquet, Arrow IPC and text, compressed or
+//! DataSets from files: paths, folders, globs and URLs of CSV, JSON lines, Parquet, Arrow IPC and text, compressed or
 //! not.
 
 use std::sync::Arc;
@@ -35,18 +35,18 @@ use crate::files::schema_union::{fits, unite};
 use crate::files::text_source::TextLines;
 use crate::plan::expr::column;
 
-/// How the bytes of files become columns.
+/// The format of files to read.
 #[derive(Debug, Clone)]
 pub enum ReadFormat {
-    /// Values between delimiters.
+    /// Values separated by delimiters.
     Csv(CsvLayout),
-    /// One JSON object in each line.
+    /// One JSON object per line.
     Json,
     /// Apache Parquet.
     Parquet,
-    /// Arrow IPC, files or streams.
+    /// Arrow IPC files or streams.
     Ipc,
-    /// Lines of UTF-8 text, as one column `line`.
+    /// Lines of UTF-8 text, as a single column `line`.
     Text,
 }
 
@@ -61,7 +61,7 @@ impl ReadFormat {
         }
     }
 
-    /// How rows lie in lines; `None` for formats of other kinds.
+    /// The layout of rows in lines; `None` for other kinds of formats.
     fn line_layout(&self) -> Option<LineLayout> {
         match self {
             ReadFormat::Csv(layout) => Some(LineLayout::Csv(layout.clone())),
@@ -72,18 +72,18 @@ impl ReadFormat {
     }
 }
 
-/// What else there is to say of reading.
+/// Further options for reading.
 #[derive(Debug, Clone)]
 pub struct ReadOptions {
-    /// Names and types; found out without.
+    /// Names and types; inferred by default.
     pub schema: Option<SchemaRef>,
-    /// Of CSV and JSON: rows of a file that types are found out from.
+    /// For CSV and JSON: rows of a file from which types are inferred.
     pub infer_rows: usize,
-    /// Of texts; UTF-8 without.
+    /// The text encoding; UTF-8 by default.
     pub encoding: Option<String>,
-    /// A column of the files' paths or URLs, behind all others.
+    /// An additional last column with the files' paths or URLs.
     pub file_column: Option<String>,
-    /// What becomes of rows of CSV, JSON and text that cannot be read.
+    /// What to do with unreadable rows of CSV, JSON and text.
     pub on_error: OnError,
 }
 
@@ -93,16 +93,16 @@ impl Default for ReadOptions {
     }
 }
 
-/// A table of the rows of all files that `paths` stand for: files, folders (with everything below), globs, and URLs of
-/// any of them in an object store, which is told `storage`.
+/// A table of the rows of all files that `paths` refer to: files, folders (with everything below), globs, and URLs of
+/// any of them in an object store with the options `storage`.
 ///
-/// Folders named `column=value` below a single folder give their files that column, of texts.
+/// Folders named `column=value` below a single folder add a string column to their files.
 ///
 /// Without a schema, names and types come from the files: for CSV and JSON from the first `infer_rows` rows.
 ///
 /// # Errors
-/// `Io` for a path without files, or a store that does not give them, naming it; `Data` if the files' schemas do not
-/// fit each other.
+/// `Io` for a path without files, or an error of a store, naming it; `Data` if the schemas of the files are
+/// incompatible.
 pub async fn read(
     engine: &Engine,
     paths: &[String],
@@ -114,7 +114,7 @@ pub async fn read(
     let (encoding, file_column) = (encoding.as_deref(), file_column.as_deref());
     let found = find(engine, paths, storage).await?;
     let packing = match format {
-        // These compress inside.
+        // These have internal compression.
         ReadFormat::Parquet | ReadFormat::Ipc => FileEncoding::NONE,
         _ => FileEncoding::new(found.compression()?, encoding)?,
     };
@@ -122,7 +122,7 @@ pub async fn read(
         csv_fits(layout, &found.files, packing, schema.as_ref()).await?;
     }
     let layout = format.line_layout();
-    // Lines have no place for a column of DataFusion's.
+    // DataFusion cannot add a column to lines.
     let is_ours = on_error != OnError::Raise || (file_column.is_some() && matches!(format, ReadFormat::Text));
     if let Some(layout) = layout.as_ref().filter(|_| is_ours) {
         let schema = match schema {
@@ -144,7 +144,7 @@ pub async fn read(
             Ok(inferred) => return Ok(inferred),
             Err(error) => in_files(error.into(), &found, &format),
         };
-        // Of many files the one that cannot be expanded.
+        // Names the file that cannot be decompressed.
         let again = match &layout {
             Some(layout) if !packing.is_plain() => infer_types(layout.clone(), &found, packing, infer_rows).await.err(),
             _ => None,
@@ -178,20 +178,19 @@ pub async fn read(
             .with_schema(wanted)
         }
         (_, Some(schema)) => config.with_schema(schema),
-        // DataFusion takes the types of the first file for those of all, and looks for them in blocks that may cut a
-        // value in two.
+        // DataFusion takes the types of the first file for all, and infers them from blocks that may split a value.
         (ReadFormat::Csv(csv), None) => {
             match infer_types(LineLayout::Csv(csv.clone()), &found, packing, infer_rows).await {
-                // DataFusion says what is wrong with files without columns.
+                // DataFusion reports what is wrong with files without columns.
                 Ok(none) if none.fields().is_empty() => inferred(config).await?,
                 Ok(some) => config.with_schema(some),
                 Err(error) if !packing.is_plain() => return Err(error),
                 Err(error) => return Err(in_files(error, &found, &format)),
             }
         }
-        // DataFusion looks at the first file, and columns that only others have would be left out in silence.
+        // DataFusion looks only at the first file, and would silently drop columns that exist only in others.
         (ReadFormat::Json, None) => match infer_types(LineLayout::Json, &found, packing, infer_rows).await? {
-            // What it says of them.
+            // DataFusion's own error for them.
             none if none.fields().is_empty() => inferred(config).await?,
             some => config.with_schema(some),
         },
@@ -203,22 +202,22 @@ pub async fn read(
     without_markers(set, &nulls)
 }
 
-/// Where DataFusion finds the files, and how it reads them.
+/// The URLs and options with which DataFusion reads the files.
 fn listing(found: &InputFiles, format: Arc<dyn FileFormat>) -> Result<(Vec<ListingTableUrl>, ListingOptions)> {
-    // Which files to read has been decided, whatever their names end with.
+    // The files to read have been chosen, whatever their extensions.
     let options = ListingOptions::new(format).with_file_extension("");
     let keys = found.folder_keys();
     Ok(match &found.folder {
         Some(folder) if !keys.is_empty() => {
             let columns = keys.into_iter().map(|key| (key, DataType::Utf8)).collect();
-            // DataFusion lists the folder again; this keeps it from what is hidden there.
+            // DataFusion lists the folder again; the glob excludes hidden files.
             (vec![folder.listing_url()?.with_glob("[!._]*")?], options.with_table_partition_cols(columns))
         }
         _ => (found.files.iter().map(InputFile::listing_url).collect::<Result<Vec<_>>>()?, options),
     })
 }
 
-/// The schema of a table of files that have `schemas`: the one that is asked for, if any, which has to fit them.
+/// The schema of a table of files with `schemas`: the requested one, if any, which must be compatible with them.
 fn wanted_schema(schema: Option<SchemaRef>, files: &[InputFile], schemas: &[SchemaRef]) -> Result<SchemaRef> {
     match schema {
         Some(schema) => {
@@ -229,8 +228,8 @@ fn wanted_schema(schema: Option<SchemaRef>, files: &[InputFile], schemas: &[Sche
     }
 }
 
-/// The rows of DataFusion's table of the files. Those of lines are read in pieces where that is possible, and an error
-/// names the first row that cannot be read.
+/// The rows of DataFusion's table of the files. Text formats are read in pieces if possible, and an error names the
+/// first unreadable row.
 fn listed(
     engine: &Engine,
     found: InputFiles,
@@ -264,7 +263,7 @@ fn listed(
     DataSet::new(engine.context().read_table(table)?)
 }
 
-/// Columns and types of the first rows of each file.
+/// The columns and types of the first rows of each file.
 async fn infer_types(
     layout: LineLayout,
     found: &InputFiles,
@@ -292,7 +291,7 @@ async fn infer_types(
     Ok(if is_csv { untyped_as_text(&all) } else { all })
 }
 
-/// The schemas with the types of `overrides` for the columns that it names.
+/// The schemas with the types in `overrides` for the columns in it.
 fn overridden(schemas: &[SchemaRef], overrides: &SchemaRef) -> Result<Vec<SchemaRef>> {
     let is_there = |name: &str| schemas.iter().any(|schema| schema.field_with_name(name).is_ok());
     if let Some(unknown) = overrides.fields().iter().find(|field| !is_there(field.name())) {
@@ -310,7 +309,7 @@ fn overridden(schemas: &[SchemaRef], overrides: &SchemaRef) -> Result<Vec<Schema
     Ok(schemas.iter().map(with_types).collect())
 }
 
-/// Columns without a value in the rows looked at become text, which keeps whatever comes later. As `Null` they would
+/// Columns without values in the sampled rows become strings, which can hold whatever comes later. As `Null` they would
 /// lose it.
 fn untyped_as_text(schema: &SchemaRef) -> SchemaRef {
     let typed = |field: &Arc<Field>| match field.data_type() {
@@ -320,7 +319,7 @@ fn untyped_as_text(schema: &SchemaRef) -> SchemaRef {
     Arc::new(Schema::new(schema.fields().iter().map(typed).collect::<Vec<_>>()))
 }
 
-/// Refuses a pattern for nulls that is none, and headers that do not fit.
+/// Rejects an invalid null pattern, and mismatching headers.
 async fn csv_fits(
     layout: &CsvLayout,
     files: &[InputFile],
@@ -335,9 +334,9 @@ async fn csv_fits(
     if layout.has_header { headers_fit(layout, files, packing, schema).await } else { Ok(()) }
 }
 
-/// Refuses CSV files that have two columns of one name, or have not their columns in one order, and a schema that has a
-/// file's in another one: values would come to other columns. Of files in stores, where a look costs a request, none is
-/// looked at but the first, for names that no schema gives.
+/// Rejects CSV files with duplicate column names or different column orders, and a schema with a column order other
+/// than that of a file: values would end up in other columns. In stores, where each check costs a request, only the
+/// first file is checked, for names that no schema provides.
 async fn headers_fit(
     layout: &CsvLayout,
     files: &[InputFile],
@@ -353,7 +352,7 @@ async fn headers_fit(
     let look = move || -> Result<()> {
         let mut first = given;
         for file in looked_at {
-            // What cannot be read is told by who reads it.
+            // The reader reports files that cannot be read.
             let header = infer(&layout, &file, packing, 1);
             let names = header.map(|header| names_of(&header)).unwrap_or_default();
             if names.is_empty() {
@@ -395,7 +394,7 @@ async fn headers_fit(
                         missing.join(", ")
                     )));
                 }
-                // Other names for the columns.
+                // Different names for the columns.
                 None => first = Some((Some(file), names)),
                 Some(of) => {
                     return Err(DataSetError::Data(format!(
@@ -411,7 +410,7 @@ async fn headers_fit(
     looked.map_err(|error| DataSetError::Internal(error.to_string()))?
 }
 
-/// A name that is there more than once.
+/// A name that occurs more than once.
 fn twice(names: &[String]) -> Option<&String> {
     names.iter().enumerate().find(|(at, name)| names[..*at].contains(name)).map(|(_, name)| name)
 }
@@ -420,7 +419,7 @@ fn names_of(schema: &Schema) -> Vec<String> {
     schema.fields().iter().map(|field| field.name().clone()).collect()
 }
 
-/// Refuses a name for the files' column that another has.
+/// Rejects a name for the file column that another column has.
 fn free(file_column: Option<&str>, fields: &Fields) -> Result<()> {
     match file_column.filter(|name| fields.find(name).is_some()) {
         Some(name) => {
@@ -430,7 +429,7 @@ fn free(file_column: Option<&str>, fields: &Fields) -> Result<()> {
     }
 }
 
-/// The columns that folders name, if one of these is for rows without a value.
+/// The folder columns, if one of the folders stands for null.
 fn null_folders(found: &InputFiles) -> Vec<String> {
     let keys = found.folder_keys();
     let marker = format!("={NULL_FOLDER}");
@@ -438,7 +437,7 @@ fn null_folders(found: &InputFiles) -> Vec<String> {
     if has_some { keys } else { Vec::new() }
 }
 
-/// The rows, null where a folder says so.
+/// The rows, with nulls where a folder stands for null.
 fn without_markers(set: DataSet, keys: &[String]) -> Result<DataSet> {
     if keys.is_empty() {
         return Ok(set);
@@ -468,7 +467,7 @@ fn checked(table: ListingTable, check: Option<Arc<FirstBadRow>>, pieces: Vec<Byt
     }
 }
 
-/// A table of the rows that can be read.
+/// A table of the readable rows.
 fn read_good(
     engine: &Engine,
     mut found: InputFiles,
@@ -493,7 +492,7 @@ fn read_good(
     without_markers(DataSet::new(engine.context().read_table(Arc::new(table))?)?, &nulls)
 }
 
-/// A table of what a URL stands for, in the format that the name of its first file tells of.
+/// A table from a URL, in the format that the name of its first file indicates.
 pub(crate) async fn read_url(engine: &Engine, url: &str) -> Result<DataSet> {
     let storage = StorageOptions::new();
     let found = find(engine, &[url.to_owned()], &storage).await?;

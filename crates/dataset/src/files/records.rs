@@ -1,4 +1,4 @@
-//! Files of records of a fixed length, without headers: each column is the same bytes of every record.
+//! Files of fixed-length records without headers: each column is a fixed range of bytes in every record.
 
 use std::io::Read;
 use std::ops::Range;
@@ -21,15 +21,15 @@ use crate::files::file_table::{FilePartition, PiecesTable};
 use crate::files::paths::{InputFile, find};
 use crate::files::rejected::RejectedRow;
 
-/// Records of a batch: DataFusion's own batch size.
+/// Records per batch: DataFusion's own batch size.
 pub(crate) const BATCH_RECORDS: u64 = 8192;
 
-/// A table of all records of the files that `paths` stand for, as for [`read`](crate::read()); `columns` are names and
-/// bytes, in their order in a record.
+/// A table of all records in the files that `paths` refer to, as for [`read`](crate::read()). `columns` are names and
+/// sizes in bytes, in the order of a record.
 ///
 /// # Errors
-/// `Query` for no columns or one without bytes; `Io`; `Data` for a file that does not hold whole records; `Unsupported`
-/// for one whose name says that it is compressed.
+/// `Query` without columns, or for a column without bytes; `Io`; `Data` for a file that does not consist of whole
+/// records; `Unsupported` for a file whose name indicates compression.
 pub async fn read_records(
     engine: &Engine,
     paths: &[String],
@@ -63,14 +63,14 @@ pub async fn read_records(
     DataSet::new(engine.context().read_table(Arc::new(table))?)
 }
 
-/// Some records of a file, by its number.
+/// A range of records of a file, given by its number.
 pub(crate) struct FileRecords {
     pub(crate) file: usize,
     pub(crate) rows: Range<u64>,
 }
 
-/// As equal parts of the records of some files as there may be partitions, but of `records_min`; at least one, in their
-/// order.
+/// Divides the records of some files, in order, equally among the partitions, but with at least `records_min` records
+/// each; at least one partition.
 pub(crate) fn deal(records: &[u64], records_min: u64, partitions_max: usize) -> Vec<Vec<FileRecords>> {
     let each = records.iter().sum::<u64>().div_ceil(partitions_max as u64).max(records_min);
     let mut groups = vec![Vec::new()];
@@ -91,7 +91,7 @@ pub(crate) fn deal(records: &[u64], records_min: u64, partitions_max: usize) -> 
     groups
 }
 
-/// Of pieces with so many rows each the first rows, where no more than `rows_max` are wanted.
+/// The first rows of pieces with these row ranges, if `rows_max` is given.
 pub(crate) fn first_rows<T: Clone>(pieces: &[(T, Range<u64>)], rows_max: Option<usize>) -> Vec<(T, Range<u64>)> {
     let mut left = rows_max.map_or(u64::MAX, |rows| rows as u64);
     let piece = |(of, rows): &(T, Range<u64>)| {
@@ -102,20 +102,20 @@ pub(crate) fn first_rows<T: Clone>(pieces: &[(T, Range<u64>)], rows_max: Option<
     pieces.iter().filter_map(piece).collect()
 }
 
-/// Some records of some files.
+/// A selection of records from some files.
 #[derive(Debug)]
 struct RecordSelection {
-    /// Of the columns that are wanted.
+    /// The schema of the required columns.
     schema: SchemaRef,
-    /// Where each of them is in a record.
+    /// The place of each of them in a record.
     places: Vec<Range<usize>>,
-    /// Bytes of a record.
+    /// Bytes per record.
     width: usize,
     pieces: Vec<(InputFile, Range<u64>)>,
 }
 
 impl RecordSelection {
-    /// All columns.
+    /// Selects all columns.
     fn whole(schema: &SchemaRef, pieces: Vec<(InputFile, Range<u64>)>) -> Self {
         let mut width = 0;
         let place = |field: &Arc<Field>| {
@@ -148,7 +148,7 @@ impl PartitionStream for RecordSelection {
     }
 
     fn execute(&self, _: Arc<TaskContext>) -> SendableRecordBatchStream {
-        // Two batches ahead: reading goes on while one is worked on, and no further.
+        // Two batches ahead: reading continues while one is processed, but not further.
         let mut builder = RecordBatchReceiverStreamBuilder::new(Arc::clone(&self.schema), 2);
         let sender = builder.tx();
         let (schema, places, pieces) = (Arc::clone(&self.schema), self.places.clone(), self.pieces.clone());
@@ -174,7 +174,7 @@ impl PartitionStream for RecordSelection {
     }
 }
 
-/// What is at `places` in each of so many records, a column for each.
+/// The bytes at `places` in each of `count` records, as one column each.
 fn batch(
     block: &[u8],
     width: usize,
@@ -188,12 +188,12 @@ fn batch(
         Ok(Arc::new(FixedSizeBinaryArray::try_new(place.len() as i32, Buffer::from_vec(values), None)?))
     };
     let columns = places.iter().map(column).collect::<datafusion::error::Result<_>>()?;
-    // Of no columns, there are still so many rows.
+    // Without columns there are still this many rows.
     let options = RecordBatchOptions::new().with_row_count(Some(count));
     Ok(RecordBatch::try_new_with_options(SchemaRef::clone(schema), columns, &options)?)
 }
 
-/// Whether these columns make records.
+/// Checks whether these columns can form records.
 pub(crate) fn check(schema: &Schema) -> Result<()> {
     let fixed = |field: &&Arc<Field>| !matches!(field.data_type(), DataType::FixedSizeBinary(_));
     match schema.fields().iter().find(fixed) {
@@ -206,7 +206,7 @@ pub(crate) fn check(schema: &Schema) -> Result<()> {
     }
 }
 
-/// Appends records to `block`: a column at a time, so that each value goes from one sequence to another.
+/// Appends records to `block`: a column at a time, so that values move from one sequence to another.
 pub(crate) fn append(batch: &RecordBatch, block: &mut Vec<u8>) -> Result<(), RejectedRow> {
     RejectedRow::null(batch, "a record")?;
     let columns: Vec<&FixedSizeBinaryArray> =

@@ -11,7 +11,7 @@ pub(crate) struct RejectedRow {
 }
 
 impl RejectedRow {
-    /// The first null, of a format that has none.
+    /// The first null, for a format without nulls.
     pub(crate) fn null(batch: &RecordBatch, what: &str) -> Result<(), Self> {
         let column = |(at, column): (usize, &arrow::array::ArrayRef)| {
             let nulls = column.logical_nulls().filter(|nulls| nulls.null_count() > 0)?;

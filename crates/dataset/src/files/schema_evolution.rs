@@ -1,7 +1,7 @@
-//! Parquet and Arrow IPC files whose schemas differ, as tables of one schema.
+//! Parquet and Arrow IPC files with different schemas, as tables with a common schema.
 //!
-//! DataFusion takes the schema of the first file for that of all, and casts what does not fit. Here the schemas of all
-//! files are looked at first.
+//! DataFusion takes the schema of the first file for all, and casts whatever differs. Here the schemas of all files are
+//! inspected first.
 
 use std::io::Read;
 use std::sync::Arc;
@@ -40,7 +40,7 @@ use crate::files::paths::{InputFile, InputFiles, PlaceColumns};
 use crate::lossless_cast::{LosslessCast, widens};
 use crate::plan::expr::column;
 
-/// Files of which the schemas are read at a time.
+/// Number of files whose schemas are read concurrently.
 pub(crate) const FILES_AT_ONCE: usize = 32;
 
 /// The schemas of Parquet files.
@@ -70,7 +70,7 @@ pub(crate) async fn parquet_schemas(
     futures::stream::iter(files.iter().map(of)).buffered(FILES_AT_ONCE).try_collect().await
 }
 
-/// What a batch may take: the budget, or without one what the machine has.
+/// The maximum size of a batch: the budget, or else the machine's memory.
 fn memory_bytes(engine: &Engine) -> u64 {
     match engine.governor().settings().budget_bytes {
         0 => {
@@ -85,10 +85,10 @@ fn unreadable(file: &str, format: &str, error: &DataSetError) -> DataSetError {
     DataSetError::Data(format!("{file} cannot be read as {format}: {error}"))
 }
 
-/// The schemas of Arrow files. DataFusion finds those in stores only if they are aligned to 8 bytes, and writes none
-/// such.
+/// The schemas of Arrow files. For files in stores, DataFusion can read schemas only if they are aligned to 8 bytes,
+/// which it does not do when writing.
 ///
-/// What they say of their sizes is checked first.
+/// First checks the sizes that the files claim.
 pub(crate) async fn ipc_schemas(engine: &Engine, files: &[InputFile]) -> Result<Vec<SchemaRef>> {
     let files = files.to_vec();
     let memory_bytes = memory_bytes(engine);
@@ -101,7 +101,7 @@ pub(crate) async fn ipc_schemas(engine: &Engine, files: &[InputFile]) -> Result<
             |error: std::io::Error| unreadable(&file.to_string(), "Arrow IPC", &DataSetError::Io(error.to_string()));
         let mut start = [0; 6];
         source.read_exact(&mut start).map_err(failed)?;
-        // A file is a stream behind its magic number and zeros.
+        // After its magic number and padding, a file is a stream.
         let mut first = start.to_vec();
         if start == *b"ARROW1" {
             first = vec![0];
@@ -117,7 +117,7 @@ pub(crate) async fn ipc_schemas(engine: &Engine, files: &[InputFile]) -> Result<
     read.await.map_err(|error| DataSetError::Internal(error.to_string()))?
 }
 
-/// Whether the columns of all files are those of `wanted`, in that order where it counts.
+/// Whether the columns of all files are those of `wanted`, in the same order if `in_order`.
 pub(crate) fn are_alike(schemas: &[SchemaRef], wanted: &Schema, in_order: bool) -> bool {
     schemas.iter().all(|schema| {
         let same = |(place, field): (usize, &Arc<Field>)| match schema.index_of(field.name()) {
@@ -128,7 +128,8 @@ pub(crate) fn are_alike(schemas: &[SchemaRef], wanted: &Schema, in_order: bool) 
     })
 }
 
-/// Arrow files of different schemas: those that have the same one are a table, and the tables are put together.
+/// Arrow files with different schemas: files with the same schema form a table, and the result is the union of the
+/// tables.
 pub(crate) fn read_ipc(
     engine: &Engine,
     mut found: InputFiles,
@@ -138,7 +139,7 @@ pub(crate) fn read_ipc(
     options: &ListingOptions,
 ) -> Result<DataSet> {
     let folders = found.take_place_columns(file_column);
-    // Their columns are added here, to tables of files that are in no folder of theirs.
+    // Folder columns are added here, to tables of files that are not in matching folders.
     let options = options.clone().with_table_partition_cols(Vec::new());
     let mut groups: Vec<(SchemaRef, Vec<String>, Vec<InputFile>)> = Vec::new();
     for (file, schema) in found.files.into_iter().zip(schemas) {
@@ -179,9 +180,8 @@ fn adapted(schema: &Schema, wanted: &Schema, folders: Option<&PlaceColumns>, val
     wanted.fields().iter().map(of).chain(repeated).collect()
 }
 
-/// Parquet files of which some have columns of other types than their table. DataFusion takes the least and the
-/// greatest value of a file for values of the table's type, and those that are not for nothing at all; here nobody asks
-/// them of such columns.
+/// Parquet files in which some columns have other types than in the table. DataFusion takes a file's minimum and
+/// maximum for values of the table's type, and drops those that are not. Here such columns have no statistics.
 #[derive(Debug)]
 pub(crate) struct EvolvedParquet {
     format: Arc<dyn FileFormat>,
@@ -189,13 +189,13 @@ pub(crate) struct EvolvedParquet {
     floats: Vec<usize>,
 }
 
-/// Columns of floats by their places.
+/// The positions of float columns.
 fn floats(schema: &Schema) -> Vec<usize> {
     let fields = schema.fields().iter().enumerate();
     fields.filter(|(_, field)| field.data_type().is_floating()).map(|(place, _)| place).collect()
 }
 
-/// Whether statistics of Parquet files with this schema cannot be believed as they are.
+/// Whether statistics of Parquet files with this schema cannot be trusted as they are.
 pub(crate) fn has_floats(schema: &Schema) -> bool {
     !floats(schema).is_empty()
 }
@@ -246,7 +246,7 @@ impl FileFormat for EvolvedParquet {
         let mut known = self.format.infer_stats(state, store, table_schema, object).await?;
         for &place in &self.floats {
             if let Some(column) = known.column_statistics.get_mut(place) {
-                // They leave NaN out: a file of NaN and 1.5 would be one of 1.5 alone.
+                // They ignore NaN: a file with NaN and 1.5 would appear to contain only 1.5.
                 (column.min_value, column.max_value) = (Precision::Absent, Precision::Absent);
             }
         }
@@ -271,14 +271,14 @@ impl FileFormat for EvolvedParquet {
     }
 }
 
-/// Makes the columns of each Parquet file those of the table, without loss.
+/// Converts the columns of each Parquet file to those of the table, without loss.
 #[derive(Debug)]
 pub(crate) struct LosslessColumns;
 
 impl PhysicalExprAdapterFactory for LosslessColumns {
     fn create(&self, table: SchemaRef, file: SchemaRef) -> PlanResult<Arc<dyn PhysicalExprAdapter>> {
         let mut checked = Vec::new();
-        // To the adapter of DataFusion those that are to be checked are what they are in the file.
+        // For DataFusion's adapter, columns that are checked here keep the type they have in the file.
         let known = table.fields().iter().map(|field| match file.field_with_name(field.name()) {
             Ok(there) if !widens(there.data_type(), field.data_type()) => {
                 checked.push(Arc::clone(field));

@@ -1,5 +1,5 @@
-//! One schema for files that have different ones: types become wide enough for all values, columns that some files do
-//! not have are null there.
+//! A common schema for files with different ones: types become wide enough for all values, and columns that a file
+//! lacks are null.
 
 use std::fmt::Display;
 use std::sync::Arc;
@@ -9,17 +9,17 @@ use arrow::datatypes::{DataType, Field, Fields, Schema, SchemaRef, TimeUnit};
 use crate::error::{DataSetError, Result};
 use crate::lossless_cast::{can_cast, is_binary, is_text, plain_field, plain_type};
 
-/// The columns of all files, in the order in which they come first.
+/// The columns of all files, in the order in which they first appear.
 ///
 /// # Errors
-/// `Data` for a column whose types have nothing in common, naming two files.
+/// `Data` for a column with incompatible types, naming two files.
 pub fn unite<F: Display>(files: &[F], schemas: &[SchemaRef]) -> Result<SchemaRef> {
     let Some((first, others)) = schemas.split_first() else { return Ok(Arc::new(Schema::empty())) };
     let mut fields: Vec<Field> = first.fields().iter().map(|field| plain_field(field)).collect();
-    // Where each column has its type from, for the error.
+    // The file that determined each column's type, for the error.
     let mut origins = vec![0; fields.len()];
     for (other, schema) in others.iter().enumerate().map(|(place, schema)| (place + 1, schema)) {
-        // Files of one program mostly have the same.
+        // Files written by the same program usually have the same schema.
         if schema.fields() == schemas[other - 1].fields() {
             continue;
         }
@@ -52,7 +52,7 @@ pub fn unite<F: Display>(files: &[F], schemas: &[SchemaRef]) -> Result<SchemaRef
     Ok(Arc::new(Schema::new(fields)))
 }
 
-/// Refuses a schema with types that columns of the files cannot be cast to.
+/// Rejects a schema with types to which columns of the files cannot be cast.
 ///
 /// # Errors
 /// `Data`, naming the file.
@@ -74,7 +74,7 @@ pub(crate) fn fits<F: Display>(wanted: &Schema, files: &[F], schemas: &[SchemaRe
     Ok(())
 }
 
-/// The narrowest type that has the values of both.
+/// The narrowest type that contains the values of both.
 fn common(a: &DataType, b: &DataType) -> Option<DataType> {
     use DataType::{
         Date32, Date64, Dictionary, Duration, FixedSizeBinary, FixedSizeList, LargeList, List, Map, Null, Struct,
@@ -144,7 +144,7 @@ fn number(a: &DataType, b: &DataType) -> Option<DataType> {
                 b.clone()
             }
         }
-        // Of integers of 64 bits some are no float; such a value is an error when it is read.
+        // Some 64-bit integers are not exact floats; such a value is an error when it is read.
         _ if a.is_floating() && b.is_integer() => {
             if bits(b) <= 16 && *a != Float64 && *a != Float16 {
                 Float32
@@ -178,7 +178,7 @@ fn number(a: &DataType, b: &DataType) -> Option<DataType> {
     })
 }
 
-/// Digits before the point and behind it.
+/// The numbers of digits before and after the decimal point.
 fn digits(kind: &DataType) -> Option<(i16, i8)> {
     Some(match kind {
         DataType::Int8 | DataType::UInt8 => (3, 0),
@@ -202,7 +202,7 @@ fn finer(a: TimeUnit, b: TimeUnit) -> TimeUnit {
 mod tests {
     use super::*;
 
-    /// A type that is too narrow would refuse values, or cut them.
+    /// A type that is too narrow would reject or truncate values.
     #[test]
     fn types_in_common() {
         use DataType::*;

@@ -1,4 +1,4 @@
-//! The files that a query reads, for its errors: DataFusion says what is wrong with a line, but not of which file.
+//! The files that a query reads, for its errors: DataFusion says what is wrong with a line, but not in which file.
 
 use std::sync::Arc;
 
@@ -21,10 +21,10 @@ use crate::files::per_host_files::OwnTable;
 use crate::lossless_cast::is_text;
 use crate::plan::tables::each_table;
 
-/// What a cast says, of a reader or of the query.
+/// The start of a cast error, of a reader or of the query.
 const CAST: &str = "Cannot cast string";
 
-/// What the readers of CSV and JSON say of a row that they cannot read.
+/// Errors of the CSV and JSON readers for rows that they cannot read.
 const READERS: [&str; 9] = [
     DAMAGED,
     UNREAD,
@@ -37,17 +37,17 @@ const READERS: [&str; 9] = [
     "too large to store in a Decimal",
 ];
 
-/// Files that a message names one by one.
+/// Maximum number of files that a message lists.
 const NAMED_MAX: usize = 3;
 
-/// The files of a query, in no order.
+/// The files of a query, in no particular order.
 #[derive(Default)]
 pub(crate) struct SourceFiles {
     files: Vec<String>,
     checks: Vec<Arc<FirstBadRow>>,
-    /// Whether bad rows of some are left out.
+    /// Whether bad rows of some files are skipped.
     pub(crate) is_lenient: bool,
-    /// The query, to name the expression that a value was too much for.
+    /// The query, used to name the expression in which a value caused an error.
     query: Option<DataFrame>,
 }
 
@@ -59,10 +59,10 @@ impl SourceFiles {
         found
     }
 
-    /// The error, with the files if they may be at fault and it does not name one.
+    /// The error, with the files added if they may be the cause and it does not name one.
     pub(crate) fn name_in(&self, error: DataFusionError) -> DataSetError {
         let is_computed = is_computed(&error);
-        // An error that has gone through this before names its file.
+        // An error that has passed through here before names its file.
         let is_nameless = |text: &str| !self.files.is_empty() && !self.files.iter().any(|file| text.contains(file));
         match DataSetError::from(error) {
             DataSetError::Data(text) if !is_computed && is_nameless(&text) => {
@@ -86,7 +86,7 @@ impl SourceFiles {
                 Some(text) => DataSetError::Data(text),
                 None => DataSetError::Data(text),
             },
-            // What the system says has its number; this is of who expands a file.
+            // System errors contain a number; this one is from decompressing a file.
             DataSetError::Io(text) if is_nameless(&text) && !text.contains("os error") => {
                 let mut compressed = self.checks.iter().filter(|check| check.is_compressed());
                 compressed.find_map(|check| check.fault()).unwrap_or(DataSetError::Io(text))
@@ -123,18 +123,18 @@ impl SourceFiles {
     }
 }
 
-/// What Arrow says of a division.
+/// Arrow's error for a division by zero.
 const DIVISION: &str = "Divide by zero";
 
-/// An error of Arrow's about a value, with the expressions of the query that may have made it; `None` if there are
-/// none, or it is another.
+/// An error of Arrow about a value, with the expressions of the query that may have caused it; `None` if there are
+/// none, or for other errors.
 fn blamed(query: &DataFrame, text: &str) -> Option<String> {
     let cast_to = cast_type(text);
     if cast_to.is_none() && !text.contains(DIVISION) || text.contains(BLAMED) {
         return None;
     }
     let (state, plan) = query.clone().into_parts();
-    // Casts that nobody wrote, as of a comparison's sides, are there only now.
+    // Implicit casts, as of the sides of a comparison, exist only now.
     let plan = state.analyzer().execute_and_check(plan, state.config_options(), |_, _| {}).ok()?;
     let mut found: Vec<String> = Vec::new();
     let mut add = |what: String| {
@@ -182,10 +182,10 @@ fn blamed(query: &DataFrame, text: &str) -> Option<String> {
     })
 }
 
-/// Between an error and the expressions that it is of.
+/// Separates an error from the expressions that may have caused it.
 const BLAMED: &str = ", in ";
 
-/// An expression as people write it.
+/// An expression in the user's notation.
 #[expect(deprecated, reason = "our own operators tell by it how they are written")]
 fn shown_expr(expr: &Expr) -> String {
     match expr {
@@ -204,13 +204,13 @@ fn is_zero(expr: &Expr) -> bool {
     datafusion::common::ScalarValue::new_zero(&value.data_type()).is_ok_and(|zero| zero == *value)
 }
 
-/// How the type begins that a value could not be cast to, of what Arrow says, and whether the value was a text.
+/// The start of the name of the type in Arrow's cast error, and whether the value was a string.
 fn cast_type(text: &str) -> Option<(String, bool)> {
     let after = |before: &str| text.split_once(before).map(|(_, rest)| rest);
     if text.contains(CAST) {
         let rest = after("' to value of ")?;
         let to = &rest[..rest.rfind(" type")?];
-        // Of decimals it names the widest.
+        // For decimals, it names the widest type.
         let to = if to.starts_with("Decimal") { to.split('(').next()? } else { to };
         return Some((to.to_owned(), true));
     }
@@ -228,7 +228,7 @@ fn is_of_readers(text: &str) -> bool {
     READERS.iter().any(|words| text.contains(words))
 }
 
-/// Whether it is of what a query makes of values, and of no file.
+/// Whether the error is about values computed by the query, rather than about a file.
 fn is_computed(error: &DataFusionError) -> bool {
     match error.find_root() {
         DataFusionError::Execution(text) => !is_of_readers(text),

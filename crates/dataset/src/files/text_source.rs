@@ -1,5 +1,5 @@
-//! CSV and JSON lines in DataFusion's tables of files, decoded by the decoder that knows bad rows: those of DataFusion
-//! cut numbers where whole ones are wanted, and times where dates are, and nobody hears of it.
+//! CSV and JSON lines in DataFusion's tables of files, decoded by our decoder: DataFusion's decoders silently truncate
+//! numbers to integers, and times to dates.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -34,10 +34,10 @@ use crate::files::lines::ByteRange;
 use crate::files::malformed_rows::{LineLayout, RowDecoder, read_good};
 use crate::files::paths::InputFile;
 
-/// The files, as the listing of a table names them.
+/// The files, by their names in the table's listing.
 type Files = Arc<HashMap<Path, InputFile>>;
 
-/// DataFusion's format with a reader of its own.
+/// DataFusion's format with our own reader.
 #[derive(Debug)]
 pub(crate) struct TextLines {
     format: Arc<dyn FileFormat>,
@@ -47,7 +47,7 @@ pub(crate) struct TextLines {
 }
 
 impl TextLines {
-    /// Of `format`, CSV or JSON, laid out so.
+    /// For `format`, CSV or JSON, with this layout.
     pub(crate) fn new(
         format: Arc<dyn FileFormat>,
         layout: LineLayout,
@@ -113,7 +113,7 @@ impl FileFormat for TextLines {
 
 #[derive(Clone)]
 struct TextSource {
-    /// What tells of the table.
+    /// Describes the table.
     plain: Arc<dyn FileSource>,
     projection: SplitProjection,
     layout: LineLayout,
@@ -126,7 +126,7 @@ impl FileSource for TextSource {
         let file_schema = self.table_schema().file_schema();
         let columns = &self.projection.file_indices;
         let decoder = match &self.layout {
-            // Values of CSV have a place, not a name.
+            // CSV values have positions, not names.
             LineLayout::Csv(_) => {
                 RowDecoder::new(self.layout.clone(), SchemaRef::clone(file_schema))?.projected(Some(columns))
             }
@@ -196,7 +196,7 @@ impl FileOpener for TextOpener {
         let piece = ByteRange { file, start, end };
         let (decoder, packing, schema) = (Arc::clone(&self.decoder), self.packing, Arc::clone(&self.schema));
         Ok(Box::pin(async move {
-            // Two batches ahead: reading goes on while one is worked on, and no further.
+            // Two batches ahead: reading continues while one is processed, but not further.
             let mut builder = RecordBatchReceiverStreamBuilder::new(schema, 2);
             let sender = builder.tx();
             builder.spawn_blocking(move || {

@@ -1,8 +1,7 @@
-//! A store in which what is written does not appear: objects are uploaded in parts, and the last step, which makes an
-//! object of its parts, is left to whoever commits. (Hadoop's S3A "magic" committer does the same.)
+//! A store in which written data do not appear: objects are uploaded in parts, and the last step, which assembles the
+//! object, is left to the commit. (Hadoop's S3A "magic" committer does the same.)
 //!
-//! Until then the parts are invisible; a process that dies leaves them to the store's own clean-up of uploads that
-//! never end.
+//! Until then the parts are invisible. If the process dies, the store's own rules clean up unfinished uploads.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -21,10 +20,10 @@ use tokio::sync::RwLock;
 
 use crate::error::DataSetError;
 
-/// Requests at a time that make objects of uploads, or remove uploads and objects.
+/// Maximum number of concurrent requests to complete uploads, or to remove uploads and objects.
 const REQUESTS_MAX: usize = 32;
 
-/// Makes all objects appear; the first error ends it.
+/// Makes all objects appear; stops at the first error.
 pub(crate) async fn complete(at: &ObjectFolder, uploads: &[UploadedParts]) -> Result<(), (Path, Error)> {
     futures::stream::iter(uploads.to_vec())
         .map(|uploaded| async move {
@@ -43,20 +42,20 @@ pub(crate) async fn complete(at: &ObjectFolder, uploads: &[UploadedParts]) -> Re
         .await
 }
 
-/// Removes uploads, as far as the store does so.
+/// Removes uploads, as far as the store allows.
 pub(crate) async fn abort(at: &ObjectFolder, uploads: Vec<UploadedParts>) {
     let abort = |uploaded: UploadedParts| async move {
-        // Whatever led here is the error to tell, and what stays cannot be seen.
+        // The original error is the one to report, and remaining uploads are invisible.
         let _ = at.uploads.abort_multipart(&uploaded.path, &uploaded.upload).await;
     };
     futures::stream::iter(uploads).for_each_concurrent(REQUESTS_MAX, abort).await;
 }
 
-/// A store that holds back what is written to it.
+/// A store that holds back everything written to it.
 pub(crate) struct UncommittedStore {
     at: ObjectFolder,
     held: Arc<Mutex<UncommittedObjects>>,
-    /// Read by every upload while the store makes it; written by who waits for them.
+    /// Read-locked by every upload while the store creates it; write-locked to wait for them.
     beginnings: Arc<RwLock<()>>,
 }
 
@@ -64,9 +63,9 @@ pub(crate) struct UncommittedStore {
 struct UncommittedObjects {
     uploads: BTreeMap<u64, UncommittedObject>,
     begun: u64,
-    /// What the store said when it first refused something; DataFusion does not always pass it on.
+    /// The store's first error; DataFusion does not always pass it on.
     fault: Option<DataSetError>,
-    /// Nothing is taken any more: what comes late is removed at once.
+    /// No more uploads are accepted: late ones are removed at once.
     closed: bool,
 }
 
@@ -75,7 +74,7 @@ struct UncommittedObject {
     path: Path,
     id: MultipartId,
     parts: Vec<Option<String>>,
-    /// Whether its writer has ended it.
+    /// Whether its writer has finished it.
     whole: bool,
 }
 
@@ -84,12 +83,12 @@ impl UncommittedStore {
         UncommittedStore { at: at.clone(), held: Arc::default(), beginnings: Arc::default() }
     }
 
-    /// What the store first refused, and why.
+    /// The first error of the store.
     pub(crate) fn fault(&self) -> Option<DataSetError> {
         self.held().fault.clone()
     }
 
-    /// Everything that has been written. Uploads that nobody ended are removed.
+    /// Returns everything that has been written. Removes unfinished uploads.
     pub(crate) async fn take(&self) -> Vec<UploadedParts> {
         let entries = std::mem::take(&mut self.held().uploads);
         let (whole, rest): (Vec<UncommittedObject>, Vec<UncommittedObject>) =
@@ -98,7 +97,7 @@ impl UncommittedStore {
         whole.into_iter().map(UncommittedObject::into_upload).collect()
     }
 
-    /// Removes everything, and what writers that have not noticed yet are about to begin.
+    /// Removes everything, including uploads that writers may still begin.
     pub(crate) fn discard(&self) -> impl Future<Output = ()> + Send + use<> {
         let entries = {
             let mut held = self.held();
@@ -107,7 +106,7 @@ impl UncommittedStore {
         };
         let (at, beginnings) = (self.at.clone(), Arc::clone(&self.beginnings));
         async move {
-            // Those that are being made now are removed as soon as they are.
+            // Uploads that are being created are removed as soon as they exist.
             drop(beginnings.write().await);
             abort(&at, entries.into_values().map(UncommittedObject::into_upload).collect()).await;
         }
@@ -123,8 +122,8 @@ impl UncommittedStore {
             return Err(given_up());
         }
         let (at, held, path) = (self.at.clone(), Arc::clone(&self.held), path.clone());
-        // A task of its own: a writer that is dropped while the store makes the upload would leave one that nobody
-        // knows.
+        // A separate task: a writer that is dropped while the store creates the upload would leave one that no code
+        // knows about.
         let begun = tokio::spawn(async move {
             let _under_way = under_way;
             let made = at.uploads.create_multipart(&path).await;
@@ -201,11 +200,11 @@ impl ObjectStore for UncommittedStore {
     }
 }
 
-/// An upload that stays one.
+/// An upload that is never completed here.
 struct UncommittedUpload {
     at: ObjectFolder,
     held: Arc<Mutex<UncommittedObjects>>,
-    /// Of its entry; some stores give all uploads the same id.
+    /// The number of its entry; some stores give all uploads the same id.
     number: u64,
     path: Path,
     id: MultipartId,
@@ -223,7 +222,7 @@ fn note(store: &OpenStore, held: &Mutex<UncommittedObjects>, path: &Path, error:
     held.fault.get_or_insert_with(|| store.failed(path, error).into());
 }
 
-/// Changes the entry of an upload, if the write has not been given up.
+/// Changes the entry of an upload, unless the write has been abandoned.
 fn change(held: &Mutex<UncommittedObjects>, number: u64, with: impl FnOnce(&mut UncommittedObject)) {
     let mut held = held.lock().expect("nothing panics with it locked");
     if let Some(entry) = held.uploads.get_mut(&number) {

@@ -1,4 +1,4 @@
-//! Writing a DataSet into a folder, or into a folder of an object store, all or nothing: `commit` says how.
+//! Writes a DataSet to a folder, or to a folder of an object store, atomically: see `commit`.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -34,15 +34,16 @@ use crate::files::sources::SourceFiles;
 use crate::plan::expr::column;
 
 impl DataSet {
-    /// Writes the rows into files in the new folder `dir`, a path or a URL, which appears when all is written. Returns
-    /// the number of rows. `storage` is for the store of a URL; `reading` tells meanwhile how far the query is.
+    /// Writes the rows to files in the new folder `dir`, a path or a URL, which appears when everything is written.
+    /// Returns the number of rows. `storage` contains options for a URL's store; `reading` shows the query's progress
+    /// meanwhile.
     ///
-    /// `partition_by`: a folder `column=value` for each different value of these columns, which then are not in the
-    /// files.
+    /// `partition_by`: creates a folder `column=value` for each distinct value of these columns, which are then omitted
+    /// from the files.
     ///
     /// # Errors
-    /// `Io` if `dir` exists and is not to be replaced, or the disk or store says no; `UnknownColumn`; what the query
-    /// fails with. Nothing is left behind then, and an existing `dir` is as it was.
+    /// `Io` if `dir` exists and must not be replaced, or on an error of the disk or store; `UnknownColumn`; any failure
+    /// of the query. Nothing is left behind in these cases, and an existing `dir` is unchanged.
     #[expect(clippy::too_many_arguments, reason = "what, where and how")]
     pub async fn write(
         self,
@@ -63,7 +64,7 @@ impl DataSet {
                 let ended = match self.write_into(engine, files.url(), &output, partition_by, "", reading).await {
                     Ok(0) => empty_file(&output, &schema, "").and_then(|file| commit.end(file)).map(|()| 0),
                     Ok(rows) => commit.end(None).map(|()| rows),
-                    // Before `commit` goes, and removes the folder.
+                    // Before `commit` is dropped, which removes the folder.
                     Err(error) => Err(files.close().await.unwrap_or(error)),
                 };
                 ended.map_err(|error| when_full(error, &path, engine))
@@ -94,7 +95,7 @@ impl DataSet {
         }
     }
 
-    /// Writes into a folder of DataFusion's session; names of files that could be there already get `suffix`.
+    /// Writes to a folder of DataFusion's session; file names that may already exist get `suffix`.
     async fn write_into(
         self,
         engine: &Engine,
@@ -127,12 +128,12 @@ impl DataSet {
         Ok(work.await.map_err(|error| sources.name_in(error))?.into_iter().sum())
     }
 
-    /// `UnknownColumn` for a name that is none.
+    /// `UnknownColumn` for a name that does not exist.
     pub(crate) fn check_columns(&self, names: &[String]) -> Result<()> {
         names.iter().try_for_each(|name| self.check_column(name))
     }
 
-    /// The query that writes the rows into files in `folder`, whose URL ends with a slash, and gives their number.
+    /// The query that writes the rows to files in `folder`, whose URL ends with a slash, and returns their number.
     pub(crate) fn copy_to(&self, folder: &Url, output: &OutputFormat, partition_by: Vec<String>) -> Result<DataFrame> {
         let frame = self.frame().clone();
         let frame = if partition_by.is_empty() {
@@ -143,7 +144,7 @@ impl DataSet {
         let (mut state, plan) = frame.into_parts();
         let file_type = format_as_file_type(output.factory(&state.config_options().execution.parquet)?);
         if is_sorted(&plan) {
-            // One file after the other; rows of one partition are dealt to several at once otherwise.
+            // One file after the other; otherwise the rows of one partition are distributed over several files.
             let one = state.config().clone().set_usize("datafusion.execution.minimum_parallel_output_files", 1);
             *state.config_mut() = one;
         }
@@ -153,8 +154,8 @@ impl DataSet {
     }
 }
 
-/// All columns, those that name folders as texts. DataFusion takes what lies beneath a null for a value, and knows few
-/// types there.
+/// All columns, with partition columns as strings. DataFusion would use the undefined value below a null, and supports
+/// few types there.
 fn with_folders_named(schema: &Schema, partition_by: &[String]) -> Vec<Expr> {
     let named = |field: &Arc<Field>| {
         let value = column(field.name());
@@ -166,7 +167,7 @@ fn with_folders_named(schema: &Schema, partition_by: &[String]) -> Vec<Expr> {
     schema.fields().iter().map(named).collect()
 }
 
-/// Whether the rows have an order, that of their last sort.
+/// Whether the rows are ordered by a last sort.
 fn is_sorted(plan: &LogicalPlan) -> bool {
     match plan {
         LogicalPlan::Sort(_) => true,
@@ -175,7 +176,7 @@ fn is_sorted(plan: &LogicalPlan) -> bool {
     }
 }
 
-/// A file for each partition.
+/// One file per partition.
 pub(crate) fn part_sinks(
     plan: &Arc<dyn ExecutionPlan>,
     format: &PartFormat,
@@ -198,14 +199,14 @@ fn tagged(suffix: &str) -> String {
     if suffix.is_empty() { String::new() } else { format!("-{suffix}") }
 }
 
-/// The sum of the counts that writers gave.
+/// The sum of the writers' counts.
 pub(crate) fn written(counts: &[RecordBatch]) -> u64 {
     let columns = counts.iter().filter_map(|batch| batch.column(0).as_any().downcast_ref::<UInt64Array>());
     columns.flat_map(|column| column.iter().flatten()).sum()
 }
 
-/// A file without rows, by name and content, for formats of DataFusion: of no rows it makes no file, and the columns
-/// would be lost.
+/// The name and contents of a file without rows, for DataFusion's formats: it writes no file if there are no rows, and
+/// the columns would be lost.
 pub(crate) fn empty_file(output: &OutputFormat, schema: &Schema, suffix: &str) -> Result<Option<(String, Vec<u8>)>> {
     let mut bytes = Vec::new();
     let extension = match output {
@@ -224,7 +225,7 @@ pub(crate) fn empty_file(output: &OutputFormat, schema: &Schema, suffix: &str) -
             FileWriter::try_new(&mut bytes, schema)?.finish()?;
             "arrow"
         }
-        // Partitions without rows are files too.
+        // Empty partitions have files, too.
         OutputFormat::Parts(_) => return Ok(None),
     };
     Ok(Some((format!("empty{}.{extension}", tagged(suffix)), bytes)))

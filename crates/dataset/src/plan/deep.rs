@@ -1,20 +1,21 @@
-//! How deep plans and expressions may be. Many functions of DataFusion call themselves for each level, and where the
-//! stack ends the process does, without a word: what is deeper than the stacks of our threads bear is refused when it
-//! is made.
+//! Limits on the depth of plans and expressions. Many functions of DataFusion recurse for each level, and a stack
+//! overflow ends the process without an error. So anything deeper than our threads' stacks allow is rejected when it is
+//! built.
 
 use datafusion::common::tree_node::{TreeNode, TreeNodeRecursion};
 use datafusion::logical_expr::{Expr, LogicalPlan};
 
 use crate::error::{DataSetError, Result};
 
-/// Levels of an expression.
+/// Maximum depth of an expression.
 const EXPR_DEPTH_MAX: usize = 2_000;
-/// Steps of a plan, one above the other.
+/// Maximum depth of a plan, in steps.
 const PLAN_DEPTH_MAX: usize = 2_000;
-/// Steps of a plan in all, those that are in it several times counted each time, as they are planned.
+/// Maximum number of steps in a plan. Steps that occur several times count each time, because they are planned each
+/// time.
 const PLAN_STEPS_MAX: usize = 200_000;
 
-/// Checks that an expression is not too deep. What is in it was checked when it was made, so it can be walked.
+/// Checks that an expression is not too deep. Its parts were checked when they were made, so it can be walked.
 ///
 /// # Errors
 /// `Query`, with the remedy.
@@ -27,7 +28,7 @@ pub fn check_expr(expr: &Expr) -> Result<()> {
                  it in parts, with with_columns"
             )));
         }
-        // Without recursion: this is what finds out whether there may be any.
+        // Without recursion, because this determines whether recursion is safe.
         let walked = expr.apply_children(|child| {
             left.push((child, depth + 1));
             Ok(TreeNodeRecursion::Continue)
@@ -37,8 +38,8 @@ pub fn check_expr(expr: &Expr) -> Result<()> {
     Ok(())
 }
 
-/// Checks that a plan is neither too deep nor too large, nor any expression of its last step, or with `whole` of all
-/// steps.
+/// Checks that a plan is neither too deep nor too large, and the same for the expressions of its last step or, with
+/// `whole`, of all steps.
 ///
 /// # Errors
 /// `Query`, with the remedy.

@@ -1,7 +1,7 @@
-//! Expressions, by the names that people use: operators, functions looked up in the engine's registries, windows.
+//! Expressions under user-visible names: operators, functions looked up in the engine's registries, windows.
 //!
-//! An expression knows nothing of the data it will see; types and columns are checked when it meets a `DataSet`. Its
-//! output is named after the leftmost column it uses unless it has an alias, so `col("a") + 1` is still called `a`.
+//! An expression does not know the data; types and columns are checked when it is used with a `DataSet`. Without an
+//! alias, its output is named after its leftmost column, so `col("a") + 1` is still called `a`.
 
 use std::sync::Arc;
 
@@ -21,17 +21,17 @@ use datafusion::prelude::SessionContext;
 use crate::error::{DataSetError, Result};
 use crate::plan::frames::of_frame;
 
-/// The column of this name, exactly as written.
+/// The column with exactly this name.
 pub fn column(name: &str) -> Expr {
     Expr::Column(Column::from_name(name))
 }
 
-/// `left op right`, where `op` is how Python writes it.
+/// `left op right`, where `op` is Python's operator.
 ///
-/// `/` is true division, `//` and `%` round towards minus infinity, as they do in Python.
+/// `/` is true division, `//` and `%` round toward minus infinity, as they do in Python.
 ///
 /// # Errors
-/// `Unsupported` for an operator that is not known.
+/// `Unsupported` for an unknown operator.
 pub fn binary(op: &str, left: Expr, right: Expr) -> Result<Expr> {
     let operator = match op {
         "+" => Operator::Plus,
@@ -41,7 +41,7 @@ pub fn binary(op: &str, left: Expr, right: Expr) -> Result<Expr> {
         "//" => {
             let rest = remainder(&left, &right);
             let quotient = binary_expr(left - rest.clone(), Operator::Divide, right.clone());
-            // A one that leaves nearly all types as they are.
+            // A literal 1 that leaves nearly all types unchanged.
             return rounded_down(&rest, &right, quotient.clone() - lit(1u8), quotient);
         }
         "%" => {
@@ -63,13 +63,13 @@ pub fn binary(op: &str, left: Expr, right: Expr) -> Result<Expr> {
     Ok(binary_expr(left, operator, right))
 }
 
-/// SQL's remainder: with the sign of the dividend.
+/// SQL's remainder, with the sign of the dividend.
 fn remainder(left: &Expr, right: &Expr) -> Expr {
     binary_expr(left.clone(), Operator::Modulo, right.clone())
 }
 
-/// `below` where SQL, which rounds towards zero, has rounded up, else `same`. Nothing is computed on the way that does
-/// not fit into the type if the outcome does, and infinity is a divisor like others.
+/// `below` if SQL, which rounds toward zero, has rounded up; otherwise `same`. No intermediate value overflows if the
+/// result does not, and infinity is a valid divisor.
 fn rounded_down(rest: &Expr, right: &Expr, below: Expr, same: Expr) -> Result<Expr> {
     let is_negative = |expr: &Expr| expr.clone().lt(lit(0i64));
     let differ = binary_expr(is_negative(rest), Operator::NotEq, is_negative(right));
@@ -80,7 +80,7 @@ fn rounded_down(rest: &Expr, right: &Expr, below: Expr, same: Expr) -> Result<Ex
 /// A scalar function of DataFusion, by its SQL name.
 ///
 /// # Errors
-/// `UnknownFunction`, naming the nearest.
+/// `UnknownFunction`, naming the most similar one.
 pub fn call(context: &SessionContext, name: &str, args: Vec<Expr>) -> Result<Expr> {
     let state = context.state_ref();
     let state = state.read();
@@ -93,7 +93,7 @@ pub fn call(context: &SessionContext, name: &str, args: Vec<Expr>) -> Result<Exp
 /// An aggregate function of DataFusion, by its SQL name.
 ///
 /// # Errors
-/// `UnknownFunction`, naming the nearest.
+/// `UnknownFunction`, naming the most similar one.
 pub fn aggregate(
     context: &SessionContext,
     name: &str,
@@ -112,10 +112,10 @@ pub fn aggregate(
     Ok(Expr::AggregateFunction(made))
 }
 
-/// A window function of DataFusion (`row_number`, `rank`, `lag`, ...), by its SQL name; `over` gives it its window.
+/// A window function of DataFusion (`row_number`, `rank`, `lag`, ...), by its SQL name; `over` sets its window.
 ///
 /// # Errors
-/// `UnknownFunction`, naming the nearest; `Query` for a filter of a function that has none.
+/// `UnknownFunction`, naming the most similar one; `Query` for a filter on a function that does not support it.
 pub fn window(context: &SessionContext, name: &str, args: Vec<Expr>, filter: Option<Expr>) -> Result<Expr> {
     let state = context.state_ref();
     let state = state.read();
@@ -128,17 +128,17 @@ pub fn window(context: &SessionContext, name: &str, args: Vec<Expr>, filter: Opt
     Ok(Expr::from(made))
 }
 
-/// First and last row of a window, relative to the current one; `None`: the partition's end.
+/// First and last row of a window, relative to the current one; `None`: the end of the partition.
 pub type RowRange = (Option<i64>, Option<i64>);
 
 /// Evaluates every aggregate and window function in `expr` over a window.
 ///
-/// With an order and no `rows`, the window goes from the partition's first row to the current one and its equals. An
-/// aggregate that has an order of its own is one of all rows of the partition, in that order.
+/// With an order and without `rows`, the window extends from the partition's first row to the current one and its
+/// peers. An aggregate with its own order covers all rows of the partition, in that order.
 ///
 /// # Errors
-/// `Query` if there is nothing in `expr` that could have a window, the first row comes after the last, or an aggregate
-/// has an order and the window another, or rows.
+/// `Query` if nothing in `expr` can have a window, if the first row comes after the last, or if an aggregate has an
+/// order and the window has another one, or rows.
 pub fn over(expr: Expr, partition_by: &[Expr], order_by: &[Sort], rows: Option<RowRange>) -> Result<Expr> {
     let frame = match rows {
         Some((Some(first), Some(last))) if first > last => {
@@ -182,8 +182,8 @@ pub fn over(expr: Expr, partition_by: &[Expr], order_by: &[Sort], rows: Option<R
                     );
                 }
                 let fun = match func.name() {
-                    // As SQL takes them: these of a window can let go of rows, the aggregates cannot. Without an order
-                    // or rows there is nothing to let go of, and an aggregate needs less memory.
+                    // As in SQL: the window versions can drop rows, the aggregates cannot. Without an order or rows
+                    // there is nothing to drop, and the aggregate needs less memory.
                     "first_value" if in_order && p.filter.is_none() => {
                         WindowFunctionDefinition::WindowUDF(first_value_udwf())
                     }
@@ -192,14 +192,14 @@ pub fn over(expr: Expr, partition_by: &[Expr], order_by: &[Sort], rows: Option<R
                     }
                     _ => WindowFunctionDefinition::AggregateUDF(func),
                 };
-                // What is inside is the function's argument, not a function over this window.
+                // Everything inside is an argument of the function, not a function over this window.
                 Transformed::new(
                     windowed(fun, p.args, p.filter, p.null_treatment, p.distinct, p.order_by)?,
                     true,
                     TreeNodeRecursion::Jump,
                 )
             }
-            // One that has got its window already keeps it.
+            // A function that already has a window keeps it.
             Expr::WindowFunction(f) if f.params.partition_by.is_empty() && f.params.order_by.is_empty() => {
                 any = true;
                 let p = f.params;
@@ -231,16 +231,16 @@ fn bound(offset: Option<i64>, is_start: bool) -> WindowFrameBound {
     }
 }
 
-/// `when ... then ... otherwise`: the value of the first condition that holds.
+/// `when ... then ... otherwise`: the value of the first condition that is true.
 pub fn case(branches: Vec<(Expr, Expr)>, otherwise: Option<Expr>) -> Expr {
     let branches = branches.into_iter().map(|(when, then)| (Box::new(when), Box::new(then))).collect();
     Expr::Case(Case::new(None, branches, otherwise.map(Box::new)))
 }
 
-/// What the result of `expr` is called: its alias, else its leftmost column, else what kind of thing it is.
+/// The name of the result of `expr`: its alias, else its leftmost column, else a name for its kind.
 pub fn output_name(expr: &Expr) -> String {
     let mut name = None;
-    // A case is named after what it results in, not after what it asks.
+    // A case is named after its result, not after its conditions.
     let root = match expr {
         Expr::Case(case) => case.when_then_expr.first().map_or(expr, |(_, then)| then.as_ref()),
         other => other,
@@ -278,7 +278,7 @@ pub fn named(expr: Expr) -> Expr {
     }
 }
 
-/// `count(*)`: how many rows there are.
+/// `count(*)`: the number of rows.
 ///
 /// # Errors
 /// None in a complete engine.

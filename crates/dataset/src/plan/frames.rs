@@ -1,12 +1,12 @@
-//! Functions of a window's frame that DataFusion has of other frames only, or without a filter.
+//! Functions over a window's frame that DataFusion supports only for other frames, or without a filter.
 //!
-//! | function                                 | DataFusion's                                            | here                          |
+//! | function                                 | in DataFusion                                           | here                          |
 //! |------------------------------------------|---------------------------------------------------------|-------------------------------|
-//! | `first_value`, `last_value`, `nth_value` | of windows: no filter; aggregates: no frame that slides | a queue of the frame's values |
-//! | `bool_or`, `bool_and`                    | no frame that slides                                    | how many are true, and false  |
+//! | `first_value`, `last_value`, `nth_value` | windows: no filter; aggregates: no sliding frames       | a queue of the frame's values |
+//! | `bool_or`, `bool_and`                    | no sliding frames                                       | counts of true and false      |
 //!
-//! A frame *slides* when its first row moves: rows leave it in the order in which they came. What else cannot let go of
-//! them is an error of the plan ([`CheckFrames`]).
+//! A frame *slides* if its first row moves: rows leave it in the order in which they came. Any other function that
+//! cannot remove rows is an error of the plan ([`CheckFrames`]).
 
 use std::collections::VecDeque;
 use std::mem::{size_of, size_of_val};
@@ -39,10 +39,10 @@ const NTH: &str = "nth_value";
 const ANY: &str = "bool_or";
 const ALL: &str = "bool_and";
 
-/// What gives the values of a function over a frame, of rows that a filter lets through if there is one.
+/// The function that computes values over a frame, of the rows that pass the filter if there is one.
 ///
 /// # Errors
-/// `Plan` for a filter of a function that has none.
+/// `Plan` for a filter on a function that does not support it.
 pub(crate) fn of_frame(
     fun: WindowFunctionDefinition,
     has_filter: bool,
@@ -67,7 +67,7 @@ pub(crate) fn of_frame(
     Ok(WindowFunctionDefinition::AggregateUDF(Arc::new(AggregateUDF::from(OfFrame::new(ours)))))
 }
 
-/// The same of SQL, whose functions are chosen as it is read.
+/// The same for SQL, whose functions are chosen while it is read.
 #[derive(Debug)]
 pub(crate) struct SqlFrames;
 
@@ -112,7 +112,7 @@ impl OfFrame {
     }
 }
 
-/// Which value `nth_value` is to give.
+/// The position for `nth_value`.
 fn place(args: &AccumulatorArgs) -> Result<i64> {
     let given = args.exprs.get(1).and_then(|expr| expr.downcast_ref::<Literal>()).map(Literal::value);
     match given.filter(|value| value.data_type().is_integer()).map(|value| value.cast_to(&DataType::Int64)) {
@@ -142,22 +142,22 @@ impl AggregateUDFImpl for OfFrame {
         self.made(&args, true)
     }
 
-    /// Rows in the other order: the accumulator is told, and looks from the other end.
+    /// Rows in reverse order: the accumulator is told, and counts from the other end.
     fn reverse_expr(&self) -> ReversedUDAF {
         ReversedUDAF::Reversed(Arc::new(AggregateUDF::from(OfFrame::new(self.name))))
     }
 }
 
-/// The values of the rows in a frame, as they came.
+/// The values of the rows in a frame, in order.
 #[derive(Debug)]
 struct FrameValues {
-    /// Which of them is wanted: from 1 on, or from -1 back.
+    /// The requested position: from 1 on, or from -1 back.
     place: i64,
-    /// Values leave; where they do not, only those are kept that may come to be wanted.
+    /// Whether values leave; if not, only values that may still be needed are kept.
     slides: bool,
     ignore_nulls: bool,
     queue: VecDeque<ScalarValue>,
-    /// Where there are not so many.
+    /// The result if there are not enough rows.
     none: ScalarValue,
 }
 
@@ -217,11 +217,11 @@ impl Accumulator for FrameValues {
     }
 }
 
-/// Whether any or all of the rows in a frame are true; nulls are neither true nor false.
+/// Whether any or all rows in a frame are true; nulls are neither true nor false.
 #[derive(Debug)]
 struct BooleanFrame {
     is_any: bool,
-    /// Of rows that are false, and that are true.
+    /// Number of rows that are false, and of rows that are true.
     counts: [usize; 2],
 }
 
@@ -268,8 +268,8 @@ impl Accumulator for BooleanFrame {
     }
 }
 
-/// The rule that refuses aggregates of frames that slide which cannot let go of rows: what they would say in the midst
-/// of a query tells of how DataFusion does it.
+/// The rule that rejects aggregates over sliding frames if they cannot remove rows. Their own error, in the middle of a
+/// query, is about DataFusion's internals.
 #[derive(Debug)]
 pub(crate) struct CheckFrames;
 
@@ -316,8 +316,8 @@ mod tests {
 
     use super::*;
 
-    /// Rows that come and go in stretches of all lengths, and frames that run empty: the value is that of the rows in
-    /// the frame, with nulls that count and such that do not.
+    /// Rows that come and go in runs of all lengths, and frames that become empty: the value must be that of the rows
+    /// in the frame, with nulls counted or not.
     #[test]
     fn values_are_those_of_the_frame() {
         let mut state = 5_u64;

@@ -1,9 +1,9 @@
-//! Guards beside what can fail: in `y > 0 AND 10 / y > 4` the division must not see rows in which `y` is 0.
+//! Guards for expressions that can fail: in `y > 0 AND 10 / y > 4`, the division must not see rows in which `y` is 0.
 //!
-//! DataFusion evaluates both sides of AND and OR for all rows, and moves conditions of a filter past each other. SQL
-//! leaves that open, but nobody writes a guard for it to be ignored. So operands of what can fail are null where the
-//! guard says that the result does not matter: `10 / CASE WHEN y > 0 THEN y END > 4`. The condition itself stays what
-//! it was: joins still find their keys, and scans still prune by guards.
+//! DataFusion evaluates both sides of AND and OR for all rows, and reorders conditions of a filter. SQL allows that,
+//! but users write guards because they want them to work. So the operands of expressions that can fail become null
+//! where the guard makes the result irrelevant: `10 / CASE WHEN y > 0 THEN y END > 4`. The condition itself stays as it
+//! was: joins still find their keys, and scans still prune by guards.
 
 use std::collections::HashSet;
 
@@ -20,7 +20,7 @@ use datafusion::optimizer::{AnalyzerRule, ApplyOrder, OptimizerConfig, Optimizer
 use crate::plan::numbers::is_checked;
 use crate::plan::rewrite::rewrite_exprs;
 
-/// Guards conditions by what is left of them.
+/// Guards conditions by the conditions to their left.
 #[derive(Debug)]
 pub(crate) struct GuardConditions;
 
@@ -47,8 +47,8 @@ impl AnalyzerRule for GuardConditions {
     }
 }
 
-/// Guards conditions of filters that were apart when they were written by those that they have come together with. The
-/// last of the optimizer's rules.
+/// Guards filter conditions that were separate in the query by those that they have been merged with. The last of the
+/// optimizer's rules.
 #[derive(Debug)]
 pub(crate) struct GuardFilters;
 
@@ -71,7 +71,7 @@ impl OptimizerRule for GuardFilters {
     }
 }
 
-/// Whether an expression has both a guard and something to guard, by a look that needs no types.
+/// Whether an expression has both a guard and something to guard, by a quick check that needs no types.
 fn may_guard(expr: &Expr) -> bool {
     let (mut guards, mut guarded) = (false, false);
     expr.apply(|part| {
@@ -90,7 +90,7 @@ fn may_guard(expr: &Expr) -> bool {
     guards && guarded
 }
 
-/// The conditions of a filter, each guarded by those before it (`in_order`), or by all others.
+/// The conditions of a filter, each guarded by the previous ones (`in_order`), or by all others.
 fn conditions(expr: Expr, schema: &DFSchema, in_order: bool) -> Result<Transformed<Expr>> {
     let parts: Vec<Expr> = split_conjunction(&expr).into_iter().cloned().collect();
     if parts.len() == 1 {
@@ -105,7 +105,7 @@ fn conditions(expr: Expr, schema: &DFSchema, in_order: bool) -> Result<Transform
             continue;
         }
         let relations = relations(part);
-        // Guards of other tables would keep a join from seeing its key.
+        // Guards on other tables would hide a key from a join.
         let keeps_key = |guard: &Expr| !is_key(part) || self::relations(guard).is_subset(&relations);
         let guards = parts
             .iter()
@@ -125,7 +125,7 @@ fn conditions(expr: Expr, schema: &DFSchema, in_order: bool) -> Result<Transform
     })
 }
 
-/// An expression in which AND, OR and the filters of aggregates guard what is within it.
+/// An expression in which AND, OR and the filters of aggregates guard their parts.
 fn within(expr: Expr, schema: &DFSchema) -> Result<Transformed<Expr>> {
     expr.transform_up(|part| match part {
         Expr::BinaryExpr(BinaryExpr { left, op: op @ (Operator::And | Operator::Or), right }) => {
@@ -166,7 +166,7 @@ fn within(expr: Expr, schema: &DFSchema) -> Result<Transformed<Expr>> {
     })
 }
 
-/// The expression with operands of what can fail null where `guard` is not true.
+/// The expression, with operands of parts that can fail set to null where `guard` is not true.
 fn guarded(expr: Expr, guard: &Expr, schema: &DFSchema) -> Result<Transformed<Expr>> {
     let operand = |operand: Expr| {
         let case = Case::new(None, vec![(Box::new(guard.clone()), Box::new(operand))], None);
@@ -211,7 +211,7 @@ fn is_key(expr: &Expr) -> bool {
     }
 }
 
-/// Whether an expression may be evaluated once more, for all rows.
+/// Whether an expression may be evaluated one more time, for all rows.
 fn can_guard(expr: &Expr, schema: &DFSchema) -> Result<bool> {
     let is_plain = |part: &Expr| {
         !matches!(
@@ -232,7 +232,7 @@ fn can_fail(expr: &Expr, schema: &DFSchema) -> Result<bool> {
     expr.exists(|part| fails_itself(part, schema))
 }
 
-/// Whether the expression may fail for some values of its operands, and nothing guards them yet.
+/// Whether the expression may fail for some values of its operands, and is not guarded yet.
 fn fails_itself(expr: &Expr, schema: &DFSchema) -> Result<bool> {
     let is_guarded = |operand: &Expr| matches!(operand, Expr::Case(case) if case.else_expr.is_none());
     Ok(match expr {
@@ -256,7 +256,7 @@ fn fails_itself(expr: &Expr, schema: &DFSchema) -> Result<bool> {
     })
 }
 
-/// Functions that read texts.
+/// Functions that parse strings.
 fn parses(name: &str) -> bool {
     name.starts_with("to_date") || name.starts_with("to_timestamp") || name.starts_with("to_time")
 }

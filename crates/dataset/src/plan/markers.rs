@@ -1,4 +1,5 @@
-//! Calls by which a query over streams says how long it remembers rows. To DataFusion they are functions like others.
+//! Marker calls by which a query over streams says how long it remembers rows. DataFusion treats them as ordinary
+//! functions.
 
 use std::sync::Arc;
 
@@ -14,7 +15,7 @@ use datafusion::physical_expr::PhysicalExpr;
 use crate::plan::calls::number_of;
 use crate::plan::micros::micros;
 
-/// In a plan, a key that says how long the others are remembered.
+/// In a plan, a key that says how long the other keys are remembered.
 #[derive(Debug, PartialEq, Eq, Hash)]
 pub struct DistinctTtl {
     signature: Signature,
@@ -23,15 +24,15 @@ pub struct DistinctTtl {
 impl DistinctTtl {
     const NAME: &str = "tidemill_remembered";
 
-    /// For so long, of the stream's time, which is in one of these columns: named here, it is there also if nothing
-    /// else wants it.
+    /// The key for a duration of the stream's time, which is in one of these columns. Mentioning the columns keeps them
+    /// in the plan even if nothing else needs them.
     pub fn key(ttl: i64, times: impl Iterator<Item = Expr>) -> Expr {
-        // Volatile, lest a rule takes it for a constant, which no grouping needs.
+        // Volatile, so that no rule treats it as a constant, which grouping does not need.
         let function = ScalarUDF::from(DistinctTtl { signature: Signature::variadic_any(Volatility::Volatile) });
         function.call(std::iter::once(lit(ttl)).chain(times).collect()).alias("tidemill ttl")
     }
 
-    /// How long, if a key says so.
+    /// The duration, if the key is such a marker.
     pub fn of(key: &Arc<dyn PhysicalExpr>) -> Option<i64> {
         number_of(key, Self::NAME)
     }
@@ -55,7 +56,7 @@ impl ScalarUDFImpl for DistinctTtl {
     }
 }
 
-/// Whether two times are less than a length apart; without one of them nobody knows.
+/// Whether two times are less than a length apart; unknown if one of them is missing.
 #[derive(Debug, PartialEq, Eq, Hash)]
 pub struct JoinTtl {
     signature: Signature,
@@ -67,11 +68,11 @@ impl JoinTtl {
 
     /// The function.
     pub fn function() -> ScalarUDF {
-        // Volatile, lest a rule moves it.
+        // Volatile, so that no rule moves it.
         ScalarUDF::from(JoinTtl { signature: Signature::variadic_any(Volatility::Volatile) })
     }
 
-    /// That partners are less than `ttl` apart, by some of these columns.
+    /// The condition that matching rows are less than `ttl` apart, according to some of these columns.
     pub fn condition(ttl: i64, columns: impl Iterator<Item = Expr>) -> Expr {
         Self::function().call(std::iter::once(lit(ttl)).chain(columns).collect())
     }

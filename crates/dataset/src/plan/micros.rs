@@ -12,12 +12,12 @@ use datafusion::error::Result;
 use tidemill_dataflow::min_max;
 use tidemill_dataflow::stream::EventTime;
 
-/// Times in microseconds, whatever unit or zone they come in; null where no row may have such a time.
+/// Converts times of any unit or zone to microseconds; null for times that rows must not have.
 pub fn micros(times: &ArrayRef) -> Result<TimestampMicrosecondArray> {
     fn is_time(time: &i64) -> bool {
         EventTime(*time).is_of_row()
     }
-    /// By what keeps their order: if the first and the last are times, all are.
+    /// The conversion is monotonic: if the first and the last values are valid times, all are.
     fn converted<T: ArrowPrimitiveType<Native = i64>>(
         times: &ArrayRef,
         micros: impl Fn(i64) -> Option<i64>,
@@ -36,7 +36,7 @@ pub fn micros(times: &ArrayRef) -> Result<TimestampMicrosecondArray> {
         DataType::Timestamp(TimeUnit::Millisecond, _) => {
             converted::<TimestampMillisecondType>(times, |time| time.checked_mul(1000))
         }
-        // A cast would round towards 1970, out of the window that a time before it is in.
+        // A cast would round toward 1970, and move an earlier time out of its window.
         DataType::Timestamp(TimeUnit::Nanosecond, _) => {
             converted::<TimestampNanosecondType>(times, |time| Some(time.div_euclid(1000)))
         }
@@ -59,8 +59,8 @@ mod tests {
 
     use super::*;
 
-    /// A time that came out as another would put its row into a window that is not its own; one that no row may have
-    /// would close all.
+    /// A wrong conversion would put a row into the wrong window; a time that rows must not have would close all
+    /// windows.
     #[test]
     fn times_of_each_unit_are_microseconds() {
         let most = i64::MAX - 1;
@@ -73,7 +73,7 @@ mod tests {
                 vec![Some(5000), None],
             ),
             (Arc::new(TimestampMillisecondArray::from(vec![Some(most), None, Some(1)])), vec![None, None, Some(1000)]),
-            // Before 1970 as after it, towards the past.
+            // Rounds toward the past, before 1970 as well as after it.
             (Arc::new(TimestampNanosecondArray::from(vec![-1, 1999])), vec![Some(-1), Some(1)]),
             (
                 Arc::new(TimestampMicrosecondArray::from(vec![i64::MIN, 7, i64::MAX]).with_timezone_opt(zone())),

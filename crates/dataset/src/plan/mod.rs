@@ -2,22 +2,22 @@
 //!
 //! Each module uses only those above it in this table.
 //!
-//! | module         | what is in it                                                   |
+//! | module         | contents                                                        |
 //! |----------------|-----------------------------------------------------------------|
-//! | `calls`        | functions that say something in a plan                          |
-//! | `deep`         | plans and expressions too deep for a stack                      |
-//! | `frames`       | functions of a window's frame, with a filter                    |
+//! | `calls`        | calls of marker functions                                       |
+//! | `deep`         | limits on the depth of plans and expressions                    |
+//! | `frames`       | functions over a window's frame, with a filter                  |
 //! | `micros`       | times in microseconds                                           |
-//! | `rewrite`      | what rules that change expressions have in common               |
+//! | `rewrite`      | common code of rules that change expressions                    |
 //! | `tables`       | the tables of a plan, and those that stand for steps            |
 //! | `window_names` | windows of time or rows in a plan                               |
 //! | `markers`      | how long a query over streams remembers rows                    |
-//! | `expr`         | expressions by the names that Python uses                       |
-//! | `numbers`      | what numbers mean: sums and products that do not fit are errors |
+//! | `expr`         | expressions under Python's names                                |
+//! | `numbers`      | semantics of numbers: overflow is an error                      |
 //! | `operators`    | operators of durations and texts that DataFusion lacks          |
 //! | `guards`       | a condition guards what is to the right of it                   |
-//! | `optimizer`    | DataFusion's rules, with guards around those that are wrong     |
-//! | `sql`          | what a query in SQL means                                       |
+//! | `optimizer`    | DataFusion's rules, with guards around incorrect ones           |
+//! | `sql`          | semantics of SQL queries                                        |
 //! | `times`        | comparing and calculating with dates and times                  |
 
 pub(crate) mod calls;

@@ -1,13 +1,13 @@
 //! Operators that DataFusion lacks, with the meaning that they have in Python: arithmetic of durations with dates and
 //! numbers, and `+` of texts.
 //!
-//! | expression             | is                                                     |
+//! | expression             | result                                                 |
 //! |------------------------|--------------------------------------------------------|
 //! | date ± duration        | a date: whole days count, as with `datetime.timedelta` |
-//! | duration * or / number | a duration, to the nearest of its unit                 |
-//! | duration / duration    | a number: how often the one goes into the other        |
+//! | duration * or / number | a duration, rounded to its unit                        |
+//! | duration / duration    | a number: the ratio                                    |
 //! | -duration              | a duration                                             |
-//! | text + text            | both as one text; SQL has `||` for it                  |
+//! | text + text            | the concatenation; SQL has `||` for it                 |
 
 use arrow::datatypes::{DataType, TimeUnit};
 use datafusion::common::tree_node::{Transformed, TreeNode};
@@ -34,7 +34,7 @@ pub(crate) fn with_operators(expr: Expr, schema: &DFSchema) -> Result<Expr> {
     Ok(if made.transformed { made.data.unalias().alias(name) } else { made.data })
 }
 
-/// A minus before its only operand, as an operator of two: see [`sql::parsed`](crate::plan::sql::parsed).
+/// A unary minus, written as an operator with two operands: see [`sql::parsed`](crate::plan::sql::parsed).
 pub(crate) const NEGATIVE: &str = "unary -";
 
 /// The operators of durations in SQL, which get their meaning while the query is parsed.
@@ -94,7 +94,7 @@ fn replacement_for(part: &Expr, schema: &DFSchema) -> Option<Expr> {
     }
 }
 
-/// Two texts as one.
+/// The concatenation of two texts.
 fn joined(left: &Expr, op: Operator, right: &Expr, schema: &DFSchema) -> Option<Expr> {
     let is_text = |expr: &Expr| expr.get_type(schema).is_ok_and(|of| of.is_string());
     let both = op == Operator::Plus && is_text(left) && is_text(right);
@@ -102,10 +102,10 @@ fn joined(left: &Expr, op: Operator, right: &Expr, schema: &DFSchema) -> Option<
 }
 
 fn of_two(left: &Expr, op: Operator, right: &Expr, schema: &DFSchema) -> Option<Expr> {
-    // What has no type is for others to complain about.
+    // Expressions without a type are reported elsewhere.
     let type_of = |expr: &Expr| expr.get_type(schema).ok();
     let left = match left {
-        // A quotient's dividend is made a float; see `expr::binary`.
+        // The dividend of a quotient has been cast to float; see `expr::binary`.
         Expr::Cast(made) if op == Operator::Divide && type_of(&made.expr).is_some_and(|of| is_duration(&of)) => {
             &made.expr
         }
@@ -131,7 +131,7 @@ fn of_two(left: &Expr, op: Operator, right: &Expr, schema: &DFSchema) -> Option<
             Some(scaled(left, &left_type, op, right, &DataType::Float64))
         }
         (DataType::Duration(unit), Operator::Divide, DataType::Duration(other)) => {
-            // The finer of both holds what either says.
+            // The finer unit of the two can represent both.
             let finer = DataType::Duration(*unit.max(other));
             let number = |of| cast(cast(cast(of, finer.clone()), DataType::Int64), DataType::Float64);
             Some(number(left) / number(right))
@@ -148,7 +148,7 @@ fn is_date(of: &DataType) -> bool {
     matches!(of, DataType::Date32 | DataType::Date64)
 }
 
-/// A date by the duration's whole days, rounded down before they are added or taken away.
+/// A date moved by a duration's whole days, rounded down before they are added or subtracted.
 fn moved(date: Expr, op: Operator, by: Expr, of: &DataType) -> Expr {
     let number = |of| cast(cast(of, DataType::Date32), DataType::Int32);
     let micros = cast(cast(by, DataType::Duration(TimeUnit::Microsecond)), DataType::Int64);

@@ -1,5 +1,5 @@
-//! DataFusion's optimizer rules, with guards around those that are wrong in the release this builds on. Each guard
-//! names the upstream fix; when a release has it, the guard goes.
+//! DataFusion's optimizer rules, with guards around those that are incorrect in the release this builds on. Each guard
+//! names the upstream fix; once a release has it, the guard can go.
 
 use std::collections::HashSet;
 use std::fmt;
@@ -22,7 +22,7 @@ use crate::plan::guards::GuardFilters;
 use crate::plan::rewrite::rewrite_exprs;
 
 type Rule = Arc<dyn OptimizerRule + Send + Sync>;
-/// Runs a rule, except where it would change what a query gives.
+/// Runs a rule, except where it would change the result of a query.
 type Guard = fn(&Rule, LogicalPlan, &dyn OptimizerConfig) -> Result<Transformed<LogicalPlan>>;
 
 /// The rules for logical plans.
@@ -73,8 +73,8 @@ pub(crate) fn physical_rules() -> Vec<Arc<dyn PhysicalOptimizerRule + Send + Syn
     PhysicalOptimizer::new().rules.into_iter().map(guarded).collect()
 }
 
-/// `IN` over a list with columns as comparisons: the simplifier merges lists as if all that is in them were constants,
-/// so that `i IN (k) AND i NOT IN (2)` is `i IN (k)`.
+/// Expands `IN` over a list with columns to comparisons: the simplifier merges lists as if all of their items were
+/// constants, so that `i IN (k) AND i NOT IN (2)` becomes `i IN (k)`.
 #[derive(Debug)]
 pub(crate) struct ListsOfColumns;
 
@@ -100,10 +100,10 @@ impl AnalyzerRule for ListsOfColumns {
     }
 }
 
-/// `optimize_projections` takes two projections with equal expressions for one, so that `x * 2 AS x` twice is once
-/// (apache/datafusion#24686). It compares what it has merged so far with the next one below, so that among three or
-/// more even different ones can come to look equal. Between such projections it finds a filter that lets every row
-/// pass.
+/// `optimize_projections` takes two projections with equal expressions for one, so that `x * 2 AS x` twice is applied
+/// once (apache/datafusion#24686). It compares what it has merged so far with the next one below, so that among three
+/// or more even different ones can become equal. This guard puts a filter that passes every row between such
+/// projections.
 fn steps_in_a_row(rule: &Rule, plan: LogicalPlan, config: &dyn OptimizerConfig) -> Result<Transformed<LogicalPlan>> {
     let apart = plan.transform_up(|step| {
         Ok(match step {
@@ -127,19 +127,19 @@ fn steps_in_a_row(rule: &Rule, plan: LogicalPlan, config: &dyn OptimizerConfig) 
             other => Transformed::no(other),
         })
     });
-    // Whether anything but the filters has changed is not known; another pass finds out.
+    // Whether anything except the filters has changed is unknown; another pass finds out.
     Ok(Transformed::new(together.data()?, optimized.transformed, optimized.tnr))
 }
 
-/// Whether a projection could be taken for the one below it, or be merged with that into one that could.
+/// Whether a projection could be confused with the one below it, or be merged with that into one that could.
 fn is_risky(step: &Projection) -> bool {
     let LogicalPlan::Projection(below) = step.input.as_ref() else { return false };
     below.expr == step.expr || matches!(below.input.as_ref(), LogicalPlan::Projection(_))
 }
 
-/// Some rules drop grouping keys, sort keys, DISTINCTs and joins that a key of the rows makes redundant. What
-/// DataFusion takes for keys is wrong after a join: a column that was unique in one table is said to determine the
-/// columns of the other table too. A GROUP BY over both then loses rows. So these rules see plans without keys.
+/// Some rules drop grouping keys, sort keys, DISTINCTs and joins that a key of the rows makes redundant. DataFusion's
+/// notion of keys is wrong after a join: a column that was unique in one table is assumed to determine the columns of
+/// the other table, too. A GROUP BY over both then loses rows. So these rules see plans without keys.
 fn without_keys(rule: &Rule, plan: LogicalPlan, config: &dyn OptimizerConfig) -> Result<Transformed<LogicalPlan>> {
     let keyless = match rule.apply_order() {
         // The rule walks the plan itself.
@@ -154,7 +154,7 @@ fn has_keys(plan: &LogicalPlan) -> bool {
     !plan.schema().functional_dependencies().is_empty()
 }
 
-/// A step whose inputs have no keys, whichever steps below the inputs get their schemas from.
+/// A step whose inputs have no keys, whichever of the steps below determine the schemas of the inputs.
 fn below_without_keys(plan: LogicalPlan) -> Result<Transformed<LogicalPlan>> {
     plan.map_children(|input| match &input {
         _ if !has_keys(&input) => Ok(Transformed::no(input)),
@@ -207,7 +207,7 @@ fn above_totals(rule: &Rule, plan: LogicalPlan, config: &dyn OptimizerConfig) ->
     pushed.map_data(|input| Ok(LogicalPlan::Filter(Filter::try_new(above, Arc::new(input))?)))
 }
 
-/// `extract_equijoin_predicate` turns equalities into keys even in joins that take two nulls for equal. Such a key must
+/// `extract_equijoin_predicate` turns equalities into keys even in joins that treat two nulls as equal. Such a key must
 /// not be null.
 fn nulls_of_keys(rule: &Rule, plan: LogicalPlan, config: &dyn OptimizerConfig) -> Result<Transformed<LogicalPlan>> {
     let keys = match &plan {
@@ -229,7 +229,7 @@ fn has_null_keys(join: &Join) -> bool {
 }
 
 /// `eliminate_cross_join` flattens inner joins and rebuilds all of them with the null equality of the topmost one. So
-/// joins that take nulls for equal are hidden from it.
+/// joins that treat nulls as equal are hidden from it.
 fn beside_null_keys(rule: &Rule, plan: LogicalPlan, config: &dyn OptimizerConfig) -> Result<Transformed<LogicalPlan>> {
     let hidden = plan.transform_down_with_subqueries(|step| {
         Ok(match step {
@@ -254,11 +254,11 @@ fn beside_null_keys(rule: &Rule, plan: LogicalPlan, config: &dyn OptimizerConfig
             _ => Transformed::no(step),
         })
     });
-    // What has changed within is not known; another pass finds out.
+    // What has changed within is unknown; another pass finds out.
     Ok(Transformed::new(shown.data()?, rewritten.transformed, rewritten.tnr))
 }
 
-/// A step that a rule must not look into.
+/// A step that is opaque to a rule.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Hash)]
 struct OpaqueStep(LogicalPlan);
 
@@ -289,7 +289,7 @@ impl UserDefinedLogicalNodeCore for OpaqueStep {
 }
 
 /// Turns the keys of a join into columns if a side has several that are not. The planner would do so in the order of a
-/// hash set, and workers would plan the same query in different ways.
+/// hash set, and workers would plan the same query differently.
 #[derive(Debug)]
 struct KeysInOrder;
 
@@ -328,7 +328,7 @@ impl OptimizerRule for KeysInOrder {
     }
 }
 
-/// Rows with their keys as columns behind their own, and those columns.
+/// Rows with their keys appended as columns, and these columns.
 fn with_keys(rows: &Arc<LogicalPlan>, keys: Vec<Expr>, name: &str) -> Result<(Arc<LogicalPlan>, Vec<Expr>)> {
     let own: Vec<Expr> = rows.schema().columns().into_iter().map(Expr::Column).collect();
     let (mut exprs, mut columns) = (own, Vec::with_capacity(keys.len()));
@@ -345,8 +345,8 @@ fn with_keys(rows: &Arc<LogicalPlan>, keys: Vec<Expr>, name: &str) -> Result<(Ar
     Ok((Arc::new(LogicalPlan::Projection(Projection::try_new(exprs, Arc::clone(rows))?)), columns))
 }
 
-/// Filters are pushed down by the names of columns, so that one on the second of two columns with the same name prunes
-/// by the first (apache/datafusion#25259). They are pushed only from steps below which names are unique.
+/// Filters are pushed down by column name, so that one on the second of two columns with the same name prunes by the
+/// first (apache/datafusion#25259). Here they are pushed only from steps below which names are unique.
 #[derive(Debug)]
 struct UniqueNames(Arc<dyn PhysicalOptimizerRule + Send + Sync>);
 

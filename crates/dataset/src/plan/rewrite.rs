@@ -1,4 +1,4 @@
-//! What the analyzer's rules of this crate have in common.
+//! Common code of this crate's analyzer rules.
 
 use datafusion::common::DFSchema;
 use datafusion::common::tree_node::Transformed;
@@ -8,8 +8,8 @@ use datafusion::logical_expr::expr_rewriter::NamePreserver;
 use datafusion::logical_expr::utils::merge_schema;
 use datafusion::logical_expr::{Expr, LogicalPlan};
 
-/// A step of a plan, each of its expressions made anew by `change`, which is told its place among them and the columns
-/// that it may name. Columns of the step are called as before.
+/// A step of a plan with each of its expressions transformed by `change`, which receives the index of the expression
+/// and the columns that it may refer to. Columns of the step keep their names.
 pub fn rewrite_exprs(
     node: LogicalPlan,
     mut change: impl FnMut(usize, Expr, &DFSchema) -> Result<Transformed<Expr>>,
@@ -30,7 +30,7 @@ pub fn rewrite_exprs(
     }
 }
 
-/// What a range or a list is asked of, and what it is compared with; nothing of other expressions.
+/// The operands that a range or list expression compares; empty for other expressions.
 pub(crate) fn compared(expr: &mut Expr) -> Vec<&mut Expr> {
     match expr {
         Expr::Between(Between { expr, low, high, .. }) => vec![&mut **expr, &mut **low, &mut **high],
@@ -39,8 +39,8 @@ pub(crate) fn compared(expr: &mut Expr) -> Vec<&mut Expr> {
     }
 }
 
-/// A step of a plan, each pair of a join's keys, which are expressions of their own, changed by `change`; it returns
-/// whether it has.
+/// A step of a plan with each pair of a join's keys, which are separate expressions, transformed by `change`; that
+/// returns whether it has changed them.
 pub(crate) fn rewrite_keys(
     mut node: LogicalPlan,
     change: impl Fn([&mut Expr; 2], &DFSchema) -> bool,

@@ -1,5 +1,5 @@
-//! The tables of a query, and those that stand for a step of it: a function of the program or a stream. DataFusion
-//! plans such a step as a table and need not know what it is.
+//! The tables of a query, including those that represent a step of it: a user function or a stream. DataFusion plans
+//! such a step as a table, without knowing what it is.
 
 use std::any::Any;
 use std::sync::Arc;
@@ -13,14 +13,14 @@ use datafusion::error::Result;
 use datafusion::logical_expr::{Expr, LogicalPlan, TableProviderFilterPushDown};
 use datafusion::physical_plan::ExecutionPlan;
 
-/// A table that stands for a step of a query. In a plan it is inside a [`StepProvider`].
+/// A table that represents a step of a query. Plans wrap it in a [`StepProvider`].
 pub trait StepTable: TableProvider {
-    /// The plan of the rows that the step takes, which DataFusion does not see.
+    /// The plan of the step's input, which DataFusion does not see.
     fn input(&self) -> Option<&LogicalPlan> {
         None
     }
 
-    /// The same step over other rows with the same columns, if it takes any.
+    /// The same step over another input with the same columns, if it has an input.
     fn over(&self, _input: LogicalPlan) -> Option<Arc<dyn StepTable>> {
         None
     }
@@ -31,12 +31,12 @@ pub trait StepTable: TableProvider {
     }
 }
 
-/// A [`StepTable`] as plans have it.
+/// A [`StepTable`] as part of a plan.
 #[derive(Debug)]
 pub struct StepProvider(pub Arc<dyn StepTable>);
 
 impl StepProvider {
-    /// The step that a table is, if it is one of this type.
+    /// The step that a table represents, if it has this type.
     pub fn step_of<T: StepTable>(table: &dyn TableProvider) -> Option<&T> {
         let step: &dyn Any = table.downcast_ref::<StepProvider>()?.0.as_ref();
         step.downcast_ref()
@@ -68,18 +68,18 @@ impl TableProvider for StepProvider {
     }
 }
 
-/// The table that a node of a plan reads, if it reads one.
+/// The table that a plan node reads, if any.
 pub fn table_at(node: &LogicalPlan) -> Option<Arc<dyn TableProvider>> {
     let LogicalPlan::TableScan(scan) = node else { return None };
     source_as_provider(&scan.source).ok()
 }
 
-/// The plan that a table of a query hides, if it stands for a step with an input.
+/// The plan hidden in a table, if the table represents a step with an input.
 pub fn hidden_in(table: &dyn TableProvider) -> Option<&LogicalPlan> {
     table.downcast_ref::<StepProvider>().and_then(|step| step.0.input())
 }
 
-/// Calls `visit` with every table that a plan reads, in its order, those below functions too.
+/// Calls `visit` with every table that a plan reads, in order, including those below functions.
 pub(crate) fn each_table(plan: &LogicalPlan, visit: &mut dyn FnMut(&dyn TableProvider)) {
     let walked = plan.apply_with_subqueries(|node| {
         if let Some(table) = table_at(node) {

@@ -1,6 +1,5 @@
-//! Functions of dates and times in place of DataFusion's where those count in nanoseconds, which end in 2262: dates
-//! such as 9999-12-31, which databases write for "without an end", are dates like others. And texts parsed as Python
-//! parses them.
+//! Date and time functions that replace DataFusion's where those use nanoseconds, which end in 2262: dates such as
+//! 9999-12-31, which databases use for "no end", must work like others. Also parses text like Python.
 
 use std::iter::Peekable;
 use std::str::Chars;
@@ -34,12 +33,12 @@ use crate::lossless_cast::is_text;
 use crate::plan::rewrite::{compared, rewrite_exprs, rewrite_keys};
 use crate::plan::sql::fraction_of;
 
-/// The functions of this module, by the names that SQL knows them by.
+/// The functions of this module.
 pub(crate) fn time_functions() -> [ScalarUDF; 3] {
     [DateTrunc::new().into(), Strptime::new(true).into(), Strptime::new(false).into()]
 }
 
-/// What times are cut to that are no fixed number of seconds, or not in every time zone.
+/// Units for truncating times that are not a fixed number of seconds, or not in every time zone.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum CalendarUnit {
     Hour,
@@ -63,7 +62,7 @@ impl CalendarUnit {
         })
     }
 
-    /// When the one began that a time lies in; `None` if no clock goes back that far.
+    /// The start of the unit that contains a time; `None` if it is out of range.
     fn begin(self, time: NaiveDateTime) -> Option<NaiveDateTime> {
         if self == CalendarUnit::Hour {
             return time.date().and_hms_opt(time.hour(), 0, 0);
@@ -80,7 +79,7 @@ impl CalendarUnit {
     }
 }
 
-/// `date_trunc(unit, time)`: DataFusion's own for units of a fixed length and times of day.
+/// `date_trunc(unit, time)`: delegates to DataFusion's own for units of a fixed length and times of day.
 #[derive(Debug, PartialEq, Eq, Hash)]
 struct DateTrunc {
     inner: DateTruncFunc,
@@ -151,7 +150,7 @@ impl ScalarUDFImpl for DateTrunc {
     }
 }
 
-/// A value where one was given, else a column.
+/// A scalar if a scalar was given, else a column.
 fn given_back(given: &ColumnarValue, made: ArrayRef) -> Result<ColumnarValue> {
     Ok(match given {
         ColumnarValue::Scalar(_) => ColumnarValue::Scalar(ScalarValue::try_from_array(&made, 0)?),
@@ -176,8 +175,8 @@ fn truncated<T: ArrowTimestampType>(times: &ArrayRef, unit: CalendarUnit, zone: 
     Ok(Arc::new(cut.with_data_type(times.data_type().clone())))
 }
 
-/// When the clocks of a zone showed `local`: of two times the one in the part of the year that `of` is in, and where
-/// clocks went past it, the first time behind.
+/// The time at which the clocks of a zone showed `local`. Out of two candidates, the one with the same offset as `of`;
+/// if clocks skipped the time, the first time after it.
 fn on_clock(zone: Tz, local: NaiveDateTime, of: &DateTime<Tz>) -> Option<DateTime<Tz>> {
     match zone.from_local_datetime(&local) {
         LocalResult::Single(time) => Some(time),
@@ -185,16 +184,16 @@ fn on_clock(zone: Tz, local: NaiveDateTime, of: &DateTime<Tz>) -> Option<DateTim
             Some(if second.offset().fix() == of.offset().fix() { second } else { first })
         }
         LocalResult::None => {
-            // Clocks are put on by minutes, and never by more than a day.
+            // Clocks are moved by whole minutes, and never by more than a day.
             (1..=24 * 60)
                 .find_map(|minutes| zone.from_local_datetime(&(local + TimeDelta::minutes(minutes))).earliest())
         }
     }
 }
 
-/// `strptime(text, format, ...)`: a time of microseconds, as Python's `datetime.strptime` reads it, by the first format
-/// that fits. What a format leaves out begins: the first month, day, hour. With `%z` the time is that of UTC.
-/// `try_strptime` gives null where no format fits.
+/// `strptime(text, format, ...)`: a time in microseconds, parsed like Python's `datetime.strptime` with the first
+/// matching format. Missing parts have their lowest value: the first month, day, hour. With `%z` the time is in UTC.
+/// `try_strptime` returns null if no format matches.
 #[derive(Debug, PartialEq, Eq, Hash)]
 struct Strptime {
     is_strict: bool,
@@ -260,7 +259,7 @@ impl ScalarUDFImpl for Strptime {
     }
 }
 
-/// Python's `%z` knows `Z`, too.
+/// Python's `%z` also accepts `Z`.
 fn with_zulu(item: Item<'_>) -> Item<'_> {
     match item {
         Item::Fixed(Fixed::TimezoneOffset) => Item::Fixed(Fixed::TimezoneOffsetZ),
@@ -268,7 +267,7 @@ fn with_zulu(item: Item<'_>) -> Item<'_> {
     }
 }
 
-/// Formats, the first of which that fits is meant.
+/// Formats, of which the first matching one counts.
 struct StrptimeFormats<'a> {
     all: Vec<StrptimeFormat<'a>>,
     is_strict: bool,
@@ -302,12 +301,12 @@ impl StrptimeFormats<'_> {
     }
 }
 
-/// A format of `strptime`: parts as chrono reads them, with fractions of a second between, which Python reads
-/// otherwise: `%f` is one to six digits (nine here), the first of them tenths.
+/// A `strptime` format: parts in chrono's notation, with fractions of a second in between, which Python parses
+/// differently: `%f` is one to six digits (nine here), starting with tenths.
 struct StrptimeFormat<'a> {
     text: &'a str,
     parts: Vec<Vec<Item<'a>>>,
-    /// Whether texts may begin with a blank: chrono skips it before any number, Python only before days.
+    /// Whether texts may begin with a space: chrono skips it before any number, Python only before days.
     may_begin_blank: bool,
 }
 
@@ -357,12 +356,12 @@ impl<'a> StrptimeFormat<'a> {
     }
 }
 
-/// What a format says nothing of is the first that there is.
+/// Parts missing in a format have their lowest value.
 fn begin_of_rest(parsed: &mut Parsed) -> chrono::format::ParseResult<()> {
     if parsed.timestamp().is_some() {
         return Ok(());
     }
-    // The century of %y, as POSIX and Python have it; chrono's begins a year later.
+    // The century of %y as in POSIX and Python; chrono's starts a year later.
     if let (Some(year), None, None) = (parsed.year_mod_100(), parsed.year(), parsed.year_div_100()) {
         parsed.set_year_div_100(if year < 69 { 20 } else { 19 })?;
     }
@@ -390,7 +389,7 @@ fn begin_of_rest(parsed: &mut Parsed) -> chrono::format::ParseResult<()> {
     Ok(())
 }
 
-/// The parts of a format between its `%f`; `%%f` is none.
+/// The parts of a format between its `%f`; `%%f` does not count.
 fn without_fractions(format: &str) -> Vec<&str> {
     let mut parts = Vec::new();
     let (mut begin, mut at) = (0, 0);
@@ -411,8 +410,8 @@ fn without_fractions(format: &str) -> Vec<&str> {
     parts
 }
 
-/// Lets what meets a time have that time's own unit: a date as the midnight that begins it, a text, and the present.
-/// The rule comes before DataFusion's own, for which all become times of nanoseconds, and those of columns too.
+/// Gives values that are combined with a time the unit of that time: dates, as the midnight at their start, texts, and
+/// the current time. The rule runs before DataFusion's own, which converts all of them, and columns, to nanoseconds.
 #[derive(Debug)]
 pub(crate) struct DatesAsTimes;
 
@@ -430,12 +429,12 @@ impl AnalyzerRule for DatesAsTimes {
     }
 }
 
-/// `expr`, what it compares with times made such, or what it subtracts.
+/// `expr` with the operands that it compares or subtracts converted to times.
 fn met(expr: Expr, schema: &DFSchema) -> Result<Transformed<Expr>> {
     Ok(match expr {
         Expr::BinaryExpr(BinaryExpr { left, op, right }) if op.supports_propagation() || op == Operator::Minus => {
             let (mut left, mut right) = (*left, *right);
-            // A text that is taken from a time is an interval.
+            // A text that is subtracted from a time is an interval.
             let changed = as_times([&mut left, &mut right], schema, op != Operator::Minus);
             let met = Expr::BinaryExpr(BinaryExpr::new(Box::new(left), op, Box::new(right)));
             Transformed::new_transformed(met, changed)
@@ -448,15 +447,15 @@ fn met(expr: Expr, schema: &DFSchema) -> Result<Transformed<Expr>> {
     })
 }
 
-/// Casts what is beside a time to its type; false if there is nothing to do.
+/// Casts values that are combined with a time to its type; false if there is nothing to do.
 fn as_times<'e>(exprs: impl IntoIterator<Item = &'e mut Expr>, schema: &DFSchema, with_texts: bool) -> bool {
-    // What has no type yet is for others to complain about.
+    // Expressions without a type yet are reported elsewhere.
     let mut typed: Vec<_> = exprs.into_iter().map(|expr| (expr.get_type(schema).ok(), expr)).collect();
     let mut changed = false;
     let is_nanos = |of: &Option<DataType>| matches!(of, Some(DataType::Timestamp(TimeUnit::Nanosecond, _)));
     if typed.iter().any(|(of, _)| is_nanos(of)) && typed.iter().any(|(_, expr)| is_beyond_nanos(expr)) {
-        // Whatever else it is compared with, the time is not equal to this one: what is behind its microseconds does
-        // not matter.
+        // Such a time differs from every other value it is compared with, so digits beyond its microseconds do not
+        // matter.
         for (of, expr) in &mut typed {
             if let Some(DataType::Timestamp(TimeUnit::Nanosecond, zone)) = of {
                 let micros = DataType::Timestamp(TimeUnit::Microsecond, zone.clone());
@@ -486,7 +485,7 @@ fn as_times<'e>(exprs: impl IntoIterator<Item = &'e mut Expr>, schema: &DFSchema
     changed
 }
 
-/// Whether a text, if it is known, has no digits that a time of microseconds would lose.
+/// Whether a text, if known, has no digits that a time in microseconds would lose.
 fn has_no_more_digits(expr: &Expr) -> bool {
     match expr {
         Expr::Literal(text, _) => text.try_as_str().flatten().is_none_or(|text| fraction_of(text) <= 6),
@@ -498,7 +497,7 @@ fn is_the_present(expr: &Expr) -> bool {
     matches!(expr, Expr::ScalarFunction(call) if call.name() == "now")
 }
 
-/// Whether it is a date or time, as written down, that no number of nanoseconds reaches.
+/// Whether it is a literal date or time outside the range of nanoseconds.
 fn is_beyond_nanos(expr: &Expr) -> bool {
     let value = match expr {
         Expr::Literal(value, _) => value.clone(),
@@ -529,7 +528,7 @@ mod tests {
         Ok(DateTime::from_timestamp_micros(micros).unwrap().naive_utc().to_string())
     }
 
-    /// As `datetime.strptime` of Python 3.11 answers.
+    /// The results of `datetime.strptime` in Python 3.11.
     #[test]
     fn texts_are_read_as_python_reads_them() {
         for (text, format, time) in [
@@ -573,11 +572,11 @@ mod tests {
             truncated::<TimestampSecondType>(&times, unit, Some(zone.parse().unwrap())).unwrap()
         };
         let first = |of: ArrayRef| of.as_primitive::<TimestampSecondType>().value(0);
-        // 02:30 of winter, an hour after 02:30 of summer.
+        // 02:30 in winter time, an hour after 02:30 in summer time.
         assert_eq!(first(cut(CalendarUnit::Hour, "Europe/Paris", "2020-10-25T01:30:00")), utc("2020-10-25T01:00:00"));
         assert_eq!(first(cut(CalendarUnit::Hour, "Europe/Paris", "2020-10-25T00:30:00")), utc("2020-10-25T00:00:00"));
         assert_eq!(first(cut(CalendarUnit::Hour, "Asia/Kolkata", "2020-10-25T00:45:00")), utc("2020-10-25T00:30:00"));
-        // A day without its midnight: it begins at one.
+        // A day without midnight: it begins at one.
         assert_eq!(
             first(cut(CalendarUnit::Day, "America/Sao_Paulo", "2018-11-04T12:00:00")),
             utc("2018-11-04T03:00:00")

@@ -1,24 +1,24 @@
-//! Windows in a plan: the names of the functions whose value is a window, and what a key that calls one is.
+//! Windows in a plan: the names of functions that return a window, and how to recognize a key that calls one.
 
 use datafusion::logical_expr::Expr;
 
-/// The function that Python's windows call.
+/// The function called by Python's windows.
 pub const WINDOW: &str = "window";
-/// That of windows which give early results, too: its value says whether it is the last.
+/// The same for windows with early results: its value says whether the result is final.
 pub const EARLY_WINDOW: &str = "early_window";
-/// That of windows of so many rows: its value is the number of its first row, and of the first behind it.
+/// The function of row-count windows: its value contains the number of its first row, and of the first row after it.
 pub const COUNT_WINDOW: &str = "count_window";
-/// Those of SQL, named as in its tradition where it has one: `tumble(time, size)`, `hop(time, slide, size)`,
+/// The SQL functions, with traditional names where they exist: `tumble(time, size)`, `hop(time, slide, size)`,
 /// `session(time, gap)`, `calendar(time, length, zone)`, `counting(size, slide)`, `counting(time, size, slide, ttl)`;
-/// and around any of time `late(window, length)`, `early(window, length)` and `early_time(window, length)`.
+/// and, around any time window, `late(window, length)`, `early(window, length)` and `early_time(window, length)`.
 pub const IN_SQL: [&str; 8] = ["tumble", "hop", "session", "calendar", COUNTING, LATE, EARLY, EARLY_TIME];
-/// Windows of so many rows, in SQL.
+/// Row-count windows in SQL.
 pub const COUNTING: &str = "counting";
-/// Takes late rows for some time.
+/// Accepts late rows for some time.
 pub const LATE: &str = "late";
-/// Gives early results by the clock, or with every so many rows.
+/// Outputs early results by the clock, or after a number of rows.
 pub const EARLY: &str = "early";
-/// Gives early results by event time.
+/// Outputs early results by event time.
 pub const EARLY_TIME: &str = "early_time";
 
 /// Whether a key is a window.
@@ -30,7 +30,7 @@ fn is_window(key: &Expr) -> bool {
     }
 }
 
-/// Whether a key is a window that rows can come too late for.
+/// Whether a key is a window for which rows can be late.
 pub fn is_time_window(key: &Expr) -> bool {
     match key {
         Expr::Alias(alias) => is_time_window(&alias.expr),
@@ -41,12 +41,12 @@ pub fn is_time_window(key: &Expr) -> bool {
     }
 }
 
-/// Whether a function makes windows.
+/// Whether a function returns windows.
 pub fn is_window_name(name: &str) -> bool {
     matches!(name, WINDOW | EARLY_WINDOW | COUNT_WINDOW) || IN_SQL.contains(&name)
 }
 
-/// The parts of a window that is a key, by name.
+/// The names of the parts of a key that is a window.
 pub fn window_parts(key: &Expr) -> &'static [&'static str] {
     match key {
         Expr::Alias(alias) => window_parts(&alias.expr),

@@ -12,20 +12,20 @@ use futures::{StreamExt, TryStreamExt, stream};
 use tidemill_dataflow::flow::batch_bytes;
 use tidemill_dataflow::memory::{AllocationSet, Governor, Reservation};
 
-/// Of a row in DataFusion's hash table, at most: a slot of 17 bytes, of which up to 2.3 for a row, and a link of 4.
+/// Maximum memory per row in DataFusion's hash table: up to 2.3 slots of 17 bytes, and a link of 4.
 const ROW_BYTES: u64 = 44;
 
-/// Pairs of rows that a join without keys looks at before others have their turn, among them who cancels it.
+/// Pairs of rows that a join without keys compares before it yields, for example to a cancellation.
 const PAIRS_IN_A_TURN: u64 = 1 << 26;
 
 /// Shorter batches cost more than the pairs of their rows.
 const ROWS_IN_A_TURN_MIN: u64 = 32;
 
-/// Rows for which there is room, with the hash table that is to be made of them.
+/// Rows that fit into memory together with their future hash table.
 pub(super) struct BuildRows {
     batches: Vec<RecordBatch>,
     allocations: AllocationSet,
-    /// Of `batches`, which go when they have been put together.
+    /// Memory of `batches` that is freed after they are concatenated.
     batches_bytes: u64,
     reservation: Reservation,
 }
@@ -40,14 +40,14 @@ impl BuildRows {
         }
     }
 
-    /// Takes a batch, or gives it back if there is no room for it.
+    /// Takes a batch, or returns it if there is no room for it.
     pub(super) fn push(&mut self, batch: RecordBatch) -> Result<(), RecordBatch> {
         let bytes = batch_bytes(&batch);
-        // Of a table in memory that is the program's own, rows count that come out.
+        // For an in-memory table that the program owns, only the rows that come out count.
         let held_bytes = self.allocations.add(&batch).min(bytes);
-        // The rows lie there twice for a moment, when they are put together.
+        // The rows exist twice for a moment, when they are concatenated.
         let wanted = held_bytes + bytes + ROW_BYTES * batch.num_rows() as u64;
-        // A little there is always: parts have to fit when they are small.
+        // A small amount is always available, because partitions have to fit once they are small.
         if !self.reservation.try_grow(wanted) && !self.reservation.grow_to_floor(wanted) {
             return Err(batch);
         }
@@ -56,7 +56,7 @@ impl BuildRows {
         Ok(())
     }
 
-    /// Takes a batch that has to be taken.
+    /// Takes a batch regardless of room.
     pub(super) fn push_anyway(&mut self, batch: RecordBatch) {
         if let Err(batch) = self.push(batch) {
             let bytes = batch_bytes(&batch);
@@ -66,12 +66,12 @@ impl BuildRows {
         }
     }
 
-    /// The rows, which hold nothing any more.
+    /// The rows, whose memory is no longer reserved.
     pub(super) fn into_batches(self) -> Vec<RecordBatch> {
         self.batches
     }
 
-    /// The rows, and what holds their memory as long as they are joined.
+    /// The rows, and the reservation of their memory for the duration of the join.
     pub(super) fn hand_over(self, schema: SchemaRef) -> (SendableRecordBatchStream, Arc<BuildMemory>) {
         let rows = self.batches.iter().map(|batch| batch.num_rows() as u64).sum();
         let held = BuildMemory { reservation: self.reservation, batches_bytes: self.batches_bytes.into(), rows };
@@ -80,7 +80,7 @@ impl BuildRows {
     }
 }
 
-/// The memory of a build side that is being joined.
+/// The memory of a build side during its join.
 pub(super) struct BuildMemory {
     reservation: Reservation,
     batches_bytes: AtomicU64,
@@ -88,7 +88,7 @@ pub(super) struct BuildMemory {
 }
 
 impl BuildMemory {
-    /// The other side's rows. When they are first asked for the table is there, and what it was made of is gone.
+    /// The rows of the other side. By the time they are first requested, the table exists and its input is gone.
     pub(super) fn probe(
         self: &Arc<Self>,
         rows: SendableRecordBatchStream,
@@ -103,7 +103,7 @@ impl BuildMemory {
         Box::pin(RecordBatchStreamAdapter::new(schema, rows.try_flatten()))
     }
 
-    /// The rows of the join, as long as which this is held.
+    /// The rows of the join; holds on to the memory as long as they are read.
     pub(super) fn until_read(self: Arc<Self>, rows: SendableRecordBatchStream) -> SendableRecordBatchStream {
         let schema = rows.schema();
         let rows = rows.map(move |batch| {
@@ -114,8 +114,8 @@ impl BuildMemory {
     }
 }
 
-/// Batches that a join without keys soon has compared with each of so many rows. DataFusion's would go through hundreds
-/// of whole ones and never pause, even if nobody wanted its rows any more.
+/// Splits batches into sizes that a join without keys can soon compare with all of its build rows. DataFusion's join
+/// would process hundreds of whole batches without a pause, even if its rows were no longer wanted.
 fn in_turns(rows: SendableRecordBatchStream, build_rows: u64) -> SendableRecordBatchStream {
     let schema = rows.schema();
     let most = (PAIRS_IN_A_TURN / build_rows.max(1)).max(ROWS_IN_A_TURN_MIN) as usize;

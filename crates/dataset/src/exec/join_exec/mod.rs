@@ -41,21 +41,21 @@ use pairs::{BuildSide, PairwiseJoin, ProbeSide, WholeJoin};
 use planned::PlannedJoin;
 use slot::{ReplayExec, promised};
 
-/// Does what the join of DataFusion in it would do.
+/// Replaces a DataFusion join.
 pub(crate) struct JoinExec {
-    /// Over slots in the place of its inputs.
+    /// The original join, with slots in place of its inputs.
     join: PlannedJoin,
     left: Arc<ReplayExec>,
     right: Arc<ReplayExec>,
     governor: Governor,
-    /// The build side that all partitions share, once the first of them is there.
+    /// The build side shared by all partitions, once the first of them has started.
     shared: Mutex<Option<Arc<BuildSide>>>,
-    /// Of partitions that spill; those of the others are the join's.
+    /// Metrics of partitions that spill; the join itself has those of the others.
     metrics: ExecutionPlanMetricsSet,
 }
 
 impl JoinExec {
-    /// `None` over streams, whose joins are others.
+    /// `None` for streams, which have separate joins.
     pub(crate) fn try_replace(node: &Arc<dyn ExecutionPlan>, governor: &Governor) -> Option<Self> {
         let [left, right] = node.children()[..] else { return None };
         if has_stream(node) {
@@ -76,7 +76,7 @@ impl JoinExec {
         self.join.collects_left()
     }
 
-    /// The build side of a partition, of which reading begins when it is first waited for.
+    /// The build side of a partition; reading it starts when it is first awaited.
     fn building(&self, partition: usize, context: &Arc<TaskContext>, joining: &PairwiseJoin) -> Result<Arc<BuildSide>> {
         let left = self.left.input().execute(partition, Arc::clone(context))?;
         let (promise, rows) = promised(left.schema());
@@ -86,7 +86,7 @@ impl JoinExec {
     }
 }
 
-/// Whether rows of the left side come out by themselves, for having or not having a partner.
+/// Whether left rows are output by themselves, because they have a match or have none.
 pub(crate) fn gives_left_rows(kind: JoinType) -> bool {
     matches!(kind, JoinType::Left | JoinType::Full | JoinType::LeftSemi | JoinType::LeftAnti | JoinType::LeftMark)
 }
@@ -144,8 +144,7 @@ impl ExecutionPlan for JoinExec {
 
     required_as_by!(self => self.join.exec());
 
-    /// Of a recursive query, before each of its rounds: the build side is another one, also of DataFusion's join
-    /// within.
+    /// In a recursive query, called before each round: the build side changes, also in DataFusion's join within.
     fn reset_state(self: Arc<Self>) -> Result<Arc<dyn ExecutionPlan>> {
         let (left, right) = (ReplayExec::over(self.left.input()), ReplayExec::over(self.right.input()));
         let join = self.join.reset(Arc::clone(&left) as _, Arc::clone(&right) as _)?;
@@ -180,8 +179,8 @@ impl ExecutionPlan for JoinExec {
         };
         let (probe, rows) = promised(right.schema());
         self.right.give(partition, rows);
-        // It is there from the beginning: partitions that make a filter of their keys together wait for each other, and
-        // one that is dropped tells the others not to.
+        // It is created at the start: partitions that jointly make a filter of their keys wait for each other, and one
+        // that is dropped tells the others not to.
         let rows = self.join.exec().execute(partition, Arc::clone(&joining.context))?;
         let rows = stream::once(joining.run(building, other, WholeJoin { probe, rows })).try_flatten();
         Ok(Box::pin(RecordBatchStreamAdapter::new(self.schema(), rows)))
@@ -194,14 +193,14 @@ impl ExecutionPlan for JoinExec {
     }
 }
 
-/// The context with other memory: without limit for joins, which have reserved theirs before they begin.
+/// The context with a different memory pool: unlimited for joins, which reserve their memory before they start.
 fn with_memory(context: &TaskContext, memory_pool: Arc<dyn MemoryPool>) -> TaskContext {
     let runtime = RuntimeEnv { memory_pool, ..context.runtime_env().as_ref().clone() };
     TaskContext::new(
         context.task_id(),
         context.session_id(),
         context.session_config().clone(),
-        // Expressions hold the functions that they call.
+        // Expressions contain the functions that they call.
         Default::default(),
         Default::default(),
         Default::default(),

@@ -1,4 +1,4 @@
-//! The order of rows, where steps above a join count on it and its sides went to disk.
+//! Restores the order of rows if steps above a join rely on it and the join went to disk.
 
 use std::fmt;
 use std::sync::Arc;
@@ -18,13 +18,13 @@ use tidemill_dataflow::memory::{Governor, Reservation};
 use super::slot::ReplayExec;
 use super::with_memory;
 
-/// What a sort gets, whatever others hold: some batches, and room to merge what it has spilled.
+/// Memory that a sort always gets: a few batches, and room to merge what it has spilled.
 const SORT_BYTES_MIN: u64 = 16 << 20;
-/// Of it, kept for merging.
+/// The part of it that is kept for merging.
 const MERGE_BYTES: usize = 4 << 20;
 
-/// Sorts rows; on disk, what of them does not fit beside the parts that are joined meanwhile. Bytes of that are added
-/// to `spilled_bytes`.
+/// Sorts rows; whatever does not fit next to the partitions being joined goes to disk. Adds the bytes on disk to
+/// `spilled_bytes`.
 pub(super) fn in_order(
     rows: SendableRecordBatchStream,
     order: &LexOrdering,
@@ -41,7 +41,7 @@ pub(super) fn in_order(
     let sort = SortExec::new(order.clone(), slot);
     let sorted = sort.execute(0, Arc::new(context))?;
     let (schema, mut counted) = (sorted.schema(), 0);
-    // All that a sort spills it has spilled before it gives out rows.
+    // A sort has spilled everything that it spills before it outputs rows.
     let sorted = sorted.inspect(move |_| {
         let spilled = sort.metrics().and_then(|metrics| metrics.spilled_bytes()).unwrap_or(0);
         spilled_bytes.add(spilled - counted);
@@ -50,8 +50,8 @@ pub(super) fn in_order(
     Ok(Box::pin(RecordBatchStreamAdapter::new(schema, sorted)))
 }
 
-/// The memory of one sort. It is not that of other queries' steps: a join holds most of theirs while its rows are
-/// sorted.
+/// The memory of one sort. It is separate from the memory of other query steps, because a join holds most of that while
+/// its rows are sorted.
 #[derive(Debug)]
 struct SortMemory {
     held: Reservation,
@@ -76,7 +76,7 @@ impl MemoryPool for SortMemory {
         self.held.shrink(shrink as u64);
     }
 
-    /// Refused, the sort spills.
+    /// If rejected, the sort spills.
     fn try_grow(&self, _: &MemoryReservation, additional: usize) -> Result<()> {
         let wanted = additional as u64;
         if self.held.try_grow(wanted) {

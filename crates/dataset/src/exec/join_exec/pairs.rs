@@ -1,11 +1,11 @@
-//! One partition of a join under way; where its build side does not fit, pairs of parts on disk (a Grace hash join;
+//! The join of one partition. If its build side does not fit, it joins pairs of partitions on disk (a Grace hash join;
 //! Kitsuregawa, Tanaka and Moto-oka, 1983).
 //!
-//! Rows whose keys are equal, or both null, are in the same pair, so that pairs are joins of their own, whatever the
-//! kind of the join. A pair whose build side still does not fit is parted again. That does not help where most rows
-//! have one key: their build side is then joined in pieces, each with all of the other side. As the other side's rows
-//! meet no piece with all their partners in it, it must be the side whose rows the join gives out by themselves that is
-//! cut up; of a full join first one, then the other.
+//! Rows whose keys are equal, or both null, are in the same pair, so each pair is a separate join of the same kind. A
+//! pair whose build side still does not fit is partitioned again. That does not help if most rows have the same key:
+//! the build side is then joined in pieces, each with all of the other side. No piece contains all matches of the other
+//! side's rows, so the side that is divided must be the one whose rows the join outputs by themselves. A full join
+//! divides first one side, then the other.
 
 use std::pin::pin;
 use std::sync::Arc;
@@ -39,10 +39,10 @@ use crate::error::DataSetError;
 use crate::exec::spill::rows_of;
 use crate::exec::step::as_planned;
 
-/// A partition of which at least so much falls into one part has a key that parting does not part.
+/// If at least this percentage of rows falls into a single partition, they share a key that partitioning cannot split.
 const HEAVY_PERCENT: u64 = 90;
 
-/// DataFusion's join of the partition as a whole, waiting for its sides.
+/// DataFusion's join of the whole partition, waiting for its inputs.
 pub(super) struct WholeJoin {
     pub(super) probe: Promise,
     pub(super) rows: SendableRecordBatchStream,
@@ -51,49 +51,49 @@ pub(super) struct WholeJoin {
 /// A build side, of one partition or of all.
 pub(super) struct BuildSide {
     pub(super) built: Shared<BoxFuture<'static, Result<BuildOutcome, Arc<DataFusionError>>>>,
-    /// Whether somebody joins it for all partitions.
+    /// Whether some partition joins it for all of them.
     pub(super) taken: AtomicBool,
 }
 
-/// What has become of it.
+/// What happened to the build side.
 #[derive(Clone)]
 pub(super) enum BuildOutcome {
-    /// It was handed to DataFusion's joins.
+    /// It was passed to DataFusion's joins.
     InMemory(Arc<BuildMemory>),
-    /// Its parts.
+    /// Its partitions on disk.
     OnDisk(Vec<Arc<SpillFile>>),
 }
 
-/// What a partition is joined with.
+/// The input to join with the build side.
 pub(super) enum ProbeSide {
-    /// The other side's rows in that partition.
+    /// The other side's rows in the same partition.
     Rows(SendableRecordBatchStream),
-    /// All partitions share a build side whose rows come out by themselves: on disk, one partition joins it with those
-    /// of all.
+    /// All partitions share a build side whose rows are output by themselves: once it is on disk, a single partition
+    /// joins it with the rows of all.
     All(Arc<dyn ExecutionPlan>, Arc<TaskContext>),
 }
 
-/// See the module.
+/// A join of pairs, see the module.
 #[derive(Clone)]
 pub(super) struct PairwiseJoin {
     pub(super) join: PlannedJoin,
-    /// In which memory has been reserved.
+    /// The context with the reserved memory.
     pub(super) context: Arc<TaskContext>,
     pub(super) governor: Governor,
     pub(super) partition: usize,
     pub(super) metrics: ExecutionPlanMetricsSet,
     pub(super) spilled_bytes: Count,
-    /// Whether left rows with a null for a key are left out: of `NOT IN (...)`, unless nothing is in there.
+    /// Whether left rows with a null key are dropped: for `NOT IN (...)`, unless that is empty.
     pub(super) drops_null_keys: bool,
 }
 
-/// Parts that have their keys in common.
+/// Partitions of both sides with the same keys.
 struct PartPair {
     left: Arc<SpillFile>,
     right: Arc<SpillFile>,
-    /// At which it would be parted.
+    /// The level at which it would be partitioned next.
     level: u32,
-    /// Left rows of all parts that this is one of.
+    /// Left rows of all partitions together.
     left_rows_of_all: u64,
 }
 
@@ -104,7 +104,7 @@ impl PartPair {
 }
 
 impl PairwiseJoin {
-    /// Reads a build side; one that fits goes to whom it was promised.
+    /// Reads a build side; one that fits goes to the promised receiver.
     pub(super) async fn build(
         self,
         mut left: SendableRecordBatchStream,
@@ -119,7 +119,7 @@ impl PairwiseJoin {
             }
         }
         let (rows, held) = build.hand_over(left.schema());
-        // If it is not there any more, nobody wants the rows.
+        // If the receiver is gone, the rows are not wanted.
         let _ = promise.send(rows);
         Ok(BuildOutcome::InMemory(held))
     }
@@ -137,7 +137,7 @@ impl PairwiseJoin {
                     ProbeSide::Rows(rows) => rows,
                     ProbeSide::All(plan, context) => plan.execute(self.partition, context)?,
                 };
-                // It is there: it is among what is returned.
+                // The receiver exists: it belongs to the returned stream.
                 let _ = whole.probe.send(held.probe(other, self.join.has_keys()));
                 return Ok(held.until_read(whole.rows));
             }
@@ -166,7 +166,7 @@ impl PairwiseJoin {
         Box::pin(EmptyRecordBatchStream::new(self.join.exec().schema()))
     }
 
-    /// Parts the other side too, and joins the parts.
+    /// Partitions the other side, too, and joins the pairs.
     async fn with_parts(
         mut self,
         left: Vec<Arc<SpillFile>>,
@@ -183,14 +183,14 @@ impl PairwiseJoin {
         });
         let right = self.part(JoinSide::Right, right, 0).await?;
         if has_null.into_inner() {
-            // Of what is compared with a null nobody knows that it is not in there.
+            // A comparison with null is unknown, so no row is certain not to be in the list.
             return Ok(self.nothing());
         }
         self.drops_null_keys = self.join.is_null_aware() && right.iter().any(|part| part.rows() > 0);
         Ok(Arc::new(self).pairs(left, right, 1))
     }
 
-    /// The rows of one side, by the hash of their keys.
+    /// Partitions the rows of one side by the hash of their keys.
     async fn part(
         &self,
         side: JoinSide,
@@ -213,7 +213,7 @@ impl PairwiseJoin {
         Ok(parts.into_iter().map(Arc::new).collect())
     }
 
-    /// The joins of pairs, one after the other.
+    /// Joins the pairs one after the other.
     fn pairs(
         self: Arc<Self>,
         left: Vec<Arc<SpillFile>>,
@@ -248,7 +248,7 @@ impl PairwiseJoin {
         joined.boxed()
     }
 
-    /// The left rows of a pair that can come out.
+    /// The left rows of a pair that may be output.
     fn left_rows(&self, pair: &PartPair) -> Result<SendableRecordBatchStream> {
         let rows = rows_of(&pair.left)?;
         if !self.drops_null_keys {
@@ -263,7 +263,7 @@ impl PairwiseJoin {
         Ok(Box::pin(RecordBatchStreamAdapter::new(schema, rows)))
     }
 
-    /// A pair with a heavy key.
+    /// Joins a pair with a heavy key.
     fn in_pieces(self: Arc<Self>, pair: PartPair) -> Result<SendableRecordBatchStream> {
         let (schema, pair) = (self.join.exec().schema(), Arc::new(pair));
         let rows = match self.join.kind() {
@@ -282,7 +282,7 @@ impl PairwiseJoin {
         Ok(Box::pin(RecordBatchStreamAdapter::new(schema, rows)))
     }
 
-    /// Joins pieces of one side of a pair, as large as there is room for, with all of the other.
+    /// Joins pieces of one side of a pair, as large as memory allows, with all of the other side.
     fn pieces(
         self: Arc<Self>,
         pair: Arc<PartPair>,
@@ -299,7 +299,7 @@ impl PairwiseJoin {
             let (of, pair) = (Arc::clone(&self), Arc::clone(&pair));
             async move {
                 let mut build = BuildRows::new(&of.governor);
-                // The first batch is taken whether there is room for it or not.
+                // The first batch is taken even if there is no room for it.
                 let first = match next.take() {
                     Some(batch) => Some(batch),
                     None => SendableRecordBatchStream::next(&mut rows).await.transpose()?,
@@ -338,7 +338,7 @@ impl PairwiseJoin {
         Ok(held.until_read(plan.execute(0, Arc::clone(&self.context))?))
     }
 
-    /// Right rows without a partner, as a full join gives them.
+    /// Unmatched right rows, as output by a full join.
     fn beside_nulls(&self, right: &RecordBatch) -> Result<RecordBatch> {
         let left = self.join.schema_of(JoinSide::Left);
         let nulls = left.fields().iter().map(|field| new_null_array(field.data_type(), right.num_rows()));
@@ -352,7 +352,7 @@ impl PairwiseJoin {
     }
 }
 
-/// Hashes of keys, others than those by which rows have come to this partition; without keys all rows stay together.
+/// Hashes of keys, different from those that assigned rows to this partition; without keys, all rows stay together.
 fn hash(keys: Vec<Arc<dyn PhysicalExpr>>) -> HashKeys {
     if keys.is_empty() {
         return Box::new(|rows, hashes| {
@@ -372,7 +372,7 @@ fn value(key: &Arc<dyn PhysicalExpr>, rows: &RecordBatch) -> Result<ArrayRef> {
     key.evaluate(rows)?.into_array(rows.num_rows())
 }
 
-/// What the disk said.
+/// Converts an error of the disk.
 fn failed(error: TaskError) -> DataFusionError {
     DataSetError::Io(error.to_string()).into()
 }

@@ -1,4 +1,4 @@
-//! The joins of DataFusion that hold their build side, the left one, in memory.
+//! DataFusion's joins that hold their build side, the left one, in memory.
 
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ use datafusion::physical_plan::joins::{
     CrossJoinExec, HashJoinExec, NestedLoopJoinExec, NestedLoopJoinExecBuilder, PartitionMode,
 };
 
-/// One of them.
+/// One of these joins.
 #[derive(Clone)]
 pub(super) enum PlannedJoin {
     /// By keys.
@@ -23,7 +23,7 @@ pub(super) enum PlannedJoin {
 }
 
 impl PlannedJoin {
-    /// The join that `node` is, over other inputs; `None` if it is none of them.
+    /// The same kind of join as `node` over other inputs; `None` if it is not one of these.
     pub(super) fn over(
         node: &dyn ExecutionPlan,
         left: Arc<dyn ExecutionPlan>,
@@ -40,7 +40,7 @@ impl PlannedJoin {
         node.is::<CrossJoinExec>().then(|| Ok(PlannedJoin::Cross(Arc::new(CrossJoinExec::new(left, right)))))
     }
 
-    /// The same with nothing read yet.
+    /// The same join in its initial state.
     pub(super) fn reset(&self, left: Arc<dyn ExecutionPlan>, right: Arc<dyn ExecutionPlan>) -> Result<Self> {
         Ok(match self {
             PlannedJoin::Hash(join) => {
@@ -53,7 +53,7 @@ impl PlannedJoin {
         })
     }
 
-    /// A join of parts of the inputs, as `kind`, whose build side is `build_side`.
+    /// A join of parts of the inputs, of the given `kind`, whose build side is `build_side`.
     pub(super) fn of_parts(
         &self,
         left: Arc<dyn ExecutionPlan>,
@@ -61,7 +61,7 @@ impl PlannedJoin {
         kind: JoinType,
         build_side: JoinSide,
     ) -> Result<Arc<dyn ExecutionPlan>> {
-        // Half of a full join has columns of one side only.
+        // Half of a full join outputs columns of one side only.
         let is_half = self.kind() == JoinType::Full && kind == JoinType::RightAnti;
         match self {
             PlannedJoin::Hash(join) => {
@@ -79,7 +79,7 @@ impl PlannedJoin {
                 let join = loops(join, left, right, kind, !is_half)?;
                 if build_side == JoinSide::Left { Ok(Arc::new(join)) } else { join.swap_inputs() }
             }
-            // Of inner joins the left side is the build side.
+            // The build side of inner joins is the left side.
             PlannedJoin::Cross(_) => Ok(Arc::new(CrossJoinExec::new(left, right))),
         }
     }
@@ -120,7 +120,7 @@ impl PlannedJoin {
         }
     }
 
-    /// The keys, left and right; none where every row meets every row.
+    /// The keys, left and right; empty if every row meets every row.
     pub(super) fn on(&self) -> &[(PhysicalExprRef, PhysicalExprRef)] {
         match self {
             PlannedJoin::Hash(join) => join.on(),
@@ -132,12 +132,12 @@ impl PlannedJoin {
         !self.on().is_empty()
     }
 
-    /// Whether it is one of `NOT IN (...)`.
+    /// Whether it implements `NOT IN (...)`.
     pub(super) fn is_null_aware(&self) -> bool {
         matches!(self, PlannedJoin::Hash(join) if join.null_aware)
     }
 
-    /// Of the columns of both sides those that come out; `None`: all.
+    /// The output columns among those of both sides; `None`: all of them.
     pub(super) fn projection(&self) -> Option<&[usize]> {
         match self {
             PlannedJoin::Hash(join) => join.projection.as_deref(),

@@ -1,4 +1,4 @@
-//! An input of a join that somebody else reads.
+//! An input of a join that is read elsewhere.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -16,10 +16,10 @@ use tokio::sync::oneshot;
 
 use crate::exec::step::one_input;
 
-/// Stands above `input`, whose properties it has, and gives out the rows that it was given.
+/// Stands above `input`, with the same properties, and outputs rows that were passed in.
 pub(super) struct ReplayExec {
     input: Arc<dyn ExecutionPlan>,
-    /// By partition.
+    /// Rows by partition.
     rows: Mutex<HashMap<usize, SendableRecordBatchStream>>,
 }
 
@@ -32,16 +32,16 @@ impl ReplayExec {
         &self.input
     }
 
-    /// What the partition gives out when it is executed.
+    /// Sets the rows that the partition outputs when it is executed.
     pub(super) fn give(&self, partition: usize, rows: SendableRecordBatchStream) {
         self.rows.lock().expect("nothing panics with it locked").insert(partition, rows);
     }
 }
 
-/// Where rows are handed in for a stream that is there before them.
+/// Receives the rows for a stream that already exists.
 pub(super) type Promise = oneshot::Sender<SendableRecordBatchStream>;
 
-/// A stream of rows that are handed in later, before it is first asked for one.
+/// A stream of rows that are supplied later, but before the first is requested.
 pub(super) fn promised(schema: SchemaRef) -> (Promise, SendableRecordBatchStream) {
     let (promise, kept) = oneshot::channel();
     let kept = async { kept.await.map_err(|_| DataFusionError::Internal("one side of a join never arrived".into())) };

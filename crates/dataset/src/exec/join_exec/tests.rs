@@ -22,7 +22,7 @@ fn engine(memory_bytes: Option<usize>, threads: usize) -> Engine {
     Engine::new(&EngineConfig { threads, workers: 1, memory_bytes, spill_dir: None }).unwrap()
 }
 
-/// Rows with keys that `key` makes of their numbers.
+/// Rows with keys computed by `key` from their numbers.
 fn table(engine: &Engine, rows: i64, key: impl Fn(i64) -> Option<i64>) -> DataSet {
     let columns: Vec<(&str, ArrayRef, bool)> = vec![
         ("k", Arc::new((0..rows).map(key).collect::<Int64Array>()), true),
@@ -33,7 +33,7 @@ fn table(engine: &Engine, rows: i64, key: impl Fn(i64) -> Option<i64>) -> DataSe
     DataSet::from_batches(engine, batch.schema(), &[batch]).unwrap()
 }
 
-/// The rows as texts, sorted.
+/// The rows as text, sorted.
 fn rows(engine: &Engine, set: DataSet) -> Vec<String> {
     let mut rows = rows_as_they_come(engine, set);
     rows.sort_unstable();
@@ -63,7 +63,7 @@ fn sql(engine: &Arc<Engine>, query: &str, tables: &[(&str, &DataSet)]) -> DataSe
 const KINDS: [JoinHow; 6] =
     [JoinHow::Inner, JoinHow::Left, JoinHow::Right, JoinHow::Full, JoinHow::Semi, JoinHow::Anti];
 
-/// Two tables, of which the first is the smaller one, and a heavy key in it: `heavy` of a hundred rows have it.
+/// Two tables, of which the first is smaller and contains a heavy key: `heavy` of a hundred rows have it.
 fn sides(engine: &Engine, heavy: i64) -> [DataSet; 2] {
     let key = move |row: i64| match row {
         row if row % 100 < heavy => Some(7),
@@ -84,8 +84,8 @@ fn joined(sides: &[DataSet; 2], swapped: bool, how: JoinHow, condition: Option<E
     left.join(right, &on, how, "_right", condition, None).unwrap()
 }
 
-/// Whatever the kind of the join, whichever side is built, with keys that are null or far too many to be parted: rows
-/// are those of a join in memory, and they have been on disk.
+/// For every kind of join and either build side, with null keys or a key too frequent to partition: the rows are those
+/// of a join in memory, although they were on disk.
 #[test]
 fn joins_on_disk_are_those_in_memory() {
     for heavy in [0, 60] {
@@ -107,11 +107,11 @@ fn joins_on_disk_are_those_in_memory() {
     }
 }
 
-/// A build side that is small enough to be one for all partitions, and does not fit: whatever the kind of the join, its
-/// rows come out once, and not once for each partition.
+/// A build side small enough to be shared by all partitions that does not fit: for every kind of join, its rows are
+/// output once, and not once per partition.
 #[test]
 fn a_build_side_of_all_partitions_goes_to_disk() {
-    // Batches with memory of their own: DataFusion counts that of pieces of one batch for each of them.
+    // Batches with separate memory: DataFusion counts the memory of slices of one batch for each of them.
     let batch = |rows: Range<i64>, key: fn(i64) -> i64| {
         let numbers = || Arc::new(Int64Array::from_iter_values(rows.clone()));
         let keys = Arc::new(Int64Array::from_iter_values(rows.clone().map(key)));
@@ -142,8 +142,8 @@ fn a_build_side_of_all_partitions_goes_to_disk() {
     }
 }
 
-/// A query that counts on the order of the other side, which has one by itself, must get it from the disk too; a limit
-/// is one of the rows in that order.
+/// A query that relies on the existing order of the other side must get it from the disk, too; a limit takes rows in
+/// that order.
 #[test]
 fn rows_that_have_an_order_keep_it() {
     let joined = |kind: &str| {
@@ -152,7 +152,7 @@ fn rows_that_have_an_order_keep_it() {
     };
     for query in [joined("join"), joined("join") + " limit 10", joined("right join")] {
         let seen = [None, Some(1 << 20)].map(|memory_bytes| {
-            // Of one thread: others exchange rows, which then have no order.
+            // A single thread: several exchange rows, which then have no order.
             let engine = Arc::new(engine(memory_bytes, 1));
             let a = table(&engine, 20_000, |row| Some(row * 7 % 20_000));
             let b = table(&engine, 130_000, |row| (row % 13 > 0).then_some(row * 11 % 40_000));
@@ -169,8 +169,7 @@ fn rows_that_have_an_order_keep_it() {
     }
 }
 
-/// Each round of a recursive query has a build side of its own: with that of the first round, rows would come again
-/// without end.
+/// Each round of a recursive query has a new build side: with that of the first round, rows would repeat endlessly.
 #[test]
 fn recursive_queries_join_what_is_new() {
     for threads in [1, 2] {
@@ -193,7 +192,7 @@ fn recursive_queries_join_what_is_new() {
     }
 }
 
-/// A limit that the join has taken over, and sides without rows.
+/// A limit that the join has absorbed, and empty sides.
 #[test]
 fn limits_and_empty_sides() {
     let tight = engine(Some(1 << 20), 2);
@@ -208,7 +207,7 @@ fn limits_and_empty_sides() {
     }
 }
 
-/// What was spilled must be told by `explain`.
+/// `explain` must report spills.
 #[test]
 fn spilling_is_told() {
     for (memory_bytes, spills) in [(None, false), (Some(1 << 20), true)] {
@@ -221,7 +220,7 @@ fn spilling_is_told() {
     }
 }
 
-/// Rows with long texts, in batches that go to several partitions.
+/// Rows with long strings, in batches that go to several partitions.
 fn long_rows(engine: &Engine, rows: i64) -> DataSet {
     let batch = |from: i64| {
         let rows = from..from + 500;
@@ -236,11 +235,11 @@ fn long_rows(engine: &Engine, rows: i64) -> DataSet {
     DataSet::from_batches(engine, batches[0].schema(), &batches).unwrap()
 }
 
-/// Without keys there is nothing to part rows by: whatever the kind of the join, and however many partitions the other
-/// side has, rows come out as in memory, and those without a partner once.
+/// Without keys, rows cannot be partitioned. For every kind of join, and any number of partitions of the other side,
+/// rows must come out as in memory, and unmatched rows exactly once.
 #[test]
 fn joins_without_keys_go_to_disk() {
-    // Texts of both in it, so that both sides carry theirs.
+    // It uses strings of both sides, so that both carry theirs.
     let near = "abs(a.v - 2 * b.v) < 2 and a.v % 3 <> 0 and a.s <> b.s";
     let joined = |kind: &str| format!("select a.v, b.v as u, a.s, b.s as t from a {kind} join b on {near}");
     let queries = [
@@ -278,7 +277,7 @@ fn joins_without_keys_go_to_disk() {
     }
 }
 
-/// What the last sort of a join wrote was not told, though it may be more than the parts.
+/// The bytes written by the last sort of a join were not reported, although they may exceed those of the partitions.
 #[test]
 fn runs_of_the_last_sort_are_told() {
     let engine = engine(Some(1 << 20), 1);

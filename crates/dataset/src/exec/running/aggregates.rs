@@ -1,4 +1,4 @@
-//! Aggregates of the rows from the partition's first to the current one, or to the last of its peers.
+//! Aggregates over the rows from the partition's first to the current one, or to the last of its peers.
 
 use std::marker::PhantomData;
 use std::mem::discriminant;
@@ -18,7 +18,7 @@ use tidemill_dataflow::floats::{FloatEquality, with_same};
 
 use super::{PeerBounds, RunningFunction};
 
-/// `None` for one that is not known here.
+/// `None` for an unsupported one.
 pub(super) fn of(expr: &Arc<dyn WindowExpr>, input: &Schema) -> Option<Box<dyn RunningFunction>> {
     let window = expr.as_any().downcast_ref::<PlainAggregateWindowExpr>()?;
     let frame = expr.get_window_frame();
@@ -27,7 +27,7 @@ pub(super) fn of(expr: &Arc<dyn WindowExpr>, input: &Schema) -> Option<Box<dyn R
         WindowFrameUnits::Range | WindowFrameUnits::Groups => true,
     };
     let runs = frame.start_bound.is_unbounded() && matches!(frame.end_bound, WindowFrameBound::CurrentRow);
-    // DataFusion tells in no other way whether there is a filter.
+    // DataFusion does not expose in another way whether there is a filter.
     let has_filter = !format!("{window:?}").ends_with(", filter: None }");
     let aggregate = window.get_aggregate_expr();
     let has_order = !by_peers || !expr.order_by().is_empty();
@@ -37,7 +37,7 @@ pub(super) fn of(expr: &Arc<dyn WindowExpr>, input: &Schema) -> Option<Box<dyn R
     let args = expr.expressions();
     let [arg] = args.as_slice() else { return None };
     let (arg, result) = (arg.data_type(input).ok()?, expr.field().ok()?.data_type().clone());
-    // Digits that a sum has more are no other type.
+    // A sum with more digits still has the same type.
     let has_same_type = arg == result || (arg.is_decimal() && discriminant(&arg) == discriminant(&result));
     match aggregate.fun().name() {
         "count" if result == DataType::Int64 => Some(Box::new(RowCount { by_peers, count: 0 })),
@@ -48,12 +48,12 @@ pub(super) fn of(expr: &Arc<dyn WindowExpr>, input: &Schema) -> Option<Box<dyn R
     }
 }
 
-/// How many of the first rows have all of their frames here.
+/// The number of leading rows whose frames are complete.
 fn ready(by_peers: bool, places: &PeerBounds) -> usize {
     if by_peers { places.last_peers() } else { places.rows }
 }
 
-/// Gives all peers the value of the last of them.
+/// Gives all peers the value of the last one.
 fn share<T: Copy>(values: &mut [T], peers: &BooleanBuffer) {
     for row in (1..values.len()).rev() {
         if !peers.value(row) {
@@ -92,15 +92,15 @@ impl RunningFunction for RowCount {
     }
 }
 
-/// How a total comes of values, one after the other.
+/// How a total is computed from consecutive values.
 trait TotalFold: Sized + Send + 'static {
     type Of: ArrowPrimitiveType;
     type Total: Copy + Default + Send;
 
     fn start(value: Native<Self>) -> Self::Total;
-    /// `None`: there is no such total.
+    /// `None` if the total overflows.
     fn add(total: Self::Total, value: Native<Self>) -> Option<Self::Total>;
-    /// `None`: it does not fit the type.
+    /// `None` if it does not fit the type.
     fn result(total: Self::Total, of: &DataType) -> Option<Native<Self>>;
 }
 
@@ -109,10 +109,10 @@ type Native<F> = <<F as TotalFold>::Of as ArrowPrimitiveType>::Native;
 /// A total of the values in a frame.
 struct FoldedTotal<F: TotalFold> {
     by_peers: bool,
-    /// Of the last row; `None`: there has been no value.
+    /// The total of the last row; `None` if there has been no value.
     total: Option<F::Total>,
     result: DataType,
-    /// Of which sums that are beyond their type are told.
+    /// The aggregate, for error messages about sums that overflow.
     aggregate: AggregateFunctionExpr,
 }
 
@@ -121,7 +121,7 @@ impl<F: TotalFold> FoldedTotal<F> {
         Some(Box::new(FoldedTotal::<F> { by_peers, total: None, result, aggregate: aggregate.clone() }))
     }
 
-    /// The error that the function has for it.
+    /// The function's own error for an overflow.
     fn beyond(&self) -> DataFusionError {
         let greatest = match self.result {
             DataType::Decimal128(precision, _) => Native::<F>::usize_as(10).pow_wrapping(precision.into()),
@@ -136,7 +136,7 @@ impl<F: TotalFold> FoldedTotal<F> {
         told.err().unwrap_or_else(otherwise)
     }
 
-    /// The total of each frame, and which of them have a value.
+    /// The total of each frame, and which frames have a value.
     fn totals(&mut self, values: &PrimitiveArray<F::Of>, places: &PeerBounds, count: usize) -> Option<Totals<F>> {
         let begins = places.partitions.iter().take(count);
         let Some(nulls) = values.nulls().filter(|nulls| nulls.null_count() > 0) else {
@@ -191,7 +191,7 @@ impl<F: TotalFold> RunningFunction for FoldedTotal<F> {
     }
 }
 
-/// The sum of whole numbers: only one that is asked for has to fit.
+/// The sum of integers. Only sums that are output have to fit.
 struct IntegerSum<T>(PhantomData<fn() -> T>);
 
 impl<T: ArrowPrimitiveType> TotalFold for IntegerSum<T>
@@ -255,7 +255,7 @@ impl TotalFold for FloatSum {
     }
 }
 
-/// The least value, or the greatest.
+/// The minimum or maximum.
 struct RunningExtreme<T, const GREATEST: bool>(PhantomData<fn() -> T>);
 
 impl<T: ArrowPrimitiveType, const GREATEST: bool> TotalFold for RunningExtreme<T, GREATEST> {

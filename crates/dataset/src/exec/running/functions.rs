@@ -1,4 +1,4 @@
-//! Functions of places: the number of a row, its rank, and values of rows some places away.
+//! Positional functions: the number of a row, its rank, and values of rows at an offset.
 
 use std::sync::Arc;
 
@@ -16,12 +16,12 @@ use datafusion::physical_plan::windows::WindowUDFExpr;
 
 use super::{PeerBounds, RunningFunction, own};
 
-/// Rows that `lag` and `lead` look back or ahead, at most: as many values are kept.
+/// Maximum offset of `lag` and `lead`, and thus the maximum number of values to keep.
 const SHIFT_MAX: u64 = 1 << 16;
-/// A row so far from both ends that any shift shows.
+/// A row so far from both ends that any offset shows.
 const FAR: usize = 1 << 40;
 
-/// `None` for one that is not known here.
+/// `None` for an unsupported one.
 pub(super) fn of(expr: &Arc<dyn WindowExpr>) -> Option<Box<dyn RunningFunction>> {
     let standard = expr.as_any().downcast_ref::<StandardWindowExpr>()?;
     let call = standard.get_standard_func_expr().as_any().downcast_ref::<WindowUDFExpr>()?;
@@ -37,7 +37,7 @@ pub(super) fn of(expr: &Arc<dyn WindowExpr>) -> Option<Box<dyn RunningFunction>>
 /// `row_number`.
 #[derive(Default)]
 struct RowNumber {
-    /// Of the last row.
+    /// The number of the last row.
     number: u64,
 }
 
@@ -55,7 +55,7 @@ impl RunningFunction for RowNumber {
 #[derive(Default)]
 struct SparseRank {
     number: u64,
-    /// The number of the first among the last row's peers.
+    /// The row number of the first of the last row's peers.
     rank: u64,
 }
 
@@ -95,16 +95,16 @@ struct LagLead {
     is_lag: bool,
     /// At least 1.
     by: usize,
-    /// Where there is no such row: of one row.
+    /// The value if there is no such row; one row.
     default: ArrayRef,
-    /// The last values, of at most `by` rows.
+    /// The last values, at most `by` of them.
     last: Option<ArrayRef>,
-    /// Rows of the last row's partition, to that row.
+    /// Number of rows of the last row's partition, up to that row.
     number: usize,
 }
 
 impl LagLead {
-    /// `None` if it passes over nulls, or looks farther than is kept.
+    /// `None` if it ignores nulls, or if its offset is too large.
     fn of(expr: &StandardWindowExpr, call: &WindowUDFExpr) -> Option<Self> {
         let by = match call.args().get(1) {
             None => 1,
@@ -117,18 +117,18 @@ impl LagLead {
         let by = Some(by.unsigned_abs()).filter(|by| (1..=SHIFT_MAX).contains(by))? as usize;
         let mut evaluator = call_evaluator(expr)?;
         let is_lag = evaluator.is_causal();
-        // DataFusion tells in no other way which rows it looks at: all of them where it passes over nulls.
+        // DataFusion does not expose in another way which rows it looks at: all of them if it ignores nulls.
         let seen = evaluator.get_range(FAR, 2 * FAR).ok()?;
         if seen != if is_lag { FAR - by..FAR + 1 } else { FAR..FAR + by } {
             return None;
         }
-        // Of one row there is no other: this gives the default.
+        // Within a single row there is no other: this gives the default.
         let field = expr.field().ok()?;
         let default = evaluator.evaluate_all(&[new_null_array(field.data_type(), 1)], 1).ok()?;
         Some(LagLead { is_lag, by, default, last: None, number: 0 })
     }
 
-    /// The values at these places, and the default where there is none.
+    /// The values at these places, and the default for missing ones.
     fn picked(&self, values: &ArrayRef, places: &[Option<usize>]) -> Result<ArrayRef> {
         if self.default.is_null(0) {
             let nulls = NullBuffer::from_iter(places.iter().map(Option::is_some));
@@ -149,7 +149,7 @@ impl LagLead {
         };
         let from = places.partitions.iter().take(count).enumerate().map(|(row, begins)| {
             self.number = if begins { 1 } else { self.number + 1 };
-            // There are as many rows before it.
+            // There are enough rows before it.
             (self.number > self.by).then(|| kept + row - self.by)
         });
         let from: Vec<_> = from.collect();

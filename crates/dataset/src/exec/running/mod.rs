@@ -1,15 +1,15 @@
-//! Window functions of rows in order, whole batches at a time.
+//! Window functions over ordered rows, whole batches at a time.
 //!
 //! DataFusion's step keeps a state for each partition and computes one row's value after the other, which dominates the
 //! cost if partitions are small. Since rows come sorted, this module finds the starts of partitions and peers (rows
 //! that are equal in the order) for a whole batch, and each function processes all rows of the batch in a loop.
 //!
-//! | module       | what                                                                                      |
+//! | module       | contents                                                                                  |
 //! |--------------|-------------------------------------------------------------------------------------------|
 //! | `functions`  | `row_number`, `rank`, `dense_rank`, `lag`, `lead`                                         |
 //! | `aggregates` | `sum`, `count`, `min`, `max` of a frame from the partition's first row to the current one |
 //!
-//! Steps with any other function or frame stay DataFusion's.
+//! DataFusion handles steps with any other function or frame.
 
 mod aggregates;
 mod functions;
@@ -38,10 +38,10 @@ use crate::exec::replaced_exec::StepReplacement;
 use crate::exec::spill::failed;
 use crate::exec::stream_step::has_stream;
 
-/// Who holds the memory, where that is told.
+/// The owner of the memory in messages.
 const NAME: &str = "window functions";
 
-/// What a [`BoundedWindowAggExec`] does, done otherwise; plans call it a `RunningExec`.
+/// Replaces a [`BoundedWindowAggExec`]; its name in plans is `RunningExec`.
 #[derive(Clone)]
 pub(crate) struct InOrder {
     pub(crate) governor: Governor,
@@ -96,39 +96,39 @@ impl StepReplacement for InOrder {
     }
 }
 
-/// A function over rows in order, with what it knows of the rows before.
+/// A function over ordered rows, with its state from earlier rows.
 trait RunningFunction: Send {
-    /// How many of the first rows it can tell the values of, when others follow that are not here.
+    /// The number of leading rows with known values if more rows follow.
     fn ready(&self, places: &PeerBounds) -> usize {
         places.rows
     }
 
-    /// True if all peers share one value, so that they must be evaluated together.
+    /// Whether all peers share one value, and so must be evaluated together.
     fn is_shared(&self) -> bool {
         false
     }
 
-    /// The values of the first `count` rows, of which `arg` is what it is a function of, if there is anything; the next
-    /// rows are those that follow them.
+    /// The values of the first `count` rows; `arg` contains the argument of the function, if it has one. The following
+    /// rows come in the next call.
     fn values(&mut self, arg: Option<&ArrayRef>, places: &PeerBounds, count: usize) -> Result<ArrayRef>;
 }
 
-/// `None` for one that is not known here.
+/// `None` for an unsupported one.
 fn function(expr: &Arc<dyn WindowExpr>, input: &Schema) -> Option<Box<dyn RunningFunction>> {
     functions::of(expr).or_else(|| aggregates::of(expr, input))
 }
 
-/// Where partitions and peers begin among some rows.
+/// The starts of partitions and peers among some rows.
 struct PeerBounds {
     rows: usize,
-    /// Which rows are the first of a partition.
+    /// Which rows are the first in their partition.
     partitions: BooleanBuffer,
     /// Which rows are the first among their peers.
     peers: BooleanBuffer,
 }
 
 impl PeerBounds {
-    /// Of rows with these values of what they are partitioned by and ordered by, behind a row with those of `before`.
+    /// For rows with these values of the partition and order columns, after a row with those of `before`.
     fn of(partition_by: &[ArrayRef], order_by: &[ArrayRef], rows: usize, before: Option<&WindowKeys>) -> Result<Self> {
         let begins = |columns: &[ArrayRef], before: Option<&[ArrayRef]>| -> Result<BooleanBuffer> {
             let mut all = BooleanBuffer::new_unset(rows);
@@ -145,12 +145,12 @@ impl PeerBounds {
         Ok(PeerBounds { rows, partitions, peers })
     }
 
-    /// The first row of the last peers.
+    /// The first row of the last group of peers.
     fn last_peers(&self) -> usize {
         (0..self.rows).rev().find(|&row| self.peers.value(row)).unwrap_or(0)
     }
 
-    /// The row behind the partition of each of the first rows, or behind all rows.
+    /// For each of the first rows, the end of its partition, or of all rows.
     fn ends(&self, count: usize) -> Vec<usize> {
         let mut ends = vec![0; count];
         let mut end = self.rows;
@@ -166,7 +166,7 @@ impl PeerBounds {
     }
 }
 
-/// Which values differ from those before them; the first from that of `before`, if there is one.
+/// Which values differ from the previous value; the first is compared with `before`, if given.
 fn changes(column: &ArrayRef, before: Option<&ArrayRef>) -> Result<BooleanBuffer> {
     let mut all = BooleanBufferBuilder::new(column.len());
     let Some(rest) = column.len().checked_sub(1) else { return Ok(all.finish()) };
@@ -178,7 +178,7 @@ fn changes(column: &ArrayRef, before: Option<&ArrayRef>) -> Result<BooleanBuffer
     Ok(all.finish())
 }
 
-/// Values of what rows are partitioned by and ordered by.
+/// Values of the partition and order columns.
 struct WindowKeys {
     partition_by: Vec<ArrayRef>,
     order_by: Vec<ArrayRef>,
@@ -193,7 +193,7 @@ impl WindowKeys {
         })
     }
 
-    /// Those of one row, in memory of their own.
+    /// Those of one row, copied into separate memory.
     fn of_row(&self, row: usize) -> Result<Self> {
         let one = |columns: &[ArrayRef]| -> Result<Vec<ArrayRef>> {
             columns.iter().map(|column| own(column, row, 1)).collect()
@@ -202,30 +202,30 @@ impl WindowKeys {
     }
 }
 
-/// Some values, in memory of their own: a slice would keep that of all.
+/// Some values, copied into separate memory: a slice would keep all values alive.
 fn own(values: &ArrayRef, from: usize, count: usize) -> Result<ArrayRef> {
-    // Of one array, `concat` makes a slice.
+    // For a single array, `concat` returns a slice.
     Ok(concat(&[&values.slice(from, count), &values.slice(0, 0)])?)
 }
 
-/// One partition of the step's input under way.
+/// The progress of one partition of the step's input.
 struct RunningWindows {
     input: Fuse<SendableRecordBatchStream>,
     exprs: Vec<Arc<dyn WindowExpr>>,
     functions: Vec<Box<dyn RunningFunction>>,
     schema: SchemaRef,
-    /// Of the last row that has been given out.
+    /// The keys of the last row that was output.
     before: Option<WindowKeys>,
-    /// Rows that have been read.
+    /// Rows that have been read, but not output.
     held: Vec<RecordBatch>,
     held_rows: usize,
-    /// Fewer rows are not looked at.
+    /// The minimum number of rows to collect before evaluating.
     wanted_rows: usize,
     reservation: Reservation,
 }
 
 impl RunningWindows {
-    /// The next rows with the functions' values.
+    /// The next rows, with the values of the functions.
     async fn next(&mut self) -> Result<Option<RecordBatch>> {
         loop {
             let read = self.input.next().await.transpose()?;
@@ -265,7 +265,7 @@ impl RunningWindows {
         }
     }
 
-    /// The first of these rows with the functions' values; the others are held. `None`: all are.
+    /// The leading rows, with the values of the functions; the others are held back. `None`: all are held back.
     fn evaluated(&mut self, rows: RecordBatch, is_end: bool) -> Result<Option<RecordBatch>> {
         let all = rows.num_rows();
         let keys = WindowKeys::of(&self.exprs[0], &rows)?;
@@ -282,7 +282,7 @@ impl RunningWindows {
             self.hold(rows.slice(count, all - count))?;
         }
         if count == 0 {
-            // The same rows are looked at again, so that there should be many new ones.
+            // The same rows will be evaluated again, so there should be many new ones by then.
             self.wanted_rows = 2 * all;
             return Ok(None);
         }

@@ -13,7 +13,7 @@ use crate::error::DataSetError;
 use crate::exec::replaced_exec::ReplacedExec;
 use crate::exec::spilling_rule::SpillingRule;
 
-/// Numbers that look random.
+/// Pseudorandom numbers.
 struct TestRandom(u64);
 
 impl TestRandom {
@@ -62,7 +62,7 @@ fn batch(dice: &mut TestRandom, rows: u64, keys: u64) -> RecordBatch {
     RecordBatch::try_from_iter_with_nullable(columns.into_iter().map(|(name, array)| (name, array, true))).unwrap()
 }
 
-/// What a query gives by DataFusion's step and by this one, over the same sort; and the plan.
+/// The results of a query with DataFusion's step and with this one, over the same sort; and the plan.
 fn both(engine: &Engine, batches: &[RecordBatch], query: &str) -> [Result<String>; 2] {
     let state = engine.session().state();
     let mut rules = state.physical_optimizers().to_vec();
@@ -115,8 +115,8 @@ const FUNCTIONS: [&str; 14] = [
 ];
 const EXTREMES: [&str; 4] = ["min(w)", "max(d)", "min(x)", "max(x)"];
 
-/// A state that survives a partition's end, a batch that ends among peers, or a row looked for in the wrong partition
-/// shows against DataFusion's own step.
+/// A comparison with DataFusion's own step catches state that survives the end of a partition, a batch that ends among
+/// peers, and a row from the wrong partition.
 #[test]
 fn equals_datafusion() {
     let engine = engine();
@@ -145,8 +145,7 @@ fn equals_datafusion() {
     }
 }
 
-/// Many rows of one place in the order, and values far ahead: rows are held, over many batches, until their values are
-/// known.
+/// Many peers, and values far ahead: rows are held back over many batches until their values are known.
 #[test]
 fn rows_wait_for_their_values() {
     let engine = engine();
@@ -161,7 +160,7 @@ fn rows_wait_for_their_values() {
     }
 }
 
-/// Sums that are beyond their type are the same error, and those are no fault that nobody sees.
+/// Overflowing sums cause the same error, but not if no row needs them.
 #[test]
 fn sums_beyond_their_type() {
     let engine = engine();

@@ -1,4 +1,4 @@
-//! The header of a `.npy` file: where its values begin, what they are, and how they lie.
+//! The header of a `.npy` file: the start, the type and the layout of its values.
 //!
 //! The format is NEP 1's, versions 1.0 to 3.0: a magic number, the version, the length of a dictionary, the dictionary
 //! as Python writes it, the values:
@@ -7,32 +7,32 @@
 //! \x93NUMPY | 1 | 0 | 118 0 | {'descr': '<f8', 'fortran_order': False, 'shape': (3, 2), } and spaces \n
 //! ```
 //!
-//! From 2.0 on the length has four bytes, in 3.0 the text is UTF-8 in place of Latin-1. The dictionary is parsed
-//! strictly: it has these three keys, and values that NumPy writes.
+//! From version 2.0 on the length has four bytes; in 3.0 the text is UTF-8 instead of Latin-1. The dictionary is parsed
+//! strictly: it must have exactly these three keys, with values as written by NumPy.
 
 use std::fmt;
 
 const MAGIC: &[u8] = b"\x93NUMPY";
-/// Enough to know how long a header is.
+/// Bytes needed to determine the length of a header.
 const PREFIX_BYTES: usize = MAGIC.len() + 2 + 4;
-/// A longer one, of thousands of fields, is hardly meant.
+/// A longer header, with thousands of fields, is hardly intended.
 const HEADER_BYTES_MAX: u64 = 1 << 20;
-/// Tuples and lists in each other. Of what is read here there are two.
+/// Maximum nesting of tuples and lists. Valid headers have two levels.
 const DEPTH_MAX: u32 = 16;
 
-/// See the module.
+/// A parsed header, see the module.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct NpyHeader {
-    /// Where the values begin.
+    /// The offset of the values.
     pub start: u64,
     pub shape: Vec<u64>,
-    /// Columns lie one behind the other, not rows.
+    /// Whether columns rather than rows are contiguous.
     pub is_fortran: bool,
-    /// What NumPy makes the type of.
+    /// NumPy's description of the type.
     pub descr: PythonLiteral,
 }
 
-/// What Python writes, as far as it is in headers.
+/// A Python literal, as far as headers contain them.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum PythonLiteral {
     Text(String),
@@ -43,10 +43,10 @@ pub(super) enum PythonLiteral {
 }
 
 impl NpyHeader {
-    /// How long the header is that begins with these bytes, the first of a file; what comes before the values.
+    /// The length of the header, up to the values, given the first bytes of a file.
     ///
     /// # Errors
-    /// In words, when no array begins so.
+    /// A description, if these do not start an array.
     pub(super) fn len(first: &[u8]) -> Result<u64, String> {
         if !first.starts_with(MAGIC) {
             return Err(match first {
@@ -73,10 +73,10 @@ impl NpyHeader {
         }
     }
 
-    /// The header that these bytes are, as many as [`NpyHeader::len`] says.
+    /// Parses a header from these bytes, whose number is that of [`NpyHeader::len`].
     ///
     /// # Errors
-    /// In words, when they are none.
+    /// A description, if they are not a header.
     pub(super) fn parse(bytes: &[u8]) -> Result<Self, String> {
         let start = Self::len(bytes)?;
         let version = bytes[MAGIC.len()];
@@ -84,7 +84,7 @@ impl NpyHeader {
         let dictionary = bytes.get(from..start as usize).ok_or("it ends inside its header")?;
         let text = match version {
             3 => String::from_utf8(dictionary.to_vec()).map_err(|_| "its header is not UTF-8")?,
-            // Latin-1 are the first characters of Unicode.
+            // The characters of Latin-1 are the first ones of Unicode.
             _ => dictionary.iter().map(|&byte| char::from(byte)).collect(),
         };
         let mut reader = LiteralParser { rest: &text, longs: version < 3 };
@@ -123,7 +123,7 @@ impl NpyHeader {
         })
     }
 
-    /// The shape as Python writes it, or that of each row.
+    /// The shape in Python's notation, or that of each row.
     pub(super) fn shape_from(&self, axis: usize) -> PythonLiteral {
         PythonLiteral::Tuple(self.shape.iter().skip(axis).map(|&length| PythonLiteral::Number(length)).collect())
     }
@@ -137,7 +137,7 @@ fn lengths(axes: &[PythonLiteral]) -> Result<Vec<u64>, String> {
     axes.iter().map(length).collect()
 }
 
-/// As Python writes it.
+/// Writes it in Python's notation.
 impl fmt::Display for PythonLiteral {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let listed = |f: &mut fmt::Formatter<'_>, items: &[PythonLiteral]| {
@@ -172,12 +172,12 @@ impl fmt::Display for PythonLiteral {
 
 struct LiteralParser<'a> {
     rest: &'a str,
-    /// Numbers may end with an `L`, as those of Python 2 do.
+    /// Whether numbers may end with an `L`, as in Python 2.
     longs: bool,
 }
 
 impl LiteralParser<'_> {
-    /// What comes next that is no space.
+    /// The next character that is not a space.
     fn next(&mut self) -> Option<char> {
         self.rest = self.rest.trim_start_matches([' ', '\t', '\n', '\r']);
         self.rest.chars().next()
@@ -210,7 +210,7 @@ impl LiteralParser<'_> {
             Some('0'..='9') => self.number().map(PythonLiteral::Number),
             Some('(') => {
                 let (mut items, ends_with_comma) = self.items('(', ')', depth)?;
-                // In Python brackets around one thing mean nothing.
+                // In Python, parentheses around a single item mean nothing.
                 match items.pop() {
                     Some(only) if items.is_empty() && !ends_with_comma => Ok(only),
                     last => Ok(PythonLiteral::Tuple(items.into_iter().chain(last).collect())),
@@ -232,7 +232,7 @@ impl LiteralParser<'_> {
         }
     }
 
-    /// What is between brackets, and whether a comma was last.
+    /// The items between brackets, and whether the last one is followed by a comma.
     fn items(&mut self, open: char, close: char, depth: u32) -> Result<(Vec<PythonLiteral>, bool), String> {
         self.expect(open)?;
         let (mut items, mut ends_with_comma) = (Vec::new(), false);
@@ -294,7 +294,7 @@ impl LiteralParser<'_> {
     }
 }
 
-/// A header of a version, with this dictionary.
+/// A header of the given version with this dictionary.
 #[cfg(any(test, fuzzing))]
 pub(super) fn framed(version: u8, dictionary: &[u8]) -> Vec<u8> {
     let len = (dictionary.len() as u32).to_le_bytes();
@@ -302,8 +302,8 @@ pub(super) fn framed(version: u8, dictionary: &[u8]) -> Vec<u8> {
     [MAGIC, &[version, 0], len, dictionary].concat()
 }
 
-/// What a fuzz target and a test feed with bytes from nowhere: they are a header, which is the same when it is written
-/// and read again, or refused. Panics when that does not hold. Returns whether they were one.
+/// For a fuzz target and a test with arbitrary bytes: either they are a header that survives writing and reading again,
+/// or they are rejected. Panics otherwise. Returns whether they were a header.
 #[cfg(any(test, fuzzing))]
 pub(super) fn fuzz(bytes: &[u8]) -> bool {
     let Ok(found) = NpyHeader::parse(bytes) else { return false };
@@ -331,7 +331,7 @@ mod tests {
         PythonLiteral::Text(text.into())
     }
 
-    /// What NumPy has written, in all versions, and what Python 2 has.
+    /// Headers written by NumPy, in all versions, and by Python 2.
     #[test]
     fn what_numpy_writes_is_read() {
         let plain =
@@ -359,7 +359,7 @@ mod tests {
         assert_eq!(shape("((3), 2)"), Ok(vec![3, 2]));
     }
 
-    /// Each would be another array, or none, to NumPy.
+    /// For NumPy, each of these would be another array, or none.
     #[test]
     fn what_numpy_does_not_write_is_refused() {
         for (from, to, told) in [
@@ -408,7 +408,7 @@ mod tests {
         }
     }
 
-    /// Whatever bytes a header has, it is read or refused; what is read is the same when it is written and read again.
+    /// Whatever bytes a header contains, it is parsed or rejected; a parsed one survives writing and reading again.
     #[test]
     fn damaged_headers_are_read_or_refused() {
         const PARTS: [&str; 16] =
@@ -430,7 +430,7 @@ mod tests {
                     _ => drop(bytes.splice(at..at, PARTS[draw(PARTS.len())].bytes())),
                 }
             }
-            // Half of them say how long they are.
+            // Half of them contain their length.
             if round % 2 == 0 && bytes.len() > 10 {
                 let len = (bytes.len() - 10) as u16;
                 bytes[8..10].copy_from_slice(&len.to_le_bytes());

@@ -1,6 +1,6 @@
-//! Arrays in NumPy files, read in shares: a header, then fixed-length records, or one column after the other. `header`
-//! parses the layout; `values` converts bytes to the columns that a query needs. If columns are stored separately, only
-//! these are read.
+//! NumPy array files, read in shares: a header, followed by fixed-length records, or by one column after the other.
+//! `header` parses the layout; `values` converts bytes to the columns that a query needs. If columns are stored
+//! separately, only the required ones are read.
 
 mod header;
 mod values;
@@ -27,21 +27,21 @@ use crate::files::records::{BATCH_RECORDS, FileRecords, deal, first_rows};
 use header::{NpyHeader, PythonLiteral};
 use values::{READABLE, ValueLayout, padding, shown};
 
-/// Of a file, when it is first looked at: mostly its header is no longer.
+/// Bytes to read when a file is first opened; usually its header is no longer.
 const FIRST_BYTES: u64 = 1 << 10;
-/// Files whose headers are read at once: of a store each takes a while.
+/// Number of headers to read concurrently, because each takes a while in a store.
 const HEADERS_AT_ONCE: usize = 16;
-/// Rows are read so many bytes at a time, if they are not longer themselves.
+/// Bytes of rows to read at a time, unless a single row is longer.
 const BLOCK_BYTES: u64 = 4 << 20;
-/// A header may tell of any number of columns; more are hardly meant.
+/// A header may claim any number of columns; more are hardly intended.
 const COLUMNS_MAX: u64 = 1 << 20;
 
-/// A table of the rows of all arrays in the files that `paths` stand for, as for [`read`](crate::read()): a column for
-/// each of theirs, or for each field of their records. `columns` are names for them.
+/// A table of the rows of all arrays in the files of `paths`, as for [`read`](crate::read()): one column for each array
+/// column, or for each field of their records. `columns` are names for them.
 ///
 /// # Errors
-/// `Io`; `Data` for a file that holds no array, one that is no table, or another one than the files before; `Query` for
-/// columns that are not as many, or two of one name.
+/// `Io`; `Data` for a file that does not contain an array, an array that is not a table, or one that differs from the
+/// previous files; `Query` for the wrong number of columns, or a duplicate name.
 pub async fn read_npy(
     engine: &Engine,
     paths: &[String],
@@ -94,16 +94,16 @@ pub async fn read_npy(
     DataSet::new(engine.context().read_table(Arc::new(table))?)
 }
 
-/// The array in a file, as its header has it.
+/// The array in a file, according to its header.
 #[derive(Debug)]
 struct NpyArray {
     file: InputFile,
-    /// Where the values begin.
+    /// The offset of the values.
     start: u64,
     rows: u64,
     /// Bytes of a row.
     width: u64,
-    /// Columns lie one behind the other, not rows.
+    /// Whether columns rather than rows are contiguous.
     is_fortran: bool,
     columns: Vec<ArrayColumn>,
     /// Type and shape of its rows, for messages.
@@ -112,15 +112,15 @@ struct NpyArray {
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct ArrayColumn {
-    /// A field's, or what the column is called where nobody says otherwise.
+    /// The name of the field, or the default name of the column.
     name: String,
     kind: ValueLayout,
-    /// Where it begins in a row.
+    /// Its offset in a row.
     offset: u64,
 }
 
 impl NpyArray {
-    /// To be called on a thread that may wait.
+    /// Call it on a thread that may block.
     fn of(file: InputFile) -> Result<Self> {
         file.check_not_compressed()?;
         let wrong = |reason: String| DataSetError::Data(format!("{file} {reason}"));
@@ -166,7 +166,7 @@ impl NpyArray {
         self.columns.len() == other.columns.len() && self.columns.iter().zip(&other.columns).all(alike)
     }
 
-    /// How many bytes are read of each row, for some of its columns.
+    /// Bytes read per row, for some of its columns.
     fn read_bytes(&self, columns: &[usize]) -> u64 {
         match self.is_fortran || columns.is_empty() {
             true => columns.iter().map(|&at| self.columns[at].kind.width as u64).sum(),
@@ -174,12 +174,12 @@ impl NpyArray {
         }
     }
 
-    /// Where some rows lie, if they lie one behind the other.
+    /// The range of some rows, if rows are contiguous.
     fn range(&self, rows: &Range<u64>) -> Range<u64> {
         self.start + rows.start * self.width..self.start + rows.end * self.width
     }
 
-    /// Where each of these columns of some rows lies, if columns do.
+    /// The range of each of these columns for some rows, if columns are contiguous.
     fn ranges(&self, rows: &Range<u64>, columns: &[usize]) -> Vec<Range<u64>> {
         let range = |&at: &usize| {
             let ArrayColumn { kind, offset, .. } = &self.columns[at];
@@ -189,7 +189,7 @@ impl NpyArray {
         columns.iter().map(range).collect()
     }
 
-    /// These columns of so many rows, of what has been read of them.
+    /// These columns of `rows` rows, from the bytes read for them.
     fn batch(&self, bytes: &[u8], rows: usize, columns: &[usize], schema: &SchemaRef) -> Result<RecordBatch> {
         let mut rest = bytes;
         let values = |&at: &usize| {
@@ -203,18 +203,18 @@ impl NpyArray {
             }
         };
         let columns = columns.iter().map(values).collect::<Result<_, _>>()?;
-        // Of none that is wanted, there are still so many rows.
+        // Without columns there are still this many rows.
         let options = RecordBatchOptions::new().with_row_count(Some(rows));
         Ok(RecordBatch::try_new_with_options(SchemaRef::clone(schema), columns, &options)?)
     }
 }
 
-/// How many rows are read at a time, of so many bytes each.
+/// Rows to read at a time, given the bytes per row.
 fn fitting(row_bytes: u64) -> u64 {
     (BLOCK_BYTES / row_bytes.max(1)).max(1)
 }
 
-/// The columns of an array of shape (n, d), and the bytes of a row; else what is wrong, behind the file's name.
+/// The columns of an array with shape (n, d), and the bytes per row; or the problem, worded to follow the file's name.
 fn of_two_axes(descr: &PythonLiteral, across: u64) -> Result<(Vec<ArrayColumn>, u64), String> {
     let kind = ValueLayout::of(descr).ok_or_else(|| not_read(descr))?;
     if across == 0 {
@@ -228,7 +228,7 @@ fn of_two_axes(descr: &PythonLiteral, across: u64) -> Result<(Vec<ArrayColumn>, 
     Ok(((0..across).map(column).collect(), across * width))
 }
 
-/// The same of shape (n,), of numbers or of records with fields.
+/// The same for shape (n,), with numbers or with records.
 fn of_one_axis(descr: &PythonLiteral) -> Result<(Vec<ArrayColumn>, u64), String> {
     let PythonLiteral::List(fields) = descr else {
         let kind = ValueLayout::of(descr).ok_or_else(|| not_read(descr))?;
@@ -245,7 +245,7 @@ fn of_one_axis(descr: &PythonLiteral) -> Result<(Vec<ArrayColumn>, u64), String>
         };
         let name = match name {
             PythonLiteral::Text(name) => name,
-            // Behind a title.
+            // The name follows a title.
             PythonLiteral::Tuple(names) => match &names[..] {
                 [_, PythonLiteral::Text(name)] => name,
                 _ => return Err(not_read(descr)),
@@ -274,10 +274,10 @@ fn not_read(descr: &PythonLiteral) -> String {
     format!("is of type {}; {READABLE}: convert it with astype", shown(descr))
 }
 
-/// Rows of some arrays.
+/// The rows of some arrays.
 #[derive(Debug)]
 struct ArrayRows {
-    /// Of the columns that are wanted.
+    /// The schema of the required columns.
     schema: SchemaRef,
     columns: Vec<usize>,
     pieces: Vec<(Arc<NpyArray>, Range<u64>)>,
@@ -301,7 +301,7 @@ impl PartitionStream for ArrayRows {
     }
 
     fn execute(&self, _: Arc<TaskContext>) -> SendableRecordBatchStream {
-        // Two batches ahead: reading goes on while one is worked on, and no further.
+        // Two batches ahead: reading continues while one is processed, but not further.
         let mut builder = RecordBatchReceiverStreamBuilder::new(Arc::clone(&self.schema), 2);
         let sender = builder.tx();
         let (schema, columns, pieces) = (Arc::clone(&self.schema), self.columns.clone(), self.pieces.clone());
@@ -310,7 +310,7 @@ impl PartitionStream for ArrayRows {
             for (array, rows) in pieces {
                 let failed = |error: io::Error| array.file.cut_short(&error);
                 let row_bytes = array.read_bytes(&columns);
-                // Of columns the parts are long, each is a read of its own; rows come one behind the other.
+                // For contiguous columns, parts are long and each is a separate read; rows come one after the other.
                 let (mut rest, at_once) = match array.is_fortran || columns.is_empty() {
                     true => (None, fitting(row_bytes)),
                     false => (Some(array.file.open_within(array.range(&rows))?), fitting(row_bytes).min(BATCH_RECORDS)),
@@ -358,11 +358,11 @@ mod tests {
     use crate::plan::expr::column;
 
     const ROWS: u64 = 100_000;
-    /// Of a column.
+    /// Size of a column.
     const BYTES: u64 = 8 * ROWS;
 
-    /// An array of the columns `a`, `b` and `c`, that are once, twice and three times the row's number; and where its
-    /// values begin.
+    /// An array with the columns `a`, `b` and `c`, which are one, two and three times the row's number; and the offset
+    /// of its values.
     struct TestArray {
         engine: Arc<Engine>,
         path: PathBuf,
@@ -393,7 +393,7 @@ mod tests {
             TestArray { engine, path, set: set.unwrap(), start }
         }
 
-        /// Cuts the file off, so that a query that reads what lies behind fails.
+        /// Truncates the file, so that a query that reads the rest fails.
         fn keep(&self, bytes: u64) {
             OpenOptions::new().write(true).open(&self.path).unwrap().set_len(self.start + bytes).unwrap();
         }
@@ -419,8 +419,8 @@ mod tests {
         }
     }
 
-    /// A column that lies by itself and is not wanted, rows behind a limit, values of rows that are counted: none of it
-    /// is read.
+    /// A separately stored column that is not required, rows after a limit, values of rows that are only counted: none
+    /// of these are read.
     #[test]
     fn only_what_is_wanted_is_read() {
         let all = (0..ROWS as i64).sum::<i64>();
@@ -429,7 +429,7 @@ mod tests {
             let chosen = |names: &[&str]| written.set.select(names.iter().map(|name| column(name)).collect());
             let lost = |set| written.sums(set).unwrap_err().to_string().contains("became shorter");
             assert_eq!(written.sums(chosen(&["c", "a"])).unwrap(), [3 * all, all]);
-            // Of rows ten are there, of columns ten values of the last.
+            // Ten rows exist or, for columns, ten values of the last.
             written.keep(if is_fortran { 2 * BYTES + 80 } else { 3 * 80 });
             assert_eq!(written.sums(written.set.limit(0, Some(10))).unwrap(), [45, 90, 135]);
             assert_eq!(written.sums(written.set.limit(4, Some(6)).unwrap().select(vec![column("c")])).unwrap(), [117]);
@@ -445,7 +445,7 @@ mod tests {
         }
     }
 
-    /// Where rows are read as they lie, fields that nobody wants are not copied out of them.
+    /// If rows are read contiguously, fields that are not required are not copied out of them.
     #[test]
     fn only_what_is_wanted_is_copied() {
         let written = TestArray::new("copied", false);

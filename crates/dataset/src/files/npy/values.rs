@@ -1,4 +1,4 @@
-//! What NumPy's types are to Arrow, and columns of bytes in files.
+//! The Arrow equivalents of NumPy's types, and columns of bytes in files.
 
 use std::sync::Arc;
 
@@ -9,26 +9,26 @@ use arrow::error::ArrowError;
 
 use super::header::PythonLiteral;
 
-/// What there is to do about others.
+/// The remedy for other types.
 pub(super) const READABLE: &str =
     "read_npy reads bool, integers and floats of up to 64 bits, and times in s, ms, us or ns";
 
-/// How a value lies in a file.
+/// The layout of a value in a file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct ValueLayout {
     pub data_type: DataType,
-    /// Its bytes.
+    /// Its size in bytes.
     pub width: usize,
-    /// They are in the other order than this machine's.
+    /// Whether its byte order differs from this machine's.
     is_swapped: bool,
 }
 
-/// A type of one value as NumPy writes it: the order of bytes, a letter, and how many bytes, or characters, there are.
+/// A NumPy type string for a single value: the byte order, a letter, and the number of bytes or characters.
 struct TypeString<'a> {
     order: char,
     letter: char,
     count: &'a str,
-    /// Of times, in brackets.
+    /// The unit of times, in brackets.
     unit: Option<&'a str>,
 }
 
@@ -49,7 +49,7 @@ impl<'a> TypeString<'a> {
     }
 }
 
-/// As NumPy shows a type.
+/// The type as displayed by NumPy.
 pub(super) fn shown(descr: &PythonLiteral) -> String {
     let Some(TypeString { order, letter, count, unit }) = TypeString::of(descr) else { return descr.to_string() };
     let is_native = matches!(order, '=' | '|') || (order == '<') == cfg!(target_endian = "little") || count == "1";
@@ -70,14 +70,14 @@ pub(super) fn shown(descr: &PythonLiteral) -> String {
     }
 }
 
-/// How many bytes of padding this is; `None` for anything else.
+/// The number of padding bytes; `None` for anything else.
 pub(super) fn padding(descr: &PythonLiteral) -> Option<u64> {
     let TypeString { letter, count, .. } = TypeString::of(descr)?;
     if letter == 'V' { count.parse().ok() } else { None }
 }
 
 impl ValueLayout {
-    /// `None` for what has no place in a column.
+    /// `None` for types that cannot be a column.
     pub(super) fn of(descr: &PythonLiteral) -> Option<Self> {
         let TypeString { order, letter, count, unit } = TypeString::of(descr)?;
         let unit = match unit {
@@ -109,12 +109,12 @@ impl ValueLayout {
         Some(ValueLayout { data_type, width, is_swapped })
     }
 
-    /// Whether there may be nulls: NumPy's times that are none.
+    /// Whether there may be nulls, for NumPy's not-a-time values.
     pub(super) fn is_nullable(&self) -> bool {
         matches!(self.data_type, DataType::Timestamp(..) | DataType::Duration(_))
     }
 
-    /// The values that lie at `offset` in each of some rows of `stride` bytes.
+    /// The values at `offset` in each of some rows of `stride` bytes.
     pub(super) fn values(&self, rows: &[u8], stride: usize, offset: usize) -> Result<ArrayRef, ArrowError> {
         let len = rows.len() / stride;
         if self.data_type == DataType::Boolean {
@@ -131,7 +131,7 @@ impl ValueLayout {
             (_, true) => gathered(rows, stride, offset, |bytes| u64::from_ne_bytes(bytes).swap_bytes()),
         };
         let nulls = self.is_nullable().then(|| {
-            // What NumPy calls NaT.
+            // NumPy's NaT.
             NullBuffer::from_iter(buffer.typed_data::<i64>().iter().map(|&value| value != i64::MIN))
         });
         let nulls = nulls.filter(|nulls| nulls.null_count() > 0);

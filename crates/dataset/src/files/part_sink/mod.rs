@@ -1,11 +1,11 @@
-//! Files in Tidemill's own formats, one for each partition, in the order of the partitions, written by a [`DataSink`]
-//! that keeps the order of rows.
+//! Files in Tidemill's own formats, one per partition, in the order of the partitions, written by a [`DataSink`] that
+//! keeps the order of rows.
 //!
 //! | format    | columns                              | file                                   |
 //! |-----------|--------------------------------------|----------------------------------------|
 //! | `Records` | any, each of a fixed number of bytes | no header                              |
-//! | [`text`]  | one, of texts                        | a line for each row, compressed or not |
-//! | [`npy`]   | any, all of one type of number       | NumPy's header, then the rows          |
+//! | [`text`]  | one string column                    | one line per row, compressed or not    |
+//! | [`npy`]   | any, all of the same numeric type    | NumPy's header, then the rows          |
 
 mod npy;
 mod text;
@@ -33,22 +33,22 @@ use crate::files::records;
 use crate::files::rejected::RejectedRow;
 use writer::FormatWriter;
 
-/// Written at once, about.
+/// Approximate number of bytes per write.
 const BLOCK_BYTES: usize = 1 << 20;
 
-/// How rows become bytes.
+/// How rows are encoded.
 #[derive(Debug, Clone)]
 pub enum PartFormat {
     /// Records of a fixed length.
     Records,
     /// Lines of text.
     Text(FileCompressionType),
-    /// An array of NumPy.
+    /// A NumPy array.
     Npy,
 }
 
 impl PartFormat {
-    /// Whether these columns can be written so.
+    /// Checks whether these columns can be written in this format.
     pub(crate) fn check(&self, schema: &Schema) -> Result<()> {
         match self {
             PartFormat::Records => records::check(schema),
@@ -57,7 +57,7 @@ impl PartFormat {
         }
     }
 
-    /// Of a file's name.
+    /// The extension of file names.
     pub(crate) fn extension(&self) -> String {
         match self {
             PartFormat::Records => "bin".into(),
@@ -66,7 +66,7 @@ impl PartFormat {
         }
     }
 
-    /// What comes before the rows of a file; always of the same length.
+    /// The header of a file; its length does not depend on the rows.
     pub(crate) fn header(&self, schema: &Schema, rows: u64) -> Vec<u8> {
         match self {
             PartFormat::Npy => npy::header(schema, rows),
@@ -74,7 +74,7 @@ impl PartFormat {
         }
     }
 
-    /// Appends rows to `block`, or says which of them cannot be, and why.
+    /// Appends rows to `block`, or returns the row that cannot be encoded and the reason.
     fn append(&self, batch: &RecordBatch, block: &mut Vec<u8>) -> Result<(), RejectedRow> {
         match self {
             PartFormat::Records => records::append(batch, block),
@@ -91,7 +91,7 @@ impl PartFormat {
     }
 }
 
-/// Writes one file, by the session's store for it.
+/// Writes one file through the session's store for it.
 #[derive(Debug)]
 pub(crate) struct PartSink {
     pub(crate) file: ListingTableUrl,
@@ -125,7 +125,7 @@ impl DataSink for PartSink {
             FormatWriter::create(&self.file, self.format.compression(), has_header, context, &self.governor)?;
         let mut block = Vec::with_capacity(BLOCK_BYTES);
         if has_header {
-            // The number of rows is known at the end; until then this keeps its place.
+            // A placeholder: the number of rows is known only at the end.
             file.write(&self.format.header(&self.schema, 0)).await.map_err(failed)?;
         }
         let mut rows = 0;

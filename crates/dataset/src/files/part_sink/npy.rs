@@ -1,7 +1,7 @@
-//! Columns as an array of NumPy: of shape (rows, columns), or (rows,) of one column.
+//! Columns as a NumPy array with shape (rows, columns), or (rows,) for a single column.
 //!
-//! The format is NEP 1's, version 1.0: a magic number, the length of a dictionary, the dictionary as Python writes it,
-//! the values.
+//! The format is NEP 1's, version 1.0: a magic number, the length of a dictionary, the dictionary in Python's notation,
+//! and the values.
 
 use std::borrow::Cow;
 
@@ -11,10 +11,10 @@ use arrow::datatypes::{DataType, Schema};
 use crate::error::{DataSetError, Result};
 use crate::files::rejected::RejectedRow;
 
-/// Long enough for any number of rows and columns, and a multiple of 64, as values are to be aligned.
+/// Long enough for any number of rows and columns, and a multiple of 64, because values should be aligned.
 const HEADER_BYTES: usize = 128;
 
-/// What NumPy calls the type, but for the order of its bytes, and how many those are.
+/// NumPy's name of the type without the byte order, and its size.
 fn dtype(data_type: &DataType) -> Option<(&'static str, usize)> {
     Some(match data_type {
         DataType::Boolean => ("b1", 1),
@@ -76,7 +76,7 @@ pub(super) fn header(schema: &Schema, rows: u64) -> Vec<u8> {
     header
 }
 
-/// A column at a time, so that each value goes from one sequence to another.
+/// A column at a time, so that values move from one sequence to another.
 pub(super) fn append(batch: &RecordBatch, block: &mut Vec<u8>) -> Result<(), RejectedRow> {
     RejectedRow::null(batch, "an array")?;
     let (_, bytes) = dtype(batch.column(0).data_type()).expect("it was checked");
@@ -100,7 +100,7 @@ mod tests {
 
     use super::*;
 
-    /// A header that is longer than the place kept for it would be written over the first values.
+    /// A header longer than its placeholder would overwrite the first values.
     #[test]
     fn the_longest_header_has_its_place() {
         let fields: Vec<Field> = (0..100_000).map(|_| Field::new("x", DataType::Float64, false)).collect();

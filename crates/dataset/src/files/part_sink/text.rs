@@ -1,4 +1,4 @@
-//! A column of texts as lines.
+//! A string column as lines.
 
 use arrow::array::{AsArray, RecordBatch};
 use arrow::compute::cast;
@@ -24,7 +24,7 @@ pub(super) fn check(schema: &Schema) -> Result<()> {
     }
 }
 
-/// A text whose lines would not be read as they were is refused.
+/// Rejects strings that would not be read back as they are.
 pub(super) fn append(batch: &RecordBatch, block: &mut Vec<u8>) -> Result<(), RejectedRow> {
     RejectedRow::null(batch, "a text")?;
     let texts =

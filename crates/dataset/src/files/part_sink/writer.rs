@@ -1,4 +1,4 @@
-//! A file under way.
+//! A file that is being written.
 
 use std::fs::File;
 use std::io::{Read, Seek, Write};
@@ -18,10 +18,10 @@ use crate::error::DataSetError;
 type Object = Box<dyn AsyncWrite + Send + Unpin>;
 
 pub(super) enum FormatWriter {
-    /// Written directly: a store would make a task of every part.
+    /// Written directly, because a store would use a task for every part.
     Local(File),
     Object(Object),
-    /// An object whose beginning is known at the end: it lies where this worker spills until then.
+    /// An object whose beginning is known only at the end: until then it is in this worker's spill directory.
     Held(WriterMemory, Object),
 }
 
@@ -36,14 +36,14 @@ impl WriterMemory {
         Ok(WriterMemory { file, governor: governor.clone() })
     }
 
-    /// The disk's errors are none of the object's: they name the folder, and what to do.
+    /// Errors of the disk are not those of the object: they name the folder and the remedy.
     fn on_disk<T>(&mut self, work: impl FnOnce(&mut File) -> std::io::Result<T>) -> std::io::Result<T> {
         work(&mut self.file).map_err(|error| std::io::Error::other(spill_error(&self.governor, &error)))
     }
 }
 
 impl FormatWriter {
-    /// `has_header`: what is written first is replaced at the end.
+    /// `has_header`: the first bytes are replaced at the end.
     pub(super) fn create(
         url: &ListingTableUrl,
         compression: FileCompressionType,
@@ -72,7 +72,7 @@ impl FormatWriter {
         }
     }
 
-    /// Ends the file, which begins with `header`.
+    /// Finishes the file, which begins with `header`.
     pub(super) async fn finish(self, header: &[u8]) -> std::io::Result<()> {
         match self {
             FormatWriter::Local(file) => file.write_all_at(header, 0),
@@ -100,8 +100,8 @@ mod tests {
         Engine::new(&EngineConfig { threads: 1, workers: 1, memory_bytes: None, spill_dir: None }).unwrap()
     }
 
-    /// An object that cannot be put together for want of space on the worker's own disk must not look like one that its
-    /// store refused. `/dev/full` is a disk without any.
+    /// If an object cannot be assembled because the worker's own disk is full, this must not look like an error of its
+    /// store. `/dev/full` acts as a full disk.
     #[test]
     fn a_full_disk_is_not_the_stores() {
         let engine = engine();
@@ -115,7 +115,7 @@ mod tests {
         assert!(error.contains(&folder) && error.contains("--spill-dir"), "{error}");
     }
 
-    /// Of many files the one that cannot be made must be named.
+    /// If one of many files cannot be created, the error must name it.
     #[test]
     fn a_file_that_cannot_be_made_is_named() {
         let (engine, url) = (engine(), ListingTableUrl::parse("file:///nowhere/at/all.bin").unwrap());

@@ -1,8 +1,7 @@
-//! `+`, `-` and `*` of whole numbers and decimals: what is beyond the range of its type is an error, never another
-//! number.
+//! `+`, `-` and `*` of integers and decimals: a result out of range is an error, never another number.
 //!
-//! DataFusion's own operators wrap around. Once types are known, a rule puts functions in their place that look like
-//! them to whoever reads a plan, and have the same names.
+//! DataFusion's own operators wrap around. Once types are known, a rule replaces them with functions that look the same
+//! in plans, and have the same names.
 
 use std::sync::Arc;
 
@@ -27,7 +26,7 @@ use datafusion::physical_expr_common::datum::apply;
 use super::wider;
 use crate::plan::rewrite::rewrite_exprs;
 
-/// See the module.
+/// The rule, see the module.
 #[derive(Debug)]
 pub(crate) struct CheckArithmetic;
 
@@ -42,13 +41,13 @@ impl AnalyzerRule for CheckArithmetic {
     }
 }
 
-/// Whether a function is an operator that fails where the result does not fit.
+/// Whether a function is an operator that fails if the result is out of range.
 pub(crate) fn is_checked(call: &ScalarFunction) -> bool {
     call.func.inner().downcast_ref::<CheckedOperator>().is_some()
 }
 
-/// An operator with its operands, or the operand of a minus. Operands have been checked before: what is asked of them
-/// takes the same time however deep they are, or a sum of a thousand terms would take minutes to plan.
+/// An operator with its operands, or a minus with its operand. Operands have been checked before. What is asked of them
+/// takes constant time regardless of their depth; otherwise a sum of a thousand terms would take minutes to plan.
 fn checked(expr: Expr, schema: &DFSchema) -> Result<Transformed<Expr>> {
     let (op, operands) = match &expr {
         Expr::BinaryExpr(BinaryExpr { left, op, right }) => (*op, vec![left.as_ref(), right.as_ref()]),
@@ -59,7 +58,7 @@ fn checked(expr: Expr, schema: &DFSchema) -> Result<Transformed<Expr>> {
         return Ok(Transformed::no(expr));
     }
     let types = operands.iter().map(|operand| type_of(operand, schema)).collect::<Result<Vec<_>>>()?;
-    // The range of decimals is the same on both sides of zero.
+    // The range of decimals is symmetric around zero.
     let wraps = types.iter().all(DataType::is_integer) || types.len() == 2 && types.iter().all(DataType::is_decimal);
     if !wraps {
         return Ok(Transformed::no(expr));
@@ -92,10 +91,10 @@ fn type_of(operand: &Expr, schema: &DFSchema) -> Result<DataType> {
     }
 }
 
-/// Characters of an operator's text, beyond which its middle is left out.
+/// Maximum length of an operator's text; beyond it, the middle is omitted.
 const TEXT_MAX: usize = 400;
 
-/// The operator as people write it.
+/// The operator in the user's notation.
 fn text(op: Operator, args: &[Expr]) -> String {
     let operand = |arg: &Expr| match arg {
         Expr::ScalarFunction(call) => match call.func.inner().downcast_ref::<CheckedOperator>() {
@@ -123,7 +122,7 @@ fn text(op: Operator, args: &[Expr]) -> String {
 struct CheckedOperator {
     op: Operator,
     data_type: DataType,
-    /// The whole of it, for the error.
+    /// The text of the whole expression, for the error.
     text: String,
     signature: Signature,
 }
@@ -163,7 +162,7 @@ impl ScalarUDFImpl for CheckedOperator {
         Ok(text(self.op, args))
     }
 
-    /// That of DataFusion's operator: columns are called by it.
+    /// The name of DataFusion's operator, which determines column names.
     fn schema_name(&self, args: &[Expr]) -> Result<String> {
         Ok(match args {
             [left, right] => format!("{} {} {}", left.schema_name(), self.op, right.schema_name()),
@@ -204,7 +203,7 @@ impl ScalarUDFImpl for CheckedOperator {
     }
 }
 
-/// `wrapping_mul(a, b)`: a product of 64 bits without those beyond, as hashes and random numbers are made of.
+/// `wrapping_mul(a, b)`: a 64-bit product without the higher bits, as used for hashes and random numbers.
 #[derive(Debug, PartialEq, Eq, Hash)]
 pub(super) struct WrappingMul {
     signature: Signature,

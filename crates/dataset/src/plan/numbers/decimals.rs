@@ -1,6 +1,6 @@
-//! Decimals beside floats. DataFusion makes decimals of fifteen digits behind the point of both, which NaN and 1e300
-//! are none of, and rounds small floats to 0. They meet as floats instead, as the standard has it; but a float that was
-//! written down beside a decimal is meant exactly, so that `price = 1.1` is true of 1.10.
+//! Decimals combined with floats. DataFusion converts both to decimals with fifteen decimal places, which cannot
+//! represent NaN and 1e300 and round small floats to 0. Here both become floats, as in the standard; but a float
+//! literal next to a decimal is taken exactly, so that `price = 1.1` is true for 1.10.
 
 use std::cell::Cell;
 use std::sync::Arc;
@@ -17,12 +17,12 @@ use datafusion::optimizer::AnalyzerRule;
 
 use crate::plan::rewrite::{compared, rewrite_exprs, rewrite_keys};
 
-/// Functions whose arguments have one type.
+/// Functions whose arguments have a common type.
 const ALIKE: [&str; 6] = ["coalesce", "greatest", "ifnull", "least", "nullif", "nvl"];
 /// Digits of a decimal.
 const DIGITS_MAX: i32 = 38;
 
-/// See the module. The rule comes before DataFusion's own, which finds one type for what meets.
+/// The rule, see the module. It runs before DataFusion's own, which determines the common type.
 #[derive(Debug)]
 pub(crate) struct DecimalsAsFloats;
 
@@ -32,7 +32,7 @@ impl AnalyzerRule for DecimalsAsFloats {
     }
 
     fn analyze(&self, plan: LogicalPlan, _: &ConfigOptions) -> Result<LogicalPlan> {
-        // Once the type of a column has changed, steps above need to know.
+        // Once the type of a column has changed, the steps above must be updated.
         let is_stale = Cell::new(false);
         let step = |node: LogicalPlan| {
             let node = if is_stale.get() { node.recompute_schema()? } else { node };
@@ -99,7 +99,7 @@ fn compares(op: Operator) -> bool {
     matches!(op, Eq | NotEq | Lt | LtEq | Gt | GtEq | IsDistinctFrom | IsNotDistinctFrom)
 }
 
-/// Inputs of a union, whose columns meet by their places.
+/// The inputs of a union, whose columns match by position.
 fn united(union: Union) -> Result<Transformed<LogicalPlan>> {
     let kind_of =
         |input: &LogicalPlan, at: usize| input.schema().fields().get(at).map(|field| field.data_type().clone());
@@ -119,7 +119,7 @@ fn united(union: Union) -> Result<Transformed<LogicalPlan>> {
     Ok(Transformed::yes(LogicalPlan::Union(Union::try_new_with_loose_types(inputs)?)))
 }
 
-/// A plan with floats in place of the decimals among these columns.
+/// A plan with floats instead of decimals in these columns.
 fn with_floats(plan: &LogicalPlan, casts: &[bool]) -> Result<LogicalPlan> {
     let columns = plan.schema().iter().zip(casts).map(|((relation, field), casts)| {
         let column = Expr::Column((relation, field).into());
@@ -131,10 +131,10 @@ fn with_floats(plan: &LogicalPlan, casts: &[bool]) -> Result<LogicalPlan> {
     LogicalPlanBuilder::from(plan.clone()).project(columns.collect::<Vec<_>>())?.build()
 }
 
-/// Makes floats of the decimals among expressions that meet, or decimals of the literals; false if there is nothing to
-/// do.
+/// Converts decimals to floats among expressions that must have a common type, or literals to decimals; false if there
+/// is nothing to do.
 fn as_floats(exprs: &mut [&mut Expr], schema: &DFSchema) -> bool {
-    // What has no type yet is for others to complain about.
+    // Expressions without a type yet are reported elsewhere.
     let types: Vec<Option<DataType>> = exprs.iter().map(|expr| expr.get_type(schema).ok()).collect();
     let is = |at: usize, is: fn(&DataType) -> bool| types[at].as_ref().is_some_and(is);
     let floats: Vec<usize> = (0..exprs.len()).filter(|at| is(*at, DataType::is_floating)).collect();
@@ -164,8 +164,8 @@ fn as_floats(exprs: &mut [&mut Expr], schema: &DFSchema) -> bool {
     true
 }
 
-/// The decimal that a float was written as, or a calculation with such: its digits, their number, and how many are
-/// behind the point.
+/// The decimal that a float was written as, or a computation with such literals: the value, the number of digits, and
+/// the number of decimal places.
 fn exact(expr: &Expr) -> Option<(i128, u8, i8)> {
     let (value, scale) = number(expr)?;
     let digits = value.unsigned_abs().to_string().len().max(usize::try_from(scale).ok()? + 1);
@@ -173,7 +173,7 @@ fn exact(expr: &Expr) -> Option<(i128, u8, i8)> {
     Some((value, precision, i8::try_from(scale).ok()?))
 }
 
-/// A constant as a whole number and how many of its digits are behind the point.
+/// A constant as an integer and the number of its decimal places.
 fn number(expr: &Expr) -> Option<(i128, u32)> {
     match expr {
         Expr::Literal(ScalarValue::Float64(Some(value)), _) => {
@@ -183,7 +183,7 @@ fn number(expr: &Expr) -> Option<(i128, u32)> {
         }
         Expr::Literal(ScalarValue::Int64(Some(value)), _) => Some((i128::from(*value), 0)),
         Expr::Negative(of) => number(of).map(|(value, scale)| (-value, scale)),
-        // `0.06 + 0.01` of floats is less than 0.07.
+        // As floats, `0.06 + 0.01` is less than 0.07.
         Expr::BinaryExpr(BinaryExpr { left, op, right }) => {
             let ((left, left_scale), (right, right_scale)) = (number(left)?, number(right)?);
             let scale = left_scale.max(right_scale);

@@ -1,6 +1,6 @@
-//! Least and greatest values. Of floats in groups: a NaN is larger than all numbers there too, and infinities are
-//! numbers. DataFusion's groups begin with the least and the greatest finite number, and lose NaNs or not, as rows
-//! happen to come.
+//! Minimum and maximum. For floats in groups, a NaN is larger than all numbers here as well, and infinities are
+//! numbers. DataFusion's groups start with the smallest and largest finite numbers, and lose NaNs or not, depending on
+//! the order of rows.
 
 use std::cmp::Ordering;
 
@@ -10,7 +10,7 @@ use datafusion::error::Result;
 use datafusion::logical_expr::GroupsAccumulator;
 use datafusion_functions_aggregate_common::aggregate::groups_accumulator::prim_op::PrimitiveGroupsAccumulator;
 
-/// `min` or `max` by its name, of groups of floats; `None`: of others, or another function.
+/// `min` or `max` by name, for groups of floats; `None` for other types and functions.
 pub(super) fn groups(name: &str, data_type: &DataType) -> Option<Box<dyn GroupsAccumulator>> {
     let wanted = match name {
         "min" => Ordering::Less,
@@ -25,7 +25,7 @@ pub(super) fn groups(name: &str, data_type: &DataType) -> Option<Box<dyn GroupsA
     }
 }
 
-/// Refuses `min` and `max` of values that have no order, which would be found out in the middle of the query.
+/// Rejects `min` and `max` of values without an order, which would otherwise fail in the middle of the query.
 pub(super) fn check(name: &str, of: &[DataType]) -> Result<()> {
     match of {
         [kind] if matches!(name, "min" | "max") && !has_order(kind) => plan_err!(

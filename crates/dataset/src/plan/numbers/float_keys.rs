@@ -1,8 +1,8 @@
-//! Floats where they are compared: all NaNs are one value, the largest, and both zeros are one.
+//! Comparisons of floats: all NaNs are one value, the largest, and the two zeros are equal.
 //!
-//! DataFusion's keys are bits, and a NaN has many: 0.0 / 0.0 gives one with a sign, which it sorts before all numbers.
-//! Once types are known, a rule puts [`CanonicalFloats`] around what groups, joins, sorts, windows and comparisons go
-//! by. The columns themselves keep their values, but for those that a group's rows have in common.
+//! DataFusion's keys are bits, and NaN has many representations: 0.0 / 0.0 gives one with a sign, which it sorts before
+//! all numbers. Once types are known, a rule wraps the keys of groups, joins, sorts, windows and comparisons in
+//! [`CanonicalFloats`]. The columns themselves keep their values, except for those that a group's rows have in common.
 
 use std::sync::Arc;
 
@@ -25,7 +25,7 @@ use tidemill_dataflow::floats::{FloatEquality, has_floats, with_same};
 
 use crate::plan::rewrite::rewrite_exprs;
 
-/// See the module.
+/// The rule, see the module.
 #[derive(Debug)]
 pub(crate) struct CompareFloats;
 
@@ -46,7 +46,7 @@ fn compare_in(node: LogicalPlan) -> Result<Transformed<LogicalPlan>> {
             None => Transformed::no(node),
         });
     }
-    // Which of the node's expressions its rows are brought together or ordered by.
+    // Which of the node's expressions are keys by which its rows are grouped or ordered.
     let is_key: Box<dyn Fn(usize) -> bool> = match &node {
         LogicalPlan::Sort(_) | LogicalPlan::Repartition(_) => Box::new(|_| true),
         LogicalPlan::Aggregate(of) => {
@@ -72,7 +72,7 @@ fn compare_in(node: LogicalPlan) -> Result<Transformed<LogicalPlan>> {
         }
     })?;
     Ok(made.update_data(|node| match node {
-        // A key of USING has to be a column. What names such a column stands for is known by now.
+        // A USING key must be a column. By now it is known what the names of such columns refer to.
         LogicalPlan::Join(join) if join.join_constraint == JoinConstraint::Using => {
             LogicalPlan::Join(Join { join_constraint: JoinConstraint::On, ..join })
         }
@@ -80,7 +80,7 @@ fn compare_in(node: LogicalPlan) -> Result<Transformed<LogicalPlan>> {
     }))
 }
 
-/// The same rows, equal ones of which have the same bits; `None` if they have anyway.
+/// The same rows, with equal bits for equal rows; `None` if that is already so.
 fn one_each(input: &Arc<LogicalPlan>) -> Result<Option<LogicalPlan>> {
     if !input.schema().fields().iter().any(|field| has_floats(field.data_type())) {
         return Ok(None);
@@ -100,8 +100,8 @@ fn call(same: FloatEquality, expr: Expr, keeps_name: bool) -> Expr {
     Expr::ScalarFunction(ScalarFunction::new_udf(Arc::new(ScalarUDF::from(function)), vec![expr]))
 }
 
-/// Whether values of an expression are, or hold, floats of many bits; those of an outer query are left to what takes
-/// the query apart.
+/// Whether an expression's values are or contain floats with several representations. Expressions of an outer query are
+/// left to the code that decorrelates the query.
 fn differs(expr: &Expr, schema: &DFSchema) -> Result<bool> {
     let is_canonical = matches!(expr, Expr::ScalarFunction(of) if of.func.inner().is::<CanonicalFloats>());
     Ok(!is_canonical && !expr.contains_outer() && has_floats(&expr.get_type(schema)?))
@@ -112,7 +112,7 @@ fn key(expr: Expr, schema: &DFSchema) -> Result<Transformed<Expr>> {
     key_as(expr, schema, true)
 }
 
-/// One that is compared with another. A join may have it as a column, beside that which it is made of.
+/// An operand of a comparison. A join may have it as an additional column.
 fn operand(expr: Expr, schema: &DFSchema) -> Result<Transformed<Expr>> {
     key_as(expr, schema, false)
 }
@@ -125,7 +125,7 @@ fn key_as(expr: Expr, schema: &DFSchema, keeps_name: bool) -> Result<Transformed
             Ok(key(expr, schema)?.update_data(|expr| name.restore(expr)))
         }),
         expr if differs(&expr, schema)? => Ok(Transformed::yes(match value_of(&expr, &expr.get_type(schema)?) {
-            // Where a constant is asked for it has to stay one.
+            // Where a constant is required, it must remain one.
             Some(value) => Expr::Literal(one(&value, FloatEquality::NaNsAndZeros)?, None),
             None => call(FloatEquality::NaNsAndZeros, expr, keeps_name),
         })),
@@ -141,7 +141,7 @@ fn sorts(sorts: Vec<Sort>, schema: &DFSchema) -> Result<Vec<Sort>> {
     sorts.into_iter().map(|by| Ok(Sort { expr: key(by.expr, schema)?.data, ..by })).collect()
 }
 
-/// A constant, as a value of a type.
+/// A constant, as a value of the given type.
 fn value_of(expr: &Expr, data_type: &DataType) -> Option<ScalarValue> {
     match expr {
         Expr::Literal(value, _) => value.cast_to(data_type).ok(),
@@ -154,7 +154,7 @@ fn one(value: &ScalarValue, same: FloatEquality) -> Result<ScalarValue> {
     ScalarValue::try_from_array(&with_same(&value.to_array()?, same)?, 0)
 }
 
-/// A number that is no NaN.
+/// A number that is not NaN.
 fn number_of(expr: &Expr, data_type: &DataType) -> Option<ScalarValue> {
     let is_number = |value: &ScalarValue| match value {
         ScalarValue::Float16(Some(x)) => !x.is_nan(),
@@ -165,7 +165,7 @@ fn number_of(expr: &Expr, data_type: &DataType) -> Option<ScalarValue> {
     value_of(expr, data_type).filter(is_number)
 }
 
-/// A part of an expression that compares.
+/// A part of an expression that compares values.
 fn compare(expr: Expr, schema: &DFSchema) -> Result<Transformed<Expr>> {
     Ok(Transformed::yes(match expr {
         Expr::BinaryExpr(of) if compares(of.op) => {
@@ -174,7 +174,7 @@ fn compare(expr: Expr, schema: &DFSchema) -> Result<Transformed<Expr>> {
         Expr::Between(of) if differs(&of.expr, schema)? => {
             let data_type = of.expr.get_type(schema)?;
             if [&of.low, &of.high].iter().all(|bound| number_of(bound, &data_type).is_some()) {
-                // A NaN is above all, or below all: not between them.
+                // NaN is above all or below all numbers, never between them.
                 return Ok(Transformed::no(Expr::Between(of)));
             }
             let same = |expr: Box<Expr>| -> Result<Box<Expr>> { Ok(Box::new(operand(*expr, schema)?.data)) };
@@ -241,7 +241,7 @@ fn compare_two(of: BinaryExpr, schema: &DFSchema) -> Result<Transformed<Expr>> {
         (Some(_), None) => (&right, false),
         _ => return Ok(Transformed::yes(again(operand(*left, schema)?.data, operand(*right, schema)?.data))),
     };
-    // Beside a number, a column stays as it is: by that, files tell which of their parts to read.
+    // Compared with a number, a column stays unchanged, because files use that to decide which of their parts to read.
     if matches!(op, Operator::Eq | Operator::NotEq | Operator::IsDistinctFrom | Operator::IsNotDistinctFrom) {
         return Ok(Transformed::no(again(*left, *right)));
     }
@@ -252,14 +252,14 @@ fn compare_two(of: BinaryExpr, schema: &DFSchema) -> Result<Transformed<Expr>> {
     let column = column.as_ref().clone();
     let is_below = matches!(op, Operator::Lt | Operator::LtEq) == ascending;
     let compared = again(*left, *right);
-    // DataFusion has some NaNs below all numbers.
+    // In DataFusion, some NaNs are below all numbers.
     Ok(Transformed::yes(match is_below {
         true => compared.and(column.gt_eq(least)),
         false => compared.or(column.lt(least)),
     }))
 }
 
-/// Arguments of a function of many rows.
+/// Arguments of an aggregate or window function.
 fn arguments(name: &str, distinct: bool, args: Vec<Expr>, schema: &DFSchema) -> Result<Vec<Expr>> {
     const ORDERED: [&str; 6] =
         ["median", "percentile_cont", "approx_distinct", "approx_median", "approx_percentile_cont", "mode"];
@@ -274,7 +274,7 @@ fn arguments(name: &str, distinct: bool, args: Vec<Expr>, schema: &DFSchema) -> 
         .collect()
 }
 
-/// A function of one row's values that compares them.
+/// A scalar function that compares values.
 fn function(mut of: ScalarFunction, schema: &DFSchema) -> Result<Transformed<Expr>> {
     let name = of.func.name();
     let is_wanted = matches!(name, "greatest" | "least") || name == "nullif" && of.args.len() == 2;
@@ -291,11 +291,11 @@ fn function(mut of: ScalarFunction, schema: &DFSchema) -> Result<Transformed<Exp
     Ok(Transformed::yes(Expr::ScalarFunction(of)))
 }
 
-/// Gives floats that are equal the same bits.
+/// Gives equal floats equal bits.
 #[derive(Debug, PartialEq, Eq, Hash)]
 struct CanonicalFloats {
     same: FloatEquality,
-    /// Whether columns are called by what they are made of.
+    /// Whether columns are named after its argument.
     keeps_name: bool,
     signature: Signature,
 }
@@ -334,7 +334,7 @@ impl ScalarUDFImpl for CanonicalFloats {
     }
 }
 
-/// What a key is made of, if only for the sake of its floats.
+/// The original expression of a key that may be wrapped only because of its floats.
 pub(crate) fn beneath(expr: &Arc<dyn PhysicalExpr>) -> &Arc<dyn PhysicalExpr> {
     match expr.downcast_ref::<ScalarFunctionExpr>() {
         Some(call) if call.fun().inner().is::<CanonicalFloats>() => &call.args()[0],

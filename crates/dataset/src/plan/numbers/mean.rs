@@ -1,7 +1,7 @@
-//! `avg` of whole numbers: their sum in 128 bits, divided once.
+//! `avg` of integers: their sum in 128 bits, divided once.
 //!
-//! DataFusion makes floats of them first, which loses digits beyond 2^53: the mean of the least and the greatest
-//! `int64` and 7 would be 0 instead of 2. All else (floats, decimals, durations) is DataFusion's.
+//! DataFusion converts them to floats first, which loses digits beyond 2^53: the mean of the smallest and largest
+//! `int64` and 7 would be 0 instead of 2. DataFusion handles everything else (floats, decimals, durations).
 
 use std::collections::HashSet;
 use std::mem::{size_of, size_of_val};
@@ -27,7 +27,7 @@ use datafusion_functions_aggregate_common::aggregate::groups_accumulator::accumu
 use super::sliding::OfFloats;
 use super::totals::total;
 
-/// See the module.
+/// The function, see the module.
 #[derive(Debug, PartialEq, Eq, Hash)]
 pub(super) struct ExactMean {
     of_others: OfFloats,
@@ -49,7 +49,7 @@ fn is_whole(kind: &DataType) -> bool {
     matches!(kind, DataType::Int64 | DataType::UInt64)
 }
 
-/// The nearest float, or its neighbor where the sum has more than 53 bits.
+/// The nearest float, or its neighbor if the sum has more than 53 bits.
 fn divided(sum: i128, rows: u64) -> f64 {
     const EXACT: u128 = 1 << 53;
     if sum.unsigned_abs() <= EXACT {
@@ -143,7 +143,7 @@ impl AggregateUDFImpl for ExactMean {
     }
 }
 
-/// Of all rows, or of those of a window's frame.
+/// The mean of all rows, or of those in a window's frame.
 #[derive(Debug, Default)]
 struct MeanAccumulator {
     sum: i128,
@@ -195,7 +195,7 @@ impl Accumulator for MeanAccumulator {
     }
 }
 
-/// Of values that are different.
+/// The mean of distinct values.
 #[derive(Debug, Default)]
 struct DistinctMean {
     values: HashSet<i128>,
@@ -234,7 +234,7 @@ impl Accumulator for DistinctMean {
     }
 }
 
-/// Of groups, by the type of their values.
+/// The means of groups, by the type of their values.
 struct GroupMeans<T> {
     sums: Vec<i128>,
     rows: Vec<u64>,
@@ -253,7 +253,7 @@ impl<T> GroupMeans<T> {
         self.rows.resize(count, 0);
     }
 
-    /// The rows and the sums of the first groups, which are gone then.
+    /// Removes and returns the row counts and sums of the first groups.
     fn take(&mut self, emit_to: EmitTo) -> (Vec<u64>, Vec<i128>) {
         (emit_to.take_needed(&mut self.rows), emit_to.take_needed(&mut self.sums))
     }
@@ -321,7 +321,7 @@ impl<T: ArrowPrimitiveType<Native: Into<i128>> + Send> GroupsAccumulator for Gro
 mod tests {
     use super::*;
 
-    /// Halves of the sum come from other workers, and rows leave a frame: the mean is that of what is there.
+    /// Partial sums come from other workers, and rows leave a frame: the mean must be that of the rows that are there.
     #[test]
     fn exact_however_it_comes_together() {
         let (least, most) = (i64::MIN, i64::MAX);

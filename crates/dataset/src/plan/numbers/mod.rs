@@ -1,15 +1,15 @@
 //! Semantics of numbers that differ from DataFusion's: overflow of a sum or product is an error, all NaNs are equal,
 //! and values that have left a window's frame leave no trace.
 //!
-//! | module       | what                                                                          |
+//! | module       | contents                                                                      |
 //! |--------------|-------------------------------------------------------------------------------|
-//! | `arithmetic` | `+`, `-` and `*` of whole numbers and decimals                                |
-//! | `sum`        | sums of them, exact however partial sums come together; `totals` adds them up |
-//! | `mean`       | means of whole numbers, exact however large they are                          |
-//! | `extremes`   | least and greatest floats of groups                                           |
+//! | `arithmetic` | `+`, `-` and `*` of integers and decimals                                     |
+//! | `sum`        | sums of them, exact for any order of partial sums; `totals` adds them up      |
+//! | `mean`       | means of integers, exact however large they are                               |
+//! | `extremes`   | minimum and maximum of floats in groups                                       |
 //! | `float_keys` | NaNs and zeros in keys, orders and comparisons                                |
-//! | `decimals`   | decimals beside floats, compared as floats                                    |
-//! | `sliding`    | sums, means and variances of floats in frames that slide                      |
+//! | `decimals`   | decimals combined with floats, compared as floats                             |
+//! | `sliding`    | sums, means and variances of floats in sliding frames                         |
 
 mod arithmetic;
 mod decimals;
@@ -27,18 +27,18 @@ pub(crate) use arithmetic::{CheckArithmetic, is_checked};
 pub(crate) use decimals::DecimalsAsFloats;
 pub(crate) use float_keys::{CompareFloats, beneath};
 
-/// Functions of ours that take the place of DataFusion's.
+/// Functions that replace DataFusion's.
 pub(crate) fn aggregate_functions() -> impl Iterator<Item = AggregateUDF> {
     let exact = [AggregateUDF::from(sum::ExactSum::default()), AggregateUDF::from(mean::ExactMean::default())];
     exact.into_iter().chain(sliding::functions().map(AggregateUDF::from))
 }
 
-/// Functions of one row's numbers.
+/// Scalar functions of numbers.
 pub(crate) fn number_functions() -> impl Iterator<Item = ScalarUDF> {
     std::iter::once(ScalarUDF::from(arithmetic::WrappingMul::default()))
 }
 
-/// Types that hold more than `data_type`.
+/// Names of types with a larger range than `data_type`.
 fn wider(data_type: &DataType) -> &'static str {
     match data_type {
         DataType::Int64 | DataType::UInt64 => "float64 or decimal(38, 0)",

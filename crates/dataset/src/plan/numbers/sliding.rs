@@ -1,13 +1,13 @@
-//! Sums, means and variances of frames that slide: of the rows in the frame, whatever has left it.
+//! Sums, means and variances over sliding frames: exactly those of the rows in the frame, whatever has left it.
 //!
-//! DataFusion takes away what leaves. Of floats that leaves traces: a NaN or infinity never goes, and next to 1e16
-//! small numbers are lost. Here figures are only ever put together. Rows that have come lie on one stack; when the
-//! oldest is to go they are turned over onto another, where each knows the figures of itself and all that came after
-//! it. So a row costs the same however long the frame is.
+//! DataFusion subtracts values that leave. With floats that leaves traces: a NaN or infinity never goes away, and small
+//! numbers are lost next to 1e16. Here results are only ever combined. New rows go onto one stack. When the oldest row
+//! has to leave, they are all moved to a second stack in reverse, where each entry has the combined result of its row
+//! and all later ones. So the cost per row does not depend on the length of the frame.
 //!
-//! Source of the two stacks: Tangwongsan, Hirzel and Schneider, "Low-latency sliding-window aggregation in worst-case
-//! constant time" (2017), section 2. Source of moments put together: Chan, Golub and LeVeque, "Updating formulae and a
-//! pairwise algorithm for computing sample variances" (1979).
+//! The two stacks are from Tangwongsan, Hirzel and Schneider, "Low-latency sliding-window aggregation in worst-case
+//! constant time" (2017), section 2. The combination of moments is from Chan, Golub and LeVeque, "Updating formulae and
+//! a pairwise algorithm for computing sample variances" (1979).
 
 use std::fmt::Debug;
 use std::mem::{size_of, size_of_val};
@@ -32,7 +32,7 @@ use datafusion::logical_expr::{
 
 use super::extremes;
 
-/// What is known of some rows, and can be put together.
+/// Partial results of some rows, which can be combined.
 trait FrameFigures: Copy + Default + Debug + Send + Sync + 'static {
     fn and(self, later: Self) -> Self;
 }
@@ -49,7 +49,7 @@ impl FrameFigures for FrameSum {
     }
 }
 
-/// Means of two columns, and the sums of products of how far rows are from them.
+/// Means of two columns, and the sums of products of deviations from them.
 #[derive(Clone, Copy, Debug, Default)]
 struct Moments {
     rows: f64,
@@ -81,9 +81,9 @@ impl FrameFigures for Moments {
 /// The rows of a frame, on two stacks.
 #[derive(Debug, Default)]
 struct TwoStacks<F> {
-    /// The oldest on top, each with the figures of all beneath it, which came later.
+    /// The oldest row on top, each with the combined result of all entries below it, which are later.
     old: Vec<F>,
-    /// The latest on top.
+    /// The latest row on top.
     new: Vec<F>,
     of_new: F,
 }
@@ -115,7 +115,7 @@ impl<F: FrameFigures> TwoStacks<F> {
     }
 }
 
-/// A function of the figures of a frame.
+/// A function of a frame's combined result.
 #[derive(Debug)]
 struct SlidingFunction<F> {
     frame: TwoStacks<F>,
@@ -124,7 +124,7 @@ struct SlidingFunction<F> {
 }
 
 impl<F: FrameFigures> SlidingFunction<F> {
-    /// Calls `each` for every row that has all values.
+    /// Calls `each` for every row without nulls.
     fn rows(values: &[ArrayRef], mut each: impl FnMut(&[f64])) {
         let columns: Vec<_> = values.iter().map(|column| column.as_primitive::<Float64Type>()).collect();
         let mut row = vec![0.0; columns.len()];
@@ -184,7 +184,7 @@ fn of_sums(result: fn(&FrameSum) -> Option<f64>) -> Box<dyn Accumulator> {
     })
 }
 
-/// The function of this name, of floats.
+/// The function with this name, for floats.
 fn of_floats(name: &str) -> Option<Box<dyn Accumulator>> {
     let result: fn(&Moments) -> Option<f64> = match name {
         "avg" => return Some(of_sums(|all| (all.rows > 0).then(|| all.sum / all.rows as f64))),
@@ -201,7 +201,7 @@ fn of_floats(name: &str) -> Option<Box<dyn Accumulator>> {
             }
             _ => None,
         },
-        // Of these the second argument is the one that the first is told from.
+        // In these, the second argument is the independent variable.
         "regr_slope" => |all| (all.rows > 1.0 && all.yy != 0.0).then(|| all.xy / all.yy),
         "regr_intercept" => {
             |all| (all.rows > 1.0 && all.yy != 0.0).then(|| all.means[0] - all.xy / all.yy * all.means[1])
@@ -224,11 +224,11 @@ fn of_floats(name: &str) -> Option<Box<dyn Accumulator>> {
     Some(Box::new(SlidingFunction { frame: TwoStacks::default(), row, result }))
 }
 
-/// A function of DataFusion's, but of floats in frames that slide, or in groups if it is one of [`extremes`].
+/// A DataFusion function, replaced for floats in sliding frames, and in groups if it is one of [`extremes`].
 #[derive(Debug, PartialEq, Eq, Hash)]
 pub(super) struct OfFloats(pub(super) Arc<AggregateUDF>);
 
-/// All of them but `avg`, which is [`ExactMean`](super::mean::ExactMean).
+/// All of them except `avg`, which is [`ExactMean`](super::mean::ExactMean).
 pub(super) fn functions() -> impl Iterator<Item = OfFloats> {
     let moments = [var_samp_udaf(), var_pop_udaf(), stddev_udaf(), stddev_pop_udaf()];
     let pairs = [covar_samp_udaf(), covar_pop_udaf(), corr_udaf()];
@@ -339,8 +339,8 @@ impl AggregateUDFImpl for OfFloats {
 mod tests {
     use super::*;
 
-    /// Rows that come and go in stretches of all lengths, frames that run empty: the figures are those of the rows in
-    /// the frame.
+    /// Rows that come and go in runs of all lengths, and frames that become empty: the results must be those of the
+    /// rows in the frame.
     #[test]
     fn equals_the_frame_afresh() {
         let mut state = 5_u64;
@@ -363,7 +363,7 @@ mod tests {
                 moments.pop();
             }
             let (count, all) = (rows.len() as f64, moments.all());
-            // Eighths are summed exactly.
+            // Multiples of an eighth are summed exactly.
             assert_eq!((sums.all().rows as f64, sums.all().sum), (count, rows.iter().map(|row| row[0]).sum()));
             assert_eq!(all.rows, count);
             if rows.is_empty() {

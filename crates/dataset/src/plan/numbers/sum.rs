@@ -1,7 +1,7 @@
-//! `sum` of whole numbers, decimals and durations: exact, and an error where the result does not fit its type.
+//! `sum` of integers, decimals and durations: exact, and an error if the result does not fit its type.
 //!
-//! Partial sums have a second column, of how often they went beyond: only of the whole it counts whether it fits. All
-//! else, of floats for one, is DataFusion's.
+//! Partial sums have a second column that counts their overflows: only the total has to fit. DataFusion handles
+//! everything else, such as floats.
 
 use std::mem::{size_of, size_of_val};
 use std::sync::Arc;
@@ -27,7 +27,7 @@ use super::sliding;
 use super::totals::{SumWord, total};
 use super::wider;
 
-/// See the module.
+/// The function, see the module.
 #[derive(Debug, PartialEq, Eq, Hash)]
 pub(super) struct ExactSum {
     theirs: Arc<AggregateUDF>,
@@ -39,13 +39,13 @@ impl Default for ExactSum {
     }
 }
 
-/// Whether sums of this type are made here.
+/// Whether sums of this type are computed here.
 fn is_ours(result: &DataType) -> bool {
     use DataType::*;
     matches!(result, Int64 | UInt64 | Duration(_) | Decimal32(..) | Decimal64(..) | Decimal128(..))
 }
 
-/// The type that sums are added up in.
+/// The type in which sums are accumulated.
 fn word_type(result: &DataType) -> DataType {
     match result {
         DataType::Decimal32(_, scale) | DataType::Decimal64(_, scale) | DataType::Decimal128(_, scale) => {
@@ -129,7 +129,7 @@ impl AggregateUDFImpl for ExactSum {
     }
 }
 
-/// A sum as people know it.
+/// A sum in the user's notation.
 #[derive(Debug)]
 struct SumDisplay {
     name: String,
@@ -139,7 +139,7 @@ struct SumDisplay {
 impl SumDisplay {
     fn new(args: &AccumulatorArgs) -> Self {
         let name = match args.expr_fields {
-            // Some are of columns that the optimizer has made.
+            // Some arguments are columns made by the optimizer, whose names mean nothing to users.
             [of] if args.name.contains(of.name().as_str()) => format!("the sum of {:?}", of.name()),
             _ => args.name.to_owned(),
         };
@@ -154,7 +154,7 @@ impl SumDisplay {
         ))
     }
 
-    /// A sum as a word, and how often it is beyond.
+    /// A sum as a word and the number of overflows.
     fn split(&self, sum: i128) -> (ScalarValue, i64) {
         match word_type(&self.data_type) {
             DataType::UInt64 => {
@@ -169,12 +169,12 @@ impl SumDisplay {
         }
     }
 
-    /// How often a partial sum is beyond, as it is told.
+    /// The number of overflows of a partial sum, as transmitted.
     fn carried(&self, carry: i64) -> Result<i32> {
         i32::try_from(carry).map_err(|_| self.beyond())
     }
 
-    /// A sum as the result.
+    /// Converts a sum to the result.
     fn one(&self, sum: i128) -> Result<ScalarValue> {
         match self.split(sum) {
             (word, 0) => ScalarValue::try_from_array(&self.whole(&word.to_array()?)?, 0),
@@ -182,10 +182,10 @@ impl SumDisplay {
         }
     }
 
-    /// Words as results.
+    /// Converts words to results.
     fn whole(&self, words: &ArrayRef) -> Result<ArrayRef> {
         if let DataType::Decimal128(precision, _) = self.data_type {
-            // A cast between such decimals may look at nothing.
+            // A cast between such decimals may skip the range check.
             let words = words.as_primitive::<Decimal128Type>();
             words.validate_decimal_precision(precision).map_err(|_| self.beyond())?;
         }
@@ -262,10 +262,10 @@ impl Accumulator for SumAccumulator {
     }
 }
 
-/// The sum of values that are different.
+/// The sum of distinct values.
 #[derive(Debug)]
 struct DistinctSum {
-    /// Theirs, which knows them.
+    /// DataFusion's accumulator, which knows the values.
     values: Box<dyn Accumulator>,
     result: SumDisplay,
 }
@@ -300,7 +300,7 @@ impl Accumulator for DistinctSum {
 /// The sums of groups.
 struct GroupSums<W: SumWord> {
     words: Vec<W::Native>,
-    /// How often the sums of the first groups went beyond their words; most often none did.
+    /// The number of overflows of each of the first groups' sums; usually empty.
     carries: Vec<i64>,
     nulls: NullState,
     result: SumDisplay,
@@ -331,7 +331,7 @@ impl<W: SumWord> GroupSums<W> {
         Ok(words.as_primitive::<W>().clone().with_data_type(of))
     }
 
-    /// The sums of the first groups, which are gone then.
+    /// Removes and returns the sums of the first groups.
     fn take(&mut self, emit_to: EmitTo) -> (ArrayRef, Vec<i64>) {
         let words = emit_to.take_needed(&mut self.words);
         let carries = match emit_to {

@@ -1,4 +1,4 @@
-//! Sums that are exact: 64 bits and what goes beyond them, which most often is nothing.
+//! Exact sums: 64 bits plus the overflow, which is usually zero.
 
 use arrow::array::{Array, ArrayRef, ArrowPrimitiveType, AsArray};
 use arrow::datatypes::{
@@ -6,11 +6,11 @@ use arrow::datatypes::{
     DurationNanosecondType, DurationSecondType, Int64Type, TimeUnit, UInt64Type,
 };
 
-/// A number that sums of a group are made of.
+/// A number type in which the sums of a group are accumulated.
 pub(super) trait SumWord: ArrowPrimitiveType<Native: Send + Sync> + Send {
-    /// The sum, without the bits that are beyond, and how often it went beyond: below counts as minus one.
+    /// The wrapped sum, and the overflow: 1, 0 or -1.
     fn add(sum: Self::Native, value: Self::Native) -> (Self::Native, i64);
-    /// The same of a sum.
+    /// The same for a whole sum.
     fn split(total: i128) -> (Self::Native, i64);
 }
 
@@ -42,8 +42,7 @@ word!(Int64Type, i64, 64);
 word!(UInt64Type, u64, 64);
 word!(Decimal128Type, i128, 128);
 
-/// The sum of a column of whole numbers, decimals or durations, and how many have gone into it; `None` if it is beyond
-/// 128 bits.
+/// The sum of a column of integers, decimals or durations; `None` if it exceeds 128 bits.
 pub(super) fn total(column: &ArrayRef) -> Option<i128> {
     match column.data_type() {
         DataType::Int64 => Some(of_signed::<Int64Type>(column)),
@@ -76,7 +75,7 @@ fn of_signed<T: ArrowPrimitiveType<Native = i64>>(column: &ArrayRef) -> i128 {
     }
 }
 
-/// Summed in halves, which many instructions at once can do: neither goes beyond 64 bits.
+/// Sums the two halves separately, which vectorizes: neither exceeds 64 bits.
 fn halves(values: &[i64]) -> i128 {
     const ROWS_MAX: usize = 1 << 31;
     let sum = |values: &[i64]| {
@@ -91,8 +90,7 @@ fn halves(values: &[i64]) -> i128 {
 mod tests {
     use super::*;
 
-    /// Sums that go beyond the range and come back, above and below, are what they are; those of 128 bits are known to
-    /// be beyond.
+    /// Sums that leave the range and come back, above and below, are correct; those beyond 128 bits are detected.
     #[test]
     fn beyond_and_back() {
         fn of<W: SumWord>(values: &[W::Native]) -> (W::Native, i64) {

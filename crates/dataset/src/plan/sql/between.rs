@@ -1,4 +1,4 @@
-//! BETWEEN over what is drawn anew at each use: DataFusion makes two comparisons of it, with two draws.
+//! BETWEEN over volatile expressions: DataFusion expands it to two comparisons, which evaluate the expression twice.
 
 use std::sync::{Arc, LazyLock};
 
@@ -12,7 +12,7 @@ use datafusion::logical_expr::{
     ColumnarValue, Expr, LogicalPlan, ScalarFunctionArgs, ScalarUDF, ScalarUDFImpl, Signature, Volatility,
 };
 
-/// The plan with each `volatile BETWEEN low AND high` drawn once.
+/// The plan with each `volatile BETWEEN low AND high` evaluated once.
 pub(super) fn drawn_once(plan: LogicalPlan) -> Result<LogicalPlan> {
     static FUNCTION: LazyLock<Arc<ScalarUDF>> = LazyLock::new(|| Arc::new(ScalarUDF::from(IsBetween::default())));
     let expr = |expr: Expr| {

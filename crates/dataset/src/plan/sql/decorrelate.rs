@@ -1,14 +1,14 @@
 //! Subqueries as joins.
 //!
-//! DataFusion turns most correlated subqueries into joins itself, and does it well where the only correlation is an
+//! DataFusion turns most correlated subqueries into joins itself, and does it well if the only correlation is an
 //! equality in a WHERE. For the others (aggregates, limits, grouping sets, unions and windows below EXISTS and IN; NOT
 //! IN with nulls; scalar subqueries with other comparisons; lateral joins with LIMIT) it fails, or treats a null as
 //! "no". This pass rewrites those before DataFusion sees them, and leaves the rest alone.
 //!
-//! A correlated subquery is a function of some columns of the outer query. Its *domain* is the distinct values that the
-//! outer query has in those columns. [`SubqueryRewriter::lift`] pushes the domain down to where nothing refers to the
-//! outer query any more and joins it there, so that the subquery is evaluated for all values at once and carries the
-//! domain's columns; the outer query then joins the result by them, nulls being equal to nulls.
+//! A correlated subquery is a function of some columns of the outer query. Its *domain* is the set of distinct values
+//! of these columns in the outer query. [`SubqueryRewriter::lift`] pushes the domain down to a point below which
+//! nothing refers to the outer query, and joins it there. The subquery is thus evaluated for all values at once, and
+//! its result contains the domain's columns. The outer query then joins the result by them, with nulls equal to nulls.
 //!
 //! Source: Neumann and Kemper, *Unnesting Arbitrary Queries* (BTW 2015).
 
@@ -36,7 +36,7 @@ use datafusion::logical_expr::{
 use super::lateral::LATERAL;
 use super::one_row::one_row;
 
-/// The plan with subqueries as joins, where DataFusion would not do it, or would get it wrong.
+/// The plan with subqueries as joins, where DataFusion would not convert them, or would do so incorrectly.
 ///
 /// # Errors
 /// `NotImplemented` for a correlated subquery with a step that cannot be evaluated for many outer rows at once.
@@ -44,7 +44,7 @@ pub(crate) fn decorrelated(plan: LogicalPlan) -> Result<LogicalPlan> {
     SubqueryRewriter::default().plan(plan)
 }
 
-/// The step that a subquery is an expression of: DataFusion looks for some kinds only in some steps.
+/// The step that contains a subquery in an expression: DataFusion handles some kinds only in some steps.
 #[derive(Clone, Copy, PartialEq)]
 enum SubqueryStep {
     Filter,
@@ -52,27 +52,27 @@ enum SubqueryStep {
     Other,
 }
 
-/// Where in the expression of a step a subquery is.
+/// The position of a subquery in the expression of a step.
 #[derive(Clone, Copy, PartialEq)]
 enum SubqueryPosition {
-    /// It is all of a condition.
+    /// The whole condition.
     Condition,
-    /// It is negated, and nothing else.
+    /// Only negated.
     Negated,
-    /// In a larger expression.
+    /// Part of a larger expression.
     Within,
 }
 
-/// The query around subqueries.
+/// The query that contains subqueries.
 struct OuterQuery {
-    /// As it was. Domains are taken from it: joins of results change none of their values, and each would double the
-    /// plan.
+    /// The original query. Domains are taken from it: joining results does not change its values, and including each of
+    /// them would double the plan.
     base: LogicalPlan,
-    /// With the results of its subqueries.
+    /// The query joined with the results of its subqueries.
     joined: LogicalPlan,
 }
 
-/// Rewrites the subqueries of one statement; counts the names it makes.
+/// Rewrites the subqueries of one statement; counts the names it generates.
 #[derive(Default)]
 struct SubqueryRewriter {
     names: Cell<usize>,
@@ -113,14 +113,13 @@ impl OuterDomain {
         .data()
     }
 
-    /// Whether these columns, of the same domain by another name, are equal to its own.
+    /// The conditions that these columns, of the same domain under another name, equal its own.
     fn meets(&self, others: impl IntoIterator<Item = Expr>) -> Vec<Expr> {
         self.columns().into_iter().zip(others).map(|(one, other)| is_same(one, other)).collect()
     }
 }
 
-/// A column of a table that is made here. Physical plans forget tables, so that its name has to be the only one of its
-/// kind.
+/// A column of a table that is created here. Physical plans drop table names, so the column name must be unique.
 fn column_of(table: &TableReference, what: impl Display) -> Column {
     Column::new(Some(table.clone()), format!("{}_{what}", table.table()))
 }
@@ -142,7 +141,7 @@ fn exprs_of(schema: &DFSchema) -> Vec<Expr> {
     columns_of(schema).into_iter().map(Expr::Column).collect()
 }
 
-/// `expr`, named as a column of a step was before the step changed.
+/// `expr`, with the name that a column of a step had before the step changed.
 fn called(expr: Expr, column: &Column) -> Expr {
     if matches!(&expr, Expr::Column(same) if same == column) {
         return expr;
@@ -156,7 +155,7 @@ fn unsupported<T>(what: &str) -> Result<T> {
     )))
 }
 
-/// The outer columns that the steps of a subquery refer to, without those of subqueries within it.
+/// The outer columns that the steps of a subquery refer to, excluding those of nested subqueries.
 fn outer_columns(plan: &LogicalPlan) -> Vec<Column> {
     let mut found = Vec::new();
     for expr in plan.all_out_ref_exprs() {
@@ -177,8 +176,8 @@ fn is_subquery(expr: &Expr) -> bool {
     matches!(expr, Expr::Exists(_) | Expr::InSubquery(_) | Expr::ScalarSubquery(_) | Expr::SetComparison(_))
 }
 
-/// Whether the subquery is correlated only by conditions of its WHERE, over steps that DataFusion pulls such filters
-/// through. Below an aggregate, where `may_aggregate` allows one, it pulls only equalities.
+/// Whether the subquery is correlated only by conditions of its WHERE, over steps through which DataFusion can pull
+/// such filters. Below an aggregate, which `may_aggregate` permits, it pulls only equalities.
 fn is_plain(plan: &LogicalPlan, may_aggregate: bool) -> bool {
     is_correlated_by_filters(plan, may_aggregate, !may_aggregate)
 }
@@ -226,8 +225,8 @@ fn is_correlated_by_filters(plan: &LogicalPlan, may_aggregate: bool, any_conditi
     }
 }
 
-/// Whether the right side of a join is a lateral subquery that reads the left side only in subqueries of its own.
-/// DataFusion then says nothing of it; see [`super::lateral`].
+/// Whether the right side of a join is a lateral subquery that reads the left side only in nested subqueries.
+/// DataFusion then does not mark it as lateral; see [`super::lateral`].
 fn refers_to_left(join: &Join) -> bool {
     fn is_lateral(plan: &LogicalPlan) -> bool {
         match plan {
@@ -258,7 +257,7 @@ fn is_fixed(expr: &Expr, plan: &LogicalPlan, domain: &OuterDomain) -> bool {
     }) && !expr.is_volatile()
 }
 
-/// Whether a query has one row at most, whatever its tables have.
+/// Whether a query has at most one row, regardless of its tables' contents.
 fn has_one_row(plan: &LogicalPlan) -> bool {
     match plan {
         LogicalPlan::Projection(step) => has_one_row(&step.input),
@@ -291,7 +290,7 @@ impl SubqueryRewriter {
             if let Some(lateral) = self.lateral(join)? {
                 return Ok(lateral);
             }
-            // An inner join is a filter over all pairs, and filters may have subqueries.
+            // An inner join is a filter over all pairs, and filters may contain subqueries.
             if join.join_type == JoinType::Inner && join.filter.as_ref().is_some_and(has_subquery) {
                 let mut join = join.clone();
                 let filter = join.filter.take().expect("it has a subquery");
@@ -341,7 +340,7 @@ impl SubqueryRewriter {
             LogicalPlan::Window(step) => LogicalPlan::Window(Window::try_new(step.window_expr, input)?),
             _ => return Ok(plan),
         };
-        // Windows come behind all columns of their input, which has more of them now.
+        // Window columns follow all columns of the input, which now has more of them.
         let mut columns = columns_of(step.schema());
         let added = columns.len() - before.len();
         if let LogicalPlan::Window(step) = &step {
@@ -371,7 +370,7 @@ impl SubqueryRewriter {
         .data()
     }
 
-    /// One subquery's value over `input`.
+    /// The value of one subquery over `input`.
     fn subquery(
         &self,
         expr: Expr,
@@ -380,7 +379,7 @@ impl SubqueryRewriter {
         place: SubqueryPosition,
     ) -> Result<Expr> {
         let in_filter = context == SubqueryStep::Filter;
-        // A filter leaves out rows for which its condition is null as it does those for which it is false.
+        // A filter drops rows for which its condition is null, just like those for which it is false.
         let null_is_false = in_filter && place == SubqueryPosition::Condition;
         match expr {
             Expr::Exists(Exists { subquery, negated }) => {
@@ -395,7 +394,7 @@ impl SubqueryRewriter {
                 let subquery = self.nested(subquery)?;
                 let refers = self.refers_to(&subquery, input);
                 let uncorrelated = outer_columns(&subquery.subquery).is_empty();
-                // Of a constant DataFusion makes no key, and forgets about nulls.
+                // DataFusion does not make a key of a constant, and then ignores nulls.
                 let plain_value = !expr.column_refs().is_empty() && !has_subquery(&expr);
                 if in_filter
                     && place != SubqueryPosition::Within
@@ -430,19 +429,19 @@ impl SubqueryRewriter {
         }
     }
 
-    /// A subquery with its own subqueries rewritten.
+    /// A subquery with its nested subqueries rewritten.
     fn nested(&self, subquery: Subquery) -> Result<Subquery> {
         let plan = self.plan(Arc::unwrap_or_clone(subquery.subquery))?;
         let outer_ref_columns = plan.all_out_ref_exprs();
         Ok(Subquery { subquery: Arc::new(plan), outer_ref_columns, spans: subquery.spans })
     }
 
-    /// Whether all that it refers to is in the query right around it, rather than in one further out.
+    /// Whether everything it refers to is in the immediately enclosing query, rather than further out.
     fn refers_to(&self, subquery: &Subquery, input: &OuterQuery) -> bool {
         outer_columns(&subquery.subquery).iter().all(|column| input.base.schema().has_column(column))
     }
 
-    /// What `plan` depends on. Columns of queries further out are outer references in the domain, too.
+    /// The domain of `plan`. Columns of queries further out are outer references in the domain, too.
     fn domain(&self, plan: &LogicalPlan, input: &LogicalPlan) -> Result<OuterDomain> {
         let outer = outer_columns(plan);
         let name = self.name("domain");
@@ -459,7 +458,7 @@ impl SubqueryRewriter {
         Ok(OuterDomain { outer, references, values, name })
     }
 
-    /// Joins rows that carry a domain's columns, as those of `name`, to the outer query they are for.
+    /// Joins rows that contain a domain's columns, under `name`, to their outer query.
     fn join_on(
         &self,
         input: &LogicalPlan,
@@ -481,7 +480,7 @@ impl SubqueryRewriter {
         LogicalPlanBuilder::from(input.clone()).join_on(result, kind, conditions)?.build()
     }
 
-    /// A column that is not null where the subquery has a row.
+    /// A column that is not null if the subquery has a row.
     fn exists(&self, plan: &LogicalPlan, input: &mut OuterQuery) -> Result<Expr> {
         let domain = self.domain(plan, &input.base)?;
         let lifted = self.lift(plan, &domain)?;
@@ -500,15 +499,15 @@ impl SubqueryRewriter {
         Ok(Expr::Column(mark))
     }
 
-    /// `value` IN the subquery, with null for "not known", or with `null_is_false` anything but true.
+    /// `value` IN the subquery: null if unknown, or with `null_is_false` anything except true.
     fn is_in(&self, value: Expr, plan: &LogicalPlan, input: &mut OuterQuery, null_is_false: bool) -> Result<Expr> {
         let domain = self.domain(plan, &input.base)?;
         let lifted = self.lift(plan, &domain)?;
         let theirs = Expr::Column(columns_of(plan.schema()).swap_remove(0));
         let (counted, matched) = (self.name("in"), self.name("in"));
         let may_be_null = |expr: &Expr, schema: &DFSchema| expr.nullable(schema).unwrap_or(true);
-        // What is not known needs the subquery's rows a second time, and the plan would double with each level of
-        // subqueries.
+        // Deciding between false and unknown needs the subquery's rows a second time, and the plan would double with
+        // each level of subqueries.
         let is_known =
             null_is_false || !may_be_null(&value, input.joined.schema()) && !may_be_null(&theirs, lifted.schema());
         let all = LogicalPlanBuilder::from(lifted.clone())
@@ -539,7 +538,7 @@ impl SubqueryRewriter {
             .otherwise(lit(false))
     }
 
-    /// `value op ANY` or `ALL` of the subquery. Whether any value compares so is told by the least or the greatest.
+    /// `value op ANY` or `ALL` of the subquery. The minimum or maximum decides whether any value compares that way.
     fn compared(
         &self,
         value: Expr,
@@ -643,7 +642,7 @@ impl SubqueryRewriter {
         LogicalPlanBuilder::from(joined).project(exprs_of(&join.schema))?.build().map(Some)
     }
 
-    /// The subquery for all values of the domain at once: its columns, then the domain's.
+    /// The subquery for all values of the domain at once: its columns, followed by the domain's.
     fn lift(&self, plan: &LogicalPlan, domain: &OuterDomain) -> Result<LogicalPlan> {
         if domain.outer.is_empty() {
             return Ok(plan.clone());
@@ -656,7 +655,7 @@ impl SubqueryRewriter {
             return LogicalPlanBuilder::from(plan.clone()).cross_join(domain.values.clone())?.build();
         }
         let before = columns_of(plan.schema());
-        // The step's own columns, called as before, and the domain's.
+        // The step's own columns under their original names, and the domain's.
         let restored = |step: LogicalPlan, own: Vec<Expr>| {
             let own = own.into_iter().zip(&before).map(|(expr, column)| called(expr, column));
             let columns: Vec<Expr> = own.chain(domain.columns()).collect();
@@ -675,7 +674,8 @@ impl SubqueryRewriter {
             }
             LogicalPlan::Sort(step) => match step.fetch {
                 Some(fetch) => self.first_rows(&step.input, &step.expr, 0, Some(fetch), domain),
-                // An order means nothing to who asks whether, what or how much; a limit has looked at it already.
+                // The order does not matter to a subquery that only asks for existence, membership or a value; a limit
+                // has used it already.
                 None => self.lift(&step.input, domain),
             },
             LogicalPlan::Limit(step) => self.lift_limit(step, domain),
@@ -708,7 +708,7 @@ impl SubqueryRewriter {
             LogicalPlan::Union(step) => {
                 let lifted = step.inputs.iter().map(|input| {
                     let lifted = self.lift(input, domain)?;
-                    // Columns of a union are found by their places.
+                    // Columns of a union match by position.
                     let columns = columns_of(lifted.schema());
                     let plain = columns
                         .into_iter()
@@ -734,7 +734,7 @@ impl SubqueryRewriter {
         else {
             return unsupported("a LIMIT that is not a number");
         };
-        // What orders the rows may be below what takes the order's columns away.
+        // The sort may be below a projection that drops the sort columns.
         match step.input.as_ref() {
             LogicalPlan::Projection(projection) if matches!(projection.input.as_ref(), LogicalPlan::Sort(_)) => {
                 let limit = LogicalPlan::Limit(Limit { input: Arc::clone(&projection.input), ..step.clone() });
@@ -778,7 +778,7 @@ impl SubqueryRewriter {
         let name = self.name("row").table().to_owned();
         let order = order.iter().map(|key| Ok(SortKey { expr: domain.inner(key.expr.clone())?, ..key.clone() }));
         let mut order = order.collect::<Result<Vec<_>>>()?;
-        // What comes of the outer query alone is the same for all rows that are numbered together.
+        // Keys that depend only on the outer query are constant among rows that are numbered together.
         order.retain(|key| !is_fixed(&key.expr, &lifted, domain));
         let number = row_number().partition_by(by);
         let number = if order.is_empty() { number } else { number.order_by(order) }.build()?;
@@ -804,7 +804,7 @@ impl SubqueryRewriter {
             let own = own.zip(&before).map(|(column, before)| called(Expr::Column(column.clone()), before));
             return LogicalPlanBuilder::from(made).project(own.chain(domain.columns()).collect::<Vec<_>>())?.build();
         };
-        // With grouping sets, of which an empty one has a row even where there is nothing to group.
+        // With grouping sets: an empty one has a row even if there is nothing to group.
         let sets = match set {
             GroupingSet::GroupingSets(sets) => sets.clone(),
             GroupingSet::Rollup(exprs) => (0..=exprs.len()).rev().map(|to| exprs[..to].to_vec()).collect(),
@@ -822,7 +822,7 @@ impl SubqueryRewriter {
         if !sets.is_empty() {
             let lifted = self.lift(&step.input, domain)?;
             let sets = sets.iter().map(|set| {
-                // First, so that the others keep their bits in the grouping's number.
+                // First, so that the others keep their bits in the grouping id.
                 let mut by = domain.columns();
                 by.extend(inner(set)?);
                 Ok(by)
@@ -832,7 +832,7 @@ impl SubqueryRewriter {
                 LogicalPlan::Aggregate(Aggregate::try_new(Arc::new(lifted), vec![sets], inner(&step.aggr_expr)?)?);
             let columns = columns_of(made.schema());
             let keys = domain.outer.len();
-            // Not all of the original's keys need to be in these sets.
+            // These sets need not contain all of the original keys.
             let made_keys: Vec<Expr> = match &made {
                 LogicalPlan::Aggregate(made) => {
                     grouping_set_to_exprlist(&made.group_expr)?.into_iter().cloned().collect()
@@ -866,7 +866,7 @@ impl SubqueryRewriter {
             for at in 0..all.len() {
                 wanted.push(lit(ScalarValue::try_from(step.schema.field(at).data_type())?));
             }
-            // All keys are left out: all bits are set.
+            // All keys are omitted: all bits are set.
             let bits = if all.len() >= 64 { u64::MAX } else { (1u64 << all.len()) - 1 };
             let kind = step.schema.field(all.len()).data_type();
             wanted.push(lit(ScalarValue::UInt64(Some(bits)).cast_to(kind)?));
@@ -885,7 +885,7 @@ impl SubqueryRewriter {
         LogicalPlanBuilder::from(all).project(own.chain(theirs).collect::<Vec<_>>())?.build()
     }
 
-    /// An aggregate over all rows has a row even where there are none.
+    /// An aggregate over all rows has a row even if there is no input.
     fn lift_total(&self, step: &Aggregate, domain: &OuterDomain) -> Result<LogicalPlan> {
         let before = columns_of(&step.schema);
         let total = self.again(domain)?;
@@ -918,7 +918,7 @@ impl SubqueryRewriter {
         LogicalPlanBuilder::from(joined).project(own.into_iter().chain(domain.columns()).collect::<Vec<_>>())?.build()
     }
 
-    /// The same domain by another name.
+    /// The same domain under another name.
     fn again(&self, domain: &OuterDomain) -> Result<OuterDomain> {
         let name = self.name("domain");
         let values = renamed(domain.columns(), &name);
@@ -960,7 +960,7 @@ fn keys_of(join: &Join) -> Vec<Expr> {
     join.on.iter().map(|(left, right)| binary_expr(left.clone(), op, right.clone())).collect()
 }
 
-/// An outer column as `input` has it: one of its own, or one of a query further out.
+/// An outer column in terms of `input`: one of its own columns, or one of a query further out.
 fn value_of(column: &Column, references: &[Expr], input: &LogicalPlan) -> Result<Expr> {
     if input.schema().has_column(column) {
         return Ok(Expr::Column(column.clone()));
@@ -978,7 +978,7 @@ fn renamed(columns: Vec<Expr>, name: &TableReference) -> Vec<Expr> {
     named.map(|(at, column)| called(column, &key(name, at))).collect()
 }
 
-/// A window function that looks only at rows of the same value of the domain.
+/// A window function restricted to rows with the same value of the domain.
 fn by_domain(expr: Expr, domain: &OuterDomain) -> Result<Expr> {
     expr.transform(|expr| {
         Ok(match expr {

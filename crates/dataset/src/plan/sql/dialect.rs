@@ -1,5 +1,5 @@
-//! The SQL that Tidemill parses: sqlparser's generic dialect, with IS [NOT] DISTINCT FROM binding as the standard says.
-//! The parser takes all that follows it for its right side, AND and OR included (apache/datafusion-sqlparser-rs#2436).
+//! The SQL dialect of Tidemill: sqlparser's generic dialect, with the standard's precedence of IS [NOT] DISTINCT FROM.
+//! The parser takes everything after it as its right side, including AND and OR (apache/datafusion-sqlparser-rs#2436).
 
 use std::any::TypeId;
 
@@ -8,11 +8,11 @@ use datafusion::sql::sqlparser::dialect::{Dialect, GenericDialect, Precedence};
 use datafusion::sql::sqlparser::keywords::Keyword;
 use datafusion::sql::sqlparser::parser::{Parser, ParserError};
 
-/// See the module.
+/// The dialect, see the module.
 #[derive(Debug)]
 pub(super) struct SqlDialect;
 
-/// What the generic dialect says of itself.
+/// Delegates to the generic dialect.
 macro_rules! as_generic {
     ($($question:ident),* $(,)?) => {
         $(fn $question(&self) -> bool {
@@ -22,7 +22,7 @@ macro_rules! as_generic {
 }
 
 impl Dialect for SqlDialect {
-    // The parser asks some questions by type.
+    // The parser compares the dialect's type in some places.
     fn dialect(&self) -> TypeId {
         GenericDialect.dialect()
     }
@@ -48,7 +48,7 @@ impl Dialect for SqlDialect {
             return None;
         };
         let left = Box::new(left.clone());
-        // A comparison that follows compares the answer, as it does in other engines.
+        // A subsequent comparison compares the result, as in other engines.
         let precedence = self.prec_value(Precedence::Eq);
         Some(parser.parse_subexpr(precedence).map(Box::new).map(|right| match negated {
             false => Expr::IsDistinctFrom(left, right),

@@ -1,5 +1,5 @@
-//! Columns that a query orders by and does not show. DataFusion takes those of an expression from a hash set, so that
-//! workers would plan the same query in different ways.
+//! Columns by which a query is ordered but that it does not output. DataFusion collects the columns of an expression in
+//! a hash set, so workers would plan the same query differently.
 
 use std::sync::Arc;
 
@@ -8,7 +8,7 @@ use datafusion::error::Result;
 use datafusion::logical_expr::logical_plan::{Projection, Sort};
 use datafusion::logical_expr::{Expr, LogicalPlan};
 
-/// The plan with such columns in the order of their names.
+/// The plan with such columns ordered by name.
 pub(super) fn in_one_order(plan: LogicalPlan) -> Result<LogicalPlan> {
     plan.transform_up_with_subqueries(|node| match reordered(&node)? {
         Some(made) => Ok(Transformed::yes(made)),
@@ -17,7 +17,7 @@ pub(super) fn in_one_order(plan: LogicalPlan) -> Result<LogicalPlan> {
     .data()
 }
 
-/// `None` where there is nothing to do.
+/// `None` if there is nothing to do.
 fn reordered(node: &LogicalPlan) -> Result<Option<LogicalPlan>> {
     let LogicalPlan::Projection(shown) = node else { return Ok(None) };
     let LogicalPlan::Sort(sort) = shown.input.as_ref() else { return Ok(None) };

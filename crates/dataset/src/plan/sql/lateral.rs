@@ -1,5 +1,5 @@
-//! LATERAL subqueries, marked. DataFusion forgets that a subquery is lateral if only subqueries within it read the
-//! table beside it, and a derived table that is not lateral may mean a table of the same name further out.
+//! Marks LATERAL subqueries. DataFusion forgets that a subquery is lateral if only nested subqueries read the table
+//! beside it; and a derived table that is not lateral may refer to a table with the same name further out.
 
 use std::ops::ControlFlow;
 
@@ -7,10 +7,10 @@ use datafusion::sql::sqlparser::ast::{Query, SetExpr, Statement, TableFactor, Vi
 use datafusion::sql::sqlparser::dialect::GenericDialect;
 use datafusion::sql::sqlparser::parser::Parser;
 
-/// The name of what is within a lateral subquery.
+/// The name of the contents of a lateral subquery.
 pub(super) const LATERAL: &str = "__lateral";
 
-/// Makes `LATERAL (q)` of a statement `LATERAL (SELECT * FROM (q) AS __lateral)`.
+/// Replaces `LATERAL (q)` in a statement with `LATERAL (SELECT * FROM (q) AS __lateral)`.
 pub(super) struct MarkLateral;
 
 impl VisitorMut for MarkLateral {

@@ -1,8 +1,8 @@
-//! Joins with USING, and NATURAL ones. The standard gives them one column for each key, which has the key of whichever
-//! side has the row. DataFusion takes the left side's, which is null for rows that only the right side has, so RIGHT
-//! and FULL joins are written out: USING becomes ON, and the key's bare name `coalesce` of both. In inner and LEFT
-//! joins the left side's key is right, but DataFusion calls its bare name ambiguous in WHERE and ON, so it gets the
-//! left table's name there.
+//! Joins with USING, and NATURAL joins. By the standard, they output one column for each key, with the key of whichever
+//! side has the row. DataFusion outputs the left key, which is null for rows that only the right side has. So RIGHT and
+//! FULL joins are expanded: USING becomes ON, and the unqualified key becomes `coalesce` of both. In inner and LEFT
+//! joins the left key is right, but DataFusion considers its unqualified name ambiguous in WHERE and ON, so it is
+//! qualified with the left table there.
 
 use std::collections::HashMap;
 use std::ops::ControlFlow;
@@ -15,16 +15,16 @@ use datafusion::sql::sqlparser::ast::{
 
 use super::call;
 
-/// Columns of tables by the names that a query gives them.
+/// Columns of tables, by the tables' names in a query.
 pub(super) type Columns = HashMap<String, Vec<String>>;
 
-/// A table's name within a query, and its columns where they are known.
+/// A table's name in a query, and its columns if they are known.
 type Named = (Ident, Option<Vec<String>>);
 
-/// Writes such joins out, everywhere in a statement.
+/// Expands such joins everywhere in a statement.
 pub(super) struct WriteOut<'a> {
     columns: &'a Columns,
-    /// What the WITH of each query around names, with its columns where they are known.
+    /// The names that the WITH clauses of enclosing queries define, with their columns if they are known.
     parts: Vec<Vec<(String, Option<Vec<String>>)>>,
 }
 
@@ -42,7 +42,7 @@ impl VisitorMut for WriteOut<'_> {
         if merged.is_empty() {
             return ControlFlow::Continue(());
         }
-        // What a query orders by is a column of its result first.
+        // In ORDER BY, a column of the query's result takes precedence.
         let gives = |name: &str| {
             select.projection.iter().any(|item| match item {
                 SelectItem::ExprWithAlias { alias, .. } => alias.value == name,
@@ -67,7 +67,7 @@ impl VisitorMut for WriteOut<'_> {
     }
 
     fn pre_visit_select(&mut self, select: &mut Select) -> ControlFlow<String> {
-        // Those of a set operation have no query of their own. Of others nothing is left to do.
+        // Set operations have no SELECT of their own. For others nothing is left to do.
         self.joins(select).map_continue(|_| ())
     }
 }
@@ -77,7 +77,7 @@ impl<'a> WriteOut<'a> {
         WriteOut { columns, parts: Vec::new() }
     }
 
-    /// The columns of a subquery that has a name.
+    /// The columns of a named subquery.
     fn renamed(&self, alias: &TableAlias, query: &Query) -> Option<Vec<String>> {
         match alias.columns.as_slice() {
             [] => self.gives(query),
@@ -85,7 +85,7 @@ impl<'a> WriteOut<'a> {
         }
     }
 
-    /// The columns that a query gives, where its text says so.
+    /// The columns that a query outputs, if its text shows them.
     fn gives(&self, query: &Query) -> Option<Vec<String>> {
         fn of_body(of: &WriteOut<'_>, body: &SetExpr) -> Option<Vec<String>> {
             match body {
@@ -120,9 +120,9 @@ impl<'a> WriteOut<'a> {
         if query.with.is_some() { None } else { of_body(self, &query.body) }
     }
 
-    /// Gives keys of inner and LEFT joins their table's name in what follows them: in ON, and in the SELECT except
-    /// where it names a column, which is known by that name; and returns what they stand for. A key of two joins is one
-    /// of two columns to DataFusion, which it calls ambiguous there, too.
+    /// Qualifies keys of inner and LEFT joins with their table in later clauses: in ON, and in the SELECT, except where
+    /// a key names an output column, which keeps that name. Returns what the keys refer to. For DataFusion, a key of
+    /// two joins is one of two columns, which it considers ambiguous there, too.
     fn name_keys(&self, select: &mut Select) -> Vec<(String, Expr)> {
         let mut names: Vec<(String, Expr)> = Vec::new();
         for table in &mut select.from {
@@ -130,7 +130,7 @@ impl<'a> WriteOut<'a> {
                 self.keys_of(table, &mut names);
             }
         }
-        // Of two lists of joins, it is neither's.
+        // If it occurs in two lists of joins, it belongs to neither.
         let mut times = HashMap::<String, usize>::new();
         names.iter().for_each(|(name, _)| *times.entry(name.clone()).or_default() += 1);
         names.retain(|(name, _)| times[name] == 1);
@@ -165,7 +165,7 @@ impl<'a> WriteOut<'a> {
         names
     }
 
-    /// The keys of such joins and what they stand for, where it is known which table has them.
+    /// The keys of such joins and what they refer to, if it is known which table has them.
     fn keys_of(&self, table: &mut TableWithJoins, names: &mut Vec<(String, Expr)>) {
         let mut own: Vec<(String, Expr)> = Vec::new();
         let Some(first) = self.named_table(&table.relation) else { return };
@@ -175,7 +175,7 @@ impl<'a> WriteOut<'a> {
                 let _ = on.visit(&mut ReplaceNames { merged: &own, tables: self, shadowed: Vec::new() });
             }
             let Some(right) = self.named_table(&join.relation) else { break };
-            // What cannot be told is an error of DataFusion's if the name is used.
+            // If this is unknown, DataFusion reports an error if the name is used.
             if let ControlFlow::Continue(Some(keys)) = self.keys(&join.join_operator, &left, &right) {
                 for key in keys {
                     if own.iter().all(|(name, _)| *name != key)
@@ -191,7 +191,7 @@ impl<'a> WriteOut<'a> {
         names.extend(own);
     }
 
-    /// Whether the tables of a query may have a column of this name.
+    /// Whether the tables of a query may have a column with this name.
     fn may_have(&self, query: &Query, name: &str) -> bool {
         fn any(of: &WriteOut<'_>, body: &SetExpr, name: &str, parts: &[&str]) -> bool {
             let factor = |factor: &TableFactor| match of.named_table(factor) {
@@ -215,10 +215,10 @@ impl<'a> WriteOut<'a> {
         any(self, &query.body, name, &parts)
     }
 
-    /// Writes the joins of a SELECT out, and returns what the names of all keys stand for.
+    /// Expands the joins of a SELECT, and returns what the names of all keys refer to.
     fn joins(&self, select: &mut Select) -> ControlFlow<String, Vec<(String, Expr)>> {
         let mut merged: Vec<(String, Expr)> = Vec::new();
-        // What `*` stands for: each table, and which of its columns are keys.
+        // The expansion of `*`: each table, and which of its columns are keys.
         let mut all: Vec<WildcardTable> = Vec::new();
         let mut names = self.name_keys(select);
         for table in &mut select.from {
@@ -307,7 +307,7 @@ impl<'a> WriteOut<'a> {
         named(factor).map(|name| (name.clone(), columns))
     }
 
-    /// The names of the columns that a join compares, unless it says so by ON.
+    /// The names of the columns that a join compares, unless it uses ON.
     fn keys(&self, join: &JoinOperator, left: &[Named], right: &Named) -> ControlFlow<String, Option<Vec<String>>> {
         match constraint(&mut join.clone()) {
             Some(JoinConstraint::Using(names)) => {
@@ -329,7 +329,7 @@ impl<'a> WriteOut<'a> {
         }
     }
 
-    /// Puts what keys stand for in the place of their bare names.
+    /// Replaces the unqualified names of keys with what they refer to.
     fn rename(&self, select: &mut Select, merged: &[(String, Expr)], all: &[WildcardTable]) -> ControlFlow<String> {
         let mut items = Vec::new();
         for item in std::mem::take(&mut select.projection) {
@@ -356,7 +356,7 @@ impl<'a> WriteOut<'a> {
                             "* with EXCLUDE or EXCEPT cannot stand beside a RIGHT or FULL JOIN with USING; name the columns".into(),
                         );
                     }
-                    // Keys come first, once.
+                    // Keys come first, once each.
                     items.extend(
                         merged
                             .iter()
@@ -393,18 +393,18 @@ impl<'a> WriteOut<'a> {
 
 /// A table of a query, for `*`.
 struct WildcardTable {
-    /// `None` if the query gives it no name.
+    /// `None` if the query does not name it.
     table: Option<Ident>,
-    /// Columns that are keys of joins, and shown as such.
+    /// Columns that are join keys, and are output as such.
     keys: Vec<String>,
 }
 
-/// The tables of one item of FROM.
+/// The tables of one item in FROM.
 fn factors(table: &TableWithJoins) -> impl Iterator<Item = &TableFactor> {
     std::iter::once(&table.relation).chain(table.joins.iter().map(|join| &join.relation))
 }
 
-/// The name that a query gives a table.
+/// The name of a table in a query.
 fn named(factor: &TableFactor) -> Option<&Ident> {
     match factor {
         TableFactor::Table { alias: Some(alias), .. } | TableFactor::Derived { alias: Some(alias), .. } => {
@@ -415,7 +415,7 @@ fn named(factor: &TableFactor) -> Option<&Ident> {
     }
 }
 
-/// Whether a join's merged columns are not those of its left side.
+/// Whether a join's merged columns differ from those of its left side.
 fn is_written_out(join: &JoinOperator) -> bool {
     match join {
         JoinOperator::Right(by) | JoinOperator::RightOuter(by) | JoinOperator::FullOuter(by) => {
@@ -446,7 +446,7 @@ fn equal(left: Expr, right: Expr) -> Expr {
     Expr::BinaryOp { left: Box::new(left), op: BinaryOperator::Eq, right: Box::new(right) }
 }
 
-/// The place of the one table to the left that has a column.
+/// The position of the single table to the left that has a column.
 fn owner(left: &[Named], name: &str) -> ControlFlow<String, usize> {
     let may_have = |columns: &Option<Vec<String>>| {
         columns.as_ref().is_none_or(|columns| columns.iter().any(|other| other == name))
@@ -465,11 +465,11 @@ fn quoted(name: &str) -> Ident {
     Ident::with_quote('"', name)
 }
 
-/// Replaces bare names, also in subqueries whose own tables have no column of that name.
+/// Replaces unqualified names, also in subqueries whose own tables do not have a column with that name.
 struct ReplaceNames<'a> {
     merged: &'a [(String, Expr)],
     tables: &'a WriteOut<'a>,
-    /// Of each subquery around: names that are its own, or may be.
+    /// For each enclosing subquery, the names that are or may be its own.
     shadowed: Vec<Vec<String>>,
 }
 

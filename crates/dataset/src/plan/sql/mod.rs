@@ -1,16 +1,16 @@
 //! Planning of queries. Anything that would be planned contrary to SQL's semantics, or silently ignored, is an error
 //! that names an alternative.
 //!
-//! | module           | what                                                              |
+//! | module           | contents                                                          |
 //! |------------------|-------------------------------------------------------------------|
 //! | `dialect`        | precedence of IS DISTINCT FROM, as in the standard                |
-//! | `decorrelate`    | subqueries as joins; `one_row` is the check of scalar ones        |
-//! | `lateral`        | LATERAL, where only subqueries within it read the table beside it |
+//! | `decorrelate`    | subqueries as joins; `one_row` checks scalar subqueries           |
+//! | `lateral`        | LATERAL where only nested subqueries read the table beside it     |
 //! | `timestamps`     | TIMESTAMP in microseconds                                         |
-//! | `between`        | BETWEEN over random expressions                                   |
+//! | `between`        | BETWEEN over volatile expressions                                 |
 //! | `merged_columns` | the columns of joins with USING, and NATURAL ones                 |
 //! | `names`          | names of columns that a query does not name                       |
-//! | `hidden_keys`    | columns that a query orders by and does not show                  |
+//! | `hidden_keys`    | columns in ORDER BY that are not output                           |
 
 mod between;
 mod decorrelate;
@@ -45,10 +45,10 @@ use self::timestamps::in_microseconds;
 use crate::error::{DataSetError, Result};
 use crate::plan::operators::NEGATIVE;
 
-/// What a query says, ready to be planned.
+/// Parses a query, ready for planning.
 ///
 /// # Errors
-/// `Query` if it does not parse, or is refused.
+/// `Query` if it does not parse or is rejected.
 pub(crate) fn parsed(state: &SessionState, query: &str, columns: &Columns) -> Result<Statement> {
     let recursion_limit = state.config().options().sql_parser.recursion_limit.get();
     let parser = DFParserBuilder::new(query).with_dialect(&SqlDialect).with_recursion_limit(recursion_limit);
@@ -81,15 +81,15 @@ pub(crate) fn parsed(state: &SessionState, query: &str, columns: &Columns) -> Re
     Ok(parsed)
 }
 
-/// The plan of a statement, with what DataFusion would plan otherwise than SQL means it.
+/// The plan of a statement, corrected where DataFusion's planning deviates from SQL.
 ///
 /// # Errors
-/// `Query` for subqueries that cannot be run.
+/// `Query` for subqueries that cannot be executed.
 pub(crate) fn corrected(plan: LogicalPlan) -> Result<LogicalPlan> {
     Ok(decorrelated(drawn_once(in_one_order(plain(plan)?)?)?)?)
 }
 
-/// Functions that planning needs to know.
+/// Functions used during planning.
 pub(crate) fn planning_functions() -> impl Iterator<Item = ScalarUDF> {
     std::iter::once(named_function())
 }
@@ -109,8 +109,9 @@ fn call(name: &str, args: Vec<Expr>) -> Expr {
     })
 }
 
-/// Makes `-d` an operator of two: only of those planners are asked what they mean, and DataFusion knows no minus of a
-/// duration. It looks itself at literals, for the numbers and intervals that they are.
+/// Turns `-d` into an operator with two operands: planners are asked about the meaning of only those, and DataFusion
+/// has no minus for durations. Literals are left alone, because DataFusion resolves negative numbers and intervals
+/// itself.
 fn with_two_operands(expr: &mut Expr) {
     if let Expr::UnaryOp { op: UnaryOperator::Minus, expr: of } = expr
         && !matches!(of.as_ref(), Expr::Value(_) | Expr::Interval(_))

@@ -1,4 +1,4 @@
-//! Names of columns that a query does not name itself. Two of them may be the same to DataFusion, which then refuses
+//! Names of columns that a query does not name itself. For DataFusion, two of them may be the same, and it then rejects
 //! the query: `SELECT 1, 1`, or two sums that differ only by a cast.
 
 use std::collections::HashSet;
@@ -20,8 +20,7 @@ use datafusion::sql::sqlparser::ast::{
 use super::call;
 use crate::plan::rewrite::rewrite_exprs;
 
-/// Gives columns that would have the name of another one a number, and calls the name of what is cast within calls
-/// otherwise.
+/// Numbers columns with duplicate names, and renames casts within calls.
 pub(super) struct TellApart;
 
 impl VisitorMut for TellApart {
@@ -39,7 +38,7 @@ impl VisitorMut for TellApart {
         let casts = casts_of_keys(select);
         for item in &mut select.projection {
             let SelectItem::UnnamedExpr(expr) = item else { continue };
-            // A cast has the name of what it casts.
+            // A cast has the name of its argument.
             let name = name_of(expr);
             if taken.insert(name.clone()) {
                 if casts.contains(expr) {
@@ -81,13 +80,13 @@ impl VisitorMut for TellApart {
     }
 }
 
-/// A cast with a name of its own.
+/// A cast with a different name.
 fn named(cast: Expr) -> Expr {
     let text = Expr::value(Value::SingleQuotedString(cast.to_string()));
     call(NAMED, vec![cast, text])
 }
 
-/// Those casts among the keys of GROUP BY that have the name of another key.
+/// The casts among the keys of GROUP BY that have the same name as another key.
 fn casts_of_keys(select: &Select) -> Vec<Expr> {
     let GroupByExpr::Expressions(keys, _) = &select.group_by else { return Vec::new() };
     let given = |item: &SelectItem| match item {
@@ -99,7 +98,7 @@ fn casts_of_keys(select: &Select) -> Vec<Expr> {
         while let Expr::Nested(inner) = key {
             *key = inner.as_ref().clone();
         }
-        // The place of what is selected.
+        // The position of a selected column.
         if let Expr::Value(value) = key
             && let Value::Number(number, _) = &value.value
             && let Ok(place) = number.parse::<usize>()
@@ -122,20 +121,20 @@ fn name_of(expr: &Expr) -> String {
     match expr {
         Expr::Cast { expr, .. } | Expr::Nested(expr) => name_of(expr),
         Expr::Identifier(name) => name.value.clone(),
-        // Columns of two tables may share a name until the query is over; see `DataSet::new`.
+        // Columns of two tables may share a name until the query ends; see `DataSet::new`.
         other => other.to_string(),
     }
 }
 
-/// What stands around a cast while a query is planned.
+/// Wraps a cast while a query is planned.
 const NAMED: &str = "tidemill_named";
 
-/// The function that planning needs to know.
+/// The function, for planning.
 pub(super) fn named_function() -> ScalarUDF {
     ScalarUDF::from(NamedExpr { signature: Signature::any(2, Volatility::Immutable) })
 }
 
-/// The plan without it: what it named keeps the name.
+/// The plan without the function; the columns keep their names.
 pub(super) fn plain(plan: LogicalPlan) -> Result<LogicalPlan> {
     plan.transform_up_with_subqueries(|step| {
         rewrite_exprs(step, |_, expr, _| {

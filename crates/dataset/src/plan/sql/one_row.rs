@@ -1,4 +1,4 @@
-//! The value of a scalar subquery that may have more rows than the one it is allowed.
+//! The value of a scalar subquery, which may turn out to have more than one row.
 
 use std::sync::{Arc, LazyLock};
 
@@ -9,7 +9,7 @@ use datafusion::logical_expr::{
     ColumnarValue, Expr, ScalarFunctionArgs, ScalarUDF, ScalarUDFImpl, Signature, Volatility,
 };
 
-/// `value`, or an error in a row where `count` is more than 1.
+/// `value`, or an error in rows where `count` is more than 1.
 pub(super) fn one_row(value: Expr, count: Expr) -> Expr {
     static FUNCTION: LazyLock<Arc<ScalarUDF>> = LazyLock::new(|| Arc::new(ScalarUDF::from(OneRow::default())));
     FUNCTION.call(vec![value, count])

@@ -1,12 +1,12 @@
-//! TIMESTAMP without a precision counts microseconds, as the standard says and as DataSets do. DataFusion counts
-//! nanoseconds, which begin in 1677 and end in 2262. A literal with more than six digits behind the point keeps them.
+//! TIMESTAMP without a precision has microseconds, as in the standard and in DataSets. DataFusion uses nanoseconds,
+//! which cover only 1677 to 2262. A literal with more than six fractional digits keeps them.
 
 use datafusion::sql::sqlparser::ast::{ArrayElemTypeDef, DataType, Expr, TypedString, Value};
 
 const MICROSECONDS: u64 = 6;
 const NANOSECONDS: u64 = 9;
 
-/// The same for an expression; those within it are visited by themselves.
+/// The same for a single expression; its subexpressions are visited separately.
 pub(super) fn in_microseconds(expr: &mut Expr) {
     match expr {
         Expr::Cast { data_type, expr, .. } => {
@@ -33,7 +33,7 @@ fn with_precision(data_type: &mut DataType, digits: usize) {
     }
 }
 
-/// Digits behind the point of a text.
+/// The number of fractional digits of a text.
 fn digits_of(value: &Value) -> usize {
     match value {
         Value::SingleQuotedString(text) => fraction_of(text),
@@ -41,7 +41,7 @@ fn digits_of(value: &Value) -> usize {
     }
 }
 
-/// Digits behind the point of a time.
+/// The number of fractional digits of a time.
 pub(crate) fn fraction_of(text: &str) -> usize {
     text.split_once('.').map_or(0, |(_, rest)| rest.len() - rest.trim_start_matches(|c: char| c.is_ascii_digit()).len())
 }
