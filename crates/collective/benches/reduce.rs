@@ -1,5 +1,5 @@
-//! Speed of the reduction kernels beside a plain copy of the same bytes: `cargo bench --bench reduce`. Bytes are those
-//! of one operand; a two-address reduction reads two and writes one. `--test` runs every kernel once, briefly.
+//! Speed of the reduction kernels compared with a plain copy of the same bytes: `cargo bench --bench reduce`. Bytes are
+//! those of one operand; a two-address reduction reads two and writes one. `--test` runs every kernel once, briefly.
 
 use std::hint::black_box;
 use std::time::{Duration, Instant};
@@ -30,7 +30,7 @@ fn main() {
         (DType::LongDouble, ReduceOp::Sum),
     ] {
         for &bytes in sizes {
-            // Written once, since zero pages that nobody wrote are all one page, which is always in the cache.
+            // Written once: otherwise all zero pages would be a single page, which is always in the cache.
             let zeros = || {
                 let mut buffer = vec![1u8; bytes];
                 buffer.fill(0);
@@ -45,7 +45,7 @@ fn main() {
     }
 }
 
-/// The best of repeated runs, in GB/s.
+/// The best rate of repeated runs, in GB/s.
 fn rate(bytes: usize, time: Duration, mut work: impl FnMut()) -> f64 {
     let started = Instant::now();
     let mut best = f64::MAX;

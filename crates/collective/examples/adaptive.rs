@@ -1,5 +1,5 @@
-//! All-reduces one after the other, of which each prints how long it took on average and on the last rank, and what it
-//! went along. Change the links of emulated hosts meanwhile, to see overlays follow.
+//! Runs all-reduces one after the other. For each it prints the time on average and on the last rank, and the overlay
+//! that it used. Change the links of emulated hosts meanwhile to see overlays adapt.
 //!
 //! ```text
 //! tidemill hosts up --hosts 8 --bandwidth 50mbit

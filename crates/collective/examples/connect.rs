@@ -1,5 +1,6 @@
-//! What connecting on demand saves: jobs of so many processes over TCP, with connections on demand and with all at the
-//! start; prints the time to open, to reduce for the first and for the second time, and the descriptors in use.
+//! What connecting on demand saves: runs jobs with the given numbers of processes over TCP, with connections on demand
+//! and with all at the start. Prints the time to open and to reduce for the first and second time, and the descriptors
+//! in use.
 //!
 //! ```text
 //! cargo run --release -p tidemill-collective --example connect -- 64 256
@@ -27,7 +28,7 @@ fn work(words: &[String]) {
     let secret = JobSecret::from_hex(&words[3]).expect("64 digits");
     let mut config = JoinConfig::new(Rank(rank), size, "connect", secret, &words[2]);
     if rank == 0 {
-        // Before the others look for it, or a moment later: they try again.
+        // The others may look for it a moment earlier: they try again.
         config.listener = Some(TcpListener::bind(&words[2]).expect("the port is free").into());
     }
     let control = join(config).expect("all workers join");

@@ -1,5 +1,5 @@
-//! One-way latency and allreduce time between two workers that are threads; a first look, see `bench/` for the real
-//! one. Run with `cargo run --release -p tidemill-collective --example latency [RANKS]`.
+//! One-way latency and allreduce time between two workers that are threads; only a first impression, see `bench/` for
+//! real benchmarks. Run with `cargo run --release -p tidemill-collective --example latency [RANKS]`.
 
 use std::time::Instant;
 

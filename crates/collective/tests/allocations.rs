@@ -1,8 +1,8 @@
 //! No allocation per message: once pools and slabs have grown to what a program needs, neither small messages nor small
 //! collectives call the allocator, over any transport.
 //!
-//! One test in a process of its own, whose allocator counts what the worker's thread asks for while it is told to. A
-//! busy machine makes messages come in other numbers than usual, for which queues grow once more: so calls are counted
+//! A single test in a separate process, whose allocator counts the requests of the worker's thread while counting is
+//! on. On a busy machine messages may arrive in unusual numbers, for which queues grow once more. So calls are counted
 //! in batches, and there must be a batch without a single allocation on any rank.
 
 use std::alloc::{GlobalAlloc, Layout, System};
@@ -16,19 +16,20 @@ use tidemill_collective::{Collective, CollectiveCall, Communicator, DType, Reduc
 use tidemill_net::rendezvous::{JobSecret, JoinConfig, join};
 use tidemill_net::{ControlPlane, Endpoint, EndpointSettings, MemoryRegion, Rank, TransportChoice};
 
-/// Calls of a batch: with [`WINDOW`] messages of 4 KiB each more than pass before credit goes back, so that this is
+/// Calls per batch: with [`WINDOW`] messages of 4 KiB each, more than pass before credit is returned, so that this is
+/// counted, too.
 /// counted, too.
 const CALLS: usize = 100;
-/// Batches before one without allocations must have come. On an idle machine it is one of the first.
+/// Batches within which one must have no allocations. On an idle machine it is one of the first.
 const BATCHES_MAX: usize = 200;
 /// Batches that are not counted: pools fill, queues grow.
 const BATCHES_WARM_UP: usize = 2;
-/// Messages under way at once.
+/// Messages in flight at once.
 const WINDOW: usize = 16;
 /// In a slot of a ring, just beyond it, and eager over every transport; the last is offered, except over TCP.
 const LENS_BYTES: [usize; 4] = [8, 97, 4096, 20_000];
 
-/// Counts the allocations of threads that want it, and remembers where the first was.
+/// Counts the allocations of threads that request it, and remembers where the first one was.
 struct Counting;
 
 thread_local! {
@@ -36,12 +37,12 @@ thread_local! {
     static FIRST: RefCell<Option<Backtrace>> = const { RefCell::new(None) };
 }
 
-// SAFETY: every call goes to the system's allocator as it is; only a counter is kept beside it.
+// SAFETY: every call goes to the system's allocator unchanged; only a counter is added.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        // A thread that ends has no counter any more.
+        // A thread that is ending has no counter any more.
         let _ = COUNT.try_with(|count| {
-            // Not counting while the backtrace is made, which allocates.
+            // Counting is off while the backtrace is made, because that allocates.
             if let Some(n) = count.take() {
                 if n == 0 {
                     FIRST.with_borrow_mut(|first| *first = Some(Backtrace::force_capture()));
@@ -69,7 +70,7 @@ fn allocations(work: impl FnOnce()) -> usize {
     COUNT.take().expect("counting since the line above")
 }
 
-/// Sends `WINDOW` messages to the next rank and receives as many from the previous one. `early`: all messages have come
+/// Sends `WINDOW` messages to the next rank and receives as many from the previous one. `early`: all messages arrive
 /// before the first is received.
 fn exchange(comm: &Communicator, send: &[u8], recv: &mut [u8], early: bool) {
     let (me, size) = (comm.rank(), comm.size());
@@ -81,11 +82,11 @@ fn exchange(comm: &Communicator, send: &[u8], recv: &mut [u8], early: bool) {
     };
     let (sends, recvs) = requests.split_at_mut(WINDOW);
     for request in sends {
-        // SAFETY: all requests end before this function does, and with it the borrows.
+        // SAFETY: all requests, and with them the borrows, end before this function does.
         keep(request, unsafe { comm.send(next, 1, MemoryRegion::of(send)) }.unwrap());
     }
     if early {
-        // Behind them, so that what comes before it is there.
+        // Sent after them: when it arrives, they have arrived.
         let mut word = [0u8];
         comm.send_slice(&[7u8], next, 2).unwrap();
         comm.recv_slice(&mut word, Some(previous), Some(2)).unwrap();
@@ -93,7 +94,7 @@ fn exchange(comm: &Communicator, send: &[u8], recv: &mut [u8], early: bool) {
     let len = send.len();
     for (i, request) in recvs.iter_mut().enumerate() {
         let place = &mut recv[i * len..(i + 1) * len];
-        // From anywhere or not, both ways of matching.
+        // From any source or not, to cover both ways of matching.
         let source = (i % 2 == 0).then_some(previous);
         // SAFETY: as above.
         keep(request, unsafe { comm.recv(source, Some(1), MemoryRegion::of_mut(place)) }.unwrap());
@@ -103,7 +104,7 @@ fn exchange(comm: &Communicator, send: &[u8], recv: &mut [u8], early: bool) {
     }
 }
 
-/// One message there, one back, each waited for.
+/// One message each way, both waited for.
 fn ping_pong(comm: &Communicator, send: &[u8], recv: &mut [u8]) {
     let peer = comm.rank() ^ 1;
     if peer >= comm.size() {
@@ -158,7 +159,7 @@ fn use_it(name: &str, comm: &Communicator) {
     let mut recv = vec![0u8; WINDOW * bytes.len()];
     for len in LENS_BYTES {
         let (send, what) = (&bytes[..len], |what| format!("{name}, {size} workers, {what} of {len} bytes"));
-        // First what needs most room, so that none of the others makes a queue grow.
+        // The case that needs most room comes first, so that none of the others makes a queue grow.
         expect_none(comm, &what("early messages"), || exchange(comm, send, &mut recv, true));
         expect_none(comm, &what("messages"), || exchange(comm, send, &mut recv, false));
         expect_none(comm, &what("ping-pong"), || ping_pong(comm, send, &mut recv));
@@ -166,7 +167,7 @@ fn use_it(name: &str, comm: &Communicator) {
     for count in [1usize, 500] {
         let (send, mut recv, mut all) = (vec![1i64; count], vec![0i64; count], vec![0i64; count * size as usize]);
         let what = |what| format!("{name}, {size} workers, {what} of {count} int64");
-        // In turn, or a root that only sends would be far ahead, with more messages at the others than their pools keep
+        // In turn: a root that only sends would be far ahead, with more messages at the others than their pools have
         // room for.
         let mut root = 0..;
         let mut root = || root.next().expect("few calls") % size;
@@ -178,7 +179,7 @@ fn use_it(name: &str, comm: &Communicator) {
     }
 }
 
-/// The control planes of a new job, whose workers are threads: through a port where the transport is of processes.
+/// The control planes of a new job with threads as workers; through a port if the transport is for processes.
 fn controls(size: u32, transport: Option<TransportChoice>) -> Vec<ControlPlane> {
     if transport.is_none() {
         return ControlPlane::in_process(size);

@@ -1,6 +1,6 @@
-//! Every collective by every algorithm on real communicators, against a serial version: the executor, in-place calls,
-//! direct collectives, and several non-blocking ones in flight. (That the schedules themselves are right for every
-//! count, root and size is the business of `schedules/`.)
+//! Every collective with every algorithm on real communicators, compared with a serial version: tests the executor,
+//! in-place calls, direct collectives, and several non-blocking ones in flight. (`schedules/` checks that the schedules
+//! themselves are right for every count, root and size.)
 
 use tidemill_collective::{
     Algorithm, CallOptions, Collective, CollectiveCall, Communicator, DType, ReduceOp, StartResult, VectorBlock,
@@ -48,7 +48,7 @@ struct Case {
     in_place: bool,
 }
 
-/// One rank's buffers of a case, and what they must hold afterwards.
+/// One rank's buffers of a case, and their expected contents.
 struct Plan {
     send: Vec<i64>,
     recv: Vec<i64>,
@@ -144,7 +144,7 @@ fn plan(case: &Case, me: usize, p: usize) -> Plan {
             plan.expected = Some((0..n * p).map(|i| value(i / n, me * n + i % n)).collect());
         }
         Alltoallv => {
-            // From rank r to rank s: n * ((r + s) % 3) elements, so that both sides can tell.
+            // From rank r to rank s: n * ((r + s) % 3) elements, so that both sides know.
             let layout = |me: usize| -> Vec<VectorBlock> {
                 let mut start = 0;
                 (0..p)
@@ -186,7 +186,7 @@ fn plan(case: &Case, me: usize, p: usize) -> Plan {
     plan
 }
 
-/// Turns a plan into its in-place form, where the standard has one.
+/// Turns a plan into its in-place form, if the standard has one.
 fn go_in_place(plan: &mut Plan, case: &Case, me: usize, p: usize) {
     use Collective::*;
     let n = case.count;
@@ -197,7 +197,7 @@ fn go_in_place(plan: &mut Plan, case: &Case, me: usize, p: usize) {
         Alltoallv => {
             (plan.recv, plan.send_used) = (plan.send.clone(), false);
             let expected = plan.expected.as_mut().expect("everybody gets something");
-            // The gaps keep what was there before.
+            // The gaps keep their previous contents.
             let mut merged = plan.recv.clone();
             plan.recv_blocks
                 .iter()
@@ -223,7 +223,7 @@ fn go_in_place(plan: &mut Plan, case: &Case, me: usize, p: usize) {
             plan.send_used = false;
             plan.recv = whole.clone();
             whole[..got.len()].copy_from_slice(&got);
-            // What lies behind the result is unspecified: only the result is compared.
+            // The contents after the result are unspecified: only the result is compared.
             plan.expected = Some(got);
         }
         Scatter | Scatterv if at_root => plan.recv_used = false,
@@ -281,7 +281,7 @@ fn cases(p: usize) -> Vec<Case> {
     cases
 }
 
-/// The same by the algorithms without messages, where they are able.
+/// The same with the algorithms without messages, if they support the case.
 fn direct_cases(p: usize) -> Vec<Case> {
     let mut cases = Vec::new();
     for &collective in Collective::ALL {
@@ -353,7 +353,7 @@ fn nonblocking_collectives_overlap() {
     }
 }
 
-/// The same result bit for bit, however the message is cut, as long as the ranks are the same.
+/// The result is bitwise the same however the message is divided, as long as the ranks are the same.
 #[test]
 fn repeatable_reductions_do_not_depend_on_size_or_neighbours() {
     for p in [2u32, 3, 5, 8] {
@@ -392,7 +392,7 @@ fn repeatable_reductions_do_not_depend_on_size_or_neighbours() {
     }
 }
 
-/// The guide promises what can be asked for by name.
+/// The guide must list the names that can be requested.
 #[test]
 fn the_guide_lists_every_algorithm() {
     let guide = include_str!("../../../docs/mpi.md");

@@ -1,12 +1,12 @@
-//! Communicators made by several threads, and by many.
+//! Communicators made by several threads, and many of them.
 
 use std::collections::HashSet;
 use std::thread;
 
 use tidemill_collective::{ReduceOp, run_ranks};
 
-/// Two communicators with one number would get each other's messages. Their numbers were agreed on by looking at what
-/// is unused, which two threads did at the same time.
+/// Two communicators with the same number would get each other's messages. Their numbers used to be agreed on by
+/// looking for unused ones, which two threads could do at the same time.
 #[test]
 fn threads_may_make_communicators_at_the_same_time() {
     const ROUNDS: usize = 200;

@@ -1,4 +1,4 @@
-//! What goes wrong is named, on every rank, and nothing hangs.
+//! Failures are named on every rank, and nothing hangs.
 
 use std::time::Duration;
 
@@ -14,7 +14,7 @@ fn net_error(result: Result<(), CollectiveError>) -> NetError {
     }
 }
 
-/// Every way in which the same call can differ, direct and by messages, must end in words on every rank.
+/// Every way in which a call can differ between ranks, direct and with messages, must be described on every rank.
 #[test]
 fn different_collectives_are_named_on_every_rank() {
     type Call = fn(&tidemill_collective::Communicator) -> Result<(), CollectiveError>;
@@ -44,7 +44,7 @@ fn different_collectives_are_named_on_every_rank() {
     }
 }
 
-/// A vector collective of blocks as long as `lens`, of which `count` elements are this rank's own.
+/// A vector collective with blocks of the lengths `lens`; `count` is this rank's own length.
 fn vector(comm: &Communicator, collective: Collective, lens: [usize; 3], count: usize) -> Result<(), CollectiveError> {
     use Collective::*;
     let (mut send, mut recv) = ([1i64; 20], [0i64; 20]);
@@ -68,8 +68,8 @@ fn vector(comm: &Communicator, collective: Collective, lens: [usize; 3], count: 
     unsafe { comm.run(&call) }
 }
 
-/// Counts that only the two ends of a message know are in no fingerprint: a message that was too long was an error on
-/// one rank alone, and one that was too short on none.
+/// Counts that only the two ends of a message know are not in the fingerprint: a message that was too long used to be
+/// an error on one rank alone, and one that was too short on none.
 #[test]
 fn different_counts_of_vector_collectives_are_named_on_every_rank() {
     use Collective::*;
@@ -81,7 +81,7 @@ fn different_counts_of_vector_collectives_are_named_on_every_rank() {
         (Allgatherv, [3, 1, 2], 1, "counts with digest"),
         (ReduceScatter, [3, 1, 2], 6, "counts with digest"),
     ];
-    // Messages that wait for their receiver, too.
+    // Also with messages that wait for their receiver.
     for ((collective, lens, count, words), late) in cases.into_iter().flat_map(|case| [(case, false), (case, true)]) {
         let errors = run_ranks(3, |comm| {
             comm.barrier().unwrap();
@@ -98,7 +98,7 @@ fn different_counts_of_vector_collectives_are_named_on_every_rank() {
             assert!(text.contains(words) && text.contains("rank 1 called"), "{collective}: {text}");
         }
     }
-    // And what fits goes through.
+    // And messages that fit go through.
     run_ranks(3, |comm| {
         for collective in [Gatherv, Scatterv, Alltoallv, Allgatherv] {
             vector(&comm, collective, [2; 3], 2).unwrap();
@@ -107,7 +107,7 @@ fn different_counts_of_vector_collectives_are_named_on_every_rank() {
     .unwrap();
 }
 
-/// A collective that blocks and one that does not take different ways, on which they would never meet.
+/// A blocking collective and a non-blocking one take different paths, on which they would never meet.
 #[test]
 fn a_collective_that_does_not_block_is_told_from_one_that_does() {
     let errors = run_ranks(3, |comm| {
@@ -151,7 +151,7 @@ fn a_failure_reaches_blocked_calls() {
     }
 }
 
-/// A worker whose program has ended cannot be waited for, but what it sent before still arrives.
+/// A worker whose program has ended cannot be waited for, but what it sent before that still arrives.
 #[test]
 fn messages_of_a_worker_that_left_still_arrive() {
     run_ranks(2, |comm| {
@@ -177,7 +177,7 @@ fn messages_of_a_worker_that_left_still_arrive() {
     .unwrap();
 }
 
-/// A message that does not fit is an error at the receiver, and the next one is not disturbed.
+/// A message that does not fit is an error at the receiver, and does not affect the next one.
 #[test]
 fn truncation_is_an_error_and_no_damage() {
     for len in [10usize, 5000, 300_000, 2_000_000] {
@@ -199,7 +199,7 @@ fn truncation_is_an_error_and_no_damage() {
     }
 }
 
-/// Options that cannot be met are refused on every rank before anything moves.
+/// Options that cannot be satisfied are rejected on every rank before any data move.
 #[test]
 fn impossible_algorithms_are_refused() {
     run_ranks(2, |comm| {
@@ -215,7 +215,7 @@ fn impossible_algorithms_are_refused() {
     .unwrap();
 }
 
-/// Algorithms without messages say what keeps them from a call; the communicator stays in order.
+/// Algorithms without messages report why they cannot run a call; the communicator stays usable.
 #[test]
 fn direct_algorithms_say_what_they_cannot_do() {
     use tidemill_collective::Algorithm;
@@ -247,7 +247,7 @@ fn direct_algorithms_say_what_they_cannot_do() {
             let error = unsafe { comm.run(&call) }.unwrap_err().to_string();
             assert!(error.contains(words) && error.contains("it can be one of"), "{error}");
         }
-        // SAFETY: as above; it is refused.
+        // SAFETY: as above; it is rejected.
         let error = unsafe { comm.start_nonblocking(&call(Allreduce, SingleCopy)) }.map(|_| ()).unwrap_err();
         assert!(error.to_string().contains("blocking calls"), "{error}");
         comm.barrier().unwrap();

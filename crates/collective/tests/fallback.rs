@@ -1,6 +1,7 @@
-//! Where the kernel refuses what is fast, a job goes on with what is slower, and can say why.
+//! If the kernel rejects the fast path, a job continues with a slower one, and can say why.
 //!
-//! Workers are threads, and a filter of system calls is a thread's own: each refuses itself what the test is about.
+//! Workers are threads, and a system call filter belongs to a thread: each worker blocks the calls that the test is
+//! about.
 
 use std::net::TcpListener;
 use std::sync::Arc;
@@ -14,14 +15,14 @@ use tidemill_net::{ControlPlane, Endpoint, EndpointSettings, OpenError, Rank, Tr
 fn refuse(call: libc::c_long) {
     let step = |code: u32, jt, jf, k| libc::sock_filter { code: code as u16, jt, jf, k };
     let filter = [
-        // The number of the call is the first word of what a filter sees.
+        // The number of the call is the first word of the filter's input.
         step(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 0, 0),
         step(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, 0, 1, call as u32),
         step(libc::BPF_RET | libc::BPF_K, 0, 0, libc::SECCOMP_RET_ERRNO | libc::ENOSYS as u32),
         step(libc::BPF_RET | libc::BPF_K, 0, 0, libc::SECCOMP_RET_ALLOW),
     ];
     let program = libc::sock_fprog { len: filter.len() as u16, filter: filter.as_ptr().cast_mut() };
-    // SAFETY: changes this thread alone; the program outlives the call, which copies it.
+    // SAFETY: only affects this thread; the filter program outlives the call, which copies it.
     let done = unsafe {
         libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0
             && libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &raw const program) == 0
@@ -29,7 +30,7 @@ fn refuse(call: libc::c_long) {
     assert!(done, "{}", std::io::Error::last_os_error());
 }
 
-/// Runs `check` on both workers of a job, of which rank 1 is refused `call`.
+/// Runs `check` on both workers of a job in which `call` is blocked on rank 1.
 fn with_refused<R: Send + 'static>(
     call: libc::c_long,
     transport: TransportChoice,
@@ -57,7 +58,7 @@ fn with_refused<R: Send + 'static>(
     workers.into_iter().map(|worker| worker.join().unwrap()).collect()
 }
 
-/// What a job must be able to do whatever it runs over.
+/// What a job must be able to do over any transport.
 fn use_it(endpoint: &Endpoint) {
     let world = Communicator::world(endpoint.clone(), Arc::new(TuneTable::default())).unwrap();
     for len in [1usize, 300_000] {
@@ -67,7 +68,7 @@ fn use_it(endpoint: &Endpoint) {
     }
 }
 
-/// Docs say that TCP is what a job falls back to; it failed instead.
+/// The docs say that a job falls back to TCP; it used to fail instead.
 #[test]
 fn without_shared_memory_there_is_tcp() {
     let lacks = with_refused(libc::SYS_memfd_create, TransportChoice::Auto, |endpoint| {
@@ -94,7 +95,7 @@ fn tcp_needs_no_shared_memory() {
     });
 }
 
-/// Who asks for shared memory shall not get something else.
+/// A request for shared memory must not be satisfied with something else.
 #[test]
 fn shared_memory_that_is_asked_for_is_not_replaced() {
     let errors = with_refused(libc::SYS_memfd_create, TransportChoice::SharedMemory, |endpoint| {
@@ -103,8 +104,8 @@ fn shared_memory_that_is_asked_for_is_not_replaced() {
     assert!(errors.iter().all(|error| error.contains("TIDEMILL_TRANSPORT=shm")), "{errors:?}");
 }
 
-/// Two copies of every large message are a loss that nobody saw; and where one of two workers could copy and the other
-/// not, the job failed.
+/// Two copies of every large message are a cost that used to go unnoticed; and if only one of two workers could copy,
+/// the job failed.
 #[test]
 fn without_single_copies_there_are_two_and_a_reason() {
     let lacks = with_refused(libc::SYS_process_vm_readv, TransportChoice::Auto, |endpoint| {
@@ -118,6 +119,6 @@ fn without_single_copies_there_are_two_and_a_reason() {
     });
     let lacks: Vec<String> = lacks.into_iter().map(Option::unwrap).collect();
     assert!(lacks[1].contains("process_vm_readv") && lacks[1].contains("single copies"), "{lacks:?}");
-    // One that could alone would ask the other to help with the copying, which it refuses as damage.
+    // A worker that could copy alone would ask the other to help, which rejects the request as damaged.
     assert!(lacks[0].contains("it cannot read"), "{lacks:?}");
 }

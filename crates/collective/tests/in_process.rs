@@ -3,7 +3,7 @@
 use tidemill_collective::{ReduceOp, StartResult, run_ranks};
 use tidemill_net::MemoryRegion;
 
-/// Point to point: eager, offered and to oneself.
+/// Point to point: eager, offered, and to itself.
 #[test]
 fn messages_of_all_sizes_arrive() {
     for size in [1u32, 2, 3, 5] {
@@ -30,7 +30,7 @@ fn messages_of_all_sizes_arrive() {
     }
 }
 
-/// Small ones go direct, large ones by messages; both must add up, repeatedly.
+/// Small ones go direct, large ones use messages; both must add up, repeatedly.
 #[test]
 fn allreduce_adds_up() {
     for size in [1u32, 2, 3, 4, 7] {
@@ -52,7 +52,7 @@ fn allreduce_adds_up() {
     }
 }
 
-/// A descriptor, a thread or a buffer too many for each pair would show here.
+/// A superfluous descriptor, thread or buffer per pair would show here.
 #[test]
 fn two_hundred_and_fifty_six_workers_open_and_reduce() {
     let sums = run_ranks(256, |comm| {
@@ -63,7 +63,7 @@ fn two_hundred_and_fifty_six_workers_open_and_reduce() {
     assert!(sums.unwrap().into_iter().flatten().all(|sum| sum == f64::from(255 * 256 / 2)));
 }
 
-/// Communicators of parts of the job work beside each other.
+/// Communicators for parts of the job work independently.
 #[test]
 fn split_communicators_are_apart() {
     run_ranks(6, |comm| {
@@ -81,9 +81,9 @@ fn split_communicators_are_apart() {
     .unwrap();
 }
 
-/// Many large messages of one pair under way at once, in both directions and to oneself: both sides copy them, one
-/// after the other, the rest of one that was begun alone too, and a long one gives others their turn. A part copied to
-/// the wrong place or twice, or a chunk left out, shows in the numbers.
+/// Many large messages of one pair in flight, in both directions and to itself. Both sides copy them one after the
+/// other; one side alone finishes a message that was begun, and a long message lets others have their turn. A part
+/// copied to the wrong place or twice, or a missing chunk, shows in the numbers.
 #[test]
 fn many_large_messages_under_way_arrive_whole() {
     let number = |from: u32, message: usize, i: usize| ((i * 31) ^ (message << 20) ^ ((from as usize) << 28)) as u32;
@@ -98,7 +98,7 @@ fn many_large_messages_under_way_arrive_whole() {
                 let me = comm.rank();
                 let sent: Vec<Vec<u32>> =
                     lens.iter().enumerate().map(|(m, &len)| (0..len).map(|i| number(me, m, i)).collect()).collect();
-                // With room for more: what a receiver takes is what was sent, not what would fit.
+                // With extra room: a receiver takes what was sent, not what would fit.
                 let mut got: Vec<Vec<u32>> =
                     (0..size).flat_map(|_| lens.iter().map(|len| vec![u32::MAX; len + 2])).collect();
                 let mut requests = Vec::new();

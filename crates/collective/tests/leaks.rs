@@ -1,6 +1,7 @@
-//! A thousand jobs opened and closed in one process leave nothing: no descriptor, thread, mapping, socket or memory.
+//! A thousand jobs opened and closed in one process leave nothing behind: no descriptor, thread, mapping, socket or
+//! memory.
 //!
-//! One test in a process of its own: another one's threads and descriptors would be counted, too.
+//! A single test in a separate process, because another test's threads and descriptors would be counted, too.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::collections::BTreeMap;
@@ -16,17 +17,17 @@ use tidemill_net::rendezvous::{JobSecret, JoinConfig, join, join_launched};
 use tidemill_net::{ControlPlane, Endpoint, EndpointSettings, Rank, TransportChoice};
 
 const JOBS: usize = 1000;
-/// Jobs before the first look: pools fill, tables of the C library grow.
+/// Jobs before the first measurement: pools fill, tables of the C library grow.
 const JOBS_WARM_UP: usize = 60;
-/// Long enough for a busy machine; a test that waits for it has failed.
+/// Long enough for a busy machine; a test that waits this long has failed.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Counts the bytes that live.
+/// Counts the bytes in use.
 struct Counting;
 
 static LIVE_BYTES: AtomicIsize = AtomicIsize::new(0);
 
-// SAFETY: every call goes to the system's allocator as it is; only a counter is kept beside it.
+// SAFETY: every call goes to the system's allocator unchanged; only a counter is added.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         LIVE_BYTES.fetch_add(layout.size() as isize, Ordering::Relaxed);
@@ -50,14 +51,14 @@ enum Way {
     InProcess,
     /// Through a port, then this transport.
     Port(TransportChoice),
-    /// Through the abstract socket where workers of one host meet, then shared memory.
+    /// Through the abstract socket where workers on one host meet, then shared memory.
     SameHost,
 }
 
 const WAYS: [Way; 4] =
     [Way::InProcess, Way::Port(TransportChoice::Tcp), Way::SameHost, Way::Port(TransportChoice::SharedMemory)];
 
-/// The control planes of a new job of two.
+/// The control planes of a new job with two workers.
 fn controls(way: Way, number: usize) -> Vec<ControlPlane> {
     let joins: Vec<Box<dyn FnOnce() -> ControlPlane + Send>> = match way {
         Way::InProcess => return ControlPlane::in_process(2),
@@ -87,7 +88,7 @@ fn controls(way: Way, number: usize) -> Vec<ControlPlane> {
     threads.into_iter().map(|t| t.join().unwrap()).collect()
 }
 
-/// What programs do, and what they leave undone.
+/// Typical actions of a program, including things it leaves undone.
 fn use_it(world: &Communicator) {
     let (me, peer) = (world.rank(), 1 - world.rank());
     for len in [1usize, 3000, 100_000] {
@@ -117,7 +118,7 @@ fn run_job(way: Way, number: usize) {
                     Endpoint::open(control, EndpointSettings { transport, ..EndpointSettings::default() }).unwrap();
                 let world = Communicator::world(endpoint.clone(), Arc::new(TuneTable::default())).unwrap();
                 use_it(&world);
-                // Every tenth job ends without a word.
+                // Every tenth job ends without notice.
                 if number % 10 != 9 {
                     endpoint.leave();
                 }
@@ -127,7 +128,7 @@ fn run_job(way: Way, number: usize) {
     workers.into_iter().for_each(|worker| worker.join().unwrap());
 }
 
-/// What a process has, as the kernel sees it, and the memory it uses.
+/// The resources of this process according to the kernel, and the memory it uses.
 fn possessions() -> (BTreeMap<&'static str, usize>, isize) {
     let entries = |folder: &str| std::fs::read_dir(folder).unwrap().count();
     let lines = |file: &str, word: &str| {
@@ -137,8 +138,8 @@ fn possessions() -> (BTreeMap<&'static str, usize>, isize) {
         ("descriptors", entries("/proc/self/fd")),
         ("threads", entries("/proc/self/task")),
         ("mapped files", lines("/proc/self/maps", "memfd:")),
-        // Only ours: other processes, such as browsers, have files there too. Meeting points are abstract sockets: they
-        // live as long as their descriptors, which are counted.
+        // Only ours: other processes, such as browsers, have files there too. Meeting points are abstract sockets,
+        // which live as long as their descriptors, and those are counted.
         (
             "files in /dev/shm",
             std::fs::read_dir("/dev/shm").map_or(0, |files| {
@@ -149,8 +150,8 @@ fn possessions() -> (BTreeMap<&'static str, usize>, isize) {
     (things, LIVE_BYTES.load(Ordering::Relaxed))
 }
 
-/// Waits until there is no more than `before`, since threads end a moment after they are told to and other processes
-/// come and go; the bytes that live then.
+/// Waits until there is no more than `before`, since threads end a moment after they are told to, and other processes
+/// come and go. Returns the bytes in use then.
 fn assert_nothing_more_than(before: &BTreeMap<&'static str, usize>) -> isize {
     let deadline = Instant::now() + PATIENCE;
     loop {

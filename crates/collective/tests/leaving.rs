@@ -1,6 +1,6 @@
-//! A worker may end its program at any time: what it has sent arrives, and who waits for more hears that it has left.
+//! A worker may end its program at any time: its messages arrive, and ranks that wait for more learn that it has left.
 //!
-//! Over every transport; workers are threads, which meet through a port except in process.
+//! Runs over every transport; workers are threads, which meet through a port except in process.
 
 use std::net::TcpListener;
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use tidemill_net::{
     ControlPlane, Endpoint, EndpointSettings, Engine, EngineTask, MemoryRegion, NetError, Rank, TransportChoice,
 };
 
-/// Runs `work` on a job of two over each transport. A worker leaves when its `work` returns.
+/// Runs `work` on a job of two workers over each transport. A worker leaves when its `work` returns.
 fn over_every_transport(work: impl Fn(&str, &Communicator) + Send + Sync + 'static) {
     let work = Arc::new(work);
     for (name, transport) in
@@ -42,7 +42,7 @@ fn over_every_transport(work: impl Fn(&str, &Communicator) + Send + Sync + 'stat
     }
 }
 
-/// The control planes of a job of `size`.
+/// The control planes of a job with `size` workers.
 fn joined(size: u32) -> Vec<ControlPlane> {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let root = listener.local_addr().unwrap().to_string();
@@ -58,8 +58,8 @@ fn is_left(error: &CollectiveError, rank: u32) -> bool {
     matches!(error, CollectiveError::Net(NetError::PeerLeft { rank: left }) if left.0 == rank)
 }
 
-/// Rank 0 stays until the others have left. Over TCP its connections were open meanwhile, and who waited for something
-/// from it waited for their end: for ever.
+/// Rank 0 stays until the others have left. Over TCP its connections stayed open meanwhile, and a rank that waited for
+/// something from it used to wait for their end: forever.
 #[test]
 fn whoever_waits_for_a_worker_that_has_left_is_told() {
     for first in [0, 1] {
@@ -79,14 +79,14 @@ fn whoever_waits_for_a_worker_that_has_left_is_told() {
     }
 }
 
-/// The last rank has ended, but stays until rank 0 takes its message; rank 0 waits for another, and that one for the
-/// last, with which it has no connection by which to hear of its end.
+/// The last rank has ended, but stays until rank 0 takes its message. Rank 0 waits for another rank, and that one for
+/// the last, without a connection through which to learn of its end.
 #[test]
 fn whoever_waits_for_a_worker_that_has_left_is_told_without_a_connection() {
     const SIZE: u32 = 8;
     const LAST: u32 = SIZE - 1;
     let program = |endpoint: &Endpoint, world: &Communicator| {
-        // Who is connected with the last rank, after what has made the communicator and one more call of this kind.
+        // The ranks connected with the last one, after making the communicator and one more call of this kind.
         let mut linked = [0u8; SIZE as usize];
         for _ in 0..2 {
             let mine = [u8::from(endpoint.lock().is_linked(Rank(LAST)))];
@@ -126,7 +126,7 @@ fn whoever_waits_for_a_worker_that_has_left_is_told_without_a_connection() {
     workers.into_iter().for_each(|worker| worker.join().unwrap());
 }
 
-/// A function that returned while others waited in its communicator left them there for ever.
+/// A function that returned while others waited in its communicator used to leave them there forever.
 #[test]
 fn whoever_waits_in_a_communicator_that_another_is_done_with_is_told() {
     for first in [0, 1] {
@@ -160,8 +160,8 @@ fn whoever_waits_in_a_communicator_that_another_is_done_with_is_told() {
     }
 }
 
-/// A message that its sender does not wait for (`Bsend`, a request that was freed) was lost when the program ended
-/// before it was received, and its receiver waited for ever.
+/// A message that its sender does not wait for (`Bsend`, a freed request) used to be lost if the program ended before
+/// it was received, and its receiver waited forever.
 #[test]
 fn what_was_sent_is_received_after_its_sender_has_ended() {
     const LENS: [usize; 6] = [10, 1 << 20, 3, 5_000_000, 20_000, 1];
@@ -193,8 +193,8 @@ fn what_was_sent_is_received_after_its_sender_has_ended() {
     }
 }
 
-/// The end of a connection with something unread in it makes the kernel forget what it has not delivered: messages
-/// were lost that a worker had sent just before it ended, if the other one had sent something too.
+/// Closing a connection with unread data makes the kernel drop data that it has not delivered: messages that a worker
+/// had sent just before it ended used to be lost, if the other one had also sent something.
 #[test]
 fn what_was_sent_last_is_received_however_much_comes_the_other_way() {
     const COUNT: i32 = 100;
@@ -221,7 +221,7 @@ fn what_was_sent_last_is_received_however_much_comes_the_other_way() {
     }
 }
 
-/// Two workers that have each sent what the other never receives would wait for each other at their ends.
+/// Two workers that have each sent something the other never receives must not wait for each other at the end.
 #[test]
 fn what_nobody_receives_keeps_nobody() {
     over_every_transport(move |_, world| {
@@ -237,7 +237,7 @@ fn what_nobody_receives_keeps_nobody() {
     });
 }
 
-/// Ends when it is the only one that has the endpoint.
+/// Ends when it is the only owner of the endpoint.
 struct Last {
     _endpoint: Endpoint,
     is_last: Arc<AtomicBool>,
@@ -253,8 +253,8 @@ impl EngineTask for Last {
     }
 }
 
-/// A task may outlive all that the program had of the job. Whoever drives the engine then drops it, with the engine
-/// locked, and must neither lock it again nor wait for itself.
+/// A task may outlive everything else that the program had of the job. The thread that drives the engine then drops it
+/// while the engine is locked, and must neither lock it again nor wait for itself.
 #[test]
 fn the_last_endpoint_may_be_a_tasks() {
     for controls in [ControlPlane::in_process(2), joined(2)] {
@@ -272,7 +272,7 @@ fn the_last_endpoint_may_be_a_tasks() {
                     world.barrier().unwrap();
                     if let Some(told) = told {
                         told.recv().unwrap();
-                        // It moves something, so that the task is asked.
+                        // Causes some progress, so that the task is polled.
                         world.send_slice(&[1u8], 0, 1).unwrap();
                         let error = world.recv_slice(&mut [0u8], Some(0), None).unwrap_err();
                         assert!(is_left(&error, 0), "{error}");

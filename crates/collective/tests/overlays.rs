@@ -1,5 +1,5 @@
-//! Allreduce along overlays through real communicators over the in-process transport: large messages, what a call
-//! leaves behind, and overlays that differ.
+//! Allreduce along overlays through real communicators over the in-process transport: large messages, leftovers of a
+//! call, and overlays that differ.
 
 #[path = "schedules/any_overlay.rs"]
 mod any_overlay;
@@ -21,7 +21,7 @@ fn region(words: &mut [i64]) -> MemoryRegion {
     MemoryRegion { ptr: words.as_mut_ptr().cast(), len: size_of_val(words) }
 }
 
-/// The sum of everybody's `values`; in place if there is no `sum`.
+/// The sum of all ranks' `values`; in place if there is no `sum`.
 fn allreduce(
     comm: &Communicator,
     values: &mut [i64],
@@ -52,12 +52,12 @@ fn allreduce(
     Ok(request.wait().map(|_| ())?)
 }
 
-/// What a rank contributes, and the sum over `size` ranks.
+/// A rank's contribution, and the sum over `size` ranks.
 fn value(rank: u32, index: usize, round: usize) -> i64 {
     (index as i64 + 7) * i64::from(rank + 1) + round as i64
 }
 
-/// A result that is not there at the end, or is overwritten by a later call while it is still being passed on.
+/// Catches a result that is incomplete at the end, or overwritten by a later call while it is still being passed on.
 #[test]
 fn sums_are_right_call_after_call() {
     for seed in 0..60u64 {
@@ -65,7 +65,7 @@ fn sums_are_right_call_after_call() {
         let size = 1 + random.below(9) as u32;
         let overlays: Vec<Arc<Overlay>> =
             (0..3).map(|_| any_overlay(size, &mut random)).chain([stars(size)]).map(Arc::new).collect();
-        // Some slices are sent unasked, some offered.
+        // Some slices are sent eagerly, some are offered.
         let count = [random.below(8), random.below(3000), 20_000 + random.below(20_000)][random.below(3)];
         let chunk = [None, Some(count / 5 + 1), Some(random.below(4000) + 500)][random.below(3)];
         run_ranks(size, |comm| {
@@ -89,13 +89,13 @@ fn sums_are_right_call_after_call() {
     }
 }
 
-/// Without a look at the overlay in the call's fingerprint such ranks would wait for ever.
+/// If the call's fingerprint did not cover the overlay, such ranks would wait forever.
 #[test]
 fn different_overlays_are_put_into_words() {
     let errors = run_ranks(3, |comm| {
         let overlay = if comm.rank() == 1 { any_overlay(3, &mut Random(5)) } else { stars(3) };
         comm.set_overlay(Some(Arc::new(overlay))).unwrap();
-        // Everybody has the communicator before the job fails; who is late gets the error here and, again, below.
+        // All ranks have the communicator before the job fails; a late one gets the error here and, again, below.
         let _ = comm.barrier();
         allreduce(&comm, &mut [1; 100], None, None, true).unwrap_err().to_string()
     });
@@ -104,7 +104,7 @@ fn different_overlays_are_put_into_words() {
     }
 }
 
-/// What is missing or does not fit is said before anything moves.
+/// A missing or unsuitable overlay is reported before any data move.
 #[test]
 fn a_missing_or_unfit_overlay_is_said() {
     run_ranks(2, |comm| {

@@ -1,5 +1,5 @@
-//! Reduction kernels: every operation on every dtype, in all three forms, at odd lengths and addresses, against a plain
-//! element-by-element version; what is undefined says so; NaN, wrapping and ties as documented.
+//! Reduction kernels: every operation on every dtype, in all three forms, at odd lengths and addresses, compared with a
+//! plain element-by-element version; undefined ones report that; NaN, wrapping and ties as documented.
 
 use half::f16;
 use tidemill_collective::reduce::{combine, reduce_left, reduce_right};
@@ -45,7 +45,7 @@ macro_rules! check_numbers {
     }};
 }
 
-/// A wrong lane, tail or signedness in any kernel.
+/// Catches a wrong lane, tail or signedness in any kernel.
 #[test]
 fn integers_match_the_scalar_operations() {
     macro_rules! all {
@@ -65,7 +65,7 @@ fn integers_match_the_scalar_operations() {
     all!(u8: DType::U8, u16: DType::U16, u32: DType::U32, u64: DType::U64);
 }
 
-/// NaN that is lost on one side, or a signed zero that depends on the form of the call.
+/// Catches a NaN that is lost on one side, or a signed zero that depends on the form of the call.
 #[test]
 fn floats_match_the_scalar_operations_and_nan_wins() {
     macro_rules! all {
@@ -92,7 +92,7 @@ fn floats_match_the_scalar_operations_and_nan_wins() {
     all!(f32: DType::F32, f64: DType::F64);
 }
 
-/// Rounding that happens in another precision, or a block boundary that loses elements.
+/// Catches rounding in another precision, or a block boundary that loses elements.
 #[test]
 fn half_precision_rounds_once() {
     let f = |i: usize, k: usize| f16::from_f32((i * k % 97) as f32 * 0.37 - 11.0);
@@ -125,7 +125,7 @@ fn bool_adds_as_or() {
     }
 }
 
-/// A product that mixes up its parts.
+/// Catches a product that mixes up its parts.
 #[test]
 fn complex_numbers_multiply_as_such() {
     let bytes = |v: [f64; 4]| v.iter().flat_map(|x| x.to_ne_bytes()).collect::<Vec<u8>>();
@@ -137,7 +137,7 @@ fn complex_numbers_multiply_as_such() {
     assert_eq!(product, bytes([19.0, 3.0]));
 }
 
-/// The C layout of a pair, with padding that is not zero.
+/// The C layout of a pair, with non-zero padding.
 fn pair(dtype: DType, value: f64, index: i32) -> Vec<u8> {
     let mut bytes = vec![0xee; dtype.size_bytes()];
     let mut put = |at: usize, data: &[u8]| bytes[at..at + data.len()].copy_from_slice(data);
@@ -157,7 +157,7 @@ fn pair(dtype: DType, value: f64, index: i32) -> Vec<u8> {
     bytes
 }
 
-/// The wrong winner of a tie makes argmin differ from rank to rank.
+/// With the wrong winner of a tie, argmin would differ between ranks.
 #[test]
 fn minloc_and_maxloc_pick_value_then_lower_index() {
     for dtype in [DType::FloatInt, DType::DoubleInt, DType::LongInt, DType::TwoInt, DType::ShortInt] {
@@ -200,7 +200,7 @@ fn long_double_is_reduced_on_x86() {
     assert_eq!(reduced(&ReduceOp::Maxloc, DType::LongDoubleInt, &loc(two, 1), &loc(three, 2)), loc(three, 2));
 }
 
-/// An undefined pair that computes something, or an error that names neither side.
+/// Catches an undefined pair that computes something, or an error that names neither side.
 #[test]
 fn undefined_pairs_are_refused_by_name() {
     let defined = |op: &ReduceOp, dtype: DType| op.check(dtype).is_ok();
@@ -227,7 +227,7 @@ fn undefined_pairs_are_refused_by_name() {
     }
 }
 
-/// Operands of a user function that come in the wrong order, or an error of its that is lost.
+/// Catches operands of a user function in the wrong order, or a lost error of the function.
 #[test]
 fn user_functions_see_left_and_right() {
     // Not commutative: keeps 10 left + right.

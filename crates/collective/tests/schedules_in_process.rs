@@ -1,5 +1,5 @@
 //! Every collective x algorithm x 1 to 17 ranks x root x length through real communicators over the in-process
-//! transport, against the same oracle as the schedules alone: what could still be wrong is the executor, the matching
+//! transport, compared with the same oracle as the schedules alone. This additionally tests the executor, the matching
 //! of messages, large messages, and the collectives that bypass schedules.
 
 #[path = "schedules/oracle.rs"]
@@ -21,7 +21,7 @@ fn region(words: &mut [u64]) -> MemoryRegion {
     MemoryRegion { ptr: words.as_mut_ptr().cast(), len: size_of_val(words) }
 }
 
-/// Makes the call on this rank and compares. `algorithm`: the case's, or whatever the communicator chooses.
+/// Makes the call on this rank and compares. `algorithm`: the case's, or the communicator's choice.
 fn verify(comm: &Communicator, case: &Case, algorithm: Option<Algorithm>, ops: &[ReduceOp; 2]) {
     let rank = comm.rank();
     let plain: &dyn Fn(u64, u64) -> u64 = if case.commutative { &u64::wrapping_add } else { &compose };
@@ -54,17 +54,17 @@ fn verify(comm: &Communicator, case: &Case, algorithm: Option<Algorithm>, ops: &
 }
 
 const RANKS_MAX: u32 = 17;
-/// Up to here every combination of short calls runs; beyond, in-place calls and operations that do not commute take
-/// turns.
+/// Up to this number of ranks every combination of short calls runs; beyond, in-place calls and operations that do not
+/// commute alternate.
 const RANKS_FEW: u32 = 5;
 /// Elements of a pipelined chunk.
 const CHUNK: usize = 3;
 /// Elements of 32 KiB: a slot of shared memory, and a piece of a message; half of it is the longest that is sent
-/// unasked.
+/// eagerly.
 const SLOT: usize = 4096;
 
-/// Counts at and around every edge that `size` ranks have, each with its chunk: none, one, the ends of chunks and
-/// several of these; or, for algorithms without chunks, fewer elements than ranks, and shares that are even and not.
+/// Counts at and around every boundary for `size` ranks, each with its chunk: none, one, the ends of chunks and several
+/// of these; or, for algorithms without chunks, fewer elements than ranks, and even and uneven shares.
 fn small_counts(size: usize, chunked: bool) -> Vec<(usize, usize)> {
     let mut counts = match chunked {
         true => vec![0, 1, CHUNK - 1, CHUNK, CHUNK + 1, 2 * CHUNK, 3 * CHUNK + 1],
@@ -75,8 +75,8 @@ fn small_counts(size: usize, chunked: bool) -> Vec<(usize, usize)> {
     counts.into_iter().map(|count| (count, CHUNK)).collect()
 }
 
-/// Counts at the edges of the transport and of the slots, with the chunk that cuts them into some. Each rank works out
-/// what all others have, so few ranks have them all.
+/// Counts at the boundaries of the transport and of the slots, with a chunk that divides them into several. Each rank
+/// computes the contributions of all others, so only few ranks use all of these counts.
 fn large_counts(size: u32) -> &'static [(usize, usize)] {
     match size {
         ..=RANKS_FEW => &[
@@ -115,7 +115,7 @@ fn is_able(collective: Collective, algorithm: Option<Algorithm>, size: usize, co
 
 fn cases(collective: Collective, size: u32) -> Vec<(Case, Option<Algorithm>)> {
     let (rooted, reduces) = (is_rooted(collective), reduces(collective));
-    // The communicator's own choice, all schedules, all ways without messages.
+    // The communicator's own choice, all schedules, all algorithms without messages.
     let chosen = [(None, true, false)];
     let schedules = supported(collective).iter().map(|entry| (Some(entry.algorithm), entry.in_order, entry.chunked));
     let direct = direct_algorithms(collective).iter().map(|&algorithm| (Some(algorithm), true, false));
@@ -176,5 +176,5 @@ fn exhaust(collective: Collective) {
     }
 }
 
-// Anything the executor or a direct collective does otherwise than the schedule's plain reading.
+// Catches anything that the executor or a direct collective does differently from a plain reading of the schedule.
 each_collective!(exhaust);

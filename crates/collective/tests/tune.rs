@@ -21,7 +21,7 @@ fn measured_rules_are_alike_and_usable() {
     assert!(texts.iter().all(|text| *text == texts[0]));
     assert!(Collective::ALL.iter().filter(|c| texts[0].contains(&format!("\"{c}\""))).count() >= 11);
 
-    // Only rank 0 has the table; the others get it.
+    // Only rank 0 has the table; the others receive it.
     let endpoints = Endpoint::in_process(3).unwrap();
     let sums = Mutex::new(Vec::new());
     std::thread::scope(|scope| {
@@ -41,7 +41,7 @@ fn measured_rules_are_alike_and_usable() {
     assert_eq!(*sums.lock().unwrap(), [true; 3]);
 }
 
-/// On one host blocking calls do without messages, unless the table says otherwise.
+/// On one host, blocking calls work without messages unless the table says otherwise.
 #[test]
 fn a_table_rules_blocking_calls_on_one_host() {
     let ring = "version = 2\nrules = [{ collective = \"allreduce\", ranks = 3, hosts = 1, algorithm = \"ring\" }]\n";

@@ -1,4 +1,4 @@
-//! Files and the generator in jobs that fail and go on: every row comes out once.
+//! Files and the generator in jobs that fail and resume: every row comes out once.
 
 mod common;
 
@@ -21,7 +21,7 @@ fn events() -> SchemaRef {
     schema(&[("n", DataType::Int64), ("text", DataType::Utf8)])
 }
 
-/// All whole lines of a folder, and in how many files they are; nothing else lies there when a job has ended well.
+/// All complete lines in a folder, and the number of files; there is nothing else after a job has ended well.
 fn lines(folder: &Path) -> (Vec<String>, usize) {
     let mut lines = Vec::new();
     let mut files = 0;
@@ -49,7 +49,7 @@ fn append(path: &Path, bytes: &[u8]) {
     OpenOptions::new().create(true).append(true).open(path).unwrap().write_all(bytes).unwrap();
 }
 
-/// Files that grow, also by half lines, and come, while jobs of any size fail, stop and go on.
+/// Files that appear and grow, also by half lines, while jobs of any size fail, stop and resume.
 #[test]
 fn every_line_counts_once_across_failures() {
     for seed in 0..5 {
@@ -89,7 +89,7 @@ fn every_line_counts_once_across_failures() {
             match is_last {
                 true => job.run(workers, None, |_| Ok(())).unwrap(),
                 false if random.below(2) == 0 => job.fail(workers, 1 + random.below(500)),
-                // It goes on until something has come out.
+                // It continues until something has come out.
                 false => {
                     let before = lines(&to).1;
                     job.run(workers, None, stop_when(|| round > 0 || lines(&to).1 > before)).unwrap();
@@ -103,8 +103,8 @@ fn every_line_counts_once_across_failures() {
     }
 }
 
-/// Logs that are renamed, or removed, and made anew under the same name, while a job reads them and while it is away:
-/// the new file was never read, or from its middle.
+/// Logs that are renamed or removed, and recreated under the same name, while a job reads them and while it is down:
+/// the new file used to be skipped, or read from its middle.
 #[test]
 fn rotated_files_are_read_from_their_beginning() {
     let folder = tempfile::tempdir().unwrap();
@@ -150,7 +150,7 @@ fn rotated_files_are_read_from_their_beginning() {
     assert_eq!(lines(&to).0, expected);
 }
 
-/// A generator that repeats or leaves out numbers; with fewer splits than copies, and with more.
+/// Catches a generator that repeats or omits numbers; with fewer splits than copies, and with more.
 #[test]
 fn every_number_counts_once_across_failures() {
     for (splits, workers) in [(1, [2, 1, 3]), (5, [1, 3, 2])] {
@@ -171,8 +171,8 @@ fn every_number_counts_once_across_failures() {
     }
 }
 
-/// CSV whose files have other columns in another order, with bad rows put aside; then the same as an error that says
-/// where.
+/// CSV files with different columns in different orders, with bad rows quarantined; then the same with an error that
+/// says where.
 #[test]
 fn bad_rows_are_put_aside_with_their_place() {
     let folder = tempfile::tempdir().unwrap();

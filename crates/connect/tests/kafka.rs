@@ -35,7 +35,7 @@ fn numbers(kafka: &Kafka, topic: &str) -> Vec<i64> {
     numbers
 }
 
-/// Sets a flag also when its thread panics: a job that waits for the flag then ends, and the panic is seen.
+/// Sets a flag even if its thread panics: a job that waits for the flag then ends, and the panic is visible.
 struct SetWhenDropped<'a>(&'a AtomicBool);
 
 impl Drop for SetWhenDropped<'_> {
@@ -44,8 +44,8 @@ impl Drop for SetWhenDropped<'_> {
     }
 }
 
-/// Jobs of any size that fail at any moment, with new partitions in between and a broker that is killed under one of
-/// them: readers of committed records see each once.
+/// Jobs of any size that fail at any moment, with new partitions in between, and a broker that is killed under one of
+/// them: readers of committed records see each record once.
 #[test]
 fn every_record_counts_once_across_failures() {
     let Some(kafka) = Kafka::start() else { return };
@@ -77,7 +77,7 @@ fn every_record_counts_once_across_failures() {
         job.fail(1 + random.below(3) as u32, 1 + random.below(5000));
     }
 
-    // One that goes on while the broker is killed and comes back.
+    // One that keeps running while the broker is killed and comes back.
     let before = produce(&kafka, 5000, partitions) as usize;
     let job =
         Job { source: &source, schema: Some(events()), sink: &sink, checkpoints: &checkpoints, interval: INTERVAL };
@@ -125,8 +125,8 @@ fn rows(numbers: std::ops::Range<i64>) -> RecordBatch {
     RecordBatch::try_new(events(), columns.to_vec()).unwrap()
 }
 
-/// A commit that is done again: by the same sink, by another one after a restart, and by one that does not know yet
-/// that another has taken its place.
+/// A repeated commit: by the same sink, by another one after a restart, and by one that does not know yet that another
+/// has taken its place.
 #[test]
 fn commits_may_be_repeated() {
     let Some(kafka) = Kafka::start() else { return };
@@ -147,7 +147,7 @@ fn commits_may_be_repeated() {
         old.commit(first.clone()).await.unwrap();
         assert_eq!(numbers(&kafka, "out"), (0..10).collect::<Vec<_>>());
 
-        // It went on from the checkpoint of epoch 3, with both in it.
+        // It resumed from the checkpoint of epoch 3, which contains both.
         let mut new = make();
         new.commit(first.clone()).await.unwrap();
         new.commit(third.clone()).await.unwrap();
@@ -155,21 +155,21 @@ fn commits_may_be_repeated() {
         old.commit(first).await.unwrap();
         assert_eq!(numbers(&kafka, "out"), (0..20).collect::<Vec<_>>());
 
-        // Epoch 4 is another one now.
+        // Epoch 4 is a different one now.
         new.write(rows(20..40)).await.unwrap();
         let fourth = new.prepare(4).await.unwrap();
         new.commit(fourth.clone()).await.unwrap();
         assert_eq!(numbers(&kafka, "out"), (0..40).collect::<Vec<_>>());
         kafka.restart();
         make().commit(fourth).await.unwrap();
-        // One that was cut off, when the next run has gone on already.
+        // A run that was cut off, after the next run has already continued.
         old.commit(third).await.unwrap();
         assert_eq!(numbers(&kafka, "out"), (0..40).collect::<Vec<_>>());
         let error = make().commit(lost.slice(..lost.len() - 1)).await.unwrap_err().to_string();
         assert!(error.contains("truncated"), "{error}");
     });
 
-    // What no broker takes is an error before it is in a checkpoint.
+    // A record that no broker accepts is an error before it is in a checkpoint.
     let mut small = sink.clone();
     small["record_bytes_max"] = json!(10);
     common::with_sinks(&small, &events(), async |make| {
@@ -188,7 +188,7 @@ fn commits_may_be_repeated() {
     });
 }
 
-/// What would be an error of the first commit, behind a checkpoint that is durable, is one of the beginning.
+/// An error that would otherwise occur in the first commit, after a durable checkpoint, occurs at the start.
 #[test]
 fn what_cannot_be_is_heard_at_once() {
     let Some(kafka) = Kafka::start() else { return };
@@ -196,7 +196,7 @@ fn what_cannot_be_is_heard_at_once() {
     let sink = json!({"kind": "kafka", "servers": kafka.servers(), "topic": "out", "id": "early", "patience_s": 20});
     for (option, value, reason) in [
         ("topic", json!("nowhere"), "topic \"nowhere\" does not exist"),
-        // Brokers allow a quarter of an hour unless they are told otherwise.
+        // Brokers allow 15 minutes by default.
         ("transaction_timeout_s", json!(3600), "no longer than their transaction.max.timeout.ms"),
     ] {
         let mut wrong = sink.clone();
@@ -216,7 +216,7 @@ fn what_cannot_be_is_heard_at_once() {
     assert_eq!(numbers(&kafka, "out"), [0, 1, 2]);
 }
 
-/// Records that are no rows, each in its way; and where the same is an error, it says where.
+/// Malformed records of all kinds; and if they are errors, the error says where.
 #[test]
 fn poison_records() {
     let Some(kafka) = Kafka::start() else { return };
@@ -256,7 +256,7 @@ fn poison_records() {
     let text = |offset: i64| &lines.iter().find(|line| line["offset"] == offset).unwrap()["text"];
     assert_eq!((text(3), text(6)), (&Value::Null, &json!("")), "no value is another than an empty one");
 
-    // Nothing that cannot be is waited for.
+    // The job does not wait for something impossible.
     let missing = json!({"kind": "kafka", "servers": kafka.servers(), "topic": "nowhere", "patience_s": 2});
     let checkpoints = folder.path().join("missing");
     let job =

@@ -28,7 +28,7 @@ fn hash(redis: &Redis, key: &str) -> BTreeMap<String, String> {
     redis::cmd("HGETALL").arg(key).query(&mut redis.connect()).unwrap()
 }
 
-/// Hashes that are set and added to: when commits are repeated, by one who does not know that another came after, too.
+/// Hashes that are set and added to, with repeated commits, also by a run that does not know that another has followed.
 #[test]
 fn hashes_are_written_once() {
     let Some(redis) = Redis::start() else { return };
@@ -48,7 +48,7 @@ fn hashes_are_written_once() {
         let mut new = make();
         new.commit(first.clone()).await.unwrap();
         new.commit(second.clone()).await.unwrap();
-        // One that was cut off, when the next run has gone on already.
+        // A run that was cut off, after the next run has already continued.
         new.write(rows(&[Some(100)])).await.unwrap();
         let third = new.prepare(3).await.unwrap();
         new.commit(third).await.unwrap();
@@ -71,7 +71,7 @@ fn hashes_are_written_once() {
         assert!(sink.prepare(1).await.unwrap().is_empty());
     });
 
-    // A key of another type is an error that names the server and not the password.
+    // A key of another type causes an error that names the server, but not the password.
     let _: () = redis::cmd("SET").arg("ad:c0:0").arg("x").query(&mut redis.connect()).unwrap();
     common::with_sinks(&set, &counts(), async |make| {
         let error = make().write(rows(&[Some(7)])).await.unwrap_err().to_string();
@@ -88,8 +88,7 @@ fn hashes_are_written_once() {
     assert!(error.contains("`url` must be") && !error.contains("sharkfish"), "{error}");
 }
 
-/// A stream that is named later is read from its beginning, by one copy, and those that were read before are not read
-/// again.
+/// A stream that is added later is read from its beginning, by one copy, and the earlier streams are not read again.
 #[test]
 fn streams_that_are_named_later() {
     let Some(redis) = Redis::start() else { return };
@@ -122,7 +121,7 @@ fn streams_that_are_named_later() {
     }
 }
 
-/// Entries that are trimmed while a job is away must not be passed over in silence; those that it had read may go.
+/// Entries trimmed while a job is down must not be skipped silently; those that it had already read may go.
 #[test]
 fn entries_that_are_gone() {
     let Some(redis) = Redis::start() else { return };
@@ -173,7 +172,7 @@ fn entries_that_are_gone() {
     assert_eq!(copied(), 30);
 }
 
-/// From streams to a stream, with entries that are no rows, and jobs of any size that fail and go on.
+/// From streams to a stream, with malformed entries, and jobs of any size that fail and resume.
 #[test]
 fn every_entry_counts_once_across_failures() {
     let Some(redis) = Redis::start() else { return };

@@ -4,8 +4,8 @@ use tidemill_collective::overlay::{Overlay, OverlayPart};
 
 use crate::runner::Random;
 
-/// A random tree over all ranks: each hangs below one that is nearer to the root in a random order, among the latest
-/// `window` of these (1: a chain; as many as ranks: anything up to a star).
+/// A random tree over all ranks: in a random order, each rank's parent is among the latest `window` ranks before it (1:
+/// a chain; the number of ranks: anything up to a star).
 fn tree(size: u32, root: u32, window: usize, random: &mut Random) -> Vec<Option<u32>> {
     let mut order: Vec<u32> = (0..size).filter(|&rank| rank != root).collect();
     for i in (1..order.len()).rev() {
@@ -20,7 +20,7 @@ fn tree(size: u32, root: u32, window: usize, random: &mut Random) -> Vec<Option<
     parents
 }
 
-/// Up to 4 parts, some without a share, whose trees have nothing in common but the root.
+/// Up to 4 parts, some without a share, whose trees have only the root in common.
 pub fn any_overlay(size: u32, random: &mut Random) -> Overlay {
     let parts = (0..=random.below(4)).map(|part| {
         let root = random.below(size as usize) as u32;
@@ -39,7 +39,7 @@ fn star(size: u32, center: u32) -> Vec<Option<u32>> {
     (0..size).map(|rank| (rank != center).then_some(center)).collect()
 }
 
-/// A part for each rank, whose trees are stars: a reduce-scatter and an all-gather with shards of different lengths.
+/// One part per rank, with stars as trees: a reduce-scatter and an all-gather with shards of different lengths.
 pub fn stars(size: u32) -> Overlay {
     let part = |rank| OverlayPart { share: 2 + rank % 3, reduce: star(size, rank), broadcast: star(size, rank) };
     Overlay::new(size, (0..size).map(part).collect()).expect("stars are trees")

@@ -1,5 +1,6 @@
-//! Every collective x algorithm x 1 to 17 ranks x root x length against a sequential oracle. Schedules are pure, so all
-//! ranks run in one thread, with messages delivered in random order. A failure prints the case, which holds its seed.
+//! Every collective x algorithm x 1 to 17 ranks x root x length, compared with a sequential oracle. Schedules are pure,
+//! so all ranks run in one thread, with messages delivered in random order. A failure prints the case, which contains
+//! its seed.
 
 mod any_overlay;
 mod oracle;
@@ -24,7 +25,7 @@ fn schedules(case: &Case) -> Result<Vec<Schedule>, UnsupportedAlgorithm> {
     (0..case.size).map(one).collect()
 }
 
-/// Runs a case and returns everybody's `Recv`.
+/// Runs a case and returns all ranks' `Recv`.
 fn outcome(case: &Case, op: &dyn Fn(u64, u64) -> u64) -> Vec<Vec<u64>> {
     let schedules = schedules(case).unwrap();
     let (mut memory, expected): (Vec<_>, Vec<_>) = (0..case.size).map(|rank| case.memory(rank, op)).unzip();
@@ -47,7 +48,7 @@ fn verify(case: &Case) {
     }
 }
 
-/// Numbers of ranks by host: one host, halves, one host each, and ranks dealt out to three hosts in turn.
+/// Placements of ranks on hosts: one host, halves, one host each, and round-robin over three hosts.
 fn host_layouts(size: u32) -> Vec<Vec<u32>> {
     vec![
         vec![],
@@ -113,7 +114,7 @@ fn exhaust(collective: Collective) {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 4000, ..ProptestConfig::default() })]
 
-    /// Lengths and chunks that nobody thought of; what fails is reduced to the smallest that does.
+    /// Random lengths and chunks; a failing case is shrunk to the smallest one.
     #[test]
     fn any_length_and_chunk(
         collective in prop::sample::select(Collective::ALL), which in any::<prop::sample::Index>(), size in 1..=RANKS_MAX,
@@ -139,7 +140,7 @@ proptest! {
     }
 }
 
-/// What only shows with many ranks: a distance that overflows, a mask one bit too short.
+/// Problems that only show with many ranks: a distance that overflows, a mask that is one bit too short.
 #[test]
 fn many_ranks() {
     for &collective in Collective::ALL {
@@ -166,5 +167,5 @@ fn many_ranks() {
     }
 }
 
-// A wrong neighbour, offset, length, side of an operand or order of messages in any schedule of the collective.
+// Catches a wrong neighbor, offset, length, operand side or order of messages in any schedule of the collective.
 each_collective!(exhaust);

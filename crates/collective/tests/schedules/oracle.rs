@@ -1,4 +1,4 @@
-//! What each collective must leave in `Recv`, computed from everybody's input in the plainest way.
+//! The expected `Recv` of each collective, computed from all ranks' inputs in the simplest way.
 
 use crate::runner::{Alias, Memory, POISON, Random};
 use tidemill_collective::{Algorithm, Collective, ScheduleParams, VectorBlock};
@@ -17,12 +17,12 @@ pub struct Case {
     pub hosts: Vec<u32>,
     pub commutative: bool,
     pub repeatable: bool,
-    /// 0: nobody in place, 1: everybody (rooted collectives: the root), 2: every other rank.
+    /// 0: no rank in place, 1: all ranks (rooted collectives: the root), 2: every other rank.
     pub in_place: u32,
     pub seed: u64,
 }
 
-/// Whether one rank has a part of its own.
+/// Whether the collective has a root.
 pub fn is_rooted(collective: Collective) -> bool {
     use Collective::*;
     matches!(collective, Bcast | Reduce | Gather | Gatherv | Scatter | Scatterv)
@@ -34,7 +34,7 @@ pub fn reduces(collective: Collective) -> bool {
     matches!(collective, Reduce | Allreduce | ReduceScatter | ReduceScatterBlock | Scan | Exscan)
 }
 
-/// A test for each collective, by its name, that calls a function with it.
+/// A test for each collective, named after it, that calls a function with it.
 macro_rules! each_collective {
     ($exhaust:ident) => {
         $crate::oracle::each_collective! { $exhaust:
@@ -65,7 +65,7 @@ macro_rules! each_collective {
 }
 pub(crate) use each_collective;
 
-/// How the operation combines elements in order; the default needs both sides in the right place.
+/// Combines elements in order; the default operation needs both sides in the right place.
 pub fn compose(left: u64, right: u64) -> u64 {
     // Affine maps x -> a x + b modulo a prime: associative, not commutative.
     const P: u64 = 2_147_483_647;
@@ -73,7 +73,7 @@ pub fn compose(left: u64, right: u64) -> u64 {
     ((a * c % P) << 32) | ((a * d + b) % P)
 }
 
-/// A value that no other (rank, index) has, valid for [`compose`].
+/// A value unique to this (rank, index), valid for [`compose`].
 pub fn input(seed: u64, rank: u32, index: usize) -> u64 {
     let raw = Random(seed ^ (u64::from(rank) << 40) ^ index as u64).next();
     ((raw >> 33) % 2_147_483_646 + 1) << 32 | (raw & 0x7fff_fffe)
@@ -103,7 +103,7 @@ impl Case {
         match self.collective {
             Gatherv | Allgatherv => pick(from),
             Scatterv | ReduceScatter => pick(to),
-            // In place, what goes to a rank must be as long as what comes from it.
+            // In place, the data for a rank must be as long as the data from it.
             Alltoallv if self.in_place > 0 => pick(from.min(to) * 64 + from.max(to)),
             Alltoallv => pick(from * 64 + to),
             _ => self.count,
@@ -127,7 +127,7 @@ impl Case {
         blocks
     }
 
-    /// Blocks of `Send` and `Recv` by rank, as [`ScheduleParams`] wants them.
+    /// Blocks of `Send` and `Recv` by rank, in the form of [`ScheduleParams`].
     pub fn blocks(&self, rank: u32) -> (Vec<VectorBlock>, Vec<VectorBlock>) {
         use Collective::*;
         let all = 0..self.size;
@@ -158,7 +158,7 @@ impl Case {
         }
     }
 
-    /// Elements this rank names as `count`.
+    /// The number of elements that this rank passes as `count`.
     fn own_count(&self, rank: u32) -> usize {
         use Collective::*;
         match self.collective {
@@ -189,7 +189,7 @@ impl Case {
         }
     }
 
-    /// What rank `rank` contributes, as its whole `Send`, ignoring the layout: a list of blocks by receiving rank for
+    /// The contribution of `rank`, as its whole `Send`, ignoring the layout: a list of blocks by receiving rank for
     /// collectives that send blocks, else one vector.
     fn contribution(&self, rank: u32) -> Vec<Vec<u64>> {
         use Collective::*;
@@ -208,7 +208,7 @@ impl Case {
         }
     }
 
-    /// Memory before the call, and `Recv` as it must be after it.
+    /// Memory before the call, and the expected `Recv` after it.
     pub fn memory(&self, rank: u32, op: &dyn Fn(u64, u64) -> u64) -> (Memory, Vec<u64>) {
         use Collective::*;
         let (size, p, at_root) = (self.size, self.size as usize, rank == self.root);
@@ -232,7 +232,7 @@ impl Case {
             send[block.start..block.start + block.len].copy_from_slice(data);
         }
 
-        // Recv: which blocks of it are written, and with what.
+        // Recv: the blocks that are written, and their contents.
         let others: Vec<Vec<Vec<u64>>> = (0..size).map(|r| self.contribution(r)).collect();
         let fold = |ranks: std::ops::Range<u32>, part: usize| {
             let vectors = ranks.map(|r| others[r as usize][part].clone());

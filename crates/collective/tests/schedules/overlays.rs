@@ -40,7 +40,7 @@ fn verify(overlay: &Overlay, count: usize, chunk: usize, in_place: u32, seed: u6
 proptest! {
     #![proptest_config(ProptestConfig { cases: 2000, ..ProptestConfig::default() })]
 
-    /// A slice in the wrong place, on the wrong channel, or written while it is still being sent.
+    /// Catches a slice in the wrong place, on the wrong channel, or written while it is still being sent.
     #[test]
     fn any_trees_and_slices(size in 1u32..=9, count in 0usize..300, chunk in 0usize..70, in_place in 0u32..3, seed: u64) {
         let mut random = Random(seed);
@@ -49,7 +49,7 @@ proptest! {
     }
 }
 
-/// What cannot run is refused with the way out.
+/// Unsupported requests are rejected with the remedy.
 #[test]
 fn what_an_overlay_cannot_do_is_said() {
     let overlay = stars(3);

@@ -1,5 +1,5 @@
-//! Repeatable reductions: every algorithm that claims to be combines every element in the one canonical order, whatever
-//! the length, chunk, root and placement; seen in the last bit of floating-point sums.
+//! Repeatable reductions: every algorithm that claims to be repeatable combines every element in the single canonical
+//! order, whatever the length, chunk, root and placement. This shows in the last bit of floating-point sums.
 
 use crate::oracle::Case;
 use crate::runner::{self, Random};
@@ -12,17 +12,17 @@ fn add(left: u64, right: u64) -> u64 {
     (f64::from_bits(left) + f64::from_bits(right)).to_bits()
 }
 
-/// Numbers of somewhat different size and sign, so that nearly every order of adding them rounds differently.
+/// Numbers of different sizes and signs, so that nearly every order of adding them rounds differently.
 fn value(salt: u64, rank: u32) -> u64 {
     let raw = Random(salt << 32 | u64::from(rank)).next();
     let scale = f64::from(1u32 << (raw % 5));
     ((raw >> 11) as f64 * scale * if raw & (1 << 35) == 0 { 1.0 } else { -1.0 }).to_bits()
 }
 
-/// Sets of values that every case is tried with.
+/// Sets of values with which every case is tried.
 const SALTS: std::ops::Range<u64> = 0..12;
 
-/// The canonical order as its definition says it: pairs of the first ranks until a power of two is left, then halves.
+/// The canonical order by its definition: pairs of the first ranks until a power of two is left, then halves.
 fn canonical(values: &[u64]) -> u64 {
     fn halves(values: &[u64]) -> u64 {
         match values {
@@ -36,7 +36,7 @@ fn canonical(values: &[u64]) -> u64 {
     halves(&groups)
 }
 
-/// A combination in another order in any algorithm for any part of the vector.
+/// Catches a combination in another order in any algorithm, for any part of the vector.
 #[test]
 fn every_repeatable_algorithm_combines_in_the_canonical_order() {
     use Collective::*;
@@ -105,7 +105,7 @@ fn verify_with(case: &Case, schedules: &[Schedule], value: &dyn Fn(u32) -> u64) 
     }
 }
 
-/// The orders do differ on these inputs, or the test above proves nothing.
+/// The orders really differ on these inputs; otherwise the test above would prove nothing.
 #[test]
 fn orders_can_be_told_apart() {
     for size in 4..=17 {

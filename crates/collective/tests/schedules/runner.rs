@@ -1,15 +1,15 @@
-//! Runs the schedules of all ranks in one thread: a message queue per pair, rounds started and messages delivered in a
-//! seeded random order. Sends are, at random, eager (the data leaves at once) or synchronous (it is read when the
-//! receiver takes it, and only then is the send complete), so that a schedule that needs one or the other shows. While
-//! a synchronous message waits, nobody may write what it reads: that is what late sends are held to.
+//! Runs the schedules of all ranks in one thread: a message queue per pair, with rounds started and messages delivered
+//! in a seeded random order. Sends are randomly eager (the data leave at once) or synchronous (the data are read when
+//! the receiver takes them, and only then is the send complete), so that a schedule that depends on one or the other
+//! shows. While a synchronous message waits, nothing may write its data; this also checks late sends.
 //!
-//! Elements are `u64`s; what they mean is up to the operation.
+//! Elements are `u64`s; the operation defines their meaning.
 
 use std::collections::{BTreeMap, VecDeque};
 
 use tidemill_collective::schedule::{BufferId, BufferRange, LocalStep, Round, Schedule, ScheduleMessage};
 
-/// What an element holds that nobody has written.
+/// The contents of an element that was never written.
 pub const POISON: u64 = 0xdead_beef_dead_beef;
 
 /// How `Send` and `Recv` of a rank lie in memory.
@@ -36,7 +36,7 @@ impl Memory {
         Memory { send, recv, scratch: Vec::new(), alias }
     }
 
-    /// Makes every element of the contribution the same.
+    /// Sets every element of the contribution to the same value.
     pub fn fill_contribution(&mut self, value: u64) {
         match self.alias {
             Alias::SendInRecv(_) => self.recv.fill(value),
@@ -44,7 +44,7 @@ impl Memory {
         }
     }
 
-    /// The range where it really is.
+    /// The range in actual memory.
     fn resolve(&self, range: BufferRange) -> BufferRange {
         match (range.buffer, self.alias) {
             (BufferId::Send, Alias::SendInRecv(at)) => {
@@ -159,13 +159,14 @@ pub fn check(schedules: &[Schedule], memory: &[Memory]) {
     assert_eq!(sends, recvs, "lengths of sends and receives, by sender, receiver, channel and order");
 }
 
-/// A message on its way: read at once, or when it is taken.
+/// A message in flight: its data, or where to read them when it is taken.
 enum Outgoing {
     Eager(Vec<u64>),
     Synchronous { range: BufferRange, late: bool, strand: usize },
 }
 
-/// Between two ranks on a channel: sent and not taken, and receives (with their strand) without a message.
+/// State of a channel between two ranks: messages sent but not taken, and receives (with their strand) without a
+/// message.
 #[derive(Default)]
 struct Pair {
     outgoing: VecDeque<Outgoing>,
@@ -178,7 +179,7 @@ struct StrandState {
     waiting: usize,
 }
 
-/// All ranks under way.
+/// All ranks in progress.
 struct Run<'a> {
     schedules: &'a [Schedule],
     memory: &'a mut [Memory],
@@ -186,7 +187,7 @@ struct Run<'a> {
     strands: Vec<Vec<StrandState>>,
     /// By sender, receiver and channel.
     pairs: BTreeMap<(usize, usize, u32), Pair>,
-    /// What synchronous messages that nobody has taken read, by rank.
+    /// Ranges to be read by synchronous messages that have not been taken, by rank.
     in_use: Vec<Vec<BufferRange>>,
     /// Rank and strand.
     ready: Vec<(usize, usize)>,
@@ -197,7 +198,7 @@ struct Run<'a> {
 /// Runs all schedules to the end. `op(left, right)` combines elements.
 ///
 /// # Panics
-/// When the schedules cannot finish, or write what a message still reads.
+/// If the schedules cannot finish, or write data that a message still reads.
 pub fn run(schedules: &[Schedule], memory: &mut [Memory], op: &dyn Fn(u64, u64) -> u64, random: &mut Random) {
     for (m, schedule) in memory.iter_mut().zip(schedules) {
         m.scratch = vec![POISON; schedule.scratch_len];
@@ -299,7 +300,7 @@ impl Run<'_> {
         }
     }
 
-    /// Ends the strand's round if it waits for nothing more.
+    /// Ends the strand's round if it has nothing left to wait for.
     fn end_round(&mut self, rank: usize, strand: usize) {
         if self.strands[rank][strand].waiting > 0 {
             return;
@@ -325,7 +326,7 @@ impl Run<'_> {
     }
 }
 
-/// Where a step writes, and what.
+/// Where a step writes, and what it writes.
 fn result_of(local: LocalStep, memory: &Memory, op: &dyn Fn(u64, u64) -> u64) -> (BufferRange, Vec<u64>) {
     let (LocalStep::Copy { from, into } | LocalStep::ReduceLeft { from, into } | LocalStep::ReduceRight { from, into }) =
         local;

@@ -1,5 +1,5 @@
-//! A Kafka of one node for tests, as `tests/python/support/local_servers/kafka.py` has it: on ports of loopback that
-//! stay its own, with its data in a folder.
+//! A single-node Kafka for tests, like `tests/python/support/local_servers/kafka.py`: on permanent loopback ports, with
+//! its data in a folder.
 #![allow(dead_code, reason = "not every test uses all of it")]
 
 use std::collections::BTreeSet;
@@ -30,7 +30,7 @@ pub struct Kafka {
     process: Mutex<Option<Process>>,
 }
 
-/// A record as it lies in a topic.
+/// A record in a topic.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Found {
     pub partition: i32,
@@ -49,7 +49,7 @@ fn jars() -> Option<PathBuf> {
 }
 
 impl Kafka {
-    /// One that answers; nothing, and a sentence, where none is installed.
+    /// Starts one and waits until it answers; `None`, with a message, if it is not installed.
     pub fn start() -> Option<Self> {
         let missing = match (jars(), runs("java", "-version"), runs("python3", "--version")) {
             (None, _, _) => "no Kafka to test with",
@@ -113,7 +113,7 @@ impl Kafka {
         assert!(made.status.success(), "Kafka's storage could not be made: {}", String::from_utf8_lossy(&made.stderr));
     }
 
-    /// Starts it, with the ports and the data it had. False: somebody else has a port.
+    /// Starts it with its ports and data. False: a port is taken.
     fn up(&self) -> bool {
         let mut command = self.java();
         command.extend(["kafka.Kafka".to_owned(), self.properties().display().to_string()]);
@@ -127,7 +127,7 @@ impl Kafka {
         drop(self.process.lock().unwrap().take());
     }
 
-    /// Kills it and starts it again; what was acknowledged is still there.
+    /// Kills and restarts it; acknowledged records survive.
     pub fn restart(&self) {
         self.down();
         assert!(self.up(), "somebody took the port of Kafka");
@@ -167,7 +167,7 @@ impl Kafka {
         made.unwrap().remove(0).unwrap();
     }
 
-    /// Writes records, each to a partition, and waits until they are there.
+    /// Writes records, each to a partition, and waits for acknowledgments.
     pub fn produce(&self, topic: &str, records: impl IntoIterator<Item = (i32, Option<Vec<u8>>)>) {
         let producer: BaseProducer = self.config().create().unwrap();
         for (partition, value) in records {
@@ -181,8 +181,8 @@ impl Kafka {
         producer.flush(PATIENCE).unwrap();
     }
 
-    /// What is in a topic now, of committed transactions only. A commit is answered when it is decided, and seen when
-    /// the brokers have told each partition: this waits for that.
+    /// The current contents of a topic, committed transactions only. A commit is acknowledged once it is decided, but
+    /// visible only after the brokers have told each partition: this waits for that.
     pub fn read(&self, topic: &str) -> Vec<Found> {
         let mut config = self.config();
         config.set("group.id", "tests").set("enable.partition.eof", "true").set("isolation.level", "read_committed");
@@ -218,11 +218,11 @@ impl Kafka {
         found
     }
 
-    /// Whether a partition has more than those see who read what is committed.
+    /// Whether a partition has more than readers of committed records see.
     fn has_undecided(&self, committed: &BaseConsumer, topic: &str, partition: i32) -> bool {
         let all: BaseConsumer = self.config().set("isolation.level", "read_uncommitted").create().unwrap();
         let end = |consumer: &BaseConsumer| consumer.fetch_watermarks(topic, partition, PATIENCE).map(|(_, end)| end);
-        // A broker that has just come back leads no partition yet.
+        // A broker that has just restarted does not lead any partition yet.
         !matches!((end(committed), end(&all)), (Ok(seen), Ok(end)) if seen >= end)
     }
 }

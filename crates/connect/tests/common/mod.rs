@@ -1,4 +1,4 @@
-//! Jobs of the tests' own: a source, an operator that fails when it is told to, a sink.
+//! Jobs for tests: a source, an operator that fails on demand, a sink.
 #![allow(dead_code, reason = "not every test uses all of it")]
 
 pub mod kafka;
@@ -43,7 +43,7 @@ impl Random {
     }
 }
 
-/// Passes rows on until it has seen so many.
+/// Passes rows on until it has seen this many.
 struct Fuse(Option<Arc<AtomicU64>>);
 
 impl Operator for Fuse {
@@ -70,7 +70,7 @@ pub struct Job<'a> {
 }
 
 impl Job<'_> {
-    /// Runs it on so many workers until it ends, has passed on so many rows, or `look` stops it.
+    /// Runs it on `workers` workers until it ends, has passed on this many rows, or `look` stops it.
     pub fn run(
         &self,
         workers: u32,
@@ -87,21 +87,21 @@ impl Job<'_> {
             let runner = Runner::new(&comm, settings).unwrap();
             let store = CheckpointStore::folder(self.checkpoints).unwrap();
             let checkpoints = CheckpointSettings { interval: self.interval, ..CheckpointSettings::new(store) };
-            // Only worker 0 is heard.
+            // Only worker 0 calls it.
             let mut look = |progress: &RunProgress| if comm.rank() == 0 { look(progress) } else { Ok(()) };
             runner.run_job(&graph, &RoundRobin, Some(&checkpoints), &mut look).map(drop)
         });
         outcomes.unwrap().into_iter().collect()
     }
 
-    /// As `run`, until the fuse blows, which must be.
+    /// As `run`, until the fuse blows, which must happen.
     pub fn fail(&self, workers: u32, rows: u64) {
         let error = self.run(workers, Some(rows), |_| Ok(())).unwrap_err();
         assert!(error.to_string().contains(BLOWN), "{error}");
     }
 }
 
-/// Asks for the job's end at a barrier, when `when` says so for the first time.
+/// Requests the job's end at a barrier, the first time `when` returns true.
 pub fn stop_when(when: impl Fn() -> bool) -> impl Fn(&RunProgress) -> Result<(), String> {
     let asked = AtomicBool::new(false);
     move |progress| {
@@ -125,8 +125,7 @@ fn graph(source: &SourceSpec, sink: &SinkSpec, fuse: Option<Arc<AtomicU64>>) -> 
     graph
 }
 
-/// Makes sinks outside of any job's loop, one after another, and does with them what `body` says, on the runner's
-/// threads.
+/// Makes sinks outside of a job, one after another, and runs `body` on them on the runner's threads.
 pub fn with_sinks<F>(sink: &Value, schema: &SchemaRef, body: F)
 where
     F: AsyncFn(&dyn Fn() -> Box<dyn Sink>),

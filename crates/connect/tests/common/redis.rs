@@ -1,4 +1,4 @@
-//! A Redis for tests, in memory; what it has is gone when it ends.
+//! An in-memory Redis for tests; its data are gone when it ends.
 #![allow(dead_code, reason = "not every test uses all of it")]
 
 use redis::{Client, Connection};
@@ -12,7 +12,7 @@ pub struct Redis {
 }
 
 impl Redis {
-    /// One that answers; nothing, and a sentence, where none is installed.
+    /// Starts one and waits until it answers; `None`, with a message, if it is not installed.
     pub fn start() -> Option<Self> {
         if !(runs("redis-server", "--version") && runs("python3", "--version")) {
             println!("no Redis to test with; make setup-servers installs it: the test is skipped");
@@ -26,7 +26,7 @@ impl Redis {
                 socket.display()
             );
             let command: Vec<String> = command.split(' ').map(str::to_owned).collect();
-            // By the socket, which no other server can have.
+            // Through the socket, which no other server can have.
             let url = format!("redis+unix://{}?pass=swordfish", socket.display());
             let answers = || Client::open(url.as_str()).unwrap().get_connection().is_ok();
             if let Some(process) = Process::start(&command, folder.path(), answers) {

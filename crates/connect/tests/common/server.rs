@@ -1,4 +1,4 @@
-//! What servers of tests have in common: ports of loopback, and a process that ends with the test whatever happens (see
+//! Common code of test servers: loopback ports, and a process that ends with the test whatever happens (see
 //! `tests/python/support/local_servers/guard.py`).
 #![allow(dead_code, reason = "not every test uses all of it")]
 
@@ -21,7 +21,7 @@ pub fn runs(command: &str, argument: &str) -> bool {
     status.is_ok_and(|status| status.success())
 }
 
-/// Below what the system gives to outgoing connections, one of which could take the place of a server that restarts.
+/// Below the system's range for outgoing connections, one of which could take the port of a restarting server.
 pub fn free_port() -> u16 {
     use std::hash::{BuildHasher, Hasher};
     loop {
@@ -33,11 +33,11 @@ pub fn free_port() -> u16 {
     }
 }
 
-/// A server that runs.
+/// A running server.
 pub struct Process(Child);
 
 impl Process {
-    /// Runs `command` with its output in `folder`, until `answers`. Nothing: somebody else has a port.
+    /// Runs `command` with its output in `folder`, and waits until `answers`. `None`: a port is taken.
     pub fn start(command: &[String], folder: &Path, answers: impl Fn() -> bool) -> Option<Self> {
         let log_path = folder.join("log");
         let log = File::options().create(true).append(true).open(&log_path).unwrap();
@@ -69,7 +69,7 @@ impl Process {
 
 impl Drop for Process {
     fn drop(&mut self) {
-        // The guard kills all when its input closes.
+        // The guard kills everything when its input closes.
         drop(self.0.stdin.take());
         self.0.wait().unwrap();
     }

@@ -3,7 +3,7 @@
 //!
 //! | module       | contents                                                                          |
 //! |--------------|-----------------------------------------------------------------------------------|
-//! | `process`    | identifies the holder's process, and determines when it is certainly gone         |
+//! | `protocol`   | decides who holds the object, without a clock or store, and explains why it is safe |
 //! | `protocol`   | decides who holds the object, without a clock or store; proves mutual exclusion    |
 //! | `client`     | sends requests to the store and reads the clock                                    |
 //! | `simulation` | several claimants, with clocks, delays and failures from one seed; for tests      |
