@@ -18,7 +18,6 @@ use tidemill_net::{ControlPlane, Endpoint, EndpointSettings, MemoryRegion, Rank,
 
 /// Calls per batch: with [`WINDOW`] messages of 4 KiB each, more than pass before credit is returned, so that this is
 /// counted, too.
-/// counted, too.
 const CALLS: usize = 100;
 /// Batches within which one must have no allocations. On an idle machine it is one of the first.
 const BATCHES_MAX: usize = 200;

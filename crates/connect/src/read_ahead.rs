@@ -49,7 +49,7 @@ impl PoolWaiter {
             tokio::select! {
                 biased;
                 // Nothing is ever sent.
-                _ = wanted.changed() => Err("nobody reads any more".into()),
+                _ = wanted.changed() => Err("the reader is gone".into()),
                 done = work => Ok(done),
             }
         })

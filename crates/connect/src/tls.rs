@@ -178,7 +178,7 @@ fn certificates(file: &Path) -> Result<Vec<CertificateDer<'static>>, String> {
 fn unread(file: &Path, what: &str, error: &PemError) -> String {
     match error {
         PemError::Io(error) => format!("{}: {error}", file.display()),
-        PemError::NoItemsFound => format!("{}: there is no {what} in PEM in it", file.display()),
+        PemError::NoItemsFound => format!("{}: it contains no {what} in PEM format", file.display()),
         other => format!("{}: not a {what} in PEM: {other}", file.display()),
     }
 }
@@ -241,7 +241,7 @@ mod tests {
         let missing = TlsOptions { ca: path("none"), ..TlsOptions::default() }.client().unwrap_err();
         assert!(missing.contains("none: No such file"), "{missing}");
         let text = TlsOptions { ca: path("text"), ..TlsOptions::default() }.client().unwrap_err();
-        assert!(text.ends_with("text: there is no certificate in PEM in it"), "{text}");
+        assert!(text.ends_with("text: it contains no certificate in PEM format"), "{text}");
         let key = TlsOptions { certificate: path("text"), key: path("text"), ..TlsOptions::default() };
         let key = TlsOptions::server(&key).unwrap_err();
         assert!(key.contains("there is no key"), "{key}");

@@ -129,7 +129,7 @@ impl GovernedPool {
     /// Reports a change to the governor, whose errors name the operator with the most memory.
     fn note(&self, reservation: &MemoryReservation, change: impl FnOnce(&Reservation)) {
         let held = self.held.read().expect("nothing panics with it");
-        change(held.get(&reservation.consumer().id()).expect("who holds memory is registered"));
+        change(held.get(&reservation.consumer().id()).expect("an operator with memory is registered"));
     }
 
     /// The reservation of operators of a kind. The copies of one are called `Name[copy]`.

@@ -434,7 +434,7 @@ def test_texts_that_are_times_of_several_formats() -> None:
         None,
         None,
     ]
-    with pytest.raises(tm.DataSetError, match="there is no strptime of Int64"):
+    with pytest.raises(tm.DataSetError, match="strptime takes strings, not Int64"):
         evaluate(x.str.to_datetime("%Y"), x=[1])
     with pytest.raises(TypeError, match="a format must be a string"):
         s.str.to_datetime(["%Y"])  # type: ignore[arg-type]

@@ -89,7 +89,7 @@ def test_a_server_that_goes_away(tmp_path: Path, capfd: pytest.CaptureFixture[st
             stop_when=lambda: len(rows) == 3,
         )
     assert rows == [0, 1, 2]
-    assert "closed by the server; what it sends until it is connected again is lost" in capfd.readouterr().err
+    assert "closed by the server; anything it sends before reconnecting is lost" in capfd.readouterr().err
 
 
 def frame(data: bytes, code: int = 1) -> bytes:
@@ -143,13 +143,13 @@ tm.stream.from_socket("127.0.0.1", int(port), {"x": "int64"}, stop_at_end=True).
         connection.sendall(b'{"x": 2}\n')
 
     cases = {
-        "": "came before the job was restarted is lost",
-        str(tmp_path / "c"): "came after the checkpoint that the job resumes from is lost",
+        "": "received before the job was restarted are lost",
+        str(tmp_path / "c"): "received after the checkpoint from which the job resumes are lost",
     }
     for place, lost in cases.items():
         with serving(talk, end) as port:
             job = launched.run("run", "-n", "1", "--restarts", "1", str(app), str(port), place)
-        assert job.returncode == 0 and f"socket 127.0.0.1:{port}: what {lost}" in job.stderr.decode(), (
+        assert job.returncode == 0 and f"socket 127.0.0.1:{port}: data {lost}" in job.stderr.decode(), (
             job.stderr.decode()
         )
 
@@ -316,7 +316,7 @@ def test_a_websocket_server_that_restarts(capfd: pytest.CaptureFixture[str]) -> 
     with serving(*talks) as port:
         assert seen(tm.stream.from_websocket(f"ws://127.0.0.1:{port}/", SCHEMA, stop_at_end=True)) == [1]
     told = capfd.readouterr().err
-    assert told.count("what it sends until it is connected again is lost") == 1 and "503 Service Unavailable" in told
+    assert told.count("anything it sends before reconnecting is lost") == 1 and "503 Service Unavailable" in told
     with (
         serving(partial(refuse, b"404 Not Found")) as port,
         pytest.raises(tm.DataSetError, match=f"websocket 127.0.0.1:{port}: .*404"),

@@ -160,7 +160,7 @@ mod tests {
         drop(slice);
         assert_ne!(filled(50_000, 3).as_ptr(), place, "too small to be kept");
         assert_eq!(filled(70_000, 4).as_ptr(), place);
-        assert_eq!(filled(66_000, 5).len(), 66_000, "as long as what is in it, not as what was");
+        assert_eq!(filled(66_000, 5).len(), 66_000, "the length of the new contents, not of the old");
         let many: Vec<Buffer> = (0..100).map(|_| filled(1 << 20, 6)).collect();
         drop(many);
         {

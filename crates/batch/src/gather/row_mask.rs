@@ -56,7 +56,7 @@ impl CompressSupport {
         let len = marks.marked * width;
         assert!(
             values.len() >= marks.rows * width && out.len() >= len,
-            "a value for each row, and room for what is marked"
+            "a value for each row, and room for the marked ones"
         );
         // SAFETY: the token exists only if the features were detected; the lengths have just been checked, and no bit
         // is past `rows`.

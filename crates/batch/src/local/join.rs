@@ -255,7 +255,7 @@ impl HashJoiner {
         if let Some((left, _)) = &mut self.spilled {
             return left.write(&batch);
         }
-        assert!(self.probing.is_none(), "results are taken before the next batch is given");
+        assert!(self.probing.is_none(), "results must be taken before the next batch is pushed");
         let key_rows = KeyRows::new(&self.left.schema, self.left.keys.clone())?;
         let mut hashes = Vec::new();
         let keys = key_rows.rows(&batch, &mut hashes)?;

@@ -62,6 +62,6 @@ mod tests {
         assert!((120_000..130_000).contains(&seen.add(&first)));
         assert!((4000..21_000).contains(&seen.add(&second)), "but for values and numbers");
         assert!(seen.add(&batch(3)) < 21_000);
-        assert!((0..9).map(|_| seen.add(&first)).sum::<u64>() < 1000, "but for what allocations are rounded up by");
+        assert!((0..9).map(|_| seen.add(&first)).sum::<u64>() < 1000, "only the rounding of allocations");
     }
 }

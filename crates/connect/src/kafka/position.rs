@@ -4,7 +4,6 @@
 //!
 //! A checkpoint contains the offset and, if there is a fingerprint, the record's timestamp and the hash of its value,
 //! in eight little-endian bytes each. Before anything has been read there is no position.
-//! little-endian bytes each. Where nothing has been read yet there is none.
 
 use bytes::Bytes;
 

@@ -210,11 +210,11 @@ impl SchemaRegistry {
         match status {
             status if status.is_success() => match answer {
                 Value::Object(_) => Ok(Some(answer)),
-                _ => Err(RegistryFailure::Final("its answer is not a JSON object: no schema registry is there".into())),
+                _ => Err(RegistryFailure::Final("its answer is not JSON: this is not a schema registry".into())),
             },
             // An error of the registry itself; an unknown path says nothing about schemas.
             StatusCode::NOT_FOUND if answer.get("error_code").is_some() => Ok(None),
-            StatusCode::NOT_FOUND => Err(RegistryFailure::Final("not found: no schema registry is there".into())),
+            StatusCode::NOT_FOUND => Err(RegistryFailure::Final("not found: this is not a schema registry".into())),
             StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => Err(RegistryFailure::Final(format!(
                 "{status}: set TIDEMILL_REGISTRY_USER and TIDEMILL_REGISTRY_PASSWORD ({said})"
             ))),

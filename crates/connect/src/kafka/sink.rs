@@ -250,7 +250,7 @@ impl TransactionalSink {
                 drop(answer.send(committer.commit(&prepared)));
                 Ok(())
             }
-            ProducerCommand::Send(_) | ProducerCommand::Flush(_) => unreachable!("nobody asks for that"),
+            ProducerCommand::Send(_) | ProducerCommand::Flush(_) => unreachable!("not sent by this sink"),
         })?;
         Ok(TransactionalSink { encoder, record_bytes_max, buffer, commands })
     }

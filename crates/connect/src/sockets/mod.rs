@@ -43,9 +43,9 @@ const ASK_TIMES: u32 = 3;
 fn tell_lost(context: &TaskContext, source: &str) {
     let restarted = || std::env::var("TIDEMILL_RESTART").is_ok_and(|number| number != "0");
     if context.restored().is_some() {
-        eprintln!("tidemill: {source}: what came after the checkpoint that the job resumes from is lost");
+        eprintln!("tidemill: {source}: data received after the checkpoint from which the job resumes are lost");
     } else if restarted() {
-        eprintln!("tidemill: {source}: what came before the job was restarted is lost");
+        eprintln!("tidemill: {source}: data received before the job was restarted are lost");
     }
 }
 

@@ -75,7 +75,7 @@ where
             Err(error) => error.to_string(),
         };
         if !std::mem::replace(&mut told, true) {
-            eprintln!("tidemill: {}: {lost}; what it sends until it is connected again is lost", reader.name());
+            eprintln!("tidemill: {}: {lost}; anything it sends before reconnecting is lost", reader.name());
         }
         tokio::time::sleep(PAUSE).await;
     }

@@ -359,7 +359,7 @@ impl ObjectCommit {
         let success = path.clone().join(SUCCESS);
         let old = existing(&self.at, usize::MAX).await?;
         if !self.overwrite && !old.is_empty() {
-            // Another one appeared during this write.
+            // It appeared during this write.
             mark.remove().await?;
             return Err(self.exists());
         }

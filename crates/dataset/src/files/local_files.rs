@@ -159,7 +159,7 @@ impl ObjectStore for LocalFiles {
     }
 }
 
-const ENDED: &str = "the file is complete, or was given up";
+const ENDED: &str = "the file is complete or was abandoned";
 
 /// A long file in progress.
 #[derive(Debug)]

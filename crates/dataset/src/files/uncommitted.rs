@@ -31,7 +31,7 @@ pub(crate) async fn complete(at: &ObjectFolder, uploads: &[UploadedParts]) -> Re
             match at.complete(&uploaded).await {
                 Ok(true) => Ok(()),
                 Ok(false) => {
-                    let source = "the store has removed what was uploaded of it".into();
+                    let source = "the store has removed its upload".into();
                     Err((path.clone(), Error::Generic { store: "upload", source }))
                 }
                 Err(error) => Err((path.clone(), error)),
@@ -157,7 +157,7 @@ impl UncommittedObject {
 
 impl fmt::Debug for UncommittedStore {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "what is held back of {:?}", self.at.store)
+        write!(f, "uncommitted writes to {:?}", self.at.store)
     }
 }
 

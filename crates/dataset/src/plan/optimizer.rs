@@ -90,7 +90,7 @@ impl AnalyzerRule for ListsOfColumns {
                     if list.iter().any(|item| !matches!(item, Expr::Literal(..))) && !expr.is_volatile() =>
                 {
                     let equal = list.into_iter().map(|item| expr.as_ref().clone().eq(item));
-                    let any = equal.reduce(Expr::or).expect("an item is no literal");
+                    let any = equal.reduce(Expr::or).expect("some item is not a literal");
                     Transformed::yes(if negated { Expr::Not(Box::new(any)) } else { any })
                 }
                 other => Transformed::no(other),

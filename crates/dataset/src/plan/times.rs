@@ -175,8 +175,8 @@ fn truncated<T: ArrowTimestampType>(times: &ArrayRef, unit: CalendarUnit, zone: 
     Ok(Arc::new(cut.with_data_type(times.data_type().clone())))
 }
 
-/// The time at which the clocks of a zone showed `local`. Out of two candidates, the one with the same offset as `of`;
-/// if clocks skipped the time, the first time after it.
+/// The time at which the clocks of a zone showed `local`. Out of two candidates, the one with the same offset as `of`,
+/// else the first; if clocks skipped the time, the first time after it.
 fn on_clock(zone: Tz, local: NaiveDateTime, of: &DateTime<Tz>) -> Option<DateTime<Tz>> {
     match zone.from_local_datetime(&local) {
         LocalResult::Single(time) => Some(time),
@@ -228,7 +228,7 @@ impl ScalarUDFImpl for Strptime {
         let text = match text {
             DataType::Null => DataType::Utf8,
             text if is_text(text) => text.clone(),
-            other => return plan_err!("there is no {name} of {other}, only of strings"),
+            other => return plan_err!("{name} takes strings, not {other}"),
         };
         Ok(std::iter::once(text).chain(formats.iter().map(|_| DataType::Utf8)).collect())
     }

@@ -137,7 +137,7 @@ impl SymmetryCheck<'_> {
     /// If there are no such rows or columns, or no weights.
     #[must_use]
     pub fn block(&self, isa: Isa, rows: Range<usize>, columns: Range<usize>) -> Vec<f32> {
-        assert!(rows.end <= self.distances.rows && columns.end <= self.distances.n, "a block of what there is");
+        assert!(rows.end <= self.distances.rows && columns.end <= self.distances.n, "a block within the table");
         let mut out = vec![0.0; rows.len() * columns.len()];
         // A worker without rows has no columns of its own.
         if out.is_empty() {

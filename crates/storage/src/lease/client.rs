@@ -14,7 +14,7 @@ use super::protocol::{ClaimStep, LeaseClaimant, LeaseRecord, LeaseTerms, StoreAn
 pub const ANSWER_MAX: Duration = Duration::from_secs(10);
 
 /// A store without versions cannot have conditions on them.
-const NO_VERSION: &str = "it does not give versions to what it writes";
+const NO_VERSION: &str = "it does not return versions of the objects it writes";
 
 /// Describes an error of the store.
 type DescribeError = Box<dyn Fn(&Error) -> String + Send + Sync>;

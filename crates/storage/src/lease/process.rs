@@ -92,18 +92,18 @@ mod tests {
     fn only_who_was_here_and_is_gone_is_gone() {
         let this = ProcessIdentity::this();
         assert!(!this.is_gone(&this), "{this:?}");
-        assert_eq!(this.to_string().parse(), Ok(this.clone()), "others read what it is");
+        assert_eq!(this.to_string().parse(), Ok(this.clone()), "it can be parsed again");
         let mut child = std::process::Command::new("sleep").arg("1000").spawn().unwrap();
         let pid = child.id();
         let other = ProcessIdentity { pid, started: started(&pid.to_string()).unwrap(), ..this.clone() };
         assert!(!other.is_gone(&this), "{other:?}");
         let before = ProcessIdentity { started: "1".into(), ..other.clone() };
-        assert!(before.is_gone(&this), "its number was given again");
+        assert!(before.is_gone(&this), "its process id was reused");
         child.kill().unwrap();
         while !is_over(&pid.to_string()) {
             std::thread::yield_now();
         }
-        assert!(other.is_gone(&this), "{other:?}: nobody has asked how it ended");
+        assert!(other.is_gone(&this), "{other:?}: it is a zombie");
         child.wait().unwrap();
         assert!(other.is_gone(&this), "{other:?}");
         for elsewhere in [

@@ -243,7 +243,7 @@ impl LeaseClaimant {
                 self.pause = if self.refusals > 1 { now + self.terms.again } else { now };
                 self.state = match self.held.is_none() && self.refusals > REFUSALS_MAX {
                     true => {
-                        ClaimState::Over(ClaimStep::Failed("what nobody else has changed is refused as changed".into()))
+                        ClaimState::Over(ClaimStep::Failed("it rejects writes although nothing has changed".into()))
                     }
                     false => ClaimState::Looks,
                 };

@@ -18,7 +18,7 @@ impl KafkaReader {
     pub(super) fn decode(&mut self, partition: i32, buffer: &PartitionBuffer) -> Result<Decoded, TaskError> {
         let KafkaReader { plan, bad, schemas, .. } = self;
         let KafkaReaderPlan { options, topic, decoder, schema, .. } = plan;
-        let decoder = decoder.as_mut().expect("asked for by who has one");
+        let decoder = decoder.as_mut().expect("only sources with a decoder call this");
         let is_json = options.format == KafkaSourceFormat::Json;
         let strips = (options.confluent_header || schemas.is_some()) && is_json;
         let (mut values, mut records, mut wrong) = (Vec::new(), Vec::new(), Vec::new());

@@ -73,6 +73,6 @@ impl ExecutionPlan for ReplayExec {
 
     fn execute(&self, partition: usize, _: Arc<TaskContext>) -> Result<SendableRecordBatchStream> {
         let rows = self.rows.lock().expect("nothing panics with it locked").remove(&partition);
-        rows.ok_or_else(|| DataFusionError::Internal(format!("nobody gave a join's partition {partition} its rows")))
+        rows.ok_or_else(|| DataFusionError::Internal(format!("partition {partition} of a join did not get its rows")))
     }
 }

@@ -20,7 +20,7 @@ use datafusion::sql::sqlparser::ast::{
 use super::call;
 use crate::plan::rewrite::rewrite_exprs;
 
-/// Numbers columns with duplicate names, and renames casts within calls.
+/// Numbers columns with duplicate names, and gives casts among GROUP BY keys distinct names.
 pub(super) struct TellApart;
 
 impl VisitorMut for TellApart {

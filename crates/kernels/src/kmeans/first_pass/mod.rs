@@ -245,7 +245,7 @@ impl FirstPass {
                 (PassState::Pairs(look), CoarseCentres::Pairs(centres)) => look.search(centres, now, next),
                 #[cfg(target_os = "linux")]
                 (PassState::Tiles(look), CoarseCentres::Tiles(centres)) => look.search(centres, now, next),
-                _ => unreachable!("`begin` has made what the centres ask for"),
+                _ => unreachable!("`begin` has prepared for these centers"),
             }
         }
     }
