@@ -1,12 +1,12 @@
 //! Leases on objects of a store: each has one holder at a time. They protect checkpoints and output that is about to
 //! appear.
 //!
-//! | module       | contents                                                                          |
-//! |--------------|-----------------------------------------------------------------------------------|
+//! | module       | contents                                                                            |
+//! |--------------|-------------------------------------------------------------------------------------|
+//! | `process`    | identifies the holder's process, and determines when it is certainly gone           |
 //! | `protocol`   | decides who holds the object, without a clock or store, and explains why it is safe |
-//! | `protocol`   | decides who holds the object, without a clock or store; proves mutual exclusion    |
-//! | `client`     | sends requests to the store and reads the clock                                    |
-//! | `simulation` | several claimants, with clocks, delays and failures from one seed; for tests      |
+//! | `client`     | sends requests to the store and reads the clock                                     |
+//! | `simulation` | several claimants, with clocks, delays and failures from one seed; for tests        |
 
 mod client;
 mod process;
