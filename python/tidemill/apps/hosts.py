@@ -84,9 +84,7 @@ def _parser() -> argparse.ArgumentParser:
     shown = commands.add_parser("show", help="show the bytes and rates of each host; Ctrl-C ends it")
     shown.add_argument("name", nargs="?", default="lab", help="name of the cluster (default: lab)")
     shown.add_argument("--once", action="store_true", help="print once, without rates, and end")
-    shown.add_argument(
-        "--every", type=duration_s, default=1.0, metavar="TIME", help="refresh interval (default: 1s)"
-    )
+    shown.add_argument("--every", type=duration_s, default=1.0, metavar="TIME", help="refresh interval (default: 1s)")
     shown.set_defaults(run=_show)
 
     taken = commands.add_parser("down", help="end all processes on the hosts, and remove the cluster")

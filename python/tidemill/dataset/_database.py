@@ -57,8 +57,8 @@ def read_database(
         connection, such as ``sqlite3``. In a job of one worker you can also pass an open connection, which stays open.
     partition_on : str, optional
         A column of the result with integers, floats, dates or times. Its range is split into one part per worker, and
-        each worker reads its part with a query of its own. Without it, worker 0 reads all rows and distributes them to
-        the others.
+        each worker reads its part with its own query. Without it, worker 0 reads all rows and distributes them to the
+        others.
 
     Returns
     -------
@@ -74,8 +74,8 @@ def read_database(
 
     Notes
     -----
-    With `partition_on` each worker reads in a transaction of its own: rows that change meanwhile may be read twice or
-    not at all.
+    With `partition_on`, each worker reads in its own transaction: rows that change meanwhile may be read twice or not at
+    all.
 
     >>> import sqlite3, tidemill as tm
     >>> made = sqlite3.connect(":memory:")
@@ -125,8 +125,8 @@ def write(data: DataSet, table: str, connection: Connection, if_exists: Literal[
         with _opened(connection) as opened, closing(opened.cursor()) as cursor:
             if not hasattr(cursor, "adbc_ingest"):
                 raise DataSetError(
-                    "a connection of ADBC is needed, such as adbc_driver_postgresql.dbapi.connect(...) or a URI makes; "
-                    f"{type(opened).__module__}.{type(opened).__name__} is none"
+                    "write_database needs an ADBC connection, such as that of adbc_driver_postgresql.dbapi.connect(...), or a URI, "
+                    f"not a {type(opened).__module__}.{type(opened).__name__}"
                 )
             cursor.adbc_ingest(table, rows.__arrow_c_stream__(), mode=modes[if_exists])
             opened.commit()

@@ -94,8 +94,8 @@ class DataSet(DataSetWriters):
 
     def __reduce__(self) -> NoReturn:
         raise DataSetError(
-            "a DataSet is a query of the process that made it, and cannot be sent to another: make it inside the function that runs there, "
-            "or pass its rows, data.collect(), and make a DataSet of them there with from_arrow; return data.collect() likewise"
+            "a DataSet belongs to the process that made it, and cannot be sent to another: make it inside the function that runs there, "
+            "or pass its rows, data.collect(), and turn them into a DataSet there with from_arrow; return data.collect(), too"
         )
 
     @property
@@ -570,7 +570,7 @@ class DataSet(DataSetWriters):
             If `partitions` is less than 1, a column does not exist, or this is a stream.
         """
         if partitions < 1:
-            raise DataSetError(f"repartition({partitions}): rows need at least one partition")
+            raise DataSetError(f"repartition({partitions}): there must be at least one partition")
         if self._native.is_stream():
             # Lowering a stream drops partitionings, as those of the planner mean nothing there.
             raise DataSetError(
@@ -580,8 +580,8 @@ class DataSet(DataSetWriters):
         return self._step(self._native.repartition(partitions, columns(by, {})))
 
     def cache(self) -> DataSet:
-        """Run the steps so far and keep the rows for later use, each on the worker that produced it: in memory within
-        its budget, beyond it on its disk, in ``TIDEMILL_SPILL_DIR``. An action.
+        """Run the steps so far and keep the rows for later use, each on the worker that produced it: in memory within the
+        worker's budget, beyond it on its disk, in ``TIDEMILL_SPILL_DIR``. An action.
         """
         from tidemill._job import init
 
@@ -606,7 +606,7 @@ class DataSet(DataSetWriters):
         Raises
         ------
         DataSetError
-            On every worker; also if the store does not tell whether the folder exists.
+            On every worker; also if the store does not say whether the folder exists.
         """
         from tidemill._tables.places import as_options, at_home
         from tidemill.dataset._read import read_parquet
@@ -847,8 +847,8 @@ class DataSet(DataSetWriters):
     def show(self, count: int = 20) -> None:
         """Print at most `count` rows, on worker 0. A null prints as ``null``, an empty string as nothing.
 
-        A stream runs until it has produced this many rows, or ends. It commits nothing, so sources that can be read
-        again stay where they were.
+        A stream runs until it has produced this many rows, or ends. It commits nothing, so sources that can be read again
+        keep their positions.
         """
         if self._native.is_stream():
             from tidemill._streaming.show import first_rows
@@ -865,10 +865,10 @@ class DataSet(DataSetWriters):
         *,
         sink: AnySink | None = None,
     ) -> str:
-        """Return the query plan; ``"analyze"`` runs the query and adds the rows and time of each step.
+        """Return the query plan; ``"analyze"`` runs the query and adds the rows and time of each step. Collective.
 
-        For a stream: its tasks, and what happens to its rows when the job fails and resumes; with `sink`, also for this
-        sink of `write_stream`. Collective.
+        For a stream, return its tasks, and what happens to its rows when the job fails and resumes. Pass `sink` to include
+        a sink of `write_stream`.
         """
         if self._native.is_stream() and how == "physical":
             from tidemill._streaming.write import explain
@@ -946,20 +946,20 @@ class DataSet(DataSetWriters):
         True
         """
         if not isinstance(name, str) or not name.strip():
-            raise DataSetError(f"step_name({name!r}): a name is a text that is not empty")
+            raise DataSetError(f"step_name({name!r}): a name must be a non-empty string")
         if ", " in name:
             raise DataSetError(
-                f"step_name({name!r}): a name has no comma with a space behind it, as tasks of a step are called by its name and that"
+                f"step_name({name!r}): a name cannot contain a comma followed by a space, because names of tasks use it as a separator"
             )
         return self._step(self._native.named(name))
 
     def shuffle(self) -> DataSet:
-        """Spread the rows of a stream over all workers, whatever is in them, for costly steps behind it.
+        """Spread the rows of a stream over all workers, before costly steps.
 
-        A source runs on as many workers as it has splits (partitions of a topic, files), and steps without keys run
-        where the source does. Behind a shuffle they run on all workers. Batches go to the workers in turn; a worker
-        that has no room for more, as it or its link is slow, is passed over while others have some. Rows do not keep
-        their order.
+        A source runs on at most as many workers as it has splits (partitions of a topic, files), and steps without keys
+        run where the source does. After a shuffle they run on all workers. Batches go to the workers in turn. If a worker
+        has no room, because it or its link is slow, `shuffle` skips it while others have room. Rows do not keep their
+        order.
 
         Returns
         -------

@@ -44,7 +44,7 @@ def described(data: DataSet, root: int | None) -> Table:
     columns: list[tuple[str, list[Any], str | None]] = [("statistic", list(wanted), "str")]
     for at, (name, kind) in enumerate(kinds.items()):
         if name == "statistic":
-            raise DataSetError('describe calls a column of its own "statistic"; rename yours first')
+            raise DataSetError('describe adds a column "statistic"; rename yours first')
         of_all = {"count": counts[f"{at} count"], "null_count": counts["rows"] - counts[f"{at} count"]}
         found = [of_all.get(what, rows[0].get(f"{at} {what}")) for what in wanted]
         if kind.startswith(_NUMBERS) or kind == "Boolean":

@@ -178,7 +178,7 @@ def ntile(parts: int) -> Expr:
     the first buckets have one row more. Needs ``over``.
     """
     if isinstance(parts, bool) or not isinstance(parts, int) or parts < 1:
-        raise DataSetError(f"ntile cuts into at least one part, not {parts!r}")
+        raise DataSetError(f"ntile needs at least one part, not {parts!r}")
     return Expr(engine().window("ntile", [as_value(parts)._native]))
 
 

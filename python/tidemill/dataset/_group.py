@@ -46,7 +46,7 @@ class GroupBy:
             if missing is None or missing[1] not in self._data.columns:
                 raise
             raise DataSetError(
-                f'column "{missing[1]}" is neither a key nor aggregated: a group has many values of it; say what of them is wanted, '
+                f'column "{missing[1]}" is neither a key nor aggregated: a group has many values of it; choose how to aggregate them, '
                 f'such as col("{missing[1]}").sum()'
             ) from None
 

@@ -401,7 +401,9 @@ def _sampled(data: DataSet, name: str, on_table: OnTable) -> NativeTable:
 
     found = _workers.from_first(made, says)
     if found is None:
-        raise DataSetError(f"{name} made no rows of the first {_SAMPLED_ROWS}; give schema={{...}}, as types by column")
+        raise DataSetError(
+            f"{name} made no rows from the first {_SAMPLED_ROWS}; give schema={{...}}, as types by column"
+        )
     native: NativeTable = found._native
     if native.untyped:
         raise DataSetError(

@@ -387,4 +387,9 @@ def up(
             return find(name)._kept_by(keeper)
         text = errors.read().decode(errors="replace").strip()
     keeper.wait()
-    raise HostsError(refusal(told.get("error") or text or "the process that keeps them has ended without an error message", rootless=rootless))
+    raise HostsError(
+        refusal(
+            told.get("error") or text or "the process that keeps them has ended without an error message",
+            rootless=rootless,
+        )
+    )

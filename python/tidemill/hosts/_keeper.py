@@ -124,7 +124,7 @@ def _opened(owner: int) -> int:
     try:
         return os.pidfd_open(owner)
     except OSError as error:
-        raise HostsError(f"owner={owner} is no process whose end can be waited for ({error.strerror})") from None
+        raise HostsError(f"owner={owner} is not a process that this one can wait for ({error.strerror})") from None
 
 
 def _awaited_end() -> int:

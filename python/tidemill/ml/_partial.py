@@ -36,22 +36,22 @@ _ROWS_OF_BLOCK = 64
 
 @dataclass
 class Account:
-    """What a fit exchanged and computed.
+    """The cost of a fit: all-reduces and passes over the rows.
 
     Attributes
     ----------
     sync : {"global", "partial"}
     rounds : int
-        Rounds in which parts iterated by themselves; 0 with ``sync="global"``.
+        Number of rounds in which parts iterated by themselves; 0 with ``sync="global"``.
     iterations : int
-        Iterations of Lloyd's algorithm over all rows: all of them, or those after the rounds. Rounds and iterations take one
-        all-reduce each.
+        Number of iterations of Lloyd's algorithm over all rows, not counting rounds. Each round and each iteration takes one
+        all-reduce.
     passes : float
-        Looks at all rows: distances that were due, skipped or not, divided by those of one iteration.
+        Number of passes over all rows: distances to compute, even if bounds skipped them, divided by those of one iteration.
     bytes_sent : int
-        What this worker gave to all-reduces; 0 on one worker.
+        Bytes that this worker contributed to all-reduces; 0 on one worker.
     oscillated : bool
-        The rounds ended because the common centers did not settle.
+        Whether the rounds ended because the common centers did not settle.
     """
 
     sync: str = "global"

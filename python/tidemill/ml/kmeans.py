@@ -80,18 +80,17 @@ class KMeans(Estimator):
         Threads of each rank; ``None`` for the launcher's setting, else all processors of the host, shared among its
         workers.
     sync : {"global", "partial"}, default="global"
-        ``"partial"`` lets parts of the rows iterate by themselves from common centers, whose means over parts are the next
-        common centers: fewer all-reduces and more passes over the rows, for workers between which an all-reduce is slow.
-        Lloyd's algorithm goes on from there until no label changes.
+        With ``"partial"``, parts of the rows iterate by themselves from common centers, and the means over parts become the
+        next common centers. When these settle, Lloyd's algorithm over all rows continues until no label changes. This takes
+        fewer all-reduces and more passes over the rows; use it if an all-reduce is slow.
     parts : int or None, default=None
-        With ``sync="partial"``, the parts of each rank's rows; ``None`` for up to 8, fewer if that leaves a part less than
-        20 rows for each cluster. After every 3 rounds, rows are dealt to the parts of their rank anew.
+        With ``sync="partial"``, the number of parts of each rank's rows; ``None`` for up to 8, fewer if a part would have
+        less than 20 rows for each cluster. After every 3 rounds, each rank deals its rows out again to its parts.
     part_means : {"weighted", "unweighted"}, default="weighted"
-        With ``sync="partial"``, whether a part counts by the weight of its rows in a cluster, or like any other that has
-        rows in it.
+        With ``sync="partial"``: ``"weighted"`` weights a part by the weight of its rows in a cluster; with
+        ``"unweighted"``, all parts that have rows in the cluster count the same.
     local_sweeps : int or None, default=None
-        With ``sync="partial"``, how often a part iterates between two all-reduces at most; ``None`` for as often as it takes
-        to settle.
+        With ``sync="partial"``, the maximum number of iterations of a part between two all-reduces; ``None`` for no limit.
 
     Attributes
     ----------
@@ -101,13 +100,13 @@ class KMeans(Estimator):
     inertia_ : float
         Weighted sum of squared distances of all ranks' rows to their centers.
     cluster_weights_ : ndarray of shape (n_clusters,), float64
-        Weight of all ranks' rows of each cluster; after `partial_fit`, of all rows that its center stands for.
+        Weight of all ranks' rows in each cluster; after `partial_fit`, of all rows whose mean its center is.
     n_iter_ : int
-        Iterations, and rounds of parts before them.
+        Number of iterations, including rounds of parts.
     account_ : object
-        Of the start that was kept: ``sync``, ``rounds`` of parts, ``iterations`` over all rows, ``passes`` over the rows by
-        both, ``bytes_sent`` by this rank to all-reduces, and ``oscillated``: whether the rounds ended because the common
-        centers did not settle.
+        The cost of the start that was kept: ``sync``; the numbers of ``rounds`` of parts, of ``iterations`` over all rows
+        and of ``passes`` over the rows in both; ``bytes_sent`` by this rank in all-reduces; and ``oscillated``, whether the
+        rounds ended because the common centers did not settle.
     n_features_in_ : int
     feature_names_in_ : ndarray of shape (n_features,)
         Only if ``X`` has column names that are all strings.
@@ -250,22 +249,22 @@ class KMeans(Estimator):
     ) -> Self:
         """Move the centers by more rows of all ranks: one step of k-means on a stream. Collective.
 
-        The first call is `fit`, unless that was called before. Later ones assign the rows to the nearest centers, and each center becomes the mean of
-        all rows that it has been given. Source: MacQueen (1967), by batches as in Sculley (2010); Spark's
-        ``StreamingKMeans`` has the same `decay`.
+        The first call is `fit`, unless you have called that before. Later calls assign the rows to the nearest centers,
+        and each center becomes the mean of all rows that were assigned to it. Source: MacQueen (1967), by batches as in
+        Sculley (2010); Spark's ``StreamingKMeans`` has the same `decay`.
 
         Parameters
         ----------
         X, y, sample_weight, columns
-            As in `fit`. Later calls may have fewer rows than clusters, but not none.
+            As in `fit`. Later calls may have fewer rows than clusters, but at least one.
         decay : float in [0, 1], default=1.0
-            What the rows of earlier calls count at each call: 1.0 never forgets, 0.0 looks at the rows of this call
-            alone.
+            Factor by which each call multiplies the weight of earlier rows: with 1.0 they count in full, with 0.0 only the
+            rows of this call count.
 
         Returns
         -------
         self
-            ``labels_`` and ``inertia_`` are those of the rows of this call.
+            ``labels_`` and ``inertia_`` are for the rows of this call.
         """
         if not 0 <= decay <= 1:
             raise ValueError(f"decay={decay!r} must be from 0 to 1")

@@ -100,7 +100,7 @@ def _memory(buffer: Any, writable: bool) -> tuple[Bytes, str | None]:
     if array is None:
         raise TypeError(_no_buffer(buffer))
     if writable and not array.flags.writeable:
-        raise _unusable(array, "message: the buffer is read-only but shall receive")
+        raise _unusable(array, "message: the buffer is read-only, but the call receives into it")
     if array.flags.c_contiguous:
         flat = array.reshape(-1)
     elif array.flags.f_contiguous:
@@ -111,7 +111,7 @@ def _memory(buffer: Any, writable: bool) -> tuple[Bytes, str | None]:
             "message: the buffer is not contiguous; send a copy (numpy.ascontiguousarray) or use a vector datatype",
         )
     if array.dtype.hasobject:
-        raise TypeError("message: an array of Python objects cannot be sent as a buffer; use the lower-case calls")
+        raise TypeError("message: an array of Python objects cannot be sent as a buffer; use the lowercase calls")
     code = array.dtype.char if array.dtype.isnative and array.dtype.fields is None else None
     # Not of a class of its own, whose items may be something else: `MPI.buffer` is one.
     return flat.view(np.uint8, np.ndarray) if flat.size else _empty(), code

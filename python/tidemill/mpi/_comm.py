@@ -415,7 +415,7 @@ class Comm(_tidemill.Comm, Attributes["Comm"]):
             If `buf` is a buffer, as in mpi4py. A number (a size, in earlier versions of mpi4py) is ignored.
         """
         if buf is not None and not isinstance(buf, int):
-            warnings.warn("recv: the argument buf is deprecated and not used", UserWarning, stacklevel=2)
+            warnings.warn("recv: the argument buf is deprecated and has no effect", UserWarning, stacklevel=2)
         return _objects.recv(self, source, tag, status)
 
     def sendrecv(

@@ -102,7 +102,7 @@ class Handle:
             return cls()
         found = Handle._by_number.get((cls._kind, arg))
         if found is None:
-            raise fail("ERR_ARG", f"{arg} is the number of no {cls._kind}")
+            raise fail("ERR_ARG", f"there is no {cls._kind} with the number {arg}")
         return found
 
     def py2f(self) -> int:

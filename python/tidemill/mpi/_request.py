@@ -38,7 +38,7 @@ class Numbered:
             return cls()
         found = Handle._by_number.get((cls.__name__, arg))
         if found is None:
-            raise fail("ERR_ARG", f"{arg} is the number of no {cls.__name__}")
+            raise fail("ERR_ARG", f"there is no {cls.__name__} with the number {arg}")
         return found
 
     def py2f(self) -> int:

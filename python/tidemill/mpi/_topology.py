@@ -389,7 +389,7 @@ def create_cart(comm: Intracomm, dims: Sequence[int], periods: Sequence[bool] | 
     """See `Intracomm.Create_cart`."""
     sizes = [int(n) for n in dims]
     if any(n <= 0 for n in sizes):
-        raise fail("ERR_DIMS", f"a grid of {sizes} has no places")
+        raise fail("ERR_DIMS", f"a grid of {sizes} has no cells")
     count = math.prod(sizes)
     if count > comm.size:
         raise fail("ERR_DIMS", f"a grid of {sizes} needs {count} ranks; the communicator has {comm.size}")

@@ -64,7 +64,7 @@ def base_of(positions: Mapping[str, ArrayLike]) -> Base:
         if point.shape != (3,) or not np.isfinite(point).all():
             raise SeriesError(f"positions to align to are three numbers for each id, and {name!r} has {point.tolist()}")
     if len(points) < IDS_MIN:
-        raise SeriesError(f"there are positions of {len(points)} ids to align to; at least {IDS_MIN} are needed")
+        raise SeriesError(f"there are positions to align to for {len(points)} ids; at least {IDS_MIN} are needed")
     return Base(np.array(list(points)), np.array(list(points.values())))
 
 

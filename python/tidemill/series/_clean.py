@@ -275,7 +275,7 @@ def _counted(cleaning: _Cleaning, own: _Own, *, is_in_order: bool) -> None:
         report.counts[rule] += count
     if not is_in_order and report.counts["duplicates_that_differ"]:
         report.notes.append(
-            "rows of this source have no order: of different values the least counts; .sort(...) gives an order"
+            "rows of this source have no order: if values differ, the smallest counts; .sort(...) gives an order"
         )
 
 

@@ -125,7 +125,7 @@ def distances(
             squared += side[wanted, None] ** 2
             squared += side**2
     else:
-        raise SeriesError(f"kind is 'correlation', 'euclidean' or a function, not {kind!r}")
+        raise SeriesError(f"kind must be 'correlation', 'euclidean' or a function, not {kind!r}")
     # Nothing is far from itself, but for rounding.
     own = np.arange(values.shape[1])[wanted]
     squared[np.arange(len(own)), own] = 0.0
@@ -136,7 +136,7 @@ def distances(
 def check_length(kind: Kind, length: Length) -> None:
     """Raise if L is unknown, or would have no effect."""
     if length not in ("one", "log"):
-        raise SeriesError(f"length is 'one' or 'log', not {length!r}")
+        raise SeriesError(f"length must be 'one' or 'log', not {length!r}")
     if length == "log" and kind != "correlation":
         raise SeriesError(
             '--length log (length="log") is of --distance correlation (kind="correlation"); other distances have no such length: leave it out'
@@ -153,7 +153,7 @@ def _compared(values: Array, of: Of) -> Array:
             values, '--of changes (of="changes")', '--of differences (of="differences") compares values of any sign'
         )
         return np.diff(np.log(values), axis=0)
-    raise SeriesError(f"of is 'changes', 'differences' or 'values', not {of!r}")
+    raise SeriesError(f"of must be 'changes', 'differences' or 'values', not {of!r}")
 
 
 def _above_zero(values: Array, what: str, remedy: str) -> None:
@@ -196,7 +196,7 @@ def lengths(values: Array, length: Length) -> Array:
     if length == "one":
         return np.ones(values.shape[1])
     if length != "log":
-        raise SeriesError(f"length is 'one' or 'log', not {length!r}")
+        raise SeriesError(f"length must be 'one' or 'log', not {length!r}")
     _above_zero(values[[0, -1]], '--length log (length="log")', '--length one (length="one") takes values of any sign')
     side: Array = 10.0 * np.abs(np.log(np.clip(values[-1] / values[0], 0.1, 10.0)))
     return side
@@ -235,7 +235,7 @@ def why_no_references(kind: Kind, of: Of, length: Length) -> str | None:
     from its beginning. Euclidean distance with ``of="changes"`` measures how much it moves: the references hardly do.
     """
     if callable(kind):
-        return "only who wrote the function of distances knows what they mean in it"
+        return "their meaning in your own distance function is unknown"
     if kind == "euclidean":
         scale = "begin at 1, and Euclidean distance compares values and differences as they are"
         return None if of == "changes" else f"they {scale}"

@@ -207,11 +207,11 @@ class Embedder:
 
     def __post_init__(self) -> None:
         if self.start not in ("previous", "independent"):
-            raise SeriesError(f"start is 'previous' or 'independent', not {self.start!r}")
+            raise SeriesError(f"start must be 'previous' or 'independent', not {self.start!r}")
         if not isinstance(self.align, str):
             self.fixed = base_of(self.align)
         elif self.align not in ("previous", "first", "common"):
-            raise SeriesError(f"align is 'previous', 'first', 'common' or positions by id, not {self.align!r}")
+            raise SeriesError(f"align must be 'previous', 'first', 'common' or positions by id, not {self.align!r}")
         if self.key_every < 1:
             raise SeriesError(f"key_every must be at least 1, not {self.key_every}")
         check_missing(self.missing_max)
@@ -225,9 +225,8 @@ class Embedder:
         Raises
         ------
         SeriesError
-            On every worker: distances that cannot be computed, no window has four ids, one of `REFERENCES` is called
-            like an id, or
-        fewer than four ids are common to all windows.
+            On every worker, if distances cannot be computed, no window has four ids, an id has the name of one of
+            `REFERENCES`, or, with common points, all windows together have fewer than four ids in common.
         """
         known = self.past.last is not None
         wanted = self._wanted(panel, windows)
@@ -255,7 +254,7 @@ class Embedder:
         Yields
         ------
         object
-            On worker 0, the results of `finish` in the order of windows; nothing on the others, which work until
+            On worker 0, the results of `finish` in the order of windows. The other workers yield nothing, and return when
             everything is done.
 
         Raises
@@ -269,7 +268,7 @@ class Embedder:
         self._check_made(known or all(window.end - window.begin < times_min for window in windows))
 
     def more(self, panel: Panel, windows: Iterable[Window], finish: Callable[[int, Frame], N]) -> Iterator[N]:
-        """Do what `each` does where later windows may have frames, so that it is no error if none of these has one."""
+        """Do the same as `each`, without an error if none of these windows has a frame: later windows may have one."""
         comm = self._workers()
         wanted = self._wanted(panel, windows)
         made = self._made(panel, wanted, lambda number, placed: (finish(number, placed.frame),), False)

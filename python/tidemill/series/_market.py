@@ -42,7 +42,7 @@ def write_market(folder: str | PathLike[str], ids: int = 240, days: int = 1000, 
         ``date,ticker,price,volume,split`` and ``ticker,name,sector``.
     """
     if ids < 10 or days < 30:
-        raise ValueError(f"a market has at least 10 stocks and 30 days, not {ids} and {days}")
+        raise ValueError(f"a market must have at least 10 stocks and 30 days, not {ids} and {days}")
     rng = np.random.default_rng(seed)
     calendar = np.busday_offset(_FIRST_DAY, np.arange(days), roll="forward")
     sector = np.sort(rng.integers(len(SECTORS), size=ids))

@@ -57,7 +57,7 @@ class Panel:
         if self.values.shape != shape or (self.caps is not None and self.caps.shape != shape):
             raise SeriesError(f"values and caps of {shape[0]} times and {shape[1]} ids have shape {shape}")
         if len(self.times) > 1 and not (self.times[1:] > self.times[:-1]).all():
-            raise SeriesError("the times of a panel increase")
+            raise SeriesError("the times of a panel must increase")
 
     def __repr__(self) -> str:
         if not len(self.times):

@@ -347,7 +347,7 @@ def read_rows(data: DataSet, columns: Columns, *, alone: bool = False) -> Rows:
         table, counts = collect_in_order(data.select(**parts)._native, alone=alone)
     except DataSetError as error:
         if is_text and "Parser error" in str(error):
-            raise SeriesError(f"times in column {columns.time!r} are text, and one is none: {error}") from error
+            raise SeriesError(f"times in column {columns.time!r} are text, and one is not a time: {error}") from error
         texts = [
             repr(name)
             for role, name in columns.named().items()
@@ -355,8 +355,8 @@ def read_rows(data: DataSet, columns: Columns, *, alone: bool = False) -> Rows:
         ]
         if texts and "Cannot cast string" in str(error):
             raise SeriesError(
-                f"values in column {' or '.join(texts)} are text, and one is not a number: {error}; numbers are such as 100.12, "
-                "without signs of currencies or commas"
+                f"values in column {' or '.join(texts)} are text, and one is not a number: {error}; write numbers like 100.12, "
+                "without currency signs or commas"
             ) from error
         raise
     codes, names = _coded(table, "id")

@@ -38,11 +38,11 @@ class Rules:
 
     def __post_init__(self) -> None:
         if self.negative not in ("absolute", "missing", "keep"):
-            raise SeriesError(f"negative is 'absolute', 'missing' or 'keep', not {self.negative!r}")
+            raise SeriesError(f"negative must be 'absolute', 'missing' or 'keep', not {self.negative!r}")
         if self.splits not in ("column", "detect", "keep"):
-            raise SeriesError(f"splits is 'column', 'detect' or 'keep', not {self.splits!r}")
+            raise SeriesError(f"splits must be 'column', 'detect' or 'keep', not {self.splits!r}")
         if self.split_is not in ("ratio", "added"):
-            raise SeriesError(f"split_is is 'ratio' or 'added', not {self.split_is!r}")
+            raise SeriesError(f"split_is must be 'ratio' or 'added', not {self.split_is!r}")
 
 
 #: Each rule and its effect, in the order in which they are applied.
@@ -55,7 +55,7 @@ RULES = {
     "duplicates": "more rows of an id and a time: the earliest counts",
     "duplicates_that_differ": "of these, with another value than the earliest",
     "splits": "splits: values before them divided by the ratio",
-    "flat_splits": "splits that were told, but where the value does not jump: left alone",
+    "flat_splits": "splits in the data at which the value does not jump: left alone",
     "gaps": "times without a value between first and last of an id: filled in windows",
     "late": "rows of times that were over: left out",
 }

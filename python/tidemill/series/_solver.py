@@ -223,7 +223,7 @@ def solver(
         other = next((name for name, value in options.items() if state.options.get(name) != value), None)
         if other is not None:
             raise SeriesError(
-                f"the checkpoint was made with {other}={state.options.get(other)!r}, not {options[other]!r}; give a checkpoint of its own"
+                f"the checkpoint was made with {other}={state.options.get(other)!r}, not {options[other]!r}; use another checkpoint folder"
             )
         own = table.to_numpy()
         parts = [own] if comm.size == 1 else comm.allgather(own)

@@ -146,9 +146,7 @@ class FileTail:
         self._delimiter, self._lenient = delimiter, lenient
         self._piece_bytes = piece_bytes or _PIECE_BYTES
         if "://" in path:
-            raise SeriesError(
-                f"{path}: of files only those of this machine's file system can be followed, by their path"
-            )
+            raise SeriesError(f"{path}: only files on this machine's file system can be followed; give their path")
         self._null = frozenset([null] if isinstance(null, str) else null or ())
         self._files: dict[str, _File] = {}
         #: Which place each file has among those that are there.
@@ -200,11 +198,11 @@ class FileTail:
         )
 
     def standing(self) -> dict[str, Any]:
-        """Return what `resume` goes on from: how far files were read, and rows that wait. It can be pickled."""
+        """Return the state for `resume`: how far files were read, and rows that wait. It can be pickled."""
         return {name: getattr(self, name) for name in _STANDING}
 
     def resume(self, standing: dict[str, Any]) -> None:
-        """Go on where another tail of the same files was."""
+        """Continue where another tail of the same files was."""
         for name in _STANDING:
             setattr(self, name, standing[name])
 
@@ -278,7 +276,7 @@ class FileTail:
     def _table(self, path: str, state: _File) -> list[_Row]:
         """Return the rows of a Parquet file."""
         if state.offset:
-            raise SeriesError(f"{path} has grown since it was read: rows that are new go into a file of their own")
+            raise SeriesError(f"{path} has grown since it was read: write new rows to a new file")
         try:
             data, columns = open_source(path, self._chosen)
             read = read_rows(data, columns, alone=True)

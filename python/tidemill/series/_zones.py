@@ -40,7 +40,7 @@ def wall(micros: NDArray[np.int64], zone: str | None) -> NDArray[np.int64]:
     try:
         return np.array([_shown(at, known) for at in micros.tolist()], dtype=np.int64)
     except OverflowError as error:
-        raise SeriesError(f"a time in {zone} is not of the years 1 to 9999: {error}") from error
+        raise SeriesError(f"a time in {zone} is outside of the years 1 to 9999: {error}") from error
 
 
 def _known(zone: str) -> tzinfo:

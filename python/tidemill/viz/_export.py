@@ -53,7 +53,7 @@ def write_page(folder: Path, path: Path, about: Mapping[str, Any] | None = None)
         raise FrameError(f"{folder} has no frame yet")
     page = STATIC / "standalone" / "index.html"
     if not page.exists():
-        raise FrameError("the page was not built; `make setup` does it, and wheels have it")
+        raise FrameError("the page was not built; run `make setup`, or install a wheel, which has it")
     # The index first: should a writer be at work meanwhile, all that it names is there.
     index = (folder / INDEX).read_bytes()
     index = index[: index.rfind(b"\n") + 1]

@@ -177,10 +177,10 @@ class Ask(BaseHTTPRequestHandler):
         if self.server.loopback and not is_loopback(name):
             raise Refused(
                 HTTPStatus.FORBIDDEN,
-                "this server is called 127.0.0.1 or localhost; a proxy before it must say so in Host",
+                "this server is called 127.0.0.1 or localhost; a proxy in front must say so in Host",
             )
         if self.command != "GET" and site is not None and site != host:
-            raise Refused(HTTPStatus.FORBIDDEN, "the question comes from a page of another site")
+            raise Refused(HTTPStatus.FORBIDDEN, "the request comes from a page of another site")
 
     def _page(self, path: str) -> None:
         name = path.removeprefix("/")
@@ -211,7 +211,7 @@ class Ask(BaseHTTPRequestHandler):
         while self._unread:
             part = self.rfile.read(min(self._unread, 1 << 20))
             if not part:
-                raise ConnectionAbortedError("the connection was closed half way")
+                raise ConnectionAbortedError("the connection was closed halfway")
             self._unread -= len(part)
             yield part
 

@@ -91,7 +91,7 @@ def change(folder: Path, make: Callable[[Groups], Groups]) -> bytes:
     with locked(folder):
         text = told(_within(make(read(folder))))
         if len(text) > BYTES_MAX:
-            raise ValueError(f"all groups together take at most {BYTES_MAX >> 20} MiB; delete one before")
+            raise ValueError(f"all groups together take at most {BYTES_MAX >> 20} MiB; delete one first")
         made = folder / f".{NAME}"
         made.write_bytes(text)
         made.replace(folder / NAME)
@@ -134,9 +134,9 @@ def _rows(name: str, rows: Any, points: int) -> list[int]:
 
 def _within(groups: Groups) -> Groups:
     if len(groups) > _GROUPS_MAX:
-        raise ValueError(f"there are at most {_GROUPS_MAX} groups; delete one before")
+        raise ValueError(f"there are at most {_GROUPS_MAX} groups; delete one first")
     if not all(0 < len(name) <= _NAME_CHARACTERS_MAX for name in groups):
-        raise ValueError(f"a group has a name of at most {_NAME_CHARACTERS_MAX} characters")
+        raise ValueError(f"a group's name has at most {_NAME_CHARACTERS_MAX} characters")
     return groups
 
 

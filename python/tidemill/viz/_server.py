@@ -54,11 +54,11 @@ class Server:
         self, what: str | PathLike[str] | Library, *, host: str = "127.0.0.1", port: int = 0, token: str | None = None
     ) -> None:
         if token is None and not is_loopback(host):
-            raise ValueError(f"others can reach {host!r}: choose a token that they must know (--token)")
+            raise ValueError(f"others can reach {host!r}: choose a token (--token), which they need")
         if token is not None and not re.fullmatch(r"[\w.~-]{16,}", token, re.ASCII):
-            raise ValueError("a token has at least 16 characters: letters, digits and . _ ~ -")
+            raise ValueError("a token must have at least 16 characters: letters, digits and . _ ~ -")
         if not (STATIC / "index.html").exists():
-            raise FrameError("the page was not built; `make setup` does it, and wheels have it")
+            raise FrameError("the page was not built; run `make setup`, or install a wheel, which has it")
         self.token = token or secrets.token_urlsafe(24)
         site: Site
         if isinstance(what, Library):

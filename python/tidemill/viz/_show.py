@@ -199,7 +199,7 @@ def _write(
 ) -> None:
     """Check the arguments of `show`, and write them as frames into a folder."""
     if (points is None) == (frames is None):
-        raise ValueError("show points or frames: give one of them")
+        raise ValueError("pass either points or frames")
     if points is not None:
         # A query runs here.
         points = points.collect() if isinstance(points, DataSet) else points
@@ -211,7 +211,7 @@ def _write(
         or isinstance(values, str)
         or coordinates
     ):
-        raise ValueError("names of columns are of points, not of frames: give arrays")
+        raise ValueError("names of columns work with points, not with frames: give arrays")
     given = [points] if frames is None else frames
     arrays = [_points("points" if frames is None else f"frame {number}", frame) for number, frame in enumerate(given)]
     if not arrays:

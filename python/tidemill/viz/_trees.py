@@ -38,7 +38,7 @@ def minimum_spanning_tree(points: ArrayLike) -> NDArray[np.int64]:
     """
     where = np.asarray(points, dtype=np.float64)
     if where.ndim != 2 or not np.isfinite(where).all():
-        raise FrameError(f"points have shape (n, d) and are finite; these have shape {where.shape}")
+        raise FrameError(f"points must have shape (n, d) and be finite; these have shape {where.shape}")
     count = len(where)
     edges = np.empty((max(0, count - 1), 2), np.int64)
     nearest = np.zeros(count, np.int64)
@@ -142,7 +142,7 @@ def _child(tree: Tree, node: int) -> int:
 
 
 def _wrong(text: str, at: int, what: str) -> FrameError:
-    return FrameError(f"this is not a tree in Newick format: character {at + 1} of {len(text)}: {what}")
+    return FrameError(f"this is not a Newick tree: character {at + 1} of {len(text)}: {what}")
 
 
 def place_tree(

@@ -87,9 +87,9 @@ class FrameWriter:
         mode: str = "x",
     ) -> None:
         if mode not in ("x", "w", "a"):
-            raise ValueError(f"mode is 'x', 'w' or 'a', not {mode!r}")
+            raise ValueError(f"mode must be 'x', 'w' or 'a', not {mode!r}")
         if len(axes) != 3:
-            raise ValueError(f"axes are three names, not {len(axes)}")
+            raise ValueError(f"axes must be three names, not {len(axes)}")
         for glyph in (glyphs or {}).values():
             if glyph not in GLYPHS:
                 raise ValueError(f"a glyph is one of {', '.join(GLYPHS)}, not {glyph!r}")
@@ -247,7 +247,7 @@ class FrameWriter:
         place = f"frame {self._frames}"
         where = np.asarray(positions, dtype=np.float64)
         if where.ndim != 2 or where.shape[1] not in (2, 3):
-            raise FrameError(f"{place}: positions have shape (n, 2) or (n, 3), not {where.shape}")
+            raise FrameError(f"{place}: positions must have shape (n, 2) or (n, 3), not {where.shape}")
         count = len(where)
         if where.shape[1] == 2:
             where = np.column_stack([where, np.zeros(count)])
@@ -389,7 +389,7 @@ class FrameWriter:
         """Refuse names of groupings and values that the page could not distinguish."""
         if _selections.GROUPING in groups:
             raise FrameError(
-                f"{place}: {_selections.GROUPING!r} is what the page calls the groups that its readers make; give the grouping another name"
+                f"{place}: {_selections.GROUPING!r} is the page's name for groups that its readers make; give the grouping another name"
             )
         both = ({*self._categories, *groups} & {*self._values, *values}) & {*groups, *values}
         if both:
@@ -446,7 +446,7 @@ class FrameWriter:
         if given.size == 0:
             return np.zeros((0, 2), np.uint32)
         if given.ndim != 2 or given.shape[1] != 2:
-            raise FrameError(f"{place}: edges have shape (m, 2), not {given.shape}")
+            raise FrameError(f"{place}: edges must have shape (m, 2), not {given.shape}")
         here = set(rows.tolist())
         added = {name: self._known + number for number, name in enumerate(names or [])}
         pairs = np.empty(given.shape, np.uint32)
@@ -573,7 +573,7 @@ class FrameWriter:
         if self._carried:
             groups = sorted({group for names in self._carried.values() for group in names})
             warnings.warn(
-                f"{self.folder}: {len(self._carried)} points of groups that readers had made ({', '.join(groups)}) are in no frame any more",
+                f"{self.folder}: {len(self._carried)} points of groups that readers had made ({', '.join(groups)}) are no longer in any frame",
                 stacklevel=2,
             )
             self._carried = {}

@@ -186,7 +186,7 @@ def test_explode_and_repartition(data: tm.DataSet) -> None:
     assert rows(lists.explode("v")) == [("a", 1), ("a", 2), ("b", 3)]
     assert data.repartition(5).count() == len(KEYS)
     assert rows(data.repartition(3, "k")) == rows(data)
-    with pytest.raises(tm.DataSetError, match=r"repartition\(-1\): rows need at least one partition"):
+    with pytest.raises(tm.DataSetError, match=r"repartition\(-1\): there must be at least one partition"):
         data.repartition(-1)
 
 

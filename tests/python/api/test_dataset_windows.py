@@ -181,8 +181,8 @@ def test_directions_of_each_column(descending: bool | list[bool], nulls_last: bo
 def test_what_is_wrong_with_them_is_said() -> None:
     x = tm.col("x")
     for call, said in [
-        (lambda: tm.functions.ntile(0), "ntile cuts into at least one part, not 0"),
-        (lambda: tm.functions.ntile(2.0), "ntile cuts into at least one part, not 2.0"),  # type: ignore[arg-type]
+        (lambda: tm.functions.ntile(0), "ntile needs at least one part, not 0"),
+        (lambda: tm.functions.ntile(2.0), "ntile needs at least one part, not 2.0"),  # type: ignore[arg-type]
         (lambda: x.nth_value(0), "nth_value: rows are counted from 1, or -1 from the end, not 0"),
     ]:
         with pytest.raises(tm.DataSetError, match=said):

@@ -349,7 +349,7 @@ def test_frames_lie_on_points_that_were_given_but_are_not_stretched() -> None:
 
 
 def test_what_cannot_be_aligned_to_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(series.SeriesError, match="positions of 3 ids to align to; at least 4 are needed"):
+    with pytest.raises(series.SeriesError, match="positions to align to for 3 ids; at least 4 are needed"):
         series.Embedder(align={name: [0, 0, 1] for name in "abc"})
     for wrong in ([1, 2], [1, 2, NAN]):
         with pytest.raises(series.SeriesError, match="three numbers for each id, and 'd' has"):

@@ -223,7 +223,7 @@ def test_names_that_the_page_could_not_tell_apart_are_refused(tmp_path: Path) ->
     """It listed them twice and showed the grouping both times; one called as readers' groups are was replaced by these."""
     where = np.zeros((1, 3))
     with FrameWriter(tmp_path / "frames") as writer:
-        with pytest.raises(FrameError, match=r"'my groups' is what the page calls .* another name"):
+        with pytest.raises(FrameError, match=r"'my groups' is the page's name for .* another name"):
             writer.write_frame(where, groups={"my groups": ["a"]})
         with pytest.raises(FrameError, match="'val' is both a grouping and a value; give one"):
             writer.write_frame(where, groups={"val": ["a"]}, values={"val": [1]})
@@ -290,7 +290,9 @@ def test_groups_that_readers_made_outlive_frames_that_are_written_anew(tmp_path:
         {"name": "mine", "rows": [0]}, {"name": "other", "rows": [2]},
     ]  # fmt: skip
     writer.write_frame(np.zeros((2, 3)), ids=["y", "a"])
-    with pytest.warns(UserWarning, match="1 points of groups that readers had made [(]other[)] are in no frame"):
+    with pytest.warns(
+        UserWarning, match="1 points of groups that readers had made [(]other[)] are no longer in any frame"
+    ):
         writer.close()
     assert json.loads((tmp_path / "selections.json").read_text())[0] == {"name": "mine", "rows": [0, 4]}
     # To go on behind the frames changes nothing.

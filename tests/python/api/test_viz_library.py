@@ -223,7 +223,7 @@ def test_a_folder_of_frames_is_copied(library: Library, tmp_path: Path) -> None:
 # ---- what is refused
 
 BAD = [
-    ("a.doc", b"x", "cannot be told by its name"),
+    ("a.doc", b"x", "does not show its format"),
     ("a.txt", b"", "no point"),
     ("a.txt", b"0 1 2 3 1\n1 2 3\n", "line 2: it has 3 fields"),
     ("a.txt", b"0 1 2 nan 1\n", "line 1: z is 'nan'"),
@@ -315,7 +315,7 @@ GOOD = "0 0 0 0 1\n"
         ({"a.zip": b"PK"}, "not in another archive"),
         ({"../../a.txt": GOOD}, "leads out of the archive"),
         ({"/etc/a.txt": GOOD}, "leads out of the archive"),
-        ({"a.exe": GOOD}, "cannot be told by its name"),
+        ({"a.exe": GOOD}, "does not show its format"),
         ({"a.txt": b"0" * (5 << 20)}, "unpacked it is more than"),
         ({}, "no file in it"),
         ({f"{n}.txt": GOOD for n in range(52)}, "has 52 files"),
@@ -494,7 +494,7 @@ def test_search_by_tag_collection_and_content(library: Library, tmp_path: Path) 
         {"title": "a\0b"},
         {"tags": list(map(str, range(51)))},
     ):
-        with pytest.raises(ValueError, match=r"at most|has a title|control"):
+        with pytest.raises(ValueError, match=r"at most|needs a title|control"):
             library.update(a.id, **wrong)  # type: ignore[arg-type]
     for call in (library.plot, library.frames, library.versions, library.comments, library.remove):
         with pytest.raises(KeyError, match="no plot"):
@@ -554,7 +554,7 @@ def test_a_version_is_renamed_and_removed_and_those_built_on_it_stay(library: Li
         library.save_version(plot, "five", [], parent=3)
     with pytest.raises(ValueError, match="0 is the original"):
         library.remove_version(plot, 0)
-    with pytest.raises(ValueError, match="a version has a name"):
+    with pytest.raises(ValueError, match="a version needs a name"):
         library.update_version(plot, 2, name=" ")
 
 

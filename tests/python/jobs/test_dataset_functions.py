@@ -327,7 +327,7 @@ def test_a_table_without_rows_tells_its_types() -> None:
     assert late.schema == {"x": "Int64"} and late.count() == 499
     empty = numbers().filter(tm.col("x") < 0)
     assert empty.map_batches(lambda batch: batch).schema == empty.schema
-    with pytest.raises(tm.DataSetError, match="made no rows of the first 100"):
+    with pytest.raises(tm.DataSetError, match="made no rows from the first 100"):
         empty.map_batches(lambda batch: pa.table({"x": pa.array([], pa.null())}))
 
 

@@ -192,7 +192,7 @@ def test_rows_of_a_dataset_have_the_order_of_its_sort(workers: int, tmp_path: Pa
     run = launched.run("run", "-n", str(workers), "--threads", "2", "--no-prefix", program, path)
     assert run.returncode == 0, run.stderr
     lines = run.stdout.decode().splitlines()
-    note = "rows of this source have no order: of different values the least counts; .sort(...) gives an order"
+    note = "rows of this source have no order: if values differ, the smallest counts; .sort(...) gives an order"
     expected = ["1.0 1.0", "500.0 500.0", "500.0 500.0", f"1.0 1.0 {note}"]
     assert sorted(lines) == sorted(expected * workers)
 
@@ -251,7 +251,7 @@ def test_dates_may_be_texts(workers: int, tmp_path: Path) -> None:
     lines = "".join(outputs).splitlines()
     good = "Panel of 2 series at 12 times, 2024-01-01 to 2024-01-12 168.0"
     assert lines.count(good) == 2 * workers, lines
-    assert sum("times in column 'date' are text, and one is none: " in line for line in lines) == workers
+    assert sum("times in column 'date' are text, and one is not a time: " in line for line in lines) == workers
     dates = texts["date"]
     for column in (
         dates.dictionary_encode(),

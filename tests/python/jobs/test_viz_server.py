@@ -326,7 +326,7 @@ def test_arrays_are_shown_from_a_program() -> None:
     with pytest.raises(ValueError, match="frame 1 has 5 columns, the first 6"):
         tm.viz.show(frames=[np.zeros((50, 6)), np.zeros((50, 5))])
     for wrong in ({}, {"points": x, "frames": [x]}):
-        with pytest.raises(ValueError, match="give one of them"):
+        with pytest.raises(ValueError, match="either points or frames"):
             tm.viz.show(**wrong)
     with pytest.raises(FrameError, match="3 points"):
         tm.viz.show([[0], [1], [2]], groups=["a"])
@@ -372,7 +372,7 @@ def test_columns_of_a_table_are_shown_by_name(tmp_path: Path) -> None:
             tm.viz.show(data.sort("id"), **options)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="without columns: give a DataSet or a table"):
         tm.viz.show(np.eye(3), ids="id")
-    with pytest.raises(ValueError, match="names of columns are of points, not of frames"):
+    with pytest.raises(ValueError, match="names of columns work with points, not with frames"):
         tm.viz.show(frames=[np.eye(3)], groups="cluster")
 
 

@@ -132,9 +132,9 @@ def test_wrong_names() -> None:
     """Each is refused before anything runs, and says what would be right."""
     rows = stream()
     windows = rows.group_by("key", TENS).agg(n=tm.count())
-    with pytest.raises(tm.DataSetError, match="a name is a text that is not empty"):
+    with pytest.raises(tm.DataSetError, match="a name must be a non-empty string"):
         rows.step_name(" ")
-    with pytest.raises(tm.DataSetError, match="a name has no comma with a space behind it"):
+    with pytest.raises(tm.DataSetError, match="a name cannot contain a comma followed by a space"):
         rows.step_name("orders, eu")
     with pytest.raises(tm.DataSetError, match="this is no stream"):
         tm.from_dict({"a": [1]}).step_name("a")

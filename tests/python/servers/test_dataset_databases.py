@@ -97,7 +97,7 @@ def test_connections_of_pythons_own(tmp_path: Path) -> None:
     assert made.execute("select count(*) from t").fetchone() == (2,)
     with pytest.raises(tm.DataSetError, match="same name: n, n"):
         tm.read_database("select n, n from t", made)
-    with pytest.raises(tm.DataSetError, match="a connection of ADBC is needed"):
+    with pytest.raises(tm.DataSetError, match="needs an ADBC connection"):
         tm.from_dict({"x": [1]}).write_database("u", made)
     made.close()
 

@@ -34,7 +34,9 @@ def read_json(file: str, data: IO[bytes], limits: Limits) -> list[Cloud]:
     """
     text = data.read(BYTES_MAX + 1)
     if len(text) > BYTES_MAX:
-        raise UploadError(f"{file}: JSON of more than {BYTES_MAX >> 20} MiB is not read; CSV or Parquet of any size is")
+        raise UploadError(
+            f"{file}: JSON can have at most {BYTES_MAX >> 20} MiB; use CSV or Parquet, which have no limit"
+        )
 
     def refuse(word: str) -> NoReturn:
         raise UploadError(f"{file}: {word} is not JSON; leave out points that have no position")

@@ -72,7 +72,7 @@ class Library(Said):
         self._plots = self.folder / "plots"
         if (self.folder / INDEX).exists():
             raise FrameError(
-                f"{self.folder} is a folder of frames; a library wants one of its own, and can take frames in"
+                f"{self.folder} is a folder of frames; give the library its own folder, and add these frames to it"
             )
         try:
             self._plots.mkdir(parents=True, exist_ok=True)
@@ -295,7 +295,7 @@ class Library(Said):
                 old["collection"] if collection is None else collection,
             )
             if not kept["title"]:
-                raise ValueError("a plot has a title")
+                raise ValueError("a plot needs a title")
             db.execute(
                 "UPDATE plot SET title = ?, description = ?, collection = ? WHERE number = ?",
                 (kept["title"], kept["description"], kept["collection"], number),

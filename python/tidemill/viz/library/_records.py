@@ -134,7 +134,7 @@ def line(what: str, text: str, most: int, *, lines: bool = False) -> str:
     if len(text) > most:
         raise ValueError(f"{what} has at most {most} characters")
     if any(ord(letter) < 32 and not (lines and letter in "\n\r\t") for letter in text):
-        raise ValueError(f"{what} has a control character in it")
+        raise ValueError(f"{what} contains a control character")
     if any(0xD800 <= ord(letter) < 0xE000 for letter in text):
         raise ValueError(f"{what} is not Unicode text")
     return text

@@ -52,7 +52,7 @@ class Said:
         """Add a comment to a plot."""
         text, author = line("a comment", text, TEXT_MAX, lines=True), line("an author", author, TAG_MAX)
         if not text:
-            raise ValueError("a comment has a text")
+            raise ValueError("a comment needs a text")
         now = utc_now()
         with connected(self._path, write=True) as db:
             number = number_of(db, id)
@@ -130,7 +130,7 @@ class Said:
         name, author = line("a name", name, TITLE_MAX), line("an author", author, TAG_MAX)
         note = line("a note", note, TEXT_MAX, lines=True)
         if not name:
-            raise ValueError("a version has a name")
+            raise ValueError("a version needs a name")
         now = utc_now()
         with connected(self._path, write=True) as db:
             plot = number_of(db, id)
@@ -155,7 +155,7 @@ class Said:
         if name is not None:
             told["name"] = line("a name", name, TITLE_MAX)
             if not told["name"]:
-                raise ValueError("a version has a name")
+                raise ValueError("a version needs a name")
         if note is not None:
             told["note"] = line("a note", note, TEXT_MAX, lines=True)
         with connected(self._path, write=True) as db:

@@ -57,7 +57,7 @@ class LibrarySite:
                     "the token is missing or wrong, or the link was withdrawn; ask for a new one",
                 )
             if found is None or found[1] != shared[0] or ask.command != "GET":
-                raise Refused(HTTPStatus.FORBIDDEN, "this link shows one plot, and can do nothing else")
+                raise Refused(HTTPStatus.FORBIDDEN, "this link only shows one plot")
             answer = _Looking(self.library, shared[1])
         try:
             if found:
@@ -100,7 +100,7 @@ class LibrarySite:
         # What the file is called is said in messages, and its end tells the format; no file here is called so.
         name = PurePosixPath(query.get("name", "").replace("\\", "/")).name[:200]
         if not name:
-            raise Refused(HTTPStatus.BAD_REQUEST, "an upload has a name: POST /api/plots?name=points.csv")
+            raise Refused(HTTPStatus.BAD_REQUEST, "an upload needs a name: POST /api/plots?name=points.csv")
         suffix = PurePosixPath(name).suffix.lower()
         with (
             self.library.uploading(),

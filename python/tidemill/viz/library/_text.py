@@ -15,7 +15,7 @@ __all__ = ["lines_of", "read_text"]
 #: Longest line that is read.
 _LINE_BYTES_MAX = 1 << 16
 
-_SHAPE = "a line is: index x y z cluster [label], with tabs or blanks between"
+_SHAPE = "a line is: index x y z cluster [label], separated by tabs or spaces"
 
 
 def read_text(file: str, data: IO[bytes], limits: Limits) -> list[Cloud]:

@@ -127,7 +127,7 @@ def _read(name: str, path: Path, limits: Limits) -> list[Cloud]:
 def _kind(name: str) -> str:
     kind = FORMATS.get(PurePosixPath(name).suffix.lower())
     if kind is None:
-        raise UploadError(f"{name}: what this is cannot be told by its name; it should end with {', '.join(FORMATS)}")
+        raise UploadError(f"{name}: the file's name does not show its format; it should end with {', '.join(FORMATS)}")
     return kind
 
 
@@ -194,7 +194,7 @@ def _unpack(name: str, path: Path, to: Path, limits: Limits) -> dict[str, Path]:
             for number, member in enumerate(members):
                 said = member.filename
                 if said in files:
-                    raise UploadError(f"{name}: {said[:80]!r} is in it twice")
+                    raise UploadError(f"{name}: {said[:80]!r} appears in it twice")
                 if member.flag_bits & 1:
                     raise UploadError(f"{name}: {said[:80]!r} is encrypted; pack it without a password")
                 if stat.S_ISLNK(member.external_attr >> 16):
