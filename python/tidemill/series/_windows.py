@@ -49,7 +49,7 @@ class _Span:
         found = re.fullmatch(r"\s*(\d+)\s*(d|r|w|mo|y)?\s*", str(text))
         if not found or int(found[1]) < 1:
             raise SeriesError(
-                f"{_NAMED[what]} {text!r}: lengths are such as 250d (days that have data), 500r (rows: times of the panel), 4w, 6mo or 1y"
+                f"{_NAMED[what]} {text!r}: write a length like 250d (days that have data), 500r (rows: times of the panel), 4w, 6mo or 1y"
             )
         return cls(int(found[1]), found[2] or "d")
 

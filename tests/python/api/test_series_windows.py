@@ -103,8 +103,8 @@ def test_daily_windows_need_no_later_day() -> None:
     ("length", "shift", "message"),
     [
         ("11d", "1d", "no window is full: it is 11d long, but there are 10 days with data, 2024-01-01 to 2024-01-12"),
-        ("5x", "1d", "--window (length=) '5x': lengths are such as 250d"),
-        ("5d", "0d", "--shift (shift=) '0d': lengths are such as"),
+        ("5x", "1d", "--window (length=) '5x': write a length like 250d"),
+        ("5d", "0d", "--shift (shift=) '0d': write a length like"),
         ("1y", "5d", "both count days or rows, or both go by the calendar"),
         ("5r", "5d", "both count days (d), or both rows (r)"),
     ],
@@ -260,7 +260,7 @@ def test_values_that_have_no_logarithm_are_refused() -> None:
         series.distances(values)
     with pytest.raises(series.SeriesError, match=r"--length log .* needs values above 0"):
         series.distances(values, of="values", length="log")
-    with pytest.raises(series.SeriesError, match="kind is"):
+    with pytest.raises(series.SeriesError, match="kind must be"):
         series.distances(values + 1, kind="cosine")  # type: ignore[arg-type]
 
 

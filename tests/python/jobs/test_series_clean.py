@@ -515,7 +515,7 @@ def test_splits_as_crsp_tells_them(ratio: float, told: float, tmp_path: Path) ->
     assert np.abs(np.diff(np.log(panel.values[:, 0]))).max() < 0.1
     path.write_text(path.read_text().replace(f",{told}", ",-1.0"))
     assert series.clean(path, rules, value="Close")[1].counts["splits"] == 0
-    with pytest.raises(series.SeriesError, match="split_is is"):
+    with pytest.raises(series.SeriesError, match="split_is must be"):
         series.Rules(split_is="factor")  # type: ignore[arg-type]
 
 

@@ -735,7 +735,7 @@ def test_following_with_other_options_is_refused(tmp_path: Path) -> None:
         ((), 2, "--checkpoint is for --follow"),
         (("--follow", "--overwrite"), 2, "remove the frames and the checkpoints instead"),
         (("--follow",), 1, "out has frames already; --overwrite replaces them"),
-        (("--follow", "--window", "20q"), 1, "--window (length=) '20q': lengths are such as 250d"),
+        (("--follow", "--window", "20q"), 1, "--window (length=) '20q': write a length like 250d"),
     ],
 )
 def test_what_cannot_be_a_running_stream(words: tuple[str, ...], code: int, message: str, tmp_path: Path) -> None:
