@@ -58,7 +58,7 @@ pub struct JobOptions {
     #[arg(long, action = ArgAction::SetTrue)]
     pub no_bind: bool,
 
-    /// Start the workers on the emulated hosts of this cluster, evenly, as `tidemill hosts up` made it
+    /// Spread the workers evenly over the emulated hosts of this cluster, which `tidemill hosts up` has made
     #[arg(long, value_name = "CLUSTER")]
     pub on: Option<String>,
 

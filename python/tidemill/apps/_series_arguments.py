@@ -203,8 +203,8 @@ def _add_following(parser: Parser) -> None:
     add(
         "--checkpoint",
         metavar="DIR",
-        help="run as one stream with checkpoints in this folder, or URL of an object store, that all workers share: a job that is started "
-        "again, also by --restarts after a worker has died, goes on from the newest",
+        help="run as one stream, with checkpoints in this folder or at this URL of an object store, which all workers share. A job that starts "
+        "again, also by --restarts after a worker has died, continues from the newest",
     )
 
 
@@ -225,10 +225,10 @@ def _check_options(parser: Parser, options: argparse.Namespace) -> None:
             parser.error("--checkpoint is for --follow")
         if options.overwrite:
             parser.error(
-                "--overwrite would start over whenever the job goes on from its --checkpoint; remove the frames and the checkpoints instead"
+                "--overwrite would start over whenever the job resumes from its --checkpoint; remove the frames and the checkpoints instead"
             )
     if options.follow and len(options.file) != 1:
-        parser.error("--follow wants one file, folder, glob or stream")
+        parser.error("--follow needs exactly one file, folder, glob or stream")
     for file in options.file:
         # Without --follow a URL of HTTP is that of a file.
         why = why_not_followed(file) if options.follow or file.startswith("amqp") else None

@@ -79,7 +79,7 @@ def _parser() -> argparse.ArgumentParser:
         type=float,
         default=1.0,
         metavar="X",
-        help="how many times more the hosts of a rack can send than its link to the others takes (default: 1)",
+        help="how many times more the hosts of a rack can send than the link of the rack carries (default: 1)",
     )
     cluster.add_argument(
         "--slow",
@@ -87,13 +87,22 @@ def _parser() -> argparse.ArgumentParser:
         action="append",
         default=[],
         metavar="HOST:X[:Y]",
-        help="links of this host at X times their rate; with Y, X is for sending and Y for receiving",
+        help="slow down the links of a host to X times their rate; with Y, X is for sending and Y for receiving",
     )
     cluster.add_argument(
-        "--fail", type=_failure, action="append", default=[], metavar="WORKER:TIME", help="a worker that dies then"
+        "--fail",
+        type=_failure,
+        action="append",
+        default=[],
+        metavar="WORKER:TIME",
+        help="let a worker die at this time",
     )
     cluster.add_argument(
-        "--failure-timeout", type=duration_s, default=10.0, metavar="TIME", help="until it is missed (default: 10s)"
+        "--failure-timeout",
+        type=duration_s,
+        default=10.0,
+        metavar="TIME",
+        help="time until the others notice (default: 10s)",
     )
     cluster.add_argument(
         "--noise",
@@ -102,46 +111,57 @@ def _parser() -> argparse.ArgumentParser:
         help="standard deviation of the logarithm of all times, such as 0.1; or `measured`, from --parameters "
         "(default: 0)",
     )
-    cluster.add_argument("--seed", type=int, default=1, metavar="N", help="repeats what is left to chance (default: 1)")
+    cluster.add_argument("--seed", type=int, default=1, metavar="N", help="random seed (default: 1)")
     cluster.add_argument(
-        "--parameters", metavar="FILE", help="costs of links and rates of work, as `tidemill tune --links FILE` writes"
+        "--parameters",
+        metavar="FILE",
+        help="costs of links and rates of work, a file written by `tidemill tune --links FILE`",
     )
     cluster.add_argument(
         "--shared-cores",
         action="store_true",
-        help="all workers share the cores that --parameters names, as on emulated hosts (default: a core each)",
+        help="let all workers share the cores that --parameters names, as on emulated hosts (default: one core each)",
     )
     cluster.add_argument(
-        "--table", metavar="FILE", help="table of algorithms of `tidemill tune` (default: those of the cost model)"
+        "--table",
+        metavar="FILE",
+        help="table of algorithms, written by `tidemill tune` (default: choose by the cost model)",
     )
     size = parser.add_argument_group("the program")
     size.add_argument(
         "--bytes",
         type=_size,
         metavar="SIZE",
-        help="of the vector, or of each worker's rows or blocks (default: 8MiB); of a worker's card in a rendezvous (150)",
+        help="size of the vector, or of each worker's rows or blocks (default: 8MiB); in a rendezvous, of a worker's card (150)",
     )
-    size.add_argument("--points", type=_count, metavar="N", help="points of kmeans or mds, in all (default: 16777216)")
-    size.add_argument("--clusters", type=_count, metavar="N", help="centers of kmeans (default: 100)")
     size.add_argument(
-        "--dimensions", type=_count, metavar="N", help="of points of kmeans, or of the picture of mds (default: 32; 3)"
+        "--points", type=_count, metavar="N", help="total number of points of kmeans or mds (default: 16777216)"
+    )
+    size.add_argument("--clusters", type=_count, metavar="N", help="number of centers of kmeans (default: 100)")
+    size.add_argument(
+        "--dimensions",
+        type=_count,
+        metavar="N",
+        help="dimensions of points of kmeans, or of the picture of mds (default: 32; 3)",
     )
     size.add_argument(
         "--steps",
         type=_count,
         metavar="N",
-        help="calls of a collective, or iterations, or copies that each worker reports of at a checkpoint (default: 1)",
+        help="number of calls of a collective, of iterations, or of copies that each worker reports at a checkpoint (default: 1)",
     )
     size.add_argument(
         "--fanout",
         type=_count,
         metavar="N",
-        help="children of a worker on the control plane, at most: --workers makes it a star (default: as in a job)",
+        help="maximum number of children of a worker on the control plane; --workers makes it a star (default: as in a job)",
     )
-    size.add_argument("--algorithm", metavar="NAME", help="of the collective (default: the tuner's choice)")
-    parser.add_argument("--json", action="store_true", help="print everything, with the end of each worker, as JSON")
+    size.add_argument("--algorithm", metavar="NAME", help="algorithm of the collective (default: the tuner's choice)")
+    parser.add_argument("--json", action="store_true", help="print everything as JSON, including when each worker ends")
     parser.add_argument(
-        "--validate", action="store_true", help="measure collectives on the workers of this job beside their prediction"
+        "--validate",
+        action="store_true",
+        help="measure collectives on the workers of this job, and compare them with the prediction",
     )
     return parser
 
