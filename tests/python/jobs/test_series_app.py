@@ -216,7 +216,7 @@ def test_options_of_files(tmp_path: Path) -> None:
     ("arguments", "message"),
     [
         (("--glyph", "A=heart"), "a shape is one of circle, square"),
-        (("--follow",), "--follow wants one file"),
+        (("--follow",), "--follow needs exactly one file"),
         (("--settle", "1"), "--settle is for --follow"),
         (("prices.csv", "--follow", "--settle", "soon"), "argument --settle: 'soon' is not a duration"),
         (("--max-iter", "0"), "--max-iter must be at least 1"),
