@@ -90,7 +90,8 @@ class KMeans(Estimator):
         With ``sync="partial"``: ``"weighted"`` weights a part by the weight of its rows in a cluster; with
         ``"unweighted"``, all parts that have rows in the cluster count the same.
     local_sweeps : int or None, default=None
-        With ``sync="partial"``, the maximum number of iterations of a part between two all-reduces; ``None`` for no limit.
+        With ``sync="partial"``, the maximum number of iterations of a part between two all-reduces; ``None`` for
+        `max_iter`.
 
     Attributes
     ----------
