@@ -42,7 +42,8 @@ class BspContext:
 
     def __init__(self, state: Any, window: _Window, copy: int, copies: int) -> None:
         self.state = state
-        self.window_start, self.window_end = window
+        self.window_start: datetime | int | None = window[0]
+        self.window_end: datetime | int | None = window[1]
         self.copy = copy
         self.copies = copies
 

@@ -57,6 +57,11 @@ impl RowTurns {
         self.called
     }
 
+    /// Whether so many rows of this copy alone are enough for a call.
+    pub(super) fn is_enough(&self, rows: usize) -> bool {
+        rows as i64 >= self.size
+    }
+
     /// Some time has passed.
     pub(super) fn tick(&mut self) {
         self.quiet_ticks += 1;

@@ -267,7 +267,12 @@ impl BspTask {
     fn look(&mut self, emit: &mut Emitter) -> Result<EmitStatus, TaskError> {
         self.moment = Moment::Time;
         let rested = self.rests_until.is_some() && !self.is_resting();
-        if self.row_turns.is_none() && !self.turns.is_pending() && !rested {
+        if let Some(turns) = &self.row_turns {
+            // Its input waits with it, when others are behind.
+            let waits = turns.is_enough(self.state.kept.count() as usize);
+            return self.advance(waits, emit);
+        }
+        if !self.turns.is_pending() && !rested {
             return Ok(EmitStatus::Done);
         }
         self.advance(false, emit)
