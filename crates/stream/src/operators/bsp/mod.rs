@@ -28,8 +28,8 @@ use crate::time::window::{EarlyResults, WindowKind, WindowRule};
 
 /// One copy's part of a function that all copies of a task call together.
 pub trait BspFunction: Send {
-    /// The copies have all come to the end of a window or an epoch. `rows` are this copy's, in the order of their times,
-    /// or else of their arrival. The function may make any calls on `comm`, the same at all copies.
+    /// The copies have all come to the end of a window or an epoch. `rows` are this copy's, in the order of their
+    /// times, or else of their arrival. The function may make any calls on `comm`, the same at all copies.
     ///
     /// # Errors
     /// Fails the job.

@@ -263,7 +263,7 @@ impl BspTask {
         false
     }
 
-    /// Looks what others have said, without waiting for them.
+    /// Does what others make possible that have answered.
     fn look(&mut self, emit: &mut Emitter) -> Result<EmitStatus, TaskError> {
         self.moment = Moment::Time;
         let rested = self.rests_until.is_some() && !self.is_resting();
