@@ -23,17 +23,18 @@ def run(command: str, job: dict[str, Any] | str, request: dict[str, Any], timeou
     answer = _jobs.asked(job, request, timeout_s)
     if "error" in answer:
         return _jobs.fail(command, plain(answer["error"]))
-    for line in _lines(job["job"], answer):
+    free = "stop the stream and start it elsewhere" if job.get("launch") is None else "use --restart"
+    for line in _lines(job["job"], answer, free):
         print(plain(line))
     sys.stdout.flush()
     return 0
 
 
-def _lines(job: str, answer: dict[str, Any]) -> list[str]:
-    """Return what a job has answered."""
+def _lines(job: str, answer: dict[str, Any], free: str) -> list[str]:
+    """Return what a job has answered; `free` is what takes all of it from a host."""
     head = f"stream {job!r}: "
     if "said" in answer:
-        return [head + answer["said"], *_stays(answer)]
+        return [head + answer["said"], *_stays(answer, free)]
     state = "" if answer["bytes"] is None else f", with {_size(answer['bytes'])} of state"
     buckets = f"{answer['buckets']:,} bucket{'' if answer['buckets'] == 1 else 's'}"
     if answer["dry_run"]:
@@ -52,19 +53,17 @@ def _lines(job: str, answer: dict[str, Any]) -> list[str]:
     for host in answer["hosts"]:
         drained = "  (drained)" if host["drained"] else ""
         lines.append(f"  host {host['host']}: {host['before']:,} -> {host['after']:,} buckets{drained}")
-    return lines + _stays(answer)
+    return lines + _stays(answer, free)
 
 
-def _stays(answer: dict[str, Any]) -> list[str]:
+def _stays(answer: dict[str, Any], free: str) -> list[str]:
     """Return what moving keys does not take from a host that is drained."""
     if not (stays := answer.get("stays")):
         return []
     tasks = f", with copies of {', '.join(stays['tasks'])}, which are not keyed" if stays["tasks"] else ""
     named = ", ".join(str(worker) for worker in stays["workers"])
     workers = f"worker{'' if len(stays['workers']) == 1 else 's'} {named}"
-    return [
-        f"  stays on host {stays['host']}: {workers}{tasks}; to free the host, stop the stream and start it elsewhere"
-    ]
+    return [f"  stays on host {stays['host']}: {workers}{tasks}; to free the host, {free}"]
 
 
 def _size(count: float) -> str:

@@ -30,14 +30,35 @@ counts.write_stream(lambda rows: None, name="clicks", checkpoint=tm.stream.Check
 """
 
 
+#: Copy 1 of a step comes late to each collective.
+LATE = """
+import time
+
+import numpy as np
+import tidemill as tm
+
+
+def met(comm, rows, context):
+    if context.copy == 1:
+        time.sleep(0.03)
+    comm.Allreduce(np.ones(4), np.zeros(4))
+
+
+numbers = tm.stream.from_generator(200, keys=10, splits=2)
+window = tm.stream.window(tm.stream.tumbling("100ms"), on="time")
+met = numbers.bsp(met, {"n": "int64"}, window=window, parallelism=2)
+met.write_stream(lambda rows: None, name="clicks", checkpoint=tm.stream.Checkpoint("checkpoints", interval="1s"))
+"""
+
+
 @pytest.fixture
 def env(tmp_path: Path) -> dict[str, str]:
     return {"XDG_RUNTIME_DIR": str(tmp_path)}
 
 
 @contextmanager
-def started(folder: Path, env: dict[str, str], *options: str) -> Iterator[Popen[bytes]]:
-    (folder / "app.py").write_text(APP)
+def started(folder: Path, env: dict[str, str], *options: str, app: str = APP) -> Iterator[Popen[bytes]]:
+    (folder / "app.py").write_text(app)
     running = launched.start("run", "-n", "2", *options, "app.py", env=env, cwd=folder)
     try:
         yield running
@@ -215,6 +236,19 @@ def test_whatever_the_clock_is_set_to(env: dict[str, str], tmp_path: Path, monke
     # What killed workers have left is removed by the next stream, too, not only by who looks.
     Path(file).with_name("4194305-0.json").write_text(json.dumps({**told, "pid": 4_194_305}) + "\n")
     assert _status._file() is not None and [path.name for path in Path(file).parent.iterdir()] == [Path(file).name]
+
+
+def test_who_is_late_to_collectives(env: dict[str, str], tmp_path: Path) -> None:
+    """The others wait for one copy of a step, by their own counts: clocks are not compared."""
+    with started(tmp_path, env, "--threads", "1", app=LATE) as job:
+
+        def names_it() -> bool:
+            assert job.poll() is None, "the job has ended"
+            shown = " ".join(launched.run("top", "--once", "--why", env=env).stdout.decode().split())
+            late = re.search(r"late: copy (\d) of bsp \d+ on \S+ comes (\d+) ms late to its collectives, ", shown)
+            return late is not None and late[1] == "1" and int(late[2]) >= 20
+
+        launched.wait_until(names_it, "the copy that the other one waits for")
 
 
 def test_texts_of_jobs_cannot_move_the_cursor() -> None:
