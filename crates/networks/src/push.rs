@@ -1,8 +1,8 @@
-//! PageRank by pushing residuals: scores that follow a network whose links change, at the cost of what their changes reach.
+//! PageRank by pushing residuals: scores that follow a network whose links change, at the cost of what changes reach.
 //!
-//! Held are scores x and residuals r with x + r = (1 - damping) + damping * P' x, for P the walk along links. A node whose
-//! residual exceeds a tolerance adds it to its score and hands it on to the nodes that its links lead to. Each push takes at
-//! least (1 - damping) of a residual away, in any order.
+//! Held are scores x and residuals r with x + r = (1 - damping) + damping * P' x, for P the walk along links. A node
+//! whose residual exceeds a tolerance adds it to its score and hands it on to the nodes that its links lead to. Each
+//! push takes at least (1 - damping) of a residual away, in any order.
 //!
 //! Source: Ohsaka, Maehara and Kawarabayashi (2015), Efficient PageRank tracking in evolving networks.
 
@@ -11,8 +11,8 @@ use crate::error::{NetworkError, ensure};
 /// Nodes of all shares are numbered: a slot in its share times the number of shares, plus the share.
 const NUMBER_BITS: u32 = 32;
 
-/// The links of a share's nodes with their counts: ascending keys (slot << 32 | number), in a large table and a small one
-/// of what changed since. A link's count is the sum of both.
+/// The links of a share's nodes with their counts: ascending keys (slot << 32 | number), in a large table and a small
+/// one of what changed since. A link's count is the sum of both.
 #[derive(Clone, Copy, Debug)]
 pub struct CountedLinks<'a> {
     /// Where the links of each slot begin in `keys`, and behind them their end; later slots have none there.

@@ -568,7 +568,7 @@ fn network_lower_labels<'py>(
     Ok(lowered_arrays(py, lowered))
 }
 
-/// Hands on residuals of PageRank over the links of a share: what other shares get, and own slots still to be looked at.
+/// Hands on residuals of PageRank over the links of a share; returns what others get, and own slots still to look at.
 #[pyfunction]
 #[pyo3(signature = (links, new_links, outgoing, scores, residuals, candidates, share, shares, damping, tolerance, several, rounds_max = None))]
 #[allow(clippy::too_many_arguments, clippy::type_complexity)]

@@ -189,15 +189,19 @@ class Sent:
         self._order = np.argsort(owners, kind="stable")
         self._ends = np.searchsorted(owners[self._order], np.arange(1, comm.size))
         self._received: list[int] = []
+        #: Whether any copy is busy, as it told when it dealt.
+        self.is_busy = False
 
-    def deal(self, *columns: NDArray[Any]) -> list[NDArray[Any]]:
-        """Send columns; return what came, in the order of the copies. Collective."""
+    def deal(self, *columns: NDArray[Any], busy: bool = False) -> list[NDArray[Any]]:
+        """Send columns, and whether this copy is busy; return what came, in the order of the copies. Collective."""
+        self.is_busy = busy
         if self._comm.size == 1:
             return list(columns)
         parts = [np.split(column[self._order], self._ends) for column in columns]
-        received = self._comm.alltoall(list(zip(*parts, strict=True)))
-        self._received = [len(part[0]) for part in received]
-        return [np.concatenate(column) for column in zip(*received, strict=True)]
+        received = self._comm.alltoall([(busy, part) for part in zip(*parts, strict=True)])
+        self.is_busy = any(is_busy for is_busy, _ in received)
+        self._received = [len(part[0]) for _, part in received]
+        return [np.concatenate(column) for column in zip(*(part for _, part in received), strict=True)]
 
     def answer(self, *columns: NDArray[Any]) -> list[NDArray[Any]]:
         """Return values beside what came to where it came from; return those beside what was sent. Collective."""
@@ -473,9 +477,10 @@ class Share:
                 rules.several,
                 rounds,
             )
-            if comm.size == 1 or not comm.allreduce(len(numbers) + len(active)):
+            sent = Sent(comm, numbers % self.copies)
+            slots, values = sent.deal(numbers // self.copies, values, busy=len(numbers) + len(active) > 0)
+            if comm.size == 1 or not sent.is_busy:
                 return
-            slots, values = Sent(comm, numbers % self.copies).deal(numbers // self.copies, values)
             np.add.at(self.residuals, slots, values)
             candidates = np.concatenate([active, slots])
 

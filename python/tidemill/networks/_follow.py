@@ -152,7 +152,7 @@ def follow(
 
     if not links._native.is_stream():
         raise DataSetError("follow: its links come on a stream, and this is a table; use networks.read")
-    wanted = [measures] if isinstance(measures, str) else list(measures)
+    wanted: list[str] = [measures] if isinstance(measures, str) else list(measures)
     if wrong := [measure for measure in wanted if measure not in ("degrees", "components", "pagerank")]:
         raise DataSetError(f"follow: measures are 'degrees', 'components' and 'pagerank', not {wrong[0]!r}")
     for name, value, allowed in (

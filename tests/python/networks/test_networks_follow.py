@@ -1,0 +1,270 @@
+"""Networks that change: after each window degrees, components and PageRank are those of networkx for the links there are."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import launched
+import networkx as nx
+import pytest
+import tidemill as tm
+from standing import run
+
+Row = dict[str, Any]
+Link = tuple[Any, Any]
+
+
+def history(seed: int, directed: bool, text: bool, windows: int = 8) -> tuple[list[Row], list[list[Link]]]:
+    """Links that come and go, with several between the same nodes, loops, and windows in which most go; and those of each window."""
+    print(f"seed {seed}")
+    dice = random.Random(seed)
+    rows: list[Row] = []
+    present: list[Link] = []
+    after = []
+    for window in range(windows):
+        leaving = dice.random()
+        for _ in range(40):
+            if present and dice.random() < leaving:
+                link, op = present.pop(dice.randrange(len(present))), "remove"
+                if not directed and dice.random() < 0.5:
+                    link = link[::-1]
+            else:
+                ends = [dice.randrange(25) for _ in range(2)]
+                source, target = (f"n{end}" if text else 7 * end - 20 for end in ends)
+                link, op = (source, target), "add"
+                present.append(link)
+            rows.append({"from": link[0], "to": link[1], "op": op, "s": window})
+        after.append(list(present))
+    return rows, after
+
+
+def stream(rows: list[Row], **options: Any) -> tm.DataSet:
+    table = tm.from_dict({name: [row[name] for row in rows] for name in rows[0]})
+    table = table.select("from", "to", "op", at=tm.col("s").cast("timestamp[s]"))
+    return tm.stream.from_table(table.collect(), time="at", **options)
+
+
+def followed(rows: list[Row], **options: Any) -> tm.DataSet:
+    exact: dict[str, Any] = {"tol": 1e-6, "min_change": 1e-5, "op": "op", "every": "1s", "on": "at"} | options
+    pace = {"rows_per_s": exact.pop("rows_per_s", 0)}
+    return tm.networks.follow(stream(rows, **pace), "from", "to", **exact)
+
+
+def written(made: tm.DataSet) -> list[Row]:
+    found: list[Row] = []
+    made.write_stream(lambda table: found.extend(table.to_pylist()))
+    return found
+
+
+def in_order(rows: list[Row]) -> list[Row]:
+    return sorted(rows, key=lambda row: (row["round"], row["node"]))
+
+
+def on_a_worker(rows: list[Row], options: dict[str, Any]) -> list[Row]:
+    return written(followed(rows, **options))
+
+
+def check(found: list[Row], after: list[list[Link]], directed: bool, duplicates: str) -> None:
+    """The newest values of nodes are networkx's after each window."""
+    several = duplicates == "keep"
+    kinds: dict[tuple[bool, bool], Any] = {
+        (True, True): nx.MultiDiGraph,
+        (True, False): nx.DiGraph,
+        (False, True): nx.MultiGraph,
+    }
+    values: dict[Any, Row] = {}
+    for window, links in enumerate(after):
+        for row in found:
+            if row["round"] == window:
+                is_there = row["score"] is not None
+                assert is_there == (row["component"] is not None)
+                values[row["node"]] = row
+        graph = kinds.get((directed, several), nx.Graph)(links)
+        assert {node for node, row in values.items() if row["score"] is not None} == set(graph), window
+        scores = nx.pagerank(graph, tol=1e-13, max_iter=1000) if len(graph) else {}
+        for members in nx.weakly_connected_components(graph) if directed else nx.connected_components(graph):
+            assert {values[node]["component"] for node in members} == {min(members)}, window
+        for node in graph:
+            row = values[node]
+            assert row["score"] == pytest.approx(scores[node], abs=1e-6), window
+            if directed:
+                assert (row["in_degree"], row["out_degree"]) == (graph.in_degree(node), graph.out_degree(node))
+            else:
+                assert row["degree"] == graph.degree(node)
+
+
+@pytest.mark.parametrize("duplicates", ["keep", "first"])
+@pytest.mark.parametrize("directed", [False, True], ids=["undirected", "directed"])
+@pytest.mark.parametrize("copies", [1, 3])
+def test_values_are_those_of_a_batch(copies: int, directed: bool, duplicates: str) -> None:
+    text = duplicates == "first"
+    rows, after = history(copies, directed, text)
+    found = written(followed(rows, directed=directed, duplicates=duplicates, parallelism=copies))
+    check(found, after, directed, duplicates)
+    # A node's row comes only if something changed.
+    told: dict[Any, Row] = {}
+    for row in found:
+        values = {name: value for name, value in row.items() if name not in ("round", "end")}
+        assert told.get(row["node"]) != values
+        told[row["node"]] = values
+
+
+@pytest.mark.parametrize("workers", [2, 3])
+def test_values_on_several_workers(workers: int) -> None:
+    """Also when all rows flow on from the copy of one worker."""
+    rows, after = history(10 + workers, True, False)
+    parts = run(on_a_worker, rows, {}, workers=workers)
+    assert all(parts), "each worker has nodes"
+    check([row for part in parts for row in part], after, True, "keep")
+    first, *others = run(on_a_worker, rows, {"root": 0}, workers=workers)
+    assert not any(others)
+    check(first, after, True, "keep")
+
+
+def test_measures_and_numbers_of_links() -> None:
+    """Integers say by how many links there are more; without a window there is a round at the end."""
+    table = tm.from_dict({"source": ["a", "a", "b"], "target": ["b", "b", "c"], "n": [3, -1, 1]}).collect()
+    made = tm.networks.follow(tm.stream.from_table(table), op="n", measures=["components"], directed=False)
+    assert made.schema.keys() == {"round", "end", "node", "degree", "component"}
+    rows = sorted(written(made), key=lambda row: row["node"])
+    assert [(row["node"], row["degree"], row["component"], row["end"]) for row in rows] == [
+        ("a", 2, "a", None),
+        ("b", 3, "a", None),
+        ("c", 1, "a", None),
+    ]
+
+
+def test_links_that_are_not_there() -> None:
+    """The error names the link; a warning counts; either way nothing else changes."""
+    rows = [
+        {"from": 1, "to": 2, "op": "add", "s": 0},
+        {"from": 2, "to": 1, "op": "remove", "s": 1},
+        {"from": 8, "to": 9, "op": "remove", "s": 1},
+    ]
+    for copies in (1, 2):
+        with pytest.raises(tm.DataSetError, match=r"there is no link from (2 to 1|8 to 9), which should be removed"):
+            written(followed(rows, parallelism=copies))
+        with pytest.warns(tm.networks.MissingLinksWarning, match="2 links that should be removed are not there"):
+            found = in_order(written(followed(rows, parallelism=copies, missing="warn")))
+        assert {row["node"] for row in found} == {1, 2} and {row["round"] for row in found} == {0}
+        assert in_order(written(followed(rows, parallelism=copies, missing="ignore"))) == found
+
+
+def test_loops() -> None:
+    rows = [{"from": 1, "to": 1, "op": "add", "s": 0}, {"from": 1, "to": 2, "op": "add", "s": 0}]
+    degrees = {
+        how: {row["node"]: row["degree"] for row in written(followed(rows, directed=False, self_loops=how))}
+        for how in ("keep", "drop")
+    }
+    assert degrees == {"keep": {1: 3, 2: 1}, "drop": {1: 1, 2: 1}}
+    with pytest.raises(tm.DataSetError, match="a link leads from 1 to itself"):
+        written(followed(rows, self_loops="raise"))
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"source": "x"}, "there is no column 'x'"),
+        ({"source": "at"}, "ids are integers or strings"),
+        ({"op": "at"}, "it says 'add' or 'remove'"),
+        ({"measures": ["rank"]}, "not 'rank'"),
+        ({"missing": "no"}, "missing is 'raise', 'warn' or 'ignore', not 'no'"),
+        ({"alpha": 1.0}, "alpha is from 0 to below 1"),
+        ({"every": "1s"}, "pass both, or neither"),
+    ],
+)
+def test_options_that_do_not_fit(options: dict[str, Any], words: str) -> None:
+    rows = stream([{"from": 1, "to": 2, "op": "add", "s": 0}])
+    with pytest.raises(tm.DataSetError, match=words):
+        tm.networks.follow(rows, **{"source": "from", "target": "to", **options})
+    with pytest.raises(tm.DataSetError, match=r"this is a table; use networks\.read"):
+        tm.networks.follow(tm.from_dict({"source": [1], "target": [2]}))
+
+
+def test_newest_values() -> None:
+    rows, after = history(4, True, True)
+    nodes = tm.networks.LiveValues()
+    followed(rows).write_stream(nodes)
+    graph = nx.MultiDiGraph(after[-1])
+    assert len(nodes) == len(graph) and nodes.round == len(after) - 1
+    scores = nx.pagerank(graph, tol=1e-13, max_iter=1000)
+    assert nodes.top(1)[0][1] == pytest.approx(max(scores.values()), abs=1e-6)
+    for members in nx.weakly_connected_components(graph):
+        assert nodes.members(min(members)) == members
+    with pytest.raises(KeyError, match="the network has no node 'x'"):
+        nodes["x"]
+
+
+@pytest.mark.parametrize("copies", [(2, 2), (3, 2), (1, 3)])
+def test_a_job_that_goes_on(tmp_path: Path, copies: tuple[int, int]) -> None:
+    """With as many copies the rows are the same to the bit; with others the values are those of networkx."""
+    rows, after = history(5, True, True, windows=10)
+    calm = written(followed(rows, parallelism=copies[0]))
+    found: list[Row] = []
+
+    def take(table: tm.Table) -> None:
+        found.extend(table.to_pylist())
+        if not failed and len(found) >= 60:
+            raise RuntimeError("the disk is full")
+
+    def write(parallelism: int, pace: int) -> None:
+        made = followed(rows, parallelism=parallelism, rows_per_s=pace)
+        made.write_stream(take, checkpoint=tm.stream.Checkpoint(tmp_path, interval="50ms"))
+
+    failed: list[bool] = []
+    with pytest.raises(tm.DataSetError, match="the disk is full"):
+        write(copies[0], 1500)
+    failed.append(True)
+    write(copies[1], 0)
+    # Rows since the last checkpoint come again.
+    check(found, after, True, "keep")
+    if copies[0] == copies[1]:
+        assert {(row["round"], row["node"]): row for row in found} == {(row["round"], row["node"]): row for row in calm}
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+import numpy as np
+import tidemill as tm
+from tidemill.networks import _follow
+
+out = Path(sys.argv[1])
+marker = out / "killed"
+
+class Dying(_follow._Step):
+    def __call__(self, comm, rows, context):
+        # In the middle of a round: others wait for this worker in a collective.
+        if context.state is not None and context.state.round == 5 and comm.rank == 1 and len(sys.argv) > 2:
+            if not marker.exists():
+                marker.touch()
+                os.kill(os.getpid(), signal.SIGKILL)
+        return super().__call__(comm, rows, context)
+
+_follow._Step = Dying
+dice = np.random.default_rng(3)
+ends = dice.integers(0, 60, (2, 600))
+table = tm.from_dict({"source": ends[0], "target": ends[1], "s": np.arange(600) // 75})
+table = table.select("source", "target", at=tm.col("s").cast("timestamp[s]")).collect()
+stream = tm.stream.from_table(table, time="at", rows_per_s=600)
+made = tm.networks.follow(stream, every="1s", on="at", tol=1e-4, parallelism=2)
+made.write_stream(tm.stream.to_files(out / "rows", format="parquet"), checkpoint=tm.stream.Checkpoint(out / "checkpoints", interval="100ms"))
+"""
+
+
+def test_a_worker_that_is_killed(tmp_path: Path) -> None:
+    """Every row comes exactly once, to the bit."""
+    program = tmp_path / "killed.py"
+    program.write_text(KILLED)
+    found = []
+    for name, more in (("calm", []), ("hit", ["kill"])):
+        out = tmp_path / name
+        out.mkdir()
+        done = launched.run("run", "-n", "2", "--restarts", "3", program, out, *more)
+        assert done.returncode == 0, done.stderr.decode()
+        assert (out / "killed").exists() == bool(more)
+        rows = tm.read_parquet(out / "rows").collect().to_pylist()
+        found.append(in_order(rows))
+    assert found[0] == found[1] and len(found[0]) > 100
