@@ -365,3 +365,10 @@ def test_online_kmeans(workers: int) -> None:
     for second, center in seen:
         drawn = [5 * cmath.exp(2j * cmath.pi * (cluster / 3 + second / 60)) for cluster in range(3)]
         assert min(abs(center - at) for at in drawn) < 1
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_live_network(workers: int) -> None:
+    """The circles have parted, and the one who is met most often matters most."""
+    lines = printed(workers, "live_network.py")
+    assert lines[-2:] == ["after second 19: 60 people in 3 groups", "the most important: 0, with 23 meetings"]

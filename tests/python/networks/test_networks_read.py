@@ -216,3 +216,25 @@ def test_files_of_others(name: str, n: int, m: int) -> None:
 def test_flows_of_others(name: str, value: int) -> None:
     net = tm.networks.read(DATA / name, duplicates="sum")
     assert tm.networks.maximum_flow(net, net.attributes["source"], net.attributes["sink"]).value == value
+
+
+def test_memory_is_stated_and_within_the_budget(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What takes more than the budget is refused before it is parsed, by both numbers; small networks always are read."""
+    path = tmp_path / "a.txt"
+    path.write_text("# a comment\n" + "123456 654321 0.5\n" * 2_000_000)
+    found = tm.networks.estimate(path)
+    assert found.links == pytest.approx(2_000_000, rel=0.01) and found.weighted
+    assert found.held_bytes == pytest.approx(24e6, rel=0.01) and found.peak_bytes > found.held_bytes
+    assert tm.networks.estimate(path, weights=False).held_bytes == pytest.approx(8e6, rel=0.01)
+    monkeypatch.setenv("TIDEMILL_MEMORY", "50MiB")
+    assert tm.networks.estimate(path).budget_bytes == 50 << 20
+    parsed: list[object] = []
+    monkeypatch.setattr("tidemill.networks._text.network_parse", lambda *rest, **more: parsed.append(rest))
+    words = r"a\.txt takes about 11\d MiB for (1,99\d|2,00\d),\d{3} links, and this worker may take 50 MiB: give it more \(--memory"
+    with pytest.raises(tm.networks.NetworkTooLargeError, match=words) as raised:
+        tm.networks.read(path)
+    assert not parsed and isinstance(raised.value, MemoryError | tm.TidemillError)
+    ends = np.zeros(3_000_000, np.int64)
+    with pytest.raises(tm.networks.NetworkTooLargeError, match="reading a network takes about"):
+        tm.networks.read((ends, ends))
+    assert tm.networks.read((ends[:1000], ends[:1000])).n == 1

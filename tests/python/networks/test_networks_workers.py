@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -179,3 +180,38 @@ def test_partitions() -> None:
         tm.networks.partition(ring, 2, method=nodes)
     with pytest.raises(ValueError, match="method is"):
         tm.networks.partition(ring, 2, method="best")  # type: ignore[arg-type]
+
+
+def read_together(path: str, options: dict[str, Any]) -> Any:
+    try:
+        net = tm.networks.read(path, together=True, **options)
+    except ValueError as error:
+        return str(error)
+    return (
+        net.ids.tolist(),
+        net.offsets.tolist(),
+        net.targets.tolist(),
+        None if net.weights is None else net.weights.tolist(),
+    )
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3])
+def test_a_file_that_is_read_together(tmp_path: Path, workers: int) -> None:
+    """Each line is parsed once, wherever the shares meet; a bad one is told by its line in the file."""
+    path = tmp_path / "links.txt"
+    lines = ["# comment", "1 2 0.5", "", "9000000000 4 1.5", "22 333 2.5"]
+    lines += [f"{n} {n * n} {n / 4}" for n in range(40)]
+    for text in ("\n".join(lines), "\n".join(lines) + "\n", "7 8 1\n", "1 2 3"):
+        path.write_text(text)
+        net = tm.networks.read(path)
+        weights = net.weights
+        assert weights is not None
+        alone = (net.ids.tolist(), net.offsets.tolist(), net.targets.tolist(), weights.tolist())
+        assert run(read_together, str(path), {}, workers=workers) == [alone] * workers
+    plain = tm.networks.read(path, weights=False)
+    found = run(read_together, str(path), {"weights": False}, workers=workers)
+    assert found == [(plain.ids.tolist(), plain.offsets.tolist(), plain.targets.tolist(), None)] * workers
+    for bad in (3, 20, len(lines) - 1):
+        path.write_text("\n".join([*lines[:bad], "1 x", *lines[bad + 1 :], "2 y"]))
+        for message in run(read_together, str(path), {}, workers=workers):
+            assert f"line {bad + 1}:" in message and str(path) in message
