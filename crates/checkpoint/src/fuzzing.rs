@@ -3,9 +3,10 @@
 
 use crate::manifest::{CopyReport, Manifest};
 use crate::marks::Barrier;
+use crate::reports::ReportBundle;
 
-/// Decodes a manifest, a report and a barrier. Panics when what was decoded is not what it encodes to. Returns how many
-/// of the three it was.
+/// Decodes a manifest, a report, several and a barrier. Panics when what was decoded is not what it encodes to. Returns
+/// how many of the four it was.
 pub fn checkpoints(bytes: &[u8]) -> usize {
     let manifest = Manifest::decode(bytes).ok();
     if let Some(manifest) = &manifest {
@@ -16,11 +17,16 @@ pub fn checkpoints(bytes: &[u8]) -> usize {
     if let Some(report) = &report {
         assert_eq!(CopyReport::decode(&report.encode()).as_ref(), Ok(report));
     }
+    let bundle = ReportBundle::decode(bytes).ok();
+    if let Some(bundle) = &bundle {
+        assert_eq!(ReportBundle::decode(&bundle.encode()).as_ref(), Ok(bundle));
+    }
     let barrier = Barrier::decode(bytes).ok();
     if let Some(barrier) = &barrier {
         assert_eq!(Barrier::decode(&barrier.encode()).as_ref(), Ok(barrier));
     }
-    usize::from(manifest.is_some()) + usize::from(report.is_some()) + usize::from(barrier.is_some())
+    let reports = usize::from(report.is_some()) + usize::from(bundle.is_some());
+    usize::from(manifest.is_some()) + reports + usize::from(barrier.is_some())
 }
 
 /// A manifest with this JSON, whose checksum is right: mutation alone would never find one.
@@ -52,6 +58,8 @@ mod tests {
         assert_eq!((checkpoints(REPORT.as_bytes()), checkpoints(BARRIER.as_bytes())), (1, 1));
         assert_eq!((checkpoints(MOVED.as_bytes()), checkpoints(REBALANCE.as_bytes())), (1, 1));
         assert_eq!(checkpoints(REBALANCE.replace("[0,1,1,0]", "[]").as_bytes()), 0, "a map has buckets");
+        let bundle = format!(r#"{{"empty":[{{"epoch":3,"task":0,"copies":[[0,7]]}}],"others":[{REPORT},{MOVED}]}}"#);
+        assert_eq!(checkpoints(bundle.as_bytes()), 1);
         let unknown = BARRIER.replace("Stop", "Go");
         assert_eq!(checkpoints(unknown.as_bytes()), 0, "what a barrier asks for must be known");
     }

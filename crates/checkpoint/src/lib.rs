@@ -11,6 +11,7 @@
 //! | `snapshot`      | what a copy saves, and what it begins with                                     |
 //! | `packed`, [`rows`] | rows as bytes                                                               |
 //! | [`manifest`]    | what a checkpoint consists of                                                  |
+//! | [`reports`]     | reports of copies on their way to the coordinator, added up                     |
 //! | [`coordinator`] | when a barrier goes out, when its checkpoint is whole: decisions without I/O   |
 //! | [`lease`]       | one job at a time in a place of an object store                                |
 //! | [`store`]       | where checkpoints lie: a folder, or any object store                           |
@@ -26,6 +27,7 @@ pub mod coordinator;
 pub mod lease;
 pub mod manifest;
 pub mod marks;
+pub mod reports;
 pub mod rows;
 pub mod schema;
 pub mod store;

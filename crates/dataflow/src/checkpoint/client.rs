@@ -17,6 +17,7 @@ use tidemill_checkpoint::coordinator::{
 };
 use tidemill_checkpoint::lease::LeaseView;
 use tidemill_checkpoint::manifest::{CopyReport, ReportBody};
+use tidemill_checkpoint::reports::{ReportBundle, ReportMerger};
 use tidemill_checkpoint::store::StoreHold;
 use tidemill_checkpoint::{
     Barrier, BarrierControl, CheckpointStore, DeferredPart, Manifest, MoveReport, PartEntry, PartKey, Rebalance,
@@ -43,6 +44,8 @@ const SETTLE: Duration = Duration::from_secs(5);
 /// What the coordinator hears.
 pub(crate) enum CoordinatorInput {
     Event(CoordinatorEvent),
+    /// Copies of other workers have reported.
+    Reports(ReportBundle),
     /// Somebody wants buckets to move, and waits for an answer.
     Rebalance(Rebalance, RebalanceAnswer),
 }
@@ -60,6 +63,8 @@ pub(crate) struct CheckpointClient {
     notifications: EpochNotifications,
     /// To the coordinator, on worker 0.
     events: Option<mpsc::UnboundedSender<CoordinatorInput>>,
+    /// On the others: reports on their way to worker 0.
+    merger: Mutex<ReportMerger>,
     /// By task: which copy owns which bucket, as of the last barrier that sources were asked for.
     routes: Mutex<BTreeMap<String, Arc<RouteMap>>>,
     /// Manifests that are being written, and the clearing away behind them.
@@ -91,10 +96,12 @@ impl CheckpointMade {
 }
 
 impl CheckpointClient {
-    /// The hub, and on worker 0 what its coordinator will hear.
+    /// The hub, and on worker 0 what its coordinator will hear. Through this worker report so many copies, its own
+    /// among them.
     pub(crate) fn new(
         resume: &ResumePlan,
         links: &Arc<Links>,
+        copies: usize,
     ) -> (Arc<Self>, Option<mpsc::UnboundedReceiver<CoordinatorInput>>) {
         let (events, heard) = match links.me {
             0 => {
@@ -112,6 +119,7 @@ impl CheckpointClient {
             at_most_once: settings.at_most_once,
             notifications: EpochNotifications::default(),
             events,
+            merger: Mutex::new(ReportMerger::new(copies)),
             routes: Mutex::new(members.iter().filter_map(|m| Some((m.name.clone(), m.route.clone()?))).collect()),
             writing: Mutex::default(),
             made: Mutex::default(),
@@ -134,10 +142,9 @@ impl CheckpointClient {
             (WireKind::Durable, None) => self.notifications.durable(frame.header.rows),
             // The coordinator has ended with the run.
             (WireKind::Saved, Some(events)) => {
-                drop(
-                    events.send(CoordinatorInput::Event(CoordinatorEvent::Report(CopyReport::decode(&frame.body())?))),
-                );
+                drop(events.send(CoordinatorInput::Reports(ReportBundle::decode(&frame.body())?)));
             }
+            (WireKind::Saved, None) => self.pass_up(ReportBundle::decode(&frame.body())?.into_reports()),
             (kind, _) => return Err(format!("a {kind:?} frame for worker {}", self.links.me)),
         }
         Ok(())
@@ -195,11 +202,28 @@ impl CheckpointClient {
         match &self.events {
             // As above.
             Some(events) => drop(events.send(CoordinatorInput::Event(CoordinatorEvent::Report(report)))),
-            None => {
-                let header = WireHeader::new(WireKind::Saved, self.links.run);
-                drop(self.links.report(header, &[report.encode().into()]));
-            }
+            // A function that the run has given up may go on, and save.
+            None if self.links.is_closed() => {}
+            None => self.pass_up([report]),
         }
+    }
+
+    /// Sends on what copies report, or holds it until it is whole.
+    fn pass_up(&self, reports: impl IntoIterator<Item = CopyReport>) {
+        // Locked until it is queued: a copy's reports stay in order.
+        let mut merger = self.merger.lock();
+        merger.add(reports).iter().for_each(|bundle| self.send_up(bundle));
+    }
+
+    /// Sends on what is held, whole or not. To be called some times a second.
+    pub(crate) fn flush_reports(&self) {
+        let mut merger = self.merger.lock();
+        merger.take().iter().for_each(|bundle| self.send_up(bundle));
+    }
+
+    fn send_up(&self, bundle: &ReportBundle) {
+        let header = WireHeader::new(WireKind::Saved, self.links.run);
+        self.links.report_last(header, &[bundle.encode().into()]);
     }
 
     /// Tells the other workers something of an epoch.
@@ -237,19 +261,24 @@ impl CheckpointClient {
                 Err(error) if !std::mem::replace(&mut lapsed, true) => notice!("{error}"),
                 Err(_) => {}
             }
-            let event = match tokio::time::timeout(TICK, heard.recv()).await {
-                Ok(Some(CoordinatorInput::Event(event))) => event,
+            let events = match tokio::time::timeout(TICK, heard.recv()).await {
+                Ok(Some(CoordinatorInput::Event(event))) => vec![event],
+                Ok(Some(CoordinatorInput::Reports(bundle))) => {
+                    bundle.into_reports().map(CoordinatorEvent::Report).collect()
+                }
                 Ok(Some(CoordinatorInput::Rebalance(rebalance, answer))) => {
                     asked += 1;
                     answers.insert(asked, answer);
-                    CoordinatorEvent::Request { id: asked, control: BarrierControl::Rebalance(rebalance) }
+                    vec![CoordinatorEvent::Request { id: asked, control: BarrierControl::Rebalance(rebalance) }]
                 }
                 // The client, which this is a part of, holds a sender.
                 Ok(None) => return Ok(()),
-                Err(_) => CoordinatorEvent::Tick,
+                Err(_) => vec![CoordinatorEvent::Tick],
             };
             let at_ms = SystemTime::UNIX_EPOCH.elapsed().map_or(0, |since| since.as_millis() as u64);
-            for action in coordinator.handle(begun.elapsed(), at_ms, event) {
+            let now = begun.elapsed();
+            for action in events.into_iter().flat_map(|event| coordinator.handle(now, at_ms, event)).collect::<Vec<_>>()
+            {
                 match action {
                     CoordinatorAction::Inject(barrier) => {
                         *self.injected.lock() = Some((barrier.epoch, Instant::now()));

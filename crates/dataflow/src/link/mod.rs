@@ -16,6 +16,7 @@ mod pump;
 mod rate;
 
 use std::collections::VecDeque;
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::time::Instant;
@@ -67,13 +68,16 @@ pub(crate) struct Links {
 struct ReportTree {
     parent: Option<u32>,
     children: Vec<u32>,
+    /// This worker, and those that report through it.
+    subtree: Range<u32>,
 }
 
 impl ReportTree {
     fn new(me: u32, workers: u32, fanout: Option<u32>) -> Self {
         let tree = ControlTree::new(workers, fanout);
         let children = tree.children(Rank(me)).map(|child| child.0).collect();
-        ReportTree { parent: tree.parent(Rank(me)).map(|parent| parent.0), children }
+        let parent = tree.parent(Rank(me)).map(|parent| parent.0);
+        ReportTree { parent, children, subtree: tree.subtree(Rank(me)) }
     }
 }
 
@@ -298,6 +302,17 @@ impl Links {
     pub(crate) fn report_newest(&self, header: WireHeader, body: &[Buffer]) {
         let header = WireHeader { source: self.me, ..header };
         self.enqueue_newest(self.above(), Frame::new(&header, body));
+    }
+
+    /// The same, also behind the last of what belongs to this worker's part: others report through it.
+    pub(crate) fn report_last(&self, header: WireHeader, body: &[Buffer]) {
+        let header = WireHeader { source: self.me, ..header };
+        self.enqueue_last(self.above(), Frame::new(&header, body));
+    }
+
+    /// This worker, and those that report through it.
+    pub(crate) fn subtree(&self) -> Range<u32> {
+        self.reports.subtree.clone()
     }
 
     fn above(&self) -> u32 {

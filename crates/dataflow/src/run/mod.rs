@@ -371,7 +371,10 @@ impl ActiveRun {
         let copies: usize = flow.tasks.iter().map(|task| task.workers.iter().filter(|&&w| w == me).count()).sum();
         let (client, heard) = match &resume {
             Some(resume) => {
-                let (client, heard) = CheckpointClient::new(resume, &links);
+                let below = links.subtree();
+                let workers = flow.tasks.iter().flat_map(|task| &task.workers);
+                let reporting = workers.filter(|worker| below.contains(worker)).count();
+                let (client, heard) = CheckpointClient::new(resume, &links, reporting);
                 (Some(client), heard)
             }
             None => (None, None),
@@ -652,6 +655,7 @@ impl ActiveRun {
                     }
                     told = state.send_progress(told);
                     state.measure();
+                    self.client.iter().for_each(|client| client.flush_reports());
                     for stall in state.progress.stalls(&mut stalls) {
                         notice!("{stall}");
                     }

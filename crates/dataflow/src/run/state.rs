@@ -430,7 +430,7 @@ impl FrameHandler for RunState {
                     self.damaged(from, reason);
                 }
             }
-            WireKind::Progress | WireKind::Status | WireKind::Saved | WireKind::Measured if links.me != 0 => {
+            WireKind::Progress | WireKind::Status | WireKind::Measured if links.me != 0 => {
                 links.pass_up(&frame);
             }
             WireKind::Measured => {
