@@ -6,12 +6,14 @@
 //!
 //! | module         | what                                                        |
 //! |----------------|-------------------------------------------------------------|
+//! | `descriptors`  | room for a connection to each worker                        |
 //! | `attach`       | from a star around rank 0 to the tree of a large job        |
 //! | `launch`       | from what a launcher said to a joined job, by way of:       |
 //! | `same_host`    | a socket named after the job                                |
 //! | `pmix`, `pmi1` | the launcher's own key-value store                          |
 
 mod attach;
+mod descriptors;
 mod launch;
 mod pmi1;
 mod pmix;
@@ -178,6 +180,7 @@ pub fn join(config: JoinConfig) -> Result<ControlPlane, JoinError> {
     if config.rank.0 >= config.size {
         return Err(JoinError::RankOutOfRange { rank: config.rank, size: config.size });
     }
+    descriptors::allow(config.rank, config.size);
     let key = JobKey::new(&config.secret, &config.job);
     let inner = match (config.size, config.rank.0) {
         (1, _) => ControlLinks::Solo,

@@ -1,0 +1,52 @@
+//! Descriptors for connections: at its start rank 0 has one for each worker, and any worker may come to talk to all.
+
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+
+use crate::{Rank, notice};
+
+/// What the program may have open beside its connections.
+const OF_PROGRAM: u64 = 512;
+
+/// Lets this process have a descriptor for each of `size` workers, as far as its hard limit goes. The soft limit, often
+/// 1024, is there for programs that call `select`.
+pub(super) fn allow(me: Rank, size: u32) {
+    let limit = getrlimit(Resource::Nofile);
+    let needed = u64::from(size) + OF_PROGRAM;
+    if let Some(current) = raised(limit.current, limit.maximum, needed) {
+        // Where it is refused, the error that comes of it says what to do.
+        let _ = setrlimit(Resource::Nofile, Rlimit { current: Some(current), ..limit });
+    }
+    if me == Rank(0)
+        && let Some(hard) = limit.maximum
+        && hard < needed
+    {
+        notice!(
+            me,
+            "at the start of a job of {size} workers rank 0 needs some {needed} descriptors, but may have {hard}: where \
+             workers cannot join, raise the hard limit on its host (ulimit -Hn; LimitNOFILE= of a service, --ulimit \
+             nofile of a container)"
+        );
+    }
+}
+
+/// The soft limit for so many descriptors, if it has to change. `None` is no limit.
+fn raised(soft: Option<u64>, hard: Option<u64>, needed: u64) -> Option<u64> {
+    let wanted = hard.map_or(needed, |hard| needed.min(hard));
+    soft.filter(|&soft| soft < wanted).map(|_| wanted)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A limit that was lowered would take descriptors from the program.
+    #[test]
+    fn the_limit_is_raised_as_far_as_it_may_be() {
+        assert_eq!(raised(Some(1024), Some(4096), 2000), Some(2000));
+        assert_eq!(raised(Some(1024), Some(4096), 16_896), Some(4096), "as far as the hard limit");
+        assert_eq!(raised(Some(1024), None, 16_896), Some(16_896));
+        assert_eq!(raised(Some(1024), Some(4096), 1000), None, "enough");
+        assert_eq!(raised(Some(4096), Some(4096), 5000), None, "no more");
+        assert_eq!(raised(None, None, 5000), None, "no limit");
+    }
+}
