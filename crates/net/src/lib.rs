@@ -11,6 +11,7 @@
 //! | `notice`      | Lines on standard error that no error carries                |
 //! | `secret`      | The shared secret of a job's workers                           |
 //! | `fork`        | What `fork` must not break                                   |
+//! | `bell`        | A descriptor by which one thread wakes another               |
 //! | `sync`        | The atomics of the lock-free files, which loom replaces      |
 //! | `threads`     | Native threads that take no signals                          |
 //! | `copy`        | Memory copies that do not depend on addresses                |
@@ -33,6 +34,7 @@
 #[cfg(not(all(target_os = "linux", target_endian = "little", target_pointer_width = "64")))]
 compile_error!("tidemill-net runs on 64-bit little-endian Linux");
 
+mod bell;
 pub mod claim;
 pub mod control;
 mod copy;

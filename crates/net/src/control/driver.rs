@@ -5,28 +5,36 @@
 
 use std::collections::{BTreeMap, VecDeque};
 use std::io;
-use std::net::SocketAddr;
+use std::net::{Shutdown, SocketAddr};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::thread::{self, ThreadId};
 use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
-use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, epoll, eventfd};
+use rustix::event::{PollFd, PollFlags, Timespec, epoll};
 
+use super::exchange::flush_all;
 use super::state::{TreeAction, TreeInput, TreeState};
 use super::wire::{ControlKind, ControlLink, ControlMessage};
 use super::{ControlError, ControlEvent, HEARTBEAT_INTERVAL, MessageTarget, QUEUE_BYTES_MAX, TreeLinks};
+use crate::bell::Bell;
 use crate::fork::PrivateFd;
 use crate::handshake::dial::DialAttempt;
 use crate::handshake::gate::ConnectionAcceptor;
 use crate::handshake::proof::{ConnectionClaim, ConnectionPurpose};
 use crate::secret::JobKey;
-use crate::threads::spawn_native;
+use crate::threads::{poll_until, spawn_native};
 use crate::{Rank, notice};
 
 /// How long `leave` and `shutdown` wait for the thread.
 const GOODBYE_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// How long `shutdown` waits for those who are connected through this worker, so that nothing of them is lost.
+const RETIRE_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// And then for the worker that it is connected to, which is to have read its last word.
+const LINGER_TIMEOUT: Duration = Duration::from_millis(500);
 
 const WAKE_TOKEN: u64 = u64::MAX;
 
@@ -39,7 +47,7 @@ pub(super) struct ControlDriver {
 struct CommandMailbox {
     state: Mutex<MailboxState>,
     changed: Condvar,
-    wake: PrivateFd<OwnedFd>,
+    wake: Bell,
 }
 
 #[derive(Default)]
@@ -76,8 +84,7 @@ pub(super) fn start(
     on_event: Box<dyn Fn(ControlEvent) + Send + Sync>,
 ) -> Result<ControlDriver, ControlError> {
     let silent_ticks_max = failure_timeout.as_millis().div_ceil(HEARTBEAT_INTERVAL.as_millis()) as u32;
-    let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
-    let wake = PrivateFd::new(eventfd(0, flags).map_err(io::Error::from)?);
+    let wake = Bell::new()?;
     let epoll = PrivateFd::new(epoll::create(epoll::CreateFlags::CLOEXEC).map_err(io::Error::from)?);
     epoll::add(&epoll, &wake, epoll::EventData::new_u64(WAKE_TOKEN), epoll::EventFlags::IN).map_err(io::Error::from)?;
     let mailbox = Arc::new(CommandMailbox { state: Mutex::default(), changed: Condvar::new(), wake });
@@ -93,6 +100,8 @@ pub(super) fn start(
         return_way,
         arriving: Vec::new(),
         dial: None,
+        closing: Vec::new(),
+        retires_until: None,
         actions: Vec::new(),
         unread: Vec::new(),
         closed: Vec::new(),
@@ -120,7 +129,7 @@ impl ControlDriver {
         state.queued_bytes += bytes.len();
         state.commands.push_back(ControlCommand::Send { to, bytes: bytes.to_vec() });
         drop(state);
-        self.mailbox.ring();
+        self.mailbox.wake.ring();
         Ok(())
     }
 
@@ -138,7 +147,7 @@ impl ControlDriver {
             return;
         }
         state.commands.push_back(command);
-        self.mailbox.ring();
+        self.mailbox.wake.ring();
         // The thread itself, in `on_event`, cannot wait for the thread.
         if thread::current().id() == self.thread {
             return;
@@ -149,13 +158,6 @@ impl ControlDriver {
                 return;
             }
         }
-    }
-}
-
-impl CommandMailbox {
-    fn ring(&self) {
-        // The only failure is a counter at its maximum, which wakes the thread as well.
-        let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
     }
 }
 
@@ -179,6 +181,10 @@ struct ControlLoop {
     arriving: Vec<(Rank, ControlLink)>,
     /// An orphan: its call to rank 0.
     dial: Option<DialAttempt>,
+    /// Closed, but not everything is sent.
+    closing: Vec<ControlLink>,
+    /// It is to end, then at the latest.
+    retires_until: Option<Instant>,
     actions: Vec<TreeAction>,
     /// Links that may hold messages which epoll does not know of.
     unread: Vec<Rank>,
@@ -234,29 +240,31 @@ impl ControlLoop {
                         leaving = true;
                         self.step(TreeInput::Leave);
                     }
+                    // A leave may be waiting to be sent, and others may be connected through this worker.
                     ControlCommand::Stop => {
-                        // A leave may be waiting to be sent.
-                        self.flush();
-                        return;
+                        self.retires_until = Some(Instant::now() + RETIRE_TIMEOUT);
+                        self.step(TreeInput::Retire);
                     }
                 }
             }
             self.flush();
+            if self.retires_until.is_some_and(|until| !self.state.is_needed() || Instant::now() >= until) {
+                return self.linger();
+            }
             let is_sent = || self.links.values().all(|wired| wired.link.backlog() == 0);
             if leaving && self.state.is_leave_certain() && is_sent() {
                 leaving = false;
                 self.mailbox.state.lock().left = true;
                 self.mailbox.changed.notify_all();
             }
-            if let Err(e) = self.wait(&mut events, next_tick) {
+            let until = self.retires_until.map_or(next_tick, |until| until.min(next_tick));
+            if let Err(e) = self.wait(&mut events, until) {
                 notice!(self.me, "the control plane stopped: epoll: {e}");
                 return;
             }
             for event in events.drain(..) {
                 match event.data.u64() {
-                    WAKE_TOKEN => {
-                        let _ = rustix::io::read(&self.mailbox.wake, &mut [0; 8]);
-                    }
+                    WAKE_TOKEN => self.mailbox.wake.hush(),
                     rank => self.receive(Rank(rank as u32)),
                 }
             }
@@ -297,6 +305,29 @@ impl ControlLoop {
         match epoll::wait(&self.epoll, rustix::buffer::spare_capacity(events), Some(&timespec(until))) {
             Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
             Err(e) => Err(e),
+        }
+    }
+
+    /// Ends the link towards rank 0 of a worker that has retired, so that what it has passed on arrives: a socket that
+    /// is closed with something unread drops what it has not sent.
+    fn linger(&mut self) {
+        let up = if self.state.has_retired() { self.state.up() } else { None };
+        let Some(PolledLink { mut link, .. }) = up.and_then(|up| self.links.remove(&up)) else { return };
+        let deadline = Instant::now() + LINGER_TIMEOUT;
+        flush_all(std::slice::from_mut(&mut link), deadline);
+        if link.stream().shutdown(Shutdown::Write).is_err() {
+            return;
+        }
+        loop {
+            match link.receive() {
+                Err(_) => return,
+                Ok(Some(_)) => {}
+                Ok(None) => {
+                    if !poll_until(&mut [PollFd::new(&link, PollFlags::IN)], deadline).unwrap_or(false) {
+                        return;
+                    }
+                }
+            }
         }
     }
 
@@ -374,8 +405,7 @@ impl ControlLoop {
         for action in actions.drain(..) {
             match action {
                 TreeAction::Emit(event) => events.push(event),
-                // Dropping the socket also takes it out of the epoll set.
-                TreeAction::Close { link } => drop(self.links.remove(&link)),
+                TreeAction::Close { link } => self.close(link),
                 TreeAction::Read { link } => self.read_from(link),
                 TreeAction::Dial => self.dial = self.call_root(),
                 TreeAction::StopDialing => self.dial = None,
@@ -392,6 +422,14 @@ impl ControlLoop {
             self.flush();
         }
         events.into_iter().for_each(|event| (self.on_event)(event));
+    }
+
+    /// Closes a link when all is sent. Dropping the socket also takes it out of the epoll set.
+    fn close(&mut self, link: Rank) {
+        let Some(PolledLink { mut link, is_read, .. }) = self.links.remove(&link) else { return };
+        if matches!(link.flush(), Ok(false)) && (!is_read || epoll::delete(&self.epoll, &link).is_ok()) {
+            self.closing.push(link);
+        }
     }
 
     fn call_root(&self) -> Option<DialAttempt> {
@@ -423,6 +461,7 @@ impl ControlLoop {
 
     /// Sends what is queued on every link, and asks epoll about those that are full.
     fn flush(&mut self) {
+        self.closing.retain_mut(|link| matches!(link.flush(), Ok(false)));
         for (&rank, wired) in &mut self.links {
             let wants_out = match wired.link.flush() {
                 Ok(sent) => !sent,

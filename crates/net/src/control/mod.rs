@@ -377,7 +377,7 @@ impl ControlHandle {
 
     /// Leaves in good order: the others get `Left`, not `Lost`, and this worker may end. Waits until that is on its
     /// way, two seconds at most. Messages of others still pass through this worker until `shutdown`; then those that
-    /// are connected through it connect to rank 0, and what is under way through it may be lost.
+    /// are connected through it connect to rank 0, and what is under way through it is forwarded.
     ///
     /// # Errors
     /// `Closed`; `Forked`.
@@ -390,8 +390,9 @@ impl ControlHandle {
         Ok(())
     }
 
-    /// Ends the control plane of this worker and its thread. Without `leave` before, the others take it for lost.
-    /// Called by dropping the last handle.
+    /// Ends the control plane of this worker and its thread. Without `leave` before, the others take it for lost. Where
+    /// others are connected through this worker, waits until they have another way, two seconds at most. Called by
+    /// dropping the last handle.
     pub fn shutdown(&self) {
         self.shared.shutdown();
     }

@@ -5,6 +5,8 @@
 //! to have ended, and only then listened to: whatever took the old way has arrived then, so nothing overtakes it. One
 //! that does not come in time is lost, and its children are expected in turn.
 //!
+//! Of one that retires rank 0 expects the children, too, but it waits for its end before it listens to them.
+//!
 //! Where the parent of who ended has ended as well, nobody tells rank 0. It then goes by the children of the former who
 //! come: their link to it has ended, or they would not.
 
@@ -27,6 +29,8 @@ const ORPHAN_PATIENCE_AT_START: u32 = PATIENCE_BEFORE_FIRST_WORD + ORPHAN_PATIEN
 pub(super) struct OrphanLedger {
     /// Who has ended, so that nobody is connected through it.
     cut: BTreeSet<Rank>,
+    /// Who hands its children over, and has not ended yet: what they have said comes by way of it.
+    retiring: BTreeSet<Rank>,
     expected: BTreeMap<Rank, ExpectedOrphan>,
     held: BTreeSet<Rank>,
     /// Since the start.
@@ -56,9 +60,12 @@ impl OrphanLedger {
 impl TreeState {
     /// Sends a message on its way down, if there is one.
     pub(super) fn route(&mut self, message: ControlMessage, out: &mut Vec<TreeAction>) {
-        if !self.is_present(message.to) {
-            return;
+        if self.is_present(message.to) {
+            self.send_down(message, out);
         }
+    }
+
+    fn send_down(&mut self, message: ControlMessage, out: &mut Vec<TreeAction>) {
         let mut link = message.to;
         loop {
             if self.links.contains_key(&link) && !self.orphans.is_held(link) {
@@ -92,18 +99,39 @@ impl TreeState {
         }
         self.orphans.expected.remove(&rank);
         self.orphans.held.remove(&rank);
+        self.orphans.retiring.remove(&rank);
         if self.links.remove(&rank).is_some() {
             out.push(TreeAction::Close { link: rank });
         }
+        self.expect_children(rank);
+        self.settle(out);
+    }
+
+    /// A worker that has left is about to end. It is told again if it asks again: the answer may be lost with a worker
+    /// on its way.
+    pub(super) fn release(&mut self, rank: Rank, out: &mut Vec<TreeAction>) {
+        if self.peers[rank.index()] != PeerState::Left || self.orphans.cut.contains(&rank) {
+            return;
+        }
+        self.orphans.retiring.insert(rank);
+        self.expect_children(rank);
+        self.send_down(
+            ControlMessage { to: rank, ..ControlMessage::new(ControlKind::Released, self.me, Vec::new()) },
+            out,
+        );
+    }
+
+    /// The children of a worker will come; from now on nothing goes to them by way of it.
+    fn expect_children(&mut self, rank: Rank) {
         let attached = |child: &Rank| self.links.contains_key(child) && !self.orphans.is_held(*child);
         let is_needed = |child: &Rank| self.tree.subtree(*child).any(|below| self.is_present(Rank(below)));
-        let children = self.tree.children(rank).filter(|child| !self.orphans.cut.contains(child));
+        let is_known = |child: &Rank| self.orphans.cut.contains(child) || self.orphans.expected.contains_key(child);
+        let children = self.tree.children(rank).filter(|child| !is_known(child));
         let expected: Vec<Rank> = children.filter(|child| !attached(child) && is_needed(child)).collect();
         for child in expected {
             let queue = self.news();
             self.orphans.expected.insert(child, ExpectedOrphan { queue, ..ExpectedOrphan::default() });
         }
-        self.settle(out);
     }
 
     /// Whether a worker that connects as an orphan may be one. One that was taken for lost hears that it was from the
@@ -131,7 +159,7 @@ impl TreeState {
             }
             if self.orphans.cut.contains(&parent) {
                 self.take_in(rank, out);
-            } else if self.orphans.expected.contains_key(&parent) {
+            } else if self.orphans.expected.contains_key(&parent) && !self.orphans.retiring.contains(&parent) {
                 // Settles the rest, and this one.
                 return match self.is_present(parent) {
                     true => self.lose(parent, format!("worker {rank} has lost its connection to it"), out),
@@ -172,8 +200,11 @@ impl TreeState {
             return;
         }
         let ticks_max = self.silent_ticks_max.saturating_mul(ORPHAN_PATIENCE);
+        let (tree, retiring) = (self.tree, &self.orphans.retiring);
         let late = |(&rank, orphan): (&Rank, &mut ExpectedOrphan)| {
-            orphan.ticks += 1;
+            // It may not have been told to come yet; whoever is to tell it is watched by its own parent.
+            let parent = tree.parent(rank).expect("rank 0 is no orphan");
+            orphan.ticks += u32::from(!retiring.contains(&parent));
             (orphan.ticks > ticks_max).then_some((rank, orphan.ticks))
         };
         let late: Vec<(Rank, u32)> = self.orphans.expected.iter_mut().filter_map(late).collect();

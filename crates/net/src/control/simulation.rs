@@ -247,8 +247,11 @@ impl Job {
                     self.step(rank, TreeInput::Tick);
                     let node = &self.nodes[rank.index()];
                     if node.exits && node.state.is_leave_certain() && self.random.below(2) == 0 {
-                        self.end(rank, false, false);
-                        continue;
+                        if !node.state.is_needed() {
+                            self.end(rank, false, false);
+                            continue;
+                        }
+                        self.step(rank, TreeInput::Retire);
                     }
                     let next = at + TICK + self.random.below(5);
                     self.plan(next, Event::Tick(rank));
@@ -317,13 +320,12 @@ struct Trouble {
     /// Of these, who went on too late.
     stopped: BTreeSet<Rank>,
     leaving: BTreeSet<Rank>,
-    exiting: BTreeSet<Rank>,
 }
 
 /// Plans losses, departures and messages, as the seed has it.
 fn trouble(job: &mut Job, size: u32) -> Trouble {
-    let [killed, stopped, leaving, exiting] = Default::default();
-    let mut plan = Trouble { killed, stopped, leaving, exiting };
+    let [killed, stopped, leaving] = Default::default();
+    let mut plan = Trouble { killed, stopped, leaving };
     // All at once, or one after the other.
     let spread = [1, 20, TROUBLE_UNTIL / 2][job.random.below(3) as usize];
     let from = job.random.below(TROUBLE_UNTIL / 2);
@@ -350,9 +352,6 @@ fn trouble(job: &mut Job, size: u32) -> Trouble {
             let at = from + job.random.below(spread);
             job.plan(at, Event::Leave(rank));
             job.nodes[rank.index()].exits = rank.0 != 0 && job.random.below(3) > 0;
-            if job.nodes[rank.index()].exits {
-                plan.exiting.insert(rank);
-            }
         }
     }
     for _ in 0..8 * size {
@@ -367,7 +366,7 @@ fn trouble(job: &mut Job, size: u32) -> Trouble {
 fn check(job: &Job, tree: ControlTree, plan: &Trouble) {
     let is_sound = |mut rank: Rank| {
         while let Some(parent) = tree.parent(rank) {
-            if plan.killed.contains(&parent) || plan.exiting.contains(&parent) {
+            if plan.killed.contains(&parent) {
                 return false;
             }
             rank = parent;
@@ -446,7 +445,7 @@ impl Drop for SeedNote {
 }
 
 /// Every survivor hears of exactly the lost and of exactly those who left, once, and of nobody else; messages arrive at
-/// most once and in order, and all of them where nobody on their way has ended.
+/// most once and in order, and all of them where nobody on their way is lost. Who leaves takes none with it.
 #[test]
 fn survivors_agree_on_who_is_lost_and_who_left() {
     for seed in seeds(400) {

@@ -8,6 +8,10 @@
 //! Who loses its parent is an orphan: it connects to rank 0 again, and what it has to say waits meanwhile. What rank 0
 //! does for orphans is in [`super::orphans`].
 //!
+//! Who has left and is about to end while others are connected through it *retires*: it asks rank 0, which sends
+//! nothing more by way of it from then on, has its children connect to rank 0, and ends when the last of them has gone.
+//! Whatever was under way through it has been passed on then.
+//!
 //! Silence is counted in this worker's own ticks, not on a clock: a job that was stopped as a whole (Ctrl-Z, a
 //! suspended machine) did not tick either and goes on where it was.
 
@@ -37,6 +41,8 @@ pub(crate) enum TreeInput {
     Send { to: MessageTarget, bytes: Vec<u8> },
     /// This worker leaves in good order.
     Leave,
+    /// It has left, and is to end as soon as nobody [needs](TreeState::is_needed) it.
+    Retire,
 }
 
 /// What is to be done about it.
@@ -91,6 +97,16 @@ enum Uplink {
     Gone,
 }
 
+/// How far a worker is that hands those over who are connected through it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Retirement {
+    None,
+    /// Rank 0 is asked.
+    Asked,
+    /// Nothing more comes for others, and these know.
+    Released,
+}
+
 /// One worker's view of the job.
 pub(crate) struct TreeState {
     pub(super) me: Rank,
@@ -100,6 +116,7 @@ pub(crate) struct TreeState {
     pub(super) silent_ticks_max: u32,
     pub(super) left: bool,
     uplink: Uplink,
+    retirement: Retirement,
     /// What this worker has told rank 0 of those below it and of itself. An orphan says it again: what its parent had
     /// not passed on when it ended is lost.
     reports: Vec<ControlMessage>,
@@ -122,6 +139,7 @@ impl TreeState {
             silent_ticks_max: silent_ticks_max.max(2),
             left: false,
             uplink: parent.map_or(Uplink::Gone, Uplink::Attached),
+            retirement: Retirement::None,
             reports: Vec::new(),
             orphans: OrphanLedger::default(),
             reasons: BTreeMap::new(),
@@ -140,6 +158,29 @@ impl TreeState {
         self.left && up
     }
 
+    /// Whether this worker has handed over those who were connected through it.
+    pub(super) fn has_retired(&self) -> bool {
+        self.retirement == Retirement::Released
+    }
+
+    /// Whether others are connected through this worker, which has left, and what they say or hear would be lost if it
+    /// ended now.
+    pub(crate) fn is_needed(&self) -> bool {
+        if self.is_root() || !self.left || matches!(self.uplink, Uplink::Gone) {
+            return false;
+        }
+        match self.retirement {
+            Retirement::Released => self.children().next().is_some(),
+            _ => self.children().any(|child| self.tree.subtree(child).any(|below| self.is_present(Rank(below)))),
+        }
+    }
+
+    /// The other ends of the links away from rank 0.
+    fn children(&self) -> impl Iterator<Item = Rank> {
+        let up = self.up();
+        self.links.keys().copied().filter(move |&link| Some(link) != up)
+    }
+
     fn is_root(&self) -> bool {
         self.me.0 == 0
     }
@@ -149,7 +190,7 @@ impl TreeState {
     }
 
     /// The other end of the link towards rank 0.
-    fn up(&self) -> Option<Rank> {
+    pub(super) fn up(&self) -> Option<Rank> {
         match self.uplink {
             Uplink::Attached(up) => Some(up),
             Uplink::Returning => Some(Rank(0)),
@@ -172,6 +213,11 @@ impl TreeState {
                 let message = ControlMessage::new(kind, self.me, Vec::new());
                 if self.is_root() { self.flood(&message, out) } else { self.report(message, out) }
             }
+            TreeInput::Retire if self.is_needed() && self.retirement == Retirement::None => {
+                self.retirement = Retirement::Asked;
+                self.report(ControlMessage::new(ControlKind::Retire, self.me, Vec::new()), out);
+            }
+            TreeInput::Retire => {}
         }
     }
 
@@ -189,7 +235,19 @@ impl TreeState {
             ControlKind::Welcome if from_above && matches!(self.uplink, Uplink::Returning) => {
                 self.uplink = Uplink::Attached(Rank(0));
             }
-            ControlKind::ToOne | ControlKind::ToAll | ControlKind::Leave | ControlKind::Lost | ControlKind::Ended
+            ControlKind::Released if from_above && message.to != self.me => self.pass_down(message, out),
+            ControlKind::Released if from_above => self.released(out),
+            ControlKind::Handover if from_above && from != Rank(0) => {
+                out.push(TreeAction::Close { link: from });
+                self.links.remove(&from);
+                self.up_is_gone(from, "it has handed its children over".into(), out);
+            }
+            ControlKind::ToOne
+            | ControlKind::ToAll
+            | ControlKind::Leave
+            | ControlKind::Lost
+            | ControlKind::Ended
+            | ControlKind::Retire
                 if !from_above && self.may_say(from, &message) =>
             {
                 match (self.is_root(), message.is_droppable()) {
@@ -218,6 +276,7 @@ impl TreeState {
                 out.push(TreeAction::Emit(ControlEvent::Message { from: rank, bytes: message.payload }));
             }
             ControlKind::ToOne => self.route(message, out),
+            ControlKind::Retire => self.release(rank, out),
             ControlKind::ToAll => {
                 self.flood(&message, out);
                 out.push(TreeAction::Emit(ControlEvent::Message { from: rank, bytes: message.payload }));
@@ -239,10 +298,7 @@ impl TreeState {
             ControlKind::ToOne if message.to == self.me => {
                 out.push(TreeAction::Emit(ControlEvent::Message { from: rank, bytes: message.payload }));
             }
-            ControlKind::ToOne => {
-                let next = self.tree.next_hop(self.me, message.to).filter(|next| self.links.contains_key(next));
-                out.extend(next.map(|link| TreeAction::Send { link, message }));
-            }
+            ControlKind::ToOne => self.pass_down(message, out),
             ControlKind::ToAll => {
                 self.flood(&message, out);
                 if rank != self.me {
@@ -269,6 +325,21 @@ impl TreeState {
         }
     }
 
+    /// Passes on what is for one worker of this subtree.
+    fn pass_down(&mut self, message: ControlMessage, out: &mut Vec<TreeAction>) {
+        let next = self.tree.next_hop(self.me, message.to).filter(|next| self.links.contains_key(next));
+        out.extend(next.map(|link| TreeAction::Send { link, message }));
+    }
+
+    /// This worker retires, and nothing comes any more that is for others.
+    fn released(&mut self, out: &mut Vec<TreeAction>) {
+        if self.retirement == Retirement::Asked {
+            self.retirement = Retirement::Released;
+            let message = ControlMessage::new(ControlKind::Handover, self.me, Vec::new());
+            out.extend(self.children().map(|link| TreeAction::Send { link, message: message.clone() }));
+        }
+    }
+
     /// The link to `rank` is of no use any more.
     fn gone(&mut self, rank: Rank, reason: String, out: &mut Vec<TreeAction>) {
         out.push(TreeAction::Close { link: rank });
@@ -278,6 +349,8 @@ impl TreeState {
         let report = |kind, reason: String| ControlMessage::new(kind, rank, reason.into_bytes());
         match (self.is_root(), left) {
             _ if from_above => self.up_is_gone(rank, reason, out),
+            // It has been handed over. If it was lost, rank 0 finds that out, which expects it.
+            _ if self.retirement == Retirement::Released => {}
             (true, true) => self.cut(rank, out),
             (true, false) => self.lose(rank, reason, out),
             // Nobody else is concerned where nobody is connected through it.
@@ -347,8 +420,11 @@ impl TreeState {
                 self.gone(rank, reason, out);
                 continue;
             }
-            let message = ControlMessage::new(ControlKind::Ping, self.me, Vec::new());
-            out.push(TreeAction::Send { link: rank, message });
+            // Behind the last word comes none.
+            if is_up || self.retirement != Retirement::Released {
+                let message = ControlMessage::new(ControlKind::Ping, self.me, Vec::new());
+                out.push(TreeAction::Send { link: rank, message });
+            }
         }
         if let Uplink::Orphan { ticks, .. } = &mut self.uplink {
             *ticks += 1;
@@ -393,6 +469,10 @@ impl TreeState {
     /// Sends to the others of this worker's subtree, as far as they are present and the message is not from or about
     /// them.
     pub(super) fn flood(&mut self, message: &ControlMessage, out: &mut Vec<TreeAction>) {
+        // Who was handed over hears it from rank 0.
+        if self.retirement == Retirement::Released {
+            return;
+        }
         let up = self.up();
         for &link in self.links.keys() {
             let alone = (link == message.rank || !self.is_present(link)) && self.tree.is_leaf(link);
@@ -434,6 +514,7 @@ pub(super) fn fuzz(messages: &[ControlMessage]) {
                 1 => state.handle(TreeInput::Closed { from, reason: "gone".into() }, &mut out),
                 2 if me != 0 || state.may_come_back(from) => state.handle(TreeInput::Attached { from }, &mut out),
                 3 => state.handle(TreeInput::Leave, &mut out),
+                4 => state.handle(TreeInput::Retire, &mut out),
                 _ => state.handle(TreeInput::Received { from, message: message.clone() }, &mut out),
             }
         }
@@ -572,7 +653,8 @@ mod tests {
         assert_eq!(actions.len(), 3, "and rank 0 hears it too");
         assert_eq!(step(&mut hub, to(77)), [], "no such worker");
         assert_eq!(lost(&received(&mut hub, 2, ControlKind::ToAll, 1)), [Rank(2)], "it speaks for another");
-        for nonsense in [ControlKind::Welcome, ControlKind::Gathered, ControlKind::Lost, ControlKind::Left] {
+        let nonsense = [ControlKind::Welcome, ControlKind::Gathered, ControlKind::Lost, ControlKind::Left];
+        for nonsense in nonsense.into_iter().chain([ControlKind::Released, ControlKind::Handover]) {
             let mut hub = state(0, 4);
             assert_eq!(lost(&received(&mut hub, 2, nonsense, 1)), [Rank(2)], "{nonsense:?} from a worker");
         }

@@ -61,6 +61,12 @@ pub(crate) enum ControlKind {
     /// To rank 0, at the start: I am connected to my parent and my children. As the first word of a worker that comes
     /// back: I am here.
     Attached = 16,
+    /// To rank 0: worker `rank` has left and is about to end, but others are connected through it.
+    Retire = 17,
+    /// Rank 0, to worker `to`, which retires: nothing that is for others comes to you any more.
+    Released = 18,
+    /// From a parent that retires, its last word: connect to rank 0.
+    Handover = 19,
 }
 
 impl ControlKind {
@@ -82,6 +88,9 @@ impl ControlKind {
             14 => ControlKind::Listening,
             15 => ControlKind::Parent,
             16 => ControlKind::Attached,
+            17 => ControlKind::Retire,
+            18 => ControlKind::Released,
+            19 => ControlKind::Handover,
             _ => return None,
         })
     }

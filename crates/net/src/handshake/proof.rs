@@ -20,7 +20,7 @@ use crate::Rank;
 use crate::secret::JobKey;
 
 /// Number of the wire protocol (handshake, control messages and frames together). Workers of one job must agree.
-pub const PROTOCOL: u16 = 4;
+pub const PROTOCOL: u16 = 5;
 
 const MAGIC: [u8; 8] = *b"TIDEMILL";
 const PREFIX_BYTES: usize = 12;

@@ -14,18 +14,19 @@
 use std::collections::BTreeMap;
 use std::io;
 use std::net::{SocketAddr, TcpStream};
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
-use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd};
+use rustix::event::{PollFd, PollFlags};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags, sockopt};
 
 use super::PeerListener;
+use crate::bell::Bell;
 use crate::fork::{ForkOrigin, PrivateFd};
 use crate::handshake::dial::DialAttempt;
 use crate::handshake::gate::ConnectionAcceptor;
@@ -75,9 +76,9 @@ struct DialBoard {
     /// There is something in [`DialState::news`].
     has_news: AtomicBool,
     /// Readable while there are news.
-    bell: PrivateFd<OwnedFd>,
+    bell: Bell,
     /// Wakes the thread.
-    wake: PrivateFd<OwnedFd>,
+    wake: Bell,
 }
 
 #[derive(Default)]
@@ -108,12 +109,11 @@ impl Dialer {
         key: &JobKey,
         timeout: Duration,
     ) -> io::Result<Dialer> {
-        let descriptor = || eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map(PrivateFd::new);
         let board = Arc::new(DialBoard {
             state: Mutex::default(),
             has_news: AtomicBool::new(false),
-            bell: descriptor()?,
-            wake: descriptor()?,
+            bell: Bell::new()?,
+            wake: Bell::new()?,
         });
         let acceptor =
             ConnectionAcceptor::new(listener.socket, key.clone(), ConnectionPurpose::Frames, rank, peers.len() as u32)?;
@@ -135,7 +135,7 @@ impl Dialer {
     /// Calls `peer`, unless a connection with it is on its way already. [`Dialer::news`] has the outcome.
     pub(super) fn call(&self, peer: Rank) {
         self.board.state.lock().wanted.push(peer);
-        ring(&self.board.wake);
+        self.board.wake.ring();
     }
 
     /// Whether there may be news. One load.
@@ -148,8 +148,7 @@ impl Dialer {
     pub(super) fn news(&self) -> Vec<DialNews> {
         let mut state = self.board.state.lock();
         self.board.has_news.store(false, Ordering::Release);
-        // It is empty only if the ring is about to come, which then costs one look in vain.
-        let _ = rustix::io::read(&self.board.bell, &mut [0; 8]);
+        self.board.bell.hush();
         std::mem::take(&mut state.news)
     }
 
@@ -181,16 +180,11 @@ impl Drop for Dialer {
             return std::mem::forget(self.thread.take());
         }
         self.board.state.lock().stopped = true;
-        ring(&self.board.wake);
+        self.board.wake.ring();
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
         }
     }
-}
-
-fn ring(descriptor: &PrivateFd<OwnedFd>) {
-    // It fails only where it has rung so often without an answer that it is heard anyway.
-    let _ = rustix::io::write(descriptor, &1u64.to_ne_bytes());
 }
 
 struct Dial {
@@ -273,10 +267,10 @@ impl DialLoop {
         self.acceptor.interest(&mut fds);
         fds.extend(self.unconfirmed.iter().map(|(_, stream)| PollFd::from_borrowed_fd(stream.as_fd(), PollFlags::IN)));
         fds.extend(self.dials.values().filter_map(|dial| dial.attempt.interest()));
-        fds.push(PollFd::from_borrowed_fd(self.board.wake.as_fd(), PollFlags::IN));
+        fds.push(PollFd::new(&self.board.wake, PollFlags::IN));
         poll_until(&mut fds, until)?;
         let ready = fds.iter().map(PollFd::revents).collect();
-        let _ = rustix::io::read(&self.board.wake, &mut [0; 8]);
+        self.board.wake.hush();
         Ok(ready)
     }
 
@@ -398,7 +392,7 @@ impl DialLoop {
     /// With the state locked, so that a look that follows sees all of it.
     fn announce(&self) {
         self.board.has_news.store(true, Ordering::Release);
-        ring(&self.board.bell);
+        self.board.bell.ring();
     }
 }
 
