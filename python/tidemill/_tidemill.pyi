@@ -1019,7 +1019,9 @@ class NativeExchange:
     @staticmethod
     def direct() -> NativeExchange: ...
     @staticmethod
-    def broadcast(along: str | None = None, message_bytes: int | None = None) -> NativeExchange: ...
+    def broadcast(
+        along: str | None = None, message_bytes: int | None = None, message_rate: int | None = None
+    ) -> NativeExchange: ...
     @staticmethod
     def gather(to: int, along: str | None = None) -> NativeExchange: ...
     @staticmethod
@@ -1034,11 +1036,18 @@ class NativeExchange:
     def sort(keys: Sequence[_Key], sample_all: bool) -> NativeExchange: ...
     @staticmethod
     def reduce(
-        reduction: NativeReduction, to: int, along: str | None = None, message_bytes: int | None = None
+        reduction: NativeReduction,
+        to: int,
+        along: str | None = None,
+        message_bytes: int | None = None,
+        message_rate: int | None = None,
     ) -> NativeExchange: ...
     @staticmethod
     def all_reduce(
-        reduction: NativeReduction, along: str | None = None, message_bytes: int | None = None
+        reduction: NativeReduction,
+        along: str | None = None,
+        message_bytes: int | None = None,
+        message_rate: int | None = None,
     ) -> NativeExchange: ...
     @staticmethod
     def keyed_reduce(columns: Sequence[str], reduction: NativeReduction, buckets: int) -> NativeExchange: ...

@@ -92,7 +92,13 @@ def direct(*, rounds: str | None = None) -> Exchange:
     return Exchange(lambda _: NativeExchange.direct(), rounds=_rounds("direct", rounds), lists=False)
 
 
-def broadcast(*, along: str | None = None, message_bytes: int | None = None, rounds: str | None = None) -> Exchange:
+def broadcast(
+    *,
+    along: str | None = None,
+    message_bytes: int | None = None,
+    message_rate: float | None = None,
+    rounds: str | None = None,
+) -> Exchange:
     """Send everything to every copy, along a tree of workers; a worker receives each batch once, however many copies it
     runs.
 
@@ -105,6 +111,9 @@ def broadcast(*, along: str | None = None, message_bytes: int | None = None, rou
         graph runs on; `Graph.explain` prints it. For comparison, ``"copies"`` sends to each copy by itself.
     message_bytes : int, default=16384
         About how large a message is, to choose the tree for.
+    message_rate : float, optional
+        About how many messages come in a second, to choose the tree for: the one with the lowest latency
+        of those that keep up. 0 is for messages that come alone. By default some are taken to follow each other.
     rounds : {"strict", "partial"}, optional
         Deliver by rounds: the n-th message of every source copy makes the n-th result, in the order of the copies: a
         table of all rows, or a list of arrays or objects. It arrives as soon as every copy has sent its n-th message.
@@ -112,13 +121,19 @@ def broadcast(*, along: str | None = None, message_bytes: int | None = None, rou
         and ``"partial"`` goes on without that copy. By default messages arrive as they come.
     """
     made = _rounds("broadcast", rounds)
-    size = _message_bytes("broadcast", along, message_bytes)
-    return Exchange(lambda _: NativeExchange.broadcast(along, size), rounds=made, to_all=True)
+    traffic = _traffic("broadcast", along, message_bytes, message_rate)
+    return Exchange(lambda _: NativeExchange.broadcast(along, *traffic), rounds=made, to_all=True)
 
 
-def all_gather(*, along: str | None = None, message_bytes: int | None = None, rounds: str | None = None) -> Exchange:
+def all_gather(
+    *,
+    along: str | None = None,
+    message_bytes: int | None = None,
+    message_rate: float | None = None,
+    rounds: str | None = None,
+) -> Exchange:
     """Send the messages of all copies to every copy: `broadcast` from several copies."""
-    return broadcast(along=along, message_bytes=message_bytes, rounds=rounds)
+    return broadcast(along=along, message_bytes=message_bytes, message_rate=message_rate, rounds=rounds)
 
 
 def gather(to: int = 0, *, along: str | None = None, rounds: str | None = None) -> Exchange:
@@ -199,6 +214,7 @@ def reduce(
     to: int = 0,
     along: str | None = None,
     message_bytes: int | None = None,
+    message_rate: float | None = None,
     rounds: str | None = None,
 ) -> Exchange:
     """Combine all rows, or messages, into one for copy `to`, reducing along the way. If there are none, nothing is
@@ -213,7 +229,7 @@ def reduce(
         or a function of two messages. Functions are called in any order.
     to : int, default=0
         Number of the receiving copy.
-    along, message_bytes : optional
+    along, message_bytes, message_rate : optional
         As in `broadcast`, except ``"copies"``; results go up the tree.
     rounds : {"strict", "partial"}, optional
         Combine by rounds: the n-th message of every source copy makes the n-th result, which arrives as soon as every
@@ -228,9 +244,9 @@ def reduce(
         When it runs, with ``rounds="strict"``: copies have sent unequal numbers of messages.
     """
     copy, made = _number("reduce: to", to), _rounds("reduce", rounds)
-    size = _message_bytes("reduce", along, message_bytes)
+    traffic = _traffic("reduce", along, message_bytes, message_rate)
     return Exchange(
-        lambda source: NativeExchange.reduce(_reduction(how, source), copy, along, size),
+        lambda source: NativeExchange.reduce(_reduction(how, source), copy, along, *traffic),
         rounds=made,
         lists=False,
         rows=True,
@@ -238,12 +254,17 @@ def reduce(
 
 
 def all_reduce(
-    how: How, *, along: str | None = None, message_bytes: int | None = None, rounds: str | None = None
+    how: How,
+    *,
+    along: str | None = None,
+    message_bytes: int | None = None,
+    message_rate: float | None = None,
+    rounds: str | None = None,
 ) -> Exchange:
     """Like `reduce`, to every copy."""
-    made, size = _rounds("all_reduce", rounds), _message_bytes("all_reduce", along, message_bytes)
+    made, traffic = _rounds("all_reduce", rounds), _traffic("all_reduce", along, message_bytes, message_rate)
     return Exchange(
-        lambda source: NativeExchange.all_reduce(_reduction(how, source), along, size),
+        lambda source: NativeExchange.all_reduce(_reduction(how, source), along, *traffic),
         rounds=made,
         lists=False,
         rows=True,
@@ -378,10 +399,17 @@ def _rounds(what: str, given: Any) -> str | None:
     return None if given is None else str(given)
 
 
-def _message_bytes(what: str, along: str | None, given: Any) -> int | None:
-    if given is not None and along is not None:
-        raise GraphError(f"{what}: message_bytes= is for choosing a tree; leave it out with along={along!r}")
-    return None if given is None else _number(f"{what}: message_bytes", given)
+def _traffic(what: str, along: str | None, message_bytes: Any, message_rate: Any) -> tuple[int | None, int | None]:
+    """Bytes of a message, and whole messages in a second, as far as they are known."""
+    for name, given in (("message_bytes", message_bytes), ("message_rate", message_rate)):
+        if given is not None and along is not None:
+            raise GraphError(f"{what}: {name}= is for choosing a tree; leave it out with along={along!r}")
+    size = None if message_bytes is None else _number(f"{what}: message_bytes", message_bytes)
+    if message_rate is None:
+        return size, None
+    if not isinstance(message_rate, (int, float)) or not 0 <= message_rate < 1 << 32:
+        raise GraphError(f"{what}: message_rate={message_rate!r} is not a number of messages a second, 0 or more")
+    return size, round(message_rate)
 
 
 def _name(function: Callable[..., Any]) -> str:

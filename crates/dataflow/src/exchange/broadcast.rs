@@ -31,6 +31,11 @@ impl Broadcast {
         Broadcast { overlay: Some(OverlayChoice::ForMessages(bytes)) }
     }
 
+    /// Along the tree with the lowest latency for messages of about so many bytes that come at about this rate.
+    pub fn for_rate(bytes: u64, per_s: u64) -> Self {
+        Broadcast { overlay: Some(OverlayChoice::ForRate { bytes, per_s }) }
+    }
+
     /// To each copy by itself, as other engines do it: a worker receives a batch as often as it runs copies. To compare
     /// the others with.
     pub fn to_copies() -> Self {

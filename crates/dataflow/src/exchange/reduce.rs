@@ -48,6 +48,12 @@ impl Reduce {
     pub fn for_messages(self, bytes: u64) -> Self {
         Reduce { overlay: OverlayChoice::ForMessages(bytes), ..self }
     }
+
+    /// Along the tree with the lowest latency for messages of about so many bytes that come at about this rate.
+    #[must_use]
+    pub fn for_rate(self, bytes: u64, per_s: u64) -> Self {
+        Reduce { overlay: OverlayChoice::ForRate { bytes, per_s }, ..self }
+    }
 }
 
 impl Exchange for Reduce {
@@ -102,6 +108,12 @@ impl AllReduce {
     #[must_use]
     pub fn for_messages(self, bytes: u64) -> Self {
         AllReduce { overlay: OverlayChoice::ForMessages(bytes), ..self }
+    }
+
+    /// Along the tree with the lowest latency for messages of about so many bytes that come at about this rate.
+    #[must_use]
+    pub fn for_rate(self, bytes: u64, per_s: u64) -> Self {
+        AllReduce { overlay: OverlayChoice::ForRate { bytes, per_s }, ..self }
     }
 }
 

@@ -1,6 +1,10 @@
 //! Which overlay an edge has that does not say: the cheapest by the tuner's cost model, for links as they were measured
-//! and messages of a size that is guessed or told. What really goes along an edge is not known before it runs, and an
-//! edge does not change its tree.
+//! and messages of a size and at a rate that are guessed or told. What really goes along an edge is not known before it
+//! runs, and an edge does not change its tree.
+//!
+//! At a rate that is known, the best overlay is the one with the lowest latency of those that keep up: the time of one
+//! message, and the time it waits behind others for the busiest worker or link. Where none keeps up, it is the one that
+//! carries most. So lone messages take a tree, and many a chain or two trees.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeSet, BinaryHeap};
@@ -29,8 +33,15 @@ const CANDIDATES: [Overlay; 8] = [
 pub enum OverlayChoice {
     /// This one.
     Set(Overlay),
-    /// The cheapest for messages of about so many bytes.
+    /// The cheapest for messages of about so many bytes, some of which follow each other.
     ForMessages(u64),
+    /// The one with the lowest latency for messages that come at about this rate.
+    ForRate {
+        /// Bytes of a message.
+        bytes: u64,
+        /// Messages in a second; 0: each has come through when the next one comes.
+        per_s: u64,
+    },
 }
 
 impl Default for OverlayChoice {
@@ -51,23 +62,33 @@ impl OverlayChoice {
     }
 
     fn choose_among(self, candidates: &[Overlay], root: u32, members: &[u32], network: &WorkerNetwork) -> Overlay {
-        let bytes = match self {
+        let (bytes, per_s) = match self {
             OverlayChoice::Set(overlay) => return overlay,
-            OverlayChoice::ForMessages(bytes) => bytes as f64,
+            OverlayChoice::ForMessages(bytes) => (bytes, None),
+            OverlayChoice::ForRate { bytes, per_s } => (bytes, Some(per_s as f64)),
         };
-        let cost = |overlay: &Overlay| cost_s(&overlay.trees(root, members, &network.hosts), root, network, bytes);
+        let cost = |overlay: &Overlay| {
+            let times = TreeTimes::of(&overlay.trees(root, members, &network.hosts), root, network, bytes as f64);
+            per_s.map_or((0.0, times.last_of_some_s()), |per_s| times.at_rate(per_s))
+        };
         let costs = candidates.iter().map(|overlay| (cost(overlay), *overlay));
-        costs.min_by(|a, b| a.0.total_cmp(&b.0)).expect("there are candidates").1
+        let cheaper = |a: &(f64, f64), b: &(f64, f64)| a.0.total_cmp(&b.0).then(a.1.total_cmp(&b.1));
+        costs.min_by(|a, b| cheaper(&a.0, &b.0)).expect("there are candidates").1
     }
 
     /// The overlay that was chosen, with why.
     pub(crate) fn explain(self, overlay: Overlay, root: u32, members: &[u32], hosts: &[u32]) -> String {
-        let OverlayChoice::ForMessages(bytes) = self else { return format!("along {overlay}, as set") };
+        let messages = match self {
+            OverlayChoice::Set(_) => return format!("along {overlay}, as set"),
+            OverlayChoice::ForMessages(bytes) => format!("messages of {bytes} bytes"),
+            OverlayChoice::ForRate { bytes, per_s: 0 } => format!("lone messages of {bytes} bytes"),
+            OverlayChoice::ForRate { bytes, per_s } => format!("{per_s} messages of {bytes} bytes a second"),
+        };
         let part: BTreeSet<u32> = members.iter().copied().chain([root]).collect();
         let on: BTreeSet<u32> = part.iter().map(|&worker| hosts[worker as usize]).collect();
         let plural = |count: usize, what: &str| format!("{count} {what}{}", if count == 1 { "" } else { "s" });
         let (workers, hosts) = (plural(part.len(), "worker"), plural(on.len(), "host"));
-        format!("along {overlay}, chosen for messages of {bytes} bytes between {workers} on {hosts}")
+        format!("along {overlay}, chosen for {messages} between {workers} on {hosts}")
     }
 
     /// What the description of an exchange says of it: nothing, unless it was set.
@@ -76,20 +97,45 @@ impl OverlayChoice {
             OverlayChoice::Set(overlay) => format!(" along {overlay}"),
             OverlayChoice::ForMessages(MESSAGE_BYTES) => String::new(),
             OverlayChoice::ForMessages(bytes) => format!(" of messages of {bytes} bytes"),
+            OverlayChoice::ForRate { bytes, per_s } => format!(" of {per_s} messages of {bytes} bytes a second"),
         }
     }
 }
 
-/// Seconds until everybody has the last of some messages that follow each other: the time the first takes, and for each
-/// other what the busiest worker or link is busy with one. Workers of a host share its link; several trees share all.
-fn cost_s(trees: &[WorkerTree], root: u32, network: &WorkerNetwork, bytes: f64) -> f64 {
-    let hosts = &network.hosts;
-    let hosts_end = hosts.iter().max().map_or(0, |&host| host as usize + 1);
-    // How long each worker, and the link of each host, is busy with a message of each tree.
-    let mut busy = (vec![0.0f64; hosts.len()], vec![0.0f64; hosts_end]);
-    let first_s = trees.iter().map(|tree| first_s(tree, root, network, bytes, &mut busy)).fold(0.0, f64::max);
-    let busiest_s = busy.0.iter().chain(&busy.1).fold(0.0f64, |most, &busy_s| most.max(busy_s)) / trees.len() as f64;
-    first_s + (MESSAGES - 1.0) * busiest_s
+/// What a message takes along some trees.
+struct TreeTimes {
+    /// Seconds until everybody has a message that nothing goes before.
+    first_s: f64,
+    /// Seconds that the busiest worker or link is busy with a message.
+    busiest_s: f64,
+}
+
+impl TreeTimes {
+    /// Workers of a host share its link; several trees share all.
+    fn of(trees: &[WorkerTree], root: u32, network: &WorkerNetwork, bytes: f64) -> Self {
+        let hosts = &network.hosts;
+        let hosts_end = hosts.iter().max().map_or(0, |&host| host as usize + 1);
+        // How long each worker, and the link of each host, is busy with a message of each tree.
+        let mut busy = (vec![0.0f64; hosts.len()], vec![0.0f64; hosts_end]);
+        let first_s = trees.iter().map(|tree| first_s(tree, root, network, bytes, &mut busy)).fold(0.0, f64::max);
+        let busiest_s = busy.0.iter().chain(&busy.1).fold(0.0f64, |most, &busy_s| most.max(busy_s));
+        TreeTimes { first_s, busiest_s: busiest_s / trees.len() as f64 }
+    }
+
+    /// Seconds until everybody has the last of some messages that follow each other.
+    fn last_of_some_s(&self) -> f64 {
+        self.first_s + (MESSAGES - 1.0) * self.busiest_s
+    }
+
+    /// By how much messages at this rate are too many, in the rate that can be carried; and seconds until everybody has
+    /// one, with the wait of a queue whose server always takes the same time (M/D/1).
+    fn at_rate(&self, per_s: f64) -> (f64, f64) {
+        let load = self.busiest_s * per_s;
+        if load >= 1.0 {
+            return (load, self.first_s);
+        }
+        (0.0, self.first_s + self.busiest_s * load / (2.0 * (1.0 - load)))
+    }
 }
 
 /// Seconds until everybody has a message that nothing goes before; adds what workers and links are busy with it.
@@ -173,11 +219,41 @@ mod tests {
         assert!(!matches!(chosen(64, 4, MESSAGE_BYTES), Overlay::Flat | Overlay::Chain));
     }
 
+    /// A chain is slow for a message alone; a tree from which a worker sends thrice carries a third.
+    #[test]
+    fn the_rate_decides() {
+        let (all, network) = all_and_network(16, 2);
+        let times =
+            |overlay: Overlay, bytes| TreeTimes::of(&overlay.trees(0, &all, &network.hosts), 0, &network, bytes as f64);
+        let at = |bytes, per_s| OverlayChoice::ForRate { bytes, per_s }.choose(0, &all, &network);
+        let bytes = 256 << 10;
+        let lone = at(bytes, 0);
+        assert!(!matches!(lone, Overlay::Chain | Overlay::Ring | Overlay::Flat), "{lone}");
+        let first_s = |overlay| times(overlay, bytes).first_s;
+        assert!(CANDIDATES.iter().all(|&other| first_s(lone) <= first_s(other)), "{lone}");
+        // Nearly what a link carries, which only those keep up with that send once.
+        let link_s = bytes as f64 * network.model.other_host.per_byte_s;
+        let many = at(bytes, (0.9 / link_s) as u64);
+        assert!(matches!(many, Overlay::Chain | Overlay::Double), "{many}");
+        assert!(times(many, bytes).first_s > first_s(lone));
+        // More than anything carries: what carries most.
+        let most = at(bytes, (100.0 / link_s) as u64);
+        assert!(
+            CANDIDATES.iter().all(|&other| times(most, bytes).busiest_s <= times(other, bytes).busiest_s),
+            "{most}"
+        );
+        // Of those that keep up the fastest: with some idle time between messages a tree does.
+        let some = at(bytes, (0.2 / link_s) as u64);
+        assert!(times(some, bytes).first_s < times(Overlay::Chain, bytes).first_s, "{some}");
+    }
+
     #[test]
     fn a_choice_says_why() {
         let all = [0, 1, 2, 3];
         let text = OverlayChoice::default().explain(Overlay::Flat, 0, &all, &[0, 0, 1, 1]);
         assert_eq!(text, "along flat, chosen for messages of 16384 bytes between 4 workers on 2 hosts");
+        let rate = OverlayChoice::ForRate { bytes: 100, per_s: 5000 }.explain(Overlay::Chain, 0, &all, &[0, 0, 1, 1]);
+        assert_eq!(rate, "along chain, chosen for 5000 messages of 100 bytes a second between 4 workers on 2 hosts");
         let set = OverlayChoice::Set(Overlay::Ring);
         assert_eq!(set.explain(Overlay::Ring, 0, &all, &[0; 4]), "along ring, as set");
     }

@@ -159,14 +159,17 @@ impl NativeExchange {
         of(Direct)
     }
 
-    /// `along` an overlay, to each of the `"copies"`, or along one chosen for messages of about so many bytes.
+    /// `along` an overlay, to each of the `"copies"`, or along one chosen for messages of about so many bytes, at about
+    /// this rate.
     #[staticmethod]
-    #[pyo3(signature = (along = None, message_bytes = None))]
-    fn broadcast(along: Option<&str>, message_bytes: Option<u64>) -> PyResult<Self> {
-        Ok(of(match along {
-            Some("copies") => Broadcast::to_copies(),
-            Some(along) => Broadcast::along(overlay(along)?),
-            None => Broadcast::for_messages(message_bytes.unwrap_or(MESSAGE_BYTES)),
+    #[pyo3(signature = (along = None, message_bytes = None, message_rate = None))]
+    fn broadcast(along: Option<&str>, message_bytes: Option<u64>, message_rate: Option<u64>) -> PyResult<Self> {
+        let bytes = message_bytes.unwrap_or(MESSAGE_BYTES);
+        Ok(of(match (along, message_rate) {
+            (Some("copies"), _) => Broadcast::to_copies(),
+            (Some(along), _) => Broadcast::along(overlay(along)?),
+            (None, Some(per_s)) => Broadcast::for_rate(bytes, per_s),
+            (None, None) => Broadcast::for_messages(bytes),
         }))
     }
 
@@ -228,23 +231,38 @@ impl NativeExchange {
     }
 
     #[staticmethod]
-    #[pyo3(signature = (reduction, to, along = None, message_bytes = None))]
-    fn reduce(reduction: &NativeReduction, to: u32, along: Option<&str>, message_bytes: Option<u64>) -> PyResult<Self> {
+    #[pyo3(signature = (reduction, to, along = None, message_bytes = None, message_rate = None))]
+    fn reduce(
+        reduction: &NativeReduction,
+        to: u32,
+        along: Option<&str>,
+        message_bytes: Option<u64>,
+        message_rate: Option<u64>,
+    ) -> PyResult<Self> {
         let reduce = Reduce::new(reduction.0.clone()).to(to);
-        let reduce = match along {
-            Some(along) => reduce.along(overlay(along)?),
-            None => reduce.for_messages(message_bytes.unwrap_or(MESSAGE_BYTES)),
+        let bytes = message_bytes.unwrap_or(MESSAGE_BYTES);
+        let reduce = match (along, message_rate) {
+            (Some(along), _) => reduce.along(overlay(along)?),
+            (None, Some(per_s)) => reduce.for_rate(bytes, per_s),
+            (None, None) => reduce.for_messages(bytes),
         };
         Ok(of(reduce).calling(reduction.1.as_ref()))
     }
 
     #[staticmethod]
-    #[pyo3(signature = (reduction, along = None, message_bytes = None))]
-    fn all_reduce(reduction: &NativeReduction, along: Option<&str>, message_bytes: Option<u64>) -> PyResult<Self> {
+    #[pyo3(signature = (reduction, along = None, message_bytes = None, message_rate = None))]
+    fn all_reduce(
+        reduction: &NativeReduction,
+        along: Option<&str>,
+        message_bytes: Option<u64>,
+        message_rate: Option<u64>,
+    ) -> PyResult<Self> {
         let reduce = AllReduce::new(reduction.0.clone());
-        let reduce = match along {
-            Some(along) => reduce.along(overlay(along)?),
-            None => reduce.for_messages(message_bytes.unwrap_or(MESSAGE_BYTES)),
+        let bytes = message_bytes.unwrap_or(MESSAGE_BYTES);
+        let reduce = match (along, message_rate) {
+            (Some(along), _) => reduce.along(overlay(along)?),
+            (None, Some(per_s)) => reduce.for_rate(bytes, per_s),
+            (None, None) => reduce.for_messages(bytes),
         };
         Ok(of(reduce).calling(reduction.1.as_ref()))
     }
