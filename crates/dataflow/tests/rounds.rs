@@ -117,6 +117,31 @@ proptest! {
     }
 }
 
+/// A round that has a row too many, or one that is cut where a message ends.
+#[test]
+fn rounds_of_rows_are_cut_from_messages() {
+    for (seed, of_round) in [(1, 1), (2, 7), (3, 40), (4, 1000)] {
+        let of = move |copy: u32| messages(seed, copy, 20 + copy as usize, 30);
+        let data: Data = Arc::new(move |copy| of(copy).iter().map(|rows| batch(rows)).collect());
+        let cut = |copy: u32| of(copy).concat().chunks(of_round).map(<[Row]>::to_vec).collect::<Vec<_>>();
+        let all: Vec<_> = (0..3).map(cut).collect();
+        let round = |at: usize| all.iter().filter_map(|rounds| rounds.get(at)).flatten().copied().collect();
+        let expected: Vec<Vec<Row>> = (0..all.iter().map(Vec::len).max().unwrap()).map(round).collect();
+        let unit = RoundUnit::Rows((of_round as u64).try_into().unwrap());
+        let found = run(2, (3, 2), &data, Rounds::new(Gather::to(1), RoundEnd::Partial).of(unit));
+        assert_eq!(found[&1], expected);
+        let found = run(3, (3, 2), &data, Rounds::new(Partition::by_key(["k"]), RoundEnd::Partial).of(unit));
+        for (at, rows) in expected.iter().enumerate() {
+            let parts: Vec<Row> = found.values().flat_map(|rounds| rounds[at].clone()).collect();
+            assert_eq!(sorted(parts), sorted(rows.clone()));
+        }
+        let reduce = Reduce::new(Reduction::new().sum("k").sum("n"));
+        let found = run(3, (3, 1), &data, Rounds::new(reduce, RoundEnd::Partial).of(unit));
+        let sum = |rows: &Vec<Row>| rows.iter().fold((0, 0), |sum, row| (sum.0 + row.0, sum.1 + row.1));
+        assert_eq!(found[&0].concat(), expected.iter().map(sum).collect::<Vec<_>>());
+    }
+}
+
 /// Results of fewer messages than the program means would be wrong in silence.
 #[test]
 fn strict_rounds_of_unequal_length_name_the_copy() {

@@ -4,6 +4,7 @@
 //! stay in order, and the n-th row belongs to round n.
 
 use std::collections::VecDeque;
+use std::num::NonZeroU64;
 
 use arrow::array::RecordBatch;
 use arrow::compute::concat_batches;
@@ -15,6 +16,8 @@ use crate::error::TaskError;
 
 /// Maximum number of rounds that are merged at once.
 const ROUNDS_AT_ONCE: usize = 8192;
+/// Maximum number of parts of a message that are kept before they are reduced together.
+const PARTS_MAX: usize = 256;
 /// A stream that is this far ahead of the slowest one waits: limits in rounds and bytes.
 const AHEAD_ROUNDS_MAX: usize = 64;
 const AHEAD_BYTES_MAX: u64 = 16 << 20;
@@ -28,6 +31,18 @@ pub enum RoundEnd {
     Partial,
 }
 
+/// What of a stream is of one round.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum RoundUnit {
+    /// A message.
+    #[default]
+    Message,
+    /// So many rows, whichever messages they come in.
+    Rows(NonZeroU64),
+    /// What comes between two barriers of the job's checkpoints, or a barrier and the end.
+    Epoch,
+}
+
 /// Reduces each message, a batch of one row or more, to one row.
 pub struct MessageReducer {
     reduction: Reduction,
@@ -36,12 +51,42 @@ pub struct MessageReducer {
     /// The schema of the last message, and the positions of the required columns in it.
     last: Option<(SchemaRef, Vec<usize>)>,
     zeros: Vec<u32>,
+    /// What has come of a message of several batches.
+    parts: Vec<RecordBatch>,
 }
 
 impl MessageReducer {
     /// Makes results with `schema`, which must be [`Reduction::schema`] without keys.
     pub fn new(reduction: &Reduction, schema: &SchemaRef) -> Self {
-        MessageReducer { reduction: reduction.clone(), schema: SchemaRef::clone(schema), last: None, zeros: Vec::new() }
+        let (last, zeros, parts) = Default::default();
+        MessageReducer { reduction: reduction.clone(), schema: SchemaRef::clone(schema), last, zeros, parts }
+    }
+
+    /// Takes a part of a message.
+    ///
+    /// # Errors
+    /// As [`MessageReducer::reduce`].
+    pub fn push(&mut self, part: &RecordBatch) -> Result<(), TaskError> {
+        let row = self.reduce(part)?;
+        self.parts.push(row);
+        if self.parts.len() == PARTS_MAX {
+            let all = self.finish()?;
+            self.parts.extend(all);
+        }
+        Ok(())
+    }
+
+    /// The message whose parts have come as one row; `None` if none has.
+    ///
+    /// # Errors
+    /// As [`MessageReducer::reduce`].
+    pub fn finish(&mut self) -> Result<Option<RecordBatch>, TaskError> {
+        let parts = std::mem::take(&mut self.parts);
+        match &parts[..] {
+            [] => Ok(None),
+            [one] => Ok(Some(one.clone())),
+            _ => self.reduce(&concat_batches(&self.schema, &parts)?).map(Some),
+        }
     }
 
     /// Reduces one message to one row.

@@ -9,7 +9,7 @@ use arrow::datatypes::SchemaRef;
 use bytes::Bytes;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
-use tidemill_batch::local::{OpenRounds, Reduction, RoundEnd, RoundMerger};
+use tidemill_batch::local::{MessageReducer, OpenRounds, Reduction, RoundEnd, RoundMerger, RoundUnit};
 use tidemill_checkpoint::{RestoredState, Snapshot};
 
 use super::in_flight;
@@ -107,6 +107,8 @@ pub(crate) struct RoundNode<'a> {
     end: RoundEnd,
     schema: SchemaRef,
     merger: RoundMerger,
+    /// Where a round is all that comes between two barriers: what has come.
+    epoch: Option<MessageReducer>,
 }
 
 impl<'a> RoundNode<'a> {
@@ -114,10 +116,11 @@ impl<'a> RoundNode<'a> {
         tree: &'a RoundTree,
         worker: u32,
         (reduction, schema): (&Reduction, &SchemaRef),
-        end: RoundEnd,
+        (end, unit): (RoundEnd, RoundUnit),
     ) -> Self {
         let merger = RoundMerger::new(reduction, schema, tree.sources[worker as usize].len(), end);
-        RoundNode { tree, worker, end, schema: SchemaRef::clone(schema), merger }
+        let epoch = (unit == RoundUnit::Epoch).then(|| MessageReducer::new(reduction, schema));
+        RoundNode { tree, worker, end, schema: SchemaRef::clone(schema), merger, epoch }
     }
 
     fn sources(&self) -> &[RoundSource] {
@@ -131,8 +134,26 @@ impl<'a> RoundNode<'a> {
     }
 
     /// Messages have come, a row for each.
-    pub(crate) fn push(&mut self, port: usize, rows: RecordBatch) {
-        self.merger.push(port, rows);
+    ///
+    /// # Errors
+    /// When values cannot be reduced.
+    pub(crate) fn push(&mut self, port: usize, rows: RecordBatch) -> Result<(), TaskError> {
+        match &mut self.epoch {
+            Some(epoch) => epoch.push(&rows),
+            None => {
+                self.merger.push(port, rows);
+                Ok(())
+            }
+        }
+    }
+
+    /// A barrier is about to pass, or all has come: the round of what came since the last one, if that is a round and
+    /// anything did.
+    ///
+    /// # Errors
+    /// When values cannot be reduced.
+    pub(crate) fn end_epoch(&mut self) -> Result<Option<RecordBatch>, TaskError> {
+        self.epoch.as_mut().map_or(Ok(None), MessageReducer::finish)
     }
 
     /// Nothing more comes by a port.
@@ -204,7 +225,7 @@ impl<'a> RoundNode<'a> {
         match nodes.keys().all(|&worker| (worker as usize) < workers) && self.tree.sources.iter().enumerate().all(same)
         {
             true => nodes.remove(&self.worker).map_or(Ok(()), |(header, open)| self.restore_own(&header, open)),
-            false => self.restore_all(nodes.into_values().collect()),
+            false => self.restore_all(nodes),
         }
     }
 
@@ -217,11 +238,16 @@ impl<'a> RoundNode<'a> {
         self.merger.restore(&before)
     }
 
-    fn restore_all(&mut self, nodes: Vec<(NodeHeader, Vec<OpenRounds>)>) -> Result<(), TaskError> {
-        let with_sources = nodes.iter().filter(|(header, _)| !header.sources.is_empty());
-        let first = with_sources.map(|(header, _)| header.merged).min().unwrap_or(0);
+    fn restore_all(&mut self, nodes: BTreeMap<u32, (NodeHeader, Vec<OpenRounds>)>) -> Result<(), TaskError> {
+        let sends = |worker: &u32| {
+            let child = RoundSource::Worker(*worker);
+            nodes.values().any(|(header, _)| header.sources.contains(&child))
+        };
+        // Of others copies may have ended before.
+        let root = nodes.iter().find(|(worker, (header, _))| !header.sources.is_empty() && !sends(worker));
+        let first = root.map_or(0, |(_, (header, _))| header.merged);
         let mut next = BTreeMap::new();
-        for (header, _) in &nodes {
+        for (header, _) in nodes.values() {
             let is_exact = self.end == RoundEnd::Strict && header.copies == self.tree.copies;
             for (source, &round) in header.sources.iter().zip(&header.next).filter(|_| is_exact) {
                 if let RoundSource::Copy(copy) = source {
@@ -239,7 +265,7 @@ impl<'a> RoundNode<'a> {
         let starts: Vec<u64> = starts.collect();
         self.merger.begin_at(own.unwrap_or(first), starts);
         match is_root {
-            true => self.merger.restore(&nodes.into_iter().flat_map(|(_, open)| open).collect::<Vec<_>>()),
+            true => self.merger.restore(&nodes.into_values().flat_map(|(_, open)| open).collect::<Vec<_>>()),
             false => Ok(()),
         }
     }

@@ -47,7 +47,7 @@ pub use rounds::Rounds;
 pub use sort::Sort;
 pub use union::Union;
 
-pub use tidemill_batch::local::{ColumnOp, FoldFunction, JoinKind, Reduction, RoundEnd, SortKey};
+pub use tidemill_batch::local::{ColumnOp, FoldFunction, JoinKind, Reduction, RoundEnd, RoundUnit, SortKey};
 
 use crate::flow::Lowering;
 use crate::overlay::{OverlayChoice, WorkerNetwork};

@@ -148,7 +148,7 @@ fn add_tree(lowering: &mut Lowering<'_>, reduction: &Reduction, (overlay, root):
     // What leaves the sources and the tree are rows, one for each round: they need no marks.
     match lowering.take_rounds() {
         None => add_reduce_tree(lowering, reduction, overlay, root),
-        Some(end) => add_round_tree(lowering, reduction, (overlay, root), end),
+        Some(end) => add_round_tree(lowering, reduction, (overlay, root), (end, lowering.round_unit())),
     }
 }
 

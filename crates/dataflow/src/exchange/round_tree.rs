@@ -7,7 +7,7 @@
 use std::sync::Arc;
 
 use arrow::datatypes::SchemaRef;
-use tidemill_batch::local::{Reduction, RoundEnd};
+use tidemill_batch::local::{Reduction, RoundEnd, RoundUnit};
 use tidemill_checkpoint::{BarrierControl, Mark};
 
 use super::tree::{OUT, UP};
@@ -21,7 +21,7 @@ pub(super) fn add_round_tree(
     lowering: &mut Lowering<'_>,
     reduction: &Reduction,
     (overlay, root): (Overlay, u32),
-    end: RoundEnd,
+    kind: (RoundEnd, RoundUnit),
 ) -> FlowPort {
     let source = lowering.sources()[0];
     let schema = SchemaRef::clone(lowering.target_schema());
@@ -46,7 +46,7 @@ pub(super) fn add_round_tree(
     let everywhere: Vec<u32> = (0..lowering.workers()).collect();
     let schemas = vec![SchemaRef::clone(&schema), SchemaRef::clone(&schema)];
     let rounds = RoundTree { sources, root, copies: members.len() as u32 };
-    let factory = merge_rounds(reduction, &schema, Arc::new(rounds), end);
+    let factory = merge_rounds(reduction, &schema, Arc::new(rounds), kind);
     let stage = lowering.stage("merge rounds", everywhere, ports, schemas, executor, factory);
     lowering.save_rounds(stage);
     for port in 0..ports {
@@ -65,13 +65,18 @@ pub(super) fn add_round_tree(
 }
 
 /// A copy that leaves says what it has come to: those that others had sent may be needed by who goes on.
-fn merge_rounds(reduction: &Reduction, schema: &SchemaRef, tree: Arc<RoundTree>, end: RoundEnd) -> TaskFactory {
+fn merge_rounds(
+    reduction: &Reduction,
+    schema: &SchemaRef,
+    tree: Arc<RoundTree>,
+    kind: (RoundEnd, RoundUnit),
+) -> TaskFactory {
     let (reduction, schema) = (reduction.clone(), SchemaRef::clone(schema));
     Arc::new(move |mut inputs, mut outputs, context| {
         let (reduction, schema, tree) = (reduction.clone(), SchemaRef::clone(&schema), Arc::clone(&tree));
         Box::pin(async move {
             let out = if context.worker() == tree.root { OUT } else { UP };
-            let mut node = RoundNode::new(&tree, context.worker(), (&reduction, &schema), end);
+            let mut node = RoundNode::new(&tree, context.worker(), (&reduction, &schema), kind);
             if let Some(restored) = context.restored() {
                 node.restore(restored)?;
             }
@@ -85,8 +90,11 @@ fn merge_rounds(reduction: &Reduction, schema: &SchemaRef, tree: Arc<RoundTree>,
                 let next = inputs.recv_any_aligning(|port, aligning| node.takes(port, aligning)).await?;
                 let Some((port, item)) = next else { break };
                 match item {
-                    Some(StreamElement::Batch(rows)) => node.push(port, rows),
+                    Some(StreamElement::Batch(rows)) => node.push(port, rows)?,
                     Some(StreamElement::Mark(Mark::Barrier(barrier))) => {
+                        if let Some(row) = node.end_epoch()? {
+                            outputs.port(out).send(row).await?;
+                        }
                         if let Some(states) = context.states() {
                             states.save_kept(barrier.epoch, |_| node.snapshot())?;
                         }
@@ -102,6 +110,9 @@ fn merge_rounds(reduction: &Reduction, schema: &SchemaRef, tree: Arc<RoundTree>,
                 if let Some((who, rounds)) = node.unequal() {
                     return Err(unequal_rounds(&who, rounds).into());
                 }
+            }
+            if let Some(row) = node.end_epoch()? {
+                outputs.port(out).send(row).await?;
             }
             outputs.finish().await?;
             match context.states().filter(|states| !states.at_most_once()) {

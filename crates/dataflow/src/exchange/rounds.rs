@@ -4,13 +4,18 @@
 //!
 //! A message is one call of [`Output::send`](crate::Output::send), with or without rows. Behind it goes a mark with the
 //! number of its round to every target copy; a copy puts rounds together from what its streams bring between marks. A
-//! reduction of all rows needs none: a message becomes a row on its way, and the n-th row is of round n.
+//! reduction of all rows needs none: a message becomes a row on its way, and the n-th row is of round n. A round may also
+//! be so many rows of each copy, or what comes between two barriers ([`RoundUnit`]).
+//!
+//! In a job that makes checkpoints a copy that waits for a barrier reads on however far a stream is ahead: the barrier
+//! may lie behind messages of rounds that others come to only behind theirs. Then rounds that are complete go on, and
+//! the barrier behind them; those that are open are part of the snapshot.
 
 use arrow::array::RecordBatch;
 use arrow::datatypes::SchemaRef;
 use tidemill_checkpoint::{BarrierControl, Mark, Snapshot};
 
-use super::{EdgeSignature, EdgeWorkers, Exchange, RoundEnd};
+use super::{EdgeSignature, EdgeWorkers, Exchange, RoundEnd, RoundUnit};
 use crate::error::TaskError;
 use crate::flow::{Input, Lowering, Output, StreamElement};
 use crate::task::TaskContext;
@@ -24,12 +29,20 @@ use crate::task::TaskContext;
 pub struct Rounds<E> {
     exchange: E,
     end: RoundEnd,
+    unit: RoundUnit,
 }
 
 impl<E: Exchange> Rounds<E> {
     /// `exchange` by rounds; `end` says what happens when a source copy ends before the others.
     pub fn new(exchange: E, end: RoundEnd) -> Self {
-        Rounds { exchange, end }
+        Rounds { exchange, end, unit: RoundUnit::Message }
+    }
+
+    /// With another unit than a message. Of [`RoundUnit::Epoch`] each checkpoint makes a round, so that all copies have
+    /// equally many; without checkpoints all that comes is one.
+    #[must_use]
+    pub fn of(self, unit: RoundUnit) -> Self {
+        Rounds { unit, ..self }
     }
 }
 
@@ -39,7 +52,12 @@ impl<E: Exchange> Exchange for Rounds<E> {
             RoundEnd::Strict => "rounds",
             RoundEnd::Partial => "partial rounds",
         };
-        format!("{} by {rounds}", self.exchange.describe())
+        let unit = match self.unit {
+            RoundUnit::Message => String::new(),
+            RoundUnit::Rows(rows) => format!(" of {rows} rows"),
+            RoundUnit::Epoch => " of checkpoints".into(),
+        };
+        format!("{} by {rounds}{unit}", self.exchange.describe())
     }
 
     fn check(&self, ends: &EdgeSignature<'_>) -> Result<SchemaRef, String> {
@@ -61,7 +79,7 @@ impl<E: Exchange> Exchange for Rounds<E> {
     }
 
     fn lower(&self, lowering: &mut Lowering<'_>) {
-        lowering.set_rounds(self.end);
+        lowering.set_rounds(self.end, self.unit);
         self.exchange.lower(lowering);
     }
 }

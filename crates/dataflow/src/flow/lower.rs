@@ -1,7 +1,7 @@
 //! What an exchange makes its part of a [`FlowGraph`] with.
 
 use arrow::datatypes::SchemaRef;
-use tidemill_batch::local::{Reduction, RoundEnd};
+use tidemill_batch::local::{Reduction, RoundEnd, RoundUnit};
 
 use super::{EdgeMover, EdgeReduction, FlowEdge, FlowGraph, FlowTask, TaskFactory};
 use crate::overlay::{Overlay, OverlayChoice, WorkerNetwork, WorkerTree};
@@ -46,6 +46,8 @@ pub struct Lowering<'a> {
     sources: Vec<FlowPort>,
     /// How movers added from now on go by rounds.
     rounds: Option<RoundEnd>,
+    /// What is a round of what leaves the sources.
+    round_unit: RoundUnit,
 }
 
 impl<'a> Lowering<'a> {
@@ -58,7 +60,7 @@ impl<'a> Lowering<'a> {
     ) -> Self {
         let edge = &edges[at];
         let sources = edge.sources.iter().map(|&(task, port)| FlowPort { task, port }).collect();
-        Lowering { flow, edges, network, edge, sources, rounds: None }
+        Lowering { flow, edges, network, edge, sources, rounds: None, round_unit: RoundUnit::Message }
     }
 }
 
@@ -69,8 +71,13 @@ impl Lowering<'_> {
     }
 
     /// Lets all movers that are added from now on go by rounds: see [`Rounds`](crate::exchange::Rounds).
-    pub(crate) fn set_rounds(&mut self, end: RoundEnd) {
-        self.rounds = Some(end);
+    pub(crate) fn set_rounds(&mut self, end: RoundEnd, unit: RoundUnit) {
+        (self.rounds, self.round_unit) = (Some(end), unit);
+    }
+
+    /// What is a round of what leaves the sources. Behind them a message is.
+    pub(crate) fn round_unit(&self) -> RoundUnit {
+        self.round_unit
     }
 
     /// How movers go by rounds that are added now.
@@ -232,6 +239,7 @@ impl Lowering<'_> {
             format!("{} -> {}", self.flow.tasks[source.task].name, self.flow.tasks[target.task].name)
         };
         let (rounds, feedback) = (self.rounds, self.edge.feedback);
+        let round_unit = if self.sources.contains(&source) { self.round_unit } else { RoundUnit::Message };
         let (route, handover) = (None, false);
         self.flow.edges.push(FlowEdge {
             name,
@@ -242,6 +250,7 @@ impl Lowering<'_> {
             reduction,
             route,
             rounds,
+            round_unit,
             feedback,
             handover,
         });
@@ -256,8 +265,8 @@ impl Lowering<'_> {
                 ..self.edge.clone()
             };
             let sources = vec![source];
-            let (edges, network, rounds) = (self.edges, self.network, self.rounds);
-            let mut one = Lowering { flow: self.flow, edges, network, edge: &edge, sources, rounds };
+            let (edges, network, rounds, round_unit) = (self.edges, self.network, self.rounds, self.round_unit);
+            let mut one = Lowering { flow: self.flow, edges, network, edge: &edge, sources, rounds, round_unit };
             lower(&mut one);
         }
     }

@@ -13,7 +13,7 @@ use std::sync::Arc;
 
 use arrow::datatypes::SchemaRef;
 pub use tidemill_batch::batch_bytes;
-use tidemill_batch::local::{Reduction, RoundEnd};
+use tidemill_batch::local::{Reduction, RoundEnd, RoundUnit};
 use tidemill_batch::route_map::RouteMap;
 use tidemill_checkpoint::StateSchema;
 use tidemill_checkpoint::coordinator::CoordinatedTask;
@@ -97,6 +97,8 @@ pub(crate) struct FlowEdge {
     pub route: Option<Arc<RouteMap>>,
     /// A mark goes behind each message, and what comes between marks is a round at the target.
     pub rounds: Option<RoundEnd>,
+    /// What is a round of what a source copy sends.
+    pub round_unit: RoundUnit,
     /// It is a part of an edge that goes back: its senders never wait for who takes, which may be they themselves.
     pub feedback: bool,
     /// A task hands over on it what moves between its copies; it is none of the ports that the task knows.
@@ -181,6 +183,7 @@ impl FlowGraph {
                 reduction: None,
                 route: None,
                 rounds: None,
+                round_unit: RoundUnit::Message,
                 feedback: false,
                 handover: true,
             });

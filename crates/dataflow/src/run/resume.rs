@@ -4,6 +4,7 @@ use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::SystemTime;
 
+use tidemill_batch::local::RoundUnit;
 use tidemill_batch::memory::Governor;
 use tidemill_batch::route_map::{BUCKETS, RouteMap};
 use tidemill_checkpoint::coordinator::{CoordinatedTask, StartPoint};
@@ -17,7 +18,7 @@ use super::share_bytes;
 use crate::checkpoint::client::{self, SplitsOf};
 use crate::checkpoint::{ResumePlan, open_rounds};
 use crate::error::DataflowError;
-use crate::flow::{FlowGraph, FlowTask};
+use crate::flow::{FlowEdge, FlowGraph, FlowTask};
 use crate::rebalance::StateKind;
 
 /// What worker 0 found.
@@ -423,6 +424,14 @@ fn check_tasks(flow: &FlowGraph, settings: &CheckpointSettings) -> Result<(), Da
         return Err(DataflowError::Checkpoint(format!(
             "edge {} leads back, and a job with a loop makes no checkpoints: what goes round in it would be lost; run the \
              loop in a graph of its own, which a function of the job can spawn, or the job without checkpoints",
+            edge.name
+        )));
+    }
+    let by_rows = |edge: &&FlowEdge| matches!(edge.round_unit, RoundUnit::Rows(_));
+    if let Some(edge) = flow.edges.iter().find(by_rows) {
+        return Err(DataflowError::Checkpoint(format!(
+            "edge {} goes by rounds of rows, and checkpoints do not know how far a sender is in one: let its messages be \
+             the rounds, and have that many rows, or let the checkpoints' epochs be",
             edge.name
         )));
     }

@@ -19,6 +19,7 @@
 
 mod copies;
 mod job;
+mod rounds;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::future::Future;

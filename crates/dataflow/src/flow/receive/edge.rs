@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 use arrow::buffer::Buffer;
 use arrow::datatypes::SchemaRef;
 use parking_lot::Mutex;
-use tidemill_batch::local::RoundEnd;
+use tidemill_batch::local::{RoundEnd, RoundUnit};
 use tidemill_batch::memory::Governor;
 use tidemill_batch::route_map::RouteMap;
 use tidemill_batch::wire::{ReceivedFrame, WireKind};
@@ -56,6 +56,8 @@ pub(crate) struct EdgeRuntime {
     pub tasks: (usize, usize),
     pub handover: bool,
     pub rounds: Option<RoundEnd>,
+    /// What is a round of what a source copy sends.
+    pub round_unit: RoundUnit,
     /// The worker of each source copy and of each target copy.
     pub source_workers: Vec<u32>,
     pub target_workers: Vec<u32>,
@@ -129,6 +131,7 @@ impl EdgeRuntime {
             tasks: (edge.source.task, edge.target.task),
             handover: edge.handover,
             rounds: edge.rounds,
+            round_unit: edge.round_unit,
             source_workers,
             target_workers,
             metrics: Arc::default(),
@@ -508,6 +511,7 @@ mod tests {
             reduction: None,
             route: None,
             rounds: None,
+            round_unit: RoundUnit::Message,
             feedback: false,
             handover: false,
         };

@@ -10,8 +10,9 @@ use std::time::Duration;
 use arrow::array::RecordBatch;
 use arrow::compute::concat_batches;
 use arrow::datatypes::SchemaRef;
+use tidemill_batch::local::RoundUnit;
 use tidemill_checkpoint::marks::{MarkMerger, StreamGate};
-use tidemill_checkpoint::{BarrierControl, EventTime, Mark};
+use tidemill_checkpoint::{Barrier, BarrierControl, EventTime, Mark};
 use tidemill_net::notice;
 use tokio::sync::oneshot;
 
@@ -97,6 +98,8 @@ pub struct Input {
     /// Where the edges that lead here go by rounds; and who saves those that are open.
     rounds: Option<RoundCollector>,
     saved_by: Option<(u32, Arc<CopyStates>)>,
+    /// Comes there behind the rounds that are complete.
+    next_barrier: Option<Barrier>,
     /// What comes before all else there.
     round_replay: Option<RoundReplay>,
     /// Of a task that is part of a loop: what it waits for may wait for it.
@@ -122,6 +125,7 @@ impl Input {
             meter: PortMeter::default(),
             rounds: None,
             saved_by: None,
+            next_barrier: None,
             round_replay: None,
             in_loop,
             pace: None,
@@ -180,7 +184,8 @@ impl Input {
             let over = !edge.has_stream(source, self.target);
             self.open += usize::from(!over);
             if let Some(end) = edge.rounds {
-                self.rounds.get_or_insert_with(|| RoundCollector::new(end)).add(!over);
+                let by_epoch = edge.round_unit == RoundUnit::Epoch;
+                self.rounds.get_or_insert_with(|| RoundCollector::new(end, by_epoch)).add(!over);
             }
             let edge = Arc::clone(edge);
             if let Some(marks) = &mut self.marks {
@@ -373,13 +378,21 @@ impl Input {
                 Err(ShortStream { stream, rounds }) => return Poll::Ready(Err(self.streams[stream].unequal(rounds))),
             }
             // Behind the rounds that were complete before it.
-            while let Some(mark) = self.marks.as_mut().and_then(MarkMerger::next_mark) {
-                if let Mark::Barrier(barrier) = &mark {
-                    self.save_open(barrier.epoch)?;
-                    return Poll::Ready(Ok(Some((0, StreamElement::Mark(mark)))));
+            if let Some(barrier) = self.next_barrier.take() {
+                self.save_open(barrier.epoch)?;
+                return Poll::Ready(Ok(Some((0, StreamElement::Mark(Mark::Barrier(barrier))))));
+            }
+            if let Some(mark) = self.marks.as_mut().and_then(MarkMerger::next_mark) {
+                if let Mark::Barrier(barrier) = mark {
+                    rounds.end_epoch(false);
+                    self.next_barrier = Some(barrier);
                 }
+                continue;
             }
             if self.open == 0 {
+                if rounds.end_epoch(true) {
+                    continue;
+                }
                 return Poll::Ready(Ok(None));
             }
             let Poll::Ready((stream, packet)) = self.inlet.poll_take(None, context) else { return Poll::Pending };

@@ -31,6 +31,8 @@ pub(super) struct RoundCollector {
     streams: Vec<RoundStream>,
     /// Rounds that have been taken.
     taken: u64,
+    /// A round is what comes between two barriers, and no mark says where it ends.
+    by_epoch: bool,
 }
 
 /// What a checkpoint has of a stream: how many batches its complete rounds have, and the one that is not complete.
@@ -65,8 +67,19 @@ pub(super) struct ShortStream {
 }
 
 impl RoundCollector {
-    pub(super) fn new(end: RoundEnd) -> Self {
-        RoundCollector { end, streams: Vec::new(), taken: 0 }
+    pub(super) fn new(end: RoundEnd, by_epoch: bool) -> Self {
+        RoundCollector { end, streams: Vec::new(), taken: 0, by_epoch }
+    }
+
+    /// A barrier is about to pass, or all has come: where a round is what came since the last one, it is complete.
+    /// Returns whether there is one.
+    pub(super) fn end_epoch(&mut self, is_last: bool) -> bool {
+        if !self.by_epoch || is_last && self.streams.iter().all(|stream| stream.open.is_empty()) {
+            return false;
+        }
+        let exist = self.streams.iter_mut().filter(|stream| stream.exists);
+        exist.for_each(|stream| stream.complete.push_back(std::mem::take(&mut stream.open)));
+        true
     }
 
     /// One more stream; one that does not exist brings nothing, and no round waits for it.
@@ -203,7 +216,7 @@ mod tests {
     /// Rows of different rounds that mix, or a round that comes before all its streams have ended it, show up here.
     #[test]
     fn a_round_has_what_each_stream_brought_between_its_marks() {
-        let mut rounds = RoundCollector::new(RoundEnd::Strict);
+        let mut rounds = RoundCollector::new(RoundEnd::Strict, false);
         [true, false, true].into_iter().for_each(|exists| rounds.add(exists));
         for number in [20, 21] {
             rounds.push(2, batch(number));
@@ -223,7 +236,7 @@ mod tests {
     #[test]
     fn a_stream_that_ends_early_is_named_or_left_out() {
         for end in [RoundEnd::Strict, RoundEnd::Partial] {
-            let mut rounds = RoundCollector::new(end);
+            let mut rounds = RoundCollector::new(end, false);
             [true, true].into_iter().for_each(|exists| rounds.add(exists));
             for (stream, count) in [(0, 1), (1, 2)] {
                 for number in 0..count {
@@ -243,7 +256,7 @@ mod tests {
 
     #[test]
     fn a_stream_far_ahead_is_told() {
-        let mut rounds = RoundCollector::new(RoundEnd::Strict);
+        let mut rounds = RoundCollector::new(RoundEnd::Strict, false);
         [true, true].into_iter().for_each(|exists| rounds.add(exists));
         assert!((1..AHEAD_ROUNDS_MAX).all(|_| !rounds.mark(1)) && rounds.mark(1));
         assert!(rounds.is_ahead(1) && !rounds.is_ahead(0));

@@ -21,8 +21,16 @@ impl LocalMessages {
         LocalMessages { reducer: MessageReducer::new(reduction, schema), lane }
     }
 
-    pub(super) async fn send(&mut self, message: RecordBatch) -> Result<(), TaskError> {
-        let row = self.reducer.reduce(&message)?;
-        self.lane.send(row).await
+    /// Takes a message, or a part of one.
+    pub(super) fn push(&mut self, part: &RecordBatch) -> Result<(), TaskError> {
+        self.reducer.push(part)
+    }
+
+    /// Sends the row of the message whose parts have come; none, if none has.
+    pub(super) async fn end_message(&mut self) -> Result<(), TaskError> {
+        match self.reducer.finish()? {
+            Some(row) => self.lane.send(row).await,
+            None => Ok(()),
+        }
     }
 }

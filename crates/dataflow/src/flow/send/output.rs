@@ -9,6 +9,7 @@ use arrow::array::{ArrowPrimitiveType, PrimitiveArray, RecordBatch};
 use arrow::datatypes::{SchemaRef, ToByteSlice};
 use parking_lot::Mutex;
 use tidemill_batch::gather::{Scatter, ScatterOutput};
+use tidemill_batch::local::RoundUnit;
 use tidemill_batch::schema::fits;
 use tidemill_checkpoint::{EventTime, Mark};
 
@@ -52,8 +53,9 @@ struct PartitionedLanes {
 pub(crate) struct Outlet {
     way: Arc<EdgeEnd>,
     route: OutletRoute,
-    /// Messages that were sent, each a round, where the edge goes by rounds.
+    /// Rounds that were sent, where the edge goes by rounds; and of rounds that are so many rows those of the next one.
     rounds: i64,
+    round_rows: u64,
     ended: bool,
 }
 
@@ -103,7 +105,7 @@ impl Outlet {
                 next: None,
             })),
         };
-        Outlet { way, route, rounds: 0, ended: false }
+        Outlet { way, route, rounds: 0, round_rows: 0, ended: false }
     }
 
     /// Whether its end has been sent.
@@ -137,9 +139,33 @@ impl Outlet {
     }
 
     /// Sends a message, and the end of its round behind it.
-    async fn send(&mut self, batch: RecordBatch) -> Result<(), TaskError> {
+    async fn send(&mut self, mut batch: RecordBatch) -> Result<(), TaskError> {
+        if let RoundUnit::Rows(of_round) = self.way.edge.round_unit {
+            while batch.num_rows() > 0 {
+                let now = (of_round.get() - self.round_rows).min(batch.num_rows() as u64);
+                self.send_rows(batch.slice(0, now as usize)).await?;
+                batch = batch.slice(now as usize, batch.num_rows() - now as usize);
+                self.round_rows += now;
+                if self.round_rows == of_round.get() {
+                    self.end_round().await?;
+                }
+            }
+            return Ok(());
+        }
         if batch.num_rows() > 0 {
             self.send_rows(batch).await?;
+        }
+        match self.way.edge.round_unit {
+            RoundUnit::Message => self.end_round().await,
+            RoundUnit::Rows(_) | RoundUnit::Epoch => Ok(()),
+        }
+    }
+
+    /// What was sent since the last one is a round, where the edge goes by rounds.
+    async fn end_round(&mut self) -> Result<(), TaskError> {
+        self.round_rows = 0;
+        if let OutletRoute::Messages(folding) = &mut self.route {
+            folding.end_message().await?;
         }
         if self.way.edge.rounds.is_some() {
             self.rounds += 1;
@@ -162,7 +188,15 @@ impl Outlet {
             }
             OutletRoute::Partition(partition) => partition.send(batch).await,
             OutletRoute::Reduce(folding) => folding.send(batch).await,
-            OutletRoute::Messages(folding) => folding.send(batch).await,
+            OutletRoute::Messages(folding) => folding.push(&batch),
+        }
+    }
+
+    /// What was sent since the last barrier is a round, where it is one in a reduction.
+    async fn end_epoch(&mut self) -> Result<(), TaskError> {
+        match (&mut self.route, self.way.edge.round_unit) {
+            (OutletRoute::Messages(folding), RoundUnit::Epoch) => folding.end_message().await,
+            _ => Ok(()),
         }
     }
 
@@ -207,6 +241,9 @@ impl Outlet {
         if self.way.edge.rounds.is_some() && !matches!(mark, Mark::Barrier(_)) {
             return Ok(());
         }
+        if matches!(mark, Mark::Barrier(_)) {
+            self.end_epoch().await?;
+        }
         self.flush().await?;
         let way = &self.way;
         if let (Mark::Barrier(barrier), Some(signal)) = (mark, &way.signal) {
@@ -237,6 +274,11 @@ impl Outlet {
         if let OutletRoute::Reduce(folding) = &mut self.route {
             folding.finish().await?;
         }
+        if self.round_rows > 0 {
+            // The last one is shorter.
+            self.end_round().await?;
+        }
+        self.end_epoch().await?;
         self.flush().await?;
         self.lanes().iter().for_each(|lane| lane.end());
         Ok(())
