@@ -219,13 +219,14 @@ fn edges_of_loops_are_checked() {
         Rounds::new(Direct, RoundEnd::Strict)
     }
     type Build = fn(&mut Graph, [tidemill_dataflow::TaskId; 2]);
-    let cases: [(Build, &str); 6] = [
+    let cases: [(Build, &str); 7] = [
         (|graph, [a, b]| _ = graph.connect(a, b, Direct).connect(b, a, Direct), "tasks form a cycle"),
         (
             |graph, [a, b]| _ = graph.connect(a, b, Direct).feedback(b, a, strict()),
             "every edge needs an exchange by rounds",
         ),
         (|graph, [a, b]| _ = graph.feedback(a, b, strict()), "it does not lead back"),
+        (|graph, [a, _]| _ = graph.feedback(a, a, strict().of(RoundUnit::Epoch)), "where a round is a message"),
         (
             |graph, [a, _]| {
                 let sort = Sort::by([SortKey::ascending("n")]);

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -26,6 +27,7 @@ from tidemill.graph._task import keep
 
 __all__ = [
     "Exchange",
+    "Rounds",
     "all_gather",
     "all_reduce",
     "broadcast",
@@ -46,6 +48,39 @@ Columns: TypeAlias = "str | Sequence[str]"
 How: TypeAlias = "Mapping[str, str] | str | Callable[[Any, Any], Any]"
 
 
+@dataclass(frozen=True)
+class Rounds:
+    """How an exchange goes by rounds, as its ``rounds=``; ``"strict"`` and ``"partial"`` alone are rounds of messages.
+
+    Parameters
+    ----------
+    end : {"strict", "partial"}, default="strict"
+        When a source copy ends and others send more: an error that names it, or rounds go on without it.
+    rows : int, optional
+        So many rows of each copy make a round, whichever messages they come in, and the last round of a copy may have
+        fewer. An array or an object is a row. By default a message makes a round. Not in loops.
+
+    Raises
+    ------
+    GraphError
+        When `end` is something else, or `rows` is not a positive integer.
+    """
+
+    end: str = "strict"
+    rows: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.end not in ("strict", "partial"):
+            raise GraphError(f'rounds={self.end!r} must be "strict" or "partial", or left out')
+        if self.rows is not None and _number("Rounds: rows", self.rows) < 1:
+            raise GraphError(f"Rounds: rows={self.rows}: a round has at least one row")
+
+    def _of(self, exchange: NativeExchange) -> NativeExchange:
+        """Return an exchange by these rounds."""
+        partial = self.end == "partial"
+        return exchange.by_rounds(partial) if self.rows is None else exchange.by_rounds(partial, int(self.rows))
+
+
 class Exchange:
     """A route from the copies of one task to those of another; returned by the functions of `tidemill.exchange`."""
 
@@ -53,15 +88,13 @@ class Exchange:
         self,
         make: Callable[[PortType | None], NativeExchange],
         by_column: bool = False,
-        rounds: str | None = None,
+        rounds: Rounds | None = None,
         lists: bool = True,
         rows: bool = False,
         to_all: bool = False,
     ) -> None:
-        partial = None if rounds is None else rounds == "partial"
-        self._make = make if partial is None else lambda source: make(source).by_rounds(partial)
+        self._make = make if rounds is None else lambda source: rounds._of(make(source))
         self._by_column = by_column
-        self._partial = partial
         #: What arrives by rounds.
         self._arriving = None if rounds is None else PortRounds(lists, rows)
         #: Whether all copies get the same.
@@ -80,16 +113,18 @@ class Exchange:
         return f"<exchange: {self._make(None).describe()}>"
 
 
-def direct(*, rounds: str | None = None) -> Exchange:
+def direct(*, rounds: str | Rounds | None = None) -> Exchange:
     """Send from each copy to the copy with the same number; both tasks must have as many copies. Messages within a
     worker are not copied.
 
     Parameters
     ----------
-    rounds : {"strict", "partial"}, optional
+    rounds : {"strict", "partial"} or Rounds, optional
         Deliver message by message, tables without rows included, as edges of loops must (`Graph.feedback`).
     """
-    return Exchange(lambda _: NativeExchange.direct(), rounds=_rounds("direct", rounds), lists=False)
+    made = _rounds("direct", rounds)
+    by_rows = made is not None and made.rows is not None
+    return Exchange(lambda _: NativeExchange.direct(), rounds=made, lists=by_rows)
 
 
 def broadcast(
@@ -97,7 +132,7 @@ def broadcast(
     along: str | None = None,
     message_bytes: int | None = None,
     message_rate: float | None = None,
-    rounds: str | None = None,
+    rounds: str | Rounds | None = None,
 ) -> Exchange:
     """Send everything to every copy, along a tree of workers; a worker receives each batch once, however many copies it
     runs.
@@ -114,7 +149,7 @@ def broadcast(
     message_rate : float, optional
         About how many messages come in a second, to choose the tree for: the one with the lowest latency
         of those that keep up. 0 is for messages that come alone. By default some are taken to follow each other.
-    rounds : {"strict", "partial"}, optional
+    rounds : {"strict", "partial"} or Rounds, optional
         Deliver by rounds: the n-th message of every source copy makes the n-th result, in the order of the copies: a
         table of all rows, or a list of arrays or objects. It arrives as soon as every copy has sent its n-th message.
         A copy that is far ahead of the slowest waits. When a copy ends and others send more, ``"strict"`` is an error,
@@ -130,13 +165,13 @@ def all_gather(
     along: str | None = None,
     message_bytes: int | None = None,
     message_rate: float | None = None,
-    rounds: str | None = None,
+    rounds: str | Rounds | None = None,
 ) -> Exchange:
     """Send the messages of all copies to every copy: `broadcast` from several copies."""
     return broadcast(along=along, message_bytes=message_bytes, message_rate=message_rate, rounds=rounds)
 
 
-def gather(to: int = 0, *, along: str | None = None, rounds: str | None = None) -> Exchange:
+def gather(to: int = 0, *, along: str | None = None, rounds: str | Rounds | None = None) -> Exchange:
     """Send everything to copy `to`; the others get nothing.
 
     Parameters
@@ -146,7 +181,7 @@ def gather(to: int = 0, *, along: str | None = None, rounds: str | None = None) 
     along : str, optional
         As in `broadcast`, except ``"copies"``: a tree of workers, hosts first, on which small messages are combined. Use
         it for little data from many workers on many hosts. By default every copy sends to `to` directly.
-    rounds : {"strict", "partial"}, optional
+    rounds : {"strict", "partial"} or Rounds, optional
         As in `broadcast`; not with `along`.
     """
     copy = _number("gather: to", to)
@@ -161,7 +196,7 @@ def partition(
     ranges: Columns | None = None,
     buckets: int | None = None,
     owners: Sequence[int] | None = None,
-    rounds: str | None = None,
+    rounds: str | Rounds | None = None,
 ) -> Exchange:
     """Send each row, or message, to one copy.
 
@@ -180,7 +215,7 @@ def partition(
         over the copies.
     owners : sequence of int, optional
         The copy of each bucket, instead of an even distribution.
-    rounds : {"strict", "partial"}, optional
+    rounds : {"strict", "partial"} or Rounds, optional
         As in `broadcast`: every copy gets, perhaps without rows, what the n-th messages have for it. Not with `ranges`,
         and not in turn.
     """
@@ -215,7 +250,7 @@ def reduce(
     along: str | None = None,
     message_bytes: int | None = None,
     message_rate: float | None = None,
-    rounds: str | None = None,
+    rounds: str | Rounds | None = None,
 ) -> Exchange:
     """Combine all rows, or messages, into one for copy `to`, reducing along the way. If there are none, nothing is
     sent.
@@ -231,7 +266,7 @@ def reduce(
         Number of the receiving copy.
     along, message_bytes, message_rate : optional
         As in `broadcast`, except ``"copies"``; results go up the tree.
-    rounds : {"strict", "partial"}, optional
+    rounds : {"strict", "partial"} or Rounds, optional
         Combine by rounds: the n-th message of every source copy makes the n-th result, which arrives as soon as every
         copy has sent its n-th message. So sources need no end. A result of a table port is one row, and a table that
         arrives has the rows of one round or several, in order; a message without rows does not count. A copy that is
@@ -259,7 +294,7 @@ def all_reduce(
     along: str | None = None,
     message_bytes: int | None = None,
     message_rate: float | None = None,
-    rounds: str | None = None,
+    rounds: str | Rounds | None = None,
 ) -> Exchange:
     """Like `reduce`, to every copy."""
     made, traffic = _rounds("all_reduce", rounds), _traffic("all_reduce", along, message_bytes, message_rate)
@@ -272,7 +307,9 @@ def all_reduce(
     )
 
 
-def keyed_reduce(by: Columns, how: How | None = None, *, buckets: int = 1024, rounds: str | None = None) -> Exchange:
+def keyed_reduce(
+    by: Columns, how: How | None = None, *, buckets: int = 1024, rounds: str | Rounds | None = None
+) -> Exchange:
     """Combine the rows of each key into one, at the copy that owns the key, after combining at the senders.
 
     Parameters
@@ -283,7 +320,7 @@ def keyed_reduce(by: Columns, how: How | None = None, *, buckets: int = 1024, ro
         As in `reduce`; by default empty, which returns the distinct keys.
     buckets : int, default=1024
         As in `partition`.
-    rounds : {"strict", "partial"}, optional
+    rounds : {"strict", "partial"} or Rounds, optional
         As in `partition`: a row for each key of the n-th messages.
     """
     columns, count = _columns(by), _number("keyed_reduce: buckets", buckets)
@@ -295,7 +332,7 @@ def keyed_reduce(by: Columns, how: How | None = None, *, buckets: int = 1024, ro
     )
 
 
-def keyed_gather(by: Columns, *, buckets: int = 1024, rounds: str | None = None) -> Exchange:
+def keyed_gather(by: Columns, *, buckets: int = 1024, rounds: str | Rounds | None = None) -> Exchange:
     """Send all rows of a key to the copy that owns it, one key after the other: the rows of each key are contiguous.
 
     Parameters
@@ -304,7 +341,7 @@ def keyed_gather(by: Columns, *, buckets: int = 1024, rounds: str | None = None)
         Key columns.
     buckets : int, default=1024
         As in `partition`.
-    rounds : {"strict", "partial"}, optional
+    rounds : {"strict", "partial"} or Rounds, optional
         As in `partition`: the rows of the n-th messages, one key after the other.
     """
     columns, count = _columns(by), _number("keyed_gather: buckets", buckets)
@@ -393,10 +430,12 @@ def _number(what: str, given: Any) -> int:
     return number
 
 
-def _rounds(what: str, given: Any) -> str | None:
-    if given not in (None, "strict", "partial"):
-        raise GraphError(f'{what}: rounds={given!r} must be "strict" or "partial", or left out')
-    return None if given is None else str(given)
+def _rounds(what: str, given: Any) -> Rounds | None:
+    if given is None or isinstance(given, Rounds):
+        return given
+    if given not in ("strict", "partial"):
+        raise GraphError(f'{what}: rounds={given!r} must be "strict" or "partial", Rounds(...), or left out')
+    return Rounds(str(given))
 
 
 def _traffic(what: str, along: str | None, message_bytes: Any, message_rate: Any) -> tuple[int | None, int | None]:

@@ -42,7 +42,9 @@ pub(crate) fn pack(header: &impl Serialize, batches: &[RecordBatch]) -> Result<B
     let header = serde_json::to_vec(header)?;
     let mut bytes = (header.len() as u64).to_le_bytes().to_vec();
     bytes.extend_from_slice(&header);
-    bytes.extend_from_slice(&in_flight::encode(batches)?);
+    if !batches.is_empty() {
+        bytes.extend_from_slice(&in_flight::encode(batches)?);
+    }
     Ok(bytes.into())
 }
 
@@ -55,7 +57,8 @@ pub(crate) fn unpack<H: DeserializeOwned>(
     mut bytes: Bytes,
 ) -> Result<(H, Vec<RecordBatch>), TaskError> {
     let header = serde_json::from_slice(&in_flight::next(&mut bytes)?)?;
-    Ok((header, in_flight::decode(schema, bytes)?))
+    let rows = if bytes.is_empty() { Vec::new() } else { in_flight::decode(schema, bytes)? };
+    Ok((header, rows))
 }
 
 /// Who sends to a node of a reduction: a copy on the same worker, or a worker below.

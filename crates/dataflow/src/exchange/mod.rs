@@ -113,6 +113,11 @@ pub trait Exchange: Send + Sync {
         None
     }
 
+    /// What of a source is of one round, with [`Rounds`].
+    fn round_unit(&self) -> RoundUnit {
+        RoundUnit::Message
+    }
+
     /// Whether [`Rounds`] can wrap it: it can handle one message of each source by itself.
     fn allows_rounds(&self) -> bool {
         false

@@ -74,6 +74,10 @@ impl<E: Exchange> Exchange for Rounds<E> {
         Some(self.end)
     }
 
+    fn round_unit(&self) -> RoundUnit {
+        self.unit
+    }
+
     fn explain(&self, ends: &EdgeWorkers<'_>) -> Option<String> {
         self.exchange.explain(ends)
     }

@@ -33,6 +33,8 @@ pub(crate) struct CheckedEdge {
     pub name: String,
     /// How it goes by rounds, if it does.
     pub rounds: Option<RoundEnd>,
+    /// What is a round of what leaves the sources.
+    pub round_unit: RoundUnit,
     /// It leads back, to a task that comes before its source.
     pub feedback: bool,
 }
@@ -239,7 +241,9 @@ impl Lowering<'_> {
             format!("{} -> {}", self.flow.tasks[source.task].name, self.flow.tasks[target.task].name)
         };
         let (rounds, feedback) = (self.rounds, self.edge.feedback);
-        let round_unit = if self.sources.contains(&source) { self.round_unit } else { RoundUnit::Message };
+        // What stages send on are rounds; but none of those that end with barriers is counted.
+        let is_first = self.sources.contains(&source) || self.round_unit == RoundUnit::Epoch;
+        let round_unit = if is_first { self.round_unit } else { RoundUnit::Message };
         let (route, handover) = (None, false);
         self.flow.edges.push(FlowEdge {
             name,

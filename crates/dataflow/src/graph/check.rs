@@ -1,6 +1,7 @@
 //! Everything that can be known to be wrong with a graph before it runs, found all at once.
 
 use arrow::datatypes::SchemaRef;
+use tidemill_batch::local::RoundUnit;
 use tidemill_batch::schema::fits;
 
 use super::{Graph, GraphEdge, PortRef, TaskId};
@@ -113,7 +114,8 @@ impl Graph {
         match result {
             Ok(target_schema) => {
                 let (rounds, feedback) = (edge.exchange.rounds(), edge.feedback);
-                Some(CheckedEdge { sources, target, source_schemas, target_schema, name, rounds, feedback })
+                let round_unit = edge.exchange.round_unit();
+                Some(CheckedEdge { sources, target, source_schemas, target_schema, name, rounds, round_unit, feedback })
             }
             Err(reason) => {
                 errors.push(GraphError::Edge { edge: name, reason });
@@ -169,6 +171,8 @@ impl Graph {
                 )
             } else if loops.has(edge) && edge.rounds.is_none() {
                 "it is in a loop, where every edge needs an exchange by rounds".into()
+            } else if loops.has(edge) && edge.round_unit != RoundUnit::Message {
+                "it is in a loop, where a round is a message: let it go by rounds of messages".into()
             } else if edge.feedback && others().next().is_some() {
                 "another edge leads to the same port; an edge that leads back needs a port of its own".into()
             } else if others().any(|(_, other)| other.rounds.is_some() != edge.rounds.is_some()) {

@@ -1,5 +1,6 @@
 //! Exchanges by name, and functions of the program in them.
 
+use std::num::NonZeroU64;
 use std::sync::Arc;
 
 use numpy::PyReadonlyArray1;
@@ -7,7 +8,7 @@ use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use tidemill_dataflow::exchange::{
     AllReduce, Broadcast, ColumnOp, Direct, EdgeSignature, EdgeWorkers, Exchange, Gather, Join, JoinKind, KeyedGather,
-    KeyedReduce, Partition, Reduce, Reduction, RoundEnd, Rounds, Sort, SortKey, Union,
+    KeyedReduce, Partition, Reduce, Reduction, RoundEnd, RoundUnit, Rounds, Sort, SortKey, Union,
 };
 use tidemill_dataflow::flow::Lowering;
 use tidemill_dataflow::overlay::{MESSAGE_BYTES, UnknownOverlay};
@@ -38,6 +39,10 @@ impl Exchange for AnyExchange {
 
     fn rounds(&self) -> Option<RoundEnd> {
         self.0.rounds()
+    }
+
+    fn round_unit(&self) -> RoundUnit {
+        self.0.round_unit()
     }
 
     fn allows_rounds(&self) -> bool {
@@ -302,10 +307,13 @@ impl NativeExchange {
         of(Union::by(by.exchange.clone())).calling(by.function.as_ref())
     }
 
-    /// The same by rounds; `partial`: without copies that have ended.
-    fn by_rounds(&self, partial: bool) -> Self {
+    /// The same by rounds; `partial`: without copies that have ended; `rows`: a round is so many of each copy, and not a
+    /// message.
+    #[pyo3(signature = (partial, rows=None))]
+    fn by_rounds(&self, partial: bool, rows: Option<NonZeroU64>) -> Self {
         let end = if partial { RoundEnd::Partial } else { RoundEnd::Strict };
-        of(Rounds::new(self.exchange.clone(), end)).calling(self.function.as_ref())
+        let unit = rows.map_or(RoundUnit::Message, RoundUnit::Rows);
+        of(Rounds::new(self.exchange.clone(), end).of(unit)).calling(self.function.as_ref())
     }
 
     fn describe(&self) -> String {

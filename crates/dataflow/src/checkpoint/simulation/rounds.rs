@@ -22,7 +22,8 @@ use super::super::open_rounds::{RoundNode, RoundSource, RoundTree};
 const SEEDS: u64 = 5000;
 /// What waits in a stream before its sender does.
 const LANE_MAX: usize = 3;
-/// A job must end within so many steps.
+/// A job is not cut off later, and must end within so many steps.
+const FAULTS_END: usize = 5000;
 const STEPS_MAX: usize = 200_000;
 /// Of a result: bits that count the messages of one split.
 const COUNT_BITS: u32 = 8;
@@ -333,7 +334,7 @@ fn tell(seed: u64, crash_at: Option<usize>) -> (usize, usize) {
             steps += 1;
             assert!(steps < STEPS_MAX, "seed {seed}: the job does not end");
             run.step(&mut random);
-            if crash_at == Some(steps) || steps < STEPS_MAX / 4 && random.once_in(story.crash) {
+            if crash_at == Some(steps) || steps < FAULTS_END && random.once_in(story.crash) {
                 break;
             }
         }

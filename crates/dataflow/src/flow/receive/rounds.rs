@@ -132,16 +132,16 @@ impl RoundCollector {
         if dealing.is_none() {
             parts.retain(|then, _| *then == copy);
         }
-        let mut lost = false;
+        let (mut found, mut lost) = (false, false);
         for (_, bytes) in parts {
             let (header, rows) = open_rounds::unpack::<PortHeader>(schema, bytes)?;
             let same = header.streams.iter().map(Option::is_some).eq(self.streams.iter().map(|stream| stream.exists));
             // Where nothing is dealt each that gets the same streams has kept the same.
-            if !same || !is_dealt && self.taken > 0 {
+            if !same || found && !is_dealt {
                 lost |= !same && !rows.is_empty();
                 continue;
             }
-            self.taken = header.taken;
+            (self.taken, found) = (header.taken, true);
             let mut rows = rows.into_iter();
             for (stream, header) in self.streams.iter_mut().zip(header.streams) {
                 let Some(StreamHeader { complete, open }) = header else { continue };
@@ -203,6 +203,7 @@ mod tests {
     use arrow::datatypes::Int64Type;
 
     use super::*;
+    use crate::partitioner::{RowAssigner, RowAssignment};
 
     fn batch(number: i64) -> RecordBatch {
         let n: ArrayRef = Arc::new(Int64Array::from(vec![number]));
@@ -252,6 +253,71 @@ mod tests {
                 RoundEnd::Partial => assert_eq!(numbers(&rounds.take().unwrap().unwrap()), [1]),
             }
         }
+    }
+
+    /// By remainder.
+    struct ByRemainder(i64);
+
+    impl RowAssigner for ByRemainder {
+        fn assign(&mut self, batch: &RecordBatch, targets: &mut Vec<u32>) -> Result<RowAssignment, TaskError> {
+            targets.extend(batch.column(0).as_primitive::<Int64Type>().values().iter().map(|n| (n % self.0) as u32));
+            Ok(RowAssignment::ByRow)
+        }
+    }
+
+    /// Open rounds go on where they were, or are dealt to other copies, each row once; or the job hears that they
+    /// cannot.
+    #[test]
+    fn open_rounds_go_on_in_other_copies() {
+        let schema = batch(0).schema();
+        let collector = |streams: usize| {
+            let mut rounds = RoundCollector::new(RoundEnd::Strict, false);
+            (0..streams).for_each(|_| rounds.add(true));
+            rounds
+        };
+        // Of two copies: stream 1 has brought two rounds and a part of the next.
+        let saved = |copy: i64| {
+            let mut rounds = collector(2);
+            for round in 0..2 {
+                [10 * round, 10 * round + 2].iter().for_each(|n| rounds.push(1, batch(n + copy)));
+                rounds.mark(1);
+            }
+            rounds.push(1, batch(20 + copy));
+            rounds.save().unwrap()
+        };
+        let parts: BTreeMap<u32, Bytes> = [(0, saved(0)), (1, saved(1))].into();
+        let take = |rounds: &mut RoundCollector| {
+            let mut next = || {
+                rounds.push(0, batch(99));
+                rounds.mark(0);
+                numbers(&rounds.take().unwrap().unwrap())
+            };
+            let (first, second) = (next(), next());
+            rounds.mark(1);
+            [first, second, {
+                rounds.mark(0);
+                numbers(&rounds.take().unwrap().unwrap())
+            }]
+        };
+        let mut same = collector(2);
+        same.restore(RoundReplay { parts: parts.clone(), copy: 1, dealing: None }, &schema).unwrap();
+        assert_eq!(take(&mut same), [vec![99, 1, 3], vec![99, 11, 13], vec![21]]);
+
+        let mut found = [Vec::new(), Vec::new(), Vec::new()];
+        for copy in 0..3 {
+            let dealing = Some(InFlightRouting::Assigned(Box::new(ByRemainder(3))));
+            let mut rounds = collector(2);
+            rounds.restore(RoundReplay { parts: parts.clone(), copy, dealing }, &schema).unwrap();
+            for (all, rows) in found.iter_mut().zip(take(&mut rounds)) {
+                assert!(rows.iter().all(|n| *n == 99 || n % 3 == i64::from(copy)));
+                all.extend(rows.into_iter().filter(|n| *n != 99));
+            }
+        }
+        found.iter_mut().for_each(|rows| rows.sort_unstable());
+        assert_eq!(found, [vec![0, 1, 2, 3], vec![10, 11, 12, 13], vec![20, 21]]);
+
+        let other = collector(3).restore(RoundReplay { parts, copy: 0, dealing: None }, &schema);
+        assert!(other.unwrap_err().to_string().contains("other copies send now than then"));
     }
 
     #[test]
