@@ -67,8 +67,8 @@ pub use control::{ControlError, ControlEvent, ControlHandle, ControlPlane, FAILU
 pub use copy::{copy, copy_or_move, copy_slice};
 pub use doorbell::{Doorbell, DoorbellHandle, SleepGuard, WakeReason};
 pub use endpoint::{
-    CallDescriber, CallMismatch, CallWait, Endpoint, EndpointSettings, EndpointWatch, Engine, EngineTask, Envelope,
-    FaultRegistry, GroupId, MatchPattern, MemoryRegion, OpenError, ProbedMessage, ReceiveStatus, TransportChoice,
+    CallDescriber, CallMismatch, CallWait, Endpoint, EndpointSettings, Engine, EngineTask, Envelope, FaultRegistry,
+    GroupId, MatchPattern, MemoryRegion, OpenError, ProbedMessage, ReceiveStatus, TransportChoice,
 };
 pub use error::NetError;
 pub use frame::{AcceptPayload, FrameHeader, FrameKind, HEADER_BYTES, OfferPayload};

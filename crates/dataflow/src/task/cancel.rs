@@ -10,8 +10,7 @@ use std::thread::Thread;
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
-use tidemill_net::EndpointWatch;
-use tidemill_net::endpoint::has_lock_wait;
+use tidemill_net::endpoint::{EndpointWatch, has_lock_wait};
 
 use super::turn::{LongTurn, Turn};
 use crate::error::DataflowError;
@@ -22,7 +21,7 @@ use crate::observation::CopyClock;
 /// lasts no longer than that is worth it.
 const WATCH_FIRST: Duration = Duration::from_micros(8);
 const WATCH_MIN: Duration = Duration::from_micros(2);
-const WATCH_MAX: Duration = Duration::from_micros(64);
+const WATCH_MAX: Duration = Duration::from_micros(128);
 /// Who gets its core back later than this after it has yielded it shares it with others, who have more use for it.
 const CROWDED: Duration = Duration::from_micros(20);
 /// Looks between two yields where there are no messages to look for.
@@ -242,14 +241,13 @@ impl<'a> CopyWait<'a> {
     }
 
     fn look_briefly(&self) {
-        let Some(links) = self.waker.links.as_ref().filter(|_| self.watch.is_some()) else {
+        let (Some(watch), Some(links)) = (&self.watch, &self.waker.links) else {
             return (0..POLLS).for_each(|_| std::hint::spin_loop());
         };
-        // A fault is told by who waits for the run's end.
-        drop(links.endpoint().poll_briefly(|engine| {
+        watch.look(|engine| {
             links.pump_if_due(engine);
-            self.waker.is_woken().then_some(Ok(()))
-        }));
+            self.waker.is_woken()
+        });
     }
 
     /// Sleeps until it may have been woken, or for `timeout`.

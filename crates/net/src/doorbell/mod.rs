@@ -4,8 +4,8 @@
 //! descriptors, in `ppoll` on them and a pipe. A sender of work rings its [`DoorbellHandle`], which costs a fence and a
 //! load while the owner is awake. `word.rs` holds the argument that no wake-up is lost.
 //!
-//! A thread that looks for work anyway can be a [`StandIn`] for those that sleep in [`Doorbell::arm_relieved`]: while it
-//! is there messages do not wake these.
+//! A thread that looks for work anyway can be a [`StandIn`] for those that sleep in [`Doorbell::arm_relieved`]: while
+//! it is there messages do not wake these.
 //!
 //! ```text
 //! loop {

@@ -5,8 +5,7 @@ use std::time::Duration;
 use super::{Doorbell, WakeReason, sleep_on, word};
 use crate::sync::{Ordering, fence};
 
-/// See the module. After its end, whoever it was must look once more for work.
-#[must_use]
+/// See the module.
 pub(crate) struct StandIn<'a>(&'a Doorbell);
 
 impl<'a> StandIn<'a> {
@@ -37,15 +36,16 @@ impl<'a> StandIn<'a> {
         word::withdraw_stand_in(word);
         Some(woken)
     }
-}
 
-impl Drop for StandIn<'_> {
-    fn drop(&mut self) {
+    /// It stands in no longer, and does nothing more. If this returns `true` it was the last one, and must look once
+    /// more for work.
+    pub(crate) fn end(&mut self) -> bool {
         let mut sleepers = self.0.sleepers.lock();
         sleepers.stand_ins -= 1;
         if sleepers.stand_ins == 0 {
             word::resume(&self.0.word);
         }
+        sleepers.stand_ins == 0
     }
 }
 

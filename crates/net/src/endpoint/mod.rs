@@ -201,22 +201,9 @@ impl Endpoint {
     #[inline]
     pub fn poll_briefly<R>(
         &self,
-        mut step: impl FnMut(&mut Engine) -> Option<Result<R, NetError>>,
+        step: impl FnMut(&mut Engine) -> Option<Result<R, NetError>>,
     ) -> Result<Option<R>, NetError> {
-        let mut engine = self.lock();
-        for poll in 0..POLLS_BRIEF.min(self.0.polls) {
-            if let Some(result) = self.0.attempt(&mut engine, &mut step) {
-                return result.map(Some);
-            }
-            if poll == 0 {
-                engine.note_drive();
-            }
-            if !engine.progress() {
-                std::hint::spin_loop();
-            }
-        }
-        engine.flush();
-        Ok(None)
+        self.0.poll_briefly(self.lock(), step)
     }
 
     /// Runs `step` and progress in turn: polls, yields, sleeps. `None` after a signal or a slice of 100 ms: look at
@@ -450,6 +437,28 @@ impl EndpointState {
         };
         self.contenders.fetch_sub(1, Ordering::Relaxed);
         engine
+    }
+
+    /// See [`Endpoint::poll_briefly`].
+    #[inline]
+    fn poll_briefly<R>(
+        &self,
+        mut engine: MutexGuard<'_, Engine>,
+        mut step: impl FnMut(&mut Engine) -> Option<Result<R, NetError>>,
+    ) -> Result<Option<R>, NetError> {
+        for poll in 0..POLLS_BRIEF.min(self.polls) {
+            if let Some(result) = self.attempt(&mut engine, &mut step) {
+                return result.map(Some);
+            }
+            if poll == 0 {
+                engine.note_drive();
+            }
+            if !engine.progress() {
+                std::hint::spin_loop();
+            }
+        }
+        engine.flush();
+        Ok(None)
     }
 
     /// One look at whether a call is done, with faults considered. A result is only given while the job is sound, so

@@ -2,22 +2,21 @@
 
 use std::time::Duration;
 
-use super::{Endpoint, Engine};
+use super::{Endpoint, Engine, POLLS_BRIEF};
 use crate::doorbell::StandIn;
 
 /// A thread that looks for messages in the place of waits that [give way](super::CallWait::giving_way). See
 /// [`Endpoint::watch`].
 pub struct EndpointWatch<'a> {
     endpoint: &'a Endpoint,
-    /// There until it is dropped.
-    stand_in: Option<StandIn<'a>>,
+    stand_in: StandIn<'a>,
 }
 
 impl Endpoint {
-    /// The calling thread waits, and looks for messages meanwhile ([`Endpoint::poll_briefly`]). As long as what this
-    /// returns is there, messages wake no wait that gives way; what waits in others' [tasks](super::EngineTask) goes on.
+    /// The calling thread waits, and looks for messages meanwhile. As long as what this returns is there, messages wake
+    /// no wait that gives way; [tasks](super::EngineTask) of the engine go on.
     pub fn watch(&self) -> EndpointWatch<'_> {
-        EndpointWatch { endpoint: self, stand_in: Some(self.0.doorbell.stand_in()) }
+        EndpointWatch { endpoint: self, stand_in: self.0.doorbell.stand_in() }
     }
 
     /// Wakes the thread that sleeps in [`EndpointWatch::sleep`].
@@ -33,6 +32,17 @@ impl Endpoint {
 }
 
 impl EndpointWatch<'_> {
+    /// Looks for messages for a microsecond or two, or until `step` is done; only spins if another thread has the
+    /// engine, which may be looking as well.
+    pub fn look(&self, mut step: impl FnMut(&mut Engine) -> bool) {
+        let shared = &self.endpoint.0;
+        match shared.engine.try_lock() {
+            // A fault is told by who waits for it.
+            Some(engine) => drop(shared.poll_briefly(engine, |engine| step(engine).then_some(Ok(())))),
+            None => (0..POLLS_BRIEF.min(shared.polls)).for_each(|_| std::hint::spin_loop()),
+        }
+    }
+
     /// Sleeps until a message comes, somebody calls [`Endpoint::rouse_watch`], or `timeout` is over; not if `step` is
     /// done. Returns `false` at once if another thread sleeps so already: one is enough.
     pub fn sleep(&mut self, timeout: Duration, mut step: impl FnMut(&mut Engine) -> bool) -> bool {
@@ -41,19 +51,20 @@ impl EndpointWatch<'_> {
             let mut engine = endpoint.lock();
             let moved = engine.progress();
             engine.note_drive();
-            // A fault is told by who waits for it.
             let done = endpoint.0.attempt(&mut engine, &mut |engine| step(engine).then_some(Ok(()))).is_some();
             engine.flush();
             moved | done | std::mem::take(&mut engine.moved_aside)
         };
-        self.stand_in.as_mut().is_some_and(|stand_in| stand_in.sleep(timeout, look).is_some())
+        self.stand_in.sleep(timeout, look).is_some()
     }
 }
 
 impl Drop for EndpointWatch<'_> {
     fn drop(&mut self) {
-        self.stand_in = None;
-        // What came before the line above has woken nobody.
+        if !self.stand_in.end() {
+            return;
+        }
+        // What came before has woken nobody.
         let mut engine = self.endpoint.lock();
         engine.note_moved();
         engine.progress();
