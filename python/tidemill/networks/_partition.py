@@ -1,11 +1,12 @@
-"""Which worker has which nodes: by blocks, hash, or restreamed linear deterministic greedy.
+"""Which worker has which nodes: by blocks, hash, coordinates, or restreamed linear deterministic greedy.
 
-| method   | cut          | cost                 | for                                                     |
-|----------|--------------|----------------------|---------------------------------------------------------|
-| `blocks` | by the order | none                 | ids that say where a node is: crawled pages, sorted ids |
-| `hash`   | (P - 1) / P  | none                 | comparison                                              |
-| `greedy` | low          | about twenty sweeps  | everything else                                         |
-| `metis`  | lowest       | more, needs pymetis  | what is computed often                                  |
+| method        | cut          | cost                 | for                                                     |
+|---------------|--------------|----------------------|---------------------------------------------------------|
+| `blocks`      | by the order | none                 | ids that say where a node is: crawled pages, sorted ids |
+| `hash`        | (P - 1) / P  | none                 | comparison                                              |
+| `coordinates` | low          | lg P sorts of nodes  | roads and meshes                                        |
+| `greedy`      | low          | about twenty sweeps  | everything else                                         |
+| `metis`       | lowest       | more, needs pymetis  | what is computed often                                  |
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from tidemill.networks._network import Network
 
 __all__ = ["Partition", "partition"]
 
-Method = Literal["greedy", "blocks", "hash", "metis"]
+Method = Literal["greedy", "blocks", "hash", "coordinates", "metis"]
 
 
 @dataclass
@@ -71,8 +72,9 @@ def partition(
     network : Network
     count : int
         Number of parts.
-    method : {"greedy", "blocks", "hash", "metis"} or array-like of int (n,)
-        ``"blocks"`` cuts the order of the nodes into pieces with equally many links; ``"metis"`` needs the package
+    method : {"greedy", "blocks", "hash", "coordinates", "metis"} or array-like of int (n,)
+        ``"blocks"`` cuts the order of the nodes into pieces with equally many links; ``"coordinates"`` cuts the network's
+        coordinates in two again and again, across the longer side (Berger and Bokhari 1987); ``"metis"`` needs the package
         pymetis. An array says the part of each node.
     passes : int, default=10
         Of ``"greedy"``.
@@ -86,7 +88,7 @@ def partition(
     Raises
     ------
     ValueError
-        If `count` is not positive, or parts are given that do not fit.
+        If `count` is not positive, parts are given that do not fit, or a node has no coordinates.
     """
     if count < 1:
         raise ValueError(f"there is at least one part, not {count}")
@@ -111,6 +113,8 @@ def _made(network: Network, count: int, method: str, passes: int, imbalance: flo
     elif method == "hash":
         # Fibonacci hashing (Knuth, The Art of Computer Programming 3, section 6.4).
         parts = ((np.arange(n, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)) >> np.uint64(32)) % np.uint64(count)
+    elif method == "coordinates":
+        parts = _bisected(network, count)
     elif method == "metis":
         rows = network.both()
         _, found = needed("pymetis", "partition(method='metis')").part_graph(
@@ -118,8 +122,34 @@ def _made(network: Network, count: int, method: str, passes: int, imbalance: flo
         )
         parts = np.asarray(found)
     else:
-        raise ValueError(f"method is 'greedy', 'blocks', 'hash', 'metis' or the part of each node, not {method!r}")
+        raise ValueError(
+            f"method is 'greedy', 'blocks', 'hash', 'coordinates', 'metis' or the part of each node, not {method!r}"
+        )
     return _measured(network, parts.astype(np.uint32), count, method, begin)
+
+
+def _bisected(network: Network, count: int) -> NDArray[np.int64]:
+    """Return parts that recursive coordinate bisection finds: rectangles with equally many nodes.
+
+    Source: Berger and Bokhari (1987), A partitioning strategy for nonuniform problems on multiprocessors.
+    """
+    where = network.coordinates
+    if where is None:
+        raise ValueError("the network has no coordinates: read it with coordinates=")
+    if (lacking := ~np.isfinite(where).all(axis=1)).any():
+        raise ValueError(f"node {network.ids[lacking].tolist()[0]!r} has no coordinates")
+    parts = np.zeros(network.n, np.int64)
+    pieces = [(np.arange(network.n), 0, count)]
+    while pieces:
+        nodes, first, among = pieces.pop()
+        if among == 1 or not len(nodes):
+            parts[nodes] = first
+            continue
+        axis = int(np.ptp(where[nodes], axis=0).argmax())
+        nodes = nodes[np.argsort(where[nodes, axis], kind="stable")]
+        middle = len(nodes) * (among // 2) // among
+        pieces += [(nodes[:middle], first, among // 2), (nodes[middle:], first + among // 2, among - among // 2)]
+    return parts
 
 
 def _given(network: Network, count: int, parts: ArrayLike) -> NDArray[np.uint32]:

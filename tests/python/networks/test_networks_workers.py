@@ -215,3 +215,24 @@ def test_a_file_that_is_read_together(tmp_path: Path, workers: int) -> None:
         path.write_text("\n".join([*lines[:bad], "1 x", *lines[bad + 1 :], "2 y"]))
         for message in run(read_together, str(path), {}, workers=workers):
             assert f"line {bad + 1}:" in message and str(path) in message
+
+
+def test_parts_by_coordinates() -> None:
+    """Rectangles of equal size, which cut as few links of a grid as their sides are long, in any order of its nodes."""
+    side = 12
+    order = np.random.default_rng(0).permutation(side * side)
+    at = np.arange(side * side)
+    east, south = at[at % side < side - 1], at[: -side or None]
+    ends = np.concatenate([east, south]), np.concatenate([east + 1, south + side])
+    where = np.empty((side * side, 2))
+    where[order] = np.column_stack([at % side, at // side])
+    grid = tm.networks.read((order[ends[0]], order[ends[1]]), directed=False, coordinates=where)
+    for count, cut in ((1, 0), (2, side), (3, 2 * side), (4, 2 * side), (6, 3 * side)):
+        found = tm.networks.partition(grid, count, method="coordinates")
+        assert found.balance == 1 and found.cut_links <= cut, count
+        assert np.bincount(found.parts).tolist() == [side * side // count] * count
+    with pytest.raises(ValueError, match="no coordinates: read it with"):
+        tm.networks.partition(tm.networks.read(([0], [1])), 2, method="coordinates")
+    where[5] = np.nan
+    with pytest.raises(ValueError, match="node 5 has no coordinates"):
+        tm.networks.partition(tm.networks.read(([0, 5], [1, 9]), nodes=144, coordinates=where), 2, method="coordinates")
