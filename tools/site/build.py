@@ -39,6 +39,8 @@ PARTS = {
         "docs/viewer.md",
         "docs/library.md",
         "docs/launching.md",
+        "docs/commands.md",
+        "docs/hosts.md",
         "docs/scaling.md",
         "docs/environment.md",
         "docs/security.md",

@@ -96,6 +96,14 @@ def test_the_page_of_variables_is_complete() -> None:
     assert used == listed
 
 
+def test_the_page_of_commands_is_complete() -> None:
+    help_ = subprocess.run(launched.command("--help"), capture_output=True, text=True, check=True).stdout
+    commands = set(re.findall(r"^  ([a-z]+)  ", help_, re.MULTILINE)) - {"help", "tidemill"}
+    rows = [row for row in (ROOT / "docs/commands.md").read_text().splitlines() if row.startswith("| `")]
+    listed = set(re.findall(r"(?:`tidemill |, `)([a-z]+)", " ".join(row.split(" | ")[0] for row in rows)))
+    assert {"run", "top"} <= commands == listed, commands ^ listed
+
+
 def test_quoted_messages_are_in_the_sources() -> None:
     """A message in the tables of troubleshooting that nothing prints any more, because its wording has changed."""
 
