@@ -1,5 +1,5 @@
-//! Rounds in jobs that make checkpoints: whatever fails in between, and however many workers go on, the n-th result is of
-//! the n-th message of every copy, and appears once.
+//! Rounds in jobs that make checkpoints: whatever fails in between, and however many workers go on, the n-th result is
+//! of the n-th message of every copy, and appears once.
 
 mod common;
 

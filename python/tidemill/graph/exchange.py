@@ -95,6 +95,7 @@ class Exchange:
     ) -> None:
         self._make = make if rounds is None else lambda source: rounds._of(make(source))
         self._by_column = by_column
+        self._partial = rounds is not None and rounds.end == "partial"
         #: What arrives by rounds.
         self._arriving = None if rounds is None else PortRounds(lists, rows)
         #: Whether all copies get the same.

@@ -4,8 +4,8 @@
 //!
 //! A message is one call of [`Output::send`](crate::Output::send), with or without rows. Behind it goes a mark with the
 //! number of its round to every target copy; a copy puts rounds together from what its streams bring between marks. A
-//! reduction of all rows needs none: a message becomes a row on its way, and the n-th row is of round n. A round may also
-//! be so many rows of each copy, or what comes between two barriers ([`RoundUnit`]).
+//! reduction of all rows needs none: a message becomes a row on its way, and the n-th row is of round n. A round may
+//! also be so many rows of each copy, or what comes between two barriers ([`RoundUnit`]).
 //!
 //! In a job that makes checkpoints a copy that waits for a barrier reads on however far a stream is ahead: the barrier
 //! may lie behind messages of rounds that others come to only behind theirs. Then rounds that are complete go on, and

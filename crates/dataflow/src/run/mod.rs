@@ -356,6 +356,40 @@ struct ActiveRun {
     pool: Handle,
 }
 
+/// Gives an input port of a copy its part in checkpoints.
+fn join_checkpoints(
+    input: &mut Input,
+    flow: &FlowGraph,
+    (index, port): (usize, usize),
+    copy: u32,
+    states: &Arc<CopyStates>,
+) {
+    let task = &flow.tasks[index];
+    let from: Vec<&FlowEdge> = flow.edges.iter().filter(|edge| edge.target.is(index, port)).collect();
+    let (port, copies) = (port as u32, task.workers.len() as u32);
+    let by_rounds = from.iter().any(|edge| edge.rounds.is_some());
+    // What is broadcast would be in flight to some copies and not to others: dealt anew, it would come to all again.
+    // Copies that call each other must have had the same rows when a barrier passes. And open rounds are saved by
+    // stream, as what is in flight is not.
+    let stays_behind = task.comm || task.saves_rounds || by_rounds;
+    if !stays_behind && from.iter().all(|edge| !edge.mover.is_to_all()) {
+        input.enable_unaligned(port, states);
+    }
+    let dealing = || match from.iter().find_map(|edge| edge.partitioner_of(copies)) {
+        Some(assign) => InFlightRouting::Assigned(assign),
+        None => InFlightRouting::ByCopy,
+    };
+    if by_rounds {
+        let replay = states.restored().map(|restored| RoundReplay {
+            parts: open_rounds::shared(restored, &open_rounds::port_name(port)),
+            copy,
+            dealing: restored.rescaled.then(dealing),
+        });
+        input.save_rounds(port, states, replay);
+    }
+    input.replay_first(InFlightReplay::of(states.restored(), port, (copy, copies), dealing));
+}
+
 impl ActiveRun {
     fn start(
         runner: &Runner,
@@ -490,29 +524,7 @@ impl ActiveRun {
         let mut inputs: Vec<Input> = (0..task.inputs).map(|port| input(port, task.streaming)).collect();
         if let Some(states) = &states {
             for (port, input) in inputs.iter_mut().enumerate() {
-                let leads_here = |edge: &&FlowEdge| edge.target.is(index, port);
-                let from: Vec<&FlowEdge> = flow.edges.iter().filter(leads_here).collect();
-                // What is broadcast would be in flight to some copies and not to others: dealt anew, it would come to
-                // all again. Copies that call each other must have had the same rows when a barrier passes.
-                // Open rounds are saved by stream, and what is in flight is not.
-                let by_rounds = task.saves_rounds || from.iter().any(|edge| edge.rounds.is_some());
-                if !task.comm && !by_rounds && from.iter().all(|edge| !edge.mover.is_to_all()) {
-                    input.enable_unaligned(port as u32, states);
-                }
-                let copies = task.workers.len() as u32;
-                let dealing = || match from.iter().find_map(|edge| edge.partitioner_of(copies)) {
-                    Some(assign) => InFlightRouting::Assigned(assign),
-                    None => InFlightRouting::ByCopy,
-                };
-                if by_rounds && !task.saves_rounds {
-                    let replay = states.restored().map(|restored| RoundReplay {
-                        parts: open_rounds::shared(restored, &open_rounds::port_name(port as u32)),
-                        copy,
-                        dealing: restored.rescaled.then(dealing),
-                    });
-                    input.save_rounds(port as u32, states, replay);
-                }
-                input.replay_first(InFlightReplay::of(states.restored(), port as u32, (copy, copies), dealing));
+                join_checkpoints(input, flow, (index, port), copy, states);
             }
         }
         let signal = || states.as_ref().map(|states| states.unaligned_signal());

@@ -307,8 +307,8 @@ impl NativeExchange {
         of(Union::by(by.exchange.clone())).calling(by.function.as_ref())
     }
 
-    /// The same by rounds; `partial`: without copies that have ended; `rows`: a round is so many of each copy, and not a
-    /// message.
+    /// The same by rounds; `partial`: without copies that have ended; `rows`: a round is so many of each copy, and not
+    /// a message.
     #[pyo3(signature = (partial, rows=None))]
     fn by_rounds(&self, partial: bool, rows: Option<NonZeroU64>) -> Self {
         let end = if partial { RoundEnd::Partial } else { RoundEnd::Strict };
