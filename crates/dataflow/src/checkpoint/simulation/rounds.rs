@@ -1,8 +1,7 @@
 //! Reductions by rounds in a simulation: one seed determines the story of a job from its first run to its end. The
 //! nodes of the tree, what they save and go on from, and the alignment of their ports are the real ones; sources,
 //! streams and the coordinator are modeled. A job may be cut off at any step, and go on with other workers and another
-//! tree; a
-//! checkpoint may be given up; a source that waits for room has no ear for a barrier.
+//! tree; a checkpoint may be given up; a source that waits for room has no ear for a barrier.
 //!
 //! Invariants: the n-th result is of the n-th message of every copy, and it appears once; where copies may leave early
 //! and the tree changes, or a round is an epoch, each message is in one result. And the job ends.
