@@ -82,6 +82,53 @@ def test_every_exchange_by_rounds(workers: int) -> None:
     standing.run(all_rounds, workers=workers)
 
 
+def rounds_of_rows() -> tuple[Any, Any, Any]:
+    """What a round of seven rows is, whatever messages they come in; and one of four arrays, or objects."""
+
+    def tables(out: Any, context: Any) -> None:
+        for n in range(0, 30, 3):
+            out.send({"copy": np.full(3, context.copy), "n": np.arange(n, n + 3)})
+
+    def arrays(out: Any, context: Any) -> None:
+        for n in range(10):
+            out.send(np.array([n, 1]))
+
+    def objects(out: Any, context: Any) -> None:
+        for n in range(10):
+            out.send((context.copy, n))
+
+    def keep(rounds: Any, context: Any) -> list[Any]:
+        return [each.to_pylist() if isinstance(each, tm.Table) else each for each in rounds]
+
+    def through(send: Any, schema: Any, exchange: Any) -> Any:
+        graph = tm.Graph("rows")
+        source = graph.source("source", send, schema=schema, parallelism=2)
+        graph.connect(source, graph.sink("sink", keep, parallelism=1), exchange)
+        return graph.run()["sink"][0]
+
+    return (
+        through(tables, {"copy": "int64", "n": "int64"}, x.gather(rounds=x.Rounds(rows=7))),
+        through(arrays, "arrays", x.reduce("sum", rounds=x.Rounds(rows=4))),
+        through(objects, None, x.gather(rounds=x.Rounds("partial", rows=4))),
+    )
+
+
+@WORKERS
+def test_rounds_of_rows(workers: int) -> None:
+    for tables, arrays, objects in standing.run(rounds_of_rows, workers=workers):
+        cuts = [range(n, min(n + 7, 30)) for n in range(0, 30, 7)]
+        assert tables == [[{"copy": copy, "n": n} for copy in range(2) for n in cut] for cut in cuts]
+        assert [array.tolist() for array in arrays] == [[2 * 6, 8], [2 * 22, 8], [2 * 17, 4]]
+        cuts = [range(n, min(n + 4, 10)) for n in range(0, 10, 4)]
+        assert objects == [[(copy, n) for copy in range(2) for n in cut] for cut in cuts]
+    with pytest.raises(tm.GraphError, match="a round has at least one row"):
+        x.Rounds(rows=0)
+    with pytest.raises(tm.GraphError, match='must be "strict" or "partial"'):
+        x.Rounds("now and then")
+    with pytest.raises(tm.GraphError, match="gather: rounds=3 must be"):
+        x.gather(rounds=3)  # type: ignore[arg-type]
+
+
 def points() -> Any:
     random = np.random.default_rng(5)
     return random.normal(size=(600, 3)) + 4 * random.integers(0, 3, size=(600, 1))
