@@ -34,6 +34,8 @@ struct SimulateRequest {
     steps: u32,
     algorithm: Option<String>,
     fanout: Option<u32>,
+    skew: f64,
+    window_bytes: Option<u64>,
     table: Option<PathBuf>,
     slow: Vec<(u32, f64, f64)>,
     noise: f64,
@@ -125,6 +127,8 @@ impl SimulateRequest {
             steps: self.steps,
             algorithm,
             fanout: self.fanout,
+            skew: self.skew,
+            window_bytes: self.window_bytes,
             rates: WorkRates {
                 flops_per_s: rates.flops_per_s,
                 pairs_per_s: rates.pairs_per_s,

@@ -11,6 +11,8 @@
 //! | `program`    | The schedules of all workers, packed                                          |
 //! | `events`     | Runs schedules on links, event by event                                       |
 //! | `shifts`     | Runs exchanges of everybody with everybody on links, step by step             |
+//! | `direct`     | Collectives without messages                                                  |
+//! | `zipf`       | Keys that are not spread evenly                                               |
 //! | [`cost`]     | The schedules of all ranks in virtual time, under a [`CostModel`]             |
 //! | `simulation` | A program of many workers: work, collectives, exchanges                       |
 //! | `control`    | What workers do along the tree of the control plane                           |
@@ -20,6 +22,7 @@
 mod cluster;
 mod control;
 mod cost;
+mod direct;
 mod events;
 mod links;
 mod network;
@@ -28,6 +31,7 @@ mod random;
 mod shifts;
 mod simulation;
 mod workload;
+mod zipf;
 
 pub use cluster::{BadCluster, Cluster, Failure, Jitter, SlowHost};
 pub use control::ControlRates;
@@ -35,6 +39,6 @@ pub use cost::{RunCost, cost, rank_ends_s};
 pub use links::{Busy, Traffic};
 pub use network::{SimNetwork, SimOptions, SimTransport};
 pub use random::{SplitMix64, share_of_seeds};
-pub use simulation::{CollectiveStep, Outcome, SimulateError, Simulation};
+pub use simulation::{CollectiveStep, ExchangeStep, Outcome, SimulateError, Simulation};
 pub use tidemill_collective::tuner::{CostModel, LinkCost};
 pub use workload::{WorkRates, Workload, WorkloadKind};

@@ -155,6 +155,17 @@ impl<'a> Links<'a> {
         if hosts[from as usize] == hosts[to as usize] { self.near.overhead_s } else { self.far.overhead_s }
     }
 
+    /// Seconds from one worker to another, of a message that waits for nothing.
+    pub(crate) fn latency_s(&self, from: u32, to: u32) -> f64 {
+        let (hosts, racks) = (&self.cluster.host_of, &self.cluster.rack_of);
+        let (source, target) = (hosts[from as usize] as usize, hosts[to as usize] as usize);
+        match (source == target, racks[source] == racks[target]) {
+            (true, _) => self.near.latency_s,
+            (false, true) => self.far.latency_s,
+            (false, false) => self.cluster.other_rack_latency_s,
+        }
+    }
+
     /// When work of `seconds` that can begin at `now` is done.
     pub(crate) fn compute(&mut self, now: f64, seconds: f64) -> f64 {
         self.worked_s += seconds;

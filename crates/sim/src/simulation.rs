@@ -9,10 +9,12 @@ use tidemill_collective::tuner::{AlgorithmChoice, TuneQuery, TuneTable};
 use tidemill_collective::{Algorithm, Collective, ScheduleParams};
 
 use crate::cluster::{BadCluster, Cluster};
+use crate::direct::DirectCall;
 use crate::events;
 use crate::links::{Busy, Links, Traffic};
 use crate::program::Program;
-use crate::shifts::Shifts;
+use crate::shifts::{Flows, Shifts};
+use crate::zipf;
 
 /// Bytes of an element in the collectives that are simulated.
 const ITEM_BYTES: usize = 8;
@@ -26,6 +28,12 @@ const STEPWISE_MESSAGES_MIN: u64 = 1 << 20;
 /// Bytes of a frame of an exchange: each costs an overhead.
 const FRAME_BYTES: f64 = 65536.0;
 
+/// Messages of an exchange that is run: some minutes.
+const FLOW_MESSAGES_MAX: u64 = 4 << 30;
+
+/// Flows that have a window: what each may send is kept in memory.
+const WINDOWS_MAX: u64 = 32 << 20;
+
 /// Why something cannot be simulated.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -36,6 +44,29 @@ pub enum SimulateError {
     /// The algorithm does not run the collective.
     #[error(transparent)]
     Unsupported(#[from] UnsupportedAlgorithm),
+    /// The algorithm, which sends no messages, cannot run the collective here.
+    #[error("{collective} by {algorithm} cannot be simulated: {reason}; choose another algorithm")]
+    NotDirect {
+        /// The collective.
+        collective: Collective,
+        /// How it was to be run.
+        algorithm: Algorithm,
+        /// Why not.
+        reason: &'static str,
+    },
+    /// A window that flows do not fit into.
+    #[error(
+        "a window of {window_bytes} bytes cuts the flows of {workers} workers into {messages} messages, which is too \
+         much; choose a wider window or fewer workers"
+    )]
+    NarrowWindow {
+        /// The window.
+        window_bytes: u64,
+        /// Number of workers.
+        workers: u32,
+        /// Messages.
+        messages: u64,
+    },
     /// The schedules do not fit into memory.
     #[error(
         "{collective} by {algorithm} on {ranks} workers has more than {} million messages, which do not fit into \
@@ -62,6 +93,21 @@ pub struct CollectiveStep {
     pub bytes: u64,
     /// How; `None`: as the tuner chooses.
     pub algorithm: Option<Algorithm>,
+}
+
+/// An exchange of rows: a flow from every worker to every other one.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct ExchangeStep {
+    /// Bytes of rows of each worker.
+    pub bytes: u64,
+    /// Seconds of each worker's work, which makes the rows while others travel.
+    pub make_s: f64,
+    /// Seconds of the receiver's work for each byte.
+    pub take_per_byte_s: f64,
+    /// The exponent of Zipf's law for the buckets of keys; 0: all workers get as much.
+    pub skew: f64,
+    /// Bytes that a sender may have under way to a receiver; `None`: all.
+    pub window_bytes: Option<u64>,
 }
 
 /// What a program took.
@@ -91,6 +137,7 @@ struct Packed {
 enum PackedPlan {
     Events(Program),
     Steps(Shifts),
+    Direct(DirectCall),
 }
 
 /// Workers of a cluster, and where they are in their program.
@@ -174,6 +221,7 @@ impl<'a> Simulation<'a> {
         self.now_s = match &packed.plan {
             PackedPlan::Events(program) => events::run(&mut self.links, program, &self.now_s, &self.dies_s),
             PackedPlan::Steps(shifts) => shifts.run(&mut self.links, &self.now_s, &self.dies_s),
+            PackedPlan::Direct(call) => call.run(&mut self.links, &self.now_s, &self.dies_s),
         };
         Ok(())
     }
@@ -183,15 +231,37 @@ impl<'a> Simulation<'a> {
         self.now_s = events::run(&mut self.links, program, &self.now_s, &self.dies_s);
     }
 
-    /// Everybody sends a flow to everybody else: `bytes` in all each, made by `work_s` of work meanwhile.
-    pub fn exchange(&mut self, bytes: f64, work_s: f64) {
-        let workers = self.workers();
-        if workers == 1 {
-            return self.work(|_| work_s);
+    /// Everybody sends a flow to everybody else.
+    ///
+    /// # Errors
+    /// When the skew makes no sense, or the window is too narrow for so many workers.
+    pub fn exchange(&mut self, step: &ExchangeStep) -> Result<(), SimulateError> {
+        let &ExchangeStep { bytes, make_s, take_per_byte_s, skew, window_bytes } = step;
+        let (workers, ranks) = (self.workers(), self.now_s.len());
+        if !(skew >= 0.0 && skew.is_finite()) {
+            return Err(BadCluster(format!("a skew of {skew} is none: 0 or more")).into());
         }
-        let shifts = Shifts::flows(workers, bytes / f64::from(workers), FRAME_BYTES, work_s);
-        self.work_s.iter_mut().for_each(|sum| *sum += work_s);
-        self.now_s = shifts.run(&mut self.links, &self.now_s, &self.dies_s);
+        let shares = if skew == 0.0 { Vec::new() } else { zipf::shares(workers, skew, self.links.cluster().seed) };
+        let window = window_bytes.map_or(f64::INFINITY, |window| window.max(1) as f64);
+        let flows = Flows { bytes: bytes as f64, shares, window, frame_bytes: FRAME_BYTES, make_s, take_per_byte_s };
+        let own_s = |rank: usize| take_per_byte_s * flows.bytes_to(rank, ranks);
+        let own_s: Vec<f64> = (0..ranks).map(own_s).collect();
+        if workers > 1 {
+            let shifts = Shifts::flows(workers, flows);
+            let (messages, pairs) = (shifts.messages(workers), u64::from(workers) * u64::from(workers - 1));
+            if messages > pairs && (messages > FLOW_MESSAGES_MAX || pairs > WINDOWS_MAX) {
+                let window_bytes = window_bytes.unwrap_or(u64::MAX);
+                return Err(SimulateError::NarrowWindow { window_bytes, workers, messages });
+            }
+            // What a worker makes for itself goes nowhere, but is made and taken with the rest.
+            let received = |(sum, own_s): (&mut f64, &f64)| *sum += make_s + own_s * f64::from(workers - 1);
+            self.work_s.iter_mut().zip(&own_s).for_each(received);
+            self.now_s = shifts.run(&mut self.links, &self.now_s, &self.dies_s);
+            self.work(|rank| own_s[rank as usize]);
+        } else {
+            self.work(|_| make_s + own_s[0]);
+        }
+        Ok(())
     }
 
     /// What it took until now.
@@ -235,6 +305,11 @@ impl<'a> Simulation<'a> {
             Some(algorithm) => AlgorithmChoice { algorithm, chunk: self.table.estimate_chunk(&query, algorithm) },
             None => self.table.choose(&query),
         };
+        if choice.algorithm.is_direct() {
+            let plan = DirectCall::new(collective, choice.algorithm, bytes as f64, cluster)
+                .map_err(|reason| SimulateError::NotDirect { collective, algorithm: choice.algorithm, reason })?;
+            return Ok(Packed { step, choice, plan: PackedPlan::Direct(plan) });
+        }
         if let Some(shifts) = Shifts::of(collective, choice.algorithm, ranks, bytes as f64, &cluster.model)
             && shifts.messages(ranks) >= self.stepwise_messages_min
         {

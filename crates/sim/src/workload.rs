@@ -11,8 +11,8 @@
 //! | `terasort`  | reads; allgathers samples of keys; flows of records to their ranges; sorts; writes             |
 //! | `rendezvous`, `loss`, `checkpoint` | see [`control`]                                                          |
 //!
-//! A flow is one message for each pair of workers; it costs an overhead for each frame of 64 KiB. The window of credit
-//! is taken to be wide enough: the receiving worker takes what arrives.
+//! A flow is one message for each pair of workers, or as many as its window of credit asks for; it costs an overhead
+//! for each frame of 64 KiB.
 
 use std::str::FromStr;
 
@@ -22,7 +22,7 @@ use tidemill_net::control::ControlTree;
 
 use crate::cluster::{BadCluster, Cluster};
 use crate::control::{self, ControlRates};
-use crate::simulation::{CollectiveStep, Outcome, SimulateError, Simulation};
+use crate::simulation::{CollectiveStep, ExchangeStep, Outcome, SimulateError, Simulation};
 
 /// A card: addresses, host, cores and more of a worker.
 const CARD_BYTES: u64 = 150;
@@ -137,6 +137,10 @@ pub struct Workload {
     pub algorithm: Option<Algorithm>,
     /// Children of a worker on the control plane, at most; `None`: as in a job.
     pub fanout: Option<u32>,
+    /// How keys are spread over buckets in exchanges by key: the exponent of Zipf's law, 0 for evenly.
+    pub skew: f64,
+    /// Bytes that a worker may have under way to another in an exchange; `None`: all.
+    pub window_bytes: Option<u64>,
     /// What workers get done.
     pub rates: WorkRates,
 }
@@ -153,6 +157,8 @@ impl Workload {
             steps: 1,
             algorithm: None,
             fanout: None,
+            skew: 0.0,
+            window_bytes: None,
             rates: WorkRates::default(),
         }
     }
@@ -169,10 +175,10 @@ impl Workload {
             WorkloadKind::Allreduce => self.repeat(&mut simulation, Collective::Allreduce)?,
             WorkloadKind::Bcast => self.repeat(&mut simulation, Collective::Bcast)?,
             WorkloadKind::Alltoall => self.repeat(&mut simulation, Collective::Alltoall)?,
-            WorkloadKind::Partition => simulation.exchange(bytes, bytes / rates.partition_bytes_per_s),
+            WorkloadKind::Partition => simulation.exchange(&self.partitioned(self.skew))?,
             WorkloadKind::Keyed => {
-                // A worker updates the state of what has come while it partitions the rest.
-                simulation.exchange(bytes, bytes / rates.partition_bytes_per_s + bytes / rates.update_bytes_per_s);
+                let take_per_byte_s = 1.0 / rates.update_bytes_per_s;
+                simulation.exchange(&ExchangeStep { take_per_byte_s, ..self.partitioned(self.skew) })?;
             }
             WorkloadKind::Kmeans => self.kmeans(&mut simulation)?,
             WorkloadKind::Mds => self.mds(&mut simulation)?,
@@ -186,6 +192,13 @@ impl Workload {
             }
         }
         Ok(simulation.finish())
+    }
+
+    /// Rows that are hashed, and sent to the workers of their keys.
+    fn partitioned(&self, skew: f64) -> ExchangeStep {
+        let make_s = self.bytes as f64 / self.rates.partition_bytes_per_s;
+        let window_bytes = self.window_bytes;
+        ExchangeStep { bytes: self.bytes, make_s, skew, window_bytes, ..ExchangeStep::default() }
     }
 
     fn tree(&self, cluster: &Cluster) -> ControlTree {
@@ -257,7 +270,8 @@ impl Workload {
         let bytes_of_all = 1024 * u64::from(simulation.workers());
         let samples = CollectiveStep { collective: Collective::Allgather, bytes: bytes_of_all, algorithm: None };
         simulation.collective(samples)?;
-        simulation.exchange(bytes, bytes / rates.partition_bytes_per_s);
+        // Samples of keys make the ranges alike, whatever the keys.
+        simulation.exchange(&self.partitioned(0.0))?;
         simulation.work(|_| bytes / rates.sort_bytes_per_s);
         simulation.work(|_| bytes / rates.write_bytes_per_s);
         Ok(())

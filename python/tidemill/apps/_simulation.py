@@ -14,6 +14,8 @@ _UNLESS_TOLD: dict[str, Any] = {
     "oversubscription": 1.0,
     "algorithm": None,
     "fanout": None,
+    "skew": 0.0,
+    "window_bytes": None,
     "table": None,
     "slow": (),
     "noise": 0.0,

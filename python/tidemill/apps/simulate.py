@@ -156,7 +156,24 @@ def _parser() -> argparse.ArgumentParser:
         metavar="N",
         help="maximum number of children of a worker on the control plane; --workers makes it a star (default: as in a job)",
     )
-    size.add_argument("--algorithm", metavar="NAME", help="algorithm of the collective (default: the tuner's choice)")
+    size.add_argument(
+        "--skew",
+        type=_exponent,
+        default=0.0,
+        metavar="X",
+        help="exponent of Zipf's law for the keys of partition and keyed, over buckets, such as 1.1 (default: 0, all keys alike)",
+    )
+    size.add_argument(
+        "--window",
+        type=_size,
+        metavar="SIZE",
+        help="credit: bytes of rows that may be under way from one worker to another (default: no limit)",
+    )
+    size.add_argument(
+        "--algorithm",
+        metavar="NAME",
+        help="algorithm of the collective; on one host also shared_memory or single_copy (default: the tuner's choice)",
+    )
     parser.add_argument("--json", action="store_true", help="print everything as JSON, including when each worker ends")
     parser.add_argument(
         "--validate",
@@ -210,6 +227,8 @@ def _request(options: argparse.Namespace) -> dict[str, Any]:
         oversubscription=options.oversubscription,
         algorithm=options.algorithm,
         fanout=options.fanout,
+        skew=options.skew,
+        window_bytes=options.window,
         table=options.table,
         slow=options.slow,
         noise=noise,
@@ -298,6 +317,18 @@ def _size(text: str) -> int:
     if found is None or unit is None:
         raise argparse.ArgumentTypeError(f'{text!r} is not a size, such as "8MiB", "64KiB" or "1000000"')
     return int(float(found[1]) * unit)
+
+
+def _exponent(text: str) -> float:
+    try:
+        exponent = float(text)
+        if not 0 <= exponent <= 100:
+            raise ValueError
+    except ValueError:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not an exponent of Zipf's law: 0 for evenly, such as 1.1"
+        ) from None
+    return exponent
 
 
 def _slow(text: str) -> tuple[int, float, float]:

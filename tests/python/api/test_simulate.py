@@ -47,6 +47,28 @@ def test_a_tree_carries_the_control_plane_of_many_workers(capsys: pytest.Capture
         assert max(tree["end_s"]) < max(star["end_s"])  # type: ignore[call-overload]
 
 
+def test_skewed_keys_and_narrow_windows_take_longer(capsys: pytest.CaptureFixture[str]) -> None:
+    """An option that does not reach the simulator promises what no cluster keeps."""
+    for workload in "partition", "keyed":
+        words = (workload, "--workers", "16", "--hosts", "16", "--bytes", "8MiB")
+        last = [max(run(capsys, *words, *more)["end_s"]) for more in ((), ("--skew", "1.1"), ("--window", "4KiB"))]  # type: ignore[call-overload]
+        assert last[1] > 1.5 * last[0] and last[2] > 2 * last[0], last
+    with pytest.raises(SystemExit):
+        simulate.main(["keyed", "--workers", "4", "--skew", "-1"])
+    assert "0 for evenly" in capsys.readouterr().err
+    assert simulate.main(["keyed", "--workers", "64", "--bytes", "1GiB", "--window", "1"]) == 2
+    assert "choose a wider window" in capsys.readouterr().err
+
+
+def test_collectives_of_a_host_go_without_messages(capsys: pytest.CaptureFixture[str]) -> None:
+    """What jobs on one host use must be known, and be refused elsewhere."""
+    words = ("allreduce", "--workers", "8", "--algorithm")
+    direct, messages = run(capsys, *words, "single_copy"), run(capsys, *words, "ring")
+    assert direct["messages"] == 0 and max(direct["end_s"]) < max(messages["end_s"])  # type: ignore[call-overload]
+    assert simulate.main([*words, "shared_memory", "--hosts", "2"]) == 2
+    assert "workers of one host" in capsys.readouterr().err
+
+
 def test_a_dead_worker_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
     """Who waits for a dead worker must not look as if it had ended."""
     words = ("allreduce", "--workers", "8", "--hosts", "4", "--fail", "5:0", "--failure-timeout", "3s")

@@ -469,6 +469,21 @@ for name in "round_robin", "first_fit", "locality":
     except tm.GraphError as error:
         assert name == "first_fit" and "cores" in str(error), error
 assert graph.explain().startswith('graph "placed" on ') and "digraph" in graph.explain("dot") and "</svg>" in graph.explain("svg")
+
+# What a tree is chosen for is printed, as far as it was told.
+graph = tm.Graph()
+a = graph.source("a", lambda out, context: out.send({"n": list(range(9))}), schema=N, parallelism=1)
+b = graph.sink("b", lambda rows, context: sum(len(part) for part in rows), parallelism=3)
+graph.connect(a, b, x.broadcast(message_bytes=100, message_rate=5000.4))
+assert "chosen for 5000 messages of 100 bytes a second between" in graph.explain(), graph.explain()
+assert set(graph.run()["b"].values()) == {9}
+for wrong in {"message_rate": -1}, {"message_rate": "fast"}, {"message_rate": 5, "along": "chain"}:
+    try:
+        x.broadcast(**wrong)
+    except tm.GraphError as error:
+        assert "message_rate=" in str(error), error
+    else:
+        raise AssertionError(wrong)
 print("done")
 """
 
