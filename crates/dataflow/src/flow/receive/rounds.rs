@@ -202,6 +202,10 @@ mod tests {
     use arrow::array::{ArrayRef, AsArray, Int64Array};
     use arrow::datatypes::Int64Type;
 
+    use tidemill_checkpoint::marks::MarkMerger;
+    use tidemill_checkpoint::{Barrier, BarrierControl, Mark};
+    use tidemill_sim::SplitMix64;
+
     use super::*;
     use crate::partitioner::{RowAssigner, RowAssignment};
 
@@ -252,6 +256,12 @@ mod tests {
                 RoundEnd::Strict => assert_eq!(rounds.take(), Err(ShortStream { stream: 0, rounds: 1 })),
                 RoundEnd::Partial => assert_eq!(numbers(&rounds.take().unwrap().unwrap()), [1]),
             }
+        }
+    }
+
+    impl RoundCollector {
+        fn has_rounds(&self) -> bool {
+            self.streams.iter().any(|stream| !stream.complete.is_empty())
         }
     }
 
@@ -318,6 +328,135 @@ mod tests {
 
         let other = collector(3).restore(RoundReplay { parts, copy: 0, dealing: None }, &schema);
         assert!(other.unwrap_err().to_string().contains("other copies send now than then"));
+    }
+
+    /// What streams bring to a copy, and how it puts it together: as an input port does.
+    struct PortModel {
+        rounds: RoundCollector,
+        marks: MarkMerger,
+        /// By stream: numbers; `None` ends a round, or, of the last one, the stream. A barrier is negative.
+        lanes: Vec<VecDeque<Option<i64>>>,
+        ended: Vec<bool>,
+        saved: Option<(Bytes, u64)>,
+    }
+
+    const BARRIER: i64 = -1;
+    const END: i64 = -2;
+
+    impl PortModel {
+        fn new(streams: usize) -> Self {
+            let (mut rounds, mut marks) = (RoundCollector::new(RoundEnd::Strict, false), MarkMerger::default());
+            for stream in 0..streams {
+                rounds.add(true);
+                marks.add(stream, false);
+            }
+            PortModel { rounds, marks, lanes: vec![VecDeque::new(); streams], ended: vec![false; streams], saved: None }
+        }
+
+        /// Takes something; returns a round that is complete by that, with its number.
+        fn step(&mut self, random: &mut SplitMix64) -> Option<(u64, Vec<i64>)> {
+            let number = self.rounds.taken;
+            if let Some(round) = self.rounds.take().unwrap() {
+                return Some((number, numbers(&round)));
+            }
+            if let Some(Mark::Barrier(_)) = self.marks.next_mark() {
+                self.saved = Some((self.rounds.save().unwrap(), self.rounds.taken));
+            }
+            let aligning = (0..self.lanes.len()).any(|stream| self.marks.holds(stream));
+            let stream = random.below(self.lanes.len());
+            if self.marks.holds(stream) || !aligning && self.rounds.is_ahead(stream) {
+                return None;
+            }
+            match self.lanes[stream].pop_front()? {
+                Some(BARRIER) => {
+                    let barrier = Barrier { epoch: 1, control: BarrierControl::Checkpoint };
+                    self.marks.mark(stream, Mark::Barrier(barrier));
+                }
+                Some(END) => {
+                    self.ended[stream] = true;
+                    self.rounds.end_stream(stream as u32);
+                    self.marks.end_stream(stream);
+                }
+                Some(n) => self.rounds.push(stream as u32, batch(n)),
+                None => _ = self.rounds.mark(stream as u32),
+            }
+            None
+        }
+    }
+
+    /// A job that is cut off between any two steps, and goes on with other receiving copies: a round that then has a
+    /// row twice, or of another round, or lacks one.
+    #[test]
+    fn rounds_of_streams_go_on_from_any_step() {
+        const STREAMS: usize = 3;
+        for seed in 0..400 {
+            let mut random = SplitMix64::new(seed);
+            let rounds = random.one_of(&[0, 3, 100]) as u64;
+            // Of the n-th message of a stream; its number says which it is of.
+            let message = |stream: usize, n: u64| {
+                (0..(n as usize + stream) % 3).map(move |row| ((n as usize * STREAMS + stream) * 3 + row) as i64)
+            };
+            let (mut places, mut parts, mut taken, mut done) = (vec![0; STREAMS], BTreeMap::new(), 0, BTreeMap::new());
+            let (mut then, mut runs) = (0, 0);
+            loop {
+                runs += 1;
+                let copies = 1 + random.below(3);
+                let mut ports: Vec<PortModel> = (0..copies).map(|_| PortModel::new(STREAMS)).collect();
+                for (copy, port) in ports.iter_mut().enumerate() {
+                    let assign = || InFlightRouting::Assigned(Box::new(ByRemainder(copies as i64)));
+                    let (parts, dealing) = (BTreeMap::clone(&parts), (then != copies).then(assign));
+                    let replay = RoundReplay { parts, copy: copy as u32, dealing };
+                    port.rounds.restore(replay, &batch(0).schema()).unwrap();
+                    assert_eq!(port.rounds.taken, taken);
+                }
+                let (mut sent, mut found) = (places.clone(), BTreeMap::clone(&done));
+                // When each stream sends the barrier, and when the job is cut off.
+                let barrier: Vec<u64> = sent.iter().map(|&from| from + random.below(30) as u64).collect();
+                let cut = if runs < 6 { random.below(3000) } else { usize::MAX };
+                let mut ended = [false; STREAMS];
+                let mut steps = 0;
+                while steps < cut && ports.iter().any(|port| port.ended.contains(&false) || port.rounds.has_rounds()) {
+                    steps += 1;
+                    assert!(steps < 200_000, "seed {seed}: it does not end");
+                    let stream = random.below(STREAMS);
+                    if !ended[stream] && ports.iter().all(|port| port.lanes[stream].len() < 8) {
+                        if sent[stream] == barrier[stream] {
+                            ports.iter_mut().for_each(|port| port.lanes[stream].push_back(Some(BARRIER)));
+                        }
+                        ended[stream] = sent[stream] == rounds;
+                        for n in message(stream, sent[stream]).filter(|_| !ended[stream]) {
+                            ports[n as usize % copies].lanes[stream].push_back(Some(n));
+                        }
+                        let last = ended[stream].then_some(END);
+                        ports.iter_mut().for_each(|port| port.lanes[stream].push_back(last));
+                        sent[stream] += u64::from(!ended[stream]);
+                    }
+                    let port = random.below(copies);
+                    if let Some((round, rows)) = ports[port].step(&mut random) {
+                        found.entry(round).or_insert_with(Vec::new).extend(rows);
+                    }
+                }
+                if steps < cut {
+                    let whole = |round: u64| {
+                        let mut rows: Vec<i64> = (0..STREAMS).flat_map(|stream| message(stream, round)).collect();
+                        rows.sort_unstable();
+                        (round, rows)
+                    };
+                    found.values_mut().for_each(|rows: &mut Vec<i64>| rows.sort_unstable());
+                    assert_eq!(found, (0..rounds).map(whole).collect(), "seed {seed}");
+                    break;
+                }
+                if ports.iter().all(|port| port.saved.is_some()) {
+                    let saved = ports.into_iter().map(|port| port.saved.expect("just seen"));
+                    let saved: Vec<(Bytes, u64)> = saved.collect();
+                    taken = saved[0].1;
+                    parts = (0..).zip(saved).map(|(copy, (bytes, _))| (copy, bytes)).collect();
+                    places = barrier.iter().map(|&at| at.min(rounds)).collect();
+                    found.retain(|&round, _| round < taken);
+                    (done, then) = (found, copies);
+                }
+            }
+        }
     }
 
     #[test]
