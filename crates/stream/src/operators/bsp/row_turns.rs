@@ -204,7 +204,7 @@ mod tests {
             let first = starts(&all[0].0);
             assert!(all.iter().all(|(epochs, ..)| starts(epochs) == first), "seed {seed}: {all:?}");
             let calls = first.iter().flatten().count() as i64;
-            let (left, came) = all.iter().fold((0, 0), |sum, (_, rows, came)| (sum.0 + rows, sum.1 + came));
+            let (left, came) = all.iter().fold((0_usize, 0_usize), |sum, (_, rows, came)| (sum.0 + rows, sum.1 + came));
             assert_eq!(calls * size + left as i64, came as i64, "seed {seed}");
             assert!((left as i64) < size, "seed {seed}");
         }

@@ -341,6 +341,9 @@ impl Operator for BspTask {
             EventTime::MAX => Micros::MAX,
             EventTime(time) => time.saturating_sub(self.shape.behind),
         });
+        if self.row_turns.is_some() {
+            return self.look(emit);
+        }
         self.moment = Moment::Time;
         if self.is_resting() {
             return Ok(EmitStatus::Done);
