@@ -8,7 +8,7 @@ from tidemill.apps._plain import plain
 from tidemill.apps._top_cluster import Cluster, Host
 from tidemill.apps._top_looks import Status
 from tidemill.apps._top_text import percent
-from tidemill.mpi._lateness import Lateness, compare
+from tidemill.mpi._lateness import compare
 
 __all__ = ["late_copies"]
 
@@ -20,6 +20,8 @@ _CALLS_MIN = 5
 _FULL = 0.85
 #: Threads that wait for a CPU, for each that has one: others take its time.
 _CROWDED = 0.25
+#: Two numbers of which neither is less than this part of the other are alike.
+_TIE = 0.8
 
 #: Number, host and waits: numbers of calls, with seconds.
 _Copy = tuple[int, str, list[tuple[int, float]]]
@@ -47,21 +49,24 @@ def _steps(job: Sequence[Status]) -> dict[str, list[_Copy]]:
 def _sentence(step: str, copies: list[_Copy], cluster: Cluster) -> str | None:
     """Return who is late most, and why as far as its host tells; None if nobody is."""
     found = compare([waits for _, _, waits in copies], [host for _, host, _ in copies])
-    worst = max(found, key=lambda one: max(one.late * one.late_s, one.behind * one.behind_s))
-    if worst.calls < _CALLS_MIN or max(worst.late, worst.behind) < _OFTEN * worst.calls:
+    late = max(found, key=lambda one: one.late * one.late_s)
+    behind = max(found, key=lambda one: one.behind * one.behind_s)
+    late_s, behind_s = late.late * late.late_s, behind.behind * behind.behind_s
+    # Of two copies one is late and the other one waits longer, whichever is the reason.
+    is_tie = late_s > _TIE * behind_s and behind_s > _TIE * late_s
+    by_link = bool(_full_ways(_host(behind.host, cluster))) if is_tie else behind_s > late_s
+    worst, times = (behind, behind.behind) if by_link else (late, late.late)
+    if worst.calls < _CALLS_MIN or times < _OFTEN * worst.calls:
         return None
-    late = worst.late * worst.late_s >= worst.behind * worst.behind_s
-    who = f"copy {copies[worst.rank][0]} of {step} on {worst.host}"
-    host = next((host for host in cluster.hosts if host.name == worst.host), None)
-    if late:
-        what = f"{who} comes {_ms(worst.late_s)} late to its collectives, {_often(worst, worst.late)}"
-        return plain(f"{what}: {_cpu(host)}")
-    what = f"{who} has its results {_ms(worst.behind_s)} after the others, {_often(worst, worst.behind)}"
-    return plain(f"{what}: {_link(host)}")
+    who, host = f"copy {copies[worst.rank][0]} of {step} on {worst.host}", _host(worst.host, cluster)
+    of = f"{times} of the last {worst.calls}"
+    if by_link:
+        return plain(f"{who} has its results {_ms(worst.behind_s)} after the others, {of}: {_link(host)}")
+    return plain(f"{who} comes {_ms(worst.late_s)} late to its collectives, {of}: {_cpu(host)}")
 
 
-def _often(one: Lateness, times: int) -> str:
-    return f"{times} of the last {one.calls}"
+def _host(name: str, cluster: Cluster) -> Host | None:
+    return next((host for host in cluster.hosts if host.name == name), None)
 
 
 def _ms(length_s: float) -> str:
@@ -84,8 +89,14 @@ def _link(host: Host | None) -> str:
     """Return what a host's link has to do with it."""
     if host is None:
         return "look at its link"
-    ways = (("in", host.in_bytes_s, host.in_capacity), ("out", host.out_bytes_s, host.out_capacity))
-    full = [f"{way}bound" for way, rate, capacity in ways if capacity and rate > _FULL * capacity]
-    if full:
+    if full := _full_ways(host):
         return f"the {' and '.join(full)} link of {host.name} is full"
     return f"look at the link of {host.name}, which is not full: delays or losses"
+
+
+def _full_ways(host: Host | None) -> list[str]:
+    """Return the directions in which a host's link is full."""
+    if host is None:
+        return []
+    ways = (("inbound", host.in_bytes_s, host.in_capacity), ("outbound", host.out_bytes_s, host.out_capacity))
+    return [way for way, rate, capacity in ways if capacity and rate > _FULL * capacity]

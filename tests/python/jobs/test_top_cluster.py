@@ -132,6 +132,11 @@ def test_why_names_who_is_late_to_collectives() -> None:
     (choked,) = said(behind, in_bytes_s=19 * MBIT, in_capacity=20 * MBIT)
     assert choked.startswith("copy 3 of bsp 2 on lab-3 has its results 60 ms after the others, 30 of the last 30: ")
     assert choked.endswith("the inbound link of lab-3 is full")
+    # One of two waits and the other one does not: it is the work, unless a link is full.
+    two = [bsp_worker(0, "lab-3", [0.04] * 20), bsp_worker(1, "lab-1", [])]
+    assert said(two)[0].startswith("copy 1 of bsp 2 on lab-1 comes 40 ms late")
+    full_link = said(two, in_bytes_s=19 * MBIT, in_capacity=20 * MBIT)
+    assert full_link[0].startswith("copy 0 of bsp 2 on lab-3 has its results 40 ms after the others")
     # Nobody is late, once is no habit, and other streams have no collectives.
     assert said([bsp_worker(at, f"lab-{at}", [0.04] * 100) for at in range(4)]) == []
     once = [bsp_worker(at, f"lab-{at}", [0.002] * 99 + [0.04 if at != 3 else 0.0]) for at in range(4)]
