@@ -20,6 +20,7 @@ FUNCTIONS: dict[str, str | None] = {
     "is_connected": None,
     "is_strongly_connected": None,
     "is_weakly_connected": None,
+    "leiden_communities": "Undirected graphs. The seed gives other communities than other back ends', of as high modularity.",
     "louvain_communities": "Undirected graphs. The seed gives other communities than networkx's, of as high modularity.",
     "maximum_flow": "With the default algorithm.",
     "maximum_flow_value": "With the default algorithm.",

@@ -287,8 +287,12 @@ def network_louvain(
     threshold: float = 1e-7,
     seed: int = 0,
     levels_max: int | None = None,
+    refined: bool = False,
 ) -> tuple[_Nodes, float, int]:
-    """Communities from 0, their modularity, and levels. Symmetric links; repeatable by seed on any number of threads."""
+    """Communities from 0, their modularity, and levels; `refined` is Leiden's method.
+
+    Symmetric links; repeatable by seed on any number of threads.
+    """
 
 def network_modularity(links: CompressedRows, labels: _Nodes, resolution: float = 1.0) -> float: ...
 

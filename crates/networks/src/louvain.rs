@@ -1,8 +1,10 @@
 //! Communities of high modularity: nodes move to the neighboring community that gains most, until none gains; then each
-//! community becomes a node, and all begins anew.
+//! community becomes a node, and all begins anew. Refined (Leiden), a community becomes several nodes, each connected
+//! within: so communities are, too, and parts of them move later.
 //!
 //! Source: V. Blondel, J.-L. Guillaume, R. Lambiotte and E. Lefebvre, Fast unfolding of communities in large networks
-//! (2008), with the queue of V. Traag, L. Waltman and N. van Eck (2019). The order of nodes follows from the seed
+//! (2008), with the queue and the refinement of V. Traag, L. Waltman and N. van Eck, From Louvain to Leiden (2019);
+//! a node is refined to the community that gains most, where they draw one. The order of nodes follows from the seed
 //! alone, so results repeat.
 
 use crate::build::{Duplicates, LinkOptions, Links};
@@ -22,6 +24,8 @@ pub struct LouvainOptions {
     pub seed: u64,
     /// At most so many levels.
     pub levels_max: usize,
+    /// Whether communities are refined before they become nodes: the method of Leiden.
+    pub refined: bool,
 }
 
 /// Communities, and how good they are.
@@ -54,21 +58,63 @@ pub fn louvain(pool: &Pool, links: &CompressedRows, options: LouvainOptions) -> 
     let total: f64 = total_weight(&level);
     let mut best = modularity_of(&level, &labels, options.resolution, total);
     let mut levels = 0;
+    // The node of the level that each node is in, and the communities of the level's nodes.
+    let mut nodes = labels.clone();
+    let mut communities = labels.clone();
     while levels < options.levels_max && total > 0.0 {
-        let mut moved = move_nodes(&level, options, levels as u64, total);
+        let mut moved = move_nodes(&level, communities, options, levels as u64, total);
         let count = renumber(&mut moved);
         let gained = modularity_of(&level, &moved, options.resolution, total);
         if gained - best <= options.threshold {
             break;
         }
         best = gained;
-        labels.iter_mut().for_each(|label| *label = moved[*label as usize]);
-        level = coarsen(pool, &level.links, Some(&level.inner), &moved, count)?;
+        labels.iter_mut().zip(&nodes).for_each(|(label, &node)| *label = moved[node as usize]);
         levels += 1;
+        if options.refined {
+            let mut refined = refine(&level, &moved, options, levels as u64, total);
+            let count = renumber(&mut refined);
+            communities = vec![0; count];
+            refined.iter().zip(&moved).for_each(|(&node, &label)| communities[node as usize] = label);
+            nodes.iter_mut().for_each(|node| *node = refined[*node as usize]);
+            level = coarsen(pool, &level.links, Some(&level.inner), &refined, count)?;
+        } else {
+            communities = (0..count as u32).collect();
+            nodes.iter_mut().for_each(|node| *node = moved[*node as usize]);
+            level = coarsen(pool, &level.links, Some(&level.inner), &moved, count)?;
+        }
+    }
+    if options.refined {
+        // The last moves may have left a part of a community alone; as one of its own it is better.
+        split(links, &mut labels);
     }
     renumber(&mut labels);
     let modularity = modularity(links, &labels, options.resolution)?;
     Ok(Communities { labels, modularity, levels })
+}
+
+/// Makes each connected part of a community one of its own, named by its first node.
+fn split(links: &CompressedRows, labels: &mut [u32]) {
+    let n = labels.len();
+    let mut parts = vec![u32::MAX; n];
+    let mut reached = Vec::new();
+    for first in 0..n {
+        if parts[first] != u32::MAX {
+            continue;
+        }
+        parts[first] = first as u32;
+        reached.push(first);
+        while let Some(node) = reached.pop() {
+            for (target, weight) in links.weighted(node) {
+                let target = target as usize;
+                if parts[target] == u32::MAX && labels[target] == labels[node] && weight > 0.0 {
+                    parts[target] = first as u32;
+                    reached.push(target);
+                }
+            }
+        }
+    }
+    labels.copy_from_slice(&parts);
 }
 
 /// The modularity of `labels` on symmetric `links`, 0 without links. A loop counts at both its ends.
@@ -151,21 +197,83 @@ fn coarsen(
     Ok(Level { links: CompressedRows::of_links(pool, links, &options)?, inner: sums })
 }
 
-/// Moves nodes until none gains; returns the community of each. A node is looked at again only when a neighbor has
-/// moved to another community.
-fn move_nodes(level: &Level, options: LouvainOptions, round: u64, total: f64) -> Vec<u32> {
+/// The nodes in an order that follows from the seed.
+fn drawn_order(n: usize, seed: u64, round: u64) -> Vec<u32> {
+    let mut order: Vec<u32> = (0..n as u32).collect();
+    let mut random = seed ^ round.wrapping_mul(0xD1B5_4A32_D192_ED03);
+    for at in (1..n).rev() {
+        order.swap(at, (next_random(&mut random) % (at as u64 + 1)) as usize);
+    }
+    order
+}
+
+/// Divides each community into parts that are connected: single nodes join the part of their community that gains most.
+fn refine(level: &Level, communities: &[u32], options: LouvainOptions, round: u64, total: f64) -> Vec<u32> {
+    let n = level.inner.len();
+    let degrees = degrees(level);
+    let mut whole = vec![0.0; n];
+    (0..n).for_each(|node| whole[communities[node] as usize] += degrees[node]);
+    let expected = |part: f64, rest: f64| options.resolution * part * rest / total;
+    let mut parts: Vec<u32> = (0..n as u32).collect();
+    let mut sums = degrees.clone();
+    let mut alone = vec![true; n];
+    // Of each part the weight of its links to the rest of its community.
+    let mut outside: Vec<f64> = (0..n)
+        .map(|node| {
+            let near = level.links.weighted(node);
+            near.filter(|link| communities[link.0 as usize] == communities[node]).map(|link| link.1).sum()
+        })
+        .collect();
+    let well_connected = |outside: f64, sum: f64, whole: f64| outside >= expected(sum, whole - sum) * (1.0 - 1e-12);
+    let mut toward = vec![0.0; n];
+    let mut seen: Vec<u32> = Vec::new();
+    for node in drawn_order(n, options.seed, round) {
+        let node = node as usize;
+        let whole = whole[communities[node] as usize];
+        if !alone[node] || !well_connected(outside[node], degrees[node], whole) {
+            continue;
+        }
+        level.links.each_weighted(node, |target, weight| {
+            if communities[target as usize] == communities[node] {
+                let part = parts[target as usize];
+                if toward[part as usize] == 0.0 {
+                    seen.push(part);
+                }
+                toward[part as usize] += weight;
+            }
+        });
+        let (mut best, mut most) = (node as u32, 0.0);
+        for &part in &seen {
+            let at = part as usize;
+            let gain = toward[at] - expected(degrees[node], sums[at]);
+            let better = gain > most || (gain == most && best as usize != node && part < best);
+            if better && well_connected(outside[at], sums[at], whole) {
+                (best, most) = (part, gain);
+            }
+        }
+        let joined = toward[best as usize];
+        seen.drain(..).for_each(|part| toward[part as usize] = 0.0);
+        if best as usize != node {
+            let to = best as usize;
+            parts[node] = best;
+            sums[to] += degrees[node];
+            outside[to] += outside[node] - 2.0 * joined;
+            alone[to] = false;
+        }
+    }
+    parts
+}
+
+/// Moves nodes from the community they are in until none gains; returns the community of each. A node is looked at again
+/// only when a neighbor has moved to another community.
+fn move_nodes(level: &Level, mut labels: Vec<u32>, options: LouvainOptions, round: u64, total: f64) -> Vec<u32> {
     /// More looks at each node are hardly ever needed; rounding could otherwise move one to and fro.
     const LOOKS_MAX: usize = 100;
     let n = level.inner.len();
     let degrees = degrees(level);
-    let mut labels: Vec<u32> = (0..n as u32).collect();
-    let mut sums = degrees.clone();
-    let mut order: Vec<u32> = (0..n as u32).collect();
-    let mut random = options.seed ^ round.wrapping_mul(0xD1B5_4A32_D192_ED03);
-    for at in (1..n).rev() {
-        order.swap(at, (next_random(&mut random) % (at as u64 + 1)) as usize);
-    }
-    let mut queue = VecDeque::from(order);
+    let mut sums = vec![0.0; n];
+    (0..n).for_each(|node| sums[labels[node] as usize] += degrees[node]);
+    let mut queue = VecDeque::from(drawn_order(n, options.seed, round));
     let mut queued = vec![true; n];
     let mut toward = vec![0.0; n];
     let mut seen: Vec<u32> = Vec::new();
@@ -236,13 +344,15 @@ mod tests {
     use crate::testing::{any_network, pool, rows_of};
     use proptest::prelude::*;
 
-    const PLAIN: LouvainOptions = LouvainOptions { resolution: 1.0, threshold: 1e-7, seed: 0, levels_max: usize::MAX };
+    const PLAIN: LouvainOptions =
+        LouvainOptions { resolution: 1.0, threshold: 1e-7, seed: 0, levels_max: usize::MAX, refined: false };
 
     proptest! {
         /// Modularity must equal its definition, and never be worse than that of single nodes.
         #[test]
-        fn modularity_equals_the_definition(network in any_network(true), seed: u64) {
-            let found = louvain(&pool(1), &network, LouvainOptions { seed, ..PLAIN }).unwrap();
+        fn modularity_equals_the_definition(network in any_network(true), seed: u64, refined: bool) {
+            let options = LouvainOptions { seed, refined, ..PLAIN };
+            let found = louvain(&pool(1), &network, options).unwrap();
             let n = network.rows();
             let weight = |a: usize, b: usize| -> f64 {
                 let sum: f64 = network.weighted(a).filter(|link| link.0 as usize == b).map(|link| link.1).sum();
@@ -258,8 +368,31 @@ mod tests {
             prop_assert!((found.modularity - of(&found.labels)).abs() < 1e-9);
             let single: Vec<u32> = (0..n as u32).collect();
             prop_assert!(found.modularity >= of(&single) - 1e-9);
-            let again = louvain(&pool(2), &network, LouvainOptions { seed, ..PLAIN }).unwrap();
+            let again = louvain(&pool(2), &network, options).unwrap();
             prop_assert_eq!(found.labels, again.labels);
+        }
+
+        /// What Leiden's method is for: every community is connected.
+        #[test]
+        fn refined_communities_are_connected(network in any_network(true), seed: u64) {
+            let labels = louvain(&pool(1), &network, LouvainOptions { seed, refined: true, ..PLAIN }).unwrap().labels;
+            let n = network.rows();
+            let mut reached: Vec<usize> = (0..n).collect();
+            // Each node takes the smallest node that it is connected with in its community.
+            for _ in 0..n {
+                for node in 0..n {
+                    for (target, weight) in network.weighted(node) {
+                        let target = target as usize;
+                        if weight > 0.0 && labels[target] == labels[node] {
+                            reached[node] = reached[node].min(reached[target]);
+                        }
+                    }
+                }
+            }
+            let first = |label: u32| labels.iter().position(|&other| other == label).unwrap();
+            for node in 0..n {
+                prop_assert_eq!(reached[node], first(labels[node]));
+            }
         }
     }
 
@@ -269,7 +402,9 @@ mod tests {
         let clique = |c: u32| (0..6).flat_map(move |a| (0..a).map(move |b| (c * 6 + a, c * 6 + b, 1.0)));
         let mut links: Vec<_> = (0..4).flat_map(clique).collect();
         links.extend((0..4).map(|c| (c * 6, (c * 6 + 7) % 24, 1.0)));
-        let found = louvain(&pool(1), &rows_of(24, &links, true), PLAIN).unwrap();
-        assert_eq!(found.labels, (0..24).map(|v| v / 6).collect::<Vec<u32>>());
+        for refined in [false, true] {
+            let found = louvain(&pool(1), &rows_of(24, &links, true), LouvainOptions { refined, ..PLAIN }).unwrap();
+            assert_eq!(found.labels, (0..24).map(|v| v / 6).collect::<Vec<u32>>());
+        }
     }
 }

@@ -429,7 +429,8 @@ fn network_maximum_flow<'py>(
 
 /// Communities, their modularity, and levels.
 #[pyfunction]
-#[pyo3(signature = (pool, links, resolution = 1.0, threshold = 1e-7, seed = 0, levels_max = None))]
+#[pyo3(signature = (pool, links, resolution = 1.0, threshold = 1e-7, seed = 0, levels_max = None, refined = false))]
+#[allow(clippy::too_many_arguments)]
 fn network_louvain<'py>(
     py: Python<'py>,
     pool: &KernelPool,
@@ -438,8 +439,10 @@ fn network_louvain<'py>(
     threshold: f64,
     seed: u64,
     levels_max: Option<usize>,
+    refined: bool,
 ) -> PyResult<(Array<'py, u32>, f64, usize)> {
-    let options = LouvainOptions { resolution, threshold, seed, levels_max: levels_max.unwrap_or(usize::MAX) };
+    let levels_max = levels_max.unwrap_or(usize::MAX);
+    let options = LouvainOptions { resolution, threshold, seed, levels_max, refined };
     let found = py.detach(|| louvain(&pool.0, &links.0, options)).map_err(refused)?;
     Ok((found.labels.into_pyarray(py), found.modularity, found.levels))
 }

@@ -542,21 +542,37 @@ def louvain_communities(
     seed: Any = None,
 ) -> list[set[Any]]:
     """See networkx."""
+    return _community_sets(
+        _algorithms.louvain, G, weight, seed, resolution=resolution, threshold=threshold, max_levels=max_level
+    )
+
+
+def _levels_of_leiden(
+    G: Any, weight: Any = "weight", resolution: float = 1, max_level: int | None = None, seed: Any = None
+) -> bool:
+    return _levels_of_louvain(G, weight, resolution, max_level=max_level)
+
+
+@function(_levels_of_leiden)
+def leiden_communities(
+    G: Any, weight: str | None = "weight", resolution: float = 1, max_level: int | None = None, seed: Any = None
+) -> list[set[Any]]:
+    """See networkx."""
+    return _community_sets(_algorithms.leiden, G, weight, seed, resolution=resolution, max_levels=max_level)
+
+
+def _community_sets(
+    method: Callable[..., Any], G: Any, weight: str | None, seed: Any, **options: Any
+) -> list[set[Any]]:
     network, _ = _network(G, weight)
     if network.m == 0:
         return [{node} for node in network.ids.tolist()]
     try:
-        found = _algorithms.louvain(
-            network,
-            weighted=weight is not None,
-            resolution=resolution,
-            threshold=threshold,
-            max_levels=max_level,
-            seed=int(_random(seed).random() * 2**32),
-        )
+        found = method(network, weighted=weight is not None, seed=int(_random(seed).random() * 2**32), **options)
     except ValueError as error:
         raise NotImplementedError(str(error)) from None
-    return found.sets()
+    sets: list[set[Any]] = found.sets()
+    return sets
 
 
 # Spanning trees.

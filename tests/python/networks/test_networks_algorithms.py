@@ -161,6 +161,10 @@ def test_communities(kind: str) -> None:
                 nx.community.modularity(made, nx.community.louvain_communities(made, seed=at)) for at in range(3)
             )
             assert found.modularity > best - 0.1
+            refined = tm.networks.leiden(net, seed=seed)
+            assert refined.modularity == pytest.approx(nx.community.modularity(made, refined.sets()))
+            assert refined.modularity > best - 0.1
+            assert all(nx.is_connected(made.subgraph(members)) for members in refined.sets())
         labels = tm.networks.label_propagation(net)
         assert labels.sizes.sum() == len(made)
 

@@ -29,7 +29,7 @@ ONE_NODE = (
     "single_target_shortest_path_length",
 )
 FLOWS = ("maximum_flow_value", "minimum_cut", "minimum_cut_value")
-DRAWN = ("louvain_communities", "maximum_flow", "minimum_spanning_edges", "minimum_spanning_tree")
+DRAWN = ("leiden_communities", "louvain_communities", "maximum_flow", "minimum_spanning_edges", "minimum_spanning_tree")
 
 
 def outcome(call: Any, *args: Any, **kwargs: Any) -> Any:
@@ -96,8 +96,9 @@ def test_trees_and_flows(kind: str) -> None:
         assert flows.keys() == set(made)
         out = sum(flows[source].values()) - sum(flows[node].get(source, 0) for node in made)
         assert out == pytest.approx(value)
-    sets = nx.community.louvain_communities(made, seed=1, backend="tidemill")
-    assert sum(map(len, sets)) == len(made)
+    for method in ("louvain", "leiden"):
+        sets = getattr(nx.community, f"{method}_communities")(made, seed=1, backend="tidemill")
+        assert sum(map(len, sets)) == len(made)
 
 
 @needs_entry_point
