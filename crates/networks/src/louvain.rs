@@ -264,8 +264,8 @@ fn refine(level: &Level, communities: &[u32], options: LouvainOptions, round: u6
     parts
 }
 
-/// Moves nodes from the community they are in until none gains; returns the community of each. A node is looked at again
-/// only when a neighbor has moved to another community.
+/// Moves nodes from the community they are in until none gains; returns the community of each. A node is looked at
+/// again only when a neighbor has moved to another community.
 fn move_nodes(level: &Level, mut labels: Vec<u32>, options: LouvainOptions, round: u64, total: f64) -> Vec<u32> {
     /// More looks at each node are hardly ever needed; rounding could otherwise move one to and fro.
     const LOOKS_MAX: usize = 100;
