@@ -127,18 +127,22 @@ impl RoundCollector {
     /// # Errors
     /// When other copies send now than then, and rounds were open; when something is damaged, or of another schema.
     pub(super) fn restore(&mut self, replay: RoundReplay, schema: &SchemaRef) -> Result<(), TaskError> {
-        let RoundReplay { mut parts, copy, mut dealing } = replay;
+        let RoundReplay { parts, copy, mut dealing } = replay;
         let is_dealt = matches!(dealing, Some(InFlightRouting::Assigned(_)));
-        if dealing.is_none() {
-            parts.retain(|then, _| *then == copy);
-        }
+        let unpack = |(then, bytes)| Ok((then, open_rounds::unpack::<PortHeader>(schema, bytes)?));
+        let parts: Vec<(u32, (PortHeader, Vec<RecordBatch>))> =
+            parts.into_iter().map(unpack).collect::<Result<_, TaskError>>()?;
+        // Each copy has put rounds together of streams of its own: nothing may be open, and they not be equally far.
+        let own_streams = |header: &PortHeader| header.streams.iter().flatten().count() > 1;
+        let apart = parts.iter().any(|(_, (header, _))| own_streams(header))
+            && parts.windows(2).any(|pair| pair[0].1.0.taken != pair[1].1.0.taken);
         let (mut found, mut lost) = (false, false);
-        for (_, bytes) in parts {
-            let (header, rows) = open_rounds::unpack::<PortHeader>(schema, bytes)?;
+        let is_needed = dealing.is_some();
+        for (_, (header, rows)) in parts.into_iter().filter(|(then, _)| is_needed || *then == copy) {
             let same = header.streams.iter().map(Option::is_some).eq(self.streams.iter().map(|stream| stream.exists));
             // Where nothing is dealt each that gets the same streams has kept the same.
             if !same || found && !is_dealt {
-                lost |= !same && !rows.is_empty();
+                lost |= !same && (apart || !rows.is_empty());
                 continue;
             }
             (self.taken, found) = (header.taken, true);
@@ -164,8 +168,8 @@ impl RoundCollector {
         match lost {
             true => {
                 Err("rounds were open at the checkpoint, and other copies send now than then: let the task that sends \
-                         have as many copies as it had (parallelism=), on any number of workers; or use a reduction, \
-                         whose rounds go on with any"
+                         have as many copies as it had (parallelism=), and if it sends to a keyed reduction on as many \
+                         workers; or reduce without keys, where rounds go on with any"
                     .into())
             }
             false => Ok(()),
