@@ -231,8 +231,8 @@ def _united(ones: Numbers, others: Numbers) -> tuple[Numbers, Numbers]:
     members = _distinct(ones, others)
     ends = np.searchsorted(members, np.concatenate([ones, others])).astype(np.uint32)
     n = len(members)
-    rows = CompressedRows.of_links(pool(), ends[: len(ones)], ends[len(ones) :], None, n, n, "keep", False, True)
-    return members, members[network_components(pool(), rows, rows)]
+    rows = CompressedRows.of_links(pool(), ends[: len(ones)], ends[len(ones) :], None, n, n, "keep", False, False)
+    return members, members[network_components(pool(), rows, None)]
 
 
 def halves(sources: Ids, targets: Ids, changes: Numbers, directed: bool) -> tuple[Ids, Ids, Numbers]:
@@ -428,7 +428,8 @@ class Share:
         sources = new >> _NUMBER_BITS
         others, others_least = self._asked(comm, new & _NUMBERS, atoms, least)
         links = self.rows.links(own)[0]
-        links = links[~np.isin(links, new)]
+        if len(new):
+            links = links[~np.isin(links, new)]
         ones = np.concatenate([self._number(links >> _NUMBER_BITS), atoms[sources]])
         members, groups = self._forest(comm, ones, np.concatenate([links & _NUMBERS, others]))
         if not len(members) and not len(lost):
