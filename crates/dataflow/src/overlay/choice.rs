@@ -223,8 +223,9 @@ mod tests {
     #[test]
     fn the_rate_decides() {
         let (all, network) = all_and_network(16, 2);
-        let times =
-            |overlay: Overlay, bytes| TreeTimes::of(&overlay.trees(0, &all, &network.hosts), 0, &network, bytes as f64);
+        let times = |overlay: Overlay, bytes: u64| {
+            TreeTimes::of(&overlay.trees(0, &all, &network.hosts), 0, &network, bytes as f64)
+        };
         let at = |bytes, per_s| OverlayChoice::ForRate { bytes, per_s }.choose(0, &all, &network);
         let bytes = 256 << 10;
         let lone = at(bytes, 0);
