@@ -74,21 +74,16 @@ def job(tmp_path: Path, env: dict[str, str]) -> Iterator[Popen[bytes]]:
         yield running
 
 
-def told(env: dict[str, str]) -> list[dict[str, Any]]:
-    workers: list[dict[str, Any]] = json.loads(launched.run("top", "--json", env=env).stdout)
-    return workers
-
-
 def test_a_stream_that_runs(job: Popen[bytes], env: dict[str, str]) -> None:
     """Both workers, every edge, with rows that come, a time that goes on and a checkpoint."""
 
     def runs() -> bool:
         assert job.poll() is None, "the job has ended"
-        workers = told(env)
+        workers = launched.statuses(env)
         return len(workers) == 2 and all(w["durable"] and any(e["time"] for e in w["edges"]) for w in workers)
 
     launched.wait_until(runs, "both workers to tell of a checkpoint")
-    first, second = told(env)
+    first, second = launched.statuses(env)
     assert {first["worker"], second["worker"]} == {0, 1} and first["job"] == "clicks"
     shown = launched.run("top", "--once", "--every", "1.5", env=env)
     assert shown.returncode == 0, shown.stderr
@@ -116,11 +111,11 @@ def test_two_streams_of_one_name(job: Popen[bytes], env: dict[str, str], tmp_pat
 
         def run() -> bool:
             assert job.poll() is None and beside.poll() is None, "a job has ended"
-            return len(told(env)) == 4
+            return len(launched.statuses(env)) == 4
 
         launched.wait_until(run, "the workers of both")
         workers: dict[str, list[int]] = {}
-        for worker in told(env):
+        for worker in launched.statuses(env):
             workers.setdefault(worker["job_id"], []).append(worker["worker"])
         assert [sorted(of_one) for of_one in workers.values()] == [[0, 1], [0, 1]]
         shown = launched.run("top", "--once", "--every", "0.1", env=env)
@@ -130,8 +125,8 @@ def test_two_streams_of_one_name(job: Popen[bytes], env: dict[str, str], tmp_pat
 
 def test_streams_that_have_gone(job: Popen[bytes], env: dict[str, str]) -> None:
     """One that was killed leaves a file behind, which is nothing that runs."""
-    launched.wait_until(lambda: len(told(env)) == 2, "both workers")
-    for worker in told(env):
+    launched.wait_until(lambda: len(launched.statuses(env)) == 2, "both workers")
+    for worker in launched.statuses(env):
         os.kill(worker["pid"], signal.SIGKILL)
     job.communicate(timeout=launched.PATIENCE_S)
     shown = launched.run("top", "--once", "--every", "0.1", env=env)
@@ -142,13 +137,13 @@ def test_streams_that_have_gone(job: Popen[bytes], env: dict[str, str]) -> None:
 def test_a_stream_that_is_started_again(tmp_path: Path, env: dict[str, str]) -> None:
     """A worker is killed and all are started again: those of before are not shown any more."""
     with started(tmp_path, env, "--restarts", "1") as running:
-        launched.wait_until(lambda: running.poll() is not None or len(told(env)) == 2, "both workers")
-        before = told(env)
+        launched.wait_until(lambda: running.poll() is not None or len(launched.statuses(env)) == 2, "both workers")
+        before = launched.statuses(env)
         os.kill(before[1]["pid"], signal.SIGKILL)
 
         def again() -> bool:
             assert running.poll() is None, "the job has ended"
-            now = told(env)
+            now = launched.statuses(env)
             return len(now) == 2 and {worker["job_id"] for worker in now}.isdisjoint({before[0]["job_id"]})
 
         launched.wait_until(again, "both workers of the job that is started again")

@@ -6,9 +6,7 @@ import functools
 import json
 import os
 import re
-import signal
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from subprocess import CompletedProcess, Popen
 from typing import Any
@@ -53,16 +51,6 @@ def env(tmp_path: Path) -> dict[str, str]:
     return {"XDG_RUNTIME_DIR": str(tmp_path)}
 
 
-@pytest.fixture
-def jobs() -> Iterator[list[Popen[bytes]]]:
-    running: list[Popen[bytes]] = []
-    yield running
-    for job in running:
-        if job.poll() is None:
-            job.send_signal(signal.SIGINT)
-        job.communicate(timeout=launched.PATIENCE_S)
-
-
 def started(folder: Path, env: dict[str, str], jobs: list[Popen[bytes]], app: str) -> Popen[bytes]:
     """Start two workers with two threads each, and wait until rows have come."""
     (folder / "app.py").write_text(app)
@@ -71,7 +59,7 @@ def started(folder: Path, env: dict[str, str], jobs: list[Popen[bytes]], app: st
 
     def has_rows() -> bool:
         assert job.poll() is None, "the job has ended"
-        found: list[dict[str, Any]] = json.loads(launched.run("top", "--json", env=env).stdout)
+        found = launched.statuses(env)
         return len(found) == 2 and all(any(edge["rows_sent"] for edge in one["edges"]) for one in found)
 
     launched.wait_until(has_rows, "rows")

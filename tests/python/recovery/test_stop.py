@@ -5,10 +5,8 @@ from __future__ import annotations
 import functools
 import json
 import os
-import signal
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from subprocess import Popen
 from typing import Any
@@ -35,24 +33,14 @@ def env(tmp_path: Path) -> dict[str, str]:
 
 
 @pytest.fixture
-def jobs(tmp_path: Path) -> Iterator[list[Popen[bytes]]]:
+def jobs(tmp_path: Path, jobs: list[Popen[bytes]]) -> list[Popen[bytes]]:
     (tmp_path / "app.py").write_text(APP)
-    running: list[Popen[bytes]] = []
-    yield running
-    for job in running:
-        if job.poll() is None:
-            job.send_signal(signal.SIGINT)
-        job.communicate(timeout=launched.PATIENCE_S)
-
-
-def told(env: dict[str, str]) -> list[dict[str, Any]]:
-    workers: list[dict[str, Any]] = json.loads(launched.run("top", "--json", env=env).stdout)
-    return workers
+    return jobs
 
 
 def has_rows(env: dict[str, str], workers: int, job: Popen[bytes]) -> bool:
     assert job.poll() is None, "the job has ended"
-    found = told(env)
+    found = launched.statuses(env)
     return len(found) == workers and any(edge["rows_sent"] for one in found for edge in one["edges"])
 
 
@@ -132,21 +120,21 @@ def test_what_cannot_be_stopped(tmp_path: Path, env: dict[str, str], jobs: list[
     nobody = launched.run("stop", env=env)
     assert (nobody.returncode, nobody.stderr) == (1, b"tidemill stop: no such stream runs on this machine\n")
     jobs.append(launched.start("run", "-n", "1", "app.py", "unsaved", env=env, cwd=tmp_path))
-    launched.wait_until(lambda: jobs[0].poll() is not None or len(told(env)) == 1, "the first")
+    launched.wait_until(lambda: jobs[0].poll() is not None or len(launched.statuses(env)) == 1, "the first")
     unsaved = launched.run("stop", env=env)
     assert unsaved.returncode == 1 and b"stream 'numbers' makes no checkpoints" in unsaved.stderr
     other = launched.run("stop", "others", env=env)
-    pid = told(env)[0]["pid"]
+    pid = launched.statuses(env)[0]["pid"]
     assert (
         other.returncode == 1
         and f"no such stream runs on this machine: 'numbers' (--pid {pid})" in other.stderr.decode()
     )
     (tmp_path / "beside").mkdir()
     jobs.append(launched.start("run", "-n", "1", "../app.py", env=env, cwd=tmp_path / "beside"))
-    launched.wait_until(lambda: jobs[1].poll() is not None or len(told(env)) == 2, "the second")
+    launched.wait_until(lambda: jobs[1].poll() is not None or len(launched.statuses(env)) == 2, "the second")
     several = launched.run("stop", "numbers", env=env)
     assert several.returncode == 1 and b"several streams run on this machine: " in several.stderr
-    second = next(worker["pid"] for worker in told(env) if worker["pid"] != pid)
+    second = next(worker["pid"] for worker in launched.statuses(env) if worker["pid"] != pid)
     stopped = launched.run("stop", "--pid", str(second), env=env)
     assert stopped.returncode == 0, stopped.stderr
     assert jobs[1].wait(launched.PATIENCE_S) == 0 and jobs[0].poll() is None

@@ -6,8 +6,6 @@ import functools
 import json
 import os
 import re
-import signal
-from collections.abc import Iterator
 from pathlib import Path
 from subprocess import Popen
 from typing import Any
@@ -48,23 +46,8 @@ def env(tmp_path: Path) -> dict[str, str]:
     return {"XDG_RUNTIME_DIR": str(tmp_path), "TMPDIR": str(tmp_path)}
 
 
-@pytest.fixture
-def jobs() -> Iterator[list[Popen[bytes]]]:
-    running: list[Popen[bytes]] = []
-    yield running
-    for job in running:
-        if job.poll() is None:
-            job.send_signal(signal.SIGINT)
-        job.communicate(timeout=launched.PATIENCE_S)
-
-
-def told(env: dict[str, str]) -> list[dict[str, Any]]:
-    workers: list[dict[str, Any]] = json.loads(launched.run("top", "--json", env=env).stdout)
-    return workers
-
-
 def has_workers(env: dict[str, str], workers: int) -> bool:
-    return len(told(env)) == workers
+    return len(launched.statuses(env)) == workers
 
 
 def started(folder: Path, env: dict[str, str], jobs: list[Popen[bytes]], app: str) -> Popen[bytes]:
@@ -75,7 +58,7 @@ def started(folder: Path, env: dict[str, str], jobs: list[Popen[bytes]], app: st
 
     def has_rows() -> bool:
         assert job.poll() is None, "the job has ended"
-        found = told(env)
+        found = launched.statuses(env)
         return len(found) == 2 and all(any(edge["rows_sent"] for edge in one["edges"]) for one in found)
 
     launched.wait_until(has_rows, "rows")

@@ -72,9 +72,8 @@ def is_on_disk(folder: Path, query: str, env: dict[str, str]) -> bool:
     """Whether a job has a checkpoint, and worker 1 has put state on disk."""
     if not launched.epochs(folder / "checkpoints"):
         return False
-    told = json.loads(launched.run("top", "--json", env=env).stdout)
     at_least = 1 << 20 if query == "states" else 4 << 20
-    return any(worker["worker"] == 1 and worker["spilled_bytes"] > at_least for worker in told)
+    return any(worker["worker"] == 1 and worker["spilled_bytes"] > at_least for worker in launched.statuses(env))
 
 
 @pytest.mark.sampled(1, always=("windows",))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -9,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 #: Longer than anything takes on the slowest machine; only a hang gets there.
 PATIENCE_S = 120.0
@@ -39,6 +40,12 @@ def run(
         timeout=PATIENCE_S,
         cwd=cwd,
     )
+
+
+def statuses(env: Mapping[str, str]) -> list[dict[str, Any]]:
+    """What ``tidemill top`` says of each worker of the streams that run with `env`."""
+    workers: list[dict[str, Any]] = json.loads(run("top", "--json", env=env).stdout)
+    return workers
 
 
 class Output:

@@ -1,0 +1,21 @@
+"""Jobs that a test leaves running are ended."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from subprocess import Popen
+
+import launched
+import pytest
+
+
+@pytest.fixture
+def jobs() -> Iterator[list[Popen[bytes]]]:
+    """A list for the jobs that a test starts; those that still run at its end are interrupted."""
+    running: list[Popen[bytes]] = []
+    yield running
+    for job in running:
+        if job.poll() is None:
+            job.send_signal(signal.SIGINT)
+        job.communicate(timeout=launched.PATIENCE_S)
