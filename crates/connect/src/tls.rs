@@ -178,8 +178,8 @@ fn certificates(file: &Path) -> Result<Vec<CertificateDer<'static>>, String> {
 fn unread(file: &Path, what: &str, error: &PemError) -> String {
     match error {
         PemError::Io(error) => format!("{}: {error}", file.display()),
-        PemError::NoItemsFound => format!("{}: it contains no {what} in PEM format", file.display()),
-        other => format!("{}: not a {what} in PEM: {other}", file.display()),
+        PemError::NoItemsFound => format!("{}: it contains no PEM {what}", file.display()),
+        other => format!("{}: not a PEM {what}: {other}", file.display()),
     }
 }
 
@@ -241,10 +241,10 @@ mod tests {
         let missing = TlsOptions { ca: path("none"), ..TlsOptions::default() }.client().unwrap_err();
         assert!(missing.contains("none: No such file"), "{missing}");
         let text = TlsOptions { ca: path("text"), ..TlsOptions::default() }.client().unwrap_err();
-        assert!(text.ends_with("text: it contains no certificate in PEM format"), "{text}");
+        assert!(text.ends_with("text: it contains no PEM certificate"), "{text}");
         let key = TlsOptions { certificate: path("text"), key: path("text"), ..TlsOptions::default() };
         let key = TlsOptions::server(&key).unwrap_err();
-        assert!(key.contains("there is no key"), "{key}");
+        assert!(key.contains("contains no PEM key"), "{key}");
         assert!(
             TlsOptions::server(&TlsOptions { ca: path("text"), ..TlsOptions::default() })
                 .unwrap_err()

@@ -286,7 +286,7 @@ def test_what_is_said_wrong(tmp_path: Path, files: Certificates) -> None:
 
     refused(Tls(ca=tmp_path / "none.pem"), "none.pem: No such file")
     (tmp_path / "text.pem").write_text("text")
-    refused(Tls(ca=tmp_path / "text.pem"), "text.pem: it contains no certificate in PEM")
+    refused(Tls(ca=tmp_path / "text.pem"), "text.pem: it contains no PEM certificate")
     refused(Tls(certificate=files.path("client")), "TIDEMILL_TLS_CERTIFICATE.*`key`.*need each other")
     wrong = Tls(ca=files.path("ca"), certificate=files.path("client"), key=files.path("server-key"))
     refused(wrong, "client.pem and the key .*server-key.pem do not match")
