@@ -1158,7 +1158,7 @@ def write_stream(
     watch: Callable[[NativeRunning], object] | None = None,
     late: Sequence[tuple[str | None, object, str]] | None = None,
     look_at_sinks: Callable[[list[tuple[str, list[str]]]], object] | None = None,
-    log: Callable[[list[str], tuple[int, float, int] | None], object] | None = None,
+    log: Callable[[list[str], tuple[int, float, int] | None, list[str]], object] | None = None,
     controller: dict[str, Any] | None = None,
 ) -> tuple[dict[str, Any], int, str | None, list[tuple[str, int, int, int]]]: ...
 def explain_stream(

@@ -51,7 +51,7 @@ def test_skewed_keys_and_narrow_windows_take_longer(capsys: pytest.CaptureFixtur
     """An option that does not reach the simulator promises what no cluster keeps."""
     for workload in "partition", "keyed":
         words = (workload, "--workers", "16", "--hosts", "16", "--bytes", "8MiB")
-        last = [max(run(capsys, *words, *more)["end_s"]) for more in ((), ("--skew", "1.1"), ("--window", "4KiB"))]  # type: ignore[call-overload]
+        last = [max(run(capsys, *words, *more)["end_s"]) for more in ((), ("--skew", "1.1"), ("--window", "1KiB"))]  # type: ignore[call-overload]
         assert last[1] > 1.5 * last[0] and last[2] > 2 * last[0], last
     with pytest.raises(SystemExit):
         simulate.main(["keyed", "--workers", "4", "--skew", "-1"])

@@ -62,7 +62,7 @@ def test_datasets_stay_where_they_are() -> None:
     data = tm.from_dict({"x": [1]})
     with pytest.raises(tm.DataSetError, match="make it inside the function that runs there"):
         tm.run(lambda: data.count(), workers=1)
-    with pytest.raises(tm.DataSetError, match=r"return data\.collect\(\) likewise"):
+    with pytest.raises(tm.DataSetError, match=r"return data\.collect\(\), too"):
         tm.run(lambda: tm.from_dict({"x": [1]}), workers=1)
     price = tm.col("price")
     with pytest.raises(tm.DataSetError, match="an expression belongs to the process that made it"):

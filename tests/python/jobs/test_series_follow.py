@@ -234,7 +234,7 @@ def test_files_longer_than_a_piece_that_have_the_same_days(tmp_path: Path, monke
 @pytest.mark.parametrize("source", ["s3://bucket/prices.csv", "file:///tmp/prices.csv", "/tmp/[prices"])
 def test_a_source_that_can_never_come_is_an_error(source: str) -> None:
     """It was waited for without a word."""
-    with pytest.raises(series.SeriesError, match=r"file system can be followed, by their path|Pattern syntax error"):
+    with pytest.raises(series.SeriesError, match=r"file system can be followed; give their path|Pattern syntax error"):
         series.Follower(source, poll_interval=0.001).poll()
 
 

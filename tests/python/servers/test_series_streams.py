@@ -462,7 +462,7 @@ def test_ids_may_be_numbers_of_json(tmp_path: Path) -> None:
         (["amqp://me:secret@127.0.0.1/prices", "--follow"], f"amqp://127.0.0.1/prices: messages of RabbitMQ {ONCE}"),
         (["amqps://me:secret@127.0.0.1/prices"], f"amqps://127.0.0.1/prices: messages of RabbitMQ {ONCE}"),
         (["https://127.0.0.1:1/prices", "--follow"], f"messages of a webhook {ONCE}"),
-        (["s3://prices/all.csv", "--follow"], "s3://prices/all.csv: of files only those of this machine's file system can be followed"),
+        (["s3://prices/all.csv", "--follow"], "s3://prices/all.csv: only files on this machine's file system can be followed"),
     ],
 )  # fmt: skip
 def test_urls_that_name_no_stream(arguments: list[str], message: str, tmp_path: Path) -> None:

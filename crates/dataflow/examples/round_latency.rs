@@ -1,7 +1,7 @@
 //! How long one message is on its way between two tasks, from `send` to the function that receives it.
 //!
-//! `tidemill run -n 2 target/release/examples/latency BYTES MESSAGES` measures between two processes; by itself it
-//! measures between two workers of one process, and between two copies of one worker. Messages come alone: one at a
+//! `tidemill run -n 2 target/release/examples/round_latency BYTES MESSAGES` measures between two processes; by itself
+//! it measures between two workers of one process, and between two copies of one worker. Messages come alone: one at a
 //! time, after pauses, in which the sender spins for a short pause and sleeps for a long one; and in rounds, where each
 //! waits for the one before it to come back. Prints for each way the median and the 99th percentile in microseconds.
 
@@ -149,7 +149,9 @@ fn measure(comm: &Communicator, way: &str, messages: Messages) -> Result<(), Tas
 
 fn main() -> Result<(), TaskError> {
     let given: Option<Vec<usize>> = std::env::args().skip(1).map(|word| word.parse().ok()).collect();
-    let [bytes, count] = given.unwrap_or_default()[..] else { return Err("usage: latency BYTES MESSAGES".into()) };
+    let [bytes, count] = given.unwrap_or_default()[..] else {
+        return Err("usage: round_latency BYTES MESSAGES".into());
+    };
     let messages = Messages { words: bytes.div_ceil(8).max(1), count };
     let endpoint = Endpoint::open(join_launched(LaunchContext::from_process()?)?, EndpointSettings::default())?;
     let comm = Communicator::world(endpoint.clone(), Arc::new(TuneTable::default()))?;
