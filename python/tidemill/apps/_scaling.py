@@ -13,17 +13,19 @@ from tidemill._streaming import scale as _scale
 from tidemill._streaming import status as _status
 from tidemill.apps import _jobs
 from tidemill.apps._plain import plain
+from tidemill.hosts._commands import start_time
 
-__all__ = ["patience_s", "run"]
+__all__ = ["run"]
 
 #: The longest to wait, by default: a program may have much to do before its stream, but its launcher may be gone.
 _PATIENCE_S = 600.0
 
 
-def run(command: str, job: dict[str, Any], request: dict[str, Any], *, dry_run: bool, timeout_s: float) -> int:
+def run(command: str, job: dict[str, Any], request: dict[str, Any], *, dry_run: bool, timeout_s: float | None) -> int:
     """Have a job started again with ``workers``, and without the host ``leave`` or with ``all_hosts``, as `request` says; return the
     exit code.
     """
+    patience_s = _PATIENCE_S if timeout_s is None else timeout_s
     stream = f"stream {job['job']!r}"
     if job["durable"] is None:
         return _jobs.fail(command, f"{stream} makes no checkpoints that it could go on from; start it with checkpoint=")
@@ -41,7 +43,7 @@ def run(command: str, job: dict[str, Any], request: dict[str, Any], *, dry_run: 
         # Beside the job's folder, which goes with it; the launcher is no process of an emulated host, but has its files.
         with tempfile.TemporaryDirectory(prefix="tidemill-scale-", dir=folder.parent) as private:
             answered = Path(private) / "answer.json"
-            answer = _answer(job, folder, {**request, "answer": str(answered), "asked_s": time.time()}, timeout_s)
+            answer = _answer(job, folder, {**request, "answer": str(answered), "asked_s": time.time()}, patience_s)
     except FileExistsError:
         return _jobs.fail(command, f"{stream} is being given other workers already")
     except OSError as error:
@@ -50,11 +52,6 @@ def run(command: str, job: dict[str, Any], request: dict[str, Any], *, dry_run: 
         return _jobs.fail(command, plain(f"{stream}: {answer['error']}"))
     print(plain(f"{stream}: {_scale.described(answer)}"), flush=True)
     return 0
-
-
-def patience_s(timeout_s: float | None) -> float:
-    """Return how long to wait, if so much is asked for."""
-    return _PATIENCE_S if timeout_s is None else timeout_s
 
 
 def _answer(job: dict[str, Any], folder: Path, request: dict[str, Any], timeout_s: float) -> dict[str, Any]:
@@ -99,8 +96,5 @@ def _predicted(job: dict[str, Any], request: dict[str, Any]) -> str:
 
 def _start_s(job: dict[str, Any]) -> float | None:
     """Return how long after its start worker 0 came to the stream."""
-    try:
-        ticks = int(Path(f"/proc/{job['pid']}/stat").read_text().rpartition(")")[2].split()[19])
-    except (OSError, ValueError, IndexError):
-        return None
-    return max(0.0, float(job["begun_up_s"]) - ticks / os.sysconf("SC_CLK_TCK"))
+    ticks = start_time(job["pid"])
+    return None if ticks is None else max(0.0, float(job["begun_up_s"]) - ticks / os.sysconf("SC_CLK_TCK"))

@@ -8,7 +8,7 @@ from tidemill.apps._plain import plain
 from tidemill.apps._top_cluster import Cluster, Host
 from tidemill.apps._top_looks import Status
 from tidemill.apps._top_text import percent
-from tidemill.mpi._lateness import compare
+from tidemill.mpi._lateness import compare, time_text
 
 __all__ = ["late_copies"]
 
@@ -61,16 +61,12 @@ def _sentence(step: str, copies: list[_Copy], cluster: Cluster) -> str | None:
     who, host = f"copy {copies[worst.rank][0]} of {step} on {worst.host}", _host(worst.host, cluster)
     of = f"{times} of the last {worst.calls}"
     if by_link:
-        return plain(f"{who} has its results {_ms(worst.behind_s)} after the others, {of}: {_link(host)}")
-    return plain(f"{who} comes {_ms(worst.late_s)} late to its collectives, {of}: {_cpu(host)}")
+        return plain(f"{who} has its results {time_text(worst.behind_s)} after the others, {of}: {_link(host)}")
+    return plain(f"{who} comes {time_text(worst.late_s)} late to its collectives, {of}: {_cpu(host)}")
 
 
 def _host(name: str, cluster: Cluster) -> Host | None:
     return next((host for host in cluster.hosts if host.name == name), None)
-
-
-def _ms(length_s: float) -> str:
-    return f"{length_s:.1f} s" if length_s >= 1 else f"{1e3 * length_s:.0f} ms"
 
 
 def _cpu(host: Host | None) -> str:

@@ -57,7 +57,7 @@ def _restart(options: argparse.Namespace) -> int:
     if workers == 0:
         return _jobs.fail("drain", f"{options.host} is the only host of this stream: its workers have nowhere to go")
     request = {"workers": workers, "leave": options.host}
-    return _scaling.run("drain", job, request, dry_run=options.dry_run, timeout_s=_scaling.patience_s(options.timeout))
+    return _scaling.run("drain", job, request, dry_run=options.dry_run, timeout_s=options.timeout)
 
 
 def _hosts(job: dict[str, Any]) -> list[str]:

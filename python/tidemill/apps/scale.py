@@ -37,7 +37,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"stream {job['job']!r} has {job['workers']} worker{'' if job['workers'] == 1 else 's'} already")
         return 0
     request = {"workers": options.workers, "all_hosts": options.all_hosts}
-    return _scaling.run("scale", job, request, dry_run=options.dry_run, timeout_s=_scaling.patience_s(options.timeout))
+    return _scaling.run("scale", job, request, dry_run=options.dry_run, timeout_s=options.timeout)
 
 
 def _workers(text: str) -> int:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["CpuUse", "Lateness", "compare"]
+__all__ = ["CpuUse", "Lateness", "compare", "time_text"]
 
 #: Calls that are looked at: the newest.
 _CALLS = 100
@@ -60,10 +60,10 @@ class Lateness:
         of = f"of the last {self.calls} collectives"
         said = []
         if self.late:
-            said.append(f"came {_time(self.late_s)} late to {self.late} {of}: {self._work()}")
+            said.append(f"came {time_text(self.late_s)} late to {self.late} {of}: {self._work()}")
         if self.behind:
             said.append(
-                f"had its result {_time(self.behind_s)} after the others in {self.behind} {of}: look at its link"
+                f"had its result {time_text(self.behind_s)} after the others in {self.behind} {of}: look at its link"
             )
         return f"{who} {'; it '.join(said)}" if said else f"{who} was as fast as the others in the last {self.calls}"
 
@@ -101,7 +101,8 @@ def _cpu_times() -> tuple[float, float, float]:
     return time.monotonic(), time.process_time(), waited_s
 
 
-def _time(length_s: float) -> str:
+def time_text(length_s: float) -> str:
+    """Return a length of time to read: seconds, or milliseconds below one."""
     return f"{length_s:.1f} s" if length_s >= 1 else f"{length_s * 1e3:.0f} ms"
 
 

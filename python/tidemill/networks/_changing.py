@@ -107,8 +107,7 @@ class Rows:
 
     def of(self, keys: Numbers) -> Numbers:
         """Return the counts of links."""
-        found: Numbers = _looked_up(self.keys, self.counts, keys) + _looked_up(self.new_keys, self.new_counts, keys)
-        return found
+        return _looked_up(self.keys, self.counts, keys, 0) + _looked_up(self.new_keys, self.new_counts, keys, 0)
 
     def change(self, keys: Numbers, counts: Numbers) -> None:
         """Add to the counts of links, which are distinct."""
@@ -138,12 +137,13 @@ def _ranges(keys: Numbers, slots: Numbers) -> Numbers:
     return places
 
 
-def _looked_up(keys: Numbers, values: NDArray[Any], wanted: Numbers) -> NDArray[Any]:
-    """Return the values beside ascending keys, 0 where there is none."""
+def _looked_up(keys: Numbers, values: Numbers, wanted: Numbers, otherwise: Numbers | int) -> Numbers:
+    """Return the values beside ascending keys, and another value for what is not among them."""
     if not len(keys):
-        return np.zeros(len(wanted), values.dtype)
+        return np.full(wanted.shape, otherwise, np.int64)
     places = np.minimum(np.searchsorted(keys, wanted), len(keys) - 1)
-    return np.where(keys[places] == wanted, values[places], 0)
+    found: Numbers = np.where(keys[places] == wanted, values[places], otherwise)
+    return found
 
 
 def _summed(keys: Numbers, values: NDArray[Any]) -> tuple[Numbers, NDArray[Any]]:
@@ -497,11 +497,7 @@ class Share:
 
 def _mapped(keys: Numbers, values: Numbers, wanted: Numbers) -> Numbers:
     """Return the values beside ascending keys; what is not among them stays."""
-    if not len(keys):
-        return wanted
-    places = np.minimum(np.searchsorted(keys, wanted), len(keys) - 1)
-    found: Numbers = np.where(keys[places] == wanted, values[places], wanted)
-    return found
+    return _looked_up(keys, values, wanted, wanted)
 
 
 def _grouped(keys: Numbers, values: NDArray[Any]) -> tuple[Numbers, NDArray[Any]]:
