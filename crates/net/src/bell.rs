@@ -1,4 +1,4 @@
-//! A descriptor by which one thread wakes another that waits for descriptors.
+//! A descriptor with which one thread wakes another that waits on descriptors.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -7,27 +7,27 @@ use rustix::event::{EventfdFlags, eventfd};
 
 use crate::fork::PrivateFd;
 
-/// Readable from a ring until it is hushed.
+/// Readable from `ring` until `hush`.
 pub(crate) struct Bell(PrivateFd<OwnedFd>);
 
 impl Bell {
-    /// One that is silent.
+    /// A silent bell.
     ///
     /// # Errors
-    /// When the system gives no descriptor.
+    /// If the system has no more descriptors.
     pub(crate) fn new() -> io::Result<Bell> {
         Ok(Bell(PrivateFd::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?)))
     }
 
     /// Wakes whoever waits for it, now or later.
     pub(crate) fn ring(&self) {
-        // It fails only where it has rung so often without an answer that it is heard anyway.
+        // The write fails only if the counter is full, and then the descriptor is readable anyway.
         let _ = rustix::io::write(&self.0, &1u64.to_ne_bytes());
     }
 
-    /// Makes it silent, however often it has rung.
+    /// Silences it, however often it has rung.
     pub(crate) fn hush(&self) {
-        // It is silent already if the ring is about to come, which then costs one look in vain.
+        // The read fails if it is already silent; a ring that arrives just afterwards costs one needless look.
         let _ = rustix::io::read(&self.0, &mut [0; 8]);
     }
 }

@@ -1,20 +1,19 @@
 //! Two workers copy one large message together, from both ends, each chunk exactly once.
 //!
-//! The receiver takes chunks from the front, the sender from the back, until they meet; both count what they have
-//! finished, and the transfer is complete when all chunks are. One word holds what is left to take:
+//! The receiver takes chunks from the front, the sender from the back, until they meet. Both count the chunks they
+//! have finished, and the transfer is complete when all are. One word holds what is left to take:
 //!
 //! ```text
 //!  taking:   | generation 24 | front 20 | back 20 |     chunks front..back are untaken
 //!  finished: | generation 24 | count 40           |
 //! ```
 //!
-//! The generation makes a late helper of an earlier transfer fail to take anything from the next one. A chunk once
-//! taken must be finished before the transfer can complete, so nothing is ever copied late. Model-checked in
-//! `tests/loom.rs`.
+//! The generation keeps a late helper of an earlier transfer from taking chunks of the next one. A taken chunk must
+//! be finished before the transfer can complete, so nothing is ever copied late. Model-checked in `tests/loom.rs`.
 
 use crate::sync::{AtomicU64, Ordering};
 
-/// Most chunks of a transfer: choose the chunk size so that a message has no more.
+/// The most chunks of a transfer: choose the chunk size so that a message needs no more.
 pub const CHUNKS_MAX: u32 = (1 << 20) - 1;
 
 const INDEX_BITS: u32 = 20;
@@ -23,10 +22,10 @@ const GENERATION_SHIFT: u32 = 2 * INDEX_BITS;
 const GENERATION_MASK: u32 = (1 << 24) - 1;
 const COUNT_MASK: u64 = (1 << GENERATION_SHIFT) - 1;
 
-/// The two words of a claim, in memory both sides share. Zero is a valid start.
+/// The two words of a claim, in memory that both sides share. Zero is a valid start.
 pub type ClaimWords = [AtomicU64; 2];
 
-/// One side's view of a claim. Both sides may use all of it, but only the receiver may `start`.
+/// One side's view of a claim. Both sides may use all of it, except that only the receiver may `start`.
 #[derive(Clone, Debug)]
 pub struct ChunkClaim<W> {
     words: W,
@@ -54,7 +53,7 @@ impl<W: std::ops::Deref<Target = ClaimWords>> ChunkClaim<W> {
     }
 
     /// Opens the next transfer, of `chunks` chunks. Receiver only, and only when the one before is complete (or its
-    /// sender is lost). The sender must hear of the generation by a message sent afterwards.
+    /// sender is lost). The sender must learn the generation from a message sent afterwards.
     ///
     /// # Panics
     /// If `chunks` is over [`CHUNKS_MAX`].
@@ -69,13 +68,13 @@ impl<W: std::ops::Deref<Target = ClaimWords>> ChunkClaim<W> {
         transfer
     }
 
-    /// Takes the first untaken chunk. The receiver's end.
+    /// Takes the first untaken chunk, from the receiver's end.
     #[inline]
     pub fn take_front(&self, transfer: ChunkTransfer) -> Option<u32> {
         self.take(transfer, |front, back| (front, front + 1, back))
     }
 
-    /// Takes the last untaken chunk. The sender's end.
+    /// Takes the last untaken chunk, from the sender's end.
     #[inline]
     pub fn take_back(&self, transfer: ChunkTransfer) -> Option<u32> {
         self.take(transfer, |front, back| (back - 1, front, back - 1))
@@ -87,7 +86,7 @@ impl<W: std::ops::Deref<Target = ClaimWords>> ChunkClaim<W> {
         let mut seen = self.words[0].load(Ordering::Acquire);
         loop {
             let (front, back) = (seen >> INDEX_BITS & INDEX_MASK, seen & INDEX_MASK);
-            // `back` is checked because the other side could write anything here: no chunk is out of range.
+            // Checks `back` because the other side could write anything here: a chunk must never be out of range.
             if seen & !COUNT_MASK != base || front >= back || back > transfer.chunks as u64 {
                 return None;
             }
@@ -103,12 +102,13 @@ impl<W: std::ops::Deref<Target = ClaimWords>> ChunkClaim<W> {
     /// Counts `chunks` taken chunks as copied. Release: the copies come before.
     #[inline]
     pub fn finish(&self, chunks: u32) {
-        // No generation to check: a taken chunk keeps its transfer from completing, so it is still the current one.
+        // No need to check the generation: a taken chunk keeps its transfer from completing, so it is still the
+        // current one.
         self.words[1].fetch_add(chunks as u64, Ordering::AcqRel);
     }
 
     /// Whether all chunks of the transfer are copied, by either side. Acquire: the copies are visible then. A later
-    /// generation means that the receiver has seen this one complete.
+    /// generation means that the receiver has seen this transfer complete.
     #[inline]
     pub fn is_complete(&self, transfer: ChunkTransfer) -> bool {
         let finished = self.words[1].load(Ordering::Acquire);

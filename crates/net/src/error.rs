@@ -1,23 +1,23 @@
-//! What can go wrong between workers, as every layer above sees it.
+//! Errors between workers, as every layer above sees them.
 
 use crate::Rank;
 
-/// An error of the job or of one message. Cheap to clone: one fault is handed to every blocked call.
+/// An error of the job or of one message. Cheap to clone, since every blocked call receives the same fault.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum NetError {
     /// A worker's process or host is gone.
     #[error("worker {rank} was lost: {reason}")]
     WorkerLost {
-        /// Who.
+        /// The worker.
         rank: Rank,
-        /// How it was noticed.
+        /// How the loss was noticed.
         reason: String,
     },
-    /// A worker's program raised; the job cannot go on.
+    /// A worker's program raised an error; the job cannot continue.
     #[error("worker {rank} failed:\n{traceback}")]
     PeerFailed {
-        /// Where the error began.
+        /// The worker where the error began.
         rank: Rank,
         /// Its traceback or message.
         traceback: String,
@@ -25,13 +25,13 @@ pub enum NetError {
     /// A worker's program ended well, but this call still needs it.
     #[error("worker {rank} has left the job (its program ended) but this call needs it")]
     PeerLeft {
-        /// Who.
+        /// The worker.
         rank: Rank,
     },
-    /// A worker is done with a communicator in which this call needs it.
+    /// A worker has finished with a communicator, but a call there still needs it.
     #[error("worker {rank}'s function returned while this one waits in {call}")]
     PeerEnded {
-        /// Who.
+        /// The worker.
         rank: Rank,
         /// The call in words.
         call: String,
@@ -46,13 +46,13 @@ pub enum NetError {
         /// Bytes of room.
         room_bytes: u64,
     },
-    /// Two workers made different collective calls where the same was due.
+    /// Two workers made different collective calls at the same point.
     #[error("collective calls do not match: {0}")]
     Mismatch(String),
-    /// A reduction could not be done.
+    /// A reduction failed.
     #[error("{0}")]
     Operation(String),
-    /// A signal arrived; the caller looks at it and either gives up or waits again.
+    /// A signal arrived; the caller checks it and either gives up or waits again.
     #[error("interrupted by a signal")]
     Interrupted,
     /// The endpoint was closed by `leave`.

@@ -1,9 +1,9 @@
-//! What `fork` may not break. A forked child shares the parent's sockets: if it used them it would corrupt the parent's
-//! streams, and as long as it merely kept them open the parent's death would go unnoticed by its peers.
+//! Protects the job from `fork`. A forked child shares the parent's sockets: using them would corrupt the parent's
+//! streams, and merely keeping them open would hide the parent's death from its peers.
 //!
 //! So descriptors that belong to the job are [`PrivateFd`]: in a forked child they are replaced by `/dev/null` before
-//! any other code runs, and [`ForkOrigin::check`] makes every later use in the child an error. Numbers stay valid, so
-//! that destructors in the child close what they own and nothing else.
+//! any other code runs, and [`ForkOrigin::check`] makes every later use in the child an error. The numbers stay
+//! valid, so destructors in the child close only what they own.
 
 use std::fs::File;
 use std::ops::{Deref, DerefMut};
@@ -11,15 +11,16 @@ use std::os::fd::{AsFd, AsRawFd, RawFd};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-/// Descriptors from this number on are not replaced in a child. Linux hands out the lowest free number, so reaching it
-/// means that many open files; then a child holds the socket open and a parent's death is noticed by heartbeat instead.
+/// Descriptors from this number on are not replaced in a child. Linux assigns the lowest free number, so only a
+/// process with this many open files reaches it; a child then keeps the socket open, and only heartbeats reveal the
+/// parent's death.
 const FDS_MAX: usize = 1 << 16;
 
 static GUARDED: [AtomicU64; FDS_MAX / 64] = [const { AtomicU64::new(0) }; FDS_MAX / 64];
 static FORKS: AtomicU32 = AtomicU32::new(0);
 static NULL: OnceLock<Option<File>> = OnceLock::new();
 
-/// Arms the fork handler. Idempotent and cheap after the first call.
+/// Installs the fork handler. Idempotent, and cheap after the first call.
 fn arm() {
     NULL.get_or_init(|| {
         // SAFETY: `in_child` only loads atomics and calls `dup3` and `close`, all async-signal-safe, as a handler that
@@ -66,7 +67,7 @@ impl<T: AsFd> PrivateFd<T> {
 
 impl<T: AsFd> Drop for PrivateFd<T> {
     fn drop(&mut self) {
-        // Before the close, or a descriptor opened by another thread in between would be replaced in a child.
+        // Before the close: otherwise a child would lose a descriptor that another thread opened in between.
         let fd = self.0.as_fd().as_raw_fd() as usize;
         if fd < FDS_MAX {
             GUARDED[fd / 64].fetch_and(!(1 << (fd % 64)), Ordering::Relaxed);
@@ -93,7 +94,7 @@ impl<T: AsFd> AsFd for PrivateFd<T> {
     }
 }
 
-/// The process that made something. One atomic load to check.
+/// The process that created an object. One atomic load to check.
 #[derive(Clone, Copy, Debug)]
 pub struct ForkOrigin(u32);
 
@@ -134,7 +135,7 @@ mod tests {
             }
         }
         drop(ours);
-        // The child lives on, yet the stream ends at once. With a leak this read would last until the child exits.
+        // The child lives on, yet the stream ends at once. With a leak, this read would block until the child exits.
         let mut status = 0;
         assert_eq!(theirs.read(&mut [0]).unwrap(), 0);
         // SAFETY: waits for our own child.

@@ -1,5 +1,6 @@
-//! What fuzz targets and property tests feed with bytes from nowhere. Each function panics when a decoder misbehaves:
-//! beyond not crashing, it must not trust, not depend on how bytes were cut, and not hold more memory than arrived.
+//! Functions that fuzz targets and property tests feed with arbitrary bytes. Each one panics when a decoder
+//! misbehaves: a decoder must not crash, trust its input, depend on how bytes were cut, or hold more memory than
+//! arrived.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -19,7 +20,7 @@ use crate::{FrameHeader, FrameKind, FrameSink, Rank, TransportError};
 /// A header and its payload.
 type Frame = (FrameHeader, Vec<u8>);
 
-/// Keeps frames, wherever they were put.
+/// Records frames, however they were delivered.
 #[derive(Default)]
 struct FrameRecorder {
     all: Vec<Frame>,
@@ -42,7 +43,7 @@ impl FrameSink for FrameRecorder {
     fn lost(&mut self, _: TransportError) {}
 }
 
-/// Feeds a TCP connection's receiving half, at most `cut` bytes at once (0: as many as it takes).
+/// Feeds the receiving half of a TCP connection, at most `cut` bytes at once (0: as many as it takes).
 fn assemble(mut bytes: &[u8], cuts: &[u8]) -> (Vec<Frame>, Result<(), String>) {
     let mut assembly = FrameAssembly::new(Rank(1));
     let mut frames = FrameRecorder::default();
@@ -55,7 +56,7 @@ fn assemble(mut bytes: &[u8], cuts: &[u8]) -> (Vec<Frame>, Result<(), String>) {
         };
         let got = bytes.len().min(room.first.1 + room.second.1).min(cut);
         let first = got.min(room.first.1);
-        // SAFETY: `ReadSpace` promises both parts writable, and together they have room for `got` bytes.
+        // SAFETY: `ReadSpace` promises that both parts are writable, and together they have room for `got` bytes.
         unsafe {
             std::ptr::copy_nonoverlapping(bytes.as_ptr(), room.first.0, first);
             if got > first {
@@ -70,7 +71,7 @@ fn assemble(mut bytes: &[u8], cuts: &[u8]) -> (Vec<Frame>, Result<(), String>) {
     (frames.all, Ok(()))
 }
 
-/// Frames decode alike however the stream is cut, and are what a ten-line decoder says.
+/// Frames decode the same however the stream is cut, and match a ten-line decoder.
 pub fn frames(stream: &[u8], cuts: &[u8]) {
     let mut expected = Vec::new();
     let mut rest = stream;
@@ -92,8 +93,8 @@ pub fn frames(stream: &[u8], cuts: &[u8]) {
     }
 }
 
-/// Control messages decode alike however the stream is cut, and cost no more memory than arrived. No worker, wherever
-/// it is in the tree, fails because of what a neighbor says.
+/// Control messages decode the same however the stream is cut, and cost no more memory than arrived. No worker,
+/// wherever it is in the tree, fails because of what a neighbor sends.
 pub fn control(stream: &[u8], cuts: &[u8]) {
     let decode = |cuts: &[u8]| {
         let mut decoder = MessageDecoder::default();
@@ -120,7 +121,8 @@ pub fn control(stream: &[u8], cuts: &[u8]) {
     crate::control::fuzz(&whole.0);
 }
 
-/// Nobody gets through a handshake without the key, as a client or as a server; what is said beforehand is bounded.
+/// Nobody completes a handshake without the key, as a client or as a server, and the bytes sent before that are
+/// bounded.
 pub fn handshake(stream: &[u8]) {
     let key = || JobKey::new(&JobSecret::from_hex(&"5a".repeat(32)).expect("64 digits"), "fuzz");
     let mut said = Vec::new();
@@ -135,7 +137,7 @@ pub fn handshake(stream: &[u8]) {
     assert!(said.len() <= 56 + 32);
 }
 
-/// Whether a server's words end in a welcome.
+/// Whether a server's output ends in a welcome.
 fn proves(said: &[u8]) -> bool {
     said.len() == 80 && said[44] == 0
 }
@@ -157,11 +159,11 @@ fn drive(
             Err(_) => return,
         }
     }
-    panic!("somebody without the key got through");
+    panic!("a peer without the key completed the handshake");
 }
 
-/// What authenticated workers tell each other when a job starts and while it runs: where they are, how they are
-/// reached, what they lack, what they do.
+/// What authenticated workers send each other when a job starts and while it runs: where they run, how to reach them,
+/// what they lack, what they do.
 pub fn told(bytes: &[u8]) {
     if let Some(placement) = WorkerPlacement::decode(bytes) {
         let again = WorkerPlacement::decode(&placement.encode());
@@ -171,7 +173,7 @@ pub fn told(bytes: &[u8]) {
     crate::control::exchange::fuzz(bytes);
 }
 
-/// A ring in memory of this process, with every access checked.
+/// A ring in this process's memory that checks every access.
 struct CheckedRing {
     stamps: Vec<AtomicU64>,
     returned: [AtomicU64; 2],
@@ -179,7 +181,7 @@ struct CheckedRing {
     bulk: RefCell<Vec<u8>>,
 }
 
-// SAFETY: both sides hold the same `CheckedRing` through an `Rc`; all words begin as zero.
+// SAFETY: both sides hold the same `CheckedRing` through an `Rc`; all words start as zero.
 unsafe impl RingMemory for Rc<CheckedRing> {
     fn stamp(&self, slot: usize) -> &AtomicU64 {
         &self.stamps[slot]
@@ -212,9 +214,9 @@ unsafe impl RingMemory for Rc<CheckedRing> {
     }
 }
 
-/// Both sides of a ring in turn, as the script says; beside them somebody who writes over its words, as a peer that is
-/// broken or hostile could. Until then frames come out as they went in; after that there are frames or refusals, never
-/// more than fits.
+/// Drives both sides of a ring in turn, as the script says. The script may also overwrite the ring's words, as a
+/// broken or hostile peer could. Until then frames come out as they went in; after that there are frames or errors,
+/// but never more than fits.
 pub fn ring(script: &[u8]) {
     let shape = RingShape { slots: 4, bulk_bytes: 1024 };
     let memory = Rc::new(CheckedRing {
@@ -238,7 +240,7 @@ pub fn ring(script: &[u8]) {
                 match producer.push(&header, &payload) {
                     Ok(true) => expected.push_back((header, payload)),
                     Ok(false) => assert!(!sound || !expected.is_empty(), "an empty ring is full"),
-                    Err(_) if sound => panic!("refused what nobody has touched"),
+                    Err(_) if sound => panic!("the ring reported corruption, but nothing was overwritten"),
                     Err(_) => return,
                 }
             }
@@ -250,13 +252,13 @@ pub fn ring(script: &[u8]) {
                         assert_eq!(frame, expected.pop_front());
                     }
                     Ok(_) => assert!(frame.is_none_or(|(header, payload)| header.len == payload.len() as u64)),
-                    Err(_) if sound => panic!("refused what nobody has touched"),
+                    Err(_) if sound => panic!("the ring reported corruption, but nothing was overwritten"),
                     Err(_) => return,
                 }
             }
             what => {
                 sound = false;
-                // A turn or a count that could be, and a length that could not, or the other way round.
+                // A plausible turn or count with an impossible length, or the other way round.
                 let word = u64::from(b % 8) << 32 | u64::from(a) << (b / 8);
                 match what {
                     13 => memory.stamps[a as usize % 4].store(word, Ordering::Relaxed),
@@ -273,7 +275,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// Mostly sound frames, so that more than the first header is reached.
+    /// Mostly valid frames, so that decoding gets past the first header.
     fn stream_of_frames() -> impl Strategy<Value = Vec<u8>> {
         let len = prop_oneof![4 => 0usize..100, 2 => 8000usize..9000, 1 => 60_000usize..70_000, 1 => Just(1 << 20)];
         let frame = (len, any::<u32>(), prop::sample::select(vec![1u8, 1, 1, 4, 4, 7, 2, 0, 99]));
@@ -310,11 +312,11 @@ mod tests {
         }
 
         #[test]
-        fn rings_are_sound_until_somebody_writes_over_them(script in prop::collection::vec(any::<u8>(), 0..600)) {
+        fn rings_are_sound_until_overwritten(script in prop::collection::vec(any::<u8>(), 0..600)) {
             ring(&script);
         }
 
-        /// The same with nobody who does, so that laps and ends are reached.
+        /// The same without overwrites, so that the script reaches laps and full rings.
         #[test]
         fn rings_hand_over_what_they_were_given(script in prop::collection::vec((0u8..13, any::<u8>(), any::<u8>()), 0..400)) {
             let script: Vec<u8> = script.into_iter().flat_map(|(what, a, b)| [what, a, b]).collect();
@@ -337,7 +339,7 @@ mod tests {
             control(&stream, &cuts);
         }
 
-        /// Starts as an honest client's and an honest server's words do, so that every state is reached.
+        /// Starts with what an honest client and an honest server send, so that every state is reached.
         #[test]
         fn nobody_gets_through_without_the_key(
             sound in 0usize..12, last in 0u8..6, side in 0u8..3, rest in prop::collection::vec(any::<u8>(), 0..200),
@@ -351,9 +353,9 @@ mod tests {
         }
     }
 
-    /// Two machines that share the key and talk to each other do get through, and neither does when one bit is turned.
+    /// Two machines that share the key complete the handshake, and neither does when one bit is flipped.
     #[test]
-    fn those_with_the_key_get_through_unless_a_bit_is_turned() {
+    fn peers_with_the_key_get_through_unless_a_bit_is_flipped() {
         let talk = |turned: Option<(bool, usize)>| -> bool {
             let key = |name| JobKey::new(&JobSecret::from_hex(&"17".repeat(32)).unwrap(), name);
             let call = ConnectionClaim { purpose: ConnectionPurpose::Frames, from: Rank(2), to: Rank(1), size: 0 };

@@ -1,9 +1,9 @@
-//! This host's addresses, by which other hosts may reach it.
+//! This host's addresses, at which other hosts may reach it.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 /// Addresses of the interfaces that are up, best first: physical interfaces before the bridges of containers and
-/// virtual machines, IPv4 before IPv6, loopback last. Without link-local addresses, which mean nothing to another host.
+/// virtual machines, IPv4 before IPv6, loopback last. Omits link-local addresses, which mean nothing to another host.
 pub(crate) fn addresses() -> Vec<IpAddr> {
     let mut found: Vec<(u8, IpAddr)> = Vec::new();
     let mut list: *mut libc::ifaddrs = std::ptr::null_mut();
@@ -19,7 +19,7 @@ pub(crate) fn addresses() -> Vec<IpAddr> {
         if entry.ifa_addr.is_null() || entry.ifa_flags & libc::IFF_UP as u32 == 0 {
             continue;
         }
-        // SAFETY: `ifa_addr` is not null and points to a socket address whose true type its family tells.
+        // SAFETY: `ifa_addr` is not null and points to a socket address whose family tells its true type.
         let ip = unsafe {
             match i32::from((*entry.ifa_addr).sa_family) {
                 libc::AF_INET => {
@@ -39,7 +39,7 @@ pub(crate) fn addresses() -> Vec<IpAddr> {
             found.push((place, ip));
         }
     }
-    // SAFETY: frees what `getifaddrs` gave, once; nothing of it is kept.
+    // SAFETY: frees what `getifaddrs` returned, once; nothing refers to it any more.
     unsafe { libc::freeifaddrs(list) };
     found.sort_by_key(|(place, _)| *place);
     found.into_iter().map(|(_, ip)| ip).collect()

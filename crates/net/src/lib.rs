@@ -1,4 +1,4 @@
-//! Bytes between workers: transports, frames, credits, the rendezvous that joins a job, failure detection.
+//! Moves bytes between workers: transports, frames, credits, the rendezvous that joins a job, failure detection.
 //!
 //! Usable alone, without Arrow or the rest of Tidemill. Linux, 64-bit, little-endian.
 //!
@@ -8,10 +8,10 @@
 //! |---------------|--------------------------------------------------------------|
 //! | `rank`        | The number of a worker within its job                        |
 //! | `frame`       | A 32-byte header and a payload: all that crosses a transport |
-//! | `notice`      | Lines on standard error that no error carries                |
-//! | `secret`      | The shared secret of a job's workers                           |
-//! | `fork`        | What `fork` must not break                                   |
-//! | `bell`        | A descriptor by which one thread wakes another               |
+//! | `notice`      | Messages on standard error that no error carries             |
+//! | `secret`      | The shared secret of a job's workers                         |
+//! | `fork`        | Protects the job from `fork`                                 |
+//! | `bell`        | A descriptor with which one thread wakes another             |
 //! | `sync`        | The atomics of the lock-free files, which loom replaces      |
 //! | `threads`     | Native threads that take no signals                          |
 //! | `copy`        | Memory copies that do not depend on addresses                |
@@ -19,17 +19,17 @@
 //! | `claim`       | Two workers copy one large message together                  |
 //! | `doorbell`    | Sleep and wake-up across processes                           |
 //! | `interfaces`  | The addresses of this host                                   |
-//! | `error`       | What can go wrong between workers                            |
+//! | `error`       | Errors between workers                                       |
 //! | `ring`        | A single-producer, single-consumer ring of frames            |
 //! | `transport`   | The trait that all transports implement                      |
 //! | `local`       | The transport between workers of one host                    |
-//! | `handshake`   | How two workers connect and prove that they may              |
+//! | `handshake`   | How two workers connect and authenticate each other          |
 //! | `control`     | The control plane: membership of the job                     |
-//! | `environment` | What launchers leave in the environment                      |
+//! | `environment` | What launchers set in the environment                        |
 //! | `rendezvous`  | How workers join a job                                       |
 //! | `tcp`         | The transport between hosts                                  |
 //! | `topology`    | Where workers run: hosts, sockets, cores                     |
-//! | `endpoint`    | A worker's handle on its peers                               |
+//! | `endpoint`    | A worker's connection to its peers                           |
 
 #[cfg(not(all(target_os = "linux", target_endian = "little", target_pointer_width = "64")))]
 compile_error!("tidemill-net runs on 64-bit little-endian Linux");

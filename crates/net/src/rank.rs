@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-/// The number of a worker within its job, `0..size`. Ranks within a sub-communicator are a different index space and
+/// The number of a worker within its job, `0..size`. Ranks within a sub-communicator are a different index space, and
 /// are translated before they reach this crate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Rank(pub u32);

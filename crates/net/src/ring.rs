@@ -5,40 +5,42 @@
 //!  slot: | stamp: len u32, turn u32 | header[8..32] | inline payload, <= 96 bytes |      | payload | payload | ... |
 //! ```
 //!
-//! A frame takes one slot; a payload over [`INLINE_BYTES`] lies in the bulk part, contiguous, so that it is handed out
-//! as one slice. The stamp is written last (release) and is what the consumer polls: a message of up to 32 bytes
-//! costs one cache line and neither side ever reads the other's index on the way. The header's `len` is not stored; the
-//! stamp has it.
+//! A frame takes one slot. A payload over [`INLINE_BYTES`] lies contiguously in the bulk part, so that it is handed
+//! out as one slice. The stamp is written last (release), and the consumer polls it: a message of up to 32 bytes
+//! costs one cache line, and neither side reads the other's index. The header's `len` is not stored separately; the
+//! stamp holds it.
 //!
 //! Invariants:
-//! - a slot's first eight bytes only ever hold stamps, so nothing stale can look like a new frame: slot `i` is full
-//!   when its turn is the consumer's lap number and empty when it is the lap before; anything else is corruption;
+//! - a slot's first eight bytes only ever hold stamps, so stale data cannot look like a new frame: slot `i` is full
+//!   when its turn is the consumer's lap number and empty when it is one less; any other turn is corruption;
 //! - both sides compute where a bulk payload lies by the same rule ([`place`]) from the lengths alone;
-//! - the consumer gives space back lazily, a quarter of a part at a time, in one line the producer reads only when it
-//!   seems to have run out. A frame is at most a quarter of the bulk part, so a drained ring always has room for one.
+//! - the consumer returns space lazily, a quarter of a part at a time, in one line that the producer reads only when
+//!   it seems to have run out. A frame is at most a quarter of the bulk part, so a drained ring always has room for
+//!   one.
 //!
-//! What the other side writes is never trusted: turns, lengths and returned counts are checked, and a bad one is
+//! Neither side trusts what the other writes: turns, lengths and returned counts are checked, and a bad one is
 //! [`RingCorruption`]. Model-checked in `tests/loom.rs`.
 
 use crate::frame::{FrameHeader, HEADER_BYTES};
 use crate::sync::{AtomicU64, Ordering};
 
-/// Bytes of a slot: two cache lines. Slots of one line were 15 ns slower at 8 bytes and 20 ns at 64, because processors
-/// fetch lines in pairs: the producer's next slot was dragged to the consumer with the one it polls (bench `local`).
+/// Bytes of a slot: two cache lines. Slots of one line were 15 ns slower at 8 bytes and 20 ns at 64, because
+/// processors fetch lines in pairs: the consumer pulled in the producer's next slot along with the one it polls
+/// (bench `local`).
 pub(crate) const SLOT_BYTES: usize = 128;
-/// Bulk payloads start on this granule, so that the two sides never write to one cache line.
+/// Bulk payloads start on this boundary, so that the two sides never write to the same cache line.
 const LINE_BYTES: u64 = 64;
 /// Header bytes stored in a slot: all but `len`.
 pub(crate) const REST_BYTES: usize = HEADER_BYTES - size_of::<u64>();
 /// Largest payload that lies in the slot itself.
 pub(crate) const INLINE_BYTES: usize = SLOT_BYTES - HEADER_BYTES;
 
-/// How large the two parts of a ring are. Both are powers of two.
+/// The sizes of the two parts of a ring, both powers of two.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct RingShape {
-    /// Frames in flight at most; at least 4.
+    /// At most this many frames are in flight; at least 4.
     pub slots: u32,
-    /// Bytes of payloads in flight at most; at least 256.
+    /// At most this many bytes of payload are in flight; at least 256.
     pub bulk_bytes: u32,
 }
 
@@ -59,24 +61,25 @@ impl RingShape {
     }
 }
 
-/// The memory of one ring. Two implementations: shared mappings (`local/layout.rs`), and loom's cells in the tests.
+/// The memory of one ring. It has two implementations: shared mappings (`local/layout.rs`), and loom's cells in the
+/// tests.
 ///
 /// # Safety
 /// Every method must refer to the same memory on both sides, valid for as long as `self` lives. The words of `stamp`,
-/// `returned_slots` and `returned_bytes` start as zero. The ring passes slots below `RingShape::slots` and bulk ranges
-/// within `RingShape::bulk_bytes` only.
+/// `returned_slots` and `returned_bytes` start as zero. The ring passes only slots below `RingShape::slots` and bulk
+/// ranges within `RingShape::bulk_bytes`.
 pub(crate) unsafe trait RingMemory {
-    /// Publication word of a slot.
+    /// The word that publishes a slot.
     fn stamp(&self, slot: usize) -> &AtomicU64;
-    /// Count of slots the consumer has given back since the start.
+    /// How many slots the consumer has returned since the start.
     fn returned_slots(&self) -> &AtomicU64;
-    /// Position in the bulk part up to which the consumer has given back, counted since the start.
+    /// The position in the bulk part up to which the consumer has returned space, counted since the start.
     fn returned_bytes(&self) -> &AtomicU64;
 
-    /// Fills a slot but for its stamp.
+    /// Fills a slot, except for its stamp.
     ///
     /// # Safety
-    /// The caller is the producer and the consumer has given the slot back.
+    /// The caller is the producer and the consumer has returned the slot.
     unsafe fn write_slot(&self, slot: usize, rest: &[u8; REST_BYTES], inline: &[u8]);
 
     /// Fills bulk bytes.
@@ -85,10 +88,10 @@ pub(crate) unsafe trait RingMemory {
     /// As [`RingMemory::write_slot`], for the range.
     unsafe fn write_bulk(&self, offset: usize, payload: &[u8]);
 
-    /// Reads a published slot but for its stamp, with `inline_len` bytes of inline payload.
+    /// Reads a published slot, except for its stamp, with `inline_len` bytes of inline payload.
     ///
     /// # Safety
-    /// The caller is the consumer and has seen the slot's stamp (acquire); it has not given the slot back yet.
+    /// The caller is the consumer has seen the slot's stamp (acquire), and has not returned the slot yet.
     unsafe fn with_slot<R>(
         &self,
         slot: usize,
@@ -103,15 +106,15 @@ pub(crate) unsafe trait RingMemory {
     unsafe fn with_bulk<R>(&self, offset: usize, len: usize, read: impl FnOnce(&[u8]) -> R) -> R;
 }
 
-/// The other side wrote something no ring of this format holds. The ring is unusable from here on.
+/// The other side wrote something that a ring of this format cannot hold. The ring is unusable from here on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum RingCorruption {
     /// A slot is neither empty nor full.
     #[error("a ring slot has turn {found}, but {expected} or the one before was expected")]
     Turn {
-        /// What the slot says.
+        /// What the slot holds.
         found: u32,
-        /// The consumer's lap.
+        /// The turn for the consumer's current lap.
         expected: u32,
     },
     /// A frame is longer than the ring allows.
@@ -122,13 +125,13 @@ pub(crate) enum RingCorruption {
         /// The ring's limit.
         max: usize,
     },
-    /// The consumer gave back what it never had.
+    /// The consumer returned space that it never had.
     #[error("the consumer of a ring returned space that it was never given")]
     Returned,
 }
 
-/// Where a payload of `len` bytes goes when `next` bulk bytes have been used so far, counted since the start: at
-/// `next`, or at the start of the next lap if it would not fit contiguously. Returns (start, end), `end` rounded up to
+/// Where a payload of `len` bytes goes when `next` bulk bytes, counted since the start, have been used: at `next`, or
+/// at the start of the next lap if it would not fit contiguously. Returns (start, end), with `end` rounded up to
 /// whole cache lines.
 #[inline]
 fn place(next: u64, len: usize, bulk_bytes: u32) -> (u64, u64) {
@@ -152,7 +155,7 @@ pub(crate) struct RingProducer<M> {
     used_slots: u64,
     /// Bulk position since the start.
     used_bytes: u64,
-    /// What the consumer was last seen to have given back.
+    /// What the consumer had returned when the producer last looked.
     returned_slots: u64,
     returned_bytes: u64,
 }
@@ -165,7 +168,7 @@ impl<M: RingMemory> RingProducer<M> {
         Self { memory, shape, used_slots: 0, used_bytes: 0, returned_slots: 0, returned_bytes: 0 }
     }
 
-    /// Hands over a whole frame, or returns `false` if there is no room for it now.
+    /// Hands over a whole frame, or returns `false` if there is currently no room.
     ///
     /// # Panics
     /// If `payload` is longer than [`RingShape::frame_bytes_max`] or than `header.len` says.
@@ -191,14 +194,14 @@ impl<M: RingMemory> RingProducer<M> {
                 }
             }
             let offset = start as usize & (self.shape.bulk_bytes as usize - 1);
-            // SAFETY: `self` is the only producer; `place` keeps the range contiguous, and the check above says that
-            // the consumer gave back everything up to one lap before `end`.
+            // SAFETY: `self` is the only producer; `place` keeps the range contiguous, and the check above ensures
+            // that the consumer returned everything up to one lap before `end`.
             unsafe { self.memory.write_bulk(offset, payload) };
             self.used_bytes = end;
             &[]
         };
         let rest: &[u8; REST_BYTES] = header.as_bytes().last_chunk().expect("a header is longer than its rest");
-        // SAFETY: `self` is the only producer, and fewer than `slots` slots are in use, so this one was given back.
+        // SAFETY: `self` is the only producer, and fewer than `slots` slots are in use, so this one was returned.
         unsafe { self.memory.write_slot(slot, rest, inline) };
         let stamp = (turn(self.used_slots, self.shape) as u64) << 32 | payload.len() as u64;
         self.memory.stamp(slot).store(stamp, Ordering::Release);
@@ -206,12 +209,12 @@ impl<M: RingMemory> RingProducer<M> {
         Ok(true)
     }
 
-    /// Reads how much the consumer gave back. Acquire: its reads of that space happened before we write there again.
+    /// Reads how much the consumer returned. Acquire: its reads of that space happened before we write there again.
     #[cold]
     fn refresh(&mut self) -> Result<(), RingCorruption> {
         let slots = self.memory.returned_slots().load(Ordering::Acquire);
         let bytes = self.memory.returned_bytes().load(Ordering::Acquire);
-        // Counts only grow, and never past what was used.
+        // Counts only grow, and never exceed what was used.
         if !(self.returned_slots..=self.used_slots).contains(&slots)
             || !(self.returned_bytes..=self.used_bytes).contains(&bytes)
         {
@@ -229,7 +232,7 @@ pub(crate) enum PopResult {
     Nothing,
     /// A frame was handed out.
     Frame,
-    /// A frame was handed out, and space was given back: the producer may be asleep, waiting for it.
+    /// A frame was handed out, and space was returned: the producer may be asleep, waiting for it.
     FrameAndSpace,
 }
 
@@ -254,7 +257,7 @@ impl<M: RingMemory> RingConsumer<M> {
         Self { memory, shape, read_slots: 0, read_bytes: 0, returned_slots: 0, returned_bytes: 0 }
     }
 
-    /// Hands the oldest frame to `take`, its payload in the ring's own memory, and frees it afterwards.
+    /// Hands the oldest frame to `take`, with its payload still in the ring's memory, and frees it afterwards.
     #[inline]
     pub fn pop(&mut self, take: impl FnOnce(&FrameHeader, &[u8])) -> Result<PopResult, RingCorruption> {
         let slot = self.read_slots as usize & (self.shape.slots as usize - 1);
@@ -278,8 +281,8 @@ impl<M: RingMemory> RingConsumer<M> {
             FrameHeader::from_bytes(&bytes)
         };
         if len <= INLINE_BYTES {
-            // SAFETY: `self` is the only consumer, it has just seen the slot's stamp with acquire, and it gives the
-            // slot back only after the slices are gone.
+            // SAFETY: `self` is the only consumer, it has just loaded the slot's stamp with acquire, and it returns
+            // the slot only after the slices are gone.
             unsafe { self.memory.with_slot(slot, len, |rest, inline| take(&header(rest), inline)) };
         } else {
             // SAFETY: as above.
@@ -294,7 +297,7 @@ impl<M: RingMemory> RingConsumer<M> {
         Ok(if self.give_back() { PopResult::FrameAndSpace } else { PopResult::Frame })
     }
 
-    /// Tells the producer of read space, a quarter of a part at a time. Release: our reads of it come before.
+    /// Returns read space to the producer, a quarter of a part at a time. Release: our reads of it come before.
     #[inline]
     fn give_back(&mut self) -> bool {
         let slots_due = self.read_slots - self.returned_slots >= self.shape.slots as u64 / 4;

@@ -1,24 +1,24 @@
-//! The secret that the workers of a job share, and the key that is made of it.
+//! The secret that the workers of a job share, and the key derived from it.
 
 use std::fmt;
 
 use hmac::{Hmac, KeyInit, Mac};
 use sha2::{Digest, Sha256};
 
-/// What the workers of one job know and nobody else: 32 random bytes, made by who starts the job.
+/// What only the workers of one job know: 32 random bytes, drawn by whoever starts the job.
 #[derive(Clone, PartialEq, Eq)]
 pub struct JobSecret([u8; 32]);
 
 impl JobSecret {
-    /// A fresh one from the operating system.
+    /// A new secret from the operating system.
     ///
     /// # Panics
-    /// When the operating system has no randomness, which on Linux does not happen after boot.
+    /// If the operating system has no randomness, which does not happen on Linux after boot.
     pub fn random() -> Self {
         JobSecret(random_bytes())
     }
 
-    /// From the 64 hexadecimal digits of `TIDEMILL_SECRET`.
+    /// Parses the 64 hexadecimal digits of `TIDEMILL_SECRET`.
     pub fn from_hex(text: &str) -> Option<Self> {
         let text = text.as_bytes();
         if text.len() != 64 {
@@ -32,13 +32,13 @@ impl JobSecret {
         Some(JobSecret(bytes))
     }
 
-    /// As 64 hexadecimal digits, for the environment of a worker. Keep it out of logs and command lines.
+    /// Formats it as 64 hexadecimal digits, for the environment of a worker. Keep it out of logs and command lines.
     pub fn to_hex(&self) -> String {
         self.0.iter().map(|byte| format!("{byte:02x}")).collect()
     }
 
-    /// A secret that everybody can work out who knows `text`. Only for launchers that share nothing better; whoever
-    /// uses it must say so to the user.
+    /// A secret that anybody who knows `text` can compute. Only for launchers that offer nothing better; callers must
+    /// tell the user so.
     pub(crate) fn from_public(text: &str) -> Self {
         JobSecret(Sha256::digest(format!("tidemill public {text}")).into())
     }
@@ -56,7 +56,7 @@ pub(crate) fn random_bytes<const N: usize>() -> [u8; N] {
     bytes
 }
 
-/// The secret and the job's name made one: workers of two jobs with one secret still refuse each other.
+/// The secret combined with the job's name: workers of two jobs with the same secret still refuse each other.
 #[derive(Clone)]
 pub struct JobKey(Hmac<Sha256>);
 

@@ -1,8 +1,8 @@
 //! Memory that several workers map: a sealed memfd, or anonymous memory for workers that are threads of one process.
 //!
-//! A memfd has no name, so nothing is left behind however the job ends, and it does not count against /dev/shm. A peer
-//! opens it through `/proc/<pid>/fd/<fd>`, which needs the same user and PID namespace but no right to trace. Size
-//! seals make sure that no worker can shrink it under another's feet. Pages nobody touched cost nothing.
+//! A memfd has no name, so it leaves nothing behind however the job ends, and it does not count against /dev/shm. A
+//! peer opens it through `/proc/<pid>/fd/<fd>`, which needs the same user and PID namespace but no right to trace.
+//! Size seals keep a worker from shrinking it while others use it. Untouched pages cost nothing.
 
 use std::ffi::c_void;
 use std::io;
@@ -36,7 +36,7 @@ pub enum SegmentError {
         /// The kernel's answer.
         source: io::Error,
     },
-    /// What was opened is not what the peer announced: its process ended and the number was reused, or a bug.
+    /// The descriptor is not what the peer announced: its process ended and the number was reused, or there is a bug.
     #[error("process {pid} shares something other than what it announced: {reason}")]
     Mismatch {
         /// The peer's process.
@@ -46,7 +46,7 @@ pub enum SegmentError {
     },
 }
 
-/// What a person can do about an error of the kernel.
+/// What the user can do about an error of the kernel.
 fn hint(error: &io::Error) -> &'static str {
     match error.raw_os_error() {
         Some(libc::EMFILE) => " (raise the limit on open files: ulimit -n)",
@@ -59,20 +59,21 @@ fn hint(error: &io::Error) -> &'static str {
     }
 }
 
-/// One mapping of shared memory. Unmapped when the last reference goes.
+/// One mapping of shared memory, unmapped when the last reference is dropped.
 #[derive(Debug)]
 pub struct Segment {
     base: NonNull<u8>,
     len: usize,
-    /// The memfd, kept open by its creator so that peers can find it under /proc; `None` for private memory and
-    /// openers.
+    /// The memfd, which its creator keeps open so that peers can find it under /proc; `None` for private memory and
+    /// in the workers that open it.
     fd: Option<OwnedFd>,
-    /// The mapping is not inherited by forked children, so a child must not unmap whatever lies there in its own space.
+    /// Forked children do not inherit the mapping, so a child must not unmap whatever its own address space has
+    /// there.
     mapped_by_pid: u32,
 }
 
-// SAFETY: a segment is plain memory; what is done with it, from whichever thread, is the business of `SegmentRef` and
-// of `RingMemory`, which only hand out atomics or ask for exclusive use.
+// SAFETY: a segment is plain memory. `SegmentRef` and `RingMemory` control access to it from all threads: they hand
+// out only atomics or require exclusive use.
 unsafe impl Send for Segment {}
 // SAFETY: as above; `Segment` itself has no interior mutability.
 unsafe impl Sync for Segment {}
@@ -87,7 +88,7 @@ impl Segment {
         // SAFETY: the name is a C string.
         let memfd = |flags| check(unsafe { libc::memfd_create(c"tidemill".as_ptr(), flags) });
         let flags = libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING;
-        // Hosts with vm.memfd_noexec=2 insist on the last flag, and kernels before 6.3 do not know it.
+        // Hosts with vm.memfd_noexec=2 require the last flag; kernels before 6.3 do not know it.
         let fd = memfd(flags | libc::MFD_NOEXEC_SEAL).or_else(|_| memfd(flags)).map_err(error("create"))?;
         // SAFETY: the kernel has just given us this descriptor.
         let fd = unsafe { OwnedFd::from_raw_fd(fd) };
@@ -98,11 +99,11 @@ impl Segment {
         Self::map(len, libc::MAP_SHARED, Some(fd)).map_err(error("map"))
     }
 
-    /// Opens the segment that is descriptor `fd` of process `pid`. Its content is not judged here.
+    /// Opens the segment that is descriptor `fd` of process `pid`. Does not check the content.
     ///
     /// # Errors
-    /// [`SegmentError::Open`] if the peer is gone, of another user or in another PID namespace;
-    /// [`SegmentError::Mismatch`] if that descriptor is no sealed memory of `len` bytes.
+    /// [`SegmentError::Open`] if the peer is gone, belongs to another user, or is in another PID namespace;
+    /// [`SegmentError::Mismatch`] if that descriptor is not sealed memory of `len` bytes.
     pub fn open(pid: u32, fd: RawFd, len: usize) -> Result<Self, SegmentError> {
         let fd = open_descriptor(pid, fd, libc::O_RDWR)?;
         // SAFETY: a plain call on a descriptor we own.
@@ -125,7 +126,7 @@ impl Segment {
             len,
             source,
         })?;
-        segment.fd = None; // A mapping outlives its descriptor; 63 peers need not cost 63 open files.
+        segment.fd = None; // The mapping outlives it, and 63 peers would cost 63 open files.
         Ok(segment)
     }
 
@@ -164,29 +165,29 @@ impl Segment {
         self.len
     }
 
-    /// Never true; for the sake of convention.
+    /// Never true; here by convention.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// The first byte. What lies there may be changed by other processes at any time: access it through atomics, or by
-    /// a protocol that orders plain accesses.
+    /// The first byte. Other processes may change the content at any time: access it through atomics, or by a
+    /// protocol that orders plain accesses.
     pub fn base(&self) -> NonNull<u8> {
         self.base
     }
 
-    /// Closes the descriptor: all who shall share the memory have opened it.
+    /// Closes the descriptor, once every worker that shares the memory has opened it.
     pub fn closed(mut self) -> Self {
         self.fd = None;
         self
     }
 
-    /// The descriptor peers open; `None` for private memory and for segments of others.
+    /// The descriptor that peers open; `None` for private memory and for segments of other workers.
     pub fn fd(&self) -> Option<RawFd> {
         self.fd.as_ref().map(AsRawFd::as_raw_fd)
     }
 
-    /// Address of the byte at `offset`, checked to have `len` bytes behind it.
+    /// The address of the byte at `offset`, checked to have `len` bytes behind it.
     ///
     /// # Panics
     /// If the range is not within the segment.
@@ -196,7 +197,7 @@ impl Segment {
         unsafe { self.base.add(offset) }
     }
 
-    /// Makes the pages of a range present now, so that first messages do not pay for page faults. A hint only.
+    /// Faults in the pages of a range now, so that the first messages do not pay for it. Only a hint.
     pub(crate) fn populate(&self, offset: usize, len: usize) {
         let start = offset & !(PAGE_BYTES - 1);
         let base = self.range(start, len + offset - start);
@@ -215,7 +216,7 @@ impl Segment {
 impl Drop for Segment {
     fn drop(&mut self) {
         if std::process::id() == self.mapped_by_pid {
-            // SAFETY: our own mapping, and nothing borrows from it: `SegmentRef` and ring memories hold an `Arc` of it.
+            // SAFETY: our own mapping, and nothing borrows from it: `SegmentRef` and ring memories hold an `Arc`.
             unsafe { libc::munmap(self.base.as_ptr().cast(), self.len) };
         }
     }
@@ -226,7 +227,7 @@ pub(crate) const PAGE_BYTES: usize = 4096;
 
 const SIZE_SEALS: i32 = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_SEAL;
 
-/// Types that may be shared with a process that writes whatever it likes.
+/// Types that are safe to share with a process that may write anything.
 ///
 /// # Safety
 /// Every bit pattern is valid, and all access through `&T` is atomic.
@@ -235,7 +236,7 @@ pub unsafe trait Shareable {}
 unsafe impl Shareable for AtomicU32 {}
 // SAFETY: atomics are integers.
 unsafe impl Shareable for AtomicU64 {}
-// SAFETY: arrays add nothing.
+// SAFETY: an array is only its elements.
 unsafe impl<T: Shareable, const N: usize> Shareable for [T; N] {}
 
 /// A reference into a segment that keeps it mapped.
@@ -245,7 +246,7 @@ pub struct SegmentRef<T> {
     _segment: Arc<Segment>,
 }
 
-// SAFETY: like `Arc<T>` of a `T` that only has atomic access.
+// SAFETY: like `Arc<T>` for a `T` with atomic access only.
 unsafe impl<T: Shareable> Send for SegmentRef<T> {}
 // SAFETY: as above.
 unsafe impl<T: Shareable> Sync for SegmentRef<T> {}
@@ -265,7 +266,7 @@ impl<T: Shareable> Deref for SegmentRef<T> {
     }
 }
 
-/// Opens descriptor `fd` of process `pid` for ourselves.
+/// Opens descriptor `fd` of process `pid` in this process.
 pub(crate) fn open_descriptor(pid: u32, fd: RawFd, flags: i32) -> Result<OwnedFd, SegmentError> {
     let path = format!("/proc/{pid}/fd/{fd}\0");
     // SAFETY: `path` ends with a zero byte.
@@ -284,7 +285,7 @@ mod tests {
     use super::*;
     use std::sync::atomic::Ordering;
 
-    /// Two mappings of one segment must show each other's writes, and a wrong size must be refused.
+    /// Two mappings of one segment must see each other's writes, and a wrong size must be refused.
     #[test]
     #[cfg_attr(miri, ignore = "no memfd")]
     fn open_sees_what_create_wrote() {
@@ -306,7 +307,7 @@ mod tests {
         assert_eq!(unsafe { libc::ftruncate(own.fd().unwrap(), 0) }, -1);
     }
 
-    /// A descriptor that is something else, and a process that is not there, are errors that name the remedy.
+    /// Errors about an unsuitable descriptor or a missing process must name the remedy.
     #[test]
     #[cfg_attr(miri, ignore = "no memfd")]
     fn strangers_are_refused() {

@@ -1,5 +1,4 @@
-//! Native threads that belong to nobody else: they take no signals, and a wait at start-up can be given up by the
-//! caller.
+//! Native threads of this crate, which take no signals, and waits at start-up that the caller can interrupt.
 
 use std::cell::RefCell;
 use std::io;
@@ -9,14 +8,15 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, Timespec};
 
-/// How long a wait goes on at most before the caller's check is asked again.
+/// The longest wait before the caller's check runs again.
 const CHECK_INTERVAL: Duration = Duration::from_millis(100);
 
-/// Starts a thread that never runs a signal handler. A signal that arrives at a process goes to any of its threads that
-/// takes it; one that interrupts nobody's wait would be noticed late by a program whose main thread sleeps.
+/// Starts a thread that never runs a signal handler. The kernel delivers a process's signal to any thread that
+/// accepts it; if that thread is not the one waiting, a program whose main thread sleeps would notice the signal
+/// late.
 pub(crate) fn spawn_native(name: String, work: impl FnOnce() + Send + 'static) -> io::Result<JoinHandle<()>> {
-    // The new thread inherits the mask, so there is no moment at which it takes signals.
-    // SAFETY: both sets are plain memory that the calls fill in or read; errors are only possible for bad arguments.
+    // The new thread inherits the mask, so it accepts no signals from its first moment.
+    // SAFETY: both sets are plain memory that the calls fill in or read; only bad arguments cause errors.
     let before = unsafe {
         let (mut all, mut before) = (std::mem::zeroed(), std::mem::zeroed());
         libc::sigfillset(&mut all);
@@ -24,7 +24,7 @@ pub(crate) fn spawn_native(name: String, work: impl FnOnce() + Send + 'static) -
         before
     };
     let thread = thread::Builder::new().name(name).spawn(work);
-    // SAFETY: restores what was there.
+    // SAFETY: restores the previous mask.
     unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &before, std::ptr::null_mut()) };
     thread
 }
@@ -35,9 +35,9 @@ thread_local! {
     static CHECK: RefCell<Option<Check>> = const { RefCell::new(None) };
 }
 
-/// Runs `work`, in which joining a job, opening transports and waits of the endpoint can be given up: while they wait
-/// on this thread, `check` is asked several times a second, and when it says `true` they end with an error. For Ctrl-C
-/// in a host language.
+/// Runs `work`, in which joining a job, opening transports and waits of the endpoint can be interrupted: while they
+/// wait on this thread, they call `check` several times a second and end with an error when it returns `true`. For
+/// Ctrl-C in a host language.
 pub fn interruptible<R>(check: Rc<dyn Fn() -> bool>, work: impl FnOnce() -> R) -> R {
     struct CheckRestore(Option<Check>);
     impl Drop for CheckRestore {
@@ -49,21 +49,22 @@ pub fn interruptible<R>(check: Rc<dyn Fn() -> bool>, work: impl FnOnce() -> R) -
     work()
 }
 
-/// Whether this thread's caller wants its wait to end; for waits that look at it now and then.
+/// Whether this thread's caller wants its wait to end; for waits that poll it.
 pub fn is_interrupted() -> bool {
     check_interrupt().is_err()
 }
 
-/// An error if this thread's caller wants its wait to end; and how long to wait until asking again.
+/// Returns an error if this thread's caller wants its wait to end, and otherwise how long to wait before asking
+/// again.
 pub(crate) fn check_interrupt() -> io::Result<Option<Duration>> {
     let Some(check) = CHECK.with_borrow(Clone::clone) else { return Ok(None) };
     if check() { Err(io::Error::new(io::ErrorKind::Interrupted, "interrupted")) } else { Ok(Some(CHECK_INTERVAL)) }
 }
 
-/// Polls until something is ready (`true`) or `deadline` has come.
+/// Polls until a descriptor is ready (`true`) or `deadline` passes.
 ///
 /// # Errors
-/// Also when the caller wants the wait to end.
+/// Also if the caller wants the wait to end.
 pub(crate) fn poll_until(fds: &mut [PollFd<'_>], deadline: Instant) -> io::Result<bool> {
     loop {
         let left = deadline.saturating_duration_since(Instant::now());
@@ -101,7 +102,7 @@ mod tests {
         let error = interruptible(check, || sleep(hour)).unwrap_err();
         assert_eq!((error.kind(), asked.get()), (io::ErrorKind::Interrupted, 3));
         sleep(Duration::from_millis(1)).unwrap();
-        assert_eq!(asked.get(), 3, "asked after its scope");
+        assert_eq!(asked.get(), 3, "the check ran after its scope");
     }
 
     #[test]

@@ -1,5 +1,5 @@
-//! Where a worker runs: which host, and which sockets and cores of it. Exchanged when a job starts, to choose
-//! transports and, later, to build trees that cross each network link once.
+//! Where a worker runs: its host, and the sockets and cores of that host. Workers exchange this when a job starts, to
+//! choose transports and, later, to build trees that cross each network link once.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -9,63 +9,63 @@ use tidemill_machine::{Cpu, Machine};
 
 use crate::environment::LaunchContext;
 
-/// Tells whether two workers share a kernel and see each other's processes, which is what shared memory by way of
-/// `/proc/<pid>/fd` needs.
+/// Tells whether two workers share a kernel and see each other's processes, which shared memory through
+/// `/proc/<pid>/fd` requires.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct HostIdentity {
     /// Drawn by the kernel at boot: two machines differ even if they were cloned from one image.
     boot_id: u128,
     /// Containers on one machine have one boot id, but do not see each other's processes.
     pid_namespace: u64,
-    /// Opening another process's descriptors takes the rights of one user namespace.
+    /// Opening another process's descriptors requires the rights of the same user namespace.
     user_namespace: u64,
 }
 
 impl HostIdentity {
-    /// This process's.
+    /// The identity of this process's host.
     pub fn here() -> Self {
         let boot_id = fs::read_to_string("/proc/sys/kernel/random/boot_id").ok();
         let boot_id = boot_id.and_then(|text| u128::from_str_radix(&text.trim().replace('-', ""), 16).ok());
         let namespace = |name: &str| fs::metadata(format!("/proc/self/ns/{name}")).map_or(0, |meta| meta.ino());
         HostIdentity {
-            // Without /proc nobody shares anything: a random identity equals none.
+            // Without /proc, no memory can be shared: a random identity equals no other.
             boot_id: boot_id.unwrap_or_else(|| u128::from_le_bytes(crate::secret::random_bytes())),
             pid_namespace: namespace("pid"),
             user_namespace: namespace("user"),
         }
     }
 
-    /// Another container on this machine.
+    /// The identity of another container on this machine.
     #[cfg(test)]
     pub(crate) fn container(self, pid_namespace: u64) -> Self {
         HostIdentity { pid_namespace, ..self }
     }
 
-    /// Whether both are on one machine, whose processors they share: perhaps as containers, or as emulated hosts.
+    /// Whether both are on one machine and so share its processors, perhaps as containers or as emulated hosts.
     pub(crate) fn is_same_machine(&self, other: &HostIdentity) -> bool {
         self.boot_id == other.boot_id
     }
 
-    /// Whether shared memory with `other` can be expected to work. What really works is tried when it is opened.
+    /// Whether shared memory with `other` can be expected to work. Opening it shows whether it does.
     pub fn shares_memory_with(&self, other: &HostIdentity) -> bool {
         self == other
     }
 }
 
-/// What the workers of a host have for messages among them. All workers of a job judge alike.
+/// How the workers of a host exchange messages. All workers of a job come to the same result.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct HostLinks {
-    /// Every pair of them uses shared memory; else some, or all, use TCP.
+    /// Every pair of them uses shared memory; otherwise some or all use TCP.
     pub shared_memory: bool,
-    /// They have a core each: then waiting by polling takes nothing from anybody.
+    /// Each has its own core, so waiting by polling slows nobody down.
     pub own_cores: bool,
 }
 
 impl HostLinks {
-    /// As good as can be.
+    /// The best case.
     pub const BEST: HostLinks = HostLinks { shared_memory: true, own_cores: true };
 
-    /// What holds for both hosts.
+    /// What is true of both.
     pub fn and(self, other: HostLinks) -> HostLinks {
         HostLinks {
             shared_memory: self.shared_memory && other.shared_memory,
@@ -77,32 +77,31 @@ impl HostLinks {
 /// Where one worker runs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct WorkerPlacement {
-    /// Its host, for machines.
+    /// Its host, as programs identify it.
     pub host: HostIdentity,
-    /// Its host, for people.
+    /// Its host, as people know it.
     pub hostname: String,
-    /// Where its host is in the network, from the outside in, such as `zone-a/rack-3/host-7`; `None` where nobody has
-    /// said it.
+    /// The location of its host in the network, from the outside in, such as `zone-a/rack-3/host-7`, if it is set.
     pub location: Option<String>,
     /// Its process.
     pub pid: u32,
-    /// Processors it may keep busy: allowed by its affinity and its cgroup's quota. At least 1.
+    /// Processors it may keep busy: those its affinity and its cgroup's quota allow. At least 1.
     pub cores_allowed: usize,
     /// Processors its affinity allows, as Linux numbers them.
     pub processors: Vec<u32>,
     /// How many threads the CPU quota of its container can keep busy, at least 1; all workers of the host share it.
     pub quota: Option<u32>,
-    /// How many processors its launcher says are meant for it, whatever its affinity allows.
+    /// How many processors its launcher intends for it, whatever its affinity allows.
     pub granted: Option<u32>,
-    /// The socket (physical package) of these processors, if it is one.
+    /// The socket (physical package) of these processors, if they share one.
     pub socket: Option<u32>,
-    /// The core (within the socket) of these processors, if it is one: the worker is pinned.
+    /// The core (within the socket) of these processors, if they share one: the worker is pinned.
     pub core: Option<u32>,
 }
 
 impl WorkerPlacement {
-    /// This process's. Reads a few files of /proc and /sys; what cannot be read is left open, and so is what only the
-    /// launcher knows.
+    /// The placement of this process. Reads a few files of /proc and /sys; leaves unset what cannot be read and what
+    /// only the launcher knows.
     pub fn here() -> Self {
         let machine = Machine::here();
         let only = |what: fn(&Cpu) -> Option<u32>| {
@@ -110,7 +109,7 @@ impl WorkerPlacement {
             what(first).filter(|_| others.iter().all(|other| what(other) == what(first)))
         };
         let socket = only(|cpu| cpu.socket);
-        // Core numbers are the socket's: without one socket, equal numbers mean nothing.
+        // Core numbers are relative to a socket: across sockets, equal numbers mean nothing.
         let core = socket.and(only(|cpu| cpu.core));
         WorkerPlacement {
             host: HostIdentity::here(),
@@ -126,7 +125,7 @@ impl WorkerPlacement {
         }
     }
 
-    /// As bytes for [`WorkerPlacement::decode`].
+    /// Encodes it for [`WorkerPlacement::decode`].
     pub fn encode(&self) -> Vec<u8> {
         let mut bytes = Vec::new();
         bytes.extend_from_slice(&self.host.boot_id.to_le_bytes());
@@ -142,7 +141,7 @@ impl WorkerPlacement {
         bytes
     }
 
-    /// What [`WorkerPlacement::encode`] made; `None` for anything else.
+    /// Decodes the output of [`WorkerPlacement::encode`]; `None` for anything else.
     pub fn decode(mut bytes: &[u8]) -> Option<Self> {
         let host = HostIdentity {
             boot_id: u128::from_le_bytes(take(&mut bytes)?),
@@ -183,17 +182,17 @@ pub struct HostShare {
     pub processors: usize,
     /// How many workers may use some of them, this one included.
     pub workers: usize,
-    /// Which of these workers it is, from 0.
+    /// The index of this worker among them, from 0.
     pub index: usize,
-    /// How many threads each worker can have, so that every thread has a processor and the quota of the container
-    /// lasts. May be 0.
+    /// How many threads each worker can have while every thread has a processor and the container's quota is not
+    /// exceeded. May be 0.
     pub room: usize,
-    /// How many threads it should have where the user does not say. At least 1.
+    /// How many threads it should have unless the user sets a number. At least 1.
     pub threads: usize,
 }
 
 impl HostShare {
-    /// That of worker `rank` of a job. Workers that a launcher has bound to processors of their own share them with
+    /// The share of worker `rank` of a job. Workers that a launcher has bound to their own processors share them with
     /// nobody, but all workers of a host share its quota.
     pub fn of(placements: &[WorkerPlacement], rank: usize) -> HostShare {
         let mine = &placements[rank];
@@ -210,8 +209,8 @@ impl HostShare {
         )
     }
 
-    /// That of this process, which has joined no job, as far as the launcher says who else is on the host. `bound`: the
-    /// launcher has bound each worker to processors of its own.
+    /// The share of this process, which has not joined a job, according to what the launcher says about other workers
+    /// on the host. `bound`: the launcher has bound each worker to its own processors.
     pub fn of_process(here: &WorkerPlacement, launch: Option<&LaunchContext>, bound: bool) -> HostShare {
         let said = launch.and_then(|launch| Some((launch.local_rank?, launch.local_size?)));
         let (index, workers) = said.filter(|(index, workers)| index < workers).unwrap_or((0, 1));
@@ -228,7 +227,7 @@ impl HostShare {
     }
 }
 
-/// Of each worker in words its host and who runs there; nothing where all share one.
+/// For each worker, its host and the workers on it in words; empty where all share one host.
 pub(crate) fn hosts(placements: &[WorkerPlacement]) -> Vec<String> {
     let mut workers: BTreeMap<HostIdentity, Vec<u32>> = BTreeMap::new();
     for (rank, placement) in (0..).zip(placements) {
@@ -244,7 +243,7 @@ pub(crate) fn hosts(placements: &[WorkerPlacement]) -> Vec<String> {
     placements.iter().map(words).collect()
 }
 
-/// `0-3,8`: as Linux writes lists of processors.
+/// Formats a list of processors as Linux does: `0-3,8`.
 fn ranges(sorted: &[u32]) -> String {
     let mut parts: Vec<String> = Vec::new();
     let mut rest = sorted;
@@ -277,7 +276,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// A worker must find itself on its own host, whatever the machine lacks.
+    /// A worker must find that it shares memory with itself, whatever the machine lacks.
     #[test]
     fn this_process_shares_memory_with_itself() {
         let here = WorkerPlacement::here();
@@ -294,7 +293,7 @@ mod tests {
         }
     }
 
-    /// Threads that spin without a processor of their own keep the one they wait for from running.
+    /// A spinning thread without its own processor keeps the thread that it waits for from running.
     #[test]
     fn workers_of_a_host_share_its_processors_and_its_quota() {
         let here = WorkerPlacement { quota: None, granted: None, ..WorkerPlacement::here() };
@@ -308,12 +307,12 @@ mod tests {
         assert_eq!(share(&unbound, 2), (64, 3, 2, 21, 21));
         // The same with --cpus-per-task=4.
         assert_eq!(share(&unbound.map(|one| WorkerPlacement { granted: Some(4), ..one }), 1), (64, 3, 1, 21, 4));
-        // Bound by the launcher: nobody else is there.
+        // Bound by the launcher: nobody else uses these processors.
         assert_eq!(share(&[on(0..32), on(32..64)], 1), (32, 1, 0, 32, 32));
         assert_eq!(share(&[on(0..8), on(8..64), on(8..64)], 2), (56, 2, 1, 28, 28));
         // More workers than processors.
         assert_eq!(share(&[on(0..1), on(0..1)], 1), (1, 2, 1, 0, 1));
-        // A container's quota is one for all its workers, bound or not.
+        // All workers of a container share one quota, bound or not.
         let limited = |cpus| WorkerPlacement { quota: Some(2), ..on(cpus) };
         assert_eq!(share(&[limited(0..64)], 0), (64, 1, 0, 2, 2));
         assert_eq!(share(&[limited(0..32), limited(32..64)], 0), (32, 1, 0, 1, 1));
@@ -346,9 +345,9 @@ mod tests {
         assert_eq!(HostShare::of_process(&here, None, false).workers, 1);
     }
 
-    /// Who reads that a worker is lost looks for its host, and for the others that are lost with it.
+    /// A user who reads that a worker is lost looks for its host, and for the other workers lost with it.
     #[test]
-    fn a_host_is_told_with_its_workers() {
+    fn a_host_is_named_with_its_workers() {
         let on = |pid_namespace: u64| {
             let here = WorkerPlacement::here();
             let host = HostIdentity { pid_namespace, ..here.host };
@@ -367,7 +366,7 @@ mod tests {
             prop_assert_eq!(parse_ranges(&ranges(&list)), Some(list));
         }
 
-        /// Bytes come from a peer: no panic and no allocation out of proportion.
+        /// Bytes come from a peer: they must cause neither a panic nor a disproportionate allocation.
         #[test]
         fn any_bytes_decode_or_are_refused(bytes in prop::collection::vec(any::<u8>(), 0..120)) {
             if let Some(placement) = WorkerPlacement::decode(&bytes) {

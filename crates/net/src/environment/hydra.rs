@@ -3,9 +3,9 @@
 use super::reader::VariableReader;
 use super::{EnvironmentError, GIVE_ROOT_AND_SECRET, Launcher, LauncherVariables, MeetingPoint};
 
-/// Returns what hydra says, if it started this worker.
+/// Returns what hydra set, if it started this worker.
 pub(super) fn read(env: &VariableReader<'_>) -> Result<Option<LauncherVariables>, EnvironmentError> {
-    // srun with PMI-2 sets PMI_RANK and PMI_SIZE as well; a hydra started by srun also sets variables of its own.
+    // srun with PMI-2 sets PMI_RANK and PMI_SIZE as well; hydra started by srun also sets its own variables.
     let by_hydra = env.has("HYDI_CONTROL_FD") || env.has("MPI_LOCALNRANKS");
     if env.has("SLURM_STEP_ID") && env.has("SLURM_PROCID") && !by_hydra {
         return Ok(None);
@@ -32,7 +32,7 @@ pub(super) fn read(env: &VariableReader<'_>) -> Result<Option<LauncherVariables>
         size,
         local_rank: env.number("MPI_LOCALRANKID")?,
         local_size,
-        // Nothing in hydra's environment names the job: jobs are told apart by the witness, or by names from PMI.
+        // Nothing in hydra's environment names the job: the witness or names from PMI tell jobs apart.
         job: "hydra".into(),
         meeting,
     }))

@@ -1,4 +1,4 @@
-//! What the launcher says about this worker in environment variables. Reading them touches nothing else.
+//! What the launcher tells this worker in environment variables. Reading them has no side effects.
 //!
 //! Each launcher has a module. The first one whose variables are set wins:
 //!
@@ -11,7 +11,7 @@
 //! | `torch`    | torchrun, Kubernetes                  | `RANK`, `WORLD_SIZE`, `MASTER_ADDR`, `MASTER_PORT`        |
 //! |            | none                                  | a job of one worker                                       |
 //!
-//! The host's place in the network is `TIDEMILL_LOCATION`, or else Slurm's `SLURM_TOPOLOGY_ADDR`.
+//! The host's location in the network is `TIDEMILL_LOCATION`, or else Slurm's `SLURM_TOPOLOGY_ADDR`.
 //!
 //! With any launcher that sets a rank and a size, `TIDEMILL_ROOT` and `TIDEMILL_SECRET` can give the meeting point.
 //! Starting N jobs of one worker instead of one job of N workers, a common mistake with MPI, is an error here.
@@ -38,14 +38,14 @@ use crate::{FAILURE_TIMEOUT, Rank};
 /// The variables of a process.
 pub type Variables = BTreeMap<String, String>;
 
-/// How long workers wait for each other, unless told otherwise (`TIDEMILL_JOIN_TIMEOUT`, in seconds).
+/// How long workers wait for each other by default (`TIDEMILL_JOIN_TIMEOUT`, in seconds).
 pub const JOIN_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// What started this worker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Launcher {
-    /// Nothing: a program started by hand.
+    /// No launcher: the program was started by hand.
     None,
     /// `tidemill run`, or its variables set by hand.
     Tidemill,
@@ -79,45 +79,46 @@ pub enum MeetingPoint {
     Alone,
     /// Both were given.
     Given {
-        /// `host:port`; several, separated by commas, are tried in turn.
+        /// `host:port`; several, separated by commas, are tried in order.
         root: String,
         /// The job's secret.
         secret: JobSecret,
         /// On rank 0: a listening socket inherited from the launcher.
         listen_fd: Option<RawFd>,
     },
-    /// Rank 0 was given, a secret was not: everybody who can connect and knows the job's public parameters gets in.
+    /// Rank 0's address was given without a secret: anybody who can connect and knows the job's public parameters can
+    /// join.
     Unprotected {
         /// `host:port`.
         root: String,
     },
-    /// All workers are on this host: a socket that only this user's processes may use.
+    /// All workers are on this host: they meet at a socket that only processes of this user may use.
     SameHost {
-        /// A descriptor of the launcher's whose other end is one process for all workers of the job, where the
-        /// environment does not tell two jobs apart.
+        /// A descriptor from the launcher whose other end is one process for all workers of the job. It tells two
+        /// jobs apart where the environment does not.
         witness: Option<RawFd>,
     },
     /// Through the launcher's PMIx server.
     Pmix,
-    /// Through the launcher's PMI-1 server, a descriptor of this process.
+    /// Through the launcher's PMI-1 server, over a descriptor of this process.
     Pmi1 {
         /// The descriptor.
         fd: RawFd,
     },
 }
 
-/// What the launcher said.
+/// What the launcher set.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LaunchContext {
-    /// Who started this worker.
+    /// The launcher of this worker.
     pub launcher: Launcher,
     /// This worker's number.
     pub rank: Rank,
     /// How many workers the job has.
     pub size: u32,
-    /// This worker's number on its host, if the launcher said.
+    /// This worker's number on its host, if the launcher set it.
     pub local_rank: Option<u32>,
-    /// How many workers the host has, if the launcher said.
+    /// How many workers the host has, if the launcher set it.
     pub local_size: Option<u32>,
     /// The job's name.
     pub job: String,
@@ -127,30 +128,30 @@ pub struct LaunchContext {
     pub join_timeout: Duration,
     /// Silence after which a worker counts as lost.
     pub failure_timeout: Duration,
-    /// Where this host is in the network: a path from the outside in, such as `zone-a/rack-3/host-7`, if anybody said
-    /// so.
+    /// The location of this host in the network: a path from the outside in, such as `zone-a/rack-3/host-7`, if one
+    /// is given.
     pub location: Option<String>,
-    /// How many processors are meant for this worker: `srun --cpus-per-task`. Its affinity may allow more.
+    /// How many processors this worker is meant to use (`srun --cpus-per-task`). Its affinity may allow more.
     pub granted: Option<u32>,
-    /// How many workers are connected to each in the tree of the control plane, at most, if anybody said so. Rank 0's
-    /// counts.
+    /// The largest number of workers connected to one worker in the tree of the control plane, if given. Rank 0's
+    /// value counts.
     pub control_fanout: Option<u32>,
 }
 
 impl LaunchContext {
-    /// What the environment of this process says.
+    /// Reads the environment of this process.
     ///
     /// # Errors
     /// [`EnvironmentError`], which names the variable and the remedy.
     pub fn from_process() -> Result<LaunchContext, EnvironmentError> {
-        // Other variables may be any bytes; ours are text.
+        // Other variables may hold any bytes; ours are text.
         let text = |(name, value): (std::ffi::OsString, std::ffi::OsString)| {
             Some((name.into_string().ok()?, value.into_string().ok()?))
         };
         LaunchContext::from_environment(&std::env::vars_os().filter_map(text).collect())
     }
 
-    /// What `variables` say. A pure function.
+    /// Interprets `variables`. A pure function.
     ///
     /// # Errors
     /// [`EnvironmentError`], which names the variable and the remedy.
@@ -195,7 +196,7 @@ impl LaunchContext {
     }
 }
 
-/// Returns the meeting point that `TIDEMILL_BOOTSTRAP` asks for, in place of the launcher's.
+/// Returns the meeting point that `TIDEMILL_BOOTSTRAP` selects instead of the launcher's.
 fn chosen_meeting(env: &VariableReader<'_>) -> Result<Option<MeetingPoint>, EnvironmentError> {
     let name = "TIDEMILL_BOOTSTRAP";
     let Some(value) = env.text(name) else { return Ok(None) };
@@ -218,7 +219,7 @@ fn chosen_meeting(env: &VariableReader<'_>) -> Result<Option<MeetingPoint>, Envi
     }
 }
 
-/// Returns the fan-out that `TIDEMILL_CONTROL_FANOUT` asks for.
+/// Returns the fan-out that `TIDEMILL_CONTROL_FANOUT` sets.
 fn control_fanout(env: &VariableReader<'_>) -> Result<Option<u32>, EnvironmentError> {
     let (name, expected) = ("TIDEMILL_CONTROL_FANOUT", "a number of workers, at least 2");
     match env.parse(name, expected)? {
@@ -231,10 +232,10 @@ fn control_fanout(env: &VariableReader<'_>) -> Result<Option<u32>, EnvironmentEr
     }
 }
 
-/// Returns where this host is in the network, if anything says so.
+/// Returns the location of this host in the network, if it is set.
 fn location(env: &VariableReader<'_>, launcher: Launcher) -> Result<Option<String>, EnvironmentError> {
     let Some(value) = env.text("TIDEMILL_LOCATION") else {
-        // mpiexec gives the variables of its own host to the workers of all hosts.
+        // mpiexec passes the variables of its own host to the workers of all hosts.
         let is_this_host = !matches!(launcher, Launcher::OpenMpi | Launcher::Hydra);
         return Ok(if is_this_host { slurm::location(env) } else { None });
     };
@@ -263,11 +264,11 @@ struct LauncherVariables {
     meeting: MeetingPoint,
 }
 
-/// The remedy where a launcher offers nothing by which workers could meet.
+/// The remedy where a launcher offers no way for workers to meet.
 const GIVE_ROOT_AND_SECRET: &str = "give every worker rank 0's host:port in TIDEMILL_ROOT and 64 random hexadecimal digits \
                                     (`openssl rand -hex 32`) in TIDEMILL_SECRET";
 
-/// A job of one worker, which no launcher started.
+/// A job of one worker that no launcher started.
 fn alone(env: &VariableReader<'_>) -> Result<LauncherVariables, EnvironmentError> {
     // A launcher that says where to meet means more than one worker.
     if let Some(name) = ["TIDEMILL_ROOT", "TIDEMILL_LISTEN_FD"].into_iter().find(|name| env.has(name)) {
@@ -359,7 +360,7 @@ mod tests {
         }
     }
 
-    /// The mistake every user makes once, in its usual forms.
+    /// A mistake every user makes once, in its usual forms.
     #[test]
     fn many_jobs_of_one_are_refused_with_the_remedy() {
         for (text, remedy) in [
@@ -391,7 +392,7 @@ mod tests {
         assert_eq!(good(&format!("{HYDRA} TIDEMILL_BOOTSTRAP=pmi")).meeting, MeetingPoint::Pmi1 { fd: 9 });
         assert!(bad(&format!("{OPEN_MPI} TIDEMILL_BOOTSTRAP=pmi")).contains("PMI_FD"));
         assert!(bad(&format!("{OPEN_MPI} TIDEMILL_BOOTSTRAP=smoke")).contains("same-host, pmix or pmi"));
-        // Empty means unset, as launchers and shells like to do it.
+        // Empty means unset: launchers and shells often clear variables this way.
         assert_eq!(good("TIDEMILL_RANK= TIDEMILL_SIZE= RANK= WORLD_SIZE=").meeting, MeetingPoint::Alone);
     }
 }

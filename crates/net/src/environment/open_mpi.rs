@@ -3,7 +3,7 @@
 use super::reader::VariableReader;
 use super::{EnvironmentError, Launcher, LauncherVariables, MeetingPoint};
 
-/// Returns what `mpirun` says, if it started this worker.
+/// Returns what `mpirun` set, if it started this worker.
 pub(super) fn read(env: &VariableReader<'_>) -> Result<Option<LauncherVariables>, EnvironmentError> {
     let remedy = "start the program with `mpirun -n N`";
     let Some((rank, size)) = env.pair("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", remedy)? else { return Ok(None) };
@@ -27,7 +27,7 @@ pub(super) fn read(env: &VariableReader<'_>) -> Result<Option<LauncherVariables>
         size,
         local_rank: env.number("OMPI_COMM_WORLD_LOCAL_RANK")?,
         local_size,
-        // Two jobs of one user on one host have different namespaces; the server's address makes sure.
+        // Two jobs of one user on one host usually have different namespaces; the server's address makes sure.
         job: format!("ompi {} {}", space.unwrap_or("-"), env.text("PMIX_SERVER_URI2").unwrap_or("-")),
         meeting,
     }))
@@ -47,7 +47,7 @@ mod tests {
         );
         assert_eq!(launch.meeting, SAME_HOST);
         assert_eq!(good(&format!("{OPEN_MPI} OMPI_COMM_WORLD_LOCAL_SIZE=2")).meeting, MeetingPoint::Pmix);
-        // mpirun within a batch job.
+        // mpirun inside a batch job.
         assert_eq!(good(&format!("{OPEN_MPI} SLURM_NTASKS=8 SLURM_JOB_ID=1")).launcher, Launcher::OpenMpi);
     }
 }

@@ -7,7 +7,7 @@ use std::time::Duration;
 use super::{EnvironmentError, MeetingPoint, Variables};
 use crate::secret::JobSecret;
 
-/// The variables of a process. One that is empty counts as unset, as launchers and shells like to do it.
+/// The variables of a process. An empty one counts as unset: launchers and shells often clear variables this way.
 pub(super) struct VariableReader<'a>(pub(super) &'a Variables);
 
 impl<'a> VariableReader<'a> {
@@ -60,7 +60,7 @@ impl<'a> VariableReader<'a> {
         })
     }
 
-    /// What was given to meet by, for launchers that have nothing, or nothing better.
+    /// The meeting point that the user gave, for launchers that offer none or no better one.
     pub(super) fn given(&self) -> Result<Option<MeetingPoint>, EnvironmentError> {
         let (Some(root), Some(secret)) = (self.text("TIDEMILL_ROOT"), self.secret()?) else { return Ok(None) };
         Ok(Some(MeetingPoint::Given { root: root.into(), secret, listen_fd: None }))

@@ -3,7 +3,7 @@
 use super::reader::VariableReader;
 use super::{EnvironmentError, GIVE_ROOT_AND_SECRET, Launcher, LauncherVariables, MeetingPoint, location_path, torch};
 
-/// Returns what `srun` says, if it started this worker.
+/// Returns what `srun` set, if it started this worker.
 pub(super) fn read(env: &VariableReader<'_>) -> Result<Option<LauncherVariables>, EnvironmentError> {
     let tasks = match env.number("SLURM_STEP_NUM_TASKS")? {
         Some(tasks) => Some(tasks),
@@ -12,7 +12,7 @@ pub(super) fn read(env: &VariableReader<'_>) -> Result<Option<LauncherVariables>
     let Some(size) = tasks else { return Ok(None) };
     let rank = env.number("SLURM_PROCID")?;
     let (Some(rank), Some(step)) = (rank, env.text("SLURM_STEP_ID").or_else(|| env.text("SLURM_STEPID"))) else {
-        // A batch script or an allocation's shell. Something else than srun may have started this worker there.
+        // A batch script or an allocation's shell, where something other than srun may have started this worker.
         if size > 1 && !(env.has("RANK") && env.has("WORLD_SIZE")) {
             return Err(EnvironmentError::ManyJobsOfOne {
                 evidence: format!("Slurm has {size} tasks for this job"),
@@ -58,8 +58,8 @@ pub(super) fn read(env: &VariableReader<'_>) -> Result<Option<LauncherVariables>
     }))
 }
 
-/// Returns how many tasks of the step are on this host. `SLURM_STEP_TASKS_PER_NODE` is a list such as `2(x3),1`: three
-/// hosts with two tasks each, then one with one.
+/// Returns how many tasks of the step run on this host. `SLURM_STEP_TASKS_PER_NODE` is a list such as `2(x3),1`:
+/// three hosts with two tasks each, then one host with one.
 fn tasks_here(env: &VariableReader<'_>) -> Result<Option<u32>, EnvironmentError> {
     let (Some(list), Some(node)) = (env.text("SLURM_STEP_TASKS_PER_NODE"), env.number("SLURM_NODEID")?) else {
         return Ok(None);
@@ -84,10 +84,10 @@ pub(super) fn granted(env: &VariableReader<'_>) -> Result<Option<u32>, Environme
     Ok(env.number("SLURM_CPUS_PER_TASK")?.filter(|&cpus| cpus > 0))
 }
 
-/// Returns where Slurm says that this host is in the network. What it says may be no path; that is not an error.
+/// Returns this host's location in the network according to Slurm. An invalid path is ignored, not an error.
 pub(super) fn location(env: &VariableReader<'_>) -> Option<String> {
     let address = env.text("SLURM_TOPOLOGY_ADDR")?;
-    // `spine.rack3.node7` for `switch.switch.node`. The last part, a host's name, may contain dots itself. A level
+    // `spine.rack3.node7` for `switch.switch.node`. The last part, the host name, may itself contain dots. A level
     // without a switch is an empty part.
     let pattern = env.text("SLURM_TOPOLOGY_ADDR_PATTERN");
     let count = pattern.map_or(usize::MAX, |pattern| pattern.split('.').count());
@@ -111,7 +111,7 @@ mod tests {
         let master = good(&format!("{many} MASTER_ADDR=n1 MASTER_PORT=5"));
         assert_eq!(master.meeting, MeetingPoint::Unprotected { root: "n1:5".into() });
         assert!(bad(&many).contains("--mpi=pmix"));
-        // How many workers this host has decides how many threads each of them starts.
+        // The number of workers on this host decides how many threads each of them starts.
         for (node, tasks) in [("0", Some(2)), ("2", Some(2)), ("3", Some(1)), ("4", None)] {
             let text = format!("{many} PMIX_NAMESPACE=s SLURM_STEP_TASKS_PER_NODE=2(x3),1 SLURM_NODEID={node}");
             assert_eq!(good(&text).local_size, tasks, "node {node}");
@@ -119,14 +119,14 @@ mod tests {
         let odd = good(&format!("{many} PMIX_NAMESPACE=s SLURM_STEP_TASKS_PER_NODE=2(x SLURM_NODEID=0"));
         assert_eq!((odd.local_size, odd.granted), (None, None));
         assert_eq!(good(&format!("{SRUN} SLURM_STEP_NUM_NODES=1 SLURM_CPUS_PER_TASK=6")).granted, Some(6));
-        // That of an allocation is not for the workers of another launcher.
+        // An allocation's value does not apply to the workers of another launcher.
         assert_eq!(good(&format!("{OPEN_MPI} SLURM_CPUS_PER_TASK=6")).granted, None);
         // A step of one task within a larger job is a job of one worker.
         let single = "SLURM_JOB_ID=7 SLURM_STEP_ID=0 SLURM_PROCID=0 SLURM_STEP_NUM_TASKS=1 SLURM_NTASKS=4";
         assert_eq!(good(single).meeting, MeetingPoint::Alone);
     }
 
-    /// A wrong place would draw copies to the far end of the network.
+    /// A wrong location would send copies to the far end of the network.
     #[test]
     fn location_of_the_host() {
         let location = |text: &str| good(text).location;

@@ -3,7 +3,7 @@
 use super::reader::VariableReader;
 use super::{EnvironmentError, GIVE_ROOT_AND_SECRET, Launcher, LauncherVariables, MeetingPoint};
 
-/// Returns what `TIDEMILL_RANK` and its companions say, if they are set.
+/// Returns what `TIDEMILL_RANK` and related variables say, if they are set.
 pub(super) fn read(env: &VariableReader<'_>) -> Result<Option<LauncherVariables>, EnvironmentError> {
     let remedy = "start the program with `tidemill run -n N`, or set both";
     let Some((rank, size)) = env.pair("TIDEMILL_RANK", "TIDEMILL_SIZE", remedy)? else { return Ok(None) };
@@ -44,11 +44,11 @@ mod tests {
         assert_eq!((launch.launcher, launch.job.as_str(), launch.local_size), (Launcher::Tidemill, "j", Some(2)));
         let MeetingPoint::Given { root, listen_fd, .. } = launch.meeting else { panic!() };
         assert_eq!((root.as_str(), listen_fd), ("10.0.0.1:99", Some(5)));
-        // The others may inherit the variable; the descriptor is rank 0's.
+        // The others may inherit the variable, but only rank 0 has the descriptor.
         let launch = good(&format!("{common} TIDEMILL_RANK=3 TIDEMILL_LISTEN_FD=5"));
         assert!(matches!(launch.meeting, MeetingPoint::Given { listen_fd: None, .. }));
         assert_eq!(good("TIDEMILL_RANK=0 TIDEMILL_SIZE=1").meeting, MeetingPoint::Alone);
-        // It stands above what a batch system left behind.
+        // It takes precedence over what a batch system left in the environment.
         let launch = good(&format!("{common} TIDEMILL_RANK=3 {SRUN} {OPEN_MPI} {TORCH}"));
         assert_eq!((launch.launcher, launch.rank.0), (Launcher::Tidemill, 3));
     }

@@ -3,11 +3,11 @@
 use super::reader::VariableReader;
 use super::{EnvironmentError, Launcher, LauncherVariables, MeetingPoint};
 
-/// Returns what torchrun says, or another launcher that sets the same variables.
+/// Returns what torchrun set, or another launcher that sets the same variables.
 pub(super) fn read(env: &VariableReader<'_>) -> Result<Option<LauncherVariables>, EnvironmentError> {
     let (rank, size) = match (env.number("RANK"), env.number("WORLD_SIZE")) {
         (Ok(Some(rank)), Ok(Some(size))) => (rank, size),
-        // RANK alone is a common word; WORLD_SIZE is not.
+        // RANK alone may mean something else; WORLD_SIZE is unlikely to.
         (_, Ok(Some(size))) if size > 1 => {
             return Err(EnvironmentError::ManyJobsOfOne {
                 evidence: format!("WORLD_SIZE={size} is set without RANK"),
@@ -26,7 +26,8 @@ pub(super) fn read(env: &VariableReader<'_>) -> Result<Option<LauncherVariables>
     let meeting = match (env.given()?, master(env)?, env.secret()?) {
         (Some(given), ..) => given,
         _ if size == 1 => MeetingPoint::Alone,
-        // A secret was given, so workers may be where this host's meeting point does not reach, such as in containers.
+        // A secret was given, so workers may run where this host's meeting point does not reach, such as in
+        // containers.
         (None, Some(root), Some(secret)) => MeetingPoint::Given { root, secret, listen_fd: None },
         _ if here => MeetingPoint::SameHost { witness: None },
         (None, Some(root), None) => MeetingPoint::Unprotected { root },

@@ -1,6 +1,7 @@
-//! Frames out of a stream of bytes: short ones are put together in a buffer, long ones go straight into place.
+//! Cuts a stream of bytes into frames: short frames are assembled in a buffer, long ones go straight to their
+//! destination.
 //!
-//! Apart from the socket, so that it can be fed any bytes in any pieces.
+//! Separate from the socket, so that tests can feed it any bytes in any pieces.
 
 use super::FRAME_BYTES_MAX;
 use crate::{FrameHeader, FrameSink, HEADER_BYTES, Rank};
@@ -8,33 +9,33 @@ use crate::{FrameHeader, FrameSink, HEADER_BYTES, Rank};
 /// Bytes received at once, so that many small frames cost one system call.
 const BUFFER_BYTES: usize = 64 << 10;
 
-/// A frame with at most this much payload is put together in the buffer and delivered whole; of a longer one that has
-/// arrived in part, the rest is read straight into place.
+/// A frame with at most this much payload is assembled in the buffer and delivered whole. Of a longer frame that has
+/// arrived in part, the rest is read straight to its destination.
 const WHOLE_BYTES_MAX: usize = 8 << 10;
 
-/// Behind the rest of a long payload, only this much is read into the buffer: what follows is most likely the header of
-/// the next piece, and its payload shall go straight into place too.
+/// Behind the rest of a long payload, only this much is read into the buffer: the next bytes are most likely the
+/// header of the next piece, whose payload should go straight to its destination too.
 const BEHIND_BYTES: usize = 4 << 10;
 
 /// The receiving half of a connection.
 pub(crate) struct FrameAssembly {
     peer: Rank,
     buffer: Box<[u8]>,
-    /// The part of `buffer` that has arrived and is not delivered.
+    /// The part of `buffer` that has arrived but is not delivered yet.
     start: usize,
     end: usize,
     placing: Option<DirectPayload>,
 }
 
-/// A frame whose payload goes straight into place. Invariant: `filled < header.len`, and the `header.len` bytes at `at`
-/// are writable until `landed`, as [`FrameSink::begin`] promises.
+/// A frame whose payload goes straight to its destination. Invariant: `filled < header.len`, and the `header.len`
+/// bytes at `at` are writable until `landed`, as [`FrameSink::begin`] promises.
 struct DirectPayload {
     header: FrameHeader,
     at: *mut u8,
     filled: usize,
 }
 
-// SAFETY: `at` is memory that the sink lends to the transport, not to a thread; it is used by `&mut self` only.
+// SAFETY: the sink lends `at` to the transport, not to a thread, and only `&mut self` uses it.
 unsafe impl Send for DirectPayload {}
 
 /// Where the next bytes go, in this order: `first`, then `second`, which may be empty. The memory is the assembly's own
@@ -50,15 +51,16 @@ impl FrameAssembly {
         FrameAssembly { peer, buffer, start: 0, end: 0, placing: None }
     }
 
-    /// Whether a frame has arrived in part.
+    /// Whether part of a frame has arrived.
     pub(crate) fn is_within_frame(&self) -> bool {
         self.placing.is_some() || self.start < self.end
     }
 
-    /// Room for the next bytes; never none.
+    /// Room for the next bytes, always at least one.
     pub(crate) fn room(&mut self) -> ReadSpace {
         let Some(placing) = &self.placing else {
-            // The undelivered part is less than one whole small frame: cheap to move, and then there is always room.
+            // The undelivered part is shorter than one small frame: it is cheap to move, and then there is always
+            // room.
             self.buffer.copy_within(self.start..self.end, 0);
             (self.start, self.end) = (0, self.end - self.start);
             let room = &mut self.buffer[self.end..];
@@ -72,11 +74,11 @@ impl FrameAssembly {
         ReadSpace { first: (at, rest), second: (self.buffer.as_mut_ptr(), BEHIND_BYTES) }
     }
 
-    /// Accounts for `got` bytes that were written to the room, and delivers every frame that is complete, or long
-    /// enough to be placed.
+    /// Accounts for `got` bytes that were written to the room, and delivers every frame that is complete or long
+    /// enough to be read straight to its destination.
     ///
     /// # Errors
-    /// Why the bytes are no frames; the connection is unusable then.
+    /// If the bytes are not frames; the connection is then unusable.
     pub(crate) fn arrived(&mut self, mut got: usize, sink: &mut dyn FrameSink) -> Result<(), String> {
         if let Some(placing) = &mut self.placing {
             let placed = got.min(placing.header.len as usize - placing.filled);
@@ -111,7 +113,7 @@ impl FrameAssembly {
     }
 }
 
-/// The payload's length, if this is a frame that a sound peer sends.
+/// The payload's length, if a correct peer could send this frame.
 fn check(header: &FrameHeader) -> Result<usize, String> {
     if header.kind().is_none() {
         return Err(format!("unknown kind {}", header.kind_raw));

@@ -1,4 +1,4 @@
-//! One connection: frames out of the caller's memory into the socket, and out of the socket into place.
+//! One connection: sends frames from the caller's memory, and receives frames into their destination.
 
 use std::io::IoSlice;
 use std::net::TcpStream;
@@ -13,10 +13,10 @@ use crate::fork::PrivateFd;
 use crate::transport::LinkInfo;
 use crate::{FrameHeader, FrameSink, HEADER_BYTES, PushResult, Rank, TransportError};
 
-/// Frames up to this size are copied beside their header, which is cheaper than a system call with two pieces.
+/// Frames up to this size are copied next to their header, which is cheaper than a system call with two pieces.
 const JOIN_BYTES_MAX: usize = 512;
 
-/// Bytes taken from one connection per poll, so that others get their turn.
+/// Bytes taken from one connection per poll, so that the others get their turn.
 const TURN_BYTES: usize = 1 << 20;
 
 pub(super) struct TcpConnection {
@@ -47,7 +47,7 @@ impl TcpConnection {
         TcpConnection { stream, assembly: FrameAssembly::new(peer), wants_out: false, finished: false }
     }
 
-    /// Sends as much as there is room for. See [`crate::Transport::push`].
+    /// Sends as much as the socket has room for. See [`crate::Transport::push`].
     pub(super) fn push(
         &mut self,
         header: &FrameHeader,
@@ -75,7 +75,7 @@ impl TcpConnection {
             };
             match result {
                 Ok(n) => *sent += n,
-                // The kernel is short of memory: as if the socket were full.
+                // The kernel is short of memory: treat the socket as full.
                 Err(Errno::AGAIN | Errno::NOBUFS | Errno::NOMEM) => return Ok(PushResult::Blocked),
                 Err(Errno::INTR) => {}
                 Err(e) => return Err(ConnectionEnd::Lost(format!("sending failed: {}", std::io::Error::from(e)))),
@@ -84,9 +84,9 @@ impl TcpConnection {
         Ok(PushResult::Sent)
     }
 
-    /// Ends the sending half: the peer reads what was sent, and then the end. Returns whether the peer's host has taken
-    /// all of it. Until then the socket must not be closed: closing it with something unread in it, which the peer may
-    /// have sent at any moment, makes the kernel forget what it has not delivered.
+    /// Ends the sending half: the peer reads what was sent, and then the end. Returns whether the peer's host has
+    /// received all of it. Until then the socket must not be closed: if it holds unread data, which the peer may send
+    /// at any moment, closing it makes the kernel drop what it has not delivered.
     pub(super) fn finish(&mut self) -> bool {
         if !self.finished {
             self.finished = true;
@@ -107,7 +107,7 @@ impl TcpConnection {
         info::limit_unsent(self.as_fd(), bytes);
     }
 
-    /// Takes what has arrived, a turn's worth at most. Returns whether anything had.
+    /// Receives what has arrived, at most one turn's worth. Returns whether anything had arrived.
     pub(super) fn poll(&mut self, sink: &mut dyn FrameSink) -> Result<bool, ConnectionEnd> {
         let mut taken = 0;
         while taken < TURN_BYTES {
@@ -121,7 +121,7 @@ impl TcpConnection {
             };
             taken += got;
             self.assembly.arrived(got, sink).map_err(ConnectionEnd::Corrupt)?;
-            // A short read emptied the socket; asking again would cost a system call to hear so.
+            // A short read emptied the socket; reading again would only cost a system call.
             if got < wanted {
                 break;
             }
@@ -129,13 +129,13 @@ impl TcpConnection {
         Ok(taken > 0)
     }
 
-    /// One system call. Returns bytes of room and bytes received.
+    /// One system call. Returns the bytes of room and the bytes received.
     fn receive(&mut self) -> Result<(usize, usize), Errno> {
         let ReadSpace { first, second } = self.assembly.room();
         let wanted = first.1 + second.1;
-        // SAFETY: the room is writable until the next `arrived`, as `ReadSpace` promises. Benefit over slices: payloads
-        // land in place without an intermediate copy, and no `&mut` to memory to which the sink's owner may hold
-        // pointers is ever made. A message header of zeros is one without name, parts or ancillary data.
+        // SAFETY: the room is writable until the next `arrived`, as `ReadSpace` promises. Benefit over slices:
+        // payloads land in place without an intermediate copy, and no `&mut` to memory to which the sink's owner may
+        // hold pointers is ever made. A zeroed message header has no name, parts or ancillary data.
         let got = unsafe {
             if second.1 == 0 {
                 libc::recv(self.stream.as_raw_fd(), first.0.cast(), first.1, 0)

@@ -1,15 +1,19 @@
-//! Connections on demand: a thread that calls the peers this worker first has something for, and answers their calls.
+//! Connections on demand: a thread that calls peers when this worker first sends them something, and answers their
+//! calls.
 //!
-//! It is a thread because a caller must not wait until the program of the called worker next communicates. It sleeps
-//! unless a handshake is under way, and hands each connection over to the transport, which it wakes by a descriptor.
+//! This is a thread because a caller must not wait until the program of the called worker next communicates. It
+//! sleeps unless a handshake is in progress, and passes each connection to the transport, which it wakes through a
+//! descriptor.
 //!
-//! *Who calls whom.* Either end may call, also both at once. The higher rank's call counts then: it turns the lower
-//! one's away ([`HandshakeError::Busy`]), who waits for the call that is under way. Where that fails all the same (one
-//! end has given up a call that the other has answered) a pair has two connections, which is no harm: each end sends on
-//! the first that it has, and receives on both, so frames stay in order.
+//! *Who calls whom.* Either end may call, even both at once. Then the higher rank's call wins: the higher rank
+//! rejects the lower rank's call ([`HandshakeError::Busy`]), and the lower rank waits for the call in progress. If
+//! that fails all the same, because one end has given up a call that the other has answered, the pair has two
+//! connections. This is harmless: each end sends on its first connection and receives on both, so frames stay in
+//! order.
 //!
-//! *When a connection counts.* The caller's first byte behind the handshake says that it has not given the call up in
-//! the meantime. Before that byte the called worker sends nothing on it, so no frame goes to where nobody reads.
+//! *When a connection counts.* The caller's first byte after the handshake confirms that it has not given up the call
+//! in the meantime. The called worker sends nothing before it receives that byte, so no frame goes to a connection
+//! that nobody reads.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -35,47 +39,47 @@ use crate::secret::JobKey;
 use crate::threads::{poll_until, spawn_native};
 use crate::{Rank, notice};
 
-/// What the kernel, which allows twice as much, holds on its way to a worker of the same host: with more, the bytes
-/// would have left the core's cache before the receiver copies them. It has to be four segments of the loopback
-/// interface, of up to 64 KiB each: with one the sender would wait for acknowledgements that the kernel delays.
+/// Send buffer towards a worker on the same host (the kernel allows twice as much): with more, the bytes would have
+/// left the core's cache before the receiver copies them. It has to hold four segments of the loopback interface, of
+/// up to 64 KiB each: with one segment, the sender would wait for acknowledgements that the kernel delays.
 const LOCAL_SEND_BYTES: usize = 128 << 10;
 
-/// A call that has not come through after this long does not turn others away any more: perhaps only the peer can reach
-/// this worker, and not the other way round.
+/// A call in progress for longer than this no longer makes this worker reject the peer's calls: perhaps the peer can
+/// reach this worker, but not the other way round.
 const PRECEDENCE: Duration = Duration::from_secs(1);
 
 /// A call that takes longer than this is reported.
 const NOTICE_AFTER: Duration = Duration::from_secs(5);
 
-/// The sleep of a thread that waits for nothing but its descriptors.
+/// How long a thread sleeps that waits only for its descriptors.
 const IDLE: Duration = Duration::from_secs(3600);
 
 /// The caller's first byte.
 const CONFIRMATION: u8 = 1;
 
-/// What has become of a peer.
+/// What the transport learns about a peer.
 pub(super) enum DialNews {
-    /// A connection, called by this worker or by the peer.
+    /// A connection that this worker or the peer opened.
     Connected { peer: Rank, stream: PrivateFd<TcpStream>, called: bool },
-    /// A call that has come to nothing, and why.
+    /// A call failed.
     Failed { peer: Rank, reason: DialFailure },
 }
 
-/// Why a call has come to nothing.
+/// Why a call failed.
 #[derive(Clone, Debug)]
 pub(super) enum DialFailure {
-    /// The peer was not reached in time; the last thing that went wrong.
+    /// The peer was not reached in time; holds the last error.
     TimedOut(Option<String>),
-    /// The peer refuses this worker and will go on to.
+    /// The peer refuses this worker and will keep refusing it.
     Refused(String),
 }
 
 /// What the transport and the thread share.
 struct DialBoard {
     state: Mutex<DialState>,
-    /// There is something in [`DialState::news`].
+    /// Whether [`DialState::news`] has entries.
     has_news: AtomicBool,
-    /// Readable while there are news.
+    /// Readable while there is news.
     bell: Bell,
     /// Wakes the thread.
     wake: Bell,
@@ -85,7 +89,7 @@ struct DialBoard {
 struct DialState {
     /// Peers to call.
     wanted: Vec<Rank>,
-    /// Peers whose calls are answered, and not confirmed yet.
+    /// Peers whose calls were answered but are not confirmed yet.
     unconfirmed: Vec<Rank>,
     news: Vec<DialNews>,
     /// The last caller that was refused, and why.
@@ -93,7 +97,7 @@ struct DialState {
     stopped: bool,
 }
 
-/// The transport's handle on the thread. Dropping it ends the thread.
+/// The transport's handle on the thread, which ends when the handle is dropped.
 pub(super) struct Dialer {
     board: Arc<DialBoard>,
     thread: Option<JoinHandle<()>>,
@@ -101,7 +105,7 @@ pub(super) struct Dialer {
 }
 
 impl Dialer {
-    /// Starts the thread of worker `rank`. A call is given up after `timeout`.
+    /// Starts the thread of worker `rank`. It gives up a call after `timeout`.
     pub(super) fn start(
         rank: Rank,
         peers: &[(Rank, Vec<SocketAddr>)],
@@ -132,19 +136,19 @@ impl Dialer {
         Ok(Dialer { board, thread: Some(thread), origin: ForkOrigin::here() })
     }
 
-    /// Calls `peer`, unless a connection with it is on its way already. [`Dialer::news`] has the outcome.
+    /// Calls `peer`, unless a connection with it is in progress. [`Dialer::news`] reports the outcome.
     pub(super) fn call(&self, peer: Rank) {
         self.board.state.lock().wanted.push(peer);
         self.board.wake.ring();
     }
 
-    /// Whether there may be news. One load.
+    /// Whether there may be news. One atomic load.
     #[inline]
     pub(super) fn has_news(&self) -> bool {
         self.board.has_news.load(Ordering::Acquire)
     }
 
-    /// What has come since the last look.
+    /// The news since the last call.
     pub(super) fn news(&self) -> Vec<DialNews> {
         let mut state = self.board.state.lock();
         self.board.has_news.store(false, Ordering::Release);
@@ -152,12 +156,12 @@ impl Dialer {
         std::mem::take(&mut state.news)
     }
 
-    /// Who called and was refused last: an honest worker with another secret, say.
+    /// The last caller that was refused, and why: an honest worker with another secret, for example.
     pub(super) fn last_refusal(&self) -> Option<String> {
         self.board.state.lock().refusal.clone()
     }
 
-    /// Whether a connection with `peer` was made that [`Dialer::news`] has not told of yet: the peer may have sent
+    /// Whether a connection with `peer` exists that [`Dialer::news`] has not reported yet: the peer may have sent
     /// something on it.
     pub(super) fn has_connection(&self, peer: Rank) -> bool {
         let state = self.board.state.lock();
@@ -167,7 +171,7 @@ impl Dialer {
 }
 
 impl AsFd for Dialer {
-    /// Readable when there are news.
+    /// Readable when there is news.
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.board.bell.as_fd()
     }
@@ -175,7 +179,7 @@ impl AsFd for Dialer {
 
 impl Drop for Dialer {
     fn drop(&mut self) {
-        // A forked child has no such thread, and the lock may be held for ever.
+        // A forked child does not have this thread, and the lock may be held forever.
         if !self.origin.is_here() {
             return std::mem::forget(self.thread.take());
         }
@@ -193,7 +197,7 @@ struct Dial {
     noticed: bool,
 }
 
-/// The thread.
+/// The state of the thread.
 struct DialLoop {
     rank: Rank,
     addresses: BTreeMap<Rank, Vec<SocketAddr>>,
@@ -201,10 +205,10 @@ struct DialLoop {
     timeout: Duration,
     board: Arc<DialBoard>,
     acceptor: ConnectionAcceptor,
-    /// Peers that the transport has nothing to send by, and since when.
+    /// Peers for which the transport has no connection to send on, and since when.
     wanted: BTreeMap<Rank, Instant>,
     dials: BTreeMap<Rank, Dial>,
-    /// Connections whose callers have not confirmed them yet.
+    /// Connections that their callers have not confirmed yet.
     unconfirmed: Vec<(Rank, PrivateFd<TcpStream>)>,
 }
 
@@ -226,7 +230,7 @@ impl DialLoop {
             let now = Instant::now();
             let (answers, rest) = ready.split_at(self.acceptor.interest_len());
             let (unconfirmed, dials) = rest.split_at(self.unconfirmed.len());
-            // In this order: each takes as many answers as there were when they were asked for.
+            // In this order: each step takes as many poll results as it had descriptors when the poll began.
             self.confirm(unconfirmed);
             self.advance_dials(now, dials);
             self.answer(now, answers);
@@ -234,7 +238,7 @@ impl DialLoop {
         }
     }
 
-    /// Takes what the transport wants. `false`: the thread is to end.
+    /// Collects the transport's requests. Returns `false` when the thread is to end.
     fn take_calls(&mut self, now: Instant) -> bool {
         let mut state = self.board.state.lock();
         for peer in state.wanted.drain(..) {
@@ -248,17 +252,18 @@ impl DialLoop {
             if self.dials.contains_key(&peer) || self.unconfirmed.iter().any(|(from, _)| *from == peer) {
                 continue;
             }
-            // The size takes no part here; the rendezvous has compared it.
+            // The size is unused here: the rendezvous has compared it.
             let call = ConnectionClaim { purpose: ConnectionPurpose::Frames, from: self.rank, to: peer, size: 0 };
             let addresses = self.addresses.get(&peer).cloned().unwrap_or_default();
             let mut attempt = DialAttempt::new(addresses, self.key.clone(), call, now);
-            // Connects at once; an attempt that has just been made cannot have been refused.
+            // Starts connecting at once. A new attempt cannot have been refused.
             let _ = attempt.advance(now, PollFlags::empty());
             self.dials.insert(peer, Dial { attempt, since, noticed: false });
         }
     }
 
-    /// Sleeps until something can go on. Returns what is ready: of the acceptor, of the unconfirmed, of the dials.
+    /// Sleeps until something can proceed. Returns the poll results of the acceptor, the unconfirmed connections and
+    /// the dials, in this order.
     fn wait(&self, now: Instant) -> io::Result<Vec<PollFlags>> {
         let timeouts = self.wanted.values().map(|since| *since + self.timeout);
         let deadlines = self.dials.values().filter_map(|dial| dial.attempt.next_deadline());
@@ -274,7 +279,7 @@ impl DialLoop {
         Ok(ready)
     }
 
-    /// Looks for the callers' first bytes.
+    /// Reads the callers' first bytes.
     fn confirm(&mut self, ready: &[PollFlags]) {
         let mut flags = ready.iter();
         for (peer, stream) in std::mem::take(&mut self.unconfirmed) {
@@ -286,7 +291,7 @@ impl DialLoop {
             match rustix::net::recv(&stream, &mut byte, RecvFlags::empty()) {
                 Ok((1, _)) if byte[0] == CONFIRMATION => self.connected(peer, stream, false),
                 Err(Errno::AGAIN | Errno::INTR) => self.unconfirmed.push((peer, stream)),
-                // The caller has given this call up, and calls again or waits for this worker's call.
+                // The caller has given up this call; it calls again or waits for this worker's call.
                 _ => self.forget_unconfirmed(peer, |_| {}),
             }
         }
@@ -301,12 +306,12 @@ impl DialLoop {
             };
             match dial.attempt.advance(now, ready) {
                 Ok(Some(met)) => {
-                    // It fits into an empty buffer; if the peer is gone again the first poll will tell.
+                    // One byte fits into an empty buffer; if the peer is gone again, the first poll reports it.
                     let _ = rustix::net::send(&met.stream, &[CONFIRMATION], SendFlags::NOSIGNAL);
                     self.connected(peer, met.stream, true);
                 }
                 Err(error) => self.failed(peer, DialFailure::Refused(error.to_string())),
-                // Nobody waits for it any more, and the peer does not know of it.
+                // Nobody waits for this call any more, and the peer does not know of it.
                 Ok(None) if dial.attempt.is_waiting() && !self.wanted.contains_key(&peer) => {}
                 Ok(None) => {
                     if !dial.noticed && now - dial.since > NOTICE_AFTER {
@@ -320,15 +325,15 @@ impl DialLoop {
         }
     }
 
-    /// Goes on with the calls of others.
+    /// Advances the calls of other workers.
     fn answer(&mut self, now: Instant, ready: &[PollFlags]) {
         let (rank, dials) = (self.rank, &self.dials);
         let is_calling = |from: Rank| {
             from < rank
                 && dials.get(&from).is_some_and(|dial| !dial.attempt.is_waiting() && now - dial.since < PRECEDENCE)
         };
-        // Locked from the verdict that the caller hears until the connection is known to be there: when the caller has
-        // sent something and left, `has_connection` says so.
+        // Locked from the verdict that the caller receives until the connection is recorded: when the caller has sent
+        // something and left, `has_connection` is true.
         let mut state = self.board.state.lock();
         for caller in self.acceptor.advance(now, ready, &is_calling) {
             let from = caller.call.from;
@@ -380,7 +385,7 @@ impl DialLoop {
         self.announce();
     }
 
-    /// A connection of `peer` is unconfirmed no more, and `then` happens at the same moment.
+    /// Removes `peer` from the unconfirmed connections and runs `then` under the same lock.
     fn forget_unconfirmed(&self, peer: Rank, then: impl FnOnce(&mut DialState)) {
         let mut state = self.board.state.lock();
         let at = state.unconfirmed.iter().position(|from| *from == peer).expect("told when it was answered");
@@ -389,23 +394,23 @@ impl DialLoop {
         self.announce();
     }
 
-    /// With the state locked, so that a look that follows sees all of it.
+    /// Call with the state locked, so that a later look sees all of it.
     fn announce(&self) {
         self.board.has_news.store(true, Ordering::Release);
         self.board.bell.ring();
     }
 }
 
-/// Sets what every connection has.
+/// Sets the options of every connection.
 fn prepare(stream: &PrivateFd<TcpStream>) -> io::Result<()> {
     sockopt::set_tcp_nodelay(stream, true)?;
-    // A peer that is gone again has no address; the first poll will tell.
+    // A peer that is gone again has no address; the first poll reports it.
     let same_host = matches!((stream.local_addr(), stream.peer_addr()), (Ok(a), Ok(b)) if a.ip() == b.ip());
     if same_host {
         sockopt::set_socket_send_buffer_size(stream, LOCAL_SEND_BYTES)?;
     }
-    // Finds a host that vanished while nothing is sent. No TCP_USER_TIMEOUT: it would also end connections whose
-    // receiver just does not read for a while, which the control plane's heartbeats tell apart.
+    // Detects a host that vanishes while nothing is sent. No TCP_USER_TIMEOUT: it would also end connections whose
+    // receiver only pauses reading; the control plane's heartbeats tell the two apart.
     sockopt::set_socket_keepalive(stream, true)?;
     sockopt::set_tcp_keepidle(stream, Duration::from_secs(10))?;
     sockopt::set_tcp_keepintvl(stream, Duration::from_secs(5))?;

@@ -1,11 +1,11 @@
-//! What the kernel knows of a connection: `TCP_INFO`, and the bytes in its buffer.
+//! What the kernel knows about a connection: `TCP_INFO`, and the bytes in its buffer.
 
 use std::os::fd::{AsRawFd, BorrowedFd};
 
 use crate::transport::LinkInfo;
 
-/// The kernel's `struct tcp_info` of `linux/tcp.h`, up to what is read here; Linux 4.10 and later fill all of it, and
-/// later ones have more behind it.
+/// The kernel's `struct tcp_info` of `linux/tcp.h`, as far as it is read here. Linux 4.10 and later fill all of it;
+/// newer kernels append more fields.
 #[repr(C)]
 #[derive(Clone, Copy, Default)]
 struct TcpInfo {
@@ -17,7 +17,7 @@ struct TcpInfo {
     options: u8,
     /// Two fields of 4 bits.
     window_scales: u8,
-    /// Of its bits the lowest one is `tcpi_delivery_rate_app_limited`.
+    /// The lowest bit is `tcpi_delivery_rate_app_limited`.
     limited: u8,
     /// From `tcpi_rto` to `tcpi_rcv_ssthresh`.
     skipped: [u32; 15],
@@ -48,7 +48,7 @@ const _: () = {
     assert!(size_of::<TcpInfo>() == 192);
 };
 
-/// Asks the kernel; `None` when it is too old to know.
+/// Asks the kernel; `None` if it is too old to know.
 pub(super) fn link_info(socket: BorrowedFd<'_>) -> Option<LinkInfo> {
     let mut info = TcpInfo::default();
     let mut len = size_of::<TcpInfo>() as libc::socklen_t;
@@ -64,7 +64,7 @@ pub(super) fn link_info(socket: BorrowedFd<'_>) -> Option<LinkInfo> {
         delivery_bytes_s: info.delivery_rate,
         app_limited: info.limited & 1 != 0,
         rtt_us: u64::from(info.rtt_us),
-        // The kernel says `u32::MAX` until it has measured one.
+        // The kernel reports `u32::MAX` until it has a measurement.
         min_rtt_us: u64::from(if info.min_rtt_us == u32::MAX { info.rtt_us } else { info.min_rtt_us }),
         acked_bytes: info.bytes_acked,
         buffered_bytes: unacknowledged(socket),
@@ -75,8 +75,7 @@ pub(super) fn link_info(socket: BorrowedFd<'_>) -> Option<LinkInfo> {
     })
 }
 
-/// Bytes that were handed to the kernel and that the other end has not acknowledged; 0 of what is no connection any
-/// more.
+/// Bytes handed to the kernel that the other end has not acknowledged; 0 if the socket is no longer connected.
 pub(super) fn unacknowledged(socket: BorrowedFd<'_>) -> u64 {
     let mut bytes: libc::c_int = 0;
     // SAFETY: writes an integer into `bytes`.
@@ -84,10 +83,10 @@ pub(super) fn unacknowledged(socket: BorrowedFd<'_>) -> u64 {
     if rc == 0 { bytes.max(0) as u64 } else { 0 }
 }
 
-/// Lets the kernel take no more from the sender while it has so many bytes that it has not sent once.
+/// Makes the kernel accept no more from the sender while it holds this many bytes that it has never sent.
 pub(super) fn limit_unsent(socket: BorrowedFd<'_>, bytes: u32) {
     let len = size_of::<u32>() as libc::socklen_t;
-    // SAFETY: reads an integer. It fails only on what is no connection any more.
+    // SAFETY: reads an integer. It fails only if the socket is no longer connected.
     unsafe {
         let at = (&raw const bytes).cast();
         libc::setsockopt(socket.as_raw_fd(), libc::IPPROTO_TCP, libc::TCP_NOTSENT_LOWAT, at, len);

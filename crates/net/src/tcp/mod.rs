@@ -1,8 +1,9 @@
-//! Frames over TCP: a connection for each pair of workers that have something to say to each other, `TCP_NODELAY`,
-//! non-blocking, one epoll descriptor for all.
+//! Frames over TCP: one connection per pair of workers that communicate, with `TCP_NODELAY`, non-blocking, and one
+//! epoll descriptor for all.
 //!
-//! No copies beyond the kernel's: payloads leave from the caller's memory ([`Transport::push`]) and long ones arrive
-//! where the sink wants them ([`FrameSink::begin`]). Connections are authenticated when they open and not encrypted.
+//! The only copies are the kernel's: payloads leave from the caller's memory ([`Transport::push`]), and long ones
+//! arrive where the sink wants them ([`FrameSink::begin`]). Connections are authenticated when they open, but not
+//! encrypted.
 //!
 //! Source of the wire format: [`crate::FrameHeader`].
 
@@ -25,45 +26,45 @@ use connection::{ConnectionEnd, TcpConnection};
 use dialer::{DialNews, Dialer};
 pub use open::{ConnectChoice, TcpOpenError};
 
-/// Largest payload of one frame. A message longer than this travels as pieces, between which others get their turn.
+/// The largest payload of one frame. A longer message travels as pieces, between which other messages get their turn.
 const FRAME_BYTES_MAX: usize = 1 << 20;
 
-/// Up to here an extra round trip (offer and accept) costs more than a copy out of the receiver's queue.
+/// Up to this size, an extra round trip (offer and accept) costs more than a copy out of the receiver's queue.
 const EAGER_BYTES_MAX: usize = 64 << 10;
 
 /// What the kernel's buffers on both sides hold at most by default (`tcp_wmem` and `tcp_rmem`).
 const IN_FLIGHT_BYTES_MAX: usize = 10 << 20;
 
-/// Events taken per poll; the rest waits for the next.
+/// Events taken per poll; the rest wait for the next.
 const EVENTS_MAX: usize = 64;
 
-/// This worker's connections. See [`dialer`] for how they come about.
+/// This worker's connections. See [`dialer`] for how they open.
 pub struct TcpTransport {
-    /// By rank; `None` for ranks this transport does not serve.
+    /// By rank; `None` for ranks that this transport does not serve.
     peers: Vec<Option<TcpPeer>>,
-    /// Ends found while sending, to be told to the sink.
-    untold: Vec<Rank>,
-    /// Peers whose connections have all closed, while another one may be on its way.
+    /// Peers whose end was found while sending and is not reported to the sink yet.
+    unreported: Vec<Rank>,
+    /// Peers whose connections have all closed, although another one may be opening.
     closing: Vec<Rank>,
-    /// The one peer, if there is no other: then asking epoll who has sent something is a wasted system call.
+    /// The peer, if there is only one: asking epoll who has sent something would then waste a system call.
     only: Option<Rank>,
     dialer: Dialer,
     epoll: PrivateFd<OwnedFd>,
     origin: ForkOrigin,
 }
 
-/// What this worker has with one peer.
+/// This worker's connections with one peer.
 #[derive(Default)]
 struct TcpPeer {
-    /// The connection that this worker called, and the one that the peer called; seldom both.
+    /// The connection that this worker opened, and the one that the peer opened; rarely both.
     connections: [Option<TcpConnection>; 2],
-    /// Which of them frames leave by: the first there was.
+    /// Which of them sends frames: the first one that opened.
     sends_on: Option<usize>,
     /// The dialer was asked for a connection.
     is_called: bool,
-    /// Why nothing can be sent any more.
+    /// Why sending is no longer possible.
     end: Option<TransportError>,
-    /// The end was told to the sink.
+    /// The end was reported to the sink.
     is_lost: bool,
 }
 
@@ -105,8 +106,8 @@ impl TcpTransport {
             }
             Err(ConnectionEnd::Lost(reason)) => {
                 let peer = self.peer(rank);
-                // The socket leaves the epoll set with this. The peer has ended, or the network is cut: what it sent on
-                // its other connection, if there is one, is read to the end.
+                // This also removes the socket from the epoll set. The peer has ended, or the network is cut; what it
+                // sent on its other connection, if there is one, is read to the end.
                 peer.connections[slot] = None;
                 peer.end.get_or_insert(TransportError::PeerLost { peer: rank, reason });
                 self.closing.push(rank);
@@ -116,7 +117,7 @@ impl TcpTransport {
         }
     }
 
-    /// Reports those of [`TcpTransport::closing`] from whom nothing more can come.
+    /// Reports those peers of [`TcpTransport::closing`] from which nothing more can come.
     fn settle(&mut self, sink: &mut dyn FrameSink) {
         for rank in std::mem::take(&mut self.closing) {
             if self.peer(rank).is_connected() {
@@ -131,7 +132,7 @@ impl TcpTransport {
         }
     }
 
-    /// Closes what there is with a peer, and says so once.
+    /// Closes the connections with a peer, and reports it once.
     fn lose(&mut self, rank: Rank, error: TransportError, sink: &mut dyn FrameSink) {
         let peer = self.peer(rank);
         peer.connections = [None, None];
@@ -141,7 +142,7 @@ impl TcpTransport {
         }
     }
 
-    /// Takes what the dialer has. Returns whether it was anything.
+    /// Takes the dialer's news. Returns whether there was any.
     fn take_news(&mut self, sink: &mut dyn FrameSink) -> bool {
         let news = self.dialer.news();
         let any = !news.is_empty();
@@ -154,7 +155,7 @@ impl TcpTransport {
                     }
                 }
                 DialNews::Failed { peer: rank, reason } => {
-                    // A second call that fails is none too few.
+                    // A failed second call does not matter while one connection is open.
                     if !self.peer(rank).is_connected() {
                         let reason = reason.explain();
                         self.lose(rank, TransportError::PeerLost { peer: rank, reason }, sink);
@@ -166,10 +167,10 @@ impl TcpTransport {
         any
     }
 
-    /// Takes a connection into use.
+    /// Starts using a connection.
     fn connect(&mut self, rank: Rank, stream: PrivateFd<TcpStream>, called: bool) -> std::io::Result<()> {
         let slot = usize::from(!called);
-        // No peer calls twice; one that was lost in the meantime is not taken back.
+        // No peer calls twice. A peer that was lost in the meantime is not taken back.
         if self.peer(rank).is_lost || self.peer(rank).connections[slot].is_some() {
             return Ok(());
         }
@@ -180,7 +181,7 @@ impl TcpTransport {
         Ok(())
     }
 
-    /// Tells epoll whether to report room for sending to `rank`.
+    /// Tells epoll whether to report when there is room to send to `rank`.
     fn watch_out(&mut self, rank: Rank, slot: usize, wants_out: bool) {
         let Some(connection) = &mut self.peers[rank.index()].as_mut().expect("served").connections[slot] else {
             return;
@@ -190,29 +191,29 @@ impl TcpTransport {
         }
         connection.wants_out = wants_out;
         let out = if wants_out { epoll::EventFlags::OUT } else { epoll::EventFlags::empty() };
-        // Fails only if the descriptor is not in the set, and it is as long as the connection lives.
+        // Fails only if the descriptor is not in the set, where it stays as long as the connection lives.
         let _ = epoll::modify(&self.epoll, &*connection, token(rank, slot), epoll::EventFlags::IN | out);
     }
 
-    /// First whatever came before the end of each of `untold`, a turn at a time until the sockets are empty; then its
-    /// end.
+    /// Delivers what arrived before the end of each peer in `unreported`, a turn at a time until the sockets are
+    /// empty; then reports its end.
     fn tell_ends(&mut self, sink: &mut dyn FrameSink) -> bool {
-        let untold = std::mem::take(&mut self.untold);
-        for &rank in &untold {
+        let unreported = std::mem::take(&mut self.unreported);
+        for &rank in &unreported {
             while self.poll_one(rank, 0, sink) || self.poll_one(rank, 1, sink) {}
-            let error = self.peer(rank).end.as_ref().map(copy).expect("untold ends are recorded");
+            let error = self.peer(rank).end.as_ref().map(copy).expect("unreported ends are recorded");
             self.lose(rank, error, sink);
         }
         !untold.is_empty()
     }
 
-    /// The connection that frames to a peer leave by.
+    /// The connection that sends frames to a peer.
     fn sending(&self, rank: Rank) -> Option<&TcpConnection> {
         let peer = self.peers.get(rank.index())?.as_ref()?;
         peer.connections[peer.sends_on?].as_ref()
     }
 
-    /// The one connection with the one peer, if nothing else can be of interest.
+    /// The one connection with the one peer, if nothing else needs polling.
     fn only_connection(&self) -> Option<(Rank, usize)> {
         let rank = self.only?;
         match &self.peers[rank.index()].as_ref()?.connections {
@@ -238,7 +239,7 @@ impl Transport for TcpTransport {
         }
     }
 
-    /// Calls the peer when it is first sent something; until there is a connection, nothing of the frame has left.
+    /// Calls the peer when the first frame is sent to it; until a connection opens, no part of the frame leaves.
     fn push(
         &mut self,
         dest: Rank,
@@ -269,11 +270,11 @@ impl Transport for TcpTransport {
                 self.watch_out(dest, slot, true);
                 Ok(PushResult::Blocked)
             }
-            // What the peer sent before it ended can still be received; the end will be seen there as well.
+            // What the peer sent before it ended can still be received; `poll` will see the end as well.
             Err(end) => {
                 let error = end.into_error(dest);
                 peer.end = Some(copy(&error));
-                if !self.untold.contains(&dest) {
+                if !self.unreported.contains(&dest) {
                     self.untold.push(dest);
                 }
                 Err(error)
@@ -294,7 +295,7 @@ impl Transport for TcpTransport {
         }
         let mut events = [const { MaybeUninit::uninit() }; EVENTS_MAX];
         let now = Timespec { tv_sec: 0, tv_nsec: 0 };
-        // An interrupted call found nothing, which is what the next one is for.
+        // An interrupted call reports nothing; the next call will.
         let Ok((events, _)) = epoll::wait(&self.epoll, &mut events, Some(&now)) else { return moved };
         for event in events {
             let token = event.data.u64();
@@ -305,7 +306,7 @@ impl Transport for TcpTransport {
             let (rank, slot) = (Rank(token as u32), (token >> 32) as usize);
             let flags = event.flags;
             if flags.contains(epoll::EventFlags::OUT) {
-                // Reported once per blocked push: a sleeper must not be woken again and again for room nobody wants.
+                // Reported once per blocked push: a sleeper must not wake again and again for room that nobody wants.
                 self.watch_out(rank, slot, false);
                 moved = true;
             }
@@ -335,9 +336,9 @@ impl Transport for TcpTransport {
     }
 
     fn finish(&mut self, peer: Rank) -> bool {
-        // A link that is down, or was never there, has nothing under way.
+        // A link that is down, or never existed, has nothing in flight.
         let [called, answered] = &mut self.peer(peer).connections;
-        // Both, so that the second does not wait for the first.
+        // Finish both, so that the second does not wait for the first.
         let finished = [called, answered].map(|connection| connection.as_mut().is_none_or(TcpConnection::finish));
         finished == [true, true]
     }

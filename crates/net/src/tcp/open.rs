@@ -1,4 +1,4 @@
-//! Opening the transport: with or without connecting all pairs at once.
+//! Opens the transport, with or without connecting all pairs at once.
 
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
@@ -12,47 +12,47 @@ use crate::control::ranks;
 use crate::secret::JobKey;
 use crate::threads::poll_until;
 
-/// How much later than this worker its dialer may notice that the time is up: it knows why.
+/// How much later than this worker its dialer may notice the timeout: the dialer knows the reason.
 const REASON_PATIENCE: Duration = Duration::from_millis(500);
 
 /// Why not all peers were connected.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum TcpOpenError {
-    /// Peers that did not come, or were not reached, in time.
+    /// Peers that did not connect, or were not reached, in time.
     #[error(
         "no connection to worker(s) {} within {waited_s} s{}; do firewalls let workers connect to each other, and is \
          the right network interface in use?",
         ranks(missing), hint.as_ref().map(|h| format!(" ({h})")).unwrap_or_default()
     )]
     Missing {
-        /// Who.
+        /// The peers.
         missing: Vec<Rank>,
         /// How long this worker tried, in seconds.
         waited_s: u64,
         /// The last thing that went wrong.
         hint: Option<String>,
     },
-    /// A peer refuses this worker and will go on to.
+    /// A peer refuses this worker and will keep refusing it.
     #[error("worker {peer} and this one reject each other: {reason}")]
     Refused {
-        /// Who.
+        /// The peer.
         peer: Rank,
-        /// Why.
+        /// Its reason.
         reason: String,
     },
-    /// The operating system refused something.
+    /// The operating system refused an operation.
     #[error("{0}")]
     System(#[from] std::io::Error),
 }
 
-/// When workers connect with each other.
+/// When workers connect to each other.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ConnectChoice {
     /// A pair connects when one first sends something to the other.
     #[default]
     OnDemand,
-    /// All pairs connect at the start, so that what keeps them from it is found then.
+    /// All pairs connect at the start, so that obstacles show then.
     All,
 }
 
@@ -69,7 +69,7 @@ impl std::str::FromStr for ConnectChoice {
 }
 
 impl DialFailure {
-    /// In words, of one peer.
+    /// Explains the failure for one peer.
     pub(super) fn explain(self) -> String {
         match self {
             DialFailure::TimedOut(hint) => format!(
@@ -83,11 +83,10 @@ impl DialFailure {
 }
 
 impl TcpTransport {
-    /// Opens this worker's side towards `peers`, each with the addresses it published. Connections prove themselves
-    /// with the job's key; strangers are refused and logged. A call that does not come through within `timeout` loses
-    /// the peer.
+    /// Opens this worker's side to `peers`, each with the addresses it published. Connections are authenticated with
+    /// the job's key; others are refused and logged. A call that does not succeed within `timeout` loses the peer.
     ///
-    /// With [`ConnectChoice::All`] collective: every peer opens its own side at the same time, and the higher rank of
+    /// Collective with [`ConnectChoice::All`]: every peer opens its own side at the same time, and the higher rank of
     /// each pair calls the lower one.
     ///
     /// # Errors
@@ -111,7 +110,7 @@ impl TcpTransport {
     fn connect_all(&mut self, rank: Rank, timeout: Duration) -> Result<(), TcpOpenError> {
         let deadline = Instant::now() + timeout + REASON_PATIENCE;
         for (index, peer) in self.peers.iter_mut().enumerate() {
-            // The others call.
+            // The higher ranks call.
             if let Some(peer) = peer
                 && index < rank.index()
             {
