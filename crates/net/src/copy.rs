@@ -1,23 +1,24 @@
-//! Copies that do not stumble over an accident of addresses.
+//! Copies whose speed does not depend on an accident of addresses.
 //!
-//! `rep movsb`, by which kernel and C library copy blocks of some KiB, is some fifteen times slower on several
-//! processors where the target lies 1 to 31 bytes behind the source within a page, however far apart the pages are:
-//! each load then looks as if it depended on the store before it. Two arrays whose lengths are whole pages, allocated
-//! one after the other, lie just so, 16 bytes apart, and so do the same two arrays of two workers that run the same
-//! program. Seen on AMD EPYC; glibc's `memmove` avoids the same "4K aliasing" in its longest copies only.
+//! `rep movsb`, with which the kernel and the C library copy blocks of a few KiB, is about fifteen times slower on
+//! several processors if the target lies 1 to 31 bytes behind the source within a page, however far apart the pages
+//! are: each load then looks as if it depended on the store before it. Two arrays whose lengths are whole pages,
+//! allocated one after the other, lie exactly so, 16 bytes apart, and so do the same two arrays of two workers that
+//! run the same program. Seen on AMD EPYC; glibc's `memmove` avoids the same "4K aliasing" only in its longest
+//! copies.
 
 use std::cell::RefCell;
 use std::io;
 
 const PAGE_BYTES: usize = 4096;
-/// How far behind its source a target is a trap.
+/// A target less than this far behind its source is a trap.
 const TRAP_BYTES: usize = 32;
-/// Shorter blocks are not copied by `rep movsb`, or so short that it does not matter.
+/// Shorter blocks are not copied with `rep movsb`, or are so short that it does not matter.
 const TRAPPED_BYTES_MIN: usize = 2048;
-/// Part of a copy that goes through memory between the two: it stays in a core's own cache.
+/// How much of a copy goes through intermediate memory at once: it fits a core's own cache.
 const DETOUR_BYTES: usize = 64 << 10;
 
-/// Whether a copy of `len` bytes would stumble.
+/// Whether a copy of `len` bytes would be slow.
 #[inline]
 pub(crate) fn is_trap(from: usize, into: usize, len: usize) -> bool {
     len >= TRAPPED_BYTES_MIN && (1..TRAP_BYTES).contains(&(into.wrapping_sub(from) % PAGE_BYTES))
@@ -38,7 +39,7 @@ pub unsafe fn copy(from: *const u8, into: *mut u8, len: usize) {
     }
 }
 
-/// Copies `len` bytes between places that may overlap, as the buffers of a caller who works in place do.
+/// Copies `len` bytes between ranges that may overlap, such as the buffers of an in-place operation.
 ///
 /// # Safety
 /// `from` is readable and `into` writable for `len` bytes.
@@ -47,7 +48,7 @@ pub unsafe fn copy_or_move(from: *const u8, into: *mut u8, len: usize) {
     if from.addr() == into.addr() {
         // In place: others may be reading the same bytes.
     } else if from.addr().abs_diff(into.addr()) >= len {
-        // SAFETY: they do not overlap, as just seen; the rest is this function's contract.
+        // SAFETY: they do not overlap, as just checked; the rest is this function's contract.
         unsafe { copy(from, into, len) }
     } else {
         // SAFETY: by this function's contract.
@@ -58,7 +59,7 @@ pub unsafe fn copy_or_move(from: *const u8, into: *mut u8, len: usize) {
 /// `into.copy_from_slice(from)`.
 ///
 /// # Panics
-/// When the lengths differ: a bug of the caller.
+/// If the lengths differ, which is a bug of the caller.
 #[inline]
 pub fn copy_slice(into: &mut [u8], from: &[u8]) {
     assert_eq!(into.len(), from.len(), "a copy is as long as its source");
@@ -66,7 +67,7 @@ pub fn copy_slice(into: &mut [u8], from: &[u8]) {
     unsafe { copy(from.as_ptr(), into.as_mut_ptr(), from.len()) }
 }
 
-/// Loads a whole block before it stores it, so that few loads follow a store that looks related.
+/// Loads a whole block before storing it, so that few loads follow a store that looks related.
 ///
 /// # Safety
 /// As [`copy`].
@@ -74,7 +75,7 @@ pub fn copy_slice(into: &mut [u8], from: &[u8]) {
 unsafe fn copy_by_blocks(from: *const u8, into: *mut u8, len: usize) {
     type Block = [u128; 8];
     let whole = len - len % size_of::<Block>();
-    // SAFETY: `whole` and the rest make up `len`; the accesses ask for no alignment.
+    // SAFETY: `whole` and the rest make up `len`; the accesses require no alignment.
     unsafe {
         for at in (0..whole).step_by(size_of::<Block>()) {
             let block = from.add(at).cast::<Block>().read_unaligned();
@@ -84,7 +85,7 @@ unsafe fn copy_by_blocks(from: *const u8, into: *mut u8, len: usize) {
     }
 }
 
-/// Has `read` copy from `from`, an address that only it understands; past a trap through memory between the two.
+/// Makes `read` copy from `from`, an address that only it understands; avoids a trap by way of intermediate memory.
 pub(crate) fn read_around(
     from: usize,
     into: &mut [u8],
@@ -103,7 +104,7 @@ pub(crate) fn read_around(
     })
 }
 
-/// Has `write` copy to `into`, an address that only it understands; past a trap through memory between the two.
+/// Makes `write` copy to `into`, an address that only it understands; avoids a trap by way of intermediate memory.
 pub(crate) fn write_around(
     from: &[u8],
     into: usize,
@@ -122,8 +123,7 @@ pub(crate) fn write_around(
     })
 }
 
-/// Lends memory that lies half a page away from `place` within its page, where neither a copy from there nor one to
-/// there stumbles.
+/// Lends memory half a page away from `place` within its page, where neither a copy from it nor a copy to it is slow.
 fn detour<R>(place: usize, with: impl FnOnce(&mut [u8]) -> R) -> R {
     thread_local! {
         static BETWEEN: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
@@ -139,7 +139,7 @@ fn detour<R>(place: usize, with: impl FnOnce(&mut [u8]) -> R) -> R {
 mod tests {
     use super::*;
 
-    /// The first byte of a page in memory of `pages` pages and one more.
+    /// The first byte of a page in memory of `pages` pages plus one.
     fn pages(pages: usize, fill: impl Fn(usize) -> u8) -> (Vec<u8>, usize) {
         let memory: Vec<u8> = (0..(pages + 1) * PAGE_BYTES).map(fill).collect();
         let start = memory.as_ptr().align_offset(PAGE_BYTES);
@@ -164,7 +164,7 @@ mod tests {
         }
     }
 
-    /// Copies by somebody else go past a trap in parts, none of which is one.
+    /// Copies by another function avoid a trap in parts, none of which is a trap itself.
     #[test]
     fn detours_are_no_traps_themselves() {
         for len in [PAGE_BYTES, DETOUR_BYTES, 2 * DETOUR_BYTES + 5] {

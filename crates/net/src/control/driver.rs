@@ -1,7 +1,7 @@
-//! The control plane's thread: carries bytes between the sockets and the decisions in [`super::state`].
+//! The control plane's thread: carries bytes between the sockets and the state machine in [`super::state`].
 //!
 //! A worker whose parent in the tree has ended calls rank 0 from here, and rank 0 answers here. Both are rare, so the
-//! sockets of their handshakes are not in the epoll set, but polled beside it while there are any.
+//! sockets of their handshakes are not in the epoll set; while there are any, they are polled beside it.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::io;
@@ -30,15 +30,16 @@ use crate::{Rank, notice};
 /// How long `leave` and `shutdown` wait for the thread.
 const GOODBYE_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// How long `shutdown` waits for those who are connected through this worker, so that nothing of them is lost.
+/// How long `shutdown` waits for the workers that are connected through this one, so that none of their messages is
+/// lost.
 const RETIRE_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// And then for the worker that it is connected to, which is to have read its last word.
+/// How long it then waits for its own parent to read its last message.
 const LINGER_TIMEOUT: Duration = Duration::from_millis(500);
 
 const WAKE_TOKEN: u64 = u64::MAX;
 
-/// The owner's side of the thread.
+/// The owner's handle on the thread.
 pub(super) struct ControlDriver {
     mailbox: Arc<CommandMailbox>,
     thread: ThreadId,
@@ -54,7 +55,7 @@ struct CommandMailbox {
 struct MailboxState {
     commands: VecDeque<ControlCommand>,
     queued_bytes: usize,
-    /// The thread has sent everything that was queued when it saw the leave.
+    /// The thread has sent everything that was queued when it took the leave command.
     left: bool,
     /// The thread has ended.
     ended: bool,
@@ -66,17 +67,17 @@ enum ControlCommand {
     Stop,
 }
 
-/// How workers find together again when one of them has ended through which others were connected.
+/// How workers reconnect after their parent in the tree has ended.
 pub(crate) enum ReturnWay {
     /// They need not: all are connected to rank 0.
     None,
-    /// Rank 0: where they call.
+    /// Rank 0: accepts their calls.
     Gate(Box<ConnectionAcceptor>),
-    /// The others: where rank 0 is.
+    /// The others: how to reach rank 0.
     Root { address: SocketAddr, key: JobKey },
 }
 
-/// Starts the thread of a worker in its place of the tree.
+/// Starts the thread of a worker at its place in the tree.
 pub(super) fn start(
     me: Rank,
     failure_timeout: Duration,
@@ -148,7 +149,7 @@ impl ControlDriver {
         }
         state.commands.push_back(command);
         self.mailbox.wake.ring();
-        // The thread itself, in `on_event`, cannot wait for the thread.
+        // Inside `on_event` this is the thread itself, which cannot wait for itself.
         if thread::current().id() == self.thread {
             return;
         }
@@ -163,7 +164,7 @@ impl ControlDriver {
 
 struct PolledLink {
     link: ControlLink,
-    /// It is in the epoll set. One from an orphan is not until rank 0 listens to it.
+    /// Whether it is in the epoll set. The link of an orphan is not until rank 0 reads from it.
     is_read: bool,
     wants_out: bool,
 }
@@ -177,22 +178,22 @@ struct ControlLoop {
     mailbox: Arc<CommandMailbox>,
     on_event: Box<dyn Fn(ControlEvent) + Send + Sync>,
     return_way: ReturnWay,
-    /// Rank 0: orphans that have proved who they are, and whose first word shows that they know of it.
+    /// On rank 0: orphans that are authenticated and whose first message confirms that they know it.
     arriving: Vec<(Rank, ControlLink)>,
-    /// An orphan: its call to rank 0.
+    /// On an orphan: its call to rank 0.
     dial: Option<DialAttempt>,
-    /// Closed, but not everything is sent.
+    /// Closed links with unsent bytes.
     closing: Vec<ControlLink>,
-    /// It is to end, then at the latest.
+    /// The latest time for this worker to end, if it is to end.
     retires_until: Option<Instant>,
     actions: Vec<TreeAction>,
-    /// Links that may hold messages which epoll does not know of.
+    /// Links that may hold messages that epoll does not report.
     unread: Vec<Rank>,
     closed: Vec<(Rank, String)>,
     dropped: u64,
 }
 
-/// Marks the end of the thread also when `on_event` panics, so that nobody waits for it.
+/// Marks the end of the thread even if `on_event` panics, so that nobody waits for it.
 struct EndMark(Arc<CommandMailbox>);
 
 impl Drop for EndMark {
@@ -206,7 +207,7 @@ impl Drop for EndMark {
 
 impl ControlLoop {
     fn run(mut self) {
-        // Declared after `self` is moved in, dropped last: the sockets are closed when the end is marked.
+        // A local variable outlives `self`, which is dropped below: the sockets are closed before the end is marked.
         let mailbox = Arc::clone(&self.mailbox);
         let _mark = EndMark(mailbox);
         self.work();
@@ -216,7 +217,7 @@ impl ControlLoop {
     fn work(&mut self) {
         let mut events: Vec<epoll::Event> = Vec::with_capacity(64);
         let mut next_tick = Instant::now() + HEARTBEAT_INTERVAL;
-        // What arrived during start-up lies in the links already.
+        // Messages that arrived during start-up are in the links already.
         self.unread.extend(self.links.keys());
         self.read_unread();
         self.step(TreeInput::Tick);
@@ -224,7 +225,7 @@ impl ControlLoop {
         loop {
             let now = Instant::now();
             if now >= next_tick {
-                // Late ticks are not made up for: see the module's note on silence.
+                // Late ticks are not made up for; see the note on silence in [`super::state`].
                 next_tick = now + HEARTBEAT_INTERVAL;
                 self.step(TreeInput::Tick);
             }
@@ -240,7 +241,7 @@ impl ControlLoop {
                         leaving = true;
                         self.step(TreeInput::Leave);
                     }
-                    // A leave may be waiting to be sent, and others may be connected through this worker.
+                    // A leave may still have to be sent, and others may be connected through this worker.
                     ControlCommand::Stop => {
                         self.retires_until = Some(Instant::now() + RETIRE_TIMEOUT);
                         self.step(TreeInput::Retire);
@@ -272,7 +273,7 @@ impl ControlLoop {
         }
     }
 
-    /// Waits until `deadline` for something to happen, and goes on with handshakes.
+    /// Waits until `deadline` for something to happen, and advances handshakes.
     fn wait(&mut self, events: &mut Vec<epoll::Event>, deadline: Instant) -> Result<(), rustix::io::Errno> {
         let timespec = |until: Instant| {
             let wait = until.saturating_duration_since(Instant::now());
@@ -299,7 +300,7 @@ impl ControlLoop {
             drop(fds);
             self.go_on_dialing(ready[before_gate - 1]);
             self.go_on_answering(&ready[before_gate..]);
-            // Whatever epoll has to say is there.
+            // epoll's answer is needed now: do not wait again.
             until = Instant::now();
         }
         match epoll::wait(&self.epoll, rustix::buffer::spare_capacity(events), Some(&timespec(until))) {
@@ -308,8 +309,8 @@ impl ControlLoop {
         }
     }
 
-    /// Ends the link towards rank 0 of a worker that has retired, so that what it has passed on arrives: a socket that
-    /// is closed with something unread drops what it has not sent.
+    /// Closes a retired worker's link towards rank 0 so that everything it has passed on arrives: closing a socket
+    /// with unread data drops what it has not sent.
     fn linger(&mut self) {
         let up = if self.state.has_retired() { self.state.up() } else { None };
         let Some(PolledLink { mut link, .. }) = up.and_then(|up| self.links.remove(&up)) else { return };
@@ -331,10 +332,10 @@ impl ControlLoop {
         }
     }
 
-    /// An orphan's call to rank 0.
+    /// Advances an orphan's call to rank 0.
     fn go_on_dialing(&mut self, ready: PollFlags) {
         let Some(dial) = &mut self.dial else { return };
-        // Without a socket to poll for `ready` is another's, which does no harm.
+        // Without a socket to poll for, `ready` belongs to another socket, which is harmless.
         let Ok(Some(met)) = dial.advance(Instant::now(), ready) else { return };
         self.dial = None;
         let mut link = ControlLink::new(met.stream);
@@ -344,7 +345,7 @@ impl ControlLoop {
         self.read_from(Rank(0));
     }
 
-    /// Rank 0: calls of orphans.
+    /// On rank 0: advances calls of orphans.
     fn go_on_answering(&mut self, ready: &[PollFlags]) {
         let ReturnWay::Gate(gate) = &mut self.return_way else { return };
         for met in gate.advance(Instant::now(), ready, &|_| false) {
@@ -359,13 +360,13 @@ impl ControlLoop {
                     self.links.insert(rank, PolledLink { link, is_read: false, wants_out: false });
                     self.step(TreeInput::Attached { from: rank });
                 }
-                // Given up by the orphan, which calls again, or unwanted here.
+                // The orphan gave up this call and calls again, or it is not welcome here.
                 Ok(Some(_)) | Err(_) => {}
             }
         }
     }
 
-    /// Receives from a link from now on.
+    /// Starts receiving from a link.
     fn read(&mut self, rank: Rank) -> io::Result<()> {
         let Some(wired) = self.links.get_mut(&rank) else { return Ok(()) };
         wired.link.tune()?;
@@ -387,7 +388,7 @@ impl ControlLoop {
         }
     }
 
-    /// Takes all messages that a link holds.
+    /// Handles all messages that a link holds.
     fn receive(&mut self, from: Rank) {
         while let Some(wired) = self.links.get_mut(&from) {
             match wired.link.receive() {
@@ -417,14 +418,14 @@ impl ControlLoop {
             }
         }
         self.actions = actions;
-        // The others first: a program may end at once when it hears of it.
+        // Sends to the others first: the program may end as soon as it learns of the event.
         if tells && !events.is_empty() {
             self.flush();
         }
         events.into_iter().for_each(|event| (self.on_event)(event));
     }
 
-    /// Closes a link when all is sent. Dropping the socket also takes it out of the epoll set.
+    /// Closes a link once everything is sent. Dropping the socket also removes it from the epoll set.
     fn close(&mut self, link: Rank) {
         let Some(PolledLink { mut link, is_read, .. }) = self.links.remove(&link) else { return };
         if matches!(link.flush(), Ok(false)) && (!is_read || epoll::delete(&self.epoll, &link).is_ok()) {
@@ -441,7 +442,7 @@ impl ControlLoop {
     fn queue(&mut self, to: Rank, message: &ControlMessage) {
         let Some(wired) = self.links.get_mut(&to) else { return };
         let backlog = wired.link.backlog();
-        // A heartbeat behind a backlog says nothing: what is ahead of it is a sign of life too.
+        // A heartbeat behind a backlog adds nothing: the backlog is a sign of life itself.
         if message.kind == ControlKind::Ping && backlog > 0 {
             return;
         }
@@ -459,13 +460,13 @@ impl ControlLoop {
         }
     }
 
-    /// Sends what is queued on every link, and asks epoll about those that are full.
+    /// Sends what is queued on every link, and has epoll watch those that are full.
     fn flush(&mut self) {
         self.closing.retain_mut(|link| matches!(link.flush(), Ok(false)));
         for (&rank, wired) in &mut self.links {
             let wants_out = match wired.link.flush() {
                 Ok(sent) => !sent,
-                // The reading side will see why, after what the peer said before it ended.
+                // The reading side will find the reason, after what the peer sent before it ended.
                 Err(e) if matches!(e.kind(), io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset) => false,
                 Err(e) => {
                     self.closed.push((rank, e.to_string()));

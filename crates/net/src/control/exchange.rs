@@ -1,9 +1,9 @@
-//! Exchanges at start-up, before the control plane has its thread: every worker's bytes up to rank 0, all of them down
-//! to all.
+//! Exchanges at start-up, before the control plane has its thread: every worker's bytes go up to rank 0, and all of
+//! them come down to every worker.
 //!
-//! A worker joins its own part with those that its children send, so each link carries one message up, the parts of a
-//! subtree, and one down, all parts. Of a job of N workers with parts of `b` bytes a worker in a tree of fan-out F
-//! sends F N b bytes, where rank 0 of a star sends N N b.
+//! A worker joins its own part with those that its children send, so each link carries one message up, with the parts
+//! of a subtree, and one down, with all parts. In a job of N workers with parts of `b` bytes, a worker in a tree of
+//! fan-out F sends F N b bytes; rank 0 of a star would send N N b.
 
 use std::time::{Duration, Instant};
 
@@ -14,18 +14,18 @@ use super::{ControlError, TreeLinks};
 use crate::Rank;
 use crate::threads::poll_until;
 
-/// How long after rank 0's deadline the others still wait for its verdict.
+/// How long the others wait for rank 0's verdict after its deadline.
 const VERDICT_PATIENCE: Duration = Duration::from_secs(5);
 
-/// A worker's part of an exchange may have at least this length, however many workers there are.
+/// A worker's part of an exchange may always have this length, however many workers there are.
 const PART_BYTES_MIN: usize = 16 << 10;
 
-/// How long the part of a worker in a job of `size` may be.
+/// The longest part of a worker in a job of `size`.
 pub(super) fn part_bytes_max(size: u32) -> usize {
     (MESSAGE_BYTES_MAX / size.max(1) as usize).max(PART_BYTES_MIN) - 4
 }
 
-/// One worker's place in an exchange.
+/// One worker's state in an exchange.
 struct Exchange<'a> {
     me: Rank,
     place: &'a mut TreeLinks,
@@ -38,11 +38,11 @@ struct Exchange<'a> {
 struct ChildParts {
     bytes: Vec<u8>,
     complete: bool,
-    /// Who is missing below it, as far as it has said so.
+    /// The workers below it that it says are missing.
     waiting: Option<Vec<Rank>>,
 }
 
-/// Gives every worker what every worker passed, by rank.
+/// Gives every worker what every worker passed in, by rank.
 pub(super) fn allgather(
     place: &mut TreeLinks,
     me: Rank,
@@ -80,19 +80,19 @@ impl Exchange<'_> {
         for link in &mut self.place.children {
             queue_long(link, ControlKind::Gathered, Rank(0), &bytes);
         }
-        // A worker that ends now is found by the next exchange or by the control thread.
+        // The next exchange or the control thread will find a worker that ends now.
         flush_all(&mut self.place.children, deadline);
         Ok(parts)
     }
 
-    /// The parts of all below this worker, one behind the other.
+    /// Collects the parts of all workers below this one, concatenated.
     fn collect(&mut self) -> Result<Vec<u8>, ControlError> {
         let children: Vec<Rank> = self.place.tree.children(self.me).collect();
         let mut parts: Vec<ChildParts> = children.iter().map(|_| ChildParts::default()).collect();
         let mut told: Option<Vec<Rank>> = None;
-        // What came before may have been read already.
+        // Links may hold messages that were read earlier.
         let mut ready: Vec<usize> = (0..children.len()).collect();
-        // Rank 0 decides for all when it has been long enough.
+        // Rank 0 decides for all workers when the time is up.
         let is_root = self.place.up.is_none();
         let deadline = self.start + self.timeout + if is_root { Duration::ZERO } else { VERDICT_PATIENCE };
         let half = self.start + self.timeout / 2;
@@ -129,7 +129,7 @@ impl Exchange<'_> {
         Ok(parts.into_iter().flat_map(|child| child.bytes).collect())
     }
 
-    /// Takes what a child has sent. An error is what rank 0 is to hear.
+    /// Handles what a child has sent. Rank 0 is told of any error returned.
     fn receive(&mut self, index: usize, rank: Rank, child: &mut ChildParts) -> Result<(), ControlError> {
         let lost = |reason: String| ControlError::Lost { rank, reason };
         let subtree = self.place.tree.subtree(rank);
@@ -160,7 +160,7 @@ impl Exchange<'_> {
         Ok(())
     }
 
-    /// Whether bad news came from above meanwhile.
+    /// Checks for bad news from the parent.
     fn look_up(&mut self) -> Result<(), ControlError> {
         let (Some(up), Some(rank)) = (&mut self.place.up, self.place.tree.parent(self.me)) else { return Ok(()) };
         let lost = |reason| ControlError::Lost { rank, reason };
@@ -171,7 +171,8 @@ impl Exchange<'_> {
         }
     }
 
-    /// Tells the parent whom this worker waits for. Rank 0, which sees its own children only, would else name these.
+    /// Tells the parent which workers this one waits for. Rank 0 sees only its own children and would otherwise blame
+    /// them.
     fn tell_who_is_missing(&mut self, missing: &[Rank]) {
         let Some(up) = &mut self.place.up else { return };
         let bytes: Vec<u8> = missing.iter().flat_map(|rank| rank.0.to_le_bytes()).collect();
@@ -179,7 +180,7 @@ impl Exchange<'_> {
         let _ = up.flush();
     }
 
-    /// What all workers are told of an error that this one has found.
+    /// The error that all workers report for one that this worker has found.
     fn verdict(&mut self, error: ControlError) -> ControlError {
         let (Some(up), Some(parent)) = (&mut self.place.up, self.place.tree.parent(self.me)) else { return error };
         let ControlError::Lost { rank, reason } = &error else { return error };
@@ -189,7 +190,7 @@ impl Exchange<'_> {
     }
 }
 
-/// An error, if that is one; else the message.
+/// The error, if the message announces one; otherwise the message.
 fn bad_news(message: ControlMessage) -> Result<ControlError, ControlMessage> {
     match message.kind {
         ControlKind::Failed => Ok(ControlError::Failed { reason: message.text() }),
@@ -198,7 +199,7 @@ fn bad_news(message: ControlMessage) -> Result<ControlError, ControlMessage> {
     }
 }
 
-/// The parts of all workers, as the parent sends them.
+/// Receives the parts of all workers from the parent.
 fn await_gathered(
     up: &mut ControlLink,
     rank: Rank,
@@ -223,7 +224,7 @@ fn await_gathered(
     }
 }
 
-/// Sends what is queued and waits for the next word of `rank`, turning bad news into errors.
+/// Sends what is queued and waits for the next message from `rank`, turning bad news into errors.
 pub(crate) fn await_word(
     link: &mut ControlLink,
     rank: Rank,
@@ -232,7 +233,7 @@ pub(crate) fn await_word(
 ) -> Result<ControlMessage, ControlError> {
     let lost = |reason| ControlError::Lost { rank, reason };
     loop {
-        // A failed write is no news yet: what it said before it closed the link is still to be read.
+        // A failed write is not conclusive yet: what the peer sent before it closed the link is still to be read.
         let sent = link.flush().unwrap_or(true);
         if let Some(message) = link.receive().map_err(lost)? {
             return match bad_news(message) {
@@ -247,7 +248,7 @@ pub(crate) fn await_word(
     }
 }
 
-/// Queues bytes that may be too many for one message.
+/// Queues bytes that may exceed one message.
 fn queue_long(link: &mut ControlLink, kind: ControlKind, rank: Rank, bytes: &[u8]) {
     let mut rest = bytes;
     while rest.len() > MESSAGE_BYTES_MAX {
@@ -258,7 +259,7 @@ fn queue_long(link: &mut ControlLink, kind: ControlKind, rank: Rank, bytes: &[u8
     link.queue(kind, rank, rest);
 }
 
-/// Tells everybody bad news as well as it can within a second.
+/// Tells every worker bad news, as well as possible within a second.
 pub(crate) fn tell(links: &mut [ControlLink], kind: ControlKind, rank: Rank, payload: &[u8]) {
     for link in links.iter_mut() {
         link.queue(kind, rank, payload);
@@ -266,7 +267,7 @@ pub(crate) fn tell(links: &mut [ControlLink], kind: ControlKind, rank: Rank, pay
     flush_all(links, Instant::now() + Duration::from_secs(1));
 }
 
-/// Sends all that is queued; links that break or stay full until `deadline` are left as they are.
+/// Sends everything queued; links that break or stay full until `deadline` are left as they are.
 pub(crate) fn flush_all(links: &mut [ControlLink], deadline: Instant) {
     loop {
         let mut full: Vec<&ControlLink> = Vec::new();
@@ -285,7 +286,7 @@ pub(crate) fn flush_all(links: &mut [ControlLink], deadline: Instant) {
     }
 }
 
-/// Takes an exchange apart; `None` if it is not one of `size` workers.
+/// Splits an exchange into its parts; `None` if it does not have `size` of them.
 fn split(mut bytes: &[u8], size: u32) -> Option<Vec<Vec<u8>>> {
     let mut parts = Vec::new();
     for _ in 0..size {
@@ -338,9 +339,9 @@ mod tests {
         sender.join().unwrap();
     }
 
-    /// Rank 0 sees its own children only, and would blame one that waits itself.
+    /// Rank 0 sees only its own children, and would blame one that itself waits.
     #[test]
-    fn who_is_missing_is_named_and_not_who_waits_for_it() {
+    fn errors_name_the_missing_worker_and_not_one_that_waits_for_it() {
         use crate::rendezvous::{JobSecret, JoinConfig, join};
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let (root, secret) = (listener.local_addr().unwrap().to_string(), JobSecret::random());

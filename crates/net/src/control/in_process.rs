@@ -1,4 +1,4 @@
-//! The control plane of workers that are threads of one process: no sockets, the same events.
+//! The control plane of workers that are threads of one process: the same events without sockets.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -39,7 +39,7 @@ enum MemberState {
 
 const ENDED: &str = "its thread ended without leaving the job";
 
-/// One worker's membership, during start-up. Dropped before `start`, the worker is lost to the others.
+/// One worker's membership during start-up. If it is dropped before `start`, the others lose the worker.
 pub(crate) struct InProcessMember {
     group: Arc<InProcessGroup>,
     rank: Rank,
@@ -121,14 +121,14 @@ impl InProcessMember {
 
 impl Drop for InProcessMember {
     fn drop(&mut self) {
-        // Still here: never started.
+        // Still present: the member was never started.
         if self.receiver.is_some() {
             self.group.depart(self.rank, MemberState::Lost);
         }
     }
 }
 
-/// One worker's membership, with its thread.
+/// One worker's membership while it runs.
 pub(super) struct MemberThread {
     group: Arc<InProcessGroup>,
     rank: Rank,
@@ -139,7 +139,8 @@ impl MemberThread {
         match to {
             MessageTarget::One(rank) => self.group.post(self.rank, rank, bytes),
             MessageTarget::All => {
-                // Nobody departs meanwhile: who does because of this message must not be heard of before it.
+                // Locked so that nobody departs meanwhile: the others must receive this message before they learn of
+                // departures it causes.
                 let _exchange = self.group.exchange.lock();
                 let others = (0..self.group.inboxes.len() as u32).map(Rank).filter(|&rank| rank != self.rank);
                 others.map(|rank| self.group.post(self.rank, rank, bytes)).fold(Ok(()), Result::and)
@@ -164,12 +165,12 @@ impl InProcessGroup {
             inbox.queued_bytes.fetch_sub(bytes.len(), Ordering::Relaxed);
             return Err(ControlError::QueueFull);
         }
-        // A worker whose thread has ended is not told; its end is news of its own.
+        // A worker whose thread has ended gets no message; its end is a separate event.
         let _ = inbox.sender.send(Some(ControlEvent::Message { from, bytes: bytes.to_vec() }));
         Ok(())
     }
 
-    /// The first departure counts: who has left is not lost later.
+    /// The first departure counts: a worker that has left cannot be lost later.
     fn depart(&self, rank: Rank, how: MemberState) {
         let mut exchange = self.exchange.lock();
         if exchange.gone[rank.index()] != MemberState::Present {
@@ -193,10 +194,10 @@ impl InProcessGroup {
 mod tests {
     use super::*;
 
-    /// A failure that is told to all, and a worker that leaves as soon as it hears: the others must hear of the failure
-    /// first.
+    /// One worker reports a failure to all, and another leaves as soon as it receives it: the others must learn of
+    /// the failure first.
     #[test]
-    fn news_come_before_those_who_leave_for_them() {
+    fn messages_come_before_the_departures_they_cause() {
         for _ in 0..2000 {
             let [hears, watches, tells] = group(3).try_into().ok().expect("three members");
             let leaver = Arc::new(Mutex::new(None::<MemberThread>));

@@ -1,14 +1,15 @@
-//! The control plane: membership of the job, exchanges at startup, small messages, and notice of workers that end.
+//! The control plane: membership of the job, exchanges at start-up, small messages, and detection of workers that
+//! end.
 //!
-//! Up to 256 workers are a star around rank 0, more are a tree of bounded fan-out below it. At start-up
-//! [`ControlPlane`] is driven by its caller ([`ControlPlane::allgather`]); [`ControlPlane::start`] hands it to a native
-//! thread of its own that sleeps unless something happens, never touches Python, and exchanges heartbeats with those it
-//! is connected to, so that a worker is not presumed dead because its main thread is busy.
+//! Up to 256 workers form a star around rank 0, more form a tree of bounded fan-out below it. At start-up the caller
+//! drives [`ControlPlane`] ([`ControlPlane::allgather`]). [`ControlPlane::start`] hands it to a native thread that
+//! sleeps unless something happens and never touches Python. The thread exchanges heartbeats with the workers it is
+//! connected to, so that a worker is not presumed dead because its main thread is busy.
 //!
-//! A worker that ends without [`ControlHandle::leave`] is `Lost`: its parent in the tree sees the end of its connection
-//! and all are notified within milliseconds. A host that becomes silent is lost after the failure timeout. Who is
-//! connected through a worker that ends, whether that is lost or has left, connects to rank 0 instead and stays in the
-//! job. When rank 0 itself is lost, all workers notice it, and the control plane ends.
+//! A worker that ends without [`ControlHandle::leave`] is `Lost`: its parent in the tree sees the end of its
+//! connection, and all are notified within milliseconds. A host that falls silent is lost after the failure timeout.
+//! When a worker ends, whether it left or was lost, those connected through it connect to rank 0 instead and stay in
+//! the job. When rank 0 itself is lost, all workers notice it, and the control plane ends.
 //!
 //! | module       | what                                                                    |
 //! |--------------|-------------------------------------------------------------------------|
@@ -43,70 +44,70 @@ pub use tree::ControlTree;
 use wire::ControlLink;
 pub use wire::MESSAGE_BYTES_MAX;
 
-/// Silence after which a worker is lost, unless told otherwise (`TIDEMILL_FAILURE_TIMEOUT`, in seconds).
+/// Silence after which a worker is lost, by default (`TIDEMILL_FAILURE_TIMEOUT`, in seconds).
 pub const FAILURE_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Time between two heartbeats.
+/// The time between two heartbeats.
 pub const HEARTBEAT_INTERVAL: Duration = Duration::from_millis(500);
 
-/// Bytes of messages that [`ControlHandle::send`] queues before it refuses.
+/// How many bytes of messages [`ControlHandle::send`] queues before it refuses more.
 pub const QUEUE_BYTES_MAX: usize = 32 << 20;
 
-/// News from the control plane.
+/// An event of the control plane.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ControlEvent {
     /// A worker is gone without having left. Reported once per worker; nothing from it follows.
     Lost {
-        /// Who.
+        /// The worker.
         rank: Rank,
-        /// How it was noticed.
+        /// How the loss was noticed.
         reason: String,
     },
-    /// A worker has left in good order.
+    /// A worker has left in an orderly way.
     Left {
-        /// Who.
+        /// The worker.
         rank: Rank,
     },
-    /// A worker sent a message. In order per sender.
+    /// A worker sent a message. Messages of one sender arrive in order.
     Message {
-        /// Who sent it.
+        /// The sender.
         from: Rank,
-        /// What it sent.
+        /// The content.
         bytes: Vec<u8>,
     },
 }
 
-/// Whom a message is for.
+/// The destination of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MessageTarget {
     /// One worker, which may be the sender.
     One(Rank),
-    /// Every worker but the sender.
+    /// Every worker except the sender.
     All,
 }
 
-/// What can go wrong on the control plane.
+/// Errors of the control plane.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ControlError {
     /// A worker ended during an exchange.
     #[error("worker {rank} was lost: {reason}")]
     Lost {
-        /// Who.
+        /// The worker.
         rank: Rank,
-        /// How it was noticed.
+        /// How the loss was noticed.
         reason: String,
     },
-    /// Rank 0 gave the exchange up.
+    /// Rank 0 gave up the exchange.
     #[error("the job did not start: {reason}")]
     Failed {
-        /// Rank 0's words.
+        /// Rank 0's message.
         reason: String,
     },
-    /// Workers did not take part in an exchange in time.
+    /// Some workers did not take part in an exchange in time.
     #[error("no word from worker(s) {} within {waited_s} s", ranks(missing))]
     TimedOut {
-        /// Who is missing.
+        /// The missing workers.
         missing: Vec<Rank>,
         /// How long this worker waited, in seconds.
         waited_s: u64,
@@ -117,7 +118,7 @@ pub enum ControlError {
     /// The message is longer than [`MESSAGE_BYTES_MAX`].
     #[error("a control message of {len_bytes} bytes exceeds the limit of {MESSAGE_BYTES_MAX}")]
     TooLong {
-        /// Its length.
+        /// The message's length.
         len_bytes: usize,
     },
     /// The destination is not in the job.
@@ -126,16 +127,16 @@ pub enum ControlError {
         /// The destination.
         rank: Rank,
     },
-    /// This worker has shut its control plane down.
+    /// This worker has shut down its control plane.
     #[error("the control plane of this worker is shut down")]
     Closed,
-    /// The caller is a forked child of the worker. It is not a member of the job.
+    /// The caller is a forked child of the worker, which is not a member of the job.
     #[error(
         "this process was forked from a worker and does not belong to the job; use spawn instead of fork, or do not \
          use Tidemill in the child"
     )]
     Forked,
-    /// The operating system refused something.
+    /// The operating system refused an operation.
     #[error("control plane: {0}")]
     System(String),
 }
@@ -146,7 +147,7 @@ impl From<std::io::Error> for ControlError {
     }
 }
 
-/// Ranks for people: `1, 2, 5`; a long list is cut.
+/// Formats ranks for messages: `1, 2, 5`; a long list is truncated.
 pub(crate) fn ranks(list: &[Rank]) -> String {
     const SHOWN_MAX: usize = 16;
     let mut text = list.iter().take(SHOWN_MAX).map(Rank::to_string).collect::<Vec<_>>().join(", ");
@@ -161,7 +162,7 @@ pub(crate) fn fuzz(messages: &[wire::ControlMessage]) {
     state::fuzz(messages);
 }
 
-/// This worker's place in the job, during start-up.
+/// This worker's place in the job during start-up.
 pub struct ControlPlane {
     rank: Rank,
     size: u32,
@@ -182,12 +183,12 @@ pub(crate) enum ControlLinks {
 /// A worker's place in the tree, with its links.
 pub(crate) struct TreeLinks {
     pub(crate) tree: ControlTree,
-    /// To its parent; rank 0 has none.
+    /// The link to its parent; rank 0 has none.
     pub(crate) up: Option<ControlLink>,
-    /// To its children, by rank.
+    /// The links to its children, by rank.
     pub(crate) children: Vec<ControlLink>,
     pub(crate) return_way: ReturnWay,
-    /// Where others have reached this worker, or it them.
+    /// Addresses at which others have reached this worker, or from which it has reached them.
     pub(crate) addresses: Vec<IpAddr>,
 }
 
@@ -209,15 +210,15 @@ impl ControlPlane {
         ControlPlane { location, granted, ..self }
     }
 
-    /// A job of one worker.
+    /// Creates the control plane of a job of one worker.
     pub fn solo() -> Self {
         ControlPlane::new(Rank(0), 1, FAILURE_TIMEOUT, JobKey::new(&JobSecret::random(), ""), ControlLinks::Solo)
     }
 
-    /// A job whose `size` workers are threads of this process; one for each.
+    /// Creates the control planes, one per worker, of a job whose `size` workers are threads of this process.
     ///
     /// # Panics
-    /// When `size` is 0.
+    /// If `size` is 0.
     pub fn in_process(size: u32) -> Vec<Self> {
         let key = JobKey::new(&JobSecret::random(), "");
         let members = (0..size).zip(in_process::group(size));
@@ -237,17 +238,17 @@ impl ControlPlane {
         self.size
     }
 
-    /// Where this worker's host is in the network, if its environment said so.
+    /// The location of this worker's host in the network, if its environment sets it.
     pub fn location(&self) -> Option<&str> {
         self.location.as_deref()
     }
 
-    /// How many processors are meant for this worker, if its launcher said so.
+    /// How many processors the launcher intends for this worker, if it says so.
     pub fn granted(&self) -> Option<u32> {
         self.granted
     }
 
-    /// With what connections between the job's workers prove themselves.
+    /// The key that authenticates connections between the job's workers.
     pub fn key(&self) -> &JobKey {
         &self.key
     }
@@ -257,8 +258,8 @@ impl ControlPlane {
         matches!(self.inner, ControlLinks::InProcess(_) | ControlLinks::Solo)
     }
 
-    /// Addresses of this host that other workers have reached or been reached from; no duplicates, none for a job
-    /// within one process. Good ones to publish first.
+    /// Addresses of this host at which other workers have reached it or from which it has reached them, without
+    /// duplicates; empty for a job within one process. Publish these first.
     pub fn local_addresses(&self) -> Vec<IpAddr> {
         match &self.inner {
             ControlLinks::Tree(place) => place.addresses.clone(),
@@ -266,8 +267,8 @@ impl ControlPlane {
         }
     }
 
-    /// How many other workers this one is connected to: to the others of a star if it is rank 0, to its parent and its
-    /// children in the tree of a larger job; none for a job within one process.
+    /// How many other workers this one is connected to: in a star, rank 0 is connected to all others; in the tree of
+    /// a larger job, a worker is connected to its parent and its children. 0 for a job within one process.
     pub fn links(&self) -> usize {
         match &self.inner {
             ControlLinks::Tree(place) => place.children.len() + usize::from(place.up.is_some()),
@@ -275,10 +276,10 @@ impl ControlPlane {
         }
     }
 
-    /// Gives every worker what every worker passed, by rank. Collective: all call it, equally often.
+    /// Gives every worker what every worker passed in, by rank. Collective: all workers call it equally often.
     ///
     /// # Errors
-    /// On every worker when one ends or does not call within [`crate::OPEN_TIMEOUT`], naming it.
+    /// On every worker, naming the culprit, if one ends or does not call within [`crate::OPEN_TIMEOUT`].
     pub fn allgather(&mut self, mine: &[u8]) -> Result<Vec<Vec<u8>>, ControlError> {
         if !self.origin.is_here() {
             return Err(ControlError::Forked);
@@ -293,11 +294,11 @@ impl ControlPlane {
         }
     }
 
-    /// Hands the control plane to its thread, which calls `on_event` for all news, one at a time and in order.
+    /// Passes the control plane to its thread, which calls `on_event` for all events, one at a time and in order.
     /// `on_event` must not block for long: heartbeats wait for it.
     ///
     /// # Errors
-    /// When the system gives no thread or descriptor.
+    /// If the system has no thread or descriptor left.
     pub fn start(self, on_event: Box<dyn Fn(ControlEvent) + Send + Sync>) -> Result<ControlHandle, ControlError> {
         if !self.origin.is_here() {
             return Err(ControlError::Forked);
@@ -317,8 +318,8 @@ impl ControlPlane {
     }
 }
 
-/// The running control plane of a worker. Clones share it; when the last one goes without [`ControlHandle::leave`],
-/// this worker is lost to the others, as if it had crashed.
+/// The running control plane of a worker. Clones share it. If the last one is dropped without
+/// [`ControlHandle::leave`], the others lose this worker as if it had crashed.
 #[derive(Clone)]
 pub struct ControlHandle {
     shared: Arc<SharedHandle>,
@@ -348,17 +349,17 @@ impl ControlHandle {
         self.shared.size
     }
 
-    /// This worker's number and those of the workers that hear of the job through it: on rank 0 all, in a job of up to
-    /// 256 workers nobody else on the others.
+    /// This worker's rank and those of the workers connected to the job through it: on rank 0 all workers; on the
+    /// others, in a job of up to 256 workers, only itself.
     pub fn subtree(&self) -> Range<u32> {
         self.shared.subtree.clone()
     }
 
-    /// Queues a message and returns at once. It arrives unless a worker on its way ends or the queue there is full
-    /// (then the worker before it logs that it was dropped).
+    /// Queues a message and returns at once. The message arrives unless a worker on its way ends or the queue there
+    /// is full; then the worker before it logs that the message was dropped.
     ///
     /// # Errors
-    /// `QueueFull`, and the message is dropped; `TooLong`; `NoSuchRank`; `Closed`; `Forked`.
+    /// `QueueFull`, in which case the message is dropped; `TooLong`; `NoSuchRank`; `Closed`; `Forked`.
     pub fn send(&self, to: MessageTarget, bytes: &[u8]) -> Result<(), ControlError> {
         self.check()?;
         if bytes.len() > MESSAGE_BYTES_MAX {
@@ -375,9 +376,9 @@ impl ControlHandle {
         }
     }
 
-    /// Leaves in good order: the others get `Left`, not `Lost`, and this worker may end. Waits until that is on its
-    /// way, two seconds at most. Messages of others still pass through this worker until `shutdown`; then those that
-    /// are connected through it connect to rank 0, and what is under way through it is forwarded.
+    /// Leaves in an orderly way: the others receive `Left`, not `Lost`, and this worker may end. Waits until the
+    /// message is on its way, at most two seconds. Messages of others still pass through this worker until
+    /// `shutdown`; then the workers connected through it connect to rank 0, and it forwards what is in transit.
     ///
     /// # Errors
     /// `Closed`; `Forked`.
@@ -390,9 +391,9 @@ impl ControlHandle {
         Ok(())
     }
 
-    /// Ends the control plane of this worker and its thread. Without `leave` before, the others take it for lost. Where
-    /// others are connected through this worker, waits until they have another way, two seconds at most. Called by
-    /// dropping the last handle.
+    /// Ends this worker's control plane and its thread. Without a `leave` before, the others lose it. If others are
+    /// connected through this worker, waits until they have reconnected, at most two seconds. Dropping the last
+    /// handle calls this.
     pub fn shutdown(&self) {
         self.shared.shutdown();
     }
@@ -404,8 +405,8 @@ impl ControlHandle {
 
 impl SharedHandle {
     fn shutdown(&self) {
-        // A forked child has the handle but neither the thread nor the sockets, and the thread's locks may be held
-        // forever in its copy.
+        // A forked child has the handle but neither the thread nor the sockets, and its copy of the thread's locks
+        // may be held forever.
         if self.origin.is_here() {
             match &self.core {
                 ControlBackend::InProcess(running) => running.shutdown(),

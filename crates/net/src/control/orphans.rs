@@ -1,14 +1,15 @@
-//! What rank 0 does for orphans: workers whose parent in the tree has ended, and which connect to rank 0 instead.
+//! How rank 0 handles orphans: workers whose parent in the tree has ended and which connect to rank 0 instead.
 //!
-//! The parent of a worker that ends sees it, and tells rank 0. From then on rank 0 *expects* the children of who ended,
-//! with all those behind them, and keeps what it has to tell them. One that comes is *held* until its old way is known
-//! to have ended, and only then listened to: whatever took the old way has arrived then, so nothing overtakes it. One
-//! that does not come in time is lost, and its children are expected in turn.
+//! When a worker ends, its parent sees it and tells rank 0. From then on rank 0 *expects* the children of that
+//! worker, with all workers behind them, and queues its messages for them. It *holds* a child that connects until the
+//! child's old route is known to have ended, and only then reads from it: by then everything sent along the old route
+//! has arrived, so nothing overtakes it. A child that does not connect in time is lost, and its children are expected
+//! in turn.
 //!
-//! Of one that retires rank 0 expects the children, too, but it waits for its end before it listens to them.
+//! When a worker retires, rank 0 expects its children too, but waits for that worker's end before it reads from them.
 //!
-//! Where the parent of who ended has ended as well, nobody tells rank 0. It then goes by the children of the former who
-//! come: their link to it has ended, or they would not.
+//! If the parent of an ended worker has ended as well, nobody tells rank 0. It then relies on children of that worker
+//! that connect: they would not connect if their link to it had not ended.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -17,23 +18,23 @@ use super::wire::{ControlKind, ControlMessage};
 use super::{ControlEvent, HEARTBEAT_INTERVAL};
 use crate::Rank;
 
-/// How many failure timeouts an orphan has: its parent's silence may have begun later for it than for others.
+/// How many failure timeouts an orphan has: it may have noticed its parent's silence later than others did.
 const ORPHAN_PATIENCE: u32 = 2;
 
-/// How many failure timeouts after the start an orphan has at least: to one that has not heard its parent yet this may
-/// still be starting.
+/// How many failure timeouts after the start an orphan has at least: its parent may not have sent its first message
+/// yet, and may look as if it were still starting.
 const ORPHAN_PATIENCE_AT_START: u32 = PATIENCE_BEFORE_FIRST_WORD + ORPHAN_PATIENCE;
 
-/// See the module. Empty on all workers but rank 0.
+/// See the module. Empty on all workers except rank 0.
 #[derive(Default)]
 pub(super) struct OrphanLedger {
-    /// Who has ended, so that nobody is connected through it.
+    /// Workers that have ended, so nobody is connected through them.
     cut: BTreeSet<Rank>,
-    /// Who hands its children over, and has not ended yet: what they have said comes by way of it.
+    /// Workers that hand over their children but have not ended yet: messages of the children arrive through them.
     retiring: BTreeSet<Rank>,
     expected: BTreeMap<Rank, ExpectedOrphan>,
     held: BTreeSet<Rank>,
-    /// Since the start.
+    /// Ticks since the start.
     ticks: u32,
 }
 
@@ -49,7 +50,7 @@ impl OrphanLedger {
         self.held.contains(&rank)
     }
 
-    /// Keeps a message for all that are expected.
+    /// Queues a message for all expected orphans.
     pub(super) fn flood(&mut self, message: &ControlMessage, out: &mut Vec<TreeAction>) {
         for (&rank, orphan) in &mut self.expected {
             enqueue(&mut orphan.queue, &mut orphan.queued_bytes, message.clone(), rank, out);
@@ -58,7 +59,7 @@ impl OrphanLedger {
 }
 
 impl TreeState {
-    /// Sends a message on its way down, if there is one.
+    /// Sends a message down the tree to its destination, if that is present.
     pub(super) fn route(&mut self, message: ControlMessage, out: &mut Vec<TreeAction>) {
         if self.is_present(message.to) {
             self.send_down(message, out);
@@ -81,7 +82,7 @@ impl TreeState {
         }
     }
 
-    /// A worker is gone without having left.
+    /// Records that a worker is gone without having left.
     pub(super) fn lose(&mut self, rank: Rank, reason: String, out: &mut Vec<TreeAction>) {
         if self.is_present(rank) {
             self.peers[rank.index()] = PeerState::Lost;
@@ -92,7 +93,7 @@ impl TreeState {
         self.cut(rank, out);
     }
 
-    /// Nobody is connected through `rank` any more.
+    /// Records that nobody is connected through `rank` any more.
     pub(super) fn cut(&mut self, rank: Rank, out: &mut Vec<TreeAction>) {
         if !self.orphans.cut.insert(rank) {
             return;
@@ -107,8 +108,8 @@ impl TreeState {
         self.settle(out);
     }
 
-    /// A worker that has left is about to end. It is told again if it asks again: the answer may be lost with a worker
-    /// on its way.
+    /// A worker that has left is about to end. It gets an answer each time it asks: an answer may be lost with a
+    /// worker on its way.
     pub(super) fn release(&mut self, rank: Rank, out: &mut Vec<TreeAction>) {
         if self.peers[rank.index()] != PeerState::Left || self.orphans.cut.contains(&rank) {
             return;
@@ -121,7 +122,7 @@ impl TreeState {
         );
     }
 
-    /// The children of a worker will come; from now on nothing goes to them by way of it.
+    /// Expects the children of a worker; from now on nothing is sent to them through it.
     fn expect_children(&mut self, rank: Rank) {
         let attached = |child: &Rank| self.links.contains_key(child) && !self.orphans.is_held(*child);
         let is_needed = |child: &Rank| self.tree.subtree(*child).any(|below| self.is_present(Rank(below)));
@@ -134,7 +135,7 @@ impl TreeState {
         }
     }
 
-    /// Whether a worker that connects as an orphan may be one. One that was taken for lost hears that it was from the
+    /// Whether a worker that connects as an orphan may be one. A worker already declared lost learns of it from the
     /// end of its connection.
     pub(super) fn may_come_back(&self, rank: Rank) -> bool {
         let attached = self.links.contains_key(&rank) && !self.orphans.is_held(rank);
@@ -142,14 +143,14 @@ impl TreeState {
         parent.is_some_and(|parent| parent != self.me) && !attached && !self.orphans.cut.contains(&rank)
     }
 
-    /// An orphan that may has connected.
+    /// An orphan has connected.
     pub(super) fn came_back(&mut self, rank: Rank, out: &mut Vec<TreeAction>) {
         self.links.insert(rank, LinkState::default());
         self.orphans.held.insert(rank);
         self.settle(out);
     }
 
-    /// Lets those in whose old way has ended.
+    /// Starts reading from the held orphans whose old route has ended.
     fn settle(&mut self, out: &mut Vec<TreeAction>) {
         let held: Vec<Rank> = self.orphans.held.iter().copied().collect();
         for rank in held {
@@ -160,7 +161,7 @@ impl TreeState {
             if self.orphans.cut.contains(&parent) {
                 self.take_in(rank, out);
             } else if self.orphans.expected.contains_key(&parent) && !self.orphans.retiring.contains(&parent) {
-                // Settles the rest, and this one.
+                // This settles the rest, including this one.
                 return match self.is_present(parent) {
                     true => self.lose(parent, format!("worker {rank} has lost its connection to it"), out),
                     false => self.cut(parent, out),
@@ -178,7 +179,7 @@ impl TreeState {
         out.push(TreeAction::Read { link: rank });
     }
 
-    /// All that has been told of workers so far, for one that may have missed some of it.
+    /// Everything reported about workers so far, for an orphan that may have missed some of it.
     fn news(&self) -> Vec<ControlMessage> {
         let news = |(rank, state): (u32, &PeerState)| match state {
             PeerState::Present if rank != 0 || !self.left => None,
@@ -193,7 +194,7 @@ impl TreeState {
         (0..).zip(&self.peers).filter_map(news).collect()
     }
 
-    /// Gives up orphans that do not come.
+    /// Gives up orphans that do not connect in time.
     pub(super) fn tick_orphans(&mut self, out: &mut Vec<TreeAction>) {
         self.orphans.ticks = self.orphans.ticks.saturating_add(1);
         if self.orphans.ticks <= self.silent_ticks_max.saturating_mul(ORPHAN_PATIENCE_AT_START) {
@@ -202,7 +203,8 @@ impl TreeState {
         let ticks_max = self.silent_ticks_max.saturating_mul(ORPHAN_PATIENCE);
         let (tree, retiring) = (self.tree, &self.orphans.retiring);
         let late = |(&rank, orphan): (&Rank, &mut ExpectedOrphan)| {
-            // It may not have been told to come yet; whoever is to tell it is watched by its own parent.
+            // Its ticks may count although nobody has told it to connect: whoever should tell it is watched by its
+            // own parent.
             let parent = tree.parent(rank).expect("rank 0 is no orphan");
             orphan.ticks += u32::from(!retiring.contains(&parent));
             (orphan.ticks > ticks_max).then_some((rank, orphan.ticks))

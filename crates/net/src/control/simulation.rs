@@ -1,6 +1,6 @@
-//! A whole job of [`TreeState`]s in one thread, with links that deliver in order and late, workers that die, fall
-//! silent and leave, and connections of orphans. Time is a number, and a seed repeats everything: `SIMULATION_SEED=7
-//! cargo test -p tidemill-net simulation` runs one, `SIMULATION_SEEDS=5000` so many.
+//! Simulates a whole job of [`TreeState`]s in one thread, with links that deliver late but in order, workers that
+//! die, fall silent and leave, and orphans that connect. Time is a number, and a seed repeats a run exactly:
+//! `SIMULATION_SEED=7 cargo test -p tidemill-net simulation` runs one seed, `SIMULATION_SEEDS=5000` runs 5000.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap, VecDeque};
@@ -13,14 +13,14 @@ use crate::Rank;
 
 const TICK: u64 = 100;
 const SILENT_TICKS_MAX: u32 = 4;
-/// Everything that happens from outside happens before.
+/// All injected events happen before this time.
 const TROUBLE_UNTIL: u64 = 1500;
-/// Longer than anybody is patient: rank 0 with an orphan right after the start.
+/// Longer than any patience, including rank 0's with an orphan right after the start.
 const STOPPED_FOR: u64 = 16 * SILENT_TICKS_MAX as u64 * TICK;
-/// Long enough for whom a silent parent's silence keeps from saying its first word, twice over.
+/// Long enough, twice over, for a worker whose silent parent delays its first message.
 const END: u64 = TROUBLE_UNTIL + 60 * SILENT_TICKS_MAX as u64 * TICK;
 
-/// A small generator (SplitMix64), so that seeds stay what they are.
+/// A small generator (SplitMix64), so that a seed keeps its meaning.
 struct Random(u64);
 
 impl Random {
@@ -35,7 +35,7 @@ impl Random {
 
 /// What arrives over a connection.
 enum Cargo {
-    /// An orphan's first word.
+    /// An orphan's first message.
     Hello,
     Message(ControlMessage),
     End,
@@ -45,14 +45,14 @@ enum Cargo {
 struct Direction {
     queue: VecDeque<Cargo>,
     last_arrival: u64,
-    /// Of what is under way only so much arrives: its sender's host is gone.
+    /// Only this much of what is in transit arrives: its sender's host is gone.
     arrive_max: Option<usize>,
 }
 
 struct Connection {
     ends: [Rank; 2],
     directions: [Direction; 2],
-    /// The second end receives; else what arrives there is kept.
+    /// Whether the second end receives; otherwise what arrives there is kept.
     is_read: bool,
     kept: VecDeque<Cargo>,
 }
@@ -69,7 +69,7 @@ enum Event {
         rank: Rank,
         silently: bool,
     },
-    /// Its process does nothing (SIGSTOP) until it goes on.
+    /// Its process is stopped (SIGSTOP) until it continues.
     Stop(Rank),
     Continue(Rank),
     Leave(Rank),
@@ -314,15 +314,15 @@ impl Job {
     }
 }
 
-/// What befalls a job.
+/// What happens to a job.
 struct Trouble {
     killed: BTreeSet<Rank>,
-    /// Of these, who went on too late.
+    /// Those of `killed` that continued too late.
     stopped: BTreeSet<Rank>,
     leaving: BTreeSet<Rank>,
 }
 
-/// Plans losses, departures and messages, as the seed has it.
+/// Plans losses, departures and messages as the seed determines.
 fn trouble(job: &mut Job, size: u32) -> Trouble {
     let [killed, stopped, leaving] = Default::default();
     let mut plan = Trouble { killed, stopped, leaving };
@@ -336,7 +336,7 @@ fn trouble(job: &mut Job, size: u32) -> Trouble {
             let at = from + job.random.below(spread);
             match job.random.below(4) {
                 0 => job.plan(at, Event::Kill { rank, silently: true }),
-                // It goes on, when it has been given up.
+                // It continues after it has been given up.
                 1 => {
                     plan.stopped.insert(rank);
                     job.plan(at, Event::Stop(rank));
@@ -373,7 +373,7 @@ fn check(job: &Job, tree: ControlTree, plan: &Trouble) {
         }
         true
     };
-    // As in a star: the end of a connection to rank 0 says nothing once that has left.
+    // As in a star, the end of a connection to rank 0 means nothing once rank 0 has left.
     let stopped = plan.stopped.iter().filter(|_| !plan.leaving.contains(&Rank(0)));
     for rank in stopped {
         let heard = &job.nodes[rank.index()].heard;
@@ -433,7 +433,7 @@ fn seeds(count: u64) -> std::ops::Range<u64> {
     }
 }
 
-/// Prints the seed of a simulation that fails.
+/// Prints the seed of a failing simulation.
 struct SeedNote(u64);
 
 impl Drop for SeedNote {
@@ -444,8 +444,8 @@ impl Drop for SeedNote {
     }
 }
 
-/// Every survivor hears of exactly the lost and of exactly those who left, once, and of nobody else; messages arrive at
-/// most once and in order, and all of them where nobody on their way is lost. Who leaves takes none with it.
+/// Every survivor learns exactly which workers were lost and which left, once each. Messages arrive at most once and
+/// in order, and all of them arrive if nobody on their way is lost. A worker that leaves takes no other with it.
 #[test]
 fn survivors_agree_on_who_is_lost_and_who_left() {
     for seed in seeds(400) {
@@ -454,7 +454,7 @@ fn survivors_agree_on_who_is_lost_and_who_left() {
     }
 }
 
-/// Without rank 0 there is no job: all others hear of its loss and of nobody else's.
+/// Without rank 0 there is no job: all others learn of its loss and of no other.
 #[test]
 fn the_loss_of_rank_0_ends_the_job_for_all() {
     for seed in seeds(40) {

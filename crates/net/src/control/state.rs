@@ -1,19 +1,20 @@
-//! The decisions of the control plane, apart from its sockets: who is present, who left, who is lost, and who is told.
+//! The state machine of the control plane, separate from its sockets: who is present, who left, who is lost, and who
+//! is told.
 //!
-//! The state of one worker in a tree ([`super::tree`]). Messages and news go up to rank 0, which decides and puts them
-//! in order, and down from there. So all workers hear news in one order, and a message is never overtaken by a later
-//! one of its sender. A star is a tree in which nobody passes anything on but rank 0. Same inputs in, same actions out;
-//! the thread in [`super::driver`] feeds it and carries the actions out.
+//! Holds the state of one worker in a tree ([`super::tree`]). Messages and news travel up to rank 0, which decides
+//! and orders them, and then down. So all workers receive news in the same order, and a message never overtakes an
+//! earlier one of its sender. A star is a tree in which only rank 0 passes messages on. The same inputs give the same
+//! actions; the thread in [`super::driver`] feeds in the inputs and carries out the actions.
 //!
-//! Who loses its parent is an orphan: it connects to rank 0 again, and what it has to say waits meanwhile. What rank 0
-//! does for orphans is in [`super::orphans`].
+//! A worker that loses its parent is an orphan: it connects to rank 0 again, and its messages wait meanwhile.
+//! [`super::orphans`] describes what rank 0 does for orphans.
 //!
-//! Who has left and is about to end while others are connected through it *retires*: it asks rank 0, which sends
-//! nothing more by way of it from then on, has its children connect to rank 0, and ends when the last of them has gone.
-//! Whatever was under way through it has been passed on then.
+//! A worker that has left and is about to end while others are connected through it *retires*: it asks rank 0, which
+//! then sends nothing more through it; it has its children connect to rank 0, and ends when the last of them has
+//! gone. By then it has passed on everything in transit through it.
 //!
-//! Silence is counted in this worker's own ticks, not on a clock: a job that was stopped as a whole (Ctrl-Z, a
-//! suspended machine) did not tick either and goes on where it was.
+//! Silence is counted in this worker's own ticks, not by a clock: a job that was stopped as a whole (Ctrl-Z, a
+//! suspended machine) did not tick either, and continues where it was.
 
 use std::collections::BTreeMap;
 
@@ -23,44 +24,44 @@ use super::wire::{ControlKind, ControlMessage};
 use super::{ControlEvent, HEARTBEAT_INTERVAL, MessageTarget, QUEUE_BYTES_MAX};
 use crate::Rank;
 
-/// How many times longer than usual a worker may be silent before its first word. Until then it may still be starting.
+/// How many times longer than usual a worker may be silent before its first message, since it may still be starting.
 pub(super) const PATIENCE_BEFORE_FIRST_WORD: u32 = 6;
 
-/// What happens to a worker.
+/// An input to a worker.
 pub(crate) enum TreeInput {
-    /// `from` is the other end of the link, not who wrote the message.
+    /// `from` is the other end of the link, not the author of the message.
     Received { from: Rank, message: ControlMessage },
     /// The link to `from` is gone.
     Closed { from: Rank, reason: String },
-    /// An orphan has connected to rank 0: `from` is the other end. At rank 0 only if it
-    /// [may](TreeState::may_come_back).
+    /// An orphan has connected to rank 0: `from` is the other end. At rank 0, pass this only if the orphan [may come
+    /// back](TreeState::may_come_back).
     Attached { from: Rank },
     /// A heartbeat interval has passed.
     Tick,
-    /// This worker wants a message sent.
+    /// This worker sends a message.
     Send { to: MessageTarget, bytes: Vec<u8> },
-    /// This worker leaves in good order.
+    /// This worker leaves in an orderly way.
     Leave,
-    /// It has left, and is to end as soon as nobody [needs](TreeState::is_needed) it.
+    /// This worker has left, and is to end as soon as nobody [needs](TreeState::is_needed) it.
     Retire,
 }
 
-/// What is to be done about it.
+/// What the caller has to do.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum TreeAction {
     /// Send over the link to `link`.
     Send { link: Rank, message: ControlMessage },
     /// Close the link to `link`.
     Close { link: Rank },
-    /// Receive from the link to `link`, which came from an orphan; not before.
+    /// Start receiving from the link to `link`, which an orphan opened.
     Read { link: Rank },
     /// Connect to rank 0.
     Dial,
-    /// Do not connect to rank 0 any more.
+    /// Stop connecting to rank 0.
     StopDialing,
-    /// Say that a message to `to` was dropped because too much is queued.
+    /// Report that a message to `to` was dropped because too much is queued.
     Dropped { to: Rank },
-    /// Tell this worker.
+    /// Report an event to this worker.
     Emit(ControlEvent),
 }
 
@@ -76,34 +77,35 @@ pub(super) enum PeerState {
 pub(super) struct LinkState {
     silent_ticks: u32,
     heard: bool,
-    /// It has said that it leaves; it may still pass on what others say.
+    /// It has announced that it leaves; it may still pass on what others send.
     left: bool,
 }
 
-/// How a worker other than rank 0 is connected to it.
+/// How a worker other than rank 0 is connected to rank 0.
 #[derive(Debug)]
 enum Uplink {
     Attached(Rank),
-    /// Its parent is gone, and it is connecting to rank 0. Behind `reports_sent` of its reports comes what is queued.
+    /// Its parent is gone, and it is connecting to rank 0. It will send `queue` after the reports from `reports_sent`
+    /// on.
     Orphan {
         ticks: u32,
         reports_sent: usize,
         queue: Vec<ControlMessage>,
         queued_bytes: usize,
     },
-    /// It has connected to rank 0, which has not said yet that it will listen.
+    /// It has connected to rank 0, which has not confirmed yet that it reads from it.
     Returning,
-    /// Rank 0 is gone, for this worker at least.
+    /// Rank 0 is gone, at least for this worker.
     Gone,
 }
 
-/// How far a worker is that hands those over who are connected through it.
+/// How far a worker has handed over those connected through it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Retirement {
     None,
-    /// Rank 0 is asked.
+    /// It has asked rank 0.
     Asked,
-    /// Nothing more comes for others, and these know.
+    /// No more messages for others arrive, and its children know.
     Released,
 }
 
@@ -117,17 +119,17 @@ pub(crate) struct TreeState {
     pub(super) left: bool,
     uplink: Uplink,
     retirement: Retirement,
-    /// What this worker has told rank 0 of those below it and of itself. An orphan says it again: what its parent had
-    /// not passed on when it ended is lost.
+    /// What this worker has reported to rank 0 about itself and those below it. An orphan repeats it, because what
+    /// its parent had not passed on when it ended is lost.
     reports: Vec<ControlMessage>,
-    /// Rank 0's.
+    /// Used on rank 0 only.
     pub(super) orphans: OrphanLedger,
-    /// Rank 0's: how losses were noticed.
+    /// On rank 0: how each loss was noticed.
     pub(super) reasons: BTreeMap<Rank, String>,
 }
 
 impl TreeState {
-    /// A worker that is connected to its parent and its children.
+    /// The state of a worker that is connected to its parent and its children.
     pub(crate) fn new(me: Rank, tree: ControlTree, silent_ticks_max: u32) -> Self {
         let parent = tree.parent(me);
         let linked = parent.into_iter().chain(tree.children(me));
@@ -146,25 +148,24 @@ impl TreeState {
         }
     }
 
-    /// Whether rank 0 knows for sure, once the links are flushed, that this worker has left. What a parent has not
-    /// passed on yet may end with it.
+    /// Whether rank 0 is certain to know, once the links are flushed, that this worker has left. What a parent has
+    /// not passed on yet may be lost with it.
     pub(crate) fn is_leave_certain(&self) -> bool {
         let up = match &self.uplink {
             Uplink::Attached(up) => *up == Rank(0) || self.peers[self.me.index()] == PeerState::Left,
-            // Who comes back and ends before rank 0 has listened would be missed by those below it only.
+            // If an orphan ended before rank 0 reads from it, only those below it would notice.
             Uplink::Orphan { .. } | Uplink::Returning => false,
             Uplink::Gone => true,
         };
         self.left && up
     }
 
-    /// Whether this worker has handed over those who were connected through it.
+    /// Whether this worker has handed over those connected through it.
     pub(super) fn has_retired(&self) -> bool {
         self.retirement == Retirement::Released
     }
 
-    /// Whether others are connected through this worker, which has left, and what they say or hear would be lost if it
-    /// ended now.
+    /// Whether others are connected through this worker, which has left, and would lose messages if it ended now.
     pub(crate) fn is_needed(&self) -> bool {
         if self.is_root() || !self.left || matches!(self.uplink, Uplink::Gone) {
             return false;
@@ -175,7 +176,7 @@ impl TreeState {
         }
     }
 
-    /// The other ends of the links away from rank 0.
+    /// The other ends of the links that lead away from rank 0.
     fn children(&self) -> impl Iterator<Item = Rank> {
         let up = self.up();
         self.links.keys().copied().filter(move |&link| Some(link) != up)
@@ -222,7 +223,8 @@ impl TreeState {
     }
 
     fn received(&mut self, from: Rank, message: ControlMessage, out: &mut Vec<TreeAction>) {
-        // Last words after it was given up: whoever was told that it is lost must not hear from it again.
+        // A late message of a worker that was given up: whoever was told that it is lost must not receive anything
+        // from it.
         let Some(link) = self.links.get_mut(&from) else { return };
         (link.silent_ticks, link.heard) = (0, true);
         link.left |= message.kind == ControlKind::Leave && message.rank == from;
@@ -260,17 +262,17 @@ impl TreeState {
         }
     }
 
-    /// Whether a child can know that: everybody speaks for itself, and a parent of the end of its child.
+    /// Whether a child can know that: every worker speaks for itself, and a parent reports the end of its child.
     fn may_say(&self, child: Rank, message: &ControlMessage) -> bool {
         let ends = matches!(message.kind, ControlKind::Lost | ControlKind::Ended);
         self.tree.subtree(child).contains(&message.rank.0) && !(ends && message.rank == child)
     }
 
-    /// Rank 0: what a worker says takes effect.
+    /// On rank 0: puts into effect what a worker says.
     fn decide(&mut self, message: ControlMessage, out: &mut Vec<TreeAction>) {
         let rank = message.rank;
         match message.kind {
-            // Words that have overtaken the news of their sender's end, or come again from an orphan.
+            // Messages that overtook the news of their sender's end, or that an orphan repeats.
             ControlKind::ToOne | ControlKind::ToAll | ControlKind::Leave if !self.is_present(rank) => {}
             ControlKind::ToOne if message.to == self.me => {
                 out.push(TreeAction::Emit(ControlEvent::Message { from: rank, bytes: message.payload }));
@@ -291,7 +293,7 @@ impl TreeState {
         }
     }
 
-    /// The others: what rank 0 says.
+    /// On the others: handles what rank 0 says.
     fn hear(&mut self, message: ControlMessage, out: &mut Vec<TreeAction>) {
         let rank = message.rank;
         match message.kind {
@@ -305,7 +307,7 @@ impl TreeState {
                     out.push(TreeAction::Emit(ControlEvent::Message { from: rank, bytes: message.payload }));
                 }
             }
-            // News come again to a worker that has come back, and those below it have heard them too.
+            // A worker that has come back receives old news again; those below it have received it too.
             _ if !self.is_present(rank) => {}
             ControlKind::Left => {
                 self.peers[rank.index()] = PeerState::Left;
@@ -325,13 +327,13 @@ impl TreeState {
         }
     }
 
-    /// Passes on what is for one worker of this subtree.
+    /// Passes on a message for one worker of this subtree.
     fn pass_down(&mut self, message: ControlMessage, out: &mut Vec<TreeAction>) {
         let next = self.tree.next_hop(self.me, message.to).filter(|next| self.links.contains_key(next));
         out.extend(next.map(|link| TreeAction::Send { link, message }));
     }
 
-    /// This worker retires, and nothing comes any more that is for others.
+    /// This worker retires, and no more messages for others arrive.
     fn released(&mut self, out: &mut Vec<TreeAction>) {
         if self.retirement == Retirement::Asked {
             self.retirement = Retirement::Released;
@@ -340,7 +342,7 @@ impl TreeState {
         }
     }
 
-    /// The link to `rank` is of no use any more.
+    /// Gives up the link to `rank`.
     fn gone(&mut self, rank: Rank, reason: String, out: &mut Vec<TreeAction>) {
         out.push(TreeAction::Close { link: rank });
         let from_above = self.up() == Some(rank);
@@ -349,11 +351,11 @@ impl TreeState {
         let report = |kind, reason: String| ControlMessage::new(kind, rank, reason.into_bytes());
         match (self.is_root(), left) {
             _ if from_above => self.up_is_gone(rank, reason, out),
-            // It has been handed over. If it was lost, rank 0 finds that out, which expects it.
+            // It was handed over. If it was lost, rank 0 finds out, since rank 0 expects it.
             _ if self.retirement == Retirement::Released => {}
             (true, true) => self.cut(rank, out),
             (true, false) => self.lose(rank, reason, out),
-            // Nobody else is concerned where nobody is connected through it.
+            // A leaf's end concerns nobody else, since nobody is connected through it.
             (false, true) if self.tree.is_leaf(rank) => {}
             (false, true) => self.report(report(ControlKind::Ended, String::new()), out),
             (false, false) => self.report(report(ControlKind::Lost, reason), out),
@@ -362,14 +364,14 @@ impl TreeState {
 
     fn up_is_gone(&mut self, rank: Rank, reason: String, out: &mut Vec<TreeAction>) {
         match self.uplink {
-            // Rank 0 has taken this worker for lost meanwhile.
+            // Rank 0 has declared this worker lost in the meantime.
             Uplink::Returning => self.give_up(reason, out),
             _ if rank == Rank(0) => {
                 self.uplink = Uplink::Gone;
                 self.hear(ControlMessage::new(ControlKind::Lost, rank, reason.into_bytes()), out);
             }
             _ if self.peers[0] == PeerState::Lost => self.uplink = Uplink::Gone,
-            // Nobody needs to hear anything through this worker.
+            // Nobody needs this worker's link any more.
             _ if self.is_leave_certain() && self.links.is_empty() => self.uplink = Uplink::Gone,
             _ => {
                 let reports_sent = self.reports.len();
@@ -379,7 +381,7 @@ impl TreeState {
         }
     }
 
-    /// Rank 0 is lost to this worker, which cannot reach it; those below it may.
+    /// Treats rank 0 as lost, since this worker cannot reach it; those below it may.
     fn give_up(&mut self, reason: String, out: &mut Vec<TreeAction>) {
         self.uplink = Uplink::Gone;
         out.push(TreeAction::StopDialing);
@@ -403,8 +405,8 @@ impl TreeState {
             let is_up = self.up() == Some(rank);
             let has_left = self.peers[rank.index()] == PeerState::Left;
             let Some(link) = self.links.get_mut(&rank) else { continue };
-            // Who has left is waited for as long as others are connected through it. Rank 0 may end when it likes then,
-            // and does not listen yet to those who have just come back.
+            // A worker that has left is still watched while others are connected through it. Rank 0, once it has
+            // left, may end at any time, and it does not read yet from those who have just come back.
             let is_watched = match is_up {
                 true => rank.0 != 0 || !has_left,
                 false => !(self.tree.is_leaf(rank) && (has_left || link.left) || self.orphans.is_held(rank)),
@@ -420,7 +422,7 @@ impl TreeState {
                 self.gone(rank, reason, out);
                 continue;
             }
-            // Behind the last word comes none.
+            // Nothing follows the last message.
             if is_up || self.retirement != Retirement::Released {
                 let message = ControlMessage::new(ControlKind::Ping, self.me, Vec::new());
                 out.push(TreeAction::Send { link: rank, message });
@@ -451,7 +453,7 @@ impl TreeState {
         }
     }
 
-    /// Tells rank 0 what it must not miss.
+    /// Reports to rank 0 what it must not miss.
     fn report(&mut self, message: ControlMessage, out: &mut Vec<TreeAction>) {
         self.reports.push(message.clone());
         self.pass_up(message, out);
@@ -466,10 +468,9 @@ impl TreeState {
         }
     }
 
-    /// Sends to the others of this worker's subtree, as far as they are present and the message is not from or about
-    /// them.
+    /// Sends to the others of this worker's subtree, if they are present and the message is not from or about them.
     pub(super) fn flood(&mut self, message: &ControlMessage, out: &mut Vec<TreeAction>) {
-        // Who was handed over hears it from rank 0.
+        // Those that were handed over receive it from rank 0.
         if self.retirement == Retirement::Released {
             return;
         }
@@ -484,7 +485,7 @@ impl TreeState {
     }
 }
 
-/// Queues a message until an orphan is back, up to a limit.
+/// Queues a message, up to a limit, until an orphan is back.
 pub(super) fn enqueue(
     queue: &mut Vec<ControlMessage>,
     queued_bytes: &mut usize,
@@ -501,7 +502,7 @@ pub(super) fn enqueue(
     queue.push(message);
 }
 
-/// Any messages from any neighbor: rank 0, an inner worker and a leaf take them, or give the neighbor up.
+/// Feeds any messages from any neighbor: rank 0, an inner worker and a leaf accept them or give up the neighbor.
 #[cfg(any(test, fuzzing))]
 pub(super) fn fuzz(messages: &[ControlMessage]) {
     for me in [0, 1, 2] {
@@ -562,7 +563,8 @@ mod tests {
         actions.iter().filter_map(told).collect()
     }
 
-    /// Silence is told from life, a worker that starts slowly is not silent, and a loss is told once to each other.
+    /// Silence must be distinguished from life, a worker that starts slowly is not silent, and each worker is told of
+    /// a loss once.
     #[test]
     fn a_silent_worker_is_lost_and_a_talking_one_is_not() {
         let mut hub = state(0, 4);
@@ -599,7 +601,7 @@ mod tests {
         assert_eq!(lost(&step(&mut hub, closed(1))), [], "a loss is told once");
     }
 
-    /// Rank 0 that ended its program waited for ever for a worker that was killed.
+    /// Rank 0, after its program ended, must not wait forever for a worker that was killed.
     #[test]
     fn rank_0_hears_of_losses_after_it_has_left() {
         let mut hub = state(0, 3);
@@ -627,7 +629,7 @@ mod tests {
         assert_eq!(step(&mut leaf, message), []);
     }
 
-    /// Rank 0 that leaves first goes on to count heartbeats and pass messages on, so those must go on too.
+    /// Rank 0 still watches heartbeats and passes messages on after it has left, so heartbeats must continue.
     #[test]
     fn heartbeats_go_on_after_rank_0_has_left() {
         let mut leaf = state(1, 2);

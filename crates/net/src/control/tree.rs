@@ -1,9 +1,9 @@
-//! Who is connected to whom on the control plane: arithmetic, the same on every worker.
+//! Who is connected to whom on the control plane: arithmetic that every worker repeats.
 //!
-//! A tree of contiguous ranks, rooted at rank 0. The subtree of a worker is a range of ranks that starts with its own;
-//! what follows it is cut into nearly equal pieces, one for each child, which is the first rank of its piece. Launchers
-//! number the workers of a host and of a rack one after the other, so most links stay within these, a rack that fails
-//! is one subtree, and the parts of a subtree in an exchange are already in order.
+//! A tree of contiguous ranks, rooted at rank 0. The subtree of a worker is a range of ranks that starts with its
+//! own; the rest of the range is divided into nearly equal pieces, one for each child, and the child is the first
+//! rank of its piece. Launchers number the workers of a host and of a rack consecutively, so most links stay within
+//! these, a rack that fails is one subtree, and the parts of a subtree in an exchange are already in order.
 //!
 //! | workers        | fan-out     | depth |
 //! |----------------|-------------|-------|
@@ -11,19 +11,19 @@
 //! | up to 4,161    | 16 to 64    | 2     |
 //! | up to 266,305  | 17 to 64    | 3     |
 //!
-//! The fan-out is the smallest that makes no deeper tree than the largest would.
+//! The fan-out is the smallest one that makes the tree no deeper than the largest fan-out would.
 
 use std::ops::Range;
 
 use crate::Rank;
 
-/// Up to this many workers all are connected to rank 0.
+/// Up to this many workers are all connected to rank 0.
 pub(crate) const STAR_WORKERS_MAX: u32 = 256;
 
-/// Children of a worker in a larger job, at most.
+/// The most children of a worker in a larger job.
 const FANOUT_MAX: u32 = 64;
 
-/// The tree of a job's control plane, by which other traffic from and to worker 0 may go, too: ranks in nearly equal
+/// The tree of a job's control plane, which other traffic from and to worker 0 may also use: ranks in nearly equal
 /// ranges, each led by its first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ControlTree {
@@ -31,14 +31,14 @@ pub struct ControlTree {
     fanout: u32,
 }
 
-/// Where a worker is in the tree.
+/// A worker's position in the tree.
 struct TreePlace {
     parent: Option<Rank>,
     subtree: Range<u32>,
 }
 
 impl ControlTree {
-    /// The tree of a job of `size` workers, with at most `fanout_max` children for each if it is given.
+    /// The tree of a job of `size` workers, with at most `fanout_max` children per worker if it is given.
     pub fn new(size: u32, fanout_max: Option<u32>) -> Self {
         let all = size.saturating_sub(1).max(1);
         let default = if size <= STAR_WORKERS_MAX { all } else { FANOUT_MAX };
@@ -47,7 +47,7 @@ impl ControlTree {
             return ControlTree { size, fanout: 1 };
         }
         let depth = (1..).find(|&depth| holds(fanout_max, depth) >= u64::from(size)).expect("a tree grows");
-        // The count that a fan-out holds grows with it, so that the smallest can be searched for by halves.
+        // The capacity grows with the fan-out, so bisection finds the smallest.
         let (mut too_small, mut enough) = (0, fanout_max);
         while enough - too_small > 1 {
             let middle = too_small + (enough - too_small) / 2;
@@ -56,7 +56,7 @@ impl ControlTree {
         ControlTree { size, fanout: enough }
     }
 
-    /// A tree as another worker has told of it. `None` if it is none.
+    /// The tree that another worker described; `None` if it is not valid.
     pub(crate) fn told(size: u32, fanout: u32) -> Option<Self> {
         (fanout >= 1 && fanout <= size.saturating_sub(1).max(1)).then_some(ControlTree { size, fanout })
     }
@@ -66,7 +66,7 @@ impl ControlTree {
         self.size
     }
 
-    /// Children of a worker, at most.
+    /// The most children of a worker.
     pub(crate) fn fanout(&self) -> u32 {
         self.fanout
     }
@@ -76,12 +76,12 @@ impl ControlTree {
         self.fanout >= self.size.saturating_sub(1)
     }
 
-    /// Through whom `rank` is connected to the others; `None` for rank 0.
+    /// The worker through which `rank` is connected to the others; `None` for rank 0.
     pub fn parent(&self, rank: Rank) -> Option<Rank> {
         self.place(rank).parent
     }
 
-    /// `rank` and those that are connected through it.
+    /// `rank` and the workers connected through it.
     pub fn subtree(&self, rank: Rank) -> Range<u32> {
         self.place(rank).subtree
     }
@@ -90,7 +90,7 @@ impl ControlTree {
         self.subtree(rank).len() == 1
     }
 
-    /// Who is connected through `rank`, but for those who are so through one of them.
+    /// The workers connected directly to `rank` and below it.
     pub fn children(&self, rank: Rank) -> impl Iterator<Item = Rank> + use<> {
         let subtree = self.subtree(rank);
         let (fanout, end) = (self.fanout, subtree.end);
@@ -105,7 +105,7 @@ impl ControlTree {
         })
     }
 
-    /// The child of `from` through which `to` is connected, if it is within the subtree of `from` and not `from`.
+    /// The child of `from` that leads to `to`, if `to` is below `from`.
     pub(crate) fn next_hop(&self, from: Rank, to: Rank) -> Option<Rank> {
         let subtree = self.subtree(from);
         let below = to != from && subtree.contains(&to.0);
@@ -123,7 +123,7 @@ impl ControlTree {
     }
 }
 
-/// The piece of `subtree` that holds `rank`, which is not its root.
+/// The piece of `subtree` that contains `rank`, which is not its root.
 fn piece(subtree: Range<u32>, fanout: u32, rank: u32) -> Range<u32> {
     let first = subtree.start + 1;
     let rest = subtree.end - first;
@@ -135,7 +135,7 @@ fn piece(subtree: Range<u32>, fanout: u32, rank: u32) -> Range<u32> {
     first + start..first + start + len
 }
 
-/// How many workers a tree has at most.
+/// How many workers a tree can hold.
 fn holds(fanout: u32, depth: u32) -> u64 {
     (0..depth).fold(1u64, |count, _| count.saturating_mul(u64::from(fanout)).saturating_add(1))
 }
@@ -148,7 +148,7 @@ mod tests {
         tree.parent(rank).map_or(0, |parent| 1 + depth(tree, parent))
     }
 
-    /// A worker that two others take for their child, or nobody, would hear news twice or never.
+    /// A worker with two parents would receive news twice, one without any never.
     #[test]
     fn every_worker_but_rank_0_has_one_parent_whose_child_it_is() {
         for size in (1..70).chain([255, 256, 257, 300, 1000]) {

@@ -1,4 +1,4 @@
-//! Control messages between a worker and those that it is connected to, and the link that carries them.
+//! Control messages between a worker and those it is connected to, and the link that carries them.
 //!
 //! ```text
 //!  0      4      5          8      12     16
@@ -16,56 +16,56 @@ use crate::fork::PrivateFd;
 
 const HEADER_BYTES: usize = 16;
 
-/// Longest payload of one control message. Control is for addresses, errors and tracebacks, not for data.
+/// The longest payload of one control message. Control messages carry addresses, errors and tracebacks, not data.
 pub const MESSAGE_BYTES_MAX: usize = 16 << 20;
 
 /// Bytes read from a link at once. Memory grows with what arrived, never with what a header announces.
 const READ_BYTES: usize = 64 << 10;
 
-/// What a control message is.
+/// The kind of a control message.
 #[repr(u8)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ControlKind {
-    /// Rank 0: everybody is here. Payload: the tree's fan-out (u32), the first time. To a worker that has come back:
-    /// its link is in use from now on.
+    /// From rank 0: all workers are here. Payload: the tree's fan-out (u32), the first time. To a worker that has
+    /// come back: its link is in use from now on.
     Welcome = 1,
-    /// The job does not start, or an exchange failed. Payload: the reason, for people.
+    /// The job does not start, or an exchange failed. Payload: the reason, as text.
     Failed = 2,
-    /// Parts of an exchange, of the sender and those connected through it, by rank: of each a length (u32) and the
-    /// bytes.
+    /// Parts of an exchange, of the sender and those connected through it, by rank: for each one a length (u32) and
+    /// the bytes.
     Gather = 3,
-    /// Everybody's parts, likewise.
+    /// The parts of all workers, in the same format.
     Gathered = 4,
-    /// I am alive.
+    /// A heartbeat.
     Ping = 5,
-    /// From rank `rank` to rank `to`, by way of rank 0.
+    /// A message from `rank` to `to`, through rank 0.
     ToOne = 6,
-    /// From rank `rank` to all others, by way of rank 0.
+    /// A message from `rank` to all others, through rank 0.
     ToAll = 7,
-    /// To rank 0: worker `rank` leaves in good order.
+    /// To rank 0: worker `rank` leaves in an orderly way.
     Leave = 8,
-    /// Rank 0: worker `rank` left in good order.
+    /// From rank 0: worker `rank` left in an orderly way.
     Left = 9,
-    /// To rank 0, and from it: worker `rank` is gone. Payload: how it was noticed.
+    /// To and from rank 0: worker `rank` is gone. Payload: how it was noticed.
     Lost = 10,
-    /// To rank 0: worker `rank` left before, and its link has ended now, so nobody is connected through it any more.
+    /// To rank 0: worker `rank` had left, and now its link has ended, so nobody is connected through it any more.
     Ended = 11,
-    /// The next message is longer than [`MESSAGE_BYTES_MAX`], and this is a part of it.
+    /// A part of the next message, which is longer than [`MESSAGE_BYTES_MAX`].
     Piece = 12,
-    /// During an exchange, to the parent: whose parts are missing. Payload: ranks (u32).
+    /// To the parent, during an exchange: the workers whose parts are missing. Payload: ranks (u32).
     Waiting = 13,
-    /// At the start, to rank 0: where the sender waits for its children. Payload: addresses, as text.
+    /// To rank 0, at the start: where the sender listens for its children. Payload: addresses, as text.
     Listening = 14,
-    /// Rank 0: where your parent waits for you. Payload: addresses, as text.
+    /// From rank 0: where the recipient's parent listens. Payload: addresses, as text.
     Parent = 15,
-    /// To rank 0, at the start: I am connected to my parent and my children. As the first word of a worker that comes
-    /// back: I am here.
+    /// To rank 0, at the start: the sender is connected to its parent and its children. As the first message of a
+    /// worker that comes back: it is here.
     Attached = 16,
     /// To rank 0: worker `rank` has left and is about to end, but others are connected through it.
     Retire = 17,
-    /// Rank 0, to worker `to`, which retires: nothing that is for others comes to you any more.
+    /// From rank 0 to worker `to`, which retires: no more messages for others will arrive.
     Released = 18,
-    /// From a parent that retires, its last word: connect to rank 0.
+    /// The last message of a parent that retires: connect to rank 0.
     Handover = 19,
 }
 
@@ -100,9 +100,9 @@ impl ControlKind {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct ControlMessage {
     pub(crate) kind: ControlKind,
-    /// Who wrote it, or whom it is about.
+    /// Its author, or the worker that it is about.
     pub(crate) rank: Rank,
-    /// For whom it is, where it passes on the way others that it is not for.
+    /// Its destination, for messages that pass through other workers.
     pub(crate) to: Rank,
     pub(crate) payload: Vec<u8>,
 }
@@ -112,12 +112,12 @@ impl ControlMessage {
         ControlMessage { kind, rank, to: Rank(0), payload }
     }
 
-    /// A message to one worker.
+    /// Creates a message to one worker.
     pub(crate) fn to_one(from: Rank, to: Rank, payload: Vec<u8>) -> Self {
         ControlMessage { kind: ControlKind::ToOne, rank: from, to, payload }
     }
 
-    /// Whether it may be dropped when too much is queued: news of other workers may not, and there are few of them.
+    /// Whether it may be dropped when too much is queued. News about other workers may not; there is little of it.
     pub(crate) fn is_droppable(&self) -> bool {
         matches!(self.kind, ControlKind::ToOne | ControlKind::ToAll)
     }
@@ -156,10 +156,10 @@ impl MessageDecoder {
         self.bytes.extend_from_slice(bytes);
     }
 
-    /// The next whole message, if it has arrived.
+    /// Returns the next whole message, if it has arrived.
     ///
     /// # Errors
-    /// What is wrong with the bytes; the link is unusable then.
+    /// If the bytes are invalid; the link is then unusable.
     pub(crate) fn next(&mut self) -> Result<Option<ControlMessage>, String> {
         let rest = &self.bytes[self.taken..];
         let Some(header) = rest.first_chunk::<HEADER_BYTES>() else { return Ok(None) };
@@ -195,29 +195,29 @@ impl ControlLink {
         &self.stream
     }
 
-    /// Small messages go out at once, and a host that vanished is noticed by the kernel too.
+    /// Makes small messages leave at once, and has the kernel notice a vanished host too.
     pub(crate) fn tune(&self) -> io::Result<()> {
         sockopt::set_tcp_nodelay(&self.stream, true)?;
         sockopt::set_socket_keepalive(&self.stream, true)?;
         Ok(())
     }
 
-    /// Bytes queued and not yet taken by the kernel.
+    /// Bytes queued that the kernel has not taken yet.
     pub(crate) fn backlog(&self) -> usize {
         self.outbox.len() - self.sent
     }
 
-    /// Queues a message; `flush` sends.
+    /// Queues a message for `flush` to send.
     pub(crate) fn queue(&mut self, kind: ControlKind, rank: Rank, payload: &[u8]) {
         encode(&mut self.outbox, kind, rank, Rank(0), payload);
     }
 
-    /// Queues a message that is passed on; `flush` sends.
+    /// Queues a message to pass on, for `flush` to send.
     pub(crate) fn queue_message(&mut self, message: &ControlMessage) {
         encode(&mut self.outbox, message.kind, message.rank, message.to, &message.payload);
     }
 
-    /// Sends what the kernel takes. `true`: nothing is left.
+    /// Sends as much as the kernel takes. Returns `true` when nothing is left.
     pub(crate) fn flush(&mut self) -> io::Result<bool> {
         while self.sent < self.outbox.len() {
             match (&*self.stream).write(&self.outbox[self.sent..]) {
@@ -233,10 +233,10 @@ impl ControlLink {
         Ok(true)
     }
 
-    /// The next message that has arrived. `Ok(None)`: none now.
+    /// Returns the next message that has arrived, or `Ok(None)` if there is none.
     ///
     /// # Errors
-    /// How the link ended. What had arrived before the end was returned before.
+    /// How the link ended. Everything that arrived before the end has been returned first.
     pub(crate) fn receive(&mut self) -> Result<Option<ControlMessage>, String> {
         loop {
             if let Some(message) = self.decoder.next()? {

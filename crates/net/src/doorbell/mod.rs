@@ -1,18 +1,18 @@
 //! Sleep and wake-up of a worker, across processes and threads.
 //!
 //! The owner arms its [`Doorbell`], checks once more for work, and sleeps: on a futex, or, if it also waits for file
-//! descriptors, in `ppoll` on them and a pipe. A sender of work rings its [`DoorbellHandle`], which costs a fence and a
-//! load while the owner is awake. `word.rs` holds the argument that no wake-up is lost.
+//! descriptors, in `ppoll` on them and a pipe. A sender of work rings its [`DoorbellHandle`], which costs a fence and
+//! a load while the owner is awake. `word.rs` explains why no wake-up is lost.
 //!
-//! A thread that looks for work anyway can be a [`StandIn`] for those that sleep in [`Doorbell::arm_relieved`]: while
-//! it is there messages do not wake these.
+//! A thread that polls for work anyway can be a [`StandIn`] for those that sleep in [`Doorbell::arm_relieved`]: while
+//! it does, messages do not wake them.
 //!
 //! ```text
 //! loop {
-//!     if poll() { break }                       // a while, spinning with one pause between looks
+//!     if poll() { break }                       // for a while, with one spin-loop pause between polls
 //!     let armed = doorbell.arm(epoll_fd);
-//!     if poll() { break }                       // dropping `armed` takes the announcement back
-//!     if armed.sleep(timeout) == Woken::Interrupted { check for signals }
+//!     if poll() { break }                       // dropping `armed` withdraws the announcement
+//!     if armed.sleep(timeout) == WakeReason::Interrupted { check for signals }
 //! }
 //! ```
 
@@ -36,15 +36,15 @@ use crate::sync::{Ordering, fence};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
 pub enum WakeReason {
-    /// Somebody rang, or the descriptor is ready.
+    /// Someone rang, or the descriptor is ready.
     Rung,
     /// Nobody rang in time.
     TimedOut,
-    /// A signal handler ran; the caller should see what it wants.
+    /// A signal handler ran; the caller should check what it requires.
     Interrupted,
 }
 
-/// Where a worker sleeps. Several of its threads may sleep at once; a ring wakes them all.
+/// The place where a worker sleeps. Several of its threads may sleep at once; a ring wakes them all.
 #[derive(Debug)]
 pub struct Doorbell {
     word: SegmentRef<AtomicU32>,
@@ -56,11 +56,11 @@ pub struct Doorbell {
 #[derive(Debug, Default)]
 struct SleeperCount {
     count: u32,
-    /// A byte may lie in the pipe.
+    /// The pipe may hold a byte.
     pipe_used: bool,
-    /// Stand-ins that are awake.
+    /// How many stand-ins are awake.
     stand_ins: u32,
-    /// One sleeps.
+    /// Whether a stand-in sleeps.
     stand_in_sleeps: bool,
 }
 
@@ -68,7 +68,7 @@ impl Doorbell {
     /// A doorbell for the threads of this process.
     ///
     /// # Errors
-    /// When out of memory or descriptors.
+    /// If memory or descriptors run out.
     pub fn in_process() -> Result<Self, SegmentError> {
         Self::on(Arc::new(Segment::private(PAGE_BYTES)?).shared(0))
     }
@@ -85,18 +85,19 @@ impl Doorbell {
         self.pipe_write.as_raw_fd()
     }
 
-    /// A bell for others in this process.
+    /// A handle for other threads of this process.
     pub fn bell(&self) -> DoorbellHandle {
         DoorbellHandle { word: self.word.clone(), pipe: self.pipe_write.clone() }
     }
 
-    /// Announces that the caller is about to sleep, on the futex or, with `fd` given, until `fd` is readable too. The
-    /// caller must look for work once more before it sleeps.
+    /// Announces that the caller is about to sleep, on the futex or, if `fd` is given, until `fd` is readable too.
+    /// The caller must look for work once more before it sleeps.
     pub fn arm(&self, fd: Option<RawFd>) -> SleepGuard<'_> {
         self.arm_as(fd, word::INSISTS)
     }
 
-    /// The same for a caller that need not see messages itself: they wake it only if there is no [`StandIn`].
+    /// Like [`Doorbell::arm`], for a caller that need not handle messages itself: they wake it only if there is no
+    /// [`StandIn`].
     pub(crate) fn arm_relieved(&self, fd: Option<RawFd>) -> SleepGuard<'_> {
         self.arm_as(fd, 0)
     }
@@ -109,13 +110,13 @@ impl Doorbell {
         SleepGuard { doorbell: self, fd, ticket: word::announce(&self.word, bits | insists) }
     }
 
-    /// The caller begins to look for work in the place of others that sleep.
+    /// The caller starts looking for work on behalf of others that sleep.
     pub(crate) fn stand_in(&self) -> StandIn<'_> {
         StandIn::begin(self)
     }
 }
 
-/// An announced sleeper. Dropping it takes the announcement back.
+/// An announced sleeper. Dropping it withdraws the announcement.
 #[derive(Debug)]
 #[must_use]
 pub struct SleepGuard<'a> {
@@ -125,7 +126,7 @@ pub struct SleepGuard<'a> {
 }
 
 impl SleepGuard<'_> {
-    /// Sleeps until somebody rings, the descriptor is ready, a signal handler has run, or `timeout` is over.
+    /// Sleeps until someone rings, the descriptor is ready, a signal handler has run, or `timeout` passes.
     pub fn sleep(self, timeout: Duration) -> WakeReason {
         // There is always a timeout: without one, SA_RESTART handlers would not interrupt a futex wait.
         let timeout = timeout.min(Duration::from_secs(3600));
@@ -146,14 +147,14 @@ impl SleepGuard<'_> {
 /// Sleeps on the word until somebody wakes one of `bits`, unless the word is no longer `ticket`.
 fn sleep_on(word: &AtomicU32, ticket: u32, bits: u32, timeout: Duration) -> WakeReason {
     let mut until = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: room for a time; the clock is there everywhere.
+    // SAFETY: room for a time; this clock exists everywhere.
     unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut until) };
     let nanos = until.tv_nsec + i64::from(timeout.subsec_nanos());
     until.tv_sec += timeout.as_secs() as i64 + nanos / 1_000_000_000;
     until.tv_nsec = nanos % 1_000_000_000;
     let at: *const AtomicU32 = word;
     let none = std::ptr::null::<u32>();
-    // SAFETY: the word stays mapped during the call, and `until` is a valid time. Not the private kind of futex:
+    // SAFETY: the word stays mapped during the call, and `until` is a valid time. The futex is not private, because
     // ringers may be other processes.
     let waited = unsafe { libc::syscall(libc::SYS_futex, at, libc::FUTEX_WAIT_BITSET, ticket, &until, none, bits) };
     match check(waited as i32) {
@@ -167,7 +168,7 @@ fn woken_by(error: &io::Error) -> WakeReason {
         Some(libc::EINTR) => WakeReason::Interrupted,
         Some(libc::ETIMEDOUT) => WakeReason::TimedOut,
         Some(libc::EAGAIN) => WakeReason::Rung, // The word had changed before we slept.
-        _ => panic!("cannot sleep: {error}"),   // Bad address or descriptor: a bug of ours.
+        _ => panic!("cannot sleep: {error}"),   // Bad address or descriptor: our bug.
     }
 }
 
@@ -176,8 +177,8 @@ impl Drop for SleepGuard<'_> {
         let doorbell = self.doorbell;
         let mut sleepers = doorbell.sleepers.lock();
         sleepers.count -= 1;
-        // The last one clears up, so that it takes neither an announcement nor a byte from under another sleeper. A
-        // ringer that has cleared the bits but not yet written its byte causes one spurious wake-up later.
+        // The last one cleans up, so that it takes neither an announcement nor a byte from another sleeper. A ringer
+        // that has cleared the bits but not yet written its byte causes one spurious wake-up later.
         if sleepers.count == 0 {
             word::withdraw(&doorbell.word);
             if std::mem::take(&mut sleepers.pipe_used) {
@@ -198,28 +199,29 @@ pub struct DoorbellHandle {
 }
 
 impl DoorbellHandle {
-    /// The bell of a doorbell in another process, given its word and its pipe's descriptor there.
+    /// A handle on a doorbell in another process, given its word and its pipe's descriptor there.
     pub(crate) fn open(word: SegmentRef<AtomicU32>, pid: u32, pipe_fd: RawFd) -> Result<Self, SegmentError> {
-        // Opened for reading too, which we never do: so the pipe always has a reader and no write raises SIGPIPE.
+        // Also opened for reading, although we never read: the pipe then always has a reader, and no write raises
+        // SIGPIPE.
         let pipe = open_descriptor(pid, pipe_fd, libc::O_RDWR | libc::O_NONBLOCK)?;
         Ok(Self { word, pipe: Arc::new(pipe) })
     }
 
-    /// Wakes all threads of the owner that sleep or are about to. What they shall find must have been written before.
+    /// Wakes all threads of the owner that sleep or are about to. Write what they should find before the call.
     #[inline]
     pub fn ring(&self) {
         fence(Ordering::SeqCst);
         self.wake(word::ring_all_fenced(&self.word));
     }
 
-    /// The same as a message does: whoever stands in for sleepers finds it in their place.
+    /// Rings for a message: if a thread stands in for sleepers, it finds the message on their behalf.
     #[inline]
     pub(crate) fn ring_for_message(&self) {
         fence(Ordering::SeqCst);
         self.ring_fenced();
     }
 
-    /// [`DoorbellHandle::ring_for_message`] for callers that have made the fence themselves, once for many bells.
+    /// [`DoorbellHandle::ring_for_message`] for callers that made the fence themselves, once for many doorbells.
     #[inline]
     pub(crate) fn ring_fenced(&self) {
         self.wake(word::ring_fenced(&self.word));
@@ -242,7 +244,8 @@ impl DoorbellHandle {
             unsafe { libc::syscall(libc::SYS_futex, at, libc::FUTEX_WAKE_BITSET, i32::MAX, none, none, on_word) };
         }
         if bits & word::ON_PIPE != 0 {
-            // SAFETY: one readable byte. A full pipe (EAGAIN) wakes just as well; a vanished owner needs no waking.
+            // SAFETY: one readable byte. A full pipe (EAGAIN) wakes just as well; an owner that is gone needs no
+            // waking.
             unsafe { libc::write(self.pipe.as_raw_fd(), [1u8].as_ptr().cast(), 1) };
         }
     }
@@ -252,7 +255,7 @@ fn pipe() -> io::Result<(OwnedFd, OwnedFd)> {
     let mut fds = [0; 2];
     // SAFETY: room for two descriptors.
     check(unsafe { libc::pipe2(fds.as_mut_ptr(), libc::O_CLOEXEC | libc::O_NONBLOCK) })?;
-    // SAFETY: the kernel has just given us both.
+    // SAFETY: the kernel has just given us both descriptors.
     Ok(unsafe { (OwnedFd::from_raw_fd(fds[0]), OwnedFd::from_raw_fd(fds[1])) })
 }
 
@@ -261,11 +264,11 @@ mod tests {
     use super::*;
     use std::sync::atomic::AtomicUsize;
 
-    /// A ring between `arm` and `sleep` must not be slept through, in both ways of sleeping.
+    /// A sleeper must not miss a ring between `arm` and `sleep`, in either way of sleeping.
     #[test]
     fn ring_before_sleep_is_seen() {
         let doorbell = Doorbell::in_process().unwrap();
-        let other = pipe().unwrap().0; // Its writer is gone, but no data: readiness is POLLHUP, so use a live one.
+        let other = pipe().unwrap().0; // Its writer is gone, so it is ready without data (POLLHUP).
         drop(other);
         let (quiet, _keep) = pipe().unwrap();
         for fd in [None, Some(quiet.as_raw_fd())] {
@@ -287,7 +290,7 @@ mod tests {
         assert_eq!(doorbell.arm(Some(read.as_raw_fd())).sleep(Duration::from_secs(30)), WakeReason::Rung);
     }
 
-    /// Each of several sleepers, of both kinds, must wake on every ring; a lost one would hang the test.
+    /// Each of several sleepers, of both kinds, must wake on every ring; a lost ring would hang the test.
     #[test]
     fn ring_wakes_all_sleepers() {
         let doorbell = Doorbell::in_process().unwrap();
@@ -321,7 +324,7 @@ mod tests {
         });
     }
 
-    /// Ctrl-C must get through to a sleeping worker, in both ways of sleeping.
+    /// Ctrl-C must reach a sleeping worker, in either way of sleeping.
     #[test]
     #[cfg_attr(miri, ignore = "signals")]
     fn signals_interrupt() {

@@ -1,4 +1,4 @@
-//! A thread that looks for work in its own wait, and so in the place of others that sleep.
+//! A thread that looks for work while it waits, on behalf of others that sleep.
 
 use std::time::Duration;
 
@@ -16,8 +16,9 @@ impl<'a> StandIn<'a> {
         StandIn(doorbell)
     }
 
-    /// Sleeps until a message comes or [`Doorbell::ring_stand_in`] is called, or for `timeout`; `None` if another one
-    /// sleeps so already. `look` is called once it has been announced: unless it finds nothing it does not sleep.
+    /// Sleeps until a message comes, [`Doorbell::ring_stand_in`] is called, or `timeout` passes; returns `None` if
+    /// another stand-in already sleeps. `look` runs after the announcement, and the thread sleeps only if it finds
+    /// nothing.
     pub(crate) fn sleep(&mut self, timeout: Duration, look: impl FnOnce() -> bool) -> Option<WakeReason> {
         let Doorbell { word, sleepers, .. } = self.0;
         let ticket = {
@@ -37,8 +38,7 @@ impl<'a> StandIn<'a> {
         Some(woken)
     }
 
-    /// It stands in no longer, and does nothing more. If this returns `true` it was the last one, and must look once
-    /// more for work.
+    /// Stops standing in. Returns `true` if it was the last stand-in; the caller must then look once more for work.
     pub(crate) fn end(&mut self) -> bool {
         let mut sleepers = self.0.sleepers.lock();
         sleepers.stand_ins -= 1;
@@ -50,7 +50,7 @@ impl<'a> StandIn<'a> {
 }
 
 impl Doorbell {
-    /// Wakes a stand-in that sleeps. What it shall find must have been written before.
+    /// Wakes a sleeping stand-in. Write what it should find before the call.
     pub(crate) fn ring_stand_in(&self) {
         fence(Ordering::SeqCst);
         if word::ring_stand_in_fenced(&self.word) != 0 {

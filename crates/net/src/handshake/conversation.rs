@@ -19,7 +19,7 @@ enum HandshakeSide {
     Server(HandshakeServer),
 }
 
-/// A handshake under way.
+/// A handshake in progress.
 pub(crate) struct Conversation {
     stream: PrivateFd<TcpStream>,
     side: HandshakeSide,
@@ -32,7 +32,7 @@ pub(crate) struct Conversation {
     done: Option<ConnectionClaim>,
 }
 
-/// A handshake's end: the stream, still non-blocking, with nothing read past the handshake.
+/// The result of a handshake: the stream, still non-blocking, with nothing read past the handshake.
 pub(crate) struct HandshakeOutcome {
     pub(crate) stream: PrivateFd<TcpStream>,
     pub(crate) call: ConnectionClaim,
@@ -89,13 +89,13 @@ impl Conversation {
         &self.stream
     }
 
-    /// What to wait for. A conversation with something to say does not listen.
+    /// What to poll for. A conversation with bytes to send does not read.
     pub(crate) fn interest(&self) -> PollFlags {
         if self.out.is_empty() { PollFlags::IN } else { PollFlags::OUT }
     }
 
-    /// Goes on as far as it can without blocking. `true`: done, [`Conversation::finish`] has the result. `is_calling`
-    /// is for [`HandshakeServer::receive`].
+    /// Advances as far as possible without blocking. Returns `true` when done; [`Conversation::finish`] then has the
+    /// result. `is_calling` is for [`HandshakeServer::receive`].
     pub(crate) fn advance(&mut self, is_calling: &dyn Fn(Rank) -> bool) -> Result<bool, HandshakeError> {
         loop {
             if !self.write()? {
@@ -117,8 +117,8 @@ impl Conversation {
                 Ok(HandshakeStep::Read(wanted)) => self.wanted = wanted,
                 Ok(HandshakeStep::Done(call)) => self.done = Some(call),
                 Err(error) => {
-                    // The reason, for an honest caller. It fits into an empty socket buffer; a stranger's full one
-                    // is not worth waiting for.
+                    // Send the reason to an honest caller. It fits into an empty socket buffer; a stranger's full
+                    // buffer is not worth waiting for.
                     let _ = self.write();
                     return Err(error);
                 }
@@ -126,7 +126,7 @@ impl Conversation {
         }
     }
 
-    /// The stream and what was agreed, after `advance` said so.
+    /// Returns the stream and the agreed claim, once `advance` is done.
     pub(crate) fn finish(self) -> HandshakeOutcome {
         let call = self.done.expect("finish follows a successful advance");
         HandshakeOutcome { stream: self.stream, call }

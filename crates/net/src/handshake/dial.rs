@@ -1,4 +1,4 @@
-//! The calling side: connects to one worker at any of its addresses, again and again until it is there.
+//! The calling side: connects to one worker at any of its addresses, and retries until it succeeds.
 
 use std::net::{SocketAddr, TcpStream};
 use std::os::fd::AsFd;
@@ -12,12 +12,12 @@ use super::proof::{ConnectionClaim, HandshakeError};
 use crate::fork::PrivateFd;
 use crate::secret::JobKey;
 
-/// How long one try may take, connecting and handshake together. Above the peer's pause when it is busy, below what
-/// makes trying the next address of a host feel stuck.
+/// How long one try may take, including connecting and the handshake. Longer than the pause of a busy peer, and short
+/// enough that trying the next address of a host does not feel stuck.
 const TRY_TIMEOUT: Duration = Duration::from_secs(5);
 const PAUSE_MIN: Duration = Duration::from_millis(5);
 const PAUSE_MAX: Duration = Duration::from_millis(500);
-/// A refusal that will not change is believed after this long: at first it may come from a remnant of an earlier job.
+/// A permanent refusal is believed only after this long: at first it may come from a remnant of an earlier job.
 const REFUSAL_PATIENCE: Duration = Duration::from_secs(2);
 
 pub(crate) struct DialAttempt {
@@ -51,12 +51,12 @@ impl DialAttempt {
         }
     }
 
-    /// Other addresses to try from the next try on, as name resolution finds them.
+    /// Sets the addresses for the next try on, as name resolution finds them.
     pub(crate) fn set_addresses(&mut self, addresses: Vec<SocketAddr>) {
         self.addresses = addresses;
     }
 
-    /// The last thing that went wrong.
+    /// The last error.
     pub(crate) fn last_error(&self) -> &str {
         &self.last_error
     }
@@ -73,7 +73,7 @@ impl DialAttempt {
         }
     }
 
-    /// When to call `advance` at the latest.
+    /// The latest time for the next call of `advance`.
     pub(crate) fn next_deadline(&self) -> Option<Instant> {
         match &self.state {
             DialState::Waiting { until } => Some(*until),
@@ -82,10 +82,10 @@ impl DialAttempt {
         }
     }
 
-    /// Goes on. `ready` is the answer to `interest`, empty when there was none.
+    /// Advances. `ready` is the poll result for `interest`, empty if there was none.
     ///
     /// # Errors
-    /// A refusal that trying again will not change.
+    /// A refusal that another try will not change.
     pub(crate) fn advance(
         &mut self,
         now: Instant,
@@ -153,7 +153,7 @@ impl DialAttempt {
     }
 
     fn retry(&mut self, now: Instant) {
-        // The other addresses of the host first, then a pause.
+        // Try the other addresses of the host first, then pause.
         let another = self.addresses.len() > 1 && !self.next.is_multiple_of(self.addresses.len());
         let until = if another { now } else { now + self.pause };
         if !another {

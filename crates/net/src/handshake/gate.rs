@@ -1,7 +1,7 @@
-//! The listening side: many handshakes at once, none of which can hold up another.
+//! The listening side: many concurrent handshakes, none of which can delay another.
 //!
-//! Whoever connects gets [`HANDSHAKE_TIMEOUT`] and a few hundred bytes of memory. At most `pending_max` handshakes are
-//! open; one more pushes out the oldest. Honest workers try again when pushed out, so a flood delays them at most.
+//! Every caller gets [`HANDSHAKE_TIMEOUT`] and a few hundred bytes of memory. At most `pending_max` handshakes are
+//! open; a further one evicts the oldest. Evicted honest workers try again, so a flood can only delay them.
 
 use std::collections::VecDeque;
 use std::io;
@@ -20,7 +20,7 @@ use crate::{Rank, notice};
 /// How long one handshake may take.
 pub(crate) const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Connections taken per round, so that a flood of them leaves time for the handshakes under way.
+/// How many connections are accepted per round, so that a flood leaves time for handshakes in progress.
 const ACCEPTS_PER_ROUND: usize = 64;
 
 pub(crate) struct ConnectionAcceptor {
@@ -29,14 +29,14 @@ pub(crate) struct ConnectionAcceptor {
     expects: (ConnectionPurpose, Rank),
     pending: VecDeque<Conversation>,
     pending_max: usize,
-    /// After an accept failed (out of descriptors), do not try again before this.
+    /// After a failed accept (out of descriptors), the time of the next try.
     accept_after: Option<Instant>,
     refused: u64,
     last_refusal: Option<String>,
 }
 
 impl ConnectionAcceptor {
-    /// Guards `listener`, which is made non-blocking, for calls of `purpose` to rank `me`.
+    /// Accepts calls on `listener`, which becomes non-blocking, for `purpose` to rank `me`.
     pub(crate) fn new(
         listener: TcpListener,
         key: JobKey,
@@ -57,36 +57,36 @@ impl ConnectionAcceptor {
         })
     }
 
-    /// Takes calls of another purpose from now on. Handshakes under way are given up.
+    /// Accepts calls for another purpose from now on. Gives up handshakes in progress.
     pub(crate) fn expect(&mut self, purpose: ConnectionPurpose) {
         self.expects.0 = purpose;
         self.pending.clear();
     }
 
-    /// Adds what to poll for; `advance` takes the answers in the same order.
+    /// Adds what to poll for; `advance` takes the poll results in the same order.
     pub(crate) fn interest<'a>(&'a self, fds: &mut Vec<PollFd<'a>>) {
         let flags = if self.accept_after.is_some() { PollFlags::empty() } else { PollFlags::IN };
         fds.push(PollFd::from_borrowed_fd(self.listener.as_fd(), flags));
         fds.extend(self.pending.iter().map(|c| PollFd::from_borrowed_fd(c.stream().as_fd(), c.interest())));
     }
 
-    /// How many answers `advance` expects.
+    /// How many poll results `advance` expects.
     pub(crate) fn interest_len(&self) -> usize {
         1 + self.pending.len()
     }
 
-    /// Whether handshakes are under way.
+    /// Whether handshakes are in progress.
     pub(crate) fn has_pending(&self) -> bool {
         !self.pending.is_empty()
     }
 
-    /// When to call `advance` at the latest.
+    /// The latest time for the next call of `advance`.
     pub(crate) fn next_deadline(&self) -> Option<Instant> {
         self.pending.iter().map(Conversation::deadline).chain(self.accept_after).min()
     }
 
-    /// Goes on with every handshake that `ready` says can go on, and returns those that ended well. A call from a rank
-    /// that this worker `is_calling` itself is turned away.
+    /// Advances every handshake that `ready` reports, and returns those that succeeded. Rejects a call from a rank
+    /// that this worker `is_calling` itself.
     pub(crate) fn advance(
         &mut self,
         now: Instant,
@@ -98,7 +98,7 @@ impl ConnectionAcceptor {
             let mut conversation = self.pending.pop_front().expect("one answer per pending handshake");
             let outcome = if !flags.is_empty() {
                 match conversation.advance(is_calling) {
-                    // Both ends have called at once, and this end's call counts.
+                    // Both ends have called at once, and this end's call wins.
                     Err(HandshakeError::Busy) => continue,
                     other => other.map_err(|e| e.to_string()),
                 }
@@ -122,7 +122,7 @@ impl ConnectionAcceptor {
         met
     }
 
-    /// What was refused, for an error message: honest workers with a wrong secret show up here.
+    /// Summarizes refused connections for an error message: honest workers with a wrong secret show up here.
     pub(crate) fn refusals(&self) -> Option<String> {
         let last = self.last_refusal.as_ref()?;
         Some(format!("{} connection(s) refused, the last {last}", self.refused))
@@ -133,7 +133,7 @@ impl ConnectionAcceptor {
             let (stream, peer) = match self.listener.accept() {
                 Ok(pair) => pair,
                 Err(e) if e.kind() == io::ErrorKind::WouldBlock => return,
-                // The caller hung up before we looked.
+                // The caller hung up before we accepted.
                 Err(e) if matches!(e.kind(), io::ErrorKind::ConnectionAborted | io::ErrorKind::Interrupted) => continue,
                 Err(e) => {
                     notice!(self.expects.1, "cannot accept connections: {e}");
@@ -161,7 +161,7 @@ impl ConnectionAcceptor {
 
     fn refuse(&mut self, peer: SocketAddr, reason: String) {
         self.refused += 1;
-        // A scanner must not fill the log: every refusal at first, then each power of two.
+        // A scanner must not fill the log: log every refusal at first, then only at powers of two.
         if self.refused <= 16 || self.refused.is_power_of_two() {
             let refused = self.refused;
             notice!(self.expects.1, "refused a connection from {peer}: {reason} ({refused} refused so far)");

@@ -1,13 +1,13 @@
 //! How two workers connect: one listens, the other calls, and both prove that they know the job's secret.
 //!
-//! Strangers, port scans, garbage and wrong secrets are refused, logged and harmless ([`gate`]).
+//! Strangers, port scans, garbage and wrong secrets are refused and logged, and do no harm ([`gate`]).
 //!
 //! | module         | what                                         |
 //! |----------------|----------------------------------------------|
 //! | `proof`        | the handshake as a state machine             |
 //! | `conversation` | one handshake on one socket                  |
-//! | `gate`, `dial` | many handshakes: called, calling             |
-//! | `listener`     | where a worker listens, for all that may ask |
+//! | `gate`, `dial` | many handshakes: answering, calling          |
+//! | `listener`     | where a worker listens                       |
 
 pub(crate) mod conversation;
 pub(crate) mod dial;

@@ -10,16 +10,17 @@
 //!                                   <----  verdict:   code HMAC(key, "server" transcript)
 //! ```
 //!
-//! The server proves nothing before the client has, fresh nonces of both sides make a recorded conversation worthless,
-//! and the two labels keep one side's proof from being reflected as the other's. Each message has a fixed length, so an
-//! unproven peer costs at most [`CHUNK_BYTES_MAX`] bytes of memory. Nothing after the handshake is encrypted.
+//! The server proves nothing before the client has, fresh nonces from both sides make a recorded conversation
+//! worthless, and the two labels keep one side's proof from being replayed as the other's. Each message has a fixed
+//! length, so an unproven peer costs at most [`CHUNK_BYTES_MAX`] bytes of memory. Nothing after the handshake is
+//! encrypted.
 
 use hmac::Mac;
 
 use crate::Rank;
 use crate::secret::JobKey;
 
-/// Number of the wire protocol (handshake, control messages and frames together). Workers of one job must agree.
+/// The version of the wire protocol (handshake, control messages and frames together). Workers of one job must agree.
 pub const PROTOCOL: u16 = 5;
 
 const MAGIC: [u8; 8] = *b"TIDEMILL";
@@ -30,7 +31,7 @@ const MAC_BYTES: usize = 32;
 const VERDICT_BYTES: usize = 4 + MAC_BYTES;
 const NONCE_BYTES: usize = 32;
 
-/// Longest piece that either side reads at once.
+/// The longest piece that either side reads at once.
 pub(crate) const CHUNK_BYTES_MAX: usize = HELLO_BYTES;
 
 pub(crate) type Nonce = [u8; NONCE_BYTES];
@@ -58,7 +59,7 @@ pub(crate) struct ConnectionClaim {
     pub(crate) size: u32,
 }
 
-/// Why a handshake came to nothing.
+/// Why a handshake failed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub(crate) enum HandshakeError {
@@ -85,13 +86,14 @@ pub(crate) enum HandshakeError {
 }
 
 impl HandshakeError {
-    /// Whether another try could go better: the peer may have been a remnant of an earlier job on this port, or busy.
+    /// Whether retrying is pointless. Other failures may pass: the peer may have been a remnant of an earlier job on
+    /// this port, or busy.
     pub(crate) fn is_final(&self) -> bool {
         matches!(self, HandshakeError::Protocol { .. } | HandshakeError::Secret)
     }
 }
 
-/// The server's answers, on the wire.
+/// The server's answers on the wire.
 mod code {
     pub(super) const WELCOME: u8 = 0;
     pub(super) const OTHER_PROTOCOL: u8 = 1;
@@ -103,9 +105,9 @@ mod code {
 /// What the driver does next.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum HandshakeStep {
-    /// Send what was put out, then read exactly this many bytes.
+    /// Send the output, then read exactly this many bytes.
     Read(usize),
-    /// Send what was put out; then the connection belongs to the caller.
+    /// Send the output; then the connection belongs to the caller.
     Done(ConnectionClaim),
 }
 
@@ -124,7 +126,7 @@ enum ClientState {
 }
 
 impl HandshakeClient {
-    /// Starts a call and puts out the hello.
+    /// Starts a call and outputs the hello.
     pub(crate) fn start(key: JobKey, call: ConnectionClaim, nonce: Nonce, out: &mut Vec<u8>) -> (Self, HandshakeStep) {
         let mut hello = Vec::with_capacity(HELLO_BYTES + CHALLENGE_BYTES);
         hello.extend_from_slice(&prefix(FROM_CLIENT, call.purpose as u8));
@@ -140,7 +142,7 @@ impl HandshakeClient {
         )
     }
 
-    /// Takes the bytes last asked for.
+    /// Receives the bytes last requested.
     pub(crate) fn receive(&mut self, chunk: &[u8], out: &mut Vec<u8>) -> Result<HandshakeStep, HandshakeError> {
         match self.state {
             ClientState::Prefix => {
@@ -194,15 +196,15 @@ enum ServerState {
 }
 
 impl HandshakeServer {
-    /// Waits for a caller who wants `purpose` of rank `me`.
+    /// Waits for a caller that wants `purpose` from rank `me`.
     pub(crate) fn start(key: JobKey, purpose: ConnectionPurpose, me: Rank, nonce: Nonce) -> (Self, HandshakeStep) {
         let transcript = Vec::with_capacity(HELLO_BYTES + CHALLENGE_BYTES);
         let server = HandshakeServer { key, purpose, me, nonce, transcript, call: None, state: ServerState::Prefix };
         (server, HandshakeStep::Read(PREFIX_BYTES))
     }
 
-    /// Takes the bytes last asked for. `is_calling` says whether this side calls a rank itself, whose own call then has
-    /// to give way. On an error `out` may hold a last message that tells an honest caller why.
+    /// Receives the bytes last requested. `is_calling` says whether this side is calling a rank itself; the caller
+    /// then has to give way. On an error, `out` may hold a last message that tells an honest caller why.
     pub(crate) fn receive(
         &mut self,
         chunk: &[u8],
@@ -262,8 +264,8 @@ impl HandshakeServer {
     }
 }
 
-/// Who says it. A client that connects to a free port in the ephemeral range may reach itself, and must not take its
-/// own hello for a challenge.
+/// The sender of a message. A client that connects to a free port in the ephemeral range may reach itself, and must
+/// not mistake its own hello for a challenge.
 const FROM_CLIENT: u8 = 1;
 const FROM_SERVER: u8 = 2;
 

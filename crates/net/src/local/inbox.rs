@@ -1,4 +1,5 @@
-//! A worker's inbox: one segment with a ring for each other worker of the host, and the doorbell that wakes its owner.
+//! A worker's inbox: one segment with a ring for each other worker of the host, and the doorbell that wakes its
+//! owner.
 
 use std::collections::HashMap;
 use std::os::fd::RawFd;
@@ -15,18 +16,19 @@ use crate::ring::RingShape;
 use crate::segment::{Segment, SegmentError, SegmentRef};
 use crate::sync::AtomicU64;
 
-/// Sizes of a worker's inbox.
+/// The sizes of a worker's inbox.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct InboxOptions {
-    /// Frames in flight from one peer at most: a power of two, at least 4.
+    /// At most this many frames are in flight from one peer: a power of two, at least 4.
     pub ring_slots: u32,
-    /// Payload bytes in flight from one peer at most: a power of two, at least 256. A frame is at most a quarter.
+    /// At most this many payload bytes are in flight from one peer: a power of two, at least 256. A frame is at most
+    /// a quarter of it.
     pub ring_bytes: u32,
 }
 
 impl InboxOptions {
-    /// What suits a worker with `peer_count` others on its host. Rings are as large as bandwidth asks for while there
-    /// are few; later what counts is that the rings of all pairs together stay small: 64 workers make 4,032 rings.
+    /// The sizes for a worker with `peer_count` others on its host. With few peers, rings are as large as bandwidth
+    /// requires; with many, the rings of all pairs together must stay small: 64 workers make 4,032 rings.
     pub fn for_peers(peer_count: usize) -> Self {
         match peer_count {
             0..8 => Self { ring_slots: 256, ring_bytes: 256 << 10 },
@@ -36,24 +38,24 @@ impl InboxOptions {
     }
 }
 
-/// With up to this many peers, rings are made present at once instead of by page faults.
+/// With up to this many peers, the pages of rings are faulted in at once.
 const POPULATE_PEERS_MAX: usize = 3;
 
-/// More peers than any host has, to bound what an address can make us map.
+/// More peers than any host has: bounds what an address can make us map.
 const PEERS_MAX: u32 = 4096;
 
-/// How peers find an inbox. Plain bytes, to travel through the rendezvous.
+/// How peers find an inbox. Plain bytes that travel through the rendezvous.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 pub struct InboxAddress {
-    /// Random; says that what a peer opened is this inbox, and proves a successful single copy.
+    /// Random. Shows that a peer opened this inbox, and proves that single copies work.
     nonce: [u64; 2],
-    /// Inode of the owner's PID namespace: in another one, `pid` would mean nothing or somebody else.
+    /// The inode of the owner's PID namespace: in another one, `pid` would mean nothing or another process.
     pid_namespace: u64,
-    /// Where the nonce lies in the owner's address space.
+    /// The nonce's address in the owner's address space.
     nonce_addr: u64,
     pid: u32,
-    /// -1 if the inbox is for threads of the owner's process only.
+    /// -1 if the inbox is only for threads of the owner's process.
     segment_fd: i32,
     pipe_fd: i32,
     peer_count: u32,
@@ -65,15 +67,15 @@ pub struct InboxAddress {
 }
 
 impl InboxAddress {
-    /// Bytes of an encoded address.
+    /// The length of an encoded address.
     pub const LEN: usize = size_of::<Self>();
 
-    /// For the way through the rendezvous.
+    /// Encodes it for the rendezvous.
     pub fn encode(&self) -> [u8; Self::LEN] {
         bytemuck::cast(*self)
     }
 
-    /// From [`InboxAddress::encode`]; `None` if there are too few or too many bytes, or sizes no inbox has.
+    /// Decodes the output of [`InboxAddress::encode`]; `None` if the length or a size is invalid.
     pub fn decode(bytes: &[u8]) -> Option<Self> {
         let address: Self = bytemuck::try_pod_read_unaligned(bytes).ok()?;
         (address.layout().shape.is_valid() && address.peer_count <= PEERS_MAX).then_some(address)
@@ -101,9 +103,9 @@ pub struct LocalInbox {
 }
 
 impl LocalInbox {
-    /// Makes the inbox that the workers `peers` can write to: threads of this process if `in_process`, else processes
-    /// of this host. For the latter it also allows other processes of this user to read and write our memory, for
-    /// single copies, where the kernel (Yama) would ask. `rank` is the owner's.
+    /// Creates the inbox that the workers `peers` can write to: threads of this process if `in_process`, otherwise
+    /// processes of this host. For the latter, it also lets other processes of this user read and write our memory,
+    /// for single copies, if the kernel (Yama) restricts that. `rank` is the owner's.
     ///
     /// # Errors
     /// [`SegmentError`] at a limit; the caller then does without shared memory.
@@ -150,17 +152,18 @@ impl LocalInbox {
         Ok(Self { segment, layout, peers: peers.to_vec(), doorbell, nonce })
     }
 
-    /// Where the owner sleeps. One for all transports of the worker: each rings it or shows it a descriptor.
+    /// The doorbell on which the owner sleeps, shared by all transports of the worker: each rings it or gives it a
+    /// descriptor.
     pub fn doorbell(&self) -> Arc<Doorbell> {
         self.doorbell.clone()
     }
 
-    /// Where the owner says which processor it is on.
+    /// Where the owner announces the processor that it runs on.
     pub(crate) fn place(&self) -> SegmentRef<AtomicU64> {
         self.layout.place(&self.segment)
     }
 
-    /// How peers find this inbox.
+    /// The address at which peers find this inbox.
     pub fn address(&self) -> InboxAddress {
         InboxAddress {
             nonce: self.nonce,
@@ -178,8 +181,8 @@ impl LocalInbox {
     }
 }
 
-/// Inboxes of workers that are threads of this process, until their peers have opened them all the same way as others:
-/// by address. An entry goes with its inbox.
+/// Inboxes of workers that are threads of this process. Their peers open them by address, like any other inbox. An
+/// entry is removed with its inbox.
 type InProcess = HashMap<[u64; 2], (Weak<Segment>, DoorbellHandle)>;
 static IN_PROCESS: Mutex<Option<InProcess>> = Mutex::new(None);
 
@@ -191,37 +194,37 @@ impl Drop for LocalInbox {
     }
 }
 
-/// A peer's inbox, to write to.
+/// A peer's inbox, opened for writing.
 #[derive(Debug)]
 pub struct PeerInbox {
     pub(super) segment: Arc<Segment>,
     pub(super) layout: InboxLayout,
-    /// Which of the inbox's peers we are.
+    /// This worker's index among the inbox's peers.
     pub(super) own_index: u32,
     pub(super) bell: DoorbellHandle,
     pub(super) single_copy: SingleCopy,
 }
 
 impl PeerInbox {
-    /// Where the peer says which processor it is on.
+    /// Where the peer announces the processor that it runs on.
     pub(crate) fn place(&self) -> SegmentRef<AtomicU64> {
         self.layout.place(&self.segment)
     }
 
-    /// The peer cannot copy, for its own reasons: as both copy a large message, neither does.
+    /// Turns single copies off because the peer cannot make them: both sides copy a large message, so neither does.
     pub(crate) fn refuse_single_copy(&mut self) {
         if self.single_copy.lack().is_none() {
             self.single_copy = SingleCopy::Unavailable("it cannot read this worker's memory".into());
         }
     }
 
-    /// Why large messages from and to this peer are copied twice, if they are; and whether the user has it so.
+    /// Why large messages from and to this peer are copied twice, and whether the user chose that; `None` if they are
+    /// not.
     pub fn no_single_copy(&self) -> Option<(&str, bool)> {
         Some((self.single_copy.lack()?, self.single_copy.is_switched_off()))
     }
 
-    /// Opens the inbox of another worker of this host for us, the worker `rank`, and finds out whether single copies
-    /// work.
+    /// Opens the inbox of another worker of this host for worker `rank`, and finds out whether single copies work.
     ///
     /// # Errors
     /// [`SegmentError`] if it cannot be reached from here; the caller falls back to TCP and warns with this error.

@@ -1,4 +1,4 @@
-//! Where things lie in an inbox's segment, and the memory of its rings.
+//! The layout of an inbox's segment, and the memory of its rings.
 //!
 //! ```text
 //!  0      header, written once by the owner       see Header words below
@@ -17,9 +17,9 @@ use crate::claim::{ChunkClaim, ClaimWords};
 use crate::ring::{REST_BYTES, RingMemory, RingShape, SLOT_BYTES};
 use crate::segment::{PAGE_BYTES, Segment, SegmentError, SegmentRef};
 
-/// First word of every inbox: "tidemill" read as a little-endian number.
+/// The first word of every inbox: "tidemill" read as a little-endian number.
 const MAGIC: u64 = u64::from_le_bytes(*b"tidemill");
-/// Format of the segment. Workers of one job run the same build; this catches those that do not.
+/// The version of the segment's format. Workers of one job must run the same build; this detects those that do not.
 const VERSION: u64 = 2;
 
 const PLACE_OFFSET: usize = 64;
@@ -30,7 +30,7 @@ const TAKEN_OFFSET: usize = 16;
 const RANK_OFFSET: usize = 20;
 const CLAIM_OFFSET: usize = 64;
 
-/// Sizes of an inbox. The same on both sides, as announced.
+/// The sizes of an inbox, the same on both sides.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct InboxLayout {
     /// Peers that may write to this inbox.
@@ -66,7 +66,7 @@ impl InboxLayout {
         segment.shared(DOORBELL_OFFSET)
     }
 
-    /// Where the owner runs, in words of `endpoint/core_spreading.rs`.
+    /// Where the owner runs, encoded as `endpoint/core_spreading.rs` describes.
     pub fn place(self, segment: &Arc<Segment>) -> SegmentRef<AtomicU64> {
         segment.shared(PLACE_OFFSET)
     }
@@ -76,13 +76,13 @@ impl InboxLayout {
         ChunkClaim::over(segment.shared(self.peer_offset(peer_index) + CLAIM_OFFSET))
     }
 
-    /// Reserves the writing end of a ring. False if somebody has it already.
+    /// Reserves the writing end of a ring. Returns `false` if it is taken.
     pub fn take_producer(self, segment: &Arc<Segment>, peer_index: u32) -> bool {
         let taken: SegmentRef<AtomicU32> = segment.shared(self.peer_offset(peer_index) + TAKEN_OFFSET);
         taken.swap(1, Ordering::Relaxed) == 0
     }
 
-    /// Which of the peers of this inbox `rank` is.
+    /// The index of `rank` among the peers of this inbox.
     pub fn index_of(self, segment: &Arc<Segment>, rank: Rank) -> Option<u32> {
         (0..self.peer_count).find(|&index| {
             let found: SegmentRef<AtomicU32> = segment.shared(self.peer_offset(index) + RANK_OFFSET);
@@ -90,7 +90,7 @@ impl InboxLayout {
         })
     }
 
-    /// The ring that the peer with this index writes.
+    /// The ring that the peer with this index writes to.
     pub fn ring(self, segment: &Arc<Segment>, peer_index: u32) -> MappedRing {
         let offset = self.rings_offset() + self.ring_bytes() * peer_index as usize;
         let slots = segment.range(offset, self.ring_bytes());
@@ -102,7 +102,7 @@ impl InboxLayout {
         }
     }
 
-    /// Makes the pages of a ring present.
+    /// Faults in the pages of a ring.
     pub fn populate(self, segment: &Segment, peer_index: u32) {
         segment.populate(self.rings_offset() + self.ring_bytes() * peer_index as usize, self.ring_bytes());
     }
@@ -120,7 +120,7 @@ pub(crate) fn write_header(segment: &Arc<Segment>, layout: InboxLayout, peers: &
     }
 }
 
-/// Checks that an opened segment is the inbox that was announced.
+/// Checks that an opened segment is the announced inbox.
 pub(crate) fn check_header(
     segment: &Arc<Segment>,
     layout: InboxLayout,
@@ -137,7 +137,7 @@ pub(crate) fn check_header(
     Ok(())
 }
 
-/// Where the nonce lies in a segment, for the probe of single copies.
+/// The offset of the nonce in a segment, for the probe of single copies.
 pub(crate) const NONCE_OFFSET: usize = 24;
 
 fn header_words(layout: InboxLayout, nonce: [u64; 2]) -> [u64; 5] {
@@ -151,7 +151,7 @@ fn header_words(layout: InboxLayout, nonce: [u64; 2]) -> [u64; 5] {
 pub(crate) struct MappedRing {
     slots: NonNull<u8>,
     bulk: NonNull<u8>,
-    /// Slots and bytes given back. Also keeps the segment mapped.
+    /// The slots and bytes returned. Also keeps the segment mapped.
     returned: SegmentRef<[AtomicU64; 2]>,
 }
 
@@ -161,12 +161,13 @@ unsafe impl Send for MappedRing {}
 impl MappedRing {
     #[inline]
     fn slot(&self, slot: usize) -> *mut u8 {
-        // SAFETY: the ring passes slots below `RingShape::slots` only, for which `InboxLayout::ring` checked the range.
+        // SAFETY: the ring passes only slots below `RingShape::slots`, for which `InboxLayout::ring` checked the
+        // range.
         unsafe { self.slots.as_ptr().add(slot * SLOT_BYTES) }
     }
 }
 
-// SAFETY: `InboxLayout::ring` computes the same addresses on both sides, within the segment, which is zero at first and
+// SAFETY: `InboxLayout::ring` computes the same addresses on both sides, within the segment, which starts zeroed and
 // which `returned` keeps mapped.
 unsafe impl RingMemory for MappedRing {
     #[inline]
@@ -188,8 +189,8 @@ unsafe impl RingMemory for MappedRing {
     #[inline]
     unsafe fn write_slot(&self, slot: usize, rest: &[u8; REST_BYTES], inline: &[u8]) {
         debug_assert!(8 + REST_BYTES + inline.len() <= SLOT_BYTES);
-        // SAFETY: header and inline payload lie within the slot, behind its stamp; by contract nobody else accesses it.
-        // Benefit: no initialised slices over memory that another process writes.
+        // SAFETY: header and inline payload lie within the slot, behind its stamp; by contract nobody else accesses
+        // it. Benefit: no slices over memory that another process writes.
         unsafe {
             let at = self.slot(slot).add(8);
             at.copy_from_nonoverlapping(rest.as_ptr(), REST_BYTES);
@@ -211,9 +212,9 @@ unsafe impl RingMemory for MappedRing {
         read: impl FnOnce(&[u8; REST_BYTES], &[u8]) -> R,
     ) -> R {
         debug_assert!(8 + REST_BYTES + inline_len <= SLOT_BYTES);
-        // SAFETY: within the slot, which by contract is published and not given back, so that a peer that keeps the
-        // protocol does not write it now. One that breaks it can change the bytes a sink reads, as it could have sent
-        // others in the first place; sinks treat payloads as untrusted bytes.
+        // SAFETY: within the slot, which by contract is published and not returned, so that a peer that keeps the
+        // protocol does not write to it now. A peer that breaks the protocol can change the bytes a sink reads, but
+        // it could have sent other bytes in the first place; sinks treat payloads as untrusted bytes.
         unsafe {
             let at = self.slot(slot).add(8);
             read(&*at.cast(), std::slice::from_raw_parts(at.add(REST_BYTES), inline_len))

@@ -1,6 +1,6 @@
 //! The transport between workers of one host: processes over shared memory, or threads of one process over ordinary
-//! memory. The same rings serve both; only where a [`Segment`](crate::Segment) comes from and how large messages are
-//! copied differs.
+//! memory. The same rings serve both; they differ only in where a [`Segment`](crate::Segment) comes from and how
+//! large messages are copied.
 //!
 //! | file             | what                                                              |
 //! |------------------|-------------------------------------------------------------------|
@@ -22,30 +22,30 @@ pub use inbox::{InboxAddress, InboxOptions, LocalInbox, PeerInbox};
 use layout::MappedRing;
 use single_copy::SingleCopy;
 
-/// Frames taken from one peer before the next one's turn.
+/// How many frames are taken from one peer before it is the next one's turn.
 const FRAMES_PER_TURN: u32 = 32;
 
 /// Above this size, a single copy with its handshake beats two copies through the ring (bench `local`).
 const EAGER_SINGLE_COPY_BYTES_MAX: usize = 16 << 10;
-/// The same where memory cannot be read, and an offer only saves the receiver a copy.
+/// The same where the peer's memory cannot be read, and an offer only saves the receiver a copy.
 const EAGER_BYTES_MAX: usize = 16 << 10;
-/// Pieces of large messages: smaller ones cost more frames, larger ones are copied in and out less in parallel, and
-/// from 16 KiB to 64 KiB the stream is as fast as it gets (bench `local`).
+/// The size of the pieces of large messages. Smaller pieces cost more frames, and larger ones overlap less when
+/// copied in and out; from 16 KiB to 64 KiB the stream is fastest (bench `local`).
 const FRAME_BYTES_MAX: usize = 32 << 10;
 
-/// Links to the other workers of the host.
+/// The links to the other workers of the host.
 pub struct LocalTransport {
     name: &'static str,
     links: Vec<LocalLink>,
-    /// Index into `links` by rank; `NO_LINK` elsewhere.
+    /// Indexes into `links` by rank; `NO_LINK` elsewhere.
     link_of_rank: Vec<u32>,
-    /// Links that have to be rung, each once.
+    /// Links whose peers have to be rung, each once.
     to_ring: Vec<u32>,
     /// Where the next poll starts.
     first: usize,
-    /// Links marked lost whose loss the sink has not heard of.
+    /// How many lost links the sink does not know about yet.
     losses_to_tell: u32,
-    /// Keeps the descriptors alive by which late peers find us.
+    /// Keeps open the descriptors by which late peers find this worker.
     _inbox: LocalInbox,
 }
 
@@ -71,7 +71,7 @@ enum LinkState {
     LostAndTold(LinkError),
 }
 
-/// A [`TransportError`] that can be given out again and again.
+/// A [`TransportError`] that can be returned any number of times.
 #[derive(Clone)]
 enum LinkError {
     Lost(String),
@@ -88,10 +88,10 @@ impl LinkError {
 }
 
 impl LocalTransport {
-    /// Connects the inbox of worker `rank` with those of its peers, which do the same.
+    /// Connects the inbox of worker `rank` to those of its peers, which do the same.
     ///
     /// # Panics
-    /// If a peer is named twice, or is not among those the inbox was made for.
+    /// If a peer is named twice, or the inbox was not created for it.
     pub fn open(rank: Rank, inbox: LocalInbox, peers: Vec<(Rank, PeerInbox)>) -> Self {
         let name = if inbox.segment.fd().is_some() { "shm" } else { "in-process" };
         let mut link_of_rank = vec![NO_LINK; peers.iter().map(|(rank, _)| rank.index() + 1).max().unwrap_or(0)];
@@ -106,7 +106,8 @@ impl LocalTransport {
                 NO_LINK,
                 "worker {peer_rank} is listed twice"
             );
-            // SAFETY: `inbox` was fresh and is consumed here, and each peer comes once: no second consumer.
+            // SAFETY: `inbox` was fresh and is consumed here, and each peer occurs once, so there is no second
+            // consumer.
             let consumer = unsafe { RingConsumer::new(inbox.layout.ring(&inbox.segment, index), inbox.layout.shape) };
             // SAFETY: `PeerInbox::open` made sure that no other worker has the writing end, and `peer` is consumed
             // here.
@@ -138,12 +139,12 @@ impl LocalTransport {
         Self { name, links, link_of_rank, to_ring, first: 0, losses_to_tell: 0, _inbox: inbox }
     }
 
-    /// Who can be reached.
+    /// The workers that can be reached.
     pub fn peers(&self) -> impl Iterator<Item = Rank> {
         self.links.iter().map(|link| link.rank)
     }
 
-    /// Why large messages to and from `peer` are copied twice; `None` if they are not. For people.
+    /// Why large messages to and from `peer` are copied twice, in words; `None` if they are not.
     pub fn no_single_copy_reason(&self, peer: Rank) -> Option<&str> {
         self.link(peer).single_copy.lack()
     }
@@ -172,7 +173,7 @@ impl LocalTransport {
         }
     }
 
-    /// Reports losses once their rings are drained, which they are: the poll that calls this came by every link.
+    /// Reports losses of links whose rings are drained; the poll that calls this has visited every link.
     #[cold]
     fn tell_losses(&mut self, sink: &mut dyn FrameSink) {
         for link in &mut self.links {
@@ -260,7 +261,7 @@ impl Transport for LocalTransport {
         if self.to_ring.is_empty() {
             return;
         }
-        // One fence for all bells: it orders every push before every look at a doorbell.
+        // One fence for all doorbells: it orders every push before every look at a doorbell.
         fence(Ordering::SeqCst);
         for index in self.to_ring.drain(..) {
             let link = &mut self.links[index as usize];

@@ -1,22 +1,22 @@
-//! Copies straight between two workers' buffers: `process_vm_readv` and `process_vm_writev` between processes, a plain
-//! copy between threads. Half the copies of a ring, but a system call each, and not allowed everywhere; so it is tried
-//! once, when a link opens.
+//! Copies directly between two workers' buffers: `process_vm_readv` and `process_vm_writev` between processes, a
+//! plain copy between threads. This halves the copies of a ring, but costs a system call each and is not allowed
+//! everywhere; so it is tried once, when a link opens.
 
 use std::io;
 
 use crate::copy::{is_trap, read_around, write_around};
 use crate::transport::PARTS_MAX;
 
-/// Whether memory of a peer can be read and written.
+/// Whether a peer's memory can be read and written.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum SingleCopy {
     /// The peer is a thread of this process.
     SameProcess,
-    /// The kernel copies.
+    /// The kernel copies to and from this process.
     Process(u32),
-    /// It cannot, for this reason.
+    /// The kernel cannot, for this reason.
     Unavailable(String),
-    /// The user wants none.
+    /// The user switched single copies off.
     SwitchedOff,
 }
 
@@ -25,15 +25,15 @@ const SWITCH: &str = "TIDEMILL_SINGLE_COPY";
 
 const SWITCHED_OFF: &str = "switched off by TIDEMILL_SINGLE_COPY=0";
 
-/// Whether the user wants no single copies.
+/// Whether the user switched single copies off.
 pub(super) fn is_disabled() -> bool {
     std::env::var_os(SWITCH).is_some_and(|value| value == "0")
 }
 
-/// Lets the other workers access this process's memory where Yama would let only its parents do so.
+/// Lets the other workers access this process's memory where Yama would only let its parents do so.
 pub(super) fn allow_peers() {
     if !is_disabled() {
-        // Fails where there is no Yama, where it is not needed either.
+        // Fails without Yama, where it is not needed.
         // SAFETY: changes one attribute of this process.
         unsafe { libc::prctl(libc::PR_SET_PTRACER, libc::PR_SET_PTRACER_ANY, 0, 0, 0) };
     }
@@ -70,7 +70,7 @@ impl SingleCopy {
         }
     }
 
-    /// Whether the user has it so.
+    /// Whether the user switched single copies off.
     pub fn is_switched_off(&self) -> bool {
         matches!(self, Self::SwitchedOff)
     }
@@ -78,8 +78,8 @@ impl SingleCopy {
     /// Copies from the peer's memory at `addr`.
     pub fn read(&self, addr: u64, into: &mut [u8]) -> io::Result<()> {
         match self {
-            // SAFETY: the peer, a thread of this process, keeps what it offered alive and unwritten until told, and
-            // `into` is exclusively ours, so the two do not overlap.
+            // SAFETY: the peer, a thread of this process, keeps what it offered alive and unchanged until notified,
+            // and `into` is exclusively ours, so the two do not overlap.
             Self::SameProcess => unsafe {
                 crate::copy(std::ptr::with_exposed_provenance(addr as usize), into.as_mut_ptr(), into.len());
                 Ok(())
@@ -97,8 +97,8 @@ impl SingleCopy {
         }
     }
 
-    /// Copies up to [`PARTS_MAX`] parts of the peer's memory, each from its address, by one system call where that can
-    /// be.
+    /// Copies up to [`PARTS_MAX`] parts of the peer's memory, each from its address, with one system call if
+    /// possible.
     pub fn read_parts(&self, parts: &mut [(u64, &mut [u8])]) -> io::Result<()> {
         let plain = |(addr, into): &(u64, &mut [u8])| !is_trap(*addr as usize, into.as_ptr().addr(), into.len());
         if let Self::Process(pid) = self
@@ -119,7 +119,7 @@ impl SingleCopy {
             if moved == total as isize {
                 return Ok(());
             }
-            // It was cut short, or failed: one by one, which also finds out at which part.
+            // It was cut short or failed: copy one by one, which also finds the failing part.
         }
         parts.iter_mut().try_for_each(|(addr, into)| self.read(*addr, into))
     }
@@ -128,7 +128,7 @@ impl SingleCopy {
     pub fn write(&self, addr: u64, from: &[u8]) -> io::Result<()> {
         match self {
             // SAFETY: the peer, a thread of this process, accepted `from.len()` bytes at `addr` and keeps them alive
-            // and untouched until told.
+            // and untouched until notified.
             Self::SameProcess => unsafe {
                 crate::copy(from.as_ptr(), std::ptr::with_exposed_provenance_mut(addr as usize), from.len());
                 Ok(())
@@ -147,8 +147,8 @@ impl SingleCopy {
     }
 }
 
-/// Repeats a partial copy until `len` bytes are done. The kernel moves at most 2 GiB less a page in one call, and fewer
-/// when it meets a page that is not there.
+/// Repeats a partial copy until `len` bytes are done. The kernel moves at most 2 GiB less a page in one call, and
+/// less if it meets a page that is not present.
 fn all_of(len: usize, mut copy: impl FnMut(usize) -> isize) -> io::Result<()> {
     let mut done = 0;
     while done < len {
@@ -170,7 +170,7 @@ fn all_of(len: usize, mut copy: impl FnMut(usize) -> isize) -> io::Result<()> {
 mod tests {
     use super::*;
 
-    /// The kernel's copy limit of one call must not show.
+    /// The kernel's limit on one call must not be visible.
     #[test]
     fn partial_copies_are_continued() {
         let mut calls = Vec::new();

@@ -1,17 +1,17 @@
-//! From a star around rank 0, in which all workers have met, to the tree of the control plane.
+//! Turns the star around rank 0, in which all workers have met, into the tree of the control plane.
 //!
 //! ```text
 //! rank 0                           worker
 //!   Welcome (fan-out)   ---->                      all
-//!                       <----   Listening (where)  whoever has children and a parent
-//!   Parent (where)      ---->                      whoever is no child of rank 0
-//!                                                  calls its parent
-//!                       <----   Attached           whoever called or was called
+//!                       <----   Listening (where)  those with children and a parent
+//!   Parent (where)      ---->                      those that are not children of rank 0
+//!                                                  call their parents
+//!                       <----   Attached           those that called or were called
 //!   Welcome             ---->                      all
 //! ```
 //!
-//! Until the last word everybody keeps its connection to rank 0, so that all are told what went wrong; then only its
-//! children do.
+//! Until the last message every worker keeps its connection to rank 0, so that all learn what went wrong; then only
+//! its children do.
 
 use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};
@@ -34,10 +34,10 @@ use crate::threads::poll_until;
 /// How long a worker tries to reach its parent.
 const ATTACH_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Addresses of a parent that its children try.
+/// How many addresses of a parent its children try.
 const ADDRESSES_MAX: usize = 16;
 
-/// The addresses of this host on `links`; no duplicates.
+/// The addresses of this host on `links`, without duplicates.
 pub(super) fn local_addresses<'a>(links: impl IntoIterator<Item = &'a ControlLink>) -> Vec<IpAddr> {
     let local = links.into_iter().filter_map(|link| link.stream().local_addr().ok());
     let mut addresses: Vec<IpAddr> = local.map(|address| address.ip().to_canonical()).collect();
@@ -46,7 +46,7 @@ pub(super) fn local_addresses<'a>(links: impl IntoIterator<Item = &'a ControlLin
     addresses
 }
 
-/// Rank 0: has all workers, whose links are given by rank from 1, take their places. Leaves the links that remain.
+/// On rank 0: moves all workers, whose links are given by rank from 1, to their places. Leaves the links that remain.
 pub(super) fn arrange(tree: ControlTree, links: &mut Vec<ControlLink>) -> Result<(), JoinError> {
     let outcome = arrange_all(tree, links);
     if let Err(error) = &outcome {
@@ -85,7 +85,7 @@ fn arrange_all(tree: ControlTree, links: &mut [ControlLink]) -> Result<(), JoinE
     Ok(())
 }
 
-/// Waits for a message of `kind` from each of `awaited`. Returns their payloads by rank; of the others, nothing.
+/// Waits for a message of `kind` from each of `awaited`. Returns their payloads by rank, and nothing for the others.
 fn await_all(
     links: &mut [ControlLink],
     awaited: Vec<Rank>,
@@ -94,7 +94,7 @@ fn await_all(
 ) -> Result<Vec<Vec<u8>>, JoinError> {
     let mut payloads: Vec<Option<Vec<u8>>> = vec![Some(Vec::new()); links.len() + 1];
     awaited.iter().for_each(|rank| payloads[rank.index()] = None);
-    // What has come already may have been read together with what was awaited before.
+    // A message may have been read earlier, together with the previous one.
     let mut ready: Vec<Rank> = awaited;
     loop {
         for rank in ready {
@@ -125,7 +125,7 @@ fn await_all(
     }
 }
 
-/// The others: takes this worker's place in the tree. `root` is its connection to rank 0.
+/// On the others: takes this worker's place in the tree. `root` is its connection to rank 0.
 pub(super) fn take_place(
     config: &JoinConfig,
     key: &JobKey,
@@ -146,20 +146,20 @@ pub(super) fn take_place(
     Ok(TreeLinks { tree, up, children, return_way, addresses })
 }
 
-/// A worker on its way to its place.
+/// A worker on its way to its place in the tree.
 struct Arrival<'a> {
     config: &'a JoinConfig,
     key: &'a JobKey,
     tree: ControlTree,
     root: ControlLink,
-    /// Where its children call.
+    /// Accepts the calls of its children.
     gate: Option<ConnectionAcceptor>,
     children: Vec<Option<ControlLink>>,
     /// Whether its parent is not rank 0.
     calls: bool,
     dial: Option<DialAttempt>,
     up: Option<ControlLink>,
-    /// It has told rank 0 how it went.
+    /// It has told rank 0 the outcome.
     told: bool,
     /// Rank 0 has said that all are in their places.
     welcomed: bool,
@@ -195,7 +195,7 @@ impl<'a> Arrival<'a> {
         let give_up = start + ATTACH_TIMEOUT;
         let patience = give_up + 2 * VERDICT_PATIENCE;
         loop {
-            // All that has come: nothing wakes for what was read together with the word before.
+            // Handle all messages: nothing wakes us for one that was read together with the previous one.
             while !self.welcomed && self.hear_root()? {}
             if self.welcomed {
                 return Ok(());
@@ -208,12 +208,12 @@ impl<'a> Arrival<'a> {
             self.gate.iter().for_each(|gate| gate.interest(&mut fds));
             let deadlines = self.gate.iter().filter_map(|gate| gate.next_deadline());
             let deadlines = deadlines.chain(self.dial.iter().filter_map(DialAttempt::next_deadline));
-            // Rank 0 says in time what happens when this worker waits for others.
+            // While this worker waits for others, rank 0 says in time what happens.
             let until = if self.told || self.up.is_some() || !self.calls { patience } else { give_up };
             poll_until(&mut fds, deadlines.fold(until, Instant::min))?;
             let ready: Vec<PollFlags> = fds.iter().map(PollFd::revents).collect();
             drop(fds);
-            // Also when all are there: a call that its caller has taken for failed is followed by another.
+            // Even if all are here: a call that its caller considers failed is followed by another.
             self.answer_children(&ready[before_gate..])?;
             self.call_parent(ready[before_gate - 1], give_up)?;
             if !self.told && (self.up.is_some() || !self.calls) && self.children.iter().all(Option::is_some) {
@@ -227,7 +227,7 @@ impl<'a> Arrival<'a> {
         }
     }
 
-    /// Takes a word of rank 0, if there is one.
+    /// Handles a message from rank 0, if there is one.
     fn hear_root(&mut self) -> Result<bool, JoinError> {
         let lost = |reason| ControlError::Lost { rank: Rank(0), reason };
         let Some(message) = self.root.receive().map_err(lost)? else { return Ok(false) };
@@ -289,7 +289,7 @@ impl<'a> Arrival<'a> {
             "worker {me} could not reach worker {parent}, through which it is to hear of the job, within {waited_s} s; \
              last attempt: {failed}"
         );
-        // Rank 0 tells all.
+        // Rank 0 tells the others.
         self.root.queue(ControlKind::Failed, me, text.as_bytes());
         (self.dial, self.told) = (None, true);
         Ok(())

@@ -1,19 +1,20 @@
-//! Descriptors for connections: at its start rank 0 has one for each worker, and any worker may come to talk to all.
+//! Descriptors for connections: at the start rank 0 needs one for each worker, and any worker may later communicate
+//! with all.
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use crate::{Rank, notice};
 
-/// What the program may have open beside its connections.
+/// Descriptors for the program itself, besides its connections.
 const OF_PROGRAM: u64 = 512;
 
-/// Lets this process have a descriptor for each of `size` workers, as far as its hard limit goes. The soft limit, often
-/// 1024, is there for programs that call `select`.
+/// Raises the soft limit so that this process can have a descriptor for each of `size` workers, as far as its hard
+/// limit allows. The soft limit, often 1024, exists for programs that call `select`.
 pub(super) fn allow(me: Rank, size: u32) {
     let limit = getrlimit(Resource::Nofile);
     let needed = u64::from(size) + OF_PROGRAM;
     if let Some(current) = raised(limit.current, limit.maximum, needed) {
-        // Where it is refused, the error that comes of it says what to do.
+        // If the system refuses, the resulting error says what to do.
         let _ = setrlimit(Resource::Nofile, Rlimit { current: Some(current), ..limit });
     }
     if me == Rank(0)
@@ -29,7 +30,7 @@ pub(super) fn allow(me: Rank, size: u32) {
     }
 }
 
-/// The soft limit for so many descriptors, if it has to change. `None` is no limit.
+/// The soft limit needed for this many descriptors, if it has to change. `None` means unlimited.
 fn raised(soft: Option<u64>, hard: Option<u64>, needed: u64) -> Option<u64> {
     let wanted = hard.map_or(needed, |hard| needed.min(hard));
     soft.filter(|&soft| soft < wanted).map(|_| wanted)
@@ -39,7 +40,7 @@ fn raised(soft: Option<u64>, hard: Option<u64>, needed: u64) -> Option<u64> {
 mod tests {
     use super::*;
 
-    /// A limit that was lowered would take descriptors from the program.
+    /// Lowering a limit would take descriptors away from the program.
     #[test]
     fn the_limit_is_raised_as_far_as_it_may_be() {
         assert_eq!(raised(Some(1024), Some(4096), 2000), Some(2000));

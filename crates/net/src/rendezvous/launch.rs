@@ -1,4 +1,4 @@
-//! From what the launcher said to a joined job: finds rank 0's address and the secret where they were not given.
+//! Joins the job that the launcher describes: finds rank 0's address and the secret where they are not given.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener};
 use std::os::fd::{BorrowedFd, FromRawFd, OwnedFd, RawFd};
@@ -32,7 +32,7 @@ pub fn join_launched(launch: LaunchContext) -> Result<ControlPlane, JoinError> {
     config.control_fanout = launch.control_fanout;
     let is_root = launch.rank == Rank(0);
     let bootstrap = |reason: String| JoinError::Bootstrap { launcher: launch.launcher.to_string(), reason };
-    // Lives until rank 0 has everybody.
+    // Lives until rank 0 has accepted all workers.
     let mut _server = None;
     match &launch.meeting {
         MeetingPoint::Alone => {}
@@ -93,16 +93,16 @@ pub fn join_launched(launch: LaunchContext) -> Result<ControlPlane, JoinError> {
             }
         }
     }
-    // The meeting took part of the time.
+    // Meeting took part of the time.
     config.timeout = deadline.saturating_duration_since(Instant::now());
     join(config)
 }
 
-/// Rank 0: binds a port, and returns where it is and `config`'s secret, as text for the others' [`read_card`].
+/// On rank 0: binds a port, and returns its address and `config`'s secret, as text for the others' [`read_card`].
 /// `within_host`: only for workers of this host.
 ///
 /// # Errors
-/// When no port can be bound.
+/// If no port can be bound.
 pub fn publish_card(config: &mut JoinConfig, within_host: bool) -> Result<String, JoinError> {
     let (listener, addresses) = if within_host {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
@@ -112,7 +112,8 @@ pub fn publish_card(config: &mut JoinConfig, within_host: bool) -> Result<String
         let listener =
             TcpListener::bind((Ipv6Addr::UNSPECIFIED, 0)).or_else(|_| TcpListener::bind((Ipv4Addr::UNSPECIFIED, 0)))?;
         let local = listener.local_addr()?;
-        // Loopback would only lead workers of other hosts to themselves; those of this host have the other addresses.
+        // A loopback address would only lead workers of other hosts to themselves; workers of this host can use the
+        // others.
         let usable = |ip: &IpAddr| !ip.is_loopback() && (ip.is_ipv4() || local.is_ipv6());
         let addresses = crate::interfaces::addresses().into_iter().filter(usable);
         (listener, addresses.map(|ip| SocketAddr::new(ip, local.port())).collect())
@@ -123,10 +124,10 @@ pub fn publish_card(config: &mut JoinConfig, within_host: bool) -> Result<String
     Ok(format!("{} {}\n", config.root, config.secret.to_hex()))
 }
 
-/// The others: takes rank 0's address and the secret from its card.
+/// On the others: takes rank 0's address and the secret from its card.
 ///
 /// # Errors
-/// When that is no card.
+/// If the text is not a card.
 pub fn read_card(config: &mut JoinConfig, card: &str) -> Result<(), String> {
     let parts = card.trim_end().split_once(' ');
     let parts = parts.and_then(|(root, secret)| Some((root, JobSecret::from_hex(secret)?)));
@@ -138,7 +139,7 @@ pub fn read_card(config: &mut JoinConfig, card: &str) -> Result<(), String> {
 fn inherited_listener(fd: RawFd) -> Result<OwnedFd, String> {
     let mut is_listening: libc::c_int = 0;
     let mut len = size_of::<libc::c_int>() as libc::socklen_t;
-    // SAFETY: writes an integer into `is_listening`; a number that is no socket is an error that is checked.
+    // SAFETY: writes an integer into `is_listening`; a number that is not a socket gives an error, which is checked.
     let rc = unsafe {
         let into = (&raw mut is_listening).cast();
         libc::getsockopt(fd, libc::SOL_SOCKET, libc::SO_ACCEPTCONN, into, &mut len)
@@ -148,7 +149,7 @@ fn inherited_listener(fd: RawFd) -> Result<OwnedFd, String> {
     }
     // SAFETY: an open descriptor that the launcher made for this worker, which nobody else in this process owns.
     let fd = unsafe { OwnedFd::from_raw_fd(fd) };
-    // It came through an exec; it shall not go through another.
+    // It was inherited through one exec; it must not pass through another.
     rustix::io::fcntl_setfd(&fd, rustix::io::FdFlags::CLOEXEC).map_err(|e| e.to_string())?;
     Ok(fd)
 }
@@ -156,10 +157,10 @@ fn inherited_listener(fd: RawFd) -> Result<OwnedFd, String> {
 fn witness_pid(fd: RawFd) -> Result<i32, String> {
     let reason =
         || "PMI_FD is not the launcher's socket; was the program started through a wrapper that closes it?".to_owned();
-    // SAFETY: asks the kernel about a number; an unused one is an error that is checked.
+    // SAFETY: asks the kernel about a number; an unused one gives an error, which is checked.
     if fd < 0 || unsafe { libc::fcntl(fd, libc::F_GETFD) } < 0 {
         return Err(reason());
     }
-    // SAFETY: the descriptor is open, and stays so: it is the launcher's, for the life of this process.
+    // SAFETY: the descriptor is open, and stays open: it is the launcher's, for the life of this process.
     same_host::witness(unsafe { BorrowedFd::borrow_raw(fd) }).ok_or_else(reason)
 }
