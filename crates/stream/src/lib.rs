@@ -1,15 +1,15 @@
-//! DataSets over streams: the same expressions and groupings as over tables, and windows of event time.
+//! DataSets over streams: the same expressions and groupings as over tables, plus windows of event time.
 //!
 //! Modules, lowest first; each uses only those above it:
 //!
-//! | module      | what is in it                                     |
+//! | module      | contents                                          |
 //! |-------------|---------------------------------------------------|
-//! | `time`      | event time: windows, and which columns tell time  |
-//! | `state`     | what operators keep                               |
-//! | `rows`      | what happens to rows between operators            |
-//! | `operators` | tasks that keep state                             |
-//! | `plan`      | from a query to a graph of tasks                  |
-//! | `stories`   | tests: queries whose jobs crash and resume        |
+//! | `time`      | event time: windows, and the time columns of plans |
+//! | `state`     | the state of operators                            |
+//! | `rows`      | processing of rows between operators              |
+//! | `operators` | stateful tasks                                    |
+//! | `plan`      | lowering of queries to a graph of tasks           |
+//! | `stories`   | tests: jobs of queries that crash and resume      |
 #![warn(missing_docs)]
 
 mod operators;
@@ -52,28 +52,28 @@ pub fn sql_functions() -> Vec<ScalarUDF> {
     time::window::sql_functions().chain([time::time_bound::function()]).collect()
 }
 
-/// A job that writes streams.
+/// A job that writes streams to sinks.
 pub struct StreamJob {
-    /// Its name, in checkpoints and messages.
+    /// The job's name, for checkpoints and messages.
     pub name: String,
-    /// How it makes checkpoints; `None`: what a failure interrupts may be lost.
+    /// Checkpoint settings; with `None`, a failure may lose whatever was in progress.
     pub checkpoints: Option<CheckpointSettings>,
-    /// The least that it must give, else it does not begin.
+    /// The minimum guarantee: the job does not start if it cannot give it.
     pub guarantee: Option<DeliveryGuarantee>,
-    /// Where rows go that come too late; those that go nowhere are left out.
+    /// Where late rows go; late rows without a sink are dropped.
     pub late: LateTo,
-    /// Counts those that are left out.
+    /// Counts dropped late rows.
     pub left_out: Arc<LateRows>,
-    /// Looks at the sinks before the job begins, and says why it must not, if so.
+    /// Checks the sinks before the job starts, and returns the reason if it must not start.
     pub look_at_sinks: Option<LookAtSinks>,
 }
 
-/// Looks at what describes the sinks of a job, those of late rows and of bad records among them, each with what
-/// describes the sources that its rows come from; sinks and sources that are not made of a description are left out.
+/// Checks the specifications of a job's sinks, including those of late rows and bad records, each with the
+/// specifications of the sources of its rows. Sinks and sources that were not made from a specification are omitted.
 pub type LookAtSinks = Arc<dyn Fn(&[(Arc<str>, Vec<Arc<str>>)]) -> Result<(), String> + Send + Sync>;
 
 impl StreamJob {
-    /// Whether it may begin.
+    /// Checks whether the job may start.
     fn check(&self, sources: &[SourceTask], sinks: &[SinkTask]) -> Result<(), DataSetError> {
         if let Some(look) = &self.look_at_sinks {
             let of = |task: &SinkTask| {
@@ -86,7 +86,7 @@ impl StreamJob {
         self.gives(sources, sinks)
     }
 
-    /// Whether it gives what it must.
+    /// Checks the job's guarantee.
     fn gives(&self, sources: &[SourceTask], sinks: &[SinkTask]) -> Result<(), DataSetError> {
         let Some(wanted) = self.guarantee else { return Ok(()) };
         let refused = |why: String| Err(DataSetError::Query(format!("the job cannot give {wanted}: {why}")));
@@ -95,8 +95,7 @@ impl StreamJob {
         };
         if checkpoints.at_most_once && checkpoints.interval.is_zero() {
             return refused(
-                "rows wait for checkpoints, which it makes none of but the last; say how often with the interval of the Checkpoint"
-                    .into(),
+                "rows wait for checkpoints, and it makes only the last one; set the interval of the Checkpoint".into(),
             );
         }
         if let Some(source) = sources.iter().find(|source| source.guarantee() < wanted) {
@@ -130,11 +129,11 @@ impl StreamJob {
     }
 }
 
-/// Writes queries over streams, each to its sink, until they end or the job is stopped. What queries have in common is
-/// read and done once. Collective: every worker calls it with the same queries, which are of this engine.
+/// Runs queries over streams, each into its sink, until they end or the job is stopped. Steps that several queries
+/// share run once. Collective: every worker calls it with the same queries, all of this engine.
 ///
 /// # Errors
-/// The same on every worker: what went wrong first.
+/// The first error, the same on every worker.
 pub fn run(
     workers: &WorkerGroup,
     engine: &Engine,
@@ -157,11 +156,11 @@ pub fn run(
     ran.map_err(failed)
 }
 
-/// The tasks that queries over streams become, and what becomes of their rows when the job fails and goes on, each at
-/// the sink that it is written to, if that is known. Collective.
+/// Describes the tasks of these queries and what happens to their rows when the job fails and resumes, for each sink
+/// that is known. Collective.
 ///
 /// # Errors
-/// The same on every worker: a step that a stream cannot have.
+/// The same on every worker: a step that streams do not support.
 pub fn explain(
     workers: &WorkerGroup,
     engine: &Engine,

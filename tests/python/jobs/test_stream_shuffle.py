@@ -44,5 +44,5 @@ def test_a_shuffle_is_a_step_of_the_plan_and_only_of_streams() -> None:
     plan = stream.shuffle().select(n=tm.col("n") + 1).explain()
     assert "shuffle" in plan
     assert "partition in turn" in plan
-    with pytest.raises(tm.DataSetError, match=r"this is no stream; use repartition"):
+    with pytest.raises(tm.DataSetError, match=r"this is not a stream; use repartition"):
         rows.shuffle()

@@ -136,7 +136,7 @@ def test_wrong_names() -> None:
         rows.step_name(" ")
     with pytest.raises(tm.DataSetError, match="a name cannot contain a comma followed by a space"):
         rows.step_name("orders, eu")
-    with pytest.raises(tm.DataSetError, match="this is no stream"):
+    with pytest.raises(tm.DataSetError, match="this is not a stream"):
         tm.from_dict({"a": [1]}).step_name("a")
 
     def refused(why: str, *data: tm.DataSet) -> None:

@@ -1,7 +1,6 @@
-//! Groups that are complete when a time has passed, because a key of theirs tells time: such as the results of one
-//! window. Their rows are kept until then; a part of the query's plan is then run over them as over a table. So
-//! whatever a plan can do with groups - rank them, take the first of them, aggregate them again - can be done on a
-//! stream.
+//! Groups that are complete once a time has passed, because one of their keys tells time, such as the results of one
+//! window. Their rows are stored until then; a part of the query's plan then runs over them as over a table. So streams
+//! support whatever plans can do with groups: rank them, take their first rows, aggregate them again.
 
 use std::sync::Arc;
 
@@ -25,22 +24,22 @@ use crate::state::state_layout::{StateLayout, fired_by, fired_of, shared};
 use crate::time::times::{TimeOf, until_of};
 use crate::time::window::Micros;
 
-/// Rows that are over are thrown out when there are more than these, and they are half of all.
+/// Minimum number of expired rows before they are removed; they must also be half of all rows.
 const CLEAR_MIN: u32 = 1 << 13;
 
-/// Of a query, the same on all workers.
+/// The configuration of a query, the same on all workers.
 pub(crate) struct WindowedPlan {
     pub keyed: Arc<KeyedRows>,
-    /// Of the rows, before they had keys.
+    /// The schema of the rows, before keys were added.
     pub rows: SchemaRef,
-    /// Among the columns of the keyed rows.
+    /// The time columns among the keyed rows.
     pub times: Vec<TimeOf>,
     pub plan: PlanStep,
     pub late: LateCount,
 }
 
 impl WindowedPlan {
-    /// What is kept.
+    /// The task's state.
     pub(crate) fn state(&self) -> StateSchema {
         StateSchema::new("rows of groups", self.layout().fields().collect())
     }
@@ -50,15 +49,15 @@ impl WindowedPlan {
     }
 }
 
-/// See the module.
+/// The task of complete groups.
 pub(crate) struct CompleteTask {
     shape: Arc<WindowedPlan>,
     plan: PlanStep,
     state: KeptState,
     now: Micros,
-    /// Among what is kept are groups that are over and have not been given.
+    /// Whether the state contains groups that have expired and were not emitted.
     overdue: bool,
-    /// Rows that are over and still there.
+    /// The number of expired rows still stored.
     over: u32,
     held: OperatorMemory,
 }
@@ -80,7 +79,8 @@ impl CompleteTask {
             let reader = shape.layout().reader(&shape.keyed.schema, restored)?;
             new.now = fired_of(restored)?;
             for (bucket, table) in new.state.restore(restored)? {
-                // What had been given before is not kept; what a copy that was behind had not given is given yet.
+                // Groups emitted before are not in the state; groups that a slower copy had not emitted are emitted
+                // now.
                 let given = fired_by(restored, bucket)?.unwrap_or(new.now);
                 let rows = reader.read(&table)?;
                 let count = rows.num_rows();
@@ -92,7 +92,7 @@ impl CompleteTask {
         Ok(new)
     }
 
-    /// Keeps rows of groups that have not been given: those that are not over by a time. Returns how many are.
+    /// Stores rows of groups that were not emitted, that is, that end after a time. Returns how many rows do not.
     fn keep(&mut self, rows: RecordBatch, given: Micros) -> Result<usize, TaskError> {
         let until = until_of(&self.shape.times, &rows)?;
         self.overdue |= until.iter().any(|until| (given..self.now).contains(until));
@@ -100,7 +100,7 @@ impl CompleteTask {
             self.state.kept.add(rows, until)?;
             return Ok(0);
         }
-        // Those without a time are in no group that will ever be complete.
+        // Rows without a time are in no group that will ever be complete.
         let over = until.iter().filter(|&&until| until < given && until > Micros::MIN).count();
         let wanted = until.iter().map(|&until| Some(until >= given)).collect();
         let until = until.iter().copied().filter(|&until| until >= given).collect();
@@ -108,7 +108,7 @@ impl CompleteTask {
         Ok(over)
     }
 
-    /// Gives the groups that another copy has kept, whose time was behind.
+    /// Emits the groups left over by another copy whose time was behind.
     fn settle(&mut self, emit: &mut Emitter) -> Result<(), TaskError> {
         if std::mem::take(&mut self.overdue) {
             let over = self.state.kept.over(Micros::MIN, self.now);
@@ -118,7 +118,7 @@ impl CompleteTask {
         Ok(())
     }
 
-    /// Gives what the plan makes of these rows.
+    /// Emits the results of the plan over these rows.
     fn give(&mut self, numbers: &[u32], emit: &mut Emitter) -> Result<(), TaskError> {
         if numbers.is_empty() {
             return Ok(());
@@ -190,7 +190,7 @@ impl Operator for CompleteTask {
     }
 
     fn acquire(&mut self, parts: Vec<(u32, Bytes)>) -> Result<(), TaskError> {
-        // What is over and still there has been given, unless another copy has just let go of it; what comes has not.
+        // Expired rows still stored were emitted, unless another copy has just handed them over; new rows were not.
         if !self.overdue {
             self.state.clear(self.now)?;
             self.over = 0;

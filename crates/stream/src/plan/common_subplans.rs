@@ -1,8 +1,8 @@
-//! What several queries of one job have in common: it is done once, and each of them gets its rows.
+//! Common parts of several queries of one job: each runs once, and all of these queries get its rows.
 //!
-//! A part of a plan is common if two queries have it, over the same sources: that is, the DataSet that both are made
-//! from. Each query then reads the part as a table, and is planned without it, so that nothing which only one of them
-//! wants changes what the others get. A query alone stays as it is, also where it has something twice.
+//! A part of a plan is common if two queries contain it over the same sources, that is, if both are made from the same
+//! DataSet. Each query then reads the part as a table and is planned without it, so that the demands of one query
+//! cannot change the rows of another. A single query is left unchanged, even if it contains a part twice.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -18,28 +18,28 @@ use datafusion::logical_expr::{Expr, LogicalPlan, LogicalPlanBuilder, TableScan,
 use datafusion::physical_plan::ExecutionPlan;
 use tidemill_dataset::extend::{StepProvider, StreamStep, StreamStepExec, hidden_in, reads_stream, table_at};
 
-/// The queries, which read what they have in common as tables, and these parts. A part reads only parts before it.
+/// The queries, which read their common parts as tables, and these parts. A part reads only parts before it.
 pub(crate) struct CommonSubplans {
     pub queries: Vec<LogicalPlan>,
     pub parts: Vec<LogicalPlan>,
 }
 
-/// A piece of a plan that may be a part.
+/// A piece of a plan that may become a part.
 struct SubplanPiece {
     plan: LogicalPlan,
-    /// Which queries came upon it; one that has it only inside a larger piece that was known already did not.
+    /// The queries that contain it other than inside a larger piece that was already known.
     queries: BTreeSet<usize>,
     part: Option<usize>,
 }
 
-/// Finds what queries have in common.
+/// Finds the common parts of queries.
 #[derive(Default)]
 struct SubplanFinder {
     pieces: Vec<SubplanPiece>,
     parts: Vec<LogicalPlan>,
 }
 
-/// Takes apart what queries over streams have in common.
+/// Splits the common parts off queries over streams.
 pub(crate) fn share(queries: Vec<LogicalPlan>) -> Result<CommonSubplans> {
     if queries.len() == 1 {
         return Ok(CommonSubplans { queries, parts: Vec::new() });
@@ -68,7 +68,7 @@ impl SubplanFinder {
         below_function(plan).map_or(Ok(()), |input| self.look(&input, query))
     }
 
-    /// The plan with tables in place of its parts.
+    /// The plan with its parts replaced by tables.
     fn cut(&mut self, plan: LogicalPlan) -> Result<LogicalPlan> {
         let common = |piece: &SubplanPiece| piece.queries.len() > 1 && is_same(&piece.plan, &plan);
         let Some(at) = self.pieces.iter().position(common) else { return self.cut_below(plan) };
@@ -83,7 +83,7 @@ impl SubplanFinder {
         let schema = Arc::new(plan.schema().as_arrow().clone());
         let table = PartTable { part, plan, schema: Arc::clone(&schema) };
         let name = TableReference::bare(format!("part {part}"));
-        // As of every DataSet, names alone are the columns'.
+        // As in every DataSet, columns have unqualified names.
         let columns = schema
             .fields()
             .iter()
@@ -106,19 +106,19 @@ impl SubplanFinder {
     }
 }
 
-/// Whether it can be read as a table, which knows nothing of a query around it.
+/// Whether it can be read as a table, which must not refer to a surrounding query.
 fn may_be_part(plan: &LogicalPlan) -> bool {
     let named_alone = plan.schema().iter().all(|(qualifier, _)| qualifier.is_none());
     let within = matches!(plan, LogicalPlan::Subquery(_)) || !plan.all_out_ref_exprs().is_empty();
     named_alone && !within && !plan.schema().fields().is_empty() && reads_stream(plan)
 }
 
-/// The plan below a function of the program, which stands in the plan as a table.
+/// The plan below a function of the program, which a table in the plan hides.
 fn below_function(plan: &LogicalPlan) -> Option<LogicalPlan> {
     hidden_in(table_at(plan)?.as_ref()).cloned()
 }
 
-/// Whether two plans do the same. Tables that are called alike need not be the same one, and plans do not look.
+/// Whether two plans do the same. Plans compare tables by name, but tables with the same name can differ.
 fn is_same(one: &LogicalPlan, other: &LogicalPlan) -> bool {
     let same = |(one, other): (&Arc<dyn TableSource>, &Arc<dyn TableSource>)| Arc::ptr_eq(one, other);
     one == other && tables(one).iter().zip(&tables(other)).all(same)
@@ -140,13 +140,13 @@ fn tables(plan: &LogicalPlan) -> Vec<Arc<dyn TableSource>> {
 #[derive(Debug)]
 pub(crate) struct PartTable {
     part: usize,
-    /// What it was in the query.
+    /// The part's plan in the query.
     plan: LogicalPlan,
     schema: SchemaRef,
 }
 
 impl PartTable {
-    /// What was cut out of a query where this node of its plan is, if something was.
+    /// The plan of the part that was split off at this node, if any.
     pub(crate) fn cut_at(node: &LogicalPlan) -> Option<LogicalPlan> {
         table_at(node)?.downcast_ref::<PartTable>().map(|part| part.plan.clone())
     }
@@ -174,12 +174,12 @@ impl TableProvider for PartTable {
     }
 }
 
-/// Stands in the plan of a query until it is lowered.
+/// The part in a query's plan, until it is lowered.
 #[derive(Debug)]
 pub(crate) struct PartExec {
     pub part: usize,
     pub projection: Option<Vec<usize>>,
-    /// Before the projection.
+    /// The schema before the projection.
     schema: SchemaRef,
 }
 
@@ -264,7 +264,7 @@ mod tests {
         lowered.graph.tasks().collect()
     }
 
-    /// State is found again by the names of tasks: what is added at the end may change none.
+    /// State is restored by the names of tasks, so adding queries must not change names.
     #[test]
     fn a_query_has_the_tasks_that_it_has_alone() {
         let engine = engine();
@@ -280,7 +280,7 @@ mod tests {
         assert_eq!(both.sinks.iter().map(|sink| sink.sources.len()).collect::<Vec<_>>(), [2, 1]);
     }
 
-    /// What two queries build on is there once; what is called alike and is not the same is there twice.
+    /// A step that two queries share exists once; different steps with the same name exist twice.
     #[test]
     fn what_queries_have_in_common_is_lowered_once() {
         let engine = engine();
@@ -292,13 +292,13 @@ mod tests {
         let of = |what: &str| names(&made).into_iter().filter(|name| name.starts_with(what)).collect::<Vec<_>>();
         assert_eq!(of("source").len(), 2);
         assert_eq!(of("window"), ["window 2", "window 2, first half 0"]);
-        // Of the filter, and of the window, whose beginning and end become columns.
+        // For the filter, and for the window, whose start and end become columns.
         assert_eq!(of("shared steps"), ["shared steps", "shared steps, 2"]);
         assert_eq!(made.shared, ["shared steps", "shared steps, 2"]);
         assert_eq!(of("sink").len(), 5);
     }
 
-    /// The step that waits for time may be found after its source was made.
+    /// A step that waits for time may be found after its source was made.
     #[test]
     fn a_source_without_time_lacks_event_time_for_any_query() {
         let engine = engine();

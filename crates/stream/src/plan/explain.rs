@@ -1,10 +1,10 @@
-//! What a job promises of its rows, in words.
+//! A description of a job's guarantees for its rows.
 
 use tidemill_dataflow::stream::sink::DeliveryGuarantee;
 
 use crate::plan::lower::{LoweredJob, SinkTask};
 
-/// What several give of which a row passes one or all; nothing, where one may lose rows and another double them.
+/// The guarantee of several steps in combination; `None` if one may lose rows and another may repeat them.
 fn together(mut all: impl Iterator<Item = DeliveryGuarantee> + Clone) -> Option<DeliveryGuarantee> {
     let doubles = all.clone().any(|gives| gives == DeliveryGuarantee::AtLeastOnce);
     let loses = all.any(|gives| gives == DeliveryGuarantee::AtMostOnce);
@@ -16,8 +16,8 @@ fn together(mut all: impl Iterator<Item = DeliveryGuarantee> + Clone) -> Option<
     }
 }
 
-/// What becomes of a job's rows when it fails and goes on; it is `known` of some of its queries where they are written
-/// to. Sinks behind those of queries are.
+/// Describes what happens to a job's rows when it fails and resumes. `known` says for which queries the sink is known;
+/// sinks beyond those of queries are known.
 pub(crate) fn promises(lowered: &LoweredJob, known: &[bool]) -> String {
     let mut text = String::new();
     for source in lowered.sources.iter().filter(|source| source.lacks_event_time()) {
@@ -61,7 +61,7 @@ pub(crate) fn promises(lowered: &LoweredJob, known: &[bool]) -> String {
     text
 }
 
-/// How often a sink that gives so much has each row of its sources.
+/// How often a sink with this guarantee gets each row of its sources.
 fn has(lowered: &LoweredJob, task: &SinkTask, sink: DeliveryGuarantee) -> String {
     let sources = task.sources.iter().map(|&source| lowered.sources[source].guarantee());
     match together(sources.chain([sink])) {

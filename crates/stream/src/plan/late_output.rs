@@ -1,6 +1,5 @@
-//! Where rows go that come too late: to sinks of their own, if the job has some. A query does not say which columns
-//! rows have beside those that it uses, so a rule then adds all of them to the window's call, or to the join's
-//! condition, which the planner leaves alone.
+//! Where late rows go: to separate sinks, if the job has them. A query's plan contains only the columns that it uses,
+//! so a rule adds all other columns to the window's call or to the join's condition, which the planner does not change.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -20,26 +19,26 @@ use crate::plan::passing::PassingTable;
 use crate::plan::table::StreamSink;
 use crate::rows::late_rows::LateColumns;
 
-/// Makes the sink for rows that come too late, given what they are.
+/// Makes the sink for late rows, given their schema.
 pub type MakeLateSink = Arc<dyn Fn(&SchemaRef) -> std::result::Result<StreamSink, DataSetError> + Send + Sync>;
 
-/// Where rows go that come too late, and are not left out.
+/// Where late rows go.
 #[derive(Clone, Default)]
 pub enum LateTo {
-    /// They are left out, and counted.
+    /// They are dropped and counted.
     #[default]
     Nowhere,
-    /// Those of all windows of rows that come from outside, which are of one kind.
+    /// One sink for the late rows of all windows over input rows, which must have the same schema.
     Windows(MakeLateSink),
-    /// Those of steps by their names: windows, and sides of joins.
+    /// A sink for each named step: a window, or a side of a join.
     Steps(BTreeMap<String, MakeLateSink>),
 }
 
-/// What the names of joins begin with.
+/// The prefix of the names of joins.
 pub(crate) const JOIN: &str = "join";
 
 impl LateTo {
-    /// Whether it takes rows of a step.
+    /// Whether late rows of this step have a sink.
     pub(crate) fn takes(&self, step: &str) -> bool {
         match self {
             LateTo::Nowhere => false,
@@ -48,7 +47,7 @@ impl LateTo {
         }
     }
 
-    /// What steps are to know all columns of their rows.
+    /// The rule that makes steps keep all columns of their rows, if it is needed.
     pub(crate) fn rule(&self) -> Option<KeepLateRows> {
         match self {
             LateTo::Nowhere => None,
@@ -61,7 +60,7 @@ impl LateTo {
     }
 }
 
-/// Adds all columns of their rows to the calls of windows and the conditions of joins.
+/// Adds all columns of the input to the calls of windows and the conditions of joins.
 #[derive(Debug)]
 pub(crate) struct KeepLateRows {
     windows: bool,
@@ -75,7 +74,7 @@ impl AnalyzerRule for KeepLateRows {
 
     fn analyze(&self, plan: LogicalPlan, _: &ConfigOptions) -> Result<LogicalPlan> {
         let rewritten = plan.transform_up_with_subqueries(|node| match node {
-            // Windows of results of windows are not for rows that came from outside.
+            // Windows over the results of other windows do not take rows from outside.
             LogicalPlan::Aggregate(aggregate)
                 if self.windows && aggregate.group_expr.iter().any(is_time_window) && !has_window(&aggregate.input) =>
             {
@@ -101,7 +100,7 @@ impl AnalyzerRule for KeepLateRows {
     }
 }
 
-/// Whether rows come from a stream, or from what several queries have in common, which is one.
+/// Whether the rows come from a stream, or from a part that several queries share, which is a stream.
 fn is_stream(plan: &LogicalPlan) -> bool {
     reads_stream(plan) || plan.exists(|node| Ok(PartTable::cut_at(node).is_some())).unwrap_or(false)
 }
@@ -110,7 +109,7 @@ fn has_window(plan: &LogicalPlan) -> bool {
     let found = plan.exists(|node| {
         Ok(match node {
             LogicalPlan::Aggregate(of) => of.group_expr.iter().any(is_time_window),
-            // What the query has in common with others was cut out of it, and what has a name lies below that.
+            // The plan of a part shared with other queries, or below a name, is hidden in a table.
             node => {
                 PartTable::cut_at(node).or_else(|| PassingTable::below(node)).is_some_and(|below| has_window(&below))
             }
@@ -119,7 +118,7 @@ fn has_window(plan: &LogicalPlan) -> bool {
     found.unwrap_or(false)
 }
 
-/// A key, its window's call with more arguments, by the name that it had.
+/// A key with these columns added to the arguments of its window's call, under its original name.
 fn with_columns(key: Expr, columns: &[Expr]) -> Result<Expr> {
     if !is_time_window(&key) {
         return Ok(key);

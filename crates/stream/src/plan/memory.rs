@@ -1,5 +1,5 @@
-//! A table in memory as a stream: it comes in slices, as fast as it goes or at a rate, and can be gone on with
-//! anywhere. For trying a query out, for tests, for measuring.
+//! A table in memory as a stream: slices arrive as fast as possible or at a rate, and the stream can resume anywhere.
+//! For trying out queries, for tests, and for benchmarks.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -17,12 +17,12 @@ use tokio::time::{Instant, Sleep, sleep_until};
 
 use crate::plan::table::StreamSource;
 
-/// Slices are dealt to so many splits at least, and to one for each copy that reads them. There stay as many when a job
-/// resumes with another number of copies.
+/// Minimum number of splits over which slices are distributed; there is at least one for each copy that reads them. The
+/// number stays the same when a job resumes with another number of copies.
 const SPLITS_MIN: usize = 8;
 
-/// The rows of a table, each slice of at most `slice_rows` as a batch; `rows_per_s` of all copies together, 0 as fast
-/// as they go. Every worker gives the same table.
+/// The rows of a table, in batches of at most `slice_rows`. `rows_per_s` is the rate of all copies together; 0 means as
+/// fast as possible. Every worker passes the same table.
 pub fn table_stream(
     name: &str,
     schema: SchemaRef,
@@ -56,13 +56,13 @@ pub fn table_stream(
 
 struct TableStream {
     slices: Arc<Vec<RecordBatch>>,
-    /// Of each split its number and its next slice; those that are over stay.
+    /// The number of each split, with its next slice; finished splits remain in the list.
     splits: Vec<(usize, usize)>,
-    /// Splits of all copies.
+    /// The number of splits over all copies.
     all: usize,
-    /// Splits whose end has been told.
+    /// The splits that were reported as finished.
     told: Vec<bool>,
-    /// Seconds for a row of this copy.
+    /// Seconds per row of this copy.
     row_s: f64,
     begun: Option<Instant>,
     rows: u64,
@@ -102,7 +102,7 @@ impl TableStream {
     }
 }
 
-/// Rows of the slices before one.
+/// The number of rows in the slices before `next`.
 fn rows_before(slices: &[RecordBatch], next: usize) -> u64 {
     slices.iter().take(next).map(|slice| slice.num_rows() as u64).sum()
 }
@@ -115,13 +115,13 @@ impl Source for TableStream {
             }
             self.pause = None;
         }
-        // A split that is over holds time back no longer.
+        // A finished split no longer holds back the watermark.
         let over = |at: &usize| !self.told[*at] && self.splits[*at].1 >= self.slices.len();
         if let Some(at) = (0..self.splits.len()).find(over) {
             self.told[at] = true;
             return Poll::Ready(Ok(SourceEvent::SplitEnded { split: at as u32 }));
         }
-        // The split that is furthest behind: slices come in the order of the table.
+        // The split that is furthest behind, so that slices come in the order of the table.
         let behind = (0..self.splits.len()).filter(|&at| self.splits[at].1 < self.slices.len());
         if let Some(at) = behind.min_by_key(|&at| self.splits[at].1) {
             let next = &mut self.splits[at].1;

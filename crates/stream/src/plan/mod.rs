@@ -2,15 +2,15 @@
 //!
 //! Each module uses only those above it in this table.
 //!
-//! | module            | what is in it                                |
+//! | module            | contents                                     |
 //! |-------------------|----------------------------------------------|
 //! | `passing`         | steps that pass rows on: names, shuffles     |
-//! | `table`           | sources and sinks, as queries know them      |
+//! | `table`           | sources and sinks, as queries see them      |
 //! | `memory`          | tables in memory as streams                  |
 //! | `common_subplans` | what several queries of a job have in common |
-//! | `late_output`     | where rows go that come too late             |
-//! | `lower`           | a query's plan becomes a graph of tasks      |
-//! | `explain`         | what a job promises, in words                |
+//! | `late_output`     | where late rows go                           |
+//! | `lower`           | lowering of a plan to a graph of tasks       |
+//! | `explain`         | a description of a job's guarantees         |
 
 pub(crate) mod common_subplans;
 pub(crate) mod explain;

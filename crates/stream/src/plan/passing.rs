@@ -1,7 +1,7 @@
-//! Steps of streams that pass rows on as they are: a name for the step below, by which checkpoints, plans and errors
-//! call it wherever it comes in the program; and a shuffle, behind which all copies work.
+//! Steps of streams that pass rows on unchanged: a name for the step below, which checkpoints, plans and errors then
+//! use wherever the step is in the program; and a shuffle, which makes all copies work on the rows.
 //!
-//! In a plan each is a table, as a function on keys is: what lies below is planned when it is scanned.
+//! In a plan each is a table, as a function on keys is: the plan below is planned when the table is scanned.
 
 use std::fmt;
 use std::sync::Arc;
@@ -17,27 +17,27 @@ use datafusion::physical_plan::ExecutionPlan;
 use tidemill_dataset::extend::{StepProvider, StepTable, StreamStep, StreamStepExec, planned_below, table_at};
 use tidemill_dataset::{DataSet, DataSetError};
 
-/// The same rows; the last step of the stream that keeps something, or else its source, is called `name`.
+/// The same rows. The last stateful step of the stream, or else its source, gets the name `name`.
 ///
 /// # Errors
-/// `Query`, if this is no stream. That no step is there to be named, or two are called alike, is an error of the job.
+/// `Query` if `rows` is not a stream. A missing step or a duplicate name is an error of the job.
 pub fn named(rows: &DataSet, name: &str) -> std::result::Result<DataSet, DataSetError> {
     if !rows.is_stream() {
         return Err(DataSetError::Query(format!(
-            "step_name({name:?}): steps of streams have names, and this is no stream"
+            "step_name({name:?}) names steps of streams, and this is not a stream"
         )));
     }
     passing(rows, PassingStep::Named(Arc::from(name)))
 }
 
-/// The same rows, dealt to all copies of the steps behind, whatever is in them: batch by batch in turn, but not to a
-/// copy that has no room while others have some.
+/// The same rows, distributed over all copies of the following steps regardless of their values: batches go to copies
+/// in turn, skipping full copies while others have room.
 ///
 /// # Errors
-/// `Query`, if this is no stream.
+/// `Query` if `rows` is not a stream.
 pub fn shuffled(rows: &DataSet) -> std::result::Result<DataSet, DataSetError> {
     if !rows.is_stream() {
-        let remedy = "shuffle() deals the rows of a stream, and this is no stream; use repartition(n)";
+        let remedy = "shuffle() deals the rows of a stream, and this is not a stream; use repartition(n)";
         return Err(DataSetError::Query(remedy.into()));
     }
     passing(rows, PassingStep::Shuffle)
@@ -53,7 +53,7 @@ fn passing(rows: &DataSet, step: PassingStep) -> std::result::Result<DataSet, Da
     DataSet::new(DataFrame::new(state, plan))
 }
 
-/// Such a step, in a query.
+/// A passing step in a query.
 pub(crate) struct PassingTable {
     step: PassingStep,
     input: LogicalPlan,
@@ -61,7 +61,7 @@ pub(crate) struct PassingTable {
 }
 
 impl PassingTable {
-    /// What is below such a step at this node of a plan, if there is one.
+    /// The plan below such a step, if this node is one.
     pub(crate) fn below(node: &LogicalPlan) -> Option<LogicalPlan> {
         StepProvider::step_of::<PassingTable>(table_at(node)?.as_ref()).map(|table| table.input.clone())
     }
@@ -93,8 +93,8 @@ impl TableProvider for PassingTable {
         TableType::View
     }
 
-    /// What is filtered behind it, and which columns are left out, is so below it, too: so that nothing is computed and
-    /// kept there that nobody wants. But what stands behind a shuffle is to be computed by all copies.
+    /// Filters and projections after the step apply below it, too, so that nothing unnecessary is computed and stored
+    /// there. However, computations after a shuffle must be done by all copies.
     fn supports_filters_pushdown(&self, filters: &[&Expr]) -> Result<Vec<TableProviderFilterPushDown>> {
         let supported = match self.step {
             PassingStep::Named(_) => TableProviderFilterPushDown::Exact,
@@ -123,12 +123,12 @@ impl TableProvider for PassingTable {
     }
 }
 
-/// Stands in the plan of a stream until it is lowered. Its text is the same wherever a plan has the step named once.
+/// The step in a stream's plan, until it is lowered. Its text does not depend on where the plan names the step.
 #[derive(Clone, Debug)]
 pub(crate) enum PassingStep {
-    /// The last step below that keeps something is called so.
+    /// The name of the last stateful step below.
     Named(Arc<str>),
-    /// Any copy of what is behind gets any rows.
+    /// Any copy of the following step gets any rows.
     Shuffle,
 }
 

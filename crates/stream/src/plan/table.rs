@@ -1,4 +1,4 @@
-//! Streams as tables: what a plan knows of a source that does not end.
+//! Streams as tables: what a plan knows about an unbounded source.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -16,42 +16,42 @@ use tidemill_dataflow::stream::source::{ListFiles, MakeSource, WatermarkStrategy
 use tidemill_dataset::extend::{StepProvider, StepTable, StreamStep, StreamStepExec};
 use tidemill_dataset::{DataSet, DataSetError, Engine};
 
-/// A source, as queries know it.
+/// A source, as queries see it.
 #[derive(Clone)]
 pub struct StreamSource {
     /// For plans and errors; the same on every worker.
     pub name: String,
-    /// What its rows are, as they are read.
+    /// The schema of the rows read.
     pub schema: SchemaRef,
-    /// How they tell time.
+    /// The event time of its rows.
     pub times: Option<WatermarkStrategy>,
-    /// More copies than this would have nothing to read; 0 is no limit.
+    /// The maximum number of copies, since more would have nothing to read; 0 means no limit.
     pub copies_max: u32,
-    /// What becomes of its rows when a job with checkpoints fails and goes on.
+    /// What happens to its rows when a job with checkpoints fails and resumes.
     pub guarantee: DeliveryGuarantee,
-    /// What describes it, for who made it of that; it may have a password.
+    /// The specification it was made from, if any; may contain a password.
     pub spec: Option<Arc<str>>,
-    /// Where what it meets that is no row goes, if it gives any.
+    /// Where bad records go, if they are wanted.
     pub bad_to: Option<BadTo>,
-    /// The folder that it writes such records into, if it does: one may be there twice after a failure.
+    /// The folder that it writes bad records to, if any; after a failure, the folder may contain a record twice.
     pub bad_folder: Option<PathBuf>,
-    /// The local files that it would read now: all hosts have to see the same.
+    /// The local files that it would read now: all hosts must see the same files.
     pub files: Option<ListFiles>,
-    /// Makes one.
+    /// Makes the source.
     pub make: MakeSource,
 }
 
-/// Where records of a source go that are no rows.
+/// Where a source's bad records go.
 #[derive(Clone)]
 pub struct BadTo {
-    /// What they are to a sink.
+    /// The schema of bad records.
     pub schema: SchemaRef,
     /// The sink.
     pub sink: StreamSink,
 }
 
 impl StreamSource {
-    /// Whether it is another one's copy: a plan has one of it wherever it is read.
+    /// Whether both are clones of one source: a plan has a clone wherever the source is read.
     pub(crate) fn is_same(&self, other: &StreamSource) -> bool {
         Arc::ptr_eq(&self.make, &other.make)
     }
@@ -63,18 +63,18 @@ impl fmt::Debug for StreamSource {
     }
 }
 
-/// A sink, as jobs know it.
+/// A sink, as jobs see it.
 #[derive(Clone)]
 pub struct StreamSink {
     /// For plans and errors; the same on every worker.
     pub name: String,
-    /// More copies than this are not wanted; 0 is no limit.
+    /// The maximum number of copies; 0 means no limit.
     pub copies_max: u32,
-    /// What it gives, at best.
+    /// The best guarantee that it can give.
     pub guarantee: DeliveryGuarantee,
-    /// What describes it, for who made it of that; it may have a password.
+    /// The specification it was made from, if any; may contain a password.
     pub spec: Option<Arc<str>>,
-    /// Makes one, given what its rows are.
+    /// Makes the sink, given the schema of its rows.
     pub make: Arc<dyn Fn(&SchemaRef) -> MakeSink + Send + Sync>,
 }
 
@@ -82,7 +82,7 @@ pub struct StreamSink {
 pub type StreamOutput = (DataSet, StreamSink);
 
 impl StreamSink {
-    /// Stands for one that nobody has named, where a job is explained.
+    /// Stands for an unknown sink when a job is explained.
     pub(crate) fn unknown() -> Self {
         let nowhere = |_: &SchemaRef| -> MakeSink { Arc::new(|_| Err("explained, not run".into())) };
         let (name, guarantee) = ("of write_stream".into(), DeliveryGuarantee::ExactlyOnce);
@@ -90,10 +90,10 @@ impl StreamSink {
     }
 }
 
-/// The rows of a stream. They have no end, or one that nobody knows: it is written with [`run`](crate::run).
+/// The rows of a stream, which has no end or no known end: write it with [`run`](crate::run).
 ///
 /// # Errors
-/// `Query` when a column that tells time is not there, or tells none, or one that is to be added is there.
+/// `Query` if the time column does not exist or has another type, or if a column to be added already exists.
 pub fn from_stream(engine: &Engine, mut source: StreamSource) -> tidemill_dataset::Result<DataSet> {
     if let Some(times) = &source.times {
         source.schema = times.schema(&source.schema).map_err(DataSetError::Query)?;
@@ -101,7 +101,7 @@ pub fn from_stream(engine: &Engine, mut source: StreamSource) -> tidemill_datase
     DataSet::new(engine.context().read_table(Arc::new(StepProvider(Arc::new(StreamTable { source }))))?)
 }
 
-/// See the module.
+/// A [`from_stream`] source in a plan.
 #[derive(Debug)]
 pub(crate) struct StreamTable {
     pub(crate) source: StreamSource,

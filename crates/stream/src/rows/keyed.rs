@@ -1,5 +1,5 @@
-//! Rows on their way to whoever owns their key, made ready beside the source: late ones are left out there, where it
-//! does not hang on how fast others are which they are.
+//! Rows on their way to the owner of their key, prepared next to the source. Late rows are dropped there, where which
+//! rows are late does not depend on the speed of other copies.
 
 use std::sync::Arc;
 
@@ -21,16 +21,16 @@ use crate::state::state_layout::StateLayout;
 use crate::time::times::TimeOf;
 use crate::time::window::Micros;
 
-/// How rows get their keys: of a query, the same on all workers.
+/// How rows get their keys; the same for a query on all workers.
 pub(crate) struct KeyedRows {
-    /// The rows' columns, then their keys, named by position: others' names may be there twice.
+    /// The rows' columns, followed by their keys. Keys are named by position, since their own names may not be unique.
     pub schema: SchemaRef,
-    /// Columns before the keys.
+    /// The number of columns before the keys.
     pub width: usize,
     keys: Vec<Arc<dyn PhysicalExpr>>,
-    /// Whether rows with a null among their keys are left out.
+    /// Whether rows with a null key are dropped.
     drop_nulls: bool,
-    /// Tells which rows are late.
+    /// Determines which rows are late.
     time: Option<TimeOf>,
 }
 
@@ -47,17 +47,17 @@ impl KeyedRows {
         Ok(KeyedRows { schema: Arc::new(Schema::new(fields)), width: rows.fields().len(), keys, drop_nulls, time })
     }
 
-    /// How rows are laid out that were these before they had keys; `of` is put before the names of fields.
+    /// The layout of rows with this schema before keys were added; field names are prefixed with `of`.
     pub(crate) fn layout(&self, rows: &Schema, of: &str) -> StateLayout {
         StateLayout::of_rows(rows, of).keys(&self.keys, &self.schema.fields()[self.width..], of, self.width)
     }
 
-    /// How keys alone are.
+    /// The layout of the keys alone.
     pub(crate) fn layout_of_keys(&self) -> StateLayout {
         StateLayout::default().keys(&self.keys, &self.schema.fields()[self.width..], "", 0)
     }
 
-    /// The columns that are keys.
+    /// The key columns.
     pub(crate) fn keys(&self) -> Vec<usize> {
         (self.width..self.schema.fields().len()).collect()
     }
@@ -66,12 +66,12 @@ impl KeyedRows {
         Partition::by_key(self.keys().into_iter().map(|key| key.to_string()))
     }
 
-    /// Whether rows can come too late.
+    /// Whether rows can be late.
     pub(crate) fn has_late(&self) -> bool {
         self.time.is_some()
     }
 
-    /// Which rows come too late; `None`: none does.
+    /// Which rows are late; `None`: none.
     fn late(&self, rows: &RecordBatch, now: Micros) -> Result<Option<BooleanArray>> {
         let Some(of) = self.time.as_ref().filter(|_| now > Micros::MIN) else { return Ok(None) };
         let times = of.place.values(rows)?;
@@ -79,7 +79,7 @@ impl KeyedRows {
         Ok(times.iter().any(late).then(|| times.iter().map(|time| Some(late(time))).collect()))
     }
 
-    /// The rows of a batch that are wanted, with their keys.
+    /// The needed rows of a batch, with their keys.
     fn of(&self, rows: RecordBatch) -> Result<RecordBatch> {
         let count = rows.num_rows();
         let keys = self.keys.iter().map(|key| key.evaluate(&rows)?.into_array(count)).collect::<Result<Vec<_>>>()?;
@@ -93,19 +93,19 @@ impl KeyedRows {
     }
 }
 
-/// Which rows have no null among their keys; `None`: all.
+/// Which rows have no null key; `None`: all.
 pub(crate) fn known(keys: &[ArrayRef]) -> Option<BooleanBuffer> {
     let nulls = keys.iter().fold(None, |nulls, key| NullBuffer::union(nulls.as_ref(), key.logical_nulls().as_ref()));
     nulls.filter(|nulls| nulls.null_count() > 0).map(NullBuffer::into_inner)
 }
 
-/// See the module.
+/// The task that prepares keyed rows.
 pub(crate) struct KeyedTask {
     pub shape: Arc<KeyedRows>,
     pub steps: RowSteps,
     pub now: Micros,
     pub late: LateCount,
-    /// What rows that come too late are, if they go on: their columns by their own names.
+    /// The schema of late rows if they are wanted: their original columns.
     pub late_rows: Option<SchemaRef>,
 }
 

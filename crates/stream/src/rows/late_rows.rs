@@ -1,5 +1,5 @@
-//! Rows that come too late, and rows without a time. The step that leaves them out counts them; late rows of windows
-//! and joins go on, if they are wanted.
+//! Late rows, and rows without a time. The step that drops them counts them; late rows of windows and joins can be
+//! kept.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -17,14 +17,14 @@ use tidemill_dataset::extend::call_of;
 use crate::rows::keyed::KeyedRows;
 use crate::state::groups::batch;
 
-/// How many rows each step of a job has left out in this process because they came too late, or had no time; may be
-/// read while it runs.
+/// The number of rows that each step of a job has dropped in this process because they were late or had no time. Can be
+/// read while the job runs.
 #[derive(Debug, Default)]
 pub struct LateRows(Mutex<Vec<(String, LateCount)>>);
 
 impl LateRows {
-    /// By the name of the step, those that have left out any: how many that came too late, how many without a time, and
-    /// how many of windows that ended while the step was busy.
+    /// By the name of the step, for steps that have dropped rows: the number of late rows, of rows without a time, and
+    /// of rows whose windows ended while the step was busy.
     pub fn counts(&self) -> Vec<(String, u64, u64, u64)> {
         let counts = self.0.lock().expect("nothing panics with it locked");
         let of = |count: &LateCount| {
@@ -35,7 +35,7 @@ impl LateRows {
         counts.map(|(step, [late, untimed, skipped])| (step, late, untimed, skipped)).collect()
     }
 
-    /// The count of a step.
+    /// The counter of a step.
     pub(crate) fn of(&self, step: &str) -> LateCount {
         let count = LateCount::default();
         self.0.lock().expect("nothing panics with it locked").push((step.to_owned(), count.clone()));
@@ -43,7 +43,7 @@ impl LateRows {
     }
 }
 
-/// The rows that one step has left out.
+/// The rows that one step has dropped.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct LateCount {
     late: Arc<AtomicU64>,
@@ -52,41 +52,41 @@ pub(crate) struct LateCount {
 }
 
 impl LateCount {
-    /// They came too late.
+    /// Counts late rows.
     pub(crate) fn add(&self, rows: usize) {
         self.late.fetch_add(rows as u64, Ordering::Relaxed);
     }
 
-    /// Their windows ended while the step was busy.
+    /// Counts rows whose windows ended while the step was busy.
     pub(crate) fn add_skipped(&self, rows: usize) {
         self.skipped.fetch_add(rows as u64, Ordering::Relaxed);
     }
 
-    /// They have no time.
+    /// Counts rows without a time.
     pub(crate) fn add_untimed(&self, rows: usize) {
-        // Most often there are none, and copies would pass its memory around for nothing.
+        // There are usually none; copies would then contend for the counter's memory for nothing.
         if rows > 0 {
             self.untimed.fetch_add(rows as u64, Ordering::Relaxed);
         }
     }
 }
 
-/// Late rows that go on: a window whose late rows are wanted gets rows, not what was made of them where they were read.
+/// The late output of a window. If late rows are wanted, a window gets input rows instead of partial aggregates.
 pub(crate) struct LateOutput {
-    /// What comes to the task that owns the key.
+    /// The rows that the task owning the key gets.
     pub keyed: Arc<KeyedRows>,
-    /// What goes on of a late row.
+    /// The columns of late rows.
     columns: Vec<Arc<dyn PhysicalExpr>>,
     pub schema: SchemaRef,
 }
 
-/// The port that late rows leave a window by.
+/// The output port of windows for late rows.
 pub(crate) const LATE: &str = "late";
-/// Its number.
+/// The number of this port.
 pub(crate) const LATE_PORT: usize = 1;
 
 impl LateOutput {
-    /// `columns` are those of the input that a window's call names.
+    /// `columns` are the input columns named in a window's call.
     pub(crate) fn new(keyed: KeyedRows, columns: Vec<Arc<dyn PhysicalExpr>>, input: &SchemaRef) -> Result<Self> {
         let field =
             |column: &Arc<dyn PhysicalExpr>| -> Result<Field> { Ok(column.return_field(input)?.as_ref().clone()) };
@@ -94,14 +94,14 @@ impl LateOutput {
         Ok(LateOutput { keyed: Arc::new(keyed), columns, schema })
     }
 
-    /// What goes on of rows that came with their keys.
+    /// The late output for rows that arrived with their keys.
     pub(crate) fn of(&self, rows: &RecordBatch) -> Result<RecordBatch> {
         let columns = self.columns.iter().map(|column| column.evaluate(rows)?.into_array(rows.num_rows()));
         batch(&self.schema, columns.collect::<Result<_>>()?, rows.num_rows())
     }
 }
 
-/// In a join's condition, that all columns of its sides are wanted. It is true.
+/// A term in a join's condition that keeps all columns of both sides. Always true.
 #[derive(Debug, PartialEq, Eq, Hash)]
 pub(crate) struct LateColumns {
     signature: Signature,
@@ -112,12 +112,12 @@ const LATE_COLUMNS: &str = "tidemill_late_columns";
 impl LateColumns {
     /// The call with these columns.
     pub(crate) fn of(columns: Vec<Expr>) -> Expr {
-        // Volatile, lest a rule takes it for what it is.
+        // Volatile, so that no rule evaluates it to a constant.
         let signature = Signature::variadic_any(Volatility::Volatile);
         ScalarUDF::from(LateColumns { signature }).call(columns)
     }
 
-    /// Whether a part of a condition is one.
+    /// Whether a part of a condition is such a term.
     pub(crate) fn is(expr: &Arc<dyn PhysicalExpr>) -> bool {
         call_of(expr, LATE_COLUMNS).is_some()
     }

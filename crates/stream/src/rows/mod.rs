@@ -1,12 +1,12 @@
 //! Processing of rows between operators.
 //!
-//! Each module uses only those above it in this table, but `keyed` and `late_rows` use each other.
+//! Each module uses only those above it in this table, except that `keyed` and `late_rows` use each other.
 //!
-//! | module      | what is in it                               |
+//! | module      | contents                                    |
 //! |-------------|---------------------------------------------|
-//! | `steps`     | what is done with one batch at a time       |
+//! | `steps`     | stateless steps, batch by batch              |
 //! | `keyed`     | rows on their way to the owner of their key |
-//! | `late_rows` | rows that come too late                     |
+//! | `late_rows` | late rows                                    |
 
 pub(crate) mod keyed;
 pub(crate) mod late_rows;

@@ -1,5 +1,5 @@
-//! Steps that look at one batch at a time and keep nothing: projections, filters, functions of programs. Between marks
-//! they can be done anywhere, so they are done where the rows are taken.
+//! Stateless steps over one batch at a time: projections, filters, functions of programs. They can run anywhere between
+//! marks, so they run in the task that produces the rows.
 
 use std::any::Any;
 use std::sync::{Arc, Mutex};
@@ -25,7 +25,7 @@ use tidemill_dataset::extend::{MapExec, SplitExec};
 
 use crate::state::groups::batch;
 
-/// One step.
+/// A step.
 #[derive(Clone)]
 enum RowStep {
     Project {
@@ -36,25 +36,25 @@ enum RowStep {
         predicate: Arc<dyn PhysicalExpr>,
         columns: Option<Vec<usize>>,
     },
-    /// A node of a plan, which is run over each batch.
+    /// A node of a plan, which runs over each batch.
     Plan(PlanStep),
 }
 
 /// See [`RowStep::Plan`].
 pub(crate) struct PlanStep {
     plan: Arc<dyn ExecutionPlan>,
-    /// The node below it whose rows the batches are; what else there is are tables.
+    /// The node below it that the batches replace; all other leaves are tables.
     leaf: Arc<dyn ExecutionPlan>,
     context: Arc<TaskContext>,
-    /// The plan over the slot that batches are put into; what it makes of its tables is made once, and kept.
+    /// The plan over the slot for batches. Whatever it builds from its tables is built once and reused.
     running: Option<(Arc<dyn ExecutionPlan>, Arc<BatchTable>)>,
-    /// Of a function of the program: where the time that it takes counts.
+    /// For a function of the program: counts the time it takes.
     work: Option<Arc<StepWork>>,
 }
 
 impl Clone for PlanStep {
     fn clone(&self) -> Self {
-        // Every copy of a task has a slot of its own.
+        // Every copy of a task has its own slot.
         PlanStep::new(&self.plan, &self.leaf, &self.context)
     }
 }
@@ -107,13 +107,13 @@ impl PlanStep {
         }
     }
 
-    /// What the program calls its function, if this is one.
+    /// The name of the program's function, if this is one.
     fn function(&self) -> Option<&str> {
         let any: &dyn Any = self.plan.as_ref();
         any.downcast_ref::<MapExec>().map(MapExec::function_name)
     }
 
-    /// What the plan makes of these rows.
+    /// The results of the plan for these rows.
     pub(crate) fn apply(&mut self, rows: RecordBatch) -> Result<Vec<RecordBatch>> {
         match self.work.clone() {
             Some(work) => work.time(rows.num_rows(), || self.run(rows)),
@@ -131,16 +131,16 @@ impl PlanStep {
             self.running = Some((replace(&self.plan, &self.leaf, &rows)?, slot));
         }
         let (plan, slot) = self.running.as_ref().expect("just made");
-        // What a plan says of nulls and what its batches say may differ.
+        // Nullability may differ between a plan's schema and its batches.
         let rows = batch(&slot.schema, rows.columns().to_vec(), rows.num_rows())?;
         *slot.rows.lock().expect("nothing panics with it locked") = Some(rows);
         let work = collect(Arc::clone(plan), Arc::clone(&self.context));
-        // Over rows in memory such a node waits for nothing, but a function of the program may.
+        // Over rows in memory, only a function of the program may block.
         wait_in_copy(work).map_err(|error| DataFusionError::External(error.into()))?
     }
 }
 
-/// Steps one after the other.
+/// Steps, one after the other.
 #[derive(Clone, Default)]
 pub(crate) struct RowSteps(Vec<RowStep>);
 
@@ -149,7 +149,7 @@ impl RowSteps {
         self.0.is_empty()
     }
 
-    /// Has functions of the program count how long they take, each by itself. Of a copy that is about to begin.
+    /// Makes functions of the program count their time, each separately. Called before a copy starts.
     pub(crate) fn begin(&mut self, context: &CopyContext) {
         for step in &mut self.0 {
             if let RowStep::Plan(plan) = step
@@ -160,12 +160,12 @@ impl RowSteps {
         }
     }
 
-    /// Whether functions of the program are among them.
+    /// Whether functions of the program are among the steps.
     pub(crate) fn calls_program(&self) -> bool {
         self.0.iter().any(|step| matches!(step, RowStep::Plan(plan) if plan.function().is_some()))
     }
 
-    /// Whether they only choose columns, which costs nothing to do again.
+    /// Whether all steps only select columns, which costs nothing to repeat.
     pub(crate) fn only_choose(&self) -> bool {
         let chooses = |step: &RowStep| match step {
             RowStep::Project { exprs, .. } => exprs.iter().all(|by| {
@@ -177,7 +177,7 @@ impl RowSteps {
         self.0.iter().all(chooses)
     }
 
-    /// Adds what a node of a plan does. Returns whether it is such a step.
+    /// Adds the step of a plan's node. Returns whether the node is a stateless step.
     pub(crate) fn add(&mut self, plan: &Arc<dyn ExecutionPlan>, context: &Arc<TaskContext>) -> bool {
         let any: &dyn Any = plan.as_ref();
         if let Some(project) = any.downcast_ref::<ProjectionExec>() {
@@ -193,7 +193,7 @@ impl RowSteps {
         true
     }
 
-    /// Adds a node of a plan whose input `leaf` the batches are; its other inputs are tables in memory.
+    /// Adds a node of a plan whose input `leaf` is replaced by the batches; its other inputs are tables in memory.
     pub(crate) fn add_plan(
         &mut self,
         plan: &Arc<dyn ExecutionPlan>,
@@ -203,14 +203,14 @@ impl RowSteps {
         self.0.push(RowStep::Plan(PlanStep::new(plan, leaf, context)));
     }
 
-    /// Adds a choice of columns.
+    /// Adds a projection.
     pub(crate) fn project(&mut self, columns: &[usize], schema: &SchemaRef) -> Result<()> {
         let exprs = ProjectionExprs::from_indices(columns, schema);
         self.0.push(RowStep::Project { exprs, schema: Arc::new(schema.project(columns)?) });
         Ok(())
     }
 
-    /// What becomes of a batch; batches without rows are left out.
+    /// Applies the steps to a batch. Batches without rows are omitted.
     pub(crate) fn apply(&mut self, batch: RecordBatch) -> Result<Vec<RecordBatch>> {
         let mut batches = vec![batch];
         for step in &mut self.0 {
@@ -248,7 +248,7 @@ impl RowStep {
     }
 }
 
-/// Steps as a task of their own.
+/// Steps as a separate task.
 pub(crate) struct StepsTask(pub RowSteps);
 
 impl Operator for StepsTask {

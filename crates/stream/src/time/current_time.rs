@@ -1,5 +1,5 @@
-//! `now()` in a query over streams. Over a table it is one moment, that of the query; a stream has no such moment, so
-//! there it is that of the batch that is looked at.
+//! `now()` in a query over streams. Over a table it is a single moment, the time of the query. A stream has no such
+//! moment, so `now()` is the time at which a batch is processed.
 
 use std::sync::Arc;
 use std::time::SystemTime;
@@ -17,10 +17,10 @@ use datafusion::logical_expr::{
 use datafusion::optimizer::AnalyzerRule;
 use tidemill_dataset::extend::rewrite_exprs;
 
-/// The functions of the time of day, by their own names.
+/// The names of the functions of the current time.
 const OF_NOW: [&str; 3] = ["now", "current_date", "current_time"];
 
-/// Puts functions that are asked again for each batch in place of those that are asked once.
+/// Replaces functions that are evaluated once per query by functions that are evaluated for each batch.
 #[derive(Debug)]
 pub(crate) struct NowOfBatch;
 

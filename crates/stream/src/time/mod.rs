@@ -1,11 +1,11 @@
 //! Event time: windows, and the time columns of a plan.
 //!
-//! Each module uses only those above it in this table, but `window_assigner` and `window` use each other.
+//! Each module uses only those above it in this table, except that `window_assigner` and `window` use each other.
 //!
-//! | module            | what is in it                             |
+//! | module            | contents                                  |
 //! |-------------------|-------------------------------------------|
 //! | `current_time`    | the time of day                           |
-//! | `window_assigner` | the stretches of time that windows are    |
+//! | `window_assigner` | the time spans of windows                 |
 //! | `window`          | which windows a row belongs to            |
 //! | `time_bound`      | a program's declarations on time columns  |
 //! | `times`           | the time columns of a plan                |

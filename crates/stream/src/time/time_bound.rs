@@ -1,5 +1,5 @@
-//! `behind(time, length)`: the time as it is, of which the program says that it is never further behind the stream's
-//! time than that. For columns of which nothing else tells.
+//! `behind(time, length)`: the unchanged time, with the program's assertion that it is never further behind the
+//! stream's time than `length`. It is for columns whose delay nothing else tells.
 
 use std::sync::Arc;
 
@@ -13,12 +13,12 @@ use crate::time::window::{Micros, interval};
 
 const BEHIND: &str = "behind";
 
-/// The function that SQL and Python know.
+/// The function, as SQL and Python call it.
 pub(crate) fn function() -> ScalarUDF {
     ScalarUDF::from(TimeBound { signature: Signature::any(2, Volatility::Immutable) })
 }
 
-/// How far the program says that an expression is behind, if it does.
+/// How far behind the expression may be according to the program, if it says so.
 pub(crate) fn said(expr: &Arc<dyn PhysicalExpr>) -> Option<Micros> {
     interval(said_by(call_of(expr, BEHIND)?, 1)?).ok()
 }

@@ -1,5 +1,5 @@
-//! Which columns of a stream tell time: columns of which rows to come have no small values. After a watermark `w` every
-//! row has `value + behind >= w`, so that what was kept for smaller values is not needed any more.
+//! Time columns of a stream: columns in which future rows have no small values. After a watermark `w`, every row has
+//! `value + behind >= w`, so state that was stored for smaller values is no longer needed.
 
 use std::any::Any;
 use std::sync::Arc;
@@ -22,25 +22,25 @@ pub(crate) struct TimeColumn {
     pub field: Option<String>,
 }
 
-/// A place that tells time.
+/// A place in the rows that tells time.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct TimeOf {
     pub place: TimeColumn,
-    /// How far its values may lie behind the watermark; less than zero: they are before it.
+    /// How far its values may lie behind the watermark; negative if they are always ahead of it.
     pub behind: Micros,
 }
 
-/// What tells time in the rows of a stream.
+/// The time columns in the rows of a stream.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct StreamTimes {
     pub places: Vec<TimeOf>,
-    /// No source tells time: there is none before the end.
+    /// No source has event time, so there is no watermark before the end.
     pub untimed: bool,
-    /// Rows may come with any time: something has kept them, nobody knows how long.
+    /// Future rows may have any time, because a step has held them back for an unknown time.
     pub lost: bool,
 }
 
-/// An expression that follows a place: its value is between `low` and `high` more.
+/// An expression that follows a place: its value exceeds the place's by between `low` and `high`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct TimeOffset {
     pub place: TimeColumn,
@@ -53,7 +53,7 @@ impl TimeColumn {
         TimeColumn { column, field: None }
     }
 
-    /// Its values, in microseconds.
+    /// The values, in microseconds.
     pub(crate) fn values(&self, batch: &RecordBatch) -> Result<TimestampMicrosecondArray> {
         let column = batch.column(self.column);
         let Some(field) = &self.field else { return micros(column) };
@@ -67,7 +67,7 @@ impl TimeColumn {
 }
 
 impl TimeOffset {
-    /// Whether it is the place as it is, or the whole of the struct that has it as a field.
+    /// Whether it is the unchanged place, or the whole struct that has the place as a field.
     pub(crate) fn is_place(&self, place: &TimeColumn) -> bool {
         let whole = self.place.column == place.column && self.place.field.is_none();
         (self.low, self.high) == (0, 0) && (self.place == *place || whole)
@@ -75,13 +75,13 @@ impl TimeOffset {
 }
 
 impl StreamTimes {
-    /// Of a source: one column, if any.
+    /// The times of a source with at most one time column.
     pub(crate) fn of_source(column: Option<usize>) -> Self {
         let place = |column| TimeOf { place: TimeColumn::column(column), behind: 0 };
         StreamTimes { places: column.map(place).into_iter().collect(), untimed: column.is_none(), lost: false }
     }
 
-    /// How far what is to come of an expression may lie behind the watermark, if that is known.
+    /// How far future values of an expression may lie behind the watermark, if known.
     pub(crate) fn behind(&self, expr: &Arc<dyn PhysicalExpr>, schema: &SchemaRef) -> Option<Micros> {
         if self.untimed {
             return is_time(&expr.data_type(schema).ok()?).then_some(0);
@@ -94,7 +94,7 @@ impl StreamTimes {
         Some(of.behind.saturating_sub(follows.low))
     }
 
-    /// After a choice of columns.
+    /// The times after a projection.
     pub(crate) fn project(&self, exprs: &[Arc<dyn PhysicalExpr>]) -> Self {
         let mut places = Vec::new();
         for (column, expr) in exprs.iter().enumerate() {
@@ -107,7 +107,7 @@ impl StreamTimes {
                     let behind = of.behind.saturating_sub(follows.low);
                     places.push(TimeOf { place: TimeColumn::column(column), behind });
                 } else if follows.place.field.is_none() {
-                    // The whole of a struct.
+                    // The whole struct.
                     let place = TimeColumn { column, field: of.place.field.clone() };
                     places.push(TimeOf { place, behind: of.behind });
                 }
@@ -116,7 +116,7 @@ impl StreamTimes {
         StreamTimes { places, untimed: self.untimed, lost: self.lost }
     }
 
-    /// Of rows that are these or those.
+    /// The times of the rows of both streams together.
     pub(crate) fn union(self, other: &StreamTimes) -> Self {
         if self.untimed {
             return other.clone();
@@ -137,7 +137,7 @@ fn is_time(data_type: &DataType) -> bool {
     matches!(data_type, DataType::Timestamp(..) | DataType::Date32 | DataType::Date64)
 }
 
-/// What an expression is made of: it is between `low` and `high` more than that.
+/// What an expression is derived from: its value exceeds that of `of` by between `low` and `high`.
 struct ShiftedTime<'e> {
     of: &'e Arc<dyn PhysicalExpr>,
     low: Micros,
@@ -150,7 +150,7 @@ impl ShiftedTime<'_> {
     }
 }
 
-/// Without what is done to it: a constant length of time more or less, or rounded down.
+/// Strips additions and subtractions of constant durations, and rounding down.
 fn shifted(expr: &Arc<dyn PhysicalExpr>) -> ShiftedTime<'_> {
     let any: &dyn Any = expr.as_ref();
     let itself = ShiftedTime { of: expr, low: 0, high: 0 };
@@ -185,7 +185,7 @@ fn shifted(expr: &Arc<dyn PhysicalExpr>) -> ShiftedTime<'_> {
     shifted(of).by(more, more)
 }
 
-/// What an expression follows: a column, or a field of one.
+/// The place that an expression follows: a column, or a field of one.
 pub(crate) fn following(expr: &Arc<dyn PhysicalExpr>) -> Option<TimeOffset> {
     let ShiftedTime { of, low, high } = shifted(expr);
     let any: &dyn Any = of.as_ref();
@@ -202,13 +202,13 @@ pub(crate) fn following(expr: &Arc<dyn PhysicalExpr>) -> Option<TimeOffset> {
     Some(TimeOffset { place, low, high })
 }
 
-/// How far the program says that an expression may lie behind the watermark, if it does.
+/// How far an expression may lie behind the watermark according to the program, if it says so.
 fn said(expr: &Arc<dyn PhysicalExpr>) -> Option<Micros> {
     let ShiftedTime { of, low, .. } = shifted(expr);
     time_bound::said(of).map(|behind| behind.saturating_sub(low))
 }
 
-/// How long the units are at most that `date_trunc` knows, for times of a type.
+/// The maximum length of a unit of `date_trunc`, for times of a type.
 fn unit_length(unit: &ScalarValue, of: &DataType) -> Option<Micros> {
     const HOUR: Micros = 3_600_000_000;
     let length = match unit.try_as_str().flatten()?.to_ascii_lowercase().as_str() {
@@ -224,7 +224,7 @@ fn unit_length(unit: &ScalarValue, of: &DataType) -> Option<Micros> {
         "year" => 366 * 24 * HOUR,
         _ => return None,
     };
-    // Where clocks are put back, the unit is longer.
+    // When clocks are set back, the unit is longer.
     let more = if matches!(of, DataType::Timestamp(_, Some(_))) && length >= HOUR { 2 * HOUR } else { 0 };
     Some(length + more)
 }
@@ -234,7 +234,7 @@ fn constant(expr: &Arc<dyn PhysicalExpr>) -> Option<&ScalarValue> {
     any.downcast_ref::<Literal>().map(Literal::value)
 }
 
-/// A constant length of time; months have none.
+/// A constant duration. Months have no constant length.
 pub(crate) fn length(expr: &Arc<dyn PhysicalExpr>) -> Option<Micros> {
     let any: &dyn Any = expr.as_ref();
     if let Some(cast) = any.downcast_ref::<CastExpr>() {
@@ -262,12 +262,12 @@ fn whole_micros(nanoseconds: i64) -> Option<Micros> {
     (nanoseconds % 1000 == 0).then_some(nanoseconds / 1000)
 }
 
-/// Until when rows are kept: the least of some times, each with so much more. Without any, for ever.
+/// When rows expire: the minimum of some times, each plus a duration. Without times, never.
 #[derive(Clone, Default)]
 pub(crate) struct ExpiryTime(pub Vec<(Arc<dyn PhysicalExpr>, Micros)>);
 
 impl ExpiryTime {
-    /// Of each row; one without a time is over already.
+    /// The expiry of each row; a row without a time has already expired.
     pub(crate) fn of(&self, batch: &RecordBatch) -> Result<Vec<Micros>> {
         let mut until = vec![Micros::MAX; batch.num_rows()];
         for (expr, more) in &self.0 {
@@ -279,14 +279,14 @@ impl ExpiryTime {
     }
 }
 
-/// Nothing is kept for longer than until its time, and so much more; what has none, not at all.
+/// Limits each expiry to the row's time plus `more`; rows without a time expire immediately.
 fn lower(until: &mut [Micros], times: &TimestampMicrosecondArray, more: Micros) {
     for (until, time) in until.iter_mut().zip(times) {
         *until = time.map_or(Micros::MIN, |time| time.saturating_add(more)).min(*until);
     }
 }
 
-/// Until when rows are kept whose keys tell time: a group is complete when one of its times has passed.
+/// The expiry of rows whose keys tell time: a group is complete once one of its times has passed.
 pub(crate) fn until_of(times: &[TimeOf], rows: &RecordBatch) -> Result<Vec<Micros>> {
     let mut until = vec![Micros::MAX; rows.num_rows()];
     for of in times {

@@ -1,6 +1,5 @@
-//! Windows of event time: which windows a row belongs to. In a plan a window is a call of a function over the time
-//! column, `window(time, how)`, whose value is a struct of start and end; a grouping by it makes a query a windowed
-//! one.
+//! Windows of event time: which windows a row belongs to. In a plan, a window is a function call on the time column,
+//! `window(time, how)`, whose value is a struct of start and end. Grouping by it makes a query windowed.
 
 use std::any::Any;
 use std::hash::Hash;
@@ -27,33 +26,33 @@ use crate::time::window_assigner::{WindowAssigner, ZonedCalendar};
 /// Microseconds.
 pub(crate) type Micros = i64;
 
-/// How rows are put into windows, and how long a window takes more of them.
+/// How rows are assigned to windows, and how long a window accepts them.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct WindowRule {
-    /// Which windows there are.
+    /// The kind of windows.
     pub kind: WindowKind,
-    /// How long after its end a window takes rows that come late; each lets its result come again, corrected.
+    /// How long after its end a window accepts late rows; each makes it emit a corrected result.
     pub lateness: Micros,
-    /// When a window gives what it has so far.
+    /// When a window emits early results.
     pub early: EarlyResults,
 }
 
-/// When windows give what they have, before they are over.
+/// When windows emit results before they end.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum EarlyResults {
-    /// They wait until they are over.
+    /// Only at the end.
     #[default]
     Never,
-    /// So often, by the machine's clock, those that have changed.
+    /// At this interval by the machine's clock, for windows that have changed.
     Every(Micros),
-    /// Of each key that has had rows since, with every so much of event time from the window's start on.
+    /// Each time this much event time has passed since the window's start, for keys with new rows.
     Time(Micros),
-    /// Of each key, with every so many rows.
+    /// For each key, after every so many rows.
     Rows(i64),
 }
 
 impl EarlyResults {
-    /// As plans have it.
+    /// The form in plans.
     fn text(self) -> String {
         match self {
             EarlyResults::Never => "never".into(),
@@ -74,47 +73,47 @@ impl EarlyResults {
     }
 }
 
-/// Which windows there are; all in microseconds of event time.
+/// The kinds of windows; all durations are in microseconds of event time.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum WindowKind {
-    /// `[k * slide, k * slide + size)` for every integer k: with `slide == size` they tumble, with less they overlap.
+    /// `[k * slide, k * slide + size)` for every integer k: tumbling if `slide == size`, overlapping if it is less.
     Sliding {
-        /// How long one is.
+        /// The length of a window.
         size: Micros,
-        /// From the start of one to the start of the next.
+        /// The distance between the starts of successive windows.
         slide: Micros,
     },
-    /// Days, weeks, months or years, one after the other.
+    /// Successive days, weeks, months or years.
     Calendar(ZonedCalendar),
-    /// Of each key, its rows `[k * slide, k * slide + size)` for every k, in the order in which they come.
+    /// For each key, its rows `[k * slide, k * slide + size)` for every k, in order of arrival.
     Count {
-        /// How many rows one has.
+        /// The number of rows in a window.
         size: i64,
-        /// From the first row of one to the first row of the next.
+        /// The number of rows from the start of a window to the start of the next.
         slide: i64,
-        /// How long a key is remembered after its last row, by the rows' time; for ever if `None`.
+        /// How long a key is remembered after its last row, by event time; `None`: forever.
         ttl: Option<Micros>,
     },
-    /// Of each key: rows that follow each other within `gap`.
+    /// For each key, rows that follow each other within `gap`.
     Session {
-        /// What ends a session: so long without a row.
+        /// The time without rows that ends a session.
         gap: Micros,
     },
 }
 
 impl WindowRule {
-    /// Windows one after the other.
+    /// Tumbling windows.
     ///
     /// # Errors
-    /// `Query` when the size is not positive.
+    /// `Query` if the size is not positive.
     pub fn tumbling(size: Micros) -> Result<Self, DataSetError> {
         Self::sliding(size, size)
     }
 
-    /// Windows of `size`, one beginning every `slide`.
+    /// Windows of `size`, starting every `slide`.
     ///
     /// # Errors
-    /// `Query` when either is not positive, or rows would fall between windows.
+    /// `Query` if either is not positive, or if rows would fall between windows.
     pub fn sliding(size: Micros, slide: Micros) -> Result<Self, DataSetError> {
         if size <= 0 || slide <= 0 {
             return Err(DataSetError::Query("a window's size and slide must be positive".into()));
@@ -125,10 +124,10 @@ impl WindowRule {
         Ok(WindowRule { kind: WindowKind::Sliding { size, slide }, lateness: 0, early: EarlyResults::Never })
     }
 
-    /// Sessions that end after `gap` without a row.
+    /// Sessions, which end after `gap` without a row.
     ///
     /// # Errors
-    /// `Query` when the gap is not positive.
+    /// `Query` if the gap is not positive.
     pub fn session(gap: Micros) -> Result<Self, DataSetError> {
         if gap <= 0 {
             return Err(DataSetError::Query("a session's gap must be positive".into()));
@@ -136,25 +135,25 @@ impl WindowRule {
         Ok(WindowRule { kind: WindowKind::Session { gap }, lateness: 0, early: EarlyResults::Never })
     }
 
-    /// Windows of a calendar, one after the other.
+    /// Successive windows of a calendar.
     pub fn calendar(calendar: ZonedCalendar) -> Self {
         WindowRule { kind: WindowKind::Calendar(calendar), lateness: 0, early: EarlyResults::Never }
     }
 
-    /// Windows of `size` rows of a key, one beginning every `slide` rows.
+    /// Windows of `size` rows of a key, starting every `slide` rows.
     ///
     /// # Errors
-    /// `Query` when either is not positive, or rows would fall between windows.
+    /// `Query` if either is not positive, or if rows would fall between windows.
     pub fn count(size: i64, slide: i64) -> Result<Self, DataSetError> {
         let WindowRule { lateness, early, .. } = Self::sliding(size, slide)?;
         Ok(WindowRule { kind: WindowKind::Count { size, slide, ttl: None }, lateness, early })
     }
 
-    /// Windows of rows whose keys are forgotten: a row that is so much later than the last of its key begins with it
+    /// Count windows that forget keys: a row that is at least `ttl` later than the last one of its key starts the key
     /// anew.
     ///
     /// # Errors
-    /// `Query` when it is not positive, or the windows are not of rows.
+    /// `Query` if `ttl` is not positive, or for other than count windows.
     pub fn remembered_for(self, ttl: Micros) -> Result<Self, DataSetError> {
         match self.kind {
             WindowKind::Count { size, slide, .. } if ttl > 0 => {
@@ -164,10 +163,10 @@ impl WindowRule {
         }
     }
 
-    /// Taking rows that come so much later than a window's end.
+    /// Accepts rows that are late by up to `lateness` after a window's end.
     ///
     /// # Errors
-    /// `Query` when it is negative.
+    /// `Query` if it is negative.
     pub fn late(self, lateness: Micros) -> Result<Self, DataSetError> {
         if lateness < 0 {
             return Err(DataSetError::Query("allowed lateness must not be negative".into()));
@@ -175,10 +174,10 @@ impl WindowRule {
         Ok(WindowRule { lateness, ..self })
     }
 
-    /// Giving what a window has so far, every so often while it changes. Its results say whether they are the last.
+    /// Emits early results at this interval while a window changes. Results then say whether they are final.
     ///
     /// # Errors
-    /// `Query` when it is less than a millisecond.
+    /// `Query` if it is less than a millisecond.
     pub fn early(self, every: Micros) -> Result<Self, DataSetError> {
         if every < 1000 {
             return Err(DataSetError::Query("early results come every millisecond or less often".into()));
@@ -186,11 +185,11 @@ impl WindowRule {
         self.with_early(EarlyResults::Every(every))
     }
 
-    /// Giving what a window has of a key that has had rows since, each time that so much more of its event time has
-    /// passed. Its results say whether they are the last.
+    /// Emits early results for keys with new rows, each time `step` of a window's event time has passed. Results then
+    /// say whether they are final.
     ///
     /// # Errors
-    /// `Query` when it is not positive.
+    /// `Query` if it is not positive.
     pub fn early_time(self, step: Micros) -> Result<Self, DataSetError> {
         if step <= 0 {
             return Err(DataSetError::Query("early results by event time come with every so much of it".into()));
@@ -198,10 +197,10 @@ impl WindowRule {
         self.with_early(EarlyResults::Time(step))
     }
 
-    /// Giving what a window has of a key with every so many of its rows. Its results say whether they are the last.
+    /// Emits an early result for a key after every `rows` of its rows. Results then say whether they are final.
     ///
     /// # Errors
-    /// `Query` when the number is not positive.
+    /// `Query` if the number is not positive.
     pub fn early_rows(self, rows: i64) -> Result<Self, DataSetError> {
         if rows <= 0 {
             return Err(DataSetError::Query("early results come with every row, or every so many rows".into()));
@@ -218,7 +217,7 @@ impl WindowRule {
         }
     }
 
-    /// The window of a row with this time, as an expression to group by; windows that count rows look at no time.
+    /// The window of a row with this time, as an expression to group by. Count windows ignore the time.
     pub fn of(self, time: Expr) -> Expr {
         let name = match self.kind {
             WindowKind::Count { .. } => COUNT_WINDOW,
@@ -240,7 +239,7 @@ impl WindowRule {
         Expr::ScalarFunction(ScalarFunction::new_udf(function, vec![time, lit(how)])).alias(WINDOW)
     }
 
-    /// The windows, and the time that they are of, of what [`WindowRule::of`] has made; `None` for other expressions.
+    /// Parses an expression made by [`WindowRule::of`] into the windows and their time; `None` for other expressions.
     pub(crate) fn in_call(expr: &Expr) -> Option<(Self, &Expr)> {
         let expr = match expr {
             Expr::Alias(alias) => alias.expr.as_ref(),
@@ -255,7 +254,7 @@ impl WindowRule {
         }
     }
 
-    /// What [`WindowRule::of`] wrote into the plan.
+    /// Parses the text that [`WindowRule::of`] writes into the plan.
     pub(crate) fn parse(how: &str) -> Option<Self> {
         let mut words = how.split(' ');
         let (kind, lateness, early) = (words.next()?, words.next()?.parse().ok()?, EarlyResults::parse(words.next()?)?);
@@ -277,12 +276,12 @@ impl WindowRule {
     }
 }
 
-/// The functions that SQL knows.
+/// The window functions of SQL.
 pub(crate) fn sql_functions() -> impl Iterator<Item = ScalarUDF> {
     IN_SQL.into_iter().map(|name| ScalarUDF::from(WindowFunction::new(name)))
 }
 
-/// A length of time that SQL writes: an interval, or a text that is one.
+/// A duration in SQL: an interval, or a string that contains one.
 pub(crate) fn interval(value: &ScalarValue) -> Result<Micros> {
     let wrong =
         || DataFusionError::Plan(format!("a length of time must be an interval such as '10 seconds', not {value}"));
@@ -295,7 +294,7 @@ pub(crate) fn interval(value: &ScalarValue) -> Result<Micros> {
     }
 }
 
-/// A calendar's length that SQL writes.
+/// The length of a calendar window in SQL.
 fn calendar(length: &ScalarValue, zone: &str) -> Result<ZonedCalendar> {
     let wrong = || {
         DataFusionError::Plan(format!(
@@ -313,7 +312,7 @@ fn calendar(length: &ScalarValue, zone: &str) -> Result<ZonedCalendar> {
     Ok(ZonedCalendar::new(count.parse().map_err(|_| wrong())?, unit, zone)?)
 }
 
-/// A number of rows that SQL writes.
+/// A number of rows in SQL.
 fn number(value: &ScalarValue) -> Result<i64> {
     let cast = value.cast_to(&DataType::Int64).ok();
     match cast {
@@ -322,7 +321,7 @@ fn number(value: &ScalarValue) -> Result<i64> {
     }
 }
 
-/// Windows with what a function around their call says.
+/// Windows, modified by the function around their call.
 fn with(name: &str, windows: WindowRule, length: &ScalarValue) -> Result<WindowRule> {
     if matches!(windows.kind, WindowKind::Count { .. }) {
         return Err(DataFusionError::Plan(format!(
@@ -337,7 +336,7 @@ fn with(name: &str, windows: WindowRule, length: &ScalarValue) -> Result<WindowR
     })
 }
 
-/// The windows that a function's arguments behind the time describe.
+/// The windows that a function's arguments after the time describe.
 fn windows_of(name: &str, arguments: &[&ScalarValue]) -> Result<WindowRule> {
     let made = match (name, arguments) {
         (WINDOW | EARLY_WINDOW | COUNT_WINDOW, [ScalarValue::Utf8(Some(how))]) => {
@@ -359,7 +358,7 @@ fn windows_of(name: &str, arguments: &[&ScalarValue]) -> Result<WindowRule> {
     Ok(made?)
 }
 
-/// Windows of rows that SQL asks for, with a time in front of this or without one.
+/// Count windows in SQL; `is_timed` says whether the first argument is a time.
 fn counting(is_timed: bool, arguments: &[ScalarValue]) -> Result<WindowRule> {
     let (lengths, ttl) = match (is_timed, arguments) {
         (true, [lengths @ .., ttl]) => (lengths, Some(ttl)),
@@ -383,7 +382,7 @@ fn counting(is_timed: bool, arguments: &[ScalarValue]) -> Result<WindowRule> {
     })
 }
 
-/// The value of a window expression.
+/// The fields of a window's value.
 fn window_fields(early: bool) -> Fields {
     let time = DataType::Timestamp(TimeUnit::Microsecond, None);
     let mut fields = vec![Field::new("start", time.clone(), false), Field::new("end", time, false)];
@@ -393,12 +392,12 @@ fn window_fields(early: bool) -> Fields {
     Fields::from(fields)
 }
 
-/// The value of a window of so many rows.
+/// The fields of a count window's value.
 pub(crate) fn count_fields() -> Fields {
     Fields::from(["start", "end"].map(|end| Field::new(end, DataType::Int64, false)).to_vec())
 }
 
-/// Windows from starts and ends. `last` says whether these results are, where there are early ones.
+/// Windows from starts and ends. `last` says whether these results are final, for windows with early results.
 pub(crate) fn window_array(starts: Vec<Micros>, ends: Vec<Micros>, last: Option<bool>) -> StructArray {
     let count = starts.len();
     let (starts, ends) = (TimestampMicrosecondArray::from(starts), TimestampMicrosecondArray::from(ends));
@@ -407,16 +406,16 @@ pub(crate) fn window_array(starts: Vec<Micros>, ends: Vec<Micros>, last: Option<
     StructArray::new(window_fields(last.is_some()), columns, None)
 }
 
-/// A window's call, as a plan has it.
+/// A window's call in a plan.
 pub(crate) struct WindowCall {
     pub windows: WindowRule,
     pub time: Arc<dyn PhysicalExpr>,
-    /// The columns of rows that come too late, if they are wanted.
+    /// The columns of late rows, if they are wanted.
     pub late: Vec<Arc<dyn PhysicalExpr>>,
 }
 
-/// A row's window, of its time and constants. Evaluated by itself it knows tumbling windows only: of the others a row
-/// has several, or one that depends on the rows beside it.
+/// A row's window as a function of its time and constants. Evaluated by itself, it supports only tumbling windows: with
+/// other kinds, a row has several windows, or one that depends on the rows around it.
 #[derive(Debug, PartialEq, Eq, Hash)]
 pub(crate) struct WindowFunction {
     name: &'static str,
@@ -440,7 +439,7 @@ impl ScalarUDFImpl for WindowFunction {
     }
 
     fn return_type(&self, arguments: &[DataType]) -> Result<DataType> {
-        // Three are a time, the rows of a window, and how long keys are remembered.
+        // Three arguments are the time, the window's number of rows, and the ttl of keys.
         let is_timed = self.name == COUNTING && arguments.len() > 2;
         if let (COUNT_WINDOW | COUNTING, false) = (self.name, is_timed) {
             return Ok(DataType::Struct(count_fields()));
@@ -478,7 +477,7 @@ impl ScalarUDFImpl for WindowFunction {
             ColumnarValue::Array(_) => Err(DataFusionError::Plan("a window's length must be a constant".into())),
         };
         if let LATE | EARLY | EARLY_TIME = self.name {
-            // Over a table nothing is late, and every result the last.
+            // Over a table no row is late, and every result is final.
             let windows = args.args[0].to_array(args.number_rows)?;
             let windows = windows.as_struct();
             return Ok(ColumnarValue::Array(match self.name != LATE && windows.num_columns() == 2 {
@@ -506,7 +505,7 @@ impl ScalarUDFImpl for WindowFunction {
         let times = micros(&args.args[0].to_array(args.number_rows)?)?;
         let mut of = (0, 0);
         let mut pane = |&time: &Micros| {
-            // Most often that of the row before.
+            // Usually the window of the row before.
             if !(of.0..of.1).contains(&time) {
                 of = spans.pane(time);
             }
@@ -523,7 +522,7 @@ impl WindowFunction {
     /// The windows of a call of such a function.
     ///
     /// # Errors
-    /// When its lengths are none.
+    /// If its lengths are not valid.
     pub(crate) fn of_call(expr: &Arc<dyn PhysicalExpr>) -> Result<Option<WindowCall>> {
         let any: &dyn Any = expr.as_ref();
         let Some(call) = any.downcast_ref::<ScalarFunctionExpr>() else { return Ok(None) };
@@ -546,7 +545,7 @@ impl WindowFunction {
             let windows = counting(is_timed, &lengths)?;
             return Ok(Some(WindowCall { windows, time: Arc::clone(time), late: Vec::new() }));
         }
-        // Behind the constants are columns of late rows.
+        // Columns of late rows follow the constants.
         let lengths: Vec<_> = rest.iter().map_while(constant).collect();
         let late = rest[lengths.len()..].to_vec();
         if lengths.is_empty() {

@@ -1,5 +1,5 @@
-//! The stretches of time that windows are: of one length, or as a calendar in some time zone has them, where a day may
-//! have 23 hours and a month 28 days.
+//! The time spans of windows: of constant length, or following a calendar in a time zone, where a day may have 23 hours
+//! and a month 28 days.
 
 use std::ops::RangeInclusive;
 use std::str::FromStr;
@@ -11,7 +11,7 @@ use tidemill_dataset::DataSetError;
 
 use crate::time::window::Micros;
 
-/// Days, weeks, months or years of a time zone.
+/// Calendar windows: days, weeks, months or years of a time zone.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct ZonedCalendar {
     unit: SpanUnit,
@@ -27,17 +27,17 @@ enum SpanUnit {
     Year,
 }
 
-/// What units are called.
+/// The names of units.
 const UNITS: [(&str, SpanUnit); 4] =
     [("d", SpanUnit::Day), ("w", SpanUnit::Week), ("mo", SpanUnit::Month), ("y", SpanUnit::Year)];
 const DAY: Micros = 86_400_000_000;
 
 impl ZonedCalendar {
-    /// So many units (`"d"`, `"w"`, `"mo"`, `"y"`) at a time, in a zone by its name (`"Europe/Berlin"`) or offset
-    /// (`"+01:00"`).
+    /// Windows of `count` units (`"d"`, `"w"`, `"mo"`, `"y"`) in a zone, given by its name (`"Europe/Berlin"`) or
+    /// offset (`"+01:00"`).
     ///
     /// # Errors
-    /// `Query` when the zone or the unit is unknown, or there are none, or too many.
+    /// `Query` if the zone or the unit is unknown, or if the count is zero or too large.
     pub fn new(count: u32, unit: &str, zone: &str) -> Result<Self, DataSetError> {
         Tz::from_str(zone).map_err(|_| {
             let reason = format!(
@@ -54,13 +54,13 @@ impl ZonedCalendar {
         Ok(ZonedCalendar { unit, count, zone: zone.into() })
     }
 
-    /// As a plan has it.
+    /// The form in plans.
     pub(crate) fn text(&self) -> String {
         let name = UNITS.iter().find(|(_, unit)| *unit == self.unit).map_or("", |(name, _)| name);
         format!("{} {name} {}", self.count, self.zone)
     }
 
-    /// The days that it has at most, and one more for zones that change.
+    /// The maximum number of days in a span, plus one for changes of the clock.
     fn days_max(&self) -> i64 {
         let unit = match self.unit {
             SpanUnit::Day => 1,
@@ -71,7 +71,7 @@ impl ZonedCalendar {
         i64::from(self.count) * unit + 2
     }
 
-    /// The first day of the stretch that a day is in, and of the next.
+    /// The first day of the span that contains a day, and the first day of the next.
     fn days(&self, day: NaiveDate) -> (NaiveDate, NaiveDate) {
         let count = i64::from(self.count);
         let in_days = |unit: i64, first: NaiveDate| {
@@ -83,7 +83,7 @@ impl ZonedCalendar {
         let epoch = NaiveDate::default();
         match self.unit {
             SpanUnit::Day => in_days(1, epoch),
-            // The first Monday: weeks begin with it.
+            // The first Monday, because weeks begin on Monday.
             SpanUnit::Week => in_days(7, epoch + Days::new(4)),
             SpanUnit::Month | SpanUnit::Year => {
                 let length = if self.unit == SpanUnit::Year { 12 * count } else { count };
@@ -99,11 +99,11 @@ impl ZonedCalendar {
     }
 }
 
-/// Which windows there are of time, and where their panes are cut.
+/// Assigns times to windows, and divides time into panes.
 #[derive(Clone)]
 pub(crate) struct WindowAssigner {
     kind: SpanKind,
-    /// Panes end also where this much more of a window has passed.
+    /// Panes also end after each `step` of a window.
     step: Option<Micros>,
 }
 
@@ -111,11 +111,11 @@ pub(crate) struct WindowAssigner {
 enum SpanKind {
     /// `[k * slide, k * slide + size)` for every k.
     Sliding { size: Micros, slide: Micros },
-    /// One after the other.
+    /// Successive calendar spans.
     Calendar { of: ZonedCalendar, zone: Tz },
 }
 
-/// Years beyond which no calendar is asked.
+/// The range of years in which calendars are computed.
 const YEARS: i64 = 200_000;
 
 fn gcd(mut a: Micros, mut b: Micros) -> Micros {
@@ -135,7 +135,7 @@ impl WindowAssigner {
         Ok(WindowAssigner { kind: SpanKind::Calendar { of, zone }, step: None })
     }
 
-    /// The same windows, whose panes are cut so that what has come of one by each so much of its time is known.
+    /// The same windows, with panes that also end at each step of a window, so that the result up to the step is known.
     pub(crate) fn with_step(self, step: Option<Micros>) -> Self {
         WindowAssigner { step, ..self }
     }
@@ -149,11 +149,11 @@ impl WindowAssigner {
             SpanKind::Sliding { size, slide } => format!("windows of {size} us every {slide} us"),
             SpanKind::Calendar { of, .. } => format!("windows of {}", of.text()),
         };
-        // States of panes that were cut otherwise are of no use.
+        // The states of panes with other ends cannot be used.
         self.step.map_or(windows.clone(), |step| format!("{windows}, in steps of {step} us"))
     }
 
-    /// Whether each window is a pane, and in no other.
+    /// Whether each window is exactly one pane, and each pane is in one window.
     pub(crate) fn tumble(&self) -> bool {
         let alone = match &self.kind {
             SpanKind::Sliding { size, slide } => size == slide,
@@ -162,7 +162,7 @@ impl WindowAssigner {
         alone && self.step.is_none()
     }
 
-    /// How long a pane is, if all are alike.
+    /// The length of a pane, if it is constant.
     pub(crate) fn pane_length(&self) -> Option<Micros> {
         match (&self.kind, self.step) {
             (SpanKind::Sliding { size, slide }, Some(step)) if size == slide && size % step != 0 => None,
@@ -171,7 +171,7 @@ impl WindowAssigner {
         }
     }
 
-    /// No window is longer.
+    /// The maximum length of a window.
     pub(crate) fn longest(&self) -> Micros {
         match &self.kind {
             SpanKind::Sliding { size, .. } => *size,
@@ -179,7 +179,7 @@ impl WindowAssigner {
         }
     }
 
-    /// The pane that a time is in: no window's border, and no end of a step, cuts it.
+    /// The pane that contains a time: the largest span around it without a window's border or a step's end inside.
     pub(crate) fn pane(&self, time: Micros) -> (Micros, Micros) {
         if let Some(length) = self.pane_length() {
             let start = time - time.rem_euclid(length);
@@ -198,7 +198,7 @@ impl WindowAssigner {
         (start, end.min(start.saturating_add(step)))
     }
 
-    /// The start of the only window that a pane of a calendar is in.
+    /// The start of the one calendar window that contains a pane.
     fn only_window(&self, of: &ZonedCalendar, zone: &Tz, pane: Micros) -> Micros {
         if self.step.is_none() { pane } else { stretch(of, zone, pane).0 }
     }
@@ -213,13 +213,13 @@ impl WindowAssigner {
         (0..most).map(move |back| last - back * slide).take_while(move |start| start + size > pane)
     }
 
-    /// Those of them that end in a range, the last first.
+    /// Those that also end within a range, the last first.
     pub(crate) fn windows_ending(
         &self,
         pane: Micros,
         ends: RangeInclusive<Micros>,
     ) -> impl Iterator<Item = Micros> + use<> {
-        // From `last` down, each so much before the one before it, and all above `below`.
+        // From `last` down in steps of `slide`, while above `below`.
         let (last, below, slide) = match &self.kind {
             SpanKind::Sliding { size, slide } => {
                 let last = pane.min(ends.end().saturating_sub(*size));
@@ -234,7 +234,7 @@ impl WindowAssigner {
         (0..most).map(move |back| last - last.rem_euclid(slide) - back * slide).take_while(move |start| *start > below)
     }
 
-    /// In how many windows a time is at most.
+    /// The maximum number of windows that contain a time.
     pub(crate) fn windows_max(&self) -> usize {
         match &self.kind {
             SpanKind::Sliding { size, slide } => usize::try_from((size - 1) / slide + 1).unwrap_or(usize::MAX),
@@ -242,7 +242,7 @@ impl WindowAssigner {
         }
     }
 
-    /// The end of the window that begins there.
+    /// The end of the window that starts at `start`.
     pub(crate) fn end(&self, start: Micros) -> Micros {
         match &self.kind {
             SpanKind::Sliding { size, .. } => start.saturating_add(*size),
@@ -250,7 +250,7 @@ impl WindowAssigner {
         }
     }
 
-    /// The start of the window that ends there.
+    /// The start of the window that ends at `end`.
     pub(crate) fn start(&self, end: Micros) -> Micros {
         match &self.kind {
             SpanKind::Sliding { size, .. } => end.saturating_sub(*size),
@@ -258,7 +258,7 @@ impl WindowAssigner {
         }
     }
 
-    /// The end of the last window that ends by a time.
+    /// The end of the last window that has ended by a time.
     pub(crate) fn ended_by(&self, time: Micros) -> Micros {
         match &self.kind {
             SpanKind::Sliding { size, slide } => time.saturating_sub(time.wrapping_sub(*size).rem_euclid(*slide)),
@@ -274,7 +274,8 @@ impl WindowAssigner {
         }
     }
 
-    /// The ends of the steps that a pane is in, of windows that go on behind them, and each with its window's start.
+    /// The ends of the steps that contain a pane, in windows that continue beyond them, each with the start of its
+    /// window.
     pub(crate) fn steps(&self, pane: Micros) -> impl Iterator<Item = (Micros, Micros)> {
         let windows = self.step.map(|step| self.windows(pane).map(move |start| (start, step)));
         let ends = windows.into_iter().flatten().map(move |(start, step)| {
@@ -285,7 +286,7 @@ impl WindowAssigner {
     }
 }
 
-/// The stretch of a calendar that a time is in.
+/// The span of a calendar that contains a time.
 fn stretch(of: &ZonedCalendar, zone: &Tz, time: Micros) -> (Micros, Micros) {
     let time = time.clamp(-YEARS * 365 * DAY, YEARS * 365 * DAY);
     let utc: NaiveDateTime = DateTime::from_timestamp_micros(time).unwrap_or_default().naive_utc();
@@ -293,11 +294,12 @@ fn stretch(of: &ZonedCalendar, zone: &Tz, time: Micros) -> (Micros, Micros) {
     (midnight(zone, first), midnight(zone, next))
 }
 
-/// When a day begins. Where clocks are set forward at midnight, or leave out a whole day, that is when they go on.
+/// The start of a day. If clocks are set forward at midnight, or skip a whole day, it is the first moment after the
+/// gap.
 fn midnight(zone: &Tz, day: NaiveDate) -> Micros {
     let midnight = day.and_time(NaiveTime::MIN);
-    // Clocks have never been set by anything but whole quarters of an hour since there are zones, or by seconds when
-    // these began.
+    // Ever since time zones were introduced (then by seconds), clocks have been changed only by whole quarters of an
+    // hour.
     let later = (0..4 * 24 * 3).map(|quarters| midnight + TimeDelta::minutes(15 * quarters));
     let found = later.map(|local| zone.from_local_datetime(&local)).find_map(|found| match found {
         MappedLocalTime::Single(at) | MappedLocalTime::Ambiguous(at, _) => Some(at.timestamp_micros()),
@@ -318,8 +320,8 @@ mod tests {
         WindowAssigner::calendar(ZonedCalendar::new(count, unit, zone).unwrap()).unwrap()
     }
 
-    /// A day has 23 hours where clocks are set forward, weeks begin on Monday, years have leap days, and days that
-    /// there never were take no time.
+    /// A day has 23 hours when clocks are set forward, weeks begin on Monday, years have leap days, and days that a
+    /// zone skipped have no length.
     #[test]
     fn as_calendars_have_them() {
         for (count, unit, zone, time, start, end) in [
@@ -329,9 +331,9 @@ mod tests {
             (3, "mo", "+05:30", "2026-06-30T18:29:59Z", "2026-03-31T18:30:00Z", "2026-06-30T18:30:00Z"),
             (1, "w", "UTC", "2026-11-22T16:00:00Z", "2026-11-16T00:00:00Z", "2026-11-23T00:00:00Z"),
             (1, "y", "America/New_York", "2027-01-01T04:59:59Z", "2026-01-01T05:00:00Z", "2027-01-01T05:00:00Z"),
-            // Clocks went from midnight to one.
+            // Clocks went from midnight to 1 a.m.
             (1, "d", "America/Sao_Paulo", "2018-11-04T12:00:00Z", "2018-11-04T03:00:00Z", "2018-11-05T02:00:00Z"),
-            // There was no 30th of December.
+            // There was no December 30.
             (1, "d", "Pacific/Apia", "2011-12-31T00:00:00Z", "2011-12-30T10:00:00Z", "2011-12-31T10:00:00Z"),
             (1, "d", "UTC", "1969-12-31T23:59:59Z", "1969-12-31T00:00:00Z", "1970-01-01T00:00:00Z"),
         ] {
@@ -340,7 +342,7 @@ mod tests {
         }
     }
 
-    /// Each moment is in one stretch, which begins where the one before ends.
+    /// Each moment is in exactly one span, which begins where the previous one ends.
     #[test]
     fn they_leave_nothing_out() {
         for (count, unit) in [(1, "d"), (5, "d"), (2, "w"), (1, "mo"), (7, "mo"), (1, "y")] {
@@ -360,7 +362,7 @@ mod tests {
         }
     }
 
-    /// The windows that fire are those of all that end then.
+    /// The windows that fire are all those that end at that time.
     #[test]
     fn windows_that_end_in_time() {
         let sliding = WindowAssigner::sliding;
@@ -380,7 +382,8 @@ mod tests {
         }
     }
 
-    /// Each moment of a window is in one step of it, whose end is a pane's, and the last step ends with the window.
+    /// Each moment of a window is in one of its steps, whose end is the end of a pane; the last step ends with the
+    /// window.
     #[test]
     fn steps_are_of_windows() {
         let hour = 3_600_000_000;
@@ -420,7 +423,7 @@ mod tests {
         WindowAssigner { kind, step: Some(step) }
     }
 
-    /// Between the end of the last window and the time no other ends.
+    /// No window ends between the end found and the time.
     #[test]
     fn last_window_that_has_ended() {
         let sliding = WindowAssigner::sliding;
@@ -436,7 +439,7 @@ mod tests {
         }
     }
 
-    /// Far beyond all calendars nothing fails.
+    /// Times far beyond all calendars do not fail.
     #[test]
     fn times_far_away() {
         for time in [Micros::MIN, Micros::MAX] {

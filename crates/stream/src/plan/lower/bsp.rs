@@ -17,7 +17,7 @@ use crate::rows::keyed::KeyedRows;
 use crate::time::times::{StreamTimes, TimeColumn, TimeOf};
 
 impl JobLowering<'_> {
-    /// A function of copies: rows go to the copy that owns their key, or wherever their values say.
+    /// A BSP function: rows go to the copy that owns their key, or to any copy, depending on their values.
     pub(super) fn bsp(&mut self, plan: &Arc<dyn ExecutionPlan>, exec: &BspExec) -> Result<RowFlow> {
         let (query, below) = (&exec.query, plan.children()[0]);
         let (rows, behind) = match &query.window {
@@ -54,7 +54,7 @@ impl JobLowering<'_> {
         let task = TaskSpec::operator(name.clone(), move |copy| BspTask::new(&shape, copy)).streaming().state(state);
         let task = task.detail(query.name.clone()).input("rows").output(ROWS, plan.schema());
         let task = self.graph.add(task.copies(copies).with_comm().executor(Executor::Thread));
-        // Only the program knows what times are in what the function makes of a window.
+        // Only the program knows the times in the function's results.
         let place = |column| TimeOf { place: TimeColumn::column(column), behind: 0 };
         let untimed = rows.times.untimed;
         let times = StreamTimes {

@@ -18,9 +18,9 @@ use super::{JobLowering, ROWS, RowFlow, columns_of, until_the_end};
 use crate::operators::join::{JoinTask, StreamJoin};
 use crate::plan::late_output::JOIN;
 
-/// A stream's rows whose key is not in a table, as SQL's NOT IN has it, by joins that take the table first. A null in
-/// the table may be any key, so none is known not to be in it; a null in the stream may be any, so it is in every table
-/// but an empty one.
+/// SQL's NOT IN: the rows of a stream whose key is not in a table, made of joins that build the table first. A null in
+/// the table could equal any key, so then no key is known to be missing; a null in the stream could be any key, so it
+/// passes only if the table is empty.
 fn not_in(join: &HashJoinExec) -> Result<Arc<dyn ExecutionPlan>> {
     let [(of_stream, of_table)] = join.on() else { return Err(until_the_end("NOT IN with several columns")) };
     if join.filter().is_some() {
@@ -42,8 +42,7 @@ fn not_in(join: &HashJoinExec) -> Result<Arc<dyn ExecutionPlan>> {
 }
 
 impl JobLowering<'_> {
-    /// A join of a stream with a table, batch by batch: the table is the side that is built once. Or one of two
-    /// streams.
+    /// A join of a stream with a table, batch by batch (the table is the side that is built once), or of two streams.
     pub(super) fn join(&mut self, plan: &Arc<dyn ExecutionPlan>, join: &HashJoinExec) -> Result<RowFlow> {
         let refused = |what: &str| Err(until_the_end(what));
         match (has_stream(join.left()), has_stream(join.right())) {

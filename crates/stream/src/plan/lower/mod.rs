@@ -1,14 +1,14 @@
-//! Lowering: the plan of a query over streams becomes a graph of tasks that never end by themselves. DataFusion plans
-//! it for one partition, as if it were a table; each node of the plan then becomes a step of a task or a task of its
-//! own.
+//! Lowering: the plan of a query over streams becomes a graph of tasks that run until they are stopped. DataFusion
+//! plans the query for one partition, as if it were a table; each node of the plan then becomes a step of a task, or a
+//! task of its own.
 //!
-//! | module      | what becomes tasks there                        |
+//! | module      | contents                                         |
 //! |-------------|-------------------------------------------------|
-//! | `plan`      | nothing yet: queries are planned                |
+//! | `plan`      | plans of queries, before lowering                |
 //! | `source`    | sources, and tables among streams               |
 //! | `join`      | joins                                           |
-//! | `aggregate` | windows, and each key once                      |
-//! | `ranked`    | steps that look at whole groups, such as ranks  |
+//! | `aggregate` | windows, and distinct keys                       |
+//! | `ranked`    | steps over whole groups, such as ranks           |
 //! | `bsp`       | functions that all copies enter together        |
 
 mod aggregate;
@@ -60,23 +60,23 @@ use crate::rows::steps::{RowSteps, StepsTask};
 use crate::time::times::{StreamTimes, TimeColumn, TimeOf};
 use crate::time::window::Micros;
 
-/// The port that rows leave a task by.
+/// The output port for rows.
 const ROWS: &str = "rows";
-/// The port that what is no row leaves a source by.
+/// The output port of sources for bad records.
 const BAD: &str = "bad";
 
-/// Rows on their way: the tasks they leave, each with the steps that are still to be done.
+/// Rows between tasks: the tasks that emit them, each with the steps that have yet to be applied.
 #[derive(Clone)]
 struct RowFlow {
     from: Vec<PlanBranch>,
     schema: SchemaRef,
     times: StreamTimes,
-    /// Where they come from, by place among the sources; tables are none.
+    /// The indices of the sources they come from; tables do not count.
     sources: BTreeSet<usize>,
 }
 
 impl RowFlow {
-    /// What a task gives.
+    /// The output of a task.
     fn of(task: TaskId, copies: u32, schema: SchemaRef, times: StreamTimes, sources: BTreeSet<usize>) -> Self {
         RowFlow { from: vec![PlanBranch { task, steps: RowSteps::default(), copies }], schema, times, sources }
     }
@@ -86,11 +86,11 @@ impl RowFlow {
 struct PlanBranch {
     task: TaskId,
     steps: RowSteps,
-    /// Of the task.
+    /// The number of copies of the task.
     copies: u32,
 }
 
-/// A sink of a graph, and the places of its sources.
+/// A sink of a graph, and the indices of its sources.
 pub(crate) struct SinkTask {
     pub sink: StreamSink,
     pub sources: BTreeSet<usize>,
@@ -101,64 +101,64 @@ pub(crate) struct LoweredJob {
     pub graph: Graph,
     pub sources: Vec<SourceTask>,
     pub sinks: Vec<SinkTask>,
-    /// The tasks whose rows several queries have, by name.
+    /// The names of the tasks whose rows several queries use.
     pub shared: Vec<String>,
 }
 
-/// The queries of a job, and where rows go.
+/// The queries of a job, and the destinations of rows.
 pub(crate) struct JobSinks<'a> {
     pub rows: &'a [StreamOutput],
-    /// Rows that come too late.
+    /// Where late rows go.
     pub late: &'a LateTo,
-    /// Counts those that go nowhere.
+    /// Counts late rows that are dropped.
     pub left_out: &'a LateRows,
 }
 
-/// Late rows that are wanted.
+/// An output of late rows with a sink.
 struct LateFrom {
-    /// What they are late for.
+    /// The step that they are late for.
     step: String,
     from: PlanBranch,
     schema: SchemaRef,
     sources: BTreeSet<usize>,
 }
 
-/// Makes the graph of a job.
+/// Builds the graph of a job.
 pub(crate) struct JobLowering<'a> {
     graph: Graph,
     context: Arc<TaskContext>,
-    /// Of every task that nothing else limits.
+    /// The number of copies of each task without another limit.
     copies: u32,
     tasks: u32,
-    /// What the program calls the step that comes next, from the top of the plan down.
+    /// The name that the program gives to the next stateful step, going from the top of the plan down.
     given: Option<String>,
-    /// All that it has called any.
+    /// All names given by the program so far.
     names: Vec<Arc<str>>,
     sources: Vec<SourceTask>,
-    /// Of records that are no rows.
+    /// The sinks of bad records.
     bad_sinks: Vec<SinkTask>,
     late: &'a LateRows,
     late_to: &'a LateTo,
-    /// Where late rows come from that are wanted.
+    /// The outputs of late rows that have sinks.
     late_from: Vec<LateFrom>,
-    /// Steps that rows can come too late for.
+    /// The steps that can have late rows.
     late_steps: Vec<String>,
-    /// What queries have in common.
+    /// The parts that several queries share.
     parts: &'a [Arc<dyn ExecutionPlan>],
-    /// What has become of each part: once, and again for a query that has it several times.
+    /// The flows made of each part: one, or several if a query contains the part several times.
     flowing: Vec<Vec<RowFlow>>,
-    /// How often the query that is lowered now has had each part.
+    /// How many times the query being lowered has used each part.
     had: Vec<usize>,
-    /// Tasks whose rows several queries have.
+    /// The tasks whose rows several queries use.
     shared: BTreeSet<TaskId>,
 }
 
 impl<'a> JobLowering<'a> {
-    /// The graph of queries, the rows of each of which go to its sink.
+    /// The graph of queries, each with its sink.
     ///
     /// # Errors
-    /// `Unsupported` for a step that would have to wait for the end; `Query` if late rows are wanted, and there is no
-    /// window that they could come to, or they are of several kinds.
+    /// `Unsupported` for a step that would have to wait for the end; `Query` if late rows have a sink, but no window
+    /// can have late rows, or windows have late rows of several schemas.
     pub(crate) fn graph(job: &str, plans: &'a PlannedQueries, sinks: &JobSinks<'a>, copies: u32) -> Result<LoweredJob> {
         let (sources, bad_sinks, late_from, late_steps, shared) = Default::default();
         let mut lower = JobLowering {
@@ -215,7 +215,7 @@ impl<'a> JobLowering<'a> {
         Ok(LoweredJob { graph: lower.graph, sources: lower.sources, sinks: all, shared })
     }
 
-    /// The sink of rows that come too late for windows.
+    /// Adds the sink of late rows of all windows.
     fn late_sink(&mut self, make: &MakeLateSink) -> Result<SinkTask> {
         let all = std::mem::take(&mut self.late_from);
         let Some(LateFrom { schema, .. }) = all.first() else {
@@ -243,7 +243,7 @@ impl<'a> JobLowering<'a> {
         Ok(SinkTask { sink, sources: all.iter().flat_map(|one| one.sources.iter().copied()).collect() })
     }
 
-    /// The sink of rows that come too late for a step.
+    /// Adds the sink of late rows of a step.
     fn late_sink_of(&mut self, step: &str, make: &MakeLateSink) -> Result<SinkTask> {
         let (all, others) =
             std::mem::take(&mut self.late_from).into_iter().partition(|one: &LateFrom| one.step == step);
@@ -261,7 +261,7 @@ impl<'a> JobLowering<'a> {
         Ok(SinkTask { sink, sources: sources.clone() })
     }
 
-    /// Adds a sink for what leaves tasks by a port.
+    /// Adds a sink for rows that leave tasks through a port.
     fn sink(&mut self, what: &str, sink: &StreamSink, from: &[PlanBranch], schema: &SchemaRef, port: &'static str) {
         let most = from.iter().map(|branch| branch.copies).max().unwrap_or(1);
         let copies = if sink.copies_max == 0 { most } else { most.min(sink.copies_max) };
@@ -278,8 +278,8 @@ impl<'a> JobLowering<'a> {
         }
     }
 
-    /// The name of a step that keeps something: the one that the program gives it, or what it is, and its number. Steps
-    /// with names are not numbered, so that the others keep theirs when one comes before them.
+    /// The name of a stateful step: the one given by the program, or its kind and number. Named steps are not counted,
+    /// so that other steps keep their numbers when a named step is inserted before them.
     fn name(&mut self, what: &str) -> String {
         self.given.take().unwrap_or_else(|| self.numbered(what))
     }
@@ -289,7 +289,7 @@ impl<'a> JobLowering<'a> {
         format!("{what} {}", self.tasks)
     }
 
-    /// A name that no task has: two sinks may be called alike.
+    /// A name that no other task has, because two sinks may have the same name.
     fn free_name(&self, wanted: &str) -> String {
         let mut name = wanted.to_owned();
         let mut number = 1;
@@ -359,8 +359,8 @@ impl<'a> JobLowering<'a> {
         Err(until_the_end(&waiting(plan)))
     }
 
-    /// What queries have in common is lowered once, with all that is done to its rows, and each query has an edge from
-    /// there. One that has it several times, as a join of a stream with itself does, has several of it, as it has
+    /// A part that several queries share is lowered once, with all of its steps, and each query has an edge from there.
+    /// If a query contains the part several times, as in a self-join, it has several instances, as it has when it runs
     /// alone.
     fn part(&mut self, exec: &PartExec, projected: SchemaRef) -> Result<RowFlow> {
         self.names_one("several queries share that step; name it where they share it, before they branch")?;
@@ -376,7 +376,8 @@ impl<'a> JobLowering<'a> {
                 let rows = self.node(&parts[part])?;
                 let rows = match rows.from.iter().all(|branch| branch.steps.only_choose()) {
                     true => rows,
-                    // Not numbered with the others, whose names checkpoints have: they stay when a query is added.
+                    // Not counted with the other steps, whose names are in checkpoints: these must not change when a
+                    // query is added.
                     false => self.done(rows, |lower| lower.free_name("shared steps")),
                 };
                 self.flowing[part].push(rows.clone());
@@ -392,12 +393,12 @@ impl<'a> JobLowering<'a> {
         Ok(RowFlow { from, schema: projected, times, sources })
     }
 
-    /// Sends rows, with their keys, to the task that owns them.
+    /// Sends rows with their keys to the task that owns them.
     fn keyed(&mut self, rows: RowFlow, keyed: &Arc<KeyedRows>, target: PortRef, name: &str) {
         self.keyed_with_late(rows, keyed, target, name, None);
     }
 
-    /// The same, and late rows to where they are wanted, as what they are.
+    /// The same, and also sends late rows to their sink, under their original schema.
     fn keyed_with_late(
         &mut self,
         rows: RowFlow,
@@ -433,7 +434,7 @@ impl<'a> JobLowering<'a> {
         }
     }
 
-    /// The rows below a name, which the first step takes that keeps something, or a source.
+    /// The rows below a name, which goes to the first stateful step below, or else the source.
     fn named(&mut self, name: &Arc<str>, input: &Arc<dyn ExecutionPlan>) -> Result<RowFlow> {
         self.names_one(&format!("it is called {name:?} already"))?;
         let alike = self.names.iter().filter(|other| *other == name);
@@ -442,7 +443,7 @@ impl<'a> JobLowering<'a> {
                 "two steps are called {name:?} by step_name(); give each a name of its own"
             )));
         }
-        // A stream that is joined with itself has all its steps twice.
+        // A self-join contains each step of the stream twice.
         self.given = Some(match alike.count() {
             0 => name.to_string(),
             before => format!("{name}, {}", before + 1),
@@ -463,7 +464,7 @@ impl<'a> JobLowering<'a> {
         Ok(RowFlow::of(task, self.copies, schema, times, sources))
     }
 
-    /// Refuses a name for what is not one step.
+    /// Rejects a name for anything but a single step.
     fn names_one(&self, but: &str) -> Result<()> {
         let Some(name) = &self.given else { return Ok(()) };
         Err(DataSetError::Query(format!(
@@ -471,7 +472,7 @@ impl<'a> JobLowering<'a> {
         )))
     }
 
-    /// [`JobLowering::node`] for a step that keeps something, and has the name that is given itself.
+    /// [`JobLowering::node`] for the input of a stateful step, which has itself taken the given name.
     fn below(&mut self, plan: &Arc<dyn ExecutionPlan>) -> Result<RowFlow> {
         let given = self.given.take();
         let rows = self.node(plan)?;
@@ -479,14 +480,14 @@ impl<'a> JobLowering<'a> {
         Ok(rows)
     }
 
-    /// The same for one that gives results when a time has passed.
+    /// The same for a step that emits results when a time has passed.
     fn timed(&mut self, plan: &Arc<dyn ExecutionPlan>) -> Result<RowFlow> {
         let rows = self.below(plan)?;
         rows.sources.iter().for_each(|&source| self.sources[source].waited = true);
         Ok(rows)
     }
 
-    /// A function of the program over the rows of each key.
+    /// A keyed function of the program.
     fn process(&mut self, plan: &Arc<dyn ExecutionPlan>, exec: &ProcessExec) -> Result<RowFlow> {
         let rows = match exec.query.waits {
             true => self.timed(plan.children()[0])?,
@@ -494,7 +495,7 @@ impl<'a> JobLowering<'a> {
         };
         let times = after_step(plan, &rows);
         let keyed = Arc::new(KeyedRows::new(&rows.schema, columns_of(&exec.query.keys), false, None)?);
-        // By this name states are found again, whatever the function is called.
+        // State is restored by this name, regardless of the function's name.
         let name = self.name("process");
         let process = exec.clone();
         let (shape, schema) = (Arc::clone(&keyed), Arc::clone(&rows.schema));
@@ -507,7 +508,7 @@ impl<'a> JobLowering<'a> {
         Ok(RowFlow::of(task, self.copies, plan.schema(), times, sources))
     }
 
-    /// The rows with all their steps done, by tasks that `name` gives a name.
+    /// The rows with all of their steps applied, in tasks named by `name`.
     fn done(&mut self, rows: RowFlow, name: impl Fn(&mut Self) -> String) -> RowFlow {
         let RowFlow { from, schema, times, sources } = rows;
         let from = from.into_iter().map(|branch| {
@@ -526,12 +527,12 @@ impl<'a> JobLowering<'a> {
     }
 }
 
-/// What is wrong with one of several queries says of which.
+/// Adds the name of the query to an error, if there are several queries.
 fn of_query(error: DataSetError, (_, sink): &StreamOutput, all: &[StreamOutput]) -> DataSetError {
     if all.len() == 1 { error } else { error.of(&format!("the query of the sink {}", sink.name)) }
 }
 
-/// Whether a node of a plan only says in which partitions rows are.
+/// Whether a node only changes how rows are partitioned.
 fn passes(plan: &Arc<dyn ExecutionPlan>) -> bool {
     let any: &dyn Any = plan.as_ref();
     any.is::<CoalescePartitionsExec>() || any.is::<RepartitionExec>() || any.is::<CooperativeExec>()
@@ -542,7 +543,7 @@ fn columns_of(columns: &[usize]) -> Vec<Arc<dyn PhysicalExpr>> {
     columns.iter().map(|&column| Arc::new(Column::new("", column)) as _).collect()
 }
 
-/// What a projection or a filter gives: expressions over the rows that come to it. `None` for other steps.
+/// The expressions that a projection or a filter computes from its input rows. `None` for other steps.
 fn chosen(plan: &Arc<dyn ExecutionPlan>) -> Option<Vec<Arc<dyn PhysicalExpr>>> {
     let any: &dyn Any = plan.as_ref();
     if let Some(project) = any.downcast_ref::<ProjectionExec>() {
@@ -557,12 +558,12 @@ fn chosen(plan: &Arc<dyn ExecutionPlan>) -> Option<Vec<Arc<dyn PhysicalExpr>>> {
     })
 }
 
-/// What tells time after a step.
+/// The time columns after a step.
 fn after_step(plan: &Arc<dyn ExecutionPlan>, rows: &RowFlow) -> StreamTimes {
     if let Some(exprs) = chosen(plan) {
         return rows.times.project(&exprs);
     }
-    // A function of the program, or rows that become several: what keeps its name and type is the same.
+    // For a function of the program, or for unnesting: columns with the same name and type are considered unchanged.
     let schema = plan.schema();
     let same = |of: &TimeOf| {
         let field = rows.schema.field(of.place.column);
@@ -580,7 +581,7 @@ fn until_the_end(what: &str) -> DataSetError {
     DataSetError::Unsupported(format!("on a stream, which does not end: {what}"))
 }
 
-/// What a step is that has no result before the end, and what to do instead.
+/// Names a step that has no result before the end, and the alternative.
 fn waiting(plan: &Arc<dyn ExecutionPlan>) -> String {
     let any: &dyn Any = plan.as_ref();
     if any.is::<SortExec>() || any.is::<SortPreservingMergeExec>() {

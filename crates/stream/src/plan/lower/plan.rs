@@ -1,4 +1,4 @@
-//! The queries of a job are planned for one partition each, as if their streams were tables.
+//! Planning of a job's queries, each for one partition, as if their streams were tables.
 
 use std::any::Any;
 use std::sync::Arc;
@@ -21,17 +21,17 @@ use crate::plan::late_output::LateTo;
 use crate::plan::table::StreamOutput;
 use crate::time::current_time::NowOfBatch;
 
-/// The queries of a job, planned.
+/// The planned queries of a job.
 pub(crate) struct PlannedQueries {
     pub queries: Vec<Arc<dyn ExecutionPlan>>,
-    /// What they have in common; each reads only those before it.
+    /// The parts that queries share; each reads only those before it.
     pub parts: Vec<Arc<dyn ExecutionPlan>>,
     pub context: Arc<TaskContext>,
 }
 
-/// Plans the queries of a job for one partition, without rules that would take a windowed aggregation apart. Steps
-/// whose late rows are wanted know all columns of their rows. The queries are of one engine, so the session of any of
-/// them does for all.
+/// Plans the queries of a job for one partition, without rules that would split a windowed aggregation. Steps whose
+/// late rows have a sink get all columns of their rows. All queries belong to one engine, so any query's session works
+/// for all of them.
 pub(crate) async fn plan(outputs: &[StreamOutput], late: &LateTo) -> Result<PlannedQueries> {
     let Some((first, _)) = outputs.first() else {
         return Err(DataSetError::Query("a job needs at least one query to write, but got none".into()));
@@ -55,8 +55,8 @@ pub(crate) async fn plan(outputs: &[StreamOutput], late: &LateTo) -> Result<Plan
     Ok(PlannedQueries { queries, parts, context })
 }
 
-/// Refuses steps that planning takes out, so that the stream would silently lack them: a sort that the next step has no
-/// use for, and a repartitioning.
+/// Rejects steps that planning removes, so that the stream would silently lack them: a sort that the next step does not
+/// need, and a repartitioning.
 fn check_steps(plan: &LogicalPlan) -> datafusion::error::Result<()> {
     plan.apply_with_subqueries(|node| {
         match node {
@@ -82,8 +82,8 @@ async fn planned(
     Ok(hold_tables(state.create_physical_plan(logical).await?, context).await?)
 }
 
-/// The plan with its tables, which have an end, in memory: streams are joined with them. A subquery that stands for one
-/// value has it.
+/// The plan with its finite tables loaded into memory, because streams are joined with them. Scalar subqueries are
+/// replaced by their values.
 fn hold_tables<'a>(
     plan: Arc<dyn ExecutionPlan>,
     context: &'a Arc<TaskContext>,
@@ -119,7 +119,7 @@ fn session(state: SessionState, late: &LateTo) -> SessionState {
         .config()
         .clone()
         .with_target_partitions(1)
-        // Sides are chosen here, which a filter made by one for the other does not allow.
+        // Lowering chooses the sides of joins itself, which rules out dynamic filters from one side to the other.
         .set_bool("datafusion.optimizer.enable_join_dynamic_filter_pushdown", false);
     let mut rules = state.optimizers().to_vec();
     rules.retain(|rule| rule.name() != "single_distinct_aggregation_to_group_by");

@@ -1,4 +1,4 @@
-//! Steps that look at whole groups of rows, such as ranks: each group is complete when a time has passed.
+//! Steps over whole groups of rows, such as ranks: each group is complete once a time has passed.
 
 use std::any::Any;
 use std::sync::Arc;
@@ -18,14 +18,14 @@ use crate::rows::keyed::KeyedRows;
 use crate::rows::steps::PlanStep;
 use crate::time::times::{StreamTimes, TimeOf, following};
 
-/// What is done to whole groups of rows: a node that looks at partitions of rows, and nodes below it that do so or sort
-/// for it.
+/// Steps over whole groups of rows: a node that computes over partitions, and the nodes below it that also do so or
+/// sort for it.
 struct RankedSteps<'p> {
-    /// The node whose rows they are.
+    /// The node that provides the rows.
     leaf: &'p Arc<dyn ExecutionPlan>,
-    /// The projections and filters among them, the last first.
+    /// The projections and filters in between, the last first.
     choices: Vec<&'p Arc<dyn ExecutionPlan>>,
-    /// The keys that all have in common, over the rows of the leaf: what has these alike is looked at together.
+    /// The partition keys that all nodes have in common, as expressions over the leaf's rows.
     keys: Vec<Arc<dyn PhysicalExpr>>,
 }
 
@@ -33,8 +33,8 @@ impl<'p> RankedSteps<'p> {
     fn of(plan: &'p Arc<dyn ExecutionPlan>, keys: &[Arc<dyn PhysicalExpr>]) -> Self {
         let mut below = plan.children()[0];
         let mut chain = RankedSteps { leaf: below, choices: Vec::new(), keys: keys.to_vec() };
-        // Projections and filters belong to it only if there is more below them: they are better done where rows come
-        // from.
+        // Projections and filters are included only if another such node follows below: otherwise they run better at
+        // the source of the rows.
         let (mut choices, mut keys) = (Vec::new(), keys.to_vec());
         loop {
             let any: &dyn Any = below.as_ref();
@@ -60,7 +60,7 @@ impl<'p> RankedSteps<'p> {
         }
     }
 
-    /// What tells time behind it, of what does before.
+    /// The time columns after these steps, given those before.
     fn times(&self, times: &StreamTimes) -> StreamTimes {
         let same = |of: &TimeOf| {
             let is = |key| following(key).is_some_and(|of_key| of_key.is_place(&of.place));
@@ -72,7 +72,7 @@ impl<'p> RankedSteps<'p> {
     }
 }
 
-/// An expression over what `exprs` give, over what these are of; `None` if it is of something else.
+/// Rewrites an expression over the results of `exprs` into one over their input; `None` if it refers to anything else.
 fn over(expr: &Arc<dyn PhysicalExpr>, exprs: &[Arc<dyn PhysicalExpr>]) -> Option<Arc<dyn PhysicalExpr>> {
     let mut known = true;
     let put = Arc::clone(expr).transform_down(|part| {
@@ -89,7 +89,7 @@ fn over(expr: &Arc<dyn PhysicalExpr>, exprs: &[Arc<dyn PhysicalExpr>]) -> Option
     put.ok().map(|put| put.data).filter(|_| known)
 }
 
-/// The keys of a node that looks at whole partitions of rows.
+/// The keys of a node that computes over whole partitions of rows.
 pub(super) fn partitions(plan: &Arc<dyn ExecutionPlan>) -> Option<Vec<Arc<dyn PhysicalExpr>>> {
     let any: &dyn Any = plan.as_ref();
     let bounded = any.downcast_ref::<BoundedWindowAggExec>().map(BoundedWindowAggExec::partition_keys);
@@ -97,7 +97,7 @@ pub(super) fn partitions(plan: &Arc<dyn ExecutionPlan>) -> Option<Vec<Arc<dyn Ph
 }
 
 impl JobLowering<'_> {
-    /// A node that looks at whole partitions, of which a key tells time: each is complete when that has passed.
+    /// A node over whole partitions with a time column among their keys: each is complete once its time has passed.
     pub(super) fn ranked(&mut self, plan: &Arc<dyn ExecutionPlan>, keys: &[Arc<dyn PhysicalExpr>]) -> Result<RowFlow> {
         let chain = RankedSteps::of(plan, keys);
         let rows = self.timed(chain.leaf)?;
@@ -105,7 +105,7 @@ impl JobLowering<'_> {
         self.complete(plan, chain.leaf, rows, chain.keys, times)
     }
 
-    /// A part of the plan that is run over groups of rows when they are complete.
+    /// A part of the plan that runs over groups of rows once they are complete.
     pub(super) fn complete(
         &mut self,
         plan: &Arc<dyn ExecutionPlan>,

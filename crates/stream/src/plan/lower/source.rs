@@ -1,4 +1,4 @@
-//! Sources, and tables that come among streams.
+//! Sources, and tables within streaming queries.
 
 use std::any::Any;
 use std::collections::BTreeSet;
@@ -28,7 +28,7 @@ pub(crate) struct SourceTask {
     /// The task's name.
     pub(super) task_name: String,
     pub(super) source: StreamSource,
-    /// Steps behind it wait for time.
+    /// Whether later steps wait for event time.
     pub(super) waited: bool,
 }
 
@@ -37,17 +37,17 @@ impl SourceTask {
         &self.source.name
     }
 
-    /// What describes it, if it was made of that.
+    /// Its specification, if it was made from one.
     pub(crate) fn spec(&self) -> Option<Arc<str>> {
         self.source.spec.clone()
     }
 
-    /// Its name, and what lists the local files that it would read.
+    /// Its name, and the function that lists the local files it would read.
     pub(crate) fn files(&self) -> Option<(&str, &ListFiles)> {
         Some((self.name(), self.source.files.as_ref()?))
     }
 
-    /// Where it writes what is no row, if that is a folder.
+    /// The folder that it writes bad records to, if any.
     pub(crate) fn bad_folder(&self) -> Option<&Path> {
         self.source.bad_folder.as_deref()
     }
@@ -56,13 +56,13 @@ impl SourceTask {
         self.source.guarantee
     }
 
-    /// Whether it tells no time, though steps behind it wait for it.
+    /// Whether it has no event time although later steps wait for it.
     pub(crate) fn lacks_event_time(&self) -> bool {
         self.waited && self.source.times.is_none()
     }
 }
 
-/// The rows of a table that is held in memory.
+/// The rows of an in-memory table.
 pub(super) fn in_memory(plan: &Arc<dyn ExecutionPlan>) -> Result<Vec<RecordBatch>> {
     let any: &dyn Any = plan.as_ref();
     let memory = any.downcast_ref::<DataSourceExec>().and_then(|exec| {
@@ -76,8 +76,7 @@ pub(super) fn in_memory(plan: &Arc<dyn ExecutionPlan>) -> Result<Vec<RecordBatch
 impl JobLowering<'_> {
     pub(super) fn source(&mut self, stream: &StreamExec, projected: SchemaRef) -> Result<RowFlow> {
         let mut source = stream.source.clone();
-        // A stream that is read in two places, as one that is joined with itself is, meets the same bad records in
-        // both.
+        // A stream that is read in two places, such as a self-join, encounters the same bad records in both.
         if self.sources.iter().any(|other| other.source.is_same(&source)) {
             source.bad_to = None;
         }
@@ -115,12 +114,12 @@ impl JobLowering<'_> {
         if source.copies_max == 0 { self.copies } else { self.copies.min(source.copies_max) }
     }
 
-    /// A table among streams: it comes, and ends.
+    /// A table within a streaming query: a source that ends.
     pub(super) fn table(&mut self, plan: &Arc<dyn ExecutionPlan>) -> Result<RowFlow> {
         let rows = in_memory(plan)?;
         let source = table_stream("table", plan.schema(), &rows, None, SLICE_ROWS, 0.0);
         let rows = self.source(&StreamExec { source, projection: None }, plan.schema())?;
-        // It ends soon: nobody waits for it.
+        // It ends soon, so no step waits for it.
         Ok(RowFlow { sources: BTreeSet::new(), ..rows })
     }
 }

@@ -1,4 +1,4 @@
-//! Windows of time that give results by rows.
+//! Windows of time that emit results by rows.
 
 use std::sync::Arc;
 
@@ -12,8 +12,8 @@ use crate::plan::lower::{JobLowering, ROWS, RowFlow, until_the_end};
 use crate::rows::late_rows::LATE;
 
 impl JobLowering<'_> {
-    /// A result comes with each `every` rows of a window. It matters which rows they are, so they go as they are to the
-    /// task that owns their key.
+    /// Each `every` rows of a window give a result. It depends on which rows these are, so rows are not aggregated
+    /// before they reach the task that owns their key.
     pub(super) fn count_triggers(&mut self, query: WindowQuery<'_>, every: i64) -> Result<RowFlow> {
         let input = self.timed(query.aggregate.input())?;
         let behind = query.behind(&input)?;

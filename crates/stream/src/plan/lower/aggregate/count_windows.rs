@@ -1,4 +1,4 @@
-//! Windows of so many rows of a key.
+//! Windows of a number of rows of a key.
 
 use std::sync::Arc;
 
@@ -12,7 +12,7 @@ use crate::time::times::StreamTimes;
 use crate::time::window::Micros;
 
 impl JobLowering<'_> {
-    /// Only with `ttl`, after which a key is forgotten, they depend on the rows' time.
+    /// Depends on event time only with `ttl`, after which a key is forgotten.
     pub(super) fn count_windows(
         &mut self,
         query: WindowQuery<'_>,
@@ -39,7 +39,7 @@ impl JobLowering<'_> {
         let task = TaskSpec::operator(name.clone(), move |copy| CountTask::new(&shape, copy)).streaming().state(state);
         let task = task.detail(query.detail()).input("rows").output(ROWS, Arc::clone(&output)).copies(copies);
         let task = self.graph.add(task);
-        // Nobody knows which times the rows of a window had.
+        // The times of the rows in a window are unknown.
         let times = StreamTimes { places: Vec::new(), untimed: input.times.untimed, lost: !input.times.untimed };
         let sources = input.sources.clone();
         self.keyed(input, &keyed, task.into(), &name);

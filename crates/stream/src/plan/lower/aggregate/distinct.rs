@@ -1,4 +1,4 @@
-//! Each key once: the first row of each group.
+//! Distinct keys: the first row of each group.
 
 use std::sync::Arc;
 
@@ -14,7 +14,7 @@ use crate::operators::distinct::{DistinctQuery, DistinctTask};
 use crate::plan::lower::{JobLowering, ROWS, RowFlow};
 use crate::rows::keyed::KeyedRows;
 
-/// The expressions beside the keys of an aggregation that takes the first row of each group; `None` for any other one.
+/// The non-key expressions of an aggregation that takes the first row of each group; `None` for other aggregations.
 pub(super) fn firsts(aggregate: &AggregateExec) -> Option<Vec<Arc<dyn PhysicalExpr>>> {
     let first = |(function, filter): (&Arc<AggregateFunctionExpr>, &Option<Arc<dyn PhysicalExpr>>)| {
         let any = function.fun().name() == "first_value" && function.order_bys().is_empty() && filter.is_none();
@@ -24,7 +24,7 @@ pub(super) fn firsts(aggregate: &AggregateExec) -> Option<Vec<Arc<dyn PhysicalEx
 }
 
 impl JobLowering<'_> {
-    /// Each key once.
+    /// Passes each key once.
     pub(super) fn distinct(
         &mut self,
         plan: &Arc<dyn ExecutionPlan>,

@@ -1,10 +1,10 @@
-//! Groups: in windows of time or of rows, or each key once.
+//! Aggregations: in windows of time or of rows, or distinct keys.
 //!
-//! | module           | which aggregations                                               |
+//! | module           | contents                                                          |
 //! |------------------|------------------------------------------------------------------|
-//! | `window_query`   | nothing yet: what the plan says about windows                    |
+//! | `window_query`   | an aggregation's windows, as the plan describes them              |
 //! | `count_windows`  | windows of so many rows of a key                                 |
-//! | `count_triggers` | windows of time that give results by rows                        |
+//! | `count_triggers` | windows of time that emit results by rows                         |
 //! | `time_windows`   | other windows of time, and sessions                              |
 //! | `distinct`       | the first row of each key                                        |
 
@@ -66,7 +66,7 @@ impl JobLowering<'_> {
     }
 }
 
-/// The node that aggregates rows: of an aggregation planned in two halves, the lower one.
+/// The node that aggregates input rows: the lower one, if the aggregation is planned in two halves.
 fn lower_half(plan: &Arc<dyn ExecutionPlan>, aggregate: &AggregateExec) -> Arc<dyn ExecutionPlan> {
     match aggregate.mode() {
         AggregateMode::Final | AggregateMode::FinalPartitioned => Arc::clone(skip_passing(aggregate.input())),
@@ -74,7 +74,7 @@ fn lower_half(plan: &Arc<dyn ExecutionPlan>, aggregate: &AggregateExec) -> Arc<d
     }
 }
 
-/// The first node from `plan` down that does something with rows.
+/// The first node from `plan` down that changes rows.
 fn skip_passing(mut plan: &Arc<dyn ExecutionPlan>) -> &Arc<dyn ExecutionPlan> {
     while passes(plan) {
         plan = plan.children()[0];
@@ -82,7 +82,7 @@ fn skip_passing(mut plan: &Arc<dyn ExecutionPlan>) -> &Arc<dyn ExecutionPlan> {
     plan
 }
 
-/// Refuses what no stream can do, whatever the window.
+/// Rejects what streams do not support with any window.
 fn check_supported(aggregate: &AggregateExec) -> Result<()> {
     let below: &dyn Any = skip_passing(aggregate.input()).as_ref();
     if below.is::<SortExec>() && aggregate.aggr_expr().iter().any(|function| !function.order_bys().is_empty()) {

@@ -1,4 +1,4 @@
-//! Windows of time and sessions, aggregated in two halves: by whoever has the rows, then by whoever owns their key.
+//! Windows of time and sessions, aggregated in two halves: where the rows are, then at the owner of their key.
 
 use std::sync::Arc;
 
@@ -23,16 +23,16 @@ use crate::time::window_assigner::WindowAssigner;
 struct WindowTasks {
     name: String,
     keys: Vec<String>,
-    /// What goes from the first to the second.
+    /// The rows between the two tasks.
     parts: SchemaRef,
     first: Box<dyn Fn(String, RowSteps) -> TaskSpec>,
     second: TaskSpec,
-    /// What the second keeps.
+    /// The state of the second task.
     state: StateSchema,
 }
 
 impl WindowTasks {
-    /// For windows of time. `name` is the second task's.
+    /// Tasks for windows of time. `name` is the second one's.
     fn of_time(shape: Arc<WindowAggregation>, name: &str) -> Self {
         WindowTasks {
             name: name.to_owned(),
@@ -52,7 +52,7 @@ impl WindowTasks {
         }
     }
 
-    /// For sessions.
+    /// Tasks for sessions.
     fn of_sessions(shape: Arc<SessionAggregation>, name: &str) -> Self {
         WindowTasks {
             name: name.to_owned(),
@@ -71,7 +71,7 @@ impl WindowTasks {
     }
 }
 
-/// Which windows of time a row is in.
+/// Assigns rows to windows of time.
 pub(super) fn assigner(query: &WindowQuery<'_>) -> Result<WindowAssigner> {
     let spans = match query.windows.kind.clone() {
         WindowKind::Sliding { size, slide } => WindowAssigner::sliding(size, slide),
@@ -82,7 +82,7 @@ pub(super) fn assigner(query: &WindowQuery<'_>) -> Result<WindowAssigner> {
 }
 
 impl JobLowering<'_> {
-    /// Sliding and tumbling windows, and those of a calendar.
+    /// Sliding, tumbling and calendar windows.
     pub(super) fn time_windows(&mut self, query: WindowQuery<'_>) -> Result<RowFlow> {
         let input = self.timed(query.aggregate.input())?;
         let behind = query.behind(&input)?;
@@ -102,7 +102,7 @@ impl JobLowering<'_> {
         Ok(self.two_halves(&query, input, tasks, times, keyed, late_schema))
     }
 
-    /// Sessions that end after `gap` without a row.
+    /// Sessions, which end after `gap` without a row.
     pub(super) fn sessions(&mut self, query: WindowQuery<'_>, gap: Micros) -> Result<RowFlow> {
         let input = self.timed(query.aggregate.input())?;
         let behind = query.behind(&input)?;
@@ -117,7 +117,7 @@ impl JobLowering<'_> {
         let name = self.name("window");
         let late_rows = self.late_output(&query, &input, &name)?;
         let late_schema = late_rows.as_ref().map(|late| Arc::clone(&late.schema));
-        // Where it matters which rows they are, they go as they are to the task that owns their key.
+        // If the result depends on which rows arrive, rows go unaggregated to the task that owns their key.
         let keyed = match (&late_rows, query.windows.early) {
             (Some(late), _) => Some(Arc::clone(&late.keyed)),
             (None, EarlyResults::Rows(_)) => Some(Arc::new(query.keyed_rows(&input.schema)?)),
@@ -133,7 +133,7 @@ impl JobLowering<'_> {
         Ok(self.two_halves(&query, input, tasks, times, keyed, late_schema))
     }
 
-    /// Where the late rows of a window go, if they are wanted.
+    /// The output for late rows of a window, if they are wanted.
     pub(super) fn late_output(
         &mut self,
         query: &WindowQuery<'_>,
@@ -150,7 +150,7 @@ impl JobLowering<'_> {
         Ok(Some(LateOutput::new(query.keyed_rows(&input.schema)?, query.late.clone(), &input.schema)?))
     }
 
-    /// Adds both tasks. With `keyed` rows go straight to the second, and there is no first.
+    /// Adds both tasks. With `keyed`, rows go directly to the second, and there is no first.
     fn two_halves(
         &mut self,
         query: &WindowQuery<'_>,
@@ -190,7 +190,7 @@ impl JobLowering<'_> {
         rows
     }
 
-    /// Late rows of a window leave it, if they are wanted, where its results do.
+    /// Registers the late output of a window, if late rows are wanted and the window itself emits them.
     pub(super) fn late_from_window(&mut self, step: &str, window: &RowFlow, schema: Option<SchemaRef>) {
         let Some(schema) = schema else { return };
         self.late_from.extend(window.from.iter().map(|branch| LateFrom {

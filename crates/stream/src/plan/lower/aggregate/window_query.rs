@@ -1,4 +1,4 @@
-//! What a plan says about the windows of an aggregation.
+//! The windows of an aggregation, as the plan describes them.
 
 use std::sync::Arc;
 
@@ -19,9 +19,9 @@ use crate::time::window_assigner::WindowAssigner;
 /// A key of a group, and its name.
 type GroupKey = (Arc<dyn PhysicalExpr>, String);
 
-/// An aggregation that has a window among its keys.
+/// An aggregation with a window among its keys.
 pub(super) struct WindowQuery<'a> {
-    /// Its result.
+    /// The node that gives its result.
     pub plan: &'a Arc<dyn ExecutionPlan>,
     pub aggregate: &'a AggregateExec,
     /// The position of the window among the keys.
@@ -29,12 +29,12 @@ pub(super) struct WindowQuery<'a> {
     pub windows: WindowRule,
     /// The time of a row.
     pub time: Arc<dyn PhysicalExpr>,
-    /// The columns of rows that come too late, if they are wanted.
+    /// The columns of late rows, if they are wanted.
     pub late: Vec<Arc<dyn PhysicalExpr>>,
 }
 
 impl<'a> WindowQuery<'a> {
-    /// `None` if no key is a window. Of several, the first one counts.
+    /// `None` if no key is a window. If several are, the first one counts.
     pub(super) fn of(plan: &'a Arc<dyn ExecutionPlan>, aggregate: &'a AggregateExec) -> Result<Option<Self>> {
         let mut found = None;
         for (window_at, (expr, _)) in aggregate.group_expr().expr().iter().enumerate() {
@@ -51,27 +51,27 @@ impl<'a> WindowQuery<'a> {
         groups.filter(|(at, _)| *at != self.window_at).map(|(_, key)| key.clone()).collect()
     }
 
-    /// The aggregation of each group with such keys.
+    /// The aggregation of each group with these keys.
     pub(super) fn groups(&self, keys: Vec<GroupKey>, input: &SchemaRef) -> Result<GroupAggregation> {
         let (functions, filters) = (self.aggregate.aggr_expr().to_vec(), self.aggregate.filter_expr().to_vec());
         Ok(GroupAggregation::new(keys, functions, filters, input)?)
     }
 
-    /// Rows as they go to the task that owns their key.
+    /// The rows as sent to the task that owns their key.
     pub(super) fn keyed_rows(&self, input: &SchemaRef) -> Result<KeyedRows> {
         let keys = self.keys().into_iter().map(|(key, _)| key).collect();
         Ok(KeyedRows::new(input, keys, false, None)?)
     }
 
-    /// What people read about the task.
+    /// A description of the task for users.
     pub(super) fn detail(&self) -> String {
         displayable(self.plan.as_ref()).one_line().to_string()
     }
 
-    /// How far times to come may lie behind the watermark.
+    /// How far future times may lie behind the watermark.
     ///
     /// # Errors
-    /// `Unsupported` if nothing tells.
+    /// `Unsupported` if that is unknown.
     pub(super) fn behind(&self, input: &RowFlow) -> Result<Micros> {
         input.times.behind(&self.time, &input.schema).ok_or_else(|| {
             let of = fmt_sql(self.time.as_ref());
@@ -93,8 +93,8 @@ impl<'a> WindowQuery<'a> {
         if let EarlyResults::Time(step) = self.windows.early { Some(step) } else { None }
     }
 
-    /// The times in the results. A window's results come before the watermark passes its end, corrections come within
-    /// the lateness. Only windows that `spans` assigns have a start that is known from the end.
+    /// The times in the results. A window emits its results before the watermark passes its end, and corrections within
+    /// the lateness. The start of a window is known from its end only if `spans` assigns the windows.
     pub(super) fn result_times(&self, input: &RowFlow, behind: Micros, spans: Option<&WindowAssigner>) -> StreamTimes {
         let field = |name: &str, behind: Micros| TimeOf {
             place: TimeColumn { column: self.window_at, field: Some(name.to_owned()) },
