@@ -1,6 +1,6 @@
-//! Each key once: the first row that has it goes on, at once; others do not. Keys are remembered for ever, or, when one
-//! of their columns tells time, until no more rows can have them; or for a *time to live*: then a row goes on, too,
-//! that is so much later than the last of its key that did.
+//! Distinct keys: the first row with a key passes immediately, and others are dropped. Keys are remembered forever; or,
+//! if one of their columns tells time, until no more rows can have them; or for a *time to live*: then a row also
+//! passes if it is at least this much later than the last row of its key that did.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -27,21 +27,21 @@ use crate::state::state_layout::{StateLayout, fired_of, shared};
 use crate::time::times::{TimeOf, until_of};
 use crate::time::window::Micros;
 
-/// Keys are forgotten when there are more than these, and half of them may be.
+/// Minimum number of keys before some are forgotten; half of them must have expired, too.
 const CLEAR_MIN: u32 = 1 << 13;
-/// Until when nothing is remembered.
+/// The expiry of keys that are not remembered.
 const STALE: Micros = Micros::MIN;
 
-/// Of a query, the same on all workers.
+/// The configuration of a query, the same on all workers.
 pub(crate) struct DistinctQuery {
     pub keyed: Arc<KeyedRows>,
-    /// Among the columns of the key.
+    /// The time columns of the key.
     pub times: Vec<TimeOf>,
-    /// What tells the time of a row, and how long its key is remembered.
+    /// The time of a row, and how long its key is remembered.
     pub ttl: Option<(TimeOf, Micros)>,
-    /// Counts rows that have no time, where they need one.
+    /// Counts rows without a time, if they need one.
     pub untimed: LateCount,
-    /// What goes on of a row.
+    /// The output columns of a row.
     pub gives: Vec<Arc<dyn PhysicalExpr>>,
     pub output: SchemaRef,
 }
@@ -51,14 +51,14 @@ impl DistinctQuery {
         Ok(Arc::new(self.keyed.schema.project(&self.keyed.keys())?))
     }
 
-    /// Keys, and until when each is remembered if that is not for them to say.
+    /// The stored columns: keys, and when each expires unless its own columns tell.
     fn kept_schema(&self) -> Result<SchemaRef> {
         let keys = self.key_schema()?;
         let until = self.ttl.as_ref().map(|_| Arc::new(Field::new("tidemill until", DataType::Int64, false)));
         Ok(Arc::new(Schema::new(keys.fields().iter().cloned().chain(until).collect::<Vec<_>>())))
     }
 
-    /// What is kept.
+    /// The task's state.
     pub(crate) fn state(&self) -> StateSchema {
         let what = if self.ttl.is_some() { "distinct keys for a time" } else { "distinct keys" };
         StateSchema::new(what, self.layout().fields().collect())
@@ -69,14 +69,14 @@ impl DistinctQuery {
     }
 }
 
-/// See the module.
+/// The task of distinct keys.
 pub(crate) struct DistinctTask {
     shape: Arc<DistinctQuery>,
     seen: KeyIndex,
     state: KeptState,
     now: Micros,
     clear_at: u32,
-    /// With a time to live, by number: until when keys are remembered; [`STALE`]: the key has another number by now.
+    /// With a time to live, by number: when the key expires; [`STALE`] if the key has a new number.
     until: SpillVec<Micros>,
     held: OperatorMemory,
 }
@@ -106,13 +106,13 @@ impl DistinctTask {
         Ok(new)
     }
 
-    /// Remembers keys. Returns the first rows that have them.
+    /// Remembers keys. Returns the first rows of new ones.
     fn remember(&mut self, keys: RecordBatch) -> Result<UInt32Array, TaskError> {
         let first = self.seen.intern(&self.state.kept, &keys)?.new;
         if !first.is_empty() {
             let new = take_record_batch(&keys, &first)?;
             let mut until = if self.shape.times.is_empty() { Vec::new() } else { until_of(&self.shape.times, &new)? };
-            // A key without a time may come again at any.
+            // A key without a time may occur again at any time.
             until.iter_mut().filter(|until| **until == Micros::MIN).for_each(|until| *until = Micros::MAX);
             self.state.kept.add(new, until)?;
         }
@@ -124,13 +124,12 @@ impl DistinctTask {
         !self.shape.times.is_empty() || self.shape.ttl.is_some()
     }
 
-    /// Keys that are remembered until then, or for less, are forgotten: a row that is not late is no earlier, so it
-    /// goes on.
+    /// Keys that expire by this time are forgotten: a row that is not late is not earlier, so it passes.
     fn over(&self, time: &TimeOf) -> Micros {
         self.now.saturating_sub(time.behind)
     }
 
-    /// The rows of a batch that have a time, if it counts; the others are counted.
+    /// The rows of a batch that have a time, if rows need one; counts the others.
     fn timed(&self, rows: RecordBatch) -> Result<RecordBatch> {
         let Some((time, _)) = &self.shape.ttl else { return Ok(rows) };
         let times = time.place.values(&rows)?;
@@ -141,14 +140,14 @@ impl DistinctTask {
         Ok(filter_record_batch(&rows, &is_not_null(&times)?)?)
     }
 
-    /// Takes keys that were saved, or another copy has let go of.
+    /// Adds keys that were saved, or that another copy has handed over.
     fn take(&mut self, kept: RecordBatch) -> Result<(), TaskError> {
         let count = kept.num_rows();
         if self.shape.ttl.is_some() {
             let columns = kept.num_columns() - 1;
             let until = kept.column(columns).as_primitive::<Int64Type>().values().to_vec();
             let keys = kept.project(&(0..columns).collect::<Vec<_>>())?;
-            // A key may be there twice: what comes later was kept later.
+            // A key may occur twice: the later row is the more recent one.
             self.remember_until(&keys, |row, _| Some(until[row]))?;
         } else {
             self.remember(kept)?;
@@ -156,8 +155,8 @@ impl DistinctTask {
         self.weigh(count)
     }
 
-    /// Remembers keys for a time: `goes_on` says of a row, given until when its key is remembered, if it is, until when
-    /// it is from then on, if the row goes on. Returns the rows that do.
+    /// Remembers keys for a time. For a row, given when its key expires (if it is known), `goes_on` returns the new
+    /// expiry if the row passes. Returns the rows that pass.
     fn remember_until(
         &mut self,
         keys: &RecordBatch,
@@ -166,7 +165,7 @@ impl DistinctTask {
         let known = self.state.kept.count();
         let numbers = self.seen.intern(&self.state.kept, keys)?.numbers;
         let (mut went_on, mut firsts) = (Vec::new(), Vec::new());
-        // Of those that were known, the row that went on last.
+        // By known key: the last row that passed.
         let mut again: BTreeMap<u32, u32> = BTreeMap::new();
         for (row, number) in (0..).zip(numbers) {
             let at = number as usize;
@@ -174,7 +173,7 @@ impl DistinctTask {
             let Some(until) = goes_on(row as usize, before) else { continue };
             went_on.push(row);
             match before {
-                // New ones have the next numbers, in the order of their rows.
+                // New keys get the next numbers, in the order of their rows.
                 None => {
                     assert!(at == self.until.len(), "a key that is new is remembered");
                     self.until.extend_from_slice(&[until])?;
@@ -190,7 +189,7 @@ impl DistinctTask {
         }
         self.keep(keys, firsts, known)?;
         if !again.is_empty() {
-            // What is kept does not change: they are kept once more, and what was before is stale.
+            // Stored rows do not change: these keys are stored again, and their previous rows become stale.
             let first = self.state.kept.count();
             let (old, rows): (Vec<u32>, Vec<u32>) = again.into_iter().unzip();
             self.seen.renumber(&take_record_batch(keys, &UInt32Array::from(rows.clone()))?, &old, first)?;
@@ -202,7 +201,7 @@ impl DistinctTask {
         Ok(went_on.into())
     }
 
-    /// Keeps some rows' keys, which have the numbers from `first` on.
+    /// Stores the keys of some rows, which have the numbers from `first` on.
     fn keep(&mut self, keys: &RecordBatch, rows: Vec<u32>, first: u32) -> Result<(), TaskError> {
         if rows.is_empty() {
             return Ok(());
@@ -214,7 +213,7 @@ impl DistinctTask {
         self.state.kept.add(batch(&self.state.kept.schema(), columns, count)?, Vec::new())
     }
 
-    /// Forgets keys that cannot come again.
+    /// Forgets keys that have expired.
     fn clear(&mut self) -> Result<(), TaskError> {
         match &self.shape.ttl {
             None => self.state.clear(self.now)?,
@@ -228,7 +227,7 @@ impl DistinctTask {
         Ok(())
     }
 
-    /// Numbers have changed, and no key is kept twice.
+    /// Rebuilds the index after numbers have changed. No key is stored twice.
     fn index_anew(&mut self) -> Result<(), TaskError> {
         let columns = self.shape.keyed.keys().len();
         if self.shape.ttl.is_some() {
@@ -270,7 +269,7 @@ impl Operator for DistinctTask {
             None => self.remember(keys)?,
             Some((time, ttl)) => {
                 let times = time.place.values(&rows)?;
-                // Whether a late row goes on must not hang on when the memory of keys was last cleared.
+                // Whether a late row passes must not depend on when expired keys were last removed.
                 let over = self.over(time);
                 self.remember_until(&keys, |row, before| {
                     let at = times.value(row);

@@ -1,6 +1,7 @@
 //! Functions of programs as steps of a stream's plan.
 //!
-//! In a plan such a function is a table, as one on batches is: what lies below is planned when it is scanned.
+//! In a plan such a function is a table, like a function on batches: the plan below is planned when the table is
+//! scanned.
 
 use std::fmt;
 use std::sync::Arc;
@@ -18,24 +19,24 @@ use tidemill_dataflow::TaskError;
 use tidemill_dataset::extend::{StepProvider, StepTable, StreamStep, StreamStepExec, fitted, planned_below};
 use tidemill_dataset::{DataSet, DataSetError};
 
-/// What a kind of function is to a plan.
+/// A kind of function, as plans see it.
 pub(crate) trait FunctionQuery: Send + Sync + 'static {
-    /// Of its node in plans.
+    /// The name of its node in plans.
     const KIND: &'static str;
-    /// Where it runs, which is not in a query that ends: "runs ...".
+    /// Where it runs, which a batch query cannot provide: "runs ...".
     const RUNS: &'static str;
 
-    /// Stands for it in plans and errors.
+    /// The function's name in plans and errors.
     fn name(&self) -> &str;
 
-    /// Of the rows that it returns.
+    /// The schema of the rows it returns.
     fn schema(&self) -> &SchemaRef;
 }
 
 /// Adds a function to a stream.
 ///
 /// # Errors
-/// What the plan refuses.
+/// Any error of the plan.
 pub(crate) fn function_step(rows: &DataSet, query: impl FunctionQuery) -> tidemill_dataset::Result<DataSet> {
     let (state, input) = rows.frame().clone().into_parts();
     let name = query.name().to_owned();
@@ -44,7 +45,7 @@ pub(crate) fn function_step(rows: &DataSet, query: impl FunctionQuery) -> tidemi
     DataSet::new(DataFrame::new(state, plan))
 }
 
-/// The columns of a stream by name.
+/// The indices of a stream's columns with these names.
 ///
 /// # Errors
 /// `UnknownColumn`.
@@ -101,7 +102,7 @@ impl<Q: FunctionQuery> TableProvider for FunctionTable<Q> {
     }
 }
 
-/// Stands in the plan of a stream until it is lowered.
+/// The function in a stream's plan, until it is lowered.
 pub(crate) struct FunctionExec<Q> {
     pub query: Arc<Q>,
     pub projection: Option<Vec<usize>>,
@@ -114,10 +115,10 @@ impl<Q> Clone for FunctionExec<Q> {
 }
 
 impl<Q: FunctionQuery> FunctionExec<Q> {
-    /// Rows that the function has returned, with the columns that are wanted.
+    /// Projects the rows that the function has returned to the needed columns.
     ///
     /// # Errors
-    /// When they do not have the schema that was declared.
+    /// If they do not have the declared schema.
     pub(crate) fn finish(&self, made: RecordBatch) -> Result<RecordBatch, TaskError> {
         let rows = fitted(made, self.query.schema()).map_err(|error| format!("{}: {error}", self.query.name()))?;
         Ok(match &self.projection {

@@ -1,17 +1,17 @@
-//! Operators: tasks that keep state.
+//! Operators: stateful tasks.
 //!
-//! Of these modules only `process` and `bsp` use others: `keyed` and `function_table`.
+//! Of these modules, only `process` and `bsp` use others: `keyed` and `function_table`.
 //!
-//! | module           | what is in it                                                |
+//! | module           | contents                                                      |
 //! |------------------|--------------------------------------------------------------|
 //! | `time_windows`   | aggregates of windows                                        |
-//! | `windowed_plan`  | groups that are complete when a time has passed              |
+//! | `windowed_plan`  | groups that are complete once a time has passed               |
 //! | `count_windows`  | aggregates of count windows                                  |
-//! | `distinct`       | each key once                                                |
+//! | `distinct`       | distinct keys                                                 |
 //! | `join`           | joins of two streams                                         |
-//! | `keyed`          | the engine for functions on the rows of each key             |
+//! | `keyed`          | the engine of keyed functions                                 |
 //! | `function_table` | functions of programs as steps of a plan                      |
-//! | `process`        | user functions over the rows of each key                     |
+//! | `process`        | keyed functions of programs                                   |
 //! | `bsp`            | functions that all copies enter together                     |
 //! | `sessions`       | aggregates of sessions                                       |
 //! | `count_triggers` | aggregates of windows with early results by row count        |

@@ -1,5 +1,4 @@
-//! Functions of programs over the rows of one key at a time, with a state for each key and timers: what no query can
-//! say.
+//! Keyed functions of programs, with a state per key and timers, for what queries cannot express.
 
 use std::sync::Arc;
 
@@ -14,12 +13,12 @@ use crate::operators::keyed::{KeyOperator, KeyedColumns, KeyedSetup, MakeKeyedFu
 use crate::rows::keyed::KeyedRows;
 use crate::state::state_layout::StateLayout;
 
-/// What a function makes of a stream's rows by key: rows with `schema`. `keeps` says what it keeps of a key, if
-/// that is to be known: then a checkpoint's states are those of the function as it is now, or refused. `name` stands
-/// for it in plans and errors. A function that `waits` does something when time has passed, whatever comes.
+/// Applies a function to a stream's rows by key, giving rows with `schema`. `keeps` describes the state of a key, if it
+/// is known: a checkpoint's states are then converted to those of the current function, or rejected. `name` identifies
+/// it in plans and errors. A function that `waits` acts when time passes, even without input.
 ///
 /// # Errors
-/// `UnknownColumn`; what the function fails with is an error of the job.
+/// `UnknownColumn`; a failure of the function is an error of the job.
 pub fn process(
     rows: &DataSet,
     name: &str,
@@ -33,10 +32,10 @@ pub fn process(
     function_step(rows, ProcessQuery { name: name.to_owned(), keys, function, schema, keeps, waits })
 }
 
-/// A function on keys, in a query.
+/// A keyed function in a query.
 pub(crate) struct ProcessQuery {
     pub name: String,
-    /// Columns of its input.
+    /// Columns of the input.
     pub keys: Vec<usize>,
     function: MakeKeyedFunction,
     schema: SchemaRef,
@@ -45,7 +44,7 @@ pub(crate) struct ProcessQuery {
 }
 
 impl ProcessQuery {
-    /// What is kept.
+    /// The task's state.
     pub(crate) fn state(&self, keyed: &KeyedRows) -> StateSchema {
         let keys = keyed.layout_of_keys();
         match &self.keeps {
@@ -71,10 +70,10 @@ impl FunctionQuery for ProcessQuery {
     }
 }
 
-/// It in a plan.
+/// The function's node in a plan.
 pub(crate) type ProcessExec = FunctionExec<ProcessQuery>;
 
-/// The task of a function; `rows` says what the function is to see of a row.
+/// The task of a function; `rows` is the schema of the rows that the function gets.
 pub(crate) fn process_task(
     exec: &ProcessExec,
     keyed: &Arc<KeyedRows>,

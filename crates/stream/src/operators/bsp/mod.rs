@@ -1,12 +1,12 @@
-//! Functions of programs that all copies of a task enter together, over the rows of a window or of an epoch, with a
+//! Functions of programs that all copies of a task enter together, for the rows of a window or an epoch, with a
 //! communicator: bulk-synchronous solvers inside a running stream.
 //!
-//! | module      | what is in it                                                |
+//! | module      | contents                                                      |
 //! |-------------|--------------------------------------------------------------|
-//! | `spread`    | which copy a row goes to                                     |
+//! | `spread`    | routing of rows to copies                                     |
 //! | `turns`     | how copies agree on the window they call the function for    |
 //! | `row_turns` | how they agree on calls for a number of rows                 |
-//! | `task`      | the operator: keeps rows, and calls                          |
+//! | `task`      | the operator: stores rows and calls the function              |
 
 mod row_turns;
 pub(crate) mod spread;
@@ -28,8 +28,8 @@ use crate::time::window::{EarlyResults, WindowKind, WindowRule};
 
 /// One copy's part of a function that all copies of a task call together.
 pub trait BspFunction: Send {
-    /// The copies have all come to the end of a window or an epoch. `rows` are this copy's, in the order of their
-    /// times, or else of their arrival. The function may make any calls on `comm`, the same at all copies.
+    /// Called when all copies have reached the end of a window or an epoch. `rows` are this copy's, in the order of
+    /// their times, or else of their arrival. The function may make any calls on `comm`, the same on all copies.
     ///
     /// # Errors
     /// Fails the job.
@@ -47,14 +47,14 @@ pub trait BspFunction: Send {
     fn save(&mut self) -> std::result::Result<Bytes, TaskError>;
 }
 
-/// What a call is for.
+/// The rows that a call is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CallSpan {
-    /// The rows since the barrier before.
+    /// The rows since the previous barrier.
     Epoch,
-    /// A window of time, from its start to its end, in microseconds.
+    /// A time window from its start to its end, in microseconds.
     Time(i64, i64),
-    /// Rows by their numbers among all that have come to any copy, from the first to the one after the last.
+    /// A range of rows, numbered over all copies: from the first to the one after the last.
     Rows(i64, i64),
 }
 
@@ -64,11 +64,11 @@ pub struct BspSetup<'a> {
     pub context: &'a CopyContext,
     /// Its communicator.
     pub comm: &'a Communicator,
-    /// The states that the checkpoint has, one for each copy at that time; empty in a new job.
+    /// The states in the checkpoint, one for each copy at that time; empty in a new job.
     pub restored: Vec<Bytes>,
 }
 
-/// Makes the function of one copy.
+/// Makes the function for one copy.
 pub type MakeBspFunction =
     Arc<dyn Fn(&BspSetup<'_>) -> std::result::Result<Box<dyn BspFunction>, TaskError> + Send + Sync>;
 
@@ -78,36 +78,36 @@ pub enum OnBusy {
     /// They wait, and so do the sources, when enough waits.
     #[default]
     Wait,
-    /// They are left out.
+    /// They are dropped.
     Drop,
-    /// They are left out, but for the last.
+    /// They are dropped, except the last.
     Latest,
 }
 
-/// How a function of copies is called.
+/// Options of a BSP function.
 pub struct BspOptions {
-    /// Stands for it in plans and errors.
+    /// Its name in plans and errors.
     pub name: String,
-    /// The columns whose equal values are at one copy. None: rows are spread by all their values.
+    /// The columns whose equal values go to one copy. If empty, rows are spread by all their values.
     pub by: Vec<String>,
-    /// Windows of a column of time, or of a number of rows of all copies, from [`WindowRule::of`]; `None`: it is called
-    /// at every barrier, and at the end.
+    /// Windows over a time column, or of a number of rows of all copies, made by [`WindowRule::of`]. `None`: the
+    /// function is called at every barrier, and at the end.
     pub window: Option<Expr>,
-    /// Of the rows that it returns.
+    /// The schema of the rows it returns.
     pub schema: SchemaRef,
-    /// The column of them that tells time, of windows of time: no window's rows have a time before the end of the
-    /// window before it. `None`: their times are not known.
+    /// The time column of these rows, for time windows: the rows of a window have no time before the end of the
+    /// previous window. `None`: their times are unknown.
     pub time: Option<String>,
-    /// How many copies there are; by default as many as of other steps.
+    /// The number of copies; by default the same as for other steps.
     pub copies: Option<u32>,
-    /// Windows that end meanwhile.
+    /// What happens to windows that end while the function is busy.
     pub on_busy: OnBusy,
 }
 
 /// Adds a step that calls a function for each window of a stream, on all copies together.
 ///
 /// # Errors
-/// `UnknownColumn`; `Query` for windows that are of sessions, or not of a column.
+/// `UnknownColumn`; `Query` for session windows, or windows over anything but a column.
 pub fn bsp(
     rows: &DataSet,
     options: BspOptions,
@@ -128,7 +128,7 @@ pub fn bsp(
     function_step(rows, BspQuery { name, by, window, function, schema, time, copies, on_busy })
 }
 
-/// The windows that an expression stands for.
+/// Parses a window expression.
 fn window_of(name: &str, rows: &DataSet, window: &Expr) -> std::result::Result<BspWindow, DataSetError> {
     let wrong = |reason: &str| Err(DataSetError::Query(format!("{name}: {reason}")));
     let Some((rule, time)) = WindowRule::in_call(window) else {
@@ -164,7 +164,7 @@ fn window_of(name: &str, rows: &DataSet, window: &Expr) -> std::result::Result<B
     }
 }
 
-/// The column that tells time, of the rows that are returned.
+/// The index of the time column in the returned rows.
 fn time_of(
     name: &str,
     schema: &SchemaRef,
@@ -185,25 +185,25 @@ fn time_of(
     }
 }
 
-/// What a function is called for.
+/// The rows for which a function is called.
 pub(crate) enum BspWindow {
-    /// What comes from one barrier to the next.
+    /// Those between two barriers.
     Epochs,
-    /// So many rows of all copies.
+    /// A number of rows of all copies.
     Rows(i64),
-    /// Windows of a column of the input.
+    /// Windows over a column of the input.
     Time { rule: WindowRule, column: usize },
 }
 
-/// A function of copies, in a query.
+/// A BSP function in a query.
 pub(crate) struct BspQuery {
     pub name: String,
-    /// Columns of its input.
+    /// Columns of the input.
     pub by: Vec<usize>,
     pub window: BspWindow,
     pub function: MakeBspFunction,
     pub schema: SchemaRef,
-    /// The column of it that tells time.
+    /// The time column of the output.
     pub time: Option<usize>,
     pub copies: Option<u32>,
     pub on_busy: OnBusy,
@@ -222,11 +222,11 @@ impl FunctionQuery for BspQuery {
     }
 }
 
-/// It in a plan.
+/// The function's node in a plan.
 pub(crate) type BspExec = FunctionExec<BspQuery>;
 
 impl BspExec {
-    /// The column that tells time, of those that are wanted.
+    /// The index of the time column among the projected columns.
     pub(crate) fn time_column(&self) -> Option<usize> {
         let time = self.query.time?;
         match &self.projection {

@@ -1,10 +1,9 @@
-//! How the copies of a task agree on calls of their function for a number of rows that have come to all of them
-//! together.
+//! Agreement between the copies of a task on calls of their function for a number of rows, counted over all copies.
 //!
-//! Each copy says how many rows it has that were in no call. When all of them have enough, each gives its share to the
-//! call, of the rows that came to it first. Shares are in proportion to what copies have, so that all of them wait
-//! equally long, and add up to the number exactly. A copy leaves a barrier only when all have come to it, and fewer
-//! rows are left than a call takes.
+//! Each copy says how many of its rows were in no call yet. Once all copies together have enough, each contributes its
+//! share to the call, its oldest rows. Shares are proportional to what the copies have, so that all of them wait
+//! equally long, and add up to the number exactly. A copy leaves a barrier only when all have reached it and fewer rows
+//! are left than a call takes.
 
 use std::ops::Range;
 
@@ -13,41 +12,41 @@ use tidemill_dataflow::TaskError;
 
 use super::turns::{Moment, answered};
 
-/// A copy to which nothing comes looks with every so many ticks whether enough has come to the others.
+/// A copy without new rows checks after this many ticks whether the other copies have enough.
 const QUIET_TICKS_MAX: u32 = 5;
 
-/// What is to be done next.
+/// The next thing to do.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum RowTurn {
     /// Call the function.
     Call {
-        /// The numbers of its rows, among those of all calls.
+        /// The numbers of its rows, counted over all calls.
         of: Range<i64>,
-        /// How many of them are this copy's first ones.
+        /// How many of them are this copy's oldest rows.
         share: usize,
     },
-    /// Nothing more at this moment: it is the same at all copies.
+    /// Nothing more at this moment, which all copies know.
     Over,
-    /// Others are behind.
+    /// Other copies are behind.
     NotYet,
 }
 
-/// One copy's part.
+/// One copy's part in the agreement.
 pub(super) struct RowTurns {
     comm: Communicator,
-    /// Rows of a call.
+    /// The number of rows of a call.
     size: i64,
-    /// Rows of all calls so far, of all copies.
+    /// The number of rows in all calls so far, over all copies.
     called: i64,
-    /// What copies had when they agreed last, without what has been called since.
+    /// What each copy had at the last agreement, minus the rows called since.
     left: Vec<i64>,
     pending: Option<PendingAllreduce<i64>>,
-    /// Since the last agreement.
+    /// Ticks since the last agreement.
     quiet_ticks: u32,
 }
 
 impl RowTurns {
-    /// Of a copy that goes on where so many rows have been called.
+    /// `called` is the number of rows already called when the copy starts.
     pub(super) fn new(comm: Communicator, size: i64, called: i64) -> Self {
         let left = vec![0; comm.size() as usize];
         RowTurns { comm, size, called: called.max(0), left, pending: None, quiet_ticks: 0 }
@@ -57,21 +56,21 @@ impl RowTurns {
         self.called
     }
 
-    /// Whether so many rows of this copy alone are enough for a call.
+    /// Whether this copy's rows alone are enough for a call.
     pub(super) fn is_enough(&self, rows: usize) -> bool {
         rows as i64 >= self.size
     }
 
-    /// Some time has passed.
+    /// Notes that some time has passed.
     pub(super) fn tick(&mut self) {
         self.quiet_ticks += 1;
     }
 
-    /// What is to be done next at a moment, of a copy that has so many rows that were in no call. A copy that is ahead
-    /// waits for the others for a moment if it `waits`.
+    /// The next thing to do at a moment. `rows` is the number of this copy's rows that were in no call. If it `waits`,
+    /// a copy that is ahead briefly waits for the others.
     ///
     /// # Errors
-    /// The job's fault; when copies make different calls.
+    /// A failure of the job; different calls on different copies.
     pub(super) fn next(&mut self, moment: Moment, rows: usize, waits: bool) -> Result<RowTurn, TaskError> {
         loop {
             if let Some(share) = self.share() {
@@ -110,7 +109,7 @@ impl RowTurns {
         }
     }
 
-    /// This copy's share of the next call, taken from what is left; `None`: there is not enough for one.
+    /// This copy's share of the next call, subtracted from what is left; `None` if there are not enough rows.
     fn share(&mut self) -> Option<usize> {
         let all: i64 = self.left.iter().sum();
         if all < self.size {
@@ -147,7 +146,7 @@ mod tests {
         made
     }
 
-    /// A call has its number of rows exactly, whoever has them; what is left is less than one, and waits.
+    /// A call has exactly its number of rows, however they are distributed; fewer are left than for one call, and wait.
     #[test]
     fn shares_add_up() {
         let all = run_ranks(3, |comm| {
@@ -168,13 +167,13 @@ mod tests {
         assert_eq!((last, left), (10, 0));
     }
 
-    /// A generator of small numbers, the same for a seed at all copies.
+    /// A generator of small numbers; the same on all copies for a seed.
     fn below(state: &mut u64, limit: u64) -> u64 {
         *state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         (*state >> 33) % limit
     }
 
-    /// However rows come to each copy, all make the same calls in each epoch, and lose none.
+    /// However rows arrive at each copy, all copies make the same calls in each epoch, and lose no row.
     #[test]
     fn epochs_have_the_same_calls_whatever_comes() {
         for seed in 0..60 {

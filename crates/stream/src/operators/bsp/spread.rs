@@ -1,5 +1,4 @@
-//! Which copy a row goes to that no column gives a key: by all its values, so that it is the same copy when the row
-//! comes again.
+//! Routing of rows without a key: by all their values, so that a repeated row goes to the same copy.
 
 use std::fmt;
 use std::sync::Arc;
@@ -11,14 +10,14 @@ use datafusion::logical_expr::ColumnarValue;
 use datafusion::physical_expr::PhysicalExpr;
 use tidemill_dataflow::keys::KeyHasher;
 
-/// The hash of a row's columns, but for those that cannot be keys.
+/// The hash of a row's columns, except those whose types cannot be keys.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct RowHash {
     columns: Vec<usize>,
 }
 
 impl RowHash {
-    /// Of rows with this schema.
+    /// For rows with this schema.
     pub(crate) fn new(rows: &SchemaRef) -> Self {
         let columns = rows.fields().iter().enumerate().filter(|(_, field)| !field.data_type().is_nested());
         RowHash { columns: columns.map(|(column, _)| column).collect() }

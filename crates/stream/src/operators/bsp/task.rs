@@ -27,20 +27,20 @@ use crate::time::times::TimeColumn;
 use crate::time::window::{Micros, WindowKind};
 use crate::time::window_assigner::WindowAssigner;
 
-/// Rows that no window wants any more are thrown out when there are more than these, and they are half of all.
+/// Minimum number of rows that no window needs before they are removed; they must also be half of all rows.
 const CLEAR_MIN: usize = 1 << 13;
-/// How often a copy that is ahead looks whether the others have come, when nothing comes to it.
+/// How often a copy that is ahead and has no new input checks whether the others have caught up.
 const LOOK_INTERVAL: Duration = Duration::from_millis(20);
-/// How long a copy takes what has come while its function was busy, before it looks which windows have ended.
+/// How long a copy accepts input that arrived while its function was busy, before it checks which windows have ended.
 const REST_TIME: Duration = Duration::from_millis(50);
-/// What the function keeps, among what copies share in checkpoints.
+/// The name of the function's state among what copies share in checkpoints.
 const FUNCTION: &str = "function";
 
-/// Of a query, the same on all workers.
+/// The configuration of a query, the same on all workers.
 pub(crate) struct BspShape {
     pub exec: BspExec,
     pub keyed: Arc<KeyedRows>,
-    /// Of the rows, before they had keys.
+    /// The schema of the rows, before keys were added.
     pub rows: SchemaRef,
     /// How far rows may lie behind the watermark.
     pub behind: Micros,
@@ -48,7 +48,7 @@ pub(crate) struct BspShape {
 }
 
 impl BspShape {
-    /// What is kept.
+    /// The task's state.
     pub(crate) fn state(&self) -> Result<StateSchema> {
         let windows = match (&self.exec.query.window, self.assigner()?) {
             (BspWindow::Rows(size), _) => format!("windows of {size} rows of all copies"),
@@ -82,15 +82,15 @@ struct PaneRows {
     called: bool,
 }
 
-/// The windows that panes are in.
+/// The windows that contain panes.
 struct PaneWindows<'a> {
     panes: &'a BTreeMap<Micros, PaneRows>,
-    /// `None`: there are no windows.
+    /// `None`: epochs instead of windows.
     windows: Option<&'a WindowAssigner>,
 }
 
 impl PaneWindows<'_> {
-    /// The ends of the windows that a pane is in, the last first.
+    /// The ends of the windows that contain a pane, the last first.
     fn ends(&self, pane: Micros) -> impl Iterator<Item = Micros> {
         let windows = self.windows.map(|windows| windows.windows(pane).map(|start| windows.end(start)));
         windows.into_iter().flatten()
@@ -109,18 +109,18 @@ impl WindowEnds for PaneWindows<'_> {
     }
 }
 
-/// See the module.
+/// The task of a BSP function.
 pub(crate) struct BspTask {
     shape: Arc<BspShape>,
     function: Box<dyn BspFunction>,
     turns: Turns,
-    /// Of calls for a number of rows.
+    /// For calls for a number of rows.
     row_turns: Option<RowTurns>,
     moment: Moment,
     state: KeptState,
-    /// Of each pane that a window wants, by its start.
+    /// The panes that a window needs, by their start.
     panes: BTreeMap<Micros, PaneRows>,
-    /// Until then it takes what has come while the function was busy.
+    /// Until then, the copy only accepts input that arrived while the function was busy.
     rests_until: Option<Instant>,
     held: OperatorMemory,
 }
@@ -155,7 +155,7 @@ impl BspTask {
             for (_, table) in new.state.restore(restored)? {
                 let rows = reader.read(&table)?;
                 let count = rows.num_rows();
-                // Rows of windows that have been called may not have been thrown out.
+                // Rows of windows that were already called may not have been removed.
                 new.keep(rows, called)?;
                 new.weigh(count)?;
             }
@@ -164,7 +164,7 @@ impl BspTask {
         Ok(new)
     }
 
-    /// Keeps the rows of windows that end after a time. Returns how many are of no such window.
+    /// Stores the rows of windows that end after a time. Returns the number of other rows.
     fn keep(&mut self, rows: RecordBatch, too_late: Micros) -> Result<usize, TaskError> {
         let (Some(windows), BspWindow::Time { column, .. }) = (self.turns.windows(), &self.shape.exec.query.window)
         else {
@@ -176,7 +176,7 @@ impl BspTask {
         let mut late = 0;
         let mut until = Vec::with_capacity(rows.num_rows());
         let mut wanted = Vec::with_capacity(rows.num_rows());
-        // Rows come in runs of one pane.
+        // Successive rows are usually in the same pane.
         let (mut pane, mut is_open) = (0..0, false);
         for time in &times {
             let Some(time) = time else {
@@ -200,7 +200,7 @@ impl BspTask {
         Ok(late)
     }
 
-    /// Does what is to be done at the moment.
+    /// Does what is due at the current moment.
     fn advance(&mut self, waits: bool, emit: &mut Emitter) -> Result<EmitStatus, TaskError> {
         if self.row_turns.is_some() {
             return self.advance_rows(waits, emit);
@@ -249,7 +249,8 @@ impl BspTask {
         }
     }
 
-    /// Whether it only takes what has come, for now. Others are answered, and barriers and ends wait for nothing.
+    /// Whether the copy only accepts input for now. It still answers agreements, and does not delay barriers or the
+    /// end.
     fn is_resting(&mut self) -> bool {
         if self.moment != Moment::Time || self.turns.is_pending() {
             return false;
@@ -263,12 +264,12 @@ impl BspTask {
         false
     }
 
-    /// Does what others make possible that have answered.
+    /// Does what the answers of other copies have made possible.
     fn look(&mut self, emit: &mut Emitter) -> Result<EmitStatus, TaskError> {
         self.moment = Moment::Time;
         let rested = self.rests_until.is_some() && !self.is_resting();
         if let Some(turns) = &self.row_turns {
-            // Its input waits with it, when others are behind.
+            // If others are behind, this copy's input waits, too.
             let waits = turns.is_enough(self.state.kept.count() as usize);
             return self.advance(waits, emit);
         }
@@ -291,7 +292,7 @@ impl BspTask {
         Ok(())
     }
 
-    /// Throws out what no window wants any more.
+    /// Removes rows that no window needs anymore.
     fn forget(&mut self) -> Result<(), TaskError> {
         let Some(windows) = self.turns.windows() else { return Ok(()) };
         let called = self.turns.called();
@@ -406,7 +407,7 @@ impl Operator for BspTask {
         for (_, table) in self.state.acquired(&parts)? {
             let rows = self.state.rows(&table)?;
             let count = rows.num_rows();
-            // Of the copy that had them, whose time may have been behind.
+            // Restored with the time of the copy that had them, which may have been behind.
             self.keep(rows, self.turns.called())?;
             self.weigh(count)?;
         }

@@ -1,12 +1,12 @@
-//! How the copies of a task agree on which window they call their function for.
+//! Agreement between the copies of a task on the window they call their function for.
 //!
-//! A copy knows the time that its input has come to, and the first window that it has rows of. The least of both over
-//! all copies say which window is to be called next: one that has ended at all copies. Copies enter an agreement when
-//! a window may have ended at them, at every barrier, and at the end of their input. A copy leaves a barrier only when
-//! all have come to it: so all have made the same calls in each epoch, whatever order streams came in at each.
+//! A copy knows the time its input has reached, and the first window that it has rows for. The minimum of both over all
+//! copies determines the next window to call: one that has ended on all copies. Copies enter an agreement when a window
+//! may have ended, at every barrier, and at the end of their input. A copy leaves a barrier only when all have reached
+//! it, so all make the same calls in each epoch, whatever the order of input on each.
 //!
-//! A copy whose time is ahead does not keep its input waiting while the others come: what they wait for may be behind
-//! rows for this copy. It looks again with what comes next.
+//! A copy whose time is ahead does not block its input while the others catch up, since what they wait for may come
+//! after rows for this copy. It checks again when its next input arrives.
 
 use tidemill_collective::{Communicator, PendingAllreduce, ReduceOp};
 use tidemill_dataflow::TaskError;
@@ -18,31 +18,31 @@ use crate::time::window_assigner::WindowAssigner;
 /// Where a copy stands.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum Moment {
-    /// Time has passed.
+    /// Event time has advanced.
     #[default]
     Time,
     /// A barrier is about to pass.
     Barrier,
-    /// Its input has ended.
+    /// The copy's input has ended.
     End,
 }
 
-/// What is to be done next.
+/// The next thing to do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Turn {
-    /// Call the function for the window that ends there.
+    /// Call the function for the window with this end.
     Call(Micros),
-    /// Nothing more at this moment: it is the same at all copies.
+    /// Nothing more at this moment, which all copies know.
     Over,
-    /// Others are behind.
+    /// Other copies are behind.
     NotYet,
 }
 
-/// What the copies have agreed on.
+/// The result of an agreement.
 struct Agreement {
-    /// The least time.
+    /// The minimum time.
     now: Micros,
-    /// The end of the first window that has rows, and has not been called.
+    /// The end of the first window that has rows and was not called.
     next: Micros,
     all_at_barrier: bool,
     any_at_barrier: bool,
@@ -50,7 +50,7 @@ struct Agreement {
     all_rested: bool,
 }
 
-/// The windows that one copy has rows of.
+/// The windows that a copy has rows for.
 pub(super) trait WindowEnds {
     /// The end of the first window that ends after a time; `Micros::MAX` if there is none.
     fn first_after(&self, time: Micros) -> Micros;
@@ -59,14 +59,14 @@ pub(super) trait WindowEnds {
     fn last_by(&self, time: Micros) -> Micros;
 }
 
-/// One copy's part.
+/// One copy's part in the agreement.
 pub(super) struct Turns {
     comm: Communicator,
-    /// `None`: windows are epochs.
+    /// `None`: epochs instead of windows.
     windows: Option<WindowAssigner>,
-    /// The time that this copy's input has come to.
+    /// The time that this copy's input has reached.
     now: Micros,
-    /// All windows that end by then have been called, or had no rows, at all copies.
+    /// All windows that end by then were called, or had no rows on any copy.
     called: Micros,
     pending: Option<PendingAllreduce<i64>>,
     on_busy: OnBusy,
@@ -75,7 +75,7 @@ pub(super) struct Turns {
 }
 
 impl Turns {
-    /// Of a copy that goes on where all windows that end by `called` have been called.
+    /// All windows that end by `called` were already called when the copy starts.
     pub(super) fn new(comm: Communicator, windows: Option<WindowAssigner>, called: Micros, on_busy: OnBusy) -> Self {
         Turns { comm, windows, now: Micros::MIN, called, pending: None, on_busy, rested: true }
     }
@@ -92,37 +92,37 @@ impl Turns {
         self.called
     }
 
-    /// Rows of windows that end by then come too late.
+    /// Rows of windows that end by then are late.
     pub(super) fn too_late(&self) -> Micros {
         self.called.max(self.now)
     }
 
-    /// Whether others have not answered yet.
+    /// Whether other copies have yet to answer.
     pub(super) fn is_pending(&self) -> bool {
         self.pending.is_some()
     }
 
-    /// The copy's input has come to a time.
+    /// The copy's input has reached a time.
     pub(super) fn pass(&mut self, now: Micros) {
         self.now = self.now.max(now);
     }
 
-    /// What came while the function was busy has been taken.
+    /// The input that arrived while the function was busy has been accepted.
     pub(super) fn rest(&mut self) {
         self.rested = true;
     }
 
-    /// Whether a window may have ended that has not been called.
+    /// Whether a window that was not called may have ended.
     pub(super) fn is_due(&self) -> bool {
         let ended = |windows: &WindowAssigner| self.now > Micros::MIN && windows.ended_by(self.now) > self.called;
         self.windows.as_ref().is_some_and(ended)
     }
 
-    /// What is to be done next at a moment, of a copy that has rows of the windows that end at `ends`. A copy that is
-    /// ahead waits for the others for a moment if it `waits`.
+    /// The next thing to do at a moment. `ends` are the windows that this copy has rows for. If it `waits`, a copy that
+    /// is ahead briefly waits for the others.
     ///
     /// # Errors
-    /// The job's fault; when copies make different calls.
+    /// A failure of the job; different calls on different copies.
     pub(super) fn next(&mut self, moment: Moment, ends: &impl WindowEnds, waits: bool) -> Result<Turn, TaskError> {
         loop {
             if self.pending.is_none() {
@@ -151,7 +151,7 @@ impl Turns {
         }
     }
 
-    /// Which of the windows that have ended is called, if any is.
+    /// Chooses the window to call among those that have ended, if any.
     fn choose(&mut self, agreed: &Agreement, ends: &impl WindowEnds) -> Result<Option<Micros>, TaskError> {
         let (is_left_out, end) = match self.on_busy {
             OnBusy::Wait => (false, agreed.next),
@@ -167,14 +167,14 @@ impl Turns {
         Ok((!is_left_out).then_some(end))
     }
 
-    /// No window that ends by a time has rows.
+    /// No window that ends by `time` has rows.
     fn skip_to(&mut self, time: Micros) {
         if let Some(windows) = self.windows.as_ref().filter(|_| time > Micros::MIN) {
             self.called = self.called.max(windows.ended_by(time));
         }
     }
 
-    /// What the copies have agreed on, if all have answered.
+    /// The agreement, once all copies have answered.
     fn agreed(&mut self, moment: Moment, waits: bool) -> Result<Option<Agreement>, TaskError> {
         let Some(values) = answered(&mut self.pending, moment, waits)? else { return Ok(None) };
         let [now, next, all_at_barrier, any_at_barrier, all_rested] = values[..] else {
@@ -185,7 +185,7 @@ impl Turns {
     }
 }
 
-/// What copies have said together, if all have. At a barrier and at the end a copy waits for it.
+/// The combined answers, once all copies have answered. At a barrier and at the end, a copy waits for them.
 pub(super) fn answered(
     said: &mut Option<PendingAllreduce<i64>>,
     moment: Moment,
@@ -232,8 +232,8 @@ mod tests {
         }
     }
 
-    /// Watermarks come by steps of any length at each copy, and one of them is behind at the barrier: all the same
-    /// every copy has made the same calls when it passes, and at the end.
+    /// Watermarks advance in steps of any length on each copy, and one copy is behind at the barrier. Still, every copy
+    /// has made the same calls when it passes the barrier, and at the end.
     #[test]
     fn epochs_have_the_same_calls() {
         let all = run_ranks(3, |comm| {
@@ -255,15 +255,15 @@ mod tests {
             epochs[1].extend(more);
             epochs
         });
-        // The third copy had come to 35 at the barrier.
+        // The third copy had reached 35 at the barrier.
         for epochs in all.unwrap() {
             assert_eq!(epochs, [vec![10, 30], vec![40, 50, 70]]);
         }
     }
 
-    /// A copy that is ahead does not wait for ever: the others may need it to take its input.
+    /// A copy that is ahead does not wait forever: the others may depend on it accepting its input.
     #[test]
-    fn who_is_ahead_goes_on() {
+    fn a_copy_that_is_ahead_continues() {
         let all = run_ranks(2, |comm| {
             let rank = comm.rank();
             let mut turns = Turns::new(comm, Some(WindowAssigner::sliding(10, 10)), Micros::MIN, OnBusy::Wait);
@@ -271,7 +271,7 @@ mod tests {
             if rank == 0 {
                 turns.pass(20);
                 assert_eq!(turns.next(Moment::Time, &[10].as_slice(), true).unwrap(), Turn::NotYet);
-                // What the other one waits for.
+                // What the other copy waits for.
                 turns.comm().send_slice(&[1u8], 1, 0).unwrap();
             } else {
                 turns.comm().recv_slice(&mut [0u8], Some(0), Some(0)).unwrap();
@@ -284,23 +284,23 @@ mod tests {
         assert_eq!(all.unwrap(), [(vec![10], 20), (vec![10], 20)]);
     }
 
-    /// An empty stretch of any length is passed at once.
+    /// An empty span of any length is skipped at once.
     #[test]
-    fn nothing_is_called_for_nothing() {
+    fn windows_without_rows_are_not_called() {
         let all = run_ranks(2, |comm| {
             let mut turns = Turns::new(comm, Some(WindowAssigner::sliding(1, 1)), Micros::MIN, OnBusy::Wait);
             turns.pass(1 << 60);
             let made = calls(&mut turns, Moment::Time, &[]);
             let called = turns.called();
-            // All that will ever come has come, and the input has not ended yet.
+            // All rows have arrived, but the input has not ended yet.
             turns.pass(Micros::MAX);
             (made, called, calls(&mut turns, Moment::Time, &[]))
         });
         assert_eq!(all.unwrap(), vec![(vec![], 1 << 60, vec![]); 2]);
     }
 
-    /// Of windows that end while the function is busy all are left out, or all but the last, at all copies alike; one
-    /// that ends later is called.
+    /// Windows that end while the function is busy are all dropped, or all but the last, in the same way on all copies;
+    /// a window that ends later is called.
     #[test]
     fn windows_that_end_meanwhile() {
         for (on_busy, expected) in [(OnBusy::Drop, vec![10, 60]), (OnBusy::Latest, vec![10, 40, 60])] {
@@ -321,14 +321,14 @@ mod tests {
         }
     }
 
-    /// A generator of small numbers, the same for a seed at all copies.
+    /// A generator of small numbers; the same on all copies for a seed.
     fn below(state: &mut u64, limit: u64) -> u64 {
         *state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         (*state >> 33) % limit
     }
 
-    /// One copy's life: rows of any windows whose time has not come, steps of time, and barriers between. Returns the
-    /// calls of each epoch.
+    /// Simulates one copy: rows of random windows that have not ended, steps of time, and barriers in between. Returns
+    /// the calls of each epoch.
     fn life(comm: Communicator, seed: u64, barriers: u64) -> Vec<Vec<Micros>> {
         let mut dice = seed.wrapping_mul(977).wrapping_add(u64::from(comm.rank()) + 1);
         let mut turns = Turns::new(comm, Some(WindowAssigner::sliding(10, 10)), Micros::MIN, OnBusy::Wait);
@@ -336,7 +336,7 @@ mod tests {
         for _ in 0..barriers {
             let mut made = Vec::new();
             for _ in 0..below(&mut dice, 6) {
-                // Of windows that end after this copy's time: no row comes too late.
+                // Windows end after this copy's time, so no row is late.
                 let end = (time / 10 + 1 + below(&mut dice, 12) as i64) * 10;
                 if below(&mut dice, 3) > 0 {
                     rows.push(end);
@@ -357,7 +357,7 @@ mod tests {
         epochs
     }
 
-    /// However streams come in at each copy, all make the same calls in each epoch, each window's once and in order.
+    /// However input arrives at each copy, all copies make the same calls in each epoch, one for each window, in order.
     #[test]
     fn epochs_have_the_same_calls_whatever_comes() {
         for seed in 0..60 {

@@ -1,5 +1,5 @@
-//! What is known of each window and key, by number, and how what is kept is chained to it: numbers only, which lie on
-//! disk when memory runs out, as what they are of does.
+//! The metadata of each window and key, by number, and the chains from there to stored states. It consists of numbers
+//! only, which move to disk with the states when memory runs out.
 
 use datafusion::error::Result;
 use tidemill_dataflow::TaskError;
@@ -7,23 +7,23 @@ use tidemill_dataflow::memory::{Governor, SpillElement, SpillVec};
 
 use crate::time::window::Micros;
 
-/// Groups that are looked at without a list of more than these.
+/// Processes at most this many groups at a time without a spillable list.
 const STRETCH: usize = 1 << 13;
 
-/// See the module. A group is a window and a key; a state is a row of what is kept.
+/// The groups of a copy. A group is a window and a key; a state is a stored row.
 #[derive(Default)]
 pub(super) struct TriggeredGroups {
-    /// By group: when its window starts.
+    /// By group: the start of its window.
     start: SpillVec<Micros>,
-    /// How many rows it has had.
+    /// By group: the number of its rows so far.
     seen: SpillVec<i64>,
-    /// The number of the newest of its states, more by one; zero: it has none, as one that has fired.
+    /// By group: the number of its newest state plus one; zero if it has none, for example after it has fired.
     newest: SpillVec<u32>,
-    /// How many states its chain has.
+    /// By group: the number of states in its chain.
     length: SpillVec<u32>,
-    /// By state: how many rows there had been.
+    /// By state: the number of the group's rows up to it.
     seen_by: SpillVec<i64>,
-    /// The state before it in its chain, more by one.
+    /// By state: the previous state in its chain, plus one.
     before: SpillVec<u32>,
 }
 
@@ -34,7 +34,7 @@ impl TriggeredGroups {
         self.start.bytes() + self.seen.bytes() + self.newest.bytes() + self.length.bytes() + states
     }
 
-    /// Puts them on disk, where they stay.
+    /// Moves everything to disk, where it stays.
     pub(super) fn spill(&mut self, governor: &Governor) -> Result<(), TaskError> {
         self.start.spill(governor)?;
         self.seen.spill(governor)?;
@@ -44,7 +44,7 @@ impl TriggeredGroups {
         Ok(self.before.spill(governor)?)
     }
 
-    /// Numbers that lie where these do.
+    /// An empty vector in the same place (memory or disk) as these.
     fn beside<T: SpillElement>(&self) -> Result<SpillVec<T>, TaskError> {
         let mut cells = SpillVec::default();
         if let Some(governor) = self.start.governor() {
@@ -53,7 +53,7 @@ impl TriggeredGroups {
         Ok(cells)
     }
 
-    /// So many groups there are at least.
+    /// Makes room for at least `count` groups.
     pub(super) fn reserve(&mut self, count: usize) -> Result<(), TaskError> {
         if count > self.start.len() {
             self.start.resize(count)?;
@@ -68,23 +68,23 @@ impl TriggeredGroups {
         self.start[group] = start;
     }
 
-    /// How many rows a group has had.
+    /// The number of rows of a group so far.
     pub(super) fn seen(&self, group: usize) -> i64 {
         self.seen[group]
     }
 
-    /// A group has one row more.
+    /// Counts one more row of a group.
     pub(super) fn count_row(&mut self, group: usize) {
         self.seen[group] += 1;
     }
 
-    /// How many states the chain of a group has.
+    /// The number of states in a group's chain.
     pub(super) fn length(&self, group: usize) -> u32 {
         self.length[group]
     }
 
-    /// Chains states that come behind those that are chained: `of` has the group of each, `seen` how many rows it had
-    /// had by then. One of the `totals` begins its chain anew.
+    /// Appends states to their chains. `of` is the group of each, and `seen` the number of the group's rows up to it. A
+    /// total starts a new chain.
     pub(super) fn chain(
         &mut self,
         of: &[usize],
@@ -106,12 +106,12 @@ impl TriggeredGroups {
         Ok(())
     }
 
-    /// A group has no states any more.
+    /// Removes all states of a group.
     pub(super) fn end_chain(&mut self, group: usize) {
         (self.newest[group], self.length[group]) = (0, 0);
     }
 
-    /// The numbers of the states of a group that are of its first so many rows, in their order.
+    /// The numbers of the states that cover the first `seen` rows of a group, in order.
     pub(super) fn states(&self, group: usize, seen: i64) -> Vec<u32> {
         let (seen_by, before) = (&self.seen_by[..], &self.before[..]);
         let mut next = self.newest[group] as usize;
@@ -126,7 +126,7 @@ impl TriggeredGroups {
         found
     }
 
-    /// Which states are in a chain, by number: one, or zero.
+    /// For each state, by number, one if it is in a chain, else zero.
     pub(super) fn chained(&self) -> Result<SpillVec<u8>, TaskError> {
         let mut chained = self.beside()?;
         chained.resize(self.before.len())?;
@@ -141,7 +141,7 @@ impl TriggeredGroups {
         Ok(chained)
     }
 
-    /// The groups with states whose window, given by its start, is `over`: by their start.
+    /// The groups with states whose window is `over`, given its start; sorted by this start.
     pub(super) fn over(&self, over: impl Fn(Micros) -> bool) -> Result<SpillVec<u32>, TaskError> {
         let (start, length) = (&self.start[..], &self.length[..]);
         let mut found = self.beside()?;
@@ -150,17 +150,17 @@ impl TriggeredGroups {
             let some = stretch.filter(|&group| length[group] > 0 && over(start[group])).map(|group| group as u32);
             found.extend_from_slice(&some.collect::<Vec<_>>())?;
         }
-        // In place, as there may be more than fit in memory.
+        // Sorted in place, since there may be more than fit in memory.
         found.sort_unstable_by_key(|&group| (start[group as usize], group));
         Ok(found)
     }
 
-    /// The starts of the windows of groups with states, and how many states each has.
+    /// The starts of the windows of groups with states, and the number of each group's states.
     pub(super) fn open(&self) -> impl Iterator<Item = (Micros, u32)> {
         self.start.iter().copied().zip(self.length.iter().copied()).filter(|(_, length)| *length > 0)
     }
 
-    /// No groups, and where they are to lie: in memory again if what is kept of them is `few`.
+    /// Removes all groups. New ones are in memory again if `few` states are stored.
     pub(super) fn clear(&mut self, few: bool) -> Result<(), TaskError> {
         let governor = self.start.governor().filter(|_| !few).cloned();
         *self = TriggeredGroups::default();
@@ -176,8 +176,8 @@ mod tests {
 
     use super::*;
 
-    /// A state in no chain would be missing from results, one in another's would be of both: in memory or on disk,
-    /// whatever totals begin and windows end.
+    /// Results would lack a state that is in no chain, and a state in the wrong chain would count for two groups:
+    /// checked in memory and on disk, with random totals and window ends.
     #[test]
     fn groups_have_their_states() {
         let governor = Governor::new(MemorySettings::default());

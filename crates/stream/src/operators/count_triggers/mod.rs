@@ -41,39 +41,38 @@ use crate::state::state_layout::{StateLayout, fired_by, fired_of, shared, time_o
 use crate::time::window::{Micros, micros, window_array};
 use crate::time::window_assigner::WindowAssigner;
 
-/// Columns of what is kept before the window's start and the keys: how many rows there had been, and whether it is a
-/// total.
+/// Stored columns before the window's start and the keys: the number of rows so far, and whether the state is a total.
 const BEFORE: usize = 2;
-/// States of a chain that are put together without a result.
+/// Maximum number of states of a chain that are merged only for results, not permanently.
 const CHAIN_MAX: u32 = 8;
-/// Results that rows which are added together give of one key: each begins at the chain's total.
+/// Maximum number of results of one key from rows added together, since each starts from the chain's total.
 const RESULTS_MAX: usize = 128;
-/// Rows that are added together, each as often as it is in a window.
+/// Maximum number of rows added together, each counted once per window that contains it.
 const PLACES_MAX: usize = 1 << 16;
-/// What totals have made useless is thrown out when it is as much as this, and as what is of use.
+/// Minimum number of obsolete states before they are removed; they must also be half of all.
 const CLEAR_MIN: u32 = 1 << 13;
-/// The same in bytes: totals of some functions are long.
+/// The same in bytes, because totals of some functions are long.
 const CLEAR_BYTES_MIN: usize = 4 << 20;
-/// States of any length that are put together at a time, about.
+/// Approximate size of states of variable length that are merged at a time.
 const PORTION_BYTES: usize = 4 << 20;
 /// Windows of keys that fire at a time.
 const FIRE_MAX: usize = 1 << 13;
-/// Of what is handed over: tables of what is kept, and the time until which windows have fired.
+/// The kinds of parts in a handover: tables of state, and the time up to which windows have fired.
 const KEPT: u8 = 0;
 const FIRED: u8 = 1;
 
-/// An aggregation of windows with results by rows: of a query, the same on all workers.
+/// An aggregation of windows with results by rows; the same for a query on all workers.
 pub(crate) struct TriggeredAggregation {
-    /// Its first key is the window's start.
+    /// The first key is the window's start.
     pub of: GroupAggregation,
     pub time: Arc<dyn PhysicalExpr>,
-    /// How far times to come may lie behind the watermark.
+    /// How far future times may lie behind the watermark.
     pub behind: Micros,
     pub spans: WindowAssigner,
-    /// A result comes with each so many rows.
+    /// The number of rows between results.
     pub every: i64,
     pub output: SchemaRef,
-    /// Where the window stands among the keys of the output.
+    /// The position of the window among the output columns.
     pub window_at: usize,
     pub late: LateCount,
     /// Where late rows go.
@@ -81,13 +80,13 @@ pub(crate) struct TriggeredAggregation {
 }
 
 impl TriggeredAggregation {
-    /// The key that is a window's start: of no row by itself, for one may be in several windows.
+    /// The key for the window's start. It is not computed from a row, which may be in several windows.
     pub(crate) fn window_key() -> (Arc<dyn PhysicalExpr>, String) {
         let start = ScalarValue::TimestampMicrosecond(Some(0), None);
         (Arc::new(Literal::new(start)), "window start".into())
     }
 
-    /// What is kept.
+    /// The task's state.
     pub(crate) fn state(&self) -> StateSchema {
         let what = format!("{}, with results by rows", self.spans.described());
         StateSchema::new(what, self.layout().fields().collect())
@@ -106,34 +105,34 @@ impl TriggeredAggregation {
         Arc::new(Schema::new(fields.collect::<Vec<_>>()))
     }
 
-    /// The columns of what is kept that are the window's start and the keys.
+    /// The columns of the state that contain the window's start and the keys.
     fn keys(&self) -> std::ops::Range<usize> {
         BEFORE..BEFORE + self.of.keys.len()
     }
 
-    /// Whether states may be longer than a number, as those of `n_unique` and of texts.
+    /// Whether states may be longer than a number, as for `n_unique` and strings.
     fn has_long_states(&self) -> bool {
         let mut states = self.of.state_schema.fields().iter().skip(self.of.keys.len());
         states.any(|field| field.data_type().primitive_width().is_none() && *field.data_type() != DataType::Boolean)
     }
 }
 
-/// See the module.
+/// The task of windows with early results by rows.
 pub(crate) struct TriggeredTask {
     shape: Arc<TriggeredAggregation>,
     keys: NumberedKeys,
     groups: TriggeredGroups,
     state: KeptState,
-    /// Rows that have come and are still to be added.
+    /// Input rows that have yet to be added.
     rest: Option<RecordBatch>,
-    /// Windows that end here or before have fired, or are about to.
+    /// Windows that end by then have fired, or are about to.
     fired: Micros,
-    /// No window is over before that.
+    /// No window ends before that.
     next_end: Micros,
-    /// Groups that fire, and how many of them have.
+    /// Groups that fire, and how many of them have fired.
     firing: SpillVec<u32>,
     fired_of_firing: usize,
-    /// So many rows, or bytes, and what is of no use is thrown out.
+    /// Obsolete state is removed at this number of rows or bytes.
     clear_at: (u32, usize),
     held: OperatorMemory,
 }
@@ -142,7 +141,7 @@ impl TriggeredTask {
     pub(crate) fn new(shape: &Arc<TriggeredAggregation>, context: &TaskContext) -> Result<Self, TaskError> {
         let held = OperatorMemory::new(context);
         let schema = shape.kept_schema();
-        // The window does not say who owns a key.
+        // The owner of a key does not depend on the window.
         let keys = shape.keys().skip(1).collect();
         let mut new = TriggeredTask {
             shape: Arc::clone(shape),
@@ -162,7 +161,7 @@ impl TriggeredTask {
             new.fired = fired_of(restored)?;
             for (bucket, table) in new.state.restore(restored)? {
                 let rows = reader.read(&table)?;
-                // What had fired where it was kept is of no use; what had only fired elsewhere has still to.
+                // Drop what had fired where it was stored; what had fired only elsewhere has yet to fire.
                 let fired = fired_by(restored, bucket)?.unwrap_or(new.fired);
                 let open = starts_of(&rows).values().iter().map(|&start| Some(shape.spans.end(start) > fired));
                 let rows = filter_record_batch(&rows, &open.collect::<BooleanArray>())?;
@@ -189,7 +188,7 @@ impl TriggeredTask {
         Ok(of)
     }
 
-    /// Takes what was saved, or another copy has let go of.
+    /// Adds state that was saved, or that another copy has handed over.
     fn take(&mut self, rows: RecordBatch) -> Result<(), TaskError> {
         let count = rows.num_rows();
         self.keep(rows)?;
@@ -201,7 +200,7 @@ impl TriggeredTask {
         self.state.kept.add(rows, Vec::new())
     }
 
-    /// Chains rows that come behind those that are chained.
+    /// Appends stored rows to their chains.
     fn index(&mut self, rows: &RecordBatch) -> Result<(), TaskError> {
         let of = self.intern(&rows.columns()[self.shape.keys()])?;
         let seen = rows.column(0).as_primitive::<Int64Type>().values();
@@ -209,7 +208,7 @@ impl TriggeredTask {
         self.groups.chain(&of, seen, |row| totals.value(row))
     }
 
-    /// The keys and the functions of some groups, each of its first so many rows.
+    /// The keys and the functions of some groups, each for its first rows up to a number.
     fn merged(&self, wanted: &[(usize, i64)]) -> Result<(Vec<ArrayRef>, Functions)> {
         let (shape, kept) = (&self.shape, &self.state.kept);
         let (mut numbers, mut of, mut firsts) = (Vec::new(), Vec::new(), Vec::new());
@@ -225,7 +224,7 @@ impl TriggeredTask {
         Ok((keys, shape.of.merged(&states, &of, wanted.len())?))
     }
 
-    /// How many groups a portion has, by what the states of one are long; all, where they are numbers.
+    /// The number of groups in a portion, by the length of their states; unlimited if states are numbers.
     fn portion(&self) -> usize {
         if !self.shape.has_long_states() {
             return usize::MAX;
@@ -235,15 +234,15 @@ impl TriggeredTask {
         (PORTION_BYTES / chain_bytes.max(1)).max(1)
     }
 
-    /// How many rows are added together: their results wait in memory until all have been.
+    /// The number of rows that are added together: their results stay in memory until all have been added.
     fn rows_max(&self) -> usize {
         let results = RESULTS_MAX.min(self.portion());
         let by_results = usize::try_from(self.shape.every).unwrap_or(usize::MAX).saturating_mul(results);
         by_results.min(PLACES_MAX / self.shape.spans.windows_max()).max(1)
     }
 
-    /// Deals groups so that what is known of one portion fits in memory. Where that may be long, each group is once in
-    /// it: a hundred results of one key would begin with a hundred copies of its total.
+    /// Divides groups into portions whose states fit in memory. If states may be long, a portion contains each group
+    /// only once: a hundred results of one key would start with a hundred copies of its total.
     fn portions(&self, wanted: &[(usize, i64)]) -> Vec<Vec<(usize, i64)>> {
         if wanted.is_empty() {
             return Vec::new();
@@ -265,7 +264,7 @@ impl TriggeredTask {
         turns.iter().flat_map(|turn| turn.chunks(portion)).map(<[_]>::to_vec).collect()
     }
 
-    /// Gives results of groups, each of its first so many rows.
+    /// Emits results of groups, each for its first rows up to a number.
     fn give(&self, wanted: &[(usize, i64)], last: bool, emit: &mut Emitter) -> Result<()> {
         self.portions(wanted).iter().try_for_each(|portion| self.give_portion(portion, last, emit))
     }
@@ -283,7 +282,7 @@ impl TriggeredTask {
         Ok(())
     }
 
-    /// Puts what is known of groups together.
+    /// Merges all states of each of these groups into a total.
     fn total(&mut self, groups: &[usize]) -> Result<(), TaskError> {
         let all: Vec<(usize, i64)> = groups.iter().map(|&group| (group, self.groups.seen(group))).collect();
         self.portions(&all).iter().try_for_each(|portion| self.total_portion(portion))
@@ -300,19 +299,20 @@ impl TriggeredTask {
         self.keep(batch(&self.state.kept.schema(), columns, all.len())?)
     }
 
-    /// Throws out what is of use no more.
+    /// Removes obsolete state.
     fn clear(&mut self) -> Result<(), TaskError> {
         self.forget()?;
         self.index_anew()
     }
 
-    /// The same without the index, which is of no use then: what lies behind totals, and is of windows that have fired.
+    /// The same without rebuilding the index, which is invalid afterwards. Obsolete states are those before totals, and
+    /// those of windows that have fired.
     fn forget(&mut self) -> Result<(), TaskError> {
         let chained = self.groups.chained()?;
         self.state.retain(|number| chained[number as usize] > 0)
     }
 
-    /// Chains what is kept anew: its numbers have changed. There is nothing of windows that have fired.
+    /// Rebuilds the chains after row numbers have changed. Windows that have fired have no state left.
     fn index_anew(&mut self) -> Result<(), TaskError> {
         let few = self.state.kept.bytes_anywhere() <= self.held.disk().run_bytes();
         self.keys.clear(few)?;
@@ -332,11 +332,11 @@ impl TriggeredTask {
         let times = micros(&shape.time.evaluate(rows)?.into_array(rows.num_rows())?)?;
         shape.late.add_untimed(times.null_count());
         let (mut at, mut starts, mut late) = (Vec::new(), Vec::new(), Vec::new());
-        // The windows of a pane that are not over.
+        // The open windows of the pane.
         let (mut pane, mut open) = ((0, 0), Vec::new());
         for (row, time) in (0..).zip(times.iter()) {
             let Some(time) = time else { continue };
-            // Most often that of the row before.
+            // Usually the pane of the row before.
             if !(pane.0..pane.1).contains(&time) {
                 pane = shape.spans.pane(time);
                 open = shape.spans.windows(pane.0).filter(|&start| shape.spans.end(start) > self.fired).collect();
@@ -359,8 +359,8 @@ impl TriggeredTask {
         let mut rows = shape.of.arguments(rows)?.take(&UInt32Array::from(at))?;
         rows.keys[0] = Arc::new(TimestampMicrosecondArray::from(starts));
         let of_group = self.intern(&rows.keys)?;
-        // Of each stretch of rows of a group its last row, and how many there have been; and which stretch each row is
-        // of.
+        // For each run of rows of a group: its last row, and the number of the group's rows up to it. `of` is the run
+        // of each row.
         let (mut firsts, mut seen, mut of): (Vec<u32>, Vec<i64>, Vec<usize>) = Default::default();
         let mut stretches: HashMap<(usize, i64), usize> = HashMap::new();
         let mut due = Vec::new();
@@ -393,7 +393,7 @@ impl TriggeredTask {
         long.extend(of_group.into_iter().filter(|&group| self.groups.length(group) >= CHAIN_MAX));
         long.sort_unstable();
         long.dedup();
-        // One that has nothing else is as good as a total.
+        // A chain of a single state is as good as a total.
         long.retain(|&group| self.groups.length(group) > 1);
         self.total(&long)?;
         let kept = &self.state.kept;
@@ -403,7 +403,7 @@ impl TriggeredTask {
         Ok(())
     }
 
-    /// Lets windows fire whose end is not after `time`: [`TriggeredTask::go_on`] does it, a part at a time.
+    /// Fires the windows that end by `time`, in portions: see [`TriggeredTask::go_on`].
     fn fire(&mut self, time: Micros) -> Result<(), TaskError> {
         self.fired = self.fired.max(time);
         if self.next_end <= self.fired {
@@ -413,15 +413,15 @@ impl TriggeredTask {
         Ok(())
     }
 
-    /// Lets windows fire that are over already: another copy had kept them, whose time was behind; or it was ahead, and
-    /// they have fired there. A row of theirs would come too late, so it must not begin them anew.
+    /// Fires windows that have already ended, which come from another copy: either its time was behind, or it was ahead
+    /// and they have fired there. Rows of these windows are late, so they must not reopen them.
     fn settle(&mut self, emit: &mut Emitter) -> Result<(), TaskError> {
         self.fire(self.fired)?;
         while self.go_on(emit)? == EmitStatus::More {}
         Ok(())
     }
 
-    /// Adds more of the rows that have come, or lets more windows fire.
+    /// Adds more input rows, or fires more windows.
     fn go_on(&mut self, emit: &mut Emitter) -> Result<EmitStatus, TaskError> {
         if let Some(rows) = self.rest.take() {
             let (count, most) = (rows.num_rows(), self.rows_max());
@@ -449,7 +449,7 @@ impl TriggeredTask {
             (end.min(self.shape.spans.end(start)), states + length)
         });
         self.next_end = next_end;
-        // Not each time: of windows that overlap most are still open.
+        // Not each time: with overlapping windows, most are still open.
         if self.state.kept.count() >= states.saturating_mul(2) {
             self.clear()?;
         }
@@ -494,7 +494,7 @@ impl Operator for TriggeredTask {
     }
 
     fn before_barrier(&mut self, emit: &mut Emitter) -> Result<EmitStatus, TaskError> {
-        // What is saved says that these have fired.
+        // The snapshot says that these windows have fired.
         self.settle(emit)?;
         Ok(EmitStatus::Done)
     }

@@ -12,9 +12,9 @@
 //! point, because the key may have been forgotten by then; which rows restart a key does not depend on when it is
 //! forgotten. State of a key that was saved before such a row is obsolete, and the row is marked to say so.
 //!
-//! | module  | what is in it                                     |
+//! | module  | contents                                           |
 //! |---------|---------------------------------------------------|
-//! | `state` | the keys of a copy: what comes, and what it gives |
+//! | `state` | the keys of a copy: their rows and results         |
 //! | `task`  | the operator                                      |
 
 mod state;
@@ -39,10 +39,10 @@ use crate::state::groups::{GroupAggregation, batch};
 use crate::state::state_layout::StateLayout;
 use crate::time::window::Micros;
 
-/// Columns of what is kept, before the keys: how many rows the key had had, and the pane.
+/// Stored columns before the keys: the number of the key's rows so far, and the pane.
 const SEEN: usize = 0;
 const PANE: usize = 1;
-/// Where keys are forgotten: until when the key is remembered, and whether it began anew here.
+/// If keys are forgotten: when the key expires, and whether it was restarted by this row.
 const UNTIL: usize = 2;
 const ANEW: usize = 3;
 
@@ -50,24 +50,24 @@ const ANEW: usize = 3;
 pub(crate) struct KeyTtl {
     /// The time of a row.
     pub time: Arc<dyn PhysicalExpr>,
-    /// How far times to come may lie behind the watermark.
+    /// How far future times may lie behind the watermark.
     pub behind: Micros,
-    /// After the last row.
+    /// The time after a key's last row.
     pub ttl: Micros,
 }
 
-/// An aggregation of windows of rows: of a query, the same on all workers.
+/// An aggregation of count windows; the same for a query on all workers.
 pub(crate) struct CountAggregation {
     of: GroupAggregation,
     size: i64,
     slide: i64,
-    /// The rows of a pane.
+    /// The number of rows in a pane.
     pane: i64,
-    /// For ever if `None`.
+    /// `None`: forever.
     ttl: Option<KeyTtl>,
-    /// Counts rows that have no time, where they need one.
+    /// Counts rows without a time, if they need one.
     untimed: LateCount,
-    /// What comes: rows with their keys.
+    /// The input: rows with their keys.
     pub keyed: Arc<KeyedRows>,
     kept_schema: SchemaRef,
     output: SchemaRef,
@@ -98,7 +98,7 @@ impl CountAggregation {
         CountAggregation { of, size, slide, pane, ttl, untimed, keyed, kept_schema, output, window_at }
     }
 
-    /// What is kept.
+    /// The task's state.
     pub(crate) fn state(&self) -> StateSchema {
         let CountAggregation { size, slide, .. } = self;
         let keys = if self.ttl.is_some() { ", of keys for a time" } else { "" };
@@ -109,27 +109,27 @@ impl CountAggregation {
         StateLayout::of_aggregation(&self.of, self.before())
     }
 
-    /// Columns of what is kept before the keys.
+    /// The number of stored columns before the keys.
     fn before(&self) -> usize {
         if self.ttl.is_some() { ANEW + 1 } else { PANE + 1 }
     }
 
-    /// How many windows are complete when there are so many rows.
+    /// The number of windows that are complete after this many rows.
     fn complete(&self, rows: i64) -> i64 {
         if rows < self.size { 0 } else { (rows - self.size) / self.slide + 1 }
     }
 
-    /// Whether all windows of a pane are complete when there are so many rows.
+    /// Whether all windows of a pane are complete after this many rows.
     fn over(&self, pane: i64, rows: i64) -> bool {
         pane * self.pane / self.slide < self.complete(rows)
     }
 
-    /// The columns of what is kept that are keys.
+    /// The stored columns that are keys.
     fn keys(&self) -> Vec<usize> {
         (self.before()..self.before() + self.of.keys.len()).collect()
     }
 
-    /// What is to be kept of panes: the keys of their rows, and states.
+    /// Makes stored rows of panes from the keys of their rows and from states.
     fn kept(&self, panes: &[CountPane], keys: &[ArrayRef], states: Vec<ArrayRef>) -> Result<RecordBatch> {
         let number =
             |of: fn(&CountPane) -> i64| Arc::new(Int64Array::from_iter_values(panes.iter().map(of))) as ArrayRef;
@@ -147,17 +147,17 @@ impl CountAggregation {
     }
 }
 
-/// A pane of a key, as some rows know it.
+/// The contribution of some rows to a pane of a key.
 struct CountPane {
     key: usize,
     number: i64,
-    /// Rows that the key had had with the last of them.
+    /// The number of the key's rows up to the last of these.
     seen: i64,
-    /// Until when the key is remembered, where keys are forgotten.
+    /// When the key expires, if keys are forgotten.
     until: Micros,
-    /// The first of them is the first of the key.
+    /// Whether the first of these rows is the first of the key.
     anew: bool,
-    /// One of them.
+    /// The index of one of these rows.
     row: u32,
 }
 

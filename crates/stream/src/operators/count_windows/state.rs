@@ -1,8 +1,8 @@
-//! The keys that a copy owns, in memory or on disk: what comes, what it gives, what is saved. A copy looks at the keys
-//! of what comes, and at no others.
+//! The keys that a copy owns, in memory or on disk: their rows, results and snapshots. A copy looks up only the keys of
+//! its input.
 //!
-//! A snapshot has what came since the last one. When that would be more than all there is, all is saved anew. Keys that
-//! are forgotten are in it until then: they are forgotten again by a job that goes on, or have begun anew.
+//! A snapshot contains the changes since the last one, or everything if that is less. Until then it still contains
+//! forgotten keys: a job that resumes forgets them again, unless they were restarted.
 
 use std::sync::Arc;
 
@@ -23,41 +23,41 @@ use crate::state::snapshot_codec::{SavedBuckets, SnapshotTables, buckets_of, tab
 use crate::state::state_layout::{fired_of, shared};
 use crate::time::window::{Micros, count_fields, micros};
 
-/// Rows that are put together at a time take so much.
+/// Approximate size of rows that are merged at a time.
 const PORTION_BYTES: usize = 16 << 20;
-/// Fewer rows are no reason to save all anew.
+/// Below this number of rows, changes do not cause a full snapshot.
 const SAVED_MIN: u32 = 1 << 12;
-/// Of what is saved or handed over: the only kind of tables.
+/// The only kind of table in saved parts and handovers.
 const PANES: u8 = 0;
 
-/// See the module.
+/// The state of a copy.
 pub(super) struct CountState {
     shape: Arc<CountAggregation>,
-    /// What is known of panes: of each key in their order.
+    /// The stored rows, in each key's chain in the order of panes.
     kept: RowLists,
-    /// What has come since the last snapshot; `None`: too much, all is to be saved.
+    /// Rows since the last snapshot; `None` if they are too many, and the next snapshot is full.
     news: Option<ExpiringRows>,
-    /// Rows that have been saved, or are in `news`, since all was saved; and those of that.
+    /// The number of rows saved, or in `news`, since and including the last full snapshot.
     saved_rows: u32,
-    /// Buckets of which something is saved.
+    /// Buckets for which something is saved.
     saved: SavedBuckets,
     /// The stream's time.
     now: Micros,
-    /// Keys that are remembered until then, or for less, have been forgotten; but for those of these rows.
+    /// Keys that expire by then were forgotten, except those of the `overdue` rows.
     looked: Micros,
     overdue: Vec<u32>,
-    /// Whether there are snapshots.
+    /// Whether the job makes snapshots.
     saves: bool,
     disk: SpillArea,
 }
 
-/// What rows are to be put into windows: their number of a key each, and what is known of keys by these.
+/// Rows to add to windows: their keys' numbers, and what is known of the keys, by these numbers.
 struct CountedRows<'a> {
     all: &'a AggregateArguments,
     of_key: &'a [usize],
-    /// Until when their keys are remembered from each on, where keys are forgotten.
+    /// When their keys expire after each row, if keys are forgotten.
     until: &'a [Micros],
-    /// How many rows a key has had.
+    /// The number of rows of each key so far.
     seen: &'a mut [i64],
 }
 
@@ -77,29 +77,29 @@ impl CountState {
         }
     }
 
-    /// What was saved, in tables that are to be [kept](CountState::keep).
+    /// Returns the saved tables, which are then to be [added](CountState::keep).
     ///
     /// # Errors
-    /// When it cannot be read.
+    /// If they cannot be read.
     pub(super) fn restore(&mut self, restored: &RestoredState) -> Result<Vec<Bytes>, TaskError> {
         self.now = fired_of(restored)?;
         self.saved.restore(restored);
         tables(restored.buckets.values().flatten())
     }
 
-    /// Bytes in memory, about.
+    /// Approximate bytes in memory.
     pub(super) fn bytes(&self) -> usize {
         let overdue = self.overdue.capacity() * size_of::<u32>();
         self.kept.bytes() + self.news.as_ref().map_or(0, ExpiringRows::bytes) + overdue
     }
 
-    /// Puts on disk what can lie there.
+    /// Moves to disk what can be there.
     pub(super) fn spill(&mut self) -> Result<(), TaskError> {
         self.kept.spill()?;
         self.news.as_mut().map_or(Ok(()), ExpiringRows::spill)
     }
 
-    /// Takes rows that came with their keys, and gives the results of windows that are complete by them.
+    /// Adds rows with their keys, and emits the results of windows that they complete.
     pub(super) fn take(&mut self, rows: &RecordBatch, mut give: impl FnMut(RecordBatch)) -> Result<(), TaskError> {
         let shape = Arc::clone(&self.shape);
         let Some(ttl) = &shape.ttl else {
@@ -138,9 +138,8 @@ impl CountState {
         Ok(())
     }
 
-    /// Deals rows out, given their keys, the numbers of these and their times: first those that go on with what is
-    /// known of their keys, then those of keys that begin anew, and so on. And until when each lets its key be
-    /// remembered.
+    /// Divides rows into rounds, given their keys, the keys' numbers and the rows' times: first the rows that continue
+    /// their keys, then those of keys that they restart, and so on. Also returns when the key expires after each row.
     fn rounds(
         &self,
         keys: &[ArrayRef],
@@ -165,13 +164,12 @@ impl CountState {
         Ok((rounds, untils))
     }
 
-    /// Keys that are remembered until then, or for less, are forgotten: a row that is not late is no earlier, so it
-    /// begins with them anew.
+    /// Keys that expire by this time are forgotten: a row that is not late is not earlier, so it restarts its key.
     fn over(&self, ttl: &KeyTtl) -> Micros {
         self.now.saturating_sub(ttl.behind)
     }
 
-    /// Time has passed: keys are forgotten.
+    /// Forgets keys as time passes.
     pub(super) fn pass(&mut self, now: Micros) -> Result<(), TaskError> {
         self.now = self.now.max(now);
         let shape = Arc::clone(&self.shape);
@@ -199,12 +197,12 @@ impl CountState {
         self.kept.remove(&chains, |_| true);
     }
 
-    /// Takes rows, of keys that go on with what is kept of them.
+    /// Adds rows whose keys continue from what is stored.
     fn take_some(&mut self, rows: CountedRows<'_>, give: &mut impl FnMut(RecordBatch)) -> Result<(), TaskError> {
         let shape = Arc::clone(&self.shape);
         let CountedRows { all, of_key, until, seen } = rows;
         let (mut panes, mut of, mut complete) = (Vec::<CountPane>::new(), Vec::new(), Vec::new());
-        // Of each key the pane that its last row is in.
+        // By key: the pane of its last row.
         let mut last: Vec<Option<usize>> = vec![None; seen.len()];
         for (row, &key) in (0..).zip(of_key) {
             let (number, had) = (seen[key] / shape.pane, seen[key] + 1);
@@ -231,20 +229,20 @@ impl CountState {
         let panes = shape.kept(&panes, &all.keys, states)?;
         self.note(&panes)?;
         let mut long = self.add(panes)?;
-        // Each by the newest row of its key.
+        // Each window by the newest row of its key.
         let newest = |key: usize| first + last[key].expect("a key that has come") as u32;
         let complete: Vec<(u32, i64)> = complete.into_iter().map(|(key, window)| (newest(key), window)).collect();
         for some in complete.chunks(self.portion()) {
             give(self.results(some)?);
         }
         if shape.size == shape.slide {
-            // Nothing but the last pane of these is of use any more.
+            // Only the last pane of these keys is still needed.
             long.extend(complete.iter().map(|(newest, _)| newest));
         }
         self.put_together(long)
     }
 
-    /// Adds panes to what is kept. Returns the newest rows of the chains that have become long.
+    /// Stores panes. Returns the newest rows of the chains that have become long.
     fn add(&mut self, panes: RecordBatch) -> Result<Vec<u32>, TaskError> {
         if self.shape.ttl.is_none() {
             return self.kept.add(panes, Vec::new());
@@ -255,10 +253,10 @@ impl CountState {
         self.kept.add(panes, until)
     }
 
-    /// The newest row of each key, by its number, if there is any: `of_key` has those of rows.
+    /// The newest stored row of each key, by number, if any. `of_key` is the key number of each row.
     fn newest(&self, keys: &[ArrayRef], of_key: &[usize]) -> Result<Vec<Option<u32>>> {
         let count = of_key.iter().max().map_or(0, |last| last + 1);
-        // Of a number that no row has it is that of any row, and nobody asks.
+        // For a number without a row, this yields that of an arbitrary row, which is filtered out below.
         let mut rows: Vec<u32> = vec![0; count];
         (0..).zip(of_key).for_each(|(row, &key)| rows[key] = row);
         let mut has_rows = vec![false; count];
@@ -269,14 +267,14 @@ impl CountState {
         Ok(newest.map(|(newest, has_rows)| newest.filter(|_| has_rows)).collect())
     }
 
-    /// What a column says of keys in their newest rows.
+    /// The value of a column in the newest row of each key.
     fn known(&self, column: usize, newest: &[Option<u32>]) -> Result<Vec<Option<i64>>> {
         let known = self.kept.gather(column, &newest.iter().flatten().copied().collect::<Vec<_>>())?;
         let mut known = numbers(&known).iter();
         Ok(newest.iter().map(|newest| newest.map(|_| *known.next().expect("one for each that is kept"))).collect())
     }
 
-    /// These are to be in the next snapshot.
+    /// Adds panes to the next snapshot.
     fn note(&mut self, panes: &RecordBatch) -> Result<(), TaskError> {
         let Some(news) = self.news.as_mut().filter(|_| self.saves) else { return Ok(()) };
         news.add(panes.clone(), Vec::new())?;
@@ -287,15 +285,15 @@ impl CountState {
         Ok(())
     }
 
-    /// How many keys are looked at together.
+    /// The number of keys that are processed together.
     fn portion(&self) -> usize {
         let rows = self.disk.run_bytes().min(PORTION_BYTES) / self.kept.row_bytes().max(1);
-        // A chain is not much longer than twice what a window has of panes.
+        // A chain is not much longer than twice the number of panes of a window.
         let panes = usize::try_from(self.shape.size / self.shape.pane).unwrap_or(usize::MAX);
         (rows / panes.saturating_mul(2).saturating_add(LONG as usize)).max(1)
     }
 
-    /// The results of windows, each given by the newest row of its key and its number.
+    /// The results of windows, each given by the newest row of its key and by its number.
     fn results(&self, windows: &[(u32, i64)]) -> Result<RecordBatch> {
         let shape = &self.shape;
         let mut newest: Vec<u32> = windows.iter().map(|(newest, _)| *newest).collect();
@@ -332,7 +330,8 @@ impl CountState {
         batch(&shape.output, columns, windows.len())
     }
 
-    /// Makes one row of each pane of some keys, given by their newest rows, and none of panes that are over.
+    /// Merges the rows of each pane of some keys, given by their newest rows, and removes panes that are no longer
+    /// needed.
     fn put_together(&mut self, mut newest: Vec<u32>) -> Result<(), TaskError> {
         newest.sort_unstable();
         newest.dedup();
@@ -342,7 +341,7 @@ impl CountState {
         if self.kept.is_wasteful() { self.clear() } else { Ok(()) }
     }
 
-    /// Throws out what was removed.
+    /// Compacts the store after rows were removed.
     fn clear(&mut self) -> Result<(), TaskError> {
         let stayed = self.kept.clear()?;
         self.overdue.retain(|number| stayed.binary_search(number).is_ok());
@@ -364,7 +363,8 @@ impl CountState {
             let places = next..next + chain.len();
             let last = places.end - 1;
             next = places.end;
-            // What is put together comes behind what stays: so all does from the first pane on that has several rows.
+            // Merged rows are appended, after the remaining ones. So all rows move from the first pane on that has
+            // several.
             let from = (places.start..last).find(|&at| panes[at] == panes[at + 1]).unwrap_or(places.end);
             let mut left = 0;
             for at in places {
@@ -380,7 +380,7 @@ impl CountState {
                 }
                 if made.last().is_none_or(|pane| (pane.key, pane.number) != (key, number)) {
                     let row = rows.len() as u32;
-                    // What is kept is what is known of the key now, however it began.
+                    // Merged rows contain all that is stored of the key, whether or not it was restarted.
                     made.push(CountPane { key, number, seen: 0, until: Micros::MAX, anew: false, row });
                     left += 1;
                 }
@@ -404,11 +404,11 @@ impl CountState {
         }
         self.kept.remove(&chains, |row| goes[row]);
         newest.iter().zip(lefts).for_each(|(&newest, left)| self.kept.is_short(newest, left));
-        // Long or not, they are as short as they can be.
+        // Even if these chains are long, they cannot be shortened further.
         together.map_or(Ok(()), |panes| self.add(panes).map(|_| ()))
     }
 
-    /// Keeps what was saved, or another copy has let go of.
+    /// Adds state that was saved, or that another copy has handed over.
     pub(super) fn keep(&mut self, panes: RecordBatch) -> Result<(), TaskError> {
         if panes.num_rows() == 0 {
             return Ok(());
@@ -420,7 +420,7 @@ impl CountState {
         self.put_together(long)
     }
 
-    /// Of keys that have begun anew in rows that were kept just now, nothing before is of use.
+    /// Removes the rows before a restart, for keys restarted in the given rows.
     fn begin_anew(&mut self, panes: &RecordBatch) -> Result<(), TaskError> {
         let anew = panes.column(ANEW).as_boolean();
         if !anew.has_true() {
@@ -446,12 +446,12 @@ impl CountState {
         Ok(())
     }
 
-    /// What is kept now has been restored, as so many rows.
+    /// The current state was restored from this many rows.
     pub(super) fn restored(&mut self, rows: usize) {
         self.saved_rows = u32::try_from(rows).unwrap_or(u32::MAX);
     }
 
-    /// Lets go of what is in these buckets, for another copy.
+    /// Hands over these buckets to another copy.
     pub(super) fn release(&mut self, lost: &[u32]) -> Result<Vec<(u32, Bytes)>, TaskError> {
         self.saved.forget(lost);
         let (frozen, keys) = (self.kept.frozen(), self.shape.keys());
@@ -466,7 +466,7 @@ impl CountState {
         tables.finish()
     }
 
-    /// Takes what another copy has let go of; returns how many rows that is.
+    /// Adds a part that another copy has handed over; returns its number of rows.
     pub(super) fn acquire(&mut self, part: &Bytes) -> Result<usize, TaskError> {
         let mut count = 0;
         for table in tables([part])? {
@@ -477,7 +477,7 @@ impl CountState {
         Ok(count)
     }
 
-    /// What goes into a snapshot.
+    /// Makes a snapshot.
     pub(super) fn snapshot(&mut self, whole: bool) -> Snapshot {
         let mut snapshot = shared(self.now);
         let news = self.news.replace(ExpiringRows::new(Arc::clone(&self.shape.kept_schema), &self.disk));
@@ -504,13 +504,13 @@ impl CountState {
         snapshot
     }
 
-    /// How many rows there are that have not been removed.
+    /// The number of rows that were not removed.
     #[cfg(test)]
     pub(super) fn left(&self) -> u32 {
         self.kept.len()
     }
 
-    /// How many rows there are of what has come since the last snapshot, and of all that is kept.
+    /// The numbers of rows since the last snapshot, and of all stored rows.
     #[cfg(test)]
     pub(super) fn rows(&self) -> (u32, u32) {
         (self.news.as_ref().map_or(0, ExpiringRows::count), self.kept.count())

@@ -1,4 +1,4 @@
-//! The operator.
+//! The operator of count windows.
 
 use std::sync::Arc;
 
@@ -13,7 +13,7 @@ use super::CountAggregation;
 use super::state::CountState;
 use crate::state::operator_memory::{OperatorMemory, SpillableState};
 
-/// See the module.
+/// The task of count windows.
 pub(crate) struct CountTask {
     state: CountState,
     held: OperatorMemory,

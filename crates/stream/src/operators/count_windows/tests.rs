@@ -1,5 +1,5 @@
-//! Windows of rows of two copies, whose keys move and whose job goes on from snapshots, against a model that keeps each
-//! row.
+//! Count windows on two copies, with moving keys and jobs that resume from snapshots, compared with a model that stores
+//! all rows.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -25,9 +25,9 @@ use crate::state::snapshot_codec::buckets_of;
 use crate::state::state_layout::{SavedParts, apply};
 use crate::time::window::{Micros, count_fields};
 
-/// A row: its key, a value, and its time.
+/// A row: key, value and time.
 type Row = (i64, i64, Micros);
-/// A result: its key, the first row and the one behind the last, the sum of its values, and these in their order.
+/// A result: key, first row and the one after the last, sum of the values, and the values in order.
 type Given = (i64, i64, i64, i64, Vec<i64>);
 
 fn shape(size: i64, slide: i64) -> Arc<CountAggregation> {
@@ -76,7 +76,7 @@ fn results(of: &RecordBatch) -> Vec<Given> {
     (0..of.num_rows()).map(of_row).collect()
 }
 
-/// All rows of each key, and until when it is remembered.
+/// All rows of each key, and when it expires.
 #[derive(Default)]
 struct CountModel {
     size: i64,
@@ -112,11 +112,11 @@ impl CountModel {
     }
 }
 
-/// Two copies, who owns which bucket, and what the last snapshots of each had, by bucket: a whole, and changes since.
+/// Two copies, the owner of each bucket, and the snapshots of each by bucket: a full one, and changes since.
 struct CountCopies {
     shape: Arc<CountAggregation>,
     disk: SpillArea,
-    /// They go to disk when rows have come so many times.
+    /// Copies spill each time rows have arrived this many times.
     spills: Option<usize>,
     came: usize,
     states: Vec<CountState>,
@@ -180,20 +180,20 @@ impl CountCopies {
         }
     }
 
-    /// Buckets change their owner, as a barrier has just passed.
+    /// Moves buckets to another owner, as just after a barrier.
     fn move_keys(&mut self, lost: &[u32], from: usize) {
         self.save(false);
         let moved = self.states[from].release(lost).unwrap();
         moved.iter().for_each(|(_, part)| _ = self.states[1 - from].acquire(part).unwrap());
         for &bucket in lost {
             self.owners[bucket as usize] = 1 - from;
-            // What is saved of it is the other one's to say.
+            // The new owner now saves this bucket.
             self.saved[from].remove(&bucket);
         }
         self.save(true);
     }
 
-    /// The job goes on from what was saved, with other owners.
+    /// Resumes the job from its snapshots, with other owners.
     fn restart(&mut self, owners: Vec<usize>) {
         let all: SavedParts = std::mem::take(&mut self.saved).into_iter().flatten().collect();
         self.owners = owners;
@@ -254,8 +254,8 @@ impl CountRandom {
     }
 }
 
-/// Each result must have the rows of its window, in their order, and come once with the last of them: whatever moves,
-/// in memory or on disk, and whenever the job goes on from a snapshot.
+/// Each result must have the rows of its window in order, and come once, with the last of them, whatever moves, in
+/// memory or on disk, and whenever the job resumes from a snapshot.
 #[test]
 fn windows_are_those_of_the_model() {
     for spills in [None, Some(1)] {
@@ -277,8 +277,8 @@ fn windows_are_those_of_the_model() {
     }
 }
 
-/// A key that has had no row for so long begins anew, and no other: whether it was forgotten by then or not, whatever
-/// moves, and whenever the job goes on from a snapshot, which has rows of the key from before.
+/// A key without rows for the ttl is restarted, and no other key is, whether or not it was forgotten by then, whatever
+/// moves, and whenever the job resumes from a snapshot, which contains earlier rows of the key.
 #[test]
 fn keys_are_remembered_for_a_time() {
     for spills in [None, Some(1)] {
@@ -291,7 +291,7 @@ fn keys_are_remembered_for_a_time() {
             for step in 0..600 {
                 now += dice.below(12) as Micros;
                 let most_rows = if dice.below(10) == 0 { 200 } else { 12 };
-                // Of some keys rows are rare, and others have hundreds; some are late.
+                // Some keys have few rows, others hundreds; some rows are late.
                 let mut rows = dice.rows(most_rows, 9);
                 rows.retain(|row| row.0 < 5 || dice.below(3) == 0);
                 for row in &mut rows {
@@ -317,7 +317,7 @@ fn keys_are_remembered_for_a_time() {
     }
 }
 
-/// What is kept, and what is saved, must not grow with keys that come once and never again.
+/// State and snapshots must not grow with keys that occur only once.
 #[test]
 fn keys_that_are_forgotten_are_gone() {
     let mut copies = CountCopies::new(shape_for(10, 10, Some(100)), None, SpillArea::default());
@@ -336,7 +336,7 @@ fn keys_that_are_forgotten_are_gone() {
     assert!(kept < 40_000, "{kept} rows were saved");
 }
 
-/// Windows of many keys, far more than may be in memory, must be those that there would be in memory.
+/// Windows of many keys, far more than fit in memory, must be the same as in memory.
 #[test]
 fn windows_larger_than_memory_are_the_same() {
     for (size, slide) in [(9, 9), (12, 4)] {
@@ -379,8 +379,8 @@ fn windows_larger_than_memory_are_the_same() {
     }
 }
 
-/// What is kept must not grow with the rows of a key, nor must what came since the last snapshot, of which there is
-/// none without snapshots. Long states that are of no use any more are thrown out before they are many.
+/// State must not grow with the rows of a key, nor must the changes since the last snapshot, of which there are none if
+/// the job makes no snapshots. Long states are removed soon after they become obsolete.
 #[test]
 fn rows_of_one_key_are_few() {
     for saves in [true, false] {

@@ -1,4 +1,4 @@
-//! What a join's condition says of the times of partners.
+//! The bounds that a join's condition sets on the times of partners.
 
 use std::any::Any;
 use std::collections::HashMap;
@@ -18,23 +18,24 @@ use super::{JoinCondition, JoinOutput, Side};
 use crate::time::times::{StreamTimes, TimeColumn, TimeOf, following, length};
 use crate::time::window::Micros;
 
-/// Times that are compared: what is to come of the first on `side` is not above the second, which is of the other side.
+/// A bound between times: future values of `lesser` on `side` do not exceed `greater`, from the other side, plus
+/// `more`.
 pub(super) struct JoinBound {
     pub side: Side,
     pub lesser: Arc<dyn PhysicalExpr>,
     pub greater: Arc<dyn PhysicalExpr>,
-    /// What is added to the second.
+    /// The duration added to `greater`.
     pub more: Micros,
 }
 
-/// What a join's condition says of times: every comparison of the two sides.
+/// The bounds in a join's condition: every comparison of the two sides.
 pub(super) fn bounds(join: &HashJoinExec, condition: Option<&JoinCondition>) -> Vec<JoinBound> {
     let schemas = [join.left().schema(), join.right().schema()];
     let mut found = Vec::new();
     for (left, right) in join.on() {
         for (side, lesser, greater) in [(0, left, right), (1, right, left)] {
             found.push(JoinBound { side, lesser: Arc::clone(lesser), greater: Arc::clone(greater), more: 0 });
-            // Of structs that are equal, such as windows, all fields are.
+            // If structs such as windows are equal, so are all of their fields.
             found.extend(fields_of(side, lesser, greater, &schemas));
         }
     }
@@ -44,7 +45,7 @@ pub(super) fn bounds(join: &HashJoinExec, condition: Option<&JoinCondition>) -> 
         let Some(compare) = any.downcast_ref::<BinaryExpr>() else { continue };
         let (mut left, mut right) = (Arc::clone(compare.left()), Arc::clone(compare.right()));
         let (mut add, op) = (0, *compare.op());
-        // a - b <= length is a <= b + length, and length <= a - b is b + length <= a.
+        // `a - b <= length` means `a <= b + length`, and `length <= a - b` means `b + length <= a`.
         let difference = |expr: &Arc<dyn PhysicalExpr>| {
             let any: &dyn Any = expr.as_ref();
             let minus = any.downcast_ref::<BinaryExpr>().filter(|minus| *minus.op() == Compare::Minus)?;
@@ -55,7 +56,7 @@ pub(super) fn bounds(join: &HashJoinExec, condition: Option<&JoinCondition>) -> 
         } else if let (Some(more), Some((a, b))) = (length(&left), difference(&right)) {
             (left, right, add) = (b, a, -more);
         }
-        // left op right + add
+        // `left op right + add`
         let pairs = match op {
             Compare::LtEq => vec![(&left, &right, add)],
             Compare::Lt => vec![(&left, &right, add - 1)],
@@ -78,7 +79,7 @@ pub(super) fn bounds(join: &HashJoinExec, condition: Option<&JoinCondition>) -> 
     found
 }
 
-/// That the fields of two structs are equal.
+/// The equality of the fields of two structs.
 fn fields_of(
     side: Side,
     lesser: &Arc<dyn PhysicalExpr>,
@@ -101,7 +102,7 @@ pub(super) fn field_of(of: &Arc<dyn PhysicalExpr>, name: &str, schema: &SchemaRe
     Ok(Arc::new(ScalarFunctionExpr::try_new(call, vec![Arc::clone(of), lit(name)], schema.as_ref(), options)?))
 }
 
-/// The side that an expression of a condition is of, and what it is there.
+/// The side that an expression of a condition refers to, and the expression over that side's rows.
 fn of_side(expr: &Arc<dyn PhysicalExpr>, condition: &JoinCondition) -> Option<(Side, Arc<dyn PhysicalExpr>)> {
     let columns = collect_columns(expr);
     let mut sides = columns.iter().map(|column| condition.columns[column.index()].0);
@@ -122,10 +123,10 @@ fn of_side(expr: &Arc<dyn PhysicalExpr>, condition: &JoinCondition) -> Option<(S
     Some((side, transformed.ok()?.data))
 }
 
-/// What tells time of each side's columns in joined rows, whether it did before or not. A row that was kept comes out
-/// with a partner that comes now, so its times are known only as far as its partner's bound them: from what comes now,
-/// of either side, bounds lead on to others (`a.at <= b.at` and `b.at <= a.ends` say of `a.ends` what is known of
-/// `a.at`). A row that has found no partner comes out when its bounds have passed.
+/// The time columns of each side in joined rows, including ones that did not tell time before. A stored row is emitted
+/// with a partner that arrives now, so its times are known only as far as the bounds with its partner go. Starting from
+/// the arriving row of either side, bounds imply others (`a.at <= b.at` and `b.at <= a.ends` transfer what is known of
+/// `a.at` to `a.ends`). A row without a partner is emitted when its bounds have passed.
 pub(super) fn told(
     bounds: &[JoinBound],
     schemas: &[SchemaRef; 2],
@@ -135,7 +136,7 @@ pub(super) fn told(
     let known = |arrives: Side| {
         let places = times[arrives].places.iter().map(|of| ((arrives, of.place.clone()), of.behind));
         let mut known: HashMap<(Side, TimeColumn), Micros> = places.collect();
-        // As often as a chain of bounds can be long.
+        // As many times as a chain of bounds can be long.
         for _ in bounds {
             for bound in bounds {
                 let (Some(less), Some(more)) = (following(&bound.lesser), following(&bound.greater)) else { continue };
@@ -147,7 +148,7 @@ pub(super) fn told(
         }
         known
     };
-    // Rows of a side that has no time before its end come before there is any.
+    // Rows of a side without a time before its end come before there is any watermark.
     let mut cases: Vec<_> = (0..2).filter(|&side| !times[side].untimed).map(known).collect();
     for side in (0..2).filter(|&side| gives.waits(side)) {
         let mut alone = HashMap::new();
@@ -159,7 +160,7 @@ pub(super) fn told(
                 *of = behind.min(*of);
             }
         }
-        // The other side's columns are null then.
+        // The other side's columns are null in this case.
         let others = cases.iter().flat_map(HashMap::keys).filter(|(of, _)| *of != side).cloned();
         alone.extend(others.collect::<Vec<_>>().into_iter().map(|place| (place, Micros::MIN)));
         cases.push(alone);
@@ -172,7 +173,7 @@ pub(super) fn told(
                 Some(TimeOf { place: of.1.clone(), behind: behind.into_iter().max()? })
             })
             .collect();
-        // The same on every worker.
+        // The order must be the same on every worker.
         told.sort_by(|a, b| (a.place.column, &a.place.field).cmp(&(b.place.column, &b.place.field)));
         told
     })

@@ -32,25 +32,25 @@ use crate::time::times::{ExpiryTime, StreamTimes, TimeOf};
 /// Left or right.
 type Side = usize;
 
-/// What a join gives.
+/// The rows that a join emits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum JoinOutput {
-    /// Pairs, and of these sides rows without a partner.
+    /// Pairs, and rows without a partner from these sides.
     Pairs { alone: [bool; 2] },
     /// Rows of a side that have a partner.
     With(Side),
-    /// Those that have none.
+    /// Rows of a side that have no partner.
     Without(Side),
 }
 
-/// What decides further about pairs whose keys are equal.
+/// A further condition on pairs with equal keys.
 struct JoinCondition {
     expr: Arc<dyn PhysicalExpr>,
     columns: Vec<(Side, usize)>,
     schema: SchemaRef,
 }
 
-/// A join: of a query, the same on all workers.
+/// A join; the same for a query on all workers.
 pub(crate) struct StreamJoin {
     gives: JoinOutput,
     pub sides: [Arc<KeyedRows>; 2],
@@ -59,17 +59,17 @@ pub(crate) struct StreamJoin {
     condition: Option<JoinCondition>,
     output: SchemaRef,
     columns: Vec<(Side, usize)>,
-    /// Of the sides, before they had keys.
+    /// The schemas of the sides, before keys were added.
     rows: [SchemaRef; 2],
     kind: String,
     described: String,
 }
 
 impl StreamJoin {
-    /// The join of a plan, and what tells time in its rows.
+    /// The join of a plan, and the time columns of its rows.
     ///
     /// # Errors
-    /// `Unsupported`, when rows that find no partner are wanted and nothing says when that is known.
+    /// `Unsupported` if rows without a partner are wanted and nothing tells when a row has none.
     pub(crate) fn new(join: &HashJoinExec, times: [&StreamTimes; 2]) -> Result<(Self, StreamTimes), DataSetError> {
         let gives = match join.join_type() {
             JoinType::Inner => JoinOutput::Pairs { alone: [false, false] },
@@ -93,7 +93,7 @@ impl StreamJoin {
         if let Some(some) =
             condition.take_if(|condition| split_conjunction(&condition.expr).iter().any(|part| LateColumns::is(part)))
         {
-            // It has done its work: the columns are there.
+            // This term is no longer needed: its columns are in the input now.
             let left = split_conjunction(&some.expr).into_iter().filter(|part| !LateColumns::is(part)).cloned();
             condition = conjunction_opt(left.collect::<Vec<_>>()).map(|expr| JoinCondition { expr, ..some });
         }
@@ -167,7 +167,7 @@ impl StreamJoin {
         Ok((join, StreamTimes { places, untimed, lost }))
     }
 
-    /// How long rows are kept, in words.
+    /// Describes how long rows are stored.
     pub(crate) fn detail(&self) -> String {
         let side = |side: Side| match self.until[side].0.as_slice() {
             [] => "for ever".to_owned(),
@@ -180,28 +180,28 @@ impl StreamJoin {
         format!("{}; left kept {}, right {}", self.described, side(0), side(1))
     }
 
-    /// Whether rows are not needed any more at some time.
+    /// Whether rows expire.
     fn forgets(&self) -> bool {
         !matches!(self.gives, JoinOutput::Pairs { .. }) || self.until.iter().any(|until| !until.0.is_empty())
     }
 
-    /// Whether it is to be known which rows of a side have found a partner.
+    /// Whether the join tracks which rows of a side have found a partner.
     fn flagged(&self, side: Side) -> bool {
         self.gives.waits(side) || self.gives == JoinOutput::With(side)
     }
 
-    /// What is kept.
+    /// The task's state.
     pub(crate) fn state(&self) -> StateSchema {
         let fields = (0..2).flat_map(|side| self.layout(side).fields().collect::<Vec<_>>());
         StateSchema::new(format!("rows of a {} join", self.kind), fields.collect())
     }
 
-    /// How rows of a side lie in a table that is saved.
+    /// The layout of a side's rows in saved tables.
     fn layout(&self, side: Side) -> StateLayout {
         self.sides[side].layout(&self.rows[side], ["left ", "right "][side])
     }
 
-    /// What is saved of a side's rows: for flagged ones also whether they have found a partner, and their number.
+    /// The saved schema of a side's rows; for flagged sides, with whether each row has found a partner, and its number.
     fn saved_schema(&self, side: Side) -> SchemaRef {
         let schema = &self.sides[side].schema;
         if !self.flagged(side) {
@@ -213,7 +213,7 @@ impl StreamJoin {
 }
 
 impl JoinOutput {
-    /// Whether rows of a side that find no partner are given when that is known.
+    /// Whether rows of a side without a partner are emitted once this is certain.
     fn waits(self, side: Side) -> bool {
         match self {
             JoinOutput::Pairs { alone } => alone[side],

@@ -1,4 +1,4 @@
-//! The task of a join: what it keeps of both sides, and how rows meet.
+//! The task of a join: the state of both sides, and the matching of rows.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -24,25 +24,25 @@ use crate::state::snapshot_codec::{SavedBuckets, SnapshotTables, buckets_of, tab
 use crate::state::state_layout::{StateReader, fired_of, shared};
 use crate::time::window::Micros;
 
-/// Pairs that are looked at together.
+/// Pairs that are evaluated together.
 const PAIRS: usize = 8192;
-/// Rows over which are thrown out when there are more than these, and half of them may be.
+/// Minimum number of rows before expired ones are removed; half of them may be expired.
 const CLEAR_MIN: u32 = 1 << 13;
 
-/// What an operator knows of a side.
+/// The state of a side.
 struct SideState {
     kept: ExpiringRows,
-    /// By key, the number of the newest row, more by one; 0: there is none.
+    /// By key, the number of its newest row plus one; 0 if there is none.
     newest: SpillVec<u32>,
-    /// By row, that of the row before it with its key.
+    /// By row, the number of the previous row with its key plus one.
     before: SpillVec<u32>,
-    /// By row, 1 if it has found a partner, or has been given without; of flagged sides.
+    /// By row of flagged sides, 1 if it has found a partner, or was emitted without one.
     met: SpillVec<u8>,
-    /// Rows before that are in the last snapshot.
+    /// Rows with smaller numbers are in the last snapshot.
     saved: u32,
-    /// Of these, those that have met a partner since.
+    /// Those of them that have found a partner since.
     news: Vec<u32>,
-    /// Nothing comes any more.
+    /// The input of this side has ended.
     over: bool,
 }
 
@@ -53,7 +53,7 @@ impl SideState {
         SideState { kept, newest, before, met, saved: 0, news, over: false }
     }
 
-    /// Adds rows, whose keys have these numbers.
+    /// Adds rows with these key numbers.
     fn add(
         &mut self,
         rows: RecordBatch,
@@ -69,7 +69,7 @@ impl SideState {
         Ok(())
     }
 
-    /// Chains the rows behind those that are chained already, whose keys have these numbers.
+    /// Appends the newest rows, with these key numbers, to their chains.
     fn chain(&mut self, keys: &[usize]) -> Result<(), TaskError> {
         let start = self.before.len();
         self.before.resize(start + keys.len())?;
@@ -84,7 +84,7 @@ impl SideState {
         Ok(())
     }
 
-    /// Puts on disk what can lie there.
+    /// Moves to disk what can be there.
     fn spill(&mut self, disk: &SpillArea) -> Result<(), TaskError> {
         self.kept.spill()?;
         self.newest.spill(disk.governor())?;
@@ -92,7 +92,7 @@ impl SideState {
         Ok(self.met.spill(disk.governor())?)
     }
 
-    /// The newest row of a key, more by one.
+    /// The newest row of a key, plus one.
     fn newest(&self, key: usize) -> u32 {
         self.newest.get(key).copied().unwrap_or(0)
     }
@@ -102,27 +102,27 @@ impl SideState {
 struct JoinProbe {
     side: Side,
     rows: RecordBatch,
-    /// Of each row.
+    /// The key number of each row.
     keys: Vec<usize>,
     until: Vec<Micros>,
     met: Vec<bool>,
-    /// Where it stands: a row, and the next of its partners, more by one.
+    /// The current position: a row, and the next of its partners plus one.
     row: usize,
     partner: u32,
 }
 
-/// See the module.
+/// The task of a join.
 pub(crate) struct JoinTask {
     join: Arc<StreamJoin>,
     keys: NumberedKeys,
     halves: [SideState; 2],
     probe: Option<JoinProbe>,
     now: Micros,
-    /// Nothing is thrown out before there are so many rows.
+    /// Expired rows are removed at this number of rows.
     clear_at: u32,
-    /// Numbers have changed: the next snapshot is whole.
+    /// Row numbers have changed: the next snapshot is full.
     renumbered: bool,
-    /// Rows that are over may not have been given yet.
+    /// Expired rows may not have been emitted yet.
     overdue: bool,
     saved: SavedBuckets,
     held: OperatorMemory,
@@ -133,7 +133,8 @@ fn no_keys(join: &StreamJoin, disk: &SpillArea) -> Result<NumberedKeys> {
     NumberedKeys::new(Arc::new(left.schema.project(&left.keys())?), disk)
 }
 
-/// Kinds of tables in a snapshot: rows of a side; with this more, the numbers of rows that have met a partner.
+/// The kinds of tables in a snapshot: the rows of a side; this much higher, the numbers of rows that have found a
+/// partner.
 const MET: u8 = 2;
 
 impl JoinTask {
@@ -172,7 +173,7 @@ impl JoinTask {
         Ok(())
     }
 
-    /// Takes the parts of a bucket: of a checkpoint, if `readers` of its sides are given, or from another copy.
+    /// Adds the parts of a bucket: from a checkpoint, if `readers` of its sides are given, else from another copy.
     fn take(&mut self, parts: &[Bytes], readers: Option<&[StateReader; 2]>) -> Result<(), TaskError> {
         let join = Arc::clone(&self.join);
         let numbers = Arc::new(Schema::new(vec![Field::new("number", DataType::UInt32, false)]));
@@ -213,7 +214,7 @@ impl JoinTask {
         Ok(())
     }
 
-    /// A side's rows from number `from` on, as they are saved.
+    /// A side's rows from number `from` on, in their saved form.
     fn saved_rows(&self, side: Side, from: u32) -> Result<Vec<RecordBatch>> {
         let half = &self.halves[side];
         let mut rows = half.kept.since(from);
@@ -244,7 +245,7 @@ impl JoinTask {
         self.keys.intern(&rows.columns()[self.join.sides[side].width..], rows.num_rows())
     }
 
-    /// Keeps those of some rows that may still meet a partner.
+    /// Stores those rows that may still find a partner.
     fn keep(
         &mut self,
         side: Side,
@@ -256,7 +257,8 @@ impl JoinTask {
         let done = |row: usize| met.is_some_and(|met| met[row]);
         let once = self.join.gives == JoinOutput::With(side) || self.join.gives == JoinOutput::Without(side);
         let over = |row: usize| until.get(row).is_some_and(|&until| until < self.now);
-        // Kept by another copy, whose time may have been another: given, if at all, when time passes next.
+        // Stored by another copy, whose time may differ: such a row is emitted, if at all, the next time that time
+        // advances.
         let due = |row: usize| over(row) && keys.is_none() && self.join.gives.waits(side) && !done(row);
         let wanted = |row: usize| (!over(row) || due(row)) && !(once && done(row));
         let wanted: Vec<bool> = (0..rows.num_rows()).map(wanted).collect();
@@ -279,7 +281,7 @@ impl JoinTask {
         half.add(filter_record_batch(rows, &wanted.into())?, until, &keys, flags.as_deref())
     }
 
-    /// Looks at the next pairs.
+    /// Evaluates the next pairs.
     fn probe(&mut self, emit: &mut Emitter) -> Result<EmitStatus, TaskError> {
         let Some(mut probe) = self.probe.take() else { return Ok(EmitStatus::Done) };
         let join = Arc::clone(&self.join);
@@ -309,7 +311,7 @@ impl JoinTask {
             self.probe = Some(probe);
             return Ok(EmitStatus::More);
         }
-        // Those that are over already and have met nobody are given now: only rows that are kept are looked at again.
+        // Rows that have already expired without a partner are emitted now, since only stored rows are checked later.
         if join.gives.waits(side) {
             let alone = |row: &u32| {
                 let row = *row as usize;
@@ -331,7 +333,7 @@ impl JoinTask {
         Ok(EmitStatus::Done)
     }
 
-    /// Gives what becomes of pairs whose keys are equal.
+    /// Emits the results of pairs with equal keys.
     fn pairs(
         &mut self,
         probe: &mut JoinProbe,
@@ -365,7 +367,7 @@ impl JoinTask {
         if rows.is_empty() {
             return Ok(());
         }
-        // The first time that a row meets a partner.
+        // Rows that find their first partner.
         let (mut first_rows, mut first_partners) = (Vec::new(), Vec::new());
         if join.flagged(side) {
             for &row in &rows {
@@ -405,7 +407,7 @@ impl JoinTask {
         Ok(())
     }
 
-    /// Gives rows that have found no partner.
+    /// Emits rows without a partner.
     fn give_alone(
         &self,
         side: Side,
@@ -423,7 +425,7 @@ impl JoinTask {
         Ok(())
     }
 
-    /// Time has passed: rows that have found no partner, and will not, are given.
+    /// As time passes, emits rows that can no longer find a partner.
     fn pass(&mut self, time: Micros, emit: &mut Emitter) -> Result<(), TaskError> {
         for side in (0..2).filter(|&side| self.join.gives.waits(side)) {
             let half = &mut self.halves[side];
@@ -440,12 +442,12 @@ impl JoinTask {
         Ok(())
     }
 
-    /// Throws out what can find no partner any more.
+    /// Removes rows that can no longer find a partner.
     fn clear(&mut self) -> Result<(), TaskError> {
         self.clear_but([&|_| true, &|_| true])
     }
 
-    /// Throws out also what is not `wanted` of each side.
+    /// Also removes rows that are not `wanted`, by side.
     fn clear_but(&mut self, wanted: [&dyn Fn(u32) -> bool; 2]) -> Result<(), TaskError> {
         let join = Arc::clone(&self.join);
         self.keys = no_keys(&join, self.held.disk())?;
@@ -481,8 +483,7 @@ impl Operator for JoinTask {
         let width = self.join.sides[side].width;
         let met = vec![false; rows.num_rows()];
         let mut probe = JoinProbe { side, keys, until, met, row: 0, partner: 0, rows };
-        // A null equals nothing: such a row is given alone, if at all, and needs no place among those that are kept for
-        // others.
+        // A null equals nothing: such a row is emitted alone, if at all, and is not stored for future partners.
         if !self.join.null_equal
             && let Some(known) = known(&probe.rows.columns()[width..])
         {
@@ -550,7 +551,7 @@ impl Operator for JoinTask {
     fn snapshot(&mut self, whole: bool) -> Result<Snapshot, TaskError> {
         let mut snapshot = shared(self.now);
         if (self.renumbered || whole) && self.join.forgets() {
-            // What is over need not be saved.
+            // Expired rows need not be saved.
             self.clear()?;
         }
         let whole = std::mem::take(&mut self.renumbered) || whole;
@@ -562,7 +563,7 @@ impl Operator for JoinTask {
             tables.push((side as u8, rows, side));
             let news = std::mem::take(&mut half.news);
             if !whole && !news.is_empty() {
-                // Their keys say which bucket they are of.
+                // Keys determine the buckets of rows.
                 let keyed = &self.join.sides[side];
                 let mut columns =
                     keyed.keys().into_iter().map(|key| half.kept.gather(key, &news)).collect::<Result<Vec<_>>>()?;
@@ -622,7 +623,7 @@ impl SpillableState for JoinTask {
 }
 
 impl JoinTask {
-    /// Takes rows out that have a null among their keys.
+    /// Separates rows that have a null key.
     fn set_apart(
         &mut self,
         probe: &mut JoinProbe,

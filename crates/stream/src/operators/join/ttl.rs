@@ -1,9 +1,8 @@
-//! How long the rows of a join are remembered, if it says so: partners are less than that apart, by what tells the time
-//! of the streams.
+//! The time to live of a join's rows: partners are less than this duration apart, by the event time of the streams.
 //!
-//! A query does not know which columns that are. So in a plan it is a part of the join's condition, a call with all
-//! columns of either side that may be, which are there then also if nothing else wants them; the two that are it take
-//! their place when the query becomes tasks.
+//! The query does not know which columns tell this time. So in a plan, the ttl is a term of the join's condition: a
+//! call with all candidate columns of both sides, which keeps them even if nothing else needs them. When the query is
+//! lowered to tasks, the two actual time columns replace them.
 
 use std::sync::Arc;
 
@@ -20,11 +19,10 @@ use super::bounds::{JoinBound, field_of};
 use super::{JoinCondition, Side};
 use crate::time::times::{StreamTimes, TimeColumn};
 
-/// Puts into a condition what tells the time of both sides, if it says how long rows are remembered. Returns what that
-/// says of times.
+/// Binds the ttl in a condition, if there is one, to the time columns of both sides. Returns the resulting bounds.
 ///
 /// # Errors
-/// `Unsupported`, when nothing tells the time of a side.
+/// `Unsupported` if a side has no time column.
 pub(super) fn bind(
     condition: &mut JoinCondition,
     schemas: &[SchemaRef; 2],
@@ -64,7 +62,7 @@ pub(super) fn bind(
     Ok(vec![bound(0, &left, &right), bound(1, &right, &left)])
 }
 
-/// What is at a place, whose column has this number here.
+/// The value at a place whose column has this index here.
 fn time_of(place: &TimeColumn, column: usize, schema: &SchemaRef) -> Result<Arc<dyn PhysicalExpr>> {
     let whole: Arc<dyn PhysicalExpr> = Arc::new(Column::new(schema.field(column).name(), column));
     place.field.as_ref().map_or(Ok(Arc::clone(&whole)), |name| field_of(&whole, name, schema))

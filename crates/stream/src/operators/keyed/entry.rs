@@ -1,4 +1,4 @@
-//! What the engine keeps of a key in memory, and knows of a bucket's snapshots.
+//! The engine's entry for a key in memory, and what it knows about a bucket's snapshots.
 
 use std::collections::BTreeSet;
 
@@ -8,20 +8,21 @@ use super::logic::{KeyLogic, NEVER};
 use crate::state::key_records::{KeyRecord, RecordKind};
 use crate::time::window::Micros;
 
-/// What is kept of a key.
+/// A key's entry in memory.
 pub(super) struct KeyEntry<S> {
     pub bucket: u32,
     pub state: Option<S>,
     pub timers: BTreeSet<Micros>,
     pub alarms: BTreeSet<Micros>,
-    /// When rows came last, and when that is looked at next. `NEVER`: since time went on last, or before there was any.
+    /// When rows last came, and when that is checked next. `NEVER` if rows came after time last advanced, or before the
+    /// stream had a time.
     pub touched: Micros,
     pub looked_at: Option<Micros>,
-    /// When the state is looked at for what has a time to live.
+    /// When the state is next checked for expired parts.
     pub expires: Option<Micros>,
-    /// Whether a snapshot may not build on what was saved before.
+    /// Whether the next record must be full, because it cannot build on what was saved before.
     pub is_whole: bool,
-    /// Counts calls of all keys: of the last of this key.
+    /// The number of its last call, counted over all keys.
     pub called: u64,
 }
 
@@ -44,25 +45,25 @@ impl<S> KeyEntry<S> {
         self.state.is_none() && self.timers.is_empty() && self.alarms.is_empty()
     }
 
-    /// Whether something of it is due at a time of the stream.
+    /// Whether something of the key is due at a time of the stream.
     pub(super) fn is_due_at(&self, at: Micros) -> bool {
         self.timers.contains(&at) || self.looked_at == Some(at) || self.expires == Some(at)
     }
 
-    /// The times of the stream at which something of it is due. A time may come more than once.
+    /// The event times at which something of the key is due. A time may occur more than once.
     pub(super) fn due_times(&self) -> impl Iterator<Item = Micros> + '_ {
         self.timers.iter().chain(&self.looked_at).chain(&self.expires).copied()
     }
 
-    /// When rows came last, or `now` if that is not known yet.
+    /// When rows last came, or `now` if that is not known yet.
     pub(super) fn touched(&self, now: Micros) -> Micros {
         if self.touched == NEVER { now } else { self.touched }
     }
 
-    /// What is saved of it: all, or what has changed since it was saved last if that is enough.
+    /// The key's record to save: everything, or the changes since the last record if these suffice.
     ///
     /// # Errors
-    /// When the state cannot be encoded.
+    /// If the state cannot be encoded.
     pub(super) fn record<L: KeyLogic<State = S>>(&self, logic: &mut L, whole: bool) -> Result<KeyRecord, TaskError> {
         let whole = whole || self.is_whole;
         Ok(KeyRecord {
@@ -75,7 +76,7 @@ impl<S> KeyEntry<S> {
     }
 }
 
-/// What snapshots have of a bucket: a whole, and changes since.
+/// The sizes of a bucket's snapshots: a full one, and changes since.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct SavedBytes {
     pub whole: usize,

@@ -1,5 +1,4 @@
-//! What a function on the rows of each key is to the engine: it is called with rows and timers, and encodes what it
-//! keeps.
+//! The engine's interface to a keyed function, which handles rows and timers, and encodes its state.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -13,43 +12,43 @@ use tidemill_dataflow::{TaskContext as CopyContext, TaskError};
 use crate::state::key_records::{Key, RecordCodec};
 use crate::time::window::Micros;
 
-/// No time yet: before the stream has any.
+/// The stream's time before it has one.
 pub(super) const NEVER: Micros = Micros::MIN;
 /// The stream's time at its end.
 pub(super) const END: Micros = Micros::MAX;
 
-/// Rows of several keys, those of each together.
+/// Rows of several keys, grouped by key.
 #[derive(Clone, Debug)]
 pub struct KeyedBatch {
-    /// The columns of the keys, a row each.
+    /// The key columns, with one row per key.
     pub keys: RecordBatch,
-    /// The bucket of each key, which its state is saved in.
+    /// The bucket of each key, in which its state is saved.
     pub buckets: Vec<u32>,
-    /// Where the rows of each key end among `rows`.
+    /// Where the rows of each key end in `rows`.
     pub ends: Vec<usize>,
-    /// In the order of the keys; of each, in the order in which they came.
+    /// Sorted by key, and for each key in the order of arrival.
     pub rows: RecordBatch,
 }
 
 /// When a key's function is to be called, in microseconds since 1970-01-01 UTC.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Timer {
-    /// When the stream's time has come to it: every earlier row has come.
+    /// When the stream's time reaches it: all earlier rows have arrived.
     Event(i64),
-    /// When the machine's clock has.
+    /// When the machine's clock reaches it.
     Clock(i64),
 }
 
-/// What to do with the rows of each key, and how to save what is kept of them. Each copy of the task has one. What it
-/// keeps of a key is in the key's state, so that it can be saved, spilled, and moved to another copy.
+/// Processes the rows of each key, and encodes its state. Each copy of the task has its own. The data of a key must be
+/// in the key's state, so that it can be saved, spilled and moved to another copy.
 ///
-/// A state can be a value in memory of any kind: it is encoded when a snapshot has it or when memory runs out. A key of
-/// which there is neither a state nor a timer is forgotten.
+/// In memory, a state can be a value of any type; it is encoded for snapshots, and when memory runs out. A key without
+/// a state and without timers is forgotten.
 pub trait KeyLogic: Send {
-    /// What is kept of a key while it is in memory.
+    /// A key's state in memory.
     type State: Send;
 
-    /// A batch comes: `on_rows` is called for each of its keys.
+    /// A batch arrives: `on_rows` is then called for each of its keys.
     ///
     /// # Errors
     /// Fails the job.
@@ -58,7 +57,7 @@ pub trait KeyLogic: Send {
         Ok(())
     }
 
-    /// Rows of a key have come: those of `batch.rows` in a range. The key is the one with this number in the batch.
+    /// Rows of a key have arrived: a range of `batch.rows`. `number` is the key's number in the batch.
     ///
     /// # Errors
     /// Fails the job.
@@ -70,38 +69,38 @@ pub trait KeyLogic: Send {
         key: &mut KeyContext<'_, Self::State>,
     ) -> Result<(), String>;
 
-    /// A timer of a key goes off: one that has been set for a time which has passed at once, and at the end of the
-    /// stream all that had been set before.
+    /// A timer of a key fires. A timer set for a time in the past fires immediately; at the end of the stream, all
+    /// timers set before fire.
     ///
     /// # Errors
     /// Fails the job.
     fn on_timer(&mut self, timer: Timer, key: &mut KeyContext<'_, Self::State>) -> Result<(), String>;
 
-    /// The rows that it has made since this was called last.
+    /// The output rows since the last call of this.
     ///
     /// # Errors
     /// Fails the job.
     fn take_rows(&mut self) -> Result<Vec<RecordBatch>, String>;
 
-    /// A state as bytes: all of it, or (not `whole`) what has changed since `saved` was called last.
+    /// A state as bytes: the full state, or (not `whole`) the changes since the last call of `saved`.
     ///
     /// # Errors
     /// Fails the job.
     fn encode(&mut self, state: &Self::State, whole: bool) -> Result<Vec<u8>, String>;
 
-    /// A snapshot has the state, or there are no snapshots.
+    /// The state is in a snapshot, or the job makes no snapshots.
     ///
     /// # Errors
     /// Fails the job.
     fn saved(&mut self, state: &mut Self::State) -> Result<(), String>;
 
-    /// The state that was encoded: a whole, and changes since.
+    /// Decodes a state: a full one, and changes since.
     ///
     /// # Errors
-    /// When the bytes make no sense.
+    /// If the bytes are invalid.
     fn decode(&mut self, parts: &[Vec<u8>]) -> Result<Self::State, String>;
 
-    /// About how many bytes a state takes in memory. Asked for now and then.
+    /// The approximate size of a state in memory, in bytes. Called now and then.
     ///
     /// # Errors
     /// Fails the job.
@@ -116,8 +115,8 @@ pub trait KeyLogic: Send {
         Ok(Lifetimes::default())
     }
 
-    /// Time has gone on to what was put into a state since it did last: that lives from now on. Whether the state has
-    /// changed by that.
+    /// Time has advanced to `now`, when the lifetimes begin of what was put into the state since it last did. Returns
+    /// whether this has changed the state.
     ///
     /// # Errors
     /// Fails the job.
@@ -126,7 +125,7 @@ pub trait KeyLogic: Send {
         Ok(false)
     }
 
-    /// Removes from a state what has lived for long enough; `None`: nothing is left.
+    /// Removes expired parts from a state; `None` if nothing is left.
     ///
     /// # Errors
     /// Fails the job.
@@ -139,21 +138,21 @@ pub trait KeyLogic: Send {
 /// What in a state has a time to live.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Lifetimes {
-    /// Whether something was put since time went on last, so that it is not known yet from when it lives.
+    /// Whether something was put after time last advanced, so that the beginning of its life is not known yet.
     pub has_fresh: bool,
-    /// When the first has to go, or has to be looked at again; `None`: nothing has a time to live.
+    /// When the first part expires, or must be checked again; `None` if nothing has a time to live.
     pub expires: Option<i64>,
 }
 
-/// A key for the time of a call.
+/// A key during a call.
 pub struct KeyContext<'a, S> {
     pub(super) codec: &'a RecordCodec,
     pub(super) key: &'a Key,
     pub(super) time: Option<i64>,
     pub(super) now: i64,
-    /// What is kept of the key. `None` at first, and to forget it.
+    /// The key's state: `None` at first, and to forget it.
     pub state: Option<S>,
-    /// Say what in the state has a time to live, if anything has.
+    /// Set this if something in the state has a time to live.
     pub lifetimes: Lifetimes,
     pub(super) changes: Vec<(Timer, bool)>,
 }
@@ -167,88 +166,88 @@ impl<S> KeyContext<'_, S> {
         self.codec.columns([self.key]).map_err(|error| error.to_string())
     }
 
-    /// The stream's time; `None` before there is any. At the end it is that of the latest row, or of the timer where
-    /// that is later.
+    /// The stream's time; `None` before it has one. At the end, the time of the latest row, or of the timer if that is
+    /// later.
     pub fn time(&self) -> Option<i64> {
         self.time
     }
 
-    /// The stream's time as the engine has it: `i64::MIN` before there is any, and `i64::MAX` at the end.
+    /// The stream's time in the engine's terms: `i64::MIN` before it has one, and `i64::MAX` at the end.
     pub fn raw_time(&self) -> i64 {
         self.now
     }
 
-    /// Sets a timer; one that is set already is set once.
+    /// Sets a timer; setting the same timer twice has no further effect.
     pub fn set(&mut self, timer: Timer) {
         self.changes.push((timer, true));
     }
 
-    /// Deletes a timer; it is no error if there is none.
+    /// Deletes a timer; it is not an error if it does not exist.
     pub fn delete(&mut self, timer: Timer) {
         self.changes.push((timer, false));
     }
 }
 
-/// A function on keys with what it keeps of them. Each copy of its task has one, and calls come one at a time; an error
-/// is told with its text.
+/// A keyed function with the state of its keys. Each copy of its task has one, and calls do not overlap. The text of an
+/// error is reported.
 pub trait KeyedFunction: Send {
-    /// Rows have come; returns the rows that go on.
+    /// Rows have arrived; returns the output rows.
     ///
     /// # Errors
     /// Fails the job.
     fn rows(&mut self, batch: KeyedBatch) -> Result<Vec<RecordBatch>, String>;
 
-    /// Time has passed, in microseconds: every row with an earlier event time has come. Returns rows, and whether there
-    /// is more to do at that time: then this is called again.
+    /// Event time has advanced to `now`, in microseconds: every earlier row has arrived. Returns output rows, and
+    /// whether there is more to do at that time; if so, this is called again.
     ///
     /// # Errors
     /// Fails the job.
     fn time(&mut self, now: i64) -> Result<(Vec<RecordBatch>, bool), String>;
 
-    /// When it wants `ring` to be called, in microseconds of the machine's clock since 1970; `None`: not before another
+    /// When `ring` must be called, in microseconds of the machine's clock since 1970; `None` if not before another
     /// call.
     fn next_alarm(&self) -> Option<i64>;
 
-    /// The machine's clock has come to [`KeyedFunction::next_alarm`]. Returns rows, and whether there is more to do:
-    /// then this is called again.
+    /// The machine's clock has reached [`KeyedFunction::next_alarm`]. Returns output rows, and whether there is more to
+    /// do; if so, this is called again.
     ///
     /// # Errors
     /// Fails the job.
     fn ring(&mut self) -> Result<(Vec<RecordBatch>, bool), String>;
 
-    /// What it keeps in memory, in bytes, about.
+    /// The approximate size of its state in memory, in bytes.
     ///
     /// # Errors
     /// Fails the job.
     fn bytes(&self) -> Result<usize, String>;
 
-    /// Memory runs out: puts part of what it keeps on disk.
+    /// Memory is low: moves part of the state to disk.
     ///
     /// # Errors
     /// Fails the job.
     fn spill(&mut self) -> Result<(), String>;
 
-    /// What it keeps, by bucket: what has changed since the last snapshot, or all, also of buckets that have become
+    /// The state by bucket: the changes since the last snapshot, or everything, including buckets that have become
     /// empty.
     ///
     /// # Errors
     /// Fails the job.
     fn snapshot(&mut self, whole: bool) -> Result<BucketStates, String>;
 
-    /// Lets go of what it keeps in these buckets, for another's `restore`.
+    /// Hands over its state in these buckets, for another copy's `restore`.
     ///
     /// # Errors
     /// Fails the job.
     fn release(&mut self, buckets: &[u32]) -> Result<Vec<(u32, Bytes)>, String>;
 
-    /// Takes what was kept at a time, by bucket: a whole, and the changes since.
+    /// Adds state from a given time, by bucket: a full one, and changes since.
     ///
     /// # Errors
     /// Fails the job.
     fn restore(&mut self, now: i64, buckets: Vec<(u32, Vec<Bytes>)>) -> Result<(), String>;
 }
 
-/// What a copy of a keyed task is made with.
+/// The inputs for making the function of a copy.
 pub struct KeyedSetup<'a> {
     /// The task's copy.
     pub context: &'a CopyContext,
@@ -256,5 +255,5 @@ pub struct KeyedSetup<'a> {
     pub keys: SchemaRef,
 }
 
-/// Makes one for a copy.
+/// Makes the function of a copy.
 pub type MakeKeyedFunction = Arc<dyn Fn(&KeyedSetup<'_>) -> Result<Box<dyn KeyedFunction>, TaskError> + Send + Sync>;

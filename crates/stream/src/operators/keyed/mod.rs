@@ -1,18 +1,17 @@
-//! The engine for functions on the rows of each key: states, timers of both clocks, times to live, snapshots of what
-//! has changed, buckets that move, and a disk for keys that nothing has come of for a while.
+//! The engine of keyed functions: states, timers by both clocks, times to live, incremental snapshots, moving buckets,
+//! and spilling of idle keys to disk.
 //!
-//! What is kept of keys is in memory. When memory runs out ([`KeyedFunction::spill`]), the half of them that rows or
-//! timers touched longest ago goes to disk, with their timers; they come back when something comes of them, or when a
-//! timer of theirs goes off.
+//! Keys are in memory. When memory runs out ([`KeyedFunction::spill`]), the half of them that were idle longest go to
+//! disk with their timers; they return when they get rows, or when one of their timers fires.
 //!
 //! Modules, lowest first:
 //!
-//! | module      | what is in it                      |
+//! | module      | contents                           |
 //! |-------------|------------------------------------|
-//! | `logic`     | what a function is to the engine   |
-//! | `entry`     | what is kept of a key in memory    |
+//! | `logic`     | the interface of functions         |
+//! | `entry`     | a key's entry in memory             |
 //! | here        | the engine                         |
-//! | `snapshots` | its snapshots, buckets that move   |
+//! | `snapshots` | its snapshots, and moving buckets   |
 //! | `operator`  | the operator of a function         |
 
 mod entry;
@@ -45,33 +44,33 @@ use crate::state::key_store::{ClockKind, KeyStore, StoredKey};
 use crate::state::operator_memory::SpillArea;
 use crate::time::window::Micros;
 
-/// What a key takes in memory besides its state, a timer, and a key that is gone, about, in bytes.
+/// The approximate memory of a key besides its state, of a timer, and of a removed key, in bytes.
 const KEY_BYTES: usize = 300;
 const TIMER_BYTES: usize = 100;
 const GONE_BYTES: usize = 120;
-/// The state of one call in so many is measured, and the average is of so many.
+/// Every so many calls, the size of one state is measured; the average is over so many measurements.
 const MEASURE_EVERY: usize = 32;
 const MEASURED: usize = 50;
-/// So many keys stay in memory, whatever there is of it.
+/// Minimum number of keys in memory, however little memory there is.
 const KEYS_MIN: usize = 64;
-/// Keys that come back from disk at once.
+/// The number of keys that are brought back from disk at once.
 const DUE_AT_ONCE: usize = 1000;
 
-/// How the engine is made.
+/// Options of the engine.
 pub struct KeyedOptions {
     /// The columns of the keys.
     pub keys: SchemaRef,
-    /// A key is forgotten when the stream's time has gone on for so many microseconds since rows of it came last.
+    /// A key is forgotten when the stream's time has advanced by this many microseconds since its last rows.
     pub ttl: Option<i64>,
     /// The machine's clock, in microseconds since 1970; `None`: the system's.
     pub clock: Option<Box<dyn Fn() -> i64 + Send>>,
 }
 
-/// What is kept of a key in memory, to be looked at.
+/// A key in memory, for inspection.
 pub struct KeyedEntry<'a, S> {
     /// The key's columns, in one row.
     pub key: Result<RecordBatch, TaskError>,
-    /// The bucket that it is saved in.
+    /// The bucket that the key is saved in.
     pub bucket: u32,
     /// Its state, if it has one.
     pub state: Option<&'a S>,
@@ -79,11 +78,11 @@ pub struct KeyedEntry<'a, S> {
     pub timers: Vec<i64>,
     /// Timers by the machine's clock, in microseconds since 1970.
     pub alarms: Vec<i64>,
-    /// When rows of it came last, by the stream's time; `i64::MIN`: since time went on last.
+    /// When rows last came, by the stream's time; `i64::MIN` if after time last advanced.
     pub touched: i64,
 }
 
-/// See the module.
+/// The engine of keyed functions.
 pub struct KeyedEngine<L: KeyLogic> {
     logic: L,
     codec: RecordCodec,
@@ -93,17 +92,17 @@ pub struct KeyedEngine<L: KeyLogic> {
     disk: SpillArea,
     entries: HashMap<Key, KeyEntry<L::State>>,
     store: KeyStore,
-    /// What is due by the stream's time: timers, and keys and states to be looked at; and by the machine's clock.
+    /// What is due by the stream's time (timers, and checks of keys and states), and by the machine's clock.
     due: BTreeSet<(Micros, Key)>,
     alarms: BTreeSet<(Micros, Key)>,
-    /// In the store none is earlier.
+    /// The earliest alarm of keys on disk.
     stored_alarm: Option<Micros>,
     now: Micros,
-    /// Time before the end.
+    /// The last event time before the end.
     latest: Micros,
-    /// Keys that rows have come of, or that something with a time to live was put into, since time went on last.
+    /// Keys that got rows, or new parts with a time to live, since time last advanced.
     fresh: HashSet<Key>,
-    /// Keys that have changed since the last snapshot, and the bucket of each.
+    /// Keys that have changed since the last snapshot, each with its bucket.
     changed: HashMap<Key, u32>,
     saved: BTreeMap<u32, SavedBytes>,
     calls: usize,
@@ -119,12 +118,12 @@ impl<L: KeyLogic> KeyedEngine<L> {
     /// The engine of a copy of a task.
     ///
     /// # Errors
-    /// When a column cannot be a key.
+    /// If a column cannot be a key.
     pub fn new(logic: L, options: KeyedOptions, context: &CopyContext) -> Result<Self, TaskError> {
         KeyedEngine::with_disk(logic, options, context.saves(), SpillArea::of(context))
     }
 
-    /// An engine outside any task, which spills by a governor. `saves`: whether it makes snapshots.
+    /// An engine outside of a task, with a governor for spilling. `saves`: whether it makes snapshots.
     ///
     /// # Errors
     /// As [`KeyedEngine::new`].
@@ -170,12 +169,12 @@ impl<L: KeyLogic> KeyedEngine<L> {
         })
     }
 
-    /// How many times something is due at in memory, by the stream's time and by the machine's clock.
+    /// The numbers of due times in memory, by the stream's time and by the machine's clock.
     pub fn due(&self) -> (usize, usize) {
         (self.due.len(), self.alarms.len())
     }
 
-    /// How many keys are on disk.
+    /// The number of keys on disk.
     pub fn stored(&self) -> usize {
         self.store.len()
     }
@@ -192,8 +191,8 @@ impl<L: KeyLogic> KeyedEngine<L> {
         for (number, (key, (&bucket, &end))) in keys.into_iter().zip(ends).enumerate() {
             let mut entry = self.entries.remove(&key).unwrap_or_else(|| KeyEntry::new(bucket));
             if self.ttl.is_some() {
-                // How late its rows are is known when time has gone on to them: counted from the time before them,
-                // which may be long ago, the key could be forgotten as soon as they have come.
+                // The time of these rows is known only once time advances. Counting from the time before, which may be
+                // long ago, could forget the key as soon as its rows have arrived.
                 entry.touched = NEVER;
                 self.fresh.insert(Arc::clone(&key));
                 self.look_at(&mut entry, &key);
@@ -204,11 +203,11 @@ impl<L: KeyLogic> KeyedEngine<L> {
         self.call_due()
     }
 
-    /// Calls the function for a key, whose entry has been taken out.
+    /// Calls the function for a key whose entry was taken out.
     fn call(&mut self, key: Key, mut entry: KeyEntry<L::State>, call: KeyCall<'_>) -> Result<(), TaskError> {
         let mut time = if self.now == END { self.latest } else { self.now };
         if let (END, KeyCall::Timer(Timer::Event(at))) = (self.now, &call) {
-            // The end has no time of its own that could be reckoned with.
+            // The time at the end is not a real one to compute with.
             time = time.max(*at);
         }
         let mut context = KeyContext {
@@ -220,7 +219,7 @@ impl<L: KeyLogic> KeyedEngine<L> {
             lifetimes: Lifetimes::default(),
             changes: Vec::new(),
         };
-        // A new state has nothing of what snapshots have of the one before it.
+        // Snapshots of a previous state do not apply to a new one.
         entry.is_whole |= context.state.is_none();
         match call {
             KeyCall::Rows(batch, number, rows) => self.logic.on_rows(batch, number, rows, &mut context)?,
@@ -238,7 +237,7 @@ impl<L: KeyLogic> KeyedEngine<L> {
             self.fresh.insert(Arc::clone(&key));
         }
         for (timer, is_set) in changes {
-            // At the end none goes off that is set then.
+            // Timers set at the end do not fire.
             let goes_off = is_set && self.now < END;
             match timer {
                 Timer::Event(at) if is_set => {
@@ -271,7 +270,7 @@ impl<L: KeyLogic> KeyedEngine<L> {
         self.put_back(key, entry)
     }
 
-    /// Notes that a key has changed, and keeps it if there is anything to keep.
+    /// Marks a key as changed, and puts its entry back unless it is empty.
     fn put_back(&mut self, key: Key, mut entry: KeyEntry<L::State>) -> Result<(), TaskError> {
         self.change(&key, &mut entry)?;
         match entry.is_empty() {
@@ -290,7 +289,7 @@ impl<L: KeyLogic> KeyedEngine<L> {
         Ok(())
     }
 
-    /// Nothing of a key is due any more.
+    /// Removes everything that is due for a key.
     fn forget_due(&mut self, key: &Key, entry: &KeyEntry<L::State>) {
         for at in entry.due_times() {
             self.due.remove(&(at, Arc::clone(key)));
@@ -301,7 +300,7 @@ impl<L: KeyLogic> KeyedEngine<L> {
         self.fresh.remove(key);
     }
 
-    /// Sees to it that a key is forgotten when nothing has come for too long.
+    /// Schedules a check whether the key has been idle for too long.
     fn look_at(&mut self, entry: &mut KeyEntry<L::State>, key: &Key) {
         if let (None, Some(ttl)) = (entry.looked_at, self.ttl) {
             let at = entry.touched(self.now).saturating_add(ttl);
@@ -310,7 +309,7 @@ impl<L: KeyLogic> KeyedEngine<L> {
         }
     }
 
-    /// Sees to it that what has a time to live is removed in time.
+    /// Schedules the removal of expired parts of the state.
     fn expire_later(&mut self, entry: &mut KeyEntry<L::State>, key: &Key, expires: Option<Micros>) {
         let Some(at) = expires else { return };
         if entry.expires.is_none_or(|before| at < before) {
@@ -322,7 +321,7 @@ impl<L: KeyLogic> KeyedEngine<L> {
         }
     }
 
-    /// Calls the function for timers that have gone off; forgets what has lived for long enough.
+    /// Calls the function for timers that have fired, and removes what has expired.
     fn call_due(&mut self) -> Result<(), TaskError> {
         let mut last = LastDue::new(&mut self.due, self.now);
         while let Some((at, key)) = last.next(&mut self.due, self.now) {
@@ -332,13 +331,13 @@ impl<L: KeyLogic> KeyedEngine<L> {
                     false => _ = self.entries.insert(Arc::clone(&key), entry),
                 }
             }
-            // It may be several at once.
+            // Several things may be due at once.
             self.outlive(at, &key)?;
         }
         Ok(())
     }
 
-    /// Forgets a key, or some of its state, if its time has come.
+    /// Forgets a key, or parts of its state, if they have expired.
     fn outlive(&mut self, at: Micros, key: &Key) -> Result<(), TaskError> {
         if self.now == END {
             return Ok(());
@@ -383,7 +382,7 @@ impl<L: KeyLogic> KeyedEngine<L> {
     }
 
     fn on_time(&mut self, now: Micros) -> Result<bool, TaskError> {
-        // A job that resumes may be told a time again that was before its rows.
+        // A job that resumes may first get an earlier time than that of its rows.
         let goes_on = now > self.now;
         self.now = self.now.max(now);
         if self.now < END {
@@ -405,7 +404,7 @@ impl<L: KeyLogic> KeyedEngine<L> {
             }
         }
         if self.now == END {
-            // Before anything goes off: of what goes back to disk meanwhile nothing is due any more.
+            // Before anything fires, since nothing is due anymore for keys that go back to disk meanwhile.
             more |= self.bring(ClockKind::Wall, END)?;
         }
         self.call_due()?;
@@ -423,7 +422,7 @@ impl<L: KeyLogic> KeyedEngine<L> {
         Ok(more)
     }
 
-    /// Brings keys back from disk that something is due of. Whether there were any.
+    /// Brings back keys from disk for which something is due. Returns whether there were any.
     fn bring(&mut self, kind: ClockKind, now: Micros) -> Result<bool, TaskError> {
         let due = self.store.take_due(kind, now, DUE_AT_ONCE, &self.codec)?;
         let any = !due.is_empty();
@@ -431,7 +430,7 @@ impl<L: KeyLogic> KeyedEngine<L> {
         Ok(any)
     }
 
-    /// Keeps in memory what was on disk.
+    /// Moves a key from disk to memory.
     fn unspill(&mut self, stored: StoredKey) -> Result<(), TaskError> {
         if stored.changed {
             self.changed.insert(Arc::clone(&stored.key), stored.bucket);
@@ -444,7 +443,7 @@ impl<L: KeyLogic> KeyedEngine<L> {
         self.add(stored.key, stored.bucket, record, &parts, stored.changed)
     }
 
-    /// Keeps what was saved of a key.
+    /// Adds a saved key.
     fn add(
         &mut self,
         key: Key,
@@ -479,10 +478,10 @@ impl<L: KeyLogic> KeyedEngine<L> {
         Ok(())
     }
 
-    /// Puts on disk the so many keys that were called for longest ago, and which keys are gone.
+    /// Moves to disk the `count` keys that were called longest ago, and records which keys were removed.
     ///
     /// # Errors
-    /// When the disk is full or fails, or a state cannot be encoded.
+    /// If the disk is full or fails, or if a state cannot be encoded.
     pub fn spill_keys(&mut self, count: usize) -> Result<(), TaskError> {
         let mut oldest: Vec<(u64, Key)> =
             self.entries.iter().map(|(key, entry)| (entry.called, Arc::clone(key))).collect();
@@ -491,7 +490,7 @@ impl<L: KeyLogic> KeyedEngine<L> {
         }
         oldest.truncate(count);
         let gone: Vec<Key> = self.changed.keys().filter(|key| !self.entries.contains_key(*key)).cloned().collect();
-        // One after the other, so that what is encoded does not take as much memory again.
+        // One after the other, so that encoded states do not need as much memory again.
         let KeyedEngine { logic, codec, entries, store, due, alarms, changed, fresh, ttl, now, .. } = self;
         let spilled = oldest.into_iter().map(|(_, key)| key).chain(gone).map(|key| {
             let is_changed = changed.remove(&key);
@@ -512,10 +511,10 @@ impl<L: KeyLogic> KeyedEngine<L> {
             for &at in &entry.alarms {
                 alarms.remove(&(at, Arc::clone(&key)));
             }
-            // When it comes back it counts as touched then: it may stay for longer, but goes no sooner.
+            // When it comes back, it counts as touched then: this can only extend its life.
             fresh.remove(&key);
             let (mut next_due, mut next_alarm) = (None, None);
-            // At the end no timer goes off that is still there.
+            // At the end, timers that are still there do not fire.
             if *now < END {
                 next_alarm = entry.alarms.first().copied();
                 next_due = entry.timers.first().copied();
@@ -548,17 +547,17 @@ impl<L: KeyLogic> KeyedEngine<L> {
     }
 }
 
-/// What is due in the end, of either clock: each goes off once. A function that sets its next timer each time would
-/// never end otherwise.
+/// What is due at the end, by either clock; each item fires once. Otherwise, a function that always sets its next timer
+/// would never end.
 struct LastDue(VecDeque<(Micros, Key)>);
 
 impl LastDue {
-    /// At the end takes all that is due.
+    /// At the end, takes everything that is due.
     fn new(due: &mut BTreeSet<(Micros, Key)>, now: Micros) -> Self {
         LastDue(if now == END { std::mem::take(due).into_iter().collect() } else { VecDeque::new() })
     }
 
-    /// What comes next of what is due by `now`.
+    /// The next item that is due by `now`.
     fn next(&mut self, due: &mut BTreeSet<(Micros, Key)>, now: Micros) -> Option<(Micros, Key)> {
         if now == END {
             return self.0.pop_front();
@@ -568,7 +567,7 @@ impl LastDue {
     }
 }
 
-/// Why a function is called for a key.
+/// The reason for a call of a key's function.
 enum KeyCall<'a> {
     Rows(&'a KeyedBatch, usize, Range<usize>),
     Timer(Timer),

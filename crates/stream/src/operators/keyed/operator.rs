@@ -1,4 +1,4 @@
-//! The operator of a function on the rows of each key.
+//! The operator of a keyed function.
 
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
@@ -21,30 +21,30 @@ use crate::state::snapshot_codec::buckets_of;
 use crate::state::state_layout::{fired_of, shared};
 use crate::time::window::Micros;
 
-/// Between two looks at the machine's clock.
+/// The interval between checks of the machine's clock.
 const CLOCK_INTERVAL: Duration = Duration::from_millis(20);
 
-/// Which columns of its input a function works on.
+/// The input columns of a function.
 pub(crate) struct KeyedColumns {
     pub keys: Vec<usize>,
-    /// What it sees of a row: the first columns, with these names.
+    /// The rows that the function gets: the first columns, with these names.
     pub rows: SchemaRef,
 }
 
-/// What is done with rows that a function has made.
+/// Finishes rows that a function has made.
 pub(crate) type FinishRows = Box<dyn Fn(RecordBatch) -> Result<RecordBatch, TaskError> + Send>;
 
-/// The operator of a function on the rows of each key. Its input comes by
-/// [`Partition::by_key`](tidemill_dataflow::exchange::Partition::by_key) of the same columns.
+/// The operator of a keyed function. Its input is partitioned by the same columns, with
+/// [`Partition::by_key`](tidemill_dataflow::exchange::Partition::by_key).
 pub struct KeyOperator {
     function: Box<dyn KeyedFunction>,
     columns: KeyedColumns,
     finish: FinishRows,
     calls_program: bool,
     now: Micros,
-    /// The time that the function is being told.
+    /// The event time being passed to the function.
     telling: Micros,
-    /// Whether it is being told that the machine's clock has come to an alarm.
+    /// Whether the function is being called for an alarm of the machine's clock.
     is_ringing: bool,
     held: OperatorMemory,
 }
@@ -64,10 +64,10 @@ impl SpillableState for KeyOperator {
 }
 
 impl KeyOperator {
-    /// The operator of a [`KeyLogic`]: `keys` are columns of `input`, the schema of the rows that come.
+    /// The operator of a [`KeyLogic`]. `keys` are columns of `input`, the schema of the input rows.
     ///
     /// # Errors
-    /// When a column cannot be a key, or a checkpoint was made with other keys.
+    /// If a column cannot be a key, or if the checkpoint was made with other keys.
     pub fn new<L: KeyLogic + 'static>(
         logic: L,
         input: &SchemaRef,
@@ -81,7 +81,7 @@ impl KeyOperator {
         KeyOperator::of(Box::new(engine), columns, Box::new(Ok), false, context)
     }
 
-    /// That of a function of the program, which may block.
+    /// The operator of a function of the program, which may block.
     pub(crate) fn calling_program(
         function: Box<dyn KeyedFunction>,
         columns: KeyedColumns,
@@ -118,13 +118,13 @@ impl KeyOperator {
     }
 
     fn restore(&mut self, bucket: u32, parts: Vec<Bytes>) -> Result<(), TaskError> {
-        // Buckets are many and small: a state or so of each of these lengths.
+        // Buckets are many and small: each has about one state of this size.
         let states = parts.iter().map(Bytes::len).sum::<usize>() / 64;
         self.function.restore(self.now, vec![(bucket, parts)])?;
         self.weigh(states)
     }
 
-    /// Tells the function what time it is.
+    /// Passes the time to the function.
     fn tell(&mut self, emit: &mut Emitter) -> Result<EmitStatus, TaskError> {
         let (made, more) = match self.is_ringing {
             true => self.function.ring()?,
@@ -144,13 +144,13 @@ impl KeyOperator {
         Ok(())
     }
 
-    /// Rows by their keys.
+    /// Groups rows by their keys.
     fn keyed(&self, rows: &RecordBatch) -> Result<KeyedBatch, TaskError> {
         let keys = rows.project(&self.columns.keys)?;
         let mut of = Vec::new();
         group_values(&keys.schema())?.intern(keys.columns(), &mut of)?;
         let mut order: Vec<u32> = (0..rows.num_rows() as u32).collect();
-        // Rows of a key stay in their order.
+        // A stable sort: the rows of a key stay in order.
         order.sort_by_key(|&row| of[row as usize]);
         let (mut first, mut ends) = (Vec::new(), Vec::new());
         for (at, &row) in order.iter().enumerate() {

@@ -1,4 +1,4 @@
-//! Snapshots of the engine, and buckets that move: a whole of each bucket, and changes since, as records of keys.
+//! Snapshots of the engine, and moving buckets: for each bucket a full state and changes since, as records of keys.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
@@ -15,10 +15,10 @@ use crate::state::key_records::{Key, KeyRecord, RecordCodec, RecordKind};
 use crate::state::snapshot_codec::{BucketParts, by_bucket, table_of, tables_of};
 use crate::time::window::Micros;
 
-/// States are saved whole again when changes since then take twice as much, and so many bytes more.
+/// States are saved in full again when the changes since then take twice as much, plus this many bytes.
 const CHANGED_BYTES_MIN: usize = 1 << 20;
-/// So are those of a bucket when there are so many changes, however small: every checkpoint names all of them, and a
-/// job that resumes reads all.
+/// A bucket is also saved in full after this many changes, however small, since every checkpoint lists all of them, and
+/// a job that resumes reads them all.
 pub(super) const CHANGES_MAX: usize = 300;
 /// Records of a snapshot that are encoded at once.
 const RECORDS_AT_ONCE: usize = 1 << 12;
@@ -27,8 +27,8 @@ const RECORD_BYTES_AT_ONCE: usize = 8 << 20;
 const RECORDS: u8 = 0;
 
 impl<L: KeyLogic> KeyedEngine<L> {
-    /// The buckets of which too many changes have been saved. To save any whole all keys are looked through, so if
-    /// there is one, those that will soon be are among them.
+    /// The buckets with too many saved changes. Saving any of them in full means going through all keys, so if there is
+    /// one, buckets that are close to it are included.
     fn long(&self) -> BTreeSet<u32> {
         if self.saved.values().all(|saved| saved.changes < CHANGES_MAX) {
             return BTreeSet::new();
@@ -141,7 +141,7 @@ impl<L: KeyLogic> KeyedEngine<L> {
         let (whole, changes) = lengths.split_at(lengths.len().min(1));
         let saved = SavedBytes { whole: whole.iter().sum(), changed: changes.iter().sum(), changes: changes.len() };
         self.saved.insert(bucket, saved);
-        // Of each key its last record, and the parts of its state.
+        // For each key its last record, and the parts of its state.
         let mut found: HashMap<Key, (KeyRecord, Vec<Vec<u8>>)> = HashMap::new();
         for part in parts {
             for (_, table) in tables_of(part)? {
@@ -157,7 +157,7 @@ impl<L: KeyLogic> KeyedEngine<L> {
                     };
                     match state {
                         Some(state) => states.push(state),
-                        // It keeps nothing but timers now.
+                        // The key has only timers now.
                         None => states.clear(),
                     }
                     found.insert(key, (record, states));
@@ -179,7 +179,7 @@ fn add_rows(parts: &mut BucketParts, rows: &RecordBatch, of: &[u32]) -> Result<(
     Ok(())
 }
 
-/// Gathers records, and adds them to the parts of their buckets many at a time.
+/// Collects records, and adds them to the parts of their buckets many at a time.
 struct RecordWriter<'a> {
     codec: &'a RecordCodec,
     parts: &'a mut BucketParts,

@@ -15,10 +15,10 @@ use super::snapshots::CHANGES_MAX;
 use super::{KeyContext, KeyLogic, KeyedBatch, KeyedEngine, KeyedFunction, KeyedOptions, Timer};
 use crate::state::snapshot_codec::buckets_of;
 
-/// What has gone off: keys and timers.
+/// Keys and timers that have fired.
 type Log = Arc<Mutex<Vec<(i64, Timer)>>>;
 
-/// Sets and deletes the timers that rows name, and notes those that go off. Its state is how many rows a key has had.
+/// Sets and deletes the timers that rows name, and logs those that fire. Its state is the number of a key's rows.
 struct RecordingLogic(Log);
 
 fn timer(clock: bool, at: i64) -> Timer {
@@ -48,7 +48,7 @@ impl KeyLogic for RecordingLogic {
                 key.delete(timer)
             }
             let count = key.state.as_ref().map_or(0, |state| state[0]) + 1;
-            // Every fifth row forgets them.
+            // Every fifth row deletes the state.
             key.state = (count < 5).then(|| vec![count]);
         }
         Ok(())
@@ -94,7 +94,7 @@ fn buckets(rows: &RecordBatch) -> Vec<u32> {
     buckets_of(rows, &[0]).unwrap()
 }
 
-/// Rows by their keys.
+/// Groups rows by their keys.
 fn keyed(mut rows: Vec<(i64, i64, i64)>) -> KeyedBatch {
     rows.sort_by_key(|row| row.0);
     let (mut firsts, mut ends) = (Vec::new(), Vec::new());
@@ -131,9 +131,9 @@ fn to_clock(copy: &mut KeyedEngine<RecordingLogic>, clock: i64) {
     }
 }
 
-/// Whatever is set and deleted, by both clocks, of which the machine's may be set forward and back, while keys go to
-/// disk, buckets move between two copies and the job resumes from snapshots: what goes off is what a plain set of
-/// timers says, once each; and nothing is held when there is nothing.
+/// Timers are set and deleted by both clocks, the machine's clock is set forward and back, keys go to disk, buckets
+/// move between two copies, and the job resumes from snapshots. The same timers must fire as from a plain set, once
+/// each, and at the end nothing may be left.
 #[test]
 fn timers_are_those_of_a_plain_set() {
     for seed in 0..share_of_seeds(20) {
@@ -179,7 +179,7 @@ fn timers_by_seed(seed: u64) {
                 copies.iter_mut().for_each(|copy| to_time(copy, now));
             }
             6 => {
-                // Now and then somebody sets it, forward or back.
+                // Now and then the clock is set forward or back.
                 clock += match below(8) {
                     0 => 60,
                     1 => -40,
@@ -215,7 +215,7 @@ fn timers_by_seed(seed: u64) {
                     let parts = parts.into_iter().map(|(bucket, part)| (bucket, vec![part])).collect();
                     copies[1].restore(now, parts).unwrap();
                     lost.iter().for_each(|&bucket| owners[bucket as usize] = 1);
-                    // As the engine of tasks does: the next snapshot is of everything.
+                    // As in the task engine, the next snapshot is full.
                     saved.clear();
                     for copy in &mut copies {
                         for (bucket, part) in copy.snapshot(true).unwrap() {

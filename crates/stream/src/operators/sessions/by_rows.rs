@@ -1,9 +1,10 @@
-//! Results with every so many rows of a session: with the row that makes so many that no result has had yet. Which row
-//! that is hangs on nothing but the order in which rows come, and a result knows nothing of those behind it.
+//! Results after every so many rows of a session: a result comes with the row that completes this number of rows not
+//! yet in any result. Which row that is depends only on the order of arrival, and a result does not include the rows
+//! after it.
 //!
-//! Rows are added in rounds. In each a key gets its rows up to the first that brings a result, so that what is known of
-//! its sessions then is what the result is of. A round puts together the sessions of the keys that have rows in it, and
-//! of no others.
+//! Rows are added in rounds. In each round, a key gets its rows up to the first that triggers a result, so that the
+//! state of its sessions is then exactly what the result covers. A round merges only the sessions of keys that have
+//! rows in it.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
@@ -16,14 +17,14 @@ use super::state::SessionState;
 use super::{FIRST, LAST, NOTHING, times, untold_of};
 use crate::time::window::Micros;
 
-/// A session of a key, by its first time.
+/// A session of a key; its first time is the key of the map.
 struct SessionSpan {
     last: Micros,
-    /// Rows that no result has had yet.
+    /// Rows that are not in any result yet.
     untold: i64,
 }
 
-/// Puts a row into the session of its key that it belongs to, which may be two that become one by it.
+/// Adds a row to its session, merging two sessions if it connects them.
 fn join(spans: &mut BTreeMap<Micros, SessionSpan>, time: Micros, gap: Micros) -> &mut SessionSpan {
     let before = spans.range(..=time).next_back().filter(|(_, span)| time.saturating_sub(span.last) < gap);
     let after = spans.range(time.saturating_add(1)..).next().filter(|(first, _)| first.saturating_sub(time) < gap);
@@ -41,8 +42,8 @@ fn join(spans: &mut BTreeMap<Micros, SessionSpan>, time: Micros, gap: Micros) ->
 }
 
 impl SessionState {
-    /// Adds rows that are not late, with their times. Returns the results that they bring, in the order of the rows of
-    /// each key.
+    /// Adds rows that are not late, with their times. Returns the results they trigger, in the order of each key's
+    /// rows.
     pub(super) fn add_by_rows(
         &mut self,
         every: i64,
@@ -52,7 +53,7 @@ impl SessionState {
         let (shape, fired) = (Arc::clone(&self.shape), self.fired);
         let all = shape.of.arguments(rows)?;
         let of_row = shape.of.number(&all.keys, at.len())?;
-        // What is known of keys that have rows still to come, and the numbers of these keys.
+        // The sessions of keys with remaining rows, and the numbers of these keys.
         let (mut open, mut of_open) = self.sessions_of(&all.keys, &of_row)?;
         let mut spans: HashMap<usize, BTreeMap<Micros, SessionSpan>> = HashMap::new();
         let bounds = times(&open, FIRST).iter().zip(times(&open, LAST)).zip(untold_of(&open));
@@ -63,7 +64,8 @@ impl SessionState {
         let mut waiting: Vec<u32> = (0..at.len() as u32).collect();
         while !waiting.is_empty() {
             let (mut now, mut later): (Vec<u32>, Vec<u32>) = Default::default();
-            // Rows that bring a result, by their place in this round, and how many rows it is the first to have.
+            // Rows that trigger a result: their index in this round, and the number of rows that are in a result for
+            // the first time.
             let mut due: Vec<(usize, i64)> = Vec::new();
             let mut is_due = HashSet::new();
             for row in waiting {
@@ -73,7 +75,7 @@ impl SessionState {
                     continue;
                 }
                 let span = join(spans.entry(key).or_default(), at[row as usize], shape.times.gap);
-                // What is over comes again by itself when time goes on.
+                // Sessions that have ended emit their result by themselves when time advances.
                 if span.untold >= every && shape.end(span.last) > fired {
                     due.push((now.len(), std::mem::take(&mut span.untold)));
                     is_due.insert(key);

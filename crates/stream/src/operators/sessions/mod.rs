@@ -11,9 +11,9 @@
 //! A row is late if its session would already be forgotten, with everything known of it; a row close to a live session
 //! belongs to that one.
 //!
-//! | module    | what is in it                                       |
+//! | module    | contents                                             |
 //! |-----------|-----------------------------------------------------|
-//! | `state`   | the sessions of a copy: what comes, goes and is due |
+//! | `state`   | the sessions of a copy: rows, results and snapshots  |
 //! | `by_rows` | early results by row count                          |
 //! | `task`    | the second half                                     |
 
@@ -46,57 +46,57 @@ use crate::state::groups::{AggregateArguments, Functions, GroupAggregation, batc
 use crate::state::state_layout::StateLayout;
 use crate::time::window::{EarlyResults, Micros, micros, window_array};
 
-/// Columns of what is kept, before the keys.
+/// Stored columns before the keys.
 const FIRST: usize = 0;
 const LAST: usize = 1;
-/// What has been told of the session as it is: of several that become one, the least.
+/// What has been emitted of the current session; the minimum when several are merged.
 const TOLD: usize = 2;
-/// Its rows that no result has had yet: of several that become one, all together. Only counted for results by rows;
-/// what is put together may count less than nothing, when a result has had the rows of the other.
+/// The rows that are in no result yet; the sum when several sessions are merged. Counted only for results by rows. A
+/// part can have a negative count, if a result already included the rows of another part.
 const UNTOLD: usize = 3;
 const BEFORE: usize = 4;
-/// The same of what goes from the first half to the second, of which nothing has been told.
+/// The same between the two halves, where nothing has been emitted yet.
 const PART_BEFORE: usize = TOLD;
 
-/// What can have been told.
+/// What can have been emitted.
 const NOTHING: i8 = 0;
 const EARLY: i8 = 1;
 const FINAL: i8 = 2;
 
-/// When sessions give results, and are over.
+/// When sessions give results, and when they end.
 pub(crate) struct SessionTimes {
     /// The time of a row.
     pub time: Arc<dyn PhysicalExpr>,
-    /// How far times to come may lie behind the watermark.
+    /// How far future times may lie behind the watermark.
     pub behind: Micros,
     pub gap: Micros,
-    /// How long sessions that are over are kept.
+    /// How long ended sessions are kept.
     pub lateness: Micros,
     pub early: EarlyResults,
 }
 
-/// An aggregation of sessions: of a query, the same on all workers.
+/// An aggregation of sessions; the same for a query on all workers.
 pub(crate) struct SessionAggregation {
     pub of: Arc<GroupAggregation>,
     times: SessionTimes,
-    /// What is kept: first and last time, what has been told, keys, states.
+    /// The stored columns: first and last time, what has been emitted, rows in no result, keys, states.
     kept_schema: SchemaRef,
-    /// What goes from the first half to the second: first and last time, keys, states, and how many rows.
+    /// The rows between the two halves: first and last time, keys, states, number of rows.
     pub part_schema: SchemaRef,
     output: SchemaRef,
-    /// Where the window stands among the keys of the output.
+    /// The position of the window among the output columns.
     window_at: usize,
     late: LateCount,
-    /// Rows come to the second half with their keys, and there is no first.
+    /// If set, rows go to the second half with their keys, and there is no first half.
     keyed: Option<Arc<KeyedRows>>,
     /// Where late rows go.
     late_rows: Option<LateOutput>,
 }
 
-/// Which session each of some rows is in.
+/// The session of each of some rows.
 struct SessionAssignment {
     sessions: Vec<usize>,
-    /// Of each session its first and last time, and one of its rows.
+    /// By session: its first and last time, and one of its rows.
     firsts: Vec<Micros>,
     lasts: Vec<Micros>,
     rows: Vec<u32>,
@@ -128,7 +128,7 @@ impl SessionAggregation {
         SessionAggregation { of, times, kept_schema, part_schema, output, window_at, late, keyed, late_rows }
     }
 
-    /// What the second half keeps.
+    /// The state of the second half.
     pub(crate) fn state(&self) -> StateSchema {
         let what = format!("sessions with a gap of {} us, in pieces, and what was given of them", self.times.gap);
         StateSchema::new(what, self.layout().fields().collect())
@@ -138,22 +138,22 @@ impl SessionAggregation {
         StateLayout::of_aggregation(&self.of, BEFORE)
     }
 
-    /// When a session is over whose last row has this time.
+    /// The end of a session whose last row has this time.
     fn end(&self, last: Micros) -> Micros {
         last.saturating_add(self.times.gap)
     }
 
-    /// When it is forgotten.
+    /// When that session is forgotten.
     fn gone(&self, last: Micros) -> Micros {
         self.end(last).saturating_add(self.times.lateness)
     }
 
-    /// The columns of what is kept that are keys.
+    /// The stored columns that are keys.
     fn keys<'a>(&self, kept: &'a RecordBatch) -> &'a [ArrayRef] {
         &kept.columns()[BEFORE..BEFORE + self.of.keys.len()]
     }
 
-    /// The sessions of rows that have a key, by its number, and a stretch of time each.
+    /// Assigns rows to sessions, given each row's key number and time span.
     fn assign(&self, of_key: &[usize], firsts: &[Micros], lasts: &[Micros]) -> SessionAssignment {
         let rows = firsts.len();
         let mut order: Vec<u32> = (0..rows as u32).collect();
@@ -179,8 +179,8 @@ impl SessionAggregation {
         SessionAssignment { sessions, firsts: starts, lasts: ends, rows: first_rows }
     }
 
-    /// First and last times of sessions, their keys, and what the functions know of them. `keys` are those of the rows
-    /// that they are of.
+    /// The columns of sessions: first and last times, keys, and the functions' states. `keys` are the columns of the
+    /// rows they consist of.
     fn columns(&self, keys: &[ArrayRef], of: &SessionAssignment, functions: Functions) -> Result<Vec<ArrayRef>> {
         let rows = UInt32Array::from(of.rows.clone());
         let times = |times: &[Micros]| Arc::new(TimestampMicrosecondArray::from(times.to_vec())) as ArrayRef;
@@ -194,7 +194,7 @@ impl SessionAggregation {
         Ok(columns)
     }
 
-    /// Sessions as they are kept, of such columns.
+    /// Sessions as stored rows.
     fn kept(&self, mut columns: Vec<ArrayRef>, told: Vec<i8>, untold: Vec<i64>) -> Result<RecordBatch> {
         let rows = told.len();
         let told: [ArrayRef; 2] = [Arc::new(Int8Array::from(told)), Arc::new(Int64Array::from(untold))];
@@ -202,7 +202,7 @@ impl SessionAggregation {
         batch(&self.kept_schema, columns, rows)
     }
 
-    /// The rows of a batch that have a time, and their times; the others are counted.
+    /// The rows of a batch that have a time, and these times; counts the others.
     fn timed(&self, rows: RecordBatch) -> Result<(RecordBatch, TimestampMicrosecondArray)> {
         let times = |rows: &RecordBatch| micros(&self.times.time.evaluate(rows)?.into_array(rows.num_rows())?);
         let known = times(&rows)?;
@@ -216,7 +216,7 @@ impl SessionAggregation {
         Ok((rows, known))
     }
 
-    /// The sessions of rows with these times by themselves: their columns, and how many rows each has.
+    /// The sessions of only these rows: their columns, and the number of rows in each.
     fn of_rows(&self, rows: &AggregateArguments, times: &[Micros]) -> Result<(Vec<ArrayRef>, Vec<i64>)> {
         let of = self.assign(&self.of.number(&rows.keys, times.len())?, times, times);
         let mut counts = vec![0; of.len()];
@@ -225,14 +225,14 @@ impl SessionAggregation {
         Ok((self.columns(&rows.keys, &of, functions)?, counts))
     }
 
-    /// Sessions of what are sessions, or parts of some.
+    /// Merges sessions or parts of sessions.
     fn merged(&self, parts: &[RecordBatch]) -> Result<RecordBatch> {
         let all = concat_batches(&self.kept_schema, parts)?;
         let of_key = self.of.number(self.keys(&all), all.num_rows())?;
         Ok(self.joined(&all, &of_key)?.0)
     }
 
-    /// The same, given the numbers of their keys, and which session each has become part of.
+    /// The same, given the numbers of their keys. Also returns the merged session that each row belongs to.
     fn joined(&self, all: &RecordBatch, of_key: &[usize]) -> Result<(RecordBatch, SessionAssignment)> {
         let of = self.assign(of_key, times(all, FIRST), times(all, LAST));
         let (mut told, mut untold) = (vec![FINAL; of.len()], vec![0; of.len()]);
@@ -246,7 +246,7 @@ impl SessionAggregation {
         Ok((kept, of))
     }
 
-    /// The results of sessions, as they are. `last` says that they are over.
+    /// The current results of sessions. `last` says that they have ended.
     fn results(&self, sessions: &RecordBatch, last: bool) -> Result<RecordBatch> {
         let rows = sessions.num_rows();
         let each: Vec<usize> = (0..rows).collect();
@@ -274,7 +274,7 @@ fn untold_of(kept: &RecordBatch) -> &[i64] {
     kept.column(UNTOLD).as_primitive::<Int64Type>().values()
 }
 
-/// The first half: sessions of each batch.
+/// The first half: sessions within each batch.
 pub(crate) struct PartialSessions {
     shape: Arc<SessionAggregation>,
     steps: RowSteps,

@@ -1,14 +1,13 @@
-//! The sessions of the keys that a copy owns: what comes, what is due, what is saved. It knows no clock and sends
-//! nothing.
+//! The sessions of the keys that a copy owns: new rows, due results, and snapshots. It has no clock and sends nothing.
 //!
-//! What comes is kept beside what there is of its key, in memory or on disk, and is put together with it when a result
-//! is due: a copy looks at the keys of what comes or is over, and at no others. Rows are kept until the time when their
-//! session may be over, or forgotten. One that has become longer meanwhile has another row, which is kept until then.
+//! New rows are stored next to earlier ones of their key, in memory or on disk, and merged when a result is due: a copy
+//! looks up only the keys of new rows and of sessions that end. A row is scheduled for when its session may end or be
+//! forgotten. If the session grows meanwhile, it has another row, which is scheduled later.
 //!
-//! A snapshot has what came since the last one, put together with what was saved when a job goes on; and of buckets of
-//! which sessions have been given or forgotten all that is left, so that nothing comes again, not even as part of a
-//! session that begins where it ended. That a session has been told of early is saved only by the way: such results may
-//! come again.
+//! A snapshot contains what came since the last one, which is merged with earlier snapshots when a job resumes. For
+//! buckets with sessions that were emitted or forgotten, it contains everything that is left, so that nothing is
+//! emitted again, not even as part of a session that begins where another ended. Early results are saved only
+//! incidentally, so they may be repeated.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
@@ -32,43 +31,43 @@ use crate::state::snapshot_codec::{SavedBuckets, SnapshotTables, buckets_of_key,
 use crate::state::state_layout::{fired_of, shared, time_of};
 use crate::time::window::Micros;
 
-/// What came since the last snapshot is put together when it is twice as much as it was then, and so many rows more.
+/// Rows since the last snapshot are merged when there are twice as many as after the last merge, plus this number.
 const NEWS_MIN: u32 = 1 << 13;
-/// Sessions that are looked at together: so many, or as many as have so many bytes.
+/// Sessions that are processed together: at most this number, and at most as many as have this size in bytes.
 const PORTION: usize = 1 << 13;
 const PORTION_BYTES: usize = 4 << 20;
-/// Of what is saved or handed over: sessions, and the time that their owner had come to.
+/// The kinds of saved or handed-over parts: sessions, and the time that their owner had reached.
 const SESSIONS: u8 = 0;
 const FIRED: u8 = 1;
 
-/// See the module.
+/// The sessions of a copy.
 pub(super) struct SessionState {
     pub(super) shape: Arc<SessionAggregation>,
-    /// Sessions and parts of some.
+    /// Sessions and parts of sessions.
     kept: RowLists,
-    /// What ends here or before is over.
+    /// Sessions that end by then have ended.
     pub(super) fired: Micros,
-    /// Rows whose time had come by then have been looked at, but for these.
+    /// Rows scheduled by then have been checked, except the `overdue` ones.
     looked: Micros,
     overdue: Vec<u32>,
-    /// Rows that are still to be looked at: whether their sessions are over, or else have early results.
+    /// Rows that are yet to be checked: for the end of their sessions (if `ends`), or else for early results.
     waiting: VecDeque<u32>,
     ends: bool,
-    /// Rows before have been told of early, if they had not before.
+    /// Rows with smaller numbers have been in an early result at least.
     told: u32,
-    /// What has come since the last snapshot, and how many rows that was when it was put together last.
+    /// Rows since the last snapshot, and their number after the last merge.
     news: ExpiringRows,
     news_rows: u32,
-    /// Buckets of which sessions have been given or forgotten since.
+    /// Buckets in which sessions were emitted or forgotten since then.
     changed: BTreeSet<u32>,
-    /// Buckets of which something is saved.
+    /// Buckets for which something is saved.
     saved: SavedBuckets,
-    /// Whether there are snapshots.
+    /// Whether the job makes snapshots.
     saves: bool,
     disk: SpillArea,
 }
 
-/// What is kept of some keys, and which session each row is part of.
+/// The stored rows of some keys, and the session of each.
 struct KeySessions {
     chains: KeyLists,
     of: SessionAssignment,
@@ -95,10 +94,10 @@ impl SessionState {
         }
     }
 
-    /// What was saved, in tables that are to be [kept](SessionState::keep).
+    /// Returns the saved tables, which are then to be [added](SessionState::keep).
     ///
     /// # Errors
-    /// When it cannot be read.
+    /// If they cannot be read.
     pub(super) fn restore(&mut self, restored: &RestoredState) -> Result<Vec<Bytes>, TaskError> {
         self.fired = fired_of(restored)?;
         self.saved.restore(restored);
@@ -109,26 +108,26 @@ impl SessionState {
         Ok(tables)
     }
 
-    /// Bytes in memory, about.
+    /// Approximate bytes in memory.
     pub(super) fn bytes(&self) -> usize {
         let numbers = (self.overdue.capacity() + self.waiting.capacity()) * size_of::<u32>();
         self.kept.bytes() + self.news.bytes() + numbers
     }
 
-    /// Puts on disk what can lie there.
+    /// Moves to disk what can be there.
     pub(super) fn spill(&mut self) -> Result<(), TaskError> {
         self.kept.spill()?;
         self.news.spill()
     }
 
-    /// Which of some rows, or parts of sessions, come too late; `None`: none does.
+    /// Which of some rows, or parts of sessions, are late; `None`: none.
     pub(super) fn late(&self, keys: &[ArrayRef], firsts: &[Micros], lasts: &[Micros]) -> Result<Option<BooleanArray>> {
         let shape = &self.shape;
         let is_late = |last: Micros| shape.gone(last) <= self.fired;
         if !lasts.iter().any(|&last| is_late(last)) {
             return Ok(None);
         }
-        // Of keys of which a row may be late, what is known.
+        // Look up the stored rows of keys that may have a late row.
         let of_key = shape.of.number(keys, lasts.len())?;
         let mut row_of = vec![None; of_key.iter().max().map_or(0, |last| last + 1)];
         for (row, &key) in of_key.iter().enumerate().filter(|(row, _)| is_late(lasts[*row])) {
@@ -150,7 +149,7 @@ impl SessionState {
         Ok((late.true_count() > 0).then_some(late))
     }
 
-    /// The newest rows of the keys that some rows have, and which of these they are, of keys that are kept.
+    /// The newest stored rows of the keys of some rows, and which of these each belongs to; omits keys without any.
     fn newest(&self, keys: &[ArrayRef], rows: Vec<u32>, of: Vec<usize>) -> Result<(Vec<u32>, Vec<usize>)> {
         let (count, rows) = (rows.len(), UInt32Array::from(rows));
         let keys = keys.iter().map(|key| take(key, &rows, None)).collect::<std::result::Result<Vec<_>, _>>()?;
@@ -158,7 +157,7 @@ impl SessionState {
         Ok(found.filter_map(|(newest, of)| newest.map(|newest| (newest, of))).unzip())
     }
 
-    /// The sessions of some rows' keys, with the numbers of these: `of_key` has those of the rows.
+    /// The sessions of some rows' keys, with the numbers of these keys. `of_key` is the key number of each row.
     pub(super) fn sessions_of(&self, keys: &[ArrayRef], of_key: &[usize]) -> Result<(RecordBatch, Vec<usize>)> {
         let mut rows: Vec<Option<u32>> = vec![None; of_key.iter().max().map_or(0, |last| last + 1)];
         (0..).zip(of_key).for_each(|(row, &key)| rows[key] = Some(row));
@@ -169,7 +168,7 @@ impl SessionState {
         Ok((sessions, chains.into_iter().map(|chain| of[chain]).collect()))
     }
 
-    /// What is kept of some keys, by their newest rows.
+    /// The stored rows of some keys, given by their newest rows.
     fn known(&self, newest: &[u32]) -> Result<KeySessions> {
         let chains = self.kept.chains(newest);
         let of_rows = |column: usize| self.kept.gather(column, &chains.numbers);
@@ -184,7 +183,7 @@ impl SessionState {
         Ok(KeySessions { chains, of, told })
     }
 
-    /// The sessions that are wanted, put together, and of each the chain that it is in.
+    /// Merges the sessions that are wanted, and returns the chain of each.
     fn merged(&self, known: &KeySessions, wanted: &[bool]) -> Result<(RecordBatch, Vec<usize>)> {
         let rows = known.of.sessions.iter().enumerate().filter(|(_, session)| wanted[**session]);
         let (numbers, chains): (Vec<u32>, Vec<usize>) =
@@ -197,7 +196,7 @@ impl SessionState {
         Ok((sessions, of.rows.iter().map(|&row| chains[row as usize]).collect()))
     }
 
-    /// Takes sessions, or parts of some, that are not late: first and last times, keys and states.
+    /// Adds sessions, or parts of sessions, that are not late: first and last times, keys and states.
     pub(super) fn take(&mut self, columns: Vec<ArrayRef>, count: usize) -> Result<(), TaskError> {
         if count == 0 {
             return Ok(());
@@ -206,13 +205,13 @@ impl SessionState {
         self.take_parts(sessions)
     }
 
-    /// The same with what has been told of them.
+    /// The same, including what has been emitted of them.
     pub(super) fn take_parts(&mut self, sessions: RecordBatch) -> Result<(), TaskError> {
         self.note(sessions.clone())?;
         self.keep(sessions)
     }
 
-    /// Keeps sessions, or parts of some.
+    /// Stores sessions, or parts of sessions.
     pub(super) fn keep(&mut self, sessions: RecordBatch) -> Result<(), TaskError> {
         let long = self.add(sessions)?;
         for newest in long.chunks(self.portion()) {
@@ -221,7 +220,7 @@ impl SessionState {
         if self.kept.is_wasteful() { self.clear() } else { Ok(()) }
     }
 
-    /// Adds rows to what is kept. Returns the newest rows of the chains that have become long.
+    /// Stores rows. Returns the newest rows of the chains that have become long.
     fn add(&mut self, sessions: RecordBatch) -> Result<Vec<u32>, TaskError> {
         if sessions.num_rows() == 0 {
             return Ok(Vec::new());
@@ -236,7 +235,7 @@ impl SessionState {
         self.kept.add(sessions, until)
     }
 
-    /// Makes one row of each session of some keys, given by their newest rows.
+    /// Merges the rows of each session of some keys, given by their newest rows.
     fn put_together(&mut self, newest: &[u32]) -> Result<(), TaskError> {
         let known = self.known(newest)?;
         let mut parts = vec![0; known.of.len()];
@@ -247,17 +246,17 @@ impl SessionState {
         known.of.rows.iter().for_each(|&row| left[known.chains.of[row as usize]] += 1);
         self.kept.remove(&known.chains, |row| several[known.of.sessions[row]]);
         newest.iter().zip(left).for_each(|(&newest, left)| self.kept.is_short(newest, left));
-        // Long or not, they are as short as they can be.
+        // Even if these chains are long, they cannot be shortened further.
         self.add(sessions).map(|_| ())
     }
 
-    /// These are to be in the next snapshot.
+    /// Adds these rows to the next snapshot.
     fn note(&mut self, sessions: RecordBatch) -> Result<(), TaskError> {
         if !self.saves {
             return Ok(());
         }
         self.news.add(sessions, Vec::new())?;
-        // Rows of one session come in many batches. What is too much for memory stays as it is.
+        // Rows of one session come in many batches. If there are too many for memory, they are not merged.
         let bytes = self.news.bytes_anywhere();
         let in_memory = bytes == self.news.bytes() && bytes <= self.disk.run_bytes();
         if in_memory && self.news.count() > 2 * self.news_rows + NEWS_MIN {
@@ -269,18 +268,18 @@ impl SessionState {
         Ok(())
     }
 
-    /// How many rows there are of what has come since the last snapshot, and of all that is kept.
+    /// The numbers of rows since the last snapshot, and of all stored rows.
     #[cfg(test)]
     pub(super) fn rows(&self) -> (u32, u32) {
         (self.news.count(), self.kept.count())
     }
 
-    /// How many sessions are looked at together.
+    /// The number of sessions that are processed together.
     fn portion(&self) -> usize {
         (self.disk.run_bytes().min(PORTION_BYTES) / self.kept.row_bytes().max(1)).clamp(1, PORTION)
     }
 
-    /// Throws out what was removed.
+    /// Compacts the store after rows were removed.
     fn clear(&mut self) -> Result<(), TaskError> {
         let stayed = self.kept.clear()?;
         self.told = renumbered(&stayed, self.told);
@@ -289,8 +288,8 @@ impl SessionState {
         Ok(())
     }
 
-    /// Time has passed: [`SessionState::go_on`] has the results of sessions that are over, and have changed since they
-    /// were given last if they were.
+    /// Time has passed: [`SessionState::go_on`] returns the results of sessions that have ended, if they have changed
+    /// since they were last emitted.
     pub(super) fn fire(&mut self, time: Micros) {
         self.fired = self.fired.max(time);
         let over = self.kept.over(self.looked.saturating_add(1), self.fired.saturating_add(1));
@@ -299,8 +298,8 @@ impl SessionState {
         self.ends = true;
     }
 
-    /// [`SessionState::go_on`] has results so far of sessions that are not over, and of which nothing has been told as
-    /// they are.
+    /// [`SessionState::go_on`] returns early results of open sessions, if they have changed since they were last
+    /// emitted.
     pub(super) fn so_far(&mut self) {
         self.waiting = (self.told..self.kept.count()).filter(|&number| !self.kept.is_removed(number)).collect();
         self.ends = false;
@@ -326,7 +325,7 @@ impl SessionState {
         Ok(None)
     }
 
-    /// The results of sessions that are over, of the keys of some rows; these are forgotten, or kept for a while.
+    /// The results of ended sessions of some rows' keys. These sessions are then forgotten, or kept for their lateness.
     fn end(&mut self, numbers: &[u32]) -> Result<Option<RecordBatch>, TaskError> {
         let (shape, fired) = (Arc::clone(&self.shape), self.fired);
         let mut newest = self.kept.newest_of(numbers)?;
@@ -359,7 +358,7 @@ impl SessionState {
         Ok(Some(shape.results(&sessions, true)?))
     }
 
-    /// Results so far of the keys whose newest rows are among some.
+    /// Early results of the keys whose newest rows are among these.
     fn early(&self, numbers: &[u32]) -> Result<Option<RecordBatch>, TaskError> {
         let newest = self.kept.newest_of(numbers)?;
         let newest: Vec<u32> =
@@ -371,7 +370,7 @@ impl SessionState {
         Ok((sessions.num_rows() > 0).then(|| self.shape.results(&sessions, false)).transpose()?)
     }
 
-    /// Lets go of what is in these buckets, for another copy.
+    /// Hands over these buckets to another copy.
     pub(super) fn release(&mut self, lost: &[u32]) -> Result<Vec<(u32, Bytes)>, TaskError> {
         let fired = (lost[0], table_of(FIRED, &self.fired.to_le_bytes()));
         self.saved.forget(lost);
@@ -388,8 +387,8 @@ impl SessionState {
         Ok([fired].into_iter().chain(tables.finish()?).collect())
     }
 
-    /// Takes what another copy has let go of; returns how many rows that is. What is over there is over here: what
-    /// comes of it would be late.
+    /// Adds a part that another copy has handed over; returns its number of rows. Sessions that have ended there have
+    /// ended here, too: further rows would be late.
     pub(super) fn acquire(&mut self, part: &Bytes) -> Result<usize, TaskError> {
         let mut count = 0;
         for (kind, table) in tables_of(part)? {
@@ -408,7 +407,7 @@ impl SessionState {
         Ok(count)
     }
 
-    /// What goes into a snapshot.
+    /// Makes a snapshot.
     pub(super) fn snapshot(&mut self, whole: bool) -> Result<Snapshot, TaskError> {
         let mut snapshot = shared(self.fired);
         let news =
@@ -436,19 +435,20 @@ impl SessionState {
     }
 }
 
-/// What has been told of a row as it is now: rows before a number have been told of early since they came.
+/// What has been emitted of a row by now: rows with numbers before `before` have been in an early result since they
+/// came.
 fn now_told(told: i8, number: u32, before: u32) -> i8 {
     if number < before { told.max(EARLY) } else { told }
 }
 
-/// Rows with these numbers, and what has been told of them as they are now.
+/// The rows with these numbers, updated with what has been emitted of them.
 fn as_told(rows: &RecordBatch, numbers: &[u32], before: u32) -> Result<RecordBatch> {
     let told = numbers.iter().zip(told_of(rows)).map(|(&number, &told)| now_told(told, number, before));
     with_told(rows, told.collect(), None)
 }
 
-/// Adds to tables what is of buckets that are wanted. Rows before `told` have been told of early; so many columns are
-/// keys.
+/// Adds the rows of wanted buckets to tables. Rows with numbers before `told` have been in an early result; `keys` is
+/// the number of key columns.
 fn deal(
     frozen: &FrozenLists,
     keys: usize,
@@ -464,7 +464,7 @@ fn deal(
     Ok(())
 }
 
-/// The same sessions, of which something else has been told.
+/// The same sessions, with another record of what has been emitted.
 fn with_told(kept: &RecordBatch, told: Vec<i8>, untold: Option<Vec<i64>>) -> Result<RecordBatch> {
     let mut columns = kept.columns().to_vec();
     columns[TOLD] = Arc::new(Int8Array::from(told));

@@ -20,14 +20,14 @@ use crate::rows::late_rows::LATE_PORT;
 use crate::state::operator_memory::{OperatorMemory, SpillableState};
 use crate::time::window::{EarlyResults, Micros};
 
-/// Results that rows which are added together can bring: they wait in memory until all have been.
+/// Maximum number of results from rows added together, since they stay in memory until all have been added.
 const RESULTS_MAX: usize = 1 << 10;
 
-/// See the module.
+/// The second half of a session aggregation.
 pub(crate) struct MergedSessions {
     shape: Arc<SessionAggregation>,
     state: SessionState,
-    /// Rows that have come and are still to be added.
+    /// Input rows that have yet to be added.
     rest: Option<RecordBatch>,
     held: OperatorMemory,
 }
@@ -49,7 +49,7 @@ impl MergedSessions {
         Ok(new)
     }
 
-    /// Takes parts of sessions, of which the last column says how many rows they are of.
+    /// Adds parts of sessions, whose last column is their number of rows.
     fn take_parts(&mut self, parts: &RecordBatch) -> Result<(), TaskError> {
         let shape = Arc::clone(&self.shape);
         let keys = &parts.columns()[PART_BEFORE..PART_BEFORE + shape.of.keys.len()];
@@ -66,7 +66,7 @@ impl MergedSessions {
         self.state.take(columns, parts.num_rows())
     }
 
-    /// Takes rows that came with their keys; those that come too late go on by themselves, or are counted.
+    /// Adds rows with their keys. Late rows go to the late output, or are counted.
     fn take_rows(&mut self, rows: RecordBatch, keyed: &KeyedRows, emit: &mut Emitter) -> Result<EmitStatus, TaskError> {
         let shape = Arc::clone(&self.shape);
         let (mut rows, mut times) = shape.timed(rows)?;
@@ -89,8 +89,7 @@ impl MergedSessions {
         Ok(EmitStatus::Done)
     }
 
-    /// Adds more of the rows that have come, with results by rows, or gives more results of sessions that are over or
-    /// under way.
+    /// Adds more of the input rows, with results by rows, or emits more results of ended or open sessions.
     fn go_on(&mut self, emit: &mut Emitter) -> Result<EmitStatus, TaskError> {
         let (EarlyResults::Rows(every), Some(rows)) = (self.shape.times.early, self.rest.take()) else {
             let Some(results) = self.state.go_on()? else { return Ok(EmitStatus::Done) };

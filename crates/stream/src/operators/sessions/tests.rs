@@ -1,4 +1,5 @@
-//! Sessions of two copies, whose keys move and whose job goes on from snapshots, against a model that knows each row.
+//! Sessions on two copies, with moving keys and jobs that resume from snapshots, compared with a model that knows each
+//! row.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -27,9 +28,9 @@ use crate::time::window::{EarlyResults, Micros, window_array};
 const GAP: Micros = 10;
 const KEYS: i64 = 5;
 
-/// A row: its key, its time, and a value.
+/// A row: key, time and value.
 type Row = (i64, Micros, i64);
-/// A result: its key, start and end, whether it is final, how many rows, and their sum.
+/// A result: key, start and end, whether it is final, number of rows, and sum.
 type Given = (i64, Micros, Micros, bool, i64, i64);
 
 fn input() -> SchemaRef {
@@ -74,7 +75,7 @@ fn results(of: &RecordBatch) -> Vec<Given> {
     (0..of.num_rows()).map(of_row).collect()
 }
 
-/// All results that a state still has to give.
+/// All remaining results of a state.
 fn all_of(state: &mut SessionState) -> Vec<Given> {
     std::iter::from_fn(|| state.go_on().unwrap()).flat_map(|given| results(&given)).collect()
 }
@@ -107,7 +108,7 @@ impl ModelSession {
     }
 }
 
-/// What there should be.
+/// The expected sessions and results.
 struct SessionModel {
     lateness: Micros,
     early: EarlyResults,
@@ -121,7 +122,7 @@ impl SessionModel {
         last + GAP + self.lateness <= self.fired
     }
 
-    /// Rows that come together; returns results by rows.
+    /// Adds rows that arrive together; returns results by rows.
     fn rows(&mut self, rows: &[Row]) -> Vec<Given> {
         let mut given = Vec::new();
         for &row in rows {
@@ -152,7 +153,7 @@ impl SessionModel {
         given
     }
 
-    /// Whether a row is, with those that have come with it.
+    /// Whether a row is late, considering the rows that arrive with it.
     fn is_late(&self, row: Row, rows: &[Row]) -> bool {
         let kept = self.sessions.iter().filter(|of| of.key == row.0).map(|of| (of.first, of.last));
         let beside = rows.iter().filter(|other| other.0 == row.0).map(|other| (other.1, other.1));
@@ -194,11 +195,11 @@ impl SessionModel {
     }
 }
 
-/// Two copies, who owns which bucket, and what the last snapshots of each had.
+/// Two copies, the owner of each bucket, and the snapshots of each.
 struct SessionCopies {
     shape: Arc<SessionAggregation>,
     disk: SpillArea,
-    /// They go to disk when rows have come so many times; so many bytes are put together in memory.
+    /// Copies spill each time rows have arrived this many times; so many bytes are merged in memory.
     spills: Option<(usize, usize)>,
     came: usize,
     states: Vec<SessionState>,
@@ -221,7 +222,7 @@ impl SessionCopies {
         SessionCopies { shape, disk, spills, came: 0, states, owners, saved: vec![SavedParts::new(); 2], late: 0 }
     }
 
-    /// Lets time pass.
+    /// Advances time.
     fn fire(&mut self, time: Micros) -> Vec<Given> {
         sorted(self.states.iter_mut().flat_map(|state| fire(state, time)).collect())
     }
@@ -230,7 +231,7 @@ impl SessionCopies {
         sorted(self.states.iter_mut().flat_map(so_far).collect())
     }
 
-    /// Rows come, each to the copy that owns its key.
+    /// Adds rows, each on the copy that owns its key.
     fn rows(&mut self, rows: &[Row]) -> Vec<Given> {
         self.came += 1;
         if self.spills.is_some_and(|(every, _)| self.came.is_multiple_of(every)) {
@@ -271,20 +272,20 @@ impl SessionCopies {
         }
     }
 
-    /// Buckets change their owner, as a barrier has just passed.
+    /// Moves buckets to another owner, as just after a barrier.
     fn move_keys(&mut self, lost: &[u32], from: usize) {
         self.save(false);
         let moved = self.states[from].release(lost).unwrap();
         moved.iter().for_each(|(_, part)| _ = self.states[1 - from].acquire(part).unwrap());
         for &bucket in lost {
             self.owners[bucket as usize] = 1 - from;
-            // What is saved of it is the other one's to say: `apply` wonders at anything else.
+            // The new owner now saves this bucket; `apply` checks for that.
             self.saved[from].remove(&bucket);
         }
         self.save(true);
     }
 
-    /// The job goes on from what was saved, with other owners.
+    /// Resumes the job from its snapshots, with other owners.
     fn restart(&mut self, owners: Vec<usize>) {
         let all: SavedParts = std::mem::take(&mut self.saved).into_iter().flatten().collect();
         let fired = self.states[0].fired;
@@ -306,7 +307,7 @@ impl SessionCopies {
         }
     }
 
-    /// What is kept of all: of each session its columns, as a text.
+    /// All stored sessions, each with its columns as text.
     fn kept(&mut self) -> Vec<String> {
         self.save(true);
         let parts = self.saved.iter().flat_map(|saved| saved.values().flatten());
@@ -325,7 +326,7 @@ fn sorted(mut of: Vec<Given>) -> Vec<Given> {
     of
 }
 
-/// Results by key, in the order in which they came.
+/// Results by key, in the order of arrival.
 fn by_key(of: Vec<Given>) -> BTreeMap<i64, Vec<Given>> {
     let mut keys: BTreeMap<i64, Vec<Given>> = BTreeMap::new();
     of.into_iter().for_each(|one| keys.entry(one.0).or_default().push(one));
@@ -346,8 +347,8 @@ impl SessionRandom {
     }
 }
 
-/// Whatever order rows come in, however late, whatever moves and whenever the job goes on from a snapshot: each result
-/// is that of the model, which puts one row after the other into lists; and what is kept is the same before and after.
+/// Whatever the order of rows, however late they are, whatever moves and whenever the job resumes from a snapshot: each
+/// result equals that of the model, which adds rows one by one to lists; and resuming does not change the state.
 fn check_against_the_model(spills: Option<(usize, usize)>) {
     let ways = [
         EarlyResults::Never,
@@ -389,7 +390,7 @@ fn check_against_the_model(spills: Option<(usize, usize)>) {
                         corrected += usize::from(!replaced.is_empty());
                         merged += usize::from(replaced.len() > 1);
                         replaced.iter().for_each(|old| _ = finals.remove(old));
-                        // Those of kept sessions that none replaces have no time in common.
+                        // Sessions that are neither replaced nor forgotten never overlap.
                         let beside = |&&(of, from, to): &&(i64, Micros, Micros)| of == key && from < end && start < to;
                         assert_eq!(finals.iter().find(beside), None, "{context}");
                         finals.insert((key, start, end));
@@ -408,7 +409,7 @@ fn check_against_the_model(spills: Option<(usize, usize)>) {
                     let lost: Vec<u32> = lost.filter(|_| dice.below(3) == 0).collect();
                     copies.move_keys(&lost, from);
                 }
-                // Which results were given early is not what is promised to be remembered.
+                // Whether early results were emitted need not be remembered.
                 _ if matches!(early, EarlyResults::Every(_)) => {}
                 _ => {
                     copies.save(dice.below(2) == 0);
@@ -435,15 +436,14 @@ fn sessions_are_those_of_the_model() {
     check_against_the_model(None);
 }
 
-/// The same, when all of it lies on disk.
+/// The same with all state on disk.
 #[test]
 fn sessions_on_disk_are_those_of_the_model() {
     check_against_the_model(Some((1, 1 << 9)));
 }
 
-/// Sessions of many keys, far more than may be in memory, must be those that there would be in memory: through
-/// thousands of batches, late rows, sessions that become one, changes and wholes that are saved, keys that move and a
-/// job that goes on from what was saved.
+/// Sessions of many keys, far more than fit in memory, must be the same as in memory: through thousands of batches,
+/// late rows, merged sessions, incremental and full snapshots, moving keys, and a job that resumes.
 #[test]
 fn sessions_larger_than_memory_are_the_same() {
     const KEYS: u64 = 12_000;
@@ -456,7 +456,7 @@ fn sessions_larger_than_memory_are_the_same() {
         let (mut given, mut most, mut held) = (0, 0, 0);
         for step in 0..3000_i64 {
             let context = format!("lateness {lateness}, {early:?}, step {step}");
-            // A session ends in a few hundred steps, if no other row of its key comes. Some rows come far too late.
+            // A session ends after a few hundred steps without another row of its key. Some rows are much too late.
             let now = step / 30;
             let row = |dice: &mut SessionRandom| {
                 let behind = dice.below(8) + if dice.below(20) == 0 { dice.below(60) } else { 0 };
@@ -510,8 +510,8 @@ fn sessions_larger_than_memory_are_the_same() {
     }
 }
 
-/// What came since the last snapshot must not grow with the rows of a session, and without snapshots there is none of
-/// it; nor must what is kept, with a key or without.
+/// The changes since the last snapshot must not grow with the rows of a session, and must be empty if the job makes no
+/// snapshots; nor must the state grow, with a key or without.
 #[test]
 fn rows_of_one_session_are_few() {
     for saves in [true, false] {
@@ -532,8 +532,8 @@ fn rows_of_one_session_are_few() {
     }
 }
 
-/// What was saved of sessions before had other columns, which would be read as what they are not: it is refused, by its
-/// name.
+/// State saved by earlier versions had other columns, which must not be misread: it is refused by the name of its
+/// format.
 #[test]
 fn sessions_of_other_formats_are_refused() {
     let now = shape(0, EarlyResults::Never).state();

@@ -1,4 +1,4 @@
-//! States of windows that go from one copy to another.
+//! States of windows that move from one copy to another.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
@@ -14,16 +14,16 @@ use super::WindowAggregation;
 use crate::state::sorted_states::SortedStates;
 use crate::time::window::Micros;
 
-/// Rows of a part, about: small enough for its memory to be used again and again.
+/// Approximate number of rows in a part: small enough for its memory to be reused.
 const PART_ROWS: usize = 1 << 13;
 
-/// States that another copy has kept.
+/// States that another copy has handed over.
 pub(super) struct AcquiredStates {
-    /// Windows that end here or before have fired there.
+    /// Windows that end by then have fired there.
     pub fired: Micros,
-    /// Of these, the starts of those that late rows have changed since.
+    /// The starts of fired windows that late rows have changed since.
     pub changed: BTreeSet<Micros>,
-    /// In which they were there, of every key one.
+    /// The level they were in, with at most one state per key.
     pub level: usize,
     pub states: RecordBatch,
 }
@@ -41,16 +41,16 @@ impl AcquiredStates {
     }
 }
 
-/// Parts of what is handed over, made one by one: a level, times, and states behind them. Whoever gets them need not
-/// know of which bucket.
+/// Parts of a handover, made one by one: a level and times, followed by states. The receiver need not know their
+/// buckets.
 pub(super) struct HandoverParts {
     shape: Arc<WindowAggregation>,
     bucket: u32,
     times: Vec<u8>,
-    /// Their pane and level, and how many rows of the first are in a part, or in `begun`.
+    /// The pane and level of each, and how many rows of the first are already in a part, or in `begun`.
     states: VecDeque<(Micros, usize, SortedStates)>,
     taken: usize,
-    /// Of each level what is in no part yet, and how many rows that is.
+    /// By level: what is in no part yet, and its number of rows.
     begun: Vec<(Vec<RecordBatch>, usize)>,
 }
 
@@ -67,7 +67,7 @@ impl HandoverParts {
         HandoverParts { shape, bucket, times, states: states.into(), taken: 0, begun: Vec::new() }
     }
 
-    /// The next part: when a level has rows enough, or when nothing else is left.
+    /// The next part: once a level has enough rows, or when nothing else is left.
     fn part(&mut self) -> Result<Option<Bytes>, TaskError> {
         while let Some((pane, level, states)) = self.states.front() {
             let (level, some) = (*level, PART_ROWS.min(states.rows() - self.taken));

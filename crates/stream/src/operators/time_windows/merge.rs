@@ -30,52 +30,52 @@ use crate::state::sorted_states::{self, ALL, CACHED_BYTES, DetachedStates, Sorte
 use crate::state::state_layout::{StateReader, changed_by, changed_of, fired_by, fired_of, shared_with};
 use crate::time::window::{Micros, micros, window_array};
 
-/// States that are turned to bytes at a time.
+/// Bytes of states that are encoded at a time.
 const ENCODED_BYTES: usize = 16 << 20;
 
-/// The second half.
+/// The second half of a window aggregation.
 pub(crate) struct MergedWindows {
     shape: Arc<WindowAggregation>,
     steps: RowSteps,
     panes: BTreeMap<Micros, PaneStates>,
-    /// Of windows with many panes.
+    /// Coarser panes, for windows with many panes.
     coarse: Option<PaneTree>,
-    /// States of panes that were cut off since the last snapshot, and are in none.
+    /// Frozen states of panes that are not in any snapshot yet.
     unsaved: Vec<(Micros, SortedStates)>,
-    /// Results that are due, and what is still to be given of the first.
+    /// Due results, and what remains of the first.
     firing: VecDeque<DueWindow>,
     rest: Option<WindowRest>,
-    /// Windows that end here or before have fired.
+    /// Windows that end by then have fired.
     fired: Micros,
-    /// Of these, the starts of those that late rows have changed.
+    /// The starts of fired windows that late rows have changed since.
     changed: BTreeSet<Micros>,
-    /// The starts of those that have not fired, and have changed since they gave early results.
+    /// The starts of open windows that have changed since they gave early results.
     touched: BTreeSet<Micros>,
-    /// Rows that were saved as changes since all were saved whole.
+    /// Rows that were saved as changes since the last full snapshot.
     saved_rows: usize,
-    /// Buckets of which something is saved.
+    /// Buckets for which something is saved.
     saved: SavedBuckets,
     /// What other copies have handed over, until something can be emitted.
     acquired: Vec<AcquiredStates>,
-    /// Whether there are snapshots.
+    /// Whether the job makes snapshots.
     saves: bool,
     held: OperatorMemory,
 }
 
-/// A window's result, or what it has so far.
+/// A window's final or early result.
 struct DueWindow {
     start: Micros,
-    /// Of the rows before this: the window's end, or that of a step within.
+    /// The result covers the rows before this time: the window's end, or that of a step within it.
     until: Micros,
     last: bool,
 }
 
-/// What is still to be given of a window.
+/// The remaining results of a window.
 struct WindowRest {
-    /// What it is put together of; and of the keys that are in these what came before the step that it is given for.
+    /// The states to merge; and earlier states, before the current step, for keys that are in `pieces`.
     pieces: Vec<SortedStates>,
     before: Vec<SortedStates>,
-    /// The buckets of keys that are put together at a time.
+    /// The ranges of key buckets that are merged at a time.
     ranges: VecDeque<Range<u32>>,
 }
 
@@ -108,13 +108,12 @@ impl MergedWindows {
         new.fired = fired_of(restored)?;
         new.restore(restored, &reader)?;
         new.saved.restore(restored);
-        // To be restored is no change.
+        // Restoring does not count as a change.
         new.changed = changed_of(restored)?;
         Ok(new)
     }
 
-    /// Takes what was saved. A bucket's parts become levels, the first of all buckets one, and so on: nothing is put
-    /// together.
+    /// Restores state. The first parts of all buckets become the first level, and so on, without merging.
     fn restore(&mut self, restored: &RestoredState, reader: &StateReader) -> Result<(), TaskError> {
         let disk = self.held.disk().clone();
         let mut levels: Vec<BTreeMap<Micros, Vec<SortedStates>>> = Vec::new();
@@ -134,8 +133,8 @@ impl MergedWindows {
                         some[level].push(states);
                         continue;
                     }
-                    // Of a copy that was behind, by streams that were idle: what has not fired there must fire yet.
-                    // Then all is saved anew, else it would count as what has come since.
+                    // From a copy that was behind because its streams were idle: windows that have not fired there must
+                    // still fire. Everything is then saved in full, since it would otherwise count as changes.
                     let changed = changed_by(restored, bucket)?;
                     self.acquired.push(AcquiredStates { fired, changed, level, states });
                     self.saved_rows = usize::MAX / 2;
@@ -161,7 +160,7 @@ impl MergedWindows {
         self.compact()
     }
 
-    /// States, whose first column says of which pane, by pane.
+    /// States by pane. Their first column is the pane.
     fn by_pane(&self, states: &[RecordBatch]) -> Result<Vec<(Micros, SortedStates)>> {
         let states = concat_batches(&self.shape.pane_schema, states)?;
         let columns: Vec<usize> = (1..states.num_columns()).collect();
@@ -176,7 +175,7 @@ impl MergedWindows {
         by_pane(panes, |pane| (pane, pane + 1)).into_iter().map(of_pane).collect()
     }
 
-    /// Adds states to a level of a pane, unless all its windows are over.
+    /// Adds states to a level of a pane, unless all its windows have ended.
     fn add(&mut self, pane: Micros, level: usize, states: Vec<SortedStates>) -> Result<(), TaskError> {
         if self.touch(pane) {
             self.panes.entry(pane).or_default().add_to(level, states)?;
@@ -189,7 +188,7 @@ impl MergedWindows {
         self.panes.values_mut().try_for_each(|pane| pane.compact(of, disk))
     }
 
-    /// Adds states, each to its pane. Returns how many rows those are of that come too late, if that is known.
+    /// Adds states, each to its pane. Returns the number of rows that are late, if known.
     fn take(&mut self, states: &RecordBatch) -> Result<usize, TaskError> {
         let panes = states.column(0).as_primitive::<TimestampMicrosecondType>();
         let columns: Vec<usize> = (1..self.shape.pane_schema.fields().len()).collect();
@@ -213,7 +212,7 @@ impl MergedWindows {
         Ok(late)
     }
 
-    /// Adds rows that came with their keys; those that come too late go on by themselves.
+    /// Adds rows with their keys; late rows go to the late output.
     fn take_rows(&mut self, batch: &RecordBatch, of: &LateOutput, emit: &mut Emitter) -> Result<(), TaskError> {
         let shape = Arc::clone(&self.shape);
         let times = micros(&shape.time.evaluate(batch)?.into_array(batch.num_rows())?)?;
@@ -230,7 +229,7 @@ impl MergedWindows {
         Ok(())
     }
 
-    /// A pane is about to change. Whether it may: not when all its windows are over.
+    /// A pane is about to change. Returns whether it may: not if all of its windows have ended.
     fn touch(&mut self, pane: Micros) -> bool {
         let shape = &self.shape;
         if shape.over(pane) <= self.fired {
@@ -247,7 +246,7 @@ impl MergedWindows {
         true
     }
 
-    /// What grows of a pane that is about to change; `None`: all its windows are over.
+    /// The growing table of a pane that is about to change; `None` if all of its windows have ended.
     fn open(&mut self, pane: Micros) -> Result<Option<&mut GroupStates>> {
         if !self.touch(pane) {
             return Ok(None);
@@ -255,8 +254,8 @@ impl MergedWindows {
         self.panes.entry(pane).or_default().open(&self.shape.of).map(Some)
     }
 
-    /// Adds what other copies have handed over. Their time may have been another, if streams were idle: what has fired
-    /// there must not fire here again, and what has fired here must still fire of that.
+    /// Adds what other copies have handed over. Their time may differ if streams were idle: windows that have fired
+    /// there must not fire again, and windows that have fired here must still fire for what they contribute.
     fn settle(&mut self, emit: &mut Emitter) -> Result<(), TaskError> {
         let acquired = std::mem::take(&mut self.acquired);
         let Some(last) = acquired.iter().map(|one| one.fired).max() else { return Ok(()) };
@@ -276,7 +275,7 @@ impl MergedWindows {
                 others.push(one);
             }
         }
-        // What is as it is here is put together with it later.
+        // States with the same time as here are merged later.
         for (level, states) in levels {
             for (pane, states) in self.by_pane(&states)? {
                 self.add(pane, level, vec![states])?;
@@ -296,19 +295,19 @@ impl MergedWindows {
                 self.panes.entry(pane).or_default().absorb(held, &shape.of, disk)?;
             }
         }
-        // To be taken here is no change.
+        // A handover does not count as a change.
         self.changed = own;
         Ok(())
     }
 
-    /// Lets windows fire whose end is not after `time`: [`MergedWindows::go_on`] does it, a part at a time.
+    /// Fires the windows that end by `time`, in portions: see [`MergedWindows::go_on`].
     fn fire(&mut self, time: Micros) {
         let shape = Arc::clone(&self.shape);
         let mut due = VecDeque::from(self.steps_due(time));
         let mut windows = std::mem::take(&mut self.changed);
         let mut last = Micros::MIN;
         for &pane in self.panes.keys() {
-            // Those that begin no later are windows of a pane before, too.
+            // Windows that begin by then also contain an earlier pane.
             let before = last;
             let ending = shape.spans.windows_ending(pane, self.fired.saturating_add(1)..=time);
             for start in ending.take_while(|&start| start > before) {
@@ -321,13 +320,12 @@ impl MergedWindows {
         self.firing = due;
     }
 
-    /// The results at steps of event time that have passed when it is `time`, in their order: of windows with rows in
-    /// the step.
+    /// The results for steps of event time that end by `time`, in order, for windows with rows in the step.
     fn steps_due(&self, time: Micros) -> Vec<DueWindow> {
         let spans = &self.shape.spans;
         let Some(step) = spans.step().filter(|_| time > self.fired) else { return Vec::new() };
         let passed = self.fired.saturating_add(1)..=time;
-        // A step that has passed since has no pane before that.
+        // A step that has ended since then has no earlier panes.
         let panes = self.panes.range(self.fired.saturating_sub(step)..=time);
         let all = panes.flat_map(|(&pane, _)| spans.steps(pane)).filter(|(until, _)| passed.contains(until));
         let all: BTreeSet<(Micros, Micros)> = all.collect();
@@ -341,12 +339,12 @@ impl MergedWindows {
         Ok(())
     }
 
-    /// Gives the next results of windows that are firing: those of one window, or of some of its keys when they do not
-    /// fit in memory.
+    /// Emits the next results of firing windows: those of one window, or of some of its keys if they do not all fit in
+    /// memory.
     fn go_on(&mut self, emit: &mut Emitter) -> Result<EmitStatus, TaskError> {
         let shape = Arc::clone(&self.shape);
         while let Some(&DueWindow { start, until, last }) = self.firing.front() {
-            // Its pane is nobody else's, and not needed any more.
+            // No other window needs its pane, and neither does this one later.
             let alone = last && shape.spans.tumble() && shape.lateness == 0;
             let end = shape.spans.end(start);
             if self.rest.is_none() {
@@ -365,7 +363,7 @@ impl MergedWindows {
             let mut merged = if alone { self.panes.get_mut(&start).and_then(PaneStates::take) } else { None };
             merge_into(&rest.pieces, &mut merged, &shape.of, &range)?;
             let Some(rows) = merged.as_ref().map(GroupStates::len) else { continue };
-            // Keys that are only among what came before are numbered behind the others.
+            // Keys that occur only before the step get larger numbers than the others.
             merge_into(&rest.before, &mut merged, &shape.of, &range)?;
             let Some(mut merged) = merged else { continue };
             let (mut columns, results, all) = merged.take_results()?;
@@ -389,7 +387,7 @@ impl MergedWindows {
         Ok(EmitStatus::Done)
     }
 
-    /// A window is about to fire; what it has before `step` is only wanted of keys that are behind that, too.
+    /// Prepares a window to fire. States before `step` are used only for keys that also have rows after it.
     fn prepare(&mut self, window: Range<Micros>, step: Option<Micros>, alone: bool) -> Result<WindowRest, TaskError> {
         let before = match step {
             Some(step) => self.prepare(window.start..step, None, false)?.pieces,
@@ -397,7 +395,7 @@ impl MergedWindows {
         };
         let window = step.unwrap_or(window.start)..window.end;
         let (of, disk) = (Arc::clone(&self.shape.of), self.held.disk().clone());
-        // Other windows want what is cut off, too, and so does the next snapshot.
+        // Other windows need what is frozen here, too, and so does the next snapshot.
         let wanted = self.saves && !alone;
         let unsaved = &mut self.unsaved;
         let mut close = |start: Micros, pane: &mut PaneStates, to_disk: bool| -> Result<(), TaskError> {
@@ -523,7 +521,7 @@ impl Operator for MergedWindows {
         let shape = Arc::clone(&self.shape);
         let mut gone = vec![false; BUCKETS as usize];
         lost.iter().for_each(|&bucket| gone[bucket as usize] = true);
-        // A snapshot has just been taken: nothing of this is unsaved.
+        // A snapshot was just taken, so all of this is saved.
         let mut moved = Vec::new();
         for (&pane, held) in &mut self.panes {
             let levels = held.split(&shape.of, |bucket| gone[usize::from(bucket)])?;
@@ -552,7 +550,7 @@ impl Operator for MergedWindows {
         }
         self.saved_rows = states.iter().fold(self.saved_rows, |sum, (_, states)| sum.saturating_add(states.rows()));
         let rows: usize = self.panes.values().map(PaneStates::rows).sum();
-        // Changes of panes that are gone are still there: when they are most of what is saved, all is saved anew.
+        // Changes of removed panes are still saved: when they are most of what is saved, everything is saved in full.
         let whole = whole || self.saved_rows > 3 * rows + 4096;
         if whole {
             self.saved_rows = rows;

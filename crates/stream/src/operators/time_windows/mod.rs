@@ -45,26 +45,26 @@ use crate::time::window_assigner::WindowAssigner;
 /// Columns before the keys.
 const BEFORE: usize = 1;
 
-/// A windowed aggregation: of a query, the same on all workers.
+/// A windowed aggregation; the same for a query on all workers.
 pub(crate) struct WindowAggregation {
     pub of: Arc<GroupAggregation>,
     pub time: Arc<dyn PhysicalExpr>,
-    /// How far times to come may lie behind the watermark.
+    /// How far future times may lie behind the watermark.
     pub behind: Micros,
     pub spans: WindowAssigner,
     pub lateness: Micros,
-    /// When windows give what they have so far: by the machine's clock, or at steps of event time, which
-    /// [`WindowAssigner::steps`] are then.
+    /// When windows give early results: by the machine's clock, or at steps of event time (see
+    /// [`WindowAssigner::steps`]).
     early: EarlyResults,
     /// The start of a pane, keys, states.
     pub pane_schema: SchemaRef,
-    /// These, and how many rows: what goes from the first half to the second.
+    /// The same plus the number of rows: what the first half sends to the second.
     pub part_schema: SchemaRef,
     pub output: SchemaRef,
-    /// Where the window stands among the keys of the output.
+    /// The position of the window among the output columns.
     pub window_at: usize,
     pub late: LateCount,
-    /// Where late rows go. Then rows come to the second half, and there is no first.
+    /// Where late rows go. If set, rows go directly to the second half, and there is no first.
     pub late_rows: Option<LateOutput>,
 }
 
@@ -98,7 +98,7 @@ impl WindowAggregation {
         }
     }
 
-    /// What the second half keeps.
+    /// The state of the second half.
     pub(crate) fn state(&self) -> StateSchema {
         StateSchema::new(self.spans.described(), self.layout().fields().collect())
     }
@@ -107,12 +107,12 @@ impl WindowAggregation {
         StateLayout::of_aggregation(&self.of, BEFORE)
     }
 
-    /// Whether results say whether they are the last.
+    /// Whether results say whether they are final.
     fn gives_early(&self) -> bool {
         self.early != EarlyResults::Never
     }
 
-    /// How often windows that have changed give what they have so far, by the machine's clock, if they do.
+    /// The interval of early results by the machine's clock, if there are any.
     fn ticks(&self) -> Option<Duration> {
         match self.early {
             EarlyResults::Every(every) => Some(Duration::from_micros(every.max(1) as u64)),
@@ -120,12 +120,12 @@ impl WindowAggregation {
         }
     }
 
-    /// When the last window that contains the pane takes no more rows.
+    /// When the last window that contains the pane no longer accepts rows.
     fn over(&self, pane: Micros) -> Micros {
         self.spans.last_end(pane).saturating_add(self.lateness)
     }
 
-    /// States of a pane as rows that say so.
+    /// States of a pane as rows with the pane's start.
     fn of_pane(&self, pane: Micros, states: &RecordBatch) -> Result<RecordBatch> {
         let rows = states.num_rows();
         let mut columns: Vec<ArrayRef> = vec![Arc::new(TimestampMicrosecondArray::from(vec![pane; rows]))];
@@ -134,17 +134,17 @@ impl WindowAggregation {
     }
 }
 
-/// The column that says which pane states are of.
+/// The column with the pane of a state.
 const PANE: &str = "tidemill pane";
 
-/// Columns of states, and how many rows each is of: should they come too late, it is known how many rows have.
+/// The columns of states, plus the number of rows of each, so that late ones can be counted.
 pub(crate) fn with_rows(states: &Schema) -> SchemaRef {
     let rows = Field::new("tidemill rows", DataType::Int64, false);
     Arc::new(Schema::new(states.fields().iter().cloned().chain([Arc::new(rows)]).collect::<Vec<_>>()))
 }
 
-/// Rows by the pane they are in: its start, and which rows (`None`: all). Rows without a time are in none. `pane` gives
-/// the start and the end of that of a time.
+/// Rows by the pane that contains them: its start, and which rows (`None`: all). Rows without a time are in none.
+/// `pane` returns the start and end of the pane of a time.
 fn by_pane(
     times: &TimestampMicrosecondArray,
     pane: impl Fn(Micros) -> (Micros, Micros),
@@ -159,7 +159,7 @@ fn by_pane(
     }
     let values = times.values();
     let mut panes: Vec<((Micros, Micros), Vec<u32>)> = Vec::new();
-    // Rows come more or less in order: the pane of the row before is most often the row's.
+    // Rows are roughly in order: the pane of a row is usually that of the row before.
     let mut at = 0;
     for (row, &time) in values.iter().enumerate() {
         if times.is_null(row) {

@@ -1,11 +1,11 @@
-//! Coarser panes: of four panes in a row, of four of these, and so on. A window of thousands of panes is put together
-//! of a few dozen of them, whatever its functions are: none needs an inverse.
+//! Coarser panes: of four successive panes, of four of these, and so on. A window of thousands of panes is combined
+//! from a few dozen of them, for any functions, without inverses.
 //!
-//! One is made when a window wants it, from the four within, and stays for the windows behind, as long as its panes do.
-//! A row for one of its panes ends it: so it costs nothing to who fills panes, and it is nobody's state, but a copy of
-//! some.
+//! A coarser pane is made when a window needs it, from the four within it, and stays for later windows, as long as its
+//! panes do. A new row in one of its panes discards it. So it costs nothing while panes are filled, and it is a copy
+//! rather than part of the state.
 //!
-//! Source: trees of partial aggregates, as of Tangwongsan, Hirzel, Schneider and Wu, "General incremental
+//! Source: trees of partial aggregates, as in Tangwongsan, Hirzel, Schneider and Wu, "General incremental
 //! sliding-window aggregation" (2015), over panes instead of rows.
 
 use std::collections::BTreeMap;
@@ -21,16 +21,16 @@ use crate::state::sorted_states::{SMALL_BYTES, SortedStates, merged, put_on_disk
 use crate::time::window::Micros;
 use crate::time::window_assigner::WindowAssigner;
 
-/// So many become one. With fewer more would be kept, with more a window would be of more.
+/// The number of panes that are combined. With fewer, more would be stored; with more, a window would consist of more.
 const TOGETHER: Micros = 4;
-/// A window of no more panes is put together of them.
+/// A window with no more panes than this is combined from the panes themselves.
 const PANES_MAX: Micros = 16;
 
-/// See the module.
+/// The coarser panes of a copy.
 pub(super) struct PaneTree {
     of: Arc<GroupAggregation>,
     disk: SpillArea,
-    /// How long a pane is, and a window.
+    /// The length of a pane, and of a window.
     pane: Micros,
     window: Micros,
     /// By length and start.
@@ -38,7 +38,7 @@ pub(super) struct PaneTree {
 }
 
 impl PaneTree {
-    /// `None`: windows have few panes, or those are not of one length.
+    /// `None` if windows have few panes, or if panes are not of constant length.
     pub(super) fn new(spans: &WindowAssigner, of: &Arc<GroupAggregation>, disk: &SpillArea) -> Option<Self> {
         let (pane, window) = (spans.pane_length()?, spans.longest());
         (!spans.tumble() && window / pane > PANES_MAX).then(|| PaneTree {
@@ -69,12 +69,12 @@ impl PaneTree {
         self.made.clear();
     }
 
-    /// Keeps those that begin with a pane that is `wanted`: no window that has not fired has the others.
+    /// Retains those that begin with a `wanted` pane; only windows that have fired contain the others.
     pub(super) fn retain(&mut self, wanted: impl Fn(Micros) -> bool) {
         self.made.retain(|&(_, start), _| wanted(start));
     }
 
-    /// Puts on disk what is worth a file; the rest can be made again.
+    /// Moves to disk what is worth a file; the rest can be made again.
     pub(super) fn spill(&mut self) -> Result<(), TaskError> {
         let is_large =
             |pieces: &Vec<SortedStates>| pieces.iter().map(SortedStates::bytes).sum::<usize>() >= SMALL_BYTES;
@@ -82,7 +82,7 @@ impl PaneTree {
         self.made.values_mut().try_for_each(|pieces| put_on_disk(pieces, &self.disk))
     }
 
-    /// What a window is put together of. `close` cuts off what grows of a pane.
+    /// The pieces that a window is combined from. `close` freezes the growing part of a pane.
     pub(super) fn pieces(
         &mut self,
         window: Range<Micros>,
@@ -91,7 +91,7 @@ impl PaneTree {
     ) -> Result<Vec<SortedStates>, TaskError> {
         let (mut pieces, mut at) = (Vec::new(), window.start);
         while at < window.end {
-            // The longest that begins here and is within.
+            // The longest that begins here and ends within the window.
             let mut length = self.pane;
             while length <= (window.end - at) / TOGETHER && at.rem_euclid(length * TOGETHER) == 0 {
                 length *= TOGETHER;
@@ -102,7 +102,7 @@ impl PaneTree {
         Ok(pieces)
     }
 
-    /// What is known of a stretch of time that is a pane, or a coarser one.
+    /// The states of a span that is a pane or a coarser pane.
     fn stretch(
         &mut self,
         start: Micros,
@@ -148,7 +148,7 @@ mod tests {
     use super::*;
     use crate::state::sorted_states::{ALL, merge_into};
 
-    /// The greatest value of each key.
+    /// The maximum value of each key.
     fn of() -> Arc<GroupAggregation> {
         let schema =
             Arc::new(Schema::new(["key", "value"].map(|name| Field::new(name, DataType::Int64, true)).to_vec()));
@@ -167,8 +167,8 @@ mod tests {
         pane.open(of).unwrap().update(&arguments, rows.num_rows()).unwrap();
     }
 
-    /// A window must be what its panes are, whenever rows come to any of them and whatever is on disk, and be put
-    /// together of few pieces.
+    /// A window must be the combination of its panes, whenever rows arrive in any of them and whatever is on disk, and
+    /// it must be combined from few pieces.
     #[test]
     fn windows_are_what_their_panes_are() {
         const PANE: Micros = 5;
@@ -187,7 +187,7 @@ mod tests {
             let mut model: BTreeMap<(Micros, i64), i64> = BTreeMap::new();
             let (mut most, mut closed, mut looked) = (0, 0, 0);
             for now in 0..800 {
-                // Most rows are of now, some are late; now and then there are none.
+                // Most rows are recent, some are late; now and then there are none.
                 let late = if draw(3) == 0 { draw(250) } else { 0 };
                 let pane = (now - late - 400) * PANE;
                 let rows: Vec<(i64, i64)> = (0..draw(30)).map(|_| (draw(40), draw(1_000_000))).collect();

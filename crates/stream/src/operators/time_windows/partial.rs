@@ -1,4 +1,4 @@
-//! The first half: what one copy sees, beside the source.
+//! The first half: aggregates the rows of one copy, next to the source.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -18,24 +18,24 @@ use crate::time::window::{Micros, micros};
 
 /// The first half sends what it has when it holds more than this.
 const HELD_BYTES_MAX: usize = 32 << 20;
-/// Where most rows had a key of their own, so many times as many rows are sent a batch at a time before that is looked
-/// at again: to hold them makes them no fewer, and a table of one batch stays in the processor's cache.
+/// If most rows had distinct keys, this many times as many rows are sent batch by batch before that is checked again:
+/// holding them does not reduce their number, and the table of one batch stays in the processor's cache.
 const PASS_TIMES: usize = 16;
 
-/// The first half.
+/// The first half of a window aggregation.
 pub(crate) struct PartialWindows {
     shape: Arc<WindowAggregation>,
     steps: RowSteps,
     panes: BTreeMap<Micros, GroupRows>,
     time: Micros,
     held: OperatorMemory,
-    /// Rows that came since all was sent.
+    /// Rows since everything was last sent.
     rows: usize,
-    /// Rows that are yet to be sent a batch at a time.
+    /// Rows that are yet to be sent batch by batch.
     passing: usize,
 }
 
-/// Groups, and the rows of each.
+/// Groups, and the number of rows of each.
 struct GroupRows {
     groups: GroupStates,
     rows: Vec<i64>,
@@ -86,16 +86,16 @@ impl PartialWindows {
         Ok(())
     }
 
-    /// Sends all there is; there may be more rows of each pane.
+    /// Sends everything; panes may still get more rows.
     fn send_all(&mut self, emit: &mut Emitter) -> Result<(), TaskError> {
         self.rows = 0;
         self.send(|_| true, false, emit)
     }
 
-    /// Sends the panes that `which` names. One that is `done` gets no more rows.
+    /// Sends the panes selected by `which`. If `done`, they get no more rows.
     fn send(&mut self, which: impl Fn(Micros) -> bool, done: bool, emit: &mut Emitter) -> Result<(), TaskError> {
-        // Its table is filled again, most likely with as many keys; those of several panes would take memory for
-        // nothing, and one that is most of what may be held would be sent again with few keys.
+        // A single table is reused, most likely for as many keys. With several panes, their tables would take memory
+        // for nothing, and one that is most of the allowed memory would be sent again with few keys.
         let again = !done && self.panes.len() == 1;
         for (&pane, GroupRows { groups, rows }) in self.panes.iter_mut().filter(|(pane, _)| which(**pane)) {
             if groups.len() == 0 {
@@ -132,7 +132,7 @@ impl Operator for PartialWindows {
             let bytes = self.panes.values().map(GroupRows::bytes).sum::<usize>();
             if bytes > HELD_BYTES_MAX || !self.held.fits(bytes) {
                 let groups: usize = self.panes.values().map(|held| held.groups.len()).sum();
-                // Of several panes a batch would become many small ones.
+                // With several panes, a batch would become many small ones.
                 if self.panes.len() == 1 && groups > self.rows / 2 {
                     self.passing = PASS_TIMES * self.rows;
                 }
