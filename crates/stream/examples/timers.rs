@@ -1,8 +1,8 @@
-//! Timers by key, in Rust: which machines have not been heard of for ten seconds, and how many messages they had sent.
+//! Keyed timers in Rust: which machines have been silent for ten seconds, and how many messages they had sent.
 //!
-//! `cargo run --release -p tidemill-stream --example timers`: two workers, which are threads of one process here. A
-//! job of processes has a communicator that it has joined in place of those of [`run_ranks`]; nothing else is
-//! different.
+//! `cargo run --release -p tidemill-stream --example timers`: two workers, which here are threads of one process. In a
+//! job of several processes, the communicator comes from joining the job instead of [`run_ranks`]; nothing else
+//! changes.
 
 use std::future::ready;
 use std::ops::Range;
@@ -23,7 +23,7 @@ use tidemill_stream::{KeyContext, KeyLogic, KeyOperator, KeyedBatch, Timer};
 
 const SECOND_US: i64 = 1_000_000;
 const SILENT_US: i64 = 10 * SECOND_US;
-/// Messages: a machine, and the second in which it sent one.
+/// Messages: a machine, and the second in which it sent the message.
 const MESSAGES: [(&str, i64); 9] =
     [("a", 0), ("b", 1), ("a", 2), ("b", 4), ("c", 5), ("c", 13), ("c", 21), ("b", 22), ("c", 30)];
 
@@ -32,13 +32,13 @@ fn messages() -> SchemaRef {
     Arc::new(Schema::new(vec![Field::new("machine", DataType::Utf8, false), Field::new("at", at, false)]))
 }
 
-/// What comes out: a machine, how many messages it had sent, and the second of the last.
+/// The output: a machine, the number of its messages, and the second of the last.
 fn silent_machines() -> SchemaRef {
     let number = |name| Field::new(name, DataType::Int64, false);
     Arc::new(Schema::new(vec![Field::new("machine", DataType::Utf8, false), number("messages"), number("last_s")]))
 }
 
-/// Gives the messages one by one: so many have been given.
+/// Emits the messages one by one; the field is the number of those emitted.
 struct Messages(usize);
 
 impl Source for Messages {
@@ -51,22 +51,22 @@ impl Source for Messages {
     }
 
     fn snapshot(&mut self) -> Result<Vec<(String, Bytes)>, TaskError> {
-        // What `TaskContext::restored` has in a job that goes on from a checkpoint. This one makes none, and begins at
-        // 0.
+        // A job that resumes from a checkpoint gets this in `TaskContext::restored`. This one makes no checkpoints, and
+        // begins at 0.
         Ok(vec![("all".into(), Bytes::copy_from_slice(&(self.0 as u64).to_le_bytes()))])
     }
 }
 
-/// What is known of a machine: how many messages, and when the last was sent.
+/// The state of a machine: its number of messages, and when it sent the last.
 type Known = (i64, i64);
 
-/// What is done with the messages of each machine. What is known of a machine is in the key's state, so that it can be
-/// saved, go to disk, and move to other workers. It keeps nothing itself but the rows that it has made.
+/// Processes the messages of each machine. A machine's data is in the key's state, so that it can be saved, move to
+/// disk, and move to other workers. The logic itself holds only its output rows.
 #[derive(Default)]
 struct Silent(Vec<RecordBatch>);
 
 impl Silent {
-    /// Tells of a machine that was silent.
+    /// Reports a machine that was silent.
     fn tell(&mut self, (count, last): Known, key: &KeyContext<'_, Known>) -> Result<(), String> {
         let numbers = [count, last / SECOND_US].map(|number| Arc::new(Int64Array::from(vec![number])) as ArrayRef);
         let columns = key.columns()?.columns().iter().cloned().chain(numbers).collect();
@@ -89,14 +89,14 @@ impl KeyLogic for Silent {
             let mut count = 1;
             if let Some((before, last)) = key.state {
                 key.delete(Timer::Event(last + SILENT_US));
-                // Rows may come before the stream's time does: that has to wait for those of other splits.
+                // Rows may arrive before the stream's time, which must wait for other splits.
                 if at > last + SILENT_US {
                     self.tell((before, last), key)?;
                 } else {
                     count += before;
                 }
             }
-            // It goes off when every row before that time has come. `Timer::Clock` would go by the machine's clock.
+            // It fires when all rows before that time have arrived. `Timer::Clock` would use the machine's clock.
             key.set(Timer::Event(at + SILENT_US));
             key.state = Some((count, at));
         }
@@ -104,7 +104,7 @@ impl KeyLogic for Silent {
     }
 
     fn on_timer(&mut self, _: Timer, key: &mut KeyContext<'_, Known>) -> Result<(), String> {
-        // A key of which there is neither a state nor a timer is forgotten.
+        // A key without a state and without timers is forgotten.
         let silent = key.state.take().ok_or("a machine without messages")?;
         self.tell(silent, key)
     }
@@ -114,7 +114,7 @@ impl KeyLogic for Silent {
     }
 
     fn encode(&mut self, &(count, last): &Known, _whole: bool) -> Result<Vec<u8>, String> {
-        // It is small: what has changed of it is all of it.
+        // The state is small, so any change saves all of it.
         Ok([count, last].map(i64::to_le_bytes).concat())
     }
 
@@ -126,7 +126,7 @@ impl KeyLogic for Silent {
         let numbers = parts.last().map(|part| part.as_chunks().0);
         match numbers {
             Some([count, last]) => Ok((i64::from_le_bytes(*count), i64::from_le_bytes(*last))),
-            _ => Err("a state of a machine that has no two numbers".into()),
+            _ => Err("a machine's state is not two numbers".into()),
         }
     }
 
@@ -135,11 +135,11 @@ impl KeyLogic for Silent {
     }
 }
 
-/// A machine, its messages, and the second of the last.
+/// A machine, its number of messages, and the second of the last.
 pub type Found = (String, i64, i64);
 
-/// Collects rows. One that writes elsewhere makes ready in `prepare` what `commit` lets appear, when the checkpoint is
-/// durable.
+/// Collects rows. A sink that writes elsewhere prepares its output in `prepare`, and makes it visible in `commit`, once
+/// the checkpoint is durable.
 struct Collect(Arc<Mutex<Vec<Found>>>);
 
 impl Sink for Collect {
@@ -160,16 +160,16 @@ impl Sink for Collect {
     }
 }
 
-/// The machines that were silent, in the order of their last messages.
+/// The silent machines, in the order of their last messages.
 ///
 /// # Errors
-/// What a task has failed with.
+/// The failure of a task.
 pub fn silent(workers: u32) -> Result<Vec<Found>, DataflowError> {
     let found = Arc::new(Mutex::new(Vec::new()));
     let mut graph = Graph::new("timers");
     let source = TaskSpec::source("messages", Some(WatermarkStrategy::of("at")), |_| Ok(Messages(0)));
     let source = graph.add(source.output("rows", messages()).copies(1));
-    // Column 0 is the key: of the operator, and of the partition that brings it its rows.
+    // Column 0 is the key, both of the operator and of the partition that feeds it.
     let silent =
         TaskSpec::operator("silent", |context| KeyOperator::new(Silent::default(), &messages(), &[0], context));
     let silent = graph.add(silent.streaming().input("rows").output("silent", silent_machines()));
@@ -180,7 +180,7 @@ pub fn silent(workers: u32) -> Result<Vec<Found>, DataflowError> {
     graph.connect(silent, sink, Direct);
     let ran = run_ranks(workers, |comm| -> Result<(), DataflowError> {
         let runner = Runner::new(&comm, RunnerSettings { threads: 1, ..RunnerSettings::default() })?;
-        // With `CheckpointSettings` in place of `None` the job goes on from its last checkpoint, with states and
+        // With `CheckpointSettings` in place of `None`, the job resumes from its last checkpoint, with states and
         // timers.
         runner.run_job(&graph, &RoundRobin, None, &mut |_| Ok(())).map(drop)
     });

@@ -1,10 +1,11 @@
-//! The example programs that show how something is written give what they say.
+//! The example programs give the expected results.
 
 #[path = "../examples/timers.rs"]
 #[expect(dead_code, reason = "its main is for who runs it")]
 mod timers;
 
-/// A timer that goes off too early, or not at all, counts other messages: also where machines are on several workers.
+/// A timer that fires too early, or not at all, counts other messages, also if machines are spread over several
+/// workers.
 #[test]
 fn machines_are_silent_when_they_are() {
     for workers in 1..4 {

@@ -1,7 +1,7 @@
-//! Rows that are kept until a time has passed: of streams that are joined, of groups that are not complete. They lie in
-//! runs, each at least twice as long as the next, and have numbers, which stay until those that are not needed any more
-//! are thrown out. When memory runs out, runs go to disk, where they are mapped: to everybody else they are what they
-//! were. A snapshot has the rows that came since the last one, or all of them when numbers have changed.
+//! Rows stored until a time has passed: of joined streams, or of incomplete groups. They are in runs, each at least
+//! twice as long as the next. Their numbers stay the same until rows that are no longer needed are removed. When memory
+//! runs out, runs are written to disk and mapped, which makes no difference to users. A snapshot contains the rows
+//! since the last one, or all rows if their numbers have changed.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -22,34 +22,34 @@ use crate::state::operator_memory::SpillArea;
 use crate::state::snapshot_codec::{SavedBuckets, SnapshotTables, buckets_of, tables_by_bucket, together};
 use crate::time::window::Micros;
 
-/// A run that takes less stays in memory.
+/// Smaller runs stay in memory.
 const RUN_BYTES_MIN: usize = 1 << 17;
-/// Of a run's rows, fewer are a few.
+/// A request for less than this share of a run's rows is verified row by row.
 const FEW_SHARE: usize = 64;
 
-/// Rows that came together, or were put together since.
+/// Rows that were added or merged together.
 struct RowRun {
-    /// The number of the first.
+    /// The number of the first row.
     start: u32,
     rows: RecordBatch,
-    /// Of each row; empty when all are kept for ever.
+    /// The expiry of each row; empty if rows are kept forever.
     until: ScalarBuffer<Micros>,
-    /// No row that is not over yet is over before that.
+    /// Lower bound of the expiries of rows that have not expired.
     earliest: Micros,
-    /// What its rows take, in memory or on disk.
+    /// The size of its rows, in memory or on disk.
     bytes: usize,
     on_disk: bool,
 }
 
 impl RowRun {
-    /// In memory.
+    /// A run in memory.
     fn new(start: u32, rows: RecordBatch, until: Vec<Micros>) -> Self {
         let earliest = until.iter().copied().min().unwrap_or(Micros::MAX);
         let bytes = batch_bytes(&rows) as usize + until.len() * size_of::<Micros>();
         RowRun { start, rows, until: until.into(), earliest, bytes, on_disk: false }
     }
 
-    /// The same, on disk, with its times.
+    /// The same run on disk, including its expiries.
     fn on_disk(self, disk: &SpillArea) -> Result<Self, TaskError> {
         if self.until.is_empty() {
             return Ok(RowRun { rows: disk.map(&self.rows)?, on_disk: true, ..self });
@@ -66,7 +66,7 @@ impl RowRun {
         Ok(RowRun { rows, until, on_disk: true, ..self })
     }
 
-    /// Before all of it is looked at: whether a disk that it lies on has it as it was written.
+    /// Verifies the whole run before it is read: data on disk must be as it was written.
     fn verify(&self) -> Result<(), TaskError> {
         if self.on_disk {
             verify_rows(&self.rows)?;
@@ -81,10 +81,10 @@ impl RowRun {
         Ok(())
     }
 
-    /// The same before some rows of a column are, by their places.
+    /// The same before some values of a column are read, given by their indices.
     fn verify_some(&self, column: usize, places: &[usize]) -> Result<()> {
         let column = self.rows.column(column);
-        // Each by itself has at least a page read, and many of them share one.
+        // Verifying a single row reads at least a page, and many rows share one.
         let verified = match places.len() > self.rows.num_rows() / FEW_SHARE {
             true => verify_column(column.as_ref()),
             false => places.iter().try_for_each(|&place| verify_column(column.slice(place, 1).as_ref())),
@@ -93,7 +93,7 @@ impl RowRun {
     }
 }
 
-/// See the module.
+/// A store of rows with expiries.
 pub(crate) struct ExpiringRows {
     schema: SchemaRef,
     runs: Vec<RowRun>,
@@ -102,17 +102,17 @@ pub(crate) struct ExpiringRows {
 }
 
 impl ExpiringRows {
-    /// Of rows with this schema.
+    /// A store for rows with this schema.
     pub(crate) fn new(schema: SchemaRef, disk: &SpillArea) -> Self {
         ExpiringRows { schema, runs: Vec::new(), count: 0, disk: disk.clone() }
     }
 
-    /// The rows' columns.
+    /// The schema of the rows.
     pub(crate) fn schema(&self) -> SchemaRef {
         Arc::clone(&self.schema)
     }
 
-    /// How many there are, over or not: the number of the next.
+    /// The number of rows, expired or not, which is also the number of the next row.
     pub(crate) fn count(&self) -> u32 {
         self.count
     }
@@ -127,7 +127,7 @@ impl ExpiringRows {
         self.runs.iter().map(|run| run.bytes).sum()
     }
 
-    /// Puts runs on disk, but for the shortest.
+    /// Moves runs to disk, except the smallest.
     pub(crate) fn spill(&mut self) -> Result<(), TaskError> {
         let least = RUN_BYTES_MIN.min(self.disk.run_bytes() / 2);
         for run in std::mem::take(&mut self.runs) {
@@ -137,7 +137,7 @@ impl ExpiringRows {
         Ok(())
     }
 
-    /// Adds rows, each until a time that has not passed; `until` is empty unless there are such times.
+    /// Adds rows with their expiries, which must not have passed; `until` is empty if rows do not expire.
     pub(crate) fn add(&mut self, rows: RecordBatch, until: Vec<Micros>) -> Result<(), TaskError> {
         if rows.num_rows() == 0 {
             return Ok(());
@@ -148,8 +148,7 @@ impl ExpiringRows {
         self.push(RowRun::new(start, rows, until))
     }
 
-    /// Adds a run behind the others, and puts runs together that are of about the same length: those in memory, and
-    /// those on disk.
+    /// Adds the newest run, and merges runs of about the same length: those in memory, and those on disk.
     fn push(&mut self, run: RowRun) -> Result<(), TaskError> {
         self.runs.push(run);
         while let [.., larger, smaller] = self.runs.as_slice()
@@ -169,7 +168,7 @@ impl ExpiringRows {
         Ok(())
     }
 
-    /// The numbers of the rows that have been over since `time` passed, and were not when this was asked last.
+    /// The numbers of the rows whose expiry is in `before..time`.
     pub(crate) fn over(&mut self, before: Micros, time: Micros) -> Vec<u32> {
         let mut over = Vec::new();
         for run in self.runs.iter_mut().filter(|run| run.earliest < time) {
@@ -185,13 +184,13 @@ impl ExpiringRows {
         over
     }
 
-    /// The times of all rows.
+    /// The expiries of all rows.
     pub(crate) fn times(&self) -> Result<impl Iterator<Item = Micros>, TaskError> {
         self.runs.iter().try_for_each(RowRun::verify_times)?;
         Ok(self.runs.iter().flat_map(|run| run.until.iter().copied()))
     }
 
-    /// The numbers of the rows whose times are in a range, in the order of their times; over or not.
+    /// The numbers of the rows whose expiry is in a range, in the order of their expiry, including expired ones.
     pub(crate) fn within(&self, times: Range<Micros>) -> Result<Vec<u32>, TaskError> {
         let mut found: Vec<(Micros, u32)> = Vec::new();
         for run in &self.runs {
@@ -205,7 +204,7 @@ impl ExpiringRows {
 
     /// Some values of a column.
     pub(crate) fn gather(&self, column: usize, numbers: &[u32]) -> Result<ArrayRef> {
-        // Only the runs that they are in: on disk there may be many.
+        // Pass only the runs that contain these rows, since there may be many on disk.
         let mut used: Vec<&RowRun> = Vec::new();
         let mut place_of: Vec<Option<usize>> = vec![None; self.runs.len()];
         let place = |&number: &u32| {
@@ -230,15 +229,15 @@ impl ExpiringRows {
         }
     }
 
-    /// Throws out what is over, and what `wanted` does not name. Those that stay get new numbers, in the same order;
-    /// returns the old ones.
+    /// Removes expired rows, and rows that are not `wanted`. The others get new numbers, in the same order; returns
+    /// their old numbers.
     pub(crate) fn clear(&mut self, time: Micros, wanted: impl Fn(u32) -> bool) -> Result<Vec<u32>, TaskError> {
         let mut stay = Vec::new();
         self.retain(time, wanted, |number| stay.push(number))?;
         Ok(stay)
     }
 
-    /// The same without a list, as there may be more than fit in memory: `stays` is told the old number of each.
+    /// The same without a list, which may not fit in memory: `stays` gets the old number of each remaining row.
     fn retain(
         &mut self,
         time: Micros,
@@ -266,7 +265,7 @@ impl ExpiringRows {
         Ok(())
     }
 
-    /// The rows from number `from` on, as they lie.
+    /// The rows from number `from` on, as they are stored.
     pub(crate) fn since(&self, from: u32) -> Vec<RecordBatch> {
         let of = |run: &RowRun| {
             let skip = from.saturating_sub(run.start) as usize;
@@ -276,14 +275,14 @@ impl ExpiringRows {
     }
 }
 
-/// Rows of one kind that are kept, and what of them is saved.
+/// A store of rows of one kind, and what is saved of it.
 pub(crate) struct KeptState {
     pub kept: ExpiringRows,
-    /// The columns that say which bucket a row is of.
+    /// The columns that determine a row's bucket.
     keys: Vec<usize>,
-    /// Rows before that are in the last snapshot.
+    /// Rows with smaller numbers are in the last snapshot.
     since: u32,
-    /// Numbers have changed: the next snapshot is whole.
+    /// Row numbers have changed: the next snapshot is full.
     renumbered: bool,
     saved: SavedBuckets,
 }
@@ -293,24 +292,24 @@ impl KeptState {
         KeptState { kept, keys, since: 0, renumbered: false, saved: SavedBuckets::default() }
     }
 
-    /// The tables that were saved, with the bucket that they are of: [`KeptState::rows`] of each.
+    /// The saved tables with their buckets, each to be passed to [`KeptState::rows`].
     pub(crate) fn restore(&self, restored: &RestoredState) -> Result<Vec<(u32, Bytes)>, TaskError> {
         self.saved.restore(restored);
         let parts = restored.buckets.iter().flat_map(|(&bucket, parts)| parts.iter().map(move |part| (bucket, part)));
         tables_by_bucket(parts)
     }
 
-    /// The rows of a table.
+    /// Decodes the rows of a table.
     pub(crate) fn rows(&self, table: &Bytes) -> Result<RecordBatch, TaskError> {
         Ok(rows::decode(&self.kept.schema, table)?)
     }
 
-    /// What is kept now has been restored.
+    /// Marks the current rows as saved, because they were restored.
     pub(crate) fn restored(&mut self) {
         self.since = self.kept.count();
     }
 
-    /// Lets go of what is in these buckets, for another copy.
+    /// Hands over these buckets to another copy.
     pub(crate) fn release(&mut self, buckets: &[u32]) -> Result<Vec<(u32, Bytes)>, TaskError> {
         let mut moved = SnapshotTables::new(&self.kept.disk);
         let mut stays = Vec::new();
@@ -319,33 +318,33 @@ impl KeptState {
             let of = buckets_of(&rows, &self.keys)?;
             stays.extend(moved.add_some(0, &rows, &of, buckets)?);
         }
-        // Nothing is over by that time.
+        // No row expires by this time.
         self.kept.retain(Micros::MIN, |number| stays[number as usize], |_| {})?;
         self.renumbered = true;
         self.saved.forget(buckets);
         moved.finish()
     }
 
-    /// The tables that another copy has let go of.
+    /// The tables that another copy has handed over.
     pub(crate) fn acquired(&self, parts: &[(u32, Bytes)]) -> Result<Vec<(u32, Bytes)>, TaskError> {
         tables_by_bucket(parts.iter().map(|(bucket, part)| (*bucket, part)))
     }
 
-    /// Throws out what is over.
+    /// Removes expired rows.
     pub(crate) fn clear(&mut self, time: Micros) -> Result<(), TaskError> {
         self.kept.retain(time, |_| true, |_| {})?;
         self.renumbered = true;
         Ok(())
     }
 
-    /// Throws out what `wanted` does not name.
+    /// Removes rows that are not `wanted`.
     pub(crate) fn retain(&mut self, wanted: impl Fn(u32) -> bool) -> Result<(), TaskError> {
         self.kept.retain(Micros::MIN, wanted, |_| {})?;
         self.renumbered = true;
         Ok(())
     }
 
-    /// What goes into a snapshot.
+    /// Makes a snapshot.
     pub(crate) fn snapshot(&mut self, whole: bool) -> Option<DeferredPart> {
         let whole = std::mem::take(&mut self.renumbered) || whole;
         let rows = self.kept.since(if whole { 0 } else { self.since });
@@ -380,8 +379,7 @@ mod tests {
         RecordBatch::try_from_iter([("n", Arc::new(Int64Array::from_iter_values(values)) as ArrayRef)]).unwrap()
     }
 
-    /// Numbers lead to their rows however runs were put together, rows are over once, and those that stay stay in
-    /// order.
+    /// Numbers identify their rows however runs are merged, each row expires once, and remaining rows stay in order.
     #[test]
     fn rows_are_found_by_number() {
         let mut kept = ExpiringRows::new(rows(0..0).schema(), &SpillArea::default());
@@ -412,8 +410,7 @@ mod tests {
         assert_eq!((kept.count(), kept.gather(0, &[]).unwrap().len()), (0, 0));
     }
 
-    /// Runs on disk must be what they would be in memory: whatever is added, thrown out, put together and put on disk
-    /// in between.
+    /// Runs on disk must be the same as in memory, whatever is added, removed, merged and spilled in between.
     #[test]
     fn runs_on_disk_are_the_same() {
         let mut random = 7_u64;

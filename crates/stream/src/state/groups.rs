@@ -1,6 +1,6 @@
-//! A table of groups and their aggregates under way: DataFusion's group values and accumulators, and rows of partial
-//! results (*states*) in and out. What a window holds, what crosses workers and what lies in a checkpoint are all such
-//! rows.
+//! A table of groups and their partial aggregates: DataFusion's group values and accumulators, with rows of partial
+//! results (*states*) as input and output. The contents of windows, the data between workers and checkpoints all
+//! consist of such rows.
 
 use std::sync::Arc;
 
@@ -14,28 +14,28 @@ use datafusion::physical_expr::{GroupsAccumulatorAdapter, PhysicalExpr};
 use datafusion::physical_plan::aggregates::group_values::GroupValues;
 use tidemill_dataset::extend::group_values;
 
-/// What is computed of each group: of a query, the same on all workers.
+/// The aggregates of each group; the same for a query on all workers.
 pub(crate) struct GroupAggregation {
     pub keys: Vec<Arc<dyn PhysicalExpr>>,
     pub key_schema: SchemaRef,
     pub functions: Vec<Arc<AggregateFunctionExpr>>,
     pub filters: Vec<Option<Arc<dyn PhysicalExpr>>>,
-    /// Keys, then the states of each function.
+    /// Keys, followed by the states of each function.
     pub state_schema: SchemaRef,
-    /// Columns of the states of each function.
+    /// The number of state columns of each function.
     pub widths: Vec<usize>,
 }
 
-/// What of a batch goes into a table.
+/// The values of a batch that go into a table.
 pub(crate) struct AggregateArguments {
     pub keys: Vec<ArrayRef>,
-    /// Of each function.
+    /// By function.
     pub values: Vec<Vec<ArrayRef>>,
     pub filters: Vec<Option<BooleanArray>>,
 }
 
 impl AggregateArguments {
-    /// Those of some rows.
+    /// The values of some rows.
     pub(crate) fn take(&self, rows: &UInt32Array) -> Result<Self> {
         let of = |column: &ArrayRef| Ok(take(column, rows, None)?);
         Ok(AggregateArguments {
@@ -72,7 +72,7 @@ impl GroupAggregation {
         for (at, function) in functions.iter().enumerate() {
             let states = function.state_fields()?;
             widths.push(states.len());
-            // Named apart: two functions of one column may have states of one name.
+            // Each name is prefixed: two functions of one column may have states with the same name.
             fields.extend(
                 states.iter().map(|field| {
                     field.as_ref().clone().with_name(format!("{at} {}", field.name())).with_nullable(true)
@@ -94,7 +94,7 @@ impl GroupAggregation {
         self.key_schema.fields().iter().map(|field| field.name().clone()).collect()
     }
 
-    /// Numbers the keys of some rows: of each row the number of its key.
+    /// The number of each row's key.
     pub(crate) fn number(&self, keys: &[ArrayRef], rows: usize) -> Result<Vec<usize>> {
         let mut of_key = Vec::new();
         if keys.is_empty() {
@@ -105,7 +105,7 @@ impl GroupAggregation {
         Ok(of_key)
     }
 
-    /// Evaluates what a batch brings.
+    /// Evaluates the arguments for a batch.
     pub(crate) fn arguments(&self, batch: &RecordBatch) -> Result<AggregateArguments> {
         let array = |expr: &Arc<dyn PhysicalExpr>| expr.evaluate(batch)?.into_array(batch.num_rows());
         let values = |function: &Arc<AggregateFunctionExpr>| {
@@ -122,7 +122,7 @@ impl GroupAggregation {
         })
     }
 
-    /// The functions, of rows: `of` has the group of each, of so many.
+    /// The functions after aggregating rows. `of` is the group of each row, and `count` the number of groups.
     pub(crate) fn updated(&self, rows: &AggregateArguments, of: &[usize], count: usize) -> Result<Functions> {
         let mut functions = accumulators(self)?;
         for ((function, values), filter) in functions.iter_mut().zip(&rows.values).zip(&rows.filters) {
@@ -131,7 +131,7 @@ impl GroupAggregation {
         Ok(functions)
     }
 
-    /// The functions, of the columns of states: `of` has the group of each row, of so many.
+    /// The functions after merging columns of states. `of` is the group of each row, and `count` the number of groups.
     pub(crate) fn merged(&self, states: &[ArrayRef], of: &[usize], count: usize) -> Result<Functions> {
         let mut functions = accumulators(self)?;
         let mut at = 0;
@@ -143,10 +143,10 @@ impl GroupAggregation {
     }
 }
 
-/// The functions of an aggregation, and what they know of groups.
+/// The functions of an aggregation, with their states by group.
 pub(crate) type Functions = Vec<Box<dyn GroupsAccumulator>>;
 
-/// The functions, of no rows yet.
+/// The functions without any rows.
 pub(crate) fn accumulators(of: &GroupAggregation) -> Result<Functions> {
     let function = |function: &Arc<AggregateFunctionExpr>| -> Result<Box<dyn GroupsAccumulator>> {
         if function.groups_accumulator_supported() {
@@ -158,14 +158,14 @@ pub(crate) fn accumulators(of: &GroupAggregation) -> Result<Functions> {
     of.functions.iter().map(function).collect()
 }
 
-/// See the module.
+/// A table of groups and their partial aggregates.
 pub(crate) struct GroupStates {
     of: Arc<GroupAggregation>,
-    /// `None` without keys: all rows are one group.
+    /// `None` without keys: all rows are in one group.
     keys: Option<Box<dyn GroupValues>>,
     functions: Vec<Box<dyn GroupsAccumulator>>,
     count: usize,
-    /// The group of each row of one batch; kept for its memory.
+    /// The group of each row of the last batch; a field so that its memory is reused.
     groups: Vec<usize>,
 }
 
@@ -177,7 +177,7 @@ impl GroupStates {
         Ok(GroupStates { of: Arc::clone(of), keys, functions, count: 0, groups: Vec::new() })
     }
 
-    /// How many groups there are.
+    /// The number of groups.
     pub(crate) fn len(&self) -> usize {
         self.count
     }
@@ -187,7 +187,7 @@ impl GroupStates {
         &self.groups
     }
 
-    /// Bytes it holds, about.
+    /// Approximate bytes of the table.
     pub(crate) fn bytes(&self) -> usize {
         let keys = self.keys.as_ref().map_or(0, |keys| keys.size());
         keys + self.functions.iter().map(|function| function.size()).sum::<usize>()
@@ -230,7 +230,7 @@ impl GroupStates {
         Ok(())
     }
 
-    /// All partial results; the table is empty afterwards, and has room for as many keys.
+    /// All partial results. The table is empty afterwards, and keeps its capacity.
     pub(crate) fn take_states(&mut self) -> Result<RecordBatch> {
         let rows = std::mem::take(&mut self.count);
         let mut columns = self.take_keys(rows)?;
@@ -243,7 +243,7 @@ impl GroupStates {
         batch(&self.of.state_schema, columns, rows)
     }
 
-    /// The keys and the result of each function; the table is empty afterwards.
+    /// The keys and the results of each function. The table is empty afterwards.
     pub(crate) fn take_results(&mut self) -> Result<(Vec<ArrayRef>, Vec<ArrayRef>, usize)> {
         let rows = std::mem::take(&mut self.count);
         let keys = self.take_keys(rows)?;
@@ -264,7 +264,7 @@ impl GroupStates {
     }
 }
 
-/// A batch with the schema that was announced, if it has any columns.
+/// A batch with this schema, including the number of rows in case there are no columns.
 pub(crate) fn batch(schema: &SchemaRef, columns: Vec<ArrayRef>, rows: usize) -> Result<RecordBatch> {
     let options = RecordBatchOptions::new().with_row_count(Some(rows));
     Ok(RecordBatch::try_new_with_options(SchemaRef::clone(schema), columns, &options)?)

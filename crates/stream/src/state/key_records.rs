@@ -1,4 +1,4 @@
-//! What is kept of keys, as rows: in snapshots, and on disk.
+//! Records of keys as rows, for snapshots and for disk.
 
 use std::sync::Arc;
 
@@ -11,24 +11,24 @@ use tidemill_dataflow::floats::canonical;
 
 use crate::time::window::Micros;
 
-/// A key's columns as bytes that are equal when the keys are. Never empty.
+/// A key's columns as bytes, which are equal if and only if the keys are. Never empty.
 pub(crate) type Key = Arc<[u8]>;
 
-/// How much of a key's state a record has.
+/// How much of a key's state a record contains.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum RecordKind {
-    /// The key is gone.
+    /// The key was removed.
     Removed,
     Whole,
-    /// What has changed since the record before it.
+    /// The changes since the previous record.
     Change,
 }
 
-/// What is saved of a key.
+/// The saved record of a key.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct KeyRecord {
     pub kind: RecordKind,
-    /// As the function encodes it; `None`: it keeps nothing but timers.
+    /// As the function encodes it; `None` if the key has only timers.
     pub state: Option<Vec<u8>>,
     pub timers: Vec<Micros>,
     pub alarms: Vec<Micros>,
@@ -44,28 +44,29 @@ impl KeyRecord {
         touched: Micros::MIN,
     };
 
-    /// About how many bytes it takes.
+    /// Its approximate size in bytes.
     pub(crate) fn bytes(&self) -> usize {
         64 + self.state.as_ref().map_or(0, Vec::len) + 8 * (self.timers.len() + self.alarms.len())
     }
 }
 
-/// Turns keys and records into rows, and back. A row has the key's columns, then the state, event-time timers, clock
-/// timers, when the key was touched last (microseconds), and the kind of record (0 removed, 1 whole, 2 change).
+/// Converts between keys with records, and rows. A row consists of the key's columns, the state, event-time timers,
+/// clock timers, the time when the key was last touched (microseconds), and the kind of record (0 removed, 1 whole, 2
+/// change).
 pub(crate) struct RecordCodec {
     converter: RowConverter,
     keys: SchemaRef,
     schema: SchemaRef,
 }
 
-/// Columns of a record, without those of the key.
+/// The number of columns of a record, without those of the key.
 const RECORD_COLUMNS: usize = 5;
 
 impl RecordCodec {
     /// # Errors
-    /// When a column cannot be a key.
+    /// If a column cannot be a key.
     pub(crate) fn new(keys: &SchemaRef) -> Result<Self, TaskError> {
-        // Encodings differ from batch to batch; keys do not.
+        // Encodings may differ between batches, but keys must not.
         let plain = |field: &Field| match field.data_type() {
             DataType::Dictionary(_, values) => values.as_ref().clone(),
             data_type => data_type.clone(),
@@ -93,7 +94,7 @@ impl RecordCodec {
         &self.schema
     }
 
-    /// The keys of rows, given the columns of their keys.
+    /// The keys of rows, given their key columns.
     pub(crate) fn keys(&self, columns: &[ArrayRef]) -> Result<Vec<Key>, TaskError> {
         let columns = columns.iter().zip(self.keys.fields()).map(|(column, field)| {
             let column = match column.data_type() == field.data_type() {
@@ -136,10 +137,10 @@ impl RecordCodec {
         Ok(RecordBatch::try_new(Arc::clone(&self.schema), columns)?)
     }
 
-    /// The records in rows.
+    /// Decodes the records in rows.
     ///
     /// # Errors
-    /// When the rows are not what [`RecordCodec::encode`] makes.
+    /// If the rows were not made by [`RecordCodec::encode`].
     pub(crate) fn decode(&self, rows: &RecordBatch) -> Result<Vec<(Key, KeyRecord)>, TaskError> {
         let count = self.keys.fields().len();
         let keys = self.keys(&rows.columns()[..count])?;

@@ -1,10 +1,9 @@
-//! Keys that nothing has come of for a while, with all that is kept of them, on disk: the memory that they take does
-//! not grow with their states.
+//! A store of idle keys on disk, with all of their state: the memory they use does not grow with their states.
 //!
-//! What is put here at once is a run: a mapped file with a row for each key, sorted by bucket. Rows are numbered
-//! through all runs, and an index by hash says which row has a key. A row whose key is taken out again stays in its
-//! file until half of the run is gone; then the rest moves to a new run. Each run also has the order in which its keys
-//! are due.
+//! Keys that are stored together form a run: a mapped file with a row for each key, sorted by bucket. Rows are numbered
+//! across runs, and an index by hash finds the row of a key. When a key is taken out again, its row stays in its file
+//! until half of the run is gone; then the rest moves to a new run. Each run also has the order in which its keys are
+//! due.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -23,19 +22,19 @@ use crate::state::operator_memory::SpillArea;
 use crate::state::sorted_states::SMALL_BYTES;
 use crate::time::window::Micros;
 
-/// More runs with few bytes than that become one.
+/// More small runs than this are merged.
 const SMALL_RUNS_MAX: usize = 32;
-/// Tables of the index with less stay in memory.
+/// Smaller index tables stay in memory.
 const INDEX_BYTES_MAX: usize = 1 << 20;
-/// What a run takes in memory, about.
+/// Approximate memory of a run, in bytes.
 const RUN_BYTES: usize = 1 << 10;
 
-/// By which of the two clocks something is due.
+/// The clock by which something is due.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ClockKind {
     /// The stream's time.
     Event,
-    /// The machine's.
+    /// The machine's clock.
     Wall,
 }
 
@@ -43,16 +42,16 @@ pub(crate) enum ClockKind {
 pub(crate) struct StoredKey {
     pub key: Key,
     pub bucket: u32,
-    /// When it must be looked at, by the stream's time; `None`: not before something of the key comes.
+    /// When it must be checked, by the stream's time; `None` if not before it gets input.
     pub due: Option<Micros>,
     /// The same by the machine's clock.
     pub alarm: Option<Micros>,
-    /// Whether that is in no snapshot yet.
+    /// Whether these changes are in no snapshot yet.
     pub changed: bool,
     pub record: KeyRecord,
 }
 
-// The columns of a run, before those of a record.
+// The columns of a run before those of the record.
 const KEY: usize = 0;
 const BUCKET: usize = 1;
 const DUE: usize = 2;
@@ -63,7 +62,7 @@ const RECORD: usize = 5;
 /// Rows in the order in which they are due.
 struct DueOrder {
     rows: RecordBatch,
-    /// How many of them are no longer there, or were looked at.
+    /// The number of leading rows that were removed.
     passed: usize,
 }
 
@@ -76,7 +75,7 @@ impl DueOrder {
         Ok(DueOrder { rows: disk.map(&RecordBatch::try_from_iter([("row", rows)])?)?, passed: 0 })
     }
 
-    /// The first row, after those that are gone.
+    /// The first row that was not removed.
     fn first(&mut self, is_live: impl Fn(u32) -> bool) -> Result<Option<u32>, TaskError> {
         while self.passed < self.rows.num_rows() {
             let one = self.rows.slice(self.passed, 1);
@@ -96,10 +95,10 @@ struct KeyRun {
     first: u32,
     rows: RecordBatch,
     bytes: usize,
-    /// A bit for each row that is still there.
+    /// A bit for each row that was not removed.
     live: Vec<u64>,
     live_count: usize,
-    /// Whether a snapshot has all that had changed when it was made.
+    /// Whether a snapshot contains all changes that the run had when it was written.
     is_saved: bool,
     due: [DueOrder; 2],
 }
@@ -115,7 +114,7 @@ impl KeyRun {
         Ok(rows)
     }
 
-    /// When its first key is due.
+    /// The due time of its first key, and its row.
     fn first_due(&mut self, kind: ClockKind) -> Result<Option<(Micros, u32)>, TaskError> {
         let live = &self.live;
         let Some(row) = self.due[kind as usize].first(|row| KeyRun::is_live(live, row))? else { return Ok(None) };
@@ -128,7 +127,7 @@ impl KeyRun {
         self.live_count -= 1;
     }
 
-    /// Rows of some buckets that are there.
+    /// The remaining rows of a range of buckets.
     fn live_in(&self, buckets: Range<u32>) -> Result<Vec<u32>, TaskError> {
         let of = self.rows.project(&[BUCKET])?;
         verify_rows(&of)?;
@@ -137,13 +136,13 @@ impl KeyRun {
         Ok((place(buckets.start)..place(buckets.end)).filter(|&row| KeyRun::is_live(&self.live, row)).collect())
     }
 
-    /// All rows that are there.
+    /// All remaining rows.
     fn all_live(&self) -> Vec<u32> {
         (0..self.rows.num_rows() as u32).filter(|&row| KeyRun::is_live(&self.live, row)).collect()
     }
 }
 
-/// See the module.
+/// A store of idle keys.
 pub(crate) struct KeyStore {
     disk: SpillArea,
     schema: SchemaRef,
@@ -167,7 +166,7 @@ impl KeyStore {
         KeyStore { disk: disk.clone(), schema, runs: Vec::new(), index: HashIndex::default(), next: 0 }
     }
 
-    /// How many keys there are.
+    /// The number of keys.
     pub(crate) fn len(&self) -> usize {
         self.runs.iter().map(|run| run.live_count).sum()
     }
@@ -177,10 +176,10 @@ impl KeyStore {
         self.runs.iter().map(|run| RUN_BYTES + run.live.len() * 8).sum::<usize>() + self.index.bytes()
     }
 
-    /// Stores keys, of which none is here.
+    /// Stores keys that are not in the store.
     ///
     /// # Errors
-    /// When the disk is full or fails.
+    /// If the disk is full or fails.
     pub(crate) fn put(
         &mut self,
         keys: impl IntoIterator<Item = Result<StoredKey, TaskError>>,
@@ -240,7 +239,7 @@ impl KeyStore {
         Ok(())
     }
 
-    /// The run and the row in it that has a number, if it is there.
+    /// The run that contains the row with this number, and its index there, unless it was removed.
     fn place(&self, number: u32) -> Option<(usize, u32)> {
         let run = self.runs.partition_point(|run| run.first <= number).checked_sub(1)?;
         let row = number - self.runs[run].first;
@@ -248,7 +247,7 @@ impl KeyStore {
         ((row as usize) < of.rows.num_rows() && KeyRun::is_live(&of.live, row)).then_some((run, row))
     }
 
-    /// Takes out those of some keys that are here.
+    /// Takes out those of the keys that are in the store.
     pub(crate) fn take(&mut self, keys: &[Key], codec: &RecordCodec) -> Result<Vec<StoredKey>, TaskError> {
         if self.runs.is_empty() || keys.is_empty() {
             return Ok(Vec::new());
@@ -259,7 +258,7 @@ impl KeyStore {
             let mut keys = Vec::with_capacity(numbers.len());
             for &number in numbers {
                 keys.push(match self.place(number) {
-                    // A row that is gone: no key is empty.
+                    // The row was removed: an empty key stands for it, since it equals no other key.
                     None => Vec::new(),
                     Some((run, row)) => {
                         let key = self.runs[run].rows.slice(row as usize, 1).project(&[KEY])?;
@@ -307,7 +306,7 @@ impl KeyStore {
         Ok(first)
     }
 
-    /// Takes out up to so many keys that are due.
+    /// Takes out up to this many due keys.
     pub(crate) fn take_due(
         &mut self,
         kind: ClockKind,
@@ -329,8 +328,8 @@ impl KeyStore {
         Ok(due)
     }
 
-    /// Calls `each` with records of the buckets that are wanted, as rows, and the bucket of each row: with those that
-    /// have changed, also by being removed, or with all that are not removed.
+    /// Calls `each` with records of the wanted buckets as rows, and the bucket of each row: either those that have
+    /// changed, including removals, or all that were not removed.
     pub(crate) fn records(
         &self,
         changed: bool,
@@ -363,7 +362,7 @@ impl KeyStore {
         Ok(())
     }
 
-    /// The buckets of which there is something.
+    /// The buckets that contain something.
     pub(crate) fn buckets(&self) -> Result<std::collections::BTreeSet<u32>, TaskError> {
         let mut all = std::collections::BTreeSet::new();
         self.records(
@@ -377,7 +376,7 @@ impl KeyStore {
         Ok(all)
     }
 
-    /// A snapshot has all that is here.
+    /// Marks everything as saved, after a snapshot.
     pub(crate) fn saved(&mut self) -> Result<(), TaskError> {
         for run in self.runs.iter_mut().filter(|run| !run.is_saved) {
             run.is_saved = true;
@@ -403,7 +402,7 @@ impl KeyStore {
         self.compact()
     }
 
-    /// Writes runs anew of which much is gone, and small ones together.
+    /// Rewrites runs of which much was removed, and merges small ones.
     fn compact(&mut self) -> Result<(), TaskError> {
         self.runs.retain(|run| run.live_count > 0);
         let is_sparse = |run: &KeyRun| run.live_count * 2 < run.rows.num_rows() && run.bytes >= SMALL_BYTES;
@@ -426,7 +425,7 @@ impl KeyStore {
         Ok(())
     }
 
-    /// What is left of some runs becomes one.
+    /// Moves the remaining rows of some runs to one new run.
     fn rewrite(&mut self, which: impl Fn(&KeyRun) -> bool, is_saved: bool) -> Result<(), TaskError> {
         let mut pieces = Vec::new();
         for run in self.runs.iter().filter(|run| which(run)) {
@@ -445,7 +444,7 @@ impl KeyStore {
         self.add_run(&rows, is_saved)
     }
 
-    /// Numbers the rows anew, and forgets in the index those that are gone.
+    /// Renumbers the rows, and removes missing ones from the index.
     fn renumber(&mut self) -> Result<(), TaskError> {
         let mut firsts = Vec::with_capacity(self.runs.len());
         let mut next = 0;

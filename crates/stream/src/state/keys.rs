@@ -1,8 +1,8 @@
-//! Which keys there are, in an index by hash that can lie on disk, as can the keys, which are rows that are kept.
+//! An index of keys by hash, which can be on disk, as can the keys themselves, which are in stored rows.
 //!
-//! The index is a table of numbers with open addressing: half of each says which row has the key, half is of its hash.
-//! Its place is the hash's high bits, so that a table that grows is gone through in order, and so is the larger one
-//! that it is put into.
+//! The index is a table of numbers with open addressing. One half of each is the number of the row with the key, the
+//! other is part of its hash. The position in the table is given by the high bits of the hash, so that growing the
+//! table reads it in order and also writes the larger one in order.
 
 use std::cmp::Ordering;
 use std::sync::Arc;
@@ -22,10 +22,10 @@ use crate::state::expiring_rows::ExpiringRows;
 use crate::state::groups::batch;
 use crate::state::operator_memory::SpillArea;
 
-/// The smallest table, as a power of two.
+/// The size of the smallest table, as a power of two.
 const BITS_MIN: u32 = 8;
 
-/// See the module. A row's number, more by one, is the low half of its cell; zero: nothing is there.
+/// A table of keys' rows by hash. The low half of a cell is a row's number plus one; an empty cell is zero.
 #[derive(Default)]
 pub(crate) struct HashIndex {
     cells: SpillVec<u64>,
@@ -33,8 +33,8 @@ pub(crate) struct HashIndex {
     count: usize,
 }
 
-/// The half of a hash that is looked at. Its high bits say which bucket a key is of, and are alike for all keys of a
-/// copy.
+/// The half of a hash that is used. It is scrambled first, since the high bits determine a key's bucket, and are
+/// similar for all keys of a copy.
 fn half(hash: u64) -> u32 {
     (hash.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32) as u32
 }
@@ -45,12 +45,12 @@ impl HashIndex {
         self.cells.bytes()
     }
 
-    /// How many keys it has.
+    /// The number of keys.
     pub(crate) fn len(&self) -> usize {
         self.count
     }
 
-    /// Puts it on disk, where it stays.
+    /// Moves the table to disk, where it stays.
     pub(crate) fn spill(&mut self, disk: &SpillArea) -> Result<(), TaskError> {
         Ok(self.cells.spill(disk.governor())?)
     }
@@ -59,7 +59,7 @@ impl HashIndex {
         (half >> (32 - self.bits)) as usize
     }
 
-    /// Makes room for so many keys more.
+    /// Makes room for this many more keys.
     fn reserve(&mut self, more: usize) -> Result<(), TaskError> {
         let mut bits = self.bits.max(BITS_MIN);
         while bits < 32 && (self.count + more) * 2 > 1 << bits {
@@ -89,7 +89,7 @@ impl HashIndex {
         cells[at] = u64::from(half) << 32 | u64::from(number_and_one);
     }
 
-    /// Adds keys that are not there, whose rows have these numbers.
+    /// Adds keys that are not in the table, whose rows have these numbers.
     pub(crate) fn add(
         &mut self,
         hashes: impl ExactSizeIterator<Item = u64>,
@@ -101,7 +101,7 @@ impl HashIndex {
         Ok(())
     }
 
-    /// The row of a key that is there has another number.
+    /// Changes the row number of a key in the table.
     fn replace(&mut self, hash: u64, old: u32, new: u32) {
         let half = half(hash);
         let mut at = self.place(half);
@@ -129,7 +129,7 @@ impl HashIndex {
         Ok(())
     }
 
-    /// The rows that have some keys. `gather` gives a column of rows, by their numbers.
+    /// The row of each key, if it has one. `gather` returns a column of the rows with given numbers.
     pub(crate) fn find(
         &self,
         keys: &[ArrayRef],
@@ -141,7 +141,7 @@ impl HashIndex {
             return Ok(found);
         }
         let cells = &self.cells[..];
-        // Of each key the place where it goes on to be looked for.
+        // By key: the position where the search continues.
         let mut left: Vec<(u32, usize)> = (0..).zip(hashes).map(|(row, &hash)| (row, self.place(half(hash)))).collect();
         while !left.is_empty() {
             let (mut rows, mut numbers) = (Vec::with_capacity(left.len()), Vec::with_capacity(left.len()));
@@ -178,25 +178,24 @@ impl HashIndex {
     }
 }
 
-/// An index of rows that are kept elsewhere, by those of their columns that are keys: the first, or those behind
-/// others.
+/// An index of rows stored elsewhere, by their key columns: the first columns, or those after `before` others.
 #[derive(Default)]
 pub(crate) struct KeyIndex {
     index: HashIndex,
     before: usize,
 }
 
-/// Which keys of a batch are new.
+/// The keys of a batch, and which are new.
 pub(crate) struct InternedKeys {
     /// The first row of each new key, in order.
     pub new: UInt32Array,
-    /// Of each row the number of its key.
+    /// The number of each row's key.
     pub numbers: Vec<u32>,
 }
 
-/// The keys of a batch, each once.
+/// The distinct keys of a batch.
 struct DistinctKeys {
-    /// Of each row the place of its key.
+    /// The index of each row's key.
     of: Vec<usize>,
     /// The first row of each key.
     firsts: UInt32Array,
@@ -223,13 +222,13 @@ impl DistinctKeys {
 }
 
 impl KeyIndex {
-    /// Of rows whose keys stand behind so many other columns.
+    /// An index for rows whose key columns follow `before` others.
     pub(crate) fn behind(before: usize) -> Self {
         KeyIndex { index: HashIndex::default(), before }
     }
 
-    /// Numbers the keys of a batch: those that are kept have theirs; the others get the next ones, and are to be kept
-    /// at once.
+    /// Numbers the keys of a batch. Stored keys have their numbers; new ones get the next numbers, and must then be
+    /// stored.
     pub(crate) fn intern(&mut self, kept: &ExpiringRows, keys: &RecordBatch) -> Result<InternedKeys, TaskError> {
         let DistinctKeys { of, firsts, keys, hashes } = DistinctKeys::of(keys)?;
         let found = self.find_hashed(kept, &keys, &hashes)?;
@@ -243,8 +242,8 @@ impl KeyIndex {
         Ok(InternedKeys { new, numbers: of.into_iter().map(|key| number_of[key]).collect() })
     }
 
-    /// All rows with these keys are to be kept at once, and have the next numbers; a key is found at its last row.
-    /// Returns of each the row that was the last of its key before it.
+    /// Records that all rows with these keys will be stored next, with the next numbers; a key refers to its last row.
+    /// Returns the previous last row of each row's key.
     pub(crate) fn follow(&mut self, kept: &ExpiringRows, keys: &RecordBatch) -> Result<Vec<Option<u32>>, TaskError> {
         let DistinctKeys { of, keys, hashes, .. } = DistinctKeys::of(keys)?;
         let known = self.find_hashed(kept, &keys, &hashes)?;
@@ -264,7 +263,7 @@ impl KeyIndex {
         Ok(before)
     }
 
-    /// The numbers of the rows that have some keys.
+    /// The row number of each key, if it has one.
     pub(crate) fn find(&self, kept: &ExpiringRows, keys: &RecordBatch) -> Result<Vec<Option<u32>>> {
         self.find_hashed(kept, keys, &hashes(keys)?)
     }
@@ -273,20 +272,20 @@ impl KeyIndex {
         self.index.find(keys.columns(), hashes, |column, numbers| kept.gather(self.before + column, numbers))
     }
 
-    /// The rows of some keys, which had these numbers, have others now, from `first` on.
+    /// Records that the rows of these keys, with old numbers `old`, now have the numbers from `first` on.
     pub(crate) fn renumber(&mut self, keys: &RecordBatch, old: &[u32], first: u32) -> Result<(), TaskError> {
         let all = hashes(keys)?.into_iter().zip(old).zip(first..);
         all.for_each(|((hash, &old), new)| self.index.replace(hash, old, new));
         Ok(())
     }
 
-    /// All rows have other numbers now, as `new` says of each, or none: then its key is forgotten. No more than `most`
-    /// have one.
+    /// Changes all row numbers: `new` returns the new number of each row, or `None`, which removes its key. At most
+    /// `most` rows have one.
     pub(crate) fn renumber_all(&mut self, most: usize, new: impl Fn(u32) -> Option<u32>) -> Result<(), TaskError> {
         self.index.renumber_all(most, new)
     }
 
-    /// The index of all that is kept, where no key is twice, by its first columns.
+    /// Rebuilds the index from all stored rows, which have distinct keys in their first columns.
     pub(crate) fn rebuild(&mut self, kept: &ExpiringRows, columns: usize) -> Result<(), TaskError> {
         let on_disk = self.index.cells.governor().cloned();
         self.index = HashIndex::default();
@@ -319,11 +318,11 @@ fn hashes(keys: &RecordBatch) -> Result<Vec<u64>> {
     Ok(hashes)
 }
 
-/// Keys, numbered in the order in which they come.
+/// Distinct keys, numbered in the order of arrival.
 pub(crate) struct NumberedKeys {
     schema: SchemaRef,
     disk: SpillArea,
-    /// DataFusion's table, which is faster, for as long as all of it is in memory.
+    /// DataFusion's table, which is faster, as long as everything is in memory.
     memory: Option<Box<dyn GroupValues>>,
     kept: ExpiringRows,
     index: KeyIndex,
@@ -336,14 +335,14 @@ impl NumberedKeys {
         Ok(NumberedKeys { kept, memory, schema, disk: disk.clone(), index: KeyIndex::default() })
     }
 
-    /// Forgets all. Those to come lie where these did, or in memory if they are `few`.
+    /// Removes all keys. New ones are on disk if these were, or in memory if they are `few`.
     pub(crate) fn clear(&mut self, few: bool) -> Result<(), TaskError> {
         let on_disk = self.memory.is_none() && !few;
         *self = NumberedKeys::new(Arc::clone(&self.schema), &self.disk)?;
         if on_disk { self.spill() } else { Ok(()) }
     }
 
-    /// The numbers of rows' keys.
+    /// The number of each row's key.
     pub(crate) fn intern(&mut self, keys: &[ArrayRef], rows: usize) -> Result<Vec<usize>, TaskError> {
         if let Some(memory) = &mut self.memory {
             let mut of = Vec::new();
@@ -384,8 +383,8 @@ mod tests {
 
     use super::*;
 
-    /// A key with two numbers would be joined with half of its rows, two with one number with each other's: in memory
-    /// or on disk, in the batch that brings it or later, null or not.
+    /// With two numbers, a key would be joined with only half of its rows; with one number, two keys would be joined
+    /// with each other's rows. Checked in memory and on disk, in the same batch or later, with nulls or without.
     #[test]
     fn keys_have_one_number_each() {
         let fields = vec![Field::new("n", DataType::Int64, true), Field::new("s", DataType::Utf8, true)];

@@ -2,19 +2,19 @@
 //!
 //! Each module uses only those above it in this table.
 //!
-//! | module            | what is in it                                                          |
+//! | module            | contents                                                                |
 //! |-------------------|------------------------------------------------------------------------|
-//! | `groups`          | groups and their aggregates under way                                  |
-//! | `operator_memory` | how much of the worker's memory an operator holds, and the disk beyond |
-//! | `state_layout`    | what copies of a task share in checkpoints                             |
-//! | `snapshot_codec`  | what goes into snapshots: rows as bytes, by bucket                     |
-//! | `expiring_rows`   | rows that are kept until a time has passed                             |
+//! | `groups`          | groups and their partial aggregates                                     |
+//! | `operator_memory` | an operator's memory, and disk for what exceeds it                      |
+//! | `state_layout`    | shared parts and schemas of checkpoints                                 |
+//! | `snapshot_codec`  | contents of snapshots: rows as bytes, by bucket                         |
+//! | `expiring_rows`   | rows stored until a time has passed                                     |
 //! | `sorted_states`   | states that no longer change, sorted by bucket                         |
-//! | `keys`            | which keys there are                                                   |
-//! | `key_records`     | what is kept of keys, as rows                                          |
-//! | `key_store`       | keys on disk that nothing has come of for a while                      |
-//! | `panes`           | what is held of a stretch of time                                      |
-//! | `row_lists`       | kept rows, those of each key in a chain                                |
+//! | `keys`            | an index of keys                                                        |
+//! | `key_records`     | records of keys, as rows                                                |
+//! | `key_store`       | idle keys on disk                                                       |
+//! | `panes`           | the states of a time span                                               |
+//! | `row_lists`       | stored rows, chained by key                                             |
 
 pub(crate) mod expiring_rows;
 pub(crate) mod groups;

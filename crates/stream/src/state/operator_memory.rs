@@ -1,23 +1,23 @@
-//! What an operator holds of the worker's memory, and what lies on disk because there is too little of it.
+//! An operator's share of the worker's memory, and the disk for what exceeds it.
 
 use arrow::array::RecordBatch;
 use tidemill_dataflow::memory::{Governor, MemorySettings, Reservation, trim};
 use tidemill_dataflow::{TaskContext, TaskError};
 
-/// What is held is weighed every so many batches, or rows: that takes a while.
+/// State is measured every so many batches, or rows, because measuring takes time.
 const WEIGH_EVERY: u32 = 64;
 pub(crate) const WEIGH_EVERY_ROWS: usize = 1 << 14;
-/// Less than that is not worth a file.
+/// Less than this is not worth a file.
 const SPILL_BYTES_MIN: u64 = 1 << 19;
-/// Where the budget is so small that this part of it is less than what such a limit says, the part counts: state lies
-/// on disk whatever the budget.
+/// If this share of the budget is smaller than such a limit, it replaces the limit, so that state can be on disk with
+/// any budget.
 const SMALL_SHARE: u64 = 8;
-/// Of a copy's share of the budget, what is put together at once in memory.
+/// The share of a copy's budget that is merged in memory at a time.
 const RUN_SHARE: u64 = 16;
 const RUN_BYTES_MIN: u64 = 1 << 18;
 const RUN_BYTES_MAX: u64 = 64 << 20;
 
-/// What an operator holds of the worker's memory.
+/// An operator's share of the worker's memory.
 pub(crate) struct OperatorMemory {
     reservation: Reservation,
     batches: u32,
@@ -30,12 +30,12 @@ impl OperatorMemory {
         OperatorMemory { reservation: context.reservation(), batches: 0, rows: 0, disk: SpillArea::of(context) }
     }
 
-    /// Where goes what does not fit.
+    /// The disk for what does not fit.
     pub(crate) fn disk(&self) -> &SpillArea {
         &self.disk
     }
 
-    /// So many rows have come. Whether it should be looked how much is held.
+    /// Counts input rows. Returns whether it is time to measure the state.
     pub(crate) fn is_due(&mut self, rows: usize) -> bool {
         self.batches += 1;
         self.rows += rows;
@@ -48,39 +48,39 @@ impl OperatorMemory {
         due
     }
 
-    /// Whether so many bytes can be held, which are then reserved.
+    /// Reserves this many bytes in total, if possible. Returns whether it was.
     pub(crate) fn fits(&self, bytes: usize) -> bool {
         let (before, now) = (self.reservation.bytes(), bytes as u64);
         self.reservation.shrink(before.saturating_sub(now));
         now <= before || self.reservation.try_grow(now - before)
     }
 
-    /// Nothing is held any more.
+    /// Releases all memory.
     pub(crate) fn free(&self) {
         self.reservation.free();
     }
 }
 
-/// State that can lie on disk.
+/// State that can be on disk.
 pub(crate) trait SpillableState {
     fn held(&mut self) -> &mut OperatorMemory;
 
-    /// Bytes in memory, about.
+    /// Approximate bytes in memory.
     ///
     /// # Errors
-    /// When they cannot be told.
+    /// If the size cannot be determined.
     fn bytes(&self) -> Result<usize, TaskError>;
 
-    /// Puts on disk what can lie there.
+    /// Moves to disk what can be there.
     ///
     /// # Errors
-    /// When the disk is full or fails.
+    /// If the disk is full or fails.
     fn spill(&mut self) -> Result<(), TaskError>;
 
-    /// So many rows have come: now and then it is looked whether there is still memory for what is held.
+    /// Counts input rows, and now and then checks that the state still fits in memory, spilling it if not.
     ///
     /// # Errors
-    /// When the worker's budget is used up by what must be in memory: it names who holds most.
+    /// If the worker's budget is exhausted by what must be in memory; the error names the largest user.
     fn weigh(&mut self, rows: usize) -> Result<(), TaskError> {
         if !self.held().is_due(rows) {
             return Ok(());
@@ -105,7 +105,7 @@ pub(crate) trait SpillableState {
     }
 }
 
-/// Where an operator's state goes that does not fit in memory.
+/// The disk for an operator's state that does not fit in memory.
 #[derive(Clone)]
 pub(crate) struct SpillArea {
     governor: Governor,
@@ -118,7 +118,7 @@ impl SpillArea {
         SpillArea::new(context.governor(), u64::from(copies))
     }
 
-    /// The area of one of so many copies that share a governor's budget.
+    /// The area of one of `copies` copies that share a governor's budget.
     pub(crate) fn new(governor: &Governor, copies: u64) -> Self {
         let run_bytes = match governor.settings().budget_bytes {
             0 => usize::MAX,
@@ -130,7 +130,7 @@ impl SpillArea {
         SpillArea { governor: governor.clone(), run_bytes }
     }
 
-    /// State of so many bytes is worth a file.
+    /// Minimum size of state that is worth a file.
     fn spill_bytes_min(&self) -> usize {
         match self.governor.settings().budget_bytes {
             0 => SPILL_BYTES_MIN as usize,
@@ -138,7 +138,7 @@ impl SpillArea {
         }
     }
 
-    /// Bytes that may be put together in memory at once.
+    /// Bytes that may be merged in memory at once.
     pub(crate) fn run_bytes(&self) -> usize {
         self.run_bytes
     }
@@ -150,14 +150,14 @@ impl SpillArea {
     /// The same rows, on disk.
     ///
     /// # Errors
-    /// When it is full or fails.
+    /// If the disk is full or fails.
     pub(crate) fn map(&self, rows: &RecordBatch) -> Result<RecordBatch, TaskError> {
         Ok(self.governor.map(rows)?)
     }
 }
 
 impl Default for SpillArea {
-    /// In the system's folder for temporary files, where memory has no limit.
+    /// In the system's temporary directory, without a memory limit.
     fn default() -> Self {
         SpillArea { governor: Governor::new(MemorySettings::default()), run_bytes: usize::MAX }
     }
@@ -165,7 +165,7 @@ impl Default for SpillArea {
 
 #[cfg(test)]
 impl SpillArea {
-    /// One that puts no more than so many bytes together.
+    /// An area that merges at most this many bytes at once.
     pub(crate) fn with_runs_of(run_bytes: usize) -> Self {
         SpillArea { run_bytes, ..SpillArea::default() }
     }

@@ -1,5 +1,5 @@
-//! What the owner of keys holds of a stretch of time: a table that grows, and beneath it levels of states that do not
-//! change any more, in memory or, when it has run out, on disk.
+//! The states of a time span on their owner: a growing table, and below it levels of frozen states, in memory or, if
+//! memory has run out, on disk.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -13,17 +13,17 @@ use crate::state::operator_memory::SpillArea;
 use crate::state::sorted_states::{DetachedStates, SMALL_BYTES, SortedStates, StateLevels, put_small_on_disk};
 use crate::time::window::Micros;
 
-/// See the module.
+/// The states of a pane.
 #[derive(Default)]
 pub(crate) struct PaneStates {
     open: Option<GroupStates>,
     closed: StateLevels,
-    /// What was cut off last, to be a level when it is sorted.
+    /// The states frozen last, which become a level once they are sorted.
     cut: Option<DetachedStates>,
 }
 
 impl PaneStates {
-    /// The table that grows.
+    /// The growing table.
     pub(crate) fn open(&mut self, of: &Arc<GroupAggregation>) -> Result<&mut GroupStates> {
         if self.open.is_none() {
             self.open = Some(GroupStates::new(of)?);
@@ -31,7 +31,7 @@ impl PaneStates {
         Ok(self.open.as_mut().expect("just made"))
     }
 
-    /// Makes a level of what was cut off and may not be sorted yet: to be called before anything looks at levels.
+    /// Turns the states frozen last into a level. Must be called before levels are read.
     pub(crate) fn settle(&mut self) -> Result<(), TaskError> {
         if let Some(cut) = self.cut.take() {
             self.closed.add(vec![cut.sorted()?]);
@@ -39,7 +39,7 @@ impl PaneStates {
         Ok(())
     }
 
-    /// Cuts off what grows, and sorts it. Returns it, if there is anything.
+    /// Freezes and sorts the growing table. Returns its states, if any.
     pub(crate) fn cut(&mut self, of: &Arc<GroupAggregation>) -> Result<Option<SortedStates>, TaskError> {
         self.settle()?;
         let Some(states) = self.cut_states()? else { return Ok(None) };
@@ -48,7 +48,7 @@ impl PaneStates {
         Ok(Some(states))
     }
 
-    /// The same, but what is much is sorted by whoever needs it first.
+    /// The same, but large states are sorted later, by whoever needs them first.
     pub(crate) fn cut_later(&mut self, of: &Arc<GroupAggregation>) -> Result<Option<DetachedStates>, TaskError> {
         self.settle()?;
         let Some(states) = self.cut_states()? else { return Ok(None) };
@@ -56,7 +56,7 @@ impl PaneStates {
         Ok(self.cut.clone())
     }
 
-    /// What grows; its table has room for as much.
+    /// The states of the growing table, which keeps its capacity.
     fn cut_states(&mut self) -> Result<Option<RecordBatch>> {
         let Some(open) = &mut self.open else { return Ok(None) };
         let states = open.take_states()?;
@@ -67,37 +67,37 @@ impl PaneStates {
         Ok(Some(states))
     }
 
-    /// Puts levels together that are alike: to be called after what adds some.
+    /// Merges levels of similar size. Must be called after levels were added.
     pub(crate) fn compact(&mut self, of: &Arc<GroupAggregation>, disk: &SpillArea) -> Result<(), TaskError> {
         self.settle()?;
         self.closed.compact(of, disk)
     }
 
-    /// The same, beside the operator where it takes long.
+    /// The same, outside of the operator if it takes long.
     pub(crate) fn compact_later(&mut self, of: &Arc<GroupAggregation>, disk: &SpillArea) -> Result<(), TaskError> {
         self.settle()?;
         self.closed.compact_later(of, disk)
     }
 
-    /// Adds to a level states of keys that it does not have.
+    /// Adds states to a level that does not contain their keys.
     pub(crate) fn add_to(&mut self, level: usize, states: Vec<SortedStates>) -> Result<(), TaskError> {
         self.settle()?;
         self.closed.add_to(level, states)
     }
 
-    /// What grows, sorted; its table is gone.
+    /// Removes the growing table, and returns its states, sorted.
     fn take_states(&mut self, of: &GroupAggregation) -> Result<Option<SortedStates>> {
         self.take().map(|mut open| SortedStates::new(open.take_states()?, of)).transpose()
     }
 
-    /// Puts everything on disk. Returns what was cut off for that.
+    /// Moves everything to disk. Returns the states that were frozen for this.
     pub(crate) fn spill(
         &mut self,
         of: &Arc<GroupAggregation>,
         disk: &SpillArea,
     ) -> Result<Vec<SortedStates>, TaskError> {
         self.settle()?;
-        // The table and the memory it holds are gone before the states are sorted.
+        // The table and its memory are released before the states are sorted.
         let states = self.take().map(|mut open| open.take_states()).transpose()?;
         let cut = states.map_or(Ok(Vec::new()), |states| SortedStates::new_on_disk(states, of, disk))?;
         self.closed.add(cut.clone());
@@ -105,7 +105,7 @@ impl PaneStates {
         Ok(cut)
     }
 
-    /// Whether it is worth a file.
+    /// Whether the pane is worth a file of its own.
     pub(crate) fn is_large(&self) -> bool {
         self.bytes_to_spill() >= SMALL_BYTES
     }
@@ -120,17 +120,17 @@ impl PaneStates {
         self.open.as_ref().map_or(0, GroupStates::bytes) + self.cut.as_ref().map_or(0, DetachedStates::bytes)
     }
 
-    /// Everything but the table that grows. To be settled before.
+    /// The levels, without the growing table. Requires [`PaneStates::settle`].
     pub(crate) fn closed(&self) -> impl Iterator<Item = &SortedStates> {
         self.closed.pieces()
     }
 
-    /// The same, and what was cut off and is no level yet.
+    /// The same, plus the states frozen last, if they are not a level yet.
     pub(crate) fn all(&self) -> impl Iterator<Item = DetachedStates> {
         self.closed.pieces().cloned().map(DetachedStates::Sorted).chain(self.cut.clone())
     }
 
-    /// Takes over all that another one has.
+    /// Adds all states of another pane.
     pub(crate) fn absorb(
         &mut self,
         mut other: PaneStates,
@@ -143,12 +143,12 @@ impl PaneStates {
         self.compact(of, disk)
     }
 
-    /// Takes the table that grows out of it.
+    /// Removes and returns the growing table.
     pub(crate) fn take(&mut self) -> Option<GroupStates> {
         self.open.take().filter(|open| open.len() > 0)
     }
 
-    /// Takes out the states of the buckets that go, by level.
+    /// Removes and returns the states of the buckets that go, by level.
     pub(crate) fn split(
         &mut self,
         of: &Arc<GroupAggregation>,
@@ -181,7 +181,8 @@ impl PaneStates {
     }
 }
 
-/// Puts small panes on disk, if all together are worth a file: they share files. Returns what was cut off for that.
+/// Moves small panes to shared files on disk, if together they are worth one. Returns the states that were frozen for
+/// this.
 pub(crate) fn spill_small(
     panes: &mut BTreeMap<Micros, PaneStates>,
     of: &Arc<GroupAggregation>,
@@ -189,7 +190,7 @@ pub(crate) fn spill_small(
 ) -> Result<Vec<(Micros, SortedStates)>, TaskError> {
     let bytes = panes.iter().map(|(&start, pane)| (start, pane.bytes_to_spill()));
     let small: BTreeMap<Micros, usize> = bytes.filter(|(_, bytes)| *bytes < SMALL_BYTES).collect();
-    // Without keys there is one group, which takes less than to know where it lies.
+    // Without keys there is a single group, which is smaller than the metadata for finding it on disk.
     if of.keys.is_empty() || small.values().sum::<usize>() < SMALL_BYTES {
         return Ok(Vec::new());
     }
@@ -203,7 +204,7 @@ pub(crate) fn spill_small(
     for (start, states) in &cut {
         panes.entry(*start).or_default().closed.add(vec![states.clone()]);
     }
-    // What is put together of small ones is small, and goes to disk with that of others.
+    // Merged small states are small, and go to disk together with those of other panes.
     for (_, pane) in panes.iter_mut().filter(is_small) {
         pane.closed.compact_but(SMALL_BYTES, of, disk)?;
     }
@@ -227,8 +228,8 @@ mod tests {
     const KEYS: i64 = 200;
     const ROUNDS: i64 = 9;
 
-    /// Thousands of small panes must not stay in memory for being small; nor may one get what is another's, or lose
-    /// what it had when they share files.
+    /// Thousands of small panes must not stay in memory just because each is small; and when they share files, no pane
+    /// may get the states of another or lose its own.
     #[test]
     fn small_panes_go_to_disk_together() {
         let schema =
@@ -245,7 +246,7 @@ mod tests {
             let rows = RecordBatch::try_new(Arc::clone(&schema), columns).unwrap();
             pane.open(&of).unwrap().update(&of.arguments(&rows).unwrap(), rows.num_rows()).unwrap();
         };
-        // Each has a third of the keys each time.
+        // Each time, a pane has a third of the keys.
         let has = |key: i64, round: i64, pane: i64| (key + round + pane) % 3 == 0;
         let mut cut_rows = 0;
         for round in 0..ROUNDS {
@@ -272,7 +273,7 @@ mod tests {
                 assert_eq!(sum, rounds.map(|round| key * pane + round).sum::<i64>(), "key {key} of pane {pane}");
             }
         }
-        // What is little stays where it is.
+        // Small amounts stay in memory.
         let mut few = BTreeMap::from([(0, PaneStates::default())]);
         few.values_mut().for_each(|pane| add(pane, vec![1, 2, 3], &|key| key));
         assert!(spill_small(&mut few, &of, &disk).unwrap().is_empty() && few[&0].bytes_to_spill() > 0);

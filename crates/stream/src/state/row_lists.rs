@@ -1,6 +1,6 @@
-//! Rows that are kept, those of each key in a chain: an index finds the newest of a key, and each row knows the one
-//! before it. Rows come at the end of their chains, and any may be removed. What is removed stays where it lies until
-//! it is much; then the rest is numbered anew. When memory runs out, rows, index and chains lie on disk.
+//! Stored rows, chained by key: an index finds the newest row of a key, and each row refers to the one before it. Rows
+//! are appended to their chains, and any row may be removed. Removed rows stay until there are many of them; then the
+//! others are renumbered. When memory runs out, rows, index and chains move to disk.
 
 use std::collections::HashSet;
 
@@ -18,43 +18,43 @@ use crate::state::operator_memory::SpillArea;
 use crate::state::snapshot_codec::together;
 use crate::time::window::Micros;
 
-/// So many rows make a chain long.
+/// A chain with this many rows is long.
 pub(crate) const LONG: u32 = 8;
-/// Rows that were removed are thrown out when they are as many as others, and there are so many of them.
+/// Removed rows are dropped when there are at least this many, and as many as others.
 const CLEAR_MIN: u32 = 1 << 13;
-/// Or so many bytes of all, as a few rows may be long, and twice as many as when that was done last.
+/// Or at this total size in bytes, since a few rows may be large; it must also have doubled since the last time.
 const CLEAR_BYTES_MIN: usize = 4 << 20;
-/// Beside how many more rows a chain has room for: the row has been removed.
+/// A flag next to a chain's remaining room: the row was removed.
 const REMOVED: u32 = 1 << 31;
 
-/// See the module.
+/// Stored rows in chains.
 pub(crate) struct RowLists {
     kept: ExpiringRows,
-    /// Of the columns that are keys.
+    /// The schema of the key columns.
     key_schema: SchemaRef,
     before_keys: usize,
     index: KeyIndex,
-    /// By number: the number of the row before it in its chain, more by one. One that was removed may be the newest of
-    /// its chain.
+    /// By number: the number of the previous row in the chain plus one. The newest row of a chain may have been
+    /// removed.
     before: SpillVec<u32>,
-    /// By number: how many rows may come behind it until the chain is long.
+    /// By number: how many more rows can follow before the chain is long.
     room: SpillVec<u32>,
     removed: u32,
     clear_at_bytes: usize,
     disk: SpillArea,
 }
 
-/// What is kept at a moment: it can be saved while rows come and go.
+/// The rows at one moment, which can be saved while rows are added and removed.
 pub(crate) struct FrozenLists {
     schema: SchemaRef,
     rows: Vec<RecordBatch>,
-    /// Which of them have not been removed; `None`: all.
+    /// Which rows were not removed; `None`: all.
     left: Option<BooleanArray>,
     disk: SpillArea,
 }
 
 impl FrozenLists {
-    /// Rows of which none has been removed.
+    /// Rows without removed ones.
     pub(crate) fn of(kept: &ExpiringRows, disk: &SpillArea) -> Self {
         FrozenLists { schema: kept.schema(), rows: kept.since(0), left: None, disk: disk.clone() }
     }
@@ -64,7 +64,7 @@ impl FrozenLists {
         self.rows.is_empty()
     }
 
-    /// The rows that have not been removed, some at a time, with their numbers.
+    /// The rows that were not removed, a portion at a time, with their numbers.
     pub(crate) fn some(&self) -> impl Iterator<Item = Result<(Vec<u32>, RecordBatch)>> {
         let mut start = 0;
         together(&self.schema, &self.rows, &self.disk).map(move |rows| {
@@ -79,16 +79,16 @@ impl FrozenLists {
     }
 }
 
-/// Chains of some keys.
+/// The chains of some keys.
 pub(crate) struct KeyLists {
-    /// The numbers of their rows, chain by chain, each from its oldest on.
+    /// The row numbers, chain by chain, each from its oldest row on.
     pub numbers: Vec<u32>,
     /// The chain of each row.
     pub of: Vec<usize>,
 }
 
 impl RowLists {
-    /// Of rows with this schema, whose keys stand behind `before_keys` other columns.
+    /// A store for rows with this schema, whose key columns follow `before_keys` others.
     pub(crate) fn new(schema: &SchemaRef, key_schema: &SchemaRef, before_keys: usize, disk: &SpillArea) -> Self {
         RowLists {
             kept: ExpiringRows::new(SchemaRef::clone(schema), disk),
@@ -108,7 +108,7 @@ impl RowLists {
         self.kept.count()
     }
 
-    /// How many rows there are that have not been removed.
+    /// The number of rows that were not removed.
     pub(crate) fn len(&self) -> u32 {
         self.count() - self.removed
     }
@@ -118,7 +118,7 @@ impl RowLists {
         self.kept.bytes() + self.index.bytes() + self.before.bytes() + self.room.bytes()
     }
 
-    /// What a row takes in memory or on disk, about.
+    /// Approximate size of a row, in memory or on disk.
     pub(crate) fn row_bytes(&self) -> usize {
         self.kept.bytes_anywhere() / (self.count() as usize).max(1)
     }
@@ -130,7 +130,7 @@ impl RowLists {
         self.index.spill(&self.disk)
     }
 
-    /// Adds rows, each until a time. Returns the newest rows of the chains that have become long.
+    /// Adds rows with their expiries. Returns the newest rows of the chains that have become long.
     pub(crate) fn add(&mut self, rows: RecordBatch, until: Vec<Micros>) -> Result<Vec<u32>, TaskError> {
         let (first, keys) = (self.count(), self.key_schema.fields().len());
         let keys = rows.columns()[self.before_keys..self.before_keys + keys].to_vec();
@@ -153,21 +153,21 @@ impl RowLists {
         Ok(long)
     }
 
-    /// Of each of some keys the newest row, if it has any.
+    /// The newest row of each key, if it has any.
     pub(crate) fn newest(&self, keys: &[ArrayRef], rows: usize) -> Result<Vec<Option<u32>>> {
         let found = self.index.find(&self.kept, &batch(&self.key_schema, keys.to_vec(), rows)?)?;
         let (before, room) = (&self.before[..], &self.room[..]);
         Ok(found.into_iter().map(|newest| left_of(newest, before, room)).collect())
     }
 
-    /// The same of the keys of some rows.
+    /// The same for the keys of some rows.
     pub(crate) fn newest_of(&self, numbers: &[u32]) -> Result<Vec<u32>> {
         let keys = (0..self.key_schema.fields().len()).map(|key| self.gather(self.before_keys + key, numbers));
         let found = self.newest(&keys.collect::<Result<Vec<_>>>()?, numbers.len())?;
         Ok(found.into_iter().map(|newest| newest.expect("the key of a row that is kept")).collect())
     }
 
-    /// The chains of some keys, by their newest rows.
+    /// The chains of some keys, given by their newest rows.
     pub(crate) fn chains(&self, newest: &[u32]) -> KeyLists {
         let (mut numbers, mut of) = (Vec::new(), Vec::new());
         let (before, room) = (&self.before[..], &self.room[..]);
@@ -186,7 +186,7 @@ impl RowLists {
         KeyLists { numbers, of }
     }
 
-    /// Removes rows of chains: `goes` says which. The others of each follow each other.
+    /// Removes those rows of chains that `goes` selects, and relinks the others.
     pub(crate) fn remove(&mut self, chains: &KeyLists, goes: impl Fn(usize) -> bool) {
         let mut last = None;
         for (at, (&number, &chain)) in chains.numbers.iter().zip(&chains.of).enumerate() {
@@ -202,7 +202,7 @@ impl RowLists {
         }
     }
 
-    /// Removes a row, as it does all others of its key.
+    /// Removes a row, given that all rows of its key are removed.
     pub(crate) fn remove_row(&mut self, number: u32) {
         self.removed += u32::from(!self.is_removed(number));
         self.room[number as usize] |= REMOVED;
@@ -212,14 +212,14 @@ impl RowLists {
         self.room[number as usize] & REMOVED > 0
     }
 
-    /// A chain, given by its newest row, is as short as it can be, with so many rows: it is not long before it has
-    /// twice as many.
+    /// Notes that a chain, given by its newest row, cannot be shortened below this number of rows, so that it is not
+    /// long before it has twice as many.
     pub(crate) fn is_short(&mut self, newest: u32, rows: u32) {
         let room = &mut self.room[newest as usize];
         *room = *room & REMOVED | rows.max(LONG);
     }
 
-    /// All rows that have not been removed, as they are now.
+    /// The rows that were not removed, as they are now.
     pub(crate) fn frozen(&self) -> FrozenLists {
         let left = BooleanArray::new(self.room.iter().map(|room| room & REMOVED == 0).collect(), None);
         FrozenLists { left: Some(left), ..FrozenLists::of(&self.kept, &self.disk) }
@@ -237,26 +237,26 @@ impl RowLists {
         batch(&schema, columns.collect::<Result<_>>()?, numbers.len())
     }
 
-    /// The numbers of the rows whose time is not before the first, and is before the second.
+    /// The numbers of the rows whose expiry is in `before..time`.
     pub(crate) fn over(&mut self, before: Micros, time: Micros) -> Vec<u32> {
         let mut over = self.kept.over(before, time);
         over.retain(|&number| !self.is_removed(number));
         over
     }
 
-    /// Whether much of it has been removed.
+    /// Whether much of the store consists of removed rows.
     pub(crate) fn is_wasteful(&self) -> bool {
         let is_much = self.removed >= CLEAR_MIN || self.kept.bytes_anywhere() >= self.clear_at_bytes;
         is_much && self.removed >= self.len()
     }
 
-    /// Throws out what was removed. Rows that stay get new numbers, in the same order; returns the old ones.
+    /// Drops removed rows. The others get new numbers, in the same order; returns their old numbers.
     pub(crate) fn clear(&mut self) -> Result<Vec<u32>, TaskError> {
         let (before, room) = (&self.before[..], &self.room[..]);
         let stayed = self.kept.clear(Micros::MIN, |number| room[number as usize] & REMOVED == 0)?;
         let new = |old| renumbered(&stayed, old);
         self.index.renumber_all(stayed.len(), |newest| left_of(Some(newest), before, room).map(new))?;
-        // No row that stays follows one that does not, and none comes behind its old place.
+        // Remaining rows refer only to remaining rows, and no row moves past its old position.
         for (now, &old) in stayed.iter().enumerate() {
             let before = self.before[old as usize];
             self.before[now] = if before == 0 { 0 } else { new(before - 1) + 1 };
@@ -270,12 +270,12 @@ impl RowLists {
     }
 }
 
-/// The new number of a row, of those that stayed: of one that did not, that of the next one.
+/// The new number of a remaining row; for a dropped row, that of the next one.
 pub(crate) fn renumbered(stayed: &[u32], old: u32) -> u32 {
     stayed.partition_point(|&number| number < old) as u32
 }
 
-/// The newest row of a chain that has not been removed, given the newest.
+/// The newest row of a chain that was not removed.
 fn left_of(newest: Option<u32>, before: &[u32], room: &[u32]) -> Option<u32> {
     let mut next = newest.map_or(0, |newest| newest + 1);
     while next > 0 && room[next as usize - 1] & REMOVED > 0 {
@@ -295,8 +295,8 @@ mod tests {
 
     use super::*;
 
-    /// A row in no chain would be missing from what is known of its key, one in another's would be of both: whatever is
-    /// added, removed and thrown out, in memory or on disk.
+    /// The state of a key would lack a row that is in no chain, and a row in the wrong chain would belong to two keys:
+    /// checked for random additions, removals and renumberings, in memory and on disk.
     #[test]
     fn chains_have_the_rows_of_their_keys() {
         let number = |name| Field::new(name, DataType::Int64, false);
@@ -323,7 +323,7 @@ mod tests {
                 let long = chained.add(rows, vec![0; keys.len()]).unwrap();
                 long.iter().for_each(|&newest| chained.is_short(newest, 0));
                 were_long += long.len();
-                // Of some keys a third is removed, of others all.
+                // A third of some keys' rows is removed, and all rows of others.
                 let some: Vec<i64> = (0..20).map(|_| draw(200)).collect();
                 let some: ArrayRef = Arc::new(Int64Array::from(some));
                 let mut newest: Vec<u32> = chained.newest(&[some], 20).unwrap().into_iter().flatten().collect();

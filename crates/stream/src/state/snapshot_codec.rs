@@ -1,5 +1,5 @@
-//! What goes into snapshots: rows as tables in bytes, by the bucket of their keys, and which buckets have something
-//! saved.
+//! The contents of snapshots: tables of rows as bytes, by the bucket of their keys, and the record of buckets with
+//! saved state.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
@@ -19,10 +19,10 @@ use tidemill_dataflow::route_map::{BUCKETS, RouteMap};
 
 use crate::state::operator_memory::SpillArea;
 
-/// Rows that are put together before they are dealt to the parts of a snapshot.
+/// Bytes of rows that are collected before they are divided among the parts of a snapshot.
 const DEAL_BYTES_MAX: usize = 16 << 20;
 
-/// The bucket of each row, by the columns of its key.
+/// The bucket of each row, by its key columns.
 pub(crate) fn buckets_of(rows: &RecordBatch, keys: &[usize]) -> Result<Vec<u32>> {
     let mut hashes = Vec::new();
     KeyHasher::new(keys.to_vec()).hash(rows, &mut hashes)?;
@@ -38,7 +38,7 @@ pub(crate) fn buckets_of_key(states: &RecordBatch, before: usize, keys: usize) -
     buckets_of(states, &(before..before + keys).collect::<Vec<_>>())
 }
 
-/// The rows of the buckets that are wanted, by bucket, as bytes; `of` has the bucket of each row.
+/// The rows of the wanted buckets, by bucket, as bytes. `of` is the bucket of each row.
 pub(crate) fn by_bucket(rows: &RecordBatch, of: &[u32], wanted: impl Fn(u32) -> bool) -> Result<Vec<(u32, Bytes)>> {
     let (order, starts) = in_order(of, wanted);
     let sorted = match order.len() == of.len() && of.is_sorted() {
@@ -55,8 +55,8 @@ pub(crate) fn by_bucket(rows: &RecordBatch, of: &[u32], wanted: impl Fn(u32) -> 
     Ok(parts)
 }
 
-/// The rows of the buckets that are wanted, in the order of their buckets and then their own; and where each bucket
-/// begins among them, and the last ends. (A counting sort: the buckets are few, and there may be millions of rows.)
+/// The rows of the wanted buckets, in the order of buckets and then of rows, and the start of each bucket among them,
+/// followed by the end of the last. (A counting sort: there are few buckets, and possibly millions of rows.)
 pub(crate) fn in_order(of: &[u32], wanted: impl Fn(u32) -> bool) -> (Vec<u32>, Vec<u32>) {
     let wanted: Vec<bool> = (0..BUCKETS).map(wanted).collect();
     let mut starts = vec![0; BUCKETS as usize + 1];
@@ -74,7 +74,7 @@ pub(crate) fn in_order(of: &[u32], wanted: impl Fn(u32) -> bool) -> (Vec<u32>, V
     (order, starts)
 }
 
-/// Batches one after the other, so many put together that they are worth dealing to buckets.
+/// Joins batches until they are large enough to be divided among buckets.
 pub(crate) fn together<'a>(
     schema: &'a SchemaRef,
     mut batches: &'a [RecordBatch],
@@ -101,13 +101,13 @@ pub(crate) fn together<'a>(
     })
 }
 
-/// Bytes by bucket, in memory or, when they are many, on disk.
+/// Bytes by bucket, in memory or, if they are large, on disk.
 #[derive(Default)]
 pub(crate) struct BucketParts {
     disk: SpillArea,
     memory: BTreeMap<u32, Vec<u8>>,
     bytes: usize,
-    /// What was in memory before, and of each bucket where its bytes are.
+    /// The bytes that were in memory before; `pieces` are their places by bucket.
     file: Option<MapWriter>,
     places: BTreeMap<u32, Vec<Range<usize>>>,
 }
@@ -141,14 +141,14 @@ impl BucketParts {
         Ok(())
     }
 
-    /// Each bucket's bytes.
+    /// The bytes of each bucket.
     pub(crate) fn finish(mut self) -> Result<Vec<(u32, Bytes)>, TaskError> {
         if self.file.is_none() {
             return Ok(self.memory.into_iter().map(|(bucket, bytes)| (bucket, bytes.into())).collect());
         }
         self.flush()?;
         let pieces = self.file.expect("looked at above").finish()?;
-        // Once more, each bucket's together.
+        // Copy everything again so that each bucket is contiguous.
         let mut file = MapWriter::new(self.disk.governor())?;
         let mut ends = Vec::new();
         for (bucket, places) in self.places {
@@ -164,7 +164,7 @@ impl BucketParts {
     }
 }
 
-/// Parts of a snapshot: of each bucket tables of several kinds.
+/// Parts of a snapshot: for each bucket, tables of several kinds.
 #[derive(Default)]
 pub(crate) struct SnapshotTables(BucketParts);
 
@@ -173,12 +173,12 @@ impl SnapshotTables {
         SnapshotTables(BucketParts::new(disk))
     }
 
-    /// Adds rows to the buckets they are of.
+    /// Adds rows to the parts of their buckets.
     pub(crate) fn add(&mut self, kind: u8, rows: &RecordBatch, of: &[u32]) -> Result<(), TaskError> {
         self.add_wanted(kind, rows, of, |_| true)
     }
 
-    /// Adds those rows that are of buckets that are wanted.
+    /// Adds the rows of wanted buckets.
     pub(crate) fn add_wanted(
         &mut self,
         kind: u8,
@@ -192,7 +192,7 @@ impl SnapshotTables {
         Ok(())
     }
 
-    /// Adds those rows that are of some buckets. Returns which are not.
+    /// Adds the rows of some buckets. Returns which rows are in others.
     pub(crate) fn add_some(
         &mut self,
         kind: u8,
@@ -205,23 +205,25 @@ impl SnapshotTables {
         Ok(of.iter().map(|bucket| !wanted.contains(bucket)).collect())
     }
 
-    /// By bucket, as bytes.
+    /// The parts as bytes, by bucket.
     pub(crate) fn finish(self) -> Result<Vec<(u32, Bytes)>, TaskError> {
         self.0.finish()
     }
 
-    /// By bucket, as bytes: all there is if `whole`, and then nothing of buckets that had something before.
+    /// The parts of a snapshot, by bucket. If `whole`, they are full, and empty for other buckets that were saved
+    /// before.
     pub(crate) fn parts(self, whole: bool, saved: &SavedBuckets) -> Result<BucketStates, TaskError> {
         Ok(saved.parts(self.finish()?, whole))
     }
 }
 
-/// Buckets of which something is saved.
+/// Buckets for which something is saved.
 #[derive(Clone, Default)]
 pub(crate) struct SavedBuckets(Arc<Mutex<BTreeSet<u32>>>);
 
 impl SavedBuckets {
-    /// What is saved now, by bucket: all there is if `whole`, and then nothing of buckets that had something before.
+    /// The parts of a snapshot, by bucket. If `whole`, they are full, and empty for other buckets that were saved
+    /// before.
     pub(crate) fn parts(&self, made: impl IntoIterator<Item = (u32, Bytes)>, whole: bool) -> BucketStates {
         let part = if whole { SnapshotPart::Whole } else { SnapshotPart::Change };
         let mut parts: BucketStates = made.into_iter().map(|(bucket, bytes)| (bucket, part(bytes))).collect();
@@ -236,7 +238,7 @@ impl SavedBuckets {
         parts
     }
 
-    /// What is saved now, by bucket: of those that are `renewed` all there is, or nothing; of others what has changed.
+    /// The parts of a snapshot, by bucket: full or empty ones for `renewed` buckets, and changes for others.
     pub(crate) fn some_parts(
         &self,
         renewed: &BTreeSet<u32>,
@@ -253,7 +255,7 @@ impl SavedBuckets {
         wholes.chain(changes.into_iter().map(|(bucket, bytes)| (bucket, SnapshotPart::Change(bytes)))).collect()
     }
 
-    /// Another copy has these now, and says what is saved of them.
+    /// Removes buckets that another copy owns and saves now.
     pub(crate) fn forget(&self, buckets: &[u32]) {
         let mut saved = self.0.lock().expect("nothing panics with it locked");
         buckets.iter().for_each(|bucket| {
@@ -261,13 +263,13 @@ impl SavedBuckets {
         });
     }
 
-    /// What is saved is what the job goes on from.
+    /// Records the buckets that a job has resumed with.
     pub(crate) fn restore(&self, restored: &RestoredState) {
         *self.0.lock().expect("nothing panics with it locked") = restored.buckets.keys().copied().collect();
     }
 }
 
-/// The tables of all parts, by their buckets.
+/// The tables of all parts, with their buckets.
 pub(crate) fn tables_by_bucket<'a>(
     parts: impl Iterator<Item = (u32, &'a Bytes)>,
 ) -> Result<Vec<(u32, Bytes)>, TaskError> {
@@ -286,7 +288,7 @@ pub(crate) fn table_of(kind: u8, bytes: &[u8]) -> Bytes {
 /// The tables of a part: their kinds and bytes.
 ///
 /// # Errors
-/// When it is cut short.
+/// If the part is truncated.
 pub(crate) fn tables_of(part: &Bytes) -> Result<Vec<(u8, Bytes)>, TaskError> {
     let mut tables = Vec::new();
     let mut at = 0;
@@ -325,7 +327,7 @@ mod tests {
         assert_eq!(in_order(&[], |_| true).0, [] as [u32; 0]);
     }
 
-    /// Parts of buckets that came in pieces, with files in between, are whole and in order.
+    /// Parts of buckets that were added in pieces, partly through files, are complete and in order.
     #[test]
     fn parts_on_disk_are_whole() {
         let mut parts = BucketParts::new(&SpillArea::with_runs_of(100));

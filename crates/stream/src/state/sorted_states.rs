@@ -1,6 +1,5 @@
-//! States that do not change any more, sorted by the bucket of their key, in memory or on disk. What is put together or
-//! saved goes a few buckets at a time: so few that their table stays in the processor's cache, and that all of it need
-//! not fit in memory.
+//! Frozen states, sorted by the bucket of their key, in memory or on disk. They are merged and saved a few buckets at a
+//! time, so that the table of these fits in the processor's cache, and so that not everything needs to fit in memory.
 
 use std::ops::Range;
 use std::sync::{Arc, LazyLock};
@@ -20,22 +19,23 @@ use crate::state::snapshot_codec::{buckets_of_key, in_order};
 /// All buckets.
 pub(crate) const ALL: Range<u32> = 0..BUCKETS;
 
-/// So many levels of about the same size become one. More would be copied less often, and have more keys twice.
+/// The number of levels of similar size that are merged into one. With more, states would be copied less often, but
+/// more keys would be stored several times.
 const TOGETHER: usize = 4;
-/// A level in memory has no more pieces: they are what has come of other copies.
+/// Maximum number of pieces of a level in memory; handovers of other copies add pieces.
 const PIECES: usize = 16;
-/// What takes less goes to disk with others: it is not worth a file.
+/// Smaller states are not worth a file, and go to disk together with others.
 pub(crate) const SMALL_BYTES: usize = 1 << 17;
-/// What takes more is sorted and put together beside the operator, where that can be.
+/// Larger states are sorted and merged outside of the operator if possible.
 pub(crate) const LATER_BYTES: usize = 1 << 20;
-/// States that are put together at a time: a share of a processor's cache.
+/// Size of states that are merged at a time: a share of a processor's cache.
 pub(crate) const CACHED_BYTES: usize = 1 << 20;
 
-/// See the module. Clones are the same states.
+/// States sorted by bucket. Clones share the same states.
 #[derive(Clone)]
 pub(crate) struct SortedStates {
     states: RecordBatch,
-    /// The bucket of each.
+    /// The bucket of each state.
     of: Arc<[u16]>,
     row_bytes: usize,
     on_disk: bool,
@@ -54,8 +54,8 @@ impl SortedStates {
         Ok(SortedStates::in_memory(take_record_batch(&states, &UInt32Array::from(order))?, sorted))
     }
 
-    /// Sorts states, keys first, onto disk, in pieces as [`SortedStates::on_disk`] makes them. Only one piece at a time
-    /// is copied: whoever spills has no memory for a second copy of everything.
+    /// Sorts states, keys first, and writes them to disk, in pieces like those of [`SortedStates::on_disk`]. Only one
+    /// piece at a time is copied, because there is no memory for a second copy of everything when state is spilled.
     pub(crate) fn new_on_disk(
         states: RecordBatch,
         of: &GroupAggregation,
@@ -104,16 +104,16 @@ impl SortedStates {
         place(buckets.start)..place(buckets.end)
     }
 
-    /// Those of some buckets, and the bucket of each.
+    /// The states of a range of buckets, and the bucket of each.
     ///
     /// # Errors
-    /// When they lie on disk, and are not what was written.
+    /// If they are on disk and are not as they were written.
     pub(crate) fn of(&self, buckets: &Range<u32>) -> Result<(RecordBatch, &[u16]), TaskError> {
         let Range { start, end } = self.places(buckets);
         Ok((self.slice(start, end - start)?, &self.of[start..end]))
     }
 
-    /// Some of them, by their places.
+    /// The states in a range of indices.
     ///
     /// # Errors
     /// As [`SortedStates::of`].
@@ -125,7 +125,7 @@ impl SortedStates {
         Ok(states)
     }
 
-    /// Those of the buckets that go, and the others.
+    /// The states of the buckets that go, and the others.
     pub(crate) fn split(self, goes: impl Fn(u16) -> bool) -> Result<(Option<SortedStates>, Option<SortedStates>)> {
         let (mut gone, mut rest, mut start) = (Vec::new(), Vec::new(), 0);
         for run in self.of.chunk_by(|&a, &b| goes(a) == goes(b)) {
@@ -147,7 +147,7 @@ impl SortedStates {
         Ok((some(gone)?, some(rest)?))
     }
 
-    /// The same, on disk: in pieces, none of which is too large to be put together in memory.
+    /// The same on disk, in pieces small enough to be merged in memory.
     pub(crate) fn on_disk(self, disk: &SpillArea) -> Result<Vec<SortedStates>, TaskError> {
         if self.on_disk {
             return Ok(vec![self]);
@@ -171,14 +171,14 @@ fn bytes_per_row(states: &RecordBatch) -> usize {
     (batch_bytes(states) as usize).div_ceil(states.num_rows().max(1)).max(1)
 }
 
-/// Puts pieces on disk that are not there.
+/// Moves pieces to disk that are in memory.
 pub(crate) fn put_on_disk(pieces: &mut Vec<SortedStates>, disk: &SpillArea) -> Result<(), TaskError> {
     let mapped = std::mem::take(pieces).into_iter().map(|piece| piece.on_disk(disk));
     *pieces = mapped.collect::<Result<Vec<_>, _>>()?.into_iter().flatten().collect();
     Ok(())
 }
 
-/// The same of small pieces alone: of those that may be put together in memory all are in one file.
+/// The same for small pieces only; pieces that may be merged in memory share a file.
 pub(crate) fn put_small_on_disk<'a>(
     pieces: impl Iterator<Item = &'a mut SortedStates>,
     disk: &SpillArea,
@@ -207,7 +207,7 @@ fn put_in_one_file(run: &mut Vec<&mut SortedStates>, disk: &SpillArea) -> Result
     Ok(())
 }
 
-/// Ranges that are all buckets together, each of one bucket or with no more than `bytes` of these states.
+/// Divides all buckets into ranges, each of a single bucket or with at most `bytes` of these states.
 pub(crate) fn ranges<'a>(states: impl IntoIterator<Item = &'a SortedStates>, bytes: usize) -> Vec<Range<u32>> {
     let mut of = vec![0_usize; BUCKETS as usize];
     for piece in states {
@@ -227,10 +227,10 @@ pub(crate) fn ranges<'a>(states: impl IntoIterator<Item = &'a SortedStates>, byt
     ranges
 }
 
-/// What is made by whoever asks first, for whom others wait: most often beside the operator.
+/// A value that is made by whoever needs it first, while others wait; usually outside of the operator.
 type Made<T> = LazyLock<Result<T, String>, Box<dyn FnOnce() -> Result<T, String> + Send>>;
 
-/// States that were cut off. Clones are the same.
+/// States that were frozen. Clones share the same states.
 #[derive(Clone)]
 pub(crate) enum DetachedStates {
     Sorted(SortedStates),
@@ -269,7 +269,7 @@ impl DetachedStates {
         }
     }
 
-    /// The same, sorted.
+    /// The states, sorted.
     pub(crate) fn sorted(&self) -> Result<SortedStates, TaskError> {
         match self {
             DetachedStates::Sorted(sorted) => Ok(sorted.clone()),
@@ -278,13 +278,13 @@ impl DetachedStates {
     }
 }
 
-/// Levels that become one beside the operator. Until that is done they stay what they are.
+/// Levels that are being merged outside of the operator. Until then, the original levels are used.
 struct LevelMerge {
     places: Range<usize>,
     merged: Arc<Made<Vec<SortedStates>>>,
 }
 
-/// Levels of states, older and larger ones first. Of a level every key is there once.
+/// Levels of states, older and larger ones first. Within a level, keys are distinct.
 #[derive(Default)]
 pub(crate) struct StateLevels {
     levels: Vec<Vec<SortedStates>>,
@@ -300,7 +300,7 @@ impl StateLevels {
         self.levels.iter().flatten()
     }
 
-    /// The pieces, to be put elsewhere.
+    /// The pieces, to be moved.
     pub(crate) fn pieces_mut(&mut self) -> Result<impl Iterator<Item = &mut SortedStates>, TaskError> {
         self.end_merging(true)?;
         Ok(self.levels.iter_mut().flatten())
@@ -318,7 +318,7 @@ impl StateLevels {
         }
     }
 
-    /// Adds to a level states of keys that it does not have.
+    /// Adds states to a level that does not contain their keys.
     pub(crate) fn add_to(&mut self, level: usize, pieces: Vec<SortedStates>) -> Result<(), TaskError> {
         self.end_merging(true)?;
         match self.levels.get_mut(level) {
@@ -328,7 +328,7 @@ impl StateLevels {
         Ok(())
     }
 
-    /// From where on levels are of about the same size and in memory, or on disk, so that they should be put together.
+    /// The first of the levels that should be merged, because they are of similar size, and on disk or small enough.
     fn alike(&self, disk: &SpillArea) -> Option<usize> {
         let rows = |level: &[SortedStates]| level.iter().map(SortedStates::rows).sum::<usize>();
         let from = self.levels.len().checked_sub(TOGETHER)?;
@@ -339,13 +339,13 @@ impl StateLevels {
         (rows(largest) < TOGETHER * rows(smallest) && fits).then_some(from)
     }
 
-    /// Puts together the levels that are of about the same size: so what a key's states take does not grow with how
-    /// often it comes, and each is copied a few times only.
+    /// Merges levels of similar size, so that the size of a key's states does not grow with the number of its updates,
+    /// and so that each state is copied only a few times.
     pub(crate) fn compact(&mut self, of: &Arc<GroupAggregation>, disk: &SpillArea) -> Result<(), TaskError> {
         self.compact_but(0, of, disk)
     }
 
-    /// The same, but what was on disk and is less than so many bytes is in memory then.
+    /// The same, but results smaller than `small_bytes` are in memory, even if parts of them were on disk.
     pub(crate) fn compact_but(
         &mut self,
         small_bytes: usize,
@@ -370,7 +370,7 @@ impl StateLevels {
         Ok(())
     }
 
-    /// The same; what takes long, in memory, on a thread of its own.
+    /// The same, but long merges in memory run in a separate thread.
     pub(crate) fn compact_later(&mut self, of: &Arc<GroupAggregation>, disk: &SpillArea) -> Result<(), TaskError> {
         self.end_merging(false)?;
         if self.merging.is_some() {
@@ -389,13 +389,13 @@ impl StateLevels {
         let merge = move || merged(&pieces, false, &of, &disk).map_err(|error| error.to_string());
         let merged: Arc<Made<_>> = Arc::new(LazyLock::new(Box::new(merge)));
         let making = Arc::clone(&merged);
-        // What it comes to is known, and a failure told, when it takes the place of these.
+        // The result, or an error, is read when it replaces these levels.
         runtime.spawn_blocking(move || making.is_ok());
         self.merging = Some(LevelMerge { places: from..self.levels.len(), merged });
         Ok(())
     }
 
-    /// Lets what levels have become take their place, once it is there, or when it is, if it is to `wait`.
+    /// Replaces levels by their merged ones, if these are ready. If `wait`, waits for them.
     fn end_merging(&mut self, wait: bool) -> Result<(), TaskError> {
         let ends = |merging: &mut LevelMerge| wait || LazyLock::get(&merging.merged).is_some();
         if let Some(LevelMerge { places, merged }) = self.merging.take_if(ends) {
@@ -404,7 +404,7 @@ impl StateLevels {
         Ok(())
     }
 
-    /// Puts everything on disk.
+    /// Moves everything to disk.
     pub(crate) fn spill(&mut self, of: &Arc<GroupAggregation>, disk: &SpillArea) -> Result<(), TaskError> {
         self.end_merging(true)?;
         self.levels.iter_mut().try_for_each(|level| put_on_disk(level, disk))?;
@@ -412,7 +412,7 @@ impl StateLevels {
     }
 }
 
-/// Adds to a table what pieces have of these buckets. Without a table there is a new one, if they have anything.
+/// Merges the states of a range of buckets into a table, which is created if it is missing and there are any.
 pub(crate) fn merge_into(
     pieces: &[SortedStates],
     merged: &mut Option<GroupStates>,
@@ -433,14 +433,14 @@ pub(crate) fn merge_into(
     Ok(())
 }
 
-/// The same states, of each key one.
+/// Merges states into one for each key.
 pub(crate) fn merged(
     pieces: &[SortedStates],
     to_disk: bool,
     of: &Arc<GroupAggregation>,
     disk: &SpillArea,
 ) -> Result<Vec<SortedStates>, TaskError> {
-    // Where all of it comes to lie is one piece of memory from the beginning: what is not used of it is not touched.
+    // All results are allocated in one piece; pages that are not needed are never touched.
     let most = pieces.iter().map(SortedStates::rows).sum::<usize>().max(1);
     let mut run = BatchCoalescer::new(Arc::clone(&of.state_schema), most);
     let (mut merged, mut buckets, mut bytes) = (Vec::new(), Vec::<u16>::new(), 0);
@@ -480,7 +480,7 @@ mod tests {
 
     use super::*;
 
-    /// Keys without functions: their states are themselves.
+    /// Keys without functions: the state of a key is the key itself.
     fn of() -> Arc<GroupAggregation> {
         let schema = Arc::new(Schema::new(vec![Field::new("n", DataType::Int64, true)]));
         let key = Arc::new(datafusion::physical_expr::expressions::Column::new("n", 0));
@@ -502,7 +502,7 @@ mod tests {
         values
     }
 
-    /// What is sorted on its way to disk must be what is sorted in memory, in pieces that may be put together at once.
+    /// States sorted onto disk must be the same as those sorted in memory, in pieces that may be merged at once.
     #[test]
     fn states_that_are_sorted_onto_disk_are_the_same() {
         let disk = SpillArea::with_runs_of(800);
@@ -514,7 +514,7 @@ mod tests {
         assert_eq!(buckets, expected.of.to_vec());
     }
 
-    /// A state that is in no range of buckets would be missing from its window, one in two would count twice.
+    /// A window would lack a state that is in no range of buckets, and count one in two ranges twice.
     #[test]
     fn every_state_is_in_one_range() {
         let disk = SpillArea::with_runs_of(800);
@@ -541,9 +541,10 @@ mod tests {
         assert_eq!(in_order(seen), (0..5000).collect::<Vec<_>>());
     }
 
-    /// A state that stays with who loses its bucket counts for nobody, one that goes and stays counts twice.
+    /// A state left with the copy that loses its bucket counts for nobody, and one that moves but also stays counts
+    /// twice.
     #[test]
-    fn what_goes_does_not_stay() {
+    fn states_that_move_do_not_stay() {
         let all = SortedStates::new(states(0..5000), &of()).unwrap();
         for lost in [0, 1, 2, 511, 1024] {
             let (gone, rest) = all.clone().split(|bucket| u32::from(bucket) * 7 % BUCKETS < lost).unwrap();
@@ -554,8 +555,7 @@ mod tests {
         }
     }
 
-    /// A key that is twice takes twice the memory; one that is lost is missing; states out of order are found by
-    /// nobody.
+    /// A duplicate key takes twice the memory, a lost one is missing, and states out of order cannot be found.
     #[test]
     fn levels_have_every_key() {
         for (disk, on_disk) in [(SpillArea::default(), false), (SpillArea::with_runs_of(3000), true)] {
@@ -576,7 +576,7 @@ mod tests {
                 let buckets = buckets_of_key(&piece.states, 0, 1).unwrap();
                 assert!(piece.of.iter().zip(buckets).all(|(&of, bucket)| u32::from(of) == bucket));
             }
-            // All is put together in memory or nothing is: more does not fit.
+            // Either everything is merged in memory or nothing is, because more does not fit.
             let (small, mut many) = (SpillArea::with_runs_of(100), StateLevels::default());
             for _ in 0..9 {
                 many.add(vec![SortedStates::new(states(0..100), &of()).unwrap()]);
@@ -588,10 +588,10 @@ mod tests {
         }
     }
 
-    /// A state that is nowhere while levels are put together beside their operator, or never gets back, would be
-    /// missing from its window; levels that nobody puts together any more would take more memory each time.
+    /// A window would lack states that disappear while levels are merged outside of the operator, or that never return;
+    /// and levels that are no longer merged would take more and more memory.
     #[test]
-    fn levels_are_put_together_beside_who_uses_them() {
+    fn levels_are_merged_while_they_are_used() {
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).build().unwrap();
         let _inside = runtime.enter();
         let (disk, mut levels) = (SpillArea::default(), StateLevels::default());
@@ -617,9 +617,9 @@ mod tests {
         assert!(levels.pieces().all(|piece| piece.of.is_sorted()));
     }
 
-    /// What was cut off must be the same whoever sorts it, and be counted before it is.
+    /// Frozen states must be the same whoever sorts them, and must be counted even before.
     #[test]
-    fn what_is_cut_off_is_sorted_once() {
+    fn frozen_states_are_sorted_once() {
         for rows in [0, 1000, 300_000_i64] {
             let cut = DetachedStates::new(states(0..rows), &of()).unwrap();
             assert_eq!(matches!(cut, DetachedStates::Unsorted(_)), rows == 300_000);

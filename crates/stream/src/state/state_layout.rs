@@ -1,5 +1,5 @@
-//! What copies of a task share in checkpoints: the time that they had come to. And what their states consist of, so
-//! that those of a program before a change become those of the program as it is now.
+//! What copies of a task share in checkpoints, such as the time they had reached. Also the layout of their states, so
+//! that a changed program can convert the states of a previous version.
 
 use std::collections::{BTreeSet, HashMap};
 use std::ops::Range;
@@ -18,17 +18,17 @@ use tidemill_dataflow::checkpoint::{RestoredState, Snapshot, StateField, rows};
 use crate::state::groups::{GroupAggregation, batch};
 use crate::time::window::Micros;
 
-/// What copies share in checkpoints.
+/// The names of what copies share in checkpoints.
 const FIRED: &str = "fired";
 const CHANGED: &str = "changed";
 
-/// A snapshot with what copies share: the time until which windows have fired.
+/// A snapshot of what copies share: the time up to which windows have fired.
 pub(crate) fn shared(fired: Micros) -> Snapshot {
     let fired = Bytes::copy_from_slice(&fired.to_le_bytes());
     Snapshot { shared: vec![(FIRED.into(), fired)], ..Snapshot::default() }
 }
 
-/// The same with the starts of fired windows that late rows have changed since: their results are still to come again.
+/// The same with the starts of fired windows that late rows have changed since, whose results must be emitted again.
 pub(crate) fn shared_with(fired: Micros, changed: &BTreeSet<Micros>) -> Snapshot {
     let mut snapshot = shared(fired);
     let starts: Vec<u8> = changed.iter().flat_map(|start| start.to_le_bytes()).collect();
@@ -41,7 +41,7 @@ fn changed_in(starts: &Bytes) -> Result<BTreeSet<Micros>, TaskError> {
     Ok(starts.iter().map(|start| Micros::from_le_bytes(*start)).collect())
 }
 
-/// The windows that late rows had changed, at any copy.
+/// The fired windows that late rows had changed, on any copy.
 pub(crate) fn changed_of(restored: &RestoredState) -> Result<BTreeSet<Micros>, TaskError> {
     let mut all = BTreeSet::new();
     for starts in restored.shared.get(CHANGED).into_iter().flatten() {
@@ -50,23 +50,23 @@ pub(crate) fn changed_of(restored: &RestoredState) -> Result<BTreeSet<Micros>, T
     Ok(all)
 }
 
-/// Those of them at the copy that had a bucket.
+/// The same for the copy that owned a bucket.
 pub(crate) fn changed_by(restored: &RestoredState, bucket: u32) -> Result<BTreeSet<Micros>, TaskError> {
     restored.shared_of(bucket, CHANGED).map_or(Ok(BTreeSet::new()), changed_in)
 }
 
-/// The time until which windows of a bucket had fired.
+/// The time up to which windows of a bucket had fired.
 pub(crate) fn fired_by(restored: &RestoredState, bucket: u32) -> Result<Option<Micros>, TaskError> {
     restored.shared_of(bucket, FIRED).map(time_of).transpose()
 }
 
-/// A time that was saved.
+/// Decodes a saved time.
 pub(crate) fn time_of(bytes: &Bytes) -> Result<Micros, TaskError> {
     let time: [u8; 8] = bytes.as_ref().try_into().map_err(|_| "a checkpoint has an invalid time")?;
     Ok(Micros::from_le_bytes(time))
 }
 
-/// The time until which windows had fired.
+/// The time up to which windows had fired.
 pub(crate) fn fired_of(restored: &RestoredState) -> Result<Micros, TaskError> {
     let mut last = Micros::MIN;
     for fired in restored.shared.get(FIRED).into_iter().flatten() {
@@ -75,16 +75,15 @@ pub(crate) fn fired_of(restored: &RestoredState) -> Result<Micros, TaskError> {
     Ok(last)
 }
 
-/// A field of a state, and the columns that it is kept in.
+/// A field of a state, and its columns.
 struct StoredField {
     field: StateField,
     columns: Range<usize>,
-    /// What makes its columns where there is no value; `None`: they are null.
+    /// Makes the columns' initial values; `None`: they are null.
     function: Option<Arc<AggregateFunctionExpr>>,
 }
 
-/// How a table of states is laid out: its columns are those of fields, and before and behind them columns that are
-/// always there.
+/// The layout of a table of states: the columns of its fields, with fixed columns before and after them.
 #[derive(Default)]
 pub(crate) struct StateLayout(Vec<StoredField>);
 
@@ -94,7 +93,7 @@ impl StateLayout {
         start..self.0.last().map_or(start, |last| last.columns.end)
     }
 
-    /// Columns of rows; `of` is put before their names.
+    /// The columns of rows; their names are prefixed with `of`.
     pub(crate) fn of_rows(rows: &Schema, of: &str) -> Self {
         let mut layout = StateLayout::default();
         for (column, field) in rows.fields().iter().enumerate() {
@@ -104,7 +103,7 @@ impl StateLayout {
         layout
     }
 
-    /// Keys behind other columns.
+    /// Keys after other columns.
     pub(crate) fn keys(mut self, keys: &[Arc<dyn PhysicalExpr>], fields: &[Arc<Field>], of: &str, from: usize) -> Self {
         for (number, (key, field)) in keys.iter().zip(fields).enumerate() {
             let any: &dyn std::any::Any = key.as_ref();
@@ -144,19 +143,19 @@ impl StateLayout {
         columns: Range<usize>,
         function: Option<Arc<AggregateFunctionExpr>>,
     ) {
-        // Rows that were joined may have two columns of one name.
+        // Joined rows may have two columns with the same name.
         let same = |name: &String| self.0.iter().any(|placed| &placed.field.name == name);
         let again = (2..).map(|more| format!("{name} ({more})"));
         let name = std::iter::once(name.clone()).chain(again).find(|name| !same(name)).expect("one of endless many");
         self.0.push(StoredField { field: StateField { name, of, nullable, key }, columns, function });
     }
 
-    /// Its fields.
+    /// The fields of the layout.
     pub(crate) fn fields(&self) -> impl Iterator<Item = StateField> {
         self.0.iter().map(|placed| placed.field.clone())
     }
 
-    /// Reads tables that were saved with the layout that it had then. `schema` is that of its tables.
+    /// Makes a reader of tables that were saved with the layout in the checkpoint. `schema` is the current schema.
     pub(crate) fn reader(&self, schema: &SchemaRef, restored: &RestoredState) -> Result<StateReader> {
         let all = self.columns();
         let places: HashMap<&str, &StoredField> =
@@ -185,16 +184,16 @@ impl StateLayout {
     }
 }
 
-/// Where a column of states comes from.
+/// The origin of a column of states.
 enum ColumnOrigin {
-    /// It was saved.
+    /// A saved column.
     Saved(usize),
     Null,
-    /// This of the states of a function that has seen nothing.
+    /// The initial value of this state of a function.
     Nothing(Arc<AggregateFunctionExpr>, usize),
 }
 
-/// Reads tables of a checkpoint, which may have had fewer fields, or in another order.
+/// Reads tables of a checkpoint, which may have fewer fields, or a different order.
 pub(crate) struct StateReader {
     then: SchemaRef,
     now: SchemaRef,
@@ -202,7 +201,7 @@ pub(crate) struct StateReader {
 }
 
 impl StateReader {
-    /// The rows, as they are now.
+    /// The rows with the current schema.
     pub(crate) fn read(&self, bytes: &Bytes) -> Result<RecordBatch> {
         let then = rows::decode(&self.then, bytes)?;
         let count = then.num_rows();
@@ -218,18 +217,18 @@ impl StateReader {
     }
 }
 
-/// A state of a function that has seen nothing, so many times.
+/// `count` copies of a function's initial state.
 fn nothing(function: &Arc<AggregateFunctionExpr>, state: usize, count: usize) -> Result<ArrayRef> {
     let states = function.create_accumulator()?.state()?;
     let state = states.get(state).ok_or_else(|| DataFusionError::Internal(format!("states of {}", function.name())))?;
     state.to_array_of_size(count)
 }
 
-/// What is saved, by bucket: a whole, and changes since.
+/// Saved parts by bucket: a full one, and changes since.
 #[cfg(test)]
 pub(crate) type SavedParts = std::collections::BTreeMap<u32, Vec<Bytes>>;
 
-/// What a snapshot says, added to what those before have said.
+/// Adds a snapshot to the previous ones.
 #[cfg(test)]
 pub(crate) fn apply(parts: tidemill_dataflow::checkpoint::BucketStates, saved: &mut SavedParts) {
     use tidemill_dataflow::checkpoint::SnapshotPart;

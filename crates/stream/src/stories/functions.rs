@@ -1,4 +1,4 @@
-//! Functions on the rows of each key, as programs write them.
+//! Keyed functions as programs write them.
 
 use std::cell::Cell;
 use std::ops::Range;
@@ -14,15 +14,15 @@ use crate::{
     process,
 };
 
-/// So much passes by the machine's clock between two looks at it.
+/// The time that passes on the machine's clock between two readings.
 const CLOCK_STEP_US: i64 = 1000;
 
 thread_local! {
-    /// The machine's clock, in microseconds: long ago, so that every alarm has come by the real one.
+    /// The machine's clock, in microseconds; far in the past, so that every alarm is due by the real one.
     static CLOCK_US: Cell<i64> = const { Cell::new(0) };
 }
 
-/// Each story begins at the same time.
+/// Makes each story start at the same time.
 pub(super) fn restart_clock() {
     CLOCK_US.set(0);
 }
@@ -32,19 +32,19 @@ fn clock_us() -> i64 {
     CLOCK_US.get()
 }
 
-/// When a key says how many rows it has had in a window.
+/// When a function emits the row counts of a key's windows.
 #[derive(Clone, Copy)]
 pub(super) enum Says {
-    /// When the stream's time has come to the window's end.
+    /// When the stream's time reaches the window's end.
     AtItsEnd,
-    /// Every row, numbered, a moment later by the machine's clock.
+    /// For every row, with its number, a moment later by the machine's clock.
     OfEachRow,
 }
 
-/// How many rows have come, by the end of their window; or those that nothing has been said of yet.
+/// Row counts by the end of their window; with [`Says::OfEachRow`], the numbers of rows yet to be emitted.
 type Counts = Vec<(i64, i64)>;
 
-/// Counts the rows of each key in windows of a length, as a tumbling window does.
+/// Counts the rows of each key in tumbling windows.
 struct CountRows {
     length_us: i64,
     says: Says,
@@ -101,7 +101,7 @@ impl KeyLogic for CountRows {
     }
 
     fn on_timer(&mut self, timer: Timer, key: &mut KeyContext<'_, Counts>) -> Result<(), String> {
-        // An alarm is set for each batch of rows, and the first says all there are.
+        // Each batch of rows sets an alarm, and the first alarm emits everything.
         let Some(counts) = key.state.take() else { return Ok(()) };
         let (due, rest): (Counts, Counts) = match timer {
             Timer::Event(at) => counts.into_iter().partition(|(end, _)| *end == at),
@@ -139,7 +139,7 @@ impl KeyLogic for CountRows {
     }
 }
 
-/// Counts the rows of each key in windows of a length by a function, which forgets keys after a time to live.
+/// Counts rows in tumbling windows by a keyed function, which forgets keys after a time to live.
 pub(super) fn counts_by_hand(rows: &DataSet, length_us: i64, says: Says, ttl: Option<i64>) -> DataSet {
     let make: MakeKeyedFunction =
         Arc::new(move |setup: &KeyedSetup<'_>| -> Result<Box<dyn KeyedFunction>, TaskError> {

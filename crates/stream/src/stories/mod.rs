@@ -1,9 +1,9 @@
-//! Queries over streams whose jobs crash, stop, move buckets, spill and begin again with another number of copies: each
-//! in one thread and from one seed. What comes out has to be what an undisturbed run gives, and what the query gives of
-//! the same rows as a table, where it can be asked of one.
+//! Queries over streams whose jobs crash, stop, move buckets, spill, and resume with another number of copies, each in
+//! one thread and from one seed. The results must equal those of an undisturbed run, and those of the query over the
+//! same rows as a table, where the query can run on one.
 //!
-//! `SIMULATION_SEED=17 cargo test -p tidemill-stream stories -- --nocapture` tells the stories of seed 17;
-//! `SIMULATION_QUERY=pairs` tells those of one query.
+//! `SIMULATION_SEED=17 cargo test -p tidemill-stream stories -- --nocapture` runs the stories of seed 17;
+//! `SIMULATION_QUERY=pairs` those of one query.
 
 mod functions;
 mod queries;
@@ -25,7 +25,7 @@ use crate::plan::table::{StreamOutput, StreamSink};
 use crate::rows::late_rows::LateRows;
 use crate::sql_functions;
 
-/// Seeds of a whole run, of each query; see [`share_of_seeds`].
+/// Seeds of a full run, for each query; see [`share_of_seeds`].
 const SEEDS: u64 = 60;
 
 struct SeededDice(SplitMix64);
@@ -36,7 +36,7 @@ impl Dice for SeededDice {
     }
 }
 
-/// Rows as text, which any two of them can be compared by.
+/// Rows as text, so that results can be compared.
 fn lines(batches: &[RecordBatch]) -> Vec<Vec<String>> {
     let options = FormatOptions::default().with_null("null");
     let of_batch = |batch: &RecordBatch| {
@@ -47,7 +47,7 @@ fn lines(batches: &[RecordBatch]) -> Vec<Vec<String>> {
     batches.iter().flat_map(|batch| -> Vec<Vec<String>> { of_batch(batch) }).collect()
 }
 
-/// What counts of the rows of a query: all of them, in any order, or the last of each that replaces those before.
+/// The relevant rows of a query: all of them, in any order, or the last of those that replace each other.
 fn outcome(query: &Query, batches: &[RecordBatch]) -> Vec<Vec<String>> {
     let mut rows = lines(batches);
     if query.replaced_by > 0 {
@@ -77,7 +77,7 @@ fn same(found: &[Vec<String>], expected: &[Vec<String>], what: &str) {
     );
 }
 
-/// A query that is told stories of.
+/// A query to run stories of.
 struct ToldQuery {
     query: Query,
     outputs: Vec<StreamOutput>,
@@ -118,7 +118,7 @@ impl ToldQuery {
         told.unwrap_or_else(|error| panic!("{}: {error}", self.query.name))
     }
 
-    /// The story of a seed.
+    /// Runs the story of a seed.
     fn check(&self, seed: u64, tell: bool) -> StoryOutcome {
         let mut random = SplitMix64::scattered(seed ^ 0x5eed);
         let mut one_of = |choices: &[usize]| random.one_of(choices);
@@ -143,8 +143,8 @@ impl ToldQuery {
     }
 }
 
-/// What fails here is an operator that loses or doubles what it keeps when a job resumes, when buckets move, or when
-/// memory is short; query and seed tell it again.
+/// A failure here means that an operator loses or duplicates state when a job resumes, when buckets move, or when
+/// memory is short. The query and the seed reproduce it.
 #[test]
 fn queries_give_the_same_whatever_happens() {
     let config = EngineConfig { threads: 1, workers: 1, memory_bytes: None, spill_dir: None };
@@ -186,5 +186,5 @@ fn queries_give_the_same_whatever_happens() {
             told.query.name
         );
     }
-    assert!(failed.is_empty(), "stories that fail, each told again by its variables: {failed:#?}");
+    assert!(failed.is_empty(), "failing stories, each reproduced by its variables: {failed:#?}");
 }

@@ -1,4 +1,4 @@
-//! What stories are told of: queries as users write them, over streams or over the same rows as tables.
+//! The queries of stories, written as users do, over streams or over the same rows as tables.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,34 +13,34 @@ use crate::{from_stream, table_stream};
 
 const ROWS: i64 = 400;
 const KEYS: i64 = 13;
-/// Between two rows, and how much earlier a row may be than one before it.
+/// The time between two rows, and the maximum by which a row is earlier than one before it.
 const STEP_US: i64 = 10_000;
 const DISORDER_US: i64 = 50_000;
 const HOUR_US: i64 = 3_600_000_000;
 const ROWS_PER_BATCH: usize = 7;
-/// Enough for what has to be in memory, and too little for the rest.
+/// Enough for what must be in memory, and too little for the rest.
 const BUDGET_BYTES: u64 = 64 << 10;
-/// An aggregation by windows of time holds 16 KB for a few states, in every pane of each copy of its two halves.
+/// A windowed aggregation takes 16 KB even for a few states, in every pane of each copy of its two halves.
 const WINDOWS_BUDGET_BYTES: u64 = 2 << 20;
 
-/// What rows come from.
+/// The origin of rows.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Rows {
     Stream,
     Table,
 }
 
-/// What the rows of a query have to be, besides those of an undisturbed run.
+/// The expected rows of a query, besides those of an undisturbed run.
 pub(super) enum Expected {
-    /// What the query gives of tables.
+    /// The result of the query over tables.
     OfTable,
-    /// What another query gives of tables.
+    /// The result of another query over tables.
     Sql(&'static str),
-    /// There is no such query.
+    /// There is no query over tables.
     OfCalmRun,
 }
 
-/// A query of tables or streams, given by name.
+/// A query over tables or streams with given names.
 type QueryFunction = fn(&dyn Fn(&str) -> DataSet) -> DataSet;
 
 enum Asked {
@@ -48,14 +48,14 @@ enum Asked {
     Function(QueryFunction),
 }
 
-/// A query over `rows` (whose times are a little out of order), `hasty` (the same, without an allowance for that),
-/// `hours` (the same, an hour apart instead of ten milliseconds) and `names` (a table). Columns are `ts`, `key`, `n`,
-/// which differs in all rows, and `text`, of forty bytes and of the key.
+/// A query over `rows` (whose times are slightly out of order), `hasty` (the same, without an allowance for that),
+/// `hours` (the same, an hour apart instead of ten milliseconds) and `names` (a table). The columns are `ts`, `key`,
+/// `n`, which is distinct, and `text`, which has forty bytes and depends on the key.
 pub(super) struct Query {
     pub name: &'static str,
     asked: Asked,
     pub expected: Expected,
-    /// A row replaces the one before that has the same values in so many first columns; 0: all rows stay.
+    /// A row replaces the previous one with the same values in this many leading columns; 0: all rows count.
     pub replaced_by: usize,
     pub budget_bytes: u64,
 }
@@ -93,7 +93,7 @@ impl Query {
         }
     }
 
-    /// What it is to give.
+    /// The query over tables that gives the expected rows.
     pub(super) fn of_table(&self, engine: &Arc<Engine>) -> Option<DataSet> {
         match self.expected {
             Expected::OfTable => Some(self.of(engine, Rows::Table)),
@@ -151,16 +151,16 @@ fn joined_for_a_time(rows: &DataSet, how: JoinHow) -> DataSet {
     joined.select(names.map(col).collect()).unwrap()
 }
 
-/// What a function by hand has to give, too.
+/// The expected result of a keyed function, too.
 const TUMBLING: &str = "select key, w['end'] as window_end, rows from (select key, tumble(ts, '200 milliseconds') as w, \
                         count(*) as rows from rows group by key, w)";
 
-/// All of them.
+/// All queries.
 pub(super) fn queries() -> Vec<Query> {
     [windows(), other_windows(), early_and_late(), without_windows(), of_windows()].into_iter().flatten().collect()
 }
 
-/// Of time.
+/// Time windows.
 fn windows() -> Vec<Query> {
     vec![
         Query::sql("tumbling", TUMBLING).budget(WINDOWS_BUDGET_BYTES),
@@ -198,7 +198,7 @@ fn windows() -> Vec<Query> {
     ]
 }
 
-/// Sessions, and windows of counts.
+/// Sessions and count windows.
 fn other_windows() -> Vec<Query> {
     vec![
         Query::sql(
@@ -235,7 +235,7 @@ fn other_windows() -> Vec<Query> {
     ]
 }
 
-/// Results before the end of a window, and after it.
+/// Results before and after the end of a window.
 fn early_and_late() -> Vec<Query> {
     vec![
         Query::sql(
@@ -267,7 +267,7 @@ fn early_and_late() -> Vec<Query> {
     ]
 }
 
-/// Each row once, and pairs.
+/// Distinct rows and pairs.
 fn without_windows() -> Vec<Query> {
     vec![
         Query::sql("distinct_seconds", "select distinct key, date_trunc('second', ts) as s from rows"),
