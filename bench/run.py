@@ -117,7 +117,9 @@ def arguments(argv: list[str]) -> argparse.Namespace:
         help="one of the benchmarks",
     )
     parser.add_argument("--workers", type=numbers, help="numbers of workers of the communicator benchmark, such as 2,4")
-    parser.add_argument("--transports", type=names, help="shm, tcp or both (shm,tcp)")
+    parser.add_argument(
+        "--transports", type=names, help="shm, tcp or both (shm,tcp); of the communicator and of broadcasts"
+    )
     parser.add_argument("--operations", type=names, help="a subset of " + ",".join(comm.OPERATIONS))
     parser.add_argument("--sizes", type=numbers, help="message sizes in bytes, multiples of 8")
     parser.add_argument("--systems", type=names, help="a subset of the systems; by default all that are installed")
@@ -216,7 +218,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     if options.only in (None, "broadcast"):
         # Without `--only` the cases are those of others.
         cases = options.cases if options.only else None
-        results["broadcast"] = broadcast.measure(options.setting, options.systems, cases, say)
+        results["broadcast"] = broadcast.measure(options.setting, options.systems, cases, options.transports, say)
     if options.only in (None, "topologies"):
         # Without `--only` the cases are those of others.
         cases = options.cases if options.only else None

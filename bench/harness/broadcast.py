@@ -104,9 +104,13 @@ def serial_points(given: Sequence[Point]) -> list[Point]:
 
 
 def measure(
-    name: str, systems: Sequence[str] | None, cases: Sequence[str] | None, say: Callable[[str], None]
+    name: str,
+    systems: Sequence[str] | None,
+    cases: Sequence[str] | None,
+    transports: Sequence[str] | None,
+    say: Callable[[str], None],
 ) -> dict[str, Any]:
-    """All points, or those named in `cases`, over each transport and with Storm, on one cluster; the raw results."""
+    """All points, or those named in `cases`, over each transport, or those given, and with Storm, on one cluster; the raw results."""
     from tidemill import hosts
 
     setting = SETTINGS[name]
@@ -131,7 +135,7 @@ def measure(
             say(f"broadcast, {what}: {why}")
 
     with cluster:
-        for transport in TRANSPORTS if OURS in running else ():
+        for transport in (transports or TRANSPORTS) if OURS in running else ():
             found["cases"][transport], failure = run(cluster.name, setting, transport, given, say)
             failed(TRANSPORTS[transport], failure)
         if storm.NAME in running:

@@ -34,6 +34,8 @@ CASES = {
     "keyed": "rows by key to `process`, one host's inbound link choked",
     "normal": "rows by key to `process`, all inbound links drawn from normal distributions",
     "shuffle": "paced rows over a shuffle edge, one host's inbound link choked",
+    "plugs": "rows of smart plugs by key to `process` and to windows, whose rates become unlike",
+    "drain": "rows by key to `process`, one host drained of its keys, and back",
     "cpu": "rows by key to `process`, which works; other programs take one host's processors",
 }
 #: The host that is choked: not that of worker 0, which also coordinates.
@@ -44,7 +46,9 @@ OFFERED = 0.9
 WORK_US = 400
 HOGS = 2
 GOAL_SHARE, GOAL_S = 0.9, 5.0
-GOALS = {"keyed": 1.5, "normal": 1.8, "cpu": 1.5}
+GOALS = {"keyed": 1.5, "normal": 1.8, "plugs": 1.5, "cpu": 1.5}
+#: For a command to the stream: keys move at a checkpoint, which waits behind rows.
+COMMAND_S = 60
 #: A change is reached when the mean of so many seconds is.
 STEADY_S = 3
 TABLE_ROWS = 24
@@ -85,15 +89,17 @@ class Point:
     seconds: int
     seed: int
     folder: str
+    drawn_s: tuple[int, int]  # when the rates of plugs are drawn, and not alike
 
 
 @dataclass(frozen=True)
 class Phase:
-    """What hosts can receive, as shares of their links, and whether other programs run on the choked one."""
+    """What hosts can receive, as shares of their links, and what else happens, most of it to the choked one."""
 
     name: str
     inbound: tuple[float, ...]
-    hogs: int = 0
+    hogs: int = 0  # other programs that run there
+    is_drained: bool = False
 
 
 def phases(case: str, setting: Setting, seed: int) -> list[Phase]:
@@ -111,6 +117,10 @@ def phases(case: str, setting: Setting, seed: int) -> list[Phase]:
 
     if case == "cpu":
         return [free, Phase(f"{HOGS} programs", free.inbound, HOGS), free]
+    if case == "drain":
+        return [free, Phase("drained", free.inbound, is_drained=True), free]
+    if case == "plugs":
+        return [Phase(name, free.inbound) for name in ("alike", "Normal(5, 5)", "alike")]
     if case == "normal":
         rng = random.Random(seed)
         return [free, drawn(0.74, 0.21), drawn(0.43, 0.32), free]
@@ -121,7 +131,12 @@ def possible(case: str, phase: Phase, setting: Setting) -> float | None:
     """What the links allow, or what is offered; None where processors are the limit."""
     if case == "cpu":
         return None
-    return offered(setting) if case == "shuffle" else allowed(phase.inbound, setting)
+    if case == "shuffle":
+        return offered(setting)
+    # A drained host reads as much as before, and gets nothing.
+    return allowed(
+        [share for host, share in enumerate(phase.inbound) if not (phase.is_drained and host == CHOKED)], setting
+    )
 
 
 def offered(setting: Setting) -> float:
@@ -139,10 +154,14 @@ def allowed(inbound: Sequence[float], setting: Setting) -> float:
 
 
 class Weather:
-    """Makes the phases happen to a cluster, from when the rows begin; the times at which they did."""
+    """Makes the phases happen to a cluster, from when the rows begin; the times at which they did, and what commands said."""
 
-    def __init__(self, cluster: Any, given: Sequence[Phase], setting: Setting, is_shaped: bool) -> None:
+    def __init__(
+        self, cluster: Any, given: Sequence[Phase], setting: Setting, is_shaped: bool, mode: str, run_folder: str
+    ) -> None:
         self.changes: list[float] = []
+        self.said: list[str] = []
+        self._mode, self._run_folder, self._is_drained = mode, run_folder, False
         self._cluster, self._phases, self._setting, self._is_shaped = cluster, given, setting, is_shaped
         self._over = threading.Event()
         self._thread: threading.Thread | None = None
@@ -163,8 +182,28 @@ class Weather:
         for number, phase in enumerate(self._phases):
             if self._over.wait(max(begun + number * self._setting.phase_s - time.monotonic(), 0)):
                 return
-            self._apply(phase)
             self.changes.append(time.monotonic() - begun)
+            self._apply(phase)
+            if phase.is_drained != self._is_drained:
+                self._drain(phase.is_drained)
+
+    def _command(self, *words: str) -> str:
+        """What a command to the stream prints, which it must get on the host of worker 0."""
+        environment = {**os.environ, "XDG_RUNTIME_DIR": self._run_folder}
+        command = [*self._cluster.prefix(0), sys.executable, "-m", "tidemill", *words, "--timeout", f"{COMMAND_S}s"]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+        return (done.stdout if done.returncode == 0 else done.stderr).strip().partition("\n")[0]
+
+    def _drain(self, is_drained: bool) -> None:
+        """Takes all keys from the choked host, or gives it some back; the controller gives them by itself."""
+        host = self._cluster.hosts[CHOKED].name
+        if is_drained:
+            self.said.append(self._command("drain", host))
+        else:
+            self._command("drain", host, "--undo")
+            if self._mode == "off":
+                self.said.append(self._command("balance"))
+        self._is_drained = is_drained
 
     def _apply(self, phase: Phase) -> None:
         if self._is_shaped:
@@ -239,6 +278,14 @@ def measure_case(
     return runs
 
 
+def own_folders(cluster: Any, folder: str) -> str:
+    """Gives each host a folder of its own under one name, where commands find the stream: hosts number processes alike."""
+    os.mkdir(folder)
+    for host in range(len(cluster.hosts)):
+        subprocess.run([*cluster.prefix(host), "mount", "-t", "tmpfs", "tmpfs", folder], check=True)
+    return folder
+
+
 def run(
     cluster: Any, case: str, mode: str, given: list[Phase], setting: Setting, seed: int
 ) -> tuple[dict[str, Any], str | None]:
@@ -246,12 +293,13 @@ def run(
     seconds = setting.phase_s * len(given)
     said: deque[str] = deque(maxlen=5)
     found: dict[str, Any] = {}
-    weather = Weather(cluster, given, setting, case != "cpu")
     with tempfile.TemporaryDirectory(prefix="tidemill-control-") as folder:
-        edge = "shuffle" if case == "shuffle" else "keyed"
+        weather = Weather(cluster, given, setting, case != "cpu", mode, own_folders(cluster, f"{folder}/run"))
+        edge = case if case in ("shuffle", "plugs") else "keyed"
         work_us = WORK_US if case == "cpu" else 0
         rows_per_s = round(offered(setting) / setting.row_bytes) if case == "shuffle" else 0
-        point = Point(edge, mode, setting.row_bytes, work_us, rows_per_s, seconds, seed, f"{folder}/checkpoints")
+        drawn_s = (setting.phase_s, 2 * setting.phase_s)
+        point = Point(edge, mode, setting.row_bytes, work_us, rows_per_s, seconds, seed, folder, drawn_s)
         options = ["--on", cluster.name, "-n", str(setting.hosts), "--threads", "1"]
         with watched(points_job(WORKER, options, True, [point]), seconds + 600) as (process, output, watch):
             try:
@@ -272,6 +320,7 @@ def run(
         "seed": seed,
         "phases": [asdict(phase) for phase in given],
         "changes_s": weather.changes,
+        "said": weather.said,
         **found,
     }, None
 
@@ -340,10 +389,11 @@ def summary(case: str, runs: list[dict[str, Any]], setting: Setting) -> list[str
     rows, gains = [], []
     for static, adaptive in pairs(runs):
         for number, told in enumerate(static["phases"]):
-            phase = Phase(told["name"], tuple(told["inbound"]), told["hogs"])
+            phase = Phase(**told)
             most = possible(case, phase, setting)
             before, after = (settled(one, number, setting.phase_s) for one in (static, adaptive))
-            if phase.hogs or min(phase.inbound) < 1:
+            # At first and at last all is well.
+            if 0 < number < len(static["phases"]) - 1:
                 gains.append(after / before if before else float("inf"))
             at = None if most is None else reached_s(adaptive, number, setting.phase_s, GOAL_SHARE * most)
             rows.append(
@@ -362,8 +412,15 @@ def summary(case: str, runs: list[dict[str, Any]], setting: Setting) -> list[str
     lines = [table(header, rows), ""]
     if case in GOALS and gains:
         lines.append(
-            f"- Goal: {GOALS[case]} times static while something is slow; median of phases and seeds: {statistics.median(gains):.2f}."
+            f"- Goal: {GOALS[case]} times static between the first phase and the last; median of phases and seeds: {statistics.median(gains):.2f}."
         )
+    for run in runs:
+        what = f"{MODES[run['mode']]}, seed {run['seed']}"
+        lines += [f"- {what}: {line}." for line in run.get("said", ())]
+        if run["rows"] != run["taken"]:
+            lines.append(f"- {what}: {run['rows']:,} rows were read, and {run['taken']:,} taken.")
+        if run.get("late"):
+            lines.append(f"- {what}: {run['late']:,} of {run['rows']:,} rows came too late for their windows.")
     if case != "cpu":
         lines.append(f"- Goal: {GOAL_SHARE:.0%} of what is possible, within {GOAL_S:.0f} s of a change.")
     return lines
@@ -406,7 +463,7 @@ def plot(control: dict[str, Any], stem: Path) -> list[Path]:
             axis.plot([rate / 1e6 for rate in one["rates"]], label=MODES[one["mode"]])
         for number, told in enumerate(of[0]["phases"]):
             start, end = number * setting.phase_s, (number + 1) * setting.phase_s
-            most = possible(case, Phase(told["name"], tuple(told["inbound"])), setting)
+            most = possible(case, Phase(**told), setting)
             if most is not None:
                 axis.plot([start, end], [most / 1e6, most / 1e6], color="grey", linestyle="--", linewidth=0.8)
             axis.axvline(start, color="grey", linewidth=0.5)

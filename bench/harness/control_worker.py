@@ -2,19 +2,22 @@
 
     control_worker.py POINTS
 
-POINTS is a JSON list of one object with `edge` ("keyed" or "shuffle"), `controller` ("off" or "on"), `row_bytes`, `work_us` (of each row),
-`rows_per_s` (of all workers together, 0 for as fast as they go), `seconds`, `seed` and `folder` (of checkpoints). Rank 0 prints {"begun"}, the clock at which the rows begin, and at the end {"rates", "cpu", "rows", "taken"}: bytes of rows
-taken in each second and processors used in it, by all workers together, and how many rows were read and taken. All workers are on this
-machine, so they have one clock.
+POINTS is a JSON list of one object with `edge` ("keyed", "shuffle" or "plugs"), `controller` ("off" or "on"), `row_bytes`, `work_us` (of each row),
+`rows_per_s` (of all workers together, 0 for as fast as they go), `seconds`, `seed`, `drawn_s` (from when to when the rates of plugs are drawn) and `folder` (of
+checkpoints, and of what commands read). Rank 0 prints {"begun"}, the clock at which the rows begin, and at the end {"rates", "cpu", "rows", "taken", "late"}: bytes
+of rows taken in each second and processors used in it, by all workers together, how many rows were read and taken, and how many were too late for their
+windows. All workers are on this machine, so they have one clock.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import resource
 import sys
 import threading
 import time
+import warnings
 from collections.abc import Iterator
 from typing import Any
 
@@ -22,6 +25,10 @@ import numpy as np
 import tidemill as tm
 
 KEYS = 4096
+#: So few that some hosts have many readings, and others few, when rates are drawn.
+PLUGS = 128
+#: A reading in so many is late, by more than the stream waits.
+LATE_EVERY, LATE_US, WAIT = 100, 5_000_000, "1s"
 ROWS_PER_BATCH = 16
 #: Batches that are made beforehand, and sent again and again: what is measured is not how fast Python makes rows.
 BATCHES = 32
@@ -64,16 +71,36 @@ class Taken:
                 return
 
 
-def batches(point: dict[str, Any], split: str) -> list[tm.Table]:
+class Batches:
     """Rows with random keys and payloads, which nothing can compress; the same in every run of a seed."""
-    rng = np.random.default_rng([point["seed"], int(split)])
-    payloads = rng.integers(0, 256, (BATCHES * ROWS_PER_BATCH, point["row_bytes"] // 2), dtype=np.uint8)
-    texts = np.array([payload.tobytes().hex() for payload in payloads], dtype=object)
-    keys = rng.integers(0, KEYS, len(texts))
-    return [
-        tm.Table.from_numpy({"key": keys[at : at + ROWS_PER_BATCH], "payload": texts[at : at + ROWS_PER_BATCH]})
-        for at in range(0, len(texts), ROWS_PER_BATCH)
-    ]
+
+    def __init__(self, point: dict[str, Any], split: str, begun: float) -> None:
+        rng = np.random.default_rng([point["seed"], int(split)])
+        payloads = rng.integers(0, 256, (BATCHES * ROWS_PER_BATCH, point["row_bytes"] // 2), dtype=np.uint8)
+        self._texts = np.array([payload.tobytes().hex() for payload in payloads], dtype=object)
+        self._keys = rng.integers(0, KEYS, len(self._texts))
+        self._made = [tm.Table.from_numpy(self._columns(at)) for at in range(BATCHES)]
+        # All splits have the same plugs.
+        weights = np.maximum(np.random.default_rng(point["seed"]).normal(5, 5, PLUGS), 0)
+        self._plugs = rng.integers(0, PLUGS, len(self._texts))
+        self._drawn = rng.choice(PLUGS, len(self._texts), p=weights / weights.sum())
+        self._drawn_from, self._drawn_to = (begun + second for second in point["drawn_s"])
+
+    def _columns(self, number: int) -> dict[str, Any]:
+        rows = slice(number * ROWS_PER_BATCH, (number + 1) * ROWS_PER_BATCH)
+        return {"key": self._keys[rows], "payload": self._texts[rows]}
+
+    def rows(self, number: int) -> tm.Table:
+        return self._made[number % BATCHES]
+
+    def readings(self, number: int, now: float) -> tm.Table:
+        """Rows of plugs, with their times."""
+        columns = self._columns(number % BATCHES)
+        plugs = self._drawn if self._drawn_from <= now < self._drawn_to else self._plugs
+        columns["key"] = plugs[number % BATCHES * ROWS_PER_BATCH :][:ROWS_PER_BATCH]
+        late = np.arange(number * ROWS_PER_BATCH, (number + 1) * ROWS_PER_BATCH) % LATE_EVERY == 0
+        at = np.full(ROWS_PER_BATCH, time.time_ns() // 1000) - LATE_US * late
+        return tm.Table.from_numpy({**columns, "at": at.astype("M8[us]")})
 
 
 def spin(seconds: float) -> None:
@@ -83,19 +110,21 @@ def spin(seconds: float) -> None:
         pass
 
 
-def stream(point: dict[str, Any], begun: float, splits: int, taken: Taken) -> tm.DataSet:
+def streams(point: dict[str, Any], begun: float, splits: int, taken: Taken) -> list[tm.DataSet]:
+    """Of one source; the first one counts its rows."""
     until, work_s = begun + point["seconds"], point["work_us"] / 1e6
     pause_s = ROWS_PER_BATCH * splits / point["rows_per_s"] if point["rows_per_s"] else 0.0
+    of_plugs = point["edge"] == "plugs"
 
     def read(split: str, position: int | None) -> Iterator[tuple[tm.Table, int]]:
-        made = batches(point, split)
+        made = Batches(point, split, begun)
         number, due = position or 0, begun
         while (now := time.monotonic()) < until:
             # Rows that it could not read in time it does not read later: they would come on top.
             due = max(due, now)
             time.sleep(due - now)
             due += pause_s
-            table = made[number % len(made)]
+            table = made.readings(number, now) if of_plugs else made.rows(number)
             number += 1
             taken.has_read(table.num_rows)
             yield table, number
@@ -110,10 +139,16 @@ def stream(point: dict[str, Any], begun: float, splits: int, taken: Taken) -> tm
         return batch
 
     schema = {"key": "int64", "payload": "str"}
-    rows = tm.stream.from_function(read, schema, splits=[str(at) for at in range(splits)], name="rows")
+    names = [str(at) for at in range(splits)]
+    if of_plugs:
+        timed = {**schema, "at": "timestamp[us]"}
+        rows = tm.stream.from_function(read, timed, splits=names, time="at", max_out_of_orderness=WAIT, name="readings")
+        window = tm.stream.window(tm.stream.tumbling("1s"), on="at")
+        return [rows.key_by("key").process(count, {"n": "int64"}), rows.group_by("key", window).agg(n=tm.count())]
+    rows = tm.stream.from_function(read, schema, splits=names, name="rows")
     if point["edge"] == "keyed":
-        return rows.key_by("key").process(count, {"n": "int64"})
-    return rows.shuffle().map_batches(count_batch, schema)
+        return [rows.key_by("key").process(count, {"n": "int64"})]
+    return [rows.shuffle().map_batches(count_batch, schema)]
 
 
 def by_second(
@@ -130,22 +165,27 @@ def run(job: Any, point: dict[str, Any]) -> None:
         begun = job.comm.bcast(time.monotonic() if job.rank == 0 else None)
         if job.rank == 0:
             print(json.dumps({"begun": begun}), flush=True)
-        made = stream(point, begun, job.comm.size, taken)
-        made.write_stream(lambda rows: None, name="control", checkpoint=point["folder"], controller=point["controller"])
+        queries = [(made, lambda rows: None) for made in streams(point, begun, job.comm.size, taken)]
+        checkpoint = f"{point['folder']}/checkpoints"
+        with warnings.catch_warnings():
+            # They are counted.
+            warnings.simplefilter("ignore", tm.stream.LateRowsWarning)
+            tm.stream.write(queries, name="control", checkpoint=checkpoint, controller=point["controller"])
+    late = tm.last_report().late_rows
     parts = job.comm.gather((by_second(taken.samples, begun, point["seconds"]), taken.read, taken.rows))
     if job.rank != 0:
         return
     rates = sum(rows for (rows, _), _, _ in parts) * point["row_bytes"]
     found = {"rates": rates.tolist(), "cpu": sum(cpu for (_, cpu), _, _ in parts).tolist()}
-    print(
-        json.dumps({**found, "rows": sum(read for _, read, _ in parts), "taken": sum(rows for _, _, rows in parts)}),
-        flush=True,
-    )
+    found |= {"rows": sum(read for _, read, _ in parts), "taken": sum(rows for _, _, rows in parts), "late": late}
+    print(json.dumps(found), flush=True)
 
 
 def main() -> None:
-    job = tm.init()
     (point,) = json.loads(sys.argv[1])
+    # Where commands find the stream, which is another folder on each host.
+    os.environ["XDG_RUNTIME_DIR"] = f"{point['folder']}/run"
+    job = tm.init()
     run(job, point)
 
 

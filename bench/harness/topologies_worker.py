@@ -11,6 +11,7 @@ A source keeps `pending` messages in flight. Acknowledgements of 16 bytes go to 
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import pickle
@@ -18,6 +19,7 @@ import resource
 import sys
 import threading
 import time
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -62,6 +64,16 @@ def message(point: dict[str, Any], source: int, number: int, base: Any) -> Any:
     return made
 
 
+def in_turn() -> Callable[[Any, int], int]:
+    """Chooses copies in turn, whether they have room or not.
+
+    `partition()` by itself passes over a copy without room: where links are full most messages would stay on the worker that has them, and
+    nothing would be said of links.
+    """
+    numbers = itertools.count(tm.init().rank)
+    return lambda one, copies: next(numbers) % copies
+
+
 def graph_of(point: dict[str, Any], states: dict[int, Pending]) -> tm.Graph:
     """`states` is filled with the sources that run on this worker."""
     schema = None if point["kind"] == "objects" else "arrays"
@@ -86,11 +98,12 @@ def graph_of(point: dict[str, Any], states: dict[int, Pending]) -> tm.Graph:
     def forward(messages: Any, out: Any, context: Any) -> None:
         for one in messages:
             out.send(one)
+            # Messages to a copy that a function chooses are collected; a source may be waiting for this one.
+            out.flush()
 
     def handle(messages: Any, out: Any, context: Any) -> None:
         for one in messages:
             out.send(np.array([one[0], one[1]], dtype=np.int64))
-            # Messages to a copy that a function chooses are collected; a source may be waiting for this one.
             out.flush()
 
     def take(acknowledgements: Any, context: Any) -> None:
@@ -104,7 +117,7 @@ def graph_of(point: dict[str, Any], states: dict[int, Pending]) -> tm.Graph:
         is_last = stage == point["stages"]
         function, of = (handle, "arrays") if is_last else (forward, schema)
         task = graph.compute(f"task {stage}", function, schema=of, parallelism=point["tasks"])
-        graph.connect(last, task, tm.exchange.partition())
+        graph.connect(last, task, tm.exchange.partition(in_turn()))
         last = task
     sink = graph.sink("acknowledged", take, parallelism=point["sources"])
     graph.connect(last, sink, tm.exchange.partition(lambda one, copies: int(one[0])))
