@@ -1,12 +1,14 @@
-//! Betweenness: a breadth-first search from each source counts shortest paths, and the way back adds up dependencies.
+//! Betweenness: a search from each source counts shortest paths, and the way back adds up dependencies.
 //!
-//! Source: U. Brandes, A faster algorithm for betweenness centrality (2001). The way back needs no comparison of
-//! levels: what a node passes on is 0 until its level is done, so the sum over all neighbors is that over the next
-//! level.
+//! Source: U. Brandes, A faster algorithm for betweenness centrality (2001). The search is breadth-first by number of
+//! links, and Dijkstra's by length. The way back needs no lists of predecessors: what a node passes on is 0 until it is
+//! done.
 
 use crate::error::{NetworkError, ensure};
 use crate::rows::CompressedRows;
 use crate::shared::gather_sum;
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
 use std::sync::Mutex;
 use tidemill_kernels::pool::Pool;
 
@@ -22,15 +24,55 @@ pub fn betweenness(
     sources: &[u32],
     endpoints: bool,
 ) -> Result<Vec<f64>, NetworkError> {
+    sum_over_sources(pool, outgoing, sources, || {
+        let mut search = PathCounts::new(outgoing.rows());
+        move |source, sum| search.add(outgoing, source, endpoints, sum)
+    })
+}
+
+/// As [`betweenness`], with shortest paths by the sum of weights. Of paths of the same length, floating point must agree
+/// that they are.
+///
+/// # Errors
+/// As [`betweenness`]; `BadWeight` for a weight that is not finite and above 0: with links of length 0, there can be any
+/// number of shortest paths.
+pub fn weighted_betweenness(
+    pool: &Pool,
+    outgoing: &CompressedRows,
+    sources: &[u32],
+    endpoints: bool,
+) -> Result<Vec<f64>, NetworkError> {
+    let weights = outgoing.weights().unwrap_or_default();
+    if let Some(link) = weights.iter().position(|&weight| !(weight > 0.0 && weight < f64::INFINITY)) {
+        return Err(NetworkError::BadWeight {
+            source: outgoing.source(link),
+            target: outgoing.targets()[link],
+            weight: weights[link],
+            need: "lengths must be finite and above 0",
+        });
+    }
+    sum_over_sources(pool, outgoing, sources, || {
+        let mut search = LengthCounts::new(outgoing.rows());
+        move |source, sum| search.add(outgoing, source, endpoints, sum)
+    })
+}
+
+/// Adds up over sources what searches, one for each thread, add for each.
+fn sum_over_sources<S: FnMut(u32, &mut [f64])>(
+    pool: &Pool,
+    outgoing: &CompressedRows,
+    sources: &[u32],
+    search: impl Fn() -> S + Sync,
+) -> Result<Vec<f64>, NetworkError> {
     outgoing.check_square()?;
     let n = outgoing.rows();
     ensure(sources.iter().all(|&source| (source as usize) < n), "a source is not a node")?;
     let sums = Mutex::new(Vec::new());
     pool.run(|worker| {
         let mut sum = vec![0.0; n];
-        let mut search = PathCounts::new(n);
+        let mut add = search();
         for &source in sources.iter().skip(worker.thread).step_by(worker.threads) {
-            search.add(outgoing, source, endpoints, &mut sum);
+            add(source, &mut sum);
         }
         sums.lock().expect("no thread panics with it").push((worker.thread, sum));
     });
@@ -127,10 +169,88 @@ impl PathCounts {
     }
 }
 
+/// One thread's state of searches by length; all as at the beginning between sources.
+struct LengthCounts {
+    distances: Vec<f64>,
+    done: Vec<bool>,
+    /// How many shortest paths lead from the source to each node.
+    counts: Vec<f64>,
+    /// (1 + dependency) / count of nodes that are done on the way back.
+    shares: Vec<f64>,
+    /// Nodes in the order of their distances.
+    order: Vec<u32>,
+    /// Distances and nodes, the nearest first. The bits of floats that are not negative grow with the floats.
+    waiting: BinaryHeap<Reverse<(u64, u32)>>,
+}
+
+impl LengthCounts {
+    fn new(n: usize) -> Self {
+        LengthCounts {
+            distances: vec![f64::INFINITY; n],
+            done: vec![false; n],
+            counts: vec![0.0; n],
+            shares: vec![0.0; n],
+            order: Vec::with_capacity(n),
+            waiting: BinaryHeap::new(),
+        }
+    }
+
+    fn add(&mut self, outgoing: &CompressedRows, source: u32, endpoints: bool, sum: &mut [f64]) {
+        self.count_paths(outgoing, source);
+        for &node in self.order.iter().rev() {
+            let node = node as usize;
+            let (distance, mut shares) = (self.distances[node], 0.0);
+            outgoing.each_weighted(node, |target, weight| {
+                if distance + weight == self.distances[target as usize] {
+                    shares += self.shares[target as usize];
+                }
+            });
+            let dependency = self.counts[node] * shares;
+            if node != source as usize {
+                sum[node] += dependency + f64::from(u8::from(endpoints));
+            }
+            self.shares[node] = (1.0 + dependency) / self.counts[node];
+        }
+        if endpoints {
+            sum[source as usize] += (self.order.len() - 1) as f64;
+        }
+        for &node in &self.order {
+            let node = node as usize;
+            (self.distances[node], self.done[node]) = (f64::INFINITY, false);
+            (self.counts[node], self.shares[node]) = (0.0, 0.0);
+        }
+        self.order.clear();
+    }
+
+    fn count_paths(&mut self, outgoing: &CompressedRows, source: u32) {
+        self.distances[source as usize] = 0.0;
+        self.counts[source as usize] = 1.0;
+        self.waiting.push(Reverse((0, source)));
+        while let Some(Reverse((_, node))) = self.waiting.pop() {
+            let at = node as usize;
+            // It waits once for each time that it came nearer.
+            if std::mem::replace(&mut self.done[at], true) {
+                continue;
+            }
+            self.order.push(node);
+            let (distance, count) = (self.distances[at], self.counts[at]);
+            outgoing.each_weighted(at, |target, weight| {
+                let (far, at) = (distance + weight, target as usize);
+                if far < self.distances[at] {
+                    (self.distances[at], self.counts[at]) = (far, count);
+                    self.waiting.push(Reverse((far.to_bits(), target)));
+                } else if far == self.distances[at] && far < f64::INFINITY && !self.done[at] {
+                    self.counts[at] += count;
+                }
+            });
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::testing::{any_network, pool};
+    use crate::testing::{any_network, pool, rows_of, unweighted};
     use proptest::prelude::*;
 
     const FAR: u32 = u32::MAX;
@@ -179,5 +299,54 @@ mod tests {
                 prop_assert!((a - b).abs() <= 1e-9 * (1.0 + b), "{found:?} {expected:?}");
             }
         }
+
+        /// A link of length k is as good as k links in a row, whose inner nodes are no sources and not asked for.
+        #[test]
+        fn lengths_equal_links_in_a_row(network in any_network(false), threads in 1usize..3) {
+            let n = network.rows();
+            let (mut long, mut short, mut nodes) = (Vec::new(), Vec::new(), n as u32);
+            for source in 0..n {
+                network.each_weighted(source, |target, weight| {
+                    long.push((source as u32, target, weight + 1.0));
+                    let mut at = source as u32;
+                    for _ in 0..weight as u32 {
+                        short.push((at, nodes, 1.0));
+                        (at, nodes) = (nodes, nodes + 1);
+                    }
+                    short.push((at, target, 1.0));
+                });
+            }
+            let (long, short) = (rows_of(n, &long, false), rows_of(nodes as usize, &short, false));
+            let sources: Vec<u32> = (0..n as u32).collect();
+            let found = weighted_betweenness(&pool(threads), &long, &sources, false).unwrap();
+            prop_assert!(found.iter().all(|share| share.is_finite()));
+            // By links, paths to inner nodes count, too: what leads on from each real node to real nodes alone is
+            // found from the definition.
+            let all: Vec<_> = (0..n).map(|v| counted(&short, v)).collect();
+            for v in 0..n {
+                let mut expected = 0.0;
+                for s in (0..n).filter(|&s| s != v && all[s].0[v] != FAR) {
+                    for t in (0..n).filter(|&t| t != s && t != v && all[v].0[t] != FAR) {
+                        if all[s].0[v] + all[v].0[t] == all[s].0[t] {
+                            expected += all[s].1[v] * all[v].1[t] / all[s].1[t];
+                        }
+                    }
+                }
+                prop_assert!((found[v] - expected).abs() <= 1e-9 * (1.0 + expected), "{found:?} {v}: {expected}");
+            }
+            // Without weights both are the same.
+            let plain = unweighted(&network);
+            let (a, b) = (betweenness(&pool(1), &plain, &sources, true), weighted_betweenness(&pool(1), &plain, &sources, true));
+            for (a, b) in a.unwrap().iter().zip(&b.unwrap()) {
+                prop_assert!((a - b).abs() <= 1e-9 * (1.0 + a));
+            }
+        }
+    }
+
+    #[test]
+    fn a_length_of_zero_is_refused() {
+        let network = rows_of(2, &[(0, 1, 0.0)], false);
+        let error = weighted_betweenness(&pool(1), &network, &[0], false).unwrap_err();
+        assert!(error.to_string().contains("from node 0 to node 1 weighs 0"), "{error}");
     }
 }

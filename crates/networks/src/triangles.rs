@@ -59,6 +59,61 @@ pub fn triangles(pool: &Pool, links: &CompressedRows) -> Result<Vec<i64>, Networ
     Ok(out)
 }
 
+/// The sum over the triangles of each node of the product of their links' weights. Links must be symmetric, without
+/// loops and duplicates. Each thread adds up some, so the last bits depend on how many there are.
+///
+/// # Errors
+/// As of [`triangles`].
+pub fn weighted_triangles(pool: &Pool, links: &CompressedRows) -> Result<Vec<f64>, NetworkError> {
+    links.check_square()?;
+    let n = links.rows();
+    let order = by_degree(links);
+    let mut places = vec![0u32; n];
+    order.iter().enumerate().for_each(|(place, &node)| places[node as usize] = place as u32);
+    let (starts, ends, targets) = upward(pool, links, &order, &places);
+    let mut weights = vec![0.0; targets.len()];
+    for place in 0..n {
+        let row = &targets[starts[place]..ends[place]];
+        links.each_weighted(order[place] as usize, |target, weight| {
+            if let Ok(at) = row.binary_search(&places[target as usize]) {
+                weights[starts[place] + at] = weight;
+            }
+        });
+    }
+    let upward = |place: usize| {
+        let range = starts[place]..ends[place];
+        targets[range.clone()].iter().map(|&other| other as usize).zip(weights[range].iter().copied())
+    };
+
+    let sums = Mutex::new(Vec::new());
+    pool.run(|worker| {
+        let mut sum = vec![0.0; n];
+        // The weight of the link from the lowest node; NaN where there is none.
+        let mut marked = vec![f64::NAN; n];
+        // Not in chunks as they come: sums would differ from run to run.
+        for low in (worker.thread..n).step_by(worker.threads) {
+            upward(low).for_each(|(high, weight)| marked[high] = weight);
+            for (middle, side) in upward(low) {
+                for (high, weight) in upward(middle) {
+                    let product = side * weight * marked[high];
+                    if !marked[high].is_nan() {
+                        [low, middle, high].iter().for_each(|&node| sum[node] += product);
+                    }
+                }
+            }
+            upward(low).for_each(|(high, _)| marked[high] = f64::NAN);
+        }
+        sums.lock().expect("no thread panics with it").push((worker.thread, sum));
+    });
+    let mut sums = sums.into_inner().expect("no thread panics with it");
+    sums.sort_unstable_by_key(|&(thread, _)| thread);
+    let mut out = vec![0.0; n];
+    for (_, sum) in sums {
+        (0..n).for_each(|node| out[node] += sum[places[node] as usize]);
+    }
+    Ok(out)
+}
+
 /// All nodes, those of low degree first; a counting sort.
 pub(crate) fn by_degree(links: &CompressedRows) -> Vec<u32> {
     let n = links.rows();
@@ -119,7 +174,7 @@ fn upward(pool: &Pool, links: &CompressedRows, order: &[u32], places: &[u32]) ->
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::testing::{any_network, pool};
+    use crate::testing::{any_network, pool, rows_of};
     use proptest::prelude::*;
 
     proptest! {
@@ -138,6 +193,32 @@ mod tests {
                 }
             }
             prop_assert_eq!(triangles(&pool(threads), &network).unwrap(), expected);
+        }
+
+        #[test]
+        fn products_equal_all_triples(network in any_network(true), threads in 1usize..3) {
+            let n = network.rows();
+            let mut matrix = vec![vec![0.0; n]; n];
+            let mut links = Vec::new();
+            for a in 0..n {
+                network.each_weighted(a, |b, weight| {
+                    if (b as usize) < a && matrix[a][b as usize] == 0.0 {
+                        (matrix[a][b as usize], matrix[b as usize][a]) = (weight + 1.0, weight + 1.0);
+                        links.push((a as u32, b, weight + 1.0));
+                    }
+                });
+            }
+            let mut expected = vec![0.0; n];
+            for a in 0..n {
+                for b in 0..a {
+                    for c in 0..b {
+                        let product = matrix[a][b] * matrix[b][c] * matrix[a][c];
+                        [a, b, c].iter().for_each(|&node| expected[node] += product);
+                    }
+                }
+            }
+            // All are integers, whose sums are exact.
+            prop_assert_eq!(weighted_triangles(&pool(threads), &rows_of(n, &links, true)).unwrap(), expected);
         }
     }
 }

@@ -354,18 +354,30 @@ fn network_triangles<'py>(py: Python<'py>, pool: &KernelPool, links: &NetworkRow
     Ok(py.detach(|| triangles::triangles(&pool.0, &links.0)).map_err(refused)?.into_pyarray(py))
 }
 
-/// Sums over sources of the shares of shortest paths that lead over each node.
+/// Sums over each node's triangles of the products of their weights.
 #[pyfunction]
-#[pyo3(signature = (pool, outgoing, sources, endpoints = false))]
+fn network_weighted_triangles<'py>(
+    py: Python<'py>,
+    pool: &KernelPool,
+    links: &NetworkRows,
+) -> PyResult<Array<'py, f64>> {
+    Ok(py.detach(|| triangles::weighted_triangles(&pool.0, &links.0)).map_err(refused)?.into_pyarray(py))
+}
+
+/// Sums over sources of the shares of shortest paths, by number of links or by weight, that lead over each node.
+#[pyfunction]
+#[pyo3(signature = (pool, outgoing, sources, endpoints = false, weighted = false))]
 fn network_betweenness<'py>(
     py: Python<'py>,
     pool: &KernelPool,
     outgoing: &NetworkRows,
     sources: Nodes<'py>,
     endpoints: bool,
+    weighted: bool,
 ) -> PyResult<Array<'py, f64>> {
     let sources = slice(&sources)?;
-    let sums = py.detach(|| betweenness::betweenness(&pool.0, &outgoing.0, sources, endpoints)).map_err(refused)?;
+    let sum = if weighted { betweenness::weighted_betweenness } else { betweenness::betweenness };
+    let sums = py.detach(|| sum(&pool.0, &outgoing.0, sources, endpoints)).map_err(refused)?;
     Ok(sums.into_pyarray(py))
 }
 
@@ -620,6 +632,7 @@ pub fn register(m: &Bound<'_, PyModule>) -> PyResult<()> {
     m.add_function(wrap_pyfunction!(network_components, m)?)?;
     m.add_function(wrap_pyfunction!(network_strong_components, m)?)?;
     m.add_function(wrap_pyfunction!(network_triangles, m)?)?;
+    m.add_function(wrap_pyfunction!(network_weighted_triangles, m)?)?;
     m.add_function(wrap_pyfunction!(network_betweenness, m)?)?;
     m.add_function(wrap_pyfunction!(network_core_numbers, m)?)?;
     m.add_function(wrap_pyfunction!(network_label_propagation, m)?)?;
