@@ -1,8 +1,9 @@
-//! The parts of the local transport, between two processes pinned to two cores.
+//! Measures the parts of the local transport, between two processes pinned to two cores.
 //!
-//! Latency: half a round trip of one frame, median over short runs. Frames: one worker streams frames of a size to the
-//! other, which touches the payload by copying it out. Copy: the receiver reads messages from the sender's memory,
-//! alone or both copying their chunks of it. `cargo bench -p tidemill-net --bench local`; `-- --quick` is a smoke run.
+//! Latency: half a round trip of one frame, the median over short runs. Frames: one worker streams frames of a size
+//! to the other, which touches the payload by copying it out. Copy: the receiver reads messages from the sender's
+//! memory, alone or with both copying their chunks. `cargo bench -p tidemill-net --bench local`; `-- --quick` is a
+//! smoke run.
 
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, Command, Stdio};
@@ -125,7 +126,7 @@ impl Side {
         }
     }
 
-    /// `first` receives. With `chunk_bytes`, the sender helps.
+    /// `first` receives. With `chunk_bytes`, the sender helps to copy.
     fn copy(&mut self, first: bool, message: &mut [u8], theirs: u64, len: usize, chunk_bytes: Option<usize>) {
         let rounds = if self.quick { 2 } else { ((1usize << 29) / len).max(8) };
         let chunks = chunk_bytes.map_or(1, |chunk| len.div_ceil(chunk));
@@ -198,7 +199,7 @@ impl Side {
     }
 }
 
-/// What a look at the rings of all peers costs when nothing has come.
+/// What it costs to check the rings of all peers when nothing has arrived.
 fn idle_polls(quick: bool) {
     for peers in [1u32, 3, 7, 15, 63] {
         let ranks: Vec<Rank> = (0..peers + 1).map(Rank).collect();
@@ -221,7 +222,7 @@ fn idle_polls(quick: bool) {
 }
 
 fn pin(core: usize) {
-    // SAFETY: `set` is plain data, and only this thread is concerned. Failure (one core) only costs accuracy.
+    // SAFETY: `set` is plain data, and only this thread is affected. Failure (one core) only costs accuracy.
     unsafe {
         let mut set: libc::cpu_set_t = std::mem::zeroed();
         libc::CPU_SET(core, &mut set);
@@ -237,7 +238,7 @@ fn unhex(text: &str) -> Vec<u8> {
     (0..text.len() / 2).map(|i| u8::from_str_radix(&text[2 * i..2 * i + 2], 16).unwrap()).collect()
 }
 
-/// Memory as NumPy allocates large arrays: on huge pages where it may.
+/// Memory as NumPy allocates large arrays: on huge pages if possible.
 fn message() -> Vec<u8> {
     let mut message = Vec::<u8>::with_capacity(BUFFER_BYTES);
     // SAFETY: advice about our own allocation; rounding inwards to pages.

@@ -1,8 +1,8 @@
-//! The TCP transport between two threads over loopback, beside the least that sockets cost: the same bytes by plain
-//! `send` and `recv` on non-blocking sockets, without frames.
+//! Measures the TCP transport between two threads over loopback, beside the least that sockets cost: the same bytes
+//! with plain `send` and `recv` on non-blocking sockets, without frames.
 //!
-//! Latency: half a round trip of one frame, median of short runs. Stream: one side sends frames of 1 MiB, the other
-//! takes them into one buffer. `cargo bench -p tidemill-net --bench tcp`; `-- --quick` is a smoke run.
+//! Latency: half a round trip of one frame, the median of short runs. Stream: one side sends frames of 1 MiB, the
+//! other receives them into one buffer. `cargo bench -p tidemill-net --bench tcp`; `-- --quick` is a smoke run.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
@@ -13,7 +13,7 @@ use tidemill_net::rendezvous::{JobKey, JobSecret};
 use tidemill_net::tcp::{ConnectChoice, PeerListener, TcpTransport};
 use tidemill_net::{FrameHeader, FrameKind, FrameSink, PushResult, Rank, Transport, TransportError};
 
-/// Counts frames and puts all payloads into one place.
+/// Counts frames and writes all payloads to one place.
 struct Target {
     frames: usize,
     buffer: Vec<u8>,
@@ -35,7 +35,7 @@ impl FrameSink for Target {
     }
 }
 
-/// One end of a link: what the measurements need of it.
+/// One end of a link, as far as the measurements need it.
 trait End: Send {
     fn send(&mut self, bytes: &[u8]);
     fn receive(&mut self, len: usize);
@@ -111,7 +111,7 @@ fn plain() -> [Box<dyn End>; 2] {
     })
 }
 
-/// Median seconds for one way of `len` bytes.
+/// Median seconds to send `len` bytes one way.
 fn latency([mut a, mut b]: [Box<dyn End>; 2], len: usize, rounds: usize, runs: usize) -> f64 {
     let bytes = vec![1; len];
     thread::scope(|scope| {

@@ -1,8 +1,9 @@
-//! The control planes of a large job as threads of one process, over loopback: how long it takes to join, to exchange
-//! a part of 150 bytes of each worker, and until all have heard that one is lost; and what rank 0 holds open.
+//! Runs the control planes of a large job as threads of one process, over loopback. Measures how long it takes to
+//! join, to exchange a part of 150 bytes from each worker, and until all have learned that one is lost; and what rank
+//! 0 holds open.
 //!
-//! `control_plane 300` has the tree that a job of 300 workers has, `control_plane 300 299` a star. Both ends of each
-//! connection are in this process: 1,000 workers need some 8,000 descriptors (`ulimit -n`).
+//! `control_plane 300` uses the tree of a job of 300 workers, `control_plane 300 299` a star. Both ends of each
+//! connection are in this process: 1,000 workers need about 8,000 descriptors (`ulimit -n`).
 
 use std::net::TcpListener;
 use std::sync::Barrier;
@@ -19,7 +20,7 @@ fn main() {
     let root = listener.local_addr().expect("bound").to_string();
     let secret = JobSecret::random();
     let barrier = Barrier::new(size as usize);
-    // The last worker dies: everybody else hears of it.
+    // The last worker dies, and all others learn of it.
     let victim = Rank(size - 1);
     std::thread::scope(|scope| {
         for rank in 0..size {
@@ -62,7 +63,7 @@ fn main() {
                 assert!(matches!(event, ControlEvent::Lost { rank, .. } if rank == victim), "{event:?}");
                 barrier.wait();
                 says(&format!("heard of a loss after {:>9.1} ms", start.elapsed().as_secs_f64() * 1e3));
-                // Without a word it would be a loss of each by each.
+                // Without this, each worker would lose each other one.
                 handle.leave().expect("open");
                 barrier.wait();
             };

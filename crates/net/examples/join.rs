@@ -1,4 +1,4 @@
-//! Joins the job that the environment describes, exchanges a few bytes, prints who is there and leaves.
+//! Joins the job that the environment describes, exchanges a few bytes, prints who is present and leaves.
 //!
 //! Try `mpirun -n 4 target/release/examples/join`, the same with `mpiexec.hydra`, `srun` or `tidemill run`.
 
@@ -31,7 +31,7 @@ fn run() -> Result<(), Box<dyn std::error::Error>> {
         everybody.iter().filter_map(|b| WorkerPlacement::decode(b)).map(|p| p.host).collect();
     println!("rank {rank} of {size} on {} host(s), started by {launcher}", hosts.len());
 
-    // Nobody leaves before everybody has heard from everybody.
+    // Nobody leaves before everybody has received from everybody.
     let (sender, events) = channel();
     let sender = std::sync::Mutex::new(sender);
     let handle = control.start(Box::new(move |event| drop(sender.lock().expect("never poisoned").send(event))))?;
@@ -45,7 +45,7 @@ fn run() -> Result<(), Box<dyn std::error::Error>> {
         }
     }
     handle.leave()?;
-    // A test of what the launcher does when a worker dies: `--die 2`.
+    // `--die 2` tests what the launcher does when a worker dies.
     let arguments: Vec<String> = std::env::args().collect();
     if arguments.get(1).is_some_and(|a| a == "--die") && arguments.get(2) == Some(&rank.to_string()) {
         std::process::abort();

@@ -1,4 +1,4 @@
-//! The frame: a 32-byte header and a payload. The only thing that crosses a transport.
+//! The frame: a 32-byte header and a payload. Only frames cross a transport.
 //!
 //! Byte layout, little-endian, also the wire format of TCP (format 1):
 //!
@@ -9,49 +9,50 @@
 
 use bytemuck::{Pod, Zeroable};
 
-/// Bytes of a header on every transport.
+/// The length of a header on every transport.
 pub const HEADER_BYTES: usize = size_of::<FrameHeader>();
 
-/// What a frame is for. Anything else on the wire is a corrupt frame and an error, never a guess.
+/// The purpose of a frame. Any other value on the wire is a corrupt frame and an error.
 #[repr(u8)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FrameKind {
     /// A whole message: the payload follows the header.
     Eager = 1,
-    /// Request to send: announces a message too large to send unasked. Payload: [`OfferPayload`].
+    /// A request to send: announces a message too large to send eagerly. Payload: [`OfferPayload`].
     Offer = 2,
     /// The receiver of an offer is ready. `token` is the sender's; payload: [`AcceptPayload`].
     Accept = 3,
     /// A piece of an accepted message. `token` is the receiver's. Pieces arrive in order.
     Piece = 4,
-    /// The receiver has copied the whole of an offered message out of the sender's memory; `token` is the sender's.
+    /// The receiver has copied an offered message completely out of the sender's memory; `token` is the sender's.
     Done = 5,
     /// Returns `seq` bytes of eager credit to the sender.
     Credit = 6,
-    /// The sender's program has ended: it posts no sends or receives any more. What it sent before can still be taken.
+    /// The sender's program has ended: it posts no more sends or receives. What it sent before can still be received.
     Left = 7,
-    /// The sender is done with the communicator of `context`, which has `token` ranks: it posts no sends or receives
-    /// there any more.
+    /// The sender has finished with the communicator of `context`, which has `token` ranks: it posts no more sends or
+    /// receives there.
     Ended = 8,
 }
 
-/// Describes a frame. Plain old data; every bit pattern can be read, [`FrameHeader::kind`] says whether it makes sense.
+/// Describes a frame. Plain old data: every bit pattern can be read, and [`FrameHeader::kind`] says whether it is
+/// valid.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 pub struct FrameHeader {
     /// Payload bytes that follow in this frame.
     pub len: u64,
-    /// Communicator context the message belongs to.
+    /// The communicator context that the message belongs to.
     pub context: u32,
-    /// User tag for point to point, 0 for collectives.
+    /// The user tag for point to point, 0 for collectives.
     pub tag: i32,
-    /// Sequence number of the collective on its communicator; 0 for point to point.
+    /// The sequence number of the collective on its communicator; 0 for point to point.
     pub seq: u32,
-    /// Fingerprint of the collective call (kind, count, dtype, op, root); 0 for point to point.
+    /// The fingerprint of the collective call (kind, count, dtype, op, root); 0 for point to point.
     pub signature: u32,
-    /// Names one side's operation in a large transfer.
+    /// Identifies one side's operation in a large transfer.
     pub token: u32,
-    /// A [`FrameKind`], raw.
+    /// A [`FrameKind`] as a raw byte.
     pub kind_raw: u8,
     /// Zero.
     pub reserved: [u8; 3],
@@ -86,33 +87,33 @@ impl FrameHeader {
         bytemuck::cast_ref(self)
     }
 
-    /// Reads a header. Never fails: `kind` and `len` are judged by who reads it, against what it allows.
+    /// Reads a header. Never fails: the caller checks `kind` and `len`.
     #[inline]
     pub fn from_bytes(bytes: &[u8; HEADER_BYTES]) -> Self {
         bytemuck::pod_read_unaligned(bytes)
     }
 }
 
-/// Payload of [`FrameKind::Offer`]: where the message lies in the sender's memory.
+/// The payload of [`FrameKind::Offer`]: where the message is in the sender's memory.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 pub struct OfferPayload {
-    /// Bytes of the whole message.
+    /// The length of the whole message.
     pub total_len: u64,
-    /// Address in the sender's address space, for transports that can read a peer's memory.
+    /// Its address in the sender's address space, for transports that can read a peer's memory.
     pub addr: u64,
 }
 
-/// Payload of [`FrameKind::Accept`]: where the receiver wants the message.
+/// The payload of [`FrameKind::Accept`]: where the receiver wants the message.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 pub struct AcceptPayload {
-    /// Bytes the receiver takes (a shorter receive buffer truncates, which the receiver reports).
+    /// How many bytes the receiver takes (a shorter receive buffer truncates, which the receiver reports).
     pub len: u64,
-    /// Address in the receiver's address space; 0 when pieces shall be sent as frames.
+    /// The address in the receiver's address space; 0 if the pieces should be sent as frames.
     pub addr: u64,
-    /// The receiver's token, for `Piece` frames; the generation of a shared transfer where `addr` is not 0.
+    /// The receiver's token, for `Piece` frames; the generation of a shared transfer if `addr` is not 0.
     pub token: u64,
-    /// Where in the message those bytes begin: what comes before them the receiver has copied alone.
+    /// The offset of those bytes in the message: the receiver has copied what comes before by itself.
     pub offset: u64,
 }

@@ -1,11 +1,11 @@
-//! The one trait behind which every way of moving bytes stands. A transport moves frames between workers and knows
-//! nothing of tags, matching or collectives.
+//! The trait that every transport implements. A transport moves frames between workers and knows nothing about tags,
+//! matching or collectives.
 //!
-//! Invariants every transport keeps, and the conformance suite in `tests/` checks:
+//! Every transport keeps these invariants, which the conformance suite in `tests/` checks:
 //! - frames from one peer arrive in the order they were pushed, whole, once;
 //! - `push` and `poll` never block;
-//! - what is in flight to a peer is bounded ([`TransportLimits::in_flight_bytes_max`]); beyond that `push` reports
-//!   `Blocked`;
+//! - the number of bytes in transit to a peer is bounded ([`TransportLimits::in_flight_bytes_max`]); beyond that
+//!   `push` reports `Blocked`;
 //! - a frame pushed in part is continued by the next `push` to that peer before any other frame.
 
 use std::time::Duration;
@@ -14,13 +14,13 @@ use crate::claim::{ChunkClaim, ClaimWords};
 use crate::segment::SegmentRef;
 use crate::{FrameHeader, Rank};
 
-/// Whether a push handed the whole frame over.
+/// Whether a push handed over the whole frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
 pub enum PushResult {
     /// Header and payload have left the caller's memory; the buffer may be reused.
     Sent,
-    /// No room now. `sent` says how far it got; push the same frame again later.
+    /// There is no room now. `sent` says how far it got; push the same frame again later.
     Blocked,
 }
 

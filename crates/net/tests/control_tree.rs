@@ -1,4 +1,4 @@
-//! The control plane of a large job, made small: a tree of fan-out 2, over real connections.
+//! The control plane of a large job in miniature: a tree of fan-out 2, over real connections.
 
 use std::net::TcpListener;
 use std::sync::mpsc::{Receiver, channel};
@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use tidemill_net::rendezvous::{JobSecret, JoinConfig, JoinError, join};
 use tidemill_net::{ControlEvent, ControlHandle, ControlPlane, MessageTarget, Rank};
 
-/// Long enough for a busy machine; a test that waits for it has failed.
+/// Long enough for a busy machine; a test that waits this long has failed.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Configurations of a job whose control plane is a tree of fan-out 2.
@@ -61,7 +61,7 @@ impl Running {
         event.unwrap_or_else(|_| panic!("rank {rank} heard nothing"))
     }
 
-    /// The end of a worker's process.
+    /// Ends a worker's process.
     fn end(&mut self, rank: u32) {
         self.0[rank as usize] = None;
     }
@@ -70,7 +70,7 @@ impl Running {
         (0..self.0.len() as u32).filter(|&rank| self.0[rank as usize].is_some()).collect()
     }
 
-    /// Messages between all who are present arrive: from each to all, and from each to each.
+    /// Messages between all present workers arrive: from each to all, and from each to each.
     fn check_messages(&self) {
         let present = self.present();
         for &rank in &present {
@@ -91,7 +91,7 @@ impl Running {
                     other => panic!("rank {rank} heard {other:?}"),
                 }
             }
-            // Stable: the message to all of a sender came before that to one.
+            // The sort is stable: a sender's message to all comes before its message to one.
             got.sort_by_key(|(from, _)| *from);
             expected.sort_by_key(|(from, _)| *from);
             assert_eq!(got, expected, "at rank {rank}");
@@ -128,7 +128,7 @@ fn messages_reach_everybody() {
     Running::start(13).check_messages();
 }
 
-/// In a tree of seven with fan-out 2, ranks 2 and 3 are connected through 1, and 5 and 6 through 4.
+/// In a tree of seven with fan-out 2, ranks 2 and 3 are connected through 1, and ranks 5 and 6 through 4.
 #[test]
 fn the_loss_of_an_inner_worker_is_its_own() {
     let mut job = Running::start(7);
@@ -141,7 +141,7 @@ fn the_loss_of_an_inner_worker_is_its_own() {
     }
     assert!(start.elapsed() < Duration::from_secs(8), "noticed by silence, not by the end of the connection");
     job.check_messages();
-    // Its orphans are watched as before.
+    // Its orphans are still watched.
     job.end(3);
     for rank in job.present() {
         let event = job.next(rank);
@@ -151,7 +151,7 @@ fn the_loss_of_an_inner_worker_is_its_own() {
 }
 
 #[test]
-fn who_is_connected_through_a_worker_that_leaves_stays() {
+fn workers_connected_through_one_that_leaves_stay() {
     let mut job = Running::start(16);
     let inner = (1..16).find(|&rank| job.handle(rank).subtree().len() > 3).unwrap();
     job.handle(inner).leave().unwrap();
@@ -159,10 +159,10 @@ fn who_is_connected_through_a_worker_that_leaves_stays() {
     for &rank in &present {
         assert_eq!(job.next(rank), ControlEvent::Left { rank: Rank(inner) });
     }
-    // It passes on what others say until its process ends; then they do without it.
+    // It passes on the messages of others until its process ends; then they do without it.
     job.handle(inner + 1).send(MessageTarget::One(Rank(0)), b"by way of it").unwrap();
     assert_eq!(job.next(0), ControlEvent::Message { from: Rank(inner + 1), bytes: b"by way of it".to_vec() });
-    // Nothing that is under way through it is lost, up or down.
+    // No message in transit through it is lost, up or down.
     let sent = 2000u32;
     let number = |event| match event {
         ControlEvent::Message { bytes, .. } => u32::from_le_bytes(bytes.try_into().unwrap()),
@@ -182,7 +182,7 @@ fn who_is_connected_through_a_worker_that_leaves_stays() {
     job.check_messages();
 }
 
-/// The second of two is noticed by its children only, which connect to rank 0 without it.
+/// Only its children notice the second of the two losses; they connect to rank 0 without it.
 #[test]
 fn two_workers_are_lost_at_once() {
     let mut job = Running::start(15);
@@ -205,7 +205,7 @@ fn two_workers_are_lost_at_once() {
 }
 
 #[test]
-fn all_hear_of_the_loss_of_rank_0() {
+fn all_learn_of_the_loss_of_rank_0() {
     let mut job = Running::start(7);
     job.end(0);
     for rank in job.present() {
@@ -214,7 +214,7 @@ fn all_hear_of_the_loss_of_rank_0() {
     }
 }
 
-/// The usual end of a program, in the order that is worst for those who are connected through others.
+/// The usual end of a program, in the worst order for workers connected through others.
 #[test]
 fn all_leave_and_nobody_is_lost() {
     let mut job = Running::start(13);

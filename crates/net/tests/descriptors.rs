@@ -1,4 +1,5 @@
-//! A job of more workers than rank 0 may have descriptors at first. By itself: the limit is the whole process's.
+//! A job with more workers than rank 0 may have descriptors at first. In a file of its own, since the limit applies
+//! to the whole process.
 
 use std::net::TcpListener;
 use std::thread;
@@ -7,8 +8,8 @@ use std::time::Duration;
 use tidemill_net::Rank;
 use tidemill_net::rendezvous::{JobSecret, JoinConfig, join};
 
-/// Rank 0 has a descriptor for each worker until all have joined: with the usual limit of 1,024 no job of more could
-/// start. Here all are in one process, which has both ends.
+/// Rank 0 has a descriptor for each worker until all have joined: with the usual limit of 1,024, no larger job could
+/// start. Here all workers are in one process, which has both ends.
 #[test]
 fn a_job_starts_beyond_the_soft_limit() {
     let limit = |soft: u64| {
@@ -36,5 +37,5 @@ fn a_job_starts_beyond_the_soft_limit() {
     };
     let joining: Vec<_> = (0..size).map(config).map(|config| thread::spawn(move || join(config))).collect();
     let joined: Vec<_> = joining.into_iter().map(|thread| thread.join().unwrap().unwrap()).collect();
-    assert!(joined[0].links() <= 8, "and then it has those of its children");
+    assert!(joined[0].links() <= 8, "then it keeps only those of its children");
 }

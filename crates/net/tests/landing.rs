@@ -1,6 +1,6 @@
-//! Receives posted while the message they wait for is still arriving, piece by piece, as over TCP.
+//! Receives posted while their message is still arriving, piece by piece, as over TCP.
 //!
-//! A receive that missed such a message would wait for ever, or take the next one in its place.
+//! A receive that missed such a message would wait forever, or match the next one instead.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -12,7 +12,7 @@ use tidemill_net::{
     TransportError, TransportLimits,
 };
 
-/// What the transport does at its next polls.
+/// What the transport does at its next poll.
 enum Step {
     Begin(FrameHeader),
     Land(FrameHeader, Vec<u8>),
@@ -21,7 +21,7 @@ enum Step {
 type Steps = Arc<Mutex<Vec<Step>>>;
 type Sent = Arc<Mutex<Vec<Option<FrameKind>>>>;
 
-/// Delivers what a test has written down; notes the kinds of what is sent.
+/// Delivers what a test prescribes, and records the kinds of the frames sent.
 struct Scripted {
     steps: Steps,
     sent: Sent,
@@ -66,7 +66,7 @@ impl Transport for Scripted {
         match steps.remove(0) {
             Step::Begin(header) => *self.room.borrow_mut() = sink.begin(Rank(1), &header),
             Step::Land(header, data) => {
-                // SAFETY: `begin` has returned this room for `header.len` bytes, which is the length of `data`.
+                // SAFETY: `begin` has returned this room for `header.len` bytes, the length of `data`.
                 unsafe { std::ptr::copy_nonoverlapping(data.as_ptr(), *self.room.borrow(), data.len()) };
                 sink.landed(Rank(1), &header);
             }
@@ -132,8 +132,8 @@ fn another_tag_leaves_it_alone() {
     engine.take(waiting).unwrap();
 }
 
-/// A communicator that ended with messages that nobody had received kept their credit: after some of them nothing came
-/// from their sender any more.
+/// A communicator that ended with messages that nobody had received kept their credit: after a few of them, nothing
+/// more could come from their sender.
 #[test]
 fn a_communicator_that_ends_gives_credit_back() {
     let (mut engine, steps, sent) = engine_that_tells();

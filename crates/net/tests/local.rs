@@ -1,5 +1,6 @@
-//! Conformance of the local transport, over both kinds of memory: in order, whole, once, bounded, and sane when peers
-//! misbehave or vanish. Workers are threads here; `local_processes.rs` does the same with processes.
+//! Conformance of the local transport, over both kinds of memory: frames arrive in order, whole and once, memory is
+//! bounded, and misbehaving or vanishing peers do no harm. Workers are threads here; `local_processes.rs` does the
+//! same with processes.
 
 mod local_common;
 
@@ -16,7 +17,8 @@ use tidemill_net::{
 
 const SMALL: InboxOptions = InboxOptions { ring_slots: 4, ring_bytes: 256 };
 
-/// Every worker sends every other a mixed sequence of lengths; order, content and count must be right at the other end.
+/// Every worker sends every other a mixed sequence of lengths; order, content and count must be right at the other
+/// end.
 #[test]
 fn all_to_all_in_order() {
     for in_process in [true, false] {
@@ -28,7 +30,7 @@ fn all_to_all_in_order() {
     }
 }
 
-/// Rings of four slots and 256 bytes: every wrap and every "full" happens, over and over.
+/// Rings of four slots and 256 bytes: every wrap and every "full" happens over and over.
 #[test]
 fn tiny_rings_wrap_and_fill() {
     for in_process in [true, false] {
@@ -42,7 +44,7 @@ fn transport_max(size: u32) -> usize {
     InboxOptions::for_peers(size as usize - 1).ring_bytes as usize / 4
 }
 
-/// A ring is bounded: pushes to a worker that does not poll end in `Blocked`, and go on once it polls.
+/// A ring is bounded: pushes to a worker that does not poll end in `Blocked`, and continue once it polls.
 #[test]
 fn full_ring_blocks_and_resumes() {
     let (mut a, mut b) = pair(Some(SMALL));
@@ -67,8 +69,8 @@ fn full_ring_blocks_and_resumes() {
     }
 }
 
-/// Whatever mix of lengths was sent before: a drained ring must take a frame of the largest size. If giving back too
-/// lazily or skipping to the next lap could prevent it, two workers would wait for each other for ever.
+/// Whatever mix of lengths was sent before, a drained ring must accept a frame of the largest size. If returning
+/// space too lazily or skipping to the next lap could prevent it, two workers would wait for each other forever.
 #[test]
 fn drained_ring_takes_the_largest_frame() {
     let (mut a, mut b) = pair(Some(InboxOptions { ring_slots: 8, ring_bytes: 1024 }));
@@ -83,7 +85,8 @@ fn drained_ring_takes_the_largest_frame() {
     assert_eq!(sink.frames.len(), 500);
 }
 
-/// Frames that a lost peer left behind are delivered, then the loss, once; pushes to it fail; the other link works on.
+/// Frames that a lost peer left behind are delivered, then the loss, once; pushes to it fail; the other link still
+/// works.
 #[test]
 fn lost_peer_is_told_once_after_its_frames() {
     let mut workers = connect(3, true, None);
@@ -103,7 +106,7 @@ fn lost_peer_is_told_once_after_its_frames() {
     assert_eq!(sink.frames[1].2, [3]);
 }
 
-/// Large messages between threads are plain copies, between (here: one) processes go through the kernel.
+/// Large messages between threads are plain copies; between processes (here: one process) they go through the kernel.
 #[test]
 fn single_copy_reads_and_writes() {
     for in_process in [true, false] {
@@ -120,7 +123,7 @@ fn single_copy_reads_and_writes() {
     }
 }
 
-/// Both workers copy one message, each its own chunks, until it is whole.
+/// Both workers copy one message, each its own chunks, until it is complete.
 #[test]
 fn claim_is_shared_by_both_sides() {
     let workers = connect(2, true, None);
@@ -136,12 +139,11 @@ fn claim_is_shared_by_both_sides() {
     assert!(front.is_complete(transfer) && back.is_complete(transfer));
 }
 
-/// The receiver's own chunks are done, and it goes to sleep while the sender copies the last one, behind which no
-/// message comes: unless the sender rings, the receiver sleeps until its patience is over, which is a tenth of a
-/// second.
+/// The receiver has finished its own chunks and goes to sleep while the sender copies the last one, after which no
+/// message comes: unless the sender rings, the receiver sleeps until its timeout, a tenth of a second.
 #[test]
 #[cfg_attr(miri, ignore = "futexes")]
-fn the_last_chunk_wakes_who_waits_for_it() {
+fn the_last_chunk_wakes_the_waiting_receiver() {
     const CHUNKS: usize = 8;
     const CHUNK_BYTES: usize = 32 << 10;
     let inboxes = [0, 1].map(|rank| LocalInbox::create(&[Rank(1 - rank)], Rank(rank), true).unwrap());
@@ -158,16 +160,16 @@ fn the_last_chunk_wakes_who_waits_for_it() {
     let envelope = Envelope { context: 0, tag: 1, seq: 0, signature: 0 };
     let pattern = MatchPattern { source: Some(Rank(1)), tag: Some(1), seq: 0 };
     let at = into.as_mut_ptr();
-    // SAFETY: both stay until their groups have been taken.
+    // SAFETY: both buffers stay until their groups have been taken.
     unsafe {
         sender.post_send(sent, Rank(0), &envelope, MemoryRegion::of(&message));
         receiver.post_recv(received, 0, pattern, MemoryRegion::of_mut(&mut into));
     }
     while sender.progress() {}
-    // A chunk each time, up to the last but one; the sender has not looked yet.
+    // One chunk each time, except for the last; the sender has not looked yet.
     // SAFETY: the receive buffer, which nobody else writes to meanwhile.
     while unsafe { at.add((CHUNKS - 2) * CHUNK_BYTES).read_volatile() } == 0 {
-        assert!(receiver.progress(), "the message is there");
+        assert!(receiver.progress(), "the message has arrived");
     }
     let armed = doorbell.arm(None);
     while sender.progress() {}
@@ -179,7 +181,7 @@ fn the_last_chunk_wakes_who_waits_for_it() {
     sender.take(sent).unwrap();
 }
 
-/// An address that is garbage, names strangers, or is used twice is refused with a reason.
+/// A garbage address, one that names strangers, and one used twice are refused with a reason.
 #[test]
 fn wrong_addresses_are_refused() {
     let inbox = LocalInbox::create(&[Rank(1)], Rank(0), true).unwrap();
@@ -197,13 +199,13 @@ fn wrong_addresses_are_refused() {
     assert!(error.contains("not in this process"), "{error}");
 }
 
-/// Descriptors are closed and memory is unmapped when transports go; nothing has a name in /dev/shm.
+/// Descriptors are closed and memory is unmapped when transports are dropped; nothing has a name in /dev/shm.
 #[test]
 #[cfg_attr(miri, ignore = "/proc")]
 fn nothing_is_left_behind() {
     let count = |what: &str| std::fs::read_to_string("/proc/self/maps").unwrap().matches(what).count();
     let maps = || count("memfd:tidemill");
-    // Other tests of this file run at the same time, so the memory mappings are counted in a process of their own.
+    // Other tests of this file run at the same time, so a separate process counts the memory mappings.
     if std::env::var_os("TIDEMILL_TEST_ALONE").is_none() {
         let status = std::process::Command::new(std::env::current_exe().unwrap())
             .args(["--exact", "nothing_is_left_behind", "--test-threads=1"])

@@ -1,5 +1,5 @@
 //! The local transport between real processes: conformance, sleep and wake-up, a peer killed at any moment, and one
-//! that scribbles over shared memory. Each test starts this test binary again as workers, which meet through their
+//! that overwrites shared memory. Each test starts this test binary again as workers, which meet through their
 //! parent.
 
 mod local_common;
@@ -17,7 +17,7 @@ const SCENE: &str = "TIDEMILL_TEST_SCENE";
 /// Nothing here takes a second; this only turns a hang into a failure.
 const TIMEOUT: Duration = Duration::from_secs(60);
 
-/// A worker in a process of its own, driven through its standard input and output.
+/// A worker in its own process, driven through its standard input and output.
 struct Worker {
     process: Child,
     input: ChildStdin,
@@ -27,7 +27,7 @@ struct Worker {
 impl Worker {
     fn line(&mut self) -> String {
         let mut line = String::new();
-        // The test harness of the child prints lines of its own.
+        // The child's test harness prints lines too.
         while !line.starts_with("worker: ") {
             line.clear();
             assert_ne!(self.output.read_line(&mut line).unwrap(), 0, "the worker has ended");
@@ -54,7 +54,7 @@ impl Worker {
 
 impl Drop for Worker {
     fn drop(&mut self) {
-        // Only after a failed test is there still something to end.
+        // Something is left to end only after a failed test.
         let _ = self.process.kill();
         let _ = self.process.wait();
     }
@@ -80,7 +80,7 @@ fn start(scene: &str, size: u32) -> Vec<Worker> {
     let addresses: Vec<String> = workers.iter_mut().map(Worker::line).collect();
     workers.iter_mut().for_each(|worker| worker.tell(&addresses.join(" ")));
     workers.iter_mut().for_each(|worker| assert_eq!(worker.line(), "connected"));
-    // Nobody may go before all have opened all, as the rendezvous of a job makes sure too.
+    // Nobody may start before all have opened all, which the rendezvous of a job also ensures.
     workers.iter_mut().for_each(|worker| worker.tell("go"));
     workers
 }
@@ -103,7 +103,7 @@ fn unhex(text: &str) -> Vec<u8> {
     (0..text.len() / 2).map(|i| u8::from_str_radix(&text[2 * i..2 * i + 2], 16).unwrap()).collect()
 }
 
-/// Not a test of its own: what the workers of the other tests run.
+/// Not a test: what the workers of the other tests run.
 #[test]
 fn worker() {
     let Ok(scene) = std::env::var(SCENE) else { return };
@@ -112,7 +112,7 @@ fn worker() {
     let others: Vec<Rank> = (0..size).filter(|&r| r != rank).map(Rank).collect();
     let inbox = LocalInbox::create(&others, Rank(rank), false).unwrap();
     let doorbell = inbox.doorbell();
-    println!(); // The harness has left its own line open.
+    println!(); // The harness has not ended its own line.
     say(&hex(&inbox.address().encode()));
     let addresses: Vec<InboxAddress> =
         hear().split(' ').map(|text| InboxAddress::decode(&unhex(text)).unwrap()).collect();
@@ -139,7 +139,7 @@ fn worker() {
     }
 }
 
-/// Catches whatever holds between threads but not between processes.
+/// Catches what works between threads but not between processes.
 #[test]
 fn all_to_all_between_processes() {
     for size in [2, 3, 5] {
@@ -176,7 +176,7 @@ fn sleepy(transport: &mut LocalTransport, doorbell: &Doorbell, rank: u32) {
     }
 }
 
-/// A worker killed while it pushes leaves whole frames only, in order; and the survivor is told, and goes on.
+/// A worker killed while it pushes leaves only whole frames, in order; the survivor is told, and continues.
 #[test]
 fn killed_peer_leaves_whole_frames() {
     for delay_us in [0, 300, 2000, 20_000] {
@@ -193,7 +193,7 @@ fn killed_peer_leaves_whole_frames() {
 fn stream(transport: &mut LocalTransport) {
     let Some(peer) = transport.peers().next() else { unreachable!() };
     if peer == Rank(0) {
-        // Until killed.
+        // Runs until killed.
         let payload: Vec<u8> = (0..=255).cycle().take(10_000).collect();
         for seq in 0u32.. {
             let len = (seq as usize * 37) % payload.len();
@@ -225,9 +225,9 @@ fn stream(transport: &mut LocalTransport) {
     assert!(error.to_string().contains("its process has ended"), "{error}");
 }
 
-/// The death of one worker does not disturb the exchange of the others, even asleep with a full ring to the dead one.
+/// The death of one worker does not disturb the exchange of the others, even if the dead one sleeps with a full ring.
 #[test]
-fn others_go_on_when_one_dies() {
+fn others_continue_when_one_dies() {
     let mut workers = start("survive", 3);
     let mut dying = workers.remove(2);
     assert_eq!(dying.line(), "idle");
@@ -240,7 +240,7 @@ fn others_go_on_when_one_dies() {
 fn survive(transport: &mut LocalTransport, doorbell: &Doorbell) {
     if transport.peers().all(|peer| peer != Rank(2)) {
         say("idle");
-        // Until killed. Never polls, so that rings to it run full.
+        // Runs until killed. Never polls, so that its rings fill up.
         hear();
         unreachable!("killed before");
     }
@@ -263,7 +263,7 @@ fn survive(transport: &mut LocalTransport, doorbell: &Doorbell) {
     }
 }
 
-/// Memory of another process is read and written, over more than one page and unaligned.
+/// Reads and writes memory of another process, unaligned and across pages.
 #[test]
 fn single_copies_between_processes() {
     start("copied", 2).into_iter().for_each(Worker::succeeds);
@@ -299,7 +299,7 @@ fn copied(transport: &mut LocalTransport, rank: u32) {
     }
 }
 
-/// Where memory of peers cannot be read, the reason is known and whoever tries all the same gets an error.
+/// Where a peer's memory cannot be read, the reason is known, and an attempt gives an error.
 #[test]
 fn single_copies_can_be_switched_off() {
     start("uncopied", 2).into_iter().for_each(Worker::succeeds);
@@ -312,16 +312,17 @@ fn uncopied(transport: &mut LocalTransport) {
     transport.read_peer(peer, 4096, &mut [0; 8]).unwrap_err();
 }
 
-/// Random bytes all over the inbox, again and again while it is polled and pushed to: errors, not a crash or a hang.
+/// Random bytes all over the inbox, again and again while it is polled and pushed to, give errors, not a crash or a
+/// hang.
 #[test]
-fn scribbling_peer_does_no_harm() {
+fn an_overwriting_peer_does_no_harm() {
     start("scribbled", 2).into_iter().for_each(Worker::succeeds);
 }
 
 fn scribbled(transport: &mut LocalTransport, size: u32) {
     let peer = transport.peers().next().unwrap();
     assert_eq!(size, 2);
-    // Our own inbox stands for one that a peer has scribbled over: the same memory, found the way a peer finds it.
+    // Our own inbox stands for one that a peer has overwritten: the same memory, found in the way a peer finds it.
     let fd = std::fs::read_dir("/proc/self/fd")
         .unwrap()
         .map(|entry| entry.unwrap().path())
@@ -353,7 +354,7 @@ fn scribbled(transport: &mut LocalTransport, size: u32) {
     assert!(matches!(sink.lost[..], [TransportError::Corrupt { .. }]), "{:?}", sink.lost);
 }
 
-/// An inbox made for few must not be taken for one of another shape by a peer of another opinion.
+/// A peer with other options must not mistake an inbox of one shape for one of another.
 #[test]
 fn shapes_that_differ_between_peers_work() {
     let options = |slots, bytes| InboxOptions { ring_slots: slots, ring_bytes: bytes };

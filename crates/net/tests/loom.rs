@@ -1,8 +1,8 @@
-//! Model checking: every interleaving of two or three threads over the ring, the doorbell's word and the claim, as the
-//! memory model allows them, with capacities small enough to wrap and fill.
+//! Model checking: explores every interleaving of two or three threads over the ring, the doorbell's word and the
+//! claim that the memory model allows, with capacities small enough to wrap and fill.
 //!
 //! The three files are compiled here a second time, against `sync` below instead of the crate's own. So this is an
-//! ordinary test, without `--cfg loom` and the rebuild of everything that goes with it.
+//! ordinary test, without `--cfg loom` and the rebuild that it would cause.
 
 #![allow(dead_code, reason = "the files are included whole")]
 
@@ -28,7 +28,7 @@ use loom::sync::{Arc, Condvar, Mutex};
 use loom::thread;
 use ring::{PopResult, REST_BYTES, RingConsumer, RingCorruption, RingMemory, RingProducer, RingShape};
 
-/// A ring in loom's cells: any two accesses to one slot or bulk line that are not ordered fail the test.
+/// A ring in loom's cells: two unordered accesses to one slot or bulk line fail the test.
 struct Cells {
     stamps: Vec<AtomicU64>,
     slots: Vec<UnsafeCell<Vec<u8>>>,
@@ -98,14 +98,15 @@ fn ends(shape: RingShape) -> (RingProducer<Side>, RingConsumer<Side>) {
     unsafe { (RingProducer::new(Side(cells.clone()), shape), RingConsumer::new(Side(cells), shape)) }
 }
 
-/// Interleavings of more than this many forced switches are not explored; bugs in such protocols need two or three.
+/// Interleavings with more forced switches than this are not explored; bugs in such protocols need two or three.
 fn model(preemptions: usize, body: impl Fn() + Sync + Send + 'static) {
     let mut builder = loom::model::Builder::new();
     builder.preemption_bound = Some(preemptions);
     builder.check(body);
 }
 
-/// Frames of all three places (nothing, slot, bulk) pass a ring that they fill and wrap, in order, unharmed.
+/// Frames of all three kinds (empty, in the slot, in the bulk part) pass through a ring that they fill and wrap, in
+/// order and unchanged.
 fn frames_pass(shape: RingShape, lens: &'static [usize]) {
     model(2, move || {
         let (mut producer, mut consumer) = ends(shape);
@@ -142,7 +143,7 @@ fn slots_are_reused_only_when_read() {
     frames_pass(RingShape { slots: 4, bulk_bytes: 512 }, &[8, 0, 8, 8, 8, 8]);
 }
 
-/// More bulk bytes than the ring has, while slots abound: they too must wait to be read.
+/// More bulk bytes than the ring has, with plenty of slots: they too must wait to be read.
 #[test]
 fn bulk_is_reused_only_when_read() {
     frames_pass(RingShape { slots: 16, bulk_bytes: 512 }, &[128, 100, 128, 128, 128, 128]);
@@ -155,15 +156,15 @@ fn bulk_skips_the_end_of_a_lap() {
     frames_pass(RingShape { slots: 16, bulk_bytes: 1024 }, &[256, 256, 256, 129, 256]);
 }
 
-/// What the kernel adds to a doorbell's word, and the work that is waited for. A lost wake-up is a deadlock here, which
-/// loom reports.
+/// What the kernel adds to a doorbell's word, and the work that is waited for. A lost wake-up is a deadlock here,
+/// which loom reports.
 struct Bell {
     word: AtomicU32,
     work: AtomicU32,
     /// The kernel's lock on the queue of sleepers: the word is compared and the caller queued in one step.
     queue: Mutex<()>,
     wake: Condvar,
-    /// The same of a stand-in.
+    /// The same for a stand-in.
     wake_stand_in: Condvar,
 }
 
@@ -191,7 +192,7 @@ impl Bell {
         }
     }
 
-    /// A stand-in looks for work, and sleeps between if it `sleeps`. Of what it finds it tells the sleepers.
+    /// A stand-in looks for work, and sleeps in between if it `sleeps`. It tells the sleepers what it finds.
     fn stand_in(&self, sleeps: bool) {
         let look = || {
             if self.work.load(Ordering::Relaxed) > 0 {
@@ -236,7 +237,7 @@ fn spawn(bell: &Arc<Bell>, body: impl Fn(&Bell) + 'static) -> thread::JoinHandle
     thread::spawn(move || body(&bell))
 }
 
-/// Whoever announces its sleep and then finds no work is woken by work that comes after that.
+/// A thread that announces its sleep and then finds no work is woken by work that comes after that.
 #[test]
 fn no_wake_up_is_lost() {
     model(3, || {
@@ -247,8 +248,8 @@ fn no_wake_up_is_lost() {
     });
 }
 
-/// Two ringers with work of their own, one sleeper that needs both: an announcement cleared by one ringer must not hide
-/// the next announcement from the other.
+/// Two ringers, each with its own work, and one sleeper that needs both: an announcement cleared by one ringer must
+/// not hide the next announcement from the other.
 #[test]
 fn two_ringers_one_sleeper() {
     model(3, || {
@@ -259,8 +260,9 @@ fn two_ringers_one_sleeper() {
     });
 }
 
-/// One ringer, two sleepers that both need its work: the announcement of the second must not make the first, which has
-/// not quite fallen asleep, take its own old announcement for a fresh one. (Nobody withdraws: see `SleepGuard::drop`.)
+/// One ringer, two sleepers that both need its work: the announcement of the second must not make the first, which
+/// has not quite fallen asleep, mistake its own old announcement for a fresh one. (Nobody withdraws: see
+/// `SleepGuard::drop`.)
 #[test]
 fn one_ringer_two_sleepers() {
     model(3, || {
@@ -296,8 +298,8 @@ impl Deref for Words {
     }
 }
 
-/// Two sides copy one message: each chunk once, all of them visible to the receiver when it finds it complete; and a
-/// helper that comes late takes nothing of the next message.
+/// Two sides copy one message: each chunk is copied once, all of them are visible to the receiver when it finds the
+/// message complete, and a late helper takes nothing of the next message.
 #[test]
 fn chunks_are_copied_once_and_seen() {
     model(3, || {
@@ -362,7 +364,7 @@ fn empty_transfer_is_complete_at_once() {
     });
 }
 
-/// A sender that believes in more chunks than there are, or the other way round, must not get one out of its range.
+/// A sender that assumes more chunks than there are, or fewer, must not get one outside its range.
 #[test]
 fn chunks_are_in_range_for_their_taker() {
     model(0, || {
@@ -372,7 +374,7 @@ fn chunks_are_in_range_for_their_taker() {
     });
 }
 
-/// The generation is 24 bits: after the last comes zero.
+/// The generation has 24 bits: after the last comes zero.
 #[test]
 fn generations_wrap() {
     model(0, || {
@@ -384,7 +386,7 @@ fn generations_wrap() {
     });
 }
 
-/// Whatever a broken peer writes into the words a ring reads is an error, never a wrong slice or a crash.
+/// Whatever a broken peer writes into the words of a ring gives an error, never a wrong slice or a crash.
 #[test]
 fn corruption_is_noticed() {
     let shape = RingShape { slots: 4, bulk_bytes: 512 };

@@ -1,4 +1,4 @@
-//! Joining a job: who must get in, who must not, and what everybody is told when it does not work out.
+//! Joining a job: who must be admitted, who must not, and what everybody is told if joining fails.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use tidemill_net::rendezvous::{JobSecret, JoinConfig, JoinError, PROTOCOL, join};
 use tidemill_net::{ControlEvent, ControlHandle, ControlPlane, MessageTarget, Rank};
 
-/// Long enough for a busy machine; a test that waits for it has failed.
+/// Long enough for a busy machine; a test that waits this long has failed.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 struct Job {
@@ -40,7 +40,7 @@ impl Job {
         config
     }
 
-    /// Joins every rank from a thread of its own, after `change` had its way with the configuration.
+    /// Joins every rank from its own thread, after `change` has adjusted the configuration.
     fn join_all(&self, change: impl Fn(&mut JoinConfig)) -> Vec<Result<ControlPlane, JoinError>> {
         let configs: Vec<_> = (0..self.size).map(|rank| self.config(rank)).collect();
         join_these(configs.into_iter().map(|mut config| {
@@ -66,7 +66,7 @@ fn errors(results: Vec<Result<ControlPlane, JoinError>>) -> Vec<String> {
     results.into_iter().filter_map(Result::err).map(|e| e.to_string()).collect()
 }
 
-/// Catches a rank that ends up in another's place, and an exchange that mixes up two rounds.
+/// Catches a rank that takes another's place, and an exchange that mixes up two rounds.
 fn check_exchange(controls: Vec<ControlPlane>) {
     let size = controls.len();
     let threads: Vec<_> = controls
@@ -100,7 +100,7 @@ fn sixty_four_workers_join() {
     check_exchange(Job::new(64).join_all(|_| ()).into_iter().map(Result::unwrap).collect());
 }
 
-/// Rank 0 is often the last to come up.
+/// Rank 0 is often the last to start.
 #[test]
 fn workers_wait_for_a_late_rank_0() {
     let job = Job::new(3);
@@ -134,7 +134,7 @@ fn a_wrong_secret_is_refused_and_the_job_starts_without_it() {
     assert_eq!(root.join().unwrap().unwrap().size(), 2);
 }
 
-/// A worker of another job that shares the secret (one exported by hand) is a stranger too.
+/// A worker of another job that shares the secret (for example, an exported one) is a stranger too.
 #[test]
 fn another_job_with_the_same_secret_is_refused() {
     let mut job = Job::new(2);
@@ -145,7 +145,8 @@ fn another_job_with_the_same_secret_is_refused() {
     assert!(texts.iter().any(|t| t.contains("TIDEMILL_JOB")), "{texts:?}");
 }
 
-/// Garbage, silence, half a hello, a scan, and a replay of an honest worker's bytes, all before anybody honest comes.
+/// Garbage, silence, half a hello, a scan, and a replay of an honest worker's bytes, all before any honest worker
+/// comes.
 #[test]
 fn strangers_are_harmless() {
     let job = Job::new(3);
@@ -160,7 +161,7 @@ fn strangers_are_harmless() {
     for i in 0..200 {
         let mut stream = TcpStream::connect(job.address()).unwrap();
         match i % 5 {
-            // A scan: connects and is gone.
+            // A scan: connects and disappears.
             0 => continue,
             1 => drop(stream.write_all(&vec![0xA5; 5000])),
             2 => drop(stream.write_all(b"GET / HTTP/1.1\r\n\r\n")),
@@ -181,8 +182,8 @@ fn strangers_are_harmless() {
     forger.write_all(&[0; 32]).unwrap();
     let mut verdict = [0; 36];
     forger.read_exact(&mut verdict).unwrap();
-    assert_eq!(verdict[0], 2, "a wrong proof is told so");
-    assert_eq!(verdict[4..], [0; 32], "and gets no proof in return");
+    assert_eq!(verdict[0], 2, "the verdict on a wrong proof");
+    assert_eq!(verdict[4..], [0; 32], "a wrong proof gets no proof in return");
     assert_eq!(forger.read(&mut [0]).unwrap_or(0), 0);
 
     let others: Vec<_> = [1, 2].map(|r| job.config(r)).into_iter().map(|c| thread::spawn(move || join(c))).collect();
@@ -191,7 +192,7 @@ fn strangers_are_harmless() {
     check_exchange(controls);
 }
 
-/// Bytes recorded from an honest worker's successful handshake open nothing the second time.
+/// Bytes recorded from an honest worker's successful handshake do not work a second time.
 #[test]
 fn a_recorded_handshake_is_worthless() {
     let job = Job::new(3);
@@ -224,7 +225,7 @@ fn a_recorded_handshake_is_worthless() {
 
     let last = job.config(2);
     let last = thread::spawn(move || join(last).map(drop));
-    // The tap goes on until both sides have what they need.
+    // The tap continues until both sides have what they need.
     let relay = |mut from: TcpStream, mut to: TcpStream| thread::spawn(move || drop(std::io::copy(&mut from, &mut to)));
     relay(client.try_clone().unwrap(), server.try_clone().unwrap());
     relay(server, client);
@@ -326,7 +327,8 @@ fn a_worker_that_ends_during_an_exchange_is_named_on_every_worker() {
     }
 }
 
-/// Both kinds of job behave alike: messages in order, departures told apart from losses, each told once.
+/// Both kinds of job behave alike: messages arrive in order, departures are distinguished from losses, and each is
+/// reported once.
 #[test]
 fn the_running_control_plane_delivers_messages_departures_and_losses() {
     for in_process in [false, true] {
@@ -373,7 +375,7 @@ fn the_running_control_plane_delivers_messages_departures_and_losses() {
     }
 }
 
-/// Rank 0 may end first, in good order, and nobody calls that a loss.
+/// Rank 0 may end first, in an orderly way, and nobody calls that a loss.
 #[test]
 fn rank_0_may_leave_first() {
     let controls = Job::new(3).join_all(|_| ());
@@ -383,7 +385,7 @@ fn rank_0_may_leave_first() {
         let event = running[rank].as_ref().unwrap().1.recv_timeout(PATIENCE).unwrap();
         assert_eq!(event, ControlEvent::Left { rank: Rank(0) });
     }
-    // Its process lives on: messages still pass.
+    // Its process is still alive, so messages still pass.
     running[1].as_ref().unwrap().0.send(MessageTarget::One(Rank(2)), b"by way of 0").unwrap();
     let event = running[2].as_ref().unwrap().1.recv_timeout(PATIENCE).unwrap();
     assert_eq!(event, ControlEvent::Message { from: Rank(1), bytes: b"by way of 0".to_vec() });
@@ -392,7 +394,7 @@ fn rank_0_may_leave_first() {
     assert!(running[2].as_ref().unwrap().1.recv_timeout(Duration::from_millis(200)).is_err());
 }
 
-/// A queue without bound would eat a worker's memory when another is slow.
+/// An unbounded queue would exhaust a worker's memory when another is slow.
 #[test]
 fn what_is_queued_is_bounded() {
     let mut controls = ControlPlane::in_process(2).into_iter();
@@ -409,11 +411,10 @@ fn what_is_queued_is_bounded() {
     drop(b);
 }
 
-/// Hundreds of jobs in one process, as a notebook might run: no descriptor, no thread and no socket's name stays
-/// behind.
+/// Hundreds of jobs in one process, as a notebook might run: no descriptor, thread or socket name is left behind.
 #[test]
 fn nothing_is_left_behind() {
-    // In a process of its own, so that other tests' descriptors do not count.
+    // In a separate process, so that other tests' descriptors do not count.
     if std::env::var_os("TIDEMILL_TEST_ALONE").is_none() {
         let status = std::process::Command::new(std::env::current_exe().unwrap())
             .args(["--exact", "nothing_is_left_behind", "--test-threads=1"])
@@ -430,12 +431,12 @@ fn nothing_is_left_behind() {
             if job.is_multiple_of(4) { ControlPlane::in_process(3) } else { unwrapped(Job::new(3).join_all(|_| ())) };
         let running: Vec<_> = controls.into_iter().map(started).collect();
         running[0].0.send(MessageTarget::All, b"x").unwrap();
-        // Some leave in good order, some do not.
+        // Some leave in an orderly way, some do not.
         if job.is_multiple_of(2) {
             running.iter().for_each(|(handle, _)| handle.leave().unwrap());
         }
     };
-    // A thread that has said its last word may still be on its way out.
+    // A thread that has done its work may still be ending.
     let settle = |done: &dyn Fn() -> bool| {
         let start = Instant::now();
         while !done() && start.elapsed() < PATIENCE {

@@ -1,6 +1,6 @@
-//! Workers that are processes: started by every launcher this machine has, and killed.
+//! Workers that are processes: started by every launcher on this machine, and killed.
 //!
-//! The test binary starts itself as a worker: `worker` does nothing unless it was started that way.
+//! The test binary starts itself as a worker; `worker` does nothing otherwise.
 
 use std::io::{BufRead, BufReader, Write};
 use std::net::TcpListener;
@@ -15,10 +15,10 @@ use tidemill_net::topology::WorkerPlacement;
 use tidemill_net::{ControlEvent, MessageTarget};
 
 const ROLE: &str = "TIDEMILL_TEST_ROLE";
-/// Long enough for a busy machine; a test that waits for it has failed.
+/// Long enough for a busy machine; a test that waits this long has failed.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Not a test but the worker of the others. Prints a line for every event.
+/// Not a test, but the worker of the other tests. Prints a line for every event.
 #[test]
 fn worker() {
     let Ok(role) = std::env::var(ROLE) else { return };
@@ -72,14 +72,14 @@ fn worker_command(program: &str, arguments: &[&str]) -> Command {
     command
 }
 
-/// Runs a launcher and returns the lines its workers printed about joining.
+/// Runs a launcher and returns the lines that its workers printed about joining.
 fn launch(program: &str, arguments: &[&str], bootstrap: &str) -> Vec<String> {
     let mut command = worker_command(program, arguments);
     let output =
         command.env(ROLE, "leave").env("TIDEMILL_BOOTSTRAP", bootstrap).stdout(Stdio::piped()).output().unwrap();
     let text = String::from_utf8_lossy(&output.stdout);
     assert!(output.status.success(), "{program}: {}\n{text}", output.status);
-    // The harness prints "test worker ... " in front.
+    // The harness prints "test worker ... " before them.
     let mut lines: Vec<String> =
         text.lines().filter_map(|line| Some(line[line.find("joined: ")?..].to_owned())).collect();
     lines.sort();
@@ -117,7 +117,7 @@ fn hydra_starts_workers() {
     for bootstrap in ["", "pmi"] {
         assert_eq!(launch("mpiexec.hydra", &["-n", "3"], bootstrap), expected(3), "{bootstrap}");
     }
-    // Two jobs of one user at one time do not meet each other.
+    // Concurrent jobs of one user do not meet each other.
     std::thread::scope(|scope| {
         let jobs: Vec<_> = (0..4).map(|_| scope.spawn(|| launch("mpiexec.hydra", &["-n", "3"], ""))).collect();
         jobs.into_iter().for_each(|job| assert_eq!(job.join().unwrap(), expected(3)));
@@ -149,7 +149,7 @@ fn srun_starts_workers() {
     }
 }
 
-/// `tidemill run`'s contract, by hand: rank 0 inherits the listening socket.
+/// Follows the contract of `tidemill run` by hand: rank 0 inherits the listening socket.
 struct Job {
     workers: Vec<Option<(Child, BufReader<ChildStdout>)>>,
 }
@@ -186,7 +186,7 @@ impl Job {
         job
     }
 
-    /// The rest of the next line of `rank` that begins so.
+    /// The rest of the next line of `rank` that begins with `begin`.
     fn expect(&mut self, rank: usize, begin: &str) -> String {
         let lines = &mut self.workers[rank].as_mut().unwrap().1;
         loop {
@@ -215,12 +215,12 @@ impl Drop for Job {
 }
 
 #[test]
-fn everybody_hears_of_a_killed_worker_and_then_of_a_killed_rank_0() {
+fn everybody_learns_of_a_killed_worker_and_then_of_a_killed_rank_0() {
     let mut job = Job::start(5, "30");
     let start = Instant::now();
     job.signal(3, libc::SIGKILL);
     for rank in [0, 1, 2, 4] {
-        // "(reset)" follows if the dead one had not read everything.
+        // "(reset)" follows if the killed worker had unread data.
         let line = job.expect(rank, "lost: ");
         assert!(line.starts_with("rank 3: its process ended"), "{line}");
     }
@@ -232,7 +232,7 @@ fn everybody_hears_of_a_killed_worker_and_then_of_a_killed_rank_0() {
     assert!(start.elapsed() < Duration::from_secs(20), "noticed by silence, not by the end of the connections");
 }
 
-/// A stopped process keeps its connections open, as does a host without power; only its silence tells.
+/// A stopped process keeps its connections open, as does a host without power; only its silence gives it away.
 #[test]
 fn silence_is_noticed_and_the_main_thread_may_be_busy() {
     let mut job = Job::start(4, "2");
@@ -241,7 +241,7 @@ fn silence_is_noticed_and_the_main_thread_may_be_busy() {
         let reason = job.expect(rank, "lost: rank 2: ");
         assert!(reason.contains("no sign of life"), "{reason}");
     }
-    // The main threads of the others have slept all the time and will do so; their control threads answer for them.
+    // The main threads of the others sleep the whole time; their control threads answer for them.
     std::thread::sleep(Duration::from_secs(3));
     job.signal(1, libc::SIGKILL);
     assert!(job.expect(3, "lost: ").starts_with("rank 1: its process ended"));

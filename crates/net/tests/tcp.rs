@@ -1,4 +1,4 @@
-//! The TCP transport against the invariants of `Transport`, and against everything a network can put in its way.
+//! Tests the TCP transport against the invariants of `Transport`, and against everything that a network can do to it.
 
 use std::collections::HashMap;
 use std::io::{Read, Write};
@@ -12,10 +12,10 @@ use tidemill_net::tcp::{ConnectChoice, PeerListener, TcpTransport};
 use tidemill_net::{FrameHeader, FrameKind, FrameSink, PushResult, Rank, Transport, TransportError};
 
 const LOOPBACK: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
-/// Long enough for a busy machine; a test that waits for it has failed.
+/// Long enough for a busy machine; a test that waits this long has failed.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Keeps all that arrives, wherever the transport chose to put it.
+/// Records everything that arrives, however the transport delivered it.
 #[derive(Default)]
 struct Recorder {
     frames: Vec<(Rank, FrameHeader, Vec<u8>)>,
@@ -47,12 +47,12 @@ impl FrameSink for Recorder {
     }
 }
 
-/// Connects `size` workers, each in a thread of its own, all to all, and lets each run `work`.
+/// Connects `size` workers all to all, each in its own thread, and lets each run `work`.
 fn run_workers<R: Send>(size: u32, work: impl Fn(Rank, TcpTransport) -> R + Sync) -> Vec<R> {
     run_workers_connected(ConnectChoice::All, size, work)
 }
 
-/// The same, connected as `connect` says.
+/// The same, with pairs connected as `connect` says.
 fn run_workers_connected<R: Send>(
     connect: ConnectChoice,
     size: u32,
@@ -77,7 +77,7 @@ fn run_workers_connected<R: Send>(
     })
 }
 
-/// Sends all of a frame, taking what comes meanwhile.
+/// Sends all of a frame, and receives what comes meanwhile.
 fn send_whole(transport: &mut TcpTransport, sink: &mut Recorder, dest: Rank, header: &FrameHeader, payload: &[u8]) {
     let mut sent = 0;
     while transport.push(dest, header, payload, &mut sent).unwrap() == PushResult::Blocked {
@@ -87,7 +87,7 @@ fn send_whole(transport: &mut TcpTransport, sink: &mut Recorder, dest: Rank, hea
     }
 }
 
-/// Payload of the `index`th frame of `src`: a window on noise, elsewhere for every frame.
+/// The payload of the `index`th frame of `src`: a window on noise, at a different place for every frame.
 fn payload(src: Rank, index: usize, len: usize) -> &'static [u8] {
     static NOISE: LazyLock<Vec<u8>> = LazyLock::new(|| {
         let mut state = 1u32;
@@ -101,7 +101,7 @@ fn payload(src: Rank, index: usize, len: usize) -> &'static [u8] {
     &NOISE[start..start + len]
 }
 
-/// Nothing, one byte, odd, around the size that is joined with its header, around what is delivered whole, around the
+/// Empty, one byte, odd, around the size that is joined with its header, around what is delivered whole, around the
 /// receive buffer, and the largest frame.
 fn lengths(max: usize) -> Vec<usize> {
     vec![0, 1, 7, 333, 511, 512, 513, 8191, 8192, 8193, 65_503, 65_504, 65_505, 100_001, max - 1, max, 3, 0]
@@ -111,8 +111,8 @@ fn header(src: Rank, index: usize, len: usize) -> FrameHeader {
     FrameHeader { seq: index as u32, tag: src.0 as i32, ..FrameHeader::new(FrameKind::Eager, len as u64) }
 }
 
-/// Every worker sends to every other while it receives: order, wholeness, exactly once, and no deadlock when all
-/// sockets are full.
+/// Every worker sends to every other while it receives: frames arrive in order, whole and once, without deadlock when
+/// all sockets are full.
 #[test]
 fn frames_arrive_whole_once_and_in_order() {
     for size in [1, 2, 3, 5, 8, 13] {
@@ -148,13 +148,13 @@ fn frames_arrive_whole_once_and_in_order() {
                 }
             }
             assert!(sink.placing.is_empty() && sink.lost.is_empty());
-            // A worker that is done must not take its sockets away from those that still read.
+            // A worker that is done must keep its sockets open for those that still read.
             transport
         });
     }
 }
 
-/// Sleeps as an idle worker does, on the transport's descriptor; catches a wake-up that never comes.
+/// Sleeps on the transport's descriptor as an idle worker does; catches a wake-up that never comes.
 fn sleep_on(transport: &TcpTransport) {
     let mut fd = libc_poll(transport.epoll_fd().unwrap());
     // SAFETY: one valid `pollfd`.
@@ -172,9 +172,9 @@ fn is_readable(transport: &TcpTransport) -> bool {
     unsafe { libc::poll(&mut fd, 1, 0) == 1 }
 }
 
-/// What is in flight is bounded, a blocked frame goes on where it stopped, and epoll tells when it can, once.
+/// The bytes in transit are bounded, a blocked frame continues where it stopped, and epoll reports once when it can.
 #[test]
-fn a_slow_receiver_blocks_the_sender_who_is_woken_when_there_is_room() {
+fn a_slow_receiver_blocks_the_sender_until_there_is_room() {
     let rounds = 64;
     let blocked_once = Barrier::new(2);
     run_workers(2, |me, mut transport| {
@@ -189,7 +189,7 @@ fn a_slow_receiver_blocks_the_sender_who_is_woken_when_there_is_room() {
                 }
             }
             assert!(sink.frames.iter().enumerate().all(|(i, (.., bytes))| *bytes == *payload(peer, i, max)));
-            assert!(sink.placed > 0, "long payloads go straight into place");
+            assert!(sink.placed > 0, "long payloads go straight to their destination");
             return;
         }
         let mut blocked = 0;
@@ -200,7 +200,8 @@ fn a_slow_receiver_blocks_the_sender_who_is_woken_when_there_is_room() {
             while transport.push(peer, &head, bytes, &mut sent).unwrap() == PushResult::Blocked {
                 if blocked == 0 {
                     in_flight = index * max + sent;
-                    // Now the receiver begins to read; had it read before, nothing might ever have been blocked.
+                    // Only now does the receiver begin to read; had it read before, nothing might ever have been
+                    // blocked.
                     blocked_once.wait();
                 }
                 blocked += 1;
@@ -208,18 +209,19 @@ fn a_slow_receiver_blocks_the_sender_who_is_woken_when_there_is_room() {
                 transport.poll(&mut Recorder::default());
             }
         }
-        assert!(blocked > 0, "64 MiB fit into no socket");
+        assert!(blocked > 0, "64 MiB do not fit into a socket");
         assert!(in_flight <= 2 * transport.limits(peer).in_flight_bytes_max, "{in_flight} bytes were in flight");
-        // Drained: room is no news any more. (The peer's end may be, so only while it is open.)
+        // Drained: room is no longer reported. (The peer's end may be, so only while it is open.)
         let mut sink = Recorder::default();
         transport.poll(&mut sink);
         assert!(!is_readable(&transport) || !sink.lost.is_empty() || transport.poll(&mut sink));
     });
 }
 
-/// Who wants frames to be behind little else relies on it; a limit that went unnoticed when it rose would stop a link.
+/// Callers that want frames to queue behind as little as possible rely on this. If the sender did not notice a raised
+/// limit, the link would stop.
 #[test]
-fn the_kernel_takes_no_more_than_it_is_told_to() {
+fn the_kernel_accepts_no_more_than_the_limit() {
     let (taken, read) = (Barrier::new(2), Barrier::new(2));
     run_workers(2, |me, mut transport| {
         let peer = Rank(1 - me.0);
@@ -243,7 +245,7 @@ fn the_kernel_takes_no_more_than_it_is_told_to() {
         let limited = sent;
         transport.limit_unsent(peer, u32::MAX);
         let mut result = transport.push(peer, &head, bytes, &mut sent).unwrap();
-        assert!(sent > limited, "{limited} bytes went, and no more without a limit");
+        assert!(sent > limited, "{limited} bytes with a limit, and no more without");
         taken.wait();
         while result == PushResult::Blocked {
             sleep_on(&transport);
@@ -258,7 +260,7 @@ fn the_kernel_takes_no_more_than_it_is_told_to() {
 }
 
 #[test]
-fn a_peer_that_ends_is_lost_once_after_its_last_words() {
+fn a_peer_that_ends_is_lost_once_after_its_last_frames() {
     run_workers(3, |me, mut transport| {
         let bytes = payload(me, 0, 300_000);
         if me.0 == 2 {
@@ -289,7 +291,8 @@ fn a_peer_that_ends_is_lost_once_after_its_last_words() {
     });
 }
 
-/// A peer killed while frames flow both ways, and while this side only sends: never a hang, never a crash by SIGPIPE.
+/// A peer killed while frames flow both ways, and while this side only sends, causes neither a hang nor a crash by
+/// SIGPIPE.
 #[test]
 fn a_sender_notices_that_the_receiver_is_gone() {
     run_workers(2, |me, mut transport| {
@@ -314,9 +317,9 @@ fn a_sender_notices_that_the_receiver_is_gone() {
     });
 }
 
-/// A connection that proved itself and then sends bytes that are no frames: one error, and the link is closed.
+/// An authenticated connection that then sends bytes that are not frames gives one error, and the link is closed.
 #[test]
-fn bytes_that_are_no_frames_are_reported_as_corrupt() {
+fn bytes_that_are_not_frames_are_reported_as_corrupt() {
     let good = header(Rank(1), 0, 3);
     let cases: Vec<(&str, FrameHeader)> = vec![
         ("unknown kind 99", FrameHeader { kind_raw: 99, ..good }),
@@ -328,7 +331,7 @@ fn bytes_that_are_no_frames_are_reported_as_corrupt() {
         run_workers(2, |me, mut transport| {
             let mut sink = Recorder::default();
             if me.0 == 1 {
-                // A sound frame first, then a header that `push` sends as it is given (its payload is empty).
+                // First a valid frame, then a header that `push` sends unchanged (its payload is empty).
                 assert_eq!(transport.push(Rank(0), &good, b"abc", &mut 0).unwrap(), PushResult::Sent);
                 send_raw(&mut transport, &bad);
                 while sink.lost.is_empty() {
@@ -348,17 +351,17 @@ fn bytes_that_are_no_frames_are_reported_as_corrupt() {
     }
 }
 
-/// Sends 32 arbitrary bytes: as the payload of a frame whose header counts as sent already.
+/// Sends 32 arbitrary bytes, as the payload of a frame whose header counts as already sent.
 fn send_raw(transport: &mut TcpTransport, bytes: &FrameHeader) {
     let outer = FrameHeader::new(FrameKind::Eager, 32);
     let mut sent = 32;
     assert_eq!(transport.push(Rank(0), &outer, bytes.as_bytes(), &mut sent).unwrap(), PushResult::Sent);
 }
 
-/// Bytes of one frame that arrive one by one, and many frames that arrive at once, decode alike. `sent` lets a test cut
-/// frames anywhere.
+/// The bytes of a frame decode the same whether they arrive one by one or together with many frames. `sent` lets a
+/// test cut frames anywhere.
 #[test]
-fn frames_cut_at_any_byte_are_put_together() {
+fn frames_cut_at_any_byte_are_reassembled() {
     run_workers(2, |me, mut transport| {
         let lens = [0, 1, 40, 9000, 20_000, 5];
         if me.0 == 1 {
@@ -410,12 +413,12 @@ fn sixty_four_workers_connect_all_to_all() {
     });
 }
 
-/// Nobody is connected before the first frame, then only who sends and who receives; however many call at once, each
-/// frame arrives once and in order.
+/// Nobody is connected before the first frame, and then only senders and receivers are; however many call at once,
+/// each frame arrives once and in order.
 #[test]
 fn workers_connect_when_they_first_send() {
     const FRAMES: usize = 20;
-    // To whom rank `me` of `size` sends.
+    // The ranks to which rank `me` of `size` sends.
     type Targets = fn(u32, u32) -> Vec<u32>;
     let patterns: [(&str, Targets); 3] = [
         ("ring", |me, size| vec![(me + 1) % size]),
@@ -452,7 +455,7 @@ fn workers_connect_when_they_first_send() {
                 spoken.dedup();
                 assert_eq!(linked.collect::<Vec<_>>(), spoken, "{name} of {size}");
                 assert!(sink.lost.is_empty());
-                // Nobody ends before all have looked.
+                // Nobody ends before all have checked.
                 together.wait();
                 transport
             });
@@ -460,7 +463,7 @@ fn workers_connect_when_they_first_send() {
     }
 }
 
-/// The last words of a worker that sends to a peer for the first time and ends at once.
+/// A worker that sends to a peer for the first time and ends at once.
 #[test]
 fn what_a_worker_sends_before_it_ends_arrives_over_its_first_connection() {
     for _ in 0..50 {
@@ -484,8 +487,8 @@ fn what_a_worker_sends_before_it_ends_arrives_over_its_first_connection() {
     }
 }
 
-/// A peer that is not there at first use is lost, in words that say what to look at; one that listens and does not
-/// answer, too.
+/// A peer that is missing at first use is lost, in words that say what to check; so is one that listens and does not
+/// answer.
 #[test]
 fn a_peer_that_is_not_reached_at_first_use_is_lost() {
     let key = JobKey::new(&JobSecret::random(), "");
@@ -511,8 +514,8 @@ fn a_peer_that_is_not_reached_at_first_use_is_lost() {
     }
 }
 
-/// Strangers that knock while a job opens: garbage, silence, another job's worker, and one of our own at the wrong
-/// door.
+/// Strangers that connect while a job opens: garbage, silence, another job's worker, and one of our own at the wrong
+/// listener.
 #[test]
 fn strangers_do_not_keep_workers_from_connecting() {
     let secret = JobSecret::random();
@@ -537,7 +540,7 @@ fn strangers_do_not_keep_workers_from_connecting() {
         let worker_0 = scope.spawn(move || {
             TcpTransport::open(Rank(0), &[(Rank(1), a1.clone())], l0, keys, ConnectChoice::All, PATIENCE).unwrap()
         });
-        // Only now comes the honest worker, after the stranger has been told off.
+        // The honest worker comes only now, after the stranger has been refused.
         let text = refused.join().unwrap().to_string();
         assert!(text.contains("secret"), "{text}");
         let worker_1 = scope.spawn(move || {
@@ -569,7 +572,7 @@ fn peers_that_do_not_come_are_named() {
     assert!(text.contains("worker(s) 0, 5 within 1 s"), "{text}");
 }
 
-/// The address that is tried first may belong to somebody else, or to nobody.
+/// The address that is tried first may belong to another host, or to none.
 #[test]
 fn the_second_address_is_tried_too() {
     let key = JobKey::new(&JobSecret::random(), "");
@@ -595,7 +598,7 @@ fn the_second_address_is_tried_too() {
 }
 
 /// Addresses for other hosts are published without loopback first; the socket of a job within one host is not open to
-/// others.
+/// other hosts.
 #[test]
 fn a_listener_is_as_open_as_the_job_needs() {
     let (_, addresses) = PeerListener::bind(&[LOOPBACK]).unwrap();
@@ -607,11 +610,11 @@ fn a_listener_is_as_open_as_the_job_needs() {
     TcpStream::connect(loopback).unwrap();
 }
 
-/// A thousand jobs in one process: no descriptor, and no thread, is left behind.
+/// A thousand jobs in one process leave no descriptor and no thread behind.
 #[test]
 #[cfg(target_os = "linux")]
 fn no_descriptor_is_left_behind() {
-    // In a process of its own, so that other tests' descriptors do not count.
+    // In a separate process, so that other tests' descriptors do not count.
     if std::env::var_os("TIDEMILL_TEST_ALONE").is_none() {
         let status = std::process::Command::new(std::env::current_exe().unwrap())
             .args(["--exact", "no_descriptor_is_left_behind", "--test-threads=1"])

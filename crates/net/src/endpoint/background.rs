@@ -1,7 +1,7 @@
-//! The background thread: drives the engine while requests are pending and no call does.
+//! The background thread: drives the engine while requests are pending and no call drives it.
 //!
-//! It parks when there is nothing to do, so that a worker that computes is not interrupted, and is woken by the first
-//! request after that. It never touches Python.
+//! It parks when there is nothing to do, so that it does not disturb a computing worker, and the next request wakes
+//! it. It never touches Python.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Weak};
@@ -13,15 +13,15 @@ use parking_lot::Mutex;
 use super::EndpointState;
 use crate::WakeReason;
 
-/// Between looks while calls are driving, or requests follow each other closely.
+/// The time between looks while calls drive the engine or requests follow each other closely.
 const TICK: Duration = Duration::from_millis(1);
-/// So many requests within a tick cost less when they find the thread awake than when each wakes it.
+/// From this many requests per tick on, keeping the thread awake is cheaper than waking it for each.
 const CLOSELY: u32 = 4;
 
 #[derive(Default)]
 pub(super) struct BackgroundDriver {
     parked: AtomicBool,
-    /// How often since the last look.
+    /// Requests since the last look.
     wanted: AtomicU32,
     stopped: AtomicBool,
     thread: Mutex<Option<(Thread, JoinHandle<()>)>>,
@@ -35,10 +35,10 @@ impl BackgroundDriver {
         *shared.background.thread.lock() = Some((handle.thread().clone(), handle));
     }
 
-    /// Something is pending. Costs one load when the thread is awake anyway.
+    /// Announces a pending request. Costs one load if the thread is awake.
     #[inline]
     pub(super) fn want(&self, _shared: &EndpointState) {
-        // Not one atomic addition: of two at once one may be lost, which is as good as none.
+        // Not an atomic addition: if one of two concurrent updates is lost, it does not matter.
         self.wanted.store(self.wanted.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
         if self.parked.load(Ordering::SeqCst) {
             self.wake();
@@ -53,7 +53,7 @@ impl BackgroundDriver {
         }
     }
 
-    /// Whether this is the thread.
+    /// Whether the calling thread is the background thread.
     pub(super) fn is_this_thread(&self) -> bool {
         self.thread.lock().as_ref().is_some_and(|(thread, _)| thread.id() == std::thread::current().id())
     }
@@ -77,9 +77,9 @@ fn run(weak: &Weak<EndpointState>) {
             return;
         }
         let wanted = background.wanted.swap(0, Ordering::Relaxed);
-        // Calls that follow each other closely drive enough; to sleep on the doorbell between them would only make the
-        // peers pay for waking this thread. What is under way still moves with each tick: perhaps the caller computes
-        // now.
+        // Calls that follow each other closely drive enough; if this thread slept on the doorbell between them, the
+        // peers would only pay for waking it. Pending operations still move with each tick: the caller may be
+        // computing now.
         let (pending, driven) = match shared.engine.try_lock() {
             None => (true, true),
             Some(mut engine) => {
@@ -92,7 +92,7 @@ fn run(weak: &Weak<EndpointState>) {
             }
         };
         if pending && !driven {
-            // Nobody drives: sleep until a peer rings, as a call would.
+            // Nobody drives the engine: sleep until a peer rings, as a call would.
             let armed = shared.doorbell.arm(shared.epoll_fd);
             let moved = shared.engine.try_lock().is_none_or(|mut engine| {
                 let moved = engine.progress();

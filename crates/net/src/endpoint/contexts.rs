@@ -1,27 +1,27 @@
-//! The contexts that are in use, by number. A program may make and free communicators without end: what a freed one
-//! leaves behind is one bit, by which messages that come too late are told from those that come early.
+//! The contexts in use, by number. A program may create and free any number of communicators: a freed one leaves only
+//! one bit behind, which tells messages that come too late from those that come early.
 
 use std::collections::HashMap;
 
 use super::matching::MatchContext;
 
-/// Numbers whose bits lie together.
+/// How many numbers share one page of bits.
 const PAGE: u32 = 4096;
 
-/// Latest looks that are remembered.
+/// How many recent lookups are remembered.
 const RECENT: usize = 16;
 
 pub(super) struct ContextTable {
     slots: Vec<MatchContext>,
-    /// Slots that no number has.
+    /// Unused slots.
     free: Vec<usize>,
     slot_of: HashMap<u32, usize>,
-    /// Numbers with their slots, of the latest looks, each at its number modulo [`RECENT`].
+    /// The numbers of recent lookups with their slots, each at its number modulo [`RECENT`].
     recent: [(u32, usize); RECENT],
     closed: HashMap<u32, Box<[u64; PAGE as usize / 64]>>,
 }
 
-/// At place `i` a number that has another place, so that no look finds it.
+/// Holds at index `i` a number that belongs at another index, so that no lookup finds it.
 const NOTHING: [(u32, usize); RECENT] = {
     let mut nothing = [(0, 0); RECENT];
     let mut i = 0;
@@ -45,7 +45,7 @@ impl Default for ContextTable {
 }
 
 impl ContextTable {
-    /// The context, which is opened by that if need be: a message may come before its communicator is made here.
+    /// The context, which this opens if necessary: a message may arrive before its communicator is created here.
     #[inline]
     pub(super) fn get(&mut self, id: u32) -> &mut MatchContext {
         let slot = match self.recent[id as usize % RECENT] {
@@ -75,7 +75,7 @@ impl ContextTable {
         self.closed.get(&(id / PAGE)).is_some_and(|page| page[(id % PAGE / 64) as usize] >> (id % 64) & 1 == 1)
     }
 
-    /// The communicator has ended: what still comes for it is to be dropped. Returns what is there.
+    /// Closes the context of an ended communicator, for which later messages are dropped. Returns its content.
     pub(super) fn close(&mut self, id: u32) -> MatchContext {
         let mut left = MatchContext::default();
         if let Some(slot) = self.slot_of.remove(&id) {
@@ -88,7 +88,7 @@ impl ContextTable {
         left
     }
 
-    /// The number is used (again).
+    /// Marks the number as used (again).
     pub(super) fn open(&mut self, id: u32) {
         if let Some(page) = self.closed.get_mut(&(id / PAGE)) {
             page[(id % PAGE / 64) as usize] &= !(1 << (id % 64));
@@ -104,7 +104,7 @@ impl ContextTable {
         self.slots.iter_mut()
     }
 
-    /// Empties all contexts; which numbers are in use stays.
+    /// Empties all contexts; the numbers in use stay the same.
     pub(super) fn clear(&mut self) {
         self.slots.iter_mut().for_each(|context| *context = MatchContext::default());
     }
@@ -114,9 +114,9 @@ impl ContextTable {
 mod tests {
     use super::*;
 
-    /// A freed communicator must leave next to nothing, and a message for it must not be kept for ever.
+    /// A freed communicator must leave next to nothing, and a message for it must not be kept forever.
     #[test]
-    fn what_is_closed_stays_closed_and_costs_a_bit() {
+    fn a_closed_context_stays_closed_and_costs_a_bit() {
         let mut contexts = ContextTable::default();
         for id in 0..100_000 {
             assert!(!contexts.is_closed(id), "{id} may still be made");

@@ -1,5 +1,5 @@
-//! The engine's half that frames arrive in: matching, credit, landing places. Everything but the transports, so that a
-//! transport can deliver into it while it is borrowed itself.
+//! The receiving half of the engine: matching, credit, landing places. It contains everything except the transports,
+//! so that a borrowed transport can deliver into it.
 
 use std::collections::VecDeque;
 
@@ -11,8 +11,9 @@ use super::transfer::{AssistedSend, OutgoingStream, PullQueue};
 use crate::transport::LocalClaim;
 use crate::{AcceptPayload, FrameHeader, FrameKind, FrameSink, NetError, OfferPayload, Rank, TransportError};
 
-/// Eager bytes that a receiver stores at most for one sender that it does not receive from: so many messages of the
-/// largest eager size, within a share of what it stores for all `peers` together, and never less than the minimum.
+/// How many eager bytes a receiver stores at most for a sender that it does not receive from: a number of messages of
+/// the largest eager size, limited to a share of what it stores for all `peers` together, but never less than the
+/// minimum.
 pub(super) fn credit_bytes(eager_bytes_max: usize, peers: usize) -> u64 {
     const MESSAGES: u64 = 64;
     const ALL_BYTES: u64 = 16 << 20;
@@ -20,14 +21,14 @@ pub(super) fn credit_bytes(eager_bytes_max: usize, peers: usize) -> u64 {
     (MESSAGES * eager_bytes_max as u64).min(ALL_BYTES / peers.max(1) as u64).max(BYTES_MIN)
 }
 
-/// What a stored message costs beside its bytes.
+/// What a stored message costs besides its bytes.
 pub(super) const MESSAGE_COST_BYTES: u64 = 64;
 
 pub(super) enum FrameLanding {
     Nothing,
-    /// Straight into a receive's buffer.
+    /// Directly into a receive's buffer.
     Op(OpIndex),
-    /// Into a buffer of ours, for a message nobody has asked for yet.
+    /// Into a buffer of ours, for a message that no receive has matched yet.
     Unexpected(Vec<u8>),
     /// Into a buffer of ours, handled as a whole frame when complete.
     Frame(Vec<u8>),
@@ -42,28 +43,28 @@ pub(super) struct PeerLink {
     /// A queued frame that is partly sent must be continued before anything else.
     pub(super) streaming: bool,
     pub(super) credit: u64,
-    /// What it is at most, and was at the start; alike at both ends.
+    /// The maximum credit, which is also the initial credit; the same at both ends.
     pub(super) credit_max: u64,
-    /// Credit taken from the peer and not yet returned.
+    /// Credit received from the peer and not returned yet.
     pub(super) owed: u64,
     pub(super) landing: FrameLanding,
     pub(super) eager_bytes_max: usize,
     pub(super) frame_bytes_max: usize,
     pub(super) single_copy: bool,
-    /// Shared copying of messages from the peer, and to it.
+    /// Claims for shared copying of messages from the peer, and to it.
     pub(super) claims: Option<(LocalClaim, LocalClaim)>,
-    /// A message from the peer is being copied by both: one at a time.
+    /// Whether both sides are copying a message from the peer: only one at a time.
     pub(super) claimed: bool,
     pub(super) down: Option<String>,
-    /// The peer's program has ended: it has said so, on this link or over the control plane.
+    /// Whether the peer's program has ended: it has said so on this link or over the control plane.
     pub(super) left: bool,
-    /// And nothing comes from it any more.
+    /// Whether nothing more comes from it.
     pub(super) gone: bool,
-    /// The peer was told that this worker's program has ended.
+    /// Whether the peer was told that this worker's program has ended.
     pub(super) told_left: bool,
 }
 
-/// Everything but the transports, so that a transport can deliver into it while it is borrowed itself.
+/// Everything except the transports, so that a borrowed transport can deliver into it.
 pub(super) struct EngineCore {
     pub(super) rank: Rank,
     pub(super) ops: OpTable,
@@ -115,7 +116,7 @@ impl EngineCore {
         link.queue.push_back(out);
     }
 
-    /// Queues a control frame; to oneself it takes effect at once.
+    /// Queues a control frame; one to this worker takes effect at once.
     pub(super) fn reply(&mut self, dest: Rank, header: FrameHeader, payload: &[u8]) {
         if dest == self.rank {
             self.frame(dest, &header, payload);
@@ -143,7 +144,7 @@ impl EngineCore {
     }
 
     pub(super) fn recycle(&mut self, buffer: Vec<u8>) {
-        // A few buffers of ordinary size are kept; bursts and giants go back to the allocator.
+        // Keep a few buffers of ordinary size; give bursts and very large ones back to the allocator.
         if self.pool.len() < 64 && buffer.capacity() <= 64 << 10 {
             self.pool.push(buffer);
         }
@@ -174,10 +175,11 @@ impl EngineCore {
         }
     }
 
-    /// Within a collective a message is as long as its receiver expects, or the two have passed different counts.
+    /// Checks that a collective's message is as long as its receiver expects; otherwise the two ranks passed
+    /// different counts.
     #[inline]
     pub(super) fn check_length_agreed(&mut self, src: Rank, header: &FrameHeader, sent_bytes: u64, room: usize) {
-        // A difference that the fingerprints show says more.
+        // A difference already found through the fingerprints says more.
         if header.seq != 0 && sent_bytes != room as u64 && self.contradictions.is_empty() {
             self.contradictions.push(CallMismatch {
                 context: header.context,
@@ -215,9 +217,9 @@ impl EngineCore {
         }
     }
 
-    /// Drops what nobody has received, as what comes later: credit that did not go back would in the end stop its
-    /// sender for ever. Receives that no message has met fail: nothing would end them any more, and a worker that
-    /// leaves waits for its receives.
+    /// Drops the messages that nobody has received, and those that come later, and returns their credit: otherwise
+    /// their sender would eventually stop forever. Receives without a message fail: nothing else would end them, and
+    /// a worker that leaves waits for its receives.
     pub(super) fn close_context(&mut self, context: u32) {
         let mut closed = self.contexts.close(context);
         for op in closed.drain_all_posted() {
@@ -236,7 +238,8 @@ impl EngineCore {
         }
     }
 
-    /// This worker is done with a communicator: its `others` are told, and whoever offers something is not kept.
+    /// Records that this worker has finished with a communicator: tells its `others`, and releases those that offer
+    /// messages.
     pub(super) fn end_context(&mut self, context: u32, others: &[Rank]) {
         for (src, header) in self.context(context).end() {
             self.decline(src, &header);
@@ -250,7 +253,8 @@ impl EngineCore {
         }
     }
 
-    /// `rank` is done with a communicator of `size` ranks. What it sent before can still be received.
+    /// Records that `rank` has finished with a communicator of `size` ranks. What it sent before can still be
+    /// received.
     fn peer_ended(&mut self, rank: Rank, context: u32, size: u32) {
         if self.contexts.is_closed(context) {
             return;
@@ -260,7 +264,7 @@ impl EngineCore {
         }
     }
 
-    /// Takes nothing of a message whose communicator is gone, so that its sender is not kept.
+    /// Declines a message whose communicator is gone, so that its sender does not wait.
     fn decline(&mut self, src: Rank, header: &FrameHeader) {
         self.reply(src, FrameHeader { token: header.token, ..FrameHeader::new(FrameKind::Done, 0) }, &[]);
     }
@@ -291,7 +295,7 @@ impl EngineCore {
         self.ops.complete(op, result);
     }
 
-    /// Room for the next `len` bytes of a message that arrives in pieces.
+    /// Returns room for the next `len` bytes of a message that arrives in pieces.
     pub(super) fn piece_room(&mut self, src: Rank, header: &FrameHeader) -> Result<*mut u8, String> {
         match self.ops.get_mut(header.token) {
             Some(PendingOp::Recv { region, received, status, .. })
@@ -323,8 +327,8 @@ impl EngineCore {
         (self.links.len() > 1 && others.all(|(_, link)| link.left)).then(|| Rank(u32::from(self.rank.0 == 0)))
     }
 
-    /// `rank`'s program has ended: it sends nothing new, and takes nothing that it has not begun to take. What it sent
-    /// before can still be received.
+    /// Records that `rank`'s program has ended: it sends nothing new, and receives nothing that it has not begun to
+    /// receive. What it sent before can still be received.
     pub(super) fn peer_left(&mut self, rank: Rank) {
         if std::mem::replace(&mut self.links[rank.index()].left, true) {
             return;
@@ -339,7 +343,7 @@ impl EngineCore {
         }
         let queue = &self.links[rank.index()].queue;
         for index in self.ops.indices() {
-            // Of what is queued the frame is on its way, perhaps in part; the others wait for an answer to an offer.
+            // Queued frames are on their way, perhaps in part; other sends wait for an answer to their offer.
             if matches!(self.ops.get_mut(index), Some(PendingOp::Send { dest, .. }) if *dest == rank)
                 && !queue.iter().any(|out| out.completes == Some(index))
             {
@@ -349,7 +353,7 @@ impl EngineCore {
         over.into_iter().for_each(|op| self.ops.complete(op, Err(NetError::PeerLeft { rank })));
     }
 
-    /// `rank` has left, and nothing comes from it any more: messages under way end here.
+    /// Records that `rank` has left and that nothing more comes from it: unfinished messages end here.
     pub(super) fn peer_gone(&mut self, rank: Rank) {
         self.peer_left(rank);
         let link = &mut self.links[rank.index()];
@@ -374,7 +378,7 @@ impl EngineCore {
         }
     }
 
-    /// Takes back the receives that no message has met.
+    /// Withdraws the receives that no message has matched.
     pub(super) fn withdraw_recvs(&mut self) {
         for index in self.ops.indices() {
             if matches!(self.ops.get_mut(index), Some(PendingOp::Recv { .. }))
@@ -431,7 +435,7 @@ impl FrameSink for EngineCore {
                     self.ops.complete(header.token, Ok(ReceiveStatus::default()));
                     Ok(())
                 }
-                // It was still taking the message when it left, and the send has ended with that news.
+                // It was still receiving the message when it left, and the send has ended with that error.
                 _ if self.links[src.index()].left => Ok(()),
                 _ => Err(format!("finished send {}, which is not pending", header.token)),
             },
@@ -485,7 +489,7 @@ impl FrameSink for EngineCore {
                             self.links[src.index()].landing = FrameLanding::Op(op);
                             return ptr;
                         }
-                        // Too long for its buffer: land it elsewhere and let the error be found.
+                        // Too long for its buffer: land it elsewhere and report the error.
                         self.ops.complete(op, check_length(src, header.tag, header.len, room));
                         self.return_credit(src, header.len);
                         FrameLanding::Frame(self.buffer(len))
@@ -545,7 +549,7 @@ impl FrameSink for EngineCore {
             FrameLanding::Frame(mut data) => {
                 // SAFETY: as above.
                 unsafe { data.set_len(len) };
-                // An eager message lands here only when its error has been reported or its communicator is gone.
+                // An eager message lands here only if its error has been reported or its communicator is gone.
                 if header.kind() != Some(FrameKind::Eager) {
                     self.frame(src, header, &data);
                 }
@@ -564,7 +568,8 @@ impl FrameSink for EngineCore {
 mod tests {
     use super::*;
 
-    /// Too little makes short messages wait for an answer each; too much fills the memory of who waits for many.
+    /// Too little credit makes each short message wait for an answer; too much fills the memory of a worker with many
+    /// senders.
     #[test]
     fn credit_is_bounded_for_one_sender_and_for_all() {
         const MIB: u64 = 1 << 20;

@@ -1,11 +1,11 @@
-//! Workers that share cores, spread evenly over them.
+//! Spreads workers that share cores evenly over them.
 //!
-//! A worker that waits yields its core instead of sleeping, and wakes others in crowds: where more workers than cores
-//! meet for a burst of short calls, five may be on one core and three on the other. The kernel sees to that in tens of
-//! milliseconds, as it looks at load in the past, and bursts are shorter: each call then takes as long as the fuller
-//! core needs, and waits on the other take from it what the two share. So workers tell each other where they run, and
-//! one that is where too many are moves to where there are fewer. It is moved once, and not bound there: where else
-//! things go wrong is the kernel's to judge.
+//! A waiting worker yields its core instead of sleeping, and often wakes others together with it: if more workers
+//! than cores make a burst of short calls, five may be on one core and three on the other. The kernel corrects this
+//! within tens of milliseconds, since it considers past load, but bursts are shorter: each call then takes as long as
+//! the fuller core needs, and while workers on the other core wait, they take time from whoever shares it. So workers
+//! tell each other where they run, and one on an overfull core moves to a less occupied one. It is moved once and not
+//! pinned there: the kernel stays free to move it again.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
@@ -15,29 +15,29 @@ use rustix::thread::{CpuSet, sched_getaffinity, sched_getcpu, sched_setaffinity}
 use super::engine::coarse_now;
 use crate::segment::SegmentRef;
 
-/// Yields between two looks at where the others are.
+/// How many yields lie between two looks at where the others are.
 const YIELDS_PER_LOOK: u32 = 16;
-/// What a worker has said holds for so long: later it computes, or waits for something else.
+/// How long a worker's announcement is valid: after that, it computes or waits for something else.
 const FRESH_MS: u64 = 50;
-/// A worker moves once in so long, at most.
+/// The shortest time between two moves of a worker.
 const REST_MS: u64 = 20;
 
 const CPU_BITS: u32 = 16;
 
-/// A worker's part in it.
+/// One worker's view.
 pub(super) struct CoreSpreading {
-    /// Where this worker was last, and when: a processor in the low bits, milliseconds above.
+    /// Where this worker last ran, and when: the processor in the low bits, milliseconds above.
     mine: SegmentRef<AtomicU64>,
-    /// The same of the other workers of the host.
+    /// The same for the other workers of the host.
     others: Vec<SegmentRef<AtomicU64>>,
     yields: AtomicU32,
-    /// Held for one look: a worker's threads take turns.
+    /// Held during a look: a worker's threads take turns.
     look: Mutex<CoreSample>,
 }
 
 struct CoreSample {
     moved_ms: u64,
-    /// Workers by processor.
+    /// The number of workers by processor.
     counts: Vec<u32>,
 }
 
@@ -51,11 +51,11 @@ impl CoreSpreading {
         }
     }
 
-    /// A wait is about to yield.
+    /// Called before a wait yields.
     #[inline]
     pub(super) fn yielding(&self) {
         let yields = self.yields.load(Ordering::Relaxed).wrapping_add(1);
-        // A count that threads lose now and then is good enough.
+        // Threads may occasionally lose a count; that is good enough.
         self.yields.store(yields, Ordering::Relaxed);
         if yields.is_multiple_of(YIELDS_PER_LOOK) {
             self.look(coarse_now().as_millis() as u64);
@@ -83,11 +83,11 @@ impl CoreSpreading {
         if counts[here] < 2 || now_ms.saturating_sub(look.moved_ms) < REST_MS {
             return;
         }
-        // As it is now: a program may have bound its thread since the job began.
+        // The current set: a program may have pinned its thread since the job began.
         let Ok(allowed) = sched_getaffinity(None) else { return };
         if let Some(there) = better(here, &look.counts, (0..CpuSet::MAX_CPU).filter(|&cpu| allowed.is_set(cpu))) {
             look.moved_ms = now_ms;
-            // Said first: whoever is here as well looks next, and stays.
+            // Announce it first: other workers on this core look later, and then stay.
             self.say(there, now_ms);
             move_to(there, &allowed);
         }
@@ -98,18 +98,19 @@ impl CoreSpreading {
     }
 }
 
-/// Where a worker that is `here` had better be: at the emptiest of the `allowed` processors, if one more there are
-/// fewer than here now.
+/// A better processor for a worker that runs on `here`: the emptiest of the `allowed` ones, if it would have fewer
+/// workers, including this one, than `here` has now.
 fn better(here: usize, counts: &[u32], allowed: impl Iterator<Item = usize>) -> Option<usize> {
     let at = |cpu: usize| counts.get(cpu).copied().unwrap_or(0);
     allowed.min_by_key(|&cpu| at(cpu)).filter(|&cpu| at(cpu) + 1 < at(here))
 }
 
-/// Moves the calling thread, which may go on from there to any of the `allowed` processors, as before.
+/// Moves the calling thread, which may then run on any of the `allowed` processors again.
 fn move_to(cpu: usize, allowed: &CpuSet) {
     let mut only = CpuSet::new();
     only.set(cpu);
-    // Both fail only where the set of processors that the system allows has just changed, which binds anew by itself.
+    // Both calls fail only if the set of allowed processors has just changed, and then the system moves the thread
+    // anyway.
     if sched_setaffinity(None, &only).is_ok() {
         let _ = sched_setaffinity(None, allowed);
     }
@@ -131,7 +132,7 @@ mod tests {
     }
 
     proptest! {
-        /// From anywhere, workers that look in turn must come to rest, spread as evenly as they can be.
+        /// From any start, workers that look in turn must settle, spread as evenly as possible.
         #[test]
         fn they_come_to_rest_evenly(mut at in prop::collection::vec(0usize..6, 1..40)) {
             let counts = |at: &[usize]| (0..6).map(|cpu| at.iter().filter(|&&other| other == cpu).count() as u32).collect::<Vec<_>>();
@@ -147,20 +148,20 @@ mod tests {
         }
     }
 
-    /// One that may be in a few places only must stay in them.
+    /// A worker restricted to a few processors must stay on them.
     #[test]
-    fn nobody_goes_where_it_may_not() {
+    fn nobody_moves_to_a_forbidden_processor() {
         assert_eq!(better(0, &[4, 0, 1], [0, 2].into_iter()), Some(2));
         assert_eq!(better(0, &[4, 0, 1], [0].into_iter()), None);
         assert_eq!(better(0, &[2, 1], [0, 1].into_iter()), None, "one more there would be as many");
         assert_eq!(better(0, &[2], [0, 7].into_iter()), Some(7), "nobody has been there yet");
     }
 
-    /// A thread must really move, and be as free as before; what was said long ago must not count.
+    /// A thread must really move, and then be as free as before; an old announcement must not count.
     #[test]
     #[cfg_attr(miri, ignore = "system calls")]
     fn a_look_moves_the_thread_and_does_not_bind_it() {
-        // By a thread of its own: others of the test's process are not to be moved.
+        // In a separate thread: other threads of the test's process must not move.
         std::thread::spawn(|| {
             let allowed = sched_getaffinity(None).unwrap();
             if allowed.count() < 2 {
@@ -174,7 +175,7 @@ mod tests {
             );
             old.look(now_ms);
             assert_eq!(old.look.lock().moved_ms, 0, "the others went elsewhere long ago");
-            // The kernel may move this thread at any time, so others are said to be everywhere but in one place.
+            // The kernel may move this thread at any time, so the others claim to be everywhere except in one place.
             let free = (0..CpuSet::MAX_CPU).filter(|&cpu| allowed.is_set(cpu)).find(|&cpu| cpu != here).unwrap();
             let full = (0..CpuSet::MAX_CPU).filter(|&cpu| allowed.is_set(cpu) && cpu != free);
             let spread =

@@ -1,10 +1,11 @@
-//! The engine: turns messages into frames and frames into messages, over whatever transports the job opened.
+//! The engine: turns messages into frames and frames into messages, over the transports that the job opened.
 //!
-//! - Small messages go *eagerly*: one frame, straight from the sender's buffer. Each link has a credit of eager bytes,
-//!   spent by sending and returned when the receiver has taken the message, so a receiver that does not receive holds
-//!   at most that much per sender.
-//! - Larger messages, and any message out of credit, are *offered*: the receiver answers when a receive matches, and
-//!   then copies them straight out of the sender's memory where the transport can, else gets them in pieces.
+//! - Small messages are *eager*: one frame, straight from the sender's buffer. Each link has a credit of eager bytes,
+//!   spent by sending and returned when the receiver has received the message, so a receiver that does not receive
+//!   holds at most that much per sender.
+//! - Larger messages, and any message without credit, are *offered*: the receiver answers when a receive matches, and
+//!   then copies them straight out of the sender's memory if the transport can, and otherwise receives them in
+//!   pieces.
 //!
 //! `Engine` is a plain state machine behind one lock: callers post ops and call `progress`; nothing here blocks.
 
@@ -20,16 +21,16 @@ use super::ops::{FramePayload, GroupId, MemoryRegion, OpIndex, OpTable, PendingO
 use super::transfer::PullQueue;
 use crate::{FrameHeader, FrameKind, NetError, OfferPayload, PushResult, Rank, Transport, TransportError};
 
-/// Envelope of a message: everything a receive matches on, and the collective's fingerprint.
+/// The envelope of a message: everything that a receive matches on, and the collective's fingerprint.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Envelope {
     /// The communicator's context.
     pub context: u32,
-    /// User tag, 0 for collectives.
+    /// The user tag, 0 for collectives.
     pub tag: i32,
-    /// Collective number, 0 for point to point.
+    /// The collective number, 0 for point to point.
     pub seq: u32,
-    /// Fingerprint of the collective call, 0 for point to point.
+    /// The fingerprint of the collective call, 0 for point to point.
     pub signature: u32,
 }
 
@@ -45,14 +46,14 @@ impl Envelope {
     }
 }
 
-/// A message taken out of the queue by a matching probe, to be received by [`Engine::post_matched`] alone.
+/// A message that a matching probe took out of the queue; only [`Engine::post_matched`] can receive it.
 pub struct ProbedMessage {
     source: Rank,
     message: UnexpectedMessage,
 }
 
 impl ProbedMessage {
-    /// Source, tag and bytes of the message.
+    /// The message's source, tag and length.
     pub fn status(&self) -> ReceiveStatus {
         let len = match &self.message.body {
             MessageBody::Eager(data) => data.len() as u64,
@@ -63,58 +64,59 @@ impl ProbedMessage {
     }
 }
 
-/// Work of several rounds that goes on whenever anybody drives the engine: a non-blocking collective.
+/// Work in several rounds that advances whenever anyone drives the engine: a non-blocking collective.
 pub trait EngineTask: Send {
-    /// Does what can be done now. `Some` when it is over.
+    /// Does what is possible now. Returns `Some` when it has finished.
     fn step(&mut self, engine: &mut Engine) -> Option<Result<(), NetError>>;
 
-    /// What it is waiting for now, for stall reports; `None` stands for any worker.
+    /// What it currently waits for, for stall reports; `None` stands for any worker.
     fn waiting_for(&self, engine: &Engine) -> Vec<Option<Rank>>;
 }
 
-/// A collective call that met another: who, and the other's fingerprint. The communicator words the error.
+/// A collective call that met a different one: the other worker, and its fingerprint. The communicator words the
+/// error.
 #[derive(Clone, Copy, Debug)]
 pub struct CallMismatch {
-    /// The context it happened in.
+    /// The context of the calls.
     pub context: u32,
     /// The collective number.
     pub seq: u32,
     /// The worker whose call differs from ours.
     pub rank: Rank,
-    /// Its call, if known already; else it is asked.
+    /// Its call, if already known; otherwise this worker asks for it.
     pub theirs: Option<[u64; 2]>,
-    /// Bytes of a message of its and those that it should have had here: the calls are alike but for counts that only
+    /// The length of a message that it sent, and the length expected here: the calls differ only in counts that only
     /// the two ends of a message know.
     pub lengths: Option<(u64, u64)>,
 }
 
-/// A worker that leaves still has to do with the others, in this order.
+/// What a worker that leaves still has to do with the others, in this order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum LeavePhase {
     No,
-    /// Nothing is posted any more. Receives that have met a message end, so that its sender's memory is its own again.
+    /// Nothing more is posted. Matched receives finish, so that their senders may reuse their memory.
     Settling,
-    /// Everybody is told who has a link to this worker. What was sent is taken, or its receiver leaves too.
+    /// All workers with a link to this one are told. What was sent is received, or its receiver leaves too.
     Owing,
-    /// The transports hand over what they still have.
+    /// The transports hand over what they still hold.
     Finishing,
 }
 
-/// See the module.
+/// The state machine that the module describes.
 pub struct Engine {
     pub(super) tasks: Vec<(OpIndex, Box<dyn EngineTask>)>,
     pub(super) transports: Vec<Box<dyn Transport>>,
     pub(super) core: EngineCore,
     pub(super) faults: std::sync::Arc<FaultRegistry>,
     pub(super) faults_seen: u32,
-    /// After a fault that ends the job nothing moves any more: buffers of failed calls may be gone.
+    /// After a fault that ends the job nothing moves any more: the buffers of failed calls may be gone.
     pub(super) dead: bool,
-    /// How far this worker is with leaving the job.
+    /// How far this worker has left the job.
     pub(super) leaving: LeavePhase,
-    /// A contradiction was found and is being explained; no call returns a result meanwhile.
+    /// A mismatch was found and is being explained; meanwhile no call returns a result.
     pub(super) verdict_pending: bool,
-    /// Something was moved outside of `progress`: by a caller's own means, or by posting. It counts as progress, or a
-    /// task that waited for just that would never be stepped.
+    /// Something moved outside `progress`, by a caller's own means or by posting. It counts as progress; otherwise a
+    /// task that waits for exactly that would never be stepped.
     pub(super) moved_aside: bool,
     /// `OpTable::completions` when tasks were last stepped.
     pub(super) stepped_at: u64,
@@ -123,7 +125,7 @@ pub struct Engine {
     pub(super) drives: u32,
 }
 
-/// The kernel's coarse monotonic clock: a few milliseconds' resolution for a few nanoseconds.
+/// The kernel's coarse monotonic clock: a resolution of a few milliseconds at a cost of a few nanoseconds.
 pub(super) fn coarse_now() -> Duration {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     // SAFETY: `time` is valid for writing; the clock exists on every Linux this crate runs on.
@@ -132,8 +134,8 @@ pub(super) fn coarse_now() -> Duration {
 }
 
 impl Engine {
-    /// An engine for worker `rank`; `routes[r]` is the index of the transport that reaches worker `r`. Endpoints make
-    /// their own; this is for who drives engines by hand, as the simulator does.
+    /// An engine for worker `rank`; `routes[r]` is the index of the transport that reaches worker `r`. Endpoints
+    /// create their own; this is for callers that drive engines by hand, as the simulator does.
     pub fn new(
         rank: Rank,
         transports: Vec<Box<dyn Transport>>,
@@ -197,17 +199,17 @@ impl Engine {
         }
     }
 
-    /// A new, complete group.
+    /// Creates an empty group, which is complete.
     pub fn new_group(&mut self) -> GroupId {
         self.core.ops.new_group()
     }
 
-    /// Whether no op of the group is pending.
+    /// Whether the group has no pending op.
     pub fn is_complete(&self, group: GroupId) -> bool {
         self.core.ops.is_complete(group)
     }
 
-    /// Takes the outcome of a complete group; the handle is used up.
+    /// Takes the outcome of a complete group and frees the handle.
     ///
     /// # Errors
     /// The first error of any of its ops.
@@ -215,13 +217,13 @@ impl Engine {
         self.core.ops.take(group)
     }
 
-    /// The first error so far of a group that lives on.
+    /// The first error so far of a group that stays in use.
     pub fn take_error(&mut self, group: GroupId) -> Option<NetError> {
         self.core.ops.take_error(group)
     }
 
     /// Gives up on a group: receives that have not begun are withdrawn, the rest runs on in the background, and
-    /// `keepalive` (the buffers' owner) is dropped when it is over.
+    /// `keepalive` (the buffers' owner) is dropped when it has finished.
     pub fn detach(&mut self, group: GroupId, keepalive: Option<Box<dyn Any + Send>>) {
         self.cancel_recvs(group);
         self.core.ops.detach(group, keepalive);
@@ -242,12 +244,12 @@ impl Engine {
         any
     }
 
-    /// Whether ops are pending that may need progress when no call is blocked.
+    /// Whether pending ops may need progress while no call blocks.
     pub(super) fn has_pending(&self) -> bool {
         self.core.ops.pending_ops > 0 || !self.core.busy.is_empty()
     }
 
-    /// Sends `region` to `dest`. When the group is complete the memory may be reused.
+    /// Sends `region` to `dest`. Once the group is complete, the memory may be reused.
     ///
     /// # Safety
     /// `region` is readable until `group` is complete (or, after `detach`, until its keepalive is dropped).
@@ -256,7 +258,7 @@ impl Engine {
         unsafe { self.post_send_as(group, dest, envelope, region, true) }
     }
 
-    /// The same, but the group is only complete when a receive has taken the message.
+    /// Like [`Engine::post_send`], but the group completes only when a receive has matched the message.
     ///
     /// # Safety
     /// As [`Engine::post_send`].
@@ -320,7 +322,7 @@ impl Engine {
 
     fn send_to_self(&mut self, group: GroupId, envelope: &Envelope, region: MemoryRegion, unasked: bool) {
         let me = self.core.rank;
-        // No transport will say that something came, but a task may have been waiting for it.
+        // No transport will report an arrival, but a task may be waiting for it.
         self.moved_aside = true;
         if unasked && region.len <= self.core.links[me.index()].eager_bytes_max {
             let header = envelope.header(FrameKind::Eager, region.len as u64);
@@ -334,10 +336,10 @@ impl Engine {
         }
     }
 
-    /// Receives one message that `pattern` takes into `region`.
+    /// Receives one message that matches `pattern` into `region`.
     ///
     /// # Safety
-    /// `region` is writable, and touched by nobody else, until `group` is complete.
+    /// `region` is writable, and nobody else touches it, until `group` is complete.
     pub unsafe fn post_recv(&mut self, group: GroupId, context: u32, pattern: MatchPattern, region: MemoryRegion) {
         if let Some(error) = self.refusal() {
             self.core.ops.note(group, Err(error));
@@ -358,7 +360,7 @@ impl Engine {
         self.receive_unexpected(group, source, unexpected, region);
     }
 
-    /// Receives a message that a matching probe has taken. Safety as for [`Engine::post_recv`].
+    /// Receives a message that a matching probe has taken. Same safety requirement as [`Engine::post_recv`].
     ///
     /// # Safety
     /// As for [`Engine::post_recv`].
@@ -385,7 +387,7 @@ impl Engine {
                 }
             }
             MessageBody::Offer { .. } if self.core.links[source.index()].gone => {
-                // It ended without waiting until this was taken.
+                // It ended without waiting until this was received.
                 self.core.ops.note(group, Err(NetError::PeerLeft { rank: source }));
             }
             MessageBody::Offer { total_len, addr } => {
@@ -398,20 +400,20 @@ impl Engine {
         }
     }
 
-    /// Source, tag and length of the first message that `pattern` would take, without taking it.
+    /// The source, tag and length of the first message that matches `pattern`, which stays in the queue.
     pub fn peek(&mut self, context: u32, pattern: &MatchPattern) -> Option<ReceiveStatus> {
         let (source, header, len) = self.core.context(context).peek_unexpected(pattern)?;
         Some(ReceiveStatus { source, tag: header.tag, len })
     }
 
-    /// Takes the first message that `pattern` takes out of matching.
+    /// Takes the first message that matches `pattern` out of matching.
     pub fn take_matched(&mut self, context: u32, pattern: &MatchPattern) -> Option<ProbedMessage> {
         let (source, message) = self.core.take_unexpected(context, pattern)?;
         Some(ProbedMessage { source, message })
     }
 
-    /// Whether a receive by `pattern` can never be served, because who would send has left, or is done with the
-    /// communicator.
+    /// Whether a receive with `pattern` can never be served, because the possible senders have left or have finished
+    /// with the communicator.
     #[inline]
     pub fn never(&mut self, context: u32, pattern: &MatchPattern) -> Option<NetError> {
         let gone = match pattern.source {
@@ -425,25 +427,25 @@ impl Engine {
         ended.map(|rank| NetError::PeerEnded { rank, call: String::new() })
     }
 
-    /// Notes that collective `seq` of `context` begins here with fingerprint `signature`. `call` describes it, in the
-    /// communicator's own code; it comes back from [`Engine::call`].
+    /// Records that collective `seq` of `context` begins here with fingerprint `signature`. `call` describes it, in
+    /// the communicator's own code; [`Engine::call`] returns it.
     pub fn begin_collective(&mut self, context: u32, seq: u32, signature: u32, call: [u64; 2]) {
         if let Some(rank) = self.core.context(context).begin_collective(seq, signature, call) {
             self.core.contradictions.push(CallMismatch { context, seq, rank, theirs: None, lengths: None });
         }
     }
 
-    /// A caller has found a contradiction by other means than a message.
+    /// Records a mismatch that a caller found by other means than a message.
     pub fn contradict(&mut self, contradiction: CallMismatch) {
         self.core.contradictions.push(contradiction);
     }
 
-    /// What was started here as collective `seq` of `context`, if it is not long ago.
+    /// The call that was started here as collective `seq` of `context`, if it was recent.
     pub fn call(&mut self, context: u32, seq: u32) -> Option<[u64; 2]> {
         self.core.context(context).call(seq)
     }
 
-    /// A call drives the engine now.
+    /// Records that a call drives the engine now.
     #[inline]
     pub(super) fn note_drive(&mut self) {
         self.driven_at = coarse_now();
@@ -472,25 +474,25 @@ impl Engine {
         self.verdict_pending
     }
 
-    /// Whether a collective call met a different one. Results since then are not to be trusted.
+    /// Whether a collective call met a different one. Results since then cannot be trusted.
     #[inline]
     pub(super) fn is_suspect(&self) -> bool {
         !self.core.contradictions.is_empty()
     }
 
-    /// Collective calls that met a different one since the last look.
+    /// The next collective call that met a different one.
     pub(super) fn take_contradiction(&mut self) -> Option<CallMismatch> {
         self.core.contradictions.pop()
     }
 
-    /// The communicator is gone: its stray messages are dropped, and their senders are told as if they had been
-    /// received.
+    /// Closes the context of an ended communicator: its stray messages are dropped, and their senders are told as if
+    /// the messages had been received.
     pub fn close_context(&mut self, context: u32) {
         self.core.close_context(context);
     }
 
-    /// This worker is done with a communicator that it has with `others`: calls there that need it end with
-    /// [`NetError::PeerEnded`]. What it has sent and what it has posted to receive goes its way.
+    /// Records that this worker has finished with a communicator that it shares with `others`: calls there that need
+    /// it end with [`NetError::PeerEnded`]. What it has sent, and the receives it has posted, proceed normally.
     pub fn end_context(&mut self, context: u32, others: &[Rank]) {
         if self.refusal().is_none() {
             self.core.end_context(context, others);
@@ -498,7 +500,7 @@ impl Engine {
         }
     }
 
-    /// The context is used (again): messages for it are kept.
+    /// Marks the context as used (again): messages for it are kept.
     pub fn open_context(&mut self, context: u32) {
         self.core.contexts.open(context);
     }
@@ -512,7 +514,7 @@ impl Engine {
         self.core.ops.waiting_for(group, |op| contexts.iter().find_map(|c| c.posted_source(op)))
     }
 
-    /// Moves what can be moved without waiting. Returns whether anything did.
+    /// Moves what can move without waiting. Returns whether anything did.
     pub fn progress(&mut self) -> bool {
         if self.dead {
             return false;
@@ -539,7 +541,7 @@ impl Engine {
         if !self.core.lost.is_empty() {
             self.look_at_lost_links();
         }
-        // A task waits for a message to come or for an op to complete, in a poll or while some call posted.
+        // A task waits for a message or the completion of an op, in a poll or when a call posts something.
         if !self.tasks.is_empty()
             && self.leaving == LeavePhase::No
             && (moved || self.core.ops.completions != self.stepped_at)
@@ -550,7 +552,8 @@ impl Engine {
         moved
     }
 
-    /// Wakes peers that sleep and have been sent something since the last flush. Before a call returns or sleeps.
+    /// Wakes sleeping peers that have been sent something since the last flush. Call it before a call returns or
+    /// sleeps.
     #[inline]
     pub fn flush(&mut self) {
         for transport in &mut self.transports {
@@ -558,19 +561,20 @@ impl Engine {
         }
     }
 
-    /// The caller has moved something by other means than the engine's, and may be able to go on: nobody sleeps yet.
+    /// Records that the caller has moved something by other means than the engine's, and may be able to continue, so
+    /// nobody sleeps yet.
     pub fn note_moved(&mut self) {
         self.moved_aside = true;
     }
 
-    /// Wakes a peer that sleeps, whatever for.
+    /// Wakes a sleeping peer, for any purpose.
     pub fn wake(&mut self, peer: Rank) {
         if let Some(transport) = self.core.links[peer.index()].transport {
             self.transports[transport].wake(peer);
         }
     }
 
-    /// Starts a task; the group it returns is complete when the task is over. It takes its first step at once.
+    /// Starts a task, which takes its first step at once. The returned group completes when the task has finished.
     pub fn add_task(&mut self, task: Box<dyn EngineTask>) -> GroupId {
         let group = self.new_group();
         if let Some(error) = self.refusal() {
@@ -585,11 +589,11 @@ impl Engine {
 
     fn step_tasks(&mut self) {
         self.stepped_at = self.core.ops.completions;
-        // Tasks need the whole engine, so they are taken out while they run. One that is added meanwhile runs later.
+        // Tasks need the whole engine, so they are taken out while they run. A task added meanwhile runs later.
         let mut tasks = std::mem::take(&mut self.tasks);
         tasks.retain_mut(|(op, task)| match task.step(self) {
             Some(result) => {
-                // A fault in the middle of the step has failed the op already.
+                // A fault in the middle of the step may have failed the op already.
                 if self.core.ops.get_mut(*op).is_some() && !self.dead {
                     self.core.ops.complete(*op, result.map(|()| ReceiveStatus::default()));
                 }
@@ -607,7 +611,7 @@ impl Engine {
             let link = &mut self.core.links[peer.index()];
             let first = link.down.is_none();
             match &error {
-                // Whether the peer died or left is for the control plane to say, which hears it at the same moment.
+                // The control plane decides whether the peer died or left, and learns it at the same moment.
                 TransportError::PeerLost { peer, reason } => {
                     link.down = Some(reason.clone());
                     if first && !link.left {
@@ -622,18 +626,18 @@ impl Engine {
         self.look_at_faults();
     }
 
-    /// Takes note of what the control plane has said since the last look.
+    /// Records what the control plane has reported since the last look.
     fn look_at_faults(&mut self) {
         self.faults_seen = self.faults.epoch();
         if let Some(error) = self.faults.fatal() {
             self.dead = true;
-            // In this order: tasks own receive buffers that peers may still be writing into until the ops are ended.
+            // In this order: tasks own receive buffers, into which peers may still write until the ops have ended.
             self.core.fail_all(&error);
             self.tasks.clear();
             return;
         }
         for rank in self.faults.leaving() {
-            // On a link it says so itself, behind whatever else it has sent.
+            // With a link, the worker says so itself, after everything else it has sent.
             if let Some(transport) = self.core.links[rank.index()].transport
                 && !self.is_linked(rank)
                 && self.transports[transport].has_ended(rank)
@@ -647,8 +651,8 @@ impl Engine {
             if link.gone {
                 continue;
             }
-            // What the departed worker sent before it left is still delivered: its link is read to the end first. A
-            // connection's end is its closing; shared memory has no more to come once it is empty.
+            // What the departed worker sent before it left is still delivered: read its link to the end first. The
+            // end of a connection is its closing; shared memory has ended once it is empty.
             if let Some(transport) = link.transport {
                 while self.transports[transport].poll(&mut self.core) {}
                 if !self.transports[transport].has_ended(rank) {
@@ -657,34 +661,35 @@ impl Engine {
                 }
             }
             self.core.peer_gone(rank);
-            // Tasks learn of their failed messages at their next step.
+            // Tasks learn about their failed messages at their next step.
             self.moved_aside = true;
         }
     }
 
-    /// Stops everything: used when the endpoint is closed.
+    /// Stops everything when the endpoint is closed.
     pub(super) fn close(&mut self) {
         self.dead = true;
         self.core.fail_all(&NetError::Closed);
         self.transports.clear();
     }
 
-    /// Why nothing can be posted, if so.
+    /// Why nothing can be posted, if that is so.
     fn refusal(&self) -> Option<NetError> {
         (self.dead || self.leaving != LeavePhase::No).then(|| self.faults.fatal().unwrap_or(NetError::Closed))
     }
 
-    /// This worker's program ends. [`Engine::has_left`] says when it may go.
+    /// Begins leaving, because this worker's program ends. [`Engine::has_left`] says when it may go.
     pub(super) fn begin_leaving(&mut self) {
         self.leaving = LeavePhase::Settling;
         self.core.withdraw_recvs();
     }
 
-    /// Goes on with leaving: `true` when nobody needs anything from this worker any more.
+    /// Continues to leave. Returns `true` when nobody needs anything from this worker any more.
     pub(super) fn has_left(&mut self) -> bool {
         while self.progress() {}
         if self.dead {
-            // The others hear why over the control plane; that this one has left must not come before.
+            // The others learn the reason over the control plane; they must not learn first that this worker has
+            // left.
             return true;
         }
         let has_sent = |core: &EngineCore| core.busy.is_empty();
@@ -708,7 +713,7 @@ impl Engine {
         if self.leaving != LeavePhase::Finishing {
             return false;
         }
-        // All are finished, but one that has ended its own program waits for nothing that is still on its way.
+        // Finish all links. A peer that has ended its own program no longer waits for what is still on its way.
         let mut over = true;
         for (peer, link) in self.core.links.iter().enumerate() {
             if let Some(transport) = link.transport {
@@ -718,7 +723,7 @@ impl Engine {
         over
     }
 
-    /// Says on all links there are, and on those that others have made since, that this worker's program has ended.
+    /// Says on all links, including those that others have opened since, that this worker's program has ended.
     fn tell_left(&mut self) {
         for rank in self.untold() {
             if self.is_linked(rank) {
@@ -729,20 +734,20 @@ impl Engine {
         self.drain_links();
     }
 
-    /// Peers that are there and have not been told that this worker's program has ended.
+    /// Present peers that have not been told that this worker's program has ended.
     fn untold(&self) -> Vec<Rank> {
         let links = (0..).map(Rank).zip(&self.core.links);
         let untold = |link: &PeerLink| link.transport.is_some() && !link.told_left && !link.gone && link.down.is_none();
         links.filter(|(_, link)| untold(link)).map(|(rank, _)| rank).collect()
     }
 
-    /// Whether this worker waits for others at its program's end, while peers without a link to it do not know of that:
-    /// one of them may wait for this worker, and somebody for whom this worker waits for that one.
+    /// Whether this worker waits for others at the end of its program while peers without a link to it do not know
+    /// that: one of them may wait for this worker, while the worker that this one waits for waits for that peer.
     pub(super) fn leaves_unnoticed(&self) -> bool {
         self.leaving == LeavePhase::Owing && !self.untold().is_empty()
     }
 
-    /// Whom this worker, which leaves, still has to do with.
+    /// The workers that this one, which is leaving, still waits for.
     pub(super) fn owes(&self) -> Vec<Option<Rank>> {
         let mut ranks = self.core.busy.clone();
         self.core.ops.each(|op| match op {
@@ -760,7 +765,7 @@ impl Engine {
         self.transports.iter().filter_map(|t| t.epoll_fd()).collect()
     }
 
-    /// Name and limits of the transport that reaches `peer`; `None` for the worker itself.
+    /// The name and limits of the transport that reaches `peer`; `None` for the worker itself.
     pub fn route(&self, peer: Rank) -> Option<(&'static str, crate::TransportLimits)> {
         let transport = &self.transports[self.core.links[peer.index()].transport?];
         Some((transport.name(), transport.limits(peer)))
@@ -771,12 +776,12 @@ impl Engine {
         self.route(peer).is_some_and(|(_, limits)| limits.network)
     }
 
-    /// What the kernel knows of the connection to `peer`; `None` if they have none.
+    /// What the kernel knows about the connection to `peer`; `None` if there is none.
     pub fn link_info(&self, peer: Rank) -> Option<crate::LinkInfo> {
         self.transports.get(self.core.links[peer.index()].transport?)?.link_info(peer)
     }
 
-    /// Lets about so many bytes to `peer` wait in the kernel and no more, if there is a connection to it; see
+    /// Limits how many bytes to `peer` wait in the kernel, if there is a connection to it; see
     /// [`Transport::limit_unsent`].
     pub fn limit_unsent(&self, peer: Rank, bytes: u32) {
         if let Some(transport) = self.core.links[peer.index()].transport.and_then(|at| self.transports.get(at)) {
@@ -784,13 +789,13 @@ impl Engine {
         }
     }
 
-    /// Whether there is a link to `peer`; TCP makes one when something is first sent.
+    /// Whether there is a link to `peer`; TCP connects when something is first sent.
     pub fn is_linked(&self, peer: Rank) -> bool {
         self.core.links[peer.index()].transport.is_some_and(|transport| self.transports[transport].is_linked(peer))
     }
 
-    /// Copies out of a peer's memory; for collectives that agreed on the address. `false`: the peer is gone, which is
-    /// for the job's fault to say, so that every worker hears the same reason; the caller goes on waiting.
+    /// Copies out of a peer's memory, for collectives that agreed on the address. Returns `false` if the peer is
+    /// gone; the job's fault reports that, so that every worker gives the same reason, and the caller keeps waiting.
     pub fn read_peer(&mut self, peer: Rank, addr: u64, into: &mut [u8]) -> bool {
         let transport = self.core.links[peer.index()].transport.expect("a peer is another worker");
         let result = self.transports[transport].read_peer(peer, addr, into);

@@ -1,5 +1,5 @@
-//! What has gone wrong in the job, as one worker knows it. Written by the control plane's thread and by transports,
-//! read by every waiting call through one atomic.
+//! What has gone wrong in the job, as one worker knows it. The control plane's thread and the transports write it,
+//! and every waiting call reads it through one atomic.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::{Duration, Instant};
@@ -8,7 +8,7 @@ use parking_lot::Mutex;
 
 use crate::{ControlEvent, NetError, Rank};
 
-/// A broken link whose cause nobody has explained after this long is a lost worker.
+/// If nobody has explained a broken link after this long, the worker counts as lost.
 const VERDICT_TIMEOUT: Duration = Duration::from_millis(1500);
 
 #[derive(Default)]
@@ -19,10 +19,10 @@ struct FaultState {
     down: Vec<(Rank, String, Instant)>,
 }
 
-/// See the module. The epoch changes with every piece of news.
+/// The registry that the module describes. The epoch changes with every news.
 #[derive(Default)]
 pub struct FaultRegistry {
-    /// Of each worker in words where it runs, and who else does; empty where that says nothing.
+    /// For each worker, its host and the workers on it in words; empty if that adds nothing.
     hosts: Vec<String>,
     epoch: AtomicU32,
     has_failed: AtomicBool,
@@ -35,7 +35,7 @@ impl FaultRegistry {
         FaultRegistry { hosts, ..FaultRegistry::default() }
     }
 
-    /// `wake` is called after every piece of news, to rouse sleeping calls.
+    /// Sets what is called after every news, to wake sleeping calls.
     pub(super) fn set_wake(&self, wake: Box<dyn Fn() + Send + Sync>) {
         *self.on_news.lock() = Some(wake);
     }
@@ -45,7 +45,7 @@ impl FaultRegistry {
         self.epoch.load(Ordering::Acquire)
     }
 
-    /// Whether the job cannot go on, as [`FaultRegistry::fatal`] tells at a lock's cost.
+    /// Whether the job cannot continue. [`FaultRegistry::fatal`] gives the reason, at the cost of a lock.
     #[inline]
     pub fn has_failed(&self) -> bool {
         self.has_failed.load(Ordering::Relaxed)
@@ -58,7 +58,7 @@ impl FaultRegistry {
         }
     }
 
-    /// Takes note of who is lost or has left; messages are not for here.
+    /// Records workers that are lost or have left; ignores messages.
     pub(super) fn hear(&self, event: ControlEvent) {
         match event {
             ControlEvent::Lost { rank, reason } => self.fail(NetError::WorkerLost { rank, reason }),
@@ -67,20 +67,20 @@ impl FaultRegistry {
         }
     }
 
-    /// The job cannot go on. The first reason is the one every call reports.
+    /// Records that the job cannot continue. Every call reports the first reason.
     pub fn fail(&self, mut error: NetError) {
         if let NetError::WorkerLost { rank, reason } = &mut error
             && let Some(host) = self.hosts.get(rank.index())
         {
-            // Where a host is gone this is the first of its workers that was missed.
+            // If a host is gone, this is the first of its workers that was missed.
             *reason = format!("{reason} ({host})");
         }
         self.fail_telling(error, || {});
     }
 
-    /// As [`FaultRegistry::fail`], and `tell`s the others. The error is there before they may answer by leaving, which
-    /// would else be what this worker's calls report; those are roused only afterwards, for the worker may leave then
-    /// itself.
+    /// Like [`FaultRegistry::fail`], but also `tell`s the others. The error is recorded before they can answer by
+    /// leaving, which this worker's calls would otherwise report. Calls are woken only afterwards, because this
+    /// worker may then leave itself.
     pub(super) fn fail_telling(&self, error: NetError, tell: impl FnOnce()) {
         self.state.lock().fatal.get_or_insert(error);
         tell();
@@ -88,7 +88,7 @@ impl FaultRegistry {
         self.announce();
     }
 
-    /// A worker's program ended well.
+    /// Records that a worker's program ended without an error.
     pub fn depart(&self, rank: Rank) {
         let mut state = self.state.lock();
         if !state.departed.contains(&rank) {
@@ -98,13 +98,13 @@ impl FaultRegistry {
         self.announce();
     }
 
-    /// A worker's program has ended, and the worker stays until what it sent is received.
+    /// Records that a worker's program has ended, but the worker stays until what it sent is received.
     pub(super) fn begin_departure(&self, rank: Rank) {
         self.state.lock().leaving.push(rank);
         self.announce();
     }
 
-    /// A link broke; the control plane is expected to say why.
+    /// Records a broken link; the control plane should explain it.
     pub(super) fn link_down(&self, rank: Rank, reason: String) {
         let mut state = self.state.lock();
         if !state.departed.contains(&rank) {
@@ -112,7 +112,7 @@ impl FaultRegistry {
         }
     }
 
-    /// Turns broken links that stayed unexplained into lost workers. Called from waits, every so often.
+    /// Turns broken links that stay unexplained into lost workers. Waiting calls call this regularly.
     pub(super) fn judge_links(&self) {
         let mut state = self.state.lock();
         let FaultState { fatal, departed, down, .. } = &mut *state;
@@ -125,12 +125,12 @@ impl FaultRegistry {
         }
     }
 
-    /// Why the job cannot go on, if so.
+    /// Why the job cannot continue, if that is so.
     pub fn fatal(&self) -> Option<NetError> {
         self.state.lock().fatal.clone()
     }
 
-    /// Workers that are leaving, as far as the control plane has said so.
+    /// Workers that are leaving, according to the control plane.
     pub(super) fn leaving(&self) -> Vec<Rank> {
         self.state.lock().leaving.clone()
     }
@@ -145,13 +145,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn who_leaves_on_being_told_hides_no_failure() {
+    fn a_worker_that_leaves_when_told_hides_no_failure() {
         let faults = FaultRegistry::default();
         let error = NetError::PeerFailed { rank: Rank(0), traceback: "it broke".into() };
         faults.fail_telling(error, || {
             faults.depart(Rank(1));
             assert!(matches!(faults.fatal(), Some(NetError::PeerFailed { rank: Rank(0), .. })));
-            assert!(!faults.has_failed(), "nobody here was roused before the others were told");
+            assert!(!faults.has_failed(), "nobody here woke before the others were told");
         });
         assert!(faults.has_failed());
     }

@@ -1,15 +1,15 @@
 //! Matching: which arriving message belongs to which posted receive.
 //!
-//! A context is one communicator's point-to-point or collective traffic. Within it a message matches a receive by
-//! source, tag and (for collectives) sequence number; among several the earliest posted wins, and messages of one
-//! source are considered in the order they arrived (MPI 4.1 section 3.5).
+//! A context is one communicator's point-to-point or collective traffic. Within it, a message matches a receive by
+//! source, tag and (for collectives) sequence number; among several receives the earliest posted wins, and messages
+//! from one source are considered in order of arrival (MPI 4.1 section 3.5).
 
 use std::collections::VecDeque;
 
 use super::ops::OpIndex;
 use crate::{FrameHeader, Rank};
 
-/// What a receive asks for. `None` is any source or any tag.
+/// What a receive matches. `None` means any source or any tag.
 #[derive(Clone, Copy, Debug)]
 pub struct MatchPattern {
     /// The sender, or any.
@@ -32,7 +32,7 @@ struct PostedReceive {
     order: u64,
 }
 
-/// A message that came before its receive.
+/// A message that arrived before its receive.
 pub(super) struct UnexpectedMessage {
     pub header: FrameHeader,
     pub body: MessageBody,
@@ -42,9 +42,9 @@ pub(super) struct UnexpectedMessage {
 pub(super) enum MessageBody {
     /// Copied out of the transport.
     Eager(Vec<u8>),
-    /// An eager message that a transport is still placing into `Engine`'s landing buffer for its source.
+    /// An eager message that a transport is still writing into `Engine`'s landing buffer for its source.
     Landing,
-    /// Waits in its sender's memory. `total_len`, `addr`.
+    /// A message that waits in its sender's memory.
     Offer { total_len: u64, addr: u64 },
 }
 
@@ -52,7 +52,7 @@ pub(super) enum MessageBody {
 struct SourceQueues {
     posted: VecDeque<PostedReceive>,
     unexpected: VecDeque<UnexpectedMessage>,
-    /// It is done with the communicator: no new message of its comes here.
+    /// Whether the source has finished with the communicator, so that no new messages of it arrive here.
     ended: bool,
 }
 
@@ -61,16 +61,16 @@ struct SourceQueues {
 pub(super) struct MatchContext {
     sources: Vec<SourceQueues>,
     posted_any: VecDeque<PostedReceive>,
-    /// Orders posts, and separately arrivals.
+    /// Orders posts and, separately, arrivals.
     counter: u64,
-    /// Signatures of the latest collectives started here, so that one that differs is noticed when it arrives, even if
-    /// no receive of ours would ever take it. Indexed by `seq % RECENT`.
+    /// Signatures of the most recent collectives started here, so that a different one is noticed when it arrives,
+    /// even if none of our receives would ever match it. Indexed by `seq % RECENT`.
     recent: Vec<RecentCollective>,
     /// How many sources have ended.
     ended: u32,
-    /// All others have.
+    /// Whether all others have ended.
     all_ended: bool,
-    /// This worker is done with the communicator.
+    /// Whether this worker has finished with the communicator.
     is_over: bool,
 }
 
@@ -101,7 +101,7 @@ impl MatchContext {
         }
     }
 
-    /// The earliest posted receive that takes `header` from `src`; it is removed.
+    /// Removes and returns the earliest posted receive that matches `header` from `src`.
     pub(super) fn take_posted(&mut self, src: Rank, header: &FrameHeader) -> Option<OpIndex> {
         let any = self.posted_any.iter().position(|p| p.pattern.takes(header));
         let source = self.source(src);
@@ -132,7 +132,7 @@ impl MatchContext {
         self.sources.iter().enumerate().find_map(|(r, s)| s.posted.iter().any(|p| p.op == op).then_some(Rank(r as u32)))
     }
 
-    /// Takes back the receives that are posted for `source` alone; for `None`, those for any source.
+    /// Withdraws the receives posted for `source` alone or, for `None`, those for any source.
     pub(super) fn drain_posted(&mut self, source: Option<Rank>) -> Vec<OpIndex> {
         let list = match source {
             Some(rank) => &mut self.source(rank).posted,
@@ -141,13 +141,14 @@ impl MatchContext {
         list.drain(..).map(|p| p.op).collect()
     }
 
-    /// Takes back all receives.
+    /// Withdraws all receives.
     pub(super) fn drain_all_posted(&mut self) -> Vec<OpIndex> {
         let of_sources = self.sources.iter_mut().flat_map(|source| source.posted.drain(..));
         of_sources.chain(self.posted_any.drain(..)).map(|posted| posted.op).collect()
     }
 
-    /// `source`, one of `size` ranks, is done with the communicator. Takes back the receives that wait for it in vain.
+    /// Records that `source`, one of `size` ranks, has finished with the communicator. Withdraws the receives that
+    /// would wait for it in vain.
     pub(super) fn source_ended(&mut self, source: Rank, size: u32) -> Vec<OpIndex> {
         if std::mem::replace(&mut self.source(source).ended, true) {
             return Vec::new();
@@ -161,7 +162,7 @@ impl MatchContext {
         over
     }
 
-    /// Who has ended, if that leaves nobody who could send what is received from `source`; `None` is any.
+    /// A source that has ended, if that leaves nobody to send what is received from `source`; `None` means any.
     pub(super) fn ended(&self, source: Option<Rank>) -> Option<Rank> {
         let has_ended = |rank: &Rank| self.sources.get(rank.index()).is_some_and(|source| source.ended);
         match source {
@@ -171,7 +172,8 @@ impl MatchContext {
         }
     }
 
-    /// This worker is done with the communicator. Takes the messages that wait for an answer which it will not give.
+    /// Records that this worker has finished with the communicator. Takes the messages that wait for an answer, which
+    /// will not come.
     pub(super) fn end(&mut self) -> Vec<(Rank, FrameHeader)> {
         self.is_over = true;
         let mut offers = Vec::new();
@@ -197,14 +199,14 @@ impl MatchContext {
         self.source(src).unexpected.push_back(UnexpectedMessage { header, body, arrival });
     }
 
-    /// The latest message of `src` that is still landing has landed.
+    /// Completes the most recent message of `src`, which was landing.
     pub(super) fn landed(&mut self, src: Rank, data: Vec<u8>) {
         let entry = self.source(src).unexpected.back_mut().expect("a landing message is in the list");
         debug_assert!(matches!(entry.body, MessageBody::Landing));
         entry.body = MessageBody::Eager(data);
     }
 
-    /// The message of `src` that has just landed goes to a receive instead.
+    /// Removes the message of `src` that has just landed, because it goes to a receive instead.
     pub(super) fn forget_landing(&mut self, src: Rank) {
         let entry = self.source(src).unexpected.pop_back();
         debug_assert!(entry.is_some_and(|e| matches!(e.body, MessageBody::Landing)));
@@ -217,8 +219,8 @@ impl MatchContext {
     }
 
     fn find_unexpected(&mut self, pattern: &MatchPattern) -> Option<(Rank, usize)> {
-        // A message that is still landing is not yet there: matching waits for it, and nothing behind it of the same
-        // source may overtake it.
+        // A message that is still landing is not available yet: matching waits for it, and no later message of the
+        // same source may overtake it.
         let ready = |source: &SourceQueues| {
             let at = source.unexpected.iter().position(|u| pattern.takes(&u.header))?;
             (!matches!(source.unexpected[at].body, MessageBody::Landing)).then_some(at)
@@ -245,7 +247,7 @@ impl MatchContext {
         self.source(rank).unexpected.remove(at).map(|u| (rank, u))
     }
 
-    /// Looks without taking: source, header and bytes of the message.
+    /// The source, header and length of a message, which stays in the queue.
     pub(super) fn peek_unexpected(&mut self, pattern: &MatchPattern) -> Option<(Rank, FrameHeader, u64)> {
         let (rank, at) = self.find_unexpected(pattern)?;
         let message = &self.source(rank).unexpected[at];
@@ -257,8 +259,8 @@ impl MatchContext {
         Some((rank, message.header, len))
     }
 
-    /// Notes that collective `seq` with `signature` begins here, and returns an early message that belongs to another
-    /// call under the same number.
+    /// Records that collective `seq` with `signature` begins here, and returns the sender of an early message that
+    /// belongs to another call with the same number.
     pub(super) fn begin_collective(&mut self, seq: u32, signature: u32, call: [u64; 2]) -> Option<Rank> {
         if self.recent.is_empty() {
             self.recent.resize(RECENT, RecentCollective::default());
@@ -270,7 +272,7 @@ impl MatchContext {
         })
     }
 
-    /// The call that was started here as number `seq`, if it is not long ago.
+    /// The call that was started here as number `seq`, if it was recent.
     pub(super) fn call(&self, seq: u32) -> Option<[u64; 2]> {
         self.recent.iter().find(|r| r.seq == seq && seq != 0).map(|r| r.call)
     }

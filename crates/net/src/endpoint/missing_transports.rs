@@ -1,16 +1,17 @@
-//! What is slower than it could be, said once for the whole job: workers report what they have found out to rank 0,
-//! which tells the user. A reason is reported by the worker that the kernel gave it to; its peer knows only that.
+//! Reports what is slower than it could be, once for the whole job: workers report their findings to rank 0, which
+//! tells the user. The worker that received a reason from the kernel reports it; its peer only knows that there is
+//! one.
 
 use std::collections::BTreeSet;
 
 use crate::control;
 use crate::{Rank, notice};
 
-/// Reasons that a worker reports at most: one for each of many peers, naming their processes, would be as many as there
-/// are pairs.
+/// How many reasons a worker reports at most: one reason for each peer, naming its process, would add up to one per
+/// pair.
 const REASONS_MAX: usize = 4;
 
-/// Reasons of this worker, each with the peers it concerns. A reason is `what is lacking: why`.
+/// This worker's reasons, each with the peers it concerns. A reason has the form `what is missing: why`.
 #[derive(Default)]
 pub(super) struct MissingTransports(Vec<(String, Vec<Rank>)>);
 
@@ -23,7 +24,7 @@ impl MissingTransports {
         }
     }
 
-    /// As bytes for [`tell`].
+    /// Encodes them for [`tell`].
     pub(super) fn encode(&self) -> Vec<u8> {
         let line = |(reason, peers): &(String, Vec<Rank>)| {
             let peers: Vec<String> = peers.iter().map(Rank::to_string).collect();
@@ -33,7 +34,7 @@ impl MissingTransports {
     }
 }
 
-/// Tells the user what the workers have reported, by rank: a line for each thing that is lacking.
+/// Tells the user what the workers have reported, by rank: one line for each missing thing.
 pub(super) fn tell(reports: &[&[u8]]) {
     words(reports).iter().for_each(|line| notice!("slower than possible: {line}"));
 }
@@ -43,11 +44,11 @@ struct ReasonGroup<'a> {
     what: &'a str,
     from: BTreeSet<Rank>,
     to: BTreeSet<Rank>,
-    /// In the order of the ranks that say so.
+    /// In the order of the reporting ranks.
     reasons: Vec<&'a str>,
 }
 
-/// Whatever a report holds that makes no sense is passed over: it costs no more than a line.
+/// Skips invalid parts of a report, which cost no more than a line.
 fn words(reports: &[&[u8]]) -> Vec<String> {
     let texts: Vec<_> = reports.iter().map(|bytes| String::from_utf8_lossy(bytes)).collect();
     let mut kinds: Vec<ReasonGroup> = Vec::new();
@@ -93,9 +94,9 @@ mod tests {
         all.encode()
     }
 
-    /// A line from each worker about each other one would bury what the user is to read.
+    /// A line from each worker about each other one would bury what matters to the user.
     #[test]
-    fn a_job_says_once_what_it_lacks() {
+    fn a_job_reports_each_missing_thing_once() {
         let copies = "no single copies of large messages: process_vm_readv: not permitted";
         let reports =
             [report(&[(1, copies), (2, copies)]), report(&[(0, copies), (2, copies)]), report(&[(0, copies)])];
@@ -110,9 +111,9 @@ mod tests {
         assert_eq!(found[1], format!("from rank(s) 1 to rank(s) 2: {copies}"));
     }
 
-    /// Peers that are many must not make a report as long as they are; what no report is must not end the job.
+    /// Many peers must not make a report long, and invalid bytes must not end the job.
     #[test]
-    fn reports_are_short_and_nonsense_is_passed_over() {
+    fn reports_are_short_and_invalid_lines_are_skipped() {
         let many: Vec<String> = (0..1000).map(|pid| format!("no shared memory: process {pid}")).collect();
         let lacks: Vec<(u32, &str)> = (1..).zip(many.iter().map(String::as_str)).collect();
         assert!(report(&lacks).len() < 200);

@@ -1,8 +1,8 @@
-//! The endpoint: a worker's one handle on its peers. Wraps the [`Engine`] in a lock and adds waiting.
+//! The endpoint: a worker's single handle on its peers. It wraps the [`Engine`] in a lock and adds waiting.
 //!
 //! A blocking call drives progress itself, so a small message needs no handover between threads: the call polls for a
 //! moment, then yields its core, then sleeps on the worker's doorbell, which peers ring. A background thread drives
-//! progress only while requests are pending and no call is blocking.
+//! progress only while requests are pending and no call blocks.
 
 mod background;
 mod contexts;
@@ -32,7 +32,7 @@ pub use ops::{GroupId, MemoryRegion, ReceiveStatus};
 pub use stall::CallDescriber;
 pub use watch::EndpointWatch;
 
-/// What peers send, as each of those things. See [`crate::fuzzing`].
+/// Feeds bytes to the decoders of what peers send. See [`crate::fuzzing`].
 #[cfg(any(test, fuzzing))]
 pub(crate) fn fuzz(bytes: &[u8]) {
     open::fuzz(bytes);
@@ -45,59 +45,59 @@ use crate::fork::ForkOrigin;
 use crate::topology::{HostLinks, WorkerPlacement};
 use crate::{Doorbell, LinkInfo, NetError, Rank, WakeReason, notice};
 
-/// Polls before a waiting call first yields its core, when every worker has a core of its own.
+/// How often a waiting call polls before it first yields its core, if every worker has its own core.
 const POLLS_OWN_CORE: u32 = 4000;
-/// The same when workers share cores: the peer may be waiting for this very core, and each poll keeps it from it.
+/// The same if workers share cores: the peer may be waiting for this core, and each poll delays it.
 const POLLS_SHARED_CORE: u32 = 1;
-/// Yields before a waiting call goes to sleep.
+/// How often a waiting call yields before it sleeps.
 const YIELDS: u32 = 200;
-/// Polls of [`Endpoint::poll_briefly`] and of a wait that gives way, a microsecond or two.
+/// How often [`Endpoint::poll_briefly`] and a wait that gives way poll: a microsecond or two.
 const POLLS_BRIEF: u32 = 60;
-/// Yields of a wait that gives way.
+/// How often a wait that gives way yields.
 const YIELDS_BRIEF: u32 = 4;
-/// Polls in vain after which peers that sleep are rung for what went out between polls.
+/// After this many polls in vain, sleeping peers are woken for what was sent between polls.
 const POLLS_BEFORE_BELLS: u32 = 32;
-/// A sleep ends after this long even if nothing happens, to look at signals and stalls.
+/// A sleep ends after this long even if nothing happens, to check for signals and stalls.
 const SLICE: Duration = Duration::from_millis(100);
 
-/// How long a worker other than rank 0 stays after it has left for those that are connected through it.
+/// How long a worker other than rank 0 stays, after it has left, for the workers connected through it.
 const STAY_MAX: Duration = Duration::from_secs(2);
 
-/// Gives up the lock of a host language, if this thread holds it, while it runs what it is given; else returns `false`
-/// and runs nothing.
+/// Releases the lock of a host language, if this thread holds it, while it runs its argument; otherwise returns
+/// `false` and runs nothing.
 pub type LockWait = fn(&mut (dyn FnMut() + Send)) -> bool;
 
 static LOCK_WAIT: OnceLock<LockWait> = OnceLock::new();
 
-/// How threads of a host language with a lock of its own (Python's GIL) wait for an endpoint that another thread uses.
-/// That thread may be waiting for the very lock, to run a user's function. The first call counts.
+/// Sets how threads of a host language with its own lock (Python's GIL) wait for an endpoint that another thread
+/// uses. That thread may be waiting for that same lock, to run a user's function. Only the first call has an effect.
 pub fn set_lock_wait(around: LockWait) {
     let _ = LOCK_WAIT.set(around);
 }
 
-/// Whether threads of this process have such a lock.
+/// Whether such a lock is set.
 pub fn has_lock_wait() -> bool {
     LOCK_WAIT.get().is_some()
 }
 
-/// A worker's handle on the job's other workers. Clones share it; the last one to go leaves the job.
+/// A worker's handle on the job's other workers. Clones share it; dropping the last one leaves the job.
 #[derive(Clone)]
 pub struct Endpoint(Arc<EndpointState>, #[expect(dead_code, reason = "for its end")] Arc<JobMembership>);
 
-/// Leaves the job when no [`Endpoint`] is left: on a thread of the program's, which can wait for the others. The
-/// endpoint's own threads hold [`EndpointState`] alone, since the others' news come by them.
+/// Leaves the job when no [`Endpoint`] is left, on one of the program's threads, which can wait for the others. The
+/// endpoint's own threads hold only [`EndpointState`], since they deliver news about the others.
 struct JobMembership(Arc<EndpointState>);
 
 impl Drop for JobMembership {
     fn drop(&mut self) {
         let shared = Arc::clone(&self.0);
-        // The workers of one process may be dropped one after the other, by a thread that will not come to the next one
-        // before this one is gone.
+        // One thread may drop the workers of a process one after the other, and does not come to the next before this
+        // one is gone.
         let leave = move || shared.leave(!shared.in_process);
         if !self.0.background.is_this_thread() {
             return leave();
         }
-        // The last one was a task's, which has ended just now, with the engine locked.
+        // A task held the last one. The task has just ended, with the engine locked.
         if let Err(error) = crate::threads::spawn_native("tidemill-leave".into(), leave) {
             notice!(self.0.rank, "cannot start a thread to leave the job: {error}");
         }
@@ -108,20 +108,20 @@ pub(crate) struct EndpointState {
     rank: Rank,
     size: u32,
     engine: Mutex<Engine>,
-    /// Threads that want the engine while a spinning call holds it.
+    /// How many threads want the engine while a spinning call holds it.
     contenders: AtomicU32,
     faults: Arc<FaultRegistry>,
     doorbell: Arc<Doorbell>,
-    /// Becomes readable when a transport that rings no doorbell has work.
+    /// Readable when a transport that rings no doorbell has work.
     epoll_fd: Option<std::os::fd::RawFd>,
     polls: u32,
-    /// If workers of this host share cores, and memory by which to tell each other.
+    /// Set if workers of this host share cores, and memory through which to tell each other.
     spread: Option<core_spreading::CoreSpreading>,
     placements: Vec<WorkerPlacement>,
     host_links: Vec<HostLinks>,
     control: ControlHandle,
     settings: EndpointSettings,
-    /// By rank: why it is reached by less than the best.
+    /// By rank: why it is not reached by the best transport.
     lacks: Vec<Option<String>>,
     stall: stall::StallReporter,
     background: background::BackgroundDriver,
@@ -130,7 +130,7 @@ pub(crate) struct EndpointState {
     in_process: bool,
     origin: ForkOrigin,
     closed: Mutex<bool>,
-    /// Communicators that this worker has numbered.
+    /// How many communicators this worker has numbered.
     numbered: AtomicU32,
 }
 
@@ -143,9 +143,9 @@ pub struct CallWait {
 }
 
 impl CallWait {
-    /// A wait that soon yields its core, and soon sleeps: the worker has other threads that want it. A
-    /// dataflow's records take a quarter less time than with a wait that polls on. What comes while one of these
-    /// threads [watches](Endpoint::watch) does not wake it.
+    /// A wait that soon yields its core and soon sleeps, because other threads of this worker need it. A dataflow
+    /// takes a quarter less time per record than with a wait that keeps polling. While one of these threads
+    /// [watches](Endpoint::watch), messages do not wake this wait.
     pub fn giving_way() -> CallWait {
         CallWait { gives_way: true, ..CallWait::default() }
     }
@@ -157,7 +157,7 @@ impl Endpoint {
         self.0.rank
     }
 
-    /// Workers in the job.
+    /// The number of workers in the job.
     pub fn size(&self) -> u32 {
         self.0.size
     }
@@ -177,8 +177,8 @@ impl Endpoint {
         &self.0.faults
     }
 
-    /// Whether this process may communicate: a forked child of a worker may not, whose memory and sockets are its
-    /// parent's. Every call begins with this; it costs one load.
+    /// Whether this process may communicate: a forked child of a worker may not, since its memory and sockets are its
+    /// parent's. Every call begins with this check, which costs one load.
     ///
     /// # Errors
     /// [`NetError::Forked`] in a forked child.
@@ -187,16 +187,15 @@ impl Endpoint {
         if self.0.origin.is_here() { Ok(()) } else { Err(NetError::Forked) }
     }
 
-    /// The engine, for posting ops and looking at their state. Hold it briefly.
+    /// Locks the engine, to post ops and look at their state. Hold the lock briefly.
     #[inline]
     pub fn lock(&self) -> MutexGuard<'_, Engine> {
         self.0.lock()
     }
 
-    /// Runs `step` and progress in turn for a microsecond or two. `None`: not yet; go on with [`Endpoint::wait_slice`].
-    /// Python calls this before it releases the GIL.
+    /// Runs `step` and progress in turn for a microsecond or two. Returns `None` if not done yet; continue with
+    /// [`Endpoint::wait_slice`]. Python calls this before it releases the GIL.
     ///
-    /// # Errors
     /// What `step` returns; the job's fault, if there is one.
     #[inline]
     pub fn poll_briefly<R>(
@@ -206,8 +205,9 @@ impl Endpoint {
         self.0.poll_briefly(self.lock(), step)
     }
 
-    /// Runs `step` and progress in turn: polls, yields, sleeps. `None` after a signal or a slice of 100 ms: look at
-    /// signals and call again with the same `wait`. `caller` says what is being waited for, should it take long.
+    /// Runs `step` and progress in turn: polls, yields, sleeps. Returns `None` after a signal or a slice of 100 ms:
+    /// check for signals and call again with the same `wait`. `caller` describes what is being waited for, in case it
+    /// takes long.
     ///
     /// # Errors
     /// What `step` returns; the job's fault, if there is one.
@@ -231,7 +231,7 @@ impl Endpoint {
                 continue;
             }
             polls += 1;
-            // What progress has sent may be what a peer sleeps for; one that polls as well has answered by now.
+            // What progress has sent may be what a sleeping peer needs; a peer that polls would have answered by now.
             if polls == POLLS_BEFORE_BELLS.min(polls_max) {
                 engine.flush();
             }
@@ -259,7 +259,7 @@ impl Endpoint {
     /// Waits until `step` is done.
     ///
     /// # Errors
-    /// What `step` returns; the job's fault, if there is one; [`NetError::Interrupted`] when the caller wants it
+    /// What `step` returns; the job's fault, if there is one; [`NetError::Interrupted`] if the caller interrupts it
     /// ([`interruptible`](crate::interruptible)).
     pub fn wait<R>(
         &self,
@@ -292,7 +292,8 @@ impl Endpoint {
                 true => shared.doorbell.arm_relieved(shared.epoll_fd),
                 false => shared.doorbell.arm(shared.epoll_fd),
             };
-            // Announced; whatever came before the announcement is seen now, whatever comes after rings.
+            // After the announcement, this look sees everything that came before it, and everything that comes later
+            // rings.
             let mut engine = shared.lock();
             let moved = engine.progress();
             if let Some(result) = shared.attempt(&mut engine, step) {
@@ -300,7 +301,7 @@ impl Endpoint {
             }
             engine.note_drive();
             engine.flush();
-            // The step may have moved something that only it can go on with: nobody would ring for that.
+            // The step may have moved something that only the step can continue with: nobody would ring for that.
             let moved = moved | std::mem::take(&mut engine.moved_aside);
             drop(engine);
             if moved {
@@ -324,47 +325,47 @@ impl Endpoint {
         result
     }
 
-    /// After posting ops that are still pending when the call returns: makes sure that they progress.
+    /// Makes sure that posted ops that are still pending when the call returns make progress.
     #[inline]
     pub fn leave_to_background(&self) {
         self.0.background.want(&self.0);
     }
 
-    /// How long a wait is no reason to say so; zero: it never is said.
+    /// How long a wait may last before it is reported; zero means that it is never reported.
     pub fn stall_warning(&self) -> Duration {
         self.0.settings.stall_warning
     }
 
-    /// Wakes this worker's own sleeping calls, so that they look at their `step` again. Costs a fence when none sleeps.
+    /// Wakes this worker's own sleeping calls, so that they check their `step` again. Costs a fence if none sleeps.
     #[inline]
     pub fn rouse(&self) {
         self.0.doorbell.bell().ring();
     }
 
-    /// Tells every worker that this one's program failed; their blocked and later calls raise it.
+    /// Tells every worker that this worker's program failed; their blocked and later calls raise the error.
     pub fn report_failure(&self, traceback: &str) {
         let traceback = stall::shortened(traceback);
         let error = NetError::PeerFailed { rank: self.0.rank, traceback: traceback.clone().into_owned() };
         self.0.faults.fail_telling(error, || {
-            // Without a control plane nobody is left to be told.
+            // Without a control plane there is nobody to tell.
             let _ =
                 self.0.control.send(MessageTarget::All, &stall::StallMessage::Failed(traceback.into_owned()).encode());
         });
     }
 
-    /// A number that no other call of this, on any worker, returns. The `i`th call on rank r returns `i * size + r`;
-    /// `None` when that is too large.
+    /// A number that no other call of this method, on any worker, returns. The `i`th call on rank r returns `i * size
+    /// + r`; `None` if that is too large.
     pub fn unique(&self) -> Option<u32> {
         let mine = self.0.numbered.fetch_add(1, Ordering::Relaxed);
         mine.checked_mul(self.0.size)?.checked_add(self.0.rank.0)
     }
 
-    /// How often a waiting call polls before it yields; few where workers share cores.
+    /// How often a waiting call polls before it yields; few times if workers share cores.
     pub fn polls(&self) -> u32 {
         self.0.polls
     }
 
-    /// What the workers of `rank`'s host have for messages among them; alike on all workers.
+    /// How the workers of `rank`'s host exchange messages; the same on all workers.
     pub fn host_links(&self, rank: Rank) -> HostLinks {
         self.0.host_links[rank.index()]
     }
@@ -374,22 +375,23 @@ impl Endpoint {
         self.0.engine.lock().route(peer).is_none_or(|(name, _)| name != "tcp")
     }
 
-    /// What the kernel knows of the connection to `peer`; `None` if they have none: not yet, or they share memory.
+    /// What the kernel knows about the connection to `peer`; `None` if there is none, because they have not connected
+    /// yet or share memory.
     pub fn link_info(&self, peer: Rank) -> Option<LinkInfo> {
         self.0.engine.lock().link_info(peer)
     }
 
-    /// Whether this worker can read `peer`'s memory (or is it).
+    /// Whether this worker can read `peer`'s memory (or it is this worker).
     pub fn reads_memory_of(&self, peer: Rank) -> bool {
         self.0.engine.lock().route(peer).is_none_or(|(_, limits)| limits.single_copy)
     }
 
-    /// Why `peer`, on this host, is reached by less than the best: no shared memory, or no single copies.
+    /// Why `peer`, on this host, is not reached by the best transport: no shared memory, or no single copies.
     pub fn lack(&self, peer: Rank) -> Option<&str> {
         self.0.lacks.get(peer.index())?.as_deref()
     }
 
-    /// One look: a bit of progress, then `step`.
+    /// One look: a little progress, then `step`.
     ///
     /// # Errors
     /// What `step` returns; the job's fault, if there is one.
@@ -405,9 +407,9 @@ impl Endpoint {
         result.transpose()
     }
 
-    /// Leaves the job. Returns when all that was sent has been taken by its receivers, or these have left too, as far
-    /// as nothing fails and no signal comes; on rank 0, when the others have left too. Receives and collectives that
-    /// are still pending end with [`NetError::Closed`]. Idempotent.
+    /// Leaves the job. Returns when everything sent has been received or its receivers have left too, unless there is
+    /// a failure or a signal; on rank 0, when the others have left too. Receives and collectives that are still
+    /// pending end with [`NetError::Closed`]. Idempotent.
     pub fn leave(&self) {
         self.0.leave(true);
     }
@@ -426,7 +428,7 @@ impl EndpointState {
     fn lock_contended(&self) -> MutexGuard<'_, Engine> {
         self.contenders.fetch_add(1, Ordering::Relaxed);
         let engine = loop {
-            // Not with the engine in hand: to get the host's lock back may take long.
+            // Release the engine before returning: getting the host's lock back may take long.
             let waited = LOCK_WAIT.get().is_some_and(|around| around(&mut || drop(self.engine.lock())));
             if !waited {
                 break self.engine.lock();
@@ -461,8 +463,8 @@ impl EndpointState {
         Ok(None)
     }
 
-    /// One look at whether a call is done, with faults considered. A result is only given while the job is sound, so
-    /// that a call that met a different one never returns rubbish.
+    /// Checks once whether a call is done, considering faults. It gives a result only while the job is sound, so that
+    /// a call that met a different one never returns garbage.
     #[inline]
     fn attempt<R>(
         &self,
@@ -479,7 +481,7 @@ impl EndpointState {
             Some(result) => {
                 engine.flush();
                 if engine.is_suspect() {
-                    // Found by the step itself, in a message that was there before its receive.
+                    // The step itself found a mismatch, in a message that arrived before its receive.
                     self.inquire(engine);
                     return self.faults.fatal().map(Err);
                 }
@@ -490,9 +492,9 @@ impl EndpointState {
         }
     }
 
-    /// `patient`: what was sent is not given up while its receiver may still take it.
+    /// `patient`: do not give up what was sent while its receiver may still receive it.
     fn leave(&self, patient: bool) {
-        // In a forked child the locks may be held for ever, and the job is its parent's.
+        // In a forked child the locks may be held forever, and the job is its parent's.
         if !self.origin.is_here() {
             return;
         }
@@ -508,8 +510,8 @@ impl EndpointState {
         self.lock().close();
     }
 
-    /// Drives the engine until nobody needs anything from this worker any more. Bounded by the others: a receiver takes
-    /// a message, or leaves, or is lost; a wait that takes long is explained as any other.
+    /// Drives the engine until nobody needs anything from this worker any more. The others bound this: a receiver
+    /// receives a message, leaves, or is lost. A long wait is explained like any other.
     fn hand_over(&self, patient: bool) {
         let since = Instant::now();
         let (mut warned, mut announced) = (false, false);
@@ -530,7 +532,7 @@ impl EndpointState {
                 }
                 continue;
             }
-            // Nothing says when the kernel has delivered the last bytes.
+            // Nothing reports when the kernel has delivered the last bytes.
             let woken = armed.sleep(if finishing { Duration::from_millis(1) } else { SLICE });
             if woken == WakeReason::Interrupted {
                 let ranks: Vec<Rank> = owed.into_iter().flatten().collect();
@@ -559,9 +561,9 @@ impl EndpointState {
         }
     }
 
-    /// Others may hear of each other's failures through this worker: all through rank 0, which stays until they have
-    /// left too. Those behind an inner worker of a large job can connect to rank 0 instead, but where all programs end
-    /// at about the same time they need not. A signal ends that.
+    /// Others may learn of each other's failures through this worker. All do so through rank 0, which stays until
+    /// they have left too. Those behind an inner worker of a large job can connect to rank 0 instead, but if all
+    /// programs end at about the same time they need not. A signal ends this wait.
     fn stay_for_others(&self) {
         let subtree = self.control.subtree();
         if self.in_process || subtree.len() == 1 {
@@ -583,7 +585,7 @@ impl EndpointState {
     }
 }
 
-/// A worker whose program has ended, and which waits until what it sent is received.
+/// A worker whose program has ended and which waits until what it sent is received.
 struct DeliveryWait;
 
 impl CallDescriber for DeliveryWait {

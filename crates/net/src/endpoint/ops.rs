@@ -1,24 +1,24 @@
-//! Operations in flight and the groups that wait for them.
+//! Operations in progress and the groups that wait for them.
 //!
-//! An op is one send or receive. Every op belongs to a group; a group is complete when none of its ops is pending, so
-//! that waiting for one message, or for the round of a collective, is one comparison. Both live in slabs whose slots
-//! are reused: no allocation per message.
+//! An op is one send or receive. Every op belongs to a group, and a group is complete when none of its ops is
+//! pending, so that waiting for one message, or for a round of a collective, is one comparison. Both are kept in
+//! slabs whose slots are reused: no allocation per message.
 
 use std::any::Any;
 
 use crate::{FrameHeader, NetError, Rank};
 
-/// A stretch of memory that an op reads or writes until it completes.
+/// A range of memory that an op reads or writes until it completes.
 #[derive(Clone, Copy, Debug)]
 pub struct MemoryRegion {
-    /// First byte.
+    /// The first byte.
     pub ptr: *mut u8,
-    /// Bytes.
+    /// The length.
     pub len: usize,
 }
 
-// SAFETY: a region is only an address; whoever posts an op promises (see `Engine::post_send`) that the memory outlives
-// it and is not touched in conflict, on whichever thread progress happens to run.
+// SAFETY: a region is only an address; whoever posts an op promises (see `Engine::post_send`) that the memory
+// outlives it and that no access conflicts with it, on whichever thread progress runs.
 unsafe impl Send for MemoryRegion {}
 
 impl MemoryRegion {
@@ -32,18 +32,18 @@ impl MemoryRegion {
         MemoryRegion { ptr: slice.as_ptr().cast_mut(), len: slice.len() }
     }
 
-    /// No bytes.
+    /// An empty region.
     pub const EMPTY: MemoryRegion = MemoryRegion { ptr: std::ptr::NonNull::<u8>::dangling().as_ptr(), len: 0 };
 }
 
-/// What a completed receive was.
+/// The outcome of a completed receive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ReceiveStatus {
     /// The sender.
     pub source: Rank,
     /// The message's tag.
     pub tag: i32,
-    /// Bytes received.
+    /// How many bytes were received.
     pub len: u64,
 }
 
@@ -53,7 +53,7 @@ impl Default for ReceiveStatus {
     }
 }
 
-/// Names a group. Stale handles are caught by the generation.
+/// Names a group. The generation detects stale handles.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct GroupId {
     index: u32,
@@ -65,7 +65,7 @@ pub(super) type OpIndex = u32;
 pub(super) enum PendingOp {
     /// A send that waits in its link's queue or for the receiver's answer to an offer.
     Send { group: GroupId, dest: Rank, region: MemoryRegion },
-    /// A receive: posted, or matched and filling.
+    /// A receive that is posted, or matched and filling.
     Recv { group: GroupId, region: MemoryRegion, received: u64, status: ReceiveStatus, sent_bytes: u64 },
     /// A task: pending until its last step.
     Task { group: GroupId },
@@ -85,7 +85,7 @@ struct GroupState {
     pending: u32,
     status: ReceiveStatus,
     error: Option<NetError>,
-    /// Nobody will ask; free the slot when the last op completes.
+    /// Nobody will ask for the outcome: free the slot when the last op completes.
     detached: bool,
     live: bool,
     keepalive: Option<Box<dyn Any + Send>>,
@@ -98,9 +98,9 @@ pub(super) struct OpTable {
     free_ops: Vec<u32>,
     groups: Vec<GroupState>,
     free_groups: Vec<u32>,
-    /// Groups that are live and not complete; the background thread works only while there are some.
+    /// How many ops are pending; the background thread works only while there are some.
     pub(super) pending_ops: usize,
-    /// Ops completed so far: tells whether a task may be able to go on.
+    /// How many ops have completed: tells whether a task may be able to continue.
     pub(super) completions: u64,
 }
 
@@ -144,7 +144,7 @@ impl OpTable {
         self.ops[index as usize].as_ref().is_some_and(|op| op.group() == group)
     }
 
-    /// The op is over: its group is told, its slot freed.
+    /// Completes the op: records the result in its group and frees its slot.
     pub(super) fn complete(&mut self, index: OpIndex, result: Result<ReceiveStatus, NetError>) {
         let op = self.ops[index as usize].take().expect("an op completes once");
         self.free_ops.push(index);
@@ -159,7 +159,7 @@ impl OpTable {
         }
     }
 
-    /// Records the outcome of something that needed no op of its own.
+    /// Records the outcome of something that needed no op.
     pub(super) fn note(&mut self, group: GroupId, result: Result<ReceiveStatus, NetError>) {
         let state = self.group(group);
         match result {
@@ -188,12 +188,13 @@ impl OpTable {
         result
     }
 
-    /// Outcome so far of a group that will be used again for the next round.
+    /// The first error so far of a group that will be used again for the next round.
     pub(super) fn take_error(&mut self, id: GroupId) -> Option<NetError> {
         self.group(id).error.take()
     }
 
-    /// Nobody will wait for this group any more; `keepalive` (the buffers' owner) is dropped when its last op is over.
+    /// Records that nobody will wait for this group any more; `keepalive` (the buffers' owner) is dropped when its
+    /// last op has ended.
     pub(super) fn detach(&mut self, id: GroupId, keepalive: Option<Box<dyn Any + Send>>) {
         let state = self.group(id);
         if state.pending == 0 {
@@ -210,8 +211,8 @@ impl OpTable {
         self.free_groups.push(id.index);
     }
 
-    /// Ops of one group that are still pending, with what they wait for: `(peer, is_receive)`; wildcard receives name
-    /// no peer. For stall reports, so it may be slow.
+    /// The ops of one group that are still pending, with what they wait for: `(peer, is_receive)`; wildcard receives
+    /// name no peer. For stall reports, so it may be slow.
     pub(super) fn waiting_for(
         &self,
         id: GroupId,
@@ -237,23 +238,23 @@ impl OpTable {
         self.ops.iter().flatten().for_each(look);
     }
 
-    /// Whether any pending op is such.
+    /// Whether `is_such` holds for any pending op.
     pub(super) fn any(&self, is_such: impl FnMut(&PendingOp) -> bool) -> bool {
         self.pending_ops > 0 && self.ops.iter().flatten().any(is_such)
     }
 
-    /// Every pending op, for failing them all.
+    /// All pending ops, in order to fail them.
     pub(super) fn indices(&self) -> Vec<OpIndex> {
         (0..self.ops.len() as u32).filter(|&i| self.ops[i as usize].is_some()).collect()
     }
 }
 
-/// A frame on its way out of a link's queue.
+/// A frame in a link's queue.
 pub(super) struct QueuedFrame {
     pub header: FrameHeader,
     pub payload: FramePayload,
     pub sent: usize,
-    /// Completed when the frame has left.
+    /// The op that completes when the frame has left.
     pub completes: Option<OpIndex>,
 }
 
@@ -261,7 +262,7 @@ const INLINE_BYTES_MAX: usize = size_of::<crate::AcceptPayload>();
 
 pub(super) enum FramePayload {
     Region(MemoryRegion),
-    /// Of a control frame: the longest is an [`AcceptPayload`](crate::AcceptPayload).
+    /// The payload of a control frame; the longest is an [`AcceptPayload`](crate::AcceptPayload).
     Inline {
         bytes: [u8; INLINE_BYTES_MAX],
         len: u8,
@@ -277,7 +278,7 @@ impl FramePayload {
 
     pub(super) fn as_slice(&self) -> &[u8] {
         match self {
-            // SAFETY: the op that owns this frame is pending, so its poster keeps the memory alive and unwritten.
+            // SAFETY: the op that owns this frame is pending, so its poster keeps the memory alive and unchanged.
             FramePayload::Region(region) => unsafe { std::slice::from_raw_parts(region.ptr, region.len) },
             FramePayload::Inline { bytes, len } => &bytes[..*len as usize],
         }

@@ -1,5 +1,5 @@
-//! Nobody waits in the dark: long waits are explained, and calls that contradict each other are named, by asking the
-//! workers concerned over the control plane. Their control threads answer, whatever their program is doing.
+//! Explains long waits, and names calls that contradict each other, by asking the workers concerned over the control
+//! plane. Their control threads answer, whatever their program is doing.
 
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -13,13 +13,13 @@ use super::{CallMismatch, EndpointState, Engine};
 use crate::control::{ControlEvent, MessageTarget};
 use crate::{NetError, Rank, notice};
 
-/// How long an asked worker has to answer. On a machine with many more threads than cores, each of the half dozen that
-/// an answer goes through may wait for its turn; only the message waits for all of them.
+/// How long an asked worker has to answer. On a machine with many more threads than cores, each of the half-dozen
+/// threads that an answer passes through may wait for its turn; only the message waits for all of them.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(6);
 /// How long a worker tries to find out where its program is, which needs the interpreter's cooperation.
 const LOCATE_TIMEOUT: Duration = Duration::from_secs(3);
 
-/// A traceback longer than this is cut in its middle: it must fit into a message, and people read its ends.
+/// A longer traceback is cut in the middle: it must fit into a message, and people read its ends.
 const TEXT_BYTES_MAX: usize = 1 << 20;
 
 /// The text, without its middle if it is very long.
@@ -32,32 +32,31 @@ pub(super) fn shortened(text: &str) -> Cow<'_, str> {
     Cow::Owned(format!("{}\n[... {} bytes left out ...]\n{}", &text[..head], tail - head, &text[tail..]))
 }
 
-/// Who is waiting, for stall reports.
+/// A waiting call, for stall reports.
 pub trait CallDescriber {
-    /// Writes the call in words, such as `allreduce #417 on comm "rows"`, behind what is in `text`. Called before each
-    /// sleep.
+    /// Appends the call to `text` in words, such as `allreduce #417 on comm "rows"`. Called before each sleep.
     fn describe(&self, text: &mut String);
-    /// Whom it waits for; `None` stands for any worker. Asked only when a wait has become long.
+    /// The workers that it waits for; `None` stands for any worker. Asked only once a wait has become long.
     fn waiting_for(&self, engine: &Engine) -> Vec<Option<Rank>>;
-    /// The call is about to look for the last time before it sleeps. For calls that peers do not wake by messages.
+    /// Called before the last look before a sleep. For calls that peers do not wake with messages.
     fn falls_asleep(&self) {}
-    /// The other end of `falls_asleep`.
+    /// Called after the sleep, as the counterpart of `falls_asleep`.
     fn is_awake(&self) {}
 }
 
 /// What workers tell each other over the control plane.
 pub(super) enum StallMessage {
-    /// The sender's program raised; its traceback.
+    /// The sender's program raised an error, with this traceback.
     Failed(String),
-    /// The job fails because calls contradict each other; the explanation.
+    /// The job fails because calls contradict each other, with this explanation.
     Mismatch(String),
-    /// What are you doing?
+    /// Asks what a worker is doing.
     AskActivity { id: u32 },
-    /// Which call was number `seq` on `context`?
+    /// Asks which call was number `seq` on `context`.
     AskCall { id: u32, context: u32, seq: u32 },
     /// The answer to either question.
     Tell { id: u32, text: String },
-    /// The sender's program has ended, and it stays until what it sent is received. For those without a link to it.
+    /// The sender's program has ended, and it stays until what it sent is received. For workers without a link to it.
     Leaving,
 }
 
@@ -77,7 +76,7 @@ impl StallMessage {
         bytes
     }
 
-    /// `None` for anything that `encode` does not produce.
+    /// Decodes the output of `encode`; `None` for anything else.
     pub(super) fn decode(bytes: &[u8]) -> Option<StallMessage> {
         let (&kind, rest) = bytes.split_first()?;
         let number = |at: usize| Some(u32::from_le_bytes(rest.get(at * 4..at * 4 + 4)?.try_into().ok()?));
@@ -104,14 +103,14 @@ pub(super) fn fuzz(bytes: &[u8]) {
 
 type Locator = Arc<dyn Fn() -> Option<String> + Send + Sync>;
 type CallFormatter = fn([u64; 2]) -> String;
-/// What was called under a number, for calls that the engine has not seen.
+/// Looks up the call under a number, for calls that the engine has not seen.
 type CallLookup = Arc<dyn Fn(u32) -> Option<[u64; 2]> + Send + Sync>;
 
 #[derive(Default)]
 pub(super) struct StallReporter {
-    /// Calls asleep now: what, since when, and whether on the main thread.
+    /// Calls that currently sleep: what they are, since when, and whether on the main thread.
     asleep: Mutex<Vec<(u32, String, Instant, bool)>>,
-    /// Texts of calls that slept before, so that sleeping allocates nothing.
+    /// Texts of earlier sleeping calls, reused so that sleeping allocates nothing.
     spare: Mutex<Vec<String>>,
     ids: AtomicU32,
     answers: Mutex<HashMap<(u32, Rank), String>>,
@@ -119,12 +118,12 @@ pub(super) struct StallReporter {
     locator: Mutex<Option<Locator>>,
     formatter: Mutex<Option<CallFormatter>>,
     names: Mutex<HashMap<u32, String>>,
-    /// How many collectives a communicator was made with, which are none of the program's.
+    /// How many collectives created a communicator; they are not the program's.
     befores: Mutex<HashMap<u32, u32>>,
     lookups: Mutex<HashMap<u32, CallLookup>>,
 }
 
-/// Takes the call off the list when its sleep ends.
+/// Removes the call from the list when its sleep ends.
 pub(super) struct SleepEntry<'a>(&'a StallReporter, u32);
 
 impl Drop for SleepEntry<'_> {
@@ -141,7 +140,7 @@ impl Drop for SleepEntry<'_> {
 impl StallReporter {
     pub(super) fn enter(&self, caller: &dyn CallDescriber, since: Instant) -> SleepEntry<'_> {
         let id = self.ids.fetch_add(1, Ordering::Relaxed);
-        // SAFETY: asks for numbers of this thread and its process; it cannot fail.
+        // SAFETY: asks for the numbers of this thread and its process, which cannot fail.
         let is_main = unsafe { libc::gettid() == libc::getpid() };
         let mut text = self.spare.lock().pop().unwrap_or_default();
         caller.describe(&mut text);
@@ -151,22 +150,22 @@ impl StallReporter {
 }
 
 impl super::Endpoint {
-    /// How to find out which line the program is at: called on a thread of its own, may block, may fail.
+    /// Sets how to find out which line the program is at. `locator` runs on a separate thread, and may block or fail.
     pub fn set_locator(&self, locator: Locator) {
         *self.0.stall.locator.lock() = Some(locator);
     }
 
-    /// How to word the `call` given to [`Engine::begin_collective`].
+    /// Sets how to word the `call` given to [`Engine::begin_collective`].
     pub fn set_call_formatter(&self, formatter: CallFormatter) {
         *self.0.stall.formatter.lock() = Some(formatter);
     }
 
-    /// Where to look up calls on `context` that never reached the engine. Called with the engine locked.
+    /// Sets where to look up calls on `context` that never reached the engine. Called with the engine locked.
     pub fn set_call_lookup(&self, context: u32, lookup: CallLookup) {
         self.0.stall.lookups.lock().insert(context, lookup);
     }
 
-    /// The communicator is gone.
+    /// Forgets a communicator that has ended.
     pub fn forget_context(&self, context: u32) {
         self.0.stall.names.lock().remove(&context);
         self.0.stall.befores.lock().remove(&context);
@@ -174,13 +173,13 @@ impl super::Endpoint {
         self.lock().close_context(context);
     }
 
-    /// The communicator's name in messages to people.
+    /// Sets the communicator's name in messages to the user.
     pub fn set_context_name(&self, context: u32, name: &str) {
         self.0.stall.names.lock().insert(context, name.to_owned());
     }
 
-    /// That the first `seq` collectives on `context` made the communicator: messages to people count those of the
-    /// program.
+    /// Records that the first `seq` collectives on `context` created the communicator: messages to the user count
+    /// only those of the program.
     pub fn set_calls_before(&self, context: u32, seq: u32) {
         self.0.stall.befores.lock().insert(context, seq);
     }
@@ -196,7 +195,7 @@ impl EndpointState {
         self.stall.names.lock().get(&context).cloned().unwrap_or_else(|| format!("#{context}"))
     }
 
-    /// Handles what the control plane says. Runs on its thread: nothing here may wait long.
+    /// Handles an event of the control plane. Runs on its thread, so it must not wait long.
     pub(super) fn on_control(self: &Arc<Self>, event: ControlEvent) {
         match event {
             ControlEvent::Message { from, bytes } => match StallMessage::decode(&bytes) {
@@ -223,7 +222,7 @@ impl EndpointState {
         }
     }
 
-    /// Runs `work` on a thread of its own; questions are rare.
+    /// Runs `work` on a separate thread; questions are rare.
     fn aside(self: &Arc<Self>, work: impl FnOnce(&Arc<EndpointState>) + Send + 'static) {
         let shared = Arc::clone(self);
         let spawned = crate::threads::spawn_native("tidemill-answer".into(), move || work(&shared));
@@ -250,7 +249,7 @@ impl EndpointState {
 
     /// What this worker is doing, in words that follow "which is".
     fn activity(&self) -> String {
-        // Of several threads the main one is most likely what the user thinks of as the program.
+        // Of several threads, the user most likely thinks of the main one as the program.
         let asleep = self.stall.asleep.lock().iter().min_by_key(|(_, _, since, is_main)| (!is_main, *since)).cloned();
         if let Some((_, what, since, _)) = asleep {
             return format!("in {what} for {:.0} s", since.elapsed().as_secs_f64());
@@ -282,7 +281,7 @@ impl EndpointState {
         }
     }
 
-    /// A call has waited long: finds out for whom and prints it once, without holding up the call.
+    /// A call has waited long: finds out for which workers and prints it once, without blocking the call.
     #[cold]
     pub(super) fn warn_of_stall(&self, caller: &dyn super::CallDescriber, waited: Duration) {
         let mut what = String::new();
@@ -311,13 +310,13 @@ impl EndpointState {
         });
     }
 
-    /// Calls contradict each other: finds out what the other one was and fails the job with both named.
+    /// Calls contradict each other: finds out what the other call was and fails the job, naming both.
     #[cold]
     pub(super) fn inquire(&self, engine: &mut Engine) {
         let Some(CallMismatch { context, seq, rank, theirs, lengths }) = engine.take_contradiction() else { return };
         engine.wait_for_verdict();
-        // Another worker has given it. Who looks after that, as at the end of its program, may not know any more which
-        // call it was.
+        // Another worker has reported it. A worker that looks later, as at the end of its program, may no longer know
+        // which call it was.
         if self.faults.fatal().is_some() {
             return;
         }
@@ -356,7 +355,7 @@ impl EndpointState {
 mod tests {
     use super::*;
 
-    /// A traceback of a recursion that printed its data was told to nobody, as no message took it.
+    /// The traceback of a recursion that prints its data may exceed a message; it must still reach the others.
     #[test]
     fn the_ends_of_a_long_traceback_are_kept() {
         let text = format!("begin{}end", "\u{e9}".repeat(9 << 20));
@@ -366,7 +365,7 @@ mod tests {
         assert_eq!(shortened("ValueError"), "ValueError");
     }
 
-    /// A message that came out different would blame the wrong worker or line.
+    /// A message that decodes differently would blame the wrong worker or line.
     #[test]
     fn messages_survive_encoding() {
         for message in [

@@ -1,5 +1,5 @@
-//! Messages too large to send unasked: copied out of their sender's memory, by both sides at once if they are long, or
-//! sent in pieces where that is not possible ([`TransportLimits::single_copy`](crate::TransportLimits)).
+//! Messages too large to send eagerly: copied out of their sender's memory, by both sides at once if they are long,
+//! or sent in pieces where that is not possible ([`TransportLimits::single_copy`](crate::TransportLimits)).
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -12,11 +12,12 @@ use crate::copy::copy_or_move;
 use crate::transport::PARTS_MAX;
 use crate::{AcceptPayload, FrameHeader, FrameKind, OfferPayload, PushResult, Rank, Transport, TransportError};
 
-/// Bytes copied out of a peer's memory before other work gets its turn.
+/// How many bytes are copied out of a peer's memory before other work gets its turn.
 const PULL_CHUNK_BYTES: usize = 128 << 10;
-/// The same beside a message whose last chunk the sender is copying: not long, so that both soon share the next one.
+/// The same while the sender copies the last chunk of another message: short, so that both sides soon share the next
+/// one.
 const FILLING_CHUNK_BYTES: usize = 32 << 10;
-/// Bytes of one message copied before another one of the same peer gets its turn.
+/// How many bytes of one message are copied before another message of the same peer gets its turn.
 const PULL_TURN_BYTES: usize = 4 << 20;
 /// Messages from this size on are copied by both sides at once.
 const SHARED_PULL_BYTES_MIN: usize = 64 << 10;
@@ -33,11 +34,11 @@ pub(super) struct OutgoingStream {
     pub(super) sent: usize,
 }
 
-/// Offered messages of one peer, which are copied out of its memory: the first, until its turn is over.
+/// Offered messages of one peer that are to be copied out of its memory; the first one, until its turn is over.
 #[derive(Default)]
 pub(super) struct PullQueue {
     waiting: VecDeque<PendingPull>,
-    /// Bytes of the first that were copied in this turn.
+    /// How many bytes of the first message were copied in this turn.
     turn_bytes: usize,
 }
 
@@ -50,25 +51,25 @@ struct PendingPull {
     shared: Option<SharedPull>,
 }
 
-/// The peer copies too, from the end of the message on, in chunks of [`shared_chunk_bytes`].
+/// The peer copies too, from the end of the message, in chunks of [`shared_chunk_bytes`].
 #[derive(Clone, Copy)]
 struct SharedPull {
     transfer: ChunkTransfer,
-    /// Where in the message the part that is shared begins.
+    /// Where in the message the shared part begins.
     start: usize,
 }
 
-/// What became of a pull's turn.
+/// The outcome of a pull's turn.
 enum PullOutcome {
     Bytes(usize),
-    /// All is taken, and the sender has not finished its last chunk.
+    /// All chunks are taken, but the sender has not finished its last one.
     Waits,
     Over,
-    /// The peer is gone, as has been noted.
+    /// The peer is gone, which has been recorded.
     Failed,
 }
 
-/// A message of ours that its receiver and we copy together.
+/// A message of ours that we and its receiver copy together.
 pub(super) struct AssistedSend {
     pub(super) dest: Rank,
     pub(super) from: MemoryRegion,
@@ -76,24 +77,25 @@ pub(super) struct AssistedSend {
     pub(super) transfer: ChunkTransfer,
 }
 
-/// Chunk of a message that both sides copy: both derive it from the length alone. Small enough that the two ends meet
-/// closely, large enough that a chunk's system call does not count.
+/// The chunk size of a message that both sides copy, which both derive from the length alone. Small enough that the
+/// two ends meet closely, large enough that the system call per chunk does not matter.
 fn shared_chunk_bytes(len: usize) -> usize {
     let chunk = (len / 8).clamp(32 << 10, 256 << 10);
     chunk.max(len.div_ceil(CHUNKS_MAX as usize)).next_multiple_of(4096)
 }
 
 impl Engine {
-    /// Has receivers alone copy long messages, for workers that share cores: a sender that is to help needs a core
-    /// first, and who waits for its last chunk gives one up. All workers of a host call it, or none.
+    /// Makes receivers copy long messages alone, for workers that share cores: a helping sender first needs a core,
+    /// and a receiver that waits for the sender's last chunk gives one up. Either all workers of a host call this or
+    /// none.
     pub(super) fn copy_alone(&mut self) {
         self.core.links.iter_mut().for_each(|link| link.claims = None);
     }
 
-    /// Pushes queued frames as far as the transports take them.
+    /// Pushes queued frames as far as the transports accept them.
     pub(super) fn drain_links(&mut self) -> bool {
         if self.leaving == LeavePhase::Finishing {
-            // Credit and the like, of which the others have no more need.
+            // Only credit and the like, which the others no longer need.
             for rank in self.core.busy.drain(..) {
                 self.core.links[rank.index()].queue.clear();
             }
@@ -124,7 +126,7 @@ impl Engine {
         moved
     }
 
-    /// Copies a chunk of an offered message of each peer that has some.
+    /// Copies a chunk of an offered message from each peer that has some.
     pub(super) fn step_pulls(&mut self) -> bool {
         let mut moved = false;
         let mut i = 0;
@@ -182,8 +184,7 @@ impl Engine {
         }
     }
 
-    /// How many of the messages of `from` that come first are short, untouched and not shared: one call copies them
-    /// all.
+    /// How many of the first messages of `from` are short, untouched and not shared: one call copies them all.
     fn short_pulls(&self, from: Rank) -> usize {
         let mut left = PULL_CHUNK_BYTES;
         let short = |pull: &&PendingPull| {
@@ -194,7 +195,7 @@ impl Engine {
         self.core.links[from.index()].pulls.waiting.iter().take(PARTS_MAX).take_while(short).count()
     }
 
-    /// Copies the first `count` messages of `from`, at most [`PARTS_MAX`], whole and at once.
+    /// Copies the first `count` messages of `from`, at most [`PARTS_MAX`], completely and at once.
     fn pull_several(&mut self, from: Rank, count: usize) -> bool {
         let link = &mut self.core.links[from.index()];
         let mut parts: [(u64, &mut [u8]); PARTS_MAX] = Default::default();
@@ -209,7 +210,7 @@ impl Engine {
         let result = read(&mut self.transports, link.transport, from, &mut parts[..count]);
         for _ in 0..count {
             let pull = self.core.links[from.index()].pulls.waiting.pop_front().expect("counted");
-            // If one failed none must look complete.
+            // If one failed, none may look complete.
             if result.is_ok() {
                 self.core.finish_pull(from, &pull);
             }
@@ -218,7 +219,7 @@ impl Engine {
         true
     }
 
-    /// Copies the next chunk of a message of `from`, of at most `bytes_max` if its sender does not copy too.
+    /// Copies the next chunk of a message of `from`, at most `bytes_max` unless its sender copies too.
     fn pull_chunk(&mut self, from: Rank, pull: &mut PendingPull, bytes_max: usize) -> PullOutcome {
         let Some(PendingOp::Recv { region, .. }) = self.core.ops.get_mut(pull.op) else {
             unreachable!("a pull's receive is pending until the pull is over")
@@ -253,7 +254,7 @@ impl Engine {
         let into = unsafe { std::slice::from_raw_parts_mut(region.ptr.add(start), n) };
         let result = read(&mut self.transports, link.transport, from, &mut [(addr, into)]);
         if let Err(error) = result {
-            // A chunk that failed is never counted: the message must not look complete.
+            // A failed chunk is never counted: the message must not look complete.
             self.core.lost.push(error);
             return PullOutcome::Failed;
         }
@@ -296,8 +297,8 @@ impl Engine {
                 continue;
             }
             claim.finish(1);
-            // The receiver, whose own chunks are done, may have gone to sleep meanwhile: no message says that this one
-            // is.
+            // The receiver, whose own chunks are done, may have fallen asleep meanwhile, and no message announces
+            // this chunk.
             if claim.is_complete(help.transfer) {
                 self.transports[transport].wake(help.dest);
             }
@@ -308,7 +309,7 @@ impl Engine {
     }
 }
 
-/// Copies parts of offered messages of `from`, which `transport` reaches: none reaches the worker itself.
+/// Copies parts of offered messages of `from`, which `transport` reaches; `None` stands for the worker itself.
 fn read(
     transports: &mut [Box<dyn Transport>],
     transport: Option<usize>,
@@ -328,7 +329,7 @@ fn read(
 }
 
 impl EngineCore {
-    /// A receive has met an offer: copy the message out of the sender's memory, or ask for it in pieces.
+    /// A receive matches an offer: copy the message out of the sender's memory, or ask for it in pieces.
     pub(super) fn accept(&mut self, op: OpIndex, src: Rank, header: &FrameHeader, offer: OfferPayload) {
         let Some(PendingOp::Recv { region, status, sent_bytes, .. }) = self.ops.get_mut(op) else {
             unreachable!("offers meet receives")
@@ -359,7 +360,7 @@ impl EngineCore {
         }
     }
 
-    /// Has the sender copy what is left of a message too, if that is much and no other message of its is being shared.
+    /// Lets the sender also copy the rest of a message, if that is long and no other message of it is being shared.
     fn share(&mut self, from: Rank, pull: &mut PendingPull, region: MemoryRegion) {
         let link = &mut self.links[from.index()];
         let left = pull.len - pull.done;
@@ -379,7 +380,7 @@ impl EngineCore {
 
     pub(super) fn accepted(&mut self, src: Rank, token: u32, accept: AcceptPayload) -> Result<(), String> {
         let Some(PendingOp::Send { dest, region, .. }) = self.ops.get_mut(token) else {
-            // It has left since, and the send has ended with that news.
+            // It has left since, and the send has ended with that error.
             let left = self.links[src.index()].left;
             return if left { Ok(()) } else { Err(format!("accepted send {token}, which is not pending")) };
         };
@@ -412,8 +413,8 @@ impl EngineCore {
         self.reply(from, FrameHeader { token: pull.token, ..FrameHeader::new(FrameKind::Done, 0) }, &[]);
     }
 
-    /// Takes back what peers have not yet taken of messages that both copy, and waits for chunks that they are copying
-    /// right now: afterwards nobody writes into a receive buffer any more, and its owner may free it.
+    /// Takes back the chunks that peers have not yet taken of messages that both sides copy, and waits for chunks
+    /// that they are copying now: afterwards nobody writes into a receive buffer any more, and its owner may free it.
     pub(super) fn settle_pulls(&mut self, concerns: impl Fn(Rank) -> bool) {
         for from in self.pulling.iter().filter(|from| concerns(**from)) {
             let link = &self.links[from.index()];
@@ -440,7 +441,7 @@ fn drain_link(
     let mut moved = false;
     loop {
         // Queued frames go before further pieces, so that a small message never waits behind a large one; but a piece
-        // that is half out is finished first.
+        // that is partly sent is finished first.
         if !link.streaming {
             while let Some(out) = link.queue.front_mut() {
                 let before = out.sent;

@@ -1,11 +1,11 @@
-//! Threads that wait for something that messages bring, and take these messages themselves.
+//! Threads that wait for something that messages bring, and receive these messages themselves.
 
 use std::time::Duration;
 
 use super::{Endpoint, Engine, POLLS_BRIEF};
 use crate::doorbell::StandIn;
 
-/// A thread that looks for messages in the place of waits that [give way](super::CallWait::giving_way). See
+/// A thread that looks for messages on behalf of waits that [give way](super::CallWait::giving_way). See
 /// [`Endpoint::watch`].
 pub struct EndpointWatch<'a> {
     endpoint: &'a Endpoint,
@@ -13,8 +13,8 @@ pub struct EndpointWatch<'a> {
 }
 
 impl Endpoint {
-    /// The calling thread waits, and looks for messages meanwhile. As long as what this returns is there, messages wake
-    /// no wait that gives way; [tasks](super::EngineTask) of the engine go on.
+    /// Makes the calling thread look for messages while it waits. As long as the returned value exists, messages wake
+    /// no wait that gives way; [tasks](super::EngineTask) of the engine continue.
     pub fn watch(&self) -> EndpointWatch<'_> {
         EndpointWatch { endpoint: self, stand_in: self.0.doorbell.stand_in() }
     }
@@ -24,7 +24,7 @@ impl Endpoint {
         self.0.doorbell.ring_stand_in();
     }
 
-    /// Has somebody drive the engine, as a message would: wakes calls that sleep, unless a thread watches.
+    /// Makes someone drive the engine, as a message would: wakes sleeping calls, unless a thread watches.
     #[inline]
     pub fn rouse_driver(&self) {
         self.0.doorbell.bell().ring_for_message();
@@ -32,19 +32,19 @@ impl Endpoint {
 }
 
 impl EndpointWatch<'_> {
-    /// Looks for messages for a microsecond or two, or until `step` is done; only spins if another thread has the
-    /// engine, which may be looking as well.
+    /// Looks for messages for a microsecond or two, or until `step` is done. Only spins if another thread has the
+    /// engine, since that thread may be looking as well.
     pub fn look(&self, mut step: impl FnMut(&mut Engine) -> bool) {
         let shared = &self.endpoint.0;
         match shared.engine.try_lock() {
-            // A fault is told by who waits for it.
+            // Whoever waits for a fault reports it.
             Some(engine) => drop(shared.poll_briefly(engine, |engine| step(engine).then_some(Ok(())))),
             None => (0..POLLS_BRIEF.min(shared.polls)).for_each(|_| std::hint::spin_loop()),
         }
     }
 
-    /// Sleeps until a message comes, somebody calls [`Endpoint::rouse_watch`], or `timeout` is over; not if `step` is
-    /// done. Returns `false` at once if another thread sleeps so already: one is enough.
+    /// Sleeps until a message comes, someone calls [`Endpoint::rouse_watch`], or `timeout` passes, but not if `step`
+    /// is done. Returns `false` at once if another thread already sleeps this way: one is enough.
     pub fn sleep(&mut self, timeout: Duration, mut step: impl FnMut(&mut Engine) -> bool) -> bool {
         let endpoint = self.endpoint;
         let look = || {
@@ -64,7 +64,7 @@ impl Drop for EndpointWatch<'_> {
         if !self.stand_in.end() {
             return;
         }
-        // What came before has woken nobody.
+        // Earlier messages have woken nobody.
         let mut engine = self.endpoint.lock();
         engine.note_moved();
         engine.progress();

@@ -1,14 +1,14 @@
-//! Joining a job: every worker finds rank 0, both prove that they know the job's secret, and a [`ControlPlane`] comes
-//! out.
+//! Joining a job: every worker finds rank 0, both prove that they know the job's secret, and the result is a
+//! [`ControlPlane`].
 //!
-//! Rank 0 listens, and the others retry their connections until the timeout. If one worker fails, all that have
-//! connected are told, so that every error names the same culprit.
+//! Rank 0 listens, and the others retry until the timeout. If one worker fails, all that have connected are told, so
+//! that every error names the same culprit.
 //!
 //! | module         | what                                                        |
 //! |----------------|-------------------------------------------------------------|
-//! | `descriptors`  | room for a connection to each worker                        |
+//! | `descriptors`  | raises the limit for a connection to each worker            |
 //! | `attach`       | from a star around rank 0 to the tree of a large job        |
-//! | `launch`       | from what a launcher said to a joined job, by way of:       |
+//! | `launch`       | joins the job that a launcher describes, by way of:         |
 //! | `same_host`    | a socket named after the job                                |
 //! | `pmix`, `pmi1` | the launcher's own key-value store                          |
 
@@ -40,17 +40,17 @@ use crate::threads::{poll_until, sleep};
 use crate::{FAILURE_TIMEOUT, Rank, notice};
 pub use launch::{join_from_environment, join_launched, publish_card, read_card};
 
-/// How long the others wait for rank 0's verdict after it has given up itself.
+/// How long the others wait for rank 0's verdict after it has given up.
 const VERDICT_PATIENCE: Duration = Duration::from_secs(5);
 
 /// How long rank 0 waits for latecomers, to tell them why the job does not start.
 const REFUSAL_PATIENCE: Duration = Duration::from_secs(3);
 
-/// How long rank 0 tries to bind a port that is in use: by the end of an earlier job, or for a moment by a worker that
+/// How long rank 0 tries to bind a port that is in use: by an earlier job that is ending, or briefly by a worker that
 /// connected to itself while trying to reach rank 0.
 const BIND_PATIENCE: Duration = Duration::from_secs(3);
 
-/// How long name resolution is trusted before it is asked again: in a new cluster names appear late.
+/// How long a name resolution is trusted: in a new cluster, names may appear late.
 const RESOLVE_INTERVAL: Duration = Duration::from_secs(2);
 
 /// What a worker must know to join its job.
@@ -64,21 +64,21 @@ pub struct JoinConfig {
     pub job: String,
     /// What only workers of this job know.
     pub secret: JobSecret,
-    /// Where rank 0 listens, `host:port`; the others try several, separated by commas, in turn.
+    /// Where rank 0 listens, as `host:port`; the others try several, separated by commas, in order.
     pub root: String,
-    /// On rank 0: the listening socket, when who started the job has bound it already.
+    /// On rank 0: the listening socket, if whoever started the job has bound it already.
     pub listener: Option<OwnedFd>,
     /// How long to wait for the others.
     pub timeout: Duration,
     /// Silence after which a worker counts as lost.
     pub failure_timeout: Duration,
-    /// Where this worker's host is in the network; see
+    /// The location of this worker's host in the network; see
     /// [`LaunchContext::location`](crate::environment::LaunchContext::location).
     pub location: Option<String>,
-    /// How many processors are meant for this worker; see
+    /// How many processors the launcher intends for this worker; see
     /// [`LaunchContext::granted`](crate::environment::LaunchContext::granted).
     pub granted: Option<u32>,
-    /// On rank 0: how many workers are connected to each in the tree of the control plane, at most; see
+    /// On rank 0: the largest number of workers connected to one worker in the tree of the control plane; see
     /// [`LaunchContext::control_fanout`](crate::environment::LaunchContext::control_fanout).
     pub control_fanout: Option<u32>,
 }
@@ -106,7 +106,7 @@ impl JoinConfig {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum JoinError {
-    /// The rank is outside of the job.
+    /// The rank is not below the size.
     #[error("rank {rank} is out of range for a job of {size} worker(s)")]
     RankOutOfRange {
         /// The rank.
@@ -114,52 +114,52 @@ pub enum JoinError {
         /// The job's size.
         size: u32,
     },
-    /// Rank 0 cannot listen where it should.
+    /// Rank 0 cannot listen at the given address.
     #[error("rank 0 cannot listen on {root}: {reason}")]
     Listen {
-        /// Where.
+        /// The address.
         root: String,
-        /// Why not.
+        /// The reason.
         reason: String,
     },
-    /// On rank 0: workers did not come in time.
+    /// On rank 0: workers did not join in time.
     #[error("worker(s) {} did not join within {waited_s} s{}", crate::control::ranks(missing), hint.as_ref().map(|h| format!(" ({h})")).unwrap_or_default())]
     Missing {
-        /// Who.
+        /// The missing workers.
         missing: Vec<Rank>,
         /// How long this worker waited, in seconds.
         waited_s: u64,
-        /// What was refused meanwhile.
+        /// Connections refused meanwhile.
         hint: Option<String>,
     },
     /// On the others: rank 0 cannot be reached.
     #[error("worker 0 (rank 0) could not be reached at {root} within {waited_s} s; last attempt: {last}")]
     NoRoot {
-        /// Where it should be.
+        /// The address of rank 0.
         root: String,
         /// How long this worker tried, in seconds.
         waited_s: u64,
         /// The last error.
         last: String,
     },
-    /// Refused by rank 0, or rank 0 could not be believed.
+    /// Rank 0 refused this worker, or could not prove that it is rank 0.
     #[error("rank 0 at {root} and this worker reject each other: {reason}")]
     Refused {
-        /// Where.
+        /// The address of rank 0.
         root: String,
-        /// Why.
+        /// The reason.
         reason: String,
     },
-    /// Workers disagree about the job; the same text on every worker.
+    /// Workers disagree about the job; every worker reports the same text.
     #[error("{0}")]
     Disagreement(String),
-    /// The environment makes no sense.
+    /// The environment is inconsistent.
     #[error(transparent)]
     Environment(#[from] EnvironmentError),
-    /// The workers could not meet by what the launcher offers.
+    /// The workers could not meet in the way the launcher offers.
     #[error("started by {launcher}, but the workers cannot meet: {reason}")]
     Bootstrap {
-        /// Who started this worker.
+        /// The launcher of this worker.
         launcher: String,
         /// What went wrong.
         reason: String,
@@ -167,15 +167,15 @@ pub enum JoinError {
     /// The control plane failed.
     #[error(transparent)]
     Control(#[from] ControlError),
-    /// The operating system refused something.
+    /// The operating system refused an operation.
     #[error("joining the job: {0}")]
     System(#[from] std::io::Error),
 }
 
-/// Joins the job: returns when all its workers have.
+/// Joins the job. Returns when all its workers have joined.
 ///
 /// # Errors
-/// See [`JoinError`]; within `config.timeout` and a few seconds.
+/// See [`JoinError`]; at most a few seconds after `config.timeout`.
 pub fn join(config: JoinConfig) -> Result<ControlPlane, JoinError> {
     if config.rank.0 >= config.size {
         return Err(JoinError::RankOutOfRange { rank: config.rank, size: config.size });
@@ -191,7 +191,7 @@ pub fn join(config: JoinConfig) -> Result<ControlPlane, JoinError> {
         .placed(config.location, config.granted))
 }
 
-/// Rank 0: lets the others in, and has them take their places in the tree.
+/// On rank 0: admits the others, and moves them to their places in the tree.
 fn host(config: &JoinConfig, key: &JobKey) -> Result<TreeLinks, JoinError> {
     let deadline = Instant::now() + config.timeout;
     let listener = match &config.listener {
@@ -216,7 +216,7 @@ fn host(config: &JoinConfig, key: &JobKey) -> Result<TreeLinks, JoinError> {
     let (children, return_way) = if tree.is_star() {
         (present, ReturnWay::None)
     } else {
-        // Whoever is connected through a worker that ends calls here.
+        // Workers whose parent in the tree has ended call here.
         gate.expect(ConnectionPurpose::Return);
         attach::arrange(tree, &mut present)?;
         (present, ReturnWay::Gate(Box::new(gate)))
@@ -224,8 +224,8 @@ fn host(config: &JoinConfig, key: &JobKey) -> Result<TreeLinks, JoinError> {
     Ok(TreeLinks { tree, up: None, children, return_way, addresses })
 }
 
-/// Tells everybody why the job does not start, also those who come a little later: they would try to reach this worker
-/// until their time is up.
+/// Tells all workers why the job does not start, including those that come a little later: otherwise they would try
+/// to reach this worker until their timeout.
 fn refuse_all(gate: &mut ConnectionAcceptor, mut links: Vec<Option<ControlLink>>, reason: &str) {
     let until = Instant::now() + REFUSAL_PATIENCE;
     let refuse = |link: &mut ControlLink| {
@@ -242,7 +242,8 @@ fn refuse_all(gate: &mut ConnectionAcceptor, mut links: Vec<Option<ControlLink>>
             let rank = met.call.from;
             let mut link = ControlLink::new(met.stream);
             refuse(&mut link);
-            // Whom this was is known; a closed link would do as well, an open one keeps the news from being cut off.
+            // This worker may be in the list already. A closed link would do as well, but an open one makes sure that
+            // it receives the reason.
             if let Some(slot) = rank.0.checked_sub(1).and_then(|index| links.get_mut(index as usize)) {
                 *slot = Some(link);
             }
@@ -269,7 +270,7 @@ fn admit_all(
         let ready: Vec<PollFlags> = fds.iter().map(PollFd::revents).collect();
         let now = Instant::now();
 
-        // A worker that ended while it waited may come again, started anew by its launcher.
+        // A worker that ended while it waited may come again, restarted by its launcher.
         let mut ready_links = ready[gate_len..].iter();
         for (slot, rank) in links.iter_mut().zip(1..) {
             let Some(link) = slot else { continue };
@@ -280,7 +281,7 @@ fn admit_all(
                 *slot = None;
             }
         }
-        // One that is wrong does not keep out those who came with it: they are to be told.
+        // A wrong worker does not keep out those that came with it: they have to be told.
         let admitted =
             gate.advance(now, &ready[..gate_len], &|_| false).into_iter().map(|met| admit(config, links, met));
         admitted.fold(Ok(()), Result::and)?;
@@ -293,7 +294,7 @@ fn admit_all(
     Ok(())
 }
 
-/// Takes in a worker that has proved to be one of ours. It may still be a mistake of the launcher's.
+/// Admits a worker that has proved that it belongs to this job. The launcher may still have made a mistake.
 fn admit(config: &JoinConfig, links: &mut [Option<ControlLink>], met: HandshakeOutcome) -> Result<(), JoinError> {
     let ConnectionClaim { from, size, .. } = met.call;
     let peer = met.stream.peer_addr().map_or_else(|_| "an unknown address".into(), |a| a.to_string());
@@ -328,7 +329,7 @@ fn admit(config: &JoinConfig, links: &mut [Option<ControlLink>], met: HandshakeO
     Ok(())
 }
 
-/// The others: finds rank 0, waits for its word and takes the place that it gives.
+/// On the others: finds rank 0, waits for its answer, and takes the assigned place.
 fn knock(config: &JoinConfig, key: &JobKey) -> Result<TreeLinks, JoinError> {
     let deadline = Instant::now() + config.timeout;
     let mut root = find_root(config, key)?;
@@ -392,7 +393,7 @@ fn find_root(config: &JoinConfig, key: &JobKey) -> Result<ControlLink, JoinError
     Ok(link)
 }
 
-/// All addresses of a list of `host:port`. An error only if there is none.
+/// All addresses of a list of `host:port`. An error only if there are none.
 fn resolve(root: &str) -> std::io::Result<Vec<SocketAddr>> {
     let mut addresses = Vec::new();
     let mut error = None;
@@ -408,7 +409,7 @@ fn resolve(root: &str) -> std::io::Result<Vec<SocketAddr>> {
     }
 }
 
-/// Rank 0's listening socket at `root`; a name that is not this host's is an error of its own.
+/// Rank 0's listening socket at `root`; a name that is not this host's has its own error.
 fn bind(root: &str) -> Result<TcpListener, JoinError> {
     let fail = |reason: String| JoinError::Listen { root: root.into(), reason };
     let start = Instant::now();

@@ -1,9 +1,9 @@
-//! Meeting through PMI-1, the line protocol that hydra (MPICH, Intel MPI) and Slurm's pmi2 plugin speak on a descriptor
-//! each process inherits.
+//! Meeting through PMI-1, the line protocol that hydra (MPICH, Intel MPI) and Slurm's pmi2 plugin speak on a
+//! descriptor that each process inherits.
 //!
-//! `finalize` is sent when the process exits in good order, not before: a launcher takes a process that has said it for
-//! done, closes the descriptor (an MPI library used by the same program would find it gone), and no longer stops the
-//! job when the process dies.
+//! `finalize` is sent only when the process exits normally: once a process has sent it, a launcher considers the
+//! process finished, closes the descriptor (an MPI library in the same program would find it gone), and no longer
+//! stops the job when the process dies.
 //!
 //! Source: MPICH, `src/pmi/src/pmi_v1.c`; the protocol has no other specification.
 
@@ -18,12 +18,12 @@ use rustix::event::{PollFd, PollFlags};
 
 use crate::threads::poll_until;
 
-/// Longest line of the protocol.
+/// The longest line of the protocol.
 const LINE_BYTES_MAX: usize = 4096;
 
 const KEY: &str = "tidemill-root";
 
-/// Rank 0 publishes `card`, the others get it. Returns when all workers have called.
+/// Rank 0 publishes `card`, and the others receive it. Returns when all workers have called.
 pub(super) fn exchange(fd: RawFd, card: Option<&str>, deadline: Instant) -> Result<String, String> {
     let mut client = PmiClient::open(fd, deadline)?;
     let answer = client.ask("cmd=init pmi_version=1 pmi_subversion=1", "response_to_init")?;
@@ -51,7 +51,7 @@ pub(super) fn exchange(fd: RawFd, card: Option<&str>, deadline: Instant) -> Resu
 }
 
 struct PmiClient {
-    /// Not ours to close: an MPI library of the same program may use it too.
+    /// Must not be closed here: an MPI library in the same program may use it too.
     stream: ManuallyDrop<File>,
     fd: BorrowedFd<'static>,
     deadline: Instant,
@@ -63,17 +63,17 @@ impl PmiClient {
         if fd < 0 {
             return Err("PMI_FD is not a descriptor".into());
         }
-        // SAFETY: asks the kernel about a number; an unused one is an error that is checked.
+        // SAFETY: asks the kernel about a number; an unused one gives an error, which is checked.
         if unsafe { libc::fcntl(fd, libc::F_GETFD) } < 0 {
             return Err("PMI_FD is not open; was the program started through a wrapper that closes descriptors?".into());
         }
-        // SAFETY: the descriptor is open, belongs to this process by the launcher's contract, and is never closed here:
-        // `ManuallyDrop` keeps the `File` from it.
+        // SAFETY: the descriptor is open, belongs to this process by the launcher's contract, and is never closed
+        // here, because of `ManuallyDrop`.
         let (stream, fd) = unsafe { (ManuallyDrop::new(File::from_raw_fd(fd)), BorrowedFd::borrow_raw(fd)) };
         Ok(PmiClient { stream, fd, deadline, buffer: Vec::new() })
     }
 
-    /// Sends a line and waits for the answer, which must be of one kind.
+    /// Sends a line and waits for the answer, which must be of the expected kind.
     fn ask(&mut self, line: &str, expected: &str) -> Result<String, String> {
         (&*self.stream).write_all(format!("{line}\n").as_bytes()).map_err(|e| format!("PMI: {e}"))?;
         let answer = self.line().map_err(|e| format!("PMI, after {}: {e}", line.split(' ').next().unwrap_or(line)))?;
@@ -116,7 +116,7 @@ fn check(answer: &str) -> Result<(), String> {
     }
 }
 
-/// Values must be free of blanks and line ends.
+/// Values must not contain blanks or line ends.
 fn to_hex(text: &str) -> String {
     text.bytes().map(|byte| format!("{byte:02x}")).collect()
 }
@@ -132,19 +132,18 @@ fn from_hex(text: &str) -> Option<String> {
 static OPEN_FD: AtomicI32 = AtomicI32::new(-1);
 static OWNER: AtomicI32 = AtomicI32::new(0);
 
-/// Arranges for `finalize` when this process exits through `exit`; one that dies otherwise is a failure to the
-/// launcher.
+/// Sends `finalize` when this process exits through `exit`. If it dies otherwise, the launcher sees a failure.
 fn finalize_at_exit(fd: RawFd) {
     extern "C" fn finalize() {
         let fd = OPEN_FD.swap(-1, Ordering::Relaxed);
-        // A forked child has inherited both this handler and the descriptor, and must not speak for its parent.
+        // A forked child inherits this handler and the descriptor, but must not speak for its parent.
         if fd < 0 || OWNER.load(Ordering::Relaxed) != std::process::id() as i32 {
             return;
         }
         let line = b"cmd=finalize\n";
         let mut answer = [0u8; 64];
-        // SAFETY: plain system calls on a descriptor that at worst is not open any more, which they report. The answer
-        // is awaited for a second at most, and not needed.
+        // SAFETY: plain system calls on a descriptor; if it is no longer open, they report it. Waits at most a second
+        // for the answer, which is not needed.
         unsafe {
             if libc::send(fd, line.as_ptr().cast(), line.len(), libc::MSG_NOSIGNAL) == line.len() as isize {
                 let mut poll = libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
@@ -169,7 +168,7 @@ mod tests {
     use std::os::unix::net::UnixStream;
     use std::time::Duration;
 
-    /// A launcher with a script: checks what it is asked, answers what it is told.
+    /// A scripted launcher: checks the questions and gives the answers of the script.
     fn exchange_with(script: Vec<(&'static str, &'static str)>, card: Option<&str>) -> Result<String, String> {
         let (ours, theirs) = UnixStream::pair().unwrap();
         let server = std::thread::spawn(move || {

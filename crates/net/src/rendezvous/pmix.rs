@@ -1,7 +1,7 @@
-//! Meeting through PMIx, the interface of Open MPI's `mpirun` and of `srun --mpi=pmix`. The library is looked for at
-//! run time; nothing is linked.
+//! Meeting through PMIx, the interface of Open MPI's `mpirun` and of `srun --mpi=pmix`. The library is loaded at run
+//! time; nothing is linked.
 //!
-//! `PMIx_Finalize` is called when the process exits in good order, for the reasons given in [`super::pmi1`].
+//! `PMIx_Finalize` is called only when the process exits normally, for the reasons given in [`super::pmi1`].
 //!
 //! Source: PMIx Standard 4.1 (layouts of `pmix_proc_t`, `pmix_value_t`, `pmix_info_t`), stable since PMIx 2.
 
@@ -14,7 +14,7 @@ use libloading::Library;
 
 use crate::threads::{check_interrupt, spawn_native};
 
-/// Where distributions put it, if not where the loader looks.
+/// The loader's names, and where distributions put the library.
 const NAMES: [&str; 4] = [
     "libpmix.so.2",
     "libpmix.so",
@@ -37,7 +37,7 @@ struct PmixProcess {
     rank: u32,
 }
 
-/// `pmix_value_t`: a type and a union of at most 24 bytes, of which only a string's pointer and a flag are used.
+/// `pmix_value_t`: a type and a union of at most 24 bytes, of which only a string pointer and a flag are used.
 #[repr(C)]
 struct PmixValue {
     kind: u16,
@@ -61,8 +61,8 @@ type GetFn =
     unsafe extern "C" fn(*const PmixProcess, *const c_char, *const PmixInfo, usize, *mut *mut PmixValue) -> c_int;
 type ErrorFn = unsafe extern "C" fn(c_int) -> *const c_char;
 
-/// Rank 0 publishes `card`, the others get it. Returns when all workers have called, or at the deadline: PMIx itself
-/// waits without bound, so it does that in a thread, which is left behind then.
+/// Rank 0 publishes `card`, and the others receive it. Returns when all workers have called, or at the deadline: PMIx
+/// itself waits without a limit, so it runs in a thread, which is then left behind.
 pub(super) fn exchange(card: Option<&str>, deadline: Instant) -> Result<String, String> {
     let card = card.map(str::to_owned);
     let (sender, receiver) = mpsc::channel();
@@ -112,7 +112,7 @@ fn exchange_blocking(card: Option<String>) -> Result<String, String> {
     };
 
     let mut me = PmixProcess { nspace: [0; 256], rank: 0 };
-    // SAFETY: `me` is what is filled in; no directives.
+    // SAFETY: `me` is filled in; no directives.
     check("PMIx_Init", unsafe { init(&mut me, std::ptr::null_mut(), 0) })?;
     finalize_at_exit(*finalize);
     if let Some(card) = &card {
@@ -135,7 +135,7 @@ fn exchange_blocking(card: Option<String>) -> Result<String, String> {
     }
     let root = PmixProcess { rank: 0, ..me };
     let mut value: *mut PmixValue = std::ptr::null_mut();
-    // SAFETY: on success `value` points to a value that is ours; it is leaked, being one small string per job.
+    // SAFETY: on success `value` points to a value that we own; it is leaked, since it is one small string per job.
     check("PMIx_Get", unsafe { get(&root, KEY.as_ptr(), std::ptr::null(), 0, &mut value) })?;
     if value.is_null() {
         return Err("PMIx_Get returned nothing".into());
@@ -152,8 +152,8 @@ fn exchange_blocking(card: Option<String>) -> Result<String, String> {
 static FINALIZE: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
 static OWNER: AtomicU32 = AtomicU32::new(0);
 
-/// Without it the launcher takes the end of this process for a failure, as it should when the process does not reach
-/// its exit handlers.
+/// Without this call, the launcher treats the end of this process as a failure, as it should if the process does not
+/// reach its exit handlers.
 fn finalize_at_exit(finalize: FinalizeFn) {
     extern "C" fn run() {
         let finalize = FINALIZE.swap(std::ptr::null_mut(), Ordering::Relaxed);

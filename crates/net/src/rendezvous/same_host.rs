@@ -1,9 +1,9 @@
-//! Meeting on one host without a launcher's help: rank 0 listens on an abstract unix socket named after the job, and
-//! hands its address and a fresh secret to processes of its own user.
+//! Meeting on one host without a launcher's help: rank 0 listens on an abstract Unix socket named after the job, and
+//! gives its address and a fresh secret to processes of its own user.
 //!
-//! An abstract socket vanishes with its process, however that ends: nothing is left behind and nothing can be stale.
-//! The kernel tells each side the other's user, so neither a wiretap nor a squatter on the name learns or says
-//! anything.
+//! An abstract socket vanishes with its process, however that ends, so nothing is left behind and nothing can be
+//! stale. The kernel tells each side the other's user, so a process of another user that connects to the name, or has
+//! taken it, can neither learn nor send anything.
 
 use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, BorrowedFd};
@@ -21,13 +21,13 @@ use crate::fork::PrivateFd;
 use crate::threads::{poll_until, sleep, spawn_native};
 use crate::{Rank, notice};
 
-/// Longest card: a few addresses and a secret.
+/// The longest card: a few addresses and a secret.
 const CARD_BYTES_MAX: u64 = 4096;
 
 /// How long either side waits for the other on a connection between two processes of one host.
 const TALK_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// How often the server looks whether it shall end.
+/// How often the server checks whether it should end.
 const ROUND: Duration = Duration::from_millis(20);
 
 fn address(job: &str) -> io::Result<SocketAddr> {
@@ -43,7 +43,7 @@ fn is_ours(stream: &UnixStream) -> bool {
     peer.is_ok_and(|peer| peer.uid == rustix::process::getuid())
 }
 
-/// The process at the other end of a unix socket: one for all workers that a launcher started on this host.
+/// The process at the other end of a Unix socket: the same one for all workers that a launcher started on this host.
 pub(super) fn witness(fd: BorrowedFd<'_>) -> Option<i32> {
     let peer = rustix::net::sockopt::socket_peercred(fd).ok()?;
     Some(peer.pid.as_raw_nonzero().get())
@@ -73,7 +73,7 @@ impl CardServer {
                     notice!(Rank(0), "rejected a process of another user at the meeting point of this job");
                     continue;
                 }
-                // A card fits into an empty socket's buffer, so nobody can hold the others up.
+                // A card fits into an empty socket's buffer, so nobody can delay the others.
                 let _ = stream.set_nonblocking(true).and_then(|()| stream.write_all(card.as_bytes()));
             }
         };
@@ -91,7 +91,7 @@ impl Drop for CardServer {
     }
 }
 
-/// The others' side: fetches the card, as soon as rank 0 is there.
+/// The others' side: fetches the card as soon as rank 0 serves it.
 pub(super) fn fetch(job: &str, deadline: Instant) -> Result<String, String> {
     let mut pause = Duration::from_millis(2);
     loop {
@@ -123,7 +123,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_card_is_fetched_while_it_is_served_and_two_rank_0_exclude_each_other() {
+    fn a_card_is_fetched_while_served_and_a_second_rank_0_is_refused() {
         let job = format!("test {}", std::process::id());
         let soon = || Instant::now() + Duration::from_millis(50);
         assert!(fetch(&job, soon()).is_err());

@@ -1,5 +1,5 @@
-//! What the tests of the local transport share: workers that are connected, a sink that records, and the exchange that
-//! conformance is judged by.
+//! Shared by the tests of the local transport: connected workers, a recording sink, and the exchange that tests
+//! conformance.
 
 #![allow(dead_code, reason = "each test file uses its part")]
 
@@ -8,7 +8,7 @@ use std::thread;
 use tidemill_net::local::{InboxOptions, LocalInbox, LocalTransport, PeerInbox};
 use tidemill_net::{FrameHeader, FrameKind, FrameSink, PushResult, Rank, Transport, TransportError};
 
-/// Keeps all that arrives.
+/// Records everything that arrives.
 #[derive(Default)]
 pub struct Recorder {
     pub frames: Vec<(Rank, FrameHeader, Vec<u8>)>,
@@ -47,7 +47,7 @@ pub fn connect(size: u32, in_process: bool, options: Option<InboxOptions>) -> Ve
         let peers = peers.iter().map(|p| (*p, PeerInbox::open(&addresses[p.index()], rank).unwrap())).collect();
         (rank, LocalTransport::open(rank, inbox, peers))
     };
-    // In-process inboxes are found while they exist, so all are opened before any can be dropped.
+    // In-process inboxes can be found only while they exist, so all are opened before any can be dropped.
     inboxes.into_iter().enumerate().map(open).collect()
 }
 
@@ -57,7 +57,7 @@ pub fn pair(options: Option<InboxOptions>) -> (LocalTransport, LocalTransport) {
     (workers.next().unwrap(), workers.next().unwrap())
 }
 
-/// Runs each worker in a thread of its own.
+/// Runs each worker in its own thread.
 pub fn run_workers(workers: Vec<(Rank, LocalTransport)>, body: impl Fn(Rank, &mut LocalTransport) + Sync) {
     thread::scope(|scope| {
         for (rank, mut transport) in workers {
@@ -67,19 +67,19 @@ pub fn run_workers(workers: Vec<(Rank, LocalTransport)>, body: impl Fn(Rank, &mu
     });
 }
 
-/// Payload of the `index`th frame of `source`: differs in every byte from its neighbours'.
+/// The payload of the `index`th frame of `source`: differs in every byte from its neighbors'.
 pub fn expected_payload(source: u32, index: u32, len: usize) -> Vec<u8> {
     (0..len).map(|i| (i as u32).wrapping_mul(31).wrapping_add(index * 7 + source * 101) as u8).collect()
 }
 
-/// Lengths that sit on every edge: nothing, inline, over inline, odd, the largest.
+/// Lengths at every boundary: empty, inline, over inline, odd, the largest.
 pub fn length(index: u32, max: usize) -> usize {
     let edges = [0, 1, 7, 8, 31, 32, 33, 63, 64, 65, 333, 4096, max - 1, max];
     edges[index as usize % edges.len()].min(max)
 }
 
-/// Sends `count` frames to every other worker and checks the same number from each, in order, while pushing and polling
-/// in turn as an engine does. Ends when all has been seen and all has been sent.
+/// Sends `count` frames to every other worker and checks the same number from each, in order, while pushing and
+/// polling in turn as an engine does. Ends when everything has been sent and received.
 pub fn exchange(transport: &mut LocalTransport, size: u32, count: u32, max: usize) {
     struct Checker {
         next: Vec<u32>,
@@ -130,7 +130,7 @@ pub fn exchange(transport: &mut LocalTransport, size: u32, count: u32, max: usiz
     }
 }
 
-/// Which worker a transport belongs to: the one it has no link to.
+/// The rank of a transport's own worker: the one it has no link to.
 fn transport_rank(transport: &LocalTransport, size: u32) -> u32 {
     (0..size).find(|r| !transport.peers().any(|p| p.0 == *r)).expect("one rank is our own")
 }

@@ -1,4 +1,5 @@
-//! What holds for all pairs of workers on one host. Schedules depend on it, so all workers must get the same answer.
+//! What is true for all pairs of workers on one host. Schedules depend on it, so all workers must get the same
+//! answer.
 
 use std::collections::BTreeMap;
 
@@ -6,7 +7,7 @@ use super::shared_memory::{MEMORY, PeerAccess};
 use crate::Rank;
 use crate::topology::{HostIdentity, HostLinks, WorkerPlacement};
 
-/// Returns for each worker what holds for the workers of its host, given what each could open of each other one.
+/// Returns for each worker what is true for the workers of its host, given what each could open of the others.
 pub(super) fn host_links(placements: &[WorkerPlacement], access: &[PeerAccess]) -> Vec<HostLinks> {
     let could = |a: usize, b: usize| access[a].of(Rank(b as u32)) & MEMORY != 0;
     let mut of_host: BTreeMap<HostIdentity, HostLinks> = BTreeMap::new();
@@ -20,9 +21,9 @@ pub(super) fn host_links(placements: &[WorkerPlacement], access: &[PeerAccess]) 
     placements.iter().map(&mut one).collect()
 }
 
-/// Whether the workers of this host have a core each.
+/// Whether each worker of this host has its own core.
 fn has_own_core(placements: &[WorkerPlacement], mine: &WorkerPlacement) -> bool {
-    // A quota may allow less than the processors, and is one for all workers of the host.
+    // A quota may allow less than the processors, and all workers of the host share it.
     let here = || placements.iter().filter(|p| p.host == mine.host);
     let quota = here().filter_map(|p| p.quota).min().map_or(usize::MAX, |quota| quota as usize);
     // Hosts of one machine (containers, emulated hosts) share its processors.
@@ -42,7 +43,8 @@ fn has_own_core(placements: &[WorkerPlacement], mine: &WorkerPlacement) -> bool 
 mod tests {
     use super::*;
 
-    /// Workers that poll on a core another one needs take it from who could end their wait, and all must judge alike.
+    /// A worker that polls on a core that another one needs delays the worker that could end its wait. All workers
+    /// must get the same result.
     #[test]
     fn a_core_of_its_own_is_one_that_no_other_worker_has_to_use() {
         let judged = |sets: &[&[u32]], quota: Option<u32>| {
@@ -64,7 +66,7 @@ mod tests {
         assert!(!judged(&[&[0, 1], &[0, 1], &[0, 1], &[2, 3]], None));
     }
 
-    /// Emulated hosts have a worker or two each, and all of them the same two cores.
+    /// Emulated hosts have a worker or two each, but all share the same two cores.
     #[test]
     fn hosts_of_one_machine_share_its_cores() {
         let on = |host: u64, quota| WorkerPlacement {
@@ -80,8 +82,8 @@ mod tests {
         assert!(!own(&[on(1, Some(1)), on(1, Some(1))]));
     }
 
-    /// Ranks that judged a host otherwise than its other ranks would choose other schedules, which do not fit together;
-    /// a pair without shared memory would be taken for a hundred times as fast as it is.
+    /// Ranks that judge a host differently would choose different schedules, which do not fit together; a pair
+    /// without shared memory would be considered a hundred times faster than it is.
     #[test]
     fn a_host_shares_memory_if_every_pair_on_it_does() {
         let here = || WorkerPlacement { processors: vec![0, 1], quota: None, ..WorkerPlacement::here() };
@@ -90,6 +92,6 @@ mod tests {
         let shared = HostLinks { shared_memory: true, own_cores: false };
         assert_eq!(links([[0, 3, 3], [3, 0, 3], [3, 3, 0]]), [shared; 3]);
         assert_eq!(links([[0, 3, 3], [3, 0, 3], [3, 2, 0]]), [HostLinks { shared_memory: false, ..shared }; 3]);
-        assert_eq!(host_links(&[here()], &[PeerAccess::default()]), [HostLinks::BEST], "who is alone lacks nothing");
+        assert_eq!(host_links(&[here()], &[PeerAccess::default()]), [HostLinks::BEST], "a single worker lacks nothing");
     }
 }

@@ -6,7 +6,7 @@
 //!
 //! | module          | what                                                    |
 //! |-----------------|---------------------------------------------------------|
-//! | `host_links`    | What holds for all pairs of workers on one host         |
+//! | `host_links`    | What is true for all pairs of workers on a host         |
 //! | `shared_memory` | Which workers of this host share memory with this one   |
 //! | `tcp`           | TCP to all other workers                                |
 
@@ -63,7 +63,7 @@ impl std::str::FromStr for TransportChoice {
 pub struct EndpointSettings {
     /// Which transports may be used.
     pub transport: TransportChoice,
-    /// When pairs of workers connect that share no memory.
+    /// When pairs of workers that share no memory connect.
     pub connect: ConnectChoice,
     /// A wait longer than this is explained once; zero never explains.
     pub stall_warning: Duration,
@@ -86,29 +86,29 @@ pub enum OpenError {
     /// The exchange between workers failed.
     #[error(transparent)]
     Control(#[from] ControlError),
-    /// This worker's own shared memory could not be made.
+    /// This worker's own shared memory could not be created.
     #[error("shared memory: {0}")]
     Segment(#[from] SegmentError),
     /// A TCP connection could not be opened.
     #[error("tcp: {0}")]
     Tcp(String),
-    /// Shared memory was demanded but does not reach everybody.
+    /// Shared memory was requested but does not reach every worker.
     #[error("TIDEMILL_TRANSPORT=shm, but worker {rank} cannot be reached through shared memory: {reason}")]
     NotLocal {
-        /// Who.
+        /// The worker.
         rank: Rank,
-        /// Why not.
+        /// The reason.
         reason: String,
     },
-    /// A peer sent an address this version does not understand.
+    /// A peer sent an address that this version does not understand.
     #[error("worker {rank} sent an invalid address; do all workers run the same version of Tidemill?")]
     BadAddress {
-        /// Who.
+        /// The worker.
         rank: Rank,
     },
 }
 
-/// What workers tell each other about how to reach them.
+/// How workers can be reached, as they tell each other.
 struct PeerAddresses {
     inbox: Option<InboxAddress>,
     listener: Vec<std::net::SocketAddr>,
@@ -152,10 +152,10 @@ fn exchange<T>(control: &mut ControlPlane, mine: &[u8], decode: fn(&[u8]) -> Opt
 }
 
 impl Endpoint {
-    /// Opens the endpoint of this worker. Collective: every worker of `control`'s job calls it.
+    /// Opens this worker's endpoint. Collective: every worker of `control`'s job calls it.
     ///
     /// # Errors
-    /// [`OpenError`] on every worker that cannot go on.
+    /// [`OpenError`] on every worker that cannot continue.
     pub fn open(mut control: ControlPlane, settings: EndpointSettings) -> Result<Endpoint, OpenError> {
         let rank = control.rank();
         let placements = exchange_placements(&mut control)?;
@@ -174,7 +174,7 @@ impl Endpoint {
         let mut routes = Routes::new(control.size());
         let lacks = memory.connect(&mut routes);
         listener.connect(&control, &addresses, settings.connect, &mut routes)?;
-        // Nobody goes on before all are open, so that a failure to open is everybody's error.
+        // Nobody continues before all are open, so that every worker reports a failure to open.
         control.allgather(&[])?;
 
         let faults = Arc::new(FaultRegistry::on(topology::hosts(&placements)));
@@ -217,10 +217,10 @@ impl Endpoint {
         Ok(Endpoint(Arc::clone(&state), Arc::new(JobMembership(state))))
     }
 
-    /// Endpoints of a job whose workers are threads of this process. Each must be used by a thread of its own.
+    /// Opens the endpoints of a job whose workers are threads of this process. Each must be used by its own thread.
     ///
     /// # Errors
-    /// When memory or threads run out.
+    /// If memory or threads run out.
     pub fn in_process(size: u32) -> Result<Vec<Endpoint>, OpenError> {
         std::thread::scope(|scope| {
             let openers: Vec<_> = ControlPlane::in_process(size)
@@ -261,7 +261,7 @@ impl Routes {
     }
 }
 
-/// Passes events of the control plane on to the endpoint. The control thread starts before the endpoint exists, so
+/// Passes events of the control plane to the endpoint. The control thread starts before the endpoint exists, so
 /// events in between are kept.
 #[derive(Clone, Default)]
 struct ControlEvents {
@@ -289,9 +289,9 @@ impl ControlEvents {
         }
     }
 
-    /// Lets `endpoint` handle all events from now on, beginning with those that came early.
+    /// Lets `endpoint` handle all events from now on, starting with the early ones.
     fn connect(&self, endpoint: &Arc<EndpointState>) {
-        // The lock is held until the early events are handled, so that no later one can be handled before them.
+        // Hold the lock until the early events are handled, so that no later one can be handled before them.
         let mut early = self.early.lock();
         self.endpoint.set(Arc::downgrade(endpoint)).expect("set once");
         early.drain(..).for_each(|event| endpoint.on_control(event));

@@ -25,24 +25,24 @@ pub(super) struct SharedMemory {
     choice: TransportChoice,
     /// The host's other workers, if shared memory may be used.
     locals: Vec<Rank>,
-    /// Holds this worker's doorbell, so that it exists even without peers.
+    /// Contains this worker's doorbell, so it exists even without peers.
     inbox: LocalInbox,
     /// Why this worker could not create shared memory for its peers.
     failure: Option<String>,
     opened: Vec<(Rank, PeerInbox)>,
-    /// By rank: why it is reached by less than the best transport.
+    /// By rank: why it is not reached by the best transport.
     lacks: Vec<Option<String>>,
-    /// Reasons that the kernel has given to this worker, and that the user did not ask for. Peers report the others.
+    /// Reasons that this worker received from the kernel and that the user did not ask for. Peers report the others.
     missing: MissingTransports,
 }
 
-/// What a worker could open of which others. Only those of its own host are here: in a large job a list of all would be
-/// long, and every worker gets everybody's.
+/// What a worker could open of which others. It lists only workers of its own host: in a large job a list of all
+/// would be long, and every worker receives everyone's list.
 #[derive(Clone, Debug, Default)]
 pub(super) struct PeerAccess(BTreeMap<Rank, u8>);
 
 impl PeerAccess {
-    /// [`MEMORY`] and [`SINGLE_COPY`].
+    /// A combination of [`MEMORY`] and [`SINGLE_COPY`].
     pub(super) fn of(&self, peer: Rank) -> u8 {
         self.0.get(&peer).copied().unwrap_or(0)
     }
@@ -56,7 +56,7 @@ impl PeerAccess {
         bytes
     }
 
-    /// Takes it from the front of `bytes`; who sends something else could open nothing.
+    /// Takes it from the front of `bytes`; a worker that sends anything else could open nothing.
     fn decode(bytes: &[u8]) -> (Self, &[u8]) {
         let split = bytes.split_first_chunk::<4>().and_then(|(count, rest)| {
             let len = (u32::from_le_bytes(*count) as usize).checked_mul(5)?;
@@ -98,7 +98,7 @@ impl SharedMemory {
         let locals: Vec<Rank> = (0..size).map(Rank).filter(|&peer| peer != rank).filter(is_local).collect();
         let (inbox, failure) = match LocalInbox::create(&locals, rank, control.is_in_process() || locals.is_empty()) {
             Ok(inbox) => (inbox, None),
-            // Not an error yet: this worker still has to take part in the exchanges that follow.
+            // Not an error yet: this worker still has to take part in the following exchanges.
             Err(error) => (LocalInbox::create(&[], rank, true)?, Some(error.to_string())),
         };
         Ok(SharedMemory {
@@ -165,7 +165,7 @@ impl SharedMemory {
         access
     }
 
-    /// Exchanges what each worker could open of each other one, returns that, and keeps only what both ends of a pair
+    /// Exchanges what each worker could open of each other one and returns that. Keeps only what both ends of a pair
     /// could open. Rank 0 tells the user what is missing.
     pub(super) fn agree(&mut self, control: &mut ControlPlane) -> Result<Vec<PeerAccess>, ControlError> {
         let mine = self.access();
@@ -189,13 +189,13 @@ impl SharedMemory {
         Ok(all)
     }
 
-    /// What workers that share cores tell each other through shared memory, if this one has peers.
+    /// What workers that share cores tell each other through shared memory, if this worker has peers.
     pub(super) fn core_spreading(&self) -> Option<CoreSpreading> {
         let others = || self.opened.iter().map(|(_, peer)| peer.place()).collect();
         (!self.opened.is_empty()).then(|| CoreSpreading::new(self.inbox.place(), others()))
     }
 
-    /// Adds the transport to the peers that are left, and returns for each rank why it is reached by less than the best
+    /// Adds the transport to the remaining peers, and returns for each rank why it is not reached by the best
     /// transport.
     pub(super) fn connect(self, routes: &mut Routes) -> Vec<Option<String>> {
         if !self.opened.is_empty() {

@@ -7,15 +7,15 @@ use crate::control::ControlPlane;
 use crate::tcp::{ConnectChoice, PeerListener, TcpTransport};
 use crate::{OPEN_TIMEOUT, Rank};
 
-/// Where this worker can be reached by TCP.
+/// Where TCP reaches this worker.
 pub(super) struct PeerListeners {
-    /// `None` where TCP is not needed or not allowed.
+    /// `None` if TCP is not needed or not allowed.
     listener: Option<PeerListener>,
     pub(super) addresses: Vec<SocketAddr>,
 }
 
 impl PeerListeners {
-    /// Listens even if shared memory should reach everybody: a pair may still fall back to TCP.
+    /// Listens even if shared memory should reach every worker: a pair may still fall back to TCP.
     pub(super) fn bind(control: &ControlPlane, choice: TransportChoice) -> Result<Self, OpenError> {
         if control.is_in_process() || control.size() == 1 || choice == TransportChoice::SharedMemory {
             return Ok(PeerListeners { listener: None, addresses: Vec::new() });
