@@ -1,4 +1,4 @@
-//! The machines of a simulation: who works where, what links cost, and what is wrong with some of them.
+//! The machines of a simulation: who works where, what links cost, and which faults they have.
 
 use tidemill_collective::overlay::HostRate;
 use tidemill_collective::tuner::CostModel;
@@ -6,26 +6,27 @@ use tidemill_net::topology::HostLinks;
 
 use crate::SplitMix64;
 
-/// A cluster, and the seed of everything that is left to chance on it.
+/// A cluster, and the seed of all its randomness.
 #[derive(Clone, Debug)]
 pub struct Cluster {
-    /// The host of each worker; hosts count from 0 and each has a worker.
+    /// The host of each worker. Hosts count from 0, and each has a worker.
     pub host_of: Vec<u32>,
     /// The rack of each host; racks count from 0.
     pub rack_of: Vec<u32>,
-    /// How many times more the hosts of a rack can send together than its link to the other racks takes. 1: it takes
-    /// all.
+    /// How many times more the hosts of a rack can send together than its link to the other racks carries. 1 means
+    /// that the link carries everything.
     pub oversubscription: f64,
-    /// Latency of a message to another rack, in seconds. Its bytes cost what those to another host do.
+    /// The latency of a message to another rack, in seconds. Its bytes cost as much as those to another host.
     pub other_rack_latency_s: f64,
     /// What messages and local work cost.
     pub model: CostModel,
-    /// What messages within a host go by.
+    /// How workers exchange messages within a host.
     pub within_host: HostLinks,
-    /// A message of as many bytes is sent only as fast as its receiver takes it: the sender is done with it when it is
-    /// there. Shorter ones are done when they have left. `usize::MAX`: all are.
+    /// A message of at least this many bytes is sent only as fast as its receiver receives it: the sender is done
+    /// with it when it has arrived. A shorter message is done when it has left. `usize::MAX` makes all messages
+    /// short.
     pub rendezvous_bytes_min: usize,
-    /// Cores that all workers share, as on emulated hosts; `None`: each worker has its own.
+    /// The number of cores that all workers share, as on emulated hosts; `None`: each worker has its own.
     pub shared_cores: Option<u32>,
     /// Hosts with slow links.
     pub slow: Vec<SlowHost>,
@@ -33,20 +34,20 @@ pub struct Cluster {
     pub jitter: Jitter,
     /// Workers that die.
     pub failures: Vec<Failure>,
-    /// Seconds until the others give up on a dead worker.
+    /// How many seconds pass before the others give up on a dead worker.
     pub failure_timeout_s: f64,
-    /// Repeats everything.
+    /// The seed; the same seed repeats the run.
     pub seed: u64,
 }
 
-/// A host whose links have this part of their rate.
+/// A host whose links run at a fraction of their rate.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct SlowHost {
     /// The host.
     pub host: u32,
-    /// What is left of the rate at which it sends: 1 is all.
+    /// The fraction of its sending rate that remains; 1 is the full rate.
     pub outgoing: f64,
-    /// What is left of the rate at which it receives.
+    /// The fraction of its receiving rate that remains; 1 is the full rate.
     pub incoming: f64,
 }
 
@@ -59,17 +60,17 @@ pub struct Failure {
     pub at_s: f64,
 }
 
-/// What is wrong with a description of a cluster.
+/// An error in the description of a cluster.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[error("{0}")]
 pub struct BadCluster(pub String);
 
 impl Cluster {
-    /// `workers` spread evenly over `hosts`, and these over `racks`, neighbors together; of typical costs, without
-    /// faults.
+    /// `workers` spread evenly over `hosts`, and these over `racks`, with neighbors together; with typical costs and
+    /// without faults.
     ///
     /// # Errors
-    /// When there are no workers, more hosts than workers, or more racks than hosts.
+    /// If there are no workers, more hosts than workers, or more racks than hosts.
     pub fn even(workers: u32, hosts: u32, racks: u32) -> Result<Cluster, BadCluster> {
         if workers == 0 || hosts == 0 || racks == 0 {
             return Err(BadCluster("a cluster has at least one worker, one host and one rack".into()));
@@ -85,7 +86,7 @@ impl Cluster {
         Ok(Cluster::new(spread(workers, hosts), spread(hosts, racks), CostModel::TYPICAL))
     }
 
-    /// Workers on the hosts named, which are in the racks named; without faults.
+    /// Workers on the hosts of `host_of`, which are in the racks of `rack_of`; without faults.
     pub fn new(host_of: Vec<u32>, rack_of: Vec<u32>, model: CostModel) -> Cluster {
         Cluster {
             host_of,
@@ -104,7 +105,7 @@ impl Cluster {
         }
     }
 
-    /// A worker on each of the hosts that have these rates.
+    /// One worker on each host, with these rates.
     pub fn of_rates(rates: &[HostRate], model: CostModel) -> Cluster {
         let slow = |(host, rate): (u32, &HostRate)| SlowHost {
             host,
@@ -115,22 +116,22 @@ impl Cluster {
         Cluster { slow, ..Cluster::new((0..rates.len() as u32).collect(), vec![0; rates.len()], model) }
     }
 
-    /// Number of workers.
+    /// The number of workers.
     pub fn workers(&self) -> u32 {
         self.host_of.len() as u32
     }
 
-    /// Number of hosts.
+    /// The number of hosts.
     pub fn hosts(&self) -> u32 {
         self.rack_of.len() as u32
     }
 
-    /// Number of racks.
+    /// The number of racks.
     pub fn racks(&self) -> u32 {
         self.rack_of.iter().max().map_or(1, |rack| rack + 1)
     }
 
-    /// Whether everything that is named exists, and every number can be one.
+    /// Checks that everything named exists and every number is in range.
     pub(crate) fn check(&self) -> Result<(), BadCluster> {
         let bad = |text: String| Err(BadCluster(text));
         if self.host_of.is_empty() || self.rack_of.is_empty() {
@@ -141,7 +142,7 @@ impl Cluster {
             return bad(format!("there is no host {host}: the last of {hosts} hosts is {}", hosts - 1));
         }
         if !(self.oversubscription >= 1.0 && self.oversubscription.is_finite()) {
-            return bad(format!("an oversubscription of {} is none: 1 or more", self.oversubscription));
+            return bad(format!("an oversubscription of {} is not at least 1", self.oversubscription));
         }
         for slow in &self.slow {
             if slow.host >= hosts {
@@ -149,7 +150,7 @@ impl Cluster {
             }
             for rate in [slow.outgoing, slow.incoming] {
                 if !(rate > 0.0 && rate.is_finite()) {
-                    return bad(format!("host {} with links of {rate} times their rate: more than 0", slow.host));
+                    return bad(format!("the rate factor {rate} of host {} is not above 0", slow.host));
                 }
             }
         }
@@ -158,33 +159,33 @@ impl Cluster {
                 return bad(format!("worker {} cannot die: the last worker is {}", failure.rank, workers - 1));
             }
             if failure.at_s.is_nan() || failure.at_s < 0.0 {
-                return bad(format!("worker {} cannot die at {} s: 0 or later", failure.rank, failure.at_s));
+                return bad(format!("worker {} cannot die at {} s, which is before 0", failure.rank, failure.at_s));
             }
         }
         match self.shared_cores {
-            Some(0) => bad("workers cannot share 0 cores: 1 or more".into()),
+            Some(0) => bad("workers cannot share 0 cores; give at least 1".into()),
             _ => Ok(()),
         }
     }
 }
 
-/// `items` over `places`, neighbors together.
+/// Assigns `items` to `places`, with neighbors together.
 fn spread(items: u32, places: u32) -> Vec<u32> {
     (0..u64::from(items)).map(|item| (item * u64::from(places) / u64::from(items)) as u32).collect()
 }
 
-/// A distribution of factors by which times are multiplied.
+/// A distribution of factors that multiply times.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Jitter {
-    /// Drawn from with equal chances; empty: always 1.
+    /// Each is drawn with equal probability; empty: the factor is always 1.
     factors: Vec<f64>,
 }
 
-/// Factors that stand for a log-normal distribution.
+/// How many factors represent a log-normal distribution.
 const QUANTILES: usize = 4096;
 
 impl Jitter {
-    /// Nothing varies.
+    /// No variation.
     pub fn none() -> Jitter {
         Jitter { factors: Vec::new() }
     }
@@ -192,10 +193,10 @@ impl Jitter {
     /// Log-normal factors with median 1, whose logarithm has the standard deviation `sigma`.
     ///
     /// # Errors
-    /// When `sigma` is negative or not a number, or so large (above 3) that factors of thousands would be common.
+    /// If `sigma` is negative or not a number, or so large (above 3) that factors of thousands would be common.
     pub fn log_normal(sigma: f64) -> Result<Jitter, BadCluster> {
         if !(0.0..=3.0).contains(&sigma) {
-            return Err(BadCluster(format!("noise of {sigma}: it is a standard deviation from 0 to 3")));
+            return Err(BadCluster(format!("noise of {sigma} is not a standard deviation from 0 to 3")));
         }
         if sigma == 0.0 {
             return Ok(Jitter::none());
@@ -204,13 +205,13 @@ impl Jitter {
         Ok(Jitter { factors: (0..QUANTILES).map(|i| (sigma * normal_quantile(middle(i))).exp()).collect() })
     }
 
-    /// Measured times of one and the same thing, relative to their median.
+    /// Measured times of the same operation, relative to their median.
     ///
     /// # Errors
-    /// When there are none, or one is not above 0.
+    /// If there are none, or one is not above 0.
     pub fn measured(samples_s: &[f64]) -> Result<Jitter, BadCluster> {
         if samples_s.is_empty() || samples_s.iter().any(|&s| !(s > 0.0 && s.is_finite())) {
-            return Err(BadCluster("samples of jitter are times above 0, at least one".into()));
+            return Err(BadCluster("jitter needs at least one sample, and every sample must be above 0".into()));
         }
         let mut sorted = samples_s.to_vec();
         sorted.sort_by(f64::total_cmp);
@@ -218,14 +219,14 @@ impl Jitter {
         Ok(Jitter { factors: sorted.iter().map(|s| s / median).collect() })
     }
 
-    /// One factor.
+    /// Draws one factor.
     pub(crate) fn draw(&self, random: &mut SplitMix64) -> f64 {
         if self.factors.is_empty() { 1.0 } else { self.factors[random.below(self.factors.len())] }
     }
 }
 
-/// Below which a share of `p` of the standard normal distribution lies: by bisection of its integral, which needs no
-/// table of coefficients.
+/// The value below which the fraction `p` of the standard normal distribution lies. Bisects its integral, which needs
+/// no table of coefficients.
 fn normal_quantile(p: f64) -> f64 {
     // The integral from 0 to x of the density, by its power series; exact enough up to 6 standard deviations.
     let below = |x: f64| {
@@ -260,9 +261,9 @@ mod tests {
         assert!((deviation - 0.1).abs() < 1e-3, "{deviation}");
     }
 
-    /// What cannot be is named, rather than simulated.
+    /// Impossible clusters are errors that name the problem, rather than being simulated.
     #[test]
-    fn what_does_not_exist_is_named() {
+    fn errors_name_what_does_not_exist() {
         assert!(Cluster::even(4, 5, 1).unwrap_err().0.contains("5 hosts for 4 workers"));
         let mut cluster = Cluster::even(4, 2, 1).unwrap();
         cluster.slow.push(SlowHost { host: 2, outgoing: 0.5, incoming: 0.5 });

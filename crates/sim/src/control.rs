@@ -1,37 +1,37 @@
-//! What workers do along the tree of the control plane, as programs: meet, hear of a loss, report a checkpoint.
+//! What workers do along the tree of the control plane, as programs: meet, learn of a loss, report a checkpoint.
 //!
-//! | program        | what it is made of                                                                          |
+//! | program        | contents                                                                                    |
 //! |----------------|---------------------------------------------------------------------------------------------|
-//! | [`rendezvous`] | all join at rank 0, then at their parents; everybody's card goes up the tree, all of them down |
-//! | [`loss`]       | news of rank 0 go down the tree                                                             |
-//! | [`checkpoint`] | reports of all copies are added up along the tree, and that the epoch is durable goes down   |
+//! | [`rendezvous`] | all join at rank 0, then at their parents; all cards go up the tree, then down     |
+//! | [`loss`]       | news from rank 0 goes down the tree                                                         |
+//! | [`checkpoint`] | reports of all copies are added up along the tree; then the commit of the epoch goes down   |
 
 use tidemill_net::Rank;
 use tidemill_net::control::ControlTree;
 
 use crate::program::{Program, ProgramMessage};
 
-/// Bytes of a message of a handshake, with its headers; each side sends two.
+/// The length of a handshake message with its headers; each side sends two.
 const HANDSHAKE_BYTES: f64 = 400.0;
-/// Bytes of news.
+/// The length of a message of news.
 const NEWS_BYTES: f64 = 100.0;
-/// Bytes of a copy's report.
+/// The length of one copy's report.
 const REPORT_BYTES: f64 = 300.0;
 
-/// What control messages take a processor, in seconds.
+/// How much processor time control messages take, in seconds.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ControlRates {
-    /// To accept a connection, with its proof.
+    /// To accept a connection and verify its proof.
     pub handshake_s: f64,
-    /// To take a report into a checkpoint, of those that come in one message.
+    /// To add one of the reports in a message to a checkpoint.
     pub report_s: f64,
-    /// To add a report to others, and pass it on with them.
+    /// To combine a report with others and pass it on.
     pub pass_s: f64,
 }
 
 impl Default for ControlRates {
-    /// Round numbers of one core: of reports with a part of state as measured (`examples/reports.rs` of
-    /// `tidemill-checkpoint`), of a handshake not.
+    /// Round numbers for one core. Those for reports with a part of state follow measurements (`examples/reports.rs`
+    /// of `tidemill-checkpoint`); the one for handshakes does not.
     fn default() -> Self {
         ControlRates { handshake_s: 50e-6, report_s: 1.5e-6, pass_s: 1.5e-6 }
     }
@@ -40,13 +40,13 @@ impl Default for ControlRates {
 /// The rounds of one worker.
 type Rounds = Vec<(Vec<ProgramMessage>, f64)>;
 
-/// A worker's place.
+/// A worker's place in the tree.
 struct Place {
     parent: Option<u32>,
     children: Vec<u32>,
 }
 
-/// A program of a part for each worker.
+/// A program with a part for each worker.
 fn program(tree: &ControlTree, part: impl Fn(u32, &Place) -> Rounds) -> Program {
     let mut program = Program::default();
     for rank in 0..tree.size() {
@@ -57,12 +57,12 @@ fn program(tree: &ControlTree, part: impl Fn(u32, &Place) -> Rounds) -> Program 
     program
 }
 
-/// Workers of the subtree that `rank` leads.
+/// The number of workers in the subtree of `rank`.
 fn subtree_len(tree: &ControlTree, rank: u32) -> f64 {
     tree.subtree(Rank(rank)).len() as f64
 }
 
-/// Up the tree: `bytes` of each worker, on which the others spend `pass_s`, and rank 0 `root_s`.
+/// Up the tree: `bytes` of each worker, on each of which rank 0 spends `root_s` and the others spend `pass_s`.
 fn up(tree: &ControlTree, rank: u32, place: &Place, bytes: f64, (pass_s, root_s): (f64, f64)) -> Rounds {
     let from = place.children.iter().map(|&child| ProgramMessage::received(child, bytes * subtree_len(tree, child)));
     let work_s = if rank == 0 { root_s } else { pass_s } * (subtree_len(tree, rank) - 1.0);
@@ -79,7 +79,7 @@ fn down(place: &Place, bytes: f64) -> Rounds {
     from.into_iter().chain([(to, 0.0)]).collect()
 }
 
-/// A caller's or an answerer's part of handshakes, each of which takes whoever answers `handshake_s`.
+/// A caller's or an answerer's part of handshakes; each takes the answerer `handshake_s`.
 fn handshakes(callers: &[u32], answerer: Option<u32>, handshake_s: f64) -> Rounds {
     let ask = |rank| ProgramMessage::sent(rank, HANDSHAKE_BYTES);
     let hear = |rank| ProgramMessage::received(rank, HANDSHAKE_BYTES);
@@ -92,13 +92,13 @@ fn handshakes(callers: &[u32], answerer: Option<u32>, handshake_s: f64) -> Round
     }
 }
 
-/// All workers meet, and each gets a card of `card_bytes` of everybody.
+/// All workers meet, and each receives a card of `card_bytes` from every other.
 pub(crate) fn rendezvous(tree: &ControlTree, card_bytes: f64, rates: &ControlRates) -> Program {
     let size = tree.size();
     program(tree, |rank, place| {
         let all: Vec<u32> = (1..size).collect();
         let mut rounds = handshakes(&all, (rank > 0).then_some(0), rates.handshake_s);
-        // Who has another parent than rank 0 calls it then.
+        // A worker whose parent is not rank 0 calls its parent next.
         if place.parent.is_some_and(|parent| parent > 0) {
             rounds.append(&mut handshakes(&[], place.parent, rates.handshake_s));
         }
@@ -111,12 +111,12 @@ pub(crate) fn rendezvous(tree: &ControlTree, card_bytes: f64, rates: &ControlRat
     })
 }
 
-/// Everybody hears of something from rank 0.
+/// All workers learn of something from rank 0.
 pub(crate) fn loss(tree: &ControlTree) -> Program {
     program(tree, |_, place| down(place, NEWS_BYTES))
 }
 
-/// Each worker reports of so many copies, and hears that the epoch is durable.
+/// Each worker reports for `copies` copies, and learns that the epoch is durable.
 pub(crate) fn checkpoint(tree: &ControlTree, copies: f64, rates: &ControlRates) -> Program {
     program(tree, |rank, place| {
         let work_s = (rates.pass_s * copies, rates.report_s * copies);
@@ -138,7 +138,7 @@ mod tests {
         outcome.end_s.iter().copied().fold(0.0, f64::max)
     }
 
-    /// A tree that did not end, or that was slower than the star where that matters, would be the wrong advice.
+    /// If a tree did not end, or was slower than the star where it matters, this simulator would give wrong advice.
     #[test]
     fn trees_beat_the_star_beyond_256_workers() {
         for workers in [1u32, 2, 17, 256, 300, 4096] {
@@ -150,7 +150,7 @@ mod tests {
         }
     }
 
-    /// News that go to all one after the other take the sender as long as all its messages.
+    /// Sending news to all workers in turn takes the sender as long as all its messages.
     #[test]
     fn a_star_takes_as_long_as_its_messages() {
         let messages_s = 1000.0 * CostModel::TYPICAL.other_host.overhead_s;

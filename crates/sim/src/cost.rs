@@ -1,4 +1,4 @@
-//! What a collective costs: the schedules of all ranks in virtual time, on links as [`crate::Cluster`] has them,
+//! The cost of a collective: runs the schedules of all ranks in virtual time, on the links of a [`crate::Cluster`]
 //! without racks and faults.
 
 use std::collections::HashMap;
@@ -11,18 +11,18 @@ use crate::events;
 use crate::links::Links;
 use crate::program::Program;
 
-/// Runs `schedules` (of ranks 0, 1, ...) on elements of `item_bytes` on the links of a cluster; returns when each rank
-/// is done, in seconds.
+/// Runs `schedules` (of ranks 0, 1, ...) on elements of `item_bytes` on the links of a cluster. Returns when each
+/// rank is done, in seconds.
 ///
 /// # Panics
-/// When the schedules are not as many as the cluster's workers, or do not fit together.
+/// If the number of schedules differs from the number of workers, or the schedules do not fit together.
 pub fn rank_ends_s(schedules: &[Schedule], item_bytes: usize, cluster: &Cluster) -> Vec<f64> {
     assert_eq!(schedules.len(), cluster.host_of.len(), "there must be a schedule for each worker");
     let program = Program::new(schedules, item_bytes, &cluster.model);
     events::run(&mut Links::new(cluster), &program, &vec![0.0; schedules.len()], &[])
 }
 
-/// What a run took.
+/// The cost of a run.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct RunCost {
     /// Seconds until the last rank was done.
@@ -31,15 +31,15 @@ pub struct RunCost {
     pub messages: u64,
     /// Bytes sent.
     pub bytes: u64,
-    /// Bytes sent from host to host.
+    /// Bytes sent between hosts.
     pub bytes_between_hosts: u64,
 }
 
-/// Runs `schedules` (of ranks 0, 1, ...) on elements of `item_bytes`. `hosts` names each rank's host; empty: all on
-/// one.
+/// Runs `schedules` (of ranks 0, 1, ...) on elements of `item_bytes`. `hosts` gives each rank's host; empty: all
+/// ranks are on one.
 ///
 /// # Panics
-/// When the schedules do not fit together and never end: a bug of the algorithm.
+/// If the schedules do not fit together and never end: a bug of the algorithm.
 pub fn cost(schedules: &[Schedule], item_bytes: usize, hosts: &[u32], model: &CostModel) -> RunCost {
     assert!(hosts.is_empty() || hosts.len() == schedules.len(), "hosts must name the host of every rank, or be empty");
     let mut numbers: HashMap<u32, u32> = HashMap::new();

@@ -1,8 +1,9 @@
 //! Collectives without messages: the ranks of one host read each other's contributions from shared memory, or each
 //! other's own memory.
 //!
-//! A call is a few phases of copying and combining, and between two of them everybody looks whether all others are
-//! there: a line of each to read. That cores share the memory's bandwidth is left out, as with messages.
+//! A call consists of a few phases of copying and combining. Between two phases, every rank checks that all others
+//! have arrived, by reading a cache line of each. As with messages, the model ignores that cores share the memory's
+//! bandwidth.
 //!
 //! | collective  | `shared_memory`                | `single_copy`                                            |
 //! |-------------|--------------------------------|----------------------------------------------------------|
@@ -16,25 +17,25 @@ use tidemill_collective::{Algorithm, Collective, direct_algorithms};
 use crate::cluster::Cluster;
 use crate::links::Links;
 
-/// What a rank tells the others at once, in `shared_memory`: a slot.
+/// How much a rank gives to the others at once with `shared_memory`: one slot.
 const SLOT_BYTES: f64 = 32768.0;
 
-/// What a call takes each rank.
+/// The cost of a call for each rank.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct DirectCall {
-    /// Seconds of each phase.
+    /// The duration of each phase, in seconds.
     phases_s: Vec<f64>,
-    /// Only rank 0 takes part in the first phase, and the others do not wait for each other.
+    /// Whether only rank 0 takes part in the first phase, and the others do not wait for each other.
     from_root: bool,
-    /// Seconds between two phases, from when the last is there.
+    /// Seconds between two phases, counted from the arrival of the last rank.
     look_s: f64,
 }
 
 impl DirectCall {
-    /// A call with a vector, or one rank's blocks together, of so many bytes.
+    /// A call with `bytes` in the vector, or in one rank's blocks together.
     ///
     /// # Errors
-    /// Why it cannot be done like this.
+    /// The reason why the algorithm cannot run this.
     pub(crate) fn new(
         collective: Collective,
         algorithm: Algorithm,
@@ -70,8 +71,8 @@ impl DirectCall {
         Ok(DirectCall { phases_s, from_root, look_s })
     }
 
-    /// Runs it from `starts_s` on; returns when each rank has ended: never, if one dies before (`dies_s`; empty: nobody
-    /// dies).
+    /// Runs it from `starts_s` on. Returns when each rank has ended; a rank that dies before (`dies_s`; empty: nobody
+    /// dies) never ends.
     pub(crate) fn run(&self, links: &mut Links, starts_s: &[f64], dies_s: &[f64]) -> Vec<f64> {
         let mut now_s = starts_s.to_vec();
         for (phase, &phase_s) in self.phases_s.iter().enumerate() {

@@ -1,9 +1,9 @@
 //! Runs the schedules of all workers on the links of a cluster, event by event.
 //!
 //! A round ends when its sends have left (from [`crate::Cluster::rendezvous_bytes_min`] on: have arrived) and its
-//! receives have arrived, and then does its local work. The strands of a rank go on side by side; late sends are waited
-//! for at the rank's end, or not at all.
-//! A worker that dies sends nothing from then on; who waits for it never ends.
+//! receives have arrived; then its local work runs. The strands of a rank run concurrently. Late sends are awaited at
+//! the rank's end, or not at all. A worker that dies sends nothing from then on, and a worker that waits for it never
+//! ends.
 
 use std::cmp::Reverse;
 use std::collections::hash_map::Entry;
@@ -13,11 +13,11 @@ use std::hash::{BuildHasherDefault, Hasher};
 use crate::links::{Flight, Links, Reach};
 use crate::program::{Program, ProgramMessage};
 
-/// Runs `program`, whose rank r begins at `starts_s[r]` and dies at `dies_s[r]` (empty: nobody dies); returns when each
-/// has ended, which is never for the dead and for those who wait for them.
+/// Runs `program`, whose rank r begins at `starts_s[r]` and dies at `dies_s[r]` (empty: nobody dies). Returns when
+/// each has ended; dead ranks and those that wait for them never end.
 ///
 /// # Panics
-/// When nobody dies and a worker still waits forever: a bug of the algorithm.
+/// If nobody dies and a worker still waits forever: a bug of the algorithm.
 pub(crate) fn run(links: &mut Links, program: &Program, starts_s: &[f64], dies_s: &[f64]) -> Vec<f64> {
     let mut run = EventRun {
         links,
@@ -41,7 +41,7 @@ pub(crate) fn run(links: &mut Links, program: &Program, starts_s: &[f64], dies_s
             }
         }
     }
-    // Who has not come to the end of a strand never ends.
+    // A rank that has not reached the end of a strand never ends.
     for strand in 0..program.strand_count() {
         if !run.strands[strand].ended {
             run.ends_s[program.rank(strand) as usize] = f64::INFINITY;
@@ -76,24 +76,24 @@ impl Ord for SimTime {
 
 #[derive(Clone, Copy)]
 enum Event {
-    /// The strand is done with its last round.
+    /// The strand has finished its previous round.
     BeginRound(u32),
-    /// The first byte of a message has come to a link.
+    /// The first byte of a message has reached a link.
     ReachLink(Flight, Letter),
 }
 
-/// A message on its way.
+/// A message in transit.
 #[derive(Clone, Copy)]
 struct Letter {
     to: u32,
     /// The strand that sent it.
     sender: u32,
     channel: u32,
-    /// Whose wait its arrival ends.
+    /// What else waits for its arrival.
     awaited: Awaited,
 }
 
-/// Who waits until a message has arrived, beside its receiver.
+/// What waits for a message to arrive, besides its receiver.
 #[derive(Clone, Copy, PartialEq)]
 enum Awaited {
     Nobody,
@@ -101,7 +101,7 @@ enum Awaited {
     End,
 }
 
-/// Can stand beside a time and a number in the queue: these two decide.
+/// Lets an event stand beside a time and a number in the queue, which alone decide the order.
 #[derive(Clone, Copy)]
 struct EventOrder(Event);
 
@@ -129,10 +129,10 @@ impl Ord for EventOrder {
 struct StrandState {
     round: u32,
     ended: bool,
-    /// When the current round's sends are through, on the processor and on the link.
+    /// When the current round's sends are done on the processor and on the link.
     sent_s: (f64, f64),
-    /// Receives of the round still without a message, and sends that have not arrived and are waited for; and (arrival,
-    /// overhead) of what has been received.
+    /// How many receives of the round have no message yet, plus awaited sends that have not arrived; and the
+    /// (arrival, overhead) of what has been received.
     missing: u32,
     arrived: Vec<(f64, f64)>,
 }
@@ -144,10 +144,10 @@ enum Pair {
     Waiting { strand: u32, count: u32 },
 }
 
-/// The ranks as one number, and the channel.
+/// The pair of ranks as one number, and the channel.
 type PairKey = (u64, u32);
 
-/// Hashes a pair of ranks, which nobody chooses to collide.
+/// Hashes a pair of ranks; nobody chooses them to collide.
 #[derive(Default)]
 struct PairHasher(u64);
 
@@ -161,7 +161,7 @@ impl Hasher for PairHasher {
     }
 
     fn write_u32(&mut self, value: u32) {
-        // Mostly 0, which then costs nothing.
+        // The channel is mostly 0, which then costs nothing.
         self.0 ^= u64::from(value).wrapping_mul(0xd6e8_feb8_6659_fd93);
     }
 
@@ -177,7 +177,7 @@ struct EventRun<'a, 'b> {
     dies_s: &'a [f64],
     strands: Vec<StrandState>,
     pairs: HashMap<PairKey, Pair, BuildHasherDefault<PairHasher>>,
-    /// What is to happen, by time, then by number.
+    /// Future events, by time, then by number.
     events: BinaryHeap<Reverse<(SimTime, u64, EventOrder)>>,
     event_count: u64,
     ends_s: Vec<f64>,
@@ -210,7 +210,8 @@ impl EventRun<'_, '_> {
             self.ends_by(rank, now);
             return;
         }
-        // One more than there are, so that what arrives at once does not end the round before all of it has begun.
+        // One more than there are, so that a message that arrives at once does not end the round before all of it has
+        // begun.
         self.strands[strand].missing += 1;
         let (mut busy_until, mut sent) = (now, now);
         for &message in program.messages(strand, round) {
@@ -226,12 +227,12 @@ impl EventRun<'_, '_> {
             }
         }
         let sent_s = &mut self.strands[strand].sent_s;
-        // What has arrived already may have been waited for.
+        // A send may have arrived already.
         *sent_s = (busy_until, sent_s.1.max(sent));
         self.one_less(strand);
     }
 
-    /// Sends a message at `now`; returns until when the round has to wait for its leaving.
+    /// Sends a message at `now`. Returns until when the round has to wait for it to leave.
     fn send(&mut self, strand: usize, message: ProgramMessage, now: f64) -> f64 {
         let (rank, to) = (self.program.rank(strand), message.peer());
         let (left, reach) = self.links.leave(rank, to, message.bytes(), now);
@@ -255,7 +256,7 @@ impl EventRun<'_, '_> {
         *end_s = end_s.max(at_s);
     }
 
-    /// The current round of a strand has a receive from `from`.
+    /// Registers a receive from `from` in the current round of a strand.
     fn expect(&mut self, from: u32, strand: usize) {
         let to = self.program.rank(strand);
         let overhead_s = self.links.overhead_s(from, to);
@@ -288,7 +289,7 @@ impl EventRun<'_, '_> {
         }
     }
 
-    /// The receive that takes a message has it from `arrival` on.
+    /// Gives the message to its receive, available from `arrival` on.
     fn arrive(&mut self, letter: Letter, arrival: f64) {
         let from = self.program.rank(letter.sender as usize);
         match letter.awaited {
@@ -323,7 +324,7 @@ impl EventRun<'_, '_> {
         self.one_less(strand as usize);
     }
 
-    /// The round of a strand waits for one message less.
+    /// Counts down the messages that the strand's round waits for.
     fn one_less(&mut self, strand: usize) {
         self.strands[strand].missing -= 1;
         if self.strands[strand].missing == 0 {
@@ -331,8 +332,7 @@ impl EventRun<'_, '_> {
         }
     }
 
-    /// All messages of the strand's round are accounted for: takes them in the order of arrival, then does the local
-    /// work.
+    /// All messages of the strand's round have arrived: receives them in order of arrival, then does the local work.
     fn end_round(&mut self, strand: usize) {
         let rank = self.program.rank(strand);
         let state = &mut self.strands[strand];

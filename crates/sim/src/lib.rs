@@ -1,18 +1,18 @@
-//! The simulated network: what programs and collectives cost on machines that are not available, and a transport on
-//! which one seed replays a whole job.
+//! The simulated network: predicts what programs and collectives cost on machines that are not available, and
+//! provides a transport on which one seed replays a whole job.
 //!
 //! Modules, lowest first; each uses only those above it:
 //!
 //! | module       | what                                                                          |
 //! |--------------|-------------------------------------------------------------------------------|
 //! | `random`     | Random choices that a seed replays                                            |
-//! | `cluster`    | The machines of a simulation, and what is wrong with them                     |
+//! | `cluster`    | The machines of a simulation, and their faults                                |
 //! | `links`      | Links and their queues in virtual time                                        |
 //! | `program`    | The schedules of all workers, packed                                          |
 //! | `events`     | Runs schedules on links, event by event                                       |
-//! | `shifts`     | Runs exchanges of everybody with everybody on links, step by step             |
+//! | `shifts`     | Runs all-to-all exchanges on links, step by step                              |
 //! | `direct`     | Collectives without messages                                                  |
-//! | `zipf`       | Keys that are not spread evenly                                               |
+//! | `zipf`       | Skewed keys                                                                   |
 //! | [`cost`]     | The schedules of all ranks in virtual time, under a [`CostModel`]             |
 //! | `simulation` | A program of many workers: work, collectives, exchanges                       |
 //! | `control`    | What workers do along the tree of the control plane                           |

@@ -1,27 +1,27 @@
-//! The links of a cluster in virtual time: what a message occupies on its way, and when it arrives.
+//! The links of a cluster in virtual time: which links a message occupies, and when it arrives.
 //!
-//! A worker spends `overhead_s` on each message it sends or receives, one after the other. Messages within a host
-//! occupy the sending worker's own link. Messages between hosts occupy the sending host's link, then, between racks,
-//! the link up from the sender's rack and the one down to the receiver's, then the receiving host's. The workers of a
-//! host share its two links, the hosts of a rack its two. Each link takes messages in the order in which they reach it.
-//! A message goes on while it still comes in (cut-through) and arrives when its last byte has. After Alexandrov et al.,
-//! "LogGP" (1995).
+//! A worker spends `overhead_s` on each message that it sends or receives, one after the other. Messages within a
+//! host occupy the sending worker's own link. Messages between hosts occupy the sending host's link, then, between
+//! racks, the uplink of the sender's rack and the downlink of the receiver's, and then the receiving host's link. The
+//! workers of a host share its two links, and the hosts of a rack its two. Each link takes messages in the order in
+//! which they reach it. A message moves on while it is still arriving (cut-through), and arrives when its last byte
+//! does. After Alexandrov et al., "LogGP" (1995).
 
 use tidemill_collective::tuner::LinkCost;
 
 use crate::cluster::Cluster;
 use crate::random::SplitMix64;
 
-/// What has been sent.
+/// How much was sent.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Traffic {
     /// Messages sent.
     pub messages: u64,
     /// Bytes sent.
     pub bytes: u64,
-    /// Bytes sent from host to host.
+    /// Bytes sent between hosts.
     pub bytes_between_hosts: u64,
-    /// Bytes sent from rack to rack.
+    /// Bytes sent between racks.
     pub bytes_between_racks: u64,
 }
 
@@ -38,8 +38,8 @@ impl LinkQueue {
         LinkQueue { free_s: 0.0, busy_s: 0.0, per_byte_s }
     }
 
-    /// Takes `load` bytes of which the first are there at `first_s` and the last at `last_s`; returns when the first
-    /// and the last have gone on.
+    /// Takes `load` bytes, of which the first arrives at `first_s` and the last at `last_s`. Returns when the first
+    /// and the last have moved on.
     fn pass(&mut self, load: f64, first_s: f64, last_s: f64) -> (f64, f64) {
         let start = self.free_s.max(first_s);
         let duration = load * self.per_byte_s;
@@ -55,7 +55,7 @@ pub(crate) struct Flight {
     pub(crate) from: u32,
     pub(crate) to: u32,
     stage: Stage,
-    /// Bytes, more or fewer by jitter.
+    /// Its length, changed by jitter.
     load: f64,
     /// When the first and the last byte reach the next link.
     pub(crate) first_s: f64,
@@ -72,16 +72,16 @@ enum Stage {
 
 /// Where a message is.
 pub(crate) enum Reach {
-    /// With the receiver, from this time on.
+    /// It has reached the receiver, at this time.
     Arrived(f64),
-    /// At another link.
+    /// It has reached another link.
     Flying(Flight),
 }
 
-/// How busy the busiest of each kind was, in seconds.
+/// How long the busiest of each kind was busy, in seconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Busy {
-    /// A worker, with messages.
+    /// A worker, sending and receiving messages.
     pub overhead_s: f64,
     /// A worker's link within its host.
     pub memory_s: f64,
@@ -89,7 +89,7 @@ pub struct Busy {
     pub host_out_s: f64,
     /// A host's link, receiving.
     pub host_in_s: f64,
-    /// A rack's links to the others.
+    /// A rack's links to the other racks.
     pub rack_s: f64,
 }
 
@@ -102,7 +102,8 @@ pub(crate) struct Links<'a> {
     into: Vec<LinkQueue>,
     up: Vec<LinkQueue>,
     down: Vec<LinkQueue>,
-    /// Work of all workers until now, in seconds: shared cores cannot have done it earlier than they could together.
+    /// The total work of all workers so far, in seconds: shared cores cannot have finished it earlier than that
+    /// allows.
     worked_s: f64,
     overhead_s: Vec<f64>,
     random: SplitMix64,
@@ -144,18 +145,18 @@ impl<'a> Links<'a> {
         self.cluster
     }
 
-    /// A factor of jitter.
+    /// Draws a factor of jitter.
     pub(crate) fn jitter(&mut self) -> f64 {
         self.cluster.jitter.draw(&mut self.random)
     }
 
-    /// Seconds of each side's processor for a message between two workers.
+    /// The processor time of each side for a message between two workers, in seconds.
     pub(crate) fn overhead_s(&self, from: u32, to: u32) -> f64 {
         let hosts = &self.cluster.host_of;
         if hosts[from as usize] == hosts[to as usize] { self.near.overhead_s } else { self.far.overhead_s }
     }
 
-    /// Seconds from one worker to another, of a message that waits for nothing.
+    /// The latency from one worker to another, in seconds, of a message that does not queue.
     pub(crate) fn latency_s(&self, from: u32, to: u32) -> f64 {
         let (hosts, racks) = (&self.cluster.host_of, &self.cluster.rack_of);
         let (source, target) = (hosts[from as usize] as usize, hosts[to as usize] as usize);
@@ -166,23 +167,23 @@ impl<'a> Links<'a> {
         }
     }
 
-    /// When work of `seconds` that can begin at `now` is done.
+    /// When work of `seconds` that can begin at `now` ends.
     pub(crate) fn compute(&mut self, now: f64, seconds: f64) -> f64 {
         self.worked_s += seconds;
-        // Not a queue: work is not asked for in the order of time, and what is to begin later would hold up the rest.
+        // Not a queue: work is not requested in order of time, and work that starts later would delay the rest.
         match self.cluster.shared_cores {
             Some(cores) => (now + seconds).max(self.worked_s / f64::from(cores)),
             None => now + seconds,
         }
     }
 
-    /// When `rank` has seen to messages that take its processor `seconds`.
+    /// When `rank` has finished `seconds` of processor time on messages.
     pub(crate) fn overhead(&mut self, rank: u32, now: f64, seconds: f64) -> f64 {
         self.overhead_s[rank as usize] += seconds;
         self.compute(now, seconds)
     }
 
-    /// Puts a message on its way at `now`; returns when the sender's link is done with it, and where it is then.
+    /// Sends a message at `now`. Returns when the sender's link is done with it, and where the message is then.
     pub(crate) fn leave(&mut self, from: u32, to: u32, bytes: f64, now: f64) -> (f64, Reach) {
         let hosts = &self.cluster.host_of;
         let (source, target) = (hosts[from as usize], hosts[to as usize]);
@@ -207,7 +208,7 @@ impl<'a> Links<'a> {
         (left, Reach::Flying(Flight { from, to, stage, load, first_s, last_s }))
     }
 
-    /// Takes a message through the link that it has reached.
+    /// Passes a message through the link that it has reached.
     pub(crate) fn pass(&mut self, flight: Flight) -> Reach {
         let host = |rank: u32| self.cluster.host_of[rank as usize] as usize;
         let rack = |rank: u32| self.cluster.rack_of[host(rank)] as usize;
@@ -223,7 +224,8 @@ impl<'a> Links<'a> {
         Reach::Flying(Flight { stage: next, first_s, last_s, ..flight })
     }
 
-    /// The same for all of them at once, for who takes messages in the order in which they leave: when it arrives.
+    /// Passes a message through all links at once, for callers that handle messages in the order in which they leave.
+    /// Returns when it arrives.
     pub(crate) fn deliver(&mut self, mut reach: Reach) -> f64 {
         loop {
             match reach {

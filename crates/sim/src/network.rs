@@ -1,9 +1,9 @@
-//! A network in one thread and in virtual time, for whatever stands above [`Transport`].
+//! A network in one thread and in virtual time, for everything above [`Transport`].
 //!
-//! One seed decides delays, which peer is heard first, how frames are cut when there is no room, and what a lost
-//! worker's last frames do. Time moves only when told ([`SimNetwork::advance`]): step everybody until nothing moves,
-//! then advance to the next arrival. Frames from one peer keep their order; frames of different pairs overtake each
-//! other.
+//! One seed decides delays, which peer is polled first, how frames are cut when there is no room, and what happens to
+//! a lost worker's last frames. Time moves only through [`SimNetwork::advance`]: step all workers until nothing
+//! moves, then advance to the next arrival. Frames from one peer keep their order; frames of different pairs overtake
+//! each other.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -19,19 +19,19 @@ use crate::SplitMix64;
 /// How the network behaves.
 #[derive(Clone, Debug)]
 pub struct SimOptions {
-    /// Replays everything.
+    /// The seed; the same seed replays the run.
     pub seed: u64,
     /// What messages cost.
     pub model: CostModel,
     /// The host of each worker; empty: all on one.
     pub hosts: Vec<u32>,
-    /// A message takes up to this many times its latency longer, by chance.
+    /// A message may take up to this many times its latency longer, at random.
     pub jitter: f64,
-    /// Largest payload of a frame.
+    /// The largest payload of a frame.
     pub frame_bytes_max: usize,
-    /// Largest message to be sent unasked.
+    /// The largest message to send eagerly.
     pub eager_bytes_max: usize,
-    /// Bytes in flight, headers included, from one worker to another before it has to wait.
+    /// Bytes in transit, headers included, from one worker to another before it has to wait.
     pub in_flight_bytes_max: usize,
 }
 
@@ -49,7 +49,7 @@ impl Default for SimOptions {
     }
 }
 
-/// The network: time and faults are in its hands.
+/// The network, which controls time and faults.
 #[derive(Clone)]
 pub struct SimNetwork {
     state: Arc<Mutex<NetworkState>>,
@@ -66,22 +66,22 @@ struct NetworkState {
     random: SplitMix64,
     now_s: f64,
     size: usize,
-    /// Link from `i` to `j` at `i * size + j`.
+    /// The link from `i` to `j` is at `i * size + j`.
     links: Vec<SimLink>,
     dead: Vec<bool>,
 }
 
 #[derive(Default)]
 struct SimLink {
-    /// Frames on their way, by arrival.
+    /// Frames in transit, by arrival.
     frames: VecDeque<SimFrame>,
-    /// The bytes of a frame of which a part has been pushed, and how many of them have reached the receiver.
+    /// The bytes of a partly pushed frame, and how many of them have reached the receiver.
     partial: Vec<u8>,
     partial_received: usize,
     /// Bytes pushed that have not reached the receiver.
     in_flight_bytes: usize,
     last_arrival_s: f64,
-    /// The sender is gone, and why; the receiver hears of it after the frames that are left.
+    /// Why the sender is gone, if it is; the receiver learns of it after the remaining frames.
     lost: Option<String>,
     told: bool,
 }
@@ -90,34 +90,34 @@ struct SimFrame {
     arrival_s: f64,
     header: FrameHeader,
     payload: Vec<u8>,
-    /// What it still occupies of the link's room.
+    /// How much of the link's room it still occupies.
     in_flight_bytes: usize,
 }
 
 enum LinkArrival {
     Nothing,
-    /// More of a frame that is not complete yet.
+    /// More of an incomplete frame.
     Part,
     Frame(SimFrame, SinkLanding),
     Loss(String),
 }
 
-/// The two ways in which a sink takes a frame; chance decides, so that both are used.
+/// The two ways in which a sink receives a frame; chance decides, so that both are tested.
 enum SinkLanding {
     Lent,
     InPlace,
 }
 
 impl SimNetwork {
-    /// A network of `size` workers with the default options, and the transport of each.
+    /// Creates a network of `size` workers with the default options, and the transport of each.
     pub fn new(size: u32, seed: u64, model: CostModel) -> (SimNetwork, Vec<SimTransport>) {
         Self::with_options(size, SimOptions { seed, model, ..SimOptions::default() })
     }
 
-    /// A network of `size` workers, and the transport of each.
+    /// Creates a network of `size` workers, and the transport of each.
     ///
     /// # Panics
-    /// When the options contradict each other: a frame must fit into what may be in flight.
+    /// If the options contradict each other: a frame must fit into what may be in transit.
     pub fn with_options(size: u32, options: SimOptions) -> (SimNetwork, Vec<SimTransport>) {
         let workers = size as usize;
         assert!(
@@ -139,12 +139,12 @@ impl SimNetwork {
         (SimNetwork { state }, transports)
     }
 
-    /// Seconds of virtual time since the start.
+    /// The virtual time since the start, in seconds.
     pub fn now_s(&self) -> f64 {
         self.state.lock().now_s
     }
 
-    /// Moves time to the next arrival, unless one is due already. Returns whether anything is in flight; if not, and
+    /// Moves time to the next arrival, unless one is due already. Returns whether anything is in transit; if not, and
     /// nobody moves, nobody ever will.
     pub fn advance(&self) -> bool {
         let mut state = self.state.lock();
@@ -154,8 +154,8 @@ impl SimNetwork {
         true
     }
 
-    /// Ends worker `rank`. What it has sent arrives, up to a random frame; then its peers hear of the loss. What it was
-    /// sent is gone.
+    /// Ends worker `rank`. What it has sent arrives, up to a random frame; then its peers learn of the loss. What was
+    /// sent to it is gone.
     pub fn kill(&self, rank: Rank) {
         let state = &mut *self.state.lock();
         let (size, dead) = (state.size, rank.index());
@@ -182,7 +182,7 @@ impl NetworkState {
         2.0 * link.overhead_s + link.latency_s * late + bytes as f64 * link.per_byte_s
     }
 
-    /// What has come from `from` to `to` by now.
+    /// What has arrived from `from` at `to` by now.
     fn take(&mut self, from: usize, to: usize, now_s: f64) -> LinkArrival {
         let link = &mut self.links[from * self.size + to];
         if link.frames.front().is_some_and(|flight| flight.arrival_s <= now_s) {
@@ -205,9 +205,9 @@ impl NetworkState {
         }
     }
 
-    /// Why `rank` cannot send to `peer`, if so.
+    /// Why `rank` cannot send to `peer`, if that is so.
     fn loss(&self, rank: Rank, peer: Rank) -> Option<TransportError> {
-        // What comes back from a peer tells of its loss, also of one that was only declared.
+        // The link from a peer records its loss, including one that was only declared.
         let link = &self.links[peer.index() * self.size + rank.index()];
         let reason = link.lost.clone().or_else(|| self.dead[peer.index()].then(|| "it was killed".into()))?;
         Some(TransportError::PeerLost { peer, reason })
@@ -249,7 +249,7 @@ impl Transport for SimTransport {
         let link = &mut state.links[index];
         assert!(link.partial.len() == *sent, "another frame before the one begun is complete");
         let room = state.options.in_flight_bytes_max.saturating_sub(link.in_flight_bytes);
-        // Take all that fits, or, when it does not all fit, sometimes only a part of that.
+        // Take everything that fits or, if not everything fits, sometimes only a part of that.
         let mut taken = (total - *sent).min(room);
         if taken < total - *sent && taken > 0 {
             taken = 1 + state.random.below(taken);
@@ -278,7 +278,7 @@ impl Transport for SimTransport {
         };
         let mut moved = false;
         for peer in (0..size).map(|i| (first + i) % size).filter(|&peer| peer != self.rank.index()) {
-            // A few frames of each peer, so that turns mix. The lock is not held while the sink works.
+            // Take a few frames of each peer, so that turns mix. The lock is not held while the sink works.
             let turns = 1 + self.state.lock().random.below(4);
             for _ in 0..turns {
                 let arrived = self.state.lock().take(peer, self.rank.index(), now_s);

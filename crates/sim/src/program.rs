@@ -1,16 +1,17 @@
-//! The schedules of all workers, packed: who sends how many bytes to whom in which round, and what local work follows.
+//! The schedules of all workers, packed: who sends how many bytes to whom in which round, and which local work
+//! follows.
 //!
-//! A schedule names buffers and places in them, which cost nothing; without these a message takes 16 bytes, so that the
-//! schedules of 16,384 workers fit into memory side by side.
+//! A schedule names buffers and offsets in them, which cost nothing; without these a message takes 16 bytes, so the
+//! schedules of 16,384 workers fit into memory together.
 
 use tidemill_collective::schedule::{BufferId, LocalStep, Round, Schedule, ScheduleMessage};
 use tidemill_collective::tuner::CostModel;
 
-/// Set in `peer` of a message that is sent.
+/// Set in `peer` of a sent message.
 const SENT: u32 = 1 << 31;
-/// Of one that is sent, and that its round does not wait for.
+/// Set in `peer` of a sent message that its round does not wait for.
 const LATE: u32 = 1 << 30;
-/// Of one that nobody waits for.
+/// Set in `peer` of a sent message that nobody waits for.
 const FREE: u32 = 1 << 29;
 const FLAGS: u32 = SENT | LATE | FREE;
 
@@ -30,7 +31,7 @@ impl ProgramMessage {
         ProgramMessage { peer: from, bytes }
     }
 
-    /// The receiver, if it is sent; else the sender is [`ProgramMessage::peer`].
+    /// Whether it is sent, so that [`ProgramMessage::peer`] is the receiver; otherwise that is the sender.
     pub(crate) fn is_sent(self) -> bool {
         self.peer & SENT != 0
     }
@@ -44,7 +45,7 @@ impl ProgramMessage {
         self.peer & (LATE | FREE) != 0
     }
 
-    /// Whether the end does not wait for it either.
+    /// Whether the end of the rank does not wait for it either.
     pub(crate) fn is_free(self) -> bool {
         self.peer & FREE != 0
     }
@@ -68,7 +69,7 @@ struct ProgramStrand {
     recv_channel: u32,
 }
 
-/// Strands of rank 0, then of rank 1, ...; each rank has at least one.
+/// The strands of rank 0, then of rank 1, ...; each rank has at least one.
 #[derive(Default)]
 pub(crate) struct Program {
     messages: Vec<ProgramMessage>,
@@ -121,7 +122,7 @@ impl Program {
         self.strands.push(ProgramStrand { rank, rounds_end: self.rounds.len(), send_channel, recv_channel });
     }
 
-    /// Adds the rounds of the next rank: messages, and the seconds of work that end them.
+    /// Adds the rounds of the next rank: messages, and the seconds of work that end each round.
     pub(crate) fn push_rounds(&mut self, rounds: impl IntoIterator<Item = (Vec<ProgramMessage>, f64)>) {
         for (messages, local_s) in rounds {
             self.messages.extend(messages);
@@ -131,8 +132,8 @@ impl Program {
         self.strands_end.push(self.strands.len());
     }
 
-    /// Adds ranks up to `size` that do what rank 0, the only one so far, does, each as seen from its own place around
-    /// the circle.
+    /// Adds ranks up to `size` that do what rank 0, the only one so far, does, each relative to its own rank on a
+    /// circle.
     pub(crate) fn rotate(&mut self, size: u32) {
         assert_eq!(self.strands.len(), 1, "only a rank of one strand is rotated");
         let (messages, rounds) = (self.messages.clone(), self.rounds.clone());
@@ -149,22 +150,22 @@ impl Program {
         }
     }
 
-    /// Messages of all workers, sent and received.
+    /// The number of messages of all workers, sent and received.
     pub(crate) fn message_count(&self) -> usize {
         self.messages.len()
     }
 
-    /// The strands of `rank`, among those of all.
+    /// The range of `rank`'s strands among all strands.
     pub(crate) fn strands(&self, rank: usize) -> std::ops::Range<usize> {
         if rank == 0 { 0..self.strands_end[0] } else { self.strands_end[rank - 1]..self.strands_end[rank] }
     }
 
-    /// Number of strands of all ranks.
+    /// The number of strands of all ranks.
     pub(crate) fn strand_count(&self) -> usize {
         self.strands.len()
     }
 
-    /// Whose strand it is.
+    /// The rank that the strand belongs to.
     pub(crate) fn rank(&self, strand: usize) -> u32 {
         self.strands[strand].rank
     }
@@ -174,7 +175,7 @@ impl Program {
         if sends { self.strands[strand].send_channel } else { self.strands[strand].recv_channel }
     }
 
-    /// Number of rounds of `strand`.
+    /// The number of rounds of `strand`.
     pub(crate) fn rounds(&self, strand: usize) -> usize {
         self.strands[strand].rounds_end - self.first_round(strand)
     }
@@ -185,7 +186,7 @@ impl Program {
         &self.messages[start..self.rounds[at].messages_end]
     }
 
-    /// Seconds of the work that ends the round.
+    /// The duration of the work that ends the round, in seconds.
     pub(crate) fn local_s(&self, strand: usize, round: usize) -> f64 {
         self.rounds[self.first_round(strand) + round].local_s
     }
@@ -201,9 +202,9 @@ mod tests {
     use tidemill_collective::algorithms::schedule;
     use tidemill_collective::{Algorithm, Collective, ScheduleParams};
 
-    /// A rank that is not the image of rank 0 would send to others than the real one does.
+    /// If a rank did not mirror rank 0, its messages would go to other ranks than in reality.
     #[test]
-    fn bruck_looks_alike_from_every_rank() {
+    fn bruck_looks_the_same_from_every_rank() {
         for size in [2, 3, 8, 13] {
             let params = |rank| ScheduleParams { count: 5, ..ScheduleParams::new(rank, size) };
             let of = |rank| schedule(Collective::Alltoall, Algorithm::Bruck, &params(rank)).unwrap();

@@ -1,16 +1,16 @@
 //! Random choices that a seed replays.
 
-/// A splitmix64 generator: the seed is its whole state. Not for secrets.
+/// A splitmix64 generator, whose seed is its whole state. Not for secrets.
 #[derive(Clone, Debug)]
 pub struct SplitMix64(u64);
 
 impl SplitMix64 {
-    /// Begins the sequence of `seed`.
+    /// Starts the sequence of `seed`.
     pub fn new(seed: u64) -> Self {
         SplitMix64(seed)
     }
 
-    /// Begins a sequence of `seed` that has nothing in common with those of the seeds beside it.
+    /// Starts a sequence for `seed` that is unrelated to those of neighboring seeds.
     pub fn scattered(seed: u64) -> Self {
         SplitMix64(seed.wrapping_mul(0x2545_f491_4f6c_dd1d))
     }
@@ -34,25 +34,24 @@ impl SplitMix64 {
         (self.bits() >> 11) as f64 / (1u64 << 53) as f64
     }
 
-    /// True once in `times`; never, for 0.
+    /// Returns true with probability 1 / `times`; never for 0.
     pub fn once_in(&mut self, times: usize) -> bool {
         times > 0 && self.below(times) == 0
     }
 
-    /// One of `choices`, which are not empty.
+    /// One of `choices`, which must not be empty.
     pub fn one_of(&mut self, choices: &[usize]) -> usize {
         choices[self.below(choices.len())]
     }
 }
 
-/// How many of `all` seeds a test tries: the share that `SIMULATION_EFFORT` says, from 0 to 1. `make test-all` tries
-/// all.
+/// How many of `all` seeds a test tries: the fraction in `SIMULATION_EFFORT`, from 0 to 1. `make test-all` tries all.
 ///
 /// # Panics
 /// If the variable is not a number.
 pub fn share_of_seeds(all: u64) -> u64 {
     let share = std::env::var("SIMULATION_EFFORT")
         .map_or(0.2, |text| text.parse::<f64>().expect("SIMULATION_EFFORT is a number from 0 to 1"));
-    // Fewer than these would not come to all that can happen.
+    // Fewer seeds than this would not reach everything that can happen.
     ((all as f64 * share.clamp(0.0, 1.0)) as u64).max(all / 10)
 }

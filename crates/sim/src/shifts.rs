@@ -1,82 +1,85 @@
-//! Exchanges in which everybody does the same at each step: for so many workers that the messages, P² of them, would
-//! not fit into a queue of events, nor their schedules into memory.
+//! Exchanges in which every rank does the same at each step, for so many workers that their P² messages would not fit
+//! into a queue of events, nor their schedules into memory.
 //!
-//! In each step every rank sends to the rank some distance above it and receives from the one as far below. Steps are
-//! taken one after the other and a link takes the messages of a step before those of the next, in the order in which
-//! their senders were ready at the last look; so there is no queue of events and a message costs some nanoseconds.
-//! Where everybody keeps pace that is what the events would say (the tests compare both); a rank that lags behind by
-//! more than a step holds up messages of its host's link that in truth would pass before its own.
+//! In each step every rank sends to the rank some distance above it and receives from the one at the same distance
+//! below. Steps run one after the other, and a link takes the messages of a step before those of the next, in the
+//! order in which their senders were ready when last sorted; so there is no queue of events, and a message costs some
+//! nanoseconds. If all ranks keep pace, the result equals that of the events (the tests compare both). A rank that
+//! lags behind by more than a step delays messages on its host's link that would really pass before its own.
 
 use tidemill_collective::tuner::CostModel;
 use tidemill_collective::{Algorithm, Collective};
 
 use crate::links::Links;
 
-/// How an exchange goes.
+/// The parameters of an exchange.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Shifts {
     steps: u32,
-    /// The distance grows by 1 from step to step, until everybody has had everybody; else it is always 1.
+    /// Whether the distance grows by 1 from step to step, until every rank has met every other; otherwise it is
+    /// always 1.
     widening: bool,
     /// Bytes of each message.
     bytes: f64,
-    /// A step begins when the one before has ended everywhere it concerns; else all messages are sent at once.
+    /// Whether a step begins when the previous one has ended for the ranks concerned; otherwise all messages are sent
+    /// at once.
     in_step: bool,
-    /// Seconds of work that ends each of the first `work_steps` steps.
+    /// The duration of the work that ends each of the first `work_steps` steps, in seconds.
     work_s: f64,
     work_steps: u32,
-    /// Seconds of work before each send: the rest of the program goes on while messages travel.
+    /// The duration of the work before each send, in seconds: the rest of the program continues while messages
+    /// travel.
     between_s: f64,
-    /// Of an exchange of rows.
+    /// Set for an exchange of rows.
     flows: Option<Flows>,
 }
 
-/// A flow from everybody to everybody else.
+/// A flow from every rank to every other.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Flows {
-    /// Bytes that each sends.
+    /// How many bytes each rank sends.
     pub(crate) bytes: f64,
-    /// How many times its even share each gets; empty: that share.
+    /// Each rank's received share relative to an even one; empty: all are even.
     pub(crate) shares: Vec<f64>,
-    /// Bytes of a flow that may be under way until its receiver has taken them. It goes in pieces of half of that: one
-    /// is under way while credit for the other comes back.
+    /// How many bytes of a flow may be in transit before its receiver has received them. They travel in two halves:
+    /// one is in transit while the credit for the other comes back.
     pub(crate) window: f64,
-    /// Bytes of a frame: each costs an overhead.
+    /// The length of a frame; each frame costs an overhead.
     pub(crate) frame_bytes: f64,
-    /// Seconds of each sender's work, which makes the rows.
+    /// The duration of each sender's work that produces the rows, in seconds.
     pub(crate) make_s: f64,
-    /// Seconds of the receiver's work for each byte.
+    /// The duration of the receiver's work per byte, in seconds.
     pub(crate) take_per_byte_s: f64,
 }
 
 impl Flows {
-    /// Bytes from each to `rank`.
+    /// How many bytes each rank sends to `rank`.
     pub(crate) fn bytes_to(&self, rank: usize, ranks: usize) -> f64 {
         self.bytes / ranks as f64 * self.shares.get(rank).copied().unwrap_or(1.0)
     }
 
-    /// In how many turns the longest of them goes.
+    /// How many turns the longest of them takes.
     fn turns(&self, ranks: usize) -> f64 {
         let most = self.shares.iter().copied().fold(if self.shares.is_empty() { 1.0 } else { 0.0 }, f64::max);
         (self.bytes / ranks as f64 * most / (self.window / 2.0)).ceil().max(1.0)
     }
 
-    /// The piece of a flow to `rank` that goes in turn `turn`; of one that is over, none.
+    /// The length of the piece of a flow to `rank` in turn `turn`; 0 if the flow has ended.
     fn piece(&self, rank: usize, ranks: usize, turn: u32) -> f64 {
         let piece = self.window / 2.0;
         let sent = if turn == 0 { 0.0 } else { f64::from(turn) * piece };
         (self.bytes_to(rank, ranks) - sent).min(piece).max(0.0)
     }
 
-    /// What a message of so many bytes counts as, in overheads.
+    /// How many overheads a message of `bytes` costs.
     fn frames(&self, bytes: f64) -> f64 {
         (bytes / self.frame_bytes).ceil().max(1.0)
     }
 }
 
 impl Shifts {
-    /// The same as the schedule of `algorithm`, where that is of this kind. `bytes`: of the vector or of one rank's
-    /// blocks together.
+    /// The equivalent of `algorithm`'s schedule, if it has this form. `bytes`: of the vector, or of one rank's blocks
+    /// together.
     pub(crate) fn of(
         collective: Collective,
         algorithm: Algorithm,
@@ -110,11 +113,11 @@ impl Shifts {
         }
     }
 
-    /// Everybody to everybody, a flow each. A sender goes round its receivers, and sends each as much as its window
-    /// takes; where that is not free yet it waits, as a task does whose rows one receiver does not take.
+    /// A flow from every rank to every other. A sender visits its receivers in turn, and sends each as much as its
+    /// window allows; if the window is full it waits, like a task whose rows one receiver does not take.
     pub(crate) fn flows(ranks: u32, flows: Flows) -> Shifts {
         let others = ranks.saturating_sub(1);
-        // More turns than that are refused by whoever asks for them.
+        // The caller refuses more turns than this.
         let steps = (f64::from(others) * flows.turns(ranks as usize)).min(f64::from(u32::MAX)) as u32;
         Shifts {
             steps,
@@ -128,7 +131,7 @@ impl Shifts {
         }
     }
 
-    /// Messages in all.
+    /// The total number of messages.
     pub(crate) fn messages(&self, ranks: u32) -> u64 {
         u64::from(self.steps) * u64::from(ranks)
     }
@@ -138,8 +141,8 @@ impl Shifts {
         if self.widening { step as usize % (ranks - 1) + 1 } else { 1 }
     }
 
-    /// Runs it from `starts_s` on; returns when each rank has ended: never for who dies (`dies_s`; empty: nobody) and
-    /// who waits for them.
+    /// Runs it from `starts_s` on. Returns when each rank has ended; ranks that die (`dies_s`; empty: nobody) and
+    /// those that wait for them never end.
     pub(crate) fn run(&self, links: &mut Links, starts_s: &[f64], dies_s: &[f64]) -> Vec<f64> {
         let ranks = starts_s.len();
         let mut state = ShiftRun {
@@ -156,7 +159,7 @@ impl Shifts {
         }
         let dies_s = |rank: usize| dies_s.get(rank).copied().unwrap_or(f64::INFINITY);
         let mut order: Vec<u32> = (0..ranks as u32).collect();
-        // Sorting costs more than a step, and who is early stays early for a while.
+        // Sorting costs more than a step, and an early rank stays early for a while.
         let sort_every = ranks as u32 / 256 + 1;
         for step in 0..self.steps {
             if step % sort_every == 0 {
@@ -225,7 +228,7 @@ impl Shifts {
         }
     }
 
-    /// Everybody takes what has arrived, and works.
+    /// All ranks receive what has arrived, and work.
     fn end_step(&self, links: &mut Links, state: &mut ShiftRun, step: u32, dies_s: &impl Fn(usize) -> f64) {
         let ranks = state.ready_s.len();
         let distance = self.distance(step, ranks);
@@ -243,26 +246,27 @@ impl Shifts {
     }
 }
 
-/// Where the ranks are, in seconds.
+/// The times that ranks have reached, in seconds.
 struct ShiftRun {
-    /// The processor is free.
+    /// When the processor is free.
     ready_s: Vec<f64>,
-    /// All that was received is seen to, if nothing else kept the processor.
+    /// When everything received is processed, if nothing else kept the processor busy.
     received_s: Vec<f64>,
-    /// All that was sent has left.
+    /// When everything sent has left.
     left_s: Vec<f64>,
-    /// The message of this step is there.
+    /// When the message of this step arrives.
     arrival_s: Vec<f64>,
-    /// What receiving takes of the processor.
+    /// The processor time for receiving.
     received_work_s: Vec<f64>,
-    /// The processor has waited for credit, and has seen meanwhile to what it received.
+    /// How long the processor waited for credit, during which it processed what it received.
     idle_s: Vec<f64>,
-    /// Where flows have a window: by sender and distance, when the sender hears that its last two messages were taken.
+    /// For flows with a window, by sender and distance: when the sender learns that its last two messages were
+    /// received.
     credit_s: Vec<[f64; 2]>,
 }
 
 impl ShiftRun {
-    /// The end of a rank that sends everything before it looks at what has come.
+    /// The end of a rank that sends everything before it processes what has arrived.
     fn end_s(&self, rank: usize, dies_s: f64) -> f64 {
         let processor_s = self.ready_s[rank] + (self.received_work_s[rank] - self.idle_s[rank]).max(0.0);
         let end_s = processor_s.max(self.received_s[rank]).max(self.left_s[rank]);

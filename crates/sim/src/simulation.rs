@@ -1,8 +1,9 @@
-//! A program of many workers in virtual time, phase by phase: work of each, collectives, exchanges.
+//! Runs a program of many workers in virtual time, phase by phase: work of each, collectives, exchanges.
 //!
-//! Collectives run the schedules that a job would run, chosen by the tuner. A phase begins, for each worker, when its
-//! last one has ended, so the slow ones lag behind and hold up only those who wait for them. Phases are simulated one
-//! after the other: what an early worker sends in the next phase waits for the links after everything of this one.
+//! Collectives run the schedules that a job would run, chosen by the tuner. Each worker's phase begins when its
+//! previous one has ended, so slow workers lag behind and delay only those that wait for them. Phases are simulated
+//! one after the other: what an early worker sends in the next phase waits for the links after everything of this
+//! one.
 
 use tidemill_collective::algorithms::{UnsupportedAlgorithm, schedule};
 use tidemill_collective::tuner::{AlgorithmChoice, TuneQuery, TuneTable};
@@ -16,29 +17,29 @@ use crate::program::Program;
 use crate::shifts::{Flows, Shifts};
 use crate::zipf;
 
-/// Bytes of an element in the collectives that are simulated.
+/// The length of an element in simulated collectives.
 const ITEM_BYTES: usize = 8;
 
-/// Messages, sent and received, of a schedule that is run event by event: some 1 GB of memory.
+/// The most messages, sent and received, of a schedule that runs event by event: about 1 GB of memory.
 const MESSAGES_MAX: usize = 40 << 20;
 
-/// Messages from which an exchange in which everybody does the same goes step by step.
+/// From this many messages on, an exchange in which every rank does the same runs step by step.
 const STEPWISE_MESSAGES_MIN: u64 = 1 << 20;
 
-/// Bytes of a frame of an exchange: each costs an overhead.
+/// The length of a frame of an exchange; each frame costs an overhead.
 const FRAME_BYTES: f64 = 65536.0;
 
-/// Messages of an exchange that is run: some minutes.
+/// The most messages of an exchange: they take some minutes.
 const FLOW_MESSAGES_MAX: u64 = 4 << 30;
 
-/// Flows that have a window: what each may send is kept in memory.
+/// The most flows with a window: memory holds what each may send.
 const WINDOWS_MAX: u64 = 32 << 20;
 
 /// Why something cannot be simulated.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum SimulateError {
-    /// The cluster cannot be.
+    /// The description of the cluster is invalid.
     #[error(transparent)]
     Cluster(#[from] BadCluster),
     /// The algorithm does not run the collective.
@@ -49,12 +50,12 @@ pub enum SimulateError {
     NotDirect {
         /// The collective.
         collective: Collective,
-        /// How it was to be run.
+        /// The requested algorithm.
         algorithm: Algorithm,
-        /// Why not.
+        /// The reason.
         reason: &'static str,
     },
-    /// A window that flows do not fit into.
+    /// The window is too narrow for the flows.
     #[error(
         "a window of {window_bytes} bytes cuts the flows of {workers} workers into {messages} messages, which is too \
          much; choose a wider window or fewer workers"
@@ -64,7 +65,7 @@ pub enum SimulateError {
         window_bytes: u64,
         /// Number of workers.
         workers: u32,
-        /// Messages.
+        /// The resulting number of messages.
         messages: u64,
     },
     /// The schedules do not fit into memory.
@@ -75,7 +76,7 @@ pub enum SimulateError {
     TooManyMessages {
         /// The collective.
         collective: Collective,
-        /// How it was to be run.
+        /// The requested algorithm.
         algorithm: Algorithm,
         /// Number of workers.
         ranks: u32,
@@ -87,47 +88,48 @@ pub enum SimulateError {
 /// A collective that all workers call.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct CollectiveStep {
-    /// Which one.
+    /// The collective.
     pub collective: Collective,
-    /// Bytes of the vector, or of one rank's blocks together.
+    /// The length of the vector, or of one rank's blocks together.
     pub bytes: u64,
-    /// How; `None`: as the tuner chooses.
+    /// The algorithm; `None`: the tuner chooses.
     pub algorithm: Option<Algorithm>,
 }
 
 /// An exchange of rows: a flow from every worker to every other one.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct ExchangeStep {
-    /// Bytes of rows of each worker.
+    /// The length of each worker's rows.
     pub bytes: u64,
-    /// Seconds of each worker's work, which makes the rows while others travel.
+    /// The duration of each worker's work that produces the rows while others travel, in seconds.
     pub make_s: f64,
-    /// Seconds of the receiver's work for each byte.
+    /// The duration of the receiver's work per byte, in seconds.
     pub take_per_byte_s: f64,
-    /// The exponent of Zipf's law for the buckets of keys; 0: all workers get as much.
+    /// The exponent of Zipf's law for the buckets of keys; 0: all workers receive the same amount.
     pub skew: f64,
-    /// Bytes that a sender may have under way to a receiver; `None`: all.
+    /// How many bytes a sender may have in transit to a receiver; `None`: no limit.
     pub window_bytes: Option<u64>,
 }
 
-/// What a program took.
+/// The result of a program.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Outcome {
-    /// When each worker ended; who died, when that was, and who waited for them, when the failure timeout was over.
+    /// When each worker ended; for a worker that died, when it died, and for those that waited for it, when the
+    /// failure timeout ended.
     pub end_s: Vec<f64>,
-    /// Whether the worker did not come to the end of the program.
+    /// Whether the worker did not reach the end of the program.
     pub unfinished: Vec<bool>,
-    /// What was sent.
+    /// How much was sent.
     pub traffic: Traffic,
-    /// What the busiest of each kind was busy with.
+    /// How long the busiest of each kind was busy.
     pub busy: Busy,
-    /// Seconds of work of the worker that had the most, communication apart.
+    /// The work of the worker with the most, in seconds, without communication.
     pub work_s: f64,
-    /// How collectives were run, one of each kind, in the order of the first call.
+    /// How collectives ran, one entry for each kind, in the order of their first calls.
     pub choices: Vec<(Collective, AlgorithmChoice)>,
 }
 
-/// The packed schedules of the last collective: steps of a loop have the same ones.
+/// The packed schedules of the last collective: steps of a loop share them.
 struct Packed {
     step: CollectiveStep,
     choice: AlgorithmChoice,
@@ -140,7 +142,7 @@ enum PackedPlan {
     Direct(DirectCall),
 }
 
-/// Workers of a cluster, and where they are in their program.
+/// The workers of a cluster, and how far they are in their program.
 pub struct Simulation<'a> {
     links: Links<'a>,
     table: &'a TuneTable,
@@ -149,15 +151,15 @@ pub struct Simulation<'a> {
     work_s: Vec<f64>,
     packed: Option<Packed>,
     choices: Vec<(Collective, AlgorithmChoice)>,
-    /// Messages from which an exchange goes step by step.
+    /// From this many messages on, an exchange runs step by step.
     stepwise_messages_min: u64,
 }
 
 impl<'a> Simulation<'a> {
-    /// All workers at time 0. `table` chooses algorithms.
+    /// Starts all workers at time 0. `table` chooses algorithms.
     ///
     /// # Errors
-    /// [`BadCluster`] when it names what does not exist.
+    /// [`BadCluster`] if the cluster names something that does not exist.
     pub fn new(cluster: &'a Cluster, table: &'a TuneTable) -> Result<Simulation<'a>, SimulateError> {
         cluster.check()?;
         let workers = cluster.host_of.len();
@@ -181,17 +183,17 @@ impl<'a> Simulation<'a> {
         })
     }
 
-    /// Goes step by step wherever that is possible.
+    /// Runs step by step wherever possible.
     pub(crate) fn prefer_steps(&mut self) {
         self.stepwise_messages_min = 0;
     }
 
-    /// Number of workers.
+    /// The number of workers.
     pub fn workers(&self) -> u32 {
         self.links.cluster().workers()
     }
 
-    /// Everybody works, `seconds(rank)` if nothing varies.
+    /// All workers work, for `seconds(rank)` without jitter.
     pub fn work(&mut self, seconds: impl Fn(u32) -> f64) {
         for rank in 0..self.now_s.len() {
             let now = self.now_s[rank];
@@ -205,10 +207,10 @@ impl<'a> Simulation<'a> {
         }
     }
 
-    /// Everybody calls a collective.
+    /// All workers call a collective.
     ///
     /// # Errors
-    /// When the algorithm asked for cannot run it, or its schedules do not fit into memory.
+    /// If the requested algorithm cannot run it, or its schedules do not fit into memory.
     pub fn collective(&mut self, step: CollectiveStep) -> Result<(), SimulateError> {
         if self.packed.as_ref().is_none_or(|packed| packed.step != step) {
             self.packed = None;
@@ -226,20 +228,20 @@ impl<'a> Simulation<'a> {
         Ok(())
     }
 
-    /// Everybody does its part of a program.
+    /// All workers do their part of a program.
     pub(crate) fn run(&mut self, program: &Program) {
         self.now_s = events::run(&mut self.links, program, &self.now_s, &self.dies_s);
     }
 
-    /// Everybody sends a flow to everybody else.
+    /// Every worker sends a flow to every other.
     ///
     /// # Errors
-    /// When the skew makes no sense, or the window is too narrow for so many workers.
+    /// If the skew is invalid, or the window is too narrow for so many workers.
     pub fn exchange(&mut self, step: &ExchangeStep) -> Result<(), SimulateError> {
         let &ExchangeStep { bytes, make_s, take_per_byte_s, skew, window_bytes } = step;
         let (workers, ranks) = (self.workers(), self.now_s.len());
         if !(skew >= 0.0 && skew.is_finite()) {
-            return Err(BadCluster(format!("a skew of {skew} is none: 0 or more")).into());
+            return Err(BadCluster(format!("a skew of {skew} is not at least 0")).into());
         }
         let shares = if skew == 0.0 { Vec::new() } else { zipf::shares(workers, skew, self.links.cluster().seed) };
         let window = window_bytes.map_or(f64::INFINITY, |window| window.max(1) as f64);
@@ -253,7 +255,7 @@ impl<'a> Simulation<'a> {
                 let window_bytes = window_bytes.unwrap_or(u64::MAX);
                 return Err(SimulateError::NarrowWindow { window_bytes, workers, messages });
             }
-            // What a worker makes for itself goes nowhere, but is made and taken with the rest.
+            // What a worker makes for itself is not sent, but is produced and received with the rest.
             let received = |(sum, own_s): (&mut f64, &f64)| *sum += make_s + own_s * f64::from(workers - 1);
             self.work_s.iter_mut().zip(&own_s).for_each(received);
             self.now_s = shifts.run(&mut self.links, &self.now_s, &self.dies_s);
@@ -264,12 +266,12 @@ impl<'a> Simulation<'a> {
         Ok(())
     }
 
-    /// What it took until now.
+    /// The result so far.
     pub fn finish(self) -> Outcome {
         let cluster = self.links.cluster();
         let first_death_s = self.dies_s.iter().copied().fold(f64::INFINITY, f64::min);
         let given_up_s = first_death_s + cluster.failure_timeout_s;
-        // News of a loss ends the whole job, so nobody goes on beyond it.
+        // The loss ends the whole job when it becomes known, so nobody continues after that.
         let lost = self.now_s.iter().any(|end_s| !end_s.is_finite());
         let unfinished: Vec<bool> = self.now_s.iter().map(|&end_s| lost && end_s >= given_up_s).collect();
         let end_s = |rank: usize| if unfinished[rank] { self.dies_s(rank).min(given_up_s) } else { self.now_s[rank] };
@@ -327,7 +329,7 @@ impl<'a> Simulation<'a> {
         let count = if in_blocks { elements.div_ceil(ranks as usize) } else { elements };
         let hosts = if cluster.hosts() > 1 { &cluster.host_of[..] } else { &[] };
         let mut program = Program::default();
-        // A schedule of this has P steps of local work, which are the same on every rank.
+        // Bruck's schedule has P steps of local work, which are the same on every rank.
         let alike = (collective, choice.algorithm) == (Collective::Alltoall, Algorithm::Bruck) && ranks > 1;
         for rank in 0..if alike { 1 } else { ranks } {
             let params = ScheduleParams { count, chunk: choice.chunk, hosts, ..ScheduleParams::new(rank, ranks) };

@@ -1,17 +1,16 @@
-//! Programs to simulate: the collectives by themselves, what the applications of Tidemill do, and what jobs do by
-//! themselves.
+//! Programs to simulate: single collectives, what the applications of Tidemill do, and what every job does.
 //!
 //! | workload    | what every worker does                                                                         |
 //! |-------------|------------------------------------------------------------------------------------------------|
 //! | `allreduce`, `bcast`, `alltoall` | calls the collective `steps` times                                        |
-//! | `partition` | hashes its rows while flows take them to their workers                                         |
-//! | `keyed`     | the same, and updates the state of the keys that it gets                                       |
+//! | `partition` | hashes its rows while flows carry them to their workers                                        |
+//! | `keyed`     | the same, and updates the state of the keys that it receives                                   |
 //! | `kmeans`    | each step: distances of its points to all centers; allreduce of sums, weights and a count      |
 //! | `mds`       | each step: distances of its points to all points; allgather of L + 1 numbers a point           |
 //! | `terasort`  | reads; allgathers samples of keys; flows of records to their ranges; sorts; writes             |
 //! | `rendezvous`, `loss`, `checkpoint` | see [`control`]                                                          |
 //!
-//! A flow is one message for each pair of workers, or as many as its window of credit asks for; it costs an overhead
+//! A flow is one message for each pair of workers, or as many as its window of credit requires; it costs an overhead
 //! for each frame of 64 KiB.
 
 use std::str::FromStr;
@@ -24,21 +23,21 @@ use crate::cluster::{BadCluster, Cluster};
 use crate::control::{self, ControlRates};
 use crate::simulation::{CollectiveStep, ExchangeStep, Outcome, SimulateError, Simulation};
 
-/// A card: addresses, host, cores and more of a worker.
+/// The length of a card: a worker's addresses, host, cores and more.
 const CARD_BYTES: u64 = 150;
 
-/// Which program.
+/// The kind of program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WorkloadKind {
-    /// The combination of everybody's vector to everybody.
+    /// Combines the vectors of all workers, and gives the result to all.
     Allreduce,
-    /// A vector from one to everybody.
+    /// Sends a vector from one worker to all.
     Bcast,
-    /// A block from everybody to everybody.
+    /// Sends a block from every worker to every other.
     Alltoall,
-    /// Rows to the workers of their keys.
+    /// Sends rows to the workers of their keys.
     Partition,
-    /// The same, and an aggregation by key.
+    /// The same, followed by an aggregation by key.
     Keyed,
     /// K-means.
     Kmeans,
@@ -48,9 +47,9 @@ pub enum WorkloadKind {
     Terasort,
     /// The start of a job.
     Rendezvous,
-    /// News of a lost worker.
+    /// The news of a lost worker.
     Loss,
-    /// Reports of a checkpoint.
+    /// The reports of a checkpoint.
     Checkpoint,
 }
 
@@ -81,24 +80,24 @@ impl FromStr for WorkloadKind {
     }
 }
 
-/// What one worker gets done in a second, alone. The defaults are round numbers of one core, not measurements.
+/// How much one worker alone gets done in a second. The defaults are round numbers for one core, not measurements.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct WorkRates {
     /// Operations of k-means: two for each point, center and dimension.
     pub flops_per_s: f64,
-    /// Pairs of points that a pass of multidimensional scaling sees to.
+    /// Pairs of points that a pass of multidimensional scaling handles.
     pub pairs_per_s: f64,
-    /// Bytes of rows that are hashed and sorted into those for each worker.
+    /// Bytes of rows hashed and sorted by destination worker.
     pub partition_bytes_per_s: f64,
-    /// Bytes of rows by which the state of keys is updated.
+    /// Bytes of rows that update the state of keys.
     pub update_bytes_per_s: f64,
-    /// Bytes of records that are sorted.
+    /// Bytes of records sorted.
     pub sort_bytes_per_s: f64,
     /// Bytes read from storage.
     pub read_bytes_per_s: f64,
     /// Bytes written to storage.
     pub write_bytes_per_s: f64,
-    /// Control messages.
+    /// The cost of control messages.
     pub control: ControlRates,
 }
 
@@ -120,33 +119,33 @@ impl Default for WorkRates {
 /// A program and its size.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Workload {
-    /// Which one.
+    /// The kind of program.
     pub kind: WorkloadKind,
-    /// Bytes: of the vector, of one worker's blocks together, of one worker's rows or records, or of its card in a
-    /// rendezvous.
+    /// The length of the vector, of one worker's blocks together, of one worker's rows or records, or of its card in
+    /// a rendezvous.
     pub bytes: u64,
-    /// Points of all workers together, in k-means and scaling.
+    /// The points of all workers together, in k-means and scaling.
     pub points: u64,
-    /// Dimensions of the points of k-means, or of the picture of scaling.
+    /// The dimensions of the points of k-means, or of the picture of scaling.
     pub dimensions: u32,
-    /// Centers of k-means.
+    /// The number of centers of k-means.
     pub clusters: u32,
-    /// Times that a collective is called, or iterations, or copies of each worker in a checkpoint.
+    /// How often a collective is called, the number of iterations, or the copies per worker in a checkpoint.
     pub steps: u32,
-    /// How collectives are run; `None`: as the tuner chooses.
+    /// The algorithm of collectives; `None`: the tuner chooses.
     pub algorithm: Option<Algorithm>,
-    /// Children of a worker on the control plane, at most; `None`: as in a job.
+    /// The most children of a worker on the control plane; `None`: as in a job.
     pub fanout: Option<u32>,
-    /// How keys are spread over buckets in exchanges by key: the exponent of Zipf's law, 0 for evenly.
+    /// How keys are distributed over buckets in exchanges by key: the exponent of Zipf's law, 0 for evenly.
     pub skew: f64,
-    /// Bytes that a worker may have under way to another in an exchange; `None`: all.
+    /// How many bytes a worker may have in transit to another in an exchange; `None`: no limit.
     pub window_bytes: Option<u64>,
-    /// What workers get done.
+    /// How much workers get done.
     pub rates: WorkRates,
 }
 
 impl Workload {
-    /// `kind` in a size that is quick to simulate.
+    /// `kind`, in a size that is quick to simulate.
     pub fn new(kind: WorkloadKind) -> Workload {
         Workload {
             kind,
@@ -166,7 +165,7 @@ impl Workload {
     /// Runs it on `cluster`; `table` chooses algorithms.
     ///
     /// # Errors
-    /// When the cluster cannot be, or the algorithm cannot run the collective or is too much for memory.
+    /// If the cluster is invalid, or the algorithm cannot run the collective or needs too much memory.
     pub fn run(&self, cluster: &Cluster, table: &TuneTable) -> Result<Outcome, SimulateError> {
         let mut simulation = Simulation::new(cluster, table)?;
         let bytes = self.bytes as f64;
@@ -194,7 +193,7 @@ impl Workload {
         Ok(simulation.finish())
     }
 
-    /// Rows that are hashed, and sent to the workers of their keys.
+    /// Rows that are hashed and sent to the workers of their keys.
     fn partitioned(&self, skew: f64) -> ExchangeStep {
         let make_s = self.bytes as f64 / self.rates.partition_bytes_per_s;
         let window_bytes = self.window_bytes;
@@ -205,7 +204,7 @@ impl Workload {
         ControlTree::new(cluster.workers(), self.fanout)
     }
 
-    /// Runs a collective step by step, however few messages it has: for the comparison of both ways.
+    /// Runs a collective step by step, however few messages it has, to compare both ways.
     ///
     /// # Errors
     /// As [`Workload::run`].
@@ -230,7 +229,7 @@ impl Workload {
         let (k, d) = (u64::from(self.clusters), u64::from(self.dimensions));
         let operations = 2.0 * (k * d) as f64;
         let work_s = |points: f64| points * operations / self.rates.flops_per_s;
-        // Sums of the clusters, their weights, and how many points changed: `python/tidemill/ml/_lloyd.py`.
+        // The sums of the clusters, their weights, and how many points changed: `python/tidemill/ml/_lloyd.py`.
         let bytes = 8 * (k * d + k + 1);
         let step = CollectiveStep { collective: Collective::Allreduce, bytes, algorithm: self.algorithm };
         self.iterate(simulation, work_s, step)
@@ -244,7 +243,7 @@ impl Workload {
         self.iterate(simulation, work_s, step)
     }
 
-    /// Work on the points of each worker, and a collective, step by step.
+    /// Work on each worker's points, followed by a collective, in every step.
     fn iterate(
         &self,
         simulation: &mut Simulation,
@@ -266,11 +265,11 @@ impl Workload {
     fn terasort(&self, simulation: &mut Simulation) -> Result<(), SimulateError> {
         let (bytes, rates) = (self.bytes as f64, &self.rates);
         simulation.work(|_| bytes / rates.read_bytes_per_s);
-        // A hundred keys of ten bytes from everybody say where ranges end.
+        // A hundred keys of ten bytes from every worker determine where ranges end.
         let bytes_of_all = 1024 * u64::from(simulation.workers());
         let samples = CollectiveStep { collective: Collective::Allgather, bytes: bytes_of_all, algorithm: None };
         simulation.collective(samples)?;
-        // Samples of keys make the ranges alike, whatever the keys.
+        // Samples of keys make the ranges equal, whatever the keys are.
         simulation.exchange(&self.partitioned(0.0))?;
         simulation.work(|_| bytes / rates.sort_bytes_per_s);
         simulation.work(|_| bytes / rates.write_bytes_per_s);

@@ -1,15 +1,15 @@
-//! Keys that are not spread evenly: which part of all rows each worker gets.
+//! Skewed keys: the fraction of all rows that each worker receives.
 
 use crate::random::SplitMix64;
 
-/// Buckets that keys are dealt in, as in a graph that does not say, at least.
+/// The minimum number of buckets for keys, as in a graph that does not set it.
 const BUCKETS: u32 = 1024;
-/// Buckets of each worker, where that are more.
+/// Buckets per worker, if these are more.
 const BUCKETS_OF_WORKER: u32 = 4;
 
-/// The rows of each worker in those of all, times the number of workers, so that 1 is its even share. The k-th most
-/// frequent bucket has a part in proportion to k^-`exponent` (Zipf's law); which one it is is left to `seed`. Buckets
-/// are dealt to workers as a graph does it, neighbors together.
+/// Each worker's fraction of all rows, times the number of workers, so that 1 is an even share. The k-th most
+/// frequent bucket has a share in proportion to k^-`exponent` (Zipf's law); `seed` decides which bucket that is.
+/// Buckets are assigned to workers as in a graph, neighbors together.
 pub(crate) fn shares(workers: u32, exponent: f64, seed: u64) -> Vec<f64> {
     let buckets = BUCKETS.max(BUCKETS_OF_WORKER.saturating_mul(workers)) as usize;
     let mut weights: Vec<f64> = (1..=buckets).map(|rank| (rank as f64).powf(-exponent)).collect();

@@ -1,4 +1,5 @@
-//! Whole programs on simulated clusters: what can be computed by hand, what faults must change, and that seeds repeat.
+//! Whole programs on simulated clusters: results that can be computed by hand, the effects of faults, and that seeds
+//! repeat.
 
 use std::time::Instant;
 
@@ -28,18 +29,18 @@ fn assert_close(found: f64, expected: f64, tolerance: f64) {
     assert!((found - expected).abs() <= tolerance * expected, "{found} instead of {expected}");
 }
 
-/// One message between hosts, under the model.
+/// The time of one message between hosts, under the model.
 fn message_s(bytes: f64) -> f64 {
     let link = CostModel::TYPICAL.other_host;
     link.latency_s + 2.0 * link.overhead_s + bytes * link.per_byte_s
 }
 
-/// A level of a tree counted twice, or a message that does not wait for the one before.
+/// Catches a level of a tree counted twice, and a message that does not wait for the previous one.
 #[test]
 fn trees_and_rings_cost_what_loggp_says() {
     let cluster = Cluster::even(16, 16, 1).unwrap();
     let link = CostModel::TYPICAL.other_host;
-    // The last of 16 is reached over four levels; each sends to its largest subtree first.
+    // The last of 16 ranks is reached over four levels; each rank sends to its largest subtree first.
     let bcast = collective(&cluster, Collective::Bcast, 8, Algorithm::Binomial);
     assert_close(end_s(&bcast), 4.0 * message_s(8.0), 1e-9);
     assert_eq!(bcast.traffic.messages, 15);
@@ -56,7 +57,7 @@ fn trees_and_rings_cost_what_loggp_says() {
     assert!(end_s(&pairwise) > 15.0 * piece * link.per_byte_s);
 }
 
-/// The workers of a host share its link: an exchange cannot be faster than that takes what leaves the host.
+/// The workers of a host share its link: an exchange cannot be faster than that link carries what leaves the host.
 #[test]
 fn an_exchange_is_bound_by_the_links_of_hosts() {
     let cluster = Cluster::even(64, 8, 1).unwrap();
@@ -69,24 +70,25 @@ fn an_exchange_is_bound_by_the_links_of_hosts() {
     assert_close(end_s(&outcome), link_s, 0.05);
 }
 
-/// A rack whose link takes half of what its hosts send: exchanges take twice as long as with a full one.
+/// If a rack's link carries half of what its hosts send, exchanges take twice as long as with full bandwidth.
 #[test]
 fn an_oversubscribed_rack_halves_the_rate() {
-    // Rows are made at once, so that links are all that takes time.
+    // Rows are produced instantly, so that only links take time.
     let rates = WorkRates { partition_bytes_per_s: 1e12, ..WorkRates::default() };
     let workload = Workload { bytes: 16 << 20, rates, ..Workload::new(WorkloadKind::Partition) };
     let mut cluster = Cluster::even(64, 64, 8).unwrap();
     let full = run(&cluster, &workload);
     cluster.oversubscription = 2.0;
     let half = run(&cluster, &workload);
-    // Of 63 others 56 are in other racks.
+    // Of 63 others, 56 are in other racks.
     let expected = 2.0 * 56.0 / 63.0;
     assert_close(end_s(&half) / end_s(&full), expected, 0.08);
     assert_eq!(half.traffic.bytes_between_racks, full.traffic.bytes_between_racks);
     assert!(half.busy.rack_s > 0.95 * end_s(&half));
 }
 
-/// The same seed must give the same run to the bit, another one another run; without noise seeds do not matter.
+/// The same seed must give the same run to the bit, and another seed a different run; without noise, seeds do not
+/// matter.
 #[test]
 fn seeds_repeat() {
     let mut cluster = Cluster::even(48, 6, 2).unwrap();
@@ -97,14 +99,14 @@ fn seeds_repeat() {
     cluster.jitter = Jitter::log_normal(0.2).unwrap();
     let noisy = run(&cluster, &workload);
     assert_eq!(run(&cluster, &workload), noisy);
-    assert!(end_s(&noisy) > end_s(&calm), "who waits for the slowest of many is slower");
+    assert!(end_s(&noisy) > end_s(&calm), "waiting for the slowest of many takes longer");
     cluster.seed = 8;
     assert_ne!(run(&cluster, &workload), noisy);
 }
 
-/// A link at a fifth of its rate holds up an exchange by almost five times.
+/// A link at a fifth of its rate makes an exchange almost five times slower.
 #[test]
-fn a_slow_host_slows_everybody_who_waits_for_it() {
+fn a_slow_host_slows_everyone_waiting_for_it() {
     let workload = Workload { bytes: 32 << 20, ..Workload::new(WorkloadKind::Partition) };
     let mut cluster = Cluster::even(16, 16, 1).unwrap();
     let calm = end_s(&run(&cluster, &workload));
@@ -118,7 +120,7 @@ fn a_slow_host_slows_everybody_who_waits_for_it() {
     assert_close(end_s(&into), slowed_s, 0.1);
 }
 
-/// Emulated hosts have no cores of their own: eight workers on two cores take four times as long to work.
+/// Emulated hosts do not have their own cores: eight workers on two cores take four times as long to work.
 #[test]
 fn shared_cores_bound_the_work_of_all() {
     let mut cluster = Cluster::even(8, 4, 1).unwrap();
@@ -129,7 +131,8 @@ fn shared_cores_bound_the_work_of_all() {
     assert_close(end_s(&shared), 4.0 * own.work_s, 0.02);
 }
 
-/// Who waits for the dead hears of it after the failure timeout; who has ended before does not care.
+/// Workers that wait for a dead one learn of it after the failure timeout; those that have ended before are
+/// unaffected.
 #[test]
 fn a_dead_worker_ends_those_who_wait_for_it() {
     let mut cluster = Cluster::even(8, 8, 1).unwrap();
@@ -139,15 +142,15 @@ fn a_dead_worker_ends_those_who_wait_for_it() {
     assert_eq!(outcome.unfinished, [true; 8]);
     assert_eq!(outcome.end_s[3], 0.0);
     assert_eq!(outcome.end_s[0], 5.0);
-    // A leaf of a broadcast is missed by nobody.
+    // Nobody waits for a leaf of a broadcast.
     let bcast = collective(&cluster, Collective::Bcast, 1 << 20, Algorithm::Binomial);
     assert_eq!(bcast.unfinished.iter().filter(|&&unfinished| unfinished).count(), 1);
-    // In an exchange everybody waits for everybody.
+    // In an exchange all workers wait for each other.
     let exchange = run(&cluster, &Workload::new(WorkloadKind::Partition));
     assert_eq!(exchange.unfinished, [true; 8]);
 }
 
-/// Steps and events are two ways through one network: they must agree where both can go.
+/// Steps and events simulate the same network: they must agree where both apply.
 #[test]
 fn steps_agree_with_events() {
     for (hosts, racks) in [(128, 1), (128, 8), (16, 1), (16, 4)] {
@@ -169,7 +172,7 @@ fn steps_agree_with_events() {
     }
 }
 
-/// All workloads at all scales end, and the largest in seconds and little memory.
+/// All workloads at all scales end, and the largest takes seconds and little memory.
 #[test]
 fn sixteen_thousand_workers_take_seconds() {
     let large = std::env::var_os("TIDEMILL_SHOW").is_some();

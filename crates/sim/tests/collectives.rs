@@ -1,6 +1,6 @@
-//! Real engines and the real executor on the simulated network: every collective x algorithm x 1 to 17 ranks x root x
-//! length, all ranks stepped in one thread, with frames late, overtaken, cut and out of credit as the seed says; and
-//! workers killed in the middle.
+//! Runs real engines and the real executor on the simulated network: every collective x algorithm x 1 to 17 ranks x
+//! root x length, with all ranks stepped in one thread. The seed decides which frames are late, overtaken, cut or out
+//! of credit. Other tests kill workers in the middle.
 
 #[path = "../../collective/tests/schedules/any_overlay.rs"]
 mod any_overlay;
@@ -21,7 +21,7 @@ use tidemill_collective::{Algorithm, Collective, DType, ReduceOp, ScheduleExecut
 use tidemill_net::{Engine, Envelope, FaultRegistry, GroupId, MemoryRegion, NetError, Rank};
 use tidemill_sim::{SimNetwork, SimOptions, SplitMix64};
 
-/// The context and number of the one collective of a run.
+/// The context and number of the only collective in a run.
 const ENVELOPE: Envelope = Envelope { context: 1, tag: 0, seq: 1, signature: 1 };
 
 struct Worker {
@@ -36,7 +36,7 @@ fn region(words: &mut [u64]) -> MemoryRegion {
     MemoryRegion { ptr: words.as_mut_ptr().cast(), len: size_of_val(words) }
 }
 
-/// Where `Send` and `Recv` of the call are, as the communicator would have it.
+/// The `Send` and `Recv` buffers of the call, as the communicator would pass them.
 fn buffers(memory: &mut Memory) -> (MemoryRegion, MemoryRegion) {
     let (send, recv) = (region(&mut memory.send), region(&mut memory.recv));
     let inside = |region: MemoryRegion, at: usize| MemoryRegion {
@@ -51,7 +51,7 @@ fn buffers(memory: &mut Memory) -> (MemoryRegion, MemoryRegion) {
     }
 }
 
-/// Starts the collective of `case` on every rank of a fresh simulated job.
+/// Starts the collective of `case` on every rank of a new simulated job.
 fn start(case: &Case) -> (SimNetwork, Vec<Worker>) {
     match case.seed % 3 {
         0 => start_along(case, &stars(case.size)),
@@ -103,7 +103,7 @@ fn start_along(case: &Case, overlay: &Overlay) -> (SimNetwork, Vec<Worker>) {
     (network, transports.into_iter().enumerate().map(worker).collect())
 }
 
-/// Steps everybody in random order. Returns whether anything moved.
+/// Steps all workers in random order. Returns whether anything moved.
 fn step(workers: &mut [Worker], random: &mut SplitMix64) -> bool {
     let first = random.below(workers.len());
     let mut moved = false;
@@ -130,10 +130,11 @@ fn verify(case: &Case) {
 }
 
 const RANKS_MAX: u32 = 17;
-/// Elements of a pipelined chunk where all lengths run.
+/// The number of elements in a pipelined chunk when all lengths run.
 const CHUNK: usize = 3;
 
-/// One call. Who is in place, whether the operation commutes and all that the network does follow from `seed`.
+/// One call. `seed` decides which ranks work in place, whether the operation commutes, and everything the network
+/// does.
 fn case(
     collective: Collective,
     entry: AlgorithmEntry,
@@ -158,8 +159,8 @@ fn case(
     }
 }
 
-/// Every algorithm of the collective x 1 to 17 ranks x root x length: at and around the ends of chunks and of even
-/// shares, and among few ranks longer than many frames.
+/// Every algorithm of the collective x 1 to 17 ranks x root x length: lengths at and around the ends of chunks and of
+/// even shares, and, with few ranks, longer than many frames.
 fn all_cases(collective: Collective) -> Vec<Case> {
     let mut cases = Vec::new();
     for &entry in supported(collective) {
@@ -187,7 +188,7 @@ fn all_cases(collective: Collective) -> Vec<Case> {
     cases
 }
 
-/// Allreduce along an overlay of any shape, as the seed says.
+/// Allreduce along an overlay whose shape the seed decides.
 fn overlay_cases(seeds: std::ops::Range<u64>) -> impl Iterator<Item = Case> {
     let entry = AlgorithmEntry { algorithm: Algorithm::Overlay, in_order: false, repeatable: false, chunked: true };
     seeds.map(move |seed| {
@@ -196,7 +197,7 @@ fn overlay_cases(seeds: std::ops::Range<u64>) -> impl Iterator<Item = Case> {
     })
 }
 
-/// One root each, for tests that run a case in many ways.
+/// Cases with one root each, for tests that run a case in many ways.
 fn some_cases() -> impl Iterator<Item = Case> {
     let mut seed = 0;
     let combinations =
@@ -221,17 +222,19 @@ fn exhaust(collective: Collective) {
     all_cases(collective).iter().for_each(verify);
 }
 
-// A frame lost, doubled or matched wrongly between the executor and the wire, under any delay and lack of credit.
+// Catches a frame lost, doubled or wrongly matched between the executor and the wire, under any delay and lack of
+// credit.
 each_collective!(exhaust);
 
-/// A slice that is taken for one of another strand, or is gone when it is read: scratch is dropped with the call.
+/// Catches a slice that is mistaken for one of another strand, or is gone when it is read: scratch is dropped with
+/// the call.
 #[test]
 fn overlays() {
     overlay_cases(0..500).for_each(|case| verify(&case));
 }
 
-/// What a slow child has not taken yet must neither hold up its parent nor be read from what the parent's caller may
-/// use for something else by then.
+/// What a slow child has not received yet must not delay its parent, nor be read from memory that the parent's caller
+/// may already be reusing.
 #[test]
 fn a_rank_is_done_before_its_slow_child() {
     let (reduce, broadcast) = (vec![None, Some(0), Some(0)], vec![None, Some(0), Some(1)]);
@@ -242,7 +245,7 @@ fn a_rank_is_done_before_its_slow_child() {
         let (network, mut workers) = start_along(&case, &overlay);
         let mut random = SplitMix64::new(case.seed);
         while !workers[1].engine.is_complete(workers[1].group) {
-            // Nothing moves the last rank once the one above it has all results, which it only has with its help.
+            // The last rank does not move once the rank above it has all results, for which that one needs its help.
             let has_all = workers[1].memory.recv == workers[1].expected;
             let stepped = if has_all { &mut workers[..2] } else { &mut workers[..] };
             assert!(step(stepped, &mut random) || network.advance(), "the parent waits for its child: seed {seed}");
@@ -255,7 +258,7 @@ fn a_rank_is_done_before_its_slow_child() {
     }
 }
 
-/// A worker dies at a random moment: everybody else must be told, or be done; a hang is what users fear most.
+/// A worker dies at a random moment: all others must be told, or be done; users fear a hang most.
 #[test]
 fn a_lost_worker_ends_the_collective_everywhere() {
     for case in some_cases().filter(|case| case.size > 1) {
@@ -273,10 +276,10 @@ fn a_lost_worker_ends_the_collective_everywhere() {
             step(&mut workers, &mut random);
             network.advance();
         }
-        // In a job the control channel passes the verdict on.
+        // In a job the control plane distributes the verdict.
         let lost = NetError::WorkerLost { rank: Rank(victim as u32), reason: "killed by the test".into() };
         workers.iter().for_each(|worker| worker.faults.fail(lost.clone()));
-        // Frames to who has given up are never taken, so time could be advanced for ever.
+        // A worker that has given up never receives frames, so time could be advanced forever.
         let ended = |workers: &[Worker]| workers.iter().all(|worker| worker.engine.is_complete(worker.group));
         for _ in 0..100_000 {
             if ended(&workers) || !step(&mut workers, &mut random) && !network.advance() {
@@ -284,7 +287,7 @@ fn a_lost_worker_ends_the_collective_everywhere() {
             }
         }
         for worker in &mut workers {
-            assert!(worker.engine.is_complete(worker.group), "somebody hangs in {case:?} without {victim}");
+            assert!(worker.engine.is_complete(worker.group), "a worker hangs in {case:?} without {victim}");
             match worker.engine.take(worker.group) {
                 Ok(_) => {}
                 Err(NetError::WorkerLost { rank, .. }) => assert_eq!(rank, Rank(victim as u32)),

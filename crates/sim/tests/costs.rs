@@ -1,5 +1,5 @@
-//! The cost model on real schedules: it agrees with what can be computed by hand, and the tuner's formulas, which never
-//! see a schedule, choose nearly as well as trying all of them.
+//! Tests the cost model on real schedules: it agrees with results computed by hand, and the tuner's formulas, which
+//! never see a schedule, choose nearly as well as trying all of them.
 
 use tidemill_collective::algorithms::{schedule, supported};
 use tidemill_collective::tuner::{TuneQuery, TuneTable};
@@ -9,7 +9,7 @@ use tidemill_sim::{CostModel, RunCost, cost};
 
 const ITEM_BYTES: usize = 8;
 
-/// Ranks spread evenly over hosts, neighbours together.
+/// Ranks spread evenly over hosts, neighbors together.
 fn hosts(ranks: u32, count: u32) -> Vec<u32> {
     (0..ranks).map(|rank| rank * count / ranks).collect()
 }
@@ -52,7 +52,7 @@ fn query(collective: Collective, bytes: usize, ranks: u32, hosts: u32) -> TuneQu
     }
 }
 
-/// A message counted twice, or a link that is shared by mistake.
+/// Catches a message counted twice, or a link shared by mistake.
 #[test]
 fn simple_collectives_cost_what_they_must() {
     let model = CostModel::TYPICAL;
@@ -74,7 +74,7 @@ fn simple_collectives_cost_what_they_must() {
     assert_eq!(ring.bytes as usize, 4 * 6 * n / 4);
 }
 
-/// Two levels must cross between hosts once per host, whatever the ranks there.
+/// Two-level algorithms must send to each host only once, however many ranks it has.
 #[test]
 fn two_levels_send_to_each_host_once() {
     let n = 1 << 16;
@@ -84,7 +84,7 @@ fn two_levels_send_to_each_host_once() {
     }
 }
 
-/// Pipelining that does not overlap would make a chunked chain as slow as a whole one.
+/// If pipelining did not overlap, a chunked chain would be as slow as a whole one.
 #[test]
 fn chunks_overlap_on_a_chain() {
     let q = query(Collective::Bcast, 16 << 20, 8, 1);
@@ -92,7 +92,7 @@ fn chunks_overlap_on_a_chain() {
     assert!(chunked.seconds < whole.seconds / 3.0, "{chunked:?} {whole:?}");
 }
 
-/// A formula that is off by a factor picks algorithms that are slow by that factor.
+/// A formula that is wrong by a factor picks algorithms that are slower by that factor.
 #[test]
 fn the_tuner_chooses_nearly_the_best() {
     for (shared_memory, own_cores) in [(true, true), (false, true), (true, false), (false, false)] {
@@ -109,7 +109,7 @@ fn chooses_nearly_the_best(within_host: HostLinks) {
             continue; // The same formulas, with blocks.
         }
         let layouts = [(2, 1), (3, 1), (4, 1), (8, 1), (12, 1), (4, 4), (8, 2), (16, 4), (12, 3), (32, 2)];
-        // With several hosts the formulas count on links within a host that are next to free.
+        // With several hosts, the formulas assume that links within a host cost almost nothing.
         let fit = |&(_, hosts): &(u32, u32)| within_host == HostLinks::BEST || hosts == 1;
         for (ranks, hosts) in layouts.into_iter().filter(fit) {
             for bytes in [8, 512, 8 << 10, 128 << 10, 2 << 20, 32 << 20] {

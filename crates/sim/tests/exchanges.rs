@@ -1,10 +1,10 @@
-//! Exchanges of rows and collectives without messages, against what they cost by arithmetic.
+//! Compares exchanges of rows, and collectives without messages, with their cost by arithmetic.
 
 use tidemill_collective::Algorithm;
 use tidemill_collective::tuner::TuneTable;
 use tidemill_sim::{Cluster, CostModel, Outcome, SimulateError, WorkRates, Workload, WorkloadKind};
 
-/// Workers on a host each, or all on one.
+/// Workers on one host each, or all on one.
 fn cluster(workers: u32, hosts: u32) -> Cluster {
     Cluster::even(workers, hosts, 1).unwrap()
 }
@@ -17,7 +17,7 @@ fn last_s(workload: &Workload, cluster: &Cluster) -> f64 {
     run(workload, cluster).end_s.iter().copied().fold(0.0, f64::max)
 }
 
-/// Links are the limit, and not the processors.
+/// A keyed exchange limited by links, not by processors.
 fn keyed(bytes: u64) -> Workload {
     let rates = WorkRates { partition_bytes_per_s: 1e12, update_bytes_per_s: 1e12, ..WorkRates::default() };
     Workload { bytes, rates, ..Workload::new(WorkloadKind::Keyed) }
@@ -27,18 +27,18 @@ fn assert_near(found: f64, expected: f64, tolerance: f64, what: &str) {
     assert!((found / expected - 1.0).abs() < tolerance, "{what}: {found} s, by arithmetic {expected} s");
 }
 
-/// A window that is given back once in each round trip carries so much and no more.
+/// A window whose credit returns once per round trip allows exactly this rate.
 #[test]
 fn a_window_bounds_the_rate_of_a_flow() {
     let (cluster, far) = (cluster(2, 2), CostModel::TYPICAL.other_host);
     let bytes = 64 << 20;
     let flow = f64::from(bytes) / 2.0;
-    // Both processors see to 512 frames.
+    // Both processors handle 512 frames.
     let whole_s = flow * far.per_byte_s + 2.0 * 512.0 * far.overhead_s;
     assert_near(last_s(&keyed(bytes as u64), &cluster), whole_s, 0.02, "no window");
     for window in [8u32 << 10, 16 << 10, 64 << 10, 256 << 10] {
         let workload = Workload { window_bytes: Some(u64::from(window)), ..keyed(bytes as u64) };
-        // Two halves are under way by turns: when one is through, or its credit is back.
+        // Two halves are in transit in turn: the next one leaves when the other is through, or its credit is back.
         let half_s = f64::from(window) / 2.0 * far.per_byte_s;
         let trip_s = (2.0 * half_s).max(half_s + 2.0 * far.latency_s + 2.0 * far.overhead_s);
         let expected_s = flow / f64::from(window) * trip_s;
@@ -48,7 +48,7 @@ fn a_window_bounds_the_rate_of_a_flow() {
     }
 }
 
-/// The worker of the hottest bucket receives its part of everybody's rows, and updates their keys.
+/// The worker of the hottest bucket receives its part of everyone's rows, and updates their keys.
 #[test]
 fn the_hottest_worker_takes_longest() {
     let workers = 32;
@@ -56,7 +56,7 @@ fn the_hottest_worker_takes_longest() {
     let even_s = last_s(&keyed(8 << 20), &cluster);
     let per_byte_s = CostModel::TYPICAL.other_host.per_byte_s;
     assert_near(even_s, f64::from(8u32 << 20) * per_byte_s, 0.1, "evenly");
-    // With all keys in a few buckets, one has 1 / zeta(4) of them, and comes through one link.
+    // If a few buckets hold all keys, one has 1 / zeta(4) of them, and they come through one link.
     let steep = Workload { skew: 4.0, ..keyed(8 << 20) };
     let hottest = f64::from(8u32 << 20) * f64::from(workers - 1) * 0.924;
     assert_near(last_s(&steep, &cluster), hottest * per_byte_s, 0.08, "by one link");
@@ -69,7 +69,7 @@ fn the_hottest_worker_takes_longest() {
     assert_eq!(last_s(&steep, &cluster), last_s(&steep, &cluster), "a seed repeats it");
 }
 
-/// A sender waits for a receiver that takes nothing, and so the others wait too.
+/// A sender waits for a receiver that does not receive, so the others wait too.
 #[test]
 fn a_narrow_window_lets_a_slow_receiver_hold_up_all() {
     let cluster = cluster(16, 16);
@@ -82,7 +82,7 @@ fn a_narrow_window_lets_a_slow_receiver_hold_up_all() {
 }
 
 #[test]
-fn what_cannot_be_is_refused() {
+fn invalid_workloads_are_refused() {
     let table = TuneTable::default();
     let bad = Workload { skew: -1.0, ..keyed(1 << 20) }.run(&cluster(4, 2), &table).unwrap_err();
     assert!(bad.to_string().contains("a skew of -1"), "{bad}");
@@ -95,7 +95,8 @@ fn what_cannot_be_is_refused() {
     assert!(long.to_string().contains("32 KiB of a slot"), "{long}");
 }
 
-/// Who reads shared memory spends what it copies and combines, and a look at each other's line.
+/// A rank that reads shared memory spends time on what it copies and combines, and on looking at each other's cache
+/// line.
 #[test]
 fn collectives_without_messages_cost_what_they_copy() {
     let (workers, model) = (8.0, CostModel::TYPICAL);

@@ -1,9 +1,9 @@
-//! The simulated transport keeps the invariants of `Transport` whatever the seed, and a seed replays.
+//! The simulated transport keeps the invariants of `Transport` for every seed, and a seed replays.
 
 use tidemill_net::{FrameHeader, FrameKind, FrameSink, HEADER_BYTES, PushResult, Rank, Transport, TransportError};
 use tidemill_sim::{CostModel, SimNetwork, SimOptions, SimTransport, SplitMix64};
 
-/// Notes what arrives.
+/// Records what arrives.
 #[derive(Default)]
 struct Inbox {
     frames: Vec<(Rank, FrameHeader, Vec<u8>)>,
@@ -34,7 +34,7 @@ impl FrameSink for Inbox {
     }
 }
 
-/// The k-th frame from one worker to another: length and content follow from the three numbers.
+/// The k-th frame from one worker to another: the three numbers determine its length and content.
 fn frame(from: u32, to: u32, k: u32, len_max: usize) -> (FrameHeader, Vec<u8>) {
     let mut random = SplitMix64::new(u64::from(from) << 40 | u64::from(to) << 20 | u64::from(k));
     let payload: Vec<u8> = (0..random.below(len_max + 1)).map(|_| random.bits() as u8).collect();
@@ -42,13 +42,14 @@ fn frame(from: u32, to: u32, k: u32, len_max: usize) -> (FrameHeader, Vec<u8>) {
     (header, payload)
 }
 
-/// Everybody sends `count` frames to everybody else, whenever there is room, and polls. Returns who got what when.
+/// Every worker sends `count` frames to every other, whenever there is room, and polls. Returns who received what and
+/// when.
 fn exchange(seed: u64, size: u32, count: u32, in_flight_bytes_max: usize) -> Vec<(f64, u32, u32, u32)> {
     let options =
         SimOptions { seed, in_flight_bytes_max, hosts: (0..size).map(|r| r / 2).collect(), ..Default::default() };
     let (network, mut transports) = SimNetwork::with_options(size, options);
     let mut inboxes: Vec<Inbox> = (0..size).map(|_| Inbox::default()).collect();
-    // Next frame and bytes of it sent, by sender and receiver.
+    // The next frame and how many of its bytes are sent, by sender and receiver.
     let mut progress = vec![(0u32, 0usize); (size * size) as usize];
     let mut log = Vec::new();
     loop {
@@ -83,13 +84,13 @@ fn exchange(seed: u64, size: u32, count: u32, in_flight_bytes_max: usize) -> Vec
         for from in (0..size).filter(|&from| from != rank as u32) {
             let got: Vec<_> = inbox.frames.iter().filter(|f| f.0 == Rank(from)).map(|f| (f.1, f.2.clone())).collect();
             let expected: Vec<_> = (0..count).map(|k| frame(from, rank as u32, k, 700)).collect();
-            assert!(got == expected, "seed {seed}: worker {rank} got other frames from {from} than were sent");
+            assert!(got == expected, "seed {seed}: worker {rank} received frames from {from} that were not sent");
         }
     }
     log
 }
 
-/// A frame lost, doubled, torn or overtaken, with ample and with hardly any credit.
+/// Catches a frame lost, doubled, torn or overtaken, with ample and with hardly any credit.
 #[test]
 fn frames_arrive_whole_once_and_in_order() {
     for seed in 0..40 {
@@ -106,7 +107,7 @@ fn a_seed_replays_and_another_differs() {
     assert_ne!(exchange(7, 5, 10, 900), exchange(8, 5, 10, 900));
 }
 
-/// Frames of different pairs must overtake each other, or schedules that rely on luck pass.
+/// Frames of different pairs must overtake each other; otherwise schedules that rely on luck would pass.
 #[test]
 fn pairs_overtake_each_other() {
     let late = |log: &[(f64, u32, u32, u32)]| {
@@ -122,7 +123,7 @@ fn poll(transport: &mut SimTransport) -> Inbox {
     inbox
 }
 
-/// A loss that is reported twice, never, or before the frames that came first; a push that pretends to work.
+/// Catches a loss that is reported twice, never, or before earlier frames, and a push to a lost worker that succeeds.
 #[test]
 fn a_killed_worker_is_reported_once_after_its_last_frames() {
     for seed in 0..50 {

@@ -1,4 +1,4 @@
-//! What overlays cost on hosts of unequal links, in virtual time.
+//! What overlays cost in virtual time on hosts whose links differ.
 
 use tidemill_collective::algorithms::{ScheduleParams, schedule};
 use tidemill_collective::overlay::{HostRate, Overlay, OverlayPart};
@@ -6,14 +6,14 @@ use tidemill_collective::{Algorithm, Collective};
 use tidemill_sim::{Cluster, CostModel, LinkCost, rank_ends_s};
 
 const HOSTS: u32 = 20;
-/// Bytes a second of a link without a fault.
+/// The rate of a link without a fault, in bytes per second.
 const RATE: f64 = 940e6 / 8.0;
 const ITEM_BYTES: usize = 4;
-/// Elements of the vector: 64 MB.
+/// The number of elements in the vector: 64 MB.
 const COUNT: usize = 16_000_000;
 const SLICE: usize = 64 << 10;
 
-/// Each rank's parent in the complete binary tree whose ranks are, from its top, `ranks`.
+/// Each rank's parent in the complete binary tree that lists its ranks, from the top, in `ranks`.
 fn binary(ranks: &[u32]) -> Vec<Option<u32>> {
     let mut parents = vec![None; ranks.len()];
     (1..ranks.len()).for_each(|place| parents[ranks[place] as usize] = Some(ranks[(place - 1) / 2]));
@@ -24,7 +24,7 @@ fn part(share: u32, ranks: &[u32]) -> OverlayPart {
     OverlayPart { share, reduce: binary(ranks), broadcast: binary(ranks) }
 }
 
-/// When each rank is done, if `choked` of the hosts receive with this rate.
+/// When each rank is done, if the hosts in `choked` receive at the rate `input`.
 fn ends_s(algorithm: Algorithm, overlay: Option<&Overlay>, choked: &[u32], input: f64) -> Vec<f64> {
     let rate = |host| HostRate { input: if choked.contains(&host) { input } else { RATE }, output: RATE };
     let rates: Vec<HostRate> = (0..HOSTS).map(rate).collect();
@@ -42,7 +42,8 @@ fn latest(ends_s: &[f64], of: impl Fn(u32) -> bool) -> f64 {
     (0..).zip(ends_s).filter(|(rank, _)| of(*rank)).map(|(_, end_s)| *end_s).fold(0.0, f64::max)
 }
 
-/// A round that waits for a slow leaf holds up all below the leaf's parent, and by the same delay all above.
+/// A choked leaf delays only itself. If a round waited for it, it would delay everything below the leaf's parent, and
+/// then everything above.
 #[test]
 fn a_choked_leaf_holds_up_nobody_else() {
     let ranks: Vec<u32> = (0..HOSTS).collect();
@@ -60,11 +61,11 @@ fn a_choked_leaf_holds_up_nobody_else() {
     }
 }
 
-/// The same for a tree of ours: its own call ends when the leaf has everything, and so does its parent's, but nobody's
-/// else.
+/// The same for one of our trees: the leaf's call, and its parent's, end when the leaf has everything, but no other
+/// call is delayed.
 #[test]
 fn a_choked_leaf_of_a_broadcast_holds_up_its_parent_at_most() {
-    // Of the shape `binary`, the last rank is a leaf, and the one before it is, too.
+    // In the shape of `binary`, the last rank is a leaf, and so is the one before it.
     let (free, choked) =
         (ends_s(Algorithm::Binary, None, &[], RATE), ends_s(Algorithm::Binary, None, &[HOSTS - 1], RATE / 10.0));
     let late: Vec<usize> = (0..HOSTS as usize).filter(|&rank| choked[rank] > 1.05 * free[rank]).collect();
@@ -72,7 +73,7 @@ fn a_choked_leaf_of_a_broadcast_holds_up_its_parent_at_most() {
     assert!(late.len() == 2 && late[1] == HOSTS as usize - 1, "{late:?}: {free:?} {choked:?}");
 }
 
-/// Parts that wait for each other would be no faster than one.
+/// If parts waited for each other, they would be no faster than one.
 #[test]
 fn two_trees_are_faster_than_one() {
     let ranks: Vec<u32> = (0..HOSTS).collect();
