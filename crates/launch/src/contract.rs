@@ -1,4 +1,4 @@
-//! What a worker learns from its environment; `tidemill.init()` in Python and the rendezvous in Rust read it.
+//! What a worker learns from its environment, which `tidemill.init()` in Python and the rendezvous in Rust read.
 
 use std::ffi::OsString;
 use std::io;
@@ -12,30 +12,30 @@ use crate::hosts::{EmulatedCluster, WorkerPlace, places};
 use crate::options::JobOptions;
 use crate::terminal;
 
-/// Thread counts of numerical libraries. Unless the user has set them, each worker uses its share of the cores.
+/// The thread counts of numerical libraries. Unless the user sets them, each worker uses its share of the cores.
 const LIBRARY_THREADS: [&str; 5] =
     ["OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS", "RAYON_NUM_THREADS"];
 
 /// What is the same for every worker of a job.
 pub struct JobContract {
-    /// Names the job.
+    /// The job's name.
     pub job: String,
-    /// Number of workers.
+    /// The number of workers.
     pub size: usize,
     secret: String,
     threads: u32,
-    /// What its workers share, if each shall have a part of its own.
+    /// The machine that its workers share, if each is to have its own part.
     machine: Option<Machine>,
-    /// Where each worker is, if not all are on this host; and where that is in the network.
+    /// The place of each worker if not all are on this host, and its location in the network.
     places: Vec<(WorkerPlace, OsString)>,
     common: Vec<(&'static str, OsString)>,
 }
 
 impl JobContract {
-    /// A new job with a name and a secret of its own; `restart` counts the failed ones before it.
+    /// A new job with its own name and secret; `restart` counts the failed ones before it.
     ///
     /// # Errors
-    /// When the system has no random numbers.
+    /// If the system has no random numbers.
     pub fn new(options: &JobOptions, restart: u32, cluster: Option<&EmulatedCluster>) -> io::Result<Self> {
         let machine = Machine::here();
         let cores = machine.usable();
@@ -63,7 +63,7 @@ impl JobContract {
         if let Some(columns) = terminal::columns() {
             common.push(("TIDEMILL_TERMINAL", columns.to_string().into()));
         }
-        // A pipe makes Python keep lines back; the user shall see them when they are printed.
+        // Writing to a pipe, Python would hold lines back; the user should see them when they are printed.
         let mut defaults: Vec<(&'static str, OsString)> = vec![("PYTHONUNBUFFERED", "1".into())];
         defaults.extend(LIBRARY_THREADS.map(|name| (name, threads.to_string().into())));
         common.extend(defaults.into_iter().filter(|(name, _)| std::env::var_os(name).is_none()));
@@ -81,14 +81,14 @@ impl JobContract {
         })
     }
 
-    /// The cores that worker `rank` gets for itself: an equal share of those this process may use, on one socket where
-    /// that can be. `None` when there are fewer cores than workers, or none shall be bound. Two workers that wait for
-    /// each other on one core would take turns at the pace of the scheduler.
+    /// The cores that worker `rank` gets for itself: an equal share of those this process may use, on one socket if
+    /// possible. `None` if there are fewer cores than workers, or if binding is switched off. Two workers that wait
+    /// for each other on one core would take turns at the scheduler's pace.
     pub fn cores(&self, rank: usize) -> Option<CpuSet> {
         Some(self.machine.as_ref()?.share(rank, self.size)?.into_iter().collect())
     }
 
-    /// The emulated host of worker `rank`, if it is on one.
+    /// The emulated host of worker `rank`, if it runs on one.
     pub fn host(&self, rank: usize) -> Option<usize> {
         self.places.get(rank).map(|(place, _)| place.host)
     }
@@ -113,7 +113,7 @@ impl JobContract {
             ("TIDEMILL_LOCAL_RANK", local_rank.to_string().into()),
             ("TIDEMILL_LOCAL_SIZE", local_size.to_string().into()),
             ("TIDEMILL_JOB", self.job.clone().into()),
-            // Only this user can read another process's environment; arguments could be read by everybody.
+            // Only this user can read a process's environment; everybody could read arguments.
             ("TIDEMILL_SECRET", self.secret.clone().into()),
             ("TIDEMILL_ROOT", root.to_string().into()),
             ("TIDEMILL_THREADS", self.threads.to_string().into()),
@@ -158,7 +158,7 @@ mod tests {
         assert_eq!(value(&all, "TIDEMILL_LISTEN_FD"), None);
     }
 
-    /// A core given to two workers would halve the speed of both, and one given to nobody would be lost.
+    /// A core given to two workers would halve the speed of both, and a core given to none would be wasted.
     #[test]
     fn every_core_goes_to_one_worker() {
         let allowed = Machine::here().allowed();
@@ -176,7 +176,7 @@ mod tests {
         assert!(JobContract::new(&unbound, 0, None).expect("the system has random numbers").cores(0).is_none());
     }
 
-    /// Two jobs that shared a name or a secret could join each other.
+    /// Two jobs that shared both a name and a secret could join each other.
     #[test]
     fn jobs_differ() {
         let (one, two) = (environment(0), environment(0));

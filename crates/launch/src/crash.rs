@@ -13,13 +13,13 @@ use serde_json::Value;
 
 use crate::policy::FailureReport;
 
-/// A traceback longer than this is cut: the file is written by a program we know nothing about.
+/// A longer traceback is cut: an arbitrary program writes the file.
 const REPORT_BYTES_MAX: u64 = 4 << 20;
 
-/// What one worker left.
+/// The report of one worker.
 #[derive(Debug)]
 pub struct CrashReport {
-    /// How it came about.
+    /// The kind of failure.
     pub report: FailureReport,
     /// The last line of the traceback.
     pub summary: String,
@@ -27,29 +27,29 @@ pub struct CrashReport {
     pub traceback: String,
 }
 
-/// A private folder, removed with everything in it when dropped.
+/// A private folder, which is removed with everything in it when dropped.
 pub struct CrashDir {
     path: PathBuf,
 }
 
 impl CrashDir {
-    /// Makes a folder that only this user can enter.
+    /// Creates a folder that only this user can enter.
     ///
     /// # Errors
-    /// When the temporary folder is full or not writable.
+    /// If the temporary folder is full or not writable.
     pub fn create(job: &str) -> io::Result<Self> {
-        // Absolute, because workers and the guard may change their folder.
+        // Absolute, because workers and the guard may change their working folder.
         let path = std::path::absolute(std::env::temp_dir())?.join(format!("tidemill-{job}"));
         fs::DirBuilder::new().mode(0o700).create(&path)?;
         Ok(Self { path })
     }
 
-    /// Where it is.
+    /// The path of the folder.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// What `rank` left, if it left something readable.
+    /// The report of `rank`, if it left a valid one.
     pub fn read(&self, rank: usize) -> Option<CrashReport> {
         let mut text = String::new();
         let file = fs::File::open(self.path.join(format!("rank-{rank}.json"))).ok()?;
@@ -66,7 +66,7 @@ impl CrashDir {
 
 impl Drop for CrashDir {
     fn drop(&mut self) {
-        // What cannot be removed (by now another user's) is not worth failing a finished job for.
+        // A finished job should not fail because of something that cannot be removed (another user's file, by now).
         let _ = fs::remove_dir_all(&self.path);
     }
 }
@@ -75,9 +75,9 @@ impl Drop for CrashDir {
 mod tests {
     use super::*;
 
-    /// Workers are arbitrary programs: a half-written or strange report must read as none.
+    /// Workers are arbitrary programs: a half-written or strange report must be ignored.
     #[test]
-    fn only_sound_reports_are_read() {
+    fn only_valid_reports_are_read() {
         let folder = CrashDir::create(&format!("test-{}", std::process::id())).expect("temporary folder is writable");
         let write = |rank: usize, text: &str| fs::write(folder.path().join(format!("rank-{rank}.json")), text).unwrap();
         write(0, r#"{"rank": 0, "kind": "error", "summary": "ValueError: x", "traceback": "Traceback"}"#);

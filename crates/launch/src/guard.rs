@@ -1,9 +1,9 @@
 //! The guard: a small process that outlives a killed launcher long enough to clean up after it.
 //!
-//! The kernel kills each worker when the launcher dies, but not what the workers have started, and nobody removes the
-//! job's files. The guard waits on a pipe whose other end only the launcher holds: when it closes without a farewell,
-//! the launcher was killed, and the guard kills the process groups and removes the files. It holds nothing else open
-//! and has a session of its own, so neither Ctrl-C nor a closing terminal reaches it.
+//! The kernel kills each worker when the launcher dies, but not the processes that workers have started, and nobody
+//! removes the job's files. The guard waits on a pipe whose other end only the launcher holds: if it closes without a
+//! farewell, the launcher was killed, and the guard kills the process groups and removes the files. It holds nothing
+//! else open and has its own session, so neither Ctrl-C nor a closing terminal reaches it.
 
 use std::fs::File;
 use std::io::{self, Read, Write};
@@ -16,7 +16,7 @@ use nix::sys::signal::{SigSet, SigmaskHow, Signal, killpg, sigprocmask};
 use nix::sys::wait::waitpid;
 use nix::unistd::{ForkResult, Pid, fork};
 
-/// Sent instead of a process group: the job has ended well or badly, but not by the launcher's death.
+/// Sent instead of a process group: the job has ended, well or badly, but not through the launcher's death.
 const FAREWELL: i32 = 0;
 
 /// The launcher's end.
@@ -29,7 +29,7 @@ impl LaunchGuard {
     /// Starts the guard of a job whose only files are those in `crash_dir`: shared memory has no names.
     ///
     /// # Errors
-    /// When the process cannot fork or is out of descriptors.
+    /// If the process cannot fork or is out of descriptors.
     pub fn start(crash_dir: &Path) -> nix::Result<Self> {
         let (read, write) = nix::unistd::pipe2(OFlag::O_CLOEXEC)?;
         // SAFETY: the child runs only `watch`, which never returns. It allocates, which the C library allows after a
@@ -44,12 +44,12 @@ impl LaunchGuard {
         }
     }
 
-    /// From now on `group` is killed with the launcher.
+    /// Adds a group that is killed if the launcher is.
     pub fn add(&self, group: Pid) {
         self.tell(group.as_raw());
     }
 
-    /// `group` is empty; its number may soon be somebody else's.
+    /// Removes an empty group, whose number another process may soon get.
     pub fn remove(&self, group: Pid) {
         self.tell(-group.as_raw());
     }
@@ -67,7 +67,7 @@ impl Drop for LaunchGuard {
     }
 }
 
-/// The life of the guard.
+/// What the guard process runs.
 fn watch(pipe: OwnedFd, crash_dir: &Path) -> ! {
     let _ = nix::unistd::setsid();
     let _ = sigprocmask(SigmaskHow::SIG_BLOCK, Some(&SigSet::all()), None);
@@ -83,7 +83,7 @@ fn watch(pipe: OwnedFd, crash_dir: &Path) -> ! {
     unsafe { libc::_exit(0) }
 }
 
-/// The groups alive when the pipe closes, or `None` after a farewell.
+/// The groups still alive when the pipe closes, or `None` after a farewell.
 fn groups_left_behind(mut pipe: impl Read) -> Option<Vec<i32>> {
     let mut groups: Vec<i32> = Vec::new();
     let mut message = [0; 4];

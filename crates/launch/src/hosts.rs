@@ -1,7 +1,7 @@
-//! Clusters of emulated hosts, which `tidemill hosts` makes and keeps: finding one, and starting workers on it.
+//! Clusters of emulated hosts, which `tidemill hosts` creates and keeps: finds one, and starts workers on it.
 //!
-//! A host is a first process in namespaces of its own. A worker joins them between fork and exec, except that of
-//! processes, which only its children would be in: there the launcher itself puts what it forks next.
+//! A host is a first process in its own namespaces. A worker joins them between fork and exec, except for the PID
+//! namespace, which only its children would enter: there the launcher places its next fork itself.
 
 use std::env;
 use std::ffi::{CString, OsString};
@@ -17,32 +17,32 @@ use std::sync::Arc;
 
 use serde_json::Value;
 
-/// A cluster that is up.
+/// A running cluster.
 pub struct EmulatedCluster {
     name: String,
     keeper: i64,
     rootless: bool,
-    /// Those that can be reached: neither killed nor cut off.
+    /// The hosts that can be reached: neither killed nor cut off.
     pub hosts: Vec<EmulatedHost>,
 }
 
-/// A host of it.
+/// A host of a cluster.
 pub struct EmulatedHost {
     /// Its name, which is unique on this machine.
     pub name: String,
-    /// Where others reach it.
+    /// The address at which others reach it.
     pub address: IpAddr,
     /// Its first process.
     init: i64,
     cpu_groups: Vec<PathBuf>,
 }
 
-/// Where a worker is.
+/// Where a worker runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WorkerPlace {
-    /// The host, by its place among those that can be reached.
+    /// The index of the host among those that can be reached.
     pub host: usize,
-    /// The worker's number there, and how many there are.
+    /// The worker's number on the host, and how many there are.
     pub local: (usize, usize),
 }
 
@@ -56,7 +56,7 @@ impl EmulatedCluster {
     /// Finds a cluster of this user by its name.
     ///
     /// # Errors
-    /// A sentence, if there is none or none of its hosts can be reached.
+    /// A message, if the cluster does not exist or none of its hosts can be reached.
     pub fn find(name: &str) -> Result<Self, String> {
         let none =
             || format!("there is no cluster {name:?} of emulated hosts; `tidemill hosts up --name {name}` makes one");
@@ -72,8 +72,8 @@ impl EmulatedCluster {
         }
     }
 
-    /// Reads what its keeper has written; `None` if it is gone. A host that is cut off is left out: what starts there
-    /// would wait in vain for the others.
+    /// Reads what the cluster's keeper has written; `None` if the keeper is gone. Leaves out hosts that are cut off:
+    /// a worker started there would wait in vain for the others.
     fn told(told: &Value, is_cut: impl Fn(usize) -> bool) -> Option<Self> {
         let lives = |of: &Value, pid: &str| Some(start_time(of[pid].as_i64()?)? == of["started"].as_i64()?);
         if !lives(told, "keeper")? {
@@ -103,10 +103,10 @@ impl EmulatedCluster {
         })
     }
 
-    /// Gives these hosts no workers.
+    /// Gives the hosts in `names` no workers.
     ///
     /// # Errors
-    /// A sentence, if no other is left.
+    /// A message, if no other host is left.
     pub fn leave_out(&mut self, names: &[String]) -> Result<(), String> {
         self.hosts.retain(|host| !names.contains(&host.name));
         match self.hosts.is_empty() {
@@ -119,10 +119,10 @@ impl EmulatedCluster {
         }
     }
 
-    /// Opens the ways to its hosts. One that has been killed since it was found is left out.
+    /// Opens its hosts for new processes. Leaves out hosts that have been killed since they were found.
     ///
     /// # Errors
-    /// When none is left, or this process may not look at one.
+    /// If no host is left, or this process may not inspect one.
     pub fn open_hosts(&mut self) -> io::Result<Vec<Arc<HostEntry>>> {
         let mut entries = Vec::new();
         for host in std::mem::take(&mut self.hosts) {
@@ -138,16 +138,16 @@ impl EmulatedCluster {
         if entries.is_empty() { Err(io::ErrorKind::NotFound.into()) } else { Ok(entries) }
     }
 
-    /// Where the hosts are in the network, for placements.
+    /// The location of a host in the network, for placements.
     pub fn location(&self, host: usize) -> OsString {
         format!("{}/{}", self.name, self.hosts[host].name).into()
     }
 
-    /// Becomes the same command in the user namespace of a cluster that was made without the rights of root. Returns if
-    /// that is not needed.
+    /// If the cluster was created without root's rights, replaces this process by the same command in the cluster's
+    /// user namespace. Returns if that is not needed.
     ///
     /// # Errors
-    /// When nsenter(1) cannot be started.
+    /// If nsenter(1) cannot be started.
     pub fn become_owner(&self, args: &[OsString], python: &Path) -> io::Result<()> {
         if !self.rootless || nix::unistd::geteuid().is_root() {
             return Ok(());
@@ -159,10 +159,10 @@ impl EmulatedCluster {
     }
 }
 
-/// Overrides where clusters are told; within a user namespace this user has another number.
+/// Overrides the folder that describes clusters; within a user namespace, this user has another number.
 const FOLDER: &str = "TIDEMILL_HOSTS_FOLDER";
 
-/// The folder in which the clusters of this user are told, as `tidemill.hosts` has it.
+/// The folder that describes the clusters of this user, as `tidemill.hosts` defines it.
 fn folder() -> PathBuf {
     if let Some(folder) = env::var_os(FOLDER) {
         return folder.into();
@@ -171,16 +171,16 @@ fn folder() -> PathBuf {
     base.map_or_else(env::temp_dir, PathBuf::from).join(format!("tidemill-{}", nix::unistd::getuid())).join("hosts")
 }
 
-/// When a process began, in ticks since the machine did; `None` if it has ended.
+/// When a process began, in ticks since the machine started; `None` if it has ended.
 fn start_time(pid: i64) -> Option<i64> {
     let text = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    // Behind the name, which may have any characters.
+    // Skip the process name, which may contain any characters.
     let mut words = text.rsplit_once(')')?.1.split_ascii_whitespace();
     let state = words.next()?;
     if state == "Z" || state == "X" { None } else { words.nth(18)?.parse().ok() }
 }
 
-/// What leads a new process to a host; open before it is forked.
+/// What a new process needs to enter a host, opened before the fork.
 #[derive(Debug)]
 pub struct HostEntry {
     address: IpAddr,
@@ -193,10 +193,10 @@ pub struct HostEntry {
 }
 
 impl HostEntry {
-    /// Opens the way to a host, for processes that begin in this one's folder.
+    /// Opens a host for processes that start in this process's folder.
     ///
     /// # Errors
-    /// When the host is gone, or this process may not look at it.
+    /// If the host is gone, or this process may not inspect it.
     pub fn open(host: &EmulatedHost) -> io::Result<Self> {
         let namespace = |kind: &str| File::open(format!("/proc/{}/ns/{kind}", host.init));
         let text = |path: &Path| CString::new(path.as_os_str().as_bytes()).map_err(io::Error::other);
@@ -214,9 +214,9 @@ impl HostEntry {
     /// Listens on the host.
     ///
     /// # Errors
-    /// When the network of the host cannot be entered.
+    /// If the network of the host cannot be entered.
     pub fn listen(&self) -> io::Result<TcpListener> {
-        // On a thread of its own, which stays where it has gone.
+        // In a separate thread, since a thread stays in the namespace that it enters.
         let listening = std::thread::scope(|scope| {
             scope
                 .spawn(|| {
@@ -228,20 +228,20 @@ impl HostEntry {
         listening.unwrap_or_else(|_| Err(io::Error::other("the thread that listens panicked")))
     }
 
-    /// What this thread forks until the answer is dropped begins among the processes of the host.
+    /// Makes this thread's children start in the host's PID namespace, until the returned value is dropped.
     ///
     /// # Errors
-    /// When this user may not do that.
+    /// If this user may not do that.
     pub fn adopt_children(&self) -> io::Result<ChildrenElsewhere> {
         let own = File::open("/proc/self/ns/pid")?;
         set_namespace(&self.processes, libc::CLONE_NEWPID)?;
         Ok(ChildrenElsewhere { own })
     }
 
-    /// Takes this process to the host. Between fork and exec: only system calls.
+    /// Moves this process to the host. Runs between fork and exec, so it makes only system calls.
     ///
     /// # Errors
-    /// When the host is gone, or this process has not the right.
+    /// If the host is gone, or this process lacks the rights.
     pub fn enter(&self) -> io::Result<()> {
         for group in &self.cpu_groups {
             // SAFETY: an open of a path and a write of one byte.
@@ -256,7 +256,7 @@ impl HostEntry {
         set_namespace(&self.network, libc::CLONE_NEWNET)?;
         set_namespace(&self.names, libc::CLONE_NEWUTS)?;
         set_namespace(&self.mounts, libc::CLONE_NEWNS)?;
-        // Its mounts begin at their root.
+        // The mount namespace starts at its root folder.
         // SAFETY: a path that ends with a zero.
         check(unsafe { libc::chdir(self.folder.as_ptr()) })
     }
@@ -270,7 +270,7 @@ pub struct ChildrenElsewhere {
 
 impl Drop for ChildrenElsewhere {
     fn drop(&mut self) {
-        // Back to where it is itself, which is always allowed.
+        // Back to this process's own namespace, which is always allowed.
         let _ = set_namespace(&self.own, libc::CLONE_NEWPID);
     }
 }
@@ -289,7 +289,7 @@ fn check(result: libc::c_int) -> io::Result<()> {
 mod tests {
     use super::*;
 
-    /// Every worker is somewhere once, in blocks whose sizes differ by one at most.
+    /// Every worker has one place, in blocks whose sizes differ by at most one.
     #[test]
     fn workers_are_spread_evenly() {
         for workers in 1..40 {
@@ -314,7 +314,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_told_is_read() {
+    fn a_cluster_description_is_read() {
         let started = start_time(i64::from(std::process::id())).unwrap();
         let host = |init: u32| serde_json::json!({"name": "a", "address": "10.77.0.1", "init": init, "started": started, "cpu_group": null});
         let mut told = serde_json::json!({
@@ -325,7 +325,7 @@ mod tests {
         assert_eq!(
             (cluster.hosts.len(), cluster.location(0)),
             (1, "lab/a".into()),
-            "neither a killed one nor a cut one"
+            "neither a killed host nor one that is cut off"
         );
         told["started"] = 1.into();
         assert!(EmulatedCluster::told(&told, |_| false).is_none(), "its keeper has ended, and another has its number");

@@ -1,7 +1,8 @@
-//! One job: its workers, their output, and the event loop that stays with them until the last is gone.
+//! One job: its workers, their output, and the event loop that runs until the last worker is gone.
 //!
-//! Everything happens in one thread around one `poll`: signals arrive as bytes in a pipe, ends of workers as `SIGCHLD`,
-//! and each output takes only as much as it can without blocking. So nothing here can wait for anything else forever.
+//! Everything happens in one thread around one `poll`: signals arrive as bytes in a pipe, ends of workers as
+//! `SIGCHLD`, and each output takes only as much as it can without blocking. So nothing here can wait forever for
+//! anything else.
 
 use std::ffi::OsString;
 use std::io::{self, Write};
@@ -35,13 +36,13 @@ use crate::terminal::KeyboardInput;
 use crate::worker::{self, StartError, StdinSource, WorkerProgram, WorkerSetting};
 use crate::{contract, notes};
 
-/// Bytes read from a worker at once.
+/// How many bytes are read from a worker at once.
 const READ_BYTES: usize = 1 << 16;
 
-/// How often to look whether a process group that sends no signal has become empty.
+/// How often to check whether a process group has become empty, which no signal reports.
 const GROUP_INTERVAL: Duration = Duration::from_millis(20);
 
-/// How long an output is read on after every process of the job has ended: a daemon may hold it open forever.
+/// How long outputs are read after every process of the job has ended: a daemon may hold one open forever.
 const DRAIN: Duration = Duration::from_secs(1);
 
 /// Runs an application as a job.
@@ -49,7 +50,7 @@ pub fn run_app(options: &JobOptions, app: &App, args: Vec<OsString>, python: &Pa
     let mut options = options.clone();
     let help = args.iter().any(|word| word == "-h" || word == "--help");
     if help {
-        // One worker explains itself, as if it had been started without us.
+        // One worker prints its help, as if it had been started without us.
         (options.workers, options.no_prefix) = (Some(1), true);
     }
     let mut command: Vec<OsString> = vec!["-m".into(), app.module.into()];
@@ -62,8 +63,8 @@ pub fn run_app(options: &JobOptions, app: &App, args: Vec<OsString>, python: &Pa
     code
 }
 
-/// Becomes the same command with the rights of the cluster of emulated hosts that the job runs on, where it takes
-/// them. The error is the exit code.
+/// If the job runs on a cluster of emulated hosts that requires other rights, replaces this process by the same
+/// command with those rights. The error is the exit code.
 pub fn become_owner(options: &JobOptions, args: &[OsString], python: &Path) -> Result<(), i32> {
     let Some(name) = &options.on else { return Ok(()) };
     let entered = EmulatedCluster::find(name).map_err(StartError::NoCluster).and_then(|cluster| {
@@ -87,10 +88,10 @@ pub fn run(options: &JobOptions, command: &[OsString], python: &Path) -> i32 {
     }
 }
 
-/// Runs the job: again with other workers when somebody asks for that, and after a failure of its workers all of it
-/// again, as often as the options allow.
+/// Runs the job. Restarts it with other workers on request, and restarts all of it after a failure of its workers, as
+/// often as the options allow.
 fn run_again(options: &JobOptions, program: &WorkerProgram) -> Result<i32, StartError> {
-    // Longer than any one of the jobs: a signal between two of them is heard too.
+    // Outlives each of the job's launches, so that a signal between two of them is noticed too.
     let signals = SignalPipe::catch().map_err(|e| StartError::System { what: "catch signals", source: e.into() })?;
     let mut scale = JobScale::default();
     let code = run_scaled(options, program, &signals, &mut scale);
@@ -169,15 +170,15 @@ struct JobLoop<'a> {
     drain_until: Option<Instant>,
     killed_at: Option<Instant>,
     noted: bool,
-    /// Processes that the kernel had killed for memory before the job began.
+    /// Processes that the kernel had killed because of memory before the job began.
     kills: OomKills,
-    /// When an output last took something.
+    /// When an output last accepted bytes.
     last_write: Instant,
     signals: &'a SignalPipe,
 }
 
 impl<'a> JobLoop<'a> {
-    /// The job's workers, for the first time or once more after `restart` failures.
+    /// Starts the job's workers, for the first time or again after `restart` failures.
     fn start(
         options: &JobOptions,
         restart: u32,
@@ -187,7 +188,7 @@ impl<'a> JobLoop<'a> {
     ) -> Result<Self, StartError> {
         let system = |what| move |source: io::Error| StartError::System { what, source };
         set_child_subreaper(true).map_err(|error| system("become a subreaper")(error.into()))?;
-        // Anew each time: hosts may have been killed.
+        // Looked up each time: hosts may have been killed.
         let mut cluster =
             options.on.as_deref().map(EmulatedCluster::find).transpose().map_err(StartError::NoCluster)?;
         let left_out = cluster.as_mut().map_or(Ok(()), |cluster| cluster.leave_out(&options.without));
@@ -247,8 +248,8 @@ impl<'a> JobLoop<'a> {
             }
             job.add(rank, child, sink_of);
         }
-        // `listener` closes here: should rank 0 die before it listens, the others are refused at once and not left
-        // waiting.
+        // `listener` closes here: should rank 0 die before it listens, the others are refused at once and do not have
+        // to wait.
         Ok(job)
     }
 
@@ -266,7 +267,7 @@ impl<'a> JobLoop<'a> {
         self.workers.push(WorkerProcess { child, group, exit: None, group_lives: true, crash: None, outputs });
     }
 
-    /// The event loop. Returns the exit code, and what it means for who starts the job again.
+    /// The event loop. Returns the exit code, and the outcome for whoever restarts the job.
     fn supervise(mut self) -> (i32, LaunchOutcome) {
         let mut buffer = vec![0; READ_BYTES];
         loop {
@@ -314,7 +315,7 @@ impl<'a> JobLoop<'a> {
         }
     }
 
-    /// Whether nothing is left to do. Says what went wrong once all output of the workers is out.
+    /// Whether nothing is left to do. Once all output of the workers is written, prints what went wrong.
     fn is_over(&mut self, now: Instant) -> bool {
         if self.policy.live() > 0 || self.workers.iter().any(|worker| worker.group_lives) {
             return false;
@@ -326,7 +327,8 @@ impl<'a> JobLoop<'a> {
             self.policy.handle(now, JobEvent::AllGone);
             self.drain_until = Some(now + DRAIN);
         }
-        // Whoever interrupts a job whose output nobody reads (a pager, say) does not want to wait for the reader.
+        // A user who interrupts a job whose output nobody reads (in a pager, say) does not want to wait for the
+        // reader.
         if self.policy.was_signalled() && now >= self.last_write + DRAIN {
             self.sinks.iter_mut().for_each(OutputSink::abandon);
         }
@@ -371,14 +373,14 @@ impl<'a> JobLoop<'a> {
             fds.push(PollFd::new(fd, flags));
         }
         let timeout = self.next_deadline(now).map_or(PollTimeout::NONE, |deadline| {
-            // Rounded up, so as not to wake just before the deadline and spin until it.
+            // Rounded up, so as not to wake just before the deadline and spin until then.
             let millis = deadline.saturating_duration_since(now).as_millis() + 1;
             PollTimeout::try_from(millis).unwrap_or(PollTimeout::MAX)
         });
         let mut ready = ReadySources::default();
         match poll(&mut fds, timeout) {
             Ok(_) => {}
-            // The signal's byte is in the pipe: the next round finds it.
+            // The signal's byte is in the pipe, and the next round finds it.
             Err(Errno::EINTR) => return ready,
             Err(error) => panic!("poll refuses descriptors that this process holds open: {error}"),
         }
@@ -433,17 +435,18 @@ impl<'a> JobLoop<'a> {
 
     fn signal_groups(&self, signal: Signal) {
         for worker in self.workers.iter().filter(|worker| worker.group_lives) {
-            // An empty group is what we want; no other error can occur for our own children.
+            // An empty group is fine; no other error can occur for our own children.
             let _ = killpg(worker.group, signal);
             if signals::ENDING.contains(&signal) {
-                // A stopped process would not see it.
+                // A stopped process would not notice the signal.
                 let _ = killpg(worker.group, Signal::SIGCONT);
             }
         }
     }
 
-    /// Collects whatever has ended: workers, and what they had started and left to us as the subreaper. Without that
-    /// such orphans would stay zombies, in a container perhaps forever, and their group would never become empty.
+    /// Collects everything that has ended: workers, and the processes that they started and left to us as the
+    /// subreaper. Otherwise such orphans would stay zombies, in a container perhaps forever, and their group would
+    /// never become empty.
     fn reap(&mut self, now: Instant) {
         loop {
             let mut status = 0;
@@ -475,10 +478,10 @@ impl<'a> JobLoop<'a> {
         self.happens(now, JobEvent::Exited { rank, exit, report });
     }
 
-    /// Finds the groups that have become empty. Right after its worker was reaped, so that the number is not reused
-    /// yet.
+    /// Finds the groups that have become empty. Called right after their worker was reaped, before its number can be
+    /// reused.
     fn look_at_groups(&mut self, now: Instant) {
-        // What does not even die of SIGKILL (a broken disk, a zombie of a stranger) is not waited for.
+        // Do not wait for what survives even SIGKILL (because of a broken disk, or as another process's zombie).
         let hopeless = self.killed_at.is_some_and(|killed_at| now >= killed_at + DRAIN);
         for worker in self.workers.iter_mut().filter(|worker| worker.exit.is_some() && worker.group_lives) {
             if hopeless || killpg(worker.group, None) == Err(Errno::ESRCH) {
@@ -511,7 +514,7 @@ impl<'a> JobLoop<'a> {
 }
 
 impl Drop for JobLoop<'_> {
-    /// However this ends (also by a panic), no process of the job stays.
+    /// However this ends, even by a panic, no process of the job stays behind.
     fn drop(&mut self) {
         self.signal_groups(Signal::SIGKILL);
         for worker in self.workers.iter_mut().filter(|worker| worker.exit.is_none()) {
@@ -536,7 +539,8 @@ struct ReadySources {
     keyboard: Vec<PollFlags>,
 }
 
-/// Two pipes for each worker need descriptors. Returns the limits to be put back in the workers, if they were raised.
+/// Raises the limit on open files, since each worker needs two pipes. Returns the limits to restore in the workers,
+/// if they were raised.
 fn make_room_for_files(workers: usize) -> Option<(u64, u64)> {
     let needed = 64 + 4 * workers as u64;
     let (soft, hard) = getrlimit(Resource::RLIMIT_NOFILE).ok()?;

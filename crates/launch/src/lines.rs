@@ -1,21 +1,21 @@
-//! Whole lines of many workers on one output, each with its rank in front.
+//! Whole lines of many workers on one output, each with its rank as prefix.
 //!
-//! An `OutputStream` is one worker's stdout or stderr; it hands its bytes to an `OutputLines`, which appends what may
-//! be shown to the bytes waiting for one output. Files and pipes only ever get whole lines, however late their ends
-//! come. A terminal also gets the beginning of a line once it is a little old (a question, say), and a progress bar
-//! that redraws itself with `\r` keeps redrawing in one row while lines of others pass above it.
+//! An `OutputStream` is one worker's stdout or stderr. It passes its bytes to an `OutputLines`, which appends what
+//! may be shown to the bytes waiting for one output. Files and pipes only ever receive whole lines, however late
+//! their ends come. A terminal also receives the beginning of a line once it is a little old (a question, say), and a
+//! progress bar that redraws itself with `\r` keeps redrawing in one row while lines of others pass above it.
 
 use std::time::{Duration, Instant};
 
 use memchr::memchr;
 
-/// A line longer than this is shown in pieces: memory stays bounded even when a worker never ends its line.
+/// A longer line is shown in pieces, so that memory stays bounded even if a worker never ends its line.
 const LINE_BYTES_MAX: usize = 16 << 20;
 
 /// How old the beginning of a line must be before a terminal shows it.
 const PARTIAL_AGE: Duration = Duration::from_millis(100);
 
-/// One stream of one worker.
+/// One output stream of one worker.
 pub struct OutputStream {
     id: usize,
     prefix: Vec<u8>,
@@ -24,13 +24,13 @@ pub struct OutputStream {
 }
 
 impl OutputStream {
-    /// A stream with a number of its own, whose lines begin with `prefix`.
+    /// A stream with a unique number `id`, whose lines begin with `prefix`.
     pub fn new(id: usize, prefix: Vec<u8>) -> Self {
         Self { id, prefix, partial: Vec::new(), partial_since: None }
     }
 }
 
-/// Where the last byte shown left the output.
+/// Where the last byte shown left the cursor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum OutputColumn {
     /// At the beginning of a row.
@@ -46,7 +46,7 @@ pub struct OutputLines {
 }
 
 impl OutputLines {
-    /// An empty output; a `terminal` also shows lines that are not yet whole.
+    /// An empty output; a `terminal` also shows lines that are not complete yet.
     pub fn new(terminal: bool) -> Self {
         Self { terminal, column: OutputColumn::Start }
     }
@@ -74,29 +74,29 @@ impl OutputLines {
         }
     }
 
-    /// The beginning of a line that is old enough goes to a terminal.
+    /// Shows the beginning of a line on a terminal, if it is old enough.
     pub fn age(&mut self, stream: &mut OutputStream, now: Instant, out: &mut Vec<u8>) {
         if self.ripe_at(stream).is_some_and(|ripe| now >= ripe) {
             self.put_partial(stream, out);
         }
     }
 
-    /// When [`OutputLines::age`] will have something to do.
+    /// When [`OutputLines::age`] will next have something to do.
     pub fn ripe_at(&self, stream: &OutputStream) -> Option<Instant> {
         stream.partial_since.filter(|_| self.terminal).map(|since| since + PARTIAL_AGE)
     }
 
-    /// The stream has ended: its last line is shown even without its end.
+    /// Ends the stream: its last line is shown even if it is incomplete.
     pub fn finish(&mut self, stream: &mut OutputStream, out: &mut Vec<u8>) {
         self.put_partial(stream, out);
         let ours = matches!(self.column, OutputColumn::Within { stream: id, .. } if id == stream.id);
-        // Without prefixes the bytes of a single worker arrive exactly as they were written.
+        // Without prefixes, the bytes of a single worker arrive exactly as written.
         if ours && !stream.prefix.is_empty() {
             self.end_row(out);
         }
     }
 
-    /// Shows a line of the launcher's own.
+    /// Shows one of the launcher's own lines.
     pub fn note(&mut self, line: &[u8], out: &mut Vec<u8>) {
         self.put(usize::MAX, b"", line, out);
     }
@@ -139,7 +139,7 @@ impl OutputLines {
         }
     }
 
-    /// On a terminal `\r` goes back to the first column, over the prefix: what follows needs the prefix again.
+    /// On a terminal, `\r` goes back to the first column, over the prefix: what follows needs the prefix again.
     fn put_redrawing(&mut self, prefix: &[u8], text: &[u8], out: &mut Vec<u8>) {
         let OutputColumn::Within { redrawn, returned, .. } = &mut self.column else { return };
         for &byte in text {
@@ -205,7 +205,7 @@ mod tests {
         assert!(out == want, "{} bytes, not {}", out.len(), want.len());
     }
 
-    /// Without prefixes one worker's bytes are its own, including a last line without its end.
+    /// Without prefixes, one worker's output is unchanged, including an incomplete last line.
     #[test]
     fn without_prefix_nothing_is_added_for_one_worker() {
         let mut one = [OutputStream::new(0, Vec::new())];
@@ -227,7 +227,8 @@ mod tests {
     }
 
     proptest! {
-        /// Bytes lost, doubled or mixed between streams would show as a difference after taking the prefixes off again.
+        /// Bytes that are lost, doubled or mixed between streams would show as a difference after the prefixes are
+        /// removed.
         #[test]
         fn every_byte_arrives_in_its_own_line(
             chunks in prop::collection::vec((0usize..3, prop::collection::vec(prop::sample::select(b"ab\n\r\0".to_vec()), 0..20)), 0..40)

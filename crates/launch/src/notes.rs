@@ -1,4 +1,4 @@
-//! What the launcher itself says: prefixes, and the last words about a job that failed.
+//! The launcher's own messages: prefixes, and the final message about a failed job.
 
 use nix::sys::signal::Signal;
 
@@ -8,7 +8,7 @@ use crate::info::machine::bytes;
 use crate::policy::{FailureReport, JobPolicy, WorkerExit};
 use crate::sink::OutputSink;
 
-/// `[rank] `, in colour on a terminal that has any.
+/// `[rank] `, in color on a terminal that has colors.
 pub fn prefix(rank: usize, sink: &OutputSink) -> Vec<u8> {
     let plain = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty())
         || std::env::var_os("TERM").is_none_or(|term| term == "dumb");
@@ -19,7 +19,7 @@ pub fn prefix(rank: usize, sink: &OutputSink) -> Vec<u8> {
     }
 }
 
-/// Workers (or, if they have `ended`, what they had started) did not end in time.
+/// The message that workers (or, if they have `ended`, processes that they had started) did not end in time.
 pub fn killed(ranks: &[usize], ended: bool) -> Vec<u8> {
     let text = if ended {
         format!("tidemill: killed what {} left running\n", workers(ranks))
@@ -29,8 +29,8 @@ pub fn killed(ranks: &[usize], ended: bool) -> Vec<u8> {
     text.into_bytes()
 }
 
-/// The lines about how a job ended: nothing when it ended well, else the origin's traceback, once, and what happened.
-/// `killed` says where the kernel has killed processes for memory meanwhile.
+/// The lines about how a job ended: nothing if it ended well, otherwise the origin's traceback, once, and what
+/// happened. `killed` says where the kernel has meanwhile killed processes because of memory.
 pub fn farewell(
     policy: &JobPolicy,
     workers_: &[(Option<WorkerExit>, Option<&CrashReport>)],
@@ -44,7 +44,7 @@ pub fn farewell(
         }
     };
     let Some((origin, exit)) = policy.origin() else {
-        // After Ctrl-C one traceback says where the job was.
+        // After Ctrl-C, one traceback shows where the job was.
         if policy.exit_code() != 0
             && let Some((rank, crash)) = workers_.iter().enumerate().find_map(|(r, (_, crash))| Some((r, (*crash)?)))
         {
@@ -98,7 +98,7 @@ fn describe(exit: WorkerExit, killed: Option<OomScope>) -> String {
     }
 }
 
-/// Why a worker may have been killed that nobody killed.
+/// Why a worker may have been killed if no one sent a signal.
 fn out_of_memory(killed: Option<OomScope>) -> String {
     const FEWER: &str = "use fewer workers (-n), or lower --memory, which leaves more to the program";
     match killed {

@@ -19,7 +19,7 @@ pub enum CliRequest {
 }
 
 impl CliRequest {
-    /// How a job is started, if one is.
+    /// The options of the job, if one is started.
     pub fn options(&self) -> Option<&JobOptions> {
         match self {
             CliRequest::Run(run) => Some(&run.options),
@@ -157,7 +157,7 @@ pub struct RunArgs {
     pub options: JobOptions,
 
     /// A Python file, `-m module`, or any other program; its arguments are passed on unchanged
-    // One trailing list, so that nothing after the program is taken for an option of ours; `-m` is its first word.
+    // One trailing list, so that nothing after the program is parsed as one of our options; `-m` is its first word.
     #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true, value_name = "PROGRAM")]
     pub command: Vec<OsString>,
 }
@@ -177,14 +177,14 @@ pub struct InfoArgs {
     pub options: JobOptions,
 }
 
-/// Arguments of an application: job options may be anywhere, the rest are the application's.
+/// Arguments of an application: job options may be anywhere, and the rest are the application's.
 #[derive(Debug)]
 pub struct AppArgs {
     pub options: JobOptions,
     pub args: Vec<OsString>,
 }
 
-/// Parses `args`, of which the first is the name of the command.
+/// Parses `args`, the first of which is the name of the command.
 ///
 /// # Errors
 /// The text to print instead: usage errors, and the output of `--help` and `--version`.
@@ -210,7 +210,7 @@ pub fn parse(args: Vec<OsString>) -> Result<CliRequest, clap::Error> {
 }
 
 fn command() -> Command {
-    // `about` last: the attributes of the structs would overwrite it.
+    // `about` comes last: the attributes of the structs would overwrite it.
     let run = RunArgs::augment_args(Command::new("run"))
         .about("Start the workers of a job and wait until they end")
         .override_usage(
@@ -247,11 +247,11 @@ fn command() -> Command {
 
 const WORDS: &str = "words";
 
-/// Splits the words after an application's name into our options (with their values) and the rest. After `--` all is
-/// rest.
+/// Splits the words after an application's name into our options (with their values) and the rest. Everything after
+/// `--` belongs to the rest.
 fn take_ours(words: Vec<OsString>) -> (Vec<OsString>, Vec<OsString>) {
     let known = JobOptions::augment_args(Command::new("known"));
-    // For each of our options, whether a value follows in a word of its own.
+    // For each of our options, whether its value is a separate word.
     let wants_value = |word: &str| {
         known.get_arguments().find_map(|arg| {
             let takes_value = arg.get_action().takes_values();
@@ -284,7 +284,7 @@ fn take_ours(words: Vec<OsString>) -> (Vec<OsString>, Vec<OsString>) {
     (ours, rest)
 }
 
-/// Job options, for the help of applications, which do not know them.
+/// The job options, for the help of applications, which do not know them.
 pub const APP_HELP: &str = "
 job options, in any position (see `tidemill run --help`):
   -n N, --threads T, --memory SIZE, --spill-dir DIR, --metrics ADDRESS, --no-bind, --transport KIND, --connect WHEN, --stall-warning SECONDS,
@@ -305,7 +305,7 @@ fn parse_memory(text: &str) -> Result<MemoryOption, String> {
     if text == "none" { Ok(MemoryOption::Unlimited) } else { parse_size(text).map(MemoryOption::Bytes) }
 }
 
-/// `512MiB`, `2GiB`, `1.5G`: powers of 1024, however they are spelled.
+/// `512MiB`, `2GiB`, `1.5G`: powers of 1024 in every spelling.
 fn parse_size(text: &str) -> Result<u64, String> {
     let number = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
     let unit = text[number.len()..].to_ascii_lowercase();
@@ -328,7 +328,7 @@ fn parse_workers(text: &str) -> Result<usize, String> {
     }
 }
 
-/// A slip of the finger must not become a fork bomb.
+/// A typing mistake must not become a fork bomb.
 const WORKERS_MAX: usize = 4096;
 
 fn parse_seconds(text: &str) -> Result<Duration, String> {
@@ -357,7 +357,7 @@ mod tests {
         command().debug_assert();
     }
 
-    /// An option after the program is the program's, even where it looks like one of ours.
+    /// An option after the program belongs to the program, even if it looks like one of ours.
     #[test]
     fn what_follows_the_program_is_untouched() {
         let run = run("tidemill run -n 3 app.py -n 7 --threads x -- y");
@@ -372,7 +372,7 @@ mod tests {
         assert_eq!(run.command, ["-m", "pack.mod", "-n", "7"]);
     }
 
-    /// An application's options and ours may be mixed: ours are taken out wherever they stand.
+    /// An application's options and ours may be mixed: ours are taken out wherever they are.
     #[test]
     fn applications_leave_our_options_to_us() {
         let Ok(CliRequest::App(app, args)) = request("tidemill kmeans -k 8 points.csv -n 2 --out=x --threads 3") else {
@@ -395,7 +395,7 @@ mod tests {
         assert_eq!(args.args, ["--help"]);
     }
 
-    /// What the environment takes, the command line takes too.
+    /// The command line accepts the same values as the environment.
     #[test]
     fn memory_is_a_size_or_none() {
         for (line, text) in [("--memory 2GiB", "2147483648"), ("--memory=none", "none"), ("--memory none", "none")] {

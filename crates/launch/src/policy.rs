@@ -1,6 +1,9 @@
-//! What the launcher does when workers end, fail or a signal comes: a plain state machine without clock, process or
-//! pipe.
-//!
+//! What the launcher does when workers end or fail or a signal comes: a plain state machine without clocks, processes
+//! or pipes.
+//! The first *origin* of trouble decides the job's exit code, and its traceback is shown. A worker that fails because
+//! another did (`FailureReport::PeerFailed`) is not an origin. Such a worker often ends first, because the origin is
+//! still busy telling the others, so its end only makes the job *suspect* until the origin ends or the grace period
+//! is over.
 //! The first *origin* of trouble decides the job's exit code and is the one whose traceback is shown. A worker that
 //! fails because another did (`FailureReport::PeerFailed`) is not an origin; such a worker often ends first, because
 //! the origin is still busy telling everybody, so its end only makes the job *suspect* until the origin ends or the
@@ -20,7 +23,7 @@ pub enum WorkerExit {
 }
 
 impl WorkerExit {
-    /// The exit code a shell would give it.
+    /// The exit code that a shell would report for it.
     pub fn code(self) -> i32 {
         match self {
             Self::Code(code) => code,
@@ -29,10 +32,10 @@ impl WorkerExit {
     }
 }
 
-/// What a worker left behind about its failure.
+/// What a worker reported about its failure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FailureReport {
-    /// Nothing: not Python, `sys.exit(n)`, or killed.
+    /// No report: not Python, `sys.exit(n)`, or killed.
     None,
     /// An exception of its own.
     Error,
@@ -40,7 +43,7 @@ pub enum FailureReport {
     PeerFailed,
 }
 
-/// What happens to a job.
+/// An event of a job.
 #[derive(Clone, Copy, Debug)]
 pub enum JobEvent {
     /// A worker ended.
@@ -49,13 +52,13 @@ pub enum JobEvent {
     Stop(Signal),
     /// Nobody reads our output any more.
     OutputClosed,
-    /// Every worker has ended and nothing they started is left.
+    /// Every worker has ended, and none of the processes that they started is left.
     AllGone,
     /// The deadline may have passed.
     Tick,
 }
 
-/// What is to be done about it, to every process group of the job.
+/// What to do with every process group of the job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PolicyAction {
     /// Send this signal.
@@ -82,7 +85,7 @@ enum JobPhase {
     Lingering {
         until: Instant,
     },
-    /// Told to end; killed when the grace is over.
+    /// The workers were told to end, and are killed when the grace period is over.
     Stopping {
         kill_at: Instant,
     },
@@ -103,7 +106,7 @@ pub struct JobPolicy {
     live: usize,
     grace: GracePeriods,
     cause: Option<EndCause>,
-    /// The first failures, in the order in which they were seen, before the others were told to end.
+    /// The first failures, in the order in which they were noticed, before the others were told to end.
     origin: Option<(usize, WorkerExit)>,
     secondary: Option<(usize, WorkerExit)>,
     failed: bool,
@@ -125,14 +128,14 @@ impl JobPolicy {
         }
     }
 
-    /// Takes `event`, which happened at `now`, and says what to do.
+    /// Handles `event`, which happened at `now`, and returns what to do.
     pub fn handle(&mut self, now: Instant, event: JobEvent) -> Option<PolicyAction> {
         match event {
             JobEvent::Exited { rank, exit, report } => {
                 self.live -= 1;
                 if exit == WorkerExit::Code(0) { self.well_ended(now) } else { self.failed(now, rank, exit, report) }
             }
-            // Whoever asks twice means it.
+            // A second request means it.
             JobEvent::Stop(Signal::SIGINT) if self.cause == Some(EndCause::Signal(Signal::SIGINT)) => self.kill(),
             JobEvent::Stop(signal) => {
                 self.signalled = true;
@@ -156,7 +159,7 @@ impl JobPolicy {
         }
     }
 
-    /// When to call with [`JobEvent::Tick`], if nothing else happens.
+    /// When to send [`JobEvent::Tick`] if nothing else happens.
     pub fn deadline(&self) -> Option<Instant> {
         match self.phase {
             JobPhase::Suspect { until } | JobPhase::Lingering { until } => Some(until),
@@ -165,7 +168,7 @@ impl JobPolicy {
         }
     }
 
-    /// Workers that have not ended.
+    /// The number of workers that have not ended.
     pub fn live(&self) -> usize {
         self.live
     }
@@ -175,7 +178,7 @@ impl JobPolicy {
         matches!(self.phase, JobPhase::Stopping { .. } | JobPhase::Killed)
     }
 
-    /// Whether somebody asked for the end, also when a failure had come first.
+    /// Whether someone asked for the end, even if a failure had come first.
     pub fn was_signalled(&self) -> bool {
         self.signalled
     }
@@ -188,10 +191,10 @@ impl JobPolicy {
     /// The exit code of the whole job.
     pub fn exit_code(&self) -> i32 {
         match (self.cause, self.origin()) {
-            // Programs that take the signal as a polite request and end well have ended well.
+            // Programs that treat the signal as a polite request and end well have succeeded.
             (Some(EndCause::Signal(_)), None) if !self.failed => 0,
             (Some(EndCause::Signal(signal)), None) => 128 + signal as i32,
-            // As if the launcher had died of writing to a closed pipe.
+            // As if the launcher had died from writing to a closed pipe.
             (Some(EndCause::OutputClosed), None) => 128 + Signal::SIGPIPE as i32,
             (_, Some((_, exit))) => exit.code(),
             (None, None) => 0,
@@ -213,7 +216,7 @@ impl JobPolicy {
     fn failed(&mut self, now: Instant, rank: usize, exit: WorkerExit, report: FailureReport) -> Option<PolicyAction> {
         self.failed = true;
         if self.told_to_end() {
-            // An exception of its own while it was being ended for someone else's consequence: here is the origin.
+            // An exception of its own, while the job was being ended because of a consequence: this is the origin.
             if report == FailureReport::Error && self.cause.is_none() && self.origin.is_none() {
                 self.origin = Some((rank, exit));
             }
@@ -230,7 +233,7 @@ impl JobPolicy {
         self.stop(now, Signal::SIGTERM, self.grace.failure)
     }
 
-    /// Every worker has ended while the job was suspect: there is no origin to wait for.
+    /// If every worker has ended while the job was suspect, there is no origin to wait for.
     fn nobody_left_to_blame(&mut self, now: Instant) -> Option<PolicyAction> {
         if self.live > 0 || !matches!(self.phase, JobPhase::Suspect { .. }) {
             return None;
@@ -241,7 +244,7 @@ impl JobPolicy {
     fn stop(&mut self, now: Instant, signal: Signal, grace: Duration) -> Option<PolicyAction> {
         match self.phase {
             JobPhase::Killed | JobPhase::Gone => return None,
-            // A later request never gives more time than the earlier one.
+            // A later request never extends the deadline of an earlier one.
             JobPhase::Stopping { kill_at } => self.phase = JobPhase::Stopping { kill_at: kill_at.min(now + grace) },
             _ => self.phase = JobPhase::Stopping { kill_at: now + grace },
         }
@@ -368,14 +371,14 @@ mod tests {
     }
 
     #[test]
-    fn a_signal_that_every_worker_takes_well_is_no_failure() {
+    fn a_signal_that_every_worker_handles_well_is_not_a_failure() {
         let mut scene = Scene::new(1);
         assert_eq!(scene.at(0, JobEvent::Stop(Signal::SIGTERM)), TERM);
         assert_eq!(scene.at(1, exited(0, 0, FailureReport::None)), None);
         assert_eq!(scene.policy.exit_code(), 0);
     }
 
-    /// Ctrl-C while a failed job is being stopped keeps the failure's code.
+    /// Ctrl-C while a failed job is being stopped keeps the failure's exit code.
     #[test]
     fn a_failure_stays_the_cause() {
         let mut scene = Scene::new(2);

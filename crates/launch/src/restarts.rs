@@ -1,20 +1,20 @@
-//! How often a job that fails is started again, and after which pause.
+//! How often a failed job is restarted, and after which pause.
 
 use std::time::Duration;
 
-/// What a job fails of that has run for so long has nothing to do with the failures before: it may fail as often again.
+/// A failure after a job has run this long is unrelated to earlier failures, so all restarts are allowed again.
 const SOUND: Duration = Duration::from_secs(3600);
-/// A job that has not run for so long fails of something that is still there: a server that is away, a full disk.
+/// A failure within this time is probably due to something that persists: a server that is down, a full disk.
 const SHORT: Duration = Duration::from_secs(30);
 const PAUSE_MIN: Duration = Duration::from_millis(100);
 const PAUSE_MAX: Duration = Duration::from_secs(30);
 
-/// Failures of a job so far.
+/// The failures of a job so far.
 pub struct RestartHistory {
     allowed: u32,
-    /// Since the job last ran soundly.
+    /// Failures since the job last ran this long (`SOUND`).
     pub failures: u32,
-    /// After a short life, in a row.
+    /// Consecutive failures after a short run.
     short: u32,
 }
 
@@ -23,9 +23,9 @@ impl RestartHistory {
         Self { allowed, failures: 0, short: 0 }
     }
 
-    /// The pause before a job that ran for `life` and failed is started again; none when that is not allowed any more.
+    /// The pause before restarting a job that ran for `life` and failed; `None` if no restart is left.
     ///
-    /// There is none after the first failure, and from then on a longer one each time.
+    /// The pause is zero after the first failure, and then grows each time.
     pub fn after(&mut self, life: Duration) -> Option<Duration> {
         if life >= SOUND {
             self.failures = 0;
@@ -47,7 +47,7 @@ mod tests {
     const MOMENT: Duration = Duration::from_secs(1);
 
     #[test]
-    fn failures_in_a_row_are_counted_and_follow_each_other_more_and_more_slowly() {
+    fn consecutive_failures_are_counted_and_their_pauses_grow() {
         let mut restarts = RestartHistory::new(40);
         let pauses: Vec<u128> = (0..40).map(|_| restarts.after(MOMENT).unwrap().as_millis()).collect();
         assert_eq!(pauses[..5], [0, 100, 200, 400, 800]);
@@ -63,7 +63,7 @@ mod tests {
             assert!(restarts.after(life).is_some(), "{life:?}");
         }
         assert_eq!(restarts.after(SHORT), None);
-        // A failure after a while is not one of those that follow at once.
+        // A failure after a while does not count as one that follows at once.
         let mut restarts = RestartHistory::new(9);
         let pauses: Vec<u128> =
             [MOMENT, MOMENT, SHORT, MOMENT].map(|life| restarts.after(life).unwrap().as_millis()).into();

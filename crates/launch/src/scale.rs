@@ -1,15 +1,15 @@
-//! A running job that is to have other workers: what `tidemill scale` asks for, and what becomes of it.
+//! Changes the workers of a running job: what `tidemill scale` requests, and what becomes of it.
 //!
-//! It is spoken of in files of the job's private folder:
+//! The request and its answers are files in the job's private folder:
 //!
-//! | file          | by                | says                                                                        |
+//! | file          | written by        | contents                                                                    |
 //! |---------------|-------------------|-----------------------------------------------------------------------------|
-//! | `scale.json`  | the command       | what the job is to be started again with, and where an answer is waited for |
-//! | `stopped`     | worker 0          | its stream has made a last checkpoint for that, and the workers end         |
-//! | `scaled.json` | the next launch   | whom worker 0 is to answer; it removes the file when its stream runs        |
+//! | `scale.json`  | the command       | what to restart the job with, and where to write the answer                 |
+//! | `stopped`     | worker 0          | its stream has made a last checkpoint for this, and the workers end         |
+//! | `scaled.json` | the next launch   | where worker 0 answers; it removes the file once its stream runs            |
 //!
-//! A job that fails behind a request goes on as requested, from the checkpoint that it has. If that start fails before
-//! its stream runs, the job goes on once more with what it had before.
+//! A job that fails after a request continues as requested, from its last checkpoint. If that start fails before its
+//! stream runs, the job continues once more with what it had before.
 
 use std::fs::{self, File};
 use std::io::{self, Read};
@@ -20,66 +20,66 @@ use serde_json::{Value, json};
 const ASKED: &str = "scale.json";
 const STOPPED: &str = "stopped";
 const SCALED: &str = "scaled.json";
-/// Longer requests are of nobody.
+/// Longer requests are not valid.
 const REQUEST_BYTES_MAX: u64 = 1 << 16;
 
 /// What can change between two starts of a job.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct JobShape {
-    /// Number of workers; `None`: what the options say.
+    /// The number of workers; `None`: as the options say.
     pub workers: Option<usize>,
-    /// Emulated hosts that get none, by name.
+    /// The names of emulated hosts that get no workers.
     pub without: Vec<String>,
 }
 
-/// What is asked for.
+/// A request to change the job.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ScaleRequest {
     workers: usize,
-    /// A host that gets no workers any more.
+    /// A host that no longer gets workers.
     leave: Option<String>,
-    /// Hosts that were left get workers again.
+    /// Whether hosts that were left get workers again.
     all_hosts: bool,
     answer: PathBuf,
-    /// As it was written, for worker 0.
+    /// The request as it was written, for worker 0.
     text: Value,
 }
 
-/// How a launch ended, as far as it matters here.
+/// How a launch ended, as far as scaling is concerned.
 #[derive(Clone, Debug, Default)]
 pub struct LaunchOutcome {
-    /// What it was asked for meanwhile.
+    /// The request made during it.
     pub asked: Option<ScaleRequest>,
-    /// Its stream has stopped for that.
+    /// Whether its stream has stopped for the request.
     pub stopped: bool,
-    /// It failed, and nobody had told it to end.
+    /// Whether it failed without having been told to end.
     pub failed: bool,
-    /// Its stream never ran, so nobody has been answered.
+    /// Whether its stream never ran, so that nobody was answered.
     pub unanswered: bool,
-    /// Its workers.
+    /// The number of its workers.
     pub workers: usize,
 }
 
-/// What a job is started with, and whom to tell when it runs.
+/// What a job is started with, and whom to answer when it runs.
 #[derive(Debug, Default)]
 pub struct JobScale {
-    /// What the next launch has.
+    /// The shape of the next launch.
     pub shape: JobShape,
     pending: Option<PendingScale>,
 }
 
-/// Somebody waits for an answer.
+/// A request that waits for an answer.
 #[derive(Debug)]
 struct PendingScale {
     request: ScaleRequest,
     before: JobShape,
     workers_before: usize,
-    /// Why the job went back to what it had before.
+    /// Why the job went back to its previous shape.
     reverted: Option<String>,
 }
 
 impl ScaleRequest {
-    /// What somebody has asked the job of this folder for.
+    /// The request to the job of this folder, if there is one.
     pub fn read(folder: &Path) -> Option<Self> {
         let mut text = Vec::new();
         File::open(folder.join(ASKED)).ok()?.take(REQUEST_BYTES_MAX).read_to_end(&mut text).ok()?;
@@ -91,18 +91,18 @@ impl ScaleRequest {
         Some(Self { workers, leave: name("leave"), all_hosts, answer, text })
     }
 
-    /// Whether the stream of that folder's job has stopped for a request.
+    /// Whether the stream of this folder's job has stopped for a request.
     pub fn has_stopped(folder: &Path) -> bool {
         folder.join(STOPPED).exists()
     }
 
-    /// What a job of that shape has afterwards.
+    /// The shape of the job after this request.
     fn applied_to(&self, shape: &JobShape) -> JobShape {
         let kept = shape.without.iter().filter(|_| !self.all_hosts).cloned();
         JobShape { workers: Some(self.workers), without: kept.chain(self.leave.clone()).collect() }
     }
 
-    /// Whoever asked looks for it; if it cannot be written, that ends with its patience.
+    /// Writes the answer. If that fails, whoever asked waits until their own timeout.
     fn answer(&self, told: &Value) {
         let new = self.answer.with_extension("new");
         drop(fs::write(&new, told.to_string()).and_then(|()| fs::rename(&new, &self.answer)));
@@ -110,10 +110,10 @@ impl ScaleRequest {
 }
 
 impl JobScale {
-    /// Tells worker 0 of the next launch, whose folder that is, whom to answer.
+    /// Tells worker 0 of the next launch, whose folder is `folder`, where to answer.
     ///
     /// # Errors
-    /// When the folder cannot be written to.
+    /// If the folder cannot be written to.
     pub fn announce(&self, folder: &Path) -> io::Result<()> {
         let Some(pending) = &self.pending else { return Ok(()) };
         let mut told = pending.request.text.clone();
@@ -122,12 +122,12 @@ impl JobScale {
         fs::write(folder.join(SCALED), told.to_string())
     }
 
-    /// Whether a launch that was announced has answered nobody yet.
+    /// Whether an announced launch has not answered yet.
     pub fn is_unanswered(folder: &Path) -> bool {
         folder.join(SCALED).exists()
     }
 
-    /// A launch has ended so. Returns why the job is started again, if it is, whatever else says so.
+    /// Handles the end of a launch. Returns why the job is restarted, if it is, whatever else calls for that.
     pub fn ended(&mut self, outcome: &LaunchOutcome) -> Option<String> {
         if !outcome.unanswered {
             self.pending = None;
@@ -144,13 +144,13 @@ impl JobScale {
         Some(format!("scaling the job from {workers_before} to {}{how}", counted(number)))
     }
 
-    /// A launch could not even begin. Returns why the job is started again, if it is.
+    /// Handles a launch that could not even begin. Returns why the job is restarted, if it is.
     pub fn failed_to_start(&mut self) -> Option<String> {
         let workers = self.shape.workers?;
         self.revert(workers)
     }
 
-    /// Goes back to what the job had before it was scaled, once.
+    /// Goes back once to what the job had before it was scaled.
     fn revert(&mut self, workers: usize) -> Option<String> {
         let pending = self.pending.as_mut().filter(|pending| pending.reverted.is_none())?;
         let what = format!(
@@ -163,7 +163,7 @@ impl JobScale {
         Some(what)
     }
 
-    /// The job is over. Whoever still waits for its stream hears so.
+    /// Handles the end of the job: tells whoever still waits for an answer.
     pub fn over(&self) {
         if let Some(pending) = &self.pending {
             pending.request.answer(&json!({"error": "the job has ended; its own output says why"}));
@@ -198,9 +198,9 @@ mod tests {
         serde_json::from_slice(&fs::read(folder.path().join("answer.json")).ok()?).ok()
     }
 
-    /// Requests are files that anything of this user may have written.
+    /// Requests are files, which any process of this user may have written.
     #[test]
-    fn only_sound_requests_are_read() {
+    fn only_valid_requests_are_read() {
         let folder = folder("read");
         assert_eq!(ScaleRequest::read(folder.path()), None);
         for strange in [json!({}), json!({"workers": 0}), json!({"workers": -1}), json!({"workers": "3"})] {
@@ -217,13 +217,13 @@ mod tests {
         let request = asked(&folder, json!({"workers": 6, "leave": "b"}));
         let mut scale = JobScale::default();
         let outcome = LaunchOutcome { asked: request, workers: 2, ..LaunchOutcome::default() };
-        assert_eq!(scale.ended(&outcome), None, "the program came to its end before it was asked");
+        assert_eq!(scale.ended(&outcome), None, "the program ended before the request");
         let why = scale.ended(&LaunchOutcome { stopped: true, ..outcome }).expect("it stopped for that");
         assert_eq!((why.as_str(), &scale.shape), ("scaling the job from 2 to 6 workers", &shape(Some(6), &["b"])));
         scale.announce(folder.path()).expect("the folder is ours");
         assert!(JobScale::is_unanswered(folder.path()));
 
-        // It ran: a failure from then on is as any other, and nobody waits.
+        // Its stream ran: later failures are like any other, and nobody waits for an answer.
         let ran = LaunchOutcome { failed: true, workers: 6, ..LaunchOutcome::default() };
         assert_eq!((scale.ended(&ran), &scale.shape), (None, &shape(Some(6), &["b"])));
         scale.over();
@@ -243,7 +243,7 @@ mod tests {
         let failed = LaunchOutcome { asked: request, failed: true, workers: 2, ..LaunchOutcome::default() };
         let why = scale.ended(&failed).expect("it was asked before");
         assert!(why.starts_with("scaling the job from 2 to 1 worker; a worker failed"), "{why}");
-        // The new launch fails, too, before its stream runs: once more with what there was.
+        // The new launch fails too, before its stream runs: continue once more with what there was before.
         let again = LaunchOutcome { failed: true, unanswered: true, workers: 1, ..LaunchOutcome::default() };
         let why = scale.ended(&again).expect("it goes back");
         assert!(why.contains("failed with 1 worker before") && why.contains("goes on with 2 as before"), "{why}");
@@ -251,7 +251,7 @@ mod tests {
         scale.announce(folder.path()).expect("the folder is ours");
         let told = fs::read_to_string(folder.path().join(SCALED)).expect("it is announced");
         assert!(told.contains("as before"), "worker 0 tells who asked: {told}");
-        // And not for ever.
+        // But not forever.
         assert_eq!(scale.ended(&LaunchOutcome { workers: 2, ..again }), None);
         scale.over();
         assert!(answer(&folder).is_some_and(|told| told["error"].is_string()));

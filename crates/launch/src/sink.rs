@@ -1,8 +1,8 @@
-//! Bytes to one output of the launcher, without ever blocking the event loop.
+//! Writes bytes to one output of the launcher, without ever blocking the event loop.
 //!
-//! A reader that stops reading (a pager, a slow disk behind a pipe) must not keep the launcher from hearing Ctrl-C, so
-//! bytes wait here until the output can take them. The file description belongs to others too (the shell, say), so it
-//! must not be made non-blocking; instead each write is small enough for what `poll` has promised.
+//! A reader that stops reading (a pager, a slow disk behind a pipe) must not keep the launcher from noticing Ctrl-C,
+//! so bytes wait here until the output can take them. Others, such as the shell, share the file description, so it
+//! must not be made non-blocking; instead each write is no larger than what `poll` has promised.
 
 use std::io::{self, IsTerminal};
 use std::os::fd::BorrowedFd;
@@ -12,14 +12,14 @@ use nix::sys::stat::{SFlag, fstat};
 
 use crate::lines::OutputLines;
 
-/// Streams are read only while fewer bytes than this wait here.
+/// Worker outputs are read only while fewer bytes than this wait here.
 const PENDING_BYTES_MAX: usize = 1 << 20;
 
 /// Bytes that a pipe takes without blocking once `poll` calls it writable (`PIPE_BUF`, one page).
 const PIPE_WRITE_BYTES: usize = 4096;
 const FILE_WRITE_BYTES: usize = 1 << 16;
 
-/// One output: what waits for it, and where its last line stands.
+/// One output: the bytes that wait for it, and the state of its last line.
 pub struct OutputSink {
     fd: BorrowedFd<'static>,
     terminal: bool,
@@ -27,14 +27,14 @@ pub struct OutputSink {
     closed: bool,
     /// The lines of this output.
     pub lines: OutputLines,
-    /// Bytes to be written, of which the first `written` already are.
+    /// Bytes to be written, of which the first `written` have been.
     pub pending: Vec<u8>,
     written: usize,
 }
 
 impl OutputSink {
-    /// Standard output and error: two sinks, or one for both where they are the same terminal, pipe or file, because
-    /// only one writer can keep lines whole. The second value says which sink serves stdout and which stderr.
+    /// Standard output and error: two sinks, or one for both if they are the same terminal, pipe or file, because
+    /// only a single writer can keep lines whole. The second value says which sink serves stdout and which stderr.
     pub fn standard() -> (Vec<Self>, [usize; 2]) {
         // SAFETY: both descriptors belong to the process as a whole and stay open until it ends.
         let fds = unsafe { [BorrowedFd::borrow_raw(1), BorrowedFd::borrow_raw(2)] };
@@ -60,7 +60,7 @@ impl OutputSink {
         }
     }
 
-    /// Whether colours and redrawing make sense.
+    /// Whether colors and redrawing make sense.
     pub fn is_terminal(&self) -> bool {
         self.terminal
     }
@@ -75,12 +75,12 @@ impl OutputSink {
         !self.pending.is_empty()
     }
 
-    /// Whether more bytes are welcome.
+    /// Whether there is room for more bytes.
     pub fn has_room(&self) -> bool {
         self.pending.len() - self.written < PENDING_BYTES_MAX
     }
 
-    /// Writes some of what waits; to be called when `poll` says so.
+    /// Writes some of the waiting bytes; call it when `poll` reports room.
     ///
     /// # Errors
     /// Once, when nobody reads this output any more. From then on everything is dropped.
@@ -88,7 +88,7 @@ impl OutputSink {
         let end = self.pending.len().min(self.written + self.write_bytes_max);
         match nix::unistd::write(self.fd, &self.pending[self.written..end]) {
             Ok(count) => self.written += count,
-            // A signal: the event loop looks at it before the next write.
+            // A signal: the event loop handles it before the next write.
             Err(Errno::EINTR | Errno::EAGAIN) => {}
             Err(error) => {
                 self.drop_pending();
@@ -106,19 +106,19 @@ impl OutputSink {
         Ok(())
     }
 
-    /// Shows a line of the launcher's own.
+    /// Shows one of the launcher's own lines.
     pub fn note(&mut self, line: &[u8]) {
         self.lines.note(line, &mut self.pending);
         self.drop_if_closed();
     }
 
-    /// Stops waiting for a reader that does not read: what waits is dropped, and so is whatever comes.
+    /// Stops waiting for a reader that does not read: drops what waits, and whatever follows.
     pub fn abandon(&mut self) {
         self.closed |= self.wants_write();
         self.drop_if_closed();
     }
 
-    /// Forgets what waits when nobody can read it.
+    /// Drops the waiting bytes if nobody can read them.
     pub fn drop_if_closed(&mut self) {
         if self.closed {
             self.drop_pending();

@@ -1,5 +1,5 @@
-//! The terminal at which a job was started: what is typed goes to rank 0, which runs in the background and may not read
-//! the terminal itself.
+//! The terminal from which a job was started: keyboard input goes to rank 0, which runs in the background and may not
+//! read the terminal itself.
 
 use std::io::{self, IsTerminal};
 use std::os::fd::{AsFd, BorrowedFd};
@@ -9,27 +9,27 @@ use std::time::{Duration, Instant};
 use nix::errno::Errno;
 use nix::poll::PollFlags;
 
-/// A background job looks this often whether it has become the foreground job.
+/// How often a background job checks whether it has become the foreground job.
 const FOREGROUND_INTERVAL: Duration = Duration::from_millis(500);
 
-/// The way from the terminal to rank 0.
+/// Carries input from the terminal to rank 0.
 pub struct KeyboardInput {
     to: ChildStdin,
     typed: Vec<u8>,
 }
 
 impl KeyboardInput {
-    /// Whether our standard input is a terminal. Anything else rank 0 simply inherits.
+    /// Whether our standard input is a terminal. Anything else, rank 0 simply inherits.
     pub fn is_terminal() -> bool {
         io::stdin().is_terminal()
     }
 
-    /// Carries what is typed to `to`.
+    /// Carries keyboard input to `to`.
     pub fn new(to: ChildStdin) -> Self {
         Self { to, typed: Vec::new() }
     }
 
-    /// What to poll for: room at rank 0 while something waits, else keys and the end of rank 0.
+    /// What to poll for: room at rank 0 while input waits, otherwise keys and the end of rank 0.
     pub fn wants(&self) -> Vec<(BorrowedFd<'_>, PollFlags)> {
         if !self.typed.is_empty() {
             return vec![(self.to.as_fd(), PollFlags::POLLOUT)];
@@ -41,12 +41,13 @@ impl KeyboardInput {
         wants
     }
 
-    /// When to ask [`KeyboardInput::wants`] again, though nothing happens.
+    /// When to call [`KeyboardInput::wants`] again even if nothing happens.
     pub fn look_again_at(&self, now: Instant) -> Option<Instant> {
         (!in_foreground()).then(|| now + FOREGROUND_INTERVAL)
     }
 
-    /// Does what `ready` allows; false when there is nothing more to carry (Ctrl-D, or rank 0 has closed its input).
+    /// Does what `ready` allows; returns false when there is nothing more to carry (Ctrl-D, or rank 0 has closed its
+    /// input).
     pub fn carry(&mut self, ready: &[PollFlags]) -> bool {
         ready.iter().all(|&what| match what {
             PollFlags::POLLIN => self.read(),
@@ -68,7 +69,7 @@ impl KeyboardInput {
     }
 
     fn write(&mut self) -> bool {
-        // At most one line of a terminal waits, and a pipe that is writable takes that without blocking.
+        // At most one line of a terminal waits, and a writable pipe takes it without blocking.
         match nix::unistd::write(&self.to, &self.typed) {
             Ok(count) => {
                 self.typed.drain(..count);
@@ -79,7 +80,8 @@ impl KeyboardInput {
     }
 }
 
-/// The width of the terminal that standard error is, if it is one. Workers write to pipes and cannot ask it themselves.
+/// The width of the terminal on standard error, if it is one. Workers write to pipes and cannot ask for it
+/// themselves.
 pub fn columns() -> Option<u16> {
     let mut size = libc::winsize { ws_row: 0, ws_col: 0, ws_xpixel: 0, ws_ypixel: 0 };
     // SAFETY: the call fills the structure that it is given.
@@ -92,7 +94,7 @@ fn stdin() -> BorrowedFd<'static> {
     unsafe { BorrowedFd::borrow_raw(0) }
 }
 
-/// A background job that reads its terminal is stopped by the kernel.
+/// The kernel stops a background job that reads its terminal.
 fn in_foreground() -> bool {
     nix::unistd::tcgetpgrp(stdin()) == Ok(nix::unistd::getpgrp())
 }

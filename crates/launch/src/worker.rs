@@ -1,4 +1,4 @@
-//! One worker process: which program, in what environment, tied to the launcher's life.
+//! One worker process: its program and environment, and how its life is tied to the launcher's.
 
 use std::ffi::{OsStr, OsString};
 use std::fmt;
@@ -27,20 +27,20 @@ pub struct WorkerProgram {
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum StartError {
-    /// There is no such program.
+    /// The program does not exist.
     NotFound(PathBuf),
-    /// There is one, but it is not a program.
+    /// The file exists, but is not a program.
     NotExecutable(PathBuf),
     /// `-m` without a module, or an option that `tidemill run` does not have.
     Usage(String),
-    /// There is no such cluster of emulated hosts.
+    /// The cluster of emulated hosts does not exist.
     NoCluster(String),
-    /// The system refused.
+    /// The system refused an operation.
     System { what: &'static str, source: io::Error },
 }
 
 impl StartError {
-    /// What a shell would return.
+    /// The exit code that a shell would return.
     pub fn exit_code(&self) -> i32 {
         match self {
             Self::NotFound(_) => 127,
@@ -80,7 +80,7 @@ impl WorkerProgram {
     /// two.
     ///
     /// # Errors
-    /// When there is no such program, or it is not executable.
+    /// If there is no such program, or it is not executable.
     pub fn find(command: &[OsString], python: &Path) -> Result<Self, StartError> {
         let (first, rest) = command.split_first().ok_or_else(|| StartError::Usage("no program given".into()))?;
         if first == "-m" {
@@ -111,7 +111,7 @@ fn is_python(file: &Path) -> bool {
     file.extension().is_some_and(|extension| extension == "py")
 }
 
-/// As a shell does it: a name with a slash is a file, any other is looked for in `PATH`.
+/// Searches like a shell: a name with a slash is a file, any other is looked up in `PATH`.
 fn search(name: &Path) -> Result<PathBuf, StartError> {
     let runs = |file: &Path| file.is_file() && access(file, AccessFlags::X_OK).is_ok();
     if name.as_os_str().as_bytes().contains(&b'/') {
@@ -136,34 +136,35 @@ fn search(name: &Path) -> Result<PathBuf, StartError> {
 /// Where a worker's standard input comes from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StdinSource {
-    /// Nothing to read: every rank but 0.
+    /// Nothing to read, for every rank but 0.
     Null,
-    /// The launcher's own file or pipe: what the worker does not read stays for whoever reads next.
+    /// The launcher's own file or pipe: what the worker does not read stays for the next reader.
     Inherit,
-    /// A pipe that the launcher fills from the terminal, which workers, being in the background, may not read.
+    /// A pipe that the launcher fills from the terminal, which workers, as background processes, may not read.
     Pipe,
 }
 
 /// What one worker gets besides the program.
 pub struct WorkerSetting<'a> {
-    /// The variables that tell it who it is.
+    /// The variables that tell it its identity.
     pub environment: &'a [(&'static str, OsString)],
     /// Its standard input.
     pub input: StdinSource,
     /// The listener of rank 0, which it inherits under the same number.
     pub listener: Option<BorrowedFd<'a>>,
-    /// The limit of open files that the launcher was started with.
+    /// The limit on open files that the launcher was started with.
     pub open_files: Option<(u64, u64)>,
-    /// The cores it shall stay on.
+    /// The cores that it is bound to.
     pub cores: Option<CpuSet>,
-    /// The emulated host that it runs on, if not this one.
+    /// The emulated host that it runs on, if any.
     pub host: Option<&'a Arc<HostEntry>>,
 }
 
-/// Starts one worker, at the head of a process group of its own, killed by the kernel should the launcher be killed.
+/// Starts one worker as the leader of its own process group. If the launcher is killed, the kernel kills the worker
+/// too.
 ///
 /// # Errors
-/// `NotExecutable` when the kernel does not take the file for a program; `System` when it is out of something.
+/// `NotExecutable` if the kernel does not accept the file as a program; `System` if a resource runs out.
 pub fn start(program: &WorkerProgram, setting: &WorkerSetting<'_>) -> Result<Child, StartError> {
     let mut command = Command::new(&program.file);
     command
@@ -207,8 +208,8 @@ fn prepare(
     elsewhere: bool,
 ) -> io::Result<()> {
     nix::sys::prctl::set_pdeathsig(nix::sys::signal::Signal::SIGKILL)?;
-    // The launcher may have died before the line above: then no signal will ever come. On an emulated host it is out of
-    // sight, and has no number; there the end of the launcher's guard ends what is left.
+    // The launcher may have died before the line above: then no signal will ever come. From an emulated host the
+    // launcher is invisible and has no number; there, its guard ends what is left.
     if !elsewhere && std::os::unix::process::parent_id() != launcher {
         return Err(io::Error::from_raw_os_error(libc::ESRCH));
     }
@@ -216,10 +217,10 @@ fn prepare(
         setrlimit(Resource::RLIMIT_NOFILE, soft, hard)?;
     }
     if let Some(cores) = cores {
-        // A system that refuses leaves the worker where it is, which is slower at worst.
+        // If the system refuses, the worker stays where it is, which is slower at worst.
         let _ = cores.bind_current_thread();
     }
-    // Python ignores it, and ignoring is inherited.
+    // Python ignores SIGXFSZ, and children inherit that.
     // SAFETY: SIG_DFL runs no code.
     unsafe { libc::signal(libc::SIGXFSZ, libc::SIG_DFL) };
     if let Some(fd) = listener {
@@ -255,9 +256,9 @@ mod tests {
         assert_eq!(shell.args, ["-c", "exit 3"].map(OsString::from));
     }
 
-    /// The message must say what to do, and the code must be the shell's.
+    /// The message must say what to do, and the exit code must be the shell's.
     #[test]
-    fn what_cannot_run_is_explained() {
+    fn programs_that_cannot_run_are_explained() {
         for (words, code, text) in [
             (&["no-such-program"][..], 127, "PATH"),
             (&["./no/such"], 127, "no such file"),

@@ -1,5 +1,5 @@
-//! What the system allows, each limit beside what would be wrong with it. Probes try the call itself where they can:
-//! containers refuse calls that the kernel's version promises.
+//! What the system allows, and the problems of each limit. Where possible, probes try the call itself: containers may
+//! refuse calls that the kernel's version promises.
 
 use std::fs::{self, File};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
@@ -19,7 +19,7 @@ use crate::cgroup;
 const TRANSPORTS: &str = "transports";
 const LIMITS: &str = "limits";
 
-/// Every limit that a job can meet.
+/// Every limit that can affect a job.
 pub fn items() -> Vec<InfoItem> {
     let mut items = vec![
         InfoItem::new(TRANSPORTS, "in-process", true, "built (workers that are threads)"),
@@ -51,7 +51,7 @@ fn works(name: &'static str, result: Result<(), Errno>, good: &str, bad: &str, r
     InfoItem::new(LIMITS, name, result.is_ok(), text).problem_if(result.is_err(), bad, remedy)
 }
 
-/// Workers of one host share memory that has no name: one makes it, and the others open it under `/proc`.
+/// Workers of one host share unnamed memory: one creates it, and the others open it under `/proc`.
 fn shared_memory() -> InfoItem {
     let shared =
         memfd().map(|fd| in_child(|| File::open(format!("/proc/{}/fd/{}", getppid(), fd.as_raw_fd())).is_ok()));
@@ -97,12 +97,12 @@ fn loopback() -> InfoItem {
     )
 }
 
-/// Whether one worker may read another's memory, which saves large messages one of two copies.
+/// Whether one worker may read another's memory, which saves one of two copies of large messages.
 fn single_copy() -> InfoItem {
     let scope =
         fs::read_to_string("/proc/sys/kernel/yama/ptrace_scope").ok().and_then(|text| text.trim().parse::<u32>().ok());
     let direct = child_reads_parent();
-    // Workers permit each other with this call, where Yama restricts reading to descendants.
+    // Workers give each other permission with this call if Yama restricts reading to descendants.
     let permitted = direct || {
         // SAFETY: sets an attribute of this process.
         unsafe { libc::prctl(libc::PR_SET_PTRACER, libc::PR_SET_PTRACER_ANY) };
@@ -138,10 +138,10 @@ fn child_reads_parent() -> bool {
     })
 }
 
-/// What `probe` finds in a child process, which relates to this one as workers do to each other.
+/// The result of `probe` in a child process, which relates to this process as workers do to each other.
 fn in_child(probe: impl Fn() -> bool) -> bool {
-    // SAFETY: the child makes system calls, allocates at most (which the C library allows after a fork) and ends at
-    // once.
+    // SAFETY: the child only makes system calls, allocates at most (which the C library allows after a fork), and
+    // ends at once.
     match unsafe { fork() } {
         Ok(ForkResult::Child) => {
             let found = probe();
@@ -196,7 +196,7 @@ fn processes() -> InfoItem {
     )
 }
 
-/// The cores' worth of time that a container's quota allows.
+/// How many cores' worth of time a container's quota allows.
 fn cgroup_cpu() -> Option<InfoItem> {
     let quota = Machine::here().quota()?;
     let text = format!("{quota:.2} cores' worth of time (of a cgroup)");

@@ -10,7 +10,7 @@ use super::InfoItem;
 
 const SECTION: &str = "machine";
 
-/// What is true of the machine, right or wrong.
+/// The facts about the machine, including its problems.
 pub fn items() -> Vec<InfoItem> {
     let mut items = Vec::new();
     if let Ok(system) = uname() {
@@ -46,7 +46,7 @@ pub fn items() -> Vec<InfoItem> {
     items
 }
 
-/// Bytes as people read them.
+/// Formats a number of bytes for people.
 pub fn bytes(count: u64) -> String {
     const UNITS: [&str; 5] = ["B", "KiB", "MiB", "GiB", "TiB"];
     let unit = (count.max(1).ilog2() / 10).min(4);

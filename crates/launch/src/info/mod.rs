@@ -1,7 +1,7 @@
 //! `tidemill info`: the resources that this machine offers a job, its problems, and their remedies.
 //!
-//! Every line is an [`InfoItem`], gathered without starting a job; the text and the JSON are two renderings of the same
-//! list.
+//! Every line is an [`InfoItem`], collected without starting a job; the text and the JSON are two renderings of the
+//! same list.
 
 mod limits;
 pub mod machine;
@@ -15,14 +15,14 @@ use serde_json::{Map, Value, json};
 pub struct InfoItem {
     section: &'static str,
     name: &'static str,
-    /// For programs.
+    /// The value for programs.
     value: Value,
-    /// For people.
+    /// The value for people.
     text: String,
     problem: Option<InfoProblem>,
 }
 
-/// What is wrong with a fact.
+/// A problem with a fact.
 pub struct InfoProblem {
     what: String,
     remedy: &'static str,
@@ -34,7 +34,7 @@ impl InfoItem {
         Self { section, name, value: value.into(), text: text.into(), problem: None }
     }
 
-    /// The same fact, with something `wrong` about it.
+    /// The same fact, with a problem if it is `wrong`.
     #[must_use]
     pub fn problem_if(mut self, wrong: bool, what: impl Into<String>, remedy: &'static str) -> Self {
         if wrong {
@@ -44,7 +44,7 @@ impl InfoItem {
     }
 }
 
-/// Prints everything about this machine; the exit code.
+/// Prints everything about this machine, and returns the exit code.
 pub fn print(as_json: bool) -> i32 {
     let mut items = machine::items();
     items.extend(limits::items());
@@ -111,7 +111,7 @@ mod tests {
         assert_eq!(value["problems"].as_array().map(Vec::len), Some(1));
     }
 
-    /// Every probe must come through on whatever machine runs the tests.
+    /// Every probe must succeed on any machine that runs the tests.
     #[test]
     fn this_machine_can_be_described() {
         for item in machine::items().iter().chain(&limits::items()) {
