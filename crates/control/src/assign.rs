@@ -1,16 +1,16 @@
-//! Which copy should own which bucket: the published objective, with the capacities of hosts beside those of links.
+//! Decides which copy should own which bucket, with the published objective plus terms for the capacities of hosts.
 //!
 //! ```text
 //! CU = max_n S(n)/C(n)      NU = max(max_v In(v)/Rin(v), max_u Out(u)/Rout(u), max_{u != v} F(u,v)/R(u,v))
 //! minimize  max(CU, NU) + 0.1 (CU + NU) + a little for what crosses hosts, and for buckets and state that move
 //! ```
-//! The published sum of both lets CPUs that have time keep buckets from a link that is free. S(n) is the work on host
-//! n, or of one copy, which has one CPU at most. Sources stay where they are, so what host u sends to host v is the
-//! sum of what it sends to the buckets there. Solved by moves and swaps away from the fullest hosts (`search`), in
+//! The published sum of both terms lets idle CPUs keep buckets away from a free link. S(n) is the work on host n, or
+//! of one copy, which has one CPU at most. Sources stay where they are, so what host u sends to host v is the sum of
+//! what it sends to the buckets there. `search` solves this by moves and swaps away from the fullest hosts, in
 //! milliseconds for thousands of buckets.
 //!
-//! Source: Suri et al., VAYU; the terms of hosts are ours (`max_v In(v)/Rin(v)` sees a choked inbound link, of which
-//! each pair alone looks empty).
+//! Source: Suri et al., VAYU; the terms for hosts are ours (`max_v In(v)/Rin(v)` sees a choked inbound link that
+//! looks empty in each single pair).
 
 mod plan;
 mod problem;
@@ -22,9 +22,9 @@ pub use self::{
     problem::Problem,
 };
 
-/// Finds better owners of the buckets, or none if those of today are as good.
+/// Finds better owners for the buckets, or none if the current ones are as good.
 ///
-/// Nothing is left on hosts that are drained. Buckets without load move only off these.
+/// Nothing stays on drained hosts. Buckets without load only move off these.
 ///
 /// # Errors
 /// If all hosts with copies of a task are drained.
@@ -36,12 +36,12 @@ pub fn assign(problem: &Problem) -> Result<Plan, AssignError> {
 }
 
 impl Problem {
-    /// How full the fullest parts are today.
+    /// How full the fullest parts are now.
     pub fn load(&self) -> Load {
         state::State::of_homes(self).load()
     }
 
-    /// How full they would be with other owners, by task as in a [`Plan`]; `None` if these do not fit.
+    /// How full they would be with other owners, by task as in a [`Plan`]; `None` if the owners do not fit.
     pub fn load_with(&self, owners: &[(u32, Vec<u32>)]) -> Option<Load> {
         let mut state = state::State::of_homes(self);
         for (task, owners) in owners {

@@ -1,13 +1,14 @@
-//! Decides whether to act, waits for what comes of it, and goes back if it was worse.
+//! Decides whether to act, waits for the result, and undoes an action that made things worse.
 //!
 //! ```text
-//! watching --(somebody has waited for seconds, and moving helps)--> moving --> judging --> watching
+//! watching --(something has waited for seconds, and moving helps)--> moving --> judging --> watching
 //!                                                                     |          | worse
 //!                                                                  (failed)   returning --> watching
 //! ```
-//! It acts when the sources' rate has fallen by a tenth below its long-term mean, or when they wait for much of the
-//! time, and only if moving buckets should bring more. A source that has less to give makes nobody wait, so it is no
-//! reason. Actions are limited in number; after one that was worse, the next has to wait, each time twice as long.
+//! It acts if the sources' rate has fallen by a tenth below its long-term mean, or if they wait for much of the time,
+//! and only if moving buckets should bring more. A source that has less to give makes nobody wait, so it is no reason
+//! to act. The number of actions is limited; after one that made things worse, the next has to wait, twice as long
+//! each time.
 
 mod trend;
 
@@ -25,54 +26,55 @@ use crate::{
 
 /// Seconds between two diagnoses.
 const DIAGNOSE_S: f64 = 0.9;
-/// What is waited for more than this share of the sources' time is a reason by itself,
+/// A wait for more than this fraction of the sources' time is a reason by itself,
 const WEIGHT_MIN: f64 = 0.3;
-/// if it lasts for so many seconds,
+/// if it lasts for this many seconds,
 const LASTING_S: f64 = 3.0;
-/// or so many if the rate has fallen, too.
+/// or this many if the rate has also fallen.
 const LASTING_FALLEN_S: f64 = 2.0;
-/// Rates that never become steady are taken as they are after so many seconds.
+/// After this many seconds, rates that never become steady are used as they are.
 const LASTING_S_MAX: f64 = 8.0;
-/// Seconds for which a reason may be out of sight and is still the same.
+/// For this many seconds, a reason may disappear and still count as the same.
 const GAP_S: f64 = 1.5;
-/// Gain that is demanded of an action, and by how much of it more for each of the last hour.
+/// The gain required of an action, and the factor by which each action of the last hour raises it.
 const GAIN_MIN: f64 = 0.05;
 const GAIN_MIN_MORE: f64 = 0.25;
-/// How much longer the time between two actions is for each of the last hour: links that never rest are not chased.
+/// The factor by which each action of the last hour lengthens the time between two: links that never settle are not
+/// chased.
 const INTERVAL_MORE: f64 = 1.35;
-/// An action is judged after so many seconds, or later if the rate is not steady then.
+/// An action is judged after this many seconds, or later if the rate is not steady then.
 const JUDGE_S: f64 = 5.0;
 const JUDGE_S_MAX: f64 = 15.0;
-/// A rate that is lower by this share is worse if known capacities agree,
+/// A rate that is lower by this fraction is worse if known capacities agree,
 const WORSE: f64 = 0.05;
-/// or by this one, whatever is known of links.
+/// or by this one, whatever is known about links.
 const MUCH_WORSE: f64 = 0.25;
-/// Seconds for which nothing is done after something was worse or failed, at first and at most.
+/// For this many seconds nothing is done after an action made things worse or failed, at first and at most.
 const BACK_OFF_S: f64 = 60.0;
 const BACK_OFF_S_MAX: f64 = 3600.0;
-/// Seconds after which a move that nobody has told of counts as failed.
+/// After this many seconds without a report, a move counts as failed.
 const MOVE_S_MAX: f64 = 120.0;
-/// Seconds for which an advice is not repeated.
+/// Advice is not repeated for this many seconds.
 const ADVICE_S: f64 = 60.0;
-/// Seconds after which a lower rate that nobody waits for is the usual one.
+/// After this many seconds, a lower rate that nobody waits for becomes the usual one.
 const USUAL_S: f64 = 30.0;
-/// Decisions that are kept.
+/// How many decisions are kept.
 const DECISIONS_MAX: usize = 100;
 
 /// What a controller does.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Mode {
-    /// It says what holds the job up.
+    /// It only says what slows the job down.
     Off,
-    /// It says what it would do, too.
+    /// It also says what it would do.
     #[default]
     Advise,
-    /// It does it.
+    /// It acts.
     On,
 }
 
 impl Mode {
-    /// As people write it.
+    /// The name that users write.
     pub fn name(self) -> &'static str {
         match self {
             Self::Off => "off",
@@ -85,9 +87,9 @@ impl Mode {
 /// How much a controller may do.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Limits {
-    /// Seconds between two actions.
+    /// The most actions per hour.
     pub interval_s: f64,
-    /// Actions in an hour.
+    /// The most bytes of state that one action moves.
     pub actions_per_hour: usize,
     /// Bytes of state that one action moves.
     pub state_bytes: u64,
@@ -99,36 +101,36 @@ impl Default for Limits {
     }
 }
 
-/// What is to be done; [`Controller::moved`] is told when it has been.
+/// What to do; report its result to [`Controller::moved`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Action {
-    /// Give buckets these owners: by task, as an index into the layout's, the copy that owns each bucket.
+    /// Assign buckets to these owners: by task, as an index into the layout's, the copy that owns each bucket.
     Move(Vec<(u32, Vec<u32>)>),
 }
 
-/// Owners of buckets, by task.
+/// The owners of buckets, by task.
 type Owners = Vec<(u32, Vec<u32>)>;
 
 #[derive(Clone, Debug, Default)]
 enum Phase {
     #[default]
     Watching,
-    /// Buckets are moving since then.
+    /// Buckets have been moving since this time.
     Moving(f64, Attempt),
-    /// They have moved then.
+    /// They had moved at this time.
     Judging(f64, Attempt),
-    /// They are moving back since then.
+    /// They have been moving back since this time.
     Returning(f64, Attempt),
 }
 
-/// An action, and what was before it.
+/// An action, and the state before it.
 #[derive(Clone, Debug, Default)]
 struct Attempt {
     rate: f64,
     owners: Owners,
 }
 
-/// Watches a job, and moves its buckets or says which to move.
+/// Watches a job, and moves its buckets or says which ones to move.
 #[derive(Debug, Default)]
 pub struct Controller {
     mode: Mode,
@@ -138,11 +140,11 @@ pub struct Controller {
     causes: Vec<Cause>,
     diagnosed_s: Option<f64>,
     trend: Trend,
-    /// Since when moving buckets would help at all, and since when somebody waits much.
+    /// Since when moving buckets would help at all, and since when something waits much.
     helpful: Lasting,
     urgent: Lasting,
     phase: Phase,
-    /// When there were actions, within the last hour.
+    /// The times of actions within the last hour.
     actions_s: VecDeque<f64>,
     quiet_until_s: f64,
     back_off_s: f64,
@@ -150,7 +152,7 @@ pub struct Controller {
     decisions: VecDeque<Decision>,
 }
 
-/// Since when something is so, and when it was last.
+/// Since when a condition has been true, and when it was last true.
 #[derive(Clone, Copy, Debug, Default)]
 struct Lasting(Option<(f64, f64)>);
 
@@ -169,33 +171,33 @@ impl Lasting {
 }
 
 impl Controller {
-    /// A controller that has seen nothing.
+    /// A controller without observations.
     pub fn new(mode: Mode, limits: Limits) -> Self {
         Self { mode, limits, back_off_s: BACK_OFF_S, ..Self::default() }
     }
 
-    /// Counts actions of runs before this one against its limits; they were so many seconds ago.
+    /// Counts actions of earlier runs, which happened `ago_s` seconds ago, against the limits.
     pub fn count_earlier(&mut self, ago_s: impl IntoIterator<Item = f64>) {
         self.actions_s.extend(ago_s.into_iter().map(|ago_s| -ago_s));
         self.actions_s.make_contiguous().sort_unstable_by(f64::total_cmp);
     }
 
-    /// What it does.
+    /// The controller's mode.
     pub fn mode(&self) -> Mode {
         self.mode
     }
 
-    /// Has it do something else from now on; what is under way is finished.
+    /// Changes the mode; an action in progress is finished.
     pub fn set_mode(&mut self, mode: Mode) {
         self.mode = mode;
     }
 
-    /// What it knows of the job.
+    /// What it knows about the job.
     pub fn observer(&self) -> &Observer {
         &self.observer
     }
 
-    /// Takes the newest sample of each worker, about twice a second, and says what is to be done.
+    /// Adds the newest sample of each worker, about twice a second, and returns what to do.
     pub fn step(&mut self, now_s: f64, layout: &ClusterLayout, samples: &[WorkerSample]) -> Vec<Action> {
         self.observer.add(now_s, layout, samples);
         self.layout.clone_from(layout);
@@ -217,7 +219,7 @@ impl Controller {
             moving @ (Phase::Moving(since_s, _) | Phase::Returning(since_s, _)) => {
                 self.phase = moving;
                 if now_s - since_s > MOVE_S_MAX {
-                    self.moved(now_s, Err("nobody has said that the buckets have moved".to_owned()));
+                    self.moved(now_s, Err("no report that the buckets have moved".to_owned()));
                 }
                 None
             }
@@ -225,7 +227,7 @@ impl Controller {
         action.into_iter().collect()
     }
 
-    /// Hears that buckets have moved as the last action said, or why not.
+    /// Receives the report that buckets have moved as the last action asked, or why not.
     pub fn moved(&mut self, now_s: f64, result: Result<(), String>) {
         self.trend.reset();
         let (attempt, is_return) = match std::mem::take(&mut self.phase) {
@@ -249,12 +251,12 @@ impl Controller {
         }
     }
 
-    /// What it has decided, oldest first: the newest hundred.
+    /// The last hundred decisions, oldest first.
     pub fn decisions(&self) -> impl Iterator<Item = &Decision> {
         self.decisions.iter()
     }
 
-    /// What it has to say.
+    /// The controller's report.
     pub fn report(&self) -> ClusterReport {
         let rates = self.observer.rates();
         ClusterReport {
@@ -295,7 +297,7 @@ impl Controller {
         if self.mode == Mode::Off || !(fallen || self.urgent.lasts(now_s, LASTING_S)) {
             return None;
         }
-        // While a rate changes, rates are of two states, and so would be what is decided by them.
+        // While rates change, they mix two states, and so would a decision based on them.
         if !self.trend.is_steady() && !self.helpful.lasts(now_s, LASTING_S_MAX) {
             return None;
         }
@@ -309,7 +311,7 @@ impl Controller {
         let actions = self.actions_s.len();
         let demanded = GAIN_MIN * (1.0 + GAIN_MIN_MORE * actions as f64);
         let interval_s = self.limits.interval_s * INTERVAL_MORE.powi(actions.saturating_sub(1).min(100) as i32);
-        // Going back is an action, too.
+        // Going back counts as an action too.
         let allowed = now_s >= self.quiet_until_s
             && self.actions_s.back().is_none_or(|last_s| now_s - last_s >= interval_s)
             && actions + 1 < self.limits.actions_per_hour
@@ -352,7 +354,7 @@ impl Controller {
         });
     }
 
-    /// Says where the last decision stands: there is no other while an action is under way.
+    /// Sets the state of the last decision: there is no other while an action is in progress.
     fn conclude(&mut self, outcome: Outcome) {
         if let Some(decision) = self.decisions.back_mut() {
             decision.outcome = outcome;
@@ -375,7 +377,7 @@ impl Controller {
         if let Some(decision) = self.decisions.back_mut() {
             decision.measured = Some(gain);
         }
-        // Where nobody waits, sources have less to give; and hosts may have become slower in the meantime.
+        // If nobody waits, the sources have less to give; also, hosts may have become slower in the meantime.
         let waits = gain < -WORSE && !self.causes.is_empty();
         let better = if waits { self.were_better(&attempt.owners) } else { None };
         let is_worse = better.is_some_and(|better| better || gain < -MUCH_WORSE);
@@ -391,7 +393,7 @@ impl Controller {
         None
     }
 
-    /// Whether owners from before should do better than those of today; `None` if they do not fit any more.
+    /// Whether the previous owners should do better than the current ones; `None` if they do not fit any more.
     fn were_better(&self, owners: &Owners) -> Option<bool> {
         let problem = Problem::of(&self.layout, self.observer.rates()).without_guesses();
         Some(problem.load_with(owners)?.most() < problem.load().most())

@@ -1,13 +1,13 @@
-//! Why a job is slow: what somebody waits for, in sentences.
+//! Explains in sentences why a job is slow, that is, what it waits for.
 //!
-//! CPUs are examined before networks: what is known of links is less certain. Where nobody waits there is no cause: a
-//! source that has less to give slows a job, too, and nothing is wrong then.
+//! CPUs are examined before networks, because less is certain about links. If nobody waits, there is no cause: a
+//! source that has less to give also makes a job slower, and then nothing is wrong.
 //!
 //! | module  | causes                                                          |
 //! |---------|-----------------------------------------------------------------|
-//! | `cpu`   | CPUs that others take, hosts with too much work, full CPUs      |
+//! | `cpu`   | CPUs taken by others, overloaded hosts, full CPUs               |
 //! | `tasks` | the interpreter, heavy keys, slow steps and sinks               |
-//! | `links` | full inbound and outbound links of hosts, and links of two hosts |
+//! | `links` | full inbound and outbound links of hosts, and between hosts     |
 
 mod cpu;
 mod links;
@@ -23,14 +23,14 @@ use crate::{
     report::{Cause, CauseKind, Remedy},
 };
 
-/// What is waited for less than this share of the time holds nothing up.
+/// What is waited for less than this fraction of the time is not a cause.
 const WEIGHT_MIN: f64 = 0.05;
-/// What brings less is not worth moving anything.
+/// A smaller gain is not worth moving anything.
 const GAIN_MIN: f64 = 0.05;
 
-/// What holds a job up, the heaviest cause first.
+/// What slows a job down, the heaviest cause first.
 pub fn diagnose(layout: &ClusterLayout, rates: &Rates) -> Vec<Cause> {
-    // Rates of another layout say nothing of this one.
+    // Rates of another layout say nothing about this one.
     if rates.hosts.len() != layout.hosts.len() || rates.tasks.len() != layout.tasks.len() {
         return Vec::new();
     }
@@ -38,7 +38,7 @@ pub fn diagnose(layout: &ClusterLayout, rates: &Rates) -> Vec<Cause> {
     let mut causes = cpu::causes(&view);
     causes.extend(tasks::keyed(&view));
     causes.extend(links::causes(&view));
-    // Steps are slow by themselves only if nothing above makes them so.
+    // Steps are slow by themselves only if none of the causes above explains it.
     let slow = tasks::slow(&view, &causes);
     causes.extend(slow);
     causes.retain(|cause| cause.weight >= WEIGHT_MIN);
@@ -47,7 +47,7 @@ pub fn diagnose(layout: &ClusterLayout, rates: &Rates) -> Vec<Cause> {
     causes
 }
 
-/// What causes are found in.
+/// What the causes are derived from.
 struct View<'a> {
     layout: &'a ClusterLayout,
     rates: &'a Rates,
@@ -69,7 +69,7 @@ impl View<'_> {
         host.filter(|host| *host < self.layout.hosts.len())
     }
 
-    /// CPUs that a host has for the job.
+    /// How many CPUs a host has for the job.
     fn cpus(&self, host: usize) -> f64 {
         let cpus = self.rates.limits[host].cpus.unwrap_or(self.layout.hosts[host].cores);
         if cpus > 0.0 { cpus } else { f64::INFINITY }
@@ -85,7 +85,7 @@ fn is_of_buckets(kind: CauseKind) -> bool {
     !matches!(kind, CauseKind::CpuFull | CauseKind::SlowStep | CauseKind::SlowSink)
 }
 
-/// Adds what helps to the causes, if buckets that move do.
+/// Adds a remedy to the causes, if moving buckets helps.
 fn prescribe(view: &View<'_>, causes: &mut [Cause]) {
     if !causes.iter().any(|cause| is_of_buckets(cause.kind)) {
         return;

@@ -20,7 +20,7 @@ pub struct HostLayout {
     pub name: String,
     /// CPUs that the job may use there.
     pub cores: f64,
-    /// Somebody empties it: it gets no buckets.
+    /// Whether it is being emptied, so that it gets no buckets.
     pub drained: bool,
 }
 
@@ -41,22 +41,22 @@ impl ClusterLayout {
 pub struct TaskLayout {
     /// Its name.
     pub name: String,
-    /// Where it stands in the graph.
+    /// Its position in the graph.
     pub role: TaskRole,
     /// The worker of each copy.
     pub copy_workers: Vec<u32>,
-    /// The copy that owns each bucket, as the newest route map says; empty if its inputs are not dealt by key, or the
-    /// buckets cannot move.
+    /// The copy that owns each bucket, according to the newest route map; empty if its inputs are not partitioned by
+    /// key, or the buckets cannot move.
     pub owners: Vec<u32>,
     /// The version of that map.
     pub version: u64,
-    /// Bytes of state of each bucket, as far as the newest checkpoint tells; empty if it does not.
+    /// The bytes of state of each bucket according to the newest checkpoint; empty if that does not say.
     pub state_bytes: Vec<u64>,
     /// The tasks whose output it takes, as indices into `tasks`.
     pub inputs: Vec<u32>,
 }
 
-/// Where a task stands in its graph.
+/// The position of a task in its graph.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum TaskRole {

@@ -1,20 +1,20 @@
-//! The controller: why a job is slow, which host it is, and which buckets to move.
+//! The controller: why a job is slow, which host is the reason, and which buckets to move.
 //!
-//! Everything here is a function or a state machine without clock, socket, thread or environment: layout and counters
-//! go in, sentences and route maps come out. `dataflow` counts and moves; `python` shows.
+//! Everything here is a function or a state machine without clocks, sockets, threads or environment: layouts and
+//! counters go in, sentences and route maps come out. `dataflow` counts and moves; `python` shows.
 //!
 //! Modules, lowest first:
 //!
-//! | module         | what is in it                                                 |
+//! | module         | contents                                                      |
 //! |----------------|---------------------------------------------------------------|
 //! | [`layout`]     | hosts, workers, tasks, and which copy owns which bucket       |
 //! | [`sample`]     | what each worker has counted since the run began              |
-//! | [`report`]     | rates, causes and decisions, as people read them              |
-//! | `testing`      | what tests share                                              |
-//! | [`observe`]    | from counters to rates, and to what hosts and links can carry |
+//! | [`report`]     | rates, causes and decisions, as users see them                |
+//! | `testing`      | shared by tests                                               |
+//! | [`observe`]    | turns counters into rates, and capacities of hosts and links  |
 //! | [`assign`]     | which copy should own which bucket                            |
-//! | [`diagnose`]   | what holds a job up, in sentences                             |
-//! | [`controller`] | whether to act, and whether it was any good                   |
+//! | [`diagnose`]   | what slows a job down, in sentences                           |
+//! | [`controller`] | whether to act, and whether that helped                       |
 
 pub mod assign;
 pub mod controller;

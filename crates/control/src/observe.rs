@@ -1,8 +1,8 @@
-//! From counters to rates: what flows, who waits, and what hosts and links can carry.
+//! Turns counters into rates: what flows, who waits, and what hosts and links can carry.
 //!
-//! Rates are taken over the last three seconds of each worker's own clock. What a link can carry shows only while it is
-//! full: something waits in front of it most of the time, and TCP says that neither the sender nor the receiver held it
-//! up. What flows then is its capacity (`control.md`, section 4).
+//! Rates cover the last three seconds of each worker's own clock. A link shows what it can carry only while it is
+//! full: something waits in front of it most of the time, and TCP reports that neither the sender nor the receiver
+//! limited it. Its traffic then is its capacity (`control.md`, section 4).
 
 mod capacity;
 mod history;
@@ -21,46 +21,46 @@ use crate::{
     sample::{TaskCounters, WorkerSample},
 };
 
-/// Heavy keys that are kept of a task.
+/// How many heavy keys are kept per task.
 const HEAVY_KEYS_MAX: usize = 10;
 
 /// A job's rates, and what it could carry.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Rates {
-    /// Seconds that rates are taken over.
+    /// The number of seconds that rates cover.
     pub span_s: f64,
     /// By host, as in the layout.
     pub hosts: Vec<HostReport>,
-    /// By host: what is known of its limits.
+    /// By host: what is known about its limits.
     pub limits: Vec<HostLimits>,
-    /// Between hosts that are not the same, where anything is sent, by sender and then receiver.
+    /// Between different hosts, where anything is sent, by sender and then receiver.
     pub links: Vec<HostLinkReport>,
-    /// By entry of `links`: it is full now, and neither of its hosts explains it.
+    /// By entry of `links`: whether it is full now and neither of its hosts explains it.
     pub link_full: Vec<bool>,
     /// By task, as in the layout.
     pub tasks: Vec<TaskRates>,
-    /// Rows per second of all sources over the last second.
+    /// The rows per second of all sources over the last second.
     pub source_rows_s: f64,
 }
 
-/// What a host could carry, as far as it has shown.
+/// What a host could carry, as far as observed.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct HostLimits {
-    /// CPUs that others leave to the job, if they have taken some.
+    /// The CPUs that others leave to the job, if they have taken some.
     pub cpus: Option<f64>,
-    /// Other programs take its CPUs now.
+    /// Whether other programs take its CPUs now.
     pub cpus_taken: bool,
-    /// What it receives fills its link now.
+    /// Whether what it receives fills its link now.
     pub in_full: bool,
-    /// What it sends fills its link now.
+    /// Whether what it sends fills its link now.
     pub out_full: bool,
-    /// The most that it has received per second lately.
+    /// The most that it has recently received per second.
     pub in_peak: f64,
-    /// The most that it has sent per second lately.
+    /// The most that it has recently sent per second.
     pub out_peak: f64,
-    /// Share of the time in which something waits in front of all that it receives.
+    /// The fraction of the time in which something waits in front of everything it receives.
     pub in_busy: f64,
-    /// Senders on the host itself that waited for credit of its copies, on average.
+    /// How many senders on the host itself waited for credit of its copies, on average.
     pub local_credit_wait: f64,
 }
 
@@ -69,12 +69,12 @@ pub struct HostLimits {
 pub struct TaskRates {
     /// By worker that has copies of it.
     pub workers: Vec<TaskWorkerReport>,
-    /// By entry of `workers`: share of a second in which functions of the interpreter ran or waited for it, of all
-    /// copies together.
+    /// By entry of `workers`: the fraction of a second in which functions ran in the interpreter or waited for it,
+    /// over all copies.
     pub interpreter: Vec<f64>,
-    /// By bucket: rows per second; empty if the task is not dealt by key.
+    /// By bucket: rows per second; empty if the task is not partitioned by key.
     pub rows_s: Vec<f64>,
-    /// By bucket: share of a CPU that works on it.
+    /// By bucket: the fraction of a CPU that works on it.
     pub work: Vec<f64>,
     /// By bucket, and within a bucket by sending host: bytes per second.
     pub sent_bytes_s: Vec<f64>,
@@ -83,14 +83,14 @@ pub struct TaskRates {
 }
 
 impl TaskRates {
-    /// Bytes per second to a bucket from all hosts.
+    /// The bytes per second to a bucket from all hosts.
     pub fn bytes_s(&self, bucket: usize) -> f64 {
         let hosts = self.sent_bytes_s.len().checked_div(self.rows_s.len()).unwrap_or(0);
         self.sent_bytes_s.iter().skip(bucket * hosts).take(hosts).sum()
     }
 }
 
-/// Remembers the last samples of each worker, and what hosts and links could carry when they were full.
+/// Keeps the recent samples of each worker, and what hosts and links could carry when they were full.
 #[derive(Debug, Default)]
 pub struct Observer {
     now_s: f64,
@@ -104,12 +104,12 @@ pub struct Observer {
 }
 
 impl Observer {
-    /// An observer that has seen nothing.
+    /// An observer without observations.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Takes the newest sample of each worker, about twice a second; one that it has already is passed over.
+    /// Adds the newest sample of each worker, about twice a second; skips one that it already has.
     pub fn add(&mut self, now_s: f64, layout: &ClusterLayout, samples: &[WorkerSample]) {
         if self.worker_hosts != layout.worker_hosts || self.inbound.len() != layout.hosts.len() {
             let hosts = layout.hosts.len();
@@ -147,7 +147,7 @@ impl Observer {
         known.filter(|(_, host, history)| *host < layout.hosts.len() && history.span().is_some())
     }
 
-    /// Takes all rates anew.
+    /// Recomputes all rates.
     fn count(&mut self, layout: &ClusterLayout) {
         let mut rates = Rates {
             hosts: (layout.hosts.iter())
@@ -179,7 +179,7 @@ impl Observer {
         self.rates = rates;
     }
 
-    /// Rates of tasks and their buckets.
+    /// Computes the rates of tasks and their buckets.
     fn tasks(&self, layout: &ClusterLayout) -> Vec<TaskRates> {
         let hosts = layout.hosts.len();
         let mut tasks: Vec<TaskRates> = (layout.tasks.iter())
@@ -215,7 +215,7 @@ impl Observer {
                 });
                 rates.interpreter.push(rate(|task| task.interpreter_ns) / 1e9);
             }
-            // A bucket that an older sample lacks had counted nothing then.
+            // A bucket missing from the older sample had counted nothing then.
             for (sample, sign) in [(span.newest, 1.0), (span.oldest, -1.0)] {
                 for bucket in &sample.buckets {
                     let at = bucket.bucket as usize;
@@ -229,7 +229,7 @@ impl Observer {
             }
         }
         for rates in &mut tasks {
-            // Counters that began again would give less than nothing, and rounding almost nothing.
+            // Restarted counters would give negative rates, and rounding tiny ones.
             for rate in rates.rows_s.iter_mut().chain(&mut rates.work).chain(&mut rates.sent_bytes_s) {
                 if *rate < 1e-9 {
                     *rate = 0.0;
@@ -240,7 +240,7 @@ impl Observer {
         tasks
     }
 
-    /// Adds up what workers have sent of their most frequent keys.
+    /// Sums up what workers have sent of their most frequent keys.
     fn heavy_keys(&self, layout: &ClusterLayout, tasks: &mut [TaskRates]) {
         let mut rows: BTreeMap<(u32, u32, &str), f64> = BTreeMap::new();
         let mut all_rows = vec![0.0; tasks.len()];
@@ -271,7 +271,7 @@ impl Observer {
         }
     }
 
-    /// Adds what links carry to the rates, and learns from those that are full.
+    /// Adds the traffic of links to the rates, and learns from full links.
     fn learn(&mut self, layout: &ClusterLayout) {
         let hosts = layout.hosts.len();
         let mut flows = Flows::new(hosts);
@@ -322,16 +322,16 @@ impl Observer {
     }
 }
 
-/// The hosts on which other programs take CPUs: threads wait for them though the job uses fewer than it may.
+/// The hosts where other programs take CPUs: threads wait for CPUs although the job uses fewer than it may.
 fn cpus_taken(hosts: &[HostReport]) -> Vec<bool> {
     let waits = |host: &HostReport| host.cpus_waited / host.cpus_used.max(1e-9);
     let mut all: Vec<f64> = hosts.iter().map(waits).collect();
     all.sort_by(f64::total_cmp);
-    // Where threads of all hosts wait alike, as on one machine that plays many, no host is to blame.
+    // If the threads of all hosts wait alike, as on one machine that emulates many hosts, no host is to blame.
     let usual = if all.len() < 3 { 0.0 } else { all[(all.len() - 1) / 2] };
     let taken = |host: &HostReport| {
         let demand = host.cpus_used + host.cpus_waited;
-        // Threads that wake together wait for each other on CPUs that are idle most of the time.
+        // Threads that wake together wait for each other even on CPUs that are mostly idle.
         let short = host.cpus_used < 0.85 * host.cores && demand > 0.9 * host.cores;
         short && waits(host) > 0.5 && waits(host) > 2.0 * usual
     };

@@ -1,27 +1,27 @@
-//! What the controller has to say: rates, causes and decisions, as `tidemill top` shows them.
+//! The controller's report: rates, causes and decisions, as `tidemill top` shows them.
 
 use serde::Serialize;
 
-/// A job at a moment, over the last seconds.
+/// The state of a job over the last seconds.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct ClusterReport {
-    /// Seconds that rates are taken over.
+    /// The number of seconds that rates cover.
     pub span_s: f64,
     /// By host, as in the layout.
     pub hosts: Vec<HostReport>,
-    /// Between hosts that are not the same, where anything is sent.
+    /// Between different hosts, where anything is sent.
     pub links: Vec<HostLinkReport>,
     /// By task, as in the layout.
     pub tasks: Vec<TaskReport>,
-    /// What holds the job up, the heaviest cause first; empty if nothing waits.
+    /// What slows the job down, the heaviest cause first; empty if nothing waits.
     pub causes: Vec<Cause>,
-    /// What the controller does: "off", "advise" or "on".
+    /// The controller's mode: "off", "advise" or "on".
     pub controller: String,
-    /// What it has decided, the newest last; the last 100.
+    /// Its last 100 decisions, the newest last.
     pub decisions: Vec<Decision>,
 }
 
-/// A host, its workers together.
+/// A host with all its workers.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct HostReport {
     /// Its name.
@@ -30,21 +30,21 @@ pub struct HostReport {
     pub workers: Vec<u32>,
     /// CPUs that the job may use there.
     pub cores: f64,
-    /// CPUs that it does use.
+    /// CPUs that it currently uses.
     pub cpus_used: f64,
-    /// Threads that are ready and wait for a CPU, on average.
+    /// How many threads are ready but wait for a CPU, on average.
     pub cpus_waited: f64,
     /// Bytes per second to other hosts.
     pub out_bytes_s: f64,
     /// Bytes per second from other hosts.
     pub in_bytes_s: f64,
-    /// What it could send, in bytes per second, if a full link has ever shown.
+    /// What it could send, in bytes per second, if its link has ever been full.
     pub out_capacity: Option<f64>,
-    /// What it could receive.
+    /// What it could receive, likewise.
     pub in_capacity: Option<f64>,
 }
 
-/// What one host sends to another, all links between their workers together.
+/// The traffic from one host to another, over all links between their workers.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct HostLinkReport {
     /// The sending host.
@@ -53,15 +53,15 @@ pub struct HostLinkReport {
     pub to: u32,
     /// Bytes per second.
     pub bytes_s: f64,
-    /// What it could carry, in bytes per second, if it has been full.
+    /// What it could carry, in bytes per second, if it has ever been full.
     pub capacity: Option<f64>,
-    /// Share of the time in which something waited in front of it, 0 to 1.
+    /// The fraction of the time in which something waited in front of it, 0 to 1.
     pub busy: f64,
-    /// Senders that waited for room on it, on average.
+    /// How many senders waited for room on it, on average.
     pub link_wait: f64,
-    /// Senders that waited for credit of copies behind it, on average.
+    /// How many senders waited for credit of copies behind it, on average.
     pub credit_wait: f64,
-    /// Bytes that wait.
+    /// How many bytes wait.
     pub queued_bytes: u64,
     /// Smoothed round-trip time in microseconds; `None` in shared memory.
     pub rtt_us: Option<u64>,
@@ -74,7 +74,7 @@ pub struct TaskReport {
     pub name: String,
     /// By worker that has copies of it.
     pub workers: Vec<TaskWorkerReport>,
-    /// Its buckets, if it is dealt by key.
+    /// Its buckets, if it is partitioned by key.
     pub buckets: Option<BucketReport>,
     /// Its most frequent keys, the heaviest first.
     pub heavy_keys: Vec<HeavyKeyReport>,
@@ -85,19 +85,19 @@ pub struct TaskReport {
 pub struct TaskWorkerReport {
     /// The worker.
     pub worker: u32,
-    /// Its copies there.
+    /// The number of its copies there.
     pub copies: u32,
-    /// Share of their time in which they work, 0 to 1.
+    /// The fraction of their time in which they work, 0 to 1.
     pub busy: f64,
-    /// Share in which they wait for others to take what they have.
+    /// The fraction in which they wait for others to receive their output.
     pub blocked: f64,
-    /// Share in which they wait for input.
+    /// The fraction in which they wait for input.
     pub idle: f64,
-    /// Rows taken per second; of a source, rows sent.
+    /// Rows received per second; for a source, rows sent.
     pub rows_s: f64,
 }
 
-/// Buckets of a task: all lists by bucket.
+/// The buckets of a task; all lists are by bucket.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct BucketReport {
     /// The host that owns it.
@@ -106,39 +106,39 @@ pub struct BucketReport {
     pub rows_s: Vec<f32>,
     /// Bytes per second.
     pub bytes_s: Vec<f32>,
-    /// Share of a CPU that works on it.
+    /// The fraction of a CPU that works on it.
     pub work: Vec<f32>,
-    /// Bytes of state; empty if no checkpoint has told.
+    /// Bytes of state; empty if no checkpoint says.
     pub state_bytes: Vec<u64>,
 }
 
 /// A frequent key.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct HeavyKeyReport {
-    /// It.
+    /// The key.
     pub key: String,
     /// Its bucket.
     pub bucket: u32,
-    /// Its share of the task's rows, 0 to 1.
+    /// Its fraction of the task's rows, 0 to 1.
     pub share: f64,
 }
 
-/// Something that holds the job up.
+/// Something that slows the job down.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Cause {
-    /// What kind of thing it is.
+    /// Its kind.
     pub kind: CauseKind,
-    /// One sentence: cause, evidence, and what helps with its gain and cost.
+    /// One sentence with the cause, the evidence, and the remedy with its gain and cost.
     pub sentence: String,
-    /// More of the evidence, a line each.
+    /// More evidence, a line each.
     pub evidence: Vec<String>,
-    /// The host, if it is one.
+    /// The host, if the cause is a host.
     pub host: Option<u32>,
-    /// The task, if it is one.
+    /// The task, if the cause is a task.
     pub task: Option<u32>,
-    /// Share of the sources' time that is waited for it, 0 to 1: what it may cost.
+    /// The fraction of the sources' time spent waiting for it, 0 to 1: an upper bound on what it costs.
     pub weight: f64,
-    /// Buckets to move that would help, if there are any.
+    /// Buckets whose move would help, if any.
     pub remedy: Option<Remedy>,
 }
 
@@ -146,34 +146,34 @@ pub struct Cause {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum CauseKind {
-    /// A host has fewer CPUs left than its work needs: other programs take them.
+    /// A host has fewer CPUs left than its work needs, because other programs take them.
     CpuTaken,
     /// A host has more work than CPUs, and others have less.
     CpuSkew,
-    /// All hosts' CPUs are full.
+    /// The CPUs of all hosts are full.
     CpuFull,
     /// Functions of the program wait for their worker's interpreter.
     Interpreter,
-    /// One key has more rows than a copy can take.
+    /// One key has more rows than a copy can process.
     HeavyKey,
     /// What a host receives fills its link.
     Inbound,
     /// What a host sends fills its link.
     Outbound,
-    /// The link between two hosts is full, and others of both are not.
+    /// The link between two hosts is full, but not the other links of either.
     Link,
     /// A step's function takes long, on all hosts.
     SlowStep,
-    /// A sink, or what is behind it, takes rows slowly.
+    /// A sink, or the system behind it, receives rows slowly.
     SlowSink,
 }
 
-/// Buckets that move.
+/// Buckets to move.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Remedy {
     /// By task, as an index into the layout's: the new owner of each bucket.
     pub owners: Vec<(u32, Vec<u32>)>,
-    /// Buckets that get another owner.
+    /// How many buckets change owners.
     pub buckets: u32,
     /// How much more the job should carry: 0.38 is 38 % more.
     pub gain: f64,
@@ -183,37 +183,37 @@ pub struct Remedy {
     pub pause_ms: u64,
 }
 
-/// What the controller has decided, and what came of it.
+/// A decision of the controller, and its outcome.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Decision {
     /// Seconds since the run began.
     pub at_s: f64,
-    /// What was the cause: the sentence.
+    /// The sentence about the cause.
     pub sentence: String,
-    /// Buckets that move.
+    /// How many buckets move.
     pub buckets: u32,
     /// Predicted gain.
     pub predicted: f64,
     /// Measured gain, once it has been judged.
     pub measured: Option<f64>,
-    /// Where it stands.
+    /// Its state.
     pub outcome: Outcome,
 }
 
-/// Where a decision stands.
+/// The state of a decision.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Outcome {
-    /// Told, not done: the controller only advises.
+    /// Only reported: the controller only advises.
     Advised,
     /// Buckets are moving.
     Moving,
-    /// They have moved; the rate is watched.
+    /// They have moved, and the rate is being watched.
     Judging,
-    /// It was good.
+    /// It helped.
     Kept,
-    /// It was worse: buckets are back.
+    /// It made things worse, and the buckets are back.
     RolledBack,
-    /// It could not be done, and why.
+    /// It failed, for this reason.
     Failed(String),
 }

@@ -1,8 +1,8 @@
-//! What workers count. All counters run from the begin of the run and never fall, unless they say so.
+//! The counters of workers. All counters start with the run and never decrease, unless noted.
 
 use serde::Serialize;
 
-/// What one worker has counted until a moment.
+/// What one worker has counted up to a moment.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct WorkerSample {
     /// The worker.
@@ -11,16 +11,16 @@ pub struct WorkerSample {
     pub at_ns: u64,
     /// CPU time of its process, in nanoseconds.
     pub cpu_ns: u64,
-    /// Time that its threads were ready to run and waited for a CPU, in nanoseconds, of all threads together.
+    /// Time in which its threads were ready to run but waited for a CPU, in nanoseconds, summed over all threads.
     pub cpu_wait_ns: u64,
-    /// Its links to other workers, and one to itself for what its copies wait for each other; those not used yet are
-    /// missing.
+    /// Its links to other workers, and one to itself for what its copies wait for among each other. Links that are
+    /// not used yet are missing.
     pub links: Vec<LinkCounters>,
     /// Tasks with copies on this worker.
     pub tasks: Vec<TaskCounters>,
     /// Buckets that it has sent rows to, or that its copies have worked on.
     pub buckets: Vec<BucketCounters>,
-    /// The most frequent keys that it has sent lately, by a sketch.
+    /// The most frequent keys that it has recently sent, according to a sketch.
     pub heavy_keys: Vec<HeavyKey>,
 }
 
@@ -31,57 +31,58 @@ pub struct LinkCounters {
     pub peer: u32,
     /// Bytes handed to the link.
     pub sent_bytes: u64,
-    /// Bytes that wait in front of it or are under way: now.
+    /// Bytes that currently wait in front of it or are in transit.
     pub queued_bytes: u64,
-    /// Time that something waited in front of it, in nanoseconds.
+    /// Time in which something waited in front of it, in nanoseconds.
     pub busy_ns: u64,
-    /// Time that senders waited for room on it, all of them together, in nanoseconds.
+    /// Time in which senders waited for room on it, summed over senders, in nanoseconds.
     pub link_wait_ns: u64,
-    /// Time that senders waited for credit of copies on the other worker, all of them together, in nanoseconds.
+    /// Time in which senders waited for credit of copies on the other worker, summed over senders, in nanoseconds.
     pub credit_wait_ns: u64,
-    /// What the kernel knows of it; `None` of links in shared memory.
+    /// What the kernel knows about it; `None` for links in shared memory.
     pub tcp: Option<TcpCounters>,
 }
 
 /// `TCP_INFO` of a link.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct TcpCounters {
-    /// The newest delivery rate, in bytes per second: now.
+    /// The current (most recent) delivery rate, in bytes per second.
     pub delivery_bytes_s: u64,
-    /// Whether the sender had too little to send when that was measured: the link may carry more. Now.
+    /// Whether the sender had too little to send during that measurement, so that the link may carry more. A current
+    /// value.
     pub app_limited: bool,
-    /// Smoothed round-trip time in microseconds: now.
+    /// The current smoothed round-trip time, in microseconds.
     pub rtt_us: u64,
-    /// Smallest round-trip time in microseconds: now.
+    /// The current smallest round-trip time, in microseconds.
     pub min_rtt_us: u64,
     /// Bytes that the other end has acknowledged.
     pub acked_bytes: u64,
-    /// Time that it had something to send, in microseconds.
+    /// Time in which it had something to send, in microseconds.
     pub busy_us: u64,
-    /// Time of that in which the receiver's window held it up, in microseconds.
+    /// How much of that time the receiver's window limited it, in microseconds.
     pub receiver_limited_us: u64,
-    /// Time of that in which its own buffer held it up, in microseconds.
+    /// How much of that time its own buffer limited it, in microseconds.
     pub buffer_limited_us: u64,
-    /// Segments sent again.
+    /// How many segments were retransmitted.
     pub retransmits: u64,
 }
 
-/// A task's copies on one worker, together.
+/// A task's copies on one worker, summed up.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct TaskCounters {
     /// The task, as an index into the layout's.
     pub task: u32,
-    /// Copies on this worker.
+    /// The number of copies on this worker.
     pub copies: u32,
     /// Time in which they worked, in nanoseconds; waits are counted while they last.
     pub busy_ns: u64,
-    /// Time in which they waited for others to take what they had.
+    /// Time in which they waited for others to receive their output.
     pub blocked_ns: u64,
     /// Time in which they waited for input.
     pub idle_ns: u64,
-    /// Time of `busy_ns` in which functions of the program's interpreter ran or waited for it.
+    /// How much of `busy_ns` functions ran in the program's interpreter or waited for it.
     pub interpreter_ns: u64,
-    /// Rows taken.
+    /// Rows received.
     pub rows_in: u64,
     /// Rows sent.
     pub rows_out: u64,
@@ -102,17 +103,17 @@ pub struct BucketCounters {
     pub work_ns: u64,
 }
 
-/// A key that many rows have.
+/// A frequent key.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct HeavyKey {
-    /// The task that is dealt by it, as an index into the layout's.
+    /// The task that is partitioned by it, as an index into the layout's.
     pub task: u32,
     /// Its bucket.
     pub bucket: u32,
-    /// It, as text.
+    /// The key, as text.
     pub key: String,
-    /// Rows that this worker has sent of it lately, about: falls as older rows are forgotten.
+    /// Approximately how many rows with it this worker has recently sent; decreases as older rows are forgotten.
     pub rows: u64,
-    /// Rows of all keys in the same time.
+    /// The rows of all keys in the same time.
     pub all_rows: u64,
 }

@@ -1,4 +1,4 @@
-//! What tests share: random numbers from a seed, and layouts and samples that may make no sense.
+//! Shared by tests: random numbers from a seed, and layouts and samples that may be inconsistent.
 
 use crate::{
     layout::{ClusterLayout, HostLayout, TaskLayout, TaskRole},
@@ -21,18 +21,18 @@ impl Random {
         (self.next() % end as u64) as usize
     }
 
-    /// From 0 to 1.
+    /// A number from 0 to 1.
     pub(crate) fn share(&mut self) -> f64 {
         (self.next() >> 11) as f64 / (1u64 << 53) as f64
     }
 }
 
-/// A number of a size that is random itself.
+/// A number of random magnitude.
 fn any(random: &mut Random) -> u64 {
     random.next() >> random.below(64)
 }
 
-/// A layout that may make no sense.
+/// A layout that may be inconsistent.
 pub(crate) fn random_layout(random: &mut Random) -> ClusterLayout {
     let list = |random: &mut Random, end: usize| -> Vec<u32> {
         (0..random.below(8)).map(|_| random.below(end) as u32).collect()
@@ -60,7 +60,7 @@ pub(crate) fn random_layout(random: &mut Random) -> ClusterLayout {
     }
 }
 
-/// Samples that may make no sense.
+/// Samples that may be inconsistent.
 pub(crate) fn random_samples(random: &mut Random) -> Vec<WorkerSample> {
     let index = |random: &mut Random| if random.below(20) == 0 { u32::MAX } else { random.below(5) as u32 };
     let link = |random: &mut Random| LinkCounters {

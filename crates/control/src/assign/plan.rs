@@ -4,46 +4,46 @@ use std::{collections::BTreeMap, error::Error, fmt};
 
 use super::{problem::Problem, state::State};
 
-/// Seconds that moving takes besides copying state: a barrier on its way.
+/// Seconds that moving takes in addition to copying state: a barrier on its way.
 const BARRIER_S: f64 = 0.05;
-/// Bytes of state that move in a second between hosts of which nothing else is known.
+/// The assumed rate at which state moves between hosts, in bytes per second, if nothing else is known.
 const STATE_BYTES_S: f64 = 500e6;
 
 /// New owners of buckets.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Plan {
-    /// By task that changes, as an index into the layout's: the copy that owns each bucket.
+    /// By changed task, as an index into the layout's: the copy that owns each bucket.
     pub owners: Vec<(u32, Vec<u32>)>,
-    /// Buckets that get another owner.
+    /// How many buckets change owners.
     pub buckets: u32,
-    /// Bytes of state of these, as far as is known.
+    /// The bytes of state of these buckets, as far as known.
     pub state_bytes: u64,
     /// About how long they wait while they move, in seconds.
     pub pause_s: f64,
-    /// How full hosts and links are today.
+    /// How full hosts and links are now.
     pub before: Load,
-    /// How full they should be then, if as many rows come.
+    /// How full they should be afterwards, if as many rows come.
     pub after: Load,
 }
 
-/// How full the fullest parts of a job are: 1 is all that they can do.
+/// How full the fullest parts of a job are; 1 is their whole capacity.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Load {
-    /// The fullest host's CPUs, or copy.
+    /// The CPUs of the fullest host, or the fullest copy.
     pub cpu: f64,
     /// The fullest link; 0 if no capacity is known.
     pub network: f64,
 }
 
 impl Load {
-    /// The fullest of both.
+    /// The larger of the two.
     pub fn most(self) -> f64 {
         self.cpu.max(self.network)
     }
 }
 
 impl Plan {
-    /// How much more the job should carry with it: 0.38 is 38 % more; less than 0 if it is for a host's sake.
+    /// How much more the job should carry with it: 0.38 is 38 % more; less than 0 if the plan only empties a host.
     pub fn gain(&self) -> f64 {
         match self.buckets > 0 && self.after.most() > 0.0 {
             true => self.before.most() / self.after.most() - 1.0,
@@ -75,11 +75,11 @@ impl Plan {
     }
 }
 
-/// The reason that a plan cannot be made.
+/// Why a plan cannot be made.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum AssignError {
-    /// A task has copies on hosts only that are to be drained.
+    /// A task has copies only on hosts that are to be drained.
     NoHostLeft {
         /// The hosts that are to be drained.
         hosts: Vec<String>,

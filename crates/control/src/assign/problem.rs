@@ -3,23 +3,23 @@
 use super::plan::AssignError;
 use crate::{layout::ClusterLayout, observe::Rates};
 
-/// Work that tasks are given whose work has not been measured, in CPUs: enough to deal them out evenly.
+/// The assumed work of tasks whose work has not been measured, in CPUs: enough to distribute them evenly.
 const WORK_UNKNOWN: f64 = 0.01;
 
-/// A link that something waits in front of for less than this share of the time carries more, at least so many times
-/// what flows; others carry hardly more.
+/// A link that something waits for in less than the fraction `EASY` of the time carries more, at least `EASY_MORE`
+/// times the current traffic; other links carry hardly more.
 const EASY: f64 = 0.1;
 const EASY_MORE: f64 = 1.5;
 const HARD_MORE: f64 = 0.15;
 
-/// Buckets to be dealt to copies.
+/// The buckets to be assigned to copies.
 #[derive(Clone, Debug, Default)]
 pub struct Problem {
     pub(super) hosts: Vec<HostBounds>,
-    /// Links of which more is known than of their hosts.
+    /// Links about which more is known than about their hosts.
     pub(super) links: Vec<LinkBound>,
     pub(super) lanes: Vec<Lane>,
-    /// By task: the first of its lanes, and behind the last task, how many there are.
+    /// By task: its first lane; after the last task, the number of lanes.
     pub(super) first_lane: Vec<usize>,
     pub(super) items: Vec<Item>,
     /// By item, and within it by host: bytes per second that the host sends to it.
@@ -31,12 +31,12 @@ pub struct Problem {
 pub(super) struct HostBounds {
     pub(super) name: String,
     pub(super) drained: bool,
-    /// CPUs that it has, and those that others leave.
+    /// Its CPUs, and the CPUs that others leave to the job.
     pub(super) cores: f64,
     pub(super) cpus: f64,
     /// CPUs used by what cannot move.
     pub(super) cpus_fixed: f64,
-    /// Bytes per second, guessed if not known; infinite if not even that.
+    /// Bytes per second; guessed if unknown, and infinite if there is no basis for a guess.
     pub(super) inbound: f64,
     pub(super) outbound: f64,
     pub(super) in_known: bool,
@@ -55,7 +55,7 @@ pub(super) struct LinkBound {
     pub(super) fixed: f64,
 }
 
-/// A copy of a task: the buckets of a lane are worked on one after the other.
+/// A copy of a task, which works on the buckets of its lane one after the other.
 #[derive(Clone, Debug)]
 pub(super) struct Lane {
     pub(super) copy: u32,
@@ -66,7 +66,7 @@ pub(super) struct Lane {
 #[derive(Clone, Debug)]
 pub(super) struct Item {
     pub(super) task: usize,
-    /// The lane that owns it today.
+    /// The lane that currently owns it.
     pub(super) home: usize,
     pub(super) work: f64,
     pub(super) sent: f64,
@@ -80,8 +80,8 @@ impl Item {
     }
 }
 
-/// What a host can carry. If that is unknown: as much as the best host has carried, where nothing waits; hardly more
-/// than what flows now, where something often does.
+/// What a host can carry. If that is unknown: as much as the best host has carried, if nothing waits; hardly more
+/// than the current traffic, if something often does.
 fn bound(known: Option<f64>, usual: f64, flow: f64, busy: f64) -> f64 {
     match known {
         Some(known) => known.clamp(1.0, usual),
@@ -91,9 +91,9 @@ fn bound(known: Option<f64>, usual: f64, flow: f64, busy: f64) -> f64 {
 }
 
 impl Problem {
-    /// The problem of a job at a moment: all buckets that can move, without hosts that are drained.
+    /// The problem of a job at a moment: all buckets that can move, without drained hosts.
     ///
-    /// Tasks whose owners do not fit their copies are left out.
+    /// Leaves out tasks whose owners do not fit their copies.
     pub fn of(layout: &ClusterLayout, rates: &Rates) -> Self {
         let hosts = layout.hosts.len();
         let mut problem = Self::default();
@@ -157,7 +157,7 @@ impl Problem {
         }
     }
 
-    /// Takes the capacities that are known. If some are, the others are guessed.
+    /// Uses the capacities that are known. If there are any, the others are guessed.
     fn bound(&mut self, rates: &Rates) {
         let known = rates.hosts.iter().flat_map(|host| [host.in_capacity, host.out_capacity]).flatten();
         if known.clone().next().is_some() {
@@ -166,7 +166,7 @@ impl Problem {
             for ((bounds, host), limits) in self.hosts.iter_mut().zip(&rates.hosts).zip(&rates.limits) {
                 (bounds.in_known, bounds.out_known) = (host.in_capacity.is_some(), host.out_capacity.is_some());
                 bounds.inbound = bound(host.in_capacity, usual, host.in_bytes_s, limits.in_busy);
-                // What waits there may wait for acknowledgements, which come in by the host's other link.
+                // What waits there may be waiting for acknowledgments, which arrive over the host's other link.
                 bounds.outbound = bound(host.out_capacity, usual, host.out_bytes_s, 0.0);
             }
         }
@@ -178,7 +178,7 @@ impl Problem {
         }
     }
 
-    /// Finds what of the load cannot move: all that is not of buckets.
+    /// Determines the load that cannot move: all that does not belong to buckets.
     fn fix(&mut self, rates: &Rates) {
         let hosts = self.hosts.len();
         let mut buckets = vec![0.0; hosts * hosts];
@@ -203,7 +203,7 @@ impl Problem {
         }
     }
 
-    /// The same problem with nothing taken for full that has not been.
+    /// The same problem, assuming that a link is full only if that has been observed.
     pub fn without_guesses(mut self) -> Self {
         for host in &mut self.hosts {
             host.inbound = if host.in_known { host.inbound } else { f64::INFINITY };
@@ -212,10 +212,10 @@ impl Problem {
         self
     }
 
-    /// The same problem as if nothing ran but what buckets need. What cannot move fills a host so much that moving
-    /// buckets hardly matters; a person who asks for balance wants them even all the same.
+    /// The same problem as if only the load of buckets existed. What cannot move may fill a host so much that moving
+    /// buckets hardly matters; a user who asks for balance still wants them even.
     pub fn of_buckets_alone(mut self) -> Self {
-        // What others take matters as far as they take more of one host than of another.
+        // What others take matters only as far as they take more from one host than from another.
         let most = |of: fn(&HostBounds) -> f64| self.hosts.iter().map(of).fold(0.01, f64::max);
         let scale = most(|host| host.cores) / most(|host| host.cpus);
         for host in &mut self.hosts {
@@ -226,7 +226,7 @@ impl Problem {
         self
     }
 
-    /// Bytes per second that hosts send to an item, by host.
+    /// The bytes per second that hosts send to an item, by host.
     pub(super) fn sent(&self, item: usize) -> &[f64] {
         let hosts = self.hosts.len();
         &self.sent[item * hosts..(item + 1) * hosts]
@@ -237,7 +237,7 @@ impl Problem {
         (self.first_lane[task]..self.first_lane[task + 1]).filter(|lane| !self.hosts[self.lanes[*lane].host].drained)
     }
 
-    /// Whether each task has a host left.
+    /// Checks that each task has a host left.
     pub(super) fn check(&self) -> Result<(), AssignError> {
         for item in &self.items {
             if self.lanes_of(item.task).next().is_none() {

@@ -1,25 +1,25 @@
-//! Moves and swaps away from the fullest hosts, for as long as that helps.
+//! Makes moves and swaps away from the fullest hosts, as long as that helps.
 
 use super::state::State;
 
-/// A host is among the fullest if it is as full as this share of the fullest.
+/// A host is among the fullest if it is at least this fraction as full as the fullest.
 const HOT: f64 = 0.98;
-/// Moves that are priced at most, so that the search ends in milliseconds.
+/// The most moves that are priced, so that the search ends in milliseconds.
 const PRICED_MAX: usize = 300_000;
-/// Swaps that are priced at most: they matter where buckets are few.
+/// The most swaps that are priced: they matter if buckets are few.
 const SWAPS_MAX: usize = 5_000;
-/// A step must bring this share of the price, divided by the number of buckets.
+/// A step must gain this fraction of the price, divided by the number of buckets.
 const STEP_MIN: f64 = 0.01;
-/// How much evenness counts at first.
+/// The weight of evenness at first.
 const EVENNESS: f64 = 0.1;
-/// All steps together must bring this share of the objective, or nothing moves.
+/// All steps together must gain this fraction of the objective, or nothing moves.
 const GAIN_MIN: f64 = 0.01;
-/// Problems with so few pairs of buckets and hosts are searched wholly.
+/// Problems with at most this many pairs of buckets and hosts are searched thoroughly.
 const SMALL: usize = 400;
-/// Times that a small problem is begun anew from elsewhere.
+/// How often a small problem is restarted from another placement.
 const STARTS: u64 = 24;
 
-/// Improves where buckets are; leaves all where they are if that brings next to nothing.
+/// Improves the placement of buckets; leaves everything where it is if that gains next to nothing.
 pub(super) fn improve(state: &mut State<'_>) {
     let start = state.place.clone();
     let before = state.objective();
@@ -35,7 +35,7 @@ pub(super) fn improve(state: &mut State<'_>) {
     }
 }
 
-/// Moves, and swaps when no move helps: at first with an eye to evenness, then for the objective alone.
+/// Makes moves, and swaps when no move helps: first with evenness in the price, then for the objective alone.
 fn descend(state: &mut State<'_>, left: &mut usize) {
     let mut swaps = SWAPS_MAX;
     for evenness in [EVENNESS, 0.0] {
@@ -44,7 +44,7 @@ fn descend(state: &mut State<'_>, left: &mut usize) {
     }
 }
 
-/// The price that a step must come below.
+/// The price that a step must fall below.
 fn bound(state: &State<'_>) -> f64 {
     state.price() * (1.0 - STEP_MIN / state.problem.items.len() as f64)
 }
@@ -55,7 +55,7 @@ fn is_hot(state: &State<'_>, host: usize) -> bool {
     small || state.heat(host) >= HOT
 }
 
-/// The loaded items, by host; the largest first.
+/// The loaded items by host, the largest first.
 fn by_host(state: &State<'_>) -> Vec<Vec<usize>> {
     let problem = state.problem;
     let mut items = vec![Vec::new(); problem.hosts.len()];
@@ -77,7 +77,7 @@ fn by_host(state: &State<'_>) -> Vec<Vec<usize>> {
     items
 }
 
-/// Goes through the items of the fullest hosts once and moves each to where it is best; whether any has moved.
+/// Visits the items of the fullest hosts once and moves each to its best place. Returns whether any has moved.
 fn move_all(state: &mut State<'_>, left: &mut usize) -> bool {
     let mut moved = false;
     let items = by_host(state);
@@ -85,7 +85,7 @@ fn move_all(state: &mut State<'_>, left: &mut usize) -> bool {
         if !is_hot(state, host) {
             continue;
         }
-        // A host that sends too much needs more of what it sends to by itself, besides.
+        // A host that sends too much should also own more of the buckets that it sends to.
         let attracted = state.sends_most(host);
         let others = items.iter().enumerate().filter(|(other, _)| attracted && *other != host);
         let coming: Vec<usize> = others.flat_map(|(_, items)| items.iter().copied()).collect();
@@ -101,11 +101,11 @@ fn move_all(state: &mut State<'_>, left: &mut usize) -> bool {
     moved
 }
 
-/// Moves an item to where it is best, of all hosts or one; whether that is elsewhere.
+/// Moves an item to its best place, on any host or only one. Returns whether it has moved.
 fn move_one(state: &mut State<'_>, item: usize, only: Option<usize>, left: &mut usize) -> bool {
     let problem = state.problem;
     let mut best = (bound(state), None);
-    // Of the lanes on a host, which stand together or not, the one with the least work.
+    // Consider only the lane with the least work on each host; the lanes of a host may not be adjacent.
     let mut seen: Vec<(usize, usize)> = Vec::new();
     for lane in problem.lanes_of(problem.items[item].task) {
         let host = problem.lanes[lane].host;
@@ -134,7 +134,7 @@ fn move_one(state: &mut State<'_>, item: usize, only: Option<usize>, left: &mut 
     best.1.is_some()
 }
 
-/// Makes the first swap that helps; whether there is one.
+/// Makes the first swap that helps. Returns whether there is one.
 fn swap_one(state: &mut State<'_>, left: &mut usize) -> bool {
     let problem = state.problem;
     let items = by_host(state);
@@ -161,7 +161,7 @@ fn swap_one(state: &mut State<'_>, left: &mut usize) -> bool {
     false
 }
 
-/// Looks from other places for something better: what is a dead end from one is none from another.
+/// Searches from other placements: a local optimum from one start may not be one from another.
 fn try_other_starts(state: &mut State<'_>, start: &[usize]) {
     let problem = state.problem;
     let mut best = (state.objective(), state.place.clone());
@@ -187,7 +187,7 @@ fn try_other_starts(state: &mut State<'_>, start: &[usize]) {
     put_back(state, &best.1);
 }
 
-/// Takes moves back that bring nothing: as few buckets as possible should move.
+/// Undoes moves that gain nothing: as few buckets as possible should move.
 fn take_back(state: &mut State<'_>, start: &[usize]) {
     for (item, home) in start.iter().enumerate() {
         let lane = state.place[item];

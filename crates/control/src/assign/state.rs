@@ -1,27 +1,27 @@
-//! Where buckets are while a better place is looked for, and what that costs: a move is priced without going through
-//! all buckets.
+//! The placement of buckets during the search, and what it costs: a move is priced without visiting all buckets.
 
 use super::{
     plan::Load,
     problem::{Item, Problem},
 };
 
-/// How much CPUs and network count together, beside the fuller of both: that alone bounds what the job carries.
+/// The weight of the sum of CPU and network load, beside the larger of the two, which alone bounds what the job
+/// carries.
 const BOTH: f64 = 0.1;
-/// What it costs if everything crosses hosts, as a share of the objective.
+/// The penalty if all traffic crosses hosts, as a fraction of the objective.
 const TRAFFIC: f64 = 0.01;
-/// What it costs to move all state.
+/// The penalty for moving all state.
 const STATE: f64 = 0.02;
-/// What it costs to move all buckets.
+/// The penalty for moving all buckets.
 const BUCKETS: f64 = 0.01;
-/// State that leaves a host should take no large part of so many seconds.
+/// State that leaves a host should not take a large part of this many seconds.
 const PAYBACK_S: f64 = 300.0;
 
 fn full(cpu: f64, network: f64) -> f64 {
     cpu.max(network) + BOTH * (cpu + network)
 }
 
-/// Buckets in places.
+/// A placement of buckets.
 pub(super) struct State<'a> {
     pub(super) problem: &'a Problem,
     /// By item: its lane.
@@ -31,22 +31,22 @@ pub(super) struct State<'a> {
     pub(super) lane_items: Vec<usize>,
     inbound: Vec<f64>,
     outbound: Vec<f64>,
-    /// By bound of a link.
+    /// By link bound.
     links: Vec<f64>,
     /// By host: the bounds of links to it.
     links_to: Vec<Vec<usize>>,
     /// By host: its lanes.
     lanes_on: Vec<Vec<usize>>,
-    /// How much it counts how evenly everything is dealt, when the fullest part stays as full: several parts may be the
-    /// fullest, and none of them can get better without the others.
+    /// The weight of how evenly everything is distributed, while the fullest part stays as full: several parts may be
+    /// the fullest, and none of them can improve without the others.
     pub(super) evenness: f64,
-    /// What penalties are a share of.
+    /// Penalties are fractions of this.
     scale: f64,
     traffic_all: f64,
     state_all: f64,
     penalty: f64,
     traffic: f64,
-    /// The fullest hosts, lanes and links, kept so that all but a few can be asked for.
+    /// The fullest hosts, lanes and links, kept so that the maximum without a few of them is cheap.
     tops: Tops,
 }
 
@@ -94,7 +94,7 @@ struct Side {
 }
 
 impl<'a> State<'a> {
-    /// Buckets where they are today, drained or not.
+    /// Buckets where they are now, whether or not their hosts are drained.
     pub(super) fn of_homes(problem: &'a Problem) -> Self {
         let hosts = problem.hosts.len();
         let mut state = Self {
@@ -131,7 +131,7 @@ impl<'a> State<'a> {
         state
     }
 
-    /// Buckets where they are today, but for those on drained hosts.
+    /// Buckets where they are now, except for those on drained hosts.
     pub(super) fn of(problem: &'a Problem) -> Self {
         let mut state = Self::of_homes(problem);
         let drained = |item: &usize| problem.hosts[problem.lanes[problem.items[*item].home].host].drained;
@@ -156,7 +156,7 @@ impl<'a> State<'a> {
         state
     }
 
-    /// Adds an item's load to a lane, or takes it away.
+    /// Adds an item's load to a lane, or removes it.
     fn put(&mut self, item: usize, lane: usize, sign: f64) {
         let problem = self.problem;
         let host = problem.lanes[lane].host;
@@ -182,7 +182,7 @@ impl<'a> State<'a> {
         self.penalty += sign * self.move_price(item, lane);
     }
 
-    /// What it costs to have moved an item to a lane, before it is scaled.
+    /// The unscaled penalty for having moved an item to a lane.
     fn move_price(&self, item: usize, lane: usize) -> f64 {
         let item = &self.problem.items[item];
         if lane == item.home {
@@ -222,7 +222,7 @@ impl<'a> State<'a> {
         (self.outbound[host] + more) / self.problem.hosts[host].outbound
     }
 
-    /// The fullest of a host's links.
+    /// The load of a host's fullest link.
     pub(super) fn network_load(&self, host: usize) -> f64 {
         let links = self.links_to[host].iter().map(|link| self.links[*link] / self.problem.links[*link].capacity);
         links.fold(self.in_load(host, 0.0).max(self.out_load(host, 0.0)), f64::max)
@@ -239,12 +239,13 @@ impl<'a> State<'a> {
         work.powi(2) / self.lane_work.len() as f64
     }
 
-    /// How full the fullest are.
+    /// How full the fullest parts are.
     pub(super) fn load(&self) -> Load {
         Load { cpu: self.tops.cpu.0[0].0.max(self.tops.lane.0[0].0), network: self.tops.network.0[0].0 }
     }
 
-    /// The fullest parts, as a host's share of them: 1 is a host that is one of the fullest.
+    /// The largest load of a host's parts relative to the fullest part of that kind: 1 means that the host has one of
+    /// the fullest.
     pub(super) fn heat(&self, host: usize) -> f64 {
         let load = self.load();
         let lanes = self.lanes_on[host].iter().map(|lane| self.lane_work[*lane]);
@@ -252,7 +253,7 @@ impl<'a> State<'a> {
         (self.network_load(host) / load.network.max(1e-9)).max(cpu / load.cpu.max(1e-9))
     }
 
-    /// Whether a host's fullest link is the one that it sends by.
+    /// Whether a host's fullest link is its outbound one.
     pub(super) fn sends_most(&self, host: usize) -> bool {
         let out = self.out_load(host, 0.0);
         out > 0.0 && out >= self.network_load(host)
@@ -264,7 +265,7 @@ impl<'a> State<'a> {
         full(load.cpu, load.network) + self.scale * (self.penalty + TRAFFIC * self.traffic / self.traffic_all)
     }
 
-    /// What the search compares: of two states that are as good, the more even one.
+    /// What the search compares: of two equally good states, the more even one is cheaper.
     pub(super) fn price(&self) -> f64 {
         self.objective() + self.even_price(self.tops.evenness)
     }

@@ -6,7 +6,7 @@ use crate::{
     testing::Random,
 };
 
-/// A job with `hosts` workers, each on its own host, a source and keyed tasks of `buckets`.
+/// A job with `hosts` hosts and one worker on each, a source, and keyed tasks of `buckets`.
 fn layout_of(hosts: usize, copies_each: usize, tasks: usize, buckets: usize) -> ClusterLayout {
     let copies = (hosts * copies_each) as u32;
     let keyed = TaskLayout {
@@ -71,7 +71,7 @@ fn random_case(random: &mut Random) -> (ClusterLayout, Rates) {
     (layout, rates)
 }
 
-/// The least objective of all places: goes through them.
+/// The least objective of all placements, by trying them all.
 fn exact(state: &mut State<'_>, item: usize) -> f64 {
     let problem = state.problem;
     if item == problem.items.len() {
@@ -86,7 +86,7 @@ fn exact(state: &mut State<'_>, item: usize) -> f64 {
     best
 }
 
-/// A search that ends in poor dead ends costs throughput on every decision.
+/// A search that stops in poor local optima costs throughput on every decision.
 #[test]
 fn is_near_the_optimum_of_small_cases() {
     for seed in 0..60 {
@@ -109,7 +109,7 @@ fn is_near_the_optimum_of_small_cases() {
     }
 }
 
-/// Prices that drift from what moves then cost make the search go astray.
+/// Prices that drift from the true costs lead the search astray.
 #[test]
 fn prices_are_what_moves_cost() {
     for seed in 0..100 {
@@ -170,7 +170,7 @@ fn balances_work_without_any_capacity() {
     assert_eq!(assign(&Problem::of(&layout, &even)).unwrap().buckets, 0);
 }
 
-/// `tidemill balance`: keys that are crowded on one copy are spread, however little of the CPU they take.
+/// `tidemill balance` spreads keys that are crowded on one copy, however little CPU they use.
 #[test]
 fn spreads_what_is_crowded_beside_other_work() {
     let mut layout = layout_of(2, 2, 1, 64);
@@ -183,7 +183,7 @@ fn spreads_what_is_crowded_beside_other_work() {
     assert!((0..4).all(|copy| owners.iter().filter(|owner| **owner == copy).count() >= 8), "{owners:?}");
 }
 
-/// `tidemill drain`: with nothing measured, too, and an error if nobody is left.
+/// `tidemill drain` works even without measurements, and gives an error if no host is left.
 #[test]
 fn empties_drained_hosts() {
     let layout = layout_of(4, 1, 2, 64);
@@ -204,7 +204,7 @@ fn empties_drained_hosts() {
     assert!(error.to_string().contains("host2"), "{error}");
 }
 
-/// Prints how long large problems take; less than 50 ms is wanted.
+/// Prints how long large problems take; the goal is less than 50 ms.
 #[test]
 #[ignore = "a measurement"]
 fn large_problems_in_time() {

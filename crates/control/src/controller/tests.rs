@@ -9,7 +9,7 @@ use crate::{
 
 const HOSTS: usize = 8;
 const BUCKETS: usize = 256;
-/// Bytes per second of a link.
+/// The rate of a link, in bytes per second.
 const LINK: f64 = 2e6;
 const ROW_BYTES: f64 = 100.0;
 const TICK_S: f64 = 0.25;
@@ -17,25 +17,25 @@ const TICKS: usize = 4;
 
 struct Fluid {
     layout: ClusterLayout,
-    /// Share of all rows, by bucket.
+    /// The fraction of all rows, by bucket.
     shares: Vec<f64>,
     inbound: Vec<f64>,
-    /// Rows that all sources have, in bytes per second.
+    /// What all sources have to send, in bytes per second.
     offered: f64,
     noise: f64,
     random: Random,
     now_s: f64,
     counters: Vec<WorkerSample>,
-    /// Exact counts, by worker and then bucket or peer.
+    /// Exact counts, by worker and then by bucket or peer.
     sent: Vec<Vec<f64>>,
     sent_to: Vec<Vec<f64>>,
-    /// A move that is under way: when it ends, and new owners.
+    /// A move in progress: when it ends, and the new owners.
     moving: Option<(f64, Owners)>,
-    /// What is said when a move ends.
+    /// The result to report when a move ends.
     answer: Result<(), String>,
-    /// When actions were.
+    /// The times of actions.
     actions_s: Vec<f64>,
-    /// Bytes that have come through.
+    /// How many bytes have passed.
     done: f64,
 }
 
@@ -78,7 +78,7 @@ impl Fluid {
         }
     }
 
-    /// Share of all rows that goes to each host.
+    /// The fraction of all rows that goes to each host.
     fn host_shares(&self) -> Vec<f64> {
         let mut shares = vec![0.0; HOSTS];
         for (owner, share) in self.layout.tasks[1].owners.iter().zip(&self.shares) {
@@ -87,7 +87,7 @@ impl Fluid {
         shares
     }
 
-    /// What links allow if buckets are dealt at best, in bytes per second.
+    /// What links allow with an ideal assignment of buckets, in bytes per second.
     fn possible(&self) -> f64 {
         let hosts = HOSTS as f64;
         (self.inbound.iter().sum::<f64>() * hosts / (hosts - 1.0)).min(self.offered)
@@ -124,7 +124,7 @@ impl Fluid {
             for link in &mut sample.links {
                 let to = link.peer as usize;
                 link.sent_bytes = self.sent_to[from][to] as u64;
-                // Acknowledgements of what a host sends come in by its full link.
+                // Acknowledgments for what a host sends arrive over its full link.
                 let busy = full[to].powi(8).max(if full[from] > 0.98 { 0.6 } else { 0.0 });
                 link.busy_ns += ns(busy);
                 link.link_wait_ns += if full[to] > 0.98 { ns(blocked) } else { ns(0.1 * blocked * busy) };
@@ -137,7 +137,7 @@ impl Fluid {
         }
     }
 
-    /// Runs for so many seconds; `change` is asked each second.
+    /// Runs for `seconds`, calling `change` every second.
     fn run(&mut self, controller: &mut Controller, seconds: usize, mut change: impl FnMut(&mut Self)) {
         for tick in 0..seconds * TICKS {
             if tick % TICKS == 0 {
@@ -159,7 +159,7 @@ impl Fluid {
         }
     }
 
-    /// The mean rate over so many seconds.
+    /// The mean rate over `seconds`.
     fn rate_over(&mut self, controller: &mut Controller, seconds: usize) -> f64 {
         let before = self.done;
         self.run(controller, seconds, |_| {});
@@ -170,7 +170,7 @@ impl Fluid {
 fn blank(worker: usize) -> WorkerSample {
     WorkerSample {
         worker: worker as u32,
-        // Clocks of workers are their own.
+        // Each worker has its own clock.
         at_ns: 1_000_000 * worker as u64,
         links: (0..HOSTS as u32)
             .filter(|peer| *peer != worker as u32)
@@ -225,7 +225,7 @@ fn goes_around_a_link_that_changes() {
     }
 }
 
-/// Where nothing is wrong, every action costs something for nothing.
+/// When nothing is wrong, every action has a cost without a benefit.
 #[test]
 fn leaves_alone_what_is_well() {
     for (seed, noise) in [(1, 0.0), (2, 0.1), (3, 0.6)] {
@@ -239,7 +239,7 @@ fn leaves_alone_what_is_well() {
     }
 }
 
-/// A source that has less to give is no fault, and neither is one that has more again.
+/// A source that has less to give is not a fault, and neither is one that has more again.
 #[test]
 fn leaves_sources_alone_that_have_less() {
     let (mut job, mut controller) = (Fluid::new(4, 0.5 * LINK * HOSTS as f64), controller(Mode::On));
@@ -252,7 +252,7 @@ fn leaves_sources_alone_that_have_less() {
     assert_eq!(job.actions_s, []);
 }
 
-/// Links whose bandwidth walks at random: the controller may follow, but neither swing nor lose.
+/// Links whose bandwidth walks at random: the controller may follow, but must neither oscillate nor lose throughput.
 fn walk(seed: u64, seconds: usize) {
     let mut done = [0.0; 2];
     for (done, mode) in done.iter_mut().zip([Mode::Off, Mode::On]) {
@@ -284,7 +284,7 @@ fn follows_random_walks_for_hours() {
     }
 }
 
-/// Advice comes once, not with every step.
+/// Advice comes once, not at every step.
 #[test]
 fn advises_without_acting() {
     let (mut job, mut controller) = (Fluid::new(5, 100e6), controller(Mode::Advise));
@@ -300,7 +300,7 @@ fn advises_without_acting() {
     assert_eq!(report.tasks[1].buckets.as_ref().unwrap().hosts.len(), BUCKETS);
 }
 
-/// A move that makes it worse is taken back, and the next waits longer.
+/// A move that makes things worse is undone, and the next one waits longer.
 #[test]
 fn takes_back_what_was_worse() {
     let (mut job, mut controller) = (Fluid::new(6, 100e6), controller(Mode::On));
@@ -308,7 +308,7 @@ fn takes_back_what_was_worse() {
     let before = job.layout.tasks[1].owners.clone();
     let old = job.host_shares();
     job.inbound[3] = 0.3 * LINK;
-    // When it has acted, the host that has got most becomes slower than the one that it goes around.
+    // After its action, the host that received the most becomes slower than the one that the controller avoids.
     job.run(&mut controller, 20, |job| {
         if !job.actions_s.is_empty() && job.moving.is_none() && job.inbound[3] < LINK {
             let shares = job.host_shares();
@@ -324,7 +324,7 @@ fn takes_back_what_was_worse() {
     assert_eq!(job.actions_s.len(), 2);
 }
 
-/// A move that fails is told, and not tried again at once.
+/// A failed move is reported, and not retried at once.
 #[test]
 fn waits_after_a_failure() {
     let (mut job, mut controller) = (Fluid::new(7, 100e6), controller(Mode::On));
@@ -337,7 +337,7 @@ fn waits_after_a_failure() {
     assert_eq!(decisions.len(), 1);
 }
 
-/// Whatever layouts and samples say, worker 0 must live.
+/// Whatever layouts and samples contain, worker 0 must not fail.
 #[test]
 fn takes_any_input() {
     for seed in 0..300 {

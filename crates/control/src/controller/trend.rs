@@ -1,21 +1,21 @@
-//! The sources' rate: lately, and in the long term.
+//! The sources' rate, recently and in the long term.
 
 use std::collections::VecDeque;
 
-/// Seconds of rates that are kept.
+/// For how many seconds rates are kept.
 const RECENT_S: f64 = 3.0;
-/// Time constant of the long-term mean in seconds.
+/// The time constant of the long-term mean, in seconds.
 const LONG_S: f64 = 60.0;
-/// A rate below this share of the long-term mean has fallen.
+/// A rate has fallen if it is below this fraction of the long-term mean.
 const FALLEN: f64 = 0.9;
-/// A rate is steady if what is kept of it has no direction: the means of its halves differ by this share at most. Rates
-/// over the seconds before are then all of the same state, however they jump.
+/// A rate is steady if its recent values have no direction: the means of their halves differ by at most this
+/// fraction. All rates over those seconds then belong to the same state, however much they jump.
 const STEADY: f64 = 0.15;
 
 /// The sources' rate.
 #[derive(Debug, Default)]
 pub(super) struct Trend {
-    /// When, and the rate over the second before; the newest last.
+    /// Times, each with the rate over the second before; the newest last.
     seconds: VecDeque<(f64, f64)>,
     long: Option<f64>,
     fallen_s: Option<f64>,
@@ -34,7 +34,7 @@ impl Trend {
         let recent = self.recent();
         if self.is_whole() && recent > 0.0 {
             let long = *self.long.get_or_insert(recent);
-            // Frozen while the rate is lower, so that it is remembered.
+            // Frozen while the rate is lower, so that the higher rate is remembered.
             if recent >= long {
                 let passed_s = last_s.map_or(0.0, |last_s| now_s - last_s);
                 self.long = Some(long + (recent - long) * (1.0 - (-passed_s / LONG_S).exp()));
@@ -43,14 +43,14 @@ impl Trend {
         self.fallen_s = if self.has_fallen() { self.fallen_s.or(Some(now_s)) } else { None };
     }
 
-    /// The median of the last seconds.
+    /// The median of the recent seconds.
     pub(super) fn recent(&self) -> f64 {
         let mut rates: Vec<f64> = self.seconds.iter().map(|(_, rate)| *rate).collect();
         rates.sort_by(f64::total_cmp);
         rates.get(rates.len() / 2).copied().unwrap_or(0.0)
     }
 
-    /// Whether enough has been seen.
+    /// Whether there are enough observations.
     fn is_whole(&self) -> bool {
         let ends = self.seconds.front().zip(self.seconds.back());
         ends.is_some_and(|(first, last)| last.0 - first.0 >= 0.8 * RECENT_S)
@@ -60,7 +60,7 @@ impl Trend {
         self.long.is_some_and(|long| self.recent() < FALLEN * long)
     }
 
-    /// Seconds for which the rate has been low.
+    /// For how many seconds the rate has been low.
     pub(super) fn fallen_for(&self, now_s: f64) -> f64 {
         self.fallen_s.map_or(0.0, |since_s| now_s - since_s)
     }
@@ -74,12 +74,12 @@ impl Trend {
         self.is_whole() && (before - after).abs() <= STEADY * before.max(after)
     }
 
-    /// Forgets everything: another rate is to be expected.
+    /// Forgets everything, because another rate is expected.
     pub(super) fn reset(&mut self) {
         *self = Self::default();
     }
 
-    /// Takes the rate of today for the usual one.
+    /// Makes the current rate the usual one.
     pub(super) fn forget_long(&mut self) {
         (self.long, self.fallen_s) = (None, None);
     }

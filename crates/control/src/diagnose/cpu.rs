@@ -3,11 +3,12 @@
 use super::{View, cause, waits::mean, words};
 use crate::report::{Cause, CauseKind};
 
-/// A host is full if so much of its CPUs is used.
+/// A host is full if this fraction of its CPUs is used.
 const FULL: f64 = 0.85;
-/// Work is uneven if the most is so many times the mean.
+/// Work is uneven if the maximum is this many times the mean.
 const SKEW: f64 = 1.2;
-/// Copies are full if they work for so much of the time, and others have time if it is less than the other.
+/// Copies are full if they work for at least `BUSY` of the time, and others have time if they work for less than
+/// `HAS_TIME`.
 const BUSY: f64 = 0.9;
 const HAS_TIME: f64 = 0.75;
 
@@ -21,7 +22,7 @@ pub(super) fn causes(view: &View<'_>) -> Vec<Cause> {
     causes
 }
 
-/// Share of the time that threads which could run wait for a CPU.
+/// The fraction of time for which threads that could run wait for a CPU.
 fn waiting(view: &View<'_>, host: usize) -> f64 {
     let host = &view.rates.hosts[host];
     host.cpus_waited / (host.cpus_used + host.cpus_waited).max(1e-9)
@@ -58,7 +59,7 @@ fn taken(view: &View<'_>, at: usize) -> Cause {
     Cause { host: Some(at as u32), evidence: cpus_of_hosts(view), ..cause }
 }
 
-/// A host that is nearly full and works more than others.
+/// A host that is nearly full and does more work than others.
 fn skewed_host(view: &View<'_>) -> Option<Cause> {
     let hosts = &view.rates.hosts;
     let mean = hosts.iter().map(|host| host.cpus_used).sum::<f64>() / hosts.len().max(1) as f64;
@@ -79,7 +80,7 @@ fn skewed_host(view: &View<'_>) -> Option<Cause> {
     Some(Cause { host: Some(at as u32), evidence: cpus_of_hosts(view), ..cause })
 }
 
-/// Copies of a task that work all the time while those on other hosts do not.
+/// Copies of a task that always work while those on other hosts do not.
 fn skewed_copies(view: &View<'_>) -> Option<Cause> {
     for (at, task) in view.rates.tasks.iter().enumerate() {
         if view.layout.tasks[at].owners.is_empty() || task.workers.len() < 2 {

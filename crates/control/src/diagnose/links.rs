@@ -3,17 +3,17 @@
 use super::{View, cause, words};
 use crate::report::{Cause, CauseKind};
 
-/// What has flowed before is worth a word if it was so much more.
+/// An earlier rate is worth mentioning if it was this many times higher.
 const WAS_MORE: f64 = 1.3;
 
-/// One direction of a host's link, which is full.
+/// One full direction of a host's link.
 struct HostSide {
     kind: CauseKind,
-    /// What the host does there, and has done.
+    /// What the host does with the link now, and what it has done before.
     verbs: [&'static str; 2],
     waiting: &'static str,
     weight: f64,
-    /// What flows, and the most that has.
+    /// The current traffic, and its peak.
     bytes_s: f64,
     peak: f64,
 }
@@ -80,7 +80,7 @@ pub(super) fn causes(view: &View<'_>) -> Vec<Cause> {
     causes
 }
 
-/// Pairs of hosts, in a line each.
+/// Lists pairs of hosts, a line each.
 fn pairs(view: &View<'_>, of: impl Fn(u32, u32) -> bool) -> Vec<String> {
     let links = view.rates.links.iter().filter(|link| of(link.from, link.to));
     let line = |link: &crate::report::HostLinkReport| {

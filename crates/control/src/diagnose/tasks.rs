@@ -10,20 +10,20 @@ use crate::{
     report::{Cause, CauseKind},
 };
 
-/// The interpreter of a worker is full if functions run in it, or wait for it, for so much of the time.
+/// A worker's interpreter is full if functions run in it, or wait for it, for this fraction of the time.
 const INTERPRETER: f64 = 0.9;
-/// A task works all the time.
+/// A task is always working from this fraction on.
 const BUSY: f64 = 0.85;
-/// A task waits for others.
+/// A task waits for others from this fraction on.
 const BLOCKED: f64 = 0.15;
 
-/// What moving buckets may help against.
+/// Causes against which moving buckets may help.
 pub(super) fn keyed(view: &View<'_>) -> Vec<Cause> {
     let tasks = 0..view.rates.tasks.len();
     tasks.clone().filter_map(|at| interpreter(view, at)).chain(tasks.filter_map(|at| heavy_key(view, at))).collect()
 }
 
-/// Functions of all tasks in a worker's interpreter.
+/// The load of a worker's interpreter from functions of all tasks.
 fn interpreter_of(view: &View<'_>, worker: u32) -> f64 {
     let entries = view.rates.tasks.iter().flat_map(|task| task.workers.iter().zip(&task.interpreter));
     entries.filter(|(entry, _)| entry.worker == worker).map(|(_, share)| *share).sum()
@@ -59,7 +59,7 @@ fn interpreter(view: &View<'_>, at: usize) -> Option<Cause> {
     Some(Cause { host: Some(host as u32), task: Some(at as u32), evidence, ..cause })
 }
 
-/// A bucket with more than half of what a copy has on average, and most of it of one key.
+/// A bucket with more than half of a copy's average load, most of it from one key.
 fn heavy_key(view: &View<'_>, at: usize) -> Option<Cause> {
     let (layout, task) = (&view.layout.tasks[at], &view.rates.tasks[at]);
     let load = if task.work.iter().sum::<f64>() > 0.0 { &task.work } else { &task.rows_s };
@@ -75,7 +75,7 @@ fn heavy_key(view: &View<'_>, at: usize) -> Option<Cause> {
     let host = view.host_of(worker)?;
     let busy = task.workers.iter().find(|entry| entry.worker == worker)?.busy;
     let work = task.work[key.bucket as usize];
-    // One copy of several may be full while the others are not.
+    // One of several copies may be full while the others are not.
     if busy < BUSY && work < BUSY {
         return None;
     }
@@ -98,7 +98,7 @@ fn heavy_key(view: &View<'_>, at: usize) -> Option<Cause> {
     Some(Cause { host: Some(host as u32), task: Some(at as u32), evidence, ..cause })
 }
 
-/// Steps and sinks that work all the time, on all hosts, and wait for nobody; but for those in `known`.
+/// Steps and sinks that always work, on all hosts, and wait for nobody, except for those that `known` explains.
 pub(super) fn slow(view: &View<'_>, known: &[Cause]) -> Vec<Cause> {
     let explained = |at: usize| {
         known.iter().any(|cause| {
@@ -112,7 +112,7 @@ pub(super) fn slow(view: &View<'_>, known: &[Cause]) -> Vec<Cause> {
         let busy = mean(task, |worker| worker.busy);
         let least = task.workers.iter().map(|worker| worker.busy).reduce(f64::min).unwrap_or(0.0);
         let blocked = mean_blocked(task);
-        // What a sink waits for is behind it.
+        // A sink waits for the system behind it.
         let slow = match role {
             TaskRole::Source => false,
             TaskRole::Step => busy > BUSY && least > 0.8 * BUSY && blocked < BLOCKED,

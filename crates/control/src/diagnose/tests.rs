@@ -5,7 +5,7 @@ use crate::{
     report::{HeavyKeyReport, HostLinkReport, HostReport, TaskWorkerReport},
 };
 
-/// Four hosts with a worker each; a source, a keyed step with 512 buckets, a sink. Sources wait 71 % of the time.
+/// Four hosts with one worker each; a source, a keyed step with 512 buckets, a sink. Sources wait 71 % of the time.
 fn job() -> (ClusterLayout, Rates) {
     let task = |name: &str, role, inputs: Vec<u32>, owners: Vec<u32>| TaskLayout {
         name: name.to_owned(),
@@ -86,7 +86,7 @@ fn nothing_waits() {
     assert_eq!(kinds(&layout, &rates), []);
 }
 
-/// The sentence that people read first.
+/// The sentence that users read first.
 #[test]
 fn says_which_link_is_full_and_what_helps() {
     let (layout, mut rates) = job();
@@ -153,7 +153,7 @@ fn tells_tasks_apart() {
     }
 }
 
-/// A sink that waits for nobody but has little to do is not slow, and full links are no fault of sinks.
+/// A sink that waits for nobody but has little to do is not slow, and sinks are not to blame for full links.
 #[test]
 fn does_not_blame_sinks_for_links() {
     let (layout, mut rates) = job();

@@ -1,22 +1,22 @@
-//! Who waits for what, as shares of the sources' time.
+//! Who waits for what, as fractions of the sources' time.
 
 use crate::{
     layout::{ClusterLayout, TaskRole},
     observe::{Rates, TaskRates},
 };
 
-/// Shares of time, 0 to 1, that are waited.
+/// Fractions of time spent waiting, 0 to 1.
 #[derive(Debug)]
 pub(super) struct Waits {
-    /// By sources, for whatever it is.
+    /// By sources, for any reason.
     pub(super) sources: f64,
-    /// The task that waits most for others to take what it has.
+    /// By the task that waits most for others to receive its output.
     blocked_max: f64,
-    /// Some link is full.
+    /// Whether any link is full.
     pub(super) link_is_full: bool,
-    /// By sending host.
+    /// By host: whether it sends.
     sends: Vec<bool>,
-    /// By sending and receiving host: for room on the link and for credit of copies behind it.
+    /// By sending and receiving host: waits for room on the link, and for credit of copies behind it.
     pairs: Vec<(usize, usize, f64, f64)>,
     local: Vec<f64>,
 }
@@ -42,7 +42,7 @@ impl Waits {
         }
     }
 
-    /// Several senders of a host may wait at once: none waits longer than the one that waits most.
+    /// Several senders of a host may wait at once, but none waits longer than the one that waits most.
     fn bounded(&self, wait: f64) -> f64 {
         wait.min(if self.blocked_max > 0.0 { self.blocked_max } else { 1.0 })
     }
@@ -53,33 +53,33 @@ impl Waits {
         self.bounded(sum / senders.max(1) as f64).min(1.0)
     }
 
-    /// For what a host receives.
+    /// Waits for what a host receives.
     pub(super) fn inbound(&self, host: usize) -> f64 {
         let waits = self.pairs.iter().filter(|pair| pair.1 == host).map(|pair| (pair.0, pair.2 + pair.3));
         self.mean(waits, Some(host))
     }
 
-    /// For what a host sends.
+    /// Waits for what a host sends.
     pub(super) fn outbound(&self, host: usize) -> f64 {
         let wait: f64 = self.pairs.iter().filter(|pair| pair.0 == host).map(|pair| pair.2 + pair.3).sum();
         self.mean([(host, wait)].into_iter(), None)
     }
 
-    /// For the link between two hosts.
+    /// Waits for the link between two hosts.
     pub(super) fn link(&self, from: usize, to: usize) -> f64 {
         let pair = self.pairs.iter().filter(|pair| (pair.0, pair.1) == (from, to));
         self.mean(pair.map(|pair| (pair.0, pair.2 + pair.3)), None)
     }
 
-    /// For copies on a host that do not take what there is.
+    /// Waits for copies on a host that do not receive what is sent.
     pub(super) fn copies(&self, host: usize) -> f64 {
         let others = self.pairs.iter().filter(|pair| pair.1 == host).map(|pair| (pair.0, pair.3));
         let wait = self.mean(others.chain([(host, self.local[host])]), None);
-        // Waits within a worker count for its tasks only.
+        // Waits within a worker only show up in its tasks.
         if self.link_is_full { wait } else { wait.max(self.sources) }
     }
 
-    /// For copies of a task on all hosts.
+    /// Waits for copies of a task on all hosts.
     pub(super) fn task(&self, layout: &ClusterLayout, rates: &Rates, task: usize) -> f64 {
         let inputs = layout.tasks[task].inputs.iter().filter_map(|input| rates.tasks.get(*input as usize));
         let blocked = inputs.map(mean_blocked).reduce(f64::max).unwrap_or(self.sources);
@@ -93,7 +93,7 @@ impl Waits {
     }
 }
 
-/// Share of the time in which copies of a task wait for others to take what they have.
+/// The fraction of time in which a task's copies wait for others to receive their output.
 pub(super) fn mean_blocked(task: &TaskRates) -> f64 {
     mean(task, |worker| worker.blocked)
 }

@@ -1,6 +1,6 @@
-//! Numbers with units that fit them.
+//! Formats numbers with suitable units.
 
-/// Two or three digits that count.
+/// Two or three significant digits.
 fn digits(value: f64) -> String {
     if value < 9.95 { format!("{value:.1}") } else { format!("{value:.0}") }
 }

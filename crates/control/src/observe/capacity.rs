@@ -1,30 +1,31 @@
 //! What a link, a host or its CPUs can carry: learned while it is full, forgotten when it may have changed.
 
-/// Seconds after which a capacity that has not shown again is forgotten.
+/// After this many seconds, a capacity that has not been observed again is forgotten.
 const MEMORY_S: f64 = 60.0;
-/// Seconds after which a capacity is forgotten if as much flows without a queue.
+/// After this many seconds of as much traffic without a queue, a capacity is forgotten.
 const DOUBT_S: f64 = 5.0;
-/// A queue that is there for less than this share of the time shows that more could flow,
+/// A queue present for less than this fraction of the time shows that more could flow,
 const EASY: f64 = 0.4;
-/// and one that is there for more, that hardly more could.
+/// and one present for more than this fraction shows that hardly more could.
 const HARD: f64 = 0.7;
-/// Seconds in which a peak falls to a third.
+/// The number of seconds in which a peak falls to about a third.
 const PEAK_S: f64 = 600.0;
 
-/// What something can carry, as far as it has shown.
+/// What something can carry, as far as observed.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Capacity {
     value: Option<f64>,
-    /// When it last showed.
+    /// When it was last observed.
     shown_s: f64,
-    /// Since when as much flows without a queue.
+    /// Since when as much has flowed without a queue.
     doubted_s: Option<f64>,
     peak: f64,
     updated_s: f64,
 }
 
 impl Capacity {
-    /// Takes what flows now, the share of time in which something waits for more, and whether it is full.
+    /// Updates it with the current traffic, the fraction of time in which something waits for more, and whether it is
+    /// full.
     pub(super) fn update(&mut self, now_s: f64, flow: f64, busy: f64, full: bool) {
         let passed_s = (now_s - self.updated_s).clamp(0.0, PEAK_S);
         self.peak = flow.max(self.peak * (-passed_s / PEAK_S).exp());
@@ -54,12 +55,12 @@ impl Capacity {
         }
     }
 
-    /// What it can carry, if that has shown.
+    /// What it can carry, if that has been observed.
     pub(super) fn value(&self) -> Option<f64> {
         self.value
     }
 
-    /// The most that has flowed lately.
+    /// The highest recent traffic.
     pub(super) fn peak(&self) -> f64 {
         self.peak
     }

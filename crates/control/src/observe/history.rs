@@ -1,19 +1,19 @@
-//! The last samples of one worker.
+//! The most recent samples of one worker.
 
 use std::collections::VecDeque;
 
 use crate::sample::WorkerSample;
 
-/// Rates are taken over so many nanoseconds, and a little more as samples do not come at even times.
+/// Rates cover this many nanoseconds, slightly more than three seconds because samples come at uneven times.
 const SPAN_NS: u64 = 3_200_000_000;
 /// Shorter spans say nothing.
 const SPAN_NS_MIN: u64 = 100_000_000;
-/// The last second.
+/// One second, with some tolerance.
 const SECOND_NS: u64 = 900_000_000;
-/// A worker that has been silent for so long is counted no more.
+/// A worker that has been silent for this long no longer counts.
 const SILENCE_S: f64 = 10.0;
 
-/// The last samples of one worker, the newest last.
+/// The most recent samples of one worker, the newest last.
 #[derive(Debug, Default)]
 pub(super) struct History {
     samples: VecDeque<WorkerSample>,
@@ -21,7 +21,7 @@ pub(super) struct History {
 }
 
 impl History {
-    /// Takes a sample unless it is the one that it has; begins again if counters do.
+    /// Adds a sample unless it is the latest one already; starts again if its counters did.
     pub(super) fn push(&mut self, now_s: f64, sample: &WorkerSample) {
         if let Some(last) = self.samples.back() {
             if last.at_ns == sample.at_ns {
@@ -45,7 +45,7 @@ impl History {
         }
     }
 
-    /// The span that rates are taken over; `None` if there are too few samples.
+    /// The span that rates cover; `None` if there are too few samples.
     pub(super) fn span(&self) -> Option<Span<'_>> {
         Span::between(self.samples.front()?, self.samples.back()?)
     }
@@ -72,7 +72,7 @@ impl<'a> Span<'a> {
         (ns >= SPAN_NS_MIN).then_some(Self { oldest, newest, seconds: ns as f64 / 1e9 })
     }
 
-    /// How much a counter rises in a second.
+    /// How much a counter rises per second.
     pub(super) fn rate(&self, counter: impl Fn(&WorkerSample) -> u64) -> f64 {
         counter(self.newest).saturating_sub(counter(self.oldest)) as f64 / self.seconds
     }

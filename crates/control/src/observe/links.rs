@@ -1,23 +1,23 @@
-//! What flows between hosts, and which side of a full link is to blame.
+//! The traffic between hosts, and which side of a full link is to blame.
 
 use std::collections::BTreeMap;
 
 use super::history::Span;
 use crate::sample::LinkCounters;
 
-/// A link is full if something waits in front of it for more than this share of the time.
+/// A link is full if something waits in front of it for more than this fraction of the time.
 const BUSY_MIN: f64 = 0.5;
-/// A host's link is full if this share of the pairs that use it are full.
+/// A host's link is full if this fraction of the pairs that use it are full.
 const FULL_SHARE: f64 = 0.65;
-/// Waits shorter than this share of the time are chance.
+/// Waits shorter than this fraction of the time are ignored as chance.
 const WAIT_MIN: f64 = 0.02;
 
-/// What flows from one place to another.
+/// The traffic from one place to another.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Flow {
     pub(super) bytes_s: f64,
-    /// Links that something goes over or waits for, and those of them that are full. They are counted, not weighed: a
-    /// link that has just been choked carries nothing at all.
+    /// How many links carry something or have something waiting, and how many of them are full. They are counted, not
+    /// weighted: a link that has just been choked carries nothing at all.
     used: u32,
     full: u32,
     pub(super) busy: f64,
@@ -33,7 +33,7 @@ impl Flow {
     }
 }
 
-/// What flows between all hosts.
+/// The traffic between all hosts.
 pub(super) struct Flows {
     hosts: usize,
     pairs: BTreeMap<(usize, usize), Flow>,
@@ -61,7 +61,7 @@ impl Flows {
             let credit_wait = rate(|link| link.credit_wait_ns) / 1e9;
             let flow = self.pairs.entry((host, to)).or_default();
             flow.bytes_s += bytes_s;
-            // A queue that never ends fills the link even if senders run out of credit first.
+            // A permanent queue fills the link even if senders run out of credit first.
             let waits = link_wait > WAIT_MIN || (busy > 0.9 && credit_wait > WAIT_MIN);
             flow.used += u32::from(bytes_s > 0.0 || busy > BUSY_MIN);
             flow.full += u32::from(busy > BUSY_MIN && waits && limited_by_network(old, new, span.seconds));
@@ -73,12 +73,12 @@ impl Flows {
         }
     }
 
-    /// By sending and receiving host, without what stays on a host.
+    /// The traffic by sending and receiving host, without what stays on a host.
     pub(super) fn pairs(&self) -> impl Iterator<Item = ((usize, usize), &Flow)> {
         self.pairs.iter().filter(|((from, to), _)| from != to).map(|(pair, flow)| (*pair, flow))
     }
 
-    /// Senders that waited for credit of copies on their own host, on average.
+    /// How many senders waited for credit of copies on their own host, on average.
     pub(super) fn local_credit_wait(&self, host: usize) -> f64 {
         self.pairs.get(&(host, host)).map_or(0.0, |flow| flow.credit_wait)
     }
@@ -94,7 +94,7 @@ impl Flows {
     }
 }
 
-/// Bytes together, and how busy the least busy link is: what all have in common is as busy as that.
+/// The sum of the bytes, and how busy the least busy link is: what all links share is as busy as that.
 fn sum<'a>(flows: impl Iterator<Item = &'a Flow>) -> Flow {
     let flows = flows.filter(|flow| flow.bytes_s > 0.0);
     let sum = flows.fold(Flow { busy: f64::INFINITY, ..Flow::default() }, |sum, flow| Flow {
@@ -105,20 +105,20 @@ fn sum<'a>(flows: impl Iterator<Item = &'a Flow>) -> Flow {
     Flow { busy: sum.busy.min(1.0), ..sum }
 }
 
-/// Whether TCP says that neither the sender's program nor the receiver's held the link up.
+/// Whether TCP reports that neither the sender's program nor the receiver's limited the link.
 fn limited_by_network(old: &LinkCounters, new: &LinkCounters, seconds: f64) -> bool {
     let Some(tcp) = new.tcp else { return true };
     let old = old.tcp.unwrap_or_default();
     let busy_us = tcp.busy_us.saturating_sub(old.busy_us) as f64;
     let receiver_us = tcp.receiver_limited_us.saturating_sub(old.receiver_limited_us) as f64;
-    // `app_limited` is that of one moment: a connection that was hardly ever idle is not limited by its program.
+    // `app_limited` describes a single moment: a connection that was hardly ever idle is not limited by its program.
     receiver_us <= 0.5 * busy_us && (!tcp.app_limited || busy_us > 0.9 * seconds * 1e6)
 }
 
 /// Which hosts' links are full, and which pairs of hosts have full links that no host explains.
 ///
-/// Acknowledgements come in through the inbound link: if it is choked, what the host sends looks slow, too. So inbound
-/// links are blamed first, and nothing is learned from what their hosts send.
+/// Acknowledgments arrive over the inbound link: if it is choked, what the host sends looks slow too. So inbound
+/// links are blamed first, and their hosts' outbound traffic teaches nothing.
 pub(super) struct Fullness {
     pub(super) inbound: Vec<bool>,
     pub(super) outbound: Vec<bool>,
@@ -128,14 +128,14 @@ pub(super) struct Fullness {
 impl Fullness {
     pub(super) fn of(flows: &Flows) -> Self {
         let hosts = flows.hosts;
-        // Several links that are full at once have something in common; one may be full by itself.
+        // Several links that are full at once have a common cause; a single one may be full by itself.
         let most = |of: &dyn Fn(usize, usize) -> bool| {
             let pairs = || flows.pairs().filter(|((from, to), flow)| flow.used > 0 && of(*from, *to));
             let full = pairs().filter(|(_, flow)| flow.is_full()).count();
             full > 1 && full as f64 >= FULL_SHARE * pairs().count() as f64
         };
         let inbound: Vec<bool> = (0..hosts).map(|host| most(&|_, to| to == host)).collect();
-        // What other hosts' inbound links hold up is no fault of the sender's.
+        // A sender is not to blame if other hosts' inbound links limit its traffic.
         let outbound: Vec<bool> =
             (0..hosts).map(|host| !inbound[host] && most(&|from, to| from == host && !inbound[to])).collect();
         let explained = |from: usize, to: usize| inbound[to] || inbound[from] || outbound[from] || outbound[to];

@@ -103,7 +103,7 @@ fn counts_rates() {
     assert_eq!(rates.links[0].rtt_us, Some(300));
 }
 
-/// Acknowledgements of what a host sends come in through its inbound link: what it sends looks slow, too.
+/// Acknowledgments for what a host sends arrive over its inbound link, so its outbound traffic looks slow too.
 #[test]
 fn blames_the_inbound_link_first() {
     let rates = observed(4, &|from, to| (100.0, to == 2 || from == 2));
@@ -123,7 +123,7 @@ fn tells_outbound_links_and_pairs() {
     assert!(pair.limits.iter().all(|limits| !limits.in_full && !limits.out_full));
     let full = pair.links.iter().zip(&pair.link_full).filter(|(_, full)| **full).map(|(link, _)| (link.from, link.to));
     assert_eq!(full.collect::<Vec<_>>(), [(1, 3)]);
-    // With two hosts, nobody knows which side it is.
+    // With only two hosts, nobody can tell which side is full.
     let two = observed(2, &|from, _| (100.0, from == 0));
     assert!(two.link_full[0] && !two.limits[1].in_full && !two.limits[0].out_full);
 }
@@ -139,7 +139,7 @@ fn forgets_what_may_have_changed() {
     capacity.update(62.0, 50.0, 0.0, false);
     assert_eq!(capacity.value(), None);
     assert!(capacity.peak() > 100.0);
-    // As much without a queue: it carries more.
+    // As much traffic without a queue means that the link carries more.
     capacity.update(63.0, 100.0, 0.9, true);
     for s in 64..71 {
         capacity.update(f64::from(s), 98.0, 0.0, false);
@@ -147,7 +147,7 @@ fn forgets_what_may_have_changed() {
     assert_eq!(capacity.value(), None);
 }
 
-/// A run that begins again counts from nothing: that must look neither negative nor huge.
+/// Counters that restart from zero must give neither negative nor huge rates.
 #[test]
 fn takes_counters_that_begin_again() {
     let (layout, mut observer) = (layout_of(2), Observer::new());
@@ -159,10 +159,10 @@ fn takes_counters_that_begin_again() {
     observer.add(5.0, &layout, &samples_at(2, 1.5, &flow));
     assert!((observer.rates().source_rows_s - 2000.0).abs() < 20.0);
     observer.add(30.0, &layout, &[]);
-    assert_eq!(observer.rates().source_rows_s, 0.0, "silent workers count no more");
+    assert_eq!(observer.rates().source_rows_s, 0.0, "silent workers no longer count");
 }
 
-/// Whatever workers say, worker 0 must live.
+/// Whatever workers send, worker 0 must not fail.
 #[test]
 fn takes_any_input() {
     for seed in 0..300 {
