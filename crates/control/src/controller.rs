@@ -36,7 +36,7 @@ const LASTING_FALLEN_S: f64 = 2.0;
 const LASTING_S_MAX: f64 = 8.0;
 /// For this many seconds, a reason may disappear and still count as the same.
 const GAP_S: f64 = 1.5;
-/// The gain required of an action, and the factor by which each action of the last hour raises it.
+/// The gain required of an action, and the fraction of it that each action of the last hour adds.
 const GAIN_MIN: f64 = 0.05;
 const GAIN_MIN_MORE: f64 = 0.25;
 /// The factor by which each action of the last hour lengthens the time between two: links that never settle are not
@@ -91,7 +91,7 @@ pub struct Limits {
     pub interval_s: f64,
     /// The most bytes of state that one action moves.
     pub actions_per_hour: usize,
-    /// Bytes of state that one action moves.
+    /// The most bytes of state that one action moves.
     pub state_bytes: u64,
 }
 
