@@ -1,4 +1,4 @@
-//! The controller of a run: worker 0 hands it what all workers have counted, and carries out what it decides.
+//! The controller of a run: worker 0 passes it what all workers have counted, and carries out its decisions.
 
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
@@ -9,7 +9,7 @@ use crate::look_timer::LookTimer;
 use crate::rebalance::PendingRebalance;
 use crate::run::RunProgress;
 
-/// See the module. It lives as long as one run.
+/// The controller that the module describes, for one run.
 pub struct RunController {
     controller: Controller,
     begun: Instant,
@@ -18,28 +18,28 @@ pub struct RunController {
 }
 
 impl RunController {
-    /// Workers tell what they have counted no more often than that.
+    /// Workers report their counters no more often than this.
     const INTERVAL: Duration = Duration::from_millis(500);
 
-    /// One that knows nothing yet.
+    /// A controller without observations.
     pub fn new(mode: Mode, limits: Limits) -> Self {
         let (controller, timer) = (Controller::new(mode, limits), LookTimer::new(Self::INTERVAL));
         RunController { controller, begun: Instant::now(), timer, moving: None }
     }
 
-    /// Counts actions of runs before this one against the limits; they were so many seconds ago.
+    /// Counts actions of earlier runs, which happened `ago_s` seconds ago, against the limits.
     pub fn count_earlier(&mut self, ago_s: impl IntoIterator<Item = f64>) {
         self.controller.count_earlier(ago_s);
     }
 
-    /// What it has decided in this run, oldest first: the newest hundred.
+    /// The last hundred decisions of this run, oldest first.
     pub fn decisions(&self) -> impl Iterator<Item = &Decision> {
         self.controller.decisions()
     }
 
-    /// Looks at the run, if a look is due: call it often, such as from a [`ProgressCallback`](crate::ProgressCallback).
-    /// On other workers than 0 it does nothing, as only worker 0 knows of all. Hosts that are drained, by their numbers
-    /// in the layout, get no buckets.
+    /// Looks at the run, if a look is due: call it often, such as from a
+    /// [`ProgressCallback`](crate::ProgressCallback). It only acts on worker 0, which alone has the data of all
+    /// workers. Drained hosts, by their numbers in the layout, get no buckets.
     pub fn look(&mut self, run: &RunProgress, drained: &BTreeSet<u32>) {
         if run.worker() != 0 || !self.timer.is_due() {
             return;
@@ -61,7 +61,7 @@ impl RunController {
         self.controller.observer().rates()
     }
 
-    /// What it has to say, as of the last look.
+    /// Its report, as of the last look.
     pub fn report(&self) -> ClusterReport {
         self.controller.report()
     }

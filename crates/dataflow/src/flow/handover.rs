@@ -1,4 +1,4 @@
-//! The edge on which copies of a task hand buckets over to each other (see [`crate::rebalance`]).
+//! The edge on which the copies of a task hand buckets over to each other (see [`crate::rebalance`]).
 
 use std::sync::Arc;
 
@@ -11,29 +11,29 @@ use crate::error::TaskError;
 use crate::partitioner::{Partitioner, PartitionerContext, RowAssigner, RowAssignment};
 use crate::rebalance::Moves;
 
-/// One copy's ends of the edge on which its task hands buckets over.
+/// One copy's ends of the edge on which its task hands over buckets.
 pub(crate) struct BucketHandover {
     pub copy: u32,
-    /// Who owns what.
+    /// Which copy owns which bucket.
     pub route: Arc<RouteMap>,
     pub output: Output,
     pub input: Input,
 }
 
 impl BucketHandover {
-    /// What the edge carries: buckets, and parts of what is kept of them.
+    /// What the edge carries: buckets, and parts of their state.
     pub(crate) fn schema() -> SchemaRef {
         let bucket = Field::new("bucket", DataType::UInt32, false);
         Arc::new(Schema::new(vec![bucket, Field::new("part", DataType::LargeBinary, false)]))
     }
 
-    /// What this copy's part in a rebalance is.
+    /// This copy's part in a rebalance.
     pub(crate) fn moves(&self, map: &RouteMap) -> Moves {
         Moves::of(self.copy, &self.route, map)
     }
 }
 
-/// Who hands over names the copy: nothing is left to be decided.
+/// The sender names the target copy, so there is nothing to decide.
 pub(crate) struct BucketPartitioner;
 
 impl Partitioner for BucketPartitioner {
@@ -44,6 +44,6 @@ impl Partitioner for BucketPartitioner {
 
 impl RowAssigner for BucketPartitioner {
     fn assign(&mut self, _: &RecordBatch, _: &mut Vec<u32>) -> Result<RowAssignment, TaskError> {
-        Err("what is handed over goes to who is named".into())
+        Err("buckets are handed over to the copy that the sender names".into())
     }
 }

@@ -1,8 +1,9 @@
-//! The flow: a graph lowered to executable form: copies of tasks with their workers, and edges that only move data.
+//! The flow: a graph lowered to executable form, with copies of tasks assigned to workers, and edges that only move
+//! data.
 //!
-//! Every exchange becomes one or more *movers* and, where it also works on rows (a reduction, a sort, a join),
-//! *stages*: tasks like those of users, placed beside the tasks they serve. So everything runs, blocks, fails and is
-//! counted in the same way. Edges between copies of one process pass on batches without copying.
+//! Every exchange becomes one or more *movers* and, if it also works on rows (a reduction, a sort, a join), *stages*:
+//! tasks like those of users, placed beside the tasks they serve. So everything runs, blocks, fails and is counted in
+//! the same way. Edges between copies of one process pass batches on without copying.
 
 mod handover;
 mod lower;
@@ -38,18 +39,18 @@ pub type TaskFactory = Arc<dyn Fn(Inputs, Outputs, TaskContext) -> TaskFuture + 
 /// How an edge moves batches from the copies of one task to those of another.
 #[derive(Clone)]
 pub enum EdgeMover {
-    /// Copy `i` sends all it has to copy `map[i]`; `None` sends nothing.
+    /// Copy `i` sends everything to copy `map[i]`; with `None`, it sends nothing.
     Map(Vec<Option<u32>>),
-    /// Every copy sends all it has to all copies, along a tree of workers.
+    /// Every copy sends everything to all copies, along a tree of workers.
     Broadcast(Overlay),
-    /// Every copy sends all it has to all copies, to each by itself.
+    /// Every copy sends everything to all copies, to each one separately.
     Copies,
-    /// Each row goes where the partitioner says.
+    /// The partitioner decides where each row goes.
     Partition(Arc<dyn Partitioner>),
 }
 
 impl EdgeMover {
-    /// Whether all copies get the same.
+    /// Whether all copies receive the same.
     pub(crate) fn is_to_all(&self) -> bool {
         matches!(self, EdgeMover::Broadcast(_) | EdgeMover::Copies)
     }
@@ -61,9 +62,9 @@ pub(crate) struct FlowTask {
     pub factory: TaskFactory,
     pub executor: Executor,
     pub comm: bool,
-    /// Whether its copies know marks.
+    /// Whether its copies handle marks.
     pub streaming: bool,
-    /// It keeps rounds that are open, which it puts together itself: barriers overtake nothing on their way to it.
+    /// Whether it assembles and keeps open rounds itself, so that barriers overtake nothing on their way to it.
     pub saves_rounds: bool,
     /// What it keeps, if it has said so.
     pub state: Option<StateSchema>,
@@ -75,12 +76,12 @@ pub(crate) struct FlowTask {
     pub workers: Vec<u32>,
 }
 
-/// What a source copy makes of what it sends on an edge.
+/// What a source copy reduces the data on an edge to.
 #[derive(Clone)]
 pub(crate) enum EdgeReduction {
-    /// One row of all, at its end.
+    /// One row for everything, at its end.
     All(Reduction),
-    /// One row of each message.
+    /// One row for each message.
     Messages(Reduction),
 }
 
@@ -91,22 +92,22 @@ pub(crate) struct FlowEdge {
     pub target: FlowPort,
     pub schema: SchemaRef,
     pub mover: EdgeMover,
-    /// What a source copy makes of what it sends, which alone goes.
+    /// The reduction at a source copy, whose result alone is sent.
     pub reduction: Option<EdgeReduction>,
-    /// The map that a partition by key begins with, if not with its own.
+    /// The map that a partition by key starts with, if not its own.
     pub route: Option<Arc<RouteMap>>,
-    /// A mark goes behind each message, and what comes between marks is a round at the target.
+    /// Set if a mark follows each message, and what comes between marks is a round at the target.
     pub rounds: Option<RoundEnd>,
-    /// What is a round of what a source copy sends.
+    /// What counts as a round in what a source copy sends.
     pub round_unit: RoundUnit,
-    /// It is a part of an edge that goes back: its senders never wait for who takes, which may be they themselves.
+    /// Whether it is part of an edge that leads back: its senders never wait for receivers, which may be themselves.
     pub feedback: bool,
-    /// A task hands over on it what moves between its copies; it is none of the ports that the task knows.
+    /// Whether a task hands over buckets between its copies on it; it is not one of the ports that the task knows.
     pub handover: bool,
 }
 
 impl FlowEdge {
-    /// What says to which of `copies` a row goes, if it is said row by row.
+    /// The assigner of rows to `copies`, if this edge assigns row by row.
     pub(crate) fn partitioner_of(&self, copies: u32) -> Option<Box<dyn RowAssigner>> {
         let EdgeMover::Partition(partitioner) = &self.mover else { return None };
         let seat =
@@ -123,15 +124,15 @@ pub(crate) struct FlowGraph {
 }
 
 impl FlowGraph {
-    /// The map that deals the rows of a task.
+    /// The map that distributes the rows of a task.
     ///
     /// # Errors
-    /// In words, when there is no such map: its buckets cannot be told from outside.
+    /// A description, if there is no such map, so that its buckets are unknown from outside.
     pub(crate) fn route(&self, task: usize) -> Result<Arc<RouteMap>, String> {
         let mut found: Option<&Arc<RouteMap>> = None;
         for edge in self.edges.iter().filter(|edge| edge.target.task == task && !edge.handover) {
             let map = match &edge.mover {
-                // Every copy gets all there is, whoever owns what.
+                // Every copy receives everything, whoever owns which bucket.
                 EdgeMover::Broadcast(_) | EdgeMover::Copies => continue,
                 EdgeMover::Partition(partitioner) => edge.route.as_ref().or_else(|| partitioner.route()),
                 EdgeMover::Map(_) => None,
@@ -169,7 +170,7 @@ impl FlowGraph {
         }
     }
 
-    /// Adds the edges on which tasks hand over what moves.
+    /// Adds the edges on which tasks hand over buckets.
     pub(crate) fn add_handovers(&mut self) {
         let keeps = |task: &usize| self.tasks[*task].keeps == StateKind::ByBucket && self.route(*task).is_ok();
         for task in (0..self.tasks.len()).filter(keeps).collect::<Vec<_>>() {
@@ -207,7 +208,7 @@ impl FlowGraph {
         reached[task]
     }
 
-    /// The edge on which a task hands over.
+    /// The edge on which a task hands over buckets.
     pub(crate) fn handover(&self, task: usize) -> Option<usize> {
         self.edges.iter().position(|edge| edge.handover && edge.target.task == task)
     }

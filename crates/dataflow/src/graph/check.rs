@@ -1,4 +1,4 @@
-//! Everything that can be known to be wrong with a graph before it runs, found all at once.
+//! Finds all problems of a graph that can be known before it runs, at once.
 
 use arrow::datatypes::SchemaRef;
 use tidemill_batch::local::RoundUnit;
@@ -10,10 +10,10 @@ use crate::exchange::EdgeSignature;
 use crate::flow::CheckedEdge;
 
 impl Graph {
-    /// Looks for everything that is wrong, as it would run on `workers` workers.
+    /// Checks everything for a run on `workers` workers.
     ///
     /// # Errors
-    /// All of it, in one error.
+    /// All problems in one error.
     pub fn check(&self, workers: u32) -> Result<(), GraphErrors> {
         self.checked(workers).map(|_| ())
     }
@@ -24,7 +24,7 @@ impl Graph {
         self.check_tasks(workers, &mut errors);
         let edges: Vec<CheckedEdge> =
             self.edges.iter().filter_map(|edge| self.check_edge(edge, workers, &mut errors)).collect();
-        // A port whose only edge is wrong is not also reported as unconnected.
+        // A port whose only edge has a problem is not also reported as unconnected.
         if errors.is_empty() {
             self.check_connected(&edges, &mut errors);
             self.check_loops(&edges, &mut errors);
@@ -62,7 +62,7 @@ impl Graph {
         }
     }
 
-    /// The port that `reference` means, of the side whose port names are given.
+    /// The port that `reference` means, on the side whose port names are given.
     fn port(
         &self,
         reference: &PortRef,
@@ -159,7 +159,7 @@ impl Graph {
         }
     }
 
-    /// Edges that go back do go back, and rounds bound all that is on its way in a loop.
+    /// Checks that edges marked as leading back do so, and that rounds bound everything in transit in a loop.
     fn check_loops(&self, edges: &[CheckedEdge], errors: &mut Vec<GraphError>) {
         let loops = Loops::new(self.tasks.len(), edges);
         for (at, edge) in edges.iter().enumerate() {
@@ -201,7 +201,7 @@ impl Graph {
             if seen[start] != VisitState::No {
                 continue;
             }
-            // The path with, for each task on it, how many of its successors have been looked at.
+            // The path and, for each task on it, how many of its successors have been visited.
             let mut path = vec![(start, 0)];
             seen[start] = VisitState::OnPath;
             while let Some(top) = path.last_mut() {
@@ -253,7 +253,7 @@ impl Loops {
         Loops { reached: if is_used { (0..tasks).map(reached_from).collect() } else { Vec::new() } }
     }
 
-    /// Whether what an edge brings may come to its source again.
+    /// Whether what an edge delivers may reach its source again.
     fn has(&self, edge: &CheckedEdge) -> bool {
         !self.reached.is_empty()
             && edge.sources.iter().any(|&(source, _)| edge.target.0 == source || self.reached[edge.target.0][source])

@@ -1,11 +1,11 @@
-//! Every worker builds the graph by itself: these are the words and hashes by which they find out that they differ.
+//! Every worker builds the graph by itself: these texts and hashes reveal whether the graphs differ.
 
 use twox_hash::XxHash3_64;
 
 use super::Graph;
 use crate::flow::CheckedEdge;
 
-/// Each part of a graph in words that are the same on every worker: tasks in order, then edges.
+/// Each part of a graph as a text that is the same on every worker: tasks in order, then edges.
 pub(crate) fn parts(graph: &Graph, edges: &[CheckedEdge]) -> Vec<String> {
     let tasks = graph.tasks.iter().map(|task| {
         let inputs = task.inputs.iter().map(|port| match &port.schema {
@@ -24,7 +24,7 @@ pub(crate) fn parts(graph: &Graph, edges: &[CheckedEdge]) -> Vec<String> {
     tasks.chain(edges).collect()
 }
 
-/// The hashes of the parts, in their order.
+/// The hashes of the parts, in the same order.
 pub(crate) fn hashes(parts: &[String]) -> Vec<u64> {
     parts.iter().map(|part| XxHash3_64::oneshot(part.as_bytes())).collect()
 }

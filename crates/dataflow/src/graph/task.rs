@@ -1,4 +1,4 @@
-//! What a task is: its ports, how many copies of it run, what they need, and the function each copy runs.
+//! What a task is: its ports, how many copies of it run, what they need, and the function that each copy runs.
 
 use std::future::Future;
 use std::sync::Arc;
@@ -18,14 +18,14 @@ use crate::task::{Executor, TaskContext};
 /// How many copies of a task run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Parallelism {
-    /// So many in all.
+    /// This many in all.
     Total(u32),
-    /// So many on every worker: copy `i` is on worker `i % workers`, whatever the placement says of others.
+    /// This many on every worker: copy `i` is on worker `i % workers`, whatever the placement says about other tasks.
     PerWorker(u32),
 }
 
 impl Parallelism {
-    /// Copies in a job of `workers` workers.
+    /// The number of copies in a job of `workers` workers.
     pub fn copies(self, workers: u32) -> u32 {
         match self {
             Parallelism::Total(n) => n,
@@ -34,22 +34,22 @@ impl Parallelism {
     }
 }
 
-/// What a copy needs; placements that look at it put it where that is.
+/// What a copy needs; some placements put the copy where that is available.
 #[derive(Clone, Debug, Default)]
 pub struct Resources {
     /// Processor cores.
     pub cores: f32,
     /// Bytes of memory.
     pub memory_bytes: u64,
-    /// For each copy the hosts that hold its data, by their names or as paths such as `zone-a/rack-3/host-7`; fewer
-    /// entries than copies, or none, mean anywhere.
+    /// For each copy, the hosts that hold its data, as names or as paths such as `zone-a/rack-3/host-7`. Missing or
+    /// empty entries mean any host.
     pub data_hosts: Vec<Vec<String>>,
 }
 
 #[derive(Clone)]
 pub(crate) struct InPort {
     pub name: String,
-    /// What must arrive; `None` takes anything.
+    /// The required schema; `None` accepts any.
     pub schema: Option<SchemaRef>,
 }
 
@@ -77,13 +77,13 @@ pub struct TaskSpec {
     pub(crate) body: TaskBody,
 }
 
-/// What the copies of a task are, for who drives them himself, as simulations do.
+/// What the copies of a task are, for callers that drive them by hand, such as simulations.
 #[derive(Clone, Default)]
 pub(crate) enum TaskBody {
     Operator(MakeOperator),
     Source(MakeSource, Option<WatermarkStrategy>),
     Sink,
-    /// A function with a loop of its own.
+    /// A function with its own loop.
     #[default]
     Function,
 }
@@ -92,8 +92,8 @@ pub(crate) enum TaskBody {
 pub(crate) type MakeOperator = Arc<dyn Fn(&TaskContext) -> Result<Box<dyn Operator>, TaskError> + Send + Sync>;
 
 impl TaskSpec {
-    /// A task each copy of which runs `body`: an async function of its inputs, its outputs and its context. When it
-    /// returns, its outputs end; what is left in its inputs is dropped.
+    /// A task each of whose copies runs `body`: an async function of its inputs, its outputs and its context. When it
+    /// returns, its outputs end, and what is left in its inputs is dropped.
     pub fn new<F, R>(name: impl Into<String>, body: F) -> Self
     where
         F: Fn(Inputs, Outputs, TaskContext) -> R + Send + Sync + 'static,
@@ -102,7 +102,7 @@ impl TaskSpec {
         Self::from_factory(name, Arc::new(move |inputs, outputs, context| Box::pin(body(inputs, outputs, context))))
     }
 
-    /// A task whose copies are operators: they get batches one by one and hold no loop of their own.
+    /// A task whose copies are operators: they receive batches one by one, without a loop of their own.
     pub fn operator<F, O>(name: impl Into<String>, make: F) -> Self
     where
         F: Fn(&TaskContext) -> Result<O, TaskError> + Send + Sync + 'static,
@@ -121,10 +121,10 @@ impl TaskSpec {
         TaskSpec { keeps: if O::moves() { StateKind::ByBucket } else { StateKind::Unknown }, body, ..task }
     }
 
-    /// A task whose copies call `function` with every batch by itself, and send what it returns out of the only output
-    /// port, if anything. A call that fails is made again with the same batch, at most `retries` times, and told on
-    /// standard error: it has been given nothing but the batch, and nothing of what it made has gone out. When they
-    /// have all failed, the last error fails the task.
+    /// A task whose copies call `function` on each batch separately, and send its result, if any, from the only
+    /// output port. A failed call is repeated with the same batch, at most `retries` times, and reported on standard
+    /// error: it receives only the batch, and nothing that it produced has been sent. If all attempts fail, the last
+    /// error fails the task.
     pub fn each<F>(name: impl Into<String>, retries: u32, function: F) -> Self
     where
         F: Fn(&RecordBatch, &TaskContext) -> Result<Option<RecordBatch>, TaskError> + Send + Sync + 'static,
@@ -133,8 +133,8 @@ impl TaskSpec {
         Self::operator(name, move |context| Ok(BatchMapper::new(&function, retries, context)))
     }
 
-    /// A task whose copies are sources. The output port for their rows is to be added, and behind it one for what they
-    /// meet that is no row, if that is not to be left out. `times` says how rows tell time.
+    /// A task whose copies are sources. Add the output port for their rows and, unless invalid input is skipped,
+    /// another one for what cannot be made a row. `times` says how rows tell time.
     pub fn source<F, S>(name: impl Into<String>, times: Option<WatermarkStrategy>, make: F) -> Self
     where
         F: Fn(&TaskContext) -> Result<S, TaskError> + Send + Sync + 'static,
@@ -143,8 +143,8 @@ impl TaskSpec {
         Self::any_source(name, (times, false), make)
     }
 
-    /// The same whose rows tell no time, though tasks behind it wait for it: what holds them back is named while it
-    /// runs.
+    /// Like [`TaskSpec::source`], but the rows tell no time although tasks after it wait for time: at run time, a
+    /// message names what holds these tasks back.
     pub fn source_without_time<F, S>(name: impl Into<String>, make: F) -> Self
     where
         F: Fn(&TaskContext) -> Result<S, TaskError> + Send + Sync + 'static,
@@ -171,7 +171,7 @@ impl TaskSpec {
         TaskSpec { body, ..task.streaming() }
     }
 
-    /// A task whose copies are sinks; input ports are to be added.
+    /// A task whose copies are sinks; add its input ports.
     pub fn sink<F, S>(name: impl Into<String>, make: F) -> Self
     where
         F: Fn(&TaskContext) -> Result<S, TaskError> + Send + Sync + 'static,
@@ -188,7 +188,7 @@ impl TaskSpec {
         TaskSpec { keeps: StateKind::Nothing, body: TaskBody::Sink, ..task.streaming() }
     }
 
-    /// A task whose copies are blocking functions, each on a thread of its own; they use the `_blocking` calls of their
+    /// A task whose copies are blocking functions, each on its own thread; they use the `_blocking` calls of their
     /// inputs and outputs.
     pub fn blocking<F>(name: impl Into<String>, body: F) -> Self
     where
@@ -221,21 +221,22 @@ impl TaskSpec {
         }
     }
 
-    /// What it does, where the name does not say all: workers whose details differ do not run the graph.
+    /// Sets what the task does, if the name does not say everything: a graph does not run if its details differ
+    /// between workers.
     #[must_use]
     pub fn detail(mut self, detail: impl Into<String>) -> Self {
         self.detail = detail.into();
         self
     }
 
-    /// Adds an input port that takes batches of any schema.
+    /// Adds an input port that accepts batches of any schema.
     #[must_use]
     pub fn input(mut self, name: &str) -> Self {
         self.inputs.push(InPort { name: name.into(), schema: None });
         self
     }
 
-    /// Adds an input port that takes this schema only.
+    /// Adds an input port that only accepts this schema.
     #[must_use]
     pub fn input_of(mut self, name: &str, schema: SchemaRef) -> Self {
         self.inputs.push(InPort { name: name.into(), schema: Some(schema) });
@@ -249,53 +250,54 @@ impl TaskSpec {
         self
     }
 
-    /// How many copies run; one per worker unless told.
+    /// Sets how many copies run; one per worker by default.
     #[must_use]
     pub fn parallelism(mut self, parallelism: Parallelism) -> Self {
         self.parallelism = parallelism;
         self
     }
 
-    /// So many copies in all.
+    /// Sets the total number of copies.
     #[must_use]
     pub fn copies(self, copies: u32) -> Self {
         self.parallelism(Parallelism::Total(copies))
     }
 
-    /// What each copy needs.
+    /// Sets what each copy needs.
     #[must_use]
     pub fn resources(mut self, resources: Resources) -> Self {
         self.resources = resources;
         self
     }
 
-    /// On which threads its copies run.
+    /// Sets the threads on which its copies run.
     #[must_use]
     pub fn executor(mut self, executor: Executor) -> Self {
         self.executor = executor;
         self
     }
 
-    /// Its copies know marks: they get time and barriers with their batches, save what they keep when a barrier passes,
-    /// and send marks on. Operators do all that by themselves. Tasks that are not streaming cannot be in a job that
-    /// makes checkpoints.
+    /// Declares that its copies handle marks: they receive time and barriers with their batches, save their state
+    /// when a barrier passes, and send marks on. Operators do all that by themselves. A job that makes checkpoints
+    /// cannot contain tasks that are not streaming.
     #[must_use]
     pub fn streaming(mut self) -> Self {
         self.streaming = true;
         self
     }
 
-    /// Says what its copies keep by bucket. Checkpoints name it, and a job whose states are others than those of its
-    /// checkpoint does not begin, unless fields have been added that may be null: then
-    /// [`RestoredState::schema`](crate::checkpoint::RestoredState::schema) tells its copies what they begin with, and
-    /// their next snapshot is asked for as a whole.
+    /// Declares what its copies keep by bucket. Checkpoints record it, and a job whose states differ from those of
+    /// its checkpoint does not start, unless only nullable fields were added: then
+    /// [`RestoredState::schema`](crate::checkpoint::RestoredState::schema) tells its copies what they start with, and
+    /// their next snapshot must be complete.
     #[must_use]
     pub fn state(mut self, schema: StateSchema) -> Self {
         self.state = Some(schema);
         self
     }
 
-    /// Gives its copies a communicator of their own, [`TaskContext::comm`], ranked by copy. A worker may run several.
+    /// Gives its copies their own communicator, [`TaskContext::comm`], ranked by copy. A worker may run several
+    /// copies.
     #[must_use]
     pub fn with_comm(mut self) -> Self {
         self.comm = true;

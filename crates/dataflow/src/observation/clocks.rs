@@ -1,5 +1,5 @@
-//! Clocks that add up time by what goes on. All are told the time, and all count what still goes on when they are read:
-//! somebody who waits for a minute is seen long before the minute is over.
+//! Clocks that add up time by activity. All are given the current time, and all count what is still going on when
+//! they are read: a wait of a minute is visible long before the minute is over.
 
 use std::cell::RefCell;
 use std::future::{Future, poll_fn};
@@ -9,8 +9,7 @@ use std::time::Instant;
 
 use parking_lot::Mutex;
 
-/// Nanoseconds since the last call. A time that is earlier than that, of a thread that was slower to come here, counts
-/// as none.
+/// Nanoseconds since the last call. An earlier time, from a thread that was slower to get here, counts as zero.
 #[derive(Debug, Default)]
 struct LastSeen(Option<Instant>);
 
@@ -23,7 +22,7 @@ impl LastSeen {
     }
 }
 
-/// How long has been waited, by all who wait together.
+/// The time spent waiting, summed over all concurrent waiters.
 #[derive(Debug, Default)]
 pub(crate) struct WaitClock(Mutex<WaitTimes>);
 
@@ -41,14 +40,14 @@ impl WaitTimes {
 }
 
 impl WaitClock {
-    /// One more waits.
+    /// Starts one more wait.
     pub(crate) fn begin(&self, now: Instant) {
         let mut times = self.0.lock();
         times.advance(now);
         times.waiting += 1;
     }
 
-    /// One waits no longer.
+    /// Ends one wait.
     pub(crate) fn end(&self, now: Instant) {
         let mut times = self.0.lock();
         times.advance(now);
@@ -62,9 +61,9 @@ impl WaitClock {
     }
 }
 
-/// What goes on at a link to another worker: messages that it has not taken yet, senders that wait for room on it, and
-/// senders that wait for credit of copies behind it. While it has messages, credit cannot come back before it has taken
-/// what that is for: all wait for the link then.
+/// The state of a link to another worker: messages that it has not accepted yet, senders that wait for room on it,
+/// and senders that wait for credit of copies behind it. While it holds messages, credit cannot come back before it
+/// has accepted them, so all senders then wait for the link.
 #[derive(Debug, Default)]
 pub(crate) struct LinkClock(Mutex<LinkState>);
 
@@ -77,7 +76,7 @@ struct LinkState {
     times: LinkTimes,
 }
 
-/// Times of a link, in nanoseconds.
+/// The times of a link, in nanoseconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct LinkTimes {
     pub busy_ns: u64,
@@ -108,22 +107,22 @@ impl LinkClock {
         change(&mut state);
     }
 
-    /// The link has not taken a message at once.
+    /// Records a message that the link has not accepted at once.
     pub(crate) fn begin_message(&self, now: Instant) {
         self.at(now, |state| state.messages += 1);
     }
 
-    /// It has taken one of these.
+    /// Records that it has accepted one of these.
     pub(crate) fn end_message(&self, now: Instant) {
         self.at(now, |state| state.messages -= 1);
     }
 
-    /// A sender waits for credit, or, if it has that, for room on the link.
+    /// A sender starts to wait for credit, or for room on the link if it has credit.
     pub(crate) fn begin_wait(&self, now: Instant, for_room: bool) {
         self.at(now, |state| *state.senders(for_room) += 1);
     }
 
-    /// It waits no longer.
+    /// A sender stops waiting.
     pub(crate) fn end_wait(&self, now: Instant, for_room: bool) {
         self.at(now, |state| *state.senders(for_room) -= 1);
     }
@@ -135,25 +134,25 @@ impl LinkClock {
     }
 }
 
-/// Where the time of a copy goes: it works while it is polled, unless it waits there with its thread; else it waits,
-/// for others to take what it has or for input. Costs two looks at the time for each poll.
+/// Where a copy's time goes: it works while it is polled, unless it blocks its thread there; otherwise it waits, for
+/// others to receive its output or for input. Costs two time readings per poll.
 #[derive(Debug, Default)]
 pub(crate) struct CopyClock(Mutex<CopyState>);
 
 #[derive(Debug, Default)]
 struct CopyState {
     seen: LastSeen,
-    /// It has begun, and not ended.
+    /// Whether it has begun and not ended.
     lives: bool,
     polled: bool,
-    /// Sends that wait.
+    /// How many sends wait.
     blocked: u32,
-    /// Work outside that it waits for, such as of a server.
+    /// How much outside work, such as of a server, it waits for.
     outside: u32,
     times: CopyTimes,
 }
 
-/// Times of a copy, in nanoseconds.
+/// The times of a copy, in nanoseconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct CopyTimes {
     pub busy_ns: u64,
@@ -192,12 +191,12 @@ impl CopyClock {
         self.at(now, |state| state.polled = polled);
     }
 
-    /// A send waits.
+    /// A send starts to wait.
     pub(crate) fn begin_blocked(&self, now: Instant) {
         self.at(now, |state| state.blocked += 1);
     }
 
-    /// It waits no longer.
+    /// A send stops waiting.
     pub(crate) fn end_blocked(&self, now: Instant) {
         self.at(now, |state| state.blocked -= 1);
     }
@@ -208,7 +207,7 @@ impl CopyClock {
         state.times
     }
 
-    /// Runs a copy's future, by this clock.
+    /// Runs a copy's future, timed by this clock.
     pub(crate) async fn time<F: Future>(self: &Arc<Self>, future: F) -> F::Output {
         let mut future = pin!(future);
         let _life = CopyLife::begin(self);
@@ -219,7 +218,7 @@ impl CopyClock {
         .await
     }
 
-    /// The copy that is being polled on this thread waits with it, until what this returns is dropped.
+    /// Marks that the copy being polled on this thread blocks it, until the returned value is dropped.
     pub(crate) fn pause() -> Option<CopyPause> {
         let clock = CURRENT.with_borrow(Clone::clone)?;
         clock.set_polled(false, Instant::now());
@@ -227,7 +226,7 @@ impl CopyClock {
     }
 }
 
-/// From the begin of a copy to its end.
+/// Lasts from the beginning of a copy to its end.
 struct CopyLife<'a>(&'a CopyClock);
 
 impl<'a> CopyLife<'a> {
@@ -243,7 +242,7 @@ impl Drop for CopyLife<'_> {
     }
 }
 
-/// A poll of a copy, which may be within that of another one.
+/// A poll of a copy, which may be nested in a poll of another one.
 struct CopyPoll<'a> {
     clock: &'a CopyClock,
     around: Option<Arc<CopyClock>>,
@@ -263,7 +262,7 @@ impl Drop for CopyPoll<'_> {
     }
 }
 
-/// See [`CopyClock::pause`].
+/// Returned by [`CopyClock::pause`].
 pub(crate) struct CopyPause(Arc<CopyClock>);
 
 impl Drop for CopyPause {
@@ -272,11 +271,11 @@ impl Drop for CopyPause {
     }
 }
 
-/// Work outside that a copy waits for: until this is dropped the copy is busy, polled or not.
+/// Outside work that a copy waits for: until this is dropped the copy counts as busy, polled or not.
 pub(crate) struct OutsideWork(Option<Arc<CopyClock>>);
 
 impl OutsideWork {
-    /// Of the copy that is being polled on this thread, if one is.
+    /// Starts outside work for the copy that is being polled on this thread, if any.
     pub(crate) fn begin() -> Self {
         let clock = CURRENT.with_borrow(Clone::clone);
         clock.iter().for_each(|clock| clock.at(Instant::now(), |state| state.outside += 1));
@@ -296,13 +295,13 @@ mod tests {
 
     use super::*;
 
-    /// Moments of a clock that nobody waits for.
+    /// Times of a simulated clock.
     fn moments() -> impl Fn(u64) -> Instant {
         let begin = Instant::now();
         move |ns| begin + Duration::from_nanos(ns)
     }
 
-    /// A wait that only counted at its end would hide the link that never takes anything.
+    /// A wait that only counted at its end would hide a link that never accepts anything.
     #[test]
     fn waits_count_while_they_last() {
         let (clock, at) = (WaitClock::default(), moments());
@@ -311,12 +310,12 @@ mod tests {
         assert_eq!(clock.waited_ns(at(150)), 200);
         clock.end(at(160));
         assert_eq!(clock.waited_ns(at(200)), 260);
-        assert_eq!(clock.waited_ns(at(190)), 260, "who was slower to come here takes nothing back");
+        assert_eq!(clock.waited_ns(at(190)), 260, "a slower thread takes nothing back");
         clock.end(at(200));
         assert_eq!(clock.waited_ns(at(900)), 260);
     }
 
-    /// Slow copies and slow links both leave senders without credit: only the link's messages tell which it is.
+    /// Slow copies and slow links both leave senders without credit; only the link's messages tell which it is.
     #[test]
     fn senders_wait_for_the_link_while_it_has_messages() {
         let (clock, at) = (LinkClock::default(), moments());
@@ -348,10 +347,10 @@ mod tests {
         assert_eq!(clock.times(at(99)), CopyTimes { busy_ns: 5 + 3 + 10, blocked_ns: 7, idle_ns: 5 + 2 });
     }
 
-    /// A thread that waits within a copy's poll would make the copy look busy; and a clock that stayed behind would
-    /// count for the next copy.
+    /// A thread that blocks within a copy's poll would make the copy look busy, and a clock left behind would count
+    /// for the next copy.
     #[test]
-    fn who_waits_with_its_thread_does_not_work() {
+    fn a_copy_that_blocks_its_thread_does_not_work() {
         let clock = Arc::new(CopyClock::default());
         let polled = |clock: &CopyClock| clock.0.lock().polled;
         let seen = futures_util::FutureExt::now_or_never(clock.time(async {

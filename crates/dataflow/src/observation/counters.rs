@@ -1,8 +1,8 @@
-//! A worker's counters as they go to worker 0: a table, of which each message tells what has changed since the one
-//! before. Messages arrive all and in order, so both ends have the same table.
+//! A worker's counters as worker 0 receives them: a table, where each message holds the changes since the previous
+//! one. Messages arrive completely and in order, so both ends have the same table.
 //!
-//! A row has a key (a link, a task, a bucket) and a column for each counter; a key is sent once, and has a number from
-//! then on. All numbers are LEB128 varints, what a counter has grown by in the zigzag form, since some fall:
+//! A row has a key (a link, a task, a bucket) and a column for each counter. A key is sent once, and has a number
+//! from then on. All numbers are LEB128 varints; changes of counters use the zigzag form, since some decrease:
 //!
 //! ```text
 //! message   its number, from 0
@@ -13,32 +13,32 @@
 //! text      its length in bytes, and UTF-8
 //! ```
 //!
-//! Times go in microseconds.
+//! Times are sent in microseconds.
 
 use std::collections::BTreeMap;
 
 use tidemill_control::{BucketCounters, HeavyKey, LinkCounters, TaskCounters, TcpCounters, WorkerSample};
 
-/// Rows of a worker's table, at most: what has no row is not told.
+/// The most rows of a worker's table; what does not fit is not reported.
 const ROWS_MAX: usize = 1 << 16;
-/// Frequent keys that a worker tells, at most.
+/// The most frequent keys that a worker reports.
 const HEAVY_KEYS_MAX: usize = 1024;
-/// Bytes of the text of a key, at most.
+/// The most bytes in the text of a key.
 pub(crate) const COUNTED_TEXT_MAX: usize = 128;
 
-/// What a row is of.
+/// What a row describes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum CounterKey {
     Worker,
-    /// To a worker.
+    /// The link to a worker.
     Link(u32),
     Task(u32),
-    /// Of a task, by its number.
+    /// A bucket of a task, by its number.
     Bucket(u32, u32),
 }
 
 impl CounterKey {
-    /// Its kind, and what it is of.
+    /// The kind of the key, and its numbers.
     fn parts(self) -> (u64, Vec<u64>) {
         match self {
             CounterKey::Worker => (0, vec![]),
@@ -68,20 +68,20 @@ impl CounterKey {
     }
 }
 
-/// See the module.
+/// The table that the module describes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct CounterTable {
     /// By number.
     rows: Vec<(CounterKey, Vec<u64>)>,
     numbers: BTreeMap<CounterKey, usize>,
     heavy_keys: Vec<HeavyKey>,
-    /// How many have changed it.
+    /// How many messages have changed it.
     messages: u64,
 }
 
 impl CounterTable {
-    /// Takes what a worker has counted. Returns what has changed; of buckets and frequent keys, which are many, only
-    /// `with_buckets`.
+    /// Records what a worker has counted, and returns the changes. Includes buckets and frequent keys, of which there
+    /// are many, only `with_buckets`.
     pub(crate) fn update(&mut self, sample: &WorkerSample, with_buckets: bool) -> Vec<u8> {
         let (mut keys, mut changes, mut new) = (Vec::new(), Vec::new(), 0);
         let mut counted = BTreeMap::new();
@@ -148,10 +148,11 @@ impl CounterTable {
         self.rows.push((key, vec![0; key.columns()]));
     }
 
-    /// Takes what another table's [`CounterTable::update`] has returned, of a run with so many workers and tasks.
+    /// Applies a message from another table's [`CounterTable::update`], in a run with these numbers of workers and
+    /// tasks.
     ///
     /// # Errors
-    /// In words, when it is none.
+    /// A description, if the message is invalid.
     pub(crate) fn apply(&mut self, message: &[u8], workers: u32, tasks: u32) -> Result<(), String> {
         self.read(&mut Reader(message), workers, tasks).ok_or_else(|| "counters that cannot be read".into())
     }
@@ -168,7 +169,7 @@ impl CounterTable {
                 CounterKey::Link(peer) => peer < workers,
                 CounterKey::Task(task) | CounterKey::Bucket(task, _) => task < tasks,
             };
-            // No row twice, so that a table is no longer than what it is of.
+            // No row occurs twice, so a table is no longer than what it describes.
             if !exists || self.rows.len() == ROWS_MAX || self.numbers.contains_key(&key) {
                 return None;
             }
@@ -201,7 +202,7 @@ impl CounterTable {
         bytes.0.is_empty().then_some(())
     }
 
-    /// The counters as those of a worker.
+    /// The counters as a sample of worker `worker`.
     pub(crate) fn sample(&self, worker: u32) -> WorkerSample {
         let mut sample = WorkerSample { worker, heavy_keys: self.heavy_keys.clone(), ..WorkerSample::default() };
         for (key, row) in &self.rows {
@@ -274,7 +275,7 @@ fn rows(sample: &WorkerSample, with_buckets: bool) -> impl Iterator<Item = (Coun
         .chain(buckets.iter().map(bucket))
 }
 
-/// Small numbers for what lies near zero on either side.
+/// Encodes numbers near zero, of either sign, as small numbers.
 fn zigzag(difference: u64) -> u64 {
     (difference << 1) ^ ((difference as i64 >> 63) as u64)
 }
@@ -291,7 +292,7 @@ fn put(bytes: &mut Vec<u8>, mut number: u64) {
     bytes.push(number as u8);
 }
 
-/// Reads what [`put`] has written, from anywhere.
+/// Reads what [`put`] has written, from untrusted bytes.
 struct Reader<'a>(&'a [u8]);
 
 impl Reader<'_> {
@@ -343,7 +344,7 @@ mod tests {
         let link = |peer| LinkCounters {
             peer,
             sent_bytes: u64::MAX / 2 + round,
-            // Falls.
+            // Decreases.
             queued_bytes: 100 - round,
             tcp: (peer == 2).then(|| TcpCounters {
                 app_limited: round.is_multiple_of(2),
@@ -363,7 +364,7 @@ mod tests {
         }
     }
 
-    /// A counter that got lost or came twice would stay wrong to the run's end.
+    /// A change that is lost or applied twice would leave a counter wrong until the end of the run.
     #[test]
     fn both_ends_have_the_same_table() {
         let (mut here, mut there) = (CounterTable::default(), CounterTable::default());
@@ -387,9 +388,9 @@ mod tests {
         assert_eq!(here.update(&sample(21), false), [20, 0, 0, 0], "nothing has changed");
     }
 
-    /// What a stranger tells must not stand for a task that is not there, nor grow without a bound.
+    /// A message from a stranger must not refer to a task that does not exist, or grow without bound.
     #[test]
-    fn what_makes_no_sense_is_refused() {
+    fn invalid_messages_are_refused() {
         let message = CounterTable::default().update(&sample(2), true);
         let refused = |message: &[u8], workers, tasks| CounterTable::default().apply(message, workers, tasks).is_err();
         assert!(!refused(&message, 3, 2));

@@ -1,8 +1,8 @@
-//! What a worker counts of itself while a run lasts, and in which form worker 0 learns of it.
+//! What a worker counts about itself during a run, and in which form worker 0 receives it.
 //!
-//! | module     | what is in it                                                       |
+//! | module     | contents                                                             |
 //! |------------|----------------------------------------------------------------------|
-//! | `clocks`   | times of waits, of links and of copies, which count while they last  |
+//! | `clocks`   | times of waits, links and copies, which count while they last        |
 //! | `sketch`   | the keys that many rows have                                         |
 //! | `counters` | a worker's counters as a table, and what has changed in it, in bytes |
 

@@ -1,17 +1,17 @@
-//! The keys that most rows have, of a sample of the rows and in little memory: Space-Saving (Metwally, Agrawal and
-//! El Abbadi, 2005). A key that is not among those kept takes the place of the one with the fewest rows, and its count
-//! as an error; what is told of a key is without its error, so no key is told to have more rows than it has.
+//! The most frequent keys of a sample of the rows, in little memory: Space-Saving (Metwally, Agrawal and El Abbadi,
+//! 2005). A key that is not among those kept replaces the one with the fewest rows and takes over its count as an
+//! error. Reported counts exclude this error, so no key is reported with more rows than it has.
 
-/// Keys that are kept.
+/// How many keys are kept.
 const KEYS: usize = 64;
-/// A row in so many is looked at, on average.
+/// On average, one in this many rows is sampled.
 const EVERY: u64 = 64;
-/// A key is worth a text from this part of all rows on.
+/// A key is worth a text if it has at least this fraction (1 / `SHARE`) of all rows,
 const SHARE: u64 = 256;
-/// And from so many rows of the sample on: fewer may be by chance.
+/// and at least this many rows of the sample: fewer may be chance.
 const COUNT_MIN: u64 = 8;
 
-/// See the module.
+/// The sketch that the module describes.
 #[derive(Debug, Default)]
 pub(crate) struct KeySketch {
     keys: Vec<SketchedKey>,
@@ -22,7 +22,7 @@ pub(crate) struct KeySketch {
 struct SketchedKey {
     hash: u64,
     count: u64,
-    /// What of it may be another key's.
+    /// How much of the count may belong to other keys.
     error: u64,
     /// Its bucket and its text, once it is frequent.
     named: Option<(u32, String)>,
@@ -38,7 +38,8 @@ impl SketchedKey {
 }
 
 impl KeySketch {
-    /// A row has this key, by its hash. `name` is asked for its bucket and its text when it turns out to be frequent.
+    /// Adds a row with this key, given as a hash. `name` is called for its bucket and its text when the key turns out
+    /// to be frequent.
     pub(crate) fn add(&mut self, hash: u64, name: impl FnOnce() -> (u32, String)) {
         self.all += 1;
         let at = match self.keys.iter().position(|key| key.hash == hash) {
@@ -61,7 +62,7 @@ impl KeySketch {
         }
     }
 
-    /// Forgets half of what was.
+    /// Halves all counts, so that old rows fade.
     pub(crate) fn halve(&mut self) {
         self.all /= 2;
         for key in &mut self.keys {
@@ -70,8 +71,8 @@ impl KeySketch {
         }
     }
 
-    /// The frequent keys, the heaviest first, and about how many rows there were, both of all rows and not of the
-    /// sample.
+    /// The frequent keys, the heaviest first, and the approximate number of rows, both scaled from the sample to all
+    /// rows.
     pub(crate) fn frequent(&self) -> (Vec<FrequentKey>, u64) {
         let is_frequent = |key: &&SketchedKey| key.sure() >= COUNT_MIN && key.sure() * SHARE >= self.all;
         let told = |key: &SketchedKey| {
@@ -84,10 +85,10 @@ impl KeySketch {
     }
 }
 
-/// Which rows of a stream of batches are looked at: one in 64, at distances that follow no pattern that rows may have.
+/// Which rows of a stream of batches are sampled: one in 64, at distances that follow no pattern that rows may have.
 #[derive(Debug)]
 pub(crate) struct SampledRows {
-    /// Rows before the next one.
+    /// How many rows come before the next sampled one.
     skip: usize,
     random: u64,
 }
@@ -97,14 +98,14 @@ impl SampledRows {
         SampledRows { skip: 0, random: seed }
     }
 
-    /// Whether none of the next so many rows is looked at, and if so passes over them.
+    /// Whether none of the next `rows` rows is sampled; if so, skips them.
     pub(crate) fn skip(&mut self, rows: usize) -> bool {
         let skips = rows <= self.skip;
         self.skip -= if skips { rows } else { 0 };
         skips
     }
 
-    /// The rows of a batch of so many that are looked at.
+    /// The sampled rows of a batch with `rows` rows.
     pub(crate) fn of(&mut self, rows: usize) -> impl Iterator<Item = usize> {
         std::iter::from_fn(move || {
             let row = self.skip;
@@ -124,7 +125,7 @@ impl SampledRows {
 mod tests {
     use super::*;
 
-    /// Of many keys that come and go, one that has a tenth of the rows.
+    /// Among many keys that come and go, one has a tenth of the rows.
     #[test]
     fn a_frequent_key_is_found_among_many() {
         let mut sketch = KeySketch::default();
@@ -145,10 +146,9 @@ mod tests {
         assert_eq!(sketch.frequent().0, [], "it is forgotten");
     }
 
-    /// Rows that were looked at twice or never, or at one place of a pattern only, would make keys look heavy that are
-    /// not.
+    /// If rows were sampled twice, never, or only at one place of a pattern, keys would look heavy that are not.
     #[test]
-    fn a_row_in_so_many_is_looked_at() {
+    fn one_in_sixty_four_rows_is_sampled() {
         for batch in [1, 7, 64, 1000, 8192] {
             let (mut rows, mut seen) = (SampledRows::new(batch as u64), Vec::new());
             for begin in (0..1_000_000).step_by(batch) {

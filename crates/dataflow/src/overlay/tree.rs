@@ -1,23 +1,23 @@
-//! The trees of overlays: who sends to whom.
+//! The trees of overlays: which worker sends to which.
 
 use super::{Overlay, Shape};
 
 /// A tree over the workers of a job.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct WorkerTree {
-    /// Whom each worker sends to, in order.
+    /// The workers that each worker sends to, in order.
     pub children: Vec<Vec<u32>>,
-    /// Whom each worker is sent by; `None` for the root and for workers that take no part.
+    /// The worker that sends to each worker; `None` for the root and for workers that take no part.
     pub parent: Vec<Option<u32>>,
 }
 
 impl Shape {
-    /// The position whom `position` is sent by, in a tree whose root is position 0.
+    /// The position that sends to `position`, in a tree whose root is position 0.
     fn parent(self, position: usize) -> usize {
         match self {
             Shape::Flat => 0,
             Shape::Binary => (position - 1) / 2,
-            // Without its highest bit: children that lead large subtrees come first.
+            // Clears the highest bit: children that lead large subtrees come first.
             Shape::Binomial => position & !(1 << position.ilog2()),
             Shape::Chain => position - 1,
         }
@@ -25,7 +25,7 @@ impl Shape {
 }
 
 impl Overlay {
-    /// The trees that messages from `root` to `members` take in turn: one, or two. `hosts` has the host of every
+    /// The trees that messages from `root` to `members` take in turn: one or two. `hosts` gives the host of every
     /// worker. `root` need not be a member.
     pub fn trees(self, root: u32, members: &[u32], hosts: &[u32]) -> Vec<WorkerTree> {
         if self != Overlay::Double {
@@ -57,7 +57,7 @@ impl Overlay {
     }
 }
 
-/// The workers that take part by host, the root's first and the root first in it.
+/// The participating workers by host: the root's host first, and the root first in it.
 fn by_host(root: u32, members: &[u32], hosts: &[u32]) -> Vec<Vec<u32>> {
     let mut groups = vec![vec![root]];
     let mut group_of = vec![None; hosts.iter().max().map_or(0, |&host| host as usize + 1)];
@@ -80,8 +80,8 @@ impl WorkerTree {
         WorkerTree { children: vec![Vec::new(); workers], parent: vec![None; workers] }
     }
 
-    /// A binary tree in which the root sends to one other host at most, and to one worker of its own: so it sends
-    /// everything once, whichever of two trees that takes.
+    /// A binary tree in which the root sends to at most one other host, and to one worker of its own: so it sends
+    /// everything once, whichever of the two trees is used.
     fn one_of_two(groups: &[Vec<u32>], workers: usize) -> Self {
         let mut tree = WorkerTree::empty(workers);
         let (own, others) = groups.split_at(1);
@@ -102,12 +102,12 @@ impl WorkerTree {
 
     fn link_levels(&mut self, hosts: Shape, workers: Shape, groups: &[Vec<u32>]) {
         let first: Vec<u32> = groups.iter().map(|group| group[0]).collect();
-        // What goes to other hosts goes first: it takes longest.
+        // What goes to other hosts is sent first, since it takes longest.
         self.link_shape(hosts, &first);
         groups.iter().for_each(|group| self.link_shape(workers, group));
     }
 
-    /// Two lines from the root; on a lone host each has half of the workers.
+    /// Two chains from the root; on a single host each has half of the workers.
     fn link_ring(&mut self, groups: &[Vec<u32>]) {
         let root = groups[0][0];
         let (near, far) = match groups {
@@ -115,23 +115,25 @@ impl WorkerTree {
             _ => (&groups[0][1..], &[][..]),
         };
         let (with_root, others) = groups[1..].split_at(groups.len().div_ceil(2) - 1);
-        // The line that leaves the host at once goes first: the other has all of this host before its first link.
+        // The chain that leaves the host at once is sent to first: the other passes through all of this host before
+        // its first network link.
         for (near, hosts) in [(far, others), (near, with_root)] {
             let line = std::iter::once(root).chain(near.iter().copied()).chain(hosts.iter().flatten().copied());
             self.link_shape(Shape::Chain, &line.collect::<Vec<_>>());
         }
     }
 
-    /// The part of the binary tree that begins on host `at`. Hosts are a binary tree, too: of the two hosts beneath one
-    /// its first worker sends to one, and its second worker, if there is one, to the other. What room is left they and
-    /// those behind them have for workers of their own host, which come first: they cost little, and the second one
-    /// has to send on.
+    /// The part of the binary tree that begins on host `at`. Hosts form a binary tree too: of the two hosts below a
+    /// host, its first worker sends to one, and its second worker, if there is one, to the other. The remaining
+    /// capacity of these and of the workers after them serves workers of their own host. Those come first: they cost
+    /// little, and the second worker has to send on.
     fn link_binary(&mut self, groups: &[Vec<u32>], at: usize) {
         let beneath: Vec<u32> = groups.iter().skip(2 * at + 1).take(2).map(|group| group[0]).collect();
         self.link_group(&groups[at], &beneath, 2);
     }
 
-    /// The workers of a host, of whom the first sends to so many others at most, and what goes out of it.
+    /// Links the workers of a host, where the first sends to at most `first_sends` others, and the links to other
+    /// hosts.
     fn link_group(&mut self, group: &[u32], beneath: &[u32], first_sends: usize) {
         let out: Vec<(usize, u32)> =
             beneath.iter().enumerate().map(|(number, &host)| (number.min(group.len() - 1), host)).collect();
@@ -178,7 +180,7 @@ mod tests {
 
     /// Otherwise a link would carry as much as with one tree.
     #[test]
-    fn who_passes_on_in_one_of_two_trees_is_a_leaf_of_the_other() {
+    fn an_inner_worker_of_one_of_two_trees_is_a_leaf_of_the_other() {
         for (hosts, near) in [(1, 9), (9, 1), (8, 4), (2, 2), (64, 1)] {
             let all: Vec<u32> = (0..hosts * near).collect();
             let hosts_of: Vec<u32> = all.iter().map(|worker| worker / near).collect();
@@ -186,7 +188,7 @@ mod tests {
             let mut out = vec![0; hosts as usize];
             for &worker in &all {
                 let sent: Vec<u32> = trees.iter().flat_map(|tree| &tree.children[worker as usize]).copied().collect();
-                // Two messages, of which each tree carries one.
+                // Two messages, one along each tree.
                 assert!(sent.len() <= 4, "{worker}: {sent:?}");
                 let away = |to: &&u32| hosts_of[**to as usize] != worker / near;
                 out[(worker / near) as usize] += sent.iter().filter(away).count();
@@ -197,7 +199,7 @@ mod tests {
         }
     }
 
-    /// Workers on hosts in any order, some of which take part, and the root.
+    /// Workers on hosts in any order, the members among them, and the root.
     fn layouts() -> impl Strategy<Value = (Vec<u32>, Vec<u32>, u32)> {
         prop::collection::vec(0u32..9, 1..40).prop_flat_map(|hosts| {
             let workers = hosts.len() as u32;
@@ -206,8 +208,8 @@ mod tests {
     }
 
     proptest! {
-        /// A worker left out would wait for ever; one reached twice would count rows twice; a host sent to twice, or a
-        /// worker that sends more often than its shape says, is what overlays are there to avoid.
+        /// A worker left out would wait forever; one reached twice would count rows twice. Sending to a host twice,
+        /// or sending more often than the shape says, is what overlays exist to avoid.
         #[test]
         fn everybody_is_reached_once_and_hosts_once((hosts, members, root) in layouts()) {
             let mut part = vec![0; hosts.len()];
@@ -240,7 +242,7 @@ mod tests {
         }
     }
 
-    /// The shapes are what their names say.
+    /// The shapes match their names.
     #[test]
     fn shapes() {
         let all: Vec<u32> = (0..8).collect();
@@ -250,12 +252,12 @@ mod tests {
         assert_eq!(children(Overlay::Binomial)[..2], [vec![1, 2, 4], vec![3, 5]]);
         assert!(children(Overlay::Chain)[..7].iter().enumerate().all(|(w, next)| *next == [w as u32 + 1]));
         assert_eq!(children(Overlay::Ring)[..5], [vec![4, 1], vec![2], vec![3], vec![], vec![5]]);
-        // A root that takes no part itself still sends; a subset stays a subset.
+        // A root that is not a member still sends; a subset stays a subset.
         let tree = Overlay::Binary.tree(5, &[1, 2], &[0; 8]);
         assert_eq!(reached(&tree, 5), [0, 1, 1, 0, 0, 1, 0, 0]);
     }
 
-    /// With several workers a host: a message leaves it from its first two workers, near ones come first.
+    /// With several workers per host, a message leaves the host from its first two workers, and near ones come first.
     #[test]
     fn a_binary_tree_leaves_a_host_from_two_workers() {
         let all: Vec<u32> = (0..16).collect();

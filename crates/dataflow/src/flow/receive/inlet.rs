@@ -1,5 +1,5 @@
-//! The queue in front of an input port of one copy: what its streams have brought and the copy has not taken. It has no
-//! limit of its own; the senders' credit is its limit.
+//! The queue in front of an input port of one copy: what its streams have delivered and the copy has not received. It
+//! has no limit of its own; the senders' credit limits it.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -12,21 +12,21 @@ use tidemill_checkpoint::{Barrier, EventTime, Mark};
 
 use crate::link::CreditGuard;
 
-/// What a stream brings.
+/// What a stream delivers.
 #[derive(Clone)]
 pub(crate) enum StreamPacket {
-    /// A batch of this process. Never copied.
+    /// A batch of this process, never copied.
     Batch(RecordBatch, Arc<CreditGuard>),
-    /// A batch of another worker, to be decoded by who takes it.
+    /// A batch of another worker, which the receiver decodes.
     Block(ReceivedFrame, Arc<CreditGuard>),
-    /// What rides between the batches; so many blocks were sent before it.
+    /// A mark between batches; `blocks` blocks were sent before it.
     Mark { mark: Mark, blocks: u64 },
-    /// The stream is over; so many blocks and rows were sent.
+    /// The end of the stream; this many blocks and rows were sent.
     End { blocks: u64, rows: u64 },
 }
 
 impl StreamPacket {
-    /// What holds its credit.
+    /// The guard that holds its credit.
     pub(crate) fn guard(&self) -> Option<Arc<CreditGuard>> {
         match self {
             StreamPacket::Batch(_, guard) | StreamPacket::Block(_, guard) => Some(Arc::clone(guard)),
@@ -38,28 +38,28 @@ impl StreamPacket {
 #[derive(Default)]
 struct StreamQueue {
     packets: VecDeque<StreamPacket>,
-    /// Of who takes from this stream alone.
+    /// The waker of whoever receives only from this stream.
     waker: Option<Waker>,
     closed: bool,
-    /// Nothing is taken for now; so many of its packets were passed over in the order of arrival.
+    /// Set while nothing is taken: how many of its packets were skipped in the order of arrival.
     held: Option<u32>,
 }
 
 #[derive(Default)]
 struct InletState {
     streams: Vec<StreamQueue>,
-    /// Streams that have something, in order of arrival; a stream is named once for each packet.
+    /// Streams with packets, in order of arrival; a stream occurs once for each packet.
     order: VecDeque<u32>,
-    /// Of who takes whatever comes first.
+    /// The waker of whoever receives from any stream.
     waker: Option<Waker>,
-    /// Packets are taken by stream, so `order` is not kept.
+    /// Whether packets are received by stream, so that `order` is not kept.
     by_stream: bool,
     closed: bool,
     queued_bytes: u64,
     peak_bytes: u64,
-    /// The newest barrier that any stream has brought, taken or not.
+    /// The newest barrier that any stream has delivered, received or not.
     barrier: Option<Barrier>,
-    /// The time that has been taken from here, and the stream that holds it back.
+    /// The time that the copy has received, and the stream that holds it back.
     time: Option<EventTime>,
     slowest: Option<u32>,
     /// The time of the stream that is furthest ahead.
@@ -77,12 +77,12 @@ impl InletState {
     }
 }
 
-/// See the module.
+/// The queue that the module describes.
 #[derive(Default)]
 pub(crate) struct Inlet(Mutex<InletState>);
 
 impl Inlet {
-    /// Streams are numbered from the returned number on.
+    /// Adds streams, numbered from the returned number on.
     pub(crate) fn add_streams(&self, count: u32) -> u32 {
         let mut state = self.0.lock();
         let base = state.streams.len() as u32;
@@ -94,7 +94,7 @@ impl Inlet {
         let mut state = self.0.lock();
         if state.closed || state.streams[stream as usize].closed {
             drop(state);
-            // Outside of the lock: dropping it gives credit back.
+            // Outside the lock: dropping it returns credit.
             drop(packet);
             return;
         }
@@ -120,7 +120,7 @@ impl Inlet {
         }
     }
 
-    /// The next packet of any stream, in order of arrival, or of `stream` alone.
+    /// The next packet of any stream, in order of arrival, or only of `stream`.
     pub(crate) fn poll_take(&self, stream: Option<u32>, context: &mut Context<'_>) -> Poll<(u32, StreamPacket)> {
         let mut state = self.0.lock();
         let found = match stream {
@@ -158,7 +158,7 @@ impl Inlet {
         }
     }
 
-    /// Takes nothing of a stream until [`Inlet::release`]; its sender waits when its credit is used up.
+    /// Takes nothing from a stream until [`Inlet::release`]; its sender waits once its credit is used up.
     pub(crate) fn hold(&self, stream: u32) {
         self.0.lock().streams[stream as usize].held.get_or_insert(0);
     }
@@ -183,7 +183,7 @@ impl Inlet {
         state.order.is_empty()
     }
 
-    /// The copy takes no more: what is queued and what still comes is dropped, which gives the credit back.
+    /// The copy receives no more: what is queued and what still comes is dropped, which returns the credit.
     pub(crate) fn close(&self) {
         let mut state = self.0.lock();
         state.closed = true;
@@ -193,7 +193,7 @@ impl Inlet {
         drop(dropped);
     }
 
-    /// [`Inlet::close`] for one stream, the others being taken from by stream.
+    /// [`Inlet::close`] for one stream, while the others are received by stream.
     pub(crate) fn close_stream(&self, stream: u32) {
         let mut state = self.0.lock();
         let queue = &mut state.streams[stream as usize];
@@ -203,18 +203,18 @@ impl Inlet {
         drop(dropped);
     }
 
-    /// The newest barrier that any stream has brought, if it is of `epoch`.
+    /// The newest barrier that any stream has delivered, if it belongs to `epoch`.
     pub(crate) fn barrier(&self, epoch: u64) -> Option<Barrier> {
         self.0.lock().barrier.clone().filter(|barrier| barrier.epoch == epoch)
     }
 
-    /// Whether nothing more of a stream is taken.
+    /// Whether nothing more of a stream is received.
     pub(crate) fn is_closed(&self, stream: u32) -> bool {
         let state = self.0.lock();
         state.closed || state.streams[stream as usize].closed
     }
 
-    /// The time of all streams together is told to the copy, or another stream holds it back.
+    /// Records the time of all streams together that the copy has received, and which stream holds it back.
     pub(crate) fn note_time(&self, time: Option<EventTime>, slowest: Option<u32>, ahead: Option<EventTime>) {
         let mut state = self.0.lock();
         state.time = time.or(state.time);
@@ -227,13 +227,13 @@ impl Inlet {
         self.0.lock().ahead
     }
 
-    /// Bytes that are queued, the copy's time, and the stream that holds it back.
+    /// The queued bytes, the copy's time, and the stream that holds it back.
     pub(crate) fn now(&self) -> (u64, Option<EventTime>, Option<u32>) {
         let state = self.0.lock();
         (state.queued_bytes, state.time, state.slowest)
     }
 
-    /// The most bytes that were queued at once.
+    /// The largest number of bytes queued at once.
     pub(crate) fn peak_bytes(&self) -> u64 {
         self.0.lock().peak_bytes
     }

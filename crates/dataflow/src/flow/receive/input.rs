@@ -1,4 +1,4 @@
-//! A copy's input ports: where batches come out, checked, decoded and counted.
+//! A copy's input ports, which deliver batches after checking, decoding and counting them.
 
 use std::collections::VecDeque;
 use std::future::poll_fn;
@@ -31,15 +31,17 @@ use crate::work::BatchPacer;
 /// What a stream of batches consists of.
 #[derive(Clone, Debug)]
 pub enum StreamElement {
-    /// Rows; never none, but where an edge goes by [`Rounds`](crate::exchange::Rounds): then a batch is a round.
+    /// Rows, at least one; but on an edge with [`Rounds`](crate::exchange::Rounds), a batch is a round and may be
+    /// empty.
     Batch(RecordBatch),
-    /// What rides between them, of all streams of the port together: time no stream is behind, a barrier that all have
-    /// brought. Only tasks that know streams get marks ([`TaskSpec::streaming`](crate::TaskSpec::streaming)).
+    /// A mark between them, for all streams of the port together: a time that no stream is behind, or a barrier that
+    /// all have delivered. Only tasks that handle streams receive marks
+    /// ([`TaskSpec::streaming`](crate::TaskSpec::streaming)).
     Mark(Mark),
 }
 
 impl StreamElement {
-    /// The rows.
+    /// The rows, if this is a batch.
     pub fn into_batch(self) -> Option<RecordBatch> {
         match self {
             StreamElement::Batch(batch) => Some(batch),
@@ -48,10 +50,10 @@ impl StreamElement {
     }
 }
 
-/// Who gets so many rows at a time takes no time that anybody would notice.
+/// A receiver that gets at least this many rows at a time is not noticeably slow.
 const SLOW_ROWS_MAX: usize = 4096;
 
-/// What a recording is told of what a stream brings.
+/// What a recording records of an item of a stream.
 fn seen(item: Option<&StreamElement>) -> RecordedItem<RecordBatch> {
     match item {
         Some(StreamElement::Batch(rows)) => RecordedItem::Rows(rows.clone()),
@@ -66,18 +68,18 @@ struct UnalignedInput {
     signal: UnalignedSignal,
     port: u32,
     states: Arc<CopyStates>,
-    /// What is in flight, until all of it is known; and who waits for it.
+    /// The rows in flight, until all of them are known, and who waits for them.
     recording: Option<(Recording<RecordBatch>, oneshot::Sender<Vec<RecordBatch>>)>,
 }
 
-/// What was taken before its time: of which stream, and what it brings. Its credit stays with it.
+/// An item taken ahead of its turn: its stream and its content. It keeps its credit.
 struct EarlyElement {
     stream: u32,
     item: Option<StreamElement>,
     guard: Option<Arc<CreditGuard>>,
 }
 
-/// As a stream's number: rows that were in flight when the run began.
+/// The stream number of rows that were in flight when the run began.
 const FROM_BEFORE: u32 = u32::MAX;
 
 /// An input port of a copy.
@@ -87,29 +89,30 @@ pub struct Input {
     open: usize,
     target: u32,
     cancel: CancelToken,
-    /// `None` for a task that does not know them.
+    /// `None` for a task that does not handle marks.
     marks: Option<MarkMerger>,
-    /// `None` where barriers overtake nothing.
+    /// `None` if barriers overtake nothing.
     overtaking: Option<Box<UnalignedInput>>,
-    /// Comes before all else: what was in flight when the run began, and then what was taken before its time.
+    /// Comes before everything else: first what was in flight when the run began, then what was taken ahead of its
+    /// turn.
     replay: Option<InFlightReplay>,
     ahead: VecDeque<EarlyElement>,
     meter: PortMeter,
-    /// Where the edges that lead here go by rounds; and who saves those that are open.
+    /// Set if the edges that lead here use rounds; also who saves open rounds.
     rounds: Option<RoundCollector>,
     saved_by: Option<(u32, Arc<CopyStates>)>,
-    /// Comes there behind the rounds that are complete.
+    /// A barrier that follows the complete rounds.
     next_barrier: Option<Barrier>,
-    /// What comes before all else there.
+    /// What comes before everything else on an edge with rounds.
     round_replay: Option<RoundReplay>,
-    /// Of a task that is part of a loop: what it waits for may wait for it.
+    /// Whether the task is part of a loop: what it waits for may wait for it.
     in_loop: bool,
-    /// Of who calls functions of the program: how many rows it gets at a time.
+    /// For tasks that call functions of the program: how many rows they receive at a time.
     pace: Option<BatchPacer>,
 }
 
 impl Input {
-    /// Of a task that is part of a loop long waits are explained.
+    /// Explains long waits if the task is part of a loop.
     pub(crate) fn new(inlet: Arc<Inlet>, target: u32, streaming: bool, in_loop: bool, cancel: CancelToken) -> Self {
         let marks = streaming.then(MarkMerger::default);
         Input {
@@ -132,14 +135,14 @@ impl Input {
         }
     }
 
-    /// Gives out no more rows at a time than take a moment to work on: marks pass between them.
+    /// Delivers no more rows at a time than take a moment to process, so that marks pass between them.
     pub(crate) fn limit_rows(&mut self) {
         if self.marks.is_some() {
             self.pace = Some(BatchPacer::default());
         }
     }
 
-    /// Rows that it has given out have taken so long.
+    /// Records how long it took to process `rows` delivered rows.
     pub(crate) fn note_time(&mut self, rows: usize, time: Duration) {
         let Some(pace) = &mut self.pace else { return };
         pace.learn(rows, time);
@@ -148,7 +151,7 @@ impl Input {
         self.streams.iter().for_each(|end| end.edge.note_row_cost(row_ns, call_rows));
     }
 
-    /// The rows that are given out now; the others come next.
+    /// The rows that are delivered now; the others come next.
     fn bounded(&mut self, stream: u32, item: StreamElement, guard: Option<Arc<CreditGuard>>) -> StreamElement {
         match (item, self.pace) {
             (StreamElement::Batch(rows), Some(pace)) if rows.num_rows() > pace.rows() => {
@@ -160,25 +163,26 @@ impl Input {
         }
     }
 
-    /// Lets barriers overtake the rows that come here: input port `port` of a copy that `states` are of.
+    /// Lets barriers overtake the rows that come here: input port `port` of the copy with these `states`.
     pub(crate) fn enable_unaligned(&mut self, port: u32, states: &Arc<CopyStates>) {
         let (signal, states) = (states.unaligned_signal(), Arc::clone(states));
         self.overtaking = Some(Box::new(UnalignedInput { signal, port, states, recording: None }));
     }
 
-    /// Has rows taken before all others: they were in flight when the job was cut off.
+    /// Delivers rows before all others: they were in flight when the job was cut off.
     pub(crate) fn replay_first(&mut self, replay: Option<InFlightReplay>) {
         self.replay = replay;
     }
 
-    /// Has rounds that are open when a barrier passes saved, as those of input port `port` of a copy that `states` are
-    /// of; `replay` was saved when the job was cut off.
+    /// Saves the rounds that are open when a barrier passes, as those of input port `port` of the copy with these
+    /// `states`; `replay` was saved when the job was cut off.
     pub(crate) fn save_rounds(&mut self, port: u32, states: &Arc<CopyStates>, replay: Option<RoundReplay>) {
         self.saved_by = Some((port, Arc::clone(states)));
         self.round_replay = replay;
     }
 
-    /// Adds the streams of an edge that leads here; all of its source copies are numbered, only some may send.
+    /// Adds the streams of an edge that leads here. All of its source copies are numbered, although only some may
+    /// send.
     pub(crate) fn add_edge(&mut self, edge: &Arc<EdgeRuntime>) {
         for source in 0..edge.sources() {
             let over = !edge.has_stream(source, self.target);
@@ -195,7 +199,7 @@ impl Input {
         }
     }
 
-    /// The schema of what arrives here; `None` when nothing leads here.
+    /// The schema of what arrives here; `None` if no edge leads here.
     pub fn schema(&self) -> Option<&SchemaRef> {
         self.streams.first().map(|stream| &stream.edge.schema)
     }
@@ -204,20 +208,20 @@ impl Input {
         &self.cancel
     }
 
-    /// How many streams lead here: one from each copy of each task that an edge connects.
+    /// How many streams lead here: one from each copy of each connected task.
     pub fn streams(&self) -> u32 {
         self.streams.len() as u32
     }
 
-    /// The next item, from whichever stream it comes first; `None` when all have ended.
+    /// The next item, from whichever stream has one first; `None` when all have ended.
     ///
     /// # Errors
-    /// When what arrived is not what was sent. Ends early when the run is given up.
+    /// If what arrived is not what was sent. Ends early if the run is given up.
     pub async fn recv(&mut self) -> Result<Option<StreamElement>, DataflowError> {
         Ok(self.recv_from().await?.map(|(_, item)| item))
     }
 
-    /// [`Input::recv`] that also tells the stream's number.
+    /// [`Input::recv`] that also returns the stream's number.
     ///
     /// # Errors
     /// As [`Input::recv`].
@@ -225,7 +229,7 @@ impl Input {
         poll_fn(|context| self.poll_recv(context)).await
     }
 
-    /// [`Input::recv`] for a copy that blocks its thread. The error is `Cancelled` when the run is given up.
+    /// [`Input::recv`] for a copy that blocks its thread. The error is `Cancelled` if the run is given up.
     ///
     /// # Errors
     /// As [`Input::recv`].
@@ -244,8 +248,8 @@ impl Input {
         })?
     }
 
-    /// The next item of one stream, in that stream's order; `None` when it has ended. For merges: other streams wait at
-    /// their senders meanwhile. An input read like this is not read by [`Input::recv`] later.
+    /// The next item of one stream, in that stream's order; `None` when it has ended. For merges: meanwhile other
+    /// streams wait at their senders. An input that is read like this must not be read with [`Input::recv`] later.
     ///
     /// # Errors
     /// As [`Input::recv`].
@@ -282,8 +286,8 @@ impl Input {
         self.replay.is_some() || !self.ahead.is_empty()
     }
 
-    /// What comes next on any stream: an item, marks as each stream brought them, or that it has ended. For who knows
-    /// what his streams mean.
+    /// The next item of any stream: an item, marks as each stream delivered them, or that it has ended. For callers
+    /// that know what each stream means.
     pub(crate) async fn recv_each(&mut self) -> Result<Option<(u32, Option<StreamElement>)>, DataflowError> {
         poll_fn(|context| {
             if self.open == 0 {
@@ -295,12 +299,12 @@ impl Input {
         .await
     }
 
-    /// Whether the end of a stream has been taken.
+    /// Whether the end of a stream has been received.
     pub(crate) fn has_ended(&self, stream: u32) -> bool {
         self.streams[stream as usize].over
     }
 
-    /// [`Input::recv_from`] for who polls by hand.
+    /// [`Input::recv_from`] for callers that poll by hand.
     pub fn poll_recv(
         &mut self,
         context: &mut Context<'_>,
@@ -335,7 +339,7 @@ impl Input {
                         (stream, self.unpack(stream, packet)?, guard)
                     }
                     Poll::Pending => {
-                        // A barrier may have become unaligned since it was looked for; else it wakes this copy.
+                        // A barrier may have become unaligned since the last look; otherwise it wakes this copy.
                         if self.overtaking.as_ref().is_some_and(|of| of.signal.poll(context).is_ready())
                             && self.overtake()
                         {
@@ -349,7 +353,7 @@ impl Input {
                 Some(StreamElement::Mark(mark)) => self.mark(stream, mark)?,
                 Some(item) => {
                     let item = self.bounded(stream, item, guard);
-                    // What was in flight before is of no stream.
+                    // Rows that were in flight before belong to no stream.
                     if let (StreamElement::Batch(batch), Some(end)) = (&item, self.streams.get(stream as usize)) {
                         self.meter.begin(&end.edge, batch);
                     }
@@ -360,7 +364,7 @@ impl Input {
         }
     }
 
-    /// The next round as one batch, perhaps without rows, of the first stream by name.
+    /// The next round as one batch, perhaps without rows, nominally of the first stream.
     fn poll_round(&mut self, context: &mut Context<'_>) -> Poll<Result<Option<(u32, StreamElement)>, DataflowError>> {
         self.restore_rounds()?;
         loop {
@@ -377,7 +381,7 @@ impl Input {
                 Ok(None) => {}
                 Err(ShortStream { stream, rounds }) => return Poll::Ready(Err(self.streams[stream].unequal(rounds))),
             }
-            // Behind the rounds that were complete before it.
+            // After the rounds that were complete before it.
             if let Some(barrier) = self.next_barrier.take() {
                 self.save_open(barrier.epoch)?;
                 return Poll::Ready(Ok(Some((0, StreamElement::Mark(Mark::Barrier(barrier))))));
@@ -421,8 +425,9 @@ impl Input {
         }
     }
 
-    /// Reads no more of streams that have brought a barrier which others have not, or, while no barrier is awaited, of
-    /// those that are far ahead: it may lie behind messages of rounds that others come to only behind theirs.
+    /// Stops reading streams that have delivered a barrier that others have not, or, while no barrier is awaited,
+    /// those that are far ahead: a barrier may follow messages of rounds that others reach only after their own
+    /// barrier.
     fn hold_rounds(&self) {
         let Some(rounds) = &self.rounds else { return };
         let held = |stream: usize| self.marks.as_ref().is_some_and(|marks| marks.holds(stream));
@@ -432,14 +437,14 @@ impl Input {
         (0..self.streams.len()).filter(waits).for_each(|stream| self.inlet.hold(stream as u32));
     }
 
-    /// The barrier of `epoch` passes: what is open is part of the next snapshot.
+    /// The barrier of `epoch` passes: what is open becomes part of the next snapshot.
     fn save_open(&self, epoch: u64) -> Result<(), DataflowError> {
         let (Some((port, states)), Some(rounds)) = (&self.saved_by, &self.rounds) else { return Ok(()) };
         states.open_rounds(epoch, *port, rounds.save().map_err(|error| self.wrong(&error))?);
         Ok(())
     }
 
-    /// Brings what was open when the run began before all else.
+    /// Delivers what was open when the run began before everything else.
     fn restore_rounds(&mut self) -> Result<(), DataflowError> {
         let (Some(replay), Some(StreamEnd { edge, .. })) = (self.round_replay.take(), self.streams.first()) else {
             return Ok(());
@@ -454,12 +459,12 @@ impl Input {
         DataflowError::Edge { edge, reason: error.to_string() }
     }
 
-    /// What was given out has been worked on.
+    /// Records that what was delivered has been processed.
     pub(super) fn worked(&mut self) {
         self.meter.end();
     }
 
-    /// Brings what was in flight when the run began before all else.
+    /// Delivers what was in flight when the run began before everything else.
     fn replay(&mut self, replay: InFlightReplay) -> Result<(), DataflowError> {
         let Some(StreamEnd { edge, .. }) = self.streams.first() else { return Ok(()) };
         let rows = replay.rows(&edge.schema).map_err(|error| self.wrong(&error))?;
@@ -468,7 +473,7 @@ impl Input {
         Ok(())
     }
 
-    /// Lets an unaligned barrier pass, once any stream has brought it, and begins to record the rows that it
+    /// Lets an unaligned barrier pass once any stream has delivered it, and starts recording the rows that it
     /// overtakes. Returns whether there is one.
     fn overtake(&mut self) -> bool {
         let (Some(overtaking), Some(marks)) = (&mut self.overtaking, &mut self.marks) else { return false };
@@ -487,8 +492,7 @@ impl Input {
         true
     }
 
-    /// Takes before its time what has come, for as long as a barrier that has been overtaken is still to come on some
-    /// stream.
+    /// Takes arrived items ahead of their turn, as long as an overtaken barrier is still to come on some stream.
     fn record(&mut self, context: &mut Context<'_>) -> Result<(), DataflowError> {
         let Some((mut recording, sender)) = self.overtaking.as_mut().and_then(|of| of.recording.take()) else {
             return Ok(());
@@ -508,7 +512,7 @@ impl Input {
         Ok(())
     }
 
-    /// A stream's mark: what it means for all of them together becomes ready.
+    /// Handles a stream's mark: what it means for all streams together becomes ready.
     fn mark(&mut self, stream: u32, mark: Mark) -> Result<(), DataflowError> {
         let at = stream as usize;
         let Some(marks) = &mut self.marks else { return self.streams[at].refuse(&mark) };
@@ -540,7 +544,7 @@ impl Input {
         self.marks.as_ref()?.slowest().map(|stream| stream as u32)
     }
 
-    /// The source task and copy of the stream that holds time back; `None` when none does.
+    /// The source task and copy of the stream that holds time back; `None` if none does.
     pub fn slowest(&self) -> Option<(&str, u32)> {
         let end = &self.streams[self.marks.as_ref()?.slowest()?];
         Some((&end.edge.name, end.source))
@@ -553,7 +557,7 @@ impl Input {
         Ok(item)
     }
 
-    /// The streams, each to be read by itself, by tasks of one's own; in the order of their numbers.
+    /// The streams in the order of their numbers, for separate tasks to read.
     pub fn into_streams(mut self) -> Vec<InputStream> {
         let ends = std::mem::take(&mut self.streams);
         let stream = |(stream, end)| InputStream {
@@ -568,7 +572,7 @@ impl Input {
 
 impl Drop for Input {
     fn drop(&mut self) {
-        // Else it has been taken apart, or nothing leads here.
+        // Otherwise it has been taken apart, or no edge leads here.
         if !self.streams.is_empty() {
             self.inlet.close();
             self.streams.iter().for_each(|end| end.stop(self.target));
@@ -576,7 +580,7 @@ impl Drop for Input {
     }
 }
 
-/// One stream of an input port, by itself. See [`Input::into_streams`].
+/// A single stream of an input port. See [`Input::into_streams`].
 pub struct InputStream {
     inlet: Arc<Inlet>,
     stream: u32,

@@ -1,4 +1,4 @@
-//! All input ports of a copy together: what comes next on any of them, and marks of all.
+//! All input ports of a copy together: the next item on any of them, and the marks of all.
 
 use std::future::poll_fn;
 use std::task::Poll;
@@ -10,8 +10,8 @@ use super::input::{Input, StreamElement};
 use crate::error::DataflowError;
 use crate::flow::BucketHandover;
 
-/// A copy that always finds something to do lets others have its thread after so long: they may have a barrier to send
-/// on.
+/// A copy that always finds something to do yields its thread after this long: other copies may have a barrier to
+/// pass on.
 const TURN: Duration = Duration::from_millis(1);
 
 /// All input ports of a copy, in the order of the task's declaration.
@@ -19,11 +19,11 @@ pub struct Inputs {
     ports: Vec<Input>,
     /// Ports whose end has been reported.
     ended: Vec<bool>,
-    /// The port that is looked at first, in turn: none is starved.
+    /// The port to look at first, in turn, so that none is starved.
     first: usize,
     /// The marks of the ports together.
     marks: MarkMerger,
-    /// For operators that can hand over what they keep.
+    /// For operators that can hand over their state.
     handover: Option<BucketHandover>,
     /// Since when the copy has not waited.
     busy_since: Option<Instant>,
@@ -36,17 +36,17 @@ impl Inputs {
         Inputs { ended: vec![false; inputs.len()], ports: inputs, first: 0, marks, handover, busy_since: None }
     }
 
-    /// Where what moves between the copies of the task comes and goes.
+    /// The ends of the edge on which the copies of the task hand over buckets.
     pub(crate) fn take_handover(&mut self) -> Option<BucketHandover> {
         self.handover.take()
     }
 
-    /// How many there are.
+    /// The number of ports.
     pub fn len(&self) -> usize {
         self.ports.len()
     }
 
-    /// Whether there are none: the task is a source.
+    /// Whether there are no ports: the task is a source.
     pub fn is_empty(&self) -> bool {
         self.ports.is_empty()
     }
@@ -61,7 +61,7 @@ impl Inputs {
         self.ports.iter_mut().for_each(Input::limit_rows);
     }
 
-    /// The ports, each to be read by itself.
+    /// The ports, to be read separately.
     pub fn into_ports(self) -> Vec<Input> {
         self.ports
     }
@@ -69,16 +69,16 @@ impl Inputs {
     /// The only port.
     ///
     /// # Panics
-    /// When there are none or several.
+    /// If there are none or several.
     pub fn into_only(mut self) -> Input {
         assert_eq!(self.ports.len(), 1, "the task has {} input ports", self.ports.len());
         self.ports.remove(0)
     }
 
-    /// What comes next on any of the ports that `wanted` names: an item with its port, or, once for each port, that it
-    /// has ended. `None` when all wanted ports have. Marks are of all ports together: time that none is behind, a
-    /// barrier that all have brought; a port that has brought one is not read until the others have, and is named with
-    /// no meaning.
+    /// The next item on any of the ports that `wanted` names: an item with its port, or, once for each port, its end.
+    /// Returns `None` when all wanted ports have ended. Marks are of all ports together: a time that none is behind,
+    /// or a barrier that all have delivered. A port that has delivered a barrier is not read until the others have,
+    /// and the port number that comes with a mark means nothing.
     ///
     /// # Errors
     /// As [`Input::recv`].
@@ -89,8 +89,9 @@ impl Inputs {
         self.recv_any_aligning(|port, _| wanted(port)).await
     }
 
-    /// [`Inputs::recv_any`], where `wanted` is also told whether some port has brought a barrier that others have not:
-    /// who reads no more of one of those waits for it, and it may be what everybody waits for.
+    /// Like [`Inputs::recv_any`], but `wanted` is also told whether some port has delivered a barrier that others
+    /// have not: a caller that stops reading one of those others waits for itself, and perhaps everyone waits for
+    /// that barrier.
     pub(crate) async fn recv_any_aligning(
         &mut self,
         wanted: impl Fn(usize, bool) -> bool,
@@ -138,7 +139,7 @@ impl Inputs {
         .await
     }
 
-    /// [`Inputs::recv_any`] for a copy that blocks its thread. The error is `Cancelled` when the run is given up.
+    /// [`Inputs::recv_any`] for a copy that blocks its thread. The error is `Cancelled` if the run is given up.
     ///
     /// # Errors
     /// As [`Input::recv`].

@@ -1,5 +1,6 @@
-//! How long copies work on rows, by the buckets of their keys: what it costs to own a bucket. What a batch takes is
-//! shared out by the buckets of some of its rows; one batch in sixteen is looked at, and stands for those before it.
+//! Measures how long copies work on rows by the buckets of their keys, that is, what owning a bucket costs. The time
+//! of a batch is divided among the buckets of some of its rows; one batch in sixteen is sampled and represents those
+//! before it.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -13,10 +14,10 @@ use crate::metrics::BucketCounts;
 const EVERY: u64 = 16;
 const ROWS_MAX: usize = 32;
 
-/// Of one input port. See the module.
+/// The meter of one input port.
 #[derive(Default)]
 pub(super) struct PortMeter {
-    /// Batches that have been given out, and how many of them are accounted for.
+    /// How many batches have been delivered, and how many of them are accounted for.
     given: u64,
     told: u64,
     running: Option<MeterRun>,
@@ -29,7 +30,7 @@ struct MeterRun {
 }
 
 impl PortMeter {
-    /// A batch is given out that this edge has brought.
+    /// Starts with a batch that this edge has delivered.
     pub(super) fn begin(&mut self, edge: &EdgeRuntime, batch: &RecordBatch) {
         let EdgeMover::Partition(partitioner) = &edge.mover else { return };
         self.given += 1;
@@ -38,7 +39,7 @@ impl PortMeter {
             return;
         }
         let rows = batch.num_rows().min(ROWS_MAX);
-        // Elsewhere each time: rows may be in the order of their keys.
+        // At a different place each time, since rows may be in the order of their keys.
         let first = (self.given as usize).wrapping_mul(7919) % (batch.num_rows() - rows + 1);
         if let Some((count, buckets)) = partitioner.buckets(&batch.slice(first, rows)) {
             let of = Arc::clone(edge.metrics.buckets(count));
@@ -46,7 +47,7 @@ impl PortMeter {
         }
     }
 
-    /// More is asked for: what was given out before has been worked on.
+    /// Ends: the caller asks for more, so what was delivered before has been processed.
     pub(super) fn end(&mut self) {
         if let Some(MeterRun { since, of, buckets }) = self.running.take() {
             let batches = self.given - std::mem::replace(&mut self.told, self.given);

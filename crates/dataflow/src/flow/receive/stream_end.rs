@@ -1,4 +1,4 @@
-//! One copy's end of the stream from one source copy: what comes is checked, decoded and counted.
+//! One copy's end of the stream from one source copy: checks, decodes and counts what arrives.
 
 use std::sync::Arc;
 
@@ -19,7 +19,7 @@ pub(crate) fn unequal_rounds(who: &str, rounds: u64) -> String {
     )
 }
 
-/// See the module.
+/// The end that the module describes.
 pub(super) struct StreamEnd {
     pub(super) edge: Arc<EdgeRuntime>,
     pub(super) source: u32,
@@ -30,7 +30,7 @@ pub(super) struct StreamEnd {
 }
 
 impl StreamEnd {
-    /// What a packet brings: an item, or, once, the end.
+    /// Unpacks a packet: an item or, once, the end.
     pub(super) fn unpack(&mut self, target: u32, packet: StreamPacket) -> Result<Option<StreamElement>, DataflowError> {
         let wrong = |end: &StreamEnd, reason: String| {
             let reason = format!("from copy {} to copy {target}: {reason}", end.source);
@@ -88,7 +88,8 @@ impl StreamEnd {
         }
     }
 
-    /// A mark for who does not know any. Time may pass unnoticed, a barrier may not: what the task keeps would be lost.
+    /// Refuses a mark for a task that does not handle marks. Ignoring time is harmless, but ignoring a barrier would
+    /// lose the task's state.
     pub(super) fn refuse(&self, mark: &Mark) -> Result<(), DataflowError> {
         match mark {
             Mark::Barrier(_) => Err(DataflowError::Edge {
@@ -99,13 +100,13 @@ impl StreamEnd {
         }
     }
 
-    /// It has ended after so many rounds, and others have sent more.
+    /// The error if it has ended after `rounds` rounds and others have sent more.
     pub(super) fn unequal(&self, rounds: u64) -> DataflowError {
         let who = format!("copy {} of task \"{}\"", self.source, self.edge.source_task);
         DataflowError::Edge { edge: self.edge.name.clone(), reason: unequal_rounds(&who, rounds) }
     }
 
-    /// Nobody takes what would still come.
+    /// Stops the sender, since nobody receives what would still come.
     pub(super) fn stop(&self, target: u32) {
         if !self.over {
             self.edge.stop(self.source, target);

@@ -1,10 +1,10 @@
-//! One stream of blocks: from a copy to a copy, or from one to all. Takes credit, numbers and counts what goes, and
-//! puts small batches together.
+//! One stream of blocks, from one copy to another or to all. It takes credit, numbers and counts what is sent, and
+//! combines small batches.
 //!
-//! Of what a copy sends in one [turn](crate::task) the first batch leaves at once, whatever its size: a lone one never
-//! waits. Small ones behind it wait in a [pack](super::pack) until that is full, something goes that must stay behind
-//! them, or the turn ends. Credit for a whole pack is taken with the first that goes into it, so that it can go without
-//! waiting; what it did not need comes back then.
+//! The first batch that a copy sends in a [turn](crate::task) leaves at once, whatever its size: a single one never
+//! waits. Small ones after it wait in a [pack](super::pack) until that is full, something is sent that must stay
+//! behind them, or the turn ends. Credit for a whole pack is taken with its first batch, so that the pack can be sent
+//! without waiting; unused credit then comes back.
 
 use std::future::poll_fn;
 use std::sync::Arc;
@@ -30,30 +30,30 @@ use crate::task::{self, TurnWaiter};
 use crate::unaligned::UnalignedSignal;
 use crate::work::QUEUE;
 
-/// A block is not much larger than this, or than a network link can take at a time: batches that are, are cut.
+/// A block is not much larger than this, or than a network link accepts at a time; larger batches are cut.
 const BLOCK_BYTES_MAX: u64 = 4 << 20;
-/// What a batch of this process costs in credit beside its bytes.
+/// The credit that a batch within this process costs besides its bytes.
 const BATCH_COST_BYTES: u64 = 64;
-/// After so much for copies of this worker a sender lets them have the thread: while it goes on, what they are to read
-/// leaves the processor's cache.
+/// After this many bytes for copies of this worker, a sender yields the thread to them: otherwise what they are to
+/// read leaves the processor's cache.
 const CACHED_BYTES: u64 = 512 << 10;
 
-/// What all streams of one copy's end of an edge share: whose they are, and what carries them.
+/// What all streams at one copy's end of an edge share: their owner, and what carries them.
 pub(super) struct EdgeEnd {
     pub edge: Arc<EdgeRuntime>,
     pub source: u32,
     pub links: Arc<Links>,
-    /// Barriers that are not to wait for credit with what lies before them.
+    /// Barriers that must not wait for credit with what precedes them.
     pub signal: Option<UnalignedSignal>,
-    /// The copy's.
+    /// The copy's clock.
     pub clock: Arc<CopyClock>,
 }
 
-/// A wait for credit of copies on a worker, which counts as long as it is there.
+/// A wait for credit of copies on a worker, which counts as long as it exists.
 struct CreditWait<'a> {
     way: &'a EdgeEnd,
     worker: u32,
-    /// There is credit: it waits for the link alone.
+    /// Whether there is credit, so that it only waits for the link.
     for_link: bool,
 }
 
@@ -90,53 +90,53 @@ impl EdgeEnd {
     }
 }
 
-/// Where blocks go.
+/// Where blocks are sent.
 enum Destination {
-    /// To a copy of this worker.
+    /// To a copy on this worker.
     Local { inlet: Arc<Inlet>, stream: u32, account: Arc<CreditAccount>, valve: Arc<CreditValve> },
-    /// To other workers: by the tree that blocks take in turn, which is one but for some broadcasts.
+    /// To other workers, along the trees that blocks take in turn; some broadcasts have two, all else one.
     Remote { target: u32, trees: Vec<Vec<WorkerCredit>>, encoder: Option<Box<BatchEncoder>> },
 }
 
-/// A worker that blocks are sent to, or this one, and credit for it.
+/// A worker that blocks are sent to, or this one, and the credit for it.
 #[derive(Clone)]
 struct WorkerCredit {
     worker: u32,
     account: Arc<CreditAccount>,
 }
 
-/// One place, and what has gone there.
+/// One destination, and what has been sent there.
 struct LaneTarget {
     place: Destination,
     blocks: u64,
     rows: u64,
 }
 
-/// See the module.
+/// The stream that the module describes.
 pub(super) struct Lane {
     way: Arc<EdgeEnd>,
-    /// Whose credit a block takes: of each place, by the tree that it takes.
+    /// The accounts that a block takes credit from: for each place, by the tree that it takes.
     accounts: Vec<Vec<Vec<WorkerCredit>>>,
-    /// By place: whether a sender with an unaligned barrier behind it may take more credit than there is.
+    /// By place: whether a sender may take more credit than there is when an unaligned barrier follows.
     may_owe: Vec<bool>,
     state: BiasedLock<LaneState>,
-    /// Something waits in the pack.
+    /// Whether something waits in the pack.
     packing: AtomicBool,
-    /// It leads to one copy, of this worker.
+    /// Whether it leads to a single copy, on this worker.
     is_to_one_here: bool,
 }
 
 struct LaneState {
     ends: Vec<LaneTarget>,
-    /// `None` where batches do not go together.
+    /// `None` if batches cannot be combined.
     pack: Option<RowPack>,
-    /// Credit that has been taken for it, at each account.
+    /// Credit taken for the pack, at each account.
     taken: u64,
-    /// Bytes that have gone to copies of this worker since they were let have the thread.
+    /// Bytes sent to copies of this worker since the sender last yielded the thread to them.
     unread: u64,
-    /// The turn's end will be told.
+    /// Whether the end of the turn will be reported to the lane.
     in_turn: bool,
-    /// What went wrong at a turn's end, where nobody could be told.
+    /// An error at the end of a turn, when nobody could be told.
     failed: Option<TaskError>,
 }
 
@@ -146,7 +146,7 @@ fn rows_within(batch: &RecordBatch, bytes_max: u64) -> usize {
     batch.num_rows().div_ceil(pieces).max(1)
 }
 
-/// The batch, in pieces that are not too large for a block.
+/// The batch in pieces that are not too large for a block.
 fn pieces(batch: RecordBatch, bytes_max: u64) -> impl Iterator<Item = RecordBatch> {
     let (rows, step) = (batch.num_rows(), rows_within(&batch, bytes_max));
     (0..rows).step_by(step).map(move |from| batch.slice(from, step.min(rows - from)))
@@ -156,7 +156,7 @@ fn pieces(batch: RecordBatch, bytes_max: u64) -> impl Iterator<Item = RecordBatc
 #[derive(Clone, Copy)]
 enum LaneRows<'a> {
     Batch(&'a RecordBatch),
-    /// Some of several batches, of numbers that are so wide.
+    /// Some rows of several batches, of numbers with these widths.
     Part(&'a RowGather, &'a RowSubset, &'a [usize]),
 }
 
@@ -177,14 +177,14 @@ impl LaneTarget {
         Some(LaneTarget { place: Destination::Local { inlet, stream, account, valve }, blocks: 0, rows: 0 })
     }
 
-    /// To a copy elsewhere.
+    /// A copy on another worker.
     fn there(way: &EdgeEnd, target: u32) -> LaneTarget {
         let worker = way.edge.target_workers[target as usize];
         let account = Arc::clone(way.edge.account(way.source, target));
         Self::remote(target, vec![vec![WorkerCredit { worker, account }]])
     }
 
-    /// To all workers that a broadcast reaches by way of others.
+    /// All workers that a broadcast reaches through others.
     fn below(way: &EdgeEnd) -> Option<LaneTarget> {
         let tree = |(number, children): (usize, &[u32])| {
             let credit = |&worker: &u32| {
@@ -209,7 +209,7 @@ impl LaneTarget {
         }
     }
 
-    /// Hands a batch over to a copy of this worker; `credit` has been taken for it, which is `cost` or more.
+    /// Hands a batch over to a copy of this worker; at least `cost` of credit has been taken for it: `credit`.
     fn hand_over(&mut self, way: &EdgeEnd, batch: RecordBatch, cost: u64, credit: u64) {
         let Destination::Local { inlet, stream, account, valve } = &self.place else {
             unreachable!("asked of a copy here")
@@ -227,8 +227,8 @@ impl LaneTarget {
         self.rows += rows;
     }
 
-    /// The next block for other workers. To be counted when it has gone: who gives up waiting for credit has sent
-    /// nothing.
+    /// The next block for other workers. It is counted only when it has been sent: a sender that gives up waiting for
+    /// credit has sent nothing.
     fn frame(&mut self, way: &EdgeEnd, rows: LaneRows<'_>) -> Result<Frame, TaskError> {
         let tree = self.tree();
         let Destination::Remote { target, trees, encoder } = &mut self.place else {
@@ -241,14 +241,14 @@ impl LaneTarget {
         };
         let header = way.header(WireKind::Batch, *target - tree as u32, self.blocks, rows.len() as u64);
         let to = workers.iter().map(|to| to.worker);
-        // A broadcast to some is passed on by them, unless there are no others.
+        // Unless there are no other workers, the receivers of a broadcast pass it on.
         let passed_on = *target == u32::MAX && workers.len() + 1 < way.links.workers() as usize;
         let room = |len| way.links.buffer_for(len, to, passed_on);
         let (gather, part, widths) = match rows {
             LaneRows::Batch(batch) => return Ok(Frame::new_in(room, &header, &encoder.encode(batch)?)),
             LaneRows::Part(gather, part, widths) => (gather, part, widths),
         };
-        // The rows are picked to where they are sent from: a batch of them would be copied once more.
+        // The rows are picked directly into the buffer that is sent: a batch of them would be copied once more.
         let pieces = encoder.outline(part.len(), widths)?;
         let len = |piece: &BodyPiece| match piece {
             BodyPiece::Bytes(bytes) => bytes.len(),
@@ -292,7 +292,7 @@ impl LaneTarget {
             Destination::Local { inlet, stream, .. } => {
                 inlet.push(*stream, StreamPacket::Mark { mark: mark.clone(), blocks: self.blocks });
             }
-            // Along the tree of the block behind it, which it must not meet.
+            // Along the tree of the block that follows it, and which it must not overtake.
             Destination::Remote { target, trees, .. } => {
                 let tree = self.tree();
                 let frame = || mark.frame(way.header(WireKind::Idle, *target - tree as u32, self.blocks, 0));
@@ -326,7 +326,7 @@ impl Lane {
         Self::new(way, vec![LaneTarget::here(way, target).unwrap_or_else(|| LaneTarget::there(way, target))])
     }
 
-    /// The stream to all copies: one to the workers beneath this one in the trees, and one to each copy here.
+    /// The stream to all copies: one to the workers below this one in the trees, and one to each copy here.
     pub(super) fn to_all(way: &Arc<EdgeEnd>) -> Arc<Lane> {
         let here = way.edge.neighbours(way.source).filter_map(|target| LaneTarget::here(way, target));
         Self::new(way, LaneTarget::below(way).into_iter().chain(here).collect())
@@ -339,7 +339,7 @@ impl Lane {
             Destination::Remote { trees, .. } => trees.clone(),
         });
         let accounts = accounts.collect();
-        // No barrier overtakes what is broadcast.
+        // No barrier overtakes a broadcast.
         let may_owe = ends.iter().map(|end| !matches!(end.place, Destination::Remote { target: u32::MAX, .. }));
         let may_owe = may_owe.collect();
         let is_to_one_here = matches!(ends.as_slice(), [LaneTarget { place: Destination::Local { .. }, .. }]);
@@ -349,10 +349,10 @@ impl Lane {
         Arc::new(Lane { way, accounts, may_owe, state, packing, is_to_one_here })
     }
 
-    /// Whether all receivers have let go of their ends.
+    /// Whether all receivers have closed their ends.
     pub(super) fn is_stopped(&self) -> bool {
         if self.packing.load(Ordering::Relaxed) {
-            // It was asked when the first of these came, and is again when they have gone.
+            // Checked when the first of these batches came, and again when they have been sent.
             return false;
         }
         self.state.lock().ends.iter().all(|end| match &end.place {
@@ -361,8 +361,8 @@ impl Lane {
         })
     }
 
-    /// Waits until some lane has credit, or the barrier behind what is sent is not to wait for it. Returns the first
-    /// such lane from `first` on. Lanes that lead to one copy each; those whose receiver takes nothing more count if
+    /// Waits until some lane has credit, or the barrier behind the data must not wait for it. Returns the first such
+    /// lane from `first` on. Each lane leads to one copy; lanes whose receiver receives nothing more count only if
     /// there are no others.
     pub(super) async fn first_with_room(lanes: &[Arc<Lane>], first: usize) -> usize {
         let in_turn = || (0..lanes.len()).map(|offset| (first + offset) % lanes.len());
@@ -379,7 +379,7 @@ impl Lane {
                     return Poll::Ready(at);
                 }
             }
-            // It waits for all of them, and counts where it would have sent.
+            // It waits for all of them; the wait is counted for the preferred lane.
             wait.get_or_insert_with(|| {
                 let WorkerCredit { worker, account } = &lanes[first].accounts[0][0][0];
                 CreditWait::begin(&lanes[first].way, *worker, account.has_credit())
@@ -389,7 +389,7 @@ impl Lane {
         .await
     }
 
-    /// Takes credit at an account, see [`CreditAccount::acquire`], and counts how long it waits.
+    /// Takes credit from an account, see [`CreditAccount::acquire`], and counts how long it waits.
     async fn acquire(&self, to: &WorkerCredit, bytes: u64, signal: Option<&UnalignedSignal>, may_owe_all: bool) {
         let waited = to
             .account
@@ -397,7 +397,7 @@ impl Lane {
         waited.await;
     }
 
-    /// Sends a batch, now or with others before the turn is over.
+    /// Sends a batch, at once or combined with others before the turn is over.
     pub(super) async fn send(self: &Arc<Self>, batch: RecordBatch) -> Result<(), TaskError> {
         let row_ns = self.way.edge.row_ns();
         if row_ns > 0 && self.is_to_one_here {
@@ -412,7 +412,7 @@ impl Lane {
             if bytes > SMALL_BYTES_MAX || state.pack.is_none() {
                 false
             } else if !state.in_turn {
-                // Who comes first in a turn does not wait for its end; who is not in one would wait for ever.
+                // The first batch of a turn does not wait for the turn's end; outside a turn it would wait forever.
                 self.join(&mut state);
                 false
             } else if state.taken > 0 {
@@ -427,15 +427,15 @@ impl Lane {
         }
     }
 
-    /// Sends a batch to a copy of this worker whose rows take long: so many rows at a time as it takes between two
-    /// marks, and no more than it gets through soon, however small they are. Else a barrier would wait behind all that
-    /// fits into the window's bytes.
+    /// Sends a batch to a copy of this worker whose rows take long: as many rows at a time as it processes between
+    /// two marks, and no more than it finishes soon, however small they are. Otherwise a barrier would wait behind
+    /// everything that fits into the window's bytes.
     async fn send_paced(&self, batch: RecordBatch) -> Result<(), TaskError> {
         let way = &self.way;
         self.flush()?;
         let mut from = 0;
         while from < batch.num_rows() && !self.is_stopped() {
-            // Asked anew for each piece: a batch may last longer than the receiver keeps to one number of rows.
+            // Asked again for each piece: a batch may last longer than the receiver keeps its number of rows.
             let step = way.edge.call_rows().max(1);
             let piece = batch.slice(from, step.min(batch.num_rows() - from));
             from += piece.num_rows();
@@ -451,11 +451,11 @@ impl Lane {
         Ok(())
     }
 
-    /// Puts rows of the only column, given as bytes, to those that wait, without a batch; `false`: they have to be sent
-    /// as one.
+    /// Adds rows of the only column, given as bytes, to those that wait, without a batch; `false` means that they
+    /// have to be sent as a batch.
     ///
     /// # Safety
-    /// Nobody else does anything with the lane meanwhile but [`TurnWaiter::on_turn_end`].
+    /// Nobody else uses the lane meanwhile, except through [`TurnWaiter::on_turn_end`].
     #[inline]
     pub(super) unsafe fn pack_values(&self, values: &[u8], rows: usize) -> Result<bool, TaskError> {
         let put = |state: &mut LaneState| {
@@ -467,12 +467,12 @@ impl Lane {
                 None => Ok(false),
             }
         };
-        // SAFETY: the caller's; and nothing is locked here.
+        // SAFETY: as this function requires; and nothing is locked here.
         let put_at_home = unsafe { self.state.with_owner_thread(task::this_thread(), put) };
         put_at_home.unwrap_or_else(|| put(&mut self.state.lock()))
     }
 
-    /// Has the end of the turn told, if one is under way.
+    /// Registers for the end of the turn, if one is in progress.
     fn join(self: &Arc<Self>, state: &mut BiasedGuard<'_, LaneState>) -> bool {
         let Some(thread) = task::join(|| Arc::clone(self) as _) else { return false };
         state.in_turn = true;
@@ -480,13 +480,13 @@ impl Lane {
         true
     }
 
-    /// Takes credit for a pack, of which this batch is the first.
+    /// Takes credit for a pack that starts with this batch.
     async fn begin_pack(self: &Arc<Self>, batch: RecordBatch, bytes: u64) -> Result<(), TaskError> {
         let pack_bytes = self.collect_bytes_max().min(PACK_BYTES_MAX);
-        // What is taken before it is known what the pack costs. It goes when it is full, so nothing in it is more.
+        // Credit is taken before the pack's cost is known. A full pack is sent, so it never exceeds this.
         let credit = pack_bytes + SMALL_BYTES_MAX;
         for at in 0..self.accounts.len() {
-            // Nothing goes before the pack has: it takes this tree.
+            // Nothing is sent before the pack, so the pack takes this tree.
             let tree = self.state.lock().ends[at].tree();
             for to in &self.accounts[at][tree] {
                 self.acquire(to, credit, self.signal(at), false).await;
@@ -503,23 +503,23 @@ impl Lane {
         }
     }
 
-    /// Barriers that are not to wait for credit at this place.
+    /// Barriers that must not wait for credit at this place.
     fn signal(&self, at: usize) -> Option<&UnalignedSignal> {
         self.way.signal.as_ref().filter(|_| self.may_owe[at])
     }
 
-    /// What a block to place `at` is to have at most.
+    /// The largest block for place `at`.
     fn block_bytes_max(&self, at: usize) -> u64 {
         self.accounts[at].iter().flatten().map(|to| to.account.block_bytes_max()).fold(BLOCK_BYTES_MAX, u64::min)
     }
 
-    /// What rows for it are to come to before they are sent; with more a slow link would be busy for long.
+    /// How many bytes of rows to collect before sending them; more would occupy a slow link for long.
     pub(super) fn collect_bytes_max(&self) -> u64 {
         (0..self.accounts.len()).map(|at| self.block_bytes_max(at)).fold(BLOCK_BYTES_MAX, u64::min)
     }
 
-    /// How many of a batch's rows, which any copy may have, go to the one that the lane leads to: on a slow link the
-    /// rest would take long.
+    /// How many of a batch's rows, which any copy may receive, go to the copy of this lane: on a slow link the rest
+    /// would take long.
     pub(super) fn rows_at_a_time(&self, batch: &RecordBatch) -> usize {
         match &self.accounts[0][0][0] {
             WorkerCredit { account, .. } if account.is_slow() => rows_within(batch, account.block_bytes_max()),
@@ -527,13 +527,13 @@ impl Lane {
         }
     }
 
-    /// Puts a batch to those that wait.
+    /// Adds a batch to those that wait.
     fn push(&self, state: &mut LaneState, batch: RecordBatch, bytes: u64) -> Result<(), TaskError> {
         let full = state.pack.as_mut().expect("asked before").push(batch, bytes);
         self.packed(state, full)
     }
 
-    /// Something has been put to what waits, which goes when it is full.
+    /// Sends the pack if it is full, after something was added.
     fn packed(&self, state: &mut LaneState, full: bool) -> Result<(), TaskError> {
         if full {
             return self.send_pack(state);
@@ -558,7 +558,8 @@ impl Lane {
             return Ok(());
         }
         metrics::add(&way.edge.metrics.rows_sent, batch.num_rows() as u64);
-        // By number: nothing is locked while it waits for credit. Nobody else sends meanwhile, and the pack is empty.
+        // By number, since nothing is locked while it waits for credit. Nobody else sends meanwhile, and the pack is
+        // empty.
         for (at, accounts) in self.accounts.iter().enumerate() {
             let is_here = matches!(self.state.lock().ends[at].place, Destination::Local { .. });
             if is_here {
@@ -583,7 +584,7 @@ impl Lane {
         Ok(())
     }
 
-    /// Sends a block to the workers of place `at`, as their accounts allow it.
+    /// Sends a block to the workers of place `at`, as their accounts allow.
     async fn send_block(&self, at: usize, rows: LaneRows<'_>) -> Result<(), TaskError> {
         let way = &self.way;
         let (frame, to) = {
@@ -593,7 +594,7 @@ impl Lane {
             (frame, trees[tree].clone())
         };
         for to in &to {
-            // Of a broadcast that others want: what nobody waits for would have nothing to hold it back.
+            // Part of a broadcast that others want: without a receiver, nothing would limit it.
             if to.account.is_stopped() {
                 continue;
             }
@@ -627,7 +628,7 @@ impl Lane {
         self.send_block(0, rows).await
     }
 
-    /// Sends what waits to be sent together.
+    /// Sends what waits to be combined.
     pub(super) fn flush(&self) -> Result<(), TaskError> {
         let mut state = self.state.lock();
         match state.failed.take() {
@@ -636,14 +637,14 @@ impl Lane {
         }
     }
 
-    /// Sends a mark, behind all that has been sent.
+    /// Sends a mark after everything that has been sent.
     pub(super) fn mark(&self, mark: &Mark) -> Result<(), TaskError> {
         self.flush()?;
         self.state.lock().ends.iter().for_each(|end| end.mark(&self.way, mark));
         Ok(())
     }
 
-    /// Says that this was all. To be flushed before.
+    /// Ends the stream. Flush it before.
     pub(super) fn end(&self) {
         self.state.lock().ends.iter().for_each(|end| end.end(&self.way));
     }

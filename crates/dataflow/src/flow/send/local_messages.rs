@@ -1,5 +1,5 @@
-//! A copy's end of an edge to a reduction by rounds: each message that the copy sends becomes one row, so that the n-th
-//! row is of round n wherever rows are sent together later.
+//! A copy's end of an edge to a reduction by rounds: each message that the copy sends becomes one row, so that the
+//! n-th row belongs to round n wherever rows are combined later.
 
 use std::sync::Arc;
 
@@ -10,7 +10,7 @@ use tidemill_batch::local::{MessageReducer, Reduction};
 use super::lane::Lane;
 use crate::error::TaskError;
 
-/// See the module.
+/// The end that the module describes.
 pub(super) struct LocalMessages {
     reducer: MessageReducer,
     pub lane: Arc<Lane>,
@@ -21,12 +21,12 @@ impl LocalMessages {
         LocalMessages { reducer: MessageReducer::new(reduction, schema), lane }
     }
 
-    /// Takes a message, or a part of one.
+    /// Adds a message, or a part of one.
     pub(super) fn push(&mut self, part: &RecordBatch) -> Result<(), TaskError> {
         self.reducer.push(part)
     }
 
-    /// Sends the row of the message whose parts have come; none, if none has.
+    /// Sends the row of the message whose parts have been added, if any.
     pub(super) async fn end_message(&mut self) -> Result<(), TaskError> {
         match self.reducer.finish()? {
             Some(row) => self.lane.send(row).await,

@@ -1,5 +1,5 @@
-//! Sending from a copy: an output determines the targets of rows, and a lane for each target takes credit, packs small
-//! batches and passes them to the target's queue on this worker, or to the link to another.
+//! Sending from a copy: an output determines the targets of rows, and a lane for each target takes credit, packs
+//! small batches and passes them to the target's queue on this worker, or to the link to another.
 
 mod biased;
 mod lane;

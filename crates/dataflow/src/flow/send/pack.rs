@@ -1,10 +1,10 @@
-//! Small batches of one stream put together: what a copy sends in one turn crosses, and is taken, as one batch.
+//! Combines small batches of one stream: what a copy sends in one turn is sent and received as one batch.
 //!
-//! A batch of a hundred bytes costs a microsecond and more to be handed over, whether to another thread or to another
-//! worker: credit, queue, wake-up, a frame with Arrow's metadata, its checksum. Its rows alone cost a few nanoseconds.
-//! Numbers without nulls, by far the most frequent, are copied to the end of their column at once, so that the memory
-//! of a small batch goes back to its maker while it is still in the cache; of other columns the batches are kept, and
-//! concatenated in the end.
+//! Handing over a batch of a hundred bytes costs a microsecond or more, whether to another thread or to another
+//! worker: credit, queue, wake-up, a frame with Arrow's metadata, its checksum. Its rows alone cost a few
+//! nanoseconds. Numbers without nulls, by far the most frequent case, are copied at once to the end of their column,
+//! so that the memory of a small batch returns to its producer while it is still in the cache; for other columns the
+//! batches are kept, and concatenated in the end.
 
 use arrow::array::{
     Array, ArrayData, ArrayRef, ArrowPrimitiveType, PrimitiveArray, RecordBatch, downcast_primitive, make_array,
@@ -14,12 +14,12 @@ use arrow::compute::concat_batches;
 use arrow::datatypes::{DataType, FieldRef, SchemaRef};
 use arrow::error::ArrowError;
 
-/// Larger batches go as they are: they are worth a hand-over of their own, and not worth a copy.
+/// Larger batches are sent unchanged: they justify a separate hand-over, but not a copy.
 pub const SMALL_BYTES_MAX: u64 = 4 << 10;
-/// A pack that has reached this size goes, if not before.
+/// A pack of this size is sent at the latest.
 pub(super) const PACK_BYTES_MAX: u64 = 128 << 10;
 
-/// The values of a column of numbers, as bytes; `None` when it is of another type.
+/// The values of a column of numbers, as bytes; `None` for other types.
 type PackedValues = fn(&dyn Array) -> Option<&[u8]>;
 
 fn values<T: ArrowPrimitiveType>(column: &dyn Array) -> Option<&[u8]> {
@@ -38,8 +38,8 @@ fn values_of(data_type: &DataType) -> Option<PackedValues> {
     }
 }
 
-/// Whether columns of a type can be put behind each other at a cost that depends on their rows alone. Of dictionaries
-/// the values would be merged, and could become too many for their keys.
+/// Whether columns of a type can be concatenated at a cost that depends only on their rows. The values of
+/// dictionaries would be merged, and could become too many for their keys.
 fn is_packable(data_type: &DataType) -> bool {
     use DataType::*;
     match data_type {
@@ -53,20 +53,20 @@ fn is_packable(data_type: &DataType) -> bool {
 /// Rows that wait to be sent together.
 pub(super) struct RowPack {
     schema: SchemaRef,
-    /// For each column, where all are numbers.
+    /// For each column, if all are numbers.
     values: Option<Vec<PackedValues>>,
-    /// The bytes of the columns' values so far, of `rows` rows.
+    /// The bytes of the columns' values so far, for `rows` rows.
     columns: Vec<MutableBuffer>,
     rows: usize,
-    /// What is behind those rows, or all of it where not all columns are numbers.
+    /// What follows those rows, or everything if not all columns are numbers.
     others: Vec<RecordBatch>,
-    /// What all of it weighs, and what it goes with.
+    /// The weight of everything, and the weight at which the pack is sent.
     bytes: u64,
     full_bytes: u64,
 }
 
 impl RowPack {
-    /// An empty one for batches of `schema`; `None` if they do not go together.
+    /// An empty pack for batches of `schema`; `None` if they cannot be combined.
     pub(super) fn new(schema: &SchemaRef) -> Option<RowPack> {
         let fields = schema.fields();
         if fields.is_empty() || !fields.iter().all(|field| is_packable(field.data_type())) {
@@ -78,7 +78,7 @@ impl RowPack {
         Some(RowPack { schema, values, columns, rows: 0, others: Vec::new(), bytes: 0, full_bytes })
     }
 
-    /// It is time to send when it weighs so much.
+    /// Sets the weight at which to send the pack.
     pub(super) fn set_full_bytes(&mut self, bytes: u64) {
         self.full_bytes = bytes;
     }
@@ -96,8 +96,8 @@ impl RowPack {
         self.bytes >= self.full_bytes
     }
 
-    /// Adds rows of the only column, given as bytes, as [`RowPack::push`] adds a batch of them; `None` where there are
-    /// others, or they would have to go behind batches.
+    /// Adds rows of the only column, given as bytes, as [`RowPack::push`] adds a batch of them; `None` if there are
+    /// other columns, or the rows would have to follow kept batches.
     pub(super) fn push_values(&mut self, values: &[u8], rows: usize) -> Option<bool> {
         let [column] = self.columns.as_mut_slice() else { return None };
         if !self.others.is_empty() {
@@ -109,7 +109,7 @@ impl RowPack {
         Some(self.bytes >= self.full_bytes)
     }
 
-    /// Copies a batch's values behind the others, if nothing but such values is there and in it.
+    /// Copies a batch's values after the others, if the pack and the batch hold nothing but such values.
     fn copy(&mut self, batch: &RecordBatch) -> bool {
         let Some(values) = &self.values else { return false };
         let columns = || batch.columns().iter().zip(values);
@@ -125,10 +125,10 @@ impl RowPack {
         true
     }
 
-    /// All of it as one batch; the pack is empty then.
+    /// Returns everything as one batch, and empties the pack.
     ///
     /// # Errors
-    /// When Arrow cannot put the batches together.
+    /// If Arrow cannot combine the batches.
     pub(super) fn take(&mut self) -> Result<RecordBatch, ArrowError> {
         self.bytes = 0;
         let rows = std::mem::take(&mut self.rows);
@@ -178,8 +178,9 @@ mod tests {
     }
 
     proptest! {
-        /// A value that got lost, moved to another row or lost its null would be wrong data without any error: packs
-        /// are compared with Arrow's own concatenation, of slices with and without nulls, several packs from one.
+        /// A value that is lost, moved to another row or loses its null would be wrong data without any error: packs
+        /// are compared with Arrow's own concatenation, for slices with and without nulls, and several packs from
+        /// one.
         #[test]
         fn a_pack_is_what_was_pushed(
             pushed in prop::collection::vec(
@@ -203,9 +204,9 @@ mod tests {
         }
     }
 
-    /// Dictionaries that were merged could have more values than their keys can count.
+    /// Merged dictionaries could have more values than their keys can count.
     #[test]
-    fn what_does_not_go_together_is_told() {
+    fn unpackable_schemas_are_reported() {
         let words = DataType::Dictionary(Box::new(DataType::Int8), Box::new(DataType::Utf8));
         let schema = |data_type: &DataType| Arc::new(Schema::new(vec![Field::new("c", data_type.clone(), true)]));
         let list = |data_type: &DataType| DataType::List(Arc::new(Field::new_list_field(data_type.clone(), true)));
