@@ -1,22 +1,22 @@
-//! What fuzz targets and property tests feed with bytes from nowhere: the news of a failure, and what another worker
-//! has counted. A decoder must not panic, and not read beyond a message.
+//! Functions that fuzz targets and property tests feed with arbitrary bytes: messages about failures, and another
+//! worker's counters. A decoder must not panic, or read beyond a message.
 
 use crate::observation::CounterTable;
 use crate::run::RunFault;
 
-/// Decodes the news of a failure. Panics when what was decoded is longer than the bytes allow. Returns whether it was
-/// one.
+/// Decodes a message about a failure. Panics if the result is longer than the bytes allow. Returns whether the
+/// message was valid.
 pub fn fault(bytes: &[u8]) -> bool {
     let fault = RunFault::decode(bytes);
     if let Some(fault) = &fault {
-        // What is no text is replaced by a character of three bytes.
+        // Invalid text is replaced by a character of three bytes.
         assert!(fault.task.len() + fault.message.len() <= 3 * bytes.len());
     }
     fault.is_some()
 }
 
-/// Decodes a worker's counters. Panics when they do not come back as they were when they are told anew. Returns whether
-/// they were some.
+/// Decodes a worker's counters. Panics if they change when encoded and decoded again. Returns whether they were
+/// valid.
 pub fn counters(bytes: &[u8]) -> bool {
     let (workers, tasks) = (8, 8);
     let mut table = CounterTable::default();
@@ -40,7 +40,7 @@ mod tests {
         #[test]
         fn any_bytes_are_counters_or_refused(bytes in prop::collection::vec(0u8..12, 0..40)) {
             counters(&bytes);
-            // A message's number, and that it has a row of the worker.
+            // The number of a message, with a row for the worker.
             counters(&[&[0, 1, 0], &bytes[..]].concat());
         }
 

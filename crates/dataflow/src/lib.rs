@@ -2,40 +2,40 @@
 //!
 //! Modules, lowest first:
 //!
-//! | module              | what is in it                                                                     |
+//! | module              | contents                                                                          |
 //! |---------------------|-----------------------------------------------------------------------------------|
 //! | `look_timer`        | when to look again at something                                                   |
 //! | `sync`              | the atomics and locks that tests replace                                          |
-//! | `observation`       | what a worker counts of itself, and how worker 0 learns of it                     |
+//! | `observation`       | what a worker counts about itself, and how worker 0 receives it                   |
 //! | [`work`]            | how busy the steps of a job are                                                   |
 //! | [`metrics`]         | what is counted on every edge                                                     |
 //! | [`overlay`]         | trees of workers                                                                  |
-//! | [`sorting`]         | sorts and merges outside of graphs                                                |
-//! | `error`             | what is wrong with a graph, or goes wrong in its run                              |
+//! | [`sorting`]         | sorts and merges outside graphs                                                   |
+//! | `error`             | the problems of a graph, and errors of its run                                    |
 //! | [`rebalance`]       | buckets move to other copies while the stream runs                                |
-//! | `partitioner`       | which copy gets a row                                                             |
-//! | `source_progress`   | where the time of sources stands, and which split holds it back                   |
+//! | `partitioner`       | which copy receives a row                                                         |
+//! | `source_progress`   | how far the time of sources has advanced, and which split holds it back           |
 //! | `unaligned`         | barriers that overtake rows                                                       |
 //! | `link`              | all edges' traffic between two workers: frames, credit                            |
-//! | [`checkpoint`]      | what all copies kept at a barrier, durable as a whole                             |
-//! | [`task`]            | what a copy knows of itself and of its run, and how it is cancelled               |
+//! | [`checkpoint`]      | the state of all copies at a barrier, durable as a whole                          |
+//! | [`task`]            | what a copy knows about itself and its run, and how it is cancelled               |
 //! | [`flow`]            | what a graph is lowered to: copies, movers, and both halves of a batch's trip     |
-//! | [`operator`]        | tasks without a loop of their own                                                 |
+//! | [`operator`]        | tasks without their own loop                                                      |
 //! | [`stream`]          | the loops of sources and sinks                                                    |
-//! | [`exchange`]        | how what leaves one task reaches another, one file each                           |
+//! | [`exchange`]        | how the output of one task reaches another, one file each                         |
 //! | [`graph`]           | tasks, ports, edges: what every worker builds in the same way, checked before it runs |
 //! | [`placement`]       | which worker runs which copy; graphs printed and drawn                            |
 //! | `run`               | the runner: lowers a graph, starts copies, moves bytes, resumes from checkpoints  |
 //! | `run_controller`    | hands what workers count to the controller, and carries out what it decides       |
-//! | [`testing`]         | a job's story, from one seed and in one thread: for tests of operators            |
+//! | [`testing`]         | a whole job from one seed and in one thread: for tests of operators               |
 //!
 //! Operations on batches within one worker are in `tidemill-batch`; this crate re-exports the names that programs need.
 //!
-//! Path of a batch: a copy's `send` asks the edge's mover for the targets of rows, takes credit from the stream's
+//! The path of a batch: a copy's `send` asks the edge's mover for the targets of rows, takes credit from the stream's
 //! account, combines a small batch that is not the first of its turn with those after it (`flow/send/lane.rs`,
-//! `task/turn.rs`), and either puts it as it is into the queue of a copy on this worker, or encodes it into a frame for
-//! the link. The receiver's pump reads the frame into aligned memory and puts it into the queue of its copy, which
-//! verifies and decodes it when it takes it, and returns the credit.
+//! `task/turn.rs`), and either puts it unchanged into the queue of a copy on this worker, or encodes it into a frame
+//! for the link. The receiver's pump reads the frame into aligned memory and puts it into the queue of its copy,
+//! which verifies and decodes it when it takes it, and returns the credit.
 
 pub mod checkpoint;
 pub mod exchange;

@@ -1,5 +1,5 @@
-//! Where the time of this worker's sources stands, and which split holds it back; and when that is worth a warning:
-//! others have gone on, and one split has not, for so long by the machine's clock and by theirs.
+//! How far the time of this worker's sources has advanced, which split holds it back, and when that deserves a
+//! warning: others have advanced, and one split has not, for this long by the machine's clock and by theirs.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -16,13 +16,13 @@ pub struct SourceReport {
     pub task: String,
     /// The copy.
     pub copy: u32,
-    /// Every row of it with an earlier event time has been read; `None`: nothing is known yet.
+    /// Every row with an earlier event time has been read from it; `None` if nothing is known yet.
     pub time: Option<EventTime>,
     /// The time of its split that is furthest ahead.
     pub ahead: Option<EventTime>,
-    /// The split that is furthest behind, as people know it; `None`: no split holds anything back.
+    /// The split that is furthest behind, as users know it; `None` if no split holds anything back.
     pub held_by: Option<String>,
-    /// It tells no time before its end, though others wait for it.
+    /// Whether it tells no time before its end, although others wait for it.
     #[serde(default)]
     pub untimed: bool,
 }
@@ -31,7 +31,7 @@ pub struct SourceReport {
 #[derive(Default)]
 pub(crate) struct SourceTrackers(Mutex<BTreeMap<(String, u32), SourceReport>>);
 
-/// One copy's place among them, which it leaves when it is over.
+/// One copy's entry among them, which is removed when the copy ends.
 pub(crate) struct SourceTracker {
     all: Arc<SourceTrackers>,
     task: String,
@@ -44,7 +44,7 @@ impl SourceTrackers {
         SourceTracker { all: Arc::clone(self), task: task.to_owned(), copy, told: None }
     }
 
-    /// What those say that are not over.
+    /// The reports of the sources that have not ended.
     pub(crate) fn reports(&self) -> Vec<SourceReport> {
         self.0.lock().values().cloned().collect()
     }
@@ -56,14 +56,14 @@ impl SourceTracker {
         SourceReport { task, copy, time: None, ahead: None, held_by: None, untimed: false }
     }
 
-    /// The copy tells no time.
+    /// Records that the copy tells no time.
     pub(crate) fn report_no_time(&self) {
         let report = SourceReport { untimed: true, ..self.report() };
         self.all.0.lock().insert((self.task.clone(), self.copy), report);
     }
 
-    /// The slowest split, the copy's time, and that of the split that is furthest ahead. `name` is asked for the
-    /// split's name when it is another than before.
+    /// Records the slowest split, the copy's time, and the time of the split that is furthest ahead. `name` is called
+    /// for the split's name when another split becomes the slowest.
     pub(crate) fn update(
         &mut self,
         slowest: Option<u32>,
@@ -91,11 +91,11 @@ impl Drop for SourceTracker {
     }
 }
 
-/// Looks for sources whose time stands.
+/// Detects sources whose time has stopped.
 pub(crate) struct StallMonitor {
-    /// How long that is no reason to worry; zero: never is.
+    /// How long that is not worth a warning; zero: it never is.
     patience: Duration,
-    /// By task and copy: its time, since when it is that, and whether that was said.
+    /// By task and copy: its time, since when, and whether that was reported.
     seen: BTreeMap<(String, u32), (Option<EventTime>, Instant, bool)>,
 }
 
@@ -104,7 +104,7 @@ impl StallMonitor {
         StallMonitor { patience, seen: BTreeMap::new() }
     }
 
-    /// What is to be said now. `elsewhere` tells how far other copies of a task are.
+    /// The warnings to report now. `elsewhere` tells how far other copies of a task have advanced.
     pub(crate) fn check(
         &mut self,
         now: Instant,
@@ -118,7 +118,7 @@ impl StallMonitor {
             if seen.0 != source.time {
                 *seen = (source.time, now, false);
             }
-            // Of its copies one says it for all.
+            // One of its copies reports it for all.
             if source.untimed && source.copy == 0 && !seen.2 && now.saturating_duration_since(seen.1) >= self.patience {
                 seen.2 = true;
                 said.push(format!(
@@ -160,7 +160,7 @@ impl StallMonitor {
 mod tests {
     use super::*;
 
-    /// A warning that named another split, came while time goes on, or came again each time would be of no use.
+    /// A warning would be useless if it named another split, came while time advances, or came again each time.
     #[test]
     fn a_split_that_holds_time_back_is_named_once() {
         let (sources, begun) = (Arc::new(SourceTrackers::default()), Instant::now());
@@ -173,7 +173,7 @@ mod tests {
         let name = |split: u32| format!("clicks[{split}]");
         place.update(Some(1), (us(5), us(7)), name);
         assert!(check(0, None).is_empty());
-        // Nothing goes on, for nobody: there may be no rows.
+        // Nothing advances for anybody: there may be no rows.
         assert!(check(50, None).is_empty());
         place.update(Some(1), (us(5), us(30)), name);
         let said = check(60, None);

@@ -1,16 +1,16 @@
-//! What `flow/send/biased.rs` synchronizes with. `tests/loom.rs` compiles that file a second time against a `sync` of
-//! its own, made of loom's types, and tries every interleaving.
+//! The synchronization primitives of `flow/send/biased.rs`. `tests/loom.rs` compiles that file a second time against
+//! its own `sync`, made of loom's types, and tries every interleaving.
 
 pub(crate) use std::sync::atomic::{AtomicUsize, Ordering};
 
 pub(crate) use parking_lot::{Mutex, MutexGuard};
 
-/// Locks; loom's can be poisoned, and this one cannot.
+/// Locks the mutex; loom's can be poisoned, this one cannot.
 pub(crate) fn lock(mutex: &Mutex<()>) -> MutexGuard<'_, ()> {
     mutex.lock()
 }
 
-/// With what loom wants to be told.
+/// An `UnsafeCell` with the interface of loom's.
 pub(crate) struct UnsafeCell<T>(std::cell::UnsafeCell<T>);
 
 impl<T> UnsafeCell<T> {
@@ -23,15 +23,15 @@ impl<T> UnsafeCell<T> {
     }
 }
 
-/// A way to the value, for as long as it is kept.
+/// Access to the value while it is held.
 pub(crate) struct MutPtr<T>(*mut T);
 
 impl<T> MutPtr<T> {
     /// # Safety
-    /// As of a pointer: nobody else is at the value.
+    /// As for a pointer: nobody else accesses the value.
     #[expect(clippy::mut_from_ref, reason = "as loom has it")]
     pub(crate) unsafe fn deref(&self) -> &mut T {
-        // SAFETY: the caller's.
+        // SAFETY: as this function requires.
         unsafe { &mut *self.0 }
     }
 }

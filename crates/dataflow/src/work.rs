@@ -1,4 +1,4 @@
-//! How long steps of a job work: what `tidemill top` shows as busy, with the time that a row takes.
+//! How long the steps of a job work: what `tidemill top` shows as busy, with the time per row.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -10,35 +10,35 @@ use serde::{Deserialize, Serialize};
 
 use crate::observation::OutsideWork;
 
-/// What one call of a function of the program should take, about: batches are cut to that, so that marks pass between
-/// calls.
+/// Roughly how long one call of a function of the program should take: batches are cut accordingly, so that marks
+/// pass between calls.
 pub(crate) const CALL: Duration = Duration::from_millis(75);
-/// What may be queued in front of a step whose rows take long, in time.
+/// How much time's worth of rows may be queued in front of a step whose rows take long.
 pub(crate) const QUEUE: Duration = Duration::from_secs(1);
-/// How many rows a function gets at first, when nobody knows yet how long it takes.
+/// How many rows a function receives at first, while its speed is unknown.
 const FIRST_ROWS: usize = 8;
 /// How fast the number of rows may grow from call to call.
 const GROWTH: usize = 8;
-/// How much longer the rows of a call take than what every call takes.
+/// The rows of a call should take at least this many times as long as the call's fixed cost.
 const FIXED_PARTS: u64 = 4;
 /// After this many calls of about the same length, one call is made longer to measure the cost of a row.
 const ALIKE_MAX: u32 = 32;
 
-/// The working time of a step, all of its copies on this worker together.
+/// The working time of a step, summed over all of its copies on this worker.
 #[derive(Debug, Default)]
 pub struct StepWork {
     busy_ns: AtomicU64,
     rows: AtomicU64,
-    /// Calls that have not returned: a long one is seen while it lasts.
+    /// Calls that have not returned: a long one is visible while it lasts.
     running: Mutex<Vec<(u64, Instant)>>,
     begun: AtomicU64,
     copies: AtomicU64,
-    /// The task's operator is a function of the program.
+    /// Whether the task's operator is a function of the program.
     is_program: AtomicBool,
 }
 
 impl StepWork {
-    /// Runs `call`, which works on so many rows, and counts how long it takes.
+    /// Runs `call`, which works on `rows` rows, and counts how long it takes.
     pub fn time<T>(&self, rows: usize, call: impl FnOnce() -> T) -> T {
         let running = StepTimer::begin(self);
         let made = call();
@@ -47,7 +47,7 @@ impl StepWork {
         made
     }
 
-    /// The same of what waits outside, such as for a server.
+    /// Like [`StepWork::time`], for calls that wait for something outside, such as a server.
     pub async fn time_async<F: Future>(&self, rows: usize, call: F) -> F::Output {
         let running = (StepTimer::begin(self), OutsideWork::begin());
         let made = call.await;
@@ -56,7 +56,7 @@ impl StepWork {
         made
     }
 
-    /// What it times are functions of the program, though it has a task's name.
+    /// Marks that what it times are functions of the program, although it has a task's name.
     pub(crate) fn set_program(&self) {
         self.is_program.store(true, Ordering::Relaxed);
     }
@@ -68,7 +68,7 @@ impl StepWork {
     }
 }
 
-/// A call that has not returned. Ends with it, also when whoever waits for it gives up.
+/// A call that has not returned. Ends with it, even if whoever waits for it gives up.
 struct StepTimer<'a> {
     work: &'a StepWork,
     number: u64,
@@ -90,16 +90,16 @@ impl Drop for StepTimer<'_> {
     }
 }
 
-/// How long a step of one worker has worked.
+/// How long a step has worked on one worker.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct WorkReport {
     /// The task, or a function of the program within one: `enrich in window 1, first half 0`.
     pub step: String,
-    /// Working time of its copies together, in nanoseconds.
+    /// The working time of its copies together, in nanoseconds.
     pub busy_ns: u64,
-    /// Rows that it has taken.
+    /// How many rows it has received.
     pub rows: u64,
-    /// Its copies on this worker.
+    /// The number of its copies on this worker.
     pub copies: u64,
 }
 
@@ -108,7 +108,7 @@ pub struct WorkReport {
 pub(crate) struct StepWorks(Mutex<BTreeMap<String, Arc<StepWork>>>);
 
 impl StepWorks {
-    /// Where one more copy of a step counts.
+    /// The counter of a step, for one more copy.
     pub(crate) fn of(&self, step: &str) -> Arc<StepWork> {
         let mut works = self.0.lock();
         let work = works.entry(step.to_owned()).or_default();
@@ -137,19 +137,19 @@ impl StepWorks {
     }
 }
 
-/// How many rows a function of the program gets at a time, by what calls before have taken: as many as take [`CALL`].
-/// What a call takes however few its rows are, such as a request to a server, would be paid more often with fewer rows:
-/// it is told apart by calls of different length, which are made if they do not come by themselves, and is a fifth of a
-/// call at most.
+/// Decides how many rows a function of the program receives at a time, from the duration of earlier calls: as many as
+/// take [`CALL`]. The fixed cost of a call, such as a request to a server, would be paid more often with fewer rows.
+/// It is told apart through calls of different length, which are made if they do not occur by themselves, and is at
+/// most a fifth of a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct BatchPacer {
     rows: usize,
     row_ns: u64,
-    /// What a call takes without any rows, as far as is known.
+    /// The duration of a call without rows, as far as known.
     fixed_ns: u64,
-    /// The last call: its rows, and its time.
+    /// The last call's rows and duration.
     last: Option<(usize, u64)>,
-    /// Calls since the last two of different length; `None` if no two have differed yet.
+    /// Calls since the last two of different length; `None` if all have had the same length.
     alike: Option<u32>,
 }
 
@@ -164,12 +164,12 @@ impl BatchPacer {
         self.rows
     }
 
-    /// What a row takes, with its part of the call; 0: not known.
+    /// The duration of a row, including its part of the call; 0 if unknown.
     pub(crate) fn row_ns(&self) -> u64 {
         self.row_ns
     }
 
-    /// A call with so many rows has taken so long.
+    /// Learns from a call with `rows` rows that took `took`.
     pub(crate) fn learn(&mut self, rows: usize, took: Duration) {
         if rows == 0 {
             return;
@@ -180,15 +180,15 @@ impl BatchPacer {
             && differ(rows, before)
         {
             self.alike = Some(0);
-            // The line through both; a row takes no less than nothing, and no more than a call did by its number of
-            // rows.
+            // The line through both points; a row takes no less than nothing, and no more than a call divided by its
+            // number of rows.
             let (few, many) = match rows < before {
                 true => ((rows, took_ns), (before, before_ns)),
                 false => ((before, before_ns), (rows, took_ns)),
             };
             let slope = many.1.saturating_sub(few.1) / (many.0 - few.0).max(1) as u64;
             let slope = slope.min(few.1 / few.0 as u64).min(many.1 / many.0 as u64);
-            // Where few rows take much longer than many, the function has become another one.
+            // If few rows take much longer than many, the function's behavior has changed.
             if few.1 <= 2 * many.1 {
                 // One call may be an exception.
                 self.fixed_ns = self.fixed_ns.midpoint(few.1 - slope * few.0 as u64);
@@ -196,7 +196,8 @@ impl BatchPacer {
         }
         let each = (took_ns.saturating_sub(self.fixed_ns) / count).max(1);
         let call_ns = (CALL.as_nanos() as u64).max(FIXED_PARTS * self.fixed_ns);
-        // Down at once, for the next call would be as long; up in steps, for one fast call may be an exception.
+        // Decrease at once, since the next call would be as long; increase in steps, since one fast call may be an
+        // exception.
         let fits = usize::try_from(call_ns / each).unwrap_or(usize::MAX);
         self.rows = fits.clamp(1, self.rows.saturating_mul(GROWTH).max(1));
         // Otherwise a function that starts with a single row, and whose cost is all in the call, would get one row
@@ -217,7 +218,7 @@ fn differ(rows: usize, others: usize) -> bool {
 mod tests {
     use super::*;
 
-    /// Calls of a function that takes so long for each call and each row, and how many rows it gets in the end.
+    /// Calls a function with these durations per call and per row, and returns how many rows it finally receives.
     fn settled(call: Duration, row: Duration, rows_max: usize) -> usize {
         let mut pace = BatchPacer::default();
         for _ in 0..40 {
@@ -227,7 +228,7 @@ mod tests {
         pace.rows()
     }
 
-    /// A pace that never shrank would hold up barriers, one that never grew would make fast functions slow.
+    /// A pace that never shrank would delay barriers; one that never grew would make fast functions slow.
     #[test]
     fn rows_follow_what_calls_take() {
         let mut pace = BatchPacer::default();
@@ -246,9 +247,9 @@ mod tests {
         assert_eq!(pace.rows(), 1);
     }
 
-    /// With few rows at a time a function that asks a server once for each call would take many times as long.
+    /// With few rows at a time, a function that asks a server once per call would take many times as long.
     #[test]
-    fn what_each_call_takes_is_no_reason_for_fewer_rows() {
+    fn a_high_fixed_cost_does_not_reduce_the_rows_per_call() {
         let ms = Duration::from_millis;
         assert!(settled(ms(200), ms(0), 8192) >= 8192, "nothing but the call");
         assert!(settled(ms(200), ms(0), 100) >= 100, "the same in small batches");
@@ -258,9 +259,9 @@ mod tests {
         assert!((300..=500).contains(&both), "{both} rows: the call is a fifth of it");
     }
 
-    /// A source gives few rows at first, as a queue does that has only just been asked, and then as many as are wanted.
+    /// A source yields few rows at first, like a queue that has only just been asked, and then as many as requested.
     #[test]
-    fn a_beginning_with_few_rows_is_no_reason_for_few_rows() {
+    fn a_start_with_few_rows_does_not_limit_later_calls() {
         let ms = Duration::from_millis;
         for first in 1..10 {
             for alike in [1, 5, 100] {
@@ -281,7 +282,7 @@ mod tests {
         }
     }
 
-    /// One call in ten takes much longer, for reasons of the machine.
+    /// One call in ten takes much longer, because of the machine.
     #[test]
     fn one_slow_call_changes_little() {
         let (mut pace, mut longest) = (BatchPacer::default(), 0);

@@ -66,7 +66,7 @@ pub(crate) struct FlowTask {
     pub streaming: bool,
     /// Whether it assembles and keeps open rounds itself, so that barriers overtake nothing on their way to it.
     pub saves_rounds: bool,
-    /// What it keeps, if it has said so.
+    /// Its state, if declared.
     pub state: Option<StateSchema>,
     pub keeps: StateKind,
     pub inputs: usize,

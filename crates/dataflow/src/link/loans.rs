@@ -1,9 +1,9 @@
-//! Frames between workers of one host go nowhere: they are written into memory that both see, and used there until
-//! nothing refers to them. What is sent is where they lie. Neither the kernel nor a copy takes part.
+//! Frames between workers of one host are not transmitted: they are written into memory that both workers map, and
+//! used there until nothing refers to them. Only their location is sent. Neither the kernel nor a copy is involved.
 //!
-//! Every worker has some such memory ([`LentSegment`]), which the others of its host have mapped ([`BorrowedSegment`]).
-//! The borrower says when all that refers to a frame is gone, and its place is used again. Who keeps rows for long
-//! thereby keeps places; when none are left, frames go by message, as they do to other hosts.
+//! Every worker has such memory ([`LentSegment`]), which the others of its host have mapped ([`BorrowedSegment`]).
+//! The borrower reports when nothing refers to a frame any more, and its place is reused. A program that keeps rows
+//! for long keeps places occupied; when none are left, frames are sent as messages, as they are to other hosts.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasher, RandomState};
@@ -21,18 +21,18 @@ use tidemill_net::{Segment, SegmentError, notice};
 use super::Links;
 use crate::error::DataflowError;
 
-/// What a worker lends at most, and of its memory budget.
+/// The most that a worker lends, and the fraction of its memory budget (1 / `BUDGET_SHARE`) that limits it.
 const LENT_BYTES_MAX: u64 = 32 << 20;
 const BUDGET_SHARE: u64 = 16;
-/// With less it is not worth the while.
+/// With less, lending is not worthwhile.
 const LENT_BYTES_MIN: u64 = 1 << 20;
-/// Smaller frames cost less to copy than to be asked back.
+/// Smaller frames cost less to copy than to lend and return.
 const FRAME_BYTES_MIN: usize = 16 << 10;
-/// Frames are returned when those of all borrowers may be such a part of what is lent: their lender is not disturbed
-/// for each.
+/// Frames are returned once those of all borrowers may add up to this fraction (1 / `LOT_SHARE`) of the lent memory,
+/// so that their lender is not disturbed for each one.
 const LOT_SHARE: usize = 16;
 
-/// What the workers of a runner lend each other; it outlives runs, as what was lent does.
+/// What the workers of a runner lend each other. It outlives runs, because lent frames do.
 #[derive(Default)]
 pub(crate) struct MemoryLoans {
     lender: Option<LentSegment>,
@@ -52,24 +52,24 @@ struct LentSegment {
 /// Another worker's memory.
 struct BorrowedSegment {
     segment: Segment,
-    /// Fewer bytes are returned with what else is sent.
+    /// Fewer bytes than this are returned only along with other frames.
     lot_bytes: usize,
     returned: Mutex<PendingReturns>,
 }
 
-/// What is to be returned.
+/// Places to be returned.
 #[derive(Default)]
 struct PendingReturns {
     places: Vec<u64>,
     bytes: usize,
 }
 
-/// What a worker tells the others of its memory: its process, the descriptor (or -1), how long it is, and what it
-/// begins with.
+/// What a worker tells the others about its memory: its process, the descriptor (or -1), its length, and its first
+/// word.
 type SegmentOffer = [u64; 4];
 
 impl MemoryLoans {
-    /// Makes this worker's memory, and maps that of the others. Collective.
+    /// Creates this worker's memory, and maps that of the others. Collective.
     ///
     /// # Errors
     /// The job's fault.
@@ -97,12 +97,12 @@ impl MemoryLoans {
             let fd = i32::try_from(fd).ok().filter(|_| near(worker))?;
             let segment = Segment::open(pid as u32, fd, len as usize).map_err(told).ok()?;
             let lot_bytes = len as usize / LOT_SHARE / borrowers;
-            // In another namespace of processes that number is another's.
+            // In another PID namespace that number may be another process's.
             (marked(&segment).load(Ordering::Acquire) == mark)
                 .then(|| Arc::new(BorrowedSegment { segment, lot_bytes, returned: Mutex::default() }))
         };
         let borrowed: Vec<Option<Arc<BorrowedSegment>>> = (0..size).map(open).collect();
-        // Whose memory each worker has mapped, a word each.
+        // Whose memory each worker has mapped, one word each.
         let mine: Vec<u64> = borrowed.iter().map(|one| u64::from(one.is_some())).collect();
         let mut theirs = vec![0; size * size];
         comm.allgather(&mine, &mut theirs)?;
@@ -114,7 +114,7 @@ impl MemoryLoans {
         Ok(Arc::new(MemoryLoans { lender, borrowed }))
     }
 
-    /// A room for a frame of `len` bytes that some of these workers can read where it lies; they may pass it on.
+    /// A buffer for a frame of `len` bytes that some of these workers can read in place; they may pass it on.
     pub(super) fn buffer(&self, len: usize, to: impl Iterator<Item = u32>, passed_on: bool) -> Option<FrameBuffer> {
         let lender = self.lender.as_ref().filter(|_| len >= FRAME_BYTES_MIN)?;
         let (mut some, mut all) = (false, !passed_on);
@@ -126,7 +126,7 @@ impl MemoryLoans {
         place.map(|place| FrameBuffer::shared(place, all))
     }
 
-    /// What tells a worker of a frame that it can read where it lies; `None` for one that it cannot.
+    /// The message that tells a worker about a frame that it can read in place; `None` if it cannot.
     pub(super) fn offer(&self, to: u32, frame: &[u8], run: u32) -> Option<Frame> {
         let lender = self.lender.as_ref().filter(|lender| lender.lends_to(to))?;
         let offset = lender.space.offset_of(frame)?;
@@ -137,7 +137,7 @@ impl MemoryLoans {
         }))
     }
 
-    /// A frame that a worker has been told of is lent until it is returned.
+    /// Records that a frame is lent to a worker that has been told about it, until it is returned.
     pub(super) fn lend(&self, to: u32, frame: Buffer) {
         if let Some(lender) = &self.lender
             && let Some(offset) = lender.space.offset_of(&frame)
@@ -146,10 +146,10 @@ impl MemoryLoans {
         }
     }
 
-    /// A worker has returned a frame.
+    /// Handles the return of a frame by a worker.
     ///
     /// # Errors
-    /// In words, when it had none there.
+    /// A description, if the worker had no frame there.
     pub(super) fn take_back(&self, from: u32, told: &ReceivedFrame) -> Result<(), String> {
         told.verify().map_err(|error| error.to_string())?;
         let lent = self.lender.as_ref().and_then(|lender| lender.lent.lock().remove(&(from, told.header.seq)));
@@ -159,7 +159,7 @@ impl MemoryLoans {
     /// The frame that another worker lends.
     ///
     /// # Errors
-    /// In words, when it makes no sense.
+    /// A description, if the message is invalid.
     pub(super) fn borrow(&self, from: u32, told: &ReceivedFrame, links: Weak<Links>) -> Result<ReceivedFrame, String> {
         told.verify().map_err(|error| error.to_string())?;
         let of =
@@ -188,7 +188,7 @@ impl MemoryLoans {
         self.borrowed.iter().flatten().any(|of| !of.returned.lock().places.is_empty())
     }
 
-    /// What is to be returned, and to whom.
+    /// The returns to send, and their recipients.
     pub(super) fn to_return(&self, run: u32) -> impl Iterator<Item = (u32, Frame)> {
         let by_worker = (0..).zip(&self.borrowed).filter_map(|(worker, of)| Some((worker, of.as_ref()?)));
         by_worker.flat_map(move |(worker, of)| {
@@ -215,7 +215,7 @@ fn lent_bytes(budget_bytes: u64) -> u64 {
     }
 }
 
-/// The first word of a segment, by which one knows that it is the one that was told of. No place begins there.
+/// The first word of a segment, which identifies it as the announced one. No place begins there.
 fn marked(segment: &Segment) -> &AtomicU64 {
     // SAFETY: segments are mapped, have a page at least, and begin on one.
     unsafe { segment.base().cast().as_ref() }
@@ -236,7 +236,7 @@ impl Drop for BorrowedFrame {
         returned.bytes += self.bytes;
         let lot = returned.bytes >= self.of.lot_bytes;
         drop(returned);
-        // After the run the next one returns it.
+        // After the run, the next run returns it.
         if lot && let Some(links) = self.links.upgrade() {
             links.queue_return();
         }
@@ -260,7 +260,7 @@ mod tests {
 
     const ROWS: i64 = 8192;
 
-    /// Sends so many batches from each worker, by key; every target keeps all that it gets until its end. Returns their
+    /// Sends `batches` batches from each worker, by key; every target keeps everything until its end. Returns their
     /// sum on this worker, and whether something was lent at the end.
     fn exchange(runner: &Runner, batches: i64) -> (i64, bool) {
         let schema: SchemaRef = Arc::new(Schema::new(vec![Field::new("n", DataType::Int64, false)]));
@@ -296,15 +296,15 @@ mod tests {
         found.recv().unwrap()
     }
 
-    /// A place that was used again while somebody reads it would be wrong data; one that never came back, memory that
-    /// nobody has. Targets keep more here than is lent at all.
+    /// A place reused while someone reads it would be wrong data, and one that never came back would be lost memory.
+    /// Targets keep more here than is lent at all.
     #[test]
-    fn what_is_kept_stays_and_comes_back() {
+    fn kept_frames_stay_and_are_returned_later() {
         let batches = 3 * LENT_BYTES_MAX as i64 / (ROWS * 8);
         let found = run_ranks(2, |comm| {
             let runner = Runner::new(&comm, RunnerSettings::default()).unwrap();
             let many = [(); 2].map(|()| exchange(&runner, batches));
-            // What comes back after a run is returned in the next one.
+            // What is dropped after a run is returned in the next one.
             exchange(&runner, 0);
             let lender = runner.loans.lender.as_ref().expect("workers of one process share memory");
             assert!(lender.lent.lock().is_empty());
@@ -320,7 +320,7 @@ mod tests {
         }
     }
 
-    /// A small budget is not for frames, and without shared memory there is nothing to lend.
+    /// A small budget leaves nothing for frames, and without shared memory there is nothing to lend.
     #[test]
     fn the_budget_bounds_what_is_lent() {
         assert_eq!(lent_bytes(0), LENT_BYTES_MAX);
@@ -337,9 +337,9 @@ mod tests {
         assert_eq!(found.iter().map(|(_, (sum, _))| sum).sum::<i64>(), 10 * ROWS * (10 * ROWS - 1));
     }
 
-    /// What a peer says of its memory is believed only where it can be so.
+    /// What a peer says about its memory is believed only if it is possible.
     #[test]
-    fn what_makes_no_sense_is_refused() {
+    fn invalid_offers_are_refused() {
         let endpoints = Endpoint::in_process(2).unwrap();
         let segment = Segment::private(1 << 20).unwrap();
         let borrowed =

@@ -1,8 +1,8 @@
 //! Links: all edges' traffic between two workers, over one context of a communicator.
 //!
 //! Sending needs no separate thread: the sender queues a frame, locks the engine and pushes as much as the link
-//! accepts. While messages are in flight, further frames wait in the link's queue, and small ones are combined into one
-//! message: a busy link coalesces automatically, an idle one delays nothing. Receiving is a task of the engine
+//! accepts. While messages are in flight, further frames wait in the link's queue, and small ones are combined into
+//! one message: a busy link coalesces automatically, an idle one delays nothing. Receiving is a task of the engine
 //! ([`ReceivePump`]), run by whichever thread drives it.
 //!
 //! Lock order: the engine's, then a queue's. Values that the engine drops take neither lock: what they return (credit,
@@ -36,13 +36,13 @@ pub(crate) use pump::{FrameHandler, ReceivePump};
 
 use crate::observation::LinkClock;
 
-/// Bytes under way on a link before further frames wait in its queue.
+/// How many bytes may be in flight on a link before further frames wait in its queue.
 const IN_FLIGHT_BYTES_MAX: usize = 8 << 20;
-/// Messages under way on a link before further frames wait.
+/// How many messages may be in flight on a link before further frames wait.
 const IN_FLIGHT_MAX: u32 = 16;
-/// Frames up to this size are put together while a link is busy.
+/// Frames up to this size are combined while a link is busy,
 const SMALL_BYTES: usize = 16 << 10;
-/// And make messages up to this size.
+/// into messages of up to this size.
 const BUNDLE_BYTES_MAX: usize = 64 << 10;
 
 /// The sending half of a worker's links in one run. Index `w` is worker `w` of the run's communicator.
@@ -52,18 +52,18 @@ pub(crate) struct Links {
     endpoint: Endpoint,
     context: u32,
     peers: Vec<WorkerLink>,
-    /// Some links go over a network.
+    /// Whether any link goes over a network.
     is_paced: bool,
-    /// Credit to be given back by the next pump; `None` when this worker's part is over.
+    /// Credit that the next pump returns; `None` when this worker's part is over.
     credits: Mutex<Option<Vec<(u32, WireHeader)>>>,
-    /// Something waits for a pump: credits, frames of failures, forwards.
+    /// Whether something waits for a pump: credits, frames about failures, forwarded frames.
     dirty: AtomicBool,
     rooms: Arc<BufferPool>,
     loans: Arc<MemoryLoans>,
     reports: ReportTree,
 }
 
-/// By way of whom this worker tells worker 0 of itself, and hears from it: many workers cannot all be connected with
+/// The workers through which this worker reports to worker 0 and receives from it: many workers cannot all connect to
 /// one.
 struct ReportTree {
     parent: Option<u32>,
@@ -88,7 +88,7 @@ struct WorkerLink {
     in_flight: AtomicU32,
     sent_bytes: AtomicU64,
     clock: LinkClock,
-    /// Where it goes over a network.
+    /// Set if it goes over a network.
     pacer: Option<Arc<LinkPacer>>,
 }
 
@@ -102,22 +102,22 @@ impl WorkerLink {
     }
 }
 
-/// What waits to leave.
+/// What waits to be sent.
 #[derive(Default)]
 struct SendQueue {
     waiting: VecDeque<OutgoingFrames>,
-    /// This worker's part of the run is over. What came behind it would meet the next run: a function that a run has
-    /// given up may go on, and send.
+    /// Whether this worker's part of the run is over. What came afterwards would meet the next run: a function that a
+    /// run has given up may continue, and send.
     closed: bool,
 }
 
-/// A frame, or some, that wait to leave. Bytes are shared: a broadcast block goes to several workers.
+/// One or more frames that wait to be sent. Bytes are shared: a broadcast block goes to several workers.
 struct OutgoingFrames {
     bytes: Buffer,
     guard: Option<Arc<CreditGuard>>,
-    /// Frames that the bytes tell of.
+    /// Lent frames that the bytes refer to.
     lent: Vec<Buffer>,
-    /// A newer one takes its place.
+    /// Whether a newer frame replaces it.
     ages: bool,
 }
 
@@ -127,20 +127,20 @@ impl OutgoingFrames {
     }
 }
 
-/// Keeps a message's bytes while it is under way, and makes room on its link afterwards.
+/// Keeps a message's bytes while it is in flight, and makes room on its link afterwards.
 struct SendInFlight {
     links: Arc<Links>,
     worker: u32,
     bytes: Buffer,
     /// Memory that its sender counts until the block has been passed on.
     _guard: Option<Arc<CreditGuard>>,
-    /// The link has not taken it at once.
+    /// Whether the link has not accepted it at once.
     waits: bool,
 }
 
 impl Drop for SendInFlight {
     fn drop(&mut self) {
-        // The engine steps the pump after it has completed a send; that is who goes on with the queue.
+        // After completing a send, the engine steps the pump, which continues with the queue.
         let peer = &self.links.peers[self.worker as usize];
         peer.in_flight_bytes.fetch_sub(self.bytes.len(), Ordering::SeqCst);
         peer.in_flight.fetch_sub(1, Ordering::SeqCst);
@@ -196,12 +196,12 @@ impl Links {
         self.peers.len() as u32
     }
 
-    /// A room for a frame to these workers, who may pass it on.
+    /// A buffer for a frame to these workers, which may pass it on.
     pub(crate) fn buffer_for(&self, len: usize, to: impl Iterator<Item = u32>, passed_on: bool) -> FrameBuffer {
         self.loans.buffer(len, to, passed_on).unwrap_or_else(|| self.buffer(len))
     }
 
-    /// A room for what only this worker reads.
+    /// A buffer for what only this worker reads.
     fn buffer(&self, len: usize) -> FrameBuffer {
         self.rooms.buffer(len)
     }
@@ -216,13 +216,13 @@ impl Links {
         self.peers[worker as usize].rank
     }
 
-    /// Where times of the link to a worker are counted.
+    /// The clock that counts times of the link to a worker.
     pub(crate) fn clock(&self, worker: u32) -> &LinkClock {
         &self.peers[worker as usize].clock
     }
 
-    /// What the links have carried until now, those that have carried anything; and how long copies of this worker have
-    /// waited for each other. Locks the engine.
+    /// What the links have carried so far, for those that have carried anything, and how long copies of this worker
+    /// have waited for each other. Locks the engine.
     pub(crate) fn counters(&self) -> Vec<LinkCounters> {
         let (engine, now) = (self.endpoint.lock(), Instant::now());
         let counters = |worker: u32| {
@@ -255,22 +255,22 @@ impl Links {
         (0..self.workers()).map(counters).filter(is_used).collect()
     }
 
-    /// What paces the link to a worker, if it goes over a network.
+    /// The pacer of the link to a worker, if it goes over a network.
     pub(crate) fn pacer(&self, worker: u32) -> Option<&Arc<LinkPacer>> {
         self.peers[worker as usize].pacer.as_ref()
     }
 
-    /// The worker behind a rank.
+    /// The worker with a rank.
     pub(crate) fn worker(&self, rank: Rank) -> Option<u32> {
         self.peers.iter().position(|peer| peer.rank == rank).map(|worker| worker as u32)
     }
 
-    /// Sends a frame, now if the link has room. Locks the engine.
+    /// Sends a frame, at once if the link has room. Locks the engine.
     pub(crate) fn send(self: &Arc<Self>, worker: u32, frame: Frame) {
         self.send_shared(worker, frame.into_buffer());
     }
 
-    /// Sends a frame that others are sent, too. Locks the engine.
+    /// Sends a frame that others receive too. Locks the engine.
     pub(crate) fn send_shared(self: &Arc<Self>, worker: u32, frame: Buffer) {
         let outgoing = match self.loans.offer(worker, &frame, self.run) {
             Some(offer) => OutgoingFrames { lent: vec![frame], ..OutgoingFrames::new(offer.into_buffer()) },
@@ -282,14 +282,14 @@ impl Links {
         engine.flush();
     }
 
-    /// Queues a frame for the next pump. Locks no engine.
+    /// Queues a frame for the next pump. Does not lock the engine.
     fn enqueue(&self, worker: u32, frame: Buffer) {
         self.push(worker, OutgoingFrames::new(frame));
         self.mark_dirty();
     }
 
-    /// Queues a frame for worker 0, which goes by way of others. Not on worker 0. Locks no engine. Returns the frame,
-    /// which others have too until it has left.
+    /// Queues a frame for worker 0, which passes through others. Not for worker 0 itself. Does not lock the engine.
+    /// Returns the frame, which is shared until it has been sent.
     pub(crate) fn report(&self, header: WireHeader, body: &[Buffer]) -> Buffer {
         let header = WireHeader { source: self.me, ..header };
         let frame = Frame::new(&header, body).into_buffer();
@@ -297,14 +297,14 @@ impl Links {
         frame
     }
 
-    /// The same, for what is of no use once there is a newer one: of these one waits at most, however long the link is
-    /// busy.
+    /// Like [`Links::report`], for what is useless once there is a newer one: at most one of these waits, however
+    /// long the link is busy.
     pub(crate) fn report_newest(&self, header: WireHeader, body: &[Buffer]) {
         let header = WireHeader { source: self.me, ..header };
         self.enqueue_newest(self.above(), Frame::new(&header, body));
     }
 
-    /// The same, also behind the last of what belongs to this worker's part: others report through it.
+    /// Like [`Links::report`], even after the last frame of this worker's part: others report through it.
     pub(crate) fn report_last(&self, header: WireHeader, body: &[Buffer]) {
         let header = WireHeader { source: self.me, ..header };
         self.enqueue_last(self.above(), Frame::new(&header, body));
@@ -319,28 +319,28 @@ impl Links {
         self.reports.parent.expect("worker 0 does not report to itself")
     }
 
-    /// Passes a report of another worker on, within a pump; also when this worker's part is over.
+    /// Passes on a report of another worker, within a pump, even when this worker's part is over.
     pub(crate) fn pass_up(&self, frame: &ReceivedFrame) {
         self.push_last(self.above(), frame.whole.clone());
     }
 
-    /// On worker 0: queues a frame for all others, each of which passes it on. Locks no engine.
+    /// On worker 0: queues a frame for all others, each of which passes it on. Does not lock the engine.
     pub(crate) fn announce(&self, header: WireHeader, body: &[Buffer]) {
         let frame = Frame::new(&header, body).into_buffer();
         self.reports.children.iter().for_each(|&child| self.push(child, OutgoingFrames::new(frame.clone())));
         self.mark_dirty();
     }
 
-    /// Passes on what worker 0 tells all, within a pump; also when this worker's part is over.
+    /// Passes on what worker 0 tells all, within a pump, even when this worker's part is over.
     pub(crate) fn pass_down(&self, frame: &ReceivedFrame) {
         self.reports.children.iter().for_each(|&child| self.push_last(child, frame.whole.clone()));
     }
 
-    /// Puts something behind what waits, unless that was all.
+    /// Appends something to the queue, unless it is closed.
     fn push(&self, worker: u32, outgoing: OutgoingFrames) {
         let peer = &self.peers[worker as usize];
         let mut queue = peer.queue.lock();
-        // What is dropped may lock: not under this lock.
+        // Dropping it may take a lock, so do not do that under this lock.
         match queue.closed {
             true => drop(queue),
             false => {
@@ -371,7 +371,7 @@ impl Links {
         self.push(worker, OutgoingFrames { guard, ..OutgoingFrames::new(bytes) });
     }
 
-    /// Drops what waits; what is under way goes on.
+    /// Drops what waits; what is in flight continues.
     pub(crate) fn discard_queued(&self) {
         for peer in &self.peers {
             let dropped = std::mem::take(&mut peer.queue.lock().waiting);
@@ -383,15 +383,15 @@ impl Links {
         }
     }
 
-    /// Lets nothing more go but what is queued already, and [`Links::enqueue_last`]. Credit that is still owed stays:
-    /// every stream into this worker has ended.
+    /// Sends nothing more except what is queued already, and [`Links::enqueue_last`]. Credit that is still owed
+    /// stays: every stream into this worker has ended.
     pub(crate) fn close(&self) {
         *self.credits.lock() = None;
         self.peers.iter().for_each(|peer| peer.queue.lock().closed = true);
     }
 
-    /// Queues a frame about the end of the run for the next pump, also behind the last of what belongs to it. Locks no
-    /// engine.
+    /// Queues a frame about the end of the run for the next pump, even after the last frame of this worker's part.
+    /// Does not lock the engine.
     pub(crate) fn enqueue_last(&self, worker: u32, frame: Frame) {
         self.push_last(worker, frame.into_buffer());
         self.mark_dirty();
@@ -403,12 +403,12 @@ impl Links {
         peer.queue.lock().waiting.push_back(OutgoingFrames::new(frame));
     }
 
-    /// Whether this worker has sent all that belongs to its part of the run.
+    /// Whether this worker has sent everything that belongs to its part of the run.
     pub(crate) fn is_closed(&self) -> bool {
         self.credits.lock().is_none()
     }
 
-    /// Tells the sender of a stream what its receiver has to say. Locks no engine.
+    /// Sends a receiver's message to the sender of a stream. Does not lock the engine.
     fn notify_sender(&self, worker: u32, kind: WireKind, (edge, source, target): (u32, u32, u32), bytes: u64) {
         let header = WireHeader { edge, source, target, rows: bytes, ..WireHeader::new(kind, self.run) };
         if let Some(credits) = self.credits.lock().as_mut() {
@@ -417,7 +417,7 @@ impl Links {
         }
     }
 
-    /// Something that was borrowed is to be returned. Locks no engine.
+    /// Records that something borrowed is to be returned. Does not lock the engine.
     fn queue_return(&self) {
         if !self.is_closed() {
             self.mark_dirty();
@@ -430,13 +430,13 @@ impl Links {
         }
     }
 
-    /// Whether a pump is due. The worker's I/O thread asks in every round of its wait.
+    /// Whether a pump is due. The worker's I/O thread checks this in every round of its wait.
     #[inline]
     pub(crate) fn is_dirty(&self) -> bool {
         self.dirty.load(Ordering::Relaxed)
     }
 
-    /// [`Links::pump`], where it is.
+    /// Runs [`Links::pump`] if it is due.
     #[inline]
     pub(crate) fn pump_if_due(self: &Arc<Self>, engine: &mut Engine) {
         if self.is_dirty() {
@@ -444,16 +444,16 @@ impl Links {
         }
     }
 
-    /// Whether nothing waits and nothing is under way.
+    /// Whether nothing waits and nothing is in flight.
     pub(crate) fn is_empty(&self) -> bool {
         !self.is_dirty()
             && self.peers.iter().all(|p| p.in_flight.load(Ordering::SeqCst) == 0 && p.queue.lock().waiting.is_empty())
     }
 
-    /// Pushes what the links take.
+    /// Pushes what the links accept.
     pub(crate) fn pump(self: &Arc<Self>, engine: &mut Engine) {
         if self.dirty.swap(false, Ordering::SeqCst) {
-            // Held meanwhile: nothing of it may come behind the end of this worker's part.
+            // Locked meanwhile: nothing of it may come after the end of this worker's part.
             let mut credits = self.credits.lock();
             if let Some(credits) = credits.as_mut() {
                 let credits = credits.drain(..).map(|(worker, header)| (worker, Frame::header_only(&header)));
@@ -478,7 +478,7 @@ impl Links {
         }
     }
 
-    /// Lets a link's pacer see how the link does, if it is time.
+    /// Lets a link's pacer look at the link, if it is time.
     fn look(&self, engine: &Engine, rank: Rank, pacer: &LinkPacer) {
         let now = Instant::now();
         if pacer.is_look_due(now)
@@ -488,7 +488,7 @@ impl Links {
         }
     }
 
-    /// The same for all links. To be called some times a second: what the kernel has sent meanwhile shows nowhere else.
+    /// The same for all links. Call it several times a second: nothing else shows what the kernel has sent meanwhile.
     pub(crate) fn look_at_links(&self) {
         if self.is_paced {
             let engine = self.endpoint.lock();
@@ -512,11 +512,11 @@ impl Links {
         let mut message = SendInFlight { links: Arc::clone(self), worker, bytes, _guard: guard, waits: false };
         let group = engine.new_group();
         let envelope = Envelope { context: self.context, tag: 0, seq: 0, signature: 0 };
-        // SAFETY: `message` owns the bytes, which stay where they are when it moves; the engine keeps it until the send
-        // is over, or the send is over already.
+        // SAFETY: `message` owns the bytes, which do not move when it is moved; the engine keeps it until the send is
+        // over, or the send is over already.
         unsafe { engine.post_send(group, peer.rank, &envelope, MemoryRegion::of(&message.bytes)) };
         if engine.is_complete(group) {
-            // A send that fails at once does so because the job has: every wait learns of that by itself.
+            // A send that fails at once does so because the job has failed, which every wait learns by itself.
             let _ = engine.take(group);
         } else {
             message.waits = true;
@@ -556,7 +556,8 @@ fn next_message(queue: &mut VecDeque<OutgoingFrames>) -> Option<OutgoingFrames> 
 mod tests {
     use super::*;
 
-    /// A copy may go on sending after its run was given up: that must neither delay the end nor reach the next run.
+    /// A copy may continue sending after its run was given up: that must neither delay the end nor reach the next
+    /// run.
     #[test]
     fn nothing_follows_the_last_frame_of_a_run() {
         let endpoints = Endpoint::in_process(2).unwrap();
@@ -580,9 +581,9 @@ mod tests {
         endpoints.iter().for_each(Endpoint::leave);
     }
 
-    /// Behind a link that takes nothing they would pile up; one that took the place of rows would lose them.
+    /// In front of a link that accepts nothing, such frames would pile up; one that replaced rows would lose them.
     #[test]
-    fn of_what_ages_the_newest_waits() {
+    fn only_the_newest_of_frames_that_age_waits() {
         let endpoints = Endpoint::in_process(2).unwrap();
         let links = Links::new(endpoints[1].clone(), 9, 1, 0, &[Rank(0), Rank(1)], None, &Arc::default());
         let frame = |kind, body: &[u8]| Frame::new(&WireHeader::new(kind, 0), &[Buffer::from(body)]);
@@ -599,7 +600,7 @@ mod tests {
         endpoints.iter().for_each(Endpoint::leave);
     }
 
-    /// Frames that changed order, or large ones that were copied again, would be an error or a waste.
+    /// Reordered frames would be an error, and copying large frames again a waste.
     #[test]
     fn small_frames_leave_together_and_in_order() {
         let sizes = [64, 128, 20_000, 64, 16_384, 16_384, 16_384, 16_384, 64];

@@ -1,12 +1,13 @@
-//! How much may wait in front of a network link, or be under way on it: what it carries in a moment, so that a barrier
-//! is through soon, however slow the link. Senders wait for room before they send; what they have sent
-//! goes as fast as the link takes it, so nothing that waits here can stop a link.
+//! Limits how much may wait in front of a network link, or be in transit on it, to what it carries in a moment, so
+//! that a barrier passes soon, however slow the link is. Senders wait for room before they send; what they have sent
+//! moves as fast as the link accepts it, so nothing that waits here can stop a link.
 //!
-//! A link begins with little, and gets more as long as it proves faster than that. It gets less only when it was busy
-//! all the time, and senders had more for it: one that is used little shows nothing.
+//! A link starts with a low limit, which rises as long as the link proves faster. It falls only if the link was
+//! always busy and senders had more for it: a link with little traffic shows nothing.
 //!
-//! What the kernel holds counts where it matters, on a slow link: there a switch's queue alone may be seconds long.
-//! Nothing tells when it has gone, so it is asked for in intervals, and senders may wait from one to the next.
+//! What the kernel holds counts where it matters, on a slow link: there, a switch's queue alone may be seconds long.
+//! Nothing reports when it has been sent, so it is polled in intervals, and senders may have to wait until the next
+//! one.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::task::{Context, Poll, Waker};
@@ -17,40 +18,40 @@ use tidemill_net::LinkInfo;
 
 use super::rate::{LinkRate, life_rate};
 
-/// What is queued for a link takes it about so long: longer than from a look to the next.
+/// The queue of a link should take it about this long, which is longer than the time between two looks.
 const AHEAD: Duration = Duration::from_millis(150);
-/// A link has this much ahead of it at first,
+/// The initial limit of a link,
 const FIRST_BYTES: u64 = 64 << 10;
-/// never less,
+/// its minimum,
 const BYTES_MIN: u64 = 4 << 10;
-/// and never more: it is never idle then, however fast.
+/// and its maximum, with which a link is never idle, however fast.
 const BYTES_MAX: u64 = 8 << 20;
-/// A message is this part of it,
+/// A message is at most this fraction (1 / `BLOCK_PART`) of it,
 const BLOCK_PART: u64 = 8;
-/// and not less than this, or half of it: each costs its receiver something.
+/// but not less than this, or than half of it: each message costs its receiver something.
 const BLOCK_BYTES_MIN: u64 = 16 << 10;
-/// From one look to the next the limit changes at most by this factor: a single look may mislead.
+/// Between two looks the limit changes at most by this factor, since a single look may mislead.
 const STEP_MAX: f64 = 4.0;
-/// Between looks.
+/// The time between looks.
 const LOOK_INTERVAL: Duration = Duration::from_millis(25);
-/// With less ahead than this, what the kernel holds counts. With more, room that is found late would leave it idle.
+/// Below this limit, what the kernel holds counts. Above it, room that is noticed late would leave the link idle.
 const SLOW_BYTES: u64 = 256 << 10;
-/// The kernel is let have this part of that beside it, of what it cannot send yet,
+/// The kernel may hold, in addition to that limit, this fraction of it (1 / `UNSENT_PART`) that it cannot send yet,
 const UNSENT_PART: u64 = 3;
-/// and so much at least: it is not to run out while nobody looks.
+/// and at least this much: it must not run out between two looks.
 const UNSENT_BYTES_MIN: u64 = 16 << 10;
 
-/// See the module.
+/// The limiter that the module describes.
 #[derive(Default)]
 pub(crate) struct LinkPacer {
     limit_bytes: AtomicU64,
-    /// What waits, or is under way and has not been taken by the kernel.
+    /// What waits, or is in transit and not accepted by the kernel yet.
     queued_bytes: AtomicU64,
-    /// What the kernel held at the last look, and has been given since.
+    /// What the kernel held at the last look, plus what it has been given since.
     kernel_bytes: AtomicU64,
-    /// The link is known to be slow.
+    /// Whether the link is known to be slow.
     is_slow: AtomicBool,
-    /// Somebody has waited since the last look.
+    /// Whether someone has waited since the last look.
     has_held: AtomicBool,
     /// Senders that wait for room.
     waiting: Mutex<Vec<Waker>>,
@@ -61,12 +62,12 @@ pub(crate) struct LinkPacer {
 struct PacerLooks {
     rate: LinkRate,
     last: Option<Instant>,
-    /// What the kernel was last told to have at most.
+    /// The limit on unsent bytes that the kernel was last given.
     unsent_bytes: Option<u64>,
 }
 
 impl LinkPacer {
-    /// Of a link of which so much is known.
+    /// The pacer of a link about which `info` is known.
     pub(crate) fn new(info: Option<LinkInfo>) -> LinkPacer {
         let known = info.as_ref().and_then(life_rate).map_or(0, |rate| (rate * AHEAD.as_secs_f64()) as u64);
         let limit_bytes = AtomicU64::new(known.clamp(FIRST_BYTES, BYTES_MAX));
@@ -77,8 +78,8 @@ impl LinkPacer {
         self.limit_bytes.load(Ordering::Relaxed)
     }
 
-    /// What one message is to be at most, so that room is found for others between two. A sender that waits here has
-    /// rows for other links: with large messages those run dry meanwhile, unless the link is fast.
+    /// The largest message, so that there is room for others between two. A sender that waits here also has rows for
+    /// other links: with large messages those would run dry meanwhile, unless the link is fast.
     pub(crate) fn block_bytes_max(&self) -> u64 {
         let limit = self.limit();
         if limit == BYTES_MAX {
@@ -92,13 +93,13 @@ impl LinkPacer {
         self.is_slow.load(Ordering::Relaxed)
     }
 
-    /// Ready when there is room for some message, whatever its size. The waker is woken later, once, if there is none.
+    /// Ready when there is room for a message, whatever its size. Otherwise the waker is woken later, once.
     pub(crate) fn poll_room(&self, context: &mut Context<'_>) -> Poll<()> {
         if self.has_room() {
             return Poll::Ready(());
         }
         let mut waiting = self.waiting.lock();
-        // Room that was made meanwhile was not told, room that is made from here on will be.
+        // Room made in the meantime was not reported; room made from here on will be.
         if self.has_room() {
             return Poll::Ready(());
         }
@@ -116,18 +117,18 @@ impl LinkPacer {
         queued + kernel < self.limit()
     }
 
-    /// Something has been queued.
+    /// Records that something has been queued.
     pub(crate) fn queue(&self, bytes: usize) {
         self.queued_bytes.fetch_add(bytes as u64, Ordering::SeqCst);
     }
 
-    /// Something that was queued has been taken by the kernel.
+    /// Records that the kernel has accepted something that was queued.
     pub(crate) fn pass(&self, bytes: usize) {
         self.kernel_bytes.fetch_add(bytes as u64, Ordering::SeqCst);
         self.discard(bytes);
     }
 
-    /// Something that was queued will not go.
+    /// Records that something that was queued will not be sent.
     pub(crate) fn discard(&self, bytes: usize) {
         self.queued_bytes.fetch_sub(bytes as u64, Ordering::SeqCst);
         self.wake();
@@ -140,14 +141,14 @@ impl LinkPacer {
         woken.into_iter().for_each(Waker::wake);
     }
 
-    /// Whether it is time to ask the kernel: something is under way, and the last time is long enough ago.
+    /// Whether it is time to ask the kernel: something is in transit, and the last time is long enough ago.
     pub(crate) fn is_look_due(&self, now: Instant) -> bool {
         let is_busy = self.queued_bytes.load(Ordering::Relaxed) > 0 || self.kernel_bytes.load(Ordering::Relaxed) > 0;
         is_busy && self.looks.lock().last.is_none_or(|last| now.duration_since(last) >= LOOK_INTERVAL)
     }
 
-    /// Takes what the kernel says of the link; `None`: there is no connection yet, or none any more. Returns what the
-    /// kernel is to have at most that it cannot send yet, if that has changed.
+    /// Learns from what the kernel reports about the link; `None` if there is no connection, yet or any more. Returns
+    /// the new limit on unsent bytes in the kernel, if it has changed.
     pub(crate) fn look(&self, now: Instant, info: Option<&LinkInfo>) -> Option<u64> {
         let mut looks = self.looks.lock();
         looks.last = Some(now);
@@ -198,9 +199,9 @@ mod tests {
         pacer: LinkPacer,
         now: Instant,
         info: LinkInfo,
-        /// What the kernel has not taken.
+        /// What the kernel has not accepted.
         queue: VecDeque<u64>,
-        /// What the kernel takes.
+        /// How much the kernel accepts.
         kernel_bytes_max: u64,
         wakes: Arc<Wakes>,
     }
@@ -228,10 +229,11 @@ mod tests {
             self.queue.drain(..).for_each(|block| self.pacer.discard(block as usize));
         }
 
-        /// Sends for so long. Returns the longest time that the link would have taken for all that was before a block.
+        /// Sends for `time`. Returns the longest time that the link would have needed for everything ahead of a
+        /// block.
         fn run(&mut self, bytes_s: u64, time: Duration) -> Duration {
             let mut longest = 0;
-            // The kernel's time goes on a little at a time, and so does the link.
+            // Time advances in small steps for the kernel and the link.
             for _ in 0..10 * time.as_millis() {
                 while self.has_room() {
                     let block = self.pacer.block_bytes_max();
@@ -265,14 +267,15 @@ mod tests {
         }
     }
 
-    /// A barrier would wait behind all that a sender may have sent before it; a fast link would be left idle.
+    /// With a high limit a barrier would wait behind everything sent before it; with a low one a fast link would be
+    /// idle.
     #[test]
     fn what_is_ahead_follows_the_rate() {
         let ms = Duration::from_millis;
         let mut link = TestLink::new();
         link.run(2_000_000_000, ms(200));
         assert_eq!(link.pacer.limit(), BYTES_MAX, "a fast link has it all soon");
-        // It becomes slow. What was sent before takes as long as it takes.
+        // It becomes slow. What was sent before still takes its time.
         for _ in 0..3 {
             link.empty();
             link.run(50_000, ms(1000));
@@ -286,9 +289,9 @@ mod tests {
         assert_eq!(link.pacer.limit(), BYTES_MAX, "fast again");
     }
 
-    /// A link that has carried little would be taken for a slow one.
+    /// A link that has carried little must not be considered slow.
     #[test]
-    fn a_link_that_is_used_little_is_not_slow() {
+    fn a_link_with_little_traffic_is_not_slow() {
         let mut link = TestLink::new();
         link.run(100_000_000, Duration::from_millis(300));
         link.empty();
@@ -304,9 +307,9 @@ mod tests {
         assert_eq!(link.pacer.limit(), limit);
     }
 
-    /// A wake-up that got lost would stop a sender for ever.
+    /// A lost wake-up would stop a sender forever.
     #[test]
-    fn who_waits_for_room_is_woken_once() {
+    fn a_sender_that_waits_for_room_is_woken_once() {
         let link = TestLink::new();
         link.pacer.queue(FIRST_BYTES as usize);
         assert!(!link.has_room() && !link.has_room());
@@ -318,7 +321,7 @@ mod tests {
         assert!(link.has_room());
     }
 
-    /// What a lost connection held never goes: nobody is to wait for that.
+    /// What a lost connection held is never sent: nobody may wait for it.
     #[test]
     fn without_a_connection_the_kernel_holds_nothing() {
         let mut link = TestLink::new();

@@ -1,4 +1,4 @@
-//! How an operator hands over what it keeps of the buckets that move (see [`crate::rebalance`]).
+//! How an operator hands over its state of the buckets that move (see [`crate::rebalance`]).
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -17,12 +17,12 @@ use crate::error::TaskError;
 use crate::flow::{BucketHandover, StreamElement};
 use crate::rebalance::MoveReport;
 
-/// Parts are put together to blocks of this size: small enough for their memory to be used again and again.
+/// Parts are combined into blocks of this size: small enough for their memory to be reused over and over.
 const BLOCK_BYTES: usize = 64 << 10;
 
 impl BucketHandover {
-    /// Hands over what the copy loses at `barrier`, and takes what it gains. Other copies may do so later, or have
-    /// ended: then they keep nothing, and want nothing.
+    /// Hands over what the copy loses at `barrier`, and takes what it gains. Other copies may do so later, or may
+    /// have ended: then they keep nothing, and want nothing.
     pub(crate) async fn run(
         &mut self,
         operator: &mut impl Operator,
@@ -35,7 +35,7 @@ impl BucketHandover {
         let mut awaited: BTreeSet<u32> =
             moves.gained.keys().copied().filter(|&from| !self.input.has_ended(from)).collect();
         let (output, input) = (&mut self.output, &mut self.input);
-        // For one moment at a time, of one task: nobody waits for it.
+        // Locked only for moments, by one task: nobody waits for it.
         let operator = Mutex::new(operator);
         let send = async {
             for (&target, buckets) in &moves.lost {
@@ -76,7 +76,7 @@ impl BucketHandover {
     }
 }
 
-/// Parts in order, so many together that they are worth a block.
+/// The parts in order, combined into worthwhile blocks.
 fn blocks(mut parts: ReleasedParts) -> impl Iterator<Item = Result<Vec<(u32, Bytes)>, TaskError>> {
     std::iter::from_fn(move || {
         let (mut block, mut bytes) = (Vec::new(), 0);
@@ -98,7 +98,7 @@ fn rows(parts: &[(u32, Bytes)]) -> Result<RecordBatch, TaskError> {
     let buckets = UInt32Array::from_iter_values(parts.iter().map(|(bucket, _)| *bucket));
     let offsets = OffsetBuffer::<i64>::from_lengths(parts.iter().map(|(_, part)| part.len()));
     let bytes = match parts {
-        // Not copied: it may be all there is.
+        // Not copied: the part may be very large.
         [(_, part)] => Buffer::from(part.clone()),
         _ => {
             let mut bytes = Vec::with_capacity(parts.iter().map(|(_, part)| part.len()).sum());
@@ -110,7 +110,7 @@ fn rows(parts: &[(u32, Bytes)]) -> Result<RecordBatch, TaskError> {
     Ok(RecordBatch::try_new(BucketHandover::schema(), vec![Arc::new(buckets), Arc::new(parts)])?)
 }
 
-/// The bytes stay where they are.
+/// Reads the parts without copying their bytes.
 fn parts(rows: &RecordBatch) -> Vec<(u32, Bytes)> {
     struct BytesOwner(Buffer);
     impl AsRef<[u8]> for BytesOwner {

@@ -1,27 +1,27 @@
-//! What an operator tells the tasks behind it of time, if its results come later than the time that they are of.
+//! What an operator tells later tasks about time, if its results come later than the time that they belong to.
 
 use tidemill_checkpoint::{EventTime, Mark};
 
-/// How far an operator's results have come.
+/// How far an operator's results have advanced.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OutputTime {
-    /// No result to come has an earlier time.
+    /// No later result has an earlier time.
     pub time: EventTime,
-    /// All results have been given that the time of its inputs calls for.
+    /// Whether all results have been delivered that are due at the time of its inputs.
     pub is_settled: bool,
 }
 
-/// Whether those behind are to go on without a copy.
+/// Whether later tasks should continue without a copy.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum Idleness {
     #[default]
     Awake,
-    /// As soon as the copy is settled.
+    /// To be announced as soon as the copy is settled.
     Owed,
     Told,
 }
 
-/// What has been told.
+/// What has been announced.
 #[derive(Debug)]
 pub(crate) struct OutputMarks {
     told: EventTime,
@@ -35,7 +35,7 @@ impl Default for OutputMarks {
 }
 
 impl OutputMarks {
-    /// What is told when a mark has come, of an operator that has come to `now`.
+    /// The marks to send after `mark` has arrived, for an operator that has reached `now`.
     pub(crate) fn of(&mut self, mark: &Mark, now: OutputTime) -> Vec<Mark> {
         let mut marks = Vec::new();
         match mark {
@@ -59,7 +59,7 @@ impl OutputMarks {
         marks
     }
 
-    /// What is to be told after anything else.
+    /// The marks to send after anything else.
     pub(crate) fn due(&mut self, now: OutputTime) -> Vec<Mark> {
         let OutputTime { time, is_settled } = now;
         let mut marks = Vec::new();
@@ -83,7 +83,7 @@ mod tests {
         OutputTime { time: EventTime(time), is_settled }
     }
 
-    /// Time is told once, idleness when nothing is owed any more, and that it is over before anything else.
+    /// Time is announced once, idleness when nothing is owed any more, and the end of idleness before anything else.
     #[test]
     fn time_and_idleness_are_held_back() {
         let watermark = |time| Mark::Watermark(EventTime(time));

@@ -1,9 +1,9 @@
-//! Each copy on the first worker that still has the cores and the memory it asks for. Workers may differ.
+//! Places each copy on the first worker that still has the cores and the memory it asks for. Workers may differ.
 
 use super::{Placement, PlacementPlan, TaskInfo, TaskPlan, WorkerInfo, everywhere};
 use crate::graph::Resources;
 
-/// See the module.
+/// The placement that the module describes.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct FirstFit;
 
@@ -18,7 +18,7 @@ impl Placement for FirstFit {
                  workers"
             )
         };
-        // Copies that are on every worker are not asked where they go, but what they need is gone.
+        // Copies that run on every worker do not choose their worker, but they use up resources.
         for task in tasks.iter().filter(|task| task.per_worker) {
             for (copy, worker) in everywhere(task, workers.len()).workers.into_iter().enumerate() {
                 if !free[worker as usize].give(task.resources) {
@@ -58,7 +58,7 @@ impl FreeResources {
         FreeResources { cores: worker.cores, bytes: worker.memory_bytes }
     }
 
-    /// Gives away what a copy needs, if it is there.
+    /// Takes what a copy needs, if it is available.
     fn give(&mut self, needs: &Resources) -> bool {
         let fits = self.cores >= needs.cores && self.bytes >= needs.memory_bytes;
         if fits {

@@ -1,22 +1,22 @@
-//! Copies go to their data: to a worker of a host that holds it, else to the nearest one, else to whoever has the least
-//! to do.
+//! Places copies near their data: on a worker of a host that holds it, otherwise on the nearest one, and otherwise on
+//! the least loaded one.
 //!
-//! Where a host is in the network is a path from the outside in, such as `zone-a/rack-3/host-7`, as in Hadoop's and
-//! Slurm's topologies: the more leading parts two paths have in common, the nearer they are. Hosts of data are such
-//! paths, or plain names, which say nothing of what is near.
+//! A host's location in the network is a path from the outside in, such as `zone-a/rack-3/host-7`, as in Hadoop's and
+//! Slurm's topologies: the more leading parts two paths share, the nearer they are. Hosts of data are such paths, or
+//! plain names, which say nothing about distance.
 
 use std::cmp::Reverse;
 
 use super::{Placement, PlacementPlan, TaskInfo, TaskPlan, WorkerInfo, everywhere};
 
-/// See the module.
+/// The placement that the module describes.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Locality;
 
 impl Placement for Locality {
     fn place(&self, tasks: &[TaskInfo<'_>], workers: &[WorkerInfo]) -> Result<PlacementPlan, String> {
         let goes_anywhere = |task: &TaskInfo<'_>| task.per_worker || task.resources.data_hosts.is_empty();
-        // Copies on each worker, of all tasks: those that go nowhere else first.
+        // The number of copies of all tasks on each worker: first those whose worker is fixed.
         let mut load = vec![0u32; workers.len()];
         for task in tasks.iter().filter(|task| goes_anywhere(task)) {
             everywhere(task, workers.len()).workers.into_iter().for_each(|worker| load[worker as usize] += 1);
@@ -35,8 +35,8 @@ impl Placement for Locality {
                 data[copy].iter().map(|host| place.nearness(host)).max().unwrap_or_default()
             };
             let nearest = |copy| places.iter().map(|place| near(copy, place)).max().unwrap_or_default();
-            // Who has its data nearest chooses first. Last are those that may go anywhere: they fill up what the data
-            // has left unequal.
+            // Copies whose data is nearest choose first. Those that may go anywhere come last: they even out what the
+            // data has left unequal.
             let mut order: Vec<(Reverse<DataNearness>, usize)> =
                 (0..data.len()).map(|copy| (Reverse(nearest(copy)), copy)).collect();
             order.sort_unstable();
@@ -53,16 +53,16 @@ impl Placement for Locality {
     }
 }
 
-/// How near a worker is to data; the default is to know nothing of it.
+/// How near a worker is to data; by default nothing is known.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 struct DataNearness {
-    /// It is on the host of that name. Where names are not unique, the rest of the path decides.
+    /// Whether it is on the host of that name. If names are not unique, the rest of the path decides.
     is_there: bool,
-    /// Leading parts in common.
+    /// The number of leading parts in common.
     common: usize,
 }
 
-/// Where a worker is.
+/// The location of a worker.
 struct HostLocation<'a> {
     host: &'a str,
     path: Vec<&'a str>,
@@ -75,7 +75,7 @@ impl<'a> HostLocation<'a> {
 
     fn nearness(&self, data: &[&str]) -> DataNearness {
         DataNearness {
-            // A container has a name of its own; its path may end with that of its host.
+            // A container has its own name; its path may end with its host's.
             is_there: data.last().is_some_and(|name| *name == self.host || Some(name) == self.path.last()),
             common: self.path.iter().zip(data).take_while(|(mine, theirs)| mine == theirs).count(),
         }

@@ -1,5 +1,5 @@
-//! Placement: which worker runs which copy of which task. A placement is called once per run, on every worker, and must
-//! return the same [`PlacementPlan`] everywhere; a plan is data that can be printed, saved and passed in again.
+//! Placement: which worker runs which copy of which task. A placement is called once per run on every worker, and
+//! must return the same [`PlacementPlan`] everywhere. A plan is data that can be printed, saved and passed in again.
 //!
 //! | placement      | puts a copy                                                                       |
 //! |----------------|-----------------------------------------------------------------------------------|
@@ -25,13 +25,12 @@ pub use round_robin::RoundRobin;
 use crate::error::DataflowError;
 use crate::graph::{Graph, Parallelism, Resources};
 
-/// What a placement knows of a worker.
+/// What a placement knows about a worker.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct WorkerInfo {
-    /// The host's name; workers of one host have the same.
+    /// The host's name; workers of one host share it.
     pub host: String,
-    /// Where that is in the network, from the outside in, such as `zone-a/rack-3/host-7`; `None` where nobody has said
-    /// it.
+    /// The host's location in the network, from the outside in, such as `zone-a/rack-3/host-7`, if it is set.
     pub location: Option<String>,
     /// Processor cores it may use.
     pub cores: f32,
@@ -39,14 +38,14 @@ pub struct WorkerInfo {
     pub memory_bytes: u64,
 }
 
-/// What a placement knows of a task.
+/// What a placement knows about a task.
 #[derive(Clone, Debug)]
 pub struct TaskInfo<'a> {
     /// Its name.
     pub name: &'a str,
-    /// How many copies.
+    /// The number of copies.
     pub copies: u32,
-    /// Copies are spread over all workers evenly, one per worker and round; placements do not choose.
+    /// Whether copies are spread evenly over all workers, one per worker and round; placements then do not choose.
     pub per_worker: bool,
     /// What each copy needs.
     pub resources: &'a Resources,
@@ -57,7 +56,7 @@ pub trait Placement: Send + Sync {
     /// The worker of each copy of each task, in order. The same arguments give the same answer on every worker.
     ///
     /// # Errors
-    /// In words, when it cannot be done; they name the task and what it lacks.
+    /// A description if there is no placement, naming the task and what it lacks.
     fn place(&self, tasks: &[TaskInfo<'_>], workers: &[WorkerInfo]) -> Result<PlacementPlan, String>;
 }
 
@@ -78,10 +77,10 @@ pub struct PlacementPlan {
 }
 
 impl Graph {
-    /// Where its copies would run on these workers.
+    /// The plan for these workers.
     ///
     /// # Errors
-    /// When the graph makes no sense or the placement cannot be done.
+    /// If the graph is invalid or there is no placement.
     pub fn plan(&self, placement: &dyn Placement, workers: &[WorkerInfo]) -> Result<PlacementPlan, DataflowError> {
         self.check(workers.len() as u32)?;
         PlacementPlan::make(self, placement, workers)
@@ -93,7 +92,7 @@ impl PlacementPlan {
         &self.tasks[task].workers
     }
 
-    /// Makes the plan for a graph and checks what a placement, or a person, has written into it.
+    /// Makes the plan for a graph, and checks what a placement, or a user, has put into it.
     pub(crate) fn make(
         graph: &Graph,
         placement: &dyn Placement,
@@ -147,7 +146,7 @@ impl fmt::Display for PlacementPlan {
     }
 }
 
-/// Copies of a task that runs on every worker.
+/// The copies of a task that runs on every worker.
 fn everywhere(task: &TaskInfo<'_>, workers: usize) -> TaskPlan {
     TaskPlan { task: task.name.to_owned(), workers: (0..task.copies).map(|copy| copy % workers as u32).collect() }
 }
@@ -166,7 +165,7 @@ mod tests {
         sizes.iter().map(info).collect()
     }
 
-    /// Workers with locations; their hosts have the names that those end with.
+    /// Workers with locations, whose last part is the host's name.
     fn located(locations: &[&str]) -> Vec<WorkerInfo> {
         let info = |location: &&str| {
             let host = location.rsplit('/').next().unwrap().into();
@@ -175,7 +174,7 @@ mod tests {
         locations.iter().map(info).collect()
     }
 
-    /// Where `Locality` puts copies with their data on these hosts.
+    /// Where `Locality` puts copies whose data is on these hosts.
     fn beside_data(workers: &[WorkerInfo], hosts: &[&[&str]]) -> Vec<u32> {
         let data_hosts = hosts.iter().map(|hosts| hosts.iter().map(|&host| host.into()).collect()).collect();
         let needs = Resources { data_hosts, ..Resources::default() };
@@ -187,7 +186,7 @@ mod tests {
         TaskInfo { name: "t", copies, per_worker: false, resources }
     }
 
-    /// A copy on a worker that lacks the memory would be a copy that is killed.
+    /// A copy on a worker without enough memory would be killed.
     #[test]
     fn first_fit_respects_cores_and_memory_of_unequal_workers() {
         let workers = workers(&[("a", 1.0, 100), ("b", 4.0, 50), ("c", 4.0, 400)]);
@@ -207,7 +206,8 @@ mod tests {
         assert_eq!(FirstFit.place(&[task(&needs, 3), everywhere], &workers).unwrap().tasks[0].workers, [2, 2, 2]);
     }
 
-    /// Data read across the network although a worker sits beside it would be slow, and piling all of it on one, too.
+    /// Reading data across the network although a worker runs beside it would be slow, and so would placing all
+    /// copies on one worker.
     #[test]
     fn locality_goes_to_the_data_and_spreads() {
         let workers = workers(&[("a", 1.0, 0), ("b", 1.0, 0), ("b", 1.0, 0)]);
@@ -220,34 +220,34 @@ mod tests {
         all.sort_unstable();
         assert_eq!(all.len(), 5);
         assert!(all.contains(&0) && all.contains(&1) && all.contains(&2));
-        // Tasks of one copy are not all piled up on the first worker that holds the data.
+        // Tasks of one copy are not all placed on the first worker that holds the data.
         let needs = Resources { data_hosts: vec![hosts(&["b"])], ..Resources::default() };
         let plan = Locality.place(&[1, 1, 1, 1].map(|copies| task(&needs, copies)), &workers).unwrap();
         assert_eq!(plan.tasks.iter().map(|task| task.workers[0]).collect::<Vec<_>>(), [1, 2, 1, 2]);
     }
 
-    /// Data of a host without a worker that is read from the far end of the network, though a worker of its rack is
-    /// there.
+    /// Data on a host without a worker would be read from the far end of the network although a worker runs in its
+    /// rack.
     #[test]
-    fn locality_goes_near_the_data_where_it_cannot_go_beside_it() {
+    fn locality_goes_near_the_data_if_it_cannot_go_beside_it() {
         let workers = located(&["a/1/h1", "a/2/h2", "b/1/h3", "b/1/h4"]);
         let chosen = |hosts: &[&[&str]]| beside_data(&workers, hosts);
         assert_eq!(chosen(&[&["a/1/h9"], &["a/2/h9"], &["/b/1/h4"]]), [0, 1, 3]);
-        // Among equals the one with the least to do: in the rack, and in the zone where the rack has nobody.
+        // Among equals, the least loaded one: in the rack, or in the zone if the rack has no worker.
         assert_eq!(chosen(&[&["b/1/h9"], &["b/1/h9"], &["b/1/h9"], &["b/7/h9"]]), [2, 3, 2, 3]);
-        // Of several hosts the nearest counts, and who is nearest chooses first.
+        // Of several hosts the nearest counts, and the copy that is nearest chooses first.
         assert_eq!(chosen(&[&["b/1/h9", "a/1/h1"], &["a/1/h9"], &["a/2/h2", "a/1/h1"]]), [0, 0, 1]);
-        // A host is found by its name, in paths of another make, too.
+        // A host is found by its name, even in paths of another form.
         assert_eq!(chosen(&[&["h3"], &["rack/h2"], &["h1"]]), [2, 1, 0]);
-        // Of what is nowhere near nothing is known, nor of plain names of other hosts.
+        // Nothing is known about distant hosts, or about plain names of other hosts.
         assert_eq!(chosen(&[&["c/1/h9"], &["h9"], &["a/1/h1"], &[]]), [1, 2, 0, 3]);
-        // Hosts of one name in two zones.
+        // Hosts with the same name in two zones.
         assert_eq!(beside_data(&located(&["a/n1", "b/n1", "b/n2"]), &[&["b/n1"], &["b/n1"], &["a/n1"]]), [1, 1, 0]);
     }
 
-    /// Only some workers know where they are, and names of containers are not those of hosts.
+    /// Only some workers know their location, and the names of containers differ from those of hosts.
     #[test]
-    fn locality_makes_do_with_what_is_known_of_workers() {
+    fn locality_uses_what_is_known_about_workers() {
         let mut workers = located(&["a/1/h1", "a/1", "b/2/h3"]);
         workers[1].host = "h2".into();
         workers[2].host = "container".into();
@@ -255,7 +255,7 @@ mod tests {
         assert_eq!(beside_data(&workers, &[&["a/1/h2"], &["b/2/h3"], &["h3"], &["b/2/h4"]]), [1, 2, 2, 3]);
     }
 
-    /// A plan that was written to a file comes back as it was.
+    /// A plan written to a file is unchanged when read back.
     #[test]
     fn plans_are_data() {
         let needs = Resources::default();

@@ -1,4 +1,4 @@
-//! Giving up: one flag that every copy of a run looks at whenever it is polled, and that wakes them all.
+//! Cancellation: one flag that every copy of a run checks whenever it is polled, and that wakes them all.
 
 use std::cell::{Cell, RefCell};
 use std::future::{Future, poll_fn};
@@ -17,14 +17,15 @@ use crate::error::DataflowError;
 use crate::link::Links;
 use crate::observation::CopyClock;
 
-/// A copy that waits looks for what it waits for before it sleeps: for so long at first, at least, and at most. What
-/// lasts no longer than that is worth it.
+/// A waiting copy looks for what it waits for before it sleeps: initially, at least and at most for these durations.
+/// Looking pays off for waits that are no longer than that.
 const WATCH_FIRST: Duration = Duration::from_micros(8);
 const WATCH_MIN: Duration = Duration::from_micros(2);
 const WATCH_MAX: Duration = Duration::from_micros(128);
-/// Who gets its core back later than this after it has yielded it shares it with others, who have more use for it.
+/// A thread that gets its core back later than this after yielding it shares it with others, which have more use for
+/// it.
 const CROWDED: Duration = Duration::from_micros(20);
-/// Looks between two yields where there are no messages to look for.
+/// How many looks lie between two yields if there are no messages to look for.
 const POLLS: u32 = 60;
 /// A sleep on the worker's doorbell ends after this long at the latest.
 const SLICE: Duration = Duration::from_millis(100);
@@ -33,7 +34,7 @@ const SLICE: Duration = Duration::from_millis(100);
 #[derive(Default)]
 pub(crate) struct CancelFlag {
     raised: AtomicBool,
-    /// By which messages come that copies wait for.
+    /// The links that deliver the messages that copies wait for.
     links: Option<Arc<Links>>,
     /// Whether a long wait has been explained.
     explained: AtomicBool,
@@ -47,7 +48,7 @@ thread_local! {
     static WATCH: Cell<Duration> = const { Cell::new(WATCH_FIRST) };
 }
 
-/// Notes whose copy is being polled, until it is dropped.
+/// Records whose copy is being polled, until it is dropped.
 struct CurrentFlag(Option<Arc<CancelFlag>>);
 
 impl CurrentFlag {
@@ -91,7 +92,7 @@ impl CancelFlag {
         self.raised.load(Ordering::SeqCst)
     }
 
-    /// How long a copy waits before that is explained; `None` if it never is.
+    /// How long a copy waits before the wait is explained; `None` if never.
     fn patience(&self) -> Option<Duration> {
         let patience = self.links.as_ref()?.endpoint().stall_warning();
         (!patience.is_zero()).then_some(patience)
@@ -104,15 +105,15 @@ impl CancelToken {
         self.cancel.is_raised()
     }
 
-    /// Runs a future of a copy that has a thread of its own. Where it has to wait it looks out for a moment, and takes
-    /// what comes from other workers itself: a message that comes soon wakes nobody. Then it sleeps, and a message
-    /// wakes no other thread first.
+    /// Runs a future of a copy that has its own thread. If it has to wait, it looks for messages for a moment and
+    /// receives them itself, so a message that comes soon wakes nobody. Then it sleeps, and a message wakes no other
+    /// thread first.
     pub(crate) fn block_on<F: Future>(&self, future: F) -> F::Output {
         block_on_after(future, Some(&self.cancel), CopyClock::pause, None)
     }
 
-    /// [`CancelToken::block_on`] for what may never come. If it takes as long as calls may take before they are
-    /// explained, `explain` is told how long, for the first such wait of a run.
+    /// [`CancelToken::block_on`] for a future that may never complete. If it takes as long as calls may take before
+    /// they are explained, calls `explain` with the duration, for the first such wait of a run.
     pub(crate) fn block_on_explained<F: Future>(&self, future: F, explain: impl Fn(Duration)) -> F::Output {
         let Some(patience) = self.cancel.patience() else { return self.block_on(future) };
         let explain = || {
@@ -123,7 +124,7 @@ impl CancelToken {
         block_on_after(future, Some(&self.cancel), CopyClock::pause, Some((patience, &explain)))
     }
 
-    /// Runs `future` until it is done or the run is given up; then it is dropped. Each time it is polled is a turn.
+    /// Runs `future` until it is done or the run is given up; then drops it. Each poll is a turn.
     pub(crate) async fn guard<F: Future>(&self, future: F) -> Result<F::Output, DataflowError> {
         let mut future = pin!(future);
         poll_fn(|context| {
@@ -133,7 +134,8 @@ impl CancelToken {
                     *slot = Some(context.waker().clone());
                 }
             }
-            // After the waker is in place: either this look sees the flag, or the flag's raiser sees the waker.
+            // Checked after the waker is in place: either this check sees the flag, or the thread that raises it sees
+            // the waker.
             if self.cancel.is_raised() {
                 return Poll::Ready(Err(DataflowError::Cancelled));
             }
@@ -144,7 +146,7 @@ impl CancelToken {
         .await
     }
 
-    /// Polls `future` once, in a turn that goes on, and leaves nobody to be woken.
+    /// Polls `future` once, in a turn that continues, and leaves nobody to be woken.
     pub(crate) fn poll_once<F: Future>(
         &self,
         future: Pin<&mut F>,
@@ -158,14 +160,14 @@ impl CancelToken {
     }
 }
 
-/// Runs a future on this thread, in the middle of a copy's work. If the copy's run is given up, the future is dropped:
-/// what others do for it, and may never end, keeps the run from ending no longer.
+/// Runs a future on this thread in the middle of a copy's work. If the copy's run is given up, the future is dropped,
+/// so that others' work for it, which may never end, no longer keeps the run from ending.
 ///
 /// # Errors
 /// `Cancelled`.
 pub fn wait_in_copy<F: Future>(future: F) -> Result<F::Output, DataflowError> {
-    // A copy's turn that Tokio cuts short, when much was done in it, goes on when the copy has given its thread back;
-    // which is here, after the future is done.
+    // If Tokio ends a copy's turn early because much was done in it, the copy continues only after it has returned
+    // its thread; but here that happens only after the future is done.
     let future = tokio::task::unconstrained(future);
     let Some(cancel) = CURRENT.with_borrow(Clone::clone) else { return Ok(block_on(future)) };
     let token = cancel.token();
@@ -177,7 +179,7 @@ pub fn wait_in_copy<F: Future>(future: F) -> Result<F::Output, DataflowError> {
 struct UnparkWaker {
     thread: Thread,
     woken: AtomicBool,
-    /// Whose doorbell the thread sleeps on while `on_doorbell`.
+    /// The links on whose doorbell the thread sleeps while `on_doorbell`.
     links: Option<Arc<Links>>,
     on_doorbell: AtomicBool,
 }
@@ -192,7 +194,7 @@ impl Wake for UnparkWaker {
     fn wake(self: Arc<Self>) {
         self.woken.store(true, Ordering::SeqCst);
         match &self.links {
-            // Else it looks at `woken` before it sleeps there.
+            // Otherwise it checks `woken` before it sleeps there.
             Some(links) if self.on_doorbell.load(Ordering::SeqCst) => links.endpoint().rouse_watch(),
             _ => {}
         }
@@ -200,26 +202,27 @@ impl Wake for UnparkWaker {
     }
 }
 
-/// A wait of a copy, from its begin until it has been woken.
+/// A wait of a copy, from its start until the copy has been woken.
 struct CopyWait<'a> {
     waker: &'a UnparkWaker,
     begun: Instant,
-    /// It takes messages itself.
+    /// Set if it receives messages itself.
     watch: Option<EndpointWatch<'a>>,
-    /// This thread shares its core.
+    /// Whether this thread shares its core.
     crowded: bool,
 }
 
 impl<'a> CopyWait<'a> {
     fn begin(waker: &'a UnparkWaker) -> Self {
-        // Where nothing comes from others, somebody of this process wakes it.
+        // If no messages come from other workers, only someone in this process can wake it.
         let links = waker.links.as_ref().filter(|links| links.workers() > 1);
         let watch = links.map(|links| links.endpoint().watch());
         CopyWait { waker, begun: Instant::now(), watch, crowded: false }
     }
 
-    /// Looks until it is woken, for as long as that has been worth it lately. Not where only others of this process can
-    /// wake it, if they have the lock of a host language: it would wait for that as soon as it saw them.
+    /// Looks until it is woken, for as long as that has recently paid off. Does not look if only other threads of
+    /// this process can wake it and the host language has a lock: it would contend for that lock as soon as it
+    /// noticed them.
     fn look(&mut self) {
         if self.watch.is_none() && has_lock_wait() {
             return;
@@ -231,7 +234,7 @@ impl<'a> CopyWait<'a> {
             if self.waker.is_woken() || now >= until {
                 return;
             }
-            // Whoever is to wake it may want this core.
+            // Whoever is going to wake it may need this core.
             std::thread::yield_now();
             if now.elapsed() > CROWDED {
                 self.crowded = true;
@@ -250,7 +253,7 @@ impl<'a> CopyWait<'a> {
         });
     }
 
-    /// Sleeps until it may have been woken, or for `timeout`.
+    /// Sleeps until it may have been woken, or until `timeout`.
     fn sleep(&mut self, timeout: Option<Duration>) {
         let UnparkWaker { links, on_doorbell, .. } = self.waker;
         if let (Some(watch), Some(links)) = (&mut self.watch, links) {
@@ -264,14 +267,14 @@ impl<'a> CopyWait<'a> {
                 return self.look_briefly();
             }
         }
-        // Others take the messages.
+        // Others receive the messages.
         self.watch = None;
         if !self.waker.is_woken() {
             timeout.map_or_else(std::thread::park, std::thread::park_timeout);
         }
     }
 
-    /// It has been woken: what it took says how long the next one is to look.
+    /// Learns from a finished wait how long the next one should look.
     fn learn(&self) {
         let watched = WATCH.get();
         WATCH.set(match self.crowded {
@@ -287,8 +290,8 @@ pub(crate) fn block_on<F: Future>(future: F) -> F::Output {
     block_on_after(future, None, || (), None)
 }
 
-/// The same, of a copy of the run that `cancel` is of: before it sleeps it looks for a moment. What `pause` returns is
-/// there while it waits. If it has slept for the time that comes with `explain`, it calls that.
+/// The same for a copy of the run that `cancel` belongs to: it looks for a moment before it sleeps. The result of
+/// `pause` lives while it waits. Once it has slept for the time that comes with `explain`, it calls that function.
 fn block_on_after<F: Future, P>(
     future: F,
     cancel: Option<&CancelFlag>,
@@ -335,9 +338,9 @@ fn block_on_after<F: Future, P>(
 mod tests {
     use super::*;
 
-    /// A copy that waits for somebody else's work, which does not end, would keep its run for ever.
+    /// A copy that waits for someone else's work, which does not end, would keep its run alive forever.
     #[test]
-    fn who_waits_in_a_copy_is_told() {
+    fn a_wait_in_a_copy_ends_with_its_run() {
         let cancel = Arc::new(CancelFlag::default());
         let (token, raiser) = (cancel.token(), Arc::clone(&cancel));
         let raised = std::thread::spawn(move || {
@@ -355,10 +358,10 @@ mod tests {
         assert!(matches!(wait_in_copy(async { 7 }), Ok(7)), "outside of a copy");
     }
 
-    /// A copy on the pool that waits many times in one turn would be kept waiting by the pool, which waits for the
-    /// copy.
+    /// If a copy on the pool waits many times in one turn, the pool would suspend it while the pool itself waits for
+    /// the copy.
     #[test]
-    fn who_waits_often_is_not_kept_waiting() {
+    fn frequent_waits_are_not_suspended() {
         let pool = tokio::runtime::Builder::new_multi_thread().worker_threads(1).build().unwrap();
         let done = pool.block_on(pool.spawn(async {
             (0..1000)

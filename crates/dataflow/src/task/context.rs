@@ -1,4 +1,4 @@
-//! What a task copy knows of itself and of the run.
+//! What a task copy knows about itself and the run.
 
 use std::sync::Arc;
 
@@ -10,7 +10,7 @@ use crate::checkpoint::{CheckpointView, CopyStates};
 use crate::source_progress::SourceTrackers;
 use crate::work::{StepWork, StepWorks};
 
-/// Given to every copy of a task. Clones are the same.
+/// Passed to every copy of a task. Clones share it.
 #[derive(Clone)]
 pub struct TaskContext(pub(crate) Arc<ContextState>);
 
@@ -34,22 +34,22 @@ impl TaskContext {
         &self.0.task
     }
 
-    /// Which copy this is, from 0.
+    /// The number of this copy, from 0.
     pub fn copy(&self) -> u32 {
         self.0.copy
     }
 
-    /// How many copies the task has.
+    /// The number of copies of the task.
     pub fn copies(&self) -> u32 {
         self.0.copies
     }
 
-    /// The worker it runs on, as a rank of the communicator the graph runs in.
+    /// The worker it runs on, as a rank of the communicator in which the graph runs.
     pub fn worker(&self) -> u32 {
         self.0.worker
     }
 
-    /// Workers of the run.
+    /// The number of workers in the run.
     pub fn workers(&self) -> u32 {
         self.0.workers
     }
@@ -64,7 +64,7 @@ impl TaskContext {
         self.0.governor.reservation(format!("{}, copy {}", self.0.task, self.0.copy))
     }
 
-    /// What this copy kept at the checkpoint that its job goes on from; `None` when it begins anew, or makes no
+    /// This copy's state at the checkpoint from which its job resumes; `None` if it starts afresh, or makes no
     /// checkpoints.
     pub fn restored(&self) -> Option<&RestoredState> {
         self.0.checkpoints.as_ref()?.restored.as_deref()
@@ -75,17 +75,18 @@ impl TaskContext {
         self.0.checkpoints.is_some()
     }
 
-    /// Whether each row is to appear at most once, whatever is lost for it.
+    /// Whether each row may appear at most once, whatever is lost for that.
     pub fn at_most_once(&self) -> bool {
         self.0.checkpoints.as_ref().is_some_and(|checkpoints| checkpoints.at_most_once)
     }
 
-    /// Whether what an operator keeps is saved: at most once nothing is.
+    /// Whether the state of operators is saved; in at-most-once mode it is not.
     pub fn saves(&self) -> bool {
         self.makes_checkpoints() && !self.at_most_once()
     }
 
-    /// Where the working time of a step of this copy counts: the task itself, or a function of the program within it.
+    /// The counter for the working time of a step of this copy: the task itself, or a function of the program within
+    /// it.
     pub fn work(&self, step: &str) -> Arc<StepWork> {
         self.0.works.of(step)
     }
@@ -95,18 +96,19 @@ impl TaskContext {
         self.0.states.as_deref()
     }
 
-    /// Where the time of this worker's sources stands.
+    /// The trackers of the time of this worker's sources.
     pub(crate) fn sources(&self) -> &Arc<SourceTrackers> {
         &self.0.sources
     }
 
-    /// Whether it had ended when the checkpoint was made.
+    /// Whether the copy had ended when the checkpoint was made.
     pub(crate) fn was_finished(&self) -> bool {
         self.restored().is_some_and(|restored| restored.ended)
     }
 
-    /// The communicator of the task's copies, ranked by copy; for tasks that asked for it
-    /// ([`TaskSpec::with_comm`](crate::TaskSpec::with_comm)). Its calls block: use it in copies that have a thread.
+    /// The communicator of the task's copies, ranked by copy, for tasks that asked for it
+    /// ([`TaskSpec::with_comm`](crate::TaskSpec::with_comm)). Its calls block: use it in copies with their own
+    /// thread.
     pub fn comm(&self) -> Option<&Communicator> {
         self.0.comm.as_ref()
     }

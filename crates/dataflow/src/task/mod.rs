@@ -1,4 +1,4 @@
-//! Copies of tasks: a copy's context and run, waiting, and cancellation.
+//! Copies of tasks: a copy's context, run, waits and cancellation.
 
 mod cancel;
 mod context;
@@ -18,15 +18,15 @@ pub(crate) use turn::{TurnWaiter, join, this_thread};
 
 use crate::error::TaskError;
 
-/// What a running copy is.
+/// A running copy.
 pub type TaskFuture = Pin<Box<dyn Future<Output = Result<(), TaskError>> + Send>>;
 
-/// On which threads the copies of a task run.
+/// The threads on which the copies of a task run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Executor {
-    /// The worker's pool, which steals work: for tasks that await.
+    /// The worker's work-stealing pool: for tasks that await.
     #[default]
     Pool,
-    /// A thread of its own for every copy: for tasks that block, or compute for long without a break.
+    /// A separate thread for every copy: for tasks that block, or compute for long without a break.
     Thread,
 }

@@ -1,18 +1,18 @@
-//! Turns: from the moment that a copy is polled until it waits, or gives its thread back. What it sends meanwhile may
-//! wait for the turn's end, which is now: so small batches are put together by how busy their sender is, and never wait
-//! for a clock.
+//! Turns: a turn lasts from the moment a copy is polled until it waits or yields its thread. What it sends in between
+//! may wait for the end of the turn, which comes soon. So small batches are combined depending on how busy their
+//! sender is, and never wait for a clock.
 
 use std::cell::RefCell;
 use std::marker::PhantomData;
 use std::sync::Arc;
 
-/// Who has something that is to go at the turn's end.
+/// Something with work to do at the end of a turn.
 pub(crate) trait TurnWaiter: Send + Sync {
-    /// The turn is over: sends it.
+    /// Called at the end of the turn, to do that work.
     fn on_turn_end(&self);
 }
 
-/// Who waits for a turn's end, and on which thread that comes: 0 if it may be any.
+/// Who waits for the end of a turn, and the thread on which it comes: 0 if it may be any.
 #[derive(Default)]
 struct CurrentTurn {
     waiting: Vec<Arc<dyn TurnWaiter>>,
@@ -20,21 +20,21 @@ struct CurrentTurn {
 }
 
 thread_local! {
-    /// The turn that is under way on this thread, if one is.
+    /// The turn in progress on this thread, if any.
     static UNDER_WAY: RefCell<Option<CurrentTurn>> = const { RefCell::new(None) };
     static HERE: u8 = const { 0 };
 }
 
-/// A number of this thread that no other one has as long as it lives; not 0.
+/// A number of this thread that no other thread has during its life; not 0.
 #[inline]
 pub(crate) fn this_thread() -> usize {
     HERE.with(|here| std::ptr::from_ref(here).addr())
 }
 
-/// A turn under way. Its end is when it is dropped, on the same thread. One within another ends by itself.
+/// A turn in progress. It ends when it is dropped, on the same thread. A nested turn ends separately.
 pub(crate) struct Turn {
     around: Option<CurrentTurn>,
-    /// Not to be sent to another thread.
+    /// Not sent to another thread.
     _here: PhantomData<*const ()>,
 }
 
@@ -52,13 +52,13 @@ impl Drop for Turn {
     }
 }
 
-/// A turn of a copy that blocks its thread: it goes on between what the copy does here, since nobody sees what else it
-/// does, until somebody ends it.
+/// A turn of a copy that blocks its thread: it continues between the copy's calls here, since nobody sees what else
+/// the copy does, until someone ends it.
 #[derive(Default)]
 pub struct LongTurn(Vec<Arc<dyn TurnWaiter>>);
 
 impl LongTurn {
-    /// Does something in this turn.
+    /// Runs `work` within this turn.
     pub(crate) fn within<R>(&mut self, work: impl FnOnce() -> R) -> R {
         struct Inside<'a>(&'a mut LongTurn, Option<CurrentTurn>);
         impl Drop for Inside<'_> {
@@ -77,14 +77,14 @@ impl LongTurn {
         self.0.is_empty()
     }
 
-    /// The turn is over, and another one begins.
+    /// Ends the turn, and starts another one.
     pub fn end(&mut self) {
         self.0.drain(..).for_each(|waiting| waiting.on_turn_end());
     }
 }
 
-/// Has `waiting` go at the end of the turn. Returns the number of the thread where that comes, 0 if it may be any;
-/// `None`: there is no turn, and nobody would tell it.
+/// Registers `waiting` for the end of the turn. Returns the number of the thread where the end comes, or 0 if it may
+/// be any; `None` if there is no turn, so that nobody would call it.
 pub(crate) fn join(waiting: impl FnOnce() -> Arc<dyn TurnWaiter>) -> Option<usize> {
     UNDER_WAY.with_borrow_mut(|under_way| {
         let turn = under_way.as_mut()?;
@@ -108,8 +108,8 @@ mod tests {
         }
     }
 
-    /// Who joined a turn and was not told of its end would keep rows for ever; one within another must not end that
-    /// one.
+    /// A waiter that is not told about the end of its turn would keep rows forever, and a nested turn must not end
+    /// the outer one.
     #[test]
     fn each_is_told_at_the_end_of_its_own_turn() {
         let (outer, inner) = (Arc::new(Count::default()), Arc::new(Count::default()));
@@ -131,7 +131,8 @@ mod tests {
         assert_ne!(std::thread::spawn(this_thread).join().unwrap(), this_thread());
     }
 
-    /// One that goes on must be there whenever something is done in it, and not outside; its end tells each once.
+    /// A long turn must be current whenever something is done in it, and not otherwise; its end tells each waiter
+    /// once.
     #[test]
     fn a_long_turn_goes_on() {
         let (long, short) = (Arc::new(Count::default()), Arc::new(Count::default()));

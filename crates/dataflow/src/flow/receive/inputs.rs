@@ -90,8 +90,8 @@ impl Inputs {
     }
 
     /// Like [`Inputs::recv_any`], but `wanted` is also told whether some port has delivered a barrier that others
-    /// have not: a caller that stops reading one of those others waits for itself, and perhaps everyone waits for
-    /// that barrier.
+    /// have not: a caller that does not read one of those others holds up the barrier, and everyone may be
+    /// waiting for it.
     pub(crate) async fn recv_any_aligning(
         &mut self,
         wanted: impl Fn(usize, bool) -> bool,
