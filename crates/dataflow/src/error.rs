@@ -1,4 +1,4 @@
-//! What can go wrong in a graph and in its run, as the caller of a run and the tasks in it see it.
+//! Errors of a graph and of its run, as the caller of a run and the tasks in it see them.
 
 use std::fmt;
 
@@ -8,11 +8,11 @@ pub use tidemill_batch::TaskError;
 use tidemill_collective::CollectiveError;
 use tidemill_net::{NetError, Rank};
 
-/// One thing that is wrong with a graph.
+/// One problem of a graph.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum GraphError {
-    /// Two tasks have one name, or a task has two ports of one name.
+    /// Two tasks have the same name, or two ports of a task do.
     #[error("two {what} are called \"{name}\"")]
     Duplicate {
         /// `"tasks"` or `"ports of ..."`.
@@ -29,10 +29,10 @@ pub enum GraphError {
         side: &'static str,
         /// What was asked for.
         port: String,
-        /// What there is.
+        /// The existing ports.
         has: String,
     },
-    /// A port that nothing leads to or from.
+    /// No edge leads to or from a port.
     #[error("{side} port \"{port}\" of task \"{task}\" is not connected")]
     Unconnected {
         /// The task.
@@ -48,30 +48,30 @@ pub enum GraphError {
         /// The cycle; the first task again at the end.
         tasks: Vec<String>,
     },
-    /// What an edge brings is not what the port takes, or not what the exchange can move.
+    /// What an edge delivers does not fit the port, or the exchange cannot move it.
     #[error("edge {edge}: {reason}")]
     Edge {
         /// The edge.
         edge: String,
-        /// What is wrong.
+        /// The problem.
         reason: String,
     },
-    /// A task's own settings.
+    /// A task has invalid settings.
     #[error("task \"{task}\": {reason}")]
     Task {
         /// The task.
         task: String,
-        /// What is wrong.
+        /// The problem.
         reason: String,
     },
 }
 
-/// All that is wrong with a graph; never empty.
+/// All problems of a graph; never empty.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GraphErrors {
     /// The graph's name.
     pub graph: String,
-    /// What is wrong, in the order it was found.
+    /// The problems, in the order in which they were found.
     pub errors: Vec<GraphError>,
 }
 
@@ -84,11 +84,11 @@ impl fmt::Display for GraphErrors {
     }
 }
 
-/// An error of a graph or of its run. Cheap to clone: one fault is handed to everybody who waits.
+/// An error of a graph or of its run. Cheap to clone, since everyone who waits receives the same fault.
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum DataflowError {
-    /// The graph makes no sense; nothing has run.
+    /// The graph is invalid; nothing has run.
     #[error(transparent)]
     Graph(#[from] GraphErrors),
     /// The tasks could not be placed on the workers; nothing has run.
@@ -101,9 +101,9 @@ pub enum DataflowError {
         ours: String,
         /// This worker.
         our_worker: Rank,
-        /// The same part there; a hash, for graphs are not sent around.
+        /// The same part there, as a hash, since graphs are not sent around.
         theirs: String,
-        /// A worker whose graph is another.
+        /// A worker whose graph differs.
         their_worker: Rank,
     },
     /// A task copy failed, or the exchange beneath it. The same on every worker.
@@ -118,7 +118,7 @@ pub enum DataflowError {
         /// What it said.
         message: String,
     },
-    /// What an exchange moved is not what was sent, or was sent to where nothing is.
+    /// An exchange delivered something that was not sent, or sent something to a destination that does not exist.
     #[error("edge {edge}: {reason}")]
     Edge {
         /// The edge, as `source.port -> target.port (exchange)`.
@@ -129,10 +129,10 @@ pub enum DataflowError {
     /// Work on batches failed: memory, the spill directory, or an Arrow kernel.
     #[error(transparent)]
     Batch(#[from] BatchError),
-    /// The system refused a thread.
+    /// The system refused to start a thread.
     #[error("{0}")]
     Thread(String),
-    /// A job that makes checkpoints cannot begin.
+    /// A job that makes checkpoints cannot start.
     #[error("{0}")]
     Checkpoint(String),
     /// A worker could not open its part of the communicator of a task's copies.
@@ -145,7 +145,7 @@ pub enum DataflowError {
         /// The error on that worker.
         reason: String,
     },
-    /// The run has been given up; another copy's error says why.
+    /// The run was given up; another copy's error says why.
     #[error("the run was cancelled because another task failed")]
     Cancelled,
     /// The job or a worker failed.
@@ -166,7 +166,7 @@ impl From<ArrowError> for DataflowError {
 mod tests {
     use super::*;
 
-    /// Whoever reads the message of a run's error does not care in which crate it began.
+    /// Readers of a run's error do not care in which crate it began.
     #[test]
     fn errors_of_batches_read_the_same_in_a_run() {
         let text = String::from;

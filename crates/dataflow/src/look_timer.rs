@@ -1,8 +1,8 @@
-//! When to look again at something that is looked at now and then.
+//! Decides when to look again at something that is checked now and then.
 
 use std::time::{Duration, Instant};
 
-/// Due at once, or so long after it was made, and then so long after each time that it was.
+/// Due at once, or one interval after its creation, and then one interval after each time it was due.
 #[derive(Debug)]
 pub struct LookTimer {
     interval: Duration,
@@ -10,12 +10,12 @@ pub struct LookTimer {
 }
 
 impl LookTimer {
-    /// One that has not been asked yet.
+    /// A timer that is due at once.
     pub fn new(interval: Duration) -> Self {
         LookTimer { interval, looked: None }
     }
 
-    /// One that is due an interval from now for the first time.
+    /// A timer that is first due an interval from now.
     pub fn after(interval: Duration) -> Self {
         LookTimer { interval, looked: Some(Instant::now()) }
     }

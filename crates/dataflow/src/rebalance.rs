@@ -1,16 +1,17 @@
-//! Rebalancing: buckets of tasks' keys and what is kept of them move to other copies, while the stream goes on.
+//! Rebalancing: buckets of tasks' keys and their state move to other copies while the stream continues.
 //!
-//! A new [`RouteMap`] rides on a barrier, which is also a checkpoint; those of several tasks ride on the same one, all
-//! of them or none. Who sends to the task sends what is behind the barrier by the new map. A copy of the task, when it
-//! has the barrier on all its streams, saves its state as at any checkpoint, sends the barrier on, and hands over what
-//! it keeps of the buckets it loses, straight to the new owners; it takes no rows from behind the barrier before it has
-//! what it gains. All rows of a key that are before the barrier have then been taken by the old owner, all behind it
-//! are taken by the new one: their order stays, behind the task too, where the barrier is aligned again. The
-//! coordinator lets no barrier follow until all copies of all these tasks say that they have what they gain.
+//! A new [`RouteMap`] travels with a barrier, which is also a checkpoint; the maps of several tasks travel with the
+//! same one, all or none of them. Senders to the task send what follows the barrier by the new map. When a copy of
+//! the task has the barrier on all its streams, it saves its state as at any checkpoint, sends the barrier on, and
+//! hands over its state of the buckets it loses directly to the new owners; it receives no rows from behind the
+//! barrier before it has what it gains. By then the old owner has received all rows of a key before the barrier, and
+//! the new owner receives all rows after it: their order is preserved, also after the task, where the barrier is
+//! aligned again. The coordinator lets no barrier follow until all copies of all these tasks report that they have
+//! what they gain.
 //!
-//! What is handed over goes on an edge of its own, from each copy of the task to each: with credit, checks and ends
-//! like any other. In the checkpoint a bucket's parts follow each other, whoever saved them. The new owner saves all it
-//! has whole the next time: the old owner's last part may have been lost.
+//! The hand-over uses a separate edge from each copy of the task to each, with credit, checks and ends like any
+//! other. In the checkpoint, a bucket's parts follow each other, whoever saved them. The new owner saves its whole
+//! state the next time, since the old owner's last part may have been lost.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -20,23 +21,23 @@ use tidemill_checkpoint::{BucketStates, SnapshotPart};
 pub use tidemill_checkpoint::{MoveReport, Rebalance};
 use tokio::sync::oneshot;
 
-/// A rebalance that was asked for.
+/// A requested rebalance.
 pub struct PendingRebalance {
     answer: oneshot::Receiver<Result<MoveReport, String>>,
     outcome: Option<Result<MoveReport, String>>,
 }
 
-/// Who answers it.
+/// The sender of its answer.
 pub(crate) type RebalanceAnswer = oneshot::Sender<Result<MoveReport, String>>;
 
 impl PendingRebalance {
-    /// Something to be answered. Who lets go of its end without answering has ended with the run.
+    /// A request that waits for an answer. If the sender is dropped without an answer, the run has ended.
     pub(crate) fn new() -> (RebalanceAnswer, Self) {
         let (sender, answer) = oneshot::channel();
         (sender, PendingRebalance { answer, outcome: None })
     }
 
-    /// What has come of it: `None` while it is under way; in words, why it was refused.
+    /// The outcome: `None` while it is in progress; the error says why it was refused.
     pub fn outcome(&mut self) -> Option<Result<MoveReport, String>> {
         if self.outcome.is_none() {
             self.outcome = match self.answer.try_recv() {
@@ -51,20 +52,20 @@ impl PendingRebalance {
     }
 }
 
-/// What a task's copies keep, as far as it matters to who moves buckets.
+/// What a task's copies keep, as far as it matters for moving buckets.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum StateKind {
-    /// Nobody says: its buckets stay.
+    /// Unknown, so its buckets stay.
     #[default]
     Unknown,
     /// Nothing by bucket: it is a sink, and keeps what it has prepared.
     Nothing,
-    /// By bucket: what [`Operator::release`](crate::Operator::release) and
+    /// State by bucket, which [`Operator::release`](crate::Operator::release) and
     /// [`Operator::acquire`](crate::Operator::acquire) hand over.
     ByBucket,
 }
 
-/// What one copy loses and gains by a new map.
+/// What one copy loses and gains through a new map.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Moves {
     /// By new owner.
@@ -87,14 +88,14 @@ impl Moves {
     }
 }
 
-/// What moving buckets means for what a copy saves.
+/// What moved buckets mean for a copy's snapshots.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct BucketOwnership {
-    /// What it has gained, and not lost again.
+    /// Buckets it has gained and not lost again.
     gained: BTreeSet<u32>,
-    /// What it has lost, and not gained again.
+    /// Buckets it has lost and not gained again.
     lost: BTreeSet<u32>,
-    /// It has gained something since it saved anything.
+    /// Whether it has gained something since it last saved.
     fresh: bool,
 }
 
@@ -111,24 +112,25 @@ impl BucketOwnership {
         }
     }
 
-    /// Whether the next snapshot must be whole: what it gained may not be saved as it came.
+    /// Whether the next snapshot must be whole, because what it gained may not be saved yet in that form.
     pub(crate) fn wants_whole(&self) -> bool {
         self.fresh
     }
 
-    /// A snapshot is about to be saved. Returns how matters stand with it.
+    /// Called when a snapshot is about to be saved. Returns the current state, for that snapshot.
     pub(crate) fn at_snapshot(&mut self) -> Self {
         let now = self.clone();
         self.fresh = false;
         now
     }
 
-    /// Makes a snapshot's parts right: none of a bucket that is another's, and of all that was gained, if it is whole.
+    /// Corrects a snapshot's parts: removes those of buckets that belong to others and, if the snapshot is whole,
+    /// adds all that were gained.
     pub(crate) fn settle(&self, whole: bool, buckets: &mut BucketStates) {
         buckets.retain(|(bucket, _)| !self.lost.contains(bucket));
         if whole {
             let named: BTreeSet<u32> = buckets.iter().map(|(bucket, _)| *bucket).collect();
-            // The operator need not know that something is saved of a bucket of which it keeps nothing any more.
+            // The operator may not know that something is saved for a bucket for which it no longer keeps anything.
             buckets.extend(self.gained.difference(&named).map(|&bucket| (bucket, SnapshotPart::Whole(Bytes::new()))));
         }
     }
@@ -138,9 +140,9 @@ impl BucketOwnership {
 mod tests {
     use super::*;
 
-    /// A bucket that only one side knows of would be waited for without an end, or kept twice.
+    /// A bucket that only one side knows about would be awaited forever, or kept twice.
     #[test]
-    fn what_one_loses_another_gains() {
+    fn buckets_lost_by_one_copy_are_gained_by_another() {
         let old = RouteMap::even(64, 4);
         let new = old.moved(&(0..64).map(|bucket| (bucket, bucket * 7 % 4)).collect::<Vec<_>>());
         let all: Vec<Moves> = (0..4).map(|copy| Moves::of(copy, &old, &new)).collect();
@@ -154,7 +156,7 @@ mod tests {
         assert_eq!(Moves::of(1, &new, &new), Moves::default());
     }
 
-    /// Who saves a bucket that is another's replaces what that one has saved.
+    /// A copy that saves another's bucket would replace what that one has saved.
     #[test]
     fn snapshots_hold_what_is_owned() {
         let moves =
@@ -177,7 +179,7 @@ mod tests {
         assert_eq!(buckets, [whole(1, b"")]);
     }
 
-    /// Who asks again must not hear that the run has ended, when buckets have moved.
+    /// A caller that asks again after buckets have moved must not be told that the run has ended.
     #[test]
     fn an_outcome_stays() {
         let (answer, mut rebalancing) = PendingRebalance::new();

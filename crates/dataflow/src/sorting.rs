@@ -1,4 +1,4 @@
-//! Sorting and merging for whoever has rows and no graph: what the exchange by [`Sort`](crate::exchange::Sort) is made
-//! of.
+//! Sorting and merging for callers with rows but no graph: the parts of the exchange by
+//! [`Sort`](crate::exchange::Sort).
 
 pub use tidemill_batch::local::{KWayMerge, MergeStep, RowOrder, SortKey, SortedBatches, Sorter, SpillCounts};

@@ -1,7 +1,7 @@
-//! Barriers that overtake rows. While a slow task holds back those before it, a barrier waits behind all the rows that
-//! are queued on its way. An *unaligned* one passes them: a copy saves its state as soon as the barrier has come
-//! on any of its streams, and sends it on; rows that came before it on their streams, but have not been taken, are *in
-//! flight*, and saved beside the state. Who goes on from there takes them first.
+//! Barriers that overtake rows. While a slow task holds back those before it, a barrier waits behind all the rows
+//! that are queued on its way. An *unaligned* one passes them: a copy saves its state as soon as the barrier has come
+//! on any of its streams, and sends the barrier on; rows that came before it on their streams but have not been
+//! received are *in flight*, and saved along with the state. A job that resumes from there receives them first.
 //!
 //! Source: Chandy and Lamport, "Distributed Snapshots" (1985), whose snapshots hold what is in flight; Apache Flink,
 //! FLIP-76, where barriers begin to overtake after a time limit.
@@ -14,9 +14,9 @@ use futures_util::future::BoxFuture;
 use parking_lot::Mutex;
 use tokio::sync::watch;
 
-/// What one end of a copy's streams hears of unaligned barriers.
+/// How a copy's inputs or outputs learn of unaligned barriers.
 pub(crate) struct UnalignedSignal {
-    /// The last epoch whose barrier is.
+    /// The last epoch with an unaligned barrier.
     epochs: watch::Receiver<u64>,
     /// The last epoch whose barrier has passed here.
     passed: AtomicU64,
@@ -28,7 +28,7 @@ impl UnalignedSignal {
         UnalignedSignal { epochs, passed: AtomicU64::new(0), waiting: Mutex::default() }
     }
 
-    /// A barrier has passed here.
+    /// Records that a barrier has passed here.
     pub(crate) fn pass(&self, epoch: u64) {
         self.passed.fetch_max(epoch, Ordering::Relaxed);
         *self.waiting.lock() = None;
@@ -40,7 +40,7 @@ impl UnalignedSignal {
         (epoch > self.passed.load(Ordering::Relaxed)).then_some(epoch)
     }
 
-    /// Waits for one. One task at a time.
+    /// Waits for one. Only one task at a time may wait.
     pub(crate) fn poll(&self, context: &mut Context<'_>) -> Poll<u64> {
         let mut waiting = self.waiting.lock();
         loop {
@@ -52,7 +52,7 @@ impl UnalignedSignal {
                 let mut epochs = self.epochs.clone();
                 async move {
                     if epochs.wait_for(|epoch| *epoch > passed).await.is_err() {
-                        // The run is over: no barrier is unaligned any more.
+                        // The run is over: no more barriers will be unaligned.
                         std::future::pending().await
                     }
                 }
@@ -66,7 +66,7 @@ impl UnalignedSignal {
     }
 }
 
-/// What a stream brings, as far as a recording cares.
+/// What a stream delivers, as far as a recording cares.
 #[derive(Debug)]
 pub(crate) enum RecordedItem<T> {
     Rows(T),
@@ -80,24 +80,24 @@ pub(crate) enum RecordedItem<T> {
 #[derive(Debug)]
 pub(crate) struct Recording<T> {
     epoch: u64,
-    /// Streams on which the barrier is still to come.
+    /// Whether each stream still has to deliver the barrier.
     open: Vec<bool>,
     rows: Vec<T>,
 }
 
 impl<T> Recording<T> {
-    /// Of streams that have not brought the barrier of `epoch`: those that are `open`.
+    /// A recording over streams, of which those that are `open` have not delivered the barrier of `epoch`.
     pub(crate) fn new(epoch: u64, open: Vec<bool>) -> Self {
         Recording { epoch, open, rows: Vec::new() }
     }
 
-    /// The next thing on a stream, in its order. What is of no stream, as it was in flight already when the run began,
-    /// is numbered behind all others.
+    /// Records the next item of a stream, in its order. Rows that belong to no stream, since they were already in
+    /// flight when the run began, have a number after all streams.
     pub(crate) fn note(&mut self, stream: usize, seen: RecordedItem<T>) {
         let is_open = self.open.get(stream).copied();
         match seen {
             RecordedItem::Rows(rows) if is_open.unwrap_or(true) => self.rows.push(rows),
-            // The coordinator has given this one up: nobody needs what comes behind.
+            // The coordinator has given this one up: nobody needs what follows.
             RecordedItem::Barrier(epoch) if epoch > self.epoch => self.open.fill(false),
             RecordedItem::Barrier(epoch) if epoch == self.epoch => self.open[stream] = false,
             RecordedItem::End if is_open == Some(true) => self.open[stream] = false,
@@ -105,12 +105,12 @@ impl<T> Recording<T> {
         }
     }
 
-    /// Whether all streams have brought the barrier, or their ends.
+    /// Whether all streams have delivered the barrier or their ends.
     pub(crate) fn is_over(&self) -> bool {
         !self.open.contains(&true)
     }
 
-    /// What was in flight: of each stream in its order.
+    /// The rows in flight, for each stream in its order.
     pub(crate) fn into_rows(self) -> Vec<T> {
         self.rows
     }
@@ -120,7 +120,7 @@ impl<T> Recording<T> {
 mod tests {
     use super::*;
 
-    /// A row too few is lost when the job goes on from there, one too many counts twice.
+    /// A missing row is lost when the job resumes from there; an extra one counts twice.
     #[test]
     fn rows_before_the_barrier_are_in_flight() {
         let mut recording = Recording::new(4, vec![true, false, true]);
@@ -146,10 +146,10 @@ mod tests {
         assert!(recording.is_over());
     }
 
-    /// A copy that is not woken sleeps on while the barrier waits; one that is woken for a barrier that has passed
-    /// looks for it in vain.
+    /// A copy that is not woken would sleep on while the barrier waits; one woken for a barrier that has passed would
+    /// look for it in vain.
     #[test]
-    fn who_waits_is_woken_once() {
+    fn a_waiting_copy_is_woken_once() {
         let sender = watch::Sender::new(0);
         let signal = UnalignedSignal::new(sender.subscribe());
         let mut context = Context::from_waker(std::task::Waker::noop());

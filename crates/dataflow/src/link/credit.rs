@@ -1,8 +1,8 @@
-//! Credit: permission to send, in bytes. Every stream from a copy to a copy has an account at its sender; what the
-//! receiver takes comes back. So a consumer that is slow stops its producers, and no queue grows without bound.
+//! Credit: permission to send, in bytes. Every stream from one copy to another has an account at its sender; what the
+//! receiver takes comes back as credit. So a slow consumer stops its producers, and no queue grows without bound.
 //!
-//! Over a network a sender needs [room on the link](super::pacer) as well, and a stream's window is as wide as its
-//! receiver is fast: what lies in it holds up the barriers behind it.
+//! Over a network a sender also needs [room on the link](super::pacer), and a stream's window is as wide as its
+//! receiver is fast, because its content delays the barriers behind it.
 
 use std::future::poll_fn;
 use std::sync::Arc;
@@ -17,28 +17,28 @@ use tidemill_batch::wire::WireKind;
 use super::{LinkPacer, Links};
 use crate::unaligned::UnalignedSignal;
 
-/// A window is never smaller, or little would move at all.
+/// A window is never smaller than this; otherwise little would move at all.
 pub(crate) const WINDOW_BYTES_MIN: u64 = 64 << 10;
 /// A window that is never used up.
 pub(crate) const NO_WINDOW_BYTES: u64 = 1 << 60;
-/// So much of a stream's window over a network is open at first.
+/// How much of a stream's window over a network is open at first.
 const FIRST_WINDOW_BYTES: u64 = 256 << 10;
-/// What a receiver over a network takes later than this after it came makes the stream's window smaller; what it takes
-/// in half the time makes it larger.
+/// If a receiver over a network takes something later than this after its arrival, the stream's window shrinks; if it
+/// takes half that time or less, the window grows.
 const WINDOW_TIME: Duration = Duration::from_millis(250);
 
 /// A sender's credit for one stream.
 pub(crate) struct CreditAccount {
     window_bytes: i64,
-    /// The network link that the stream goes over.
+    /// The network link that the stream uses.
     link: Option<Arc<LinkPacer>>,
     state: Mutex<AccountState>,
 }
 
 struct AccountState {
-    /// Below zero while one item that is larger than the whole window is under way: it would never go otherwise.
+    /// Below zero while an item larger than the whole window is in transit: it could never be sent otherwise.
     available: i64,
-    /// The receiver wants nothing more: nobody waits any longer.
+    /// Whether the receiver wants nothing more, so that nobody waits any longer.
     stopped: bool,
     waiting: Option<Waker>,
 }
@@ -48,14 +48,14 @@ impl CreditAccount {
         Self::over(None, window_bytes)
     }
 
-    /// Of a stream over a network link, if there is one.
+    /// The account of a stream, over a network link if it has one.
     pub(crate) fn over(link: Option<&Arc<LinkPacer>>, window_bytes: u64) -> Arc<Self> {
         let available = first_window(window_bytes, link.is_some()) as i64;
         let state = AccountState { available, stopped: false, waiting: None };
         Arc::new(CreditAccount { window_bytes: window_bytes as i64, link: link.cloned(), state: Mutex::new(state) })
     }
 
-    /// What one message is to be at most on the stream's link.
+    /// The largest message on the stream's link.
     pub(crate) fn block_bytes_max(&self) -> u64 {
         self.link.as_ref().map_or(u64::MAX, |link| link.block_bytes_max())
     }
@@ -65,8 +65,8 @@ impl CreditAccount {
         self.link.as_ref().is_some_and(|link| link.is_slow())
     }
 
-    /// Whether there is credit, and room on the link. Who sends waits for both; who passes on what others have sent
-    /// needs credit alone.
+    /// Whether there is credit, and room on the link. Senders wait for both; those who pass on what others have sent
+    /// only need credit.
     fn has_room(&self, state: &AccountState, context: &mut Context<'_>) -> bool {
         state.stopped || state.available > 0 && self.link.as_ref().is_none_or(|link| link.poll_room(context).is_ready())
     }
@@ -80,10 +80,10 @@ impl CreditAccount {
         true
     }
 
-    /// Waits until there is any credit, and room on the link, then takes `bytes`. One waits at a time: a stream has one
-    /// sender. Who has a barrier behind it that is unaligned may owe as much again as the window: it would wait with
-    /// him; or it `may_owe_all` that it has left to send. What `begin` returns is there while it waits, if it has to;
-    /// it is told whether the link alone is waited for.
+    /// Waits until there is any credit, and room on the link, then takes `bytes`. Only one waits at a time, since a
+    /// stream has one sender. If an unaligned barrier follows, which would wait with the sender, the sender may owe
+    /// as much as another window, or everything it has left to send if it `may_owe_all`. If it has to wait, the
+    /// result of `begin` lives while it waits; `begin` is told whether only the link is awaited.
     pub(crate) async fn acquire<W>(
         &self,
         bytes: u64,
@@ -116,7 +116,7 @@ impl CreditAccount {
         .await;
     }
 
-    /// Ready when [`CreditAccount::acquire`] would not wait, of a sender that may go on with another stream as well.
+    /// Ready when [`CreditAccount::acquire`] would not wait, for a sender that could also use another stream.
     pub(crate) fn poll_room(&self, signal: Option<&UnalignedSignal>, context: &mut Context<'_>) -> Poll<()> {
         let mut state = self.state.lock();
         if self.has_room(&state, context) {
@@ -129,7 +129,7 @@ impl CreditAccount {
         }
     }
 
-    /// Whether there is credit: who waits all the same waits for the link.
+    /// Whether there is credit: a sender that waits anyway waits for the link.
     pub(crate) fn has_credit(&self) -> bool {
         self.state.lock().available > 0
     }
@@ -138,7 +138,7 @@ impl CreditAccount {
         self.settle(bytes, 0);
     }
 
-    /// What was estimated to cost `taken` bytes, and has taken them, costs `cost`.
+    /// Corrects an estimate: what has taken `taken` bytes costs `cost`.
     pub(crate) fn settle(&self, taken: u64, cost: u64) {
         let mut state = self.state.lock();
         state.available += taken as i64 - cost as i64;
@@ -149,7 +149,7 @@ impl CreditAccount {
         }
     }
 
-    /// The receiver wants nothing more.
+    /// Records that the receiver wants nothing more.
     pub(crate) fn stop(&self) {
         let mut state = self.state.lock();
         state.stopped = true;
@@ -174,9 +174,9 @@ fn first_window(window_bytes: u64, is_network: bool) -> u64 {
     }
 }
 
-/// How much of a stream's window is in use: less while the receiving worker's memory runs out, so that sources slow
-/// down before anything else has to happen; all of it again afterwards. Over a network also less while the receiver
-/// takes what comes late.
+/// How much of a stream's window is in use: less while the receiving worker runs out of memory, so that sources slow
+/// down before anything else has to happen, and all of it again afterwards. Over a network, also less while the
+/// receiver is late to take what arrives.
 pub(crate) struct CreditValve {
     governor: Governor,
     full_bytes: u64,
@@ -189,14 +189,14 @@ impl CreditValve {
         Self::over(false, governor, window_bytes)
     }
 
-    /// The same; of a stream over a network, if it is one.
+    /// The same for a stream that may go over a network.
     pub(crate) fn over(is_network: bool, governor: &Governor, window_bytes: u64) -> Arc<Self> {
         let open_bytes = AtomicU64::new(first_window(window_bytes, is_network));
         Arc::new(CreditValve { governor: governor.clone(), full_bytes: window_bytes, open_bytes, is_network })
     }
 
-    /// How much credit to give back for `bytes` that were taken so long after they came, if that is known. One thread
-    /// at a time may overshoot a little; the window never closes.
+    /// How much credit to return for `bytes` that were taken this long after their arrival, if that is known.
+    /// Concurrent threads may overshoot a little; the window never closes.
     fn pass(&self, bytes: u64, waited: Option<Duration>) -> u64 {
         let open = self.open_bytes.load(Ordering::Relaxed);
         let waited = waited.unwrap_or_default();
@@ -210,7 +210,7 @@ impl CreditValve {
                 return bytes + more;
             }
             MemoryLevel::Ok if waited <= WINDOW_TIME => return bytes,
-            // What had to wait for longer came with a window of before, for the most part.
+            // What had to wait for longer mostly came with an earlier window.
             MemoryLevel::Ok => bytes / 2,
             _ => bytes,
         };
@@ -219,16 +219,16 @@ impl CreditValve {
         bytes - less
     }
 
-    /// Credit goes back to other workers in lots of this size: often enough that the sender is never left with none.
+    /// Credit returns to other workers in lots of this size: often enough that the sender never runs out.
     fn lot_bytes(&self) -> u64 {
         self.open_bytes.load(Ordering::Relaxed) / 4
     }
 }
 
-/// What the receiver owes to the sender of a stream on another worker.
+/// What the receiver owes the sender of a stream on another worker.
 pub(crate) struct CreditDebt {
     links: Arc<Links>,
-    /// The worker that sent the blocks to this one: for a broadcast not always the one they come from.
+    /// The worker that sent the blocks to this one; for a broadcast this is not always the worker of the source.
     worker: u32,
     edge: u32,
     source: u32,
@@ -260,18 +260,18 @@ impl CreditDebt {
     }
 }
 
-/// Gives its bytes back to their sender when it is dropped. Dropped wherever the batch is, perhaps while the engine is
-/// locked: it never locks the engine itself.
+/// Returns its bytes to their sender when it is dropped. It is dropped wherever the batch is, perhaps while the
+/// engine is locked, so it never locks the engine itself.
 pub(crate) struct CreditGuard {
     bytes: u64,
-    /// What it has cost its sender: more than its bytes where rows take long.
+    /// What it has cost its sender: more than its bytes if rows take long.
     credit: u64,
     owner: CreditOwner,
 }
 
 enum CreditOwner {
     Local(Arc<CreditAccount>, Arc<CreditValve>),
-    /// With the time when it came, where that counts.
+    /// With the time of arrival, if that matters.
     Remote(Arc<CreditDebt>, Option<Instant>),
 }
 
@@ -281,7 +281,7 @@ impl CreditGuard {
         Self::weighed(account, valve, bytes, bytes)
     }
 
-    /// Of a batch of this process, for which so much credit was taken.
+    /// The guard of a batch of this process, for which this much credit was taken.
     pub(crate) fn weighed(account: &Arc<CreditAccount>, valve: &Arc<CreditValve>, bytes: u64, credit: u64) -> Self {
         CreditGuard { bytes, credit, owner: CreditOwner::Local(Arc::clone(account), Arc::clone(valve)) }
     }
@@ -312,7 +312,7 @@ mod tests {
     use super::*;
     use crate::task::block_on;
 
-    /// Credit that got lost would stop a stream for ever; credit that multiplies would not stop it at all.
+    /// Lost credit would stop a stream forever; credit that multiplies would not limit it at all.
     #[test]
     fn a_waiting_sender_goes_on_when_credit_returns() {
         let account = CreditAccount::new(100);
@@ -334,7 +334,7 @@ mod tests {
         assert!(!account.try_acquire(1));
     }
 
-    /// A barrier that waited with a sender for credit would overtake in vain; a window without an end would fill the
+    /// If a barrier waited with a sender for credit, overtaking would be useless; an unlimited window would fill the
     /// memory.
     #[test]
     fn an_unaligned_barrier_may_owe_a_window_more() {
@@ -353,7 +353,7 @@ mod tests {
         assert!(acquire(1) && !acquire(1));
     }
 
-    /// A window that stayed small would leave a stream slow for ever; one that closed would stop it.
+    /// A window that stayed small would leave a stream slow forever; one that closed would stop it.
     #[test]
     fn windows_shrink_and_grow_with_memory() {
         let settings = MemorySettings { budget_bytes: 1000, watch_process: false, ..MemorySettings::default() };
@@ -371,8 +371,8 @@ mod tests {
         assert_eq!(given, kept);
     }
 
-    /// A window that stayed wide in front of a slow receiver would hold barriers up; one that stayed narrow, or that
-    /// the two ends took for different, would slow a fast one down.
+    /// A window that stayed wide in front of a slow receiver would delay barriers. One that stayed narrow, or about
+    /// which the two ends disagreed, would slow a fast receiver down.
     #[test]
     fn windows_over_a_network_follow_their_receiver() {
         let governor = Governor::new(MemorySettings { watch_process: false, ..MemorySettings::default() });
@@ -390,7 +390,8 @@ mod tests {
         }
     }
 
-    /// A sender that went on without room would put a barrier behind what it sent; one that was not woken would stop.
+    /// A sender that continued without room would put a barrier behind what it sent; one that was not woken would
+    /// stop.
     #[test]
     fn a_sender_waits_for_room_on_its_link() {
         let link = Arc::new(LinkPacer::new(None));

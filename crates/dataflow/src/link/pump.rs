@@ -1,5 +1,5 @@
-//! The receiving half of a worker's links: takes messages, lets them land in memory that batches can stay in, and hands
-//! their frames to whom they are for, in the order they were sent.
+//! The receiving half of a worker's links: receives messages into memory that batches can stay in, and passes their
+//! frames to their destinations in the order in which they were sent.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -11,30 +11,30 @@ use tidemill_net::{Engine, EngineTask, GroupId, MatchPattern, MemoryRegion, NetE
 
 use super::Links;
 
-/// Where frames go.
+/// Handles received frames.
 pub(crate) trait FrameHandler: Send + Sync {
-    /// A frame of worker `from`. Called with the engine locked: no waiting, no locking of it.
+    /// Handles a frame of worker `from`. Called with the engine locked: must neither wait nor lock it.
     fn frame(&self, from: u32, frame: ReceivedFrame, links: &Links);
-    /// Bytes of worker `from` make no sense.
+    /// Handles invalid bytes of worker `from`.
     fn damaged(&self, from: u32, reason: String);
-    /// Whether this worker's part of the run cannot end without hearing from `worker`.
+    /// Whether this worker's part of the run cannot end without a message from `worker`.
     fn awaits(&self, worker: u32) -> bool;
-    /// Such a worker has left the job.
+    /// Handles that such a worker has left the job.
     fn left(&self, worker: u32, error: NetError);
 }
 
-/// A message on its way into our memory.
+/// A message that is being received into our memory.
 struct LandingMessage {
     group: GroupId,
     room: FrameBuffer,
     len: usize,
 }
 
-/// See the module.
+/// The task that the module describes.
 pub(crate) struct ReceivePump {
     links: Arc<Links>,
     inbox: Arc<dyn FrameHandler>,
-    /// By sender, in the order of matching: a small message may be complete before a large one that precedes it.
+    /// By sender, in the order of matching: a small message may be complete before a large earlier one.
     landing: Vec<VecDeque<LandingMessage>>,
     /// Set when the run is over.
     stop: Arc<AtomicBool>,
@@ -51,16 +51,16 @@ impl ReceivePump {
         while let Some(matched) = engine.take_matched(self.links.context, &pattern) {
             let status = matched.status();
             let Some(worker) = self.links.worker(status.source) else {
-                // Only members know the context; a stranger's message is dropped with its sender's trust.
+                // Only members know the context; a stranger's message is dropped.
                 continue;
             };
             let len = status.len as usize;
-            // Aligned for every type. The length is a peer's, who holds as many bytes: what it may send is what it has
-            // credit for.
+            // Aligned for every type. The length comes from a peer, which holds as many bytes: it can only send what
+            // it has credit for.
             let mut room = self.links.buffer(len.next_multiple_of(HEADER_BYTES));
             let region = MemoryRegion { ptr: room.spare().as_mut_ptr().cast(), len };
             let group = engine.new_group();
-            // SAFETY: `room` has `len` bytes of capacity and is neither read nor moved out of `landing` before the
+            // SAFETY: `room` has `len` bytes of capacity, and is neither read nor moved out of `landing` before the
             // group is complete; when the engine dies, it ends its ops before it drops its tasks.
             unsafe { engine.post_matched(group, matched, region) };
             self.landing[worker as usize].push_back(LandingMessage { group, room, len });
@@ -74,10 +74,10 @@ impl ReceivePump {
             {
                 let Some(LandingMessage { group, room, len }) = self.landing[worker].pop_front() else { return };
                 if engine.take(group).is_err() {
-                    // The job has failed, or the sender has left; both are told elsewhere.
+                    // The job has failed, or the sender has left; both are reported elsewhere.
                     continue;
                 }
-                // SAFETY: the message that has just been received filled `len` bytes.
+                // SAFETY: the message just received filled `len` bytes.
                 let mut message = unsafe { room.into_buffer(len) };
                 while !message.is_empty() {
                     match ReceivedFrame::take(&mut message) {
@@ -86,7 +86,7 @@ impl ReceivePump {
                                 self.inbox.damaged(worker as u32, reason);
                             }
                         }
-                        // From before that run ended: its sender was told of the end by others.
+                        // A frame from before that run ended: others told its sender about the end.
                         Ok(frame) if frame.header.run < self.links.run => {
                             if let Err(reason) = self.settle_late(worker as u32, &frame) {
                                 self.inbox.damaged(worker as u32, reason);
@@ -119,7 +119,7 @@ impl ReceivePump {
         Ok(())
     }
 
-    /// Takes what a frame of an earlier run lends or returns; nothing else of it matters any more.
+    /// Handles what a frame of an earlier run lends or returns; nothing else in it matters any more.
     fn settle_late(&self, from: u32, frame: &ReceivedFrame) -> Result<(), String> {
         let links = &self.links;
         match frame.header.kind {

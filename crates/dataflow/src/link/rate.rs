@@ -1,21 +1,21 @@
-//! How fast a link is, by what the kernel has counted of it.
+//! How fast a link is, derived from what the kernel has counted about it.
 //!
-//! Bytes that were acknowledged, over the time in which the connection had something to send and the other end took
-//! it: the rate of what lies between, whatever this worker had to send. It is taken over the last third of a second:
-//! acknowledgements come in bursts.
+//! The acknowledged bytes, divided by the time in which the connection had something to send and the other end
+//! accepted it: the rate of the path between, whatever this worker had to send. It covers the last third of a second,
+//! since acknowledgments come in bursts.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
 use tidemill_net::LinkInfo;
 
-/// What the rate is taken over.
+/// The time that the rate covers.
 const SPAN: Duration = Duration::from_millis(300);
 /// The kernel counts busy time in ticks of its clock, which may be as long as this.
 const BUSY_MIN: Duration = Duration::from_millis(10);
-/// Of a span in which a link was busy all the time, at least this part is counted as busy.
+/// If a link was busy throughout a span, at least this fraction of it is counted as busy.
 const ALL_THE_TIME: f64 = 0.9;
-/// A connection that has carried less has shown nothing yet.
+/// A connection that has carried less has not shown anything yet.
 const LIFE_BYTES_MIN: u64 = 1 << 20;
 
 /// What the kernel had counted at a moment.
@@ -26,21 +26,21 @@ struct RateSample {
     busy: Duration,
 }
 
-/// See the module.
+/// The measurement that the module describes.
 #[derive(Debug, Default)]
 pub(crate) struct LinkRate {
     samples: VecDeque<RateSample>,
 }
 
-/// A link's rate, of late.
+/// A link's recent rate.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct RateEstimate {
     pub bytes_s: f64,
-    /// It was busy all the time: had there been more to send, this would have been the rate too.
+    /// Whether it was always busy: with more to send, the rate would have been the same.
     pub is_busy: bool,
 }
 
-/// Time in which a connection had something to send, and the other end took it.
+/// The time in which a connection had something to send and the other end accepted it.
 fn busy(info: &LinkInfo) -> Duration {
     Duration::from_micros(info.busy_us.saturating_sub(info.receiver_limited_us))
 }
@@ -55,14 +55,14 @@ pub(crate) fn life_rate(info: &LinkInfo) -> Option<f64> {
 }
 
 impl LinkRate {
-    /// Takes what the kernel has counted until `now`. `None` the first time.
+    /// Adds what the kernel has counted until `now`. Returns `None` the first time.
     pub(crate) fn sample(&mut self, now: Instant, info: &LinkInfo) -> Option<RateEstimate> {
         let sample = RateSample { at: now, acked_bytes: info.acked_bytes, busy: busy(info) };
         // A new connection counts from 0.
         if self.samples.back().is_some_and(|last| last.acked_bytes > sample.acked_bytes || last.busy > sample.busy) {
             self.samples.clear();
         }
-        // One that is older than the span stays: from there to now is the span at least.
+        // Keep one sample older than the span, so that the samples cover at least the span.
         while self.samples.get(1).is_some_and(|second| now.duration_since(second.at) >= SPAN) {
             self.samples.pop_front();
         }
@@ -84,7 +84,7 @@ mod tests {
         LinkInfo { acked_bytes, busy_us: 1000 * busy_ms, ..LinkInfo::default() }
     }
 
-    /// An idle link that counted as slow would be kept slow; one that became slow has to be seen soon.
+    /// If an idle link counted as slow, it would be kept slow; a link that becomes slow must be noticed soon.
     #[test]
     fn a_rate_is_of_busy_time_and_of_late() {
         let (begin, mut rate) = (Instant::now(), LinkRate::default());
@@ -103,7 +103,7 @@ mod tests {
         assert_eq!(rate.sample(at(2000), &info(5, 1)), None, "another connection");
     }
 
-    /// What the other end does not take says nothing of the link.
+    /// What the other end does not accept says nothing about the link.
     #[test]
     fn time_that_the_receiver_takes_is_not_the_links() {
         let (begin, mut rate) = (Instant::now(), LinkRate::default());

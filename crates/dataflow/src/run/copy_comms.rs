@@ -1,9 +1,9 @@
 //! The communicator of a task's copies, whose ranks are the copies.
 //!
-//! Where each copy is on a worker of its own, it is a part of the run's communicator. Where a worker runs several, the
-//! copies form a job within the job: each has an endpoint of its own, to others of its process through ordinary or
-//! shared memory, to those of other workers by the transports there are. Schedules, algorithms and the detection of
-//! mismatches are those of any communicator.
+//! If each copy is on a different worker, it is part of the run's communicator. If a worker runs several, the copies
+//! form a job within the job: each has its own endpoint, connected to others of its process through ordinary or
+//! shared memory, and to those of other workers through the available transports. Schedules, algorithms and the
+//! detection of mismatches are those of any communicator.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -17,19 +17,19 @@ use super::share_bytes;
 use crate::error::DataflowError;
 use crate::flow::FlowTask;
 
-/// How long functions of a failed run have to let go of their communicators.
+/// How long functions of a failed run have to release their communicators.
 const LET_GO_TIME: Duration = Duration::from_secs(5);
 
 /// The communicator of one copy.
 #[derive(Clone)]
 pub(crate) struct CopyComm {
     pub comm: Communicator,
-    /// Where the copy has an endpoint of its own: whether the run is over.
+    /// If the copy has its own endpoint: whether the run is over.
     over: Option<Arc<AtomicBool>>,
 }
 
 impl CopyComm {
-    /// The copy makes no more calls. Others may still send to it: somebody has to drop that.
+    /// Called when the copy makes no more calls. Others may still send to it, and someone has to drop that.
     pub(crate) fn end(&self) {
         self.comm.end();
         if let Some(over) = &self.over {
@@ -39,7 +39,7 @@ impl CopyComm {
     }
 }
 
-/// Keeps an endpoint's background thread at work until the run is over.
+/// Keeps an endpoint's background thread working until the run is over.
 struct UntilOver(Arc<AtomicBool>);
 
 impl EngineTask for UntilOver {
@@ -57,7 +57,7 @@ impl EngineTask for UntilOver {
 pub(crate) struct CopyComms {
     /// By copy of this worker, in order.
     comms: Vec<(u32, Communicator)>,
-    /// Of copies that have a job of their own, which ends with the run: whether it has.
+    /// For copies that have their own job, which ends with the run: whether it has ended.
     over: Option<Arc<AtomicBool>>,
 }
 
@@ -65,7 +65,7 @@ impl CopyComms {
     /// Opens the communicator of a task that wants one. Collective over `comm`.
     ///
     /// # Errors
-    /// The job's fault; `CopyComm`, on every worker, when one cannot open its part.
+    /// The job's fault; `CopyComm`, on every worker, if one cannot open its part.
     pub(crate) fn open(comm: &Communicator, task: &FlowTask) -> Result<Self, DataflowError> {
         if !task.comm {
             return Ok(CopyComms::default());
@@ -97,7 +97,7 @@ impl CopyComms {
 }
 
 impl CopyComms {
-    /// The run has ended well: so have all calls, on all workers.
+    /// Leaves, after the run and therefore all calls have ended well on all workers.
     pub(crate) fn leave(&mut self) {
         if let Some(over) = self.over.take() {
             leave_all(std::mem::take(&mut self.comms), &over);
@@ -108,8 +108,8 @@ impl CopyComms {
 impl Drop for CopyComms {
     fn drop(&mut self) {
         let Some(over) = self.over.take() else { return };
-        // The run has failed. A function that waits in a call is to hear that, not that others have left: its program
-        // tells it, and lets go of the communicator, or does not.
+        // The run has failed. A function that waits in a call should be told that, not that others have left. Its
+        // program handles the error and releases the communicator, or does not.
         let comms = std::mem::take(&mut self.comms);
         let leave = move || {
             let until = Instant::now() + LET_GO_TIME;
@@ -124,7 +124,8 @@ impl Drop for CopyComms {
     }
 }
 
-/// Ends a job within the job: all at once, as each stays until the others have what it has sent, or have left.
+/// Ends a job within the job: all endpoints at once, since each stays until the others have received what it has
+/// sent, or have left.
 fn leave_all(comms: Vec<(u32, Communicator)>, over: &AtomicBool) {
     over.store(true, Ordering::SeqCst);
     std::thread::scope(|scope| {
@@ -135,7 +136,7 @@ fn leave_all(comms: Vec<(u32, Communicator)>, over: &AtomicBool) {
 }
 
 /// Opens the endpoints of this worker's copies, and their communicators. The outer error is the job's, the inner one
-/// this worker's alone.
+/// only this worker's.
 fn open_job(
     comm: &Communicator,
     workers: &[u32],
@@ -185,7 +186,7 @@ fn open_copy(mut config: JoinConfig, card: &str, settings: EndpointSettings) -> 
     Endpoint::open(control, settings).map_err(|error| error.to_string())
 }
 
-/// The communicators of endpoints, each opened on a thread of its own: they wait for each other.
+/// The communicators of endpoints, each opened on a separate thread, since they wait for each other.
 fn worlds<O: FnOnce() -> Result<Endpoint, String> + Send>(
     openers: Vec<O>,
     table: &Arc<TuneTable>,
@@ -195,7 +196,7 @@ fn worlds<O: FnOnce() -> Result<Endpoint, String> + Send>(
             scope.spawn(move || Communicator::world(open()?, Arc::clone(table)).map_err(|error| error.to_string()))
         };
         let threads: Vec<_> = openers.into_iter().map(world).collect();
-        // All are waited for, also when one has failed.
+        // Wait for all, even if one has failed.
         let opened: Vec<_> = threads.into_iter().map(|thread| thread.join().expect("opening does not panic")).collect();
         opened.into_iter().collect()
     })
@@ -220,7 +221,7 @@ fn agree(
     Err(DataflowError::CopyComm { task: task.name.clone(), worker, reason })
 }
 
-/// What worker `root` has, on every worker.
+/// Gives every worker the text of worker `root`.
 fn share_text(comm: &Communicator, root: u32, text: &str) -> Result<String, DataflowError> {
     let bytes = share_bytes(comm, root, text.as_bytes().to_vec())?;
     Ok(String::from_utf8_lossy(&bytes).into_owned())

@@ -1,8 +1,8 @@
 //! How the workers of a run learn that all of them are done, and what failed first.
 //!
-//! A dissemination barrier: in round r a worker tells the one 2^r places behind it, and hears from the one 2^r places
-//! before it. After lg P rounds everybody has heard of everybody, by way of others, so that a run of P workers needs no
-//! connection between all of them. A worker that is gone is reported by whoever waits for it.
+//! A dissemination barrier: in round r, a worker tells the one 2^r places after it, and is told by the one 2^r places
+//! before it. After lg P rounds every worker has heard from every other, if only through others, so a run of P
+//! workers does not need connections between all of them. Whoever waits for a missing worker reports it.
 //!
 //! Source: D. Hensgen, R. Finkel, U. Manber, "Two algorithms for barrier synchronization", 1988.
 
@@ -12,11 +12,11 @@ use super::fault::RunFault;
 pub(super) struct Ending {
     me: u32,
     workers: u32,
-    /// This worker's own part of the run is over.
+    /// Whether this worker's own part of the run is over.
     begun: bool,
-    /// The round that is under way.
+    /// The current round.
     round: u32,
-    /// By round: what the worker whose turn it is has said.
+    /// By round: the message of the worker whose turn it is.
     heard: Vec<Option<Option<ReportedFault>>>,
     /// Of the faults known here, that of the lowest worker.
     first: Option<ReportedFault>,
@@ -29,7 +29,7 @@ pub(super) struct ReportedFault {
     fault: RunFault,
 }
 
-/// What is to be sent: to a worker, of a round.
+/// A message to send: to a worker, in a round.
 pub(super) type RoundMessage = (u32, u32);
 
 impl Ending {
@@ -42,7 +42,7 @@ impl Ending {
         self.heard.len() as u32
     }
 
-    /// Whom this worker tells, by round.
+    /// The workers that this one tells, by round.
     pub(super) fn successors(&self) -> impl Iterator<Item = u32> + use<> {
         let (me, workers) = (u64::from(self.me), u64::from(self.workers));
         (0..self.rounds()).map(move |round| ((me + (1 << round)) % workers) as u32)
@@ -53,7 +53,7 @@ impl Ending {
         ((u64::from(self.me) + workers - (1 << round)) % workers) as u32
     }
 
-    /// This worker's part is over, well or with a fault.
+    /// Records that this worker's part is over, well or with a fault.
     pub(super) fn begin(&mut self, own: Option<RunFault>) -> Vec<RoundMessage> {
         self.begun = true;
         self.note(own.map(|fault| ReportedFault { reporter: self.me, fault }));
@@ -66,10 +66,10 @@ impl Ending {
         self.begun
     }
 
-    /// Worker `from` has told of a round.
+    /// Handles a message of worker `from` in a round.
     ///
     /// # Errors
-    /// In words, when it was not its turn.
+    /// A description, if it was not its turn.
     pub(super) fn hear(
         &mut self,
         (from, round): RoundMessage,
@@ -82,7 +82,7 @@ impl Ending {
         Ok(self.advance())
     }
 
-    /// Worker `from` will say nothing more: what it has not said is that fault.
+    /// Handles that worker `from` will send no more: each missing message is replaced by that fault.
     pub(super) fn give_up(&mut self, from: u32, fault: &RunFault) -> Vec<RoundMessage> {
         for round in self.round..self.rounds() {
             if self.predecessor(round) == from {
@@ -93,7 +93,7 @@ impl Ending {
         self.advance()
     }
 
-    /// Whether this worker cannot end before `worker` has said something.
+    /// Whether this worker cannot end before `worker` has sent a message.
     pub(super) fn awaits(&self, worker: u32) -> bool {
         if !self.begun {
             return worker != self.me;
@@ -107,12 +107,12 @@ impl Ending {
         self.begun && self.round == self.rounds()
     }
 
-    /// The fault that everybody reports: of several the lowest worker's.
+    /// The fault that all workers report: of several, the lowest worker's.
     pub(super) fn first(&self) -> Option<&RunFault> {
         self.first.as_ref().map(|reported| &reported.fault)
     }
 
-    /// What a message says.
+    /// The content of a message.
     pub(super) fn encode(&self) -> Option<Vec<u8>> {
         let reported = self.first.as_ref()?;
         Some([&reported.reporter.to_le_bytes()[..], &reported.fault.encode()].concat())
@@ -140,7 +140,7 @@ impl Ending {
 }
 
 impl ReportedFault {
-    /// What [`Ending::encode`] made; `None` for anything else.
+    /// Decodes the output of [`Ending::encode`]; `None` for anything else.
     pub(super) fn decode(bytes: &[u8]) -> Option<Self> {
         let (reporter, fault) = bytes.split_first_chunk::<4>()?;
         Some(ReportedFault { reporter: u32::from_le_bytes(*reporter), fault: RunFault::decode(fault)? })
@@ -157,7 +157,7 @@ mod tests {
         RunFault { rank, task: format!("task {rank}"), copy: 0, message: "failed".into() }
     }
 
-    /// A message under way: from, to, round, what it says.
+    /// A message in transit: from, to, round, content.
     type Sent = (u32, u32, u32, Option<ReportedFault>);
 
     fn send(from: &Ending, messages: Vec<RoundMessage>, wire: &mut Vec<Sent>) {
@@ -166,8 +166,8 @@ mod tests {
     }
 
     proptest! {
-        /// Whoever ended early would close its links on those who still send; a fault that somebody misses would be a
-        /// run that failed on some workers and not on others.
+        /// A worker that ended early would close its links to those that still send. If a worker missed a fault, the
+        /// run would fail on some workers and not on others.
         #[test]
         fn all_end_when_all_are_done_and_agree(
             workers in 1u32..40,
@@ -202,9 +202,9 @@ mod tests {
             }
         }
 
-        /// One that went without a word is reported by those who wait for it, and everybody hears of it.
+        /// A worker that vanished is reported by those that wait for it, and all others learn of it.
         #[test]
-        fn who_is_absent_holds_up_nobody(workers in 2u32..40, absent in any::<prop::sample::Index>()) {
+        fn an_absent_worker_delays_nobody(workers in 2u32..40, absent in any::<prop::sample::Index>()) {
             let absent = absent.index(workers as usize) as u32;
             let mut of: Vec<Ending> = (0..workers).map(|me| Ending::new(me, workers)).collect();
             let mut wire = Vec::new();
@@ -230,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_out_of_turn_is_refused() {
+    fn messages_out_of_turn_are_refused() {
         let mut ending = Ending::new(0, 5);
         assert_eq!(ending.successors().collect::<Vec<_>>(), [1, 2, 4]);
         assert!(ending.hear((1, 0), None).is_err() && ending.hear((4, 7), None).is_err());

@@ -1,10 +1,10 @@
-//! What failed first, in a form that travels: every worker returns the same error.
+//! The first failure in a form that can be sent, so that every worker returns the same error.
 
 use tidemill_net::{NetError, Rank};
 
 use crate::error::DataflowError;
 
-/// The numbers of the copies of whoever left the job, and of whoever is done with the communicator.
+/// The copy numbers that stand for a worker that left the job, and for one that has finished with the communicator.
 const LEFT: u32 = u32::MAX;
 const ENDED: u32 = u32::MAX - 1;
 
@@ -19,7 +19,7 @@ pub(crate) struct RunFault {
 }
 
 impl RunFault {
-    /// Of a worker that the run still needs.
+    /// The fault of a worker that the run still needs.
     pub(crate) fn absent(error: &NetError) -> Option<Self> {
         let (rank, copy) = match error {
             NetError::PeerLeft { rank } => (rank.0, LEFT),
@@ -39,7 +39,7 @@ impl RunFault {
         bytes
     }
 
-    /// What [`RunFault::encode`] made; `None` for anything else.
+    /// Decodes the output of [`RunFault::encode`]; `None` for anything else.
     pub(crate) fn decode(bytes: &[u8]) -> Option<Self> {
         let word = |at: usize| Some(u32::from_le_bytes(bytes.get(at..at + 4)?.try_into().ok()?));
         let end = 12usize.checked_add(word(8)? as usize)?;

@@ -1,4 +1,4 @@
-//! Where the copies of a run are, for who looks for what slows it down.
+//! The locations of a run's copies, for finding out what slows it down.
 
 use std::collections::BTreeSet;
 
@@ -8,7 +8,7 @@ use tidemill_net::topology::WorkerPlacement;
 use crate::checkpoint::CheckpointClient;
 use crate::flow::FlowGraph;
 
-/// What of a layout stays as it is while the run lasts.
+/// The part of a layout that does not change during the run.
 pub(crate) struct RunLayout {
     fixed: ClusterLayout,
     /// By task: whether its buckets can move.
@@ -16,7 +16,7 @@ pub(crate) struct RunLayout {
 }
 
 impl RunLayout {
-    /// Of a flow on these workers. `hosts` has the first worker on the host of each.
+    /// The layout of a flow on these workers. `hosts` gives for each worker the first worker on its host.
     pub(crate) fn new(flow: &FlowGraph, places: &[&WorkerPlacement], hosts: &[u32]) -> Self {
         let firsts: Vec<u32> = hosts.iter().copied().collect::<BTreeSet<_>>().into_iter().collect();
         let host = |&first: &u32| {
@@ -49,12 +49,12 @@ impl RunLayout {
         RunLayout { fixed, movable }
     }
 
-    /// The tasks, but for what changes of them.
+    /// The tasks, without what changes about them.
     pub(crate) fn tasks(&self) -> &[TaskLayout] {
         &self.fixed.tasks
     }
 
-    /// The layout now. Costs a copy of it.
+    /// The current layout. Costs a copy.
     pub(crate) fn now(&self, checkpoints: Option<&CheckpointClient>) -> ClusterLayout {
         let mut layout = self.fixed.clone();
         let Some(client) = checkpoints else { return layout };

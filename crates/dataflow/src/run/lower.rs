@@ -1,4 +1,5 @@
-//! Lowering: a checked graph and its plan become a [`FlowGraph`]. Exchanges do their own part through [`Lowering`].
+//! Lowering: turns a checked graph and its plan into a [`FlowGraph`]. Exchanges do their own part through
+//! [`Lowering`].
 
 use std::sync::Arc;
 
@@ -9,7 +10,7 @@ use crate::graph::Graph;
 use crate::overlay::WorkerNetwork;
 use crate::placement::PlacementPlan;
 
-/// Makes what runs. The first tasks of the flow are the graph's, with their numbers.
+/// Creates what runs. The first tasks of the flow are the graph's, with their numbers.
 pub(crate) fn lower(graph: &Graph, edges: &[CheckedEdge], plan: &PlacementPlan, network: &WorkerNetwork) -> FlowGraph {
     let mut flow = FlowGraph::default();
     for (index, task) in graph.tasks.iter().enumerate() {

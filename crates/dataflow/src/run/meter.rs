@@ -1,5 +1,5 @@
-//! Who measures: every worker reads its counters twice a second, and tells worker 0 what has changed. A run that is
-//! over before the first time costs nothing.
+//! Every worker reads its counters twice a second, and sends the changes to worker 0. A run that ends before the
+//! first reading costs nothing.
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
@@ -19,28 +19,28 @@ use crate::observation::{CopyClock, CounterTable};
 use crate::work::StepWorks;
 
 const EVERY: Duration = Duration::from_millis(500);
-/// Of many workers each measures less often, so that worker 0 has no more to do than to hear so often of somebody.
+/// With many workers, each reads less often, so that worker 0 receives at most one message per this interval.
 const EVERY_WORKER: Duration = Duration::from_millis(4);
-/// Buckets of an edge that are told one by one, at most: with more, what each has says little.
+/// The most buckets of an edge that are reported separately: with more, the value of each says little.
 const BUCKETS_MAX: usize = 1 << 16;
-/// Frequent keys of a task that a worker tells, at most.
+/// The most frequent keys of a task that a worker reports.
 const HEAVY_KEYS: usize = 8;
-/// After so many looks a row counts half as a sign of a frequent key.
+/// After this many readings, a row counts half as evidence for a frequent key.
 const HALF_LIFE: u64 = 16;
 
 /// What is measured in a run.
 #[derive(Default)]
 pub(crate) struct Measurements {
     pub layout: OnceLock<RunLayout>,
-    /// Of this worker's copies, with their tasks.
+    /// The clocks of this worker's copies, with their tasks.
     clocks: Mutex<Vec<(u32, Arc<CopyClock>)>>,
     own: Mutex<Option<WorkerSample>>,
-    /// What others have told, on worker 0.
+    /// The reports of others, on worker 0.
     told: Mutex<BTreeMap<u32, CounterTable>>,
 }
 
 impl Measurements {
-    /// The clock of one more copy of a task.
+    /// Creates the clock of one more copy of a task.
     pub(crate) fn clock(&self, task: u32) -> Arc<CopyClock> {
         let clock = Arc::<CopyClock>::default();
         self.clocks.lock().push((task, Arc::clone(&clock)));
@@ -51,7 +51,7 @@ impl Measurements {
         self.layout.get().map_or(0, |layout| layout.tasks().len())
     }
 
-    /// On worker 0: what another worker has counted.
+    /// On worker 0: handles the counters of another worker.
     pub(crate) fn hear(&self, frame: &ReceivedFrame, workers: u32) -> Result<(), String> {
         frame.verify().map_err(|error| error.to_string())?;
         let worker = frame.header.source;
@@ -61,7 +61,7 @@ impl Measurements {
         self.told.lock().entry(worker).or_default().apply(&frame.body(), workers, self.tasks() as u32)
     }
 
-    /// The newest of this worker, and on worker 0 of all.
+    /// The newest sample of this worker, and on worker 0 of all.
     pub(crate) fn samples(&self) -> Vec<WorkerSample> {
         let own = self.own.lock().clone();
         let told = self.told.lock();
@@ -86,7 +86,7 @@ pub(crate) struct Meter {
     process: ProcessTimes,
     /// As worker 0 has it.
     table: CounterTable,
-    /// The last message to it.
+    /// The last message to worker 0.
     sent: Option<Buffer>,
 }
 
@@ -97,7 +97,7 @@ impl Meter {
         Meter { begun, every, due: begun + every, looks: 0, process, table, sent: None }
     }
 
-    /// Reads the counters if it is time to.
+    /// Reads the counters if it is time.
     pub(crate) fn look(&mut self, run: &MeasuredRun<'_>) {
         let now = Instant::now();
         if now < self.due {
@@ -106,7 +106,7 @@ impl Meter {
         self.due = now + self.every;
         self.looks += 1;
         let sample = self.sample(run);
-        // Behind a link that takes nothing messages would pile up; the next one tells what this one would.
+        // Behind a link that accepts nothing, messages would pile up; the next message will report these changes too.
         if run.links.me != 0 && self.sent.as_ref().is_none_or(|sent| sent.strong_count() == 1) {
             // Buckets are most of it, and hardly change in half a second.
             let message = self.table.update(&sample, self.looks % 2 == 1);
@@ -153,7 +153,7 @@ impl Meter {
     }
 }
 
-/// Buckets of keyed tasks, those that have had anything to do with this worker.
+/// The buckets of keyed tasks that have had anything to do with this worker.
 fn buckets<'a>(edges: impl Iterator<Item = &'a Arc<EdgeRuntime>>) -> Vec<BucketCounters> {
     let mut by_task: BTreeMap<u32, Vec<BucketCounters>> = BTreeMap::new();
     for edge in edges {

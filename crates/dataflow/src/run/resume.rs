@@ -1,4 +1,4 @@
-//! Where a run begins: anew, or from a checkpoint that all workers can read.
+//! Where a run starts: afresh, or from a checkpoint that all workers can read.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -28,16 +28,16 @@ enum RestorePoint {
     Nothing { run: String, claim: u64 },
     /// The newest checkpoint that has not been refused yet.
     Checkpoint { run: String, claim: u64, manifest: Box<Manifest> },
-    /// It cannot be.
+    /// The run cannot start.
     Error { reason: String },
 }
 
-/// How a worker's reading of its part of a checkpoint went: of several, the first counts.
+/// The outcome of a worker's reading of its part of a checkpoint; the first of these outcomes on any worker counts.
 #[derive(Clone, Copy)]
 enum RestoreOutcome {
-    /// The store cannot be read now. To leave its checkpoint out would count again what has been counted.
+    /// The store cannot be read now. Skipping its checkpoint would count again what has been counted.
     Refused,
-    /// Something is damaged, and will be the next time.
+    /// Something is damaged, and will still be the next time.
     Damaged,
     Whole,
 }
@@ -53,10 +53,10 @@ impl RestoreOutcome {
 }
 
 impl ResumePlan {
-    /// Collective: all workers begin from the same checkpoint, the newest that is not damaged anywhere.
+    /// Collective: all workers start from the same checkpoint, the newest that is not damaged anywhere.
     ///
     /// # Errors
-    /// On every worker: `Checkpoint`, when there are checkpoints and none can be gone on from; the job's fault.
+    /// On every worker: `Checkpoint`, if there are checkpoints but none to resume from; the job's fault.
     pub(crate) fn agree(
         comm: &Communicator,
         pool: &Handle,
@@ -98,7 +98,7 @@ impl ResumePlan {
         }
     }
 
-    /// Of a job that has found nothing yet.
+    /// The plan of a job that has found nothing yet.
     fn new(flow: &FlowGraph, job: &str, settings: &CheckpointSettings) -> ResumePlan {
         let is_sink = |task: &&FlowTask| task.keeps == StateKind::Nothing;
         ResumePlan {
@@ -114,7 +114,7 @@ impl ResumePlan {
         }
     }
 
-    /// Collective: makes worker 0's run this worker's, if it has none yet.
+    /// Collective: adopts worker 0's run as this worker's, if it has none yet.
     fn join(&mut self, comm: &Communicator, pool: &Handle, run: String, claim: u64) -> Result<(), DataflowError> {
         if !self.run.is_empty() {
             return Ok(());
@@ -123,8 +123,8 @@ impl ResumePlan {
         self.check_shared(comm, pool, claim)
     }
 
-    /// Collective: every worker reads its part of a checkpoint. Returns whether the job resumes from it; if not, it may
-    /// resume from an older one.
+    /// Collective: every worker reads its part of a checkpoint. Returns whether the job resumes from it; if not, it
+    /// may resume from an older one.
     fn restore(
         &mut self,
         comm: &Communicator,
@@ -158,7 +158,7 @@ impl ResumePlan {
             Ok(_) => None,
             Err(error) => Some(error.to_string()),
         };
-        // Those that have read their parts do not know what is wrong: where that may be passed over, they say nothing.
+        // Workers that have read their parts do not know the problem; if it may be skipped, they say nothing.
         if damage.is_some() || !self.settings.may_repeat {
             let reason = damage.as_deref().unwrap_or("another worker cannot read its part");
             self.describe_skipped(manifest.epoch, reason).map_err(DataflowError::Checkpoint)?;
@@ -166,8 +166,7 @@ impl ResumePlan {
         Ok(false)
     }
 
-    /// Collective: whether all workers write to the same place. Where each has one of its own, nothing could ever be
-    /// gone on from.
+    /// Collective: checks that all workers write to the same place. If each had its own, no job could ever resume.
     fn check_shared(&self, comm: &Communicator, pool: &Handle, claim: u64) -> Result<(), DataflowError> {
         let place = self.settings.store.place();
         let sees = pool.block_on(self.settings.store.has_claim(claim, &self.run));
@@ -183,12 +182,12 @@ impl ResumePlan {
         }))
     }
 
-    /// Makes the place this run's, and finds what is there. On worker 0.
+    /// On worker 0: claims the place for this run, and finds what is there.
     fn open_store(&mut self, comm: &Communicator, pool: &Handle, run: &str) -> Result<RestoreCandidates, String> {
         let restore_candidates =
             |store: &CheckpointStore| pool.block_on(store.restore_candidates()).map_err(|error| error.to_string());
         let store = self.settings.store.clone();
-        // A job that has no business there must not end the one that has.
+        // A job that does not belong there must not end the one that does.
         let before = restore_candidates(&store)?;
         let newest = before.manifests.first();
         newest.map_or(Ok(()), |newest| self.fits(newest))?;
@@ -203,7 +202,7 @@ impl ResumePlan {
         let known = newest.map_or(0, |newest| newest.claim);
         self.hold = Some(self.hold(comm, run)?);
         self.begin.claim = pool.block_on(store.claim(known, run)).map_err(|error| error.to_string())?;
-        // Again: what the run before has written until this one made its claim counts.
+        // Again: what the previous run wrote until this one made its claim counts.
         let kept = restore_candidates(&store)?;
         self.begin.newest = kept.epoch();
         let newest = kept.manifests.iter().map(|manifest| manifest.epoch).max();
@@ -216,7 +215,7 @@ impl ResumePlan {
         Ok(kept)
     }
 
-    /// Says where the job goes on from. On worker 0.
+    /// On worker 0: reports where the job resumes.
     fn announce_start(&self) {
         if let Some((epoch, at_ms)) = self.found {
             let (job, place) = (&self.job, self.settings.store.place());
@@ -226,13 +225,13 @@ impl ResumePlan {
         }
     }
 
-    /// Keeps other jobs out from now on; waits until it is certain that one that held the place does no more. On worker
-    /// 0.
+    /// On worker 0: keeps other jobs out from now on, and waits until it is certain that an earlier holder of the
+    /// place does nothing more.
     fn hold(&self, comm: &Communicator, run: &str) -> Result<StoreHold, String> {
         let (store, endpoint) = (&self.settings.store, comm.endpoint().clone());
         let wake = endpoint.clone();
         let hold = store.hold(&self.job, run, move || wake.rouse()).map_err(|error| error.to_string())?;
-        // A fault of the job, and whoever interrupts it, end the wait.
+        // A fault of the job, or an interruption, ends the wait.
         let outcome = endpoint.wait(&HoldDescriber, |_| hold.outcome().map(Ok)).map_err(|error| error.to_string())?;
         outcome.map_err(|denied| store.denied(denied).to_string())?;
         if let Some(reason) = hold.unconditional() {
@@ -245,10 +244,10 @@ impl ResumePlan {
         Ok(hold)
     }
 
-    /// Says what it means to go on from the checkpoint before this one, if there is one.
+    /// Explains what resuming from the checkpoint before this one means, if there is one.
     ///
     /// # Errors
-    /// In words, where that must not be.
+    /// A description, if that is not allowed.
     fn describe_skipped(&self, epoch: u64, reason: &str) -> Result<(), String> {
         let again = "rows that sinks have committed since the previous checkpoint come again";
         if self.settings.may_repeat {
@@ -261,7 +260,7 @@ impl ResumePlan {
         ))
     }
 
-    /// The next older checkpoint, if it fits the job; made this run's own. On worker 0.
+    /// On worker 0: the next older checkpoint, if it fits the job; claims it for this run.
     fn next(
         &mut self,
         pool: &Handle,
@@ -275,7 +274,7 @@ impl ResumePlan {
                 if let Err(reason) = self.fits(&manifest) {
                     return RestorePoint::Error { reason };
                 }
-                // Of a job that had come to its end that is said.
+                // For a job that had finished, this is reported separately.
                 self.found = (!manifest.finished).then_some((manifest.epoch, manifest.at_ms));
                 let manifest = self.after_end(self.without_dropped_state(manifest));
                 let StartPoint { claim, newest, .. } = &mut self.begin;
@@ -287,7 +286,7 @@ impl ResumePlan {
             }
             None if none => RestorePoint::Nothing { run, claim: self.begin.claim },
             None => RestorePoint::Error {
-                // Beginning anew in silence would count twice what had been counted.
+                // Silently starting afresh would count twice what had been counted.
                 reason: format!(
                     "checkpoints in {}: none can be read; remove them to start fresh",
                     self.settings.store.place()
@@ -296,7 +295,7 @@ impl ResumePlan {
         }
     }
 
-    /// A checkpoint without what the job has no use for any more. On worker 0.
+    /// On worker 0: a checkpoint without what the job has no use for any more.
     fn without_dropped_state(&self, mut manifest: Manifest) -> Manifest {
         let (place, epoch) = (self.settings.store.place(), manifest.epoch);
         manifest.tasks.retain(|name, state| {
@@ -313,8 +312,8 @@ impl ResumePlan {
         manifest
     }
 
-    /// A checkpoint as it is gone on from: of a job that has come to its end sources go on from where they ended, if no
-    /// step has kept anything, for what steps kept they have given. On worker 0.
+    /// On worker 0: a checkpoint as the job resumes from it. The sources of a finished job resume where they ended,
+    /// if no step has kept anything, since steps have already delivered what they kept.
     fn after_end(&self, mut manifest: Manifest) -> Manifest {
         if !manifest.finished {
             return manifest;
@@ -334,7 +333,7 @@ impl ResumePlan {
         manifest
     }
 
-    /// Whether a checkpoint is one of this job.
+    /// Whether a checkpoint belongs to this job.
     fn fits(&self, manifest: &Manifest) -> Result<(), String> {
         let place = self.settings.store.place();
         if manifest.job != self.job {
@@ -347,7 +346,7 @@ impl ResumePlan {
         let kept = manifest.tasks.iter().filter(|(_, state)| keeps(state, manifest.finished));
         let lost = kept.map(|(name, _)| name).find(|name| !known(name) && !drops_state(&self.settings, name));
         if let Some(name) = lost {
-            // Steps that keep anything have a schema, sinks have none.
+            // Steps that keep anything have a schema; sinks have none.
             let state = &manifest.tasks[name];
             let remedy: String = match state.schema.is_none() && state.has_only_prepared() {
                 true => {
@@ -369,7 +368,7 @@ impl ResumePlan {
             ));
         }
         for member in &self.members {
-            // Of a job that has come to its end nothing is kept but what it was.
+            // Of a finished job, only the schemas are kept.
             let kept = |state: &&TaskState| manifest.finished && state.schema.is_some() || !state.buckets.is_empty();
             let Some(state) = manifest.tasks.get(&member.name).filter(kept) else {
                 if manifest.finished && member.schema.is_some() {
@@ -391,7 +390,7 @@ impl ResumePlan {
         Ok(())
     }
 
-    /// What this worker's copies begin with.
+    /// What this worker's copies start with.
     async fn read(
         &self,
         manifest: &Manifest,
@@ -418,7 +417,7 @@ impl ResumePlan {
     }
 }
 
-/// Whether checkpoints can be made of a job's tasks, and none has a state that is to be dropped.
+/// Checks that checkpoints can be made of a job's tasks, and that none of them has a state that is to be dropped.
 fn check_tasks(flow: &FlowGraph, settings: &CheckpointSettings) -> Result<(), DataflowError> {
     if let Some(edge) = flow.edges.iter().find(|edge| edge.feedback) {
         return Err(DataflowError::Checkpoint(format!(
@@ -457,21 +456,21 @@ fn check_tasks(flow: &FlowGraph, settings: &CheckpointSettings) -> Result<(), Da
     Ok(())
 }
 
-/// Whether a task keeps anything, or has given what it kept when its job came to its end.
+/// Whether a task keeps anything, or delivered what it kept when its job finished.
 fn keeps(state: &TaskState, finished: bool) -> bool {
     let has_nothing = state.buckets.is_empty() && state.splits.is_empty() && state.in_flight.is_empty();
     let has_rounds = state.shared.values().flatten().any(|(name, _)| open_rounds::is_of_rounds(name));
     !has_nothing || finished && state.schema.is_some() || has_rounds && !finished
 }
 
-/// Whether a job wants to do without the state of a task.
+/// Whether a job wants to drop the state of a task.
 fn drops_state(settings: &CheckpointSettings, task: &str) -> bool {
     let of =
         |name: &String| task.strip_prefix(name.as_str()).is_some_and(|rest| rest.is_empty() || rest.starts_with(", "));
     settings.forget.iter().any(of)
 }
 
-/// For stall reports: what worker 0 is doing.
+/// Describes what worker 0 is doing, for stall reports.
 struct HoldDescriber;
 
 impl CallDescriber for HoldDescriber {
@@ -484,14 +483,15 @@ impl CallDescriber for HoldDescriber {
     }
 }
 
-/// Whether a task can go on from its states as they were.
+/// Whether a task can resume from its earlier states.
 fn check_state(member: &CoordinatedTask, state: &TaskState) -> Result<(), String> {
     match (&member.schema, &state.schema) {
-        // It does not say what it keeps, and sees for itself.
+        // It does not declare what it keeps, and checks it itself.
         (None, _) => Ok(()),
         (Some(now), Some(then)) => {
             now.version_after(then)?;
-            // What those have saved that had ended stays as it is, and the others' would be of another kind.
+            // The saved state of copies that had ended stays as it is, and that of the others would be of another
+            // kind.
             let some = !state.ended.is_empty() && (state.ended.len() as u32) < state.copies;
             match some && !now.is_same(then) {
                 true => Err(
@@ -507,7 +507,7 @@ fn check_state(member: &CoordinatedTask, state: &TaskState) -> Result<(), String
     }
 }
 
-/// What worker 0 has, on every worker.
+/// Gives every worker what worker 0 has.
 fn share(comm: &Communicator, found: Option<RestorePoint>) -> Result<RestorePoint, DataflowError> {
     let json = |found| serde_json::to_vec(&found).expect("it is made of numbers and texts");
     let bytes = share_bytes(comm, 0, found.map(json).unwrap_or_default())?;

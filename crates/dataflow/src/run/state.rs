@@ -26,10 +26,10 @@ use crate::source_progress::{SourceReport, SourceTrackers, StallMonitor};
 use crate::task::CancelFlag;
 use crate::work::{StepWorks, WorkReport};
 
-/// In the header of a status: its worker says nothing more.
+/// In the header of a status: its worker sends no more.
 const OVER: u64 = 1;
 
-/// See the module.
+/// The state that the module describes.
 pub(crate) struct RunState {
     pub links: Arc<Links>,
     pub cancel: Arc<CancelFlag>,
@@ -41,37 +41,38 @@ pub(crate) struct RunState {
     checkpoints: Option<Arc<CheckpointClient>>,
 }
 
-/// How far a run is, in units of its own, such as rows read. Every worker tells of itself, worker 0 learns of all.
+/// How far a run is, in a unit that the program chooses, such as rows read. Every worker reports its own progress,
+/// and worker 0 receives all.
 pub struct RunProgress {
     worker: u32,
     edges: OnceLock<Vec<Arc<EdgeRuntime>>>,
     here: AtomicU64,
-    /// By worker, as last heard of.
+    /// By worker, as last received.
     elsewhere: Vec<AtomicU64>,
     checkpoints: Option<Arc<CheckpointClient>>,
     pub(crate) sources: Arc<SourceTrackers>,
     pub(crate) works: Arc<StepWorks>,
     pub(crate) measurements: Measurements,
-    /// What this worker says of itself, until it is sent.
+    /// This worker's status, until it is sent.
     status: Mutex<Option<Vec<u8>>>,
-    /// What others have said, and when that came; on worker 0.
+    /// The statuses of others and their arrival times; on worker 0.
     statuses: Mutex<BTreeMap<u32, (Vec<u8>, Instant)>>,
-    /// Whether this worker has said anything of itself.
+    /// Whether this worker has reported any status.
     has_status: AtomicBool,
-    /// By worker that has said something of itself: nothing more of it comes.
+    /// By worker that has reported a status: whether it sends no more.
     over: Vec<AtomicBool>,
 }
 
-/// What a worker has last said of itself.
+/// The last status of a worker.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct WorkerStatus {
     /// The worker.
     pub worker: u32,
-    /// As it said it.
+    /// The status as reported.
     pub status: Vec<u8>,
-    /// How long ago it came here.
+    /// How long ago it arrived here.
     pub age: Duration,
-    /// Its part of the run is over: it says nothing more.
+    /// Whether its part of the run is over, so that it sends no more.
     pub over: bool,
 }
 
@@ -94,7 +95,7 @@ impl RunProgress {
         }
     }
 
-    /// On worker 0: what another worker says of itself, as it passed it on or others did.
+    /// On worker 0: handles the report of another worker, which may have passed through others.
     fn hear(&self, frame: &ReceivedFrame) -> Result<(), String> {
         let (worker, rows) = (frame.header.source, frame.header.rows);
         let (Some(elsewhere), Some(over)) = (self.elsewhere.get(worker as usize), self.over.get(worker as usize))
@@ -108,7 +109,7 @@ impl RunProgress {
         frame.verify().map_err(|error| error.to_string())?;
         let body = frame.body();
         if !body.is_empty() {
-            // A copy: the message that it came with may be long.
+            // Copied, since the message that contains it may be long.
             drop(self.statuses.lock().insert(worker, (body.to_vec(), Instant::now())));
         }
         if rows == OVER {
@@ -117,19 +118,19 @@ impl RunProgress {
         Ok(())
     }
 
-    /// Asks for a barrier that carries `control`. Only worker 0 of a run that makes checkpoints is heard.
+    /// Requests a barrier that carries `control`. Only works on worker 0 of a run that makes checkpoints.
     pub fn request(&self, control: BarrierControl) {
         if let Some(client) = &self.checkpoints {
             client.request(control);
         }
     }
 
-    /// Moves buckets of the keys of tasks to other copies, and what is kept of them, while the stream goes on: of all
-    /// these tasks at one barrier, or of none. Each map's version is greater than that of [`RunProgress::route`]. Only
-    /// worker 0 of a run that makes checkpoints can; wherever it is asked for, the answer says what came of it.
+    /// Moves buckets of the keys of tasks to other copies, with their state, while the stream continues: for all
+    /// these tasks at one barrier, or for none. Each map's version is greater than that of [`RunProgress::route`].
+    /// Only works on worker 0 of a run that makes checkpoints; anywhere else, the answer says so.
     ///
-    /// What lies behind a task may count on keys staying with a copy only as far as they do in the task itself: one
-    /// that is connected directly, and keeps something by key, must not be there.
+    /// Later tasks may rely on keys staying with a copy only as far as they do in the task itself: none may be
+    /// connected directly and keep something by key.
     pub fn rebalance(&self, maps: BTreeMap<String, RouteMap>) -> PendingRebalance {
         let (answer, rebalancing) = PendingRebalance::new();
         match &self.checkpoints {
@@ -139,7 +140,7 @@ impl RunProgress {
         rebalancing
     }
 
-    /// The same, as a plan for a layout has it: new owners of the buckets of tasks, by their numbers in the layout.
+    /// The same for a plan for a layout: new owners of the buckets of tasks, by their numbers in the layout.
     pub fn move_buckets(&self, layout: &ClusterLayout, owners: &[(u32, Vec<u32>)]) -> PendingRebalance {
         let maps = owners.iter().map(|(task, owners)| {
             let task = &layout.tasks[*task as usize];
@@ -148,24 +149,24 @@ impl RunProgress {
         self.rebalance(maps.collect())
     }
 
-    /// Which copy of a task owns which bucket: with buckets under way, the new owner. `None` of a task whose inputs are
-    /// not dealt by key, or in a run that makes no checkpoints.
+    /// Which copy of a task owns which bucket; for moving buckets, the new owner. `None` for a task whose inputs are
+    /// not partitioned by key, or in a run that makes no checkpoints.
     pub fn route(&self, task: &str) -> Option<RouteMap> {
         self.checkpoints.as_ref()?.route(task)
     }
 
-    /// By task, as [`RunProgress::route`]; none in a run that makes no checkpoints.
+    /// By task, like [`RunProgress::route`]; empty in a run that makes no checkpoints.
     pub fn routes(&self) -> BTreeMap<String, RouteMap> {
         self.checkpoints.as_ref().map(|client| client.routes()).unwrap_or_default()
     }
 
-    /// What this worker has seen on every edge until now.
+    /// What this worker has counted on every edge so far.
     pub fn edges(&self) -> Vec<EdgeReport> {
         let edges = self.edges.get().map_or(&[][..], Vec::as_slice);
         edges.iter().filter(|edge| !edge.handover).map(|edge| edge.report()).collect()
     }
 
-    /// Where the time of this worker's sources stands, and which split holds it back.
+    /// How far the time of this worker's sources has advanced, and which split holds it back.
     pub fn sources(&self) -> Vec<SourceReport> {
         self.sources.reports()
     }
@@ -180,19 +181,19 @@ impl RunProgress {
         self.works.reports()
     }
 
-    /// What workers have counted: on worker 0 all of them, elsewhere this one; each as of its last look at its
-    /// counters, which is two times a second. Nothing of a worker that has not looked yet.
+    /// The counters of workers: on worker 0 of all of them, elsewhere of this one. Each is as of the worker's last
+    /// reading, twice a second. Workers without a reading are missing.
     pub fn samples(&self) -> Vec<WorkerSample> {
         self.measurements.samples()
     }
 
-    /// Where copies run, and which of them own which buckets. Costs a copy of it.
+    /// Where copies run, and which of them own which buckets. Costs a copy of the layout.
     pub fn layout(&self) -> ClusterLayout {
         let layout = self.measurements.layout.get();
         layout.map(|layout| layout.now(self.checkpoints.as_deref())).unwrap_or_default()
     }
 
-    /// What is to be said of sources whose time stands.
+    /// Warnings about sources whose time has stopped.
     pub(crate) fn stalls(&self, stalls: &mut StallMonitor) -> Vec<String> {
         let edges = self.edges.get().map_or(&[][..], Vec::as_slice);
         stalls.check(Instant::now(), &self.sources(), |task| {
@@ -200,35 +201,35 @@ impl RunProgress {
         })
     }
 
-    /// The last checkpoint that is durable; 0 before the first. `None` if the run makes none.
+    /// The last durable checkpoint; 0 before the first. `None` if the run makes none.
     pub fn durable(&self) -> Option<u64> {
         self.checkpoints.as_ref().map(|client| client.last_durable())
     }
 
-    /// The last checkpoint that is durable, or that the run goes on from. `None` if there is none, and on other workers
-    /// than 0.
+    /// The last checkpoint that is durable or from which the run resumed. `None` if there is none, and on workers
+    /// other than 0.
     pub fn checkpoint(&self) -> Option<CheckpointMade> {
         self.checkpoints.as_ref()?.last_made()
     }
 
-    /// Tells how far this worker is.
+    /// Reports how far this worker is.
     pub fn tell(&self, here: u64) {
         self.here.store(here, Ordering::Relaxed);
     }
 
-    /// How far the others are together; on worker 0 as of some moments ago, elsewhere 0.
+    /// The total progress of the others; on worker 0 as of some moments ago, elsewhere 0.
     pub fn elsewhere(&self) -> u64 {
         self.elsewhere.iter().map(|n| n.load(Ordering::Relaxed)).sum()
     }
 
-    /// Tells worker 0 what this one says of itself. It travels between the rows; of what waits to be sent only the
-    /// newest is.
+    /// Sends this worker's status to worker 0. It travels between the rows; of the statuses that wait to be sent,
+    /// only the newest is.
     pub fn tell_status(&self, status: Vec<u8>) {
         self.has_status.store(true, Ordering::Relaxed);
         *self.status.lock() = Some(status);
     }
 
-    /// What the other workers that have told any have last said of themselves, on worker 0; elsewhere nothing.
+    /// On worker 0: the last statuses of the other workers that have reported any; empty elsewhere.
     pub fn statuses(&self) -> Vec<WorkerStatus> {
         let statuses = self.statuses.lock();
         let told = statuses.iter().map(|(&worker, (status, came))| WorkerStatus {
@@ -245,7 +246,7 @@ impl RunProgress {
 struct KnownFaults {
     /// The first fault that began here before any other was known.
     own: Option<RunFault>,
-    /// The job itself failed; nothing more can be agreed on.
+    /// A failure of the job itself, after which nothing more can be agreed on.
     net: Option<NetError>,
 }
 
@@ -263,7 +264,7 @@ impl RunState {
         })
     }
 
-    /// Set once, before the first frame can come.
+    /// Set once, before the first frame can arrive.
     pub(crate) fn set_edges(&self, edges: Vec<Arc<EdgeRuntime>>) {
         assert!(self.progress.edges.set(edges).is_ok(), "a run's edges are set once");
     }
@@ -272,8 +273,8 @@ impl RunState {
         self.progress.edges.get().map_or(&[], Vec::as_slice)
     }
 
-    /// A fault begins here: everybody is told, everything is given up. Not once this worker has said that its part is
-    /// over: then the others believe it.
+    /// Handles a fault that begins here: tells all workers, and gives everything up. Does nothing once this worker
+    /// has announced that its part is over, since the others rely on that.
     pub(crate) fn fail(&self, fault: RunFault) {
         if self.links.is_closed() {
             return;
@@ -294,16 +295,16 @@ impl RunState {
         self.spread_abort();
     }
 
-    /// Tells some others to give up, who tell others.
+    /// Tells some others to give up, which tell others.
     pub(crate) fn spread_abort(&self) {
         let successors = self.ending.lock().successors();
         let header = WireHeader::new(WireKind::Abort, self.links.run);
-        // Also when this worker's part is over: others may not hear of it but by way of this one.
+        // Even when this worker's part is over: others may only learn of it through this one.
         successors.for_each(|worker| self.links.enqueue_last(worker, Frame::header_only(&header)));
     }
 
-    /// Sends worker 0 what this one has told of its progress since `told`, and of itself. Returns what progress it has
-    /// now been told.
+    /// Sends worker 0 this worker's progress since `told`, and its status. Returns the progress that has now been
+    /// sent.
     pub(crate) fn send_progress(&self, told: u64) -> u64 {
         let here = self.progress.here.load(Ordering::Relaxed);
         if self.links.me == 0 {
@@ -320,13 +321,13 @@ impl RunState {
         here
     }
 
-    /// Reads this worker's counters if it is time to, and tells worker 0.
+    /// Reads this worker's counters if it is time, and sends them to worker 0.
     pub(crate) fn measure(&self) {
         let RunProgress { works, measurements, .. } = &self.progress;
         self.meter.lock().look(&MeasuredRun { links: &self.links, edges: self.edges(), works, measurements });
     }
 
-    /// The job has failed.
+    /// Handles a failure of the job.
     pub(crate) fn fail_net(&self, error: NetError) {
         self.faults.lock().net.get_or_insert(error);
         self.cancel.raise();
@@ -337,7 +338,7 @@ impl RunState {
         self.faults.lock().net.clone()
     }
 
-    /// A copy is over.
+    /// Records that a copy is over.
     pub(crate) fn copy_done(&self) {
         if self.copies_left.fetch_sub(1, Ordering::SeqCst) == 1 {
             self.links.endpoint().rouse();
@@ -349,8 +350,8 @@ impl RunState {
         self.copies_left.load(Ordering::SeqCst) == 0
     }
 
-    /// Whether nothing of this worker's part is left: copies are over and others' streams have ended, or it is given
-    /// up.
+    /// Whether nothing of this worker's part is left: either its copies are over and others' streams have ended, or
+    /// it is given up.
     pub(crate) fn is_done(&self) -> bool {
         self.copies_done() && (self.cancel.is_raised() || self.edges().iter().all(|edge| edge.is_quiet()))
     }
@@ -365,7 +366,7 @@ impl RunState {
         self.links.close();
     }
 
-    /// Tells that this worker's part is over: nothing of it is under way any more.
+    /// Announces that this worker's part is over: nothing of it is in transit any more.
     pub(crate) fn finish(&self) {
         let own = self.faults.lock().own.clone();
         let mut ending = self.ending.lock();
@@ -398,12 +399,12 @@ impl RunState {
         Ok(())
     }
 
-    /// Whether everybody's part is over.
+    /// Whether all workers' parts are over.
     pub(crate) fn is_over(&self) -> bool {
         self.ending.lock().is_over()
     }
 
-    /// The outcome, the same on every worker once all parts are over: of several faults that began at once, the lowest
+    /// The outcome, the same on every worker once all parts are over: of several simultaneous faults, the lowest
     /// worker's.
     pub(crate) fn outcome(&self) -> Result<(), DataflowError> {
         if let Some(error) = self.net_error() {
@@ -412,7 +413,7 @@ impl RunState {
         self.ending.lock().first().map_or(Ok(()), |fault| Err(fault.clone().into_error()))
     }
 
-    /// Something that is no task's fault alone.
+    /// Fails because of something that is not the fault of a single task.
     fn fail_beneath(&self, edge: &str, reason: String) {
         let rank = self.links.rank(self.links.me).0;
         let error = DataflowError::Edge { edge: edge.to_owned(), reason };
@@ -466,7 +467,7 @@ impl FrameHandler for RunState {
                 let Some(edge) = self.edges().get(frame.header.edge as usize) else {
                     return self.damaged(from, format!("a frame of unknown edge {}", frame.header.edge));
                 };
-                // Whatever still comes after a failure has nowhere to go.
+                // After a failure, what still arrives has no destination.
                 if self.cancel.is_raised() {
                     return;
                 }

@@ -1,4 +1,4 @@
-//! One task copy from its start to its end: runs its future, ends its outputs, and tells the run how it went.
+//! One task copy from its start to its end: runs its future, ends its outputs, and reports the outcome to the run.
 
 use std::any::Any;
 use std::future::Future;
@@ -28,7 +28,7 @@ pub(crate) struct TaskCopy {
     pub copy: u32,
     pub state: Arc<RunState>,
     pub cancel: CancelToken,
-    /// Where its time goes.
+    /// Measures where its time goes.
     pub clock: Arc<CopyClock>,
     /// The communicator of the task's copies.
     pub comm: Option<CopyComm>,
@@ -36,28 +36,28 @@ pub(crate) struct TaskCopy {
     pub states: Option<Arc<CopyStates>>,
     /// How many outlets its outputs were given.
     pub outlets: usize,
-    /// Where they come back to.
+    /// Where they are returned.
     pub returned: Arc<Mutex<Vec<Outlet>>>,
 }
 
 impl TaskCopy {
-    /// Runs the copy. `start` makes its future; what it panics with is an error like any other.
+    /// Runs the copy. `start` makes its future; a panic is an error like any other.
     pub(crate) async fn run(self, start: impl FnOnce() -> TaskFuture) {
         let work = async {
             let body = std::panic::catch_unwind(AssertUnwindSafe(start)).map_err(panicked)?;
             CatchUnwind(body).await?;
-            // Others may wait there for what it does not do any more. If it has failed, all hear why.
+            // Others may wait there for what it does not do any more. If it has failed, all are told why.
             self.comm.iter().for_each(CopyComm::end);
             self.end_outputs().await?;
             if let Some(states) = &self.states {
-                // Sources and sinks have said so themselves, with what they keep.
+                // Sources and sinks have reported their end themselves, with their state.
                 states.end(Snapshot::default()).await?;
             }
             Ok::<(), TaskError>(())
         };
         let result: Result<(), TaskError> =
             self.clock.time(self.cancel.guard(work)).await.unwrap_or_else(|cancelled| Err(cancelled.into()));
-        // A copy that is told to give up is not who failed, nor is one whose call on a communicator was interrupted.
+        // A copy that was told to give up did not fail, nor did one whose call on a communicator was interrupted.
         if let Err(error) = result
             && !is_cancelled(&error)
             && !(self.cancel.is_raised() && is_interrupted(&error))

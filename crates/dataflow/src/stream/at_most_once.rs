@@ -1,8 +1,8 @@
-//! Rows that wait where they were read until a durable checkpoint says that they were: at most once.
+//! Rows that wait where they were read until a durable checkpoint records that they were: at most once.
 //!
-//! Whoever goes on from a checkpoint begins behind all rows that have left their source, since none leaves it before
-//! the checkpoint that has its place. What waits is bounded: a source that has read as much as [`HELD_BYTES`] is asked
-//! for nothing until a checkpoint is durable, so how fast it can be is a matter of how often there is one.
+//! A job that resumes from a checkpoint starts after all rows that have left their source, since none leaves before
+//! the checkpoint with its position. What waits is bounded: a source that has read [`HELD_BYTES`] is not asked for
+//! more until a checkpoint is durable, so its speed depends on how often there is one.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -12,10 +12,10 @@ use tidemill_checkpoint::Snapshot;
 
 use super::source::SourceEvent;
 
-/// Of one copy.
+/// For one copy.
 pub(crate) const HELD_BYTES: usize = 64 << 20;
 
-/// Where a source stood: its splits, and what its copies share.
+/// The position of a source: its splits, and what its copies share.
 #[derive(Clone, Default)]
 struct SplitPositions {
     splits: Vec<(String, Bytes)>,
@@ -28,19 +28,19 @@ impl SplitPositions {
     }
 }
 
-/// See the module.
+/// The buffer that the module describes.
 pub(crate) struct AtMostOnceBuffer {
-    /// In the order in which it came, with the epoch of the first barrier behind it.
+    /// In order of arrival, with the epoch of the first barrier that follows.
     waiting: VecDeque<(Option<u64>, SourceEvent)>,
     bytes: usize,
-    /// Where it stood at barriers that are not durable yet.
+    /// Its positions at barriers that are not durable yet.
     places: BTreeMap<u64, SplitPositions>,
-    /// Where it stood when what has left it last had been read.
+    /// Its position when the rows that left it last had been read.
     left: SplitPositions,
 }
 
 impl AtMostOnceBuffer {
-    /// Of a source that begins where `snapshot` says.
+    /// The buffer of a source that starts at the position in `snapshot`.
     pub(crate) fn new(snapshot: &Snapshot) -> Self {
         AtMostOnceBuffer {
             waiting: VecDeque::new(),
@@ -60,20 +60,21 @@ impl AtMostOnceBuffer {
         self.waiting.is_empty()
     }
 
-    /// What was read waits from now on.
+    /// Keeps what was read.
     pub(crate) fn keep(&mut self, next: SourceEvent) {
         self.bytes += bytes_of(&next);
         self.waiting.push_back((None, next));
     }
 
-    /// The barrier of `epoch` is behind all that waits, and `snapshot` says where the source stands.
+    /// Records that the barrier of `epoch` follows everything that waits, and that the source's position is in
+    /// `snapshot`.
     pub(crate) fn barrier(&mut self, epoch: u64, snapshot: &Snapshot) {
         let new = self.waiting.iter_mut().rev().take_while(|(behind, _)| behind.is_none());
         new.for_each(|(behind, _)| *behind = Some(epoch));
         self.places.insert(epoch, SplitPositions::of(snapshot));
     }
 
-    /// The checkpoint of `epoch` is durable: returns what waits for it no longer, in its order.
+    /// Records that the checkpoint of `epoch` is durable. Returns what no longer waits, in order.
     pub(crate) fn durable(&mut self, epoch: u64) -> Vec<SourceEvent> {
         while let Some(entry) = self.places.first_entry().filter(|entry| *entry.key() <= epoch) {
             self.left = entry.remove();
@@ -84,13 +85,13 @@ impl AtMostOnceBuffer {
         free
     }
 
-    /// The job stops here and goes on another time: where the source stands, as if what waits had not been read.
+    /// The position of a job that stops here and will resume, as if what waits had not been read.
     pub(crate) fn stop(self) -> Snapshot {
         Snapshot { splits: self.left.splits, shared: self.left.shared, ..Snapshot::default() }
     }
 }
 
-/// What rows take of memory; of a slice of something larger, its share.
+/// The memory of rows; for a slice of something larger, its share.
 fn bytes_of(next: &SourceEvent) -> usize {
     let share = |rows: &RecordBatch| -> usize {
         let of = |column: &std::sync::Arc<dyn Array>| {
@@ -133,8 +134,8 @@ mod tests {
     }
 
     proptest! {
-        /// A row that leaves before a durable checkpoint is behind it is read again after a failure; one that stays for
-        /// ever, or is behind the place of a stop, is lost without one.
+        /// A row that leaves before a durable checkpoint covers it is read again after a failure; one that stays
+        /// forever, or is behind the position of a stop, is lost without a failure.
         #[test]
         fn rows_leave_behind_their_place(steps in prop::collection::vec((0..3u8, 1..50i64), 0..60)) {
             let mut held = AtMostOnceBuffer::new(&place(0));

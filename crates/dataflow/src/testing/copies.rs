@@ -1,5 +1,5 @@
-//! Copies of tasks as the drivers run them (`stream::source`, `operator`, `stream::sink`, `run::task_copy`), a step at
-//! a time.
+//! Copies of tasks, run step by step as the drivers do (`stream::source`, `operator`, `stream::sink`,
+//! `run::task_copy`).
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
@@ -25,21 +25,21 @@ use crate::rebalance::{BucketOwnership, Moves};
 use crate::stream::clock::SourceClock;
 use crate::stream::source::{Source, SourceEvent};
 
-/// What waits in a stream before its sender does, most often.
+/// How much usually waits in a stream before its sender waits.
 const LANE_MAX: usize = 6;
-/// A sender whose receivers have more than that goes on once in so many times: who waits for two streams of one sender
-/// may wait for the one that is not full.
+/// A sender whose receivers have more than that continues one time in this many: a receiver that waits for two
+/// streams of one sender may be waiting for the one that is not full.
 const IMPATIENCE: usize = 8;
-/// Parts of buckets that go to another copy at once, at most.
+/// The most parts of buckets that go to another copy at once.
 const BLOCK_PARTS_MAX: usize = 4;
 
 /// A copy's end of an edge.
 pub(super) struct SimulatedOutlet {
     /// The task that it leads to.
     pub target: String,
-    /// To each of its copies that is reached; all get marks.
+    /// The lane to each of its copies that it reaches; all receive marks.
     pub lanes: Vec<usize>,
-    /// What tells which of them gets a row; `None`: all get all.
+    /// What assigns rows to them; `None`: all receive everything.
     pub assign: Option<Box<dyn RowAssigner>>,
 }
 
@@ -83,40 +83,40 @@ pub(super) struct SimulatedOutput {
     pub outlets: Vec<SimulatedOutlet>,
 }
 
-/// What copies of a task hand to each other.
+/// What copies of a task hand over to each other.
 pub(super) enum HandoverPacket {
     Parts(Vec<(u32, Bytes)>),
-    /// These were all at a barrier, or at the copy's end.
+    /// Those were all at a barrier, or at the copy's end.
     Over,
 }
 
-/// A task's handover edge, from one copy to another.
+/// The streams of a task's handover edge, from one copy to another.
 pub(super) type Handovers = BTreeMap<(u32, u32, u32), VecDeque<HandoverPacket>>;
 
-/// What a copy is writing, or will.
+/// What a copy is writing, or will write.
 pub(super) struct PendingWrite {
-    /// `None`: what it keeps at its end.
+    /// `None`: its state at its end.
     pub epoch: Option<u64>,
     pub whole: bool,
     pub snapshot: Snapshot,
     pub ownership: BucketOwnership,
 }
 
-/// What a copy is.
+/// The body of a copy.
 pub(super) enum CopyBody {
     Source { source: Box<dyn Source>, clock: Option<SourceClock> },
     Operator { operator: Box<dyn Operator>, ticks: bool },
     Sink { number: usize, rows: Vec<RecordBatch> },
 }
 
-/// Where a copy stands.
+/// The phase of a copy.
 enum CopyPhase {
     Running,
     Moving(CopyMove),
     Over,
 }
 
-/// A copy hands over what it loses at a barrier, and takes what it gains: `BucketHandover::run`.
+/// A copy hands over what it loses at a barrier, and takes what it gains, like `BucketHandover::run`.
 struct CopyMove {
     epoch: u64,
     map: RouteMap,
@@ -126,7 +126,7 @@ struct CopyMove {
     awaited: BTreeSet<u32>,
 }
 
-/// What a step happens in.
+/// The environment of a step.
 pub(super) struct StepContext<'a> {
     pub plan: &'a StoryPlan,
     pub lanes: &'a mut SimulatedLanes,
@@ -140,16 +140,16 @@ pub(super) struct StepContext<'a> {
     pub dice: &'a mut dyn Dice,
 }
 
-/// See the module.
+/// The copy that the module describes.
 pub(super) struct SimulatedCopy {
     /// Task and copy.
     pub id: (u32, u32),
     pub task: String,
-    /// The last epoch that was saved, or gone on from.
+    /// The last epoch that was saved, or from which the copy resumed.
     pub epoch: u64,
     pub chain: SnapshotChain,
     pub ownership: BucketOwnership,
-    /// Who owns what, if buckets can move.
+    /// The owners of buckets, if buckets can move.
     pub route: Option<Arc<RouteMap>>,
     pub inputs: SimulatedInputs,
     pub outputs: Vec<SimulatedOutput>,
@@ -181,7 +181,7 @@ impl SimulatedCopy {
         }
     }
 
-    /// Whether it has come to its end.
+    /// Whether it has ended.
     pub(super) fn is_over(&self) -> bool {
         matches!(self.phase, CopyPhase::Over)
     }
@@ -195,7 +195,7 @@ impl SimulatedCopy {
         format!("\"{}\", copy {}, {phase} behind epoch {}", self.task, self.id.1, self.epoch)
     }
 
-    /// Does what comes next, if there is anything.
+    /// Performs the next step, if there is one.
     ///
     /// # Errors
     /// What fails the task.
@@ -221,7 +221,7 @@ impl SimulatedCopy {
         }
     }
 
-    /// Of a copy that had ended when the checkpoint was made that the job goes on from: says so again.
+    /// Repeats the end of a copy that had ended when the checkpoint was made from which the job resumes.
     pub(super) fn end_again(&mut self, with: &mut StepContext<'_>) -> Result<(), TaskError> {
         let kept = match &mut self.body {
             CopyBody::Source { source, clock } => source_snapshot(source.as_mut(), clock.as_ref())?,
@@ -250,7 +250,7 @@ impl SimulatedCopy {
         self.writes.push_back(PendingWrite { epoch: Some(epoch), whole, snapshot, ownership });
     }
 
-    /// Nothing more comes of it.
+    /// Ends the copy.
     fn end(&mut self, kept: Snapshot, with: &mut StepContext<'_>) {
         for &lane in self.outputs.iter().flat_map(|output| &output.outlets).flat_map(|outlet| &outlet.lanes) {
             with.lanes.push(lane, LanePacket::End);
@@ -299,7 +299,7 @@ impl SimulatedCopy {
             }
             (SourceEvent::SplitEnded { .. } | SourceEvent::Idle { .. }, _) => {}
         }
-        // Time is told now and then.
+        // Time is announced now and then.
         if let CopyBody::Source { clock: Some(clock), .. } = &mut self.body
             && with.dice.once_in(2)
         {
@@ -383,7 +383,7 @@ impl SimulatedCopy {
         Ok(())
     }
 
-    /// Hands over one thing, or takes one.
+    /// Hands over one item, or takes one.
     fn step_moving(&mut self, with: &mut StepContext<'_>) -> Result<(), TaskError> {
         let CopyPhase::Moving(mut moving) = std::mem::replace(&mut self.phase, CopyPhase::Running) else {
             unreachable!("asked while buckets move")

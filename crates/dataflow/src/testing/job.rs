@@ -1,4 +1,4 @@
-//! One run of a job: its coordinator, its copies, the streams between them, and what is being written.
+//! One run of a job: its coordinator, its copies, the streams between them, and pending writes.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -28,7 +28,8 @@ use crate::run::lower;
 use crate::stream::clock::SourceClock;
 use crate::task::{ContextState, TaskContext};
 
-/// Of the moves of buckets one in so many moves few, and one all to one copy; others deal all of them anew.
+/// Of the moves of buckets, one in `MOVE_KINDS` moves few, and one moves all to one copy; others distribute all of
+/// them anew.
 const MOVE_KINDS: usize = 3;
 const MOVED_FEW: usize = 40;
 
@@ -41,20 +42,20 @@ pub(super) struct SimulatedJob {
     governor: Governor,
     /// The last barrier that sources were asked for.
     barrier: Option<Barrier>,
-    /// A checkpoint has been asked for, and has not come to anything yet.
+    /// Whether a checkpoint was requested that has no outcome yet.
     pending: bool,
-    /// Tasks whose buckets can move, with who owns what, and how many copies there are.
+    /// Tasks whose buckets can move, with their owners and the number of copies.
     movable: Vec<(String, RouteMap, u32)>,
-    /// The coordinator has nothing left to do.
+    /// Whether the coordinator has nothing left to do.
     coordinated: bool,
     failed: bool,
 }
 
 impl SimulatedJob {
-    /// Begins a run, anew or from the newest checkpoint.
+    /// Starts a run, afresh or from the newest checkpoint.
     ///
     /// # Errors
-    /// What a copy cannot begin with.
+    /// What keeps a copy from starting.
     pub(super) fn start(
         world: &mut OutsideWorld,
         graph: &Graph,
@@ -152,7 +153,7 @@ impl SimulatedJob {
         Ok(job)
     }
 
-    /// Whether nothing more comes of it.
+    /// Whether nothing more will happen.
     pub(super) fn is_over(&self) -> bool {
         self.failed || self.coordinated && self.copies.iter().all(SimulatedCopy::is_over)
     }
@@ -161,16 +162,16 @@ impl SimulatedJob {
         self.governor.spilled_bytes()
     }
 
-    /// Who has not come to an end.
+    /// The copies that have not ended.
     pub(super) fn describe(&self) -> String {
         let open = self.copies.iter().filter(|copy| !copy.is_over());
         open.map(SimulatedCopy::describe).collect::<Vec<_>>().join("; ")
     }
 
-    /// Somebody does something.
+    /// Performs one step of something.
     ///
     /// # Errors
-    /// What a task fails with, by name.
+    /// The failure of a task, by name.
     pub(super) fn step(&mut self, world: &mut OutsideWorld, dice: &mut dyn Dice) -> Result<(), TaskError> {
         if !self.pending {
             let plan = &world.plan;
@@ -219,7 +220,7 @@ impl SimulatedJob {
         Ok(())
     }
 
-    /// What `CopyStates::save` and `CopyStates::end` leave to be done.
+    /// Does what `CopyStates::save` and `CopyStates::end` leave to be done.
     fn write(&mut self, at: usize, world: &mut OutsideWorld, dice: &mut dyn Dice) -> Result<(), TaskError> {
         let copy = &mut self.copies[at];
         let Some(PendingWrite { epoch, whole, mut snapshot, ownership }) = copy.writes.pop_front() else {
@@ -253,7 +254,7 @@ impl SimulatedJob {
         Ok(())
     }
 
-    /// `CheckpointClient::coordinate`, with a store that is written to at once.
+    /// Acts as `CheckpointClient::coordinate`, with a store that is written to at once.
     fn coordinate(&mut self, event: CoordinatorEvent, world: &mut OutsideWorld, dice: &mut dyn Dice) {
         let mut events = VecDeque::from([event]);
         while let Some(event) = events.pop_front() {
@@ -302,7 +303,7 @@ impl SimulatedJob {
         }
     }
 
-    /// Other owners for buckets of one of the tasks, and of others with it.
+    /// Chooses other owners for buckets of one of the tasks, and of others along with it.
     fn rebalance(&self, dice: &mut dyn Dice) -> Option<BarrierControl> {
         if self.movable.is_empty() {
             return None;
@@ -341,7 +342,7 @@ fn control_name(control: &BarrierControl) -> String {
     }
 }
 
-/// The flow of a graph, on one worker.
+/// The flow of a graph on one worker.
 fn lowered(graph: &Graph) -> Result<FlowGraph, TaskError> {
     let edges = graph.checked(1)?;
     let place = |task: &crate::graph::TaskSpec| TaskPlan {
@@ -400,7 +401,7 @@ fn connected(flow: &FlowGraph, lanes: &mut SimulatedLanes) -> (Vec<Vec<Vec<Simul
     (outputs, inputs)
 }
 
-/// What a copy begins with: `ResumePlan::read`.
+/// What a copy starts with, like `ResumePlan::read`.
 fn read(
     world: &OutsideWorld,
     manifest: &Manifest,
@@ -419,7 +420,7 @@ fn read(
     Ok(read)
 }
 
-/// What a copy does.
+/// The body of a copy.
 fn copy_body(
     graph: &Graph,
     (flow, at): (&FlowGraph, usize),

@@ -1,5 +1,5 @@
-//! Streams between copies, and the input ports that they lead to: as `flow::receive`, without credit or barriers that
-//! overtake rows.
+//! Streams between copies, and the input ports that they lead to: like `flow::receive`, but without credit or
+//! barriers that overtake rows.
 
 use std::collections::VecDeque;
 
@@ -21,7 +21,7 @@ pub(super) enum LanePacket {
 pub(super) struct SimulatedLanes(Vec<VecDeque<LanePacket>>);
 
 impl SimulatedLanes {
-    /// Adds one. Returns its number.
+    /// Adds a stream, and returns its number.
     pub(super) fn add(&mut self) -> usize {
         self.0.push(VecDeque::new());
         self.0.len() - 1
@@ -31,13 +31,13 @@ impl SimulatedLanes {
         self.0[lane].push_back(packet);
     }
 
-    /// How much waits in one.
+    /// How much waits in a stream.
     pub(super) fn len(&self, lane: usize) -> usize {
         self.0[lane].len()
     }
 }
 
-/// An input port: `flow::Input`.
+/// An input port, like `flow::Input`.
 struct InputLanes {
     marks: MarkMerger,
     streams: Vec<usize>,
@@ -46,13 +46,13 @@ struct InputLanes {
     ended: bool,
 }
 
-/// All input ports of a copy: `flow::Inputs`.
+/// All input ports of a copy, like `flow::Inputs`.
 pub(super) struct SimulatedInputs {
     ports: Vec<InputLanes>,
     marks: MarkMerger,
 }
 
-/// What comes in.
+/// What arrives.
 pub(super) enum InputEvent {
     Batch(usize, RecordBatch),
     Mark(Mark),
@@ -60,7 +60,7 @@ pub(super) enum InputEvent {
 }
 
 impl SimulatedInputs {
-    /// For each port the lanes that lead there.
+    /// Creates them from the lanes that lead to each port.
     pub(super) fn new(ports: Vec<Vec<usize>>) -> Self {
         let mut marks = MarkMerger::default();
         (0..ports.len()).for_each(|port| marks.add(port, false));
@@ -80,7 +80,7 @@ impl SimulatedInputs {
         self.ports.iter().all(|port| port.ended)
     }
 
-    /// What comes next on any of the ports that are wanted; `None`: nothing yet.
+    /// The next item on any wanted port; `None` if there is none yet.
     pub(super) fn recv(
         &mut self,
         lanes: &mut SimulatedLanes,
@@ -117,7 +117,7 @@ impl SimulatedInputs {
 }
 
 impl InputLanes {
-    /// What comes next; `End` once, when all streams have ended.
+    /// The next item; `End` once, when all streams have ended.
     fn recv(&mut self, lanes: &mut SimulatedLanes, dice: &mut dyn Dice) -> Option<LanePacket> {
         loop {
             if let Some(mark) = self.marks.next_mark() {

@@ -1,14 +1,14 @@
-//! Jobs in a simulation, for tests of operators: one seed determines the story of a graph of tasks, from its first run
-//! to its end, in one thread and without a clock. Sources, operators, partitioners, the coordinator, alignment, what a
-//! store holds and how it is read again are the real ones. Their environment is modeled: drivers ([`copies`]), streams
+//! Simulated jobs for tests of operators: one seed determines the history of a graph of tasks, from its first run to
+//! its end, in one thread and without a clock. Sources, operators, partitioners, the coordinator, alignment, and the
+//! content and reading of a store are the real ones. Their environment is modeled: drivers ([`copies`]), streams
 //! ([`lanes`]), a worker with all copies, and a sink that shows what is durable ([`job`]).
 //!
-//! The story may have checkpoints, crashes and stops at any step, with another number of copies afterwards; snapshots
-//! that cannot be written; buckets that move to other copies; too little memory, so that operators spill; ticks of the
-//! machine's clock. Streams are each in order by itself, and in any order between them.
+//! The history may contain checkpoints, crashes and stops at any step, with another number of copies afterwards;
+//! snapshots that cannot be written; buckets that move to other copies; too little memory, so that operators spill;
+//! ticks of the machine's clock. Each stream is in order by itself, and different streams are in any order.
 //!
-//! What the story ends with is what the sinks show: the caller knows what that should be. `checkpoint::simulation`
-//! tells the same kind of story of jobs whose operators are a model, with failures of stores and workers besides.
+//! The outcome of the history is what the sinks show: the caller knows what it should be. `checkpoint::simulation`
+//! similarly simulates jobs whose operators are a model, with additional failures of stores and workers.
 
 mod copies;
 mod job;
@@ -27,7 +27,7 @@ use tidemill_checkpoint::{CheckpointStore, Manifest};
 use crate::graph::Graph;
 use job::SimulatedJob;
 
-/// Once faults stop a job must end within so many steps. Most need some thousands.
+/// Once faults stop, a job must end within this many steps. Most need a few thousand.
 const STEPS_MAX: usize = 400_000;
 
 /// Choices that a seed determines.
@@ -35,51 +35,51 @@ pub trait Dice {
     /// A number below `end > 0`.
     fn below(&mut self, end: usize) -> usize;
 
-    /// True once in `times`; never, for 0.
+    /// True with probability 1 / `times`; never for 0.
     fn once_in(&mut self, times: usize) -> bool {
         times > 0 && self.below(times) == 0
     }
 }
 
-/// What may happen in a story. Rates are of one step in so many; 0 is never.
+/// What may happen in a history. A rate of n means one step in n; 0 means never.
 #[derive(Clone, Debug, Default)]
 pub struct StoryPlan {
-    /// Tasks have from one to so many copies, drawn anew for each run.
+    /// Tasks have from one to this many copies, drawn anew for each run.
     pub copies_max: u32,
-    /// Some runs have so little memory in all; 0: none has.
+    /// Some runs have only this much memory in all; 0: none has a limit.
     pub budget_bytes: u64,
     /// The step at which faults stop.
     pub faults_end: usize,
-    /// A checkpoint is asked for.
+    /// How often a checkpoint is requested.
     pub checkpoint: usize,
-    /// The job is stopped at a checkpoint, and begins again.
+    /// How often the job is stopped at a checkpoint and restarted.
     pub stop: usize,
-    /// The buckets of a task move at a checkpoint.
+    /// How often the buckets of a task move at a checkpoint.
     pub rebalance: usize,
-    /// All copies are gone, and the job begins again.
+    /// How often all copies disappear and the job restarts.
     pub crash: usize,
-    /// Of the snapshots one in so many cannot be written.
+    /// One in this many snapshots cannot be written.
     pub snapshot_fails: usize,
-    /// Of the steps of an operator that wants to hear of time one in so many is a tick.
+    /// One in this many steps of an operator that wants ticks is a tick.
     pub tick: usize,
-    /// Whether the story is printed.
+    /// Whether to print the history.
     pub tell: bool,
 }
 
-/// What has come of a story.
+/// The outcome of a history.
 #[derive(Clone, Debug, Default)]
 pub struct StoryOutcome {
-    /// By sink, in the order of their tasks: its rows, those of a key in their order.
+    /// By sink, in the order of their tasks: its rows, where those of a key are in order.
     pub rows: Vec<Vec<RecordBatch>>,
-    /// Steps that copies and the coordinator have made.
+    /// The number of steps of copies and the coordinator.
     pub steps: usize,
-    /// Runs, of which the last has come to its end.
+    /// The number of runs, the last of which ended normally.
     pub runs: usize,
-    /// Durable checkpoints that are not the last.
+    /// The number of durable checkpoints, without the last.
     pub checkpoints: usize,
-    /// Parts of buckets that copies have handed to each other.
+    /// The number of parts of buckets that copies have handed to each other.
     pub moved_parts: usize,
-    /// Bytes that have gone to disk.
+    /// The number of bytes written to disk.
     pub spilled_bytes: u64,
 }
 
@@ -87,11 +87,11 @@ pub struct StoryOutcome {
 struct OutsideWorld {
     plan: StoryPlan,
     store: CheckpointStore,
-    /// Whether things still go wrong.
+    /// Whether faults still occur.
     faults: bool,
     /// The newest checkpoint.
     durable: Option<Arc<Manifest>>,
-    /// Rows that are not in it yet, by epoch, with their sinks: of this run.
+    /// Rows of this run that are not in it yet, by epoch, with their sinks.
     prepared: BTreeMap<u64, Vec<(usize, RecordBatch)>>,
     outcome: StoryOutcome,
 }
@@ -115,12 +115,12 @@ impl OutsideWorld {
         }
     }
 
-    /// Whether something goes wrong that does so once in `times`.
+    /// Whether a fault with probability 1 / `times` occurs.
     fn fault(&self, times: usize, dice: &mut dyn Dice) -> bool {
         self.faults && dice.once_in(times)
     }
 
-    /// A checkpoint is durable: what sinks have prepared for it appears.
+    /// Handles a durable checkpoint: what sinks have prepared for it appears.
     fn stored(&mut self, manifest: Manifest) {
         let later = self.prepared.split_off(&(manifest.epoch + 1));
         for (sink, rows) in std::mem::replace(&mut self.prepared, later).into_values().flatten() {
@@ -131,15 +131,15 @@ impl OutsideWorld {
     }
 }
 
-/// What a store in memory answers.
+/// The answer of a store in memory.
 fn at_once<T>(answer: impl Future<Output = T>) -> T {
     answer.now_or_never().expect("a store in memory answers at once")
 }
 
-/// Tells the story of a job: `graph` makes the one that has so many copies of its tasks.
+/// Simulates a job: `graph` makes the graph with the given number of copies per task.
 ///
 /// # Errors
-/// What a task fails with, or that the job does not come to its end.
+/// The failure of a task, or that the job does not end.
 pub fn story(
     graph: &dyn Fn(u32) -> Graph,
     plan: &StoryPlan,
