@@ -1,8 +1,8 @@
-//! Betweenness: a search from each source counts shortest paths, and the way back adds up dependencies.
+//! Betweenness: a search from each source counts shortest paths, and the way back accumulates dependencies.
 //!
 //! Source: U. Brandes, A faster algorithm for betweenness centrality (2001). The search is breadth-first by number of
-//! links, and Dijkstra's by length. The way back needs no lists of predecessors: what a node passes on is 0 until it is
-//! done.
+//! links, and Dijkstra's by length. The way back keeps no lists of predecessors and does not compare levels: a node
+//! contributes 0 until it is done, so the sum over all neighbors equals the sum over its successors.
 
 use crate::error::{NetworkError, ensure};
 use crate::rows::CompressedRows;
@@ -12,12 +12,12 @@ use std::collections::BinaryHeap;
 use std::sync::Mutex;
 use tidemill_kernels::pool::Pool;
 
-/// The sum over `sources` of the shares of shortest paths that lead over each node, by number of links; with
-/// `endpoints` also of those that begin or end there. Neither scaled nor halved. Parallel links count as several
-/// paths. Threads share the sources, so the last bits depend on how many there are.
+/// For each node, the sum over `sources` of the shares of shortest paths (by number of links) that pass through it;
+/// with `endpoints`, paths that start or end there count, too. Neither scaled nor halved. Parallel links count as
+/// several paths. Threads share the sources, so the last bits depend on the number of threads.
 ///
 /// # Errors
-/// `BadArgument` for a source that is no node.
+/// `BadArgument` if a source is not a node.
 pub fn betweenness(
     pool: &Pool,
     outgoing: &CompressedRows,
@@ -85,18 +85,18 @@ fn sum_over_sources<S: FnMut(u32, &mut [f64])>(
     Ok(all)
 }
 
-/// One thread's state; all as at the beginning between sources.
+/// One thread's state; reset after each source.
 struct PathCounts {
     states: Vec<SearchState>,
-    /// How many shortest paths lead from the source to each node.
+    /// The number of shortest paths from the source to each node.
     counts: Vec<f64>,
-    /// (1 + dependency) / count of nodes whose level is done.
+    /// (1 + dependency) / count, for nodes whose level is done.
     shares: Vec<f64>,
     /// Nodes in the order they are reached.
     order: Vec<u32>,
 }
 
-/// A byte for each node, of which more stay in the cache than of levels.
+/// A byte per node, so that more nodes fit into the cache than with levels.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum SearchState {
     Far,
@@ -137,7 +137,7 @@ impl PathCounts {
         self.order.clear();
     }
 
-    /// Searches from `source`; returns where each level starts in the order, and its end.
+    /// Searches from `source`; returns the start of each level in the order, and the end of the last.
     fn count_paths(&mut self, outgoing: &CompressedRows, source: u32) -> Vec<usize> {
         self.states[source as usize] = SearchState::Reached;
         self.counts[source as usize] = 1.0;
@@ -274,7 +274,7 @@ mod tests {
     }
 
     proptest! {
-        /// By the definition: over all pairs, the share of paths on which the node lies.
+        /// By the definition: the sum over all pairs of the share of paths through the node.
         #[test]
         fn shares_equal_the_definition(network in any_network(false), threads in 1usize..3, endpoints: bool) {
             let n = network.rows();

@@ -1,4 +1,4 @@
-//! Breadth-first search that goes down from a small level, and up from what is not reached yet to a large one.
+//! Breadth-first search that expands small levels top down, and searches large ones bottom up from unreached nodes.
 //!
 //! Source: S. Beamer, K. Asanovic and D. Patterson, Direction-optimizing breadth-first search (2012), with its
 //! constants.
@@ -10,22 +10,22 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use tidemill_kernels::pool::Pool;
 
-/// Go up when the links that leave a level are more than this part of those not looked at.
+/// Switch to bottom up when the links that leave a level are more than this part of those not yet examined.
 const UP_PART: usize = 15;
-/// Go down again when a level is smaller than this part of the nodes, and shrinks.
+/// Switch back to top down when a level is smaller than this part of the nodes, and shrinks.
 const DOWN_PART: usize = 18;
 
 /// How every node is reached.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SearchTree {
-    /// The node before each on a shortest path, `NO_NODE` where it is not reached; the source is its own. Of several,
-    /// any.
+    /// The predecessor of each node on a shortest path, `NO_NODE` if it is not reached; the source is its own. Any of
+    /// several.
     pub parents: Vec<u32>,
-    /// How many links away each is, -1 where not reached.
+    /// The distance of each node in links, -1 if it is not reached.
     pub levels: Vec<i32>,
 }
 
-/// Bits of nodes, 64 in a word.
+/// A bit per node, 64 in a word.
 struct NodeBits(Vec<u64>);
 
 impl NodeBits {
@@ -43,11 +43,11 @@ impl NodeBits {
     }
 }
 
-/// Searches from `source`. With `incoming`, the transpose (`outgoing` itself where it is symmetric), large levels are
-/// searched from below.
+/// Searches from `source`. With `incoming`, the transpose (or `outgoing` itself if it is symmetric), large levels are
+/// searched bottom up.
 ///
 /// # Errors
-/// `BadArgument` if the source is no node, or `incoming` has another number of nodes.
+/// `BadArgument` if the source is not a node, or if `incoming` has another number of nodes.
 pub fn bfs(
     pool: &Pool,
     outgoing: &CompressedRows,
@@ -80,7 +80,7 @@ pub fn bfs(
                 }
             }
             queue = members(&front);
-            // Hardly any links are left: another way up would not pay.
+            // Hardly any links are left, so another bottom-up step would not pay.
             links_ahead = 1;
         } else {
             links_left = links_left.saturating_sub(links_ahead);
@@ -91,7 +91,7 @@ pub fn bfs(
     Ok(tree)
 }
 
-/// Gives what the links of `queue` reach anew its parent and level; returns it, with the number of its links.
+/// Sets the parent and level of newly reached nodes; returns them and the number of their links.
 fn down(pool: &Pool, outgoing: &CompressedRows, queue: &[u32], tree: &mut SearchTree, level: i32) -> (Vec<u32>, usize) {
     const GRAIN: usize = 256;
     let mut next = Vec::new();
@@ -143,7 +143,7 @@ fn claim(parent: &AtomicU32, node: u32) -> bool {
         && parent.compare_exchange(NO_NODE, node, Ordering::Relaxed, Ordering::Relaxed).is_ok()
 }
 
-/// Looks for a parent in `front` for every node that has none; returns those that found one, and how many they are.
+/// Looks for a parent in `front` for every node without one; returns the nodes that found one, and their number.
 fn up(
     pool: &Pool,
     incoming: &CompressedRows,

@@ -1,8 +1,8 @@
-//! From links in any order to rows.
+//! Builds rows from links in any order.
 //!
-//! Links go to buckets of neighboring rows, small enough to be sorted in the cache; a bucket is sorted by row and
-//! target with a stable radix sort, merged, and copied to its place. Both halves run on all threads, and nothing
-//! depends on how many there are.
+//! Links are distributed to buckets of neighboring rows, small enough to be sorted in the cache; a bucket is sorted by
+//! row and target with a stable radix sort, merged, and copied to its place. Both phases run on all threads, and the
+//! result does not depend on their number.
 
 use crate::error::{NetworkError, ensure};
 use crate::rows::{CompressedRows, check_size};
@@ -10,17 +10,17 @@ use crate::shared::{SharedSlice, for_chunks};
 use std::str::FromStr;
 use tidemill_kernels::pool::Pool;
 
-/// What becomes of several links from one node to another.
+/// How to treat several links from one node to another.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Duplicates {
-    /// All stay, in the order given.
+    /// Keep all, in the given order.
     #[default]
     Keep,
-    /// One of their summed weight; of links without weights, their number.
+    /// Replace by one with the sum of their weights; if links have no weights, with their number.
     Sum,
-    /// One of their least weight.
+    /// Replace by one with their minimum weight.
     Min,
-    /// The first.
+    /// Keep the first.
     First,
 }
 
@@ -41,38 +41,38 @@ impl FromStr for Duplicates {
 /// Links in any order.
 #[derive(Clone, Copy, Debug)]
 pub struct Links<'a> {
-    /// Where each begins.
+    /// The source of each link.
     pub sources: &'a [u32],
-    /// Where each ends.
+    /// The target of each link.
     pub targets: &'a [u32],
-    /// What each weighs.
+    /// The weight of each link.
     pub weights: Option<&'a [f64]>,
 }
 
-/// What becomes of links.
+/// How to build rows from links.
 #[derive(Clone, Copy, Debug)]
 pub struct LinkOptions {
-    /// How many nodes they begin at.
+    /// The number of nodes that links start from.
     pub rows: usize,
-    /// How many nodes they lead to.
+    /// The number of nodes that links lead to.
     pub columns: usize,
-    /// Several from one node to another.
+    /// How to treat several links from one node to another.
     pub duplicates: Duplicates,
-    /// Whether those from a node to itself stay.
+    /// Whether to keep links from a node to itself.
     pub loops: bool,
-    /// Whether the reverse of each is added, before duplicates are merged. A loop has none.
+    /// Whether to add the reverse of each link, before duplicates are merged. Loops have no reverse.
     pub symmetric: bool,
 }
 
 impl LinkOptions {
-    /// All links as they are, between `n` nodes.
+    /// Keeps all links unchanged, between `n` nodes.
     #[must_use]
     pub fn square(n: usize) -> Self {
         LinkOptions { rows: n, columns: n, duplicates: Duplicates::Keep, loops: true, symmetric: false }
     }
 }
 
-/// What a link carries through the sort.
+/// The data of a link in the sort.
 trait LinkWeight: Copy + Default + Send + Sync {
     const WEIGHTED: bool;
     fn of(weights: Option<&[f64]>, link: usize) -> Self;
@@ -98,7 +98,7 @@ impl LinkWeight for f64 {
     fn merge(self, later: f64, duplicates: Duplicates) -> f64 {
         match duplicates {
             Duplicates::Sum => self + later,
-            // NaN stays, to be refused by whoever needs numbers.
+            // NaN is kept, to be rejected by algorithms that need numbers.
             Duplicates::Min if later < self || later.is_nan() => later,
             _ => self,
         }
@@ -108,14 +108,14 @@ impl LinkWeight for f64 {
     }
 }
 
-/// A link in its bucket: the row, counted from the bucket's first, above the target.
+/// A link in its bucket: the row relative to the bucket's first, above the target.
 #[derive(Clone, Copy, Default)]
 struct KeyedLink<W> {
     key: u64,
     weight: W,
 }
 
-/// How rows are dealt to buckets.
+/// The division of rows into buckets.
 #[derive(Clone, Copy)]
 struct Buckets {
     count: usize,
@@ -126,7 +126,7 @@ struct Buckets {
 
 impl Buckets {
     const COUNT_MAX: usize = 2048;
-    /// Small enough for a level-2 cache, with as much scratch.
+    /// Small enough for a level-2 cache, including scratch space of the same size.
     const LINKS_EACH: usize = 4096;
 
     fn new(options: &LinkOptions, links: usize) -> Self {
@@ -153,7 +153,7 @@ impl Buckets {
         (key & ((1 << self.target_bits) - 1)) as u32
     }
 
-    /// The row, counted from the bucket's first.
+    /// The row, relative to the bucket's first.
     #[inline(always)]
     fn row(&self, key: u64) -> usize {
         (key >> self.target_bits) as usize
@@ -178,7 +178,7 @@ impl CompressedRows {
         }
     }
 
-    /// The same links by where they lead.
+    /// The transposed rows.
     #[must_use]
     pub fn transpose(&self, pool: &Pool) -> Self {
         let sources = self.sources(pool);
@@ -189,7 +189,7 @@ impl CompressedRows {
     }
 }
 
-/// Calls `function` with every link of `range` that stays: its ends and its place.
+/// Calls `function` with the ends and the index of every link of `range` that is kept.
 #[inline(always)]
 fn each_link(
     links: Links<'_>,
@@ -210,7 +210,7 @@ fn each_link(
     }
 }
 
-/// What is wrong with the first bad link of `range`.
+/// The error of the first bad link of `range`.
 fn check_links(links: Links<'_>, options: &LinkOptions, range: std::ops::Range<usize>) -> Option<NetworkError> {
     let beyond = |nodes: &[u32], count: usize| nodes.iter().fold(0, |most, &node| most.max(node)) as usize >= count;
     let (sources, targets) = (&links.sources[range.clone()], &links.targets[range.clone()]);
@@ -229,7 +229,7 @@ fn check_links(links: Links<'_>, options: &LinkOptions, range: std::ops::Range<u
 
 fn sorted<W: LinkWeight>(pool: &Pool, links: Links<'_>, options: &LinkOptions) -> Result<CompressedRows, NetworkError> {
     let buckets = Buckets::new(options, links.sources.len());
-    // Of each thread: links in each bucket, then where its next one goes.
+    // By thread: the number of links in each bucket, then the position of its next one.
     let mut places: Vec<(Vec<usize>, Option<NetworkError>)> = vec![(vec![0; buckets.count], None); pool.threads()];
     pool.each(&mut places, |worker, (counts, error)| {
         let range = worker.share(links.sources.len(), 1 << 10);
@@ -257,7 +257,7 @@ fn sorted<W: LinkWeight>(pool: &Pool, links: Links<'_>, options: &LinkOptions) -
         each_link(links, options, worker.share(links.sources.len(), 1 << 10), |source, target, link| {
             let place = &mut places[buckets.of(source)];
             let keyed = KeyedLink { key: buckets.key(source, target), weight: W::of(links.weights, link) };
-            // SAFETY: the counts above give each thread places of its own in each bucket.
+            // SAFETY: the counts above give each thread its own positions in each bucket.
             unsafe { shared.set(*place, keyed) };
             *place += 1;
         });
@@ -266,7 +266,7 @@ fn sorted<W: LinkWeight>(pool: &Pool, links: Links<'_>, options: &LinkOptions) -
     Ok(compress(pool, &mut dealt, &starts, buckets, options))
 }
 
-/// Sorts and merges each bucket, and puts together what is left.
+/// Sorts and merges each bucket, and concatenates the remaining links.
 fn compress<W: LinkWeight>(
     pool: &Pool,
     dealt: &mut [KeyedLink<W>],
@@ -281,7 +281,7 @@ fn compress<W: LinkWeight>(
     let mut kept = vec![0; buckets.count];
     let shared_kept = SharedSlice::new(&mut kept);
     for_chunks(pool, buckets.count, 1, |bucket, _| {
-        // SAFETY: buckets and their rows do not overlap, and each is dealt once.
+        // SAFETY: buckets and their rows do not overlap, and each is processed once.
         let (links, counts, kept) = unsafe {
             let links = dealt.range(starts[bucket]..starts[bucket + 1]);
             let counts = shared_offsets.range(first_row(bucket)..first_row(bucket + 1));
@@ -330,7 +330,7 @@ fn compress<W: LinkWeight>(
     CompressedRows::of_parts(offsets, targets, W::WEIGHTED.then_some(weights), options.columns)
 }
 
-/// A stable sort by the lowest `bits` of the keys, which are all they have.
+/// A stable sort by the lowest `bits` of the keys; higher bits are zero.
 fn sort<W: LinkWeight>(links: &mut [KeyedLink<W>], bits: u32) {
     const DIGIT_BITS_MAX: u32 = 11;
     const SMALL: usize = 512;
@@ -366,7 +366,7 @@ fn sort<W: LinkWeight>(links: &mut [KeyedLink<W>], bits: u32) {
     }
 }
 
-/// Merges neighbors of one key; returns how many links are left, at the front.
+/// Merges adjacent links with the same key; returns the number of remaining links, at the front.
 fn merge<W: LinkWeight>(links: &mut [KeyedLink<W>], duplicates: Duplicates) -> usize {
     if duplicates == Duplicates::Keep || links.is_empty() {
         return links.len();
@@ -428,7 +428,7 @@ mod tests {
     }
 
     proptest! {
-        /// A wrong bucket, place or merge shows up as another list of links than the naive one.
+        /// A wrong bucket, position or merge gives a different list of links than the naive algorithm.
         #[test]
         fn rows_equal_a_sorted_list(
             links in any_links(40, 300), threads in 1usize..4, loops: bool, symmetric: bool, weighted: bool, rule in 0usize..4,
@@ -450,7 +450,7 @@ mod tests {
         }
     }
 
-    /// Many buckets and several digits, where small tests have one bucket and the plain sort.
+    /// Many buckets and several digits; small tests have only one bucket, sorted with the plain sort.
     #[test]
     fn many_links() {
         let n = 100_000u32;

@@ -1,8 +1,8 @@
-//! Connected components by trees of nodes: a first look at few links of each node finds most of the largest component,
-//! whose other links need not be looked at.
+//! Connected components by trees of nodes: sampling a few links of each node finds most of the largest component, whose
+//! other links can then be skipped.
 //!
 //! Source: M. Sutton, T. Ben-Nun and A. Barak, Optimizing parallel graph connectivity computation via subgraph sampling
-//! (2018). A tree's root is its smallest node at all times, so the result does not depend on threads.
+//! (2018). A tree's root is always its smallest node, so the result does not depend on threads.
 
 use crate::error::{NetworkError, ensure};
 use crate::rows::CompressedRows;
@@ -11,8 +11,8 @@ use crate::shared::for_chunks;
 use std::sync::atomic::{AtomicU32, Ordering};
 use tidemill_kernels::pool::Pool;
 
-/// Of each node the smallest node of its component; links join both ends. `incoming` may be the transpose, or
-/// `outgoing` itself where it is symmetric: then the largest component's links are skipped.
+/// The smallest node of each node's component; links connect in both directions. `incoming` can be the transpose, or
+/// `outgoing` itself if it is symmetric: then most links of the largest component are skipped.
 ///
 /// # Errors
 /// `BadArgument` if `incoming` has another number of nodes.
@@ -46,7 +46,7 @@ pub fn components(
             for &target in outgoing.neighbors(node).iter().skip(FIRST_LINKS) {
                 join(trees, node as u32, target);
             }
-            // A skipped node's link is seen from its other end, which needs the links that come in.
+            // A skipped node's links are seen from their other ends, which requires incoming links.
             if let Some(incoming) = incoming.filter(|&incoming| !std::ptr::eq(incoming, outgoing)) {
                 incoming.neighbors(node).iter().for_each(|&source| join(trees, node as u32, source));
             }
@@ -56,7 +56,7 @@ pub fn components(
     Ok(labels)
 }
 
-/// Makes the trees of two nodes one.
+/// Merges the trees of two nodes.
 #[inline(always)]
 fn join(trees: &[AtomicU32], a: u32, b: u32) {
     let mut a = trees[a as usize].load(Ordering::Relaxed);
@@ -77,7 +77,7 @@ fn join(trees: &[AtomicU32], a: u32, b: u32) {
     }
 }
 
-/// Hangs every node right below its root.
+/// Attaches every node directly to its root.
 fn compress(pool: &Pool, trees: &[AtomicU32]) {
     for_chunks(pool, trees.len(), 1 << 14, |_, range| {
         for tree in &trees[range] {
@@ -94,7 +94,7 @@ fn compress(pool: &Pool, trees: &[AtomicU32]) {
     });
 }
 
-/// The most frequent root of a sample. A wrong guess costs time only.
+/// The most frequent root in a sample. A wrong guess only costs time.
 fn most_frequent(trees: &[AtomicU32]) -> Option<u32> {
     const SAMPLES: usize = 1024;
     let step = trees.len().div_ceil(SAMPLES).max(1);
@@ -137,7 +137,7 @@ mod tests {
         }
     }
 
-    /// Threads that join the same trees at once.
+    /// Threads that join the same trees at the same time.
     #[test]
     fn a_long_chain() {
         let n = 50_000u32;

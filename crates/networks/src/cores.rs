@@ -1,15 +1,15 @@
-//! Core numbers by peeling: the node of least degree goes first, and its neighbors lose a link.
+//! Core numbers by peeling: the node of minimum degree is removed first, and its neighbors lose a link.
 //!
 //! Source: V. Batagelj and M. Zaversnik, An O(m) algorithm for cores decomposition of networks (2003).
 
 use crate::error::NetworkError;
 use crate::rows::CompressedRows;
 
-/// The largest k for which each node is in a subnetwork where all have k links. Links must be symmetric, without loops;
-/// duplicates count.
+/// For each node, the largest k such that it is in a subnetwork where all nodes have at least k links. Links must be
+/// symmetric, without loops; duplicates count.
 ///
 /// # Errors
-/// `BadArgument` if there are not as many rows as columns.
+/// `BadArgument` if the numbers of rows and columns differ.
 pub fn core_numbers(links: &CompressedRows) -> Result<Vec<u32>, NetworkError> {
     links.check_square()?;
     let n = links.rows();
@@ -17,7 +17,7 @@ pub fn core_numbers(links: &CompressedRows) -> Result<Vec<u32>, NetworkError> {
     let mut degrees: Vec<u32> = (0..n).map(|node| links.degree(node) as u32).collect();
     let mut places = vec![0u32; n];
     order.iter().enumerate().for_each(|(place, &node)| places[node as usize] = place as u32);
-    // Where the nodes of each degree begin.
+    // The start of the nodes of each degree.
     let most = degrees.iter().max().map_or(0, |&most| most as usize);
     let mut starts = vec![0u32; most + 2];
     degrees.iter().for_each(|&degree| starts[degree as usize + 1] += 1);
@@ -31,7 +31,7 @@ pub fn core_numbers(links: &CompressedRows) -> Result<Vec<u32>, NetworkError> {
             if degrees[other] <= degrees[node] {
                 continue;
             }
-            // To the front of the nodes of its degree, which then begin behind it.
+            // Move to the front of the nodes of its degree, whose range then starts after it.
             let start = &mut starts[degrees[other] as usize];
             let front = order[*start as usize];
             order.swap(places[other] as usize, *start as usize);

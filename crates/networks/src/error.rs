@@ -1,41 +1,41 @@
-//! What can be wrong with links, lines and arguments.
+//! Errors in links, lines and arguments.
 
 use std::fmt;
 
-/// Why a network cannot be made or computed on.
+/// Why a network cannot be built, or an algorithm cannot run on it.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub enum NetworkError {
-    /// A link names a node that is not there.
+    /// A link names a node that does not exist.
     NoSuchNode {
-        /// The place of the link.
+        /// The index of the link.
         link: usize,
-        /// What it names.
+        /// The node that it names.
         node: u32,
-        /// How many nodes there are on its side.
+        /// The number of nodes on that side.
         nodes: usize,
     },
     /// A weight that the algorithm cannot use.
     BadWeight {
-        /// Where the link begins.
+        /// The source of the link.
         source: usize,
-        /// Where it ends.
+        /// The target of the link.
         target: u32,
         /// Its weight.
         weight: f64,
-        /// What weights must be.
+        /// The requirement on weights.
         need: &'static str,
     },
-    /// A line that holds no link.
+    /// A line without a valid link.
     BadLine {
         /// Its number.
         line: u64,
         /// Its beginning.
         content: String,
-        /// What is wrong.
+        /// The problem.
         trouble: &'static str,
     },
-    /// Arguments that do not fit together.
+    /// Inconsistent or invalid arguments.
     BadArgument(String),
 }
 

@@ -1,17 +1,18 @@
-//! Maximum flow and minimum cut: in rounds, flow is sent along shortest paths with room until each has a full link.
+//! Maximum flow and minimum cut: in each round, flow is sent along the shortest paths with residual capacity until each
+//! of them has a full link.
 //!
 //! Source: E. Dinic, Algorithm for solution of a problem of maximum flow in networks with power estimation (1970). A
-//! round fills at least one link exactly, also with floats, so there are at most as many rounds as nodes.
+//! round fills at least one link exactly, even with floats, so there are at most as many rounds as nodes.
 
 use crate::error::{NetworkError, ensure};
 use crate::rows::CompressedRows;
 
-/// A flow of the greatest value.
+/// A maximum flow.
 #[derive(Clone, Debug)]
 pub struct MaximumFlow {
-    /// What leaves the source.
+    /// The flow out of the source.
     pub value: f64,
-    /// What each link carries.
+    /// The flow on each link.
     pub flows: Vec<f64>,
     /// Which nodes are on the source's side of a minimum cut.
     pub source_side: Vec<bool>,
@@ -21,18 +22,18 @@ pub struct MaximumFlow {
 struct FlowArcs {
     starts: Vec<usize>,
     targets: Vec<u32>,
-    /// The other direction's place.
+    /// The index of the opposite direction.
     reverse: Vec<u32>,
     room: Vec<f64>,
-    /// Where each link went.
+    /// The index of each link's arc.
     of_link: Vec<u32>,
 }
 
-/// The greatest flow from `source` to `sink`. Weights are capacities; without weights each is 1.
+/// The maximum flow from `source` to `sink`. Weights are capacities; without weights, each is 1.
 ///
 /// # Errors
-/// `BadArgument` if source or sink are no nodes or the same, and where a path of infinite capacity joins them;
-/// `BadWeight` with the first capacity that is negative or no number.
+/// `BadArgument` if the source or sink is not a node, if they are the same, or if a path of infinite capacity connects
+/// them; `BadWeight` with the first capacity that is negative or NaN.
 pub fn maximum_flow(outgoing: &CompressedRows, source: usize, sink: usize) -> Result<MaximumFlow, NetworkError> {
     outgoing.check_square()?;
     outgoing.check_weights()?;
@@ -49,7 +50,7 @@ pub fn maximum_flow(outgoing: &CompressedRows, source: usize, sink: usize) -> Re
     let mut flows = Vec::with_capacity(outgoing.links());
     for (link, &arc) in arcs.of_link.iter().enumerate() {
         let capacity = outgoing.weights().map_or(1.0, |weights| weights[link]);
-        // What an infinite link carries is known at its other direction, which began with nothing.
+        // The flow on a link of infinite capacity is the capacity of its opposite direction, which was initially 0.
         flows.push(if capacity == f64::INFINITY {
             arcs.room[arcs.reverse[arc as usize] as usize]
         } else {
@@ -102,8 +103,8 @@ impl FlowArcs {
         FlowArcs { starts, targets, reverse, room, of_link }
     }
 
-    /// How far each node is from the sink over links with room; false if the source is cut off. From the sink, so that
-    /// no way of `fill` ends elsewhere.
+    /// The distance of each node from the sink over links with residual capacity; false if the source is cut off.
+    /// Searched from the sink, so that every path of `fill` leads to it.
     fn levels(&self, source: usize, sink: usize, levels: &mut [u32]) -> bool {
         levels.fill(u32::MAX);
         levels[sink] = 0;
@@ -126,7 +127,7 @@ impl FlowArcs {
         false
     }
 
-    /// Sends what fits along ways that come nearer to the sink with each link; returns how much.
+    /// Sends what fits along paths that come closer to the sink with each link; returns the amount.
     fn fill(&mut self, source: usize, sink: usize, levels: &[u32]) -> Result<f64, NetworkError> {
         let mut next = self.starts.clone();
         let mut way: Vec<usize> = Vec::new();
@@ -165,7 +166,7 @@ impl FlowArcs {
                     node = self.targets[arc] as usize;
                 }
                 (None, Some(last)) => {
-                    // A dead end: its link is not tried again.
+                    // A dead end: do not try its link again.
                     node = self.targets[self.reverse[last] as usize] as usize;
                     next[node] += 1;
                 }
@@ -182,7 +183,7 @@ mod tests {
     use proptest::prelude::*;
 
     proptest! {
-        /// A flow that keeps to capacities, loses nothing on the way, and fills a cut is the greatest.
+        /// A flow that respects capacities, is conserved at nodes, and fills a cut is maximum.
         #[test]
         fn flows_fill_a_cut(network in any_network(false)) {
             let n = network.rows();

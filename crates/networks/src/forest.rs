@@ -1,12 +1,13 @@
-//! Spanning forests of least or greatest weight: every tree takes its best link to another, until none is left.
+//! Spanning forests of minimum or maximum weight: every tree takes its best link to another tree, until none is left.
 //!
-//! Source: O. Boruvka (1926). Links of one weight are ordered by their place, so the forest is one and has no rings.
+//! Source: O. Boruvka (1926). Links of equal weight are ordered by their index, so the forest is unique and has no
+//! cycles.
 
 use crate::error::NetworkError;
 use crate::rows::CompressedRows;
 use std::cmp::Ordering;
 
-/// A link between trees: the trees at its ends, its weight, and its place in the rows.
+/// A link between trees: the trees at its ends, its weight, and its index in the rows.
 #[derive(Clone, Copy)]
 struct TreeLink {
     ends: [u32; 2],
@@ -20,11 +21,11 @@ impl TreeLink {
     }
 }
 
-/// The places of the links of a forest of least weight (greatest with `maximum`), ascending, that joins what can be
-/// joined. Links must be symmetric; of each pair only the one that leads up counts. Without weights all weigh the same.
+/// The indices, ascending, of the links of a spanning forest of minimum weight (maximum with `maximum`). Links must be
+/// symmetric; of each pair, only the one to the larger node counts. Without weights, all weights are equal.
 ///
 /// # Errors
-/// `BadWeight` for a weight that is no number.
+/// `BadWeight` if a weight is NaN.
 pub fn spanning_forest(links: &CompressedRows, maximum: bool) -> Result<Vec<usize>, NetworkError> {
     links.check_square()?;
     let n = links.rows();
@@ -37,7 +38,7 @@ pub fn spanning_forest(links: &CompressedRows, maximum: bool) -> Result<Vec<usiz
             }
             if target as usize > node {
                 let weight = if maximum { -weight } else { weight };
-                // 0 and -0 are one weight.
+                // 0 and -0 are the same weight.
                 left.push(TreeLink { ends: [node as u32, target], weight: weight + 0.0, place });
             }
         }
@@ -74,7 +75,7 @@ pub fn spanning_forest(links: &CompressedRows, maximum: bool) -> Result<Vec<usiz
     Ok(forest)
 }
 
-/// The root of a tree, to which the way there becomes shorter.
+/// The root of a tree, with path compression.
 fn root(trees: &mut [u32], node: u32) -> u32 {
     let mut at = node;
     while trees[at as usize] != at {
@@ -91,7 +92,7 @@ mod tests {
     use proptest::prelude::*;
 
     proptest! {
-        /// Kruskal's: the best link first, if it joins two trees.
+        /// Kruskal's algorithm: the best link first, if it connects two trees.
         #[test]
         fn forests_equal_sorted_links(network in any_network(true), maximum: bool) {
             let mut all: Vec<_> = (0..network.rows())

@@ -1,6 +1,7 @@
-//! Any 64-bit integers as nodes 0, 1, ...: the distinct ones ascending, and the place of each value among them.
+//! Maps arbitrary 64-bit integers to nodes 0, 1, ...: the distinct values in ascending order, and the index of each
+//! value among them.
 //!
-//! Where ids lie close together a table over their range does both; else they are sorted, and looked up by hashing.
+//! If ids are dense, a table over their range does both; otherwise they are sorted, and looked up by hashing.
 
 use crate::rows::NO_NODE;
 use crate::shared::{fill_with, for_chunks};
@@ -10,9 +11,9 @@ use tidemill_kernels::pool::Pool;
 
 /// An integer that names a node.
 pub trait NodeId: Copy + Ord + Send + Sync {
-    /// How far it lies above `low`.
+    /// Its distance above `low`.
     fn above(self, low: Self) -> u64;
-    /// What lies `distance` above it.
+    /// The id `distance` above this one.
     fn plus(self, distance: u64) -> Self;
 }
 
@@ -34,7 +35,7 @@ impl NodeId for u64 {
     }
 }
 
-/// A table costs a bit for each number of the range: worth it up to this many for each value.
+/// A table costs a bit for each number in the range, which pays off up to this many bits per value.
 const TABLE_BITS_EACH: u64 = 64;
 
 /// The distinct ids, ascending.
@@ -54,7 +55,7 @@ pub fn distinct<T: NodeId>(pool: &Pool, lists: &[&[T]]) -> Vec<T> {
                 for value in &list[part] {
                     let at = value.above(low);
                     let (word, bit) = (&words[(at / 64) as usize], 1 << (at % 64));
-                    // Most are there already: a look is cheaper than an atomic write.
+                    // Most are present already, and a read is cheaper than an atomic write.
                     if word.load(Ordering::Relaxed) & bit == 0 {
                         word.fetch_or(bit, Ordering::Relaxed);
                     }
@@ -86,7 +87,7 @@ pub fn distinct<T: NodeId>(pool: &Pool, lists: &[&[T]]) -> Vec<T> {
     all
 }
 
-/// The place of each value in the ascending `ids`; `NO_NODE` for one that is not among them.
+/// The index of each value in the ascending `ids`; `NO_NODE` for values that are not among them.
 #[must_use]
 pub fn find<T: NodeId>(pool: &Pool, ids: &[T], values: &[T]) -> Vec<u32> {
     let mut places = vec![NO_NODE; values.len()];
@@ -107,7 +108,7 @@ pub fn find<T: NodeId>(pool: &Pool, ids: &[T], values: &[T]) -> Vec<u32> {
     } else {
         let slots_bits = (ids.len() * 2).next_power_of_two().trailing_zeros().max(1);
         let mut slots = vec![NO_NODE; 1 << slots_bits];
-        // Fibonacci hashing; a slot taken sends on to the next.
+        // Fibonacci hashing with linear probing.
         let slot = |id: T| (id.above(low).wrapping_mul(0x9E37_79B9_7F4A_7C15) >> (64 - slots_bits)) as usize;
         let mask = slots.len() - 1;
         for (place, &id) in ids.iter().enumerate() {
@@ -128,7 +129,7 @@ pub fn find<T: NodeId>(pool: &Pool, ids: &[T], values: &[T]) -> Vec<u32> {
     places
 }
 
-/// The lowest and the highest.
+/// The minimum and the maximum.
 fn bounds<T: NodeId>(pool: &Pool, list: &[T]) -> Option<(T, T)> {
     let found = Mutex::new(None);
     for_chunks(pool, list.len(), 1 << 16, |_, part| {
@@ -159,7 +160,7 @@ mod tests {
     }
 
     proptest! {
-        /// Near ones take the table, far ones the sort and the hash.
+        /// Dense ids use the table, sparse ones the sort and the hash.
         #[test]
         fn ids_are_found(
             near in prop::collection::vec(-50i64..50, 0..80), far in prop::collection::vec(any::<i64>(), 0..80),

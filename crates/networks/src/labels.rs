@@ -1,7 +1,7 @@
-//! Label propagation: each node takes the most frequent label of its neighbors, all at once.
+//! Label propagation: all nodes take the most frequent label of their neighbors at the same time.
 //!
-//! Source: LDBC Graphalytics, "community detection using label propagation": after U. Raghavan, R. Albert and S. Kumara
-//! (2007), made deterministic: of several labels the smallest.
+//! Source: LDBC Graphalytics, "community detection using label propagation", after U. Raghavan, R. Albert and S. Kumara
+//! (2007), made deterministic: the smallest of several most frequent labels.
 
 use crate::error::{NetworkError, ensure};
 use crate::rows::CompressedRows;
@@ -9,11 +9,11 @@ use crate::shared::SharedSlice;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use tidemill_kernels::pool::Pool;
 
-/// Labels after at most `iterations_max` rounds, and how many were made: rounds end when no label changes. With
-/// `incoming` the neighbors over links of both directions count. A node without neighbors keeps its label.
+/// Labels after at most `iterations_max` rounds, and the number of rounds: they end when no label changes. With
+/// `incoming`, the neighbors over links of both directions count. A node without neighbors keeps its label.
 ///
 /// # Errors
-/// `BadArgument` if there is not one label for each node, below the number of nodes.
+/// `BadArgument` if there is not one label per node, each less than the number of nodes.
 pub fn label_propagation(
     pool: &Pool,
     outgoing: &CompressedRows,
@@ -56,7 +56,7 @@ pub fn label_propagation(
     Ok((labels, iterations_max))
 }
 
-/// How often each label was seen, and which were.
+/// The number of occurrences of each label, and the labels that occurred.
 struct LabelCounts {
     counts: Vec<u32>,
     seen: Vec<u32>,
@@ -78,7 +78,7 @@ impl LabelCounts {
         }
     }
 
-    /// The most frequent; counts begin anew.
+    /// The most frequent label; resets the counts.
     fn take(&mut self) -> Option<u32> {
         let best = self.seen.iter().copied().max_by_key(|&l| (self.counts[l as usize], std::cmp::Reverse(l)));
         for label in self.seen.drain(..) {

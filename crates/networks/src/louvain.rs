@@ -1,11 +1,11 @@
-//! Communities of high modularity: nodes move to the neighboring community that gains most, until none gains; then each
-//! community becomes a node, and all begins anew. Refined (Leiden), a community becomes several nodes, each connected
-//! within: so communities are, too, and parts of them move later.
+//! Communities of high modularity: nodes move to the neighboring community with the largest gain, until none gains;
+//! then each community becomes a node, and this is repeated. With refinement (Leiden), a community becomes several
+//! nodes, each internally connected: so communities are connected, too, and parts of them can move later.
 //!
 //! Source: V. Blondel, J.-L. Guillaume, R. Lambiotte and E. Lefebvre, Fast unfolding of communities in large networks
 //! (2008), with the queue and the refinement of V. Traag, L. Waltman and N. van Eck, From Louvain to Leiden (2019);
-//! a node is refined to the community that gains most, where they draw one. The order of nodes follows from the seed
-//! alone, so results repeat.
+//! refinement moves a node to the community with the largest gain, where they choose randomly. The order of nodes
+//! depends only on the seed, so results repeat.
 
 use crate::build::{Duplicates, LinkOptions, Links};
 use crate::error::{NetworkError, ensure};
@@ -13,33 +13,33 @@ use crate::rows::CompressedRows;
 use std::collections::VecDeque;
 use tidemill_kernels::pool::Pool;
 
-/// How communities are sought.
+/// Options of the search for communities.
 #[derive(Clone, Copy, Debug)]
 pub struct LouvainOptions {
-    /// Above 1 for more, smaller communities.
+    /// Greater than 1 for more, smaller communities.
     pub resolution: f64,
-    /// A level that gains less is the last.
+    /// A level with a smaller gain is the last.
     pub threshold: f64,
-    /// Decides the order of nodes.
+    /// Determines the order of nodes.
     pub seed: u64,
-    /// At most so many levels.
+    /// Maximum number of levels.
     pub levels_max: usize,
-    /// Whether communities are refined before they become nodes: the method of Leiden.
+    /// Whether communities are refined before they become nodes: the Leiden method.
     pub refined: bool,
 }
 
-/// Communities, and how good they are.
+/// Communities, and their quality.
 #[derive(Clone, Debug)]
 pub struct Communities {
     /// The community of each node, numbered from 0 in the order of their smallest nodes.
     pub labels: Vec<u32>,
     /// Their modularity.
     pub modularity: f64,
-    /// How many levels were made.
+    /// The number of levels.
     pub levels: usize,
 }
 
-/// A network of communities: links between them, without loops, and twice the weight within each.
+/// A network of communities: the links between them, without loops, and twice the weight within each.
 struct Level {
     links: CompressedRows,
     inner: Vec<f64>,
@@ -48,7 +48,7 @@ struct Level {
 /// Communities of symmetric `links`.
 ///
 /// # Errors
-/// `BadWeight` with the first weight that is negative or no number.
+/// `BadWeight` with the first weight that is negative or NaN.
 pub fn louvain(pool: &Pool, links: &CompressedRows, options: LouvainOptions) -> Result<Communities, NetworkError> {
     links.check_square()?;
     links.check_weights()?;
@@ -58,7 +58,7 @@ pub fn louvain(pool: &Pool, links: &CompressedRows, options: LouvainOptions) -> 
     let total: f64 = total_weight(&level);
     let mut best = modularity_of(&level, &labels, options.resolution, total);
     let mut levels = 0;
-    // The node of the level that each node is in, and the communities of the level's nodes.
+    // The level's node that contains each node, and the communities of the level's nodes.
     let mut nodes = labels.clone();
     let mut communities = labels.clone();
     while levels < options.levels_max && total > 0.0 {
@@ -85,7 +85,7 @@ pub fn louvain(pool: &Pool, links: &CompressedRows, options: LouvainOptions) -> 
         }
     }
     if options.refined {
-        // The last moves may have left a part of a community alone; as one of its own it is better.
+        // The last moves may have disconnected a community; separate parts have a higher modularity.
         split(links, &mut labels);
     }
     renumber(&mut labels);
@@ -93,7 +93,7 @@ pub fn louvain(pool: &Pool, links: &CompressedRows, options: LouvainOptions) -> 
     Ok(Communities { labels, modularity, levels })
 }
 
-/// Makes each connected part of a community one of its own, named by its first node.
+/// Makes each connected part of a community a separate one, named after its first node.
 fn split(links: &CompressedRows, labels: &mut [u32]) {
     let n = labels.len();
     let mut parts = vec![u32::MAX; n];
@@ -117,10 +117,10 @@ fn split(links: &CompressedRows, labels: &mut [u32]) {
     labels.copy_from_slice(&parts);
 }
 
-/// The modularity of `labels` on symmetric `links`, 0 without links. A loop counts at both its ends.
+/// The modularity of `labels` on symmetric `links`; 0 without links. A loop counts at both of its ends.
 ///
 /// # Errors
-/// `BadArgument` if there is not one label for each node, below the number of nodes.
+/// `BadArgument` if there is not one label per node, each less than the number of nodes.
 pub fn modularity(links: &CompressedRows, labels: &[u32], resolution: f64) -> Result<f64, NetworkError> {
     links.check_square()?;
     let n = links.rows();
@@ -169,7 +169,7 @@ fn modularity_of(level: &Level, labels: &[u32], resolution: f64, total: f64) -> 
     combined(within, &sums, total, resolution)
 }
 
-/// Makes each of `count` communities a node. `inner` is what the nodes hold within; if not given, loops count twice.
+/// Makes each of `count` communities a node. `inner` is the weight within the nodes; without it, loops count twice.
 fn coarsen(
     pool: &Pool,
     links: &CompressedRows,
@@ -197,7 +197,7 @@ fn coarsen(
     Ok(Level { links: CompressedRows::of_links(pool, links, &options)?, inner: sums })
 }
 
-/// The nodes in an order that follows from the seed.
+/// A random order of the nodes that depends only on the seed and the round.
 fn drawn_order(n: usize, seed: u64, round: u64) -> Vec<u32> {
     let mut order: Vec<u32> = (0..n as u32).collect();
     let mut random = seed ^ round.wrapping_mul(0xD1B5_4A32_D192_ED03);
@@ -207,7 +207,7 @@ fn drawn_order(n: usize, seed: u64, round: u64) -> Vec<u32> {
     order
 }
 
-/// Divides each community into parts that are connected: single nodes join the part of their community that gains most.
+/// Divides each community into connected parts: single nodes join the part of their community with the largest gain.
 fn refine(level: &Level, communities: &[u32], options: LouvainOptions, round: u64, total: f64) -> Vec<u32> {
     let n = level.inner.len();
     let degrees = degrees(level);
@@ -217,7 +217,7 @@ fn refine(level: &Level, communities: &[u32], options: LouvainOptions, round: u6
     let mut parts: Vec<u32> = (0..n as u32).collect();
     let mut sums = degrees.clone();
     let mut alone = vec![true; n];
-    // Of each part the weight of its links to the rest of its community.
+    // By part: the weight of its links to the rest of its community.
     let mut outside: Vec<f64> = (0..n)
         .map(|node| {
             let near = level.links.weighted(node);
@@ -264,10 +264,10 @@ fn refine(level: &Level, communities: &[u32], options: LouvainOptions, round: u6
     parts
 }
 
-/// Moves nodes from the community they are in until none gains; returns the community of each. A node is looked at
-/// again only when a neighbor has moved to another community.
+/// Moves nodes to other communities until none gains; returns the community of each. A node is reconsidered only if a
+/// neighbor has moved to another community.
 fn move_nodes(level: &Level, mut labels: Vec<u32>, options: LouvainOptions, round: u64, total: f64) -> Vec<u32> {
-    /// More looks at each node are hardly ever needed; rounding could otherwise move one to and fro.
+    /// Nodes hardly ever need more visits; without a limit, rounding could move a node back and forth.
     const LOOKS_MAX: usize = 100;
     let n = level.inner.len();
     let degrees = degrees(level);
@@ -296,7 +296,7 @@ fn move_nodes(level: &Level, mut labels: Vec<u32>, options: LouvainOptions, roun
         let (mut best, mut most) = (old, gain(old));
         for &label in &seen {
             let gain = gain(label);
-            // Of equal gains the smallest label, so that the order of links does not matter.
+            // Of equal gains, the smallest label wins, so that the order of links does not matter.
             if gain > most || (gain == most && best != old && label < best) {
                 (best, most) = (label, gain);
             }
@@ -323,7 +323,7 @@ fn next_random(state: &mut u64) -> u64 {
     z ^ (z >> 31)
 }
 
-/// Numbers labels from 0 in the order of their first nodes; returns how many there are.
+/// Numbers labels from 0 in the order of their first nodes; returns the number of labels.
 fn renumber(labels: &mut [u32]) -> usize {
     let mut numbers = vec![u32::MAX; labels.len()];
     let mut count = 0;
@@ -348,7 +348,7 @@ mod tests {
         LouvainOptions { resolution: 1.0, threshold: 1e-7, seed: 0, levels_max: usize::MAX, refined: false };
 
     proptest! {
-        /// Modularity must equal its definition, and never be worse than that of single nodes.
+        /// The modularity must equal its definition, and never be less than that of single nodes.
         #[test]
         fn modularity_equals_the_definition(network in any_network(true), seed: u64, refined: bool) {
             let options = LouvainOptions { seed, refined, ..PLAIN };
@@ -372,13 +372,13 @@ mod tests {
             prop_assert_eq!(found.labels, again.labels);
         }
 
-        /// What Leiden's method is for: every community is connected.
+        /// The purpose of the Leiden method: every community is connected.
         #[test]
         fn refined_communities_are_connected(network in any_network(true), seed: u64) {
             let labels = louvain(&pool(1), &network, LouvainOptions { seed, refined: true, ..PLAIN }).unwrap().labels;
             let n = network.rows();
             let mut reached: Vec<usize> = (0..n).collect();
-            // Each node takes the smallest node that it is connected with in its community.
+            // Each node takes the smallest node that it is connected to within its community.
             for _ in 0..n {
                 for node in 0..n {
                     for (target, weight) in network.weighted(node) {

@@ -1,7 +1,7 @@
-//! PageRank by pulling: each node sums what its incoming links bring, so no two threads write one place, and a row's
-//! sum does not depend on how many there are.
+//! PageRank by pulling: each node sums the contributions of its incoming links, so no two threads write to the same
+//! place, and a row's sum does not depend on the number of threads.
 //!
-//! Source: S. Brin and L. Page (1998); the treatment of nodes without outgoing links is networkx's.
+//! Source: S. Brin and L. Page (1998); nodes without outgoing links are treated as in networkx.
 
 use crate::error::{NetworkError, ensure};
 use crate::rows::CompressedRows;
@@ -10,7 +10,7 @@ use std::str::FromStr;
 use std::sync::Mutex;
 use tidemill_kernels::pool::Pool;
 
-/// Which change between two iterations is compared with the tolerance.
+/// The change between two iterations that is compared with the tolerance.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ChangeRule {
     /// The sum of the absolute changes.
@@ -31,58 +31,58 @@ impl FromStr for ChangeRule {
     }
 }
 
-/// How scores are computed; see [`pagerank`].
+/// Options of [`pagerank`].
 #[derive(Clone, Copy, Debug)]
 pub struct PagerankOptions<'a> {
     /// The share of a score that follows links.
     pub damping: f64,
     /// Iterations end when the change is smaller.
     pub tolerance: f64,
-    /// Or when there were so many.
+    /// Maximum number of iterations.
     pub iterations_max: usize,
-    /// Which change.
+    /// How the change is measured.
     pub rule: ChangeRule,
-    /// The first scores; 1 / n each.
+    /// The initial scores; by default 1 / n each.
     pub start: Option<&'a [f64]>,
-    /// Where the rest of the scores goes; 1 / n each.
+    /// The distribution of the rest of the scores; by default 1 / n each.
     pub teleport: Option<&'a [f64]>,
-    /// Where scores go of nodes that no link leaves; as `teleport`.
+    /// The distribution of the scores of nodes without outgoing links; by default as `teleport`.
     pub dangling: Option<&'a [f64]>,
-    /// Whether these scores are lost.
+    /// Whether these scores are dropped instead.
     pub drop_dangling: bool,
 }
 
 /// Scores, and how they were reached.
 #[derive(Clone, Debug)]
 pub struct PagerankScores {
-    /// One for each node.
+    /// One per node.
     pub scores: Vec<f64>,
-    /// How many iterations were made.
+    /// The number of iterations.
     pub iterations: usize,
-    /// The change in the last.
+    /// The change in the last iteration.
     pub change: f64,
 }
 
-/// What a step changed.
+/// The changes of a step.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct StepChange {
     /// The sum of the absolute changes.
     pub l1: f64,
-    /// The largest.
+    /// The largest absolute change.
     pub largest: f64,
 }
 
-/// What all nodes receive besides links.
+/// What nodes receive in addition to links.
 #[derive(Clone, Copy, Debug)]
 pub enum BaseScores<'a> {
-    /// The same.
+    /// The same value for all.
     Uniform(f64),
-    /// One value each.
+    /// One value per node.
     Each(&'a [f64]),
 }
 
 impl BaseScores<'_> {
-    /// What `node` receives.
+    /// The value for `node`.
     #[inline(always)]
     #[must_use]
     pub fn of(&self, node: usize) -> f64 {
@@ -94,10 +94,10 @@ impl BaseScores<'_> {
 }
 
 /// Scores of the nodes that `incoming` leads into; `outgoing` is the sum of the weights, or the number, of the links
-/// that leave each. Nothing is normalized.
+/// that leave each node. Nothing is normalized.
 ///
 /// # Errors
-/// `BadArgument` if lengths differ, `BadWeight` for a weight that is negative or no number.
+/// `BadArgument` if lengths differ, `BadWeight` for a weight that is negative or NaN.
 pub fn pagerank(
     pool: &Pool,
     incoming: &CompressedRows,
@@ -143,7 +143,8 @@ pub fn pagerank(
     Ok(PagerankScores { scores, iterations, change })
 }
 
-/// One step: `values` become base + damping * the sum over links of weight * contribution. `incoming` may be a part's.
+/// One step: `values` become base + damping * the sum over links of weight * contribution. `incoming` may belong to a
+/// part.
 ///
 /// # Errors
 /// `BadArgument` if lengths differ.
@@ -170,7 +171,7 @@ pub(crate) fn check_lengths(
     ensure(values.len() == incoming.rows() && base == incoming.rows(), "there must be one value and base for each row")
 }
 
-/// Where the contributions of the next step go.
+/// Where to write the contributions of the next step.
 struct Contributions<'a> {
     next: SharedSlice<'a, f64>,
     inverse: &'a [f64],
@@ -185,7 +186,7 @@ fn pull(
     values: &mut [f64],
     after: Option<Contributions<'_>>,
 ) -> StepChange {
-    // Changes are added up chunk by chunk in order, so that their sum does not depend on threads either.
+    // Changes are summed chunk by chunk in order, so that their sum does not depend on threads either.
     let changes = Mutex::new(Vec::new());
     let chunks = incoming.chunks(1 << 14);
     let values = SharedSlice::new(values);
@@ -219,7 +220,7 @@ fn pull(
     })
 }
 
-/// The sum over the links of `row` of weight * contribution, in an order that depends on the row alone.
+/// The sum over the links of `row` of weight * contribution, in an order that depends only on the row.
 #[inline(always)]
 pub(crate) fn row_sum(incoming: &CompressedRows, row: usize, contributions: &[f64]) -> f64 {
     assert!(contributions.len() >= incoming.columns());
@@ -241,7 +242,7 @@ mod tests {
     use crate::testing::{any_network, pool, unweighted};
     use proptest::prelude::*;
 
-    /// networkx's loop over a dense matrix.
+    /// The loop of networkx over a dense matrix.
     fn naive(outgoing: &CompressedRows, teleport: &[f64], iterations: usize, drop: bool) -> Vec<f64> {
         let n = outgoing.rows();
         let mut scores = vec![1.0 / n as f64; n];
@@ -262,7 +263,7 @@ mod tests {
     }
 
     proptest! {
-        /// Weighted and plain, with and without nodes that no link leaves; bitwise the same on any number of threads.
+        /// With and without weights, with and without dangling nodes; bitwise equal for any number of threads.
         #[test]
         fn scores_equal_the_dense_loop(network in any_network(false), weighted: bool, drop: bool, even: bool) {
             let network = if weighted { network } else { unweighted(&network) };

@@ -1,50 +1,50 @@
-//! Links from lines of text, "source target [weight] ...", on all threads.
+//! Parses links from lines of text, "source target [weight] ...", on all threads.
 //!
-//! The text is cut into one piece a thread at ends of lines. Source of the exact short way for decimals: W. Clinger,
-//! How to read floating point numbers accurately (1990): a mantissa below 2^53 over a power of ten up to 10^22 rounds
-//! once.
+//! The text is divided at line ends into one piece per thread. Source of the exact fast path for decimals: W. Clinger,
+//! How to read floating point numbers accurately (1990): dividing a mantissa below 2^53 by a power of ten up to 10^22
+//! rounds once.
 
 use crate::error::NetworkError;
 use std::ops::Range;
 use tidemill_kernels::pool::{Pool, share};
 
-/// How lines are read.
+/// The format of lines.
 #[derive(Clone, Debug)]
 pub struct LinkFormat {
-    /// What stands between fields; any run of spaces, tabs, commas and semicolons if not given. Runs of spaces count
-    /// once.
+    /// The separator of fields; by default, any run of spaces, tabs, commas and semicolons. Runs of spaces count as
+    /// one.
     pub delimiter: Option<u8>,
-    /// A line that begins with one of these is skipped.
+    /// Lines that begin with one of these are skipped.
     pub comments: Vec<u8>,
-    /// What other lines must begin with, as "a" in DIMACS.
+    /// The required first byte of other lines, such as "a" in DIMACS.
     pub tag: Option<u8>,
-    /// Whether a third field holds a weight.
+    /// Whether the third field is a weight.
     pub weighted: bool,
     /// The number of the first line.
     pub first_line: u64,
 }
 
-/// Links that were read.
+/// The links of a text.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ParsedLinks {
-    /// Where each begins. With `unsigned`, the bits of a `u64`.
+    /// The source of each link. With `unsigned`, the bits of a `u64`.
     pub sources: Vec<i64>,
-    /// Where each ends.
+    /// The target of each link.
     pub targets: Vec<i64>,
-    /// What each weighs, if asked for.
+    /// The weight of each link, if requested.
     pub weights: Vec<f64>,
     /// Whether an id exceeds the largest `i64`.
     pub unsigned: bool,
     /// Whether an id is negative.
     pub negative: bool,
-    /// How many lines there were.
+    /// The number of lines.
     pub lines: u64,
 }
 
-/// Reads all links of `text`.
+/// Parses all links in `text`.
 ///
 /// # Errors
-/// `BadLine` with the first that holds no link, and `BadArgument` if ids exceed both `i64` and `u64` together.
+/// `BadLine` with the first line without a valid link; `BadArgument` if no type fits all ids, neither `i64` nor `u64`.
 pub fn parse_links(pool: &Pool, text: &[u8], format: &LinkFormat) -> Result<ParsedLinks, NetworkError> {
     let threads = if text.len() < 1 << 16 { 1 } else { pool.threads() };
     let cuts: Vec<usize> =
@@ -99,7 +99,7 @@ impl ParsedLinks {
     }
 }
 
-/// Where the first line at or after `at` begins; the end of the text stays the end.
+/// The start of the first line at or after `at`, or the end of the text.
 fn line_start(text: &[u8], at: usize) -> usize {
     if at == 0 || at >= text.len() {
         return at.min(text.len());
@@ -107,7 +107,7 @@ fn line_start(text: &[u8], at: usize) -> usize {
     text[at - 1..].iter().position(|&byte| byte == b'\n').map_or(text.len(), |end| at + end)
 }
 
-/// Lines of a piece. In errors lines are counted from 0.
+/// Parses the lines of a piece. Errors count lines from 0.
 fn parse_piece(text: &[u8], format: &LinkFormat) -> Result<ParsedLinks, NetworkError> {
     let mut links = ParsedLinks::default();
     let guess = text.len() / 12;
@@ -142,7 +142,7 @@ impl LineCursor<'_> {
         self.text.get(self.at).copied().unwrap_or(b'\n')
     }
 
-    /// One line, its end included.
+    /// Parses one line, including its end.
     #[inline(always)]
     fn line(&mut self, format: &LinkFormat, links: &mut ParsedLinks) -> Result<(), &'static str> {
         self.skip_blanks();
@@ -166,7 +166,7 @@ impl LineCursor<'_> {
             let weight = self.weight()?;
             links.weights.push(weight);
         }
-        // What follows is ignored, but a field must end where its number ends.
+        // The rest is ignored, but a field must end where its number ends.
         if !self.is_field_end() {
             return Err(if format.weighted { "the weight is not a number" } else { "the second id is not an integer" });
         }
@@ -201,7 +201,7 @@ impl LineCursor<'_> {
         }
     }
 
-    /// Over what stands between fields.
+    /// Skips the separator between fields.
     #[inline(always)]
     fn next_field(&mut self, trouble: &'static str) -> Result<(), &'static str> {
         if !self.is_field_end() {
@@ -337,7 +337,7 @@ mod tests {
         assert_eq!(read("1 2\n", &commas).unwrap_err(), "line 1: there is no second field: \"1 2\"");
     }
 
-    /// Pieces of several threads must meet at ends of lines, and their errors count the lines before them.
+    /// The pieces of threads must meet at line ends, and their errors must count the lines before them.
     #[test]
     fn threads_share_a_text() {
         let mut text: String = (0..20_000).map(|i| format!("{i} {}\n", i * 7)).collect();

@@ -6,12 +6,12 @@ use crate::shared::{SharedSlice, for_chunks};
 use tidemill_kernels::pool::Pool;
 
 impl CompressedRows {
-    /// The rows of `nodes`, where `nodes[i]` is numbered i, and the ghosts, ascending, numbered after them: targets
-    /// that are not among `nodes`. Links keep the order they have in their row, so that sums over rows do not depend
-    /// on parts.
+    /// The rows of `nodes`, where `nodes[i]` is numbered i, and the ghosts, which are the targets not among `nodes`, in
+    /// ascending order and numbered after them. Links keep their order within a row, so that sums over rows do not
+    /// depend on parts.
     ///
     /// # Errors
-    /// `BadArgument` for a node that has no row, or is named twice.
+    /// `BadArgument` for a node that has no row, or occurs twice.
     pub fn part(&self, pool: &Pool, nodes: &[u32]) -> Result<(CompressedRows, Vec<u32>), NetworkError> {
         let mut numbers = vec![NO_NODE; self.columns()];
         for (number, &node) in nodes.iter().enumerate() {
@@ -67,7 +67,7 @@ mod tests {
     use proptest::prelude::*;
 
     proptest! {
-        /// Every link of a part, numbered back, is the network's.
+        /// Every link of a part, with the original numbers, is a link of the network.
         #[test]
         fn parts_hold_the_links_of_their_nodes(network in any_network(false), odd in 0usize..2) {
             let pool = pool(2);

@@ -1,5 +1,5 @@
-//! Parts of equal size with few links between them, by restreamed linear deterministic greedy: nodes pass by in
-//! breadth-first order, each goes to the part that holds most of its neighbors and has room, and the stream is
+//! Parts of equal size with few links between them, by restreamed linear deterministic greedy: nodes are streamed in
+//! breadth-first order, each goes to the part that has room and contains most of its neighbors, and the stream is
 //! repeated.
 //!
 //! Sources: I. Stanton and G. Kliot, Streaming graph partitioning for large distributed graphs (2012); J. Nishimura and
@@ -11,18 +11,18 @@ use crate::shared::for_chunks;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use tidemill_kernels::pool::Pool;
 
-/// The part of each node, and how many links of `links`, which must be symmetric, join different parts (each direction
-/// counts). A part holds at most (1 + imbalance) n / parts nodes, rounded up; of all passes the best is kept.
+/// The part of each node, and the number of `links`, which must be symmetric, between different parts (each direction
+/// counts). A part has at most (1 + imbalance) n / parts nodes, rounded up. Returns the best of all passes.
 ///
 /// # Errors
-/// `BadArgument` without parts, or for an imbalance that is negative or no number.
+/// `BadArgument` without parts, or for an imbalance that is negative or not finite.
 pub fn partition(
     links: &CompressedRows,
     parts: usize,
     passes: usize,
     imbalance: f64,
 ) -> Result<(Vec<u32>, usize), NetworkError> {
-    /// What a part without neighbors is worth: among such the emptiest is taken.
+    /// The score of a part without neighbors: the emptiest of these is chosen.
     const NO_NEIGHBORS: f64 = 1e-6;
     links.check_square()?;
     ensure(parts > 0 && parts < NO_NODE as usize, "there must be at least one part")?;
@@ -35,7 +35,7 @@ pub fn partition(
     let mut around = vec![0u32; parts];
     let mut loads = vec![0usize; parts];
     for _ in 0..passes.max(1) {
-        // Each pass fills the parts anew: this cuts fewer links than keeping them full, but on grids.
+        // Each pass fills the parts from zero: this cuts fewer links than keeping them full, except on grids.
         loads.fill(0);
         for &node in &order {
             for &neighbor in links.neighbors(node as usize) {
@@ -69,10 +69,10 @@ pub fn partition(
     Ok(best)
 }
 
-/// How many links join nodes of different parts.
+/// The number of links between nodes of different parts.
 ///
 /// # Errors
-/// `BadArgument` if there is not one part for each column.
+/// `BadArgument` if there is not one part per column.
 pub fn cut(pool: &Pool, links: &CompressedRows, part_of: &[u32]) -> Result<usize, NetworkError> {
     ensure(
         part_of.len() == links.columns() && links.columns() >= links.rows(),
@@ -89,7 +89,7 @@ fn cut_links(links: &CompressedRows, part_of: &[u32], nodes: std::ops::Range<usi
     nodes.map(|v| links.neighbors(v).iter().filter(|&&t| part_of[t as usize] != part_of[v]).count()).sum()
 }
 
-/// All nodes, breadth first from the smallest of each component.
+/// All nodes in breadth-first order, from the smallest of each component.
 fn breadth_first(links: &CompressedRows) -> Vec<u32> {
     let n = links.rows();
     let mut order = Vec::with_capacity(n);
@@ -132,7 +132,7 @@ mod tests {
         }
     }
 
-    /// A grid in four parts of which each has few links to others; by chance three quarters of the links would be cut.
+    /// A grid in four parts with few links between them; a random division would cut three quarters of the links.
     #[test]
     fn grids_are_cut_well() {
         let side = 60u32;

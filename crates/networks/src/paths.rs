@@ -1,5 +1,5 @@
-//! Shortest paths by delta-stepping: nodes wait in bins of distances `delta` wide, the nearest bin is worked off in
-//! parallel until it stays empty, and only then the next.
+//! Shortest paths by delta-stepping: nodes are in bins of distances that are `delta` wide; the nearest bin is processed
+//! in parallel until it stays empty, and only then the next.
 //!
 //! Source: U. Meyer and P. Sanders, Delta-stepping: a parallelizable shortest path algorithm (2003).
 
@@ -9,22 +9,22 @@ use crate::shared::{Chunks, atomics, float_atomics, for_chunks};
 use std::sync::atomic::{AtomicU64, Ordering};
 use tidemill_kernels::pool::Pool;
 
-/// Distances, and how they are reached.
+/// Distances, and predecessors.
 #[derive(Clone, Debug)]
 pub struct PathTree {
-    /// The length of a shortest path from the nearest source; infinite where there is none.
+    /// The length of a shortest path from the nearest source; infinite if there is none.
     pub distances: Vec<f64>,
-    /// The node before each on such a path: of several that are nearer the smallest. `NO_NODE` where not reached; a
-    /// source is its own.
+    /// The predecessor of each node on such a path: the smallest of several nearer ones. `NO_NODE` if the node is not
+    /// reached; a source is its own.
     pub parents: Vec<u32>,
 }
 
-/// Distances from the nearest of `sources`. Links without weights are 1 long. Nodes farther than `cutoff` count as not
-/// reached. `delta` is chosen by the weights if not given; it changes the time, not the result.
+/// Distances from the nearest of `sources`. Links without weights have length 1. Nodes farther away than `cutoff` count
+/// as not reached. By default, `delta` is chosen by the weights; it affects the time, not the result.
 ///
 /// # Errors
-/// `BadArgument` for a source that is no node or a delta that is not above 0; `BadWeight` with the first link whose
-/// weight is negative or no number.
+/// `BadArgument` if a source is not a node or delta is not positive; `BadWeight` with the first link whose weight is
+/// negative or NaN.
 pub fn shortest_paths(
     pool: &Pool,
     outgoing: &CompressedRows,
@@ -57,8 +57,8 @@ pub fn shortest_paths(
     Ok(PathTree { distances, parents })
 }
 
-/// A width for which bins hold neither few nodes nor many that are lowered again: a mean link where nodes have many,
-/// and several where they have few, as on roads.
+/// A width with neither too few nodes per bin nor too many that are lowered again: a mean link if nodes have many
+/// links, and several if they have few, as on roads.
 fn width(outgoing: &CompressedRows) -> f64 {
     const SAMPLES: usize = 1 << 14;
     const LINKS_REACHED: f64 = 32.0;
@@ -72,7 +72,7 @@ fn width(outgoing: &CompressedRows) -> f64 {
 
 struct DeltaSearch<'a> {
     outgoing: &'a CompressedRows,
-    /// The bits of floats that are not negative grow with the floats.
+    /// Bits of distances: those of non-negative floats have the order of the floats.
     distances: &'a [AtomicU64],
     /// The distance of each node when its links were last relaxed.
     relaxed: &'a [AtomicU64],
@@ -80,7 +80,7 @@ struct DeltaSearch<'a> {
     cutoff: f64,
 }
 
-/// One thread's bins. Those from `first` on have lists; what lies beyond the last waits in `far`, however small delta
+/// One thread's bins. Those from `first` on have lists; nodes beyond the last list wait in `far`, however small delta
 /// is.
 #[derive(Default)]
 struct DistanceBins {
@@ -107,7 +107,7 @@ impl DistanceBins {
 }
 
 impl DeltaSearch<'_> {
-    /// Fewer nodes than this are done sooner by one thread than by waking the others.
+    /// Below this number of nodes, one thread is faster than waking the others.
     const SHARED_MIN: usize = 512;
 
     fn run(&self, pool: &Pool, sources: Vec<u32>) {
@@ -146,11 +146,11 @@ impl DeltaSearch<'_> {
         }
     }
 
-    /// Lets the lists begin where the nearest far node is; false if there is none.
+    /// Moves the lists to the bin of the nearest far node; false if there is none.
     fn refill(&self, bins: &mut [DistanceBins]) -> bool {
         let after = bins[0].first.saturating_add(DistanceBins::LISTS_MAX);
         let mut far: Vec<u32> = bins.iter_mut().flat_map(|bins| std::mem::take(&mut bins.far)).collect();
-        // What has come nearer since was done there.
+        // Nodes that have come nearer since were processed there.
         far.retain(|&node| self.bin(self.distance(node)) >= after);
         let Some(first) = far.iter().map(|&node| self.bin(self.distance(node))).min() else { return false };
         for bins in &mut *bins {
@@ -172,7 +172,7 @@ impl DeltaSearch<'_> {
         (distance * self.inverse) as u64
     }
 
-    /// Offers its neighbors a way over each node of `front` that still belongs to `bin`.
+    /// Offers neighbors a path over each node of `front` that still belongs to `bin`.
     fn relax<const SHARED: bool>(&self, front: &[u32], bin: u64, bins: &mut DistanceBins) {
         for &node in front {
             let distance = self.distance(node);
@@ -200,8 +200,8 @@ impl DeltaSearch<'_> {
     }
 }
 
-/// The parents that distances imply. First those that are nearer, which cannot form a ring; then, along links of
-/// length 0, whatever hangs on a node that has one.
+/// The parents that follow from distances. First nearer nodes, which cannot form a cycle; then, along links of length
+/// 0, nodes behind one that already has a parent.
 fn parents(pool: &Pool, outgoing: &CompressedRows, distances: &[f64], sources: &[u32]) -> Vec<u32> {
     let mut parents = vec![NO_NODE; distances.len()];
     let shared = atomics(&mut parents);
@@ -247,7 +247,7 @@ mod tests {
     use crate::testing::{any_network, pool, rows_of, unweighted};
     use proptest::prelude::*;
 
-    /// Bellman and Ford's loop.
+    /// The Bellman-Ford algorithm.
     fn naive(outgoing: &CompressedRows, sources: &[u32]) -> Vec<f64> {
         let mut distances = vec![f64::INFINITY; outgoing.rows()];
         sources.iter().for_each(|&source| distances[source as usize] = 0.0);
@@ -267,7 +267,7 @@ mod tests {
         expected.iter_mut().filter(|d| **d > cutoff.unwrap_or(f64::INFINITY)).for_each(|d| *d = f64::INFINITY);
         assert_eq!(tree.distances, expected);
         for node in 0..outgoing.rows() {
-            // Every way back ends at a source, after at most as many links as there are nodes.
+            // Every path back ends at a source, after at most as many links as there are nodes.
             let mut at = node as u32;
             for _ in 0..outgoing.rows() {
                 let parent = tree.parents[at as usize];
@@ -284,7 +284,7 @@ mod tests {
     }
 
     proptest! {
-        /// Weights of 0 make rings of equal distance, small deltas make bins beyond the lists.
+        /// Weights of 0 give cycles of equal distance, and small deltas give bins beyond the lists.
         #[test]
         fn distances_equal_bellman_ford(
             network in any_network(false), threads in 1usize..3, delta in 0usize..4, cutoff in 0usize..3, plain: bool,

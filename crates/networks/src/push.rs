@@ -1,31 +1,32 @@
-//! PageRank by pushing residuals: scores that follow a network whose links change, at the cost of what changes reach.
+//! PageRank by pushing residuals: scores follow a network whose links change, at a cost proportional to the nodes
+//! affected.
 //!
-//! Held are scores x and residuals r with x + r = (1 - damping) + damping * P' x, for P the walk along links. A node
-//! whose residual exceeds a tolerance adds it to its score and hands it on to the nodes that its links lead to. Each
-//! push takes at least (1 - damping) of a residual away, in any order.
+//! The state consists of scores x and residuals r with x + r = (1 - damping) + damping * P' x, where P is the walk
+//! along links. A node whose residual exceeds a tolerance adds it to its score, and passes it on to the nodes that its
+//! links lead to. Each push removes at least (1 - damping) of a residual, in any order.
 //!
 //! Source: Ohsaka, Maehara and Kawarabayashi (2015), Efficient PageRank tracking in evolving networks.
 
 use crate::error::{NetworkError, ensure};
 
-/// Nodes of all shares are numbered: a slot in its share times the number of shares, plus the share.
+/// Nodes of all shares are numbered: slot in the share * number of shares + share.
 const NUMBER_BITS: u32 = 32;
 
 /// The links of a share's nodes with their counts: ascending keys (slot << 32 | number), in a large table and a small
-/// one of what changed since. A link's count is the sum of both.
+/// one of recent changes. A link's count is the sum of both.
 #[derive(Clone, Copy, Debug)]
 pub struct CountedLinks<'a> {
-    /// Where the links of each slot begin in `keys`, and behind them their end; later slots have none there.
+    /// The start of each slot's links in `keys`, followed by the end; later slots have none there.
     pub firsts: &'a [i64],
     /// The large table.
     pub keys: &'a [i64],
-    /// Beside `keys`.
+    /// The counts of `keys`.
     pub counts: &'a [i64],
     /// The small table.
     pub new_keys: &'a [i64],
-    /// Beside `new_keys`.
+    /// The counts of `new_keys`.
     pub new_counts: &'a [i64],
-    /// Whether several links to a node count as such, or as one.
+    /// Whether parallel links count several times, or once.
     pub several: bool,
 }
 
@@ -74,39 +75,39 @@ impl CountedLinks<'_> {
     }
 }
 
-/// Which share of how many, and when to end.
+/// Options of [`push_residuals`].
 #[derive(Clone, Copy, Debug)]
 pub struct PushOptions {
-    /// This share.
+    /// The index of this share.
     pub share: usize,
-    /// How many there are.
+    /// The number of shares.
     pub shares: usize,
-    /// Below 1.
+    /// Less than 1.
     pub damping: f64,
-    /// Residuals up to this stay.
+    /// Residuals up to this are kept.
     pub tolerance: f64,
-    /// How often all nodes with a larger residual hand it on; by default until there are none.
+    /// Maximum number of rounds in which all nodes with a larger residual push it; by default until there are none.
     pub rounds_max: Option<usize>,
 }
 
-/// What a push leaves for others to do.
+/// The remaining work after a push.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Pushed {
     /// Nodes of other shares by number, ascending.
     pub numbers: Vec<i64>,
-    /// What is to be added to their residuals.
+    /// The values to add to their residuals.
     pub values: Vec<f64>,
     /// Own slots whose residual still exceeds the tolerance.
     pub active: Vec<i64>,
-    /// How many links were looked at.
+    /// The number of links visited.
     pub links: u64,
 }
 
-/// Hands on the residuals of those `candidates` (own slots) that exceed the tolerance, and what exceeds it then.
-/// `outgoing` has the number of links that leave each slot.
+/// Pushes the residuals of those `candidates` (own slots) that exceed the tolerance, and of nodes that exceed it as a
+/// result. `outgoing` is the number of links that leave each slot.
 ///
 /// # Errors
-/// `BadArgument` if lengths differ, or for a slot that there is not.
+/// `BadArgument` if lengths differ, or if a candidate is not a slot.
 pub fn push_residuals(
     links: &CountedLinks<'_>,
     outgoing: &[i64],
@@ -129,7 +130,7 @@ pub fn push_residuals(
         }
     }
     let mut pushed = Pushed::default();
-    // By number, for other shares; what was touched is noted.
+    // By number, for other shares; touched ones are recorded.
     let mut given: Vec<f64> = Vec::new();
     let mut rounds = 0;
     while !active.is_empty() && rounds_max.is_none_or(|most| rounds < most) {
@@ -162,7 +163,7 @@ pub fn push_residuals(
         active = next;
         rounds += 1;
     }
-    // A node whose sum was 0 in between was noted twice.
+    // A node whose sum was temporarily 0 was recorded twice.
     pushed.numbers.sort_unstable();
     pushed.numbers.dedup();
     pushed.values = pushed.numbers.iter().map(|&number| given[number as usize]).collect();
@@ -177,7 +178,7 @@ mod tests {
     use crate::testing::any_network;
     use proptest::prelude::*;
 
-    /// The links of a share, every third of them in the small table, some of whose links are gone in the large one.
+    /// The links of a share, every third in the small table, which also removes some links of the large one.
     fn tables(rows: &CompressedRows, share: usize, shares: usize) -> [Vec<i64>; 5] {
         let mut found: [Vec<i64>; 5] = Default::default();
         let slots = rows.rows().div_ceil(shares);
@@ -202,7 +203,7 @@ mod tests {
     }
 
     proptest! {
-        /// A residual that is lost, or handed on twice, leaves scores that are not those of the walk.
+        /// If a residual is lost, or passed on twice, the scores are not those of the walk.
         #[test]
         fn pushed_scores_are_those_of_the_walk(rows in any_network(false), shares in 1usize..4, rounds in 1usize..4) {
             let (n, damping) = (rows.rows(), 0.85);

@@ -1,7 +1,7 @@
 //! Compressed rows: the links of each node in one run of an array.
 //!
-//! Invariant: `offsets` begins with 0, never falls, has one entry more than there are rows, and ends with the number of
-//! targets; each target is below `columns`. So algorithms may index by targets without asking again.
+//! Invariant: `offsets` begins with 0, never decreases, has one more entry than there are rows, and ends with the
+//! number of targets; each target is less than `columns`. So algorithms may index by targets without further checks.
 
 use crate::error::{NetworkError, ensure};
 use crate::shared::{Chunks, fill_with, for_chunks};
@@ -10,26 +10,26 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 use tidemill_kernels::pool::Pool;
 
-/// Stands where there is no node.
+/// Stands for a missing node.
 pub const NO_NODE: u32 = u32::MAX;
 
-/// Rows of links. Those of a network are square: `rows == columns`. In a part of a network the nodes from `rows` on are
-/// ghosts, which have no rows.
+/// Rows of links. In a network they are square: `rows == columns`. In a part of a network, the nodes from `rows` on are
+/// ghosts without rows.
 #[derive(Debug)]
 pub struct CompressedRows {
     offsets: Vec<i64>,
     targets: Vec<u32>,
     weights: Option<Vec<f64>>,
     columns: usize,
-    /// The first negative or NaN weight's place, once somebody asked.
+    /// The index of the first negative or NaN weight, once it was looked for.
     bad_weight: OnceLock<Option<usize>>,
 }
 
 impl CompressedRows {
-    /// Rows of arrays; see the module for what must hold.
+    /// Rows from arrays; see the module for the invariant.
     ///
     /// # Errors
-    /// `BadArgument` and `NoSuchNode` tell what does not hold.
+    /// `BadArgument` and `NoSuchNode` for violations of the invariant.
     pub fn new(
         pool: &Pool,
         offsets: Vec<i64>,
@@ -57,82 +57,83 @@ impl CompressedRows {
         Ok(rows)
     }
 
-    /// For parts that hold by construction.
+    /// For arrays that satisfy the invariant by construction.
     pub(crate) fn of_parts(offsets: Vec<i64>, targets: Vec<u32>, weights: Option<Vec<f64>>, columns: usize) -> Self {
         CompressedRows { offsets, targets, weights, columns, bad_weight: OnceLock::new() }
     }
 
-    /// How many nodes have rows.
+    /// The number of nodes with rows.
     #[must_use]
     #[inline(always)]
     pub fn rows(&self) -> usize {
         self.offsets.len() - 1
     }
 
-    /// How many nodes links can lead to.
+    /// The number of nodes that links can lead to.
     #[must_use]
     pub fn columns(&self) -> usize {
         self.columns
     }
 
-    /// How many links there are.
+    /// The number of links.
     #[must_use]
     pub fn links(&self) -> usize {
         self.targets.len()
     }
 
-    /// Where each row begins, and the last ends.
+    /// The start of each row, followed by the end of the last.
     #[must_use]
     pub fn offsets(&self) -> &[i64] {
         &self.offsets
     }
 
-    /// Where the links lead.
+    /// The targets of the links.
     #[must_use]
     #[inline(always)]
     pub fn targets(&self) -> &[u32] {
         &self.targets
     }
 
-    /// What the links weigh.
+    /// The weights of the links.
     #[must_use]
     #[inline(always)]
     pub fn weights(&self) -> Option<&[f64]> {
         self.weights.as_deref()
     }
 
-    /// The memory of the arrays.
+    /// The memory of the arrays in bytes.
     #[must_use]
     pub fn bytes(&self) -> usize {
         let weights = self.weights.as_ref().map_or(0, |weights| size_of_val(weights.as_slice()));
         size_of_val(self.offsets.as_slice()) + size_of_val(self.targets.as_slice()) + weights
     }
 
-    /// Where the links of `node` stand.
+    /// The indices of the links of `node`.
     #[must_use]
     #[inline(always)]
     pub fn range(&self, node: usize) -> Range<usize> {
         self.offsets[node] as usize..self.offsets[node + 1] as usize
     }
 
-    /// How many links `node` has.
+    /// The number of links of `node`.
     #[must_use]
     #[inline(always)]
     pub fn degree(&self, node: usize) -> usize {
         (self.offsets[node + 1] - self.offsets[node]) as usize
     }
 
-    /// Where the links of `node` lead.
+    /// The targets of the links of `node`.
     #[must_use]
     #[inline(always)]
     pub fn neighbors(&self, node: usize) -> &[u32] {
         let range = self.range(node);
         debug_assert!(range.end <= self.targets.len());
-        // SAFETY: offsets never fall and end with the number of targets. Benefit: this is the head of every inner loop.
+        // SAFETY: offsets never decrease and end with the number of targets. Benefit: this is the head of every inner
+        // loop.
         unsafe { self.targets.get_unchecked(range) }
     }
 
-    /// The links of `node` with their weights, 1 where there are none.
+    /// The links of `node` with their weights, which default to 1.
     #[inline(always)]
     pub(crate) fn weighted(&self, node: usize) -> impl Iterator<Item = (u32, f64)> + '_ {
         let range = self.range(node);
@@ -140,7 +141,7 @@ impl CompressedRows {
         range.map(move |link| (self.targets[link], weights.map_or(1.0, |weights| weights[link])))
     }
 
-    /// Calls `function` with each link of `node`; what inner loops use, which then ask once for a row whether there are
+    /// Calls `function` with each link of `node`, for inner loops: it checks only once per row whether there are
     /// weights.
     #[inline(always)]
     pub(crate) fn each_weighted(&self, node: usize, mut function: impl FnMut(u32, f64)) {
@@ -153,7 +154,7 @@ impl CompressedRows {
         }
     }
 
-    /// The node whose row holds `link`.
+    /// The node whose row contains `link`.
     #[must_use]
     pub fn source(&self, link: usize) -> usize {
         self.offsets.partition_point(|&offset| offset <= link as i64) - 1
@@ -173,7 +174,7 @@ impl CompressedRows {
         sources
     }
 
-    /// Of each row the sum of its weights, or its number of links.
+    /// The sum of each row's weights, or its number of links.
     #[must_use]
     pub fn weight_sums(&self, pool: &Pool) -> Vec<f64> {
         let mut sums = vec![0.0; self.rows()];
@@ -184,14 +185,14 @@ impl CompressedRows {
         sums
     }
 
-    /// That no weight is negative or NaN; looked up once.
+    /// Checks that no weight is negative or NaN; the result is cached.
     ///
     /// # Errors
-    /// `BadWeight` with the first that is.
+    /// `BadWeight` with the first such weight.
     pub fn check_weights(&self) -> Result<(), NetworkError> {
         let Some(weights) = self.weights() else { return Ok(()) };
         let first = self.bad_weight.get_or_init(|| {
-            // Not `weight < 0`: NaN must not pass. Without a branch for each, this runs at the speed of memory.
+            // Not `weight < 0`: NaN must not pass. Without a branch per weight, this runs at memory speed.
             let is_bad = |weight: f64| weight.is_nan() | (weight < 0.0);
             let block =
                 weights.chunks(1 << 12).position(|block| block.iter().fold(false, |bad, &w| bad | is_bad(w)))?;
@@ -218,19 +219,19 @@ impl CompressedRows {
         self.offsets == reverse.offsets && self.targets == reverse.targets && self.weights == reverse.weights
     }
 
-    /// That there is a row for each column.
+    /// Checks that there is a row for each column.
     pub(crate) fn check_square(&self) -> Result<(), NetworkError> {
         ensure(self.rows() == self.columns, "a network needs as many rows as columns")
     }
 
-    /// Chunks of rows with about as many links each.
+    /// Chunks of rows with about `links_each` links.
     pub(crate) fn chunks(&self, links_each: usize) -> Chunks {
         let each = links_each.max(1) * self.rows() / self.links().max(1);
         Chunks::new(self.rows(), each.clamp(64, 1 << 16))
     }
 }
 
-/// That `nodes` can be numbered with 32 bits, and `NO_NODE` is free.
+/// Checks that `nodes` can be numbered with 32 bits, without using `NO_NODE`.
 pub(crate) fn check_size(nodes: usize) -> Result<(), NetworkError> {
     ensure(nodes < NO_NODE as usize, "a worker's network has at most 4,294,967,294 nodes")
 }

@@ -1,21 +1,21 @@
-//! Slices that the threads of a run write together, and work that is dealt to them in chunks.
+//! Slices that the threads of a run write together, and work that is divided among them in chunks.
 
 use std::marker::PhantomData;
 use std::ops::Range;
 use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use tidemill_kernels::pool::Pool;
 
-/// A slice in which each thread writes places of its own.
+/// A slice in which each thread writes its own elements.
 ///
-/// Invariant, kept by the callers of the unsafe methods: between two meetings of the threads, a place that one of them
-/// writes is read and written by no other.
+/// Invariant, to be kept by callers of the unsafe methods: between two barriers of the threads, an element that one of
+/// them writes is not read or written by any other.
 pub(crate) struct SharedSlice<'a, T> {
     start: *mut T,
     len: usize,
     life: PhantomData<&'a mut [T]>,
 }
 
-// SAFETY: the slice is borrowed mutably for as long as this lives, and callers keep threads apart (see the invariant).
+// SAFETY: the slice is mutably borrowed as long as this lives, and callers separate threads (see the invariant).
 unsafe impl<T: Send> Sync for SharedSlice<'_, T> {}
 
 impl<'a, T> SharedSlice<'a, T> {
@@ -23,10 +23,10 @@ impl<'a, T> SharedSlice<'a, T> {
         SharedSlice { start: slice.as_mut_ptr(), len: slice.len(), life: PhantomData }
     }
 
-    /// Writes `value` at `at`.
+    /// Writes `value` at index `at`.
     ///
     /// # Safety
-    /// `at` is inside the slice; see the invariant.
+    /// `at` must be inside the slice; see the invariant.
     #[inline(always)]
     pub(crate) unsafe fn set(&self, at: usize, value: T) {
         debug_assert!(at < self.len);
@@ -34,10 +34,10 @@ impl<'a, T> SharedSlice<'a, T> {
         unsafe { *self.start.add(at) = value };
     }
 
-    /// The places of `range`.
+    /// The elements of `range`.
     ///
     /// # Safety
-    /// The range lies inside the slice; see the invariant.
+    /// The range must be inside the slice; see the invariant.
     #[allow(clippy::mut_from_ref)]
     #[inline(always)]
     pub(crate) unsafe fn range(&self, range: Range<usize>) -> &mut [T] {
@@ -47,7 +47,7 @@ impl<'a, T> SharedSlice<'a, T> {
     }
 }
 
-/// Deals `0..n` to threads in chunks, so that one that is held up gets less.
+/// Distributes `0..n` to threads in chunks, so that a slow thread gets less.
 pub(crate) struct Chunks {
     next: AtomicUsize,
     n: usize,
@@ -94,11 +94,12 @@ pub(crate) fn fill_with<T: Send, F: Fn(usize) -> T + Sync>(pool: &Pool, out: &mu
     });
 }
 
-/// The sum of the values at `places`, in an order that depends on their number alone. Four sums hide the latency of
-/// additions.
+/// The sum of the values at `places`, in an order that depends only on their number. Four partial sums hide the latency
+/// of additions.
 ///
 /// # Safety
-/// All places are inside the slice. Benefit: the head of most inner loops, which checks slow down by a third.
+/// All places must be inside the slice. Benefit: this is the head of most inner loops, and checks slow it down by a
+/// third.
 #[inline(always)]
 pub(crate) unsafe fn gather_sum(values: &[f64], places: &[u32]) -> f64 {
     /// Sums of short rows overlap with each other, and one loop is cheaper than two.

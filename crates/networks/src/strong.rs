@@ -5,15 +5,15 @@
 use crate::error::NetworkError;
 use crate::rows::{CompressedRows, NO_NODE};
 
-/// Of each node the smallest node of its strongly connected component.
+/// For each node, the smallest node of its strongly connected component.
 ///
 /// # Errors
-/// `BadArgument` if there are not as many rows as columns.
+/// `BadArgument` if the numbers of rows and columns differ.
 pub fn strong_components(outgoing: &CompressedRows) -> Result<Vec<u32>, NetworkError> {
     outgoing.check_square()?;
     let n = outgoing.rows();
     let mut labels = vec![NO_NODE; n];
-    // When each node was first seen, and the earliest seen open node that it leads to.
+    // When each node was first visited, and the earliest visited open node that it leads to.
     let (mut seen, mut low) = (vec![NO_NODE; n], vec![0u32; n]);
     let (mut path, mut open): (Vec<(u32, usize)>, Vec<u32>) = (Vec::new(), Vec::new());
     let mut count = 0;
@@ -80,7 +80,7 @@ mod tests {
     }
 
     proptest! {
-        /// Two nodes are in one component where each reaches the other.
+        /// Two nodes are in the same component if each reaches the other.
         #[test]
         fn components_equal_mutual_reach(network in any_network(false)) {
             let n = network.rows();

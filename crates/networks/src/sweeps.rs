@@ -1,5 +1,5 @@
-//! Steps on the rows of a part that take each other's results at once, with the values of ghosts given: what a worker
-//! does between two exchanges. Columns `0..rows` are the part's own nodes, the rest ghosts.
+//! Steps on the rows of a part that use each other's results immediately, with given values of ghosts: the work of a
+//! worker between two exchanges. Columns `0..rows` are the part's own nodes, the others are ghosts.
 
 use crate::error::{NetworkError, ensure};
 use crate::pagerank::{BaseScores, StepChange, check_lengths, row_sum};
@@ -7,9 +7,9 @@ use crate::rows::{CompressedRows, NO_NODE};
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
-/// PageRank in place: one row after the other, `values` become base + damping * the sum over links of weight *
-/// contribution, and the node's own contribution value * `inverse` at once. Ends when the largest change of a sweep is
-/// below `tolerance`, or after `sweeps_max`. Returns sweeps made, and the change of the last.
+/// PageRank in place: row by row, `values` become base + damping * the sum over links of weight * contribution, and the
+/// node's own contribution immediately becomes value * `inverse`. Ends when the largest change of a sweep is less than
+/// `tolerance`, or after `sweeps_max`. Returns the number of sweeps, and the change of the last.
 ///
 /// # Errors
 /// `BadArgument` if lengths differ.
@@ -44,18 +44,18 @@ pub fn pagerank_sweeps(
     Ok((sweeps_max, change))
 }
 
-/// What a relaxation changed.
+/// The changes of a relaxation.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Lowered {
     /// The columns that were lowered, ascending.
     pub columns: Vec<u32>,
-    /// Own nodes whose links are still to be looked at.
+    /// Own nodes whose links have yet to be visited.
     pub active: Vec<u32>,
-    /// How many links were looked at.
+    /// The number of links visited.
     pub links: u64,
 }
 
-/// Each column once, in the order it was first noted.
+/// A set of columns, in the order in which they were first added.
 struct ColumnSet {
     inside: Vec<bool>,
     members: Vec<u32>,
@@ -84,13 +84,13 @@ impl ColumnSet {
     }
 }
 
-/// Lowers `distances` over the part's links from the `active` own nodes, all that are reached if not given. With
-/// `rounds_max` in so many rounds of all active nodes (Bellman and Ford), else nearest first until nothing changes
-/// (Dijkstra). `parents` get columns. Links without weights are 1 long.
+/// Lowers `distances` over the part's links, starting from the `active` own nodes; by default from all reached ones.
+/// With `rounds_max`, in so many rounds of all active nodes (Bellman-Ford), else nearest first until nothing changes
+/// (Dijkstra). `parents` are set to columns. Links without weights have length 1.
 ///
 /// # Errors
-/// `BadArgument` if lengths differ or an active node is not the part's; `BadWeight` with the first weight that is
-/// negative or no number.
+/// `BadArgument` if lengths differ or an active node is not an own node; `BadWeight` with the first weight that is
+/// negative or NaN.
 pub fn relax(
     outgoing: &CompressedRows,
     distances: &mut [f64],
@@ -108,7 +108,7 @@ pub fn relax(
     let start = first_active(rows, active, |node| distances[node] < f64::INFINITY)?;
     let mut changed = ColumnSet::new(columns);
     let mut lowered = Lowered::default();
-    // Offers the neighbors of `node` a way over it, and notes what was lowered with `note`.
+    // Offers the neighbors of `node` a path over it, and reports lowered ones with `note`.
     let mut offer = |node: u32, distances: &mut [f64], note: &mut dyn FnMut(u32, f64)| {
         let distance = distances[node as usize];
         lowered.links += outgoing.degree(node as usize) as u64;
@@ -141,7 +141,7 @@ pub fn relax(
         }
         lowered.active = next.sorted();
     } else {
-        // The bits of floats that are not negative grow with the floats.
+        // The bits of non-negative floats have the order of the floats.
         let mut heap: BinaryHeap<Reverse<(u64, u32)>> =
             start.iter().map(|&node| Reverse((distances[node as usize].to_bits(), node))).collect();
         while let Some(Reverse((bits, node))) = heap.pop() {
@@ -159,11 +159,11 @@ pub fn relax(
     Ok(lowered)
 }
 
-/// Gives both ends of links the lower label, from the `active` own nodes on, all if not given, until nothing changes or
-/// for `sweeps_max` rounds of all active nodes. Links between own nodes must be symmetric.
+/// Sets both ends of links to the lower label, starting from the `active` own nodes (by default all), until nothing
+/// changes or for `sweeps_max` rounds of all active nodes. Links between own nodes must be symmetric.
 ///
 /// # Errors
-/// `BadArgument` if lengths differ or an active node is not the part's.
+/// `BadArgument` if lengths differ or an active node is not an own node.
 pub fn lower_labels(
     links: &CompressedRows,
     labels: &mut [i64],
@@ -189,7 +189,7 @@ pub fn lower_labels(
                 if labels[target as usize] > low {
                     labels[target as usize] = low;
                     changed.insert(target);
-                    // The node itself has just told its neighbors.
+                    // The node itself has just updated its neighbors.
                     if (target as usize) < rows && target != node {
                         next.insert(target);
                     }
@@ -202,7 +202,7 @@ pub fn lower_labels(
     Ok(lowered)
 }
 
-/// The nodes to begin with.
+/// The initial active nodes.
 fn first_active(rows: usize, active: Option<&[u32]>, all: impl Fn(usize) -> bool) -> Result<Vec<u32>, NetworkError> {
     debug_assert!(rows < NO_NODE as usize);
     match active {
@@ -238,7 +238,8 @@ mod tests {
     }
 
     proptest! {
-        /// Parts that exchange until nothing changes reach the distances of the whole, however many rounds each makes.
+        /// Parts that exchange until nothing changes reach the distances of the whole network, with any number of
+        /// rounds each.
         #[test]
         fn parts_relax_to_shortest_paths(network in any_network(false), rounds in 0usize..3) {
             if network.rows() == 0 {
@@ -287,7 +288,8 @@ mod tests {
             prop_assert!(all.into_iter().eq(expected.into_iter().map(i64::from)));
         }
 
-        /// Parts that sweep in turn, with the others' contributions held fixed, reach the scores of the whole.
+        /// Parts that sweep in turn, with the contributions of others held fixed, reach the scores of the whole
+        /// network.
         #[test]
         fn parts_sweep_to_pagerank(network in any_network(false)) {
             let (n, pool) = (network.rows(), pool(1));

@@ -1,4 +1,4 @@
-//! What tests of the algorithms share: threads, and small random networks.
+//! Helpers of the algorithms' tests: threads, and small random networks.
 
 use crate::build::{LinkOptions, Links};
 use crate::rows::CompressedRows;
@@ -23,7 +23,7 @@ pub(crate) fn unweighted(rows: &CompressedRows) -> CompressedRows {
     CompressedRows::of_parts(rows.offsets().to_vec(), rows.targets().to_vec(), None, rows.columns())
 }
 
-/// From 0 to 30 nodes, sparse to dense, with loops, parallel links and weights from 0 to 8.
+/// 0 to 30 nodes, sparse to dense, with loops, parallel links and weights from 0 to 8.
 pub(crate) fn any_network(symmetric: bool) -> impl Strategy<Value = CompressedRows> {
     (0u32..30, 0usize..90).prop_flat_map(move |(n, most)| {
         let most = if n == 0 { 0 } else { most };

@@ -1,5 +1,5 @@
-//! Triangles: links lead from nodes of low degree to nodes of high degree, so that no node has many, and each triangle
-//! is found once, at its lowest node.
+//! Triangles: links are directed from nodes of low degree to nodes of high degree, so that no node has many, and each
+//! triangle is found once, at its lowest node.
 //!
 //! Source: T. Schank and D. Wagner, Finding, counting and listing all triangles in large graphs (2005).
 
@@ -9,10 +9,10 @@ use crate::shared::{Chunks, SharedSlice, fill_with, for_chunks};
 use std::sync::Mutex;
 use tidemill_kernels::pool::Pool;
 
-/// How many triangles each node is in. Links must be symmetric; loops and duplicates are ignored.
+/// The number of triangles that each node is in. Links must be symmetric; loops and duplicates are ignored.
 ///
 /// # Errors
-/// `BadArgument` if there are not as many rows as columns.
+/// `BadArgument` if the numbers of rows and columns differ.
 pub fn triangles(pool: &Pool, links: &CompressedRows) -> Result<Vec<i64>, NetworkError> {
     links.check_square()?;
     let n = links.rows();
@@ -114,7 +114,7 @@ pub fn weighted_triangles(pool: &Pool, links: &CompressedRows) -> Result<Vec<f64
     Ok(out)
 }
 
-/// All nodes, those of low degree first; a counting sort.
+/// All nodes in ascending order of degree; a counting sort.
 pub(crate) fn by_degree(links: &CompressedRows) -> Vec<u32> {
     let n = links.rows();
     let most = (0..n).map(|node| links.degree(node)).max().unwrap_or(0);
@@ -132,7 +132,7 @@ pub(crate) fn by_degree(links: &CompressedRows) -> Vec<u32> {
     order
 }
 
-/// Of each place in the order the links to later places: where they start and end, and all of them.
+/// For each position in the order, the links to later positions: their start and end, and all of them.
 fn upward(pool: &Pool, links: &CompressedRows, order: &[u32], places: &[u32]) -> (Vec<usize>, Vec<usize>, Vec<u32>) {
     let n = order.len();
     let mut ends = vec![0usize; n];

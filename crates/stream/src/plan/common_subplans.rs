@@ -282,7 +282,7 @@ mod tests {
 
     /// A step that two queries share exists once; different steps with the same name exist twice.
     #[test]
-    fn what_queries_have_in_common_is_lowered_once() {
+    fn common_subplans_are_lowered_once() {
         let engine = engine();
         let (rows, others) = (timed(&engine), timed(&engine));
         let some = rows.filter(col("n").gt(lit(1_i64))).unwrap();

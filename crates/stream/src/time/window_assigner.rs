@@ -323,7 +323,7 @@ mod tests {
     /// A day has 23 hours when clocks are set forward, weeks begin on Monday, years have leap days, and days that a
     /// zone skipped have no length.
     #[test]
-    fn as_calendars_have_them() {
+    fn spans_follow_the_calendar() {
         for (count, unit, zone, time, start, end) in [
             (1, "d", "Europe/Berlin", "2026-03-29T12:00:00Z", "2026-03-28T23:00:00Z", "2026-03-29T22:00:00Z"),
             (1, "mo", "Europe/Berlin", "2026-03-31T22:00:00Z", "2026-03-31T22:00:00Z", "2026-04-30T22:00:00Z"),
@@ -344,7 +344,7 @@ mod tests {
 
     /// Each moment is in exactly one span, which begins where the previous one ends.
     #[test]
-    fn they_leave_nothing_out() {
+    fn spans_have_no_gaps() {
         for (count, unit) in [(1, "d"), (5, "d"), (2, "w"), (1, "mo"), (7, "mo"), (1, "y")] {
             for zone in ["Europe/Dublin", "America/Havana", "Pacific/Apia", "Asia/Kathmandu", "-03:00"] {
                 let spans = spans(count, unit, zone);
@@ -364,7 +364,7 @@ mod tests {
 
     /// The windows that fire are all those that end at that time.
     #[test]
-    fn windows_that_end_in_time() {
+    fn windows_ending_in_a_range() {
         let sliding = WindowAssigner::sliding;
         let days = || spans(1, "d", "Europe/Berlin");
         let stepped = [sliding(12, 4).with_step(Some(3)), sliding(7, 7).with_step(Some(2)), days().with_step(Some(7))];
@@ -385,7 +385,7 @@ mod tests {
     /// Each moment of a window is in one of its steps, whose end is the end of a pane; the last step ends with the
     /// window.
     #[test]
-    fn steps_are_of_windows() {
+    fn steps_divide_windows() {
         let hour = 3_600_000_000;
         let summer = micros("2026-03-29T00:00:00Z");
         for (spans, from, unit) in [
@@ -425,7 +425,7 @@ mod tests {
 
     /// No window ends between the end found and the time.
     #[test]
-    fn last_window_that_has_ended() {
+    fn ended_by_is_the_last_end() {
         let sliding = WindowAssigner::sliding;
         for spans in [sliding(12, 4), sliding(10, 4), sliding(7, 7), spans(1, "d", "Europe/Berlin")] {
             for time in (-40..40).chain([90_000_000_000, 1_800_000_000_000_000]) {
@@ -441,7 +441,7 @@ mod tests {
 
     /// Times far beyond all calendars do not fail.
     #[test]
-    fn times_far_away() {
+    fn extreme_times_do_not_fail() {
         for time in [Micros::MIN, Micros::MAX] {
             let (start, end) = spans(1, "mo", "Europe/Berlin").pane(time);
             assert!(start < end);
@@ -449,7 +449,7 @@ mod tests {
     }
 
     #[test]
-    fn what_there_is_not() {
+    fn invalid_calendars_are_refused() {
         assert!(ZonedCalendar::new(1, "d", "Europe/Atlantis").unwrap_err().to_string().contains("unknown time zone"));
         assert!(ZonedCalendar::new(1, "h", "UTC").is_err() && ZonedCalendar::new(0, "d", "UTC").is_err());
     }

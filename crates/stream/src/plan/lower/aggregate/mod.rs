@@ -3,7 +3,7 @@
 //! | module           | contents                                                          |
 //! |------------------|------------------------------------------------------------------|
 //! | `window_query`   | an aggregation's windows, as the plan describes them              |
-//! | `count_windows`  | windows of so many rows of a key                                 |
+//! | `count_windows`  | count windows                                                    |
 //! | `count_triggers` | windows of time that emit results by rows                         |
 //! | `time_windows`   | other windows of time, and sessions                              |
 //! | `distinct`       | the first row of each key                                        |
