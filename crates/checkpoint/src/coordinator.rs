@@ -1,18 +1,19 @@
-//! The coordinator: when a barrier goes out, and when its checkpoint is whole. It has no clock, no store and no wire: a
-//! thin driver on worker 0 feeds it events and carries out its actions, and so does a simulation.
+//! The coordinator decides when a barrier is sent, and when its checkpoint is complete. It has no clock, no store and
+//! no connections: a thin driver on worker 0 feeds it events and carries out its actions, and so does a simulation.
 //!
-//! One checkpoint is under way at a time. It is there as soon as its manifest is; everybody is told only then. One that
-//! takes too long, or that a copy cannot save, is given up with a warning, and the next one begins: what copies have
-//! saved meanwhile stays part of their state, as their changes build on it. The one that stops the job is its last:
-//! sources have ended at it, so if it cannot be made the run fails, and another goes on from the checkpoint before.
+//! One checkpoint is in progress at a time. It exists as soon as its manifest does, and is announced only then. If it
+//! takes too long, or a copy cannot save its state, it is abandoned with a warning, and the next one begins; what
+//! copies have saved meanwhile stays part of their state, because later changes build on it. The checkpoint that stops
+//! the job is its last: sources have ended at it, so if it fails, the run fails, and the next run resumes from the
+//! checkpoint before.
 //!
-//! A barrier that has not come through within a time is unaligned from then on: it overtakes rows. Not one that stops
-//! the job, or moves buckets: behind it nothing is to be in flight.
+//! A barrier that has not passed all copies within a time becomes unaligned: it overtakes rows. This excludes barriers
+//! that stop the job, or move buckets: nothing may be in flight after them.
 //!
-//! A barrier that moves buckets is never given up: some copies would have moved them, others not. The next one waits
-//! until all copies of all tasks that it moves buckets of have said that they have. So what the old owner saved of a
-//! bucket is known before what the new one saves. When that takes longer than a checkpoint may, there is a warning, as
-//! there are no checkpoints meanwhile.
+//! A barrier that moves buckets is never abandoned: some copies would have moved buckets, and others not. The next
+//! barrier waits until all copies of the tasks involved have reported their move. So what the old owner saved of a
+//! bucket is known before what the new one saves. If this exceeds the timeout of a checkpoint, there is a warning,
+//! because no checkpoints are made meanwhile.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -31,29 +32,29 @@ type CopyParts = Vec<(PartKey, PartEntry)>;
 /// Time since the run began.
 pub type Now = Duration;
 
-/// As an epoch that is durable: the job has come to its end, and everything is to be committed.
+/// The durable epoch announced when the job has ended, and everything is to be committed.
 pub const ALL: u64 = u64::MAX;
 
-/// What happens.
+/// An event.
 #[derive(Clone, Debug)]
 pub enum CoordinatorEvent {
-    /// Time passes.
+    /// Time has passed.
     Tick,
-    /// A copy has something to say.
+    /// A copy reports.
     Report(CopyReport),
-    /// Somebody wants a barrier that carries this. Of those that move buckets `id` is told by
-    /// [`CoordinatorAction::Answer`].
+    /// Someone requests a barrier with this control. For those that move buckets, [`CoordinatorAction::Answer`] has the
+    /// same `id`.
     Request {
-        /// By which it is answered.
+        /// Identifies the answer.
         id: u64,
-        /// What the barrier carries.
+        /// The control of the barrier.
         control: BarrierControl,
     },
-    /// The manifest of an epoch was written, or could not be.
+    /// The manifest of an epoch was written, or writing it failed.
     Stored {
         /// The epoch.
         epoch: u64,
-        /// Why it could not be.
+        /// The failure, if any.
         result: Result<(), StoreFailure>,
     },
 }
@@ -61,9 +62,9 @@ pub enum CoordinatorEvent {
 /// Why a manifest could not be written.
 #[derive(Clone, Debug)]
 pub struct StoreFailure {
-    /// What the store said.
+    /// The store's message.
     pub reason: String,
-    /// Another job writes there: this one must end.
+    /// Another job writes there, so this one must end.
     pub fenced: bool,
 }
 
@@ -71,58 +72,58 @@ fn refuse(id: u64, reason: String, actions: &mut Vec<CoordinatorAction>) {
     actions.push(CoordinatorAction::Answer { id, outcome: Err(reason) });
 }
 
-/// What is to be done.
+/// An action to carry out.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum CoordinatorAction {
-    /// Ask all sources for this barrier.
+    /// Ask all sources to send this barrier.
     Inject(Barrier),
-    /// Have the barrier of this epoch overtake rows.
+    /// Let the barrier of this epoch overtake rows.
     Unalign(u64),
-    /// Write this manifest, and tell of it by [`CoordinatorEvent::Stored`].
+    /// Write this manifest, and report it with [`CoordinatorEvent::Stored`].
     Store(Box<Manifest>),
-    /// Tell everybody that this epoch is durable.
+    /// Announce that this epoch is durable.
     Durable(u64),
-    /// What has come of a rebalance that was asked for; in words, why it was refused.
+    /// The outcome of a requested rebalance, or why it was refused.
     Answer {
-        /// That of [`CoordinatorEvent::Request`].
+        /// The id of the [`CoordinatorEvent::Request`].
         id: u64,
         /// What has moved.
         outcome: Result<MoveReport, String>,
     },
-    /// Tell people.
+    /// Print a warning.
     Warn(String),
     /// End the run with this error.
     Fail(String),
-    /// Nothing is left to be done.
+    /// Nothing is left to do.
     Finished,
 }
 
-/// A task, as the coordinator knows it.
+/// A task, as the coordinator sees it.
 #[derive(Clone, Debug)]
 pub struct CoordinatedTask {
     /// Its name.
     pub name: String,
-    /// How many copies it has.
+    /// Its number of copies.
     pub copies: u32,
-    /// Which copy owns which bucket; `None` where nothing is dealt by key.
+    /// Which copy owns which bucket; `None` if the task has no keyed input.
     pub route: Option<Arc<RouteMap>>,
     /// Why its buckets cannot move, if they cannot.
     pub why_not_movable: Option<String>,
-    /// What it keeps, if it has said so.
+    /// The schema of its state, if it has declared one.
     pub schema: Option<StateSchema>,
 }
 
 impl CoordinatedTask {
-    /// It goes on from a checkpoint: its states are of the version behind those.
+    /// Sets the version of its schema when the task resumes from a checkpoint: it follows that of the saved states.
     pub fn set_version_after(&mut self, manifest: &Manifest) {
         let then = manifest.tasks.get(&self.name).and_then(|state| state.schema.as_ref());
         if let (Some(now), Some(then)) = (&mut self.schema, then) {
-            // Without states to take it may be anything, and begins anew.
+            // Without compatible states, the schema may be anything, and starts anew.
             now.version = now.version_after(then).unwrap_or(1);
         }
     }
 
-    /// The map that it goes on with from a checkpoint.
+    /// The route map that it resumes with.
     pub fn route_in(&self, manifest: &Manifest) -> Option<Arc<RouteMap>> {
         self.route.as_ref().map(|own| manifest.route(&self.name, self.copies, own))
     }
@@ -131,11 +132,11 @@ impl CoordinatedTask {
 /// Where a run begins.
 #[derive(Clone, Debug, Default)]
 pub struct StartPoint {
-    /// The checkpoint that it goes on from.
+    /// The checkpoint that it resumes from.
     pub from: Option<Arc<Manifest>>,
-    /// The newest epoch that has a manifest, which may be a damaged one: its number is taken.
+    /// The newest epoch with a manifest, even a damaged one, since its number is taken.
     pub newest: u64,
-    /// For manifests.
+    /// The claim to write into manifests.
     pub claim: u64,
 }
 
@@ -147,30 +148,30 @@ struct PendingCheckpoint {
     failed: Option<String>,
 }
 
-/// Buckets that are under way.
+/// A rebalance in progress.
 struct BucketMove {
     id: u64,
-    /// How many of each task have another owner.
+    /// By task, the number of buckets with a new owner.
     buckets: BTreeMap<u32, u32>,
-    /// Copies that have not said that they have what they gain.
+    /// Copies that have yet to report that they received the buckets they gain.
     missing: BTreeSet<(u32, u32)>,
     moved: MoveReport,
-    /// Tasks that the barrier has reached: all copies of a task get it, or none.
+    /// Tasks that the barrier has reached: either all copies of a task get it, or none.
     begun: BTreeSet<u32>,
 }
 
-/// How long things may take.
+/// Intervals and timeouts.
 #[derive(Clone, Copy, Debug)]
 pub struct CheckpointTiming {
-    /// From the beginning of a checkpoint to that of the next; zero makes none but what is asked for, and the last.
+    /// From the start of a checkpoint to the start of the next; zero makes only requested ones and the last.
     pub interval: Duration,
-    /// Then a barrier overtakes rows; `None`: never.
+    /// After this time, a barrier overtakes rows; `None`: never.
     pub unaligned_after: Option<Duration>,
-    /// Then a checkpoint is given up.
+    /// After this time, a checkpoint is abandoned.
     pub timeout: Duration,
 }
 
-/// See the module.
+/// Decides on barriers and checkpoints; see the module.
 pub struct Coordinator {
     job: String,
     claim: u64,
@@ -178,30 +179,30 @@ pub struct Coordinator {
     members: Vec<CoordinatedTask>,
     states: Vec<TaskState>,
     running: BTreeSet<(u32, u32)>,
-    /// The last epoch that was begun.
+    /// The last epoch that was started.
     epoch: u64,
     begun: Now,
     pending: Option<PendingCheckpoint>,
-    /// Who has saved its state at the pending barrier and has ended since, with what it kept: that is of the next
-    /// epoch.
+    /// Copies that have saved their state at the pending barrier and ended since, with what they kept, which belongs to
+    /// the next epoch.
     ended_behind: Vec<((u32, u32), CopyParts)>,
     storing: Option<(u64, bool)>,
     moving: Option<BucketMove>,
-    /// It was told that the barrier under way, which moves buckets, keeps others waiting.
+    /// A warning was given that the current barrier, which moves buckets, blocks others.
     told: bool,
     requests: Vec<(u64, BarrierControl)>,
-    /// Sources end without the job's having come to its end, or have ended before.
+    /// Sources end although the job has not reached its end, or have already ended.
     stopping: bool,
     over: bool,
 }
 
 impl Coordinator {
-    /// For the tasks of a flow, in the flow's order.
+    /// For the tasks of a flow, in their order.
     pub fn new(job: &str, members: Vec<CoordinatedTask>, timing: CheckpointTiming, begin: &StartPoint) -> Self {
         let from = begin.from.as_deref();
         let state = |member: &CoordinatedTask| {
             let old = from.and_then(|from| from.tasks.get(&member.name)).cloned().unwrap_or_default();
-            // Splits are dealt anew, so copies save all of theirs; who has ended says so again.
+            // Splits are redistributed, so copies save all of theirs again, and ended copies report their end again.
             let (ended, splits, shared, in_flight) = Default::default();
             let route = from.and_then(|from| member.route_in(from)).as_deref().cloned();
             let route = route.filter(|route| old.route.as_ref() == Some(route));
@@ -225,13 +226,13 @@ impl Coordinator {
             moving: None,
             told: false,
             requests: Vec::new(),
-            // What is to be committed of a finished job needs no further checkpoint.
+            // Commits that a finished job has yet to make need no further checkpoint.
             stopping: from.is_some_and(|from| from.finished),
             over: false,
         }
     }
 
-    /// What is to be done about an event. `at_ms` is the time of day, for manifests.
+    /// Returns the actions for an event. `at_ms` is the time of day, for manifests.
     pub fn handle(&mut self, now: Now, at_ms: u64, event: CoordinatorEvent) -> Vec<CoordinatorAction> {
         let mut actions = Vec::new();
         match event {
@@ -283,8 +284,7 @@ impl Coordinator {
                 return;
             }
             ReportBody::Full { behind } => {
-                // The copy may have passed the barrier under way already, and what it saves for it may still be being
-                // written.
+                // The copy may have already passed the current barrier, while its snapshot is still being written.
                 let coming = self.pending.as_ref().is_some_and(|pending| pending.barrier.epoch > behind);
                 let asked = self.requests.iter().any(|(_, control)| *control == BarrierControl::Checkpoint);
                 if !coming && !asked {
@@ -297,7 +297,7 @@ impl Coordinator {
                     moving.missing.remove(&id);
                 }
                 match self.pending.as_mut().map(|pending| pending.missing.remove(&id)) {
-                    // Before the barrier, so its end is one, also if the barrier stops the job.
+                    // It ended before the barrier, so this is a real end, even if the barrier stops the job.
                     Some(true) => self.ended(id, parts),
                     Some(false) => self.ended_behind.push((id, parts)),
                     None => self.ended_later(id, parts),
@@ -317,10 +317,10 @@ impl Coordinator {
         state.ended.insert(id.1);
     }
 
-    /// A copy has ended behind all barriers there were.
+    /// A copy has ended after all barriers so far.
     fn ended_later(&mut self, id: (u32, u32), parts: CopyParts) {
         if self.stopping {
-            // A pause: what it kept at the barrier that stopped the job is what it goes on from.
+            // A pause: the job resumes from what the copy kept at the barrier that stopped it.
             self.running.remove(&id);
         } else {
             self.ended(id, parts);
@@ -387,7 +387,7 @@ impl Coordinator {
         )));
     }
 
-    /// Some copies, for people.
+    /// Describes some copies for messages.
     fn describe_copies(&self, copies: impl ExactSizeIterator<Item = (u32, u32)>) -> String {
         let more = copies.len().saturating_sub(3);
         let who = |(task, copy): (u32, u32)| format!("\"{}\" (copy {copy})", self.members[task as usize].name);
@@ -412,7 +412,7 @@ impl Coordinator {
         if let Some(moving) = self.moving.take_if(|moving| moving.missing.is_empty()) {
             let outcome = match moving.begun.is_empty() {
                 true => Err(format!("{} ended before buckets could move", self.describe_tasks(moving.buckets.keys()))),
-                // A task that has ended before the barrier keeps nothing more.
+                // A task that ended before the barrier has no more state.
                 false => Ok(moving.moved),
             };
             actions.push(CoordinatorAction::Answer { id: moving.id, outcome });
@@ -435,7 +435,7 @@ impl Coordinator {
         let idle = self.pending.is_none() && self.storing.is_none() && !self.over;
         if idle && self.running.is_empty() {
             if self.stopping {
-                // The manifest of the barrier that stopped the sources is what the job goes on from.
+                // The job resumes from the manifest of the barrier that stopped the sources.
                 self.finish(actions);
             } else {
                 self.epoch += 1;
@@ -499,7 +499,7 @@ impl Coordinator {
         }
     }
 
-    /// From here on the maps are the new ones, whatever becomes of the checkpoint.
+    /// Uses the new maps from now on, whatever becomes of the checkpoint.
     fn begin_moving(&mut self, id: u64, Rebalance { maps }: &Rebalance) -> BucketMove {
         let moved = MoveReport { epoch: self.epoch, ..MoveReport::default() };
         let (buckets, missing, begun) = Default::default();
@@ -516,7 +516,7 @@ impl Coordinator {
     }
 
     fn begin(&mut self, now: Now, actions: &mut Vec<CoordinatorAction>) {
-        // Behind the barrier that stops the job there is none: copies end, but that is not their end.
+        // After the barrier that stops the job there are no others: copies end, but this is not the end of their input.
         if self.over || self.stopping || self.running.is_empty() {
             for (id, control) in std::mem::take(&mut self.requests) {
                 if let BarrierControl::Rebalance(_) = control {
@@ -538,7 +538,7 @@ impl Coordinator {
             }
             let (id, control) = self.requests.remove(0);
             match &control {
-                // Again: one before it may have changed the map.
+                // Check again, since a previous barrier may have changed the map.
                 BarrierControl::Rebalance(rebalance) if let Err(reason) = self.check(rebalance) => {
                     refuse(id, reason, actions)
                 }
@@ -557,7 +557,7 @@ impl Coordinator {
         self.pending =
             Some(PendingCheckpoint { barrier: barrier.clone(), since: now, unaligned: false, missing, failed: None });
         actions.push(CoordinatorAction::Inject(barrier));
-        // Where no time is given to it, it need not wait for the next look at the clock.
+        // With a delay of zero, the barrier need not wait for the next tick.
         self.unalign_late(now, actions);
     }
 }
@@ -571,8 +571,8 @@ mod tests {
         CoordinatedTask { name: name.into(), copies: 2, route, why_not_movable: None, schema: None }
     }
 
-    /// A part of what was asked for would leave tasks that are keyed alike on different workers; and an answer that
-    /// comes before all tasks have theirs would let the next map overtake this one.
+    /// A partial rebalance would leave tasks with the same keys on different workers; and if the answer came before all
+    /// tasks have their buckets, the next map could overtake this one.
     #[test]
     fn buckets_of_several_tasks_move_together_or_not_at_all() {
         let day = Duration::from_secs(86_400);
@@ -616,9 +616,10 @@ mod tests {
         assert_eq!(answers, [CoordinatorAction::Answer { id: 2, outcome }]);
     }
 
-    /// A rebalance behind slow steps holds up all checkpoints; nobody would know why a failure goes so far back.
+    /// A rebalance behind slow steps delays all checkpoints; without a warning, nobody would know why a failure goes so
+    /// far back.
     #[test]
-    fn buckets_that_move_late_are_told_of_once() {
+    fn a_slow_rebalance_is_reported_once() {
         let second = Duration::from_secs(1);
         let timing = CheckpointTiming { interval: 2 * second, unaligned_after: Some(second), timeout: 10 * second };
         let mut coordinator = Coordinator::new("job", vec![member("count")], timing, &StartPoint::default());

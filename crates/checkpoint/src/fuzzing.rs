@@ -1,12 +1,12 @@
-//! What fuzz targets and property tests feed with bytes from nowhere: what checkpoints consist of. A decoder must not
-//! panic, not read beyond a message, and not take for whole what was damaged.
+//! Entry points for fuzz targets and property tests, which decode arbitrary bytes as the parts of checkpoints. A
+//! decoder must not panic, must not read beyond a message, and must not accept damaged input.
 
 use crate::manifest::{CopyReport, Manifest};
 use crate::marks::Barrier;
 use crate::reports::ReportBundle;
 
-/// Decodes a manifest, a report, several and a barrier. Panics when what was decoded is not what it encodes to. Returns
-/// how many of the four it was.
+/// Decodes the bytes as a manifest, a report, several reports, and a barrier. Panics if a decoded value does not encode
+/// to the same bytes. Returns how many of the four succeeded.
 pub fn checkpoints(bytes: &[u8]) -> usize {
     let manifest = Manifest::decode(bytes).ok();
     if let Some(manifest) = &manifest {
@@ -29,7 +29,7 @@ pub fn checkpoints(bytes: &[u8]) -> usize {
     usize::from(manifest.is_some()) + reports + usize::from(barrier.is_some())
 }
 
-/// A manifest with this JSON, whose checksum is right: mutation alone would never find one.
+/// A manifest with this JSON and a valid checksum, which mutation alone would never find.
 pub fn manifest(json: &[u8]) -> Vec<u8> {
     Manifest::around(json)
 }
@@ -53,27 +53,27 @@ mod tests {
         r#"{"task":1,"copy":2,"said":{"Moved":{"epoch":3,"buckets":4,"bytes":5,"waited":{"secs":0,"nanos":6}}}}"#;
 
     #[test]
-    fn examples_of_checkpoints_are_known() {
+    fn examples_are_decoded() {
         assert_eq!(checkpoints(&manifest(MANIFEST.as_bytes())), 1);
         assert_eq!((checkpoints(REPORT.as_bytes()), checkpoints(BARRIER.as_bytes())), (1, 1));
         assert_eq!((checkpoints(MOVED.as_bytes()), checkpoints(REBALANCE.as_bytes())), (1, 1));
-        assert_eq!(checkpoints(REBALANCE.replace("[0,1,1,0]", "[]").as_bytes()), 0, "a map has buckets");
+        assert_eq!(checkpoints(REBALANCE.replace("[0,1,1,0]", "[]").as_bytes()), 0, "a map without buckets is refused");
         let bundle = format!(r#"{{"empty":[{{"epoch":3,"task":0,"copies":[[0,7]]}}],"others":[{REPORT},{MOVED}]}}"#);
         assert_eq!(checkpoints(bundle.as_bytes()), 1);
         let unknown = BARRIER.replace("Stop", "Go");
-        assert_eq!(checkpoints(unknown.as_bytes()), 0, "what a barrier asks for must be known");
+        assert_eq!(checkpoints(unknown.as_bytes()), 0, "an unknown control is refused");
     }
 
     proptest! {
         #[test]
-        fn any_bytes_are_checkpoints_or_refused(bytes in prop::collection::vec(any::<u8>(), 0..400)) {
+        fn arbitrary_bytes_do_not_panic(bytes in prop::collection::vec(any::<u8>(), 0..400)) {
             prop_assert_eq!(checkpoints(&bytes), 0);
             prop_assert_eq!(checkpoints(&manifest(&bytes)), 0);
         }
 
-        /// Checksummed or not, what was changed is refused, or makes sense.
+        /// With or without a valid checksum, changed input is refused, or is consistent.
         #[test]
-        fn changed_checkpoints_are_refused_or_make_sense(
+        fn changed_checkpoints_are_refused_or_consistent(
             which in 0usize..5, at in any::<prop::sample::Index>(), byte in any::<u8>(), remove in 0usize..9,
         ) {
             let mut bytes = [MANIFEST, REPORT, BARRIER, REBALANCE, MOVED][which].as_bytes().to_vec();

@@ -15,64 +15,63 @@ use parking_lot::Mutex;
 use tidemill_storage::lease::{self, ANSWER_MAX, ClaimOutcome, LeaseClient, LeaseRecord, StoreAnswer, is_gone};
 use tokio::sync::oneshot;
 
-/// For so long a lease is tried to be given back. Otherwise it goes by itself.
+/// Maximum time for returning a lease. If it fails, the lease expires by itself.
 const GIVE_BACK_MAX: Duration = Duration::from_secs(3);
 
-/// The place that a lease is on.
+/// The place of a lease.
 #[derive(Clone)]
 pub(crate) struct LeaseKey {
-    /// Of nobody else: its connections are driven by the thread that renews.
+    /// Used only here: the thread that renews the lease drives its connections.
     pub objects: Arc<dyn ObjectStore>,
     pub path: Path,
     /// For messages.
     pub name: String,
 }
 
-/// Why there is no lease.
+/// Why the lease could not be obtained.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum LeaseDenial {
-    /// Another has the place; who, if it is known.
+    /// Another job holds it; describes the job if it is known.
     Held(String),
-    /// The store does not answer as it should.
+    /// The store does not respond as it should.
     Failed(String),
 }
 
-/// What has come of the wish for one.
+/// The result of requesting a lease.
 type Outcome = Result<(), LeaseDenial>;
 
-/// What the thread tells.
+/// What the thread reports.
 #[derive(Default)]
 struct LeaseStatus {
-    /// When wishing has come to its end.
+    /// The result of the request, once there is one.
     outcome: Mutex<Option<Outcome>>,
-    /// The store writes whatever is asked: there can be no lease.
+    /// Set if the store writes unconditionally, so that leases are impossible.
     unconditional: Mutex<Option<String>>,
-    /// When what was written last was begun to be, by the clock that is never set and the one that counts while the
-    /// machine sleeps.
+    /// The start of the last successful write, by the monotonic clock and by the wall clock, which also counts while
+    /// the machine sleeps.
     held: Mutex<Option<(Instant, SystemTime)>>,
     trouble: Mutex<Option<String>>,
     lost: Mutex<Option<String>>,
 }
 
-/// A lease, or the wish for one; dropping it gives it up.
+/// A lease, or a request for one. Dropping it gives the lease up.
 pub(crate) struct Lease {
     shared: Arc<LeaseStatus>,
-    /// Dropped, it ends the thread.
+    /// Dropping this ends the thread.
     stop: Option<oneshot::Sender<()>>,
-    /// Heard of when the thread has ended.
+    /// Completes when the thread has ended.
     ended: Option<oneshot::Receiver<()>>,
 }
 
-/// For who only wants to know whether it is held.
+/// A handle for checking whether the lease is held.
 #[derive(Clone)]
 pub struct LeaseView(Arc<LeaseStatus>);
 
 impl Lease {
-    /// Begins to want the place for a run of `job`. [`Lease::outcome`] says what has come of it, and `wake` is called
-    /// when it does.
+    /// Requests the lease for a run of `job`. `wake` is called when [`Lease::outcome`] has the result.
     ///
     /// # Errors
-    /// In words, when there can be no thread.
+    /// If the thread cannot be started; a message.
     pub(crate) fn want(
         place: LeaseKey,
         job: &str,
@@ -88,7 +87,7 @@ impl Lease {
         let runtime = runtime.map_err(|error| error.to_string())?;
         let work = move || {
             runtime.block_on(keeper.keep(stopped, &wake));
-            // What waits for an answer is nobody's any more; its connections must not hold up the end.
+            // Pending requests are no longer needed, and their connections must not delay the end.
             runtime.shutdown_background();
             let _ = end.send(());
         };
@@ -97,12 +96,12 @@ impl Lease {
         Ok(Lease { shared, stop: Some(stop), ended: Some(ended) })
     }
 
-    /// What has come of wanting it; `None` yet.
+    /// The result of the request; `None` as long as there is none.
     pub(crate) fn outcome(&self) -> Option<Outcome> {
         self.shared.outcome.lock().clone()
     }
 
-    /// Why there can be no lease in this store, if there can be none: two jobs are not told apart.
+    /// Why leases are impossible in this store, if so: then jobs cannot be kept apart.
     pub(crate) fn unconditional(&self) -> Option<String> {
         self.shared.unconditional.lock().clone()
     }
@@ -111,26 +110,26 @@ impl Lease {
         LeaseView(Arc::clone(&self.shared))
     }
 
-    /// Gives it back, so that the next need not wait until it is certain that nobody renews it.
+    /// Returns the lease, so that the next job need not wait for it to expire.
     pub(crate) async fn give_back(mut self) {
         self.stop = None;
         if let Some(ended) = self.ended.take() {
-            // The thread may have been killed with its process: then nobody hears of it either.
+            // An error means that the thread has ended anyway.
             let _ = ended.await;
         }
     }
 }
 
 impl LeaseView {
-    /// Who has taken it, and that the run must end.
+    /// The job that has taken the lease, in which case the run must end.
     fn lost(&self) -> Option<String> {
         self.0.lost.lock().clone()
     }
 
-    /// Whether nobody else can have it.
+    /// Checks that no other job can hold the lease.
     ///
     /// # Errors
-    /// `Held`, when another has taken it; `Failed`, while it could not be renewed in time.
+    /// `Held` if another job has taken it; `Failed` as long as it was not renewed in time.
     pub fn check(&self) -> Result<(), LeaseDenial> {
         if let Some(by) = self.lost() {
             return Err(LeaseDenial::Held(by));
@@ -139,7 +138,7 @@ impl LeaseView {
             return Ok(());
         }
         let held = *self.0.held.lock();
-        // A clock that is set back is no reason to hold it longer: the other one goes on.
+        // The monotonic clock ensures that setting the wall clock back does not extend the lease.
         let age = held.map_or(Duration::MAX, |(at, by_day)| at.elapsed().max(by_day.elapsed().unwrap_or_default()));
         if age < lease::HELD {
             return Ok(());
@@ -153,7 +152,7 @@ impl LeaseView {
     }
 }
 
-/// Who holds the lease that lies there, for people; nothing where nobody does, or that cannot be read just now.
+/// Describes the holder of a lease for messages; empty if there is none, or if it cannot be read at the moment.
 pub(crate) async fn held_by(objects: &dyn ObjectStore, path: &Path) -> String {
     match tokio::time::timeout(ANSWER_MAX, lease::read(objects, path)).await {
         Ok(Ok(StoreAnswer::Found(record, _))) if record.as_ref().is_none_or(|record| !record.free) => {
@@ -163,7 +162,7 @@ pub(crate) async fn held_by(objects: &dyn ObjectStore, path: &Path) -> String {
     }
 }
 
-/// Who holds it, for people.
+/// Describes the holder for messages.
 fn holder(record: Option<&LeaseRecord>) -> String {
     let Some(LeaseRecord { job, process, lasts_ms, at_ms, .. }) = record else {
         return "a lease there has a version that this Tidemill cannot read".into();
@@ -176,14 +175,14 @@ fn holder(record: Option<&LeaseRecord>) -> String {
     )
 }
 
-/// The thread's part.
+/// The part of the thread.
 struct LeaseKeeper {
     place: LeaseKey,
     asker: LeaseClient,
     shared: Arc<LeaseStatus>,
-    /// What was written first: to see whether the store refuses to replace it once more.
+    /// The version of the first write, to test whether the store refuses to replace it again.
     stale: Option<UpdateVersion>,
-    /// It has said that it waits.
+    /// A message said that the job waits.
     told: bool,
 }
 
@@ -246,11 +245,11 @@ impl LeaseKeeper {
             }
         }
         *self.shared.held.lock() = None;
-        // Whoever comes next waits if it cannot be told.
+        // If this fails, the next job waits until the lease expires.
         let _ = tokio::time::timeout(GIVE_BACK_MAX, self.asker.give_back()).await;
     }
 
-    /// There can be no lease: what it has written keeps nobody out, and is not to be waited for.
+    /// Handles a store without leases: deletes what was written, which keeps nobody out, so that nobody waits for it.
     async fn do_without(&self, reason: String) {
         if self.stale.is_some() {
             let _ = tokio::time::timeout(GIVE_BACK_MAX, self.place.objects.delete(&self.place.path)).await;
@@ -258,13 +257,13 @@ impl LeaseKeeper {
         *self.shared.unconditional.lock() = Some(reason);
     }
 
-    /// Says, once, whom it waits for.
+    /// Prints once which job this one waits for.
     fn tell(&mut self) {
         if let Some((record, lasts)) = self.asker.waits_for()
             && !std::mem::replace(&mut self.told, true)
         {
             eprintln!(
-                "tidemill: checkpoints in {}: held by {}; if it does not renew within {lasts:?}, this job begins",
+                "tidemill: checkpoints in {}: held by {}; if it does not renew within {lasts:?}, this job starts",
                 self.place.name,
                 holder(record),
             );
@@ -291,7 +290,7 @@ mod tests {
         let place = LeaseKey { objects: Arc::clone(objects), path: Path::from("jobs/lease"), name: "memory".into() };
         let (wake, woken) = std::sync::mpsc::channel();
         let wake = move || {
-            // It is called again when the lease is lost.
+            // Also called when the lease is lost.
             let _ = wake.send(());
         };
         let lease = Lease::want(place, job, &format!("run of {job}"), wake).unwrap();
@@ -304,7 +303,7 @@ mod tests {
         tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(lease.give_back());
     }
 
-    /// Two jobs in one place; or a job that waits, or is refused, though nobody has it.
+    /// Two jobs must not hold one place, and a job must not wait or be refused if nobody holds it.
     #[test]
     fn one_at_a_time() {
         let objects: Arc<dyn ObjectStore> = Arc::new(InMemory::new());
@@ -322,9 +321,9 @@ mod tests {
         give_back(third);
     }
 
-    /// Somebody else's object is written over a lease: the holder must not think that it has it still.
+    /// If another object replaces the lease, the holder must not believe that it still has it.
     #[test]
-    fn whoever_finds_something_else_has_lost_it() {
+    fn a_replaced_lease_is_lost() {
         let objects: Arc<dyn ObjectStore> = Arc::new(InMemory::new());
         let (first, outcome) = want(&objects, "first");
         assert_eq!(outcome, Ok(()));
@@ -338,7 +337,7 @@ mod tests {
         );
     }
 
-    /// A store in memory that writes whatever it is asked to.
+    /// An in-memory store that writes unconditionally.
     #[derive(Debug)]
     struct UnconditionalStore(InMemory);
 
@@ -383,9 +382,10 @@ mod tests {
         }
     }
 
-    /// There two jobs would each think that they have the place; a job that is refused there could not run at all.
+    /// In such a store, two jobs would each believe that they hold the place; refusing a job there would mean it could
+    /// never run.
     #[test]
-    fn stores_without_conditions_have_none() {
+    fn stores_without_conditional_writes_have_no_leases() {
         let folder = tempfile::tempdir().unwrap();
         let local = LocalFileSystem::new_with_prefix(folder.path()).unwrap();
         let stores: [(Arc<dyn ObjectStore>, _); 2] = [
@@ -396,7 +396,7 @@ mod tests {
             for job in ["first", "second"] {
                 let (lease, outcome) = want(&objects, job);
                 assert_eq!((outcome, lease.view().check()), (Ok(()), Ok(())));
-                let reason = lease.unconditional().expect("it knows no conditions");
+                let reason = lease.unconditional().expect("it ignores conditions");
                 assert!(reason.contains(why), "{reason}");
                 give_back(lease);
             }

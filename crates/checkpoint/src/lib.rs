@@ -3,19 +3,19 @@
 //!
 //! Modules, lowest first; each uses only those above it:
 //!
-//! | module          | what is in it                                                                  |
-//! |-----------------|--------------------------------------------------------------------------------|
-//! | `rebalance`     | which buckets are to move, and what has come of it                             |
-//! | [`marks`]       | watermarks and barriers: what rides between batches, and several streams' together |
-//! | [`schema`]      | what a task's state consists of                                                |
-//! | `snapshot`      | what a copy saves, and what it begins with                                     |
-//! | `packed`, [`rows`] | rows as bytes                                                               |
-//! | [`manifest`]    | what a checkpoint consists of                                                  |
-//! | [`reports`]     | reports of copies on their way to the coordinator, added up                     |
-//! | [`coordinator`] | when a barrier goes out, when its checkpoint is whole: decisions without I/O   |
-//! | [`lease`]       | one job at a time in a place of an object store                                |
-//! | [`store`]       | where checkpoints lie: a folder, or any object store                           |
-//! | `settings`      | how a job makes checkpoints                                                    |
+//! | module             | contents                                                                           |
+//! |--------------------|------------------------------------------------------------------------------------|
+//! | `rebalance`        | requests to move buckets, and their outcome                                        |
+//! | [`marks`]          | watermarks and barriers between batches, and the marks of several streams combined |
+//! | [`schema`]         | the schema of a task's state                                                       |
+//! | `snapshot`         | what a copy saves, and what it resumes with                                        |
+//! | `packed`, [`rows`] | rows as bytes                                                                      |
+//! | [`manifest`]       | the contents of a checkpoint                                                       |
+//! | [`reports`]        | reports of copies on their way to the coordinator, added up                        |
+//! | [`coordinator`]    | when barriers are sent and checkpoints are complete: decisions without I/O         |
+//! | [`lease`]          | one job at a time in a place of an object store                                    |
+//! | [`store`]          | storage of checkpoints: a folder, or any object store                              |
+//! | `settings`         | how a job makes checkpoints                                                        |
 //!
 //! Life of a checkpoint: worker 0's coordinator *injects* a barrier. Every source saves its position and sends the
 //! barrier after its rows; every task *aligns* its inputs on it, saves its state and forwards it. A barrier that takes

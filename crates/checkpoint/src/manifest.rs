@@ -1,4 +1,4 @@
-//! What a checkpoint consists of: for every task, where each bucket's and each split's part lies.
+//! The contents of a checkpoint: for every task, the locations of its buckets and splits.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -10,52 +10,52 @@ use twox_hash::XxHash3_64;
 use crate::rebalance::MoveReport;
 use crate::schema::StateSchema;
 
-/// Changes when the layout does.
+/// Incremented when the layout changes.
 const VERSION: u32 = 2;
 const TITLE: &str = "tidemill checkpoint";
 
-/// What a part of a copy's state belongs to.
+/// The owner of a part of a copy's state.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum PartKey {
     /// A bucket of keys.
     Bucket(u32),
-    /// A split of a source, or what a sink has prepared.
+    /// A split of a source, or the prepared output of a sink.
     Split(String),
-    /// What all copies are to know.
+    /// A value shared with all copies.
     Shared(String),
     /// Rows that were in flight to an input port.
     InFlight(u32),
 }
 
-/// Where one part lies.
+/// The location of one part.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PartEntry {
-    /// The object, beneath the checkpoints' own place.
+    /// The object, relative to the checkpoints' place.
     pub file: String,
-    /// Its part of the object.
+    /// The offset within the object.
     pub offset: u64,
-    /// Bytes.
+    /// The length in bytes.
     pub len: u64,
     /// Its XXH3 checksum.
     pub sum: u64,
-    /// Whether it is all of the bucket, or what has changed since the entry before.
+    /// Whether it is the full bucket, or changes since the previous entry.
     pub whole: bool,
 }
 
 /// One task's part of a checkpoint.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TaskState {
-    /// How many copies it had.
+    /// The number of its copies.
     pub copies: u32,
-    /// Which of them owned which bucket, if that was not as the job's graph says.
+    /// Which copy owned which bucket, if this differs from the job's graph.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub route: Option<RouteMap>,
-    /// What its states consist of, if it has said so.
+    /// The schema of its state, if it has declared one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub schema: Option<StateSchema>,
-    /// Those that had ended.
+    /// The copies that had ended.
     pub ended: BTreeSet<u32>,
-    /// Of each bucket that is not empty: a whole, and the changes since, in order.
+    /// For each bucket that is not empty: a full part, and the changes since, in order.
     pub buckets: BTreeMap<u32, Vec<PartEntry>>,
     /// By copy.
     pub splits: BTreeMap<u32, Vec<(String, PartEntry)>>,
@@ -66,25 +66,25 @@ pub struct TaskState {
     pub in_flight: BTreeMap<u32, Vec<(u32, PartEntry)>>,
 }
 
-/// See the module.
+/// A checkpoint.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Manifest {
     /// The job's name.
     pub job: String,
-    /// Which run of the job has written it: of a later one, it comes later than any epoch of those before.
+    /// The run of the job that wrote it: manifests with a higher claim are newer, whatever their epochs.
     pub claim: u64,
     /// The epoch that it ends.
     pub epoch: u64,
-    /// When it was made, in milliseconds since 1970 UTC.
+    /// Its creation time, in milliseconds since 1970 UTC.
     pub at_ms: u64,
-    /// Whether the job has come to its end: only commits may be missing.
+    /// Whether the job has reached its end, so that at most commits are missing.
     pub finished: bool,
-    /// By the task's name.
+    /// By task name.
     pub tasks: BTreeMap<String, TaskState>,
 }
 
 impl Manifest {
-    /// As it lies in the store: a line with version and checksum, and JSON.
+    /// The stored form: a line with version and checksum, followed by JSON.
     pub fn encode(&self) -> Vec<u8> {
         Self::around(&serde_json::to_vec(self).expect("a manifest is made of numbers and texts"))
     }
@@ -95,10 +95,10 @@ impl Manifest {
         bytes
     }
 
-    /// What [`Manifest::encode`] made.
+    /// Decodes the result of [`Manifest::encode`].
     ///
     /// # Errors
-    /// In words, for anything else.
+    /// If the bytes are anything else; a message.
     pub fn decode(bytes: &[u8]) -> Result<Self, String> {
         let end = bytes.iter().take(80).position(|&byte| byte == b'\n').ok_or("it is not a checkpoint")?;
         let line = std::str::from_utf8(&bytes[..end]).map_err(|_| "it is not a checkpoint")?;
@@ -115,25 +115,25 @@ impl Manifest {
         serde_json::from_slice(json).map_err(|error| format!("it is invalid: {error}"))
     }
 
-    /// Every object it needs. One without bytes is not written.
+    /// Every object it refers to, except for empty parts, which are not written.
     pub fn files(&self) -> BTreeSet<&str> {
         self.entries().filter(|entry| entry.len > 0).map(|entry| entry.file.as_str()).collect()
     }
 
-    /// Bytes of state that it refers to.
+    /// The total bytes of state it refers to.
     pub fn state_bytes(&self) -> u64 {
         self.entries().fold(0, |sum, entry| sum.saturating_add(entry.len))
     }
 
-    /// The map by which a task goes on that begins with `own`: as it was when the checkpoint was made, if the task has
-    /// as many copies and buckets as then.
+    /// The route map for a task whose graph gives it `own`: the one in the checkpoint, if the task has the same number
+    /// of copies and buckets as then.
     pub fn route(&self, task: &str, copies: u32, own: &Arc<RouteMap>) -> Arc<RouteMap> {
         let then = self.tasks.get(task).filter(|state| state.copies == copies).and_then(|state| state.route.as_ref());
         then.filter(|then| then.fits(own.buckets(), copies).is_ok())
             .map_or_else(|| Arc::clone(own), |then| Arc::new(then.clone()))
     }
 
-    /// Every part that it refers to.
+    /// Every part it refers to.
     pub(crate) fn entries(&self) -> impl Iterator<Item = &PartEntry> {
         self.tasks.values().flat_map(TaskState::entries)
     }
@@ -146,9 +146,9 @@ impl TaskState {
         self.buckets.values().flatten().chain(named).chain(in_flight)
     }
 
-    /// Whether it is what a sink has prepared, and nothing else.
+    /// Whether the state consists only of what a sink has prepared.
     pub fn has_only_prepared(&self) -> bool {
-        // As `split_name` names it.
+        // In the form of `split_name`.
         let is_number = |text: &str| text.parse::<u64>().is_ok();
         let is_prepared = |(name, _): &(String, PartEntry)| {
             name.split_once('.').is_some_and(|(epoch, copy)| is_number(epoch) && is_number(copy))
@@ -156,7 +156,7 @@ impl TaskState {
         self.buckets.is_empty() && self.in_flight.is_empty() && self.splits.values().flatten().all(is_prepared)
     }
 
-    /// A copy has saved these parts.
+    /// Adds the parts that a copy has saved.
     pub(crate) fn apply(&mut self, copy: u32, parts: Vec<(PartKey, PartEntry)>) {
         let (mut splits, mut shared, mut in_flight) = (Vec::new(), Vec::new(), Vec::new());
         for (key, entry) in parts {
@@ -190,42 +190,42 @@ fn put<T>(all: &mut BTreeMap<u32, Vec<T>>, copy: u32, mine: Vec<T>) {
     }
 }
 
-/// What a copy tells the coordinator.
+/// A report of a copy to the coordinator.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CopyReport {
     /// The task's number in the flow.
     pub task: u32,
-    /// Which of its copies.
+    /// The number of the copy.
     pub copy: u32,
-    /// What it has to say.
+    /// The report.
     pub said: ReportBody,
 }
 
-/// What a copy has to say.
+/// The contents of a report.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum ReportBody {
-    /// It has saved its state of an epoch.
+    /// The copy has saved its state of an epoch.
     Saved {
         /// The epoch.
         epoch: u64,
-        /// Where each part lies.
+        /// The location of each part.
         parts: Vec<(PartKey, PartEntry)>,
     },
-    /// It could not.
+    /// The copy could not save its state.
     Failed {
         /// The epoch.
         epoch: u64,
-        /// Why not.
+        /// The reason.
         reason: String,
     },
-    /// It has come to its end, and saved this; said again, that it keeps nothing of it any more.
+    /// The copy has ended and saved this. Reported again without parts once it has nothing left of it.
     Ended {
-        /// Where each part lies.
+        /// The location of each part.
         parts: Vec<(PartKey, PartEntry)>,
     },
-    /// It has handed over and taken what a rebalance moves.
+    /// The copy has handed over and received the buckets of a rebalance.
     Moved(MoveReport),
-    /// It keeps nearly as much as it may until the next checkpoint behind this epoch.
+    /// The copy has almost as much data as it may hold until the next checkpoint after this epoch.
     Full {
         /// The epoch.
         behind: u64,
@@ -233,15 +233,15 @@ pub enum ReportBody {
 }
 
 impl CopyReport {
-    /// As it travels.
+    /// The form for sending.
     pub fn encode(&self) -> Vec<u8> {
         serde_json::to_vec(self).expect("a report is made of numbers and texts")
     }
 
-    /// What [`CopyReport::encode`] made.
+    /// Decodes the result of [`CopyReport::encode`].
     ///
     /// # Errors
-    /// In words, for anything else.
+    /// If the bytes are anything else; a message.
     pub fn decode(bytes: &[u8]) -> Result<Self, String> {
         serde_json::from_slice(bytes).map_err(|error| format!("not a report: {error}"))
     }
@@ -255,7 +255,7 @@ mod tests {
         PartEntry { file: file.into(), offset: 0, len, sum: 7, whole }
     }
 
-    /// A chain that lost a change, or kept what a whole replaces, would restore a state that never was.
+    /// A chain that lost a change, or kept what a full part replaces, would restore a state that never existed.
     #[test]
     fn wholes_replace_and_changes_follow() {
         let mut task = TaskState::default();
@@ -275,9 +275,9 @@ mod tests {
         assert!(task.buckets.is_empty() && task.splits.is_empty());
     }
 
-    /// A map that does not fit the job as it is now would send keys to copies there are not, or buckets to nobody.
+    /// A map that does not fit the current job would send keys to missing copies, or buckets to nobody.
     #[test]
-    fn a_map_holds_for_as_many_copies_and_buckets() {
+    fn a_map_requires_the_same_copies_and_buckets() {
         let own = Arc::new(RouteMap::even(8, 2));
         let moved = own.moved(&[(0, 1)]);
         let task = TaskState { copies: 2, route: Some(moved.clone()), ..TaskState::default() };
@@ -291,7 +291,7 @@ mod tests {
         assert_eq!(manifest.route("another", 2, &own), own);
     }
 
-    /// A manifest cut short or changed must be no manifest: the one before is taken.
+    /// A truncated or changed manifest must be refused, so that the previous one is used.
     #[test]
     fn damaged_manifests_are_refused() {
         let mut task = TaskState { copies: 2, ended: [1].into(), ..TaskState::default() };

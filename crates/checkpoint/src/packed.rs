@@ -1,9 +1,9 @@
-//! Whole numbers, and what is stored as such, in as few bytes as what is between their least and their greatest. Keys,
-//! counts and times are most of what snapshots have: general compression makes them hardly smaller, and takes many
-//! times as long.
+//! Packs whole numbers, and types stored as such, into as many bytes as the range between their minimum and maximum
+//! needs. Keys, counts and times are most of the data in snapshots: general compression hardly reduces them, and takes
+//! many times as long.
 //!
 //! ```text
-//! u8      bytes of each value: 1, 2, 4 or 8; and NULLS, if there are any
+//! u8      bytes of each value: 1, 2, 4 or 8; plus NULLS, if there are any
 //! i64     the least value
 //! bits    which are no nulls, if there are any
 //! values  how much each is above the least
@@ -16,7 +16,7 @@ use arrow::error::ArrowError;
 
 const NULLS: u8 = 16;
 
-/// How many bytes a value of a type takes that can be packed.
+/// The size in bytes of a value of a type that can be packed.
 fn width(data_type: &DataType) -> Option<usize> {
     use DataType::*;
     match data_type {
@@ -40,7 +40,7 @@ pub(super) fn pack(column: &dyn Array, bytes: &mut Vec<u8>) {
     }
 }
 
-/// What lies where there are nulls counts like the others: mostly zeros.
+/// Values under nulls count like the others; they are mostly zero.
 fn pack_values<N: Copy + Into<i64>>(values: &[N], nulls: Option<&NullBuffer>, bytes: &mut Vec<u8>) {
     let ends = values
         .iter()
@@ -73,7 +73,7 @@ fn put<const WIDTH: usize>(values: impl ExactSizeIterator<Item = [u8; WIDTH]>, b
     places.iter_mut().zip(values).for_each(|(place, value)| *place = value);
 }
 
-/// Takes a column of so many rows, and of a type that can be packed, off the front of `bytes`.
+/// Removes a column with this type and number of rows from the front of `bytes`.
 pub(super) fn unpack(data_type: &DataType, rows: usize, bytes: &mut &[u8]) -> Result<ArrayRef, ArrowError> {
     let how = take(bytes, 1)?[0];
     let least = i64::from_le_bytes(take(bytes, 8)?.try_into().expect("eight bytes"));
@@ -141,7 +141,7 @@ mod tests {
         }
     }
 
-    /// At each end of each width, and at the ends of the types.
+    /// At each limit of each width, and at the limits of the types.
     #[test]
     fn numbers_take_the_bytes_they_need() {
         for (most, width) in [(0, 1), (255, 1), (256, 2), (65_535, 2), (65_536, 4), (u32::MAX.into(), 4), (1 << 32, 8)]
@@ -164,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn widths_that_cannot_be_are_refused() {
+    fn invalid_widths_are_refused() {
         for how in [0, 3, 9, 255] {
             let bytes = [vec![how], vec![0; 100]].concat();
             assert!(unpack(&DataType::Int64, 1, &mut bytes.as_slice()).is_err());
@@ -176,7 +176,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn numbers_come_back(
+        fn numbers_round_trip(
             values in prop::collection::vec(prop::option::weighted(0.9, any::<i64>()), 0..50), shift in 0_u32..64, skip in 0_usize..9,
         ) {
             let of = |value: Option<i64>| value.map(|value| value >> shift);

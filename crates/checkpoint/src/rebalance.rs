@@ -1,4 +1,4 @@
-//! Buckets of tasks' keys that move to other copies, as far as a barrier and a checkpoint know of it.
+//! Moves of tasks' key buckets to other copies, as barriers and checkpoints see them.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -6,22 +6,22 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use tidemill_batch::route_map::RouteMap;
 
-/// New route maps, all of which are taken at one barrier, or none.
+/// New route maps, which all take effect at one barrier, or not at all.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Rebalance {
-    /// By task which of its copies owns which bucket. A map's version is greater than that of the task's map before.
+    /// By task, which copy owns which bucket. A map's version is greater than that of the task's previous map.
     pub maps: BTreeMap<String, RouteMap>,
 }
 
-/// What a rebalance has done.
+/// The outcome of a rebalance.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MoveReport {
-    /// The epoch at whose end buckets have moved.
+    /// The epoch at whose end buckets moved.
     pub epoch: u64,
-    /// Buckets with a new owner, of all tasks.
+    /// The number of buckets with a new owner, over all tasks.
     pub buckets: u32,
     /// Bytes of state that were handed over.
     pub bytes: u64,
-    /// The longest that a copy took no rows.
+    /// The longest time that a copy did not accept rows.
     pub waited: Duration,
 }

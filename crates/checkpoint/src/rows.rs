@@ -1,4 +1,4 @@
-//! Rows in snapshots: batches as bytes, without their schema, which is saved once beside them.
+//! Rows in snapshots: batches as bytes, without their schema, which is saved once next to them.
 //!
 //! ```text
 //! u64       rows
@@ -22,10 +22,10 @@ fn others(schema: &SchemaRef) -> Vec<usize> {
     fields.filter(|(_, field)| !packed::can(field.data_type())).map(|(at, _)| at).collect()
 }
 
-/// The rows, in few bytes.
+/// Encodes rows compactly.
 ///
 /// # Errors
-/// When a column cannot be encoded.
+/// If a column cannot be encoded.
 pub fn encode(batch: &RecordBatch) -> Result<Bytes, ArrowError> {
     let mut bytes = Vec::with_capacity(8 + batch.num_columns() * (9 + 4 * batch.num_rows()));
     bytes.extend_from_slice(&(batch.num_rows() as u64).to_le_bytes());
@@ -42,10 +42,10 @@ pub fn encode(batch: &RecordBatch) -> Result<Bytes, ArrowError> {
     Ok(bytes.into())
 }
 
-/// The rows as they are, for who is beside, behind what `before` has.
+/// Encodes rows without compression, for a reader on the same machine, after the bytes in `before`.
 ///
 /// # Errors
-/// When a column cannot be encoded.
+/// If a column cannot be encoded.
 pub fn encode_plain(batch: &RecordBatch, mut before: Vec<u8>) -> Result<Bytes, ArrowError> {
     let parts = BatchEncoder::new(batch.schema_ref())?.encode(batch)?;
     before.reserve_exact(8 + parts.iter().map(|part| part.len()).sum::<usize>());
@@ -54,10 +54,10 @@ pub fn encode_plain(batch: &RecordBatch, mut before: Vec<u8>) -> Result<Bytes, A
     Ok(before.into())
 }
 
-/// What [`encode`] made of rows with this schema, in memory of their own.
+/// Decodes the result of [`encode`] for rows with this schema, into new memory.
 ///
 /// # Errors
-/// When the bytes make no sense.
+/// If the bytes are invalid.
 pub fn decode(schema: &SchemaRef, bytes: &Bytes) -> Result<RecordBatch, ArrowError> {
     let (rows, body) = parts(bytes)?;
     let (mut rest, others) = (body.as_ref(), others(schema));
@@ -81,11 +81,10 @@ pub fn decode(schema: &SchemaRef, bytes: &Bytes) -> Result<RecordBatch, ArrowErr
     RecordBatch::try_new_with_options(SchemaRef::clone(schema), columns, &options)
 }
 
-/// What [`encode_plain`] made of rows with this schema, where it lies: only columns that do not lie as their type wants
-/// it are copied.
+/// Decodes the result of [`encode_plain`] for rows with this schema, in place: only misaligned columns are copied.
 ///
 /// # Errors
-/// When the bytes make no sense.
+/// If the bytes are invalid.
 pub fn decode_in_place(schema: &SchemaRef, bytes: &Bytes) -> Result<RecordBatch, ArrowError> {
     let (rows, body) = parts(bytes)?;
     BatchDecoder::new(schema)?.decode(Buffer::from(body), rows)
@@ -106,9 +105,9 @@ mod tests {
 
     use super::{decode, decode_in_place, encode, encode_plain};
 
-    /// State that came back otherwise than it was saved would be found only by its wrong results.
+    /// Otherwise, only wrong results would reveal that restored state differs from saved state.
     #[test]
-    fn rows_come_back() {
+    fn rows_round_trip() {
         for rows in [0, 1, 1000] {
             let numbers: ArrayRef = Arc::new(Int64Array::from_iter((0..rows).map(|n| (n % 3 != 0).then_some(n))));
             let texts: ArrayRef =

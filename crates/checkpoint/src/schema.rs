@@ -1,21 +1,21 @@
-//! What a task's state consists of: named, and versioned. It is in every checkpoint, so that a changed program goes on
-//! where it can, and is told why where it cannot: a field that may be null can be added, and nothing else may change.
+//! The schema of a task's state, with named fields and a version. It is in every checkpoint, so that a changed program
+//! resumes if possible, and otherwise is told why not: nullable fields can be added, but nothing else may change.
 
 use std::collections::BTreeSet;
 
 use serde::{Deserialize, Serialize};
 
-/// A field of what is kept of a key.
+/// A field of a key's state.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StateField {
-    /// Its name, which no other field of the state has.
+    /// Its name, which is unique within the state.
     pub name: String,
-    /// What it is, in words that stay the same: an Arrow type, an aggregate of some type.
+    /// Its type in stable words: an Arrow type, or an aggregate over some type.
     #[serde(rename = "type")]
     pub of: String,
-    /// Whether it may be null. What was saved before there was such a field has null in its place.
+    /// Whether it may be null. States that were saved without the field get null.
     pub nullable: bool,
-    /// Whether it is part of the key, by which states are dealt to copies.
+    /// Whether it is part of the key, which determines the copy that owns a state.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub key: bool,
 }
@@ -28,12 +28,12 @@ impl StateField {
     }
 }
 
-/// What a task keeps.
+/// The schema of a task's state.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StateSchema {
-    /// What its fields are kept of, such as windows of some length: states of another kind are of no use.
+    /// What the fields describe, such as windows of some length: states of another kind cannot be used.
     pub kind: String,
-    /// How often fields have been added since the job began anew, more by one.
+    /// One plus the number of times that fields were added since the job started fresh.
     pub version: u32,
     /// Its fields, in the order in which they are saved.
     pub fields: Vec<StateField>,
@@ -45,7 +45,7 @@ impl StateSchema {
         StateSchema { kind: kind.into(), version: 1, fields }
     }
 
-    /// Whether states of the other are as these, in the same order.
+    /// Whether states of the other schema are the same as these, in the same order.
     pub fn is_same(&self, then: &StateSchema) -> bool {
         let pairs = self.fields.iter().zip(&then.fields);
         self.kind == then.kind
@@ -53,10 +53,10 @@ impl StateSchema {
             && pairs.into_iter().all(|(now, then)| now.name == then.name && now.of == then.of)
     }
 
-    /// Its version behind `then`, whose states it can take: one more where fields were added.
+    /// Its version after `then`, whose states it can read: one higher if fields were added.
     ///
     /// # Errors
-    /// In words, what has changed that must not, and the remedy.
+    /// A message with the incompatible change, and the remedy.
     pub fn version_after(&self, then: &StateSchema) -> Result<u32, String> {
         if self.kind != then.kind {
             return Err(format!("it held {}, but now holds {}; {REMEDY}", then.kind, self.kind));
@@ -100,7 +100,7 @@ impl StateSchema {
         Ok(then.version + u32::from(added.peek().is_some()))
     }
 
-    /// Its kind and fields, for people.
+    /// Describes its kind and fields for messages.
     pub fn described(&self) -> String {
         let fields: Vec<String> = self.fields.iter().map(StateField::described).collect();
         format!("{} ({})", self.kind, fields.join(", "))
@@ -122,8 +122,7 @@ mod tests {
         StateSchema::new("windows of 10 s", fields.to_vec())
     }
 
-    /// A change that went through would decode states as what they are not; one refused needlessly would cost people
-    /// their state.
+    /// Accepting an incompatible change would misread states; refusing a compatible one would cost users their state.
     #[test]
     fn only_nullable_fields_are_added() {
         let (key, sum, n) =
@@ -131,7 +130,7 @@ mod tests {
         let old = schema(&[key.clone(), sum.clone(), n.clone()]);
         let version_after = |fields: &[StateField]| schema(fields).version_after(&old);
         assert_eq!(version_after(&old.fields), Ok(1));
-        // In another order, and with what was not null now nullable.
+        // In another order, and with a field that is newly nullable.
         let free = field("n", "Int64", true, false);
         assert_eq!(version_after(&[key.clone(), free, sum.clone()]), Ok(1));
         assert!(!schema(&[key.clone(), n.clone(), sum.clone()]).is_same(&old));

@@ -8,32 +8,32 @@ use crate::store::{CheckpointStore, StoreError};
 /// How a job makes checkpoints.
 #[derive(Clone, Debug)]
 pub struct CheckpointSettings {
-    /// Where they lie.
+    /// Where checkpoints are stored.
     pub store: CheckpointStore,
-    /// From the beginning of one to the beginning of the next; zero makes none but the last, when sources end.
+    /// From the start of one to the start of the next; zero makes only the last one, when sources end.
     pub interval: Duration,
-    /// A barrier that takes longer to come through overtakes the rows that hold it up, which become part of the
-    /// checkpoint; `None`: it waits.
+    /// A barrier that takes longer than this overtakes the rows that delay it, which become part of the checkpoint;
+    /// `None`: it always waits.
     pub unaligned_after: Option<Duration>,
-    /// A checkpoint that takes longer is given up, and the next one begins.
+    /// A checkpoint that takes longer is abandoned, and the next one begins.
     pub timeout: Duration,
-    /// How many are kept.
+    /// The number of checkpoints to retain.
     pub keep: usize,
-    /// At most once: checkpoints say where sources stand and nothing else, and a row leaves its source when one is
-    /// durable that has its place. What is on its way or kept when the job fails is lost, and nothing comes again.
-    /// There is an interval then.
+    /// At most once: checkpoints contain only the positions of sources, and a row leaves its source only after a
+    /// checkpoint with its position is durable. When the job fails, rows in flight and in operators are lost, and none
+    /// is repeated. Requires an interval.
     pub at_most_once: bool,
-    /// Whether the job may go on from the checkpoint before one that is damaged. Sinks may have committed rows since,
-    /// which come again then.
+    /// Whether the job may resume from the checkpoint before a damaged one. Sinks may have committed rows since, which
+    /// then are repeated.
     pub may_repeat: bool,
-    /// Tasks that the job has no longer, and whose state in a checkpoint before is not wanted: without these it does
-    /// not begin. Those whose names go on behind such a name and a comma go with it.
+    /// Removed tasks whose state in an earlier checkpoint is to be dropped; without these, the job does not start. Also
+    /// covers tasks whose names consist of such a name followed by a comma and more.
     pub forget: Vec<String>,
 }
 
 impl CheckpointSettings {
-    /// In `store`, every ten seconds, unaligned after ten more, given up after ten minutes; the last three are kept,
-    /// and one that is damaged is left out for the one before.
+    /// In `store`, every ten seconds, unaligned after ten more, abandoned after ten minutes. The last three are
+    /// retained, and a damaged one is skipped in favor of the one before.
     pub fn new(store: CheckpointStore) -> Self {
         let unaligned_after = Some(Duration::from_secs(10));
         let timeout = Duration::from_secs(600);
@@ -45,7 +45,7 @@ impl CheckpointSettings {
     /// In a folder of this machine, or one that all workers share.
     ///
     /// # Errors
-    /// When it can be neither found nor made.
+    /// If the folder can be neither found nor created.
     pub fn in_folder(folder: impl Into<PathBuf>) -> Result<Self, StoreError> {
         CheckpointStore::folder(folder).map(Self::new)
     }

@@ -1,8 +1,8 @@
-//! What a copy saves when a barrier passes it, and what it begins with when its job goes on.
+//! What a copy saves when a barrier passes it, and what it starts with when its job resumes.
 //!
-//! What a copy keeps is either by bucket (of keys), which moves to whoever owns the bucket when a job goes on with
-//! another number of workers, or by split (of a source or sink), which are dealt anew. A bucket may be saved in parts:
-//! a whole, and what has changed since.
+//! State is either stored by bucket (of keys), which goes to the owner of the bucket when a job resumes with another
+//! number of workers, or by split (of a source or sink), which are redistributed. A bucket may be saved in parts: a
+//! full one, and changes since.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -12,25 +12,25 @@ use tidemill_batch::TaskError;
 
 use crate::schema::StateSchema;
 
-/// Part of a copy's state in a snapshot.
+/// A part of a copy's state in a snapshot.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum SnapshotPart {
-    /// All of it; what was saved before is not needed any more. No bytes: there is nothing.
+    /// The full state; what was saved before is no longer needed. If empty, there is no state.
     Whole(Bytes),
-    /// What has changed since the snapshot before.
+    /// The changes since the previous snapshot.
     Change(Bytes),
 }
 
-/// What a copy keeps, as it is when a barrier passes.
+/// The state of a copy when a barrier passes.
 #[derive(Debug, Default)]
 pub struct Snapshot {
-    /// By bucket; those that are not named have not changed.
+    /// By bucket; buckets that are not listed have not changed.
     pub buckets: BucketStates,
-    /// By split; those that are not named are gone.
+    /// By split; splits that are not listed no longer exist.
     pub splits: Vec<(String, Bytes)>,
-    /// What every copy is to know when the job goes on, of each copy.
+    /// Values that every copy gets when the job resumes, from each copy.
     pub shared: Vec<(String, Bytes)>,
-    /// Makes further buckets: work that need not be done before the copy goes on.
+    /// Makes further buckets, as work that can be done while the copy continues.
     pub later: Option<DeferredPart>,
 }
 
@@ -46,39 +46,39 @@ impl fmt::Debug for DeferredPart {
     }
 }
 
-/// What a copy begins with when its job goes on from a checkpoint.
+/// The state that a copy starts with when its job resumes from a checkpoint.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RestoredState {
     /// The epoch that the checkpoint ended.
     pub epoch: u64,
-    /// Whether the copy had ended: it has nothing more to do.
+    /// Whether the copy had ended, and has nothing more to do.
     pub ended: bool,
-    /// The copies that had, of as many as there are now: what is new is not for them.
+    /// The copies that had ended, if the number of copies is unchanged: they get no new input.
     pub ended_copies: BTreeSet<u32>,
-    /// What its states consisted of then; `None` if the task did not say.
+    /// The schema of the saved states; `None` if the task did not declare it.
     pub schema: Option<StateSchema>,
-    /// The buckets it owns, each with a whole and the changes since, in order.
+    /// The buckets that it owns, each with a full part and the changes since, in order.
     pub buckets: BTreeMap<u32, Vec<Bytes>>,
-    /// The splits that were dealt to it.
+    /// The splits assigned to it.
     pub splits: BTreeMap<String, Bytes>,
-    /// The names of those that were dealt to any copy.
+    /// The names of the splits assigned to any copy.
     pub split_names: BTreeSet<String>,
-    /// What copies share, each name with what each copy had saved by it.
+    /// What copies share: by name, the values that all copies have saved.
     pub shared: BTreeMap<String, Vec<Bytes>>,
-    /// The same by copy, as they were numbered then.
+    /// The same by copy, as numbered then.
     pub shared_by: BTreeMap<u32, BTreeMap<String, Bytes>>,
-    /// Which of these owned each of `buckets`.
+    /// Which of these copies owned each of `buckets`.
     pub owners: BTreeMap<u32, u32>,
-    /// Rows that were in flight to a copy, as they were numbered then, and one of its ports.
+    /// Rows that were in flight to a copy, as numbered then, and to one of its ports.
     pub in_flight: Vec<((u32, u32), Bytes)>,
-    /// They are to be dealt anew: there were not as many copies.
+    /// These must be redistributed, because the number of copies has changed.
     pub rescaled: bool,
-    /// The task's states consist of something else now: what is saved next cannot build on what was saved then.
+    /// The schema of the state has changed, so the next snapshot cannot build on the saved one.
     pub evolved: bool,
 }
 
 impl RestoredState {
-    /// What was shared by a name by the copy that kept a bucket then: what it knew when it saved it.
+    /// What the former owner of a bucket shared under a name when it saved the bucket.
     pub fn shared_of(&self, bucket: u32, name: &str) -> Option<&Bytes> {
         self.shared_by.get(self.owners.get(&bucket)?)?.get(name)
     }

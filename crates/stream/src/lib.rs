@@ -2,14 +2,14 @@
 //!
 //! Modules, lowest first; each uses only those above it:
 //!
-//! | module      | contents                                          |
-//! |-------------|---------------------------------------------------|
+//! | module      | contents                                           |
+//! |-------------|----------------------------------------------------|
 //! | `time`      | event time: windows, and the time columns of plans |
-//! | `state`     | the state of operators                            |
-//! | `rows`      | processing of rows between operators              |
-//! | `operators` | stateful tasks                                    |
-//! | `plan`      | lowering of queries to a graph of tasks           |
-//! | `stories`   | tests: jobs of queries that crash and resume      |
+//! | `state`     | the state of operators                             |
+//! | `rows`      | processing of rows between operators               |
+//! | `operators` | stateful tasks                                     |
+//! | `plan`      | lowering of queries to a graph of tasks            |
+//! | `stories`   | tests: jobs of queries that crash and resume       |
 #![warn(missing_docs)]
 
 mod operators;

@@ -1,25 +1,25 @@
-//! Alignment: a barrier has arrived when it has on every stream that has not ended. Until then streams that brought it
-//! wait, so that nothing of the next epoch is taken before the state of this one is saved.
+//! Alignment: a barrier has arrived when every stream that has not ended has delivered it. Until then, streams that
+//! have delivered it wait, so that no row of the next epoch is processed before the state of this one is saved.
 //!
 //! Source: Carbone et al., "Lightweight Asynchronous Snapshots for Distributed Dataflows" (2015).
 
 use super::mark::Barrier;
 
-/// What a barrier on a stream means.
+/// The effect of a barrier on a stream.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum BarrierArrival {
-    /// The stream waits. `Some`: those that waited for an older barrier, which nobody waits for any more, go on.
+    /// The stream waits. With `released`, streams that waited for an older, abandoned barrier continue.
     Wait { released: bool },
-    /// The barrier has arrived: all streams go on.
+    /// The barrier has arrived on all streams, which continue.
     Aligned(Barrier),
-    /// An older one than what was seen: it means nothing.
+    /// The barrier is older than the current one, and ignored.
     Stale,
 }
 
-/// See the module. Streams are numbered.
+/// The alignment of several streams, which are numbered.
 #[derive(Default)]
 pub(crate) struct BarrierAlignment {
-    /// Whether the stream has brought the barrier, and whether it has ended.
+    /// Whether each stream has delivered the barrier, and whether it has ended.
     streams: Vec<(bool, bool)>,
     barrier: Option<Barrier>,
     /// The last epoch that was aligned.
@@ -32,13 +32,13 @@ impl BarrierAlignment {
         self.streams.push((false, false));
     }
 
-    /// A stream brings a barrier.
+    /// A stream delivers a barrier.
     pub(crate) fn arrive(&mut self, stream: usize, barrier: Barrier) -> BarrierArrival {
         let current = self.barrier.as_ref().map_or(self.done, |current| current.epoch);
         if barrier.epoch < current || barrier.epoch == self.done {
             return BarrierArrival::Stale;
         }
-        // The coordinator has given the older one up.
+        // The coordinator has abandoned the older barrier.
         let released = self.barrier.is_some() && barrier.epoch > current;
         if released {
             self.streams.iter_mut().for_each(|(here, _)| *here = false);
@@ -48,8 +48,8 @@ impl BarrierAlignment {
         self.complete().map_or(BarrierArrival::Wait { released }, BarrierArrival::Aligned)
     }
 
-    /// A barrier has arrived although streams have not brought it: tells which. What those that have bring from now on
-    /// is behind it.
+    /// Completes a barrier that some streams have not delivered, and returns which. What the others deliver from now on
+    /// comes after it.
     pub(crate) fn overtake(&mut self, barrier: &Barrier) -> Vec<bool> {
         let same = self.barrier.take().is_some_and(|awaited| awaited.epoch == barrier.epoch);
         let open = self.streams.iter().map(|&(here, over)| !(over || same && here)).collect();
@@ -58,13 +58,13 @@ impl BarrierAlignment {
         open
     }
 
-    /// A stream has ended: nobody waits for its barrier.
+    /// A stream has ended, so its barrier is no longer awaited.
     pub(crate) fn end_stream(&mut self, stream: usize) -> Option<Barrier> {
         self.streams[stream].1 = true;
         self.complete()
     }
 
-    /// Whether the stream has brought the barrier that others have not.
+    /// Whether the stream has delivered a barrier that others have not.
     #[inline]
     pub(crate) fn holds(&self, stream: usize) -> bool {
         self.barrier.is_some() && self.streams[stream].0
@@ -90,8 +90,7 @@ mod tests {
         Barrier { epoch, control: BarrierControl::Checkpoint }
     }
 
-    /// A barrier that passed too early would save half an epoch; one that waited for an ended stream would wait for
-    /// ever.
+    /// A barrier that passes too early would save half an epoch; one that waits for an ended stream would wait forever.
     #[test]
     fn all_streams_or_their_ends() {
         let mut align = BarrierAlignment::default();
@@ -105,11 +104,11 @@ mod tests {
         assert_eq!(align.arrive(1, barrier(2)), BarrierArrival::Aligned(barrier(2)));
         assert!(!align.holds(0));
         assert_eq!(align.arrive(0, barrier(3)), wait);
-        assert_eq!(align.end_stream(0), None, "it has brought the barrier before it ended");
+        assert_eq!(align.end_stream(0), None, "it delivered the barrier before it ended");
         assert_eq!(align.end_stream(1), Some(barrier(3)));
     }
 
-    /// Who is taken for open that is not has rows of the next epoch counted in this one.
+    /// If a stream wrongly counted as open, its rows of the next epoch would count in this one.
     #[test]
     fn overtaken_streams_are_those_without_the_barrier() {
         let mut align = BarrierAlignment::default();
@@ -120,10 +119,10 @@ mod tests {
         assert!(!align.holds(0));
         assert_eq!(align.arrive(1, barrier(1)), BarrierArrival::Stale);
         align.arrive(1, barrier(2));
-        assert_eq!(align.overtake(&barrier(3)), [true, true, false], "an older barrier says nothing of this one");
+        assert_eq!(align.overtake(&barrier(3)), [true, true, false], "an older barrier does not count for this one");
     }
 
-    /// A checkpoint that was given up must not hold up the next one.
+    /// An abandoned checkpoint must not delay the next one.
     #[test]
     fn a_newer_barrier_ends_the_wait_for_an_older_one() {
         let mut align = BarrierAlignment::default();

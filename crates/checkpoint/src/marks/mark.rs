@@ -1,4 +1,4 @@
-//! Marks: what rides in a stream between its batches, in order with them.
+//! Marks, which travel in a stream between its batches, in order with them.
 
 use std::fmt;
 
@@ -14,22 +14,22 @@ use crate::rebalance::Rebalance;
 pub struct EventTime(pub i64);
 
 impl EventTime {
-    /// Before all others: nothing is known.
+    /// Before all others: no time is known.
     pub const MIN: EventTime = EventTime(i64::MIN);
-    /// Behind all others: the stream is over.
+    /// After all others: the stream has ended.
     pub const MAX: EventTime = EventTime(i64::MAX);
 
-    /// Times that rows tell lie within so many microseconds of 1970: 200,000 years. What is further away is no time,
-    /// but a broken record; and the ends of windows and joins around a time are times, too.
+    /// Event times of rows are within this many microseconds (200,000 years) of 1970. Anything beyond is a broken
+    /// record rather than a time; the limit leaves room for the ends of windows and joins.
     pub const FARTHEST_US: i64 = 200_000 * 365 * 86_400 * 1_000_000;
 
-    /// Whether a row may have this time.
+    /// Whether this is a valid time for a row.
     #[inline]
     pub fn is_of_row(self) -> bool {
         (-Self::FARTHEST_US..=Self::FARTHEST_US).contains(&self.0)
     }
 
-    /// So many microseconds earlier.
+    /// The time this many microseconds earlier.
     #[inline]
     #[must_use]
     pub fn minus(self, us: i64) -> Self {
@@ -47,40 +47,40 @@ impl fmt::Display for EventTime {
     }
 }
 
-/// See the module.
+/// A mark in a stream.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Mark {
-    /// Every row with an earlier event time has come. With [`EventTime::MIN`]: nothing is known of time, but rows come
+    /// Every row with an earlier event time has arrived. With [`EventTime::MIN`]: no time is known, but rows arrive
     /// again.
     Watermark(EventTime),
-    /// Nothing comes for now: until its next watermark this stream holds nobody's time back.
+    /// No rows for now: until its next watermark, this stream does not hold back the combined time.
     Idle,
-    /// What lies before belongs to the epoch that ends here.
+    /// Everything before belongs to the epoch that ends here.
     Barrier(Barrier),
 }
 
-/// Ends an epoch: flows with the batches from the sources on, and every task aligns its inputs on it.
+/// Ends an epoch: it flows with the batches from the sources, and every task aligns its inputs on it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Barrier {
-    /// The epoch that ends. Grows from barrier to barrier; numbers may be left out.
+    /// The epoch that ends. Increases from barrier to barrier; numbers may be skipped.
     pub epoch: u64,
-    /// What is to happen at it.
+    /// What happens at it.
     pub control: BarrierControl,
 }
 
-/// What a barrier carries.
+/// The control that a barrier carries.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum BarrierControl {
     /// Every copy saves its state.
     Checkpoint,
-    /// As a checkpoint; then sources end, and nothing behind the barrier is sent.
+    /// Like a checkpoint; then sources end, and nothing is sent after the barrier.
     Stop,
-    /// As a checkpoint; and buckets of tasks move to other copies ([`Rebalance`]).
+    /// Like a checkpoint, and buckets of tasks move to other copies ([`Rebalance`]).
     Rebalance(Rebalance),
 }
 
 impl Mark {
-    /// The frame that carries it, but for its place.
+    /// The frame of this mark, with the address in `header`.
     pub fn frame(&self, header: WireHeader) -> Frame {
         match self {
             Mark::Watermark(time) => {
@@ -93,10 +93,10 @@ impl Mark {
         }
     }
 
-    /// The mark that a frame carries.
+    /// The mark in a frame.
     ///
     /// # Errors
-    /// In words, when it carries none.
+    /// If the frame is not a mark; a message.
     pub fn of_frame(frame: &ReceivedFrame) -> Result<Self, String> {
         match frame.header.kind {
             WireKind::Watermark => Ok(Mark::Watermark(EventTime(frame.header.rows as i64))),
@@ -108,7 +108,7 @@ impl Mark {
 }
 
 impl Barrier {
-    /// The new map that it brings for a task.
+    /// The new map that it carries for a task.
     pub fn route_of(&self, task: &str) -> Option<&RouteMap> {
         match &self.control {
             BarrierControl::Rebalance(rebalance) => rebalance.maps.get(task),
@@ -116,15 +116,15 @@ impl Barrier {
         }
     }
 
-    /// As it travels.
+    /// The form for sending.
     pub fn encode(&self) -> Vec<u8> {
         serde_json::to_vec(self).expect("a barrier is made of numbers and texts")
     }
 
-    /// What [`Barrier::encode`] made.
+    /// Decodes the result of [`Barrier::encode`].
     ///
     /// # Errors
-    /// In words, for anything else.
+    /// If the bytes are anything else; a message.
     pub fn decode(bytes: &[u8]) -> Result<Self, String> {
         serde_json::from_slice(bytes).map_err(|error| format!("not a barrier: {error}"))
     }

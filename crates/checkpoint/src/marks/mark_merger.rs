@@ -1,5 +1,5 @@
-//! The marks of several streams together, in the order in which whoever reads all of them sees them: no later than any
-//! stream's time, and a barrier where all have brought it.
+//! Combines the marks of several streams for a reader of all of them: a time no later than that of any stream, and a
+//! barrier once all have delivered it.
 
 use std::collections::VecDeque;
 
@@ -7,26 +7,26 @@ use super::align::{BarrierAlignment, BarrierArrival};
 use super::mark::{Barrier, EventTime, Mark};
 use super::watermarks::WatermarkMerger;
 
-/// Which streams are read further, after a mark.
+/// Which streams to read from after a mark.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StreamGate {
-    /// All as before.
+    /// The same as before.
     Same,
-    /// Not the one that brought it; with `release`, those that were held before are.
+    /// Not the one that delivered it; with `release`, those held before are read again.
     Hold {
-        /// Whether those that were held before are read again.
+        /// Whether those held before are read again.
         release: bool,
     },
-    /// All.
+    /// All of them.
     Release,
 }
 
-/// See the module. Streams are numbered.
+/// Combines the marks of several streams, which are numbered.
 #[derive(Default)]
 pub struct MarkMerger {
     time: WatermarkMerger,
     align: BarrierAlignment,
-    /// What comes out next: the end of a stream may bring both.
+    /// The next combined marks: the end of a stream may cause both kinds.
     ready: VecDeque<Mark>,
 }
 
@@ -41,7 +41,7 @@ impl MarkMerger {
         }
     }
 
-    /// A stream brings a mark.
+    /// A stream delivers a mark.
     pub fn mark(&mut self, stream: usize, mark: Mark) -> StreamGate {
         match mark {
             Mark::Watermark(time) => self.time.advance(stream, time),
@@ -59,7 +59,7 @@ impl MarkMerger {
         StreamGate::Same
     }
 
-    /// A barrier comes out next although not all streams have brought it; all are read further. Returns which have not.
+    /// Emits a barrier next although some streams have not delivered it, and returns which; all are read again.
     pub fn overtake(&mut self, barrier: Barrier) -> Vec<bool> {
         let open = self.align.overtake(&barrier);
         self.ready.push_back(Mark::Barrier(barrier));
@@ -68,7 +68,7 @@ impl MarkMerger {
 
     /// A stream has ended.
     pub fn end_stream(&mut self, stream: usize) -> StreamGate {
-        // The barrier first: the time that the end sets free belongs to the next epoch, as the end itself does.
+        // The barrier comes first: the time released by the end belongs to the next epoch, as does the end itself.
         let aligned = self.align.end_stream(stream);
         let gate = if aligned.is_some() { StreamGate::Release } else { StreamGate::Same };
         self.ready.extend(aligned.map(Mark::Barrier));
@@ -77,18 +77,18 @@ impl MarkMerger {
         gate
     }
 
-    /// At once: a barrier that comes later may be of the next epoch.
+    /// Must run immediately, since a later barrier may belong to the next epoch.
     fn emit_watermark(&mut self) {
         self.ready.extend(std::iter::from_fn(|| self.time.next_mark()));
     }
 
-    /// The next mark of all streams together.
+    /// The next combined mark.
     #[inline]
     pub fn next_mark(&mut self) -> Option<Mark> {
         self.ready.pop_front()
     }
 
-    /// Whether the stream has brought a barrier that others have not.
+    /// Whether the stream has delivered a barrier that others have not.
     #[inline]
     pub fn holds(&self, stream: usize) -> bool {
         self.align.holds(stream)
@@ -99,7 +99,7 @@ impl MarkMerger {
         self.time.ahead()
     }
 
-    /// The stream that holds the time of all back.
+    /// The stream that holds back the combined time.
     pub fn slowest(&self) -> Option<usize> {
         self.time.slowest()
     }

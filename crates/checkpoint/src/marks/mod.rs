@@ -1,11 +1,11 @@
-//! Marks that travel in streams between batches, and the combination of several streams' marks.
+//! Marks, which travel in streams between batches, and the combination of several streams' marks.
 //!
-//! | module       | what is in it                                                              |
-//! |--------------|----------------------------------------------------------------------------|
-//! | `mark`       | watermarks and barriers                                                    |
-//! | `watermarks` | the time of several streams together                                       |
-//! | `align`      | a barrier, when all streams have brought it                                |
-//! | `mark_merger` | both, in the order in which a reader of several streams sees them          |
+//! | module        | contents                                                          |
+//! |---------------|-------------------------------------------------------------------|
+//! | `mark`        | watermarks and barriers                                           |
+//! | `watermarks`  | the combined time of several streams                              |
+//! | `align`       | alignment of barriers across streams                              |
+//! | `mark_merger` | both, in the order in which a reader of several streams sees them |
 
 mod align;
 mod mark;

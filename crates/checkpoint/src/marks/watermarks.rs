@@ -1,5 +1,5 @@
-//! The time of several streams together: no later than that of any one that still brings something. Where none does, it
-//! is that of the one furthest ahead, as in Flink: whoever went idle first must not keep windows open that all have
+//! The combined time of several streams: no later than that of any active stream. If none is active, it is the time of
+//! the one furthest ahead, as in Flink: a stream that was idle first must not keep windows open that all others have
 //! passed.
 
 use super::mark::{EventTime, Mark};
@@ -11,16 +11,16 @@ enum StreamActivity {
     Over,
 }
 
-/// What was told last of idleness.
+/// The idleness reported last.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum IdleState {
     Active,
     Idle,
-    /// Idleness, and something has come since: that is news, and so is idleness when it comes again.
+    /// Idle, but a stream has advanced since: this must be reported, and so must idleness if it returns.
     Stirred,
 }
 
-/// See the module. Streams are numbered; each begins active, at [`EventTime::MIN`].
+/// Combines the times of several streams, which are numbered; each begins active, at [`EventTime::MIN`].
 pub struct WatermarkMerger {
     streams: Vec<(EventTime, StreamActivity)>,
     told: IdleState,
@@ -39,7 +39,7 @@ impl WatermarkMerger {
         self.streams.push((EventTime::MIN, StreamActivity::Active));
     }
 
-    /// A stream's time has come to be `time`; a step back is ignored.
+    /// A stream's time has advanced to `time`; backward steps are ignored.
     #[inline]
     pub fn advance(&mut self, stream: usize, time: EventTime) {
         let (at, state) = &mut self.streams[stream];
@@ -50,7 +50,7 @@ impl WatermarkMerger {
         }
     }
 
-    /// A stream has nothing for now.
+    /// A stream has no rows for now.
     pub fn idle(&mut self, stream: usize) {
         self.streams[stream].1 = StreamActivity::Idle;
     }
@@ -60,13 +60,13 @@ impl WatermarkMerger {
         self.streams[stream].1 = StreamActivity::Over;
     }
 
-    /// What was told last of all streams' time.
+    /// The combined time reported last.
     #[inline]
     pub fn time(&self) -> EventTime {
         self.time
     }
 
-    /// The stream that holds the time of all back.
+    /// The stream that holds back the combined time.
     pub fn slowest(&self) -> Option<usize> {
         let active = self.streams.iter().enumerate().filter(|(_, (_, state))| *state == StreamActivity::Active);
         active.min_by_key(|(_, (time, _))| *time).map(|(stream, _)| stream)
@@ -77,7 +77,7 @@ impl WatermarkMerger {
         self.streams.iter().map(|(time, _)| *time).max().unwrap_or(EventTime::MIN)
     }
 
-    /// What is to be told of all together, until there is no news.
+    /// The next change of the combined time to report, if any.
     pub fn next_mark(&mut self) -> Option<Mark> {
         let active =
             self.streams.iter().filter(|(_, state)| *state == StreamActivity::Active).map(|(time, _)| *time).min();
@@ -85,7 +85,7 @@ impl WatermarkMerger {
             return None;
         }
         let time = active.unwrap_or_else(|| self.ahead());
-        // A stream that comes back from idleness may be behind; what was told stays true.
+        // A stream that is active again may be behind; the reported time does not go back.
         if time > self.time || active.is_some() && self.told != IdleState::Active {
             self.time = time.max(self.time);
             self.told = IdleState::Active;
@@ -136,28 +136,28 @@ mod tests {
         time
     }
 
-    /// A time that runs ahead of a stream loses its rows; one that an idle or ended stream holds back closes no window
-    /// ever.
+    /// If time runs ahead of a stream, its rows are lost; if an idle or ended stream holds it back, windows never
+    /// close.
     #[test]
-    fn the_slowest_stream_that_brings_something_counts() {
+    fn the_slowest_active_stream_counts() {
         let mut time = of(3);
         assert_eq!(advance(&mut time, 0, 5), NOTHING);
         assert_eq!(advance(&mut time, 1, 7), NOTHING);
         assert_eq!(time.slowest(), Some(2));
         assert_eq!(idle(&mut time, 2), [at(5)]);
         assert_eq!(advance(&mut time, 0, 9), [at(7)]);
-        assert_eq!(advance(&mut time, 2, 3), NOTHING, "one that comes back late does not turn time back");
+        assert_eq!(advance(&mut time, 2, 3), NOTHING, "a stream that is active again does not turn time back");
         assert_eq!(advance(&mut time, 1, 10), NOTHING);
         assert_eq!(end_stream(&mut time, 2), [at(9)]);
         assert_eq!((idle(&mut time, 0), idle(&mut time, 1)), (vec![at(10)], vec![Mark::Idle]));
-        assert_eq!(advance(&mut time, 1, 10), [at(10)], "the end of idleness is news");
+        assert_eq!(advance(&mut time, 1, 10), [at(10)], "the end of idleness is reported");
         assert_eq!((end_stream(&mut time, 1), end_stream(&mut time, 0)), (vec![Mark::Idle], vec![]));
     }
 
-    /// Rows of the stream furthest ahead would stay in windows until another row comes, were it idle or over before the
-    /// others.
+    /// Otherwise, rows of the stream furthest ahead would stay in windows until another row arrives, if that stream was
+    /// idle or ended before the others.
     #[test]
-    fn where_all_are_idle_the_one_furthest_ahead_counts() {
+    fn if_all_are_idle_the_one_furthest_ahead_counts() {
         let mut time = of(3);
         assert_eq!((advance(&mut time, 0, 100), idle(&mut time, 0)), (vec![], vec![]));
         assert_eq!((advance(&mut time, 1, 50), idle(&mut time, 2)), (vec![], vec![at(50)]));
@@ -167,10 +167,10 @@ mod tests {
         assert_eq!(idle(&mut time, 1), [at(200), Mark::Idle]);
     }
 
-    /// Idleness is told again when there was something in between, also before there is any time, and also if nobody
-    /// asked then.
+    /// Idleness is reported again if a stream was active in between, even before there is any time, and even if nobody
+    /// read the marks then.
     #[test]
-    fn the_end_of_idleness_is_news_without_a_time() {
+    fn the_end_of_idleness_is_reported_without_a_time() {
         let mut time = of(2);
         assert_eq!(advance(&mut time, 0, i64::MIN), NOTHING);
         assert_eq!((idle(&mut time, 0), idle(&mut time, 1)), (vec![], vec![Mark::Idle]));
@@ -184,8 +184,8 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever streams do, and however seldom somebody asks: time never goes back, never passes that of a stream
-        /// that was never idle while that one is active, and is that of all rows when nothing is.
+        /// Whatever streams do, and however rarely marks are read: time never goes back, never passes that of an active
+        /// stream that was never idle, and covers all rows when no stream is active.
         #[test]
         fn time_never_goes_back(events in proptest::collection::vec((0usize..4, 0i64..50, 0u8..8, any::<bool>()), 0..200)) {
             let mut time = of(4);
@@ -200,7 +200,7 @@ mod tests {
                     streams[stream] = (streams[stream].0.max(EventTime(us)), true);
                 }
                 for mark in asks.then(|| news(&mut time)).into_iter().flatten() {
-                    let Mark::Watermark(now) = mark else { panic!("one is never idle") };
+                    let Mark::Watermark(now) = mark else { panic!("one stream is never idle") };
                     prop_assert!(now >= last && now <= streams[3].0);
                     last = now;
                 }

@@ -1,5 +1,5 @@
-//! A checkpoint in another place, where a job goes on from it as from its own. It stays when the job that made it
-//! clears away what is old. (What Flink calls a savepoint.)
+//! Copies a checkpoint to another place, where a job can resume from it as from its own. The copy remains when the
+//! original job removes old checkpoints. (Flink calls this a savepoint.)
 
 use futures_util::TryStreamExt;
 use object_store::ObjectStoreExt;
@@ -7,16 +7,16 @@ use object_store::ObjectStoreExt;
 use super::{CheckpointStore, RestoreCandidates, StoreError};
 use crate::manifest::Manifest;
 
-/// How often the newest checkpoint may be cleared away by a running job while it is copied.
+/// How many times a running job may remove the newest checkpoint while it is being copied.
 const TRIES: usize = 20;
 
 impl CheckpointStore {
-    /// Copies the checkpoint of an epoch, or the newest, to a place that has none, and looks whether all of it came
-    /// there as it was written. Returns its manifest.
+    /// Copies the checkpoint of an epoch, or the newest, to a place that has none, and verifies the copy. Returns its
+    /// manifest.
     ///
     /// # Errors
-    /// The stores'; `Damaged` when the checkpoint is, or is not there, and for the newest of all also when one after it
-    /// is; `Taken` when a job writes to the other folder.
+    /// Those of the stores; `Damaged` if the checkpoint is damaged or missing, and for the newest, also if a later one
+    /// is damaged; `Taken` if a job writes to the other folder.
     pub async fn copy(&self, epoch: Option<u64>, to: &CheckpointStore) -> Result<Manifest, StoreError> {
         let _lock = to.folder.as_ref().map(|folder| to.lock(folder, "a copy of a checkpoint")).transpose()?;
         if !to.epochs().await?.is_empty() {

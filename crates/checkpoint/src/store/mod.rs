@@ -1,10 +1,10 @@
 //! Storage of checkpoints: a folder, or any object store.
 //!
 //! ```text
-//! epochs/00000000000000000042            the manifest of epoch 42; it is there when the checkpoint is
+//! epochs/00000000000000000042            the manifest of epoch 42, which exists if and only if the checkpoint does
 //! state/RUN/42-3-0                       what copy 0 of task 3 saved at epoch 42, its parts one after the other
-//! claims/00000000000000000007            a run has begun, the seventh that did
-//! made                                   there is, or was, a manifest: a place that lost them does not count as new
+//! claims/00000000000000000007            the claim of the seventh run
+//! made                                   there was a manifest, so that a place that lost them does not count as new
 //! lock, or in an object store lease      the owner of the place
 //! ```
 //!
@@ -40,53 +40,53 @@ use self::signing::SigningKey;
 use crate::lease::{Lease, LeaseDenial, LeaseKey, LeaseView, held_by};
 use crate::manifest::{Manifest, PartEntry, PartKey};
 
-/// Claims of others that a claim may meet.
+/// Maximum number of other runs' claims that a claim may collide with.
 const CLAIMS_MAX: u64 = 100;
-/// Of a file that says who holds its lock.
+/// Maximum size of the file that names the holder of a lock.
 const LOCK_BYTES_MAX: u64 = 64 << 10;
-/// Bytes of parts that are read at once, unless one is larger.
+/// Maximum bytes of parts that are read at once, unless a single one is larger.
 const READ_BYTES_MAX: u64 = 8 << 20;
 
 /// Why checkpoints cannot be read or written.
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum StoreError {
-    /// The store refused.
+    /// The store failed or refused a request.
     #[error("checkpoints in {place}: {reason}")]
     Io {
-        /// Where they lie.
+        /// The place of the checkpoints.
         place: String,
-        /// What the store said.
+        /// The store's message.
         reason: String,
     },
-    /// A checkpoint, or part of one, is not what was written, or not there.
+    /// A checkpoint, or part of one, differs from what was written, or is missing.
     #[error("checkpoints in {place}: {reason}")]
     Damaged {
-        /// Where they lie.
+        /// The place of the checkpoints.
         place: String,
-        /// What is wrong.
+        /// The problem.
         reason: String,
     },
-    /// A checkpoint is not signed with the job's key: it is not even looked at.
+    /// A checkpoint is not signed with the job's key, so it is not read any further.
     #[error("checkpoints in {place}: {reason}")]
     Untrusted {
-        /// Where they lie.
+        /// The place of the checkpoints.
         place: String,
-        /// What is wrong.
+        /// The problem.
         reason: String,
     },
     /// Another job holds the place, or has claimed it or written the epoch.
     #[error("checkpoints in {place}: another job writes there; each job needs a place of its own{}", held(.by))]
     Taken {
-        /// Where they lie.
+        /// The place of the checkpoints.
         place: String,
-        /// Which job, in words; nothing, if it is not known.
+        /// Describes the other job; empty if it is not known.
         by: String,
     },
 }
 
 impl StoreError {
-    /// The same, with what else went wrong because of it.
+    /// The same error with a consequence appended.
     fn with(mut self, more: &str) -> Self {
         if let StoreError::Io { reason, .. } | StoreError::Damaged { reason, .. } = &mut self {
             *reason = format!("{reason}; and {more}");
@@ -99,19 +99,19 @@ fn held(by: &str) -> String {
     if by.is_empty() { String::new() } else { format!(" (it is held by {by})") }
 }
 
-/// See the module. Clones are the same.
+/// The checkpoints of a job. Clones share the same place.
 #[derive(Clone)]
 pub struct CheckpointStore {
     objects: Arc<dyn ObjectStore>,
     prefix: Path,
-    /// For messages: a path or a URL.
+    /// A path or a URL, for messages.
     place: String,
     folder: Option<PathBuf>,
-    /// The client that renews the lease.
+    /// The client for renewing the lease.
     leases: Option<Arc<dyn ObjectStore>>,
-    /// It is known to say that there has been a manifest.
+    /// Whether the note that a manifest has existed was written.
     marked: Arc<AtomicBool>,
-    /// What manifests are signed with, or why that cannot be told.
+    /// The key for signing manifests, or why it cannot be determined.
     signing: Result<SigningKey, String>,
 }
 
@@ -121,18 +121,18 @@ impl std::fmt::Debug for CheckpointStore {
     }
 }
 
-/// What keeps other jobs out of a place, or tries to: until it is dropped, or the process ends.
+/// Keeps other jobs out of a place, or tries to, until it is dropped or the process ends.
 pub struct StoreHold(JobLock);
 
 enum JobLock {
     Folder(#[expect(dead_code, reason = "the lock goes with the file")] File),
     Lease(Lease),
-    /// There is nothing that could.
+    /// There is no means to do so.
     Nothing,
 }
 
 impl StoreHold {
-    /// Whether others are kept out from now on; `None` yet.
+    /// Whether others are kept out from now on; `None` as long as this is not known.
     pub fn outcome(&self) -> Option<Result<(), LeaseDenial>> {
         match &self.0 {
             JobLock::Lease(lease) => lease.outcome(),
@@ -140,7 +140,7 @@ impl StoreHold {
         }
     }
 
-    /// Why others are not kept out after all.
+    /// Why others cannot be kept out, if so.
     pub fn unconditional(&self) -> Option<String> {
         match &self.0 {
             JobLock::Lease(lease) => lease.unconditional(),
@@ -148,7 +148,7 @@ impl StoreHold {
         }
     }
 
-    /// The lease, where it may be lost.
+    /// The lease, if there is one, which may be lost.
     pub fn lease(&self) -> Option<LeaseView> {
         match &self.0 {
             JobLock::Lease(lease) => Some(lease.view()),
@@ -164,43 +164,43 @@ impl StoreHold {
     }
 }
 
-/// Who holds a folder's lock, as it lies in the file.
+/// The holder of a folder's lock, as stored in the file.
 #[derive(serde::Serialize, serde::Deserialize)]
 struct LockHolder {
     job: String,
     process: ProcessIdentity,
 }
 
-/// What a store has to go on from.
+/// The checkpoints that a store can restore.
 #[derive(Debug, Default)]
 pub struct RestoreCandidates {
     /// The newest first: by claim, then by epoch.
     pub manifests: Vec<Manifest>,
-    /// Epochs whose manifest is damaged, with what is wrong.
+    /// The epochs with a damaged manifest, and the problem.
     pub damaged: Vec<(u64, String)>,
 }
 
 impl RestoreCandidates {
-    /// The newest epoch that is taken.
+    /// The newest epoch in use.
     pub fn epoch(&self) -> u64 {
         let whole = self.manifests.iter().map(|manifest| manifest.epoch);
         whole.chain(self.damaged.iter().map(|(epoch, _)| *epoch)).max().unwrap_or(0)
     }
 
-    /// Whether there is nothing.
+    /// Whether there are no checkpoints.
     pub fn is_empty(&self) -> bool {
         self.manifests.is_empty() && self.damaged.is_empty()
     }
 }
 
-/// A manifest, if it can be read, and what is wrong with it or what it refers to.
+/// A manifest, if it can be read, and the problem with it or with what it refers to.
 pub type ManifestCheck = (Option<Manifest>, Option<StoreError>);
 
 impl CheckpointStore {
-    /// In a folder, which is made if it is not there.
+    /// Opens a folder, which is created if it does not exist.
     ///
     /// # Errors
-    /// When it can be neither found nor made.
+    /// If the folder can be neither found nor created.
     pub fn folder(folder: impl Into<PathBuf>) -> Result<Self, StoreError> {
         let folder = folder.into();
         let failed = |reason: String| StoreError::Io { place: folder.display().to_string(), reason };
@@ -220,11 +220,11 @@ impl CheckpointStore {
         })
     }
 
-    /// In a folder, which is made if checkpoints are to be written, or in what a URL stands for.
+    /// Opens a folder, which is created if checkpoints are to be written, or the place of a URL.
     ///
     /// # Errors
-    /// `Io` when it cannot be opened, is none of the stores that write an object only where there is none, or is the
-    /// memory of one process; else as [`ObjectStores::locate`].
+    /// `Io` if it cannot be opened, if the store does not support conditional creation, or if it is the memory of one
+    /// process; otherwise like [`ObjectStores::locate`].
     pub fn open(
         stores: &ObjectStores,
         place: &str,
@@ -253,7 +253,7 @@ impl CheckpointStore {
         Ok(checkpoints.with_leases(ObjectStores::own_client(place, options)?))
     }
 
-    /// In an object store, beneath `prefix`; `url` stands for it in messages.
+    /// Uses an object store, under `prefix`; `url` is its name in messages.
     pub fn objects(objects: Arc<dyn ObjectStore>, prefix: Path, url: impl Into<String>) -> Self {
         CheckpointStore {
             objects,
@@ -266,23 +266,23 @@ impl CheckpointStore {
         }
     }
 
-    /// The same, in which a job keeps others out by a lease: a small object that it writes anew every three seconds.
-    /// That is done by `client`, another one of the same store: it is used within a thread and a runtime of its own.
+    /// Keeps other jobs out with a lease, a small object that the job rewrites every three seconds. `client` must be a
+    /// separate client of the same store, since it is used in a thread with its own runtime.
     #[must_use]
     pub fn with_leases(self, client: Arc<dyn ObjectStore>) -> Self {
         CheckpointStore { leases: Some(client), ..self }
     }
 
-    /// Where it is, for people.
+    /// The place, for messages.
     pub fn place(&self) -> &str {
         &self.place
     }
 
-    /// Begins to keep others out for a run of `job`, which `owner` names. [`StoreHold::outcome`] says what comes of it,
-    /// and `wake` is called when that changes.
+    /// Begins to keep others out for a run of `job` with the name `owner`. `wake` is called when [`StoreHold::outcome`]
+    /// changes.
     ///
     /// # Errors
-    /// `Taken` when another job holds the folder; when there cannot be a lock or a thread.
+    /// `Taken` if another job holds the folder; errors of the lock or of starting a thread.
     pub fn hold(&self, job: &str, owner: &str, wake: impl Fn() + Send + 'static) -> Result<StoreHold, StoreError> {
         match (&self.folder, &self.leases) {
             (Some(folder), _) => self.lock(folder, job).map(|file| StoreHold(JobLock::Folder(file))),
@@ -304,7 +304,7 @@ impl CheckpointStore {
             Ok(()) => {
                 let holder = LockHolder { job: job.into(), process: ProcessIdentity::this() };
                 let holder = serde_json::to_vec(&holder).expect("it is made of numbers and texts");
-                // Only for people: a full disk is told by what needs it.
+                // Only for messages, so errors are ignored; if the disk is full, other writes will report it.
                 let _ = file.set_len(0).and_then(|()| file.write_all(&holder));
                 Ok(file)
             }
@@ -332,20 +332,20 @@ impl CheckpointStore {
     /// The epochs that have a manifest, newest first.
     ///
     /// # Errors
-    /// The store's.
+    /// Those of the store.
     pub async fn epochs(&self) -> Result<Vec<u64>, StoreError> {
         self.numbers("epochs").await
     }
 
-    /// Claims the place for a `run`. Returns the claim, which is higher than `known`, the highest of any manifest:
-    /// claims may have been lost where manifests have not.
+    /// Claims the place for a `run`. Returns the claim, which is higher than `known`, the highest of any manifest,
+    /// because claims may have been lost while manifests were not.
     ///
     /// # Errors
-    /// The store's.
+    /// Those of the store.
     pub async fn claim(&self, known: u64, run: &str) -> Result<u64, StoreError> {
         let claims = self.numbers("claims").await?;
         let next = claims.first().map_or(known, |&last| last.max(known)).saturating_add(1);
-        // Another's may come between; so many at once are no accident.
+        // Another run may claim in between, but not this many times by chance.
         for claim in next..next.saturating_add(CLAIMS_MAX) {
             if self.create(&self.claim_path(claim), Bytes::copy_from_slice(run.as_bytes())).await? {
                 for old in claims {
@@ -357,11 +357,11 @@ impl CheckpointStore {
         Err(self.taken_by_another().await)
     }
 
-    /// Whether this is the place that worker 0 has claimed for the `run`: a folder of that name may be another one on
-    /// each host.
+    /// Checks that this is the place that worker 0 has claimed for the `run`: a folder of this name may be a different
+    /// one on each host.
     ///
     /// # Errors
-    /// The store's; `Taken`.
+    /// Those of the store; `Taken`.
     pub async fn has_claim(&self, claim: u64, run: &str) -> Result<bool, StoreError> {
         if self.find(&self.claim_path(claim)).await?.is_some_and(|found| found == run.as_bytes()) {
             return Ok(true);
@@ -369,10 +369,10 @@ impl CheckpointStore {
         self.is_claimed(claim).await.map(|()| false)
     }
 
-    /// Whether no later run has claimed the place.
+    /// Checks that no later run has claimed the place.
     ///
     /// # Errors
-    /// The store's; `Taken`.
+    /// Those of the store; `Taken`.
     pub async fn is_claimed(&self, claim: u64) -> Result<(), StoreError> {
         match self.numbers("claims").await?.first() {
             Some(&last) if last > claim => Err(self.taken_by_another().await),
@@ -380,11 +380,11 @@ impl CheckpointStore {
         }
     }
 
-    /// Makes the manifest of an earlier run, which `claim`'s goes on from, its own, with a number that is not taken.
-    /// Only then may what it holds be committed: otherwise a third run could go on from what a second still writes.
+    /// Rewrites the manifest that the run with `claim` resumes from under its own claim, with a free epoch. Only then
+    /// may its contents be committed: otherwise, a third run could resume from what a second still writes.
     ///
     /// # Errors
-    /// The store's; `Taken`.
+    /// Those of the store; `Taken`.
     pub async fn adopt(&self, manifest: Manifest, claim: u64, epoch: u64) -> Result<Manifest, StoreError> {
         let old = manifest.epoch;
         let manifest = Manifest { claim, epoch, ..manifest };
@@ -392,12 +392,11 @@ impl CheckpointStore {
         Ok(manifest)
     }
 
-    /// Everything that `sinks` had prepared at a manifest is committed: makes one be there in its stead that has
-    /// nothing of them. So whoever goes on from there need not have the same sinks. Returns it; `None` if they had
-    /// prepared nothing.
+    /// Replaces a manifest, after everything that `sinks` had prepared at it was committed, by one without it. So a run
+    /// that resumes from there need not have the same sinks. Returns the new one; `None` if they had prepared nothing.
     ///
     /// # Errors
-    /// The store's; `Taken`. Then there is the one, or the other, or both.
+    /// Those of the store; `Taken`. Afterwards the old or the new manifest exists, or both.
     pub async fn settle(&self, manifest: &Manifest, sinks: &[String]) -> Result<Option<Manifest>, StoreError> {
         let mut settled = Manifest { epoch: manifest.epoch + 1, ..manifest.clone() };
         let of_sinks = settled.tasks.iter_mut().filter(|(name, _)| sinks.contains(name));
@@ -409,27 +408,27 @@ impl CheckpointStore {
         Ok(Some(settled))
     }
 
-    /// Makes a manifest durable that says the same as an older one, which is not to count twice among those that are
-    /// kept.
+    /// Makes a manifest durable that replaces an equivalent older one, and deletes the latter so that only one counts
+    /// among those retained.
     async fn replace(&self, old: u64, manifest: &Manifest) -> Result<(), StoreError> {
         self.make_durable(manifest).await?;
         self.delete(&self.manifest_path(old)).await
     }
 
-    /// Writes a manifest. If this succeeds it is durable: it counts only if no later run has begun, which may not have
-    /// seen it.
+    /// Writes a manifest. On success it is durable, which requires that no later run has started, since that one may
+    /// not have seen it.
     ///
     /// # Errors
-    /// The store's; `Taken`.
+    /// Those of the store; `Taken`.
     pub async fn make_durable(&self, manifest: &Manifest) -> Result<(), StoreError> {
         self.put_manifest(manifest).await?;
         self.is_claimed(manifest.claim).await
     }
 
-    /// What there is to go on from.
+    /// The checkpoints that a run can resume from.
     ///
     /// # Errors
-    /// The store's.
+    /// Those of the store.
     pub async fn restore_candidates(&self) -> Result<RestoreCandidates, StoreError> {
         let mut epochs = self.epochs().await?;
         loop {
@@ -443,13 +442,13 @@ impl CheckpointStore {
                         kept.damaged.push((epoch, format!("epoch {epoch} is listed, but missing")));
                     }
                     Err(StoreError::Damaged { reason, .. }) => kept.damaged.push((epoch, reason)),
-                    // It may be the newest: to go on without it would count again what has been counted.
+                    // It may be the newest: resuming without it would repeat rows that were already committed.
                     Err(error) => return Err(error),
                 }
             }
             if missing {
-                // Another run may have made its own of one and removed it; then that is listed now, and all that the
-                // old one held is needed.
+                // Another run may have adopted and removed it. In this case, the new one is listed now, and refers to
+                // everything that the old one did.
                 let now = self.epochs().await?;
                 if now != epochs {
                     epochs = now;
@@ -464,13 +463,13 @@ impl CheckpointStore {
     /// The manifest of an epoch.
     ///
     /// # Errors
-    /// The store's; `Damaged`.
+    /// Those of the store; `Damaged`.
     pub async fn manifest(&self, epoch: u64) -> Result<Manifest, StoreError> {
         let found = self.find_manifest(epoch).await?;
         found.ok_or_else(|| self.damaged(format!("epoch {epoch} is missing")))
     }
 
-    /// The same; `None` when there is none.
+    /// The same; `None` if it does not exist.
     async fn find_manifest(&self, epoch: u64) -> Result<Option<Manifest>, StoreError> {
         let Some(bytes) = self.find(&self.manifest_path(epoch)).await? else { return Ok(None) };
         let opened =
@@ -482,20 +481,20 @@ impl CheckpointStore {
         manifest.map(Some).map_err(|reason| self.damaged(format!("epoch {epoch}: {reason}")))
     }
 
-    /// Whether everything that a manifest refers to is there and as it was written.
+    /// Verifies everything that a manifest refers to.
     ///
     /// # Errors
-    /// The store's; when a part is damaged or not there.
+    /// Those of the store; an error if a part is damaged or missing.
     pub async fn verify(&self, manifest: &Manifest) -> Result<(), StoreError> {
         let entries: Vec<&PartEntry> = manifest.entries().collect();
         self.read(&entries, |_, _| Ok(())).await
     }
 
-    /// An epoch's manifest, and what is wrong with the checkpoint, for a list; `whole` says that all it refers to is
-    /// read. `None` for one that has gone since it was listed: a job that runs clears away what is old.
+    /// An epoch's manifest, and the problem with the checkpoint, for a list; with `whole`, everything it refers to is
+    /// read. `None` if it was removed since it was listed, since a running job removes old checkpoints.
     ///
     /// # Errors
-    /// The store's, when the epochs cannot be listed again.
+    /// Those of the store, if the epochs cannot be listed again.
     pub async fn inspect(&self, epoch: u64, whole: bool) -> Result<Option<ManifestCheck>, StoreError> {
         let (manifest, damage) = match self.manifest(epoch).await {
             Ok(manifest) if whole => {
@@ -511,16 +510,16 @@ impl CheckpointStore {
         Ok(Some((manifest, damage)))
     }
 
-    /// Makes a checkpoint be there.
+    /// Creates the manifest, and with it the checkpoint.
     ///
     /// # Errors
-    /// The store's; `Taken` when the epoch has a manifest already.
+    /// Those of the store; `Taken` if the epoch already has a manifest.
     pub async fn put_manifest(&self, manifest: &Manifest) -> Result<(), StoreError> {
         let path = self.manifest_path(manifest.epoch);
         let bytes = Bytes::from(self.signing()?.sign(manifest.encode()));
-        // A store's client tries again when an answer is lost, and then finds its own.
+        // A store's client retries if a response is lost, and then finds its own object.
         if self.create(&path, bytes.clone()).await? || self.get(&path).await? == bytes {
-            // Behind it: without a manifest nothing was committed, and the place is as good as new.
+            // Afterwards: without a manifest nothing was committed, and the place can still count as new.
             if !self.marked.load(Ordering::Relaxed) {
                 self.create(&self.path("made"), Bytes::new()).await?;
                 self.marked.store(true, Ordering::Relaxed);
@@ -530,20 +529,20 @@ impl CheckpointStore {
         Err(self.taken_by_another().await)
     }
 
-    /// The note with this name beside the checkpoints, as last written; `None` if there is none.
+    /// The note with this name next to the checkpoints, as last written; `None` if there is none.
     ///
     /// # Errors
-    /// The store's; `Untrusted`.
+    /// Those of the store; `Untrusted`.
     pub async fn note(&self, name: &str) -> Result<Option<Bytes>, StoreError> {
         let Some(bytes) = self.find(&self.path(&format!("notes/{name}"))).await? else { return Ok(None) };
         let opened = self.signing()?.open(&bytes).map_err(|reason| self.untrusted(format!("note {name}: {reason}")))?;
         Ok(Some(Bytes::copy_from_slice(opened)))
     }
 
-    /// Writes a note beside the checkpoints, which belongs to no epoch; it replaces the one with this name.
+    /// Writes a note next to the checkpoints, which belongs to no epoch and replaces the one with this name.
     ///
     /// # Errors
-    /// The store's.
+    /// Those of the store.
     pub async fn put_note(&self, name: &str, bytes: Vec<u8>) -> Result<(), StoreError> {
         let path = self.path(&format!("notes/{name}"));
         let bytes = Bytes::from(self.signing()?.sign(bytes));
@@ -554,15 +553,15 @@ impl CheckpointStore {
     /// Whether there has ever been a manifest.
     ///
     /// # Errors
-    /// The store's.
+    /// Those of the store.
     pub async fn had_checkpoints(&self) -> Result<bool, StoreError> {
         Ok(self.find(&self.path("made")).await?.is_some())
     }
 
-    /// Writes what a copy has saved, parts one after the other, as one object. Returns where each lies.
+    /// Writes the parts that a copy has saved, one after the other, as one object. Returns their locations.
     ///
     /// # Errors
-    /// The store's.
+    /// Those of the store.
     pub async fn put_state(
         &self,
         file: String,
@@ -571,10 +570,10 @@ impl CheckpointStore {
         let signing = self.signing()?;
         let mut entries = Vec::with_capacity(parts.len());
         let mut offset = 0;
-        // Not put together: what does not fit in memory lies on disk until the store has it.
+        // Not concatenated: parts that do not fit in memory are on disk until the store has them.
         let mut payload = Vec::new();
         for (key, part, whole) in parts {
-            // The checksum is to be of what was saved, not of what a disk made of it since.
+            // The checksum must cover what was saved, not what a disk may have made of it since.
             verify(&part).map_err(|error| StoreError::Io { place: self.place.clone(), reason: error.to_string() })?;
             let (len, sum) = (part.len() as u64, signing.sum(&part));
             entries.push((key, PartEntry { file: file.clone(), offset, len, sum, whole }));
@@ -583,7 +582,7 @@ impl CheckpointStore {
         }
         if !payload.is_empty() {
             let path = self.path(&file);
-            // A file appears whole however long it takes to write.
+            // A file appears at once, complete, however long it takes to write.
             if self.folder.is_some() || offset <= upload::PART_BYTES {
                 let payload = PutPayload::from_iter(payload);
                 self.objects.put(&path, payload).await.map_err(|error| self.not_sent(&error))?;
@@ -595,10 +594,10 @@ impl CheckpointStore {
         Ok(entries)
     }
 
-    /// Reads parts, in the order of `entries`, and checks them.
+    /// Reads and checks parts, in the order of `entries`.
     ///
     /// # Errors
-    /// The store's; `Damaged`, also when a part is not there.
+    /// Those of the store; `Damaged`, also if a part is missing.
     pub async fn parts(&self, entries: &[&PartEntry]) -> Result<Vec<Bytes>, StoreError> {
         let mut parts = vec![Bytes::new(); entries.len()];
         let take = |at: usize, bytes| {
@@ -609,10 +608,10 @@ impl CheckpointStore {
         Ok(parts)
     }
 
-    /// [`CheckpointStore::parts`], which may be more than fits in memory: then they lie in the spill directory.
+    /// Like [`CheckpointStore::parts`], but in the spill directory if the parts may not fit in memory.
     ///
     /// # Errors
-    /// As there; the spill directory's.
+    /// The same, and those of the spill directory.
     pub async fn parts_spillable(&self, entries: &[&PartEntry], governor: &Governor) -> Result<Vec<Bytes>, StoreError> {
         let bytes = entries.iter().fold(0_u64, |sum, entry| sum.saturating_add(entry.len));
         if governor.settings().budget_bytes == 0 || bytes <= READ_BYTES_MAX {
@@ -632,8 +631,7 @@ impl CheckpointStore {
         Ok(places.into_iter().map(|place| all.slice(place)).collect())
     }
 
-    /// Reads parts, a few at a time, and checks them. `take` is given each with its place among `entries`; not those
-    /// without bytes.
+    /// Reads and checks parts, a few at a time. `take` gets each with its index in `entries`, except empty ones.
     async fn read(
         &self,
         entries: &[&PartEntry],
@@ -642,7 +640,7 @@ impl CheckpointStore {
         let signing = self.signing()?;
         let files: BTreeSet<&str> = entries.iter().filter(|entry| entry.len > 0).map(|e| e.file.as_str()).collect();
         for file in files {
-            // Stores refuse to read no bytes.
+            // Stores reject reads of zero bytes.
             let read = |at: &usize| entries[*at].file == file && entries[*at].len > 0;
             let of_file: Vec<usize> = (0..entries.len()).filter(read).collect();
             let mut left = of_file.as_slice();
@@ -673,7 +671,7 @@ impl CheckpointStore {
         let path = self.path(file);
         match self.objects.get_ranges(&path, &ranges).await {
             Ok(found) => Ok(found),
-            // A range that is not there is told in each store's own way; one that is shorter, by its length.
+            // Each store reports a missing range in its own way; a truncated object is recognized by its length.
             Err(error) => {
                 let end = ranges.iter().map(|range| range.end).max().unwrap_or(0);
                 let whole = self.objects.head(&path).await.map_or(true, |object| object.size >= end);
@@ -682,21 +680,21 @@ impl CheckpointStore {
         }
     }
 
-    /// Removes all but the newest `keep` manifests that are whole, and what none of these refers to of `last` or
-    /// before.
+    /// Removes all valid manifests except the newest `keep`, and the objects up to epoch `last` that these do not refer
+    /// to.
     ///
     /// # Errors
-    /// The store's; what could be removed is.
+    /// Those of the store; whatever could be removed until then is gone.
     pub async fn prune(&self, keep: usize, last: u64) -> Result<(), StoreError> {
         let RestoreCandidates { mut manifests, damaged } = self.restore_candidates().await?;
         if manifests.is_empty() {
-            // Nothing says what is needed.
+            // Without a manifest, it is not known what is needed.
             return Ok(());
         }
         let old = manifests.split_off(keep.max(1).min(manifests.len()));
         let needed: BTreeSet<&str> = manifests.iter().flat_map(Manifest::files).collect();
         let oldest = manifests.iter().map(|manifest| manifest.epoch).min().unwrap_or(0);
-        // What is damaged is no use; while it is new somebody may want to see it.
+        // Damaged manifests are useless, but recent ones may still be of interest to somebody.
         let damaged = damaged.into_iter().map(|(epoch, _)| epoch).filter(|&epoch| epoch < oldest);
         for epoch in old.iter().map(|manifest| manifest.epoch).chain(damaged) {
             self.delete(&self.manifest_path(epoch)).await?;
@@ -716,7 +714,7 @@ impl CheckpointStore {
         Ok(())
     }
 
-    /// The numbers that objects of a kind are named by, the highest first.
+    /// The numbers in the names of objects of a kind, the highest first.
     async fn numbers(&self, kind: &str) -> Result<Vec<u64>, StoreError> {
         let found: Vec<_> =
             self.objects.list(Some(&self.path(kind))).try_collect().await.map_err(|e| self.failed(e))?;
@@ -726,7 +724,7 @@ impl CheckpointStore {
         Ok(numbers)
     }
 
-    /// Writes an object that is not there. Returns false when it is.
+    /// Creates an object. Returns false if it already exists.
     async fn create(&self, path: &Path, bytes: Bytes) -> Result<bool, StoreError> {
         let options = PutOptions { mode: PutMode::Create, ..PutOptions::default() };
         match self.objects.put_opts(path, bytes.into(), options).await {
@@ -736,7 +734,7 @@ impl CheckpointStore {
         }
     }
 
-    /// An object's bytes; `None` when there is no such object.
+    /// An object's bytes; `None` if it does not exist.
     async fn find(&self, path: &Path) -> Result<Option<Bytes>, StoreError> {
         match self.objects.get(path).await {
             Ok(found) => found.bytes().await.map(Some).map_err(|error| self.unreadable(error)),
@@ -756,7 +754,7 @@ impl CheckpointStore {
         }
     }
 
-    /// A file that was put may be in memory only; a store's object is not.
+    /// Syncs a file, which may so far be in memory only; objects in a store are already durable.
     async fn sync(&self, path: &Path) -> Result<(), StoreError> {
         let Some(folder) = &self.folder else { return Ok(()) };
         let file = folder.join(FilePath::new(path.as_ref()));
@@ -781,7 +779,7 @@ impl CheckpointStore {
     }
 
     fn failed(&self, reason: impl ToString) -> StoreError {
-        /// `ENOSPC` and `EDQUOT`: here an error of a file system is a text.
+        /// `ENOSPC` and `EDQUOT`; here, errors of the file system are available only as text.
         const FULL: [&str; 2] = ["(os error 28)", "(os error 122)"];
         let mut reason = reason.to_string();
         if FULL.iter().any(|full| reason.contains(full)) {
@@ -790,7 +788,7 @@ impl CheckpointStore {
         StoreError::Io { place: self.place.clone(), reason }
     }
 
-    /// Something that should be there could not be read.
+    /// An object that should exist could not be read.
     fn unreadable(&self, error: Error) -> StoreError {
         match error {
             Error::NotFound { .. } => self.damaged(error.to_string()),
@@ -798,14 +796,14 @@ impl CheckpointStore {
         }
     }
 
-    /// A checkpoint here is not what was written, for this reason.
+    /// An error that a checkpoint here differs from what was written, with this reason.
     pub fn damaged(&self, reason: String) -> StoreError {
         StoreError::Damaged { place: self.place.clone(), reason }
     }
 
-    /// Another run has made what only one can make.
+    /// An error that another run has created an object that only one run can.
     async fn taken_by_another(&self) -> StoreError {
-        // Not by the lease's own client, which is used within a runtime of its own.
+        // Not through the lease's own client, which is used only in its own runtime.
         let by = match self.leases {
             Some(_) => held_by(&*self.objects, &self.path("lease")).await,
             None => String::new(),

@@ -1,9 +1,9 @@
-//! Signed checkpoints: who can write where checkpoints lie could otherwise choose what a job goes on with, and of what
-//! is saved some are pickles, which run code when they are read.
+//! Signed checkpoints: without signatures, anyone who can write to the place of checkpoints could choose what a job
+//! resumes with; and some of the saved data are pickles, which execute code when they are loaded.
 //!
 //! A manifest is followed by its HMAC-SHA256. The checksums in it, one for each part of each object, are HMACs as well,
-//! cut to their 64 bits, so an object can be changed no more than the manifest can. An older checkpoint of the same key
-//! is as good as it ever was: who can write there can still put one back.
+//! truncated to 64 bits, so objects are protected as well as the manifest. An older checkpoint with the same key
+//! remains valid: anyone who can write there can still put it back.
 
 use std::fmt;
 use std::path::Path;
@@ -15,16 +15,16 @@ use twox_hash::XxHash3_64;
 
 /// The key itself.
 const KEY: &str = "TIDEMILL_CHECKPOINT_KEY";
-/// A file that has the key.
+/// The file that contains the key.
 const KEY_FILE: &str = "TIDEMILL_CHECKPOINT_KEY_FILE";
-/// A shorter one could be guessed.
+/// A shorter key could be guessed.
 const KEY_BYTES_MIN: usize = 16;
 /// Between a manifest and its signature.
 const MARK: &[u8] = b"\nsigned ";
 /// In hexadecimal digits.
 const SIGNATURE_BYTES: usize = 64;
 
-/// A job's key; none, where checkpoints are not signed.
+/// A job's key; `None` if checkpoints are not signed.
 #[derive(Clone, Default)]
 pub(crate) struct SigningKey(Option<Arc<[u8]>>);
 
@@ -35,7 +35,7 @@ impl fmt::Debug for SigningKey {
 }
 
 impl SigningKey {
-    /// With the key that the environment has or names.
+    /// The key that the environment contains or refers to.
     pub(crate) fn of_environment() -> Result<Self, String> {
         let key = match (std::env::var_os(KEY), std::env::var_os(KEY_FILE)) {
             (None, None) => return Ok(SigningKey(None)),
@@ -77,10 +77,10 @@ impl SigningKey {
         manifest
     }
 
-    /// A manifest without its signature, which has to be this key's.
+    /// Removes and verifies the signature of a manifest.
     ///
     /// # Errors
-    /// In words that follow the epoch's number.
+    /// A message that follows the epoch's number.
     pub(crate) fn open<'a>(&self, signed: &'a [u8]) -> Result<&'a [u8], String> {
         let at = signed.len().checked_sub(MARK.len() + SIGNATURE_BYTES);
         let at = at.filter(|&at| signed[at..].starts_with(MARK));
@@ -96,7 +96,7 @@ impl SigningKey {
                 let digit = |digit: u8| char::from(digit).to_digit(16).map(|digit| digit as u8);
                 let bytes = signature.chunks(2).map(|two| Some((digit(two[0])? << 4) | digit(two[1])?));
                 let bytes = bytes.collect::<Option<Vec<u8>>>().unwrap_or_default();
-                // In the same time whatever the signature is.
+                // Takes the same time for any signature.
                 match manifest_mac(key, manifest).verify_slice(&bytes) {
                     Ok(()) => Ok(manifest),
                     Err(_) => Err("it was signed with another key, or has changed since".into()),
@@ -121,9 +121,9 @@ fn manifest_mac(key: &[u8], manifest: &[u8]) -> Hmac<Sha256> {
 mod tests {
     use super::*;
 
-    /// A signature is of one key and of every byte; without a key nothing changes.
+    /// A signature depends on the key and on every byte; without a key, nothing is added.
     #[test]
-    fn signatures_are_of_the_key_and_the_bytes() {
+    fn signatures_depend_on_the_key_and_the_bytes() {
         let (one, other) = (SigningKey::with_key(&[7; 16]).unwrap(), SigningKey::with_key(&[8; 32]).unwrap());
         let signed = one.sign(b"manifest".to_vec());
         assert_eq!(one.open(&signed).unwrap(), b"manifest");

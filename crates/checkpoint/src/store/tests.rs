@@ -1,4 +1,4 @@
-//! The store with what may go wrong beneath it: requests that fail, others that come between, things that are gone.
+//! The store under failures: requests that fail, concurrent requests, and missing objects.
 
 use std::fmt;
 use std::future::Future;
@@ -21,7 +21,7 @@ fn wait<T>(work: impl Future<Output = T>) -> T {
     tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(work)
 }
 
-/// Both kinds; the folder goes with its guard.
+/// Both kinds of stores; the folder is deleted with its guard.
 fn stores() -> Vec<(CheckpointStore, Option<TempDir>)> {
     let folder = tempfile::tempdir().unwrap();
     let in_folder = CheckpointStore::folder(folder.path().join("new")).unwrap();
@@ -58,7 +58,7 @@ fn epochs(kept: &RestoreCandidates) -> Vec<(u64, u64)> {
     kept.manifests.iter().map(|manifest| (manifest.claim, manifest.epoch)).collect()
 }
 
-/// A manifest that was replaced, or an older one that came first, would be a job that goes on from elsewhere.
+/// If a manifest were replaced, or an older one came first, the job would resume from the wrong state.
 #[test]
 fn manifests_are_created_and_the_newest_comes_first() {
     for (store, _folder) in stores() {
@@ -72,7 +72,7 @@ fn manifests_are_created_and_the_newest_comes_first() {
             assert_eq!((epochs(&kept), kept.epoch()), (vec![(2, 4), (2, 3), (1, 10), (1, 9)], 10));
             assert_eq!(store.manifest(4).await.unwrap(), kept.manifests[0]);
 
-            store.put_manifest(&kept.manifests[0]).await.expect("the same again: the first answer was lost");
+            store.put_manifest(&kept.manifests[0]).await.expect("a retry after a lost response");
             let other = store.put_manifest(&manifest(2, 10, Vec::new())).await;
             assert!(matches!(other, Err(StoreError::Taken { .. })), "{other:?}");
             assert_eq!(store.manifest(10).await.unwrap(), kept.manifests[2]);
@@ -87,10 +87,9 @@ fn manifests_are_created_and_the_newest_comes_first() {
     }
 }
 
-/// A checkpoint that a running job has cleared away while it was looked at would be told as damaged, and one that is
-/// damaged not at all.
+/// A checkpoint that a running job removes while it is read must not be reported as damaged, but damaged ones must.
 #[test]
-fn what_has_gone_is_not_damaged() {
+fn removed_checkpoints_are_not_damaged() {
     for (store, _folder) in stores() {
         wait(async {
             for epoch in 1..=3 {
@@ -113,7 +112,7 @@ fn what_has_gone_is_not_damaged() {
     }
 }
 
-/// Of two runs that both believe to be alone each would commit what the other counts, too.
+/// If two runs both believe to be alone, each would commit what the other counts, too.
 #[test]
 fn a_later_claim_ends_an_earlier_run() {
     for (store, _folder) in stores() {
@@ -137,24 +136,24 @@ fn a_later_claim_ends_an_earlier_run() {
             assert_eq!(
                 epochs(&store.restore_candidates().await.unwrap()),
                 [(second, 6), (first, 7)],
-                "what it leaves is older"
+                "what it leaves behind is older"
             );
             assert!(taken(store.adopt(found, first, 8).await.map(drop)));
 
-            assert_eq!(store.claim(40, "run").await.unwrap(), 41, "claims may be lost where manifests are not");
+            assert_eq!(store.claim(40, "run").await.unwrap(), 41, "claims may be lost while manifests are not");
             assert_eq!(objects(&store, "claims").await.len(), 1);
         });
     }
 }
 
-/// What is cleared away too early is a checkpoint that cannot be gone on from; what never is fills the disk.
+/// Removing too much makes a checkpoint unusable; removing too little fills the disk.
 #[test]
 fn pruning_keeps_what_is_needed() {
     for (store, _folder) in stores() {
         wait(async {
             let old = save(&store, 1, 1).await.unwrap();
             save(&store, 1, 2).await.unwrap();
-            // Epoch 3 builds on 1; 4 was never made; 5 is under way.
+            // Epoch 3 builds on 1; 4 was never completed; 5 is in progress.
             let mut parts = store.put_state("state/run1/3-0-0".into(), vec![bucket(8, b"three")]).await.unwrap();
             parts.extend(old.tasks["count"].buckets[&1].iter().map(|entry| (PartKey::Bucket(1), entry.clone())));
             store.put_manifest(&manifest(1, 3, parts)).await.unwrap();
@@ -164,7 +163,7 @@ fn pruning_keeps_what_is_needed() {
             store.objects.put(&store.manifest_path(4), "damaged".into()).await.unwrap();
 
             store.prune(1, 4).await.unwrap();
-            assert_eq!(store.epochs().await.unwrap(), [4, 3], "one that is damaged does not count");
+            assert_eq!(store.epochs().await.unwrap(), [4, 3], "a damaged one does not count");
             assert_eq!(objects(&store, "state").await, ["1-0-0", "3-0-0", "5-0-0-end"]);
             let kept = store.manifest(3).await.unwrap();
             let parts = store.parts(&kept.tasks["count"].buckets[&1].iter().collect::<Vec<_>>()).await.unwrap();
@@ -180,7 +179,7 @@ fn pruning_keeps_what_is_needed() {
     }
 }
 
-/// State that is not what was saved would be counted on.
+/// Damaged state must not be used.
 #[test]
 fn damaged_state_is_noticed() {
     for (store, _folder) in stores() {
@@ -202,7 +201,7 @@ fn damaged_state_is_noticed() {
     }
 }
 
-/// Two jobs in one folder; or a folder that stays locked when its job is gone; or one whose holder nobody can find.
+/// Two jobs must not use one folder, a folder must not stay locked after its job, and its holder must be named.
 #[test]
 fn a_folder_is_for_one_job() {
     let stores = stores();
@@ -229,8 +228,8 @@ fn a_folder_is_for_one_job() {
 
 type Work = Box<dyn FnOnce() + Send>;
 
-/// A store in memory that, when its fuse has burnt down, first has some work done, once, or refuses what it is asked,
-/// and everything after.
+/// An in-memory store. After a number of requests (its fuse), it runs some work once, or refuses this and all later
+/// requests.
 struct Refusing {
     inner: Arc<InMemory>,
     left: AtomicI64,
@@ -238,10 +237,10 @@ struct Refusing {
     uploads: Arc<Uploads>,
 }
 
-/// Of objects in parts, which [`Refusing::ask`] does not count.
+/// Uploads in parts, which [`Refusing::ask`] does not count.
 #[derive(Debug)]
 struct Uploads {
-    /// Requests that are granted: each part is one, and that they are all.
+    /// The number of requests that are granted: one for each part, and one to complete.
     left: AtomicI64,
     aborted: AtomicI64,
 }
@@ -262,7 +261,7 @@ impl Uploads {
     }
 }
 
-/// As the stores' client tells of it: not in the first line.
+/// In the form in which the stores' client reports it: not in the first line.
 #[derive(Debug, thiserror::Error)]
 #[error("error sending request")]
 struct Late(#[source] std::io::Error);
@@ -276,7 +275,7 @@ impl MultipartUpload for Upload {
         }
     }
 
-    /// It is done, whatever becomes of the answer.
+    /// Succeeds even if the response is lost.
     async fn complete(&mut self) -> StoreResult<PutResult> {
         let done = self.inner.complete().await?;
         self.uploads.ask().map(|()| done)
@@ -300,7 +299,7 @@ impl Refusing {
         }
         if let Some(work) = self.meanwhile.lock().take() {
             self.left.store(i64::MAX, Ordering::SeqCst);
-            // It waits by a runtime of its own, which there cannot be within another one.
+            // It blocks on its own runtime, which is not possible within another one.
             std::thread::spawn(work).join().unwrap();
             return Ok(());
         }
@@ -369,10 +368,10 @@ impl ObjectStore for Refusing {
     }
 }
 
-/// A manifest that cannot be read just now is not damaged. Wherever a store stops answering, in the middle of clearing
-/// away too, the newest checkpoint that was made is whole, and the next run finds it.
+/// A manifest that cannot be read at the moment is not damaged. Wherever the store stops responding, even during
+/// pruning, the newest completed checkpoint is intact, and the next run finds it.
 #[test]
-fn whenever_the_store_refuses_the_newest_checkpoint_is_whole() {
+fn the_newest_checkpoint_survives_a_failing_store() {
     for fuse in 0.. {
         let refusing = Arc::new(Refusing::new(fuse));
         let store = CheckpointStore::objects(Arc::clone(&refusing) as _, Path::from("job"), "refusing");
@@ -409,10 +408,10 @@ fn whenever_the_store_refuses_the_newest_checkpoint_is_whole() {
     }
 }
 
-/// A run that stood still while it cleared away, at whatever moment, and was taken for dead, must not remove what the
-/// next one goes on from: it looks for what is needed while that one makes it its own.
+/// A run that stops at any point of pruning, and is presumed dead, must not remove what the next one resumes from when
+/// it continues: it must find what is needed while the next run adopts it.
 #[test]
-fn whoever_clears_away_late_leaves_what_others_need() {
+fn late_pruning_keeps_what_others_need() {
     for pruned in [false, true] {
         for moment in 0.. {
             let slow = Arc::new(Refusing::new(i64::MAX));
@@ -427,7 +426,7 @@ fn whoever_clears_away_late_leaves_what_others_need() {
                     let found = next.restore_candidates().await.unwrap().manifests.remove(0);
                     let own = next.adopt(found, claim, 3).await.unwrap();
                     if pruned {
-                        // A part of what it has begun with is as it was.
+                        // One part remains from the beginning.
                         let mut parts =
                             next.put_state("state/run2/4-0-0".into(), vec![bucket(8, b"four")]).await.unwrap();
                         let kept = own.tasks["count"].buckets[&1].iter();
@@ -441,7 +440,7 @@ fn whoever_clears_away_late_leaves_what_others_need() {
                 store.prune(1, 2).await.unwrap();
             });
             if slow.meanwhile.lock().is_some() {
-                assert!(moment > 5, "clearing away was over before another run came");
+                assert!(moment > 5, "pruning ended before another run started");
                 break;
             }
             wait(async {
@@ -453,7 +452,7 @@ fn whoever_clears_away_late_leaves_what_others_need() {
     }
 }
 
-/// A copy is the checkpoint, from which a run goes on whatever becomes of the place that it came from.
+/// A copy is independent of the place it came from, and a run can resume from it.
 #[test]
 fn copies_stand_alone() {
     for ((store, _folder), (other, _other)) in stores().into_iter().zip(stores().into_iter().rev()) {
@@ -483,9 +482,9 @@ fn copies_stand_alone() {
     }
 }
 
-/// What is damaged is named, and nothing of it stays.
+/// Damage is reported, and nothing is left of the copy.
 #[test]
-fn what_is_damaged_is_not_copied() {
+fn damaged_checkpoints_are_not_copied() {
     for ((store, _folder), (other, _other)) in stores().into_iter().zip(stores()) {
         wait(async {
             let whole = save(&store, 1, 4).await.unwrap();
@@ -503,16 +502,15 @@ fn what_is_damaged_is_not_copied() {
     }
 }
 
-/// Parts of a copy's state, of which no two bytes next to each other are the same: more than two parts of an upload.
+/// Parts of a copy's state without two equal adjacent bytes: more than two parts of an upload.
 fn large() -> Vec<(PartKey, Bytes, bool)> {
     let bytes = |len: u64| (0..len).map(|at| (at % 251) as u8).collect::<Vec<u8>>();
     vec![bucket(1, &bytes(upload::PART_BYTES + 7)), bucket(2, b"small"), bucket(3, &bytes(upload::PART_BYTES * 3 / 2))]
 }
 
-/// State that is large would never get to a store: in one request it takes longer than that may, and stores have a
-/// limit.
+/// Large state could not be written in one request: it would time out, and stores have a size limit.
 #[test]
-fn large_state_comes_back() {
+fn large_state_round_trips() {
     let refusing = Arc::new(Refusing::new(i64::MAX));
     let in_parts = CheckpointStore::objects(Arc::clone(&refusing) as _, Path::from("job"), "refusing");
     for (store, _folder) in stores().into_iter().chain([(in_parts, None)]) {
@@ -524,10 +522,10 @@ fn large_state_comes_back() {
         });
     }
     let asked = i64::MAX - refusing.uploads.left.load(Ordering::SeqCst);
-    assert_eq!((asked, refusing.uploads.aborted.load(Ordering::SeqCst)), (4, 0), "three parts, and that they are all");
+    assert_eq!((asked, refusing.uploads.aborted.load(Ordering::SeqCst)), (4, 0), "three parts, and one to complete");
 }
 
-/// A part that fails would leave an object that is not whole, or an upload that is paid for and that nobody sees.
+/// If a part fails, there must be no incomplete object, and no unfinished upload, which costs money and is invisible.
 #[test]
 fn a_part_that_fails_leaves_nothing() {
     for granted in 0..=3 {
@@ -545,13 +543,14 @@ fn a_part_that_fails_leaves_nothing() {
                     assert!(error.contains("storage_options={\"timeout\": "), "{error}");
                     assert_eq!((granted < 3, is_there, aborted), (true, false, 1));
                 }
-                Ok(_) => assert_eq!((granted, is_there, aborted), (3, true, 0), "only the answer was lost"),
+                Ok(_) => assert_eq!((granted, is_there, aborted), (3, true, 0), "only the response was lost"),
             }
         });
     }
 }
 
-/// Two jobs in one place, or one that finds its checkpoints gone, would count twice; and what is shown ends in logs.
+/// Places must be resolved correctly, so that jobs do not share one or miss their checkpoints; and no secrets may
+/// appear in messages.
 #[test]
 fn places_by_url() {
     let (stores, none) = (ObjectStores::default(), StorageOptions::new());

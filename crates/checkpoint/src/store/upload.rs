@@ -1,6 +1,5 @@
-//! What is too large for one request goes to an object store in parts, and appears when all of them are there. A
-//! request that carried it all would have to end within the time that the store's client gives to one, and be no larger
-//! than the store takes at once.
+//! Objects that are too large for one request are uploaded in parts, and appear when all parts are there. A single
+//! request would have to finish within the client's timeout, and would be limited by the store's maximum size.
 
 use std::error::Error as _;
 use std::pin::pin;
@@ -13,20 +12,20 @@ use tokio::task::JoinSet;
 
 use super::{CheckpointStore, StoreError};
 
-/// Of a part, but for the last one: stores take none that are smaller than 5 MiB, and a small one is sent in time over
-/// a slow network, too.
+/// The size of all parts but the last: stores do not accept less than 5 MiB, and a small part is sent in time even over
+/// a slow network.
 pub(super) const PART_BYTES: u64 = 5 << 20;
-/// Of one object: Amazon takes no more. Parts of one that is larger are larger.
+/// Maximum number of parts of an object, which is Amazon's limit. Larger objects have larger parts.
 const PARTS_MAX: u64 = 10_000;
-/// Parts of one object that are on their way at the same time.
+/// Parts of one object that are sent concurrently.
 const UNDER_WAY: usize = 4;
 
 impl CheckpointStore {
-    /// Writes an object of so many bytes, which come piece by piece. If this fails it is not there, and what has
-    /// arrived of it is removed if the store still answers.
+    /// Writes an object of `bytes` bytes, which arrive in pieces. If this fails, the object does not exist, and its
+    /// parts are deleted if the store still responds.
     ///
     /// # Errors
-    /// The store's; those of `pieces`.
+    /// Those of the store; those of `pieces`.
     pub(super) async fn upload(
         &self,
         path: &Path,
@@ -35,19 +34,20 @@ impl CheckpointStore {
     ) -> Result<(), StoreError> {
         let mut upload = self.objects.put_multipart(path).await.map_err(|error| self.not_sent(&error))?;
         let part_bytes = PART_BYTES.max(bytes.div_ceil(PARTS_MAX)) as usize;
-        // Tasks of their own: they go on while this one waits for pieces.
+        // Separate tasks, so that they continue while this one waits for pieces.
         let mut under_way = JoinSet::new();
         let mut done = self.send(&mut under_way, &mut *upload, part_bytes, pieces).await;
         if done.is_ok()
             && let Err(error) = upload.complete().await
         {
-            // A store that has done it, and whose answer was lost, knows no such upload when it is asked again.
+            // If the response to a completed upload is lost, the store does not know the upload when the request is
+            // repeated.
             let is_there = self.objects.head(path).await.is_ok_and(|object| object.size == bytes);
             done = if is_there { Ok(()) } else { Err(self.not_sent(&error)) };
         }
         if done.is_err() {
             under_way.shutdown().await;
-            // What went wrong first is what is told.
+            // The first error is reported.
             let _ = upload.abort().await;
         }
         done?;
@@ -79,7 +79,7 @@ impl CheckpointStore {
         self.wait(under_way, 1).await
     }
 
-    /// Waits until fewer than `limit` are on their way.
+    /// Waits until fewer than `limit` parts are being sent.
     async fn wait(&self, under_way: &mut JoinSet<object_store::Result<()>>, limit: usize) -> Result<(), StoreError> {
         while under_way.len() >= limit
             && let Some(sent) = under_way.join_next().await
@@ -89,7 +89,7 @@ impl CheckpointStore {
         Ok(())
     }
 
-    /// Why bytes did not get to the store, with the remedy where the client did not wait for it long enough.
+    /// Why bytes could not be sent to the store, with the remedy if the client's timeout was too short.
     pub(super) fn not_sent(&self, error: &Error) -> StoreError {
         let mut texts = vec![error.to_string()];
         let mut source = error.source();

@@ -4,9 +4,9 @@
 //!
 //! | module      | contents                                    |
 //! |-------------|---------------------------------------------|
-//! | `steps`     | stateless steps, batch by batch              |
+//! | `steps`     | stateless steps, batch by batch             |
 //! | `keyed`     | rows on their way to the owner of their key |
-//! | `late_rows` | late rows                                    |
+//! | `late_rows` | late rows                                   |
 
 pub(crate) mod keyed;
 pub(crate) mod late_rows;

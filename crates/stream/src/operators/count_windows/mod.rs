@@ -12,10 +12,10 @@
 //! point, because the key may have been forgotten by then; which rows restart a key does not depend on when it is
 //! forgotten. State of a key that was saved before such a row is obsolete, and the row is marked to say so.
 //!
-//! | module  | contents                                           |
-//! |---------|---------------------------------------------------|
-//! | `state` | the keys of a copy: their rows and results         |
-//! | `task`  | the operator                                      |
+//! | module  | contents                                   |
+//! |---------|--------------------------------------------|
+//! | `state` | the keys of a copy: their rows and results |
+//! | `task`  | the operator                               |
 
 mod state;
 mod task;

@@ -6,13 +6,13 @@
 //!
 //! Modules, lowest first:
 //!
-//! | module      | contents                           |
-//! |-------------|------------------------------------|
-//! | `logic`     | the interface of functions         |
-//! | `entry`     | a key's entry in memory             |
-//! | here        | the engine                         |
-//! | `snapshots` | its snapshots, and moving buckets   |
-//! | `operator`  | the operator of a function         |
+//! | module      | contents                          |
+//! |-------------|-----------------------------------|
+//! | `logic`     | the interface of functions        |
+//! | `entry`     | a key's entry in memory           |
+//! | here        | the engine                        |
+//! | `snapshots` | its snapshots, and moving buckets |
+//! | `operator`  | the operator of a function        |
 
 mod entry;
 mod logic;

@@ -11,9 +11,9 @@
 //! A row is late if its session would already be forgotten, with everything known of it; a row close to a live session
 //! belongs to that one.
 //!
-//! | module    | contents                                             |
+//! | module    | contents                                            |
 //! |-----------|-----------------------------------------------------|
-//! | `state`   | the sessions of a copy: rows, results and snapshots  |
+//! | `state`   | the sessions of a copy: rows, results and snapshots |
 //! | `by_rows` | early results by row count                          |
 //! | `task`    | the second half                                     |
 

@@ -2,14 +2,14 @@
 //! plans the query for one partition, as if it were a table; each node of the plan then becomes a step of a task, or a
 //! task of its own.
 //!
-//! | module      | contents                                         |
-//! |-------------|-------------------------------------------------|
-//! | `plan`      | plans of queries, before lowering                |
-//! | `source`    | sources, and tables among streams               |
-//! | `join`      | joins                                           |
-//! | `aggregate` | windows, and distinct keys                       |
-//! | `ranked`    | steps over whole groups, such as ranks           |
-//! | `bsp`       | functions that all copies enter together        |
+//! | module      | contents                                 |
+//! |-------------|------------------------------------------|
+//! | `plan`      | plans of queries, before lowering        |
+//! | `source`    | sources, and tables among streams        |
+//! | `join`      | joins                                    |
+//! | `aggregate` | windows, and distinct keys               |
+//! | `ranked`    | steps over whole groups, such as ranks   |
+//! | `bsp`       | functions that all copies enter together |
 
 mod aggregate;
 mod bsp;

@@ -1,12 +1,12 @@
 //! Aggregations: in windows of time or of rows, or distinct keys.
 //!
-//! | module           | contents                                                          |
-//! |------------------|------------------------------------------------------------------|
-//! | `window_query`   | an aggregation's windows, as the plan describes them              |
-//! | `count_windows`  | count windows                                                    |
-//! | `count_triggers` | windows of time that emit results by rows                         |
-//! | `time_windows`   | other windows of time, and sessions                              |
-//! | `distinct`       | the first row of each key                                        |
+//! | module           | contents                                             |
+//! |------------------|------------------------------------------------------|
+//! | `window_query`   | an aggregation's windows, as the plan describes them |
+//! | `count_windows`  | count windows                                        |
+//! | `count_triggers` | windows of time that emit results by rows            |
+//! | `time_windows`   | other windows of time, and sessions                  |
+//! | `distinct`       | the first row of each key                            |
 
 mod count_triggers;
 mod count_windows;
