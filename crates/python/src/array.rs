@@ -1,7 +1,7 @@
-//! Reads NumPy arrays straight from their object structs: an upper-case call on a plain array asks neither Python nor
-//! NumPy anything.
+//! Reads NumPy arrays directly from their object structs: an upper-case call on a plain array calls neither Python nor
+//! NumPy.
 //!
-//! The fields read here (`data`, `nd`, `dimensions`, `flags`, `descr.byteorder`, `descr.type_num`) lie at the same
+//! The fields read here (`data`, `nd`, `dimensions`, `flags`, `descr.byteorder`, `descr.type_num`) have the same
 //! offsets in NumPy 1 and 2 (NumPy's C API guarantees them for extension modules built against either).
 
 use std::cell::UnsafeCell;
@@ -19,19 +19,19 @@ use tidemill_net::MemoryRegion;
 /// A contiguous array of a plain numeric dtype in native byte order.
 #[derive(Clone, Copy)]
 pub struct PlainArray {
-    /// First byte.
+    /// The address of the first byte.
     pub ptr: *mut u8,
-    /// Elements.
+    /// The number of elements.
     pub len: usize,
-    /// Of how many axes.
+    /// The number of axes.
     pub axes: usize,
-    /// What they are.
+    /// The element type.
     pub dtype: DType,
-    /// Whether it may be written.
+    /// Whether it is writable.
     pub writable: bool,
 }
 
-/// NumPy's type numbers (`NPY_TYPES`), which are part of its ABI, up to the last one with a dtype of ours.
+/// NumPy's type numbers (`NPY_TYPES`), which are part of its ABI, up to the last one with an equivalent dtype here.
 const DTYPES: [Option<DType>; 24] = [
     Some(DType::Bool),
     Some(DType::I8),
@@ -59,7 +59,7 @@ const DTYPES: [Option<DType>; 24] = [
     Some(DType::F16),
 ];
 
-/// `numpy.ndarray`; null as long as nobody has imported NumPy, when there is no array.
+/// `numpy.ndarray`; null before anyone has imported NumPy, when no array can exist.
 #[inline]
 fn array_type(py: Python<'_>) -> *mut ffi::PyTypeObject {
     static TYPE: PyOnceLock<usize> = PyOnceLock::new();
@@ -79,7 +79,7 @@ fn is_numpy_imported(py: Python<'_>) -> bool {
     modules.and_then(|modules| modules.contains("numpy")).unwrap_or(true)
 }
 
-/// Looks at `object` as an array; `None` if it is none, or not a plain one: then the slow path finds out why.
+/// Reads `object` as an array; `None` if it is not a plain array: then the slow path finds out why.
 #[inline]
 pub fn plain(object: &Bound<'_, PyAny>) -> Option<PlainArray> {
     let expected = array_type(object.py());
@@ -92,7 +92,7 @@ pub fn plain(object: &Bound<'_, PyAny>) -> Option<PlainArray> {
         return None;
     }
     // SAFETY: instances of ndarray and of its subclasses begin with a `PyArrayObject`, and `descr` is never null. The
-    // GIL is held, so nobody changes the array meanwhile. Benefit: 60 ns less per call than the buffer protocol.
+    // GIL is held, so no other code changes the array meanwhile. Benefit: 60 ns less per call than the buffer protocol.
     unsafe {
         let array = &(*object.as_ptr().cast::<PyArrayObject>()).fields;
         let descr = &(*array.descr).fields;
@@ -112,7 +112,7 @@ pub fn plain(object: &Bound<'_, PyAny>) -> Option<PlainArray> {
     }
 }
 
-/// The memory of an array, of `bytes`, or of a [`CallMemory`]; `None` of anything else.
+/// The memory of an array, of `bytes`, or of a [`CallMemory`]; `None` for anything else.
 #[inline]
 pub fn memory(object: &Bound<'_, PyAny>) -> Option<PlainArray> {
     plain(object).or_else(|| raw(object))
@@ -126,15 +126,15 @@ fn raw(object: &Bound<'_, PyAny>) -> Option<PlainArray> {
     Some(PlainArray { ptr: region.ptr, len: region.len, axes: 1, dtype: DType::U8, writable })
 }
 
-/// Bytes for a call to fill: what an array is for, in programs without NumPy.
+/// Bytes for a call to fill, in place of an array in programs without NumPy.
 #[pyclass(frozen, name = "Memory", module = "tidemill._tidemill")]
 pub struct CallMemory {
-    /// As wide as any element, so that each is aligned.
+    /// As wide as any element, so that all elements are aligned.
     words: Box<[UnsafeCell<u128>]>,
     nbytes: usize,
 }
 
-// SAFETY: as with an array's memory, those who use it agree on who writes when. No reference to it is handed out.
+// SAFETY: as with an array's memory, users coordinate who writes when. No reference to it is handed out.
 unsafe impl Sync for CallMemory {}
 
 impl CallMemory {
@@ -144,7 +144,7 @@ impl CallMemory {
 
     /// A copy of the numbers in it.
     pub fn numbers(&self) -> Vec<u64> {
-        // SAFETY: aligned and within the memory; whoever calls this has waited for what fills it.
+        // SAFETY: aligned and within the memory; the caller has waited for the operation that fills it.
         unsafe { std::slice::from_raw_parts(self.words.as_ptr().cast(), self.nbytes / 8) }.to_vec()
     }
 }

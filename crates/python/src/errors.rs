@@ -1,4 +1,4 @@
-//! Turns the errors of the native crates into the exceptions of `tidemill._errors`.
+//! Converts the errors of the native crates to the exceptions of `tidemill._errors`.
 
 use pyo3::exceptions::PyKeyboardInterrupt;
 use pyo3::prelude::*;
@@ -55,13 +55,13 @@ pub fn fail(py: Python<'_>, class: i32, message: impl Into<String>) -> PyErr {
     }
 }
 
-/// The exception of a call whose buffers do not fit each other.
+/// The exception of a call whose buffers do not match.
 #[cold]
 pub fn mismatched(py: Python<'_>, message: String) -> PyErr {
     buffer_mismatch_error(py).map_or_else(|e| e, |kind| PyErr::from_type(kind, (message,)))
 }
 
-/// The exception of an error of the job or of one message.
+/// The exception for an error of the job or of one message.
 #[cold]
 pub fn from_net(py: Python<'_>, error: &NetError) -> PyErr {
     let text = error.to_string();
@@ -82,7 +82,7 @@ pub fn from_net(py: Python<'_>, error: &NetError) -> PyErr {
     made.unwrap_or_else(|error| error)
 }
 
-/// The exception of a refused or failed call.
+/// The exception for a refused or failed call.
 #[cold]
 pub fn from_collective(py: Python<'_>, error: &CollectiveError) -> PyErr {
     let class = match error {
@@ -100,13 +100,13 @@ pub fn from_collective(py: Python<'_>, error: &CollectiveError) -> PyErr {
     fail(py, class, error.to_string())
 }
 
-/// What is raised in functions that nobody waits for any more.
+/// The exception that is raised in abandoned functions.
 pub fn cancelled_class(py: Python<'_>) -> PyResult<&Bound<'_, PyType>> {
     static CLASS: PyOnceLock<Py<PyType>> = PyOnceLock::new();
     CLASS.import(py, "tidemill.graph._errors", "Cancelled")
 }
 
-/// What calls of a copy's ports raise once its run is given up.
+/// The exception of a copy's port calls once its run was aborted.
 #[cold]
 pub fn cancelled(py: Python<'_>) -> PyErr {
     let text = "the run was aborted: another task has failed, or it was interrupted";

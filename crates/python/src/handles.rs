@@ -1,5 +1,5 @@
 //! The small handles that calls take: datatypes, operations, statuses. Their Python subclasses in `tidemill.mpi` add
-//! what is not needed to move bytes.
+//! everything that is not needed to move bytes.
 
 #![allow(non_snake_case)] // MPI and mpi4py write them so.
 
@@ -12,7 +12,7 @@ use tidemill_collective::{DType, ReduceOp, UserOp};
 
 use crate::errors::{class, fail};
 
-/// An element type by its native name (`"float64"`, `"double_int"`, `"V12"`), or none for null and derived datatypes.
+/// An element type by its native name (`"float64"`, `"double_int"`, `"V12"`); none for null and derived datatypes.
 #[pyclass(subclass, frozen, module = "tidemill._tidemill")]
 pub struct Datatype {
     pub dtype: Option<DType>,
@@ -32,7 +32,7 @@ impl Datatype {
         self.dtype.map(|dtype| dtype.to_string())
     }
 
-    /// Bytes of one element.
+    /// The size of one element in bytes.
     #[getter]
     fn _element_bytes(&self) -> usize {
         self.dtype.map_or(0, DType::size_bytes)
@@ -60,7 +60,7 @@ enum OperationKind {
     },
 }
 
-/// Where a Python function of an operation leaves its exception, for the call that runs it to raise.
+/// Where a Python function of an operation stores its exception, to be raised by the call that runs it.
 pub type Raised = Arc<Mutex<Option<PyErr>>>;
 
 #[pymethods]
@@ -80,7 +80,7 @@ impl Operation {
         Ok(Operation { kind })
     }
 
-    /// Whether operands may be exchanged.
+    /// Whether the operation is commutative.
     fn _is_commutative(&self) -> bool {
         match &self.kind {
             OperationKind::Predefined(op) => op.is_commutative(),
@@ -91,7 +91,7 @@ impl Operation {
 }
 
 impl Operation {
-    /// The native operation if it is a predefined one.
+    /// The native operation, if it is predefined.
     #[inline]
     pub fn predefined(&self) -> Option<&ReduceOp> {
         match &self.kind {
@@ -100,7 +100,7 @@ impl Operation {
         }
     }
 
-    /// The native operation for one call. A Python function sees `datatype`; what it raises is left in `raised`.
+    /// The native operation for one call. A Python function gets `datatype`; its exception is stored in `raised`.
     pub fn native(&self, py: Python<'_>, datatype: Option<&Bound<'_, PyAny>>, raised: &Raised) -> PyResult<ReduceOp> {
         match &self.kind {
             OperationKind::Predefined(op) => Ok(op.clone()),
@@ -113,7 +113,7 @@ impl Operation {
                     Python::attach(|py| {
                         let datatype = datatype.as_ref().map(|d| d.bind(py));
                         call_user_function(function.bind(py), left, right, datatype, dtype).map_err(|error| {
-                            // The other workers are told, and see no more of it than this.
+                            // This text is all that other workers see of the exception.
                             let traceback = error.traceback(py).and_then(|traceback| traceback.format().ok());
                             let text = format!("{error}\n{}", traceback.unwrap_or_default());
                             raised.lock().get_or_insert(error);
@@ -127,7 +127,7 @@ impl Operation {
     }
 }
 
-/// Calls `function(left, right, datatype)` on the operands' own memory, by way of `tidemill.mpi._buffers.operands`.
+/// Calls `function(left, right, datatype)` on the operands' own memory, through `tidemill.mpi._buffers.operands`.
 fn call_user_function(
     function: &Bound<'_, PyAny>,
     left: &[u8],
@@ -208,7 +208,7 @@ impl Status {
         self.cancelled.store(flag.into(), Ordering::Relaxed);
     }
 
-    /// Bytes of the message.
+    /// The bytes of the message.
     #[getter]
     fn _nbytes(&self) -> i64 {
         self.nbytes.load(Ordering::Relaxed)

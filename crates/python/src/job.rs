@@ -25,7 +25,7 @@ use crate::wait::{detach, interruptibly};
 pub struct JobWorker {
     world: Communicator,
     solo: Communicator,
-    /// Tells where the program is; gone once the worker leaves.
+    /// Returns the program's position; removed once the worker leaves.
     locator: Arc<Mutex<Option<Py<PyAny>>>>,
 }
 
@@ -45,7 +45,7 @@ impl JobWorker {
     ) -> PyResult<Self> {
         let joined = interruptibly(py, || {
             let endpoint = Endpoint::open(meet()?, settings).map_err(|e| e.to_string())?;
-            // Rank 0's table becomes everybody's.
+            // All ranks use rank 0's table.
             let table = match endpoint.rank() {
                 Rank(0) => TuneTable::load_default().map_err(|error| {
                     let text = error.to_string();
@@ -73,26 +73,26 @@ fn parts(share: HostShare) -> ShareParts {
     (processors, workers, index, room, threads)
 }
 
-/// What this process has of its host, which has joined no job; see [`JobWorker::share`]. `bound`: its launcher gave it
-/// processors of its own.
+/// The share of the host of a process that has joined no job; see [`JobWorker::share`]. `bound`: its launcher assigned
+/// processors to it.
 #[pyfunction]
 pub(crate) fn share_of_process(bound: bool) -> ShareParts {
-    // An environment that makes no sense is an error of joining a job, which this is not.
+    // An invalid environment is an error only when joining a job.
     let launch = LaunchContext::from_process().ok();
     parts(HostShare::of_process(&WorkerPlacement::here(), launch.as_ref(), bound))
 }
 
 #[pymethods]
 impl JobWorker {
-    /// Joins the job that the environment describes, a job of one worker if it describes none; returns when all workers
-    /// have. Raises `MPI.Exception` with the remedy when they do not come, or disagree.
+    /// Joins the job described by the environment, or a job of one worker if there is none; returns when all workers
+    /// have joined. Raises `MPI.Exception` with the remedy if they do not join, or disagree.
     #[staticmethod]
     fn join(py: Python<'_>, transport: &str, connect: &str, stall_warning: f64) -> PyResult<Self> {
         let settings = settings(transport, connect, stall_warning)?;
         Self::open(py, settings, || join_from_environment().map_err(|e| e.to_string()))
     }
 
-    /// A job of this process alone, whatever the environment describes.
+    /// A job of this process alone, regardless of the environment.
     #[staticmethod]
     fn alone(py: Python<'_>, transport: &str, connect: &str, stall_warning: f64) -> PyResult<Self> {
         let settings = settings(transport, connect, stall_warning)?;
@@ -109,21 +109,21 @@ impl JobWorker {
         Comm::of(self.solo.clone())
     }
 
-    /// Tells every worker that this one's program failed.
+    /// Tells every worker that this one's program has failed.
     fn report_failure(&self, py: Python<'_>, traceback: &str) {
         detach(py, || self.world.endpoint().report_failure(traceback));
     }
 
-    /// Leaves the job: queued messages are sent, then the others are told. Idempotent.
+    /// Leaves the job: sends queued messages, then tells the others. Idempotent.
     fn leave(&self, py: Python<'_>) {
-        // The interpreter may end next, and would end a thread that is within it: whoever is there has to come out
-        // first.
+        // The interpreter may end next, along with any thread that is in it, so wait for a thread that is calling the
+        // locator.
         let locate = detach(py, || self.locator.lock().take());
         drop(locate);
         detach(py, || self.world.endpoint().leave());
     }
 
-    /// Why the job cannot go on, raised; nothing if it can.
+    /// Raises the reason why the job cannot continue; returns if it can.
     fn check(&self, py: Python<'_>) -> PyResult<()> {
         match self.world.endpoint().faults().fatal() {
             Some(error) => Err(crate::errors::from_net(py, &error)),
@@ -131,7 +131,8 @@ impl JobWorker {
         }
     }
 
-    /// Tells stall reports where the program is: `locate()` returns text such as `"app.py:88"`, or `None`.
+    /// Sets the function that tells stall reports where the program is: `locate()` returns text such as `"app.py:88"`,
+    /// or `None`.
     fn set_locator(&self, locate: Py<PyAny>) {
         let locator = Arc::clone(&self.locator);
         *locator.lock() = Some(locate);
@@ -142,7 +143,7 @@ impl JobWorker {
         }));
     }
 
-    /// What this worker has of its host, as its affinity is now: the program may have bound itself since it joined.
+    /// This worker's share of its host, by its current affinity: the program may have bound itself since it joined.
     fn share(&self) -> ShareParts {
         let endpoint = self.world.endpoint();
         let (mut placements, rank) = (Cow::Borrowed(endpoint.placements()), endpoint.rank().index());
@@ -153,14 +154,13 @@ impl JobWorker {
         parts(HostShare::of(&placements, rank))
     }
 
-    /// How many threads each worker should have where the user does not say, as things were when they joined: alike on
-    /// all workers.
+    /// The default number of threads of each worker, determined when they joined; the same on all workers.
     fn threads(&self) -> Vec<usize> {
         let placements = self.world.endpoint().placements();
         (0..placements.len()).map(|rank| HostShare::of(placements, rank).threads).collect()
     }
 
-    /// Where each worker runs and what reaches it from here.
+    /// Where each worker runs, and how it is reached from here.
     fn workers<'py>(&self, py: Python<'py>) -> PyResult<Vec<Bound<'py, PyDict>>> {
         let endpoint = self.world.endpoint();
         let placements = endpoint.placements().iter().enumerate();
@@ -169,7 +169,7 @@ impl JobWorker {
             let entry = PyDict::new(py);
             entry.set_item("rank", rank)?;
             entry.set_item("host", &placement.hostname)?;
-            // The first worker of the same host: equal numbers share a host, whatever it is called.
+            // The first worker on the same host: equal numbers mean the same host, regardless of names.
             entry.set_item("host_id", endpoint.placements().iter().position(|p| p.host == placement.host))?;
             entry.set_item("location", placement.location.as_deref())?;
             entry.set_item("pid", placement.pid)?;

@@ -1,7 +1,7 @@
-//! K-means kernels and the threads they run on. Private to `tidemill.ml`, which checks what users give.
+//! K-means kernels and their threads. Private to `tidemill.ml`, which checks the users' arguments.
 //!
-//! Arrays are C-contiguous; every call releases the GIL. `x` is `n x d` of float32 or float64 and decides the type of
-//! `shift` (`d`); centres, sums and weights are float64.
+//! Arrays are C-contiguous; every call releases the GIL. `x` is `n x d` of float32 or float64 and determines the type
+//! of `shift` (`d`); centers, sums and weights are float64.
 
 use numpy::{
     Element as NumpyElement, IntoPyArray, PyArray1, PyArray2, PyReadonlyArray1, PyReadonlyArray2, PyReadwriteArray1,
@@ -46,19 +46,19 @@ impl KernelPool {
     }
 }
 
-/// How many threads this process can keep busy: its affinity and the CPU quota of its container allow as many.
+/// The number of threads that this process can keep busy, by its affinity and the CPU quota of its container.
 #[pyfunction]
 fn kernel_cpus() -> usize {
     usable_cpus()
 }
 
-/// The names of the instruction sets this processor has, plainest first.
+/// The names of the instruction sets of this processor, the most basic first.
 #[pyfunction]
 fn kernel_instruction_sets() -> Vec<&'static str> {
     Isa::available().into_iter().map(Isa::name).collect()
 }
 
-/// The set to use: `TIDEMILL_SIMD` if it names one, else the widest.
+/// The instruction set to use: `TIDEMILL_SIMD` if it names one, else the widest.
 pub(crate) fn isa() -> PyResult<Isa> {
     match std::env::var("TIDEMILL_SIMD") {
         Ok(name) if !name.is_empty() => Isa::named(&name).ok_or_else(|| {
@@ -68,14 +68,14 @@ pub(crate) fn isa() -> PyResult<Isa> {
     }
 }
 
-/// Two-dimensional, of either type.
+/// A matrix of either type.
 #[derive(FromPyObject)]
 pub(crate) enum MatrixArg<'py> {
     F32(PyReadonlyArray2<'py, f32>),
     F64(PyReadonlyArray2<'py, f64>),
 }
 
-/// One-dimensional, of either type.
+/// A vector of either type.
 #[derive(FromPyObject)]
 enum VectorArg<'py> {
     F32(PyReadonlyArray1<'py, f32>),
@@ -125,7 +125,7 @@ fn centres_of<'a, T: FloatElement>(
     centres: &'a PyReadonlyArray2<'_, f64>,
 ) -> PyResult<&'a [f64]> {
     if centres.shape()[0] == 0 || centres.shape()[1] != rows.d() {
-        return Err(PyValueError::new_err("centres must be k x d"));
+        return Err(PyValueError::new_err("centers must be k x d"));
     }
     slice(centres)
 }
@@ -135,7 +135,7 @@ enum AnyFit {
     F64(KmeansFit<f64>),
 }
 
-/// The state of one fit on the rows of this worker. Every call gets the same rows again.
+/// The state of one fit on the rows of this worker. Every call must get the same rows.
 #[pyclass(module = "tidemill._tidemill")]
 struct KMeansFit {
     fit: AnyFit,
@@ -185,8 +185,8 @@ impl KMeansFit {
         self.algorithm.name()
     }
 
-    /// Gives every row its nearest centre; writes the clusters' sums (`k * d`) and then weights (`k`) to `out`. Returns
-    /// how many rows changed their label and how many were searched.
+    /// Assigns every row to its nearest center; writes the clusters' sums (`k * d`) and then weights (`k`) to `out`.
+    /// Returns how many rows changed their label and how many were searched.
     #[allow(clippy::too_many_arguments)]
     fn step(
         &mut self,
@@ -233,11 +233,11 @@ impl KMeansFit {
     }
 }
 
-/// What `kmeans_statistics` returns.
+/// The result of `kmeans_statistics`.
 type Statistics<'py> = (Bound<'py, PyArray2<f64>>, Bound<'py, PyArray2<f64>>, f64, bool);
 
-/// Of the shifted rows: sums and sums of squares of the features, (2, d), the same with weights, the sum of weights,
-/// and whether all is finite.
+/// For the shifted rows: sums and sums of squares of the features, (2, d), the same with weights, the sum of weights,
+/// and whether everything is finite.
 #[pyfunction]
 fn kmeans_statistics<'py>(
     py: Python<'py>,
@@ -253,7 +253,7 @@ fn kmeans_statistics<'py>(
     Ok((plain, weighted, s.weight, s.finite))
 }
 
-/// The nearest centre of each row.
+/// The nearest center of each row.
 #[pyfunction]
 fn kmeans_assign<'py>(
     py: Python<'py>,
@@ -279,12 +279,12 @@ fn labels_of<'a, T: FloatElement>(
 ) -> PyResult<&'a [i32]> {
     let labels = slice(labels)?;
     if labels.len() != rows.n() || labels.iter().any(|&label| label < 0 || label as usize >= k) {
-        return Err(PyValueError::new_err("labels must name a centre for each row"));
+        return Err(PyValueError::new_err("labels must name a center for each row"));
     }
     Ok(labels)
 }
 
-/// The sum of weight times squared distance to the centre of each row's label.
+/// The sum of weight times squared distance to the center of each row's label.
 #[pyfunction]
 fn kmeans_inertia(
     py: Python<'_>,
@@ -303,7 +303,7 @@ fn kmeans_inertia(
     })
 }
 
-/// Squared distances and rows of the `count` rows farthest from the centre of their label, farthest first.
+/// Squared distances and indices of the `count` rows farthest from the center of their label, farthest first.
 #[pyfunction]
 fn kmeans_farthest(
     py: Python<'_>,
@@ -321,7 +321,7 @@ fn kmeans_farthest(
     })
 }
 
-/// The distance of each row from each centre, in the dtype of `x`.
+/// The distance of each row from each center, in the dtype of `x`.
 #[pyfunction]
 fn kmeans_transform<'py>(
     py: Python<'py>,
@@ -338,7 +338,7 @@ fn kmeans_transform<'py>(
     ) -> PyResult<Bound<'py, PyAny>> {
         let isa = isa()?;
         let k = centres.len() / rows.d();
-        // SAFETY: the array is new and nobody else has it; `transform` writes every element before anyone reads one.
+        // SAFETY: the array is new and not shared; `transform` writes every element before any is read.
         let out = unsafe { PyArray2::<T>::new(py, [rows.n(), k], false) };
         {
             let mut out = out.readwrite();
@@ -350,8 +350,8 @@ fn kmeans_transform<'py>(
     with_rows!(x, shift, None, rows => run(py, &pool.0, rows, centres_of(&rows, &centres)?))
 }
 
-/// Lowers `closest` for the new `seeds`; where one is nearer, `index` gets its number counted from `first`. Returns the
-/// sum of weight times `closest`.
+/// Lowers `closest` for the new `seeds`; where one is nearer, `index` is set to its number, counting from `first`.
+/// Returns the sum of weight times `closest`.
 #[pyfunction]
 #[allow(clippy::too_many_arguments)]
 fn kmeans_nearest_update(
@@ -382,7 +382,7 @@ fn check_lengths<T: FloatElement>(rows: &PointRows<'_, T>, len: usize) -> PyResu
     Ok(())
 }
 
-/// For each of `trials`: the sum of weight times `closest` if it were the only new seed.
+/// For each of `trials`, the sum of weight times `closest` if it were the only new seed.
 #[pyfunction]
 fn kmeans_potentials(
     py: Python<'_>,
@@ -424,7 +424,7 @@ fn kmeans_draw(
     })
 }
 
-/// For each target the first row at which the running sum of weight times `closest` exceeds it.
+/// For each target, the first row at which the running sum of weight times `closest` exceeds it.
 #[pyfunction]
 fn kmeans_locate(
     py: Python<'_>,
@@ -441,7 +441,7 @@ fn kmeans_locate(
     })
 }
 
-/// Adds this area to the module.
+/// Adds these functions and classes to the module.
 pub fn register(m: &Bound<'_, PyModule>) -> PyResult<()> {
     m.add_class::<KernelPool>()?;
     m.add_class::<KMeansFit>()?;

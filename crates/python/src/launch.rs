@@ -13,7 +13,7 @@ fn launch_main(py: Python<'_>, argv: Vec<OsString>, python: PathBuf) -> i32 {
     py.detach(|| tidemill_launch::main(argv, python))
 }
 
-/// Adds this area to the module.
+/// Adds the function to the module.
 pub fn register(m: &Bound<'_, PyModule>) -> PyResult<()> {
     m.add_function(wrap_pyfunction!(launch_main, m)?)
 }

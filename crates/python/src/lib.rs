@@ -1,8 +1,9 @@
-//! Python bindings: the extension module `tidemill._tidemill`. One file per Python-visible area; no logic of its own.
+//! Python bindings: the extension module `tidemill._tidemill`. One file per Python-visible area, without logic of its
+//! own.
 //!
 //! Modules, lowest first; each uses only those above it:
 //!
-//! | module        | what                                                     |
+//! | module        | contents                                                 |
 //! |---------------|----------------------------------------------------------|
 //! | `errors`      | Errors of the native crates as Python exceptions         |
 //! | `handles`     | Datatypes, operations and statuses                       |
@@ -19,8 +20,8 @@
 //! | `collectives` | The upper-case collectives                               |
 //! | `job`         | Joining a job and leaving it                             |
 //! | `report`      | Reports of runs as dicts                                 |
-//! | `simulate`    | Programs on clusters that are not there                  |
-//! | `tune`        | What `tidemill tune` measures                            |
+//! | `simulate`    | Programs on simulated clusters                           |
+//! | `tune`        | Measurements of `tidemill tune`                          |
 //! | `dataset`     | DataSets, expressions and streams                        |
 //! | `graph`       | Task graphs                                              |
 

@@ -1,6 +1,6 @@
-//! Kernels of multidimensional scaling. Private to `tidemill.ml`, which checks what users give.
+//! Kernels of multidimensional scaling. Private to `tidemill.ml`, which checks the users' arguments.
 //!
-//! Arrays are C-contiguous; every call that passes over distances releases the GIL. Positions, weights of columns and
+//! Arrays are C-contiguous; every call that passes over distances releases the GIL. Positions, column weights and
 //! results are float64, blocks of distances or weights float32 or float64.
 
 use crate::kernels::{KernelPool, MatrixArg, isa, slice};
@@ -15,7 +15,7 @@ use tidemill_kernels::mds::{
     LaplacianCoefficients, SymmetryCheck,
 };
 
-/// Distances of this worker's points to all, and their weights.
+/// Distances of this worker's points to all points, and their weights.
 #[pyclass(module = "tidemill._tidemill")]
 struct MdsDistances(DistanceBlock);
 
@@ -37,7 +37,7 @@ impl MdsDistances {
 
 #[pymethods]
 impl MdsDistances {
-    /// Room for distances, to be filled. `first` is the column that is the same point as row 0.
+    /// Allocates distances. `first` is the column of the same point as row 0.
     #[new]
     fn new(py: Python<'_>, rows: usize, n: usize, first: Option<usize>, storage: &str) -> PyResult<Self> {
         fits(n > 0 && first.is_none_or(|first| first + rows <= n), "rows and columns do not fit together")?;
@@ -60,13 +60,13 @@ impl MdsDistances {
         Ok(MdsDistances(py.detach(|| DistanceBlock::of_vectors(rows, columns, d, first))))
     }
 
-    /// Bytes of cells and weights.
+    /// The size of cells and weights in bytes.
     #[getter]
     fn nbytes(&self) -> usize {
         self.0.len_bytes()
     }
 
-    /// Keeps rows of distances from row `at` on, in units of `unit`.
+    /// Stores rows of distances from row `at` on, in units of `unit`.
     fn fill(&mut self, py: Python<'_>, pool: &KernelPool, at: usize, block: MatrixArg<'_>, unit: f64) -> PyResult<()> {
         match &block {
             MatrixArg::F32(block) => {
@@ -83,14 +83,14 @@ impl MdsDistances {
         Ok(())
     }
 
-    /// Makes room for a weight of each distance, all 0.
+    /// Allocates a weight for each distance, all 0.
     fn make_weights(&mut self, py: Python<'_>, storage: &str) -> PyResult<()> {
         let storage: CellStorage = storage.parse().map_err(PyValueError::new_err)?;
         py.detach(|| self.0.make_weights(storage));
         Ok(())
     }
 
-    /// Keeps rows of weights from row `at` on, in units of `unit`.
+    /// Stores rows of weights from row `at` on, in units of `unit`.
     fn weigh(&mut self, py: Python<'_>, pool: &KernelPool, at: usize, block: MatrixArg<'_>, unit: f64) -> PyResult<()> {
         fits(self.0.is_weighted(), "the distances have no weights")?;
         match &block {
@@ -108,7 +108,7 @@ impl MdsDistances {
         Ok(())
     }
 
-    /// Of each row B(Z) Z and the stress, into `out`, (rows, k + 1).
+    /// For each row, B(Z) Z and the stress, into `out`, (rows, k + 1).
     #[allow(clippy::too_many_arguments)]
     fn guttman(
         &self,
@@ -133,7 +133,7 @@ impl MdsDistances {
         Ok(())
     }
 
-    /// Of each row the Laplacian of `coefficients` ("weights", "squares", "missing") times `points` (n, k), and the
+    /// For each row, the Laplacian of `coefficients` ("weights", "squares", "missing") times `points` (n, k), and the
     /// degree, into `out`, (rows, k + 1).
     fn laplacian(
         &self,
@@ -155,7 +155,7 @@ impl MdsDistances {
         Ok(())
     }
 
-    /// Cells as they are kept, in their units.
+    /// Cells as stored, in their units.
     fn block<'py>(
         &self,
         py: Python<'py>,
@@ -191,19 +191,19 @@ impl MdsDistances {
         Ok(py.detach(|| symmetry.first_difference(&pool.0, isa, columns, others, tolerance)))
     }
 
-    /// For each column the first one that it is connected with by weights of these rows.
+    /// For each column, the first one that it is connected to by weights of these rows.
     fn components<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyArray1<u32>>> {
         fits(self.0.is_weighted(), "the distances have no weights")?;
         Ok(py.detach(|| self.0.components()).into_pyarray(py))
     }
 }
 
-/// What `mds_inspect` returns.
+/// The result of `mds_inspect`.
 type Found = (f64, Option<(usize, usize, &'static str)>, Option<(f64, usize)>);
 
-/// Looks at rows of distances or weights: the largest, the first cell that is refused (row, column, why), and the
-/// largest value of a point and itself with its row. NaN is accepted where a weight is 0; `weights` are those of the
-/// cells or of the columns.
+/// Checks rows of distances or weights: returns the maximum, the first invalid cell (row, column, reason), and the
+/// maximum on the diagonal with its row. NaN is accepted where a weight is 0; `weights` are those of the cells or of
+/// the columns.
 #[pyfunction]
 fn mds_inspect(
     py: Python<'_>,
@@ -249,7 +249,7 @@ fn look<T: FloatElement + NumpyElement>(
     Ok((max, bad.map(|(row, column, trouble)| (row, column, why(trouble))), diagonal))
 }
 
-/// Adds this area to the module.
+/// Adds these functions and classes to the module.
 pub fn register(m: &Bound<'_, PyModule>) -> PyResult<()> {
     m.add_class::<MdsDistances>()?;
     m.add_function(wrap_pyfunction!(mds_inspect, m)?)

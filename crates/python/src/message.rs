@@ -1,5 +1,5 @@
-//! What a caller passes as a message, made into memory: an array or bytes, `[array, MPI.DOUBLE]`,
-//! `[array, count, MPI.DOUBLE]` at once, everything else by way of `tidemill.mpi._buffers`.
+//! Converts what a caller passes as a message to memory: an array or bytes, `[array, MPI.DOUBLE]` and
+//! `[array, count, MPI.DOUBLE]` directly, everything else through `tidemill.mpi._buffers`.
 
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::ffi;
@@ -13,35 +13,35 @@ use crate::array;
 use crate::handles::{Datatype, parse_dtype};
 use crate::wait::Owners;
 
-/// Memory of a message.
+/// The memory of a message.
 pub struct MessageMemory<'py> {
     pub region: MemoryRegion,
-    /// Elements: of the whole message, or of one block where the call asks for blocks.
+    /// The number of elements: of the whole message, or of one block if the call needs blocks.
     pub count: usize,
     pub dtype: DType,
     /// Keeps the memory alive.
     pub owner: Bound<'py, PyAny>,
-    /// Moves what was received to where the caller wants it; of non-contiguous datatypes.
+    /// Moves received data to the caller's place, for non-contiguous datatypes.
     pub unpack: Option<Bound<'py, PyAny>>,
     /// The caller's datatype, for user functions.
     pub datatype: Option<Bound<'py, PyAny>>,
 }
 
-/// What `resolve` and `resolve_blocks` of `tidemill.mpi._buffers` return.
+/// The result of `resolve` and `resolve_blocks` in `tidemill.mpi._buffers`.
 type Resolved<'py> =
     (Bound<'py, PyAny>, usize, Bound<'py, PyString>, Option<Bound<'py, PyAny>>, Option<Bound<'py, PyAny>>);
 type ResolvedBlocks<'py> = (Bound<'py, PyAny>, Vec<usize>, Vec<usize>, Bound<'py, PyString>, Option<Bound<'py, PyAny>>);
 
-/// What the call does with the memory.
+/// How the call uses the memory.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum MemoryAccess {
     Read,
     Write,
-    /// Input and output, as of a broadcast or an operation in place.
+    /// Input and output, as in a broadcast or an operation in place.
     Update,
 }
 
-/// A list or tuple seen through borrowed items. Nothing here runs Python code, so the items stay.
+/// The borrowed items of a list or tuple. Nothing here runs Python code, so the items stay.
 fn items<'a, 'py>(spec: &'a Bound<'py, PyAny>) -> Option<(usize, impl Fn(usize) -> Borrowed<'a, 'py, PyAny>)> {
     let py = spec.py();
     let raw = spec.as_ptr();
@@ -49,7 +49,7 @@ fn items<'a, 'py>(spec: &'a Bound<'py, PyAny>) -> Option<(usize, impl Fn(usize) 
     if !is_list && !spec.is_exact_instance_of::<PyTuple>() {
         return None;
     }
-    // SAFETY: checked to be a list or tuple; the length is its own, and `get` is called below it.
+    // SAFETY: checked to be a list or tuple; `get` is only called with indices less than its length.
     let len = unsafe { if is_list { ffi::PyList_Size(raw) } else { ffi::PyTuple_Size(raw) } } as usize;
     let get = move |i: usize| unsafe {
         // SAFETY: as above; items of a list or tuple are never null.
@@ -60,7 +60,7 @@ fn items<'a, 'py>(spec: &'a Bound<'py, PyAny>) -> Option<(usize, impl Fn(usize) 
 }
 
 impl<'py> MessageMemory<'py> {
-    /// One message, or `blocks` equal ones one after another.
+    /// One message, or `blocks` equal ones, one after another.
     #[inline]
     pub fn new(spec: &Bound<'py, PyAny>, access: MemoryAccess, blocks: usize) -> PyResult<Self> {
         if let Some(array) = array::memory(spec)
@@ -117,7 +117,7 @@ impl<'py> MessageMemory<'py> {
                 Err(error) => return Some(Err(error)),
             }
         } else {
-            // An exact int: conversion of anything else could run Python code that changes the list.
+            // Only an exact int: converting anything else could run Python code that changes the list.
             let count = get(1);
             if !count.is_exact_instance_of::<pyo3::types::PyInt>() {
                 return None;
@@ -155,19 +155,19 @@ impl<'py> MessageMemory<'py> {
         MemoryRegion { ptr: self.region.ptr, len: bytes.min(self.region.len) }
     }
 
-    /// What keeps the memory alive when the call is over before the operation.
+    /// The objects that keep the memory alive if the call ends before the operation.
     pub fn owners(&self) -> Owners {
         Owners::from_iter([self.owner.clone().unbind()])
     }
 
-    /// Bytes of `count` elements.
+    /// The bytes of `count` elements.
     #[inline]
     pub fn bytes(&self) -> usize {
         self.count * self.dtype.size_bytes()
     }
 }
 
-/// Memory of the `v` calls: a block for each rank.
+/// The memory of the `v` calls: a block for each rank.
 pub struct VectorMessage<'py> {
     pub region: MemoryRegion,
     pub blocks: Vec<VectorBlock>,

@@ -1,4 +1,5 @@
-//! Networks as compressed rows, and algorithms on them. Private to `tidemill.networks`, which checks what users give.
+//! Networks as compressed rows, and algorithms on them. Private to `tidemill.networks`, which checks the users'
+//! arguments.
 //!
 //! Arrays are one-dimensional and C-contiguous; every call releases the GIL. Nodes are uint32, offsets int64, weights
 //! float64.
@@ -29,7 +30,7 @@ fn refused(error: NetworkError) -> PyErr {
     PyValueError::new_err(error.to_string())
 }
 
-/// A name of an option.
+/// Parses the name of an option.
 fn named<T: std::str::FromStr<Err = String>>(name: &str) -> PyResult<T> {
     name.parse().map_err(PyValueError::new_err)
 }
@@ -42,7 +43,7 @@ fn optional<'a, T: NumpyElement>(array: &'a Option<PyReadonlyArray1<'_, T>>) -> 
 #[pyclass(frozen, name = "CompressedRows", module = "tidemill._tidemill")]
 pub(crate) struct NetworkRows(CompressedRows);
 
-/// `values`, which `owner` keeps alive, as an array that nobody can write.
+/// `values`, which `owner` keeps alive, as a read-only array.
 fn view<'py, T: NumpyElement>(owner: &Bound<'py, NetworkRows>, values: &[T]) -> Array<'py, T> {
     // SAFETY: the memory belongs to `owner`, whose arrays never change or move, and which the new array keeps alive.
     let array = unsafe { PyArray1::borrow_from_array(&ArrayView1::from(values), owner.clone().into_any()) };
@@ -149,7 +150,7 @@ impl NetworkRows {
     }
 }
 
-/// Text as `bytes` or as an array of them.
+/// Text as `bytes` or as an array of bytes.
 #[derive(FromPyObject)]
 enum TextArg<'py> {
     Bytes(Bound<'py, PyBytes>),
@@ -163,10 +164,10 @@ fn one_byte(delimiter: &str) -> PyResult<u8> {
     }
 }
 
-/// What `network_parse` returns.
+/// The result of `network_parse`.
 type Parsed<'py> = (Bound<'py, PyAny>, Bound<'py, PyAny>, Option<Array<'py, f64>>, u64);
 
-/// Links of lines of text.
+/// Parses links from lines of text.
 #[pyfunction]
 #[pyo3(signature = (pool, data, weighted, delimiter = None, comments = "#%", tag = None, first_line = 1))]
 #[allow(clippy::too_many_arguments)]
@@ -236,7 +237,7 @@ fn network_ids<'py>(py: Python<'py>, pool: &KernelPool, values: Vec<IdsArg<'py>>
     }
 }
 
-/// The place of each value among ascending ids.
+/// The index of each value among ascending ids.
 #[pyfunction]
 fn network_find<'py>(
     py: Python<'py>,
@@ -324,7 +325,7 @@ fn network_shortest_paths<'py>(
     Ok((tree.distances.into_pyarray(py), tree.parents.into_pyarray(py)))
 }
 
-/// Of each node the smallest node of its connected component.
+/// For each node, the smallest node of its connected component.
 #[pyfunction]
 fn network_components<'py>(
     py: Python<'py>,
@@ -337,7 +338,7 @@ fn network_components<'py>(
     Ok(labels.into_pyarray(py))
 }
 
-/// Of each node the smallest node of its strongly connected component.
+/// For each node, the smallest node of its strongly connected component.
 #[pyfunction]
 fn network_strong_components<'py>(
     py: Python<'py>,
@@ -348,7 +349,7 @@ fn network_strong_components<'py>(
     Ok(py.detach(|| strong::strong_components(&outgoing.0)).map_err(refused)?.into_pyarray(py))
 }
 
-/// How many triangles each node is in.
+/// The number of triangles that each node is in.
 #[pyfunction]
 fn network_triangles<'py>(py: Python<'py>, pool: &KernelPool, links: &NetworkRows) -> PyResult<Array<'py, i64>> {
     Ok(py.detach(|| triangles::triangles(&pool.0, &links.0)).map_err(refused)?.into_pyarray(py))
@@ -364,7 +365,7 @@ fn network_weighted_triangles<'py>(
     Ok(py.detach(|| triangles::weighted_triangles(&pool.0, &links.0)).map_err(refused)?.into_pyarray(py))
 }
 
-/// Sums over sources of the shares of shortest paths, by number of links or by weight, that lead over each node.
+/// For each node, the sum over sources of the shares of shortest paths through it, by number of links or by weight.
 #[pyfunction]
 #[pyo3(signature = (pool, outgoing, sources, endpoints = false, weighted = false))]
 fn network_betweenness<'py>(
@@ -387,7 +388,7 @@ fn network_core_numbers<'py>(py: Python<'py>, links: &NetworkRows) -> PyResult<A
     Ok(py.detach(|| cores::core_numbers(&links.0)).map_err(refused)?.into_pyarray(py))
 }
 
-/// Labels, and iterations made.
+/// Labels, and the number of iterations.
 #[pyfunction]
 fn network_label_propagation<'py>(
     py: Python<'py>,
@@ -404,7 +405,7 @@ fn network_label_propagation<'py>(
     Ok((labels.into_pyarray(py), iterations))
 }
 
-/// Sources and places of the links of a spanning forest.
+/// Sources and indices of the links of a spanning forest.
 #[pyfunction]
 #[pyo3(signature = (pool, links, maximum = false))]
 fn network_spanning_forest<'py>(
@@ -424,10 +425,10 @@ fn network_spanning_forest<'py>(
     Ok((sources.into_pyarray(py), places.into_pyarray(py)))
 }
 
-/// What `network_maximum_flow` returns.
+/// The result of `network_maximum_flow`.
 type Flow<'py> = (f64, Array<'py, f64>, Array<'py, bool>);
 
-/// The value of a maximum flow, the flow over each link, and the source's side of a minimum cut.
+/// The value of a maximum flow, the flow on each link, and the source's side of a minimum cut.
 #[pyfunction]
 fn network_maximum_flow<'py>(
     py: Python<'py>,
@@ -439,7 +440,7 @@ fn network_maximum_flow<'py>(
     Ok((flow.value, flow.flows.into_pyarray(py), flow.source_side.into_pyarray(py)))
 }
 
-/// Communities, their modularity, and levels.
+/// Communities, their modularity, and the number of levels.
 #[pyfunction]
 #[pyo3(signature = (pool, links, resolution = 1.0, threshold = 1e-7, seed = 0, levels_max = None, refined = false))]
 #[allow(clippy::too_many_arguments)]
@@ -467,7 +468,7 @@ fn network_modularity(py: Python<'_>, links: &NetworkRows, labels: Nodes<'_>, re
     py.detach(|| modularity(&links.0, labels, resolution)).map_err(refused)
 }
 
-/// The part of each node, and how many links are cut.
+/// The part of each node, and the number of cut links.
 #[pyfunction]
 #[pyo3(signature = (links, parts, passes = 10, imbalance = 0.05))]
 fn network_partition<'py>(
@@ -481,14 +482,14 @@ fn network_partition<'py>(
     Ok((part_of.into_pyarray(py), cut))
 }
 
-/// How many links join nodes of different parts.
+/// The number of links between nodes of different parts.
 #[pyfunction]
 fn network_cut(py: Python<'_>, pool: &KernelPool, links: &NetworkRows, parts: Nodes<'_>) -> PyResult<usize> {
     let parts = slice(&parts)?;
     py.detach(|| partition::cut(&pool.0, &links.0, parts)).map_err(refused)
 }
 
-/// One value for all rows, or one for each.
+/// One value for all rows, or one per row.
 #[derive(FromPyObject)]
 enum BaseArg<'py> {
     Uniform(f64),
@@ -522,7 +523,7 @@ fn network_pagerank_step(
     Ok((change.l1, change.largest))
 }
 
-/// PageRank in place on the rows of a part: sweeps made, L1 and largest change of the last.
+/// PageRank in place on the rows of a part: the number of sweeps, L1 and largest change of the last.
 #[pyfunction]
 #[allow(clippy::too_many_arguments)]
 fn network_pagerank_sweeps(
@@ -544,7 +545,7 @@ fn network_pagerank_sweeps(
     Ok((sweeps, change.l1, change.largest))
 }
 
-/// Columns that were lowered, own nodes that are still active, and how many links were looked at.
+/// Columns that were lowered, own nodes that are still active, and the number of links visited.
 type LoweredArrays<'py> = (Array<'py, u32>, Array<'py, u32>, u64);
 
 fn lowered_arrays(py: Python<'_>, lowered: Lowered) -> LoweredArrays<'_> {
@@ -583,7 +584,7 @@ fn network_lower_labels<'py>(
     Ok(lowered_arrays(py, lowered))
 }
 
-/// Hands on residuals of PageRank over the links of a share; returns what others get, and own slots still to look at.
+/// Pushes residuals of PageRank over the links of a share; returns values for other shares, and own slots still active.
 #[pyfunction]
 #[pyo3(signature = (links, new_links, outgoing, scores, residuals, candidates, share, shares, damping, tolerance, several, rounds_max = None))]
 #[allow(clippy::too_many_arguments, clippy::type_complexity)]
@@ -618,7 +619,7 @@ fn network_push<'py>(
     Ok((pushed.numbers.into_pyarray(py), pushed.values.into_pyarray(py), pushed.active.into_pyarray(py), pushed.links))
 }
 
-/// Adds this area to the module.
+/// Adds these functions and classes to the module.
 pub fn register(m: &Bound<'_, PyModule>) -> PyResult<()> {
     m.add_class::<NetworkRows>()?;
     m.add_function(wrap_pyfunction!(network_parse, m)?)?;

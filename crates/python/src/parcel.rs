@@ -1,4 +1,4 @@
-//! Object messages: a pickle with the arrays that travel apart. What they look like: `tidemill_collective::parcel`.
+//! Object messages: a pickle with arrays that are sent separately. For their format, see `tidemill_collective::parcel`.
 
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
@@ -41,7 +41,7 @@ impl<'py> OutgoingParcel<'py> {
     }
 
     /// # Safety
-    /// This, or what `owners` returns, lives until the request is over.
+    /// This, or what `owners` returns, must live until the request completes.
     pub unsafe fn start(
         &self,
         comm: &Communicator,
@@ -50,7 +50,7 @@ impl<'py> OutgoingParcel<'py> {
         synchronous: bool,
     ) -> Result<StartResult, CollectiveError> {
         let message = MemoryRegion::of(self.message.as_bytes());
-        // SAFETY: by this function's contract; bytes objects never change, arrays are the caller's to leave alone.
+        // SAFETY: by this function's contract; bytes objects never change, and callers must not change the arrays.
         unsafe { comm.send_parcel(dest, tag, message, self.key, &self.regions, synchronous) }
     }
 
@@ -72,14 +72,14 @@ pub fn receive<'py>(
     let started = comm.recv_parcel(source, tag, matched, slot.clone());
     let waited = blocking(py, started, None, Owners::new);
     if let Err(error) = waited {
-        // Given up by a signal handler: the message, if it is still to come, is for somebody else.
+        // A signal handler raised: the message, if it still arrives, is left for another receive.
         slot.cancel();
         return Err(error);
     }
     contents(py, comm, &slot)
 }
 
-/// Begins to receive a parcel. Its memory is its own, so the request needs no owners.
+/// Starts to receive a parcel. Its memory is its own, so the request needs no owners.
 pub fn receive_later<'py>(
     py: Python<'py>,
     comm: &Communicator,

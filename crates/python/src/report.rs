@@ -4,7 +4,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyDict;
 use tidemill_dataflow::{EdgeReport, RunReport};
 
-/// What a run has moved, edge by edge. Times are seconds.
+/// The edges of a run with what they have moved. Times are in seconds.
 pub fn described<'py>(py: Python<'py>, report: &RunReport) -> PyResult<Bound<'py, PyDict>> {
     let edge = |edge: &EdgeReport| {
         let dict = PyDict::new(py);

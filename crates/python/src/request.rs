@@ -1,4 +1,4 @@
-//! Requests: native operations under way, and those that Python code drives (object messages, generalized requests).
+//! Requests: native operations in progress, and those driven by Python code (object messages, generalized requests).
 
 #![allow(non_snake_case)] // MPI and mpi4py write them so.
 
@@ -17,13 +17,13 @@ use crate::errors::{class, fail, from_collective};
 use crate::handles::{ANY, PROC_NULL, Raised, Status};
 use crate::wait::{Owners, any_without_gil, detach, explain, without_gil};
 
-/// Bodies up to this length are copied into a bytes object, longer ones stay where they arrived.
+/// Bodies up to this length are copied into a bytes object; longer ones stay where they arrived.
 const COPIED_BYTES_MAX: usize = 4096;
 
 /// Body, arrays, source, tag, bytes of the message.
 pub type ParcelContents<'py> = (Bound<'py, PyAny>, Bound<'py, PyList>, i32, i32, u64);
 
-/// What a completed request leaves.
+/// The outcome of a completed request.
 #[derive(Default)]
 pub struct RequestOutcome {
     pub status: Option<ReceiveOutcome>,
@@ -33,7 +33,7 @@ pub struct RequestOutcome {
     pub error: Option<Box<PyErr>>,
 }
 
-/// A completed receive in the ranks of its communicator.
+/// A completed receive in terms of the communicator's ranks.
 #[derive(Clone, Copy)]
 pub struct ReceiveOutcome {
     pub source: i32,
@@ -69,15 +69,15 @@ impl RequestOutcome {
     }
 }
 
-/// What belongs to a native operation: kept until it is over, and what is to be done then.
+/// The resources of a native operation, kept until it completes, and what to do then.
 #[derive(Default)]
 pub struct RequestResources {
     pub is_receive: bool,
     pub owners: Owners,
-    /// Called after completion: moves what was received to where it belongs.
+    /// Called after completion: moves received data to its destination.
     pub unpack: Option<Py<PyAny>>,
     pub raised: Option<Raised>,
-    /// Of a receive of an object: where it arrives, and what makes the object of it.
+    /// For a receive of an object: where it arrives, and the function that makes the object.
     pub parcel: Option<(ParcelSlot, Py<PyAny>)>,
 }
 
@@ -87,22 +87,22 @@ pub enum RequestStage {
     Active(native::Request, RequestResources),
     /// A Python object with `step(block) -> bool`, `source`, `tag`, `nbytes` and `result`.
     Driven(Py<PyAny>),
-    /// Over; the outcome is not fetched yet.
+    /// Completed, but the outcome was not fetched yet.
     Over(RequestOutcome),
 }
 
 /// An operation in progress, or none.
 ///
-/// The weak reference list is here: the Python subclass adds no field to an instance, so that `make` can build one.
+/// The weak reference list is here, so that the Python subclass adds no field to instances and `make` can build them.
 #[pyclass(subclass, frozen, weakref, module = "tidemill._tidemill")]
 pub struct Request {
     state: Mutex<RequestStage>,
     persistent: bool,
-    /// Set in a copy: the request that has the state. It is never itself a copy.
+    /// Set in a copy: the request that has the state, which is never itself a copy.
     original: Option<Py<Request>>,
 }
 
-/// The class `tidemill.mpi.Request`, of which calls return instances.
+/// The class `tidemill.mpi.Request`, whose instances calls return.
 fn request_class(py: Python<'_>) -> PyResult<&Bound<'_, PyType>> {
     static CLASS: PyOnceLock<Py<PyType>> = PyOnceLock::new();
     CLASS.import(py, "tidemill.mpi._request", "Request")
@@ -112,9 +112,9 @@ fn request_class(py: Python<'_>) -> PyResult<&Bound<'_, PyType>> {
 pub fn make(py: Python<'_>, state: RequestStage) -> PyResult<Bound<'_, PyAny>> {
     let class = request_class(py)?.as_type_ptr();
     let request = PyClassInitializer::from(Request { state: Mutex::new(state), persistent: false, original: None });
-    // What a call of the class does in the end. The way there, with its arguments, took 30 ns of a short message's 390,
-    // and PyO3 has no shorter one in what it documents. SAFETY: `tidemill.mpi.Request` is a subclass, and adds nothing
-    // that has to be initialized.
+    // This is what a call of the class ultimately does. The way there, with its arguments, took 30 ns of a short
+    // message's 390, and PyO3 documents no shorter one.
+    // SAFETY: `tidemill.mpi.Request` is a subclass, and adds nothing that must be initialized.
     unsafe {
         let made = pyo3::impl_::pymethods::tp_new_impl::<PyClassInitializer<Request>, Request>(py, request, class)?;
         Ok(Bound::from_owned_ptr(py, made))
@@ -134,7 +134,7 @@ pub fn started<'py>(
             RequestStage::Active(request, kept)
         }
         Ok(StartResult::Done(status)) => RequestStage::Over(kept.outcome(py, comm, Ok(status))),
-        // A failure of this very message is the request's, as MPI has it; others are the call's.
+        // A failure of this message belongs to the request, as in MPI; other failures belong to the call.
         Err(CollectiveError::Net(error @ tidemill_net::NetError::Truncated { .. })) => {
             RequestStage::Over(RequestOutcome {
                 error: Some(Box::new(explain(py, &error, None))),
@@ -147,7 +147,7 @@ pub fn started<'py>(
 }
 
 impl RequestResources {
-    /// What the operation leaves, now that it is over.
+    /// The outcome of the operation, now that it has completed.
     fn outcome(
         self,
         py: Python<'_>,
@@ -168,7 +168,7 @@ impl RequestResources {
     }
 }
 
-/// What a receive has left, as Python objects that own the memory it arrived in.
+/// The contents of a receive, as Python objects that own the memory it arrived in.
 pub fn contents<'py>(py: Python<'py>, comm: &Communicator, slot: &ParcelSlot) -> PyResult<ParcelContents<'py>> {
     let parcel = slot.take().ok_or_else(|| fail(py, class::REQUEST, "the receive was cancelled"))?;
     let body = if parcel.body.len() <= COPIED_BYTES_MAX {
@@ -181,7 +181,7 @@ pub fn contents<'py>(py: Python<'py>, comm: &Communicator, slot: &ParcelSlot) ->
     Ok((body, arrays, source, parcel.tag, parcel.message_bytes))
 }
 
-/// The outcome of a receive that is over: the object that `finish(body, arrays)` makes.
+/// The outcome of a completed receive: the object that `finish(body, arrays)` makes.
 fn parcel_outcome(
     py: Python<'_>,
     comm: &Communicator,
@@ -201,7 +201,7 @@ impl Request {
         self.original.as_ref().map_or(self, Py::get)
     }
 
-    /// Makes progress; with `block`, until the operation is over. Its outcome if it is; then nothing is left here.
+    /// Makes progress; with `block`, until the operation completes. Takes and returns the outcome if it has completed.
     #[inline]
     fn drive(&self, py: Python<'_>, block: bool) -> PyResult<Option<RequestOutcome>> {
         let own = &self.holder().state;
@@ -219,7 +219,7 @@ impl Request {
                         Ok(status) => Some(Ok(status)),
                         Err(error) if error.matches(py, crate::errors::comm_error(py)?)? => Some(Err(error)),
                         Err(error) => {
-                            // A signal handler raised: the operation is still under way.
+                            // A signal handler raised: the operation is still in progress.
                             *own.lock() = RequestStage::Active(request, kept);
                             return Err(error);
                         }
@@ -249,13 +249,13 @@ impl Request {
         Ok(None)
     }
 
-    /// Waits until the operation is over and ends the request; the object received, if it is one.
+    /// Waits until the operation completes, and ends the request; returns the object of an object receive.
     #[inline]
     fn end(&self, py: Python<'_>, status: Option<&Bound<'_, Status>>) -> PyResult<Option<Py<PyAny>>> {
         self.drive(py, true)?.unwrap_or_default().fetch(status)
     }
 
-    /// Makes a bit of progress; whether the operation is over. The outcome stays, for `look` to see.
+    /// Makes some progress; returns whether the operation has completed. The outcome stays, and is passed to `look`.
     fn poll(&self, py: Python<'_>, look: impl FnOnce(&RequestOutcome)) -> PyResult<bool> {
         if self.is_idle() {
             look(&RequestOutcome::default());
@@ -291,7 +291,7 @@ impl Request {
     #[new]
     #[pyo3(signature = (request=None, persistent=false))]
     fn new(request: Option<&Bound<'_, PyAny>>, persistent: bool) -> PyResult<Self> {
-        // MPI.Request(other) stands for the same operation: whichever of the two is waited for, both become null.
+        // MPI.Request(other) represents the same operation: when one of the two is waited for, both become null.
         let original = match request {
             Some(other) => {
                 let other = other.cast::<Request>()?;
@@ -310,7 +310,7 @@ impl Request {
         self.end(py, status)
     }
 
-    /// Waits until the operation is over.
+    /// Waits until the operation completes.
     ///
     /// Always returns `True`. Source: MPI 4.1 section 3.7.3.
     #[pyo3(signature = (status=None))]
@@ -339,12 +339,12 @@ impl Request {
         self.poll(py, |outcome| outcome.report(status))
     }
 
-    /// Waits for all of a list natively. `statuses` is empty or equally long.
+    /// Waits for all requests in a list natively. `statuses` is empty or of equal length.
     #[staticmethod]
     fn _wait_all(py: Python<'_>, requests: &Bound<'_, PyAny>, statuses: &Bound<'_, PyList>) -> PyResult<()> {
         let mut failed = None;
         let wanted = !statuses.is_empty();
-        // A list is what callers have, and needs no copy.
+        // Callers usually pass a list, which need not be copied.
         let requests = match requests.cast::<PyList>() {
             Ok(list) => list.clone(),
             Err(_) => PyList::new(requests.py(), requests.try_iter()?.collect::<PyResult<Vec<_>>>()?)?,
@@ -354,7 +354,7 @@ impl Request {
                 request.cast::<Request>().map_err(|_| PyTypeError::new_err("expected a list of requests"))?.get();
             let status = if wanted { Some(statuses.get_item(i)?) } else { None };
             let status = status.as_ref().map(|s| s.cast::<Status>()).transpose()?;
-            // All of them end, whatever happens to one.
+            // All of them are ended, even if one fails.
             let outcome = request.drive(py, true)?.unwrap_or_default();
             if let Err(error) = outcome.fetch(status) {
                 failed.get_or_insert(error);
@@ -363,8 +363,8 @@ impl Request {
         failed.map_or(Ok(()), Err)
     }
 
-    /// Waits until one of a list is over, or none is under way; `_poll` says which. `False`: one of them is driven by
-    /// Python code, which nothing native can wait for.
+    /// Waits until one in a list completes, or none is in progress; `_poll` says which. `False` if one of them is
+    /// driven by Python code, so that native code cannot wait for it.
     #[staticmethod]
     fn _wait_any(py: Python<'_>, requests: &Bound<'_, PyAny>) -> PyResult<bool> {
         let requests: Vec<Bound<'_, PyAny>> = requests.try_iter()?.collect::<PyResult<_>>()?;
@@ -380,7 +380,7 @@ impl Request {
                 RequestStage::Driven(_) => answer = answer.or(Some(false)),
                 RequestStage::Active(..) => {}
             }
-            // Taken out while this waits, as by `drive`.
+            // Taken out during the wait, as in `drive`.
             match std::mem::replace(&mut *state, RequestStage::Idle) {
                 RequestStage::Active(native, kept) => taken.push((request, native, kept)),
                 other => *state = other,
@@ -396,7 +396,7 @@ impl Request {
         for (request, native, kept) in taken {
             *request.holder().state.lock() = RequestStage::Active(native, kept);
         }
-        // How one has failed is for the caller's look at it to say.
+        // The caller finds failures when it polls the requests.
         result
     }
 
@@ -426,7 +426,7 @@ impl Request {
         }
     }
 
-    /// Lets the operation go on by itself; its memory is kept until it is over.
+    /// Lets the operation continue by itself; its memory is kept until it completes.
     fn _release(&self, py: Python<'_>) -> PyResult<()> {
         let state = std::mem::replace(&mut *self.holder().state.lock(), RequestStage::Idle);
         match state {
@@ -439,7 +439,7 @@ impl Request {
         }
     }
 
-    /// Takes over the operation of another request; of persistent requests.
+    /// Takes over the operation of another request; for persistent requests.
     fn _adopt(&self, py: Python<'_>, other: &Bound<'_, Request>) -> PyResult<()> {
         let mut state = self.holder().state.lock();
         if !matches!(*state, RequestStage::Idle) {
@@ -449,18 +449,18 @@ impl Request {
         Ok(())
     }
 
-    /// Drives the request by a Python object.
+    /// Lets a Python object drive the request.
     fn _drive(&self, driver: Py<PyAny>) {
         *self.holder().state.lock() = RequestStage::Driven(driver);
     }
 
-    /// A number that a request and its copies share.
+    /// A number that a request shares with its copies.
     #[getter]
     fn _shared(&self) -> usize {
         std::ptr::from_ref(self.holder()).addr()
     }
 
-    /// Whether nothing is under way or waits to be fetched.
+    /// Whether nothing is in progress or waiting to be fetched.
     #[getter]
     fn _is_idle(&self) -> bool {
         self.is_idle()
@@ -469,7 +469,7 @@ impl Request {
 
 impl Drop for Request {
     fn drop(&mut self) {
-        // A forgotten request: what it uses must stay until the operation is over.
+        // A dropped request: what it uses must live until the operation completes.
         if let RequestStage::Active(request, kept) = std::mem::replace(self.state.get_mut(), RequestStage::Idle) {
             Python::attach(|py| give_up_forgotten(py, request, kept.owners));
         }
@@ -477,12 +477,12 @@ impl Drop for Request {
 }
 
 fn give_up_forgotten(py: Python<'_>, request: native::Request, owners: Owners) {
-    // Not cancelled: a message that a forgotten receive should have taken is not for somebody else.
+    // Not cancelled: the message for a dropped receive must not go to another one.
     let owners: Box<dyn std::any::Any + Send> = Box::new(owners);
     detach(py, || request.detach(Some(owners)));
 }
 
-/// A slot for what a user function raises.
+/// A slot for the exception of a user function.
 pub fn raised() -> Raised {
     Arc::new(Mutex::new(None))
 }

@@ -1,4 +1,4 @@
-//! Programs on clusters that are not there, and what the simulator needs to know of those that are.
+//! Programs on simulated clusters, and what the simulator needs to know about real ones.
 
 use std::path::PathBuf;
 
@@ -16,7 +16,7 @@ use crate::comm::Comm;
 use crate::errors::from_collective;
 use crate::wait::detach;
 
-/// Every number of a simulation but those of its links and rates: see `tidemill.apps.simulate`.
+/// All parameters of a simulation except its links and rates: see `tidemill.apps.simulate`.
 #[derive(FromPyObject)]
 #[pyo3(from_item_all)]
 struct SimulateRequest {
@@ -24,7 +24,7 @@ struct SimulateRequest {
     workers: u32,
     hosts: u32,
     racks: u32,
-    /// The host of each worker; empty: evenly spread.
+    /// The host of each worker; if empty, workers are evenly spread.
     host_of: Vec<u32>,
     oversubscription: f64,
     bytes: u64,
@@ -48,7 +48,7 @@ struct SimulateRequest {
     rates: Rates,
 }
 
-/// Seconds, for a message and for each byte.
+/// Seconds per message and per byte.
 #[derive(FromPyObject)]
 #[pyo3(from_item_all)]
 struct LinkCosts {
@@ -147,8 +147,8 @@ impl SimulateRequest {
     }
 }
 
-/// Runs a workload on a simulated cluster; `request` has every key of [`SimulateRequest`]. Returns the end of each
-/// worker and what was sent. Raises `ValueError` when something cannot be, `OSError` when a table cannot be read.
+/// Runs a workload on a simulated cluster; `request` has all keys of [`SimulateRequest`]. Returns the end time of each
+/// worker and what was sent. Raises `ValueError` for invalid parameters, `OSError` if a table cannot be read.
 #[pyfunction]
 fn simulate<'py>(py: Python<'py>, request: SimulateRequest) -> PyResult<Bound<'py, PyDict>> {
     let table = match &request.table {
@@ -181,7 +181,7 @@ fn answer(py: Python<'_>, outcome: Outcome) -> PyResult<Bound<'_, PyDict>> {
     Ok(dict)
 }
 
-/// Returns the costs, rates and sizes that a simulation of `workload` has unless told otherwise.
+/// Returns the default costs, rates and sizes of a simulation of `workload`.
 #[pyfunction]
 fn simulate_defaults<'py>(py: Python<'py>, workload: &str) -> PyResult<Bound<'py, PyDict>> {
     let workload = Workload::new(workload.parse::<WorkloadKind>().map_err(bad)?);
@@ -214,8 +214,8 @@ fn simulate_defaults<'py>(py: Python<'py>, workload: &str) -> PyResult<Bound<'py
     Ok(dict)
 }
 
-/// Measures what messages between the workers of `comm` cost. Collective. Returns costs as `simulate` takes them, those
-/// that cannot be measured here left out, and at rank 0 single round trips in seconds.
+/// Measures the cost of messages between the workers of `comm`. Collective. Returns costs in the form for `simulate`,
+/// without those that cannot be measured here, and on rank 0, single round trips in seconds.
 #[pyfunction]
 fn measure_links<'py>(py: Python<'py>, comm: &Comm) -> PyResult<Bound<'py, PyDict>> {
     let comm = comm.get(py)?.clone();
@@ -233,7 +233,7 @@ fn measure_links<'py>(py: Python<'py>, comm: &Comm) -> PyResult<Bound<'py, PyDic
     Ok(dict)
 }
 
-/// Returns times of `repeats` calls of a collective one after the other on the slowest worker, in seconds, ascending.
+/// Returns times of `repeats` successive calls of a collective on the slowest worker, in seconds, ascending.
 /// Collective. `chunk_bytes`: 0 for no chunks.
 #[pyfunction]
 fn time_collective(

@@ -1,4 +1,4 @@
-//! Measuring the best algorithm for each collective: what `tidemill tune` runs on every worker.
+//! Measures the best algorithm for each collective: what `tidemill tune` runs on every worker.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -13,13 +13,13 @@ use crate::comm::Comm;
 use crate::errors::from_collective;
 use crate::wait::detach;
 
-/// Measures every algorithm on the ranks of `comm`, and what messages between them cost, and adds the best to the table
-/// in `path` (default: this user's).
+/// Measures every algorithm on the ranks of `comm`, and the cost of messages between them, and adds the best to the
+/// table in `path` (default: this user's).
 ///
 /// Collective. `budget_s` is the time spent on each way of running a collective at one size. `report` is called with
 /// (collective, order, bytes, algorithm, chunk_bytes, blocking, seconds, seconds_untuned) after each size; `blocking`
 /// is the algorithm without messages that is better for blocking calls, or None. Rank 0 writes the file; returns its
-/// path. Raises `OSError` when it cannot be read or written.
+/// path. Raises `OSError` if it cannot be read or written.
 #[pyfunction]
 #[pyo3(signature = (comm, path, budget_s, largest_bytes, report))]
 pub fn tune(
@@ -36,7 +36,7 @@ pub fn tune(
     let path = path
         .or_else(TuneTable::default_path)
         .ok_or_else(|| PyOSError::new_err("there is no home directory for the table; name a file"))?;
-    // What was measured before, of other worker counts perhaps, is kept.
+    // Keep earlier measurements, perhaps for other worker counts.
     let mut table = if comm.rank() == 0 && path.exists() {
         TuneTable::load(&path).map_err(|e| PyOSError::new_err(e.to_string()))?
     } else {

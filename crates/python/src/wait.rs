@@ -1,5 +1,5 @@
-//! Waiting for native requests: a microsecond with the GIL, then without it, in slices between which signals are looked
-//! at.
+//! Waiting for native requests: a microsecond with the GIL, then without it, in slices between which signals are
+//! checked.
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -16,16 +16,16 @@ use crate::errors::{cancelled, from_collective, from_net};
 use crate::handles::Raised;
 
 thread_local! {
-    /// On the thread of a copy: whether its run is given up.
+    /// On the thread of a copy: whether its run was aborted.
     static GIVEN_UP: RefCell<Option<Arc<AtomicBool>>> = const { RefCell::new(None) };
 }
 
-/// On the thread of a task copy: from here on waits fail once `given_up` is set.
+/// On the thread of a task copy: from now on, waits fail once `given_up` is set.
 pub fn set_given_up(given_up: Arc<AtomicBool>) {
     GIVEN_UP.set(Some(given_up));
 }
 
-/// Runs `work` on a thread that many copies use in turn: meanwhile waits fail once `given_up` is set.
+/// Runs `work` on a thread that many copies use in turn: during this, waits fail once `given_up` is set.
 pub fn in_copy<T>(given_up: Arc<AtomicBool>, work: impl FnOnce() -> T) -> T {
     GIVEN_UP.set(Some(given_up));
     let made = work();
@@ -33,32 +33,32 @@ pub fn in_copy<T>(given_up: Arc<AtomicBool>, work: impl FnOnce() -> T) -> T {
     made
 }
 
-/// Whether the run of the copy whose thread this is has been given up.
+/// Whether the run of this thread's copy was aborted.
 fn is_given_up() -> bool {
     GIVEN_UP.with_borrow(|flag| flag.as_ref().is_some_and(|flag| flag.load(Ordering::SeqCst)))
 }
 
-/// An exception on the thread of a copy whose run is given up: nobody may ever answer what it waits for.
+/// Raises on the thread of a copy whose run was aborted, because nobody may ever answer what it waits for.
 pub fn check_given_up(py: Python<'_>) -> PyResult<()> {
     if is_given_up() { Err(cancelled(py)) } else { Ok(()) }
 }
 
-/// What keeps the memory of an operation alive when its wait is given up. Most have one buffer or two.
+/// The objects that keep the memory of an operation alive when its wait is abandoned. Usually one or two buffers.
 pub type Owners = SmallVec<[Py<PyAny>; 2]>;
 
-/// The exception of a failed operation: what a user function raised, if that is why it failed.
+/// The exception for a failed operation: the one of a user function, if that is the cause.
 #[cold]
 pub fn explain(py: Python<'_>, error: &NetError, raised: Option<&Raised>) -> PyErr {
-    // Copies leave their task's communicator when the run is over, some earlier than others. A function that is still
-    // there is one of a run that has failed.
+    // Copies leave their task's communicator when the run ends, some earlier than others. A function that still uses it
+    // belongs to a failed run.
     if matches!(error, NetError::Closed | NetError::PeerLeft { .. }) && GIVEN_UP.with_borrow(Option::is_some) {
         return cancelled(py);
     }
     raised.and_then(|slot| slot.lock().take()).unwrap_or_else(|| from_net(py, error))
 }
 
-/// Waits for what a blocking call has started. `owners` is asked for what keeps the memory alive should a signal
-/// handler raise before the operation is over.
+/// Waits for a started blocking call. `owners` returns what keeps the memory alive if a signal handler raises before
+/// the operation completes.
 #[inline]
 pub fn blocking(
     py: Python<'_>,
@@ -81,7 +81,7 @@ fn pending(
     raised: Option<&Raised>,
     owners: impl FnOnce() -> Owners,
 ) -> PyResult<ReceiveStatus> {
-    // Releasing the GIL costs as much as a short message takes; most replies come before that.
+    // Releasing the GIL costs as much as a short message takes, and most replies arrive before that.
     match request.poll_briefly() {
         Ok(Some(status)) => return Ok(status),
         Ok(None) => {}
@@ -99,7 +99,7 @@ fn pending(
 /// Waits with the GIL released.
 ///
 /// # Errors
-/// What the operation failed with, or what a signal handler raised; then the request may still be under way.
+/// The failure of the operation, or an exception of a signal handler; then the request may still be in progress.
 pub fn without_gil(py: Python<'_>, request: &mut Request, raised: Option<&Raised>) -> PyResult<ReceiveStatus> {
     let mut wait = CallWait::default();
     loop {
@@ -114,10 +114,10 @@ pub fn without_gil(py: Python<'_>, request: &mut Request, raised: Option<&Raised
     }
 }
 
-/// Waits with the GIL released until one of `requests` is over.
+/// Waits with the GIL released until one of `requests` completes.
 ///
 /// # Errors
-/// What a signal handler raised.
+/// An exception of a signal handler.
 pub fn any_without_gil(py: Python<'_>, requests: &mut [&mut Request]) -> PyResult<()> {
     let mut wait = CallWait::default();
     loop {
@@ -126,13 +126,13 @@ pub fn any_without_gil(py: Python<'_>, requests: &mut [&mut Request]) -> PyResul
                 py.check_signals()?;
                 check_given_up(py)?;
             }
-            // A fault is each request's own outcome.
+            // A failure is the outcome of its own request.
             Ok(true) | Err(_) => return Ok(()),
         }
     }
 }
 
-/// Nobody will wait for `request` any more: a receive is withdrawn if it can be, anything else goes on with `owners`.
+/// Abandons `request`: a receive is withdrawn if possible, and anything else continues with `owners`.
 pub fn give_up(py: Python<'_>, mut request: Request, owners: Owners) {
     if !request.cancel() {
         let owners: Box<dyn std::any::Any + Send> = Box::new(owners);
@@ -140,17 +140,17 @@ pub fn give_up(py: Python<'_>, mut request: Request, owners: Owners) {
     }
 }
 
-/// Runs native code that waits for other workers, without the GIL; a signal handler that raises ends it with its
-/// exception.
+/// Runs native code that waits for other workers, without the GIL; an exception of a signal handler ends it and is
+/// raised.
 pub fn detached<R: Send>(py: Python<'_>, run: impl FnOnce() -> Result<R, CollectiveError> + Send) -> PyResult<R> {
     interruptibly(py, run)?.map_err(|error| from_collective(py, &error))
 }
 
-/// What `run` returns; or the exception of a signal handler that raised meanwhile.
+/// The result of `run`, or the exception that a signal handler raised meanwhile.
 pub fn interruptibly<R: Send>(py: Python<'_>, run: impl FnOnce() -> R + Send) -> PyResult<R> {
     let raised = Mutex::new(None);
     let result = detach(py, || {
-        // The check must own what it uses: the slot outlives the call, which the type system cannot see.
+        // The check must own what it uses: the slot outlives the call, but the type system cannot see this.
         let slot = Arc::new(Mutex::new(None));
         let seen = Arc::clone(&slot);
         let check = move || {
@@ -170,12 +170,12 @@ pub fn interruptibly<R: Send>(py: Python<'_>, run: impl FnOnce() -> R + Send) ->
 }
 
 thread_local! {
-    /// This thread is in [`detach`].
+    /// Whether this thread is in [`detach`].
     static DETACHED: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Runs `work` without the GIL. Everything that may use an endpoint does so by this function, so that [`wait_unlocked`]
-/// knows.
+/// Runs `work` without the GIL. Everything that may use an endpoint must do so through this function, so that
+/// [`wait_unlocked`] knows.
 pub fn detach<R: Send>(py: Python<'_>, work: impl FnOnce() -> R + Send) -> R {
     struct DetachRestore(bool);
     impl Drop for DetachRestore {
@@ -189,10 +189,9 @@ pub fn detach<R: Send>(py: Python<'_>, work: impl FnOnce() -> R + Send) -> R {
     })
 }
 
-/// Runs `wait` without the GIL if this thread holds it: whom it waits for may need the GIL, for a function of the
-/// user's.
+/// Runs `wait` without the GIL if this thread holds it: the other side may need the GIL, for a function of the user.
 pub fn wait_unlocked(wait: &mut (dyn FnMut() + Send)) -> bool {
-    // SAFETY: asks for this thread's own state, which a thread that is none of Python's does not have.
+    // SAFETY: asks for this thread's own state, which a thread unknown to Python does not have.
     if DETACHED.get() || unsafe { pyo3::ffi::PyGILState_GetThisThreadState() }.is_null() {
         return false;
     }

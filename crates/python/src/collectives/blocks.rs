@@ -1,4 +1,4 @@
-//! Collectives that move blocks of one length.
+//! Collectives that move blocks of equal length.
 
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
@@ -8,7 +8,7 @@ use super::{Answer, CallBuffers, CallMode, is_in_place, root_of, run, same_bytes
 use crate::message::{MemoryAccess, MessageMemory};
 use crate::wait::detached;
 
-/// Everybody's count, for callers that did not give them.
+/// The counts of all ranks, for callers that did not give them.
 pub(super) fn gather_counts(py: Python<'_>, comm: &Communicator, mine: usize) -> PyResult<Vec<usize>> {
     let mut counts = vec![0u64; comm.size() as usize];
     detached(py, || comm.allgather(&[mine as u64], &mut counts))?;
@@ -74,7 +74,7 @@ pub(super) fn gathered<'py>(
     if let (Some(send), Some(recv)) = (&send, &recv) {
         same_bytes(py, send, recv.bytes())?;
     }
-    // What is sent names the elements: that is what every rank has.
+    // The send buffer determines the elements, since every rank has one.
     let Some(first) = send.as_ref().or(recv.as_ref()) else { unreachable!("one of them is always there") };
     let call = CollectiveCall {
         dtype: first.dtype,

@@ -1,6 +1,6 @@
 //! The upper-case collectives: convert the caller's arguments to a native `CollectiveCall`.
 //!
-//! Every method has a blocking and a nonblocking form. The functions of the files beside this one convert the arguments
+//! Every method has a blocking and a nonblocking form. The functions in the files of this folder convert the arguments
 //! to a `CollectiveCall`, once for both.
 
 #![allow(non_snake_case)] // MPI and mpi4py write them so.
@@ -37,10 +37,10 @@ pub enum CallMode {
 
 use CallMode::{Blocking, Nonblocking};
 
-/// What a method returns: a request, or nothing.
+/// The result of a method: a request, or nothing.
 type Answer<'py> = PyResult<Option<Bound<'py, PyAny>>>;
 
-/// The caller's wishes about the algorithm.
+/// The caller's options for the algorithm.
 #[inline]
 fn options(algorithm: Option<&str>, repeatable: bool) -> PyResult<CallOptions> {
     let algorithm = match algorithm {
@@ -53,14 +53,14 @@ fn options(algorithm: Option<&str>, repeatable: bool) -> PyResult<CallOptions> {
     Ok(CallOptions { algorithm, chunk: None, repeatable })
 }
 
-/// Whether `object` is `MPI.IN_PLACE`, or `None`, which stands for it in mpi4py.
+/// Whether `object` is `MPI.IN_PLACE`, or `None`, which means the same in mpi4py.
 #[inline]
 fn is_in_place(object: &Bound<'_, PyAny>) -> PyResult<bool> {
     static IN_PLACE: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
     Ok(object.is_none() || object.is(IN_PLACE.import(object.py(), "tidemill.mpi._buffers", "IN_PLACE")?))
 }
 
-/// Messages of a call, held until it is over.
+/// The messages of a call, held until it completes.
 #[derive(Default)]
 struct CallBuffers<'py> {
     owners: [Option<Bound<'py, PyAny>>; 2],
@@ -82,7 +82,7 @@ impl<'py> CallBuffers<'py> {
     }
 }
 
-/// Runs a call or starts it.
+/// Runs or starts a call.
 ///
 /// `held` owns the memory of the call's regions.
 #[inline]
@@ -97,7 +97,7 @@ fn run<'py>(
         if let Some(bytes) = comm.adaptive_bytes(call) {
             detached(py, || comm.adapt(bytes))?;
         }
-        // SAFETY: `held` owns the memory until this returns; should the wait be given up, `owners` does.
+        // SAFETY: `held` owns the memory until this returns; if the wait is abandoned, `owners` does.
         let started = unsafe { comm.start(call) };
         let waits_since = matches!(started, Ok(StartResult::Pending(_))).then(Instant::now);
         blocking(py, started, held.raised.as_ref(), || held.owners())?;
@@ -125,8 +125,8 @@ fn differ(py: Python<'_>, what: &str, send: impl std::fmt::Display, recv: impl s
     mismatched(py, format!("mismatch in send and receive {what}: {send} and {recv}"))
 }
 
-/// Checks that a rank's own part is as long where it leaves as where it arrives. Bytes count: a caller may send numbers
-/// and receive `MPI.BYTE`.
+/// Checks that a rank's own block has the same length in both buffers, in bytes: a caller may send numbers and receive
+/// `MPI.BYTE`.
 #[inline]
 fn same_bytes(py: Python<'_>, send: &MessageMemory<'_>, recv_bytes: usize) -> PyResult<()> {
     if send.bytes() == recv_bytes {
@@ -158,7 +158,7 @@ fn bcast<'py>(
     mode: CallMode,
 ) -> Answer<'py> {
     let root = root_of(py, comm, root)?;
-    // The root's buffer is only read, so it may be a read-only one.
+    // The root's buffer is only read, so it may be read-only.
     let access = if comm.rank() == root { MemoryAccess::Read } else { MemoryAccess::Update };
     let mut message = MessageMemory::new(buf, access, 1)?;
     if comm.rank() == root {

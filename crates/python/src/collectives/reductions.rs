@@ -1,4 +1,4 @@
-//! Collectives that combine.
+//! Collectives that combine values.
 
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
@@ -11,7 +11,7 @@ use crate::handles::{Datatype, Operation, Raised};
 use crate::message::{MemoryAccess, MessageMemory};
 use crate::request;
 
-/// Gives `then` the native operation of an argument; `None` is `MPI.SUM`.
+/// Calls `then` with the native operation of an argument; `None` means `MPI.SUM`.
 #[inline]
 fn with_operation<R>(
     py: Python<'_>,
@@ -36,7 +36,8 @@ fn with_operation<R>(
 
 /// A message of a reduction, or its blocks.
 ///
-/// Items of a derived datatype stay whole for a user function: it may combine what is in them, as of a matrix.
+/// For a user function, items of a derived datatype stay whole: the function may combine their contents, for example as
+/// a matrix.
 #[inline]
 fn operand<'py>(
     spec: &Bound<'py, PyAny>,
@@ -58,7 +59,7 @@ fn operand<'py>(
     Ok(message)
 }
 
-/// Messages of a reduction: both, or only the receive buffer for one in place.
+/// The messages of a reduction: both, or only the receive buffer for an operation in place.
 #[inline]
 fn operands<'py>(
     py: Python<'py>,
@@ -75,7 +76,7 @@ fn operands<'py>(
     Ok((Some(send).filter(|send| !is_same_memory(send, &recv)), recv))
 }
 
-/// The same memory twice is an operation in place.
+/// Whether both are the same memory, which makes the operation one in place.
 #[inline]
 fn is_same_memory(send: &MessageMemory<'_>, recv: &MessageMemory<'_>) -> bool {
     send.region.ptr == recv.region.ptr && send.count > 0
@@ -92,7 +93,7 @@ fn check_operands(py: Python<'_>, send: &MessageMemory<'_>, recv: &MessageMemory
     Ok(())
 }
 
-/// Allreduce, scan, exscan.
+/// Allreduce, scan and exscan.
 #[inline]
 #[allow(clippy::too_many_arguments)] // Python's own list, with what it resolves to.
 pub(super) fn reduce_to_all<'py>(
@@ -262,7 +263,7 @@ pub(super) fn reduce_scatter<'py>(
     })
 }
 
-/// `inoutbuf = op(inbuf, inoutbuf)`, elementwise and without any communication. Source: MPI 4.1 section 6.9.7.
+/// `inoutbuf = op(inbuf, inoutbuf)`, elementwise and without communication. Source: MPI 4.1 section 6.9.7.
 #[pyfunction]
 pub fn reduce_local<'py>(
     py: Python<'py>,
@@ -280,7 +281,7 @@ pub fn reduce_local<'py>(
     if bytes == 0 || left.region.ptr == right.region.ptr {
         return Ok(());
     }
-    // SAFETY: both are readable and the second writable for `bytes`; Python's arrays may overlap in part, so the left
+    // SAFETY: both are readable and the second is writable for `bytes`; Python's arrays may partly overlap, so the left
     // one is copied.
     let (left, right_bytes) = unsafe {
         (

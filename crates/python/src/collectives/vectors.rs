@@ -7,7 +7,7 @@ use tidemill_collective::{CallOptions, Collective, CollectiveCall, Communicator,
 use super::{Answer, CallBuffers, CallMode, differ, is_in_place, root_of, run, same_bytes};
 use crate::message::{MemoryAccess, MessageMemory, VectorMessage};
 
-/// A vector message's part of a call.
+/// The part of a vector message in a call.
 struct VectorPart<'py>(VectorMessage<'py>);
 
 impl<'py> VectorPart<'py> {
@@ -19,12 +19,12 @@ impl<'py> VectorPart<'py> {
         VectorMessage::new(spec, access, comm.size() as usize, "resolve_typed").map(VectorPart)
     }
 
-    /// Bytes of one rank's block.
+    /// The size of one rank's block in bytes.
     fn bytes(&self, rank: usize) -> usize {
         self.0.blocks[rank].len * self.0.dtype.size_bytes()
     }
 
-    /// The blocks in elements of `dtype`, when their bytes allow that.
+    /// Converts the blocks to elements of `dtype`, if their sizes allow it.
     fn in_elements_of(&mut self, py: Python<'_>, dtype: DType) -> PyResult<()> {
         let (from, to) = (self.0.dtype.size_bytes(), dtype.size_bytes());
         if from != to {

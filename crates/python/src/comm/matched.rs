@@ -1,4 +1,4 @@
-//! Messages that a probe removes from matching; whoever has the handle can receive them later.
+//! Messages that a probe removes from matching, so that the holder of the handle can receive them later.
 
 use std::sync::atomic::{AtomicU8, Ordering};
 
@@ -20,16 +20,16 @@ use crate::wait::{blocking, detach};
 pub struct MatchedMessage {
     taken: Mutex<Option<(ProbedMessage, Py<Comm>)>>,
     nobody: AtomicU8,
-    /// Set in a copy: the handle that has the message. It is never itself a copy.
+    /// Set in a copy: the handle that owns the message, which is never itself a copy.
     original: Option<Py<MatchedMessage>>,
 }
 
-/// `MatchedMessage::nobody`: a message from `PROC_NULL`, and the constant that stands for all of them.
+/// `MatchedMessage::nobody`: a message from `PROC_NULL`; also the constant for all of them.
 const ONCE: u8 = 1;
 const ALWAYS: u8 = 2;
 
 impl MatchedMessage {
-    /// The handle that has the message: this one, or the one that this is a copy of.
+    /// The handle that owns the message: this one, or the one that this is a copy of.
     fn holder(&self) -> &MatchedMessage {
         self.original.as_ref().map_or(self, Py::get)
     }
@@ -49,7 +49,7 @@ impl MatchedMessage {
     #[new]
     #[pyo3(signature = (message=None, nobody=false))]
     fn new(message: Option<&Bound<'_, MatchedMessage>>, nobody: bool) -> Self {
-        // MPI.Message(other) stands for the same message: whichever of the two receives it, both become null.
+        // MPI.Message(other) represents the same message: when one of the two receives it, both become null.
         let original = message.and_then(|other| {
             let first = other.get().original.as_ref().map_or(other, |original| original.bind(other.py()));
             first.get().taken.lock().is_some().then(|| first.clone().unbind())
@@ -81,7 +81,7 @@ impl MatchedMessage {
         request::started(py, comm, started, resources(&message, true))
     }
 
-    /// The parcel of the message, as `Comm._recv_parcel` gives it; `None` from nobody.
+    /// The parcel of the message, like `Comm._recv_parcel`; `None` from `PROC_NULL`.
     fn _recv_parcel<'py>(&self, py: Python<'py>) -> PyResult<Option<ParcelContents<'py>>> {
         let Some((matched, comm)) = self.take(py)? else { return Ok(None) };
         let comm = comm.get().get(py)?;
@@ -89,7 +89,7 @@ impl MatchedMessage {
         parcel::receive(py, comm, Some(source), None, Some(matched)).map(Some)
     }
 
-    /// Begins to receive the parcel of the message.
+    /// Starts to receive the parcel of the message.
     fn _irecv_parcel<'py>(&self, py: Python<'py>, finish: Py<PyAny>) -> PyResult<Bound<'py, PyAny>> {
         let Some((matched, comm)) = self.take(py)? else { return with_nobody(py, true) };
         let comm = comm.get().get(py)?;
@@ -103,13 +103,13 @@ impl MatchedMessage {
         self.holder().taken.lock().is_none() && self.nobody.load(Ordering::Relaxed) == 0
     }
 
-    /// Whether it stands for a message from `PROC_NULL`.
+    /// Whether it represents a message from `PROC_NULL`.
     #[getter]
     fn _is_nobody(&self) -> bool {
         self.nobody.load(Ordering::Relaxed) != 0
     }
 
-    /// A number that a handle and its copies share.
+    /// A number that a handle shares with its copies.
     #[getter]
     fn _shared(&self) -> usize {
         std::ptr::from_ref(self.holder()).addr()
@@ -135,7 +135,7 @@ impl Comm {
         Ok(())
     }
 
-    /// Waits for a message and takes it out of matching.
+    /// Waits for a message and removes it from matching.
     fn matched(&self, py: Python<'_>, source: &ReceiveSource, tag: Option<i32>) -> PyResult<ProbedMessage> {
         let comm = self.get(py)?;
         let mut wait = CallWait::default();
@@ -154,7 +154,7 @@ impl Comm {
 
 #[pymethods]
 impl Comm {
-    /// Takes a message out of matching, waiting for it if `block`. `message` is the handle that gets it.
+    /// Removes a message from matching, waiting for it if `block`. `message` is the handle that gets it.
     #[pyo3(signature = (message, source, tag, status, block))]
     fn _match(
         slf: &Bound<'_, Self>,

@@ -1,4 +1,4 @@
-//! Point to point, on buffers.
+//! Point-to-point communication of buffers.
 
 use pyo3::prelude::*;
 use tidemill_collective::{Communicator, StartResult};
@@ -74,7 +74,7 @@ pub(super) fn report(status: Option<&Bound<'_, Status>>, received: ReceiveOutcom
     }
 }
 
-/// Calls what moves received bytes of a non-contiguous datatype into place.
+/// Calls the function that moves received bytes of a non-contiguous datatype into place.
 pub(super) fn unpack(message: &MessageMemory<'_>, nbytes: u64) -> PyResult<()> {
     match &message.unpack {
         Some(unpack) => unpack.call1((nbytes,)).map(|_| ()),
@@ -101,12 +101,12 @@ pub(super) fn with_nobody<'py>(py: Python<'py>, is_receive: bool) -> PyResult<Bo
     request::make(py, RequestStage::Over(RequestOutcome { status, ..RequestOutcome::default() }))
 }
 
-/// How a send ends.
+/// When a send completes.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum SendCompletion {
     /// When its memory may be reused.
     Locally,
-    /// When its receive has begun.
+    /// When its receive has started.
     Received,
 }
 
@@ -119,7 +119,7 @@ impl Comm {
         region: MemoryRegion,
         ends: SendCompletion,
     ) -> Result<StartResult, tidemill_collective::CollectiveError> {
-        // SAFETY: by this function's contract, which is that of the functions called.
+        // SAFETY: by this function's contract, which is the same as that of the functions called.
         unsafe {
             match ends {
                 SendCompletion::Locally => comm.send(dest, tag, region),
@@ -141,7 +141,7 @@ impl Comm {
         let tag = send_tag(py, tag)?;
         let Some(dest) = dest_of(py, comm, dest)? else { return Ok(()) };
         let message = MessageMemory::new(buf, MemoryAccess::Read, 1)?;
-        // SAFETY: `message` owns the memory until this returns; should the wait be given up, `owners` does.
+        // SAFETY: `message` owns the memory until this returns; if the wait is abandoned, `owners` does.
         let started = unsafe { Self::begin_send(comm, dest, tag, send_region(&message), ends) };
         blocking(py, started, None, || message.owners())?;
         Ok(())
@@ -161,7 +161,7 @@ impl Comm {
         let message = MessageMemory::new(buf, MemoryAccess::Read, 1)?;
         // SAFETY: the request owns the memory.
         match unsafe { Self::begin_send(comm, dest, tag, send_region(&message), ends) } {
-            // The usual end of a short message: nothing has to be kept.
+            // The usual outcome for a short message: nothing needs to be kept.
             Ok(StartResult::Done(_)) => request::make(py, RequestStage::Over(RequestOutcome::default())),
             started => request::started(py, comm, started, resources(&message, false)),
         }
@@ -206,7 +206,7 @@ impl Comm {
         self.nonblocking_send(py, buf, dest, tag, SendCompletion::Locally)
     }
 
-    /// Start sending a copy of a buffer: the request completes at once. Source: MPI 4.1 section 3.7.2.
+    /// Start sending a copy of a buffer: the request completes immediately. Source: MPI 4.1 section 3.7.2.
     #[pyo3(signature = (buf, dest, tag=0))]
     fn Ibsend<'py>(
         &self,
@@ -223,7 +223,7 @@ impl Comm {
         // SAFETY: the region is readable while `message` lives.
         let copy: Box<[u8]> = unsafe { std::slice::from_raw_parts(region.ptr, region.len) }.into();
         let region = MemoryRegion::of(&copy);
-        // SAFETY: the copy is the keepalive of the detached request, and stays where it is when the box moves.
+        // SAFETY: the copy is kept alive by the detached request, and does not move when the box does.
         match unsafe { comm.send(dest, tag, region) }.map_err(|e| from_collective(py, &e))? {
             StartResult::Done(_) => {}
             StartResult::Pending(request) => {
@@ -278,8 +278,8 @@ impl Comm {
             return Ok(());
         }
         let message = MessageMemory::new(buf, MemoryAccess::Write, 1)?;
-        // SAFETY: `message` owns the memory until this returns; should the wait be given up, the receive is withdrawn
-        // or `owners` keeps it.
+        // SAFETY: `message` owns the memory until this returns; if the wait is abandoned, the receive is withdrawn or
+        // `owners` keeps the memory.
         let started = unsafe { comm.recv(source.rank(), tag, send_region(&message)) };
         let got = blocking(py, started, None, || message.owners())?;
         unpack(&message, got.len)?;
@@ -334,7 +334,7 @@ impl Comm {
             Some(dest) => Some((dest, MessageMemory::new(sendbuf, MemoryAccess::Read, 1)?)),
             None => None,
         };
-        // The receive first, so that the message has a place to go.
+        // Post the receive first, so that the message has a destination.
         let receiving = match &incoming {
             // SAFETY: as in `Recv`.
             Some(message) => Some(
@@ -407,7 +407,7 @@ impl Comm {
         Ok(found.is_some())
     }
 
-    /// Begins to send in the hidden traffic of the communicator, where `key` (negative) takes the place of a tag.
+    /// Starts to send in the hidden traffic of the communicator, where `key` (negative) replaces the tag.
     fn _isend_hidden<'py>(
         &self,
         py: Python<'py>,
@@ -422,7 +422,7 @@ impl Comm {
         request::started(py, comm, started, resources(&message, false))
     }
 
-    /// Begins to receive in the hidden traffic.
+    /// Starts to receive in the hidden traffic.
     fn _irecv_hidden<'py>(
         &self,
         py: Python<'py>,

@@ -1,5 +1,5 @@
-//! Communicators: the class `tidemill._tidemill.Comm`, and those of its methods that are about the communicator itself.
-//! The others are in [`messages`], [`matched`], [`objects`] and `collectives.rs`.
+//! Communicators: the class `tidemill._tidemill.Comm`, and its methods that concern the communicator itself. The others
+//! are in [`messages`], [`matched`], [`objects`] and `collectives.rs`.
 
 #![allow(non_snake_case)] // MPI and mpi4py write them so.
 
@@ -30,7 +30,7 @@ pub struct Comm {
 struct CommState {
     comm: Communicator,
     freed: AtomicBool,
-    /// Names the next object message whose arrays travel apart.
+    /// The key of the next object message whose arrays are sent separately.
     next_key: AtomicU32,
 }
 
@@ -90,9 +90,8 @@ impl Comm {
 
     /// The overlay that adaptive all-reduces use, and the reason.
     ///
-    /// Those are ``Allreduce(..., algorithm="adaptive")``, or all of at least 1 MiB if ``TIDEMILL_OVERLAY=adaptive`` is
-    /// set. The text names the overlay, the time it should take, and which hosts have slow links. For people: it may
-    /// change.
+    /// These are ``Allreduce(..., algorithm="adaptive")``, or all of at least 1 MiB if ``TIDEMILL_OVERLAY=adaptive`` is
+    /// set. The text names the overlay, its expected time, and hosts with slow links. It is for users and may change.
     fn overlay(&self, py: Python<'_>) -> PyResult<String> {
         Ok(self.get(py)?.describe_overlay())
     }
@@ -116,7 +115,7 @@ impl Comm {
         Ok(self.get(py)?.world_ranks().iter().map(|r| r.0).collect())
     }
 
-    /// Whether ranks of the one mean the same processes as ranks of the other: those of copies within a worker do not.
+    /// Whether equal ranks of both mean the same processes, which is not so for copies within a worker.
     fn _is_among(&self, py: Python<'_>, other: &Bound<'_, Comm>) -> PyResult<bool> {
         let faults = |comm: &Communicator| std::ptr::from_ref(comm.endpoint().faults());
         Ok(std::ptr::eq(faults(self.get(py)?), faults(other.get().get(py)?)))
@@ -146,10 +145,10 @@ impl Comm {
         Ok(new)
     }
 
-    /// One communicator for each colour; none for this rank without one.
+    /// One communicator for each color; `None` if this rank has no color.
     fn _split(&self, py: Python<'_>, color: Option<u32>, key: i64) -> PyResult<Option<Comm>> {
         let comm = self.get(py)?;
-        // Gathered here and not by `Communicator::split`: a rank that never comes must not keep Ctrl-C from working.
+        // Gathered here rather than by `Communicator::split`: a rank that never arrives must not block Ctrl-C.
         let words: Vec<u8> = comm.split_words(color, key).iter().flat_map(|word| word.to_ne_bytes()).collect();
         let mine = PyBytes::new(py, &words);
         let all = Bound::new(py, CallMemory::new(3 * 8 * comm.size() as usize))?;
@@ -160,7 +159,7 @@ impl Comm {
             recv: Some(all.get().region()),
             ..CollectiveCall::new(Collective::Allgather)
         };
-        // SAFETY: both are nobody else's and live until this returns; should the wait be given up, `owners` has them.
+        // SAFETY: both are exclusively owned and live until this returns; if the wait is abandoned, `owners` has them.
         let started = unsafe { comm.start(&call) };
         blocking(py, started, None, || {
             Owners::from_iter([mine.clone().into_any().unbind(), all.clone().into_any().unbind()])

@@ -1,6 +1,6 @@
-//! Object messages: a pickled body, and the arrays that travel apart; see `tidemill_collective::parcel`.
+//! Object messages: a pickled body, and arrays that are sent separately; see `tidemill_collective::parcel`.
 //!
-//! The caller has checked the tags: negative ones are for the hidden traffic of collectives.
+//! The caller has checked the tags: negative ones are reserved for the hidden traffic of collectives.
 
 use std::sync::atomic::Ordering;
 
@@ -15,7 +15,7 @@ use crate::request::{self, ParcelContents, RequestResources};
 use crate::wait::blocking;
 
 impl Comm {
-    /// A parcel with a key of its own.
+    /// A parcel with a unique key.
     fn parcel<'py>(
         &self,
         py: Python<'py>,
@@ -29,7 +29,7 @@ impl Comm {
 
 #[pymethods]
 impl Comm {
-    /// Begins to send an object.
+    /// Starts to send an object.
     #[pyo3(signature = (body, arrays, dest, tag, synchronous=false))]
     fn _isend_parcel<'py>(
         &self,
@@ -49,7 +49,7 @@ impl Comm {
         request::started(py, comm, started, RequestResources { owners, ..RequestResources::default() })
     }
 
-    /// The blocking twin of `_isend_parcel`.
+    /// The blocking form of `_isend_parcel`.
     #[pyo3(signature = (body, arrays, dest, tag, synchronous=false))]
     fn _send_parcel<'py>(
         &self,
@@ -63,13 +63,13 @@ impl Comm {
         let comm = self.get(py)?;
         let Some(dest) = dest_of(py, comm, dest)? else { return Ok(()) };
         let outgoing = self.parcel(py, body, arrays)?;
-        // SAFETY: `outgoing` owns the memory until this returns; should the wait be given up, `owners` does.
+        // SAFETY: `outgoing` owns the memory until this returns; if the wait is abandoned, `owners` does.
         let started = unsafe { outgoing.start(comm, dest, tag, synchronous) };
         blocking(py, started, None, || outgoing.owners())?;
         Ok(())
     }
 
-    /// Raises for a tag that no message can have.
+    /// Raises for an invalid tag.
     #[staticmethod]
     fn _check_tag(py: Python<'_>, tag: i32, receiving: bool) -> PyResult<()> {
         if receiving { recv_tag(py, tag).map(|_| ()) } else { send_tag(py, tag).map(|_| ()) }
@@ -86,7 +86,7 @@ impl Comm {
         parcel::receive(py, comm, source.rank(), tag, None).map(Some)
     }
 
-    /// Begins to receive a parcel; `finish(body, arrays)` makes the object of it.
+    /// Starts to receive a parcel; `finish(body, arrays)` makes the object.
     fn _irecv_parcel<'py>(
         &self,
         py: Python<'py>,

@@ -1,5 +1,5 @@
-//! Functions of the program that all copies of a task enter together, inside a stream: an object in Python calls them,
-//! with a communicator of `tidemill.mpi`.
+//! BSP functions of the program, which all copies of a task enter together, inside a stream: a Python object calls
+//! them, with a communicator of `tidemill.mpi`.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
@@ -20,26 +20,26 @@ use super::table::NativeTable;
 use crate::comm::Comm;
 use crate::wait::in_copy;
 
-/// An object with the methods of `tidemill._streaming.bsp.BspLogic`, and the thread that it is called on.
+/// An object with the methods of `tidemill._streaming.bsp.BspLogic`, and the thread that calls it.
 struct PythonBsp {
     logic: Option<Arc<Py<PyAny>>>,
     thread: CallerThread,
-    /// Found by [`collective_waits`] for as long as this lives.
+    /// Listed for [`collective_waits`] as long as this lives.
     _member: Arc<StepMember>,
 }
 
-/// A copy of a step among the others, with which it meets in collectives.
+/// A copy of a step among others, which it meets in collectives.
 struct StepMember {
     step: String,
     copy: u32,
     comm: Communicator,
 }
 
-/// Those of this process: its copies are few.
+/// The members in this process, which has few copies.
 static MEMBERS: Mutex<Vec<Weak<StepMember>>> = Mutex::new(Vec::new());
 
-/// How long each copy of this worker has waited in its last collectives: numbers of calls, which are the same at all
-/// copies of a step, with seconds. A copy without waits is one that came last.
+/// How long each copy of this worker has waited in its last collectives: call numbers, which are the same on all copies
+/// of a step, with seconds. A copy without waits was the last to arrive.
 pub(super) fn collective_waits() -> Vec<Value> {
     const CALLS_MAX: usize = 100;
     let mut members = MEMBERS.lock();
@@ -47,14 +47,14 @@ pub(super) fn collective_waits() -> Vec<Value> {
     let told = members.iter().filter_map(Weak::upgrade).map(|member| {
         let waits = member.comm.recent_waits();
         let newest = waits[waits.len().saturating_sub(CALLS_MAX)..].iter();
-        // Tenths of milliseconds are enough.
+        // A resolution of 0.1 ms is sufficient.
         let waits = newest.map(|(call, waited)| (call, (waited.as_secs_f64() * 1e4).round() / 1e4));
         json!({"step": member.step, "copy": member.copy, "waits": waits.collect::<Vec<_>>()})
     });
     told.collect()
 }
 
-/// Tells a function that its run is given up, when nobody waits for it any more.
+/// Signals a function that its run was abandoned, once nobody waits for it.
 struct GivenUp(Arc<AtomicBool>);
 
 impl Drop for GivenUp {
@@ -63,7 +63,7 @@ impl Drop for GivenUp {
     }
 }
 
-/// Calls Python on a function's thread. If the copy's run is given up, what waits there is told.
+/// Calls Python on a function's thread. If the copy's run is abandoned, waits in the function end with an error.
 fn call<T: Send + 'static>(
     thread: &mut CallerThread,
     work: impl FnOnce(Python<'_>) -> PyResult<T> + Send + 'static,
@@ -109,8 +109,8 @@ impl Drop for PythonBsp {
     }
 }
 
-/// Makes one for each copy by calling `factory` with the copy's communicator, its number, how many there are, and what
-/// copies had saved.
+/// Makes a function for each copy by calling `factory` with the copy's communicator, its number, the number of copies,
+/// and the states that copies had saved.
 pub fn bsp_function(name: &str, factory: Py<PyAny>) -> MakeBspFunction {
     let (name, factory) = (name.to_owned(), Arc::new(factory));
     Arc::new(move |setup| {

@@ -1,8 +1,8 @@
-//! Functions of the program that queries call: none may be under way when the interpreter ends, and none that blocks
-//! keeps an action which is given up from ending.
+//! Calls of the program's functions by queries: none may be running when the interpreter ends, and a blocking one must
+//! not keep an abandoned action from ending.
 //!
-//! A function runs on a thread that may block. What waits for it is a future; when that is dropped the call is *left*:
-//! an exception is raised in it, as soon as it is in Python code, and nobody waits for it for long.
+//! A function runs on a thread that may block, while a future waits for it. When the future is dropped, the call is
+//! *abandoned*: an exception is raised in it as soon as it is in Python code, and the wait for its end is short.
 
 use std::sync::Arc;
 use std::sync::mpsc::{self, Sender};
@@ -17,16 +17,16 @@ use tokio::sync::oneshot;
 
 use crate::errors::cancelled_class;
 
-/// How long a call that is left may take to end by itself, and after it has been told.
+/// How long an abandoned call may take to end by itself, and after it was interrupted.
 const NOTICE_TIME: Duration = Duration::from_millis(200);
 const LAST_TIME: Duration = Duration::from_millis(500);
 
 struct CallRegistry {
-    /// Whose threads the calls are on: a forked child has none of its parent's.
+    /// The process whose threads run the calls: a forked child has none of its parent's.
     process: u32,
     running: usize,
     ending: bool,
-    /// Calls that nobody waits for any more; those that have ended are removed when somebody looks.
+    /// Abandoned calls; those that have ended are removed when the list is next read.
     left: Vec<Arc<Life>>,
 }
 
@@ -34,23 +34,23 @@ static STATE: Mutex<CallRegistry> =
     Mutex::new(CallRegistry { process: 0, running: 0, ending: false, left: Vec::new() });
 static CHANGED: Condvar = Condvar::new();
 
-/// What a call's thread and its future share.
+/// The state that a call's thread and its future share.
 type Life = Mutex<CallStage>;
 
 #[derive(Clone, Copy, Default, PartialEq)]
 enum CallStage {
     #[default]
     Waiting,
-    /// In the function, on the thread with this number of Python's.
+    /// In the function, on the thread with this Python thread identifier.
     Running(u64),
     Ended,
 }
 
-/// A call under way.
+/// A call in progress.
 pub struct PendingCall(());
 
 impl PendingCall {
-    /// `None` when the program is ending. Not with the GIL held.
+    /// `None` if the program is ending. Must be called without the GIL.
     pub fn begin() -> Option<PendingCall> {
         let mut state = STATE.lock();
         if state.process != std::process::id() {
@@ -74,7 +74,7 @@ impl Drop for PendingCall {
     }
 }
 
-/// Leaves a call when its future is dropped.
+/// Abandons a call when its future is dropped.
 struct AbandonGuard(Arc<Life>);
 
 impl Drop for AbandonGuard {
@@ -82,7 +82,7 @@ impl Drop for AbandonGuard {
         let mut state = STATE.lock();
         let mut life = self.0.lock();
         match *life {
-            // Its thread will see that it is not to begin.
+            // Its thread will see that it must not start.
             CallStage::Waiting => *life = CallStage::Ended,
             CallStage::Running(_) => state.left.push(Arc::clone(&self.0)),
             CallStage::Ended => {}
@@ -90,8 +90,8 @@ impl Drop for AbandonGuard {
     }
 }
 
-/// Calls Python where it may block. Dropping the future leaves the call, which ends when [`interrupt`] is called, if it
-/// can be ended at all. In a Tokio runtime.
+/// Calls Python on a thread that may block. Dropping the future abandons the call, which then ends when [`interrupt`]
+/// is called, if it can be ended at all. Requires a Tokio runtime.
 pub async fn call<T: Send + 'static>(
     work: impl FnOnce(Python<'_>) -> Result<T, String> + Send + 'static,
 ) -> Result<T, String> {
@@ -99,17 +99,17 @@ pub async fn call<T: Send + 'static>(
     let life = Arc::clone(&leave.0);
     let called = tokio::task::spawn_blocking(move || run(&life, work));
     called.await.unwrap_or_else(|error| {
-        // It panicked, or never began: there is nothing to end.
+        // The function panicked or never started, so nothing is left to end.
         *leave.0.lock() = CallStage::Ended;
         Err(error.to_string())
     })
 }
 
-/// The call itself, on the thread that it is for.
+/// The call itself, on its thread.
 fn run<T>(life: &Life, work: impl FnOnce(Python<'_>) -> Result<T, String>) -> Result<T, String> {
     let Some(_call) = PendingCall::begin() else { return Err("the program is ending".to_owned()) };
     Python::attach(|py| {
-        // SAFETY: it only tells the number of this thread, as Python knows it.
+        // SAFETY: this only returns the Python identifier of this thread.
         let thread = unsafe { ffi::PyThread_get_thread_ident() } as u64;
         {
             let mut life = life.lock();
@@ -120,15 +120,15 @@ fn run<T>(life: &Life, work: impl FnOnce(Python<'_>) -> Result<T, String>) -> Re
         }
         let outcome = work(py);
         *life.lock() = CallStage::Ended;
-        // An exception that was sent has come too late.
-        // SAFETY: the GIL is held; this is the thread's own number.
+        // Discard an exception that was sent too late.
+        // SAFETY: the GIL is held; the identifier is this thread's own.
         unsafe { ffi::PyThreadState_SetAsyncExc(thread as _, std::ptr::null_mut()) };
         outcome
     })
 }
 
-/// A thread of its own for calls that may block for as long as they like, one after the other: those of a runtime are
-/// not so many that all may. It ends when this is dropped, and the call that it is in has ended.
+/// A separate thread for successive calls that may block indefinitely, because a runtime has too few threads for all of
+/// them. It ends when this is dropped and its current call has ended.
 pub struct CallerThread {
     name: String,
     works: Option<Sender<Work>>,
@@ -137,9 +137,9 @@ pub struct CallerThread {
 type Work = Box<dyn FnOnce() + Send>;
 
 impl CallerThread {
-    /// It has no thread before its first call.
+    /// The thread starts with the first call.
     pub fn new(name: &str) -> Self {
-        // The end of a text, to the system.
+        // A null byte would end the name.
         CallerThread { name: name.replace('\0', " "), works: None }
     }
 
@@ -150,7 +150,7 @@ impl CallerThread {
     ) -> BoxFuture<'static, Result<T, String>> {
         let leave = AbandonGuard(Arc::default());
         let (life, (answer, answered)) = (Arc::clone(&leave.0), oneshot::channel());
-        // Nobody may wait for it any more.
+        // The future may have been dropped.
         let sent = self.send(Box::new(move || drop(answer.send(run(&life, work)))));
         Box::pin(async move {
             let outcome = match sent {
@@ -162,7 +162,7 @@ impl CallerThread {
         })
     }
 
-    /// Drops an object of Python's where it was used, behind all calls.
+    /// Drops a Python object on the thread that used it, after all calls.
     pub fn release(&mut self, object: Arc<Py<PyAny>>) {
         let release = move || {
             if let Some(_call) = PendingCall::begin() {
@@ -189,7 +189,7 @@ impl CallerThread {
     }
 }
 
-/// Waits until calls that were left have ended, at most so long. Returns how many have not.
+/// Waits for abandoned calls to end, up to a time. Returns how many have not.
 fn left_after(at_most: Duration) -> usize {
     let until = Instant::now() + at_most;
     let mut state = STATE.lock();
@@ -204,7 +204,7 @@ fn left_after(at_most: Duration) -> usize {
     }
 }
 
-/// Ends calls that were left: by an exception, if they do not end by themselves in a moment.
+/// Ends abandoned calls, with an exception if they do not end by themselves within a moment.
 pub fn interrupt(py: Python<'_>) {
     if py.detach(|| left_after(NOTICE_TIME)) == 0 {
         return;
@@ -212,7 +212,7 @@ pub fn interrupt(py: Python<'_>) {
     let Ok(class) = cancelled_class(py) else { return };
     let left = STATE.lock().left.clone();
     for life in left {
-        // With the GIL held: a thread has its number until it has had the GIL to say that it is over.
+        // With the GIL held, the identifier is valid: the thread needs the GIL to record its end.
         if let CallStage::Running(thread) = *life.lock() {
             // SAFETY: the GIL is held, the class lives.
             unsafe { ffi::PyThreadState_SetAsyncExc(thread as _, class.as_ptr()) };
@@ -221,10 +221,11 @@ pub fn interrupt(py: Python<'_>) {
     py.detach(|| left_after(LAST_TIME));
 }
 
-/// The program is ending: waits for calls under way, but for those that were left and do not end, and lets none begin.
+/// Called when the program ends: prevents further calls, and waits for running ones, except for abandoned ones that do
+/// not end.
 #[pyfunction]
 pub fn end_calls(py: Python<'_>) -> PyResult<()> {
-    /// How long Ctrl-C may go unseen.
+    /// How long Ctrl-C may go unnoticed.
     const SLICE: Duration = Duration::from_millis(50);
     STATE.lock().ending = true;
     interrupt(py);

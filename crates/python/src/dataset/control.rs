@@ -1,5 +1,5 @@
-//! The controller of a stream's run: its options, what `tidemill drain` and `balance` ask for, and what is kept of it
-//! beside the checkpoints, from which a job that starts again goes on and which `tidemill why` shows.
+//! The controller of a stream's run: its options, the requests of `tidemill drain` and `balance`, and its record next
+//! to the checkpoints, from which a restarted job continues and which `tidemill why` shows.
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
@@ -18,14 +18,14 @@ use super::engine::QueryEngine;
 use super::finish;
 use super::requests::MoveRequests;
 
-/// Its name among the notes of a store.
+/// The name of the record among the notes of a store.
 const NOTE: &str = "controller";
-/// Decisions that are kept, of all runs.
+/// Maximum number of decisions in the record, over all runs.
 const DECISIONS_MAX: usize = 1000;
-/// Actions count for so long.
+/// How long actions count.
 const COUNTED_S: f64 = 3600.0;
 
-/// `tidemill.stream.Controller`, lengths of time in seconds.
+/// `tidemill.stream.Controller`, with durations in seconds.
 #[derive(FromPyObject)]
 #[pyo3(from_item_all)]
 pub struct ControllerOptions {
@@ -47,19 +47,19 @@ impl ControllerOptions {
     }
 }
 
-/// See the module. It lives as long as the run.
+/// The controller, requests and record of a run; lives as long as the run.
 pub(super) struct RunControl {
     pub(super) controller: RunController,
     requests: MoveRequests,
     record: Option<ControlRecord>,
-    /// The last decision that the job's log has, and where it stood.
+    /// The last decision in the job's log, and its outcome then.
     told: Option<(f64, Outcome)>,
-    /// A decision, as JSON, for each line that was printed and that the program's log does not have yet.
+    /// The decision, as JSON, for each printed line that the program's log does not have yet.
     decided: Vec<String>,
 }
 
 impl RunControl {
-    /// Of a run whose status file that is, and whose checkpoints are kept there. Worker 0 keeps the record.
+    /// For a run with this status file and checkpoint store. Worker 0 keeps the record.
     pub(super) fn open(
         py: Python<'_>,
         engine: &QueryEngine,
@@ -75,7 +75,7 @@ impl RunControl {
         Ok(RunControl { controller, requests: MoveRequests::new(status_file), record, told: None, decided: Vec::new() })
     }
 
-    /// Looks at the run, and has it do what is decided or asked for.
+    /// Checks the run, and carries out decisions and requests.
     pub(super) fn look(&mut self, engine: &QueryEngine, run: &RunProgress) {
         if let Some(record) = &mut self.record {
             record.look(engine, run, &self.controller, &mut self.requests.drained);
@@ -85,7 +85,7 @@ impl RunControl {
         self.requests.look(run, self.controller.rates());
     }
 
-    /// Tells the job's log what is moved, and what came of it.
+    /// Logs moves and their outcomes.
     fn tell(&mut self) {
         let Some(last) = self.controller.decisions().last() else { return };
         let now = (last.at_s, last.outcome.clone());
@@ -109,12 +109,12 @@ impl RunControl {
         self.told = Some(now);
     }
 
-    /// The decisions that lines were printed of since the last call, as JSON.
+    /// The decisions that were logged since the last call, as JSON.
     pub(super) fn take_decided(&mut self) -> Vec<String> {
         std::mem::take(&mut self.decided)
     }
 
-    /// Waits for what is being kept.
+    /// Waits until the record is written.
     pub(super) fn close(&mut self, py: Python<'_>) {
         if let Some(writing) = self.record.as_mut().and_then(|record| record.writing.take())
             && let Err(error) = finish(py, writing)
@@ -124,29 +124,29 @@ impl RunControl {
     }
 }
 
-/// The job goes on: what its checkpoints need is elsewhere.
+/// Only a warning, because the checkpoints themselves do not depend on the record.
 fn tell_lost(error: &dyn std::fmt::Display) {
     notice!("decisions of the controller cannot be kept beside the checkpoints: {error}");
 }
 
-/// What runs before this one have left, and this one leaves to the next.
+/// The record of previous runs, which this run extends for the next.
 struct ControlRecord {
     store: CheckpointStore,
     timer: LookTimer,
     /// When this run began, in seconds since 1970.
     begun_s: f64,
-    /// Of runs before this one.
+    /// Decisions of previous runs.
     earlier: Vec<Value>,
-    /// Hosts that a run before this one had drained, by name, until they are known by number.
+    /// Hosts that a previous run had drained, by name, until their numbers are known.
     drained: Vec<String>,
-    /// What the text was last made of.
+    /// The state that the text was last made from.
     seen: Option<RecordedState>,
-    /// What was last written, or is being written.
+    /// The text that was last written, or is being written.
     text: String,
     writing: Option<ActionHandle<()>>,
 }
 
-/// What the text of a record depends on: a decision that another one has followed does not change any more.
+/// The state that a record's text depends on: a decision no longer changes once another has followed it.
 #[derive(Clone, PartialEq)]
 struct RecordedState {
     last: Option<(f64, Outcome, Option<f64>)>,
@@ -169,7 +169,7 @@ fn list(of: &Value, name: &str) -> Vec<Value> {
     of[name].as_array().cloned().unwrap_or_default()
 }
 
-/// What is kept in a store; `Null` if nothing is.
+/// The record in a store; `Null` if there is none.
 pub(super) async fn kept(store: CheckpointStore) -> Result<Value, DataSetError> {
     let note = store.note(NOTE).await.map_err(|error| DataSetError::Io(error.to_string()))?;
     let Some(text) = note else { return Ok(Value::Null) };
@@ -180,7 +180,7 @@ pub(super) async fn kept(store: CheckpointStore) -> Result<Value, DataSetError> 
 impl ControlRecord {
     const EVERY: Duration = Duration::from_secs(1);
 
-    /// `None` if what is kept cannot be read: nothing is to take its place.
+    /// `None` if the record cannot be read: it must not be overwritten.
     fn open(
         py: Python<'_>,
         engine: &QueryEngine,
@@ -206,7 +206,7 @@ impl ControlRecord {
         })
     }
 
-    /// Drains what was drained before, and keeps what is new.
+    /// Drains hosts that were drained before, and writes changes of the record.
     fn look(
         &mut self,
         engine: &QueryEngine,
@@ -242,13 +242,13 @@ impl ControlRecord {
         }
     }
 
-    /// A host that is not there any more has no keys to keep away from it.
+    /// Hosts that no longer exist are ignored, since they have no keys.
     fn drain_again(&mut self, layout: &ClusterLayout, drained: &mut BTreeSet<u32>) {
         for name in self.drained.drain(..) {
             let found = (0..).zip(&layout.hosts).find(|(_, host)| host.name == name);
             drained.extend(found.map(|(at, _)| at));
         }
-        // All of them cannot be: somebody has to own the keys.
+        // Not all hosts can be drained, because some host must own the keys.
         if drained.len() == layout.hosts.len() {
             drained.clear();
         }
@@ -260,14 +260,14 @@ impl ControlRecord {
         decisions.drain(..decisions.len().saturating_sub(DECISIONS_MAX));
         let drained: Vec<&str> = drained.iter().map(|&host| layout.hosts[host as usize].name.as_str()).collect();
         match decisions.is_empty() && drained.is_empty() {
-            // Nothing need be kept of a job in which nothing has happened.
+            // A job without decisions needs no record.
             true => Value::Null.to_string(),
             false => json!({"decisions": decisions, "drained": drained}).to_string(),
         }
     }
 }
 
-/// A decision of a run that began then, with its time in seconds since 1970.
+/// A decision of a run that began at `begun_s`, with its time in seconds since 1970.
 fn recorded(decision: &Decision, begun_s: f64) -> Value {
     let mut recorded = json!(decision);
     recorded["at_s"] = json!(begun_s + decision.at_s);

@@ -1,4 +1,4 @@
-//! The engine of this process, and what needs one: functions by name, files, tables in memory, SQL.
+//! The engine of this process, and what requires it: named functions, files, in-memory tables, SQL.
 
 use std::path::PathBuf;
 use std::sync::{Arc, Weak};
@@ -28,17 +28,17 @@ use super::{finish, raised};
 pub struct QueryEngine {
     pub engine: Arc<Engine>,
     config: EngineConfig,
-    /// Whose threads it has.
+    /// The process that owns the threads.
     process: u32,
     /// All workers of the job, once they have met.
     workers: Mutex<Option<Arc<WorkerGroup>>>,
-    /// What sources of streams leave out.
+    /// Records that sources of streams drop.
     bad_records: Mutex<Vec<(String, Weak<BadRecords>)>>,
 }
 
 impl Drop for QueryEngine {
     fn drop(&mut self) {
-        // In a forked child nothing of it is the child's: its threads are not there.
+        // A forked child has none of the threads.
         if self.process != std::process::id() {
             std::mem::forget(Arc::clone(&self.engine));
             std::mem::forget(self.workers.get_mut().take());
@@ -47,19 +47,19 @@ impl Drop for QueryEngine {
 }
 
 impl QueryEngine {
-    /// Threads that run queries.
+    /// The number of threads that run queries.
     pub fn threads(&self) -> usize {
         self.config.threads
     }
 
-    /// A source that may leave out records.
+    /// Registers a source that may drop records.
     pub fn add_source(&self, name: &str, bad: &Arc<BadRecords>) {
         let mut known = self.bad_records.lock();
         known.retain(|(_, bad)| bad.strong_count() > 0);
         known.push((name.to_owned(), Arc::downgrade(bad)));
     }
 
-    /// How many records sources of this process have left out since the last call, and the first.
+    /// The number of records that sources of this process have dropped since the last call, and the first of them.
     pub fn take_bad_records(&self) -> (u64, Option<String>) {
         let (mut count, mut first) = (0, None);
         for (name, bad) in self.bad_records.lock().iter() {
@@ -70,7 +70,7 @@ impl QueryEngine {
         (count, first)
     }
 
-    /// The workers of the job; the first call is collective. Not with the GIL held.
+    /// The workers of the job; the first call is collective. Must be called without the GIL.
     pub fn workers(&self, comm: &Communicator) -> Result<Arc<WorkerGroup>, ActionError> {
         let mut workers = self.workers.lock();
         if let Some(workers) = &*workers {
@@ -82,7 +82,7 @@ impl QueryEngine {
     }
 }
 
-/// A character of a file's layout; such files are read by bytes.
+/// A character of a file's format, which must be a single byte.
 pub fn byte(character: char) -> PyResult<u8> {
     u8::try_from(character)
         .ok()
@@ -100,7 +100,7 @@ pub enum GivenSchema {
 impl GivenSchema {
     pub fn resolve(self, py: Python<'_>) -> PyResult<SchemaRef> {
         match self {
-            // As tables that come in have it.
+            // In the form that imported tables have.
             GivenSchema::Arrow(schema) => Ok(plain_schema(&schema.into_inner())),
             GivenSchema::Pairs(pairs) => {
                 let pairs = pairs.iter().map(|(name, kind)| (name.as_str(), kind.as_str()));
@@ -128,7 +128,7 @@ impl QueryEngine {
         Ok(QueryEngine { engine, config, process, workers: Mutex::default(), bad_records: Mutex::default() })
     }
 
-    /// An engine for a group of so many workers, which shares this one's memory.
+    /// An engine for a group of this many workers, which shares this one's memory.
     fn beside(&self, py: Python<'_>, workers: usize) -> PyResult<Self> {
         let config = EngineConfig { workers, ..self.config.clone() };
         let engine = Arc::new(py.detach(|| self.engine.beside(&config)).map_err(|error| raised(py, &error))?);
@@ -192,7 +192,7 @@ impl QueryEngine {
         finish(py, self.engine.start(work)).map(NativeDataSet)
     }
 
-    /// Arrays of NumPy's files; `columns` are names in place of theirs.
+    /// Arrays in NumPy files; `columns` replace their names.
     #[pyo3(signature = (paths, columns = None, storage_options = StorageOptions::new()))]
     fn read_npy(
         &self,
@@ -206,13 +206,13 @@ impl QueryEngine {
         finish(py, self.engine.start(work)).map(NativeDataSet)
     }
 
-    /// How many rows this process has left out since it was last asked, and the first: file, line and reason.
+    /// The number of rows that this process has dropped since the last call, and the first: file, line and reason.
     fn take_bad_rows(&self) -> (u64, Option<(String, u64, String)>) {
         let (count, first) = self.engine.take_bad_rows();
         (count, first.map(|row| (row.file, row.line, row.reason)))
     }
 
-    /// The files that paths stand for.
+    /// The files that paths refer to.
     #[pyo3(signature = (paths, storage_options = StorageOptions::new()))]
     fn find_files(&self, py: Python<'_>, paths: Vec<String>, storage_options: StorageOptions) -> PyResult<Vec<String>> {
         let engine = Arc::clone(&self.engine);
@@ -220,15 +220,14 @@ impl QueryEngine {
         finish(py, self.engine.start(work))
     }
 
-    /// The local files that paths stand for on this host, which may have none: path, bytes, and time of the last
-    /// change.
+    /// The local files that paths refer to on this host, possibly none: path, bytes, and modification time.
     #[staticmethod]
     fn find_local_files(py: Python<'_>, paths: Vec<String>) -> PyResult<Vec<(String, u64, i64)>> {
         let found = py.detach(|| find_local_files(&paths)).map_err(|error| raised(py, &error))?;
         Ok(found.into_iter().map(|LocalFile { path, bytes, changed_ns }| (path, bytes, changed_ns)).collect())
     }
 
-    /// A table of files that each worker has of its own; this one, `worker` of `workers`, has `mine`.
+    /// A table of separate files per worker; this one, `worker` of `workers`, has `mine`.
     fn own_files(
         &self,
         py: Python<'_>,
@@ -256,7 +255,7 @@ impl QueryEngine {
         Ok(PyBytes::new(py, &finish(py, self.engine.start(work))?))
     }
 
-    /// Whether output is in a folder as a whole; what a dead writer has left in a store is removed.
+    /// Whether the output in a folder is complete; removes what a dead writer has left in a store.
     #[pyo3(signature = (path, storage_options = StorageOptions::new()))]
     fn settle(&self, py: Python<'_>, path: String, storage_options: StorageOptions) -> PyResult<bool> {
         let engine = Arc::clone(&self.engine);
@@ -264,7 +263,7 @@ impl QueryEngine {
         finish(py, self.engine.start(work))
     }
 
-    /// A table of which this worker, `worker` of `workers`, has a part.
+    /// A table that is distributed over workers; this one, `worker` of `workers`, has a part.
     fn part(&self, py: Python<'_>, table: &NativeTable, worker: usize, workers: usize) -> PyResult<NativeDataSet> {
         let made = DataSet::from_parts(&self.engine, table.schema.clone(), &table.batches, worker, workers);
         made.map(NativeDataSet).map_err(|error| raised(py, &error))

@@ -1,4 +1,4 @@
-//! Expressions. Methods take what `tidemill.dataset` has turned into expressions already.
+//! Expressions. The arguments of methods were already converted to expressions by `tidemill.dataset`.
 
 use pyo3::prelude::*;
 use tidemill_dataset::datafusion::logical_expr::expr::{InList, Sort};
@@ -11,7 +11,7 @@ use super::{raised, value};
 #[pyclass(frozen, module = "tidemill._tidemill")]
 pub struct NativeExpr(pub Expr);
 
-/// An expression to sort by: itself, whether descending, whether nulls come last.
+/// A sort key: expression, whether descending, whether nulls come last.
 pub type SortKey<'py> = (Bound<'py, NativeExpr>, bool, bool);
 
 pub fn exprs(from: &[Bound<'_, NativeExpr>]) -> Vec<Expr> {
@@ -26,7 +26,7 @@ pub fn sorts(from: &[SortKey<'_>]) -> Vec<Sort> {
 
 #[pymethods]
 impl NativeExpr {
-    /// Raises where it is deeper than the stack bears.
+    /// Raises if it is nested too deeply for the stack.
     fn check(&self, py: Python<'_>) -> PyResult<()> {
         check_expr(&self.0).map_err(|error| raised(py, &error))
     }

@@ -36,9 +36,9 @@ impl NativeDataSet {
         py.detach(|| self.0.schema()).map_err(|error| raised(py, &error))
     }
 
-    /// What a query has given.
+    /// The result of a query.
     fn table(&self, py: Python<'_>, batches: Vec<RecordBatch>) -> PyResult<NativeTable> {
-        // What a plan says of nulls and what its batches say may differ; the batches are what is handed on.
+        // Nullability may differ between a plan and its batches; the batches' schema is used.
         let schema = batches.first().map_or_else(|| self.schema(py), |batch| Ok(batch.schema()))?;
         Ok(NativeTable { schema, batches })
     }
@@ -63,13 +63,13 @@ impl NativeDataSet {
         self.0.names()
     }
 
-    /// Whether rows that cannot be read are left out.
+    /// Whether unreadable rows are dropped.
     #[getter]
     fn is_lenient(&self) -> bool {
         self.0.is_lenient()
     }
 
-    /// Whether rows have an order that does not depend on who makes them.
+    /// Whether the order of rows is independent of the workers that make them.
     #[getter]
     fn is_in_order(&self) -> bool {
         self.0.is_in_order()
@@ -79,7 +79,7 @@ impl NativeDataSet {
         Ok(to_schema_pycapsule(py, self.schema(py)?.as_ref())?)
     }
 
-    /// A table of these columns without rows.
+    /// A table with these columns and no rows.
     fn empty(&self, py: Python<'_>) -> PyResult<NativeTable> {
         Ok(NativeTable { schema: self.schema(py)?, batches: Vec::new() })
     }
@@ -140,7 +140,7 @@ impl NativeDataSet {
         Self::step(py, || self.0.sort(by))
     }
 
-    /// The rows with a number of their own in front.
+    /// The rows with a row number as the first column.
     fn with_row_index(&self, py: Python<'_>, name: &str, first: i64, by: Vec<SortKey<'_>>) -> PyResult<Self> {
         let by = sorts(&by);
         Self::step(py, || self.0.with_row_index(name, first, by))
@@ -173,7 +173,7 @@ impl NativeDataSet {
         Self::step(py, || self.0.repartition(partitions, by))
     }
 
-    /// What `function` makes of each batch: called with a table, it returns a list of tables with `schema`.
+    /// Applies `function` to each batch: called with a table, it returns a list of tables with `schema`.
     fn map_batches(&self, py: Python<'_>, name: &str, function: Py<PyAny>, schema: GivenSchema) -> PyResult<Self> {
         let schema = schema.resolve(py)?;
         let function = Arc::new(function);
@@ -194,8 +194,8 @@ impl NativeDataSet {
         Self::step(py, || self.0.map_batches(name, Arc::new(called), schema))
     }
 
-    /// What an object makes of the rows of each key of a stream; `factory` makes one for each thread. `keeps` names
-    /// what it keeps; a key is forgotten after `ttl` microseconds without rows.
+    /// Applies a keyed object to a stream; `factory` makes one for each thread. `keeps` names the fields of its state;
+    /// a key is forgotten after `ttl` microseconds without rows.
     #[pyo3(signature = (name, keys, factory, schema, keeps = None, ttl = None))]
     #[expect(clippy::too_many_arguments, reason = "arguments of a private method")]
     fn process(
@@ -214,8 +214,8 @@ impl NativeDataSet {
         Self::step(py, || tidemill_stream::process(&self.0, name, &keys, function, schema, keeps, ttl.is_some()))
     }
 
-    /// Adds a step that calls an object of Python for each window, on all copies together. `factory` makes the object
-    /// of each copy.
+    /// Adds a step that calls a Python object for each window, on all copies together. `factory` makes the object of
+    /// each copy.
     #[pyo3(signature = (name, factory, schema, by, window = None, copies = None, on_busy = "wait", time = None))]
     #[expect(clippy::too_many_arguments, reason = "arguments of a private method")]
     fn bsp(
@@ -242,23 +242,23 @@ impl NativeDataSet {
         Self::step(py, || tidemill_stream::bsp(&self.0, options, function))
     }
 
-    /// The same rows, by a name for the last step of the stream.
+    /// The same rows, with a name for the last step of the stream.
     fn named(&self, py: Python<'_>, name: &str) -> PyResult<Self> {
         Self::step(py, || tidemill_stream::named(&self.0, name))
     }
 
-    /// The same rows of a stream, dealt to all copies of the steps behind.
+    /// The same rows of a stream, distributed over all copies of the following steps.
     fn shuffled(&self, py: Python<'_>) -> PyResult<Self> {
         Self::step(py, || tidemill_stream::shuffled(&self.0))
     }
 
-    /// Whether its rows have no end.
+    /// Whether the rows are unbounded.
     fn is_stream(&self) -> bool {
         self.0.is_stream()
     }
 
-    /// The query by this worker alone. `watch` is called every so often, with the rows that have been read and how many
-    /// there are, if that is known.
+    /// Runs the query on this worker alone. `watch` is called regularly with the number of rows read, and the total if
+    /// it is known.
     #[pyo3(signature = (engine, watch = None))]
     fn collect(&self, py: Python<'_>, engine: &QueryEngine, watch: Option<Py<PyAny>>) -> PyResult<NativeTable> {
         let reading = ReadProgress::default();
@@ -267,7 +267,8 @@ impl NativeDataSet {
         self.table(py, batches)
     }
 
-    /// The query by all workers of `comm`; collective. `to` is a worker, or "all", or "each" for what each has made.
+    /// Runs the query on all workers of `comm`; collective. `to` is a worker, or "all", or "each" for each worker's own
+    /// rows.
     #[pyo3(signature = (engine, comm, to, watch = None))]
     fn collect_on(
         &self,
@@ -283,8 +284,8 @@ impl NativeDataSet {
         self.table(py, batches)
     }
 
-    /// At least the first `rows` of the query, by this worker alone, or by all of `comm` for worker 0, which is
-    /// collective.
+    /// At least the first `rows` of the query: on this worker alone, or on all of `comm` with the result on worker 0,
+    /// which is collective.
     #[pyo3(signature = (engine, comm, rows, watch = None))]
     fn collect_first(
         &self,
@@ -307,7 +308,7 @@ impl NativeDataSet {
         self.table(py, batches)
     }
 
-    /// The rows that this worker has made, and how many of them each partition has, by its number; collective.
+    /// The rows that this worker has made, and the number in each partition, by partition number; collective.
     #[pyo3(signature = (engine, comm, watch = None))]
     fn collect_in_order(
         &self,
@@ -324,12 +325,12 @@ impl NativeDataSet {
         Ok((self.table(py, batches)?, rows))
     }
 
-    /// The number of rows, as a table of one.
+    /// The number of rows, as a one-row table.
     fn counted(&self, py: Python<'_>) -> PyResult<Self> {
         Self::step(py, || self.0.counted())
     }
 
-    /// What all workers of `comm` do, or, if it is to be analyzed, have done; collective.
+    /// The plan of all workers of `comm`, or if it is analyzed, what they did; collective.
     #[pyo3(signature = (engine, comm, analyze, watch = None))]
     fn explain_on(
         &self,
@@ -360,8 +361,8 @@ impl NativeDataSet {
         finish(py, engine.engine.start(self.0.clone().explain(how)))
     }
 
-    /// Writes into a folder; `format` is `csv`, `json`, `parquet`, `ipc` or `records`. With `comm` by all of its
-    /// workers; collective.
+    /// Writes into a folder; `format` is `csv`, `json`, `parquet`, `ipc` or `records`. With `comm`, all of its workers
+    /// write; collective.
     #[pyo3(signature = (engine, comm, dir, format, *, compression, partition_by, overwrite, storage_options = StorageOptions::new(),
                         delimiter = ',', header = true, watch = None))]
     #[expect(clippy::too_many_arguments, reason = "keyword arguments of a private method")]
@@ -403,7 +404,7 @@ impl NativeDataSet {
     }
 }
 
-/// Who gets the rows, as Python says it.
+/// The receiver of rows, as given in Python.
 #[derive(FromPyObject)]
 enum RowTarget {
     Worker(u32),
@@ -423,13 +424,13 @@ impl RowTarget {
     }
 }
 
-/// Shows how far an action is, to who watches.
+/// Reports the progress of an action to `watch`.
 fn show(py: Python<'_>, watch: Option<&Py<PyAny>>, reading: &ReadProgress) -> PyResult<()> {
     watch.map_or(Ok(()), |watch| watch.call1(py, (reading.rows(), reading.rows_total())).map(drop))
 }
 
-/// Runs an action of all workers with the GIL released, looking at signals and showing how far it is; what a signal
-/// handler raises gives it up, on all workers.
+/// Runs an action of all workers with the GIL released, checking for signals and showing progress; an exception of a
+/// signal handler cancels it on all workers.
 pub fn together<T: Send>(
     py: Python<'_>,
     engine: &QueryEngine,
@@ -452,10 +453,10 @@ pub fn together<T: Send>(
     ended(py, outcome, interrupt)
 }
 
-/// Called every so often with the GIL; what it raises gives the action up.
+/// Called regularly with the GIL; an exception cancels the action.
 pub type Look<'a> = &'a mut dyn FnMut(Python<'_>) -> PyResult<()>;
 
-/// [`together`] for who looks at the run by himself.
+/// [`together`] for callers that watch the run themselves.
 pub fn together_with<T: Send>(
     py: Python<'_>,
     engine: &QueryEngine,
@@ -477,7 +478,7 @@ pub fn together_with<T: Send>(
 }
 
 fn ended<T>(py: Python<'_>, outcome: Result<T, ActionError>, interrupt: Option<PyErr>) -> PyResult<T> {
-    // Also where a job was stopped: the functions that read its streams may wait for more.
+    // Also if a job was stopped, because functions that read its streams may wait for more.
     calls::interrupt(py);
     match (outcome, interrupt) {
         (_, Some(interrupt)) => Err(interrupt),
@@ -487,10 +488,10 @@ fn ended<T>(py: Python<'_>, outcome: Result<T, ActionError>, interrupt: Option<P
     }
 }
 
-/// An exception of a user's function, with its traceback.
+/// The text of a user function's exception, with its traceback.
 pub fn exception_text(py: Python<'_>, error: &PyErr) -> String {
     let lines = py.import("traceback").and_then(|traceback| {
-        // The traceback apart: before Python 3.12 an exception that has just been raised has none of its own.
+        // The traceback is passed separately: before Python 3.12, a newly raised exception does not contain it.
         traceback.call_method1("format_exception", (error.get_type(py), error.value(py), error.traceback(py)))
     });
     let text = lines.and_then(|lines| lines.extract::<Vec<String>>()).map(|lines| lines.concat());

@@ -1,4 +1,4 @@
-//! What streams are joined with outside: tables of other servers, by key.
+//! Lookups that streams are joined with: tables of other servers, by key.
 
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
@@ -7,7 +7,7 @@ use tidemill_connect::RedisHashes;
 use super::stream::{described_by, refused};
 use super::table::NativeTable;
 
-/// Hashes of Redis.
+/// Redis hashes.
 #[pyclass(frozen, module = "tidemill._tidemill")]
 pub struct NativeRedisHashes(RedisHashes);
 
@@ -18,8 +18,8 @@ impl NativeRedisHashes {
         RedisHashes::new(&described_by(spec)?).map(NativeRedisHashes).map_err(|error| refused(py, &error))
     }
 
-    /// The fields of the hash of each row, in the order in which they were named; `None` of one that is not there. The
-    /// columns `on` have its key.
+    /// The fields of each row's hash, in the order in which they were named; `None` if the hash does not exist. The
+    /// columns `on` contain its key.
     fn get(&self, py: Python<'_>, rows: &NativeTable, on: Vec<String>) -> PyResult<Vec<Option<Vec<Option<String>>>>> {
         let get = || -> Result<Vec<_>, String> {
             let mut found = Vec::new();

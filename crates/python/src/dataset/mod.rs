@@ -24,7 +24,7 @@ mod stream;
 mod table;
 mod value;
 
-// Task graphs share tables, schemas and the engine with them.
+// Task graphs share tables, schemas and the engine with DataSets.
 pub use calls::PendingCall;
 pub use engine::{GivenSchema, QueryEngine};
 pub use frame::exception_text;
@@ -54,13 +54,13 @@ pub fn register(m: &Bound<'_, PyModule>) -> PyResult<()> {
     Ok(())
 }
 
-/// Bytes that the processes of this machine, or of this container, may have together, if the system tells.
+/// The memory that the processes of this machine or container may use together, if the system tells, in bytes.
 #[pyfunction]
 fn memory_bytes() -> Option<u64> {
     tidemill_dataflow::memory::memory_bytes()
 }
 
-/// Bytes of addresses that this process may still map, where `ulimit -v` limits them.
+/// The address space that this process may still map, if `ulimit -v` limits it, in bytes.
 #[pyfunction]
 fn address_bytes_left() -> Option<u64> {
     tidemill_dataflow::memory::address_bytes_left()
@@ -76,21 +76,21 @@ fn raised(py: Python<'_>, error: &DataSetError) -> PyErr {
     }
 }
 
-/// Waits for an action with the GIL released, looking at signals; what a signal handler raises cancels the action.
+/// Waits for an action with the GIL released, checking for signals; an exception of a signal handler cancels it.
 fn finish<T: Send>(py: Python<'_>, running: ActionHandle<T>) -> PyResult<T> {
     finish_watched(py, running, &mut |_| Ok(()))
 }
 
-/// [`finish`] that also calls `look` every so often; what it raises cancels the action, too.
+/// [`finish`] that also calls `look` regularly; an exception of that cancels the action, too.
 fn finish_watched<T: Send>(
     py: Python<'_>,
     mut running: ActionHandle<T>,
     look: &mut dyn FnMut(Python<'_>) -> PyResult<()>,
 ) -> PyResult<T> {
-    /// How long Ctrl-C may go unseen.
+    /// How long Ctrl-C may go unnoticed.
     const SLICE: Duration = Duration::from_millis(50);
     loop {
-        // Moved there and back: a receiver is for one thread, whichever that is.
+        // Moved back and forth, because a receiver is for one thread at a time.
         let (outcome, back) = py.detach(move || (running.wait(SLICE), running));
         let failed = match outcome {
             Some(Ok(outcome)) => return Ok(outcome),

@@ -1,4 +1,4 @@
-//! What the program hears of a stream while it runs: rows that were left out, checkpoints, and steps that hold them up.
+//! What a running stream reports to the program: dropped rows, checkpoints, and steps that delay them.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -13,11 +13,11 @@ use tidemill_stream::LateRows;
 use super::control::RunControl;
 use super::engine::QueryEngine;
 
-/// Between lines that tell of what was left out.
+/// The interval between messages about dropped rows.
 const TELL_INTERVAL: Duration = Duration::from_secs(10);
 
-/// The records that this process has left out because they are no rows, and the rows that came too late or had no time:
-/// what all of them were at the end, and meanwhile a line now and then.
+/// Bad records that this process has dropped, and rows that were late or had no time: totals for the end, and messages
+/// now and then.
 pub(super) struct DroppedRows {
     pub(super) count: u64,
     pub(super) first: Option<String>,
@@ -27,7 +27,7 @@ pub(super) struct DroppedRows {
 }
 
 impl DroppedRows {
-    /// From now on: what a run before has left out is not told again.
+    /// Counts from now on: drops of previous runs are not reported again.
     pub(super) fn new(engine: &QueryEngine) -> Self {
         engine.take_bad_records();
         let (late, late_told) = Default::default();
@@ -40,7 +40,7 @@ impl DroppedRows {
         }
     }
 
-    /// Prints what has come since the last time.
+    /// Prints drops since the last time.
     pub(super) fn tell(&mut self, engine: &QueryEngine) {
         if let (more @ 1.., Some(first)) = self.take(engine) {
             let records = if more == 1 { "1 record was" } else { &format!("{more} records were") };
@@ -73,7 +73,7 @@ impl DroppedRows {
     }
 }
 
-/// Hands what the job says, and which checkpoints it makes, to a function of Python that logs.
+/// Passes the job's messages and checkpoints to a logging function of Python.
 pub(super) struct RunLogger {
     function: Py<PyAny>,
     durable: u64,
@@ -114,19 +114,19 @@ impl RunLogger {
     }
 }
 
-/// Tells when the newest checkpoint is long overdue, and which step is slow. On worker 0, who knows.
+/// Warns when the newest checkpoint is long overdue, and names the slow step. On worker 0, which knows the checkpoints.
 pub(super) struct OverdueMonitor {
     every: Option<Duration>,
     last: u64,
     since: Instant,
-    /// After which age it is told next.
+    /// The age at which it warns next.
     next: Duration,
 }
 
 impl OverdueMonitor {
-    /// So many times the interval is too old.
+    /// A checkpoint is overdue after this many intervals.
     const TIMES: u32 = 5;
-    /// What is done more often than that may be late for reasons that nobody need know.
+    /// Checkpoints with short intervals may be late for harmless reasons, so never warn before this.
     const LEAST: Duration = Duration::from_secs(5);
 
     pub(super) fn new(every: Option<Duration>) -> Self {
@@ -163,8 +163,8 @@ impl OverdueMonitor {
     }
 }
 
-/// The step that works most, of all workers that are known of: functions of the program before the steps that they are
-/// in.
+/// The busiest step, among all workers that have reported; functions of the program take precedence over the steps that
+/// contain them.
 fn slowest(run: &RunProgress) -> Option<String> {
     let mut steps: BTreeMap<String, (u64, u64, u64)> = BTreeMap::new();
     let mut add = |step: &str, busy_ns: u64, rows: u64| {
@@ -179,7 +179,7 @@ fn slowest(run: &RunProgress) -> Option<String> {
             add(work["step"].as_str().unwrap_or_default(), number("busy_ns"), number("rows"));
         }
     }
-    // A function's time is part of its step's: the function is what people know.
+    // A function's time is part of its step's, but users know the function.
     let weight = |step: &str, busy: u64| if step.contains(" in ") { busy + busy / 4 } else { busy };
     let (step, (busy_ns, rows, _)) = steps.into_iter().max_by_key(|(step, (busy, ..))| weight(step, *busy))?;
     let each = if rows > 0 { format!(", {:.3} ms a row", busy_ns as f64 / 1e6 / rows as f64) } else { String::new() };

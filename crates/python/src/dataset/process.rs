@@ -1,5 +1,5 @@
-//! Functions of the program over the rows of each key of a stream: an object in Python calls them, and pickles what
-//! they keep; the rest is the engine's.
+//! Keyed functions of the program over streams: a Python object calls them and pickles their states; the engine does
+//! the rest.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -23,11 +23,11 @@ use super::engine::GivenSchema;
 use super::frame::exception_text;
 use super::table::NativeTable;
 
-/// A state; timers that were set (true) or deleted: whether by the machine's clock, and when; whether something was put
-/// that has a time to live; and when the first has to go.
+/// A state; timers that were set (true) or deleted: whether by the machine's clock, and when; whether something with a
+/// time to live was put; and when the first part expires.
 type Called = (Option<Py<PyAny>>, Vec<(bool, i64, bool)>, bool, Option<i64>);
 
-/// An object with the methods of `tidemill._streaming.process.KeyedLogic`. Its states are Python's objects.
+/// An object with the methods of `tidemill._streaming.process.KeyedLogic`. States are Python objects.
 struct PythonLogic(Py<PyAny>);
 
 impl PythonLogic {
@@ -76,7 +76,7 @@ impl KeyLogic for PythonLogic {
             Timer::Event(at) => (false, at),
             Timer::Clock(at) => (true, at),
         };
-        // A state knows its key.
+        // An existing state already knows its key.
         let columns = if key.state.is_none() { Some(table(key.columns()?)) } else { None };
         let arguments = (columns, by_clock, at, key.state.take(), key.time(), key.raw_time());
         let called = self.call(|_, logic| logic.call_method1("on_timer", arguments)?.extract::<Called>())?;
@@ -128,7 +128,7 @@ impl KeyLogic for PythonLogic {
     }
 }
 
-/// The engine of one copy, on threads that may block: the function may do so for longer than its run is there.
+/// The engine of one copy, on threads that may block, possibly for longer than the run exists.
 struct PythonKeyed(Arc<Mutex<KeyedEngine<PythonLogic>>>);
 
 impl PythonKeyed {
@@ -141,7 +141,7 @@ impl PythonKeyed {
     }
 }
 
-/// Makes one by calling `factory`, which makes the object.
+/// Makes a function by calling `factory`, which makes the object.
 pub fn keyed_function(factory: Py<PyAny>, ttl: Option<i64>) -> MakeKeyedFunction {
     let factory = Arc::new(factory);
     Arc::new(move |setup| {
@@ -196,7 +196,7 @@ impl KeyedFunction for PythonKeyed {
     }
 }
 
-/// The engine of one copy by itself, to be looked at closely: without a stream around it.
+/// The engine of one copy by itself, without a stream, for inspection.
 #[pyclass(module = "tidemill._tidemill")]
 pub struct NativeKeyedEngine(Mutex<KeyedEngine<PythonLogic>>);
 
@@ -214,7 +214,7 @@ fn together(table: &NativeTable) -> PyResult<RecordBatch> {
     concat_batches(&table.schema, &table.batches).map_err(|error| PyValueError::new_err(error.to_string()))
 }
 
-/// Bytes by bucket; of a snapshot, and whether they are all of it.
+/// Bytes by bucket; for a snapshot, with whether they are full.
 type PartBytes<'py> = Vec<(u32, bool, Bound<'py, PyBytes>)>;
 
 #[pymethods]
@@ -245,7 +245,7 @@ impl NativeKeyedEngine {
         Ok(NativeKeyedEngine(Mutex::new(engine.map_err(|error| PyValueError::new_err(error.to_string()))?)))
     }
 
-    /// Rows have come: of each key those up to its end.
+    /// Adds rows: each key's end at its entry of `ends`.
     fn rows(
         &self,
         keys: &NativeTable,
@@ -257,27 +257,27 @@ impl NativeKeyedEngine {
         self.run(|engine| engine.rows(batch)).map(Self::tables)
     }
 
-    /// Time has passed, in microseconds. Returns also whether this must be called again.
+    /// Event time has advanced, in microseconds. Also returns whether this must be called again.
     fn time(&self, now: i64) -> PyResult<(Vec<NativeTable>, bool)> {
         self.run(|engine| engine.time(now)).map(|(rows, more)| (Self::tables(rows), more))
     }
 
-    /// When `ring` is to be called, in microseconds of the machine's clock.
+    /// When `ring` must be called, in microseconds of the machine's clock.
     fn next_alarm(&self) -> Option<i64> {
         self.0.lock().next_alarm()
     }
 
-    /// Alarms may go off. Returns also whether this must be called again.
+    /// Alarms that are due go off. Also returns whether this must be called again.
     fn ring(&self) -> PyResult<(Vec<NativeTable>, bool)> {
         self.run(|engine| engine.ring()).map(|(rows, more)| (Self::tables(rows), more))
     }
 
-    /// What is in memory takes so many bytes, about.
+    /// The approximate size of the state in memory, in bytes.
     fn held_bytes(&self) -> PyResult<usize> {
         self.run(|engine| engine.bytes())
     }
 
-    /// Puts half of the keys on disk, or so many.
+    /// Moves half of the keys, or this many, to disk.
     #[pyo3(signature = (keys = None))]
     fn spill(&self, keys: Option<usize>) -> PyResult<()> {
         self.run(|engine| match keys {
@@ -286,7 +286,7 @@ impl NativeKeyedEngine {
         })
     }
 
-    /// Bytes by bucket, and whether they are all that is kept of it.
+    /// Bytes by bucket, and whether they are the bucket's full state.
     fn snapshot<'py>(&self, py: Python<'py>, whole: bool) -> PyResult<PartBytes<'py>> {
         let parts = self.run(|engine| engine.snapshot(whole))?;
         let part = |(bucket, part)| match part {
@@ -296,20 +296,19 @@ impl NativeKeyedEngine {
         Ok(parts.into_iter().map(part).collect())
     }
 
-    /// Bytes of buckets that are no longer kept here.
+    /// Hands over the states of buckets, as bytes.
     fn release<'py>(&self, py: Python<'py>, buckets: Vec<u32>) -> PyResult<Vec<(u32, Bound<'py, PyBytes>)>> {
         let parts = self.run(|engine| engine.release(&buckets))?;
         Ok(parts.into_iter().map(|(bucket, bytes)| (bucket, PyBytes::new(py, &bytes))).collect())
     }
 
-    /// Takes what was kept of a bucket: a whole, and the changes since.
+    /// Adds the state of a bucket: a full one, and changes since.
     fn restore(&self, now: i64, bucket: u32, parts: Vec<Vec<u8>>) -> PyResult<()> {
         let parts = parts.into_iter().map(Bytes::from).collect();
         self.run(|engine| engine.restore(now, vec![(bucket, parts)]))
     }
 
-    /// The keys in memory: each as a table of one row, its bucket, its state, its timers, its alarms, and when it was
-    /// touched.
+    /// The keys in memory: each as a table of one row, its bucket, state, timers, alarms, and when it was last touched.
     #[expect(clippy::type_complexity, reason = "read by tests alone")]
     fn entries(&self, py: Python<'_>) -> PyResult<Vec<(NativeTable, u32, Option<Py<PyAny>>, Vec<i64>, Vec<i64>, i64)>> {
         self.run(|engine| {
@@ -322,12 +321,12 @@ impl NativeKeyedEngine {
         })
     }
 
-    /// How many keys are on disk.
+    /// The number of keys on disk.
     fn stored(&self) -> usize {
         self.0.lock().stored()
     }
 
-    /// How many times something is due at in memory, by the stream's time and by the machine's clock.
+    /// The numbers of due times in memory, by the stream's time and by the machine's clock.
     fn due(&self) -> (usize, usize) {
         self.0.lock().due()
     }

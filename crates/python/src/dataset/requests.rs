@@ -1,5 +1,5 @@
-//! What `tidemill drain` and `tidemill balance` ask a running stream for: a file beside the one in which its worker 0
-//! tells of itself, which is answered by another one.
+//! Requests of `tidemill drain` and `tidemill balance` to a running stream: a file next to worker 0's status file,
+//! answered by another file.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -11,24 +11,24 @@ use tidemill_control::{ClusterLayout, Plan, Problem, Rates, assign};
 use tidemill_dataflow::rebalance::PendingRebalance;
 use tidemill_dataflow::{LookTimer, RunProgress};
 
-/// Requests to one run. A host that is drained gets no keys for the rest of it, unless that is undone.
+/// The requests to one run. A drained host gets no keys for the rest of the run, unless that is undone.
 pub struct MoveRequests {
-    /// The status file, beside which requests are; `None` where there is none.
+    /// The status file, next to which requests are; `None` if there is none.
     file: Option<PathBuf>,
     timer: LookTimer,
-    /// Hosts that get no keys, by their number in the layout.
+    /// Drained hosts, by their number in the layout.
     pub drained: BTreeSet<u32>,
     under_way: Option<MoveUnderWay>,
 }
 
-/// Buckets that move, and who has asked for it.
+/// Moving buckets, and the request for it.
 struct MoveUnderWay {
     id: String,
     moving: RequestedMove,
     pending: PendingRebalance,
 }
 
-/// What is asked for.
+/// A request.
 struct MoveRequest {
     id: String,
     kind: RequestKind,
@@ -41,12 +41,12 @@ enum RequestKind {
     Balance,
 }
 
-/// What is to move, and what is drained then.
+/// A planned move, and the hosts that are drained afterwards.
 struct RequestedMove {
     layout: ClusterLayout,
     plan: Plan,
     drained: BTreeSet<u32>,
-    /// The host that is to be emptied.
+    /// The host to be emptied.
     emptied: Option<u32>,
 }
 
@@ -68,19 +68,19 @@ impl MoveRequest {
 
 impl MoveRequests {
     const EVERY: Duration = Duration::from_millis(100);
-    /// Longer requests are of nobody.
+    /// Longer requests are invalid.
     const BYTES_MAX: u64 = 64 << 10;
     const ID_MAX: usize = 64;
 
     pub fn new(file: Option<PathBuf>) -> Self {
         let requests =
             MoveRequests { file, timer: LookTimer::new(Self::EVERY), drained: BTreeSet::new(), under_way: None };
-        // Of a process that had the same number once.
+        // Left over from a process with the same process ID.
         drop(requests.asked().map(fs::remove_file));
         requests
     }
 
-    /// Sees now and then to what is asked for.
+    /// Handles requests now and then.
     pub fn look(&mut self, run: &RunProgress, rates: &Rates) {
         if run.worker() != 0 || !self.timer.is_due() {
             return;
@@ -97,7 +97,7 @@ impl MoveRequests {
         }
     }
 
-    /// Answers who has asked for buckets to move, when they have.
+    /// Answers a request once its buckets have moved.
     fn settle(&mut self) {
         let Some(outcome) = self.under_way.as_mut().and_then(|under_way| under_way.pending.outcome()) else { return };
         let Some(MoveUnderWay { id, moving, .. }) = self.under_way.take() else { return };
@@ -116,7 +116,7 @@ impl MoveRequests {
         self.answer(&id, &told);
     }
 
-    /// Does what is asked for. Returns the answer, if it is known.
+    /// Carries out a request. Returns the answer, if it is already known.
     fn handle(&mut self, run: &RunProgress, request: &MoveRequest, rates: &Rates) -> Result<Option<Value>, String> {
         let layout = run.layout();
         let (mut drained, mut emptied) = (self.drained.clone(), None);
@@ -143,7 +143,7 @@ impl MoveRequests {
             None => problem.clone().of_buckets_alone(),
         };
         let mut plan = assign(&asked).map_err(|error| error.to_string())?;
-        // What the job gains depends on all that it does.
+        // The gain must count everything that the job does.
         (plan.before, plan.after) = (problem.load(), problem.load_with(&plan.owners).unwrap_or_default());
         let moving = RequestedMove { plan, layout, drained, emptied };
         if moving.plan.buckets == 0 {
@@ -168,7 +168,7 @@ impl MoveRequests {
         self.file.as_ref().map(|file| file.with_extension("move"))
     }
 
-    /// Takes a request away.
+    /// Removes and parses a request.
     fn next(&self) -> Option<MoveRequest> {
         let asked = self.asked()?;
         let found = fs::symlink_metadata(&asked).ok()?;
@@ -177,7 +177,7 @@ impl MoveRequests {
         MoveRequest::parse(&text?)
     }
 
-    /// Whoever has asked looks for it; if it cannot be written, that ends with its patience.
+    /// The requester polls for the answer; if it cannot be written, the requester times out.
     fn answer(&self, id: &str, told: &Value) {
         if let Some(file) = &self.file {
             let new = file.with_extension(format!("{id}.draft"));
@@ -188,7 +188,7 @@ impl MoveRequests {
 
 impl Drop for MoveRequests {
     fn drop(&mut self) {
-        // With the run all that was asked for has an outcome.
+        // Since the run has ended, all requests have an outcome.
         self.settle();
         drop(self.asked().map(fs::remove_file));
     }
@@ -199,7 +199,7 @@ fn answer_file(status: &Path, id: &str) -> PathBuf {
 }
 
 impl RequestedMove {
-    /// As it is answered.
+    /// The answer in JSON.
     fn told(&self, dry_run: bool) -> Value {
         let moved = self.plan.owners.iter().map(|(task, owners)| {
             let of = &self.layout.tasks[*task as usize];
@@ -230,7 +230,7 @@ impl RequestedMove {
         })
     }
 
-    /// What no move of buckets takes away from the host that is to be emptied.
+    /// What cannot be moved away from the host to be emptied.
     fn stays(&self) -> Value {
         let Some(host) = self.emptied else { return Value::Null };
         let layout = &self.layout;
@@ -258,13 +258,13 @@ fn host_named(layout: &ClusterLayout, name: &str) -> Result<u32, String> {
     }
 }
 
-/// Hosts by their names.
+/// Lists drained hosts by name.
 fn described(layout: &ClusterLayout, drained: &BTreeSet<u32>) -> String {
     let names: Vec<&str> = drained.iter().map(|&host| layout.hosts[host as usize].name.as_str()).collect();
     if names.is_empty() { "no host is".into() } else { format!("drained are {}", names.join(", ")) }
 }
 
-/// Whether there are keys to move, and somebody to have them.
+/// Checks that there are keys to move, and owners for them.
 fn check_owners(layout: &ClusterLayout, drained: &BTreeSet<u32>) -> Result<(), String> {
     let mut keyed = layout.tasks.iter().filter(|task| !task.owners.is_empty()).peekable();
     if keyed.peek().is_none() {

@@ -1,4 +1,4 @@
-//! A stream that runs, as worker 0's program sees it: who owns which keys, and requests to change that.
+//! A running stream as worker 0's program sees it: the owners of keys, and requests to change them.
 
 use std::collections::BTreeMap;
 
@@ -9,7 +9,7 @@ use pyo3::types::PyDict;
 use tidemill_dataflow::rebalance::{MoveReport, PendingRebalance};
 use tidemill_dataflow::{RouteMap, RunProgress};
 
-/// Handed to the `watch` of `write_stream`. What is asked for is passed on when the function has returned.
+/// Passed to the `watch` of `write_stream`. Requests are forwarded when the function has returned.
 #[pyclass(frozen, module = "tidemill._tidemill")]
 #[derive(Default)]
 pub struct NativeRunning {
@@ -20,7 +20,7 @@ pub struct NativeRunning {
 
 struct RebalanceOutcome {
     tasks: Vec<String>,
-    /// `None`: it was for no owners at all, and asked of nobody.
+    /// `None` if the request had no valid owners, and was not forwarded.
     rebalancing: Option<PendingRebalance>,
 }
 
@@ -33,7 +33,7 @@ impl RebalanceOutcome {
     }
 }
 
-/// Tasks, why their buckets cannot move, and what has come of their moving.
+/// Tasks, why their buckets cannot move, and the outcome of the move.
 type BucketReport<'py> = (Vec<String>, Option<String>, Option<Bound<'py, PyDict>>);
 
 #[pymethods]
@@ -43,7 +43,7 @@ impl NativeRunning {
         self.routes.lock().iter().map(|(task, route)| (task.clone(), route.copies().collect())).collect()
     }
 
-    /// Asks for other owners of tasks' buckets, all at one checkpoint.
+    /// Requests other owners of tasks' buckets, all at one checkpoint.
     fn rebalance(&self, owners: BTreeMap<String, Vec<u32>>) -> PyResult<usize> {
         let routes = self.routes.lock();
         if let Some(task) = owners.keys().find(|task| !routes.contains_key(*task)) {
@@ -55,8 +55,7 @@ impl NativeRunning {
         Ok(self.outcomes.lock().len() + asked.len() - 1)
     }
 
-    /// What has come of the requests, in their order: `None` while one is under way, an error's text, or what has
-    /// moved.
+    /// The outcomes of the requests, in order: `None` while one is in progress, an error's text, or what has moved.
     fn outcomes<'py>(&self, py: Python<'py>) -> PyResult<Vec<BucketReport<'py>>> {
         let outcome = |outcome: &mut RebalanceOutcome| {
             let moved = |moved: MoveReport| {
@@ -78,12 +77,12 @@ impl NativeRunning {
 }
 
 impl NativeRunning {
-    /// Learns what is new of the run.
+    /// Updates the state of the run.
     pub fn look(&self, run: &RunProgress) {
         *self.routes.lock() = run.routes();
     }
 
-    /// Passes on what was asked for.
+    /// Forwards requests.
     pub fn pass_on(&self, run: &RunProgress) {
         for asked in std::mem::take(&mut *self.asked.lock()) {
             let tasks = asked.keys().cloned().collect();

@@ -1,5 +1,5 @@
-//! Streams that a function of the program reads: of each split an iterator of rows, which begins where a checkpoint
-//! says.
+//! Streams that a function of the program reads: for each split an iterator of rows, which starts at the position in a
+//! checkpoint.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::future::{Future, poll_fn};
@@ -28,9 +28,9 @@ use super::raised;
 use super::stream::{Times, guaranteed, times};
 use super::table::NativeTable;
 
-/// A stream of the splits that a program names. `factory` makes an object that reads a split behind a position: its
-/// `next` returns rows and the position behind them, neither when there are none now, or nothing at the end.
-/// `acknowledge` is called with splits and positions when nothing before these will be asked for again.
+/// A stream of the splits that a program names. `factory` makes an object that reads a split from a position on: its
+/// `next` returns rows and the position after them, neither if there are none at the moment, or `None` at the end.
+/// `acknowledge` is called with splits and positions before which nothing will be read again.
 #[pyfunction]
 #[pyo3(signature = (engine, name, factory, splits, schema, time, poll_every, guarantee, acknowledge))]
 #[expect(clippy::too_many_arguments, reason = "arguments of a private function")]
@@ -72,20 +72,20 @@ pub fn stream_of_function(
     made.map(NativeDataSet).map_err(|error| raised(py, &error))
 }
 
-/// How splits are read.
+/// How to read splits.
 struct ReadSettings {
     name: String,
     schema: SchemaRef,
     factory: Arc<Py<PyAny>>,
-    /// Of a split that has nothing.
+    /// The interval of retries for a split without rows.
     poll_every: Duration,
     rereads: bool,
     acknowledge: Option<Arc<Py<PyAny>>>,
 }
 
-/// What a split has next.
+/// The next item of a split.
 enum SplitItem {
-    /// With the position behind them.
+    /// Rows, with the position after them.
     Rows(RecordBatch, Bytes),
     Nothing,
     End,
@@ -98,16 +98,16 @@ enum ReaderState {
     Ready,
     Reading(Call),
     Resting(Pin<Box<Sleep>>),
-    /// Whether that has been told.
+    /// The end; whether it was reported.
     Over(bool),
 }
 
 struct PythonSplit {
     name: String,
     caller: CallerThread,
-    /// Behind what was given; `None`: at its beginning.
+    /// The position after the rows already emitted; `None` at the beginning.
     position: Option<Bytes>,
-    /// What reads it, once that has begun.
+    /// The reader, once it exists.
     reader: Option<Arc<Py<PyAny>>>,
     state: ReaderState,
 }
@@ -118,7 +118,7 @@ impl PythonSplit {
         PythonSplit { name: name.to_owned(), caller, position, reader: None, state: ReaderState::Ready }
     }
 
-    /// Calls the reader. It may block for as long as it likes.
+    /// Calls the reader, which may block indefinitely.
     fn read(&mut self, of: &ReadSettings) -> Call {
         let (factory, reader) = (Arc::clone(&of.factory), self.reader.clone());
         let (name, position) = (self.name.clone(), self.position.clone());
@@ -147,7 +147,7 @@ impl PythonSplit {
         })
     }
 
-    /// Lets go of its reader, on the thread that called it.
+    /// Releases its reader, on the thread that called it.
     fn close(&mut self) {
         if let Some(reader) = self.reader.take() {
             self.caller.release(reader);
@@ -161,28 +161,28 @@ impl Drop for PythonSplit {
     }
 }
 
-/// One copy's source.
+/// The source of one copy.
 struct PythonSource {
     of: Arc<ReadSettings>,
     splits: Vec<PythonSplit>,
-    /// What was saved of those that are over and not named any more: named again, they are not read again.
+    /// Saved states of finished splits that are no longer named; if named again, they are not read again.
     over: Vec<(String, Bytes)>,
-    /// So many have been told of: time must not go on without one from which nothing has come yet.
+    /// The number of splits already reported: time must not advance without a split that has not emitted anything yet.
     told: usize,
-    /// Who is asked first, so that each has its turn.
+    /// The split that is asked first; it rotates for fairness.
     turn: usize,
     acknowledging: DurabilityListener,
 }
 
-/// Splits, and the positions where they stood.
+/// Splits and their positions.
 type Places = BTreeMap<String, Bytes>;
 
-/// What is told of checkpoints that are durable, if the program wants to hear it.
+/// Acknowledges durable positions, if the program wants them.
 #[derive(Default)]
 struct DurabilityListener {
-    /// Where splits stood at the barriers of epochs that are not durable yet.
+    /// The positions of splits at the barriers of epochs that are not durable yet.
     epochs: VecDeque<(u64, Places)>,
-    /// What is told next, and what was last.
+    /// Positions to acknowledge next, and those acknowledged last.
     due: Places,
     told: Places,
     telling: Option<BoxFuture<'static, Result<(), String>>>,
@@ -195,7 +195,7 @@ impl DurabilityListener {
         }
     }
 
-    /// Tells what there is to tell; ready when there is nothing more.
+    /// Acknowledges positions; ready when there are no more.
     fn poll(&mut self, of: &ReadSettings, context: &mut Context<'_>) -> Poll<Result<(), TaskError>> {
         loop {
             if let Some(telling) = &mut self.telling {
@@ -216,11 +216,11 @@ impl DurabilityListener {
     }
 }
 
-/// Before a position in a checkpoint, which is nothing at the beginning: whether the split was over there.
+/// The first byte of a saved position: whether the split was finished. The position itself is empty at the beginning.
 const UNDER_WAY: u8 = 0;
 const OVER: u8 = 1;
 
-/// The epoch that a source hears of when its end is durable.
+/// The epoch that a source is given when its end is durable.
 const ALL: u64 = u64::MAX;
 
 impl PythonSource {
@@ -247,7 +247,7 @@ impl PythonSource {
         }
         let is_new = |name: &&String| restored.is_none_or(|restored| !restored.split_names.contains(*name));
         let new: Vec<&String> = named.iter().filter(is_new).collect();
-        // A copy that has come to its end stays there.
+        // A copy that has ended does not start again.
         let ended = |copy: &u32| restored.is_some_and(|restored| restored.ended_copies.contains(copy));
         let reading: Vec<u32> = (0..context.copies()).filter(|copy| !ended(copy)).collect();
         if let (true, Some(split)) = (reading.is_empty(), new.first()) {
@@ -266,7 +266,7 @@ impl PythonSource {
         Ok(PythonSource { of: Arc::clone(of), splits, over: past, told: 0, turn: 0, acknowledging })
     }
 
-    /// Where those of its splits stand that have begun.
+    /// The positions of its splits that have started.
     fn places(&self) -> Places {
         self.splits.iter().filter_map(|split| Some((split.name.clone(), split.position.clone()?))).collect()
     }

@@ -1,4 +1,4 @@
-//! What a worker says of itself while a stream runs, for `tidemill top` and `tidemill stop`.
+//! The status that a worker publishes while a stream runs, for `tidemill top` and `tidemill stop`.
 
 use std::path::PathBuf;
 use std::time::{Duration, SystemTime};
@@ -11,24 +11,24 @@ use tidemill_stream::LateRows;
 use super::bsp::collective_waits;
 use super::stream::described_by;
 
-/// What a worker tells of itself while the job runs: in a file, which `tidemill top` reads, and worker 0, whose file
-/// has what all others tell, too. The first line of it is the worker's own, each other one of another worker. A worker
-/// that is killed leaves its file behind: readers look whether its process is there, and when it told last. Beside it
-/// `tidemill stop` puts an empty file, to ask worker 0 for a last checkpoint; when the job has stopped, that has
-/// another name. Others ask for keys to move (`requests`).
+/// The status file of a worker, which `tidemill top` reads. Worker 0's file also contains the status of all others: the
+/// first line is its own, and each further line is that of another worker. A killed worker leaves its file behind, so
+/// readers check whether its process exists, and when it last wrote. `tidemill stop` creates an empty file next to it
+/// to ask worker 0 for a last checkpoint; the file is renamed when the job has stopped. Other files request moves of
+/// keys (`requests`).
 pub(super) struct StatusFile {
-    /// `None` where there can be none.
+    /// `None` if there is no place for it.
     file: Option<PathBuf>,
-    /// Who it is.
+    /// Describes the worker.
     about: Value,
     timer: LookTimer,
-    /// Between checkpoints, if there are any.
+    /// The checkpoint interval, if there are checkpoints.
     every_checkpoint: Option<Duration>,
 }
 
 impl StatusFile {
     const EVERY: Duration = Duration::from_millis(500);
-    /// Of many workers each tells less often, so that worker 0 has no more to do than to hear so often of somebody.
+    /// With many workers, each reports less often, so that worker 0 gets at most one report per this interval.
     const EVERY_WORKER: Duration = Duration::from_millis(4);
 
     pub(super) fn new(
@@ -39,17 +39,17 @@ impl StatusFile {
     ) -> PyResult<Self> {
         let timer = LookTimer::new(Self::EVERY.max(Self::EVERY_WORKER * workers));
         let status = StatusFile { file, about: described_by(about)?, timer, every_checkpoint };
-        // Of a process that had the same number once.
+        // Left over from a process with the same process ID.
         status.asked().iter().flatten().for_each(|left| drop(std::fs::remove_file(left)));
         Ok(status)
     }
 
-    /// The file that asks for a stop, and the one that says that the job has stopped.
+    /// The file that requests a stop, and the one that says that the job has stopped.
     fn asked(&self) -> Option<[PathBuf; 2]> {
         self.file.as_ref().map(|file| ["stop", "stopped"].map(|name| file.with_extension(name)))
     }
 
-    /// Tells it now and then. It is of no use to the job itself, so failures are passed over.
+    /// Writes the status now and then. The job itself does not need it, so errors are ignored.
     pub(super) fn tell(&mut self, run: &RunProgress, late: &LateRows, spilled_bytes: u64, controller: &RunController) {
         if !self.timer.is_due() {
             return;
@@ -62,8 +62,7 @@ impl StatusFile {
         });
         let mut status = self.about.clone();
         status["at_s"] = json!(SystemTime::UNIX_EPOCH.elapsed().map_or(0.0, |since| since.as_secs_f64()));
-        // Whoever reads it on this machine tells by it how long ago that was, though the machine's clock may be set
-        // meanwhile.
+        // Readers on this machine use the uptime to compute the age, because the machine's clock may be set meanwhile.
         let up = std::fs::read_to_string("/proc/uptime").unwrap_or_default();
         status["up_s"] = json!(up.split(' ').next().and_then(|text| text.parse::<f64>().ok()));
         status["durable"] = json!(run.durable());
@@ -85,7 +84,7 @@ impl StatusFile {
         status["skipped"] = json!(of(|step| step.3));
         status["collectives"] = json!(collective_waits());
         status["spilled_bytes"] = json!(spilled_bytes);
-        // Worker 0 alone knows of all.
+        // Only worker 0 knows the others.
         if run.worker() == 0 {
             status["cluster"] = json!(controller.report());
         }
@@ -94,7 +93,7 @@ impl StatusFile {
             let mut lines = status.clone().into_bytes();
             for WorkerStatus { worker, status, age, over } in run.statuses() {
                 let age_s = age.as_secs_f64();
-                // As it came: nobody need read it here.
+                // Passed on without parsing.
                 let head = format!("\n{{\"worker\":{worker},\"age_s\":{age_s:.3},\"over\":{over},\"status\":");
                 lines.extend([head.as_bytes(), status.as_slice(), b"}".as_slice()].concat());
             }
@@ -104,12 +103,12 @@ impl StatusFile {
         run.tell_status(status.into_bytes());
     }
 
-    /// Whether somebody asks the job to stop, which it can if it makes checkpoints.
+    /// Whether a stop of the job was requested, which is possible if it makes checkpoints.
     pub(super) fn is_asked_to_stop(&self, run: &RunProgress) -> bool {
         run.worker() == 0 && run.durable().is_some() && self.asked().is_some_and(|[asked, _]| asked.exists())
     }
 
-    /// The job has come to its end, or to the last checkpoint that somebody asked for, who hears so.
+    /// Reports that the job has ended, or has made the last checkpoint that was requested.
     pub(super) fn has_stopped(&mut self) {
         if let Some([asked, stopped]) = self.asked() {
             drop(std::fs::rename(asked, stopped));

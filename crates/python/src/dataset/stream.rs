@@ -1,4 +1,4 @@
-//! Streams: tables as sources, Python functions and objects as sinks, windows, and the job that writes one.
+//! Streams: tables as sources, Python functions and objects as sinks, windows, and jobs that write streams.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -38,8 +38,8 @@ use super::{finish, raised};
 use crate::comm::Comm;
 use crate::report::described;
 
-/// A column that tells time, by how many microseconds rows may be out of order, and splits be silent; what says how far
-/// time is: "latest", "arrival", or "column" and its name.
+/// A time column; the microseconds by which rows may be out of order, and for which splits may be silent; and the
+/// origin of the watermark: "latest", "arrival", or "column" with its name.
 pub(super) type Times = (String, u64, u64, String, Option<String>);
 
 pub(super) fn times(given: Option<Times>) -> PyResult<Option<WatermarkStrategy>> {
@@ -83,8 +83,8 @@ pub fn stream_of_table(
     made.map(NativeDataSet).map_err(|error| raised(py, &error))
 }
 
-/// A stream of a connector: `spec` is the JSON that describes it, `schema` what its rows are, where they do not say so.
-/// Records that are no rows go to `bad_to`, a sink and what that is called, if `spec` says that they go to one.
+/// A stream of a connector: `spec` is the JSON that describes it, `schema` the schema of its rows, if they do not
+/// contain one. Bad records go to `bad_to`, a sink and its name, if `spec` says so.
 #[pyfunction]
 #[pyo3(signature = (engine, spec, schema, time, bad_to = None))]
 pub fn stream_of(
@@ -97,7 +97,7 @@ pub fn stream_of(
 ) -> PyResult<NativeDataSet> {
     let schema = schema.map(|schema| schema.resolve(py)).transpose()?;
     let (described, spec) = (Arc::from(spec), described_by(spec)?);
-    // Without the interpreter's lock: it may ask a registry for its schema.
+    // Without the GIL, since this may ask a registry for its schema.
     let found = py
         .detach(|| tidemill_connect::source(&spec, schema, engine.engine.object_stores()))
         .map_err(|error| refused(py, &error))?;
@@ -131,7 +131,7 @@ pub(super) fn refused(py: Python<'_>, error: &ConnectError) -> PyErr {
     raised(py, &DataSetError::Query(error.to_string()))
 }
 
-/// The window of a row with this time; lengths in microseconds.
+/// The window of a row with this time; durations in microseconds.
 #[pyfunction]
 #[pyo3(signature = (
     time, kind, size, slide, lateness, early = None, early_time = None, early_rows = None, zone = "", ttl = None,
@@ -176,7 +176,7 @@ pub fn window_of(
     Ok(NativeExpr(windows.of(time.get().0.clone())))
 }
 
-/// How checkpoints are made; times in seconds.
+/// Options of checkpoints; times in seconds.
 #[derive(FromPyObject)]
 #[pyo3(from_item_all)]
 pub struct CheckpointOptions {
@@ -190,7 +190,7 @@ pub struct CheckpointOptions {
     forget: Vec<String>,
 }
 
-/// Where checkpoints lie, in a store of the engine's where it is a URL.
+/// The store of checkpoints, which may be a URL of one of the engine's stores.
 fn checkpoint_store(
     engine: &QueryEngine,
     place: &str,
@@ -222,14 +222,14 @@ impl CheckpointOptions {
     }
 }
 
-/// What a run has done: the edges' reports, how many records were left out by this process, and the first of them, and
-/// by step how many rows because they came too late, and because they had no time.
+/// The report of a run: the edges' reports, the number of records that this process has dropped, and the first of them;
+/// and by step, the numbers of rows dropped because they were late, and because they had no time.
 type Told<'py> = (Bound<'py, PyDict>, u64, Option<String>, Vec<(String, u64, u64, u64)>);
 
-/// A query, its sink, and what that is called.
+/// A query, its sink, and the sink's name.
 type Written = (Py<NativeDataSet>, Py<PyAny>, String);
 
-/// The step that rows come too late for, a sink for them, and what that is called; `None`: all windows.
+/// The step that rows are late for (`None`: all windows), a sink for them, and its name.
 type Late = (Option<String>, Py<PyAny>, String);
 
 /// Writes streams, each to its sink, until they end; collective.
@@ -333,7 +333,7 @@ pub fn write_stream<'py>(
     }
 }
 
-/// The tasks that queries over streams become, each with its sink, if that is known; collective.
+/// Describes the tasks of queries over streams, each with its sink, if that is known; collective.
 #[pyfunction]
 pub fn explain_stream(
     py: Python<'_>,
@@ -351,7 +351,7 @@ pub fn explain_stream(
     together(py, engine, comm, None, |workers, _| tidemill_stream::explain(workers, &engine.engine, &outputs))
 }
 
-/// A function of the program that raises if sinks are such that the job must not begin.
+/// A check by a function of the program, which raises if the job must not start with these sinks.
 fn sinks_seen_by(look: Py<PyAny>) -> LookAtSinks {
     Arc::new(move |sinks| {
         let sinks: Vec<(&str, Vec<&str>)> =
@@ -360,7 +360,7 @@ fn sinks_seen_by(look: Py<PyAny>) -> LookAtSinks {
     })
 }
 
-/// A sink of the engine's own, described by a text, or of the program, for rows of `schema`.
+/// A sink for rows of `schema`: one of the engine's, described by a string, or one of the program.
 fn any_sink(
     py: Python<'_>,
     engine: &QueryEngine,
@@ -375,7 +375,7 @@ fn any_sink(
     }
 }
 
-/// Where late rows go, by step or those of all windows to one sink.
+/// The destinations of late rows: by step, or one sink for all windows.
 fn late_to(py: Python<'_>, engine: &QueryEngine, late: Vec<Late>) -> PyResult<LateTo> {
     let mut steps = BTreeMap::new();
     for (step, sink, name) in late {
@@ -386,7 +386,7 @@ fn late_to(py: Python<'_>, engine: &QueryEngine, late: Vec<Late>) -> PyResult<La
     Ok(LateTo::Steps(steps))
 }
 
-/// What rows are is known when the query is planned.
+/// The schema of late rows is known only when the query is planned.
 fn late_sink(py: Python<'_>, engine: &QueryEngine, sink: Py<PyAny>, name: String) -> PyResult<MakeLateSink> {
     if let Ok(spec) = sink.extract::<String>(py) {
         let (spec, stores) = (described_by(&spec)?, engine.engine.object_stores().clone());
@@ -400,7 +400,7 @@ fn connector_sink(stores: &ObjectStores, spec: &Value, schema: &SchemaRef) -> Re
     let found = tidemill_connect::sink(spec, schema, stores).map_err(|error| DataSetError::Query(error.to_string()))?;
     let described = Some(Arc::from(spec.to_string()));
     let (spec, stores) = (spec.clone(), stores.clone());
-    // Once more with what the plan says its rows are, which may differ in details.
+    // Make the sink again with the planned schema, which may differ in details.
     let make = move |schema: &SchemaRef| -> MakeSink {
         match tidemill_connect::sink(&spec, schema, &stores) {
             Ok(found) => found.make,
@@ -414,7 +414,7 @@ fn connector_sink(stores: &ObjectStores, spec: &Value, schema: &SchemaRef) -> Re
 fn python_sink(py: Python<'_>, sink: Py<PyAny>, name: String) -> PyResult<StreamSink> {
     let sink = Arc::new(sink);
     let whole = sink.bind(py).hasattr("prepare")?;
-    // Those of the package may want all rows in one place.
+    // Sinks of this package may require all rows in one place.
     let copies_max = match sink.bind(py).hasattr("_copies_max")? {
         true => sink.bind(py).getattr("_copies_max")?.extract()?,
         false => 0,
@@ -423,7 +423,7 @@ fn python_sink(py: Python<'_>, sink: Py<PyAny>, name: String) -> PyResult<Stream
         let sink = Arc::clone(&sink);
         Arc::new(move |_: &TaskContext| {
             let Some(_call) = PendingCall::begin() else { return Err("the program is ending".into()) };
-            // What one copy has prepared must not be mixed with what another one has written since: each has its own.
+            // What one copy has prepared must not be mixed with another's later output, so each has its own sink.
             let mine = Python::attach(|py| match whole {
                 true => py.import("copy")?.call_method1("deepcopy", (sink.bind(py),)).map(Bound::unbind),
                 false => Ok(sink.clone_ref(py)),
@@ -443,7 +443,7 @@ struct PythonSink {
 }
 
 impl PythonSink {
-    /// Most sinks wait for a disk or a server: meanwhile the copy's thread does what else there is to do.
+    /// Most sinks wait for a disk or a server; meanwhile the copy's thread does other work.
     fn call<T: Send + 'static>(
         &self,
         work: impl FnOnce(Python<'_>, &Py<PyAny>) -> PyResult<T> + Send + 'static,
@@ -485,17 +485,17 @@ impl Sink for PythonSink {
     }
 }
 
-/// What a checkpoint is: its job, when it was made (milliseconds since 1970), whether the job had come to its end,
-/// bytes, and copies by task.
+/// A checkpoint: its job, when it was made (milliseconds since 1970), whether the job had ended, bytes, and copies by
+/// task.
 type Made = (String, u64, bool, u64, Vec<Kept>);
 
-/// A task, its copies, and what its states consist of, with the version of that, if it is known.
+/// A task, its copies, and the version and description of its state's schema, if known.
 type Kept = (String, u32, Option<(u32, String)>);
 
-/// A checkpoint in a list: its epoch, what it is, and what is wrong with it.
+/// A checkpoint in a list: its epoch, its description, and the problem with it.
 type Listed = (u64, Option<Made>, Option<String>);
 
-/// The checkpoints in a folder, newest first; `verify`: with a look at all that they refer to.
+/// The checkpoints in a folder, newest first; with `verify`, everything they refer to is checked.
 #[pyfunction]
 pub fn list_checkpoints(
     py: Python<'_>,
@@ -523,7 +523,7 @@ pub fn list_checkpoints(
     finish(py, engine.engine.start(work))
 }
 
-/// What controllers of a job have decided, and which hosts are drained, as JSON; `null` if nothing was.
+/// The decisions of a job's controllers, and the drained hosts, as JSON; `null` if there are none.
 #[pyfunction]
 pub fn controller_record(
     py: Python<'_>,
@@ -535,7 +535,7 @@ pub fn controller_record(
     finish(py, engine.engine.start(control::kept(store))).map(|kept| kept.to_string())
 }
 
-/// Copies the checkpoint of an epoch, or the newest, to another folder or URL, of stores that are told the same.
+/// Copies the checkpoint of an epoch, or the newest, to another folder or URL, with the same options for both stores.
 /// Returns its epoch and bytes.
 #[pyfunction]
 pub fn copy_checkpoint(

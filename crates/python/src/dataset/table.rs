@@ -1,4 +1,4 @@
-//! The result of a query: record batches that any Arrow library takes without copying.
+//! The result of a query: record batches that any Arrow library can use without copying.
 
 use std::sync::Arc;
 
@@ -38,7 +38,7 @@ pub struct NativeTable {
 }
 
 impl NativeTable {
-    /// The batches, to be read now: what lies on disk is as it was written.
+    /// The batches, for immediate reading: data on disk was verified.
     fn checked(&self, py: Python<'_>) -> PyResult<&[RecordBatch]> {
         let verified = py.detach(|| self.batches.iter().try_for_each(verify_rows));
         verified.map_err(|error| raised(py, &DataSetError::Io(error.to_string())))?;
@@ -58,12 +58,12 @@ impl NativeTable {
     }
 }
 
-/// A column's name, NumPy's name of its type, and the bytes of its values.
+/// A column's name, the NumPy name of its type, and the bytes of its values.
 type ColumnArray<'py> = (String, String, Option<Bound<'py, PyArray1<u8>>>);
 
 #[pymethods]
 impl NativeTable {
-    /// From any object with the Arrow PyCapsule interface.
+    /// Imports any object with the Arrow PyCapsule interface.
     #[staticmethod]
     fn take(py: Python<'_>, table: PyTable) -> PyResult<Self> {
         let (batches, schema) = table.into_inner();
@@ -75,21 +75,21 @@ impl NativeTable {
         Ok(NativeTable { schema: plain, batches: batches.map_err(|error: ArrowError| raised(py, &error.into()))? })
     }
 
-    /// A table of these columns without rows.
+    /// A table with these columns and no rows.
     #[staticmethod]
     fn empty(py: Python<'_>, schema: GivenSchema) -> PyResult<Self> {
         Ok(NativeTable { schema: schema.resolve(py)?, batches: Vec::new() })
     }
 
-    /// The rows of tables that have the columns of `first`, after its own.
+    /// The rows of tables with the columns of `first`, appended to its own.
     #[staticmethod]
     fn concat(first: &NativeTable, others: Vec<PyRef<'_, NativeTable>>) -> Self {
         let batches = first.batches.iter().chain(others.iter().flat_map(|table| &table.batches)).cloned().collect();
         NativeTable { schema: first.schema.clone(), batches }
     }
 
-    /// A table without rows of the columns of all `tables`, of types that have the values of all. `names` are theirs,
-    /// for errors.
+    /// A table without rows that has the columns of all `tables`, with types that can represent the values of all.
+    /// `names` are those of the tables, for errors.
     #[staticmethod]
     fn unite(py: Python<'_>, tables: Vec<PyRef<'_, NativeTable>>, names: Vec<String>) -> PyResult<Self> {
         let schemas: Vec<SchemaRef> = tables.iter().map(|table| SchemaRef::clone(&table.schema)).collect();
@@ -97,7 +97,7 @@ impl NativeTable {
         Ok(NativeTable { schema, batches: Vec::new() })
     }
 
-    /// Of columns (name, values, type or none): Python values.
+    /// A table of columns (name, values, type or `None`) of Python values.
     #[staticmethod]
     fn from_lists(py: Python<'_>, columns: Vec<(String, Bound<'_, PyList>, Option<String>)>) -> PyResult<Self> {
         let columns: PyResult<Vec<(String, ArrayRef)>> = columns
@@ -127,23 +127,23 @@ impl NativeTable {
         Ok(NativeTable { schema, batches: vec![batch] })
     }
 
-    /// Columns of which, or within which, there is nothing but null, so that nobody knows a type.
+    /// Columns that contain, possibly nested, nothing but nulls, so that their type is unknown.
     #[getter]
     fn untyped(&self) -> Vec<String> {
         let untyped = self.schema.fields().iter().filter(|field| is_untyped(field.data_type()));
         untyped.map(|field| field.name().clone()).collect()
     }
 
-    /// Of arrays of one axis by name, which are copied. `None` unless all are contiguous, of one length, and of numbers
-    /// or booleans in the machine's order that Arrow knows: then it is for the caller to find out why.
+    /// A table of one-dimensional arrays by name, which are copied. `None` unless all are contiguous, of equal length,
+    /// and of numbers or booleans in native byte order that Arrow supports; the caller then finds out why.
     #[staticmethod]
     fn from_plain(py: Python<'_>, columns: &Bound<'_, PyDict>) -> PyResult<Option<Self>> {
         let mut arrays = Vec::with_capacity(columns.len());
         for (name, array) in columns {
             let (Ok(name), Some(array)) = (name.cast::<PyString>(), plain(&array)) else { return Ok(None) };
             let Some(kind) = arrow_type(array.dtype).filter(|_| array.axes == 1) else { return Ok(None) };
-            // SAFETY: a plain array has `len` elements of its type at `ptr`, and nobody changes it while the GIL is
-            // held.
+            // SAFETY: a plain array has `len` elements of its type at `ptr`, and no other code changes it while the GIL
+            // is held.
             let bytes = unsafe { std::slice::from_raw_parts(array.ptr, array.len * array.dtype.size_bytes()) };
             let made: ArrayRef = match kind {
                 DataType::Boolean => {
@@ -162,7 +162,7 @@ impl NativeTable {
         }
     }
 
-    /// The same, null where `nulls` says so.
+    /// The same with nulls where `nulls` is true.
     fn with_nulls(&self, py: Python<'_>, nulls: Vec<bool>) -> PyResult<Self> {
         let made = || -> Result<RecordBatch, ArrowError> {
             let batch = concat_batches(&self.schema, &self.batches)?;
@@ -174,7 +174,7 @@ impl NativeTable {
         Ok(NativeTable { schema: batch.schema(), batches: vec![batch] })
     }
 
-    /// The only column's values as lists of `size` of them.
+    /// The only column's values in lists of `size` elements.
     fn in_lists(&self, py: Python<'_>, name: &str, size: i32) -> PyResult<Self> {
         let made = || -> Result<ArrayRef, ArrowError> {
             let batch = concat_batches(&self.schema, &self.batches)?;
@@ -269,7 +269,7 @@ impl NativeTable {
         Ok(NativeTable { schema, batches })
     }
 
-    /// These columns and, beside them, those of a table with as many rows.
+    /// These columns, followed by those of a table with the same number of rows.
     fn beside(&self, py: Python<'_>, other: &NativeTable) -> PyResult<Self> {
         let together = || -> Result<RecordBatch, ArrowError> {
             let (left, right) =
@@ -282,7 +282,7 @@ impl NativeTable {
         Ok(NativeTable { schema: batch.schema(), batches: vec![batch] })
     }
 
-    /// The rows that are to be kept.
+    /// The rows selected by `keep`.
     fn filter(&self, py: Python<'_>, keep: Vec<bool>) -> PyResult<Self> {
         let mut from = 0;
         let kept = self.batches.iter().map(|batch| {
@@ -294,7 +294,7 @@ impl NativeTable {
         Ok(NativeTable { schema: self.schema.clone(), batches })
     }
 
-    /// For each row the structs in a column of lists, as a table.
+    /// For each row, the structs in a list column as a table.
     fn lists(&self, column: &str) -> PyResult<Vec<NativeTable>> {
         let mut tables = Vec::new();
         for batch in &self.batches {
@@ -320,13 +320,13 @@ impl NativeTable {
         Ok(cells)
     }
 
-    /// A column as numbers of its distinct values, counted in the order in which they come, and these values as a table
-    /// of one column. The numbers are the bytes of int32; -1 stands for null.
+    /// A column as numbers of its distinct values in order of first occurrence, and these values as a one-column table.
+    /// The numbers are int32 as bytes; -1 means null.
     fn codes<'py>(&self, py: Python<'py>, name: &str) -> PyResult<(Bound<'py, PyBytes>, NativeTable)> {
         let place = self.schema.index_of(name).map_err(|_| PyKeyError::new_err(name.to_owned()))?;
         let made = py.detach(|| {
             let field = self.schema.field(place);
-            // A text of its own, not a view of the batch that it was in.
+            // Strings of their own, not views of the batch they came from.
             let kind = match field.data_type() {
                 DataType::Utf8View => DataType::Utf8,
                 other => other.clone(),
@@ -347,8 +347,8 @@ impl NativeTable {
         Ok((PyBytes::new(py, &bytes), distinct))
     }
 
-    /// Of each column its name, NumPy's name of its type and the bytes of its values, in memory of their own; none
-    /// where NumPy has no such type, or where there are nulls.
+    /// For each column its name, the NumPy name of its type, and a copy of its values as bytes; no bytes if NumPy has
+    /// no such type, or if there are nulls.
     fn to_arrays<'py>(&self, py: Python<'py>) -> PyResult<Vec<ColumnArray<'py>>> {
         let batches = self.checked(py)?;
         let column = |(place, field): (usize, &Arc<Field>)| {
@@ -375,12 +375,12 @@ impl NativeTable {
         Ok(self.schema.fields().iter().enumerate().map(column).collect())
     }
 
-    /// The rows as a text table, with the columns' types below their names if `types`.
+    /// The rows as a text table, with the types below the column names if `types`.
     #[pyo3(signature = (types = false))]
     fn format(&self, py: Python<'_>, types: bool) -> PyResult<String> {
         let empty = [RecordBatch::new_empty(self.schema.clone())];
         let batches = if self.batches.is_empty() { &empty[..] } else { &self.batches };
-        // A null must not look like a text without characters.
+        // A null must be distinguishable from an empty string.
         let options = FormatOptions::default().with_null("null").with_types_info(types);
         let table = pretty_format_batches_with_options(batches, &options).map_err(|error| raised(py, &error.into()))?;
         Ok(table.to_string())
@@ -419,7 +419,7 @@ fn is_untyped(kind: &DataType) -> bool {
     }
 }
 
-/// Arrow's type of NumPy's numbers; `None` where it has no such type.
+/// The Arrow type of a NumPy number; `None` if Arrow has no such type.
 fn arrow_type(dtype: DType) -> Option<DataType> {
     Some(match dtype {
         DType::Bool => DataType::Boolean,
@@ -438,7 +438,7 @@ fn arrow_type(dtype: DType) -> Option<DataType> {
     })
 }
 
-/// NumPy's name of a type, and bytes of a value.
+/// The NumPy name of a type, and the size of a value in bytes.
 fn numpy_type(kind: &DataType) -> Option<(&'static str, usize)> {
     Some(match kind {
         DataType::Boolean => ("bool", 1),

@@ -1,4 +1,4 @@
-//! Single values between Python and Arrow: literals going in, cells of a result coming out.
+//! Conversion of single values between Python and Arrow: literals in, cells of results out.
 
 use std::sync::Arc;
 
@@ -35,16 +35,16 @@ python_type!(month_day_nano, "tidemill._tables.values", "MonthDayNano");
 /// `date(1970, 1, 1).toordinal()`.
 const EPOCH_ORDINAL: i64 = 719_163;
 const MICROS_PER_DAY: i64 = 86_400_000_000;
-/// Of lists in lists and their like; a list may have itself in it.
+/// Maximum nesting of lists and the like, since a list may contain itself.
 const DEPTH_MAX: usize = 64;
 
-/// A Python value as a literal of the type that fits it best.
+/// A Python value as a literal of the most suitable type.
 pub fn scalar(value: &Bound<'_, PyAny>) -> PyResult<ScalarValue> {
     let py = value.py();
     if value.is_none() {
         return Ok(ScalarValue::Null);
     }
-    // A bool is an int too, a datetime a date: the narrower type first.
+    // A bool is also an int, and a datetime also a date, so the narrower types come first.
     if let Ok(value) = value.cast::<PyBool>() {
         return Ok(ScalarValue::Boolean(Some(value.is_true())));
     }
@@ -104,7 +104,7 @@ pub fn scalar(value: &Bound<'_, PyAny>) -> PyResult<ScalarValue> {
         let (months, days, nanoseconds) = value.extract()?;
         return Ok(ScalarValue::new_interval_mdn(months, days, nanoseconds));
     }
-    // NumPy's scalars and their like turn into Python's own.
+    // NumPy scalars and the like convert to Python's own types.
     if let Ok(item) = value.call_method0("item")
         && !item.get_type().is(value.get_type())
     {
@@ -138,8 +138,8 @@ fn exact(value: &Bound<'_, PyAny>) -> PyResult<ScalarValue> {
     Ok(ScalarValue::Decimal128(Some(if negative == 1 { -magnitude } else { magnitude }), precision, scale))
 }
 
-/// Python values as a column: of the type of the first that is not `None`, of floats if there are ints and floats.
-/// Dicts are structs, lists of pairs are maps.
+/// Python values as a column: with the type of the first that is not `None`, or floats if there are ints and floats.
+/// Dicts become structs, and lists of pairs become maps.
 pub fn array(values: &Bound<'_, PyList>) -> PyResult<ArrayRef> {
     array_within(values, 0)
 }
@@ -177,8 +177,8 @@ fn array_within(values: &Bound<'_, PyList>, depth: usize) -> PyResult<ArrayRef> 
     scalars_of(values)
 }
 
-/// Python values as a column of a type. Fields that a struct's dict does not have are null; those that it has beyond
-/// are an error. A map is a list of pairs, or a dict.
+/// Python values as a column of a type. Fields that are missing from a struct's dict are null; extra ones are an error.
+/// A map is a list of pairs, or a dict.
 pub fn array_as(values: &Bound<'_, PyList>, kind: &DataType) -> PyResult<ArrayRef> {
     let py = values.py();
     let failed = |error: ArrowError| super::raised(py, &error.into());
@@ -243,7 +243,7 @@ pub fn array_as(values: &Bound<'_, PyList>, kind: &DataType) -> PyResult<ArrayRe
         kind => {
             let exact = CastOptions { safe: false, ..Default::default() };
             let made = array(values)?;
-            // A cast would cut it.
+            // A cast would truncate it.
             if kind.is_integer()
                 && let Some(floats) = made.as_primitive_opt::<Float64Type>()
                 && let Some(value) = floats.iter().flatten().find(|value| value.fract() != 0.0)
@@ -255,7 +255,7 @@ pub fn array_as(values: &Bound<'_, PyList>, kind: &DataType) -> PyResult<ArrayRe
     })
 }
 
-/// Lists, or dicts as lists of pairs, one after the other.
+/// The elements of lists, or of dicts as lists of pairs, concatenated.
 struct ListValues<'py> {
     elements: Bound<'py, PyList>,
     lengths: Vec<usize>,
@@ -295,7 +295,7 @@ impl<'py> ListValues<'py> {
         Some(self.valid.clone().into())
     }
 
-    /// The first and the second of each element.
+    /// The first and the second items of each pair.
     fn pairs(&self) -> PyResult<[Bound<'py, PyList>; 2]> {
         let py = self.elements.py();
         let parts = [PyList::empty(py), PyList::empty(py)];
@@ -356,7 +356,7 @@ fn field_name(name: &Bound<'_, PyAny>) -> PyResult<String> {
     })
 }
 
-/// What dicts have under a name; `None` where there is nothing.
+/// The values of dicts under a name; `None` where it is missing.
 fn field_values<'py>(values: &Bound<'py, PyList>, name: &str) -> PyResult<Bound<'py, PyList>> {
     let py = values.py();
     let found = PyList::empty(py);
@@ -387,7 +387,7 @@ fn scalars_of(values: &Bound<'_, PyList>) -> PyResult<ArrayRef> {
             }
         }
     } else if scalars.iter().any(is_large) {
-        // Beyond the range of int64, of which the others seemed to be.
+        // Outside the range of int64, which the other values suggested.
         for value in &mut scalars {
             if let ScalarValue::Int64(Some(whole)) = value {
                 let fits = u64::try_from(*whole).map_err(|_| {
@@ -420,7 +420,7 @@ fn scalars_of(values: &Bound<'_, PyList>) -> PyResult<ArrayRef> {
     ScalarValue::iter_to_array(scalars).map_err(|error| super::raised(py, &error.into()))
 }
 
-/// A type for values of both: wide enough for all digits of decimals; otherwise the first.
+/// A common type for values of both: wide enough for all digits of decimals; otherwise the first.
 fn common(first: DataType, second: DataType) -> DataType {
     match (&first, &second) {
         (DataType::Decimal128(p1, s1), DataType::Decimal128(p2, s2)) => {
@@ -452,7 +452,7 @@ fn cell<'py>(py: Python<'py>, array: &dyn Array, row: usize) -> PyResult<Bound<'
 /// A value as a Python object.
 fn object<'py>(py: Python<'py>, value: &ScalarValue) -> PyResult<Bound<'py, PyAny>> {
     use ScalarValue as S;
-    // The null of a union, or of a dictionary, is one of the values that it chooses from.
+    // A null of a union or dictionary type is one of the values that it selects.
     if value.is_null() {
         return Ok(py.None().into_bound(py));
     }
@@ -507,7 +507,7 @@ fn object<'py>(py: Python<'py>, value: &ScalarValue) -> PyResult<Bound<'py, PyAn
             }
             fields.into_any()
         }
-        // As it may have a key twice, and keys that no dict can have, it is no dict.
+        // Not a dict, because a map can have duplicate keys, and keys that are not hashable.
         S::Map(array) => {
             let pairs = array.value(0);
             let (keys, items) = (list(py, pairs.column(0).as_ref())?, list(py, pairs.column(1).as_ref())?);
@@ -522,7 +522,7 @@ fn object<'py>(py: Python<'py>, value: &ScalarValue) -> PyResult<Bound<'py, PyAn
         | S::Decimal64(Some(_), ..)
         | S::Decimal128(Some(_), ..)
         | S::Decimal256(Some(_), ..) => {
-            // The text of an Arrow decimal is what Python's own reads.
+            // Python's Decimal reads the text of an Arrow decimal.
             let text = arrow_text(py, value)?;
             decimal(py)?.call1((text,))?
         }
@@ -537,7 +537,7 @@ fn arrow_text(py: Python<'_>, value: &ScalarValue) -> PyResult<String> {
         .map_err(|error| super::raised(py, &error.into()))
 }
 
-/// Python's clocks count microseconds; what is finer is cut off.
+/// Python's times have microseconds; finer digits are truncated.
 fn to_micros(value: i64, unit: TimeUnit) -> i128 {
     let value = i128::from(value);
     match unit {
@@ -559,7 +559,7 @@ fn instant<'py>(py: Python<'py>, value: i64, unit: TimeUnit, tz: Option<&str>) -
     };
     let utc = PyModule::import(py, "datetime")?.getattr("timezone")?.getattr("utc")?;
     let at = datetime(py)?.call1((1970, 1, 1, 0, 0, 0, 0, utc))?.add(since)?;
-    // An offset such as +02:00 has no name that Python knows: the same instant in UTC.
+    // Python has no time zone named like the offset +02:00: return the same instant in UTC.
     match zone(py)?.call1((tz,)) {
         Ok(zone) => at.call_method1("astimezone", (zone,)),
         Err(_) => Ok(at),

@@ -1,4 +1,4 @@
-//! Arrays that are reduced element by element as NumPy reduces them, without calling it.
+//! Elementwise reduction of arrays with NumPy's semantics, without calling NumPy.
 
 use std::sync::Arc;
 
@@ -10,7 +10,7 @@ use tidemill_dataset::datafusion::arrow::buffer::{Buffer, OffsetBuffer};
 use tidemill_dataset::datafusion::arrow::compute::take;
 use tidemill_dataset::datafusion::arrow::datatypes::Int64Type;
 
-/// An operation by NumPy's name for it; `None` of others.
+/// The operation with this NumPy name; `None` for others.
 pub fn op(name: &str) -> Option<ReduceOp> {
     Some(match name {
         "sum" => ReduceOp::Sum,
@@ -21,7 +21,7 @@ pub fn op(name: &str) -> Option<ReduceOp> {
     })
 }
 
-/// The element type of NumPy's `dtype.str`, if it is one of this machine's that operations are defined for.
+/// The element type of a NumPy `dtype.str`, if it is native and operations are defined for it.
 fn dtype(text: &str) -> Option<DType> {
     Some(match text {
         "|b1" => DType::Bool,
@@ -42,12 +42,12 @@ fn dtype(text: &str) -> Option<DType> {
     })
 }
 
-/// Reduces the arrays of each of `count` groups, rows of [`array_schema`](super::message::array_schema), in their
-/// order. `None` where NumPy's rules for arrays of different types or shapes are needed, or for types that are not
+/// Reduces the arrays of each of `count` groups, given as rows of [`array_schema`](super::message::array_schema), in
+/// order. `None` if NumPy's rules for arrays of different types or shapes are needed, or for types that are not
 /// numbers.
 ///
 /// # Errors
-/// When Arrow cannot make the result.
+/// If Arrow cannot build the result.
 pub fn fold(
     op: &ReduceOp,
     batch: &RecordBatch,
@@ -78,7 +78,7 @@ pub fn fold(
     Ok(Some(RecordBatch::try_new(batch.schema(), vec![Arc::new(folded), types, shapes])?))
 }
 
-/// The element type of all arrays, if it is the same, and their shapes are.
+/// The common element type of all arrays, if their types and shapes are equal.
 fn alike(batch: &RecordBatch) -> Option<DType> {
     let (types, shapes) = (batch.column(1).as_string::<i32>(), batch.column(2).as_list::<i32>());
     let rows = batch.num_rows();

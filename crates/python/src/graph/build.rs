@@ -1,4 +1,4 @@
-//! Building a graph, and looking at it before it runs.
+//! Building a graph, and inspecting it before it runs.
 
 use std::sync::Arc;
 
@@ -19,9 +19,9 @@ use super::function::GraphFunction;
 use super::raised;
 use super::task_copy::{TaskCopies, factory};
 
-/// Host, cores, bytes of memory (0: no limit) and location of a worker.
+/// A worker's host, cores, bytes of memory (0: no limit) and location.
 pub type Worker = (String, f32, u64, Option<String>);
-/// Of each task the worker of each copy.
+/// For each task, the worker of each copy.
 pub type Planned = Vec<(String, Vec<u32>)>;
 
 pub fn infos(workers: Vec<Worker>) -> Vec<WorkerInfo> {
@@ -36,7 +36,7 @@ pub fn plan(planned: Planned) -> PlacementPlan {
     PlacementPlan { tasks: planned.into_iter().map(|(task, workers)| TaskPlan { task, workers }).collect() }
 }
 
-/// Where copies go, as Python says it.
+/// The placement of copies, as given in Python.
 #[derive(FromPyObject)]
 pub enum PlacementSpec {
     Name(String),
@@ -77,7 +77,7 @@ impl NativeGraph {
     }
 }
 
-/// Every column may be null: what functions send says so only where it is.
+/// All columns are nullable, because functions need not declare which are not.
 fn nullable(schema: &SchemaRef) -> SchemaRef {
     let fields: Vec<Field> = schema.fields().iter().map(|field| Field::clone(field).with_nullable(true)).collect();
     Arc::new(Schema::new(fields))
@@ -105,7 +105,7 @@ impl NativeGraph {
         functions.iter().for_each(GraphFunction::clear);
     }
 
-    /// Adds a task, whose number it returns. `start` starts the thread of a copy; see `task_copy::factory`.
+    /// Adds a task, and returns its number. `start` starts the thread of a copy; see `task_copy::factory`.
     #[pyo3(signature = (name, start, inputs, outputs, *, copies, per_worker, cores, memory_bytes, data_hosts, comm))]
     #[expect(clippy::too_many_arguments, reason = "keyword arguments of a private method")]
     fn add(
@@ -151,14 +151,14 @@ impl NativeGraph {
         self.graph.lock().connect_all(sources, target, exchange.exchange.clone());
     }
 
-    /// Adds an edge that leads back.
+    /// Adds a feedback edge.
     fn feedback(&self, source: (usize, String), target: (usize, String), exchange: &NativeExchange) {
         let (source, target) = (self.port(source), self.port(target));
         self.functions.lock().extend(exchange.function.clone());
         self.graph.lock().feedback(source, target, exchange.exchange.clone());
     }
 
-    /// Raises all that is wrong with the graph.
+    /// Raises all errors in the graph.
     fn check(&self, py: Python<'_>, workers: u32) -> PyResult<()> {
         self.graph.lock().check(workers).map_err(|errors| raised(py, &errors.into()))
     }
@@ -170,7 +170,7 @@ impl NativeGraph {
         Ok(plan.tasks.into_iter().map(|task| (task.task, task.workers)).collect())
     }
 
-    /// The graph as `"text"`, `"dot"` or `"svg"`, as it is planned on these workers of a job.
+    /// The graph as `"text"`, `"dot"` or `"svg"`, with its placement on these workers of a job.
     fn explain(
         &self,
         py: Python<'_>,

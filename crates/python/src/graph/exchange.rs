@@ -62,13 +62,13 @@ fn table(batch: &RecordBatch) -> NativeTable {
     NativeTable { schema: batch.schema(), batches: vec![batch.clone()] }
 }
 
-/// How rows become one.
+/// How rows are combined.
 #[pyclass(frozen, module = "tidemill._tidemill")]
 pub struct NativeReduction(Reduction, Option<GraphFunction>);
 
 #[pymethods]
 impl NativeReduction {
-    /// Each column by an operation.
+    /// A reduction with an operation for each column.
     #[staticmethod]
     fn of_columns(columns: Vec<(String, String)>) -> PyResult<Self> {
         let mut reduction = Reduction::new();
@@ -91,9 +91,10 @@ impl NativeReduction {
         Ok(NativeReduction(reduction, None))
     }
 
-    /// These columns by a function `(table, group of each row, groups) -> table with a row for each group`. Of a port
-    /// of arrays `elementwise` names the operation that the function does element by element: it is only called where
-    /// that takes NumPy.
+    /// A reduction of these columns with a function
+    /// `(table, group of each row, groups) -> table with a row for each group`. For a port of arrays, `elementwise`
+    /// names the operation that the function applies element by element: the function is then called only if the
+    /// operation requires NumPy.
     #[staticmethod]
     #[pyo3(signature = (name, columns, function, elementwise = None))]
     fn of_function(name: String, columns: Vec<String>, function: Py<PyAny>, elementwise: Option<&str>) -> Self {
@@ -121,7 +122,7 @@ impl NativeReduction {
     }
 }
 
-/// How what leaves one task reaches another.
+/// How rows get from one task to another.
 #[pyclass(frozen, module = "tidemill._tidemill")]
 pub struct NativeExchange {
     pub exchange: AnyExchange,
@@ -164,8 +165,8 @@ impl NativeExchange {
         of(Direct)
     }
 
-    /// `along` an overlay, to each of the `"copies"`, or along one chosen for messages of about so many bytes, at about
-    /// this rate.
+    /// Broadcast `along` an overlay, to each of the `"copies"`, or along an overlay chosen for messages of about this
+    /// size, at about this rate.
     #[staticmethod]
     #[pyo3(signature = (along = None, message_bytes = None, message_rate = None))]
     fn broadcast(along: Option<&str>, message_bytes: Option<u64>, message_rate: Option<u64>) -> PyResult<Self> {
@@ -188,7 +189,7 @@ impl NativeExchange {
         }))
     }
 
-    /// By key; `owners` names the copy of each bucket.
+    /// Partition by key; `owners` is the copy of each bucket.
     #[staticmethod]
     #[pyo3(signature = (columns, buckets, owners = None))]
     fn partition(columns: Vec<String>, buckets: u32, owners: Option<Vec<u32>>) -> Self {
@@ -204,7 +205,7 @@ impl NativeExchange {
         of(Partition::round_robin())
     }
 
-    /// By a function `(table, copies) -> int64 array, a copy for each row`.
+    /// Partition by a function `(table, copies) -> int64 array with the copy of each row`.
     #[staticmethod]
     fn partition_with(name: String, function: Py<PyAny>) -> Self {
         let function = GraphFunction::new(function);
@@ -214,7 +215,7 @@ impl NativeExchange {
                 let call = |function: Bound<'_, PyAny>| {
                     let targets = function.call1((table(batch), copies))?;
                     let targets = targets.extract::<PyReadonlyArray1<'_, i64>>()?;
-                    // What is no copy's number is one that is too large: the exchange says so.
+                    // Invalid numbers become too large ones, which the exchange reports.
                     Ok(targets.as_slice()?.iter().map(|&target| u32::try_from(target).unwrap_or(u32::MAX)).collect())
                 };
                 function.get(py).and_then(call).map_err(|error| failure_text(py, &error))
@@ -301,14 +302,14 @@ impl NativeExchange {
         Ok(of(if broadcast_right { join.broadcast_right() } else { join }))
     }
 
-    /// Several sources, each by an exchange.
+    /// Several sources, each with its own exchange.
     #[staticmethod]
     fn union(by: &NativeExchange) -> Self {
         of(Union::by(by.exchange.clone())).calling(by.function.as_ref())
     }
 
-    /// The same by rounds; `partial`: without copies that have ended; `rows`: a round is so many of each copy, and not
-    /// a message.
+    /// The same in rounds; `partial`: without copies that have ended; `rows`: a round is this many rows of each copy
+    /// instead of a message.
     #[pyo3(signature = (partial, rows=None))]
     fn by_rounds(&self, partial: bool, rows: Option<NonZeroU64>) -> Self {
         let end = if partial { RoundEnd::Partial } else { RoundEnd::Strict };

@@ -1,6 +1,5 @@
-//! Functions of the program that a graph holds. Its own functions may lead back to the graph, by the module they are
-//! in: so Python's garbage collector has to see them, and tasks and exchanges refer to them by a slot that it may
-//! empty.
+//! Functions of the program that a graph holds. They may refer back to the graph through their module's globals, so
+//! Python's garbage collector must see them: tasks and exchanges refer to them through a slot that it can clear.
 
 use std::sync::Arc;
 
@@ -9,7 +8,7 @@ use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
 use pyo3::{PyTraverseError, PyVisit};
 
-/// A function that a graph owns. Clones are the same.
+/// A function that a graph owns. Clones share it.
 #[derive(Clone)]
 pub struct GraphFunction(Arc<Mutex<Option<Py<PyAny>>>>);
 
@@ -18,7 +17,7 @@ impl GraphFunction {
         GraphFunction(Arc::new(Mutex::new(Some(function))))
     }
 
-    /// The function, to be called.
+    /// The function, for a call.
     pub fn get<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         let function = self.0.lock().as_ref().map(|function| function.clone_ref(py));
         let function = function.ok_or_else(|| PyRuntimeError::new_err("the graph has been dropped"))?;
@@ -26,7 +25,7 @@ impl GraphFunction {
     }
 
     pub fn traverse(&self, visit: &PyVisit<'_>) -> Result<(), PyTraverseError> {
-        // Held for a moment only, and never by who waits for Python.
+        // Locked only briefly, and never while waiting for Python.
         self.0.try_lock().map_or(Ok(()), |function| visit.call(&*function))
     }
 

@@ -1,4 +1,4 @@
-//! What travels: tables as they are; arrays and pickled objects as rows of their bytes, one for each.
+//! Messages as tables: tables unchanged; arrays and pickled objects as rows with their bytes.
 
 use std::sync::Arc;
 
@@ -18,7 +18,7 @@ use crate::dataset::NativeTable;
 
 use super::graph_error;
 
-/// Where a column's meaning is written: Arrow's own key for it.
+/// Where the meaning of a column is recorded: Arrow's standard key.
 const EXTENSION: &str = "ARROW:extension:name";
 const OBJECT: &str = "tidemill.object";
 const ARRAY: &str = "tidemill.array";
@@ -44,7 +44,7 @@ pub fn array_schema() -> SchemaRef {
     ]))
 }
 
-/// `"objects"`, `"arrays"` or `"table"`: what a schema's rows are.
+/// The kind of rows in a schema: `"objects"`, `"arrays"` or `"table"`.
 fn kind(schema: &Schema) -> &'static str {
     match schema.fields().first().and_then(|field| field.metadata().get(EXTENSION)).map(String::as_str) {
         Some(OBJECT) => "objects",
@@ -64,14 +64,14 @@ pub fn message_schema(name: &str) -> Option<NativeTable> {
     Some(NativeTable { schema, batches: Vec::new() })
 }
 
-/// Pickled objects, a row for each.
+/// Pickled objects, one per row.
 #[pyfunction]
 pub fn object_table(py: Python<'_>, pickled: Vec<PyReadonlyArray1<'_, u8>>) -> PyResult<NativeTable> {
     let data: ArrayRef = bytes_column(&pickled)?;
     table(py, object_schema(), vec![data])
 }
 
-/// The bytes of arrays, in C order, their dtypes and shapes; a row for each.
+/// The bytes of arrays, in C order, their dtypes and shapes; one per row.
 #[pyfunction]
 pub fn array_table(py: Python<'_>, arrays: Vec<(PyReadonlyArray1<'_, u8>, String, Vec<i64>)>) -> PyResult<NativeTable> {
     let lengths = arrays.iter().map(|(_, _, shape)| shape.len());
@@ -84,7 +84,7 @@ pub fn array_table(py: Python<'_>, arrays: Vec<(PyReadonlyArray1<'_, u8>, String
     table(py, array_schema(), vec![bytes_column(&bytes)?, Arc::new(dtypes), Arc::new(shapes)])
 }
 
-/// Copied: what is sent stays as it was then, whatever its sender does with it.
+/// Copies the bytes, so that the sender may change its data after sending.
 fn bytes_column(parts: &[PyReadonlyArray1<'_, u8>]) -> PyResult<ArrayRef> {
     let mut offsets = vec![0i64];
     let mut data = Vec::new();
@@ -107,12 +107,12 @@ fn table(py: Python<'_>, schema: SchemaRef, columns: Vec<ArrayRef>) -> PyResult<
     Ok(NativeTable { schema, batches: vec![batch] })
 }
 
-/// Keeps the memory that arrays look at.
+/// Keeps the memory of array views alive.
 #[pyclass(frozen)]
 struct KeepAlive(#[expect(dead_code, reason = "only its lifetime matters")] LargeBinaryArray);
 
-/// What a table's rows are, `"objects"`, `"arrays"` or `"table"`, and the messages in them: of an object its pickled
-/// bytes, of an array its bytes, dtype and shape. Bytes are read-only arrays that share the table's memory.
+/// The kind of a table's rows, `"objects"`, `"arrays"` or `"table"`, and the messages in them: for an object its
+/// pickled bytes, for an array its bytes, dtype and shape. Bytes are read-only arrays that share the table's memory.
 #[pyfunction]
 pub fn payloads<'py>(py: Python<'py>, table: &NativeTable) -> PyResult<(&'static str, Bound<'py, PyList>)> {
     let kind = kind(&table.schema);
@@ -125,8 +125,7 @@ pub fn payloads<'py>(py: Python<'py>, table: &NativeTable) -> PyResult<(&'static
         let held = Bound::new(py, KeepAlive(data.clone()))?;
         for row in 0..batch.num_rows() {
             let view = ArrayView1::from(data.value(row));
-            // SAFETY: `held` keeps the bytes, which never change, for as long as the array lives; the array is
-            // read-only.
+            // SAFETY: `held` keeps the bytes, which never change, alive as long as the array; the array is read-only.
             let bytes = unsafe { PyArray1::borrow_from_array(&view, held.clone().into_any()) };
             bytes.call_method1("setflags", (false,))?;
             if kind == "objects" {
@@ -142,7 +141,7 @@ pub fn payloads<'py>(py: Python<'py>, table: &NativeTable) -> PyResult<(&'static
     Ok((kind, messages))
 }
 
-/// The batch with the columns that its port declares, in their order. Values are cast where none can change.
+/// The batch with the declared columns of its port, in order. Values are cast if this preserves them.
 pub fn fitted(batch: &RecordBatch, schema: &SchemaRef) -> Result<RecordBatch, TaskError> {
     if Arc::ptr_eq(batch.schema_ref(), schema) {
         return Ok(batch.clone());

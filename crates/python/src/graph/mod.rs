@@ -29,7 +29,7 @@ pub fn register(m: &Bound<'_, PyModule>) -> PyResult<()> {
     Ok(())
 }
 
-/// A `GraphError` with a message, and the task copy it began in.
+/// A `GraphError` with a message, and the task copy that failed first.
 #[cold]
 fn graph_error(py: Python<'_>, message: String, place: Option<(String, u32, u32)>) -> PyErr {
     static CLASS: PyOnceLock<Py<PyType>> = PyOnceLock::new();
@@ -43,7 +43,7 @@ fn graph_error(py: Python<'_>, message: String, place: Option<(String, u32, u32)
     }
 }
 
-/// An exception of a function: what it is in a line, then where it was raised.
+/// The text of a function's exception: a summary line, then the traceback.
 #[cold]
 fn failure_text(py: Python<'_>, error: &PyErr) -> String {
     format!("{error}\n{}", dataset::exception_text(py, error))
@@ -56,7 +56,7 @@ fn raised(py: Python<'_>, error: &DataflowError) -> PyErr {
         DataflowError::Net(error) => from_net(py, error),
         DataflowError::Collective(error) => from_collective(py, error),
         DataflowError::Cancelled => cancelled(py),
-        // What no task of the graph has done: only the message says something.
+        // For failures outside of the graph's tasks, only the message is useful.
         DataflowError::Task { task, message, worker, .. } if task.starts_with('(') => {
             graph_error(py, format!("{message} (on worker {worker})"), None)
         }

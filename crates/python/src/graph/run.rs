@@ -18,23 +18,23 @@ use crate::wait::{check_given_up, detach};
 use super::build::{NativeGraph, Planned, Worker, plan};
 use super::raised;
 
-/// What functions have returned, by task and copy.
+/// The return values of functions, by task and copy.
 type Values = HashMap<String, HashMap<u32, Py<PyAny>>>;
 
-/// How long Ctrl-C may go unseen.
+/// How long Ctrl-C may go unnoticed.
 const SLICE: Duration = Duration::from_millis(50);
 
 /// Runs graphs on the workers of a job.
 #[pyclass(frozen, module = "tidemill._tidemill")]
 pub struct GraphRunner {
     runner: Arc<Runner>,
-    /// Whose threads it has.
+    /// The process that owns the threads.
     process: u32,
 }
 
 impl Drop for GraphRunner {
     fn drop(&mut self) {
-        // In a forked child nothing of it is the child's.
+        // A forked child has none of the threads.
         if self.process != std::process::id() {
             std::mem::forget(Arc::clone(&self.runner));
         }
@@ -43,7 +43,7 @@ impl Drop for GraphRunner {
 
 #[pymethods]
 impl GraphRunner {
-    /// A runner under the memory budget of the process's engine. Collective.
+    /// A runner with the memory budget of the process's engine. Collective.
     #[new]
     fn new(py: Python<'_>, comm: &Comm, engine: &QueryEngine) -> PyResult<Self> {
         let comm = comm.get(py)?;
@@ -57,7 +57,7 @@ impl GraphRunner {
         Ok(GraphRunner { runner: Arc::new(runner), process: std::process::id() })
     }
 
-    /// What placements know of the workers: host, cores, bytes of memory (0: no limit), location.
+    /// The workers as placements see them: host, cores, bytes of memory (0: no limit), location.
     #[getter]
     fn workers(&self) -> Vec<Worker> {
         let memory = |bytes: u64| if bytes == u64::MAX { 0 } else { bytes };
@@ -65,7 +65,7 @@ impl GraphRunner {
         self.runner.workers().iter().map(of).collect()
     }
 
-    /// Runs a graph along a plan; collective. Returns what this worker's copies have returned, by task and copy, and
+    /// Runs a graph with a plan; collective. Returns the return values of this worker's copies, by task and copy, and
     /// its report.
     fn run<'py>(
         &self,
@@ -78,7 +78,7 @@ impl GraphRunner {
         let (runner, built, asked) = (Arc::clone(&self.runner), graph.graph.lock().clone(), Arc::clone(&stop));
         let drive = move || {
             let mut look = |_: &_| if asked.load(Ordering::SeqCst) { Err("interrupted".to_owned()) } else { Ok(()) };
-            // Nobody listens only if Python is gone.
+            // This fails only if Python no longer waits.
             drop(sender.send(runner.run_placed(&built, &plan(planned), &mut look)));
         };
         let thread = std::thread::Builder::new().name("tidemill-io".into()).spawn(drive);
@@ -97,7 +97,7 @@ impl GraphRunner {
     }
 }
 
-/// Waits with the GIL released, looking at signals; what a signal handler raises gives the run up.
+/// Waits with the GIL released, checking for signals; an exception of a signal handler aborts the run.
 fn wait(
     py: Python<'_>,
     mut outcome: Receiver<Result<RunReport, DataflowError>>,
@@ -105,12 +105,12 @@ fn wait(
 ) -> (Result<RunReport, DataflowError>, Option<PyErr>) {
     let mut interrupt = None;
     loop {
-        // Moved there and back: a receiver is for one thread, whichever that is.
+        // Moved back and forth, because a receiver is for one thread at a time.
         let (came, back) = py.detach(move || (outcome.recv_timeout(SLICE), outcome));
         match came {
             Ok(outcome) => return (outcome, interrupt),
             Err(RecvTimeoutError::Timeout) => {
-                // A graph within a function ends with the run of that.
+                // A graph within a function ends with the run of that function.
                 if let Err(error) = py.check_signals().and_then(|()| check_given_up(py)) {
                     stop.store(true, Ordering::SeqCst);
                     interrupt.get_or_insert(error);

@@ -1,8 +1,7 @@
-//! One copy of a task as Python sees it: its function runs on a thread of Python's own, which uses the ports from
-//! there.
+//! One copy of a task as Python sees it: its function runs on a Python thread, and uses the ports from there.
 //!
-//! To the run the copy is a future that waits for the function's end. When the run is given up the future is dropped
-//! and the ports are closed: who waits at one is told at once, and a function that waits elsewhere keeps nobody.
+//! For the run, the copy is a future that waits for the function's end. When the run is aborted, the future is dropped
+//! and the ports are closed: calls that wait at a port fail at once, and functions that wait elsewhere block nobody.
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -29,29 +28,29 @@ use crate::wait::{detach, set_given_up};
 use super::function::GraphFunction;
 use super::{failure_text, graph_error, message};
 
-/// How long functions may take to notice by themselves that their run is over; then they are told by an exception.
+/// How long functions may take to notice by themselves that their run has ended, before an exception is raised in them.
 const NOTICE_TIME: Duration = Duration::from_secs(1);
-/// And after that, before they are left to themselves.
+/// How long they may take after that, before they are abandoned.
 const LAST_TIME: Duration = Duration::from_millis(500);
 /// How long small messages may wait for others.
 const TURN_TIME: Duration = Duration::from_millis(1);
 
-/// How a function has ended; the run waits for it.
+/// The result of a function, which the run waits for.
 type Ended = oneshot::Sender<Result<(), TaskError>>;
 
-/// What a copy's thread, its future and its run share.
+/// The state that a copy's thread, its future and its run share.
 pub struct TaskCopyState {
     context: TaskContext,
     inputs: Mutex<Option<Inputs>>,
     outputs: Vec<Mutex<Option<Output>>>,
-    /// Goes on until the function waits at a port, or for [`TURN_TIME`]: whether it does anything else that takes long
-    /// cannot be seen.
+    /// Lasts until the function waits at a port, or for [`TURN_TIME`], because other long operations of the function
+    /// are not visible.
     turn: Mutex<LongTurn>,
     turn_ends: AtomicBool,
     runtime: Handle,
-    /// The ports are no longer to be used.
+    /// The ports must no longer be used.
     closed: AtomicBool,
-    /// The run is given up.
+    /// The run was aborted.
     given_up: Arc<AtomicBool>,
     life: Mutex<CopyLife>,
     changed: Condvar,
@@ -59,11 +58,11 @@ pub struct TaskCopyState {
 
 #[derive(Default)]
 struct CopyLife {
-    /// Python's number of the thread, while the function runs.
+    /// The Python identifier of the thread, while the function runs.
     thread: Option<u64>,
     ended: bool,
     sender: Option<Ended>,
-    /// What the function has returned.
+    /// The function's return value.
     value: Option<Py<PyAny>>,
 }
 
@@ -106,7 +105,7 @@ pub fn factory(start: &GraphFunction, crew: &Arc<TaskCopies>) -> TaskFactory {
         Box::pin(async move {
             let leave = PortCloser(shared);
             let copy = NativeCopy(Arc::clone(&leave.0));
-            // Starting a thread takes the GIL: not on a thread that tasks and exchanges share.
+            // Starting a thread requires the GIL, so this must not run on a thread that tasks and exchanges share.
             let started = tokio::task::spawn_blocking(move || {
                 let Some(_call) = PendingCall::begin() else { return Err("the program is ending".to_owned()) };
                 Python::attach(|py| {
@@ -124,7 +123,7 @@ pub fn factory(start: &GraphFunction, crew: &Arc<TaskCopies>) -> TaskFactory {
 }
 
 impl TaskCopyState {
-    /// Gives up the ports, each when nobody is in it any more.
+    /// Closes the ports, each as soon as it is not in use.
     fn close(&self) {
         self.closed.store(true, Ordering::SeqCst);
         if let Some(mut inputs) = self.inputs.try_lock() {
@@ -162,8 +161,8 @@ impl TaskCopyState {
         result
     }
 
-    /// Sends small batches: with the GIL where nothing has to wait, since to give it away for each would take longer
-    /// than all else.
+    /// Sends small batches, holding the GIL unless it must wait: releasing it for each batch would take longer than
+    /// everything else.
     fn send_small(
         self: &Arc<Self>,
         py: Python<'_>,
@@ -210,17 +209,17 @@ impl TaskCopyState {
         let sender = life.sender.take();
         self.changed.notify_all();
         drop(life);
-        // Before the run hears of it: ports that are still held would be an output that never ends.
+        // Before the run gets the result: ports that are still open would look like an output that never ends.
         self.close();
-        // Nobody listens when the run is given up.
+        // If the run was aborted, nobody receives this.
         sender.map(|sender| sender.send(result));
     }
 }
 
 impl TaskCopies {
-    /// Ends a run. If it has `failed`, functions that still run are told that nobody waits for them: at their ports and
-    /// in communicators at once, in Python code by an exception a little later; then they are left to themselves.
-    /// Returns what functions have returned: task, copy, value.
+    /// Ends a run. If it has `failed`, functions that still run are interrupted: at their ports and in communicators at
+    /// once, and in Python code by an exception a little later; then they are abandoned. Returns the return values of
+    /// functions: task, copy, value.
     pub fn dismiss(&self, py: Python<'_>, failed: bool) -> Vec<(String, u32, Py<PyAny>)> {
         let copies = std::mem::take(&mut *self.0.lock());
         if failed {
@@ -252,7 +251,7 @@ fn have_ended(copies: &[Arc<TaskCopyState>], at_most: Duration) -> bool {
 fn interrupt(py: Python<'_>, copies: &[Arc<TaskCopyState>]) {
     let Ok(class) = cancelled_class(py) else { return };
     for copy in copies {
-        // With the GIL held: a thread has its number until it has had the GIL to say that it is over.
+        // With the GIL held, the identifier is valid: the thread needs the GIL to record its end.
         if let Some(thread) = copy.life.lock().thread {
             // SAFETY: the GIL is held, the class lives.
             unsafe { ffi::PyThreadState_SetAsyncExc(thread as _, class.as_ptr()) };
@@ -260,7 +259,7 @@ fn interrupt(py: Python<'_>, copies: &[Arc<TaskCopyState>]) {
     }
 }
 
-/// What is sent of a table: its batches; or all of it as one, where each message is a round.
+/// The batches to send for a table: its own, or a single one if each message is a round.
 fn messages<'a>(output: &Output, table: &'a NativeTable) -> Result<Cow<'a, [RecordBatch]>, TaskError> {
     if !output.has_rounds() || table.batches.len() == 1 {
         return Ok(Cow::Borrowed(&table.batches));
@@ -309,13 +308,13 @@ impl NativeCopy {
         self.0.context.workers()
     }
 
-    /// Whether the run is given up.
+    /// Whether the run was aborted.
     #[getter]
     fn cancelled(&self) -> bool {
         self.0.given_up.load(Ordering::SeqCst)
     }
 
-    /// The communicator of the task's copies, if it asked for one.
+    /// The communicator of the task's copies, if the task requested one.
     fn comm(&self) -> Option<Comm> {
         self.0.context.comm().map(|comm| Comm::of(comm.clone()))
     }
@@ -328,12 +327,13 @@ impl NativeCopy {
         Ok(NativeTable { schema, batches: Vec::new() })
     }
 
-    /// The calling thread works for the copy: what waits there ends when the copy's run is given up.
+    /// Marks the calling thread as working for the copy: its waits end when the copy's run is aborted.
     fn join_thread(&self) {
         set_given_up(Arc::clone(&self.0.given_up));
     }
 
-    /// The copy's thread, `thread` by Python's number, is about to call the function; not if it returns `False`.
+    /// The copy's thread, with Python identifier `thread`, is about to call the function; it must not if this returns
+    /// `False`.
     fn begin(&self, thread: u64) -> bool {
         set_given_up(Arc::clone(&self.0.given_up));
         let mut life = self.0.life.lock();
@@ -346,7 +346,7 @@ impl NativeCopy {
         true
     }
 
-    /// The function has returned a value, or failed with an error in words. What is said later counts for nothing.
+    /// The function has returned a value, or failed with an error message. Later calls are ignored.
     #[pyo3(signature = (error, value))]
     fn end(&self, py: Python<'_>, error: Option<String>, value: Option<Py<PyAny>>) {
         let thread = self.0.life.lock().thread;
@@ -357,13 +357,13 @@ impl NativeCopy {
         };
         self.0.finish(result, value.filter(|value| !value.is_none(py)));
         if let Some(thread) = thread {
-            // The exception that `dismiss` may have sent has come too late.
-            // SAFETY: the GIL is held; this is the thread's own number.
+            // Discard an exception that `dismiss` may have sent too late.
+            // SAFETY: the GIL is held; the identifier is this thread's own.
             unsafe { ffi::PyThreadState_SetAsyncExc(thread as _, std::ptr::null_mut()) };
         }
     }
 
-    /// What comes next at an input port, or at any: the port and rows; `None` at the end.
+    /// The next item at an input port, or at any: the port and rows; `None` at the end.
     #[pyo3(signature = (port = None))]
     fn receive(&self, py: Python<'_>, port: Option<usize>) -> PyResult<Option<(usize, NativeTable)>> {
         let received = detach(py, || self.0.receive(port)).map_err(|error| self.raised(py, &error))?;
@@ -374,10 +374,10 @@ impl NativeCopy {
         Ok(received.and_then(table))
     }
 
-    /// Sends rows out of an output port; waits while a receiver has more than it can take.
+    /// Sends rows from an output port; waits while a receiver has no capacity.
     fn send(&self, py: Python<'_>, port: usize, table: &NativeTable) -> PyResult<()> {
         let output = &self.0.outputs[port];
-        // Others do not wait to be put together, and take long enough to be sent without the GIL.
+        // Larger batches are not combined, and take long enough to be sent without the GIL.
         let is_small = table.batches.iter().map(batch_bytes).sum::<u64>() <= SMALL_BYTES_MAX;
         let sent = if is_small && let Some(output) = output.try_lock() {
             self.0.using_locked(output, |output| {
@@ -396,13 +396,13 @@ impl NativeCopy {
         sent.map_err(|error| self.raised(py, &error))
     }
 
-    /// Whether any receiver still takes what is sent.
+    /// Whether any receiver still accepts rows.
     fn wanted(&self, py: Python<'_>, port: usize) -> PyResult<bool> {
         let wanted = || self.0.using(&self.0.outputs[port], |output| Ok(output.is_wanted()));
         detach(py, wanted).map_err(|error| self.raised(py, &error))
     }
 
-    /// Sends what exchanges have collected.
+    /// Sends what exchanges have buffered.
     fn flush(&self, py: Python<'_>, port: usize) -> PyResult<()> {
         let flush = || self.0.using(&self.0.outputs[port], Output::flush_blocking);
         detach(py, flush).map_err(|error| self.raised(py, &error))
