@@ -92,8 +92,8 @@ wheel: $(PAGE) out/wheel-env/.installed ## Build a wheel and the sdist into dist
 	PATH="$(CURDIR)/out/wheel-env/bin:$$PATH" out/wheel-env/bin/python tools/wheel $(ARCH)
 
 .PHONY: test-wheel
-test-wheel: ## Install dist's wheel into fresh environments and try it (after `make wheel`)
-	$(PYTHON) tests/wheel/check.py
+test-wheel: ## Install dist's wheels into fresh environments and try them (after `make wheel`; FILE=dist/...: one, or the sdist)
+	$(PYTHON) tests/wheel/check.py $(FILE)
 
 .PHONY: bench
 bench: setup setup-browser ## Measure beside the peers (installs them first)
@@ -150,7 +150,7 @@ $(PAGE): web/node_modules/.installed $(WEB_SOURCES)
 
 .venv/.built: .venv/.requirements $(RUST_SOURCES) Cargo.toml Cargo.lock pyproject.toml
 	@PYTHON=$(PYTHON) tools/check-tools
-	$(BIN)/maturin develop --release --locked
+	$(BIN)/maturin develop --release --locked -- -C strip=none
 	@touch $@
 
 # A server that checks signatures and keeps uploads apart, as real stores do.

@@ -1,13 +1,15 @@
 #!/usr/bin/env python3
-"""Install the wheel in `dist/` as a user would, into fresh environments, and try it: check.py [WHEEL]. `make test-wheel` runs this.
+"""Install the wheels in `dist/` as a user would, into fresh environments, and try them: check.py [FILE...]. `make test-wheel` runs this.
 
 Beside NumPy alone: `core.py` on one worker and on two, and the viewer with its page. Then with the extras `ml` and `files`: `extras.py`.
+A wheel for ARM64 is tried on an x86-64 machine too, emulated. A file may also be an sdist, of which pip makes a wheel first.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import platform
 import re
 import signal
 import subprocess
@@ -17,9 +19,12 @@ import urllib.request
 import venv
 from pathlib import Path
 
+import emulation
+
 HERE = Path(__file__).resolve().parent
 DIST = HERE.parents[1] / "dist"
-TIMEOUT_S = 300
+# Nothing native comes near it; what is emulated takes tens of times as long.
+TIMEOUT_S = 900
 
 
 class Environment:
@@ -27,12 +32,15 @@ class Environment:
 
     def __init__(self, folder: Path, wheel: Path, extras: str = "") -> None:
         self.folder = folder
-        venv.create(folder / "env", with_pip=True)
         self.bin = folder / "env/bin"
         # Nothing of the caller's environment may stand in for what the wheel lacks.
         self.env = {key: value for key, value in os.environ.items() if not key.startswith(("PYTHON", "VIRTUAL_ENV"))}
         self.env["PATH"] = f"{self.bin}:{self.env['PATH']}"
-        self.run("python", "-m", "pip", "install", "--quiet", "--disable-pip-version-check", f"{wheel}{extras}")
+        if wheel.stem.endswith("_aarch64") and platform.machine() != "aarch64":
+            emulation.create(folder / "env", f"{wheel}{extras}")
+        else:
+            venv.create(folder / "env", with_pip=True)
+            self.run("python", "-m", "pip", "install", "--quiet", "--disable-pip-version-check", f"{wheel}{extras}")
 
     def run(self, program: str, *arguments: str) -> str:
         """Run a program of the environment and return what it printed."""
@@ -51,8 +59,8 @@ class Environment:
 
     def packages(self) -> set[str]:
         """Return the names of what is installed."""
-        listed = json.loads(self.run("python", "-m", "pip", "list", "--format", "json", "--disable-pip-version-check"))
-        return {package["name"].lower() for package in listed} - {"pip", "setuptools"}
+        program = "import importlib.metadata as m, json; print(json.dumps([d.name for d in m.distributions()]))"
+        return {name.lower() for name in json.loads(self.run("python", "-c", program))} - {"pip", "setuptools"}
 
 
 def expect(printed: str, *lines: str) -> None:
@@ -95,14 +103,21 @@ def check_viewer(environment: Environment) -> None:
             sys.exit(f"test-wheel: `tidemill view` ended with exit code {viewer.returncode}")
 
 
-def main(arguments: list[str]) -> int:
-    """Try the wheel; the exit code."""
-    wheels = [Path(argument).resolve() for argument in arguments] or sorted(DIST.glob("tidemill-*.whl"))
-    if len(wheels) != 1:
-        print(f"test-wheel takes one wheel, and finds {len(wheels)}: run `make wheel` first", file=sys.stderr)
-        return 2
+def wheel_of(sdist: Path, folder: Path) -> Path:
+    """Let pip make a wheel of an sdist, in an environment with nothing else."""
+    venv.create(folder / "env", with_pip=True)
+    print(f"+ pip wheel {sdist.name}", flush=True)
+    command = [folder / "env/bin/python", "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", folder, sdist]
+    if subprocess.run(command).returncode != 0:
+        sys.exit(f"test-wheel: pip cannot build {sdist.name}")
+    (wheel,) = folder.glob("tidemill-*.whl")
+    return wheel
+
+
+def check(wheel: Path) -> None:
+    """Try a wheel; the first fault ends the program."""
     with tempfile.TemporaryDirectory() as folder:
-        alone = Environment(Path(folder), wheels[0])
+        alone = Environment(Path(folder), wheel)
         if alone.packages() != {"numpy", "tidemill"}:
             sys.exit(f"test-wheel: installed are {sorted(alone.packages())}, not NumPy and Tidemill alone")
         expect(alone.run("python", str(HERE / "core.py")), "core: worker 0 of 1 agrees")
@@ -110,9 +125,20 @@ def main(arguments: list[str]) -> int:
         expect(two, "[0] core: worker 0 of 2 agrees", "[1] core: worker 1 of 2 agrees")
         check_viewer(alone)
     with tempfile.TemporaryDirectory() as folder:
-        extras = Environment(Path(folder), wheels[0], "[ml,files]")
+        extras = Environment(Path(folder), wheel, "[ml,files]")
         expect(extras.run("python", str(HERE / "extras.py")), "extras: agree")
-    print(f"{wheels[0].name} works: alone, with two workers, as viewer, and with [ml,files]")
+    print(f"{wheel.name} works: alone, with two workers, as viewer, and with [ml,files]")
+
+
+def main(arguments: list[str]) -> int:
+    """Try the files given, or every wheel in `dist`; the exit code."""
+    files = [Path(argument).resolve() for argument in arguments] or sorted(DIST.glob("tidemill-*.whl"))
+    if not files:
+        print("test-wheel finds no wheel in dist: run `make wheel` first", file=sys.stderr)
+        return 2
+    for file in files:
+        with tempfile.TemporaryDirectory() as folder:
+            check(file if file.suffix == ".whl" else wheel_of(file, Path(folder)))
     return 0
 
 
