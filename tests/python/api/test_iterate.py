@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,7 +17,7 @@ from standing import run
 SIDE = 24
 
 
-def heat(sync: str, local_sweeps: int | None) -> tuple[Any, ...]:
+def heat(sync: str, local_sweeps: int | None, **more: Any) -> tuple[Any, ...]:
     """On a worker: Jacobi's method for temperatures on a rod, 0 at one end and 1 at the other."""
     job = tm.init()
     first, end = SIDE * job.rank // job.size, SIDE * (job.rank + 1) // job.size
@@ -34,7 +37,7 @@ def heat(sync: str, local_sweeps: int | None) -> tuple[Any, ...]:
         until=lambda before, after: float(np.abs(after - before).max()) < 1e-7,
         sync=sync,
         local_sweeps=local_sweeps,
-        max_rounds=10_000,
+        **{"max_rounds": 10_000, **more},
     )
     return found.state, found.converged, found.account
 
@@ -66,6 +69,127 @@ def test_partial_sync_finds_the_same_in_fewer_rounds(local_sweeps: int | None) -
     for _, converged, account in found:
         assert converged and account.rounds * 2 < rounds
         assert account.rounds == found[0][2].rounds and account.sweeps >= account.rounds
+
+
+@pytest.mark.parametrize(
+    ("workers", "staleness", "local_sweeps"), [(1, 8, None), (2, 0, None), (3, 1, 4), (4, 8, None), (4, 1000, 4)]
+)
+def test_async_ends_near_the_fixpoint(workers: int, staleness: int, local_sweeps: int | None) -> None:
+    found = run(partial(heat, staleness=staleness), "async", local_sweeps, workers=workers)
+    wanted = np.arange(1, SIDE + 1) / (SIDE + 1)
+    np.testing.assert_allclose(np.concatenate([part for part, _, _ in found]), wanted, atol=1e-4)
+    assert all(converged for _, converged, _ in found)
+
+
+def test_async_ends_after_max_rounds() -> None:
+    found = run(partial(heat, max_rounds=5), "async", None, workers=3)
+    # Where nothing changed, a worker may have done less; but none may call it the fixpoint.
+    assert not any(converged for _, converged, _ in found)
+    assert max(account.rounds for _, _, account in found) == 5
+
+
+def least(staleness: int, slow: int) -> tuple[Any, ...]:
+    """On a worker: the least number of all goes round a ring, past a worker that sleeps in each of its rounds."""
+    job = tm.init()
+    ahead = 0
+
+    def local(state: tuple[int, int], ghosts: dict[int, tuple[int, int]]) -> tuple[int, int]:
+        nonlocal ahead
+        if job.rank == slow:
+            time.sleep(0.02)
+        ahead = max([ahead, *(state[1] - round_ for _, round_ in ghosts.values())])
+        return min([state[0], *(number for number, _ in ghosts.values())]), min(state[1] + 1, 30)
+
+    neighbors = {(job.rank + 1) % job.size, (job.rank - 1) % job.size} - {job.rank}
+    found = tm.iterate(
+        (job.rank + 3, 0),
+        local=local,
+        boundary=lambda state: dict.fromkeys(neighbors, state),
+        until=lambda before, after: before == after,
+        sync="async",
+        staleness=staleness,
+    )
+    return found.state, found.converged, ahead
+
+
+@pytest.mark.parametrize("staleness", [0, 2])
+def test_async_waits_for_a_slow_worker_and_finds_exact_minima(staleness: int) -> None:
+    found = run(least, staleness, 1, workers=4)
+    assert [(state, converged) for state, converged, _ in found] == [((3, 30), True)] * 4
+    # A worker knows that a neighbor has finished a round one message later.
+    assert max(ahead for _, _, ahead in found) <= staleness + 1
+
+
+def sent_anew() -> str:
+    """On a worker: a message to a worker that got none at first."""
+    job = tm.init()
+    neighbor = (job.rank + 1) % job.size
+    try:
+        tm.iterate(0, local=lambda x, ghosts: x + 1, boundary=lambda x: {neighbor: x} if x > 2 else {}, sync="async")
+    except (ValueError, RuntimeError) as error:
+        return str(error)
+    return ""
+
+
+def test_async_knows_its_neighbors_from_the_start() -> None:
+    assert all("to which it sent nothing at first" in text for text in run(sent_anew, workers=2))
+
+
+def saved_heat(folder: str) -> tuple[Any, ...]:
+    """On a worker: a run that ends early, one that goes on, and one that finds that all is done."""
+    return tuple(
+        heat("global", None, checkpoint=folder, checkpoint_rounds=7, **more)
+        for more in ({"max_rounds": 20}, {}, {})
+    )
+
+
+def test_checkpoints_of_arrays(tmp_path: Path) -> None:
+    plain = run(heat, "global", None, workers=2)
+    found = run(saved_heat, str(tmp_path), workers=2)
+    for (whole, _, whole_account), lives in zip(plain, found, strict=True):
+        assert [converged for _, converged, _ in lives] == [False, True, True]
+        accounts = [account for _, _, account in lives]
+        assert [account.resumed_round for account in accounts] == [0, 20, whole_account.rounds]
+        assert accounts[1].rounds == accounts[2].rounds == whole_account.rounds and accounts[2].sweeps == 0
+        # Bitwise the same.
+        assert all((state == whole).all() for state, _, _ in lives[1:])
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        f"round-{number:010}" for number in sorted((*range(0, whole_account.rounds, 7), whole_account.rounds))[-3:]
+    ]
+
+
+def heat_saved_or_not(folder: str) -> str:
+    try:
+        heat("global", None, checkpoint=folder)
+    except tm.DataSetError as error:
+        return str(error)
+    return ""
+
+
+def test_checkpoints_that_do_not_fit(tmp_path: Path) -> None:
+    """Another number of parts; a damaged part, behind which is an older checkpoint; and no other one."""
+    run(partial(heat, checkpoint=str(tmp_path), checkpoint_rounds=7, max_rounds=20), "global", None, workers=2)
+    assert all("has 2 parts, and there are 3 workers" in text for text in run(heat_saved_or_not, str(tmp_path), workers=3))
+    (tmp_path / "round-0000000020" / "part-1").write_bytes(b"?")
+    found = run(partial(heat, checkpoint=str(tmp_path)), "global", None, workers=2)
+    assert [account.resumed_round for _, _, account in found] == [14, 14]
+    for part in tmp_path.glob("*/part-1"):
+        part.write_bytes(b"?")
+    assert all("part-1 is damaged" in text for text in run(heat_saved_or_not, str(tmp_path), workers=2))
+
+
+def test_signed_checkpoints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TIDEMILL_CHECKPOINT_KEY", "0123456789abcdef")
+    halves: dict[str, Any] = {"local": lambda x, ghosts: x / 2, "checkpoint": tmp_path}
+    tm.iterate(8.0, **halves, max_rounds=2)
+    assert tm.iterate(8.0, **halves, max_rounds=3).state == 1.0
+    for key in ("fedcba9876543210", ""):
+        monkeypatch.setenv("TIDEMILL_CHECKPOINT_KEY", key)
+        with pytest.raises(tm.DataSetError, match="signed"):
+            tm.iterate(8.0, **halves)
+    monkeypatch.setenv("TIDEMILL_CHECKPOINT_KEY", "short")
+    with pytest.raises(tm.DataSetError, match="16 bytes"):
+        tm.iterate(8.0, **halves)
 
 
 def summed() -> tuple[Any, ...]:
@@ -115,7 +239,7 @@ def roads(size: int) -> dict[int, list[tuple[int, float]]]:
     return links
 
 
-def paths(size: int, sync: str, local_sweeps: int | None, combine: bool) -> tuple[Any, ...]:
+def paths(size: int, sync: str, local_sweeps: int | None, combine: bool, **more: Any) -> tuple[Any, ...]:
     """On a worker: shortest paths from town 0, by map and reduce over this worker's stretch of the ring."""
     job = tm.init()
     links = roads(size)
@@ -134,8 +258,23 @@ def paths(size: int, sync: str, local_sweeps: int | None, combine: bool) -> tupl
         until=lambda before, after: before == after,
         sync=sync,
         local_sweeps=local_sweeps,
+        **more,
     )
     return found.state, found.converged, found.account
+
+
+@pytest.mark.parametrize(("before", "after"), [(3, 3), (3, 2), (1, 4)])
+def test_checkpoints_of_items_on_another_number_of_workers(tmp_path: Path, before: int, after: int) -> None:
+    (wanted, _, account), = run(paths, 60, "global", None, False, workers=1)
+    folder = str(tmp_path)
+    run(partial(paths, checkpoint=folder, max_rounds=4), 60, "global", None, False, workers=before)
+    for sweeps, resumed in ((account.rounds - 4, 4), (0, account.rounds)):
+        found = run(partial(paths, checkpoint=folder), 60, "global", None, False, workers=after)
+        assert {k: v for state, _, _ in found for k, v in state.items()} == wanted
+        assert sorted(len(state) for state, _, _ in found) == [60 // after] * after
+        for _, converged, one in found:
+            assert converged and one.resumed_round == resumed and one.rounds == account.rounds
+            assert (one.sweeps > 0) == (sweeps > 0)
 
 
 def test_map_and_reduce_with_keys() -> None:
@@ -183,6 +322,11 @@ def failing(case: str) -> tuple[str, str]:
             raise ZeroDivisionError("no tide")
         return state + 1
 
+    def local_bad_later(state: int, ghosts: Any) -> int:
+        if bad and state == 20:
+            raise ZeroDivisionError("no tide")
+        return state + 1
+
     def boundary(state: int) -> Any:
         match case if bad else "":
             case "worker":
@@ -199,6 +343,8 @@ def failing(case: str) -> tuple[str, str]:
     try:
         if case == "keys":
             tm.iterate({"x": 1}, **keyed)
+        elif case == "async":
+            tm.iterate(0, local=local_bad_later, boundary=lambda state: dict.fromkeys(range(job.size), state), sync="async")
         else:
             tm.iterate(0, local=local, boundary=boundary, max_rounds=5)
     except Exception as error:
@@ -212,6 +358,7 @@ def failing(case: str) -> tuple[str, str]:
     ("case", "kinds", "message"),
     [
         ("local", ("RuntimeError", "ZeroDivisionError"), "no tide"),
+        ("async", ("RuntimeError", "ZeroDivisionError"), "no tide"),
         ("worker", ("RuntimeError", "ValueError"), "boundary sends to worker 7, and there are 3"),
         ("type", ("RuntimeError", "TypeError"), "boundary returned list"),
         ("objects", ("RuntimeError", "TypeError"), "an array of object, which has no sum"),
@@ -232,7 +379,13 @@ def test_an_error_on_one_worker_is_raised_on_all(case: str, kinds: tuple[str, st
         ({"lmap": max}, TypeError, "needs local="),
         ({"local": max, "lmap": max, "lreduce": max}, TypeError, "not both"),
         ({"local": 3}, TypeError, "takes functions, not int 3"),
-        ({"local": max, "sync": "async"}, ValueError, "sync='async'"),
+        ({"local": max, "sync": "eager"}, ValueError, "sync='eager'"),
+        ({"lmap": max, "lreduce": max, "sync": "async"}, ValueError, "is for arrays"),
+        ({"local": max, "staleness": -1}, ValueError, "staleness=-1"),
+        ({"local": max, "checkpoint": 3}, TypeError, "checkpoint= must be a folder"),
+        ({"local": max, "checkpoint": "s3://bucket/x"}, tm.DataSetError, "in a folder that all workers share"),
+        ({"local": max, "checkpoint_rounds": 3}, ValueError, "needs checkpoint="),
+        ({"local": max, "checkpoint": "x", "sync": "async"}, ValueError, "there is no round to save"),
         ({"local": max, "sync": "partial"}, ValueError, "needs local_sweeps="),
         ({"local": max, "local_sweeps": 0}, ValueError, "local_sweeps=0"),
         ({"local": max, "max_rounds": True}, ValueError, "max_rounds=True"),

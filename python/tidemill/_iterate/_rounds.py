@@ -1,4 +1,4 @@
-"""`iterate`: programs that iterate on parts of a problem, and exchange what others need after every sweep or less often.
+"""`iterate`, and the rounds of all workers.
 
 All workers go through the same rounds. In a round each sweeps over its own part, then all exchange. Votes about the end and
 errors travel with the exchange, so that all workers end, or fail, in the same round.
@@ -12,14 +12,19 @@ import zlib
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from tidemill._iterate._async import Apart, Talk
+from tidemill._iterate._result import Iterated, IterationAccount
+from tidemill._iterate._saved import Saved
 from tidemill._job import init
+from tidemill._streaming.checkpoint import Checkpoint, as_checkpoint
 
-__all__ = ["Iterated", "IterationAccount", "iterate"]
+__all__ = ["iterate"]
 
 T = TypeVar("T")
 Pairs = Iterable[tuple[Any, Any]]
@@ -30,60 +35,13 @@ Messages = Mapping[int, Any] | NDArray[Any]
 _SWEEPS_MAX = 1000
 
 
-@dataclass
-class IterationAccount:
-    """What an iteration cost on this worker.
-
-    Attributes
-    ----------
-    sync : {"global", "partial"}
-    local_sweeps : int or None
-        Maximum number of sweeps in a round; None if only the local test limits them.
-    rounds : int
-        Number of rounds, the same on all workers. One more exchange comes before the first round.
-    sweeps : int
-        Number of calls of ``local``; with items, of passes of ``lmap`` or ``gmap`` over all items.
-    bytes_sent : int
-        Size of the pickled messages to other workers; for arrays that are summed, the size of the arrays.
-    exchange_seconds : float
-        Time in exchanges, including waiting for other workers.
-    compute_seconds : float
-        Time in your functions, and for packing messages.
-    """
-
-    sync: str
-    local_sweeps: int | None
-    rounds: int = 0
-    sweeps: int = 0
-    bytes_sent: int = 0
-    exchange_seconds: float = 0.0
-    compute_seconds: float = 0.0
-
-
-@dataclass
-class Iterated:
-    """Result of `iterate`.
-
-    Attributes
-    ----------
-    state : object
-        This worker's part; for items with keys, a dict.
-    converged : bool
-        Whether ``until`` ended the iteration, not ``max_rounds``; the same on all workers.
-    account : IterationAccount
-        What the iteration cost.
-    """
-
-    state: Any
-    converged: bool
-    account: IterationAccount
-
-
 class _Rounds:
     """The functions' calls and exchanges of one iteration, with their account."""
 
-    def __init__(self, comm: Any, account: IterationAccount) -> None:
-        self.comm, self.account = comm, account
+    def __init__(self, comm: Any, account: IterationAccount, saved: Saved | None) -> None:
+        self.comm, self.account, self._saved = comm, account, saved
+        #: Whether to save the state after this round; the same on all workers.
+        self._due = False
         #: What is summed: shape and dtype; None for messages by worker; not known before the first exchange.
         self._summed: tuple[Any, ...] | str | None = "unknown"
 
@@ -109,17 +67,18 @@ class _Rounds:
             error, frames = caught, [None] * self.comm.size
         middle = time.perf_counter()
         self.account.compute_seconds += middle - begin
-        vote = (done, None if error is None else f"{type(error).__name__}: {error}", kind)
+        due = self._saved is not None and self._saved.due(self.account.rounds + 1)
+        vote = (done, None if error is None else f"{type(error).__name__}: {error}", kind, due)
         heard = self.comm.alltoall([(frame, vote) for frame in frames])
         if error is not None:
             raise error
-        for rank, (_, (_, message, _)) in enumerate(heard):
+        for rank, (_, (_, message, *_)) in enumerate(heard):
             if message is not None:
                 raise RuntimeError(f"iterate: worker {rank} failed: {message}")
-        kinds = [other for _, (_, _, other) in heard]
+        kinds = [other for _, (_, _, other, _) in heard]
         if any(other != kind for other in kinds):
             raise ValueError(f"boundary returned {' and '.join(sorted(set(map(_named, kinds))))} on different workers")
-        self._summed = kind
+        self._summed, self._due = kind, heard[0][1][3]
         received: Any
         if kind:
             received = np.empty(sent.shape, sent.dtype)
@@ -132,6 +91,19 @@ class _Rounds:
             )
         self.account.exchange_seconds += time.perf_counter() - middle
         return result, received, all(vote[0] for _, vote in heard)
+
+    def resumed(self) -> tuple[int, list[Any], bool] | None:
+        """Return the round of the newest checkpoint, this worker's parts of it, and whether the iteration had converged."""
+        if self._saved is None or (found := self._saved.newest()) is None:
+            return None
+        manifest, parts = found
+        return manifest.round, parts, manifest.converged
+
+    def end_round(self, number: int, state: Any, done: bool, last: bool) -> None:
+        """Count a round, and save the state if it is time, or if it is the last round."""
+        self.account.rounds = number
+        if self._saved is not None and (self._due or done or last):
+            self._saved.save(number, state, done)
 
     def _kind(self, sent: Any) -> tuple[Any, ...] | None:
         if isinstance(sent, np.ndarray):
@@ -181,7 +153,10 @@ def iterate(
     local_until: Callable[[Any, Any], bool] | None = None,
     sync: str = "global",
     local_sweeps: int | None = None,
+    staleness: int = 8,
     max_rounds: int = 1000,
+    checkpoint: Checkpoint | str | Path | None = None,
+    checkpoint_rounds: int | None = None,
     comm: Any = None,
 ) -> Iterated:
     """Iterate on the parts of a problem, one on each worker, and exchange data after every sweep or less often. Collective.
@@ -223,12 +198,24 @@ def iterate(
         ends when it is true on all workers, or after `max_rounds`.
     local_until : callable(before, after), optional
         The local test, of the states after two sweeps of a round; `until` by default.
-    sync : {"global", "partial"}, default="global"
+    sync : {"global", "partial", "async"}, default="global"
         ``"global"``: a round is one sweep, or one global step. ``"partial"``: it sweeps until the local test is true.
+        ``"async"``, for arrays: a worker goes on to its next round with the newest ghosts that it has, without waiting
+        for others. It is not repeatable.
     local_sweeps : int, optional
-        Maximum number of sweeps in a round with ``"partial"``; 1000 by default.
+        Maximum number of sweeps in a round: with ``"partial"`` 1000 by default, with ``"async"`` 1.
+    staleness : int, default=8
+        With ``"async"``, a worker waits while it is more than so many rounds ahead of a worker with which it exchanges
+        messages, and which has more to do.
     max_rounds : int, default=1000
-        Maximum number of rounds.
+        Maximum number of rounds; with ``"async"``, of each worker.
+    checkpoint : str, Path or tidemill.stream.Checkpoint, optional
+        A folder that all workers share. The states are saved there every 10 seconds, or every ``interval`` of a
+        `Checkpoint`, and at the end; of the checkpoints, ``keep`` are kept. If the folder has one already, the iteration
+        goes on from the newest, and not from `state`: on as many workers as before, or with items on any number. Not
+        with ``"async"``.
+    checkpoint_rounds : int, optional
+        Save the states after so many rounds, in place of every 10 seconds.
     comm : communicator, optional
         Communicator of the workers that take part; by default all workers of the job, or of the `tidemill.group` block.
 
@@ -241,6 +228,9 @@ def iterate(
     ------
     TypeError, ValueError
         If arguments do not fit together.
+    DataSetError
+        If a checkpoint is damaged, is not signed as it should be, has another number of parts than there are workers, or
+        is of the other form.
     Exception
         The exception that your function raised on this worker. The other workers raise a `RuntimeError` with the worker
         and the message.
@@ -253,19 +243,34 @@ def iterate(
     (0.5, 4)
     """
     _check(local, boundary, receive, lmap, lreduce, gmap, greduce, combine)
-    if sync not in ("global", "partial"):
-        raise ValueError(f'sync={sync!r} is not "global" or "partial"')
-    for name, number in (("local_sweeps", local_sweeps), ("max_rounds", max_rounds)):
-        if number is not None and (isinstance(number, bool) or not isinstance(number, int) or number < 1):
-            raise ValueError(f"{name}={number!r} must be an int of at least 1")
+    if sync not in ("global", "partial", "async"):
+        raise ValueError(f'sync={sync!r} is not "global", "partial" or "async"')
+    for name, number, least in (
+        ("local_sweeps", local_sweeps, 1),
+        ("max_rounds", max_rounds, 1),
+        ("staleness", staleness, 0),
+        ("checkpoint_rounds", checkpoint_rounds, 1),
+    ):
+        if number is not None and (isinstance(number, bool) or not isinstance(number, int) or number < least):
+            raise ValueError(f"{name}={number!r} must be an int of at least {least}")
+    if sync == "async" and local is None:
+        raise ValueError('sync="async" is for arrays: pass local= and boundary=, not lmap= and lreduce=')
+    place = as_checkpoint(checkpoint)
+    if checkpoint_rounds is not None and place is None:
+        raise ValueError("checkpoint_rounds= needs checkpoint=, the folder of the checkpoints")
+    if place is not None and sync == "async":
+        raise ValueError('checkpoint= is for sync="global" or "partial": with "async" there is no round to save')
     test = local_until or until
     if sync == "partial" and local_sweeps is None and test is None:
         raise ValueError('sync="partial" needs local_sweeps=, until= or local_until=: otherwise a round has no end')
     comm = init().comm if comm is None else comm
-    account = IterationAccount(sync, local_sweeps if sync == "partial" else 1)
-    limit = 1 if sync == "global" else local_sweeps or _SWEEPS_MAX
-    rounds = _Rounds(comm, account)
-    sweep = _Sweep(account, test or _never, limit)
+    account = IterationAccount(sync, {"global": 1, "partial": local_sweeps, "async": local_sweeps or 1}[sync])
+    form = "items" if local is None else "arrays"
+    saved = None if place is None else Saved(comm, account, place, checkpoint_rounds, form)
+    rounds = _Rounds(comm, account, saved)
+    sweep = _Sweep(account, test or _never, 1 if sync == "global" else account.local_sweeps or _SWEEPS_MAX)
+    if local is not None and sync == "async":
+        return _apart(rounds, sweep, state, local, boundary, receive, until or _never, staleness, max_rounds)
     if local is not None:
         return _arrays(rounds, sweep, state, local, boundary, receive, until or _never, max_rounds)
     assert lmap is not None and lreduce is not None, "_check has seen to that"
@@ -321,13 +326,58 @@ def _arrays(
         reached = sweep(taken, lambda part: local(part, ghosts))
         return reached, tell(reached), bool(until(taken if number == 1 else state, reached))
 
-    state, ghosts, done = rounds.exchange(lambda: (state, tell(state), False))
-    for number in range(1, max_rounds + 1):
-        state, ghosts, done = rounds.exchange(work, number, state, ghosts)
-        rounds.account.rounds = number
+    first, done = 0, False
+    if (resumed := rounds.resumed()) is not None:
+        first, (state,), done = resumed
+    # A checkpoint has no ghosts: they follow from the states of all.
+    state, ghosts, _ = rounds.exchange(lambda: (state, tell(state), False))
+    for number in range(first + 1, max_rounds + 1):
         if done:
             break
+        state, ghosts, done = rounds.exchange(work, number, state, ghosts)
+        rounds.end_round(number, state, done, number == max_rounds)
     return Iterated(take(state, ghosts), done, rounds.account)
+
+
+def _apart(
+    rounds: _Rounds,
+    sweep: _Sweep,
+    state: Any,
+    local: Callable[[Any, Any], Any],
+    boundary: Callable[[Any], Messages] | None,
+    receive: Callable[[Any, Any], Any] | None,
+    until: Callable[[Any, Any], bool],
+    staleness: int,
+    max_rounds: int,
+) -> Iterated:
+    tell: Callable[[Any], Messages] = boundary or (lambda state: {})
+    take = receive or (lambda state, ghosts: state)
+
+    def first() -> tuple[Any, Messages, bool]:
+        sent = tell(state)
+        if not isinstance(sent, Mapping):
+            raise TypeError(
+                f'with sync="async" boundary returns a dict of messages by worker, not {type(sent).__name__}: a sum needs all workers at once'
+            )
+        return set(sent), sent, False
+
+    def work(is_first: bool) -> tuple[Mapping[int, Any], bool]:
+        nonlocal state, told
+        newest = dict(ghosts)
+        taken = take(state, newest)
+        before, state = taken if is_first else state, sweep(taken, lambda part: local(part, newest))
+        # Small changes add up: what counts for others is by how much the state differs from the one that they know.
+        messages: Any = {}
+        if not until(told, state):
+            told, messages = state, tell(state)
+        return messages, bool(until(before, state))
+
+    neighbors, ghosts, _ = rounds.exchange(first)
+    told = state
+    talk = Talk(rounds.comm, rounds.account, neighbors | set(ghosts), ghosts.__setitem__, staleness)
+    apart = Apart(talk, rounds.account, max_rounds)
+    apart.run(work)
+    return Iterated(take(state, ghosts), apart.converged, rounds.account)
 
 
 def _grouped(pairs: Pairs) -> dict[Any, list[Any]]:
@@ -350,6 +400,9 @@ def _items(
     gmap, greduce, combine = steps
     comm, account = rounds.comm, rounds.account
 
+    resumed = rounds.resumed()
+    first, saved, done = resumed or (0, [], False)
+
     def begin() -> tuple[dict[Any, Any], Messages, bool]:
         items = dict(given)
         keys: list[Hashable] = list(items)
@@ -371,6 +424,20 @@ def _items(
         mixed = hash(key) if isinstance(key, (int, float, np.number)) else zlib.crc32(repr(key).encode())
         return int(mixed % comm.size)
 
+    def deal() -> tuple[None, Messages, bool]:
+        messages: defaultdict[int, list[tuple[Any, Any]]] = defaultdict(list)
+        for part in saved:
+            for key, value in part.items():
+                messages[owner(key)].append((key, value))
+        return None, messages, False
+
+    if resumed is not None:
+        # There may be more or fewer workers than before, with other keys.
+        _, dealt, _ = rounds.exchange(deal)
+        state = {key: value for rank in sorted(dealt) for key, value in dealt[rank]}
+    if done:
+        return Iterated(state, done, account)
+
     def local(items: dict[Any, Any]) -> dict[Any, Any]:
         pairs = (pair for key, value in items.items() for pair in lmap(key, value))
         own = (pair for pair in pairs if owner(pair[0]) == comm.rank)
@@ -378,7 +445,7 @@ def _items(
 
     def work(number: int, before: dict[Any, Any], received: dict[int, Any]) -> tuple[dict[Any, Any], Messages, bool]:
         reduced, settled = before, False
-        if number > 0:
+        if number > first:
             arrived = _grouped(pair for rank in sorted(received) for pair in received[rank])
             reduced = {key: greduce(key, [v for part in parts for v in part]) for key, parts in arrived.items()}
             settled = bool(until(before, reduced))
@@ -392,9 +459,10 @@ def _items(
         return reduced, messages, settled
 
     received: dict[int, Any] = {}
-    for number in range(max_rounds + 1):
+    for number in range(first, max_rounds + 1):
         state, received, done = rounds.exchange(work, number, state, received)
-        account.rounds = number
+        if number > first:
+            rounds.end_round(number, state, done, number == max_rounds)
         if done:
             break
     return Iterated(state, done, account)
