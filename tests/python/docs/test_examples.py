@@ -128,8 +128,8 @@ def test_real_data() -> None:
     assert len(index) == 10
 
 
-def printed(workers: int, name: str) -> list[str]:
-    done = launched.run("run", "-n", str(workers), "--no-prefix", ROOT / "examples" / name)
+def printed(workers: int, name: str, *args: str) -> list[str]:
+    done = launched.run("run", "-n", str(workers), "--no-prefix", ROOT / "examples" / name, *args)
     assert done.returncode == 0, done.stderr.decode()
     return done.stdout.decode().splitlines()
 
@@ -164,6 +164,20 @@ def account(line: str) -> tuple[str, int, int, int]:
     found = re.match(r"(\w+): (\d+) rounds, (\d+) \w+, ([\d,]+) bytes", line)
     assert found is not None, line
     return found[1], int(found[2]), int(found[3]), int(found[4].replace(",", ""))
+
+
+def test_schwarz() -> None:
+    """The more rows blocks share, the fewer rounds; and the solution is the one that is known."""
+    lines = printed(2, "schwarz.py", "16")
+    assert [line.split(":")[0] for line in lines] == [
+        "jacobi, 0 rows more, global",
+        *(f"schwarz, {rows} rows more, global" for rows in (0, 2, 4)),
+        "schwarz, 4 rows more, async",
+    ]
+    rounds = [int(line.split(": ")[1].split()[0]) for line in lines]
+    assert rounds[0] > 3 * rounds[1] > 6 * rounds[2] > 6 * rounds[3], lines
+    errors = [float(line.split("error ")[1].split(",")[0]) for line in lines]
+    assert errors[0] < 1e-3 and max(errors[1:]) < 1e-5, lines
 
 
 def test_poisson() -> None:

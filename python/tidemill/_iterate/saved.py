@@ -20,7 +20,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from tidemill._iterate._result import IterationAccount
+from tidemill._iterate.result import IterationAccount
 from tidemill._streaming.checkpoint import Checkpoint
 from tidemill._tables.durations import seconds
 from tidemill._tables.errors import DataSetError
@@ -57,9 +57,7 @@ class Manifest:
 class Saved:
     """The checkpoints of one iteration; all methods are collective, except `due`."""
 
-    def __init__(
-        self, comm: Any, account: IterationAccount, given: Checkpoint, rounds: int | None, form: str
-    ) -> None:
+    def __init__(self, comm: Any, account: IterationAccount, given: Checkpoint, rounds: int | None, form: str) -> None:
         if "://" in os.fspath(given.path):
             raise DataSetError(
                 f"iterate saves its checkpoints in a folder that all workers share, not at {os.fspath(given.path)!r}"

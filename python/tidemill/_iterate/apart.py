@@ -29,7 +29,7 @@ from typing import Any
 
 import numpy as np
 
-from tidemill._iterate._result import IterationAccount
+from tidemill._iterate.result import IterationAccount
 from tidemill.mpi import Status
 
 __all__ = ["Apart", "Talk"]

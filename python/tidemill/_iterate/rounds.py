@@ -18,9 +18,9 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from tidemill._iterate._async import Apart, Talk
-from tidemill._iterate._result import Iterated, IterationAccount
-from tidemill._iterate._saved import Saved
+from tidemill._iterate.apart import Apart, Talk
+from tidemill._iterate.result import Iterated, IterationAccount
+from tidemill._iterate.saved import Saved
 from tidemill._job import init
 from tidemill._streaming.checkpoint import Checkpoint, as_checkpoint
 
